@@ -1,0 +1,38 @@
+"""Errors a user can cause, each one line that quotes the input, names the rule broken and says the way out.
+
+    NapkinError            base; library code raises, only the command line prints
+    ├── InputError         bad input (exit code 2)
+    └── DoesNotFit         raised by the pre-flight check when even the optimistic end of the range cannot fit (exit code 1)
+"""
+
+from __future__ import annotations
+
+
+class NapkinError(Exception):
+    """Base class of every error this package raises on purpose."""
+
+    exit_code = 2
+
+
+class InputError(NapkinError, ValueError):
+    """The input cannot be understood or contradicts itself."""
+
+
+class DoesNotFit(NapkinError):
+    """The training step needs more memory than there is, at the optimistic end of the range too."""
+
+    exit_code = 1
+
+
+def suggest(given: str, known: list[str], *, limit: int = 3) -> str:
+    """'did you mean a, b?' for the names nearest to `given`, or an empty string."""
+    import difflib
+
+    near = difflib.get_close_matches(given.lower(), known, n=limit, cutoff=0.5)
+    return f"; did you mean {', '.join(near)}?" if near else ""
+
+
+def shown(value: object, *, limit: int = 60) -> str:
+    """The user's own input, quoted, on one line and not longer than `limit` characters."""
+    text = repr(value)
+    return text if len(text) <= limit else text[: limit - 4] + "..." + text[-1]
