@@ -1,0 +1,1 @@
+"""The one place of each thing that has many rows: models, GPUs, optimizers, quantizations, kernels."""
