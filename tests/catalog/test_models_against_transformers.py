@@ -1,0 +1,54 @@
+"""Every row of the model catalog is well formed, and its parameter count is that of the real `transformers` model."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest
+from recount_models import CATALOG, count_parameters, read_catalog
+
+pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+ROWS = read_catalog()
+KEYS = ["name", "aliases", "hub_id", "family", "class", "config", "parameters", "source"]
+
+
+def plain(name: str) -> str:
+    """The name as look-ups compare it: without its owner, case and punctuation."""
+    return "".join(letter for letter in name.lower().rsplit("/", 1)[-1] if letter.isalnum())
+
+
+def names_of(row: dict[str, Any]) -> list[str]:
+    hub_names = [row["hub_id"]] if row["hub_id"] else []
+    return [row["name"], *row["aliases"], *hub_names]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[row["name"] for row in ROWS])
+def test_parameters_are_those_of_the_transformers_model(row: dict[str, Any]) -> None:
+    assert list(row) == KEYS
+    assert row["parameters"] > 0 and row["source"] and row["config"]["model_type"]
+    if row["class"] is None:
+        assert row["config"]["model_type"] not in transformers.CONFIG_MAPPING, "transformers has this model type: count it"
+        return
+    assert row["config"]["architectures"] == [row["class"]]
+    assert count_parameters(row) == row["parameters"]
+
+
+def test_no_two_models_answer_to_one_name() -> None:
+    owners: dict[str, set[str]] = {}
+    for row in ROWS:
+        for name in names_of(row):
+            owners.setdefault(plain(name), set()).add(row["name"])
+    assert {name: models for name, models in owners.items() if len(models) > 1} == {}
+
+
+def test_rows_go_by_family_then_size_one_a_line() -> None:
+    families = list(dict.fromkeys(row["family"] for row in ROWS))
+    assert sorted(ROWS, key=lambda row: (families.index(row["family"]), row["parameters"])) == ROWS
+    assert len(CATALOG.read_text(encoding="utf-8").splitlines()) == len(ROWS) + 2
+    assert max(Counter(row["name"] for row in ROWS).values()) == 1
