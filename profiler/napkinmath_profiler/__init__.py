@@ -1,0 +1,1 @@
+"""Measure and trace training steps; torch lives here and not in ``napkinmath``."""

@@ -1,0 +1,190 @@
+"""The user's model, built by their own libraries from a config on the meta device."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import nn
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+LANGUAGE_LOSS_CLASSES = (
+    "AutoModelForCausalLM",
+    "AutoModelForImageTextToText",
+    "AutoModelForSeq2SeqLM",
+    "AutoModelForMaskedLM",
+    "AutoModelForImageClassification",
+    "AutoModelForSequenceClassification",
+)
+CLASS_OF_ARCHITECTURE_SUFFIX = {
+    "ForCausalLM": "AutoModelForCausalLM",
+    "LMHeadModel": "AutoModelForCausalLM",
+    "ForMaskedLM": "AutoModelForMaskedLM",
+    "ForPreTraining": "AutoModelForPreTraining",
+    "ForImageClassification": "AutoModelForImageClassification",
+    "ForSequenceClassification": "AutoModelForSequenceClassification",
+}
+
+
+class TrainMethod(str, Enum):
+    """What is trained."""
+
+    FULL = "full"
+    LORA = "lora"
+    QLORA = "qlora"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterOptions:
+    """LoRA as PEFT takes it; ``adapter_dtype`` None means what PEFT does (float32 over a 16-bit base)."""
+
+    rank: int = 16
+    alpha: int = 32
+    dropout: float = 0.0
+    targets: str | tuple[str, ...] = "all-linear"
+    adapter_dtype: str | None = None
+    use_dora: bool = False
+    use_rslora: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizationOptions:
+    """4-bit weights as bitsandbytes takes them."""
+
+    quant_type: str = "nf4"
+    double_quant: bool = True
+    kbit_preparation: bool = True
+
+
+def config_from(source: Any) -> Any:
+    """A ``PretrainedConfig`` from a mapping, a path to a config.json or its folder, or a config as it is."""
+    from transformers import AutoConfig
+
+    if isinstance(source, Mapping):
+        values = dict(source)
+        return AutoConfig.for_model(values.pop("model_type"), **values)
+    if isinstance(source, (str, bytes)) or hasattr(source, "__fspath__"):
+        return AutoConfig.from_pretrained(source)
+    return source
+
+
+def auto_class(config: Any) -> Any:
+    """The transformers auto class that builds ``config`` with its training loss."""
+    import transformers
+
+    architecture = (getattr(config, "architectures", None) or [""])[0]
+    for suffix, name in CLASS_OF_ARCHITECTURE_SUFFIX.items():
+        if architecture.endswith(suffix) and type(config) in getattr(transformers, name)._model_mapping:
+            return getattr(transformers, name)
+    for name in LANGUAGE_LOSS_CLASSES:
+        candidate = getattr(transformers, name)
+        if type(config) in candidate._model_mapping:
+            return candidate
+    raise ValueError(f"no transformers auto class with a loss knows the config type {type(config).__name__}; pass a live model instead")
+
+
+def build_model(config: Any, *, dtype: str, attn_implementation: str) -> nn.Module:
+    """The transformers model of ``config`` on the meta device, in ``dtype``, in training mode."""
+    with torch.device("meta"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = auto_class(config).from_config(config, dtype=DTYPES[dtype], attn_implementation=attn_implementation)
+    model.train()
+    return model
+
+
+def quantize_4bit(model: nn.Module, *, compute_dtype: str, options: QuantizationOptions) -> nn.Module:
+    """Replace the linears transformers would replace by bitsandbytes ``Linear4bit`` holding meta quantization states."""
+    import bitsandbytes
+    from transformers import BitsAndBytesConfig
+    from transformers.integrations.bitsandbytes import replace_with_bnb_linear
+    from transformers.quantizers.base import get_keys_to_not_convert
+
+    settings = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type=options.quant_type,
+        bnb_4bit_use_double_quant=options.double_quant,
+        bnb_4bit_compute_dtype=DTYPES[compute_dtype],
+    )
+    model = replace_with_bnb_linear(model, get_keys_to_not_convert(model), settings)
+    for module in model.modules():
+        if isinstance(module, bitsandbytes.nn.Linear4bit):
+            weight = module.weight
+            weight.data = weight.data.to(DTYPES[compute_dtype])
+            weight.module = module
+            weight._quantize(torch.device("meta"))
+            if module.bias is not None:
+                module.bias.data = module.bias.data.to(DTYPES[compute_dtype])
+    model.is_loaded_in_4bit = True
+    model.is_quantized = True
+    return model
+
+
+def prepare_for_kbit(model: nn.Module, *, checkpointing: bool, use_reentrant: bool) -> nn.Module:
+    """PEFT's ``prepare_model_for_kbit_training``."""
+    from peft import prepare_model_for_kbit_training
+
+    return prepare_model_for_kbit_training(
+        model, use_gradient_checkpointing=checkpointing, gradient_checkpointing_kwargs={"use_reentrant": use_reentrant}
+    )
+
+
+def add_adapters(model: nn.Module, options: AdapterOptions) -> nn.Module:
+    """PEFT's LoRA around ``model``."""
+    from peft import LoraConfig, get_peft_model
+
+    targets = options.targets if isinstance(options.targets, str) else list(options.targets)
+    settings = LoraConfig(
+        r=options.rank,
+        lora_alpha=options.alpha,
+        lora_dropout=options.dropout,
+        target_modules=targets,
+        use_dora=options.use_dora,
+        use_rslora=options.use_rslora,
+    )
+    with torch.device("meta"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        wrapped = get_peft_model(model, settings)
+    if options.adapter_dtype is not None:
+        for parameter in wrapped.parameters():
+            if parameter.requires_grad:
+                parameter.data = parameter.data.to(DTYPES[options.adapter_dtype])
+    return wrapped
+
+
+def quantization_constants(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Every tensor held by the 4-bit weights' quantization states, named after the module."""
+    found: list[tuple[str, torch.Tensor]] = []
+    for path, module in model.named_modules():
+        state = getattr(getattr(module, "weight", None), "quant_state", None)
+        for prefix, owner in (("", state), ("state2.", getattr(state, "state2", None))):
+            for name in ("absmax", "code", "offset"):
+                tensor = getattr(owner, name, None)
+                if isinstance(tensor, torch.Tensor):
+                    found.append((f"{path}.quant_state.{prefix}{name}", tensor))
+    return found
+
+
+def example_inputs(model: nn.Module, config: Any, *, micro_batch_size: int, sequence_length: int, attention_mask: bool) -> dict[str, Any]:
+    """Meta inputs and labels for the loss of ``model``."""
+    name = getattr(model, "base_model", model)
+    del name
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    with torch.device("meta"):
+        if "pixel_values" == getattr(model, "main_input_name", "input_ids"):
+            size = config.image_size
+            height, width = size if isinstance(size, (tuple, list)) else (size, size)
+            dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
+            return {
+                "pixel_values": torch.empty(micro_batch_size, config.num_channels, height, width, dtype=dtype),
+                "labels": torch.empty(micro_batch_size, dtype=torch.long),
+            }
+        shape = (micro_batch_size, sequence_length)
+        inputs = {"input_ids": torch.empty(shape, dtype=torch.long), "labels": torch.empty(shape, dtype=torch.long)}
+        if attention_mask:
+            inputs["attention_mask"] = torch.empty(shape, dtype=torch.long)
+    del text
+    return inputs

@@ -1,0 +1,81 @@
+"""Which module a tensor operation belongs to, in forward, recompute and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class ModulePaths:
+    """The stack of modules being called, and the module each autograd node was recorded in.
+
+    An autograd node carries the sequence number it was made with; whatever numbers were handed out while a module
+    was on top of the stack belong to it, so a backward op finds its module by its node's number.
+    """
+
+    def __init__(self) -> None:
+        self._names: dict[int, str] = {}
+        self._stack: list[str] = [""]
+        self._path_of_sequence: list[str] = []
+        self._first_sequence = torch._C._autograd._get_sequence_nr()
+        self._parameter_names: dict[int, str] = {}
+        self.num_calls: dict[str, int] = {}
+
+    def name_modules(self, root: nn.Module, prefix: str = "") -> None:
+        """Give every submodule of ``root`` its dotted path; a module reached twice keeps its first path."""
+        for path, module in root.named_modules():
+            self._names.setdefault(id(module), f"{prefix}{path}")
+        for path, parameter in root.named_parameters():
+            self._parameter_names.setdefault(id(parameter), f"{prefix}{path}")
+
+    @property
+    def current(self) -> str:
+        """Dotted path of the innermost module being called; empty at the root or outside any."""
+        return self._stack[-1]
+
+    @property
+    def depth(self) -> int:
+        """How many modules are being called, one inside the other."""
+        return len(self._stack) - 1
+
+    def note_sequence(self) -> None:
+        """Assign every autograd sequence number handed out since the last call to the module on top of the stack."""
+        num_new = torch._C._autograd._get_sequence_nr() - self._first_sequence - len(self._path_of_sequence)
+        if num_new > 0:
+            self._path_of_sequence.extend([self._stack[-1]] * num_new)
+
+    def of_node(self, node: Any) -> str:
+        """Dotted path of the module whose forward recorded autograd ``node``; empty when unknown."""
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            return self._parameter_names.get(id(variable), "").rpartition(".")[0]
+        index = node._sequence_nr() - self._first_sequence
+        return self._path_of_sequence[index] if 0 <= index < len(self._path_of_sequence) else ""
+
+    @contextmanager
+    def followed(self) -> Iterator[None]:
+        """Follow every ``nn.Module`` call made inside the block, those of a recompute during backward included."""
+        original_call = nn.Module.__call__
+        names, stack = self._names, self._stack
+
+        def named_call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            name = names.get(id(module))
+            if name is None:
+                return original_call(module, *args, **kwargs)
+            self.note_sequence()
+            stack.append(name)
+            try:
+                return original_call(module, *args, **kwargs)
+            finally:
+                self.note_sequence()
+                stack.pop()
+
+        nn.Module.__call__ = named_call  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            nn.Module.__call__ = original_call  # type: ignore[method-assign]
