@@ -1,0 +1,107 @@
+"""Launching a kernel, on a GPU or in Triton's CPU interpreter, and declaring what is shipped."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..backend import is_interpreted
+
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # the default; triton 3.9 warns when it is not said
+
+Grid = tuple[int, ...]
+
+
+ALL_ARCHITECTURES = (80, 86, 89, 90, 100)
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """One configuration that a GPU user can meet: what the compile gate compiles, and the properties it holds it to.
+
+    Arguments named `*_ptr` are pointers to bf16 and the rest `i32`, unless `types` says otherwise; `constexprs` fixes the others.
+    Pointers, strides and `hidden` are taken as multiples of 16, as callers pass them, which is what makes wide loads legal;
+    `unaligned` takes names out. `values_per_program` and `max_instructions_per_value` bound straight-line kernels.
+    """
+
+    name: str
+    kernel: Any
+    constexprs: Mapping[str, object]
+    num_warps: int
+    num_stages: int
+    types: Mapping[str, str] = field(default_factory=dict)
+    unaligned: tuple[str, ...] = ()
+    architectures: tuple[int, ...] = ALL_ARCHITECTURES
+    has_dot: bool = False
+    values_per_program: int = 0
+    max_instructions_per_value: float = 0.0
+
+    def signature(self) -> dict[str, str]:
+        """Argument name to Triton type, in order."""
+        default = {name: "*bf16" if name.endswith("_ptr") else "i32" for name in self.kernel.arg_names}
+        return default | dict(self.types) | dict.fromkeys(self.constexprs, "constexpr")
+
+    def aligned_positions(self) -> list[int]:
+        """Positions of the arguments that are multiples of 16."""
+        wide = ("_ptr", "_stride", "hidden")
+        return [
+            i for i, name in enumerate(self.kernel.arg_names) if name.endswith(wide) and name not in (*self.unaligned, *self.constexprs)
+        ]
+
+
+def _shadow(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's whole storage as fp32, seen through the same strides, so that what lies around it stays visible."""
+    storage = tensor.as_strided((tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,), 0)
+    return storage.float().as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+def _storage_of(tensor: torch.Tensor, length: int) -> torch.Tensor:
+    return tensor.data.as_strided((length,), (1,), 0)  # .data: an input copied back unchanged is not a new version of it
+
+
+def _run_interpreted(kernel: Any, grid: Grid, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+    """Runs bf16 tensors as fp32 copies: the interpreter keeps bf16 as integers, and its arithmetic on them is silently wrong.
+
+    Storages are shared between tensors that overlap, so each is copied once and copied back whole; a value that the kernel did
+    not touch survives the round trip exactly.
+    """
+    import numpy
+
+    shadows: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+    shadowed: list[Any] = []
+    for arg in args:
+        if isinstance(arg, torch.Tensor) and arg.dtype is torch.bfloat16:
+            key = arg.untyped_storage().data_ptr()
+            if key not in shadows:
+                shadow = _shadow(arg)
+                shadows[key] = (arg, shadow)
+            base = shadows[key][1]
+            shadowed.append(base.as_strided(arg.shape, arg.stride(), arg.storage_offset()))
+        else:
+            shadowed.append(arg)
+    with numpy.errstate(all="ignore"):  # a GPU makes NaN and Inf without a word, and so does this
+        kernel[grid](*shadowed, **options)
+    for original, shadow in shadows.values():
+        length = original.untyped_storage().nbytes() // original.element_size()
+        _storage_of(original, length).copy_(_storage_of(shadow, length))
+
+
+def launch(kernel: Any, grid: Grid, *args: Any, **options: Any) -> None:
+    """Runs `kernel` over `grid`; empty grids are skipped. `options` are constexprs, `num_warps` and `num_stages`."""
+    if 0 in grid:
+        return
+    if is_interpreted():
+        _run_interpreted(kernel, grid, args, options)
+        return
+    device = next(arg.device for arg in args if isinstance(arg, torch.Tensor))
+    with torch.cuda.device(device):
+        kernel[grid](*args, **options)
+
+
+def num_processors(tensor: torch.Tensor) -> int:
+    """Streaming multiprocessors of the tensor's GPU; 4 stand in for them in the interpreter."""
+    return torch.cuda.get_device_properties(tensor.device).multi_processor_count if tensor.is_cuda else 4
