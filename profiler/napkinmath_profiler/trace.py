@@ -110,13 +110,13 @@ def _trace(model: nn.Module, inputs: dict[str, Any], options: TraceOptions) -> T
     head = _output_head(model)
     started = time.perf_counter()
     _mark_persistent(model, inputs, tracker)
-    runner = StepRunner(model, optimizer, tracker, options.loop)
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         stack.enter_context(_collector_off())
         stack.enter_context(cuda_choices(options.attention_backend, applied))
         stack.enter_context(paths.followed())
+        runner = StepRunner(model, optimizer, tracker, options.loop)
         stack.enter_context(tracker)
         runner.run(inputs, head)
     seconds = time.perf_counter() - started

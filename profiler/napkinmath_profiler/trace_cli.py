@@ -9,7 +9,7 @@ from typing import Any
 
 from napkinmath_profiler.trace import TraceOptions, trace_config
 from napkinmath_profiler.tracing.cuda_choices import AttentionBackend
-from napkinmath_profiler.tracing.meta_model import AdapterOptions, QuantizationOptions, TrainMethod
+from napkinmath_profiler.tracing.meta_model import DTYPES, AdapterOptions, QuantizationOptions, TrainMethod
 from napkinmath_profiler.tracing.storage_events import StorageRecord
 from napkinmath_profiler.tracing.trace_result import TraceResult
 from napkinmath_profiler.tracing.training_step import OPTIMIZERS, LoopOptions
@@ -43,6 +43,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--grad-accum", type=int, default=1)
     p.add_argument("--clip", type=float)
     p.add_argument("--keep-outputs", action="store_true", help="the logits outlive the forward (bare loops)")
+    p.add_argument("--autocast", choices=["none", "bf16", "fp16"], default="none")
+    p.add_argument("--trainer", action="store_true", help="with --autocast: outputs converted to float32, as accelerate does")
     p.add_argument("--eval", action="store_true")
     p.add_argument("--rank", type=int, default=16)
     p.add_argument("--targets", default="all-linear")
@@ -81,7 +83,12 @@ def options_from(args: argparse.Namespace) -> dict[str, Any]:
             quant_type=args.quant, double_quant=not args.no_double_quant, kbit_preparation=not args.no_kbit
         ),
         "loop": LoopOptions(
-            num_steps=args.steps, gradient_accumulation_steps=args.grad_accum, max_grad_norm=args.clip, keep_outputs=args.keep_outputs
+            num_steps=args.steps,
+            gradient_accumulation_steps=args.grad_accum,
+            max_grad_norm=args.clip,
+            keep_outputs=args.keep_outputs,
+            autocast_dtype=DTYPES.get(args.autocast),
+            convert_outputs_to_fp32=args.trainer,
         ),
     }
 

@@ -16,6 +16,8 @@ from unittest import mock
 import torch
 import torch.nn.functional as F
 
+from napkinmath_profiler.tracing.cuda_autocast import meta_autocast
+
 aten = torch.ops.aten
 
 
@@ -41,11 +43,26 @@ class CudaChoice:
 CHOICES: dict[str, CudaChoice] = {
     choice.name: choice
     for choice in (
-        CudaChoice("sdpa", "picks flash, efficient or math attention by dtype, mask, head size and GQA", "aten/src/ATen/native/transformers/cuda/sdp_utils.cpp"),
+        CudaChoice(
+            "sdpa",
+            "picks flash, efficient or math attention by dtype, mask, head size and GQA",
+            "aten/src/ATen/native/transformers/cuda/sdp_utils.cpp",
+        ),
         CudaChoice("dropout", "one fused kernel that saves a bool mask", "aten/src/ATen/native/Dropout.cpp: is_fused_kernel_acceptable"),
-        CudaChoice("scalar answers", "asking a tensor for its value answers true, one or one", "transformers asks .all() of masks; optimizers ask .item() of steps"),
+        CudaChoice(
+            "scalar answers",
+            "asking a tensor for its value answers true, one or one",
+            "transformers asks .all() of masks; optimizers ask .item() of steps",
+        ),
         CudaChoice("foreach and fused optimizers", "CUDA tensors take the multi-tensor and fused paths", "torch/utils/_foreach_utils.py"),
-        CudaChoice("bitsandbytes gemm_4bit", "dequantizes the whole weight and calls linear when there are many tokens", "bitsandbytes/backends/cuda/ops.py: gemm_4bit"),
+        CudaChoice(
+            "autocast", "casts by CUDA's op lists, with its cache of cast weights", "the installed torch/include/ATen/autocast_mode.h"
+        ),
+        CudaChoice(
+            "bitsandbytes gemm_4bit",
+            "dequantizes the whole weight and calls linear when there are many tokens",
+            "bitsandbytes/backends/cuda/ops.py: gemm_4bit",
+        ),
     )
 }
 
@@ -192,10 +209,11 @@ def cuda_choices(backend: AttentionBackend, applied: AppliedChoices) -> Iterator
 
     Registered below autograd at the dispatcher (``AutogradMeta``) because a function mode is off while backward runs.
     """
-    library = torch.library.Library("aten", "IMPL")  # noqa: TOR901
+    library = torch.library.Library("aten", "IMPL")
     library.impl("scaled_dot_product_attention", _sdpa_function(backend, applied), "AutogradMeta")
     library.impl("dropout", _dropout_function(applied), "AutogradMeta")
     with ExitStack() as stack:
+        autocast = stack.enter_context(meta_autocast())
         for module in ("torch.optim.optimizer", "torch.utils._foreach_utils"):
             for name in ("_get_foreach_kernels_supported_devices", "_get_fused_kernels_supported_devices"):
                 stack.enter_context(mock.patch(f"{module}.{name}", lambda: ["cuda", "meta"]))
@@ -203,3 +221,4 @@ def cuda_choices(backend: AttentionBackend, applied: AppliedChoices) -> Iterator
             yield
         finally:
             library._destroy()
+            applied.counts["autocast"] += autocast.num_casting_calls

@@ -174,7 +174,7 @@ def example_inputs(model: nn.Module, config: Any, *, micro_batch_size: int, sequ
     del name
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     with torch.device("meta"):
-        if "pixel_values" == getattr(model, "main_input_name", "input_ids"):
+        if getattr(model, "main_input_name", "input_ids") == "pixel_values":
             size = config.image_size
             height, width = size if isinstance(size, (tuple, list)) else (size, size)
             dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())

@@ -137,5 +137,3 @@ class TraceResult:
 def starred(path: str) -> str:
     """``path`` with every purely numeric part replaced by a star."""
     return ".".join("*" if part.isdigit() else part for part in path.split("."))
-
-

@@ -30,6 +30,8 @@ class LoopOptions:
     gradient_accumulation_steps: int = 1
     max_grad_norm: float | None = None
     keep_outputs: bool = False
+    autocast_dtype: torch.dtype | None = None
+    convert_outputs_to_fp32: bool = False
 
 
 class StepRunner:
@@ -39,6 +41,7 @@ class StepRunner:
         self.model, self.optimizer, self.tracker, self.options = model, optimizer, tracker, options
         self.trainable = [p for p in model.parameters() if p.requires_grad]
         self.marks: dict[str, int] = {}
+        self.forward = self._wrapped_forward()
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(lambda p, name=name: tracker.mark(p.grad, StorageRole.GRADIENTS, name))
@@ -58,6 +61,18 @@ class StepRunner:
             if handle is not None:
                 handle.remove()
 
+    def _wrapped_forward(self) -> Callable[..., Any]:
+        """The model's call under autocast, its outputs made float32 as accelerate's ``prepare_model`` does."""
+        options = self.options
+        if options.autocast_dtype is None:
+            return self.model
+        forward: Callable[..., Any] = torch.autocast("cuda", dtype=options.autocast_dtype)(self.model.__call__)
+        if options.convert_outputs_to_fp32:
+            from accelerate.utils import convert_outputs_to_fp32
+
+            forward = convert_outputs_to_fp32(forward)
+        return forward
+
     def _enter_loss(self) -> None:
         if self.tracker.phase is TracePhase.FORWARD:
             self.tracker.set_phase(TracePhase.LOSS)
@@ -65,7 +80,7 @@ class StepRunner:
     def _forward_backward(self, inputs: dict[str, Any], label: str) -> None:
         tracker = self.tracker
         tracker.set_phase(TracePhase.FORWARD)
-        outputs = self.model(**inputs)
+        outputs = self.forward(**inputs)
         loss = outputs["loss"]
         if not self.options.keep_outputs:
             del outputs
