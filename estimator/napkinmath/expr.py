@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from typing import Any, Union
 
     Size = Union["Expr", int]
+else:
+    Size = object  # named in annotations only
 
 SYMBOLS = {
     "b": "micro-batch size", "s": "sequence length", "h": "hidden size", "a": "attention heads", "k": "key/value heads", "dh": "head size",

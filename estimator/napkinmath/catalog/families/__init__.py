@@ -1,0 +1,29 @@
+"""Families: one mapping each from a Hugging Face config to a ModelSpec; the only place that asks for a model type."""
+
+from __future__ import annotations
+
+from napkinmath.errors import InputError, shown, suggest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from napkinmath.model_spec import ModelSpec
+
+# model_type -> "module:function"; imported when asked for, so that one estimate loads one family.
+FAMILIES: dict[str, str] = {
+    "llama": "llama:llama",
+}
+
+
+def read_config(config: Mapping[str, object], *, name: str = "", source: str = "") -> ModelSpec:
+    """The model that a `config.json` describes; raises InputError naming what is missing, contradictory or unknown."""
+    from napkinmath.catalog.families.config import Config
+
+    model_type = config.get("model_type")
+    row = FAMILIES.get(str(model_type))
+    if row is None:
+        raise InputError(f"model_type {shown(model_type)} is not a known family; known: {', '.join(sorted(FAMILIES))}{suggest(str(model_type), list(FAMILIES))}")
+    module, _, function = row.partition(":")
+    mapping = getattr(__import__(f"napkinmath.catalog.families.{module}", fromlist=[function]), function)
+    return mapping(Config(config, name or str(config.get("_name_or_path") or model_type), source))

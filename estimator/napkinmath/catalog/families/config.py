@@ -1,0 +1,98 @@
+"""Config: a config.json read field by field, each bad value refused by name."""
+
+from __future__ import annotations
+
+from napkinmath.errors import InputError, shown
+from napkinmath.model_spec import ModelSpec, Stage
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+MAX_EXTENT = 1 << 31
+
+
+class Config:
+    """Typed access to a config's fields with transformers' defaults given by the family."""
+
+    def __init__(self, values: Mapping[str, object], name: str, source: str = "") -> None:
+        self.values, self.name, self.source = values, name, source
+
+    def __contains__(self, field: str) -> bool:
+        return self.values.get(field) is not None
+
+    def size(self, field: str, default: int | None = None, *, low: int = 1) -> int:
+        """A whole number of at least `low`."""
+        value = self.values.get(field)
+        if value is None:
+            if default is None:
+                raise InputError(f"config of {shown(self.name)} lacks {field!r}; add it, or use a complete config.json")
+            return default
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value or value in (float("inf"), float("-inf")) or int(value) != value:
+            raise InputError(f"config field {field}={shown(value)} is not a whole number")
+        if not low <= value <= MAX_EXTENT:
+            raise InputError(f"config field {field}={shown(value)} is out of range; it must be from {low} to {MAX_EXTENT}")
+        return int(value)
+
+    def flag(self, field: str, default: bool = False) -> bool:
+        """True or false."""
+        value = self.values.get(field)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise InputError(f"config field {field}={shown(value)} is not true or false")
+        return value
+
+    def text(self, field: str, default: str) -> str:
+        """A string."""
+        value = self.values.get(field)
+        if value is None:
+            return default
+        if not isinstance(value, str):
+            raise InputError(f"config field {field}={shown(value)} is not a string")
+        return value
+
+    def number(self, field: str, default: float) -> float:
+        """A finite number."""
+        value = self.values.get(field)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not -1e300 < value < 1e300:
+            raise InputError(f"config field {field}={shown(value)} is not a number")
+        return float(value)
+
+    def names(self, field: str) -> tuple[str, ...]:
+        """A list of strings; empty where absent."""
+        value = self.values.get(field)
+        if value is None:
+            return ()
+        if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) for item in value):
+            raise InputError(f"config field {field}={shown(value)} is not a list of strings")
+        return tuple(value)
+
+    def nested(self, field: str) -> Config:
+        """A sub-config such as text_config."""
+        value = self.values.get(field)
+        if not isinstance(value, dict):
+            raise InputError(f"config of {shown(self.name)} lacks the nested config {field!r}")
+        return Config(value, f"{self.name}.{field}", self.source)
+
+    def divides(self, field: str, divisor: str, value: int, by: int) -> None:
+        """Raises unless `by` divides `value`."""
+        if value % by:
+            raise InputError(f"{field}={value} is not divisible by {divisor}={by}; change one of them")
+
+    def spec(self, stages: tuple[Stage, ...], symbols: dict[str, int], *, family: str) -> ModelSpec:
+        """The finished ModelSpec."""
+        return ModelSpec(name=self.name, family=family, stages=stages, symbols=tuple(symbols.items()), source=self.source)
+
+
+def runs(parts: list[Stage]) -> tuple[Stage, ...]:
+    """Neighbouring equal layers merged into one stage with a count."""
+    merged: list[Stage] = []
+    for stage in parts:
+        if merged and merged[-1].replace(count=1) == stage.replace(count=1):
+            merged[-1] = merged[-1].replace(count=merged[-1].count + stage.count)
+        else:
+            merged.append(stage)
+    return tuple(merged)

@@ -1,0 +1,44 @@
+"""The entrance of a language model: token ids, embeddings, rotary tables and the attention mask that all layers share."""
+
+from __future__ import annotations
+
+from napkinmath.catalog.layers.symbols import b, dh, h, s, v
+from napkinmath.dtypes import FP32, INT64
+from napkinmath.expr import Size
+from napkinmath.ledger import Role, Value
+from napkinmath.model_spec import Part
+from napkinmath.ops.elementwise import cast, scale
+from napkinmath.ops.index import constant, embedding
+from napkinmath.tape import Tape
+from napkinmath.train_config import Attention
+
+
+class TokenEmbedding(Part):
+    """Token embeddings, with rotary cos/sin tables where the family uses them."""
+
+    rotary: bool = True
+    rotary_size: Size = 0
+    """Rotated part of the head; 0 is the whole head."""
+    scaled: bool = False
+    """Gemma multiplies embeddings by sqrt(hidden size)."""
+    name: str = "embed_tokens"
+
+    def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
+        ids = shared["input_ids"] = constant(t, "input ids", (b, s), INT64)
+        shared["labels"] = constant(t, "labels", (b, s), INT64)
+        out = embedding(t, ids, self.name, v, h)
+        if self.scaled:
+            out = scale(t, out)
+        if self.rotary:
+            rotary_tables(t, shared, self.rotary_size or dh, out)
+        if t.policy.config.attention is Attention.EAGER:
+            shared["mask"] = constant(t, "attention mask", (b, 1, s, s), out.dtype)
+        return out
+
+
+def rotary_tables(t: Tape, shared: dict[str, Value], size: Size, like: Value) -> None:
+    """cos and sin of every position, computed in fp32 and cast to the type of the hidden states."""
+    with t.scope("rotary_emb"):
+        for name in ("cos", "sin"):
+            shared[name] = cast(t, constant(t, name, (1, s, size), FP32), like.dtype)
+            shared[name].tensor.role = Role.ACTIVATIONS

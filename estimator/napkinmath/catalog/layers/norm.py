@@ -1,0 +1,35 @@
+"""Norm: which normalisation a family uses, and how the stack runs it."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from napkinmath.expr import Size
+from napkinmath.ledger import Value
+from napkinmath.ops.norm import layer_norm, rms_norm_eager, rms_norm_fused
+from napkinmath.record import Record
+from napkinmath.tape import Tape
+
+
+class NormKind(str, Enum):
+    """Normalisations as the library codes them."""
+
+    RMS = "rms"
+    RMS_GEMMA = "rms_gemma"
+    LAYER = "layer"
+    LAYER_NO_BIAS = "layer_no_bias"
+    LAYER_PLAIN = "layer_plain"
+
+
+class Norm(Record):
+    """A normalisation over the last axis."""
+
+    kind: NormKind = NormKind.RMS
+
+    def record(self, t: Tape, x: Value, name: str, width: Size | None = None) -> Value:
+        """Applies the norm named `name`."""
+        if self.kind in (NormKind.RMS, NormKind.RMS_GEMMA):
+            if t.policy.stack.rms_norm == "fused":
+                return rms_norm_fused(t, x, name=name, width=width)
+            return rms_norm_eager(t, x, name=name, width=width, scale_in_fp32=self.kind is NormKind.RMS_GEMMA)
+        return layer_norm(t, x, name=name, bias=self.kind is NormKind.LAYER, affine=self.kind is not NormKind.LAYER_PLAIN, width=width)

@@ -1,0 +1,131 @@
+"""The intermediate form: tensors with named axes and roles, the operations over them, and the blocks they make up."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from napkinmath.dtypes import DType
+from napkinmath.expr import Size, ceil_div, product, round_up_to
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from napkinmath.costs import Cost
+
+ALLOCATION_GRANULE = 512  # bytes; kMinBlockSize of c10/cuda/CUDACachingAllocator.cpp: every request is rounded up to it
+
+
+class Role(str, Enum):
+    """What a byte is there for."""
+
+    WEIGHTS = "weights"
+    QUANTIZATION = "quantization constants"
+    ADAPTERS = "adapter weights"
+    MASTER = "master weights"
+    GRADIENTS = "gradients"
+    OPTIMIZER = "optimizer states"
+    ACTIVATIONS = "activations"
+    ACTIVATION_GRADIENTS = "activation gradients"
+    LOGITS = "logits and loss"
+    WORKSPACE = "workspace and temporaries"
+    COMMUNICATION = "communication buffers"
+    SLACK = "allocator slack"
+    CONTEXT = "device context"
+    UNEXPLAINED = "unexplained"
+
+
+class Phase(str, Enum):
+    """Where in the life of a training run an event happens, in order."""
+
+    LOAD = "load"
+    FORWARD = "forward"
+    LOSS = "loss"
+    BACKWARD = "backward"
+    CLIP = "gradient clipping"
+    STEP = "optimizer step"
+    EVALUATE = "evaluate"
+    SAVE = "save"
+
+
+class Tensor:
+    """One storage: `axes` are its extents (symbols and numbers), so that bytes, formula and sweep come from one declaration."""
+
+    __slots__ = ("axes", "dtype", "module", "name", "nbytes", "requested", "role", "source")
+
+    def __init__(self, name: str, axes: tuple[Size, ...], dtype: DType, role: Role, module: str = "", source: str = "") -> None:
+        self.name, self.axes, self.dtype, self.role, self.module, self.source = name, axes, dtype, role, module, source
+        elements, bits = product(axes), dtype.bits
+        self.nbytes: Size = elements * (bits // 8) if bits >= 8 else ceil_div(elements * bits, 8)
+        self.requested: Size = round_up_to(self.nbytes, ALLOCATION_GRANULE)
+
+    def __repr__(self) -> str:
+        return f"<{self.role.value}: {self.module}.{self.name} {self.dtype} {self.axes}>"
+
+
+class Value:
+    """A node of the autograd graph: a tensor, or a view of one with axes of its own."""
+
+    __slots__ = ("_shared_gradient", "axes", "dtype", "requires_grad", "tensor", "weight")
+
+    def __init__(self, tensor: Tensor, axes: tuple[Size, ...], dtype: DType, requires_grad: bool = False, weight: Weight | None = None) -> None:
+        self.tensor, self.axes, self.dtype, self.requires_grad, self.weight = tensor, axes, dtype, requires_grad, weight
+        self._shared_gradient: Tensor | None = None
+
+    def shared_gradient(self) -> Tensor:
+        """The slot that collects the gradient of a value which many blocks read."""
+        if self._shared_gradient is None:
+            self._shared_gradient = Tensor(f"grad of {self.tensor.name}", self.axes, self.dtype, Role.ACTIVATION_GRADIENTS, self.tensor.module)
+        return self._shared_gradient
+
+
+class Weight:
+    """A parameter or buffer of the model: what is stored, whether it is trained, and its full shape before any packing."""
+
+    __slots__ = ("axes", "buffer", "constants", "kind", "path", "tensor", "tied_to", "trainable", "value")
+
+    def __init__(self, path: str, axes: tuple[Size, ...], tensor: Tensor, *, trainable: bool, kind: str, constants: tuple[Tensor, ...] = (), buffer: bool = False, tied_to: str = "") -> None:  # fmt: skip
+        self.path, self.axes, self.tensor, self.trainable, self.kind = path, axes, tensor, trainable, kind
+        self.constants, self.buffer, self.tied_to = constants, buffer, tied_to
+        self.value = Value(tensor, axes, tensor.dtype, trainable, self)
+
+    @property
+    def elements(self) -> Size:
+        """Logical element count, as `numel()` of the unpacked parameter."""
+        return product(self.axes)
+
+
+ALLOC, FREE = "+", "-"
+Steps = tuple[tuple[str, Tensor], ...]
+
+
+class Gradient:
+    """How a gradient reaches one input: a tensor that the backward steps allocate, or the incoming gradient itself (`tensor` None)."""
+
+    __slots__ = ("of", "output", "tensor")
+
+    def __init__(self, of: Value, tensor: Tensor | None, output: int = 0) -> None:
+        self.of, self.tensor, self.output = of, tensor, output
+
+
+class Op:
+    """One operation: what it allocates forward and backward, what it keeps in between, and what both cost."""
+
+    __slots__ = ("backward", "backward_costs", "costs", "forward", "gradients", "inputs", "module", "name", "outputs", "saves")
+
+    def __init__(self, name: str, module: str, inputs: tuple[Value, ...], outputs: tuple[Value, ...], *, forward: Steps, saves: tuple[Tensor, ...], costs: Sequence[Cost], backward: Steps, gradients: tuple[Gradient, ...], backward_costs: Sequence[Cost]) -> None:  # fmt: skip
+        self.name, self.module, self.inputs, self.outputs = name, module, inputs, outputs
+        self.forward, self.saves, self.costs = forward, saves, costs
+        self.backward, self.gradients, self.backward_costs = backward, gradients, backward_costs
+
+
+class Block:
+    """A recorded piece of the model: what one layer (or the embedding, or head and loss) does to its input."""
+
+    __slots__ = ("cached", "externals", "gradients", "input", "last_use", "name", "ops", "output", "symbols", "weights")
+
+    def __init__(self, name: str, ops: list[Op], weights: list[Weight], input: Value | None, output: Value | None, externals: tuple[Value, ...], last_use: dict[Tensor, int], symbols: dict[str, int]) -> None:  # fmt: skip
+        self.name, self.ops, self.weights, self.input, self.output = name, ops, weights, input, output
+        self.externals, self.last_use, self.symbols = externals, last_use, symbols
+        self.cached: frozenset[Tensor] = frozenset()  # weight casts that live as long as the autocast region
+        self.gradients: list[Tensor] = []  # what its backward leaves in `.grad`

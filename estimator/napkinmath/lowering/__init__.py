@@ -1,0 +1,1 @@
+"""How the plain model is lowered under a training configuration: precision, quantization, adapters, and the backward pass."""

@@ -1,0 +1,221 @@
+"""From a recorded block to allocator events: its forward (kept, checkpointed or recomputed) and its backward.
+
+The backward follows PyTorch's engine: nodes in reverse order of creation, a second gradient of a value added in place
+where the first is not shared (torch/csrc/autograd/input_buffer.cpp), saved tensors released as each node has run.
+"""
+
+from __future__ import annotations
+
+from napkinmath.costs import Move, traffic
+from napkinmath.ledger import ALLOC, FREE, Block, Op, Role, Tensor, Value
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from napkinmath.costs import Cost
+
+    # ("+", tensor) allocates, ("-", tensor) frees, ("=", (from, to)) renames, ("!", (op, costs, is_backward)) runs kernels.
+    Event = tuple[str, object]
+
+TAKE, RUN = "=", "!"
+
+
+class Forward:
+    """A block's forward as events, and the tensors that outlive it."""
+
+    __slots__ = ("events", "kept", "until_end")
+
+    def __init__(self, events: list[Event], kept: set[Tensor], until_end: list[Tensor]) -> None:
+        self.events, self.kept, self.until_end = events, kept, until_end
+
+
+def saved_tensors(block: Block) -> set[Tensor]:
+    """Every tensor that some operation of the block keeps for its backward."""
+    return {tensor for op in block.ops for tensor in op.saves}
+
+
+def _frees_after(block: Block, kept: set[Tensor]) -> dict[int, list[Tensor]]:
+    """Which of the block's own tensors die after which operation."""
+    owned = {t for op in block.ops for kind, t in op.forward if kind == ALLOC} - {t for op in block.ops for kind, t in op.forward if kind == FREE}
+    if block.input is not None:
+        owned.add(block.input.tensor)
+    if block.output is not None:
+        owned.discard(block.output.tensor)
+    owned -= {value.tensor for value in block.externals}
+    frees: dict[int, list[Tensor]] = {}
+    for tensor, index in block.last_use.items():
+        if tensor in owned and tensor not in kept:
+            frees.setdefault(index, []).append(tensor)
+    return frees
+
+
+def forward_events(block: Block, *, keep: bool, cached: frozenset[Tensor] = frozenset(), stop_early: bool = False) -> Forward:
+    """The forward with its saved tensors kept, or freed as soon as nothing reads them (`keep=False`, checkpointing).
+
+    `cached` tensors (autocast's weight casts) live to the end of the forward pass. `stop_early` ends a recomputation at the
+    last operation that saves something, as torch.utils.checkpoint does without reentrance.
+    """
+    kept = saved_tensors(block) if keep else set[Tensor]()
+    held = kept | cached
+    if block.input is not None and not keep:
+        held = held | {block.input.tensor}  # the checkpoint itself
+    frees = _frees_after(block, held)
+    last = max((i for i, op in enumerate(block.ops) if op.saves), default=-1) if stop_early else len(block.ops) - 1
+    events: list[Event] = []
+    alive: dict[Tensor, None] = {}
+    for index, op in enumerate(block.ops[: last + 1]):
+        for step in op.forward:
+            events.append(step)
+            if step[0] == ALLOC:
+                alive[step[1]] = None
+            else:
+                alive.pop(step[1], None)
+        if op.costs:
+            events.append((RUN, (op, op.costs, False)))
+        for tensor in frees.get(index, ()):
+            events.append((FREE, tensor))
+            alive.pop(tensor, None)
+    if stop_early:  # the exception that ends the recomputation drops everything not saved
+        output = block.output.tensor if block.output is not None else None
+        events += [(FREE, tensor) for tensor in alive if tensor not in held or tensor is output and tensor not in kept]
+    return Forward(events, kept, [t for t in cached if t in alive and t not in kept])
+
+
+class _Pending:
+    """A gradient waiting at a value: its tensor, and how many holders share it."""
+
+    __slots__ = ("holders", "tensor")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor, self.holders = tensor, 0
+
+
+class Backward:
+    """Runs the engine over one block; `events` grows in the order in which the device sees them."""
+
+    def __init__(self, block: Block, *, accumulate: bool = False, filled: frozenset[str] = frozenset(), first_external: bool = True, keeps_input: bool = False) -> None:
+        self.block = block
+        self.events: list[Event] = []
+        self.accumulate = accumulate  # gradients of an earlier micro-step exist already
+        self.filled = filled  # paths of weights whose gradient another block has made already (tied weights)
+        self.first_external = first_external
+        self.keeps_input = keeps_input  # a checkpoint holds the input until the whole block is done
+        self.at: dict[int, _Pending] = {}  # id(value) -> gradient waiting there
+        self.values: dict[int, Value] = {}
+        self.persistent: list[Tensor] = []  # gradients of weights that outlive the block
+        self.external_tensors = {id(v): v for v in block.externals}
+
+    def run(self, incoming: Tensor | None) -> Tensor | None:
+        """Backward from the gradient of the block's output; returns the gradient of its input, if it needs one."""
+        block = self.block
+        if incoming is not None and block.output is not None:
+            self._hold(block.output, _Pending(incoming))
+        users = self._last_savers()
+        for index in range(len(block.ops) - 1, -1, -1):
+            self._node(block.ops[index])
+            for tensor in users.get(index, ()):
+                self.events.append((FREE, tensor))
+        gradient = self._input_gradient()
+        if self.keeps_input and block.input is not None:
+            self.events.append((FREE, block.input.tensor))
+        return gradient
+
+    def _last_savers(self) -> dict[int, list[Tensor]]:
+        """The operation after whose backward each saved tensor dies: the first, in forward order, that saved it."""
+        owned = {t for op in self.block.ops for kind, t in op.forward if kind == ALLOC}
+        if self.block.input is not None and not self.keeps_input:
+            owned.add(self.block.input.tensor)
+        if self.block.output is not None:
+            owned.discard(self.block.output.tensor)
+        owned -= {v.tensor for v in self.block.externals}
+        seen: set[Tensor] = set()
+        users: dict[int, list[Tensor]] = {}
+        for index, op in enumerate(self.block.ops):
+            made_forward = {g.tensor for g in op.gradients if g.tensor is not None}
+            for tensor in op.saves:
+                if tensor in owned and tensor not in seen and tensor not in made_forward:
+                    seen.add(tensor)
+                    users.setdefault(index, []).append(tensor)
+        return users
+
+    def _node(self, op: Op) -> None:
+        waiting = [self.at.pop(id(out), None) for out in op.outputs]
+        if not any(waiting):
+            return
+        self.events.extend(op.backward)
+        if op.backward_costs:
+            self.events.append((RUN, (op, op.backward_costs, True)))
+        passed: dict[int, _Pending] = {}
+        for gradient in op.gradients:
+            if gradient.tensor is None:
+                pending = waiting[gradient.output]
+                if pending is None:
+                    continue
+            else:
+                pending = passed.setdefault(id(gradient.tensor), _Pending(gradient.tensor))
+            self._hold_or_add(gradient.of, pending)
+        for pending in waiting:
+            if pending is not None:
+                self._drop(pending)
+
+    def _hold(self, value: Value, pending: _Pending) -> None:
+        pending.holders += 1
+        self.at[id(value)] = pending
+        self.values[id(value)] = value
+
+    def _drop(self, pending: _Pending) -> None:
+        pending.holders -= 1
+        if pending.holders == 0:
+            self.events.append((FREE, pending.tensor))
+
+    def _hold_or_add(self, value: Value, new: _Pending) -> None:
+        if value.weight is not None:
+            self._accumulate(value, new)
+            return
+        old = self.at.get(id(value))
+        if old is None:
+            self._hold(value, new)
+            return
+        new.holders += 1
+        add: tuple[Cost, ...] = (Move(3 * traffic(value)),)
+        if old.holders == 1:  # not shared: added in place
+            self.events.append((RUN, (None, add, True)))
+            self._drop(new)
+            return
+        summed = _Pending(Tensor("sum of gradients", value.axes, value.dtype, Role.ACTIVATION_GRADIENTS, new.tensor.module))
+        self.events += [(ALLOC, summed.tensor), (RUN, (None, add, True))]
+        del self.at[id(value)]
+        self._drop(old)
+        self._drop(new)
+        self._hold(value, summed)
+
+    def _accumulate(self, value: Value, new: _Pending) -> None:
+        """AccumulateGrad: the first gradient becomes `.grad`, later ones (another micro-step, a tied weight) are added to it."""
+        new.holders += 1
+        weight = value.weight
+        assert weight is not None
+        if self.accumulate or weight.path in self.filled:
+            self.events.append((RUN, (None, (Move(3 * traffic(value)),), True)))
+            self._drop(new)
+        else:
+            self.persistent.append(new.tensor)  # stays until zero_grad
+
+    def _input_gradient(self) -> Tensor | None:
+        for key, value in self.external_tensors.items():
+            pending = self.at.pop(key, None)
+            if pending is not None:
+                self._external(value, pending)
+        result: Tensor | None = None
+        for key, pending in list(self.at.items()):
+            if self.block.input is not None and key == id(self.block.input):
+                result = pending.tensor
+            else:
+                self._drop(pending)
+        return result
+
+    def _external(self, value: Value, pending: _Pending) -> None:
+        """A gradient of a tensor that many blocks read (encoder states): the first is kept, later ones are added to it."""
+        if self.first_external:
+            self.events.append((TAKE, (pending.tensor, value.shared_gradient())))
+        else:
+            self.events.append((RUN, (None, (Move(3 * traffic(value)),), True)))
+            self._drop(pending)

@@ -1,0 +1,129 @@
+"""Policy: the decisions a training configuration makes for every weight and linear of the model, in one place."""
+
+from __future__ import annotations
+
+from napkinmath.dtypes import BF16, FP32, DType, find_dtype
+from napkinmath.expr import Size
+from napkinmath.ledger import Role, Tensor, Value, Weight
+from napkinmath.lowering.precision import PRECISIONS
+from napkinmath.train_config import AdapterConfig, AdapterKind, Attention, RecomputeKind, TrainConfig
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from napkinmath.catalog.stacks import Stack
+    from napkinmath.lowering.quantized import WeightFormat
+    from napkinmath.tape import Tape
+
+
+class Policy:
+    """Precision, training mode, what is trained, and how linears are lowered; made once per estimate from a TrainConfig."""
+
+    def __init__(self, config: TrainConfig, stack: Stack, *, sdpa_choice: Attention = Attention.FLASH, recording_weights_only: bool = False) -> None:
+        rule = PRECISIONS[config.precision]
+        self.config, self.stack, self.rule = config, stack, rule
+        self.autocast: DType | None = rule.autocast
+        self.training = config.training_mode
+        self.adapter: AdapterConfig | None = config.adapter
+        self.sdpa_choice = sdpa_choice
+        self.format: WeightFormat | None = None
+        if config.quantization is not None:
+            from napkinmath.lowering.quantized import weight_format
+
+            self.format = weight_format(config.quantization)
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether checkpointing is active: asked for, and the model is in training mode."""
+        return self.config.recompute.kind is not RecomputeKind.NONE and self.training
+
+    @property
+    def reentrant(self) -> bool:
+        """Whether the reentrant form of checkpointing runs."""
+        return self.config.recompute.reentrant or self.stack.reentrant_checkpointing
+
+    @property
+    def inputs_require_grad(self) -> bool:
+        """`enable_input_require_grads()`: reentrant checkpointing of a frozen base needs inputs with a gradient."""
+        return self.adapter is not None and self.recomputes and self.reentrant
+
+    # ------------------------------------------------------------ weights
+
+    def make_weight(self, path: str, axes: tuple[Size, ...], *, kind: str, dtype: DType | None, buffer: bool, tied_to: str) -> Weight:
+        """Storage of a named parameter: its type after loading and k-bit preparation, packed if quantized, trained or frozen."""
+        name = path.rpartition(".")[2]
+        trainable = not buffer and self.is_trained(path)
+        role = Role.ADAPTERS if self.adapter is not None and trainable else Role.WEIGHTS
+        if self.format is not None and kind in ("linear", "experts") and not self._kept_whole(path) and not trainable:
+            packed, constants = self.format.pack(name, axes, path)
+            return Weight(path, axes, packed, trainable=False, kind=kind, constants=constants, buffer=buffer, tied_to=tied_to)
+        stored = dtype or self.parameter_dtype(kind)
+        return Weight(path, axes, Tensor(name, axes, stored, role, path), trainable=trainable, kind=kind, buffer=buffer, tied_to=tied_to)
+
+    def parameter_dtype(self, kind: str) -> DType:
+        """Type of an unquantized parameter: k-bit preparation makes what is left unquantized fp32."""
+        quantization = self.config.quantization
+        if quantization is not None:
+            return FP32 if quantization.kbit_preparation else self.compute_dtype
+        return self.rule.parameters
+
+    @property
+    def compute_dtype(self) -> DType:
+        """Type in which quantized weights are multiplied and unprepared parameters of a quantized model are kept."""
+        return self.autocast or (self.rule.parameters if self.rule.parameters is not FP32 else BF16)
+
+    def _kept_whole(self, path: str) -> bool:
+        quantization = self.config.quantization
+        return quantization is not None and any(part in quantization.keep for part in path.split("."))
+
+    def is_trained(self, path: str) -> bool:
+        """Whether a base parameter gets a gradient."""
+        parts = path.split(".")
+        if self.adapter is not None:
+            return any(module in parts for module in self.adapter.trained_modules)
+        return not any(module in parts for module in self.config.frozen)
+
+    # ------------------------------------------------------------ linears
+
+    def linear(self, t: Tape, x: Value, outputs: Size, *, bias: bool, kind: str, role: Role, weight: Weight | None) -> Value:
+        """Lowers one linear of the model: dense or dequantized, with its adapters around it."""
+        from napkinmath.ops.matmul import dense_linear
+
+        w = weight or t.weight("weight", (outputs, x.axes[-1]), kind=kind)
+        b = t.weight("bias", (outputs,), kind="bias").value if bias else None
+
+        def base(source: Value) -> Value:
+            if w.constants and self.format is not None:
+                return self.format.linear(t, source, w, b, role=role)
+            return dense_linear(t, source, w.value, b, role=role)
+
+        if self.adapter is not None and self.targets(t.module, kind):
+            from napkinmath.lowering.adapters import adapted_linear
+
+            return adapted_linear(t, x, outputs, base, self.adapter, role=role)
+        return base(x)
+
+    def targets(self, path: str, kind: str) -> bool:
+        """Whether an adapter sits on the linear of that path."""
+        adapter = self.adapter
+        if adapter is None or adapter.kind in (AdapterKind.PROMPT, AdapterKind.PREFIX):
+            return False
+        if adapter.targets == ("all-linear",):
+            return kind == "linear"
+        return path.rpartition(".")[2] in adapter.targets
+
+    @property
+    def adapter_dtype(self) -> DType:
+        """Type of adapter weights: PEFT keeps them in fp32 over a half-precision or quantized base unless told otherwise."""
+        assert self.adapter is not None
+        return FP32 if self.adapter.dtype == "auto" else find_dtype(self.adapter.dtype)
+
+    # ------------------------------------------------------------ attention
+
+    def sdpa_kernel(self, dtype: DType, *, head_size: Size, masked: bool, grouped: bool) -> str:
+        """The kernel SDPA would pick on CUDA for these inputs (aten/native/transformers/cuda/sdp_utils.cpp)."""
+        choice = self.sdpa_choice
+        if choice in (Attention.FLASH, Attention.FLASH2, Attention.CUDNN) and (dtype is FP32 or masked):
+            choice = Attention.EFFICIENT
+        if choice is Attention.EFFICIENT and grouped and not masked:
+            return "math"
+        return {Attention.FLASH2: "flash"}.get(choice, choice).value if isinstance(choice, Attention) else choice

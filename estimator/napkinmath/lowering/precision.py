@@ -1,0 +1,31 @@
+"""What each precision means: type of parameters, autocast type, whether a loss scaler runs."""
+
+from __future__ import annotations
+
+from napkinmath.dtypes import BF16, FP16, FP32, DType
+from napkinmath.record import Record
+from napkinmath.train_config import Precision
+
+
+class PrecisionRule(Record):
+    """One row: `parameters` as stored, `autocast` as computed (None: as stored), and the GEMM rate that applies."""
+
+    parameters: DType
+    autocast: DType | None = None
+    gemm: str = ""
+    """FLOP/s row of the GPU used for matrix products where it is not the operands' type (tf32, fp8)."""
+    loss_scaling: bool = False
+    meaning: str = ""
+
+
+PRECISIONS: dict[Precision, PrecisionRule] = {
+    Precision.BF16: PrecisionRule(parameters=BF16, meaning="everything in bf16"),
+    Precision.BF16_AUTOCAST: PrecisionRule(parameters=BF16, autocast=BF16, meaning="bf16 weights under bf16 autocast: the Trainer's bf16=True on a model loaded in its own dtype"),
+    Precision.BF16_AMP: PrecisionRule(parameters=FP32, autocast=BF16, meaning="fp32 master weights under bf16 autocast"),
+    Precision.FP16: PrecisionRule(parameters=FP16, meaning="everything in fp16"),
+    Precision.FP16_AMP: PrecisionRule(parameters=FP32, autocast=FP16, loss_scaling=True, meaning="fp32 master weights under fp16 autocast with loss scaling"),
+    Precision.FP32: PrecisionRule(parameters=FP32, meaning="everything in fp32"),
+    Precision.TF32: PrecisionRule(parameters=FP32, gemm="tf32", meaning="fp32 storage, TF32 matrix products"),
+    Precision.FP8: PrecisionRule(parameters=FP32, autocast=BF16, gemm="fp8", meaning="fp32 weights, bf16 activations, tensor-scaled E4M3/E5M2 products"),
+    Precision.FP8_BLOCK: PrecisionRule(parameters=FP32, autocast=BF16, gemm="fp8", meaning="fp32 weights, bf16 activations, products with a scale for each 128x128 block"),
+}  # fmt: skip

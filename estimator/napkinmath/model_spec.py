@@ -1,0 +1,54 @@
+"""ModelSpec: a model as a sequence of stages, each a part repeated some number of times."""
+
+from __future__ import annotations
+
+from napkinmath.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from napkinmath.ledger import Value
+    from napkinmath.tape import Tape
+
+
+class Part(Record):
+    """A piece of a model that can record its forward: an embedding, a kind of layer, head and loss.
+
+    Parts are plain data made by a family's mapping from a config, equal where their numbers are equal.
+    """
+
+    def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
+        """Records the forward on the tape and returns the output that the next stage reads.
+
+        `shared` holds what every stage can read (rotary tables, masks, encoder states); a part may publish into it.
+        """
+        raise NotImplementedError
+
+
+class Stage(Record):
+    """`count` copies of a part in a row, at `path` in the module tree."""
+
+    part: Part
+    count: int = 1
+    path: str = ""
+    symbols: tuple[tuple[str, int], ...] = ()
+    """Symbols bound otherwise than in the rest of the model (a vision tower's hidden size)."""
+    checkpointed: bool = False
+    """A unit of gradient checkpointing (a decoder layer)."""
+    publishes: str = ""
+    """Name under which the last copy's output is shared instead of handed on (encoder states)."""
+
+
+class ModelSpec(Record):
+    """A model, read from a config by its family (catalog/families)."""
+
+    name: str
+    family: str
+    stages: tuple[Stage, ...]
+    symbols: tuple[tuple[str, int], ...]
+    config: tuple[tuple[str, object], ...] = ()
+    source: str = ""
+
+    @property
+    def num_layers(self) -> int:
+        """Checkpointable layers, over all towers."""
+        return sum(stage.count for stage in self.stages if stage.checkpointed)

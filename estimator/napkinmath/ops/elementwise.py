@@ -1,0 +1,133 @@
+"""Pointwise operations, casts, dropout and softmax."""
+
+from __future__ import annotations
+
+from napkinmath.costs import Move, traffic
+from napkinmath.dtypes import BOOL, FP32, DType
+from napkinmath.expr import Size
+from napkinmath.ledger import ALLOC, FREE, Role, Value
+from napkinmath.tape import LIKE, PASS, REDUCE, Tape
+
+INPUT, OUTPUT, NOTHING = "input", "output", "nothing"
+
+
+def promote(x: DType, y: DType) -> DType:
+    """torch's result type of two floating tensors."""
+    if x is y:
+        return x
+    return FP32 if x.bits == y.bits or FP32 in (x, y) else x if x.bits > y.bits else y
+
+
+def unary(t: Tape, name: str, x: Value, *, saves: str = INPUT, dtype: DType | None = None, role: Role = Role.ACTIVATIONS) -> Value:
+    """A pointwise function of one tensor that keeps its input, its output or nothing for the backward."""
+    out_dtype = dtype or x.dtype
+    moved = traffic(x) + traffic(Value(x.tensor, x.axes, out_dtype))
+    out = t.op(name, (x,), x.axes, out_dtype, saves=(x,) if saves == INPUT else (), gradients=(LIKE,), costs=(Move(moved),), backward_costs=(Move(moved + (traffic(x) if saves != NOTHING else 0)),), role=role)  # fmt: skip
+    if saves == OUTPUT and out.requires_grad:
+        t.ops[-1].saves = (out.tensor,)
+    return out
+
+
+def silu(t: Tape, x: Value) -> Value:
+    """x * sigmoid(x); keeps x."""
+    return unary(t, "silu", x)
+
+
+def gelu(t: Tape, x: Value) -> Value:
+    """GELU, exact or tanh, as one kernel; keeps x."""
+    return unary(t, "gelu", x)
+
+
+def relu(t: Tape, x: Value) -> Value:
+    """max(x, 0); keeps its output."""
+    return unary(t, "relu", x, saves=OUTPUT)
+
+
+def tanh(t: Tape, x: Value) -> Value:
+    """tanh; keeps its output."""
+    return unary(t, "tanh", x, saves=OUTPUT)
+
+
+def sigmoid(t: Tape, x: Value) -> Value:
+    """sigmoid; keeps its output."""
+    return unary(t, "sigmoid", x, saves=OUTPUT)
+
+
+def neg(t: Tape, x: Value) -> Value:
+    """-x; keeps nothing."""
+    return unary(t, "neg", x, saves=NOTHING)
+
+
+def scale(t: Tape, x: Value) -> Value:
+    """x times (or divided by) a Python number; keeps nothing."""
+    return unary(t, "mul scalar", x, saves=NOTHING)
+
+
+def shift(t: Tape, x: Value) -> Value:
+    """x plus a Python number: the gradient passes through."""
+    return t.op("add scalar", (x,), x.axes, x.dtype, gradients=(PASS,), costs=(Move(2 * traffic(x)),))
+
+
+def square(t: Tape, x: Value) -> Value:
+    """x ** 2; keeps x; its backward makes two products in turn (2 * x, then times the gradient)."""
+    middle = t.tensor("2 x", x.axes, x.dtype, Role.WORKSPACE)
+    out = t.op("pow", (x,), x.axes, x.dtype, saves=(x,), gradients=(LIKE,), costs=(Move(2 * traffic(x)),), backward_costs=(Move(5 * traffic(x), 2),), backward_temporaries=(middle,))
+    return out
+
+
+def cast(t: Tape, x: Value, dtype: DType, *, role: Role = Role.ACTIVATIONS) -> Value:
+    """`x.to(dtype)`: nothing where the type is that already, else a copy; the gradient is cast back."""
+    if x.dtype is dtype:
+        return x
+    out_bytes = traffic(Value(x.tensor, x.axes, dtype))
+    return t.op("to", (x,), x.axes, dtype, gradients=(LIKE,), label=f"{x.tensor.name} in {dtype}", costs=(Move(traffic(x) + out_bytes),), backward_costs=(Move(traffic(x) + out_bytes),), role=role)  # fmt: skip
+
+
+def copy(t: Tape, x: Value, axes: tuple[Size, ...] | None = None, name: str = "contiguous") -> Value:
+    """A copy with another layout (`contiguous`, or a `reshape` that cannot be a view); its gradient is a view."""
+    return t.op(name, (x,), axes or x.axes, x.dtype, gradients=(PASS,), costs=(Move(2 * traffic(x)),))
+
+
+def add(t: Tape, x: Value, y: Value) -> Value:
+    """x + y of one shape: the incoming gradient goes to both."""
+    dtype = promote(x.dtype, y.dtype)
+    return t.op("add", (x, y), x.axes, dtype, gradients=tuple(PASS if v.dtype is dtype else LIKE for v in (x, y)), costs=(Move(traffic(x, y) + traffic(Value(x.tensor, x.axes, dtype))),))  # fmt: skip
+
+
+def add_(t: Tape, x: Value, y: Value) -> Value:
+    """x += y in place: no new storage."""
+    out = Value(x.tensor, x.axes, x.dtype, x.requires_grad or y.requires_grad)
+    from napkinmath.ledger import Gradient
+
+    gradients = [Gradient(v, None) for v in (x, y) if v.requires_grad]
+    t.append("add_", (x, y), (out,), forward=(), gradients=gradients, costs=(Move(traffic(x, x, y)),))
+    return out
+
+
+def mul(t: Tape, x: Value, y: Value) -> Value:
+    """x * y; keeps each factor that the other's gradient needs. A smaller factor is broadcast, its gradient summed."""
+    dtype = promote(x.dtype, y.dtype)
+    out_axes = x.axes if len(x.axes) >= len(y.axes) else y.axes
+    how = tuple(LIKE if v.axes == out_axes else REDUCE for v in (x, y))
+    saves = (y if x.requires_grad else None, x if y.requires_grad else None)
+    moved = traffic(x, y) + traffic(Value(x.tensor, out_axes, dtype))
+    return t.op("mul", (x, y), out_axes, dtype, saves=saves, gradients=how, costs=(Move(moved),), backward_costs=(Move(2 * moved, 2),))
+
+
+def softmax(t: Tape, x: Value, *, dtype: DType | None = None) -> Value:
+    """Softmax over the last axis, computed and returned in `dtype` (autocast makes it fp32); keeps its output."""
+    source = cast(t, x, FP32) if t.policy.autocast is not None and x.dtype is not FP32 else x
+    return unary(t, "softmax", source, saves=OUTPUT, dtype=dtype or source.dtype)
+
+
+def dropout(t: Tape, x: Value, probability: float) -> Value:
+    """Dropout in training: nothing at probability 0 or in eval mode; on CUDA a bool mask is kept (native_dropout)."""
+    if probability == 0 or not t.policy.training:
+        return x
+    mask = t.tensor("dropout mask", x.axes, BOOL)
+    out_bytes = traffic(x)
+    out = t.op("dropout", (x,), x.axes, x.dtype, saves=(mask,), gradients=(LIKE,), costs=(Move(2 * out_bytes + traffic(Value(mask, x.axes, BOOL))),), backward_costs=(Move(2 * out_bytes + traffic(Value(mask, x.axes, BOOL))),))  # fmt: skip
+    op = t.ops[-1]
+    op.forward = (*op.forward, (ALLOC, mask)) if out.requires_grad else (*op.forward, (ALLOC, mask), (FREE, mask))
+    t.last_use[mask] = len(t.ops) - 1
+    return out

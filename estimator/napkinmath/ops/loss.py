@@ -1,0 +1,57 @@
+"""Losses over the vocabulary: transformers' fp32 cross-entropy, and the chunked and fused linear forms that never hold all logits."""
+
+from __future__ import annotations
+
+from napkinmath.costs import Gemm, Move, traffic
+from napkinmath.dtypes import FP32, DType
+from napkinmath.expr import Size, ceil_div, minimum, product
+from napkinmath.ledger import ALLOC, FREE, Gradient, Role, Value
+from napkinmath.ops.elementwise import cast
+from napkinmath.tape import Tape
+
+
+def cross_entropy(t: Tape, logits: Value, *, upcast: bool = True) -> Value:
+    """`logits.float()` then `F.cross_entropy`: log-probabilities are kept in fp32, and backward makes two more tensors of b·s·v.
+
+    nll_loss's backward fills a zero tensor, log_softmax's backward makes the gradient, the upcast's backward casts it.
+    """
+    wide = cast(t, logits, FP32, role=Role.LOGITS) if upcast or t.policy.autocast is not None else logits
+    rows = product(wide.axes[:-1])
+    flat = t.view(wide, (rows, wide.axes[-1]))
+    log_probabilities = t.op("log_softmax", (flat,), flat.axes, flat.dtype, gradients=("like",), costs=(Move(2 * traffic(flat)),), backward_costs=(Move(3 * traffic(flat)),), role=Role.LOGITS)  # fmt: skip
+    if log_probabilities.requires_grad:
+        op = t.ops[-1]
+        op.saves = (log_probabilities.tensor,)
+        _as_logits(op.gradients)
+    loss = t.op("nll_loss", (log_probabilities,), (1,), flat.dtype, saves=(log_probabilities,), gradients=("like",), costs=(Move(traffic(flat) // 64),), backward_costs=(Move(traffic(flat)),), role=Role.LOGITS)  # fmt: skip
+    if loss.requires_grad:
+        _as_logits(t.ops[-1].gradients)
+    return loss
+
+
+def _as_logits(gradients: tuple[Gradient, ...]) -> None:
+    for gradient in gradients:
+        if gradient.tensor is not None:
+            gradient.tensor.role = Role.LOGITS
+
+
+def linear_cross_entropy(t: Tape, x: Value, w: Value, *, chunk_rows: Size | None = None, chunk_copies: int = 2, chunk_dtype: DType = FP32, gradients_forward: bool = True) -> Value:
+    """Head and loss in one operation that holds the logits of `chunk_rows` tokens at a time.
+
+    With `gradients_forward` (Liger's FusedLinearCrossEntropy) the gradients of x and, if trained, of w are made in the
+    forward and kept; backward scales them. `chunk_copies` logit-sized tensors of `chunk_dtype` live during a chunk.
+    """
+    rows, vocabulary, width = product(x.axes[:-1]), w.axes[0], w.axes[1]
+    chunk = minimum(rows, chunk_rows if chunk_rows is not None else ceil_div(rows * width, vocabulary))
+    chunks = [t.tensor(f"logits of a chunk, copy {i + 1}", (chunk, vocabulary), chunk_dtype, Role.LOGITS) for i in range(chunk_copies)]
+    loss = t.tensor("loss", (1,), FP32, Role.LOGITS)
+    out = Value(loss, (1,), FP32, x.requires_grad or w.requires_grad)
+    made = [Gradient(v, t.gradient_of(v)) for v in (x, w) if v.requires_grad]
+    kept = [g.tensor for g in made if g.tensor is not None]
+    forward = ((ALLOC, loss), *((ALLOC, g) for g in kept), *((ALLOC, c) for c in chunks), *((FREE, c) for c in chunks))
+    costs = [Gemm(rows, vocabulary, width, x.dtype), Move(4 * rows * vocabulary * 2)]
+    costs += [Gemm(rows, width, vocabulary, x.dtype)] * x.requires_grad + [Gemm(vocabulary, width, rows, x.dtype)] * w.requires_grad
+    for tensor in (loss, *kept):
+        t.last_use[tensor] = len(t.ops)
+    t.append("linear_cross_entropy", (x, w), (out,), forward=forward, saves=kept, costs=costs, backward=(), gradients=made, backward_costs=tuple(Move(2 * traffic(g.of)) for g in made))
+    return out

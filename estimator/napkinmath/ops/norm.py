@@ -1,0 +1,76 @@
+"""Normalisations: transformers' eager RMSNorm chain, torch's fused RMSNorm, LayerNorm."""
+
+from __future__ import annotations
+
+from napkinmath.costs import Move, traffic
+from napkinmath.dtypes import FP32
+from napkinmath.expr import Size
+from napkinmath.ledger import ALLOC, FREE, Gradient, Role, Value
+from napkinmath.ops.elementwise import cast, mul, shift, square, unary
+from napkinmath.tape import LIKE, REDUCE, Tape
+
+
+def mean_square(t: Tape, x: Value) -> Value:
+    """`x.pow(2).mean(-1, keepdim=True)`: the backward of the mean expands the row gradient to the full shape."""
+    squared = square(t, x)
+    full = t.tensor("expanded mean gradient", x.axes, x.dtype, Role.ACTIVATION_GRADIENTS)
+    out = t.op("mean", (squared,), (*x.axes[:-1], 1), x.dtype, gradients=(LIKE,), costs=(Move(traffic(x)),), backward_costs=(Move(traffic(x)),))
+    del full
+    return out
+
+
+def rms_norm_eager(t: Tape, x: Value, *, name: str, width: Size | None = None, scale_in_fp32: bool = False) -> Value:
+    """transformers' LlamaRMSNorm: cast to fp32, x * rsqrt(mean(x^2) + eps), cast back, times the weight.
+
+    `scale_in_fp32` is Gemma's form, (1 + weight) in fp32 and the cast last. Source: transformers 5.23
+    models/llama/modeling_llama.py LlamaRMSNorm.forward and models/gemma/modeling_gemma.py GemmaRMSNorm.forward.
+    """
+    with t.scope(name) as frame:
+        weight = t.weight("weight", (width if width is not None else x.axes[-1],), kind="norm").value
+        wide = cast(t, x, FP32)
+        frame.local(wide)
+        inverse = unary(t, "rsqrt", shift(t, mean_square(t, wide)), saves="output")
+        normed = _row_scale(t, wide, inverse)
+        if scale_in_fp32:
+            factor = shift(t, cast(t, weight, FP32))
+            return cast(t, mul(t, normed, factor), x.dtype)
+        frame.local(normed)
+        frame.release(wide)
+        return mul(t, weight, cast(t, normed, x.dtype))
+
+
+def _row_scale(t: Tape, x: Value, rows: Value) -> Value:
+    """x times one factor a row; the factor's gradient is a full product summed over the row."""
+    return t.op("mul rows", (x, rows), x.axes, x.dtype, saves=(rows if x.requires_grad else None, x if rows.requires_grad else None), gradients=(LIKE, REDUCE), costs=(Move(2 * traffic(x)),), backward_costs=(Move(6 * traffic(x), 3),))  # fmt: skip
+
+
+def layer_norm(t: Tape, x: Value, *, name: str, bias: bool = True, affine: bool = True, width: Size | None = None) -> Value:
+    """`nn.LayerNorm`: one kernel; keeps x and two fp32 statistics a row. Autocast runs and returns it in fp32."""
+    return _fused(t, x, name=name, op="layer_norm", statistics=("mean", "rstd"), bias=bias, affine=affine, width=width)
+
+
+def rms_norm_fused(t: Tape, x: Value, *, name: str, width: Size | None = None) -> Value:
+    """`F.rms_norm` as one kernel; keeps x and one fp32 statistic a row."""
+    return _fused(t, x, name=name, op="rms_norm", statistics=("rstd",), bias=False, affine=True, width=width)
+
+
+def _fused(t: Tape, x: Value, *, name: str, op: str, statistics: tuple[str, ...], bias: bool, affine: bool, width: Size | None) -> Value:
+    with t.scope(name):
+        axis = (width if width is not None else x.axes[-1],)
+        parameters = [t.weight("weight", axis, kind="norm").value] if affine else []
+        if bias and affine:
+            parameters.append(t.weight("bias", axis, kind="norm").value)
+        if t.policy.autocast is not None:
+            x, parameters = cast(t, x, FP32), [cast(t, p, FP32) for p in parameters]
+        rows = tuple(t.tensor(s, (*x.axes[:-1], 1), FP32) for s in statistics)
+        tensor = t.tensor(op, x.axes, x.dtype)
+        values = [x, *parameters]
+        out = Value(tensor, x.axes, x.dtype, any(v.requires_grad for v in values))
+        gradients = [Gradient(v, t.gradient_of(v)) for v in values if v.requires_grad]
+        forward = ((ALLOC, tensor), *((ALLOC, r) for r in rows))
+        if not out.requires_grad:
+            forward = (*forward, *((FREE, r) for r in rows))
+        t.append(op, values, (out,), forward=forward, saves=(x.tensor, *rows) if out.requires_grad else (), costs=(Move(2 * traffic(x)),), backward=tuple((ALLOC, g.tensor) for g in gradients if g.tensor), gradients=gradients, backward_costs=(Move(4 * traffic(x), 2),))  # fmt: skip
+        for row in rows:
+            t.last_use[row] = len(t.ops) - 1
+        return out

@@ -1,0 +1,79 @@
+"""simulate: binds a step's symbols and lays its segments out as a Timeline; the same rules bind arrays in a sweep."""
+
+from __future__ import annotations
+
+from napkinmath.expr import Bindings
+from napkinmath.ledger import ALLOC, Tensor
+from napkinmath.lowering.autograd import RUN, TAKE
+from napkinmath.timeline import Kernel, Stamp, TensorInfo, Timeline, TimelineSegment
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from napkinmath.costs import Cost
+    from napkinmath.ledger import Op
+    from napkinmath.step import Segment, Step
+
+    class Clock:
+        """Prices an operation; None leaves the timeline without seconds."""
+
+        def __call__(self, op: Op | None, costs: tuple[Cost, ...], backward: bool, bind: Bindings) -> list[Kernel]: ...
+
+
+def run_order(step: Step, *, steps: int = 2) -> list[Segment]:
+    """The segments of loading and of `steps` training steps: the first creates the optimizer's states, later ones find them."""
+    order = list(step.load)
+    for number in range(steps):
+        for repeat, segments in step.micro_steps:
+            for _ in range(repeat):
+                order += segments
+        order += step.update.clip
+        order += step.update.states if number == 0 else []
+        order += step.update.work + step.update.zero
+    return order
+
+
+def simulate(step: Step, clock: Clock | None = None, *, steps: int = 2) -> Timeline:
+    """The timeline of loading the model and running `steps` steps."""
+    bindings = Bindings(step.symbols)
+    table: dict[Tensor, int] = {}
+    infos: list[TensorInfo] = []
+    made: dict[int, TimelineSegment] = {}
+    ordered: list[TimelineSegment] = []
+
+    def index_of(tensor: Tensor, bind: Bindings) -> int:
+        found = table.get(tensor)
+        if found is None:
+            found = table[tensor] = len(infos)
+            infos.append(TensorInfo(tensor.name, tensor.role, tensor.module, bind(tensor.nbytes), bind(tensor.requested), tensor.dtype.name, tensor.axes, tensor.source))
+        return found
+
+    scopes: dict[tuple[tuple[str, int], ...], Bindings] = {(): bindings}
+    for segment in run_order(step, steps=steps):
+        found = made.get(id(segment))
+        if found is None:
+            bind = scopes.setdefault(segment.symbols, bindings.extended(dict(segment.symbols)))
+            found = made[id(segment)] = _lay_out(segment, bind, index_of, clock)
+        ordered.append(found)
+    return Timeline(infos, ordered, Stamp(origin="analytic"))
+
+
+def _lay_out(segment: Segment, bind: Bindings, index_of, clock: Clock | None) -> TimelineSegment:  # noqa: ANN001
+    events: list[tuple[str, int]] = []
+    pairs: list[tuple[int, int]] = []
+    kernels: list[Kernel] = []
+    for action, payload in segment.events:
+        if action == RUN:
+            if clock is not None:
+                op, costs, backward = payload
+                for kernel in clock(op, costs, backward, bind):
+                    events.append((RUN, len(kernels)))
+                    kernels.append(kernel)
+        elif action == TAKE:
+            events.append((TAKE, len(pairs)))
+            pairs.append((index_of(payload[0], bind), index_of(payload[1], bind)))
+        else:
+            events.append((action, index_of(payload, bind)))
+    return TimelineSegment(segment.name, segment.phase, segment.repeat, events, pairs, kernels, sum(k.seconds for k in kernels))
+
+
+_ = ALLOC

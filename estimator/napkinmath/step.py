@@ -1,0 +1,169 @@
+"""build_step: a model and a training configuration become the ordered segments of one training step."""
+
+from __future__ import annotations
+
+from napkinmath.ledger import ALLOC, FREE, Block, Phase, Role, Tensor, Value
+from napkinmath.lowering.autograd import TAKE, Backward, forward_events
+from napkinmath.model_spec import ModelSpec, Stage
+from napkinmath.tape import Tape
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from napkinmath.lowering.autograd import Event
+    from napkinmath.lowering.policy import Policy
+
+
+class Segment:
+    """`repeat` times the same events: a layer's forward, its backward, one block's optimizer step."""
+
+    __slots__ = ("events", "name", "phase", "repeat", "symbols")
+
+    def __init__(self, name: str, phase: Phase, events: list[Event], repeat: int = 1, symbols: tuple[tuple[str, int], ...] = ()) -> None:
+        self.name, self.phase, self.events, self.repeat, self.symbols = name, phase, events, repeat, symbols
+
+
+class Run:
+    """A recorded block, repeated `count` times in a row, the first copy at index `first` of its stage."""
+
+    __slots__ = ("block", "count", "first", "stage")
+
+    def __init__(self, block: Block, count: int, stage: Stage, first: int) -> None:
+        self.block, self.count, self.stage, self.first = block, count, stage, first
+
+    @property
+    def name(self) -> str:
+        """'model.layers.0..31', or the path of a single block."""
+        path = self.stage.path or type(self.stage.part).__name__
+        if self.stage.count == 1:
+            return path
+        return f"{path}.{self.first}" if self.count == 1 else f"{path}.{self.first}..{self.first + self.count - 1}"
+
+
+class Step:
+    """The intermediate form of one training step: blocks, and segments of events by phase."""
+
+    __slots__ = ("load", "micro_steps", "policy", "runs", "spec", "symbols", "update")
+
+    def __init__(self, spec: ModelSpec, policy: Policy, runs: list[Run], load: list[Segment], micro_steps: list[tuple[int, list[Segment]]], update: list[Segment]) -> None:
+        self.spec, self.policy, self.runs, self.load, self.micro_steps, self.update = spec, policy, runs, load, micro_steps, update
+        config = policy.config
+        self.symbols = {**dict(spec.symbols), "b": config.micro_batch_size, "s": config.sequence_length}
+
+
+def build_step(spec: ModelSpec, policy: Policy) -> Step:
+    """Records every distinct block once and lowers it to segments; sizes stay symbolic."""
+    runs, shared = record_runs(spec, policy)
+    load = [Segment(f"weights of {run.name}", Phase.LOAD, [(ALLOC, t) for t in stored_tensors(run.block)], run.count, run.stage.symbols) for run in runs]
+    accumulation = policy.config.gradient_accumulation_steps
+    micro_steps = [(1, lower_micro_step(runs, shared, policy, accumulate=False))]
+    if accumulation > 1:
+        micro_steps.append((accumulation - 1, lower_micro_step(runs, shared, policy, accumulate=True)))
+    from napkinmath.lowering.optimizer import lower_update
+
+    return Step(spec, policy, runs, load, micro_steps, lower_update(runs, policy))
+
+
+def stored_tensors(block: Block) -> list[Tensor]:
+    """What a block's weights occupy, tied ones not again."""
+    return [t for w in block.weights if not w.tied_to for t in (w.tensor, *w.constants)]
+
+
+def record_runs(spec: ModelSpec, policy: Policy) -> tuple[list[Run], dict[str, Value]]:
+    """Records the stages in order; a copy of a part is recorded anew only where its input's type or need of a gradient differs."""
+    runs: list[Run] = []
+    shared: dict[str, Value] = {}
+    incoming: Value | None = None
+    for stage in spec.stages:
+        done = 0
+        while done < stage.count:
+            block = record_block(stage, policy, incoming, shared)
+            output = block.output
+            steady = output is not None and incoming is not None and output.dtype is incoming.dtype and output.requires_grad == incoming.requires_grad
+            count = stage.count - done if steady else 1
+            runs.append(Run(block, count, stage, done))
+            done += count
+            incoming = output
+        if stage.publishes and incoming is not None:
+            shared[stage.publishes] = incoming
+            incoming = None
+    return runs, shared
+
+
+def record_block(stage: Stage, policy: Policy, incoming: Value | None, shared: dict[str, Value]) -> Block:
+    """One copy of a stage's part on a fresh tape."""
+    tape = Tape(policy)
+    if stage.path:
+        tape.path.append(stage.path if stage.count == 1 else f"{stage.path}.*")
+    x = None
+    if incoming is not None:
+        x = Value(Tensor("hidden states", incoming.axes, incoming.dtype, Role.ACTIVATIONS, tape.module), incoming.axes, incoming.dtype, incoming.requires_grad)
+    before = set(shared)
+    output = stage.part.record(tape, x, shared)
+    if x is None and output is not None and policy.inputs_require_grad and output.dtype.floating:
+        output.requires_grad = True
+    published = [value for name, value in shared.items() if name not in before]
+    externals = published + [value for name, value in shared.items() if name in before]
+    block = tape.block(stage.path, x, output, externals)
+    block.cached = frozenset(value.tensor for value in tape.casts.values())
+    return block
+
+
+def lower_micro_step(runs: list[Run], shared: dict[str, Value], policy: Policy, *, accumulate: bool) -> list[Segment]:
+    """Forward of every run, then backward in reverse."""
+    segments: list[Segment] = []
+    recomputing = policy.recomputes
+    until_end: list[tuple[Run, list[Tensor]]] = []
+    chain: Tensor | None = None
+    for run in runs:
+        block, events = run.block, []
+        checkpoint = recomputing and run.stage.checkpointed
+        forward = forward_events(block, keep=not checkpoint, cached=block.cached)
+        if block.input is not None and chain is not None:
+            events.append((TAKE, (chain, block.input.tensor)))
+        events += forward.events
+        if block.output is not None:
+            chain = Tensor("hidden states between blocks", block.output.axes, block.output.dtype, Role.ACTIVATIONS) if chain is None or run.stage.publishes else chain
+            events.append((TAKE, (block.output.tensor, chain)))
+        if forward.until_end:
+            until_end.append((run, forward.until_end))
+        segments.append(Segment(run.name, Phase.FORWARD, events, run.count, run.stage.symbols))
+    for run, tensors in until_end:
+        segments.append(Segment(f"end of autocast, {run.name}", Phase.FORWARD, [(FREE, t) for t in tensors], run.count, run.stage.symbols))
+    segments += _lower_backward(runs, policy, chain, accumulate=accumulate)
+    ends: list[Event] = [(FREE, value.tensor) for value in shared.values()]
+    if chain is not None:
+        ends.append((FREE, chain))  # the loss
+    segments.append(Segment("end of the micro-step", Phase.BACKWARD, ends))
+    return segments
+
+
+def _lower_backward(runs: list[Run], policy: Policy, chain: Tensor | None, *, accumulate: bool) -> list[Segment]:
+    segments: list[Segment] = []
+    filled: set[str] = set()
+    last = runs[-1].block.output
+    if last is None or not last.requires_grad:
+        return []
+    gradient_chain = Tensor("gradient between blocks", last.axes, last.dtype, Role.ACTIVATION_GRADIENTS)
+    seed: list[Event] = [(ALLOC, gradient_chain)]
+    segments.append(Segment("gradient of the loss", Phase.BACKWARD, seed))
+    for run in reversed(runs):
+        block, events = run.block, []
+        if block.output is None or not block.output.requires_grad:
+            break
+        checkpoint = policy.recomputes and run.stage.checkpointed
+        incoming = Tensor("incoming gradient", block.output.axes, block.output.dtype, Role.ACTIVATION_GRADIENTS, block.name)
+        events.append((TAKE, (gradient_chain, incoming)))
+        if checkpoint:
+            events += forward_events(block, keep=True, stop_early=not policy.reentrant).events
+        backward = Backward(block, accumulate=accumulate, filled=frozenset(filled), keeps_input=checkpoint)
+        result = backward.run(incoming)
+        events += backward.events
+        if checkpoint and policy.reentrant:  # the recomputed output is a local of CheckpointFunction.backward
+            events.append((FREE, block.output.tensor))
+        if result is not None:
+            events.append((TAKE, (result, gradient_chain)))
+        filled |= {w.tied_to for w in block.weights if w.tied_to}
+        block.gradients = backward.persistent if not accumulate else block.gradients
+        segments.append(Segment(run.name, Phase.BACKWARD, events, run.count, run.stage.symbols))
+    return segments
+

@@ -1,0 +1,161 @@
+"""The tape: family builders write a layer's forward here as the library executes it; autograd's rules are recorded beside it.
+
+What an operation keeps for its backward depends on which inputs need a gradient, as in PyTorch, so a frozen or
+quantized weight, an adapter or an evaluation pass changes the record and nothing else.
+"""
+
+from __future__ import annotations
+
+from napkinmath.dtypes import DType
+from napkinmath.expr import Size, product
+from napkinmath.ledger import ALLOC, FREE, Block, Gradient, Op, Role, Steps, Tensor, Value, Weight
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+
+    from napkinmath.costs import Cost
+    from napkinmath.lowering.policy import Policy
+
+# How the gradient of an input comes about; `None` in a list of gradients means that none is computed.
+PASS = "pass"  # the incoming gradient itself, or a view of it
+LIKE = "like"  # a new tensor shaped and typed like the input
+REDUCE = "reduce"  # a product as large as the output, summed to the input's shape (a broadcast input)
+
+
+class Scope:
+    """A module's forward call: names in the record, and the lifetime of its local variables."""
+
+    __slots__ = ("_locals", "_tape", "name")
+
+    def __init__(self, tape: Tape, name: str) -> None:
+        self._tape, self.name, self._locals = tape, name, []
+
+    _locals: list[Tensor]
+
+    def local(self, *values: Value) -> None:
+        """Keeps values alive until the call returns: Python holds a local variable even when nothing uses it again."""
+        self._locals.extend(v.tensor for v in values)
+
+    def release(self, *values: Value) -> None:
+        """Ends the life of locals early, as `del x` or rebinding the name does."""
+        for value in values:
+            if value.tensor in self._locals:
+                self._locals.remove(value.tensor)
+
+    def __enter__(self) -> Scope:
+        self._tape.path.append(self.name)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._tape.path.pop()
+        self._tape.touch(*self._locals)
+
+
+class Tape:
+    """Records the operations of one block under a policy (precision, what is trained, how linears are lowered)."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.ops: list[Op] = []
+        self.weights: list[Weight] = []
+        self.path: list[str] = []
+        self.last_use: dict[Tensor, int] = {}
+        self.casts: dict[tuple[int, DType], Value] = {}  # autocast's cache of weight casts
+
+    # ------------------------------------------------------------ structure
+
+    @property
+    def module(self) -> str:
+        """Dotted path of the module whose forward is being recorded."""
+        return ".".join(p for p in self.path if p)
+
+    def scope(self, name: str = "") -> Scope:
+        """Enters a submodule (or with no name, a plain function call)."""
+        return Scope(self, name)
+
+    def touch(self, *tensors: Tensor) -> None:
+        """Keeps tensors alive at least up to the operation recorded last."""
+        for tensor in tensors:
+            self.last_use[tensor] = max(len(self.ops) - 1, 0)
+
+    def weight(self, name: str, axes: tuple[Size, ...], *, kind: str = "other", dtype: DType | None = None, buffer: bool = False, tied_to: str = "") -> Weight:
+        """Declares a parameter (or buffer) of the current module; `kind` is linear, embedding, norm, bias, conv, experts, head or other."""
+        path = ".".join(p for p in (*self.path, name) if p)
+        made = self.policy.make_weight(path, axes, kind=kind, dtype=dtype, buffer=buffer, tied_to=tied_to)
+        self.weights.append(made)
+        return made
+
+    def tensor(self, name: str, axes: tuple[Size, ...], dtype: DType, role: Role = Role.ACTIVATIONS) -> Tensor:
+        """A storage of the current module that an operation's steps allocate."""
+        return Tensor(name, axes, dtype, role, self.module)
+
+    def block(self, name: str, input: Value | None, output: Value | None, externals: Sequence[Value] = (), symbols: dict[str, int] | None = None) -> Block:
+        """Closes the record."""
+        return Block(name, self.ops, self.weights, input, output, tuple(externals), self.last_use, symbols or {})
+
+    # ------------------------------------------------------------ operations
+
+    def append(self, name: str, inputs: Sequence[Value], outputs: Sequence[Value], *, forward: Steps, saves: Sequence[Tensor] = (), costs: Sequence[Cost] = (), backward: Steps = (), gradients: Sequence[Gradient] = (), backward_costs: Sequence[Cost] = ()) -> None:  # fmt: skip
+        """Records an operation given in full."""
+        self.ops.append(
+            Op(name, self.module, tuple(inputs), tuple(outputs), forward=forward, saves=tuple(saves), costs=costs, backward=backward, gradients=tuple(gradients), backward_costs=backward_costs)
+        )  # fmt: skip
+        index = len(self.ops) - 1
+        for value in (*inputs, *outputs):
+            self.last_use[value.tensor] = index
+
+    def view(self, x: Value, axes: tuple[Size, ...], name: str = "view") -> Value:
+        """The same storage with other axes (view, transpose, slice, expand); its gradient is a view of the incoming one."""
+        out = Value(x.tensor, axes, x.dtype, x.requires_grad)
+        if x.requires_grad:
+            self.append(name, (x,), (out,), forward=(), gradients=(Gradient(x, None),))
+        return out
+
+    def op(
+        self, name: str, inputs: Sequence[Value], axes: tuple[Size, ...], dtype: DType, *, saves: Sequence[Value | Tensor | None] = (), gradients: Sequence[str | None] = (), label: str = "",
+        role: Role = Role.ACTIVATIONS, costs: Sequence[Cost] = (), backward_costs: Sequence[Cost] = (), temporaries: Sequence[Tensor] = (), backward_temporaries: Sequence[Tensor] = (),
+    ) -> Value:  # fmt: skip
+        """Records an operation with one new output.
+
+        `gradients[i]` says how input i gets its gradient (LIKE, PASS, REDUCE or None) if it needs one; `saves` lists what the
+        backward reads, given that some input needs a gradient (None entries are skipped). Temporaries live during the op.
+        """
+        needs = [x.requires_grad for x in inputs]
+        tensor = Tensor(label or name, axes, dtype, role, self.module)
+        out = Value(tensor, axes, dtype, any(needs) and dtype.floating)
+        forward = (*((ALLOC, t) for t in temporaries), (ALLOC, tensor), *((FREE, t) for t in temporaries))
+        if not out.requires_grad:
+            self.append(name, inputs, (out,), forward=forward, costs=costs)
+            return out
+        backward: list[tuple[str, Tensor]] = [(ALLOC, t) for t in backward_temporaries]
+        made: list[Gradient] = []
+        for x, need, how in zip(inputs, needs, gradients, strict=True):
+            if need and how is not None:
+                made.append(self._gradient(x, how, out, backward))
+        backward += [(FREE, t) for t in backward_temporaries]
+        kept = [s.tensor if isinstance(s, Value) else s for s in saves if s is not None]
+        self.append(name, inputs, (out,), forward=forward, saves=kept, costs=costs, backward=tuple(backward), gradients=made, backward_costs=backward_costs)
+        return out
+
+    def _gradient(self, x: Value, how: str, out: Value, steps: list[tuple[str, Tensor]]) -> Gradient:
+        if how == PASS:
+            return Gradient(x, None)
+        gradient = self.gradient_of(x)
+        if how == REDUCE:
+            full = Tensor("product before the sum", out.axes, out.dtype, Role.WORKSPACE, self.module)
+            steps += [(ALLOC, full), (ALLOC, gradient), (FREE, full)]
+        else:
+            steps.append((ALLOC, gradient))
+        return Gradient(x, gradient)
+
+    def gradient_of(self, x: Value) -> Tensor:
+        """The tensor that will hold the gradient of a value: of role gradients for a weight."""
+        role = Role.GRADIENTS if x.weight is not None else Role.ACTIVATION_GRADIENTS
+        return Tensor(f"grad of {x.tensor.name}", x.axes, x.dtype, role, x.tensor.module if x.weight else self.module)
+
+
+def elements(x: Value) -> Size:
+    """Element count of a value."""
+    return product(x.axes)
