@@ -35,9 +35,9 @@ _FEED_COST = 18.0
 _MIN_K_PER_SPLIT = 1024
 # Share of the datasheet that a large product reaches where power allows: the wider the matrix units of an SM, the harder they are to
 # keep fed. bf16 at 8192^3 or the best shape: 512 FLOP/clock/SM 1.00 (RTX 2080 0.97, 3090 1.07, 4090 0.98-1.05, 5090 1.1: the clock
-# rises above its rating), 1024 0.96 (H20), 2048 0.87 (A100), 4096 0.82 (H100), 8192 0.78 (B200).
+# rises above its rating), 1024 0.96 (H20), 2048 0.79-0.87 (A100, five runs), 4096 0.77-0.80 (H100, three), 8192 0.75-0.78 (B200, two).
 # Sources: stas00/ml-engineering compute/accelerator, MAMF table; community table of zzc0208 et al. of torch matmul.
-_FEED_LOSS_PER_DOUBLING = 0.06
+_FEED_LOSS_PER_DOUBLING = 0.068
 _FULL_FEED_OPS = 512.0
 # fp32 without matrix units: 0.93 on A100, 0.85 on RTX 2080 Ti, 0.83 on V100S; SMs with 128 lanes share the issue slots with address
 # arithmetic: 0.69 on RTX 3090, 0.66 on RTX 4090, 0.66 on RTX 5090, 0.73 on H20, 0.71 on H100 (same tables, and cublasSgemm at 8192^3 in
@@ -77,6 +77,10 @@ _NO_TMA_SHARE = 0.68
 # One read and one write stream of large size, share of the datasheet: V100 0.89, A100-40 0.89, A100-80 0.85-0.89, A40 0.94, L40
 # 0.89-0.92, H100 PCIe 0.84-0.90, MI210 0.83 (te42kyfo/gpu-benches gpu-stream); H200 4.3 of 4.8 TB/s (0.90).
 _STREAM_SHARE = {"hbm": 0.88, "gddr": 0.92, "amd": 0.83}
+# torch's pointwise kernels that cast, broadcast or walk strides leave the vectorized path, and column sums run below it; together with
+# the reductions of a norm they reach about this much of a plain copy (Liger-Kernel benchmark csv, RMSNorm of transformers on A100:
+# 6.9 ms for the ~9 GB that its eager forward and backward move at hidden size 32768).
+_EAGER_SHARE = 0.8
 # Time of a streaming kernel is a + V / b: a = 2.5-2.7 us launched one by one, 1.3 us from a graph (te42kyfo/gpu-benches
 # gpu-small-kernels, A100 and H200).
 _KERNEL_START_S = 2.5e-6
@@ -136,8 +140,10 @@ _TILE_START_KEYS_BACKWARD = 250.0
 _CAUSAL_BALANCE = 0.94
 
 # ---- the host's side of eager PyTorch --------------------------------------------------------------------------------------
-# Dispatcher, autograd node, allocator and launch of one operation from Python, and of one node from the autograd engine's thread.
-_DISPATCH_FORWARD_S = 7e-6
+# Per kernel that is launched. A Llama layer of transformers 5.23 on torch 2.13 dispatches 78 aten operations forward and 142 backward,
+# 2.6 and 1.8 us each without a device (measured on one EPYC core with tiny tensors), for about 40 and 80 kernels whose launch adds
+# 2.5-3 us each. Older software and slower cores take two to three times as long.
+_DISPATCH_FORWARD_S = 8e-6
 _DISPATCH_BACKWARD_S = 6e-6
 
 
@@ -154,6 +160,7 @@ class Efficiency(Record):
     attention: tuple[tuple[str, AttentionCurve], ...] = ()
     attention_hz: float = 0.0
     stream_bytes_per_s: float = 0.0
+    eager_share: float = _EAGER_SHARE
     kernel_start_s: float = _KERNEL_START_S
     l2_bytes_per_s: float = 0.0
     decode_instructions_per_s: float = 0.0
@@ -223,12 +230,17 @@ def attention_s(kind: str, b: Sizes, heads: Sizes, kv_heads: Sizes, s_q: Sizes, 
     return passes * e.kernel_start_s + _larger(compute, moved / e.stream_bytes_per_s)
 
 
-def elementwise_s(bytes_moved: Sizes, gpu: Gpu | Efficiency, *, launches: Sizes = 1) -> Seconds:
-    """Seconds of a kernel that reads and writes `bytes_moved` bytes in all: casts, additions, norms, softmax, optimizer steps."""
+def elementwise_s(bytes_moved: Sizes, gpu: Gpu | Efficiency, *, launches: Sizes = 1, fused: bool = False) -> Seconds:
+    """Seconds of kernels that read and write `bytes_moved` bytes in all: casts, additions, norms, softmax, optimizer steps.
+
+    `launches` kernels share the bytes. `fused` says they were written to stream (copies, foreach and fused optimizers, Liger, compiled
+    code), not torch's general pointwise kernels.
+    """
     e = _efficiency(gpu)
+    stream = e.stream_bytes_per_s * (1.0 if fused else e.eager_share)
     fits = _larger(1.0 - bytes_moved / _larger(launches, 1) / e.gpu.l2_bytes, 0.0)
     hit = _L2_HIT_SHARE * fits
-    return launches * e.kernel_start_s + bytes_moved * (hit / e.l2_bytes_per_s + (1.0 - hit) / e.stream_bytes_per_s)
+    return launches * e.kernel_start_s + bytes_moved * (hit / e.l2_bytes_per_s + (1.0 - hit) / stream)
 
 
 def dequantize_s(kind: str, elements: Sizes, gpu: Gpu | Efficiency, *, packed_bits: float = 4.127, output_bytes: int = 2, nested: bool = True) -> Seconds:

@@ -9,7 +9,7 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from typing import Any, TypeVar
+    from typing import Any, ClassVar, TypeVar
 
     from typing_extensions import Self, dataclass_transform
 
@@ -49,8 +49,8 @@ class RecordMeta(type):
 class Record(metaclass=RecordMeta):
     """Base of the nouns: subclass with annotated fields; override `validate` to reject bad combinations."""
 
-    __record_fields__: ClassVar[tuple[str, ...]]  # noqa: F821
-    __record_defaults__: ClassVar[dict[str, object]]  # noqa: F821
+    __record_fields__: ClassVar[tuple[str, ...]]
+    __record_defaults__: ClassVar[dict[str, object]]
 
     def __init__(self, **values: Any) -> None:
         defaults = self.__record_defaults__

@@ -108,62 +108,85 @@ def record_block(stage: Stage, policy: Policy, incoming: Value | None, shared: d
     return block
 
 
+class Chain:
+    """The tensor handed from block to block: one slot for each shape and type, so that a slot has one size."""
+
+    __slots__ = ("_name", "_role", "_slots", "held")
+
+    def __init__(self, name: str, role: Role) -> None:
+        self._name, self._role = name, role
+        self._slots: dict[tuple[object, ...], Tensor] = {}
+        self.held: Tensor | None = None
+
+    def give(self, tensor: Tensor, value: Value) -> Event:
+        """The event that hands a block's result on."""
+        key = (value.axes, value.dtype)
+        slot = self._slots.get(key)
+        if slot is None:
+            slot = self._slots[key] = Tensor(self._name, value.axes, value.dtype, self._role)
+        self.held = slot
+        return TAKE, (tensor, slot)
+
+    def take(self, tensor: Tensor) -> Event:
+        """The event that makes the handed-on tensor the reader's own."""
+        assert self.held is not None
+        return TAKE, (self.held, tensor)
+
+
 def lower_micro_step(runs: list[Run], shared: dict[str, Value], policy: Policy, *, accumulate: bool) -> list[Segment]:
     """Forward of every run, then backward in reverse."""
     segments: list[Segment] = []
-    recomputing = policy.recomputes
-    until_end: list[tuple[Run, list[Tensor]]] = []
-    chain: Tensor | None = None
+    cached: list[Segment] = []
+    chain = Chain("hidden states between blocks", Role.ACTIVATIONS)
     for run in runs:
-        block, events = run.block, []
-        checkpoint = recomputing and run.stage.checkpointed
-        forward = forward_events(block, keep=not checkpoint, cached=block.cached)
-        if block.input is not None and chain is not None:
-            events.append((TAKE, (chain, block.input.tensor)))
+        block = run.block
+        events: list[Event] = []
+        checkpoint = policy.recomputes and run.stage.checkpointed
+        forward = forward_events(block, keep=not checkpoint, holds_input=checkpoint, cached=block.cached)
+        if block.input is not None:
+            events.append(chain.take(block.input.tensor))
         events += forward.events
-        if block.output is not None:
-            chain = Tensor("hidden states between blocks", block.output.axes, block.output.dtype, Role.ACTIVATIONS) if chain is None or run.stage.publishes else chain
-            events.append((TAKE, (block.output.tensor, chain)))
+        if block.output is not None and not run.stage.publishes:
+            events.append(chain.give(block.output.tensor, block.output))
         if forward.until_end:
-            until_end.append((run, forward.until_end))
+            cached.append(Segment(f"end of autocast, {run.name}", Phase.FORWARD, [(FREE, t) for t in forward.until_end], run.count, run.stage.symbols))
         segments.append(Segment(run.name, Phase.FORWARD, events, run.count, run.stage.symbols))
-    for run, tensors in until_end:
-        segments.append(Segment(f"end of autocast, {run.name}", Phase.FORWARD, [(FREE, t) for t in tensors], run.count, run.stage.symbols))
-    segments += _lower_backward(runs, policy, chain, accumulate=accumulate)
+    segments += cached
+    segments += _lower_backward(runs, policy, accumulate=accumulate)
     ends: list[Event] = [(FREE, value.tensor) for value in shared.values()]
-    if chain is not None:
-        ends.append((FREE, chain))  # the loss
+    if chain.held is not None:
+        ends.append((FREE, chain.held))  # the loss
     segments.append(Segment("end of the micro-step", Phase.BACKWARD, ends))
     return segments
 
 
-def _lower_backward(runs: list[Run], policy: Policy, chain: Tensor | None, *, accumulate: bool) -> list[Segment]:
-    segments: list[Segment] = []
-    filled: set[str] = set()
-    last = runs[-1].block.output
-    if last is None or not last.requires_grad:
+def _lower_backward(runs: list[Run], policy: Policy, *, accumulate: bool) -> list[Segment]:
+    loss = runs[-1].block.output
+    if loss is None or not loss.requires_grad:
         return []
-    gradient_chain = Tensor("gradient between blocks", last.axes, last.dtype, Role.ACTIVATION_GRADIENTS)
-    seed: list[Event] = [(ALLOC, gradient_chain)]
-    segments.append(Segment("gradient of the loss", Phase.BACKWARD, seed))
+    chain = Chain("gradient between blocks", Role.ACTIVATION_GRADIENTS)
+    seed = Tensor("gradient of the loss", loss.axes, loss.dtype, Role.ACTIVATION_GRADIENTS)
+    segments = [Segment("gradient of the loss", Phase.BACKWARD, [(ALLOC, seed), chain.give(seed, loss)])]
+    filled: set[str] = set()
     for run in reversed(runs):
-        block, events = run.block, []
+        block = run.block
         if block.output is None or not block.output.requires_grad:
             break
-        checkpoint = policy.recomputes and run.stage.checkpointed
+        events: list[Event] = []
         incoming = Tensor("incoming gradient", block.output.axes, block.output.dtype, Role.ACTIVATION_GRADIENTS, block.name)
-        events.append((TAKE, (gradient_chain, incoming)))
+        events.append(chain.take(incoming))
+        checkpoint = policy.recomputes and run.stage.checkpointed
         if checkpoint:
-            events += forward_events(block, keep=True, stop_early=not policy.reentrant).events
+            events += forward_events(block, keep=True, holds_input=True, stop_early=not policy.reentrant).events
         backward = Backward(block, accumulate=accumulate, filled=frozenset(filled), keeps_input=checkpoint)
         result = backward.run(incoming)
         events += backward.events
         if checkpoint and policy.reentrant:  # the recomputed output is a local of CheckpointFunction.backward
             events.append((FREE, block.output.tensor))
-        if result is not None:
-            events.append((TAKE, (result, gradient_chain)))
+        if result is not None and block.input is not None:
+            events.append(chain.give(result, block.input))
         filled |= {w.tied_to for w in block.weights if w.tied_to}
-        block.gradients = backward.persistent if not accumulate else block.gradients
+        if not accumulate:
+            block.gradients = backward.persistent
         segments.append(Segment(run.name, Phase.BACKWARD, events, run.count, run.stage.symbols))
     return segments
-

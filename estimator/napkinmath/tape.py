@@ -106,11 +106,15 @@ class Tape:
         for value in (*inputs, *outputs):
             self.last_use[value.tensor] = index
 
-    def view(self, x: Value, axes: tuple[Size, ...], name: str = "view") -> Value:
-        """The same storage with other axes (view, transpose, slice, expand); its gradient is a view of the incoming one."""
+    def view(self, x: Value, axes: tuple[Size, ...], name: str = "view", *, copies_gradient: bool = False) -> Value:
+        """The same storage with other axes (view, transpose, expand); its gradient is a view of the incoming one.
+
+        `copies_gradient`: the incoming gradient's layout cannot be viewed that way, so autograd's reshape copies it.
+        """
         out = Value(x.tensor, axes, x.dtype, x.requires_grad)
         if x.requires_grad:
-            self.append(name, (x,), (out,), forward=(), gradients=(Gradient(x, None),))
+            made = self.gradient_of(x) if copies_gradient else None
+            self.append(name, (x,), (out,), forward=(), backward=((ALLOC, made),) if made else (), gradients=(Gradient(x, made),))
         return out
 
     def op(
@@ -130,22 +134,24 @@ class Tape:
             self.append(name, inputs, (out,), forward=forward, costs=costs)
             return out
         backward: list[tuple[str, Tensor]] = [(ALLOC, t) for t in backward_temporaries]
+        sums: list[tuple[str, Tensor]] = []
         made: list[Gradient] = []
         for x, need, how in zip(inputs, needs, gradients, strict=True):
             if need and how is not None:
-                made.append(self._gradient(x, how, out, backward))
-        backward += [(FREE, t) for t in backward_temporaries]
+                made.append(self._gradient(x, how, out, backward, sums))
+        backward += [(FREE, t) for t in backward_temporaries] + sums
         kept = [s.tensor if isinstance(s, Value) else s for s in saves if s is not None]
         self.append(name, inputs, (out,), forward=forward, saves=kept, costs=costs, backward=tuple(backward), gradients=made, backward_costs=backward_costs)
         return out
 
-    def _gradient(self, x: Value, how: str, out: Value, steps: list[tuple[str, Tensor]]) -> Gradient:
+    def _gradient(self, x: Value, how: str, out: Value, steps: list[tuple[str, Tensor]], sums: list[tuple[str, Tensor]]) -> Gradient:
         if how == PASS:
             return Gradient(x, None)
         gradient = self.gradient_of(x)
-        if how == REDUCE:
+        if how == REDUCE:  # the engine sums to the input's shape after the node has made all its products
             full = Tensor("product before the sum", out.axes, out.dtype, Role.WORKSPACE, self.module)
-            steps += [(ALLOC, full), (ALLOC, gradient), (FREE, full)]
+            steps.append((ALLOC, full))
+            sums += [(ALLOC, gradient), (FREE, full)]
         else:
             steps.append((ALLOC, gradient))
         return Gradient(x, gradient)

@@ -48,16 +48,16 @@ def _frees_after(block: Block, kept: set[Tensor]) -> dict[int, list[Tensor]]:
     return frees
 
 
-def forward_events(block: Block, *, keep: bool, cached: frozenset[Tensor] = frozenset(), stop_early: bool = False) -> Forward:
+def forward_events(block: Block, *, keep: bool, holds_input: bool, cached: frozenset[Tensor] = frozenset(), stop_early: bool = False) -> Forward:
     """The forward with its saved tensors kept, or freed as soon as nothing reads them (`keep=False`, checkpointing).
 
-    `cached` tensors (autocast's weight casts) live to the end of the forward pass. `stop_early` ends a recomputation at the
+    `holds_input`: the input is a checkpoint and stays until the block's backward is done. `cached` tensors (autocast's weight casts) live to the end of the forward pass. `stop_early` ends a recomputation at the
     last operation that saves something, as torch.utils.checkpoint does without reentrance.
     """
     kept = saved_tensors(block) if keep else set[Tensor]()
     held = kept | cached
-    if block.input is not None and not keep:
-        held = held | {block.input.tensor}  # the checkpoint itself
+    if block.input is not None and holds_input:
+        held = held | {block.input.tensor}
     frees = _frees_after(block, held)
     last = max((i for i, op in enumerate(block.ops) if op.saves), default=-1) if stop_early else len(block.ops) - 1
     events: list[Event] = []

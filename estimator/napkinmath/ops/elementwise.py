@@ -69,9 +69,22 @@ def shift(t: Tape, x: Value) -> Value:
 
 
 def square(t: Tape, x: Value) -> Value:
-    """x ** 2; keeps x; its backward makes two products in turn (2 * x, then times the gradient)."""
-    middle = t.tensor("2 x", x.axes, x.dtype, Role.WORKSPACE)
-    out = t.op("pow", (x,), x.axes, x.dtype, saves=(x,), gradients=(LIKE,), costs=(Move(2 * traffic(x)),), backward_costs=(Move(5 * traffic(x), 2),), backward_temporaries=(middle,))
+    """x ** 2; keeps x; its backward makes x ** 1, then 2 * x, then the gradient, dropping each once read."""
+    power, doubled = (t.tensor(n, x.axes, x.dtype, Role.WORKSPACE) for n in ("x ** 1", "2 x"))
+    out = t.op("pow", (x,), x.axes, x.dtype, saves=(x,), gradients=(LIKE,), costs=(Move(2 * traffic(x)),), backward_costs=(Move(7 * traffic(x), 3),))
+    if out.requires_grad:
+        gradient = t.ops[-1].gradients[0].tensor
+        assert gradient is not None
+        t.ops[-1].backward = ((ALLOC, power), (ALLOC, doubled), (FREE, power), (ALLOC, gradient), (FREE, doubled))
+    return out
+
+
+def rsqrt(t: Tape, x: Value) -> Value:
+    """1 / sqrt(x); keeps its output; its backward cubes it and scales it on the way."""
+    temporaries = tuple(t.tensor(n, x.axes, x.dtype, Role.WORKSPACE) for n in ("y ** 3", "-y ** 3 / 2"))
+    out = t.op("rsqrt", (x,), x.axes, x.dtype, gradients=(LIKE,), costs=(Move(2 * traffic(x)),), backward_costs=(Move(7 * traffic(x), 3),), backward_temporaries=temporaries)
+    if out.requires_grad:
+        t.ops[-1].saves = (out.tensor,)
     return out
 
 

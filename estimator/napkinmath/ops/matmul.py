@@ -42,12 +42,12 @@ def dense_linear(t: Tape, x: Value, w: Value, bias: Value | None, *, role: Role 
     out = Value(tensor, axes, x.dtype, any(v.requires_grad for v in inputs_list))
     gradients: list[Gradient] = []
     costs: list[Gemm | Move] = []
-    if x.requires_grad:
-        gradients.append(Gradient(x, t.gradient_of(x)))
-        costs.append(Gemm(rows, inputs, outputs, x.dtype))
     if w.requires_grad:
         gradients.append(Gradient(w, t.gradient_of(w)))
         costs.append(Gemm(outputs, inputs, rows, x.dtype))
+    if x.requires_grad:
+        gradients.append(Gradient(x, t.gradient_of(x)))
+        costs.append(Gemm(rows, inputs, outputs, x.dtype))
     if bias is not None and bias.requires_grad:
         gradients.append(Gradient(bias, t.gradient_of(bias)))
         costs.append(Move(traffic(out)))

@@ -5,18 +5,15 @@ from __future__ import annotations
 from napkinmath.costs import Move, traffic
 from napkinmath.dtypes import FP32
 from napkinmath.expr import Size
-from napkinmath.ledger import ALLOC, FREE, Gradient, Role, Value
-from napkinmath.ops.elementwise import cast, mul, shift, square, unary
+from napkinmath.ledger import ALLOC, FREE, Gradient, Value
+from napkinmath.ops.elementwise import cast, mul, rsqrt, shift, square
 from napkinmath.tape import LIKE, REDUCE, Tape
 
 
 def mean_square(t: Tape, x: Value) -> Value:
     """`x.pow(2).mean(-1, keepdim=True)`: the backward of the mean expands the row gradient to the full shape."""
     squared = square(t, x)
-    full = t.tensor("expanded mean gradient", x.axes, x.dtype, Role.ACTIVATION_GRADIENTS)
-    out = t.op("mean", (squared,), (*x.axes[:-1], 1), x.dtype, gradients=(LIKE,), costs=(Move(traffic(x)),), backward_costs=(Move(traffic(x)),))
-    del full
-    return out
+    return t.op("mean", (squared,), (*x.axes[:-1], 1), x.dtype, gradients=(LIKE,), costs=(Move(traffic(x)),), backward_costs=(Move(traffic(x)),))
 
 
 def rms_norm_eager(t: Tape, x: Value, *, name: str, width: Size | None = None, scale_in_fp32: bool = False) -> Value:
@@ -29,7 +26,7 @@ def rms_norm_eager(t: Tape, x: Value, *, name: str, width: Size | None = None, s
         weight = t.weight("weight", (width if width is not None else x.axes[-1],), kind="norm").value
         wide = cast(t, x, FP32)
         frame.local(wide)
-        inverse = unary(t, "rsqrt", shift(t, mean_square(t, wide)), saves="output")
+        inverse = rsqrt(t, shift(t, mean_square(t, wide)))
         normed = _row_scale(t, wide, inverse)
         if scale_in_fp32:
             factor = shift(t, cast(t, weight, FP32))

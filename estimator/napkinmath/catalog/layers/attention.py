@@ -47,7 +47,7 @@ class GroupedQueryAttention(Record):
         projected = t.view(linear(t, x, self.names[which], heads * dh, bias=self.bias), (b, s, heads, dh))
         if self.head_norm is not None:
             projected = self.head_norm.record(t, projected, ("q_norm", "k_norm")[which])
-        return t.view(projected, (b, heads, s, dh))
+        return t.view(projected, (b, heads, s, dh), copies_gradient=self.rotary and self.head_norm is None)
 
     def _rotate(self, t: Tape, q: Value, key: Value, shared: dict[str, Value]) -> tuple[Value, Value]:
         with t.scope() as frame:
