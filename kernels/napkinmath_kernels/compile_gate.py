@@ -52,6 +52,7 @@ class GateRow:
     narrow_stores: int
     instructions: int
     instructions_per_value: float
+    forbidden: int
     source_hash: str
 
 
@@ -70,6 +71,8 @@ def source_hash(config: Shipped, triton_version: str) -> str:
         config.num_warps,
         config.num_stages,
         config.unaligned,
+        sorted(config.options.items()),
+        config.forbidden,
     )
     return hashlib.sha256(f"{parts}{triton_version}".encode()).hexdigest()[:12]
 
@@ -86,7 +89,7 @@ def compile_for(config: Shipped, architecture: int) -> Any:
         constexprs=dict(config.constexprs),
         attrs={(position,): [["tt.divisibility", 16]] for position in config.aligned_positions()},
     )
-    options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
+    options = {"num_warps": config.num_warps, "num_stages": config.num_stages, **config.options}
     return triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
 
 
@@ -134,6 +137,7 @@ def measure(config: Shipped, architecture: int, triton_version: str) -> GateRow:
         max(0, stores - wide_stores),
         len(instructions),
         round(per_value, 2),
+        _count(instructions, config.forbidden) if config.forbidden else 0,
         source_hash(config, triton_version),
     )
 
@@ -147,10 +151,12 @@ def faults(row: GateRow, config: Shipped) -> list[str]:
         found.append(f"{row.shared_bytes} B of shared memory, cap {SHARED_CAP[row.architecture]}")
     if config.has_dot and not row.tensor_core:
         found.append("a dot without tensor-core instructions")
-    if not row.wide_loads or not row.wide_stores:
+    if not row.wide_loads or (config.has_wide_stores and not row.wide_stores):
         found.append(f"16-byte accesses: {row.wide_loads} loads, {row.wide_stores} stores")
     if config.max_instructions_per_value and row.instructions_per_value > config.max_instructions_per_value:
         found.append(f"{row.instructions_per_value} instructions a value, at most {config.max_instructions_per_value}")
+    if row.forbidden:
+        found.append(f"{row.forbidden} instructions that match {config.forbidden!r}")
     return [f"{row.kernel} sm_{row.architecture}: {fault}" for fault in found]
 
 

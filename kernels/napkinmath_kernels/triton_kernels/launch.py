@@ -25,7 +25,8 @@ class Shipped:
 
     Arguments named `*_ptr` are pointers to bf16 and the rest `i32`, unless `types` says otherwise; `constexprs` fixes the others.
     Pointers, strides and `hidden` are taken as multiples of 16, as callers pass them, which is what makes wide loads legal;
-    `unaligned` takes names out. `values_per_program` and `max_instructions_per_value` bound straight-line kernels.
+    `unaligned` takes names out. `values_per_program` and `max_instructions_per_value` bound straight-line kernels. `forbidden` is a
+    pattern of instructions that must not appear, and `options` are further compiler options.
     """
 
     name: str
@@ -39,6 +40,9 @@ class Shipped:
     has_dot: bool = False
     values_per_program: int = 0
     max_instructions_per_value: float = 0.0
+    forbidden: str = ""
+    has_wide_stores: bool = True
+    options: Mapping[str, object] = field(default_factory=dict)
 
     def signature(self) -> dict[str, str]:
         """Argument name to Triton type, in order."""

@@ -1,0 +1,42 @@
+"""One buffer a stream that every frozen weight is decoded into, in turn, so that a step never holds two decoded weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+
+class WeightBuffer:
+    """Grows to the largest weight asked of it and is handed out again and again.
+
+    Keyed by device, dtype and stream: work on one stream is ordered, so a GEMM that reads the buffer is over before the next
+    decode writes it. What is handed out is valid until the next `take` on that stream.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[tuple[torch.device, torch.dtype, int], torch.Tensor] = {}
+
+    def take(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """A contiguous tensor of `shape` that shares the buffer; its content is undefined."""
+        stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+        key = (device, dtype, stream)
+        length = math.prod(shape)
+        buffer = self._buffers.get(key)
+        if buffer is None or buffer.numel() < length:
+            self._buffers.pop(key, None)  # free the smaller one before making the larger
+            buffer = self._buffers[key] = torch.empty((length,), dtype=dtype, device=device)
+        return buffer[:length].view(tuple(shape))
+
+    def num_bytes(self) -> int:
+        """Bytes held."""
+        return sum(buffer.numel() * buffer.element_size() for buffer in self._buffers.values())
+
+    def release(self) -> None:
+        """Lets go of every buffer."""
+        self._buffers.clear()
+
+
+#: The buffer that the ops of this package use.
+SHARED_BUFFER = WeightBuffer()
