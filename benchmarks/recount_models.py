@@ -26,7 +26,7 @@ def read_catalog(path: Path = CATALOG) -> list[Row]:
 
 def write_catalog(rows: list[Row], path: Path = CATALOG) -> None:
     """Write the catalog with one row a line, so that a diff shows the models that changed."""
-    lines = [json.dumps(row, ensure_ascii=False, separators=(", ", ": ")) for row in rows]
+    lines = [json.dumps(row, ensure_ascii=False, separators=(",", ":")) for row in rows]
     path.write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")
 
 

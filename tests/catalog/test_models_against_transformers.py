@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from typing import Any
 
@@ -19,8 +20,13 @@ KEYS = ["name", "aliases", "hub_id", "family", "class", "config", "parameters", 
 
 
 def plain(name: str) -> str:
-    """The name as look-ups compare it: without its owner, case and punctuation."""
-    return "".join(letter for letter in name.lower().rsplit("/", 1)[-1] if letter.isalnum())
+    """The name as look-ups compare it: without its owner, in lower case, any punctuation as one dash (opt-1.3b is not opt-13b)."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower().rsplit("/", 1)[-1]).strip("-")
+
+
+def is_built_by_transformers(config: dict[str, Any]) -> bool:
+    """Whether the model is what `transformers` builds: its MPT has neither the biases nor the learned positions of llm-foundry's."""
+    return config["model_type"] in transformers.CONFIG_MAPPING and not config.get("learned_pos_emb")
 
 
 def names_of(row: dict[str, Any]) -> list[str]:
@@ -33,7 +39,7 @@ def test_parameters_are_those_of_the_transformers_model(row: dict[str, Any]) -> 
     assert list(row) == KEYS
     assert row["parameters"] > 0 and row["source"] and row["config"]["model_type"]
     if row["class"] is None:
-        assert row["config"]["model_type"] not in transformers.CONFIG_MAPPING, "transformers has this model type: count it"
+        assert not is_built_by_transformers(row["config"]), "transformers builds this model: count it"
         return
     assert row["config"]["architectures"] == [row["class"]]
     assert count_parameters(row) == row["parameters"]
