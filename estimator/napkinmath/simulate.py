@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from napkinmath.expr import Bindings
-from napkinmath.ledger import ALLOC, Tensor
+from napkinmath.ledger import Tensor
 from napkinmath.lowering.autograd import RUN, TAKE
 from napkinmath.timeline import Kernel, Stamp, TensorInfo, Timeline, TimelineSegment
 
@@ -19,17 +19,21 @@ if TYPE_CHECKING:
         def __call__(self, op: Op | None, costs: tuple[Cost, ...], backward: bool, bind: Bindings) -> list[Kernel]: ...
 
 
-def run_order(step: Step, *, steps: int = 2) -> list[Segment]:
-    """The segments of loading and of `steps` training steps: the first creates the optimizer's states, later ones find them."""
-    order = list(step.load)
+def run_order(step: Step, *, steps: int = 2) -> tuple[list[Segment], tuple[int, ...]]:
+    """The segments of loading and of `steps` training steps, and where each step starts.
+
+    The first step creates the optimizer's states, later ones find them.
+    """
+    order, starts = list(step.load), []
     for number in range(steps):
+        starts.append(len(order))
         for repeat, segments in step.micro_steps:
             for _ in range(repeat):
                 order += segments
         order += step.update.clip
         order += step.update.states if number == 0 else []
         order += step.update.work + step.update.zero
-    return order
+    return order, tuple(starts)
 
 
 def simulate(step: Step, clock: Clock | None = None, *, steps: int = 2) -> Timeline:
@@ -48,13 +52,14 @@ def simulate(step: Step, clock: Clock | None = None, *, steps: int = 2) -> Timel
         return found
 
     scopes: dict[tuple[tuple[str, int], ...], Bindings] = {(): bindings}
-    for segment in run_order(step, steps=steps):
+    order, starts = run_order(step, steps=steps)
+    for segment in order:
         found = made.get(id(segment))
         if found is None:
             bind = scopes.setdefault(segment.symbols, bindings.extended(dict(segment.symbols)))
             found = made[id(segment)] = _lay_out(segment, bind, index_of, clock)
         ordered.append(found)
-    return Timeline(infos, ordered, Stamp(origin="analytic"))
+    return Timeline(infos, ordered, Stamp(origin="analytic"), starts)
 
 
 def _lay_out(segment: Segment, bind: Bindings, index_of, clock: Clock | None) -> TimelineSegment:  # noqa: ANN001
@@ -75,5 +80,3 @@ def _lay_out(segment: Segment, bind: Bindings, index_of, clock: Clock | None) ->
             events.append((action, index_of(payload, bind)))
     return TimelineSegment(segment.name, segment.phase, segment.repeat, events, pairs, kernels, sum(k.seconds for k in kernels))
 
-
-_ = ALLOC

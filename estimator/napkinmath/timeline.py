@@ -42,10 +42,10 @@ class TimelineSegment:
 class Kernel:
     """Work of one operation: seconds, and what bounds it."""
 
-    __slots__ = ("bound", "flops", "module", "moved", "name", "seconds")
+    __slots__ = ("bound", "flops", "launches", "module", "moved", "name", "seconds")
 
-    def __init__(self, name: str, module: str, seconds: float, flops: int, moved: int, bound: str) -> None:
-        self.name, self.module, self.seconds, self.flops, self.moved, self.bound = name, module, seconds, flops, moved, bound
+    def __init__(self, name: str, module: str, seconds: float, flops: int, moved: int, bound: str, launches: int = 1) -> None:
+        self.name, self.module, self.seconds, self.flops, self.moved, self.bound, self.launches = name, module, seconds, flops, moved, bound, launches
 
 
 class Point(Record):
@@ -67,10 +67,11 @@ class Stamp(Record):
 class Timeline:
     """Tensors, segments and their stamp; see the module docstring."""
 
-    __slots__ = ("segments", "stamp", "tensors")
+    __slots__ = ("segments", "stamp", "step_starts", "tensors")
 
-    def __init__(self, tensors: list[TensorInfo], segments: list[TimelineSegment], stamp: Stamp) -> None:
+    def __init__(self, tensors: list[TensorInfo], segments: list[TimelineSegment], stamp: Stamp, step_starts: tuple[int, ...] = ()) -> None:
         self.tensors, self.segments, self.stamp = tensors, segments, stamp
+        self.step_starts = step_starts  # index of the first segment of each training step
 
     # ------------------------------------------------------------ bytes
 

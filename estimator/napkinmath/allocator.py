@@ -1,0 +1,362 @@
+"""Replay of PyTorch's CUDA caching allocator over a timeline: what it books (allocated) and what it holds (reserved).
+
+Rules of c10/cuda/CUDACachingAllocator.cpp (torch 2.10 to 2.13): requests round up to 512 B; up to 1 MiB they come from 2 MiB
+segments of the small pool, up to 10 MiB from 20 MiB segments, above from segments rounded to 2 MiB; best fit by (size,
+address); a small block splits if 512 B remain, a large one if more than 1 MiB remains (any, with expandable segments);
+free neighbours merge; when the device is full, cached segments are returned and the request is tried again. Blocks are booked
+whole, so an unsplit remainder counts as allocated.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+
+from napkinmath.errors import InputError, shown
+from napkinmath.record import Record
+from napkinmath.units import GIB, MIB, format_bytes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from napkinmath.timeline import Timeline
+
+GRANULE = 512
+SMALL_LIMIT = MIB
+SMALL_SEGMENT = 2 * MIB
+LARGE_SEGMENT = 20 * MIB
+LARGE_LIMIT = 10 * MIB
+LARGE_ROUNDING = 2 * MIB
+UNLIMITED = 1 << 62
+_ADDRESS_BITS = 52
+_ADDRESS_MASK = (1 << _ADDRESS_BITS) - 1
+
+
+class AllocatorSettings(Record):
+    """What PYTORCH_ALLOC_CONF (formerly PYTORCH_CUDA_ALLOC_CONF) can change, and the memory there is."""
+
+    expandable_segments: bool = False
+    max_split_bytes: int = UNLIMITED
+    roundup_power2_divisions: int = 0
+    garbage_collection_threshold: float = 0.0
+    """Share of the memory limit above which old cached segments are returned; acts only under a limit."""
+    large_segment_bytes: int = LARGE_SEGMENT
+    limit_bytes: int = UNLIMITED
+
+    def validate(self) -> None:
+        if self.max_split_bytes < LARGE_SEGMENT:
+            raise InputError(f"max_split_size_mb:{self.max_split_bytes // MIB} is too small; PyTorch accepts values above 20")
+        if self.roundup_power2_divisions & (self.roundup_power2_divisions - 1):
+            raise InputError(f"roundup_power2_divisions:{self.roundup_power2_divisions} is not a power of two; use 1, 2, 4, 8, ...")
+        if not 0 <= self.garbage_collection_threshold < 1:
+            raise InputError(f"garbage_collection_threshold:{self.garbage_collection_threshold} is not a share; use 0 < x < 1")
+
+
+def parse_settings(text: str, *, limit_bytes: int = UNLIMITED) -> AllocatorSettings:
+    """'expandable_segments:True,max_split_size_mb:128' as settings; raises InputError quoting an unknown or malformed entry."""
+    values: dict[str, object] = {"limit_bytes": limit_bytes}
+    for entry in filter(None, (e.strip() for e in text.split(","))):
+        key, _, value = (part.strip() for part in entry.partition(":"))
+        try:
+            if key == "expandable_segments":
+                values[key] = {"true": True, "false": False}[value.lower()]
+            elif key == "max_split_size_mb":
+                values["max_split_bytes"] = int(value) * MIB
+            elif key == "large_segment_size_mb":
+                values["large_segment_bytes"] = int(value) * MIB
+            elif key == "roundup_power2_divisions":
+                values[key] = int(value)
+            elif key == "garbage_collection_threshold":
+                values[key] = float(value)
+            elif key != "backend" or value != "native":
+                raise InputError(f"allocator setting {shown(entry)} is not modelled; known: expandable_segments, max_split_size_mb, roundup_power2_divisions, garbage_collection_threshold, large_segment_size_mb, backend:native")
+        except (KeyError, ValueError) as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(f"allocator setting {shown(entry)} has no valid value; write e.g. expandable_segments:True or max_split_size_mb:128") from None
+    return AllocatorSettings(**values)
+
+
+class OutOfMemory(Exception):
+    """The replay found no memory for a request, even after returning every cached segment."""
+
+    def __init__(self, requested: int, allocated: int, reserved: int, limit: int) -> None:
+        super().__init__(f"tried to allocate {format_bytes(requested)}; {format_bytes(allocated)} allocated, {format_bytes(reserved)} reserved of {limit / GIB:.2f} GiB")
+        self.requested, self.allocated, self.reserved, self.limit = requested, allocated, reserved, limit
+
+
+class Block:
+    """A range of a segment: free or booked, with its neighbours."""
+
+    __slots__ = ("address", "after", "before", "free", "segment", "size", "small")
+
+    def __init__(self, address: int, size: int, small: bool, segment: Segment) -> None:
+        self.address, self.size, self.small, self.segment = address, size, small, segment
+        self.before: Block | None = None
+        self.after: Block | None = None
+        self.free = True
+
+
+class Segment:
+    """Memory got from the device in one piece (or, expandable, growing at its end)."""
+
+    __slots__ = ("address", "last", "last_used", "size", "small")
+
+    def __init__(self, address: int, size: int, small: bool) -> None:
+        self.address, self.size, self.small = address, size, small
+        self.last_used = 0
+        self.last: Block | None = None
+
+
+class CachingAllocator:
+    """The allocator's state: `allocated`, `reserved`, their peaks, free blocks of both pools, live segments."""
+
+    def __init__(self, settings: AllocatorSettings | None = None) -> None:
+        self.settings = settings or AllocatorSettings()
+        self.allocated = self.reserved = self.peak_allocated = self.peak_reserved = self.requested = 0
+        self.num_retries = 0
+        self.segments: dict[int, Segment] = {}
+        self._free: tuple[list[int], list[int]] = ([], [])  # keys (size << bits | address) of free blocks; large, small pool
+        self._at: dict[int, Block] = {}  # free blocks by address
+        self._next_address = LARGE_ROUNDING
+        self._expandable: list[Segment | None] = [None, None]
+        self._clock = 0
+
+    # ------------------------------------------------------------ public
+
+    def malloc(self, nbytes: int) -> Block:
+        """Books a block of at least `nbytes` > 0; raises OutOfMemory."""
+        size = self._round(nbytes)
+        small = size <= SMALL_LIMIT
+        block = self._best_fit(size, small) or self._new_block(size, small, nbytes)
+        remaining = block.size - size
+        if remaining and self._splits(remaining, size, small):
+            self._split(block, size)
+        block.free = False
+        self._clock += 1
+        block.segment.last_used = self._clock
+        self.allocated += block.size
+        if self.allocated > self.peak_allocated:
+            self.peak_allocated = self.allocated
+        return block
+
+    def free(self, block: Block) -> None:
+        """Returns a block to its pool, merged with free neighbours."""
+        self.allocated -= block.size
+        at, free = self._at, self._free[block.small]
+        before, after = block.before, block.after
+        if before is not None and before.free:
+            del free[bisect_left(free, before.size << _ADDRESS_BITS | before.address)]
+            del at[before.address]
+            before.size += block.size
+            before.after = after
+            if after is not None:
+                after.before = before
+            else:
+                block.segment.last = before
+            block = before
+        if after is not None and after.free:
+            del free[bisect_left(free, after.size << _ADDRESS_BITS | after.address)]
+            del at[after.address]
+            block.size += after.size
+            block.after = after.after
+            if after.after is not None:
+                after.after.before = block
+            else:
+                block.segment.last = block
+        block.free = True
+        at[block.address] = block
+        insort(free, block.size << _ADDRESS_BITS | block.address)
+
+    def empty_cache(self) -> int:
+        """Returns every segment without a booked block to the device; gives the bytes returned."""
+        returned = 0
+        for key in [k for free in self._free for k in free]:
+            block = self._at[key & _ADDRESS_MASK]
+            if block.size == block.segment.size and self._expandable[block.small] is not block.segment:
+                returned += self._release(block)
+        return returned + self._trim_expandable()
+
+    def inactive_split_bytes(self) -> int:
+        """Free bytes in segments that also hold booked blocks: what cannot be returned."""
+        return sum(b.size for b in self._at.values() if b.size != b.segment.size)
+
+    # ------------------------------------------------------------ rules
+
+    def _round(self, nbytes: int) -> int:
+        divisions = self.settings.roundup_power2_divisions
+        if divisions > 1 and nbytes > GRANULE * divisions:
+            floor = 1 << (nbytes.bit_length() - 1)
+            step = floor // divisions
+            return nbytes if nbytes == floor else floor + -(-(nbytes - floor) // step) * step
+        return (nbytes + GRANULE - 1) // GRANULE * GRANULE
+
+    def _splits(self, remaining: int, size: int, small: bool) -> bool:
+        if small or self.settings.expandable_segments:
+            return remaining >= GRANULE
+        return size < self.settings.max_split_bytes and remaining > SMALL_LIMIT
+
+    def _best_fit(self, size: int, small: bool) -> Block | None:
+        free = self._free[small]
+        index = bisect_left(free, size << _ADDRESS_BITS)
+        if index == len(free):
+            return None
+        key = free[index]
+        limit = self.settings.max_split_bytes
+        if limit != UNLIMITED and not small:
+            found = key >> _ADDRESS_BITS
+            if (size < limit <= found) or (size >= limit and found >= size + LARGE_SEGMENT):
+                return None
+        del free[index]
+        return self._at.pop(key & _ADDRESS_MASK)
+
+    def _split(self, block: Block, size: int) -> None:
+        rest = Block(block.address + size, block.size - size, block.small, block.segment)
+        rest.before, rest.after = block, block.after
+        if block.after is not None:
+            block.after.before = rest
+        else:
+            block.segment.last = rest
+        block.after, block.size = rest, size
+        self._at[rest.address] = rest
+        insort(self._free[rest.small], rest.size << _ADDRESS_BITS | rest.address)
+
+    def _segment_size(self, size: int, small: bool) -> int:
+        if small:
+            return SMALL_SEGMENT
+        if size < LARGE_LIMIT:
+            return self.settings.large_segment_bytes
+        return (size + LARGE_ROUNDING - 1) // LARGE_ROUNDING * LARGE_ROUNDING
+
+    def _new_block(self, size: int, small: bool, nbytes: int) -> Block:
+        settings = self.settings
+        if settings.expandable_segments:
+            return self._expand(size, small, nbytes)
+        want = self._segment_size(size, small)
+        if settings.garbage_collection_threshold and settings.limit_bytes != UNLIMITED:
+            self._collect(want)
+        if self.reserved + want > settings.limit_bytes:
+            self.num_retries += 1
+            self.empty_cache()
+            if self.reserved + want > settings.limit_bytes:
+                raise OutOfMemory(nbytes, self.allocated, self.reserved, settings.limit_bytes)
+        segment = Segment(self._next_address, want, small)
+        self._next_address += want
+        self.segments[segment.address] = segment
+        block = Block(segment.address, want, small, segment)
+        segment.last = block
+        self._grow(want)
+        return block
+
+    def _grow(self, nbytes: int) -> None:
+        self.reserved += nbytes
+        if self.reserved > self.peak_reserved:
+            self.peak_reserved = self.reserved
+
+    def _expand(self, size: int, small: bool, nbytes: int) -> Block:
+        """Maps more pages (2 MiB small pool, 20 MiB large pool) at the end of the pool's one growing segment."""
+        segment = self._expandable[small]
+        if segment is None:
+            segment = self._expandable[small] = Segment(self._next_address, 0, small)
+            self._next_address += 1 << 46
+            self.segments[segment.address] = segment
+        last = segment.last
+        tail = last.size if last is not None and last.free else 0
+        page = SMALL_SEGMENT if small else self.settings.large_segment_bytes
+        want = -(-(size - tail) // page) * page
+        if self.reserved + want > self.settings.limit_bytes:
+            raise OutOfMemory(nbytes, self.allocated, self.reserved, self.settings.limit_bytes)
+        if tail and last is not None:
+            free = self._free[small]
+            del free[bisect_left(free, last.size << _ADDRESS_BITS | last.address)]
+            del self._at[last.address]
+            last.size += want
+            block = last
+        else:
+            block = Block(segment.address + segment.size, want, small, segment)
+            block.before = last
+            if last is not None:
+                last.after = block
+            segment.last = block
+        segment.size += want
+        self._grow(want)
+        return block
+
+    def _release(self, block: Block) -> int:
+        free = self._free[block.small]
+        del free[bisect_left(free, block.size << _ADDRESS_BITS | block.address)]
+        del self._at[block.address]
+        del self.segments[block.segment.address]
+        self.reserved -= block.size
+        return block.size
+
+    def _trim_expandable(self) -> int:
+        """Unmaps whole pages at the free end of the growing segments."""
+        returned = 0
+        for small in (0, 1):
+            segment = self._expandable[small]
+            last = segment.last if segment is not None else None
+            if segment is None or last is None or not last.free:
+                continue
+            free = self._free[small]
+            del free[bisect_left(free, last.size << _ADDRESS_BITS | last.address)]
+            del self._at[last.address]
+            returned += last.size
+            segment.size -= last.size
+            self.reserved -= last.size
+            segment.last = last.before
+            if last.before is not None:
+                last.before.after = None
+        return returned
+
+    def _collect(self, want: int) -> None:
+        """Returns the least recently used cached segments while reserved is above the threshold."""
+        threshold = self.settings.garbage_collection_threshold * self.settings.limit_bytes
+        if self.reserved + want <= threshold:
+            return
+        whole = sorted((b for b in self._at.values() if b.size == b.segment.size), key=lambda b: b.segment.last_used)
+        for block in whole:
+            if self.reserved + want <= threshold:
+                return
+            self._release(block)
+
+
+class Replay(Record):
+    """What a timeline costs in the allocator's books."""
+
+    peak_allocated: int
+    peak_reserved: int
+    end_allocated: int
+    end_reserved: int
+    inactive_split_bytes: int
+    num_segments: int
+    num_retries: int
+    out_of_memory: str = ""
+    """The failed request, if a limit was set and hit; the peaks are then those reached before."""
+
+
+def replay(timeline: Timeline, settings: AllocatorSettings | None = None) -> Replay:
+    """Replays a timeline's events in order; tensors of no bytes take none."""
+    allocator = CachingAllocator(settings)
+    sizes = [t.nbytes for t in timeline.tensors]
+    held: list[list[Block]] = [[] for _ in sizes]
+    malloc, free = allocator.malloc, allocator.free
+    failed = ""
+    try:
+        for segment in timeline.segments:
+            steps = [(action, index) for action, index in segment.events if action == "=" or (action in "+-" and sizes[index])]
+            pairs = segment.pairs
+            for _ in range(segment.repeat):
+                for action, index in steps:
+                    if action == "+":
+                        held[index].append(malloc(sizes[index]))
+                    elif action == "-":
+                        free(held[index].pop())
+                    else:
+                        old, new = pairs[index]
+                        if sizes[old]:
+                            held[new].append(held[old].pop())
+    except OutOfMemory as error:
+        failed = str(error)
+    return Replay(
+        peak_allocated=allocator.peak_allocated, peak_reserved=allocator.peak_reserved, end_allocated=allocator.allocated, end_reserved=allocator.reserved,
+        inactive_split_bytes=allocator.inactive_split_bytes(), num_segments=len(allocator.segments), num_retries=allocator.num_retries, out_of_memory=failed,
+    )  # fmt: skip

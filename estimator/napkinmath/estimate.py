@@ -1,0 +1,252 @@
+"""estimate(): one call from a model and a training configuration to an Estimate, whose every figure is read off one Timeline."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from napkinmath.allocator import AllocatorSettings, Replay, replay
+from napkinmath.ledger import Phase, Role
+from napkinmath.lowering.policy import Policy
+from napkinmath.model_spec import ModelSpec
+from napkinmath.record import Record
+from napkinmath.schedule import Clock, StepTime, phase_times
+from napkinmath.simulate import simulate
+from napkinmath.step import Step, build_step
+from napkinmath.timeline import Point, Timeline
+from napkinmath.train_config import TrainConfig
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from napkinmath.efficiency import Efficiency
+    from napkinmath.hardware import Gpu, Hardware
+
+
+class Range(Record):
+    """A figure and the span in which nine of ten measurements are expected."""
+
+    low: float
+    value: float
+    high: float
+
+
+class Memory(Record):
+    """Peak bytes: `requested` by the program, `allocated` and `reserved` by the allocator, `device` as nvidia-smi shows it."""
+
+    requested: int
+    allocated: Range
+    reserved: Range
+    device: Range
+
+
+class Verdict(str, Enum):
+    """Whether a step fits a device; each value has the command's exit code."""
+
+    FITS = "fits"
+    DOES_NOT_FIT = "does not fit"
+    UNKNOWN = "cannot tell"
+    NOT_ASKED = "no device named"
+
+    @property
+    def exit_code(self) -> int:
+        """0 fits or nothing asked, 1 does not fit, 3 cannot tell."""
+        return {"fits": 0, "no device named": 0, "does not fit": 1, "cannot tell": 3}[self.value]
+
+
+class Fit(Record):
+    """One GPU's answer: its memory, what the step needs of it, and the verdict."""
+
+    gpu: str
+    capacity_bytes: int
+    headroom_bytes: int
+    verdict: Verdict
+
+
+class Change(Record):
+    """Something to turn on: what it saves at the peak, and the speed it leaves (ratio of tokens/s; None without a GPU)."""
+
+    flag: str
+    meaning: str
+    saved_bytes: int
+    speed_ratio: float | None = None
+
+
+class Finding(Record):
+    """Something off about the configuration, in one sentence, with the bytes it costs where known."""
+
+    text: str
+    nbytes: int = 0
+
+
+class Estimate:
+    """The priced training step. Figures are computed when first asked for."""
+
+    def __init__(self, spec: ModelSpec, config: TrainConfig, step: Step, timeline: Timeline, *, hardware: Hardware | None, speed: Efficiency | None, settings: AllocatorSettings) -> None:
+        self.spec, self.config, self.step, self.timeline = spec, config, step, timeline
+        self.hardware, self.speed, self.settings = hardware, speed, settings
+        self._cache: dict[str, Any] = {}
+
+    def _once(self, key: str, make: Any) -> Any:
+        if key not in self._cache:
+            self._cache[key] = make()
+        return self._cache[key]
+
+    # ------------------------------------------------------------ memory
+
+    @property
+    def peak(self) -> Point:
+        """The moment of most requested bytes."""
+        return self._once("peak", self.timeline.peak)
+
+    @property
+    def phase_peaks(self) -> dict[Phase, Point]:
+        """The highest point of each phase, highest first: the winner and the runners-up."""
+        return self._once("phases", self.timeline.phase_peaks)
+
+    @property
+    def replay(self) -> Replay:
+        """The allocator's books over loading and two steps."""
+        return self._once("replay", lambda: replay(self.timeline, self.settings))
+
+    @property
+    def memory(self) -> Memory:
+        """Requested, allocated, reserved and device peaks with their ranges."""
+        from napkinmath.accuracy import memory_ranges
+
+        return self._once("memory", lambda: memory_ranges(self))
+
+    @property
+    def breakdown(self) -> dict[Role, int]:
+        """Bytes by role at the peak; with allocator slack and device context they sum to the device figure."""
+        return self._once("breakdown", lambda: self.timeline.breakdown(self.peak))
+
+    @property
+    def num_parameters(self) -> int:
+        """Parameters of the base model, tied ones once."""
+        return self._once("parameters", lambda: count_parameters(self.step)[0])
+
+    @property
+    def num_trained(self) -> int:
+        """Parameters that get a gradient, adapters included."""
+        return self._once("trained", lambda: count_parameters(self.step)[1])
+
+    # ------------------------------------------------------------ time
+
+    @property
+    def time(self) -> StepTime | None:
+        """The steady step's time; None where the hardware has no known speed."""
+        return self._once("time", self._time)
+
+    def _time(self) -> StepTime | None:
+        if self.speed is None or self.hardware is None:
+            return None
+        from napkinmath.flops import hardware_flops, model_flops
+
+        config = self.config
+        rule = self.step.policy.rule
+        peak = self.hardware.gpu.dense_flops_per_s(rule.gemm or (rule.autocast or self.step.policy.compute_dtype if config.quantization else rule.autocast or rule.parameters))
+        start = self.timeline.step_starts[-1]
+        return StepTime(
+            phases=phase_times(self.timeline, self.speed, first_segment=start),
+            tokens=config.micro_batch_size * config.sequence_length * config.gradient_accumulation_steps,
+            model_flops=model_flops(self.step), hardware_flops=hardware_flops(self.timeline, start), peak_flops_per_s=peak,
+        )  # fmt: skip
+
+    # ------------------------------------------------------------ answers
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether it fits the hardware named."""
+        from napkinmath.answers import verdict_on
+
+        return Verdict.NOT_ASKED if self.hardware is None else verdict_on(self, self.hardware)
+
+    @property
+    def fits_on(self) -> tuple[Fit, ...]:
+        """The catalogued GPUs from small to large, each with its verdict."""
+        from napkinmath.answers import fits_on
+
+        return self._once("fits_on", lambda: fits_on(self))
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """The changes that would save most at the peak, best first."""
+        from napkinmath.answers import changes
+
+        return self._once("changes", lambda: changes(self))
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What is off about the configuration."""
+        from napkinmath.answers import findings
+
+        return self._once("findings", lambda: findings(self))
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """Every value that was not given but assumed."""
+        from napkinmath.answers import assumptions
+
+        return self._once("assumptions", lambda: assumptions(self))
+
+
+def estimate(
+    model: str | Mapping[str, object] | ModelSpec, config: TrainConfig | None = None, *, hardware: str | Gpu | Hardware | None = None, efficiency: Efficiency | None = None,
+    allocator: str | AllocatorSettings = "", **changes: Any,
+) -> Estimate:  # fmt: skip
+    """Prices one training step of a model.
+
+    `model`: a catalogued name, the path of a config.json or its folder, a config as a mapping, or a ModelSpec. `config` or its
+    fields as keywords say how it is trained; `hardware` a GPU by name. `efficiency` replaces the GPU's default speeds by
+    calibrated ones. Raises InputError for anything that cannot be understood.
+    """
+    from napkinmath.allocator import parse_settings
+    from napkinmath.catalog.models import read_model
+    from napkinmath.lowering.choices import resolve
+
+    spec = model if isinstance(model, ModelSpec) else read_model(model)
+    config = (config or TrainConfig()).replace(**changes) if changes else config or TrainConfig()
+    machine = _hardware(hardware)
+    speed = efficiency or _default_speed(machine)
+    policy: Policy = resolve(spec, config, machine)
+    step = build_step(spec, policy)
+    clock = Clock(speed, policy) if speed is not None else None
+    settings = parse_settings(allocator) if isinstance(allocator, str) else allocator
+    return Estimate(spec, config, step, simulate(step, clock), hardware=machine, speed=speed, settings=settings)
+
+
+def _hardware(given: str | Gpu | Hardware | None) -> Hardware | None:
+    if given is None:
+        return None
+    from napkinmath.catalog.gpus import find_hardware
+    from napkinmath.hardware import Gpu, Hardware
+
+    if isinstance(given, str):
+        return find_hardware(given)
+    return Hardware(gpu=given, memory_bytes=given.memory_bytes) if isinstance(given, Gpu) else given
+
+
+def _default_speed(hardware: Hardware | None) -> Efficiency | None:
+    if hardware is None or not hardware.gpu.dense_flops or not hardware.gpu.bandwidth_bytes_per_s:
+        return None
+    from napkinmath.efficiency import default_efficiency
+
+    return default_efficiency(hardware.gpu)
+
+
+def count_parameters(step: Step) -> tuple[int, int]:
+    """(base parameters, trained parameters), tied ones once, buffers not counted."""
+    from napkinmath.expr import Bindings
+
+    base = trained = 0
+    top = Bindings(step.symbols)
+    for run in step.runs:
+        bind = top.extended(dict(run.stage.symbols))
+        for weight in run.block.weights:
+            if not weight.tied_to and not weight.buffer:
+                count = bind(weight.elements) * run.count
+                base += count if weight.kind != "adapter" else 0
+                trained += count if weight.trainable else 0
+    return base, trained

@@ -1,0 +1,143 @@
+"""The clock: prices every operation of a step on a GPU, and adds up a step with what bounds it."""
+
+from __future__ import annotations
+
+from napkinmath import efficiency
+from napkinmath.costs import Attention, Dequantize, Gemm, HostCopy, Move
+from napkinmath.ledger import Phase
+from napkinmath.record import Record
+from napkinmath.timeline import Kernel
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from napkinmath.costs import Cost
+    from napkinmath.efficiency import Efficiency
+    from napkinmath.expr import Bindings
+    from napkinmath.ledger import Op
+    from napkinmath.lowering.policy import Policy
+    from napkinmath.timeline import Timeline
+
+COMPUTE, BANDWIDTH, LAUNCH, HOST_LINK = "compute", "bandwidth", "launch", "host link"
+# Kernels that one forward or backward call of an operation launches, where it is not one.
+_ATTENTION_KERNELS = {False: 1, True: 4}
+_DEQUANTIZE_KERNELS = 3
+
+
+class Clock:
+    """Seconds of operations on one GPU under one policy; sizes are bound by the caller (ints, or arrays in a sweep)."""
+
+    def __init__(self, speed: Efficiency, policy: Policy) -> None:
+        self.speed, self.policy = speed, policy
+        self._gemm_dtype = policy.rule.gemm
+
+    def __call__(self, op: Op | None, costs: tuple[Cost, ...], backward: bool, bind: Bindings) -> list[Kernel]:
+        """The kernels of one operation with their seconds."""
+        name, module = (op.name, op.module) if op is not None else ("update", "")
+        return [self._kernel(name, module, cost, bind) for cost in costs]
+
+    def _kernel(self, name: str, module: str, cost: Cost, bind: Bindings) -> Kernel:
+        seconds, launches = self.seconds(cost, bind)
+        flops, moved = bind(cost.flops), bind(cost.moved)
+        bound = HOST_LINK if isinstance(cost, HostCopy) else COMPUTE if isinstance(cost, (Gemm, Attention)) and not self._memory_bound(seconds, moved) else BANDWIDTH
+        return Kernel(name, module, seconds, flops, moved, bound, launches)
+
+    def _memory_bound(self, seconds: Any, moved: Any) -> bool:
+        return moved / self.speed.stream_bytes_per_s > 0.8 * seconds
+
+    def seconds(self, cost: Cost, bind: Bindings) -> tuple[Any, int]:
+        """(seconds, kernel launches) of a cost."""
+        speed = self.speed
+        if isinstance(cost, Gemm):
+            return efficiency.gemm_s(bind(cost.m), bind(cost.n), bind(cost.k), self._gemm_dtype or cost.dtype, speed, batch=bind(cost.batch)), 1
+        if isinstance(cost, Move):
+            launches = bind(cost.launches)
+            return efficiency.elementwise_s(bind(cost.moved), speed, launches=launches), launches
+        if isinstance(cost, Attention):
+            window = bind(cost.window) if cost.window is not None else None
+            kernel = cost.kernel
+            return efficiency.attention_s(
+                kernel, bind(cost.rows), bind(cost.heads), bind(cost.kv_heads), bind(cost.s_q), bind(cost.s_kv), bind(cost.head_dim), cost.causal, window, cost.dtype, cost.backward, speed
+            ), _ATTENTION_KERNELS[cost.backward]  # fmt: skip
+        if isinstance(cost, Dequantize):
+            return efficiency.dequantize_s(cost.kind, bind(cost.elements), speed), _DEQUANTIZE_KERNELS
+        return efficiency.host_copy_s(bind(cost.moved), cost.pinned, speed), 1
+
+
+class PhaseTime(Record):
+    """One phase of the step: device seconds, host seconds to issue it, and shares of device time by bound."""
+
+    phase: Phase
+    device_s: float
+    host_s: float
+    shares: tuple[tuple[str, float], ...]
+
+    @property
+    def seconds(self) -> float:
+        """The longer of device and host: the queue lets one run ahead of the other within a phase."""
+        return max(self.device_s, self.host_s)
+
+    @property
+    def bound(self) -> str:
+        """What bounds the phase."""
+        if self.host_s > self.device_s:
+            return LAUNCH
+        return max(self.shares, key=lambda item: item[1])[0] if self.shares else BANDWIDTH
+
+
+class StepTime(Record):
+    """Seconds of one steady step, its floating-point work, and what bounds it by phase."""
+
+    phases: tuple[PhaseTime, ...]
+    tokens: int
+    model_flops: int
+    """Forward and backward without recomputation."""
+    hardware_flops: int
+    """Everything computed, recomputation too."""
+    peak_flops_per_s: float
+
+    @property
+    def seconds(self) -> float:
+        """Device and host overlap over the whole step; the slower one is the step."""
+        return max(sum(p.device_s for p in self.phases), sum(p.host_s for p in self.phases))
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens of all micro-steps over the step's seconds."""
+        return self.tokens / self.seconds
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOP/s over the datasheet's dense peak, recomputation not counted."""
+        return self.model_flops / self.seconds / self.peak_flops_per_s
+
+    @property
+    def hfu(self) -> float:
+        """Hardware FLOP/s over the datasheet's dense peak, recomputation counted."""
+        return self.hardware_flops / self.seconds / self.peak_flops_per_s
+
+    def share(self, bound: str) -> float:
+        """Share of the step that a bound explains."""
+        device = sum(p.device_s for p in self.phases)
+        if bound == LAUNCH:
+            return max(0.0, 1 - device / self.seconds)
+        return sum(dict(p.shares).get(bound, 0.0) * p.device_s for p in self.phases) / self.seconds
+
+
+def phase_times(timeline: Timeline, speed: Efficiency, *, first_segment: int) -> tuple[PhaseTime, ...]:
+    """Device and host seconds of each phase from a segment on, in order of occurrence."""
+    device: dict[Phase, dict[str, float]] = {}
+    host: dict[Phase, float] = {}
+    for segment in timeline.segments[first_segment:]:
+        by_bound = device.setdefault(segment.phase, {})
+        for kernel in segment.kernels:
+            by_bound[kernel.bound] = by_bound.get(kernel.bound, 0.0) + kernel.seconds * segment.repeat
+        launches = sum(k.launches for k in segment.kernels) * segment.repeat
+        host[segment.phase] = host.get(segment.phase, 0.0) + efficiency.dispatch_s(launches, segment.phase is Phase.BACKWARD, speed)
+    times: list[PhaseTime] = []
+    for phase, by_bound in device.items():
+        total = sum(by_bound.values())
+        if total:
+            times.append(PhaseTime(phase=phase, device_s=total, host_s=host[phase], shares=tuple((name, value / total) for name, value in by_bound.items())))
+    return tuple(times)
