@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from napkinmath.errors import InputError
 from napkinmath.record import Record
-from napkinmath.units import GIB, MIB
+from napkinmath.units import GIB, KIB, MIB
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,22 +31,29 @@ _DTYPE_KEYS = {"fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "uint8": "int8", "nf4": "bf
 _THREADS_PER_SM = {"7.5": 1024, "8.6": 1536, "8.9": 1536, "12.0": 1536, "12.1": 1536}
 _DEFAULT_THREADS_PER_SM = 2048
 
-# A CUDA context holds local memory for every resident thread, so it grows with SMs x threads. Line through published bare
-# contexts with lazy module loading: 426 MiB on RTX 6000 Ada (unsloth-zoo PR 1053), 256 on RTX 3090 (InvokeAI issue 9413),
-# 522 on H100 and 111 in use on T4 (processes named in torch out-of-memory messages).
+# A CUDA context holds local memory for every resident thread, so it grows with SMs x threads. The line through four published bare
+# contexts with lazy module loading (102-111 MiB on T4, 256 on RTX 3090, 426 on RTX 6000 Ada, 522 on H100) gives the others: 418 on
+# A100-40 and 618 on B300 against 432 and 582. Sources: InvokeAI issue 9413, unsloth-zoo PR 1053, "Process N has X memory in use" in
+# torch out-of-memory messages.
 _CONTEXT_BASE_BYTES = 27 * MIB
 _CONTEXT_BYTES_PER_THREAD = 1920
 # Kernels loaded lazily while training (cuBLAS, attention, elementwise): process total less the context above and what torch
-# reserved, in out-of-memory messages: 10-40 MiB on T4, 50-60 on RTX 3090/4090, 0 on RTX 5090, 130-170 on H200 and B200.
+# reserved, in out-of-memory messages: 10-40 MiB on T4, 40-60 on V100, RTX A6000, 3090 and 4090, 0 on RTX 5090; 130-170 on H200, B200 and
+# RTX PRO 6000, whose libraries carry larger kernels.
 _LOADED_KERNELS_BYTES = 60 * MIB
-_LOADED_KERNELS_RANGE = (0, 170 * MIB)
+_LOADED_KERNELS_BYTES_HOPPER = 130 * MIB
+_LOADED_KERNELS_RANGE = (0, 180 * MIB)
 # Every kernel at once, as before CUDA 11.7 and torch 1.13: 666.6 MB against 287.0 MB lazily in the same program (pytorch PR
 # 86509); 1343 MiB on a V100 with torch 1.x (transformers 4.x, perf_train_gpu_one).
 _EAGER_MODULES_BYTES = 960 * MIB
 _EAGER_MODULES_RANGE = (360 * MIB, 1100 * MIB)
-# Instinct and Radeon: HIP runtime and code objects of one process.
-_HIP_CONTEXT_BYTES = 400 * MIB
+# Instinct and Radeon: HIP runtime and code objects of one process: 460 and 796 MiB on MI300X (device total less free and less torch's own,
+# in out-of-memory messages), 424 on RX 7900 XTX (llama.cpp issue 23999).
+_HIP_CONTEXT_BYTES = 460 * MIB
 _HIP_CONTEXT_RANGE = (200 * MIB, 1024 * MIB)
+# One memory for host and GPU: the operating system, Python and the loaders' buffers live in what CUDA reports. Typical, least, most; an
+# assumption, not a measurement.
+_UNIFIED_HOST_SHARE = (4 * GIB, 2 * GIB, 10 * GIB)
 
 
 class HostLink(Record):
@@ -133,7 +140,7 @@ class Gpu(Record):
         """Device memory a training process holds outside torch's allocator, with lazy module loading."""
         if self.vendor == "amd":
             return _HIP_CONTEXT_BYTES
-        return self._bare_context_bytes + _LOADED_KERNELS_BYTES
+        return self._bare_context_bytes + (_LOADED_KERNELS_BYTES_HOPPER if self.is_hopper_or_later else _LOADED_KERNELS_BYTES)
 
     @property
     def context_range(self) -> tuple[int, int]:
@@ -142,6 +149,17 @@ class Gpu(Record):
             return _HIP_CONTEXT_RANGE
         low, high = _LOADED_KERNELS_RANGE
         return self._bare_context_bytes + low, self._bare_context_bytes + high
+
+    @property
+    def cublas_workspace_bytes(self) -> int:
+        """What torch allocates for cuBLAS (hipBLAS) per thread and stream that multiplies: forward and autograd's thread have one each.
+
+        Through the caching allocator, so it counts as allocated. Source: torch 2.11+ aten/src/ATen/cuda/CublasHandlePool.cpp
+        parseChosenWorkspaceSize; before 2.8 only compute capability 9.0 had the larger one.
+        """
+        if self.vendor == "amd":
+            return (128 if self.compute_capability.startswith(("gfx94", "gfx95")) else 32) * MIB
+        return 32 * MIB if self.is_hopper_or_later else 2 * 4096 * KIB + 8 * 16 * KIB
 
     @property
     def _bare_context_bytes(self) -> int:
@@ -153,10 +171,11 @@ class Display:
     """What else holds the GPU's memory: (typical bytes, least, most)."""
 
     NONE = (0, 0, 0)
-    # A Linux desktop session: compositor, X server and a browser.
-    LINUX_DESKTOP = (600 * MIB, 200 * MIB, 1536 * MIB)
-    # Windows (WDDM): the desktop plus what the memory manager keeps for other processes.
-    WDDM = (1536 * MIB, 800 * MIB, 3 * GIB)
+    # A Linux desktop session: compositor, X or Wayland server, a browser. Not from one measurement: look at nvidia-smi before training.
+    LINUX_DESKTOP = (600 * MIB, 100 * MIB, 1536 * MIB)
+    # Windows (WDDM): the desktop and what its memory manager keeps: 424 MiB on Windows 11 (llama.cpp issue 23999), 2.5 GiB under WSL2 on
+    # the same card, 3.2 GiB of 22 on Windows 10 (ollama issue 9167).
+    WDDM = (1024 * MIB, 424 * MIB, 3277 * MIB)
 
 
 class Hardware(Record):
@@ -188,15 +207,19 @@ class Hardware(Record):
         return low + _EAGER_MODULES_RANGE[0], high + _EAGER_MODULES_RANGE[1]
 
     @property
+    def others_bytes(self) -> tuple[int, int, int]:
+        """What other programs hold of the memory: display, and the host's share where memory is unified (typical, least, most)."""
+        host = _UNIFIED_HOST_SHARE if self.gpu.unified_memory else Display.NONE
+        return self.display[0] + host[0], self.display[1] + host[1], self.display[2] + host[2]
+
+    @property
     def usable_bytes(self) -> int:
-        """What torch's allocator can reserve: the device's memory less context and display."""
-        return max(0, self.memory_bytes - self.context_bytes - self.display[0])
+        """What torch's allocator can reserve: the device's memory less context, display and a unified host's share."""
+        return max(0, self.memory_bytes - self.context_bytes - self.others_bytes[0])
 
     @property
     def usable_range(self) -> tuple[int, int]:
         """`usable_bytes` with everything else at its most and at its least."""
         low_context, high_context = self.context_range
-        return (
-            max(0, self.memory_bytes - high_context - self.display[2]),
-            max(0, self.memory_bytes - low_context - self.display[1]),
-        )
+        _, least, most = self.others_bytes
+        return max(0, self.memory_bytes - high_context - most), max(0, self.memory_bytes - low_context - least)

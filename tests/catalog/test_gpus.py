@@ -179,6 +179,16 @@ PUBLISHED_CONTEXTS = [
     ("H100", 522),
     ("H200", 670),
     ("B200", 712),
+    ("A100-40", 418),
+    ("B300", 618),
+    ("V100-SXM2-16GB", 384),
+    ("A6000", 304),
+    ("A6000", 309),
+    ("RTX PRO 6000", 692),
+    ("RTX PRO 6000", 696),
+    ("MI300X", 460),
+    ("MI300X", 796),
+    ("7900 XTX", 424),
 ]
 
 
@@ -199,8 +209,33 @@ def test_context_of_old_torch_on_v100():
     assert hardware.context_bytes == pytest.approx(1343 * MIB, rel=0.05)
 
 
+@pytest.mark.parametrize(
+    ("name", "workspace"), [("A100", 8519680), ("4090", 8519680), ("H100", 33554432), ("5090", 33554432), ("MI300X", 134217728)]
+)
+def test_cublas_workspace_is_torchs_default(name, workspace):
+    assert find_gpu(name).cublas_workspace_bytes == workspace
+
+
 def test_display_takes_memory_first():
     plain, desktop = find_hardware("4090"), find_hardware("4090", display=Display.WDDM)
     assert plain.usable_bytes - desktop.usable_bytes == Display.WDDM[0]
     low, high = desktop.usable_range
     assert low <= desktop.usable_bytes <= high
+
+
+def test_unified_memory_is_shared_with_the_host():
+    spark = find_hardware("DGX Spark")
+    assert spark.usable_bytes < spark.memory_bytes - spark.context_bytes - 2 * GIB
+    low, high = spark.usable_range
+    assert low < spark.usable_bytes < high
+
+
+def test_host_and_gpu_links_per_direction():
+    assert find_gpu("A100").host_link.bytes_per_s == pytest.approx(31.5e9, rel=0.01)
+    assert find_gpu("H100").host_link.bytes_per_s == pytest.approx(63.0e9, rel=0.01)
+    assert find_gpu("GH200").host_link.bytes_per_s == 450e9
+    for name, gb_per_s in (("V100", 150), ("A100", 300), ("A800", 200), ("H100", 450), ("B200", 900), ("3090", 56.25), ("MI300X", 448)):
+        link = find_gpu(name).gpu_link
+        assert link is not None
+        assert link.bytes_per_s == gb_per_s * 1e9
+    assert find_gpu("4090").gpu_link is None

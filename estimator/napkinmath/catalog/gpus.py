@@ -183,8 +183,9 @@ def _mig_slice(gpu: Gpu, profile: str) -> Gpu:
     memory_slices = max(1, round(int(memory_number) / (gpu.nominal_bytes / (1 << 30)) * num_slices))
     if not 1 <= compute <= compute_slices or memory_slices > num_slices:
         raise InputError(f"MIG profile {shown(profile)} does not exist on {gpu.name}; compute slices are 1 to {compute_slices}")
-    # 14 of an A100's 108 SMs, 16 of an H100's 132 belong to a compute slice: pairs of SMs left over are not used under MIG.
-    sms = gpu.num_sms // compute_slices // 2 * 2 * compute
+    # 14 of an A100's 108 SMs and 16 of an H100's 132 belong to a compute slice; SMs left over are not used under MIG.
+    per_slice = 16 if gpu.compute_capability == "9.0" else gpu.num_sms // compute_slices // 2 * 2
+    sms = per_slice * compute
     compute_share, memory_share = sms / gpu.num_sms, memory_slices / num_slices
     total = gpu.nvidia_smi_bytes or gpu.memory_bytes
     # What the driver keeps of a slice, by the A100's published slices: 9,728 of 10,240 MiB, 19,968 of 20,480, 40,192 of 40,960.
