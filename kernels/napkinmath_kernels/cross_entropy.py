@@ -1,0 +1,290 @@
+"""The loss of a language model's head without its logits: chunks of rows, gradients computed in the forward.
+
+    s = softcap tanh(h W^T / softcap)                                      (softcap 0: s = h W^T)
+    loss_i = (1 - e) (lse(s_i) - s_i[t_i]) + e (lse(s_i) - mean(s_i)) + z lse(s_i)^2
+    loss = sum of loss_i over targets that are not ignore_index / (their number, `num_items`, or 1)
+
+Rows whose target is ignored are dropped before the first GEMM. A chunk holds `chunk_bytes` of logits; its kernel turns them into
+their gradient in place, and two GEMMs (three with a trained head) use them at once. So the forward keeps d hidden (T x h, hidden's
+dtype) and, for a trained head only, d weight (v x h), and the backward multiplies them by the upstream gradient.
+Temporaries: one chunk of logits; fp32 sums of d weight when there is more than one chunk; copies of the kept rows if any is ignored.
+No valid target at all gives loss 0 and zero gradients. FLOPs 4 T h v (6 T h v with a trained head). See `costs.linear_cross_entropy`.
+Sources: Hsu et al. 2024 (arXiv 2410.10989) for gradients in the forward; Wijmans et al. 2024 (arXiv 2411.09009) for filtering.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+
+from . import checks
+from .autocast import to_autocast_dtype
+from .backend import runs_triton
+from .errors import KernelInputError
+
+FALLBACK = "torch.nn.functional.cross_entropy"
+DEFAULT_CHUNK_BYTES = 256 * 2**20
+#: Chunks are whole multiples of this many rows, the tile of a large GEMM.
+ROW_MULTIPLE = 128
+#: Rows of the buffer are padded to a multiple of this, so that its kernel's accesses are 16 bytes wide for any vocabulary.
+COLUMN_MULTIPLE = 64
+
+
+def padded_columns(vocabulary: int) -> int:
+    """Columns of the buffer that holds a chunk of logits."""
+    return -(-vocabulary // COLUMN_MULTIPLE) * COLUMN_MULTIPLE
+
+
+def rows_per_chunk(num_rows: int, vocabulary: int, itemsize: int, chunk_bytes: int) -> int:
+    """Rows whose logits fit `chunk_bytes`: a multiple of 128 where that many fit, never less than one or more than there are."""
+    rows = max(1, chunk_bytes // (padded_columns(vocabulary) * itemsize))
+    if rows >= ROW_MULTIPLE:
+        rows -= rows % ROW_MULTIPLE
+    return max(1, min(rows, num_rows))
+
+
+def _compute(x: torch.Tensor) -> torch.Tensor:
+    return x if x.dtype is torch.float64 else x.float()
+
+
+def reference_chunk(
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    losses: torch.Tensor,
+    scale: torch.Tensor,
+    softcap: float,
+    smoothing: float,
+    z_weight: float,
+    gradient: bool,
+) -> None:
+    """Writes the rows' losses and, if `gradient`, replaces the logits by scale times their gradient; in plain torch."""
+    wide = _compute(logits)
+    bent = torch.tanh(wide / softcap) if softcap > 0 else None
+    capped = wide if bent is None else softcap * bent
+    log_sum = torch.logsumexp(capped, -1)
+    chosen = capped.gather(1, targets[:, None]).squeeze(1)
+    smoothed = smoothing * capped.mean(-1) if smoothing else 0.0  # 0 times the mean of a masked vocabulary would be NaN
+    losses.copy_(log_sum - (1 - smoothing) * chosen - smoothed + z_weight * log_sum.square())
+    if not gradient:
+        return
+    slope = torch.softmax(capped, -1) * (1 + 2 * z_weight * log_sum)[:, None] - smoothing / logits.shape[1]
+    slope.scatter_add_(1, targets[:, None], slope.new_full((1, 1), smoothing - 1).expand(targets.shape[0], 1))
+    if bent is not None:
+        slope *= 1 - bent.square()
+    logits.copy_(slope * scale)
+
+
+def _run_chunk(*arguments: Any) -> None:
+    if runs_triton("linear_cross_entropy", arguments[0]):
+        from .triton_kernels.cross_entropy import cross_entropy_of_chunk
+
+        cross_entropy_of_chunk(*arguments)
+    else:
+        reference_chunk(*arguments)
+
+
+class _WeightGradient:
+    """Sums d weight over chunks, in fp32 where there is more than one: bf16 sums would round once a chunk."""
+
+    def __init__(self, weight: torch.Tensor, dtype: torch.dtype, num_chunks: int) -> None:
+        wide = dtype in (torch.bfloat16, torch.float16) and (num_chunks > 1 or weight.dtype is torch.float32)
+        self._sum = torch.empty(weight.shape, dtype=torch.float32 if wide else dtype, device=weight.device)
+        self._is_empty = True
+        self._dtype = weight.dtype
+
+    def add(self, gradient: torch.Tensor, hidden: torch.Tensor) -> None:
+        """sum += gradient^T hidden."""
+        left = gradient.t()
+        if self._is_empty:
+            self._sum.zero_()
+            self._is_empty = False
+        if self._sum.dtype is gradient.dtype:
+            torch.addmm(self._sum, left, hidden, out=self._sum)
+        elif gradient.is_cuda:
+            torch.ops.aten.addmm.dtype_out(self._sum, left, hidden, torch.float32, out=self._sum)
+        else:
+            self._sum.addmm_(left.float(), hidden.float())
+
+    def result(self) -> torch.Tensor:
+        """The sum in the weight's dtype."""
+        if self._is_empty:
+            self._sum.zero_()
+        return self._sum.to(self._dtype)
+
+
+def _keep_valid(targets: torch.Tensor, vocabulary: int, ignore_index: int) -> tuple[int, torch.Tensor | None]:
+    """(number of valid targets, their indices or None if all are); one synchronisation with the GPU."""
+    valid = targets != ignore_index
+    outside = valid & ((targets < 0) | (targets >= vocabulary))
+    num_valid, num_outside = torch.stack((valid.sum(), outside.sum())).tolist()
+    if num_outside:
+        worst = targets[outside][0].item()
+        accepted = f"0 to {vocabulary - 1}, or ignore_index={ignore_index}"
+        raise KernelInputError("linear_cross_entropy", f"target {worst}", accepted, "check the tokenizer against the head's vocabulary")
+    if num_valid == targets.shape[0]:
+        return num_valid, None
+    return num_valid, torch.nonzero_static(valid, size=num_valid).squeeze(1)
+
+
+def _forward(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    targets: torch.Tensor,
+    num_items: torch.Tensor | None,
+    mean: bool,
+    ignore_index: int,
+    softcap: float,
+    smoothing: float,
+    z_weight: float,
+    chunk_bytes: int,
+    hidden_gradient: bool,
+    weight_gradient: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    num_valid, kept = _keep_valid(targets, weight.shape[0], ignore_index)
+    head = weight.to(hidden.dtype)
+    rows = hidden if kept is None else hidden.index_select(0, kept)
+    labels = targets if kept is None else targets.index_select(0, kept)
+    statistics = torch.float64 if hidden.dtype is torch.float64 else torch.float32
+    divisor = num_items if num_items is not None else torch.tensor(max(1, num_valid) if mean else 1, device=hidden.device)
+    divisor = divisor.to(hidden.device, statistics)
+    scale = divisor.reciprocal()
+    losses = torch.empty((num_valid,), dtype=statistics, device=hidden.device)
+    d_rows = torch.empty((num_valid, hidden.shape[1]), dtype=hidden.dtype, device=hidden.device) if hidden_gradient else None
+    step = rows_per_chunk(max(1, num_valid), head.shape[0], hidden.element_size(), chunk_bytes)
+    sums = _WeightGradient(weight, hidden.dtype, -(-num_valid // step)) if weight_gradient else None
+    buffer = torch.empty((step, padded_columns(head.shape[0])), dtype=hidden.dtype, device=hidden.device)[:, : head.shape[0]]
+    for first in range(0, num_valid, step):
+        last = min(first + step, num_valid)
+        logits = torch.mm(rows[first:last], head.t(), out=buffer[: last - first])
+        gradient = hidden_gradient or weight_gradient
+        _run_chunk(logits, labels[first:last], losses[first:last], scale, softcap, smoothing, z_weight, gradient)
+        if d_rows is not None:
+            torch.mm(logits, head, out=d_rows[first:last])
+        if sums is not None:
+            sums.add(logits, rows[first:last])
+    d_hidden = d_rows
+    if d_rows is not None and kept is not None:
+        d_hidden = torch.zeros(hidden.shape, dtype=hidden.dtype, device=hidden.device).index_copy_(0, kept, d_rows)
+    nothing = hidden.new_empty(0)
+    return losses.sum() / divisor, nothing if d_hidden is None else d_hidden, nothing.clone() if sums is None else sums.result()
+
+
+@torch.library.custom_op("napkinmath::linear_cross_entropy", mutates_args=())
+def _linear_cross_entropy_op(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    targets: torch.Tensor,
+    num_items: torch.Tensor | None,
+    mean: bool,
+    ignore_index: int,
+    softcap: float,
+    smoothing: float,
+    z_weight: float,
+    chunk_bytes: int,
+    hidden_gradient: bool,
+    weight_gradient: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return _forward(
+        hidden, weight, targets, num_items, mean, ignore_index, softcap, smoothing, z_weight, chunk_bytes, hidden_gradient, weight_gradient
+    )
+
+
+@_linear_cross_entropy_op.register_fake
+def _(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, *options: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    hidden_gradient, weight_gradient = options[-2:]
+    loss = hidden.new_empty((), dtype=torch.float64 if hidden.dtype is torch.float64 else torch.float32)
+    return loss, hidden.new_empty(hidden.shape if hidden_gradient else (0,)), weight.new_empty(weight.shape if weight_gradient else (0,))
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+    _, d_hidden, d_weight = output
+    ctx.has = inputs[-2:]
+    ctx.save_for_backward(*(gradient for gradient, has in zip((d_hidden, d_weight), ctx.has, strict=True) if has))
+    ctx.mark_non_differentiable(d_hidden, d_weight)
+    ctx.set_materialize_grads(False)
+
+
+def _autograd(ctx: Any, upstream: torch.Tensor | None, *_: None) -> tuple[torch.Tensor | None, ...]:
+    if upstream is None:
+        return (None,) * 12
+    saved = iter(ctx.saved_tensors)
+    d_hidden, d_weight = (next(saved) * upstream if has else None for has in ctx.has)
+    return (d_hidden, d_weight, *(None,) * 10)
+
+
+_linear_cross_entropy_op.register_autograd(_autograd, setup_context=_setup)
+
+
+def _check(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> None:
+    op = "linear_cross_entropy"
+    checks.require_dtype(op, "hidden", hidden, FALLBACK)
+    checks.require_dtype(op, "weight", weight, FALLBACK)
+    checks.require(hidden.dim() >= 2, op, f"hidden of shape {tuple(hidden.shape)}", "(..., hidden_size)", FALLBACK)
+    shapes = f"weight of shape {tuple(weight.shape)} for hidden {tuple(hidden.shape)}"
+    checks.require(weight.dim() == 2 and weight.shape[1] == hidden.shape[-1], op, shapes, f"(vocabulary, {hidden.shape[-1]})", FALLBACK)
+    checks.require_shape(op, "targets", targets, tuple(hidden.shape[:-1]), FALLBACK)
+    checks.require(targets.dtype is torch.int64, op, f"targets of {targets.dtype}", "int64", "targets.long()")
+    checks.require_same_device(op, FALLBACK, hidden=hidden, weight=weight, targets=targets)
+
+
+def _check_options(reduction: str, softcap: float, label_smoothing: float, z_loss: float, chunk_bytes: int) -> None:
+    op = "linear_cross_entropy"
+    checks.require(reduction in ("mean", "sum"), op, f"reduction {reduction!r}", "'mean' or 'sum'", f"{FALLBACK}(reduction='none')")
+    checks.require(softcap >= 0, op, f"softcap {softcap}", "0 (none) or a positive cap", FALLBACK)
+    checks.require(0 <= label_smoothing < 1, op, f"label_smoothing {label_smoothing}", "0 up to, not including, 1", FALLBACK)
+    checks.require(z_loss >= 0, op, f"z_loss {z_loss}", "0 or a positive weight", FALLBACK)
+    checks.require(chunk_bytes > 0, op, f"chunk_bytes {chunk_bytes}", "a positive number of bytes", FALLBACK)
+
+
+def linear_cross_entropy(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    targets: torch.Tensor,
+    *,
+    ignore_index: int = -100,
+    reduction: Literal["mean", "sum"] = "mean",
+    num_items: int | torch.Tensor | None = None,
+    softcap: float = 0.0,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    chunk_bytes: int = DEFAULT_CHUNK_BYTES,
+) -> torch.Tensor:
+    """cross_entropy(softcap(hidden @ weight.T), targets), an fp32 scalar, without holding the logits.
+
+    hidden (..., h) bf16, fp16 or fp32; weight (v, h), computed in hidden's dtype; targets (...) int64. `num_items` divides the sum in
+    place of the number of valid targets, as HF's trainers ask with gradient accumulation. Raises KernelInputError, also for targets
+    outside the vocabulary.
+    """
+    _check(hidden, weight, targets)
+    _check_options(reduction, softcap, label_smoothing, z_loss, chunk_bytes)
+    divisor = torch.as_tensor(num_items, device=hidden.device) if num_items is not None else None
+    hidden = to_autocast_dtype(hidden)
+    recording = torch.is_grad_enabled()
+    return _linear_cross_entropy_op(
+        hidden.reshape(-1, hidden.shape[-1]),
+        weight,
+        targets.reshape(-1),
+        divisor,
+        reduction == "mean",
+        ignore_index,
+        float(softcap),
+        float(label_smoothing),
+        float(z_loss),
+        chunk_bytes,
+        recording and hidden.requires_grad,
+        recording and weight.requires_grad,
+    )[0]
+
+
+class LinearCrossEntropy(torch.nn.Module):
+    """A language-model head fused with its loss; `weight` (vocabulary, hidden) may be shared with the embedding."""
+
+    def __init__(self, weight: torch.nn.Parameter, **options: Any) -> None:
+        super().__init__()
+        self.weight = weight
+        self.options = options
+
+    def forward(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """See `linear_cross_entropy`."""
+        return linear_cross_entropy(hidden, self.weight, targets, **self.options)

@@ -1,0 +1,143 @@
+"""Triton kernel of the cross-entropy of a chunk of logits, which it overwrites with their gradient."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from .launch import Shipped, launch
+
+MAX_BLOCK = 8192
+#: Few, wide programs: rows in flight are read a second time, and fewer of them stay in the level-2 cache.
+NUM_WARPS = 16
+
+
+@triton.jit
+def _tanh(x):
+    """tanh to fp32 accuracy: the exponential form loses small arguments to cancellation, so those take its series."""
+    square = x * x
+    series = x * (1.0 + square * (-0.3333333333333333 + square * (0.13333333333333333 + square * -0.053968253968253971)))
+    magnitude = tl.abs(x)
+    large = 1.0 - 2.0 / (tl.exp(2.0 * magnitude) + 1.0)
+    return tl.where(magnitude < 0.1, series, tl.where(x < 0, -large, large))
+
+
+@triton.jit
+def _cross_entropy(
+    logits_ptr,
+    targets_ptr,
+    losses_ptr,
+    scale_ptr,
+    logits_stride,
+    vocabulary,
+    softcap,
+    smoothing,
+    z_weight,
+    HAS_SOFTCAP: tl.constexpr,
+    HAS_SMOOTHING: tl.constexpr,
+    GRADIENT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """loss = (1 - e) (lse - s_t) + e (lse - mean s) + z lse^2, with s = cap tanh(x / cap); logits become scale * d loss / d x.
+
+    A row is padded to logits_stride, a multiple of 64, so that loads and stores stay 16 bytes wide for any vocabulary; what is in
+    the padding is read and written, and means nothing.
+    """
+    row = tl.program_id(0)
+    start = logits_ptr + row.to(tl.int64) * logits_stride
+    target = tl.load(targets_ptr + row)
+    inside = (target >= 0) & (target < vocabulary)
+    target_logit = tl.load(start + tl.where(inside, target, 0)).to(tl.float32)
+    if HAS_SOFTCAP:
+        target_logit = softcap * _tanh(target_logit / softcap)
+    largest = float("-inf")
+    total = 0.0
+    logit_sum = 0.0
+    for first in range(0, vocabulary, BLOCK):
+        columns = first + tl.arange(0, BLOCK)
+        logit = tl.load(start + columns, mask=columns < logits_stride, other=0.0).to(tl.float32)
+        if HAS_SOFTCAP:
+            logit = softcap * _tanh(logit / softcap)
+        logit = tl.where(columns < vocabulary, logit, float("-inf"))
+        if HAS_SMOOTHING:
+            logit_sum += tl.sum(tl.where(columns < vocabulary, logit, 0.0), 0)
+        bigger = tl.maximum(largest, tl.max(logit, 0))
+        reference = tl.where(bigger == float("-inf"), 0.0, bigger)  # nothing finite yet: -inf - -inf would be NaN
+        total = total * tl.exp(largest - reference) + tl.sum(tl.exp(logit - reference), 0)
+        largest = bigger
+    log_sum = largest + tl.log(total)
+    loss = log_sum - (1.0 - smoothing) * target_logit + z_weight * log_sum * log_sum
+    if HAS_SMOOTHING:
+        loss -= smoothing * logit_sum / vocabulary
+    tl.store(losses_ptr + row, tl.where(inside, loss, float("nan")))
+    if GRADIENT:
+        scale = tl.load(scale_ptr)
+        weight = (1.0 + 2.0 * z_weight * log_sum) / total  # exp(logit - lse) would carry lse's rounding into every value
+        for first in range(0, vocabulary, BLOCK):
+            columns = first + tl.arange(0, BLOCK)
+            logit = tl.load(start + columns, mask=columns < logits_stride, other=0.0).to(tl.float32)
+            slope = 1.0
+            if HAS_SOFTCAP:
+                bent = _tanh(logit / softcap)
+                slope = 1.0 - bent * bent
+                logit = softcap * bent
+            gradient = weight * tl.exp(logit - largest)
+            if HAS_SMOOTHING:
+                gradient -= smoothing / vocabulary
+            gradient -= tl.where(columns == target, 1.0 - smoothing, 0.0)
+            gradient *= slope * scale
+            tl.store(start + columns, gradient.to(logits_ptr.dtype.element_ty), mask=columns < logits_stride)
+
+
+def _max_block(has_softcap: bool) -> int:
+    return MAX_BLOCK // 2 if has_softcap else MAX_BLOCK  # tanh needs more registers: 8,192 spills on sm_90
+
+
+def cross_entropy_of_chunk(
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    losses: torch.Tensor,
+    scale: torch.Tensor,
+    softcap: float,
+    smoothing: float,
+    z_weight: float,
+    gradient: bool,
+) -> None:
+    """Writes the rows' losses and, if `gradient`, replaces the logits (rows, vocabulary) by scale times their gradient."""
+    rows, vocabulary = logits.shape
+    launch(
+        _cross_entropy,
+        (rows,),
+        logits,
+        targets,
+        losses,
+        scale,
+        logits.stride(0),
+        vocabulary,
+        softcap,
+        smoothing,
+        z_weight,
+        HAS_SOFTCAP=softcap > 0,
+        HAS_SMOOTHING=smoothing > 0,
+        GRADIENT=gradient,
+        BLOCK=min(_max_block(softcap > 0), triton.next_power_of_2(vocabulary)),
+        num_warps=NUM_WARPS,
+        num_stages=1,
+    )
+
+
+def shipped() -> list[Shipped]:
+    """With and without soft-capping and smoothing."""
+    types = {"targets_ptr": "*i64", "losses_ptr": "*fp32", "scale_ptr": "*fp32", "softcap": "fp32", "smoothing": "fp32", "z_weight": "fp32"}
+    return [
+        Shipped(
+            f"cross_entropy {name}",
+            _cross_entropy,
+            {"HAS_SOFTCAP": capped, "HAS_SMOOTHING": smoothed, "GRADIENT": True, "BLOCK": _max_block(capped)},
+            NUM_WARPS,
+            1,
+            types=types,
+        )
+        for name, capped, smoothed in (("plain", False, False), ("soft-capped", True, False), ("smoothed", False, True))
+    ]

@@ -1,0 +1,202 @@
+"""The chunked loss: accuracy against float64 and plain torch, ignored and extreme rows, chunks, frozen heads, memory bounds."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from kernel_numerics import FLOAT_DTYPES, assert_no_worse_than_torch, inside_poison, poisoned_allocations
+from napkinmath_kernels.cross_entropy import LinearCrossEntropy, _linear_cross_entropy_op, linear_cross_entropy, rows_per_chunk
+from napkinmath_kernels.errors import KernelInputError
+from torch.autograd import gradcheck
+from torch.library import opcheck
+
+OPTIONS = [{}, {"softcap": 3.0}, {"label_smoothing": 0.1}, {"z_loss": 1e-2}, {"softcap": 5.0, "label_smoothing": 0.2, "z_loss": 1e-3}]
+
+
+def plain(hidden, weight, targets, *, softcap=0.0, label_smoothing=0.0, z_loss=0.0, ignore_index=-100, reduction="mean"):
+    """Logits in the model's dtype, upcast, then torch's loss: what transformers does."""
+    logits = hidden @ weight.t()
+    wide = logits if logits.dtype is torch.float64 else logits.float()
+    if softcap:
+        wide = softcap * torch.tanh(wide / softcap)
+    loss = F.cross_entropy(wide, targets, ignore_index=ignore_index, label_smoothing=label_smoothing, reduction=reduction)
+    if z_loss:
+        valid = targets != ignore_index
+        penalty = torch.logsumexp(wide, -1).square()[valid]
+        loss = loss + z_loss * (penalty.mean() if reduction == "mean" else penalty.sum())
+    return loss
+
+
+def make(rows, hidden_size, vocabulary, dtype=torch.float32, ignored=0):
+    hidden = torch.randn(rows, hidden_size).to(dtype).requires_grad_()
+    weight = (torch.randn(vocabulary, hidden_size) / math.sqrt(hidden_size)).to(dtype).requires_grad_()
+    targets = torch.randint(0, vocabulary, (rows,))
+    targets[:ignored] = -100
+    return hidden, weight, targets[torch.randperm(rows)]
+
+
+@pytest.mark.parametrize("dtype", FLOAT_DTYPES)
+@pytest.mark.parametrize(("rows", "vocabulary", "ignored"), [(1, 7, 0), (5, 130, 2), (9, 1000, 0)])
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: ",".join(options) or "plain")
+def test_error_is_at_most_twice_that_of_plain_torch(backend, dtype, rows, vocabulary, ignored, options):
+    hidden, weight, targets = make(rows, 24, vocabulary, dtype, ignored)
+    assert_no_worse_than_torch(
+        lambda h, w: linear_cross_entropy(h, w, targets, chunk_bytes=4 * (vocabulary + 64) * hidden.element_size(), **options),
+        lambda h, w: plain(h, w, targets, **options).to(torch.float64 if h.dtype is torch.float64 else torch.float32),
+        [hidden, weight],
+    )
+
+
+@pytest.mark.parametrize("vocabulary", [8193, 16384])
+def test_vocabularies_wider_than_a_block(triton_backend, vocabulary):
+    hidden, weight, targets = make(2, 4, vocabulary)
+    targets[0], targets[1] = vocabulary - 1, 8191
+    assert_no_worse_than_torch(lambda h, w: linear_cross_entropy(h, w, targets), lambda h, w: plain(h, w, targets), [hidden, weight])
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_reductions_and_num_items(backend, reduction):
+    hidden, weight, targets = make(6, 8, 20, ignored=2)
+    total = plain(hidden, weight, targets, reduction="sum")
+    ours = linear_cross_entropy(hidden, weight, targets, reduction=reduction)
+    assert torch.allclose(ours, total if reduction == "sum" else total / 4)
+    for items in (16, torch.tensor(16)):
+        assert torch.allclose(linear_cross_entropy(hidden, weight, targets, num_items=items), total / 16)
+
+
+def test_the_chunk_size_does_not_change_the_result(backend):
+    hidden, weight, targets = make(10, 8, 33)
+    results = []
+    for chunk_bytes in (1, 3 * 64 * 4, 2**20):
+        loss = linear_cross_entropy(hidden, weight, targets, chunk_bytes=chunk_bytes)
+        results.append((loss, *torch.autograd.grad(loss, (hidden, weight))))
+    for other in results[1:]:
+        for got, want in zip(other, results[0], strict=True):
+            assert torch.allclose(got, want, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("scale", [1e4, -1e4])
+def test_extreme_logits(backend, scale):
+    hidden, weight, targets = make(4, 8, 50)
+    hidden = (hidden.detach() * scale).requires_grad_()
+    assert_no_worse_than_torch(lambda h, w: linear_cross_entropy(h, w, targets), lambda h, w: plain(h, w, targets), [hidden, weight])
+
+
+def test_all_targets_ignored_gives_zero_and_zero_gradients(backend):
+    hidden, weight, _ = make(3, 8, 20)
+    loss = linear_cross_entropy(hidden, weight, torch.full((3,), -100))
+    assert loss.item() == 0.0
+    assert all(not gradient.any() for gradient in torch.autograd.grad(loss, (hidden, weight)))
+
+
+def test_zero_rows(backend):
+    hidden, weight, _ = make(0, 8, 20)
+    assert linear_cross_entropy(hidden, weight, torch.empty(0, dtype=torch.int64)).item() == 0.0
+
+
+@pytest.mark.parametrize("special", [float("nan"), float("inf")])
+def test_nan_and_inf_reach_the_loss(backend, special):
+    hidden, weight, targets = make(3, 8, 20)
+    with torch.no_grad():
+        hidden[1, 2] = special
+    loss = linear_cross_entropy(hidden, weight, targets)
+    assert loss.isnan()
+    (gradient,) = torch.autograd.grad(loss, (hidden,))
+    assert gradient[1].isnan().any() and gradient[[0, 2]].isfinite().all()
+
+
+def test_a_masked_vocabulary_entry_is_no_nan(backend):
+    """-inf for a whole first block, as padded vocabularies have it."""
+    weight = torch.ones(20, 4)
+    weight[:3] = float("-inf")
+    loss = linear_cross_entropy(torch.ones(2, 4), weight, torch.tensor([5, 19]))
+    assert torch.allclose(loss, torch.tensor(math.log(17.0)))
+
+
+def test_nothing_outside_the_tensors_is_read_or_written(triton_backend):
+    hidden, weight, targets = (inside_poison(x) for x in make(5, 8, 37, torch.bfloat16))
+    with poisoned_allocations():
+        loss = linear_cross_entropy(hidden, weight, targets, chunk_bytes=2 * 64 * 2)
+        gradients = torch.autograd.grad(loss, (hidden, weight))
+        assert loss.isfinite() and all(gradient.isfinite().all() for gradient in gradients)
+
+
+def test_a_frozen_head_saves_only_the_hidden_gradient(backend):
+    hidden, weight, targets = make(4, 8, 20)
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append((tuple(t.shape), t.dtype)) or t, lambda t: t):
+        linear_cross_entropy(hidden, weight.detach(), targets)
+    assert saved == [((4, 8), torch.float32)]
+
+
+def test_evaluation_computes_no_gradient(backend):
+    hidden, weight, targets = make(4, 8, 20)
+    with torch.no_grad():
+        evaluated = linear_cross_entropy(hidden, weight, targets)
+    assert torch.equal(evaluated, linear_cross_entropy(hidden, weight, targets).detach())
+    assert not evaluated.requires_grad
+
+
+def test_a_wider_head_is_cast_and_its_gradient_is_wide(backend):
+    hidden, weight, targets = make(4, 8, 20)
+    loss = linear_cross_entropy(hidden.detach().to(torch.bfloat16), weight, targets)
+    (gradient,) = torch.autograd.grad(loss, (weight,))
+    assert gradient.dtype is torch.float32
+
+
+def test_autocast_decides_the_dtype():
+    hidden, weight, targets = make(4, 8, 20)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = linear_cross_entropy(hidden, weight, targets)
+    assert torch.equal(loss, linear_cross_entropy(hidden.to(torch.bfloat16), weight, targets))
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: ",".join(options) or "plain")
+def test_gradcheck(options):
+    hidden, weight, targets = make(4, 3, 6, torch.float64, ignored=1)
+    assert gradcheck(lambda h, w: linear_cross_entropy(h, w, targets, chunk_bytes=100, **options), (hidden, weight))
+
+
+def test_opcheck():
+    hidden, weight, targets = make(4, 8, 20)
+    rest = (None, True, -100, 0.0, 0.0, 0.0, 1000, True, True)
+    opcheck(_linear_cross_entropy_op, (hidden, weight, targets, *rest))
+
+
+def test_module_equals_the_function():
+    hidden, weight, targets = make(4, 8, 20)
+    module = LinearCrossEntropy(torch.nn.Parameter(weight.detach()), softcap=2.0)
+    assert torch.equal(module(hidden, targets), linear_cross_entropy(hidden, weight, targets, softcap=2.0))
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "vocabulary", "itemsize", "chunk_bytes", "expected"),
+    [(8192, 128256, 2, 256 * 2**20, 1024), (100, 128256, 2, 256 * 2**20, 100), (8192, 128256, 2, 1, 1), (64, 1000, 2, 100_000, 48)],
+)
+def test_rows_per_chunk(num_rows, vocabulary, itemsize, chunk_bytes, expected):
+    assert rows_per_chunk(num_rows, vocabulary, itemsize, chunk_bytes) == expected
+
+
+def test_bad_input_is_refused_in_one_line():
+    hidden, weight, targets = make(4, 8, 20)
+    bad = [
+        (lambda: linear_cross_entropy(hidden.to(torch.int32), weight, targets), "int32"),
+        (lambda: linear_cross_entropy(hidden, weight[:, :4], targets), r"\(20, 4\)"),
+        (lambda: linear_cross_entropy(hidden, weight, targets[:2]), r"\(2,\)"),
+        (lambda: linear_cross_entropy(hidden, weight, targets.int()), "int32"),
+        (lambda: linear_cross_entropy(hidden, weight, torch.full((4,), 20)), "target 20"),
+        (lambda: linear_cross_entropy(hidden, weight, torch.full((4,), -1)), "target -1"),
+        (lambda: linear_cross_entropy(hidden, weight, targets, reduction="none"), "'none'"),
+        (lambda: linear_cross_entropy(hidden, weight, targets, softcap=-1), "softcap -1"),
+        (lambda: linear_cross_entropy(hidden, weight, targets, label_smoothing=1.0), "label_smoothing 1.0"),
+        (lambda: linear_cross_entropy(hidden, weight, targets, chunk_bytes=0), "chunk_bytes 0"),
+        (lambda: linear_cross_entropy(hidden, weight, targets, z_loss=-1.0), "z_loss -1.0"),
+        (lambda: linear_cross_entropy(hidden, weight.to("meta"), targets), "weight on meta"),
+    ]
+    for call, says in bad:
+        with pytest.raises(KernelInputError, match=says) as caught:
+            call()
+        assert "\n" not in str(caught.value)
