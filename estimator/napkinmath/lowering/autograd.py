@@ -11,6 +11,8 @@ from napkinmath.ledger import ALLOC, FREE, Block, Op, Role, Tensor, Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from napkinmath.costs import Cost
 
     # ("+", tensor) allocates, ("-", tensor) frees, ("=", (from, to)) renames, ("!", (op, costs, is_backward)) runs kernels.
@@ -92,8 +94,9 @@ class _Pending:
 class Backward:
     """Runs the engine over one block; `events` grows in the order in which the device sees them."""
 
-    def __init__(self, block: Block, *, accumulate: bool = False, filled: frozenset[str] = frozenset(), first_external: bool = True, keeps_input: bool = False) -> None:
+    def __init__(self, block: Block, *, accumulate: bool = False, filled: frozenset[str] = frozenset(), first_external: bool = True, keeps_input: bool = False, recompute: Sequence[Event] = ()) -> None:
         self.block = block
+        self.recompute = recompute  # the forward again, run when the first node asks for a tensor it saved
         self.events: list[Event] = []
         self.accumulate = accumulate  # gradients of an earlier micro-step exist already
         self.filled = filled  # paths of weights whose gradient another block has made already (tied weights)
@@ -141,6 +144,9 @@ class Backward:
         waiting = [self.at.pop(id(out), None) for out in op.outputs]
         if not any(waiting):
             return
+        if self.recompute and op.saves:
+            self.events.extend(self.recompute)
+            self.recompute = ()
         self.events.extend(op.backward)
         if op.backward_costs:
             self.events.append((RUN, (op, op.backward_costs, True)))

@@ -1,0 +1,43 @@
+"""resolve: settles what 'auto' means for a model, a configuration and a GPU, and makes the Policy that the step is recorded under."""
+
+from __future__ import annotations
+
+from napkinmath.errors import InputError, shown, suggest
+from napkinmath.lowering.policy import Policy
+from napkinmath.train_config import Attention, TrainConfig
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from napkinmath.catalog.stacks import Stack
+    from napkinmath.hardware import Hardware
+    from napkinmath.model_spec import ModelSpec
+
+
+def resolve(spec: ModelSpec, config: TrainConfig, hardware: Hardware | None) -> Policy:
+    """The policy of a configuration; raises InputError where model, method and hardware contradict each other."""
+    return Policy(config, find_stack(config.stack), sdpa_choice=sdpa_choice(config, hardware))
+
+
+def find_stack(name: str) -> Stack:
+    """The row of that name; raises InputError with the nearest names."""
+    from napkinmath.catalog.stacks import STACKS
+
+    row = STACKS.get(name)
+    if row is None:
+        raise InputError(f"stack {shown(name)} is unknown; use one of {', '.join(STACKS)}{suggest(name, list(STACKS))}")
+    return row
+
+
+def sdpa_choice(config: TrainConfig, hardware: Hardware | None) -> Attention:
+    """The fused kernel that attention runs on: what was named, else FlashAttention where the GPU has it, else memory-efficient.
+
+    PyTorch's flash kernels need compute capability 8.0; Volta and Turing run the memory-efficient ones
+    (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp check_sm_version).
+    """
+    named = {Attention.MATH, Attention.EFFICIENT, Attention.FLASH, Attention.FLASH2, Attention.CUDNN}
+    if config.attention in named:
+        return config.attention
+    if hardware is not None and hardware.gpu.vendor == "nvidia" and hardware.gpu.compute_capability:
+        major = int(hardware.gpu.compute_capability.split(".")[0])
+        return Attention.FLASH if major >= 8 else Attention.EFFICIENT
+    return Attention.FLASH
