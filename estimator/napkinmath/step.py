@@ -176,9 +176,11 @@ def _lower_backward(runs: list[Run], policy: Policy, *, accumulate: bool) -> lis
         incoming = Tensor("incoming gradient", block.output.axes, block.output.dtype, Role.ACTIVATION_GRADIENTS, block.name)
         events.append(chain.take(incoming))
         checkpoint = policy.recomputes and run.stage.checkpointed
-        if checkpoint:
-            events += forward_events(block, keep=True, holds_input=True, stop_early=not policy.reentrant).events
-        backward = Backward(block, accumulate=accumulate, filled=frozenset(filled), keeps_input=checkpoint)
+        recompute = forward_events(block, keep=True, holds_input=True, stop_early=not policy.reentrant).events if checkpoint else []
+        if policy.reentrant:  # CheckpointFunction.backward runs the forward first
+            events += recompute
+            recompute = []
+        backward = Backward(block, accumulate=accumulate, filled=frozenset(filled), keeps_input=checkpoint, recompute=recompute)
         result = backward.run(incoming)
         events += backward.events
         if checkpoint and policy.reentrant:  # the recomputed output is a local of CheckpointFunction.backward
