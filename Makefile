@@ -1,0 +1,42 @@
+# Two commands for a newcomer: `make estimate` and `make test`. Everything lives in .venv inside the checkout.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+MODEL ?= llama-7b --qlora --bs 4 --ctx 2048
+
+.PHONY: estimate test lint types unit install install-test gpu clean
+
+estimate: $(VENV)/.light          ## install the light estimator and price a QLoRA step
+	$(BIN)/estimate --model $(MODEL)
+
+test: lint types unit             ## install everything, then lint, type-check and test
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.light: $(VENV)/bin/python pyproject.toml $(shell find estimator -name '*.py' -o -name '*.json')
+	$(BIN)/python -m pip install --quiet .
+	touch $@
+
+# torch is pinned: its CPU build installs in seconds, an unpinned torch brings gigabytes of CUDA packages
+$(VENV)/.test: $(VENV)/bin/python pyproject.toml
+	$(BIN)/python -m pip install --quiet torch==2.13.0
+	$(BIN)/python -m pip install --quiet -e '.[profiler,kernels,plots,test,dev]'
+	touch $@
+
+install-test: $(VENV)/.test
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+
+types: $(VENV)/.test
+	$(BIN)/pyright
+
+unit: $(VENV)/.test
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+gpu: $(VENV)/bin/python           ## ten minutes on a GPU: calibration, whole steps, kernels
+	$(PYTHON) benchmarks/campaign.py --budget 540 --out benchmarks/results/new
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache
