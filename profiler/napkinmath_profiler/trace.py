@@ -13,8 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from napkinmath_profiler.tracing.attention_choice import AttentionBackend
 from napkinmath_profiler.tracing.attribution import attribute
-from napkinmath_profiler.tracing.cuda_choices import AppliedChoices, AttentionBackend, cuda_choices, handlers
+from napkinmath_profiler.tracing.cuda_choices import AppliedChoices, cuda_choices
+from napkinmath_profiler.tracing.kernel_workspaces import WORKSPACES
 from napkinmath_profiler.tracing.meta_model import (
     AdapterOptions,
     QuantizationOptions,
@@ -28,6 +30,7 @@ from napkinmath_profiler.tracing.meta_model import (
     quantize_4bit,
 )
 from napkinmath_profiler.tracing.module_paths import ModulePaths
+from napkinmath_profiler.tracing.op_handlers import OpHandlers
 from napkinmath_profiler.tracing.storage_events import StorageRole
 from napkinmath_profiler.tracing.storage_tracker import StorageTracker
 from napkinmath_profiler.tracing.trace_result import TraceResult
@@ -46,8 +49,10 @@ class TraceOptions:
     dtype: str = "bf16"
     checkpointing: bool = False
     use_reentrant: bool = False
-    attention: str = "sdpa"
+    attention: str | None = None
     attention_backend: AttentionBackend = AttentionBackend.AUTO
+    compute_capability: tuple[int, int] = (8, 0)
+    kernel_workspaces: bool = True
     attention_mask: bool = False
     optimizer: str | None = "adamw"
     adapters: AdapterOptions = field(default_factory=AdapterOptions)
@@ -105,7 +110,7 @@ def _mark_persistent(model: nn.Module, inputs: dict[str, Any], tracker: StorageT
 def _trace(model: nn.Module, inputs: dict[str, Any], options: TraceOptions) -> TraceResult:
     applied, paths = AppliedChoices(), ModulePaths()
     paths.name_modules(model)
-    tracker = StorageTracker("meta", paths, handlers(applied))
+    tracker = StorageTracker("meta", paths, OpHandlers(applied.counts).table(), WORKSPACES if options.kernel_workspaces else None)
     optimizer = OPTIMIZERS[options.optimizer]([p for p in model.parameters() if p.requires_grad]) if options.optimizer else None
     head = _output_head(model)
     started = time.perf_counter()
@@ -114,13 +119,14 @@ def _trace(model: nn.Module, inputs: dict[str, Any], options: TraceOptions) -> T
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         stack.enter_context(_collector_off())
-        stack.enter_context(cuda_choices(options.attention_backend, applied))
+        stack.enter_context(cuda_choices(options.attention_backend, options.compute_capability, applied))
         stack.enter_context(paths.followed())
         runner = StepRunner(model, optimizer, tracker, options.loop)
         stack.enter_context(tracker)
         runner.run(inputs, head)
     seconds = time.perf_counter() - started
     tracker.stop()
+    applied.counts["kernel workspaces"] += tracker.num_workspaces
     head_path = next((path for path, module in model.named_modules() if module is head), None)
     attribute(tracker.records, head_path)
     return TraceResult(
@@ -128,7 +134,7 @@ def _trace(model: nn.Module, inputs: dict[str, Any], options: TraceOptions) -> T
         events=tracker.events,
         num_ops=tracker.num_ops,
         seconds=seconds,
-        choices=dict(applied.counts),
+        choices={name: count for name, count in applied.counts.items() if count},
         attention=dict(applied.attention),
         marks=runner.marks,
         versions=installed_versions(),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from napkinmath_profiler.trace import TraceOptions, trace_config
-from napkinmath_profiler.tracing.cuda_choices import AttentionBackend
+from napkinmath_profiler.tracing.attention_choice import AttentionBackend
 from napkinmath_profiler.tracing.meta_model import DTYPES, AdapterOptions, QuantizationOptions, TrainMethod
 from napkinmath_profiler.tracing.storage_events import StorageRecord
 from napkinmath_profiler.tracing.trace_result import TraceResult
@@ -16,6 +16,7 @@ from napkinmath_profiler.tracing.training_step import OPTIMIZERS, LoopOptions
 
 MIB = 1 << 20
 ATTENTION = {
+    "auto": (None, AttentionBackend.AUTO),
     "eager": ("eager", AttentionBackend.AUTO),
     "sdpa": ("sdpa", AttentionBackend.AUTO),
     "sdpa_flash": ("sdpa", AttentionBackend.FLASH),
@@ -36,7 +37,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--dtype", default="bf16", choices=["bf16", "fp16", "fp32"])
     p.add_argument("--checkpointing", choices=["none", "full"], default="none")
     p.add_argument("--reentrant", action="store_true")
-    p.add_argument("--attention", choices=sorted(ATTENTION), default="sdpa")
+    p.add_argument("--attention", choices=sorted(ATTENTION), default="auto")
+    p.add_argument("--capability", default="8.0", help="compute capability of the GPU whose choices are made")
+    p.add_argument("--no-workspaces", action="store_true", help="leave out the buffers inside CUDA kernels")
     p.add_argument("--mask", action="store_true", help="pass an attention mask of ones")
     p.add_argument("--optimizer", choices=[*OPTIMIZERS, "none"], default="adamw")
     p.add_argument("--steps", type=int, default=2)
@@ -74,6 +77,8 @@ def options_from(args: argparse.Namespace) -> dict[str, Any]:
         "attention": attention,
         "attention_backend": backend,
         "attention_mask": args.mask,
+        "compute_capability": tuple(int(part) for part in args.capability.split(".")),
+        "kernel_workspaces": not args.no_workspaces,
         "optimizer": None if args.optimizer == "none" else args.optimizer,
         "training": not args.eval,
         "adapters": AdapterOptions(

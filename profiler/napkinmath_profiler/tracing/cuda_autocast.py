@@ -154,8 +154,15 @@ def _register(library: Any, autocast: MetaAutocast) -> None:
 
 
 def _treat_meta_as_cuda(stack: ExitStack) -> None:
-    """Code that asks a tensor's device for its autocast state must hear CUDA's: checkpointing and transformers' RoPE."""
+    """Code that asks a tensor's device for its autocast state must hear CUDA's: checkpointing, RoPE, parametrizations."""
     from torch.utils import checkpoint
+
+    initialize = torch.autocast.__init__
+
+    def initialize_for_cuda(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+        initialize(self, "cuda" if device_type == "meta" else device_type, *args, **kwargs)
+
+    stack.enter_context(mock.patch.object(torch.autocast, "__init__", initialize_for_cuda))
 
     infer = checkpoint._infer_device_type
     stack.enter_context(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -66,6 +67,8 @@ def config_from(source: Any) -> Any:
 
     if isinstance(source, Mapping):
         values = dict(source)
+        if "model_type" not in values:
+            raise ValueError("the config has no model_type, so transformers cannot tell which model it is; add one, such as llama")
         return AutoConfig.for_model(values.pop("model_type"), **values)
     if isinstance(source, (str, bytes)) or hasattr(source, "__fspath__"):
         return AutoConfig.from_pretrained(source)
@@ -87,13 +90,35 @@ def auto_class(config: Any) -> Any:
     raise ValueError(f"no transformers auto class with a loss knows the config type {type(config).__name__}; pass a live model instead")
 
 
-def build_model(config: Any, *, dtype: str, attn_implementation: str) -> nn.Module:
-    """The transformers model of ``config`` on the meta device, in ``dtype``, in training mode."""
+def build_model(config: Any, *, dtype: str, attn_implementation: str | None) -> nn.Module:
+    """The transformers model of ``config`` on the meta device, in ``dtype``, in training mode.
+
+    ``attn_implementation`` None is what transformers takes by itself: SDPA where the model has it, else eager.
+    """
+    if getattr(config, "is_encoder_decoder", False) and getattr(config, "decoder_start_token_id", None) is None:
+        config.decoder_start_token_id = getattr(config, "pad_token_id", None) or 0
     with torch.device("meta"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        model = auto_class(config).from_config(config, dtype=DTYPES[dtype], attn_implementation=attn_implementation)
+        chosen = {} if attn_implementation is None else {"attn_implementation": attn_implementation}
+        model = auto_class(config).from_config(config, dtype=DTYPES[dtype], **chosen)
+    _keep_in_float32(model, DTYPES[dtype])
     model.train()
     return model
+
+
+def _keep_in_float32(model: nn.Module, dtype: torch.dtype) -> None:
+    """Keep in float32 what ``from_pretrained`` keeps (transformers modeling_utils.py, ``_keep_in_fp32_modules``)."""
+    kept: set[str] = set()
+    if dtype == torch.float16:
+        kept |= set(getattr(model, "_keep_in_fp32_modules", None) or ())
+    if dtype in (torch.float16, torch.bfloat16):
+        kept |= set(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
+    if not kept:
+        return
+    pattern = re.compile("|".join(rf"((^|\.){name}($|\.))" for name in sorted(kept)))
+    for name, parameter in model.named_parameters():
+        if pattern.search(name):
+            parameter.data = parameter.data.to(torch.float32)
 
 
 def quantize_4bit(model: nn.Module, *, compute_dtype: str, options: QuantizationOptions) -> nn.Module:
@@ -101,7 +126,7 @@ def quantize_4bit(model: nn.Module, *, compute_dtype: str, options: Quantization
     import bitsandbytes
     from transformers import BitsAndBytesConfig
     from transformers.integrations.bitsandbytes import replace_with_bnb_linear
-    from transformers.quantizers.base import get_keys_to_not_convert
+    from transformers.quantizers.base import HfQuantizer
 
     settings = BitsAndBytesConfig(
         load_in_4bit=True,
@@ -109,7 +134,8 @@ def quantize_4bit(model: nn.Module, *, compute_dtype: str, options: Quantization
         bnb_4bit_use_double_quant=options.double_quant,
         bnb_4bit_compute_dtype=DTYPES[compute_dtype],
     )
-    model = replace_with_bnb_linear(model, get_keys_to_not_convert(model), settings)
+    skipped = HfQuantizer.get_modules_to_not_convert(model, None, getattr(model, "_keep_in_fp32_modules", None))
+    model = replace_with_bnb_linear(model, skipped, settings)
     for module in model.modules():
         if isinstance(module, bitsandbytes.nn.Linear4bit):
             weight = module.weight
@@ -170,9 +196,6 @@ def quantization_constants(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
 
 def example_inputs(model: nn.Module, config: Any, *, micro_batch_size: int, sequence_length: int, attention_mask: bool) -> dict[str, Any]:
     """Meta inputs and labels for the loss of ``model``."""
-    name = getattr(model, "base_model", model)
-    del name
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
     with torch.device("meta"):
         if getattr(model, "main_input_name", "input_ids") == "pixel_values":
             size = config.image_size
@@ -186,5 +209,4 @@ def example_inputs(model: nn.Module, config: Any, *, micro_batch_size: int, sequ
         inputs = {"input_ids": torch.empty(shape, dtype=torch.long), "labels": torch.empty(shape, dtype=torch.long)}
         if attention_mask:
             inputs["attention_mask"] = torch.empty(shape, dtype=torch.long)
-    del text
     return inputs

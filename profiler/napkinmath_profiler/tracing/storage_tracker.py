@@ -21,11 +21,19 @@ class StorageTracker(TorchDispatchMode):
     ``handlers`` maps an op overload to a function run in its place (CUDA's choices). The tracker itself makes none.
     """
 
-    def __init__(self, device_type: str, paths: ModulePaths, handlers: dict[Any, Handler] | None = None) -> None:
+    def __init__(
+        self,
+        device_type: str,
+        paths: ModulePaths,
+        handlers: dict[Any, Handler] | None = None,
+        workspaces: dict[Any, Callable[[tuple[Any, ...], Any], list[tuple[str, int]]]] | None = None,
+    ) -> None:
         super().__init__()
         self.device_type = device_type
         self.paths = paths
         self.handlers = handlers or {}
+        self.workspaces = workspaces or {}
+        self.num_workspaces = 0
         self.records: list[StorageRecord] = []
         self.events: list[StorageEvent] = []
         self.phase = TracePhase.SETUP
@@ -75,6 +83,13 @@ class StorageTracker(TorchDispatchMode):
         self._op = str(func)
         handler = self.handlers.get(func)
         out = func(*args, **kwargs) if handler is None else handler(self, func, args, kwargs)
+        self._register_all(out)
+        workspace = self.workspaces.get(func)
+        if workspace is not None:
+            self._record_workspaces(workspace(args, out))
+        return out
+
+    def _register_all(self, out: Any) -> None:
         if isinstance(out, torch.Tensor):
             self._register(out)
         elif isinstance(out, (tuple, list)):
@@ -85,7 +100,6 @@ class StorageTracker(TorchDispatchMode):
                     for inner in item:
                         if isinstance(inner, torch.Tensor):
                             self._register(inner)
-        return out
 
     def _register(self, tensor: torch.Tensor) -> StorageRecord | None:
         if tensor.device.type != self.device_type:
@@ -95,34 +109,16 @@ class StorageTracker(TorchDispatchMode):
         record = self._live.get(key)
         if record is not None:
             return record
-        record = StorageRecord(
-            storage_id=len(self.records),
-            requested_bytes=storage.nbytes(),
-            shape=tuple(tensor.shape),
-            dtype=str(tensor.dtype).removeprefix("torch."),
-            op=self._op,
-            module=self._module,
-            phase=self._op_phase,
-            step=self.step,
-            micro_step=self.micro_step,
-            born=len(self.events),
-            scope=self._scope,
-        )
-        self.records.append(record)
+        record = self._new_record(storage.nbytes(), tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
         self._live[key] = record
         self._references[key] = weakref.ref(storage, lambda _, key=key: self._died(key))
-        self.events.append(StorageEvent(True, record.storage_id, record.phase, record.module, record.op, self.step, self.micro_step))
         return record
 
     def _died(self, key: int) -> None:
         record = self._live.pop(key, None)
         self._references.pop(key, None)
-        if record is None:
-            return
-        record.died = len(self.events)
-        record.died_phase, record.died_scope = self._op_phase, self._scope
-        record.died_op, record.died_module = self._op, self._module
-        self.events.append(StorageEvent(False, record.storage_id, self._op_phase, self._module, self._op, self.step, self.micro_step))
+        if record is not None:
+            self._bury(record)
 
     def mark(self, tensor: torch.Tensor | None, role: StorageRole, name: str = "") -> None:
         """Say what holds ``tensor``'s storage, registering it first if it was there before the tracker."""
@@ -138,16 +134,21 @@ class StorageTracker(TorchDispatchMode):
         for name, tensor in named:
             self.mark(tensor, role, name)
 
-    def workspace(self, num_bytes: int, name: str) -> None:
-        """Record a kernel-internal buffer: born now and dead at once, which is how it meets the op's outputs."""
-        if num_bytes <= 0:
-            return
-        identifier = len(self.records)
+    def _record_workspaces(self, requests: list[tuple[str, int]]) -> None:
+        """Record kernel-internal buffers: all born beside the op's outputs, then all dead."""
+        made = [self._new_record(num_bytes, (num_bytes,), "uint8", name) for name, num_bytes in requests if num_bytes > 0]
+        self.num_workspaces += len(made)
+        for record in made:
+            record.role = StorageRole.WORKSPACE
+        for record in made:
+            self._bury(record)
+
+    def _new_record(self, num_bytes: int, shape: tuple[int, ...], dtype: str, name: str = "") -> StorageRecord:
         record = StorageRecord(
-            storage_id=identifier,
+            storage_id=len(self.records),
             requested_bytes=num_bytes,
-            shape=(num_bytes,),
-            dtype="uint8",
+            shape=shape,
+            dtype=dtype,
             op=self._op,
             module=self._module,
             phase=self._op_phase,
@@ -155,15 +156,17 @@ class StorageTracker(TorchDispatchMode):
             micro_step=self.micro_step,
             born=len(self.events),
             scope=self._scope,
-            role=StorageRole.WORKSPACE,
             name=name,
         )
         self.records.append(record)
-        where = (self._op_phase, self._module, self._op, self.step, self.micro_step)
-        self.events.append(StorageEvent(True, identifier, *where))
-        record.died, record.died_phase, record.died_scope = len(self.events), self._op_phase, self._scope
+        self.events.append(StorageEvent(True, record.storage_id, record.phase, record.module, record.op, self.step, self.micro_step))
+        return record
+
+    def _bury(self, record: StorageRecord) -> None:
+        record.died = len(self.events)
+        record.died_phase, record.died_scope = self._op_phase, self._scope
         record.died_op, record.died_module = self._op, self._module
-        self.events.append(StorageEvent(False, identifier, *where))
+        self.events.append(StorageEvent(False, record.storage_id, self._op_phase, self._module, self._op, self.step, self.micro_step))
 
     def stop(self) -> None:
         """Forget the storages still alive, so that what is freed later is not part of the trace."""

@@ -1,0 +1,67 @@
+"""Ops that the tracker runs differently from the meta device, because CUDA does: answers, decompositions, missing dtypes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+aten = torch.ops.aten
+# bitsandbytes/backends/cuda/ops.py: _gemm_4bit_custom_max_m. With fewer tokens the fused kernel may run, by GPU.
+SMALL_GEMM_TOKENS = 1536
+
+
+class OpHandlers:
+    """Handlers that count how often each acted, by the name under which CUDA's choices list them."""
+
+    def __init__(self, counts: Counter[str]) -> None:
+        self._counts = counts
+
+    def table(self) -> dict[Any, Any]:
+        """Op overload -> handler ``(tracker, func, args, kwargs) -> out``."""
+        table: dict[Any, Any] = {
+            aten._local_scalar_dense.default: self.scalar_answer,
+            aten._grouped_mm.default: self.grouped_mm,
+        }
+        bitsandbytes = getattr(torch.ops, "bitsandbytes", None)
+        if bitsandbytes is not None and hasattr(bitsandbytes, "gemm_4bit"):
+            table[bitsandbytes.gemm_4bit.default] = self.gemm_4bit
+        return table
+
+    def scalar_answer(self, tracker: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Asked for a meta tensor's value: true, 1.0 or 1 (masks are full, norms are finite, steps have been taken)."""
+        tensor = args[0]
+        if tensor.device.type != "meta":
+            return func(*args, **kwargs)
+        self._counts["scalar answers"] += 1
+        if tensor.dtype == torch.bool:
+            return True
+        return 1.0 if tensor.is_floating_point() else 1
+
+    def grouped_mm(self, tracker: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The meta kernel takes bfloat16 only; CUDA takes float32 and float16 too, one product a group into the same output."""
+        dtype = args[0].dtype
+        if dtype == torch.bfloat16 or args[0].device.type != "meta":
+            return func(*args, **kwargs)
+        self._counts["grouped_mm"] += 1
+        like = func(*(a.to(torch.bfloat16) if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in args), **kwargs)
+        return torch.empty_strided(like.shape, like.stride(), dtype=dtype, device="meta")
+
+    def gemm_4bit(self, tracker: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """With many tokens bitsandbytes dequantizes scales and weight, then calls ``linear``."""
+        bound = dict(zip([a.name for a in func._schema.arguments], args, strict=False), **kwargs)
+        a, weight_shape = bound["A"], bound["shapeB"]
+        if a.device.type != "meta" or a.numel() // a.shape[-1] <= SMALL_GEMM_TOKENS:
+            return func(*args, **kwargs)
+        self._counts["bitsandbytes gemm_4bit"] += 1
+        absmax, packed = bound["absmax"], bound["B"]
+        with tracker:
+            if bound.get("absmax_8bit") is not None:
+                dequantized = torch.empty_like(bound["absmax_8bit"], dtype=torch.float32)
+                absmax = dequantized + bound["absmax_offset"]
+            weight = torch.ops.bitsandbytes.dequantize_4bit.default(
+                packed, absmax, bound["blocksize"], bound["quant_type"], weight_shape, a.dtype
+            )
+            return F.linear(a, weight, bound.get("bias"))
