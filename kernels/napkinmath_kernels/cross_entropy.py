@@ -167,7 +167,8 @@ def _forward(
     if d_rows is not None and kept is not None:
         d_hidden = torch.zeros(hidden.shape, dtype=hidden.dtype, device=hidden.device).index_copy_(0, kept, d_rows)
     nothing = hidden.new_empty(0)
-    return losses.sum() / divisor, nothing if d_hidden is None else d_hidden, nothing.clone() if sums is None else sums.result()
+    loss = (losses.sum(dtype=torch.float64) / divisor).to(statistics)
+    return loss, nothing if d_hidden is None else d_hidden, nothing.clone() if sums is None else sums.result()
 
 
 @torch.library.custom_op("napkinmath::linear_cross_entropy", mutates_args=())
