@@ -57,11 +57,13 @@ _CAUSAL_BALANCE = 0.94
 # convert, scale, on packed pairs.
 INSTRUCTIONS_PER_VALUE = {"nf4": 26.5, "fp4": 26.5, "nf4-tree": 42.4, "nf4-gather": 8.8, "int4": 12.0, "int8": 8.0}
 _HOST_COPY_START_S = 10e-6
-# The host's side of eager mode, per kernel that is launched. A Llama layer of transformers 5.23 on torch 2.13 dispatches 78 aten
-# operations forward and 142 backward, 2.6 and 1.8 us each without a device (measured on one EPYC core with tiny tensors), for about
-# 40 and 80 kernels whose launch adds 2.5-3 us each. Older software and slower cores take two to three times as long.
-_DISPATCH_FORWARD_S = 8e-6
-_DISPATCH_BACKWARD_S = 6e-6
+# The host's side of eager mode, per kernel that is launched: Python, module hooks, dispatcher, autograd node, allocator, driver. Steps too
+# short for the GPU show it: 125 and 150 ms a micro-step for 24 and 32 layers with LoRA and recomputation (QwenLM/Qwen README, A100),
+# 99 ms for bert-large in fp16 with recomputation (transformers perf_train_gpu_one, V100), 39 ms a token for Llama-7B (gpt-fast, A100): 13
+# to 35 us a kernel. A fast core and today's libraries need half: without a device a Llama layer of transformers 5.23 on torch 2.13
+# takes 200 us forward for about 40 kernels and 250 us backward for about 80 (measured on one EPYC core with tiny tensors).
+_DISPATCH_FORWARD_S = 16e-6
+_DISPATCH_BACKWARD_S = 12e-6
 
 
 class Efficiency(Record):
