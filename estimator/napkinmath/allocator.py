@@ -333,30 +333,53 @@ class Replay(Record):
     """The failed request, if a limit was set and hit; the peaks are then those reached before."""
 
 
-def replay(timeline: Timeline, settings: AllocatorSettings | None = None) -> Replay:
-    """Replays a timeline's events in order; tensors of no bytes take none."""
+def replay(timeline: Timeline, settings: AllocatorSettings | None = None, *, thin: bool = False) -> Replay:
+    """Replays a timeline's events in order; tensors of no bytes take none.
+
+    `thin` plays every event of the first three and the last repetition of a segment and, of the others, only what outlives
+    the repetition: temporaries find the blocks of the repetition before, as the same requests did then.
+    """
     allocator = CachingAllocator(settings)
     sizes = [t.nbytes for t in timeline.tensors]
     held: list[list[Block]] = [[] for _ in sizes]
-    malloc, free = allocator.malloc, allocator.free
+    net_of: dict[int, list[tuple[str, int]]] = {}
     failed = ""
     try:
         for segment in timeline.segments:
-            steps = [(action, index) for action, index in segment.events if action == "=" or (action in "+-" and sizes[index])]
-            pairs = segment.pairs
-            for _ in range(segment.repeat):
-                for action, index in steps:
-                    if action == "+":
-                        held[index].append(malloc(sizes[index]))
-                    elif action == "-":
-                        free(held[index].pop())
-                    else:
-                        old, new = pairs[index]
-                        if sizes[old]:
-                            held[new].append(held[old].pop())
+            whole = [(action, index) for action, index in segment.events if action == "=" or (action in "+-" and sizes[index])]
+            net = whole
+            if thin and segment.repeat > 4:
+                net = net_of.get(id(segment)) or net_of.setdefault(id(segment), _net_events(whole))
+            for repetition in range(segment.repeat):
+                _play(allocator, whole if repetition < 3 or repetition == segment.repeat - 1 else net, segment.pairs, sizes, held)
     except OutOfMemory as error:
         failed = str(error)
     return Replay(
         peak_allocated=allocator.peak_allocated, peak_reserved=allocator.peak_reserved, end_allocated=allocator.allocated, end_reserved=allocator.reserved,
         inactive_split_bytes=allocator.inactive_split_bytes(), num_segments=len(allocator.segments), num_retries=allocator.num_retries, out_of_memory=failed,
     )  # fmt: skip
+
+
+def _play(allocator: CachingAllocator, events: list[tuple[str, int]], pairs: list[tuple[int, int]], sizes: list[int], held: list[list[Block]]) -> None:
+    malloc, free = allocator.malloc, allocator.free
+    for action, index in events:
+        if action == "+":
+            held[index].append(malloc(sizes[index]))
+        elif action == "-":
+            free(held[index].pop())
+        else:
+            old, new = pairs[index]
+            if sizes[old]:
+                held[new].append(held[old].pop())
+
+
+def _net_events(events: list[tuple[str, int]]) -> list[tuple[str, int]]:
+    """The events without the tensors that are both allocated and freed among them."""
+    allocated: dict[int, list[int]] = {}
+    dropped: set[int] = set()
+    for position, (action, index) in enumerate(events):
+        if action == "+":
+            allocated.setdefault(index, []).append(position)
+        elif action == "-" and allocated.get(index):
+            dropped |= {allocated[index].pop(), position}
+    return [event for position, event in enumerate(events) if position not in dropped]

@@ -203,10 +203,9 @@ def estimate(
     calibrated ones. Raises InputError for anything that cannot be understood.
     """
     from napkinmath.allocator import parse_settings
-    from napkinmath.catalog.models import read_model
     from napkinmath.lowering.choices import resolve
 
-    spec = model if isinstance(model, ModelSpec) else read_model(model)
+    spec = model if isinstance(model, ModelSpec) else _read(model)
     config = (config or TrainConfig()).replace(**changes) if changes else config or TrainConfig()
     machine = _hardware(hardware)
     speed = efficiency or _default_speed(machine)
@@ -215,6 +214,12 @@ def estimate(
     clock = Clock(speed, policy) if speed is not None else None
     settings = parse_settings(allocator) if isinstance(allocator, str) else allocator
     return Estimate(spec, config, step, simulate(step, clock), hardware=machine, speed=speed, settings=settings)
+
+
+def _read(model: str | Mapping[str, object]) -> ModelSpec:
+    from napkinmath.catalog.models import read_model
+
+    return read_model(model)
 
 
 def _hardware(given: str | Gpu | Hardware | None) -> Hardware | None:

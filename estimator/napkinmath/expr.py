@@ -1,6 +1,6 @@
 """Symbolic sizes: one declaration gives the number, the formula shown to the user, and the vectorised sweep.
 
-An `Expr` is an immutable, interned tree over named symbols. Bind the symbols to ints for the estimate, to numpy integer
+An `Expr` is an immutable, interned tree over named symbols: equal trees are one object, so that equality is identity. Bind the symbols to ints for the estimate, to numpy integer
 arrays for a sweep; `str()` gives the formula. Letters follow Korthikanti et al. (arXiv 2205.05198); see `SYMBOLS`.
 """
 
@@ -22,6 +22,7 @@ SYMBOLS = {
 }  # fmt: skip
 
 _interned: dict[tuple[Any, ...], Expr] = {}
+_products: dict[tuple[Size, ...], Size] = {}
 
 
 class Expr:
@@ -61,12 +62,6 @@ class Expr:
     def __floordiv__(self, other: Size) -> Expr:
         return self if other == 1 else Expr("//", self, other)
 
-    def __hash__(self) -> int:
-        return id(self)
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
     def __str__(self) -> str:
         return render(self)
 
@@ -105,9 +100,12 @@ def maximum(x: Size, y: Size) -> Size:
 
 def product(axes: tuple[Size, ...]) -> Size:
     """The element count of a tensor with these axes."""
-    result: Size = 1
-    for axis in axes:
-        result = result * axis
+    result = _products.get(axes)
+    if result is None:
+        result = 1
+        for axis in axes:
+            result = result * axis
+        _products[axes] = result
     return result
 
 

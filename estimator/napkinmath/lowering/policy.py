@@ -43,8 +43,8 @@ class Policy:
 
     @property
     def inputs_require_grad(self) -> bool:
-        """`enable_input_require_grads()`: reentrant checkpointing of a frozen base needs inputs with a gradient."""
-        return self.adapter is not None and self.recomputes and self.reentrant
+        """`enable_input_require_grads()`: PeftModel calls it on a base whose checkpointing is on (peft 0.21 peft_model.py)."""
+        return self.adapter is not None and self.recomputes
 
     # ------------------------------------------------------------ weights
 
@@ -53,7 +53,7 @@ class Policy:
         name = path.rpartition(".")[2]
         trainable = not buffer and self.is_trained(path)
         role = Role.ADAPTERS if self.adapter is not None and trainable else Role.WEIGHTS
-        if self.format is not None and kind in ("linear", "experts") and not self._kept_whole(path) and not trainable:
+        if self.format is not None and (kind == "linear" or kind == "experts" and self.format.packs_experts) and not self._kept_whole(path) and not trainable:
             packed, constants = self.format.pack(name, axes, path)
             return Weight(path, axes, packed, trainable=False, kind=kind, constants=constants, buffer=buffer, tied_to=tied_to)
         stored = dtype or self.parameter_dtype(kind)
@@ -126,4 +126,4 @@ class Policy:
             choice = Attention.EFFICIENT
         if choice is Attention.EFFICIENT and grouped and not masked:
             return "math"
-        return {Attention.FLASH2: "flash"}.get(choice, choice).value if isinstance(choice, Attention) else choice
+        return (Attention.FLASH if choice is Attention.FLASH2 else choice).value

@@ -37,6 +37,8 @@ class WeightFormat(Record):
     unpacks_whole: bool = True
     """A full-size copy of the weight exists while it is multiplied (false: the kernel unpacks tiles)."""
     output_dtype_is_input: bool = True
+    packs_experts: bool = False
+    """The library packs experts held as 3-D parameters too (bitsandbytes packs only nn.Linear)."""
 
     def pack(self, name: str, axes: tuple[Size, ...], path: str) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The packed tensor of a weight, and its constants."""

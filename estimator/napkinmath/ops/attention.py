@@ -51,7 +51,7 @@ def fused(t: Tape, kernel: str, q: Value, k: Value, v: Value, *, causal: bool, w
     gradients = tuple(Gradient(x, t.gradient_of(x)) for x in (q, k, v))
     accumulator = t.tensor("dq accumulator", (rows, heads, round_up_to(s_q, 128), round_up_to(size, 32)), FP32, Role.WORKSPACE)
     delta = t.tensor("row sums of dO*O", (rows, heads, round_up_to(s_q, 128)), FP32, Role.WORKSPACE)
-    temporaries = [accumulator, delta]
+    temporaries = [delta, accumulator]
     if kernel != "efficient" and kv_heads is not heads:
         temporaries += [t.tensor(f"{n} per query head", (rows, s_kv, heads, size), q.dtype, Role.WORKSPACE) for n in ("dk", "dv")]
     backward = (*((ALLOC, g.tensor) for g in gradients if g.tensor), *((ALLOC, x) for x in temporaries), *((FREE, x) for x in temporaries))

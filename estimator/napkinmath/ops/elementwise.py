@@ -69,13 +69,13 @@ def shift(t: Tape, x: Value) -> Value:
 
 
 def square(t: Tape, x: Value) -> Value:
-    """x ** 2; keeps x; its backward makes x ** 1, then 2 * x, then the gradient, dropping each once read."""
+    """x ** 2; keeps x; its backward makes x ** 1, then 2 * x, then the gradient in one expression."""
     power, doubled = (t.tensor(n, x.axes, x.dtype, Role.WORKSPACE) for n in ("x ** 1", "2 x"))
     out = t.op("pow", (x,), x.axes, x.dtype, saves=(x,), gradients=(LIKE,), costs=(Move(2 * traffic(x)),), backward_costs=(Move(7 * traffic(x), 3),))
     if out.requires_grad:
         gradient = t.ops[-1].gradients[0].tensor
         assert gradient is not None
-        t.ops[-1].backward = ((ALLOC, power), (ALLOC, doubled), (FREE, power), (ALLOC, gradient), (FREE, doubled))
+        t.ops[-1].backward = ((ALLOC, power), (ALLOC, doubled), (ALLOC, gradient), (FREE, power), (FREE, doubled))
     return out
 
 

@@ -26,7 +26,9 @@ def rms_norm_eager(t: Tape, x: Value, *, name: str, width: Size | None = None, s
         weight = t.weight("weight", (width if width is not None else x.axes[-1],), kind="norm").value
         wide = cast(t, x, FP32)
         frame.local(wide)
-        inverse = rsqrt(t, shift(t, mean_square(t, wide)))
+        variance = mean_square(t, wide)
+        frame.local(variance)
+        inverse = rsqrt(t, shift(t, variance))
         normed = _row_scale(t, wide, inverse)
         if scale_in_fp32:
             factor = shift(t, cast(t, weight, FP32))

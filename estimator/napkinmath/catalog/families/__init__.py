@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 # model_type -> "module:function"; imported when asked for, so that one estimate loads one family.
 FAMILIES: dict[str, str] = {
     "llama": "llama:llama",
+    "mixtral": "moe:mixtral",
+    "qwen2_moe": "moe:qwen2_moe",
+    "qwen3_moe": "moe:qwen3_moe",
 }
 
 

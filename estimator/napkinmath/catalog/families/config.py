@@ -70,6 +70,15 @@ class Config:
             raise InputError(f"config field {field}={shown(value)} is not a list of strings")
         return tuple(value)
 
+    def sizes(self, field: str) -> tuple[int, ...]:
+        """A list of whole numbers of at least 0; empty where absent."""
+        value = self.values.get(field)
+        if value is None:
+            return ()
+        if not isinstance(value, (list, tuple)) or not all(isinstance(item, int) and not isinstance(item, bool) and 0 <= item <= MAX_EXTENT for item in value):
+            raise InputError(f"config field {field}={shown(value)} is not a list of whole numbers")
+        return tuple(value)
+
     def nested(self, field: str) -> Config:
         """A sub-config such as text_config."""
         value = self.values.get(field)

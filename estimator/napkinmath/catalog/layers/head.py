@@ -26,7 +26,9 @@ class CausalLmHead(Part):
 
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         assert x is not None
-        hidden = self.norm.record(t, x, self.norm_name) if self.norm else x
+        with t.scope() as frame:
+            frame.local(x)
+            hidden = self.norm.record(t, x, self.norm_name) if self.norm else x
         stack = t.policy.stack
         with t.scope() as frame:
             frame.local(hidden)

@@ -1,0 +1,242 @@
+"""Answers read off an estimate: does it fit, on what, what would help, what is off, what was assumed."""
+
+from __future__ import annotations
+
+from napkinmath.allocator import replay
+from napkinmath.estimate import Change, Estimate, Finding, Fit, Verdict
+from napkinmath.ledger import Phase, Role
+from napkinmath.train_config import AdapterConfig, Attention, Kernels, Loss, Precision, QuantizationConfig, RecomputeConfig, RecomputeKind, TrainConfig
+from napkinmath.units import MIB, format_bytes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from napkinmath.hardware import Hardware
+
+LEAST_SAVING = 0.02  # share of the peak below which a change is not worth a line
+MOST_CHANGES = 5
+
+
+# ---------------------------------------------------------------- fits
+
+
+def verdict_on(e: Estimate, hardware: Hardware) -> Verdict:
+    """Fits, does not, or the range straddles what the device offers.
+
+    The allocator returns cached segments before it gives up, so what must fit is not its peak reservation but the replay
+    under the device's limit; that is tried with the range's upper end, then with its lower end.
+    """
+    allocated = e.memory.allocated
+    low_usable, high_usable = hardware.usable_range
+    pessimistic, optimistic = allocated.high / allocated.value, allocated.low / allocated.value
+    if _passes(e, low_usable / pessimistic):
+        return Verdict.FITS
+    return Verdict.UNKNOWN if _passes(e, high_usable / optimistic) else Verdict.DOES_NOT_FIT
+
+
+def _passes(e: Estimate, limit: float) -> bool:
+    """Whether the replay goes through with so many bytes to reserve."""
+    if limit >= e.replay.peak_reserved:
+        return True
+    if limit < e.replay.peak_allocated:
+        return False
+    return not replay(e.timeline, e.settings.replace(limit_bytes=int(limit))).out_of_memory
+
+
+def fits_on(e: Estimate) -> tuple[Fit, ...]:
+    """Every catalogued GPU, from small to large, one of each capacity's most usual name first."""
+    from napkinmath.catalog.gpus import load_gpus
+    from napkinmath.hardware import Hardware
+
+    allocated, reserved = e.memory.allocated, e.memory.reserved
+    found: list[Fit] = []
+    for gpu in sorted(load_gpus(), key=lambda g: (g.memory_bytes, g.name)):
+        hardware = Hardware(gpu=gpu, memory_bytes=gpu.memory_bytes)
+        low, high = hardware.usable_range
+        verdict = Verdict.FITS if low >= reserved.high else Verdict.DOES_NOT_FIT if high < allocated.low else verdict_on(e, hardware)
+        need = int(allocated.value) + hardware.context_bytes
+        found.append(Fit(gpu=gpu.name, capacity_bytes=gpu.memory_bytes, headroom_bytes=gpu.memory_bytes - need, verdict=verdict))
+    return tuple(found)
+
+
+# ---------------------------------------------------------------- what would help
+
+
+class Candidate:
+    """A change to try: the flag, what it means, and the configuration it makes (None where it does not apply)."""
+
+    __slots__ = ("apply", "flag", "meaning")
+
+    def __init__(self, flag: str, meaning: str, apply: Callable[[TrainConfig], TrainConfig | None]) -> None:
+        self.flag, self.meaning, self.apply = flag, meaning, apply
+
+
+def _checkpointing(c: TrainConfig) -> TrainConfig | None:
+    return c.replace(recompute=RecomputeConfig(kind=RecomputeKind.FULL)) if c.recompute.kind is RecomputeKind.NONE else None
+
+
+def _training_mode(c: TrainConfig) -> TrainConfig | None:
+    return c.replace(training_mode=True) if not c.training_mode and c.recompute.kind is not RecomputeKind.NONE else None
+
+
+def _chunked(c: TrainConfig) -> TrainConfig | None:
+    return c.replace(loss=Loss.CHUNKED) if c.loss is Loss.HF and c.kernels is Kernels.HF else None
+
+
+def _flash(c: TrainConfig) -> TrainConfig | None:
+    return c.replace(attention=Attention.AUTO) if c.attention in (Attention.EAGER, Attention.MATH) else None
+
+
+def _adapter_bf16(c: TrainConfig) -> TrainConfig | None:
+    return c.replace(adapter=c.adapter.replace(dtype="bf16")) if c.adapter is not None and c.adapter.dtype in ("auto", "fp32") and c.precision is not Precision.FP32 else None
+
+
+def _eight_bit(c: TrainConfig) -> TrainConfig | None:
+    return c.replace(optimizer="adamw-8bit") if "8bit" not in c.optimizer and c.adapter is None else None
+
+
+def _fused(c: TrainConfig) -> TrainConfig | None:
+    return c.replace(optimizer="adamw-fused") if c.optimizer in ("adamw", "adamw-foreach", "adamw_torch") else None
+
+
+def _lora(c: TrainConfig) -> TrainConfig | None:
+    return c.replace(adapter=AdapterConfig()) if c.adapter is None else None
+
+
+def _qlora(c: TrainConfig) -> TrainConfig | None:
+    return c.replace(quantization=QuantizationConfig()) if c.adapter is not None and c.quantization is None else None
+
+
+def _halved(c: TrainConfig) -> TrainConfig | None:
+    b = c.micro_batch_size
+    return c.replace(micro_batch_size=b // 2, gradient_accumulation_steps=c.gradient_accumulation_steps * 2) if isinstance(b, int) and b > 1 and not b % 2 and not c.optimizer_in_backward else None
+
+
+def _in_backward(c: TrainConfig) -> TrainConfig | None:
+    return c.replace(optimizer_in_backward=True, clip_gradients=False) if c.adapter is None and c.gradient_accumulation_steps == 1 and not c.optimizer_in_backward else None
+
+
+def _double_quant(c: TrainConfig) -> TrainConfig | None:
+    q = c.quantization
+    return c.replace(quantization=q.replace(double_quant=True)) if q is not None and not q.double_quant and q.format in ("nf4", "fp4") else None
+
+
+CANDIDATES = (
+    Candidate("--train-mode", "call model.train(): checkpointing is inactive in eval mode", _training_mode),
+    Candidate("--checkpointing full", "gradient checkpointing", _checkpointing),
+    Candidate("--attention auto", "a fused attention kernel instead of stored scores", _flash),
+    Candidate("--loss chunked", "chunked loss: never all logits at once", _chunked),
+    Candidate("--adapter-dtype bf16", "adapters in bf16", _adapter_bf16),
+    Candidate("--optimizer adamw-fused", "fused optimizer: no parameter-sized temporary", _fused),
+    Candidate("--optimizer adamw-8bit", "8-bit optimizer states", _eight_bit),
+    Candidate("--optimizer-in-backward", "update in the backward: gradients never all alive", _in_backward),
+    Candidate("--double-quant", "double quantization of the constants", _double_quant),
+    Candidate("--qlora", "4-bit base weights", _qlora),
+    Candidate("--lora", "LoRA instead of full fine-tuning", _lora),
+    Candidate("--bs {bs} --grad-accum {accum}", "half the batch, twice the accumulation", _halved),
+)
+
+
+def changes(e: Estimate) -> tuple[Change, ...]:
+    """The candidates that lower the peak, largest saving first, each with the speed it leaves."""
+    from napkinmath.errors import InputError
+    from napkinmath.estimate import estimate
+
+    found: list[Change] = []
+    for candidate in CANDIDATES:
+        changed = candidate.apply(e.config)
+        if changed is None:
+            continue
+        try:
+            other = estimate(e.spec, changed, hardware=e.hardware, efficiency=e.speed)
+        except InputError:
+            continue  # the family refuses this change (no fused attention, say)
+        saved = e.peak.nbytes - other.peak.nbytes
+        if saved < max(LEAST_SAVING * e.peak.nbytes, 16 * MIB):
+            continue
+        ratio = other.time.tokens_per_s / e.time.tokens_per_s if e.time is not None and other.time is not None else None
+        flag = candidate.flag.format(bs=changed.micro_batch_size, accum=changed.gradient_accumulation_steps)
+        found.append(Change(flag=flag, meaning=candidate.meaning, saved_bytes=saved, speed_ratio=ratio))
+    return tuple(sorted(found, key=lambda c: -c.saved_bytes)[:MOST_CHANGES])
+
+
+# ---------------------------------------------------------------- what is off
+
+
+def findings(e: Estimate) -> tuple[Finding, ...]:
+    """What costs memory without being asked for, most expensive first."""
+    found = [finding for rule in (_inactive_checkpointing, _wide_adapters, _step_peak, _scores, _logits) if (finding := rule(e)) is not None]
+    return tuple(sorted(found, key=lambda f: -f.nbytes))
+
+
+def _difference(e: Estimate, config: TrainConfig) -> int:
+    from napkinmath.estimate import estimate
+
+    return e.peak.nbytes - estimate(e.spec, config, hardware=e.hardware).peak.nbytes
+
+
+def _inactive_checkpointing(e: Estimate) -> Finding | None:
+    config = e.config
+    if config.training_mode or config.recompute.kind is RecomputeKind.NONE:
+        return None
+    cost = _difference(e, config.replace(training_mode=True))
+    return Finding(text=f"checkpointing was requested but the model is in eval mode, so it is inactive: {format_bytes(cost)} more; call model.train()", nbytes=cost)
+
+
+def _wide_adapters(e: Estimate) -> Finding | None:
+    changed = _adapter_bf16(e.config)
+    if changed is None:
+        return None
+    cost = _difference(e, changed)
+    if cost < LEAST_SAVING * e.peak.nbytes:
+        return None
+    return Finding(text=f"adapters are fp32, so the input of each adapted linear is kept in fp32 too: bf16 adapters save {format_bytes(cost)}", nbytes=cost)
+
+
+def _step_peak(e: Estimate) -> Finding | None:
+    winner = next(iter(e.phase_peaks))
+    copies = e.step.update.optimizer.foreach_copies
+    if winner is not Phase.STEP or not copies:
+        return None
+    peaks = list(e.phase_peaks.values())
+    cost = peaks[0].nbytes - peaks[1].nbytes
+    return Finding(text=f"the optimizer step, not the backward, sets the peak: a fused optimizer saves up to {format_bytes(cost)}", nbytes=cost)
+
+
+def _scores(e: Estimate) -> Finding | None:
+    config, policy = e.config, e.step.policy
+    if config.attention in (Attention.EAGER, Attention.MATH):
+        return None
+    math = [op for run in e.step.runs for op in run.block.ops if op.name == "q k^T"]
+    if not math or policy.sdpa_choice is Attention.MATH:
+        return None
+    cost = _difference(e, config.replace(precision=Precision.BF16_AUTOCAST)) if config.precision is not Precision.BF16_AUTOCAST else 0
+    return Finding(text=f"q, k, v are fp32 with grouped heads, so SDPA falls to the math path and holds b·a·s² scores: autocast saves {format_bytes(cost)}", nbytes=cost)
+
+
+def _logits(e: Estimate) -> Finding | None:
+    held = e.breakdown.get(Role.LOGITS, 0)
+    if held < 0.25 * e.peak.nbytes:
+        return None
+    return Finding(text=f"logits and their copies are {held / e.peak.nbytes:.0%} of the peak ({format_bytes(held)}): a chunked or fused loss never holds them all", nbytes=held)
+
+
+# ---------------------------------------------------------------- what was assumed
+
+
+def assumptions(e: Estimate) -> tuple[str, ...]:
+    """What the configuration leaves open, with the value taken."""
+    from napkinmath.lowering.precision import PRECISIONS
+
+    config, policy = e.config, e.step.policy
+    found = [f"stack {policy.stack.name}: {policy.stack.meaning}", f"precision {config.precision.value}: {PRECISIONS[config.precision].meaning}"]
+    if config.optimizer == "auto":
+        found.append(f"optimizer {e.step.update.optimizer.name}: the stack's default")
+    if config.attention in (Attention.AUTO, Attention.SDPA):
+        found.append(f"attention: the {policy.sdpa_choice.value} kernel where its inputs allow")
+    if config.adapter is not None and config.adapter.dtype == "auto":
+        found.append(f"adapters in {policy.adapter_dtype}: what PEFT does")
+    if not config.batch.lengths:
+        found.append("every sequence is as long as the context")
+    return tuple(found)

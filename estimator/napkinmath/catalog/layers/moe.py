@@ -1,0 +1,232 @@
+"""Mixture-of-experts feed-forward: routers, experts held as 3-D parameters, and the block that joins them with shared experts."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from napkinmath.catalog.layers.mlp import ACTIVATIONS, GatedMlp
+from napkinmath.catalog.layers.symbols import b, e, fe, h, s, topk
+from napkinmath.dtypes import FP32, INT64
+from napkinmath.expr import Size
+from napkinmath.ledger import Value
+from napkinmath.ops import routing
+from napkinmath.ops.elementwise import add, cast, mul, scale, sigmoid, softmax
+from napkinmath.ops.index import constant, slice_of
+from napkinmath.ops.matmul import dense_linear, linear
+from napkinmath.record import Record
+from napkinmath.tape import Tape
+
+TOKENS = b * s
+
+
+class Scoring(str, Enum):
+    """How a router turns logits into the weights of the chosen experts."""
+
+    SOFTMAX = "softmax over all experts, then top-k"
+    CHOSEN = "top-k of the logits, then softmax over the chosen"
+    SIGMOID = "sigmoid, top-k with a correction bias, gathered"
+    SIGMOID_CHOSEN = "top-k of the logits, then sigmoid"
+
+
+class Router(Record):
+    """Scores every expert for every token and picks `topk` of them; its logits are tokens x experts."""
+
+    scoring: Scoring = Scoring.SOFTMAX
+    name: str = "gate"
+    bias: bool = False
+    fp32: bool = False
+    """The product itself runs in fp32 on casts of x and of the weight (DeepSeek)."""
+    fp32_scores: bool = True
+    """Scores are computed in fp32."""
+    normalized: bool = False
+    """The weights of a token's experts are divided by their sum."""
+    rescaled: bool = False
+    """The weights are multiplied by a constant."""
+    cast_back: bool = False
+    """The weights are returned in the type of the hidden states."""
+    groups: int = 0
+    """Experts are first narrowed down to the best of this many groups; 0 is no grouping."""
+    correction_bias: bool = False
+    """A buffer of one fp32 number an expert is added for the choice (not for the weight)."""
+
+    def record(self, t: Tape, x: Value) -> tuple[Value, Value]:
+        """Weights and indices, of axes (tokens, topk), for x of axes (tokens, h)."""
+        with t.scope(self.name) as frame:
+            weight = t.weight("weight", (e, h), kind="router").value
+            bias = t.weight("bias", (e,), kind="router").value if self.bias else None
+            if self.fp32:
+                x, weight = cast(t, x, FP32), cast(t, weight, FP32)
+            logits = dense_linear(t, x, weight, bias, label="router logits")
+            frame.local(logits)
+            weights, indices = self._choose(t, frame, logits)
+            if self.cast_back:
+                weights = cast(t, weights, logits.dtype)
+            frame.local(weights, indices)
+            return weights, indices
+
+    def _choose(self, t: Tape, frame, logits: Value) -> tuple[Value, Value]:  # noqa: ANN001
+        if self.scoring in (Scoring.CHOSEN, Scoring.SIGMOID_CHOSEN):
+            values, indices = routing.top_k(t, cast(t, logits, FP32) if self.fp32_scores else logits, topk)
+            return (softmax(t, values) if self.scoring is Scoring.CHOSEN else sigmoid(t, values)), indices
+        wide = cast(t, logits, FP32) if self.fp32_scores else logits
+        if self.scoring is Scoring.SIGMOID:
+            weights, indices = self._sigmoid(t, frame, wide)
+        else:
+            scores = softmax(t, wide)
+            frame.local(scores)
+            if self.groups > 1:
+                scores = self._grouped(t, frame, scores)
+            weights, indices = routing.top_k(t, scores, topk)
+        if self.normalized:
+            weights = routing.divide_rows_(t, weights, routing.row_sum(t, weights))
+        if self.rescaled:
+            weights = scale(t, weights)
+        return weights, indices
+
+    def _sigmoid(self, t: Tape, frame, wide: Value) -> tuple[Value, Value]:  # noqa: ANN001
+        scores = sigmoid(t, wide)
+        frame.local(scores)
+        choice = Value(scores.tensor, scores.axes, scores.dtype)
+        if self.correction_bias:
+            buffer = t.weight("e_score_correction_bias", (e,), kind="buffer", dtype=FP32, buffer=True).value
+            choice = add(t, choice, Value(buffer.tensor, choice.axes, FP32))
+            frame.local(choice)
+        if self.groups > 1:
+            choice = self._grouped(t, frame, choice)
+        indices = constant(t, "top-k indices", (TOKENS, topk), INT64)
+        return routing.gather(t, scores, indices), indices
+
+    def _grouped(self, t: Tape, frame, scores: Value) -> Value:  # noqa: ANN001
+        """Scores of experts outside the best groups masked out: two masks of tokens x experts, and the masked copy."""
+        mask = constant(t, "group mask", (TOKENS, e), FP32)
+        frame.local(mask)
+        from napkinmath.dtypes import BOOL
+
+        inverse = constant(t, "inverted group mask", (TOKENS, e), BOOL)
+        return t.op("masked_fill", (scores, inverse), scores.axes, scores.dtype, saves=(inverse,), gradients=("like", None))
+
+
+class Experts(Record):
+    """All experts of a layer as two (or one gated) 3-D parameters, run by grouped products over rows sorted by expert.
+
+    The default of transformers 5 on CUDA of compute capability 8.0 up (`experts_implementation="grouped_mm"`). bitsandbytes
+    does not quantize 3-D parameters, and PEFT's all-linear does not adapt them. Source: transformers 5.23
+    integrations/moe.py grouped_mm_experts_forward.
+    """
+
+    activation: str = "silu"
+    gated: bool = True
+    bias: bool = False
+    transposed: bool = False
+    """Weights are (inputs, outputs), as in GPT-OSS."""
+    clamped: bool = False
+    """GPT-OSS's gate: interleaved halves, both clamped, x * sigmoid(alpha x) * (up + 1)."""
+    width: Size = fe
+    hidden: Size = h
+    name: str = "experts"
+
+    def record(self, t: Tape, x: Value, weights: Value, indices: Value) -> Value:
+        """The weighted sum of each token's experts; x is (tokens, h), weights and indices are (tokens, topk)."""
+        rows = TOKENS * topk
+        inputs = x.axes[-1]
+        with t.scope(self.name) as frame:
+            frame.local(x, weights, indices)
+            experts, permutation = routing.sort_by_expert(t, Value(indices.tensor, (rows,), INT64))
+            tokens = constant(t, "token of each row", (rows,), INT64)
+            chosen = routing.take_rows(t, x, tokens, "rows by expert")
+            flat = t.view(weights, (rows,))
+            row_weights = routing.take_rows(t, flat, permutation, "routing weights by expert")
+            narrow, counts, offsets = routing.group_offsets(t, experts, e)
+            frame.local(experts, permutation, chosen, row_weights, narrow, counts, offsets)
+            up = self._product(t, chosen, "gate_up_proj" if self.gated else "up_proj", inputs, (2 if self.gated else 1) * self.width, offsets, experts)
+            middle = self._gate(t, up) if self.gated else ACTIVATIONS[self.activation](t, up)
+            t.touch(up.tensor)
+            down = self._product(t, middle, "down_proj", self.width, inputs, offsets, experts)
+            weighted = routing.weigh_rows(t, down, t.view(row_weights, (rows, 1)))
+            inverse = constant(t, "inverse permutation", (rows,), INT64)
+            frame.local(down, inverse)
+            ordered = routing.take_rows(t, weighted, inverse, "output by token")
+            frame.local(ordered)
+            summed = routing.sum_over_choices(t, ordered, TOKENS, topk)
+            frame.local(summed)
+            return cast(t, summed, x.dtype)
+
+    def _product(self, t: Tape, x: Value, name: str, inputs: Size, outputs: Size, offsets: Value, experts: Value) -> Value:
+        axes = (e, inputs, outputs) if self.transposed else (e, outputs, inputs)
+        weight = t.weight(name, axes, kind="experts").value
+        bias = None
+        if self.bias:
+            bias = routing.take_rows(t, t.weight(f"{name}_bias", (e, outputs), kind="bias").value, experts, f"{name} bias of each row")
+        out = routing.grouped_mm(t, x, weight, offsets, outputs, e)
+        if bias is None:
+            return out
+        from napkinmath.ops.elementwise import add_
+
+        t.touch(bias.tensor)
+        return add_(t, out, bias)
+
+    def _gate(self, t: Tape, both: Value) -> Value:
+        if self.clamped:
+            return _clamped_gate(t, both, self.width)
+        with t.scope() as frame:
+            gate, up = routing.chunk(t, both, (self.width, self.width))
+            frame.local(both)
+            return mul(t, ACTIVATIONS[self.activation](t, gate), up)
+
+
+def _clamped_gate(t: Tape, both: Value, width: Size) -> Value:
+    """Source: transformers 5.23 models/gpt_oss/modeling_gpt_oss.py GptOssExperts._apply_gate."""
+    from napkinmath.ops.elementwise import shift, unary
+
+    half = (*both.axes[:-1], width)
+    with t.scope() as frame:
+        frame.local(both)
+        gate, up = slice_of(t, both, half), slice_of(t, both, half)
+        gate = unary(t, "clamp", gate)
+        up = unary(t, "clamp", up)
+        frame.local(gate, up)
+        glu = mul(t, gate, sigmoid(t, scale(t, gate)))
+        frame.local(glu)
+        return mul(t, shift(t, up), glu)
+
+
+class SharedExpert(Record):
+    """A feed-forward that every token visits, added to the routed experts; optionally weighed by a sigmoid gate."""
+
+    mlp: GatedMlp
+    gated: bool = False
+    first: bool = False
+    """Run before the routed experts (Qwen) rather than after them (DeepSeek)."""
+
+    def weigh(self, t: Tape, x: Value, out: Value) -> Value:
+        """The output times sigmoid(x · w), where gated."""
+        if not self.gated:
+            return out
+        return mul(t, sigmoid(t, linear(t, x, "shared_expert_gate", 1)), out)
+
+
+class MixtureOfExperts(Record):
+    """Router, routed experts and shared experts of one layer."""
+
+    router: Router = Router()
+    experts: Experts = Experts()
+    shared: SharedExpert | None = None
+    scope: str = "mlp"
+
+    def record(self, t: Tape, x: Value, shared: dict[str, Value]) -> Value:
+        """Feed-forward of x of axes (b, s, h)."""
+        with t.scope(self.scope) as frame:
+            frame.local(x)
+            flat = t.view(x, (TOKENS, x.axes[-1]))
+            common = self.shared.mlp.record(t, flat, shared) if self.shared is not None and self.shared.first else None
+            weights, indices = self.router.record(t, flat)
+            frame.local(weights, indices)
+            out = self.experts.record(t, flat, weights, indices)
+            if self.shared is None:
+                return t.view(out, x.axes)
+            if common is None:
+                common = self.shared.mlp.record(t, x, shared)
+                out = t.view(out, x.axes)
+            else:
+                common = self.shared.weigh(t, flat, common)
+            return t.view(add(t, out, common), x.axes)
