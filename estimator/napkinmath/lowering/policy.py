@@ -25,6 +25,7 @@ class Policy:
         self.training = config.training_mode
         self.adapter: AdapterConfig | None = config.adapter
         self.sdpa_choice = sdpa_choice
+        self.thresholds: dict[str, set[int]] = {}
         self.format: WeightFormat | None = None
         if config.quantization is not None:
             from napkinmath.lowering.quantized import weight_format
@@ -53,7 +54,7 @@ class Policy:
         name = path.rpartition(".")[2]
         trainable = not buffer and self.is_trained(path)
         role = Role.ADAPTERS if self.adapter is not None and trainable else Role.WEIGHTS
-        if self.format is not None and (kind == "linear" or kind == "experts" and self.format.packs_experts) and not self._kept_whole(path) and not trainable:
+        if self.format is not None and (kind in ("linear", "linear without adapter") or kind == "experts" and self.format.packs_experts) and not self._kept_whole(path) and not trainable:
             packed, constants = self.format.pack(name, axes, path)
             return Weight(path, axes, packed, trainable=False, kind=kind, constants=constants, buffer=buffer, tied_to=tied_to)
         stored = dtype or self.parameter_dtype(kind)
@@ -111,11 +112,29 @@ class Policy:
             return kind == "linear"
         return path.rpartition(".")[2] in adapter.targets
 
+    def adapts_parameter(self, names: tuple[str, ...]) -> bool:
+        """Whether LoRA sits on a parameter that replaced modules of these names (peft utils/transformers_weight_conversion.py)."""
+        adapter = self.adapter
+        if adapter is None or adapter.kind is not AdapterKind.LORA or not names:
+            return False
+        return adapter.targets == ("all-linear",) or all(name in adapter.targets for name in names)
+
     @property
     def adapter_dtype(self) -> DType:
         """Type of adapter weights: PEFT keeps them in fp32 over a half-precision or quantized base unless told otherwise."""
         assert self.adapter is not None
         return FP32 if self.adapter.dtype == "auto" else find_dtype(self.adapter.dtype)
+
+    # ------------------------------------------------------------ sizes that turn a choice
+
+    def at_least(self, symbol: str, value: int) -> bool:
+        """Whether b or s reaches a value at which the library runs other operations (a batch of 2, an attention window).
+
+        The values asked for are kept in `thresholds`: between two of them one record holds for every size.
+        """
+        self.thresholds.setdefault(symbol, set()).add(value)
+        size = self.config.micro_batch_size if symbol == "b" else self.config.sequence_length
+        return not isinstance(size, int) or size >= value
 
     # ------------------------------------------------------------ attention
 

@@ -30,11 +30,13 @@ class GatedMlp(Record):
     width: Size = f
     names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     scope: str = "mlp"
+    kind: str = "linear"
+    """"linear without adapter" where PEFT's all-linear leaves the projections out."""
 
     def record(self, t: Tape, x: Value, shared: dict[str, Value]) -> Value:
         """Feed-forward of x."""
         with t.scope(self.scope) as frame:
             frame.local(x)
-            gate = activate(t, linear(t, x, self.names[0], self.width, bias=self.bias), self.activation)
-            product = mul(t, gate, linear(t, x, self.names[1], self.width, bias=self.bias))
-            return linear(t, product, self.names[2], x.axes[-1], bias=self.bias)
+            gate = activate(t, linear(t, x, self.names[0], self.width, bias=self.bias, kind=self.kind), self.activation)
+            product = mul(t, gate, linear(t, x, self.names[1], self.width, bias=self.bias, kind=self.kind))
+            return linear(t, product, self.names[2], x.axes[-1], bias=self.bias, kind=self.kind)

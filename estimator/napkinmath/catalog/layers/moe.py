@@ -8,13 +8,13 @@ from napkinmath.catalog.layers.mlp import ACTIVATIONS, GatedMlp
 from napkinmath.catalog.layers.symbols import b, e, fe, h, s, topk
 from napkinmath.dtypes import FP32, INT64
 from napkinmath.expr import Size
-from napkinmath.ledger import Value
+from napkinmath.ledger import Value, Weight
 from napkinmath.ops import routing
-from napkinmath.ops.elementwise import add, cast, mul, scale, sigmoid, softmax
+from napkinmath.ops.elementwise import add, add_, cast, mul, scale, sigmoid, softmax
 from napkinmath.ops.index import constant, slice_of
 from napkinmath.ops.matmul import dense_linear, linear
 from napkinmath.record import Record
-from napkinmath.tape import Tape
+from napkinmath.tape import Scope, Tape
 
 TOKENS = b * s
 
@@ -46,13 +46,15 @@ class Router(Record):
     """The weights are returned in the type of the hidden states."""
     groups: int = 0
     """Experts are first narrowed down to the best of this many groups; 0 is no grouping."""
+    adapted_as: tuple[str, ...] = ()
+    """Module names of transformers 4 that PEFT translates into an adapter on the router's parameter."""
     correction_bias: bool = False
     """A buffer of one fp32 number an expert is added for the choice (not for the weight)."""
 
     def record(self, t: Tape, x: Value) -> tuple[Value, Value]:
         """Weights and indices, of axes (tokens, topk), for x of axes (tokens, h)."""
         with t.scope(self.name) as frame:
-            weight = t.weight("weight", (e, h), kind="router").value
+            weight = self._weight(t)
             bias = t.weight("bias", (e,), kind="router").value if self.bias else None
             if self.fp32:
                 x, weight = cast(t, x, FP32), cast(t, weight, FP32)
@@ -64,7 +66,15 @@ class Router(Record):
             frame.local(weights, indices)
             return weights, indices
 
-    def _choose(self, t: Tape, frame, logits: Value) -> tuple[Value, Value]:  # noqa: ANN001
+    def _weight(self, t: Tape) -> Value:
+        weight = t.weight("weight", (e, h), kind="router")
+        if t.policy.adapts_parameter(self.adapted_as):
+            from napkinmath.lowering.expert_adapters import adapted_matrix
+
+            return adapted_matrix(t, weight)
+        return weight.value
+
+    def _choose(self, t: Tape, frame: Scope, logits: Value) -> tuple[Value, Value]:
         if self.scoring in (Scoring.CHOSEN, Scoring.SIGMOID_CHOSEN):
             values, indices = routing.top_k(t, cast(t, logits, FP32) if self.fp32_scores else logits, topk)
             return (softmax(t, values) if self.scoring is Scoring.CHOSEN else sigmoid(t, values)), indices
@@ -83,7 +93,7 @@ class Router(Record):
             weights = scale(t, weights)
         return weights, indices
 
-    def _sigmoid(self, t: Tape, frame, wide: Value) -> tuple[Value, Value]:  # noqa: ANN001
+    def _sigmoid(self, t: Tape, frame: Scope, wide: Value) -> tuple[Value, Value]:
         scores = sigmoid(t, wide)
         frame.local(scores)
         choice = Value(scores.tensor, scores.axes, scores.dtype)
@@ -96,7 +106,7 @@ class Router(Record):
         indices = constant(t, "top-k indices", (TOKENS, topk), INT64)
         return routing.gather(t, scores, indices), indices
 
-    def _grouped(self, t: Tape, frame, scores: Value) -> Value:  # noqa: ANN001
+    def _grouped(self, t: Tape, frame: Scope, scores: Value) -> Value:
         """Scores of experts outside the best groups masked out: two masks of tokens x experts, and the masked copy."""
         mask = constant(t, "group mask", (TOKENS, e), FP32)
         frame.local(mask)
@@ -106,11 +116,20 @@ class Router(Record):
         return t.op("masked_fill", (scores, inverse), scores.axes, scores.dtype, saves=(inverse,), gradients=("like", None))
 
 
+class Stack:
+    """One expert parameter as recorded: its weight, bias, low-rank factors if adapted, and output width."""
+
+    __slots__ = ("bias", "factors", "outputs", "weight")
+
+    def __init__(self, weight: Weight, bias: Value | None, factors: tuple[Value, Value] | None, outputs: Size) -> None:
+        self.weight, self.bias, self.factors, self.outputs = weight, bias, factors, outputs
+
+
 class Experts(Record):
     """All experts of a layer as two (or one gated) 3-D parameters, run by grouped products over rows sorted by expert.
 
     The default of transformers 5 on CUDA of compute capability 8.0 up (`experts_implementation="grouped_mm"`). bitsandbytes
-    does not quantize 3-D parameters, and PEFT's all-linear does not adapt them. Source: transformers 5.23
+    does not quantize 3-D parameters; PEFT adapts them only for the model types whose old linears it translates. Source: transformers 5.23
     integrations/moe.py grouped_mm_experts_forward.
     """
 
@@ -122,7 +141,8 @@ class Experts(Record):
     clamped: bool = False
     """GPT-OSS's gate: interleaved halves, both clamped, x * sigmoid(alpha x) * (up + 1)."""
     width: Size = fe
-    hidden: Size = h
+    adapted_as: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+    """Module names of transformers 4 that PEFT translates into adapters on the first and on the second parameter."""
     name: str = "experts"
 
     def record(self, t: Tape, x: Value, weights: Value, indices: Value) -> Value:
@@ -131,6 +151,7 @@ class Experts(Record):
         inputs = x.axes[-1]
         with t.scope(self.name) as frame:
             frame.local(x, weights, indices)
+            stacks = self._stacks(t, frame, inputs)
             experts, permutation = routing.sort_by_expert(t, Value(indices.tensor, (rows,), INT64))
             tokens = constant(t, "token of each row", (rows,), INT64)
             chosen = routing.take_rows(t, x, tokens, "rows by expert")
@@ -138,10 +159,10 @@ class Experts(Record):
             row_weights = routing.take_rows(t, flat, permutation, "routing weights by expert")
             narrow, counts, offsets = routing.group_offsets(t, experts, e)
             frame.local(experts, permutation, chosen, row_weights, narrow, counts, offsets)
-            up = self._product(t, chosen, "gate_up_proj" if self.gated else "up_proj", inputs, (2 if self.gated else 1) * self.width, offsets, experts)
+            up = self._product(t, chosen, stacks[0], offsets, experts)
             middle = self._gate(t, up) if self.gated else ACTIVATIONS[self.activation](t, up)
             t.touch(up.tensor)
-            down = self._product(t, middle, "down_proj", self.width, inputs, offsets, experts)
+            down = self._product(t, middle, stacks[1], offsets, experts)
             weighted = routing.weigh_rows(t, down, t.view(row_weights, (rows, 1)))
             inverse = constant(t, "inverse permutation", (rows,), INT64)
             frame.local(down, inverse)
@@ -151,17 +172,32 @@ class Experts(Record):
             frame.local(summed)
             return cast(t, summed, x.dtype)
 
-    def _product(self, t: Tape, x: Value, name: str, inputs: Size, outputs: Size, offsets: Value, experts: Value) -> Value:
-        axes = (e, inputs, outputs) if self.transposed else (e, outputs, inputs)
-        weight = t.weight(name, axes, kind="experts").value
-        bias = None
-        if self.bias:
-            bias = routing.take_rows(t, t.weight(f"{name}_bias", (e, outputs), kind="bias").value, experts, f"{name} bias of each row")
-        out = routing.grouped_mm(t, x, weight, offsets, outputs, e)
+    def _stacks(self, t: Tape, frame: Scope, inputs: Size) -> tuple[Stack, Stack]:
+        """The two expert parameters with their biases and, where PEFT adapts them, low-rank factors (the second's are made first)."""
+        outputs = (2 if self.gated else 1) * self.width
+        shapes = (("gate_up_proj" if self.gated else "up_proj", inputs, outputs), ("down_proj", self.width, inputs))
+        stacks: list[Stack] = []
+        for (name, rows, columns), names in zip(reversed(shapes), reversed(self.adapted_as), strict=True):
+            weight = t.weight(name, (e, rows, columns) if self.transposed else (e, columns, rows), kind="experts")
+            bias = t.weight(f"{name}_bias", (e, columns), kind="bias").value if self.bias else None
+            factors = None
+            if t.policy.adapts_parameter(names):
+                from napkinmath.lowering.expert_adapters import adapted_experts
+
+                factors = adapted_experts(t, frame, weight, fused=len(names), transposed=self.transposed)
+            stacks.append(Stack(weight, bias, factors, columns))
+        return stacks[1], stacks[0]
+
+    def _product(self, t: Tape, x: Value, stack: Stack, offsets: Value, experts: Value) -> Value:
+        bias = routing.take_rows(t, stack.bias, experts, "bias of each row") if stack.bias is not None else None
+        weight = stack.weight.value
+        if stack.factors is not None:
+            from napkinmath.lowering.expert_adapters import fold
+
+            weight = fold(t, stack.weight, *stack.factors)
+        out = routing.grouped_mm(t, x, weight, offsets, stack.outputs, e)
         if bias is None:
             return out
-        from napkinmath.ops.elementwise import add_
-
         t.touch(bias.tensor)
         return add_(t, out, bias)
 
