@@ -1,22 +1,13 @@
-"""``trace_config``: one traced training step of the real libraries' code, from a config."""
+"""Trace training steps of real library code on storage-less tensors: from a config, or a live module and its loop."""
 
 from __future__ import annotations
 
-import gc
-import importlib.metadata
-import time
-import warnings
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import nn
 
 from napkinmath_profiler.tracing.attention_choice import AttentionBackend
-from napkinmath_profiler.tracing.attribution import attribute
-from napkinmath_profiler.tracing.cuda_choices import AppliedChoices, cuda_choices
-from napkinmath_profiler.tracing.kernel_workspaces import WORKSPACES
 from napkinmath_profiler.tracing.meta_model import (
     AdapterOptions,
     QuantizationOptions,
@@ -26,17 +17,11 @@ from napkinmath_profiler.tracing.meta_model import (
     config_from,
     example_inputs,
     prepare_for_kbit,
-    quantization_constants,
     quantize_4bit,
 )
-from napkinmath_profiler.tracing.module_paths import ModulePaths
-from napkinmath_profiler.tracing.op_handlers import OpHandlers
-from napkinmath_profiler.tracing.storage_events import StorageRole
-from napkinmath_profiler.tracing.storage_tracker import StorageTracker
+from napkinmath_profiler.tracing.observation import CudaSettings, observe
 from napkinmath_profiler.tracing.trace_result import TraceResult
-from napkinmath_profiler.tracing.training_step import OPTIMIZERS, LoopOptions, StepRunner
-
-STAMPED_LIBRARIES = ("torch", "transformers", "peft", "bitsandbytes", "accelerate", "liger-kernel")
+from napkinmath_profiler.tracing.training_step import OPTIMIZERS, LoopOptions, TrainingLoop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +45,15 @@ class TraceOptions:
     loop: LoopOptions = field(default_factory=LoopOptions)
     training: bool = True
 
+    @property
+    def settings(self) -> CudaSettings:
+        """Which GPU's choices are made."""
+        return CudaSettings(
+            attention_backend=self.attention_backend,
+            compute_capability=self.compute_capability,
+            kernel_workspaces=self.kernel_workspaces,
+        )
+
 
 def trace_config(config: Any, *, num_layers: int | None = None, **options: Any) -> TraceResult:
     """Build ``config``'s model on meta and trace its training steps.
@@ -70,7 +64,7 @@ def trace_config(config: Any, *, num_layers: int | None = None, **options: Any) 
     config = config_from(config)
     if num_layers is not None:
         config.get_text_config().num_hidden_layers = num_layers
-    model = _model(config, chosen)
+    model = prepared_model(config, chosen)
     inputs = example_inputs(
         model,
         config,
@@ -78,10 +72,12 @@ def trace_config(config: Any, *, num_layers: int | None = None, **options: Any) 
         sequence_length=chosen.sequence_length,
         attention_mask=chosen.attention_mask,
     )
-    return _trace(model, inputs, chosen)
+    optimizer = OPTIMIZERS[chosen.optimizer]([p for p in model.parameters() if p.requires_grad]) if chosen.optimizer else None
+    return observe(model, TrainingLoop(model, optimizer, inputs, chosen.loop).run, inputs=inputs, settings=chosen.settings)
 
 
-def _model(config: Any, options: TraceOptions) -> nn.Module:
+def prepared_model(config: Any, options: TraceOptions) -> nn.Module:
+    """The model as the user's libraries set it up for training: quantized, checkpointed, with adapters."""
     model = build_model(config, dtype=options.dtype, attn_implementation=options.attention)
     if options.method is TrainMethod.QLORA:
         model = quantize_4bit(model, compute_dtype=options.dtype, options=options.quantization)
@@ -96,76 +92,3 @@ def _model(config: Any, options: TraceOptions) -> nn.Module:
     if options.method is not TrainMethod.FULL:
         model = add_adapters(model, options.adapters)
     return model.train(options.training)
-
-
-def _mark_persistent(model: nn.Module, inputs: dict[str, Any], tracker: StorageTracker) -> None:
-    adapters = {id(p) for n, p in model.named_parameters() if "lora_" in n}
-    tracker.mark_all(quantization_constants(model), StorageRole.QUANTIZATION_CONSTANTS)
-    for name, parameter in model.named_parameters():
-        tracker.mark(parameter, StorageRole.ADAPTER_WEIGHTS if id(parameter) in adapters else StorageRole.WEIGHTS, name)
-    tracker.mark_all(model.named_buffers(), StorageRole.BUFFERS)
-    tracker.mark_all(((n, t) for n, t in inputs.items() if isinstance(t, torch.Tensor)), StorageRole.INPUTS)
-
-
-def _trace(model: nn.Module, inputs: dict[str, Any], options: TraceOptions) -> TraceResult:
-    applied, paths = AppliedChoices(), ModulePaths()
-    paths.name_modules(model)
-    tracker = StorageTracker("meta", paths, OpHandlers(applied.counts).table(), WORKSPACES if options.kernel_workspaces else None)
-    optimizer = OPTIMIZERS[options.optimizer]([p for p in model.parameters() if p.requires_grad]) if options.optimizer else None
-    head = _output_head(model)
-    started = time.perf_counter()
-    _mark_persistent(model, inputs, tracker)
-    with ExitStack() as stack:
-        stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")
-        stack.enter_context(_collector_off())
-        stack.enter_context(cuda_choices(options.attention_backend, options.compute_capability, applied))
-        stack.enter_context(paths.followed())
-        runner = StepRunner(model, optimizer, tracker, options.loop)
-        stack.enter_context(tracker)
-        runner.run(inputs, head)
-    seconds = time.perf_counter() - started
-    tracker.stop()
-    applied.counts["kernel workspaces"] += tracker.num_workspaces
-    head_path = next((path for path, module in model.named_modules() if module is head), None)
-    attribute(tracker.records, head_path)
-    return TraceResult(
-        records=tracker.records,
-        events=tracker.events,
-        num_ops=tracker.num_ops,
-        seconds=seconds,
-        choices={name: count for name, count in applied.counts.items() if count},
-        attention=dict(applied.attention),
-        marks=runner.marks,
-        versions=installed_versions(),
-    )
-
-
-class _collector_off:
-    """The cyclic collector's moments are not the program's: collect before, keep it off inside."""
-
-    def __enter__(self) -> None:
-        self._was_enabled = gc.isenabled()
-        gc.disable()
-
-    def __exit__(self, *_: object) -> None:
-        if self._was_enabled:
-            gc.enable()
-
-
-def _output_head(model: nn.Module) -> nn.Module | None:
-    try:
-        return model.get_output_embeddings()
-    except (AttributeError, NotImplementedError):
-        return None
-
-
-def installed_versions() -> dict[str, str]:
-    """Versions of the libraries whose code the trace ran."""
-    versions: dict[str, str] = {}
-    for name in STAMPED_LIBRARIES:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
+
+
+def _nothing() -> None:
+    """What ``on_root_call`` does until somebody listens."""
 
 
 class ModulePaths:
@@ -23,7 +27,7 @@ class ModulePaths:
         self._path_of_sequence: list[str] = []
         self._first_sequence = torch._C._autograd._get_sequence_nr()
         self._parameter_names: dict[int, str] = {}
-        self.num_calls: dict[str, int] = {}
+        self.on_root_call: Callable[[], None] = _nothing
 
     def name_modules(self, root: nn.Module, prefix: str = "") -> None:
         """Give every submodule of ``root`` its dotted path; a module reached twice keeps its first path."""
@@ -66,6 +70,8 @@ class ModulePaths:
             name = names.get(id(module))
             if name is None:
                 return original_call(module, *args, **kwargs)
+            if len(stack) == 1:
+                self.on_root_call()
             self.note_sequence()
             stack.append(name)
             try:

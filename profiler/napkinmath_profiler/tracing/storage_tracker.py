@@ -40,6 +40,7 @@ class StorageTracker(TorchDispatchMode):
         self.step = 0
         self.micro_step = 0
         self.num_ops = 0
+        self.marks: dict[str, int] = {}
         self._live: dict[int, StorageRecord] = {}
         self._references: dict[int, weakref.ref[Any]] = {}
         self._scope = 0
@@ -49,7 +50,11 @@ class StorageTracker(TorchDispatchMode):
         self._op_phase = TracePhase.SETUP
 
     def set_phase(self, phase: TracePhase) -> None:
-        """Say what the program does from now on."""
+        """Say what the program does from now on; ``marks`` keeps the last event before each backward and after each step."""
+        if phase is TracePhase.BACKWARD:
+            self.marks[f"forward_end:{self.step}:{self.micro_step}"] = len(self.events) - 1
+        elif phase is TracePhase.ZERO_GRAD:
+            self.marks[f"step_end:{self.step}"] = len(self.events) - 1
         self.phase = phase
         self._locate(None)
 
@@ -79,6 +84,8 @@ class StorageTracker(TorchDispatchMode):
         self.num_ops += 1
         self.paths.note_sequence()
         in_backward = torch._C._current_graph_task_id() != -1
+        if in_backward and self.phase is not TracePhase.BACKWARD:
+            self.set_phase(TracePhase.BACKWARD)
         self._locate(torch._C._current_autograd_node() if in_backward else None)
         self._op = str(func)
         handler = self.handlers.get(func)

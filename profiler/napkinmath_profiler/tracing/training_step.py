@@ -1,16 +1,13 @@
-"""One training loop, as people write it, run under the tracker."""
+"""A training loop as people write it around a transformers model, for when the user gives only a config."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
-
-from napkinmath_profiler.tracing.storage_events import StorageRole, TracePhase
-from napkinmath_profiler.tracing.storage_tracker import StorageTracker
 
 OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
     "adamw": lambda params: torch.optim.AdamW(params, foreach=True),
@@ -24,7 +21,7 @@ OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopOptions:
-    """How the loop is written: micro-steps, clipping, and whether the model's outputs outlive the forward."""
+    """How the loop is written: micro-steps, clipping, precision, and whether the model's outputs outlive the forward."""
 
     num_steps: int = 2
     gradient_accumulation_steps: int = 1
@@ -34,76 +31,45 @@ class LoopOptions:
     convert_outputs_to_fp32: bool = False
 
 
-class StepRunner:
-    """Runs forward, loss, backward, clipping, optimizer step and zero_grad, telling the tracker where it is."""
+class TrainingLoop:
+    """Forward with loss, backward, clipping, optimizer step and zero_grad, ``num_steps`` times over one batch."""
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None, tracker: StorageTracker, options: LoopOptions) -> None:
-        self.model, self.optimizer, self.tracker, self.options = model, optimizer, tracker, options
-        self.trainable = [p for p in model.parameters() if p.requires_grad]
-        self.marks: dict[str, int] = {}
-        self.forward = self._wrapped_forward()
-        for name, parameter in model.named_parameters():
-            if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(lambda p, name=name: tracker.mark(p.grad, StorageRole.GRADIENTS, name))
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None, inputs: Mapping[str, Any], options: LoopOptions) -> None:
+        self._model, self._optimizer, self._inputs, self._options = model, optimizer, inputs, options
+        self._trainable = [p for p in model.parameters() if p.requires_grad]
 
-    def run(self, inputs: dict[str, Any], head: nn.Module | None) -> None:
+    def run(self) -> None:
         """All the steps."""
-        handle = head.register_forward_hook(lambda *_: self._enter_loss()) if head is not None else None
-        try:
-            for step in range(self.options.num_steps):
-                self.tracker.step = step
-                for micro_step in range(self.options.gradient_accumulation_steps):
-                    self.tracker.micro_step = micro_step
-                    self._forward_backward(inputs, f"{step}:{micro_step}")
-                self._update()
-                self.marks[f"step_end:{step}"] = len(self.tracker.events) - 1
-        finally:
-            if handle is not None:
-                handle.remove()
+        forward = self._forward()
+        for _ in range(self._options.num_steps):
+            for _ in range(self._options.gradient_accumulation_steps):
+                self._micro_step(forward)
+            self._update()
 
-    def _wrapped_forward(self) -> Callable[..., Any]:
+    def _forward(self) -> Callable[..., Any]:
         """The model's call under autocast, its outputs made float32 as accelerate's ``prepare_model`` does."""
-        options = self.options
+        options = self._options
         if options.autocast_dtype is None:
-            return self.model
-        forward: Callable[..., Any] = torch.autocast("cuda", dtype=options.autocast_dtype)(self.model.__call__)
+            return self._model
+        forward: Callable[..., Any] = torch.autocast("cuda", dtype=options.autocast_dtype)(self._model.__call__)
         if options.convert_outputs_to_fp32:
             from accelerate.utils import convert_outputs_to_fp32
 
             forward = convert_outputs_to_fp32(forward)
         return forward
 
-    def _enter_loss(self) -> None:
-        if self.tracker.phase is TracePhase.FORWARD:
-            self.tracker.set_phase(TracePhase.LOSS)
-
-    def _forward_backward(self, inputs: dict[str, Any], label: str) -> None:
-        tracker = self.tracker
-        tracker.set_phase(TracePhase.FORWARD)
-        outputs = self.forward(**inputs)
+    def _micro_step(self, forward: Callable[..., Any]) -> None:
+        outputs = forward(**self._inputs)
         loss = outputs["loss"]
-        if not self.options.keep_outputs:
+        if not self._options.keep_outputs:
             del outputs
-        if self.options.gradient_accumulation_steps > 1:
-            loss = loss / self.options.gradient_accumulation_steps
-        self.marks[f"forward_end:{label}"] = len(tracker.events) - 1
-        tracker.set_phase(TracePhase.BACKWARD)
+        if self._options.gradient_accumulation_steps > 1:
+            loss = loss / self._options.gradient_accumulation_steps
         loss.backward()
-        self.marks[f"backward_end:{label}"] = len(tracker.events) - 1
 
     def _update(self) -> None:
-        tracker = self.tracker
-        if self.options.max_grad_norm is not None:
-            tracker.set_phase(TracePhase.CLIP)
-            nn.utils.clip_grad_norm_(self.trainable, self.options.max_grad_norm, foreach=True)
-        if self.optimizer is None:
-            return
-        tracker.set_phase(TracePhase.OPTIMIZER)
-        self.optimizer.step()
-        names = {id(p): name for name, p in self.model.named_parameters()}
-        for parameter, state in self.optimizer.state.items():
-            for key, value in state.items():
-                if isinstance(value, torch.Tensor):
-                    tracker.mark(value, StorageRole.OPTIMIZER_STATES, f"{names.get(id(parameter), '?')}.{key}")
-        tracker.set_phase(TracePhase.ZERO_GRAD)
-        self.optimizer.zero_grad(set_to_none=True)
+        if self._options.max_grad_norm is not None:
+            nn.utils.clip_grad_norm_(self._trainable, self._options.max_grad_norm)
+        if self._optimizer is not None:
+            self._optimizer.step()
+            self._optimizer.zero_grad(set_to_none=True)
