@@ -1,0 +1,160 @@
+"""sweep: the same rules with numpy arrays bound to batch, sequence and rank: hundreds of thousands of configurations a second.
+
+A step's structure (which tensors exist, in which order) does not depend on these three, so it is recorded once with the symbols
+left open; every event is then one addition of arrays. Anything else that varies is a new structure: one call a combination.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from napkinmath.expr import Bindings, symbol
+from napkinmath.ledger import ALLOC, FREE, Phase
+from napkinmath.lowering.autograd import RUN
+from napkinmath.record import Record
+from napkinmath.simulate import run_order
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+    from napkinmath.hardware import Hardware
+    from napkinmath.model_spec import ModelSpec
+    from napkinmath.schedule import Clock
+    from napkinmath.step import Segment, Step
+    from napkinmath.train_config import TrainConfig
+
+    Ints = NDArray[np.int64]
+    Floats = NDArray[np.float64]
+
+CHUNK = 8192  # configurations evaluated together: one array of them fits the second-level cache
+PHASES = tuple(Phase)
+
+
+class SweepResult(Record):
+    """Arrays of one shape: peak bytes as the formulas give them (each tensor rounded to 512 B), winning phase, and speed."""
+
+    requested: Ints
+    winner: Ints
+    """Index into `PHASES` of the phase that sets the peak."""
+    seconds: Floats | None = None
+    tokens_per_s: Floats | None = None
+
+
+def sweep(spec: ModelSpec, config: TrainConfig, *, micro_batch_size: ArrayLike | None = None, sequence_length: ArrayLike | None = None, rank: ArrayLike | None = None, hardware: Hardware | None = None) -> SweepResult:  # fmt: skip
+    """Peak memory (and speed, given hardware with known rates) of every combination of the broadcast arrays.
+
+    The figures are those of `estimate(...)` for each combination: requested bytes equal `estimate(...).peak.nbytes`.
+    """
+    from napkinmath.lowering.choices import resolve
+    from napkinmath.step import build_step
+
+    open_config = config
+    if config.adapter is not None:
+        open_config = config.replace(adapter=config.adapter.replace(rank=symbol("r")))
+    policy = resolve(spec, open_config, hardware)
+    step = build_step(spec, policy)
+    given = (
+        _positive("micro_batch_size", config.micro_batch_size if micro_batch_size is None else micro_batch_size),
+        _positive("sequence_length", config.sequence_length if sequence_length is None else sequence_length),
+        _positive("rank", (config.adapter.rank if config.adapter else 1) if rank is None else rank),
+    )
+    b, s, r = np.broadcast_arrays(*given)
+    shape = b.shape
+    flat = [x.ravel() for x in (b, s, r)]
+    pieces = [_evaluate(step, _clock(step, hardware), *(x[i : i + CHUNK] for x in flat)) for i in range(0, max(b.size, 1), CHUNK)]
+    requested, winner = (np.concatenate([p[k] for p in pieces]).reshape(shape) for k in (0, 1))
+    if pieces[0][2] is None:
+        return SweepResult(requested=requested, winner=winner)
+    seconds = np.concatenate([p[2] for p in pieces if p[2] is not None]).reshape(shape)
+    tokens = b * s * config.gradient_accumulation_steps
+    return SweepResult(requested=requested, winner=winner, seconds=seconds, tokens_per_s=tokens / seconds)
+
+
+def _positive(name: str, values: ArrayLike) -> Ints:
+    from napkinmath.errors import InputError, shown
+
+    array = np.asarray(values)
+    if array.dtype.kind not in "iu" or (array < 1).any():
+        raise InputError(f"{name} {shown(values)} holds something else than positive whole numbers; use 1 or more")
+    return array.astype(np.int64)
+
+
+def _clock(step: Step, hardware: Hardware | None) -> Clock | None:
+    if hardware is None or not hardware.gpu.dense_flops or not hardware.gpu.bandwidth_bytes_per_s:
+        return None
+    from napkinmath.efficiency import default_efficiency
+    from napkinmath.schedule import Clock
+
+    return Clock(default_efficiency(hardware.gpu), step.policy)
+
+
+class _Profile:
+    """One segment over all configurations: highest live bytes within a repetition, and its net change."""
+
+    __slots__ = ("high", "net")
+
+    def __init__(self, high: Ints, net: Ints) -> None:
+        self.high, self.net = high, net
+
+
+def _evaluate(step: Step, clock: Clock | None, b: Ints, s: Ints, r: Ints) -> tuple[Ints, Ints, Floats | None]:
+    top = Bindings({**step.symbols, "b": b, "s": s, "r": r})
+    scopes: dict[tuple[tuple[str, int], ...], Bindings] = {(): top}
+    order, starts = run_order(step)
+    profiles: dict[int, _Profile] = {}
+    base, peak, winner = np.zeros_like(b), np.full_like(b, -1), np.zeros_like(b)
+    for segment in order:
+        bind = scopes.setdefault(segment.symbols, top.extended(dict(segment.symbols)))
+        profile = profiles.get(id(segment)) or profiles.setdefault(id(segment), _profile(segment, bind, b))
+        highest = base + profile.high + (segment.repeat - 1) * np.maximum(profile.net, 0)
+        higher = highest > peak
+        peak = np.where(higher, highest, peak)
+        winner[higher] = PHASES.index(segment.phase)
+        base = base + segment.repeat * profile.net
+    seconds = _seconds(order[starts[-1] :], scopes, clock) if clock is not None else None
+    return peak, winner, None if seconds is None else np.broadcast_to(seconds, b.shape)
+
+
+def _profile(segment: Segment, bind: Bindings, like: Ints) -> _Profile:
+    live, high = np.zeros_like(like), np.zeros_like(like)
+    rising = False
+    for action, payload in segment.events:
+        if action == ALLOC:
+            live += bind(payload.requested)
+            rising = True
+        elif action == FREE:
+            if rising:
+                np.maximum(high, live, out=high)
+                rising = False
+            live -= bind(payload.requested)
+    if rising:
+        np.maximum(high, live, out=high)
+    return _Profile(high, live)
+
+
+def _seconds(segments: list[Segment], scopes: dict[tuple[tuple[str, int], ...], Bindings], clock: Clock) -> Floats:
+    """Seconds of the steady step: the longer of the device's and the host's sum."""
+    from napkinmath.efficiency import dispatch_s
+
+    known: dict[int, tuple[Floats | float, int]] = {}
+    device: Floats | float = 0.0
+    host = 0.0
+    for segment in segments:
+        if id(segment) not in known:
+            known[id(segment)] = _segment_seconds(segment, scopes[segment.symbols], clock)
+        seconds, launches = known[id(segment)]
+        device = device + segment.repeat * seconds
+        host += dispatch_s(segment.repeat * launches, segment.phase is Phase.BACKWARD, clock.speed)
+    return np.maximum(device, host)
+
+
+def _segment_seconds(segment: Segment, bind: Bindings, clock: Clock) -> tuple[Floats | float, int]:
+    total: Floats | float = 0.0
+    launches = 0
+    for action, payload in segment.events:
+        if action == RUN:
+            for cost in payload[1]:
+                seconds, count = clock.seconds(cost, bind)
+                total, launches = total + seconds, launches + count
+    return total, launches
