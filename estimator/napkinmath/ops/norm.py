@@ -16,10 +16,10 @@ def mean_square(t: Tape, x: Value) -> Value:
     return t.op("mean", (squared,), (*x.axes[:-1], 1), x.dtype, gradients=(LIKE,), costs=(Move(traffic(x)),), backward_costs=(Move(traffic(x)),))
 
 
-def rms_norm_eager(t: Tape, x: Value, *, name: str, width: Size | None = None, scale_in_fp32: bool = False) -> Value:
+def rms_norm_eager(t: Tape, x: Value, *, name: str, width: Size | None = None, scale_in_fp32: bool = False, cast_last: bool = False) -> Value:
     """transformers' LlamaRMSNorm: cast to fp32, x * rsqrt(mean(x^2) + eps), cast back, times the weight.
 
-    `scale_in_fp32` is Gemma's form, (1 + weight) in fp32 and the cast last. Source: transformers 5.23
+    `scale_in_fp32` is Gemma's form, (1 + weight) in fp32 and the cast last; `cast_last` is GPT-OSS's, weight * x in fp32 and the cast last. Source: transformers 5.23
     models/llama/modeling_llama.py LlamaRMSNorm.forward and models/gemma/modeling_gemma.py GemmaRMSNorm.forward.
     """
     with t.scope(name) as frame:
@@ -35,6 +35,8 @@ def rms_norm_eager(t: Tape, x: Value, *, name: str, width: Size | None = None, s
             return cast(t, mul(t, normed, factor), x.dtype)
         frame.local(normed)
         frame.release(wide)
+        if cast_last:
+            return cast(t, mul(t, weight, normed), x.dtype)
         return mul(t, weight, cast(t, normed, x.dtype))
 
 

@@ -16,6 +16,8 @@ class NormKind(str, Enum):
 
     RMS = "rms"
     RMS_GEMMA = "rms_gemma"
+    RMS_CAST_LAST = "rms_cast_last"
+    """The weight is applied before the cast back (GPT-OSS, OLMo 2)."""
     LAYER = "layer"
     LAYER_NO_BIAS = "layer_no_bias"
     LAYER_PLAIN = "layer_plain"
@@ -28,8 +30,8 @@ class Norm(Record):
 
     def record(self, t: Tape, x: Value, name: str, width: Size | None = None) -> Value:
         """Applies the norm named `name`."""
-        if self.kind in (NormKind.RMS, NormKind.RMS_GEMMA):
+        if self.kind in (NormKind.RMS, NormKind.RMS_GEMMA, NormKind.RMS_CAST_LAST):
             if t.policy.stack.rms_norm == "fused":
                 return rms_norm_fused(t, x, name=name, width=width)
-            return rms_norm_eager(t, x, name=name, width=width, scale_in_fp32=self.kind is NormKind.RMS_GEMMA)
+            return rms_norm_eager(t, x, name=name, width=width, scale_in_fp32=self.kind is NormKind.RMS_GEMMA, cast_last=self.kind is NormKind.RMS_CAST_LAST)
         return layer_norm(t, x, name=name, bias=self.kind is NormKind.LAYER, affine=self.kind is not NormKind.LAYER_PLAIN, width=width)
