@@ -10,8 +10,14 @@ from napkinmath.expr import Size, ceil_div, product, round_up_to
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Literal, Union
 
     from napkinmath.costs import Cost
+
+    Event = Union[tuple[Literal["+", "-"], "Tensor"], tuple[Literal["="], tuple["Tensor", "Tensor"]], tuple[Literal["!"], "Work"]]
+    Steps = tuple[tuple[Literal["+", "-"], "Tensor"], ...]
+else:
+    Steps = Event = object  # named in annotations only
 
 ALLOCATION_GRANULE = 512  # bytes; kMinBlockSize of c10/cuda/CUDACachingAllocator.cpp: every request is rounded up to it
 
@@ -95,8 +101,20 @@ class Weight:
         return product(self.axes)
 
 
-ALLOC, FREE = "+", "-"
-Steps = tuple[tuple[str, Tensor], ...]
+# Actions of an event: allocate and free a tensor, hand a tensor's storage on to another slot, run kernels.
+ALLOC: Literal["+"] = "+"
+FREE: Literal["-"] = "-"
+TAKE: Literal["="] = "="
+RUN: Literal["!"] = "!"
+
+
+class Work:
+    """Kernels that an event runs: the operation they belong to (None: the engine's or the optimizer's own) and their costs."""
+
+    __slots__ = ("backward", "costs", "op")
+
+    def __init__(self, op: Op | None, costs: Sequence[Cost], backward: bool) -> None:
+        self.op, self.costs, self.backward = op, costs, backward
 
 
 class Gradient:

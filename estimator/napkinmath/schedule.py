@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from napkinmath.costs import Cost
     from napkinmath.efficiency import Efficiency
     from napkinmath.expr import Bindings
-    from napkinmath.ledger import Op
+    from napkinmath.ledger import Work
     from napkinmath.lowering.policy import Policy
     from napkinmath.timeline import Timeline
 
@@ -32,10 +32,10 @@ class Clock:
         self.speed, self.policy = speed, policy
         self._gemm_dtype = policy.rule.gemm
 
-    def __call__(self, op: Op | None, costs: tuple[Cost, ...], backward: bool, bind: Bindings) -> list[Kernel]:
-        """The kernels of one operation with their seconds."""
-        name, module = (op.name, op.module) if op is not None else ("update", "")
-        return [self._kernel(name, module, cost, bind) for cost in costs]
+    def kernels(self, work: Work, bind: Bindings) -> list[Kernel]:
+        """The kernels of an event with their seconds."""
+        name, module = (work.op.name, work.op.module) if work.op is not None else ("update", "")
+        return [self._kernel(name, module, cost, bind) for cost in work.costs]
 
     def _kernel(self, name: str, module: str, cost: Cost, bind: Bindings) -> Kernel:
         seconds, launches = self.seconds(cost, bind)

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from napkinmath.expr import Bindings
-from napkinmath.ledger import Tensor
-from napkinmath.lowering.autograd import RUN, TAKE
+from napkinmath.ledger import RUN, TAKE, Tensor
 from napkinmath.timeline import Kernel, Stamp, TensorInfo, Timeline, TimelineSegment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.costs import Cost
-    from napkinmath.ledger import Op
+    from collections.abc import Callable
+
+    from napkinmath.schedule import Clock
     from napkinmath.step import Segment, Step
-
-    class Clock:
-        """Prices an operation; None leaves the timeline without seconds."""
-
-        def __call__(self, op: Op | None, costs: tuple[Cost, ...], backward: bool, bind: Bindings) -> list[Kernel]: ...
 
 
 def run_order(step: Step, *, steps: int = 2) -> tuple[list[Segment], tuple[int, ...]]:
@@ -62,21 +57,19 @@ def simulate(step: Step, clock: Clock | None = None, *, steps: int = 2) -> Timel
     return Timeline(infos, ordered, Stamp(origin="analytic"), starts)
 
 
-def _lay_out(segment: Segment, bind: Bindings, index_of, clock: Clock | None) -> TimelineSegment:  # noqa: ANN001
+def _lay_out(segment: Segment, bind: Bindings, index_of: Callable[[Tensor, Bindings], int], clock: Clock | None) -> TimelineSegment:
     events: list[tuple[str, int]] = []
     pairs: list[tuple[int, int]] = []
     kernels: list[Kernel] = []
-    for action, payload in segment.events:
-        if action == RUN:
+    for event in segment.events:
+        if event[0] == RUN:
             if clock is not None:
-                op, costs, backward = payload
-                for kernel in clock(op, costs, backward, bind):
+                for kernel in clock.kernels(event[1], bind):
                     events.append((RUN, len(kernels)))
                     kernels.append(kernel)
-        elif action == TAKE:
+        elif event[0] == TAKE:
             events.append((TAKE, len(pairs)))
-            pairs.append((index_of(payload[0], bind), index_of(payload[1], bind)))
+            pairs.append((index_of(event[1][0], bind), index_of(event[1][1], bind)))
         else:
-            events.append((action, index_of(payload, bind)))
+            events.append((event[0], index_of(event[1], bind)))
     return TimelineSegment(segment.name, segment.phase, segment.repeat, events, pairs, kernels, sum(k.seconds for k in kernels))
-

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from napkinmath.ledger import ALLOC, FREE, Block, Phase, Role, Tensor, Value
-from napkinmath.lowering.autograd import TAKE, Backward, forward_events
+from napkinmath.ledger import ALLOC, FREE, TAKE, Block, Phase, Role, Tensor, Value
+from napkinmath.lowering.autograd import Backward, forward_events
 from napkinmath.model_spec import ModelSpec, Stage
 from napkinmath.tape import Tape
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.lowering.autograd import Event
+    from napkinmath.ledger import Event
+    from napkinmath.lowering.optimizer import Update
     from napkinmath.lowering.policy import Policy
 
 
@@ -44,7 +45,7 @@ class Step:
 
     __slots__ = ("load", "micro_steps", "policy", "runs", "spec", "symbols", "update")
 
-    def __init__(self, spec: ModelSpec, policy: Policy, runs: list[Run], load: list[Segment], micro_steps: list[tuple[int, list[Segment]]], update: list[Segment]) -> None:
+    def __init__(self, spec: ModelSpec, policy: Policy, runs: list[Run], load: list[Segment], micro_steps: list[tuple[int, list[Segment]]], update: Update) -> None:
         self.spec, self.policy, self.runs, self.load, self.micro_steps, self.update = spec, policy, runs, load, micro_steps, update
         config = policy.config
         self.symbols = {**dict(spec.symbols), "b": config.micro_batch_size, "s": config.sequence_length}

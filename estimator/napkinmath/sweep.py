@@ -9,8 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from napkinmath.expr import Bindings, symbol
-from napkinmath.ledger import ALLOC, FREE, Phase
-from napkinmath.lowering.autograd import RUN
+from napkinmath.ledger import ALLOC, FREE, RUN, Phase
 from napkinmath.record import Record
 from napkinmath.simulate import run_order
 
@@ -119,15 +118,15 @@ def _evaluate(step: Step, clock: Clock | None, b: Ints, s: Ints, r: Ints) -> tup
 def _profile(segment: Segment, bind: Bindings, like: Ints) -> _Profile:
     live, high = np.zeros_like(like), np.zeros_like(like)
     rising = False
-    for action, payload in segment.events:
-        if action == ALLOC:
-            live += bind(payload.requested)
+    for event in segment.events:
+        if event[0] == ALLOC:
+            live += bind(event[1].requested)
             rising = True
-        elif action == FREE:
+        elif event[0] == FREE:
             if rising:
                 np.maximum(high, live, out=high)
                 rising = False
-            live -= bind(payload.requested)
+            live -= bind(event[1].requested)
     if rising:
         np.maximum(high, live, out=high)
     return _Profile(high, live)
@@ -152,9 +151,9 @@ def _seconds(segments: list[Segment], scopes: dict[tuple[tuple[str, int], ...], 
 def _segment_seconds(segment: Segment, bind: Bindings, clock: Clock) -> tuple[Floats | float, int]:
     total: Floats | float = 0.0
     launches = 0
-    for action, payload in segment.events:
-        if action == RUN:
-            for cost in payload[1]:
+    for event in segment.events:
+        if event[0] == RUN:
+            for cost in event[1].costs:
                 seconds, count = clock.seconds(cost, bind)
                 total, launches = total + seconds, launches + count
     return total, launches

@@ -7,12 +7,12 @@ quantized weight, an adapter or an evaluation pass changes the record and nothin
 from __future__ import annotations
 
 from napkinmath.dtypes import DType
-from napkinmath.expr import Size, product
+from napkinmath.expr import Bindings, Size, product
 from napkinmath.ledger import ALLOC, FREE, Block, Gradient, Op, Role, Steps, Tensor, Value, Weight
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from types import TracebackType
 
     from napkinmath.costs import Cost
@@ -56,8 +56,10 @@ class Scope:
 class Tape:
     """Records the operations of one block under a policy (precision, what is trained, how linears are lowered)."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, sizes: Mapping[str, int] | None = None) -> None:
         self.policy = policy
+        self.sizes = sizes or {}  # the model's own symbols, on which a choice of kernel may turn
+        self._kept: list[Tensor] = []
         self.ops: list[Op] = []
         self.weights: list[Weight] = []
         self.path: list[str] = []
@@ -80,6 +82,14 @@ class Tape:
         for tensor in tensors:
             self.last_use[tensor] = max(len(self.ops) - 1, 0)
 
+    def keep(self, *values: Value) -> None:
+        """Keeps values alive to the end of the block: a caller outside the current scopes holds them."""
+        self._kept.extend(v.tensor for v in values)
+
+    def known(self, size: Size) -> int:
+        """The value of a size made of the model's own symbols (a head size); KeyError where b or s is in it."""
+        return size if isinstance(size, int) else int(Bindings(self.sizes)(size))
+
     def weight(self, name: str, axes: tuple[Size, ...], *, kind: str = "other", dtype: DType | None = None, buffer: bool = False, tied_to: str = "") -> Weight:
         """Declares a parameter (or buffer) of the current module; `kind` is linear, embedding, norm, bias, conv, experts, head or other."""
         path = ".".join(p for p in (*self.path, name) if p)
@@ -93,6 +103,7 @@ class Tape:
 
     def block(self, name: str, input: Value | None, output: Value | None, externals: Sequence[Value] = (), symbols: dict[str, int] | None = None) -> Block:
         """Closes the record."""
+        self.touch(*self._kept)
         return Block(name, self.ops, self.weights, input, output, tuple(externals), self.last_use, symbols or {})
 
     # ------------------------------------------------------------ operations

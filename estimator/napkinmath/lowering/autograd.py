@@ -7,18 +7,14 @@ where the first is not shared (torch/csrc/autograd/input_buffer.cpp), saved tens
 from __future__ import annotations
 
 from napkinmath.costs import Move, traffic
-from napkinmath.ledger import ALLOC, FREE, Block, Op, Role, Tensor, Value
+from napkinmath.ledger import ALLOC, FREE, RUN, TAKE, Block, Op, Role, Tensor, Value, Work
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from napkinmath.costs import Cost
-
-    # ("+", tensor) allocates, ("-", tensor) frees, ("=", (from, to)) renames, ("!", (op, costs, is_backward)) runs kernels.
-    Event = tuple[str, object]
-
-TAKE, RUN = "=", "!"
+    from napkinmath.ledger import Event
 
 
 class Forward:
@@ -72,7 +68,7 @@ def forward_events(block: Block, *, keep: bool, holds_input: bool, cached: froze
             else:
                 alive.pop(step[1], None)
         if op.costs:
-            events.append((RUN, (op, op.costs, False)))
+            events.append((RUN, Work(op, op.costs, False)))
         for tensor in frees.get(index, ()):
             events.append((FREE, tensor))
             alive.pop(tensor, None)
@@ -149,7 +145,7 @@ class Backward:
             self.recompute = ()
         self.events.extend(op.backward)
         if op.backward_costs:
-            self.events.append((RUN, (op, op.backward_costs, True)))
+            self.events.append((RUN, Work(op, op.backward_costs, True)))
         passed: dict[int, _Pending] = {}
         for gradient in op.gradients:
             if gradient.tensor is None:
@@ -184,11 +180,11 @@ class Backward:
         new.holders += 1
         add: tuple[Cost, ...] = (Move(3 * traffic(value)),)
         if old.holders == 1:  # not shared: added in place
-            self.events.append((RUN, (None, add, True)))
+            self.events.append((RUN, Work(None, add, True)))
             self._drop(new)
             return
         summed = _Pending(Tensor("sum of gradients", value.axes, value.dtype, Role.ACTIVATION_GRADIENTS, new.tensor.module))
-        self.events += [(ALLOC, summed.tensor), (RUN, (None, add, True))]
+        self.events += [(ALLOC, summed.tensor), (RUN, Work(None, add, True))]
         del self.at[id(value)]
         self._drop(old)
         self._drop(new)
@@ -200,7 +196,7 @@ class Backward:
         weight = value.weight
         assert weight is not None
         if self.accumulate or weight.path in self.filled:
-            self.events.append((RUN, (None, (Move(3 * traffic(value)),), True)))
+            self.events.append((RUN, Work(None, (Move(3 * traffic(value)),), True)))
             self._drop(new)
         else:
             self.persistent.append(new.tensor)  # stays until zero_grad
@@ -223,5 +219,5 @@ class Backward:
         if self.first_external:
             self.events.append((TAKE, (pending.tensor, value.shared_gradient())))
         else:
-            self.events.append((RUN, (None, (Move(3 * traffic(value)),), True)))
+            self.events.append((RUN, Work(None, (Move(3 * traffic(value)),), True)))
             self._drop(pending)

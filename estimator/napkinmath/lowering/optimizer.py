@@ -6,12 +6,11 @@ from napkinmath.catalog.optimizers import Optimizer, find_optimizer
 from napkinmath.costs import Move
 from napkinmath.dtypes import FP32
 from napkinmath.expr import Size, ceil_div
-from napkinmath.ledger import ALLOC, FREE, Phase, Role, Tensor, Weight
-from napkinmath.lowering.autograd import RUN
+from napkinmath.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Weight, Work
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.lowering.autograd import Event
+    from napkinmath.ledger import Event
     from napkinmath.lowering.policy import Policy
     from napkinmath.step import Run, Segment
 
@@ -57,7 +56,7 @@ def _norms(run: Run) -> list[Event]:
     moved: Size = 0
     for weight in trained(run):
         moved = moved + 3 * weight.tensor.nbytes
-    return [(RUN, (None, (Move(moved, 2),), False))]
+    return [(RUN, Work(None, (Move(moved, 2),), False))]
 
 
 def _work(row: Optimizer, owners: list[Run], make) -> list[Segment]:  # noqa: ANN001
@@ -73,7 +72,7 @@ def _work(row: Optimizer, owners: list[Run], make) -> list[Segment]:  # noqa: AN
         for w in trained(run):
             own = [Tensor("step temporary", w.axes, w.tensor.dtype, Role.WORKSPACE, w.path) for _ in range(row.single_copies)]
             cost = Move(_traffic(row, w), max(row.launches_per_parameter, 1))
-            events += [*((ALLOC, t) for t in own), (RUN, (None, (cost,), False)), *((FREE, t) for t in own)]
+            events += [*((ALLOC, t) for t in own), (RUN, Work(None, (cost,), False)), *((FREE, t) for t in own)]
         return events
 
     before = make("foreach temporaries", Phase.STEP, lambda run: [(ALLOC, t) for t in temporaries(run)])
