@@ -43,7 +43,17 @@ def fold(t: Tape, weight: Weight, right: Value, left: Value) -> Value:
         backward += [(ALLOC, product), (ALLOC, scaled), (FREE, product)]
         gradients.append(Gradient(factor, scaled))
     rank = right.axes[-1]
-    t.append("baddbmm", (weight.value, right, left), (out,), forward=((ALLOC, out.tensor),), saves=(right.tensor, left.tensor), costs=_costs(weight, rank), backward=tuple(backward), gradients=gradients, backward_costs=_costs(weight, rank) * 2)  # type: ignore[arg-type]  # fmt: skip
+    t.append(
+        "baddbmm",
+        (weight.value, right, left),
+        (out,),
+        forward=((ALLOC, out.tensor),),
+        saves=(right.tensor, left.tensor),
+        costs=_costs(weight, rank),
+        backward=tuple(backward),
+        gradients=gradients,
+        backward_costs=_costs(weight, rank) * 2,
+    )
     return out
 
 
@@ -58,7 +68,16 @@ def adapted_matrix(t: Tape, weight: Weight) -> Value:
     outputs, inputs = weight.axes
     rank = t.policy.adapter.rank
     a, b = lora_weight(t, "lora_A.weight", (rank, inputs)), lora_weight(t, "lora_B.weight", (outputs, rank))
-    product = t.op("B A", (b, a), weight.axes, a.dtype, saves=(a, b), gradients=("like", "like"), costs=(Gemm(outputs, inputs, rank, a.dtype),), backward_costs=(Gemm(outputs, rank, inputs, a.dtype), Gemm(rank, inputs, outputs, a.dtype)))  # fmt: skip
+    product = t.op(
+        "B A",
+        (b, a),
+        weight.axes,
+        a.dtype,
+        saves=(a, b),
+        gradients=("like", "like"),
+        costs=(Gemm(outputs, inputs, rank, a.dtype),),
+        backward_costs=(Gemm(outputs, rank, inputs, a.dtype), Gemm(rank, inputs, outputs, a.dtype)),
+    )
     delta = cast(t, scale(t, product), weight.tensor.dtype)
     unused = t.tensor("adapted weight at registration", weight.axes, weight.tensor.dtype, Role.WORKSPACE)
     t.append("add", (weight.value, delta), (), forward=((ALLOC, unused), (FREE, unused)), costs=(Move(3 * traffic(delta)),))

@@ -21,14 +21,33 @@ def top_k(t: Tape, x: Value, count: Size) -> tuple[Value, Value]:
     values, indices = t.tensor("top-k values", axes, x.dtype), t.tensor("top-k indices", axes, INT64)
     outputs = Value(values, axes, x.dtype, x.requires_grad), Value(indices, axes, INT64)
     gradient = t.gradient_of(x) if x.requires_grad else None
-    t.append("topk", (x,), outputs, forward=((ALLOC, values), (ALLOC, indices)), saves=(indices,) if gradient else (), costs=(Move(2 * traffic(x)),), backward=((ALLOC, gradient),) if gradient else (), gradients=(Gradient(x, gradient),) if gradient else (), backward_costs=(Move(traffic(x) + traffic(*outputs), 2),))  # fmt: skip
+    t.append(
+        "topk",
+        (x,),
+        outputs,
+        forward=((ALLOC, values), (ALLOC, indices)),
+        saves=(indices,) if gradient else (),
+        costs=(Move(2 * traffic(x)),),
+        backward=((ALLOC, gradient),) if gradient else (),
+        gradients=(Gradient(x, gradient),) if gradient else (),
+        backward_costs=(Move(traffic(x) + traffic(*outputs), 2),),
+    )
     return outputs
 
 
 def gather(t: Tape, x: Value, indices: Value) -> Value:
     """One element of x for each index along the last axis; keeps the indices, the gradient is scattered into zeros like x."""
     moved = traffic(indices) + 2 * traffic(Value(x.tensor, indices.axes, x.dtype))
-    return t.op("gather", (x, indices), indices.axes, x.dtype, saves=(indices,), gradients=(LIKE, None), costs=(Move(moved),), backward_costs=(Move(moved + traffic(x), 2),))
+    return t.op(
+        "gather",
+        (x, indices),
+        indices.axes,
+        x.dtype,
+        saves=(indices,),
+        gradients=(LIKE, None),
+        costs=(Move(moved),),
+        backward_costs=(Move(moved + traffic(x), 2),),
+    )
 
 
 def take_rows(t: Tape, x: Value, indices: Value, name: str = "rows") -> Value:
@@ -37,12 +56,24 @@ def take_rows(t: Tape, x: Value, indices: Value, name: str = "rows") -> Value:
     Backward adds rows into zeros like x; CUDA sorts the indices for that, which holds three int64 copies of them.
     """
     axes = (indices.axes[0], *x.axes[1:])
-    sorting = [t.tensor(n, indices.axes, INT64, Role.WORKSPACE) for n in ("linear index", "sorted index", "positions")] if x.requires_grad else []
+    sorting = (
+        [t.tensor(n, indices.axes, INT64, Role.WORKSPACE) for n in ("linear index", "sorted index", "positions")] if x.requires_grad else []
+    )
     out = Value(t.tensor(name, axes, x.dtype), axes, x.dtype, x.requires_grad)
     gradient = t.gradient_of(x) if x.requires_grad else None
     backward = ((ALLOC, gradient), *((ALLOC, w) for w in sorting), *((FREE, w) for w in sorting)) if gradient else ()
     moved = 2 * traffic(out)
-    t.append("index", (x, indices), (out,), forward=((ALLOC, out.tensor),), saves=(indices.tensor,) if gradient else (), costs=(Move(moved),), backward=backward, gradients=(Gradient(x, gradient),) if gradient else (), backward_costs=(Move(moved + traffic(x), 5),))  # fmt: skip
+    t.append(
+        "index",
+        (x, indices),
+        (out,),
+        forward=((ALLOC, out.tensor),),
+        saves=(indices.tensor,) if gradient else (),
+        costs=(Move(moved),),
+        backward=backward,
+        gradients=(Gradient(x, gradient),) if gradient else (),
+        backward_costs=(Move(moved + traffic(x), 5),),
+    )
     return out
 
 
@@ -51,7 +82,13 @@ def sort_by_expert(t: Tape, experts: Value) -> tuple[Value, Value]:
     buffers = [t.tensor(n, experts.axes, INT64, Role.WORKSPACE) for n in ("sort keys", "sort values")]
     made = [t.tensor(n, experts.axes, INT64) for n in ("sorted experts", "permutation")]
     outputs = Value(made[0], experts.axes, INT64), Value(made[1], experts.axes, INT64)
-    t.append("sort", (experts,), outputs, forward=(*((ALLOC, m) for m in made), *((ALLOC, w) for w in buffers), *((FREE, w) for w in buffers)), costs=(Move(8 * traffic(experts), 4),))
+    t.append(
+        "sort",
+        (experts,),
+        outputs,
+        forward=(*((ALLOC, m) for m in made), *((ALLOC, w) for w in buffers), *((FREE, w) for w in buffers)),
+        costs=(Move(8 * traffic(experts), 4),),
+    )
     return outputs
 
 
@@ -74,10 +111,22 @@ def grouped_mm(t: Tape, x: Value, w: Value, offsets: Value, outputs: Size, exper
     each = ceil_div(rows, experts)
     out = Value(t.tensor("expert output", axes, x.dtype), axes, x.dtype, x.requires_grad or w.requires_grad)
     made = [Gradient(v, t.gradient_of(v)) for v in (w, x) if v.requires_grad]
-    costs = [Gemm(inputs, outputs, each, x.dtype, experts)] * w.requires_grad + [Gemm(each, inputs, outputs, x.dtype, experts)] * x.requires_grad
+    costs = [Gemm(inputs, outputs, each, x.dtype, experts)] * w.requires_grad + [
+        Gemm(each, inputs, outputs, x.dtype, experts)
+    ] * x.requires_grad
     saves = [v.tensor for v, kept in ((x, w.requires_grad), (w, x.requires_grad), (offsets, out.requires_grad)) if kept]
     backward = tuple((ALLOC, g.tensor) for g in made if g.tensor is not None)
-    t.append("grouped_mm", (x, w, offsets), (out,), forward=((ALLOC, out.tensor),), saves=saves, costs=(Gemm(each, outputs, inputs, x.dtype, experts),), backward=backward, gradients=made, backward_costs=costs)  # fmt: skip
+    t.append(
+        "grouped_mm",
+        (x, w, offsets),
+        (out,),
+        forward=((ALLOC, out.tensor),),
+        saves=saves,
+        costs=(Gemm(each, outputs, inputs, x.dtype, experts),),
+        backward=backward,
+        gradients=made,
+        backward_costs=costs,
+    )
     return out
 
 
@@ -86,7 +135,15 @@ def chunk(t: Tape, x: Value, sizes: tuple[Size, ...], name: str = "chunk") -> tu
     parts = tuple(Value(x.tensor, (*x.axes[:-1], size), x.dtype, x.requires_grad) for size in sizes)
     if x.requires_grad:
         whole = t.gradient_of(x)
-        t.append(name, (x,), parts, forward=(), backward=((ALLOC, whole),), gradients=(Gradient(x, whole),), backward_costs=(Move(2 * traffic(x)),))
+        t.append(
+            name,
+            (x,),
+            parts,
+            forward=(),
+            backward=((ALLOC, whole),),
+            gradients=(Gradient(x, whole),),
+            backward_costs=(Move(2 * traffic(x)),),
+        )
     return parts
 
 
@@ -113,7 +170,17 @@ def divide_rows_(t: Tape, x: Value, rows: Value) -> Value:
     summed = t.tensor("product before the sum", x.axes, x.dtype, Role.WORKSPACE)
     to_x, to_rows = t.gradient_of(x), t.gradient_of(rows)
     backward = (*((ALLOC, w) for w in work), (ALLOC, summed), *((FREE, w) for w in work), (ALLOC, to_x), (ALLOC, to_rows), (FREE, summed))
-    t.append("div_", (x, rows), (out,), forward=((ALLOC, old),), saves=(old, rows.tensor), costs=(Move(4 * traffic(x), 2),), backward=backward, gradients=(Gradient(x, to_x), Gradient(rows, to_rows)), backward_costs=(Move(12 * traffic(x), 6),))  # fmt: skip
+    t.append(
+        "div_",
+        (x, rows),
+        (out,),
+        forward=((ALLOC, old),),
+        saves=(old, rows.tensor),
+        costs=(Move(4 * traffic(x), 2),),
+        backward=backward,
+        gradients=(Gradient(x, to_x), Gradient(rows, to_rows)),
+        backward_costs=(Move(12 * traffic(x), 6),),
+    )
     t.touch(old)
     return out
 
@@ -134,13 +201,29 @@ def weigh_rows(t: Tape, x: Value, weights: Value) -> Value:
         if product is not None:
             backward += [(ALLOC, g.tensor), (FREE, product)]
     saves = [v.tensor for v, kept in ((weights, x.requires_grad), (x, weights.requires_grad)) if kept]
-    t.append("mul routing weights", (x, weights), (out,), forward=((ALLOC, out.tensor),), saves=saves, costs=(Move(traffic(x, out)),), backward=tuple(backward), gradients=full, backward_costs=(Move(3 * traffic(x, out), 3),))  # type: ignore[arg-type]  # fmt: skip
+    t.append(
+        "mul routing weights",
+        (x, weights),
+        (out,),
+        forward=((ALLOC, out.tensor),),
+        saves=saves,
+        costs=(Move(traffic(x, out)),),
+        backward=tuple(backward),
+        gradients=full,
+        backward_costs=(Move(3 * traffic(x, out), 3),),
+    )
     return out
 
 
 def sum_over_choices(t: Tape, x: Value, tokens: Size, choices: Size) -> Value:
     """(tokens · choices, h) summed over a token's choices; the expanded gradient is copied by the view's backward. Autocast makes it fp32."""
     source = x if t.policy.autocast is None else _wide(t, x)
-    return t.op("sum over choices", (source,), (tokens, x.axes[-1]), source.dtype, gradients=(LIKE,), costs=(Move(traffic(source)),), backward_costs=(Move(2 * traffic(source)),))
-
-
+    return t.op(
+        "sum over choices",
+        (source,),
+        (tokens, x.axes[-1]),
+        source.dtype,
+        gradients=(LIKE,),
+        costs=(Move(traffic(source)),),
+        backward_costs=(Move(2 * traffic(source)),),
+    )

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 # model_type -> "module:function"; imported when asked for, so that one estimate loads one family.
 FAMILIES: dict[str, str] = {
     "llama": "llama:llama",
+    "gpt_oss": "gpt_oss:gpt_oss",
     "mixtral": "moe:mixtral",
     "qwen2_moe": "moe:qwen2_moe",
     "qwen3_moe": "moe:qwen3_moe",

@@ -22,6 +22,10 @@ class TokenEmbedding(Part):
     scaled: bool = False
     """Gemma multiplies embeddings by sqrt(hidden size)."""
     name: str = "embed_tokens"
+    masked: bool = False
+    """The layers have no form without a mask (attention that transformers runs eager only)."""
+    sliding: bool = False
+    """Sliding layers read a mask of their own."""
 
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         ids = shared["input_ids"] = constant(t, "input ids", (b, s), INT64)
@@ -31,8 +35,10 @@ class TokenEmbedding(Part):
             out = scale(t, out)
         if self.rotary:
             rotary_tables(t, shared, self.rotary_size or dh, out)
-        if t.policy.config.attention is Attention.EAGER:
+        if self.masked or t.policy.config.attention is Attention.EAGER:
             shared["mask"] = constant(t, "attention mask", (b, 1, s, s), out.dtype)
+            if self.sliding:
+                shared["sliding mask"] = constant(t, "sliding attention mask", (b, 1, s, s), out.dtype)
         return out
 
 

@@ -1,0 +1,46 @@
+"""GPT-OSS: attention sinks, alternating sliding and full layers, experts with biases stored transposed."""
+
+from __future__ import annotations
+
+from napkinmath.catalog.families.config import Config, runs
+from napkinmath.catalog.families.llama import dense_symbols
+from napkinmath.catalog.families.moe import expert_symbols, tied
+from napkinmath.catalog.layers.decoder import DecoderLayer
+from napkinmath.catalog.layers.embedding import TokenEmbedding
+from napkinmath.catalog.layers.head import CausalLmHead
+from napkinmath.catalog.layers.moe import Experts, MixtureOfExperts, Router, Scoring
+from napkinmath.catalog.layers.norm import Norm, NormKind
+from napkinmath.catalog.layers.sinks import SinkAttention
+from napkinmath.catalog.layers.symbols import dh
+from napkinmath.model_spec import ModelSpec, Stage
+
+
+def gpt_oss(c: Config) -> ModelSpec:
+    """GptOssForCausalLM (transformers models/gpt_oss), weights in the precision of the run (dequantized from MXFP4)."""
+    symbols = {
+        **dense_symbols(c, kv_default=8, head_size_default=64),
+        **expert_symbols(c, experts="num_local_experts", width="intermediate_size", topk_default=4),
+    }
+    window, layers = c.size("sliding_window", 128), symbols["L"]
+    types = c.names("layer_types") or tuple("sliding_attention" if i % 2 == 0 else "full_attention" for i in range(layers))
+    norm = Norm(kind=NormKind.RMS_CAST_LAST)
+    mixture = MixtureOfExperts(
+        router=Router(name="router", scoring=Scoring.CHOSEN, bias=True, fp32_scores=False),
+        experts=Experts(bias=True, transposed=True, clamped=True),
+    )
+
+    def layer(kind: str) -> DecoderLayer:
+        attention = SinkAttention(
+            bias=c.flag("attention_bias", True),
+            window=window if kind == "sliding_attention" else 0,
+            dropout=c.number("attention_dropout", 0.0),
+        )
+        return DecoderLayer(attention=attention, mlp=mixture, norm=norm)
+
+    stages = [Stage(part=layer(types[i]), path="model.layers", checkpointed=True) for i in range(layers)]
+    embedding = TokenEmbedding(rotary_size=dh // 2, masked=True, sliding=True)
+    return c.spec(
+        (Stage(part=embedding, path="model"), *runs(stages), Stage(part=CausalLmHead(norm=norm, tied_to=tied(c)))),
+        symbols,
+        family="gpt_oss",
+    )

@@ -1,0 +1,63 @@
+"""Rotary embeddings other than transformers' rotate_half: on halves, on interleaved pairs, and as complex numbers."""
+
+from __future__ import annotations
+
+from napkinmath.costs import Move, traffic
+from napkinmath.dtypes import FP32
+from napkinmath.ledger import Value
+from napkinmath.ops.elementwise import add, cast, copy, mul
+from napkinmath.ops.index import concatenate, slice_of
+from napkinmath.ops.routing import chunk
+from napkinmath.tape import LIKE, PASS, Tape
+
+
+def subtract(t: Tape, x: Value, y: Value) -> Value:
+    """x - y of one shape: the gradient passes to x and is negated for y."""
+    return t.op(
+        "sub", (x, y), x.axes, x.dtype, gradients=(PASS, LIKE), costs=(Move(3 * traffic(x)),), backward_costs=(Move(2 * traffic(x)),)
+    )
+
+
+def turn(t: Tape, first: Value, second: Value, cos: Value, sin: Value, axes: tuple[object, ...]) -> Value:
+    """(first * cos - second * sin, second * cos + first * sin), concatenated."""
+    with t.scope() as frame:
+        frame.local(first, second)
+        real = subtract(t, mul(t, first, cos), mul(t, second, sin))
+        frame.local(real)
+        imaginary = add(t, mul(t, second, cos), mul(t, first, sin))
+        frame.local(imaginary)
+        return concatenate(t, (real, imaginary), axes)  # type: ignore[arg-type]
+
+
+def rotary_halves(t: Tape, x: Value, cos: Value, sin: Value) -> Value:
+    """GPT-OSS: the two halves of each head turned by tables of half the head size (models/gpt_oss _apply_rotary_emb)."""
+    half = x.axes[-1] // 2
+    first, second = chunk(t, x, (half, half))
+    return turn(t, first, second, cos, sin, x.axes)
+
+
+def rotary_pairs(t: Tape, x: Value, cos: Value, sin: Value) -> Value:
+    """DeepSeek V3: even and odd elements turned (models/deepseek_v3 apply_rotary_pos_emb_interleave); strided slices."""
+    half = (*x.axes[:-1], x.axes[-1] // 2)
+    return turn(t, slice_of(t, x, half), slice_of(t, x, half), cos, sin, x.axes)
+
+
+def rotary_complex(t: Tape, x: Value, table: Value) -> Value:
+    """DeepSeek V2 and Llama 4: pairs as complex fp32 numbers times a complex table, back to x's type.
+
+    x is upcast, copied where its layout is not dense, multiplied (a complex tensor of the same bytes as the fp32 one), and cast.
+    """
+    wide = cast(t, x, FP32)
+    if wide is x:
+        wide = copy(t, x, name="reshape to pairs")
+    turned = t.op(
+        "mul complex",
+        (wide, table),
+        x.axes,
+        FP32,
+        saves=(table,),
+        gradients=(LIKE, None),
+        costs=(Move(2 * traffic(wide)),),
+        backward_costs=(Move(2 * traffic(wide), 2),),
+    )
+    return cast(t, turned, x.dtype)
