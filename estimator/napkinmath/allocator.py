@@ -17,6 +17,8 @@ from napkinmath.units import GIB, MIB, format_bytes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from napkinmath.timeline import Timeline
 
 GRANULE = 512
@@ -52,7 +54,7 @@ class AllocatorSettings(Record):
 
 def parse_settings(text: str, *, limit_bytes: int = UNLIMITED) -> AllocatorSettings:
     """'expandable_segments:True,max_split_size_mb:128' as settings; raises InputError quoting an unknown or malformed entry."""
-    values: dict[str, object] = {"limit_bytes": limit_bytes}
+    values: dict[str, Any] = {"limit_bytes": limit_bytes}
     for entry in filter(None, (e.strip() for e in text.split(","))):
         key, _, value = (part.strip() for part in entry.partition(":"))
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 from napkinmath.allocator import AllocatorSettings, Replay, replay
+from napkinmath.expr import Bindings
 from napkinmath.ledger import Phase, Role
 from napkinmath.lowering.policy import Policy
 from napkinmath.model_spec import ModelSpec
@@ -147,10 +148,10 @@ class Estimate:
         config = self.config
         rule = self.step.policy.rule
         peak = self.hardware.gpu.dense_flops_per_s(rule.gemm or (rule.autocast or self.step.policy.compute_dtype if config.quantization else rule.autocast or rule.parameters))
-        start = self.timeline.step_starts[-1]
+        start, bind = self.timeline.step_starts[-1], Bindings(self.step.symbols)
         return StepTime(
             phases=phase_times(self.timeline, self.speed, first_segment=start),
-            tokens=config.micro_batch_size * config.sequence_length * config.gradient_accumulation_steps,
+            tokens=bind(config.micro_batch_size * config.sequence_length) * config.gradient_accumulation_steps,
             model_flops=model_flops(self.step), hardware_flops=hardware_flops(self.timeline, start), peak_flops_per_s=peak,
         )  # fmt: skip
 
@@ -243,8 +244,6 @@ def _default_speed(hardware: Hardware | None) -> Efficiency | None:
 
 def count_parameters(step: Step) -> tuple[int, int]:
     """(base parameters, trained parameters), tied ones once, buffers not counted."""
-    from napkinmath.expr import Bindings
-
     base = trained = 0
     top = Bindings(step.symbols)
     for run in step.runs:

@@ -10,12 +10,13 @@ from napkinmath.expr import Size, ceil_div, product, round_up_to
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Literal, Union
+    from typing import Union
 
     from napkinmath.costs import Cost
 
-    Event = Union[tuple[Literal["+", "-"], "Tensor"], tuple[Literal["="], tuple["Tensor", "Tensor"]], tuple[Literal["!"], "Work"]]
-    Steps = tuple[tuple[Literal["+", "-"], "Tensor"], ...]
+    # (action, what): a tensor to allocate or free, a pair of slots to hand over between, or work to run.
+    Event = tuple[str, Union["Tensor", tuple["Tensor", "Tensor"], "Work"]]
+    Steps = tuple[tuple[str, "Tensor"], ...]
 else:
     Steps = Event = object  # named in annotations only
 
@@ -102,10 +103,8 @@ class Weight:
 
 
 # Actions of an event: allocate and free a tensor, hand a tensor's storage on to another slot, run kernels.
-ALLOC: Literal["+"] = "+"
-FREE: Literal["-"] = "-"
-TAKE: Literal["="] = "="
-RUN: Literal["!"] = "!"
+BATCH = "batch"  # source of a tensor that the caller made and holds: token ids, labels
+ALLOC, FREE, TAKE, RUN = "+", "-", "=", "!"
 
 
 class Work:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from napkinmath.expr import Bindings
-from napkinmath.ledger import RUN, TAKE, Tensor
+from napkinmath.ledger import RUN, TAKE, Tensor, Work
 from napkinmath.timeline import Kernel, Stamp, TensorInfo, Timeline, TimelineSegment
 
 TYPE_CHECKING = False
@@ -19,7 +19,8 @@ def run_order(step: Step, *, steps: int = 2) -> tuple[list[Segment], tuple[int, 
 
     The first step creates the optimizer's states, later ones find them.
     """
-    order, starts = list(step.load), []
+    order = list(step.load)
+    starts: list[int] = []
     for number in range(steps):
         starts.append(len(order))
         for repeat, segments in step.micro_steps:
@@ -61,15 +62,14 @@ def _lay_out(segment: Segment, bind: Bindings, index_of: Callable[[Tensor, Bindi
     events: list[tuple[str, int]] = []
     pairs: list[tuple[int, int]] = []
     kernels: list[Kernel] = []
-    for event in segment.events:
-        if event[0] == RUN:
-            if clock is not None:
-                for kernel in clock.kernels(event[1], bind):
-                    events.append((RUN, len(kernels)))
-                    kernels.append(kernel)
-        elif event[0] == TAKE:
-            events.append((TAKE, len(pairs)))
-            pairs.append((index_of(event[1][0], bind), index_of(event[1][1], bind)))
+    for action, payload in segment.events:
+        if isinstance(payload, Tensor):
+            events.append((action, index_of(payload, bind)))
+        elif isinstance(payload, Work):
+            for kernel in clock.kernels(payload, bind) if clock is not None else ():
+                events.append((RUN, len(kernels)))
+                kernels.append(kernel)
         else:
-            events.append((event[0], index_of(event[1], bind)))
+            events.append((TAKE, len(pairs)))
+            pairs.append((index_of(payload[0], bind), index_of(payload[1], bind)))
     return TimelineSegment(segment.name, segment.phase, segment.repeat, events, pairs, kernels, sum(k.seconds for k in kernels))

@@ -9,12 +9,14 @@ from __future__ import annotations
 import numpy as np
 
 from napkinmath.expr import Bindings, symbol
-from napkinmath.ledger import ALLOC, FREE, RUN, Phase
+from napkinmath.ledger import ALLOC, Phase, Tensor, Work
 from napkinmath.record import Record
 from napkinmath.simulate import run_order
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from numpy.typing import ArrayLike, NDArray
 
     from napkinmath.hardware import Hardware
@@ -53,24 +55,25 @@ def sweep(spec: ModelSpec, config: TrainConfig, *, micro_batch_size: ArrayLike |
         open_config = config.replace(adapter=config.adapter.replace(rank=symbol("r")))
     policy = resolve(spec, open_config, hardware)
     step = build_step(spec, policy)
-    given = (
+    ranks = (config.adapter.rank if config.adapter is not None else 1) if rank is None else rank
+    b, s, r = np.broadcast_arrays(
         _positive("micro_batch_size", config.micro_batch_size if micro_batch_size is None else micro_batch_size),
         _positive("sequence_length", config.sequence_length if sequence_length is None else sequence_length),
-        _positive("rank", (config.adapter.rank if config.adapter else 1) if rank is None else rank),
+        _positive("rank", ranks),
     )
-    b, s, r = np.broadcast_arrays(*given)
-    shape = b.shape
-    flat = [x.ravel() for x in (b, s, r)]
-    pieces = [_evaluate(step, _clock(step, hardware), *(x[i : i + CHUNK] for x in flat)) for i in range(0, max(b.size, 1), CHUNK)]
-    requested, winner = (np.concatenate([p[k] for p in pieces]).reshape(shape) for k in (0, 1))
-    if pieces[0][2] is None:
-        return SweepResult(requested=requested, winner=winner)
-    seconds = np.concatenate([p[2] for p in pieces if p[2] is not None]).reshape(shape)
-    tokens = b * s * config.gradient_accumulation_steps
-    return SweepResult(requested=requested, winner=winner, seconds=seconds, tokens_per_s=tokens / seconds)
+    clock = _clock(step, hardware)
+    found = SweepResult(requested=np.empty(b.shape, np.int64), winner=np.empty(b.shape, np.int64))
+    if clock is not None:
+        found = found.replace(seconds=np.empty(b.shape, np.float64))
+    for i in range(0, b.size, CHUNK):
+        here = slice(i, i + CHUNK)
+        _evaluate(step, clock, b.ravel()[here], s.ravel()[here], r.ravel()[here], found, here)
+    if found.seconds is None:
+        return found
+    return found.replace(tokens_per_s=b * s * config.gradient_accumulation_steps / found.seconds)
 
 
-def _positive(name: str, values: ArrayLike) -> Ints:
+def _positive(name: str, values: Any) -> Ints:
     from napkinmath.errors import InputError, shown
 
     array = np.asarray(values)
@@ -97,7 +100,7 @@ class _Profile:
         self.high, self.net = high, net
 
 
-def _evaluate(step: Step, clock: Clock | None, b: Ints, s: Ints, r: Ints) -> tuple[Ints, Ints, Floats | None]:
+def _evaluate(step: Step, clock: Clock | None, b: Ints, s: Ints, r: Ints, found: SweepResult, here: slice) -> None:
     top = Bindings({**step.symbols, "b": b, "s": s, "r": r})
     scopes: dict[tuple[tuple[str, int], ...], Bindings] = {(): top}
     order, starts = run_order(step)
@@ -111,22 +114,25 @@ def _evaluate(step: Step, clock: Clock | None, b: Ints, s: Ints, r: Ints) -> tup
         peak = np.where(higher, highest, peak)
         winner[higher] = PHASES.index(segment.phase)
         base = base + segment.repeat * profile.net
-    seconds = _seconds(order[starts[-1] :], scopes, clock) if clock is not None else None
-    return peak, winner, None if seconds is None else np.broadcast_to(seconds, b.shape)
+    found.requested.reshape(-1)[here], found.winner.reshape(-1)[here] = peak, winner
+    if clock is not None and found.seconds is not None:
+        found.seconds.reshape(-1)[here] = _seconds(order[starts[-1] :], scopes, clock)
 
 
 def _profile(segment: Segment, bind: Bindings, like: Ints) -> _Profile:
     live, high = np.zeros_like(like), np.zeros_like(like)
     rising = False
-    for event in segment.events:
-        if event[0] == ALLOC:
-            live += bind(event[1].requested)
+    for action, payload in segment.events:
+        if not isinstance(payload, Tensor):
+            continue
+        if action == ALLOC:
+            live += bind(payload.requested)
             rising = True
-        elif event[0] == FREE:
+        else:
             if rising:
                 np.maximum(high, live, out=high)
                 rising = False
-            live -= bind(event[1].requested)
+            live -= bind(payload.requested)
     if rising:
         np.maximum(high, live, out=high)
     return _Profile(high, live)
@@ -151,9 +157,9 @@ def _seconds(segments: list[Segment], scopes: dict[tuple[tuple[str, int], ...], 
 def _segment_seconds(segment: Segment, bind: Bindings, clock: Clock) -> tuple[Floats | float, int]:
     total: Floats | float = 0.0
     launches = 0
-    for event in segment.events:
-        if event[0] == RUN:
-            for cost in event[1].costs:
+    for _, payload in segment.events:
+        if isinstance(payload, Work):
+            for cost in payload.costs:
                 seconds, count = clock.seconds(cost, bind)
                 total, launches = total + seconds, launches + count
     return total, launches

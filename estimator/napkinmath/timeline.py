@@ -78,7 +78,8 @@ class Timeline:
     def segment_peaks(self) -> list[Point]:
         """The highest requested bytes of every segment, in order."""
         sizes = [t.requested for t in self.tensors]
-        base, found = 0, []
+        base = 0
+        found: list[Point] = []
         for index, segment in enumerate(self.segments):
             high, at, delta = segment_profile(segment, sizes)
             last = segment.repeat - 1 if delta > 0 else 0

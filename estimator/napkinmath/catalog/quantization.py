@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from napkinmath.dtypes import BF16, FP8_E4M3, FP16, FP32, UINT8
+from napkinmath.dtypes import BF16, FP8_E4M3, FP16, UINT8
 from napkinmath.errors import InputError, shown, suggest
 from napkinmath.lowering.quantized import WeightFormat
 
@@ -32,5 +32,3 @@ def find_format(name: str) -> WeightFormat:
         raise InputError(f"quantization {shown(name)} is unknown; use one of {', '.join(FORMATS)}{suggest(name, list(FORMATS))}")
     return row
 
-
-_ = FP32

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from napkinmath.catalog.optimizers import Optimizer, find_optimizer
 from napkinmath.costs import Move
-from napkinmath.dtypes import FP32
 from napkinmath.expr import Size, ceil_div
 from napkinmath.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Weight, Work
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from napkinmath.ledger import Event
     from napkinmath.lowering.policy import Policy
     from napkinmath.step import Run, Segment
@@ -22,17 +23,23 @@ def trained(run: Run) -> list[Weight]:
 
 def lower_update(runs: list[Run], policy: Policy) -> Update:
     """Segments of clipping, first and later optimizer steps, and zero_grad."""
-    from napkinmath.step import Segment
-
     config = policy.config
     row = find_optimizer(policy.stack.default_optimizer if config.optimizer == "auto" else config.optimizer)
     owners = [run for run in runs if trained(run)]
-    make = lambda label, phase, events_of: [Segment(f"{label} of {run.name}", phase, events, run.count, run.stage.symbols) for run in owners if (events := events_of(run))]  # noqa: E731
-    clip = make("gradient norm", Phase.CLIP, _norms) if config.clip_gradients else []
-    states = make("states", Phase.STEP, lambda run: [(ALLOC, t) for w in trained(run) for t in state_tensors(row, w)])
-    work = _work(row, owners, make)
-    zero = make("zero_grad", Phase.STEP, lambda run: [(FREE, t) for t in run.block.gradients])
-    return Update(row, clip, states, work, zero)
+    return Update(
+        row,
+        clip=_segments("gradient norm", Phase.CLIP, owners, _norms) if config.clip_gradients else [],
+        states=_segments("states", Phase.STEP, owners, lambda run: [(ALLOC, t) for w in trained(run) for t in state_tensors(row, w)]),
+        work=_work(row, owners),
+        zero=_segments("zero_grad", Phase.STEP, owners, lambda run: [(FREE, t) for t in run.block.gradients]),
+    )
+
+
+def _segments(label: str, phase: Phase, owners: list[Run], events_of: Callable[[Run], list[Event]]) -> list[Segment]:
+    """One segment a run of equal blocks, repeated for each of them."""
+    from napkinmath.step import Segment
+
+    return [Segment(f"{label} of {run.name}", phase, events, run.count, run.stage.symbols) for run in owners if (events := events_of(run))]
 
 
 class Update:
@@ -59,7 +66,7 @@ def _norms(run: Run) -> list[Event]:
     return [(RUN, Work(None, (Move(moved, 2),), False))]
 
 
-def _work(row: Optimizer, owners: list[Run], make) -> list[Segment]:  # noqa: ANN001
+def _work(row: Optimizer, owners: list[Run]) -> list[Segment]:
     held: dict[int, list[Tensor]] = {}
 
     def temporaries(run: Run) -> list[Tensor]:
@@ -75,9 +82,9 @@ def _work(row: Optimizer, owners: list[Run], make) -> list[Segment]:  # noqa: AN
             events += [*((ALLOC, t) for t in own), (RUN, Work(None, (cost,), False)), *((FREE, t) for t in own)]
         return events
 
-    before = make("foreach temporaries", Phase.STEP, lambda run: [(ALLOC, t) for t in temporaries(run)])
-    after = make("foreach temporaries released", Phase.STEP, lambda run: [(FREE, t) for t in temporaries(run)])
-    return [*before, *make("update", Phase.STEP, update), *after]
+    before = _segments("foreach temporaries", Phase.STEP, owners, lambda run: [(ALLOC, t) for t in temporaries(run)])
+    after = _segments("foreach temporaries released", Phase.STEP, owners, lambda run: [(FREE, t) for t in temporaries(run)])
+    return [*before, *_segments("update", Phase.STEP, owners, update), *after]
 
 
 def _traffic(row: Optimizer, w: Weight) -> Size:
@@ -88,5 +95,3 @@ def _traffic(row: Optimizer, w: Weight) -> Size:
     extra = max(int(row.traffic_passes) - 7, 0)
     return 3 * w.tensor.nbytes + 2 * states + extra * w.tensor.nbytes
 
-
-_ = FP32

@@ -43,8 +43,7 @@ def fused(t: Tape, kernel: str, q: Value, k: Value, v: Value, *, causal: bool, w
     seeds = tuple(t.tensor(n, (1,), INT64) for n in ("philox seed", "philox offset"))
     out = Value(tensor, axes, q.dtype, any(x.requires_grad for x in (q, k, v)))
     forward = ((ALLOC, tensor), (ALLOC, lse), *((ALLOC, x) for x in seeds))
-    described = dict(causal=causal, window=window, dtype=q.dtype)
-    cost = Attention(kernel, rows, heads, kv_heads, s_q, s_kv, size, backward=False, **described)
+    cost = Attention(kernel, rows, heads, kv_heads, s_q, s_kv, size, causal=causal, window=window, dtype=q.dtype, backward=False)
     if not out.requires_grad:
         t.append(f"sdpa {kernel}", (q, k, v), (out,), forward=(*forward, *((FREE, x) for x in (lse, *seeds))), costs=(cost,))
         return out
@@ -55,7 +54,7 @@ def fused(t: Tape, kernel: str, q: Value, k: Value, v: Value, *, causal: bool, w
     if kernel != "efficient" and kv_heads is not heads:
         temporaries += [t.tensor(f"{n} per query head", (rows, s_kv, heads, size), q.dtype, Role.WORKSPACE) for n in ("dk", "dv")]
     backward = (*((ALLOC, g.tensor) for g in gradients if g.tensor), *((ALLOC, x) for x in temporaries), *((FREE, x) for x in temporaries))
-    backward_cost = Attention(kernel, rows, heads, kv_heads, s_q, s_kv, size, backward=True, **described)
+    backward_cost = Attention(kernel, rows, heads, kv_heads, s_q, s_kv, size, causal=causal, window=window, dtype=q.dtype, backward=True)
     t.append(f"sdpa {kernel}", (q, k, v), (out,), forward=forward, saves=(q.tensor, k.tensor, v.tensor, tensor, lse, *seeds), costs=(cost,), backward=backward, gradients=gradients, backward_costs=(backward_cost,))  # fmt: skip
     for x in (lse, *seeds):
         t.last_use[x] = len(t.ops) - 1
