@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from napkinmath.ledger import ALLOC, FREE, TAKE, Block, Phase, Role, Tensor, Value
-from napkinmath.lowering.autograd import Backward, forward_events
+from napkinmath.ledger import ALLOC, BATCH, FREE, TAKE, Block, Phase, Role, Tensor, Value
+from napkinmath.lowering.autograd import Backward, forward_events, saved_tensors
 from napkinmath.model_spec import ModelSpec, Stage
 from napkinmath.tape import Tape
 
@@ -73,11 +73,12 @@ def record_runs(spec: ModelSpec, policy: Policy) -> tuple[list[Run], dict[str, V
     """Records the stages in order; a copy of a part is recorded anew only where its input's type or need of a gradient differs."""
     runs: list[Run] = []
     shared: dict[str, Value] = {}
+    sizes = dict(spec.symbols)
     incoming: Value | None = None
     for stage in spec.stages:
         done = 0
         while done < stage.count:
-            block = record_block(stage, policy, incoming, shared)
+            block = record_block(stage, policy, incoming, shared, {**sizes, **dict(stage.symbols)})
             output = block.output
             steady = output is not None and incoming is not None and output.dtype is incoming.dtype and output.requires_grad == incoming.requires_grad
             count = stage.count - done if steady else 1
@@ -90,9 +91,9 @@ def record_runs(spec: ModelSpec, policy: Policy) -> tuple[list[Run], dict[str, V
     return runs, shared
 
 
-def record_block(stage: Stage, policy: Policy, incoming: Value | None, shared: dict[str, Value]) -> Block:
+def record_block(stage: Stage, policy: Policy, incoming: Value | None, shared: dict[str, Value], sizes: dict[str, int] | None = None) -> Block:
     """One copy of a stage's part on a fresh tape."""
-    tape = Tape(policy)
+    tape = Tape(policy, sizes)
     if stage.path:
         tape.path.append(stage.path if stage.count == 1 else f"{stage.path}.*")
     x = None
@@ -139,9 +140,10 @@ def lower_micro_step(runs: list[Run], shared: dict[str, Value], policy: Policy, 
     segments: list[Segment] = []
     cached: list[Segment] = []
     chain = Chain("hidden states between blocks", Role.ACTIVATIONS)
-    for run in runs:
+    releases = shared_releases(runs, shared, policy)
+    for index, run in enumerate(runs):
         block = run.block
-        events: list[Event] = []
+        events: list[Event] = [(FREE, tensor) for tensor in releases.get((Phase.FORWARD, index), ())]
         checkpoint = policy.recomputes and run.stage.checkpointed
         forward = forward_events(block, keep=not checkpoint, holds_input=checkpoint, cached=block.cached)
         if block.input is not None:
@@ -153,15 +155,36 @@ def lower_micro_step(runs: list[Run], shared: dict[str, Value], policy: Policy, 
             cached.append(Segment(f"end of autocast, {run.name}", Phase.FORWARD, [(FREE, t) for t in forward.until_end], run.count, run.stage.symbols))
         segments.append(Segment(run.name, Phase.FORWARD, events, run.count, run.stage.symbols))
     segments += cached
-    segments += _lower_backward(runs, policy, accumulate=accumulate)
-    ends: list[Event] = [(FREE, value.tensor) for value in shared.values()]
+    segments += _lower_backward(runs, policy, releases, accumulate=accumulate)
+    ends: list[Event] = [(FREE, tensor) for tensor in releases.get((Phase.STEP, 0), ())]
     if chain.held is not None:
         ends.append((FREE, chain.held))  # the loss
     segments.append(Segment("end of the micro-step", Phase.BACKWARD, ends))
     return segments
 
 
-def _lower_backward(runs: list[Run], policy: Policy, *, accumulate: bool) -> list[Segment]:
+def shared_releases(runs: list[Run], shared: dict[str, Value], policy: Policy) -> dict[tuple[Phase, int], list[Tensor]]:
+    """Where each shared tensor dies: with the backward of the first run that keeps it, or as the head starts; inputs stay.
+
+    A checkpointed run holds what it reads until it is recomputed; the model's own forward holds the rest until it returns.
+    """
+    found: dict[tuple[Phase, int], list[Tensor]] = {}
+    loss = runs[-1].block.output
+    backward = loss is not None and loss.requires_grad
+    for value in shared.values():
+        tensor = value.tensor
+        keepers = [i for i, run in enumerate(runs) if tensor in (run.block.last_use if policy.recomputes and run.stage.checkpointed else saved_tensors(run.block))]
+        if tensor.source == BATCH or tensor in runs[-1].block.last_use or value.requires_grad:
+            at = (Phase.STEP, 0)
+        elif keepers and backward:
+            at = (Phase.BACKWARD, keepers[0])
+        else:
+            at = (Phase.FORWARD, len(runs) - 1)
+        found.setdefault(at, []).append(tensor)
+    return found
+
+
+def _lower_backward(runs: list[Run], policy: Policy, releases: dict[tuple[Phase, int], list[Tensor]], *, accumulate: bool) -> list[Segment]:
     loss = runs[-1].block.output
     if loss is None or not loss.requires_grad:
         return []
@@ -169,9 +192,11 @@ def _lower_backward(runs: list[Run], policy: Policy, *, accumulate: bool) -> lis
     seed = Tensor("gradient of the loss", loss.axes, loss.dtype, Role.ACTIVATION_GRADIENTS)
     segments = [Segment("gradient of the loss", Phase.BACKWARD, [(ALLOC, seed), chain.give(seed, loss)])]
     filled: set[str] = set()
-    for run in reversed(runs):
+    for index in range(len(runs) - 1, -1, -1):
+        run = runs[index]
         block = run.block
         if block.output is None or not block.output.requires_grad:
+            segments += [_release(releases, rest) for rest in range(index, -1, -1) if (Phase.BACKWARD, rest) in releases]
             break
         events: list[Event] = []
         incoming = Tensor("incoming gradient", block.output.axes, block.output.dtype, Role.ACTIVATION_GRADIENTS, block.name)
@@ -192,4 +217,10 @@ def _lower_backward(runs: list[Run], policy: Policy, *, accumulate: bool) -> lis
         if not accumulate:
             block.gradients = backward.persistent
         segments.append(Segment(run.name, Phase.BACKWARD, events, run.count, run.stage.symbols))
+        if (Phase.BACKWARD, index) in releases:
+            segments.append(_release(releases, index))
     return segments
+
+
+def _release(releases: dict[tuple[Phase, int], list[Tensor]], index: int) -> Segment:
+    return Segment("shared tensors released", Phase.BACKWARD, [(FREE, tensor) for tensor in releases[Phase.BACKWARD, index]])

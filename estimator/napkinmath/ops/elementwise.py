@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from napkinmath.costs import Move, traffic
-from napkinmath.dtypes import BOOL, FP32, DType
+from napkinmath.dtypes import BOOL, FP16, FP32, DType
 from napkinmath.expr import Size
 from napkinmath.ledger import ALLOC, FREE, Role, Value
 from napkinmath.tape import LIKE, PASS, REDUCE, Tape
@@ -128,9 +128,13 @@ def mul(t: Tape, x: Value, y: Value) -> Value:
 
 
 def softmax(t: Tape, x: Value, *, dtype: DType | None = None) -> Value:
-    """Softmax over the last axis, computed and returned in `dtype` (autocast makes it fp32); keeps its output."""
-    source = cast(t, x, FP32) if t.policy.autocast is not None and x.dtype is not FP32 else x
-    return unary(t, "softmax", source, saves=OUTPUT, dtype=dtype or source.dtype)
+    """Softmax over the last axis in `dtype` (autocast makes it fp32); keeps its output.
+
+    The input is cast first; only fp16 to fp32 is one kernel (aten/src/ATen/native/SoftMax.cpp softmax).
+    """
+    wanted = dtype or (FP32 if t.policy.autocast is not None else x.dtype)
+    source = x if x.dtype is FP16 and wanted is FP32 else cast(t, x, wanted)
+    return unary(t, "softmax", source, saves=OUTPUT, dtype=wanted)
 
 
 def dropout(t: Tape, x: Value, probability: float) -> Value:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from napkinmath.costs import Move, traffic
-from napkinmath.dtypes import INT64, DType
-from napkinmath.expr import Size, product
-from napkinmath.ledger import ALLOC, FREE, Gradient, Role, Value
+from napkinmath.dtypes import FP32, INT64, DType
+from napkinmath.expr import Size, minimum, product
+from napkinmath.ledger import ALLOC, BATCH, FREE, Gradient, Role, Value
 from napkinmath.ops.elementwise import add, mul, neg
 from napkinmath.tape import PASS, Tape
 
 
-def embedding(t: Tape, ids: Value, name: str, rows: Size, width: Size, *, kind: str = "embedding") -> Value:
-    """`nn.Embedding`: keeps the ids; the gradient is dense, with sorted copies of ids and positions while it is made.
+MAX_UNSORTED_INDICES = 3072  # aten/src/ATen/native/cuda/Embedding.cu: fewer are added up without a sort, unless one id pads
 
-    Source: aten/src/ATen/native/cuda/Embedding.cu embedding_dense_backward_cuda (sorted_indices, orig_indices, count).
+
+def embedding(t: Tape, ids: Value, name: str, rows: Size, width: Size, *, kind: str = "embedding", padded: bool = False) -> Value:
+    """`nn.Embedding`: keeps the ids; the gradient is dense, with tables of sorted ids and partial sums while it is made.
+
+    `padded`: it has a padding index. Source: aten/src/ATen/native/cuda/Embedding.cu embedding_dense_backward_cuda and
+    EmbeddingBackwardKernel.cu embedding_backward_cuda_kernel.
     """
     with t.scope(name):
         w = t.weight("weight", (rows, width), kind=kind).value
@@ -25,7 +29,11 @@ def embedding(t: Tape, ids: Value, name: str, rows: Size, width: Size, *, kind: 
         if w.requires_grad:
             made = t.gradient_of(w)
             count = product(ids.axes)
-            temporaries = [t.tensor(n, (count,), INT64, Role.WORKSPACE) for n in ("sorted ids", "sorted positions")]
+            if not padded:
+                count = count * minimum(1, count // (MAX_UNSORTED_INDICES + 1))
+            tables = ("sorted ids", "sorted positions", "segment offsets", "partials per segment", "partial offsets", "partial segments")
+            temporaries = [t.tensor(n, (count,), INT64, Role.WORKSPACE) for n in tables]
+            temporaries.append(t.tensor("partial sums", (count, width), FP32, Role.WORKSPACE))
             backward = [(ALLOC, made), *((ALLOC, x) for x in temporaries), *((FREE, x) for x in temporaries)]
             gradients = [Gradient(w, made)]
         moved = 2 * traffic(out)
@@ -70,6 +78,13 @@ def repeat_heads(t: Tape, x: Value, groups: Size, axes: tuple[Size, ...]) -> Val
     tensor = t.tensor("repeated heads", axes, x.dtype)
     out = Value(tensor, axes, x.dtype, x.requires_grad)
     t.append("repeat_kv", (x,), (out,), forward=((ALLOC, tensor),), costs=(Move(2 * traffic(out)),), backward=((ALLOC, summed),) if summed else (), gradients=(Gradient(x, summed),) if summed else (), backward_costs=(Move(traffic(out, x)),))  # fmt: skip
+    return out
+
+
+def model_input(t: Tape, name: str, axes: tuple[Size, ...], dtype: DType) -> Value:
+    """A tensor of the batch, which the caller holds through the step."""
+    out = constant(t, name, axes, dtype)
+    out.tensor.source = BATCH
     return out
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from napkinmath.costs import Gemm, Move, traffic
-from napkinmath.dtypes import FP32, DType
+from napkinmath.dtypes import FP32, INT64, DType
 from napkinmath.expr import Size, ceil_div, minimum, product
 from napkinmath.ledger import ALLOC, FREE, Gradient, Role, Value
 from napkinmath.ops.elementwise import cast
+from napkinmath.ops.index import constant
 from napkinmath.tape import Tape
 
 
-def cross_entropy(t: Tape, logits: Value, *, upcast: bool = True) -> Value:
+def cross_entropy(t: Tape, logits: Value, *, upcast: bool = True, shifted: bool = False) -> Value:
     """`logits.float()` then `F.cross_entropy`: log-probabilities are kept in fp32, and backward makes two more tensors of b·s·v.
 
     nll_loss's backward fills a zero tensor, log_softmax's backward makes the gradient, the upcast's backward casts it.
@@ -18,15 +19,26 @@ def cross_entropy(t: Tape, logits: Value, *, upcast: bool = True) -> Value:
     wide = cast(t, logits, FP32, role=Role.LOGITS) if upcast or t.policy.autocast is not None else logits
     rows = product(wide.axes[:-1])
     flat = t.view(wide, (rows, wide.axes[-1]))
+    targets = next_token_labels(t, wide) if shifted else None
     log_probabilities = t.op("log_softmax", (flat,), flat.axes, flat.dtype, gradients=("like",), costs=(Move(2 * traffic(flat)),), backward_costs=(Move(3 * traffic(flat)),), role=Role.LOGITS)  # fmt: skip
     if log_probabilities.requires_grad:
         op = t.ops[-1]
         op.saves = (log_probabilities.tensor,)
         _as_logits(op.gradients)
-    loss = t.op("nll_loss", (log_probabilities,), (1,), flat.dtype, saves=(log_probabilities,), gradients=("like",), costs=(Move(traffic(flat) // 64),), backward_costs=(Move(traffic(flat)),), role=Role.LOGITS)  # fmt: skip
+    loss = t.op("nll_loss", (log_probabilities,), (1,), flat.dtype, saves=(log_probabilities, targets), gradients=("like",), costs=(Move(traffic(flat) // 64),), backward_costs=(Move(traffic(flat)),), role=Role.LOGITS)  # fmt: skip
     if loss.requires_grad:
         _as_logits(t.ops[-1].gradients)
+    t.touch(wide.tensor)  # the fp32 logits are a local of the loss function
     return loss
+
+
+def next_token_labels(t: Tape, logits: Value) -> Value:
+    """Labels padded by one and shifted: two small integer tensors (transformers 5.23 loss/loss_utils.py ForCausalLMLoss)."""
+    *batch, length, _ = logits.axes
+    padded = constant(t, "padded labels", (*batch, length + 1), INT64, Role.LOGITS)
+    shifted = constant(t, "shifted labels", (*batch, length), INT64, Role.LOGITS)
+    t.touch(padded.tensor)
+    return shifted
 
 
 def _as_logits(gradients: tuple[Gradient, ...]) -> None:

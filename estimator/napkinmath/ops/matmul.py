@@ -58,8 +58,8 @@ def dense_linear(t: Tape, x: Value, w: Value, bias: Value | None, *, role: Role 
 
 
 def bmm(t: Tape, x: Value, y: Value, batch: Size, m: Size, n: Size, k: Size, axes: tuple[Size, ...], *, name: str = "bmm") -> Value:
-    """`batch` products (m x k)·(k x n) of activations; keeps both factors."""
+    """`batch` products (m x k)·(k x n) of activations; keeps both factors; the second factor's gradient is made first."""
     if t.policy.autocast is not None:
         x, y = cast(t, x, t.policy.autocast), cast(t, y, t.policy.autocast)
     saves = (y if x.requires_grad else None, x if y.requires_grad else None)
-    return t.op(name, (x, y), axes, x.dtype, saves=saves, gradients=("like", "like"), costs=(Gemm(m, n, k, x.dtype, batch),), backward_costs=(Gemm(m, k, n, x.dtype, batch), Gemm(k, n, m, x.dtype, batch)))  # fmt: skip
+    return t.op(name, (y, x), axes, x.dtype, saves=saves, gradients=("like", "like"), costs=(Gemm(m, n, k, x.dtype, batch),), backward_costs=(Gemm(m, k, n, x.dtype, batch), Gemm(k, n, m, x.dtype, batch)))  # fmt: skip

@@ -8,7 +8,7 @@ from napkinmath.expr import Size
 from napkinmath.ledger import Role, Value
 from napkinmath.model_spec import Part
 from napkinmath.ops.elementwise import cast, scale
-from napkinmath.ops.index import constant, embedding
+from napkinmath.ops.index import constant, embedding, model_input
 from napkinmath.tape import Tape
 from napkinmath.train_config import Attention
 
@@ -28,8 +28,8 @@ class TokenEmbedding(Part):
     """Sliding layers read a mask of their own."""
 
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
-        ids = shared["input_ids"] = constant(t, "input ids", (b, s), INT64)
-        shared["labels"] = constant(t, "labels", (b, s), INT64)
+        ids = shared["input_ids"] = model_input(t, "input ids", (b, s), INT64)
+        shared["labels"] = model_input(t, "labels", (b, s), INT64)
         out = embedding(t, ids, self.name, v, h)
         if self.scaled:
             out = scale(t, out)

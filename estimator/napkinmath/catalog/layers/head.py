@@ -45,7 +45,7 @@ class CausalLmHead(Part):
                 shifted.tensor.role = Role.LOGITS
                 frame.local(shifted)
                 logits = shifted
-            return cross_entropy(t, logits, upcast=stack.logits_upcast)
+            return cross_entropy(t, logits, upcast=stack.logits_upcast, shifted=True)
 
     def _weight(self, t: Tape, hidden: Value) -> Value:
         return t.weight("weight", (v, hidden.axes[-1]), kind="head", tied_to=self.tied_to).value
