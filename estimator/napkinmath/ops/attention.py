@@ -3,32 +3,47 @@
 from __future__ import annotations
 
 from napkinmath.costs import Attention, Move, traffic
-from napkinmath.dtypes import FP32, INT64
-from napkinmath.expr import Size, round_up_to
-from napkinmath.ledger import ALLOC, FREE, Gradient, Role, Value
-from napkinmath.ops.elementwise import add, cast, copy, dropout, scale, softmax
-from napkinmath.ops.index import repeat_heads
+from napkinmath.dtypes import BOOL, FP32, INT64, DType
+from napkinmath.expr import Size, ceil_div, minimum, round_up_to
+from napkinmath.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value
+from napkinmath.ops.elementwise import add, add_, cast, copy, dropout, scale, softmax, tanh
+from napkinmath.ops.index import constant, repeat_heads
 from napkinmath.ops.matmul import bmm
 from napkinmath.tape import Tape
 
 
-def sdpa(t: Tape, q: Value, k: Value, v: Value, *, groups: Size, mask: Value | None = None, causal: bool = True, window: Size | None = None, dropout_p: float = 0.0) -> Value:
+def sdpa(
+    t: Tape, q: Value, k: Value, v: Value, *, groups: Size, mask: Value | None = None, causal: bool = True, window: Size | None = None, dropout_p: float = 0.0, contiguous: bool = False,
+) -> Value:  # fmt: skip
     """`scaled_dot_product_attention` with the kernel that the policy says CUDA picks; returns axes (rows, length, heads, head size)."""
     if t.policy.autocast is not None:
         q, k, v = (cast(t, x, t.policy.autocast) for x in (q, k, v))
     kernel = t.policy.sdpa_kernel(q.dtype, head_size=q.axes[-1], masked=mask is not None, grouped=groups != 1)
-    if kernel == "math":
-        return math_attention(t, q, k, v, groups=groups, mask=mask, dropout_p=dropout_p)
-    if groups != 1 and (kernel == "efficient" or mask is not None):
+    if groups != 1 and mask is not None:  # transformers' use_gqa_in_sdpa: grouped heads are SDPA's own only without a mask
         k, v = repeat_heads(t, k, groups, _expanded(q, k)), repeat_heads(t, v, groups, _expanded(q, v))
-    return fused(t, kernel, q, k, v, causal=causal, window=window)
+        groups = 1
+    if kernel == "math":
+        return math_attention(t, q, k, v, groups=groups, mask=mask, causal=causal, dropout_p=dropout_p, contiguous=contiguous)
+    bias = _additive_mask(t, mask, q.dtype) if mask is not None else None
+    return fused(t, kernel, q, k, v, bias=bias, causal=causal and mask is None, window=window)
+
+
+def _additive_mask(t: Tape, mask: Value, dtype: DType) -> Value:
+    """convert_boolean_attn_mask: zeros and minus infinity for each row (attention.cpp); an additive mask stays as it is."""
+    if mask.dtype is not BOOL:
+        return mask
+    with t.scope():
+        out = constant(t, "additive mask", mask.axes, dtype)
+        inverted = constant(t, "inverted mask", mask.axes, BOOL)
+        t.touch(out.tensor, inverted.tensor)
+        return out
 
 
 def _expanded(q: Value, k: Value) -> tuple[Size, ...]:
     return (k.axes[0], q.axes[1], k.axes[2], k.axes[3])
 
 
-def fused(t: Tape, kernel: str, q: Value, k: Value, v: Value, *, causal: bool, window: Size | None) -> Value:
+def fused(t: Tape, kernel: str, q: Value, k: Value, v: Value, *, causal: bool, window: Size | None, bias: Value | None = None) -> Value:
     """One fused kernel (flash, efficient, cudnn): keeps q, k, v, the output and the fp32 log-sum-exp of each row.
 
     Backward of flash accumulates dq in fp32 over rows rounded to 128 and head size to 32, and with grouped heads writes dk
@@ -47,58 +62,130 @@ def fused(t: Tape, kernel: str, q: Value, k: Value, v: Value, *, causal: bool, w
     if not out.requires_grad:
         t.append(f"sdpa {kernel}", (q, k, v), (out,), forward=(*forward, *((FREE, x) for x in (lse, *seeds))), costs=(cost,))
         return out
-    gradients = tuple(Gradient(x, t.gradient_of(x)) for x in (q, k, v))
-    accumulator = t.tensor("dq accumulator", (rows, heads, round_up_to(s_q, 128), round_up_to(size, 32)), FP32, Role.WORKSPACE)
-    delta = t.tensor("row sums of dO*O", (rows, heads, round_up_to(s_q, 128)), FP32, Role.WORKSPACE)
-    temporaries = [delta, accumulator]
-    if kernel != "efficient" and kv_heads is not heads:
-        temporaries += [t.tensor(f"{n} per query head", (rows, s_kv, heads, size), q.dtype, Role.WORKSPACE) for n in ("dk", "dv")]
+    gradients = tuple(Gradient(x, t.gradient_of(x)) for x in (q, k, v) if x.requires_grad)
+    temporaries = _efficient_workspace(t, q) if kernel == "efficient" else _flash_workspace(t, q, k) if kernel == "flash" else []
     backward = (*((ALLOC, g.tensor) for g in gradients if g.tensor), *((ALLOC, x) for x in temporaries), *((FREE, x) for x in temporaries))
     backward_cost = Attention(kernel, rows, heads, kv_heads, s_q, s_kv, size, causal=causal, window=window, dtype=q.dtype, backward=True)
-    t.append(f"sdpa {kernel}", (q, k, v), (out,), forward=forward, saves=(q.tensor, k.tensor, v.tensor, tensor, lse, *seeds), costs=(cost,), backward=backward, gradients=gradients, backward_costs=(backward_cost,))  # fmt: skip
+    t.append(f"sdpa {kernel}", (q, k, v), (out,), forward=forward, saves=(q.tensor, k.tensor, v.tensor, *((bias.tensor,) if bias is not None else ()), tensor, lse, *seeds), costs=(cost,), backward=backward, gradients=gradients, backward_costs=(backward_cost,))  # fmt: skip
     for x in (lse, *seeds):
         t.last_use[x] = len(t.ops) - 1
     return out
 
 
-def eager_attention(t: Tape, q: Value, k: Value, v: Value, *, groups: Size, mask: Value | None, dropout_p: float = 0.0, scaled: bool = True) -> Value:
+def _flash_workspace(t: Tape, q: Value, k: Value) -> list[Tensor]:
+    """Row sums and the fp32 accumulator of dq; with grouped heads also dk and dv per query head (flash_api.cpp mha_bwd)."""
+    rows, heads, s_q, size = q.axes
+    lane = 32 * minimum(2, ceil_div(size, 128))
+    made = [
+        t.tensor("row sums of dO*O", (rows, heads, round_up_to(s_q, 128)), FP32, Role.WORKSPACE),
+        t.tensor("dq accumulator", (rows, heads, round_up_to(s_q, 128), ceil_div(size, lane) * lane), FP32, Role.WORKSPACE),
+    ]
+    if k.axes[1] is not heads:
+        made += [t.tensor(f"{n} per query head", (rows, k.axes[2], heads, size), q.dtype, Role.WORKSPACE) for n in ("dk", "dv")]
+    return made
+
+
+def _efficient_workspace(t: Tape, q: Value) -> list[Tensor]:
+    """Row sums, and dq staged in fp32 tiles of 64 (128 for head sizes above 64), each with a lock of 16 bytes.
+
+    Source: attention_backward.cu (delta, workspace) and mem_eff_attention/kernel_backward.h GradQTempStorage.
+    """
+    rows, heads, s_q, size = q.axes
+    tile = 64 * minimum(2, ceil_div(size, 64))
+    tiles = ceil_div(s_q, tile) * ceil_div(size, tile)
+    return [
+        t.tensor("row sums of dO*O", (rows, heads, s_q), FP32, Role.WORKSPACE),
+        t.tensor("dq staging", (rows, heads, tiles, tile * tile + 4), FP32, Role.WORKSPACE),
+    ]
+
+
+def eager_attention(
+    t: Tape, q: Value, k: Value, v: Value, *, groups: Size, mask: Value | None, dropout_p: float = 0.0, scaled: bool = True, capped: bool = False, contiguous: bool = False,
+) -> Value:  # fmt: skip
     """transformers' eager_attention_forward: scores in the model's type, softmax in fp32, every step a tensor of b·a·s².
 
-    Source: transformers 5.23 models/llama/modeling_llama.py eager_attention_forward.
+    `capped`: scores pass through a tanh (Gemma 2). `contiguous`: q and k lie in memory as (rows, heads, length, size), not
+    as a transposed view of a projection. The probabilities are returned to the layer, which holds them until it returns.
+    Source: transformers 5.23 models/llama/modeling_llama.py and models/gemma2/modeling_gemma2.py eager_attention_forward.
     """
     rows, heads, s_q, size = q.axes
     s_kv, scores = k.axes[2], (rows, heads, s_q, k.axes[2])
     with t.scope() as frame:
         keys, values = repeat_heads(t, k, groups, _expanded(q, k)), repeat_heads(t, v, groups, _expanded(q, v))
         frame.local(keys, values)
-        weights = bmm(t, q, keys, rows * heads, s_q, s_kv, size, scores, name="q k^T")
+        left, right = dense_operand(t, q, dense=contiguous), dense_operand(t, keys, dense=contiguous or groups != 1)
+        weights = bmm(t, left, right, rows * heads, s_q, s_kv, size, scores, name="q k^T")
         if scaled:
             weights = scale(t, weights)
+        if capped:
+            weights = scale(t, tanh(t, scale(t, weights)))
         if mask is not None:
             weights = add(t, weights, Value(mask.tensor, scores, mask.dtype))
         weights = cast(t, softmax(t, weights, dtype=FP32), q.dtype)
         weights = dropout(t, weights, dropout_p)
         frame.local(weights)
-        out = bmm(t, weights, values, rows * heads, s_q, v.axes[3], s_kv, (rows, heads, s_q, v.axes[3]), name="scores v")
-        return copy(t, out, (rows, s_q, heads, v.axes[3]))
+        t.keep(weights)
+        out = bmm(t, weights, dense_operand(t, values, dense=groups != 1), rows * heads, s_q, v.axes[3], s_kv, (rows, heads, s_q, v.axes[3]), name="scores v")
+        return rows_first(t, out)
 
 
-def math_attention(t: Tape, q: Value, k: Value, v: Value, *, groups: Size, mask: Value | None, dropout_p: float = 0.0) -> Value:
-    """SDPA's math path: keys and values expanded, q and k scaled into copies, scores and probabilities kept.
+def dense_operand(t: Tape, x: Value, *, dense: bool) -> Value:
+    """x as matmul folds rows and heads into one batch axis: a copy where the heads lie inside the rows and there are several rows."""
+    return x if dense or not t.policy.at_least("b", 2) else copy(t, x, name="operand of matmul")
+
+
+def rows_first(t: Tape, out: Value) -> Value:
+    """(rows, heads, length, size) of a matmul made contiguous as (rows, length, heads, size); the gradient is copied back likewise."""
+    rows, heads, length, size = out.axes
+    viewed = t.view(out, out.axes, copies_gradient=True) if t.policy.at_least("b", 2) else out
+    return copy(t, viewed, (rows, length, heads, size))
+
+
+def math_attention(t: Tape, q: Value, k: Value, v: Value, *, groups: Size, mask: Value | None, causal: bool = True, dropout_p: float = 0.0, contiguous: bool = False) -> Value:
+    """SDPA's math path, in fp32 for half types: q and k scaled into copies, scores and probabilities kept.
 
     Source: aten/src/ATen/native/transformers/attention.cpp _scaled_dot_product_attention_math.
     """
     rows, heads, s_q, size = q.axes
     s_kv, scores = k.axes[2], (rows, heads, s_q, k.axes[2])
     dtype = q.dtype
-    q, k, v = (cast(t, x, FP32) for x in (q, k, v))  # reduced-precision reductions are off by default
-    keys, values = repeat_heads(t, k, groups, _expanded(q, k)), repeat_heads(t, v, groups, _expanded(q, v))
-    weights = bmm(t, scale(t, q), scale(t, keys), rows * heads, s_q, s_kv, size, scores, name="q k^T")
-    if mask is not None:
-        weights = add(t, weights, Value(mask.tensor, scores, mask.dtype))
-    weights = dropout(t, softmax(t, weights), dropout_p)
-    out = bmm(t, weights, values, rows * heads, s_q, v.axes[3], s_kv, (rows, heads, s_q, v.axes[3]), name="scores v")
-    return copy(t, cast(t, out, dtype), (rows, s_q, heads, v.axes[3]))
+    with t.scope() as frame:
+        frame.local(q, k, v)
+        q, k, v = (cast(t, x, FP32) for x in (q, k, v))  # reduced-precision reductions are off by default
+        bias = _float_mask(t, mask, causal=causal, length=s_q, keys=s_kv)
+        keys, values = repeat_heads(t, k, groups, _expanded(q, k)), repeat_heads(t, v, groups, _expanded(q, v))
+        frame.local(q, keys, values)
+        scaled_q = scale(t, q)
+        frame.local(scaled_q)
+        left, right = dense_operand(t, scaled_q, dense=contiguous), dense_operand(t, scale(t, keys), dense=contiguous or groups != 1)
+        weights = bmm(t, left, right, rows * heads, s_q, s_kv, size, scores, name="q k^T")
+        if bias is not None:
+            frame.local(bias)
+            weights = add_(t, weights, Value(bias.tensor, scores, bias.dtype))
+        weights = dropout(t, softmax(t, weights), dropout_p)
+        frame.local(weights)
+        out = bmm(t, weights, dense_operand(t, values, dense=groups != 1), rows * heads, s_q, v.axes[3], s_kv, (rows, heads, s_q, v.axes[3]), name="scores v")
+        result = cast(t, out, dtype)
+        frame.local(result)
+        cast(t, weights, dtype)  # the probabilities are returned too, and dropped by the caller
+    return rows_first(t, result)
+
+
+def _float_mask(t: Tape, mask: Value | None, *, causal: bool, length: Size, keys: Size) -> Value | None:
+    """The additive fp32 mask of the math path: from a bool mask, or a causal one of its own."""
+    if mask is None and not causal:
+        return None
+    with t.scope():
+        if mask is None:
+            ones = constant(t, "ones", (length, keys), BOOL)
+            triangle = constant(t, "causal triangle", (length, keys), BOOL)
+            t.touch(ones.tensor)
+            out = constant(t, "additive mask", (length, keys), FP32)
+            t.touch(triangle.tensor)
+            return out
+        if mask.dtype is BOOL:
+            return constant(t, "additive mask", mask.axes, FP32)
+    return mask
 
 
 def mask_traffic(x: Value) -> Move:
