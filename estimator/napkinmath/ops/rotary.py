@@ -5,7 +5,7 @@ from __future__ import annotations
 from napkinmath.costs import Move, traffic
 from napkinmath.dtypes import FP32
 from napkinmath.ledger import Value
-from napkinmath.ops.elementwise import add, cast, copy, mul
+from napkinmath.ops.elementwise import add, cast, mul
 from napkinmath.ops.index import concatenate, slice_of
 from napkinmath.ops.routing import chunk
 from napkinmath.tape import LIKE, PASS, Tape
@@ -42,22 +42,26 @@ def rotary_pairs(t: Tape, x: Value, cos: Value, sin: Value) -> Value:
     return turn(t, slice_of(t, x, half), slice_of(t, x, half), cos, sin, x.axes)
 
 
-def rotary_complex(t: Tape, x: Value, table: Value) -> Value:
-    """DeepSeek V2 and Llama 4: pairs as complex fp32 numbers times a complex table, back to x's type.
+def rotary_complex(t: Tape, q: Value, key: Value, table: Value) -> tuple[Value, Value]:
+    """DeepSeek V2 and Llama 4: pairs as complex fp32 numbers times a complex table, back to the input's type.
 
-    x is upcast, copied where its layout is not dense, multiplied (a complex tensor of the same bytes as the fp32 one), and cast.
+    A complex product is as large as its fp32 operand. Source: models/deepseek_v2 apply_rotary_emb.
     """
-    wide = cast(t, x, FP32)
-    if wide is x:
-        wide = copy(t, x, name="reshape to pairs")
-    turned = t.op(
-        "mul complex",
-        (wide, table),
-        x.axes,
-        FP32,
-        saves=(table,),
-        gradients=(LIKE, None),
-        costs=(Move(2 * traffic(wide)),),
-        backward_costs=(Move(2 * traffic(wide), 2),),
-    )
-    return cast(t, turned, x.dtype)
+    with t.scope() as frame:
+        wide = tuple(cast(t, x, FP32) for x in (q, key))
+        frame.local(*wide)
+        out: list[Value] = []
+        for x, source in zip(wide, (q, key), strict=True):
+            turned = t.op(
+                "mul complex",
+                (x, table),
+                x.axes,
+                FP32,
+                saves=(table,),
+                gradients=(LIKE, None),
+                costs=(Move(2 * traffic(x)),),
+                backward_costs=(Move(2 * traffic(x), 2),),
+            )
+            out.append(cast(t, turned, source.dtype))
+            frame.local(out[-1])
+        return out[0], out[1]

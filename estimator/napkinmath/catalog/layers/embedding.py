@@ -19,6 +19,8 @@ class TokenEmbedding(Part):
     rotary: bool = True
     rotary_size: Size = 0
     """Rotated part of the head; 0 is the whole head."""
+    complex_rotary: bool = False
+    """One table of complex fp32 numbers, a pair each, instead of cos and sin (DeepSeek V2, Llama 4)."""
     scaled: bool = False
     """Gemma multiplies embeddings by sqrt(hidden size)."""
     name: str = "embed_tokens"
@@ -33,7 +35,9 @@ class TokenEmbedding(Part):
         out = embedding(t, ids, self.name, v, h)
         if self.scaled:
             out = scale(t, out)
-        if self.rotary:
+        if self.complex_rotary:
+            shared["rotary"] = constant(t, "rotary table", (1, s, self.rotary_size or dh), FP32)
+        elif self.rotary:
             rotary_tables(t, shared, self.rotary_size or dh, out)
         if self.masked or t.policy.config.attention is Attention.EAGER:
             shared["mask"] = constant(t, "attention mask", (b, 1, s, s), out.dtype)
