@@ -121,7 +121,9 @@ def eager_attention(
             weights = scale(t, tanh(t, scale(t, weights)))
         if mask is not None:
             weights = add(t, weights, Value(mask.tensor, scores, mask.dtype))
-        weights = cast(t, softmax(t, weights, dtype=FP32), q.dtype)
+        frame.local(weights)  # bound to its name until the softmax and its cast are done
+        scored, weights = weights, cast(t, softmax(t, weights, dtype=FP32), q.dtype)
+        frame.release(scored)
         weights = dropout(t, weights, dropout_p)
         frame.local(weights)
         t.keep(weights)
@@ -152,11 +154,10 @@ def math_attention(t: Tape, q: Value, k: Value, v: Value, *, groups: Size, mask:
     with t.scope() as frame:
         frame.local(q, k, v)
         q, k, v = (cast(t, x, FP32) for x in (q, k, v))  # reduced-precision reductions are off by default
+        scaled_q = scale(t, q)
         bias = _float_mask(t, mask, causal=causal, length=s_q, keys=s_kv)
         keys, values = repeat_heads(t, k, groups, _expanded(q, k)), repeat_heads(t, v, groups, _expanded(q, v))
-        frame.local(q, keys, values)
-        scaled_q = scale(t, q)
-        frame.local(scaled_q)
+        frame.local(q, keys, values, scaled_q)
         left, right = dense_operand(t, scaled_q, dense=contiguous), dense_operand(t, scale(t, keys), dense=contiguous or groups != 1)
         weights = bmm(t, left, right, rows * heads, s_q, s_kv, size, scores, name="q k^T")
         if bias is not None:
