@@ -39,10 +39,11 @@ class Scope:
         self._locals.extend(v.tensor for v in values)
 
     def release(self, *values: Value) -> None:
-        """Ends the life of locals early, as `del x` or rebinding the name does."""
+        """Ends the life of locals early, as `del x` or rebinding the name does: after the last operation recorded."""
         for value in values:
             if value.tensor in self._locals:
                 self._locals.remove(value.tensor)
+                self._tape.touch(value.tensor)
 
     def __enter__(self) -> Scope:
         self._tape.path.append(self.name)
