@@ -1,0 +1,110 @@
+"""napkinmath: what one training step of a language model costs in memory and time, what it is made of, and where it fits.
+
+    import napkinmath
+    step = napkinmath.estimate("llama-7b", adapter=napkinmath.AdapterConfig(rank=16), micro_batch_size=4, hardware="A100-80")
+    print(step.memory.allocated.value, step.verdict)
+
+Names are loaded when first used; nothing here imports torch, numpy or rich.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from napkinmath.allocator import AllocatorSettings as AllocatorSettings
+    from napkinmath.catalog.gpus import find_hardware as find_hardware
+    from napkinmath.catalog.models import read_model as read_model
+    from napkinmath.errors import DoesNotFit as DoesNotFit
+    from napkinmath.errors import InputError as InputError
+    from napkinmath.errors import NapkinError as NapkinError
+    from napkinmath.estimate import Estimate as Estimate
+    from napkinmath.estimate import Verdict as Verdict
+    from napkinmath.estimate import estimate as estimate
+    from napkinmath.hardware import Gpu as Gpu
+    from napkinmath.hardware import Hardware as Hardware
+    from napkinmath.model_spec import ModelSpec as ModelSpec
+    from napkinmath.timeline import Timeline as Timeline
+    from napkinmath.train_config import AdapterConfig as AdapterConfig
+    from napkinmath.train_config import AdapterKind as AdapterKind
+    from napkinmath.train_config import Attention as Attention
+    from napkinmath.train_config import Batch as Batch
+    from napkinmath.train_config import Kernels as Kernels
+    from napkinmath.train_config import Loss as Loss
+    from napkinmath.train_config import OffloadConfig as OffloadConfig
+    from napkinmath.train_config import Precision as Precision
+    from napkinmath.train_config import QuantizationConfig as QuantizationConfig
+    from napkinmath.train_config import RecomputeConfig as RecomputeConfig
+    from napkinmath.train_config import RecomputeKind as RecomputeKind
+    from napkinmath.train_config import TrainConfig as TrainConfig
+
+__version__ = "0.1.0"
+__all__ = [
+    "AdapterConfig",
+    "AdapterKind",
+    "AllocatorSettings",
+    "Attention",
+    "Batch",
+    "DoesNotFit",
+    "Estimate",
+    "Gpu",
+    "Hardware",
+    "InputError",
+    "Kernels",
+    "Loss",
+    "ModelSpec",
+    "NapkinError",
+    "OffloadConfig",
+    "Precision",
+    "QuantizationConfig",
+    "RecomputeConfig",
+    "RecomputeKind",
+    "Timeline",
+    "TrainConfig",
+    "Verdict",
+    "__version__",
+    "estimate",
+    "find_hardware",
+    "read_model",
+]
+_HOMES = {
+    "allocator": ("AllocatorSettings",),
+    "catalog.gpus": ("find_hardware",),
+    "catalog.models": ("read_model",),
+    "errors": ("DoesNotFit", "InputError", "NapkinError"),
+    "estimate": ("Estimate", "Verdict", "estimate"),
+    "hardware": ("Gpu", "Hardware"),
+    "model_spec": ("ModelSpec",),
+    "timeline": ("Timeline",),
+    "train_config": (
+        "AdapterConfig", "AdapterKind", "Attention", "Batch", "Kernels", "Loss", "OffloadConfig", "Precision", "QuantizationConfig", "RecomputeConfig", "RecomputeKind",
+        "TrainConfig",
+    ),
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> object:
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(__import__(f"napkinmath.{module}", fromlist=[name]), name)
+    raise AttributeError(f"module 'napkinmath' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+if not TYPE_CHECKING:
+    import sys
+
+    class _Package(type(sys)):
+        """The package, whose `estimate` is the function also after the import system binds the submodule of that name."""
+
+        @property
+        def estimate(self):
+            return __getattr__("estimate")
+
+        @estimate.setter
+        def estimate(self, submodule):
+            pass
+
+    sys.modules[__name__].__class__ = _Package

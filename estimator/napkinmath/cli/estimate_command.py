@@ -1,0 +1,112 @@
+"""`estimate [flags] [JOB FILE]`: prices one training step and prints the report."""
+
+from __future__ import annotations
+
+import sys
+
+from napkinmath.cli.flags import Parser, add_flags
+from napkinmath.errors import InputError, shown
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from napkinmath.estimate import Estimate
+
+_DESCRIPTION = "What one training step of a language model costs in memory and time, what it is made of, and on which GPUs it fits."
+_TIMELINE_KINDS = (".html", ".svg", ".png")
+
+
+def run(argv: Sequence[str]) -> int:
+    """Parses the flags, estimates for every GPU named, prints; returns the exit code."""
+    options = _parser().parse_all(argv)
+    _check_output(options)
+    notes: list[str] = []
+    estimates = make_estimates(options, notes)
+    _print(estimates, options)
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+    return _exit_code(estimates)
+
+
+def make_estimates(given: dict[str, Any], notes: list[str]) -> list[Estimate]:
+    """One estimate, or one for each GPU named; `notes` receives what was assumed or ignored."""
+    from napkinmath.estimate import estimate
+    from napkinmath.inputs.hardware_options import allocator_text, machines, speed_on
+    from napkinmath.inputs.job_file import with_job_file
+    from napkinmath.inputs.model_options import model_spec
+    from napkinmath.inputs.options import train_config
+
+    options = with_job_file(given, notes)
+    spec = model_spec(options, notes)
+    config = train_config(options)
+    allocator = allocator_text(options)
+    found: list[Estimate] = []
+    for machine in machines(options):
+        speed = speed_on(machine, options, notes)
+        found.append(estimate(spec, config, hardware=machine, efficiency=speed, allocator=allocator))
+    _refuse_untrained(found[0])
+    return found
+
+
+def _refuse_untrained(e: Estimate) -> None:
+    if e.num_trained:
+        return
+    if e.config.adapter is not None:
+        raise InputError(f"--targets {shown(','.join(e.config.adapter.targets))} matches no module of {e.spec.name}; use all-linear, or names such as q_proj,v_proj")
+    raise InputError(f"--freeze {shown(','.join(e.config.frozen))} leaves nothing of {e.spec.name} to train; freeze less")
+
+
+def _parser() -> Parser:
+    from napkinmath.cli.main import COMMANDS
+
+    class _Root(Parser):
+        def format_help(self) -> str:
+            names = "\n".join(f"  {name:<12} {text}" for name, (_, text) in COMMANDS.items())
+            return f"{super().format_help()}\ncommands (estimate COMMAND --help):\n{names}\n\nexit codes: 0 fits, or no GPU named; 1 does not fit; 2 bad input; 3 cannot tell\n"
+
+    parser = _Root("estimate", _DESCRIPTION, usage="estimate --model NAME [flags] | estimate JOB.yaml [flags] | estimate COMMAND ...")
+    parser.add_argument("job", nargs="?", metavar="JOB", help="a job file of ours, axolotl, TRL or HF Trainer, torchtune, LLaMA-Factory (YAML or JSON)")
+    add_flags(parser)
+    return parser
+
+
+def _check_output(options: dict[str, Any]) -> None:
+    if "json" in options and "explain" in options:
+        raise InputError("--json and --explain are two forms of the same answer; give one of them")
+    file = options.get("timeline")
+    if file is not None and not file.lower().endswith(_TIMELINE_KINDS):
+        raise InputError(f"--timeline {shown(file)} has no known ending; use {', '.join(_TIMELINE_KINDS)}")
+    if file is not None and len(options.get("gpu", ())) > 1:
+        raise InputError(f"--timeline {shown(file)} shows one step; give one --gpu")
+
+
+def _print(estimates: list[Estimate], options: dict[str, Any]) -> None:
+    if "timeline" in options:
+        from napkinmath.report.plot import write_timeline
+
+        write_timeline(estimates[0], options["timeline"])
+    if "json" in options:
+        from napkinmath.report.json_report import to_json
+
+        texts = [to_json(e) for e in estimates]
+        print(texts[0] if len(texts) == 1 else "[" + ",\n".join(texts) + "]")
+    elif "explain" in options:
+        from napkinmath.report.explain import print_explain
+
+        for e in estimates:
+            print_explain(e)
+    else:
+        from napkinmath.report.table import print_report
+
+        for e in estimates:
+            print_report(e)
+    if "timeline" in options and "json" not in options:
+        print(f"timeline written to {options['timeline']}")
+
+
+def _exit_code(estimates: list[Estimate]) -> int:
+    """The worst answer over the GPUs named: does not fit, then cannot tell, then fits."""
+    codes = {e.verdict.exit_code for e in estimates}
+    return 1 if 1 in codes else max(codes)

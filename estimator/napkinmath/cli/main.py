@@ -1,0 +1,142 @@
+"""`estimate`: finds the command, runs it, and turns what goes wrong into one line and an exit code.
+
+Exit codes: 0 fits, or nothing to fit on was named; 1 does not fit; 2 bad input; 3 cannot tell; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from napkinmath.errors import InputError, NapkinError, shown, suggest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+# name -> ("module:function", what it does); imported when called. A function takes the remaining arguments and returns an exit code.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "models": ("napkinmath.cli.list_models:run", "list the catalog of models"),
+    "gpus": ("napkinmath.cli.list_gpus:run", "list the catalog of GPUs"),
+    "version": ("napkinmath.cli.version:run", "print the version"),
+    "trace": ("napkinmath_profiler.trace_cli:run", "run the real libraries on tensors without storage"),
+    "allocator": ("napkinmath_profiler.allocator_cli:run", "what allocator settings would do"),
+    "oom": ("napkinmath_profiler.oom_cli:run", "explain an out-of-memory message or snapshot"),
+    "compare": ("napkinmath_profiler.compare_cli:run", "analytic, traced and measured side by side"),
+    "calibrate": ("napkinmath_profiler.calibrate_cli:run", "measure this GPU's speeds"),
+    "measure": ("napkinmath_profiler.measure_cli:run", "measure a training step on this GPU"),
+    "bench": ("napkinmath_profiler.bench_cli:run", "benchmark kernels"),
+    "watch": ("napkinmath_profiler.watch_cli:run", "follow a running training's memory"),
+    "links": ("napkinmath_profiler.links_cli:run", "measure the links between GPUs"),
+    "plan": ("napkinmath.cli.plan:run", "many GPUs: which parallelism fits"),
+    "check": ("napkinmath.cli.check:run", "fail a build that would not fit"),
+    "sweep": ("napkinmath.cli.sweep:run", "many configurations at once"),
+    "batch": ("napkinmath.cli.batch:run", "largest batch and context that fit"),
+    "serve": ("napkinmath.cli.serve:run", "the report in a browser"),
+    "doctor": ("napkinmath.cli.doctor:run", "what is installed and what works here"),
+}
+DEFECT = 70  # EX_SOFTWARE of sysexits.h
+DEFAULT = "napkinmath.cli.estimate_command:run"
+_EXTRA = {"napkinmath_profiler": "profiler", "napkinmath_kernels": "kernels"}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command line; returns the exit code and never raises, unless --debug asks for it."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    _settle_output()
+    try:
+        code = _run(arguments)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # the reader has seen enough: `estimate ... | head`
+        _discard_output()
+        return 0
+    except KeyboardInterrupt:
+        return 130
+    except SystemExit as stop:  # argparse's --help
+        return stop.code if isinstance(stop.code, int) else 0
+    except Exception as error:
+        if "--debug" in arguments:
+            raise
+        return _explained(error)
+
+
+def _explained(error: Exception) -> int:
+    """One line for an error, and its exit code; what is our own mistake says so."""
+    if isinstance(error, NapkinError):
+        return _complain(str(error), error.exit_code)
+    if isinstance(error, OSError):
+        _discard_output()
+        return _complain(f"{shown(error.filename) + ': ' if error.filename else ''}{error.strerror or error}; check the path and the disk", 2)
+    if isinstance(error, (RecursionError, MemoryError)):
+        return _complain("the input is too large or too deeply nested for this machine; make it smaller", 2)
+    return _complain(f"{type(error).__name__}: {error}; this is a defect of napkinmath: run again with --debug and report the traceback", DEFECT)
+
+
+def _run(arguments: list[str]) -> int:
+    if arguments and not arguments[0].startswith("-"):
+        name = arguments[0]
+        if name in COMMANDS:
+            return _load(name, COMMANDS[name][0])(arguments[1:])
+        _refuse_unknown(name)
+    return _load("", DEFAULT)(arguments)
+
+
+def _load(name: str, target: str) -> Callable[[list[str]], int]:
+    module, _, function = target.partition(":")
+    try:
+        return getattr(__import__(module, fromlist=[function]), function)
+    except ImportError as error:
+        missing = (error.name or "").partition(".")[0]
+        package = module.partition(".")[0]
+        if missing in ("napkinmath", package) and (error.name or "") == module:
+            raise InputError(f"command {shown(name)} is not part of this installation; see `estimate --help` for what is") from None
+        if package in _EXTRA:
+            raise InputError(f"command {shown(name)} needs {missing or package}; install it with: pip install 'napkinmath[{_EXTRA[package]}]'") from None
+        raise
+    except AttributeError:
+        raise InputError(f"command {shown(name)} is not part of this installation; see `estimate --help` for what is") from None
+
+
+def _refuse_unknown(name: str) -> None:
+    """Raises unless the first word is a job file."""
+    import os
+
+    if os.path.exists(name) or name.endswith((".yaml", ".yml", ".json")) or "/" in name:
+        return
+    from napkinmath.catalog.models import find_row
+
+    row = find_row(name)
+    if row is not None:
+        raise InputError(f"{shown(name)} is a model, not a command; write `estimate --model {name}`")
+    raise InputError(f"command {shown(name)} is unknown{suggest(name, list(COMMANDS))}; commands: {', '.join(COMMANDS)}, or a job file")
+
+
+def _complain(message: str, code: int) -> int:
+    """One line on standard error, whatever the input held and whatever the terminal can show."""
+    line = "estimate: " + " ".join(message.split())
+    try:
+        encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
+        print(line.encode(encoding, "backslashreplace").decode(encoding), file=sys.stderr)
+    except (OSError, ValueError, AttributeError):
+        pass
+    return code
+
+
+def _settle_output() -> None:
+    """Gives a closed standard output a place to go, and lets a narrow encoding replace what it lacks."""
+    if sys.stdout is None:  # pyright: ignore[reportUnnecessaryComparison]
+        import os
+
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    elif (getattr(sys.stdout, "encoding", None) or "utf-8").lower().replace("-", "") != "utf8" and hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
+
+
+def _discard_output() -> None:
+    """Points standard output at nothing, so that the interpreter's last flush does not fail."""
+    import os
+
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OSError, ValueError, AttributeError):
+        pass

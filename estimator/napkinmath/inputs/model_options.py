@@ -1,0 +1,56 @@
+"""The model that options name: a catalogued name or path, bare numbers, a config inside a job file, or a hub id."""
+
+from __future__ import annotations
+
+from napkinmath.errors import InputError, shown
+from napkinmath.inputs import values
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from napkinmath.model_spec import ModelSpec
+
+
+def model_spec(options: Mapping[str, object], notes: list[str]) -> ModelSpec:
+    """Reads the model; exactly one of --model, --arch and a job file's config must say which."""
+    ways = [key for key in ("model", "arch", "config") if key in options]
+    if not ways:
+        raise InputError("no model was named; give --model NAME (list: `estimate models`), --arch, or a job file")
+    if len(ways) > 1:
+        raise InputError(f"--{ways[0]} {shown(options[ways[0]])} and --{ways[1]} {shown(options[ways[1]])} both name the model; give one of them")
+    if ways[0] == "arch":
+        return _from_arch(options, notes)
+    if ways[0] == "config":
+        return _from_mapping(options["config"])
+    name = values.text(options["model"], "--model")
+    if values.switch(options.get("hub", False), "--hub"):
+        from napkinmath.catalog.families import read_config
+        from napkinmath.inputs.hub import fetch_config
+
+        return read_config(fetch_config(name), name=name, source=f"{name} on the hub")
+    from napkinmath.catalog.models import read_model
+
+    spec = read_model(name)
+    if spec.name.lower() != name.rpartition("/")[2].lower() and not spec.source.endswith(".json"):
+        notes.append(f"model {shown(name)} taken as {spec.name} of the catalog")
+    return spec
+
+
+def _from_arch(options: Mapping[str, object], notes: list[str]) -> ModelSpec:
+    from napkinmath.catalog.arch_string import read_arch
+    from napkinmath.catalog.families import read_config
+
+    if "hub" in options:
+        raise InputError(f"--hub has no meaning with --arch {shown(options['arch'])}; leave one of them out")
+    text = values.text(options["arch"], "--arch")
+    context = values.count(options.get("ctx", 2048), "--ctx")
+    return read_config(read_arch(text, notes, positions=context), name=" ".join(text.split()), source="--arch")
+
+
+def _from_mapping(config: object) -> ModelSpec:
+    from napkinmath.catalog.models import read_model
+
+    if not isinstance(config, dict):
+        raise InputError(f"config {shown(config)} of the job file is not a mapping; give the contents of a config.json, or model: NAME")
+    return read_model({str(key): value for key, value in config.items()})  # type: ignore[misc]
