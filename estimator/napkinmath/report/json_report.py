@@ -1,0 +1,161 @@
+"""--json: everything the table has, as one JSON object of a versioned schema (report/schema/estimate-1.json, docs/json_schema.md).
+
+Bytes are ints, seconds floats, shares between 0 and 1; keys keep their order; what is not known is null.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from napkinmath.allocator import UNLIMITED
+from napkinmath.record import Record
+from napkinmath.report import curve
+from napkinmath.report.components import components_of
+from napkinmath.report.words import operation
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from napkinmath.estimate import Estimate, Range
+    from napkinmath.hardware import Hardware
+    from napkinmath.timeline import Point
+
+SCHEMA_VERSION = 1
+CURVE_COLUMNS = 64
+BOUNDS = ("compute", "bandwidth", "launch", "host link")
+
+
+def to_json(estimate: Estimate) -> str:
+    """The estimate as a JSON document in ASCII, a top-level key a line."""
+    import json
+
+    dump = json.JSONEncoder(separators=(", ", ": "), allow_nan=False).encode
+    return "{\n" + ",\n".join(f'  "{key}": {dump(value)}' for key, value in as_mapping(estimate).items()) + "\n}\n"
+
+
+def as_mapping(e: Estimate) -> dict[str, Any]:
+    """The document before it becomes text."""
+    return {
+        "schema": SCHEMA_VERSION,
+        "model": _model(e),
+        "config": plain(e.config),
+        "resolved": _resolved(e),
+        "hardware": _hardware(e.hardware) if e.hardware is not None else None,
+        "verdict": e.verdict.value,
+        "exit_code": e.verdict.exit_code,
+        "headroom_bytes": headroom_bytes(e),
+        "memory": _memory(e),
+        "peak": {**_point(e, e.peak), "operation": operation(e.timeline, e.peak) or None},
+        "phase_peaks": [_point(e, point) for point in e.phase_peaks.values()],
+        "components": [_component(row) for row in components_of(e)],
+        "allocator": _allocator(e),
+        "step_curve": _curve(e),
+        "time": _time(e),
+        "fits_on": [
+            {"gpu": f.gpu, "capacity_bytes": f.capacity_bytes, "headroom_bytes": f.headroom_bytes, "verdict": f.verdict.value}
+            for f in e.fits_on
+        ],
+        "changes": [{"flag": c.flag, "meaning": c.meaning, "saved_bytes": c.saved_bytes, "speed_ratio": c.speed_ratio} for c in e.changes],
+        "findings": [{"text": f.text, "nbytes": f.nbytes} for f in e.findings],
+        "assumptions": list(e.assumptions),
+    }
+
+
+def headroom_bytes(e: Estimate) -> int | None:
+    """Bytes left beside the tensors and the context once the allocator has returned its cache; None where no device is named."""
+    if e.hardware is None:
+        return None
+    return e.hardware.memory_bytes - e.hardware.others_bytes[0] - e.hardware.context_bytes - int(e.memory.allocated.value)
+
+
+def plain(value: Any) -> Any:
+    """Records as objects, enums by value, tuples as lists."""
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Record):
+        return {name: plain(item) for name, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [plain(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+
+
+def _model(e: Estimate) -> dict[str, Any]:
+    spec = e.spec
+    return {
+        "name": spec.name, "family": spec.family, "source": spec.source, "num_parameters": e.num_parameters, "num_trained": e.num_trained, "num_layers": spec.num_layers,
+        "symbols": {name: value for name, value in e.step.symbols.items()},
+    }  # fmt: skip
+
+
+def _resolved(e: Estimate) -> dict[str, Any]:
+    """What 'auto' came to."""
+    policy = e.step.policy
+    return {
+        "optimizer": e.step.update.optimizer.name,
+        "stack": policy.stack.name,
+        "sdpa_kernel": policy.sdpa_choice.value,
+        "recomputes": policy.recomputes,
+    }
+
+
+def _hardware(hardware: Hardware) -> dict[str, Any]:
+    gpu = hardware.gpu
+    return {
+        "gpu": gpu.name, "memory_bytes": hardware.memory_bytes, "others_bytes": hardware.others_bytes[0], "context_bytes": hardware.context_bytes, "usable_bytes": hardware.usable_bytes,
+        "bandwidth_bytes_per_s": gpu.bandwidth_bytes_per_s, "dense_flops_per_s": {name: rate for name, rate in gpu.dense_flops},
+    }  # fmt: skip
+
+
+def _memory(e: Estimate) -> dict[str, Any]:
+    memory = e.memory
+    return {
+        "requested": memory.requested,
+        "allocated": _range(memory.allocated),
+        "reserved": _range(memory.reserved),
+        "device": _range(memory.device),
+    }
+
+
+def _range(value: Range) -> dict[str, int]:
+    return {"low": int(value.low), "value": int(value.value), "high": int(value.high)}
+
+
+def _allocator(e: Estimate) -> dict[str, Any]:
+    settings = {name: None if value == UNLIMITED else value for name, value in e.settings.items()}
+    return {"settings": settings, **dict(e.replay.items())}
+
+
+def _point(e: Estimate, point: Point) -> dict[str, Any]:
+    segment = e.timeline.segments[point.segment]
+    return {"phase": segment.phase.value, "segment": segment.name, "repetition": point.repetition, "nbytes": point.nbytes}
+
+
+def _component(row: Any) -> dict[str, Any]:
+    return {
+        "key": row.key,
+        "label": row.label,
+        "role": row.role.value,
+        "nbytes": row.nbytes,
+        "num_tensors": row.num_tensors,
+        "origin": row.origin,
+    }
+
+
+def _curve(e: Estimate) -> dict[str, Any]:
+    drawn = curve.envelope(e.timeline, CURVE_COLUMNS)
+    return {
+        "axis": "seconds" if drawn.in_seconds else "events", "extent": drawn.extent, "nbytes": list(drawn.values),
+        "phases": [{"phase": s.phase.value, "start": s.start, "end": s.end, "nbytes": s.nbytes} for s in drawn.spans],
+    }  # fmt: skip
+
+
+def _time(e: Estimate) -> dict[str, Any] | None:
+    time = e.time
+    if time is None:
+        return None
+    return {
+        "seconds": time.seconds, "tokens": time.tokens, "tokens_per_s": time.tokens_per_s, "mfu": time.mfu, "hfu": time.hfu, "model_flops": time.model_flops,
+        "hardware_flops": time.hardware_flops, "peak_flops_per_s": time.peak_flops_per_s, "shares": {bound: time.share(bound) for bound in BOUNDS},
+        "phases": [{"phase": p.phase.value, "seconds": p.seconds, "device_s": p.device_s, "host_s": p.host_s, "bound": p.bound} for p in time.phases],
+    }  # fmt: skip

@@ -1,0 +1,210 @@
+"""The screen: fits or not, by how much, what sets the peak, what it is made of, how fast, what to change; in that order."""
+
+from __future__ import annotations
+
+from napkinmath.estimate import Verdict
+from napkinmath.report import curve, words
+from napkinmath.report.components import components_of
+from napkinmath.report.palette import BAD, COLORS, GOOD, UNSURE
+from napkinmath.report.screen import Screen, bar, is_unicode, sparkline, standard_output, terminal_width, wants_color
+from napkinmath.units import GIB, MIB, format_bytes, format_seconds
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TextIO
+
+    from napkinmath.estimate import Change, Estimate, Fit, Range
+    from napkinmath.report.components import Component
+
+INDENT = 13
+MOST_FITS = 12
+_VERDICTS = {
+    Verdict.FITS: ("FITS", GOOD),
+    Verdict.DOES_NOT_FIT: ("DOES NOT FIT", BAD),
+    Verdict.UNKNOWN: ("CANNOT TELL", UNSURE),
+    Verdict.NOT_ASKED: ("", ""),
+}
+
+
+def print_report(estimate: Estimate, *, width: int | None = None, color: bool | None = None, stream: TextIO | None = None) -> None:
+    """Prints the report; width and colours follow the stream unless given."""
+    out = stream or standard_output()
+    out.write(
+        report_text(
+            estimate, width=width or terminal_width(out), color=wants_color(out) if color is None else color, unicode=is_unicode(out)
+        )
+    )
+
+
+def report_text(estimate: Estimate, *, width: int = 100, color: bool = False, unicode: bool = True) -> str:
+    """The report as text."""
+    screen = Screen(width, color=color, unicode=unicode)
+    _head(screen, estimate)
+    _verdict(screen, estimate)
+    _peak(screen, estimate)
+    _components(screen, components_of(estimate))
+    _step(screen, estimate)
+    _speed(screen, estimate)
+    _changes(screen, estimate.changes)
+    _fits(screen, estimate)
+    for finding in estimate.findings:
+        screen.flow("  note", [words.printable(finding.text)], indent=INDENT, style=UNSURE)
+    screen.flow("  assumed", [words.printable(text) for text in estimate.assumptions], indent=INDENT, separator="; ")
+    return screen.text()
+
+
+# ---------------------------------------------------------------- what, and does it fit
+
+
+def _head(screen: Screen, e: Estimate) -> None:
+    name = words.model_name(e)
+    where = words.machine(e.hardware) if e.hardware is not None else ""
+    gap = screen.width - len(name) - len(where)
+    if gap < 2:
+        screen.line((name, "bold"))
+        gap, name = screen.width - len(where), ""
+    screen.line((name, "bold"), " " * max(gap, 0), (where, "bold"))
+    screen.flow("", words.headline(e), indent=2, separator=", ")
+
+
+def _verdict(screen: Screen, e: Estimate) -> None:
+    text, style = _VERDICTS[e.verdict]
+    memory = e.memory
+    if e.hardware is not None:
+        free = e.hardware.memory_bytes - e.hardware.others_bytes[0]
+        spare = free - memory.device.value
+        least, most = free - memory.device.high, free - memory.device.low
+        how = f"{_gib(spare)} GiB to spare" if spare >= 0 else f"{_gib(-spare)} GiB too much"
+        screen.line(
+            "  ", (text, f"bold {style}"), f"   {how} of {_gib(free)} GiB", (f"   spare between {_gib(least)} and {_gib(most)}", "dim")
+        )
+    figures = [
+        _figure(name, value) for name, value in (("allocated", memory.allocated), ("reserved", memory.reserved), ("device", memory.device))
+    ]
+    screen.flow("  memory", [*figures, "GiB"], indent=INDENT)
+
+
+def _figure(name: str, value: Range) -> str:
+    return f"{name} {_gib(value.value)} ({_gib(value.low)}-{_gib(value.high)})"
+
+
+def _peak(screen: Screen, e: Estimate) -> None:
+    peaks = list(e.phase_peaks.items())
+    op = words.operation(e.timeline, e.peak)
+    first = f"{words.moment(e.timeline, e.peak)}{f', {op}' if op else ''}: {format_bytes(e.peak.nbytes)} requested"
+    others = [f"{words.phase_word(phase)} {_difference(point.nbytes - e.peak.nbytes)}" for phase, point in peaks[1:4]]
+    screen.flow("  peak at", [first, *(["then " + ", ".join(others)] if others else [])], indent=INDENT)
+
+
+# ---------------------------------------------------------------- what it is made of
+
+
+def _components(screen: Screen, rows: tuple[Component, ...]) -> None:
+    total = sum(row.nbytes for row in rows)
+    unit, name = (GIB, "GiB") if total >= GIB else (MIB, "MiB")
+    labels = max(len(row.label) for row in rows)
+    bar_width = max(8, min(24, screen.width - labels - 52))
+    screen.line((f"  {'at the peak'.ljust(labels)} {name:>8}  {'':{bar_width}} where it comes from", "dim"))
+    largest = max(row.nbytes for row in rows) or 1
+    for row in rows:
+        if row.nbytes == 0:
+            continue
+        drawn = bar(max(row.nbytes, 0) / largest, bar_width, unicode=screen.unicode)
+        screen.line(
+            f"  {row.label.ljust(labels)} {_amount(row.nbytes, unit):>8}  ",
+            (drawn.ljust(bar_width), COLORS[row.role]),
+            (f" {words.printable(row.origin)}", "dim"),
+        )
+    screen.line((f"  {'on the device'.ljust(labels)} {_amount(total, unit):>8}", "bold"))
+
+
+def _amount(nbytes: int, unit: int) -> str:
+    return f"{nbytes / unit:,.2f}" if abs(nbytes) >= 0.005 * unit else "<0.01"
+
+
+# ---------------------------------------------------------------- the step, and how fast
+
+
+def _step(screen: Screen, e: Estimate) -> None:
+    columns = screen.width - INDENT - 1
+    drawn = curve.envelope(e.timeline, columns)
+    screen.line(("  one step".ljust(INDENT), "dim"), (sparkline(drawn.values), COLORS_OF_SPARK))
+    seconds = {p.phase: p.seconds for p in e.time.phases} if e.time is not None else {}
+    ruler, left = [" "] * columns, list[str]()
+    for span in drawn.spans:
+        start, end = (int(x / drawn.extent * columns) for x in (span.start, span.end))
+        name = words.phase_word(span.phase)
+        text = f"|{name} {format_seconds(seconds[span.phase])}" if span.phase in seconds else f"|{name}"
+        if len(text) < end - start:
+            ruler[start : start + len(text)] = text
+        elif text[1:] not in left and span.phase in seconds:
+            left.append(text[1:])
+    screen.line(" " * INDENT, ("".join(ruler).rstrip(), "dim"))
+    if left:
+        screen.flow("", ["too short to draw: " + ", ".join(left)], indent=INDENT)
+
+
+COLORS_OF_SPARK = GOOD
+
+
+def _speed(screen: Screen, e: Estimate) -> None:
+    time = e.time
+    if time is None:
+        screen.flow("  speed", ["name a GPU with --gpu to price time"], indent=INDENT)
+        return
+    rates = [f"{format_seconds(time.seconds)}/step", f"{time.tokens_per_s:,.0f} tokens/s", f"MFU {time.mfu:.0%}", f"HFU {time.hfu:.0%}"]
+    shares = [f"{bound} {time.share(bound):.0%}" for bound in ("compute", "bandwidth", "launch", "host link") if time.share(bound) >= 0.005]
+    screen.flow("  speed", [*rates, "bound by " + ", ".join(shares)], indent=INDENT)
+
+
+# ---------------------------------------------------------------- what to change, and where it fits
+
+
+def _changes(screen: Screen, changes: tuple[Change, ...]) -> None:
+    for number, change in enumerate(changes):
+        speed = "" if change.speed_ratio is None else f"{_tempo(change.speed_ratio):>12}"
+        label = "  save more" if number == 0 else ""
+        screen.line(
+            (label.ljust(INDENT), "dim"),
+            f"-{format_bytes(change.saved_bytes):>8} {speed}   ",
+            (words.printable(change.flag), "bold"),
+            (f"  {words.printable(change.meaning)}", "dim"),
+        )
+
+
+def _tempo(ratio: float) -> str:
+    percent = round(100 * (ratio - 1))
+    return "same speed" if percent == 0 else f"{abs(percent)}% {'faster' if percent > 0 else 'slower'}"
+
+
+def _fits(screen: Screen, e: Estimate) -> None:
+    fits = e.fits_on
+    good = [fit for fit in fits if fit.verdict is Verdict.FITS]
+    unsure = [fit for fit in fits if fit.verdict is Verdict.UNKNOWN]
+    if not fits:
+        return
+    label = "  also fits" if e.verdict is Verdict.FITS else "  fits"
+    if good:
+        named = [_gpu(fit) for fit in good[:MOST_FITS]]
+        more = [f"and {len(good) - MOST_FITS} larger"] if len(good) > MOST_FITS else []
+        screen.flow(label, [*named, *more], indent=INDENT, separator=", ")
+    else:
+        screen.flow(label, [f"none of the {len(fits)} GPUs in the catalog"], indent=INDENT)
+    if unsure:
+        screen.flow("  perhaps", [_gpu(fit) for fit in unsure[:MOST_FITS]], indent=INDENT, separator=", ")
+
+
+def _gpu(fit: Fit) -> str:
+    return f"{fit.gpu} ({fit.capacity_bytes / GIB:.0f})"
+
+
+# ---------------------------------------------------------------- numbers
+
+
+def _gib(value: float) -> str:
+    """GiB with as many decimals as a reader needs."""
+    return f"{value / GIB:,.{1 if abs(value) >= 10 * GIB else 2}f}"
+
+
+def _difference(nbytes: int) -> str:
+    return f"{nbytes / GIB:+.2f} GiB" if abs(nbytes) >= 0.01 * GIB else f"{nbytes / MIB:+.1f} MiB"

@@ -1,0 +1,148 @@
+"""What is priced, in words: model, method, batch, recomputation, attention, optimizer; phases and moments too."""
+
+from __future__ import annotations
+
+from napkinmath.ledger import Phase
+from napkinmath.train_config import AdapterKind, Kernels, Loss, RecomputeKind
+from napkinmath.units import GIB, format_count
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from napkinmath.estimate import Estimate
+    from napkinmath.hardware import Hardware
+    from napkinmath.timeline import Point, Timeline, TimelineSegment
+    from napkinmath.train_config import TrainConfig
+
+_ADAPTERS = {
+    AdapterKind.LORA: "LoRA",
+    AdapterKind.DORA: "DoRA",
+    AdapterKind.QALORA: "QA-LoRA",
+    AdapterKind.IA3: "IA3",
+    AdapterKind.PROMPT: "prompt tuning",
+    AdapterKind.PREFIX: "prefix tuning",
+}
+_RANKED = (AdapterKind.LORA, AdapterKind.DORA, AdapterKind.QALORA)
+
+
+def printable(text: str) -> str:
+    """Text from a file or a flag without control characters, so that it cannot move the cursor or end a line."""
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def headline(estimate: Estimate) -> list[str]:
+    """What is priced, in phrases: 'QLoRA nf4 + double quant, r16 all-linear', 'batch 4 x 2048', ..."""
+    config = estimate.config
+    phrases = [
+        _method(config),
+        _batch(config),
+        config.precision.value,
+        _recompute(config),
+        _attention(estimate),
+        estimate.step.update.optimizer.name,
+    ]
+    if config.loss is not Loss.HF:
+        phrases.append(f"{config.loss.value} loss")
+    if config.kernels is not Kernels.HF:
+        phrases.append(f"{config.kernels.value} kernels")
+    if config.optimizer_in_backward:
+        phrases.append("optimizer in backward")
+    if not config.training_mode:
+        phrases.append("eval mode")
+    return [printable(p) for p in phrases if p]
+
+
+def model_name(estimate: Estimate) -> str:
+    """'llama-7b (6.74B parameters)'."""
+    return f"{printable(estimate.spec.name)} ({format_count(estimate.num_parameters)} parameters)"
+
+
+def _method(config: TrainConfig) -> str:
+    adapter, quantization = config.adapter, config.quantization
+    stored = (
+        f"{quantization.format}{' + double quant' if quantization.double_quant and quantization.format in ('nf4', 'fp4') else ''}"
+        if quantization is not None
+        else ""
+    )
+    if adapter is None:
+        return f"full, base in {stored}" if stored else "full fine-tuning"
+    name = _ADAPTERS[adapter.kind]
+    if stored:
+        name = f"Q{name} {stored}" if adapter.kind is AdapterKind.LORA else f"{name} over {stored}"
+    if adapter.kind in _RANKED:
+        return f"{name}, r{adapter.rank} {','.join(adapter.targets)}"
+    return f"{name}, {adapter.num_virtual_tokens} tokens" if adapter.kind in (AdapterKind.PROMPT, AdapterKind.PREFIX) else name
+
+
+def _batch(config: TrainConfig) -> str:
+    steps = config.gradient_accumulation_steps
+    return (
+        f"batch {config.micro_batch_size} x {config.sequence_length}"
+        + (f", {steps} micro-steps" if steps > 1 else "")
+        + (", packed" if config.batch.packing else "")
+    )
+
+
+def _recompute(config: TrainConfig) -> str:
+    recompute = config.recompute
+    if recompute.kind is RecomputeKind.NONE:
+        return "no checkpointing"
+    name = {RecomputeKind.FULL: "checkpointing", RecomputeKind.EVERY: f"checkpointing every {recompute.every}"}.get(
+        recompute.kind, f"checkpointing {recompute.kind.value}"
+    )
+    return name if config.training_mode else f"{name} (inactive)"
+
+
+def _attention(estimate: Estimate) -> str:
+    """The attention kernels that the recorded step runs."""
+    names: dict[str, None] = {}
+    for run in estimate.step.runs:
+        for op in run.block.ops:
+            if op.name.startswith("sdpa "):
+                names[op.name] = None
+            elif op.name == "q k^T":
+                names["stored attention scores"] = None
+    return " and ".join(names)
+
+
+def machine(hardware: Hardware) -> str:
+    """'RTX 4090, 24 GiB'."""
+    return f"{printable(hardware.gpu.name)}, {hardware.memory_bytes / GIB:.1f} GiB"
+
+
+# ---------------------------------------------------------------- moments
+
+
+PHASE_WORDS = {Phase.CLIP: "clipping", Phase.STEP: "step"}
+
+
+def phase_word(phase: Phase) -> str:
+    """A phase in one short word."""
+    return PHASE_WORDS.get(phase, phase.value)
+
+
+def moment(timeline: Timeline, point: Point) -> str:
+    """'backward of model.layers.31': where in the run a point lies."""
+    segment = timeline.segments[point.segment]
+    name = printable(_copy_name(segment, point.repetition))
+    return name if segment.phase.value in name else f"{phase_word(segment.phase)} of {name}"
+
+
+def _copy_name(segment: TimelineSegment, repetition: int) -> str:
+    """'model.layers.1..31' in its first repetition -> 'model.layers.1', backward 'model.layers.31'; 'CausalLmHead' -> 'causal lm head'."""
+    stem, _, numbers = segment.name.rpartition(".")
+    if ".." in segment.name:
+        stem, _, last = segment.name.partition("..")
+        stem, _, first = stem.rpartition(".")
+        if first.isdigit() and last.isdigit():
+            number = int(last) - repetition if segment.phase is Phase.BACKWARD else int(first) + repetition
+            return f"{stem}.{number}"
+    return segment.name if stem or not numbers[:1].isupper() else "".join(" " + c.lower() if c.isupper() else c for c in numbers).strip()
+
+
+def operation(timeline: Timeline, point: Point) -> str:
+    """The operation during which a point is reached: the next one that runs, else the last; empty where none is known."""
+    segment = timeline.segments[point.segment]
+    later = [index for action, index in segment.events[point.event + 1 :] if action == "!"]
+    earlier = [index for action, index in segment.events[: point.event + 1] if action == "!"]
+    index = later[0] if later else earlier[-1] if earlier else None
+    return printable(segment.kernels[index].name) if index is not None else ""
