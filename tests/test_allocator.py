@@ -1,0 +1,153 @@
+"""The allocator replay: sequences worked out by hand from c10/cuda/CUDACachingAllocator.cpp, and invariants by Hypothesis."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from napkinmath.allocator import AllocatorSettings, Block, CachingAllocator, OutOfMemory, parse_settings
+from napkinmath.errors import InputError
+from napkinmath.units import MIB
+
+EXPANDABLE = AllocatorSettings(expandable_segments=True)
+
+
+def test_requests_round_to_512_and_small_ones_share_a_2_mib_segment() -> None:
+    allocator = CachingAllocator()
+    sizes = [allocator.malloc(n).size for n in (1, 512, 513, MIB)]
+    assert sizes == [512, 512, 1024, MIB]
+    assert allocator.reserved == 2 * MIB
+    assert allocator.allocated == 512 + 512 + 1024 + MIB
+
+
+def test_middle_sizes_come_from_a_20_mib_segment_split_while_more_than_1_mib_remains() -> None:
+    allocator = CachingAllocator()
+    assert allocator.malloc(MIB + 1).size == MIB + 512
+    assert allocator.malloc(9 * MIB).size == 9 * MIB
+    assert allocator.reserved == 20 * MIB
+    last = allocator.malloc(9 * MIB)  # 10 MiB less 512 B are left: 1 MiB less 512 B would remain, too little to split off
+    assert last.size == 10 * MIB - 512
+    assert allocator.reserved == 20 * MIB
+    assert allocator.allocated == 20 * MIB
+
+
+def test_large_requests_get_a_segment_of_their_own_rounded_to_2_mib() -> None:
+    allocator = CachingAllocator()
+    block = allocator.malloc(11 * MIB)
+    assert allocator.reserved == 12 * MIB
+    assert block.size == 12 * MIB  # exactly 1 MiB would remain, which does not split
+    assert CachingAllocator().malloc(10 * MIB + 1).size == 12 * MIB - (12 * MIB - 10 * MIB - 512)  # 2 MiB less 512 B remain and split
+
+
+def test_best_fit_takes_the_smallest_block_then_the_lowest_address() -> None:
+    allocator = CachingAllocator()
+    big, small, other = allocator.malloc(40 * MIB), allocator.malloc(30 * MIB), allocator.malloc(30 * MIB)
+    for block in (big, other, small):
+        allocator.free(block)
+    assert allocator.malloc(29 * MIB + 512).address == small.address
+    assert allocator.malloc(30 * MIB).address == other.address
+    assert allocator.reserved == 100 * MIB
+
+
+def test_freed_neighbours_merge_and_the_segment_serves_a_larger_request() -> None:
+    allocator = CachingAllocator()
+    blocks = [allocator.malloc(5 * MIB) for _ in range(4)]
+    assert allocator.reserved == 20 * MIB
+    for block in (blocks[0], blocks[2], blocks[1], blocks[3]):
+        allocator.free(block)
+    assert allocator.malloc(19 * MIB).size == 20 * MIB
+    assert allocator.reserved == 20 * MIB
+
+
+def test_a_full_device_returns_cached_segments_before_it_fails() -> None:
+    allocator = CachingAllocator(AllocatorSettings(limit_bytes=100 * MIB))
+    first = allocator.malloc(60 * MIB)
+    allocator.free(first)
+    assert allocator.malloc(80 * MIB).size == 80 * MIB
+    assert (allocator.reserved, allocator.num_retries) == (80 * MIB, 1)
+    with pytest.raises(OutOfMemory, match=r"tried to allocate 30\.0 MiB"):
+        allocator.malloc(30 * MIB)
+
+
+def test_split_segments_cannot_be_returned() -> None:
+    allocator = CachingAllocator(AllocatorSettings(limit_bytes=60 * MIB))
+    kept, other = allocator.malloc(20 * MIB), allocator.malloc(40 * MIB)
+    allocator.free(other)
+    small = allocator.malloc(12 * MIB)
+    assert small.address == other.address
+    with pytest.raises(OutOfMemory):
+        allocator.malloc(30 * MIB)
+    assert allocator.inactive_split_bytes() == 28 * MIB
+    assert kept.size == 20 * MIB
+
+
+def test_expandable_segments_grow_in_pages_and_split_to_512() -> None:
+    allocator = CachingAllocator(EXPANDABLE)
+    assert allocator.malloc(11 * MIB).size == 11 * MIB
+    assert allocator.reserved == 20 * MIB
+    assert allocator.malloc(30 * MIB).size == 30 * MIB
+    assert allocator.reserved == 60 * MIB  # 9 MiB were left at the end: two more pages make 49
+    assert len(allocator.segments) == 1
+
+
+def test_max_split_size_keeps_large_blocks_whole() -> None:
+    plain, limited = CachingAllocator(), CachingAllocator(AllocatorSettings(max_split_bytes=64 * MIB))
+    for allocator in (plain, limited):
+        allocator.free(allocator.malloc(100 * MIB))
+        allocator.malloc(10 * MIB)
+    assert plain.reserved == 100 * MIB
+    assert limited.reserved == 110 * MIB
+    limited.malloc(75 * MIB)  # 25 MiB smaller than the cached 100: beyond the oversize tolerance of 20 MiB
+    assert limited.reserved == 110 * MIB + 76 * MIB
+
+
+def test_roundup_power2_divisions() -> None:
+    allocator = CachingAllocator(AllocatorSettings(roundup_power2_divisions=4))
+    assert [allocator.malloc(n).size for n in (1200 * 1024, 1 << 22)] == [1280 * 1024, 1 << 22]
+
+
+def test_garbage_collection_returns_the_oldest_cached_segment_first() -> None:
+    allocator = CachingAllocator(AllocatorSettings(limit_bytes=200 * MIB, garbage_collection_threshold=0.5))
+    old, new = allocator.malloc(40 * MIB), allocator.malloc(50 * MIB)
+    allocator.free(old)
+    allocator.free(new)
+    allocator.malloc(60 * MIB)
+    assert allocator.reserved == 60 * MIB  # 90 cached + 60 > 100: the older goes; 50 + 60 > 100 still: the newer goes too
+
+
+@pytest.mark.parametrize("text", ["max_split_size_mb:10", "expandable_segments:maybe", "backend:cudaMallocAsync", "nonsense:1", "roundup_power2_divisions:3", "garbage_collection_threshold:2"])
+def test_bad_settings_are_refused_in_one_line(text: str) -> None:
+    with pytest.raises(InputError) as caught:
+        parse_settings(text)
+    assert "\n" not in str(caught.value)
+    assert text.split(":")[0] in str(caught.value)
+
+
+def test_settings_are_read_as_pytorch_writes_them() -> None:
+    assert parse_settings("expandable_segments:True, max_split_size_mb:128") == AllocatorSettings(expandable_segments=True, max_split_bytes=128 * MIB)
+
+
+SIZES = st.one_of(st.integers(1, 4096), st.integers(1, 3 * MIB), st.integers(MIB, 80 * MIB))
+
+
+@settings(max_examples=150, deadline=None)
+@given(sizes=st.lists(SIZES, min_size=1, max_size=60), choices=st.randoms(use_true_random=False), expandable=st.booleans(), divisions=st.sampled_from([0, 1, 4, 8]))
+def test_blocks_never_overlap_and_bytes_are_conserved(sizes: list[int], choices, expandable: bool, divisions: int) -> None:  # noqa: ANN001
+    allocator = CachingAllocator(AllocatorSettings(expandable_segments=expandable, roundup_power2_divisions=divisions))
+    held: list[Block] = []
+    for size in sizes:
+        if held and choices.random() < 0.4:
+            allocator.free(held.pop(choices.randrange(len(held))))
+        block = allocator.malloc(size)
+        assert block.size >= size
+        held.append(block)
+        spans = sorted((b.address, b.address + b.size) for b in held)
+        assert all(first[1] <= second[0] for first, second in zip(spans, spans[1:], strict=False))
+        assert allocator.allocated == sum(b.size for b in held)
+        assert allocator.reserved == sum(s.size for s in allocator.segments.values()) >= allocator.allocated
+    for block in held:
+        allocator.free(block)
+    assert allocator.allocated == allocator.inactive_split_bytes() == 0
+    cached = allocator.reserved
+    assert allocator.empty_cache() == cached
+    assert allocator.reserved == 0
