@@ -70,7 +70,7 @@ def source_hash(config: Shipped, triton_version: str) -> str:
         sorted(config.constexprs.items()),
         config.num_warps,
         config.num_stages,
-        config.unaligned,
+        config.aligned,
         sorted(config.options.items()),
         config.forbidden,
     )

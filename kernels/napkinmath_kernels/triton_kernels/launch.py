@@ -24,9 +24,9 @@ class Shipped:
     """One configuration that a GPU user can meet: what the compile gate compiles, and the properties it holds it to.
 
     Arguments named `*_ptr` are pointers to bf16 and the rest `i32`, unless `types` says otherwise; `constexprs` fixes the others.
-    Pointers, strides and `hidden` are taken as multiples of 16, as callers pass them, which is what makes wide loads legal;
-    `unaligned` takes names out. `values_per_program` and `max_instructions_per_value` bound straight-line kernels. `forbidden` is a
-    pattern of instructions that must not appear, and `options` are further compiler options.
+    Pointers, strides, `hidden` and what `aligned` names are multiples of 16, as callers pass them, which makes wide loads legal.
+    `values_per_program` and `max_instructions_per_value` bound straight-line kernels. `forbidden` is a pattern of instructions that
+    must not appear, and `options` are further compiler options.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Shipped:
     num_warps: int
     num_stages: int
     types: Mapping[str, str] = field(default_factory=dict)
-    unaligned: tuple[str, ...] = ()
+    aligned: tuple[str, ...] = ()
     architectures: tuple[int, ...] = ALL_ARCHITECTURES
     has_dot: bool = False
     values_per_program: int = 0
@@ -51,10 +51,8 @@ class Shipped:
 
     def aligned_positions(self) -> list[int]:
         """Positions of the arguments that are multiples of 16."""
-        wide = ("_ptr", "_stride", "hidden")
-        return [
-            i for i, name in enumerate(self.kernel.arg_names) if name.endswith(wide) and name not in (*self.unaligned, *self.constexprs)
-        ]
+        suffixes = ("_ptr", "_stride", "hidden", *self.aligned)
+        return [i for i, name in enumerate(self.kernel.arg_names) if name.endswith(suffixes) and name not in self.constexprs]
 
 
 def _shadow(tensor: torch.Tensor) -> torch.Tensor:
