@@ -101,10 +101,11 @@ def _efficient_workspace(t: Tape, q: Value) -> list[Tensor]:
 
 def eager_attention(
     t: Tape, q: Value, k: Value, v: Value, *, groups: Size, mask: Value | None, dropout_p: float = 0.0, scaled: bool = True, capped: bool = False, contiguous: bool = False,
+    fp32_softmax: bool = True,
 ) -> Value:  # fmt: skip
     """transformers' eager_attention_forward: scores in the model's type, softmax in fp32, every step a tensor of b·a·s².
 
-    `capped`: scores pass through a tanh (Gemma 2). `contiguous`: q and k lie in memory as (rows, heads, length, size), not
+    `capped`: scores pass through a tanh (Gemma 2). `fp32_softmax` false is the encoders' form (BERT, ViT). `contiguous`: q and k lie in memory as (rows, heads, length, size), not
     as a transposed view of a projection. The probabilities are returned to the layer, which holds them until it returns.
     Source: transformers 5.23 models/llama/modeling_llama.py and models/gemma2/modeling_gemma2.py eager_attention_forward.
     """
@@ -122,7 +123,7 @@ def eager_attention(
         if mask is not None:
             weights = add(t, weights, Value(mask.tensor, scores, mask.dtype))
         frame.local(weights)  # bound to its name until the softmax and its cast are done
-        scored, weights = weights, cast(t, softmax(t, weights, dtype=FP32), q.dtype)
+        scored, weights = weights, cast(t, softmax(t, weights, dtype=FP32 if fp32_softmax else None), q.dtype)
         frame.release(scored)
         weights = dropout(t, weights, dropout_p)
         frame.local(weights)

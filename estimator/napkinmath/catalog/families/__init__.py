@@ -13,6 +13,10 @@ if TYPE_CHECKING:
 # model_type -> "module:function"; imported when asked for, so that one estimate loads one family.
 FAMILIES: dict[str, str] = {
     "llama": "llama:llama",
+    "bert": "bert:bert",
+    "roberta": "bert:roberta",
+    "xlm-roberta": "bert:roberta",
+    "distilbert": "bert:distilbert",
     "deepseek_v2": "deepseek:deepseek_v2",
     "deepseek_v3": "deepseek:deepseek_v3",
     "gpt_oss": "gpt_oss:gpt_oss",
