@@ -14,7 +14,9 @@ from napkinmath.units import format_bytes, format_count
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.estimate import Estimate
+    from typing import Any
+
+    from napkinmath.estimate import Estimate, Range
     from napkinmath.expr import Size
     from napkinmath.timeline import Point, TensorInfo, Timeline
 
@@ -53,9 +55,19 @@ LABELS: dict[str, str] = {
     "context": "device context",
 }
 _BY_ROLE: dict[Role, str] = {
-    Role.QUANTIZATION: "quantization", Role.ADAPTERS: "adapters", Role.MASTER: "master", Role.GRADIENTS: "gradients", Role.OPTIMIZER: "optimizer", Role.ACTIVATION_GRADIENTS: "activation_gradients",
-    Role.LOGITS: "logits", Role.WORKSPACE: "workspace", Role.COMMUNICATION: "communication", Role.UNEXPLAINED: "unexplained", Role.SLACK: "slack", Role.CONTEXT: "context",
-}  # fmt: skip
+    Role.QUANTIZATION: "quantization",
+    Role.ADAPTERS: "adapters",
+    Role.MASTER: "master",
+    Role.GRADIENTS: "gradients",
+    Role.OPTIMIZER: "optimizer",
+    Role.ACTIVATION_GRADIENTS: "activation_gradients",
+    Role.LOGITS: "logits",
+    Role.WORKSPACE: "workspace",
+    Role.COMMUNICATION: "communication",
+    Role.UNEXPLAINED: "unexplained",
+    Role.SLACK: "slack",
+    Role.CONTEXT: "context",
+}
 # Parts of a module path that say what a layer's tensor is for; the innermost one decides.
 _PARTS = (
     ("norm", "norm"),
@@ -182,6 +194,17 @@ def components_of(estimate: Estimate) -> tuple[Component, ...]:
     where = estimate.hardware.gpu.name if estimate.hardware is not None else "a typical GPU"
     rows.append(_extra("context", Role.CONTEXT, device - reserved, f"CUDA context, kernels: {where}"))
     return tuple(rows)
+
+
+def headroom(estimate: Estimate) -> Range | None:
+    """Bytes left beside tensors and context once the allocator has returned its cache, and its range; None where no device is named."""
+    from napkinmath.estimate import Range
+
+    hardware, allocated = estimate.hardware, estimate.memory.allocated
+    if hardware is None:
+        return None
+    low, high = hardware.usable_range
+    return Range(low=low - allocated.high, value=hardware.usable_bytes - allocated.value, high=high - allocated.low)
 
 
 def _extra(key: str, role: Role, nbytes: int, origin: str) -> Component:
@@ -313,12 +336,19 @@ def _shapes(held: Held, checkpoints: str) -> str:
 
 def shape_text(tensor: TensorInfo) -> str:
     """'b·s·h' where the axes are symbols, '4·2048·4096' where they are numbers, else the size."""
-    if not isinstance(tensor.axes, tuple) or not tensor.axes:
+    axes = tensor_axes(tensor)
+    if not axes:
         return format_bytes(tensor.nbytes)
-    axes: tuple[Size, ...] = tensor.axes  # pyright: ignore[reportUnknownVariableType]
     if any(isinstance(axis, Expr) for axis in axes):
         return render(product(axes))
     return "·".join(str(axis) for axis in axes if axis != 1) or "1"
+
+
+def tensor_axes(tensor: TensorInfo) -> tuple[Size, ...]:
+    """The axes of a tensor; empty where the timeline does not know them."""
+    axes: Any = tensor.axes
+    found: tuple[Size, ...] = tuple(axes) if isinstance(axes, (tuple, list)) else ()
+    return found
 
 
 def _short(value: float) -> str:

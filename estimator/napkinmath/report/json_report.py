@@ -10,7 +10,7 @@ from enum import Enum
 from napkinmath.allocator import UNLIMITED
 from napkinmath.record import Record
 from napkinmath.report import curve
-from napkinmath.report.components import components_of
+from napkinmath.report.components import components_of, headroom
 from napkinmath.report.words import operation
 
 TYPE_CHECKING = False
@@ -44,7 +44,7 @@ def as_mapping(e: Estimate) -> dict[str, Any]:
         "hardware": _hardware(e.hardware) if e.hardware is not None else None,
         "verdict": e.verdict.value,
         "exit_code": e.verdict.exit_code,
-        "headroom_bytes": headroom_bytes(e),
+        "headroom": _range(spare) if (spare := headroom(e)) is not None else None,
         "memory": _memory(e),
         "peak": {**_point(e, e.peak), "operation": operation(e.timeline, e.peak) or None},
         "phase_peaks": [_point(e, point) for point in e.phase_peaks.values()],
@@ -62,13 +62,6 @@ def as_mapping(e: Estimate) -> dict[str, Any]:
     }
 
 
-def headroom_bytes(e: Estimate) -> int | None:
-    """Bytes left beside the tensors and the context once the allocator has returned its cache; None where no device is named."""
-    if e.hardware is None:
-        return None
-    return e.hardware.memory_bytes - e.hardware.others_bytes[0] - e.hardware.context_bytes - int(e.memory.allocated.value)
-
-
 def plain(value: Any) -> Any:
     """Records as objects, enums by value, tuples as lists."""
     if isinstance(value, Enum):
@@ -83,9 +76,14 @@ def plain(value: Any) -> Any:
 def _model(e: Estimate) -> dict[str, Any]:
     spec = e.spec
     return {
-        "name": spec.name, "family": spec.family, "source": spec.source, "num_parameters": e.num_parameters, "num_trained": e.num_trained, "num_layers": spec.num_layers,
+        "name": spec.name,
+        "family": spec.family,
+        "source": spec.source,
+        "num_parameters": e.num_parameters,
+        "num_trained": e.num_trained,
+        "num_layers": spec.num_layers,
         "symbols": {name: value for name, value in e.step.symbols.items()},
-    }  # fmt: skip
+    }
 
 
 def _resolved(e: Estimate) -> dict[str, Any]:
@@ -102,9 +100,14 @@ def _resolved(e: Estimate) -> dict[str, Any]:
 def _hardware(hardware: Hardware) -> dict[str, Any]:
     gpu = hardware.gpu
     return {
-        "gpu": gpu.name, "memory_bytes": hardware.memory_bytes, "others_bytes": hardware.others_bytes[0], "context_bytes": hardware.context_bytes, "usable_bytes": hardware.usable_bytes,
-        "bandwidth_bytes_per_s": gpu.bandwidth_bytes_per_s, "dense_flops_per_s": {name: rate for name, rate in gpu.dense_flops},
-    }  # fmt: skip
+        "gpu": gpu.name,
+        "memory_bytes": hardware.memory_bytes,
+        "others_bytes": hardware.others_bytes[0],
+        "context_bytes": hardware.context_bytes,
+        "usable_bytes": hardware.usable_bytes,
+        "bandwidth_bytes_per_s": gpu.bandwidth_bytes_per_s,
+        "dense_flops_per_s": {name: rate for name, rate in gpu.dense_flops},
+    }
 
 
 def _memory(e: Estimate) -> dict[str, Any]:
@@ -145,9 +148,11 @@ def _component(row: Any) -> dict[str, Any]:
 def _curve(e: Estimate) -> dict[str, Any]:
     drawn = curve.envelope(e.timeline, CURVE_COLUMNS)
     return {
-        "axis": "seconds" if drawn.in_seconds else "events", "extent": drawn.extent, "nbytes": list(drawn.values),
+        "axis": "seconds" if drawn.in_seconds else "events",
+        "extent": drawn.extent,
+        "nbytes": list(drawn.values),
         "phases": [{"phase": s.phase.value, "start": s.start, "end": s.end, "nbytes": s.nbytes} for s in drawn.spans],
-    }  # fmt: skip
+    }
 
 
 def _time(e: Estimate) -> dict[str, Any] | None:
@@ -155,7 +160,17 @@ def _time(e: Estimate) -> dict[str, Any] | None:
     if time is None:
         return None
     return {
-        "seconds": time.seconds, "tokens": time.tokens, "tokens_per_s": time.tokens_per_s, "mfu": time.mfu, "hfu": time.hfu, "model_flops": time.model_flops,
-        "hardware_flops": time.hardware_flops, "peak_flops_per_s": time.peak_flops_per_s, "shares": {bound: time.share(bound) for bound in BOUNDS},
-        "phases": [{"phase": p.phase.value, "seconds": p.seconds, "device_s": p.device_s, "host_s": p.host_s, "bound": p.bound} for p in time.phases],
-    }  # fmt: skip
+        "seconds": time.seconds,
+        "tokens": time.tokens,
+        "tokens_per_s": time.tokens_per_s,
+        "mfu": time.mfu,
+        "hfu": time.hfu,
+        "model_flops": time.model_flops,
+        "hardware_flops": time.hardware_flops,
+        "peak_flops_per_s": time.peak_flops_per_s,
+        "shares": {bound: time.share(bound) for bound in BOUNDS},
+        "phases": [
+            {"phase": p.phase.value, "seconds": p.seconds, "device_s": p.device_s, "host_s": p.host_s, "bound": p.bound}
+            for p in time.phases
+        ],
+    }

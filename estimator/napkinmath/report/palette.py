@@ -10,9 +10,21 @@ from napkinmath.ledger import Role
 
 # From the bottom of a stacked plot to its top: what never moves first.
 STACK: tuple[Role, ...] = (
-    Role.WEIGHTS, Role.QUANTIZATION, Role.ADAPTERS, Role.MASTER, Role.OPTIMIZER, Role.GRADIENTS, Role.COMMUNICATION, Role.ACTIVATIONS, Role.ACTIVATION_GRADIENTS, Role.LOGITS, Role.WORKSPACE,
-    Role.UNEXPLAINED, Role.SLACK, Role.CONTEXT,
-)  # fmt: skip
+    Role.WEIGHTS,
+    Role.QUANTIZATION,
+    Role.ADAPTERS,
+    Role.MASTER,
+    Role.OPTIMIZER,
+    Role.GRADIENTS,
+    Role.COMMUNICATION,
+    Role.ACTIVATIONS,
+    Role.ACTIVATION_GRADIENTS,
+    Role.LOGITS,
+    Role.WORKSPACE,
+    Role.UNEXPLAINED,
+    Role.SLACK,
+    Role.CONTEXT,
+)
 
 COLORS: dict[Role, str] = {
     Role.WEIGHTS: "#4477aa",

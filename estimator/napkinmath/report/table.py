@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from napkinmath.estimate import Verdict
+from napkinmath.ledger import Role
 from napkinmath.report import curve, words
-from napkinmath.report.components import components_of
+from napkinmath.report.components import LABELS, components_of, headroom
 from napkinmath.report.palette import BAD, COLORS, GOOD, UNSURE
 from napkinmath.report.screen import Screen, bar, is_unicode, sparkline, standard_output, terminal_width, wants_color
 from napkinmath.units import GIB, MIB, format_bytes, format_seconds
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
     from napkinmath.report.components import Component
 
 INDENT = 13
-MOST_FITS = 12
+LEAST_SHARE = 0.001  # of the device figure, below which a part of the activations has no line of its own
+MOST_NAMES, MOST_SIZES = 2, 6
 _VERDICTS = {
     Verdict.FITS: ("FITS", GOOD),
     Verdict.DOES_NOT_FIT: ("DOES NOT FIT", BAD),
@@ -69,19 +71,28 @@ def _head(screen: Screen, e: Estimate) -> None:
 
 def _verdict(screen: Screen, e: Estimate) -> None:
     text, style = _VERDICTS[e.verdict]
+    spare = headroom(e)
+    if e.hardware is not None and spare is not None:
+        cached = e.hardware.usable_bytes - e.memory.reserved.value
+        of = f"of {_gib(e.hardware.memory_bytes)} GiB"
+        if e.verdict is Verdict.UNKNOWN:
+            how, more = f"between {_gib(-spare.low)} GiB too much and {_gib(spare.high)} GiB to spare {of}", ""
+        elif e.verdict is Verdict.FITS:
+            how = f"{_gib(spare.value)} GiB to spare {of} ({_gib(spare.low)}-{_gib(spare.high)})"
+            more = (
+                f"{_gib(cached)} beside the allocator's cache"
+                if cached >= 0
+                else "only where the allocator returns its cache, which costs time"
+            )
+        else:
+            how, more = f"{_gib(-spare.value)} GiB too much for {_gib(e.hardware.memory_bytes)} GiB", ""
+        fitting = len(text) + len(how) + len(more) + 8 <= screen.width
+        screen.line("  ", (text, f"bold {style}"), f"   {how}", (f"   {more}" if fitting else "", "dim"))
     memory = e.memory
-    if e.hardware is not None:
-        free = e.hardware.memory_bytes - e.hardware.others_bytes[0]
-        spare = free - memory.device.value
-        least, most = free - memory.device.high, free - memory.device.low
-        how = f"{_gib(spare)} GiB to spare" if spare >= 0 else f"{_gib(-spare)} GiB too much"
-        screen.line(
-            "  ", (text, f"bold {style}"), f"   {how} of {_gib(free)} GiB", (f"   spare between {_gib(least)} and {_gib(most)}", "dim")
-        )
     figures = [
         _figure(name, value) for name, value in (("allocated", memory.allocated), ("reserved", memory.reserved), ("device", memory.device))
     ]
-    screen.flow("  memory", [*figures, "GiB"], indent=INDENT)
+    screen.flow("  memory", [*figures[:-1], figures[-1] + " GiB"], indent=INDENT)
 
 
 def _figure(name: str, value: Range) -> str:
@@ -99,23 +110,37 @@ def _peak(screen: Screen, e: Estimate) -> None:
 # ---------------------------------------------------------------- what it is made of
 
 
-def _components(screen: Screen, rows: tuple[Component, ...]) -> None:
-    total = sum(row.nbytes for row in rows)
+def _components(screen: Screen, components: tuple[Component, ...]) -> None:
+    total = sum(row.nbytes for row in components)
+    rows = _folded(components, total)
     unit, name = (GIB, "GiB") if total >= GIB else (MIB, "MiB")
     labels = max(len(row.label) for row in rows)
-    bar_width = max(8, min(24, screen.width - labels - 52))
+    bar_width = max(8, min(24, screen.width - labels - 56))
     screen.line((f"  {'at the peak'.ljust(labels)} {name:>8}  {'':{bar_width}} where it comes from", "dim"))
     largest = max(row.nbytes for row in rows) or 1
     for row in rows:
-        if row.nbytes == 0:
-            continue
         drawn = bar(max(row.nbytes, 0) / largest, bar_width, unicode=screen.unicode)
-        screen.line(
-            f"  {row.label.ljust(labels)} {_amount(row.nbytes, unit):>8}  ",
-            (drawn.ljust(bar_width), COLORS[row.role]),
-            (f" {words.printable(row.origin)}", "dim"),
-        )
+        left = f"  {row.label.ljust(labels)} {_amount(row.nbytes, unit):>8}  "
+        screen.line(left, (drawn.ljust(bar_width), COLORS[row.role]), (f" {words.printable(row.origin)}", "dim"))
     screen.line((f"  {'on the device'.ljust(labels)} {_amount(total, unit):>8}", "bold"))
+
+
+def _folded(rows: tuple[Component, ...], total: int) -> list[Component]:
+    """The rows with bytes, in the order of the table; parts of the activations too small to see become one row."""
+    shown: list[Component] = []
+    small: list[Component] = []
+    for row in rows:
+        if row.nbytes:
+            (small if row.role is Role.ACTIVATIONS and row.nbytes < LEAST_SHARE * total else shown).append(row)
+    if len(small) < 2:
+        return [row for row in rows if row.nbytes]
+    number, nbytes = sum(row.num_tensors for row in small), sum(row.nbytes for row in small)
+    parts = ", ".join(row.label.partition(": ")[2] for row in small)
+    folded = small[0].replace(
+        key="activations.other", label=LABELS["activations.other"], nbytes=nbytes, num_tensors=number, origin=f"{number} tensors: {parts}"
+    )
+    order = list(LABELS)
+    return sorted([*shown, folded], key=lambda row: order.index(row.key))
 
 
 def _amount(nbytes: int, unit: int) -> str:
@@ -161,14 +186,19 @@ def _speed(screen: Screen, e: Estimate) -> None:
 
 
 def _changes(screen: Screen, changes: tuple[Change, ...]) -> None:
+    flags = max((len(change.flag) for change in changes), default=0)
     for number, change in enumerate(changes):
-        speed = "" if change.speed_ratio is None else f"{_tempo(change.speed_ratio):>12}"
+        speed = "" if change.speed_ratio is None else _tempo(change.speed_ratio)
+        saved = "-" + format_bytes(change.saved_bytes)
         label = "  save more" if number == 0 else ""
+        meaning = words.printable(change.meaning)
+        room = screen.width - INDENT - len(f"{saved:<10}{speed:<12}") - flags - 4
+        flag = words.printable(change.flag)
         screen.line(
             (label.ljust(INDENT), "dim"),
-            f"-{format_bytes(change.saved_bytes):>8} {speed}   ",
-            (words.printable(change.flag), "bold"),
-            (f"  {words.printable(change.meaning)}", "dim"),
+            f"{saved:<10} {speed:<12} ",
+            (flag.ljust(flags), "bold"),
+            (f"  {meaning}" if len(meaning) <= room else "", "dim"),
         )
 
 
@@ -178,24 +208,35 @@ def _tempo(ratio: float) -> str:
 
 
 def _fits(screen: Screen, e: Estimate) -> None:
-    fits = e.fits_on
-    good = [fit for fit in fits if fit.verdict is Verdict.FITS]
-    unsure = [fit for fit in fits if fit.verdict is Verdict.UNKNOWN]
-    if not fits:
-        return
+    own = e.hardware.gpu.name if e.hardware is not None else ""
+    good = [fit for fit in e.fits_on if fit.verdict is Verdict.FITS and fit.gpu != own]
+    unsure = [fit for fit in e.fits_on if fit.verdict is Verdict.UNKNOWN and fit.gpu != own]
     label = "  also fits" if e.verdict is Verdict.FITS else "  fits"
-    if good:
-        named = [_gpu(fit) for fit in good[:MOST_FITS]]
-        more = [f"and {len(good) - MOST_FITS} larger"] if len(good) > MOST_FITS else []
-        screen.flow(label, [*named, *more], indent=INDENT, separator=", ")
-    else:
-        screen.flow(label, [f"none of the {len(fits)} GPUs in the catalog"], indent=INDENT)
+    screen.flow(
+        label,
+        _by_size(good)
+        or [f"none of the other {len(e.fits_on)} GPUs in the catalog" if own else f"none of the {len(e.fits_on)} GPUs in the catalog"],
+        indent=INDENT,
+    )
     if unsure:
-        screen.flow("  perhaps", [_gpu(fit) for fit in unsure[:MOST_FITS]], indent=INDENT, separator=", ")
+        screen.flow("  perhaps", _by_size(unsure), indent=INDENT)
 
 
-def _gpu(fit: Fit) -> str:
-    return f"{fit.gpu} ({fit.capacity_bytes / GIB:.0f})"
+def _by_size(fits: list[Fit]) -> list[str]:
+    """'16 GiB T4, A16 +9': GPUs of one size together, those with the shortest names first, the smallest few sizes."""
+    from napkinmath.catalog.gpus import load_gpus
+
+    nominal = {gpu.name: gpu.nominal_bytes for gpu in load_gpus()}
+    sizes: dict[int, list[str]] = {}
+    for fit in fits:
+        sizes.setdefault(round(nominal.get(fit.gpu, fit.capacity_bytes) / GIB), []).append(fit.gpu)
+    order = sorted(sizes)
+    texts: list[str] = []
+    for size in order[:MOST_SIZES]:
+        names = sorted(sizes[size], key=len)
+        texts.append(f"{size} GiB {', '.join(names[:MOST_NAMES])}{f' +{len(names) - MOST_NAMES}' if len(names) > MOST_NAMES else ''}")
+    larger = sum(len(sizes[size]) for size in order[MOST_SIZES:])
+    return [*texts, *([f"and {larger} from {order[MOST_SIZES]} to {order[-1]} GiB"] if larger else [])]
 
 
 # ---------------------------------------------------------------- numbers
