@@ -124,6 +124,11 @@ class Estimate:
         return self._once("breakdown", lambda: self.timeline.breakdown(self.peak))
 
     @property
+    def host_bytes(self) -> int:
+        """Host memory of everything offloaded, at its peak; 0 where nothing is."""
+        return self._once("host", self.timeline.host_peak)
+
+    @property
     def num_parameters(self) -> int:
         """Parameters of the base model, tied ones once."""
         return self._once("parameters", lambda: count_parameters(self.step)[0])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from napkinmath.ledger import ALLOC, BATCH, FREE, TAKE, Block, Phase, Role, Tensor, Value
-from napkinmath.lowering.autograd import Backward, forward_events, saved_tensors
+from napkinmath.lowering.autograd import saved_tensors
+from napkinmath.lowering.recompute import arrange
+from napkinmath.lowering.units import Unit
 from napkinmath.model_spec import ModelSpec, Stage
 from napkinmath.tape import Tape
 
@@ -75,10 +77,14 @@ def record_runs(spec: ModelSpec, policy: Policy) -> tuple[list[Run], dict[str, V
     shared: dict[str, Value] = {}
     sizes = dict(spec.symbols)
     incoming: Value | None = None
-    for stage in spec.stages:
+    recorded: dict[tuple[object, ...], Block] = {}
+    for stage in arrange(spec, policy.config.recompute):
         done = 0
         while done < stage.count:
-            block = record_block(stage, policy, incoming, shared, {**sizes, **dict(stage.symbols)})
+            key = (stage.replace(count=1), incoming and (incoming.axes, incoming.dtype, incoming.requires_grad), tuple(shared.items()))
+            block = recorded.get(key)
+            if block is None:
+                block = recorded[key] = record_block(stage, policy, incoming, shared, {**sizes, **dict(stage.symbols)})
             output = block.output
             steady = output is not None and incoming is not None and output.dtype is incoming.dtype and output.requires_grad == incoming.requires_grad
             count = stage.count - done if steady else 1
@@ -141,11 +147,11 @@ def lower_micro_step(runs: list[Run], shared: dict[str, Value], policy: Policy, 
     cached: list[Segment] = []
     chain = Chain("hidden states between blocks", Role.ACTIVATIONS)
     releases = shared_releases(runs, shared, policy)
+    units = [Unit(run.block, run.stage, policy) for run in runs]
     for index, run in enumerate(runs):
         block = run.block
         events: list[Event] = [(FREE, tensor) for tensor in releases.get((Phase.FORWARD, index), ())]
-        checkpoint = policy.recomputes and run.stage.checkpointed
-        forward = forward_events(block, keep=not checkpoint, holds_input=checkpoint, cached=block.cached)
+        forward = units[index].forward()
         if block.input is not None:
             events.append(chain.take(block.input.tensor))
         events += forward.events
@@ -155,7 +161,7 @@ def lower_micro_step(runs: list[Run], shared: dict[str, Value], policy: Policy, 
             cached.append(Segment(f"end of autocast, {run.name}", Phase.FORWARD, [(FREE, t) for t in forward.until_end], run.count, run.stage.symbols))
         segments.append(Segment(run.name, Phase.FORWARD, events, run.count, run.stage.symbols))
     segments += cached
-    segments += _lower_backward(runs, policy, releases, accumulate=accumulate)
+    segments += _lower_backward(runs, units, releases, accumulate=accumulate)
     ends: list[Event] = [(FREE, tensor) for tensor in releases.get((Phase.STEP, 0), ())]
     if chain.held is not None:
         ends.append((FREE, chain.held))  # the loss
@@ -184,7 +190,7 @@ def shared_releases(runs: list[Run], shared: dict[str, Value], policy: Policy) -
     return found
 
 
-def _lower_backward(runs: list[Run], policy: Policy, releases: dict[tuple[Phase, int], list[Tensor]], *, accumulate: bool) -> list[Segment]:
+def _lower_backward(runs: list[Run], units: list[Unit], releases: dict[tuple[Phase, int], list[Tensor]], *, accumulate: bool) -> list[Segment]:
     loss = runs[-1].block.output
     if loss is None or not loss.requires_grad:
         return []
@@ -201,16 +207,8 @@ def _lower_backward(runs: list[Run], policy: Policy, releases: dict[tuple[Phase,
         events: list[Event] = []
         incoming = Tensor("incoming gradient", block.output.axes, block.output.dtype, Role.ACTIVATION_GRADIENTS, block.name)
         events.append(chain.take(incoming))
-        checkpoint = policy.recomputes and run.stage.checkpointed
-        recompute = forward_events(block, keep=True, holds_input=True, stop_early=not policy.reentrant).events if checkpoint else []
-        if policy.reentrant:  # CheckpointFunction.backward runs the forward first
-            events += recompute
-            recompute = []
-        backward = Backward(block, accumulate=accumulate, filled=frozenset(filled), keeps_input=checkpoint, recompute=recompute)
-        result = backward.run(incoming)
+        backward, result = units[index].backward(incoming, accumulate=accumulate, filled=frozenset(filled))
         events += backward.events
-        if checkpoint and policy.reentrant:  # the recomputed output is a local of CheckpointFunction.backward
-            events.append((FREE, block.output.tensor))
         if result is not None and block.input is not None:
             events.append(chain.give(result, block.input))
         filled |= {w.tied_to for w in block.weights if w.tied_to}

@@ -16,11 +16,12 @@ if TYPE_CHECKING:
 
 
 class TensorInfo:
-    """A row of the tensor table: `requested` is `nbytes` rounded up to 512 B."""
+    """A row of the tensor table: `requested` is `nbytes` rounded up to 512 B; `host_bytes` is what it takes of the host's memory."""
 
-    __slots__ = ("axes", "dtype", "module", "name", "nbytes", "requested", "role", "source")
+    __slots__ = ("axes", "dtype", "host_bytes", "module", "name", "nbytes", "requested", "role", "source")
 
-    def __init__(self, name: str, role: Role, module: str, nbytes: int, requested: int, dtype: str = "", axes: object = (), source: str = "") -> None:
+    def __init__(self, name: str, role: Role, module: str, nbytes: int, requested: int, dtype: str = "", axes: object = (), source: str = "", host_bytes: int = 0) -> None:
+        self.host_bytes = host_bytes
         self.name, self.role, self.module, self.nbytes, self.requested, self.dtype, self.axes, self.source = name, role, module, nbytes, requested, dtype, axes, source
 
 
@@ -90,6 +91,18 @@ class Timeline:
     def peak(self) -> Point:
         """The highest requested bytes of the run."""
         return max(self.segment_peaks(), key=lambda p: p.nbytes)
+
+    def host_peak(self) -> int:
+        """The most bytes of host memory that tensors take at any time (pinned buffers and states kept there)."""
+        sizes = [t.host_bytes for t in self.tensors]
+        if not any(sizes):
+            return 0
+        base = best = 0
+        for segment in self.segments:
+            high, _, delta = segment_profile(segment, sizes)
+            best = max(best, base + (segment.repeat - 1) * max(delta, 0) + high)
+            base += segment.repeat * delta
+        return best
 
     def phase_peaks(self) -> dict[Phase, Point]:
         """The highest point of each phase that occurs, highest first."""

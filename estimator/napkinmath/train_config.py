@@ -46,6 +46,7 @@ class RecomputeKind(str, Enum):
     FULL = "full"
     EVERY = "every"
     SQRT = "sqrt"
+    INTERLEAVED = "interleaved"
     SELECTIVE = "selective"
 
 
@@ -130,24 +131,34 @@ class RecomputeConfig(Record):
 
     kind: RecomputeKind = RecomputeKind.NONE
     every: int = 1
-    """With EVERY: a checkpoint at every k-th layer, k layers recomputed together."""
+    """With EVERY: a checkpoint at every k-th layer, k layers recomputed together. With INTERLEAVED: only every k-th layer is checkpointed."""
     reentrant: bool = False
     keep: tuple[str, ...] = ("sdpa",)
-    """With SELECTIVE: operations whose outputs are kept (names as in the record: sdpa, linear, ...)."""
+    """With SELECTIVE: operations whose outputs are kept (names as in the record: sdpa, linear, ...; or modules: o_proj, ...)."""
 
     def validate(self) -> None:
         if self.every < 1:
             raise InputError(f"checkpointing every:{self.every} is not possible; use every:1 or more")
+        if self.kind is RecomputeKind.SELECTIVE and self.reentrant:
+            raise InputError("selective checkpointing needs use_reentrant=False; drop reentrant, or use full checkpointing")
 
 
 class OffloadConfig(Record):
     """What lives in host memory and crosses the host link during the step."""
 
     optimizer: bool = False
+    """Optimizer states, master weights and the update itself on the host; gradients leave the device as they are made."""
     parameters: bool = False
+    """Weights of the layers on the host, brought to the device for their forward and their backward."""
     activations: bool = False
+    """Tensors saved for the backward (of checkpointed layers: their inputs)."""
     checkpoints: bool = False
+    """Inputs of checkpointed layers (transformers' offload=True, unsloth's checkpointing)."""
     pinned: bool = True
+    style: str = "trl"
+    """Whose activation offloading: a row of lowering/saved_offload.py."""
+    prefetch: int = 1
+    """Layers whose weights are on their way while another one runs."""
 
 
 class Batch(Record):

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from napkinmath.costs import Cost
     from napkinmath.ledger import Event
+    from napkinmath.lowering.saved_offload import SavedOffload
 
 
 class Forward:
@@ -31,7 +32,7 @@ def saved_tensors(block: Block) -> set[Tensor]:
     return {tensor for op in block.ops for tensor in op.saves}
 
 
-def _frees_after(block: Block, kept: set[Tensor]) -> dict[int, list[Tensor]]:
+def _frees_after(block: Block, kept: set[Tensor], not_before: dict[Tensor, int]) -> dict[int, list[Tensor]]:
     """Which of the block's own tensors die after which operation."""
     owned = {t for op in block.ops for kind, t in op.forward if kind == ALLOC} - {t for op in block.ops for kind, t in op.forward if kind == FREE}
     if block.input is not None:
@@ -42,33 +43,39 @@ def _frees_after(block: Block, kept: set[Tensor]) -> dict[int, list[Tensor]]:
     frees: dict[int, list[Tensor]] = {}
     for tensor, index in block.last_use.items():
         if tensor in owned and tensor not in kept:
-            frees.setdefault(index, []).append(tensor)
+            frees.setdefault(max(index, not_before.get(tensor, 0)), []).append(tensor)
     return frees
 
 
-def forward_events(block: Block, *, keep: bool, holds_input: bool, cached: frozenset[Tensor] = frozenset(), stop_early: bool = False) -> Forward:
+def forward_events(
+    block: Block, *, keep: bool, holds_input: bool, cached: frozenset[Tensor] = frozenset(), stop_early: bool = False, selected: frozenset[Tensor] = frozenset(), replay: bool = False, offload: SavedOffload | None = None,
+) -> Forward:  # fmt: skip
     """The forward with its saved tensors kept, or freed as soon as nothing reads them (`keep=False`, checkpointing).
 
     `holds_input`: the input is a checkpoint and stays until the block's backward is done. `cached` tensors (autocast's weight casts) live to the end of the forward pass. `stop_early` ends a recomputation at the
-    last operation that saves something, as torch.utils.checkpoint does without reentrance.
+    last operation that saves something, as torch.utils.checkpoint does without reentrance. `selected` tensors outlive a checkpointed forward and are there
+    already when it is run again (`replay`); `offload` sends saved tensors to the host.
     """
-    kept = saved_tensors(block) if keep else set[Tensor]()
-    held = kept | cached
+    kept = saved_tensors(block) - (offload.gone if offload is not None else set()) if keep else set[Tensor]()
+    held = kept | cached if replay else kept | cached | selected
     if block.input is not None and holds_input:
         held = held | {block.input.tensor}
-    frees = _frees_after(block, held)
+    frees = _frees_after(block, held, offload.released_after() if offload is not None else {})
     last = max((i for i, op in enumerate(block.ops) if op.saves), default=-1) if stop_early else len(block.ops) - 1
     events: list[Event] = []
-    alive: dict[Tensor, None] = {}
+    alive: dict[Tensor, None] = dict.fromkeys(selected if replay else ())
     for index, op in enumerate(block.ops[: last + 1]):
-        for step in op.forward:
-            events.append(step)
-            if step[0] == ALLOC:
-                alive[step[1]] = None
-            else:
-                alive.pop(step[1], None)
-        if op.costs:
-            events.append((RUN, Work(op, op.costs, False)))
+        if not (replay and any(tensor in selected for _, tensor in op.forward)):
+            for step in op.forward:
+                events.append(step)
+                if step[0] == ALLOC:
+                    alive[step[1]] = None
+                else:
+                    alive.pop(step[1], None)
+            if op.costs:
+                events.append((RUN, Work(op, op.costs, False)))
+        for reload in offload.reloads.get(index, ()) if offload is not None else ():
+            events += [(ALLOC, reload.host), (RUN, Work(None, (offload.copy(reload, to_host=True),), False))]  # type: ignore[union-attr]
         for tensor in frees.get(index, ()):
             events.append((FREE, tensor))
             alive.pop(tensor, None)
@@ -90,8 +97,9 @@ class _Pending:
 class Backward:
     """Runs the engine over one block; `events` grows in the order in which the device sees them."""
 
-    def __init__(self, block: Block, *, accumulate: bool = False, filled: frozenset[str] = frozenset(), first_external: bool = True, keeps_input: bool = False, recompute: Sequence[Event] = ()) -> None:
+    def __init__(self, block: Block, *, accumulate: bool = False, filled: frozenset[str] = frozenset(), first_external: bool = True, keeps_input: bool = False, recompute: Sequence[Event] = (), offload: SavedOffload | None = None) -> None:
         self.block = block
+        self.offload = offload
         self.recompute = recompute  # the forward again, run when the first node asks for a tensor it saved
         self.events: list[Event] = []
         self.accumulate = accumulate  # gradients of an earlier micro-step exist already
@@ -110,7 +118,7 @@ class Backward:
             self._hold(block.output, _Pending(incoming))
         users = self._last_savers()
         for index in range(len(block.ops) - 1, -1, -1):
-            self._node(block.ops[index])
+            self._node(index, block.ops[index])
             for tensor in users.get(index, ()):
                 self.events.append((FREE, tensor))
         gradient = self._input_gradient()
@@ -128,21 +136,26 @@ class Backward:
         owned -= {v.tensor for v in self.block.externals}
         seen: set[Tensor] = set()
         users: dict[int, list[Tensor]] = {}
+        offload = self.offload
         for index, op in enumerate(self.block.ops):
             made_forward = {g.tensor for g in op.gradients if g.tensor is not None}
-            for tensor in op.saves:
+            for tensor in op.saves if offload is None else offload.staying(index, op):
                 if tensor in owned and tensor not in seen and tensor not in made_forward:
                     seen.add(tensor)
                     users.setdefault(index, []).append(tensor)
         return users
 
-    def _node(self, op: Op) -> None:
+    def _node(self, index: int, op: Op) -> None:
         waiting = [self.at.pop(id(out), None) for out in op.outputs]
+        reloads = self.offload.reloads.get(index, ()) if self.offload is not None else ()
         if not any(waiting):
+            self.events += [(FREE, reload.host) for reload in reloads]
             return
         if self.recompute and op.saves:
             self.events.extend(self.recompute)
             self.recompute = ()
+        for reload in reloads:
+            self.events += [(ALLOC, reload.device), (RUN, Work(None, (self.offload.copy(reload, to_host=False),), True)), (FREE, reload.host)]  # type: ignore[union-attr]
         self.events.extend(op.backward)
         if op.backward_costs:
             self.events.append((RUN, Work(op, op.backward_costs, True)))
@@ -158,6 +171,7 @@ class Backward:
         for pending in waiting:
             if pending is not None:
                 self._drop(pending)
+        self.events += [(FREE, reload.device) for reload in reloads]
 
     def _hold(self, value: Value, pending: _Pending) -> None:
         pending.holders += 1

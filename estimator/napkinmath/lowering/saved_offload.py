@@ -1,0 +1,139 @@
+"""Saved tensors in host memory: autograd's pack and unpack hooks that copy them there and back.
+
+Rows of STYLES are the implementations. Sources: torch 2.13 autograd/graph.py save_on_cpu; torchtune
+training/_activation_offloading.py and its copy in TRL models/activation_offloading.py, OffloadActivations.
+"""
+
+from __future__ import annotations
+
+from napkinmath.costs import HostCopy
+from napkinmath.expr import product
+from napkinmath.ledger import Block, Role, Tensor
+from napkinmath.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from napkinmath.ledger import Op
+
+
+class OffloadStyle(Record):
+    """How one implementation treats saved tensors."""
+
+    name: str
+    meaning: str
+    weights_too: bool
+    """Weights saved by a product go to the host as well: the saved tensor is a transposed view, no longer a Parameter."""
+    repeats_stay: bool
+    """A tensor that several operations save is copied once and stays on the device for the others."""
+    smallest_bytes: int = 0
+    """Smaller tensors stay."""
+    stash: int = 0
+    """Tensors that wait for their copy on a second stream; 0 copies on the compute stream."""
+    head_stays: bool = False
+    """Nothing from the language-model head on is offloaded."""
+
+
+STYLES: dict[str, OffloadStyle] = {
+    row.name: row
+    for row in (
+        OffloadStyle(name="trl", meaning="TRL's activation_offloading", weights_too=False, repeats_stay=True, smallest_bytes=1024, stash=5, head_stays=True),
+        OffloadStyle(name="torchtune", meaning="torchtune's enable_activation_offloading", weights_too=True, repeats_stay=False, smallest_bytes=1024, stash=5, head_stays=True),
+        OffloadStyle(name="save_on_cpu", meaning="torch.autograd.graph.save_on_cpu", weights_too=True, repeats_stay=False),
+    )
+}  # fmt: skip
+
+
+def find_style(name: str) -> OffloadStyle:
+    """The row of that name; raises InputError with the nearest names."""
+    from napkinmath.errors import InputError, shown, suggest
+
+    row = STYLES.get(name)
+    if row is None:
+        raise InputError(f"offload style {shown(name)} is unknown; use one of {', '.join(STYLES)}{suggest(name, list(STYLES))}")
+    return row
+
+
+class Reload:
+    """A saved tensor's copy that exists while one operation's backward runs, and its place in host memory."""
+
+    __slots__ = ("device", "host")
+
+    def __init__(self, saved: Tensor) -> None:
+        self.device = Tensor(f"{saved.name} from the host", saved.axes, saved.dtype, Role.ACTIVATIONS, saved.module)
+        self.host = Tensor(f"{saved.name} in host memory", saved.axes, saved.dtype, Role.ACTIVATIONS, saved.module, host=True)
+
+
+class SavedOffload:
+    """What a block's forward sends to the host after which operation, and what each backward asks back."""
+
+    __slots__ = ("gone", "packed_ops", "pinned", "reloads", "releases", "stays")
+
+    def __init__(self, block: Block, style: OffloadStyle, *, pinned: bool) -> None:
+        self.pinned = pinned
+        self.reloads: dict[int, list[Reload]] = {}  # operation -> what it saved and gets back
+        self.stays: dict[int, list[Tensor]] = {}  # operation -> what it saved that stays on the device
+        self.gone: set[Tensor] = set()  # offloaded by some operation and kept on the device by none
+        self.releases: dict[int, list[Tensor]] = {}  # operation -> tensors whose copy is known to be done
+        self.packed_ops = _head_start(block) if style.head_stays else len(block.ops)
+        self._pack(block, style)
+
+    def _pack(self, block: Block, style: OffloadStyle) -> None:
+        weights = {w.tensor for w in block.weights}
+        packed: dict[Tensor, int] = {}  # tensor -> number of its last copy
+        waiting: dict[Tensor, int] = {}
+        number = 0
+        for index, tensor in _packs(block, self.packed_ops):
+            number += 1
+            small = _constant_bytes(tensor) < style.smallest_bytes
+            if small or (tensor in weights and not style.weights_too) or (tensor in packed and style.repeats_stay):
+                if tensor not in weights:
+                    self.stays.setdefault(index, []).append(tensor)
+                continue
+            for earlier in [t for t, n in waiting.items() if n <= number - style.stash]:
+                del waiting[earlier]
+                self.releases.setdefault(index, []).append(earlier)
+            packed[tensor] = number
+            self.reloads.setdefault(index, []).append(Reload(tensor))
+            if style.stash and tensor not in weights:
+                waiting[tensor] = number
+        last = len(block.ops) - 1
+        for tensor in waiting:
+            self.releases.setdefault(last, []).append(tensor)
+        kept = {t for tensors in self.stays.values() for t in tensors} | {t for op in block.ops[self.packed_ops :] for t in op.saves}
+        self.gone = {t for t in packed if t not in kept and t not in weights}
+
+    def staying(self, index: int, op: Op) -> Sequence[Tensor]:
+        """What an operation saved that its backward finds on the device."""
+        return self.stays.get(index, ()) if index < self.packed_ops else op.saves
+
+    def released_after(self) -> dict[Tensor, int]:
+        """The operation before which the device's copy of an offloaded tensor cannot be freed."""
+        return {tensor: index for index, tensors in self.releases.items() for tensor in tensors}
+
+    def copy(self, reload: Reload, *, to_host: bool) -> HostCopy:
+        """The copy's cost."""
+        return HostCopy(reload.host.host_bytes, to_host=to_host, pinned=self.pinned)
+
+
+def _head_start(block: Block) -> int:
+    """Index of the first operation of the language-model head; the number of operations where there is none."""
+    return next((i for i, op in enumerate(block.ops) if any(v.weight is not None and v.weight.kind == "head" for v in op.inputs)), len(block.ops))
+
+
+def _packs(block: Block, end: int) -> Iterator[tuple[int, Tensor]]:
+    """(operation, saved tensor) in the order in which the hook sees them; what other blocks share stays out."""
+    others = {value.tensor for value in block.externals}
+    if block.output is not None:
+        others.add(block.output.tensor)
+    for index, op in enumerate(block.ops[:end]):
+        for tensor in op.saves:
+            if tensor not in others:
+                yield index, tensor
+
+
+def _constant_bytes(tensor: Tensor) -> int:
+    """Bytes of a tensor whose size is known before anything is bound; others count as large."""
+    count = product(tensor.axes)
+    return count * tensor.dtype.bits // 8 if isinstance(count, int) else 1 << 62

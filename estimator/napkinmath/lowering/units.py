@@ -1,0 +1,84 @@
+"""Units: how one run of equal blocks goes forward and backward under recomputation and offload."""
+
+from __future__ import annotations
+
+from napkinmath.costs import HostCopy
+from napkinmath.ledger import ALLOC, FREE, RUN, Block, Role, Tensor, Work
+from napkinmath.lowering.autograd import Backward, Forward, forward_events, saved_tensors
+from napkinmath.lowering.recompute import selected
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from napkinmath.ledger import Event
+    from napkinmath.lowering.policy import Policy
+    from napkinmath.lowering.saved_offload import SavedOffload
+    from napkinmath.model_spec import Stage
+
+
+class Unit:
+    """A block with what happens to its activations: kept, recomputed, partly kept, or in host memory."""
+
+    __slots__ = ("block", "checkpointed", "host_input", "offload", "pinned", "reentrant", "selected")
+
+    def __init__(self, block: Block, stage: Stage, policy: Policy) -> None:
+        offload = policy.config.offload
+        self.block, self.reentrant, self.pinned = block, policy.reentrant, offload.pinned
+        self.checkpointed = policy.recomputes and stage.checkpointed
+        self.selected = self._selected(policy) if self.checkpointed else frozenset[Tensor]()
+        self.offload = self._saved_offload(policy) if offload.activations and not self.checkpointed else None
+        to_host = self.checkpointed and block.output is not None and block.output.requires_grad and (offload.checkpoints or offload.activations)
+        self.host_input = Tensor("checkpoint in host memory", block.input.axes, block.input.dtype, Role.ACTIVATIONS, block.name, host=True) if to_host and block.input is not None else None
+
+    def _selected(self, policy: Policy) -> frozenset[Tensor]:
+        output = self.block.output
+        return selected(self.block, policy.config.recompute) - ({output.tensor} if output is not None else set())
+
+    def _saved_offload(self, policy: Policy) -> SavedOffload | None:
+        if self.block.output is None or not self.block.output.requires_grad:
+            return None
+        from napkinmath.lowering.saved_offload import SavedOffload, find_style
+
+        return SavedOffload(self.block, find_style(policy.config.offload.style), pinned=self.pinned)
+
+    def forward(self) -> Forward:
+        """The block's forward; its input, if a checkpoint, goes to the host once the next layer has its own."""
+        checkpointed = self.checkpointed
+        forward = forward_events(self.block, keep=not checkpointed, holds_input=checkpointed, cached=self.block.cached, selected=self.selected, offload=self.offload)
+        if self.host_input is not None and self.block.input is not None:
+            forward.events += [(ALLOC, self.host_input), self._copy(to_host=True, backward=False), (FREE, self.block.input.tensor)]
+        return forward
+
+    def backward(self, incoming: Tensor, *, accumulate: bool, filled: frozenset[str]) -> tuple[Backward, Tensor | None]:
+        """The block's backward from the gradient of its output; returns it with the gradient of its input."""
+        block, checkpointed = self.block, self.checkpointed
+        recompute: list[Event] = []
+        held = True
+        if checkpointed:
+            recompute = forward_events(block, keep=True, holds_input=True, stop_early=not self.reentrant, selected=self.selected, replay=True).events
+            recompute, held = self._fetched(recompute)
+        backward = Backward(block, accumulate=accumulate, filled=filled, keeps_input=checkpointed and held, recompute=() if self.reentrant else recompute, offload=self.offload)
+        if self.reentrant:  # CheckpointFunction.backward runs the forward first
+            backward.events += recompute
+        result = backward.run(incoming)
+        if checkpointed and self.reentrant and block.output is not None:  # the recomputed output is a local of CheckpointFunction.backward
+            backward.events.append((FREE, block.output.tensor))
+        return backward, result
+
+    def _fetched(self, recompute: list[Event]) -> tuple[list[Event], bool]:
+        """The recomputation with its input brought back first; whether the input stays to the end of the backward.
+
+        Without reentrance the copy is an argument of the recomputation and lives on only where it is saved again.
+        """
+        if self.host_input is None or self.block.input is None:
+            return recompute, True
+        copy = self.block.input.tensor
+        recompute = [(ALLOC, copy), self._copy(to_host=False, backward=True), (FREE, self.host_input), *recompute]
+        if self.reentrant:
+            return recompute, True
+        if copy not in saved_tensors(self.block):
+            recompute.append((FREE, copy))
+        return recompute, False
+
+    def _copy(self, *, to_host: bool, backward: bool) -> Event:
+        assert self.host_input is not None
+        return RUN, Work(None, (HostCopy(self.host_input.host_bytes, to_host=to_host, pinned=self.pinned),), backward)
