@@ -18,7 +18,7 @@ from napkinmath.tape import LIKE, Tape
 
 
 class MaskedLmHead(Part):
-    """Dense, activation, LayerNorm, and a decoder tied to the word embeddings with a bias of its own; the loss is not shifted nor upcast."""
+    """Dense, activation, LayerNorm, and a decoder tied to the word embeddings with its own bias; the loss is not shifted nor upcast."""
 
     dense: str = "cls.predictions.transform.dense"
     norm: str = "cls.predictions.transform.LayerNorm"
