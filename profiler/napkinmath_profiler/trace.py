@@ -2,93 +2,132 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+from napkinmath.timeline import Timeline
+from napkinmath.train_config import TrainConfig
 from torch import nn
 
-from napkinmath_profiler.tracing.attention_choice import AttentionBackend
 from napkinmath_profiler.tracing.meta_model import (
-    AdapterOptions,
-    QuantizationOptions,
     TrainMethod,
     add_adapters,
     build_model,
     config_from,
+    enable_checkpointing,
     example_inputs,
     prepare_for_kbit,
     quantize_4bit,
 )
+from napkinmath_profiler.tracing.meta_twin import meta_twin
 from napkinmath_profiler.tracing.observation import CudaSettings, observe
+from napkinmath_profiler.tracing.trace_errors import TraceError
+from napkinmath_profiler.tracing.trace_options import TraceOptions, options_from
 from napkinmath_profiler.tracing.trace_result import TraceResult
-from napkinmath_profiler.tracing.training_step import OPTIMIZERS, LoopOptions, TrainingLoop
+from napkinmath_profiler.tracing.traced_timeline import timeline_of
+from napkinmath_profiler.tracing.training_step import OPTIMIZERS, TrainingLoop
+
+NUM_TRACED_STEPS = 2  # the first step makes the optimizer's states, the second finds them
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceOptions:
-    """What to trace; the names follow the command's flags."""
+def trace(
+    config: Any = None,
+    train_config: TrainConfig | None = None,
+    *,
+    model: nn.Module | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    step: Callable[..., Any] | None = None,
+    inputs: Mapping[str, Any] | None = None,
+    compute_capability: tuple[int, int] = (8, 0),
+) -> Timeline:
+    """The traced ``Timeline`` of two training steps, on a GPU of ``compute_capability``.
 
-    method: TrainMethod = TrainMethod.FULL
-    micro_batch_size: int = 1
-    sequence_length: int = 2048
-    dtype: str = "bf16"
-    checkpointing: bool = False
-    use_reentrant: bool = False
-    attention: str | None = None
-    attention_backend: AttentionBackend = AttentionBackend.AUTO
-    compute_capability: tuple[int, int] = (8, 0)
-    kernel_workspaces: bool = True
-    attention_mask: bool = False
-    optimizer: str | None = "adamw"
-    adapters: AdapterOptions = field(default_factory=AdapterOptions)
-    quantization: QuantizationOptions = field(default_factory=QuantizationOptions)
-    loop: LoopOptions = field(default_factory=LoopOptions)
-    training: bool = True
+    Either ``config`` (a mapping, a path, a transformers config) with ``train_config``, or a live ``model`` with ``step``:
+    a callable that does one whole step, optimizer included. A model on meta is traced as it is. A model with data is traced
+    as a meta copy when ``step`` takes ``(model, optimizer)``, and observed on its own device when ``step`` takes nothing.
+    """
+    if (config is None) == (model is None):
+        raise TraceError("trace() takes either a config or a live model; give one of them")
+    if model is None:
+        return timeline_of(trace_options(config, options_from(train_config or TrainConfig(), compute_capability=compute_capability)))
+    if step is None:
+        raise TraceError("a live model needs step=, a callable that does one training step: forward, backward, optimizer.step, zero_grad")
+    settings = CudaSettings(compute_capability=compute_capability)
+    result = trace_module(model, step, optimizer=optimizer, inputs=inputs, settings=settings)
+    return timeline_of(result, origin="traced" if result.device_type == "meta" else f"observed on {result.device_type}")
 
-    @property
-    def settings(self) -> CudaSettings:
-        """Which GPU's choices are made."""
-        return CudaSettings(
-            attention_backend=self.attention_backend,
-            compute_capability=self.compute_capability,
-            kernel_workspaces=self.kernel_workspaces,
-        )
+
+def trace_module(
+    model: nn.Module,
+    step: Callable[..., Any],
+    *,
+    optimizer: torch.optim.Optimizer | None = None,
+    inputs: Mapping[str, Any] | None = None,
+    settings: CudaSettings | None = None,
+    num_steps: int = NUM_TRACED_STEPS,
+) -> TraceResult:
+    """Run ``step`` ``num_steps`` times on a live module (see ``trace``) and record it."""
+    takes_model = len(inspect.signature(step).parameters) >= 2
+    device = next((p.device.type for p in model.parameters()), "meta")
+    if device != "meta" and takes_model:
+        model, optimizer = meta_twin(model, optimizer)
+        device = "meta"
+    call = (lambda: step(model, optimizer)) if takes_model else step
+
+    def loop() -> None:
+        for _ in range(num_steps):
+            call()
+
+    chosen = (settings or CudaSettings()) if device == "meta" else None
+    return observe(model, loop, inputs=inputs, settings=chosen, device_type=device)
 
 
 def trace_config(config: Any, *, num_layers: int | None = None, **options: Any) -> TraceResult:
-    """Build ``config``'s model on meta and trace its training steps.
+    """Build ``config``'s model on meta and trace its training steps; ``options`` are ``TraceOptions`` fields."""
+    return trace_options(config, TraceOptions(**options), num_layers=num_layers)
 
-    ``config``: a mapping with ``model_type``, a path, or a transformers config. ``options`` are ``TraceOptions`` fields.
-    """
-    chosen = TraceOptions(**options)
+
+def trace_options(config: Any, options: TraceOptions, *, num_layers: int | None = None) -> TraceResult:
+    """Build ``config``'s model on meta and trace its training steps."""
     config = config_from(config)
     if num_layers is not None:
         config.get_text_config().num_hidden_layers = num_layers
-    model = prepared_model(config, chosen)
+    model = prepared_model(config, options)
     inputs = example_inputs(
         model,
         config,
-        micro_batch_size=chosen.micro_batch_size,
-        sequence_length=chosen.sequence_length,
-        attention_mask=chosen.attention_mask,
+        micro_batch_size=options.micro_batch_size,
+        sequence_length=options.sequence_length,
+        attention_mask=options.attention_mask,
     )
-    optimizer = OPTIMIZERS[chosen.optimizer]([p for p in model.parameters() if p.requires_grad]) if chosen.optimizer else None
-    return observe(model, TrainingLoop(model, optimizer, inputs, chosen.loop).run, inputs=inputs, settings=chosen.settings)
+    loop = TrainingLoop(model, optimizer_of(model, options), inputs, options.loop)
+    return observe(model, loop.run, inputs=inputs, settings=options.settings)
 
 
-def prepared_model(config: Any, options: TraceOptions) -> nn.Module:
+def optimizer_of(model: nn.Module, options: TraceOptions) -> torch.optim.Optimizer | None:
+    """The chosen optimizer over what ``model`` trains."""
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    return OPTIMIZERS[options.optimizer](trainable) if options.optimizer else None
+
+
+def prepared_model(config: Any, options: TraceOptions, *, device: str = "meta") -> nn.Module:
     """The model as the user's libraries set it up for training: quantized, checkpointed, with adapters."""
-    model = build_model(config, dtype=options.dtype, attn_implementation=options.attention)
+    model = build_model(config, dtype=options.dtype, attn_implementation=options.attention, device=device)
     if options.method is TrainMethod.QLORA:
         model = quantize_4bit(model, compute_dtype=options.dtype, options=options.quantization)
         if options.quantization.kbit_preparation:
             model = prepare_for_kbit(model, checkpointing=options.checkpointing, use_reentrant=options.use_reentrant)
     if options.checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": options.use_reentrant})
+        enable_checkpointing(model, use_reentrant=options.use_reentrant, every=options.checkpoint_every)
         if options.method is not TrainMethod.FULL and options.use_reentrant:
             model.enable_input_require_grads()
     if hasattr(model.config, "use_cache"):
         model.config.use_cache = False
     if options.method is not TrainMethod.FULL:
-        model = add_adapters(model, options.adapters)
+        model = add_adapters(model, options.adapters, device=device)
     return model.train(options.training)
+
+
+__all__ = ["TraceOptions", "optimizer_of", "prepared_model", "trace", "trace_config", "trace_module", "trace_options"]

@@ -11,7 +11,7 @@ from napkinmath_profiler.trace import TraceOptions, trace_config
 from napkinmath_profiler.tracing.attention_choice import AttentionBackend
 from napkinmath_profiler.tracing.meta_model import DTYPES, AdapterOptions, QuantizationOptions, TrainMethod
 from napkinmath_profiler.tracing.storage_events import StorageRecord
-from napkinmath_profiler.tracing.trace_result import TraceResult
+from napkinmath_profiler.tracing.trace_result import PeakMoment, TraceResult
 from napkinmath_profiler.tracing.training_step import OPTIMIZERS, LoopOptions
 
 MIB = 1 << 20
@@ -104,7 +104,7 @@ def summary_lines(result: TraceResult, top: int) -> list[str]:
     lines = [
         f"ops {result.num_ops}  events {len(result.events)}  {result.seconds:.2f} s  versions {result.versions}",
         f"cuda choices applied {result.choices}  attention {result.attention}",
-        f"PEAK {peak.requested_bytes} B = {peak.requested_bytes / MIB:.3f} MiB  step {peak.step} {peak.phase.value}  {peak.module}  {peak.op}",
+        f"PEAK {peak.requested_bytes} B = {peak.requested_bytes / MIB:.3f} MiB  {_moment(peak)}",
     ]
     for step in sorted({e.step for e in result.events}):
         for phase, moment in result.peak_by_phase(step).items():
@@ -117,14 +117,21 @@ def summary_lines(result: TraceResult, top: int) -> list[str]:
     return lines
 
 
-def _line(result: TraceResult, record: StorageRecord, is_birth: bool) -> str:
+def _moment(peak: PeakMoment) -> str:
+    return f"step {peak.step} {peak.phase.value}  {peak.module}  {peak.op}"
+
+
+def _line(record: StorageRecord, is_birth: bool) -> str:
+    if not is_birth:
+        index = f"{record.died:>7} - #{record.storage_id:<6} {record.rounded_bytes:>12}"
+        return f"{index} {'':42} ({record.op} of {record.phase.value} {record.module})"
+    fate = "kept"
+    if record.died_phase is not None:
+        fate = f"freed at {record.died} in {record.died_phase.value} {record.died_module} {record.died_op}"
+    index = f"{record.born:>7} + #{record.storage_id:<6} {record.rounded_bytes:>12}"
+    what = f"{list(record.shape)!s:22} {record.dtype:9} {record.phase.value:9}"
     role = record.role.value if record.role else "?"
-    head = "+" if is_birth else "-"
-    where = f"{record.module or '(root)':46} {record.op:46}"
-    if is_birth:
-        fate = f"freed at {record.died} in {record.died_phase.value} {record.died_module} {record.died_op}" if record.died_phase else "kept"
-        return f"{record.born:>7} {head} #{record.storage_id:<6} {record.rounded_bytes:>12} {list(record.shape)!s:22} {record.dtype:9} {record.phase.value:9} {where} [{role}] {fate}"
-    return f"{record.died:>7} {head} #{record.storage_id:<6} {record.rounded_bytes:>12} {'':22} {'':9} {'':9} ({record.op} of {record.phase.value} {record.module})"
+    return f"{index} {what} {record.module or '(root)':46} {record.op:46} [{role}] {fate}"
 
 
 def dump_lines(result: TraceResult, layer: str, step: int = 0) -> list[str]:
@@ -134,7 +141,7 @@ def dump_lines(result: TraceResult, layer: str, step: int = 0) -> list[str]:
         record = result.records[event.storage_id]
         inside = layer == "all" or f".{layer}." in f".{record.module}." or f".{layer}." in f".{event.module}."
         if event.step == step and inside:
-            lines.append(_line(result, record, event.is_allocation))
+            lines.append(_line(record, event.is_allocation))
     return lines
 
 

@@ -6,6 +6,9 @@ from collections.abc import Iterable
 
 from napkinmath_profiler.tracing.storage_events import StorageRecord, StorageRole, TracePhase
 
+# What the loop itself makes there and keeps for the next forward is its batch.
+BETWEEN_STEPS = (TracePhase.SETUP, TracePhase.ZERO_GRAD, TracePhase.BETWEEN)
+
 
 def attribute(records: Iterable[StorageRecord], head_module: str | None) -> None:
     """Settle the role of every record that nothing marked.
@@ -28,6 +31,8 @@ def _role(record: StorageRecord, head_module: str | None) -> StorageRole:
         return StorageRole.TEMPORARIES if same_scope else StorageRole.SAVED_ACTIVATIONS
     if record.phase is TracePhase.BACKWARD:
         return StorageRole.TEMPORARIES if same_scope else StorageRole.ACTIVATION_GRADIENTS
-    if record.phase in (TracePhase.OPTIMIZER, TracePhase.CLIP, TracePhase.ZERO_GRAD):
+    if record.phase in BETWEEN_STEPS:
+        return StorageRole.TEMPORARIES if same_scope else StorageRole.INPUTS
+    if record.phase in (TracePhase.OPTIMIZER, TracePhase.CLIP):
         return StorageRole.TEMPORARIES
     return StorageRole.UNATTRIBUTED

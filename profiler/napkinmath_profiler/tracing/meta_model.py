@@ -50,6 +50,7 @@ class AdapterOptions:
     adapter_dtype: str | None = None
     use_dora: bool = False
     use_rslora: bool = False
+    trained_modules: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,14 +91,14 @@ def auto_class(config: Any) -> Any:
     raise ValueError(f"no transformers auto class with a loss knows the config type {type(config).__name__}; pass a live model instead")
 
 
-def build_model(config: Any, *, dtype: str, attn_implementation: str | None) -> nn.Module:
-    """The transformers model of ``config`` on the meta device, in ``dtype``, in training mode.
+def build_model(config: Any, *, dtype: str, attn_implementation: str | None, device: str = "meta") -> nn.Module:
+    """The transformers model of ``config`` on ``device``, in ``dtype``, in training mode.
 
     ``attn_implementation`` None is what transformers takes by itself: SDPA where the model has it, else eager.
     """
     if getattr(config, "is_encoder_decoder", False) and getattr(config, "decoder_start_token_id", None) is None:
         config.decoder_start_token_id = getattr(config, "pad_token_id", None) or 0
-    with torch.device("meta"), warnings.catch_warnings():
+    with torch.device(device), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         chosen = {} if attn_implementation is None else {"attn_implementation": attn_implementation}
         model = auto_class(config).from_config(config, dtype=DTYPES[dtype], **chosen)
@@ -153,12 +154,27 @@ def prepare_for_kbit(model: nn.Module, *, checkpointing: bool, use_reentrant: bo
     """PEFT's ``prepare_model_for_kbit_training``."""
     from peft import prepare_model_for_kbit_training
 
-    return prepare_model_for_kbit_training(
-        model, use_gradient_checkpointing=checkpointing, gradient_checkpointing_kwargs={"use_reentrant": use_reentrant}
-    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return prepare_model_for_kbit_training(
+            model, use_gradient_checkpointing=checkpointing, gradient_checkpointing_kwargs={"use_reentrant": use_reentrant}
+        )
 
 
-def add_adapters(model: nn.Module, options: AdapterOptions) -> nn.Module:
+def enable_checkpointing(model: Any, *, use_reentrant: bool, every: int = 1, offload: bool = False) -> None:
+    """transformers' activation checkpointing, by the name the installed version has for it."""
+    kwargs = {"use_reentrant": use_reentrant}
+    if hasattr(model, "activation_checkpointing_enable"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            model.activation_checkpointing_enable(kwargs, every_n_layers=every, offload=offload)
+    elif every == 1 and not offload:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=kwargs)
+    else:
+        raise ValueError("the installed transformers checkpoints every layer or none; upgrade it for every:K and offload")
+
+
+def add_adapters(model: nn.Module, options: AdapterOptions, *, device: str = "meta") -> nn.Module:
     """PEFT's LoRA around ``model``."""
     from peft import LoraConfig, get_peft_model
 
@@ -170,8 +186,9 @@ def add_adapters(model: nn.Module, options: AdapterOptions) -> nn.Module:
         target_modules=targets,
         use_dora=options.use_dora,
         use_rslora=options.use_rslora,
+        modules_to_save=list(options.trained_modules) or None,
     )
-    with torch.device("meta"), warnings.catch_warnings():
+    with torch.device(device), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         wrapped = get_peft_model(model, settings)
     if options.adapter_dtype is not None:

@@ -24,6 +24,7 @@ from napkinmath_profiler.tracing.op_handlers import OpHandlers
 from napkinmath_profiler.tracing.step_phases import StepPhases, output_head
 from napkinmath_profiler.tracing.storage_events import StorageRole
 from napkinmath_profiler.tracing.storage_tracker import StorageTracker
+from napkinmath_profiler.tracing.trace_errors import explained
 from napkinmath_profiler.tracing.trace_result import TraceResult
 
 STAMPED_LIBRARIES = ("torch", "transformers", "peft", "bitsandbytes", "accelerate", "liger-kernel")
@@ -53,7 +54,7 @@ def observe(
     """
     applied, paths = AppliedChoices(), ModulePaths()
     paths.name_modules(model)
-    handlers = OpHandlers(applied.counts).table() if settings else None
+    handlers = OpHandlers(applied.counts).table(cuda=settings is not None) if device_type == "meta" else None
     tracker = StorageTracker(device_type, paths, handlers, WORKSPACES if settings and settings.kernel_workspaces else None)
     started = time.perf_counter()
     mark_persistent(model, inputs or {}, tracker)
@@ -64,8 +65,15 @@ def observe(
         stack.enter_context(paths.followed())
         stack.enter_context(StepPhases(model, tracker, paths).followed())
         with tracker:
-            loop()
-        tracker.stop()
+            try:
+                loop()
+            except Exception as error:
+                told = explained(error, tracker) if device_type == "meta" else None
+                if told is None:
+                    raise
+                raise told from error
+            finally:
+                tracker.stop()
     applied.counts["kernel workspaces"] += tracker.num_workspaces
     head = output_head(model)
     attribute(tracker.records, next((path for path, module in model.named_modules() if module is head), None))
@@ -78,6 +86,7 @@ def observe(
         attention=dict(applied.attention),
         marks=tracker.marks,
         versions=installed_versions(),
+        device_type=device_type,
     )
 
 

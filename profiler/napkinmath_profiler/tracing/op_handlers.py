@@ -19,12 +19,14 @@ class OpHandlers:
     def __init__(self, counts: Counter[str]) -> None:
         self._counts = counts
 
-    def table(self) -> dict[Any, Any]:
-        """Op overload -> handler ``(tracker, func, args, kwargs) -> out``."""
+    def table(self, *, cuda: bool) -> dict[Any, Any]:
+        """Op overload -> handler ``(tracker, func, args, kwargs) -> out``; without ``cuda`` only what meta cannot do at all."""
         table: dict[Any, Any] = {
             aten._local_scalar_dense.default: self.scalar_answer,
             aten._grouped_mm.default: self.grouped_mm,
         }
+        if not cuda:
+            return table
         bitsandbytes = getattr(torch.ops, "bitsandbytes", None)
         if bitsandbytes is not None and hasattr(bitsandbytes, "gemm_4bit"):
             table[bitsandbytes.gemm_4bit.default] = self.gemm_4bit

@@ -25,6 +25,8 @@ class TracePhase(str, Enum):
     CLIP = "clip"
     OPTIMIZER = "optimizer"
     ZERO_GRAD = "zero_grad"
+    BETWEEN = "between"
+    """After a backward, outside the engine and any module: the loop's own code."""
 
 
 class StorageRole(str, Enum):

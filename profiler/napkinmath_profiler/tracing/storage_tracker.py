@@ -49,6 +49,16 @@ class StorageTracker(TorchDispatchMode):
         self._module = ""
         self._op_phase = TracePhase.SETUP
 
+    @property
+    def current_op(self) -> str:
+        """Name of the op being run, or run last."""
+        return self._op
+
+    @property
+    def current_module(self) -> str:
+        """Dotted path of the module that op belongs to."""
+        return self._module
+
     def set_phase(self, phase: TracePhase) -> None:
         """Say what the program does from now on; ``marks`` keeps the last event before each backward and after each step."""
         if phase is TracePhase.BACKWARD:
@@ -69,6 +79,8 @@ class StorageTracker(TorchDispatchMode):
             elif node is not None:
                 self._module = paths.of_node(node)
                 key = (phase, node._sequence_nr(), node.name())
+            elif torch._C._current_graph_task_id() == -1:
+                phase, self._module, key = TracePhase.BETWEEN, "", (TracePhase.BETWEEN, self.micro_step)
             else:
                 self._module, key = "", (phase,)
         else:

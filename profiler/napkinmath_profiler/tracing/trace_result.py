@@ -41,6 +41,7 @@ class TraceResult:
     attention: dict[str, int] = field(default_factory=dict)
     marks: dict[str, int] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
+    device_type: str = "meta"
     _cache: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def _curves(self) -> _Curves:

@@ -1,0 +1,156 @@
+"""What to trace, and how a core ``TrainConfig`` says it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from napkinmath.train_config import AdapterKind, Attention, Precision, RecomputeKind, TrainConfig
+
+from napkinmath_profiler.tracing.attention_choice import AttentionBackend
+from napkinmath_profiler.tracing.meta_model import AdapterOptions, QuantizationOptions, TrainMethod
+from napkinmath_profiler.tracing.observation import CudaSettings
+from napkinmath_profiler.tracing.trace_errors import TraceError
+from napkinmath_profiler.tracing.training_step import OPTIMIZERS, LoopOptions
+
+ATTENTION: dict[Attention, tuple[str | None, AttentionBackend]] = {
+    Attention.AUTO: (None, AttentionBackend.AUTO),
+    Attention.EAGER: ("eager", AttentionBackend.AUTO),
+    Attention.SDPA: ("sdpa", AttentionBackend.AUTO),
+    Attention.MATH: ("sdpa", AttentionBackend.MATH),
+    Attention.EFFICIENT: ("sdpa", AttentionBackend.EFFICIENT),
+    Attention.FLASH: ("sdpa", AttentionBackend.FLASH),
+    Attention.FLASH2: ("flash_attention_2", AttentionBackend.AUTO),
+    Attention.CUDNN: ("sdpa", AttentionBackend.CUDNN),
+}
+# Type of the loaded weights, and type of the autocast region if there is one.
+PRECISIONS: dict[Precision, tuple[str, torch.dtype | None]] = {
+    Precision.BF16: ("bf16", None),
+    Precision.BF16_AMP: ("fp32", torch.bfloat16),
+    Precision.BF16_AUTOCAST: ("bf16", torch.bfloat16),
+    Precision.FP16: ("fp16", None),
+    Precision.FP16_AMP: ("fp32", torch.float16),
+    Precision.FP32: ("fp32", None),
+    Precision.TF32: ("fp32", None),
+}
+TRAINER_MAX_GRAD_NORM = 1.0  # transformers TrainingArguments.max_grad_norm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceOptions:
+    """What to trace; the names follow the command's flags."""
+
+    method: TrainMethod = TrainMethod.FULL
+    micro_batch_size: int = 1
+    sequence_length: int = 2048
+    dtype: str = "bf16"
+    checkpointing: bool = False
+    use_reentrant: bool = False
+    checkpoint_every: int = 1
+    attention: str | None = None
+    attention_backend: AttentionBackend = AttentionBackend.AUTO
+    compute_capability: tuple[int, int] = (8, 0)
+    kernel_workspaces: bool = True
+    attention_mask: bool = False
+    optimizer: str | None = "adamw"
+    adapters: AdapterOptions = field(default_factory=AdapterOptions)
+    quantization: QuantizationOptions = field(default_factory=QuantizationOptions)
+    loop: LoopOptions = field(default_factory=LoopOptions)
+    training: bool = True
+
+    @property
+    def settings(self) -> CudaSettings:
+        """Which GPU's choices are made."""
+        return CudaSettings(
+            attention_backend=self.attention_backend,
+            compute_capability=self.compute_capability,
+            kernel_workspaces=self.kernel_workspaces,
+        )
+
+
+def options_from(config: TrainConfig, *, compute_capability: tuple[int, int] = (8, 0)) -> TraceOptions:
+    """``config`` as ``TraceOptions``; raises TraceError for what no real library code can be run for here."""
+    _refuse_untraceable(config)
+    dtype, autocast = PRECISIONS[config.precision]
+    attention, backend = ATTENTION[config.attention]
+    adapter, quantization = config.adapter, config.quantization
+    method = TrainMethod.FULL if adapter is None else TrainMethod.LORA if quantization is None else TrainMethod.QLORA
+    is_trainer = config.stack == "hf"
+    return TraceOptions(
+        method=method,
+        micro_batch_size=_whole(config.micro_batch_size),
+        sequence_length=_whole(config.sequence_length),
+        dtype=dtype,
+        checkpointing=config.recompute.kind in (RecomputeKind.FULL, RecomputeKind.EVERY),
+        checkpoint_every=config.recompute.every if config.recompute.kind is RecomputeKind.EVERY else 1,
+        use_reentrant=config.recompute.reentrant,
+        attention=attention,
+        attention_backend=backend,
+        compute_capability=compute_capability,
+        optimizer=_optimizer(config),
+        adapters=_adapters(config),
+        quantization=QuantizationOptions()
+        if quantization is None
+        else QuantizationOptions(
+            quant_type=quantization.format, double_quant=quantization.double_quant, kbit_preparation=quantization.kbit_preparation
+        ),
+        loop=LoopOptions(
+            gradient_accumulation_steps=config.gradient_accumulation_steps,
+            max_grad_norm=TRAINER_MAX_GRAD_NORM if config.clip_gradients else None,
+            autocast_dtype=autocast,
+            convert_outputs_to_fp32=is_trainer and autocast is not None,
+        ),
+        training=config.training_mode,
+    )
+
+
+def _whole(value: Any) -> int:
+    if not isinstance(value, int):
+        raise TraceError(f"a trace runs one size, not {type(value).__name__}; give whole numbers and sweep with the analytic estimate")
+    return value
+
+
+def _optimizer(config: TrainConfig) -> str:
+    name = config.optimizer
+    if name == "auto":
+        name = "adamw-fused" if config.stack == "hf" else "adamw-foreach"
+    if name not in OPTIMIZERS:
+        raise TraceError(f"optimizer {name!r} cannot be traced; known: {', '.join(sorted(OPTIMIZERS))}")
+    return name
+
+
+def _adapters(config: TrainConfig) -> AdapterOptions:
+    adapter = config.adapter
+    if adapter is None:
+        return AdapterOptions()
+    return AdapterOptions(
+        rank=_whole(adapter.rank),
+        alpha=adapter.alpha or _whole(adapter.rank),
+        dropout=adapter.dropout,
+        targets=adapter.targets[0] if adapter.targets == ("all-linear",) else adapter.targets,
+        adapter_dtype=None if adapter.dtype == "auto" else adapter.dtype,
+        use_dora=adapter.kind is AdapterKind.DORA,
+        use_rslora=adapter.rank_stabilized,
+        trained_modules=adapter.trained_modules,
+    )
+
+
+def _refuse_untraceable(config: TrainConfig) -> None:
+    if config.precision not in PRECISIONS:
+        raise TraceError(
+            f"precision {config.precision.value} runs no code that transformers has; trace bf16, fp16 or fp32 with or without autocast"
+        )
+    if config.adapter is not None and config.adapter.kind not in (AdapterKind.LORA, AdapterKind.DORA):
+        raise TraceError(
+            f"adapter {config.adapter.kind.value} is not traced from a config; wrap the model yourself and trace the live module"
+        )
+    if config.quantization is not None and config.quantization.format not in ("nf4", "fp4"):
+        raise TraceError(f"quantization {config.quantization.format!r} is not traced; nf4 and fp4 run real bitsandbytes modules")
+    if config.recompute.kind not in (RecomputeKind.NONE, RecomputeKind.FULL, RecomputeKind.EVERY):
+        raise TraceError(
+            f"checkpointing {config.recompute.kind.value} is not what transformers does; trace the live module with your policy"
+        )
+    offload = config.offload
+    if offload.optimizer or offload.parameters or offload.activations:
+        raise TraceError("offloading moves bytes to the host, which a trace does not follow; use the analytic estimate")

@@ -1,0 +1,78 @@
+"""A trace as the core's ``Timeline``: the same type as the analytic and the measured path give."""
+
+from __future__ import annotations
+
+from napkinmath.ledger import Phase, Role
+from napkinmath.timeline import Stamp, TensorInfo, Timeline, TimelineSegment
+
+from napkinmath_profiler.tracing.storage_events import StorageEvent, StorageRole, TracePhase
+from napkinmath_profiler.tracing.trace_result import TraceResult
+
+ROLES: dict[StorageRole, Role] = {
+    StorageRole.WEIGHTS: Role.WEIGHTS,
+    StorageRole.ADAPTER_WEIGHTS: Role.ADAPTERS,
+    StorageRole.QUANTIZATION_CONSTANTS: Role.QUANTIZATION,
+    StorageRole.BUFFERS: Role.WEIGHTS,
+    StorageRole.INPUTS: Role.ACTIVATIONS,
+    StorageRole.GRADIENTS: Role.GRADIENTS,
+    StorageRole.OPTIMIZER_STATES: Role.OPTIMIZER,
+    StorageRole.SAVED_ACTIVATIONS: Role.ACTIVATIONS,
+    StorageRole.ACTIVATION_GRADIENTS: Role.ACTIVATION_GRADIENTS,
+    StorageRole.LOGITS: Role.LOGITS,
+    StorageRole.TEMPORARIES: Role.WORKSPACE,
+    StorageRole.WORKSPACE: Role.WORKSPACE,
+    StorageRole.UNATTRIBUTED: Role.UNEXPLAINED,
+}
+PHASES: dict[TracePhase, Phase] = {
+    TracePhase.SETUP: Phase.LOAD,
+    TracePhase.FORWARD: Phase.FORWARD,
+    TracePhase.LOSS: Phase.LOSS,
+    TracePhase.BACKWARD: Phase.BACKWARD,
+    TracePhase.RECOMPUTE: Phase.BACKWARD,
+    TracePhase.CLIP: Phase.CLIP,
+    TracePhase.OPTIMIZER: Phase.STEP,
+    TracePhase.ZERO_GRAD: Phase.STEP,
+    TracePhase.BETWEEN: Phase.BACKWARD,
+}
+
+
+def repeated_module(path: str) -> str:
+    """The part of a module's path up to its first number (``model.layers.3``), or the whole path without one."""
+    parts = path.split(".")
+    for index, part in enumerate(parts):
+        if part.isdigit():
+            return ".".join(parts[: index + 1])
+    return ""
+
+
+def timeline_of(result: TraceResult, *, origin: str = "traced") -> Timeline:
+    """Every storage a row of the tensor table, every stretch of one phase and layer a segment that happens once."""
+    tensors = [
+        TensorInfo(
+            record.name or record.op,
+            ROLES[record.role or StorageRole.UNATTRIBUTED],
+            record.module or record.name.rpartition(".")[0],
+            record.requested_bytes,
+            record.rounded_bytes,
+            record.dtype,
+            record.shape,
+            record.op,
+        )
+        for record in result.records
+    ]
+    details = tuple(sorted(result.versions.items())) + tuple((f"cuda choice: {name}", str(n)) for name, n in sorted(result.choices.items()))
+    return Timeline(tensors, _segments(result.events), Stamp(origin=origin, details=details))
+
+
+def _segments(events: list[StorageEvent]) -> list[TimelineSegment]:
+    segments: list[TimelineSegment] = []
+    current: tuple[object, ...] = ()
+    for event in events:
+        layer = repeated_module(event.module)
+        key = (event.phase, event.step, event.micro_step, layer)
+        if key != current:
+            current = key
+            name = f"{event.phase.value} {layer}" if layer else event.phase.value
+            segments.append(TimelineSegment(name, PHASES[event.phase], 1, [], []))
+        segments[-1].events.append(("+" if event.is_allocation else "-", event.storage_id))
+    return segments
