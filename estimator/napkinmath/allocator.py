@@ -113,7 +113,9 @@ class CachingAllocator:
 
     def __init__(self, settings: AllocatorSettings | None = None) -> None:
         self.settings = settings or AllocatorSettings()
-        self.allocated = self.reserved = self.peak_allocated = self.peak_reserved = self.requested = 0
+        self.allocated = self.reserved = self.peak_allocated = self.peak_reserved = 0
+        self.peak_unreturnable = 0  # highest reservation less what empty_cache() would have returned at that moment
+        self._whole = 0  # bytes of segments that are one free block
         self.num_retries = 0
         self.segments: dict[int, Segment] = {}
         self._free: tuple[list[int], list[int]] = ([], [])  # keys (size << bits | address) of free blocks; large, small pool
@@ -121,14 +123,19 @@ class CachingAllocator:
         self._next_address = LARGE_ROUNDING
         self._expandable: list[Segment | None] = [None, None]
         self._clock = 0
+        self._rounds_by_powers = self.settings.roundup_power2_divisions > 1
+        self._max_split = self.settings.max_split_bytes
+        self._splits_finely = self.settings.expandable_segments
 
     # ------------------------------------------------------------ public
 
     def malloc(self, nbytes: int) -> Block:
         """Books a block of at least `nbytes` > 0; raises OutOfMemory."""
-        size = self._round(nbytes)
+        size = self._round(nbytes) if self._rounds_by_powers else (nbytes + GRANULE - 1) // GRANULE * GRANULE
         small = size <= SMALL_LIMIT
-        block = self._best_fit(size, small) or self._new_block(size, small, nbytes)
+        block = self._best_fit(size, small)
+        if block is None:
+            block = self._new_block(size, small, nbytes)
         remaining = block.size - size
         if remaining and self._splits(remaining, size, small):
             self._split(block, size)
@@ -138,6 +145,9 @@ class CachingAllocator:
         self.allocated += block.size
         if self.allocated > self.peak_allocated:
             self.peak_allocated = self.allocated
+        unreturnable = self.reserved - self._whole
+        if unreturnable > self.peak_unreturnable:
+            self.peak_unreturnable = unreturnable
         return block
 
     def free(self, block: Block) -> None:
@@ -165,6 +175,8 @@ class CachingAllocator:
             else:
                 block.segment.last = block
         block.free = True
+        if block.size == block.segment.size:
+            self._whole += block.size
         at[block.address] = block
         insort(free, block.size << _ADDRESS_BITS | block.address)
 
@@ -192,9 +204,9 @@ class CachingAllocator:
         return (nbytes + GRANULE - 1) // GRANULE * GRANULE
 
     def _splits(self, remaining: int, size: int, small: bool) -> bool:
-        if small or self.settings.expandable_segments:
+        if small or self._splits_finely:
             return remaining >= GRANULE
-        return size < self.settings.max_split_bytes and remaining > SMALL_LIMIT
+        return size < self._max_split and remaining > SMALL_LIMIT
 
     def _best_fit(self, size: int, small: bool) -> Block | None:
         free = self._free[small]
@@ -202,13 +214,16 @@ class CachingAllocator:
         if index == len(free):
             return None
         key = free[index]
-        limit = self.settings.max_split_bytes
+        limit = self._max_split
         if limit != UNLIMITED and not small:
             found = key >> _ADDRESS_BITS
             if (size < limit <= found) or (size >= limit and found >= size + LARGE_SEGMENT):
                 return None
         del free[index]
-        return self._at.pop(key & _ADDRESS_MASK)
+        block = self._at.pop(key & _ADDRESS_MASK)
+        if block.size == block.segment.size:
+            self._whole -= block.size
+        return block
 
     def _split(self, block: Block, size: int) -> None:
         rest = Block(block.address + size, block.size - size, block.small, block.segment)
@@ -267,9 +282,7 @@ class CachingAllocator:
         if self.reserved + want > self.settings.limit_bytes:
             raise OutOfMemory(nbytes, self.allocated, self.reserved, self.settings.limit_bytes)
         if tail and last is not None:
-            free = self._free[small]
-            del free[bisect_left(free, last.size << _ADDRESS_BITS | last.address)]
-            del self._at[last.address]
+            self._forget(last)
             last.size += want
             block = last
         else:
@@ -282,10 +295,16 @@ class CachingAllocator:
         self._grow(want)
         return block
 
-    def _release(self, block: Block) -> int:
+    def _forget(self, block: Block) -> None:
+        """Takes a free block out of its pool."""
         free = self._free[block.small]
         del free[bisect_left(free, block.size << _ADDRESS_BITS | block.address)]
         del self._at[block.address]
+        if block.size == block.segment.size:
+            self._whole -= block.size
+
+    def _release(self, block: Block) -> int:
+        self._forget(block)
         del self.segments[block.segment.address]
         self.reserved -= block.size
         return block.size
@@ -298,9 +317,7 @@ class CachingAllocator:
             last = segment.last if segment is not None else None
             if segment is None or last is None or not last.free:
                 continue
-            free = self._free[small]
-            del free[bisect_left(free, last.size << _ADDRESS_BITS | last.address)]
-            del self._at[last.address]
+            self._forget(last)
             returned += last.size
             segment.size -= last.size
             self.reserved -= last.size
@@ -326,6 +343,8 @@ class Replay(Record):
 
     peak_allocated: int
     peak_reserved: int
+    peak_unreturnable: int
+    """Least reservation that would have done, had the cache been emptied all the time: what a full device comes down to."""
     end_allocated: int
     end_reserved: int
     inactive_split_bytes: int
@@ -335,53 +354,29 @@ class Replay(Record):
     """The failed request, if a limit was set and hit; the peaks are then those reached before."""
 
 
-def replay(timeline: Timeline, settings: AllocatorSettings | None = None, *, thin: bool = False) -> Replay:
-    """Replays a timeline's events in order; tensors of no bytes take none.
-
-    `thin` plays every event of the first three and the last repetition of a segment and, of the others, only what outlives
-    the repetition: temporaries find the blocks of the repetition before, as the same requests did then.
-    """
+def replay(timeline: Timeline, settings: AllocatorSettings | None = None) -> Replay:
+    """Replays a timeline's events in order; tensors of no bytes take none."""
     allocator = CachingAllocator(settings)
+    malloc, free = allocator.malloc, allocator.free
     sizes = [t.nbytes for t in timeline.tensors]
     held: list[list[Block]] = [[] for _ in sizes]
-    net_of: dict[int, list[tuple[str, int]]] = {}
     failed = ""
     try:
         for segment in timeline.segments:
-            whole = [(action, index) for action, index in segment.events if action == "=" or (action in "+-" and sizes[index])]
-            net = whole
-            if thin and segment.repeat > 4:
-                net = net_of.get(id(segment)) or net_of.setdefault(id(segment), _net_events(whole))
-            for repetition in range(segment.repeat):
-                _play(allocator, whole if repetition < 3 or repetition == segment.repeat - 1 else net, segment.pairs, sizes, held)
+            pairs = segment.pairs
+            events = [(action, index) for action, index in segment.events if (action in "+-" and sizes[index]) or (action == "=" and sizes[pairs[index][0]])]
+            for _ in range(segment.repeat):
+                for action, index in events:
+                    if action == "+":
+                        held[index].append(malloc(sizes[index]))
+                    elif action == "-":
+                        free(held[index].pop())
+                    else:
+                        old, new = pairs[index]
+                        held[new].append(held[old].pop())
     except OutOfMemory as error:
         failed = str(error)
     return Replay(
-        peak_allocated=allocator.peak_allocated, peak_reserved=allocator.peak_reserved, end_allocated=allocator.allocated, end_reserved=allocator.reserved,
-        inactive_split_bytes=allocator.inactive_split_bytes(), num_segments=len(allocator.segments), num_retries=allocator.num_retries, out_of_memory=failed,
+        peak_allocated=allocator.peak_allocated, peak_reserved=allocator.peak_reserved, peak_unreturnable=allocator.peak_unreturnable, end_allocated=allocator.allocated,
+        end_reserved=allocator.reserved, inactive_split_bytes=allocator.inactive_split_bytes(), num_segments=len(allocator.segments), num_retries=allocator.num_retries, out_of_memory=failed,
     )  # fmt: skip
-
-
-def _play(allocator: CachingAllocator, events: list[tuple[str, int]], pairs: list[tuple[int, int]], sizes: list[int], held: list[list[Block]]) -> None:
-    malloc, free = allocator.malloc, allocator.free
-    for action, index in events:
-        if action == "+":
-            held[index].append(malloc(sizes[index]))
-        elif action == "-":
-            free(held[index].pop())
-        else:
-            old, new = pairs[index]
-            if sizes[old]:
-                held[new].append(held[old].pop())
-
-
-def _net_events(events: list[tuple[str, int]]) -> list[tuple[str, int]]:
-    """The events without the tensors that are both allocated and freed among them."""
-    allocated: dict[int, list[int]] = {}
-    dropped: set[int] = set()
-    for position, (action, index) in enumerate(events):
-        if action == "+":
-            allocated.setdefault(index, []).append(position)
-        elif action == "-" and allocated.get(index):
-            dropped |= {allocated[index].pop(), position}
-    return [event for position, event in enumerate(events) if position not in dropped]

@@ -27,12 +27,15 @@ def verdict_on(e: Estimate, hardware: Hardware) -> Verdict:
     The allocator returns cached segments before it gives up, so what must fit is not its peak reservation but the replay
     under the device's limit; that is tried with the range's upper end, then with its lower end.
     """
+    return _verdict(e, hardware, _passes)
+
+
+def _verdict(e: Estimate, hardware: Hardware, passes: Callable[[Estimate, float], bool]) -> Verdict:
     allocated = e.memory.allocated
     low_usable, high_usable = hardware.usable_range
-    pessimistic, optimistic = allocated.high / allocated.value, allocated.low / allocated.value
-    if _passes(e, low_usable / pessimistic):
+    if passes(e, low_usable * allocated.value / allocated.high):
         return Verdict.FITS
-    return Verdict.UNKNOWN if _passes(e, high_usable / optimistic) else Verdict.DOES_NOT_FIT
+    return Verdict.UNKNOWN if passes(e, high_usable * allocated.value / allocated.low) else Verdict.DOES_NOT_FIT
 
 
 def _passes(e: Estimate, limit: float) -> bool:
@@ -44,19 +47,22 @@ def _passes(e: Estimate, limit: float) -> bool:
     return not replay(e.timeline, e.settings.replace(limit_bytes=int(limit))).out_of_memory
 
 
+def _would_pass(e: Estimate, limit: float) -> bool:
+    """The same without another replay: whether what could not have been returned stays below the limit."""
+    return limit >= e.replay.peak_unreturnable
+
+
 def fits_on(e: Estimate) -> tuple[Fit, ...]:
-    """Every catalogued GPU, from small to large, one of each capacity's most usual name first."""
+    """Every catalogued GPU, from small to large."""
     from napkinmath.catalog.gpus import load_gpus
     from napkinmath.hardware import Hardware
 
-    allocated, reserved = e.memory.allocated, e.memory.reserved
+    allocated = int(e.memory.allocated.value)
     found: list[Fit] = []
     for gpu in sorted(load_gpus(), key=lambda g: (g.memory_bytes, g.name)):
         hardware = Hardware(gpu=gpu, memory_bytes=gpu.memory_bytes)
-        low, high = hardware.usable_range
-        verdict = Verdict.FITS if low >= reserved.high else Verdict.DOES_NOT_FIT if high < allocated.low else verdict_on(e, hardware)
-        need = int(allocated.value) + hardware.context_bytes
-        found.append(Fit(gpu=gpu.name, capacity_bytes=gpu.memory_bytes, headroom_bytes=gpu.memory_bytes - need, verdict=verdict))
+        headroom = gpu.memory_bytes - allocated - hardware.context_bytes
+        found.append(Fit(gpu=gpu.name, capacity_bytes=gpu.memory_bytes, headroom_bytes=headroom, verdict=_verdict(e, hardware, _would_pass)))
     return tuple(found)
 
 

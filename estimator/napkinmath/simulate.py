@@ -17,17 +17,19 @@ if TYPE_CHECKING:
 def run_order(step: Step, *, steps: int = 2) -> tuple[list[Segment], tuple[int, ...]]:
     """The segments of loading and of `steps` training steps, and where each step starts.
 
-    The first step creates the optimizer's states, later ones find them.
+    The first step creates the optimizer's states, later ones find them; `steps=1` is a later one, its states there from the start.
     """
     order = list(step.load)
     starts: list[int] = []
+    if steps == 1:
+        order += step.update.states
     for number in range(steps):
         starts.append(len(order))
         for repeat, segments in step.micro_steps:
             for _ in range(repeat):
                 order += segments
         order += step.update.clip
-        order += step.update.states if number == 0 else []
+        order += step.update.states if number == 0 and steps > 1 else []
         order += step.update.work + step.update.zero
     return order, tuple(starts)
 
