@@ -347,8 +347,7 @@ def shape_text(tensor: TensorInfo) -> str:
 def tensor_axes(tensor: TensorInfo) -> tuple[Size, ...]:
     """The axes of a tensor; empty where the timeline does not know them."""
     axes: Any = tensor.axes
-    found: tuple[Size, ...] = tuple(axes) if isinstance(axes, (tuple, list)) else ()
-    return found
+    return tuple(axes) if type(axes) in (tuple, list) else ()
 
 
 def _short(value: float) -> str:
