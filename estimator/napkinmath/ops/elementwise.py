@@ -5,7 +5,7 @@ from __future__ import annotations
 from napkinmath.costs import Move, traffic
 from napkinmath.dtypes import BOOL, FP16, FP32, DType
 from napkinmath.expr import Size
-from napkinmath.ledger import ALLOC, FREE, Role, Value
+from napkinmath.ledger import ALLOC, FREE, Gradient, Role, Value
 from napkinmath.tape import LIKE, PASS, REDUCE, Tape
 
 INPUT, OUTPUT, NOTHING = "input", "output", "nothing"
@@ -69,8 +69,18 @@ def shift(t: Tape, x: Value) -> Value:
 
 
 def square(t: Tape, x: Value) -> Value:
-    """x ** 2; keeps x; its backward makes x ** 1, then 2 * x, then the gradient in one expression."""
-    power, doubled = (t.tensor(n, x.axes, x.dtype, Role.WORKSPACE) for n in ("x ** 1", "2 x"))
+    """x ** 2; keeps x."""
+    return _power(t, x, ("x ** 1", "2 x"))
+
+
+def cube(t: Tape, x: Value) -> Value:
+    """x ** 3; keeps x."""
+    return _power(t, x, ("x ** 2", "3 x ** 2"))
+
+
+def _power(t: Tape, x: Value, names: tuple[str, str]) -> Value:
+    """x ** n: its backward makes x ** (n - 1), then n times that, then the gradient in one expression."""
+    power, doubled = (t.tensor(n, x.axes, x.dtype, Role.WORKSPACE) for n in names)
     out = t.op("pow", (x,), x.axes, x.dtype, saves=(x,), gradients=(LIKE,), costs=(Move(2 * traffic(x)),), backward_costs=(Move(7 * traffic(x), 3),))
     if out.requires_grad:
         gradient = t.ops[-1].gradients[0].tensor
@@ -96,9 +106,9 @@ def cast(t: Tape, x: Value, dtype: DType, *, role: Role = Role.ACTIVATIONS) -> V
     return t.op("to", (x,), x.axes, dtype, gradients=(LIKE,), label=f"{x.tensor.name} in {dtype}", costs=(Move(traffic(x) + out_bytes),), backward_costs=(Move(traffic(x) + out_bytes),), role=role)  # fmt: skip
 
 
-def copy(t: Tape, x: Value, axes: tuple[Size, ...] | None = None, name: str = "contiguous") -> Value:
+def copy(t: Tape, x: Value, axes: tuple[Size, ...] | None = None, name: str = "contiguous", *, role: Role = Role.ACTIVATIONS) -> Value:
     """A copy with another layout (`contiguous`, or a `reshape` that cannot be a view); its gradient is a view."""
-    return t.op(name, (x,), axes or x.axes, x.dtype, gradients=(PASS,), costs=(Move(2 * traffic(x)),))
+    return t.op(name, (x,), axes or x.axes, x.dtype, gradients=(PASS,), costs=(Move(2 * traffic(x)),), role=role)
 
 
 def add(t: Tape, x: Value, y: Value) -> Value:
@@ -110,10 +120,26 @@ def add(t: Tape, x: Value, y: Value) -> Value:
 def add_(t: Tape, x: Value, y: Value) -> Value:
     """x += y in place: no new storage."""
     out = Value(x.tensor, x.axes, x.dtype, x.requires_grad or y.requires_grad)
-    from napkinmath.ledger import Gradient
-
     gradients = [Gradient(v, None) for v in (x, y) if v.requires_grad]
     t.append("add_", (x, y), (out,), forward=(), gradients=gradients, costs=(Move(traffic(x, x, y)),))
+    return out
+
+
+def clamp_(t: Tape, x: Value) -> Value:
+    """x clamped in place: a copy of x is kept for the backward, which makes a mask and the gradient."""
+    kept = t.tensor("x before clamping", x.axes, x.dtype)
+    out = Value(x.tensor, x.axes, x.dtype, x.requires_grad)
+    if not x.requires_grad:
+        t.append("clamp_", (x,), (out,), forward=(), costs=(Move(2 * traffic(x)),))
+        return out
+    gradient = t.gradient_of(x)
+    mask = tuple(t.tensor(n, x.axes, BOOL, Role.WORKSPACE) for n in ("x >= low", "x <= high", "inside"))
+    backward = (*((ALLOC, m) for m in mask), (ALLOC, gradient), *((FREE, m) for m in mask))
+    t.append(
+        "clamp_", (x,), (out,), forward=((ALLOC, kept),), saves=(kept,), costs=(Move(4 * traffic(x), 2),), backward=backward, gradients=(Gradient(x, gradient),),
+        backward_costs=(Move(5 * traffic(x), 4),),
+    )  # fmt: skip
+    t.last_use[kept] = len(t.ops) - 1
     return out
 
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from napkinmath.costs import Move, traffic
 from napkinmath.dtypes import FP32
+from napkinmath.expr import Size
 from napkinmath.ledger import Value
-from napkinmath.ops.elementwise import add, cast, mul
+from napkinmath.ops.elementwise import add, cast, mul, neg
 from napkinmath.ops.index import concatenate, slice_of
 from napkinmath.ops.routing import chunk
 from napkinmath.tape import LIKE, PASS, Tape
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def subtract(t: Tape, x: Value, y: Value) -> Value:
@@ -65,3 +70,33 @@ def rotary_complex(t: Tape, q: Value, key: Value, table: Value) -> tuple[Value, 
             out.append(cast(t, turned, source.dtype))
             frame.local(out[-1])
         return out[0], out[1]
+
+
+def rotary_interleaved(t: Tape, x: Value, cos: Value, sin: Value) -> Value:
+    """x * cos + rotated pairs * sin: every other element negated, stacked with its neighbour (models/cohere, glm, helium rotate_half)."""
+    return add(t, mul(t, x, cos), mul(t, rotate_pairs(t, x), sin))
+
+
+def rotate_pairs(t: Tape, x: Value) -> Value:
+    """stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)."""
+    half = (*x.axes[:-1], x.axes[-1] // 2)
+    with t.scope() as frame:
+        first, second = slice_of(t, x, half), slice_of(t, x, half)
+        frame.local(first, second)
+        return concatenate(t, (neg(t, second), first), x.axes, name="stack")
+
+
+def rotary_interleaved_fp32(t: Tape, x: Value, cos: Value, sin: Value) -> Value:
+    """The same in fp32, cast back at the end (models/cohere apply_rotary_pos_emb)."""
+    return cast(t, rotary_interleaved(t, cast(t, x, FP32), cos, sin), x.dtype)
+
+
+def rotary_partial(t: Tape, q: Value, key: Value, cos: Value, sin: Value, size: Size, turn: Callable[[Tape, Value, Value, Value], Value]) -> tuple[Value, Value]:
+    """The first `size` elements of each head turned, the rest put back behind them (models/phi, stablelm, nemotron, glm)."""
+    with t.scope() as frame:
+        frame.local(q, key)
+        parts = [(slice_of(t, x, (*x.axes[:-1], size)), slice_of(t, x, (*x.axes[:-1], x.axes[-1] - size))) for x in (q, key)]
+        turned = [turn(t, first, cos, sin) for first, _ in parts]
+        frame.local(*turned)
+        joined = [concatenate(t, (first, rest), x.axes) for first, (_, rest), x in zip(turned, parts, (q, key), strict=True)]
+        return joined[0], joined[1]

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+from enum import Enum
+
+from napkinmath.catalog.layers.masks import mask_name
 from napkinmath.catalog.layers.norm import Norm
 from napkinmath.catalog.layers.symbols import a, b, dh, h, k, s
+from napkinmath.dtypes import DType
 from napkinmath.expr import Size
 from napkinmath.ledger import Value
 from napkinmath.ops.attention import eager_attention, sdpa
+from napkinmath.ops.elementwise import clamp_
 from napkinmath.ops.index import rotary
 from napkinmath.ops.matmul import linear
+from napkinmath.ops.rotary import rotary_interleaved, rotary_interleaved_fp32, rotary_partial
 from napkinmath.record import Record
 from napkinmath.tape import Tape
 from napkinmath.train_config import Attention
+
+
+class Rotation(str, Enum):
+    """Which elements of a head are turned together."""
+
+    HALVES = "halves"
+    PAIRS = "pairs"
+    PAIRS_FP32 = "pairs in fp32"
 
 
 class GroupedQueryAttention(Record):
@@ -22,42 +36,103 @@ class GroupedQueryAttention(Record):
     bias: bool = False
     output_bias: bool = False
     rotary: bool = True
+    rotation: Rotation = Rotation.HALVES
+    rotary_size: int = 0
+    """Rotated part of each head, split off and put back; 0 rotates heads whole."""
+    tables: str = ""
+    """Which of several rotary tables is read (Gemma 3: local)."""
     window: int = 0
     """Tokens a query sees; 0 is all."""
     head_norm: Norm | None = None
-    """RMSNorm of each query and key head (Qwen3, Gemma 3)."""
+    """Norm of each query and key head (Qwen3, Gemma 3)."""
+    norm_transposed: bool = False
+    """The head norm sees heads before positions (Gemma 3)."""
+    wide_norm: Norm | None = None
+    """Norm over all query or key heads together (OLMo 2)."""
+    norm_names: tuple[str, str] = ("q_norm", "k_norm")
+    clipped: bool = False
+    """Projections are clamped in place (OLMo)."""
+    capped: bool = False
+    """Scores pass through a tanh (Gemma 2)."""
+    eager_only: bool = False
+    """transformers has no other form of this attention."""
     dropout: float = 0.0
     names: tuple[str, str, str, str] = ("q_proj", "k_proj", "v_proj", "o_proj")
+    scope: str = "self_attn"
 
     def record(self, t: Tape, x: Value, shared: dict[str, Value]) -> Value:
         """Attention over x of axes (b, s, h)."""
-        with t.scope("self_attn") as frame:
+        kv = k if self.grouped else a
+        with t.scope(self.scope) as frame:
             frame.local(x)
-            q = self._heads(t, x, 0, a)
-            key = self._heads(t, x, 1, k if self.grouped else a)
-            value = t.view(linear(t, x, self.names[2], (k if self.grouped else a) * dh, bias=self.bias), (b, k if self.grouped else a, s, dh))
+            dense = self._dense_gradients(t, x, shared)
+            projected = [self._projected(t, x, which, heads) for which, heads in ((0, a), (1, kv))]
+            q, key = (self._heads(t, p, which, heads, dense) for p, which, heads in zip(projected, (0, 1), (a, kv), strict=True))
+            value = split_heads(t, self._projected(t, x, 2, kv), kv, copies=dense)
             if self.rotary:
                 q, key = self._rotate(t, q, key, shared)
             frame.local(q, key, value)
-            out = self._attend(t, q, key, value, shared)
+            out = attend(t, q, key, value, shared, groups=a // k if self.grouped else 1, window=self.window, dropout=self.dropout, capped=self.capped, eager_only=self.eager_only, contiguous=self.rotary_size > 0)  # fmt: skip
             frame.local(out)
             return linear(t, t.view(out, (b, s, a * dh)), self.names[3], h, bias=self.output_bias)
 
-    def _heads(self, t: Tape, x: Value, which: int, heads: Size) -> Value:
-        projected = t.view(linear(t, x, self.names[which], heads * dh, bias=self.bias), (b, s, heads, dh))
-        if self.head_norm is not None:
-            projected = self.head_norm.record(t, projected, ("q_norm", "k_norm")[which])
-        return t.view(projected, (b, heads, s, dh), copies_gradient=self.rotary and self.head_norm is None)
+    def _projected(self, t: Tape, x: Value, which: int, heads: Size) -> Value:
+        out = linear(t, x, self.names[which], heads * dh, bias=self.bias)
+        if self.clipped:
+            out = clamp_(t, out)
+        if self.wide_norm is not None and which < 2:
+            out = self.wide_norm.record(t, out, self.norm_names[which])
+        return out
+
+    def _heads(self, t: Tape, projected: Value, which: int, heads: Size, dense: bool) -> Value:
+        copies = (self.rotary or dense) and t.known(heads) > 1
+        if self.head_norm is None:
+            return split_heads(t, projected, heads, copies=copies)
+        name = self.norm_names[which]
+        if self.norm_transposed:
+            return self.head_norm.record(t, split_heads(t, projected, heads, copies=copies), name)
+        viewed = t.view(projected, (b, s, heads, dh))
+        return t.view(self.head_norm.record(t, viewed, name), (b, heads, s, dh))
 
     def _rotate(self, t: Tape, q: Value, key: Value, shared: dict[str, Value]) -> tuple[Value, Value]:
+        cos, sin = shared[f"cos{self.tables}"], shared[f"sin{self.tables}"]
+        turn = {Rotation.HALVES: rotary, Rotation.PAIRS: rotary_interleaved, Rotation.PAIRS_FP32: rotary_interleaved_fp32}[self.rotation]
+        if self.rotary_size:
+            return rotary_partial(t, q, key, cos, sin, self.rotary_size, turn)
         with t.scope() as frame:
             frame.local(q, key)
-            turned = rotary(t, q, shared["cos"], shared["sin"])
+            turned = turn(t, q, cos, sin)
             frame.local(turned)
-            return turned, rotary(t, key, shared["cos"], shared["sin"])
+            return turned, turn(t, key, cos, sin)
 
-    def _attend(self, t: Tape, q: Value, key: Value, value: Value, shared: dict[str, Value]) -> Value:
-        groups: Size = a // k if self.grouped else 1
-        if t.policy.config.attention is Attention.EAGER:
-            return eager_attention(t, q, key, value, groups=groups, mask=shared.get("mask"), dropout_p=self.dropout)
-        return sdpa(t, q, key, value, groups=groups, mask=shared.get("mask"), window=self.window or None, dropout_p=self.dropout)
+    def _dense_gradients(self, t: Tape, x: Value, shared: dict[str, Value]) -> bool:
+        return dense_gradients(t, x.dtype, shared, grouped=self.grouped, window=self.window, eager_only=self.eager_only)
+
+
+def split_heads(t: Tape, projected: Value, heads: Size, *, copies: bool) -> Value:
+    """(b, s, heads·dh) seen as (b, heads, s, dh); `copies`: the gradient comes back laid out that way and is copied."""
+    return t.view(projected, (b, heads, s, dh), copies_gradient=copies and t.known(heads) > 1)
+
+
+def runs_eager(t: Tape, eager_only: bool) -> bool:
+    """Whether transformers' own chain of operations runs instead of SDPA."""
+    return eager_only or t.policy.config.attention is Attention.EAGER
+
+
+def dense_gradients(t: Tape, dtype: DType, shared: dict[str, Value], *, grouped: bool, window: int = 0, eager_only: bool = False) -> bool:
+    """Whether attention returns gradients with the heads outside the rows, as matmul does and the fused kernels do not."""
+    if runs_eager(t, eager_only):
+        return True
+    masked = shared.get(mask_name(window)) is not None
+    kernel = t.policy.sdpa_kernel(t.policy.autocast or dtype, head_size=dh, masked=masked, grouped=grouped and not masked)
+    return kernel == "math" or (masked and grouped)
+
+
+def attend(
+    t: Tape, q: Value, key: Value, value: Value, shared: dict[str, Value], *, groups: Size, window: int = 0, dropout: float = 0.0, capped: bool = False, eager_only: bool = False, contiguous: bool = False,
+) -> Value:  # fmt: skip
+    """Attention as configured, over q, k, v of axes (b, heads, s, dh); returns (b, s, heads, dh)."""
+    mask = shared.get(mask_name(window)) or shared.get("mask")
+    if runs_eager(t, eager_only):
+        return eager_attention(t, q, key, value, groups=groups, mask=mask, dropout_p=dropout, capped=capped, contiguous=contiguous)
+    return sdpa(t, q, key, value, groups=groups, mask=mask, window=window or None, dropout_p=dropout, contiguous=contiguous)

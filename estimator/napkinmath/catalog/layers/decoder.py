@@ -1,11 +1,11 @@
-"""The pre-norm decoder layer: residual + attention(norm), residual + feed-forward(norm)."""
+"""Decoder layers: attention and feed-forward one after the other, or side by side, with norms before or after."""
 
 from __future__ import annotations
 
 from napkinmath.catalog.layers.norm import Norm
 from napkinmath.ledger import Value
 from napkinmath.model_spec import Part
-from napkinmath.ops.elementwise import add
+from napkinmath.ops.elementwise import add, dropout, scale
 from napkinmath.tape import Tape
 
 TYPE_CHECKING = False
@@ -19,19 +19,64 @@ if TYPE_CHECKING:
 
 
 class DecoderLayer(Part):
-    """transformers' LlamaDecoderLayer.forward and its kin."""
+    """residual + attention(norm), then residual + feed-forward(norm), as LlamaDecoderLayer.forward and its kin."""
 
     attention: Sublayer
     mlp: Sublayer
     norm: Norm = Norm()
     names: tuple[str, str] = ("input_layernorm", "post_attention_layernorm")
+    """Norms before attention and feed-forward; '' for none."""
+    post_names: tuple[str, str] = ("", "")
+    """Norms after attention and feed-forward, before the residual is added (OLMo 2, Gemma 2)."""
+    scaled: bool = False
+    """What is added to the residual is multiplied by a number first (Granite, MiniCPM)."""
+    dropout: float = 0.0
+    """Dropout of what is added to the residual."""
+
+    def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
+        assert x is not None
+        middle = self._residual(t, x, self.attention, 0, shared)
+        return self._residual(t, middle, self.mlp, 1, shared)
+
+    def _residual(self, t: Tape, x: Value, part: Sublayer, which: int, shared: dict[str, Value]) -> Value:
+        with t.scope() as frame:
+            frame.local(x)
+            normed = self.norm.record(t, x, self.names[which]) if self.names[which] else x
+            out = part.record(t, normed, shared)
+            if self.post_names[which]:
+                with t.scope() as inner:
+                    inner.local(out)
+                    out = self.norm.record(t, out, self.post_names[which])
+            out = dropout(t, out, self.dropout)
+            if self.scaled:
+                frame.local(out)
+                out = scale(t, out)
+            return add(t, x, out)
+
+
+class ParallelLayer(Part):
+    """residual + attention(norm) + feed-forward(norm), both reading the same input (GPT-J, Phi, Cohere, GPT-NeoX)."""
+
+    attention: Sublayer
+    mlp: Sublayer
+    norm: Norm = Norm()
+    names: tuple[str, ...] = ("input_layernorm",)
+    """One norm for both, or one each for attention and feed-forward."""
+    residual_last: bool = False
+    """attention + feed-forward + residual, rather than residual + attention + feed-forward."""
+    dropout: float = 0.0
 
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         assert x is not None
         with t.scope() as frame:
             frame.local(x)
-            attended = self.attention.record(t, self.norm.record(t, x, self.names[0]), shared)
-            middle = add(t, x, attended)
-            frame.release(x)
-            frame.local(middle)
-            return add(t, middle, self.mlp.record(t, self.norm.record(t, middle, self.names[1]), shared))
+            normed = self.norm.record(t, x, self.names[0])
+            frame.local(normed)
+            attended = dropout(t, self.attention.record(t, normed, shared), self.dropout)
+            frame.local(attended)
+            other = self.norm.record(t, x, self.names[1]) if len(self.names) > 1 else normed
+            fed = dropout(t, self.mlp.record(t, other, shared), self.dropout)
+            frame.local(fed)
+            if self.residual_last:
+                return add(t, add(t, attended, fed), x)
+            return add(t, add(t, x, attended), fed)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from napkinmath.catalog.layers.masks import causal_masks
 from napkinmath.catalog.layers.symbols import b, dh, h, s, v
 from napkinmath.dtypes import FP32, INT64
 from napkinmath.expr import Size
 from napkinmath.ledger import Role, Value
 from napkinmath.model_spec import Part
-from napkinmath.ops.elementwise import cast, scale
+from napkinmath.ops.elementwise import cast, dropout, scale
 from napkinmath.ops.index import constant, embedding, model_input
 from napkinmath.tape import Tape
 from napkinmath.train_config import Attention
@@ -21,34 +22,68 @@ class TokenEmbedding(Part):
     """Rotated part of the head; 0 is the whole head."""
     complex_rotary: bool = False
     """One table of complex fp32 numbers, a pair each, instead of cos and sin (DeepSeek V2, Llama 4)."""
+    tables: tuple[str, ...] = ("",)
+    """Names of the rotary tables, where sliding layers have their own (Gemma 3)."""
     scaled: bool = False
-    """Gemma multiplies embeddings by sqrt(hidden size)."""
+    """Embeddings are multiplied by a number (Gemma's square root of the hidden size)."""
     name: str = "embed_tokens"
+    padded: bool = False
+    """The embedding has a padding index."""
+    dropout: float = 0.0
     masked: bool = False
     """The layers have no form without a mask (attention that transformers runs eager only)."""
     sliding: bool = False
     """Sliding layers read a mask of their own."""
+    windows: tuple[int, ...] = ()
+    """Windows of sliding layers, each with a mask of its own."""
+    full_mask: bool = True
+    """Some layer sees everything before it."""
 
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
-        ids = shared["input_ids"] = model_input(t, "input ids", (b, s), INT64)
-        shared["labels"] = model_input(t, "labels", (b, s), INT64)
-        out = embedding(t, ids, self.name, v, h)
+        ids = token_ids(t, shared)
+        out = embedding(t, ids, self.name, v, h, padded=self.padded)
         if self.scaled:
             out = scale(t, out)
+        causal_masks(t, shared, out.dtype, full=self.full_mask, windows=self.windows, eager_only=self.masked)
+        out = dropout(t, out, self.dropout)
         if self.complex_rotary:
             shared["rotary"] = constant(t, "rotary table", (1, s, self.rotary_size or dh), FP32)
         elif self.rotary:
-            rotary_tables(t, shared, self.rotary_size or dh, out)
-        if self.masked or t.policy.config.attention is Attention.EAGER:
-            shared["mask"] = constant(t, "attention mask", (b, 1, s, s), out.dtype)
-            if self.sliding:
-                shared["sliding mask"] = constant(t, "sliding attention mask", (b, 1, s, s), out.dtype)
+            for suffix in self.tables:
+                rotary_tables(t, shared, self.rotary_size or dh, out, suffix)
+        if self.sliding and (self.masked or t.policy.config.attention is Attention.EAGER):
+            shared["sliding mask"] = constant(t, "sliding attention mask", (b, 1, s, s), out.dtype)
         return out
 
 
-def rotary_tables(t: Tape, shared: dict[str, Value], size: Size, like: Value) -> None:
-    """cos and sin of every position, computed in fp32 and cast to the type of the hidden states."""
-    with t.scope("rotary_emb"):
-        for name in ("cos", "sin"):
-            shared[name] = cast(t, constant(t, name, (1, s, size), FP32), like.dtype)
-            shared[name].tensor.role = Role.ACTIVATIONS
+def token_ids(t: Tape, shared: dict[str, Value]) -> Value:
+    """Token ids and labels of the batch, and the position of each token."""
+    ids = shared["input_ids"] = model_input(t, "input ids", (b, s), INT64)
+    shared["labels"] = model_input(t, "labels", (b, s), INT64)
+    shared["position ids"] = constant(t, "position ids", (1, s), INT64)
+    return ids
+
+
+def rotary_tables(t: Tape, shared: dict[str, Value], size: Size, like: Value, suffix: str = "") -> None:
+    """cos and sin of every position, computed in fp32 and cast to the type of the hidden states.
+
+    Source: transformers 5.23 models/llama/modeling_llama.py LlamaRotaryEmbedding.forward.
+    """
+    with t.scope("rotary_emb") as frame:
+        for name in ("inv_freq", "original_inv_freq"):
+            t.weight(name + suffix, (size // 2,), dtype=FP32, buffer=True)
+        frame.local(constant(t, "frequencies", (1, s, size // 2), FP32))
+        angles = constant(t, "angles", (1, s, size), FP32)
+        frame.local(angles)
+        wide = [_scaled_table(t, name, size) for name in ("cos", "sin")]
+        frame.local(*wide)
+        for name, table in zip(("cos", "sin"), wide, strict=True):
+            shared[name + suffix] = cast(t, table, like.dtype)
+            shared[name + suffix].tensor.role = Role.ACTIVATIONS
+
+
+def _scaled_table(t: Tape, name: str, size: Size) -> Value:
+    raw = constant(t, name, (1, s, size), FP32)
+    table = constant(t, f"scaled {name}", (1, s, size), FP32)
+    t.touch(raw.tensor)
+    return table

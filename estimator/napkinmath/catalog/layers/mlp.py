@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
+from napkinmath.catalog.layers.activations import ACTIVATIONS as ACTIVATIONS
+from napkinmath.catalog.layers.activations import activate
 from napkinmath.catalog.layers.symbols import f
 from napkinmath.expr import Size
 from napkinmath.ledger import Value
-from napkinmath.ops import elementwise
-from napkinmath.ops.elementwise import mul
+from napkinmath.ops.elementwise import dropout, mul
 from napkinmath.ops.matmul import linear
+from napkinmath.ops.routing import chunk
 from napkinmath.record import Record
 from napkinmath.tape import Tape
-
-
-def activate(t: Tape, x: Value, name: str) -> Value:
-    """The activation function of a config's `hidden_act`."""
-    return ACTIVATIONS[name](t, x)
-
-
-ACTIVATIONS = {
-    "silu": elementwise.silu, "swish": elementwise.silu, "gelu": elementwise.gelu, "gelu_pytorch_tanh": elementwise.gelu, "relu": elementwise.relu,
-}  # fmt: skip
 
 
 class GatedMlp(Record):
@@ -40,3 +32,40 @@ class GatedMlp(Record):
             gate = activate(t, linear(t, x, self.names[0], self.width, bias=self.bias, kind=self.kind), self.activation)
             product = mul(t, gate, linear(t, x, self.names[1], self.width, bias=self.bias, kind=self.kind))
             return linear(t, product, self.names[2], x.axes[-1], bias=self.bias, kind=self.kind)
+
+
+class FusedGatedMlp(Record):
+    """down(up * act(gate)) with gate and up projected by one linear."""
+
+    activation: str = "silu"
+    bias: bool = False
+    width: Size = f
+    names: tuple[str, str] = ("gate_up_proj", "down_proj")
+    scope: str = "mlp"
+
+    def record(self, t: Tape, x: Value, shared: dict[str, Value]) -> Value:
+        """Feed-forward of x."""
+        with t.scope(self.scope) as frame:
+            frame.local(x)
+            both = linear(t, x, self.names[0], 2 * self.width, bias=self.bias)
+            gate, up = chunk(t, both, (self.width, self.width))
+            frame.local(gate)
+            product = mul(t, up, activate(t, gate, self.activation))
+            return linear(t, product, self.names[1], x.axes[-1], bias=self.bias)
+
+
+class PlainMlp(Record):
+    """out(act(in(x))), with dropout at the end where the family has it."""
+
+    activation: str = "gelu"
+    bias: bool = True
+    width: Size = f
+    names: tuple[str, str] = ("fc1", "fc2")
+    scope: str = "mlp"
+    dropout: float = 0.0
+
+    def record(self, t: Tape, x: Value, shared: dict[str, Value]) -> Value:
+        """Feed-forward of x."""
+        with t.scope(self.scope):
+            middle = activate(t, linear(t, x, self.names[0], self.width, bias=self.bias), self.activation)
+            return dropout(t, linear(t, middle, self.names[1], x.axes[-1], bias=self.bias), self.dropout)
