@@ -41,7 +41,7 @@ PHASES = {
     TracePhase.FORWARD: Phase.FORWARD, TracePhase.LOSS: Phase.FORWARD, TracePhase.BACKWARD: Phase.BACKWARD, TracePhase.RECOMPUTE: Phase.BACKWARD,
     TracePhase.CLIP: Phase.CLIP, TracePhase.OPTIMIZER: Phase.STEP, TracePhase.ZERO_GRAD: Phase.STEP,
 }  # fmt: skip
-SDPA_KERNELS = {"sdpa_flash": Attention.FLASH, "sdpa_efficient": Attention.EFFICIENT, "math": Attention.MATH, "sdpa_cudnn": Attention.CUDNN}
+SDPA_KERNELS = {"sdpa": Attention.FLASH, "sdpa_flash": Attention.FLASH, "sdpa_efficient": Attention.EFFICIENT, "math": Attention.MATH, "sdpa_cudnn": Attention.CUDNN}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +97,7 @@ def _traced_attention(name: str) -> dict[str, object]:
 
     if name == "eager":
         return {"attention": "eager"}
-    return {"attention": "sdpa", "attention_backend": AttentionBackend(name.removeprefix("sdpa_"))}
+    return {"attention": "sdpa", "attention_backend": AttentionBackend.AUTO if name == "sdpa" else AttentionBackend(name.removeprefix("sdpa_"))}
 
 
 def phase_peaks(timeline: Timeline) -> dict[Phase, int]:
