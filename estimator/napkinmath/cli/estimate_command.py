@@ -34,11 +34,14 @@ def make_estimates(given: dict[str, Any], notes: list[str]) -> list[Estimate]:
     """One estimate, or one for each GPU named; `notes` receives what was assumed or ignored."""
     from napkinmath.estimate import estimate
     from napkinmath.inputs.hardware_options import allocator_text, machines, speed_on
-    from napkinmath.inputs.job_file import with_job_file
     from napkinmath.inputs.model_options import model_spec
     from napkinmath.inputs.options import train_config
 
-    options = with_job_file(given, notes)
+    options = given
+    if "job" in given:
+        from napkinmath.inputs.job_file import with_job_file
+
+        options = with_job_file(given, notes)
     spec = model_spec(options, notes)
     config = train_config(options)
     allocator = allocator_text(options)

@@ -2,14 +2,151 @@
 
 from __future__ import annotations
 
+from napkinmath.errors import InputError, shown, suggest
+from napkinmath.inputs.foreign import ForeignJob
+from napkinmath.inputs.options import ADAPTER_OPTIONS, KEYS, QUANT_OPTIONS
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+MAX_VALUES = 100_000
+WHAT = "job file"
+_MODEL_KEYS = ("model", "arch", "config")
+# Other spellings of an option's key in our own job files.
+_OTHER_NAMES = {
+    "micro_batch_size": "bs", "batch_size": "bs", "sequence_length": "ctx", "seq_len": "ctx", "context": "ctx", "gradient_accumulation_steps": "grad_accum", "gradient_checkpointing": "checkpointing",
+    "recompute": "checkpointing", "quantization": "quant", "adapter_rank": "rank", "gradient_clipping": "clip",
+}  # fmt: skip
+_KINDS: dict[str, tuple[str, str]] = {
+    "torchtune": ("napkinmath.inputs.torchtune", "torchtune"),
+    "axolotl": ("napkinmath.inputs.axolotl", "axolotl"),
+    "llama-factory": ("napkinmath.inputs.llama_factory", "LLaMA-Factory"),
+    "trainer": ("napkinmath.inputs.trainer", "Trainer"),
+}
 
 
 def with_job_file(given: Mapping[str, object], notes: list[str]) -> dict[str, object]:
     """The options of the job file, if one was given, under those of the command line."""
     options = dict(given)
-    if "job" not in options:
+    path = options.pop("job", None)
+    if path is None:
         return options
-    raise NotImplementedError
+    if not isinstance(path, str):
+        raise InputError(f"{WHAT} {shown(path)} is not a path")
+    from_file = read_job(path, notes)
+    _make_way(from_file, options, notes)
+    return {**from_file, **options}
+
+
+def read_job(path: str, notes: list[str]) -> dict[str, object]:
+    """The options a job file gives; `notes` receives what was assumed and what was ignored."""
+    content = _load(path)
+    kind = kind_of(content, path)
+    if kind == "model config":
+        return {"model": path}
+    if kind == "own":
+        return _own(content, path)
+    module, tool = _KINDS[kind]
+    read: Callable[[ForeignJob], dict[str, object]] = __import__(module, fromlist=["read"]).read
+    notes.append(f"{shown(path)} read as a job file of {tool}")
+    return read(ForeignJob(tool, content, notes))
+
+
+def kind_of(content: Mapping[str, object], path: str) -> str:
+    """Whose job file this is: a key of _KINDS, 'own' or 'model config'."""
+    if any(isinstance(value, dict) and "_component_" in value for value in content.values()):
+        return "torchtune"
+    if "base_model" in content:
+        return "axolotl"
+    if "finetuning_type" in content or "cutoff_len" in content or ("stage" in content and "model_name_or_path" in content):
+        return "llama-factory"
+    if "train_micro_batch_size_per_gpu" in content or "zero_optimization" in content:
+        raise InputError(f"{WHAT} {shown(path)} is a DeepSpeed config, which names no model; give --model and the flags of one GPU")
+    if "compute_environment" in content:
+        raise InputError(f"{WHAT} {shown(path)} is an accelerate config, which names no model; give --model and the flags of one GPU")
+    if "peft_type" in content:
+        raise InputError(f"{WHAT} {shown(path)} is an adapter's config; give its base with --model and --lora --rank {shown(content.get('r', 16))}")
+    if "model_name_or_path" in content or any(key.startswith(("per_device_", "per_gpu_")) for key in content) or "optim" in content:
+        return "trainer"
+    if "model_type" in content and "model" not in content:
+        return "model config"
+    return "own"
+
+
+def _load(path: str) -> dict[str, Any]:
+    """The file's mapping, from JSON or YAML."""
+    from napkinmath.catalog import config_file
+
+    text = config_file.read_text(path, what=WHAT)
+    if not text.strip():
+        raise InputError(f"{WHAT} {shown(path)} is empty; write e.g. model: llama-7b")
+    value = config_file.parse(text, path, what=WHAT) if path.endswith(".json") else _parse_yaml(text, path)
+    if not isinstance(value, dict):
+        raise InputError(f"{WHAT} {shown(path)} holds {shown(value, limit=40)} at its top level, not keys and values; write e.g. model: llama-7b")
+    _refuse_explosion(value, path)
+    return {str(key): item for key, item in value.items()}  # type: ignore[misc]
+
+
+def _parse_yaml(text: str, path: str) -> object:
+    try:
+        import yaml
+    except ImportError:
+        raise InputError(f"{WHAT} {shown(path)} is YAML, which needs PyYAML; pip install pyyaml, or write it as .json") from None
+    try:
+        return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f" at line {mark.line + 1} column {mark.column + 1}" if mark else ""
+        raise InputError(f"{WHAT} {shown(path)} is not plain YAML: {error.problem or error.context}{place}; repair it") from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise InputError(f"{WHAT} {shown(path)} is not plain YAML: {str(error).splitlines()[0]}; repair it") from None
+    except RecursionError:
+        raise InputError(f"{WHAT} {shown(path)} is nested too deeply; write plain keys and values") from None
+
+
+def _refuse_explosion(value: object, path: str) -> None:
+    """Raises where aliases multiply a small file into a huge or endless one, before anything walks or shows it."""
+    waiting, seen = [value], 0
+    while waiting:
+        item = waiting.pop()
+        seen += 1
+        if seen > MAX_VALUES:
+            raise InputError(f"{WHAT} {shown(path)} expands to more than {MAX_VALUES} values; remove the aliases that multiply it")
+        if isinstance(item, dict):
+            waiting.extend(item.values())  # type: ignore[misc]
+        elif isinstance(item, (list, tuple, set)):
+            waiting.extend(item)  # type: ignore[misc]
+
+
+def _own(content: Mapping[str, object], path: str) -> dict[str, object]:
+    """Our own file: every key is an option, with dashes or underscores; an unknown one is refused."""
+    options: dict[str, object] = {}
+    for given, value in content.items():
+        key = given.strip().lower().replace("-", "_")
+        key = _OTHER_NAMES.get(key, key)
+        if key not in KEYS:
+            raise InputError(f"{WHAT} {shown(path)} has the unknown key {shown(given)}{suggest(key, [*KEYS, *_OTHER_NAMES])}; keys are the flags of `estimate --help`")
+        if key in options:
+            raise InputError(f"{WHAT} {shown(path)} gives {key} twice, again as {shown(given)}; keep one")
+        if value is not None:
+            options[key] = "none" if value is False and key in ("quant", "offload") else value
+    return options
+
+
+def _make_way(from_file: dict[str, object], given: Mapping[str, object], notes: list[str]) -> None:
+    """Drops what a file says where the command line says something else about the same thing."""
+    dropped: list[str] = []
+    if any(key in given for key in _MODEL_KEYS):
+        dropped += [key for key in _MODEL_KEYS if key in from_file and key not in given]
+    if "method" in given:
+        methods = given["method"] if isinstance(given["method"], (list, tuple)) else [given["method"]]
+        if "full" in methods:
+            dropped += [key for key in (*ADAPTER_OPTIONS, "quant", *QUANT_OPTIONS) if key in from_file and key not in given]
+        elif "lora" in methods and "quant" not in given:
+            dropped += [key for key in ("quant", *QUANT_OPTIONS) if key in from_file and key not in given]
+    for key in dropped:
+        del from_file[key]
+    if dropped:
+        notes.append(f"the command line replaces {', '.join(dropped)} of the job file")

@@ -44,9 +44,15 @@ METHODS: dict[str, tuple[AdapterKind | None, str]] = {
 }
 _METHOD_ALIASES = {"pretrain": "full", "full-finetune": "full", "fft": "full", "qa-lora": "qalora", "(ia)3": "ia3", "prompt-tuning": "prompt", "prefix-tuning": "prefix"}
 _LOW_RANK = (AdapterKind.LORA, AdapterKind.DORA, AdapterKind.QALORA)
-_ADAPTER_OPTIONS = ("rank", "alpha", "targets", "dropout", "adapter_dtype", "rslora", "train_modules", "adapters", "virtual_tokens")
+ADAPTER_OPTIONS = ("rank", "alpha", "targets", "dropout", "adapter_dtype", "rslora", "train_modules", "adapters", "virtual_tokens")
 _LOW_RANK_OPTIONS = ("rank", "alpha", "dropout", "rslora")
-_QUANT_OPTIONS = ("double_quant", "group_size", "kbit", "keep_modules")
+QUANT_OPTIONS = ("double_quant", "group_size", "kbit", "keep_modules")
+KEYS = (
+    "model", "arch", "config", "hub", "method", *ADAPTER_OPTIONS, "freeze", "quant", *QUANT_OPTIONS, "bs", "ctx", "grad_accum", "target_ctx", "packing", "lengths", "precision", "optimizer",
+    "optimizer_in_backward", "clip", "checkpointing", "reentrant", "offload", "pinned", "attention", "loss", "kernels", "stack", "eval", "train_mode", "compile", "gpu", "gpus", "nodes", "vram", "mig", "display", "allocator",
+    "calibration",
+)  # fmt: skip
+"""Every option a job file of ours can give."""
 _PRECISION_ALIASES = {
     "bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "half": "fp16", "amp": "bf16-amp", "bf16-mixed": "bf16-amp", "fp16-mixed": "fp16-amp", "bf16-true": "bf16",
     "fp16-true": "fp16", "fp32-true": "fp32", "float8": "fp8",
@@ -92,9 +98,15 @@ def train_config(options: Options) -> TrainConfig:
     for key, field in (("optimizer_in_backward", "optimizer_in_backward"), ("clip", "clip_gradients"), ("compile", "compile")):
         if key in options:
             fields[field] = values.switch(options[key], flag(key))
-    if "eval" in options:
-        fields["training_mode"] = not values.switch(options["eval"], "--eval")
+    fields["training_mode"] = _training_mode(options)
     return TrainConfig(**fields)
+
+
+def _training_mode(options: Options) -> bool:
+    in_eval = values.switch(options["eval"], "--eval") if "eval" in options else False
+    if in_eval and values.switch(options.get("train_mode", False), "--train-mode"):
+        raise InputError("--eval and --train-mode contradict each other; give one of them")
+    return not in_eval
 
 
 def read_method(options: Options) -> tuple[str, AdapterKind | None, str]:
@@ -112,7 +124,7 @@ def read_method(options: Options) -> tuple[str, AdapterKind | None, str]:
 
 def _adapter(options: Options, method: str, kind: AdapterKind | None) -> AdapterConfig | None:
     if kind is None:
-        for key in _ADAPTER_OPTIONS:
+        for key in ADAPTER_OPTIONS:
             if key in options:
                 raise InputError(f"{flag(key)} {shown(options[key])} has no meaning with --full; use --lora or --qlora, or leave it out")
         return None
@@ -151,7 +163,7 @@ def _quantization(options: Options, method: str, kind: AdapterKind | None, defau
     if name in ("", "none", "off"):
         if default_format:
             raise InputError(f"--quant {shown(given)} contradicts {method}, which trains over a quantized base; use --lora")
-        for key in _QUANT_OPTIONS:
+        for key in QUANT_OPTIONS:
             if key in options:
                 raise InputError(f"{flag(key)} {shown(options[key])} has no meaning without a quantized base; add --qlora or --quant nf4")
         return None
@@ -228,7 +240,15 @@ def _optimizer(value: object) -> str:
     from napkinmath.catalog.optimizers import find_optimizer
 
     name = values.text(value, "--optimizer")
-    return name if name == "auto" else find_optimizer(name).name
+    if name == "auto":
+        return name
+    try:
+        return find_optimizer(name).name
+    except InputError:
+        dashed = name.lower().replace("_", "-")
+        if dashed == name:
+            raise
+        return find_optimizer(dashed).name
 
 
 def _stack(value: object) -> str:

@@ -1,0 +1,64 @@
+"""`estimate gpus [WORD ...]`: the catalog of GPUs, filtered by words of name, alias, vendor or architecture."""
+
+from __future__ import annotations
+
+from napkinmath.cli.flags import Parser
+from napkinmath.errors import InputError, shown
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from napkinmath.hardware import Gpu
+
+_RATES = ("bf16", "fp16", "fp8", "fp32")
+
+
+def run(argv: Sequence[str]) -> int:
+    """Prints the rows that match; none is an error."""
+    parser = Parser("estimate gpus", "List the catalog of GPUs. Words filter by name, alias, vendor or architecture.")
+    parser.add_argument("words", nargs="*", metavar="WORD", help="e.g. h100, ampere, amd")
+    parser.add_argument("--min-memory", metavar="SIZE", help="only GPUs with at least this much memory, e.g. 24GiB")
+    parser.add_argument("--json", action="store_true", default=False, help="the rows as JSON, with the source of each number")
+    parser.add_argument("--debug", action="store_true", default=False, help="show a traceback where something fails")
+    options = parser.parse_all(argv)
+    from napkinmath.catalog.gpus import load_gpus
+    from napkinmath.cli.listing import matches
+    from napkinmath.units import parse_bytes
+
+    words = options.get("words", [])
+    least = parse_bytes(options["min_memory"], what="--min-memory") if "min_memory" in options else 0
+    rows = [gpu for gpu in load_gpus() if gpu.nominal_bytes >= least and matches(words, gpu.name, *gpu.aliases, gpu.vendor, gpu.architecture, gpu.compute_capability)]
+    if not rows:
+        asked = " ".join(words) if words else options.get("min_memory", "")
+        raise InputError(f"no GPU of the catalog matches {shown(asked)}; ask for less, or nothing for the whole list")
+    _print(rows, as_json=options["json"])
+    return 0
+
+
+def _print(gpus: list[Gpu], *, as_json: bool) -> None:
+    if as_json:
+        import json
+
+        print(json.dumps([_plain(gpu) for gpu in gpus], indent=1))
+        return
+    from napkinmath.cli.listing import print_rows
+    from napkinmath.units import GIB
+
+    heads = ("name", "GiB", "GB/s", *(f"{rate} TFLOP/s" for rate in _RATES), "architecture", "also known as")
+    table = [(gpu.name, f"{gpu.memory_bytes / GIB:.1f}", f"{gpu.bandwidth_bytes_per_s / 1e9:.0f}", *(_rate(gpu, rate) for rate in _RATES), gpu.architecture, ", ".join(gpu.aliases)) for gpu in gpus]
+    print_rows(heads, table, right=heads[1:-2])
+
+
+def _rate(gpu: Gpu, dtype: str) -> str:
+    rates = dict(gpu.dense_flops)
+    return f"{rates[dtype] / 1e12:.4g}" if dtype in rates else "-"
+
+
+def _plain(value: object) -> object:
+    """Records as mappings, pairs as mappings, for JSON."""
+    from napkinmath.record import Record
+
+    if isinstance(value, Record):
+        return {field: dict(item) if field in ("dense_flops", "sources") else _plain(item) for field, item in value.items()}
+    return list(value) if isinstance(value, tuple) else value  # type: ignore[arg-type]

@@ -1,0 +1,42 @@
+"""`estimate models [WORD ...]`: the catalog of models, filtered by words of name, alias, family or hub id."""
+
+from __future__ import annotations
+
+from napkinmath.cli.flags import Parser
+from napkinmath.errors import InputError, shown
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+
+def run(argv: Sequence[str]) -> int:
+    """Prints the rows that match; none is an error."""
+    parser = Parser("estimate models", "List the catalog of models. Words filter by name, alias, family, model type or hub id.")
+    parser.add_argument("words", nargs="*", metavar="WORD", help="e.g. qwen, moe, 7b")
+    parser.add_argument("--json", action="store_true", default=False, help="the rows of the catalog as JSON")
+    parser.add_argument("--debug", action="store_true", default=False, help="show a traceback where something fails")
+    options = parser.parse_all(argv)
+    from napkinmath.catalog.models import load_rows
+    from napkinmath.cli.listing import matches
+
+    words = options.get("words", [])
+    rows = [row for row in load_rows() if matches(words, row["name"], *row["aliases"], row["family"], str(row["config"].get("model_type")), row["hub_id"] or "")]
+    if not rows:
+        raise InputError(f"no model of the catalog matches {shown(' '.join(words))}; use fewer words, or none for the whole list")
+    _print(rows, as_json=options["json"])
+    return 0
+
+
+def _print(rows: list[dict[str, Any]], *, as_json: bool) -> None:
+    if as_json:
+        import json
+
+        print(json.dumps(rows, indent=1))
+        return
+    from napkinmath.cli.listing import print_rows
+    from napkinmath.units import format_count
+
+    table = [(row["name"], format_count(row["parameters"]), row["family"], row["config"]["model_type"], row["hub_id"] or "", ", ".join(row["aliases"])) for row in rows]
+    print_rows(("name", "parameters", "family", "model_type", "hub id", "also known as"), table, right=("parameters",))

@@ -1,0 +1,41 @@
+"""Tables of the catalogs: aligned columns in a terminal, tab-separated where the output is read by a program."""
+
+from __future__ import annotations
+
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def print_rows(heads: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> None:
+    """Prints rows under their heads; columns named in `right` are aligned to the right."""
+    if sys.stdout.isatty():
+        _print_table(heads, rows, right)
+        return
+    print("\t".join(heads))
+    for row in rows:
+        print("\t".join(row))
+
+
+def _print_table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for head in heads:
+        table.add_column(head, justify="right" if head in right else "left", no_wrap=head == heads[0], overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
+
+
+def matches(words: Sequence[str], *texts: str) -> bool:
+    """Whether every word occurs in one of the texts, case and punctuation aside."""
+    haystack = " ".join(_plain(text) for text in texts)
+    return all(_plain(word) in haystack for word in words)
+
+
+def _plain(text: str) -> str:
+    return "".join(c for c in text.lower() if c.isalnum())

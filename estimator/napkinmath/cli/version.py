@@ -1,0 +1,20 @@
+"""`estimate version`: the version, and the Python it runs on."""
+
+from __future__ import annotations
+
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def run(argv: Sequence[str]) -> int:
+    """Prints one line."""
+    from napkinmath import __version__
+    from napkinmath.cli.flags import Parser
+
+    parser = Parser("estimate version", "Print the version.")
+    parser.parse_all(argv)
+    print(f"napkinmath {__version__} (Python {'.'.join(map(str, sys.version_info[:3]))})")
+    return 0

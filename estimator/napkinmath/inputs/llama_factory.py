@@ -1,0 +1,122 @@
+"""LLaMA-Factory's YAML or JSON: finetuning_type, cutoff_len, quantization_bit over TrainingArguments (its src/llamafactory/hparams)."""
+
+from __future__ import annotations
+
+from napkinmath.errors import InputError, shown, suggest
+from napkinmath.inputs.foreign import ForeignJob, attention_word
+from napkinmath.inputs.trainer import read_batch, read_step
+
+_KINDS = ("lora", "full", "freeze", "oft")
+_METHODS = {"bnb": "nf4", "bitsandbytes": "nf4", "hqq": "hqq-int4", "gptq": "gptq-int4", "awq": "awq-int4"}
+
+
+def read(job: ForeignJob) -> dict[str, object]:
+    """Options of a LLaMA-Factory file."""
+    job.give("model", job.take("model_name_or_path"))
+    read_batch(job)
+    length = job.take("cutoff_len")
+    if length is None:
+        job.assume("ctx", 2048, "LLaMA-Factory's cutoff_len")
+    else:
+        job.give("ctx", length)
+    if job.switch("packing", "neat_packing"):
+        job.give("packing", True)
+    kind = job.take("finetuning_type") or "lora"
+    quantized = _read_quantization(job)
+    if kind not in _KINDS:
+        raise InputError(f"finetuning_type {shown(kind)} is unknown; use lora, full or freeze{suggest(str(kind), list(_KINDS))}")
+    if kind == "oft":
+        raise InputError("finetuning_type 'oft' is not modelled; use lora, full or freeze")
+    if quantized and kind != "lora":
+        raise InputError(f"quantization_bit with finetuning_type {shown(kind)}: a quantized base needs adapters; use finetuning_type: lora")
+    _read_adapter(job, str(kind))
+    _read_checkpointing(job)
+    read_step(job)
+    _read_low_rank_optimizers(job)
+    job.give("attention", attention_word(job.take("flash_attn")))
+    if job.switch("use_unsloth"):
+        job.give("kernels", "unsloth")
+    if job.switch("enable_liger_kernel"):
+        job.give("kernels", "liger")
+    _read_precision(job, kind=str(kind), quantized=quantized)
+    return job.finish()
+
+
+def _read_quantization(job: ForeignJob) -> bool:
+    bits, method = job.take("quantization_bit"), job.take("quantization_method") or "bnb"
+    kind = job.take("quantization_type") or "nf4"
+    nested = job.switch("double_quantization", default=True)
+    if bits is None:
+        return False
+    if bits not in (4, 8, "4", "8"):
+        raise InputError(f"quantization_bit {shown(bits)} is not modelled; use 4 or 8")
+    if str(method) not in _METHODS:
+        raise InputError(f"quantization_method {shown(method)} is not modelled; use bnb, hqq, gptq or awq")
+    bnb = _METHODS[str(method)] == "nf4"
+    if int(str(bits)) == 8:
+        job.give("quant", "int8" if bnb else "gptq-int8")
+        return True
+    job.give("quant", str(kind) if bnb else _METHODS[str(method)])
+    if bnb:
+        job.give("double_quant", nested)
+    return True
+
+
+def _read_adapter(job: ForeignJob, kind: str) -> None:
+    rank, alpha, dropout = job.take("lora_rank"), job.take("lora_alpha"), job.take("lora_dropout")
+    targets, saved = job.take("lora_target"), job.take("additional_target")
+    dora, rslora = job.switch("use_dora"), job.switch("use_rslora")
+    frozen = job.take("freeze_trainable_layers"), job.take("freeze_trainable_modules")
+    if kind == "freeze":
+        job.note(f"finetuning_type freeze ({frozen[0] or 2} trained layers) is priced as full; give --freeze for the modules that stay fixed")
+    if kind != "lora":
+        job.give("method", "full")
+        return
+    job.give("method", "dora" if dora else "lora")
+    job.give("rank", 8 if rank is None else rank)
+    job.give("alpha", alpha)
+    job.give("dropout", dropout)
+    job.give("targets", "all-linear" if targets in (None, "all", ["all"]) else targets)
+    job.give("train_modules", saved)
+    if rslora:
+        job.give("rslora", True)
+
+
+def _read_checkpointing(job: ForeignJob) -> None:
+    """On unless disabled, whatever gradient_checkpointing says; reentrant by default."""
+    job.take("gradient_checkpointing")
+    off = job.switch("disable_gradient_checkpointing")
+    job.give("checkpointing", "none" if off else "offload" if job.switch("use_unsloth_gc") else "full")
+    reentrant = job.switch("use_reentrant_gc", default=True)
+    if not off:
+        job.give("reentrant", reentrant)
+
+
+def _read_low_rank_optimizers(job: ForeignJob) -> None:
+    for key, name in (("use_galore", "galore"), ("use_apollo", "apollo")):
+        if job.switch(key):
+            job.give("optimizer", name)
+    for key in ("use_badam", "use_adam_mini", "use_muon"):
+        if job.switch(key):
+            job.give("optimizer", {"use_muon": "muon"}.get(key) or _not_modelled(key))
+
+
+def _not_modelled(key: str) -> str:
+    raise InputError(f"{key}: true is not modelled; use another optimizer, or --optimizer NAME")
+
+
+def _read_precision(job: ForeignJob, *, kind: str, quantized: bool) -> None:
+    bf16, fp16, pure = job.switch("bf16"), job.switch("fp16"), job.switch("pure_bf16")
+    if bf16 and fp16:
+        raise InputError("bf16 and fp16 are both true; keep one of them")
+    if job.switch("fp8"):
+        job.give("precision", "fp8")
+    elif pure:
+        job.give("precision", "bf16")
+    elif bf16:  # trained parameters are upcast to fp32 unless pure_bf16; a LoRA base stays in bf16
+        job.give("precision", "bf16-autocast" if kind == "lora" or quantized else "bf16-amp")
+    elif fp16:
+        job.give("precision", "fp16-amp")
+    else:
+        job.give("precision", "fp32")
+        job.note("neither bf16 nor fp16 is set: float32")

@@ -1,0 +1,119 @@
+"""torchtune's recipe YAML: components named by `_component_`, a pure dtype, its own flags for activations (torchtune recipes/configs)."""
+
+from __future__ import annotations
+
+from napkinmath.errors import InputError, shown
+from napkinmath.inputs.foreign import ForeignJob, dtype_word
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_MODULES = {"output_proj": "o_proj", "w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
+_MLP = ("gate_proj", "up_proj", "down_proj")
+_OPTIMIZERS = {
+    "pagedadamw8bit": "paged-adamw-8bit", "adamw8bit": "adamw-8bit", "pagedadamw": "paged-adamw", "pagedadamw32bit": "paged-adamw", "lion": "lion", "sgd": "sgd", "adafactor": "adafactor",
+    "adamwfp8": "adamw-8bit", "cpuoffloadoptimizer": "adamw-fused",
+}  # fmt: skip
+_KNOBS = ("lora_attn_modules", "apply_lora_to_mlp", "apply_lora_to_output", "lora_rank", "lora_alpha", "lora_dropout", "use_dora", "quantize_base", "_component_")
+
+
+def read(job: ForeignJob) -> dict[str, object]:
+    """Options of a torchtune recipe."""
+    model = job.mapping("model")
+    builder = str(model.get("_component_", "")).rpartition(".")[2]
+    _read_model(job, model, builder)
+    _read_adapter(job, model, builder)
+    job.give("bs", job.take("batch_size"))
+    job.give("grad_accum", job.take("gradient_accumulation_steps"))
+    _read_length(job)
+    _read_optimizer(job)
+    loss = str(job.mapping("loss").get("_component_", "")).lower()
+    if "chunked" in loss or "linearcrossentropy" in loss:
+        job.give("loss", "chunked")
+    dtype = dtype_word(job.take("dtype")) or "fp32"
+    job.give("precision", {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}.get(dtype, dtype))
+    job.give("checkpointing", "full" if job.switch("enable_activation_checkpointing") else "none")
+    if job.switch("enable_activation_offloading"):
+        job.give("offload", "activations")
+    clip = job.take("clip_grad_norm")
+    job.give("clip", clip is not None)
+    compiled = job.take("compile")
+    job.give("compile", bool(compiled) if not isinstance(compiled, dict) else True)
+    return job.finish()
+
+
+def _read_model(job: ForeignJob, model: Mapping[str, object], builder: str) -> None:
+    from napkinmath.catalog.models import find_row
+
+    if "embed_dim" in model:
+        job.give("config", _explicit_config(model))
+        return
+    checkpoints = job.mapping("checkpointer").get("checkpoint_dir")
+    plain = builder.removeprefix("q").removeprefix("lora_")
+    for name in (plain, checkpoints):
+        if isinstance(name, str) and find_row(name) is not None:
+            job.give("model", name)
+            return
+    raise InputError(f"model {shown(model.get('_component_'))} is not in the catalog; give --model NAME beside the recipe")
+
+
+def _explicit_config(model: Mapping[str, object]) -> dict[str, object]:
+    """A builder with its sizes spelled out, as a Llama config."""
+    fields = {
+        "hidden_size": "embed_dim", "num_hidden_layers": "num_layers", "num_attention_heads": "num_heads", "num_key_value_heads": "num_kv_heads", "vocab_size": "vocab_size",
+        "intermediate_size": "intermediate_dim", "head_dim": "head_dim",
+    }  # fmt: skip
+    return {"model_type": "llama", **{ours: model[theirs] for ours, theirs in fields.items() if model.get(theirs) is not None}}
+
+
+def _read_adapter(job: ForeignJob, model: Mapping[str, object], builder: str) -> None:
+    extra = [key for key in model if key not in _KNOBS and "embed_dim" not in model]
+    if extra:
+        job.note(f"ignored: {', '.join('model.' + key for key in extra)}")
+    quantized = builder.startswith("qlora_") or bool(model.get("quantize_base"))
+    if not quantized and not builder.startswith("lora_"):
+        job.give("method", "full")
+        return
+    job.give("method", "dora" if model.get("use_dora") else "lora")
+    if quantized:
+        job.give("quant", "nf4")
+        job.give("kbit", False)  # torchao's NF4 keeps the rest of the model in the recipe's dtype
+    job.give("rank", model.get("lora_rank", 8))
+    job.give("alpha", model.get("lora_alpha"))
+    job.give("dropout", model.get("lora_dropout"))
+    job.give("adapter_dtype", "bf16" if dtype_word(job.take("dtype")) in ("bf16", "bfloat16") else None)
+    attention = model.get("lora_attn_modules") or ()
+    if not isinstance(attention, (list, tuple)):
+        raise InputError(f"lora_attn_modules {shown(attention)} is not a list; write e.g. ['q_proj', 'v_proj']")
+    targets = [_MODULES.get(str(name), str(name)) for name in attention]  # type: ignore[misc]
+    targets += _MLP if model.get("apply_lora_to_mlp") else ()
+    targets += ("lm_head",) if model.get("apply_lora_to_output") else ()
+    if not targets:
+        raise InputError(f"lora_attn_modules {shown(model.get('lora_attn_modules'))} names no module; write e.g. ['q_proj', 'v_proj']")
+    job.give("targets", list(dict.fromkeys(targets)))
+
+
+def _read_length(job: ForeignJob) -> None:
+    length = job.mapping("tokenizer").get("max_seq_len")
+    dataset = job.take("dataset")
+    if isinstance(dataset, dict):
+        packed = dataset.get("packed")  # type: ignore[misc]
+        job.give("packing", packed if isinstance(packed, bool) and packed else None)
+    if length is None:
+        job.note("tokenizer.max_seq_len not given, sequence length taken as 2048; give --ctx for another")
+    job.give("ctx", length)
+
+
+def _read_optimizer(job: ForeignJob) -> None:
+    optimizer = job.mapping("optimizer")
+    name = str(optimizer.get("_component_", "torch.optim.AdamW")).rpartition(".")[2].lower()
+    if name in ("adamw", "adam"):
+        job.give("optimizer", "adamw-fused" if optimizer.get("fused") else "adamw-foreach")
+    elif name in _OPTIMIZERS:
+        job.give("optimizer", _OPTIMIZERS[name])
+    else:
+        raise InputError(f"optimizer {shown(optimizer.get('_component_'))} is not modelled; give --optimizer NAME beside the recipe")
+    if job.switch("optimizer_in_bwd"):
+        job.give("optimizer_in_backward", True)
+        job.give("clip", False)

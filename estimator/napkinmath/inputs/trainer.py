@@ -1,0 +1,129 @@
+"""Job files of the HF Trainer and TRL: TrainingArguments or SFTConfig, with TRL's ModelConfig keys in the same file.
+
+Defaults as in transformers 5.23 training_args.py and TRL 1.x sft_config.py, model_config.py.
+"""
+
+from __future__ import annotations
+
+from napkinmath.errors import InputError, shown
+from napkinmath.inputs.foreign import ForeignJob, attention_word, dtype_word, precision_of
+
+_TRL_KEYS = ("max_length", "max_seq_length", "packing", "dataset_text_field", "use_peft", "lora_r", "dataset_name", "completion_only_loss", "assistant_only_loss", "activation_offloading", "loss_type")
+
+
+def read(job: ForeignJob) -> dict[str, object]:
+    """Options of a Trainer's or TRL's arguments."""
+    trl = any(key in job.content for key in _TRL_KEYS)
+    job.give("model", job.take("model_name_or_path", "model"))
+    read_batch(job)
+    length = job.take("max_length", "max_seq_length", "model_max_length", "block_size")
+    if length is not None:
+        job.give("ctx", length)
+    elif trl:
+        job.assume("ctx", 1024, "SFTConfig's max_length")
+    if job.take("packing") is not None:
+        job.give("packing", job.content["packing"])
+    quantized = read_bitsandbytes(job)
+    adapter = job.switch("use_peft") or (quantized and trl) or ("lora_r" in job.content and job.content.get("use_peft") is None)
+    _read_lora(job, adapter=adapter, quantized=quantized)
+    read_checkpointing(job, default=trl, quantized=quantized)
+    if job.switch("activation_offloading"):
+        job.give("offload", "activations")
+    read_step(job)
+    _read_loss(job)
+    job.give("attention", "flash2" if job.switch("use_flash_attention_2") else attention_word(job.take("attn_implementation")))
+    bf16 = job.take("bf16")
+    fp16 = job.switch("fp16")
+    use_bf16 = bool(trl and not fp16) if bf16 is None else job.switch("bf16")
+    if bf16 is None and use_bf16:
+        job.note("bf16 not given, taken as true (SFTConfig's default)")
+    weights = dtype_word(job.take("dtype", "torch_dtype"))
+    if not weights and not use_bf16 and not fp16:
+        job.note("neither bf16 nor fp16 is set: weights taken as float32")
+    job.give("precision", precision_of(job, bf16=use_bf16, fp16=fp16, tf32=job.switch("tf32"), weights=weights, quantized=quantized, adapter=adapter))
+    return job.finish()
+
+
+def read_batch(job: ForeignJob) -> None:
+    """Batch and accumulation with the Trainer's defaults."""
+    batch = job.take("per_device_train_batch_size", "per_gpu_train_batch_size")
+    if batch is None:
+        job.assume("bs", 8, "the Trainer's per_device_train_batch_size")
+    else:
+        job.give("bs", batch)
+    job.take("per_device_eval_batch_size", "auto_find_batch_size")
+    job.give("grad_accum", job.take("gradient_accumulation_steps"))
+
+
+def read_step(job: ForeignJob) -> None:
+    """Optimizer, clipping, compilation, Liger: what all users of TrainingArguments share."""
+    job.give("optimizer", job.take("optim"))
+    clip = job.take("max_grad_norm")
+    if clip is not None:
+        job.give("clip", clip != 0)
+    if job.take("torch_compile") is not None:
+        job.give("compile", job.switch("torch_compile"))
+    if job.switch("use_liger_kernel", "use_liger", "enable_liger_kernel"):
+        job.give("kernels", "liger")
+
+
+def read_checkpointing(job: ForeignJob, *, default: bool, quantized: bool) -> None:
+    """gradient_checkpointing and its keywords; on by itself with a k-bit base."""
+    value = job.take("gradient_checkpointing")
+    keywords = job.mapping("gradient_checkpointing_kwargs")
+    if value is None and default:
+        job.note("gradient_checkpointing not given, taken as true (SFTConfig's default)")
+    on = job.switch("gradient_checkpointing", default=default or quantized)
+    job.give("checkpointing", "full" if on else "none")
+    if "use_reentrant" in keywords:
+        job.give("reentrant", keywords["use_reentrant"])
+
+
+def read_bitsandbytes(job: ForeignJob) -> bool:
+    """load_in_4bit / load_in_8bit; returns whether the base is quantized."""
+    four, eight = job.switch("load_in_4bit"), job.switch("load_in_8bit")
+    if four and eight:
+        raise InputError("load_in_4bit and load_in_8bit are both true; keep one of them")
+    kind = job.take("bnb_4bit_quant_type")
+    nested = job.switch("use_bnb_nested_quant", "bnb_4bit_use_double_quant")
+    if four:
+        job.give("quant", str(kind or "nf4"))
+        job.give("double_quant", nested)
+    elif eight:
+        job.give("quant", "int8")
+    return four or eight
+
+
+def _read_lora(job: ForeignJob, *, adapter: bool, quantized: bool) -> None:
+    rank, alpha, dropout = job.take("lora_r"), job.take("lora_alpha"), job.take("lora_dropout")
+    targets, saved = job.take("lora_target_modules"), job.take("lora_modules_to_save")
+    rslora, dora = job.switch("use_rslora"), job.switch("use_dora")
+    job.take("lora_task_type")
+    if not adapter:
+        if quantized:
+            raise InputError("a quantized base needs an adapter to train; set use_peft: true")
+        return
+    job.give("method", "dora" if dora else "lora")
+    job.give("rank", 16 if rank is None else rank)
+    job.give("alpha", alpha)
+    if dropout is None:
+        job.assume("dropout", 0.05, "TRL's lora_dropout")
+    else:
+        job.give("dropout", dropout)
+    if targets is None:
+        job.assume("targets", "all-linear", "PEFT's own default depends on the model, usually q_proj and v_proj")
+    else:
+        job.give("targets", targets)
+    job.give("train_modules", saved)
+    if rslora:
+        job.give("rslora", True)
+
+
+def _read_loss(job: ForeignJob) -> None:
+    kind = job.take("loss_type")
+    if kind is None:
+        return
+    if kind == "chunked_nll":
+        job.give("loss", "chunked")
+    elif kind not in ("nll", "dft"):
+        raise InputError(f"loss_type {shown(kind)} is unknown; use nll or chunked_nll")
