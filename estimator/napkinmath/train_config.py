@@ -22,6 +22,7 @@ class Precision(str, Enum):
     BF16_AUTOCAST = "bf16-autocast"
     FP16 = "fp16"
     FP16_AMP = "fp16-amp"
+    FP16_AUTOCAST = "fp16-autocast"
     FP32 = "fp32"
     TF32 = "tf32"
     FP8 = "fp8"

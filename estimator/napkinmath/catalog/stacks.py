@@ -11,25 +11,60 @@ class Stack(Record):
     name: str
     meaning: str
     source: str
+    transformers: tuple[int, int] = (5, 23)
+    """Version of transformers whose modelling code runs."""
     reentrant_checkpointing: bool = False
     default_optimizer: str = "adamw-fused"
     logits_upcast: bool = True
     """The loss makes an fp32 copy of the logits."""
     logits_shift_copy: bool = False
-    """`logits[..., :-1, :].contiguous()` before the loss (transformers before 4.46)."""
+    """`logits[..., :-1, :].contiguous()` before the loss (transformers before 4.50)."""
     logits_upcast_in_model: bool = False
     """The model itself upcasts (`logits = logits.float()` in forward, transformers before 4.46) and returns the copy."""
     logits_held: bool = False
     """The caller keeps the returned logits through the backward."""
+    cross_entropy: str = "chain"
+    """'chain' is log_softmax and nll_loss; 'in place' one kernel each way that writes the gradient over the logits (unsloth's)."""
     rms_norm: str = "eager"
-    """'eager' is the chain of small ops, 'fused' is F.rms_norm."""
+    """'eager' is the chain of small ops, 'fused' is F.rms_norm, 'in place' unsloth's kernel: its gradient overwrites the incoming one and the weight gets none."""
+    rotary: str = "eager"
+    """'eager' is the chain of small ops, 'in place' unsloth's kernel, which turns queries and keys where they lie."""
+    fused_adapters: bool = False
+    """Adapters over quantized weights run as one autograd node a projection that keeps x and its dropped copy (unsloth's)."""
+    half_embeddings: bool = False
+    """After k-bit preparation the trainer casts embeddings and head back to the compute type; norms stay fp32 (TRL peft_module_casting_to_bf16)."""
 
+
+def _with_foak(row: Stack) -> Stack:
+    """The same libraries with fms-acceleration's fused operations and kernels."""
+    return row.replace(
+        name=f"{row.name}-foak", meaning=f"{row.meaning}, with unsloth's loss, norm, rotary and adapter kernels patched in by fms-acceleration",
+        source=f"{row.source}; foundation-model-stack/fms-acceleration plugins/fused-ops-and-kernels, configs/fast_*.yaml",
+        cross_entropy="in place", rms_norm="in place", rotary="in place", fused_adapters=True,
+    )  # fmt: skip
+
+
+def _with_trl(row: Stack) -> Stack:
+    """The same libraries with TRL preparing the quantized model."""
+    return row.replace(name=f"{row.name}-trl", meaning=f"{row.meaning}, quantized models prepared by TRL", source=f"{row.source}; trl 0.11 to 0.13 trainer/utils.py peft_module_casting_to_bf16", half_embeddings=True)
+
+
+_HF_445 = Stack(
+    name="hf-4.45", meaning="transformers 4.38 to 4.45 with its Trainer", source="transformers 4.45.2 models/llama/modeling_llama.py LlamaForCausalLM.forward, trainer.py; peft 0.13.2; bitsandbytes 0.43.3",
+    transformers=(4, 45), reentrant_checkpointing=True, default_optimizer="adamw-foreach", logits_shift_copy=True, logits_upcast_in_model=True,
+)  # fmt: skip
+_HF_448 = Stack(
+    name="hf-4.48", meaning="transformers 4.46 to 4.49 with its Trainer", source="transformers 4.48.1 loss/loss_utils.py ForCausalLMLoss, trainer.py; peft 0.13.2; bitsandbytes 0.43.3",
+    transformers=(4, 48), reentrant_checkpointing=True, default_optimizer="adamw-foreach", logits_shift_copy=True,
+)  # fmt: skip
 
 STACKS: dict[str, Stack] = {
     row.name: row
     for row in (
         Stack(name="hf", meaning="transformers 5 with its Trainer or TRL", source="transformers 5.23"),
         Stack(name="hf-bare", meaning="a bare loop over transformers 5: torch's AdamW, outputs dropped before the backward", source="transformers 5.23", default_optimizer="adamw-foreach"),
-        Stack(name="hf-2024", meaning="transformers 4.3x to 4.45 with its Trainer", source="transformers 4.40 modeling_llama.py, trainer.py", reentrant_checkpointing=True, default_optimizer="adamw-foreach", logits_shift_copy=True, logits_upcast_in_model=True),
+        _HF_445.replace(name="hf-2024", meaning="transformers 4.3x to 4.45 with its Trainer"),
+        _HF_445, _with_foak(_HF_445), _with_trl(_HF_445), _HF_448, _with_foak(_HF_448), _with_trl(_HF_448),
     )
 }  # fmt: skip
+STACKS |= {name.replace("4.45", "4.44"): STACKS[name].replace(name=name.replace("4.45", "4.44"), transformers=(4, 44)) for name in ("hf-4.45", "hf-4.45-foak", "hf-4.45-trl")}

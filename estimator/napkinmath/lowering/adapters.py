@@ -5,8 +5,9 @@ Source: peft 0.21 tuners/lora/layer.py Linear.forward (dense base) and tuners/lo
 
 from __future__ import annotations
 
-from napkinmath.expr import Size
-from napkinmath.ledger import Role, Value
+from napkinmath.costs import Gemm, Move, traffic
+from napkinmath.expr import Size, product
+from napkinmath.ledger import ALLOC, FREE, Gradient, Role, Value
 from napkinmath.ops.elementwise import add, cast, copy, dropout, scale
 from napkinmath.ops.matmul import dense_linear
 from napkinmath.train_config import AdapterConfig, AdapterKind
@@ -24,6 +25,8 @@ def adapted_linear(t: Tape, x: Value, outputs: Size, base: Callable[[Value], Val
         from napkinmath.lowering.ia3 import ia3_linear
 
         return ia3_linear(t, x, outputs, base)
+    if t.policy.stack.fused_adapters and t.policy.format is not None:
+        return fused_adapted_linear(t, x, outputs, base, config)
     with t.scope() as frame:
         frame.local(x)
         result = base(x)
@@ -45,6 +48,35 @@ def adapted_linear(t: Tape, x: Value, outputs: Size, base: Callable[[Value], Val
         if quantized and t.policy.autocast is None:
             update = cast(t, update, dtype)
         return cast(t, add(t, result, update), dtype)
+
+
+def fused_adapted_linear(t: Tape, x: Value, outputs: Size, base: Callable[[Value], Value], config: AdapterConfig) -> Value:
+    """Base product and adapter as one autograd node, which keeps x and, with dropout, the dropped copy of x.
+
+    The update is added to the base product in place; backward adds the adapter's share to the gradient of x in place. Source:
+    unsloth kernels/fast_lora.py LoRA_QKV and LoRA_W with dropout, as carried by fms-acceleration fused_ops/unsloth_lora/bnb/fast_lora.py.
+    """
+    result = base(x)
+    with t.scope("lora"):
+        a = lora_weight(t, "lora_A.weight", (config.rank, x.axes[-1]))
+        b = lora_weight(t, "lora_B.weight", (outputs, config.rank))
+    rows, dtype = product(x.axes[:-1]), result.dtype
+    dropped = t.tensor("dropped input", x.axes, dtype) if config.dropout and t.policy.training else None
+    low = t.tensor("A x", (*x.axes[:-1], config.rank), dtype, Role.WORKSPACE)
+    update = t.tensor("B A x", (*x.axes[:-1], outputs), dtype, Role.WORKSPACE)
+    forward = (*(((ALLOC, dropped),) if dropped else ()), (ALLOC, low), (ALLOC, update), (FREE, update), (FREE, low))
+    gradients = tuple(Gradient(w, t.gradient_of(w)) for w in (a, b))
+    share = t.tensor("adapter's share of the gradient", x.axes, dtype, Role.WORKSPACE)
+    made = tuple(g.tensor for g in gradients if g.tensor is not None)
+    out = Value(result.tensor, result.axes, dtype, True)
+    gemms = (Gemm(rows, config.rank, x.axes[-1], dtype), Gemm(rows, outputs, config.rank, dtype))
+    t.append(
+        "adapter in one node", (x, result, a, b), (out,), forward=forward, saves=(x.tensor, *((dropped,) if dropped else ())), costs=(*gemms, Move(3 * traffic(result))),
+        backward=(*((ALLOC, m) for m in made), (ALLOC, share), (FREE, share)), gradients=(Gradient(result, None), *gradients), backward_costs=(*gemms, *gemms, Move(3 * traffic(x))),
+    )  # fmt: skip
+    if dropped is not None:
+        t.last_use[dropped] = len(t.ops) - 1
+    return out
 
 
 def lora_weight(t: Tape, name: str, axes: tuple[Size, ...]) -> Value:

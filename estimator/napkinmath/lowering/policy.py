@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     from napkinmath.lowering.quantized import WeightFormat
     from napkinmath.tape import Tape
 
+# What quantizers pack and what all-linear adapts: both every nn.Linear, but for projections whose names PEFT moves to the experts,
+# and for classifiers and subclasses of nn.Linear (some routers), which bitsandbytes leaves whole.
+QUANTIZED_KINDS = ("linear", "linear without adapter")
+ADAPTED_KINDS = ("linear", "unquantized linear")
+
 
 class Policy:
     """Precision, training mode, what is trained, and how linears are lowered; made once per estimate from a TrainConfig."""
@@ -54,7 +59,7 @@ class Policy:
         name = path.rpartition(".")[2]
         trainable = not buffer and self.is_trained(path)
         role = Role.ADAPTERS if self.adapter is not None and trainable else Role.WEIGHTS
-        if self.format is not None and (kind in ("linear", "linear without adapter") or kind == "experts" and self.format.packs_experts) and not self._kept_whole(path) and not trainable:
+        if self.format is not None and (kind in QUANTIZED_KINDS or kind == "experts" and self.format.packs_experts) and not self._kept_whole(path) and not trainable:
             packed, constants = self.format.pack(name, axes, path)
             return Weight(path, axes, packed, trainable=False, kind=kind, constants=constants, buffer=buffer, tied_to=tied_to)
         stored = dtype or self.parameter_dtype(kind)
@@ -64,7 +69,8 @@ class Policy:
         """Type of an unquantized parameter: k-bit preparation makes what is left unquantized fp32."""
         quantization = self.config.quantization
         if quantization is not None:
-            return FP32 if quantization.kbit_preparation else self.compute_dtype
+            cast_back = self.stack.half_embeddings and kind in ("embedding", "head")
+            return FP32 if quantization.kbit_preparation and not cast_back else self.compute_dtype
         return self.rule.parameters
 
     @property
@@ -109,7 +115,7 @@ class Policy:
         if adapter is None or adapter.kind in (AdapterKind.PROMPT, AdapterKind.PREFIX):
             return False
         if adapter.targets == ("all-linear",):
-            return kind == "linear"
+            return kind in ADAPTED_KINDS
         return path.rpartition(".")[2] in adapter.targets
 
     def adapts_parameter(self, names: tuple[str, ...]) -> bool:

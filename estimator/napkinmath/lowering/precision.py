@@ -24,6 +24,7 @@ PRECISIONS: dict[Precision, PrecisionRule] = {
     Precision.BF16_AMP: PrecisionRule(parameters=FP32, autocast=BF16, meaning="fp32 master weights under bf16 autocast"),
     Precision.FP16: PrecisionRule(parameters=FP16, meaning="everything in fp16"),
     Precision.FP16_AMP: PrecisionRule(parameters=FP32, autocast=FP16, loss_scaling=True, meaning="fp32 master weights under fp16 autocast with loss scaling"),
+    Precision.FP16_AUTOCAST: PrecisionRule(parameters=FP16, autocast=FP16, loss_scaling=True, meaning="fp16 weights under fp16 autocast with loss scaling: the Trainer's fp16=True on a frozen or quantized base"),
     Precision.FP32: PrecisionRule(parameters=FP32, meaning="everything in fp32"),
     Precision.TF32: PrecisionRule(parameters=FP32, gemm="tf32", meaning="fp32 storage, TF32 matrix products"),
     Precision.FP8: PrecisionRule(parameters=FP32, autocast=BF16, gemm="fp8", meaning="fp32 weights, bf16 activations, tensor-scaled E4M3/E5M2 products"),

@@ -84,9 +84,7 @@ class WeightFormat(Record):
         )  # fmt: skip
         if bias is not None:
             out = add(t, out, Value(bias.tensor, axes, compute, bias.requires_grad))
-        if t.policy.autocast is None and source_dtype is not compute:
-            out = cast(t, out, source_dtype)
-        return out
+        return cast(t, out, source_dtype)  # Linear4bit.forward returns the type it was given, under autocast too
 
     def _unpacked(self, t: Tape, w: Weight, compute: DType) -> list[Tensor]:
         """What exists while a weight is unpacked: nested scales in fp32, before and after adding the offset, then the weight."""

@@ -32,6 +32,22 @@ def cross_entropy(t: Tape, logits: Value, *, upcast: bool = True, shifted: bool 
     return loss
 
 
+def cross_entropy_in_place(t: Tape, logits: Value) -> Value:
+    """Loss and log-sum-exp of each row in one kernel, backward writes the gradient over the logits.
+
+    Source: unsloth kernels/cross_entropy_loss.py Fast_CrossEntropyLoss, as carried by fms-acceleration.
+    """
+    rows = product(logits.axes[:-1])
+    flat = t.view(logits, (rows, logits.axes[-1]))
+    losses, sums = (t.tensor(n, (rows,), FP32, Role.LOGITS) for n in ("loss of each row", "log-sum-exp of each row"))
+    out = Value(losses, (rows,), FP32, flat.requires_grad)
+    moved = traffic(flat)
+    t.append("cross_entropy in place", (flat,), (out,), forward=((ALLOC, losses), (ALLOC, sums)), saves=(flat.tensor, sums), costs=(Move(moved),), gradients=(Gradient(flat, flat.tensor),) if flat.requires_grad else (), backward_costs=(Move(2 * moved),))  # fmt: skip
+    t.last_use[sums] = len(t.ops) - 1
+    total = t.op("mean of losses", (out,), (1,), FP32, gradients=("like",), role=Role.LOGITS)
+    return total
+
+
 def next_token_labels(t: Tape, logits: Value) -> Value:
     """Labels padded by one and shifted: two small integer tensors (transformers 5.23 loss/loss_utils.py ForCausalLMLoss)."""
     *batch, length, _ = logits.axes

@@ -75,3 +75,18 @@ def _fused(t: Tape, x: Value, *, name: str, op: str, statistics: tuple[str, ...]
         for row in rows:
             t.last_use[row] = len(t.ops) - 1
         return out
+
+
+def rms_norm_in_place(t: Tape, x: Value, *, name: str, width: Size | None = None) -> Value:
+    """unsloth's RMSNorm kernel: keeps x and one fp32 statistic a row; the gradient overwrites the incoming one, the weight gets none.
+
+    Source: unsloth kernels/rms_layernorm.py Fast_RMS_Layernorm, as carried by fms-acceleration.
+    """
+    with t.scope(name):
+        weight = t.weight("weight", (width if width is not None else x.axes[-1],), kind="norm")
+        weight.trainable = False
+        tensor, rows = t.tensor("rms_norm", x.axes, x.dtype), t.tensor("rstd", (*x.axes[:-1], 1), FP32)
+        out = Value(tensor, x.axes, x.dtype, x.requires_grad)
+        t.append("rms_norm in place", (x, weight.value), (out,), forward=((ALLOC, tensor), (ALLOC, rows)), saves=(x.tensor, rows), costs=(Move(2 * traffic(x)),), gradients=(Gradient(x, None),) if x.requires_grad else (), backward_costs=(Move(3 * traffic(x)),))  # fmt: skip
+        t.last_use[rows] = len(t.ops) - 1
+        return out

@@ -5,7 +5,7 @@ from __future__ import annotations
 from napkinmath.costs import Move, traffic
 from napkinmath.dtypes import FP32
 from napkinmath.expr import Size
-from napkinmath.ledger import Value
+from napkinmath.ledger import Gradient, Value
 from napkinmath.ops.elementwise import add, cast, mul, neg
 from napkinmath.ops.index import concatenate, slice_of
 from napkinmath.ops.routing import chunk
@@ -100,3 +100,10 @@ def rotary_partial(t: Tape, q: Value, key: Value, cos: Value, sin: Value, size: 
         frame.local(*turned)
         joined = [concatenate(t, (first, rest), x.axes) for first, (_, rest), x in zip(turned, parts, (q, key), strict=True)]
         return joined[0], joined[1]
+
+
+def rotary_in_place(t: Tape, x: Value) -> Value:
+    """unsloth's kernel: turns the heads where they lie, forward and backward; keeps nothing but the tables (kernels/rope_embedding.py)."""
+    out = Value(x.tensor, x.axes, x.dtype, x.requires_grad)
+    t.append("rotary in place", (x,), (out,), forward=(), costs=(Move(2 * traffic(x)),), gradients=(Gradient(x, None),) if x.requires_grad else (), backward_costs=(Move(2 * traffic(x)),))  # fmt: skip
+    return out

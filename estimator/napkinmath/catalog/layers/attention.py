@@ -14,7 +14,7 @@ from napkinmath.ops.attention import eager_attention, sdpa
 from napkinmath.ops.elementwise import clamp_
 from napkinmath.ops.index import rotary
 from napkinmath.ops.matmul import linear
-from napkinmath.ops.rotary import rotary_interleaved, rotary_interleaved_fp32, rotary_partial
+from napkinmath.ops.rotary import rotary_in_place, rotary_interleaved, rotary_interleaved_fp32, rotary_partial
 from napkinmath.record import Record
 from napkinmath.tape import Tape
 from napkinmath.train_config import Attention
@@ -85,7 +85,7 @@ class GroupedQueryAttention(Record):
         return out
 
     def _heads(self, t: Tape, projected: Value, which: int, heads: Size, dense: bool) -> Value:
-        copies = (self.rotary or dense) and t.known(heads) > 1
+        copies = (self.rotary and t.policy.stack.rotary == "eager" or dense) and t.known(heads) > 1
         if self.head_norm is None:
             return split_heads(t, projected, heads, copies=copies)
         name = self.norm_names[which]
@@ -97,6 +97,8 @@ class GroupedQueryAttention(Record):
     def _rotate(self, t: Tape, q: Value, key: Value, shared: dict[str, Value]) -> tuple[Value, Value]:
         cos, sin = shared[f"cos{self.tables}"], shared[f"sin{self.tables}"]
         turn = {Rotation.HALVES: rotary, Rotation.PAIRS: rotary_interleaved, Rotation.PAIRS_FP32: rotary_interleaved_fp32}[self.rotation]
+        if t.policy.stack.rotary == "in place" and self.rotation is Rotation.HALVES and not self.rotary_size:
+            return rotary_in_place(t, q), rotary_in_place(t, key)
         if self.rotary_size:
             return rotary_partial(t, q, key, cos, sin, self.rotary_size, turn)
         with t.scope() as frame:

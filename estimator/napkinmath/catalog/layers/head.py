@@ -7,8 +7,9 @@ from napkinmath.catalog.layers.symbols import v
 from napkinmath.dtypes import FP32
 from napkinmath.ledger import Role, Value
 from napkinmath.model_spec import Part
-from napkinmath.ops.elementwise import cast, copy
-from napkinmath.ops.loss import cross_entropy, linear_cross_entropy
+from napkinmath.ops.elementwise import cast, copy, scale, tanh
+from napkinmath.ops.index import slice_of
+from napkinmath.ops.loss import cross_entropy, cross_entropy_in_place, linear_cross_entropy
 from napkinmath.ops.matmul import linear
 from napkinmath.tape import Tape
 from napkinmath.train_config import Loss
@@ -23,6 +24,14 @@ class CausalLmHead(Part):
     """Path of the embedding whose weight the head shares."""
     bias: bool = False
     name: str = "lm_head"
+    scaled: bool = False
+    """Logits are multiplied or divided by a number (Granite, Cohere)."""
+    capped: bool = False
+    """Logits pass through a tanh (Gemma 2)."""
+    shared_loss_since: tuple[int, int] = (4, 46)
+    """Version of transformers since which this model's loss is loss_utils.ForCausalLMLoss; before, its own forward computed it."""
+    own_loss_upcasts: bool = True
+    """Its own loss made an fp32 copy of the logits first (Llama's kin; GPT-2's kin did not)."""
 
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         assert x is not None
@@ -37,15 +46,30 @@ class CausalLmHead(Part):
                     weight = self._weight(t, hidden)
                 return linear_cross_entropy(t, hidden, weight)
             logits = linear(t, hidden, self.name, v, bias=self.bias, kind="head", role=Role.LOGITS, weight=self._tied(t, hidden))
-            if stack.logits_upcast_in_model:
+            if self.scaled or self.capped:
+                logits = self._rescaled(t, logits)
+            own = stack.transformers < self.shared_loss_since
+            if own and self.own_loss_upcasts:
                 logits = cast(t, logits, FP32, role=Role.LOGITS)
             frame.local(logits)
+            if not own and stack.logits_upcast:
+                logits = cast(t, logits, FP32, role=Role.LOGITS)
+                frame.local(logits)
             if stack.logits_shift_copy:
-                shifted = copy(t, logits, name="shifted logits")
-                shifted.tensor.role = Role.LOGITS
-                frame.local(shifted)
-                logits = shifted
-            return cross_entropy(t, logits, upcast=stack.logits_upcast, shifted=True)
+                logits = copy(t, slice_of(t, logits, logits.axes), name="shifted logits", role=Role.LOGITS)
+                frame.local(logits)
+            if stack.cross_entropy == "in place":
+                return cross_entropy_in_place(t, logits)
+            return cross_entropy(t, logits, upcast=False, shifted=not stack.logits_shift_copy)
+
+    def _rescaled(self, t: Tape, logits: Value) -> Value:
+        steps = (scale, tanh, scale) if self.capped else (scale,)
+        for step in steps:
+            with t.scope() as frame:
+                frame.local(logits)
+                logits = step(t, logits)
+                logits.tensor.role = Role.LOGITS
+        return logits
 
     def _weight(self, t: Tape, hidden: Value) -> Value:
         return t.weight("weight", (v, hidden.axes[-1]), kind="head", tied_to=self.tied_to).value

@@ -6,7 +6,7 @@ from enum import Enum
 
 from napkinmath.expr import Size
 from napkinmath.ledger import Value
-from napkinmath.ops.norm import layer_norm, rms_norm_eager, rms_norm_fused
+from napkinmath.ops.norm import layer_norm, rms_norm_eager, rms_norm_fused, rms_norm_in_place
 from napkinmath.record import Record
 from napkinmath.tape import Tape
 
@@ -33,5 +33,7 @@ class Norm(Record):
         if self.kind in (NormKind.RMS, NormKind.RMS_GEMMA, NormKind.RMS_CAST_LAST):
             if t.policy.stack.rms_norm == "fused":
                 return rms_norm_fused(t, x, name=name, width=width)
+            if t.policy.stack.rms_norm == "in place":
+                return rms_norm_in_place(t, x, name=name, width=width)
             return rms_norm_eager(t, x, name=name, width=width, scale_in_fp32=self.kind is NormKind.RMS_GEMMA, cast_last=self.kind is NormKind.RMS_CAST_LAST)
         return layer_norm(t, x, name=name, bias=self.kind is NormKind.LAYER, affine=self.kind is not NormKind.LAYER_PLAIN, width=width)

@@ -1,0 +1,1 @@
+"""Published measurements of training memory and speed, re-estimated row by row."""

@@ -1,0 +1,74 @@
+"""Whose code, of which time, made the figures of a row: the stack to price, and what its runs did by default.
+
+A row is matched by words in its source and notes, the first row of ERAS that matches wins; the last matches everything, so that
+a source nobody has seen is priced as the transformers Trainer of 2024. How a stack behaves is in napkinmath's catalog
+(stacks.py); here is only which one it was, with the evidence.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from published.rows import Row
+
+
+@dataclass(frozen=True)
+class Era:
+    """A library at a time, as the published runs used it."""
+
+    name: str
+    pattern: str
+    """Regular expression on "source | notes", lower case."""
+    stack: str
+    evidence: str
+    autocast: bool = True
+    """A plain 'bf16' or 'fp16' means weights of that type under autocast (a Trainer's bf16=True), not everything in it."""
+    adapter_dtype: str = "auto"
+    adapter_dropout: float = 0.0
+    double_quant: bool = True
+    prepares: bool = True
+    """k-bit preparation runs on quantized models (embeddings, norms and head in fp32)."""
+    unquantized: tuple[str, ...] = ("lm_head",)
+    default_rank: int = 8
+    clips: bool = True
+    lazy_modules: bool = True
+    sequence_length: int = 0
+    sequence_reason: str = ""
+
+    def dropout(self, row: Row) -> float:
+        """Dropout of the adapters."""
+        return self.adapter_dropout
+
+    def kbit_preparation(self, row: Row) -> bool:
+        """Whether k-bit preparation ran."""
+        return self.prepares
+
+
+_FMS = r"fms-acceleration.*"
+_FMS_EVIDENCE = "fms-acceleration scripts/benchmarks/refs/requirements*.txt, scenarios*.yaml, defaults.yaml"
+_FMS_FIELDS = dict(evidence=_FMS_EVIDENCE, adapter_dropout=0.1, default_rank=16)
+
+
+def _fms(version: str, files: str) -> list[Era]:
+    """The three ways that benchmark prepares a model, under the transformers of one of its result files."""
+    own = dict(_FMS_FIELDS, prepares=False)
+    return [
+        Era(name=f"fms {version} foak", pattern=_FMS + files + r".*framework_config \S*foak", stack=f"hf-{version}-foak", **own),
+        Era(name=f"fms {version} baseline", pattern=_FMS + files + r".*framework_config baseline", stack=f"hf-{version}-trl", **_FMS_FIELDS),
+        Era(name=f"fms {version}", pattern=_FMS + files, stack=f"hf-{version}", **own),
+    ]
+
+
+ERAS: tuple[Era, ...] = (
+    *_fms("4.45", r"(liger|granite)\.csv"),
+    *_fms("4.44", r"refs_orca"),
+    *_fms("4.48", r""),
+    Era(name="default", pattern=r"", stack="hf-2024", evidence="none: a source without a row of its own is taken for the Trainer of 2024"),
+)
+
+
+def era_of(row: Row) -> Era:
+    """The first era whose pattern occurs in the row's source and notes."""
+    text = f"{row['source']} | {row['notes']}".lower().replace("\n", " ")
+    return next(era for era in ERAS if re.search(era.pattern, text))

@@ -1,0 +1,237 @@
+"""From a row to what is priced: model, training configuration, stack, GPU, and how figures of the row are to be compared."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from napkinmath.catalog.arch_string import read_arch
+from napkinmath.catalog.families import read_config
+from napkinmath.catalog.gpus import find_hardware
+from napkinmath.catalog.models import find_row, read_model
+from napkinmath.catalog.optimizers import find_optimizer
+from napkinmath.errors import InputError
+from napkinmath.hardware import Hardware
+from napkinmath.model_spec import ModelSpec
+from napkinmath.train_config import AdapterConfig, Attention, Batch, Loss, OffloadConfig, Precision, QuantizationConfig, RecomputeConfig, RecomputeKind, TrainConfig
+from napkinmath.units import GIB
+
+from published.rows import Row, Unreadable
+from published.sources import Era, era_of
+from published.targets import Linears, adapter_targets
+
+_specs: dict[tuple[str, str], ModelSpec] = {}
+_linears: dict[tuple[str, str], Linears] = {}
+_DEFAULT_GPU = ("A100", 80 * GIB)  # where the source names none; only the context (about 0.5 GiB) depends on it
+
+
+@dataclass(frozen=True)
+class Job:
+    """A row understood: everything that `estimate` needs, and what was assumed on the way."""
+
+    row: Row
+    spec: ModelSpec
+    config: TrainConfig
+    hardware: Hardware
+    era: Era
+    assumed: tuple[str, ...] = field(default=())
+
+
+def understand(row: Row) -> Job:
+    """The job of a row; raises Unreadable with the reason where it cannot be expressed."""
+    try:
+        return _understand(row)
+    except InputError as error:
+        raise Unreadable(str(error)) from error
+
+
+def _understand(row: Row) -> Job:
+    if row.whole("n_gpus", 1) > 1:
+        raise Unreadable(f"{row['n_gpus']} GPUs ({row['sharding'] or 'sharding not stated'}): a step on one GPU is priced")
+    spec, key = _model(row)
+    era = era_of(row)
+    assumed: list[str] = []
+    method = row.words("method")
+    config = TrainConfig(
+        micro_batch_size=row.whole("micro_batch", 1), sequence_length=_sequence(row, era, assumed), gradient_accumulation_steps=_accumulation(row),
+        precision=_precision(row, era), adapter=_adapter(row, key, spec, method, era), quantization=_quantization(row, method, era), recompute=_recompute(row, assumed),
+        offload=_offload(row), optimizer=_optimizer(row), optimizer_in_backward="in_bwd" in row.words("optimizer") or "in_backward" in row.words("optimizer"),
+        attention=_attention(row), loss=_loss(row), compile=row.words("compile").strip() in ("yes", "true"), stack=era.stack,
+        batch=Batch(packing=row.words("packed").startswith("yes")), clip_gradients=era.clips,
+    )  # fmt: skip
+    return Job(row, spec, config, _hardware(row, era, assumed), era, tuple(assumed))
+
+
+# ---------------------------------------------------------------- model
+
+
+def _model(row: Row) -> tuple[ModelSpec, tuple[str, str]]:
+    key = (row["model"].strip(), row["arch"].strip())
+    if key not in _specs:
+        _specs[key] = _read(*key)
+    return _specs[key], key
+
+
+def _read(name: str, arch: str) -> ModelSpec:
+    """By name, with notes and sizes at its end dropped; else by the architecture's numbers."""
+    plain = re.sub(r"\(.*?\)", " ", name).strip()
+    for candidate in dict.fromkeys((name, plain, re.sub(r"\s+[\d.]+\s*[bB]$", "", plain))):
+        if candidate and find_row(candidate) is not None:
+            return read_model(candidate)
+    if arch:
+        return read_config(read_arch(arch), name=name or arch, source="the table's architecture column")
+    raise Unreadable(f"model {name!r} is not in the catalog and its architecture is not given")
+
+
+def linears_of(key: tuple[str, str], spec: ModelSpec) -> Linears:
+    """The model's linears, recorded once."""
+    if key not in _linears:
+        _linears[key] = Linears(spec)
+    return _linears[key]
+
+
+# ---------------------------------------------------------------- method
+
+
+def _adapter(row: Row, key: tuple[str, str], spec: ModelSpec, method: str, era: Era) -> AdapterConfig | None:
+    if "lora" not in method:
+        if any(word in method for word in ("ia3", "prefix", "prompt", "adapter")):
+            raise Unreadable(f"method {row['method']!r} of the table is not read")
+        return None
+    linears = linears_of(key, spec)
+    trained: tuple[str, ...] = ()
+    if "emb" in method or "lm_head" in method:
+        trained = (*linears.embeddings, *linears.heads)
+    return AdapterConfig(
+        rank=row.whole("lora_rank", era.default_rank), targets=adapter_targets(row["lora_targets"], linears), dropout=era.dropout(row), dtype=era.adapter_dtype,
+        rank_stabilized=False, trained_modules=trained,
+    )  # fmt: skip
+
+
+def _quantization(row: Row, method: str, era: Era) -> QuantizationConfig | None:
+    text = row.words("precision")
+    if "qlora" not in method and not any(word in text for word in ("nf4", "fp4", "int4", "int8", "gptq", "awq", "4bit", "4-bit")):
+        return None
+    if "lora" not in method:
+        return None
+    double = True if "dq" in text or "double" in text else era.double_quant
+    bits = "int8" if "int8" in text or "8bit" in text or "8-bit" in text else "int4"
+    if "gptq" in text:
+        return QuantizationConfig(format=f"gptq-{bits}", double_quant=False, kbit_preparation=era.kbit_preparation(row), keep=era.unquantized)
+    if "awq" in text:
+        return QuantizationConfig(format="awq-int4", double_quant=False, kbit_preparation=era.kbit_preparation(row), keep=era.unquantized)
+    if bits == "int8":
+        return QuantizationConfig(format="int8", double_quant=False, kbit_preparation=era.kbit_preparation(row), keep=era.unquantized)
+    return QuantizationConfig(format="fp4" if "fp4" in text and "nf4" not in text else "nf4", double_quant=double, kbit_preparation=era.kbit_preparation(row), keep=era.unquantized)
+
+
+def _precision(row: Row, era: Era) -> Precision:
+    text = row.words("precision")
+    half = "fp16" if re.search(r"fp16|float16(?!.*bfloat)", text.replace("bfloat16", "bf16")) and "bf16" not in text.partition("/")[2] else "bf16"
+    if "float8" in text or "fp8" in text:
+        return Precision.FP8
+    if "no amp" in text or "-true" in text or "pure" in text:
+        return Precision.FP16 if half == "fp16" else Precision.BF16
+    if "amp" in text or "mixed" in text or " mp" in text:
+        stored_half = any(word in text for word in ("float16 +", "base", "bf16 weights", "fp16 weights"))
+        if half == "fp16":
+            return Precision.FP16_AUTOCAST if stored_half else Precision.FP16_AMP
+        return Precision.BF16_AUTOCAST if stored_half else Precision.BF16_AMP
+    if "fp32" in text or "float32" in text or "tf32" in text:
+        return Precision.TF32 if "tf32" in text else Precision.FP32
+    if era.autocast:
+        return Precision.FP16_AUTOCAST if half == "fp16" else Precision.BF16_AUTOCAST
+    return Precision.FP16 if half == "fp16" else Precision.BF16
+
+
+# ---------------------------------------------------------------- step
+
+
+def _sequence(row: Row, era: Era, assumed: list[str]) -> int:
+    if row["seq_len"].strip():
+        return row.whole("seq_len")
+    if era.sequence_length:
+        assumed.append(f"sequence length {era.sequence_length}: {era.sequence_reason}")
+        return era.sequence_length
+    raise Unreadable("seq_len is not given")
+
+
+def _accumulation(row: Row) -> int:
+    return row.whole("grad_accum", 1)
+
+
+def _recompute(row: Row, assumed: list[str]) -> RecomputeConfig:
+    text = row.words("checkpointing")
+    if not text.strip():
+        assumed.append("no checkpointing: not stated")
+        return RecomputeConfig()
+    if text.startswith("none") or text in ("no", "off", "false"):
+        return RecomputeConfig()
+    if "selective" in text:
+        raise Unreadable(f"checkpointing {row['checkpointing']!r} is not read")
+    return RecomputeConfig(kind=RecomputeKind.FULL)
+
+
+def _offload(row: Row) -> OffloadConfig:
+    text = row.words("offload")
+    if not text.strip() or text.startswith("no"):
+        return OffloadConfig()
+    if "activation" in text:
+        return OffloadConfig(activations=True)
+    if "param" in text:
+        return OffloadConfig(parameters=True)
+    if "optim" in text:
+        return OffloadConfig(optimizer=True)
+    raise Unreadable(f"offload {row['offload']!r} is not read")
+
+
+def _optimizer(row: Row) -> str:
+    text = re.sub(r"\(.*?\)|optimizer_in_bwd|optimizer_in_backward", " ", row.words("optimizer")).strip()
+    name = re.sub(r"[\s_]+", " ", text)
+    if not name or name in ("adamw", "adam"):
+        return "auto"
+    if "8bit" in name and "adam" in name:
+        return "paged-adamw-8bit" if "paged" in name else "adamw-8bit"
+    if name == "adamw torch":
+        return "auto"
+    return find_optimizer(name.replace(" ", "-")).name
+
+
+def _attention(row: Row) -> Attention:
+    text = row.words("attention")
+    if "flash" in text:
+        return Attention.FLASH2
+    if "eager" in text and "sdpa" not in text:
+        return Attention.EAGER
+    if "math" in text:
+        return Attention.MATH
+    if "efficient" in text:
+        return Attention.EFFICIENT
+    return Attention.AUTO
+
+
+def _loss(row: Row) -> Loss:
+    notes = row.words("notes")
+    if any(word in notes for word in ("liger fused linear", "foak-liger", "kernels-liger", "cut-cross-entropy", "cut cross entropy", "fused linear")):
+        return Loss.FUSED
+    return Loss.CHUNKED if "chunked ce" in notes else Loss.HF
+
+
+# ---------------------------------------------------------------- GPU
+
+
+def _hardware(row: Row, era: Era, assumed: list[str]) -> Hardware:
+    name = re.sub(r"\(.*?\)", " ", row["gpu"]).strip()
+    memory = row.number("gpu_mem_gb")
+    if not name:
+        assumed.append(f"GPU {_DEFAULT_GPU[0]}: not named")
+        return find_hardware(_DEFAULT_GPU[0], vram=int(memory * GIB) if memory else _DEFAULT_GPU[1])
+    words = name.split()
+    for end in range(len(words), 0, -1):
+        candidate = " ".join(words[:end])
+        for tried in ([f"{candidate}-{int(memory)}", f"{candidate}-{int(memory)}GB"] if memory else []) + [candidate]:
+            try:
+                return find_hardware(tried).replace(lazy_modules=era.lazy_modules)
+            except InputError:
+                continue
+    raise Unreadable(f"GPU {row['gpu']!r} is not in the catalog")
