@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 class Forward:
-    """A block's forward as events, and the tensors that outlive it."""
+    """A block's forward as events, and the tensors that outlive it; `unreached` are selected ones that a recomputation stopped before."""
 
-    __slots__ = ("events", "kept", "until_end")
+    __slots__ = ("events", "kept", "unreached", "until_end")
 
-    def __init__(self, events: list[Event], kept: set[Tensor], until_end: list[Tensor]) -> None:
-        self.events, self.kept, self.until_end = events, kept, until_end
+    def __init__(self, events: list[Event], kept: set[Tensor], until_end: list[Tensor], unreached: list[Tensor]) -> None:
+        self.events, self.kept, self.until_end, self.unreached = events, kept, until_end, unreached
 
 
 def saved_tensors(block: Block) -> set[Tensor]:
@@ -61,9 +61,10 @@ def forward_events(
     if block.input is not None and holds_input:
         held = held | {block.input.tensor}
     frees = _frees_after(block, held, offload.released_after() if offload is not None else {})
-    last = max((i for i, op in enumerate(block.ops) if op.saves), default=-1) if stop_early else len(block.ops) - 1
+    last = _stop(block) if stop_early else len(block.ops) - 1
     events: list[Event] = []
-    alive: dict[Tensor, None] = dict.fromkeys(selected if replay else ())
+    unreached = [t for op in block.ops[last + 1 :] for _, t in op.forward if replay and t in selected]
+    alive: dict[Tensor, None] = {t: None for t in selected if replay and t not in unreached}
     for index, op in enumerate(block.ops[: last + 1]):
         if not (replay and any(tensor in selected for _, tensor in op.forward)):
             for step in op.forward:
@@ -82,7 +83,20 @@ def forward_events(
     if stop_early:  # the exception that ends the recomputation drops everything not saved
         output = block.output.tensor if block.output is not None else None
         events += [(FREE, tensor) for tensor in alive if tensor not in held or tensor is output and tensor not in kept]
-    return Forward(events, kept, [t for t in cached if t in alive and t not in kept])
+    return Forward(events, kept, [t for t in cached if t in alive and t not in kept], unreached)
+
+
+def _stop(block: Block) -> int:
+    """The last operation that a recomputation with early stop runs: packing the last saved tensor raises.
+
+    Inputs are packed before the kernel runs, results after it (torch's generated VariableType functions).
+    """
+    last = max((i for i, op in enumerate(block.ops) if op.saves), default=-1)
+    if last < 0:
+        return last
+    op = block.ops[last]
+    made = {tensor for _, tensor in op.forward}
+    return last if any(tensor in made for tensor in op.saves) else last - 1
 
 
 class _Pending:

@@ -52,14 +52,17 @@ class Unit:
         """The block's backward from the gradient of its output; returns it with the gradient of its input."""
         block, checkpointed = self.block, self.checkpointed
         recompute: list[Event] = []
+        unreached: list[Tensor] = []
         held = True
         if checkpointed:
-            recompute = forward_events(block, keep=True, holds_input=True, stop_early=not self.reentrant, selected=self.selected, replay=True).events
-            recompute, held = self._fetched(recompute)
+            again = forward_events(block, keep=True, holds_input=True, stop_early=not self.reentrant, selected=self.selected, replay=True)
+            recompute, held = self._fetched(again.events)
+            unreached = again.unreached
         backward = Backward(block, accumulate=accumulate, filled=filled, keeps_input=checkpointed and held, recompute=() if self.reentrant else recompute, offload=self.offload)
         if self.reentrant:  # CheckpointFunction.backward runs the forward first
             backward.events += recompute
         result = backward.run(incoming)
+        backward.events += [(FREE, tensor) for tensor in unreached]  # the cache of kept results goes with the graph
         if checkpointed and self.reentrant and block.output is not None:  # the recomputed output is a local of CheckpointFunction.backward
             backward.events.append((FREE, block.output.tensor))
         return backward, result
