@@ -13,10 +13,17 @@ if TYPE_CHECKING:
 # model_type -> "module:function"; imported when asked for, so that one estimate loads one family.
 FAMILIES: dict[str, str] = {
     "llama": "llama:llama",
+    "mistral": "llama:mistral",
+    "ministral": "llama:ministral",
+    "qwen2": "llama:qwen2",
+    "qwen3": "llama:qwen3",
+    "granite": "llama:granite",
+    "internlm3": "llama:internlm3",
     "bert": "bert:bert",
     "roberta": "bert:roberta",
     "xlm-roberta": "bert:roberta",
     "distilbert": "bert:distilbert",
+    "vit": "vit:vit",
     "deepseek_v2": "deepseek:deepseek_v2",
     "deepseek_v3": "deepseek:deepseek_v3",
     "gpt_oss": "gpt_oss:gpt_oss",

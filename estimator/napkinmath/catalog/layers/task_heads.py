@@ -47,9 +47,8 @@ class ClassificationHead(Part):
     labels: int = 2
     pooler: str = ""
     """Path of the pooler's dense layer; none where empty."""
-    activated: bool = True
-    """tanh after the pooler (BERT; DistilBERT uses relu)."""
     activation: str = "tanh"
+    """After the pooler."""
     norm: str = ""
     """Path of a final LayerNorm over all tokens (ViT)."""
     dropout: float = 0.1
@@ -70,16 +69,23 @@ class ClassificationHead(Part):
                 frame.local(first)
             dropped = dropout(t, first, self.dropout)
             frame.local(dropped)
-            logits = linear(t, dropped, self.name, self.labels, bias=True, kind="linear", role=Role.LOGITS)
+            logits = linear(t, dropped, self.name, self.labels, bias=True, kind="unquantized linear", role=Role.LOGITS)
             frame.local(logits)
             return cross_entropy(t, logits, upcast=False)
 
 
 class MeanOutput(Part):
-    """No head: the mean of the last hidden states stands for a loss, as a model trained through its outputs would see one."""
+    """No head: the mean of the last hidden states (or of the pooled first token) stands for a loss."""
+
+    norm: str = ""
+    pooler: str = ""
 
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         assert x is not None
+        if self.norm:
+            x = layer_norm(t, x, name=self.norm)
+        if self.pooler:
+            x = tanh(t, linear(t, slice_of(t, x, (b, x.axes[-1])), self.pooler, x.axes[-1], bias=True))
         return t.op(
             "mean", (x,), (1,), FP32 if t.policy.autocast else x.dtype, gradients=(LIKE,), costs=(Move(traffic(x)),), role=Role.LOGITS
         )

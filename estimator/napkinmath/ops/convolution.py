@@ -1,0 +1,38 @@
+"""Convolutions: patch embeddings of images, and the short causal convolutions of state-space layers."""
+
+from __future__ import annotations
+
+from napkinmath.costs import Gemm, Move, traffic
+from napkinmath.expr import Size, product
+from napkinmath.ledger import ALLOC, Gradient, Value
+from napkinmath.tape import Tape
+
+
+def patch_projection(
+    t: Tape, pixels: Value, name: str, out: tuple[Size, ...], kernel: tuple[Size, ...], channels: Size, width: Size, *, bias: bool = True
+) -> Value:
+    """A convolution whose stride is its kernel: patches of `kernel` extents over `channels` become rows of `width`.
+
+    `out` has the axes of the output. The pixels need no gradient: it keeps them for the weight's gradient.
+    """
+    with t.scope(name):
+        weight = t.weight("weight", (width, channels, *kernel), kind="conv").value
+        parameters = [weight] + ([t.weight("bias", (width,), kind="bias").value] if bias else [])
+    needs = weight.requires_grad
+    tensor = t.tensor("patches", out, weight.dtype)
+    result = Value(tensor, out, weight.dtype, needs)
+    gradients = [Gradient(p, t.gradient_of(p)) for p in parameters if p.requires_grad]
+    rows, inner = product(out) // width, channels * product(kernel)
+    cost = Gemm(rows, width, inner, weight.dtype)
+    t.append(
+        "convolution",
+        (pixels, *parameters),
+        (result,),
+        forward=((ALLOC, tensor),),
+        saves=(pixels.tensor,) if needs else (),
+        costs=(cost,),
+        backward=tuple((ALLOC, g.tensor) for g in gradients if g.tensor),
+        gradients=gradients,
+        backward_costs=(Gemm(width, inner, rows, weight.dtype), Move(traffic(result))) if needs else (),
+    )
+    return result
