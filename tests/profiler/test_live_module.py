@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
-
 from napkinmath.ledger import Phase, Role
 from napkinmath_profiler.trace import trace, trace_module
 from napkinmath_profiler.tracing.storage_events import StorageRole, TracePhase
 from napkinmath_profiler.tracing.trace_errors import TraceError
+from torch import nn
 
 WIDTH, BATCH = 256, 32
 
