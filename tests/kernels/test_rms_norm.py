@@ -37,6 +37,13 @@ def test_error_is_at_most_twice_that_of_plain_torch(backend, device, dtype, shap
     assert_no_worse_than_torch(lambda x, w: rms_norm(x, w, EPS, offset=offset), lambda x, w: plain(x, w, offset=offset), [x, weight])
 
 
+def test_wide_rows_sum_their_weight_gradient_apart(triton_backend, monkeypatch):
+    from napkinmath_kernels.triton_kernels import rms_norm as kernels
+
+    monkeypatch.setattr(kernels, "WIDEST_TOGETHER", 64)
+    assert_no_worse_than_torch(lambda x, w: rms_norm(x, w, EPS), plain, make((9, 700), torch.float32))
+
+
 @pytest.mark.parametrize("dtype", FLOAT_DTYPES)
 def test_residual_is_added_and_returned(backend, device, dtype):
     x, weight = make((5, 100), dtype, device)
