@@ -192,11 +192,11 @@ def test_autocast_holds_in_the_recompute_of_a_checkpoint() -> None:
 
 
 def test_code_that_switches_autocast_off_by_device_type_is_heard() -> None:
-    from transformers.models.llama import modeling_llama
+    from transformers.models.ernie4_5_moe import modeling_ernie4_5_moe as modeling
 
     weight, x = torch.empty(16, 16, device="meta"), torch.empty(4, 16, device="meta")
     with meta_autocast(), torch.autocast("cuda", dtype=torch.bfloat16):
-        for switched_off in (modeling_llama.maybe_autocast(device_type="meta", enabled=False), torch.autocast("meta", enabled=False)):
+        for switched_off in (modeling.maybe_autocast(device_type="meta", enabled=False), torch.autocast("meta", enabled=False)):
             with switched_off:
                 assert F.linear(x, weight).dtype == torch.float32
         assert F.linear(x, weight).dtype == torch.bfloat16
