@@ -91,6 +91,43 @@ class Config:
         if value % by:
             raise InputError(f"{field}={value} is not divisible by {divisor}={by}; change one of them")
 
+    def activation(self, field: str, default: str) -> str:
+        """The name of an activation function that the layers know."""
+        from napkinmath.catalog.layers.activations import ACTIVATIONS
+
+        name = self.text(field, default)
+        if name not in ACTIVATIONS:
+            raise InputError(f"config field {field}={shown(name)} is not a known activation; known: {', '.join(sorted(ACTIVATIONS))}")
+        return name
+
+    def probability(self, field: str, default: float = 0.0) -> float:
+        """A dropout probability."""
+        value = self.number(field, default)
+        if not 0 <= value < 1:
+            raise InputError(f"config field {field}={shown(value)} is not a probability; use 0 <= p < 1")
+        return value
+
+    def sliding_layers(self, count: int, default: list[bool]) -> list[bool]:
+        """Which layers see a window only, from `layer_types`."""
+        if "layer_types" not in self:
+            return default
+        types = self.names("layer_types")
+        unknown = [name for name in types if name not in ("full_attention", "sliding_attention")]
+        if unknown:
+            raise InputError(f"config field layer_types has {shown(unknown[0])}; this family knows full_attention and sliding_attention")
+        if len(types) != count:
+            raise InputError(f"config field layer_types names {len(types)} layers but the model has {count}; make them agree")
+        return [name == "sliding_attention" for name in types]
+
+    def rotated(self, head_size: int, default: float = 1.0) -> int:
+        """How many elements of each head are rotated, from `partial_rotary_factor`, at the top or in `rope_parameters`."""
+        parameters = self.values.get("rope_parameters") or self.values.get("rope_scaling")
+        inside = parameters.get("partial_rotary_factor") if isinstance(parameters, dict) else None
+        fraction = self.number("partial_rotary_factor", float(inside) if isinstance(inside, (int, float)) else default)
+        if not 0 < fraction <= 1:
+            raise InputError(f"config field partial_rotary_factor={shown(fraction)} is out of range; use more than 0 and at most 1")
+        return int(head_size * fraction)
+
     def spec(self, stages: tuple[Stage, ...], symbols: dict[str, int], *, family: str) -> ModelSpec:
         """The finished ModelSpec."""
         return ModelSpec(name=self.name, family=family, stages=stages, symbols=tuple(symbols.items()), source=self.source)
