@@ -33,7 +33,7 @@ class PatchEmbedding(Part):
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         token = t.weight("cls_token", (1, 1, self.width)).value
         positions = t.weight("position_embeddings", (1, self.length, self.width)).value
-        pixels = model_input(t, "pixel values", (b, self.channels, *self.image), token.dtype)
+        pixels = shared["pixel values"] = model_input(t, "pixel values", (b, self.channels, *self.image), token.dtype)
         shared["labels"] = model_input(t, "labels", (b,), INT64)
         patches = (b, self.length - 1, self.width)
         with t.scope("patch_embeddings"):
