@@ -12,7 +12,7 @@ from napkinmath.expr import Size
 from napkinmath.ledger import Value
 from napkinmath.ops.attention import eager_attention, sdpa
 from napkinmath.ops.elementwise import clamp_
-from napkinmath.ops.index import rotary
+from napkinmath.ops.index import repeat_heads, rotary
 from napkinmath.ops.matmul import linear
 from napkinmath.ops.rotary import rotary_in_place, rotary_interleaved, rotary_interleaved_fp32, rotary_partial
 from napkinmath.record import Record
@@ -56,6 +56,8 @@ class GroupedQueryAttention(Record):
     """Scores pass through a tanh (Gemma 2)."""
     eager_only: bool = False
     """transformers has no other form of this attention."""
+    flash_repeats_before: tuple[int, int] = (0, 0)
+    """Version of transformers before which this family's FlashAttention path repeated keys and values per query head."""
     dropout: float = 0.0
     names: tuple[str, str, str, str] = ("q_proj", "k_proj", "v_proj", "o_proj")
     scope: str = "self_attn"
@@ -71,8 +73,12 @@ class GroupedQueryAttention(Record):
             value = split_heads(t, self._projected(t, x, 2, kv), kv, copies=dense)
             if self.rotary:
                 q, key = self._rotate(t, q, key, shared)
+            groups: Size = a // k if self.grouped else 1
+            if self.grouped and repeats_keys(t, self.flash_repeats_before, self.eager_only):
+                key, value = repeat_heads(t, key, groups, (b, a, s, dh)), repeat_heads(t, value, groups, (b, a, s, dh))
+                groups = 1
             frame.local(q, key, value)
-            out = attend(t, q, key, value, shared, groups=a // k if self.grouped else 1, window=self.window, dropout=self.dropout, capped=self.capped, eager_only=self.eager_only, contiguous=self.rotary_size > 0)  # fmt: skip
+            out = attend(t, q, key, value, shared, groups=groups, window=self.window, dropout=self.dropout, capped=self.capped, eager_only=self.eager_only, contiguous=self.rotary_size > 0)  # fmt: skip
             frame.local(out)
             return linear(t, t.view(out, (b, s, a * dh)), self.names[3], h, bias=self.output_bias)
 
@@ -114,6 +120,18 @@ class GroupedQueryAttention(Record):
 def split_heads(t: Tape, projected: Value, heads: Size, *, copies: bool) -> Value:
     """(b, s, heads·dh) seen as (b, heads, s, dh); `copies`: the gradient comes back laid out that way and is copied."""
     return t.view(projected, (b, heads, s, dh), copies_gradient=copies and t.known(heads) > 1)
+
+
+def repeats_keys(t: Tape, flash_before: tuple[int, int], eager_only: bool) -> bool:
+    """Whether this version repeats keys and values per query head before a fused kernel.
+
+    SDPA got `enable_gqa` with transformers 4.53; FlashAttention takes grouped heads as they are, but some families repeated them until
+    4.48 all the same (models/mistral/modeling_mistral.py MistralFlashAttention2 of 4.45).
+    """
+    if runs_eager(t, eager_only):
+        return False
+    flash = t.policy.config.attention is Attention.FLASH2
+    return t.policy.stack.transformers < (flash_before if flash else (4, 53))
 
 
 def runs_eager(t: Tape, eager_only: bool) -> bool:
