@@ -81,7 +81,7 @@ def unknown_model(name: str) -> InputError:
     """The error for a name that is neither catalogued nor a path, with the nearest names."""
     names = [row_name for row_name, _, _ in _heads(_text())]
     nearest = suggest(name_key(name), names) or "; see `estimate models`"
-    return InputError(f"model {shown(name)} is unknown{nearest} (a config.json, its folder, --arch, or --hub with a hub id also work)")
+    return InputError(f"model {shown(name)} is unknown{nearest} (a config.json, its folder, --arch or --hub with a hub id also work)")
 
 
 def _is_path(given: object, text: str) -> bool:

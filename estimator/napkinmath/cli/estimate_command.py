@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from napkinmath.cli.flags import Parser, add_flags
+from napkinmath.cli.flags import SHARED
+from napkinmath.cli.parser import Parser
 from napkinmath.errors import InputError, shown
 
 TYPE_CHECKING = False
@@ -20,7 +21,7 @@ _TIMELINE_KINDS = (".html", ".svg", ".png")
 
 def run(argv: Sequence[str]) -> int:
     """Parses the flags, estimates for every GPU named, prints; returns the exit code."""
-    options = _parser().parse_all(argv)
+    options = _parser().parse(argv)
     _check_output(options)
     notes: list[str] = []
     estimates = make_estimates(options, notes)
@@ -42,8 +43,8 @@ def make_estimates(given: dict[str, Any], notes: list[str]) -> list[Estimate]:
         from napkinmath.inputs.job_file import with_job_file
 
         options = with_job_file(given, notes)
-    spec = model_spec(options, notes)
     config = train_config(options)
+    spec = model_spec(options, notes)
     allocator = allocator_text(options)
     found: list[Estimate] = []
     for machine in machines(options):
@@ -64,15 +65,13 @@ def _refuse_untrained(e: Estimate) -> None:
 def _parser() -> Parser:
     from napkinmath.cli.main import COMMANDS
 
-    class _Root(Parser):
-        def format_help(self) -> str:
-            names = "\n".join(f"  {name:<12} {text}" for name, (_, text) in COMMANDS.items())
-            return f"{super().format_help()}\ncommands (estimate COMMAND --help):\n{names}\n\nexit codes: 0 fits, or no GPU named; 1 does not fit; 2 bad input; 3 cannot tell\n"
-
-    parser = _Root("estimate", _DESCRIPTION, usage="estimate --model NAME [flags] | estimate JOB.yaml [flags] | estimate COMMAND ...")
-    parser.add_argument("job", nargs="?", metavar="JOB", help="a job file of ours, axolotl, TRL or HF Trainer, torchtune, LLaMA-Factory (YAML or JSON)")
-    add_flags(parser)
-    return parser
+    names = "\n".join(f"  {name:<12} {meaning}" for name, (_, meaning) in COMMANDS.items())
+    return Parser(
+        "estimate", _DESCRIPTION, SHARED,
+        positional=("job", "JOB", "a job file: ours, or one of axolotl, TRL, the HF Trainer, torchtune or LLaMA-Factory (YAML or JSON)"),
+        usage="estimate --model NAME [flags] | estimate JOB.yaml [flags] | estimate COMMAND ...",
+        ending=f"commands (estimate COMMAND --help):\n{names}\n\nexit codes: 0 fits, or no GPU was named; 1 does not fit; 2 bad input; 3 cannot tell",
+    )  # fmt: skip
 
 
 def _check_output(options: dict[str, Any]) -> None:

@@ -1,32 +1,30 @@
-"""The flags that every command shares, as rows; a parser takes the groups it needs, and what was given becomes options.
+"""The flags that every command shares, as rows grouped under titles; cli/parser.py reads them.
 
-An option is in the namespace only if it was given, under the key of napkinmath.inputs.options.
+A row is (flags, kind, metavar, help); its first flag gives the option's key in napkinmath.inputs.options. A kind is TEXT (one value),
+REPEAT (a value each time), ON (no value), SWITCH (--flag and --no-flag), or (key, value): a flag that is one value of another option.
 """
 
 from __future__ import annotations
 
-import argparse
-
-from napkinmath.errors import InputError, shown, suggest
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from typing import Any, NoReturn
+    from typing import TypeAlias
 
-TEXT, SWITCH, ON, REPEAT = "text", "switch", "on", "repeat"
+    Row: TypeAlias = tuple[tuple[str, ...], str | tuple[str, str], str, str]
+    Group: TypeAlias = tuple[str, tuple[Row, ...]]
 
-# (flags, kind, metavar, help); the first long flag gives the option's key.
-MODEL = (
+TEXT, REPEAT, ON, SWITCH = "text", "repeat", "on", "switch"
+
+MODEL: tuple[Row, ...] = (
     (("--model", "-m"), TEXT, "NAME|PATH", "catalogued name, config.json or its folder, or a hub id with --hub"),
     (("--arch",), TEXT, '"L32 h4096 a32 kv8 f14336 v128256"', "bare numbers instead of a model; words: tied gelu mqa learned-pos encoder moe8x2 ..."),
     (("--hub",), ON, "", "fetch the config of a hub id over the network"),
 )
-METHOD = (
+METHOD: tuple[Row, ...] = (
     (("--full",), ("method", "full"), "", "train every parameter (the default)"),
     (("--lora",), ("method", "lora"), "", "LoRA adapters"),
     (("--qlora",), ("method", "qlora"), "", "LoRA over 4-bit weights"),
-    (("--method",), ("method", ""), "NAME", "full, lora, qlora, dora, qdora, qalora, ia3, prompt, prefix"),
+    (("--method",), REPEAT, "NAME", "full, lora, qlora, dora, qdora, qalora, ia3, prompt, prefix"),
     (("--rank", "-r"), TEXT, "R", "LoRA rank [16]"),
     (("--alpha",), TEXT, "A", "LoRA scaling numerator; changes no size"),
     (("--targets",), TEXT, "NAMES", "modules that get adapters, comma-separated [all-linear]"),
@@ -38,14 +36,14 @@ METHOD = (
     (("--virtual-tokens",), TEXT, "N", "tokens of prompt or prefix tuning [20]"),
     (("--freeze",), TEXT, "NAMES", "modules that full fine-tuning leaves untrained"),
 )
-QUANTIZATION = (
+QUANTIZATION: tuple[Row, ...] = (
     (("--quant",), TEXT, "FORMAT", "nf4, fp4, int8, gptq-int4, awq-int4, hqq-int4, mxfp4, nvfp4 [QLoRA: nf4]"),
     (("--double-quant",), SWITCH, "", "quantize the scales too [on for nf4 and fp4]"),
     (("--group-size",), TEXT, "N", "weights that share a scale [the format's own]"),
     (("--kbit",), SWITCH, "", "prepare_model_for_kbit_training: norms, embeddings, head in fp32 [on]"),
     (("--keep-modules",), TEXT, "NAMES", "modules left unquantized [lm_head]"),
 )
-BATCH = (
+BATCH: tuple[Row, ...] = (
     (("--bs", "-b", "--micro-batch-size", "--batch-size"), TEXT, "B", "micro-batch per GPU [1]"),
     (("--ctx", "-s", "--sequence-length", "--seq-len"), TEXT, "S", "sequence length; 1k = 1024 [2048]"),
     (("--grad-accum", "--gradient-accumulation-steps"), TEXT, "N", "micro-steps per optimizer step [1]"),
@@ -53,7 +51,7 @@ BATCH = (
     (("--packing",), SWITCH, "", "fill sequences with several samples"),
     (("--lengths",), TEXT, "N,N,...", "a sample of sequence lengths"),
 )
-STEP = (
+STEP: tuple[Row, ...] = (
     (("--precision",), TEXT, "NAME", "bf16, bf16-amp, bf16-autocast, fp16, fp16-amp, fp32, tf32, fp8, fp8-block [bf16-autocast: the Trainer's bf16=True]"),
     (("--optimizer",), TEXT, "NAME", "adamw, adamw-fused, adamw-foreach, adamw-8bit, paged-adamw-8bit, sgd, lion, muon, ... [the stack's]"),
     (("--optimizer-in-backward",), SWITCH, "", "update each parameter as its gradient is ready"),
@@ -70,7 +68,7 @@ STEP = (
     (("--train-mode",), ON, "", "the model is in training mode (the default)"),
     (("--compile",), SWITCH, "", "torch.compile"),
 )
-HARDWARE = (
+HARDWARE: tuple[Row, ...] = (
     (("--gpu", "-g"), REPEAT, "NAME", "what it should fit on; may be repeated [none: the list of GPUs that fit]"),
     (("--gpus",), TEXT, "N[xTYPE]", "number of GPUs [1]"),
     (("--nodes",), TEXT, "N", "machines [1]"),
@@ -80,13 +78,14 @@ HARDWARE = (
     (("--allocator",), TEXT, "CONF", "as PYTORCH_ALLOC_CONF, e.g. expandable_segments:True"),
     (("--calibration",), TEXT, "FILE", "measured speeds [the one in the cache for that GPU]"),
 )
-OUTPUT = (
+DEBUG: Row = (("--debug",), ON, "", "show a traceback where something fails")
+OUTPUT: tuple[Row, ...] = (
     (("--json",), ON, "", "the documented JSON instead of the report"),
     (("--explain",), ON, "", "every line as formula, numbers, value and source"),
     (("--timeline",), TEXT, "FILE", "memory over one step as .html, .svg or .png"),
-    (("--debug",), ON, "", "show a traceback where something fails"),
+    DEBUG,
 )
-SHARED = (
+SHARED: tuple[Group, ...] = (
     ("model", MODEL),
     ("what is trained", METHOD),
     ("quantization of the base", QUANTIZATION),
@@ -95,74 +94,3 @@ SHARED = (
     ("hardware", HARDWARE),
     ("output", OUTPUT),
 )
-ABSENT = argparse.SUPPRESS
-
-
-class Parser(argparse.ArgumentParser):
-    """argparse whose errors are ours: one line with the nearest flags, raised and not printed."""
-
-    def __init__(self, command: str, description: str, **kwargs: Any) -> None:
-        super().__init__(prog=command, description=description, allow_abbrev=False, argument_default=ABSENT, **kwargs)
-
-    def error(self, message: str) -> NoReturn:
-        if message.startswith("argument "):
-            name, _, problem = message.removeprefix("argument ").partition(": ")
-            raise InputError(f"{name}: {problem}; see `{self.prog} --help`")
-        raise InputError(f"{message}; see `{self.prog} --help`")
-
-    def known_flags(self) -> list[str]:
-        """Every long flag."""
-        return [flag for flag in self._option_string_actions if flag.startswith("--")]
-
-    def parse_all(self, argv: Sequence[str]) -> dict[str, Any]:
-        """Options given on the command line; raises InputError for an unknown one with the nearest."""
-        namespace, unknown = self.parse_known_args(list(argv))
-        for word in unknown:
-            if word.startswith("-") and word != "-":
-                name = word.partition("=")[0]
-                raise InputError(f"flag {shown(name)} is unknown{suggest(name, self.known_flags())}; see `{self.prog} --help`")
-        if unknown:
-            raise InputError(f"{shown(unknown[0])} is left over; see `{self.prog} --help`")
-        return vars(namespace)
-
-
-class Once(argparse.Action):
-    """Stores a value and refuses a second, different one."""
-
-    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: str | None = None) -> None:
-        value = self.const if self.nargs == 0 else values
-        given = getattr(namespace, self.dest, value)
-        if given != value:
-            raise InputError(f"{option_string} is given twice, as {shown(given)} and {shown(value)}; give one, or use `estimate sweep`")
-        setattr(namespace, self.dest, value)
-
-
-class Switch(Once):
-    """--flag and --no-flag."""
-
-    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: str | None = None) -> None:
-        value = not (option_string or "").startswith("--no-")
-        if getattr(namespace, self.dest, value) != value:
-            name = self.dest.replace("_", "-")
-            raise InputError(f"--{name} and --no-{name} contradict each other; give one of them")
-        setattr(namespace, self.dest, value)
-
-
-def add_flags(parser: argparse.ArgumentParser, groups: Iterable[tuple[str, tuple[Any, ...]]] = SHARED) -> None:
-    """Adds groups of flags to a parser."""
-    for title, rows in groups:
-        group = parser.add_argument_group(title)
-        for flags, kind, metavar, text in rows:
-            key = flags[0].removeprefix("--").replace("-", "_")
-            if kind == TEXT:
-                group.add_argument(*flags, dest=key, action=Once, metavar=metavar, help=text)
-            elif kind == ON:
-                group.add_argument(*flags, dest=key, action=Once, nargs=0, const=True, help=text)
-            elif kind == SWITCH:
-                group.add_argument(*flags, "--no-" + flags[0].removeprefix("--"), dest=key, action=Switch, nargs=0, help=text)
-            elif kind == REPEAT:
-                group.add_argument(*flags, dest=key, action="append", metavar=metavar, help=text)
-            elif kind[1]:
-                group.add_argument(*flags, dest=kind[0], action="append_const", const=kind[1], help=text)
-            else:
-                group.add_argument(*flags, dest=kind[0], action="append", metavar=metavar, help=text)

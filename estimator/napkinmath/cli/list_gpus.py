@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from napkinmath.cli.flags import Parser
+from napkinmath.cli.flags import DEBUG, ON, TEXT
+from napkinmath.cli.parser import Parser
 from napkinmath.errors import InputError, shown
 
 TYPE_CHECKING = False
@@ -12,27 +13,31 @@ if TYPE_CHECKING:
     from napkinmath.hardware import Gpu
 
 _RATES = ("bf16", "fp16", "fp8", "fp32")
+_PARSER = Parser(
+    "estimate gpus",
+    "List the catalog of GPUs. Words filter by name, alias, vendor or architecture.",
+    (
+        ("filter", ((("--min-memory",), TEXT, "SIZE", "only GPUs with at least this much memory, e.g. 24GiB"),)),
+        ("output", ((("--json",), ON, "", "the rows as JSON, with the source of each number"), DEBUG)),
+    ),
+    positional=("words", "WORD...", "e.g. h100, ampere, amd"),
+)
 
 
 def run(argv: Sequence[str]) -> int:
     """Prints the rows that match; none is an error."""
-    parser = Parser("estimate gpus", "List the catalog of GPUs. Words filter by name, alias, vendor or architecture.")
-    parser.add_argument("words", nargs="*", metavar="WORD", help="e.g. h100, ampere, amd")
-    parser.add_argument("--min-memory", metavar="SIZE", help="only GPUs with at least this much memory, e.g. 24GiB")
-    parser.add_argument("--json", action="store_true", default=False, help="the rows as JSON, with the source of each number")
-    parser.add_argument("--debug", action="store_true", default=False, help="show a traceback where something fails")
-    options = parser.parse_all(argv)
+    options = _PARSER.parse(argv)
     from napkinmath.catalog.gpus import load_gpus
-    from napkinmath.cli.listing import matches
+    from napkinmath.cli.listing import matches, words_of
     from napkinmath.units import parse_bytes
 
-    words = options.get("words", [])
-    least = parse_bytes(options["min_memory"], what="--min-memory") if "min_memory" in options else 0
+    words = words_of(options)
+    least = parse_bytes(str(options["min_memory"]), what="--min-memory") if "min_memory" in options else 0
     rows = [gpu for gpu in load_gpus() if gpu.nominal_bytes >= least and matches(words, gpu.name, *gpu.aliases, gpu.vendor, gpu.architecture, gpu.compute_capability)]
     if not rows:
-        asked = " ".join(words) if words else options.get("min_memory", "")
+        asked = " ".join(words) or options.get("min_memory", "")
         raise InputError(f"no GPU of the catalog matches {shown(asked)}; ask for less, or nothing for the whole list")
-    _print(rows, as_json=options["json"])
+    _print(rows, as_json="json" in options)
     return 0
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from napkinmath.cli.flags import Parser
+from napkinmath.cli.flags import DEBUG, ON
+from napkinmath.cli.parser import Parser
 from napkinmath.errors import InputError, shown
 
 TYPE_CHECKING = False
@@ -10,22 +11,25 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
+_PARSER = Parser(
+    "estimate models",
+    "List the catalog of models. Words filter by name, alias, family, model type or hub id.",
+    (("output", ((("--json",), ON, "", "the rows of the catalog as JSON"), DEBUG)),),
+    positional=("words", "WORD...", "e.g. qwen, moe, 7b"),
+)
+
 
 def run(argv: Sequence[str]) -> int:
     """Prints the rows that match; none is an error."""
-    parser = Parser("estimate models", "List the catalog of models. Words filter by name, alias, family, model type or hub id.")
-    parser.add_argument("words", nargs="*", metavar="WORD", help="e.g. qwen, moe, 7b")
-    parser.add_argument("--json", action="store_true", default=False, help="the rows of the catalog as JSON")
-    parser.add_argument("--debug", action="store_true", default=False, help="show a traceback where something fails")
-    options = parser.parse_all(argv)
+    options = _PARSER.parse(argv)
     from napkinmath.catalog.models import load_rows
-    from napkinmath.cli.listing import matches
+    from napkinmath.cli.listing import matches, words_of
 
-    words = options.get("words", [])
+    words = words_of(options)
     rows = [row for row in load_rows() if matches(words, row["name"], *row["aliases"], row["family"], str(row["config"].get("model_type")), row["hub_id"] or "")]
     if not rows:
         raise InputError(f"no model of the catalog matches {shown(' '.join(words))}; use fewer words, or none for the whole list")
-    _print(rows, as_json=options["json"])
+    _print(rows, as_json="json" in options)
     return 0
 
 

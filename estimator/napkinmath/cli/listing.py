@@ -6,7 +6,7 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 
 def print_rows(heads: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> None:
@@ -29,6 +29,12 @@ def _print_table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Seq
     for row in rows:
         table.add_row(*row)
     Console().print(table)
+
+
+def words_of(options: Mapping[str, object]) -> list[str]:
+    """The words that filter a list."""
+    words = options.get("words", [])
+    return [str(word) for word in words] if isinstance(words, list) else []  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
 
 
 def matches(words: Sequence[str], *texts: str) -> bool:

@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except KeyboardInterrupt:
         return 130
-    except SystemExit as stop:  # argparse's --help
+    except SystemExit as stop:  # --help
         return stop.code if isinstance(stop.code, int) else 0
     except Exception as error:
         if "--debug" in arguments:

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 def run(argv: Sequence[str]) -> int:
     """Prints one line."""
     from napkinmath import __version__
-    from napkinmath.cli.flags import Parser
+    from napkinmath.cli.flags import DEBUG
+    from napkinmath.cli.parser import Parser
 
-    parser = Parser("estimate version", "Print the version.")
-    parser.parse_all(argv)
+    Parser("estimate version", "Print the version.", (("output", (DEBUG,)),)).parse(argv)
     print(f"napkinmath {__version__} (Python {'.'.join(map(str, sys.version_info[:3]))})")
     return 0
