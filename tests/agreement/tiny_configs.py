@@ -18,5 +18,5 @@ TINY: dict[str, Config] = {
     "qwen2": {"model_type": "qwen2", **LLAMA_LIKE, "tie_word_embeddings": True},
     "qwen3": {"model_type": "qwen3", **LLAMA_LIKE, "head_dim": 48},
     "granite": {"model_type": "granite", **LLAMA_LIKE, "embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.01, "logits_scaling": 8.0},
-    "ministral": {"model_type": "ministral", **LLAMA_LIKE, "rope_theta": 10000.0, "layer_types": ["full_attention", "sliding_attention", "sliding_attention"], "sliding_window": 48},
+    "ministral": {"model_type": "ministral", **LLAMA_LIKE, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, "layer_types": ["full_attention", "sliding_attention", "sliding_attention"], "sliding_window": 48},
 }

@@ -25,7 +25,10 @@ def sdpa(
     if kernel == "math":
         return math_attention(t, q, k, v, groups=groups, mask=mask, causal=causal, dropout_p=dropout_p, contiguous=contiguous)
     bias = _additive_mask(t, mask, q.dtype) if mask is not None else None
-    return fused(t, kernel, q, k, v, bias=bias, causal=causal and mask is None, window=window)
+    out = fused(t, kernel, q, k, v, bias=bias, causal=causal and mask is None, window=window)
+    if bias is not None:
+        t.touch(bias.tensor)
+    return out
 
 
 def _additive_mask(t: Tape, mask: Value, dtype: DType) -> Value:
@@ -35,7 +38,7 @@ def _additive_mask(t: Tape, mask: Value, dtype: DType) -> Value:
     with t.scope():
         out = constant(t, "additive mask", mask.axes, dtype)
         inverted = constant(t, "inverted mask", mask.axes, BOOL)
-        t.touch(out.tensor, inverted.tensor)
+        t.touch(mask.tensor, out.tensor, inverted.tensor)
         return out
 
 
@@ -186,6 +189,7 @@ def _float_mask(t: Tape, mask: Value | None, *, causal: bool, length: Size, keys
             t.touch(triangle.tensor)
             return out
         if mask.dtype is BOOL:
+            t.touch(mask.tensor)
             return constant(t, "additive mask", mask.axes, FP32)
     return mask
 

@@ -41,6 +41,15 @@ def embedding(t: Tape, ids: Value, name: str, rows: Size, width: Size, *, kind: 
         return out
 
 
+def input_leaf(t: Tape, x: Value) -> Value:
+    """The embedding's output made to need a gradient, where the policy asks for it; autograd holds such a leaf to the end."""
+    if not t.policy.inputs_require_grad or x.requires_grad:
+        return x
+    out = Value(x.tensor, x.axes, x.dtype, True)
+    t.append("requires_grad_", (x,), (out,), forward=(), saves=(x.tensor,))
+    return out
+
+
 def concatenate(t: Tape, parts: tuple[Value, ...], axes: tuple[Size, ...], *, name: str = "cat") -> Value:
     """`torch.cat`: a new tensor; the gradients of the parts are slices of the incoming one."""
     moved = 2 * traffic(*parts)

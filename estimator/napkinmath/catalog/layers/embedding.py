@@ -9,7 +9,7 @@ from napkinmath.expr import Size
 from napkinmath.ledger import Role, Value
 from napkinmath.model_spec import Part
 from napkinmath.ops.elementwise import cast, dropout, scale
-from napkinmath.ops.index import constant, embedding, model_input
+from napkinmath.ops.index import constant, embedding, input_leaf, model_input
 from napkinmath.tape import Tape
 from napkinmath.train_config import Attention
 
@@ -41,7 +41,7 @@ class TokenEmbedding(Part):
 
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         ids = token_ids(t, shared)
-        out = embedding(t, ids, self.name, v, h, padded=self.padded)
+        out = input_leaf(t, embedding(t, ids, self.name, v, h, padded=self.padded))
         if self.scaled:
             out = scale(t, out)
         causal_masks(t, shared, out.dtype, full=self.full_mask, windows=self.windows, eager_only=self.masked)
