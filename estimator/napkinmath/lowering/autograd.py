@@ -48,19 +48,22 @@ def _frees_after(block: Block, kept: set[Tensor], not_before: dict[Tensor, int])
 
 
 def forward_events(
-    block: Block, *, keep: bool, holds_input: bool, cached: frozenset[Tensor] = frozenset(), stop_early: bool = False, selected: frozenset[Tensor] = frozenset(), replay: bool = False, offload: SavedOffload | None = None,
+    block: Block, *, keep: bool, holds_input: bool, cached: frozenset[Tensor] = frozenset(), stop_early: bool = False, selected: frozenset[Tensor] = frozenset(), replay: bool = False, offload: SavedOffload | None = None, is_layer: bool = False,
 ) -> Forward:  # fmt: skip
     """The forward with its saved tensors kept, or freed as soon as nothing reads them (`keep=False`, checkpointing).
 
     `holds_input`: the input is a checkpoint and stays until the block's backward is done. `cached` tensors (autocast's weight casts) live to the end of the forward pass. `stop_early` ends a recomputation at the
     last operation that saves something, as torch.utils.checkpoint does without reentrance. `selected` tensors outlive a checkpointed forward and are there
-    already when it is run again (`replay`); `offload` sends saved tensors to the host.
+    already when it is run again (`replay`); `offload` sends saved tensors to the host. The caller of a layer (`is_layer`) holds its input until it returns.
     """
     kept = saved_tensors(block) - (offload.gone if offload is not None else set()) if keep else set[Tensor]()
     held = kept | cached if replay else kept | cached | selected
     if block.input is not None and holds_input:
         held = held | {block.input.tensor}
-    frees = _frees_after(block, held, offload.released_after() if offload is not None else {})
+    not_before = offload.released_after() if offload is not None else {}
+    if is_layer and block.input is not None:
+        not_before[block.input.tensor] = len(block.ops) - 1
+    frees = _frees_after(block, held, not_before)
     last = _stop(block) if stop_early else len(block.ops) - 1
     events: list[Event] = []
     unreached = [t for op in block.ops[last + 1 :] for _, t in op.forward if replay and t in selected]

@@ -13,7 +13,7 @@ from napkinmath.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from napkinmath.ledger import Op
 
@@ -81,14 +81,16 @@ class SavedOffload:
 
     def _pack(self, block: Block, style: OffloadStyle) -> None:
         weights = {w.tensor for w in block.weights}
+        lasting = weights | {value.tensor for value in block.externals}  # what stays on the device whatever is copied
+        if block.output is not None:
+            lasting.add(block.output.tensor)
         packed: dict[Tensor, int] = {}  # tensor -> number of its last copy
         waiting: dict[Tensor, int] = {}
-        number = 0
-        for index, tensor in _packs(block, self.packed_ops):
-            number += 1
+        for number, (index, tensor) in enumerate((i, t) for i, op in enumerate(block.ops[: self.packed_ops]) for t in op.saves):
             small = _constant_bytes(tensor) < style.smallest_bytes
-            if small or (tensor in weights and not style.weights_too) or (tensor in packed and style.repeats_stay):
-                if tensor not in weights:
+            repeated = style.repeats_stay and (tensor in packed or tensor in lasting - weights)
+            if small or repeated or (tensor in weights and not style.weights_too):
+                if tensor not in lasting:
                     self.stays.setdefault(index, []).append(tensor)
                 continue
             for earlier in [t for t, n in waiting.items() if n <= number - style.stash]:
@@ -96,13 +98,12 @@ class SavedOffload:
                 self.releases.setdefault(index, []).append(earlier)
             packed[tensor] = number
             self.reloads.setdefault(index, []).append(Reload(tensor))
-            if style.stash and tensor not in weights:
+            if style.stash and tensor not in lasting:
                 waiting[tensor] = number
-        last = len(block.ops) - 1
         for tensor in waiting:
-            self.releases.setdefault(last, []).append(tensor)
+            self.releases.setdefault(len(block.ops) - 1, []).append(tensor)
         kept = {t for tensors in self.stays.values() for t in tensors} | {t for op in block.ops[self.packed_ops :] for t in op.saves}
-        self.gone = {t for t in packed if t not in kept and t not in weights}
+        self.gone = set(packed) - kept - lasting
 
     def staying(self, index: int, op: Op) -> Sequence[Tensor]:
         """What an operation saved that its backward finds on the device."""
@@ -120,17 +121,6 @@ class SavedOffload:
 def _head_start(block: Block) -> int:
     """Index of the first operation of the language-model head; the number of operations where there is none."""
     return next((i for i, op in enumerate(block.ops) if any(v.weight is not None and v.weight.kind == "head" for v in op.inputs)), len(block.ops))
-
-
-def _packs(block: Block, end: int) -> Iterator[tuple[int, Tensor]]:
-    """(operation, saved tensor) in the order in which the hook sees them; what other blocks share stays out."""
-    others = {value.tensor for value in block.externals}
-    if block.output is not None:
-        others.add(block.output.tensor)
-    for index, op in enumerate(block.ops[:end]):
-        for tensor in op.saves:
-            if tensor not in others:
-                yield index, tensor
 
 
 def _constant_bytes(tensor: Tensor) -> int:

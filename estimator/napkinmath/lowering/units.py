@@ -18,11 +18,12 @@ if TYPE_CHECKING:
 class Unit:
     """A block with what happens to its activations: kept, recomputed, partly kept, or in host memory."""
 
-    __slots__ = ("block", "checkpointed", "host_input", "offload", "pinned", "reentrant", "selected")
+    __slots__ = ("block", "checkpointed", "host_input", "is_layer", "offload", "pinned", "reentrant", "selected")
 
     def __init__(self, block: Block, stage: Stage, policy: Policy) -> None:
         offload = policy.config.offload
         self.block, self.reentrant, self.pinned = block, policy.reentrant, offload.pinned
+        self.is_layer = stage.checkpointed
         self.checkpointed = policy.recomputes and stage.checkpointed
         self.selected = self._selected(policy) if self.checkpointed else frozenset[Tensor]()
         self.offload = self._saved_offload(policy) if offload.activations and not self.checkpointed else None
@@ -43,7 +44,7 @@ class Unit:
     def forward(self) -> Forward:
         """The block's forward; its input, if a checkpoint, goes to the host once the next layer has its own."""
         checkpointed = self.checkpointed
-        forward = forward_events(self.block, keep=not checkpointed, holds_input=checkpointed, cached=self.block.cached, selected=self.selected, offload=self.offload)
+        forward = forward_events(self.block, keep=not checkpointed, holds_input=checkpointed, cached=self.block.cached, selected=self.selected, offload=self.offload, is_layer=self.is_layer)
         if self.host_input is not None and self.block.input is not None:
             forward.events += [(ALLOC, self.host_input), self._copy(to_host=True, backward=False), (FREE, self.block.input.tensor)]
         return forward

@@ -1,0 +1,145 @@
+"""Offload of saved tensors and checkpoints against the trace of saved-tensor hooks that drop device copies.
+
+The hooks stand in for save_on_cpu and for TRL's OffloadActivations: meta tensors hold no data, so packing keeps shape and
+type, counts the bytes the host would hold, and unpacking makes a new tensor, in the order in which autograd asks.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from lowering.both_ways import CLOSE, by_rules, differences, traced, train_config
+from napkinmath.errors import InputError
+from napkinmath.ledger import Phase
+from napkinmath.lowering.saved_offload import STYLES
+from napkinmath.train_config import AdapterConfig, OffloadConfig, RecomputeConfig, RecomputeKind
+from napkinmath_profiler.tracing.meta_model import TrainMethod
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
+
+# The model's forward keeps the embedding's output in a local variable to its end; the rules let it go with the first layer.
+HELD_EMBEDDING = 0.01
+
+
+class Host:
+    """Bytes that packed tensors take on the host, now and at most."""
+
+    def __init__(self) -> None:
+        self.now = self.most = 0
+
+    def add(self, num_bytes: int) -> None:
+        self.now += num_bytes
+        self.most = max(self.most, self.now)
+
+
+class Packed:
+    """A tensor in host memory."""
+
+    def __init__(self, tensor: torch.Tensor, host: Host) -> None:
+        self.like = (tensor.shape, tensor.stride(), tensor.dtype)
+        self.num_bytes = tensor.numel() * tensor.element_size()
+        self.host = host
+        host.add(self.num_bytes)
+
+    def back(self) -> torch.Tensor:
+        shape, stride, dtype = self.like
+        return torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+
+    def __del__(self) -> None:
+        self.host.add(-self.num_bytes)
+
+
+def everything(host: Host) -> saved_tensors_hooks:
+    """save_on_cpu: every saved tensor, weights too, one copy each time it is saved."""
+    return saved_tensors_hooks(lambda tensor: Packed(tensor, host), lambda packed: packed.back())
+
+
+def inside_checkpoint(host: Host, model: Any) -> None:
+    """transformers' offload=True: the checkpoint's inputs are what the hooks see."""
+
+    def checkpointed(function: Any, *args: Any, **kwargs: Any) -> Any:
+        with everything(host):
+            return checkpoint(function, *args, **kwargs)
+
+    model.activation_checkpointing_enable({"use_reentrant": False})
+    for layer in model.model.layers:
+        layer._gradient_checkpointing_func = partial(checkpointed, use_reentrant=False)
+
+
+class OffloadedCheckpoint(torch.autograd.Function):
+    """unsloth's offloaded checkpointing: the layer's input goes to the host, and comes back to be run again with gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, function: Any, host: Host, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            out = function(x)
+        ctx.function, ctx.saved = function, Packed(x, host)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None, torch.Tensor]:
+        x = ctx.saved.back().detach().requires_grad_()
+        with torch.enable_grad():
+            out = ctx.function(x)
+        torch.autograd.backward(out, gradient)
+        return None, None, x.grad
+
+
+def unsloth_like(host: Host, model: Any) -> None:
+    model.activation_checkpointing_enable({"use_reentrant": True})
+    for layer in model.model.layers:
+        layer._gradient_checkpointing_func = lambda function, x, **_: OffloadedCheckpoint.apply(function, host, x)
+
+
+def whole_forward(hooks: Any, model: Any) -> None:
+    """Wraps the model's forward in saved-tensor hooks."""
+    forward = model.forward
+
+    def hooked(*args: Any, **kwargs: Any) -> Any:
+        with hooks:
+            return forward(*args, **kwargs)
+
+    model.forward = hooked
+
+
+def check(rules: Any, result: Any, tolerance: float = CLOSE) -> None:
+    for phase, difference in differences(rules, result).items():
+        assert abs(difference) < tolerance, (phase, difference)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoints_in_host_memory(reentrant: bool) -> None:
+    host = Host()
+    rules = by_rules(train_config(recompute=RecomputeConfig(kind=RecomputeKind.FULL, reentrant=reentrant), offload=OffloadConfig(checkpoints=True)))
+    check(rules, traced(change=partial(unsloth_like if reentrant else inside_checkpoint, host)))
+    assert rules.host_peak() == host.most == 5 * 2 * 128 * 256 * 2
+
+
+def test_save_on_cpu() -> None:
+    host = Host()
+    rules = by_rules(train_config(offload=OffloadConfig(activations=True, style="save_on_cpu")))
+    check(rules, traced(change=partial(whole_forward, everything(host))), HELD_EMBEDDING)
+    assert rules.host_peak() == pytest.approx(host.most, rel=CLOSE)
+
+
+def test_adapters_leave_frozen_products_nothing_to_save() -> None:
+    host = Host()
+    rules = by_rules(train_config(adapter=AdapterConfig(), offload=OffloadConfig(activations=True, style="save_on_cpu")))
+    check(rules, traced(method=TrainMethod.LORA, change=partial(whole_forward, everything(host))), HELD_EMBEDDING)
+    assert rules.host_peak() == pytest.approx(host.most, rel=CLOSE)
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_offload_lowers_the_backward_and_fills_the_host(style: str) -> None:
+    plain, offloaded = by_rules(train_config()), by_rules(train_config(offload=OffloadConfig(activations=True, style=style)))
+    assert plain.host_peak() == 0
+    assert offloaded.host_peak() > 0
+    assert offloaded.phase_peaks()[Phase.BACKWARD].nbytes < plain.phase_peaks()[Phase.BACKWARD].nbytes
+
+
+def test_unknown_style_is_refused() -> None:
+    with pytest.raises(InputError, match="torchtune"):
+        by_rules(train_config(offload=OffloadConfig(activations=True, style="torchtunes")))
