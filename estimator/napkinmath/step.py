@@ -50,7 +50,7 @@ class Step:
     def __init__(self, spec: ModelSpec, policy: Policy, runs: list[Run], load: list[Segment], micro_steps: list[tuple[int, list[Segment]]], update: Update) -> None:
         self.spec, self.policy, self.runs, self.load, self.micro_steps, self.update = spec, policy, runs, load, micro_steps, update
         config = policy.config
-        self.symbols = {**dict(spec.symbols), "b": config.micro_batch_size, "s": config.sequence_length}
+        self.symbols = {**dict(spec.symbols), "b": config.micro_batch_size, "s": config.sequence_length, "st": config.batch.target_length or config.sequence_length}
 
 
 def build_step(spec: ModelSpec, policy: Policy) -> Step:
@@ -87,7 +87,7 @@ def record_runs(spec: ModelSpec, policy: Policy) -> tuple[list[Run], dict[str, V
                 block = recorded[key] = record_block(stage, policy, incoming, shared, {**sizes, **dict(stage.symbols)})
             output = block.output
             steady = output is not None and incoming is not None and output.dtype is incoming.dtype and output.requires_grad == incoming.requires_grad
-            count = stage.count - done if steady else 1
+            count = stage.count - done if steady and not stage.publishes else 1
             runs.append(Run(block, count, stage, done))
             done += count
             incoming = output
@@ -180,7 +180,7 @@ def shared_releases(runs: list[Run], shared: dict[str, Value], policy: Policy) -
     for value in shared.values():
         tensor = value.tensor
         keepers = [i for i, run in enumerate(runs) if tensor in (run.block.last_use if policy.recomputes and run.stage.checkpointed else saved_tensors(run.block))]
-        if tensor.source == BATCH or tensor in runs[-1].block.last_use or value.requires_grad:
+        if tensor.source == BATCH or tensor in runs[-1].block.last_use:
             at = (Phase.STEP, 0)
         elif keepers and backward:
             at = (Phase.BACKWARD, keepers[0])
@@ -198,26 +198,43 @@ def _lower_backward(runs: list[Run], units: list[Unit], releases: dict[tuple[Pha
     seed = Tensor("gradient of the loss", loss.axes, loss.dtype, Role.ACTIVATION_GRADIENTS)
     segments = [Segment("gradient of the loss", Phase.BACKWARD, [(ALLOC, seed), chain.give(seed, loss)])]
     filled: set[str] = set()
+    opened: set[int] = set()  # shared values that have a gradient waiting
     for index in range(len(runs) - 1, -1, -1):
         run = runs[index]
         block = run.block
-        if block.output is None or not block.output.requires_grad:
-            segments += [_release(releases, rest) for rest in range(index, -1, -1) if (Phase.BACKWARD, rest) in releases]
-            break
-        events: list[Event] = []
-        incoming = Tensor("incoming gradient", block.output.axes, block.output.dtype, Role.ACTIVATION_GRADIENTS, block.name)
-        events.append(chain.take(incoming))
-        backward, result = units[index].backward(incoming, accumulate=accumulate, filled=frozenset(filled))
-        events += backward.events
-        if result is not None and block.input is not None:
-            events.append(chain.give(result, block.input))
-        filled |= {w.tied_to for w in block.weights if w.tied_to}
-        if not accumulate:
-            block.gradients = backward.persistent
-        segments.append(Segment(run.name, Phase.BACKWARD, events, run.count, run.stage.symbols))
+        if block.output is not None and block.output.requires_grad and (not run.stage.publishes or id(block.output) in opened):
+            readers = {id(value) for value in shared_readers(block)}
+            repeats = [1, run.count - 1] if readers - opened and run.count > 1 else [run.count]
+            for repeat in repeats:
+                events, persistent = _backward_of(run, units[index], chain, accumulate=accumulate, filled=frozenset(filled), opened=frozenset(opened))
+                if not accumulate:
+                    block.gradients = persistent
+                segments.append(Segment(run.name, Phase.BACKWARD, events, repeat, run.stage.symbols))
+                opened |= readers
+            filled |= {w.tied_to for w in block.weights if w.tied_to}
         if (Phase.BACKWARD, index) in releases:
             segments.append(_release(releases, index))
     return segments
+
+
+def shared_readers(block: Block) -> list[Value]:
+    """The shared values needing a gradient that a block reads and did not make."""
+    made = {id(out) for op in block.ops for out in op.outputs}
+    read = {id(value) for op in block.ops for value in op.inputs}
+    return [value for value in block.externals if value.requires_grad and id(value) in read and id(value) not in made]
+
+
+def _backward_of(run: Run, unit: Unit, chain: Chain, *, accumulate: bool, filled: frozenset[str], opened: frozenset[int]) -> tuple[list[Event], list[Tensor]]:
+    """One block's backward, and the gradients of weights it leaves behind."""
+    block = run.block
+    assert block.output is not None
+    incoming = Tensor("incoming gradient", block.output.axes, block.output.dtype, Role.ACTIVATION_GRADIENTS, block.name)
+    events: list[Event] = [(TAKE, (block.output.shared_gradient(), incoming)) if run.stage.publishes else chain.take(incoming)]
+    backward, result = unit.backward(incoming, accumulate=accumulate, filled=filled, opened=opened)
+    events += backward.events
+    if result is not None and block.input is not None:
+        events.append(chain.give(result, block.input))
+    return events, backward.persistent
 
 
 def _release(releases: dict[tuple[Phase, int], list[Tensor]], index: int) -> Segment:

@@ -101,7 +101,8 @@ class _Profile:
 
 
 def _evaluate(step: Step, clock: Clock | None, b: Ints, s: Ints, r: Ints, found: SweepResult, here: slice) -> None:
-    top = Bindings({**step.symbols, "b": b, "s": s, "r": r})
+    target = step.policy.config.batch.target_length
+    top = Bindings({**step.symbols, "b": b, "s": s, "st": target or s, "r": r})
     scopes: dict[tuple[tuple[str, int], ...], Bindings] = {(): top}
     order, starts = run_order(step)
     profiles: dict[int, _Profile] = {}

@@ -114,14 +114,14 @@ class _Pending:
 class Backward:
     """Runs the engine over one block; `events` grows in the order in which the device sees them."""
 
-    def __init__(self, block: Block, *, accumulate: bool = False, filled: frozenset[str] = frozenset(), first_external: bool = True, keeps_input: bool = False, recompute: Sequence[Event] = (), offload: SavedOffload | None = None) -> None:
+    def __init__(self, block: Block, *, accumulate: bool = False, filled: frozenset[str] = frozenset(), opened: frozenset[int] = frozenset(), keeps_input: bool = False, recompute: Sequence[Event] = (), offload: SavedOffload | None = None) -> None:
         self.block = block
         self.offload = offload
         self.recompute = recompute  # the forward again, run when the first node asks for a tensor it saved
         self.events: list[Event] = []
         self.accumulate = accumulate  # gradients of an earlier micro-step exist already
         self.filled = filled  # paths of weights whose gradient another block has made already (tied weights)
-        self.first_external = first_external
+        self.opened = opened  # ids of the shared values whose gradient slot a later block has filled already
         self.keeps_input = keeps_input  # a checkpoint holds the input until the whole block is done
         self.at: dict[int, _Pending] = {}  # id(value) -> gradient waiting there
         self.values: dict[int, Value] = {}
@@ -133,6 +133,7 @@ class Backward:
         block = self.block
         if incoming is not None and block.output is not None:
             self._hold(block.output, _Pending(incoming))
+        self._take_shared()
         users = self._last_savers()
         for index in range(len(block.ops) - 1, -1, -1):
             self._node(index, block.ops[index])
@@ -142,6 +143,15 @@ class Backward:
         if self.keeps_input and block.input is not None:
             self.events.append((FREE, block.input.tensor))
         return gradient
+
+    def _take_shared(self) -> None:
+        """The gradients that later blocks left at the shared values which this block made."""
+        made = {id(out) for op in self.block.ops for out in op.outputs}
+        for key, value in self.external_tensors.items():
+            if key in self.opened and key in made and value is not self.block.output:
+                pending = _Pending(Tensor(f"grad of {value.tensor.name}", value.axes, value.dtype, Role.ACTIVATION_GRADIENTS, self.block.name))
+                self.events.append((TAKE, (value.shared_gradient(), pending.tensor)))
+                self._hold(value, pending)
 
     def _last_savers(self) -> dict[int, list[Tensor]]:
         """The operation after whose backward each saved tensor dies: the first, in forward order, that saved it."""
@@ -226,7 +236,7 @@ class Backward:
         new.holders += 1
         weight = value.weight
         assert weight is not None
-        if self.accumulate or weight.path in self.filled:
+        if self.accumulate or (weight.tied_to or weight.path) in self.filled:
             self.events.append((RUN, Work(None, (Move(3 * traffic(value)),), True)))
             self._drop(new)
         else:
@@ -247,7 +257,7 @@ class Backward:
 
     def _external(self, value: Value, pending: _Pending) -> None:
         """A gradient of a tensor that many blocks read (encoder states): the first is kept, later ones are added to it."""
-        if self.first_external:
+        if id(value) not in self.opened:
             self.events.append((TAKE, (pending.tensor, value.shared_gradient())))
         else:
             self.events.append((RUN, Work(None, (Move(3 * traffic(value)),), True)))

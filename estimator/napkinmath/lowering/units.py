@@ -49,7 +49,7 @@ class Unit:
             forward.events += [(ALLOC, self.host_input), self._copy(to_host=True, backward=False), (FREE, self.block.input.tensor)]
         return forward
 
-    def backward(self, incoming: Tensor, *, accumulate: bool, filled: frozenset[str]) -> tuple[Backward, Tensor | None]:
+    def backward(self, incoming: Tensor, *, accumulate: bool, filled: frozenset[str], opened: frozenset[int] = frozenset()) -> tuple[Backward, Tensor | None]:
         """The block's backward from the gradient of its output; returns it with the gradient of its input."""
         block, checkpointed = self.block, self.checkpointed
         recompute: list[Event] = []
@@ -59,7 +59,7 @@ class Unit:
             again = forward_events(block, keep=True, holds_input=True, stop_early=not self.reentrant, selected=self.selected, replay=True)
             recompute, held = self._fetched(again.events)
             unreached = again.unreached
-        backward = Backward(block, accumulate=accumulate, filled=filled, keeps_input=checkpointed and held, recompute=() if self.reentrant else recompute, offload=self.offload)
+        backward = Backward(block, accumulate=accumulate, filled=filled, opened=opened, keeps_input=checkpointed and held, recompute=() if self.reentrant else recompute, offload=self.offload)
         if self.reentrant:  # CheckpointFunction.backward runs the forward first
             backward.events += recompute
         result = backward.run(incoming)
