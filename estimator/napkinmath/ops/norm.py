@@ -7,7 +7,7 @@ from napkinmath.dtypes import FP32
 from napkinmath.expr import Size
 from napkinmath.ledger import ALLOC, FREE, Gradient, Value
 from napkinmath.ops.elementwise import cast, mul, rsqrt, shift, square
-from napkinmath.tape import LIKE, REDUCE, Tape
+from napkinmath.tape import LIKE, PASS, REDUCE, Tape
 
 
 def mean_square(t: Tape, x: Value) -> Value:
@@ -45,6 +45,41 @@ def _row_scale(t: Tape, x: Value, rows: Value) -> Value:
     return t.op("mul rows", (x, rows), x.axes, x.dtype, saves=(rows if x.requires_grad else None, x if rows.requires_grad else None), gradients=(LIKE, REDUCE), costs=(Move(2 * traffic(x)),), backward_costs=(Move(6 * traffic(x), 3),))  # fmt: skip
 
 
+def layer_norm_eager(t: Tape, x: Value, *, name: str, axes: tuple[Size, ...]) -> Value:
+    """Cohere's LayerNorm in fp32: the mean is subtracted twice, once for the variance (models/cohere CohereLayerNorm.forward)."""
+    with t.scope(name) as frame:
+        weight = t.weight("weight", axes, kind="norm").value
+        wide = cast(t, x, FP32)
+        frame.local(wide)
+        mean = t.op("mean", (wide,), (*x.axes[:-1], 1), FP32, gradients=(LIKE,), costs=(Move(traffic(wide)),), backward_costs=(Move(traffic(wide)),))
+        frame.local(mean)
+        variance = mean_square(t, _subtract_rows(t, wide, mean))
+        frame.local(variance)
+        normed = _row_scale(t, _subtract_rows(t, wide, mean), rsqrt(t, shift(t, variance)))
+        frame.release(wide)
+        frame.local(normed)
+        return cast(t, mul(t, cast(t, weight, FP32), normed), x.dtype)
+
+
+def _subtract_rows(t: Tape, x: Value, rows: Value) -> Value:
+    return t.op("sub rows", (x, rows), x.axes, x.dtype, gradients=(PASS, REDUCE), costs=(Move(2 * traffic(x)),), backward_costs=(Move(3 * traffic(x), 2),))
+
+
+def layer_norm_plain(t: Tape, x: Value, *, name: str) -> Value:
+    """OLMo's LayerNorm: no parameters, fp32 inside (models/olmo OlmoLayerNorm.forward)."""
+    return cast(t, _fused(t, cast(t, x, FP32), name=name, op="layer_norm", statistics=("mean", "rstd"), bias=False, affine=False, width=None), x.dtype)
+
+
+def layer_norm_one_plus(t: Tape, x: Value, *, name: str) -> Value:
+    """Nemotron's LayerNorm: (1 + weight) made anew, autocast off inside (models/nemotron NemotronLayerNorm1P.forward)."""
+    with t.scope(name):
+        weight, bias = (t.weight(n, (x.axes[-1],), kind="norm").value for n in ("weight", "bias"))
+        values = [x, shift(t, weight), bias]
+        if t.policy.autocast is not None:
+            values = [cast(t, v, t.policy.autocast) for v in values]
+        return _normalize(t, values[0], values[1:], op="layer_norm", statistics=("mean", "rstd"))
+
+
 def layer_norm(t: Tape, x: Value, *, name: str, bias: bool = True, affine: bool = True, width: Size | None = None) -> Value:
     """`nn.LayerNorm`: one kernel; keeps x and two fp32 statistics a row. Autocast runs and returns it in fp32."""
     return _fused(t, x, name=name, op="layer_norm", statistics=("mean", "rstd"), bias=bias, affine=affine, width=width)
@@ -63,6 +98,11 @@ def _fused(t: Tape, x: Value, *, name: str, op: str, statistics: tuple[str, ...]
             parameters.append(t.weight("bias", axis, kind="norm").value)
         if t.policy.autocast is not None:
             x, parameters = cast(t, x, FP32), [cast(t, p, FP32) for p in parameters]
+        return _normalize(t, x, parameters, op=op, statistics=statistics)
+
+
+def _normalize(t: Tape, x: Value, parameters: list[Value], *, op: str, statistics: tuple[str, ...]) -> Value:
+    with t.scope():
         rows = tuple(t.tensor(s, (*x.axes[:-1], 1), FP32) for s in statistics)
         tensor = t.tensor(op, x.axes, x.dtype)
         values = [x, *parameters]

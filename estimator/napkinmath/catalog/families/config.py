@@ -115,8 +115,7 @@ class Config:
         unknown = [name for name in types if name not in ("full_attention", "sliding_attention")]
         if unknown:
             raise InputError(f"config field layer_types has {shown(unknown[0])}; this family knows full_attention and sliding_attention")
-        if len(types) != count:
-            raise InputError(f"config field layer_types names {len(types)} layers but the model has {count}; make them agree")
+        self.same_length("layer_types", len(types), count)
         return [name == "sliding_attention" for name in types]
 
     def rotated(self, head_size: int, default: float = 1.0) -> int:
@@ -127,6 +126,11 @@ class Config:
         if not 0 < fraction <= 1:
             raise InputError(f"config field partial_rotary_factor={shown(fraction)} is out of range; use more than 0 and at most 1")
         return int(head_size * fraction)
+
+    def same_length(self, field: str, length: int, layers: int) -> None:
+        """Raises unless a list has an entry for every layer."""
+        if length != layers:
+            raise InputError(f"config field {field} has {length} entries but the model has {layers} layers; make them agree")
 
     def spec(self, stages: tuple[Stage, ...], symbols: dict[str, int], *, family: str) -> ModelSpec:
         """The finished ModelSpec."""

@@ -33,15 +33,15 @@ def attention_fields(c: Config, symbols: dict[str, int], *, bias: bool | None = 
 
 
 def decoder(
-    c: Config, symbols: dict[str, int], layers: list[Part], family: str, *, embedding: TokenEmbedding | None = None, head: CausalLmHead | None = None, tied: bool = False, path: str = "model",
+    c: Config, symbols: dict[str, int], layers: list[Part], family: str, *, embedding: TokenEmbedding | None = None, head: CausalLmHead | None = None, tied: bool = False, padded: bool = False, path: str = "model",
 ) -> ModelSpec:  # fmt: skip
-    """Embedding, layers and head; neighbouring equal layers become one stage. `tied` is the family's default."""
+    """Embedding, layers and head; neighbouring equal layers become one stage. `tied` and `padded` are the family's defaults."""
     embedding = embedding or TokenEmbedding()
     head = head or CausalLmHead()
     if c.flag("tie_word_embeddings", tied):
         head = head.replace(tied_to=f"{path}.{embedding.name}.weight")
     stages = [Stage(part=part, path=f"{path}.layers", checkpointed=True) for part in layers]
-    return c.spec((Stage(part=embedding.replace(padded=pads(c)), path=path), *runs(stages), Stage(part=head)), symbols, family=family)
+    return c.spec((Stage(part=embedding.replace(padded=pads(c, padded)), path=path), *runs(stages), Stage(part=head)), symbols, family=family)
 
 
 def pads(c: Config, default: bool = False) -> bool:
@@ -78,13 +78,13 @@ def mistral(c: Config) -> ModelSpec:
     return decoder(c, symbols, [layer] * symbols["L"], "mistral", embedding=embedding)
 
 
-def sliding_stack(c: Config, symbols: dict[str, int], sliding: list[bool], window: int, layer_of: object, family: str, *, tied: bool = False, **parts: object) -> ModelSpec:
+def sliding_stack(c: Config, symbols: dict[str, int], sliding: list[bool], window: int, layer_of: object, family: str, *, tied: bool = False, padded: bool = False, **parts: object) -> ModelSpec:
     """A decoder in which some layers have a window: `layer_of(window)` makes a layer, 0 for a full one."""
     assert callable(layer_of)
     made = {flag: layer_of(window if flag else 0) for flag in set(sliding)}
     given = parts.pop("embedding", None)
     embedding = given if isinstance(given, TokenEmbedding) else TokenEmbedding()
-    return decoder(c, symbols, [made[flag] for flag in sliding], family, embedding=embedding.replace(windows=(window,) if any(sliding) else ()), tied=tied, **parts)  # type: ignore[arg-type]
+    return decoder(c, symbols, [made[flag] for flag in sliding], family, embedding=embedding.replace(windows=(window,) if any(sliding) else ()), tied=tied, padded=padded, **parts)  # type: ignore[arg-type]
 
 
 def ministral(c: Config) -> ModelSpec:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from napkinmath.ledger import Value
+from napkinmath.costs import Move, traffic
+from napkinmath.dtypes import BOOL
+from napkinmath.ledger import Role, Value
 from napkinmath.ops import elementwise
 from napkinmath.ops.elementwise import add, cube, mul, scale, shift, tanh
-from napkinmath.tape import Tape
+from napkinmath.ops.index import constant
+from napkinmath.ops.rotary import subtract
+from napkinmath.tape import LIKE, Tape
 
 
 def activate(t: Tape, x: Value, name: str) -> Value:
@@ -37,7 +41,27 @@ def relu2(t: Tape, x: Value) -> Value:
         return elementwise.square(t, positive)
 
 
+def xielu(t: Tape, x: Value) -> Value:
+    """xIELU in Python: two trained numbers a layer, and every step a tensor as large as x (XIELUActivation._xielu_python)."""
+    with t.scope("act_fn") as frame:
+        positive, negative = (t.weight(name, (1,)).value for name in ("alpha_p", "alpha_n"))
+        beta, least = (t.weight(name, (1,), buffer=True).value for name in ("beta", "eps"))
+        condition = constant(t, "x > 0", x.axes, BOOL)
+        frame.local(condition)
+        above = add(t, mul(t, mul(t, positive, x), x), mul(t, beta, x))
+        frame.local(above)
+        below = subtract(t, elementwise.unary(t, "expm1", minimum_of(t, x, least), saves=elementwise.OUTPUT), x)
+        below = add(t, mul(t, below, negative), mul(t, beta, x))
+        return t.op("where", (above, below), x.axes, x.dtype, saves=(condition,), gradients=(LIKE, LIKE), costs=(Move(3 * traffic(x)),), backward_costs=(Move(4 * traffic(x), 2),))
+
+
+def minimum_of(t: Tape, x: Value, least: Value) -> Value:
+    """min(x, a number held in a tensor); keeps x; its backward compares twice and halves where equal."""
+    halves = (t.tensor("x == least", x.axes, BOOL, Role.WORKSPACE), t.tensor("half of the gradient", x.axes, x.dtype, Role.WORKSPACE))
+    return t.op("minimum", (x, least), x.axes, x.dtype, saves=(x,), gradients=(LIKE, None), backward_temporaries=halves, costs=(Move(2 * traffic(x)),), backward_costs=(Move(6 * traffic(x), 4),))
+
+
 ACTIVATIONS = {
     "silu": elementwise.silu, "swish": elementwise.silu, "gelu": elementwise.gelu, "gelu_pytorch_tanh": elementwise.gelu, "gelu_python_tanh": gelu_new,
-    "gelu_new": gelu_new, "gelu_fast": gelu_fast, "relu": elementwise.relu, "relu2": relu2,
+    "gelu_new": gelu_new, "gelu_fast": gelu_fast, "relu": elementwise.relu, "relu2": relu2, "xielu": xielu,
 }  # fmt: skip

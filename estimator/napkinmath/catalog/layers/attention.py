@@ -11,10 +11,12 @@ from napkinmath.dtypes import DType
 from napkinmath.expr import Size
 from napkinmath.ledger import Value
 from napkinmath.ops.attention import eager_attention, sdpa
-from napkinmath.ops.elementwise import clamp_
-from napkinmath.ops.index import repeat_heads, rotary
+from napkinmath.ops.elementwise import clamp_, dropout
+from napkinmath.ops.index import concatenate, repeat_heads, rotary
 from napkinmath.ops.matmul import linear
+from napkinmath.ops.norm import layer_norm
 from napkinmath.ops.rotary import rotary_in_place, rotary_interleaved, rotary_interleaved_fp32, rotary_partial
+from napkinmath.ops.routing import chunk
 from napkinmath.record import Record
 from napkinmath.tape import Tape
 from napkinmath.train_config import Attention
@@ -47,6 +49,12 @@ class GroupedQueryAttention(Record):
     """Norm of each query and key head (Qwen3, Gemma 3)."""
     norm_transposed: bool = False
     """The head norm sees heads before positions (Gemma 3)."""
+    norm_after_rotation: bool = False
+    """The head norm follows the rotation (Hunyuan)."""
+    norm_per_head: bool = False
+    """The head norm has weights of its own for each head (Cohere)."""
+    norm_each: bool = False
+    """Each head has a LayerNorm module of its own (StableLM 2 12B)."""
     wide_norm: Norm | None = None
     """Norm over all query or key heads together (OLMo 2)."""
     norm_names: tuple[str, str] = ("q_norm", "k_norm")
@@ -59,6 +67,7 @@ class GroupedQueryAttention(Record):
     flash_repeats_before: tuple[int, int] = (0, 0)
     """Version of transformers before which this family's FlashAttention path repeated keys and values per query head."""
     dropout: float = 0.0
+    output_dropout: float = 0.0
     names: tuple[str, str, str, str] = ("q_proj", "k_proj", "v_proj", "o_proj")
     scope: str = "self_attn"
 
@@ -73,14 +82,20 @@ class GroupedQueryAttention(Record):
             value = split_heads(t, self._projected(t, x, 2, kv), kv, copies=dense)
             if self.rotary:
                 q, key = self._rotate(t, q, key, shared)
+            if self.norm_after_rotation and self.head_norm is not None:
+                with t.scope() as inner:
+                    inner.local(q, key)
+                    q = self.head_norm.record(t, q, self.norm_names[0])
+                    inner.local(q)
+                    key = self.head_norm.record(t, key, self.norm_names[1])
             groups: Size = a // k if self.grouped else 1
             if self.grouped and repeats_keys(t, self.flash_repeats_before, self.eager_only):
                 key, value = repeat_heads(t, key, groups, (b, a, s, dh)), repeat_heads(t, value, groups, (b, a, s, dh))
                 groups = 1
             frame.local(q, key, value)
-            out = attend(t, q, key, value, shared, groups=groups, window=self.window, dropout=self.dropout, capped=self.capped, eager_only=self.eager_only, contiguous=self.rotary_size > 0)  # fmt: skip
+            out = attend(t, q, key, value, shared, groups=groups, window=self.window, dropout_p=self.dropout, capped=self.capped, eager_only=self.eager_only, contiguous=self.rotary_size > 0)  # fmt: skip
             frame.local(out)
-            return linear(t, t.view(out, (b, s, a * dh)), self.names[3], h, bias=self.output_bias)
+            return dropout(t, linear(t, t.view(out, (b, s, a * dh)), self.names[3], h, bias=self.output_bias), self.output_dropout)
 
     def _projected(self, t: Tape, x: Value, which: int, heads: Size) -> Value:
         out = linear(t, x, self.names[which], heads * dh, bias=self.bias)
@@ -92,13 +107,15 @@ class GroupedQueryAttention(Record):
 
     def _heads(self, t: Tape, projected: Value, which: int, heads: Size, dense: bool) -> Value:
         copies = (self.rotary and t.policy.stack.rotary == "eager" or dense) and t.known(heads) > 1
-        if self.head_norm is None:
+        if self.norm_each:
+            return norm_of_each_head(t, split_heads(t, projected, heads, copies=copies), self.norm_names[which])
+        if self.head_norm is None or self.norm_after_rotation:
             return split_heads(t, projected, heads, copies=copies)
         name = self.norm_names[which]
         if self.norm_transposed:
             return self.head_norm.record(t, split_heads(t, projected, heads, copies=copies), name)
         viewed = t.view(projected, (b, s, heads, dh))
-        return t.view(self.head_norm.record(t, viewed, name), (b, heads, s, dh))
+        return t.view(self.head_norm.record(t, viewed, name, (heads, dh) if self.norm_per_head else None), (b, heads, s, dh))
 
     def _rotate(self, t: Tape, q: Value, key: Value, shared: dict[str, Value]) -> tuple[Value, Value]:
         cos, sin = shared[f"cos{self.tables}"], shared[f"sin{self.tables}"]
@@ -115,6 +132,17 @@ class GroupedQueryAttention(Record):
 
     def _dense_gradients(self, t: Tape, x: Value, shared: dict[str, Value]) -> bool:
         return dense_gradients(t, x.dtype, shared, grouped=self.grouped, window=self.window, eager_only=self.eager_only)
+
+
+def norm_of_each_head(t: Tape, x: Value, name: str) -> Value:
+    """Heads split, each through its own LayerNorm, and put together again (models/stablelm StableLmLayerNormPerHead)."""
+    heads = t.known(x.axes[1])
+    with t.scope(name), t.scope("norms") as frame:
+        parts = chunk(t, x, (dh,) * heads, name="split")
+        parts = tuple(Value(p.tensor, (b, 1, s, dh), p.dtype, p.requires_grad) for p in parts)
+        t.ops[-1].outputs = parts if x.requires_grad else t.ops[-1].outputs
+        frame.local(*parts)
+        return concatenate(t, tuple(layer_norm(t, part, name=str(index), bias=False) for index, part in enumerate(parts)), x.axes)
 
 
 def split_heads(t: Tape, projected: Value, heads: Size, *, copies: bool) -> Value:
@@ -149,10 +177,10 @@ def dense_gradients(t: Tape, dtype: DType, shared: dict[str, Value], *, grouped:
 
 
 def attend(
-    t: Tape, q: Value, key: Value, value: Value, shared: dict[str, Value], *, groups: Size, window: int = 0, dropout: float = 0.0, capped: bool = False, eager_only: bool = False, contiguous: bool = False,
+    t: Tape, q: Value, key: Value, value: Value, shared: dict[str, Value], *, groups: Size, window: int = 0, dropout_p: float = 0.0, capped: bool = False, eager_only: bool = False, contiguous: bool = False,
 ) -> Value:  # fmt: skip
     """Attention as configured, over q, k, v of axes (b, heads, s, dh); returns (b, s, heads, dh)."""
     mask = shared.get(mask_name(window)) or shared.get("mask")
     if runs_eager(t, eager_only):
-        return eager_attention(t, q, key, value, groups=groups, mask=mask, dropout_p=dropout, capped=capped, contiguous=contiguous)
-    return sdpa(t, q, key, value, groups=groups, mask=mask, window=window or None, dropout_p=dropout, contiguous=contiguous)
+        return eager_attention(t, q, key, value, groups=groups, mask=mask, dropout_p=dropout_p, capped=capped, contiguous=contiguous)
+    return sdpa(t, q, key, value, groups=groups, mask=mask, window=window or None, dropout_p=dropout_p, contiguous=contiguous)

@@ -24,6 +24,7 @@ class GatedMlp(Record):
     scope: str = "mlp"
     kind: str = "linear"
     """"linear without adapter" where PEFT's all-linear leaves the projections out."""
+    dropout: float = 0.0
 
     def record(self, t: Tape, x: Value, shared: dict[str, Value]) -> Value:
         """Feed-forward of x."""
@@ -31,7 +32,7 @@ class GatedMlp(Record):
             frame.local(x)
             gate = activate(t, linear(t, x, self.names[0], self.width, bias=self.bias, kind=self.kind), self.activation)
             product = mul(t, gate, linear(t, x, self.names[1], self.width, bias=self.bias, kind=self.kind))
-            return linear(t, product, self.names[2], x.axes[-1], bias=self.bias, kind=self.kind)
+            return dropout(t, linear(t, product, self.names[2], x.axes[-1], bias=self.bias, kind=self.kind), self.dropout)
 
 
 class FusedGatedMlp(Record):

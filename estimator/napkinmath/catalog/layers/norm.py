@@ -6,7 +6,7 @@ from enum import Enum
 
 from napkinmath.expr import Size
 from napkinmath.ledger import Value
-from napkinmath.ops.norm import layer_norm, rms_norm_eager, rms_norm_fused, rms_norm_in_place
+from napkinmath.ops.norm import layer_norm, layer_norm_eager, layer_norm_one_plus, layer_norm_plain, rms_norm_eager, rms_norm_fused, rms_norm_in_place
 from napkinmath.record import Record
 from napkinmath.tape import Tape
 
@@ -21,6 +21,11 @@ class NormKind(str, Enum):
     LAYER = "layer"
     LAYER_NO_BIAS = "layer_no_bias"
     LAYER_PLAIN = "layer_plain"
+    """No parameters, in fp32 (OLMo)."""
+    LAYER_EAGER = "layer_eager"
+    """Operation by operation in fp32, no bias (Cohere)."""
+    LAYER_ONE_PLUS = "layer_one_plus"
+    """Scaled by 1 + weight (Nemotron)."""
 
 
 class Norm(Record):
@@ -28,12 +33,21 @@ class Norm(Record):
 
     kind: NormKind = NormKind.RMS
 
-    def record(self, t: Tape, x: Value, name: str, width: Size | None = None) -> Value:
-        """Applies the norm named `name`."""
+    def record(self, t: Tape, x: Value, name: str, axes: Size | tuple[Size, ...] | None = None) -> Value:
+        """Applies the norm named `name`; `axes` are its weight's, the last of x unless given."""
+        if not isinstance(axes, tuple):
+            axes = (x.axes[-1] if axes is None else axes,)
+        width = axes[-1]
         if self.kind in (NormKind.RMS, NormKind.RMS_GEMMA, NormKind.RMS_CAST_LAST):
             if t.policy.stack.rms_norm == "fused":
                 return rms_norm_fused(t, x, name=name, width=width)
             if t.policy.stack.rms_norm == "in place":
                 return rms_norm_in_place(t, x, name=name, width=width)
             return rms_norm_eager(t, x, name=name, width=width, scale_in_fp32=self.kind is NormKind.RMS_GEMMA, cast_last=self.kind is NormKind.RMS_CAST_LAST)
-        return layer_norm(t, x, name=name, bias=self.kind is NormKind.LAYER, affine=self.kind is not NormKind.LAYER_PLAIN, width=width)
+        if self.kind is NormKind.LAYER_EAGER:
+            return layer_norm_eager(t, x, name=name, axes=axes)
+        if self.kind is NormKind.LAYER_PLAIN:
+            return layer_norm_plain(t, x, name=name)
+        if self.kind is NormKind.LAYER_ONE_PLUS:
+            return layer_norm_one_plus(t, x, name=name)
+        return layer_norm(t, x, name=name, bias=self.kind is NormKind.LAYER)
