@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from napkinmath.allocator import replay
 from napkinmath.estimate import Memory, Range
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from napkinmath.allocator import Replay
     from napkinmath.estimate import Estimate
 
 # Relative spread (low, high) by figure; to be set by held-out measurements (benchmarks/published.py).
@@ -14,14 +16,28 @@ SPREADS = {"allocated": (0.96, 1.04), "reserved": (0.95, 1.07), "device": (0.94,
 
 def memory_ranges(e: Estimate) -> Memory:
     """Requested, allocated, reserved and device peaks, each with its span."""
-    replay = e.replay
+    books = within_device(e)
     context = e.hardware.context_bytes if e.hardware is not None else 0
     return Memory(
         requested=e.peak.nbytes,
-        allocated=_spread("allocated", replay.peak_allocated),
-        reserved=_spread("reserved", replay.peak_reserved),
-        device=_spread("device", replay.peak_reserved + context),
+        allocated=_spread("allocated", books.peak_allocated),
+        reserved=_spread("reserved", books.peak_reserved),
+        device=_spread("device", books.peak_reserved + context),
     )
+
+
+def within_device(e: Estimate) -> Replay:
+    """The replay under what the device offers, where the free-running one would reserve more and the step goes through all the same.
+
+    A full device makes the allocator return its cached segments and try again, so that reservation never shows more than there is.
+    """
+    free = e.replay
+    if e.hardware is None or free.peak_reserved <= e.hardware.usable_bytes or free.out_of_memory:
+        return free
+    if free.peak_allocated > e.hardware.usable_bytes:
+        return free
+    limited = replay(e.timeline, e.settings.replace(limit_bytes=e.hardware.usable_bytes))
+    return free if limited.out_of_memory else limited
 
 
 def _spread(kind: str, value: int) -> Range:
