@@ -31,7 +31,7 @@ def lower_update(runs: list[Run], policy: Policy) -> Update:
         clip=_segments("gradient norm", Phase.CLIP, owners, _norms) if config.clip_gradients else [],
         states=_segments("states", Phase.STEP, owners, lambda run: [(ALLOC, t) for w in trained(run) for t in state_tensors(row, w)]),
         work=_work(row, owners),
-        zero=_segments("zero_grad", Phase.STEP, owners, lambda run: [(FREE, t) for t in run.block.gradients]),
+        zero=_segments("zero_grad", Phase.STEP, runs, lambda run: [(FREE, t) for t in run.block.gradients]),
     )
 
 
