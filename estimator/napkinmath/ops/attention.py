@@ -59,17 +59,21 @@ def fused(t: Tape, kernel: str, q: Value, k: Value, v: Value, *, causal: bool, w
     tensor = t.tensor("attention output", axes, q.dtype)
     lse = t.tensor("log-sum-exp", (rows, heads, round_up_to(s_q, 32) if kernel == "efficient" else s_q), FP32)
     seeds = tuple(t.tensor(n, (1,), INT64) for n in ("philox seed", "philox offset"))
-    out = Value(tensor, axes, q.dtype, any(x.requires_grad for x in (q, k, v)))
+    inputs = (q, k, v) if bias is None else (q, k, v, bias)
+    out = Value(tensor, axes, q.dtype, any(x.requires_grad for x in inputs))
     forward = ((ALLOC, tensor), (ALLOC, lse), *((ALLOC, x) for x in seeds))
     cost = Attention(kernel, rows, heads, kv_heads, s_q, s_kv, size, causal=causal, window=window, dtype=q.dtype, backward=False)
     if not out.requires_grad:
-        t.append(f"sdpa {kernel}", (q, k, v), (out,), forward=(*forward, *((FREE, x) for x in (lse, *seeds))), costs=(cost,))
+        t.append(f"sdpa {kernel}", inputs, (out,), forward=(*forward, *((FREE, x) for x in (lse, *seeds))), costs=(cost,))
         return out
-    gradients = tuple(Gradient(x, t.gradient_of(x)) for x in (q, k, v) if x.requires_grad)
+    gradients = tuple(Gradient(x, t.gradient_of(x)) for x in inputs if x.requires_grad)
     temporaries = _efficient_workspace(t, q) if kernel == "efficient" else _flash_workspace(t, q, k) if kernel == "flash" else []
-    backward = (*((ALLOC, g.tensor) for g in gradients if g.tensor), *((ALLOC, x) for x in temporaries), *((FREE, x) for x in temporaries))
+    backward = (*((ALLOC, g.tensor) for g in gradients if g.tensor and g.of is not bias), *((ALLOC, x) for x in temporaries), *((FREE, x) for x in temporaries))
+    if bias is not None and bias.requires_grad:  # the kernel writes it for every row and head; it is then summed to the bias's own axes
+        whole = t.tensor("grad of the bias before the sum", (rows, heads, s_q, s_kv), q.dtype, Role.WORKSPACE)
+        backward = (*backward[:3], (ALLOC, whole), *backward[3:], (ALLOC, gradients[-1].tensor), (FREE, whole))  # type: ignore[assignment]
     backward_cost = Attention(kernel, rows, heads, kv_heads, s_q, s_kv, size, causal=causal, window=window, dtype=q.dtype, backward=True)
-    t.append(f"sdpa {kernel}", (q, k, v), (out,), forward=forward, saves=(q.tensor, k.tensor, v.tensor, *((bias.tensor,) if bias is not None else ()), tensor, lse, *seeds), costs=(cost,), backward=backward, gradients=gradients, backward_costs=(backward_cost,))  # fmt: skip
+    t.append(f"sdpa {kernel}", inputs, (out,), forward=forward, saves=(q.tensor, k.tensor, v.tensor, *((bias.tensor,) if bias is not None else ()), tensor, lse, *seeds), costs=(cost,), backward=backward, gradients=gradients, backward_costs=(backward_cost,))  # fmt: skip
     for x in (lse, *seeds):
         t.last_use[x] = len(t.ops) - 1
     return out

@@ -5,7 +5,7 @@ from __future__ import annotations
 from napkinmath.costs import Move, traffic
 from napkinmath.dtypes import FP32, INT64, DType
 from napkinmath.expr import Size, minimum, product
-from napkinmath.ledger import ALLOC, BATCH, FREE, Gradient, Role, Value
+from napkinmath.ledger import ALLOC, BATCH, FREE, Gradient, Role, Value, Weight
 from napkinmath.ops.elementwise import add, mul, neg
 from napkinmath.tape import PASS, Tape
 
@@ -13,14 +13,14 @@ from napkinmath.tape import PASS, Tape
 MAX_UNSORTED_INDICES = 3072  # aten/src/ATen/native/cuda/Embedding.cu: fewer are added up without a sort, unless one id pads
 
 
-def embedding(t: Tape, ids: Value, name: str, rows: Size, width: Size, *, kind: str = "embedding", padded: bool = False) -> Value:
+def embedding(t: Tape, ids: Value, name: str, rows: Size, width: Size, *, kind: str = "embedding", padded: bool = False, weight: Weight | None = None) -> Value:
     """`nn.Embedding`: keeps the ids; the gradient is dense, with tables of sorted ids and partial sums while it is made.
 
-    `padded`: it has a padding index. Source: aten/src/ATen/native/cuda/Embedding.cu embedding_dense_backward_cuda and
+    `padded`: it has a padding index. `weight`: the table of another module, declared by the caller. Source: aten/src/ATen/native/cuda/Embedding.cu embedding_dense_backward_cuda and
     EmbeddingBackwardKernel.cu embedding_backward_cuda_kernel.
     """
     with t.scope(name):
-        w = t.weight("weight", (rows, width), kind=kind).value
+        w = (weight or t.weight("weight", (rows, width), kind=kind)).value
         axes = (*ids.axes, width)
         tensor = t.tensor("embedding", axes, w.dtype)
         out = Value(tensor, axes, w.dtype, w.requires_grad)

@@ -43,6 +43,8 @@ FAMILIES: dict[str, str] = {
     "roberta": "bert:roberta",
     "xlm-roberta": "bert:roberta",
     "distilbert": "bert:distilbert",
+    "t5": "t5:t5",
+    "mt5": "t5:mt5",
     "vit": "vit:vit",
     "deepseek_v2": "deepseek:deepseek_v2",
     "deepseek_v3": "deepseek:deepseek_v3",
