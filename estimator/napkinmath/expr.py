@@ -112,10 +112,11 @@ def product(axes: tuple[Size, ...]) -> Size:
 class Bindings:
     """Values of symbols (ints, or numpy integer arrays that broadcast together), with every evaluated subtree remembered."""
 
-    __slots__ = ("_memo", "values")
+    __slots__ = ("_memo", "derived", "values")
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self.values = dict(values)
+        self.derived: dict[Any, Any] = {}  # what others compute from these bindings and want to remember
         self._memo: dict[Expr, Any] = {}
 
     def extended(self, values: Mapping[str, Any]) -> Bindings:

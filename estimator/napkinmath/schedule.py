@@ -47,7 +47,14 @@ class Clock:
         return moved / self.speed.stream_bytes_per_s > 0.8 * seconds
 
     def seconds(self, cost: Cost, bind: Bindings) -> tuple[Any, int]:
-        """(seconds, kernel launches) of a cost."""
+        """(seconds, kernel launches) of a cost; equal costs are priced once for the same bindings."""
+        key = (cost.__class__, *[getattr(cost, slot) for slot in cost.__slots__])
+        found = bind.derived.get(key)
+        if found is None:
+            found = bind.derived[key] = self._price(cost, bind)
+        return found
+
+    def _price(self, cost: Cost, bind: Bindings) -> tuple[Any, int]:
         speed = self.speed
         if isinstance(cost, Gemm):
             return efficiency.gemm_s(bind(cost.m), bind(cost.n), bind(cost.k), self._gemm_dtype or cost.dtype, speed, batch=bind(cost.batch)), 1

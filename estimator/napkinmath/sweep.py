@@ -1,7 +1,8 @@
 """sweep: the same rules with numpy arrays bound to batch, sequence and rank: hundreds of thousands of configurations a second.
 
-A step's structure (which tensors exist, in which order) does not depend on these three, so it is recorded once with the symbols
-left open; every event is then one addition of arrays. Anything else that varies is a new structure: one call a combination.
+A step's structure (which tensors exist, in which order) hardly depends on these three, so it is recorded with the symbols left open,
+once between any two sizes at which the library runs other operations; every event is then one addition of arrays. Anything else
+that varies is a new structure: one call a combination.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
     Floats = NDArray[np.float64]
+    Bools = NDArray[np.bool_]
 
 CHUNK = 8192  # configurations evaluated together: one array of them fits the second-level cache
 PHASES = tuple(Phase)
@@ -47,30 +49,51 @@ def sweep(spec: ModelSpec, config: TrainConfig, *, micro_batch_size: ArrayLike |
 
     The figures are those of `estimate(...)` for each combination: requested bytes equal `estimate(...).peak.nbytes`.
     """
-    from napkinmath.lowering.choices import resolve
-    from napkinmath.step import build_step
-
-    open_config = config
-    if config.adapter is not None:
-        open_config = config.replace(adapter=config.adapter.replace(rank=symbol("r")))
-    policy = resolve(spec, open_config, hardware)
-    step = build_step(spec, policy)
     ranks = (config.adapter.rank if config.adapter is not None else 1) if rank is None else rank
     b, s, r = np.broadcast_arrays(
         _positive("micro_batch_size", config.micro_batch_size if micro_batch_size is None else micro_batch_size),
         _positive("sequence_length", config.sequence_length if sequence_length is None else sequence_length),
         _positive("rank", ranks),
     )
-    clock = _clock(step, hardware)
-    found = SweepResult(requested=np.empty(b.shape, np.int64), winner=np.empty(b.shape, np.int64))
-    if clock is not None:
-        found = found.replace(seconds=np.empty(b.shape, np.float64))
-    for i in range(0, b.size, CHUNK):
-        here = slice(i, i + CHUNK)
-        _evaluate(step, clock, b.ravel()[here], s.ravel()[here], r.ravel()[here], found, here)
-    if found.seconds is None:
+    b_flat, s_flat, r_flat = b.ravel(), s.ravel(), r.ravel()
+    requested: Ints = np.empty(b.size, np.int64)
+    winner: Ints = np.empty(b.size, np.int64)
+    seconds: Floats = np.empty(b.size, np.float64)
+    timed = False
+    left = np.arange(b.size)
+    while left.size:
+        step, clock, alike = _structure(spec, config, hardware, b_flat[left], s_flat[left])
+        timed = clock is not None
+        here, left = left[alike], left[~alike]
+        for i in range(0, here.size, CHUNK):
+            cells = here[i : i + CHUNK]
+            _evaluate(step, clock, (b_flat[cells], s_flat[cells], r_flat[cells]), cells, requested, winner, seconds)
+    found = SweepResult(requested=np.reshape(requested, b.shape), winner=np.reshape(winner, b.shape))
+    if not timed:
         return found
-    return found.replace(tokens_per_s=b * s * config.gradient_accumulation_steps / found.seconds)
+    seconds = np.reshape(seconds, b.shape)
+    return found.replace(seconds=seconds, tokens_per_s=b * s * config.gradient_accumulation_steps / seconds)
+
+
+def _structure(spec: ModelSpec, config: TrainConfig, hardware: Hardware | None, b: Ints, s: Ints) -> tuple[Step, Clock | None, Bools]:
+    """The step of the first cell with its sizes left open, and which cells share it.
+
+    A record notes the sizes at which the library would have run other operations (`Policy.thresholds`: a batch of 2, an attention
+    window); it holds for the cells on the same side of all of them.
+    """
+    from napkinmath.lowering.choices import resolve
+    from napkinmath.step import build_step
+
+    first = config.replace(micro_batch_size=int(b[0]), sequence_length=int(s[0]))
+    if config.adapter is not None:
+        first = first.replace(adapter=config.adapter.replace(rank=symbol("r")))
+    policy = resolve(spec, first, hardware)
+    step = build_step(spec, policy)
+    alike = np.ones(b.shape, np.bool_)
+    for name, values in (("b", b), ("s", s)):
+        for threshold in policy.thresholds.get(name, ()):
+            alike &= (values >= threshold) == (values[0] >= threshold)
+    return step, _clock(step, hardware), alike
 
 
 def _positive(name: str, values: Any) -> Ints:
@@ -100,7 +123,8 @@ class _Profile:
         self.high, self.net = high, net
 
 
-def _evaluate(step: Step, clock: Clock | None, b: Ints, s: Ints, r: Ints, found: SweepResult, here: slice) -> None:
+def _evaluate(step: Step, clock: Clock | None, sizes: tuple[Ints, Ints, Ints], cells: Ints, requested: Ints, winners: Ints, times: Floats) -> None:
+    b, s, r = sizes
     target = step.policy.config.batch.target_length
     top = Bindings({**step.symbols, "b": b, "s": s, "st": target or s, "r": r})
     scopes: dict[tuple[tuple[str, int], ...], Bindings] = {(): top}
@@ -115,9 +139,9 @@ def _evaluate(step: Step, clock: Clock | None, b: Ints, s: Ints, r: Ints, found:
         peak = np.where(higher, highest, peak)
         winner[higher] = PHASES.index(segment.phase)
         base = base + segment.repeat * profile.net
-    found.requested.reshape(-1)[here], found.winner.reshape(-1)[here] = peak, winner
-    if clock is not None and found.seconds is not None:
-        found.seconds.reshape(-1)[here] = _seconds(order[starts[-1] :], scopes, clock)
+    requested[cells], winners[cells] = peak, winner
+    if clock is not None:
+        times[cells] = _seconds(order[starts[-1] :], scopes, clock)
 
 
 def _profile(segment: Segment, bind: Bindings, like: Ints) -> _Profile:

@@ -1,0 +1,45 @@
+"""A sweep gives what the scalar path gives, for every method and for the three swept sizes at once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from napkinmath.catalog.families import read_config
+from napkinmath.catalog.gpus import find_hardware
+from napkinmath.errors import InputError
+from napkinmath.estimate import estimate
+from napkinmath.sweep import PHASES, sweep
+from napkinmath.train_config import AdapterConfig, Attention, Loss, QuantizationConfig, RecomputeConfig, RecomputeKind, TrainConfig
+
+LLAMA = {"model_type": "llama", "hidden_size": 512, "num_attention_heads": 8, "num_key_value_heads": 2, "intermediate_size": 1408, "vocab_size": 3000, "num_hidden_layers": 5}
+CHECKPOINTED = RecomputeConfig(kind=RecomputeKind.FULL)
+CONFIGS = {
+    "full": TrainConfig(optimizer="adamw-foreach"),
+    "full accumulated": TrainConfig(gradient_accumulation_steps=3, recompute=CHECKPOINTED),
+    "eager": TrainConfig(attention=Attention.EAGER),
+    "lora": TrainConfig(adapter=AdapterConfig(dropout=0.05)),
+    "qlora": TrainConfig(adapter=AdapterConfig(), quantization=QuantizationConfig(), recompute=CHECKPOINTED),
+    "chunked loss": TrainConfig(loss=Loss.CHUNKED),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_cell_equals_the_scalar_estimate(name: str) -> None:
+    config, spec, hardware = CONFIGS[name], read_config(LLAMA), find_hardware("l4")
+    batches, lengths, ranks = np.array([1, 3])[:, None, None], np.array([1, 65, 1000])[None, :, None], np.array([4, 33])[None, None, :]
+    found = sweep(spec, config, micro_batch_size=batches, sequence_length=lengths, rank=ranks, hardware=hardware)
+    for cell in np.ndindex(found.requested.shape):
+        b, s, r = int(batches[cell[0], 0, 0]), int(lengths[0, cell[1], 0]), int(ranks[0, 0, cell[2]])
+        adapter = config.adapter.replace(rank=r) if config.adapter is not None else None
+        one = estimate(spec, config.replace(micro_batch_size=b, sequence_length=s, adapter=adapter), hardware=hardware)
+        assert found.requested[cell] == one.peak.nbytes
+        assert PHASES[found.winner[cell]] == next(iter(one.phase_peaks))
+        assert one.time is not None and found.tokens_per_s is not None
+        assert found.tokens_per_s[cell] == pytest.approx(one.time.tokens_per_s, rel=1e-12)
+
+
+def test_bad_sizes_are_refused() -> None:
+    with pytest.raises(InputError, match="micro_batch_size"):
+        sweep(read_config(LLAMA), TrainConfig(), micro_batch_size=[1, 0])
+    with pytest.raises(InputError, match="sequence_length"):
+        sweep(read_config(LLAMA), TrainConfig(), sequence_length=[1.5])
