@@ -1,0 +1,135 @@
+"""The timeline as PNG through matplotlib (the extra `plots`), from the same picture as the SVG."""
+
+from __future__ import annotations
+
+from napkinmath.errors import InputError
+from napkinmath.report import words
+from napkinmath.report.palette import COLORS
+from napkinmath.report.picture import Picture, amount, beside, number, picture, ticks, time_unit
+from napkinmath.units import format_bytes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from napkinmath.estimate import Estimate
+    from napkinmath.timeline import Timeline
+
+COLUMNS, PANEL_CHARACTERS = 1400, 36
+INK, FAINT, GRID = "#1d2733", "#5c6873", "#dfe4e8"
+
+
+def timeline_png(timeline: Timeline, estimate: Estimate | None = None, *, title: str = "") -> bytes:
+    """The drawing as PNG bytes; InputError names the extra where matplotlib is missing."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg  # pyright: ignore
+        from matplotlib.figure import Figure  # pyright: ignore
+    except ImportError:
+        raise InputError("a PNG needs matplotlib: pip install 'napkinmath[plots]'; .svg and .html need nothing more") from None
+    import io
+    import warnings
+
+    p = picture(timeline, estimate, title=title, num_columns=COLUMNS)
+    make: Any = Figure
+    figure: Any = make(figsize=(12, 6.4), dpi=150, facecolor="white")
+    FigureCanvasAgg(figure)
+    axes: Any = figure.add_axes((0.062, 0.105, 0.705, 0.735))
+    _draw(axes, p)
+    _words(figure, axes, p)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a model's name may hold characters that the font lacks
+        out = io.BytesIO()
+        figure.savefig(out, format="png", metadata={"Software": None})
+    return out.getvalue()
+
+
+def _draw(axes: Any, p: Picture) -> None:
+    columns = p.columns
+    number_of_columns = len(columns.heights[0])
+    scale, name = time_unit(columns.extent) if columns.in_seconds else (1.0, "events")
+    edges = [columns.extent / scale * i / number_of_columns for i in range(number_of_columns + 1)]
+    lower = [0.0] * number_of_columns
+    for role, heights in zip(columns.roles, columns.heights, strict=True):
+        upper = [low + height / p.unit for low, height in zip(lower, heights, strict=True)]
+        axes.stairs(upper, edges, baseline=lower, fill=True, color=COLORS[role], linewidth=0)
+        lower = upper
+    for span in columns.spans[1:]:
+        axes.axvline(span.start / scale, color=FAINT, linewidth=0.7, linestyle=(0, (2, 3)))
+    for line in p.lines:
+        axes.axhline(line.nbytes / p.unit, color="white", linewidth=2.5, alpha=0.75)
+        axes.axhline(line.nbytes / p.unit, color=INK, linewidth=1, linestyle=(0, (6, 3)))
+        label = f"{line.label}: {format_bytes(line.nbytes)}"
+        axes.annotate(
+            label,
+            (1, line.nbytes / p.unit),
+            xycoords=("axes fraction", "data"),
+            xytext=(-5, 4),
+            textcoords="offset points",
+            ha="right",
+            fontsize=8.5,
+            color=INK,
+        )
+    axes.set_xlim(0, columns.extent / scale)
+    axes.set_ylim(0, p.top / p.unit)
+    axes.set_yticks(values := ticks(p.top / p.unit), [number(v) for v in values])
+    axes.set_xticks(values := ticks(columns.extent / scale, most=9), [number(v) for v in values])
+    axes.set_xlabel(f"time within the step, {name}" if columns.in_seconds else "events in order (no times known)", color=FAINT, fontsize=9)
+    axes.tick_params(colors=FAINT, labelsize=9)
+    axes.grid(axis="y", color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+
+
+def _words(figure: Any, axes: Any, p: Picture) -> None:
+    halo = _halo()
+    columns = p.columns
+    scale = time_unit(columns.extent)[0] if columns.in_seconds else 1.0
+    plain: dict[str, Any] = {"parse_math": False}
+    figure.text(0.062, 0.945, words.printable(p.title), fontsize=13, fontweight="bold", color=INK, **plain)
+    figure.text(0.062, 0.905, words.printable(p.subtitle)[:150], fontsize=8.5, color=FAINT, **plain)
+    figure.text(0.055, 0.852, p.unit_name, fontsize=9, color=FAINT, ha="right")
+    for span in columns.spans:
+        if (span.end - span.start) / columns.extent > 0.0095 * len(words.phase_word(span.phase)):
+            axes.annotate(
+                words.phase_word(span.phase),
+                (span.start / scale, 1),
+                xycoords=("data", "axes fraction"),
+                xytext=(4, 4),
+                textcoords="offset points",
+                fontsize=9,
+                color=FAINT,
+            )
+    x, y = columns.peak_x / scale, p.peak_nbytes / p.unit
+    late = columns.peak_x > 0.88 * columns.extent
+    crowded = any(0 <= line.nbytes - p.peak_nbytes < 0.045 * p.top for line in p.lines)
+    axes.plot([x], [y], "o", color=INK, markersize=5, clip_on=False)
+    beside_dot = {"xytext": (-8 if late else 8, -13 if crowded else 4), "textcoords": "offset points", "ha": "right" if late else "left"}
+    axes.annotate(f"peak {format_bytes(p.peak_nbytes)}", (x, y), fontsize=9, fontweight="bold", color=INK, path_effects=halo, **beside_dot)
+    _panel(figure, p)
+
+
+def _halo() -> list[Any]:
+    """White around letters that lie on a band."""
+    from matplotlib import patheffects  # pyright: ignore
+
+    effects: Any = patheffects
+    return [effects.withStroke(linewidth=3, foreground="white")]
+
+
+def _panel(figure: Any, p: Picture) -> None:
+    """The legend, and under it the peak and what it is made of."""
+    left, right, y = 0.79, 0.985, 0.835
+    figure.text(left, y, f"at the peak, {p.unit_name}", fontsize=9, color=FAINT)
+    for role, nbytes in p.legend:
+        y -= 0.035
+        figure.text(left, y, "■", fontsize=11, color=COLORS[role])
+        figure.text(left + 0.018, y, role.value, fontsize=9, color=INK)
+        figure.text(right, y, amount(nbytes, p.unit), fontsize=9, color=INK, ha="right")
+    y -= 0.035
+    figure.text(left + 0.018, y, "all tensors", fontsize=9, color=INK, fontweight="bold")
+    figure.text(right, y, amount(p.peak_nbytes, p.unit), fontsize=9, color=INK, ha="right", fontweight="bold")
+    y -= 0.022
+    for row, heading in beside(p, PANEL_CHARACTERS):
+        y -= 0.036 if heading else 0.028
+        figure.text(left, y, row, fontsize=9 if heading else 8.5, color=INK, fontweight="bold" if heading else "normal", parse_math=False)
