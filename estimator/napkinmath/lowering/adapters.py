@@ -39,8 +39,7 @@ def adapted_linear(t: Tape, x: Value, outputs: Size, base: Callable[[Value], Val
             a = lora_weight(t, "lora_A.weight", (config.rank, x.axes[-1]))
             b = lora_weight(t, "lora_B.weight", (outputs, config.rank))
         if not quantized or t.policy.autocast is None:
-            source = cast(t, source, a.dtype)  # _cast_input_dtype, bound to the name of the input
-            frame.release(x)
+            source = cast(t, source, a.dtype)  # _cast_input_dtype; the caller's arguments hold the original
             frame.local(source)
         source = dropout(t, source, config.dropout)
         low = dense_linear(t, source, a, None, label="A x")

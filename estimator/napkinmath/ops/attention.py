@@ -7,7 +7,7 @@ from napkinmath.dtypes import BOOL, FP32, INT64, DType
 from napkinmath.expr import Size, ceil_div, minimum, round_up_to
 from napkinmath.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value
 from napkinmath.ops.elementwise import add, add_, cast, copy, dropout, scale, softmax, tanh
-from napkinmath.ops.index import constant, repeat_heads
+from napkinmath.ops.index import constant, repeat_heads, single_head
 from napkinmath.ops.matmul import bmm
 from napkinmath.tape import Tape
 
@@ -28,6 +28,8 @@ def sdpa(
     out = fused(t, kernel, q, k, v, bias=bias, causal=causal and mask is None, window=window)
     if bias is not None:
         t.touch(bias.tensor)
+    if contiguous and kernel != "efficient":  # the output is laid out as q is: at::empty_like(q) in flash_api.cpp mha_fwd
+        out = copy(t, out)
     return out
 
 
@@ -121,7 +123,8 @@ def eager_attention(
     with t.scope() as frame:
         keys, values = repeat_heads(t, k, groups, _expanded(q, k)), repeat_heads(t, v, groups, _expanded(q, v))
         frame.local(keys, values)
-        left, right = dense_operand(t, q, dense=contiguous), dense_operand(t, keys, dense=contiguous or groups != 1)
+        copied = groups != 1 and not single_head(t, k)
+        left, right = dense_operand(t, q, dense=contiguous), dense_operand(t, keys, dense=copied or contiguous and groups == 1)
         weights = bmm(t, left, right, rows * heads, s_q, s_kv, size, scores, name="q k^T")
         if scaled:
             weights = scale(t, weights)
@@ -135,7 +138,7 @@ def eager_attention(
         weights = dropout(t, weights, dropout_p)
         frame.local(weights)
         t.keep(weights)
-        out = bmm(t, weights, dense_operand(t, values, dense=groups != 1), rows * heads, s_q, v.axes[3], s_kv, (rows, heads, s_q, v.axes[3]), name="scores v")
+        out = bmm(t, weights, dense_operand(t, values, dense=copied), rows * heads, s_q, v.axes[3], s_kv, (rows, heads, s_q, v.axes[3]), name="scores v")
         return rows_first(t, out)
 
 
@@ -164,7 +167,7 @@ def math_attention(t: Tape, q: Value, k: Value, v: Value, *, groups: Size, mask:
         q, k, v = (cast(t, x, FP32) for x in (q, k, v))  # reduced-precision reductions are off by default
         scaled_q = scale(t, q)
         bias = _float_mask(t, mask, causal=causal, length=s_q, keys=s_kv)
-        keys, values = repeat_heads(t, k, groups, _expanded(q, k)), repeat_heads(t, v, groups, _expanded(q, v))
+        keys, values = repeat_heads(t, k, groups, _expanded(q, k), copies=True), repeat_heads(t, v, groups, _expanded(q, v), copies=True)
         frame.local(q, keys, values, scaled_q)
         left, right = dense_operand(t, scaled_q, dense=contiguous), dense_operand(t, scale(t, keys), dense=contiguous or groups != 1)
         weights = bmm(t, left, right, rows * heads, s_q, s_kv, size, scores, name="q k^T")

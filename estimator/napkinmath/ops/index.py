@@ -79,14 +79,28 @@ def rotary(t: Tape, x: Value, cos: Value, sin: Value) -> Value:
     return add(t, mul(t, x, cos), mul(t, rotate_half(t, x), sin))
 
 
-def repeat_heads(t: Tape, x: Value, groups: Size, axes: tuple[Size, ...]) -> Value:
-    """`repeat_kv`: expands key/value heads into a copy; the gradient is summed over each group."""
+def repeat_heads(t: Tape, x: Value, groups: Size, axes: tuple[Size, ...], *, copies: bool = False) -> Value:
+    """`repeat_kv`: expands key/value heads into a copy, a single head (unless `copies`) into a view; the gradient is summed over each group."""
     if groups == 1:
         return x
+    if single_head(t, x) and not copies:
+        return _expand_head(t, x, axes)
     summed = t.gradient_of(x) if x.requires_grad else None
     tensor = t.tensor("repeated heads", axes, x.dtype)
     out = Value(tensor, axes, x.dtype, x.requires_grad)
     t.append("repeat_kv", (x,), (out,), forward=((ALLOC, tensor),), costs=(Move(2 * traffic(out)),), backward=((ALLOC, summed),) if summed else (), gradients=(Gradient(x, summed),) if summed else (), backward_costs=(Move(traffic(out, x)),))  # fmt: skip
+    return out
+
+
+def single_head(t: Tape, x: Value) -> bool:
+    """Whether all queries share one key/value head, which expands without a copy."""
+    return t.known(x.axes[1]) == 1
+
+
+def _expand_head(t: Tape, x: Value, axes: tuple[Size, ...]) -> Value:
+    out = Value(x.tensor, axes, x.dtype, x.requires_grad)
+    summed = t.gradient_of(x) if x.requires_grad else None
+    t.append("expand", (x,), (out,), forward=(), backward=((ALLOC, summed),) if summed else (), gradients=(Gradient(x, summed),) if summed else (), backward_costs=(Move(traffic(out, x)),))  # fmt: skip
     return out
 
 

@@ -7,7 +7,7 @@ from napkinmath.dtypes import FP32
 from napkinmath.expr import Size
 from napkinmath.ledger import Gradient, Value
 from napkinmath.ops.elementwise import add, cast, mul, neg
-from napkinmath.ops.index import concatenate, slice_of
+from napkinmath.ops.index import concatenate, rotary, slice_of
 from napkinmath.ops.routing import chunk
 from napkinmath.tape import LIKE, PASS, Tape
 
@@ -89,6 +89,11 @@ def rotate_pairs(t: Tape, x: Value) -> Value:
 def rotary_interleaved_fp32(t: Tape, x: Value, cos: Value, sin: Value) -> Value:
     """The same in fp32, cast back at the end (models/cohere apply_rotary_pos_emb)."""
     return cast(t, rotary_interleaved(t, cast(t, x, FP32), cos, sin), x.dtype)
+
+
+def rotary_fp32_tables(t: Tape, x: Value, cos: Value, sin: Value) -> Value:
+    """rotate_half with fp32 tables: products and sum in fp32, cast back at the end (models/olmo apply_rotary_pos_emb)."""
+    return cast(t, rotary(t, x, cos, sin), x.dtype)
 
 
 def rotary_partial(t: Tape, q: Value, key: Value, cos: Value, sin: Value, size: Size, turn: Callable[[Tape, Value, Value, Value], Value]) -> tuple[Value, Value]:

@@ -12,6 +12,7 @@ from napkinmath.catalog.layers.mlp import FusedGatedMlp, GatedMlp, PlainMlp
 from napkinmath.catalog.layers.norm import Norm, NormKind
 from napkinmath.model_spec import ModelSpec, Part
 
+WIDE_TABLES = TokenEmbedding(wide_tables=True)
 LAYER_NORM = Norm(kind=NormKind.LAYER)
 POST_NAMES = {"names": ("", ""), "post_names": ("post_attention_layernorm", "post_feedforward_layernorm")}
 
@@ -32,17 +33,17 @@ def olmo(c: Config) -> ModelSpec:
     """OlmoForCausalLM: LayerNorm without parameters in fp32, projections clipped where the config says so (transformers models/olmo)."""
     symbols, norm = dense_symbols(c), Norm(kind=NormKind.LAYER_PLAIN)
     layer = DecoderLayer(
-        attention=GroupedQueryAttention(clipped="clip_qkv" in c, **attention_fields(c, symbols)), mlp=GatedMlp(activation=c.activation("hidden_act", "silu")), norm=norm
+        attention=GroupedQueryAttention(rotation=Rotation.HALVES_FP32, clipped="clip_qkv" in c, **attention_fields(c, symbols)), mlp=GatedMlp(activation=c.activation("hidden_act", "silu")), norm=norm
     )  # fmt: skip
-    return decoder(c, symbols, [layer] * symbols["L"], "olmo", head=CausalLmHead(norm=norm), padded=True)
+    return decoder(c, symbols, [layer] * symbols["L"], "olmo", embedding=WIDE_TABLES, head=CausalLmHead(norm=norm), padded=True)
 
 
 def olmo2(c: Config) -> ModelSpec:
     """Olmo2ForCausalLM: norms after each sublayer, and over all query and all key heads (transformers models/olmo2)."""
     symbols, norm = dense_symbols(c), Norm(kind=NormKind.RMS_CAST_LAST)
-    attention = GroupedQueryAttention(wide_norm=norm, **attention_fields(c, symbols))
+    attention = GroupedQueryAttention(rotation=Rotation.HALVES_FP32, wide_norm=norm, **attention_fields(c, symbols))
     layer = DecoderLayer(attention=attention, mlp=GatedMlp(activation=c.activation("hidden_act", "silu")), norm=norm, **POST_NAMES)
-    return decoder(c, symbols, [layer] * symbols["L"], "olmo2", head=CausalLmHead(norm=norm), padded=True)
+    return decoder(c, symbols, [layer] * symbols["L"], "olmo2", embedding=WIDE_TABLES, head=CausalLmHead(norm=norm), padded=True)
 
 
 def olmo3(c: Config) -> ModelSpec:
@@ -52,7 +53,7 @@ def olmo3(c: Config) -> ModelSpec:
     fields, mlp = attention_fields(c, symbols), GatedMlp(activation=c.activation("hidden_act", "silu"))
     return sliding_stack(
         c, symbols, sliding, c.size("sliding_window", 4096),
-        lambda w: DecoderLayer(attention=GroupedQueryAttention(window=w, wide_norm=norm, **fields), mlp=mlp, norm=norm, **POST_NAMES), "olmo3", head=CausalLmHead(norm=norm), padded=True,
+        lambda w: DecoderLayer(attention=GroupedQueryAttention(rotation=Rotation.HALVES_FP32, window=w, wide_norm=norm, **fields), mlp=mlp, norm=norm, **POST_NAMES), "olmo3", embedding=WIDE_TABLES, head=CausalLmHead(norm=norm), padded=True,
     )  # fmt: skip
 
 

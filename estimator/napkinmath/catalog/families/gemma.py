@@ -23,7 +23,7 @@ def gemma(c: Config) -> ModelSpec:
     symbols = dense_symbols(c, kv_default=16, head_size_default=256)
     activation = c.activation("hidden_act", "gelu_pytorch_tanh")
     layer = DecoderLayer(attention=GroupedQueryAttention(**attention_fields(c, symbols)), mlp=GatedMlp(activation=activation), norm=NORM)
-    return decoder(c, symbols, [layer] * symbols["L"], "gemma", embedding=TokenEmbedding(scaled=True), head=CausalLmHead(norm=NORM), tied=True, padded=True)
+    return decoder(c, symbols, [layer] * symbols["L"], "gemma", embedding=TokenEmbedding(scaled_inside=True), head=CausalLmHead(norm=NORM), tied=True, padded=True)
 
 
 def gemma2(c: Config) -> ModelSpec:
@@ -40,7 +40,7 @@ def gemma2(c: Config) -> ModelSpec:
     return sliding_stack(
         c, symbols, sliding, c.size("sliding_window", 4096),
         lambda w: DecoderLayer(attention=GroupedQueryAttention(window=w, capped=capped, eager_only=True, **fields), mlp=mlp, **SANDWICH), "gemma2",
-        embedding=TokenEmbedding(scaled=True, masked=True), head=CausalLmHead(norm=NORM, capped=c.number("final_logit_softcapping", 30.0) > 0), tied=True, padded=True,
+        embedding=TokenEmbedding(scaled_inside=True, masked=True), head=CausalLmHead(norm=NORM, capped=c.number("final_logit_softcapping", 30.0) > 0), tied=True, padded=True,
     )  # fmt: skip
 
 
@@ -60,5 +60,5 @@ def gemma3_text(c: Config) -> ModelSpec:
     tables = tuple(name for name, used in (("", not all(sliding)), (" of sliding layers", any(sliding))) if used)
     head = CausalLmHead(norm=NORM, capped="final_logit_softcapping" in c)
     return sliding_stack(
-        c, symbols, sliding, c.size("sliding_window", 4096), layer, "gemma3_text", embedding=TokenEmbedding(scaled=True, tables=tables), head=head, tied=True, padded=True
+        c, symbols, sliding, c.size("sliding_window", 4096), layer, "gemma3_text", embedding=TokenEmbedding(scaled_inside=True, tables=tables), head=head, tied=True, padded=True
     )  # fmt: skip

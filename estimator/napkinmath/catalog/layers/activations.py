@@ -14,7 +14,9 @@ from napkinmath.tape import LIKE, Tape
 
 def activate(t: Tape, x: Value, name: str) -> Value:
     """The activation function of a config's `hidden_act`."""
-    return ACTIVATIONS[name](t, x)
+    with t.scope() as frame:
+        frame.local(x)
+        return ACTIVATIONS[name](t, x)
 
 
 def gelu_new(t: Tape, x: Value) -> Value:

@@ -15,7 +15,7 @@ from napkinmath.ops.elementwise import clamp_, dropout
 from napkinmath.ops.index import concatenate, repeat_heads, rotary
 from napkinmath.ops.matmul import linear
 from napkinmath.ops.norm import layer_norm
-from napkinmath.ops.rotary import rotary_in_place, rotary_interleaved, rotary_interleaved_fp32, rotary_partial
+from napkinmath.ops.rotary import rotary_fp32_tables, rotary_in_place, rotary_interleaved, rotary_interleaved_fp32, rotary_partial
 from napkinmath.ops.routing import chunk
 from napkinmath.record import Record
 from napkinmath.tape import Tape
@@ -28,6 +28,7 @@ class Rotation(str, Enum):
     HALVES = "halves"
     PAIRS = "pairs"
     PAIRS_FP32 = "pairs in fp32"
+    HALVES_FP32 = "halves with fp32 tables"
 
 
 class GroupedQueryAttention(Record):
@@ -119,7 +120,7 @@ class GroupedQueryAttention(Record):
 
     def _rotate(self, t: Tape, q: Value, key: Value, shared: dict[str, Value]) -> tuple[Value, Value]:
         cos, sin = shared[f"cos{self.tables}"], shared[f"sin{self.tables}"]
-        turn = {Rotation.HALVES: rotary, Rotation.PAIRS: rotary_interleaved, Rotation.PAIRS_FP32: rotary_interleaved_fp32}[self.rotation]
+        turn = {Rotation.HALVES: rotary, Rotation.PAIRS: rotary_interleaved, Rotation.PAIRS_FP32: rotary_interleaved_fp32, Rotation.HALVES_FP32: rotary_fp32_tables}[self.rotation]
         if t.policy.stack.rotary == "in place" and self.rotation is Rotation.HALVES and not self.rotary_size:
             return rotary_in_place(t, q), rotary_in_place(t, key)
         if self.rotary_size:

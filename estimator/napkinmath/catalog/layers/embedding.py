@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from napkinmath.catalog.layers.masks import causal_masks
 from napkinmath.catalog.layers.symbols import b, dh, h, s, v
-from napkinmath.dtypes import FP32, INT64
+from napkinmath.dtypes import FP32, INT64, DType
 from napkinmath.expr import Size
 from napkinmath.ledger import Role, Value
 from napkinmath.model_spec import Part
@@ -24,8 +24,12 @@ class TokenEmbedding(Part):
     """One table of complex fp32 numbers, a pair each, instead of cos and sin (DeepSeek V2, Llama 4)."""
     tables: tuple[str, ...] = ("",)
     """Names of the rotary tables, where sliding layers have their own (Gemma 3)."""
+    wide_tables: bool = False
+    """Rotary tables stay in fp32 (OLMo)."""
     scaled: bool = False
-    """Embeddings are multiplied by a number (Gemma's square root of the hidden size)."""
+    """The model multiplies embeddings by a number (Granite)."""
+    scaled_inside: bool = False
+    """The embedding module itself does (Gemma)."""
     name: str = "embed_tokens"
     padded: bool = False
     """The embedding has a padding index."""
@@ -41,7 +45,10 @@ class TokenEmbedding(Part):
 
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         ids = token_ids(t, shared)
-        out = input_leaf(t, embedding(t, ids, self.name, v, h, padded=self.padded))
+        out = embedding(t, ids, self.name, v, h, padded=self.padded)
+        if self.scaled_inside:
+            out = scale(t, out)
+        out = input_leaf(t, out)
         if self.scaled:
             out = scale(t, out)
         causal_masks(t, shared, out.dtype, full=self.full_mask, windows=self.windows, eager_only=self.masked)
@@ -50,7 +57,7 @@ class TokenEmbedding(Part):
             shared["rotary"] = constant(t, "rotary table", (1, s, self.rotary_size or dh), FP32)
         elif self.rotary:
             for suffix in self.tables:
-                rotary_tables(t, shared, self.rotary_size or dh, out, suffix)
+                rotary_tables(t, shared, self.rotary_size or dh, FP32 if self.wide_tables else out.dtype, suffix)
         if self.sliding and (self.masked or t.policy.config.attention is Attention.EAGER):
             shared["sliding mask"] = constant(t, "sliding attention mask", (b, 1, s, s), out.dtype)
         return out
@@ -64,8 +71,8 @@ def token_ids(t: Tape, shared: dict[str, Value]) -> Value:
     return ids
 
 
-def rotary_tables(t: Tape, shared: dict[str, Value], size: Size, like: Value, suffix: str = "") -> None:
-    """cos and sin of every position, computed in fp32 and cast to the type of the hidden states.
+def rotary_tables(t: Tape, shared: dict[str, Value], size: Size, dtype: DType, suffix: str = "") -> None:
+    """cos and sin of every position, computed in fp32 and cast to the type of the hidden states (or kept).
 
     Source: transformers 5.23 models/llama/modeling_llama.py LlamaRotaryEmbedding.forward.
     """
@@ -78,7 +85,7 @@ def rotary_tables(t: Tape, shared: dict[str, Value], size: Size, like: Value, su
         wide = [_scaled_table(t, name, size) for name in ("cos", "sin")]
         frame.local(*wide)
         for name, table in zip(("cos", "sin"), wide, strict=True):
-            shared[name + suffix] = cast(t, table, like.dtype)
+            shared[name + suffix] = cast(t, table, dtype)
             shared[name + suffix].tensor.role = Role.ACTIVATIONS
 
 

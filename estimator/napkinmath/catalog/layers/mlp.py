@@ -67,6 +67,7 @@ class PlainMlp(Record):
 
     def record(self, t: Tape, x: Value, shared: dict[str, Value]) -> Value:
         """Feed-forward of x."""
-        with t.scope(self.scope):
+        with t.scope(self.scope) as frame:
+            frame.local(x)
             middle = activate(t, linear(t, x, self.names[0], self.width, bias=self.bias), self.activation)
             return dropout(t, linear(t, middle, self.names[1], x.axes[-1], bias=self.bias), self.dropout)

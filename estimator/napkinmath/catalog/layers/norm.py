@@ -37,6 +37,11 @@ class Norm(Record):
         """Applies the norm named `name`; `axes` are its weight's, the last of x unless given."""
         if not isinstance(axes, tuple):
             axes = (x.axes[-1] if axes is None else axes,)
+        with t.scope() as frame:
+            frame.local(x)
+            return self._apply(t, x, name, axes)
+
+    def _apply(self, t: Tape, x: Value, name: str, axes: tuple[Size, ...]) -> Value:
         width = axes[-1]
         if self.kind in (NormKind.RMS, NormKind.RMS_GEMMA, NormKind.RMS_CAST_LAST):
             if t.policy.stack.rms_norm == "fused":
