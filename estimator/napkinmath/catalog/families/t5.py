@@ -24,7 +24,15 @@ def _t5(c: Config, default: str, *, scaled: bool) -> ModelSpec:
     kind, probability = c.text("feed_forward_proj", default), c.number("dropout_rate", 0.1)
     layers, heads = c.size("num_layers"), c.size("num_heads")
     decoders = c.size("num_decoder_layers", layers)
-    symbols = {"h": c.size("d_model"), "a": heads, "k": heads, "dh": c.size("d_kv", 64), "f": c.size("d_ff"), "v": c.size("vocab_size"), "L": layers + decoders}
+    symbols = {
+        "h": c.size("d_model"),
+        "a": heads,
+        "k": heads,
+        "dh": c.size("d_kv", 64),
+        "f": c.size("d_ff"),
+        "v": c.size("vocab_size"),
+        "L": layers + decoders,
+    }
     activation = "gelu_new" if kind == "gated-gelu" else kind.rpartition("-")[2]
     block = T5Block(gated=kind.startswith("gated-"), activation=activation, dropout=probability)
     entrance = T5Embedding(buckets=c.size("relative_attention_num_buckets", 32), dropout=probability)

@@ -64,7 +64,8 @@ class T5Embedding(Part):
             shared["decoder mask"] = constant(t, "causal mask", (b, 1, st, st), words.dtype)
         shared[f"{stack} bias"] = self._bias(t, f"{stack}.block.0.layer.0.SelfAttention", length)
         if self.decoder:
-            shared["cross bias"] = constant(t, "zero bias of cross-attention", (1, a, st, s), words.dtype)
+            zeros = shared["cross bias"] = constant(t, "zero bias of cross-attention", (1, a, st, s), words.dtype)
+            zeros.requires_grad = t.policy.recomputes  # under checkpointing T5Attention asks for its gradient
         return dropout(t, words, self.dropout)
 
     def _bias(self, t: Tape, path: str, length: Size) -> Value:
@@ -116,20 +117,52 @@ class T5Attention(Record):
             return bias
         if self.decoder:
             future = constant(t, "causal pairs", (length, length), BOOL)
-            bias = t.op("where", (future, bias), bias.axes, bias.dtype, saves=(future,), gradients=(None, LIKE), costs=(Move(2 * traffic(bias)),), backward_costs=(Move(2 * traffic(bias)),))
+            bias = t.op(
+                "where",
+                (future, bias),
+                bias.axes,
+                bias.dtype,
+                saves=(future,),
+                gradients=(None, LIKE),
+                costs=(Move(2 * traffic(bias)),),
+                backward_costs=(Move(2 * traffic(bias)),),
+            )
         return copy(t, bias)
 
     def _eager(self, t: Tape, q: Value, k: Value, value: Value, bias: Value, mask: Value | None, *, dense: bool) -> Value:
         scores = (b, a, q.axes[2], k.axes[2])
         with t.scope() as frame:
-            weights = scale(t, bmm(t, dense_operand(t, q, dense=False), dense_operand(t, k, dense=dense), b * a, q.axes[2], k.axes[2], dh, scores, name="q k^T"))
-            weights = t.op("add bias", (weights, bias), scores, weights.dtype, gradients=(PASS, LIKE), costs=(Move(2 * traffic(weights)),), backward_costs=(Move(traffic(weights, bias)),))
+            weights = scale(
+                t,
+                bmm(
+                    t,
+                    dense_operand(t, q, dense=False),
+                    dense_operand(t, k, dense=dense),
+                    b * a,
+                    q.axes[2],
+                    k.axes[2],
+                    dh,
+                    scores,
+                    name="q k^T",
+                ),
+            )
+            weights = t.op(
+                "add bias",
+                (weights, bias),
+                scores,
+                weights.dtype,
+                gradients=(PASS, LIKE),
+                costs=(Move(2 * traffic(weights)),),
+                backward_costs=(Move(traffic(weights, bias)),),
+            )
             if mask is not None:
                 weights = add(t, weights, Value(mask.tensor, scores, mask.dtype))
             weights = dropout(t, softmax(t, weights), self.dropout)
             frame.local(weights)
             t.keep(weights)
-            out = bmm(t, weights, dense_operand(t, value, dense=dense), b * a, q.axes[2], dh, k.axes[2], (b, a, q.axes[2], dh), name="scores v")
+            out = bmm(
+                t, weights, dense_operand(t, value, dense=dense), b * a, q.axes[2], dh, k.axes[2], (b, a, q.axes[2], dh), name="scores v"
+            )
             return rows_first(t, out)
 
 
@@ -166,7 +199,7 @@ class T5Block(Part):
                 wide = mul(t, gate, linear(t, x, "wi_1", f))
             else:
                 wide = activate(t, linear(t, x, "wi", f), self.activation)
-            return linear(t, dropout(t, wide, self.dropout), "wo", h)
+            return linear(t, dropout(t, wide, self.dropout), "wo", h, kind="unquantized linear")  # _keep_in_fp32_modules
 
 
 class T5StackEnd(Part):
