@@ -96,7 +96,7 @@ class Policy:
         from napkinmath.ops.matmul import dense_linear
 
         w = weight or t.weight("weight", (outputs, x.axes[-1]), kind=kind)
-        b = t.weight("bias", (outputs,), kind="bias").value if bias else None
+        b = t.weight("bias", (outputs,), kind="bias", dtype=self.compute_dtype if w.constants else None).value if bias else None  # Linear4bit.forward casts it for good
 
         def base(source: Value) -> Value:
             if w.constants and self.format is not None:
@@ -116,7 +116,7 @@ class Policy:
             return False
         if adapter.targets == ("all-linear",):
             return kind in ADAPTED_KINDS
-        return path.rpartition(".")[2] in adapter.targets
+        return any(path == name or path.endswith("." + name) for name in adapter.targets)
 
     def adapts_parameter(self, names: tuple[str, ...]) -> bool:
         """Whether LoRA sits on a parameter that replaced modules of these names (peft utils/transformers_weight_conversion.py)."""

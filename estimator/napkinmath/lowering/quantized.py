@@ -79,10 +79,11 @@ class WeightFormat(Record):
         gradient = Gradient(x, t.gradient_of(x)) if x.requires_grad else None
         backward = (*allocs, (ALLOC, gradient.tensor), *frees) if gradient is not None and gradient.tensor is not None else ()
         t.append(
-            f"{self.name} linear", (x, w.value), (out,), forward=(*allocs, (ALLOC, tensor), *frees), costs=(unpack, Gemm(rows, outputs, inputs, compute)), saves=(),
+            f"{self.name} linear", (x, w.value), (out,), forward=(*allocs, (ALLOC, tensor), *frees), costs=(unpack, Gemm(rows, outputs, inputs, compute)),
+            saves=(x.tensor,) if t.policy.stack.quantized_keeps_input and x.requires_grad else (),
             backward=backward, gradients=(gradient,) if gradient else (), backward_costs=(unpack, Gemm(rows, inputs, outputs, compute)),
         )  # fmt: skip
-        if bias is not None:
+        if bias is not None and bias.requires_grad:  # a frozen bias is added by the product itself
             out = add(t, out, Value(bias.tensor, axes, compute, bias.requires_grad))
         return cast(t, out, source_dtype)  # Linear4bit.forward returns the type it was given, under autocast too
 

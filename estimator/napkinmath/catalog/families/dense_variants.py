@@ -12,6 +12,7 @@ from napkinmath.catalog.layers.mlp import FusedGatedMlp, GatedMlp, PlainMlp
 from napkinmath.catalog.layers.norm import Norm, NormKind
 from napkinmath.model_spec import ModelSpec, Part
 
+SLIDING_TABLES = " of sliding layers"
 WIDE_TABLES = TokenEmbedding(wide_tables=True)
 LAYER_NORM = Norm(kind=NormKind.LAYER)
 POST_NAMES = {"names": ("", ""), "post_names": ("post_attention_layernorm", "post_feedforward_layernorm")}
@@ -27,6 +28,12 @@ def starcoder2(c: Config) -> ModelSpec:
     )  # fmt: skip
     embedding = TokenEmbedding(full_mask=not window, windows=(window,) if window else (), dropout=c.probability("embedding_dropout"))
     return decoder(c, symbols, [layer] * symbols["L"], "starcoder2", embedding=embedding, head=CausalLmHead(norm=LAYER_NORM), tied=True)
+
+
+def layer_tables(sliding: list[bool], **fields: object) -> TokenEmbedding:
+    """An embedding with rotary tables for each kind of layer that occurs."""
+    tables = tuple(name for name, used in (("", not all(sliding)), (SLIDING_TABLES, any(sliding))) if used)
+    return TokenEmbedding(tables=tables, **fields)  # type: ignore[arg-type]
 
 
 def olmo(c: Config) -> ModelSpec:
@@ -53,7 +60,7 @@ def olmo3(c: Config) -> ModelSpec:
     fields, mlp = attention_fields(c, symbols), GatedMlp(activation=c.activation("hidden_act", "silu"))
     return sliding_stack(
         c, symbols, sliding, c.size("sliding_window", 4096),
-        lambda w: DecoderLayer(attention=GroupedQueryAttention(rotation=Rotation.HALVES_FP32, window=w, wide_norm=norm, **fields), mlp=mlp, norm=norm, **POST_NAMES), "olmo3", embedding=WIDE_TABLES, head=CausalLmHead(norm=norm), padded=True,
+        lambda w: DecoderLayer(attention=GroupedQueryAttention(rotation=Rotation.HALVES_FP32, window=w, tables=SLIDING_TABLES if w else "", wide_norm=norm, **fields), mlp=mlp, norm=norm, **POST_NAMES), "olmo3", embedding=layer_tables(sliding, wide_tables=True), head=CausalLmHead(norm=norm), padded=True,
     )  # fmt: skip
 
 

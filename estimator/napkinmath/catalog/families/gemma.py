@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from napkinmath.catalog.families.config import Config
+from napkinmath.catalog.families.dense_variants import SLIDING_TABLES, layer_tables
 from napkinmath.catalog.families.llama import attention_fields, decoder, dense_symbols, sliding_stack
 from napkinmath.catalog.layers.attention import GroupedQueryAttention
 from napkinmath.catalog.layers.decoder import DecoderLayer
@@ -53,12 +54,10 @@ def gemma3_text(c: Config) -> ModelSpec:
     mlp = GatedMlp(activation=c.activation("hidden_activation", "gelu_pytorch_tanh"))
 
     def layer(window: int) -> DecoderLayer:
-        tables = " of sliding layers" if window else ""
-        attention = GroupedQueryAttention(window=window, tables=tables, head_norm=NORM, norm_transposed=True, **fields)
+        attention = GroupedQueryAttention(window=window, tables=SLIDING_TABLES if window else "", head_norm=NORM, norm_transposed=True, **fields)
         return DecoderLayer(attention=attention, mlp=mlp, **SANDWICH)
 
-    tables = tuple(name for name, used in (("", not all(sliding)), (" of sliding layers", any(sliding))) if used)
     head = CausalLmHead(norm=NORM, capped="final_logit_softcapping" in c)
     return sliding_stack(
-        c, symbols, sliding, c.size("sliding_window", 4096), layer, "gemma3_text", embedding=TokenEmbedding(scaled_inside=True, tables=tables), head=head, tied=True, padded=True
+        c, symbols, sliding, c.size("sliding_window", 4096), layer, "gemma3_text", embedding=layer_tables(sliding, scaled_inside=True), head=head, tied=True, padded=True
     )  # fmt: skip
