@@ -6,6 +6,7 @@ vocabulary. Words add what numbers do not say: tied, gated, gelu, mqa, bias, lea
 
 from __future__ import annotations
 
+from napkinmath.catalog.families.config import MAX_LAYERS
 from napkinmath.errors import InputError, shown, suggest
 from napkinmath.units import parse_count, round_up
 
@@ -108,7 +109,7 @@ def _add_number(arch: Arch, key: str, word: str, number: str) -> None:
     if key == "v" and number.lower().endswith("k"):  # vocabularies are quoted in thousands, sizes in 1024s
         arch.numbers[key] = parse_count(number[:-1], what=f"--arch {word}:", high=_LARGEST // 1000) * 1000
     else:
-        arch.numbers[key] = parse_count(number, what=f"--arch {word}:", high=_LARGEST)
+        arch.numbers[key] = parse_count(number, what=f"--arch {word}:", high=MAX_LAYERS if key == "L" else _LARGEST)
 
 
 def _experts(word: str, number: str) -> tuple[int, int]:

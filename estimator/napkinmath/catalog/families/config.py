@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 MAX_EXTENT = 1 << 31
+MAX_LAYERS = 10_000
+"""Families make a part for each layer before they merge equal ones."""
 
 
 class Config:
@@ -30,8 +32,9 @@ class Config:
             return default
         if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value or value in (float("inf"), float("-inf")) or int(value) != value:
             raise InputError(f"config field {field}={shown(value)} is not a whole number")
-        if not low <= value <= MAX_EXTENT:
-            raise InputError(f"config field {field}={shown(value)} is out of range; it must be from {low} to {MAX_EXTENT}")
+        high = MAX_LAYERS if "layer" in field or field == "depth" else MAX_EXTENT
+        if not low <= value <= high:
+            raise InputError(f"config field {field}={shown(value)} is out of range; it must be from {low} to {high}")
         return int(value)
 
     def flag(self, field: str, default: bool = False) -> bool:
