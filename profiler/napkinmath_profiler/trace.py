@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,6 +13,8 @@ from napkinmath.timeline import Timeline
 from napkinmath.train_config import TrainConfig
 from torch import nn
 
+from napkinmath_profiler.tracing.extrapolation import NotRepeating, extrapolated
+from napkinmath_profiler.tracing.layer_stacks import find_stacks, kept_layers, shorten
 from napkinmath_profiler.tracing.meta_model import (
     TrainMethod,
     add_adapters,
@@ -84,17 +88,41 @@ def trace_module(
     return observe(model, loop, inputs=inputs, settings=chosen, device_type=device)
 
 
-def trace_config(config: Any, *, num_layers: int | None = None, **options: Any) -> TraceResult:
+def trace_config(config: Any, *, num_layers: int | None = None, all_layers: bool = True, **options: Any) -> TraceResult:
     """Build ``config``'s model on meta and trace its training steps; ``options`` are ``TraceOptions`` fields."""
-    return trace_options(config, TraceOptions(**options), num_layers=num_layers)
+    return trace_options(config, TraceOptions(**options), num_layers=num_layers, all_layers=all_layers)
 
 
-def trace_options(config: Any, options: TraceOptions, *, num_layers: int | None = None) -> TraceResult:
-    """Build ``config``'s model on meta and trace its training steps."""
+def trace_options(config: Any, options: TraceOptions, *, num_layers: int | None = None, all_layers: bool = True) -> TraceResult:
+    """Build ``config``'s model on meta and trace its training steps.
+
+    Without ``all_layers`` a shorter model with every context is traced and the rest written out; where the events do not
+    repeat, all layers are traced after all.
+    """
     config = config_from(config)
     if num_layers is not None:
         config.get_text_config().num_hidden_layers = num_layers
-    model = prepared_model(config, options)
+    if not all_layers:
+        try:
+            return _traced_short(copy.deepcopy(config), options)
+        except NotRepeating as reason:
+            logging.getLogger(__name__).info("traced all layers: %s", reason)
+    return _traced(build(config, options), config, options)
+
+
+def _traced_short(config: Any, options: TraceOptions) -> TraceResult:
+    model = build(config, options)
+    cuts = [(stack, kept) for stack in find_stacks(model) if len(kept := kept_layers(stack.kinds)) < len(stack.kinds)]
+    for stack, kept in cuts:
+        shorten(model, stack, kept)
+    result = _traced(model, config, options)
+    for stack, kept in cuts:
+        result = extrapolated(result, stack, kept)
+    return result
+
+
+def _traced(model: nn.Module, config: Any, options: TraceOptions) -> TraceResult:
+    model = prepared(model, options)
     inputs = example_inputs(
         model,
         config,
@@ -112,9 +140,18 @@ def optimizer_of(model: nn.Module, options: TraceOptions) -> torch.optim.Optimiz
     return OPTIMIZERS[options.optimizer](trainable) if options.optimizer else None
 
 
+def build(config: Any, options: TraceOptions, *, device: str = "meta") -> nn.Module:
+    """The plain transformers model."""
+    return build_model(config, dtype=options.dtype, attn_implementation=options.attention, device=device)
+
+
 def prepared_model(config: Any, options: TraceOptions, *, device: str = "meta") -> nn.Module:
+    """``build`` and ``prepared``."""
+    return prepared(build(config, options, device=device), options, device=device)
+
+
+def prepared(model: Any, options: TraceOptions, *, device: str = "meta") -> nn.Module:
     """The model as the user's libraries set it up for training: quantized, checkpointed, with adapters."""
-    model = build_model(config, dtype=options.dtype, attn_implementation=options.attention, device=device)
     if options.method is TrainMethod.QLORA:
         model = quantize_4bit(model, compute_dtype=options.dtype, options=options.quantization)
         if options.quantization.kbit_preparation:

@@ -77,6 +77,8 @@ class StorageRecord:
     scope: int
     role: StorageRole | None = None
     name: str = ""
+    owner: str = ""
+    """In the optimizer: the parameter (or the storage of one) that the operation worked on."""
     died: int | None = None
     died_phase: TracePhase | None = None
     died_scope: int | None = None

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from napkinmath_profiler.tracing.module_paths import ModulePaths
 from napkinmath_profiler.tracing.storage_events import StorageEvent, StorageRecord, StorageRole, TracePhase
 
+PER_PARAMETER_PHASES = frozenset({TracePhase.CLIP, TracePhase.OPTIMIZER})
 Handler = Callable[["StorageTracker", Any, tuple[Any, ...], dict[str, Any]], Any]
 
 
@@ -102,11 +103,32 @@ class StorageTracker(TorchDispatchMode):
         self._op = str(func)
         handler = self.handlers.get(func)
         out = func(*args, **kwargs) if handler is None else handler(self, func, args, kwargs)
-        self._register_all(out)
+        if self._op_phase in PER_PARAMETER_PHASES:
+            self._register_owned(out, args)
+        else:
+            self._register_all(out)
         workspace = self.workspaces.get(func)
         if workspace is not None:
             self._record_workspaces(workspace(args, out))
         return out
+
+    def _register_owned(self, out: Any, args: tuple[Any, ...]) -> None:
+        """Register outputs of an update, each owned by the parameter whose storage it was computed from."""
+        source = args[0] if args else None
+        outputs = out if isinstance(out, (list, tuple)) else [out]
+        sources = source if isinstance(source, (list, tuple)) and len(source) == len(outputs) else [source] * len(outputs)
+        for item, origin in zip(outputs, sources, strict=True):
+            if isinstance(item, torch.Tensor):
+                record = self._register(item)
+                if record is not None and not record.owner and not record.name:
+                    record.owner = self.owner_of(origin)
+
+    def owner_of(self, tensor: Any) -> str:
+        """Name of what holds ``tensor``'s storage, if known."""
+        if not isinstance(tensor, torch.Tensor) or tensor.device.type != self.device_type:
+            return ""
+        record = self._live.get(tensor.untyped_storage()._cdata)
+        return (record.owner or record.name) if record is not None else ""
 
     def _register_all(self, out: Any) -> None:
         if isinstance(out, torch.Tensor):
@@ -146,7 +168,7 @@ class StorageTracker(TorchDispatchMode):
         record = self._register(tensor)
         if record is not None and record.role is None:
             record.role = role
-            record.name = name
+            record.name = record.owner = name
 
     def mark_all(self, named: Iterable[tuple[str, torch.Tensor]], role: StorageRole) -> None:
         """``mark`` for each (name, tensor) pair."""
