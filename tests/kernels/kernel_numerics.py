@@ -87,7 +87,7 @@ def poisoned_allocations() -> Iterator[None]:
     made: list[tuple[torch.Tensor, int]] = []
     plain_empty = torch.empty
 
-    def poison(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    def poison(shape: Sequence[int], dtype: torch.dtype, device: torch.device, strides: Sequence[int] | None = None) -> torch.Tensor:
         length = math.prod(shape)
         buffer = plain_empty((length + 2 * BORDER,), dtype=dtype, device=device)
         buffer.fill_(float("nan") if dtype.is_floating_point else torch.iinfo(dtype).max)
@@ -106,7 +106,14 @@ def poisoned_allocations() -> Iterator[None]:
     def empty_like(x: torch.Tensor, dtype: torch.dtype | None = None, **_: object) -> torch.Tensor:
         return poison(x.shape, dtype or x.dtype, x.device)
 
-    with mock.patch.object(torch, "empty", empty), mock.patch.object(torch, "empty_like", empty_like):
+    def empty_strided(shape: Sequence[int], strides: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return poison(shape, dtype, device, strides)
+
+    with (
+        mock.patch.object(torch, "empty", empty),
+        mock.patch.object(torch, "empty_like", empty_like),
+        mock.patch.object(torch, "empty_strided", empty_strided),
+    ):
         yield
     assert made, "nothing was allocated through torch.empty: the test would prove nothing"
     for buffer, length in made:

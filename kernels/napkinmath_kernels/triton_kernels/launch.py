@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -85,7 +86,8 @@ def _run_interpreted(kernel: Any, grid: Grid, args: tuple[Any, ...], options: di
             shadowed.append(base.as_strided(arg.shape, arg.stride(), arg.storage_offset()))
         else:
             shadowed.append(arg)
-    with numpy.errstate(all="ignore"):  # a GPU makes NaN and Inf without a word, and so does this
+    with numpy.errstate(all="ignore"), warnings.catch_warnings():  # a GPU makes NaN and Inf without a word, and so does this
+        warnings.simplefilter("ignore", RuntimeWarning)
         kernel[grid](*shadowed, **options)
     for original, shadow in shadows.values():
         length = original.untyped_storage().nbytes() // original.element_size()

@@ -1,0 +1,131 @@
+"""How a layer is checkpointed: a policy for each, applied to a model's layers and taken off again.
+
+Built on torch.utils.checkpoint without reentrant autograd; selective policies name the ops whose outputs are kept. The fused ops of this
+package are custom ops, so policies see them by name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from ..errors import KernelInputError
+from .offload import HostStore
+
+
+class Recompute(enum.Enum):
+    """What a layer does between its forward and its backward."""
+
+    KEEP = "keep"
+    """Keeps everything its backward needs."""
+    FULL = "full"
+    """Keeps its input and computes the rest again."""
+    KEEP_ATTENTION = "keep-attention"
+    """Keeps its input and the attention's output, the costliest op to repeat on long sequences."""
+    KEEP_MATMULS = "keep-matmuls"
+    """Keeps its input and the outputs of matrix products and attention; norms and activations are computed again."""
+    OFFLOAD = "offload"
+    """Keeps its input in host memory and computes the rest again."""
+
+
+_ATTENTION = (
+    "aten::_scaled_dot_product_flash_attention",
+    "aten::_scaled_dot_product_flash_attention_for_cpu",
+    "aten::_scaled_dot_product_efficient_attention",
+    "aten::_scaled_dot_product_cudnn_attention",
+    "aten::_flash_attention_forward",
+    "napkinmath::flash_attention",
+)
+_MATMULS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "napkinmath::qlora_linears", "bitsandbytes::gemm_4bit")
+KEPT_OPS = {Recompute.KEEP_ATTENTION: frozenset(_ATTENTION), Recompute.KEEP_MATMULS: frozenset((*_ATTENTION, *_MATMULS))}
+
+
+def _keep_named(kept: frozenset[str], _context: Any, op: Any, *_arguments: Any, **_options: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if op.name().partition(".")[0] in kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def run_layer(
+    function: Callable[..., Any],
+    how: Recompute,
+    hidden: torch.Tensor,
+    *arguments: Any,
+    store: HostStore | None = None,
+    kept: frozenset[str] | None = None,
+    **options: Any,
+) -> Any:
+    """function(hidden, ...), checkpointed as `how` says. `kept` names further ops (`namespace::name`) whose outputs stay.
+
+    OFFLOAD needs a `store`. Without gradients every policy is a plain call.
+    """
+    if how is Recompute.KEEP or not torch.is_grad_enabled():
+        return function(hidden, *arguments, **options)
+    if how is Recompute.OFFLOAD and store is None:
+        raise KernelInputError("run_layer", "OFFLOAD without a store", "a HostStore shared by the model's layers", "Recompute.FULL")
+    outside = store.hooks(hidden) if how is Recompute.OFFLOAD and store is not None else contextlib.nullcontext()
+    names = KEPT_OPS.get(how, frozenset()) | (kept or frozenset())
+    extra: dict[str, Any] = {}
+    if names:
+        extra["context_fn"] = functools.partial(create_selective_checkpoint_contexts, functools.partial(_keep_named, names))
+    with outside:
+        return checkpoint(function, hidden, *arguments, use_reentrant=False, **extra, **options)
+
+
+def full(num_layers: int) -> list[Recompute]:
+    """Every layer recomputed."""
+    return [Recompute.FULL] * num_layers
+
+
+def every(num_layers: int, k: int) -> list[Recompute]:
+    """Layers 0, k, 2k, ... recomputed, the others kept."""
+    if k < 1:
+        raise KernelInputError("every", f"k={k}", "1 or more", "full(num_layers)")
+    return [Recompute.FULL if i % k == 0 else Recompute.KEEP for i in range(num_layers)]
+
+
+class CheckpointHandle:
+    """What `checkpoint_layers` put in place; `remove()` takes it off."""
+
+    def __init__(self, layers: Sequence[torch.nn.Module], store: HostStore) -> None:
+        self.store = store
+        self._layers = list(layers)
+
+    def remove(self) -> None:
+        """Gives every layer its own forward back; a second call does nothing."""
+        for layer in self._layers:
+            layer.__dict__.pop("forward", None)
+        self._layers = []
+
+
+def checkpoint_layers(
+    layers: Sequence[torch.nn.Module], policies: Sequence[Recompute], *, kept: frozenset[str] | None = None, store: HostStore | None = None
+) -> CheckpointHandle:
+    """Makes each layer, whose first argument is the hidden states, run as its policy says while it is training."""
+    if len(layers) != len(policies):
+        raise KernelInputError("checkpoint_layers", f"{len(policies)} policies", f"{len(layers)}, one a layer", "full(len(layers))")
+    taken = [type(layer).__name__ for layer in layers if "forward" in layer.__dict__]
+    if taken:
+        raise KernelInputError(
+            "checkpoint_layers", f"{taken[0]} with a forward of its own", "layers not yet wrapped", "handle.remove() first"
+        )
+    store = store or HostStore()
+    for layer, how in zip(layers, policies, strict=True):
+        layer.forward = _wrapped(layer, how, store, kept)  # type: ignore[method-assign]
+    return CheckpointHandle(layers, store)
+
+
+def _wrapped(layer: torch.nn.Module, how: Recompute, store: HostStore, kept: frozenset[str] | None) -> Callable[..., Any]:
+    original = layer.forward
+
+    @functools.wraps(original)
+    def forward(hidden_states: torch.Tensor, *arguments: Any, **options: Any) -> Any:
+        if not layer.training:
+            return original(hidden_states, *arguments, **options)
+        return run_layer(original, how, hidden_states, *arguments, store=store, kept=kept, **options)
+
+    return forward

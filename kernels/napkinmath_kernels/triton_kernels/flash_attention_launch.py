@@ -1,0 +1,257 @@
+"""Tiles of the FlashAttention kernels for each architecture and head size, their launches, and what the compile gate holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+
+from ..backend import capability_of, is_interpreted
+from ..layouts import empty_token_major
+from .flash_attention import _flash_backward_dkdv, _flash_backward_dq, _flash_delta, _flash_forward
+from .launch import ALL_ARCHITECTURES, Shipped, launch
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Queries and keys a program takes at a time, its warps and its pipeline stages."""
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+
+
+#: The largest tiles that compiled without spills under triton 3.6 and 3.9, by architecture; the compile gate holds them to it.
+#: sm_86 and sm_89 have 99 KiB of shared memory a block. Head size 96 is padded to 128 and shares its tiles.
+FORWARD = {
+    64: dict.fromkeys(ALL_ARCHITECTURES, Tile(128, 64, 4, 3)),
+    128: dict.fromkeys((80, 90, 100), Tile(128, 64, 8, 3)) | dict.fromkeys((86, 89), Tile(128, 64, 8, 2)),
+    256: dict.fromkeys((90, 100), Tile(128, 64, 8, 2)) | dict.fromkeys((80, 86, 89), Tile(64, 32, 8, 2)),
+}
+BACKWARD_DKDV = {
+    64: {90: Tile(64, 128, 8, 2), 100: Tile(32, 64, 4, 2)} | dict.fromkeys((80, 86, 89), Tile(32, 64, 4, 2)),
+    128: {80: Tile(64, 64, 8, 2), 90: Tile(32, 128, 8, 2), 100: Tile(32, 64, 8, 2)} | dict.fromkeys((86, 89), Tile(32, 64, 8, 2)),
+    256: dict.fromkeys(ALL_ARCHITECTURES, Tile(32, 32, 8, 1)),
+}
+BACKWARD_DQ = {
+    64: dict.fromkeys(ALL_ARCHITECTURES, Tile(128, 64, 8, 2)),
+    128: {80: Tile(64, 64, 8, 2)} | dict.fromkeys((90, 100), Tile(128, 64, 8, 2)) | dict.fromkeys((86, 89), Tile(64, 32, 8, 2)),
+    256: {80: Tile(64, 32, 8, 1), 100: Tile(64, 32, 8, 1)} | dict.fromkeys((86, 89, 90), Tile(32, 32, 4, 1)),
+}
+#: Small enough that a test's short sequences still span several blocks of both kinds.
+INTERPRETED = Tile(32, 16, 4, 1)
+DELTA_ROWS = 64
+
+
+def padded_size(size: int) -> int:
+    """Head size as the tiles hold it: a power of two."""
+    return triton.next_power_of_2(size)
+
+
+def _tile(table: dict[int, dict[int, Tile]], q: torch.Tensor) -> Tile:
+    if is_interpreted():
+        return INTERPRETED
+    by_architecture = table[padded_size(q.shape[3])]
+    major, minor = capability_of(q)
+    known = [architecture for architecture in by_architecture if architecture <= 10 * major + minor]
+    return by_architecture[max(known)]
+
+
+def _packed(x: torch.Tensor) -> torch.Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _switches(q: torch.Tensor, k: torch.Tensor, causal: bool, window: int, packed: bool) -> dict[str, Any]:
+    return {
+        "GROUP": q.shape[1] // k.shape[1],
+        "CAUSAL": causal,
+        "WINDOWED": window > 0,
+        "VARLEN": packed,
+        "PRECISION": "ieee",  # of fp32 dots, which only the interpreter meets
+        "SIZE": q.shape[3],
+        "BLOCK_D": padded_size(q.shape[3]),
+    }
+
+
+def _batches(q: torch.Tensor, cu_q: torch.Tensor | None) -> int:
+    return q.shape[0] if cu_q is None else cu_q.numel() - 1
+
+
+def _strides(*tensors: torch.Tensor, packed: bool) -> list[int]:
+    """Batch, head and token strides of each; packed sequences are found by their first row, not by a batch stride."""
+    return [stride for x in tensors for stride in (0 if packed else x.stride(0), x.stride(1), x.stride(2))]
+
+
+def flash_forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_q: torch.Tensor | None,
+    cu_k: torch.Tensor | None,
+    max_q: int,
+    max_k: int,
+    scale: float,
+    causal: bool,
+    window: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(o, log-sum-exp)."""
+    q, k, v = _packed(q), _packed(k), _packed(v)
+    o = empty_token_major(q)
+    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    packed = cu_q is not None
+    tile = _tile(FORWARD, q)
+    launch(
+        _flash_forward,
+        (triton.cdiv(max_q, tile.queries), _batches(q, cu_q) * q.shape[1]),
+        q,
+        k,
+        v,
+        o,
+        lse,
+        lse if cu_q is None else cu_q,
+        lse if cu_k is None else cu_k,
+        *_strides(q, k, v, o, packed=packed),
+        0 if packed else lse.stride(0),
+        lse.stride(1),
+        q.shape[1],
+        max_q,
+        max_k,
+        scale,
+        window,
+        **_switches(q, k, causal, window, packed),
+        BLOCK_M=tile.queries,
+        BLOCK_N=tile.keys,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )
+    return o, lse
+
+
+def _delta(
+    o: torch.Tensor, do: torch.Tensor, lse: torch.Tensor, dlse: torch.Tensor | None, cu_q: torch.Tensor | None, max_q: int
+) -> torch.Tensor:
+    delta = torch.empty(lse.shape, dtype=torch.float32, device=lse.device)
+    packed = cu_q is not None
+    launch(
+        _flash_delta,
+        (triton.cdiv(max_q, DELTA_ROWS), _batches(o, cu_q) * o.shape[1]),
+        o,
+        do,
+        lse if dlse is None else dlse.contiguous(),
+        delta,
+        lse if cu_q is None else cu_q,
+        *_strides(o, do, packed=packed),
+        0 if packed else lse.stride(0),
+        lse.stride(1),
+        o.shape[1],
+        max_q,
+        HAS_DLSE=dlse is not None,
+        VARLEN=packed,
+        SIZE=o.shape[3],
+        BLOCK_M=DELTA_ROWS,
+        BLOCK_D=padded_size(o.shape[3]),
+        num_warps=4,
+        num_stages=1,
+    )
+    return delta
+
+
+def flash_backward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    o: torch.Tensor,
+    lse: torch.Tensor,
+    do: torch.Tensor,
+    dlse: torch.Tensor | None,
+    cu_q: torch.Tensor | None,
+    cu_k: torch.Tensor | None,
+    max_q: int,
+    max_k: int,
+    scale: float,
+    causal: bool,
+    window: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(dq, dk, dv)."""
+    q, k, v, o, do = _packed(q), _packed(k), _packed(v), _packed(o), _packed(do)
+    lse = lse.contiguous()
+    delta = _delta(o, do, lse, dlse, cu_q, max_q)
+    dq, dk, dv = empty_token_major(q), empty_token_major(k), empty_token_major(v)
+    packed = cu_q is not None
+    bounds = (lse if cu_q is None else cu_q, lse if cu_k is None else cu_k)
+    statistics = (0 if packed else lse.stride(0), lse.stride(1))
+    switches = _switches(q, k, causal, window, packed)
+    sizes = (max_q, max_k, scale, window)
+    tile = _tile(BACKWARD_DKDV, q)
+    launch(
+        _flash_backward_dkdv,
+        (triton.cdiv(max_k, tile.keys), _batches(q, cu_q) * k.shape[1]),
+        *(q, k, v, do, lse, delta, dk, dv, *bounds, *_strides(q, k, v, do, dk, packed=packed), *statistics, k.shape[1], *sizes),
+        **switches,
+        BLOCK_M=tile.queries,
+        BLOCK_N=tile.keys,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )
+    tile = _tile(BACKWARD_DQ, q)
+    launch(
+        _flash_backward_dq,
+        (triton.cdiv(max_q, tile.queries), _batches(q, cu_q) * q.shape[1]),
+        *(q, k, v, do, lse, delta, dq, *bounds, *_strides(q, k, v, do, dq, packed=packed), *statistics, q.shape[1], *sizes),
+        **switches,
+        BLOCK_M=tile.queries,
+        BLOCK_N=tile.keys,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )
+    return dq, dk, dv
+
+
+#: What changes the machine code most: no mask, a causal one, a causal window, packed causal sequences.
+VARIANTS = {"full": (False, False, False), "causal": (True, False, False), "window": (True, True, False), "packed": (True, False, True)}
+TYPES = {"lse_ptr": "*fp32", "delta_ptr": "*fp32", "dlse_ptr": "*fp32", "cu_queries_ptr": "*i32", "cu_keys_ptr": "*i32", "scale": "fp32"}
+
+
+def _shipped(name: str, kernel: Any, table: dict[int, dict[int, Tile]], size: int, variant: str) -> list[Shipped]:
+    causal, windowed, packed = VARIANTS[variant]
+    types = {argument: kind for argument, kind in TYPES.items() if argument in kernel.arg_names}
+    by_tile: dict[Tile, list[int]] = {}
+    for architecture, tile in table[padded_size(size)].items():
+        by_tile.setdefault(tile, []).append(architecture)
+    switches = {"GROUP": 4, "CAUSAL": causal, "WINDOWED": windowed, "VARLEN": packed, "PRECISION": "ieee", "SIZE": size}
+    return [
+        Shipped(
+            f"{name} d={size} {variant}",
+            kernel,
+            {**switches, "BLOCK_M": tile.queries, "BLOCK_N": tile.keys, "BLOCK_D": padded_size(size)},
+            tile.warps,
+            tile.stages,
+            types=types,
+            architectures=tuple(architectures),
+            has_dot=True,
+        )
+        for tile, architectures in by_tile.items()
+    ]
+
+
+def shipped() -> list[Shipped]:
+    """Every head size and variant with the tile that each architecture gets."""
+    kernels = (
+        ("flash_forward", _flash_forward, FORWARD),
+        ("flash_backward_dkdv", _flash_backward_dkdv, BACKWARD_DKDV),
+        ("flash_backward_dq", _flash_backward_dq, BACKWARD_DQ),
+    )
+    found = [
+        config
+        for name, kernel, table in kernels
+        for size in (64, 96, 128, 256)
+        for variant in VARIANTS
+        for config in _shipped(name, kernel, table, size, variant)
+    ]
+    types = {argument: kind for argument, kind in TYPES.items() if argument in _flash_delta.arg_names}
+    switches = {"HAS_DLSE": False, "VARLEN": False, "SIZE": 128, "BLOCK_M": DELTA_ROWS, "BLOCK_D": 128}
+    found.append(Shipped("flash_delta d=128", _flash_delta, switches, 4, 1, types=types, has_wide_stores=False))
+    return found
