@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from napkinmath.allocator import replay
 from napkinmath.estimate import Change, Estimate, Finding, Fit, Verdict
+from napkinmath.expr import Bindings
 from napkinmath.ledger import Phase, Role
 from napkinmath.train_config import AdapterConfig, Attention, Kernels, Loss, Precision, QuantizationConfig, RecomputeConfig, RecomputeKind, TrainConfig
 from napkinmath.units import MIB, format_bytes
@@ -172,7 +173,7 @@ def changes(e: Estimate) -> tuple[Change, ...]:
 
 def findings(e: Estimate) -> tuple[Finding, ...]:
     """What costs memory without being asked for, most expensive first."""
-    found = [finding for rule in (_inactive_checkpointing, _wide_adapters, _step_peak, _scores, _logits) if (finding := rule(e)) is not None]
+    found = [finding for rule in (_inactive_checkpointing, _whole_experts, _wide_adapters, _step_peak, _scores, _logits) if (finding := rule(e)) is not None]
     return tuple(sorted(found, key=lambda f: -f.nbytes))
 
 
@@ -188,6 +189,20 @@ def _inactive_checkpointing(e: Estimate) -> Finding | None:
         return None
     cost = _difference(e, config.replace(training_mode=True))
     return Finding(text=f"checkpointing was requested but the model is in eval mode, so it is inactive: {format_bytes(cost)} more; call model.train()", nbytes=cost)
+
+
+def _whole_experts(e: Estimate) -> Finding | None:
+    if e.config.quantization is None:
+        return None
+    bind, held, dtype = Bindings(e.step.symbols), 0, ""
+    for run in e.step.runs:
+        for weight in run.block.weights:
+            if weight.kind == "experts" and not weight.constants and not weight.trainable:
+                held += run.count * bind.extended(dict(run.stage.symbols))(weight.tensor.nbytes)
+                dtype = weight.tensor.dtype.name
+    if not held:
+        return None
+    return Finding(text=f"experts are 3-D parameters, which quantization leaves alone (it replaces nn.Linear): they take {format_bytes(held)} in {dtype}", nbytes=held)
 
 
 def _wide_adapters(e: Estimate) -> Finding | None:
