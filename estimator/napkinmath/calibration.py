@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 
+from napkinmath.catalog import config_file
 from napkinmath.errors import InputError, shown, suggest
 
 TYPE_CHECKING = False
@@ -23,17 +24,16 @@ _NOT_RATES = ("gpu", "attention")
 
 def read_calibration(path: str, gpu: Gpu) -> Efficiency:
     """The speeds of a GPU with those of a calibration file in place; raises InputError for a file that is not one, or of another GPU."""
-    from napkinmath.catalog import config_file
     from napkinmath.efficiency import default_efficiency
 
     what = "calibration file"
     content = config_file.parse(config_file.read_text(path, what=what), path, what=what)
     if content.get("napkinmath_calibration") != VERSION:
-        raise InputError(f"{what} {shown(path)} does not say \"napkinmath_calibration\": {VERSION}; make one with `estimate calibrate`")
+        raise InputError(f"{what} {config_file.quoted(path)} does not say \"napkinmath_calibration\": {VERSION}; make one with `estimate calibrate`")
     _check_gpu(content, path, gpu)
     rates = content.get("rates")
     if not isinstance(rates, dict):
-        raise InputError(f"{what} {shown(path)} has no object \"rates\"; make one with `estimate calibrate`")
+        raise InputError(f"{what} {config_file.quoted(path)} has no object \"rates\"; make one with `estimate calibrate`")
     base = default_efficiency(gpu)
     return base.replace(**{str(key): _value(base, str(key), value, path) for key, value in rates.items()})  # type: ignore[misc]
 
@@ -50,22 +50,22 @@ def _check_gpu(content: dict[str, Any], path: str, gpu: Gpu) -> None:
 
     name = content.get("gpu")
     if not isinstance(name, str) or find_gpu(name).name != gpu.name.partition(" MIG ")[0]:
-        raise InputError(f"calibration file {shown(path)} is of GPU {shown(name)}, not of {gpu.name}; name that GPU, or calibrate this one")
+        raise InputError(f"calibration file {config_file.quoted(path)} is of GPU {shown(name)}, not of {gpu.name}; name that GPU, or calibrate this one")
 
 
 def _value(base: Efficiency, key: str, value: object, path: str) -> object:
     known = [name for name, _ in base.items() if name not in _NOT_RATES]
     if key not in known:
-        raise InputError(f"calibration file {shown(path)}: rate {shown(key)} is unknown{suggest(key, known)}")
+        raise InputError(f"calibration file {config_file.quoted(path)}: rate {shown(key)} is unknown{suggest(key, known)}")
     if key != "matmul_flops_per_s":
         return _positive(value, key, path)
     if not isinstance(value, dict):
-        raise InputError(f'calibration file {shown(path)}: {key} {shown(value)} is not an object such as {{"bf16": 2.4e14}}')
+        raise InputError(f'calibration file {config_file.quoted(path)}: {key} {shown(value)} is not an object such as {{"bf16": 2.4e14}}')
     measured = {str(dtype): _positive(rate, f"{key} {dtype}", path) for dtype, rate in value.items()}  # type: ignore[misc]
     return tuple({**dict(base.matmul_flops_per_s), **measured}.items())
 
 
 def _positive(value: object, key: str, path: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e30:
-        raise InputError(f"calibration file {shown(path)}: {key} {shown(value)} is not a positive number; measure it again")
+        raise InputError(f"calibration file {config_file.quoted(path)}: {key} {shown(value)} is not a positive number; measure it again")
     return float(value)

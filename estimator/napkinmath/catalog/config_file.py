@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 
 MAX_FILE_BYTES = 8 << 20
 """The largest configs people publish (long label lists) stay below 1 MiB."""
+LONGEST_PATH = 160
 
 
 def find(text: str) -> str | None:
     """The config file a path means: itself, or config.json in that folder; None where nothing of that name exists."""
+    if "\0" in text:
+        raise InputError(f"path {quoted(text)} is not a path; remove its null character")
     path = os.path.expanduser(text)
-    try:
-        if os.path.isdir(path):
-            return _in_folder(path, text)
-        if os.path.lexists(path):
-            return path
-    except ValueError:
-        raise InputError(f"path {shown(text)} is not a path; remove its null character") from None
+    if os.path.isdir(path):
+        return _in_folder(path, text)
+    if os.path.lexists(path):
+        return path
     if text.endswith(".json") or text.startswith((".", "/", "~")):
         raise InputError(f"config file {shown(text)} does not exist; check the path, or name a model of `estimate models`")
     return _cached_by_hub(text)
@@ -38,7 +38,9 @@ def read(path: str) -> Mapping[str, Any]:
 
 def read_text(path: str, *, what: str) -> str:
     """A small text file's contents; anything else is refused unread."""
-    shown_path = shown(path, limit=200)
+    shown_path = quoted(path)
+    if "\0" in path:
+        raise InputError(f"{what} {shown_path} is not a path; remove its null character")
     try:
         with open(path, "rb", opener=_open_without_waiting) as file:
             status = os.fstat(file.fileno())
@@ -49,10 +51,6 @@ def read_text(path: str, *, what: str) -> str:
             return file.read(MAX_FILE_BYTES + 1).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"{what} {shown_path} is not text in UTF-8 (byte {error.start}); give a text file") from None
-    except ValueError as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{what} {shown_path} is not a path; remove its null character") from None
     except IsADirectoryError:
         raise InputError(f"{what} {shown_path} is a folder; give a file's path") from None
     except PermissionError:
@@ -65,7 +63,7 @@ def parse(text: str, path: str, *, what: str) -> dict[str, Any]:
     """Text as a JSON object, with the place of a syntax error."""
     import json
 
-    shown_path = shown(path, limit=200)
+    shown_path = quoted(path)
     try:
         value = json.loads(text)
     except RecursionError:
@@ -77,6 +75,11 @@ def parse(text: str, path: str, *, what: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InputError(f"{what} {shown_path} holds {_kind(value)} at its top level, not an object; give a Hugging Face config.json")
     return value
+
+
+def quoted(path: str) -> str:
+    """A path as messages show it: its end is what tells files apart, so a long one loses its front."""
+    return shown(path, limit=2 * LONGEST_PATH) if len(path) <= LONGEST_PATH else f"'...{shown(path[-LONGEST_PATH:], limit=2 * LONGEST_PATH)[1:]}"
 
 
 def model_name(path: str) -> str:
@@ -95,10 +98,10 @@ def _in_folder(path: str, text: str) -> str:
     if os.path.lexists(file):
         return file
     if not os.access(path, os.R_OK | os.X_OK):
-        raise InputError(f"folder {shown(text, limit=200)} cannot be read: permission denied; change its mode or give a config.json")
+        raise InputError(f"folder {quoted(text)} cannot be read: permission denied; change its mode or give a config.json")
     if os.path.exists(os.path.join(path, "adapter_config.json")):
-        raise InputError(f"folder {shown(text, limit=200)} holds an adapter, not a model; give its base model and --lora with the adapter's rank")
-    raise InputError(f"folder {shown(text, limit=200)} has no config.json; give a model's folder, or a name of `estimate models`")
+        raise InputError(f"folder {quoted(text)} holds an adapter, not a model; give its base model and --lora with the adapter's rank")
+    raise InputError(f"folder {quoted(text)} has no config.json; give a model's folder, or a name of `estimate models`")
 
 
 def _cached_by_hub(text: str) -> str | None:

@@ -33,6 +33,8 @@ def read_model(given: str | os.PathLike[str] | Mapping[str, object], *, name: st
     if not isinstance(given, (str, os.PathLike)):
         return read_config(given, name=name, source="a mapping")
     text = os.fspath(given)
+    if "\0" in text:
+        raise InputError(f"model {shown(text)} is not a name; remove its null character")
     row = None if _is_path(given, text) else find_row(text)
     if row is not None:
         return read_config(row["config"], name=name or row["name"], source=row["source"])

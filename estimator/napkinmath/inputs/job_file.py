@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from napkinmath.catalog.config_file import quoted
 from napkinmath.errors import InputError, shown, suggest
 from napkinmath.inputs.foreign import ForeignJob
 from napkinmath.inputs.options import ADAPTER_OPTIONS, KEYS, QUANT_OPTIONS
@@ -50,7 +51,7 @@ def read_job(path: str, notes: list[str]) -> dict[str, object]:
         return _own(content, path)
     module, tool = _KINDS[kind]
     read: Callable[[ForeignJob], dict[str, object]] = __import__(module, fromlist=["read"]).read
-    notes.append(f"{shown(path)} read as a job file of {tool}")
+    notes.append(f"{quoted(path)} read as a job file of {tool}")
     return read(ForeignJob(tool, content, notes))
 
 
@@ -63,11 +64,11 @@ def kind_of(content: Mapping[str, object], path: str) -> str:
     if "finetuning_type" in content or "cutoff_len" in content or ("stage" in content and "model_name_or_path" in content):
         return "llama-factory"
     if "train_micro_batch_size_per_gpu" in content or "zero_optimization" in content:
-        raise InputError(f"{WHAT} {shown(path)} is a DeepSpeed config, which names no model; give --model and the flags of one GPU")
+        raise InputError(f"{WHAT} {quoted(path)} is a DeepSpeed config, which names no model; give --model and the flags of one GPU")
     if "compute_environment" in content:
-        raise InputError(f"{WHAT} {shown(path)} is an accelerate config, which names no model; give --model and the flags of one GPU")
+        raise InputError(f"{WHAT} {quoted(path)} is an accelerate config, which names no model; give --model and the flags of one GPU")
     if "peft_type" in content:
-        raise InputError(f"{WHAT} {shown(path)} is an adapter's config; give its base with --model and --lora --rank {shown(content.get('r', 16))}")
+        raise InputError(f"{WHAT} {quoted(path)} is an adapter's config; give its base with --model and --lora --rank {shown(content.get('r', 16))}")
     if "model_name_or_path" in content or any(key.startswith(("per_device_", "per_gpu_")) for key in content) or "optim" in content:
         return "trainer"
     if "model_type" in content and "model" not in content:
@@ -81,10 +82,10 @@ def _load(path: str) -> dict[str, Any]:
 
     text = config_file.read_text(path, what=WHAT)
     if not text.strip():
-        raise InputError(f"{WHAT} {shown(path)} is empty; write e.g. model: llama-7b")
+        raise InputError(f"{WHAT} {quoted(path)} is empty; write e.g. model: llama-7b")
     value = config_file.parse(text, path, what=WHAT) if path.endswith(".json") else _parse_yaml(text, path)
     if not isinstance(value, dict):
-        raise InputError(f"{WHAT} {shown(path)} holds {shown(value, limit=40)} at its top level, not keys and values; write e.g. model: llama-7b")
+        raise InputError(f"{WHAT} {quoted(path)} holds {shown(value, limit=40)} at its top level, not keys and values; write e.g. model: llama-7b")
     _refuse_explosion(value, path)
     return {str(key): item for key, item in value.items()}  # type: ignore[misc]
 
@@ -93,17 +94,17 @@ def _parse_yaml(text: str, path: str) -> object:
     try:
         import yaml
     except ImportError:
-        raise InputError(f"{WHAT} {shown(path)} is YAML, which needs PyYAML; pip install pyyaml, or write it as .json") from None
+        raise InputError(f"{WHAT} {quoted(path)} is YAML, which needs PyYAML; pip install pyyaml, or write it as .json") from None
     try:
         return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = f" at line {mark.line + 1} column {mark.column + 1}" if mark else ""
-        raise InputError(f"{WHAT} {shown(path)} is not plain YAML: {error.problem or error.context}{place}; repair it") from None
+        raise InputError(f"{WHAT} {quoted(path)} is not plain YAML: {error.problem or error.context}{place}; repair it") from None
     except (yaml.YAMLError, ValueError) as error:
-        raise InputError(f"{WHAT} {shown(path)} is not plain YAML: {str(error).splitlines()[0]}; repair it") from None
+        raise InputError(f"{WHAT} {quoted(path)} is not plain YAML: {str(error).splitlines()[0]}; repair it") from None
     except RecursionError:
-        raise InputError(f"{WHAT} {shown(path)} is nested too deeply; write plain keys and values") from None
+        raise InputError(f"{WHAT} {quoted(path)} is nested too deeply; write plain keys and values") from None
 
 
 def _refuse_explosion(value: object, path: str) -> None:
@@ -113,7 +114,7 @@ def _refuse_explosion(value: object, path: str) -> None:
         item = waiting.pop()
         seen += 1
         if seen > MAX_VALUES:
-            raise InputError(f"{WHAT} {shown(path)} expands to more than {MAX_VALUES} values; remove the aliases that multiply it")
+            raise InputError(f"{WHAT} {quoted(path)} expands to more than {MAX_VALUES} values; remove the aliases that multiply it")
         if isinstance(item, dict):
             waiting.extend(item.values())  # type: ignore[misc]
         elif isinstance(item, (list, tuple, set)):
@@ -127,9 +128,9 @@ def _own(content: Mapping[str, object], path: str) -> dict[str, object]:
         key = given.strip().lower().replace("-", "_")
         key = _OTHER_NAMES.get(key, key)
         if key not in KEYS:
-            raise InputError(f"{WHAT} {shown(path)} has the unknown key {shown(given)}{suggest(key, [*KEYS, *_OTHER_NAMES])}; keys are the flags of `estimate --help`")
+            raise InputError(f"{WHAT} {quoted(path)} has the unknown key {shown(given)}{suggest(key, [*KEYS, *_OTHER_NAMES])}; keys are the flags of `estimate --help`")
         if key in options:
-            raise InputError(f"{WHAT} {shown(path)} gives {key} twice, again as {shown(given)}; keep one")
+            raise InputError(f"{WHAT} {quoted(path)} gives {key} twice, again as {shown(given)}; keep one")
         if value is not None:
             options[key] = "none" if value is False and key in ("quant", "offload") else value
     return options
