@@ -7,13 +7,15 @@ from napkinmath.dtypes import FP32
 from napkinmath.expr import Size
 from napkinmath.ledger import Gradient, Value
 from napkinmath.ops.elementwise import add, cast, mul, neg
-from napkinmath.ops.index import concatenate, rotary, slice_of
+from napkinmath.ops.index import concatenate, constant, rotary, slice_of
 from napkinmath.ops.routing import chunk
 from napkinmath.tape import LIKE, PASS, Tape
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from napkinmath.tape import Scope
 
 
 def subtract(t: Tape, x: Value, y: Value) -> Value:
@@ -77,6 +79,13 @@ def rotary_interleaved(t: Tape, x: Value, cos: Value, sin: Value) -> Value:
     return add(t, mul(t, x, cos), mul(t, rotate_pairs(t, x), sin))
 
 
+def interleaved_table(t: Tape, table: Value) -> Value:
+    """Half of a rotary table with every entry twice, made anew in each layer (models/glm, helium apply_rotary_pos_emb)."""
+    out = constant(t, "interleaved table", table.axes, table.dtype)
+    t.touch(table.tensor)
+    return out
+
+
 def rotate_pairs(t: Tape, x: Value) -> Value:
     """stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)."""
     half = (*x.axes[:-1], x.axes[-1] // 2)
@@ -96,9 +105,13 @@ def rotary_fp32_tables(t: Tape, x: Value, cos: Value, sin: Value) -> Value:
     return cast(t, rotary(t, x, cos, sin), x.dtype)
 
 
-def rotary_partial(t: Tape, q: Value, key: Value, cos: Value, sin: Value, size: Size, turn: Callable[[Tape, Value, Value, Value], Value]) -> tuple[Value, Value]:
-    """The first `size` elements of each head turned, the rest put back behind them (models/phi, stablelm, nemotron, glm)."""
-    with t.scope() as frame:
+def rotary_partial(t: Tape, q: Value, key: Value, cos: Value, sin: Value, size: Size, turn: Callable[[Tape, Value, Value, Value], Value], held_by: Scope | None = None) -> tuple[Value, Value]:
+    """The first `size` elements of each head turned, the rest put back behind them (models/phi, stablelm, nemotron, glm).
+
+    `held_by`: the calling function whose locals the pieces are, where the rotation is not a function of its own.
+    """
+    with t.scope() as own:
+        frame = held_by or own
         frame.local(q, key)
         parts = [(slice_of(t, x, (*x.axes[:-1], size)), slice_of(t, x, (*x.axes[:-1], x.axes[-1] - size))) for x in (q, key)]
         turned = [turn(t, first, cos, sin) for first, _ in parts]

@@ -192,7 +192,7 @@ def phi(c: Config) -> ModelSpec:
     symbols = dense_symbols(c)
     rotated = c.rotated(symbols["dh"], 0.5)
     attention = GroupedQueryAttention(
-        rotary_size=rotated, head_norm=LAYER_NORM if c.flag("qk_layernorm") else None, norm_transposed=True, norm_names=("q_layernorm", "k_layernorm"),
+        rotary_size=rotated, holds_pieces=True, head_norm=LAYER_NORM if c.flag("qk_layernorm") else None, norm_transposed=True, norm_names=("q_layernorm", "k_layernorm"),
         names=("q_proj", "k_proj", "v_proj", "dense"), **attention_fields(c, symbols, bias=True),
     )  # fmt: skip
     layer = ParallelLayer(
@@ -207,10 +207,10 @@ def stablelm(c: Config) -> ModelSpec:
     symbols = dense_symbols(c, kv_default=None if "num_key_value_heads" in c.values else 32)
     rotated, dropout = c.rotated(symbols["dh"], 0.25), c.probability("hidden_dropout")
     attention = GroupedQueryAttention(
-        rotary_size=rotated, norm_each=c.flag("qk_layernorm"), norm_names=("q_layernorm", "k_layernorm"), **attention_fields(c, symbols, bias=c.flag("use_qkv_bias"), output_bias=False)
+        rotary_size=rotated, holds_pieces=True, norm_each=c.flag("qk_layernorm"), norm_names=("q_layernorm", "k_layernorm"), **attention_fields(c, symbols, bias=c.flag("use_qkv_bias"), output_bias=False)
     )  # fmt: skip
     mlp = GatedMlp(activation=c.activation("hidden_act", "silu"), dropout=dropout)
-    layer: Part = DecoderLayer(attention=attention, mlp=mlp, norm=LAYER_NORM)
+    layer: Part = DecoderLayer(attention=attention, mlp=mlp, norm=LAYER_NORM, holds_attention=True)
     if c.flag("use_parallel_residual"):
         layer = ParallelLayer(attention=attention, mlp=mlp, norm=LAYER_NORM)
     return decoder(c, symbols, [layer] * symbols["L"], "stablelm", embedding=TokenEmbedding(rotary_size=rotated), head=CausalLmHead(norm=LAYER_NORM))

@@ -52,14 +52,23 @@ def xielu(t: Tape, x: Value) -> Value:
         frame.local(condition)
         above = add(t, mul(t, mul(t, positive, x), x), mul(t, beta, x))
         frame.local(above)
-        below = subtract(t, elementwise.unary(t, "expm1", minimum_of(t, x, least), saves=elementwise.OUTPUT), x)
+        below = subtract(t, expm1(t, minimum_of(t, x, least)), x)
         below = add(t, mul(t, below, negative), mul(t, beta, x))
         return t.op("where", (above, below), x.axes, x.dtype, saves=(condition,), gradients=(LIKE, LIKE), costs=(Move(3 * traffic(x)),), backward_costs=(Move(4 * traffic(x), 2),))
 
 
+def expm1(t: Tape, x: Value) -> Value:
+    """exp(x) - 1; keeps its output, to which its backward adds one."""
+    plus_one = t.tensor("output + 1", x.axes, x.dtype, Role.WORKSPACE)
+    out = t.op("expm1", (x,), x.axes, x.dtype, gradients=(LIKE,), backward_temporaries=(plus_one,), costs=(Move(2 * traffic(x)),), backward_costs=(Move(5 * traffic(x), 2),))
+    if out.requires_grad:
+        t.ops[-1].saves = (out.tensor,)
+    return out
+
+
 def minimum_of(t: Tape, x: Value, least: Value) -> Value:
     """min(x, a number held in a tensor); keeps x; its backward compares twice and halves where equal."""
-    halves = (t.tensor("x == least", x.axes, BOOL, Role.WORKSPACE), t.tensor("half of the gradient", x.axes, x.dtype, Role.WORKSPACE))
+    halves = (*(t.tensor(n, x.axes, BOOL, Role.WORKSPACE) for n in ("x == least", "x > least")), t.tensor("half of the gradient", x.axes, x.dtype, Role.WORKSPACE))
     return t.op("minimum", (x, least), x.axes, x.dtype, saves=(x,), gradients=(LIKE, None), backward_temporaries=halves, costs=(Move(2 * traffic(x)),), backward_costs=(Move(6 * traffic(x), 4),))
 
 

@@ -15,10 +15,10 @@ from napkinmath.ops.elementwise import clamp_, dropout
 from napkinmath.ops.index import concatenate, repeat_heads, rotary
 from napkinmath.ops.matmul import linear
 from napkinmath.ops.norm import layer_norm
-from napkinmath.ops.rotary import rotary_fp32_tables, rotary_in_place, rotary_interleaved, rotary_interleaved_fp32, rotary_partial
+from napkinmath.ops.rotary import interleaved_table, rotary_fp32_tables, rotary_in_place, rotary_interleaved, rotary_interleaved_fp32, rotary_partial
 from napkinmath.ops.routing import chunk
 from napkinmath.record import Record
-from napkinmath.tape import Tape
+from napkinmath.tape import Scope, Tape
 from napkinmath.train_config import Attention
 
 
@@ -42,6 +42,8 @@ class GroupedQueryAttention(Record):
     rotation: Rotation = Rotation.HALVES
     rotary_size: int = 0
     """Rotated part of each head, split off and put back; 0 rotates heads whole."""
+    holds_pieces: bool = False
+    """The split happens in the attention's own forward, whose locals the pieces stay (Phi, StableLM)."""
     tables: str = ""
     """Which of several rotary tables is read (Gemma 3: local)."""
     window: int = 0
@@ -82,7 +84,7 @@ class GroupedQueryAttention(Record):
             q, key = (self._heads(t, p, which, heads, dense) for p, which, heads in zip(projected, (0, 1), (a, kv), strict=True))
             value = split_heads(t, self._projected(t, x, 2, kv), kv, copies=dense)
             if self.rotary:
-                q, key = self._rotate(t, q, key, shared)
+                q, key = self._rotate(t, q, key, shared, frame)
             if self.norm_after_rotation and self.head_norm is not None:
                 with t.scope() as inner:
                     inner.local(q, key)
@@ -118,15 +120,17 @@ class GroupedQueryAttention(Record):
         viewed = t.view(projected, (b, s, heads, dh))
         return t.view(self.head_norm.record(t, viewed, name, (heads, dh) if self.norm_per_head else None), (b, heads, s, dh))
 
-    def _rotate(self, t: Tape, q: Value, key: Value, shared: dict[str, Value]) -> tuple[Value, Value]:
+    def _rotate(self, t: Tape, q: Value, key: Value, shared: dict[str, Value], caller: Scope) -> tuple[Value, Value]:
         cos, sin = shared[f"cos{self.tables}"], shared[f"sin{self.tables}"]
         turn = {Rotation.HALVES: rotary, Rotation.PAIRS: rotary_interleaved, Rotation.PAIRS_FP32: rotary_interleaved_fp32, Rotation.HALVES_FP32: rotary_fp32_tables}[self.rotation]
         if t.policy.stack.rotary == "in place" and self.rotation is Rotation.HALVES and not self.rotary_size:
             return rotary_in_place(t, q), rotary_in_place(t, key)
+        if self.rotation is Rotation.PAIRS:
+            cos, sin = interleaved_table(t, cos), interleaved_table(t, sin)
         if self.rotary_size:
-            return rotary_partial(t, q, key, cos, sin, self.rotary_size, turn)
+            return rotary_partial(t, q, key, cos, sin, self.rotary_size, turn, caller if self.holds_pieces else None)
         with t.scope() as frame:
-            frame.local(q, key)
+            frame.local(q, key, cos, sin)
             turned = turn(t, q, cos, sin)
             frame.local(turned)
             return turned, turn(t, key, cos, sin)

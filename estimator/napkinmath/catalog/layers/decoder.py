@@ -32,6 +32,8 @@ class DecoderLayer(Part):
     """What is added to the residual is multiplied by a number first (Granite, MiniCPM)."""
     dropout: float = 0.0
     """Dropout of what is added to the residual."""
+    holds_attention: bool = False
+    """Names of their own keep the first norm's and the attention's output alive to the end (StableLM, Falcon)."""
 
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         assert x is not None
@@ -43,6 +45,8 @@ class DecoderLayer(Part):
             frame.local(x)
             normed = self.norm.record(t, x, self.names[which]) if self.names[which] else x
             out = part.record(t, normed, shared)
+            if self.holds_attention and not which:
+                t.keep(normed, out)
             if self.post_names[which]:
                 with t.scope() as inner:
                     inner.local(out)
