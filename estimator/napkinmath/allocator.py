@@ -133,8 +133,13 @@ class CachingAllocator:
         """Books a block of at least `nbytes` > 0; raises OutOfMemory."""
         size = self._round(nbytes) if self._rounds_by_powers else (nbytes + GRANULE - 1) // GRANULE * GRANULE
         small = size <= SMALL_LIMIT
-        block = self._best_fit(size, small)
-        if block is None:
+        free = self._free[small]
+        index = bisect_left(free, size << _ADDRESS_BITS)
+        if index < len(free) and (small or self._max_split == UNLIMITED or self._may_take(free[index] >> _ADDRESS_BITS, size)):
+            block = self._at.pop(free.pop(index) & _ADDRESS_MASK)
+            if block.size == block.segment.size:
+                self._whole -= block.size
+        else:
             block = self._new_block(size, small, nbytes)
         remaining = block.size - size
         if remaining and self._splits(remaining, size, small):
@@ -208,22 +213,10 @@ class CachingAllocator:
             return remaining >= GRANULE
         return size < self._max_split and remaining > SMALL_LIMIT
 
-    def _best_fit(self, size: int, small: bool) -> Block | None:
-        free = self._free[small]
-        index = bisect_left(free, size << _ADDRESS_BITS)
-        if index == len(free):
-            return None
-        key = free[index]
+    def _may_take(self, found: int, size: int) -> bool:
+        """max_split_size_mb: blocks above it serve no smaller request, and larger requests only within 20 MiB."""
         limit = self._max_split
-        if limit != UNLIMITED and not small:
-            found = key >> _ADDRESS_BITS
-            if (size < limit <= found) or (size >= limit and found >= size + LARGE_SEGMENT):
-                return None
-        del free[index]
-        block = self._at.pop(key & _ADDRESS_MASK)
-        if block.size == block.segment.size:
-            self._whole -= block.size
-        return block
+        return not (size < limit <= found) and not (size >= limit and found >= size + LARGE_SEGMENT)
 
     def _split(self, block: Block, size: int) -> None:
         rest = Block(block.address + size, block.size - size, block.small, block.segment)
