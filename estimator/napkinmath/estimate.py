@@ -129,6 +129,11 @@ class Estimate:
         return self._once("host", self.timeline.host_peak)
 
     @property
+    def managed_bytes(self) -> int:
+        """Unified memory of paged optimizer states: on the device while there is room, outside the allocator's books."""
+        return self._once("managed", lambda: self.timeline.host_peak(managed=True))
+
+    @property
     def num_parameters(self) -> int:
         """Parameters of the base model, tied ones once."""
         return self._once("parameters", lambda: count_parameters(self.step)[0])

@@ -58,18 +58,20 @@ class Phase(str, Enum):
 class Tensor:
     """One storage: `axes` are its extents (symbols and numbers), so that bytes, formula and sweep come from one declaration.
 
-    A tensor in host memory (`host`) takes no device bytes; `host_bytes` is what it takes there.
+    A tensor in host memory (`host`) takes none of the allocator's bytes; `host_bytes` is what it takes there. A `managed` one is in
+    unified memory, on the device while there is room.
     """
 
-    __slots__ = ("axes", "dtype", "host_bytes", "module", "name", "nbytes", "requested", "role", "source")
+    __slots__ = ("axes", "dtype", "host_bytes", "managed", "module", "name", "nbytes", "requested", "role", "source")
 
-    def __init__(self, name: str, axes: tuple[Size, ...], dtype: DType, role: Role, module: str = "", source: str = "", *, host: bool = False) -> None:
+    def __init__(self, name: str, axes: tuple[Size, ...], dtype: DType, role: Role, module: str = "", source: str = "", *, host: bool = False, managed: bool = False) -> None:
         self.name, self.axes, self.dtype, self.role, self.module, self.source = name, axes, dtype, role, module, source
         elements, bits = product(axes), dtype.bits
         stored = elements * (bits // 8) if bits >= 8 else ceil_div(elements * bits, 8)
         self.nbytes: Size = 0 if host else stored
         self.requested: Size = round_up_to(self.nbytes, ALLOCATION_GRANULE)
         self.host_bytes: Size = stored if host else 0
+        self.managed = managed
 
     def __repr__(self) -> str:
         return f"<{self.role.value}: {self.module}.{self.name} {self.dtype} {self.axes}>"

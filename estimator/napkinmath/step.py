@@ -13,6 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.ledger import Event
     from napkinmath.lowering.optimizer import Update
+    from napkinmath.lowering.autograd import Backward
     from napkinmath.lowering.policy import Policy
 
 
@@ -63,7 +64,8 @@ def build_step(spec: ModelSpec, policy: Policy) -> Step:
         micro_steps.append((accumulation - 1, lower_micro_step(runs, shared, policy, accumulate=True)))
     from napkinmath.lowering.optimizer import lower_update
 
-    return Step(spec, policy, runs, load, micro_steps, lower_update(runs, policy))
+    update = lower_update(runs, policy, dict(spec.symbols))
+    return Step(spec, policy, runs, load + update.load, micro_steps, update)
 
 
 def stored_tensors(block: Block) -> list[Tensor]:
@@ -197,7 +199,7 @@ def _lower_backward(runs: list[Run], units: list[Unit], releases: dict[tuple[Pha
     chain = Chain("gradient between blocks", Role.ACTIVATION_GRADIENTS)
     seed = Tensor("gradient of the loss", loss.axes, loss.dtype, Role.ACTIVATION_GRADIENTS)
     segments = [Segment("gradient of the loss", Phase.BACKWARD, [(ALLOC, seed), chain.give(seed, loss)])]
-    filled: set[str] = set()
+    filled: dict[str, Tensor] = {}
     opened: set[int] = set()  # shared values that have a gradient waiting
     for index in range(len(runs) - 1, -1, -1):
         run = runs[index]
@@ -206,12 +208,12 @@ def _lower_backward(runs: list[Run], units: list[Unit], releases: dict[tuple[Pha
             readers = {id(value) for value in shared_readers(block)}
             repeats = [1, run.count - 1] if readers - opened and run.count > 1 else [run.count]
             for repeat in repeats:
-                events, persistent = _backward_of(run, units[index], chain, accumulate=accumulate, filled=frozenset(filled), opened=frozenset(opened))
+                events, backward = _backward_of(run, units[index], chain, accumulate=accumulate, filled=filled, opened=frozenset(opened))
                 if not accumulate:
-                    block.gradients = persistent
+                    block.gradients = backward.persistent
                 segments.append(Segment(run.name, Phase.BACKWARD, events, repeat, run.stage.symbols))
                 opened |= readers
-            filled |= {w.tied_to for w in block.weights if w.tied_to}
+                filled |= {path: backward.made[path] for w in block.weights if (path := w.tied_to) and path in backward.made}
         if (Phase.BACKWARD, index) in releases:
             segments.append(_release(releases, index))
     return segments
@@ -224,8 +226,8 @@ def shared_readers(block: Block) -> list[Value]:
     return [value for value in block.externals if value.requires_grad and id(value) in read and id(value) not in made]
 
 
-def _backward_of(run: Run, unit: Unit, chain: Chain, *, accumulate: bool, filled: frozenset[str], opened: frozenset[int]) -> tuple[list[Event], list[Tensor]]:
-    """One block's backward, and the gradients of weights it leaves behind."""
+def _backward_of(run: Run, unit: Unit, chain: Chain, *, accumulate: bool, filled: dict[str, Tensor], opened: frozenset[int]) -> tuple[list[Event], Backward]:
+    """One block's backward: its events, and the engine that made them."""
     block = run.block
     assert block.output is not None
     incoming = Tensor("incoming gradient", block.output.axes, block.output.dtype, Role.ACTIVATION_GRADIENTS, block.name)
@@ -234,7 +236,7 @@ def _backward_of(run: Run, unit: Unit, chain: Chain, *, accumulate: bool, filled
     events += backward.events
     if result is not None and block.input is not None:
         events.append(chain.give(result, block.input))
-    return events, backward.persistent
+    return events, backward
 
 
 def _release(releases: dict[tuple[Phase, int], list[Tensor]], index: int) -> Segment:

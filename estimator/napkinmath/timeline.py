@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 class TensorInfo:
-    """A row of the tensor table: `requested` is `nbytes` rounded up to 512 B; `host_bytes` is what it takes of the host's memory."""
+    """A row of the tensor table: `requested` is `nbytes` rounded up to 512 B; `host_bytes` is what it takes of the host's memory, or of unified memory if `managed`."""
 
-    __slots__ = ("axes", "dtype", "host_bytes", "module", "name", "nbytes", "requested", "role", "source")
+    __slots__ = ("axes", "dtype", "host_bytes", "managed", "module", "name", "nbytes", "requested", "role", "source")
 
-    def __init__(self, name: str, role: Role, module: str, nbytes: int, requested: int, dtype: str = "", axes: object = (), source: str = "", host_bytes: int = 0) -> None:
-        self.host_bytes = host_bytes
+    def __init__(self, name: str, role: Role, module: str, nbytes: int, requested: int, dtype: str = "", axes: object = (), source: str = "", host_bytes: int = 0, managed: bool = False) -> None:
+        self.host_bytes, self.managed = host_bytes, managed
         self.name, self.role, self.module, self.nbytes, self.requested, self.dtype, self.axes, self.source = name, role, module, nbytes, requested, dtype, axes, source
 
 
@@ -92,9 +92,9 @@ class Timeline:
         """The highest requested bytes of the run."""
         return max(self.segment_peaks(), key=lambda p: p.nbytes)
 
-    def host_peak(self) -> int:
-        """The most bytes of host memory that tensors take at any time (pinned buffers and states kept there)."""
-        sizes = [t.host_bytes for t in self.tensors]
+    def host_peak(self, *, managed: bool = False) -> int:
+        """The most bytes of host memory (or of unified memory) that tensors take at any time."""
+        sizes = [t.host_bytes if t.managed is managed else 0 for t in self.tensors]
         if not any(sizes):
             return 0
         base = best = 0
@@ -135,7 +135,7 @@ class Timeline:
         """Requested bytes by role at a point; sums to the point's bytes."""
         totals: dict[Role, int] = {}
         for tensor, count in zip(self.tensors, self.live_counts(point), strict=True):
-            if count:
+            if count and tensor.requested:
                 totals[tensor.role] = totals.get(tensor.role, 0) + count * tensor.requested
         return dict(sorted(totals.items(), key=lambda item: -item[1]))
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from napkinmath.dtypes import FP32, UINT8, DType
+from napkinmath.dtypes import BF16, FP32, UINT8, DType
 from napkinmath.errors import InputError, shown, suggest
-from napkinmath.expr import Size, ceil_div, maximum, minimum
+from napkinmath.expr import Size, ceil_div, maximum, minimum, product
 from napkinmath.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from napkinmath.ledger import Weight
+    Axes = tuple[Size, ...]
+
+SMALL = 4096  # elements below which bitsandbytes keeps 32-bit states (min_8bit_size)
+PAGED = 100_000  # elements from which bitsandbytes puts states into paged memory (get_state_buffer)
 
 
 class State(Record):
@@ -19,10 +22,26 @@ class State(Record):
 
     name: str
     dtype: DType | None = None
-    elements: Callable[[tuple[Size, ...]], Size] | None = None
+    elements: Callable[[Axes], Size] | None = None
     """None: one element for each of the parameter's."""
-    min_elements: int = 0
-    """Parameters smaller than this keep `small_dtype` states instead (bitsandbytes: 4096)."""
+    at_least: int = 0
+    """Only for parameters of so many elements or more."""
+    below: int = 0
+    """Only for parameters of fewer elements; 0 is no limit."""
+    shared: bool = False
+    """One tensor for all parameters."""
+    pageable: bool = False
+    """Lives in paged memory where the optimizer is paged and the parameter large enough."""
+
+
+class Temporary(Record):
+    """A tensor that the step of one parameter makes; a second one of the same name replaces the first, as a Python variable does."""
+
+    name: str
+    dtype: DType | None = None
+    elements: Callable[[Axes], Size] | None = None
+    half_only: bool = False
+    """Made only for parameters that are not fp32 (a cast)."""
 
 
 class Optimizer(Record):
@@ -33,104 +52,167 @@ class Optimizer(Record):
     source: str
     states: tuple[State, ...] = ()
     foreach_copies: int = 0
-    """Parameter-sized temporaries that a foreach implementation holds for all parameters at once."""
-    single_copies: int = 0
-    """Parameter-sized temporaries of one parameter at a time."""
+    """Parameter-sized temporaries that a foreach implementation holds for all parameters of a type at once."""
+    script: tuple[Temporary | str, ...] = ()
+    """Temporaries of a for-loop in order; a name alone ends that temporary's life. What is left lives until replaced."""
     traffic_passes: float = 7.0
     """Parameter-sized reads and writes of the step, states included in their own type."""
     paged: bool = False
     """States in unified memory: they spill to the host when the device is full."""
     launches_per_parameter: int = 0
-    flops_per_element: int = 0
+    newton_schulz_steps: int = 0
+    """Orthogonalisation iterations on the momentum of each matrix."""
     matrix_only: bool = False
     """Acts on matrices; other parameters use `fallback`."""
     fallback: str = "adamw-fused"
-
-    def state_tensors(self, weight: Weight) -> list[tuple[str, Size, DType]]:
-        """(name, elements, dtype) of every state kept for a parameter."""
-        found: list[tuple[str, Size, DType]] = []
-        for state in self.states:
-            count = state.elements(weight.axes) if state.elements else weight.elements
-            found.append((state.name, count, state.dtype or weight.tensor.dtype))
-        return found
+    in_backward: bool = False
+    """Updates each parameter as its gradient is made, whatever is configured."""
 
 
-def blocks_of_256(axes: tuple[Size, ...]) -> Size:
+def blocks_of_256(axes: Axes) -> Size:
     """fp32 scales of an 8-bit state: one for every 256 elements."""
-    return ceil_div(_count(axes), 256)
+    return ceil_div(product(axes), 256)
 
 
-def rows(axes: tuple[Size, ...]) -> Size:
+def double_blocks_of_256(axes: Axes) -> Size:
+    """Scales of two stacked 8-bit states."""
+    return 2 * ceil_div(product(axes), 256)
+
+
+def double(axes: Axes) -> Size:
+    """Two elements for each of the parameter's."""
+    return 2 * product(axes)
+
+
+def rows(axes: Axes) -> Size:
     """Adafactor's row statistics: everything but the last axis; a vector keeps all its elements."""
-    return _count(axes[:-1]) if len(axes) > 1 else _count(axes)
+    return product(axes[:-1]) if len(axes) > 1 else product(axes)
 
 
-def columns(axes: tuple[Size, ...]) -> Size:
+def columns(axes: Axes) -> Size:
     """Adafactor's column statistics: everything but the second to last axis; none for a vector."""
-    return _count((*axes[:-2], axes[-1])) if len(axes) > 1 else 0
+    return product((*axes[:-2], axes[-1])) if len(axes) > 1 else 0
 
 
-def table(axes: tuple[Size, ...]) -> Size:
-    """A 256-entry quantization map, kept with each parameter."""
+def table(axes: Axes) -> Size:
+    """A 256-entry quantization map."""
     return 256
 
 
-def scalar(axes: tuple[Size, ...]) -> Size:
-    """One element (torch's capturable step counter)."""
+def scalar(axes: Axes) -> Size:
+    """One element (torch's step counter on the device)."""
     return 1
 
 
-def low_rank(rank: int) -> Callable[[tuple[Size, ...]], Size]:
-    """GaLore's projected moment: rank times the longer side of a matrix."""
-    return lambda axes: rank * maximum(axes[0], axes[-1]) if len(axes) > 1 else _count(axes)
+def gram(axes: Axes) -> Size:
+    """The product of a matrix with its own transpose, on the shorter side."""
+    side = minimum(axes[0], axes[-1])
+    return side * side
 
 
-def projector(rank: int) -> Callable[[tuple[Size, ...]], Size]:
+def low_rank(rank: int) -> Callable[[Axes], Size]:
+    """A gradient projected on `rank` directions: rank times the longer side of a matrix."""
+    return lambda axes: minimum(rank, minimum(axes[0], axes[-1])) * maximum(axes[0], axes[-1]) if len(axes) > 1 else product(axes)
+
+
+def projector(rank: int) -> Callable[[Axes], Size]:
     """GaLore's projection matrix: rank times the shorter side."""
-    return lambda axes: rank * minimum(axes[0], axes[-1]) if len(axes) > 1 else 0
+    return lambda axes: minimum(rank, minimum(axes[0], axes[-1])) * minimum(axes[0], axes[-1]) if len(axes) > 1 else 0
 
 
-def _count(axes: tuple[Size, ...]) -> Size:
-    total: Size = 1
-    for axis in axes:
-        total = total * axis
-    return total
+def _eight_bit(name: str, number: int, elements: Callable[[Axes], Size] | None = None, scales: Callable[[Axes], Size] = blocks_of_256) -> tuple[State, ...]:
+    """A bitsandbytes state: 8 bits with scales and a shared map, or 32 bits for a small parameter."""
+    return (
+        State(name=name, dtype=UINT8, elements=elements, at_least=SMALL, pageable=True), State(name=name, dtype=FP32, elements=elements, below=SMALL),
+        State(name=f"absmax{number}", dtype=FP32, elements=scales, at_least=SMALL), State(name=f"qmap{number}", dtype=FP32, elements=table, shared=True, at_least=SMALL),
+    )  # fmt: skip
+
+
+def _wide(name: str, elements: Callable[[Axes], Size] | None = None) -> State:
+    return State(name=name, dtype=FP32, elements=elements, pageable=True)
 
 
 _ADAM = (State(name="exp_avg"), State(name="exp_avg_sq"))
-_ADAM_8BIT = (
-    State(name="state1", dtype=UINT8), State(name="state2", dtype=UINT8), State(name="absmax1", dtype=FP32, elements=blocks_of_256), State(name="absmax2", dtype=FP32, elements=blocks_of_256),
-    State(name="qmap1", dtype=FP32, elements=table), State(name="qmap2", dtype=FP32, elements=table),
-)  # fmt: skip
+_STEP = State(name="step", dtype=FP32, elements=scalar)
+_ADAM_8BIT = (*_eight_bit("state1", 1), *_eight_bit("state2", 2))
+_ADAM_32BIT = (_wide("state1"), _wide("state2"))
+_ADEMAMIX_8BIT = (*_eight_bit("state1", 1, double, double_blocks_of_256), *_eight_bit("state2", 2))
+_ADEMAMIX_32BIT = (_wide("state1", double), _wide("state2"))
+_ROOT = (Temporary(name="root"), Temporary(name="denominator"), "root")
 _TORCH = "torch 2.13 optim/"
 _BNB = "bitsandbytes 0.50 optim/optimizer.py"
+_GALORE = (State(name="exp_avg", elements=low_rank(128)), State(name="exp_avg_sq", elements=low_rank(128)), State(name="projector", elements=projector(128)))
 
 OPTIMIZERS: dict[str, Optimizer] = {
     row.name: row
     for row in (
         Optimizer(name="sgd", meaning="SGD without momentum", source=_TORCH + "sgd.py", traffic_passes=3),
         Optimizer(name="momentum", meaning="SGD with momentum", source=_TORCH + "sgd.py", states=(State(name="momentum_buffer"),), traffic_passes=5),
-        Optimizer(name="adamw", meaning="AdamW, for-loop implementation", source=_TORCH + "adamw.py _single_tensor_adam", states=_ADAM, single_copies=2, traffic_passes=16, launches_per_parameter=12),
+        Optimizer(name="adamw", meaning="AdamW, for-loop implementation", source=_TORCH + "adam.py _single_tensor_adam", states=_ADAM, script=_ROOT, traffic_passes=16, launches_per_parameter=12),
         Optimizer(name="adamw-foreach", meaning="AdamW, foreach implementation", source=_TORCH + "adam.py _multi_tensor_adam: exp_avg_sq_sqrt", states=_ADAM, foreach_copies=1, traffic_passes=14),
-        Optimizer(name="adamw-fused", meaning="AdamW, fused implementation", source=_TORCH + "adam.py _fused_adam", states=(*_ADAM, State(name="step", dtype=FP32, elements=scalar)), traffic_passes=7),
+        Optimizer(name="adamw-fused", meaning="AdamW, fused implementation", source=_TORCH + "adam.py _fused_adam", states=(*_ADAM, _STEP), traffic_passes=7),
+        Optimizer(name="adagrad", meaning="Adagrad, foreach implementation", source=_TORCH + "adagrad.py _multi_tensor_adagrad: std, numerator", states=(State(name="sum"),), foreach_copies=2, traffic_passes=10),
+        Optimizer(name="rmsprop", meaning="RMSprop, foreach implementation", source=_TORCH + "rmsprop.py _multi_tensor_rmsprop: avg", states=(State(name="square_avg"),), foreach_copies=1, traffic_passes=10),
         Optimizer(name="adamw-8bit", meaning="bitsandbytes AdamW with 8-bit states", source=_BNB, states=_ADAM_8BIT, traffic_passes=5, launches_per_parameter=1),
+        Optimizer(name="adamw-bnb", meaning="bitsandbytes AdamW with 32-bit states", source=_BNB, states=_ADAM_32BIT, traffic_passes=11, launches_per_parameter=1),
         Optimizer(name="paged-adamw-8bit", meaning="bitsandbytes 8-bit AdamW, states in paged memory", source=_BNB, states=_ADAM_8BIT, traffic_passes=5, paged=True, launches_per_parameter=1),
-        Optimizer(name="paged-adamw", meaning="bitsandbytes AdamW, 32-bit states in paged memory", source=_BNB, states=(State(name="state1", dtype=FP32), State(name="state2", dtype=FP32)), traffic_passes=11, paged=True, launches_per_parameter=1),
-        Optimizer(name="adafactor", meaning="Adafactor with factored second moment, no momentum", source="transformers 5.23 optimization.py Adafactor", states=(State(name="exp_avg_sq_row", dtype=FP32, elements=rows), State(name="exp_avg_sq_col", dtype=FP32, elements=columns)), single_copies=3, traffic_passes=12, launches_per_parameter=20),
-        Optimizer(name="lion", meaning="Lion, one momentum", source="arXiv 2302.06675", states=(State(name="exp_avg"),), single_copies=1, traffic_passes=7, launches_per_parameter=6),
-        Optimizer(name="lion-8bit", meaning="bitsandbytes Lion with an 8-bit momentum", source=_BNB, states=(_ADAM_8BIT[0], _ADAM_8BIT[2], _ADAM_8BIT[4]), traffic_passes=4, launches_per_parameter=1),
-        Optimizer(name="muon", meaning="Muon on matrices (momentum, five Newton-Schulz steps in bf16), AdamW elsewhere", source=_TORCH + "_muon.py", states=(State(name="momentum_buffer"),), single_copies=3, traffic_passes=20, launches_per_parameter=40, matrix_only=True),
-        Optimizer(name="galore", meaning="GaLore: Adam moments in a rank-128 projection", source="arXiv 2403.03507; rank 128", states=(State(name="exp_avg", elements=low_rank(128)), State(name="exp_avg_sq", elements=low_rank(128)), State(name="projector", elements=projector(128))), single_copies=2, traffic_passes=10, launches_per_parameter=14),
-        Optimizer(name="apollo", meaning="APOLLO: Adam moments in a rank-256 random projection made from a seed", source="arXiv 2412.05270; rank 256", states=(State(name="exp_avg", elements=low_rank(256)), State(name="exp_avg_sq", elements=low_rank(256))), single_copies=2, traffic_passes=10, launches_per_parameter=14),
-        Optimizer(name="lomo", meaning="LOMO: SGD fused into the backward, no states, no stored gradients", source="arXiv 2306.09782", traffic_passes=3, launches_per_parameter=2),
-        Optimizer(name="anyprecision-adamw", meaning="AdamW with states and Kahan compensation in the parameter's type", source="torchdistx optimizers/anyprecision_optimizer.py", states=(*_ADAM, State(name="compensation")), single_copies=2, traffic_passes=18, launches_per_parameter=14),
+        Optimizer(name="paged-adamw", meaning="bitsandbytes AdamW, 32-bit states in paged memory", source=_BNB, states=_ADAM_32BIT, traffic_passes=11, paged=True, launches_per_parameter=1),
+        Optimizer(name="ademamix", meaning="bitsandbytes AdEMAMix, three moments in 32 bits", source="bitsandbytes 0.50 optim/ademamix.py", states=_ADEMAMIX_32BIT, traffic_passes=15, launches_per_parameter=1),
+        Optimizer(name="ademamix-8bit", meaning="bitsandbytes AdEMAMix, three moments in 8 bits", source="bitsandbytes 0.50 optim/ademamix.py", states=_ADEMAMIX_8BIT, traffic_passes=6, launches_per_parameter=1),
+        Optimizer(name="paged-ademamix", meaning="bitsandbytes AdEMAMix in paged memory", source="bitsandbytes 0.50 optim/ademamix.py", states=_ADEMAMIX_32BIT, traffic_passes=15, paged=True, launches_per_parameter=1),
+        Optimizer(name="paged-ademamix-8bit", meaning="bitsandbytes 8-bit AdEMAMix in paged memory", source="bitsandbytes 0.50 optim/ademamix.py", states=_ADEMAMIX_8BIT, traffic_passes=6, paged=True, launches_per_parameter=1),
+        Optimizer(
+            name="adafactor", meaning="Adafactor with factored second moment, no momentum", source="transformers 5.23 optimization.py Adafactor.step",
+            states=(State(name="exp_avg_sq_row", dtype=FP32, elements=rows), State(name="exp_avg_sq_col", dtype=FP32, elements=columns), State(name="RMS", dtype=FP32, elements=scalar)), traffic_passes=12, launches_per_parameter=20,
+            script=(
+                Temporary(name="gradient", dtype=FP32, half_only=True), Temporary(name="parameter", dtype=FP32, half_only=True), Temporary(name="square", dtype=FP32),
+                Temporary(name="update", dtype=FP32), "square", Temporary(name="update", dtype=FP32), Temporary(name="negative", dtype=FP32), "negative", "gradient",
+            ),
+        ),
+        Optimizer(name="lion", meaning="Lion, one momentum", source="arXiv 2302.06675; github.com/lucidrains/lion-pytorch", states=(State(name="exp_avg"),), script=(Temporary(name="scaled"), Temporary(name="update"), "scaled"), traffic_passes=9, launches_per_parameter=6),
+        Optimizer(name="lion-bnb", meaning="bitsandbytes Lion with a 32-bit momentum", source=_BNB, states=(_wide("state1"),), traffic_passes=5, launches_per_parameter=1),
+        Optimizer(name="lion-8bit", meaning="bitsandbytes Lion with an 8-bit momentum", source=_BNB, states=_eight_bit("state1", 1), traffic_passes=4, launches_per_parameter=1),
+        Optimizer(name="paged-lion", meaning="bitsandbytes Lion, 32-bit momentum in paged memory", source=_BNB, states=(_wide("state1"),), traffic_passes=5, paged=True, launches_per_parameter=1),
+        Optimizer(name="paged-lion-8bit", meaning="bitsandbytes 8-bit Lion in paged memory", source=_BNB, states=_eight_bit("state1", 1), traffic_passes=4, paged=True, launches_per_parameter=1),
+        Optimizer(name="rmsprop-bnb", meaning="bitsandbytes RMSprop with a 32-bit state", source=_BNB, states=(_wide("state1"),), traffic_passes=5, launches_per_parameter=1),
+        Optimizer(name="rmsprop-8bit", meaning="bitsandbytes RMSprop with an 8-bit state", source=_BNB, states=_eight_bit("state1", 1), traffic_passes=4, launches_per_parameter=1),
+        Optimizer(
+            name="muon", meaning="Muon on matrices (momentum, five Newton-Schulz steps in bf16), AdamW elsewhere", source=_TORCH + "_muon.py _single_tensor_muon, _zeropower_via_newtonschulz",
+            states=(State(name="momentum_buffer"),), traffic_passes=11, launches_per_parameter=30, matrix_only=True, newton_schulz_steps=5,
+            script=(
+                Temporary(name="update"), Temporary(name="gram", dtype=BF16, elements=gram), Temporary(name="gram update", dtype=BF16, elements=gram), Temporary(name="orthogonal", dtype=BF16),
+                Temporary(name="gram", dtype=BF16, elements=gram), Temporary(name="gram update", dtype=BF16, elements=gram), Temporary(name="orthogonal", dtype=BF16), "gram", "gram update", "update",
+            ),
+        ),
+        Optimizer(
+            name="galore", meaning="GaLore: Adam moments in a rank-128 projection", source="arXiv 2403.03507; galore_torch/adamw.py, galore_projector.py", states=_GALORE, traffic_passes=10, launches_per_parameter=14,
+            script=(
+                Temporary(name="matrix", dtype=FP32, half_only=True), Temporary(name="left vectors", dtype=FP32), Temporary(name="right vectors", dtype=FP32, elements=gram), "matrix", "left vectors", "right vectors",
+                Temporary(name="projected", elements=low_rank(128)), Temporary(name="denominator", elements=low_rank(128)), Temporary(name="step", elements=low_rank(128)), Temporary(name="projected back"), Temporary(name="scaled"), "projected back",
+            ),
+        ),
+        Optimizer(
+            name="apollo", meaning="APOLLO: Adam moments in a rank-256 random projection made from a seed", source="arXiv 2412.05270; apollo_torch/apollo.py", traffic_passes=10, launches_per_parameter=14,
+            states=(State(name="exp_avg", elements=low_rank(256)), State(name="exp_avg_sq", elements=low_rank(256))),
+            script=(
+                Temporary(name="projection", elements=projector(256)), Temporary(name="projected", elements=low_rank(256)), "projection", Temporary(name="denominator", elements=low_rank(256)),
+                Temporary(name="step", elements=low_rank(256)), Temporary(name="scaled gradient"), Temporary(name="scaled gradient"),
+            ),
+        ),
+        Optimizer(name="lomo", meaning="LOMO: SGD fused into the backward, no states, no stored gradients", source="arXiv 2306.09782", traffic_passes=3, launches_per_parameter=2, in_backward=True),
+        Optimizer(
+            name="anyprecision-adamw", meaning="AdamW with states and Kahan compensation in the parameter's type", source="torchdistx optimizers/anyprecision_optimizer.py", states=(*_ADAM, State(name="compensation")),
+            script=(*_ROOT, Temporary(name="before")), traffic_passes=18, launches_per_parameter=14,
+        ),
+        Optimizer(name="anyprecision-adamw-fp32", meaning="the Trainer's adamw_anyprecision: fp32 moments, no compensation", source="transformers 5.23 trainer_optimizer.py; torchdistx optimizers/anyprecision_optimizer.py", states=(State(name="exp_avg", dtype=FP32), State(name="exp_avg_sq", dtype=FP32)), script=(Temporary(name="root", dtype=FP32), Temporary(name="denominator", dtype=FP32), "root"), traffic_passes=16, launches_per_parameter=12),
     )
 }  # fmt: skip
 ALIASES = {
     "adamw_torch": "adamw-foreach", "adamw_torch_fused": "adamw-fused", "adamw_bnb_8bit": "adamw-8bit", "adamw_8bit": "adamw-8bit", "paged_adamw_8bit": "paged-adamw-8bit", "paged_adamw_32bit": "paged-adamw",
-    "adam": "adamw", "sgd-momentum": "momentum", "adamw-loop": "adamw", "adamw_hf": "adamw", "lion_32bit": "lion", "lion_8bit": "lion-8bit", "galore_adamw": "galore", "apollo_adamw": "apollo", "adamw_anyprecision": "anyprecision-adamw",
+    "adam": "adamw", "sgd-momentum": "momentum", "adamw-loop": "adamw", "adamw_hf": "adamw", "lion_32bit": "lion-bnb", "lion_8bit": "lion-8bit", "paged_lion_32bit": "paged-lion", "paged_lion_8bit": "paged-lion-8bit",
+    "galore_adamw": "galore", "apollo_adamw": "apollo", "adamw_anyprecision": "anyprecision-adamw-fp32", "ademamix_8bit": "ademamix-8bit", "paged_ademamix_32bit": "paged-ademamix", "paged_ademamix_8bit": "paged-ademamix-8bit",
+    "rmsprop_bnb": "rmsprop-bnb", "rmsprop_bnb_8bit": "rmsprop-8bit", "rmsprop_bnb_32bit": "rmsprop-bnb",
 }  # fmt: skip
-IN_BACKWARD = frozenset({"lomo"})
 
 
 def find_optimizer(name: str) -> Optimizer:

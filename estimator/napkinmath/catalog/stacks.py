@@ -33,6 +33,12 @@ class Stack(Record):
     """Adapters over quantized weights run as one autograd node a projection that keeps x and its dropped copy (unsloth's)."""
     half_embeddings: bool = False
     """After k-bit preparation the trainer casts embeddings and head back to the compute type; norms stay fp32 (TRL peft_module_casting_to_bf16)."""
+    master_weights: bool = False
+    """Half-precision parameters are updated through an fp32 copy that stays; states are fp32."""
+    main_gradients: bool = False
+    """Gradients are added as they are made to fp32 buffers that stay (Megatron's main_grad)."""
+    step_gradients_fp32: bool = False
+    """The update casts all gradients to fp32 first (DeepSpeed's single partition)."""
 
 
 def _with_foak(row: Stack) -> Stack:
@@ -63,6 +69,14 @@ STACKS: dict[str, Stack] = {
     for row in (
         Stack(name="hf", meaning="transformers 5 with its Trainer or TRL", source="transformers 5.23"),
         Stack(name="hf-bare", meaning="a bare loop over transformers 5: torch's AdamW, outputs dropped before the backward", source="transformers 5.23", default_optimizer="adamw-foreach"),
+        Stack(
+            name="megatron", meaning="mixed precision with fp32 masters and fp32 gradient buffers: 2 + 4 + 4 + 8 = 18 bytes a parameter", source="Megatron-LM optimizer/optimizer.py Float16OptimizerWithFloat16Params, distributed/param_and_grad_buffer.py",
+            master_weights=True, main_gradients=True,
+        ),
+        Stack(
+            name="deepspeed", meaning="mixed precision with fp32 masters: 2 + 2 + 4 + 8 = 16 bytes a parameter", source="DeepSpeed runtime/zero/stage_1_and_2.py (ZeRO, arXiv 1910.02054)",
+            master_weights=True, step_gradients_fp32=True,
+        ),
         _HF_445.replace(name="hf-2024", meaning="transformers 4.3x to 4.45 with its Trainer"),
         _HF_445, _with_foak(_HF_445), _with_trl(_HF_445), _HF_448, _with_foak(_HF_448), _with_trl(_HF_448),
     )

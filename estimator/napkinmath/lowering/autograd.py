@@ -7,7 +7,7 @@ where the first is not shared (torch/csrc/autograd/input_buffer.cpp), saved tens
 from __future__ import annotations
 
 from napkinmath.costs import Move, traffic
-from napkinmath.ledger import ALLOC, FREE, RUN, TAKE, Block, Op, Role, Tensor, Value, Work
+from napkinmath.ledger import ALLOC, FREE, RUN, TAKE, Block, Op, Role, Tensor, Value, Weight, Work
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from napkinmath.costs import Cost
     from napkinmath.ledger import Event
+    from napkinmath.lowering.gradient_hooks import GradientHook
     from napkinmath.lowering.saved_offload import SavedOffload
 
 
@@ -114,18 +115,20 @@ class _Pending:
 class Backward:
     """Runs the engine over one block; `events` grows in the order in which the device sees them."""
 
-    def __init__(self, block: Block, *, accumulate: bool = False, filled: frozenset[str] = frozenset(), opened: frozenset[int] = frozenset(), keeps_input: bool = False, recompute: Sequence[Event] = (), offload: SavedOffload | None = None) -> None:
+    def __init__(self, block: Block, *, accumulate: bool = False, filled: dict[str, Tensor] | None = None, opened: frozenset[int] = frozenset(), keeps_input: bool = False, recompute: Sequence[Event] = (), offload: SavedOffload | None = None, hook: GradientHook | None = None) -> None:
         self.block = block
+        self.hook, self.hooked = hook, list[tuple[Weight, Tensor]]()
         self.offload = offload
         self.recompute = recompute  # the forward again, run when the first node asks for a tensor it saved
         self.events: list[Event] = []
         self.accumulate = accumulate  # gradients of an earlier micro-step exist already
-        self.filled = filled  # paths of weights whose gradient another block has made already (tied weights)
+        self.filled = filled or {}  # path of a weight -> its gradient, made by another block already (tied weights)
         self.opened = opened  # ids of the shared values whose gradient slot a later block has filled already
         self.keeps_input = keeps_input  # a checkpoint holds the input until the whole block is done
         self.at: dict[int, _Pending] = {}  # id(value) -> gradient waiting there
         self.values: dict[int, Value] = {}
         self.persistent: list[Tensor] = []  # gradients of weights that outlive the block
+        self.made: dict[str, Tensor] = {}  # path of a weight -> its gradient, made here
         self.external_tensors = {id(v): v for v in block.externals}
 
     def run(self, incoming: Tensor | None) -> Tensor | None:
@@ -139,6 +142,7 @@ class Backward:
             self._node(index, block.ops[index])
             for tensor in users.get(index, ()):
                 self.events.append((FREE, tensor))
+            self._run_hooks()
         gradient = self._input_gradient()
         if self.keeps_input and block.input is not None:
             self.events.append((FREE, block.input.tensor))
@@ -236,11 +240,29 @@ class Backward:
         new.holders += 1
         weight = value.weight
         assert weight is not None
-        if self.accumulate or (weight.tied_to or weight.path) in self.filled:
+        path = weight.tied_to or weight.path
+        waiting = path in self.filled
+        if waiting or (self.accumulate and self.hook is None):
             self.events.append((RUN, Work(None, (Move(3 * traffic(value)),), True)))
             self._drop(new)
         else:
-            self.persistent.append(new.tensor)  # stays until zero_grad
+            self.made[path] = new.tensor
+        gradient = self.filled[path] if waiting else new.tensor
+        if self.hook is not None:
+            if not weight.tied_to:  # a tied weight waits for its owner's gradient
+                self.hooked.append((weight, gradient))
+        elif not waiting and not self.accumulate:
+            self.persistent.append(gradient)  # stays until zero_grad
+
+    def _run_hooks(self) -> None:
+        """The hooks of the parameters whose gradients the last node finished."""
+        for weight, gradient in self.hooked:
+            ends = self.hook(weight, gradient) if self.hook is not None else None
+            if ends is None:
+                self.persistent.append(gradient)
+            else:
+                self.events += ends
+        self.hooked.clear()
 
     def _input_gradient(self) -> Tensor | None:
         for key, value in self.external_tensors.items():

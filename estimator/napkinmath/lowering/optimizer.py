@@ -1,19 +1,33 @@
-"""The end of the step: gradient clipping, the optimizer's states and temporaries, zero_grad."""
+"""The end of the step: master weights, the optimizer's states and temporaries, zero_grad.
+
+Clipping and loss scaling are in lowering/clipping.py, what offload moves to the host in lowering/host_optimizer.py.
+"""
 
 from __future__ import annotations
 
-from napkinmath.catalog.optimizers import Optimizer, find_optimizer
-from napkinmath.costs import Move
-from napkinmath.expr import Size, ceil_div
+from napkinmath.catalog.optimizers import PAGED, Optimizer, State, Temporary, find_optimizer
+from napkinmath.costs import Gemm, Move
+from napkinmath.dtypes import BF16, FP32
+from napkinmath.expr import Bindings, Size, ceil_div, maximum, minimum
 from napkinmath.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Weight, Work
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from napkinmath.costs import Cost
     from napkinmath.ledger import Event
     from napkinmath.lowering.policy import Policy
     from napkinmath.step import Run, Segment
+
+
+class Update:
+    """What happens around the optimizer, as segments: masters at load, clipping, states (first step only), the update, zero_grad."""
+
+    __slots__ = ("clip", "load", "optimizer", "states", "work", "zero")
+
+    def __init__(self, optimizer: Optimizer, *, load: list[Segment], clip: list[Segment], states: list[Segment], work: list[Segment], zero: list[Segment]) -> None:
+        self.optimizer, self.load, self.clip, self.states, self.work, self.zero = optimizer, load, clip, states, work, zero
 
 
 def trained(run: Run) -> list[Weight]:
@@ -21,77 +35,183 @@ def trained(run: Run) -> list[Weight]:
     return [w for w in run.block.weights if w.trainable and not w.tied_to and not w.buffer]
 
 
-def lower_update(runs: list[Run], policy: Policy) -> Update:
-    """Segments of clipping, first and later optimizer steps, and zero_grad."""
-    config = policy.config
-    row = find_optimizer(policy.stack.default_optimizer if config.optimizer == "auto" else config.optimizer)
+def chosen_optimizer(policy: Policy) -> Optimizer:
+    """The configured optimizer, or the stack's own."""
+    name = policy.config.optimizer
+    return find_optimizer(policy.stack.default_optimizer if name == "auto" else name)
+
+
+def lower_update(runs: list[Run], policy: Policy, sizes: dict[str, int]) -> Update:
+    """Segments of clipping, first and later optimizer steps, and zero_grad; `sizes` are the model's, for rules that turn on them."""
+    from napkinmath.lowering.clipping import lower_clipping
+
+    row = chosen_optimizer(policy)
     owners = [run for run in runs if trained(run)]
+    if policy.config.offload.optimizer:
+        from napkinmath.lowering.host_optimizer import lower_host_update
+
+        return lower_host_update(row, owners, policy)
+    states = States(row, policy, sizes)
     return Update(
         row,
-        clip=_segments("gradient norm", Phase.CLIP, owners, _norms) if config.clip_gradients else [],
-        states=_segments("states", Phase.STEP, owners, lambda run: [(ALLOC, t) for w in trained(run) for t in state_tensors(row, w)]),
-        work=_work(row, owners),
-        zero=_segments("zero_grad", Phase.STEP, runs, lambda run: [(FREE, t) for t in run.block.gradients]),
+        load=segments("master weights", Phase.LOAD, owners, lambda run: [(ALLOC, t) for w in trained(run) for t in states.masters(w)]),
+        clip=lower_clipping(owners, policy),
+        states=segments("states", Phase.STEP, owners, lambda run: [(ALLOC, t) for w in trained(run) for t in states.of(run, w)]) + states.shared_segment(owners),
+        work=_work(row, owners, policy),
+        zero=segments("zero_grad", Phase.STEP, runs, lambda run: [(FREE, t) for t in run.block.gradients]),
     )
 
 
-def _segments(label: str, phase: Phase, owners: list[Run], events_of: Callable[[Run], list[Event]]) -> list[Segment]:
+def segments(label: str, phase: Phase, owners: list[Run], events_of: Callable[[Run], list[Event]]) -> list[Segment]:
     """One segment a run of equal blocks, repeated for each of them."""
     from napkinmath.step import Segment
 
     return [Segment(f"{label} of {run.name}", phase, events, run.count, run.stage.symbols) for run in owners if (events := events_of(run))]
 
 
-class Update:
-    """Clipping, state creation (first step only), the update itself, and zero_grad, as segments."""
-
-    __slots__ = ("clip", "optimizer", "states", "work", "zero")
-
-    def __init__(self, optimizer: Optimizer, clip: list[Segment], states: list[Segment], work: list[Segment], zero: list[Segment]) -> None:
-        self.optimizer, self.clip, self.states, self.work, self.zero = optimizer, clip, states, work, zero
+# ---------------------------------------------------------------- states
 
 
-def state_tensors(row: Optimizer, weight: Weight) -> list[Tensor]:
-    """The optimizer's states of one parameter."""
+class States:
+    """Makes the persistent tensors of an optimizer: masters, states of each parameter, tables that all share."""
+
+    def __init__(self, row: Optimizer, policy: Policy, sizes: dict[str, int]) -> None:
+        self.row, self.policy, self.sizes = row, policy, sizes
+        self.shared: dict[str, Tensor] = {}
+
+    def masters(self, weight: Weight) -> list[Tensor]:
+        """The fp32 copy that a half-precision parameter is updated through, and its fp32 gradient buffer."""
+        stack, found = self.policy.stack, list[Tensor]()
+        if stack.master_weights and weight.tensor.dtype is not FP32:
+            found.append(Tensor(f"master of {weight.tensor.name}", weight.axes, FP32, Role.MASTER, weight.path, stack.source))
+        if stack.main_gradients and weight.tensor.dtype is not FP32:
+            found.append(Tensor(f"main gradient of {weight.tensor.name}", weight.axes, FP32, Role.GRADIENTS, weight.path, stack.source))
+        return found
+
+    def of(self, run: Run, weight: Weight) -> list[Tensor]:
+        """The states of one parameter; sizes that decide its form are the model's."""
+        row = applied_to(self.row, weight)
+        known = self._known(run, weight.elements)
+        dtype = FP32 if self.policy.stack.master_weights else weight.tensor.dtype
+        found: list[Tensor] = []
+        for state in row.states:
+            count = state.elements(weight.axes) if state.elements else weight.elements
+            present = _present(state, weight.elements, known)
+            if state.shared:
+                if present != 0:
+                    self.shared.setdefault(state.name, Tensor(state.name, (count,), state.dtype or dtype, Role.OPTIMIZER, "", row.source))
+                continue
+            if present != 0 and count != 0:
+                count = count * present
+                paged = row.paged and state.pageable and (known is None or known >= PAGED)
+                found.append(Tensor(f"{state.name} of {weight.tensor.name}", (count,), state.dtype or dtype, Role.OPTIMIZER, weight.path, row.source, host=paged, managed=paged))
+        return found
+
+    def shared_segment(self, owners: list[Run]) -> list[Segment]:
+        """Tables that all parameters share, made once; call after `of` has seen every parameter."""
+        from napkinmath.step import Segment
+
+        events: list[Event] = [(ALLOC, tensor) for tensor in self.shared.values()]
+        return [Segment("shared tables", Phase.STEP, events)] if events else []
+
+    def _known(self, run: Run, count: Size) -> int | None:
+        try:
+            return int(Bindings({**self.sizes, **dict(run.stage.symbols)})(count))
+        except KeyError:
+            return None
+
+
+def applied_to(row: Optimizer, weight: Weight) -> Optimizer:
+    """The optimizer itself, or its fallback for what is not a hidden matrix."""
     if row.matrix_only and (len(weight.axes) != 2 or weight.kind in ("embedding", "head")):
-        row = find_optimizer(row.fallback)
-    return [Tensor(f"{name} of {weight.tensor.name}", (count,), dtype, Role.OPTIMIZER, weight.path, row.source) for name, count, dtype in row.state_tensors(weight)]
+        return find_optimizer(row.fallback)
+    return row
 
 
-def _norms(run: Run) -> list[Event]:
-    """clip_grad_norm_: the norm reads every gradient, scaling reads and writes it (both foreach, a scalar each)."""
-    moved: Size = 0
-    for weight in trained(run):
-        moved = moved + 3 * weight.tensor.nbytes
-    return [(RUN, Work(None, (Move(moved, 2),), False))]
+def _present(state: State, elements: Size, known: int | None) -> Size:
+    """1 where a parameter of that size has the state, else 0; an expression where its size is open."""
+    if not state.at_least and not state.below:
+        return 1
+    limit = state.at_least or state.below
+    large: Size = minimum(1, elements // limit) if known is None else int(known >= limit)
+    return large if state.at_least else 1 - large
 
 
-def _work(row: Optimizer, owners: list[Run]) -> list[Segment]:
-    held: dict[int, list[Tensor]] = {}
-
-    def temporaries(run: Run) -> list[Tensor]:
-        if id(run) not in held:
-            held[id(run)] = [Tensor("foreach temporary", w.axes, w.tensor.dtype, Role.WORKSPACE, w.path) for w in trained(run) for _ in range(row.foreach_copies)]
-        return held[id(run)]
-
-    def update(run: Run) -> list[Event]:
-        events: list[Event] = []
-        for w in trained(run):
-            own = [Tensor("step temporary", w.axes, w.tensor.dtype, Role.WORKSPACE, w.path) for _ in range(row.single_copies)]
-            cost = Move(_traffic(row, w), max(row.launches_per_parameter, 1))
-            events += [*((ALLOC, t) for t in own), (RUN, Work(None, (cost,), False)), *((FREE, t) for t in own)]
-        return events
-
-    before = _segments("foreach temporaries", Phase.STEP, owners, lambda run: [(ALLOC, t) for t in temporaries(run)])
-    after = _segments("foreach temporaries released", Phase.STEP, owners, lambda run: [(FREE, t) for t in temporaries(run)])
-    return [*before, *_segments("update", Phase.STEP, owners, update), *after]
+# ---------------------------------------------------------------- the update
 
 
-def _traffic(row: Optimizer, w: Weight) -> Size:
-    """Bytes that the update of one parameter moves: the parameter and gradient, and its states read and written."""
+def _work(row: Optimizer, owners: list[Run], policy: Policy) -> list[Segment]:
+    if updates_in_backward(row, policy):
+        return []
+    if row.foreach_copies:
+        return _foreach(row, owners)
+    update = segments("update", Phase.STEP, owners, lambda run: update_events(row, trained(run)))
+    if not policy.stack.step_gradients_fp32:
+        return update
+    wide = {id(run): [Tensor(f"fp32 gradient of {w.tensor.name}", w.axes, FP32, Role.GRADIENTS, w.path) for w in trained(run) if w.tensor.dtype is not FP32] for run in owners}
+    before = segments("fp32 gradients", Phase.STEP, owners, lambda run: [(ALLOC, t) for t in wide[id(run)]])
+    return [*before, *update, *segments("fp32 gradients released", Phase.STEP, owners, lambda run: [(FREE, t) for t in wide[id(run)]])]
+
+
+def updates_in_backward(row: Optimizer, policy: Policy) -> bool:
+    """Whether each parameter is updated by a hook as its gradient is made."""
+    return row.in_backward or policy.config.optimizer_in_backward
+
+
+def _foreach(row: Optimizer, owners: list[Run]) -> list[Segment]:
+    """Parameters of one type at a time; a type's temporaries live until the next type's are made (a rebound variable)."""
+    made: list[Segment] = []
+    last: list[Segment] = []
+    for dtype in dict.fromkeys(w.tensor.dtype for run in owners for w in trained(run)):
+        held = {id(run): [Tensor("foreach temporary", w.axes, dtype, Role.WORKSPACE, w.path) for w in trained(run) if w.tensor.dtype is dtype for _ in range(row.foreach_copies)] for run in owners}
+        made += segments("foreach temporaries", Phase.STEP, owners, lambda run, held=held: [(ALLOC, t) for t in held[id(run)]])
+        made += last
+        made += segments("update", Phase.STEP, owners, lambda run, dtype=dtype: [(RUN, Work(None, costs(row, w), False)) for w in trained(run) if w.tensor.dtype is dtype])
+        last = segments("foreach temporaries released", Phase.STEP, owners, lambda run, held=held: [(FREE, t) for t in held[id(run)]])
+    return made + last
+
+
+def update_events(row: Optimizer, weights: list[Weight]) -> list[Event]:
+    """The update of parameters one after the other, with the temporaries of each; the last one's variables die at the end."""
+    events: list[Event] = []
+    bound: dict[str, Tensor] = {}
+    for weight in weights:
+        applied = applied_to(row, weight)
+        for line in applied.script:
+            if isinstance(line, str):
+                if line in bound:
+                    events.append((FREE, bound.pop(line)))
+                continue
+            made = _temporary(line, weight)
+            if made is None:
+                continue
+            events.append((ALLOC, made))
+            if line.name in bound:
+                events.append((FREE, bound[line.name]))
+            bound[line.name] = made
+        events.append((RUN, Work(None, costs(applied, weight), False)))
+    return events + [(FREE, tensor) for tensor in bound.values()]
+
+
+def _temporary(line: Temporary, weight: Weight) -> Tensor | None:
+    if line.half_only and weight.tensor.dtype is FP32:
+        return None
+    axes = (line.elements(weight.axes),) if line.elements else weight.axes
+    return Tensor(f"{line.name} of the step", axes, line.dtype or weight.tensor.dtype, Role.WORKSPACE, weight.path)
+
+
+def costs(row: Optimizer, weight: Weight) -> list[Cost]:
+    """Bytes that the update of one parameter moves (parameter, gradient, states read and written), and the products Muon runs."""
+    row = applied_to(row, weight)
     states: Size = 0
-    for _, count, dtype in row.state_tensors(w):
-        states = states + ceil_div(count * dtype.bits, 8)
+    for state in row.states:
+        if state.below or state.shared:
+            continue  # a small parameter's states: the large form is priced
+        count = state.elements(weight.axes) if state.elements else weight.elements
+        states = states + ceil_div(count * (state.dtype or weight.tensor.dtype).bits, 8)
     extra = max(int(row.traffic_passes) - 7, 0)
-    return 3 * w.tensor.nbytes + 2 * states + extra * w.tensor.nbytes
-
+    found: list[Cost] = [Move((3 + extra) * weight.tensor.nbytes + 2 * states, max(row.launches_per_parameter, 1))]
+    if row.newton_schulz_steps and len(weight.axes) == 2:
+        short, long = minimum(*weight.axes), maximum(*weight.axes)
+        found += [Gemm(short, short, long, BF16), Gemm(short, short, short, BF16), Gemm(short, long, short, BF16)] * row.newton_schulz_steps
+    return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 from napkinmath.costs import HostCopy
 from napkinmath.ledger import ALLOC, FREE, RUN, Block, Role, Tensor, Work
 from napkinmath.lowering.autograd import Backward, Forward, forward_events, saved_tensors
+from napkinmath.lowering.gradient_hooks import gradient_hook
 from napkinmath.lowering.recompute import selected
 
 TYPE_CHECKING = False
@@ -18,11 +19,12 @@ if TYPE_CHECKING:
 class Unit:
     """A block with what happens to its activations: kept, recomputed, partly kept, or in host memory."""
 
-    __slots__ = ("block", "checkpointed", "host_input", "is_layer", "offload", "pinned", "reentrant", "selected")
+    __slots__ = ("block", "checkpointed", "hook", "host_input", "is_layer", "offload", "pinned", "reentrant", "selected")
 
     def __init__(self, block: Block, stage: Stage, policy: Policy) -> None:
         offload = policy.config.offload
         self.block, self.reentrant, self.pinned = block, policy.reentrant, offload.pinned
+        self.hook = gradient_hook(policy)
         self.is_layer = stage.checkpointed
         self.checkpointed = policy.recomputes and stage.checkpointed
         self.selected = self._selected(policy) if self.checkpointed else frozenset[Tensor]()
@@ -49,7 +51,7 @@ class Unit:
             forward.events += [(ALLOC, self.host_input), self._copy(to_host=True, backward=False), (FREE, self.block.input.tensor)]
         return forward
 
-    def backward(self, incoming: Tensor, *, accumulate: bool, filled: frozenset[str], opened: frozenset[int] = frozenset()) -> tuple[Backward, Tensor | None]:
+    def backward(self, incoming: Tensor, *, accumulate: bool, filled: dict[str, Tensor], opened: frozenset[int] = frozenset()) -> tuple[Backward, Tensor | None]:
         """The block's backward from the gradient of its output; returns it with the gradient of its input."""
         block, checkpointed = self.block, self.checkpointed
         recompute: list[Event] = []
@@ -59,7 +61,7 @@ class Unit:
             again = forward_events(block, keep=True, holds_input=True, stop_early=not self.reentrant, selected=self.selected, replay=True)
             recompute, held = self._fetched(again.events)
             unreached = again.unreached
-        backward = Backward(block, accumulate=accumulate, filled=filled, opened=opened, keeps_input=checkpointed and held, recompute=() if self.reentrant else recompute, offload=self.offload)
+        backward = Backward(block, accumulate=accumulate, filled=filled, opened=opened, hook=self.hook, keeps_input=checkpointed and held, recompute=() if self.reentrant else recompute, offload=self.offload)
         if self.reentrant:  # CheckpointFunction.backward runs the forward first
             backward.events += recompute
         result = backward.run(incoming)

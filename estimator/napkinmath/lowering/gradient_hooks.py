@@ -1,0 +1,47 @@
+"""What happens to a parameter's gradient the moment it is made: updated at once, added to an fp32 buffer, or sent to the host.
+
+Hooks run when the node that made the gradient is done and its saved tensors are released (torch/csrc/autograd/engine.cpp
+evaluate_function), so nothing else of the layer is held for them. A tied weight's hook runs once both its gradients are summed.
+"""
+
+from __future__ import annotations
+
+from napkinmath.costs import HostCopy, Move
+from napkinmath.dtypes import FP32
+from napkinmath.expr import product
+from napkinmath.ledger import FREE, RUN, Tensor, Weight, Work
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from napkinmath.ledger import Event
+    from napkinmath.lowering.policy import Policy
+
+    GradientHook = Callable[[Weight, Tensor], list[Event] | None]
+
+
+def gradient_hook(policy: Policy) -> GradientHook | None:
+    """The hook of a configuration: returns the events that end the gradient, or None where it stays until zero_grad."""
+    from napkinmath.lowering.optimizer import chosen_optimizer, update_events, updates_in_backward
+
+    row = chosen_optimizer(policy)
+    if policy.config.offload.optimizer:
+        return _to_host(policy.config.offload.pinned)
+    if updates_in_backward(row, policy):
+        return lambda weight, gradient: [*update_events(row, [weight]), (FREE, gradient)]
+    return _to_main_gradient if policy.stack.main_gradients else None
+
+
+def _to_host(pinned: bool) -> GradientHook:
+    def hook(weight: Weight, gradient: Tensor) -> list[Event]:
+        return [(RUN, Work(None, (HostCopy(gradient.nbytes, to_host=True, pinned=pinned),), True)), (FREE, gradient)]
+
+    return hook
+
+
+def _to_main_gradient(weight: Weight, gradient: Tensor) -> list[Event] | None:
+    """Adds to the fp32 buffer that lives through the run (Megatron-LM distributed/param_and_grad_buffer.py main_grad)."""
+    if weight.tensor.dtype is FP32:
+        return None
+    return [(RUN, Work(None, (Move(gradient.nbytes + 8 * product(weight.axes)),), True)), (FREE, gradient)]
