@@ -52,15 +52,30 @@ FAMILIES: dict[str, str] = {
     "mixtral": "moe:mixtral",
     "qwen2_moe": "moe:qwen2_moe",
     "qwen3_moe": "moe:qwen3_moe",
+    "olmoe": "moe:olmoe",
+    "granitemoe": "moe:granitemoe",
+    "phimoe": "moe:phimoe",
+    "glm4_moe": "moe:glm4_moe",
+    "minimax_m2": "moe:minimax_m2",
+    "deepseek": "moe:deepseek_moe",
 }
 
 
-def read_config(config: Mapping[str, object], *, name: str = "", source: str = "") -> ModelSpec:
-    """The model that a `config.json` describes; raises InputError naming what is missing, contradictory or unknown."""
+# Libraries with modelling code of their own for many architectures (Stack.modelling).
+MODELLING: dict[str, str] = {
+    "litgpt": "litgpt:litgpt",
+}
+
+
+def read_config(config: Mapping[str, object], *, name: str = "", source: str = "", modelling: str = "") -> ModelSpec:
+    """The model that a `config.json` describes; raises InputError naming what is missing, contradictory or unknown.
+
+    `modelling`: the library whose classes run it, where they are not transformers' (a row of MODELLING).
+    """
     from napkinmath.catalog.families.config import Config
 
     model_type = config.get("model_type")
-    row = FAMILIES.get(str(model_type))
+    row = MODELLING[modelling] if modelling else FAMILIES.get(str(model_type))
     if row is None:
         raise InputError(f"model_type {shown(model_type)} is not a known family; known: {', '.join(sorted(FAMILIES))}{suggest(str(model_type), list(FAMILIES))}")
     module, _, function = row.partition(":")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from napkinmath.catalog.families.config import Config, runs
-from napkinmath.catalog.families.moe import QWEN_NAMES, ROUTER_NAME, expert_symbols, tied
+from napkinmath.catalog.families.moe import QWEN_NAMES, ROUTER_NAME, expert_symbols, sigmoid_router, tied, unadapted
 from napkinmath.catalog.layers.decoder import DecoderLayer
 from napkinmath.catalog.layers.embedding import TokenEmbedding
 from napkinmath.catalog.layers.head import CausalLmHead
 from napkinmath.catalog.layers.latent_attention import LatentAttention
 from napkinmath.catalog.layers.mlp import GatedMlp
-from napkinmath.catalog.layers.moe import Experts, MixtureOfExperts, Router, Scoring, SharedExpert
+from napkinmath.catalog.layers.moe import Experts, MixtureOfExperts, Router, SharedExpert
 from napkinmath.catalog.layers.symbols import fs
 from napkinmath.model_spec import ModelSpec, Stage
 
@@ -23,15 +23,7 @@ def deepseek_v2(c: Config) -> ModelSpec:
 
 def deepseek_v3(c: Config) -> ModelSpec:
     """DeepseekV3ForCausalLM (transformers models/deepseek_v3); the multi-token prediction layer is not loaded."""
-    router = Router(
-        scoring=Scoring.SIGMOID,
-        fp32=True,
-        normalized=c.flag("norm_topk_prob", True),
-        rescaled=True,
-        groups=max(c.size("n_group", 8), 2),  # one group takes the same masks
-        correction_bias=True,
-        adapted_as=ROUTER_NAME,
-    )
+    router = sigmoid_router(c, groups=8)
     return _deepseek(c, router, form="pairs" if c.flag("rope_interleave", True) else "halves", mlp_bias=False)
 
 
@@ -44,8 +36,8 @@ def _deepseek(c: Config, router: Router, *, form: str, mlp_bias: bool) -> ModelS
     symbols["fs"] = symbols["fe"] * c.size("n_shared_experts", 1)
     activation = c.text("hidden_act", "silu")
 
-    def feed_forward(**sizes: object) -> GatedMlp:  # PEFT moves the projections' names to the experts
-        return GatedMlp(activation=activation, bias=mlp_bias, kind="linear without adapter").replace(**sizes)
+    def feed_forward(**sizes: object) -> GatedMlp:
+        return unadapted(activation, bias=mlp_bias, **sizes)
 
     mixture = MixtureOfExperts(
         router=router,

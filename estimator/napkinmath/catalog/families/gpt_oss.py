@@ -38,7 +38,7 @@ def gpt_oss(c: Config) -> ModelSpec:
         return DecoderLayer(attention=attention, mlp=mixture, norm=norm)
 
     stages = [Stage(part=layer(types[i]), path="model.layers", checkpointed=True) for i in range(layers)]
-    embedding = TokenEmbedding(rotary_size=dh // 2, masked=True, sliding=True)
+    embedding = TokenEmbedding(rotary_size=dh // 2, masked=True, windows=(window,) if "sliding_attention" in types else ())
     return c.spec(
         (Stage(part=embedding, path="model"), *runs(stages), Stage(part=CausalLmHead(norm=norm, tied_to=tied(c)))),
         symbols,

@@ -11,7 +11,6 @@ from napkinmath.model_spec import Part
 from napkinmath.ops.elementwise import cast, dropout, scale
 from napkinmath.ops.index import constant, embedding, input_leaf, model_input
 from napkinmath.tape import Tape
-from napkinmath.train_config import Attention
 
 
 class TokenEmbedding(Part):
@@ -36,8 +35,6 @@ class TokenEmbedding(Part):
     dropout: float = 0.0
     masked: bool = False
     """The layers have no form without a mask (attention that transformers runs eager only)."""
-    sliding: bool = False
-    """Sliding layers read a mask of their own."""
     windows: tuple[int, ...] = ()
     """Windows of sliding layers, each with a mask of its own."""
     full_mask: bool = True
@@ -58,8 +55,6 @@ class TokenEmbedding(Part):
         elif self.rotary:
             for suffix in self.tables:
                 rotary_tables(t, shared, self.rotary_size or dh, FP32 if self.wide_tables else out.dtype, suffix)
-        if self.sliding and (self.masked or t.policy.config.attention is Attention.EAGER):
-            shared["sliding mask"] = constant(t, "sliding attention mask", (b, 1, s, s), out.dtype)
         return out
 
 

@@ -7,11 +7,11 @@ from napkinmath.catalog.layers.symbols import a, b, dh, f, h, s, v
 from napkinmath.costs import Move, traffic
 from napkinmath.dtypes import INT64
 from napkinmath.expr import Size
-from napkinmath.ledger import Gradient, Value
+from napkinmath.ledger import Value
 from napkinmath.model_spec import Part
 from napkinmath.ops.attention import eager_attention, sdpa
 from napkinmath.ops.elementwise import add, dropout
-from napkinmath.ops.index import constant, embedding, model_input
+from napkinmath.ops.index import constant, embedding, input_leaf, model_input
 from napkinmath.ops.matmul import linear
 from napkinmath.ops.norm import layer_norm
 from napkinmath.record import Record
@@ -64,14 +64,6 @@ def add_broadcast(t: Tape, x: Value, y: Value) -> Value:
     )
 
 
-def required(t: Tape, x: Value) -> Value:
-    """x made a leaf that requires a gradient: its AccumulateGrad node holds it until the backward has reached it."""
-    leaf = Value(x.tensor, x.axes, x.dtype, True)
-    out = Value(x.tensor, x.axes, x.dtype, True)
-    t.append("requires_grad_", (leaf,), (out,), forward=(), saves=(x.tensor,), gradients=(Gradient(leaf, None),))
-    return out
-
-
 class EncoderEmbedding(Part):
     """Token, position and segment embeddings, LayerNorm, dropout (BertEmbeddings)."""
 
@@ -88,8 +80,7 @@ class EncoderEmbedding(Part):
         shared["labels"] = model_input(t, "labels", self.labels, INT64)
         with t.scope() as frame:
             words = embedding(t, ids, "word_embeddings", v, h)
-            if t.policy.inputs_require_grad and not words.requires_grad:
-                words = required(t, words)
+            words = input_leaf(t, words)
             frame.local(words)
             total = words
             if self.segments:

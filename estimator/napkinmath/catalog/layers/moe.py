@@ -6,12 +6,12 @@ from enum import Enum
 
 from napkinmath.catalog.layers.mlp import ACTIVATIONS, GatedMlp
 from napkinmath.catalog.layers.symbols import b, e, fe, h, s, topk
-from napkinmath.dtypes import FP32, INT64
+from napkinmath.dtypes import BOOL, FP32, INT64
 from napkinmath.expr import Size
 from napkinmath.ledger import Value, Weight
 from napkinmath.ops import routing
 from napkinmath.ops.elementwise import add, add_, cast, mul, scale, sigmoid, softmax
-from napkinmath.ops.index import constant, slice_of
+from napkinmath.ops.index import concatenate, constant, slice_of
 from napkinmath.ops.matmul import dense_linear, linear
 from napkinmath.record import Record
 from napkinmath.tape import Scope, Tape
@@ -26,6 +26,7 @@ class Scoring(str, Enum):
     CHOSEN = "top-k of the logits, then softmax over the chosen"
     SIGMOID = "sigmoid, top-k with a correction bias, gathered"
     SIGMOID_CHOSEN = "top-k of the logits, then sigmoid"
+    SPARSE_MIXER = "sparse mixer: two masked softmaxes with sampled choices (Phi-3.5-MoE)"
 
 
 class Router(Record):
@@ -34,6 +35,8 @@ class Router(Record):
     scoring: Scoring = Scoring.SOFTMAX
     name: str = "gate"
     bias: bool = False
+    bias_outside: bool = False
+    """The correction bias belongs to the block around the router (MiniMax)."""
     fp32: bool = False
     """The product itself runs in fp32 on casts of x and of the weight (DeepSeek)."""
     fp32_scores: bool = True
@@ -78,6 +81,8 @@ class Router(Record):
         if self.scoring in (Scoring.CHOSEN, Scoring.SIGMOID_CHOSEN):
             values, indices = routing.top_k(t, cast(t, logits, FP32) if self.fp32_scores else logits, topk)
             return (softmax(t, values) if self.scoring is Scoring.CHOSEN else sigmoid(t, values)), indices
+        if self.scoring is Scoring.SPARSE_MIXER:
+            return self._sparse_mixer(t, frame, logits)
         wide = cast(t, logits, FP32) if self.fp32_scores else logits
         if self.scoring is Scoring.SIGMOID:
             weights, indices = self._sigmoid(t, frame, wide)
@@ -93,12 +98,35 @@ class Router(Record):
             weights = scale(t, weights)
         return weights, indices
 
+    def _sparse_mixer(self, t: Tape, frame: Scope, logits: Value) -> tuple[Value, Value]:
+        """One choice after the other: scores far from the best are masked out, a softmax, a sampled expert, its weight gathered.
+
+        Source: transformers 5.23 models/phimoe/modeling_phimoe.py sparsemixer, PhimoeMultiplier.
+        """
+        multipliers: list[Value] = []
+        one = (TOKENS, 1)
+        for _ in range(2):
+            far = constant(t, "far from the best", logits.axes, BOOL)
+            gates = t.op("masked_fill", (logits, far), logits.axes, logits.dtype, saves=(far,), gradients=("like", None))
+            scores, chosen = softmax(t, gates), constant(t, "sampled expert", one, INT64)
+            weight = t.op("multiplier", (scores, chosen), one, logits.dtype, saves=(scores, chosen), gradients=("like", None))
+            frame.local(far, gates, scores, chosen, weight)
+            multipliers.append(weight)
+        weights = concatenate(t, (multipliers[0], multipliers[1]), (TOKENS, topk))
+        return weights, constant(t, "chosen experts", (TOKENS, topk), INT64)
+
     def _sigmoid(self, t: Tape, frame: Scope, wide: Value) -> tuple[Value, Value]:
         scores = sigmoid(t, wide)
         frame.local(scores)
         choice = Value(scores.tensor, scores.axes, scores.dtype)
         if self.correction_bias:
-            buffer = t.weight("e_score_correction_bias", (e,), kind="buffer", dtype=FP32, buffer=True).value
+            buffer = t.weight(
+                "e_score_correction_bias",
+                (e,),
+                kind="buffer",
+                dtype=t.policy.parameter_dtype("buffer") if self.bias_outside else FP32,
+                buffer=True,
+            ).value
             choice = add(t, choice, Value(buffer.tensor, choice.axes, FP32))
             frame.local(choice)
         if self.groups > 1:
@@ -110,8 +138,6 @@ class Router(Record):
         """Scores of experts outside the best groups masked out: two masks of tokens x experts, and the masked copy."""
         mask = constant(t, "group mask", (TOKENS, e), FP32)
         frame.local(mask)
-        from napkinmath.dtypes import BOOL
-
         inverse = constant(t, "inverted group mask", (TOKENS, e), BOOL)
         return t.op("masked_fill", (scores, inverse), scores.axes, scores.dtype, saves=(inverse,), gradients=("like", None))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from napkinmath.catalog.layers.masks import mask_name
 from napkinmath.catalog.layers.symbols import a, b, dh, h, k, s
 from napkinmath.costs import Move, traffic
 from napkinmath.dtypes import INT64
@@ -41,7 +42,7 @@ class SinkAttention(Record):
             if t.policy.config.attention in (Attention.FLASH, Attention.FLASH2):
                 out = fused(t, "flash", turned, keys, value, causal=True, window=self.window or None)
             else:
-                out = self._eager(t, turned, keys, value, sinks, shared["sliding mask" if self.window else "mask"])
+                out = self._eager(t, turned, keys, value, sinks, shared[mask_name(self.window)])
             frame.local(out)
             return linear(t, t.view(out, (b, s, a * dh)), "o_proj", h, bias=self.bias)
 

@@ -5,7 +5,6 @@ Source: transformers 5.23 models/t5/modeling_t5.py, integrations/sdpa_attention.
 
 from __future__ import annotations
 
-from napkinmath.catalog.layers.encoder import required
 from napkinmath.catalog.layers.mlp import activate
 from napkinmath.catalog.layers.symbols import a, b, dh, f, h, s, v
 from napkinmath.costs import Move, traffic
@@ -16,7 +15,7 @@ from napkinmath.model_spec import Part
 from napkinmath.ops.attention import dense_operand, rows_first, sdpa
 from napkinmath.ops.elementwise import add, copy, dropout, mul, rsqrt, scale, shift, softmax
 from napkinmath.ops.elementwise import cast as cast_to
-from napkinmath.ops.index import constant, embedding, model_input
+from napkinmath.ops.index import constant, embedding, input_leaf, model_input
 from napkinmath.ops.loss import cross_entropy
 from napkinmath.ops.matmul import bmm, linear
 from napkinmath.ops.norm import mean_square
@@ -58,8 +57,7 @@ class T5Embedding(Part):
             words = embedding(t, ids, "", v, h, weight=table)
         else:
             words = embedding(t, ids, "shared", v, h)
-        if t.policy.inputs_require_grad and not words.requires_grad:
-            words = required(t, words)
+        words = input_leaf(t, words)
         if t.policy.config.attention is Attention.EAGER and self.decoder:
             shared["decoder mask"] = constant(t, "causal mask", (b, 1, st, st), words.dtype)
         shared[f"{stack} bias"] = self._bias(t, f"{stack}.block.0.layer.0.SelfAttention", length)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from napkinmath.catalog.layers.encoder import BidirectionalAttention, add_broadcast, required
+from napkinmath.catalog.layers.encoder import BidirectionalAttention, add_broadcast
 from napkinmath.catalog.layers.mlp import activate
 from napkinmath.catalog.layers.symbols import b
 from napkinmath.dtypes import INT64
@@ -10,7 +10,7 @@ from napkinmath.ledger import Value
 from napkinmath.model_spec import Part
 from napkinmath.ops.convolution import patch_projection
 from napkinmath.ops.elementwise import add, dropout
-from napkinmath.ops.index import concatenate, model_input
+from napkinmath.ops.index import concatenate, input_leaf, model_input
 from napkinmath.ops.matmul import linear
 from napkinmath.ops.norm import layer_norm
 from napkinmath.tape import Tape
@@ -38,8 +38,7 @@ class PatchEmbedding(Part):
         patches = (b, self.length - 1, self.width)
         with t.scope("patch_embeddings"):
             rows = patch_projection(t, pixels, "projection", patches, self.patch, self.channels, self.width)
-            if t.policy.inputs_require_grad and not rows.requires_grad:
-                rows = required(t, rows)
+            rows = input_leaf(t, rows)
         first = t.view(token, (b, 1, self.width), "expand", copies_gradient=True)
         both = concatenate(t, (first, rows), (b, self.length, self.width))
         return dropout(t, add_broadcast(t, both, positions), self.dropout)
