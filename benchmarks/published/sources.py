@@ -31,6 +31,8 @@ class Era:
     """k-bit preparation runs on quantized models (embeddings, norms and head in fp32)."""
     unquantized: tuple[str, ...] = ("lm_head",)
     default_rank: int = 8
+    quantized_optimizer: str = ""
+    """Optimizer of quantized models, where the script picks another for them."""
     clips: bool = True
     lazy_modules: bool = True
     sequence_length: int = 0
@@ -64,6 +66,14 @@ ERAS: tuple[Era, ...] = (
     *_fms("4.45", r"(liger|granite)\.csv"),
     *_fms("4.44", r"refs_orca"),
     *_fms("4.48", r""),
+    Era(
+        name="litgpt tables", pattern=r"(litgpt|lit-gpt).*resource-tables", stack="litgpt-2023", evidence="lit-gpt of October 2023 finetune/lora.py, tutorials/resource-tables.md",
+        autocast=False, adapter_dtype="bf16", adapter_dropout=0.05, double_quant=False, prepares=False, unquantized=(), quantized_optimizer="paged-adamw", clips=False,
+    ),
+    Era(
+        name="litgpt", pattern=r"^lightning-ai/lit|litgpt|lit-gpt", stack="litgpt", evidence="litgpt finetune/lora.py and full.py, config_hub/finetune/*/*.yaml, tutorials/resource-tables.md",
+        autocast=False, adapter_dtype="bf16", adapter_dropout=0.05, double_quant=False, prepares=False, unquantized=(), quantized_optimizer="paged-adamw", clips=False,
+    ),
     Era(name="default", pattern=r"", stack="hf-2024", evidence="none: a source without a row of its own is taken for the Trainer of 2024"),
 )
 

@@ -31,6 +31,10 @@ _ROLES: dict[str, frozenset[str]] = {
     "w1": frozenset({"gate", "up"}), "w2": frozenset({"gate", "up", "down"}), "w3": frozenset({"up"}), "c_proj": frozenset({"o", "down"}), "dense": frozenset({"o"}),
     "mlp": MLP, "ffn": MLP, "feed_forward": MLP, "attn": QKV | {"o"}, "attention": QKV | {"o"}, "attn_proj": frozenset({"o"}),
 }  # fmt: skip
+# litgpt switches adapters on by projection, whatever the linears of an architecture are.
+_LITGPT = {
+    "q": ("query",), "k": ("key",), "v": ("value",), "o": ("attn.proj",), "gate": ("mlp.fc_1",), "up": ("mlp.fc_2", "mlp.fc"), "down": ("mlp.proj",), "head": ("lm_head",),
+}  # fmt: skip
 _WHOLE = ("all-linear", "all linear", "all_linear", "all linears", "all")
 
 
@@ -62,7 +66,7 @@ def _roles_of_leaf(path: str, leaf: str) -> frozenset[str]:
     return roles
 
 
-def adapter_targets(text: str, linears: Linears) -> tuple[str, ...]:
+def adapter_targets(text: str, linears: Linears, family: str = "") -> tuple[str, ...]:
     """Leaf names of the linears that the cell `lora_targets` means; raises Unreadable where none is found."""
     asked = text.strip()
     if not asked or asked.lower() in _WHOLE:
@@ -71,6 +75,10 @@ def adapter_targets(text: str, linears: Linears) -> tuple[str, ...]:
         asked = "qkv"
     names = [n for n in re.split(r"[,;/\s+]+", re.sub(r"[()\[\]\"']", " ", asked)) if n]
     found: dict[str, None] = {}
+    if family == "litgpt":
+        roles = sorted({role for name in names for role in _ROLES.get(name.lower(), frozenset())})
+        found.update(dict.fromkeys(target for role in roles for target in _LITGPT[role]))
+        names = []
     for name in names:
         leaves = [leaf for leaf in linears.roles if leaf.lower() == name.lower()]
         if not leaves:
@@ -78,5 +86,5 @@ def adapter_targets(text: str, linears: Linears) -> tuple[str, ...]:
             leaves = [leaf for leaf, roles in linears.roles.items() if roles & wanted]
         found.update(dict.fromkeys(leaves))
     if not found:
-        raise Unreadable(f"lora_targets {text!r} names no linear of the model, which has {', '.join(sorted(linears.roles))}")
+        raise Unreadable(f"lora_targets {text!r} name no linear of the model, which has {', '.join(sorted(linears.roles))}")
     return tuple(found)

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from napkinmath.catalog.arch_string import read_arch
 from napkinmath.catalog.families import read_config
 from napkinmath.catalog.gpus import find_hardware
-from napkinmath.catalog.models import find_row, read_model
+from napkinmath.catalog.models import find_row
 from napkinmath.catalog.optimizers import find_optimizer
 from napkinmath.errors import InputError
 from napkinmath.hardware import Hardware
+from napkinmath.lowering.choices import find_stack
 from napkinmath.model_spec import ModelSpec
 from napkinmath.train_config import AdapterConfig, Attention, Batch, Loss, OffloadConfig, Precision, QuantizationConfig, RecomputeConfig, RecomputeKind, TrainConfig
 from napkinmath.units import GIB
@@ -20,8 +21,9 @@ from published.rows import Row, Unreadable
 from published.sources import Era, era_of
 from published.targets import Linears, adapter_targets
 
-_specs: dict[tuple[str, str], ModelSpec] = {}
-_linears: dict[tuple[str, str], Linears] = {}
+Key = tuple[str, str, str]
+_specs: dict[Key, ModelSpec] = {}
+_linears: dict[Key, Linears] = {}
 _DEFAULT_GPU = ("A100", 80 * GIB)  # where the source names none; only the context (about 0.5 GiB) depends on it
 
 
@@ -48,14 +50,14 @@ def understand(row: Row) -> Job:
 def _understand(row: Row) -> Job:
     if row.whole("n_gpus", 1) > 1:
         raise Unreadable(f"{row['n_gpus']} GPUs ({row['sharding'] or 'sharding not stated'}): a step on one GPU is priced")
-    spec, key = _model(row)
     era = era_of(row)
+    spec, key = _model(row, era)
     assumed: list[str] = []
     method = row.words("method")
     config = TrainConfig(
         micro_batch_size=row.whole("micro_batch", 1), sequence_length=_sequence(row, era, assumed), gradient_accumulation_steps=_accumulation(row),
         precision=_precision(row, era), adapter=_adapter(row, key, spec, method, era), quantization=_quantization(row, method, era), recompute=_recompute(row, assumed),
-        offload=_offload(row), optimizer=_optimizer(row), optimizer_in_backward="in_bwd" in row.words("optimizer") or "in_backward" in row.words("optimizer"),
+        offload=_offload(row), optimizer=_optimizer(row, era, method), optimizer_in_backward="in_bwd" in row.words("optimizer") or "in_backward" in row.words("optimizer"),
         attention=_attention(row), loss=_loss(row), compile=row.words("compile").strip() in ("yes", "true"), stack=era.stack,
         batch=Batch(packing=row.words("packed").startswith("yes")), clip_gradients=era.clips,
     )  # fmt: skip
@@ -65,25 +67,26 @@ def _understand(row: Row) -> Job:
 # ---------------------------------------------------------------- model
 
 
-def _model(row: Row) -> tuple[ModelSpec, tuple[str, str]]:
-    key = (row["model"].strip(), row["arch"].strip())
+def _model(row: Row, era: Era) -> tuple[ModelSpec, Key]:
+    key = (row["model"].strip(), row["arch"].strip(), find_stack(era.stack).modelling)
     if key not in _specs:
         _specs[key] = _read(*key)
     return _specs[key], key
 
 
-def _read(name: str, arch: str) -> ModelSpec:
+def _read(name: str, arch: str, modelling: str) -> ModelSpec:
     """By name, with notes and sizes at its end dropped; else by the architecture's numbers."""
     plain = re.sub(r"\(.*?\)", " ", name).strip()
     for candidate in dict.fromkeys((name, plain, re.sub(r"\s+[\d.]+\s*[bB]$", "", plain))):
-        if candidate and find_row(candidate) is not None:
-            return read_model(candidate)
+        found = find_row(candidate) if candidate else None
+        if found is not None:
+            return read_config(found["config"], name=found["name"], source=found["source"], modelling=modelling)
     if arch:
-        return read_config(read_arch(arch), name=name or arch, source="the table's architecture column")
+        return read_config(read_arch(arch), name=name or arch, source="the table's architecture column", modelling=modelling)
     raise Unreadable(f"model {name!r} is not in the catalog and its architecture is not given")
 
 
-def linears_of(key: tuple[str, str], spec: ModelSpec) -> Linears:
+def linears_of(key: Key, spec: ModelSpec) -> Linears:
     """The model's linears, recorded once."""
     if key not in _linears:
         _linears[key] = Linears(spec)
@@ -93,7 +96,7 @@ def linears_of(key: tuple[str, str], spec: ModelSpec) -> Linears:
 # ---------------------------------------------------------------- method
 
 
-def _adapter(row: Row, key: tuple[str, str], spec: ModelSpec, method: str, era: Era) -> AdapterConfig | None:
+def _adapter(row: Row, key: Key, spec: ModelSpec, method: str, era: Era) -> AdapterConfig | None:
     if "lora" not in method:
         if any(word in method for word in ("ia3", "prefix", "prompt", "adapter")):
             raise Unreadable(f"method {row['method']!r} of the table is not read")
@@ -103,7 +106,7 @@ def _adapter(row: Row, key: tuple[str, str], spec: ModelSpec, method: str, era: 
     if "emb" in method or "lm_head" in method:
         trained = (*linears.embeddings, *linears.heads)
     return AdapterConfig(
-        rank=row.whole("lora_rank", era.default_rank), targets=adapter_targets(row["lora_targets"], linears), dropout=era.dropout(row), dtype=era.adapter_dtype,
+        rank=row.whole("lora_rank", era.default_rank), targets=adapter_targets(row["lora_targets"], linears, spec.family), dropout=era.dropout(row), dtype=era.adapter_dtype,
         rank_stabilized=False, trained_modules=trained,
     )  # fmt: skip
 
@@ -185,11 +188,11 @@ def _offload(row: Row) -> OffloadConfig:
     raise Unreadable(f"offload {row['offload']!r} is not read")
 
 
-def _optimizer(row: Row) -> str:
+def _optimizer(row: Row, era: Era, method: str) -> str:
     text = re.sub(r"\(.*?\)|optimizer_in_bwd|optimizer_in_backward", " ", row.words("optimizer")).strip()
     name = re.sub(r"[\s_]+", " ", text)
     if not name or name in ("adamw", "adam"):
-        return "auto"
+        return era.quantized_optimizer if "qlora" in method and era.quantized_optimizer else "auto"
     if "8bit" in name and "adam" in name:
         return "paged-adamw-8bit" if "paged" in name else "adamw-8bit"
     if name == "adamw torch":

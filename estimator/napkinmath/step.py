@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from napkinmath.ledger import ALLOC, BATCH, FREE, TAKE, Block, Phase, Role, Tensor, Value
 from napkinmath.lowering.autograd import saved_tensors
+from napkinmath.lowering.lifecycle import load_segments, save_segments
 from napkinmath.lowering.recompute import arrange
 from napkinmath.lowering.units import Unit
 from napkinmath.model_spec import ModelSpec, Stage
@@ -46,10 +47,10 @@ class Run:
 class Step:
     """The intermediate form of one training step: blocks, and segments of events by phase."""
 
-    __slots__ = ("load", "micro_steps", "policy", "runs", "spec", "symbols", "update")
+    __slots__ = ("load", "micro_steps", "policy", "runs", "save", "spec", "symbols", "update")
 
-    def __init__(self, spec: ModelSpec, policy: Policy, runs: list[Run], load: list[Segment], micro_steps: list[tuple[int, list[Segment]]], update: Update) -> None:
-        self.spec, self.policy, self.runs, self.load, self.micro_steps, self.update = spec, policy, runs, load, micro_steps, update
+    def __init__(self, spec: ModelSpec, policy: Policy, runs: list[Run], load: list[Segment], micro_steps: list[tuple[int, list[Segment]]], update: Update, save: list[Segment]) -> None:
+        self.spec, self.policy, self.runs, self.load, self.micro_steps, self.update, self.save = spec, policy, runs, load, micro_steps, update, save
         config = policy.config
         self.symbols = {**dict(spec.symbols), "b": config.micro_batch_size, "s": config.sequence_length, "st": config.batch.target_length or config.sequence_length}
 
@@ -57,7 +58,7 @@ class Step:
 def build_step(spec: ModelSpec, policy: Policy) -> Step:
     """Records every distinct block once and lowers it to segments; sizes stay symbolic."""
     runs, shared = record_runs(spec, policy)
-    load = [Segment(f"weights of {run.name}", Phase.LOAD, [(ALLOC, t) for t in stored_tensors(run.block)], run.count, run.stage.symbols) for run in runs]
+    load = load_segments(runs, policy)
     accumulation = policy.config.gradient_accumulation_steps
     micro_steps = [(1, lower_micro_step(runs, shared, policy, accumulate=False))]
     if accumulation > 1:
@@ -65,12 +66,7 @@ def build_step(spec: ModelSpec, policy: Policy) -> Step:
     from napkinmath.lowering.optimizer import lower_update
 
     update = lower_update(runs, policy, dict(spec.symbols))
-    return Step(spec, policy, runs, load + update.load, micro_steps, update)
-
-
-def stored_tensors(block: Block) -> list[Tensor]:
-    """What a block's weights occupy, tied ones not again."""
-    return [t for w in block.weights if not w.tied_to for t in (w.tensor, *w.constants)]
+    return Step(spec, policy, runs, load + update.load, micro_steps, update, save_segments(runs, policy))
 
 
 def record_runs(spec: ModelSpec, policy: Policy) -> tuple[list[Run], dict[str, Value]]:
@@ -163,12 +159,22 @@ def lower_micro_step(runs: list[Run], shared: dict[str, Value], policy: Policy, 
             cached.append(Segment(f"end of autocast, {run.name}", Phase.FORWARD, [(FREE, t) for t in forward.until_end], run.count, run.stage.symbols))
         segments.append(Segment(run.name, Phase.FORWARD, events, run.count, run.stage.symbols))
     segments += cached
+    if policy.stack.holds_last_step and policy.stack.quantized_keeps_input:
+        held = [(run, tensors) for run in runs if (tensors := inputs_kept_by_nodes(run.block))]
+        segments[:0] = [Segment("graph of the step before", Phase.FORWARD, [(ALLOC, t) for t in tensors], run.count, run.stage.symbols) for run, tensors in held]
+        segments += [Segment("graph of the step before dropped", Phase.FORWARD, [(FREE, t) for t in tensors], run.count, run.stage.symbols) for run, tensors in held]
     segments += _lower_backward(runs, units, releases, accumulate=accumulate)
     ends: list[Event] = [(FREE, tensor) for tensor in releases.get((Phase.STEP, 0), ())]
     if chain.held is not None:
         ends.append((FREE, chain.held))  # the loss
     segments.append(Segment("end of the micro-step", Phase.BACKWARD, ends))
     return segments
+
+
+def inputs_kept_by_nodes(block: Block) -> list[Tensor]:
+    """Stand-ins for the inputs of quantized products that the nodes of a finished backward still hold (bitsandbytes' ctx.tensors)."""
+    kept = {tensor: None for op in block.ops if op.inputs[1:] and op.inputs[1].weight is not None and op.inputs[1].weight.constants for tensor in op.saves}
+    return [Tensor("input kept by the step before", t.axes, t.dtype, t.role, t.module) for t in kept]
 
 
 def shared_releases(runs: list[Run], shared: dict[str, Value], policy: Policy) -> dict[tuple[Phase, int], list[Tensor]]:

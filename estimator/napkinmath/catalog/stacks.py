@@ -13,6 +13,8 @@ class Stack(Record):
     source: str
     transformers: tuple[int, int] = (5, 23)
     """Version of transformers whose modelling code runs."""
+    modelling: str = ""
+    """Library with model classes of its own (a row of MODELLING in catalog/families); '' is transformers."""
     reentrant_checkpointing: bool = False
     default_optimizer: str = "adamw-fused"
     logits_upcast: bool = True
@@ -31,6 +33,12 @@ class Stack(Record):
     """'eager' is the chain of small ops, 'in place' unsloth's kernel, which turns queries and keys where they lie."""
     fused_adapters: bool = False
     """Adapters over quantized weights run as one autograd node a projection that keeps x and its dropped copy (unsloth's)."""
+    quantized_keeps_input: bool = False
+    """A 4-bit product keeps its input as an attribute of its autograd node (bitsandbytes up to 0.43.1): until the graph is dropped."""
+    unpacks_by_half: bool = False
+    """Weights were quantized from fp16 and unpack to it, then to the compute type: two copies (lightning plugins/precision/bitsandbytes.py)."""
+    holds_last_step: bool = False
+    """The loop's variables keep loss and logits, and by them the graph, until the next step binds them anew."""
     half_embeddings: bool = False
     """After k-bit preparation the trainer casts embeddings and head back to the compute type; norms stay fp32 (TRL peft_module_casting_to_bf16)."""
     master_weights: bool = False
@@ -78,6 +86,14 @@ STACKS: dict[str, Stack] = {
             master_weights=True, step_gradients_fp32=True,
         ),
         _HF_445.replace(name="hf-2024", meaning="transformers 4.3x to 4.45 with its Trainer"),
+        Stack(
+            name="litgpt", meaning="litgpt's fine-tuning scripts of 2023 to 2024", source="litgpt 0.4 finetune/lora.py, lora.py, model.py; bitsandbytes 0.42", transformers=(0, 0), modelling="litgpt",
+            default_optimizer="adamw-foreach", quantized_keeps_input=True, unpacks_by_half=True, holds_last_step=True,
+        ),
+        Stack(
+            name="litgpt-2023", meaning="lit-gpt's fine-tuning scripts of 2023, which run the longest sample first", source="lit-gpt of October 2023 finetune/lora.py train, get_batch(longest_seq_ix)", transformers=(0, 0), modelling="litgpt",
+            default_optimizer="adamw-foreach", quantized_keeps_input=True, unpacks_by_half=True,
+        ),
         _HF_445, _with_foak(_HF_445), _with_trl(_HF_445), _HF_448, _with_foak(_HF_448), _with_trl(_HF_448),
     )
 }  # fmt: skip

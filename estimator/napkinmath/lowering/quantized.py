@@ -6,7 +6,7 @@ The formats are rows of catalog/quantization.py; this file is how any of them is
 from __future__ import annotations
 
 from napkinmath.costs import Dequantize, Gemm, Move, traffic
-from napkinmath.dtypes import FP32, UINT8, DType
+from napkinmath.dtypes import FP16, FP32, UINT8, DType
 from napkinmath.expr import Size, ceil_div, product
 from napkinmath.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value, Weight
 from napkinmath.ops.elementwise import add, cast
@@ -73,7 +73,7 @@ class WeightFormat(Record):
         axes = (*x.axes[:-1], outputs)
         tensor = t.tensor("output", axes, compute, role)
         out = Value(tensor, axes, compute, x.requires_grad)
-        temporaries = self._unpacked(t, w, compute)
+        temporaries = self.unpacked(t, w, compute)
         allocs, frees = [(ALLOC, y) for y in temporaries], [(FREE, y) for y in temporaries]
         unpack = Dequantize(self.dequantize_kernel, w.elements, self.bits, compute)
         gradient = Gradient(x, t.gradient_of(x)) if x.requires_grad else None
@@ -87,7 +87,7 @@ class WeightFormat(Record):
             out = add(t, out, Value(bias.tensor, axes, compute, bias.requires_grad))
         return cast(t, out, source_dtype)  # Linear4bit.forward returns the type it was given, under autocast too
 
-    def _unpacked(self, t: Tape, w: Weight, compute: DType) -> list[Tensor]:
+    def unpacked(self, t: Tape, w: Weight, compute: DType) -> list[Tensor]:
         """What exists while a weight is unpacked: nested scales in fp32, before and after adding the offset, then the weight."""
         made: list[Tensor] = []
         if self.double_quant:
@@ -95,6 +95,8 @@ class WeightFormat(Record):
             made.append(t.tensor("scales in fp32", (groups,), FP32, Role.WORKSPACE))
         if self.unpacks_whole:
             made.append(t.tensor("unpacked weight", w.axes, compute, Role.WORKSPACE))
+            if t.policy.stack.unpacks_by_half:
+                made.append(t.tensor("unpacked weight in fp16", w.axes, FP16, Role.WORKSPACE))
         return made
 
 
