@@ -137,6 +137,8 @@ def phase_times(timeline: Timeline, speed: Efficiency, *, first_segment: int) ->
     device: dict[Phase, dict[str, float]] = {}
     host: dict[Phase, float] = {}
     for segment in timeline.segments[first_segment:]:
+        if segment.phase is Phase.SAVE:
+            continue
         by_bound = device.setdefault(segment.phase, {})
         for kernel in segment.kernels:
             by_bound[kernel.bound] = by_bound.get(kernel.bound, 0.0) + kernel.seconds * segment.repeat

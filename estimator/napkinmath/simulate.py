@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def run_order(step: Step, *, steps: int = 2) -> tuple[list[Segment], tuple[int, ...]]:
-    """The segments of loading and of `steps` training steps, and where each step starts.
+    """The segments of loading, of `steps` training steps and of saving, and where each step starts.
 
     The first step creates the optimizer's states, later ones find them; `steps=1` is a later one, its states there from the start.
     """
@@ -31,7 +31,7 @@ def run_order(step: Step, *, steps: int = 2) -> tuple[list[Segment], tuple[int, 
         order += step.update.clip
         order += step.update.states if number == 0 and steps > 1 else []
         order += step.update.work + step.update.zero
-    return order, tuple(starts)
+    return order + step.save, tuple(starts)
 
 
 def simulate(step: Step, clock: Clock | None = None, *, steps: int = 2) -> Timeline:

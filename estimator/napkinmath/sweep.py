@@ -171,6 +171,8 @@ def _seconds(segments: list[Segment], scopes: dict[tuple[tuple[str, int], ...], 
     device: Floats | float = 0.0
     host = 0.0
     for segment in segments:
+        if segment.phase is Phase.SAVE:
+            continue
         if id(segment) not in known:
             known[id(segment)] = _segment_seconds(segment, scopes[segment.symbols], clock)
         seconds, launches = known[id(segment)]

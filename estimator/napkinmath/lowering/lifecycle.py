@@ -1,0 +1,69 @@
+"""Before and after training: loading, quantizing and preparing the weights, and saving them."""
+
+from __future__ import annotations
+
+from napkinmath.costs import HostCopy
+from napkinmath.dtypes import BF16, FP16, FP32
+from napkinmath.expr import Size
+from napkinmath.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Weight, Work
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from napkinmath.ledger import Event
+    from napkinmath.lowering.policy import Policy
+    from napkinmath.step import Run, Segment
+
+
+def load_segments(runs: list[Run], policy: Policy) -> list[Segment]:
+    """Every weight arrives in the checkpoint's 16 bits; it is cast or quantized on the device, a tensor at a time.
+
+    k-bit preparation then makes what was left unquantized fp32, once all is loaded. Sources: transformers 5.23
+    core_model_loading.py; bitsandbytes 0.50 nn/modules.py Params4bit._quantize; peft 0.21 utils/other.py prepare_model_for_kbit_training.
+    """
+    from napkinmath.step import Segment
+
+    loaded: list[Segment] = []
+    prepared: list[Segment] = []
+    for run in runs:
+        here, later = _load_block(run.block.weights, policy)
+        loaded.append(Segment(f"weights of {run.name}", Phase.LOAD, here, run.count, run.stage.symbols))
+        if later:
+            prepared.append(Segment(f"k-bit preparation of {run.name}", Phase.LOAD, later, run.count, run.stage.symbols))
+    return loaded + prepared
+
+
+def _load_block(weights: list[Weight], policy: Policy) -> tuple[list[Event], list[Event]]:
+    quantization = policy.config.quantization
+    preparing = quantization is not None and quantization.kbit_preparation
+    now: list[Event] = []
+    later: list[Event] = []
+    for weight in weights:
+        if weight.tied_to:
+            continue
+        stored = [(ALLOC, t) for t in (weight.tensor, *weight.constants)]
+        if weight.kind == "adapter" or weight.buffer or weight.tensor.dtype in (BF16, FP16):
+            now += stored
+            continue
+        arrived = Tensor(f"{weight.tensor.name} as loaded", weight.axes, BF16, Role.WEIGHTS, weight.path)
+        if preparing and not weight.constants and weight.tensor.dtype is FP32:
+            now.append((ALLOC, arrived))
+            later += [*stored, (FREE, arrived)]
+        else:
+            now += [(ALLOC, arrived), *stored, (FREE, arrived)]
+    return now, later
+
+
+def save_segments(runs: list[Run], policy: Policy) -> list[Segment]:
+    """Saving what was trained: tensors are copied to the host one by one, the device holds nothing more."""
+    from napkinmath.step import Segment
+
+    segments: list[Segment] = []
+    for run in runs:
+        moved: Size = 0
+        for weight in run.block.weights:
+            if weight.trainable and not weight.tied_to:
+                moved = moved + weight.tensor.nbytes
+        if not isinstance(moved, int) or moved:
+            work = Work(None, (HostCopy(moved, to_host=True, pinned=False),), False)
+            segments.append(Segment(f"saving {run.name}", Phase.SAVE, [(RUN, work)], run.count, run.stage.symbols))
+    return segments
