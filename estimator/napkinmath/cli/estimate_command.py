@@ -55,11 +55,14 @@ def make_estimates(given: dict[str, Any], notes: list[str]) -> list[Estimate]:
 
 
 def _refuse_untrained(e: Estimate) -> None:
+    """Raises where the names given leave nothing that is trained."""
     if e.num_trained:
         return
-    if e.config.adapter is not None:
-        raise InputError(f"--targets {shown(','.join(e.config.adapter.targets))} matches no module of {e.spec.name}; use all-linear, or names such as q_proj,v_proj")
-    raise InputError(f"--freeze {shown(','.join(e.config.frozen))} leaves nothing of {e.spec.name} to train; freeze less")
+    adapter = e.config.adapter
+    if adapter is None:
+        raise InputError(f"--freeze {shown(','.join(e.config.frozen))} leaves nothing of {e.spec.name} to train; freeze less")
+    if adapter.targets != ("all-linear",):
+        raise InputError(f"--targets {shown(','.join(adapter.targets))} matches no module of {e.spec.name}; use all-linear, or names such as q_proj,v_proj")
 
 
 def _parser() -> Parser:

@@ -36,7 +36,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 DEFECT = 70  # EX_SOFTWARE of sysexits.h
 DEFAULT = "napkinmath.cli.estimate_command:run"
-_EXTRA = {"napkinmath_profiler": "profiler", "napkinmath_kernels": "kernels"}
+EXTRAS = {"napkinmath_profiler": "profiler", "napkinmath_kernels": "kernels"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -90,8 +90,8 @@ def _load(name: str, target: str) -> Callable[[list[str]], int]:
         package = module.partition(".")[0]
         if missing in ("napkinmath", package) and (error.name or "") == module:
             raise InputError(f"command {shown(name)} is not part of this installation; see `estimate --help` for what is") from None
-        if package in _EXTRA:
-            raise InputError(f"command {shown(name)} needs {missing or package}; install it with: pip install 'napkinmath[{_EXTRA[package]}]'") from None
+        if package in EXTRAS:
+            raise InputError(f"command {shown(name)} needs {missing or package}; install it with: pip install 'napkinmath[{EXTRAS[package]}]'") from None
         raise
     except AttributeError:
         raise InputError(f"command {shown(name)} is not part of this installation; see `estimate --help` for what is") from None

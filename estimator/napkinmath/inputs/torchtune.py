@@ -27,6 +27,8 @@ def read(job: ForeignJob) -> dict[str, object]:
     job.give("bs", job.take("batch_size"))
     job.give("grad_accum", job.take("gradient_accumulation_steps"))
     _read_length(job)
+    clip = job.take("clip_grad_norm")
+    job.give("clip", clip is not None)
     _read_optimizer(job)
     loss = str(job.mapping("loss").get("_component_", "")).lower()
     if "chunked" in loss or "linearcrossentropy" in loss:
@@ -36,8 +38,6 @@ def read(job: ForeignJob) -> dict[str, object]:
     job.give("checkpointing", "full" if job.switch("enable_activation_checkpointing") else "none")
     if job.switch("enable_activation_offloading"):
         job.give("offload", "activations")
-    clip = job.take("clip_grad_norm")
-    job.give("clip", clip is not None)
     compiled = job.take("compile")
     job.give("compile", bool(compiled) if not isinstance(compiled, dict) else True)
     return job.finish()
@@ -116,4 +116,4 @@ def _read_optimizer(job: ForeignJob) -> None:
         raise InputError(f"optimizer {shown(optimizer.get('_component_'))} is not modelled; give --optimizer NAME beside the recipe")
     if job.switch("optimizer_in_bwd"):
         job.give("optimizer_in_backward", True)
-        job.give("clip", False)
+        job.give("clip", False)  # the recipe has no gradients left to clip

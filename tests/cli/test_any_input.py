@@ -1,0 +1,118 @@
+"""Whatever is typed, the command answers with 0, 1, 2 or 3, and with one line where the answer is 2."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+from cli.runs import TINY, Done, run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from napkinmath.catalog.arch_string import read_arch
+from napkinmath.cli.flags import BATCH, HARDWARE, METHOD, QUANTIZATION, REPEAT, STEP, SWITCH, TEXT
+from napkinmath.errors import InputError
+from napkinmath.inputs.job_file import _KINDS, read_job
+from napkinmath.inputs.options import KEYS, train_config
+
+ROWS = [row for group in (METHOD, QUANTIZATION, BATCH, STEP, HARDWARE) for row in group]
+# Words that some flag understands, so that random lines get past the first check.
+WORDS = [
+    "0", "1", "2", "8", "16", "64", "1k", "0.1", "-1", "1.5", "nan", "auto", "none", "full", "lora", "qlora", "dora", "ia3", "prefix", "nf4", "fp4", "int8", "gptq", "bf16", "fp16-amp", "fp32", "adamw", "adamw-8bit",
+    "sgd", "lion", "every:2", "sqrt", "selective", "offload", "optimizer", "eager", "sdpa", "math", "chunked", "fused", "hf", "liger", "q_proj", "q_proj,v_proj", "all-linear", "lm_head", "H100", "4090", "24GiB", "1g.10gb",
+    "linux", "expandable_segments:True", "embed_tokens", "1,2,3", "hf-2024", "hf-bare",
+]  # fmt: skip
+values = st.one_of(st.sampled_from(WORDS), st.text(max_size=12).filter(lambda text: not text.startswith("-")))
+
+
+@st.composite
+def flags(draw: st.DrawFn) -> list[str]:
+    row = draw(st.sampled_from(ROWS))
+    name = draw(st.sampled_from(row[0]))
+    if row[1] in (TEXT, REPEAT):
+        return [name, draw(values)]
+    return ["--no-" + row[0][0][2:]] if row[1] == SWITCH and draw(st.booleans()) else [name]
+
+
+def check(done: Done) -> None:
+    assert done.code in (0, 1, 2, 3), done
+    if done.code == 2:
+        assert len(done.err.splitlines()) == 1 and done.out == "", done
+        assert done.err.startswith("estimate: ")
+    assert "Traceback" not in done.err
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(flags(), max_size=4))
+def test_any_flags(lines: list[list[str]]) -> None:
+    check(run(*TINY, *(word for line in lines for word in line), "--json"))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.text(max_size=15), max_size=4))
+def test_any_words(words: list[str]) -> None:
+    check(run(*words))
+
+
+scalars = st.one_of(st.none(), st.booleans(), st.integers(-(10**20), 10**20), st.floats(), st.text(max_size=8))
+anything = st.recursive(scalars, lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=5), inner, max_size=3)), max_leaves=6)
+LLAMA = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 100}
+FIELDS = [*LLAMA, "head_dim", "tie_word_embeddings", "attention_bias", "mlp_bias", "hidden_act", "attention_dropout", "text_config", "quantization_config", "torch_dtype", "architectures", "rope_scaling"]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.dictionaries(st.sampled_from(FIELDS), st.one_of(anything, st.integers(1, 512)), max_size=3))
+def test_any_config_value(changes: dict[str, object]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "config.json")
+        file.write_text(json.dumps({**LLAMA, **changes}))
+        check(run("--model", str(file), "--ctx", "16", "--json"))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.dictionaries(st.sampled_from(KEYS), st.one_of(anything, st.sampled_from(WORDS)), max_size=5))
+def test_any_option_value(options: dict[str, object]) -> None:
+    """Typed values of a job file either make a configuration or an InputError."""
+    try:
+        train_config({key: value for key, value in options.items() if value is not None})
+    except InputError as error:
+        assert str(error) and "\n" not in str(error)
+
+
+FOREIGN_KEYS = {
+    "axolotl": ["base_model", "adapter", "load_in_4bit", "load_in_8bit", "lora_r", "lora_target_modules", "bf16", "fp16", "gradient_checkpointing", "sequence_len", "plugins", "torch_compile", "flash_attention"],
+    "trainer": ["model_name_or_path", "per_device_train_batch_size", "use_peft", "lora_r", "bf16", "dtype", "optim", "max_length", "packing", "gradient_checkpointing_kwargs", "loss_type", "max_grad_norm"],
+    "llama-factory": ["finetuning_type", "cutoff_len", "quantization_bit", "lora_target", "bf16", "use_galore", "flash_attn", "lora_rank", "use_unsloth"],
+    "torchtune": ["model", "optimizer", "loss", "tokenizer", "dataset", "batch_size", "dtype", "compile", "clip_grad_norm", "optimizer_in_bwd"],
+}
+STARTS = {"axolotl": {"base_model": "llama-7b"}, "trainer": {"model_name_or_path": "llama-7b"}, "llama-factory": {"model_name_or_path": "llama-7b", "cutoff_len": 64}, "torchtune": {"model": {"_component_": "x.lora_llama2_7b"}}}
+
+
+def test_every_reader_is_tried() -> None:
+    assert set(FOREIGN_KEYS) == set(STARTS) == set(_KINDS)
+
+
+@settings(max_examples=250, deadline=None)
+@given(st.data())
+def test_any_foreign_job(data: st.DataObject) -> None:
+    kind = data.draw(st.sampled_from(sorted(FOREIGN_KEYS)))
+    content = {**STARTS[kind], **data.draw(st.dictionaries(st.sampled_from(FOREIGN_KEYS[kind]), st.one_of(anything, st.sampled_from(WORDS), st.booleans()), max_size=4))}
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "job.json")
+        file.write_text(json.dumps(content))
+        try:
+            train_config(read_job(str(file), []))
+        except InputError as error:
+            assert str(error)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.one_of(st.sampled_from(["L2", "h64", "a4", "kv2", "f128", "v1k", "tied", "gelu", "mqa", "encoder", "moe4x2", "MPT", "learned-pos", "gated", "dh16"]), st.text(max_size=5)), max_size=8))
+def test_any_architecture(words: list[str]) -> None:
+    try:
+        config = read_arch(" ".join(words))
+    except InputError as error:
+        assert str(error)
+    else:
+        assert config["model_type"]

@@ -1,0 +1,171 @@
+"""The commands end to end: exit codes, output forms, catalogs, streams that break."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cli.runs import TINY, run
+
+import napkinmath
+from napkinmath.cli import main as main_module
+from napkinmath.cli.main import COMMANDS
+
+ROOT = Path(__file__).resolve().parents[2]
+CODE = "import sys; from napkinmath.cli.main import main; sys.exit(main())"
+
+
+def test_report_of_the_readme_command() -> None:
+    done = run("--model", "llama-7b", "--qlora", "--bs", "4", "--ctx", "2048")
+    assert done.code == 0 and done.err == ""
+    for word in ("llama-7b", "QLoRA", "allocated", "reserved", "device", "peak"):
+        assert word in done.out
+
+
+@pytest.mark.parametrize(("gpu", "code"), [("H200", 0), ("T4", 1)])
+def test_exit_code_says_whether_it_fits(gpu: str, code: int) -> None:
+    assert run("--model", "llama-7b", "--lora", "--bs", "4", "--gpu", gpu).code == code
+
+
+def test_worst_of_several_gpus_decides() -> None:
+    assert run("--model", "llama-7b", "--lora", "--gpu", "H200", "--gpu", "T4", "--json").code == 1
+
+
+def test_straddled_capacity_cannot_be_told() -> None:
+    """Between the least memory that surely fits and the most that surely does not lies a band of exit code 3."""
+    argv = ("--model", "llama-7b", "--qlora", "--bs", "4", "--json")
+    codes = [run(*argv, "--vram", f"{mib}MiB").code for mib in range(10 * 1024, 18 * 1024, 400)]
+    assert codes[0] == 1 and codes[-1] == 0 and 3 in codes
+    assert codes == sorted(codes, key=lambda code: {1: 0, 3: 1, 0: 2}[code])
+
+
+def test_json_is_one_document() -> None:
+    done = run(*TINY, "--lora", "--gpu", "4090", "--json")
+    assert done.code == 0 and isinstance(json.loads(done.out), dict)
+
+
+def test_explain_prints_formulas() -> None:
+    done = run(*TINY, "--lora", "--explain")
+    assert done.code == 0 and "b" in done.out and "·" in done.out
+
+
+@pytest.mark.parametrize("ending", ["html", "svg"])
+def test_timeline_is_written(ending: str, tmp_path: Path) -> None:
+    file = tmp_path / f"step.{ending}"
+    done = run(*TINY, "--timeline", str(file))
+    assert done.code == 0 and str(file) in done.out
+    assert f"<{ending}" in file.read_text(encoding="utf-8")
+
+
+def test_timeline_into_a_missing_folder_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = run(*TINY, "--timeline", "no/step.svg")
+    assert done.code == 2 and len(done.err.splitlines()) == 1 and "no/step.svg" in done.err
+
+
+def test_models_and_gpus_are_listed_and_filtered() -> None:
+    everything, some = run("models"), run("models", "qwen", "moe")
+    assert everything.code == some.code == 0
+    assert len(everything.out.splitlines()) > 120 and 1 < len(some.out.splitlines()) < 20
+    assert all("qwen" in line.lower() for line in some.out.splitlines()[1:])
+    assert len(run("gpus").out.splitlines()) > 50
+    assert {row["vendor"] for row in json.loads(run("gpus", "--json", "amd").out)} == {"amd"}
+    assert all(row["nominal_bytes"] >= 80 * 2**30 for row in json.loads(run("gpus", "--json", "--min-memory", "80").out))
+    assert len(json.loads(run("models", "--json", "llama").out)) > 5
+
+
+def test_version_is_the_package_s() -> None:
+    done = run("version")
+    assert done.code == 0 and napkinmath.__version__ in done.out
+    assert f'version = "{napkinmath.__version__}"' in (ROOT / "pyproject.toml").read_text()
+
+
+@pytest.mark.parametrize("argv", [("--help",), ("models", "--help"), ("gpus", "-h"), ("version", "--help")])
+def test_help(argv: tuple[str, ...]) -> None:
+    done = run(*argv)
+    assert done.code == 0 and done.out.startswith("usage: estimate") and done.err == ""
+
+
+def test_help_names_every_command() -> None:
+    text = run("--help").out
+    assert all(f"  {name} " in text for name in COMMANDS)
+
+
+def test_command_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(COMMANDS, "sweep", ("napkinmath.cli.no_such_module:run", ""))
+    done = run("sweep")
+    assert (done.code, len(done.err.splitlines())) == (2, 1) and "'sweep' is not part of this installation" in done.err
+
+
+def test_command_that_needs_torch_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    package = tmp_path / "napkinmath_profiler_stub"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "trace.py").write_text("import a_library_nobody_has\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(COMMANDS, "trace", ("napkinmath_profiler_stub.trace:run", ""))
+    monkeypatch.setitem(main_module.EXTRAS, "napkinmath_profiler_stub", "profiler")
+    done = run("trace")
+    assert done.code == 2 and "a_library_nobody_has" in done.err and "napkinmath[profiler]" in done.err
+
+
+def test_interrupt_ends_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("napkinmath.cli.version.run", interrupted)
+    assert run("version") == (130, "", "")
+
+
+def test_our_own_mistake_is_not_called_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: object) -> int:
+        raise TypeError("oops")
+
+    monkeypatch.setattr("napkinmath.cli.version.run", broken)
+    done = run("version")
+    assert done.code == main_module.DEFECT and "TypeError: oops" in done.err and len(done.err.splitlines()) == 1
+
+
+def shell(line: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A line of shell in which `estimate` is the command of this checkout."""
+    function = f"estimate() {{ {sys.executable} -c '{CODE}' \"$@\"; }}; "
+    variables = {**os.environ, "PYTHONPATH": str(ROOT / "estimator"), **environment}
+    return subprocess.run(["bash", "-c", function + line], capture_output=True, text=True, env=variables, timeout=60)
+
+
+def test_reader_that_stops_reading() -> None:
+    done = shell("estimate models | head -1; echo ${PIPESTATUS[0]}")
+    assert done.stderr == "" and done.stdout.splitlines()[-1] == "0"
+
+
+def test_closed_standard_output() -> None:
+    done = shell("estimate --model llama-7b >&-")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_closed_standard_error() -> None:
+    assert shell("estimate --model lama-9 2>&-").returncode == 2
+
+
+def test_full_disk() -> None:
+    if not os.path.exists("/dev/full"):
+        pytest.skip("needs /dev/full")
+    done = shell("estimate --model llama-7b > /dev/full")
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and "No space left" in done.stderr
+
+
+def test_terminal_without_unicode() -> None:
+    done = shell("estimate --model llama-7b --lora; estimate --model 模型", PYTHONIOENCODING="ascii:strict", PYTHONUTF8="0", LC_ALL="C")
+    assert "llama-7b" in done.stdout and "Traceback" not in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_notes_go_to_standard_error(tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text("base_model: meta-llama/Llama-2-7b-hf\nadapter: lora\nfoo_bar: 3\n")
+    done = run(str(job), "--json")
+    assert done.code == 0 and json.loads(done.out)
+    assert any("foo_bar" in line for line in done.err.splitlines()) and all(line.startswith("note: ") for line in done.err.splitlines())

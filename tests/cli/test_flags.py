@@ -1,0 +1,174 @@
+"""Every flag does what it says: it is accepted, and it changes the one thing it names."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from cli.runs import TINY, run
+
+from napkinmath.cli.flags import MODEL, OUTPUT, SHARED, SWITCH
+from napkinmath.cli.parser import Parser
+from napkinmath.errors import InputError
+from napkinmath.inputs.hardware_options import allocator_text, machines
+from napkinmath.inputs.model_options import model_spec
+from napkinmath.inputs.options import METHODS, train_config
+from napkinmath.train_config import AdapterKind, Attention, Kernels, Loss, Precision, RecomputeKind
+
+PARSER = Parser("estimate", "", SHARED)
+
+# (command line, path of a TrainConfig field, value)
+EFFECTS: list[tuple[str, str, object]] = [
+    ("--full", "adapter", None),
+    ("--lora", "adapter.kind", AdapterKind.LORA),
+    ("--lora", "quantization", None),
+    ("--qlora", "quantization.format", "nf4"),
+    ("--qlora", "quantization.double_quant", True),
+    ("--qlora", "quantization.kbit_preparation", True),
+    ("--qlora", "recompute.kind", RecomputeKind.FULL),
+    ("--lora", "recompute.kind", RecomputeKind.NONE),
+    ("--lora --quant int8", "recompute.kind", RecomputeKind.FULL),
+    ("--method dora", "adapter.kind", AdapterKind.DORA),
+    ("--method QDoRA", "quantization.format", "nf4"),
+    ("--method qa-lora", "quantization.format", "gptq-int4"),
+    ("--method ia3", "adapter.kind", AdapterKind.IA3),
+    ("--method prefix", "adapter.kind", AdapterKind.PREFIX),
+    ("--method pretrain", "adapter", None),
+    ("--lora --rank 64", "adapter.rank", 64),
+    ("--lora -r 8", "adapter.rank", 8),
+    ("--lora --alpha 32", "adapter.alpha", 32),
+    ("--lora --targets q_proj,v_proj", "adapter.targets", ("q_proj", "v_proj")),
+    ("--lora --targets all", "adapter.targets", ("all-linear",)),
+    ("--lora --dropout 0.05", "adapter.dropout", 0.05),
+    ("--lora --adapter-dtype bfloat16", "adapter.dtype", "bf16"),
+    ("--lora --rslora", "adapter.rank_stabilized", True),
+    ("--lora --no-rslora", "adapter.rank_stabilized", False),
+    ("--lora --train-modules embed_tokens,lm_head", "adapter.trained_modules", ("embed_tokens", "lm_head")),
+    ("--lora --adapters 4", "adapter.num_adapters", 4),
+    ("--method prompt --virtual-tokens 8", "adapter.num_virtual_tokens", 8),
+    ("--freeze embed_tokens", "frozen", ("embed_tokens",)),
+    ("--qlora --quant fp4", "quantization.format", "fp4"),
+    ("--lora --quant hqq", "quantization.format", "hqq-int4"),
+    ("--lora --quant none", "quantization", None),
+    ("--qlora --no-double-quant", "quantization.double_quant", False),
+    ("--lora --quant gptq --group-size 64", "quantization.group_size", 64),
+    ("--qlora --no-kbit", "quantization.kbit_preparation", False),
+    ("--qlora --keep-modules lm_head,router", "quantization.keep", ("lm_head", "router")),
+    ("--bs 4", "micro_batch_size", 4),
+    ("-b 4", "micro_batch_size", 4),
+    ("--micro-batch-size=4", "micro_batch_size", 4),
+    ("--ctx 4k", "sequence_length", 4096),
+    ("--seq-len 512", "sequence_length", 512),
+    ("--grad-accum 8", "gradient_accumulation_steps", 8),
+    ("--gradient-accumulation-steps 8", "gradient_accumulation_steps", 8),
+    ("--target-ctx 256", "batch.target_length", 256),
+    ("--packing", "batch.packing", True),
+    ("--lengths 100,2k,300", "batch.lengths", (100, 2048, 300)),
+    ("--precision bf16-amp", "precision", Precision.BF16_AMP),
+    ("--precision float32", "precision", Precision.FP32),
+    ("--precision FP8_BLOCK", "precision", Precision.FP8_BLOCK),
+    ("--optimizer adamw_torch_fused", "optimizer", "adamw-fused"),
+    ("--optimizer paged_adamw_8bit", "optimizer", "paged-adamw-8bit"),
+    ("--optimizer auto", "optimizer", "auto"),
+    ("--optimizer-in-backward", "optimizer_in_backward", True),
+    ("--no-clip", "clip_gradients", False),
+    ("--checkpointing full", "recompute.kind", RecomputeKind.FULL),
+    ("--checkpointing every:4", "recompute.every", 4),
+    ("--checkpointing sqrt", "recompute.kind", RecomputeKind.SQRT),
+    ("--checkpointing selective:sdpa,linear", "recompute.keep", ("sdpa", "linear")),
+    ("--checkpointing offload", "offload.checkpoints", True),
+    ("--checkpointing offload", "recompute.kind", RecomputeKind.FULL),
+    ("--qlora --checkpointing none", "recompute.kind", RecomputeKind.NONE),
+    ("--checkpointing full --reentrant", "recompute.reentrant", True),
+    ("--offload optimizer,activations", "offload.optimizer", True),
+    ("--offload optimizer,activations", "offload.activations", True),
+    ("--offload params", "offload.parameters", True),
+    ("--offload optimizer --no-pinned", "offload.pinned", False),
+    ("--attention eager", "attention", Attention.EAGER),
+    ("--attention flash_attention_2", "attention", Attention.FLASH2),
+    ("--loss chunked", "loss", Loss.CHUNKED),
+    ("--kernels liger", "kernels", Kernels.LIGER),
+    ("--stack hf-2024", "stack", "hf-2024"),
+    ("--eval", "training_mode", False),
+    ("--train-mode", "training_mode", True),
+    ("--compile", "compile", True),
+]
+COVERED_ELSEWHERE = {row[0][0] for row in (*MODEL, *OUTPUT)} | {"--gpu", "--gpus", "--nodes", "--vram", "--mig", "--display", "--allocator", "--calibration"}
+
+
+def field_of(config: object, path: str) -> object:
+    for name in path.split("."):
+        config = getattr(config, name)
+    return config
+
+
+@pytest.mark.parametrize(("line", "path", "value"), EFFECTS, ids=[f"{line} {path}" for line, path, _ in EFFECTS])
+def test_flag_sets_its_field(line: str, path: str, value: object) -> None:
+    assert field_of(train_config(PARSER.parse(line.split())), path) == value
+
+
+def test_every_flag_is_tested() -> None:
+    given = {word.partition("=")[0] for line, _, _ in EFFECTS for word in line.split() if word.startswith("--")}
+    for _, rows in SHARED:
+        for flags, kind, _, _ in rows:
+            names = {*flags, *({"--no-" + flags[0][2:]} if kind == SWITCH else set())}
+            assert names & (given | COVERED_ELSEWHERE), flags
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_is_priced(method: str) -> None:
+    done = run(*TINY, "--method", method, "--json")
+    assert done.code == 0, done.err
+    json.loads(done.out)
+
+
+@pytest.mark.parametrize(("line", "name", "gib"), [("--gpu 4090", "RTX 4090", 23.0), ("--gpus 1xT4", "T4", 14.0), ("--gpus 1 --nodes 1 --gpu h100", "H100", 79.0), ("--vram 40GiB", "40 GiB", 40.0)])
+def test_hardware_flags(line: str, name: str, gib: float) -> None:
+    (machine,) = machines(PARSER.parse(line.split()))
+    assert machine is not None and name.lower() in machine.gpu.name.lower()
+    assert abs(machine.memory_bytes / 2**30 - gib) < 1.5
+
+
+def test_mig_vram_and_display() -> None:
+    (part,) = machines(PARSER.parse("--gpu A100-80 --mig 3g.40gb".split()))
+    (whole,) = machines(PARSER.parse("--gpu A100-80".split()))
+    assert part is not None and whole is not None and part.memory_bytes < 0.55 * whole.memory_bytes
+    (small,) = machines(PARSER.parse("--gpu A100-80 --vram 10".split()))
+    assert small is not None and small.memory_bytes == 10 * 2**30
+    held = [machines(PARSER.parse(f"--gpu 4090 --display {kind}".split()))[0] for kind in ("none", "linux", "windows")]
+    usable = [machine.usable_bytes for machine in held if machine is not None]
+    assert usable == sorted(usable, reverse=True) and len(set(usable)) == 3
+
+
+def test_repeated_gpu_compares() -> None:
+    assert [m.gpu.name for m in machines(PARSER.parse("--gpu T4 --gpu 4090".split())) if m] == ["T4", "RTX 4090"]
+    done = run(*TINY, "--gpu", "T4", "--gpu", "4090", "--json")
+    assert done.code == 0 and len(json.loads(done.out)) == 2
+
+
+def test_allocator_text_reaches_the_replay() -> None:
+    assert allocator_text(PARSER.parse(["--allocator", "expandable_segments:True"])) == "expandable_segments:True"
+    assert run(*TINY, "--allocator", "expandable_segments:True,roundup_power2_divisions:4").code == 0
+
+
+def test_model_flags() -> None:
+    notes: list[str] = []
+    assert model_spec({"model": "llama-7b"}, notes).name == "llama-7b" and not notes
+    assert model_spec({"model": "huggyllama/Llama_7B"}, notes).name == "llama-7b" and notes
+    assert model_spec({"arch": "L2 h64 a4 f128 v100"}, notes).num_layers == 2
+    with pytest.raises(InputError, match="no model was named"):
+        model_spec({}, notes)
+
+
+def test_value_that_looks_like_a_flag_is_not_swallowed() -> None:
+    with pytest.raises(InputError, match="needs a value, but '--lora' follows"):
+        PARSER.parse(["--model", "--lora"])
+
+
+def test_same_value_twice_is_no_contradiction() -> None:
+    assert PARSER.parse("--bs 4 --bs 4 --packing --packing".split()) == {"bs": "4", "packing": True}
+
+
+def test_double_dash_ends_the_flags() -> None:
+    parser = Parser("x", "", (), positional=("job", "JOB", ""))
+    assert parser.parse(["--", "--odd-name.yaml"]) == {"job": "--odd-name.yaml"}

@@ -1,0 +1,157 @@
+"""Job files of every kind: what each becomes, and that what is assumed or ignored is said aloud."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cli.runs import run
+from cli.test_flags import field_of
+
+from napkinmath.errors import InputError
+from napkinmath.inputs.job_file import read_job, with_job_file
+from napkinmath.inputs.model_options import model_spec
+from napkinmath.inputs.options import train_config
+from napkinmath.train_config import AdapterKind, Attention, Kernels, Loss, Precision, RecomputeKind
+
+JOBS = Path(__file__).parent / "jobs"
+
+# file -> (model's name, fields of the TrainConfig)
+EXPECTED: dict[str, tuple[str, dict[str, object]]] = {
+    "own.yaml": (
+        "llama-7b",
+        {
+            "micro_batch_size": 4, "sequence_length": 4096, "gradient_accumulation_steps": 2, "adapter.rank": 32, "adapter.targets": ("q_proj", "v_proj"), "quantization.format": "nf4",
+            "recompute.kind": RecomputeKind.EVERY, "recompute.every": 2, "batch.packing": True, "batch.lengths": (512, 1024), "optimizer": "paged-adamw-8bit",
+        },
+    ),
+    "own.json": ("L2 h64 a4 kv2 f128 v256", {"micro_batch_size": 2, "recompute.kind": RecomputeKind.FULL, "clip_gradients": False, "adapter": None, "quantization": None}),
+    "own_config.yaml": ("llama", {"sequence_length": 64, "training_mode": False}),
+    "axolotl_qlora.yaml": (
+        "llama-2-7b",
+        {
+            "micro_batch_size": 2, "sequence_length": 4096, "gradient_accumulation_steps": 4, "adapter.kind": AdapterKind.LORA, "adapter.rank": 32, "adapter.alpha": 16, "adapter.dropout": 0.05,
+            "adapter.targets": ("all-linear",), "quantization.format": "nf4", "quantization.double_quant": True, "precision": Precision.BF16_AUTOCAST, "optimizer": "paged-adamw",
+            "recompute.kind": RecomputeKind.FULL, "recompute.reentrant": True, "attention": Attention.FLASH2, "batch.packing": True,
+        },
+    ),
+    "axolotl_full.yaml": (
+        "llama-7b",
+        {
+            "adapter": None, "precision": Precision.BF16, "recompute.kind": RecomputeKind.FULL, "offload.checkpoints": True, "optimizer": "adamw-fused", "clip_gradients": False, "kernels": Kernels.LIGER,
+            "loss": Loss.FUSED, "sequence_length": 8192,
+        },
+    ),
+    "trl_qlora.yaml": (
+        "llama-2-7b",
+        {
+            "micro_batch_size": 2, "sequence_length": 2048, "gradient_accumulation_steps": 8, "adapter.rank": 8, "adapter.dropout": 0.05, "adapter.targets": ("q_proj", "k_proj"),
+            "adapter.trained_modules": ("lm_head",), "quantization.format": "fp4", "quantization.double_quant": False, "recompute.kind": RecomputeKind.NONE, "optimizer": "adamw-8bit",
+            "precision": Precision.BF16_AUTOCAST, "attention": Attention.FLASH2, "batch.packing": True,
+        },
+    ),
+    "trl_defaults.yaml": ("llama-7b", {"micro_batch_size": 8, "sequence_length": 1024, "adapter": None, "recompute.kind": RecomputeKind.FULL, "precision": Precision.BF16_AUTOCAST}),
+    "trainer.json": (
+        "llama-7b",
+        {
+            "micro_batch_size": 4, "gradient_accumulation_steps": 2, "recompute.kind": RecomputeKind.FULL, "recompute.reentrant": True, "precision": Precision.FP16_AMP, "optimizer": "adafactor",
+            "clip_gradients": False, "compile": True, "kernels": Kernels.LIGER, "adapter": None,
+        },
+    ),
+    "torchtune_lora.yaml": (
+        "llama-2-7b",
+        {
+            "micro_batch_size": 2, "sequence_length": 4096, "gradient_accumulation_steps": 8, "adapter.rank": 8, "adapter.dtype": "bf16",
+            "adapter.targets": ("q_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"), "precision": Precision.BF16, "optimizer": "adamw-fused", "loss": Loss.CHUNKED,
+            "recompute.kind": RecomputeKind.FULL, "offload.activations": True, "clip_gradients": False, "batch.packing": True, "quantization": None,
+        },
+    ),
+    "torchtune_qlora.yaml": ("llama-2-7b", {"quantization.format": "nf4", "quantization.kbit_preparation": False, "optimizer": "paged-adamw-8bit", "recompute.kind": RecomputeKind.NONE}),
+    "torchtune_full.yaml": ("llama", {"adapter": None, "optimizer": "adamw-foreach", "optimizer_in_backward": True, "precision": Precision.FP32, "clip_gradients": False}),
+    "llama_factory_lora.yaml": (
+        "llama-2-7b",
+        {
+            "micro_batch_size": 2, "sequence_length": 1024, "gradient_accumulation_steps": 4, "adapter.rank": 16, "adapter.targets": ("all-linear",), "quantization.format": "nf4",
+            "recompute.kind": RecomputeKind.FULL, "recompute.reentrant": True, "precision": Precision.BF16_AUTOCAST,
+        },
+    ),
+    "llama_factory_full.json": (
+        "llama-7b",
+        {
+            "adapter": None, "precision": Precision.BF16_AMP, "recompute.kind": RecomputeKind.NONE, "optimizer": "galore", "kernels": Kernels.LIGER, "attention": Attention.SDPA, "sequence_length": 2048,
+        },
+    ),
+}  # fmt: skip
+# What each file must say aloud.
+SAID: dict[str, tuple[str, ...]] = {
+    "own.yaml": (),
+    "axolotl_qlora.yaml": ("axolotl", "deepspeed not priced"),
+    "trl_defaults.yaml": ("taken as 8", "taken as 1024", "gradient_checkpointing not given", "bf16 not given"),
+    "trl_qlora.yaml": ("dropout not given",),
+    "torchtune_qlora.yaml": ("max_seq_len not given",),
+    "llama_factory_full.json": ("ctx not given",),
+}
+
+
+def test_every_job_is_expected() -> None:
+    assert {path.name for path in JOBS.iterdir()} == set(EXPECTED)
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_job_file_becomes_its_configuration(name: str) -> None:
+    notes: list[str] = []
+    options = read_job(str(JOBS / name), notes)
+    model, fields = EXPECTED[name]
+    config = train_config(options)
+    assert model_spec(options, notes).name == model
+    assert {path: field_of(config, path) for path in fields} == fields
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_what_is_assumed_or_ignored_is_said(name: str) -> None:
+    notes: list[str] = []
+    read_job(str(JOBS / name), notes)
+    assert all(any(part in note for note in notes) for part in SAID[name]), notes
+    if not SAID[name]:
+        assert not notes
+
+
+@pytest.mark.parametrize("name", ["axolotl_qlora.yaml", "trl_qlora.yaml", "torchtune_lora.yaml", "llama_factory_lora.yaml"])
+def test_keys_without_influence_are_not_listed(name: str) -> None:
+    notes: list[str] = []
+    read_job(str(JOBS / name), notes)
+    assert not [note for note in notes if "ignored" in note], notes
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_command_line_overrides_the_job(name: str) -> None:
+    notes: list[str] = []
+    options = with_job_file({"job": str(JOBS / name), "bs": "3", "method": ["full"], "arch": "L2 h64 a4 f128 v100"}, notes)
+    config = train_config(options)
+    assert (config.micro_batch_size, config.adapter, config.quantization) == (3, None, None)
+    assert model_spec(options, notes).num_layers == 2
+    assert any("the command line replaces" in note for note in notes) == (name != "own.json"), "own.json's arch is given again, nothing else gives way"
+
+
+def test_job_file_runs_end_to_end() -> None:
+    done = run(str(JOBS / "own.json"), "--gpu", "4090")
+    assert done.code == 0 and "RTX 4090" in done.out
+    assert run(str(JOBS / "own.yaml"), "--ctx", "512", "--lengths", "512").code in (0, 1, 3)
+
+
+def test_model_config_given_as_job(tmp_path: Path) -> None:
+    file = tmp_path / "tiny.json"
+    file.write_text('{"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 99}')
+    done = run(str(file), "--ctx", "64")
+    assert done.code == 0 and "tiny" in done.out
+
+
+def test_yaml_needs_pyyaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "yaml", None)
+    file = tmp_path / "job.yaml"
+    file.write_text("model: llama-7b\n")
+    with pytest.raises(InputError, match="pip install pyyaml"):
+        read_job(str(file), [])
+    json_file = tmp_path / "job.json"
+    json_file.write_text('{"model": "llama-7b"}')
+    assert read_job(str(json_file), []) == {"model": "llama-7b"}
