@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from napkinmath.ledger import ALLOC, BATCH, FREE, TAKE, Block, Phase, Role, Tensor, Value
+from napkinmath.ledger import ALLOC, BATCH, FREE, TAKE, Block, Phase, Role, Tensor, Value, Weight
 from napkinmath.lowering.autograd import saved_tensors
 from napkinmath.lowering.lifecycle import load_segments, save_segments
 from napkinmath.lowering.recompute import arrange
@@ -84,15 +84,26 @@ def record_runs(spec: ModelSpec, policy: Policy) -> tuple[list[Run], dict[str, V
             if block is None:
                 block = recorded[key] = record_block(stage, policy, incoming, shared, {**sizes, **dict(stage.symbols)})
             output = block.output
+            if stage.modality == "image" and not policy.config.batch.images:
+                runs.append(Run(idle(block), stage.count, stage.replace(checkpointed=False, publishes=""), 0))
+                incoming = output
+                break
             steady = output is not None and incoming is not None and output.dtype is incoming.dtype and output.requires_grad == incoming.requires_grad
             count = stage.count - done if steady and not stage.publishes else 1
             runs.append(Run(block, count, stage, done))
             done += count
             incoming = output
         if stage.publishes and incoming is not None:
-            shared[stage.publishes] = incoming
+            if not (stage.modality == "image" and not policy.config.batch.images):
+                shared[stage.publishes] = incoming
             incoming = None
     return runs, shared
+
+
+def idle(block: Block) -> Block:
+    """A block whose weights are loaded but that does not run: no gradient ever reaches them, so no optimizer state is made."""
+    weights = [Weight(w.path, w.axes, w.tensor, trainable=False, kind=w.kind, constants=w.constants, buffer=w.buffer, tied_to=w.tied_to) for w in block.weights]
+    return Block(block.name, [], weights, None, None, (), {}, block.symbols)
 
 
 def record_block(stage: Stage, policy: Policy, incoming: Value | None, shared: dict[str, Value], sizes: dict[str, int] | None = None) -> Block:

@@ -170,6 +170,8 @@ class Batch(Record):
     """A sample of sequence lengths; empty means every sequence has sequence_length tokens."""
     target_length: Size = 0
     """Decoder length of an encoder-decoder model; 0 means the sequence length."""
+    images: int = 1
+    """Images in each sequence of a vision-language model; 0 leaves its vision tower idle."""
 
 
 class TrainConfig(Record):

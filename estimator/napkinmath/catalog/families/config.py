@@ -37,6 +37,15 @@ class Config:
             raise InputError(f"config field {field}={shown(value)} is out of range; it must be from {low} to {high}")
         return int(value)
 
+    def whole(self, field: str, default: int) -> int:
+        """A whole number that may be negative (an index from the end)."""
+        value = self.values.get(field)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int) or abs(value) > MAX_EXTENT:
+            raise InputError(f"config field {field}={shown(value)} is not a whole number")
+        return value
+
     def flag(self, field: str, default: bool = False) -> bool:
         """True or false."""
         value = self.values.get(field)
@@ -129,6 +138,14 @@ class Config:
         if not 0 < fraction <= 1:
             raise InputError(f"config field partial_rotary_factor={shown(fraction)} is out of range; use more than 0 and at most 1")
         return int(head_size * fraction)
+
+    def renamed(self, names: dict[str, str]) -> Config:
+        """The same config with a family's own field names replaced by the usual ones, which win where both are given."""
+        values = dict(self.values)
+        for own, usual in names.items():
+            if own in values and values.get(usual) is None:
+                values[usual] = values[own]
+        return Config(values, self.name, self.source)
 
     def same_length(self, field: str, length: int, layers: int) -> None:
         """Raises unless a list has an entry for every layer."""

@@ -35,6 +35,12 @@ def gelu_fast(t: Tape, x: Value) -> Value:
         return mul(t, half, shift(t, tanh(t, inner)))
 
 
+def quick_gelu(t: Tape, x: Value) -> Value:
+    """x · sigmoid(1.702 x) (QuickGELUActivation)."""
+    with t.scope():
+        return mul(t, x, elementwise.sigmoid(t, scale(t, x)))
+
+
 def relu2(t: Tape, x: Value) -> Value:
     """relu(x)² (ReLUSquaredActivation)."""
     with t.scope() as frame:
@@ -75,4 +81,5 @@ def minimum_of(t: Tape, x: Value, least: Value) -> Value:
 ACTIVATIONS = {
     "silu": elementwise.silu, "swish": elementwise.silu, "gelu": elementwise.gelu, "gelu_pytorch_tanh": elementwise.gelu, "gelu_python_tanh": gelu_new,
     "gelu_new": gelu_new, "gelu_fast": gelu_fast, "relu": elementwise.relu, "relu2": relu2, "xielu": xielu,
+    "quick_gelu": quick_gelu,
 }  # fmt: skip

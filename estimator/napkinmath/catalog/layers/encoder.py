@@ -12,6 +12,7 @@ from napkinmath.model_spec import Part
 from napkinmath.ops.attention import eager_attention, sdpa
 from napkinmath.ops.elementwise import add, dropout
 from napkinmath.ops.index import constant, embedding, input_leaf, model_input
+from napkinmath.ops.index import rotary as turned
 from napkinmath.ops.matmul import linear
 from napkinmath.ops.norm import layer_norm
 from napkinmath.record import Record
@@ -31,13 +32,17 @@ class BidirectionalAttention(Record):
     bias: tuple[bool, bool, bool] = (True, True, True)
     dropout: float = 0.0
     fp32_softmax: bool = False
+    rotary: bool = False
+    """Queries and keys are turned by the tower's tables, in the model's type (Pixtral)."""
 
-    def record(self, t: Tape, x: Value) -> Value:
+    def record(self, t: Tape, x: Value, shared: dict[str, Value] | None = None) -> Value:
         """Attention over x of axes (rows, length, width); returns (rows, length, heads · size), before any output projection."""
         rows, length, _ = x.axes
         with t.scope() as frame:
             frame.local(x)
             q, k, v_ = (self._heads(t, x, name, bias) for name, bias in zip(self.names, self.bias, strict=True))
+            if self.rotary and shared is not None:
+                q, k = (turned(t, y, shared["vision cos"], shared["vision sin"]) for y in (q, k))
             frame.local(q, k, v_)
             if t.policy.config.attention is Attention.EAGER:
                 out = eager_attention(t, q, k, v_, groups=1, mask=None, dropout_p=self.dropout, fp32_softmax=self.fp32_softmax)
