@@ -10,6 +10,7 @@ from napkinmath.dtypes import DTYPES
 from napkinmath.expr import Expr, product, render
 from napkinmath.ledger import Role
 from napkinmath.record import Record
+from napkinmath.report.formula import simplify
 from napkinmath.units import format_bytes, format_count
 
 TYPE_CHECKING = False
@@ -52,6 +53,7 @@ LABELS: dict[str, str] = {
     "communication": "communication buffers",
     "unexplained": "unknown",
     "slack": "allocator slack",
+    "managed": "paged optimizer states",
     "context": "device context",
 }
 _BY_ROLE: dict[Role, str] = {
@@ -147,12 +149,17 @@ Held = list[tuple["TensorInfo", int]]
 
 
 def held_by_component(timeline: Timeline, point: Point) -> dict[str, Held]:
-    """(tensor, copies alive) at a moment, by row, in the order of the table."""
+    """(tensor, copies alive on the device) at a moment, by row, in the order of the table."""
     held: dict[str, Held] = {}
     for tensor, count in zip(timeline.tensors, timeline.live_counts(point), strict=True):
-        if count:
+        if count and (tensor.requested or not tensor.host_bytes):
             held.setdefault(component_key(tensor), []).append((tensor, count))
     return {key: held[key] for key in LABELS if key in held}
+
+
+def held_on_host(timeline: Timeline, point: Point) -> Held:
+    """(tensor, copies alive in host or unified memory) at a moment."""
+    return [(t, n) for t, n in zip(timeline.tensors, timeline.live_counts(point), strict=True) if n and t.host_bytes]
 
 
 def components_at(timeline: Timeline, point: Point, facts: Facts = NO_FACTS) -> tuple[Component, ...]:
@@ -191,8 +198,12 @@ def components_of(estimate: Estimate) -> tuple[Component, ...]:
             f"rounding {format_bytes(allocated - requested)} + cache {format_bytes(reserved - allocated)}",
         )
     )
-    where = estimate.hardware.gpu.name if estimate.hardware is not None else "a typical GPU"
-    rows.append(_extra("context", Role.CONTEXT, device - reserved, f"CUDA context, kernels: {where}"))
+    outside, hardware = device - reserved, estimate.hardware
+    context = min(outside, hardware.context_bytes) if hardware is not None else outside
+    if outside > context:
+        rows.append(_extra("managed", Role.OPTIMIZER, outside - context, "unified memory, on the device while there is room"))
+    where = hardware.gpu.name if hardware is not None else "no GPU named"
+    rows.append(_extra("context", Role.CONTEXT, context, f"CUDA context, kernels: {where}"))
     return tuple(rows)
 
 
@@ -340,7 +351,7 @@ def shape_text(tensor: TensorInfo) -> str:
     if not axes:
         return format_bytes(tensor.nbytes)
     if any(isinstance(axis, Expr) for axis in axes):
-        return render(product(axes))
+        return render(simplify(product(axes)))
     return "·".join(str(axis) for axis in axes if axis != 1) or "1"
 
 

@@ -56,8 +56,8 @@ def envelope(timeline: Timeline, num_columns: int) -> Envelope:
         top = live + high + max(0, (segment.repeat - 1) * net)
         _extend(spans, segment, x, x + length * segment.repeat, top)
         for _ in range(segment.repeat):
-            first = min(int(x / extent * num_columns), num_columns - 1)
-            last = min(int((x + length) / extent * num_columns), num_columns - 1)
+            first = min(int(x * num_columns / extent), num_columns - 1)
+            last = min(int((x + length) * num_columns / extent), num_columns - 1)
             for column in range(first, last + 1):
                 if live + high > values[column]:
                     values[column] = live + high

@@ -88,6 +88,7 @@ def _without_repeats(timeline: Timeline, order: list[int]) -> tuple[list[int], i
 class Columns(Record):
     """Bytes of each role in each column, phases, and the peak's column."""
 
+    number: int
     roles: tuple[Role, ...]
     heights: tuple[tuple[int, ...], ...]
     spans: tuple[Span, ...]
@@ -99,7 +100,7 @@ class Columns(Record):
     @property
     def totals(self) -> tuple[int, ...]:
         """The height of each column."""
-        return tuple(map(sum, zip(*self.heights, strict=True)))
+        return tuple(map(sum, zip(*self.heights, strict=True))) if self.heights else (0,) * self.number
 
 
 def event_lengths(segment: TimelineSegment, in_seconds: bool) -> list[float]:
@@ -162,19 +163,20 @@ def columns(found: Shown, number: int) -> Columns:
             level[places[old]] -= sizes[old]
             level[places[new]] += sizes[new]
             total += sizes[new] - sizes[old]
-        end = min(int(after / extent * number), number - 1)
+        end = min(int(after * number / extent), number - 1)
         while column < end:
             column += 1
             best[column], kept[column] = total, list(level)
     present = [place for place in range(len(STACK)) if any(column[place] for column in kept)]
     return Columns(
+        number=number,
         roles=tuple(STACK[place] for place in present),
         heights=tuple(tuple(column[place] for column in kept) for place in present),
         spans=tuple(_spans(found, in_seconds)),
         extent=extent,
         in_seconds=in_seconds,
         peak_x=peak_x,
-        peak_column=min(int(peak_x / extent * number), number - 1),
+        peak_column=min(int(peak_x * number / extent), number - 1),
     )
 
 

@@ -10,7 +10,7 @@ from napkinmath.dtypes import DTYPES
 from napkinmath.expr import SYMBOLS, Bindings, Expr, product, render
 from napkinmath.ledger import Phase, Work
 from napkinmath.report import words
-from napkinmath.report.components import LABELS, components_of, held_by_component, tensor_axes
+from napkinmath.report.components import LABELS, components_of, held_by_component, held_on_host, tensor_axes
 from napkinmath.report.formula import simplify
 from napkinmath.report.screen import Screen, is_unicode, standard_output, terminal_width, wants_color, wrap
 from napkinmath.units import format_bytes, format_count, format_seconds
@@ -30,7 +30,7 @@ MOST_PLACES = 8
 LEAST_SHARE = 0.001  # of a phase's seconds, below which a formula is only counted
 
 
-def print_explanation(estimate: Estimate, *, width: int | None = None, color: bool | None = None, stream: TextIO | None = None) -> None:
+def print_explain(estimate: Estimate, *, width: int | None = None, color: bool | None = None, stream: TextIO | None = None) -> None:
     """Prints the explanation; width and colours follow the stream unless given."""
     out = stream or standard_output()
     wide = width or terminal_width(out)
@@ -43,6 +43,7 @@ def explanation_text(estimate: Estimate, *, width: int = 120, color: bool = Fals
     scopes = Scopes(estimate)
     _symbols(screen, scopes)
     _memory(screen, estimate, scopes)
+    _host(screen, estimate, scopes)
     _totals(screen, estimate)
     _time(screen, estimate)
     return screen.text()
@@ -60,9 +61,14 @@ class Scopes:
     def of(self, tensor: TensorInfo) -> Bindings | None:
         """The values under which a tensor's axes give its bytes; None where no formula is known."""
         for bindings in (self.top, *self._others):
-            if formula_bytes(tensor, bindings) == tensor.nbytes:
+            if formula_bytes(tensor, bindings) == stored_bytes(tensor):
                 return bindings
         return None
+
+
+def stored_bytes(tensor: TensorInfo) -> int:
+    """Bytes of one copy, wherever it is."""
+    return tensor.nbytes or tensor.host_bytes
 
 
 def formula_bytes(tensor: TensorInfo, bindings: Bindings) -> int | None:
@@ -95,10 +101,19 @@ def _memory(screen: Screen, e: Estimate, scopes: Scopes) -> None:
         said_once = f"   [{words.printable(next(iter(sources)))}]" if len(sources) == 1 and any(sources) else ""
         screen.flow("", [f"{LABELS[key]}  {format_bytes(rows[key].nbytes)}   {words.printable(rows[key].origin)}{said_once}"], indent=2)
         for entry in tensor_entries(held, scopes, with_source=not said_once):
-            _entry(screen, *entry)
+            _line(screen, format_bytes(entry.amount), entry.formula, entry.what)
 
 
-def _entry(screen: Screen, value: str, formula: str, what: str) -> None:
+class Entry:
+    """One explained figure: bytes or seconds in all, of so many copies or calls, by which formula, and what it is."""
+
+    __slots__ = ("amount", "count", "formula", "what")
+
+    def __init__(self, amount: float, count: int, formula: str, what: str) -> None:
+        self.amount, self.count, self.formula, self.what = amount, count, formula, what
+
+
+def _line(screen: Screen, value: str, formula: str, what: str) -> None:
     """A value and its formula, and what they are: on one line where it fits, else on two."""
     left = f"  {value:>10}  {formula}"
     if len(left) + 3 + len(what) <= screen.width:
@@ -110,24 +125,24 @@ def _entry(screen: Screen, value: str, formula: str, what: str) -> None:
         screen.line((" " * 16 + row, "dim"))
 
 
-def tensor_entries(held: Held, scopes: Scopes, *, with_source: bool = True) -> list[tuple[str, str, str]]:
-    """(bytes, formula, what and source) of every distinct formula, largest first."""
+def tensor_entries(held: Held, scopes: Scopes, *, with_source: bool = True) -> list[Entry]:
+    """Every distinct formula with its bytes, where its tensors are, and its source; largest first."""
     groups: dict[tuple[Any, ...], dict[str, list[tuple[TensorInfo, int]]]] = {}
     for tensor, count in held:
-        key = *formula_of(tensor, scopes), tensor.nbytes, tensor.source
+        key = *formula_of(tensor, scopes), stored_bytes(tensor), tensor.source
         groups.setdefault(key, {}).setdefault(tensor.name, []).append((tensor, count))
-    entries: list[tuple[int, str, str, str]] = []
+    entries: list[Entry] = []
     for (formula, numbers, nbytes, source), names in groups.items():
         for alike, members in _with_same_modules(names):
-            count, total = sum(n for _, n in members), sum(t.requested * n for t, n in members)
+            count, total = sum(n for _, n in members), sum((t.requested or t.host_bytes) * n for t, n in members)
             times = f"{count} x " if count > 1 else ""
             text = f"{times}{formula}" + (f" = {times}{numbers}" if numbers != formula else "")
             booked = members[0][0].requested
-            text += f", {nbytes} B booked as {booked} each" if booked != nbytes else ""
+            text += f", {nbytes} B booked as {booked} each" if booked not in (nbytes, 0) else ""
             places = _places([t.module for t, _ in members], alike)
             what = f"{', '.join(map(words.printable, alike))}{f' of {places}' if places else ''}{f'   [{words.printable(source)}]' if source and with_source else ''}"
-            entries.append((total, format_bytes(total), text, what))
-    return [entry[1:] for entry in sorted(entries, key=lambda entry: -entry[0])]
+            entries.append(Entry(total, count, text, what))
+    return sorted(entries, key=lambda entry: -entry.amount)
 
 
 def _with_same_modules(names: dict[str, list[tuple[TensorInfo, int]]]) -> list[tuple[list[str], list[tuple[TensorInfo, int]]]]:
@@ -145,7 +160,7 @@ def formula_of(tensor: TensorInfo, scopes: Scopes) -> tuple[str, str]:
     bindings = scopes.of(tensor)
     dtype = DTYPES.get(tensor.dtype)
     if bindings is None or dtype is None:
-        size = f"{tensor.nbytes} B {tensor.dtype}".rstrip()
+        size = f"{stored_bytes(tensor)} B {tensor.dtype}".rstrip()
         return size, size
     elements = simplify(product(tensor_axes(tensor)))
     each = f"{dtype.bits / 8:g} B"
@@ -186,6 +201,19 @@ def _without_name(module: str, names: list[str]) -> str:
     return module.removesuffix(".weight").removesuffix(".bias")
 
 
+def _host(screen: Screen, e: Estimate, scopes: Scopes) -> None:
+    held = held_on_host(e.timeline, e.peak)
+    for name, members in (("host memory", [m for m in held if not m[0].managed]), ("unified memory", [m for m in held if m[0].managed])):
+        if members:
+            screen.line("")
+            screen.line(
+                (f"  {name}", "bold"),
+                f"  {format_bytes(sum(t.host_bytes * n for t, n in members))} at that moment, outside the allocator's books",
+            )
+            for entry in tensor_entries(members, scopes):
+                _line(screen, format_bytes(entry.amount), entry.formula, entry.what)
+
+
 def _totals(screen: Screen, e: Estimate) -> None:
     context = next(row for row in components_of(e) if row.key == "context")
     memory, replay = e.memory, e.replay
@@ -194,20 +222,20 @@ def _totals(screen: Screen, e: Estimate) -> None:
     holds = f"{replay.num_segments} segments at its end, {format_bytes(replay.inactive_split_bytes)} of them free beside booked blocks"
     screen.line("")
     screen.line(("  from requested to device", "bold"))
-    _entry(screen, format_bytes(memory.requested), "requested", "the sum of the tensors above, each rounded up to 512 B")
-    _entry(
+    _line(screen, format_bytes(memory.requested), "requested", "the sum of the tensors above, each rounded up to 512 B")
+    _line(
         screen,
         format_bytes(memory.allocated.value),
         f"allocated{_span(memory.allocated)}",
         f"replay of the caching allocator{f' with {changed}' if changed else ''}; a block too small to split is booked whole",
     )
-    _entry(
+    _line(
         screen,
         format_bytes(memory.reserved.value),
         f"reserved{_span(memory.reserved)}",
         f"the same replay: {holds}",
     )
-    _entry(
+    _line(
         screen,
         format_bytes(memory.device.value),
         f"device{_span(memory.device)}",
@@ -235,19 +263,19 @@ def _time(screen: Screen, e: Estimate) -> None:
         known = seconds.get(phase)
         screen.line((f"  {phase}", "bold"), f"  {format_seconds(known.seconds)}, bound by {known.bound}" if known else "")
         for entry in entries:
-            _entry(screen, *entry)
+            _line(screen, format_seconds(entry.amount), entry.formula, entry.what)
     screen.line("")
     screen.line(("  rates", "bold"))
     step, peak = f"{time.seconds:.4g} s", f"{time.peak_flops_per_s:.4g} FLOP/s"
-    _entry(screen, f"{time.tokens_per_s:,.0f}", f"tokens/s = {time.tokens} / {step}", "")
-    _entry(
+    _line(screen, f"{time.tokens_per_s:,.0f}", f"tokens/s = {time.tokens} / {step}", "")
+    _line(
         screen, f"{time.mfu:.1%}", f"MFU = {time.model_flops:.4g} FLOP / {step} / {peak}", "what the model needs, recomputation not counted"
     )
-    _entry(screen, f"{time.hfu:.1%}", f"HFU = {time.hardware_flops:.4g} FLOP / {step} / {peak}", "everything computed")
+    _line(screen, f"{time.hfu:.1%}", f"HFU = {time.hardware_flops:.4g} FLOP / {step} / {peak}", "everything computed")
 
 
-def cost_entries(e: Estimate) -> dict[str, list[tuple[str, str, str]]]:
-    """For each phase of a steady step: (seconds, formula, what) of every distinct operation and formula, the most expensive first."""
+def cost_entries(e: Estimate) -> dict[str, list[Entry]]:
+    """For each phase of a steady step every distinct operation and formula with its seconds, the most expensive first."""
     from napkinmath.schedule import Clock
     from napkinmath.simulate import run_order
 
@@ -297,9 +325,9 @@ def _cost_formula(cost: Cost, bind: Bindings) -> tuple[str, str, str]:
     return f"{_factor(short)} {unit}", _factor(short, bind.values), format_count(value) if cost.flops else format_bytes(value)
 
 
-def _call_entries(groups: dict[tuple[str, ...], Calls]) -> list[tuple[str, str, str]]:
+def _call_entries(groups: dict[tuple[str, ...], Calls]) -> list[Entry]:
     total = sum(calls.seconds for calls in groups.values())
-    entries: list[tuple[str, str, str]] = []
+    entries: list[Entry] = []
     small = Calls()
     for (name, kind, formula, numbers, value, bound), calls in sorted(groups.items(), key=lambda item: -item[1].seconds):
         if calls.seconds < LEAST_SHARE * total:
@@ -309,9 +337,9 @@ def _call_entries(groups: dict[tuple[str, ...], Calls]) -> list[tuple[str, str, 
         places = _places(list(calls.modules), [])
         each = format_seconds(calls.seconds / calls.count)
         text = f"{calls.count} x {formula} = {calls.count} x {numbers} = {calls.count} x {value}"
-        entries.append((format_seconds(calls.seconds), text, f"{name} ({kind}){f' of {places}' if places else ''}, {each} a call, {bound}"))
+        what = f"{name} ({kind}){f' of {places}' if places else ''}, {each} a call, {bound}"
+        entries.append(Entry(calls.seconds, calls.count, text, what))
     if small.count:
-        entries.append(
-            (format_seconds(small.seconds), f"{small.count} calls of formulas with less than {LEAST_SHARE:.1%} of the phase each", "")
-        )
+        rest = f"{small.count} calls of formulas with less than {LEAST_SHARE:.1%} of the phase each"
+        entries.append(Entry(small.seconds, small.count, rest, ""))
     return entries

@@ -117,6 +117,8 @@ def _memory(e: Estimate) -> dict[str, Any]:
         "allocated": _range(memory.allocated),
         "reserved": _range(memory.reserved),
         "device": _range(memory.device),
+        "host": e.host_bytes,
+        "managed": e.managed_bytes,
     }
 
 

@@ -1,7 +1,7 @@
 """One colour a role, the same in SVG, HTML, PNG and the terminal; told apart by colour-blind readers too.
 
-The hues follow Paul Tol's qualitative schemes (SRON/EPS/TN/09-002, issue 3.2): what stays for the whole run is blue to purple, what
-comes and goes with a step is yellow to red, what no tensor explains is grey. Neighbours in STACK differ in lightness.
+What stays for the whole run is blue, green or purple, what comes and goes with a step is yellow to red, what no tensor explains is
+grey. Bands that can touch differ by at least 18 (CIE76) for normal sight and each of three deficiencies: tests/report/test_palette.py.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ STACK: tuple[Role, ...] = (
 )
 
 COLORS: dict[Role, str] = {
-    Role.WEIGHTS: "#4477aa",
-    Role.QUANTIZATION: "#99c5e8",
-    Role.ADAPTERS: "#2a6f3f",
-    Role.MASTER: "#7fb8ad",
+    Role.WEIGHTS: "#5666ab",
+    Role.QUANTIZATION: "#a5c0e6",
+    Role.ADAPTERS: "#268338",
+    Role.MASTER: "#6fc8ae",
     Role.OPTIMIZER: "#5b3a8c",
-    Role.GRADIENTS: "#cc7fb4",
-    Role.COMMUNICATION: "#1f8a99",
-    Role.ACTIVATIONS: "#e5b93c",
-    Role.ACTIVATION_GRADIENTS: "#b06a16",
-    Role.LOGITS: "#f08a7c",
+    Role.GRADIENTS: "#c77dc4",
+    Role.COMMUNICATION: "#1c8f85",
+    Role.ACTIVATIONS: "#e3bb3c",
+    Role.ACTIVATION_GRADIENTS: "#ac6a17",
+    Role.LOGITS: "#f1887c",
     Role.WORKSPACE: "#8a1f3d",
-    Role.UNEXPLAINED: "#d9d9d9",
-    Role.SLACK: "#8c8c8c",
-    Role.CONTEXT: "#bfbfbf",
+    Role.UNEXPLAINED: "#e3e3e3",
+    Role.SLACK: "#a3a3a3",
+    Role.CONTEXT: "#6e6e6e",
 }
 # Good and bad news, and warnings, on a terminal: blue and orange rather than green and red.
 GOOD, BAD, UNSURE, FAINT = "#3a8fd9", "#e06c2b", "#c9a227", "#8a8a8a"
 
 
 def rgb(color: str) -> tuple[int, int, int]:
-    """'#4477aa' -> (68, 119, 170)."""
+    """'#5666ab' -> (86, 102, 171)."""
     return int(color[1:3], 16), int(color[3:5], 16), int(color[5:7], 16)
 
 

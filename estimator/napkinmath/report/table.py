@@ -92,7 +92,10 @@ def _verdict(screen: Screen, e: Estimate) -> None:
     figures = [
         _figure(name, value) for name, value in (("allocated", memory.allocated), ("reserved", memory.reserved), ("device", memory.device))
     ]
-    screen.flow("  memory", [*figures[:-1], figures[-1] + " GiB"], indent=INDENT)
+    elsewhere = [
+        f"{what} {format_bytes(size)}" for what, size in (("host memory", e.host_bytes), ("unified memory", e.managed_bytes)) if size
+    ]
+    screen.flow("  memory", [*figures[:-1], figures[-1] + " GiB", *elsewhere], indent=INDENT)
 
 
 def _figure(name: str, value: Range) -> str:

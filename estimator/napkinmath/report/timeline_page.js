@@ -86,7 +86,7 @@
   const label = (v) => Number(v.toPrecision(6)).toLocaleString("en-US", { maximumFractionDigits: 9 });
 
   // ------------------------------------------------------------ drawing
-  let columns = [];
+  let columns = [], stale = true;
   function layout() {
     const box = canvas.getBoundingClientRect(), ratio = window.devicePixelRatio || 1;
     const width = Math.max(200, Math.floor(box.width)), height = Math.max(160, Math.floor(box.height));
@@ -103,6 +103,7 @@
   function fillColumns(f) { // the highest moment of every pixel column
     const number = f.right - f.left, low = from * extent(), width = ((to - from) * extent()) / number;
     columns = new Array(number);
+    stale = false;
     let i = Math.max(indexAt(low) - 1, 0);
     for (let c = 0; c < number; c++) {
       const end = low + (c + 1) * width;
@@ -177,7 +178,8 @@
     if (inside(cursor)) { pen.strokeStyle = ink("--ink"); pen.beginPath(); pen.moveTo(at(cursor), f.top); pen.lineTo(at(cursor), f.bottom); pen.stroke(); }
     if (inside(peakAt)) {
       pen.fillStyle = ink("--ink"); pen.beginPath(); pen.arc(at(peakAt), y(visible[peakAt]), 4, 0, 7); pen.fill();
-      const late = at(peakAt) > f.right - 130, text = "peak " + bytes(total[peakAt]);
+      const late = at(peakAt) > f.right - 130, all = shown.every((s) => s);
+      const text = "peak " + bytes(total[peakAt]) + (all ? "" : `, ${bytes(visible[peakAt])} shown`);
       pen.textAlign = late ? "right" : "left"; pen.textBaseline = "alphabetic"; pen.font = "600 12px system-ui, sans-serif";
       pen.strokeStyle = ink("--paper"); pen.lineWidth = 3; pen.strokeText(text, at(peakAt) + (late ? -9 : 9), y(visible[peakAt]) - 5); pen.lineWidth = 1;
       pen.fillText(text, at(peakAt) + (late ? -9 : 9), y(visible[peakAt]) - 5);
@@ -237,7 +239,7 @@
       const row = body.insertRow();
       cell(row, bytes(size), "number");
       const what = cell(row, `${copies > 1 ? copies + " x " : ""}${tensor[0]}${tensor[4] ? " " + tensor[4] : ""}${tensor[5] ? " " + tensor[5] : ""}`);
-      const where = document.createElement("div"); where.className = "faint"; where.textContent = [tensor[2], tensor[6]].filter(Boolean).join(" · "); what.append(where);
+      const where = document.createElement("div"); where.className = "faint"; where.textContent = tensor[2].replace(/\.(weight|bias)$/, ""); what.append(where);
       what.style.borderLeft = `3px solid ${roles[tensor[1]].color}`; what.style.paddingLeft = "7px";
     }
     element("more").textContent = rows.length > 14 ? `and ${rows.length - 14} more, ${bytes(rows.slice(14).reduce((a, b) => a + b.size, 0))}` : "";
@@ -245,11 +247,12 @@
     canvas.setAttribute("aria-label", `Memory over one step. ${momentText(i)}, ${bytes(visible[i])}`);
   }
   let queued = false;
-  function refresh() { if (!queued) { queued = true; requestAnimationFrame(() => { queued = false; draw(); report(); }); } }
+  function refresh() { stale = true; if (!queued) { queued = true; requestAnimationFrame(() => { queued = false; draw(); report(); }); } }
 
   // ------------------------------------------------------------ pointer: the tensor under it
   function pick(event) {
     const box = canvas.getBoundingClientRect(), f = layout(), c = Math.floor(event.clientX - box.left) - f.left;
+    if (stale) fillColumns(f);
     if (c < 0 || c >= columns.length) return null;
     const i = columns[c], height = ((f.bottom - (event.clientY - box.top)) / (f.bottom - f.top)) * ceiling();
     let low = 0;

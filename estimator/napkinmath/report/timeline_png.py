@@ -21,19 +21,14 @@ INK, FAINT, GRID = "#1d2733", "#5c6873", "#dfe4e8"
 
 def timeline_png(timeline: Timeline, estimate: Estimate | None = None, *, title: str = "") -> bytes:
     """The drawing as PNG bytes; InputError names the extra where matplotlib is missing."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg  # pyright: ignore
-        from matplotlib.figure import Figure  # pyright: ignore
-    except ImportError:
-        raise InputError("a PNG needs matplotlib: pip install 'napkinmath[plots]'; .svg and .html need nothing more") from None
+    canvas, figures = _matplotlib("backends.backend_agg"), _matplotlib("figure")
     import io
     import warnings
 
     p = picture(timeline, estimate, title=title, num_columns=COLUMNS)
-    make: Any = Figure
-    figure: Any = make(figsize=(12, 6.4), dpi=150, facecolor="white")
-    FigureCanvasAgg(figure)
-    axes: Any = figure.add_axes((0.062, 0.105, 0.705, 0.735))
+    figure = figures.Figure(figsize=(12, 6.4), dpi=150, facecolor="white")
+    canvas.FigureCanvasAgg(figure)
+    axes = figure.add_axes((0.062, 0.105, 0.705, 0.735))
     _draw(axes, p)
     _words(figure, axes, p)
     with warnings.catch_warnings():
@@ -45,7 +40,7 @@ def timeline_png(timeline: Timeline, estimate: Estimate | None = None, *, title:
 
 def _draw(axes: Any, p: Picture) -> None:
     columns = p.columns
-    number_of_columns = len(columns.heights[0])
+    number_of_columns = columns.number
     scale, name = time_unit(columns.extent) if columns.in_seconds else (1.0, "events")
     edges = [columns.extent / scale * i / number_of_columns for i in range(number_of_columns + 1)]
     lower = [0.0] * number_of_columns
@@ -68,6 +63,7 @@ def _draw(axes: Any, p: Picture) -> None:
             ha="right",
             fontsize=8.5,
             color=INK,
+            path_effects=_halo(),
         )
     axes.set_xlim(0, columns.extent / scale)
     axes.set_ylim(0, p.top / p.unit)
@@ -111,10 +107,17 @@ def _words(figure: Any, axes: Any, p: Picture) -> None:
 
 def _halo() -> list[Any]:
     """White around letters that lie on a band."""
-    from matplotlib import patheffects  # pyright: ignore
+    return [_matplotlib("patheffects").withStroke(linewidth=3, foreground="white")]
 
-    effects: Any = patheffects
-    return [effects.withStroke(linewidth=3, foreground="white")]
+
+def _matplotlib(module: str) -> Any:
+    """A module of matplotlib; InputError names the extra where it is missing."""
+    from importlib import import_module
+
+    try:
+        return import_module(f"matplotlib.{module}")
+    except ImportError:
+        raise InputError("a PNG needs matplotlib: pip install 'napkinmath[plots]'; .svg and .html need nothing more") from None
 
 
 def _panel(figure: Any, p: Picture) -> None:

@@ -106,8 +106,8 @@ def _grid(p: Picture, frame: Frame) -> list[str]:
 
 def _bands(p: Picture, frame: Frame) -> list[str]:
     columns = p.columns
-    width = (frame.right - frame.left) / len(columns.heights[0]) if columns.heights else 1.0
-    lower = [0] * (len(columns.heights[0]) if columns.heights else 0)
+    width = (frame.right - frame.left) / columns.number
+    lower = [0] * columns.number
     parts: list[str] = []
     for role, heights in zip(columns.roles, columns.heights, strict=True):
         upper = [low + height for low, height in zip(lower, heights, strict=True)]

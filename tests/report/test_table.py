@@ -1,0 +1,192 @@
+"""The screen: order, widths, colours, encodings, and figures that are the estimate's."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+from napkinmath.estimate import Estimate, Range, Verdict
+from napkinmath.report.components import components_of
+from napkinmath.report.screen import PIPE_WIDTH, bar, cut, sparkline, terminal_width, wants_color, wrap
+from napkinmath.report.table import print_report, report_text
+from napkinmath.units import GIB
+from report.priced import CONFIGS, priced, tiny
+
+ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("width", [60, 80, 100, 120])
+def test_no_line_is_wider_than_the_screen(name: str, width: int) -> None:
+    for unicode in (True, False):
+        lines = report_text(priced(name), width=width, unicode=unicode).splitlines()
+        assert max(map(len, lines)) <= width
+        assert len(lines) > 20
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_what_is_asked_first_is_said_first(name: str) -> None:
+    text = report_text(priced(name), width=120)
+    lines = text.splitlines()
+    assert lines[0].startswith("llama-7b (6.74B parameters)")
+    assert lines[0].endswith("RTX 4090, 23.6 GiB")
+    assert {Verdict.FITS: "FITS", Verdict.DOES_NOT_FIT: "DOES NOT FIT", Verdict.UNKNOWN: "CANNOT TELL"}[priced(name).verdict] in lines[
+        2
+    ] + lines[3]
+    places = [text.index(word) for word in ("memory", "peak at", "where it comes from", "one step", "speed", "assumed")]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_table_shows_the_components_in_gib_and_their_sum(name: str) -> None:
+    e = priced(name)
+    table = report_text(e, width=120).split("where it comes from\n")[1].split("  one step")[0]
+    shown = [float(found) for found in re.findall(r"^  .{22,26}?\s+([\d,]*\d\.\d\d)", table, re.M)]
+    total = sum(row.nbytes for row in components_of(e)) / GIB
+    assert shown[-1] == pytest.approx(total, abs=0.006)
+    assert sum(shown[:-1]) == pytest.approx(total, abs=0.006 * (len(shown) + 6))
+    for row in components_of(e):
+        if row.nbytes > 0.01 * total * GIB:
+            assert re.search(rf"^  {row.label} +{row.nbytes / GIB:,.2f} ", table, re.M), row
+
+
+def test_the_three_figures_stand_with_their_ranges() -> None:
+    memory = priced("full").memory
+    text = report_text(priced("full"), width=120)
+    for name, figure in (("allocated", memory.allocated), ("reserved", memory.reserved), ("device", memory.device)):
+        assert f"{name} {figure.value / GIB:.1f} ({figure.low / GIB:.1f}-{figure.high / GIB:.1f})" in text
+
+
+def test_speed_is_the_estimates() -> None:
+    time = priced("qlora").time
+    assert time is not None
+    text = report_text(priced("qlora"), width=120)
+    assert f"{time.tokens_per_s:,.0f} tokens/s" in text
+    assert f"MFU {time.mfu:.0%}" in text
+    assert f"HFU {time.hfu:.0%}" in text
+    assert "--gpu" in report_text(priced("qlora", None), width=120).split("speed")[1].splitlines()[0]
+
+
+def test_without_a_gpu_the_list_of_gpus_answers() -> None:
+    text = report_text(priced("qlora", None), width=120)
+    assert "FITS" not in text
+    assert re.search(r"^  fits +\d+ GiB", text, re.M)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "words"),
+    [
+        (Verdict.FITS, "to spare of 23.6 GiB"),
+        (Verdict.DOES_NOT_FIT, "too much for 23.6 GiB"),
+        (Verdict.UNKNOWN, "GiB too much and"),
+        (Verdict.NOT_ASKED, "memory"),
+    ],
+)
+def test_each_verdict_has_its_words(verdict: Verdict, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Estimate, "verdict", verdict)
+    assert words in report_text(priced("qlora"), width=120)
+
+
+def test_a_fit_that_needs_the_cache_back_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    e = priced("qlora")
+    full = e.memory.replace(reserved=Range(low=30 * GIB, value=31 * GIB, high=32 * GIB))
+    monkeypatch.setattr(Estimate, "memory", full)
+    monkeypatch.setattr(Estimate, "verdict", Verdict.FITS)
+    assert "only where the allocator returns its cache" in report_text(e, width=120)
+
+
+# ---------------------------------------------------------------- colours and encodings
+
+
+def test_colours_only_add_to_the_text() -> None:
+    plain = report_text(priced("qlora"), width=100)
+    colored = report_text(priced("qlora"), width=100, color=True)
+    assert "\x1b" not in plain
+    assert "\x1b[" in colored
+    assert [line.rstrip() for line in ESCAPE.sub("", colored).splitlines()] == plain.splitlines()
+
+
+class Terminal(io.TextIOWrapper):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def _terminal(encoding: str = "utf-8") -> Terminal:
+    return Terminal(io.BytesIO(), encoding=encoding)
+
+
+def test_colours_follow_the_stream_and_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NO_COLOR", "FORCE_COLOR", "TERM", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+    assert wants_color(_terminal())
+    assert not wants_color(io.StringIO())
+    monkeypatch.setenv("TERM", "dumb")
+    assert not wants_color(_terminal())
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert wants_color(io.StringIO())
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not wants_color(_terminal())
+
+
+def test_a_pipe_gets_plain_text_of_a_fixed_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FORCE_COLOR", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+    out = io.StringIO()
+    print_report(priced("qlora"), stream=out)
+    assert out.getvalue() == report_text(priced("qlora"), width=PIPE_WIDTH)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert terminal_width(out) == 80
+    monkeypatch.setenv("COLUMNS", "9")
+    assert terminal_width(out) == 60
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252", "cp437", "latin-1", "utf-8", "utf-16"])
+@pytest.mark.parametrize("name", ["qlora", "full, chunked loss"])
+def test_any_encoding_can_carry_the_report(encoding: str, name: str) -> None:
+    out = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="strict")
+    print_report(priced(name), stream=out)
+    out.flush()
+
+
+def test_ascii_keeps_bars_and_curve() -> None:
+    text = report_text(priced("qlora"), width=100, unicode=False)
+    assert text.isascii()
+    assert re.search(r"logits and loss .*#+", text)
+    assert re.search(r"one step +[_.:=+*#-]{80}", text)
+
+
+def test_a_name_cannot_move_the_cursor() -> None:
+    text = report_text(tiny("evil\x1b[2J\r\nname\u202e"), width=100)
+    assert text.splitlines()[0].startswith("evil?[2J??name?")
+    assert "\x1b" not in text
+
+
+def test_a_small_model_is_shown_in_mib() -> None:
+    e = tiny()
+    assert "at the peak" in (text := report_text(e, width=100))
+    assert ("MiB  " in text) == (int(e.memory.device.value) < GIB)
+
+
+# ---------------------------------------------------------------- pieces
+
+
+def test_bars_are_proportional_and_never_vanish() -> None:
+    assert [len(bar(x, 16, unicode=False)) for x in (0, 0.001, 0.5, 1)] == [0, 1, 8, 16]
+    assert bar(1, 4, unicode=True) == "████"
+    assert bar(0.001, 4, unicode=True) == "▏"
+    assert bar(0, 4, unicode=True) == ""
+
+
+def test_a_sparkline_starts_at_zero_and_reaches_the_top() -> None:
+    assert sparkline((0, 50, 100)) == "▁▅█"
+    assert sparkline((0, 0)) == "▁▁"
+
+
+def test_wrapping_breaks_between_words_and_inside_endless_ones() -> None:
+    assert wrap("one two three", 7) == ["one two", "three"]
+    assert wrap("x" * 10, 4) == ["xxxx", "xxxx", "xx"]
+    assert wrap("", 4) == [""]
+    assert cut([("abc", ""), ("defgh", "bold")], 6) == [("abc", ""), ("de…", "bold")]
