@@ -200,6 +200,7 @@ def run_gate(
             if known is None or recompile or known.source_hash != source_hash(config, triton.__version__):
                 compiled += 1
                 row = measure(config, architecture, triton.__version__)
+                print("\n".join(faults(row, config)) or ".", end="\n" if faults(row, config) else "", file=sys.stderr, flush=True)
                 if known is not None and recompile and known != row:
                     broken.append(f"{row.kernel} sm_{architecture}: compiled to {row}, recorded {known}")
             else:

@@ -56,7 +56,7 @@ def _rope_op(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Ten
     q, k = _packed_last(q), _packed_last(k)
     outs = []
     for x in (q, k):
-        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        out = torch.empty_like(x)  # in x's order of memory: attention hands its own output back in q's
         out[..., cos.shape[-1] :] = x[..., cos.shape[-1] :]
         outs.append(out)
     _write(q, k, *outs, cos, sin, inverse)
@@ -65,7 +65,7 @@ def _rope_op(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Ten
 
 @_rope_op.register_fake
 def _(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, inverse: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    return q.new_empty(q.shape), k.new_empty(k.shape)
+    return torch.empty_like(q), torch.empty_like(k)
 
 
 @torch.library.custom_op("napkinmath::rope_", mutates_args=("q", "k"))

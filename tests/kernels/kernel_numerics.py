@@ -85,7 +85,7 @@ def poisoned_allocations() -> Iterator[None]:
     never written shows as NaN in a result.
     """
     made: list[tuple[torch.Tensor, int]] = []
-    plain_empty = torch.empty
+    plain_empty, plain_like = torch.empty, torch.empty_like
 
     def poison(shape: Sequence[int], dtype: torch.dtype, device: torch.device, strides: Sequence[int] | None = None) -> torch.Tensor:
         length = math.prod(shape)
@@ -104,7 +104,7 @@ def poisoned_allocations() -> Iterator[None]:
         return poison(shape, dtype or torch.get_default_dtype(), device or torch.device("cpu"))  # type: ignore[arg-type]
 
     def empty_like(x: torch.Tensor, dtype: torch.dtype | None = None, **_: object) -> torch.Tensor:
-        return poison(x.shape, dtype or x.dtype, x.device)
+        return poison(x.shape, dtype or x.dtype, x.device, plain_like(x, device="meta").stride())
 
     def empty_strided(shape: Sequence[int], strides: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return poison(shape, dtype, device, strides)

@@ -1,11 +1,12 @@
 """Activation checkpointing: what a layer keeps, what it computes again, what it moves to the host, and which layers do which."""
 
-from .layers import Recompute, checkpoint_layers, every, full, run_layer
+from .layers import CheckpointHandle, Recompute, checkpoint_layers, every, full, run_layer
 from .offload import HostStore
 from .planner import LayerOption, Plan, plan_layers
 from .tiled import TiledMLP
 
 __all__ = [
+    "CheckpointHandle",
     "HostStore",
     "LayerOption",
     "Plan",

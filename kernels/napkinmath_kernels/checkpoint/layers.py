@@ -126,6 +126,8 @@ def _wrapped(layer: torch.nn.Module, how: Recompute, store: HostStore, kept: fro
     def forward(hidden_states: torch.Tensor, *arguments: Any, **options: Any) -> Any:
         if not layer.training:
             return original(hidden_states, *arguments, **options)
+        if how is not Recompute.KEEP and options.get("past_key_values") is not None:
+            options["past_key_values"] = None  # a recompute would append to the cache again
         return run_layer(original, how, hidden_states, *arguments, store=store, kept=kept, **options)
 
     return forward

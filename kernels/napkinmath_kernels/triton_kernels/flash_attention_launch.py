@@ -24,22 +24,30 @@ class Tile:
     stages: int
 
 
-#: The largest tiles that compiled without spills under triton 3.6 and 3.9, by architecture; the compile gate holds them to it.
-#: sm_86 and sm_89 have 99 KiB of shared memory a block. Head size 96 is padded to 128 and shares its tiles.
+Tiles = dict[int, dict[int, Tile]]
+
+#: The largest tiles that compiled without spills under triton 3.6 and 3.9, by head size and architecture; the compile gate holds them
+#: to it. sm_86 and sm_89 have 99 KiB of shared memory a block. Head size 96 is padded to 128 and shares its tiles.
 FORWARD = {
-    64: dict.fromkeys(ALL_ARCHITECTURES, Tile(128, 64, 4, 3)),
+    64: dict.fromkeys(ALL_ARCHITECTURES, Tile(128, 64, 8, 3)),
     128: dict.fromkeys((80, 90, 100), Tile(128, 64, 8, 3)) | dict.fromkeys((86, 89), Tile(128, 64, 8, 2)),
-    256: dict.fromkeys((90, 100), Tile(128, 64, 8, 2)) | dict.fromkeys((80, 86, 89), Tile(64, 32, 8, 2)),
+    256: dict.fromkeys((90, 100), Tile(64, 64, 8, 2)) | dict.fromkeys((80, 86, 89), Tile(64, 32, 8, 2)),
 }
 BACKWARD_DKDV = {
-    64: {90: Tile(64, 128, 8, 2), 100: Tile(32, 64, 4, 2)} | dict.fromkeys((80, 86, 89), Tile(32, 64, 4, 2)),
-    128: {80: Tile(64, 64, 8, 2), 90: Tile(32, 128, 8, 2), 100: Tile(32, 64, 8, 2)} | dict.fromkeys((86, 89), Tile(32, 64, 8, 2)),
+    64: {90: Tile(64, 128, 8, 2)} | dict.fromkeys((80, 86, 89, 100), Tile(32, 64, 4, 2)),
+    128: {80: Tile(64, 64, 8, 2), 90: Tile(32, 128, 8, 2)} | dict.fromkeys((86, 89, 100), Tile(32, 64, 8, 2)),
     256: dict.fromkeys(ALL_ARCHITECTURES, Tile(32, 32, 8, 1)),
 }
 BACKWARD_DQ = {
     64: dict.fromkeys(ALL_ARCHITECTURES, Tile(128, 64, 8, 2)),
-    128: {80: Tile(64, 64, 8, 2)} | dict.fromkeys((90, 100), Tile(128, 64, 8, 2)) | dict.fromkeys((86, 89), Tile(64, 32, 8, 2)),
-    256: {80: Tile(64, 32, 8, 1), 100: Tile(64, 32, 8, 1)} | dict.fromkeys((86, 89, 90), Tile(32, 32, 4, 1)),
+    128: {80: Tile(64, 64, 8, 2)} | dict.fromkeys((90, 100), Tile(128, 64, 8, 2)) | dict.fromkeys((86, 89), Tile(64, 32, 4, 2)),
+    256: dict.fromkeys((80, 100), Tile(64, 32, 8, 1)) | dict.fromkeys((86, 89, 90), Tile(32, 32, 4, 1)),
+}
+#: Windows and packing hold more bounds and offsets in registers: what spilled with the tile above takes this one.
+SMALLER = {
+    Tile(32, 128, 8, 2): Tile(32, 64, 8, 2),
+    Tile(64, 64, 8, 2): Tile(32, 64, 8, 2),
+    Tile(128, 64, 8, 2): Tile(64, 64, 8, 2),
 }
 #: Small enough that a test's short sequences still span several blocks of both kinds.
 INTERPRETED = Tile(32, 16, 4, 1)
@@ -51,13 +59,18 @@ def padded_size(size: int) -> int:
     return triton.next_power_of_2(size)
 
 
-def _tile(table: dict[int, dict[int, Tile]], q: torch.Tensor) -> Tile:
+def _fitting(table: Tiles, size: int, architecture: int, bounded: bool) -> Tile:
+    """The tile for a head size on a GPU: its architecture's, or the newest older one's; smaller if windowed or packed."""
+    by_architecture = table[padded_size(size)]
+    tile = by_architecture[max(known for known in by_architecture if known <= architecture)]
+    return SMALLER.get(tile, tile) if bounded and table is not FORWARD else tile
+
+
+def _tile(table: Tiles, q: torch.Tensor, bounded: bool) -> Tile:
     if is_interpreted():
         return INTERPRETED
-    by_architecture = table[padded_size(q.shape[3])]
     major, minor = capability_of(q)
-    known = [architecture for architecture in by_architecture if architecture <= 10 * major + minor]
-    return by_architecture[max(known)]
+    return _fitting(table, q.shape[3], 10 * major + minor, bounded)
 
 
 def _packed(x: torch.Tensor) -> torch.Tensor:
@@ -102,7 +115,7 @@ def flash_forward(
     o = empty_token_major(q)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     packed = cu_q is not None
-    tile = _tile(FORWARD, q)
+    tile = _tile(FORWARD, q, packed or window > 0)
     launch(
         _flash_forward,
         (triton.cdiv(max_q, tile.queries), _batches(q, cu_q) * q.shape[1]),
@@ -185,7 +198,7 @@ def flash_backward(
     statistics = (0 if packed else lse.stride(0), lse.stride(1))
     switches = _switches(q, k, causal, window, packed)
     sizes = (max_q, max_k, scale, window)
-    tile = _tile(BACKWARD_DKDV, q)
+    tile = _tile(BACKWARD_DKDV, q, packed or window > 0)
     launch(
         _flash_backward_dkdv,
         (triton.cdiv(max_k, tile.keys), _batches(q, cu_q) * k.shape[1]),
@@ -196,7 +209,7 @@ def flash_backward(
         num_warps=tile.warps,
         num_stages=tile.stages,
     )
-    tile = _tile(BACKWARD_DQ, q)
+    tile = _tile(BACKWARD_DQ, q, packed or window > 0)
     launch(
         _flash_backward_dq,
         (triton.cdiv(max_q, tile.queries), _batches(q, cu_q) * q.shape[1]),
@@ -215,12 +228,12 @@ VARIANTS = {"full": (False, False, False), "causal": (True, False, False), "wind
 TYPES = {"lse_ptr": "*fp32", "delta_ptr": "*fp32", "dlse_ptr": "*fp32", "cu_queries_ptr": "*i32", "cu_keys_ptr": "*i32", "scale": "fp32"}
 
 
-def _shipped(name: str, kernel: Any, table: dict[int, dict[int, Tile]], size: int, variant: str) -> list[Shipped]:
+def _shipped(name: str, kernel: Any, table: Tiles, size: int, variant: str) -> list[Shipped]:
     causal, windowed, packed = VARIANTS[variant]
     types = {argument: kind for argument, kind in TYPES.items() if argument in kernel.arg_names}
     by_tile: dict[Tile, list[int]] = {}
-    for architecture, tile in table[padded_size(size)].items():
-        by_tile.setdefault(tile, []).append(architecture)
+    for architecture in ALL_ARCHITECTURES:
+        by_tile.setdefault(_fitting(table, size, architecture, windowed or packed), []).append(architecture)
     switches = {"GROUP": 4, "CAUSAL": causal, "WINDOWED": windowed, "VARLEN": packed, "PRECISION": "ieee", "SIZE": size}
     return [
         Shipped(

@@ -1,0 +1,90 @@
+"""Reading a linear of a Hugging Face model, PEFT's and bitsandbytes' wrappers included, as the fused ops take it.
+
+Read anew at every call, because adapters are switched, merged and moved while a model lives; what cannot be fused right now gives None,
+and the caller runs the module's own forward.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..nf4 import QuantizedWeight
+from ..qlora import FrozenLinear, LoraAdapter
+
+
+@dataclass(frozen=True, eq=False)
+class ReadLinear:
+    """A linear that can be fused, the dropout in front of its adapter, and the dtype that its base computes in (None: x's)."""
+
+    linear: FrozenLinear
+    dropout: float
+    compute_dtype: torch.dtype | None
+
+
+def _read_base(base: torch.nn.Module) -> tuple[Any, torch.dtype | None] | None:
+    weight = getattr(base, "weight", None)
+    if weight is None or weight.requires_grad or not isinstance(base, torch.nn.Linear):
+        return None
+    state = getattr(weight, "quant_state", None)
+    if type(weight).__name__ == "Params4bit":
+        if state is None or getattr(state, "packing_format_for_cpu", False):
+            return None  # not on its device yet, or repacked for inference
+        return QuantizedWeight.from_bitsandbytes(weight.data, state), getattr(base, "compute_dtype", None)
+    if weight.dtype not in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
+        return None
+    return weight, None
+
+
+def _read_adapter(module: Any) -> tuple[LoraAdapter | None, float] | None:
+    """(adapter, dropout) of a PEFT LoRA layer, (None, 0) if its adapters are off, None if it does more than plain LoRA."""
+    if module.disable_adapters:
+        return (None, 0.0) if not module.merged else None
+    active = [name for name in module.active_adapters if name in module.lora_A]
+    if module.merged or len(active) > 1:
+        return None
+    if not active:
+        return None, 0.0
+    name = active[0]
+    a, b = module.lora_A[name], module.lora_B[name]
+    if name in getattr(module, "lora_variant", {}) or b.bias is not None or not isinstance(a, torch.nn.Linear):
+        return None
+    drop = module.lora_dropout[name]
+    if not isinstance(drop, torch.nn.Dropout | torch.nn.Identity):
+        return None
+    probability = drop.p if isinstance(drop, torch.nn.Dropout) and drop.training else 0.0
+    return LoraAdapter(a.weight, b.weight, float(module.scaling[name])), probability
+
+
+def read_linear(module: torch.nn.Module) -> ReadLinear | None:
+    """The linear as the fused ops take it, or None."""
+    has_adapter = hasattr(module, "lora_A") and hasattr(module, "base_layer")
+    base = _read_base(module.base_layer if has_adapter else module)
+    found = _read_adapter(module) if has_adapter else (None, 0.0)
+    if base is None or found is None:
+        return None
+    weight, compute_dtype = base
+    adapter, dropout = found
+    bias = module.base_layer.bias if has_adapter else module.bias
+    if bias is not None and bias.requires_grad:
+        return None
+    if adapter is not None and adapter.a.requires_grad != adapter.b.requires_grad:
+        return None
+    return ReadLinear(FrozenLinear(weight, bias, adapter), dropout, compute_dtype)
+
+
+def read_group(modules: list[torch.nn.Module]) -> list[ReadLinear] | None:
+    """All of them, or None if one cannot be fused or they disagree on dropout or compute dtype."""
+    found = [read_linear(module) for module in modules]
+    known = [one for one in found if one is not None]
+    if len(known) < len(found) or len({(one.dropout, one.compute_dtype) for one in known}) != 1:
+        return None
+    return known
+
+
+def is_worth_fusing(module: torch.nn.Module) -> bool:
+    """True for a linear with a LoRA adapter or a 4-bit weight; a plain one is best left to torch."""
+    base = getattr(module, "base_layer", module)
+    return hasattr(module, "lora_A") or type(getattr(base, "weight", None)).__name__ == "Params4bit"

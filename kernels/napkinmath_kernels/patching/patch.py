@@ -1,0 +1,223 @@
+"""`patch` and `unpatch`: this package's kernels inside a Hugging Face model, reversibly and one model at a time.
+
+Forwards are set on the model's own modules; attention and loss go through transformers' registration interfaces. Importing does nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from ..checkpoint import CheckpointHandle, Recompute, checkpoint_layers
+from ..errors import KernelInputError
+from ..gated import ACTIVATIONS, Activation
+from . import attention as attention_interface
+from . import forwards
+from .deferred_logits import DeferredLogits, causal_lm_loss
+from .families import FAMILIES, Family
+from .linears import is_worth_fusing
+
+_MARK = "_napkinmath_patch"
+
+
+@dataclass
+class PatchReport:
+    """What was replaced, by kind, as module names, and what was left alone and why."""
+
+    replaced: dict[str, list[str]] = field(default_factory=dict)
+    kept: dict[str, str] = field(default_factory=dict)
+    _undo: list[Callable[[], None]] = field(default_factory=list, repr=False)
+
+    def __str__(self) -> str:
+        rows = [f"{kind:<12} {len(names):>4}  {names[0]}{' ...' if len(names) > 1 else ''}" for kind, names in self.replaced.items()]
+        return "\n".join(rows + [f"kept         {name}: {reason}" for name, reason in self.kept.items()])
+
+    def _note(self, kind: str, name: str) -> None:
+        self.replaced.setdefault(kind, []).append(name)
+
+    def _set_forward(self, kind: str, name: str, module: torch.nn.Module, forward: Callable[..., Any]) -> None:
+        module.forward = forward  # type: ignore[method-assign]
+        self._undo.append(lambda: module.__dict__.pop("forward", None))
+        self._note(kind, name)
+
+
+def _causal_model(model: torch.nn.Module) -> torch.nn.Module:
+    """The transformers model inside PEFT's wrapper, or the model itself."""
+    return model.get_base_model() if hasattr(model, "peft_config") and hasattr(model, "get_base_model") else model
+
+
+def _family(model: torch.nn.Module) -> Family:
+    kind = getattr(getattr(model, "config", None), "model_type", None)
+    if kind not in FAMILIES:
+        given = f"model_type {kind!r} ({type(model).__name__})"
+        raise KernelInputError("patch", given, ", ".join(FAMILIES), "the model unpatched, or its modules replaced by hand")
+    return FAMILIES[kind]
+
+
+def _activation(config: Any) -> Activation:
+    name = getattr(config, "hidden_act", None) or getattr(config, "hidden_activation", None)
+    if name not in ACTIVATIONS:
+        raise KernelInputError("patch", f"activation {name!r}", ", ".join(ACTIVATIONS), "patch(..., mlp=False)")
+    return ACTIVATIONS[name]
+
+
+def _named(model: torch.nn.Module, class_name: str) -> list[tuple[str, torch.nn.Module]]:
+    found = [(name, module) for name, module in model.named_modules() if type(module).__name__ == class_name]
+    if not found:
+        raise KernelInputError(
+            "patch", f"no {class_name} in {type(model).__name__}", "the classes of its model_type", "switch that part off"
+        )
+    return found
+
+
+def _patch_norms(model: torch.nn.Module, family: Family, report: PatchReport) -> None:
+    for name, module in _named(model, family.norm):
+        report._set_forward("rms_norm", name, module, forwards.norm_forward(module, family.norm_offset))
+
+
+def _patch_rope(model: torch.nn.Module, family: Family, report: PatchReport) -> None:
+    for name, module in _named(model, family.attention):
+        forward = forwards.attention_forward_with_rope(module)
+        if forward is None:
+            report.kept[f"{name} rope"] = "its forward does not call apply_rotary_pos_emb"
+        else:
+            report._set_forward("rope", name, module, forward)
+
+
+def _patch_mlp(model: torch.nn.Module, family: Family, report: PatchReport) -> None:
+    activation = _activation(model.config)
+    if family.experts:
+        for name, module in _named(model, family.experts):
+            report._set_forward("experts", name, module, forwards.experts_forward(module, activation))
+        return
+    make = forwards.fused_mlp_forward if family.fused_gate_up else forwards.mlp_forward
+    for name, module in _named(model, family.mlp):
+        report._set_forward("mlp", name, module, make(module, activation))
+
+
+def _patch_linears(model: torch.nn.Module, family: Family, report: PatchReport) -> None:
+    grouped: set[int] = set()
+    for name, module in _named(model, family.attention):
+        group = [getattr(module, part, None) for part in ("q_proj", "k_proj", "v_proj")]
+        if any(linear is None or not is_worth_fusing(linear) for linear in group):
+            continue
+        shared = forwards.SharedProjections(group, [linear.forward for linear in group])
+        for index, linear in enumerate(group):
+            linear.forward = shared.forward_of(index)
+            report._undo.append(lambda linear=linear: linear.__dict__.pop("forward", None))
+            grouped.add(id(linear))
+        report._note("qlora_qkv", name)
+    for name, module in model.named_modules():
+        owner = name.rpartition(".")[0]
+        if ".lora_" in name or owner.endswith("base_layer") or name.endswith("base_layer") or id(module) in grouped:
+            continue
+        if is_worth_fusing(module) and not name.endswith("lm_head"):
+            report._set_forward("qlora_linear", name, module, forwards.linear_forward(module, module.forward))
+
+
+def _patch_attention(model: torch.nn.Module, report: PatchReport) -> None:
+    reason = attention_interface.refusal(model.config)
+    if reason:
+        report.kept["attention"] = reason
+        return
+    attention_interface.register()
+    before = model.config._attn_implementation
+    model.set_attn_implementation(attention_interface.NAME)
+    report._undo.append(lambda: model.set_attn_implementation(before))
+    report._note("attention", f"{before} -> {attention_interface.NAME}")
+
+
+def _patch_loss(model: torch.nn.Module, report: PatchReport) -> None:
+    head = getattr(model, "lm_head", None)
+    if type(head) is not torch.nn.Linear or head.bias is not None:
+        report.kept["loss"] = f"lm_head is {type(head).__name__}, not a plain linear without bias"
+        return
+    state = {"has_labels": False}
+
+    def look(_module: torch.nn.Module, _arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        state["has_labels"] = options.get("labels") is not None
+
+    def forward(hidden: torch.Tensor) -> Any:
+        if state["has_labels"] and model.training and torch.is_grad_enabled():
+            return DeferredLogits(hidden, head.weight)
+        return torch.nn.functional.linear(hidden, head.weight)
+
+    own = model.loss_function
+    had_own = "_loss_function" in model.__dict__
+    hook = model.register_forward_pre_hook(look, with_kwargs=True)
+    model.loss_function = causal_lm_loss(own)
+    report._undo += [hook.remove, lambda: _restore_loss(model, own if had_own else None)]
+    report._set_forward("loss", "lm_head", head, forward)
+
+
+def _restore_loss(model: torch.nn.Module, own: Any) -> None:
+    model.__dict__.pop("_loss_function", None)
+    if own is not None:
+        model.loss_function = own
+
+
+def _patch_checkpointing(model: torch.nn.Module, policies: Recompute | Sequence[Recompute], report: PatchReport) -> None:
+    layers = list(model.get_decoder().layers)
+    chosen = [policies] * len(layers) if isinstance(policies, Recompute) else list(policies)
+    handle: CheckpointHandle = checkpoint_layers(layers, chosen)
+    report._undo.append(handle.remove)
+    report.replaced["checkpoint"] = [f"layers.{i} {how.value}" for i, how in enumerate(chosen)]
+
+
+def patch(
+    model: torch.nn.Module,
+    *,
+    norm: bool = True,
+    rope: bool = True,
+    mlp: bool = True,
+    qlora: bool = True,
+    loss: bool = True,
+    attention: Literal["keep", "sdpa", "napkinmath"] = "keep",
+    checkpoint: Recompute | Sequence[Recompute] | None = None,
+) -> PatchReport:
+    """Replaces parts of a llama, mistral, qwen2/3, gemma2/3, phi3 or mixtral model, with PEFT on top or not; returns what was replaced.
+
+    `attention` chooses among transformers' implementations by name and by default keeps the model's; `checkpoint` gives a policy for all
+    layers or one for each. Raises KernelInputError for a model it does not know, one that is patched already, or a part it cannot name.
+    """
+    target = _causal_model(model)
+    family = _family(target)
+    if _MARK in target.__dict__:
+        raise KernelInputError("patch", "a model that is patched already", "an unpatched one", "unpatch(model) first")
+    if attention not in ("keep", "sdpa", "napkinmath"):
+        raise KernelInputError("patch", f"attention={attention!r}", "'keep', 'sdpa', 'napkinmath'", 'attention="sdpa"')
+    report = PatchReport()
+    try:
+        for wanted, step in ((norm, _patch_norms), (rope, _patch_rope), (mlp, _patch_mlp), (qlora, _patch_linears)):
+            if wanted:
+                step(target, family, report)
+        if attention == "napkinmath":
+            _patch_attention(target, report)
+        elif attention == "sdpa":
+            before = target.config._attn_implementation
+            target.set_attn_implementation("sdpa")
+            report._undo.append(lambda: target.set_attn_implementation(before))
+        if loss:
+            _patch_loss(target, report)
+        if checkpoint is not None:
+            _patch_checkpointing(target, checkpoint, report)
+    except BaseException:
+        _undo(report)
+        raise
+    target.__dict__[_MARK] = report
+    return report
+
+
+def _undo(report: PatchReport) -> None:
+    while report._undo:
+        report._undo.pop()()
+
+
+def unpatch(model: torch.nn.Module) -> None:
+    """Takes everything that `patch` put in out again; does nothing to a model that is not patched."""
+    report = _causal_model(model).__dict__.pop(_MARK, None)
+    if report is not None:
+        _undo(report)

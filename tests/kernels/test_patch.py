@@ -1,0 +1,294 @@
+"""Patched Hugging Face models: the same loss and gradients, a loss curve, PEFT and 4-bit weights on top, and everything undone."""
+
+from __future__ import annotations
+
+import copy
+
+import peft
+import pytest
+import torch
+import transformers
+from napkinmath_kernels.checkpoint import Recompute
+from napkinmath_kernels.errors import KernelInputError
+from napkinmath_kernels.patching import patch, unpatch
+from napkinmath_kernels.patching.deferred_logits import DeferredLogits
+
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # PEFT asks transformers for the old name
+
+SIZES = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+CONFIGS = {
+    "llama": transformers.LlamaConfig(**SIZES),
+    "mistral": transformers.MistralConfig(**SIZES, sliding_window=4),
+    "qwen2": transformers.Qwen2Config(**SIZES),
+    "qwen3": transformers.Qwen3Config(**SIZES, head_dim=16),
+    "gemma2": transformers.Gemma2Config(**SIZES, head_dim=16, sliding_window=4, query_pre_attn_scalar=16),
+    "gemma3": transformers.Gemma3TextConfig(**SIZES, head_dim=16, sliding_window=4, query_pre_attn_scalar=16),
+    "phi3": transformers.Phi3Config(**SIZES, sliding_window=4),
+    "mixtral": transformers.MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2),
+}
+#: fp32 on both sides, other orders of summation: what two correct implementations of a few layers differ by.
+TOLERANCE = {"rtol": 2e-4, "atol": 2e-6}
+
+
+def make(name):
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(copy.deepcopy(CONFIGS[name]), dtype=torch.float32)
+    for parameter in model.parameters():  # norms start at 0 or 1, which would hide a wrong offset
+        if parameter.dim() == 1:
+            torch.nn.init.normal_(parameter, mean=parameter.mean().item(), std=0.1)
+    return model.train()
+
+
+def batch(tokens=12):
+    ids = torch.randint(3, 96, (2, tokens), generator=torch.Generator().manual_seed(1))
+    labels = ids.clone()
+    labels[:, :3] = -100
+    return {"input_ids": ids, "labels": labels}
+
+
+def loss_and_gradients(model, **inputs):
+    model.zero_grad()
+    loss = model(**(inputs or batch())).loss
+    loss.backward()
+    return loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def assert_same(got, want):
+    torch.testing.assert_close(got[0], want[0], **TOLERANCE)
+    assert got[1].keys() == want[1].keys()
+    for name, gradient in want[1].items():
+        torch.testing.assert_close(got[1][name], gradient, msg=lambda m, name=name: f"{name}: {m}", **TOLERANCE)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_patched_model_gives_the_same_loss_and_gradients_and_can_be_undone(name):
+    model = make(name)
+    want = loss_and_gradients(model)
+    attention = "keep" if name == "gemma2" else "napkinmath"
+    report = patch(model, attention=attention)
+    assert len(report.replaced["rms_norm"]) >= 5 and len(report.replaced["rope"]) == 2 and report.replaced["loss"] == ["lm_head"]
+    assert not report.kept
+    assert_same(loss_and_gradients(model), want)
+    unpatch(model)
+    again = loss_and_gradients(model)
+    assert torch.equal(again[0], want[0]) and all(torch.equal(again[1][key], value) for key, value in want[1].items())
+    assert not any("forward" in module.__dict__ for module in model.modules())
+
+
+def test_padding_takes_the_masked_path_and_agrees():
+    model = make("llama")
+    inputs = {**batch(), "attention_mask": torch.tensor([[1] * 12, [0] * 5 + [1] * 7])}
+    inputs["labels"] = inputs["labels"].masked_fill(inputs["attention_mask"] == 0, -100)
+    want = loss_and_gradients(model, **inputs)
+    patch(model, attention="napkinmath")
+    assert_same(loss_and_gradients(model, **inputs), want)
+
+
+def test_gradient_accumulation_divides_by_the_items_of_the_batch():
+    model = make("llama")
+    want = loss_and_gradients(model, **batch(), num_items_in_batch=torch.tensor(40))
+    patch(model)
+    assert_same(loss_and_gradients(model, **batch(), num_items_in_batch=torch.tensor(40)), want)
+
+
+def test_logits_are_not_made_unless_looked_at():
+    model = make("llama")
+    want = model(**batch()).logits
+    patch(model)
+    output = model(**batch())
+    assert isinstance(output.logits, DeferredLogits)
+    torch.testing.assert_close(output.logits[:, -1], want[:, -1], **TOLERANCE)
+    assert output.logits.shape == want.shape and torch.equal(torch.argmax(output.logits, -1), want.argmax(-1))
+    unlabelled = model(input_ids=batch()["input_ids"]).logits
+    model.eval()
+    for logits in (unlabelled, model(**batch()).logits):
+        assert isinstance(logits, torch.Tensor)
+        torch.testing.assert_close(logits, want, **TOLERANCE)
+
+
+def test_soft_capped_logits_are_those_of_the_model():
+    model = make("gemma2")
+    assert model.config.final_logit_softcapping
+    want = model(**batch()).logits
+    patch(model)
+    deferred = model(**batch()).logits
+    assert isinstance(deferred, DeferredLogits)
+    torch.testing.assert_close(deferred.materialize(), want, **TOLERANCE)
+
+
+def test_generation_works_while_patched():
+    model = make("llama").eval()
+    prompt = batch()["input_ids"]
+    want = model.generate(prompt, max_new_tokens=5, do_sample=False)
+    patch(model, attention="napkinmath")
+    assert torch.equal(model.generate(prompt, max_new_tokens=5, do_sample=False), want)
+
+
+def quantize_to_4bit(model):
+    """Every linear of the layers as bitsandbytes' NF4 with nested scales, as `from_pretrained(quantization_config=...)` makes them."""
+    from bitsandbytes.nn import Linear4bit
+
+    for name, module in list(model.named_modules()):
+        if type(module) is torch.nn.Linear and name != "lm_head":
+            bias = module.bias is not None
+            new = Linear4bit(module.in_features, module.out_features, bias=bias, compute_dtype=torch.float32, quant_type="nf4")
+            new.load_state_dict(module.state_dict())
+            model.set_submodule(name, new)
+    model.is_loaded_in_4bit = True
+    return model.to("cpu")
+
+
+def with_adapters(model, dropout=0.0):
+    config = peft.LoraConfig(r=4, lora_alpha=8, lora_dropout=dropout, target_modules="all-linear", task_type="CAUSAL_LM")
+    torch.manual_seed(2)
+    model = peft.get_peft_model(model, config)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    return model.train()
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "gemma3", "phi3"])
+@pytest.mark.parametrize("four_bit", [False, True])
+def test_peft_on_top(name, four_bit):
+    model = with_adapters(quantize_to_4bit(make(name)) if four_bit else make(name))
+    want = loss_and_gradients(model)
+    report = patch(model, attention="napkinmath")
+    assert len(report.replaced["qlora_linear"]) >= 2 and not report.kept
+    assert ("qlora_qkv" in report.replaced) == (name != "phi3")
+    assert_same(loss_and_gradients(model), want)
+    unpatch(model)
+    assert_same(loss_and_gradients(model), want)
+
+
+def test_adapters_can_be_switched_off_and_merged_while_patched():
+    model = with_adapters(make("llama"))
+    with model.disable_adapter():
+        want = model(**batch()).loss
+    patch(model)
+    with model.disable_adapter():
+        torch.testing.assert_close(model(**batch()).loss, want, **TOLERANCE)
+    adapted = model(**batch()).loss
+    assert not torch.allclose(adapted, want)
+    model.merge_adapter()
+    torch.testing.assert_close(model(**batch()).loss, adapted, **TOLERANCE)
+
+
+def test_dropout_is_redrawn_by_a_recompute():
+    losses = []
+    for policy in (None, Recompute.FULL):
+        model = with_adapters(make("llama"), dropout=0.3)
+        patch(model, checkpoint=policy)
+        torch.manual_seed(3)
+        losses.append(loss_and_gradients(model))
+    assert_same(losses[1], losses[0])
+
+
+@pytest.mark.parametrize("policy", list(Recompute))
+def test_checkpointing_through_patch(policy):
+    model = make("llama")
+    want = loss_and_gradients(model)
+    report = patch(model, attention="napkinmath", checkpoint=policy)
+    assert len(report.replaced["checkpoint"]) == 2
+    assert_same(loss_and_gradients(model), want)
+
+
+def train_curve(patched):
+    model = with_adapters(quantize_to_4bit(make("llama")))
+    if patched:
+        patch(model, attention="napkinmath")
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=3e-2)
+    generator = torch.Generator().manual_seed(7)
+    losses = []
+    for _ in range(50):
+        ids = torch.randint(3, 7, (4, 8), generator=generator).repeat(1, 2)  # a copying task: the second half can be learnt
+        loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def test_the_loss_curve_of_fifty_steps_is_the_same():
+    plain, patched = train_curve(False), train_curve(True)
+    assert plain[-1] < plain[0] - 0.5, "nothing was learnt, so the curves would agree whatever the gradients"
+    assert max(abs(a - b) for a, b in zip(plain, patched, strict=True)) < 1e-2
+
+
+def saved_bytes(model):
+    """Bytes of distinct storages saved for the backward that are not parameters, quantization constants or buffers."""
+    own = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
+    for module in model.modules():
+        state = getattr(getattr(module, "weight", None), "quant_state", None)
+        if state is not None:
+            parts = (state.absmax, state.code, state.offset, state.state2.absmax, state.state2.code)
+            own |= {t.untyped_storage().data_ptr() for t in parts}
+    storages = {}
+
+    def pack(tensor):
+        storages[tensor.untyped_storage().data_ptr()] = (tensor, tensor.untyped_storage().nbytes())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        loss = model.get_decoder()(input_ids=batch(32)["input_ids"]).last_hidden_state.sum()
+    del loss
+    return sum(size for pointer, (_, size) in storages.items() if pointer not in own)
+
+
+def test_a_patched_qlora_model_saves_about_a_quarter_of_what_peft_saves():
+    """The issue's bound, 0.27 of PEFT's default with dropout 0.05; measured here on whole layers in bf16 with fp32 adapters."""
+    sizes = []
+    for patched in (False, True):
+        config = transformers.LlamaConfig(**{**SIZES, "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 3})
+        torch.manual_seed(0)
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        model = quantize_to_4bit(model)
+        for module in model.modules():
+            if hasattr(module, "compute_dtype"):
+                module.compute_dtype = torch.bfloat16
+        model = peft.get_peft_model(model, peft.LoraConfig(r=16, lora_dropout=0.05, target_modules="all-linear", task_type="CAUSAL_LM"))
+        model.train()
+        if patched:
+            patch(model)
+        sizes.append(saved_bytes(model.get_base_model()))
+    assert sizes[1] / sizes[0] <= 0.27, f"{sizes[1] / sizes[0]:.3f}"
+
+
+def test_unknown_models_are_refused_by_name():
+    gpt2 = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=20))
+    llama = make("llama")
+    bad = [
+        (lambda: patch(gpt2), "model_type 'gpt2' \\(GPT2LMHeadModel\\)"),
+        (lambda: patch(torch.nn.Linear(2, 2)), "Linear"),
+        (lambda: patch(llama, attention="fast"), "fast"),
+        (lambda: [patch(llama), patch(llama)], "patched already"),
+    ]
+    for call, says in bad:
+        with pytest.raises(KernelInputError, match=says) as caught:
+            call()
+        assert "\n" not in str(caught.value)
+
+
+def test_a_failed_patch_leaves_nothing_behind():
+    model = make("llama")
+    with pytest.raises(KernelInputError):
+        patch(model, checkpoint=[Recompute.FULL])  # one policy for two layers
+    assert not any("forward" in module.__dict__ for module in model.modules())
+
+
+def test_what_cannot_be_replaced_is_named_with_its_reason():
+    model = make("gemma2")
+    report = patch(model, attention="napkinmath")
+    assert "attn_logit_softcapping" in report.kept["attention"] and "attn_logit_softcapping" in str(report)
