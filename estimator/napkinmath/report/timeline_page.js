@@ -247,7 +247,14 @@
     canvas.setAttribute("aria-label", `Memory over one step. ${momentText(i)}, ${bytes(visible[i])}`);
   }
   let queued = false;
-  function refresh() { stale = true; if (!queued) { queued = true; requestAnimationFrame(() => { queued = false; draw(); report(); }); } }
+  function refresh() { // once a frame; a hidden page has no frames, so a timer stands by
+    stale = true;
+    if (queued) return;
+    queued = true;
+    const run = () => { if (queued) { queued = false; draw(); report(); } };
+    requestAnimationFrame(run);
+    setTimeout(run, 150);
+  }
 
   // ------------------------------------------------------------ pointer: the tensor under it
   function pick(event) {
