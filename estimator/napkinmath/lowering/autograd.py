@@ -117,7 +117,8 @@ class Backward:
 
     def __init__(self, block: Block, *, accumulate: bool = False, filled: dict[str, Tensor] | None = None, opened: frozenset[int] = frozenset(), keeps_input: bool = False, recompute: Sequence[Event] = (), offload: SavedOffload | None = None, hook: GradientHook | None = None) -> None:
         self.block = block
-        self.hook, self.hooked = hook, list[tuple[Weight, Tensor]]()
+        self.hook = hook
+        self.hooked: list[tuple[GradientHook, Weight, Tensor]] = []
         self.offload = offload
         self.recompute = recompute  # the forward again, run when the first node asks for a tensor it saved
         self.events: list[Event] = []
@@ -242,26 +243,23 @@ class Backward:
         assert weight is not None
         path = weight.tied_to or weight.path
         waiting = path in self.filled
-        if waiting or (self.accumulate and self.hook is None):
+        hook = self.hook if self.hook is not None and self.hook.takes(weight) else None
+        if waiting or (self.accumulate and hook is None):
             self.events.append((RUN, Work(None, (Move(3 * traffic(value)),), True)))
             self._drop(new)
         else:
             self.made[path] = new.tensor
         gradient = self.filled[path] if waiting else new.tensor
-        if self.hook is not None:
+        if hook is not None:
             if not weight.tied_to:  # a tied weight waits for its owner's gradient
-                self.hooked.append((weight, gradient))
+                self.hooked.append((hook, weight, gradient))
         elif not waiting and not self.accumulate:
             self.persistent.append(gradient)  # stays until zero_grad
 
     def _run_hooks(self) -> None:
         """The hooks of the parameters whose gradients the last node finished."""
-        for weight, gradient in self.hooked:
-            ends = self.hook(weight, gradient) if self.hook is not None else None
-            if ends is None:
-                self.persistent.append(gradient)
-            else:
-                self.events += ends
+        for hook, weight, gradient in self.hooked:
+            self.events += hook.events(weight, gradient)
         self.hooked.clear()
 
     def _input_gradient(self) -> Tensor | None:

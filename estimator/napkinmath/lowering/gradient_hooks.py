@@ -18,30 +18,31 @@ if TYPE_CHECKING:
     from napkinmath.ledger import Event
     from napkinmath.lowering.policy import Policy
 
-    GradientHook = Callable[[Weight, Tensor], list[Event] | None]
+
+class GradientHook:
+    """Ends the life of the gradients it takes: `events` follow the making of a gradient."""
+
+    __slots__ = ("events", "takes")
+
+    def __init__(self, events: Callable[[Weight, Tensor], list[Event]], takes: Callable[[Weight], bool] = lambda weight: True) -> None:
+        self.events, self.takes = events, takes
 
 
 def gradient_hook(policy: Policy) -> GradientHook | None:
-    """The hook of a configuration: returns the events that end the gradient, or None where it stays until zero_grad."""
+    """The hook of a configuration; None where every gradient stays until zero_grad."""
     from napkinmath.lowering.optimizer import chosen_optimizer, update_events, updates_in_backward
 
     row = chosen_optimizer(policy)
     if policy.config.offload.optimizer:
-        return _to_host(policy.config.offload.pinned)
+        pinned = policy.config.offload.pinned
+        return GradientHook(lambda weight, gradient: [(RUN, Work(None, (HostCopy(gradient.nbytes, to_host=True, pinned=pinned),), True)), (FREE, gradient)])
     if updates_in_backward(row, policy):
-        return lambda weight, gradient: [*update_events(row, [weight]), (FREE, gradient)]
-    return _to_main_gradient if policy.stack.main_gradients else None
+        return GradientHook(lambda weight, gradient: [*update_events(row, [weight]), (FREE, gradient)])
+    if policy.stack.main_gradients:
+        return GradientHook(_to_main_gradient, lambda weight: weight.tensor.dtype is not FP32)
+    return None
 
 
-def _to_host(pinned: bool) -> GradientHook:
-    def hook(weight: Weight, gradient: Tensor) -> list[Event]:
-        return [(RUN, Work(None, (HostCopy(gradient.nbytes, to_host=True, pinned=pinned),), True)), (FREE, gradient)]
-
-    return hook
-
-
-def _to_main_gradient(weight: Weight, gradient: Tensor) -> list[Event] | None:
+def _to_main_gradient(weight: Weight, gradient: Tensor) -> list[Event]:
     """Adds to the fp32 buffer that lives through the run (Megatron-LM distributed/param_and_grad_buffer.py main_grad)."""
-    if weight.tensor.dtype is FP32:
-        return None
     return [(RUN, Work(None, (Move(gradient.nbytes + 8 * product(weight.axes)),), True)), (FREE, gradient)]
