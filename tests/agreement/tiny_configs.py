@@ -10,6 +10,8 @@ LLAMA_LIKE: Config = {
     "max_position_embeddings": 512,
 }  # fmt: skip
 
+GPT_LIKE: Config = {"n_embd": 256, "n_head": 8, "n_layer": 3, "n_positions": 512, "vocab_size": 1000}
+
 TINY: dict[str, Config] = {
     "llama": {"model_type": "llama", **LLAMA_LIKE},
     "llama_mha": {"model_type": "llama", **LLAMA_LIKE, "num_key_value_heads": 8, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
@@ -42,4 +44,12 @@ TINY: dict[str, Config] = {
     "phi": {"model_type": "phi", **LLAMA_LIKE, "num_key_value_heads": 8},
     "stablelm": {"model_type": "stablelm", **LLAMA_LIKE, "num_key_value_heads": 8},
     "stablelm_parallel": {"model_type": "stablelm", **LLAMA_LIKE, "use_parallel_residual": True, "qk_layernorm": True},
+    "phi3": {"model_type": "phi3", **LLAMA_LIKE, "pad_token_id": 0},
+    "phi3_window": {"model_type": "phi3", **LLAMA_LIKE, "num_key_value_heads": 8, "sliding_window": 48, "pad_token_id": 0},
+    "persimmon": {"model_type": "persimmon", **LLAMA_LIKE, "num_key_value_heads": 8},
+    "gpt_neox": {"model_type": "gpt_neox", **LLAMA_LIKE, "rotary_pct": 0.25},
+    "gpt_neox_sequential": {"model_type": "gpt_neox", **LLAMA_LIKE, "use_parallel_residual": False, "hidden_act": "gelu_fast"},
+    "gpt2": {"model_type": "gpt2", **GPT_LIKE},
+    "gpt2_no_dropout": {"model_type": "gpt2", **GPT_LIKE, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
+    "gpt_bigcode": {"model_type": "gpt_bigcode", **GPT_LIKE, "attn_pdrop": 0.0},
 }

@@ -23,6 +23,11 @@ def dense_symbols(c: Config, *, kv_default: int | None = None, head_size_default
     return {"h": hidden, "a": heads, "k": kv_heads, "dh": head_size, "f": c.size(ffn), "v": c.size("vocab_size"), "L": c.size("num_hidden_layers")}
 
 
+def one_head_each(symbols: dict[str, int]) -> dict[str, int]:
+    """The same sizes with a key/value head for every query head, whatever the config says."""
+    return {**symbols, "k": symbols["a"]}
+
+
 def attention_fields(c: Config, symbols: dict[str, int], *, bias: bool | None = None, output_bias: bool | None = None) -> dict[str, object]:
     """What most attentions read from their config: grouping, biases, dropout."""
     biased = c.flag("attention_bias") if bias is None else bias

@@ -11,7 +11,8 @@ from napkinmath.dtypes import DType
 from napkinmath.expr import Size
 from napkinmath.ledger import Value
 from napkinmath.ops.attention import eager_attention, sdpa
-from napkinmath.ops.elementwise import clamp_, dropout
+from napkinmath.ops.elementwise import clamp_, dropout, scale
+from napkinmath.ops.fused import rotary_fused
 from napkinmath.ops.index import concatenate, repeat_heads, rotary
 from napkinmath.ops.matmul import linear
 from napkinmath.ops.norm import layer_norm
@@ -67,6 +68,10 @@ class GroupedQueryAttention(Record):
     """Scores pass through a tanh (Gemma 2)."""
     eager_only: bool = False
     """transformers has no other form of this attention."""
+    wide_softmax: bool = True
+    """The eager softmax runs in fp32 (not in GPT-2 and BioGPT)."""
+    query_scaled: bool = False
+    """Queries are scaled as they are projected (OPT)."""
     flash_repeats_before: tuple[int, int] = (0, 0)
     """Version of transformers before which this family's FlashAttention path repeated keys and values per query head."""
     dropout: float = 0.0
@@ -76,32 +81,45 @@ class GroupedQueryAttention(Record):
 
     def record(self, t: Tape, x: Value, shared: dict[str, Value]) -> Value:
         """Attention over x of axes (b, s, h)."""
-        kv = k if self.grouped else a
         with t.scope(self.scope) as frame:
             frame.local(x)
-            dense = self._dense_gradients(t, x, shared)
+            kv, dense = self.kv_heads, self.dense_gradients(t, x, shared)
             projected = [self._projected(t, x, which, heads) for which, heads in ((0, a), (1, kv))]
             q, key = (self._heads(t, p, which, heads, dense) for p, which, heads in zip(projected, (0, 1), (a, kv), strict=True))
             value = split_heads(t, self._projected(t, x, 2, kv), kv, copies=dense)
-            if self.rotary:
-                q, key = self._rotate(t, q, key, shared, frame)
-            if self.norm_after_rotation and self.head_norm is not None:
-                with t.scope() as inner:
-                    inner.local(q, key)
-                    q = self.head_norm.record(t, q, self.norm_names[0])
-                    inner.local(q)
-                    key = self.head_norm.record(t, key, self.norm_names[1])
-            groups: Size = a // k if self.grouped else 1
-            if self.grouped and repeats_keys(t, self.flash_repeats_before, self.eager_only):
-                key, value = repeat_heads(t, key, groups, (b, a, s, dh)), repeat_heads(t, value, groups, (b, a, s, dh))
-                groups = 1
-            frame.local(q, key, value)
-            out = attend(t, q, key, value, shared, groups=groups, window=self.window, dropout_p=self.dropout, capped=self.capped, eager_only=self.eager_only, contiguous=self.rotary_size > 0)  # fmt: skip
-            frame.local(out)
-            return dropout(t, linear(t, t.view(out, (b, s, a * dh)), self.names[3], h, bias=self.output_bias), self.output_dropout)
+            return self.finish(t, frame, q, key, value, shared)
+
+    @property
+    def kv_heads(self) -> Size:
+        """Key/value heads."""
+        return k if self.grouped else a
+
+    def finish(self, t: Tape, frame: Scope, q: Value, key: Value, value: Value, shared: dict[str, Value]) -> Value:
+        """Rotation, attention and output projection of q, k, v of axes (b, heads, s, dh); `frame` is the attention's forward."""
+        if self.rotary:
+            q, key = self._rotate(t, q, key, shared, frame)
+        if self.norm_after_rotation and self.head_norm is not None:
+            with t.scope() as inner:
+                inner.local(q, key)
+                q = self.head_norm.record(t, q, self.norm_names[0])
+                inner.local(q)
+                key = self.head_norm.record(t, key, self.norm_names[1])
+        groups: Size = a // k if self.grouped else 1
+        if self.grouped and repeats_keys(t, self.flash_repeats_before, self.eager_only):
+            key, value = repeat_heads(t, key, groups, (b, a, s, dh)), repeat_heads(t, value, groups, (b, a, s, dh))
+            groups = 1
+        frame.local(q, key, value)
+        out = attend(
+            t, q, key, value, shared, groups=groups, window=self.window, dropout_p=self.dropout, capped=self.capped, eager_only=self.eager_only, contiguous=self.rotary_size > 0,
+            wide_softmax=self.wide_softmax,
+        )  # fmt: skip
+        frame.local(out)
+        return dropout(t, linear(t, t.view(out, (b, s, a * dh)), self.names[3], h, bias=self.output_bias), self.output_dropout)
 
     def _projected(self, t: Tape, x: Value, which: int, heads: Size) -> Value:
         out = linear(t, x, self.names[which], heads * dh, bias=self.bias)
+        if self.query_scaled and not which:
+            out = scale(t, out)
         if self.clipped:
             out = clamp_(t, out)
         if self.wide_norm is not None and which < 2:
@@ -125,6 +143,8 @@ class GroupedQueryAttention(Record):
         turn = {Rotation.HALVES: rotary, Rotation.PAIRS: rotary_interleaved, Rotation.PAIRS_FP32: rotary_interleaved_fp32, Rotation.HALVES_FP32: rotary_fp32_tables}[self.rotation]
         if t.policy.stack.rotary == "in place" and self.rotation is Rotation.HALVES and not self.rotary_size:
             return rotary_in_place(t, q), rotary_in_place(t, key)
+        if t.policy.config.compile:
+            return rotary_fused(t, q), rotary_fused(t, key)
         if self.rotation is Rotation.PAIRS:
             cos, sin = interleaved_table(t, cos), interleaved_table(t, sin)
         if self.rotary_size:
@@ -135,7 +155,7 @@ class GroupedQueryAttention(Record):
             frame.local(turned)
             return turned, turn(t, key, cos, sin)
 
-    def _dense_gradients(self, t: Tape, x: Value, shared: dict[str, Value]) -> bool:
+    def dense_gradients(self, t: Tape, x: Value, shared: dict[str, Value]) -> bool:
         return dense_gradients(t, x.dtype, shared, grouped=self.grouped, window=self.window, eager_only=self.eager_only)
 
 
@@ -182,10 +202,10 @@ def dense_gradients(t: Tape, dtype: DType, shared: dict[str, Value], *, grouped:
 
 
 def attend(
-    t: Tape, q: Value, key: Value, value: Value, shared: dict[str, Value], *, groups: Size, window: int = 0, dropout_p: float = 0.0, capped: bool = False, eager_only: bool = False, contiguous: bool = False,
+    t: Tape, q: Value, key: Value, value: Value, shared: dict[str, Value], *, groups: Size, window: int = 0, dropout_p: float = 0.0, capped: bool = False, eager_only: bool = False, contiguous: bool = False, wide_softmax: bool = True,
 ) -> Value:  # fmt: skip
     """Attention as configured, over q, k, v of axes (b, heads, s, dh); returns (b, s, heads, dh)."""
     mask = shared.get(mask_name(window)) or shared.get("mask")
     if runs_eager(t, eager_only):
-        return eager_attention(t, q, key, value, groups=groups, mask=mask, dropout_p=dropout_p, capped=capped, contiguous=contiguous)
+        return eager_attention(t, q, key, value, groups=groups, mask=mask, dropout_p=dropout_p, capped=capped, contiguous=contiguous, fp32_softmax=wide_softmax)
     return sdpa(t, q, key, value, groups=groups, mask=mask, window=window or None, dropout_p=dropout_p, contiguous=contiguous)

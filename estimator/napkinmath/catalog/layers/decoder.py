@@ -68,6 +68,8 @@ class ParallelLayer(Part):
     """One norm for both, or one each for attention and feed-forward."""
     residual_last: bool = False
     """attention + feed-forward + residual, rather than residual + attention + feed-forward."""
+    mlp_first: bool = False
+    """The norm's output is not held under a name: norms are made in place of the arguments (GPT-NeoX)."""
     dropout: float = 0.0
 
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
@@ -75,7 +77,8 @@ class ParallelLayer(Part):
         with t.scope() as frame:
             frame.local(x)
             normed = self.norm.record(t, x, self.names[0])
-            frame.local(normed)
+            if not self.mlp_first:
+                frame.local(normed)
             attended = dropout(t, self.attention.record(t, normed, shared), self.dropout)
             frame.local(attended)
             other = self.norm.record(t, x, self.names[1]) if len(self.names) > 1 else normed
