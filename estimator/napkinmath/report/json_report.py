@@ -127,8 +127,18 @@ def _range(value: Range) -> dict[str, int]:
 
 
 def _allocator(e: Estimate) -> dict[str, Any]:
-    settings = {name: None if value == UNLIMITED else value for name, value in e.settings.items()}
-    return {"settings": settings, **dict(e.replay.items())}
+    replay = e.replay
+    return {
+        "settings": {name: None if value == UNLIMITED else value for name, value in e.settings.items()},
+        "peak_allocated": replay.peak_allocated,
+        "peak_reserved": replay.peak_reserved,
+        "end_allocated": replay.end_allocated,
+        "end_reserved": replay.end_reserved,
+        "inactive_split_bytes": replay.inactive_split_bytes,
+        "num_segments": replay.num_segments,
+        "num_retries": replay.num_retries,
+        "out_of_memory": replay.out_of_memory or None,
+    }
 
 
 def _point(e: Estimate, point: Point) -> dict[str, Any]:
