@@ -33,6 +33,8 @@ class Era:
     default_rank: int = 8
     quantized_optimizer: str = ""
     """Optimizer of quantized models, where the script picks another for them."""
+    offload_style: str = "trl"
+    """Implementation of activation offloading (a row of napkinmath's lowering/saved_offload.py)."""
     clips: bool = True
     lazy_modules: bool = True
     sequence_length: int = 0
@@ -73,6 +75,14 @@ ERAS: tuple[Era, ...] = (
     Era(
         name="litgpt", pattern=r"^lightning-ai/lit|litgpt|lit-gpt", stack="litgpt", evidence="litgpt finetune/lora.py and full.py, config_hub/finetune/*/*.yaml, tutorials/resource-tables.md",
         autocast=False, adapter_dtype="bf16", adapter_dropout=0.05, double_quant=False, prepares=False, unquantized=(), quantized_optimizer="paged-adamw", clips=False,
+    ),
+    Era(
+        name="torchtune tutorials", pattern=r"torchtune.*(tutorials|apr-?\s?2024)", stack="torchtune-2024-04", autocast=False, adapter_dtype="bf16", prepares=False, unquantized=("lm_head", "output"), clips=False,
+        evidence="torchtune of April 2024 recipes/configs/llama2/7B_lora_single_device.yaml, datasets/_alpaca.py", sequence_length=512, sequence_reason="alpaca_dataset truncated to 512 tokens by default",
+    ),
+    Era(
+        name="torchtune", pattern=r"torchtune", stack="torchtune", offload_style="torchtune", autocast=False, adapter_dtype="bf16", prepares=False, unquantized=("lm_head", "output"), clips=False,
+        evidence="torchtune of November 2024 recipes/configs/llama3_2/3B_*_single_device.yaml: fused AdamW, bf16 throughout, adapters too",
     ),
     Era(name="default", pattern=r"", stack="hf-2024", evidence="none: a source without a row of its own is taken for the Trainer of 2024"),
 )

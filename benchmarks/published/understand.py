@@ -57,7 +57,7 @@ def _understand(row: Row) -> Job:
     config = TrainConfig(
         micro_batch_size=row.whole("micro_batch", 1), sequence_length=_sequence(row, era, assumed), gradient_accumulation_steps=_accumulation(row),
         precision=_precision(row, era), adapter=_adapter(row, key, spec, method, era), quantization=_quantization(row, method, era), recompute=_recompute(row, assumed),
-        offload=_offload(row), optimizer=_optimizer(row, era, method), optimizer_in_backward="in_bwd" in row.words("optimizer") or "in_backward" in row.words("optimizer"),
+        offload=_offload(row, era), optimizer=_optimizer(row, era, method), optimizer_in_backward="in_bwd" in row.words("optimizer") or "in_backward" in row.words("optimizer"),
         attention=_attention(row), loss=_loss(row), compile=row.words("compile").strip() in ("yes", "true"), stack=era.stack,
         batch=Batch(packing=row.words("packed").startswith("yes")), clip_gradients=era.clips,
     )  # fmt: skip
@@ -175,12 +175,12 @@ def _recompute(row: Row, assumed: list[str]) -> RecomputeConfig:
     return RecomputeConfig(kind=RecomputeKind.FULL)
 
 
-def _offload(row: Row) -> OffloadConfig:
+def _offload(row: Row, era: Era) -> OffloadConfig:
     text = row.words("offload")
     if not text.strip() or text.startswith("no"):
         return OffloadConfig()
     if "activation" in text:
-        return OffloadConfig(activations=True)
+        return OffloadConfig(activations=True, style=era.offload_style)
     if "param" in text:
         return OffloadConfig(parameters=True)
     if "optim" in text:

@@ -23,6 +23,8 @@ class Stack(Record):
     """`logits[..., :-1, :].contiguous()` before the loss (transformers before 4.50)."""
     logits_upcast_in_model: bool = False
     """The model itself upcasts (`logits = logits.float()` in forward, transformers before 4.46) and returns the copy."""
+    output_chunks: int = 0
+    """A chunked loss gets the logits as a list of so many chunks (torchtune); 0: head and loss run chunk by chunk in one operation."""
     logits_held: bool = False
     """The caller keeps the returned logits through the backward."""
     cross_entropy: str = "chain"
@@ -93,6 +95,14 @@ STACKS: dict[str, Stack] = {
         Stack(
             name="litgpt-2023", meaning="lit-gpt's fine-tuning scripts of 2023, which run the longest sample first", source="lit-gpt of October 2023 finetune/lora.py train, get_batch(longest_seq_ix)", transformers=(0, 0), modelling="litgpt",
             default_optimizer="adamw-foreach", quantized_keeps_input=True, unpacks_by_half=True,
+        ),
+        Stack(
+            name="torchtune", meaning="torchtune's single-device recipes since late 2024", source="torchtune 0.4 recipes/full_finetune_single_device.py, modules/transformer.py, modules/peft/lora.py",
+            transformers=(0, 0), default_optimizer="adamw-fused", output_chunks=8,
+        ),
+        Stack(
+            name="torchtune-2024-04", meaning="torchtune's single-device recipes of April 2024", source="torchtune 0.0.1 recipes/lora_finetune_single_device.py", transformers=(0, 0),
+            default_optimizer="adamw-foreach", logits_shift_copy=True, logits_held=True,
         ),
         _HF_445, _with_foak(_HF_445), _with_trl(_HF_445), _HF_448, _with_foak(_HF_448), _with_trl(_HF_448),
     )

@@ -83,3 +83,28 @@ def linear_cross_entropy(t: Tape, x: Value, w: Value, *, chunk_rows: Size | None
         t.last_use[tensor] = len(t.ops)
     t.append("linear_cross_entropy", (x, w), (out,), forward=forward, saves=kept, costs=costs, backward=(), gradients=made, backward_costs=tuple(Move(2 * traffic(g.of)) for g in made))
     return out
+
+
+def output_chunks_cross_entropy(t: Tape, logits: Value, head: Value, chunks: int) -> Value:
+    """Cross-entropy over a list of 16-bit logit chunks, each upcast and differentiated by itself.
+
+    Eagerly the fp32 log-probabilities of all chunks are kept; compiled, the 16-bit logits are and the rest is recomputed. The head's
+    weight gets a gradient from each chunk, added to the sum of those before. Source: torchtune
+    modules/loss/ce_chunked_output_loss.py CEWithChunkedOutputLoss, modules/transformer.py chunked_output.
+    """
+    *batch, length, vocabulary = logits.axes
+    chunk = (*batch, ceil_div(length, chunks), vocabulary)
+    compiled = t.policy.config.compile
+    kept = logits.tensor if compiled else t.tensor("log-probabilities of all chunks", logits.axes, FP32, Role.LOGITS)
+    wide = t.tensor("logits of a chunk in fp32", chunk, FP32, Role.LOGITS)
+    loss = t.tensor("loss", (1,), FP32, Role.LOGITS)
+    out = Value(loss, (1,), FP32, logits.requires_grad)
+    forward = ((ALLOC, loss), *(() if compiled else ((ALLOC, wide), (ALLOC, kept), (FREE, wide))))
+    first, second = (t.tensor(n, chunk, FP32, Role.LOGITS) for n in ("gradient of log-probabilities", "gradient of a chunk in fp32"))
+    grad = t.tensor("gradient of a chunk", chunk, logits.dtype, Role.LOGITS)
+    both = [t.tensor(n, head.axes, head.dtype, Role.GRADIENTS) for n in ("head's gradient so far", "head's gradient from a chunk")] if head.requires_grad else []
+    steps = [(ALLOC, grad)] if compiled else [(ALLOC, first), (ALLOC, second), (FREE, first), (ALLOC, grad), (FREE, second)]
+    steps += [*((ALLOC, x) for x in both), *((FREE, x) for x in both)]
+    moved = traffic(logits)
+    t.append("cross_entropy of output chunks", (logits,), (out,), forward=forward, saves=(kept,), costs=(Move(2 * moved),), backward=tuple(steps), gradients=(Gradient(logits, grad),) if logits.requires_grad else (), backward_costs=(Move(2 * moved),))  # fmt: skip
+    return out

@@ -9,7 +9,7 @@ from napkinmath.ledger import Role, Value
 from napkinmath.model_spec import Part
 from napkinmath.ops.elementwise import cast, copy, scale, tanh
 from napkinmath.ops.index import slice_of
-from napkinmath.ops.loss import cross_entropy, cross_entropy_in_place, linear_cross_entropy
+from napkinmath.ops.loss import cross_entropy, cross_entropy_in_place, linear_cross_entropy, output_chunks_cross_entropy
 from napkinmath.ops.matmul import linear
 from napkinmath.tape import Tape
 from napkinmath.train_config import Loss
@@ -41,6 +41,10 @@ class CausalLmHead(Part):
         stack = t.policy.stack
         with t.scope() as frame:
             frame.local(hidden)
+            if t.policy.config.loss is Loss.CHUNKED and stack.output_chunks:
+                logits = linear(t, hidden, self.name, v, bias=self.bias, kind="head", role=Role.LOGITS, weight=self._tied(t, hidden))
+                head = next(w for w in t.weights if w.kind == "head")
+                return output_chunks_cross_entropy(t, logits, head.value, stack.output_chunks)
             if t.policy.config.loss is not Loss.HF:
                 with t.scope(self.name):
                     weight = self._weight(t, hidden)
@@ -58,6 +62,8 @@ class CausalLmHead(Part):
             if stack.logits_shift_copy:
                 logits = copy(t, slice_of(t, logits, logits.axes), name="shifted logits", role=Role.LOGITS)
                 frame.local(logits)
+            if stack.logits_held:
+                shared["returned logits"] = logits
             if stack.cross_entropy == "in place":
                 return cross_entropy_in_place(t, logits)
             return cross_entropy(t, logits, upcast=False, shifted=not stack.logits_shift_copy)

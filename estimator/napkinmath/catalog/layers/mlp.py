@@ -8,6 +8,7 @@ from napkinmath.catalog.layers.symbols import f
 from napkinmath.expr import Size
 from napkinmath.ledger import Value
 from napkinmath.ops.elementwise import dropout, mul
+from napkinmath.ops.fused import gated_activation
 from napkinmath.ops.matmul import linear
 from napkinmath.ops.routing import chunk
 from napkinmath.record import Record
@@ -30,8 +31,12 @@ class GatedMlp(Record):
         """Feed-forward of x."""
         with t.scope(self.scope) as frame:
             frame.local(x)
-            gate = activate(t, linear(t, x, self.names[0], self.width, bias=self.bias, kind=self.kind), self.activation)
-            product = mul(t, gate, linear(t, x, self.names[1], self.width, bias=self.bias, kind=self.kind))
+            gate = linear(t, x, self.names[0], self.width, bias=self.bias, kind=self.kind)
+            if t.policy.config.compile:
+                product = gated_activation(t, gate, linear(t, x, self.names[1], self.width, bias=self.bias, kind=self.kind))
+            else:
+                gate = activate(t, gate, self.activation)
+                product = mul(t, gate, linear(t, x, self.names[1], self.width, bias=self.bias, kind=self.kind))
             return dropout(t, linear(t, product, self.names[2], x.axes[-1], bias=self.bias, kind=self.kind), self.dropout)
 
 

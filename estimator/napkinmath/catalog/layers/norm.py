@@ -44,7 +44,7 @@ class Norm(Record):
     def _apply(self, t: Tape, x: Value, name: str, axes: tuple[Size, ...]) -> Value:
         width = axes[-1]
         if self.kind in (NormKind.RMS, NormKind.RMS_GEMMA, NormKind.RMS_CAST_LAST):
-            if t.policy.stack.rms_norm == "fused":
+            if t.policy.stack.rms_norm == "fused" or t.policy.config.compile:
                 return rms_norm_fused(t, x, name=name, width=width)
             if t.policy.stack.rms_norm == "in place":
                 return rms_norm_in_place(t, x, name=name, width=width)
