@@ -35,7 +35,7 @@ quantizations = st.builds(QuantizationConfig, format=st.sampled_from(sorted(FORM
 recomputes = st.builds(RecomputeConfig, kind=st.sampled_from([k for k in RecomputeKind if k is not RecomputeKind.SELECTIVE]), every=st.integers(1, 4), reentrant=st.booleans()) | st.builds(
     RecomputeConfig, kind=st.just(RecomputeKind.SELECTIVE), keep=st.sampled_from([("sdpa",), ("linear",), ("sdpa", "linear"), ("o_proj",)])
 )
-offloads = st.builds(OffloadConfig, optimizer=st.booleans(), activations=st.booleans(), checkpoints=st.booleans(), style=st.sampled_from(sorted(STYLES)))
+offloads = st.builds(OffloadConfig, optimizer=st.booleans(), activations=st.booleans(), checkpoints=st.booleans(), parameters=st.booleans(), prefetch=st.integers(0, 2), style=st.sampled_from(sorted(STYLES)))
 
 
 @st.composite

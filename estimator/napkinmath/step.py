@@ -65,6 +65,11 @@ def build_step(spec: ModelSpec, policy: Policy) -> Step:
         micro_steps.append((accumulation - 1, lower_micro_step(runs, shared, policy, accumulate=True)))
     from napkinmath.lowering.optimizer import lower_update
 
+    if policy.config.offload.parameters:
+        from napkinmath.lowering.parameter_offload import load_on_host, stream
+
+        load = load_on_host(load, runs)
+        micro_steps = [(repeat, stream(segments, runs, policy)) for repeat, segments in micro_steps]
     update = lower_update(runs, policy, dict(spec.symbols))
     return Step(spec, policy, runs, load + update.load, micro_steps, update, save_segments(runs, policy))
 

@@ -161,6 +161,10 @@ class OffloadConfig(Record):
     prefetch: int = 1
     """Layers whose weights are on their way while another one runs."""
 
+    def validate(self) -> None:
+        if self.prefetch < 0:
+            raise InputError(f"prefetch={self.prefetch} is negative; use 0 (no layer ahead) or more")
+
 
 class Batch(Record):
     """How sequences fill the batch when they are not all of one length."""
@@ -208,5 +212,9 @@ class TrainConfig(Record):
                 raise InputError(f"{name} {shown(value)} is not a positive whole number; use 1 or more")
         if self.quantization is not None and self.adapter is None:
             raise InputError("a quantized base cannot be trained itself; add an adapter (--qlora, or adapter=AdapterConfig())")
+        if self.offload.parameters and self.adapter is None and not self.offload.optimizer:
+            raise InputError("trained parameters in host memory are updated there; set offload.optimizer too, or train adapters")
+        if self.optimizer_in_backward and self.offload.optimizer:
+            raise InputError("optimizer_in_backward updates on the device and offload.optimizer on the host; choose one")
         if self.optimizer_in_backward and self.gradient_accumulation_steps > 1:
             raise InputError("optimizer_in_backward frees gradients at once and cannot accumulate; use gradient_accumulation_steps=1")

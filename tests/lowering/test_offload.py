@@ -143,3 +143,24 @@ def test_offload_lowers_the_backward_and_fills_the_host(style: str) -> None:
 def test_unknown_style_is_refused() -> None:
     with pytest.raises(InputError, match="torchtune"):
         by_rules(train_config(offload=OffloadConfig(activations=True, style="torchtunes")))
+
+
+def test_streamed_weights() -> None:
+    """Frozen layers live on the host; one layer and what is prefetched are on the device, twice a step across the link."""
+    adapter = AdapterConfig(rank=4)
+    plain, streamed, ahead = (
+        by_rules(train_config(adapter=adapter, offload=OffloadConfig(parameters=on, prefetch=prefetch))) for on, prefetch in ((False, 0), (True, 0), (True, 1))
+    )
+    layer = 2 * (256 * 256 * 2 + 128 * 256 * 2 + 704 * 256 * 3 + 2 * 256)  # bf16 bytes of a layer's weights
+    assert streamed.host_peak() == 5 * layer
+    assert plain.phase_peaks()[Phase.LOAD].nbytes - streamed.phase_peaks()[Phase.LOAD].nbytes == 5 * layer
+    forward = [t.phase_peaks()[Phase.FORWARD].nbytes for t in (plain, streamed, ahead)]
+    assert forward[0] - 5 * layer <= forward[1] <= forward[0] - 4 * layer
+    assert forward[1] <= forward[2] <= forward[1] + layer
+
+
+def test_trained_weights_on_the_host_need_the_optimizer_there() -> None:
+    with pytest.raises(InputError, match="offload.optimizer"):
+        train_config(offload=OffloadConfig(parameters=True))
+    timeline = by_rules(train_config(offload=OffloadConfig(parameters=True, optimizer=True)))
+    assert timeline.host_peak() > 0

@@ -32,7 +32,7 @@ def lower_host_update(row: Optimizer, owners: list[Run], policy: Policy) -> Upda
         row, clip=[], zero=[],
         load=segments("host copies", Phase.LOAD, owners, lambda run: [(ALLOC, t) for t in kept(run)]),
         states=segments("states on the host", Phase.STEP, owners, lambda run: [(ALLOC, t) for t in states(run)]),
-        work=segments("updated parameters", Phase.STEP, owners, lambda run: [(RUN, Work(None, (HostCopy(w.tensor.nbytes, to_host=False, pinned=pinned),), False)) for w in trained(run)]),
+        work=segments("updated parameters", Phase.STEP, owners, lambda run: [(RUN, Work(None, (HostCopy(w.tensor.nbytes, to_host=False, pinned=pinned),), False)) for w in trained(run)] if not (policy.config.offload.parameters and run.stage.checkpointed) else []),
     )  # fmt: skip
 
 
