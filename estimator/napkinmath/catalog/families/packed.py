@@ -52,8 +52,7 @@ def persimmon(c: Config) -> ModelSpec:
 def gpt_neox(c: Config) -> ModelSpec:
     """GPTNeoXForCausalLM: side by side under two LayerNorms, projections split within each head (transformers models/gpt_neox)."""
     symbols = one_head_each(dense_symbols(c))
-    fraction = c.number("rotary_pct", 1.0) if "rotary_pct" in c else None
-    rotated = int(symbols["dh"] * fraction) if fraction is not None else c.rotated(symbols["dh"])
+    rotated = c.rotated(symbols["dh"], c.number("rotary_pct", 0.25))
     dropout = c.probability("hidden_dropout")
     core = GroupedQueryAttention(
         rotary_size=rotated, names=("query_key_value", "", "", "dense"), scope="attention", **attention_fields(c, symbols, bias=c.flag("attention_bias", True))
@@ -91,7 +90,7 @@ def gpt2(c: Config) -> ModelSpec:
         rotary=False, wide_softmax=False, bias=True, output_bias=True, dropout=c.probability("attn_pdrop", 0.1), output_dropout=dropout, names=("c_attn", "", "", "c_proj"), scope="attn",
     )  # fmt: skip
     mlp = PlainMlp(activation=c.activation("activation_function", "gelu_new"), names=("c_fc", "c_proj"), dropout=dropout)
-    layer = DecoderLayer(attention=PackedAttention(core=core), mlp=mlp, norm=LAYER_NORM, names=("ln_1", "ln_2"))
+    layer = DecoderLayer(attention=PackedAttention(core=core), mlp=mlp, norm=LAYER_NORM, names=("ln_1", "ln_2"), names_outputs=True)
     embedding = PositionedEmbedding(rows=c.size("max_position_embeddings", 1024), dropout=c.probability("embd_pdrop", 0.1), padded=pads(c))
     return c.spec(gpt_stages(c, symbols, [layer] * symbols["L"], embedding, path="transformer", tied=True), symbols, family="gpt2")
 
@@ -110,7 +109,7 @@ def gpt_bigcode(c: Config) -> ModelSpec:
     )  # fmt: skip
     mlp = PlainMlp(activation=c.activation("activation_function", "gelu_pytorch_tanh"), names=("c_fc", "c_proj"), dropout=dropout)
     attention = PackedAttention(core=core, packing=Packing.SPLIT if shared_head else Packing.HEADS)
-    layer = DecoderLayer(attention=attention, mlp=mlp, norm=LAYER_NORM, names=("ln_1", "ln_2"))
+    layer = DecoderLayer(attention=attention, mlp=mlp, norm=LAYER_NORM, names=("ln_1", "ln_2"), names_outputs=True)
     rows = c.size("max_position_embeddings", 1024)
     embedding = PositionedEmbedding(rows=rows, dropout=c.probability("embd_pdrop", 0.1), padded=pads(c), triangle=True)
     return c.spec(gpt_stages(c, symbols, [layer] * symbols["L"], embedding, path="transformer", tied=True), symbols, family="gpt_bigcode")

@@ -35,6 +35,9 @@ class DecoderLayer(Part):
     holds_attention: bool = False
     """Names of their own keep the first norm's and the attention's output alive to the end (StableLM, Falcon)."""
 
+    names_outputs: bool = False
+    """Norm and sublayer outputs are alive under names of their own as the residual is added, the attention's to the end (GPT-2)."""
+
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         assert x is not None
         middle = self._residual(t, x, self.attention, 0, shared)
@@ -52,6 +55,10 @@ class DecoderLayer(Part):
                     inner.local(out)
                     out = self.norm.record(t, out, self.post_names[which])
             out = dropout(t, out, self.dropout)
+            if self.names_outputs:
+                frame.local(normed, out)
+                if not which:
+                    t.keep(out)
             if self.scaled:
                 frame.local(out)
                 out = scale(t, out)
