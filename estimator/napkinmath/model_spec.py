@@ -37,7 +37,7 @@ class Stage(Record):
     publishes: str = ""
     """Name under which the last copy's output is shared instead of handed on (encoder states)."""
     modality: str = ""
-    """'image': runs only where the batch has images; without, its weights lie idle."""
+    """'image': runs only where the batch has images; without, its weights lie idle. 'idle': never runs for the loss."""
 
 
 class ModelSpec(Record):

@@ -81,17 +81,21 @@ def record_runs(spec: ModelSpec, policy: Policy) -> tuple[list[Run], dict[str, V
     sizes = dict(spec.symbols)
     incoming: Value | None = None
     recorded: dict[tuple[object, ...], Block] = {}
+    asleep: dict[str, Value] = {}  # what idle blocks would have shared
     for stage in arrange(spec, policy.config.recompute):
         done = 0
         while done < stage.count:
             key = (stage.replace(count=1), incoming and (incoming.axes, incoming.dtype, incoming.requires_grad), tuple(shared.items()))
             block = recorded.get(key)
+            dormant = stage.modality == "idle" or stage.modality == "image" and not policy.config.batch.images
             if block is None:
-                block = recorded[key] = record_block(stage, policy, incoming, shared, {**sizes, **dict(stage.symbols)})
+                seen = {**shared, **asleep} if dormant else shared
+                block = recorded[key] = record_block(stage, policy, incoming, seen, {**sizes, **dict(stage.symbols)})
+                asleep = {name: value for name, value in seen.items() if name not in shared}
             output = block.output
-            if stage.modality == "image" and not policy.config.batch.images:
+            if dormant:
                 runs.append(Run(idle(block), stage.count, stage.replace(checkpointed=False, publishes=""), 0))
-                incoming = output
+                incoming = incoming if stage.modality == "idle" else output
                 break
             steady = output is not None and incoming is not None and output.dtype is incoming.dtype and output.requires_grad == incoming.requires_grad
             count = stage.count - done if steady and not stage.publishes else 1

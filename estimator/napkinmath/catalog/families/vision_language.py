@@ -8,7 +8,6 @@ from napkinmath.catalog.layers.encoder import BidirectionalAttention
 from napkinmath.catalog.layers.head import CausalLmHead
 from napkinmath.catalog.layers.norm import Norm, NormKind
 from napkinmath.catalog.layers.vision_towers import (
-    IdleWeights,
     LinearProjector,
     MlpProjector,
     Patches,
@@ -28,7 +27,9 @@ DEFAULT_SIDE = 448  # pixels, for towers that take images of any size and name n
 def text_spec(c: Config, model_type: str = "", **defaults: object) -> ModelSpec:
     """The text model of `text_config`, read by its own family; `model_type` where the nested one is a relative's."""
     text = c.nested("text_config")
-    values = {**defaults, **text.values, "tie_word_embeddings": text.flag("tie_word_embeddings") or c.flag("tie_word_embeddings")}
+    values = {**defaults, **text.values}
+    if "tie_word_embeddings" in text or "tie_word_embeddings" in c:
+        values["tie_word_embeddings"] = text.flag("tie_word_embeddings") or c.flag("tie_word_embeddings")
     if model_type:
         values["model_type"] = model_type
     return read_config(values, name=c.name, source=c.source)
@@ -36,7 +37,7 @@ def text_spec(c: Config, model_type: str = "", **defaults: object) -> ModelSpec:
 
 def image(stages: list[Stage]) -> list[Stage]:
     """Stages that run only where there are images; the last publishes the features."""
-    marked = [stage.replace(modality="image") for stage in stages]
+    marked = [stage.replace(modality=stage.modality or "image") for stage in stages]
     marked[-1] = marked[-1].replace(publishes="image features")
     return marked
 
@@ -106,23 +107,10 @@ def clip(v: Config, *, last: int) -> tuple[list[Stage], int]:
         norm=LAYER,
         norm_name="pre_layrnorm",
     )
-    unused = _idle_plain(width, v.size("intermediate_size", 3072), layers - used)
     tower = [Stage(part=first, path=TOWER), Stage(part=layer, count=used, path=f"{TOWER}.encoder.layers", checkpointed=True)]
-    return [
-        *tower,
-        Stage(part=IdleWeights(shapes=(*unused, ("post_layernorm.weight", (width,)), ("post_layernorm.bias", (width,)))), path=TOWER),
-    ], patches
-
-
-def _idle_plain(width: int, inner: int, count: int) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    shapes = {
-        **{f"self_attn.{n}": (width, width) for n in ("q_proj", "k_proj", "v_proj", "out_proj")},
-        "mlp.fc1": (inner, width),
-        "mlp.fc2": (width, inner),
-    }
-    one = [(f"{n}.weight", axes) for n, axes in shapes.items()] + [(f"{n}.bias", (axes[0],)) for n, axes in shapes.items()]
-    one += [(f"{n}.{p}", (width,)) for n in ("layer_norm1", "layer_norm2") for p in ("weight", "bias")]
-    return tuple((f"unused layer {i}.{name}", axes) for i in range(count) for name, axes in one)
+    if used < layers:  # run for nothing: what they make is dropped with the call
+        tower.append(Stage(part=layer, count=layers - used, path=f"{TOWER}.encoder.layers", modality="idle"))
+    return [*tower, Stage(part=TowerNorm(norm=LAYER, name="post_layernorm"), path=TOWER, modality="idle")], patches
 
 
 def _plain_layer(v: Config, width: int, heads: int, activation: str) -> TowerLayer:

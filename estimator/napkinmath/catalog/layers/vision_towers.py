@@ -154,17 +154,6 @@ class TowerNorm(Part):
         return self.norm.record(t, x, self.name)
 
 
-class IdleWeights(Part):
-    """Parameters that the forward never reads: loaded, but without gradient."""
-
-    shapes: tuple[tuple[str, tuple[int, ...]], ...]
-
-    def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
-        for name, axes in self.shapes:
-            t.weight(name, axes, kind="idle")
-        return x
-
-
 class MlpProjector(Part):
     """Image features into the text's width: optional norm, neighbouring patches merged into one row, two linears."""
 
