@@ -51,7 +51,7 @@ def tiny(name: str = "tiny") -> Estimate:
     )
 
 
-PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.STEP)
+PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.STEP)  # a saving phase would end the step that is drawn
 
 
 @st.composite

@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from napkinmath.ledger import Phase
 from napkinmath.report import curve, drawn
 from napkinmath.report.palette import STACK
 from napkinmath.timeline import Timeline
@@ -28,7 +29,8 @@ def test_with_a_column_an_event_the_columns_are_the_run(timeline: Timeline) -> N
     found = drawn.shown(timeline)
     if drawn.has_seconds(found):
         return
-    start = curve.first_segment(timeline)
+    start, end = curve.step_range(timeline)
+    assert end == len(timeline.segments)
     totals = spelled_out(timeline, start)
     if not totals:
         return
@@ -94,3 +96,12 @@ def test_of_many_equal_micro_steps_the_first_and_the_last_are_drawn() -> None:
         drawn.num_events(found.timeline, found.segments)
         < drawn.num_events(e.timeline, drawn.shown(e.timeline, most_events=10**9).segments) / 5
     )
+
+
+def test_saving_is_no_part_of_the_step_that_is_drawn() -> None:
+    e = priced("full")
+    assert any(segment.phase is Phase.SAVE for segment in e.timeline.segments)
+    spans = curve.envelope(e.timeline, 40).spans
+    assert Phase.SAVE not in {span.phase for span in spans}
+    assert spans[0].phase is Phase.FORWARD
+    assert curve.envelope(e.timeline, 40).extent == pytest.approx(sum(p.device_s for p in e.time.phases if p.phase is not Phase.SAVE))

@@ -32,27 +32,30 @@ class Envelope(Record):
     in_seconds: bool
 
 
-def first_segment(timeline: Timeline) -> int:
-    """Where the steady step starts; 0, the whole run, where only an earlier moment reaches the peak or no step is marked."""
+def step_range(timeline: Timeline) -> tuple[int, int]:
+    """First and end segment of the steady step, saving left out; the whole run where only another moment reaches the peak or no step is marked."""
+    whole = 0, len(timeline.segments)
     if not timeline.step_starts:
-        return 0
-    start, peaks = timeline.step_starts[-1], timeline.segment_peaks()
+        return whole
+    start = timeline.step_starts[-1]
+    end = next((i for i in range(start, whole[1]) if timeline.segments[i].phase is Phase.SAVE), whole[1])
+    peaks = timeline.segment_peaks()
     best = max(point.nbytes for point in peaks)
-    return start if any(point.nbytes == best for point in peaks[start:]) else 0
+    return (start, end) if any(point.nbytes == best for point in peaks[start:end]) else whole
 
 
 def envelope(timeline: Timeline, num_columns: int) -> Envelope:
     """The steady step in columns; a repetition of a segment is the smallest unit of time here."""
-    start = first_segment(timeline)
+    start, end = step_range(timeline)
     sizes = [t.requested for t in timeline.tensors]
     profiles = [segment_profile(segment, sizes) for segment in timeline.segments]
     live = sum(segment.repeat * net for segment, (_, _, net) in zip(timeline.segments[:start], profiles, strict=False))
-    shown = timeline.segments[start:]
+    shown = timeline.segments[start:end]
     in_seconds = any(segment.seconds for segment in shown)
     lengths = [segment.seconds if in_seconds else float(len(segment.events)) for segment in shown]
     extent = sum(length * segment.repeat for segment, length in zip(shown, lengths, strict=True)) or 1.0
     values, spans, x = [0] * num_columns, list[Span](), 0.0
-    for segment, length, (high, _, net) in zip(shown, lengths, profiles[start:], strict=True):
+    for segment, length, (high, _, net) in zip(shown, lengths, profiles[start:end], strict=True):
         top = live + high + max(0, (segment.repeat - 1) * net)
         _extend(spans, segment, x, x + length * segment.repeat, top)
         for _ in range(segment.repeat):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from napkinmath.ledger import Role
 from napkinmath.record import Record
-from napkinmath.report.curve import Span, first_segment
+from napkinmath.report.curve import Span, step_range
 from napkinmath.report.palette import STACK
 from napkinmath.timeline import Point, Timeline, TimelineSegment
 
@@ -52,8 +52,8 @@ def num_events(timeline: Timeline, segments: Sequence[int]) -> int:
 
 
 def _kept_segments(timeline: Timeline, most_events: int) -> Shown:
-    start = first_segment(timeline)
-    order = list(range(start, len(timeline.segments)))
+    start, end = step_range(timeline)
+    order = list(range(start, end))
     left_out = 0
     if num_events(timeline, order) > most_events:
         order, left_out = _without_repeats(timeline, order)

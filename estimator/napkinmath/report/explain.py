@@ -261,7 +261,8 @@ def _time(screen: Screen, e: Estimate) -> None:
     for phase, entries in cost_entries(e).items():
         screen.line("")
         known = seconds.get(phase)
-        screen.line((f"  {phase}", "bold"), f"  {format_seconds(known.seconds)}, bound by {known.bound}" if known else "")
+        total = format_seconds(known.seconds if known else sum(entry.amount for entry in entries))
+        screen.line((f"  {phase}", "bold"), f"  {total}, " + (f"bound by {known.bound}" if known else "no part of the step"))
         for entry in entries:
             _line(screen, format_seconds(entry.amount), entry.formula, entry.what)
     screen.line("")
