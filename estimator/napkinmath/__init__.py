@@ -11,16 +11,12 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.allocator import AllocatorSettings as AllocatorSettings
     from napkinmath.catalog.gpus import find_hardware as find_hardware
     from napkinmath.catalog.models import read_model as read_model
-    from napkinmath.errors import DoesNotFit as DoesNotFit
     from napkinmath.errors import InputError as InputError
-    from napkinmath.errors import NapkinError as NapkinError
     from napkinmath.estimate import Estimate as Estimate
     from napkinmath.estimate import Verdict as Verdict
     from napkinmath.estimate import estimate as estimate
-    from napkinmath.hardware import Gpu as Gpu
     from napkinmath.hardware import Hardware as Hardware
     from napkinmath.model_spec import ModelSpec as ModelSpec
     from napkinmath.timeline import Timeline as Timeline
@@ -41,18 +37,14 @@ __version__ = "0.1.0"
 __all__ = [
     "AdapterConfig",
     "AdapterKind",
-    "AllocatorSettings",
     "Attention",
     "Batch",
-    "DoesNotFit",
     "Estimate",
-    "Gpu",
     "Hardware",
     "InputError",
     "Kernels",
     "Loss",
     "ModelSpec",
-    "NapkinError",
     "OffloadConfig",
     "Precision",
     "QuantizationConfig",
@@ -67,12 +59,11 @@ __all__ = [
     "read_model",
 ]
 _HOMES = {
-    "allocator": ("AllocatorSettings",),
     "catalog.gpus": ("find_hardware",),
     "catalog.models": ("read_model",),
-    "errors": ("DoesNotFit", "InputError", "NapkinError"),
+    "errors": ("InputError",),
     "estimate": ("Estimate", "Verdict", "estimate"),
-    "hardware": ("Gpu", "Hardware"),
+    "hardware": ("Hardware",),
     "model_spec": ("ModelSpec",),
     "timeline": ("Timeline",),
     "train_config": (

@@ -10,6 +10,7 @@ import os
 
 from napkinmath.catalog import config_file
 from napkinmath.errors import InputError, shown, suggest
+from napkinmath.inputs import values
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,13 +30,15 @@ def read_calibration(path: str, gpu: Gpu) -> Efficiency:
     what = "calibration file"
     content = config_file.parse(config_file.read_text(path, what=what), path, what=what)
     if content.get("napkinmath_calibration") != VERSION:
-        raise InputError(f"{what} {config_file.quoted(path)} does not say \"napkinmath_calibration\": {VERSION}; make one with `estimate calibrate`")
+        raise InputError(
+            f'{what} {config_file.quoted(path)} does not say "napkinmath_calibration": {VERSION}; make one with `estimate calibrate`'
+        )
     _check_gpu(content, path, gpu)
     rates = content.get("rates")
-    if not isinstance(rates, dict):
-        raise InputError(f"{what} {config_file.quoted(path)} has no object \"rates\"; make one with `estimate calibrate`")
+    if not values.is_mapping(rates):
+        raise InputError(f'{what} {config_file.quoted(path)} has no object "rates"; make one with `estimate calibrate`')
     base = default_efficiency(gpu)
-    return base.replace(**{str(key): _value(base, str(key), value, path) for key, value in rates.items()})  # type: ignore[misc]
+    return base.replace(**{key: _value(base, key, value, path) for key, value in values.mapping(rates, what).items()})
 
 
 def cached_calibration(gpu: Gpu) -> str | None:
@@ -50,7 +53,9 @@ def _check_gpu(content: dict[str, Any], path: str, gpu: Gpu) -> None:
 
     name = content.get("gpu")
     if not isinstance(name, str) or find_gpu(name).name != gpu.name.partition(" MIG ")[0]:
-        raise InputError(f"calibration file {config_file.quoted(path)} is of GPU {shown(name)}, not of {gpu.name}; name that GPU, or calibrate this one")
+        raise InputError(
+            f"calibration file {config_file.quoted(path)} is of GPU {shown(name)}, not of {gpu.name}; name that GPU, or calibrate this one"
+        )
 
 
 def _value(base: Efficiency, key: str, value: object, path: str) -> object:
@@ -59,9 +64,9 @@ def _value(base: Efficiency, key: str, value: object, path: str) -> object:
         raise InputError(f"calibration file {config_file.quoted(path)}: rate {shown(key)} is unknown{suggest(key, known)}")
     if key != "matmul_flops_per_s":
         return _positive(value, key, path)
-    if not isinstance(value, dict):
+    if not values.is_mapping(value):
         raise InputError(f'calibration file {config_file.quoted(path)}: {key} {shown(value)} is not an object such as {{"bf16": 2.4e14}}')
-    measured = {str(dtype): _positive(rate, f"{key} {dtype}", path) for dtype, rate in value.items()}  # type: ignore[misc]
+    measured = {dtype: _positive(rate, f"{key} {dtype}", path) for dtype, rate in values.mapping(value, key).items()}
     return tuple({**dict(base.matmul_flops_per_s), **measured}.items())
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from cli.runs import TINY, Done, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from napkinmath.catalog.arch_string import read_arch
 from napkinmath.cli.flags import BATCH, HARDWARE, METHOD, QUANTIZATION, REPEAT, STEP, SWITCH, TEXT
 from napkinmath.errors import InputError
@@ -56,9 +55,32 @@ def test_any_words(words: list[str]) -> None:
 
 
 scalars = st.one_of(st.none(), st.booleans(), st.integers(-(10**20), 10**20), st.floats(), st.text(max_size=8))
-anything = st.recursive(scalars, lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=5), inner, max_size=3)), max_leaves=6)
-LLAMA = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 100}
-FIELDS = [*LLAMA, "head_dim", "tie_word_embeddings", "attention_bias", "mlp_bias", "hidden_act", "attention_dropout", "text_config", "quantization_config", "torch_dtype", "architectures", "rope_scaling"]
+anything = st.recursive(
+    scalars, lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=5), inner, max_size=3)), max_leaves=6
+)
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 100,
+}
+FIELDS = [
+    *LLAMA,
+    "head_dim",
+    "tie_word_embeddings",
+    "attention_bias",
+    "mlp_bias",
+    "hidden_act",
+    "attention_dropout",
+    "text_config",
+    "quantization_config",
+    "torch_dtype",
+    "architectures",
+    "rope_scaling",
+]
 
 
 @settings(max_examples=150, deadline=None)
@@ -81,12 +103,65 @@ def test_any_option_value(options: dict[str, object]) -> None:
 
 
 FOREIGN_KEYS = {
-    "axolotl": ["base_model", "adapter", "load_in_4bit", "load_in_8bit", "lora_r", "lora_target_modules", "bf16", "fp16", "gradient_checkpointing", "sequence_len", "plugins", "torch_compile", "flash_attention"],
-    "trainer": ["model_name_or_path", "per_device_train_batch_size", "use_peft", "lora_r", "bf16", "dtype", "optim", "max_length", "packing", "gradient_checkpointing_kwargs", "loss_type", "max_grad_norm"],
-    "llama-factory": ["finetuning_type", "cutoff_len", "quantization_bit", "lora_target", "bf16", "use_galore", "flash_attn", "lora_rank", "use_unsloth"],
-    "torchtune": ["model", "optimizer", "loss", "tokenizer", "dataset", "batch_size", "dtype", "compile", "clip_grad_norm", "optimizer_in_bwd"],
+    "axolotl": [
+        "base_model",
+        "adapter",
+        "load_in_4bit",
+        "load_in_8bit",
+        "lora_r",
+        "lora_target_modules",
+        "bf16",
+        "fp16",
+        "gradient_checkpointing",
+        "sequence_len",
+        "plugins",
+        "torch_compile",
+        "flash_attention",
+    ],
+    "trainer": [
+        "model_name_or_path",
+        "per_device_train_batch_size",
+        "use_peft",
+        "lora_r",
+        "bf16",
+        "dtype",
+        "optim",
+        "max_length",
+        "packing",
+        "gradient_checkpointing_kwargs",
+        "loss_type",
+        "max_grad_norm",
+    ],
+    "llama-factory": [
+        "finetuning_type",
+        "cutoff_len",
+        "quantization_bit",
+        "lora_target",
+        "bf16",
+        "use_galore",
+        "flash_attn",
+        "lora_rank",
+        "use_unsloth",
+    ],
+    "torchtune": [
+        "model",
+        "optimizer",
+        "loss",
+        "tokenizer",
+        "dataset",
+        "batch_size",
+        "dtype",
+        "compile",
+        "clip_grad_norm",
+        "optimizer_in_bwd",
+    ],
 }
-STARTS = {"axolotl": {"base_model": "llama-7b"}, "trainer": {"model_name_or_path": "llama-7b"}, "llama-factory": {"model_name_or_path": "llama-7b", "cutoff_len": 64}, "torchtune": {"model": {"_component_": "x.lora_llama2_7b"}}}
+STARTS = {
+    "axolotl": {"base_model": "llama-7b"},
+    "trainer": {"model_name_or_path": "llama-7b"},
+    "llama-factory": {"model_name_or_path": "llama-7b", "cutoff_len": 64},
+    "torchtune": {"model": {"_component_": "x.lora_llama2_7b"}},
+}
 
 
 def test_every_reader_is_tried() -> None:
@@ -97,7 +172,12 @@ def test_every_reader_is_tried() -> None:
 @given(st.data())
 def test_any_foreign_job(data: st.DataObject) -> None:
     kind = data.draw(st.sampled_from(sorted(FOREIGN_KEYS)))
-    content = {**STARTS[kind], **data.draw(st.dictionaries(st.sampled_from(FOREIGN_KEYS[kind]), st.one_of(anything, st.sampled_from(WORDS), st.booleans()), max_size=4))}
+    content = {
+        **STARTS[kind],
+        **data.draw(
+            st.dictionaries(st.sampled_from(FOREIGN_KEYS[kind]), st.one_of(anything, st.sampled_from(WORDS), st.booleans()), max_size=4)
+        ),
+    }
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "job.json")
         file.write_text(json.dumps(content))
@@ -108,7 +188,17 @@ def test_any_foreign_job(data: st.DataObject) -> None:
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.one_of(st.sampled_from(["L2", "h64", "a4", "kv2", "f128", "v1k", "tied", "gelu", "mqa", "encoder", "moe4x2", "MPT", "learned-pos", "gated", "dh16"]), st.text(max_size=5)), max_size=8))
+@given(
+    st.lists(
+        st.one_of(
+            st.sampled_from(
+                ["L2", "h64", "a4", "kv2", "f128", "v1k", "tied", "gelu", "mqa", "encoder", "moe4x2", "MPT", "learned-pos", "gated", "dh16"]
+            ),
+            st.text(max_size=5),
+        ),
+        max_size=8,
+    )
+)
 def test_any_architecture(words: list[str]) -> None:
     try:
         config = read_arch(" ".join(words))

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from cli.broken_inputs import CORPUS, Broken
-
 from napkinmath.cli.main import main
 
 LEAST_CASES = 200

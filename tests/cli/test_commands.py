@@ -8,10 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import napkinmath
 import pytest
 from cli.runs import TINY, run
-
-import napkinmath
 from napkinmath.cli import main as main_module
 from napkinmath.cli.main import COMMANDS
 

@@ -6,7 +6,6 @@ import json
 
 import pytest
 from cli.runs import TINY, run
-
 from napkinmath.cli.flags import MODEL, OUTPUT, SHARED, SWITCH
 from napkinmath.cli.parser import Parser
 from napkinmath.errors import InputError
@@ -93,7 +92,21 @@ EFFECTS: list[tuple[str, str, object]] = [
     ("--train-mode", "training_mode", True),
     ("--compile", "compile", True),
 ]
-COVERED_ELSEWHERE = {row[0][0] for row in (*MODEL, *OUTPUT)} | {"--gpu", "--gpus", "--nodes", "--vram", "--mig", "--display", "--allocator", "--calibration"}
+COVERED_ELSEWHERE = {row[0][0] for row in (*MODEL, *OUTPUT)} | {
+    "--gpu",
+    "--gpus",
+    "--nodes",
+    "--vram",
+    "--mig",
+    "--display",
+    "--allocator",
+    "--calibration",
+}
+
+
+def parse(line: str) -> dict[str, object]:
+    """The options of a command line given as one text."""
+    return PARSER.parse(line.split())
 
 
 def field_of(config: object, path: str) -> object:
@@ -104,7 +117,7 @@ def field_of(config: object, path: str) -> object:
 
 @pytest.mark.parametrize(("line", "path", "value"), EFFECTS, ids=[f"{line} {path}" for line, path, _ in EFFECTS])
 def test_flag_sets_its_field(line: str, path: str, value: object) -> None:
-    assert field_of(train_config(PARSER.parse(line.split())), path) == value
+    assert field_of(train_config(parse(line)), path) == value
 
 
 def test_every_flag_is_tested() -> None:
@@ -122,26 +135,34 @@ def test_every_method_is_priced(method: str) -> None:
     json.loads(done.out)
 
 
-@pytest.mark.parametrize(("line", "name", "gib"), [("--gpu 4090", "RTX 4090", 23.0), ("--gpus 1xT4", "T4", 14.0), ("--gpus 1 --nodes 1 --gpu h100", "H100", 79.0), ("--vram 40GiB", "40 GiB", 40.0)])
+@pytest.mark.parametrize(
+    ("line", "name", "gib"),
+    [
+        ("--gpu 4090", "RTX 4090", 23.0),
+        ("--gpus 1xT4", "T4", 14.0),
+        ("--gpus 1 --nodes 1 --gpu h100", "H100", 79.0),
+        ("--vram 40GiB", "40 GiB", 40.0),
+    ],
+)
 def test_hardware_flags(line: str, name: str, gib: float) -> None:
-    (machine,) = machines(PARSER.parse(line.split()))
+    (machine,) = machines(parse(line))
     assert machine is not None and name.lower() in machine.gpu.name.lower()
     assert abs(machine.memory_bytes / 2**30 - gib) < 1.5
 
 
 def test_mig_vram_and_display() -> None:
-    (part,) = machines(PARSER.parse("--gpu A100-80 --mig 3g.40gb".split()))
-    (whole,) = machines(PARSER.parse("--gpu A100-80".split()))
+    (part,) = machines(parse("--gpu A100-80 --mig 3g.40gb"))
+    (whole,) = machines(parse("--gpu A100-80"))
     assert part is not None and whole is not None and part.memory_bytes < 0.55 * whole.memory_bytes
-    (small,) = machines(PARSER.parse("--gpu A100-80 --vram 10".split()))
+    (small,) = machines(parse("--gpu A100-80 --vram 10"))
     assert small is not None and small.memory_bytes == 10 * 2**30
-    held = [machines(PARSER.parse(f"--gpu 4090 --display {kind}".split()))[0] for kind in ("none", "linux", "windows")]
+    held = [machines(parse(f"--gpu 4090 --display {kind}"))[0] for kind in ("none", "linux", "windows")]
     usable = [machine.usable_bytes for machine in held if machine is not None]
     assert usable == sorted(usable, reverse=True) and len(set(usable)) == 3
 
 
 def test_repeated_gpu_compares() -> None:
-    assert [m.gpu.name for m in machines(PARSER.parse("--gpu T4 --gpu 4090".split())) if m] == ["T4", "RTX 4090"]
+    assert [m.gpu.name for m in machines(parse("--gpu T4 --gpu 4090")) if m] == ["T4", "RTX 4090"]
     done = run(*TINY, "--gpu", "T4", "--gpu", "4090", "--json")
     assert done.code == 0 and len(json.loads(done.out)) == 2
 
@@ -166,7 +187,7 @@ def test_value_that_looks_like_a_flag_is_not_swallowed() -> None:
 
 
 def test_same_value_twice_is_no_contradiction() -> None:
-    assert PARSER.parse("--bs 4 --bs 4 --packing --packing".split()) == {"bs": "4", "packing": True}
+    assert parse("--bs 4 --bs 4 --packing --packing") == {"bs": "4", "packing": True}
 
 
 def test_double_dash_ends_the_flags() -> None:

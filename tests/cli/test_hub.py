@@ -6,17 +6,25 @@ import http.server
 import json
 import threading
 from collections.abc import Iterator
+from typing import ClassVar
 
 import pytest
 from cli.runs import run
 
-CONFIG = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 99}
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 99,
+}
 
 
 class Hub(http.server.BaseHTTPRequestHandler):
     """Answers by path and remembers what it was asked."""
 
-    asked: list[tuple[str, str | None]] = []
+    asked: ClassVar[list[tuple[str, str | None]]] = []
 
     def do_GET(self) -> None:
         Hub.asked.append((self.path, self.headers.get("Authorization")))
@@ -60,7 +68,14 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     thread.join()
 
 
-@pytest.mark.parametrize(("name", "path"), [("org/tiny", "/org/tiny/resolve/main/config.json"), ("org/tiny@v1.0", "/org/tiny/resolve/v1.0/config.json"), ("bare", "/bare/resolve/main/config.json")])
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("org/tiny", "/org/tiny/resolve/main/config.json"),
+        ("org/tiny@v1.0", "/org/tiny/resolve/v1.0/config.json"),
+        ("bare", "/bare/resolve/main/config.json"),
+    ],
+)
 def test_config_is_fetched_and_priced(hub: str, name: str, path: str) -> None:
     done = run("--hub", "--model", name, "--ctx", "64", "--json")
     assert done.code == 0, done.err
@@ -80,7 +95,16 @@ def test_token_goes_to_the_hub_and_no_further(hub: str, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("org/gated", "gated"), ("org/none", "404"), ("org/broken", "not valid JSON"), ("org/binary", "UTF-8"), ("org/huge", "larger"), ("org/down", "503"), ("org/tiny/more", "not a hub id")]
+    ("name", "said"),
+    [
+        ("org/gated", "gated"),
+        ("org/none", "404"),
+        ("org/broken", "not valid JSON"),
+        ("org/binary", "UTF-8"),
+        ("org/huge", "larger"),
+        ("org/down", "503"),
+        ("org/tiny/more", "not a hub id"),
+    ],
 )
 def test_refusal_is_one_line(hub: str, name: str, said: str) -> None:
     done = run("--hub", "--model", name)

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from cli.runs import run
 from cli.test_flags import field_of
-
 from napkinmath.errors import InputError
 from napkinmath.inputs.job_file import read_job, with_job_file
 from napkinmath.inputs.model_options import model_spec
@@ -130,7 +129,9 @@ def test_command_line_overrides_the_job(name: str) -> None:
     config = train_config(options)
     assert (config.micro_batch_size, config.adapter, config.quantization) == (3, None, None)
     assert model_spec(options, notes).num_layers == 2
-    assert any("the command line replaces" in note for note in notes) == (name != "own.json"), "own.json's arch is given again, nothing else gives way"
+    assert any("the command line replaces" in note for note in notes) == (name != "own.json"), (
+        "own.json's arch is given again, nothing else gives way"
+    )
 
 
 def test_job_file_runs_end_to_end() -> None:
@@ -141,7 +142,9 @@ def test_job_file_runs_end_to_end() -> None:
 
 def test_model_config_given_as_job(tmp_path: Path) -> None:
     file = tmp_path / "tiny.json"
-    file.write_text('{"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 99}')
+    file.write_text(
+        '{"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 99}'
+    )
     done = run(str(file), "--ctx", "64")
     assert done.code == 0 and "tiny" in done.out
 

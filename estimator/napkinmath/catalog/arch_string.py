@@ -17,7 +17,16 @@ if TYPE_CHECKING:
 
 EXAMPLE = "L32 h4096 a32 kv8 f14336 v128256"
 _KEYS = {"l": "L", "h": "h", "a": "a", "kv": "k", "k": "k", "dh": "dh", "f": "f", "ffn": "f", "v": "v", "p": "p"}
-_NAMES = {"L": "layers", "h": "hidden size", "a": "heads", "k": "key-value heads", "dh": "head size", "f": "FFN width", "v": "vocabulary", "p": "positions"}
+_NAMES = {
+    "L": "layers",
+    "h": "hidden size",
+    "a": "heads",
+    "k": "key-value heads",
+    "dh": "head size",
+    "f": "FFN width",
+    "v": "vocabulary",
+    "p": "positions",
+}
 _FLAGS = {
     "tied": "tied", "untied": "untied", "gated": "gated", "swiglu": "gated", "silu": "gated", "geglu": "geglu", "gelu": "gelu", "relu": "relu", "mqa": "mqa", "mha": "mha", "gqa": "gqa",
     "learned-pos": "learned-pos", "learned_pos": "learned-pos", "alibi": "alibi", "rope": "rope", "encoder": "encoder", "decoder": "decoder", "bias": "bias", "no-bias": "no-bias",
@@ -33,7 +42,7 @@ class Arch:
         self.numbers: dict[str, int] = {}
         self.flags: set[str] = set()
         self.family = ""
-        self.experts = (0, 0)
+        self.experts: tuple[int, int] = (0, 0)
         self.notes: list[str] = []
         self.positions = 0
 
@@ -128,7 +137,9 @@ def _check_heads(arch: Arch) -> None:
     if heads is None:
         size = 128 if hidden >= 2048 and hidden % 128 == 0 else 64
         if hidden % size:
-            raise InputError(f"--arch {shown(arch.text)} lacks a (heads) and h{hidden} is not a multiple of 64; write e.g. a{max(1, hidden // 64)}")
+            raise InputError(
+                f"--arch {shown(arch.text)} lacks a (heads) and h{hidden} is not a multiple of 64; write e.g. a{max(1, hidden // 64)}"
+            )
         heads = arch.numbers["a"] = arch.assume("a", hidden // size, f"head size {size}")
     if "dh" not in arch.numbers and hidden % heads:
         raise InputError(f"--arch {shown(arch.text)}: h{hidden} is not divisible by a{heads}; change one, or give the head size as dh128")
@@ -152,7 +163,9 @@ def _layout(arch: Arch) -> Callable[[Arch], dict[str, Any]]:
         return _mixtral
     ungated = arch.one_of("gelu", "relu") or "learned-pos" in arch.flags or arch.family in ("gpt", "gpt2")
     if not ungated and "gated" not in arch.flags and arch.family != "llama" and _four_times_hidden(arch):
-        arch.notes.append("--arch: f is 4 h without grouped heads, taken as a GPT-2 layer (ungated GELU, learned positions, biases); add 'gated' for a Llama layer")
+        arch.notes.append(
+            "--arch: f is 4 h without grouped heads, taken as a GPT-2 layer (ungated GELU, learned positions, biases); add 'gated' for a Llama layer"
+        )
         ungated = "gelu"
     if not ungated:
         return _llama
@@ -198,7 +211,9 @@ def _mixtral(arch: Arch) -> dict[str, Any]:
 def _gpt2(arch: Arch) -> dict[str, Any]:
     hidden, heads = arch.require("h"), arch.numbers["a"]
     if arch.numbers.get("k", heads) != heads:
-        raise InputError(f"--arch {shown(arch.text)}: kv{arch.numbers['k']} with an ungated GPT layer is not known; use kv1 (mqa), or 'gated' for a Llama layer")
+        raise InputError(
+            f"--arch {shown(arch.text)}: kv{arch.numbers['k']} with an ungated GPT layer is not known; use kv1 (mqa), or 'gated' for a Llama layer"
+        )
     _refuse_head_size(arch)
     return {
         **_common(arch, "gpt2", vocabulary=50304),
@@ -259,4 +274,6 @@ def _bert(arch: Arch) -> dict[str, Any]:
 
 def _refuse_head_size(arch: Arch) -> None:
     if "dh" in arch.numbers and arch.numbers["dh"] * arch.numbers["a"] != arch.numbers["h"]:
-        raise InputError(f"--arch {shown(arch.text)}: dh{arch.numbers['dh']} times a{arch.numbers['a']} is not h{arch.numbers['h']}; only Llama-like layers have a free head size")
+        raise InputError(
+            f"--arch {shown(arch.text)}: dh{arch.numbers['dh']} times a{arch.numbers['a']} is not h{arch.numbers['h']}; only Llama-like layers have a free head size"
+        )

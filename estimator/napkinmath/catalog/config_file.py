@@ -47,7 +47,9 @@ def read_text(path: str, *, what: str) -> str:
             if not stat.S_ISREG(status.st_mode):
                 raise InputError(f"{what} {shown_path} is not a regular file; give a file's path")
             if status.st_size > MAX_FILE_BYTES:
-                raise InputError(f"{what} {shown_path} has {status.st_size} bytes, more than the {MAX_FILE_BYTES} a config can have; give the model's config.json, not its weights")
+                raise InputError(
+                    f"{what} {shown_path} has {status.st_size} bytes, more than the {MAX_FILE_BYTES} a config can have; give the model's config.json, not its weights"
+                )
             return file.read(MAX_FILE_BYTES + 1).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"{what} {shown_path} is not text in UTF-8 (byte {error.start}); give a text file") from None
@@ -69,17 +71,23 @@ def parse(text: str, path: str, *, what: str) -> dict[str, Any]:
     except RecursionError:
         raise InputError(f"{what} {shown_path} is nested too deeply; give a plain config.json") from None
     except json.JSONDecodeError as error:
-        raise InputError(f"{what} {shown_path} is not valid JSON: {error.msg} at line {error.lineno} column {error.colno}; repair it or download it again") from None
+        raise InputError(
+            f"{what} {shown_path} is not valid JSON: {error.msg} at line {error.lineno} column {error.colno}; repair it or download it again"
+        ) from None
     except ValueError as error:
         raise InputError(f"{what} {shown_path} holds a number that cannot be read ({str(error).partition(';')[0]}); repair it") from None
     if not isinstance(value, dict):
         raise InputError(f"{what} {shown_path} holds {_kind(value)} at its top level, not an object; give a Hugging Face config.json")
-    return value
+    return value  # pyright: ignore[reportUnknownVariableType]
 
 
 def quoted(path: str) -> str:
     """A path as messages show it: its end is what tells files apart, so a long one loses its front."""
-    return shown(path, limit=2 * LONGEST_PATH) if len(path) <= LONGEST_PATH else f"'...{shown(path[-LONGEST_PATH:], limit=2 * LONGEST_PATH)[1:]}"
+    return (
+        shown(path, limit=2 * LONGEST_PATH)
+        if len(path) <= LONGEST_PATH
+        else f"'...{shown(path[-LONGEST_PATH:], limit=2 * LONGEST_PATH)[1:]}"
+    )
 
 
 def model_name(path: str) -> str:
@@ -119,4 +127,6 @@ def _cached_by_hub(text: str) -> str | None:
 
 
 def _kind(value: object) -> str:
-    return {"list": "a list", "str": "a string", "int": "a number", "float": "a number", "bool": "a boolean", "NoneType": "null"}.get(type(value).__name__, type(value).__name__)
+    return {"list": "a list", "str": "a string", "int": "a number", "float": "a number", "bool": "a boolean", "NoneType": "null"}.get(
+        type(value).__name__, type(value).__name__
+    )

@@ -19,7 +19,26 @@ if TYPE_CHECKING:
 
 CATALOG = os.path.join(os.path.dirname(__file__), "models.json")
 # Endings that say how a checkpoint was tuned or packed; its shapes are those of the model without them.
-_TUNINGS = ("hf", "instruct", "chat", "base", "it", "bnb-4bit", "unsloth", "gptq", "awq", "gguf", "fp8", "int4", "int8", "4bit", "8bit", "dpo", "sft", "preview")
+_TUNINGS = (
+    "hf",
+    "instruct",
+    "chat",
+    "base",
+    "it",
+    "bnb-4bit",
+    "unsloth",
+    "gptq",
+    "awq",
+    "gguf",
+    "fp8",
+    "int4",
+    "int8",
+    "4bit",
+    "8bit",
+    "dpo",
+    "sft",
+    "preview",
+)
 
 
 def read_model(given: str | os.PathLike[str] | Mapping[str, object], *, name: str = "") -> ModelSpec:

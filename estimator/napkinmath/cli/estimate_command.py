@@ -62,7 +62,9 @@ def _refuse_untrained(e: Estimate) -> None:
     if adapter is None:
         raise InputError(f"--freeze {shown(','.join(e.config.frozen))} leaves nothing of {e.spec.name} to train; freeze less")
     if adapter.targets != ("all-linear",):
-        raise InputError(f"--targets {shown(','.join(adapter.targets))} matches no module of {e.spec.name}; use all-linear, or names such as q_proj,v_proj")
+        raise InputError(
+            f"--targets {shown(','.join(adapter.targets))} matches no module of {e.spec.name}; use all-linear, or names such as q_proj,v_proj"
+        )
 
 
 def _parser() -> Parser:

@@ -17,7 +17,12 @@ TEXT, REPEAT, ON, SWITCH = "text", "repeat", "on", "switch"
 
 MODEL: tuple[Row, ...] = (
     (("--model", "-m"), TEXT, "NAME|PATH", "catalogued name, config.json or its folder, or a hub id with --hub"),
-    (("--arch",), TEXT, '"L32 h4096 a32 kv8 f14336 v128256"', "bare numbers instead of a model; words: tied gelu mqa learned-pos encoder moe8x2 ..."),
+    (
+        ("--arch",),
+        TEXT,
+        '"L32 h4096 a32 kv8 f14336 v128256"',
+        "bare numbers instead of a model; words: tied gelu mqa learned-pos encoder moe8x2 ...",
+    ),
     (("--hub",), ON, "", "fetch the config of a hub id over the network"),
 )
 METHOD: tuple[Row, ...] = (
@@ -52,7 +57,12 @@ BATCH: tuple[Row, ...] = (
     (("--lengths",), TEXT, "N,N,...", "a sample of sequence lengths"),
 )
 STEP: tuple[Row, ...] = (
-    (("--precision",), TEXT, "NAME", "bf16, bf16-amp, bf16-autocast, fp16, fp16-amp, fp32, tf32, fp8, fp8-block [bf16-autocast: the Trainer's bf16=True]"),
+    (
+        ("--precision",),
+        TEXT,
+        "NAME",
+        "bf16, bf16-amp, bf16-autocast, fp16, fp16-amp, fp32, tf32, fp8, fp8-block [bf16-autocast: the Trainer's bf16=True]",
+    ),
     (("--optimizer",), TEXT, "NAME", "adamw, adamw-fused, adamw-foreach, adamw-8bit, paged-adamw-8bit, sgd, lion, muon, ... [the stack's]"),
     (("--optimizer-in-backward",), SWITCH, "", "update each parameter as its gradient is ready"),
     (("--clip",), SWITCH, "", "clip gradients by their norm [on]"),

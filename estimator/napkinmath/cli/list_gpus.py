@@ -33,7 +33,11 @@ def run(argv: Sequence[str]) -> int:
 
     words = words_of(options)
     least = parse_bytes(str(options["min_memory"]), what="--min-memory") if "min_memory" in options else 0
-    rows = [gpu for gpu in load_gpus() if gpu.nominal_bytes >= least and matches(words, gpu.name, *gpu.aliases, gpu.vendor, gpu.architecture, gpu.compute_capability)]
+    rows = [
+        gpu
+        for gpu in load_gpus()
+        if gpu.nominal_bytes >= least and matches(words, gpu.name, *gpu.aliases, gpu.vendor, gpu.architecture, gpu.compute_capability)
+    ]
     if not rows:
         asked = " ".join(words) or options.get("min_memory", "")
         raise InputError(f"no GPU of the catalog matches {shown(asked)}; ask for less, or nothing for the whole list")
@@ -51,7 +55,17 @@ def _print(gpus: list[Gpu], *, as_json: bool) -> None:
     from napkinmath.units import GIB
 
     heads = ("name", "GiB", "GB/s", *(f"{rate} TFLOP/s" for rate in _RATES), "architecture", "also known as")
-    table = [(gpu.name, f"{gpu.memory_bytes / GIB:.1f}", f"{gpu.bandwidth_bytes_per_s / 1e9:.0f}", *(_rate(gpu, rate) for rate in _RATES), gpu.architecture, ", ".join(gpu.aliases)) for gpu in gpus]
+    table = [
+        (
+            gpu.name,
+            f"{gpu.memory_bytes / GIB:.1f}",
+            f"{gpu.bandwidth_bytes_per_s / 1e9:.0f}",
+            *(_rate(gpu, rate) for rate in _RATES),
+            gpu.architecture,
+            ", ".join(gpu.aliases),
+        )
+        for gpu in gpus
+    ]
     print_rows(heads, table, right=heads[1:-2])
 
 
@@ -66,4 +80,4 @@ def _plain(value: object) -> object:
 
     if isinstance(value, Record):
         return {field: dict(item) if field in ("dense_flops", "sources") else _plain(item) for field, item in value.items()}
-    return list(value) if isinstance(value, tuple) else value  # type: ignore[arg-type]
+    return list(value) if isinstance(value, tuple) else value  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]

@@ -26,7 +26,11 @@ def run(argv: Sequence[str]) -> int:
     from napkinmath.cli.listing import matches, words_of
 
     words = words_of(options)
-    rows = [row for row in load_rows() if matches(words, row["name"], *row["aliases"], row["family"], str(row["config"].get("model_type")), row["hub_id"] or "")]
+    rows = [
+        row
+        for row in load_rows()
+        if matches(words, row["name"], *row["aliases"], row["family"], str(row["config"].get("model_type")), row["hub_id"] or "")
+    ]
     if not rows:
         raise InputError(f"no model of the catalog matches {shown(' '.join(words))}; use fewer words, or none for the whole list")
     _print(rows, as_json="json" in options)
@@ -42,5 +46,15 @@ def _print(rows: list[dict[str, Any]], *, as_json: bool) -> None:
     from napkinmath.cli.listing import print_rows
     from napkinmath.units import format_count
 
-    table = [(row["name"], format_count(row["parameters"]), row["family"], row["config"]["model_type"], row["hub_id"] or "", ", ".join(row["aliases"])) for row in rows]
+    table = [
+        (
+            row["name"],
+            format_count(row["parameters"]),
+            row["family"],
+            row["config"]["model_type"],
+            row["hub_id"] or "",
+            ", ".join(row["aliases"]),
+        )
+        for row in rows
+    ]
     print_rows(("name", "parameters", "family", "model_type", "hub id", "also known as"), table, right=("parameters",))

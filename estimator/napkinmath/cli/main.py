@@ -66,10 +66,14 @@ def _explained(error: Exception) -> int:
         return _complain(str(error), error.exit_code)
     if isinstance(error, OSError):
         _discard_output()
-        return _complain(f"{shown(error.filename) + ': ' if error.filename else ''}{error.strerror or error}; check the path and the disk", 2)
+        return _complain(
+            f"{shown(error.filename) + ': ' if error.filename else ''}{error.strerror or error}; check the path and the disk", 2
+        )
     if isinstance(error, (RecursionError, MemoryError)):
         return _complain("the input is too large or too deeply nested for this machine; make it smaller", 2)
-    return _complain(f"{type(error).__name__}: {error}; this is a defect of napkinmath: run again with --debug and report the traceback", DEFECT)
+    return _complain(
+        f"{type(error).__name__}: {error}; this is a defect of napkinmath: run again with --debug and report the traceback", DEFECT
+    )
 
 
 def _run(arguments: list[str]) -> int:
@@ -91,7 +95,9 @@ def _load(name: str, target: str) -> Callable[[list[str]], int]:
         if missing in ("napkinmath", package) and (error.name or "") == module:
             raise InputError(f"command {shown(name)} is not part of this installation; see `estimate --help` for what is") from None
         if package in EXTRAS:
-            raise InputError(f"command {shown(name)} needs {missing or package}; install it with: pip install 'napkinmath[{EXTRAS[package]}]'") from None
+            raise InputError(
+                f"command {shown(name)} needs {missing or package}; install it with: pip install 'napkinmath[{EXTRAS[package]}]'"
+            ) from None
         raise
     except AttributeError:
         raise InputError(f"command {shown(name)} is not part of this installation; see `estimate --help` for what is") from None
@@ -129,14 +135,13 @@ def _settle_output() -> None:
 
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     elif (getattr(sys.stdout, "encoding", None) or "utf-8").lower().replace("-", "") != "utf8" and hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
+        sys.stdout.reconfigure(errors="replace")  # pyright: ignore[reportUnknownMemberType, reportAttributeAccessIssue]
 
 
 def _discard_output() -> None:
     """Points standard output at nothing, so that the interpreter's last flush does not fail."""
+    import contextlib
     import os
 
-    try:
+    with contextlib.suppress(OSError, ValueError, AttributeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (OSError, ValueError, AttributeError):
-        pass

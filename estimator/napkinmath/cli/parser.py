@@ -24,7 +24,16 @@ class Parser:
     `positional` is (key, metavar, help) of what may stand without a flag, any number of times if the metavar ends in '...'.
     """
 
-    def __init__(self, command: str, description: str, groups: Sequence[Group], *, positional: tuple[str, str, str] | None = None, usage: str = "", ending: str = "") -> None:
+    def __init__(
+        self,
+        command: str,
+        description: str,
+        groups: Sequence[Group],
+        *,
+        positional: tuple[str, str, str] | None = None,
+        usage: str = "",
+        ending: str = "",
+    ) -> None:
         self.command, self.description, self.groups, self.positional, self.ending = command, description, groups, positional, ending
         self.usage = usage or f"{command} {f'[{positional[1]}] ' if positional else ''}[flags]"
         self._rows: dict[str, Row] = {}
@@ -92,10 +101,7 @@ class Parser:
 
     def _set(self, options: dict[str, object], row: Row, name: str) -> None:
         if isinstance(row[1], tuple):
-            key, value = row[1]
-            chosen = options.setdefault(key, [])
-            assert isinstance(chosen, list)
-            chosen.append(value)
+            _append(options, *row[1])
             return
         on, key = name != _negated(row) or row[1] == ON, _key(row)
         if options.get(key, on) is not on:
@@ -107,9 +113,7 @@ class Parser:
             raise InputError(f"{shown(word)} is left over; see `{self.command} --help`")
         key, metavar, _ = self.positional
         if metavar.endswith("..."):
-            words = options.setdefault(key, [])
-            assert isinstance(words, list)
-            words.append(word)
+            _append(options, key, word)
         elif options.setdefault(key, word) is not word:
             raise InputError(f"{shown(word)} is left over after {shown(options[key])}; see `{self.command} --help`")
 
@@ -117,12 +121,16 @@ class Parser:
 def _set_value(options: dict[str, object], row: Row, name: str, value: str) -> None:
     key = _key(row)
     if row[1] == REPEAT:
-        values = options.setdefault(key, [])
-        assert isinstance(values, list)
-        values.append(value)
+        _append(options, key, value)
         return
     if options.setdefault(key, value) != value:
         raise InputError(f"{name} is given twice, as {shown(options[key])} and {shown(value)}; give one, or use `estimate sweep`")
+
+
+def _append(options: dict[str, object], key: str, value: str) -> None:
+    given = options.setdefault(key, [])
+    assert isinstance(given, list)
+    given.append(value)  # pyright: ignore[reportUnknownMemberType]
 
 
 def _key(row: Row) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from napkinmath.errors import InputError, shown, suggest
+from napkinmath.inputs import values
 from napkinmath.inputs.foreign import ForeignJob, attention_word, dtype_word, precision_of
 
 _ADAPTERS = ("lora", "qlora")
@@ -93,7 +94,14 @@ def _read_checkpointing(job: ForeignJob) -> None:
 
 def _read_attention(job: ForeignJob) -> None:
     named = attention_word(job.take("attn_implementation"))
-    flags = {"flash_attention": "flash2", "sdp_attention": "sdpa", "xformers_attention": "efficient", "eager_attention": "eager", "flex_attention": "sdpa", "s2_attention": "flash2"}
+    flags = {
+        "flash_attention": "flash2",
+        "sdp_attention": "sdpa",
+        "xformers_attention": "efficient",
+        "eager_attention": "eager",
+        "flex_attention": "sdpa",
+        "s2_attention": "flash2",
+    }
     chosen = [ours for key, ours in flags.items() if job.switch(key)]
     if len(set(chosen)) > 1:
         raise InputError(f"{' and '.join(key for key in flags if job.content.get(key))} are both true; keep one of them")
@@ -102,7 +110,7 @@ def _read_attention(job: ForeignJob) -> None:
 
 def _read_kernels(job: ForeignJob) -> None:
     plugins = job.take("plugins")
-    names = [str(p).lower() for p in plugins] if isinstance(plugins, list) else []  # type: ignore[misc]
+    names = [str(plugin).lower() for plugin in values.listed(plugins)]
     liger = [key for key in job.content if key.startswith("liger_") and job.switch(key)]
     if any("liger" in name for name in names) or liger:
         job.give("kernels", "liger")
@@ -120,11 +128,26 @@ def _read_precision(job: ForeignJob, *, quantized: bool, adapter: bool) -> None:
     pure = job.switch("bfloat16") or str(bf16).lower() == "full"
     half = job.switch("float16")
     weights = dtype_word(job.take("torch_dtype", "dtype")) or ("bfloat16" if pure else "float16" if half else "")
-    uses_bf16 = not pure and (str(bf16).lower() == "auto" or (bf16 is None and fp16 is None and not half) or job.switch("bf16") if str(bf16).lower() not in ("auto", "full") else str(bf16).lower() == "auto")
+    uses_bf16 = not pure and (
+        str(bf16).lower() == "auto" or (bf16 is None and fp16 is None and not half) or job.switch("bf16")
+        if str(bf16).lower() not in ("auto", "full")
+        else str(bf16).lower() == "auto"
+    )
     if bf16 is None and uses_bf16:
         job.note("bf16 not given, taken as auto: true on the GPUs that have it")
     uses_fp16 = False if fp16 is None else job.switch("fp16")
     if job.switch("fp8"):
         job.give("precision", "fp8")
         return
-    job.give("precision", precision_of(job, bf16=uses_bf16, fp16=uses_fp16 and not uses_bf16, tf32=job.switch("tf32"), weights=weights, quantized=quantized, adapter=adapter))
+    job.give(
+        "precision",
+        precision_of(
+            job,
+            bf16=uses_bf16,
+            fp16=uses_fp16 and not uses_bf16,
+            tf32=job.switch("tf32"),
+            weights=weights,
+            quantized=quantized,
+            adapter=adapter,
+        ),
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from napkinmath.errors import InputError, shown
+from napkinmath.errors import InputError
 from napkinmath.inputs import values
 
 TYPE_CHECKING = False
@@ -25,7 +25,17 @@ _HARMLESS = frozenset(
         "neftune_noise_alpha", "flash_attn_fuse_qkv", "ddp", "bos_token", "unk_token", "average_tokens_across_devices", "completion_only_loss", "assistant_only_loss", "truncation_mode",
     }
 )  # fmt: skip
-_SHARDING = ("deepspeed", "fsdp", "fsdp_config", "fsdp_version", "context_parallel_size", "tensor_parallel_size", "tensor_parallel_dim", "dp_shard_size", "sequence_parallel_degree")
+_SHARDING = (
+    "deepspeed",
+    "fsdp",
+    "fsdp_config",
+    "fsdp_version",
+    "context_parallel_size",
+    "tensor_parallel_size",
+    "tensor_parallel_dim",
+    "dp_shard_size",
+    "sequence_parallel_degree",
+)
 
 
 class ForeignJob:
@@ -54,11 +64,7 @@ class ForeignJob:
     def mapping(self, key: str) -> Mapping[str, object]:
         """A nested mapping; empty where absent."""
         value = self.take(key)
-        if value is None:
-            return {}
-        if not isinstance(value, dict):
-            raise InputError(f"{key} {shown(value)} is not a mapping; see {self.tool}'s documentation")
-        return {str(k): v for k, v in value.items()}  # type: ignore[misc]
+        return {} if value is None else values.mapping(value, key)
 
     def give(self, option: str, value: object) -> None:
         """Sets an option unless the value is None."""
@@ -79,7 +85,11 @@ class ForeignJob:
         sharding = [key for key in _SHARDING if self.content.get(key)]
         if sharding:
             self.note(f"{', '.join(sharding)} not priced: this is one GPU without sharding")
-        ignored = [key for key, value in self.content.items() if key not in self._taken and key not in _SHARDING and _may_matter(key) and value not in (None, False, "", [], {})]
+        ignored = [
+            key
+            for key, value in self.content.items()
+            if key not in self._taken and key not in _SHARDING and _may_matter(key) and value not in (None, False, "", [], {})
+        ]
         if ignored:
             self.note(f"ignored: {', '.join(ignored)}")
         return self.options

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def machines(options: Options) -> list[Hardware | None]:
     """The hardware of each --gpu, or of --vram alone; [None] where none was named."""
-    names = [values.text(name, "--gpu") for name in _listed(options.get("gpu", ()))]
+    names = [values.text(name, "--gpu") for name in values.listed(options.get("gpu", ()))]
     names += _from_gpus(options, names)
     _refuse_nodes(options)
     if not names and "vram" not in options:
@@ -94,7 +94,3 @@ def _from_gpus(options: Options, names: list[str]) -> list[str]:
 def _refuse_nodes(options: Options) -> None:
     if "nodes" in options and values.count(options["nodes"], "--nodes", high=1 << 20) > 1:
         raise InputError(f"--nodes {shown(options['nodes'])}: this command prices one GPU; leave --nodes out, or see `estimate plan`")
-
-
-def _listed(value: object) -> list[object]:
-    return list(value) if isinstance(value, (list, tuple)) else [value]  # type: ignore[arg-type]

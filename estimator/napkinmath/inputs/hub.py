@@ -61,7 +61,9 @@ def _fetch(url: str, model: str) -> str:
         if isinstance(error, InputError):
             raise
         reason = getattr(error, "reason", None) or error
-        raise InputError(f"--hub {shown(model)} cannot be fetched from {url}: {reason}; leave --hub out for the catalog, or download its config.json") from None
+        raise InputError(
+            f"--hub {shown(model)} cannot be fetched from {url}: {reason}; leave --hub out for the catalog, or download its config.json"
+        ) from None
 
 
 def _body(response: HTTPResponse, model: str) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from napkinmath.catalog.config_file import quoted
 from napkinmath.errors import InputError, shown, suggest
+from napkinmath.inputs import values
 from napkinmath.inputs.foreign import ForeignJob
 from napkinmath.inputs.options import ADAPTER_OPTIONS, KEYS, QUANT_OPTIONS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from typing import Any
 
 MAX_VALUES = 100_000
 WHAT = "job file"
@@ -57,7 +57,7 @@ def read_job(path: str, notes: list[str]) -> dict[str, object]:
 
 def kind_of(content: Mapping[str, object], path: str) -> str:
     """Whose job file this is: a key of _KINDS, 'own' or 'model config'."""
-    if any(isinstance(value, dict) and "_component_" in value for value in content.values()):
+    if any(values.is_mapping(value) and "_component_" in values.mapping(value, WHAT) for value in content.values()):
         return "torchtune"
     if "base_model" in content:
         return "axolotl"
@@ -68,7 +68,9 @@ def kind_of(content: Mapping[str, object], path: str) -> str:
     if "compute_environment" in content:
         raise InputError(f"{WHAT} {quoted(path)} is an accelerate config, which names no model; give --model and the flags of one GPU")
     if "peft_type" in content:
-        raise InputError(f"{WHAT} {quoted(path)} is an adapter's config; give its base with --model and --lora --rank {shown(content.get('r', 16))}")
+        raise InputError(
+            f"{WHAT} {quoted(path)} is an adapter's config; give its base with --model and --lora --rank {shown(content.get('r', 16))}"
+        )
     if "model_name_or_path" in content or any(key.startswith(("per_device_", "per_gpu_")) for key in content) or "optim" in content:
         return "trainer"
     if "model_type" in content and "model" not in content:
@@ -76,7 +78,7 @@ def kind_of(content: Mapping[str, object], path: str) -> str:
     return "own"
 
 
-def _load(path: str) -> dict[str, Any]:
+def _load(path: str) -> dict[str, object]:
     """The file's mapping, from JSON or YAML."""
     from napkinmath.catalog import config_file
 
@@ -84,10 +86,12 @@ def _load(path: str) -> dict[str, Any]:
     if not text.strip():
         raise InputError(f"{WHAT} {quoted(path)} is empty; write e.g. model: llama-7b")
     value = config_file.parse(text, path, what=WHAT) if path.endswith(".json") else _parse_yaml(text, path)
-    if not isinstance(value, dict):
-        raise InputError(f"{WHAT} {quoted(path)} holds {shown(value, limit=40)} at its top level, not keys and values; write e.g. model: llama-7b")
+    if not values.is_mapping(value):
+        raise InputError(
+            f"{WHAT} {quoted(path)} holds {shown(value, limit=40)} at its top level, not keys and values; write e.g. model: llama-7b"
+        )
     _refuse_explosion(value, path)
-    return {str(key): item for key, item in value.items()}  # type: ignore[misc]
+    return values.mapping(value, WHAT)
 
 
 def _parse_yaml(text: str, path: str) -> object:
@@ -115,10 +119,10 @@ def _refuse_explosion(value: object, path: str) -> None:
         seen += 1
         if seen > MAX_VALUES:
             raise InputError(f"{WHAT} {quoted(path)} expands to more than {MAX_VALUES} values; remove the aliases that multiply it")
-        if isinstance(item, dict):
-            waiting.extend(item.values())  # type: ignore[misc]
+        if values.is_mapping(item):
+            waiting.extend(values.mapping(item, WHAT).values())
         elif isinstance(item, (list, tuple, set)):
-            waiting.extend(item)  # type: ignore[misc]
+            waiting.extend(item)  # pyright: ignore[reportUnknownArgumentType]
 
 
 def _own(content: Mapping[str, object], path: str) -> dict[str, object]:
@@ -128,7 +132,9 @@ def _own(content: Mapping[str, object], path: str) -> dict[str, object]:
         key = given.strip().lower().replace("-", "_")
         key = _OTHER_NAMES.get(key, key)
         if key not in KEYS:
-            raise InputError(f"{WHAT} {quoted(path)} has the unknown key {shown(given)}{suggest(key, [*KEYS, *_OTHER_NAMES])}; keys are the flags of `estimate --help`")
+            raise InputError(
+                f"{WHAT} {quoted(path)} has the unknown key {shown(given)}{suggest(key, [*KEYS, *_OTHER_NAMES])}; keys are the flags of `estimate --help`"
+            )
         if key in options:
             raise InputError(f"{WHAT} {quoted(path)} gives {key} twice, again as {shown(given)}; keep one")
         if value is not None:
@@ -142,7 +148,7 @@ def _make_way(from_file: dict[str, object], given: Mapping[str, object], notes: 
     if any(key in given for key in _MODEL_KEYS):
         dropped += [key for key in _MODEL_KEYS if key in from_file and key not in given]
     if "method" in given:
-        methods = given["method"] if isinstance(given["method"], (list, tuple)) else [given["method"]]
+        methods = values.listed(given["method"])
         if "full" in methods:
             dropped += [key for key in (*ADAPTER_OPTIONS, "quant", *QUANT_OPTIONS) if key in from_file and key not in given]
         elif "lora" in methods and "quant" not in given:

@@ -68,7 +68,9 @@ def _read_adapter(job: ForeignJob, kind: str) -> None:
     dora, rslora = job.switch("use_dora"), job.switch("use_rslora")
     frozen = job.take("freeze_trainable_layers"), job.take("freeze_trainable_modules")
     if kind == "freeze":
-        job.note(f"finetuning_type freeze ({frozen[0] or 2} trained layers) is priced as full; give --freeze for the modules that stay fixed")
+        job.note(
+            f"finetuning_type freeze ({frozen[0] or 2} trained layers) is priced as full; give --freeze for the modules that stay fixed"
+        )
     if kind != "lora":
         job.give("method", "full")
         return

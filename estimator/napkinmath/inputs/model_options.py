@@ -18,7 +18,9 @@ def model_spec(options: Mapping[str, object], notes: list[str]) -> ModelSpec:
     if not ways:
         raise InputError("no model was named; give --model NAME (list: `estimate models`), --arch, or a job file")
     if len(ways) > 1:
-        raise InputError(f"--{ways[0]} {shown(options[ways[0]])} and --{ways[1]} {shown(options[ways[1]])} both name the model; give one of them")
+        raise InputError(
+            f"--{ways[0]} {shown(options[ways[0]])} and --{ways[1]} {shown(options[ways[1]])} both name the model; give one of them"
+        )
     if ways[0] == "arch":
         return _from_arch(options, notes)
     if ways[0] == "config":
@@ -51,6 +53,4 @@ def _from_arch(options: Mapping[str, object], notes: list[str]) -> ModelSpec:
 def _from_mapping(config: object) -> ModelSpec:
     from napkinmath.catalog.models import read_model
 
-    if not isinstance(config, dict):
-        raise InputError(f"config {shown(config)} of the job file is not a mapping; give the contents of a config.json, or model: NAME")
-    return read_model({str(key): value for key, value in config.items()})  # type: ignore[misc]
+    return read_model(values.mapping(config, "config"))

@@ -42,7 +42,15 @@ METHODS: dict[str, tuple[AdapterKind | None, str]] = {
     "prompt": (AdapterKind.PROMPT, ""),
     "prefix": (AdapterKind.PREFIX, ""),
 }
-_METHOD_ALIASES = {"pretrain": "full", "full-finetune": "full", "fft": "full", "qa-lora": "qalora", "(ia)3": "ia3", "prompt-tuning": "prompt", "prefix-tuning": "prefix"}
+_METHOD_ALIASES = {
+    "pretrain": "full",
+    "full-finetune": "full",
+    "fft": "full",
+    "qa-lora": "qalora",
+    "(ia)3": "ia3",
+    "prompt-tuning": "prompt",
+    "prefix-tuning": "prefix",
+}
 _LOW_RANK = (AdapterKind.LORA, AdapterKind.DORA, AdapterKind.QALORA)
 ADAPTER_OPTIONS = ("rank", "alpha", "targets", "dropout", "adapter_dtype", "rslora", "train_modules", "adapters", "virtual_tokens")
 _LOW_RANK_OPTIONS = ("rank", "alpha", "dropout", "rslora")
@@ -57,7 +65,14 @@ _PRECISION_ALIASES = {
     "bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "half": "fp16", "amp": "bf16-amp", "bf16-mixed": "bf16-amp", "fp16-mixed": "fp16-amp", "bf16-true": "bf16",
     "fp16-true": "fp16", "fp32-true": "fp32", "float8": "fp8",
 }  # fmt: skip
-_ATTENTION_ALIASES = {"flash-attention-2": "flash2", "flash-attn": "flash2", "fa2": "flash2", "flash-attention": "flash2", "mem-efficient": "efficient", "xformers": "efficient"}
+_ATTENTION_ALIASES = {
+    "flash-attention-2": "flash2",
+    "flash-attn": "flash2",
+    "fa2": "flash2",
+    "flash-attention": "flash2",
+    "mem-efficient": "efficient",
+    "xformers": "efficient",
+}
 
 
 def flag(key: str) -> str:
@@ -93,7 +108,9 @@ def train_config(options: Options) -> TrainConfig:
         fields["stack"] = _stack(options["stack"])
     if "freeze" in options:
         if kind is not None:
-            raise InputError(f"--freeze {shown(options['freeze'])} has no meaning with {method}: the base is frozen already; use --full, or --train-modules")
+            raise InputError(
+                f"--freeze {shown(options['freeze'])} has no meaning with {method}: the base is frozen already; use --full, or --train-modules"
+            )
         fields["frozen"] = values.names(options["freeze"], "--freeze")
     for key, field in (("optimizer_in_backward", "optimizer_in_backward"), ("clip", "clip_gradients"), ("compile", "compile")):
         if key in options:
@@ -111,14 +128,16 @@ def _training_mode(options: Options) -> bool:
 
 def read_method(options: Options) -> tuple[str, AdapterKind | None, str]:
     """(name, adapter kind, quantization it implies); several methods at once are refused."""
-    given = options.get("method", "full")
-    chosen = list(dict.fromkeys(str(g) for g in given)) if isinstance(given, (list, tuple)) else [values.text(given, "--method")]
+    given = values.listed(options.get("method", "full"))
+    chosen = list(dict.fromkeys(values.text(name, "--method") for name in given)) or [values.text("", "--method")]
     if len(chosen) > 1:
         raise InputError(f"{' '.join('--' + name for name in chosen)} exclude each other; give one of them")
     name = chosen[0].strip().lower().replace("_", "-")
     name = _METHOD_ALIASES.get(name, name)
     if name not in METHODS:
-        raise InputError(f"--method {shown(chosen[0])} is unknown; use one of {', '.join(METHODS)}{suggest(name, [*METHODS, *_METHOD_ALIASES])}")
+        raise InputError(
+            f"--method {shown(chosen[0])} is unknown; use one of {', '.join(METHODS)}{suggest(name, [*METHODS, *_METHOD_ALIASES])}"
+        )
     return name, *METHODS[name]
 
 
@@ -168,7 +187,9 @@ def _quantization(options: Options, method: str, kind: AdapterKind | None, defau
                 raise InputError(f"{flag(key)} {shown(options[key])} has no meaning without a quantized base; add --qlora or --quant nf4")
         return None
     if kind is None:
-        raise InputError(f"--quant {shown(given)} with --full: a quantized base cannot be trained itself; use --qlora, or --lora --quant {name}")
+        raise InputError(
+            f"--quant {shown(given)} with --full: a quantized base cannot be trained itself; use --qlora, or --lora --quant {name}"
+        )
     from napkinmath.catalog.quantization import find_format
 
     row = find_format(name)
@@ -199,7 +220,9 @@ def _recompute(options: Options, *, quantized: bool) -> tuple[RecomputeConfig, b
         return RecomputeConfig(kind=RecomputeKind.FULL, **fields), True
     known = [member.value for member in RecomputeKind]
     if kind not in known or (detail and kind not in ("every", "selective")) or (kind == "every" and not detail):
-        raise InputError(f"--checkpointing {shown(given)} is unknown; use none, full, every:K, sqrt, selective or offload{suggest(kind, [*known, 'offload'])}")
+        raise InputError(
+            f"--checkpointing {shown(given)} is unknown; use none, full, every:K, sqrt, selective or offload{suggest(kind, [*known, 'offload'])}"
+        )
     if kind == "every":
         fields["every"] = values.count(detail, "--checkpointing every:", high=1 << 16)
     if kind == "selective" and detail:
@@ -214,7 +237,9 @@ def _offload(options: Options, *, checkpoints: bool) -> OffloadConfig:
         if key == "none":
             continue
         if key not in ("optimizer", "parameters", "activations", "checkpoints"):
-            raise InputError(f"--offload {shown(name)} is unknown; use optimizer, parameters, activations or checkpoints{suggest(key, ['optimizer', 'parameters', 'activations', 'checkpoints'])}")
+            raise InputError(
+                f"--offload {shown(name)} is unknown; use optimizer, parameters, activations or checkpoints{suggest(key, ['optimizer', 'parameters', 'activations', 'checkpoints'])}"
+            )
         fields[key] = True
     if "pinned" in options:
         fields["pinned"] = values.switch(options["pinned"], "--pinned")
@@ -228,12 +253,10 @@ def _batch(options: Options) -> Batch:
     if "target_ctx" in options:
         fields["target_length"] = values.count(options["target_ctx"], "--target-ctx")
     if "lengths" in options:
-        fields["lengths"] = tuple(values.count(item, "--lengths") for item in values.names(_as_text(options["lengths"]), "--lengths"))
+        given = options["lengths"]
+        items = values.names(given, "--lengths") if isinstance(given, str) else values.listed(given)
+        fields["lengths"] = tuple(values.count(item, "--lengths") for item in items)
     return Batch(**fields)
-
-
-def _as_text(value: object) -> object:
-    return [str(item) for item in value] if isinstance(value, (list, tuple)) else value  # type: ignore[misc]
 
 
 def _optimizer(value: object) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from napkinmath.errors import InputError, shown
+from napkinmath.inputs import values
 from napkinmath.inputs.foreign import ForeignJob, dtype_word
 
 TYPE_CHECKING = False
@@ -15,7 +16,17 @@ _OPTIMIZERS = {
     "pagedadamw8bit": "paged-adamw-8bit", "adamw8bit": "adamw-8bit", "pagedadamw": "paged-adamw", "pagedadamw32bit": "paged-adamw", "lion": "lion", "sgd": "sgd", "adafactor": "adafactor",
     "adamwfp8": "adamw-8bit", "cpuoffloadoptimizer": "adamw-fused",
 }  # fmt: skip
-_KNOBS = ("lora_attn_modules", "apply_lora_to_mlp", "apply_lora_to_output", "lora_rank", "lora_alpha", "lora_dropout", "use_dora", "quantize_base", "_component_")
+_KNOBS = (
+    "lora_attn_modules",
+    "apply_lora_to_mlp",
+    "apply_lora_to_output",
+    "lora_rank",
+    "lora_alpha",
+    "lora_dropout",
+    "use_dora",
+    "quantize_base",
+    "_component_",
+)
 
 
 def read(job: ForeignJob) -> dict[str, object]:
@@ -39,7 +50,7 @@ def read(job: ForeignJob) -> dict[str, object]:
     if job.switch("enable_activation_offloading"):
         job.give("offload", "activations")
     compiled = job.take("compile")
-    job.give("compile", bool(compiled) if not isinstance(compiled, dict) else True)
+    job.give("compile", values.is_mapping(compiled) or bool(compiled))
     return job.finish()
 
 
@@ -84,9 +95,9 @@ def _read_adapter(job: ForeignJob, model: Mapping[str, object], builder: str) ->
     job.give("dropout", model.get("lora_dropout"))
     job.give("adapter_dtype", "bf16" if dtype_word(job.take("dtype")) in ("bf16", "bfloat16") else None)
     attention = model.get("lora_attn_modules") or ()
-    if not isinstance(attention, (list, tuple)):
+    if isinstance(attention, str):
         raise InputError(f"lora_attn_modules {shown(attention)} is not a list; write e.g. ['q_proj', 'v_proj']")
-    targets = [_MODULES.get(str(name), str(name)) for name in attention]  # type: ignore[misc]
+    targets = [_MODULES.get(str(name), str(name)) for name in values.listed(attention)]
     targets += _MLP if model.get("apply_lora_to_mlp") else ()
     targets += ("lm_head",) if model.get("apply_lora_to_output") else ()
     if not targets:
@@ -97,9 +108,8 @@ def _read_adapter(job: ForeignJob, model: Mapping[str, object], builder: str) ->
 def _read_length(job: ForeignJob) -> None:
     length = job.mapping("tokenizer").get("max_seq_len")
     dataset = job.take("dataset")
-    if isinstance(dataset, dict):
-        packed = dataset.get("packed")  # type: ignore[misc]
-        job.give("packing", packed if isinstance(packed, bool) and packed else None)
+    if values.is_mapping(dataset):
+        job.give("packing", True if values.mapping(dataset, "dataset").get("packed") is True else None)
     if length is None:
         job.note("tokenizer.max_seq_len not given, sequence length taken as 2048; give --ctx for another")
     job.give("ctx", length)

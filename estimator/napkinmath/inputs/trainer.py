@@ -8,7 +8,19 @@ from __future__ import annotations
 from napkinmath.errors import InputError, shown
 from napkinmath.inputs.foreign import ForeignJob, attention_word, dtype_word, precision_of
 
-_TRL_KEYS = ("max_length", "max_seq_length", "packing", "dataset_text_field", "use_peft", "lora_r", "dataset_name", "completion_only_loss", "assistant_only_loss", "activation_offloading", "loss_type")
+_TRL_KEYS = (
+    "max_length",
+    "max_seq_length",
+    "packing",
+    "dataset_text_field",
+    "use_peft",
+    "lora_r",
+    "dataset_name",
+    "completion_only_loss",
+    "assistant_only_loss",
+    "activation_offloading",
+    "loss_type",
+)
 
 
 def read(job: ForeignJob) -> dict[str, object]:
@@ -40,7 +52,10 @@ def read(job: ForeignJob) -> dict[str, object]:
     weights = dtype_word(job.take("dtype", "torch_dtype"))
     if not weights and not use_bf16 and not fp16:
         job.note("neither bf16 nor fp16 is set: weights taken as float32")
-    job.give("precision", precision_of(job, bf16=use_bf16, fp16=fp16, tf32=job.switch("tf32"), weights=weights, quantized=quantized, adapter=adapter))
+    job.give(
+        "precision",
+        precision_of(job, bf16=use_bf16, fp16=fp16, tf32=job.switch("tf32"), weights=weights, quantized=quantized, adapter=adapter),
+    )
     return job.finish()
 
 

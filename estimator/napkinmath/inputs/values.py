@@ -21,7 +21,13 @@ def count(value: object, what: str, *, low: int = 1, high: int = 1 << 40) -> int
     if isinstance(value, str):
         _refuse_several(value, what)
         return parse_count(value, what=what, low=low, high=high)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value or abs(value) == float("inf") or value != int(value):
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float))
+        or value != value
+        or abs(value) == float("inf")
+        or value != int(value)
+    ):
         raise InputError(f"{what} {shown(value)} is not a whole number; write e.g. 2048 or 2k")
     if not low <= value <= high:
         raise InputError(f"{what} {shown(value)} is out of range; give a whole number from {low} to {high}")
@@ -58,9 +64,26 @@ def text(value: object, what: str) -> str:
     return value.strip()
 
 
+def listed(value: object) -> list[object]:
+    """A list's or tuple's items; anything else as a list of one."""
+    return list(value) if isinstance(value, (list, tuple)) else [value]  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+
+
+def is_mapping(value: object) -> bool:
+    """Whether a value of a job file holds keys and values."""
+    return isinstance(value, dict)
+
+
+def mapping(value: object, what: str) -> dict[str, object]:
+    """A mapping with its keys as text."""
+    if not isinstance(value, dict):
+        raise InputError(f"{what} {shown(value)} is not a mapping; write keys and values")
+    return {str(key): item for key, item in value.items()}  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+
+
 def names(value: object, what: str) -> tuple[str, ...]:
     """Names separated by commas, or a list of them."""
-    items: list[object] = list(value.split(",")) if isinstance(value, str) else list(value) if isinstance(value, (list, tuple)) else [value]  # type: ignore[arg-type]
+    items: list[object] = [*value.split(",")] if isinstance(value, str) else listed(value)
     found = tuple(text(item, what) for item in items if not (isinstance(item, str) and not item.strip()))
     if not found:
         raise InputError(f"{what} {shown(value)} names nothing; write e.g. q_proj,v_proj")

@@ -1,0 +1,105 @@
+"""The public names: all there, loaded when used, typed, and nothing heavy comes with `import napkinmath`."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import napkinmath
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ROOT / "estimator" / "napkinmath" / "__init__.py"
+HEAVY = (
+    "torch",
+    "numpy",
+    "rich",
+    "dataclasses",
+    "transformers",
+    "matplotlib",
+    "pandas",
+    "yaml",
+    "typing",
+    "re",
+    "json",
+    "argparse",
+    "inspect",
+    "asyncio",
+    "urllib",
+)
+
+
+def modules_after(code: str) -> set[str]:
+    """Top-level modules loaded by a fresh interpreter that ran the code, beyond those of an empty program."""
+
+    def loaded(program: str) -> set[str]:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT / "estimator")}
+        done = subprocess.run(
+            [sys.executable, "-S", "-c", program + "\nimport sys\nprint(*sys.modules)"],
+            capture_output=True,
+            text=True,
+            check=True,
+            env=environment,
+        )
+        return {name.partition(".")[0] for name in done.stdout.split("\n")[-2].split()}
+
+    return loaded(code) - loaded("pass")
+
+
+def test_import_loads_nothing_heavy() -> None:
+    assert not modules_after("import napkinmath") & set(HEAVY)
+
+
+def test_estimate_loads_nothing_heavy() -> None:
+    """json reads the catalog's line and brings re; everything else stays away."""
+    found = modules_after("import napkinmath\nnapkinmath.estimate('llama-7b', adapter=napkinmath.AdapterConfig()).memory")
+    assert not found & (set(HEAVY) - {"json", "re"}), found & set(HEAVY)
+
+
+def test_command_loads_nothing_heavy() -> None:
+    found = modules_after("from napkinmath.cli.main import main\nmain(['--model', 'llama-7b', '--qlora', '--json'])")
+    assert not found & (set(HEAVY) - {"json", "re"}), found & set(HEAVY)
+
+
+@pytest.mark.parametrize("name", napkinmath.__all__)
+def test_public_name_resolves(name: str) -> None:
+    assert getattr(napkinmath, name) is not None
+    assert name in dir(napkinmath)
+
+
+def test_lazy_names_and_typed_names_agree() -> None:
+    """What a type checker sees is what __getattr__ gives."""
+    imports = [
+        node
+        for node in ast.walk(ast.parse(SOURCE.read_text()))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("napkinmath.")
+    ]
+    typed = {alias.asname: node.module for node in imports for alias in node.names}
+    assert set(typed) == set(napkinmath.__all__) - {"__version__"}
+    for name, module in typed.items():
+        assert getattr(napkinmath, name) is getattr(sys.modules[str(module)], name)
+
+
+def test_estimate_stays_the_function() -> None:
+    """The submodule of the same name must not take the function's place, whichever is imported first."""
+    code = "import napkinmath.estimate\nfrom napkinmath import estimate\nimport napkinmath\nassert estimate is napkinmath.estimate and callable(estimate)"
+    modules_after(code)
+    modules_after("from napkinmath import estimate\nfrom napkinmath.estimate import Estimate, estimate as same\nassert estimate is same")
+
+
+def test_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        napkinmath.nonsense  # noqa: B018
+
+
+def test_typed_marker_is_shipped() -> None:
+    assert (SOURCE.parent / "py.typed").exists()
+
+
+def test_example_of_the_docstring() -> None:
+    step = napkinmath.estimate("llama-7b", adapter=napkinmath.AdapterConfig(rank=16), micro_batch_size=4, hardware="A100-80")
+    assert step.memory.allocated.value > 13e9
+    assert step.verdict is napkinmath.Verdict.FITS
