@@ -180,9 +180,10 @@ def test_bars_are_proportional_and_never_vanish() -> None:
     assert bar(0, 4, unicode=True) == ""
 
 
-def test_a_sparkline_starts_at_zero_and_reaches_the_top() -> None:
-    assert sparkline((0, 50, 100)) == "▁▅█"
-    assert sparkline((0, 0)) == "▁▁"
+def test_a_sparkline_goes_from_the_least_to_the_greatest() -> None:
+    assert sparkline((500, 550, 600)) == "▁▅█"
+    assert sparkline((7, 7)) == "▁▁"
+    assert sparkline(()) == ""
 
 
 def test_wrapping_breaks_between_words_and_inside_endless_ones() -> None:

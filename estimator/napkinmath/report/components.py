@@ -70,20 +70,22 @@ _BY_ROLE: dict[Role, str] = {
     Role.SLACK: "slack",
     Role.CONTEXT: "context",
 }
-# Parts of a module path that say what a layer's tensor is for; the innermost one decides.
+# Words in a module path that say what a layer's tensor is for; the innermost part that has one decides.
 _PARTS = (
-    ("norm", "norm"),
-    ("ln_", "norm"),
-    ("attn", "attention"),
-    ("attention", "attention"),
-    ("mlp", "mlp"),
-    ("ffn", "mlp"),
-    ("feed_forward", "mlp"),
-    ("expert", "mlp"),
-    ("moe", "mlp"),
-    ("mixer", "attention"),
-    ("rotary", "attention"),
+    ("norm", "norm"), ("ln_", "norm"), ("attn", "attention"), ("attention", "attention"), ("mixer", "attention"), ("rotary", "attention"), ("mlp", "mlp"), ("ffn", "mlp"), ("feed_forward", "mlp"),
+    ("feedforward", "mlp"), ("expert", "mlp"), ("moe", "mlp"), ("intermediate", "mlp"), ("denserelu", "mlp"), ("densegated", "mlp"),
+)  # fmt: skip
+_LAYERS = frozenset(("layers", "layer", "h", "block", "blocks"))  # what families call their list of layers
+_KINDS = (
+    ("linear", "linears"),
+    ("bias", "biases"),
+    ("expert", "expert stacks"),
+    ("norm", "norms"),
+    ("router", "routers"),
+    ("conv", "convolutions"),
+    ("embedding", "embeddings"),
 )
+LONGEST_SHAPE = 30  # characters of a formula that still fit a phrase
 SMALL_SHARE = 0.01  # of a row, below which a group of tensors is only counted
 RESIDUAL_NAMES = ("hidden states", "hidden states between blocks")
 
@@ -124,22 +126,21 @@ def component_key(tensor: TensorInfo) -> str:
 
 
 def _in_layer(module: str) -> bool:
-    return any(part == "*" or part.isdigit() for part in module.split("."))
+    return any(part in _LAYERS for part in module.split("."))
 
 
 def _is_norm(module: str) -> bool:
-    return any("norm" in part or part.startswith("ln_") for part in module.split("."))
+    return any("norm" in part or part.startswith("ln_") for part in module.lower().split("."))
 
 
 def _activation_part(tensor: TensorInfo) -> str:
     if tensor.name in RESIDUAL_NAMES:
         return "residual"
-    parts = tensor.module.split(".")
-    for part in reversed(parts):
+    for part in reversed(tensor.module.lower().split(".")):
         for word, meaning in _PARTS:
             if word in part:
                 return meaning
-    return "residual" if parts[-1] == "*" or parts[-1].isdigit() else "other"
+    return "residual" if _in_layer(tensor.module) else "other"
 
 
 # ---------------------------------------------------------------- rows
@@ -245,8 +246,9 @@ def _layers_origin(held: Held, nbytes: int, facts: Facts) -> str:
     for tensor, count in held:
         kind, size = facts.weights.get(tensor.module, ("", 0))
         elements += size * count
-        kinds[kind or "tensor"] = kinds.get(kind or "tensor", 0) + count
-    what = " + ".join(f"{n} {k if k.endswith('s') or n == 1 else k + 's'}" for k, n in sorted(kinds.items(), key=lambda item: -item[1]))
+        word = next((plural for stem, plural in _KINDS if stem in kind), "others")
+        kinds[word] = kinds.get(word, 0) + count
+    what = " + ".join(f"{number} {word}" for word, number in sorted(kinds.items(), key=lambda item: -item[1]))
     if not elements:
         return _per_element(held)
     return f"{what}, {format_count(elements)} x {_short(nbytes / elements)} B"
@@ -351,7 +353,8 @@ def shape_text(tensor: TensorInfo) -> str:
     if not axes:
         return format_bytes(tensor.nbytes)
     if any(isinstance(axis, Expr) for axis in axes):
-        return render(simplify(product(axes)))
+        text = render(simplify(product(axes)))
+        return text if len(text) <= LONGEST_SHAPE else format_bytes(tensor.nbytes)
     return "·".join(str(axis) for axis in axes if axis != 1) or "1"
 
 

@@ -144,9 +144,9 @@ def bar(share: float, width: int, *, unicode: bool) -> str:
 
 
 def sparkline(values: tuple[int, ...]) -> str:
-    """Values as eighths of a line's height, 0 at the bottom."""
-    top = max(values, default=0) or 1
-    return "".join(SPARKS[min(value * 8 // top, 7)] for value in values)
+    """Values as eighths of a line's height, from the least to the greatest of them."""
+    low, high = min(values, default=0), max(values, default=0)
+    return "".join(SPARKS[min((value - low) * 8 // (high - low), 7)] if high > low else SPARKS[0] for value in values)
 
 
 def standard_output() -> TextIO:

@@ -118,7 +118,7 @@ def _components(screen: Screen, components: tuple[Component, ...]) -> None:
     rows = _folded(components, total)
     unit, name = (GIB, "GiB") if total >= GIB else (MIB, "MiB")
     labels = max(len(row.label) for row in rows)
-    bar_width = max(8, min(24, screen.width - labels - 56))
+    bar_width = max(8, min(20, screen.width - labels - 66))
     screen.line((f"  {'at the peak'.ljust(labels)} {name:>8}  {'':{bar_width}} where it comes from", "dim"))
     largest = max(row.nbytes for row in rows) or 1
     for row in rows:
@@ -168,8 +168,8 @@ def _step(screen: Screen, e: Estimate) -> None:
         elif text[1:] not in left and span.phase in seconds:
             left.append(text[1:])
     screen.line(" " * INDENT, ("".join(ruler).rstrip(), "dim"))
-    if left:
-        screen.flow("", ["too short to draw: " + ", ".join(left)], indent=INDENT)
+    span = f"between {format_bytes(min(drawn.values))} and {format_bytes(max(drawn.values))}"
+    screen.flow("", [span, *(["too short to draw: " + ", ".join(left)] if left else [])], indent=INDENT)
 
 
 COLORS_OF_SPARK = GOOD
