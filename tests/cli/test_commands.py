@@ -12,6 +12,7 @@ import napkinmath
 import pytest
 from cli.runs import TINY, run
 from napkinmath.cli import main as main_module
+from napkinmath.cli.listing import print_rows
 from napkinmath.cli.main import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -168,3 +169,13 @@ def test_notes_go_to_standard_error(tmp_path: Path) -> None:
     done = run(str(job), "--json")
     assert done.code == 0 and json.loads(done.out)
     assert any("foo_bar" in line for line in done.err.splitlines()) and all(line.startswith("note: ") for line in done.err.splitlines())
+
+
+@pytest.mark.parametrize("width", [60, 200])
+def test_list_in_a_terminal_is_aligned_and_no_wider(width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(width))
+    print_rows(("name", "size", "note"), [("a", "1", "x"), ("longer", "200", "y" * 150)], right=("size",))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line[:14] for line in lines] == ["name    size  ", "a          1  ", "longer   200  "]
+    assert max(map(len, lines)) == min(width, 14 + 150)

@@ -20,15 +20,15 @@ def print_rows(heads: Sequence[str], rows: Sequence[Sequence[str]], *, right: Se
 
 
 def _print_table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str]) -> None:
-    from rich.console import Console
-    from rich.table import Table
+    """Columns as wide as their widest cell; a line that is wider than the terminal loses its end."""
+    import shutil
 
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for head in heads:
-        table.add_column(head, justify="right" if head in right else "left", no_wrap=head == heads[0], overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    Console().print(table)
+    width = shutil.get_terminal_size().columns
+    sizes = [max(len(row[i]) for row in (heads, *rows)) for i in range(len(heads))]
+    for row in (heads, *rows):
+        cells = [cell.rjust(size) if head in right else cell.ljust(size) for head, cell, size in zip(heads, row, sizes, strict=True)]
+        line = "  ".join(cells).rstrip()
+        print(line if len(line) <= width else line[: width - 3] + "...")
 
 
 def words_of(options: Mapping[str, object]) -> list[str]:

@@ -13,12 +13,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-# name -> ("module:function", what it does); imported when called. A function takes the remaining arguments and returns an exit code.
+# name -> ("module:function", what it does); imported when called. A function takes the remaining arguments and returns an exit code (None: 0).
 COMMANDS: dict[str, tuple[str, str]] = {
     "models": ("napkinmath.cli.list_models:run", "list the catalog of models"),
     "gpus": ("napkinmath.cli.list_gpus:run", "list the catalog of GPUs"),
     "version": ("napkinmath.cli.version:run", "print the version"),
-    "trace": ("napkinmath_profiler.trace_cli:run", "run the real libraries on tensors without storage"),
+    "trace": ("napkinmath_profiler.trace_cli:main", "run the real libraries on tensors without storage"),
     "allocator": ("napkinmath_profiler.allocator_cli:run", "what allocator settings would do"),
     "oom": ("napkinmath_profiler.oom_cli:run", "explain an out-of-memory message or snapshot"),
     "compare": ("napkinmath_profiler.compare_cli:run", "analytic, traced and measured side by side"),
@@ -80,12 +80,12 @@ def _run(arguments: list[str]) -> int:
     if arguments and not arguments[0].startswith("-"):
         name = arguments[0]
         if name in COMMANDS:
-            return _load(name, COMMANDS[name][0])(arguments[1:])
+            return _load(name, COMMANDS[name][0])(arguments[1:]) or 0
         _refuse_unknown(name)
-    return _load("", DEFAULT)(arguments)
+    return _load("", DEFAULT)(arguments) or 0
 
 
-def _load(name: str, target: str) -> Callable[[list[str]], int]:
+def _load(name: str, target: str) -> Callable[[list[str]], int | None]:
     module, _, function = target.partition(":")
     try:
         return getattr(__import__(module, fromlist=[function]), function)
