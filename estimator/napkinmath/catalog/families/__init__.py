@@ -58,6 +58,8 @@ FAMILIES: dict[str, str] = {
     "qwen2_5_vl": "vision_language:qwen2_5_vl",
     "qwen3_vl": "vision_language:qwen3_vl",
     "qwen3_vl_moe": "vision_language:qwen3_vl_moe",
+    "llama4": "llama4:llama4",
+    "llama4_text": "llama4:llama4_text",
     "vit": "vit:vit",
     "deepseek_v2": "deepseek:deepseek_v2",
     "deepseek_v3": "deepseek:deepseek_v3",

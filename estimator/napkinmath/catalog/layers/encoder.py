@@ -42,13 +42,18 @@ class BidirectionalAttention(Record):
             frame.local(x)
             q, k, v_ = (self._heads(t, x, name, bias) for name, bias in zip(self.names, self.bias, strict=True))
             if self.rotary and shared is not None:
-                q, k = (turned(t, y, shared["vision cos"], shared["vision sin"]) for y in (q, k))
+                q, k = self.turn(t, q, k, shared)
             frame.local(q, k, v_)
             if t.policy.config.attention is Attention.EAGER:
                 out = eager_attention(t, q, k, v_, groups=1, mask=None, dropout_p=self.dropout, fp32_softmax=self.fp32_softmax)
             else:
                 out = sdpa(t, q, k, v_, groups=1, causal=False, dropout_p=self.dropout)
             return t.view(out, (rows, length, self.heads * self.size))
+
+    def turn(self, t: Tape, q: Value, k: Value, shared: dict[str, Value]) -> tuple[Value, Value]:
+        """Queries and keys turned by the tower's tables."""
+        cos, sin = shared["vision cos"], shared["vision sin"]
+        return turned(t, q, cos, sin), turned(t, k, cos, sin)
 
     def _heads(self, t: Tape, x: Value, name: str, bias: bool) -> Value:
         rows, length, _ = x.axes
