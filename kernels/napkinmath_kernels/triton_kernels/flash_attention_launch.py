@@ -29,9 +29,9 @@ Tiles = dict[int, dict[int, Tile]]
 #: The largest tiles that compiled without spills under triton 3.6 and 3.9, by head size and architecture; the compile gate holds them
 #: to it. sm_86 and sm_89 have 99 KiB of shared memory a block. Head size 96 is padded to 128 and shares its tiles.
 FORWARD = {
-    64: dict.fromkeys(ALL_ARCHITECTURES, Tile(128, 64, 8, 3)),
+    64: {100: Tile(64, 64, 4, 3)} | dict.fromkeys((80, 86, 89, 90), Tile(128, 64, 8, 3)),
     128: dict.fromkeys((80, 90, 100), Tile(128, 64, 8, 3)) | dict.fromkeys((86, 89), Tile(128, 64, 8, 2)),
-    256: dict.fromkeys((90, 100), Tile(64, 64, 8, 2)) | dict.fromkeys((80, 86, 89), Tile(64, 32, 8, 2)),
+    256: {90: Tile(128, 32, 8, 2), 100: Tile(64, 64, 8, 2)} | dict.fromkeys((80, 86, 89), Tile(64, 32, 8, 2)),
 }
 BACKWARD_DKDV = {
     64: {90: Tile(64, 128, 8, 2)} | dict.fromkeys((80, 86, 89, 100), Tile(32, 64, 4, 2)),
@@ -40,14 +40,17 @@ BACKWARD_DKDV = {
 }
 BACKWARD_DQ = {
     64: dict.fromkeys(ALL_ARCHITECTURES, Tile(128, 64, 8, 2)),
-    128: {80: Tile(64, 64, 8, 2)} | dict.fromkeys((90, 100), Tile(128, 64, 8, 2)) | dict.fromkeys((86, 89), Tile(64, 32, 4, 2)),
+    128: {80: Tile(64, 64, 8, 2), 90: Tile(128, 64, 8, 2), 100: Tile(128, 64, 8, 1)} | dict.fromkeys((86, 89), Tile(64, 64, 8, 1)),
     256: dict.fromkeys((80, 100), Tile(64, 32, 8, 1)) | dict.fromkeys((86, 89, 90), Tile(32, 32, 4, 1)),
 }
-#: Windows and packing hold more bounds and offsets in registers: what spilled with the tile above takes this one.
-SMALLER = {
-    Tile(32, 128, 8, 2): Tile(32, 64, 8, 2),
-    Tile(64, 64, 8, 2): Tile(32, 64, 8, 2),
-    Tile(128, 64, 8, 2): Tile(64, 64, 8, 2),
+#: Windows and packing hold more bounds and offsets in registers: where the tile above spilled with them, they take this one.
+BOUNDED_DKDV = BACKWARD_DKDV | {
+    64: {90: Tile(64, 64, 8, 2), 100: Tile(32, 64, 4, 2)} | dict.fromkeys((80, 86, 89), Tile(32, 64, 8, 2)),
+    128: {80: Tile(32, 32, 8, 2)} | dict.fromkeys((86, 89, 90, 100), Tile(32, 64, 8, 2)),
+}
+BOUNDED_DQ = BACKWARD_DQ | {
+    64: dict.fromkeys(ALL_ARCHITECTURES, Tile(64, 64, 8, 2)),
+    128: BACKWARD_DQ[128] | {80: Tile(64, 64, 8, 1), 90: Tile(64, 64, 8, 2)},
 }
 #: Small enough that a test's short sequences still span several blocks of both kinds.
 INTERPRETED = Tile(32, 16, 4, 1)
@@ -59,18 +62,17 @@ def padded_size(size: int) -> int:
     return triton.next_power_of_2(size)
 
 
-def _fitting(table: Tiles, size: int, architecture: int, bounded: bool) -> Tile:
-    """The tile for a head size on a GPU: its architecture's, or the newest older one's; smaller if windowed or packed."""
+def _fitting(table: Tiles, size: int, architecture: int) -> Tile:
+    """The tile for a head size on a GPU: its architecture's, or that of the newest one before it."""
     by_architecture = table[padded_size(size)]
-    tile = by_architecture[max(known for known in by_architecture if known <= architecture)]
-    return SMALLER.get(tile, tile) if bounded and table is not FORWARD else tile
+    return by_architecture[max(known for known in by_architecture if known <= architecture)]
 
 
-def _tile(table: Tiles, q: torch.Tensor, bounded: bool) -> Tile:
+def _tile(table: Tiles, q: torch.Tensor) -> Tile:
     if is_interpreted():
         return INTERPRETED
     major, minor = capability_of(q)
-    return _fitting(table, q.shape[3], 10 * major + minor, bounded)
+    return _fitting(table, q.shape[3], 10 * major + minor)
 
 
 def _packed(x: torch.Tensor) -> torch.Tensor:
@@ -115,7 +117,7 @@ def flash_forward(
     o = empty_token_major(q)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     packed = cu_q is not None
-    tile = _tile(FORWARD, q, packed or window > 0)
+    tile = _tile(FORWARD, q)
     launch(
         _flash_forward,
         (triton.cdiv(max_q, tile.queries), _batches(q, cu_q) * q.shape[1]),
@@ -198,7 +200,7 @@ def flash_backward(
     statistics = (0 if packed else lse.stride(0), lse.stride(1))
     switches = _switches(q, k, causal, window, packed)
     sizes = (max_q, max_k, scale, window)
-    tile = _tile(BACKWARD_DKDV, q, packed or window > 0)
+    tile = _tile(BOUNDED_DKDV if packed or window else BACKWARD_DKDV, q)
     launch(
         _flash_backward_dkdv,
         (triton.cdiv(max_k, tile.keys), _batches(q, cu_q) * k.shape[1]),
@@ -209,7 +211,7 @@ def flash_backward(
         num_warps=tile.warps,
         num_stages=tile.stages,
     )
-    tile = _tile(BACKWARD_DQ, q, packed or window > 0)
+    tile = _tile(BOUNDED_DQ if packed or window else BACKWARD_DQ, q)
     launch(
         _flash_backward_dq,
         (triton.cdiv(max_q, tile.queries), _batches(q, cu_q) * q.shape[1]),
@@ -233,7 +235,7 @@ def _shipped(name: str, kernel: Any, table: Tiles, size: int, variant: str) -> l
     types = {argument: kind for argument, kind in TYPES.items() if argument in kernel.arg_names}
     by_tile: dict[Tile, list[int]] = {}
     for architecture in ALL_ARCHITECTURES:
-        by_tile.setdefault(_fitting(table, size, architecture, windowed or packed), []).append(architecture)
+        by_tile.setdefault(_fitting(table, size, architecture), []).append(architecture)
     switches = {"GROUP": 4, "CAUSAL": causal, "WINDOWED": windowed, "VARLEN": packed, "PRECISION": "ieee", "SIZE": size}
     return [
         Shipped(
@@ -253,16 +255,16 @@ def _shipped(name: str, kernel: Any, table: Tiles, size: int, variant: str) -> l
 def shipped() -> list[Shipped]:
     """Every head size and variant with the tile that each architecture gets."""
     kernels = (
-        ("flash_forward", _flash_forward, FORWARD),
-        ("flash_backward_dkdv", _flash_backward_dkdv, BACKWARD_DKDV),
-        ("flash_backward_dq", _flash_backward_dq, BACKWARD_DQ),
+        ("flash_forward", _flash_forward, FORWARD, FORWARD),
+        ("flash_backward_dkdv", _flash_backward_dkdv, BACKWARD_DKDV, BOUNDED_DKDV),
+        ("flash_backward_dq", _flash_backward_dq, BACKWARD_DQ, BOUNDED_DQ),
     )
     found = [
         config
-        for name, kernel, table in kernels
+        for name, kernel, table, bounded in kernels
         for size in (64, 96, 128, 256)
         for variant in VARIANTS
-        for config in _shipped(name, kernel, table, size, variant)
+        for config in _shipped(name, kernel, bounded if variant in ("window", "packed") else table, size, variant)
     ]
     types = {argument: kind for argument, kind in TYPES.items() if argument in _flash_delta.arg_names}
     switches = {"HAS_DLSE": False, "VARLEN": False, "SIZE": 128, "BLOCK_M": DELTA_ROWS, "BLOCK_D": 128}
