@@ -80,13 +80,13 @@ class Dequantize:
 
 
 class HostCopy:
-    """A copy between host and device on the copy stream."""
+    """A copy between host and device; it `overlaps` with computation on a stream of its own, which needs pinned memory."""
 
-    __slots__ = ("moved", "pinned", "to_host")
+    __slots__ = ("moved", "overlaps", "pinned", "to_host")
     flops = 0
 
-    def __init__(self, moved: Size, *, to_host: bool, pinned: bool = True) -> None:
-        self.moved, self.to_host, self.pinned = moved, to_host, pinned
+    def __init__(self, moved: Size, *, to_host: bool, pinned: bool = True, overlaps: bool = True) -> None:
+        self.moved, self.to_host, self.pinned, self.overlaps = moved, to_host, pinned, overlaps and pinned
 
 
 def traffic(*values: Value) -> Size:

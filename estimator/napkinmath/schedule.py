@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from napkinmath.timeline import Timeline
 
 COMPUTE, BANDWIDTH, LAUNCH, HOST_LINK = "compute", "bandwidth", "launch", "host link"
+COPY_STREAM = "copy stream"  # a kernel that runs beside the others; what sticks out of the phase is host link time
 # Kernels that one forward or backward call of an operation launches, where it is not one.
 _ATTENTION_KERNELS = {False: 1, True: 4}
 _DEQUANTIZE_KERNELS = 3
@@ -40,7 +41,7 @@ class Clock:
     def _kernel(self, name: str, module: str, cost: Cost, bind: Bindings) -> Kernel:
         seconds, launches = self.seconds(cost, bind)
         flops, moved = bind(cost.flops), bind(cost.moved)
-        bound = HOST_LINK if isinstance(cost, HostCopy) else COMPUTE if isinstance(cost, (Gemm, Attention)) and not self._memory_bound(seconds, moved) else BANDWIDTH
+        bound = (COPY_STREAM if cost.overlaps else HOST_LINK) if isinstance(cost, HostCopy) else COMPUTE if isinstance(cost, (Gemm, Attention)) and not self._memory_bound(seconds, moved) else BANDWIDTH
         return Kernel(name, module, seconds, flops, moved, bound, launches)
 
     def _memory_bound(self, seconds: Any, moved: Any) -> bool:
@@ -146,6 +147,10 @@ def phase_times(timeline: Timeline, speed: Efficiency, *, first_segment: int) ->
         host[segment.phase] = host.get(segment.phase, 0.0) + efficiency.dispatch_s(launches, segment.phase is Phase.BACKWARD, speed)
     times: list[PhaseTime] = []
     for phase, by_bound in device.items():
+        beside = by_bound.pop(COPY_STREAM, 0.0)
+        exposed = beside - sum(by_bound.values())
+        if exposed > 0:
+            by_bound[HOST_LINK] = by_bound.get(HOST_LINK, 0.0) + exposed
         total = sum(by_bound.values())
         if total:
             times.append(PhaseTime(phase=phase, device_s=total, host_s=host[phase], shares=tuple((name, value / total) for name, value in by_bound.items())))

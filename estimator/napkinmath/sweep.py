@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from napkinmath.costs import HostCopy
 from napkinmath.expr import Bindings, symbol
 from napkinmath.ledger import ALLOC, Phase, Tensor, Work
 from napkinmath.record import Record
@@ -167,26 +168,34 @@ def _seconds(segments: list[Segment], scopes: dict[tuple[tuple[str, int], ...], 
     """Seconds of the steady step: the longer of the device's and the host's sum."""
     from napkinmath.efficiency import dispatch_s
 
-    known: dict[int, tuple[Floats | float, int]] = {}
-    device: Floats | float = 0.0
+    known: dict[int, tuple[Floats | float, Floats | float, int]] = {}
+    device: dict[Phase, Floats | float] = {}
+    copies: dict[Phase, Floats | float] = {}  # on a stream beside the computation
     host = 0.0
     for segment in segments:
         if segment.phase is Phase.SAVE:
             continue
         if id(segment) not in known:
             known[id(segment)] = _segment_seconds(segment, scopes[segment.symbols], clock)
-        seconds, launches = known[id(segment)]
-        device = device + segment.repeat * seconds
+        seconds, beside, launches = known[id(segment)]
+        device[segment.phase] = device.get(segment.phase, 0.0) + segment.repeat * seconds
+        copies[segment.phase] = copies.get(segment.phase, 0.0) + segment.repeat * beside
         host += dispatch_s(segment.repeat * launches, segment.phase is Phase.BACKWARD, clock.speed)
-    return np.maximum(device, host)
+    return np.maximum(sum(np.maximum(device[phase], copies[phase]) for phase in device), host)
 
 
-def _segment_seconds(segment: Segment, bind: Bindings, clock: Clock) -> tuple[Floats | float, int]:
+def _segment_seconds(segment: Segment, bind: Bindings, clock: Clock) -> tuple[Floats | float, Floats | float, int]:
+    """(seconds of computation, seconds of copies beside it, launches) of one repetition."""
     total: Floats | float = 0.0
+    beside: Floats | float = 0.0
     launches = 0
     for _, payload in segment.events:
         if isinstance(payload, Work):
             for cost in payload.costs:
                 seconds, count = clock.seconds(cost, bind)
-                total, launches = total + seconds, launches + count
-    return total, launches
+                if isinstance(cost, HostCopy) and cost.overlaps:
+                    beside = beside + seconds
+                else:
+                    total = total + seconds
+                launches += count
+    return total, beside, launches

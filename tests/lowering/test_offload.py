@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from lowering.both_ways import CLOSE, by_rules, differences, traced, train_config
+from lowering.both_ways import CLOSE, LLAMA, by_rules, differences, traced, train_config
+from napkinmath.catalog.families import read_config
 from napkinmath.errors import InputError
 from napkinmath.ledger import Phase
 from napkinmath.lowering.saved_offload import STYLES
@@ -164,3 +165,21 @@ def test_trained_weights_on_the_host_need_the_optimizer_there() -> None:
         train_config(offload=OffloadConfig(parameters=True))
     timeline = by_rules(train_config(offload=OffloadConfig(parameters=True, optimizer=True)))
     assert timeline.host_peak() > 0
+
+
+def test_copies_beside_computation_cost_only_what_sticks_out() -> None:
+    from napkinmath.estimate import estimate
+    from napkinmath.sweep import sweep
+
+    spec = read_config({**LLAMA, "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 8})
+    seconds = {}
+    for name, offload in (("none", OffloadConfig()), ("stream", OffloadConfig(activations=True)), ("wait", OffloadConfig(activations=True, style="save_on_cpu"))):
+        config = train_config(offload=offload).replace(micro_batch_size=8, sequence_length=2048)
+        found = estimate(spec, config, hardware="RTX 4090")
+        assert found.time is not None
+        seconds[name] = found.time.seconds
+        assert sweep(spec, config, hardware=found.hardware).seconds == pytest.approx(seconds[name], rel=1e-6)
+        assert found.host_bytes > 0 or name == "none"
+        if name == "wait":
+            assert found.time.share("host link") > 0.3
+    assert seconds["none"] <= seconds["stream"] < seconds["wait"]

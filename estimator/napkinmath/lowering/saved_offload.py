@@ -68,10 +68,10 @@ class Reload:
 class SavedOffload:
     """What a block's forward sends to the host after which operation, and what each backward asks back."""
 
-    __slots__ = ("gone", "packed_ops", "pinned", "reloads", "releases", "stays")
+    __slots__ = ("gone", "overlaps", "packed_ops", "pinned", "reloads", "releases", "stays")
 
     def __init__(self, block: Block, style: OffloadStyle, *, pinned: bool) -> None:
-        self.pinned = pinned
+        self.pinned, self.overlaps = pinned, style.stash > 0
         self.reloads: dict[int, list[Reload]] = {}  # operation -> what it saved and gets back
         self.stays: dict[int, list[Tensor]] = {}  # operation -> what it saved that stays on the device
         self.gone: set[Tensor] = set()  # offloaded by some operation and kept on the device by none
@@ -116,7 +116,7 @@ class SavedOffload:
 
     def copy(self, reload: Reload, *, to_host: bool) -> HostCopy:
         """The copy's cost."""
-        return HostCopy(reload.host.host_bytes, to_host=to_host, pinned=self.pinned)
+        return HostCopy(reload.host.host_bytes, to_host=to_host, pinned=self.pinned, overlaps=self.overlaps)
 
 
 def _head_start(block: Block) -> int:

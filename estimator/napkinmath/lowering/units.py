@@ -87,4 +87,4 @@ class Unit:
 
     def _copy(self, *, to_host: bool, backward: bool) -> Event:
         assert self.host_input is not None
-        return RUN, Work(None, (HostCopy(self.host_input.host_bytes, to_host=to_host, pinned=self.pinned),), backward)
+        return RUN, Work(None, (HostCopy(self.host_input.host_bytes, to_host=to_host, pinned=self.pinned, overlaps=self.reentrant),), backward)
