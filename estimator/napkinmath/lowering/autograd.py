@@ -140,9 +140,7 @@ class Backward:
         self._take_shared()
         users = self._last_savers()
         for index in range(len(block.ops) - 1, -1, -1):
-            self._node(index, block.ops[index])
-            for tensor in users.get(index, ()):
-                self.events.append((FREE, tensor))
+            self._node(index, block.ops[index], users.get(index, []))
             self._run_hooks()
         gradient = self._input_gradient()
         if self.keeps_input and block.input is not None:
@@ -177,11 +175,12 @@ class Backward:
                     users.setdefault(index, []).append(tensor)
         return users
 
-    def _node(self, index: int, op: Op) -> None:
+    def _node(self, index: int, op: Op, released: list[Tensor]) -> None:
+        """One node: its backward runs, its incoming gradients and saved tensors go, then its results are handed on."""
         waiting = [self.at.pop(id(out), None) for out in op.outputs]
         reloads = self.offload.reloads.get(index, ()) if self.offload is not None else ()
         if not any(waiting):
-            self.events += [(FREE, reload.host) for reload in reloads]
+            self.events += [(FREE, reload.host) for reload in reloads] + [(FREE, tensor) for tensor in released]
             return
         if self.recompute and op.saves:
             self.events.extend(self.recompute)
@@ -191,19 +190,21 @@ class Backward:
         self.events.extend(op.backward)
         if op.backward_costs:
             self.events.append((RUN, Work(op, op.backward_costs, True)))
-        passed: dict[int, _Pending] = {}
+        made: dict[int, _Pending] = {}
+        outgoing: list[tuple[Value, _Pending]] = []
         for gradient in op.gradients:
-            if gradient.tensor is None:
-                pending = waiting[gradient.output]
-                if pending is None:
-                    continue
-            else:
-                pending = passed.setdefault(id(gradient.tensor), _Pending(gradient.tensor))
-            self._hold_or_add(gradient.of, pending)
+            pending = waiting[gradient.output] if gradient.tensor is None else made.setdefault(id(gradient.tensor), _Pending(gradient.tensor))
+            if pending is not None:
+                pending.holders += 1
+                outgoing.append((gradient.of, pending))
         for pending in waiting:
             if pending is not None:
                 self._drop(pending)
         self.events += [(FREE, reload.device) for reload in reloads]
+        self.events += [(FREE, tensor) for tensor in released]
+        for value, pending in outgoing:
+            self._hold_or_add(value, pending)
+            self._drop(pending)
 
     def _hold(self, value: Value, pending: _Pending) -> None:
         pending.holders += 1
