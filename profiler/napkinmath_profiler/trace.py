@@ -24,6 +24,7 @@ from napkinmath_profiler.tracing.meta_model import (
     example_inputs,
     prepare_for_kbit,
     quantize_4bit,
+    set_use_cache,
 )
 from napkinmath_profiler.tracing.meta_twin import meta_twin
 from napkinmath_profiler.tracing.observation import CudaSettings, observe
@@ -104,13 +105,14 @@ def trace_options(config: Any, options: TraceOptions, *, num_layers: int | None 
         config.get_text_config().num_hidden_layers = num_layers
     if not all_layers:
         try:
-            return _traced_short(copy.deepcopy(config), options)
+            return traced_short(copy.deepcopy(config), options)
         except NotRepeating as reason:
             logging.getLogger(__name__).info("traced all layers: %s", reason)
     return _traced(build(config, options), config, options)
 
 
-def _traced_short(config: Any, options: TraceOptions) -> TraceResult:
+def traced_short(config: Any, options: TraceOptions) -> TraceResult:
+    """Trace a model with the fewest layers that show every context, and write out the rest; raises NotRepeating."""
     model = build(config, options)
     cuts = [(stack, kept) for stack in find_stacks(model) if len(kept := kept_layers(stack.kinds)) < len(stack.kinds)]
     for stack, kept in cuts:
@@ -160,8 +162,7 @@ def prepared(model: Any, options: TraceOptions, *, device: str = "meta") -> nn.M
         enable_checkpointing(model, use_reentrant=options.use_reentrant, every=options.checkpoint_every)
         if options.method is not TrainMethod.FULL and options.use_reentrant:
             model.enable_input_require_grads()
-    if hasattr(model.config, "use_cache"):
-        model.config.use_cache = False
+    set_use_cache(model, options.use_cache)
     if options.method is not TrainMethod.FULL:
         model = add_adapters(model, options.adapters, device=device)
     return model.train(options.training)

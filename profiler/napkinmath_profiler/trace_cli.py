@@ -40,6 +40,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--attention", choices=sorted(ATTENTION), default="auto")
     p.add_argument("--capability", default="8.0", help="compute capability of the GPU whose choices are made")
     p.add_argument("--no-workspaces", action="store_true", help="leave out the buffers inside CUDA kernels")
+    p.add_argument("--use-cache", action="store_true", help="leave the key/value cache on, as bare loops do")
     p.add_argument("--mask", action="store_true", help="pass an attention mask of ones")
     p.add_argument("--optimizer", choices=[*OPTIMIZERS, "none"], default="adamw")
     p.add_argument("--steps", type=int, default=2)
@@ -77,6 +78,7 @@ def options_from(args: argparse.Namespace) -> dict[str, Any]:
         "attention": attention,
         "attention_backend": backend,
         "attention_mask": args.mask,
+        "use_cache": args.use_cache,
         "compute_capability": tuple(int(part) for part in args.capability.split(".")),
         "kernel_workspaces": not args.no_workspaces,
         "optimizer": None if args.optimizer == "none" else args.optimizer,

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Union
 
+from napkinmath_profiler.tracing.kernel_workspaces import FOREACH_NORM_PARTIALS
 from napkinmath_profiler.tracing.layer_stacks import LayerStack, contexts
-from napkinmath_profiler.tracing.storage_events import StorageEvent, StorageRecord, TracePhase
+from napkinmath_profiler.tracing.storage_events import StorageEvent, StorageRecord, StorageRole, TracePhase
 from napkinmath_profiler.tracing.trace_result import TraceResult
 
 
@@ -76,21 +77,22 @@ class _Extrapolation:
         self._moved: dict[int, int] = {}  # event index: short -> whole, for events outside and of kept layers
         self._born: dict[tuple[int, int, int], int] = {}  # (sweep, layer, birth in chunk) -> record
         self._outside: dict[int, int] = {}  # record outside any sweep: short -> whole
+        self._num_gradients: dict[int, int] = {}
         self._home: dict[int, tuple[int, int, int]] = {}  # short record -> (sweep, kept position, birth in chunk)
 
     def _samples(self) -> list[int]:
-        """For each layer of the whole, the position of the kept layer whose chunks it copies."""
-        count, kinds = len(self._kept), self._stack.kinds
-        positions = {layer: position for position, layer in enumerate(self._kept)}
+        """For each layer of the whole, the position of the kept layer whose chunks it copies: its own, where that sees the same."""
+        kinds = self._stack.kinds
+        whole, short = contexts(kinds), contexts([kinds[i] for i in self._kept])
         by_context: dict[object, int] = {}
-        for position, context in enumerate(contexts([kinds[i] for i in self._kept])):
+        for position, context in enumerate(short):
             first = by_context.setdefault(context, position)
             if first != position:
                 self._twins.append((first, position))
-        whole = contexts(kinds)
-        if count < self._total and any(context not in by_context for context in whole):
+        if any(context not in by_context for context in whole):
             raise NotRepeating("the shorter model lacks a context")
-        return [positions.get(layer, by_context.get(whole[layer], -1)) for layer in range(self._total)]
+        own = {layer: position for position, layer in enumerate(self._kept) if short[position] == whole[layer]}
+        return [own.get(layer, by_context[whole[layer]]) for layer in range(self._total)]
 
     # ------------------------------------------------------------ cutting the short trace into sweeps
 
@@ -204,7 +206,7 @@ class _Extrapolation:
 
     def _write_chunk(self, number: int, chunk: _Chunk, layer: int) -> None:
         sample, births = chunk.layer, 0
-        is_own = self._kept[sample] == layer
+        is_own = self._is_own(sample, layer)
         for index in chunk.events:
             event = self._old.events[index]
             if event.is_allocation:
@@ -217,6 +219,31 @@ class _Extrapolation:
                 self._bury(event, record, self._old.records[event.storage_id], sample, layer)
             if is_own:
                 self._moved[index] = len(self._events) - 1
+
+    def _resize(self, record: StorageRecord) -> None:
+        """Clipping holds one number a gradient, and one a gradient and chunk inside the norm: as many as the whole has."""
+        if not self._num_gradients:
+            self._num_gradients = self._count_gradients()
+        for short, whole in self._num_gradients.items():
+            per_gradient = record.shape == (short,) and record.name != FOREACH_NORM_PARTIALS
+            if per_gradient or (record.name == FOREACH_NORM_PARTIALS and record.requested_bytes % short == 0):
+                record.requested_bytes = record.requested_bytes // short * whole
+                record.shape = (record.shape[0] // short * whole,)
+                return
+
+    def _count_gradients(self) -> dict[int, int]:
+        """Number of gradients in the short trace -> in the whole, of all and of each type, written so far."""
+        counts: dict[int, int] = {}
+        for dtype in (None, *sorted({r.dtype for r in self._old.records if r.role is StorageRole.GRADIENTS})):
+            short, whole = (
+                sum(r.role is StorageRole.GRADIENTS and r.step == 0 and dtype in (None, r.dtype) for r in records)
+                for records in (self._old.records, self._records)
+            )
+            counts.setdefault(short, whole)
+        return counts
+
+    def _is_own(self, sample: int, layer: int) -> bool:
+        return self._kept[sample] == layer
 
     def _target(self, storage_id: int, sample: int, layer: int, is_own: bool) -> int:
         home = self._home.get(storage_id)
@@ -234,13 +261,15 @@ class _Extrapolation:
         event = self._old.events[index]
         if event.is_allocation:
             record = self._copy(self._old.records[event.storage_id], 0, 0)
+            if event.phase is TracePhase.CLIP:
+                self._resize(record)
             self._outside[event.storage_id] = record.storage_id
             self._append(event, record, 0, 0)
         else:
             home = self._home.get(event.storage_id)
             target = self._outside.get(event.storage_id) if home is None else self._born.get((home[0], self._kept[home[1]], home[2]))
-            if target is None:
-                raise NotRepeating(f"{self._old.records[event.storage_id].op} is freed before it is made")
+            if target is None or (home is not None and self._sample_of[self._kept[home[1]]] != home[1]):
+                raise NotRepeating(f"{self._old.records[event.storage_id].op} is freed outside the layers, for one of many")
             self._bury(event, self._records[target], self._old.records[event.storage_id], 0, 0)
         self._moved[index] = len(self._events) - 1
 

@@ -13,6 +13,7 @@ import torch
 aten = torch.ops.aten
 Workspaces = list[tuple[str, int]]
 FEW_INDICES = 3072  # aten/src/ATen/native/cuda/Embedding.cu: no sort up to this many indices
+FOREACH_NORM_PARTIALS = "foreach norm partials"
 FOREACH_CHUNK_ELEMENTS = 65536  # aten/src/ATen/native/cuda/MultiTensorApply.cuh: kChunkSize
 
 
@@ -70,7 +71,7 @@ def foreach_norm(args: tuple[Any, ...], out: Any) -> Workspaces:
     if not tensors:
         return []
     max_chunks = max(-(-t.numel() // FOREACH_CHUNK_ELEMENTS) for t in tensors)
-    return [("foreach norm partials", len(tensors) * max_chunks * max(4, tensors[0].element_size()))]
+    return [(FOREACH_NORM_PARTIALS, len(tensors) * max_chunks * max(4, tensors[0].element_size()))]
 
 
 WORKSPACES: dict[Any, Callable[[tuple[Any, ...], Any], Workspaces]] = {

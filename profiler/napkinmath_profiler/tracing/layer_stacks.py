@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import nn
 
+from napkinmath_profiler.tracing.meta_model import configs_of
+
 WINDOW = 2  # a layer's events may depend on this many neighbours on either side
 MIN_INTERIOR = 2  # two samples of a repeated context show whether it repeats
 Context = tuple[Any, ...]
@@ -90,22 +92,9 @@ def shorten(model: nn.Module, stack: LayerStack, kept: Sequence[int]) -> None:
     parent = model.get_submodule(stack.path.rpartition(".")[0])
     setattr(parent, stack.path.rpartition(".")[2], nn.ModuleList([layers[i] for i in kept]))
     total = len(stack.kinds)
-    for config in _configs(model):
+    for config in configs_of(model):
         for name, value in list(vars(config).items()):
             if isinstance(value, (list, tuple)) and len(value) == total:
                 setattr(config, name, type(value)(value[i] for i in kept))
         if getattr(config, "num_hidden_layers", None) == total:
             config.num_hidden_layers = len(kept)
-
-
-def _configs(model: nn.Module) -> list[Any]:
-    """Every config object that modules of ``model`` hold, each once, sub-configs included."""
-    found: dict[int, Any] = {}
-    for module in model.modules():
-        config = getattr(module, "config", None)
-        if config is not None and hasattr(config, "to_dict"):
-            found.setdefault(id(config), config)
-            for value in vars(config).values():
-                if hasattr(value, "to_dict"):
-                    found.setdefault(id(value), value)
-    return list(found.values())

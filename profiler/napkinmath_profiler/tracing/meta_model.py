@@ -227,3 +227,22 @@ def example_inputs(model: nn.Module, config: Any, *, micro_batch_size: int, sequ
         if attention_mask:
             inputs["attention_mask"] = torch.empty(shape, dtype=torch.long)
     return inputs
+
+
+def configs_of(model: nn.Module) -> list[Any]:
+    """Every config object that modules of ``model`` hold, each once, sub-configs included."""
+    found: dict[int, Any] = {}
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if config is not None and hasattr(config, "to_dict"):
+            found.setdefault(id(config), config)
+            for value in vars(config).values():
+                if hasattr(value, "to_dict"):
+                    found.setdefault(id(value), value)
+    return list(found.values())
+
+
+def set_use_cache(model: nn.Module, use_cache: bool) -> None:
+    """Say whether forwards fill a key/value cache: transformers' Trainer switches it off, a bare loop leaves the default on."""
+    for config in configs_of(model):
+        config.use_cache = use_cache

@@ -96,11 +96,14 @@ class StorageTracker(TorchDispatchMode):
         kwargs = kwargs or {}
         self.num_ops += 1
         self.paths.note_sequence()
+        before = self._module
         in_backward = torch._C._current_graph_task_id() != -1
         if in_backward and self.phase is not TracePhase.BACKWARD:
             self.set_phase(TracePhase.BACKWARD)
         self._locate(torch._C._current_autograd_node() if in_backward else None)
         self._op = str(func)
+        if self._op_phase in PER_PARAMETER_PHASES:
+            self._module = self._updated_module(args, before)
         handler = self.handlers.get(func)
         out = func(*args, **kwargs) if handler is None else handler(self, func, args, kwargs)
         if self._op_phase in PER_PARAMETER_PHASES:
@@ -111,6 +114,12 @@ class StorageTracker(TorchDispatchMode):
         if workspace is not None:
             self._record_workspaces(workspace(args, out))
         return out
+
+    def _updated_module(self, args: tuple[Any, ...], before: str) -> str:
+        """The module whose parameter an optimizer's op works on: none for all at once, the one before for what is not known."""
+        if args and isinstance(args[0], (list, tuple)):
+            return ""
+        return self.owner_of(args[0] if args else None).rpartition(".")[0] or before
 
     def _register_owned(self, out: Any, args: tuple[Any, ...]) -> None:
         """Register outputs of an update, each owned by the parameter whose storage it was computed from."""

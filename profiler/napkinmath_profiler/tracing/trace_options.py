@@ -53,6 +53,7 @@ class TraceOptions:
     compute_capability: tuple[int, int] = (8, 0)
     kernel_workspaces: bool = True
     attention_mask: bool = False
+    use_cache: bool = False
     optimizer: str | None = "adamw"
     adapters: AdapterOptions = field(default_factory=AdapterOptions)
     quantization: QuantizationOptions = field(default_factory=QuantizationOptions)
