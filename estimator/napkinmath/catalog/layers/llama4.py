@@ -121,7 +121,7 @@ class AllExperts(Record):
             out = self._experts(t, routed)
             frame.local(out)
             common = self.shared.record(t, flat, shared)
-            summed = t.op("sum over experts", (out,), (TOKENS, h), x.dtype, gradients=(PASS,), costs=(Move(traffic(out)),))
+            summed = t.op("sum over experts", (out,), (TOKENS, h), x.dtype, gradients=(LIKE,), costs=(Move(traffic(out)),))
             return t.view(add_(t, common, summed), x.axes)
 
     def _scores(self, t: Tape, x: Value) -> Value:
