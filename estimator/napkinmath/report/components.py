@@ -6,7 +6,8 @@ they sum to the device figure. The phrase that says where a row comes from is ma
 
 from __future__ import annotations
 
-from napkinmath.dtypes import DTYPES
+from napkinmath.dtypes import find_dtype
+from napkinmath.errors import InputError
 from napkinmath.expr import Expr, product, render
 from napkinmath.ledger import Role
 from napkinmath.record import Record
@@ -17,6 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from napkinmath.dtypes import DType
     from napkinmath.estimate import Estimate, Range
     from napkinmath.expr import Size
     from napkinmath.timeline import Point, TensorInfo, Timeline
@@ -260,7 +262,7 @@ def _named_parts(held: Held) -> str:
     for tensor, count in held:
         name = "norms" if _is_norm(tensor.module) else _last_module(tensor.module)
         totals[name] = totals.get(name, 0) + tensor.requested * count
-        dtypes[tensor.dtype] = dtypes.get(tensor.dtype, 0) + tensor.requested * count
+        dtypes[type_name(tensor)] = dtypes.get(type_name(tensor), 0) + tensor.requested * count
     parts = sorted(totals.items(), key=lambda item: -item[1])
     text = ", ".join(f"{name} {format_bytes(value)}" for name, value in parts[:3]) + (
         f" and {len(parts) - 3} more" if len(parts) > 3 else ""
@@ -295,7 +297,7 @@ def _largest_names(held: Held, limit: int) -> list[str]:
 def _per_element(held: Held) -> str:
     by_dtype: dict[str, list[int]] = {}
     for tensor, count in held:
-        sums = by_dtype.setdefault(tensor.dtype, [0, 0, 0])
+        sums = by_dtype.setdefault(type_name(tensor), [0, 0, 0])
         sums[0] += count
         sums[1] += tensor.requested * count
         sums[2] += num_elements(tensor) * count
@@ -308,16 +310,30 @@ def _per_element(held: Held) -> str:
     return "; ".join(texts[:2])
 
 
+def stored_type(tensor: TensorInfo) -> DType | None:
+    """The type of a tensor's elements, by our name or torch's; None where it is unknown."""
+    try:
+        return find_dtype(tensor.dtype)
+    except InputError:
+        return None
+
+
+def type_name(tensor: TensorInfo) -> str:
+    """'bf16' for bfloat16; what the timeline says where the type is unknown."""
+    dtype = stored_type(tensor)
+    return dtype.name if dtype is not None else tensor.dtype
+
+
 def num_elements(tensor: TensorInfo) -> int:
     """Elements as stored, from bytes and type; 0 where the type is unknown."""
-    dtype = DTYPES.get(tensor.dtype)
+    dtype = stored_type(tensor)
     return tensor.nbytes * 8 // dtype.bits if dtype is not None else 0
 
 
 def _states_origin(held: Held, nbytes: int, facts: Facts) -> str:
     names: dict[str, int] = {}
     for tensor, count in held:
-        name = tensor.name.partition(" of ")[0]
+        name = tensor.name.partition(" of ")[0].rpartition(".")[2]
         names[name] = names.get(name, 0) + tensor.requested * count
     text = ", ".join(sorted(names, key=lambda n: -names[n])[:2])
     return f"{_short(nbytes / facts.num_trained)} B a trained parameter: {text}" if facts.num_trained else text
@@ -329,7 +345,7 @@ def _shapes(held: Held, checkpoints: str) -> str:
     texts: dict[tuple[int, str], str] = {}
     kept: dict[tuple[int, str], int] = {}
     for tensor, count in held:
-        key = tensor.nbytes, tensor.dtype
+        key = tensor.nbytes, type_name(tensor)
         texts.setdefault(key, shape_text(tensor))
         groups.setdefault(key, [0])[0] += count
         if checkpoints and tensor.name in RESIDUAL_NAMES and _in_layer(tensor.module):

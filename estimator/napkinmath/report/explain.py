@@ -6,11 +6,10 @@ that the clock prices.
 
 from __future__ import annotations
 
-from napkinmath.dtypes import DTYPES
 from napkinmath.expr import SYMBOLS, Bindings, Expr, product, render
 from napkinmath.ledger import Phase, Work
 from napkinmath.report import words
-from napkinmath.report.components import LABELS, components_of, held_by_component, held_on_host, tensor_axes
+from napkinmath.report.components import LABELS, components_of, held_by_component, held_on_host, stored_type, tensor_axes
 from napkinmath.report.formula import simplify
 from napkinmath.report.screen import Screen, is_unicode, standard_output, terminal_width, wants_color, wrap
 from napkinmath.units import format_bytes, format_count, format_seconds
@@ -73,7 +72,7 @@ def stored_bytes(tensor: TensorInfo) -> int:
 
 def formula_bytes(tensor: TensorInfo, bindings: Bindings) -> int | None:
     """Bytes of a tensor by its axes and type; None where either is unknown."""
-    dtype, axes = DTYPES.get(tensor.dtype), tensor_axes(tensor)
+    dtype, axes = stored_type(tensor), tensor_axes(tensor)
     if dtype is None or not axes:
         return None
     try:
@@ -158,7 +157,7 @@ def _with_same_modules(names: dict[str, list[tuple[TensorInfo, int]]]) -> list[t
 def formula_of(tensor: TensorInfo, scopes: Scopes) -> tuple[str, str]:
     """A tensor's bytes with symbols and with numbers; both are the plain size where no formula is known."""
     bindings = scopes.of(tensor)
-    dtype = DTYPES.get(tensor.dtype)
+    dtype = stored_type(tensor)
     if bindings is None or dtype is None:
         size = f"{stored_bytes(tensor)} B {tensor.dtype}".rstrip()
         return size, size

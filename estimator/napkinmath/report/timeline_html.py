@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 from napkinmath.report import drawn
-from napkinmath.report.components import shape_text, tensor_axes
+from napkinmath.report.components import shape_text, tensor_axes, type_name
 from napkinmath.report.palette import COLORS, STACK
 from napkinmath.report.picture import Picture, beside, picture
 from napkinmath.report.timeline_svg import HEIGHT, WIDTH, escape, svg
@@ -93,7 +93,8 @@ def _used(found: Shown) -> list[int]:
 
 def _tensor(tensor: TensorInfo, roles: list[Role]) -> list[Any]:
     shape = shape_text(tensor) if tensor_axes(tensor) else ""
-    return [tensor.name, roles.index(tensor.role), tensor.module, tensor.requested, shape, tensor.dtype, tensor.source]
+    name = tensor.name.removeprefix(f"{tensor.module}.")  # a traced parameter is named by its whole path
+    return [name, roles.index(tensor.role), tensor.module, tensor.requested, shape, type_name(tensor), tensor.source]
 
 
 def _segment(segment: TimelineSegment, place: dict[int, int]) -> dict[str, Any]:

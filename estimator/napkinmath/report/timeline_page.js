@@ -222,7 +222,7 @@
   function momentText(i) {
     const segment = data.order.length ? data.segments[segmentOf[i] || data.order[0][0]] : { phase: "", name: "" };
     const copy = segment.copies > 1 ? `, ${repetitionOf[i] + 1} of ${segment.copies}` : "";
-    return `${segment.phase}: ${segment.name}${copy}`;
+    return segment.name.includes(segment.phase) ? segment.name + copy : `${segment.phase}: ${segment.name}${copy}`;
   }
   const element = (id) => document.getElementById(id);
   function cell(row, text, kind) { const td = row.insertCell(); td.textContent = text; if (kind) td.className = kind; return td; }
