@@ -68,9 +68,9 @@ def gpt_neox(c: Config) -> ModelSpec:
     return decoder(c, symbols, [layer] * symbols["L"], "gpt_neox", embedding=embedding, head=head, path="gpt_neox")
 
 
-def gpt_stages(c: Config, symbols: dict[str, int], layers: list[Part], embedding: Part, *, path: str, tied: bool, bias: bool = False) -> tuple[Stage, ...]:
+def gpt_stages(c: Config, symbols: dict[str, int], layers: list[Part], embedding: Part, *, path: str, tied: bool, bias: bool = False, shared_loss_since: tuple[int, int] = (4, 46)) -> tuple[Stage, ...]:
     """Embedding, blocks `h` and a head after `ln_f`, as GPT-2's kin are laid out."""
-    head = CausalLmHead(norm=LAYER_NORM, norm_name=f"{path}.ln_f", bias=bias, tied_to=f"{path}.wte.weight" if c.flag("tie_word_embeddings", tied) else "")
+    head = CausalLmHead(norm=LAYER_NORM, norm_name=f"{path}.ln_f", bias=bias, shared_loss_since=shared_loss_since, own_loss_upcasts=False, tied_to=f"{path}.wte.weight" if c.flag("tie_word_embeddings", tied) else "")
     return (Stage(part=embedding, path=path), *runs([Stage(part=part, path=f"{path}.h", checkpointed=True) for part in layers]), Stage(part=head))
 
 
@@ -108,8 +108,8 @@ def gpt_bigcode(c: Config) -> ModelSpec:
         names=("c_attn", "", "", "c_proj"), scope="attn",
     )  # fmt: skip
     mlp = PlainMlp(activation=c.activation("activation_function", "gelu_pytorch_tanh"), names=("c_fc", "c_proj"), dropout=dropout)
-    attention = PackedAttention(core=core, packing=Packing.SPLIT if shared_head else Packing.HEADS)
+    attention = PackedAttention(core=core, packing=Packing.SPLIT if shared_head else Packing.HEADS, cached_before=(4, 50))
     layer = DecoderLayer(attention=attention, mlp=mlp, norm=LAYER_NORM, names=("ln_1", "ln_2"), names_outputs=True)
     rows = c.size("max_position_embeddings", 1024)
     embedding = PositionedEmbedding(rows=rows, dropout=c.probability("embd_pdrop", 0.1), padded=pads(c), triangle=True)
-    return c.spec(gpt_stages(c, symbols, [layer] * symbols["L"], embedding, path="transformer", tied=True), symbols, family="gpt_bigcode")
+    return c.spec(gpt_stages(c, symbols, [layer] * symbols["L"], embedding, path="transformer", tied=True, shared_loss_since=(4, 50)), symbols, family="gpt_bigcode")

@@ -29,6 +29,8 @@ class PackedAttention(Record):
 
     core: GroupedQueryAttention
     packing: Packing = Packing.SPLIT
+    cached_before: tuple[int, int] = (0, 0)
+    """Version of transformers before which training built a key/value cache of views, checkpointing or not: the packed projections live until the forward is over."""
 
     def record(self, t: Tape, x: Value, shared: dict[str, Value]) -> Value:
         """Attention over x of axes (b, s, h)."""
@@ -36,6 +38,8 @@ class PackedAttention(Record):
         with t.scope(core.scope) as frame:
             frame.local(x)
             packed = linear(t, x, core.names[0], (a + 2 * core.kv_heads) * dh, bias=core.bias)
+            if t.policy.stack.transformers < self.cached_before and t.policy.stack.transformers > (0, 0):
+                t.outliving.append(packed.tensor)
             q, key, value = self.parts(t, packed, dense=core.dense_gradients(t, x, shared))
             return core.finish(t, frame, q, key, value, shared)
 

@@ -1,0 +1,128 @@
+"""Attention chains of older models that transformers runs operation by operation and in ways of their own."""
+
+from __future__ import annotations
+
+from napkinmath.costs import Gemm, Move, traffic
+from napkinmath.dtypes import FP32
+from napkinmath.expr import Size
+from napkinmath.ledger import ALLOC, FREE, Gradient, Role, Value
+from napkinmath.ops.attention import dense_operand, rows_first
+from napkinmath.ops.elementwise import add, cast, dropout, promote, scale, softmax
+from napkinmath.ops.matmul import bmm
+from napkinmath.tape import LIKE, PASS, Tape
+
+
+def fp32_scores(t: Tape, q: Value, k: Value, v: Value, *, mask: Value | None, triangle: Value | None = None, scaled: bool = False, dropout_p: float = 0.0, contiguous: bool = False) -> Value:
+    """q and k cast to fp32, scores, masks and softmax in fp32, probabilities cast back (models/gpt_neo, gptj, codegen _attn).
+
+    `triangle`: a bool table that `where` applies before the mask is added (GPT-Neo). Returns (rows, length, heads, size).
+    """
+    rows, heads, length, size = q.axes
+    scores = (rows, heads, length, k.axes[2])
+    with t.scope() as frame:
+        frame.local(q, k, v)
+        wide_q, wide_k = cast(t, q, FP32), cast(t, k, FP32)
+        frame.local(wide_q, wide_k)
+        weights = bmm(t, dense_operand(t, wide_q, dense=contiguous), dense_operand(t, wide_k, dense=contiguous), rows * heads, length, k.axes[2], size, scores, name="q k^T")
+        if triangle is not None:
+            weights = t.op("where", (weights,), scores, FP32, saves=(triangle,), gradients=(LIKE,), costs=(Move(2 * traffic(weights)),), backward_costs=(Move(2 * traffic(weights)),))
+        if scaled:
+            weights = scale(t, weights)
+        if mask is not None:
+            weights = _masked(t, weights, mask)
+        weights = cast(t, softmax(t, weights), v.dtype)
+        weights = dropout(t, weights, dropout_p)
+        frame.local(weights)
+        t.keep(weights)
+        return rows_first(t, bmm(t, weights, dense_operand(t, v, dense=False), rows * heads, length, size, k.axes[2], q.axes, name="scores v"))
+
+
+def _masked(t: Tape, weights: Value, mask: Value) -> Value:
+    return add(t, weights, Value(mask.tensor, weights.axes, mask.dtype))
+
+
+def bloom_attention(t: Tape, q: Value, k: Value, v: Value, *, alibi: Value, mask: Value | None, dropout_p: float = 0.0) -> Value:
+    """BLOOM: ALiBi enters the score product as its addend; softmax in fp32 (models/bloom BloomAttention.forward)."""
+    rows, heads, length, size = q.axes
+    scores = (rows, heads, length, length)
+    with t.scope() as frame:
+        left, right, values = (dense_operand(t, x, dense=False) for x in (q, k, v))
+        frame.local(q, k, v, left, right, values)
+        weights = _baddbmm(t, alibi, left, right, scores)
+        raw = weights
+        frame.local(raw)
+        if mask is not None:
+            weights = _masked(t, weights, mask)
+        frame.local(weights)
+        weights = cast(t, softmax(t, weights, dtype=FP32), q.dtype)
+        weights = dropout(t, weights, dropout_p)
+        frame.local(weights)
+        t.keep(weights)
+        return rows_first(t, bmm(t, weights, values, rows * heads, length, size, length, q.axes, name="scores v"))
+
+
+def _baddbmm(t: Tape, addend: Value, x: Value, y: Value, axes: tuple[Size, ...]) -> Value:
+    """addend + alpha · x y^T: the gradients of the factors are scaled after the product, one more tensor each."""
+    rows, heads, length, size = x.axes
+    out = Value(t.tensor("alibi + q k^T", axes, x.dtype), axes, x.dtype, x.requires_grad or y.requires_grad)
+    gradients, backward = [], []
+    for factor in (x, y):
+        if factor.requires_grad:
+            product, scaled = t.tensor("gradient before scaling", factor.axes, factor.dtype, Role.WORKSPACE), t.gradient_of(factor)
+            backward += [(ALLOC, product), (ALLOC, scaled), (FREE, product)]
+            gradients.append(Gradient(factor, scaled))
+    cost = Gemm(length, length, size, x.dtype, rows * heads)
+    t.append("baddbmm", (addend, x, y), (out,), forward=((ALLOC, out.tensor),), saves=(x.tensor, y.tensor), costs=(cost,), backward=tuple(backward), gradients=gradients, backward_costs=(cost, cost))  # fmt: skip
+    return out
+
+
+def mpt_attention(t: Tape, q: Value, k: Value, v: Value, *, alibi: Value | None, mask: Value | None, dropout_p: float = 0.0) -> Value:
+    """MPT: scaled scores plus an fp32 ALiBi bias, filled by a bool mask, softmax in fp32 (models/mpt MptAttention.forward)."""
+    rows, heads, length, size = q.axes
+    scores = (rows, heads, length, length)
+    with t.scope() as frame:
+        frame.local(q, k, v)
+        weights = scale(t, bmm(t, dense_operand(t, q, dense=False), dense_operand(t, k, dense=False), rows * heads, length, length, size, scores, name="q k^T"))
+        if alibi is not None:
+            dtype = promote(weights.dtype, alibi.dtype)
+            weights = t.op("add alibi", (weights, alibi), scores, dtype, gradients=(PASS if dtype is weights.dtype else LIKE, None), costs=(Move(3 * traffic(weights)),))
+        if mask is not None:
+            weights = t.op("masked_fill", (weights,), scores, weights.dtype, saves=(mask,), gradients=(LIKE,), costs=(Move(2 * traffic(weights)),), backward_costs=(Move(2 * traffic(weights)),))
+        frame.local(weights)
+        probabilities = cast(t, softmax(t, cast(t, weights, FP32)), v.dtype)
+        probabilities = dropout(t, probabilities, dropout_p)
+        frame.local(probabilities)
+        t.keep(probabilities)
+        return rows_first(t, bmm(t, probabilities, dense_operand(t, v, dense=False), rows * heads, length, size, length, q.axes, name="scores v"))
+
+
+def falcon_attention(t: Tape, q: Value, k: Value, v: Value, *, mask: Value, alibi: Value | None, dropout_p: float = 0.0) -> Value:
+    """Falcon's eager chain: softmax in the model's type; with ALiBi the scores pass through fp32 (models/falcon FalconAttention.forward)."""
+    rows, heads, length, size = q.axes
+    scores = (rows, heads, length, length)
+    with t.scope() as frame:
+        frame.local(q, k, v)
+        weights = bmm(t, q, k, rows * heads, length, length, size, scores, name="q k^T")
+        if alibi is not None:
+            frame.local(weights)
+            weights = cast(t, weights, FP32)
+            frame.local(weights)
+            weights = t.op("add alibi", (weights, alibi), scores, FP32, gradients=(PASS, None), costs=(Move(3 * traffic(weights)),))
+        weights = _scale_in_place(t, weights)
+        frame.local(weights)
+        total = _masked(t, weights, mask)
+        probabilities = softmax(t, total, dtype=q.dtype)
+        probabilities = dropout(t, probabilities, dropout_p)
+        frame.local(probabilities)
+        t.keep(probabilities)
+        return rows_first(t, bmm(t, probabilities, v, rows * heads, length, size, length, q.axes, name="scores v"))
+
+
+def _scale_in_place(t: Tape, x: Value) -> Value:
+    """x times a number in place; its gradient is a scaled copy."""
+    out = Value(x.tensor, x.axes, x.dtype, x.requires_grad)
+    made = t.gradient_of(x) if x.requires_grad else None
+    t.append("mul_ scalar", (x,), (out,), forward=(), costs=(Move(2 * traffic(x)),), backward=((ALLOC, made),) if made else (), gradients=(Gradient(x, made),) if made else (), backward_costs=(Move(2 * traffic(x)),))  # fmt: skip
+    return out
+
+
