@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from napkinmath.estimate import Estimate
 
 # Relative spread (low, high) by figure; to be set by held-out measurements (benchmarks/published.py).
-SPREADS = {"allocated": (0.96, 1.04), "reserved": (0.95, 1.07), "device": (0.94, 1.10)}
+SPREADS = {"allocated": (0.96, 1.04), "reserved": (0.95, 1.07), "device": (0.94, 1.10), "seconds": (0.85, 1.25)}
 
 
 def memory_ranges(e: Estimate) -> Memory:
@@ -24,6 +24,18 @@ def memory_ranges(e: Estimate) -> Memory:
         reserved=_spread("reserved", books.peak_reserved),
         device=_spread("device", books.peak_reserved + context),
     )
+
+
+def seconds_range(e: Estimate) -> Range | None:
+    """Seconds of a steady step with their span; None where the hardware has no known speed."""
+    found = e.time
+    return None if found is None else _spread("seconds", found.seconds)
+
+
+def tokens_range(e: Estimate) -> Range | None:
+    """Tokens a second, from the span of the seconds."""
+    seconds, found = seconds_range(e), e.time
+    return None if seconds is None or found is None else Range(low=found.tokens / seconds.high, value=found.tokens / seconds.value, high=found.tokens / seconds.low)
 
 
 def within_device(e: Estimate) -> Replay:
@@ -40,6 +52,6 @@ def within_device(e: Estimate) -> Replay:
     return free if limited.out_of_memory else limited
 
 
-def _spread(kind: str, value: int) -> Range:
+def _spread(kind: str, value: float) -> Range:
     low, high = SPREADS[kind]
     return Range(low=low * value, value=value, high=high * value)

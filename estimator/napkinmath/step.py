@@ -130,7 +130,7 @@ def record_block(stage: Stage, policy: Policy, incoming: Value | None, shared: d
     published = [value for name, value in shared.items() if name not in before]
     externals = published + [value for name, value in shared.items() if name in before]
     block = tape.block(stage.path, x, output, externals)
-    block.cached = frozenset(value.tensor for value in tape.casts.values())
+    block.cached = frozenset((*(value.tensor for value in tape.casts.values()), *tape.outliving))
     return block
 
 

@@ -66,6 +66,7 @@ class Tape:
         self.path: list[str] = []
         self.last_use: dict[Tensor, int] = {}
         self.casts: dict[tuple[int, DType], Value] = {}  # autocast's cache of weight casts
+        self.outliving: list[Tensor] = []  # results that the model's caller holds until the forward is over (a key/value cache)
 
     # ------------------------------------------------------------ structure
 

@@ -1,0 +1,111 @@
+"""Predictions for an understood row: the figures it was measured by, the verdict on its GPU, and its speed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from napkinmath.accuracy import tokens_range
+from napkinmath.answers import verdict_on
+from napkinmath.estimate import Estimate, Range, Verdict, estimate
+
+from published.rows import ALLOCATED, DEVICE, RESERVED, SPEED, Row
+from published.understand import Job
+
+# Verdicts of a range that straddles the capacity are settled by the value itself.
+_FITS = {Verdict.FITS: "fit", Verdict.DOES_NOT_FIT: "OOM"}
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One figure of a row: predicted with its range, and measured, in `unit`."""
+
+    row_id: str
+    source: str
+    quantity: str
+    predicted: float
+    low: float
+    high: float
+    measured: float
+    unit: str
+
+    @property
+    def error(self) -> float:
+        """Relative: +0.1 is predicted ten per cent too high."""
+        return self.predicted / self.measured - 1
+
+    @property
+    def inside(self) -> bool:
+        """Whether the measurement lies in the printed range."""
+        return self.low <= self.measured <= self.high
+
+    @property
+    def width(self) -> float:
+        """Width of the range over the prediction."""
+        return (self.high - self.low) / self.predicted if self.predicted else 0.0
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A fit/OOM verdict beside what happened."""
+
+    row_id: str
+    source: str
+    predicted: str
+    actual: str
+
+
+class Outcome:
+    """An understood row priced."""
+
+    def __init__(self, job: Job, priced: Estimate | None = None) -> None:
+        self.job = job
+        self.estimate: Estimate = priced or estimate(job.spec, job.config, hardware=job.hardware)
+
+    def for_job(self, job: Job) -> Outcome:
+        """The same estimate read for another row of the same run."""
+        return Outcome(job, self.estimate)
+
+    def memory(self) -> list[Prediction]:
+        """Predictions of every memory figure the row has."""
+        row, memory = self.job.row, self.estimate.memory
+        ranges = {ALLOCATED: memory.allocated, RESERVED: memory.reserved, DEVICE: memory.device}
+        return [self._prediction(quantity, ranges[quantity], value, row.bytes_per_unit) for quantity, value in row.measured()]
+
+    def speed(self) -> list[Prediction]:
+        """Prediction of tokens a second, where the row has it."""
+        measured = measured_speed(self.job.row)
+        span = tokens_range(self.estimate)
+        if measured is None or span is None:
+            return []
+        return [self._prediction(SPEED, span, measured, 1)]
+
+    def judgement(self) -> Judgement | None:
+        """The verdict, where the row says whether the run fitted a GPU of known memory."""
+        row = self.job.row
+        if row.number("gpu_mem_gb") is None or self.job.hardware is None:
+            return None
+        return Judgement(row.row_id, row.source, self._verdict(), "OOM" if row.status == "OOM" else "fit")
+
+    def _verdict(self) -> str:
+        found = verdict_on(self.estimate, self.job.hardware)
+        if found in _FITS:
+            return _FITS[found]
+        usable = self.job.hardware.usable_bytes
+        return "fit" if self.estimate.memory.allocated.value <= usable else "OOM"
+
+    def _prediction(self, quantity: str, span: Range, measured: float, per_unit: int) -> Prediction:
+        row = self.job.row
+        unit = "tokens/s" if quantity == SPEED else "GiB" if per_unit == 1 << 30 else "GB"
+        return Prediction(row.row_id, row.source, quantity, span.value / per_unit, span.low / per_unit, span.high / per_unit, measured, unit)
+
+
+def measured_speed(row: Row) -> float | None:
+    """Tokens a second of one GPU: as given, or a step's tokens over its seconds."""
+    for column in ("tokens_per_s_per_gpu", "tokens_per_s_total"):
+        value = row.number(column)
+        if value:
+            return value if column.endswith("gpu") else value / row.whole("n_gpus", 1)
+    seconds = row.number("step_time_s")
+    if seconds and row["seq_len"].strip():
+        return row.whole("micro_batch", 1) * row.whole("seq_len") * row.whole("grad_accum", 1) / seconds
+    return None
