@@ -21,7 +21,7 @@ LAYERS = (
     ("lowering", "catalog", "passes"),
     ("step", "timeline"),
     ("simulate", "schedule", "flops", "allocator"),
-    ("estimate", "answers", "accuracy", "sweep", "inputs", "calibration"),
+    ("estimate", "answers", "accuracy", "sweep", "inference", "inputs", "calibration"),
     ("report",),
     ("cli",),
 )
