@@ -112,11 +112,11 @@ def report_figures(
 ) -> None:
     """Predicted against observed."""
     config = model.get_base_model().config
-    sizes = {"batch_size": options.bs, "sequence_length": options.ctx, "rank": options.rank, "dropout": options.dropout}
+    sizes = {"batch_size": options.bs, "sequence_length": options.ctx, "rank": options.rank, "dropout": options.dropout, "gpu": options.gpu}
     estimate = predicted_step(config, precision=precision, **sizes)
     tokens = progress.tokens_per_second(options.bs * options.ctx)
     observed = observed_memory(model, step, device)
-    for line in comparison_lines(estimate.memory.requested, observed, None, tokens):
+    for line in comparison_lines(estimate.memory.requested, observed, estimate.time and estimate.time.tokens_per_s, tokens):
         console.print(line, soft_wrap=True)
 
 

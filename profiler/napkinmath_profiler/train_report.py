@@ -35,8 +35,10 @@ def observed_memory(model: nn.Module, step: Callable[[], Any], device: torch.dev
     return MemoryFigure(timeline.peak().nbytes, "storages seen by the dispatcher on the CPU, fused ops' inner buffers excepted")
 
 
-def predicted_step(config: Any, *, batch_size: int, sequence_length: int, rank: int, dropout: float, precision: str) -> Any:
-    """napkinmath's estimate of the same step."""
+def predicted_step(
+    config: Any, *, batch_size: int, sequence_length: int, rank: int, dropout: float, precision: str, gpu: str | None = None
+) -> Any:
+    """napkinmath's estimate of the same step, with its time if a GPU is named."""
     return napkinmath.estimate(
         config.to_dict(),
         adapter=napkinmath.AdapterConfig(rank=rank, dropout=dropout),
@@ -47,6 +49,7 @@ def predicted_step(config: Any, *, batch_size: int, sequence_length: int, rank: 
         optimizer="adamw",
         loss=napkinmath.Loss.CHUNKED,
         kernels=napkinmath.Kernels.NAPKINMATH,
+        hardware=gpu,
     )
 
 
