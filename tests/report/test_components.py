@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from napkinmath.ledger import Phase, Role
-from napkinmath.report.components import LABELS, Facts, component_key, components_at, components_of, facts_of
+from napkinmath.report.components import components_at, components_of
+from napkinmath.report.origins import Facts, facts_of
+from napkinmath.report.parts import LABELS, component_key
 from napkinmath.timeline import Point, Stamp, TensorInfo, Timeline, TimelineSegment
 from report.priced import CONFIGS, priced, timelines
 

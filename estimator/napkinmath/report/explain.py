@@ -9,9 +9,11 @@ from __future__ import annotations
 from napkinmath.expr import SYMBOLS, Bindings, Expr, product, render
 from napkinmath.ledger import Phase, Work
 from napkinmath.report import words
-from napkinmath.report.components import LABELS, components_of, held_by_component, held_on_host, stored_type, tensor_axes
+from napkinmath.report.components import components_of, held_by_component, held_on_host
 from napkinmath.report.formula import simplify
+from napkinmath.report.parts import LABELS
 from napkinmath.report.screen import Screen, is_unicode, standard_output, terminal_width, wants_color, wrap
+from napkinmath.report.tensors import stored_type, tensor_axes
 from napkinmath.units import format_bytes, format_count, format_seconds
 
 TYPE_CHECKING = False
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from napkinmath.costs import Cost
     from napkinmath.estimate import Estimate, Range
     from napkinmath.expr import Size
-    from napkinmath.report.components import Held
+    from napkinmath.report.origins import Held
     from napkinmath.step import Segment
     from napkinmath.timeline import TensorInfo
 

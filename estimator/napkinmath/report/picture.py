@@ -5,8 +5,9 @@ from __future__ import annotations
 from napkinmath.ledger import Role
 from napkinmath.record import Record
 from napkinmath.report import drawn, words
-from napkinmath.report.components import NO_FACTS, components_at, facts_of
+from napkinmath.report.components import components_at
 from napkinmath.report.drawn import Columns, Shown
+from napkinmath.report.origins import NO_FACTS, facts_of
 from napkinmath.report.screen import wrap
 from napkinmath.units import GIB, KIB, MIB, format_bytes
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from napkinmath.estimate import Verdict
 from napkinmath.ledger import Role
 from napkinmath.report import curve, words
-from napkinmath.report.components import LABELS, components_of, headroom
+from napkinmath.report.components import components_of, headroom
 from napkinmath.report.palette import BAD, COLORS, GOOD, UNSURE
+from napkinmath.report.parts import LABELS
 from napkinmath.report.screen import Screen, bar, is_unicode, sparkline, standard_output, terminal_width, wants_color
 from napkinmath.units import GIB, MIB, format_bytes, format_seconds
 
@@ -190,16 +191,17 @@ def _speed(screen: Screen, e: Estimate) -> None:
 
 def _changes(screen: Screen, changes: tuple[Change, ...]) -> None:
     flags = max((len(change.flag) for change in changes), default=0)
+    timed = 13 if any(change.speed_ratio is not None for change in changes) else 0
     for number, change in enumerate(changes):
         speed = "" if change.speed_ratio is None else _tempo(change.speed_ratio)
         saved = "-" + format_bytes(change.saved_bytes)
         label = "  save more" if number == 0 else ""
         meaning = words.printable(change.meaning)
-        room = screen.width - INDENT - len(f"{saved:<10}{speed:<12}") - flags - 4
+        room = screen.width - INDENT - 11 - timed - flags - 2
         flag = words.printable(change.flag)
         screen.line(
             (label.ljust(INDENT), "dim"),
-            f"{saved:<10} {speed:<12} ",
+            f"{saved:<11}{speed:<{timed}}",
             (flag.ljust(flags), "bold"),
             (f"  {meaning}" if len(meaning) <= room else "", "dim"),
         )

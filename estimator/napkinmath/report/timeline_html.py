@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 
 from napkinmath.report import drawn
-from napkinmath.report.components import shape_text, tensor_axes, type_name
 from napkinmath.report.palette import COLORS, STACK
 from napkinmath.report.picture import Picture, beside, picture
+from napkinmath.report.tensors import shape_text, tensor_axes, type_name
 from napkinmath.report.timeline_svg import HEIGHT, WIDTH, escape, svg
 
 TYPE_CHECKING = False

@@ -20,7 +20,11 @@
     const level = new Float64Array(numRoles);
     for (const [tensor, copies] of data.alive) level[tensors[tensor][1]] += tensors[tensor][3] * copies;
     let at = 0, time = 0, sum = level.reduce((a, b) => a + b, 0);
-    const put = () => { for (let r = 0; r < numRoles; r++) levels[r][at] = level[r]; total[at] = sum; seconds[at] = time; };
+    const put = () => {
+      for (let r = 0; r < numRoles; r++) levels[r][at] = level[r];
+      total[at] = sum;
+      seconds[at] = time;
+    };
     put();
     for (const [number, repeat] of data.order) {
       const segment = data.segments[number], events = segment.events;
@@ -30,11 +34,15 @@
         for (let e = 0; e < events.length; e += 2) {
           const action = events[e], index = events[e + 1];
           at++;
-          if (action === ALLOC) { level[tensors[index][1]] += tensors[index][3]; sum += tensors[index][3]; }
-          else if (action === FREE) { level[tensors[index][1]] -= tensors[index][3]; sum -= tensors[index][3]; }
+          const change = (tensor, sign) => {
+            level[tensors[tensor][1]] += sign * tensors[tensor][3];
+            sum += sign * tensors[tensor][3];
+          };
+          if (action === ALLOC) change(index, 1);
+          else if (action === FREE) change(index, -1);
           else if (action === PASS) {
-            const [from, to] = segment.pairs[index];
-            level[tensors[from][1]] -= tensors[from][3]; level[tensors[to][1]] += tensors[to][3]; sum += tensors[to][3] - tensors[from][3];
+            change(segment.pairs[index][0], -1);
+            change(segment.pairs[index][1], 1);
           } else time += segment.kernels[index][2];
           time += even;
           segmentOf[at] = number; repetitionOf[at] = repetition; eventOf[at] = e / 2;
@@ -60,13 +68,15 @@
     return low;
   }
   function sumVisible() {
-    for (let i = 0; i <= count; i++) { let sum = 0; for (let r = 0; r < numRoles; r++) if (shown[r]) sum += levels[r][i]; visible[i] = sum; }
+    visible.fill(0);
+    for (let r = 0; r < numRoles; r++) if (shown[r]) for (let i = 0; i <= count; i++) visible[i] += levels[r][i];
   }
   sumVisible();
 
   function bytes(value) {
     for (const [size, unit] of [[2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]]) {
-      if (Math.abs(value) >= 0.9995 * size) { const v = value / size; return v.toFixed(Math.abs(v) >= 100 ? 0 : Math.abs(v) >= 10 ? 1 : 2) + " " + unit; }
+      const v = value / size;
+      if (Math.abs(v) >= 0.9995) return v.toFixed(Math.abs(v) >= 100 ? 0 : Math.abs(v) >= 10 ? 1 : 2) + " " + unit;
     }
     return value.toFixed(0) + " B";
   }
@@ -90,7 +100,10 @@
   function layout() {
     const box = canvas.getBoundingClientRect(), ratio = window.devicePixelRatio || 1;
     const width = Math.max(200, Math.floor(box.width)), height = Math.max(160, Math.floor(box.height));
-    if (canvas.width !== width * ratio || canvas.height !== height * ratio) { canvas.width = width * ratio; canvas.height = height * ratio; }
+    if (canvas.width !== Math.floor(width * ratio) || canvas.height !== Math.floor(height * ratio)) {
+      canvas.width = width * ratio;
+      canvas.height = height * ratio;
+    }
     pen.setTransform(ratio, 0, 0, ratio, 0, 0);
     return { width, height, left: MARGIN.left, right: width - MARGIN.right, top: MARGIN.top, bottom: height - MARGIN.bottom };
   }
@@ -122,7 +135,7 @@
     const unit = total[peakAt] >= 2 ** 30 ? [2 ** 30, "GiB"] : total[peakAt] >= 2 ** 20 ? [2 ** 20, "MiB"] : [2 ** 10, "KiB"];
     pen.textBaseline = "middle"; pen.textAlign = "right"; pen.lineWidth = 1;
     for (const tick of roundSteps(0, top / unit[0], 7)) {
-      pen.strokeStyle = ink("--grid"); pen.beginPath(); pen.moveTo(f.left, y(tick * unit[0])); pen.lineTo(f.right, y(tick * unit[0])); pen.stroke();
+      line(f.left, y(tick * unit[0]), f.right, y(tick * unit[0]), ink("--grid"));
       pen.fillStyle = ink("--faint"); pen.fillText(label(tick), f.left - 7, y(tick * unit[0]));
     }
     pen.fillText(unit[1], f.left - 7, f.top - 14);
@@ -142,47 +155,58 @@
     pen.globalAlpha = 1;
     drawPhases(f, x, ink); drawAxis(f, x, ink); drawLines(f, y, top, ink); drawMarks(f, x, y, ink);
   }
+  function line(x0, y0, x1, y1, color, dash = []) {
+    pen.setLineDash(dash);
+    pen.strokeStyle = color;
+    pen.beginPath(); pen.moveTo(x0, y0); pen.lineTo(x1, y1); pen.stroke();
+    pen.setLineDash([]);
+  }
+  function haloed(text, x, y, ink) { // letters that stay readable on a band
+    pen.strokeStyle = ink("--paper"); pen.lineWidth = 3; pen.strokeText(text, x, y); pen.lineWidth = 1;
+    pen.fillStyle = ink("--ink"); pen.fillText(text, x, y);
+  }
   function drawPhases(f, x, ink) {
     pen.textAlign = "left"; pen.textBaseline = "alphabetic";
     for (const span of spans) {
       const x0 = Math.max(x(position(span.from)), f.left), x1 = Math.min(x(position(span.to)), f.right);
       if (x1 < f.left || x0 > f.right) continue;
-      if (span.from > 0 && x0 > f.left) { pen.strokeStyle = ink("--faint"); pen.setLineDash([2, 3]); pen.beginPath(); pen.moveTo(x0, f.top - 10); pen.lineTo(x0, f.bottom); pen.stroke(); pen.setLineDash([]); }
-      if (pen.measureText(span.phase).width + 8 < x1 - x0) { pen.fillStyle = ink("--faint"); pen.fillText(span.phase, x0 + 4, f.top - 8); }
+      if (span.from > 0 && x0 > f.left) line(x0, f.top - 10, x0, f.bottom, ink("--faint"), [2, 3]);
+      if (pen.measureText(span.phase).width + 8 >= x1 - x0) continue;
+      pen.fillStyle = ink("--faint");
+      pen.fillText(span.phase, x0 + 4, f.top - 8);
     }
   }
   function drawAxis(f, x, ink) {
-    const all = extent(), [scale, name] = !byTime ? [1, "events in order"] : all >= 1 ? [1, "time within the step, s"] : all >= 1e-3 ? [1e-3, "time within the step, ms"] : [1e-6, "time within the step, us"];
-    pen.strokeStyle = ink("--faint"); pen.fillStyle = ink("--faint"); pen.textAlign = "center"; pen.textBaseline = "top";
-    pen.beginPath(); pen.moveTo(f.left, f.bottom); pen.lineTo(f.right, f.bottom); pen.stroke();
+    const all = extent();
+    const [scale, unit] = !byTime || all >= 1 ? [1, "s"] : all >= 1e-3 ? [1e-3, "ms"] : [1e-6, "us"];
+    pen.fillStyle = ink("--faint"); pen.textAlign = "center"; pen.textBaseline = "top";
+    line(f.left, f.bottom, f.right, f.bottom, ink("--faint"));
     for (const tick of roundSteps((from * all) / scale, (to * all) / scale, 8)) {
       const at = x(tick * scale);
       if (at < f.left - 1 || at > f.right + 1) continue;
-      pen.beginPath(); pen.moveTo(at, f.bottom); pen.lineTo(at, f.bottom + 5); pen.stroke();
+      line(at, f.bottom, at, f.bottom + 5, ink("--faint"));
       pen.fillText(label(tick), at, f.bottom + 8);
     }
-    pen.fillText(name, (f.left + f.right) / 2, f.bottom + 26);
+    pen.fillText(byTime ? `time within the step, ${unit}` : "events in order", (f.left + f.right) / 2, f.bottom + 26);
   }
   function drawLines(f, y, top, ink) {
     pen.textAlign = "right"; pen.textBaseline = "alphabetic";
-    for (const line of data.lines) {
-      if (line.bytes > top) continue;
-      pen.setLineDash([7, 4]); pen.strokeStyle = ink("--ink"); pen.beginPath(); pen.moveTo(f.left, y(line.bytes)); pen.lineTo(f.right, y(line.bytes)); pen.stroke(); pen.setLineDash([]);
-      pen.strokeStyle = ink("--paper"); pen.lineWidth = 3; pen.strokeText(`${line.label}: ${bytes(line.bytes)}`, f.right - 6, y(line.bytes) - 5); pen.lineWidth = 1;
-      pen.fillStyle = ink("--ink"); pen.fillText(`${line.label}: ${bytes(line.bytes)}`, f.right - 6, y(line.bytes) - 5);
+    for (const mark of data.lines) {
+      if (mark.bytes > top) continue;
+      line(f.left, y(mark.bytes), f.right, y(mark.bytes), ink("--ink"), [7, 4]);
+      haloed(`${mark.label}: ${bytes(mark.bytes)}`, f.right - 6, y(mark.bytes) - 5, ink);
     }
   }
   function drawMarks(f, x, y, ink) {
     const at = (i) => Math.min(Math.max(x(position(i)), f.left), f.right);
     const inside = (i) => position(i) / extent() >= from - 1e-12 && position(i) / extent() <= to + 1e-12;
-    if (inside(cursor)) { pen.strokeStyle = ink("--ink"); pen.beginPath(); pen.moveTo(at(cursor), f.top); pen.lineTo(at(cursor), f.bottom); pen.stroke(); }
+    if (inside(cursor)) line(at(cursor), f.top, at(cursor), f.bottom, ink("--ink"));
     if (inside(peakAt)) {
       pen.fillStyle = ink("--ink"); pen.beginPath(); pen.arc(at(peakAt), y(visible[peakAt]), 4, 0, 7); pen.fill();
       const late = at(peakAt) > f.right - 130, all = shown.every((s) => s);
       const text = "peak " + bytes(total[peakAt]) + (all ? "" : `, ${bytes(visible[peakAt])} shown`);
       pen.textAlign = late ? "right" : "left"; pen.textBaseline = "alphabetic"; pen.font = "600 12px system-ui, sans-serif";
-      pen.strokeStyle = ink("--paper"); pen.lineWidth = 3; pen.strokeText(text, at(peakAt) + (late ? -9 : 9), y(visible[peakAt]) - 5); pen.lineWidth = 1;
-      pen.fillText(text, at(peakAt) + (late ? -9 : 9), y(visible[peakAt]) - 5);
+      haloed(text, at(peakAt) + (late ? -9 : 9), y(visible[peakAt]) - 5, ink);
     }
   }
 
@@ -208,7 +232,10 @@
   }
   function rowsAt(i, role) {
     const rows = [];
-    for (const [t, n] of aliveAt(i)) if (shown[tensors[t][1]] && (role < 0 || tensors[t][1] === role)) rows.push({ tensor: tensors[t], copies: n, size: tensors[t][3] * n });
+    for (const [t, n] of aliveAt(i)) {
+      const tensor = tensors[t];
+      if (shown[tensor[1]] && (role < 0 || tensor[1] === role)) rows.push({ tensor, copies: n, size: tensor[3] * n });
+    }
     return rows.sort((a, b) => b.size - a.size);
   }
   function operationAt(i) { // the next kernel of the segment, else the last one before
@@ -239,7 +266,10 @@
       const row = body.insertRow();
       cell(row, bytes(size), "number");
       const what = cell(row, `${copies > 1 ? copies + " x " : ""}${tensor[0]}${tensor[4] ? " " + tensor[4] : ""}${tensor[5] ? " " + tensor[5] : ""}`);
-      const where = document.createElement("div"); where.className = "faint"; where.textContent = tensor[2].replace(/\.(weight|bias)$/, ""); what.append(where);
+      const where = document.createElement("div");
+      where.className = "faint";
+      where.textContent = tensor[2].replace(/\.(weight|bias)$/, "");
+      what.append(where);
       what.style.borderLeft = `3px solid ${roles[tensor[1]].color}`; what.style.paddingLeft = "7px";
     }
     element("more").textContent = rows.length > 14 ? `and ${rows.length - 14} more, ${bytes(rows.slice(14).reduce((a, b) => a + b.size, 0))}` : "";
@@ -278,19 +308,29 @@
     if (!found || !found.row) { tip.style.visibility = "hidden"; return; }
     const { tensor, copies, size } = found.row;
     tip.replaceChildren();
-    const line = (text, kind) => { const div = document.createElement("div"); div.textContent = text; if (kind) div.className = kind; tip.append(div); };
+    const add = (text, kind) => {
+      const div = document.createElement("div");
+      div.textContent = text;
+      if (kind) div.className = kind;
+      tip.append(div);
+    };
     const name = document.createElement("b"); name.textContent = tensor[0]; tip.append(name);
-    line(`${copies > 1 ? `${copies} x ${bytes(tensor[3])} = ` : ""}${bytes(size)}${tensor[4] ? ", " + tensor[4] : ""}${tensor[5] ? " " + tensor[5] : ""}`);
-    if (tensor[2]) line(tensor[2]);
-    line(`${roles[tensor[1]].name}${tensor[6] ? " · " + tensor[6] : ""}`, "faint");
-    const op = operationAt(found.i); if (op) line("during " + op, "faint");
+    const each = copies > 1 ? `${copies} x ${bytes(tensor[3])} = ` : "";
+    add(`${each}${bytes(size)}${tensor[4] ? ", " + tensor[4] : ""}${tensor[5] ? " " + tensor[5] : ""}`);
+    if (tensor[2]) add(tensor[2]);
+    add([roles[tensor[1]].name, tensor[6]].filter(Boolean).join(" · "), "faint");
+    const op = operationAt(found.i);
+    if (op) add("during " + op, "faint");
     const box = canvas.getBoundingClientRect(), px = event.clientX - box.left, py = event.clientY - box.top;
     tip.style.visibility = "visible";
     tip.style.left = (px + 16 + tip.offsetWidth > box.width ? Math.max(px - 16 - tip.offsetWidth, 0) : px + 16) + "px";
     tip.style.top = Math.min(py + 14, box.height - tip.offsetHeight) + "px";
   }
   let drag = null;
-  canvas.addEventListener("pointerdown", (event) => { drag = { x: event.clientX, from, to, moved: false }; canvas.setPointerCapture(event.pointerId); });
+  canvas.addEventListener("pointerdown", (event) => {
+    drag = { x: event.clientX, from, to, moved: false };
+    canvas.setPointerCapture(event.pointerId);
+  });
   canvas.addEventListener("pointermove", (event) => {
     if (drag) {
       const f = layout(), shift = ((drag.x - event.clientX) / (f.right - f.left)) * (drag.to - drag.from);
@@ -328,28 +368,48 @@
     follow();
   }
   const bands = () => roles.map((_, r) => r).filter((r) => shown[r] && levels[r][cursor] > 0);
-  function nextBand(step) { const found = bands(), at = found.indexOf(band); band = at < 0 ? found[step > 0 ? 0 : found.length - 1] ?? -1 : found[at + step] ?? -1; refresh(); }
+  function nextBand(step) {
+    const found = bands(), at = found.indexOf(band);
+    band = (at < 0 ? found[step > 0 ? 0 : found.length - 1] : found[at + step]) ?? -1;
+    refresh();
+  }
   const keys = {
-    ArrowRight: (e) => move(e.shiftKey ? 20 : 1), ArrowLeft: (e) => move(e.shiftKey ? -20 : -1), ArrowUp: () => nextBand(1), ArrowDown: () => nextBand(-1),
+    ArrowRight: (e) => move(e.shiftKey ? 20 : 1), ArrowLeft: (e) => move(e.shiftKey ? -20 : -1),
+    ArrowUp: () => nextBand(1), ArrowDown: () => nextBand(-1),
     "+": () => zoom(0.6, place(cursor)), "=": () => zoom(0.6, place(cursor)), "-": () => zoom(1 / 0.6, place(cursor)), 0: () => view(0, 1),
-    Home: () => { cursor = 0; follow(); }, End: () => { cursor = count; follow(); }, p: () => { cursor = peakAt; follow(); }, Escape: () => { band = -1; tip.style.visibility = "hidden"; refresh(); },
+    Home: () => { cursor = 0; follow(); }, End: () => { cursor = count; follow(); }, p: () => { cursor = peakAt; follow(); },
+    Escape: () => { band = -1; tip.style.visibility = "hidden"; refresh(); },
   };
-  canvas.addEventListener("keydown", (event) => { const act = keys[event.key]; if (act && !event.ctrlKey && !event.metaKey && !event.altKey) { event.preventDefault(); act(event); } });
+  canvas.addEventListener("keydown", (event) => {
+    const act = keys[event.key];
+    if (!act || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    act(event);
+  });
   element("in").onclick = () => zoom(0.6, place(cursor));
   element("out").onclick = () => zoom(1 / 0.6, place(cursor));
   element("all").onclick = () => view(0, 1);
   element("peak").onclick = () => { cursor = peakAt; follow(); };
   element("axis").hidden = !timed;
-  element("axis").onclick = (event) => { byTime = !byTime; from = 0; to = 1; event.target.textContent = byTime ? "show events in order" : "show time"; refresh(); };
+  element("axis").onclick = (event) => {
+    byTime = !byTime;
+    event.target.textContent = byTime ? "show events in order" : "show time";
+    view(0, 1);
+  };
 
   // ------------------------------------------------------------ legend, top of the stack first
   const legend = element("legend");
   for (let r = numRoles - 1; r >= 0; r--) {
-    const item = document.createElement("li"), button = document.createElement("button"), swatch = document.createElement("i"), name = document.createElement("span"), amount = document.createElement("span");
+    const [item, button, swatch, name, amount] = ["li", "button", "i", "span", "span"].map((kind) => document.createElement(kind));
     button.type = "button"; button.setAttribute("aria-pressed", "true"); button.title = "show or hide " + roles[r].name;
     swatch.style.background = roles[r].color; name.textContent = roles[r].name; amount.id = "amount" + r; amount.className = "number";
     button.append(swatch, name, amount);
-    button.onclick = () => { shown[r] = !shown[r]; button.setAttribute("aria-pressed", String(shown[r])); sumVisible(); refresh(); };
+    button.onclick = () => {
+      shown[r] = !shown[r];
+      button.setAttribute("aria-pressed", String(shown[r]));
+      sumVisible();
+      refresh();
+    };
     item.append(button); legend.append(item);
   }
   window.addEventListener("resize", refresh);
