@@ -23,12 +23,16 @@ class Stack(Record):
     """`logits[..., :-1, :].contiguous()` before the loss (transformers before 4.50)."""
     logits_upcast_in_model: bool = False
     """The model itself upcasts (`logits = logits.float()` in forward, transformers before 4.46) and returns the copy."""
+    outputs_to_fp32: bool = False
+    """Under autocast the returned 16-bit logits are copied to fp32 after the forward (accelerate, and so the Trainer)."""
     output_chunks: int = 0
     """A chunked loss gets the logits as a list of so many chunks (torchtune); 0: head and loss run chunk by chunk in one operation."""
     logits_held: bool = False
     """The caller keeps the returned logits through the backward."""
     cross_entropy: str = "chain"
     """'chain' is log_softmax and nll_loss; 'in place' one kernel each way that writes the gradient over the logits (unsloth's)."""
+    scan_kernels: bool = False
+    """The optional kernels of state-space layers (mamba_ssm, causal_conv1d, fla) are installed."""
     rms_norm: str = "eager"
     """'eager' is the chain of small ops, 'fused' is F.rms_norm, 'in place' unsloth's kernel: its gradient overwrites the incoming one and the weight gets none."""
     rotary: str = "eager"
@@ -67,17 +71,17 @@ def _with_trl(row: Stack) -> Stack:
 
 _HF_445 = Stack(
     name="hf-4.45", meaning="transformers 4.38 to 4.45 with its Trainer", source="transformers 4.45.2 models/llama/modeling_llama.py LlamaForCausalLM.forward, trainer.py; peft 0.13.2; bitsandbytes 0.43.3",
-    transformers=(4, 45), reentrant_checkpointing=True, default_optimizer="adamw-foreach", logits_shift_copy=True, logits_upcast_in_model=True,
+    transformers=(4, 45), outputs_to_fp32=True, reentrant_checkpointing=True, default_optimizer="adamw-foreach", logits_shift_copy=True, logits_upcast_in_model=True,
 )  # fmt: skip
 _HF_448 = Stack(
     name="hf-4.48", meaning="transformers 4.46 to 4.49 with its Trainer", source="transformers 4.48.1 loss/loss_utils.py ForCausalLMLoss, trainer.py; peft 0.13.2; bitsandbytes 0.43.3",
-    transformers=(4, 48), reentrant_checkpointing=True, default_optimizer="adamw-foreach", logits_shift_copy=True,
+    transformers=(4, 48), outputs_to_fp32=True, reentrant_checkpointing=True, default_optimizer="adamw-foreach", logits_shift_copy=True,
 )  # fmt: skip
 
 STACKS: dict[str, Stack] = {
     row.name: row
     for row in (
-        Stack(name="hf", meaning="transformers 5 with its Trainer or TRL", source="transformers 5.23"),
+        Stack(name="hf", scan_kernels=True, meaning="transformers 5 with its Trainer or TRL", source="transformers 5.23", outputs_to_fp32=True),
         Stack(name="hf-bare", meaning="a bare loop over transformers 5: torch's AdamW, outputs dropped before the backward", source="transformers 5.23", default_optimizer="adamw-foreach"),
         Stack(
             name="megatron", meaning="mixed precision with fp32 masters and fp32 gradient buffers: 2 + 4 + 4 + 8 = 18 bytes a parameter", source="Megatron-LM optimizer/optimizer.py Float16OptimizerWithFloat16Params, distributed/param_and_grad_buffer.py",

@@ -36,3 +36,36 @@ def patch_projection(
         backward_costs=(Gemm(width, inner, rows, weight.dtype), Move(traffic(result))) if needs else (),
     )
     return result
+
+
+def causal_convolution(t: Tape, x: Value, name: str, channels: Size, kernel: int, *, bias: bool = True) -> Value:
+    """A depthwise convolution over time padded on both sides, cut to the length, SiLU: transformers' causal_conv1d_fn without its kernel.
+
+    x has axes (rows, channels, length); the convolution's output is `kernel` - 1 longer and is kept, as SiLU's input.
+    """
+    from napkinmath.ops.elementwise import silu
+    from napkinmath.ops.index import slice_of
+
+    rows, _, length = x.axes
+    with t.scope(name):
+        weight = t.weight("weight", (channels, 1, kernel), kind="conv").value
+        parameters = [weight] + ([t.weight("bias", (channels,), kind="bias").value] if bias else [])
+        axes = (rows, channels, length + (kernel - 1))
+        inputs = [x, *parameters]
+        needing = [v for v in (x, *parameters) if v.requires_grad]
+        padded = Value(t.tensor("convolved", axes, weight.dtype), axes, weight.dtype, bool(needing))
+        gradients = [Gradient(v, t.gradient_of(v)) for v in needing]
+        saves = [v.tensor for v, kept in ((x, weight.requires_grad), (weight, x.requires_grad)) if kept]
+        cost = Move((1 + kernel) * traffic(x))
+        t.append(
+            "conv1d",
+            inputs,
+            (padded,),
+            forward=((ALLOC, padded.tensor),),
+            saves=saves,
+            costs=(cost,),
+            backward=tuple((ALLOC, g.tensor) for g in gradients if g.tensor),
+            gradients=gradients,
+            backward_costs=(cost, cost) if needing else (),
+        )
+    return silu(t, slice_of(t, padded, x.axes))

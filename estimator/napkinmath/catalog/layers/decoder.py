@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from napkinmath.catalog.layers.norm import Norm
+from napkinmath.dtypes import FP32
 from napkinmath.ledger import Value
 from napkinmath.model_spec import Part
-from napkinmath.ops.elementwise import add, dropout, scale
+from napkinmath.ops.elementwise import add, cast, dropout, scale
 from napkinmath.tape import Tape
 
 TYPE_CHECKING = False
@@ -35,6 +36,8 @@ class DecoderLayer(Part):
     holds_attention: bool = False
     """Names of their own keep the first norm's and the attention's output alive to the end (StableLM, Falcon)."""
 
+    norms_last: bool = False
+    """Each norm follows the residual's sum (OPT 350M)."""
     names_outputs: bool = False
     """Norm and sublayer outputs are alive under names of their own as the residual is added, the attention's to the end (GPT-2)."""
 
@@ -46,7 +49,7 @@ class DecoderLayer(Part):
     def _residual(self, t: Tape, x: Value, part: Sublayer, which: int, shared: dict[str, Value]) -> Value:
         with t.scope() as frame:
             frame.local(x)
-            normed = self.norm.record(t, x, self.names[which]) if self.names[which] else x
+            normed = self.norm.record(t, x, self.names[which]) if self.names[which] and not self.norms_last else x
             out = part.record(t, normed, shared)
             if self.holds_attention and not which:
                 t.keep(normed, out)
@@ -62,7 +65,8 @@ class DecoderLayer(Part):
             if self.scaled:
                 frame.local(out)
                 out = scale(t, out)
-            return add(t, x, out)
+            total = add(t, x, out)
+        return self.norm.record(t, total, self.names[which]) if self.norms_last else total
 
 
 class ParallelLayer(Part):
@@ -94,3 +98,21 @@ class ParallelLayer(Part):
             if self.residual_last:
                 return add(t, add(t, attended, fed), x)
             return add(t, add(t, x, attended), fed)
+
+
+class MixerLayer(Part):
+    """residual + mixer(norm), the residual in fp32 where the config says so (MambaBlock)."""
+
+    mixer: Sublayer
+    norm: Norm = Norm()
+    name: str = "norm"
+    residual_in_fp32: bool = False
+
+    def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
+        assert x is not None
+        with t.scope() as frame:
+            frame.local(x)
+            normed = self.norm.record(t, cast(t, x, t.policy.parameter_dtype("norm")), self.name)
+            residual = cast(t, x, FP32) if self.residual_in_fp32 else x
+            frame.local(residual)
+            return add(t, residual, self.mixer.record(t, normed, shared))
