@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from napkinmath.catalog.layers.norm import Norm
 from napkinmath.catalog.layers.symbols import v
+from napkinmath.costs import Move, traffic
 from napkinmath.dtypes import FP32
-from napkinmath.ledger import Role, Value
+from napkinmath.expr import Size
+from napkinmath.ledger import ALLOC, FREE, Role, Value
 from napkinmath.model_spec import Part
 from napkinmath.ops.elementwise import cast, copy, scale, tanh
 from napkinmath.ops.index import slice_of
@@ -28,6 +30,9 @@ class CausalLmHead(Part):
     """Logits are multiplied or divided by a number (Granite, Cohere)."""
     capped: bool = False
     """Logits pass through a tanh (Gemma 2)."""
+    project_out: Size = 0
+    """Width to which a linear narrows the hidden states before the head (OPT 350M)."""
+    project_name: str = ""
     shared_loss_since: tuple[int, int] = (4, 46)
     """Version of transformers since which this model's loss is loss_utils.ForCausalLMLoss; before, its own forward computed it."""
     own_loss_upcasts: bool = True
@@ -38,6 +43,8 @@ class CausalLmHead(Part):
         with t.scope() as frame:
             frame.local(x)
             hidden = self.norm.record(t, x, self.norm_name) if self.norm else x
+            if self.project_out:
+                hidden = linear(t, hidden, self.project_name, self.project_out)
         stack = t.policy.stack
         with t.scope() as frame:
             frame.local(hidden)
@@ -56,7 +63,16 @@ class CausalLmHead(Part):
             if own and self.own_loss_upcasts:
                 logits = cast(t, logits, FP32, role=Role.LOGITS)
             frame.local(logits)
-            if not own and stack.logits_upcast:
+            loss = self._loss(t, logits, shared, upcast=not own and stack.logits_upcast)
+            if stack.outputs_to_fp32 and t.policy.autocast is not None and logits.dtype is not FP32:
+                wide_outputs(t, logits)
+        return loss
+
+    def _loss(self, t: Tape, logits: Value, shared: dict[str, Value], *, upcast: bool) -> Value:
+        """The loss function: its locals die when it returns."""
+        stack = t.policy.stack
+        with t.scope() as frame:
+            if upcast:
                 logits = cast(t, logits, FP32, role=Role.LOGITS)
                 frame.local(logits)
             if stack.logits_shift_copy:
@@ -85,3 +101,9 @@ class CausalLmHead(Part):
             return None
         with t.scope(self.name):
             return t.weight("weight", (v, hidden.axes[-1]), kind="head", tied_to=self.tied_to)
+
+
+def wide_outputs(t: Tape, logits: Value) -> None:
+    """accelerate's fp32 copy of what an autocast forward returns, gone before the backward (utils/operations.py convert_outputs_to_fp32)."""
+    made = t.tensor("returned logits in fp32", logits.axes, FP32, Role.LOGITS)
+    t.append("outputs to fp32", (logits,), (), forward=((ALLOC, made), (FREE, made)), costs=(Move(3 * traffic(logits)),))
