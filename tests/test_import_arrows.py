@@ -23,7 +23,7 @@ LAYERS = (
     ("simulate", "schedule", "flops", "allocator"),
     ("estimate", "answers", "accuracy", "sweep", "inference", "inputs", "calibration"),
     ("report",),
-    ("cli",),
+    ("cli", "__main__"),
 )
 
 

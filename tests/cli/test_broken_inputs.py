@@ -69,7 +69,7 @@ def test_broken_input_through_a_real_process(case: Broken, tmp_path: Path) -> No
 
 def run(argv: list[str], **options: object) -> subprocess.CompletedProcess[bytes]:
     """The command line in a process of its own."""
-    code = "import sys; from napkinmath.cli.main import main; sys.exit(main())"
+    code = "from napkinmath.cli.main import entry; entry()"
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "estimator")}
     return subprocess.run([sys.executable, "-c", code, *argv], capture_output=True, env=environment, timeout=60, **options)  # type: ignore[call-overload]
 

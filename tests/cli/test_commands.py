@@ -16,7 +16,7 @@ from napkinmath.cli.listing import print_rows
 from napkinmath.cli.main import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
-CODE = "import sys; from napkinmath.cli.main import main; sys.exit(main())"
+CODE = "from napkinmath.cli.main import entry; entry()"
 
 
 def test_report_of_the_readme_command() -> None:

@@ -81,7 +81,7 @@ EFFECTS: list[tuple[str, str, object]] = [
     ("--checkpointing full --reentrant", "recompute.reentrant", True),
     ("--offload optimizer,activations", "offload.optimizer", True),
     ("--offload optimizer,activations", "offload.activations", True),
-    ("--offload params", "offload.parameters", True),
+    ("--lora --offload params", "offload.parameters", True),
     ("--offload optimizer --no-pinned", "offload.pinned", False),
     ("--attention eager", "attention", Attention.EAGER),
     ("--attention flash_attention_2", "attention", Attention.FLASH2),

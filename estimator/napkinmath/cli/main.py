@@ -60,6 +60,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _explained(error)
 
 
+def entry() -> None:
+    """The console script: main() in a process that is short, so that nothing is collected on the way or at its end."""
+    import gc
+
+    gc.disable()
+    code = main()
+    gc.freeze()
+    sys.exit(code)
+
+
 def _explained(error: Exception) -> int:
     """One line for an error, and its exit code; what is our own mistake says so."""
     if isinstance(error, NapkinError):
@@ -80,9 +90,17 @@ def _run(arguments: list[str]) -> int:
     if arguments and not arguments[0].startswith("-"):
         name = arguments[0]
         if name in COMMANDS:
+            _collect_again()
             return _load(name, COMMANDS[name][0])(arguments[1:]) or 0
         _refuse_unknown(name)
     return _load("", DEFAULT)(arguments) or 0
+
+
+def _collect_again() -> None:
+    """Commands other than the estimate may run for long."""
+    import gc
+
+    gc.enable()
 
 
 def _load(name: str, target: str) -> Callable[[list[str]], int | None]:
