@@ -52,4 +52,11 @@ TINY: dict[str, Config] = {
     "gpt2": {"model_type": "gpt2", **GPT_LIKE},
     "gpt2_no_dropout": {"model_type": "gpt2", **GPT_LIKE, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
     "gpt_bigcode": {"model_type": "gpt_bigcode", **GPT_LIKE, "attn_pdrop": 0.0},
+    "gpt_neo": {"model_type": "gpt_neo", "hidden_size": 256, "num_heads": 8, "num_layers": 4, "attention_types": [[["global", "local"], 2]], "window_size": 48, "vocab_size": 1000, "max_position_embeddings": 512},
+    "gptj": {"model_type": "gptj", **GPT_LIKE, "rotary_dim": 16},
+    "codegen": {"model_type": "codegen", **GPT_LIKE, "rotary_dim": 16},
+    "opt": {"model_type": "opt", "hidden_size": 256, "num_attention_heads": 8, "ffn_dim": 704, "num_hidden_layers": 3, "vocab_size": 1000, "max_position_embeddings": 512, "word_embed_proj_dim": 256},
+    "opt_projected": {"model_type": "opt", "hidden_size": 256, "num_attention_heads": 8, "ffn_dim": 704, "num_hidden_layers": 3, "vocab_size": 1000, "max_position_embeddings": 512, "word_embed_proj_dim": 128, "do_layer_norm_before": False, "dropout": 0.0},
+    "xglm": {"model_type": "xglm", "d_model": 256, "attention_heads": 8, "ffn_dim": 704, "num_layers": 3, "vocab_size": 1000, "max_position_embeddings": 512, "dropout": 0.0},
+    "biogpt": {"model_type": "biogpt", **LLAMA_LIKE},
 }

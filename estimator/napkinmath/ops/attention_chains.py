@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from napkinmath.costs import Gemm, Move, traffic
-from napkinmath.dtypes import FP32
+from napkinmath.dtypes import BOOL, FP32
 from napkinmath.expr import Size
 from napkinmath.ledger import ALLOC, FREE, Gradient, Role, Value
 from napkinmath.ops.attention import dense_operand, rows_first
@@ -126,3 +126,23 @@ def _scale_in_place(t: Tape, x: Value) -> Value:
     return out
 
 
+
+
+def clamped_scores(t: Tape, q: Value, k: Value, v: Value, *, mask: Value | None, dropout_p: float = 0.0) -> Value:
+    """XGLM: unscaled scores plus mask, no less than the type's least number; softmax in the model's type (models/xglm XGLMAttention.forward)."""
+    rows, heads, length, size = q.axes
+    scores = (rows, heads, length, length)
+    with t.scope() as frame:
+        left, right, values = (dense_operand(t, x, dense=False) for x in (q, k, v))
+        frame.local(left, right, values)
+        weights = bmm(t, left, right, rows * heads, length, length, size, scores, name="q k^T")
+        if mask is not None:
+            weights = _masked(t, weights, mask)
+            halves = (t.tensor("equal", scores, BOOL, Role.WORKSPACE), t.tensor("less", scores, BOOL, Role.WORKSPACE), t.tensor("half of the gradient", scores, weights.dtype, Role.WORKSPACE))
+            weights = t.op("maximum", (weights,), scores, weights.dtype, saves=(weights,), gradients=(LIKE,), backward_temporaries=halves, costs=(Move(2 * traffic(weights)),), backward_costs=(Move(6 * traffic(weights), 4),))  # fmt: skip
+        frame.local(weights)
+        weights = softmax(t, weights)
+        t.keep(weights)
+        probabilities = dropout(t, weights, dropout_p)
+        frame.local(weights, probabilities)
+        return rows_first(t, bmm(t, probabilities, values, rows * heads, length, size, length, q.axes, name="scores v"))

@@ -69,10 +69,13 @@ class PlainMlp(Record):
     names: tuple[str, str] = ("fc1", "fc2")
     scope: str = "mlp"
     dropout: float = 0.0
+    inner_dropout: float = 0.0
+    """Dropout between activation and second linear."""
 
     def record(self, t: Tape, x: Value, shared: dict[str, Value]) -> Value:
         """Feed-forward of x."""
         with t.scope(self.scope) as frame:
             frame.local(x)
             middle = activate(t, linear(t, x, self.names[0], self.width, bias=self.bias), self.activation)
+            middle = dropout(t, middle, self.inner_dropout)
             return dropout(t, linear(t, middle, self.names[1], x.axes[-1], bias=self.bias), self.dropout)

@@ -22,6 +22,8 @@ class NormKind(str, Enum):
     LAYER_NO_BIAS = "layer_no_bias"
     LAYER_PLAIN = "layer_plain"
     """No parameters, in fp32 (OLMo)."""
+    LAYER_NO_AFFINE = "layer_no_affine"
+    """No parameters."""
     LAYER_EAGER = "layer_eager"
     """Operation by operation in fp32, no bias (Cohere)."""
     LAYER_ONE_PLUS = "layer_one_plus"
@@ -55,4 +57,4 @@ class Norm(Record):
             return layer_norm_plain(t, x, name=name)
         if self.kind is NormKind.LAYER_ONE_PLUS:
             return layer_norm_one_plus(t, x, name=name)
-        return layer_norm(t, x, name=name, bias=self.kind is NormKind.LAYER)
+        return layer_norm(t, x, name=name, bias=self.kind is NormKind.LAYER, affine=self.kind is not NormKind.LAYER_NO_AFFINE)
