@@ -206,7 +206,8 @@
       const late = at(peakAt) > f.right - 130, all = shown.every((s) => s);
       const text = "peak " + bytes(total[peakAt]) + (all ? "" : `, ${bytes(visible[peakAt])} shown`);
       pen.textAlign = late ? "right" : "left"; pen.textBaseline = "alphabetic"; pen.font = "600 12px system-ui, sans-serif";
-      haloed(text, at(peakAt) + (late ? -9 : 9), y(visible[peakAt]) - 5, ink);
+      const height = y(visible[peakAt]), crowded = data.lines.some((mark) => height - y(mark.bytes) >= 0 && height - y(mark.bytes) < 20);
+      haloed(text, at(peakAt) + (late ? -9 : 9), height + (crowded ? 15 : -5), ink);
     }
   }
 

@@ -19,7 +19,8 @@ STYLE = """
 text{font:12px system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",sans-serif;fill:#1d2733}
 .paper{fill:#ffffff}.title{font-size:18px;font-weight:600}.faint{fill:#5c6873}.bold{font-weight:600}
 .grid{stroke:#dfe4e8}.axis{stroke:#8a949d}.phase{stroke:#8a949d;stroke-dasharray:2 3}.hover{fill:none;pointer-events:all}
-.line{stroke:#1d2733;stroke-width:1.2;stroke-dasharray:7 4}.halo{paint-order:stroke;stroke:#ffffff;stroke-width:3px}.under{stroke:#ffffff;stroke-width:3;stroke-opacity:.75}.dot{fill:#1d2733}
+.line{stroke:#1d2733;stroke-width:1.2;stroke-dasharray:7 4}.dot{fill:#1d2733}
+.halo{paint-order:stroke;stroke:#ffffff;stroke-width:3px}.under{stroke:#ffffff;stroke-width:3;stroke-opacity:.75}
 @media (prefers-color-scheme:dark){text,.dot{fill:#e4e9ed}.paper{fill:#14191f}.faint{fill:#a3aeb8}
 .grid{stroke:#2b333b}.axis,.phase{stroke:#75818c}.line{stroke:#e4e9ed}.halo,.under{stroke:#14191f}}
 """
@@ -152,8 +153,8 @@ def _lines(p: Picture, frame: Frame) -> list[str]:
     parts: list[str] = []
     for line in p.lines:
         y = frame.y(line.nbytes)
-        label = text(frame.right - 6, y - 5, f"{line.label}: {format_bytes(line.nbytes)}", kind="halo", anchor="end")
         ends = f'x1="{frame.left}" x2="{frame.right}" y1="{y:.1f}" y2="{y:.1f}"'
+        label = text(frame.right - 6, y - 5, f"{line.label}: {format_bytes(line.nbytes)}", kind="halo", anchor="end")
         parts.append(f'<line class="under" {ends}/><line class="line" {ends}/>{label}')
     return parts
 
@@ -176,10 +177,10 @@ def _panel(p: Picture) -> list[str]:
 
 
 def _peak(p: Picture, frame: Frame) -> str:
-    """A dot at the peak and its size."""
+    """A dot at the peak and its size, below the dot where a line runs just above it."""
     x, y = frame.x(p.columns.peak_x), frame.y(p.peak_nbytes)
     label = f"peak {format_bytes(p.peak_nbytes)}"
     late = x + 10 + len(label) * CHARACTER > frame.right
-    return f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="4"/>' + text(
-        x - 9 if late else x + 9, y - 4, label, kind="bold", anchor="end" if late else "start"
-    )
+    crowded = any(0 <= y - frame.y(line.nbytes) < 20 for line in p.lines)
+    name = text(x - 9 if late else x + 9, y + 15 if crowded else y - 4, label, kind="bold halo", anchor="end" if late else "start")
+    return f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="4"/>{name}'
