@@ -1,4 +1,41 @@
 """Training kernels for QLoRA, attention, losses, norms and checkpointing: Triton on a GPU, torch on a CPU.
 
-Importing this package loads torch, and Triton only on the first launch. Nothing is patched by importing it.
+    from napkinmath_kernels import patch, unpatch
+    print(patch(model))                  # a Hugging Face llama, mistral, qwen2/3, gemma2/3, phi3 or mixtral, with PEFT on top or not
+
+Names are loaded when first used; torch comes with the first op, Triton with the first launch. Nothing is patched by importing.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_HOMES = {
+    "backend": ("Backend", "use_backend"),
+    "checkpoint": ("HostStore", "LayerOption", "Plan", "Recompute", "TiledMLP", "checkpoint_layers", "plan_layers"),
+    "cross_entropy": ("LinearCrossEntropy", "linear_cross_entropy"),
+    "errors": ("KernelInputError",),
+    "flash_attention": ("FlashAttention", "flash_attention"),
+    "gated": ("GatedActivation", "geglu", "swiglu"),
+    "layer_norm": ("LayerNorm", "layer_norm"),
+    "nf4": ("QuantizedWeight", "dequantize", "quantize"),
+    "patching": ("PatchReport", "patch", "unpatch"),
+    "qlora": ("FrozenLinear", "LoraAdapter", "QLoRALinear", "QLoRAQKV", "qlora_linear", "qlora_linears"),
+    "qlora_mlp": ("QLoRAMLP", "qlora_mlp"),
+    "rms_norm": ("RMSNorm", "rms_norm"),
+    "rope": ("RotaryEmbedding", "rope"),
+    "weight_buffer": ("WeightBuffer",),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+__all__ = sorted(_HOME_OF)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

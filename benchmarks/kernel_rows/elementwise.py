@@ -1,0 +1,131 @@
+"""Norms, SwiGLU and RoPE against the copy bandwidth, torch and Liger."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from napkinmath_kernels import costs
+from napkinmath_kernels.gated import swiglu
+from napkinmath_kernels.layer_norm import layer_norm
+from napkinmath_kernels.rms_norm import rms_norm
+from napkinmath_kernels.rope import rope
+
+from kernel_rows.timing import Case, Goal
+
+COPY = Goal(">= 0.80 of copy bandwidth", 0.80)
+
+
+def _liger(path: str, name: str) -> tuple[Any, str]:
+    try:
+        return getattr(__import__(path, fromlist=[name]), name), ""
+    except ImportError as error:
+        return None, f"liger-kernel is not installed ({error})"
+
+
+def _backward(function: Any) -> Any:
+    """A call that runs forward and backward with a fixed upstream gradient."""
+
+    def call(inputs: tuple[Any, ...]) -> Any:
+        *arguments, upstream = inputs
+        leaves = [x for x in arguments if x.requires_grad]
+        outputs = function(*arguments)
+        return torch.autograd.grad(outputs, leaves, upstream)
+
+    return call
+
+
+def cases(device: torch.device, tiny: bool) -> list[Case]:
+    """Forward and forward + backward at 8,192 tokens of an 8B model."""
+    rows, hidden, width = (8, 64, 128) if tiny else (8192, 4096, 14336)
+    found = []
+    x = lambda n: torch.randn(rows, n, device=device).bfloat16()  # noqa: E731
+    weight = torch.randn(hidden, device=device).bfloat16()
+    norm = costs.rms_norm(rows, hidden, "bf16", trains_weight=False)
+    layer = costs.layer_norm(rows, hidden, "bf16", trains_parameters=False)
+    gate = costs.gated(rows, width, "bf16")
+    liger_norm, no_norm = _liger("liger_kernel.ops.rms_norm", "LigerRMSNormFunction")
+    liger_swiglu, no_swiglu = _liger("liger_kernel.ops.swiglu", "LigerSiLUMulFunction")
+    torch_norm = lambda x: torch.nn.functional.rms_norm(x, (hidden,), weight, 1e-6)  # noqa: E731
+    torch_layer = lambda x: torch.nn.functional.layer_norm(x, (hidden,), weight)  # noqa: E731
+    plain_swiglu = lambda g, u: torch.nn.functional.silu(g) * u  # noqa: E731
+    table = (
+        (
+            "rms_norm",
+            hidden,
+            1,
+            norm,
+            lambda x: rms_norm(x, weight),
+            {"torch": torch_norm},
+            liger_norm and (lambda x: liger_norm.apply(x, weight, 1e-6)),
+            no_norm,
+        ),
+        ("layer_norm", hidden, 1, layer, lambda x: layer_norm(x, weight), {"torch": torch_layer}, None, ""),
+        ("swiglu", width, 2, gate, swiglu, {"torch": plain_swiglu}, liger_swiglu and liger_swiglu.apply, no_swiglu),
+    )
+    for op, columns, num_inputs, cost, ours, peers, liger, reason in table:
+        contestants = {"napkinmath": ours, **peers, **({"liger": liger} if liger else {})}
+        absent = {"liger": reason} if reason else {}
+        goals = {"copy": COPY, "liger": Goal(">= 1.0x Liger", 1.0)} if op != "layer_norm" else {"copy": COPY}
+
+        def make(columns: int = columns, num_inputs: int = num_inputs, upstream: bool = False) -> Any:
+            inputs = tuple(x(columns).requires_grad_(upstream) for _ in range(num_inputs))
+            return (*inputs, x(columns)) if upstream else inputs
+
+        forward = {name: (lambda inputs, f=f: f(*inputs)) for name, f in contestants.items()}
+        both = {name: _backward(f) for name, f in contestants.items()}
+        size = rows * columns * 2 * num_inputs
+        found.append(
+            Case(
+                f"{op} forward",
+                f"{rows}x{columns}",
+                make,
+                forward,
+                size,
+                cost.forward_traffic_bytes,
+                goals=goals,
+                absent=absent,
+                graphed=True,
+            )
+        )
+        traffic = cost.forward_traffic_bytes + cost.backward_traffic_bytes
+        make_both = lambda make=make: make(upstream=True)  # noqa: E731
+        found.append(
+            Case(f"{op} fwd+bwd", f"{rows}x{columns}", make_both, both, 2 * size, traffic, goals=goals, absent=absent, graphed=True)
+        )
+    found.append(_rope_case(device, tiny))
+    return found
+
+
+def _rope_case(device: torch.device, tiny: bool) -> Case:
+    batch, tokens, q_heads, k_heads, size = (1, 8, 4, 2, 16) if tiny else (4, 2048, 32, 8, 128)
+    angle = torch.rand(1, tokens, size, device=device)
+    cos, sin = angle.cos(), angle.sin()
+    make = lambda: tuple(torch.randn(batch, tokens, heads, size, device=device).bfloat16().transpose(1, 2) for heads in (q_heads, k_heads))  # noqa: E731
+
+    def plain(inputs: tuple[Any, ...]) -> Any:
+        from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+        return apply_rotary_pos_emb(*inputs, cos.bfloat16(), sin.bfloat16())
+
+    liger, reason = _liger("liger_kernel.ops.rope", "LigerRopeFunction")
+    contestants = {
+        "napkinmath": lambda inputs: rope(*inputs, cos, sin),
+        "napkinmath in place": lambda inputs: rope(*inputs, cos, sin, inplace=True),
+        "transformers": plain,
+        **({"liger": lambda inputs: liger.apply(*inputs, cos.bfloat16(), sin.bfloat16())} if liger else {}),
+    }
+    cost = costs.rope(batch, q_heads, k_heads, tokens, size, "bf16")
+    goals = {"copy": COPY, "liger": Goal(">= 1.0x Liger", 1.0)}
+    absent = {"liger": reason} if reason else {}
+    num_bytes = batch * (q_heads + k_heads) * tokens * size * 2
+    return Case(
+        "rope",
+        f"{batch}x{tokens} {q_heads}+{k_heads} heads",
+        make,
+        contestants,
+        num_bytes,
+        cost.forward_traffic_bytes,
+        goals=goals,
+        absent=absent,
+    )

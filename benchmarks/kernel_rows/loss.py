@@ -1,0 +1,52 @@
+"""The chunked loss of a frozen 128,256-token head against eager logits, Liger and cut-cross-entropy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from napkinmath_kernels import costs
+from napkinmath_kernels.cross_entropy import linear_cross_entropy
+
+from kernel_rows.timing import Case, Goal
+
+
+def _eager(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy((hidden @ weight.t()).float(), targets)
+
+
+def cases(device: torch.device, tiny: bool) -> list[Case]:
+    """Forward + backward to the hidden states, 8,192 tokens."""
+    tokens, hidden, vocabulary = (8, 16, 100) if tiny else (8192, 4096, 128256)
+    weight = (torch.randn(vocabulary, hidden, device=device) / hidden**0.5).bfloat16()
+    contestants: dict[str, Any] = {"napkinmath": linear_cross_entropy, "eager": _eager}
+    absent: dict[str, str] = {}
+    try:
+        from liger_kernel.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction as Liger
+
+        contestants["liger"] = lambda h, w, t: Liger.apply(h, w, t)[0]
+    except ImportError:
+        absent["liger"] = "liger-kernel is not installed"
+    try:
+        from cut_cross_entropy import linear_cross_entropy as cut
+
+        contestants["cut-cross-entropy"] = lambda h, w, t: cut(h, w, t)
+    except ImportError:
+        absent["cut-cross-entropy"] = "not installed"
+
+    def make() -> Any:
+        h = torch.randn(tokens, hidden, device=device).bfloat16().requires_grad_()
+        return h, torch.randint(0, vocabulary, (tokens,), device=device)
+
+    calls = {
+        name: (lambda inputs, f=f: torch.autograd.grad(f(inputs[0], weight, inputs[1]), (inputs[0],))) for name, f in contestants.items()
+    }
+    cost = costs.linear_cross_entropy(tokens, hidden, vocabulary, "bf16")
+    goals = {
+        "eager": Goal("time <= 1.1x eager (speed >= 0.909x)", 1 / 1.1),
+        "memory:eager": Goal("peak <= 1/10 of eager", 0.1, at_most=True),
+        "liger": Goal(">= 1.5x Liger's default", 1.5),
+        "cut-cross-entropy": Goal(">= 1.3x cut-cross-entropy", 1.3),
+    }
+    shape = f"{tokens}x{hidden}, vocabulary {vocabulary}, frozen head"
+    return [Case("linear cross-entropy", shape, make, calls, tokens * hidden * 2, flops=cost.forward_flops, goals=goals, absent=absent)]

@@ -1,0 +1,120 @@
+"""NF4 decoding against bitsandbytes, and the QLoRA linear against PEFT + bitsandbytes and unsloth."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from napkinmath_kernels import costs
+from napkinmath_kernels.nf4 import QuantizedWeight, dequantize
+from napkinmath_kernels.qlora import qlora_linear
+
+from kernel_rows.environment import version_of
+from kernel_rows.timing import Case, Goal
+
+UNSLOTH_VERSION = "2026.10.9"
+
+
+def _quantized(rows: int, columns: int, device: torch.device) -> tuple[torch.Tensor, Any]:
+    import bitsandbytes.functional as bnb
+
+    weight = torch.randn(rows, columns, device=device, dtype=torch.bfloat16) / columns**0.5
+    return bnb.quantize_4bit(weight, quant_type="nf4", compress_statistics=True)
+
+
+def dequantize_cases(device: torch.device, tiny: bool) -> list[Case]:
+    """Projections of 7B, 8B and 70B models, nested scales, to bf16."""
+    import bitsandbytes.functional as bnb
+
+    found = []
+    for rows, columns in [(64, 128)] if tiny else [(4096, 4096), (11008, 4096), (14336, 4096), (28672, 8192)]:
+        linear = costs.Linear(rows, columns, 0, costs.four_bit_storage(rows, columns))
+        out = torch.empty(rows, columns, dtype=torch.bfloat16, device=device)
+
+        def ours(inputs: Any, out: torch.Tensor = out) -> torch.Tensor:
+            return dequantize(inputs[2], out=out)
+
+        found.append(
+            Case(
+                "nf4 dequantize",
+                f"{rows}x{columns}",
+                lambda r=rows, c=columns: (*(q := _quantized(r, c, device)), QuantizedWeight.from_bitsandbytes(*q)),
+                {"napkinmath": ours, "bitsandbytes": lambda inputs: bnb.dequantize_4bit(inputs[0], inputs[1])},
+                linear.stored_bytes,
+                costs.dequantize(linear, "bf16").forward_traffic_bytes,
+                goals={"copy": Goal(">= 0.75 of copy bandwidth", 0.75), "bitsandbytes": Goal(">= 1.5x bitsandbytes", 1.5)},
+                graphed=True,
+            )
+        )
+    return found
+
+
+class _Holder(torch.nn.Module):
+    """A model of one linear, which is what PEFT wants around a layer."""
+
+    is_loaded_in_4bit = True
+
+    def __init__(self, linear: torch.nn.Module) -> None:
+        super().__init__()
+        self.proj = linear
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.proj(x)
+
+
+def _peft_layer(packed: torch.Tensor, state: Any, rank: int) -> Any:
+    """PEFT's LoRA layer, with its default fp32 adapter, over bitsandbytes' 4-bit linear."""
+    import bitsandbytes as bnb
+    import peft
+
+    rows, columns = state.shape
+    base = bnb.nn.Linear4bit(columns, rows, bias=False, compute_dtype=torch.bfloat16, quant_type="nf4")
+    base.weight = bnb.nn.Params4bit(packed, requires_grad=False, quant_state=state, bnb_quantized=True, module=base)
+    config = peft.LoraConfig(r=rank, lora_alpha=rank, lora_dropout=0.0, target_modules=["proj"])
+    layer = peft.get_peft_model(_Holder(base), config).train().base_model.model.proj
+    torch.nn.init.normal_(layer.lora_B["default"].weight, std=0.02)
+    return layer.to(packed.device)
+
+
+def qlora_cases(device: torch.device, tiny: bool) -> list[Case]:
+    """Forward + backward to dx and the adapters (fp32, rank 16) of a 4096 -> 14336 projection."""
+    found = []
+    rows, columns = (64, 64) if tiny else (14336, 4096)
+    packed, state = _quantized(rows, columns, device)
+    layer = _peft_layer(packed, state, 16)
+    a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+    weight = QuantizedWeight.from_bitsandbytes(packed, state)
+    reason = (
+        f"unsloth {UNSLOTH_VERSION} is not installed" if version_of("unsloth") is None else "its layer is patched into whole models only"
+    )
+    for tokens, factor in [(8, 1.4)] if tiny else [(8192, 1.4), (2048, 1.5), (512, 1.6)]:
+
+        def ours(inputs: Any) -> Any:
+            x, dy = inputs
+            return torch.autograd.grad(qlora_linear(x, weight, a, b, 1.0), (x, a, b), dy)
+
+        def theirs(inputs: Any) -> Any:
+            x, dy = inputs
+            return torch.autograd.grad(layer(x), (x, a, b), dy)
+
+        def make(tokens: int = tokens) -> Any:
+            x = torch.randn(1, tokens, columns, device=device).bfloat16().requires_grad_()
+            return x, torch.randn(1, tokens, rows, device=device).bfloat16()
+
+        cost = costs.qlora_linears(tokens, [costs.Linear(rows, columns, 16)], "bf16")
+        found.append(
+            Case(
+                "qlora linear fwd+bwd",
+                f"{tokens} tokens, {columns} -> {rows}, rank 16",
+                make,
+                {"napkinmath": ours, "peft + bitsandbytes": theirs},
+                tokens * (rows + columns) * 2,
+                flops=cost.forward_flops + cost.backward_flops,
+                goals={
+                    "peft + bitsandbytes": Goal(f">= {factor}x PEFT + bitsandbytes", factor),
+                    "unsloth": Goal(">= 1.03x unsloth", 1.03),
+                },
+                absent={"unsloth": reason},
+            )
+        )
+    return found

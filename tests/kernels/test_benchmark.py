@@ -1,0 +1,73 @@
+"""The benchmark program, tried on a CPU: its rows, its marks, and how it treats contestants that fail."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "benchmarks"))  # at the end: it holds a kernels.py, which must not shadow a package of that name
+from kernel_rows.timing import Case, Clock, Goal, Rows, run_case  # noqa: E402
+
+
+def run_benchmark(*arguments):
+    command = [sys.executable, str(ROOT / "benchmarks" / "kernels.py"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_a_trial_on_a_cpu_writes_marked_rows_and_a_table(tmp_path):
+    run = run_benchmark("--device", "cpu", "--budget", "30", "--out", str(tmp_path), "--only", "norm")
+    assert run.returncode == 0, run.stderr
+    rows = [json.loads(line) for line in (tmp_path / "kernels.jsonl").read_text().splitlines()]
+    assert all(row["trial"] and "says nothing about a GPU" in row["device"] for row in rows)
+    measured = [row for row in rows if row["status"] == "measured"]
+    assert {row["contestant"] for row in measured} >= {"napkinmath", "torch"} and all(row["median_s"] > 0 for row in measured)
+    assert not [row for row in rows if row["status"] in ("met", "missed", "failed", "wrong")]
+    assert {row["op"] for row in rows if row["status"] == "right"} >= {"rms_norm", "attention", "linear cross-entropy"}
+    assert "of copy" in run.stdout
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_says_so(tmp_path):
+    run = run_benchmark("--out", str(tmp_path))
+    assert run.returncode == 2 and "--device cpu" in run.stderr
+
+
+def rows_of(tmp_path, case, budget=5.0):
+    rows = Rows(tmp_path / "rows.jsonl", {})
+    run_case(case, Clock(torch.device("cpu"), budget), rows, {"copy_bytes_per_s": 1e9}, 0.05)
+    rows.close()
+    return rows.rows
+
+
+def sleepy(seconds):
+    import time
+
+    return lambda _: time.sleep(seconds)
+
+
+def test_goals_are_met_and_missed_by_the_medians(tmp_path):
+    goals = {"fast": Goal(">= 1x", 1.0), "slow": Goal(">= 1.5x", 1.5), "copy": Goal(">= 0.8", 0.8), "absent": Goal(">= 2x", 2.0)}
+    contestants = {"napkinmath": sleepy(0.002), "fast": sleepy(0.0005), "slow": sleepy(0.006)}
+    found = rows_of(tmp_path, Case("op", "1", lambda: None, contestants, 1, traffic_bytes=10, goals=goals))
+    verdicts = {row["against"]: row["status"] for row in found if row["contestant"] == "goal"}
+    assert verdicts == {"fast": "missed", "slow": "met", "copy": "missed", "absent": "not measured"}
+
+
+def test_a_failing_contestant_is_a_row(tmp_path):
+    def fail(_):
+        raise RuntimeError("no such kernel\nmore")
+
+    found = rows_of(tmp_path, Case("op", "1", lambda: None, {"napkinmath": sleepy(0.001), "peer": fail}, 1))
+    assert [row["reason"] for row in found if row["status"] == "failed"] == ["RuntimeError: no such kernel"]
+    assert [row["contestant"] for row in found if row["status"] == "measured"] == ["napkinmath"]
+
+
+def test_a_spent_budget_is_a_row(tmp_path):
+    found = rows_of(tmp_path, Case("op", "1", lambda: None, {"napkinmath": sleepy(0.001)}, 1), budget=0.0)
+    assert found[0]["status"] == "not measured" and "budget" in found[0]["reason"]

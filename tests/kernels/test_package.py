@@ -1,0 +1,83 @@
+"""The package: its names, what importing it loads, and where it runs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import napkinmath_kernels
+import pytest
+import torch
+from napkinmath_kernels import backend as backends
+from napkinmath_kernels.backend import Backend, choose_backend, use_backend
+from napkinmath_kernels.errors import KernelInputError
+
+KERNELS = Path(napkinmath_kernels.__file__).parents[1]
+
+
+def loaded_after(code):
+    program = f"import sys; sys.path.insert(0, {str(KERNELS)!r}); {code}; print(' '.join(m for m in ('torch', 'triton', 'transformers', 'napkinmath') if m in sys.modules))"
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+
+
+def test_importing_loads_nothing_heavy_and_patches_nothing():
+    assert loaded_after("import napkinmath_kernels") == []
+    assert "triton" not in loaded_after("import napkinmath_kernels.errors")
+    assert not {"transformers", "napkinmath"} & set(loaded_after("from napkinmath_kernels import patch, flash_attention, swiglu, costs"))
+
+
+@pytest.mark.parametrize("name", napkinmath_kernels.__all__)
+def test_every_public_name_exists(name):
+    """Submodules share some names with their functions: in a process of its own, the first look must give the public thing."""
+    found = getattr(__import__("importlib").import_module(f"napkinmath_kernels.{napkinmath_kernels._HOME_OF[name]}"), name)
+    assert callable(found)
+
+
+def test_functions_win_over_modules_of_the_same_name():
+    code = "from napkinmath_kernels import rms_norm, rope, flash_attention, layer_norm, qlora_mlp; import napkinmath_kernels as n; n.patch; from napkinmath_kernels import rms_norm as again, rope as rope2; assert callable(again) and callable(rope2) and callable(rms_norm) and callable(flash_attention) and callable(layer_norm) and callable(qlora_mlp)"
+    loaded_after(code)
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no_such"):
+        _ = napkinmath_kernels.no_such
+
+
+class FakeGpuTensor:
+    """What choose_backend asks of a tensor."""
+
+    is_cuda = True
+
+    def __init__(self, kind="cuda"):
+        self.device = torch.device(kind)
+
+    def get_device(self):
+        return 0
+
+
+def test_an_old_gpu_is_refused_in_one_line(monkeypatch):
+    monkeypatch.setattr(backends, "_capability", lambda index: (7, 5))
+    with pytest.raises(KernelInputError, match=r"compute capability 7\.5.*8\.0 or newer.*Backend\.REFERENCE"):
+        choose_backend("op", FakeGpuTensor())
+    monkeypatch.setattr(backends, "_capability", lambda index: (8, 6))
+    assert choose_backend("op", FakeGpuTensor()) is Backend.TRITON
+
+
+def test_a_missing_triton_is_refused_in_one_line(monkeypatch):
+    monkeypatch.setattr(backends, "is_triton_installed", lambda: False)
+    with pytest.raises(KernelInputError, match="without triton"):
+        choose_backend("op", FakeGpuTensor())
+    with use_backend(Backend.REFERENCE):
+        assert choose_backend("op", FakeGpuTensor()) is Backend.REFERENCE
+
+
+def test_an_unknown_device_is_refused():
+    with pytest.raises(KernelInputError, match="xpu"):
+        choose_backend("op", FakeGpuTensor("xpu"))
+
+
+def test_the_interpreter_must_be_switched_on_before(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with use_backend(Backend.TRITON), pytest.raises(KernelInputError, match="TRITON_INTERPRET=1"):
+        choose_backend("op", torch.ones(1))
