@@ -1,168 +1,180 @@
-"""``python -m napkinmath_profiler.trace_cli``: a traced step printed for people who write and check rules."""
+"""``estimate trace``: run the real libraries' training step on tensors without storage and report its memory."""
 
 from __future__ import annotations
 
-import argparse
 import json
-from pathlib import Path
+import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from napkinmath_profiler.trace import TraceOptions, trace_config
-from napkinmath_profiler.tracing.attention_choice import AttentionBackend
-from napkinmath_profiler.tracing.meta_model import DTYPES, AdapterOptions, QuantizationOptions, TrainMethod
-from napkinmath_profiler.tracing.storage_events import StorageRecord
-from napkinmath_profiler.tracing.trace_result import PeakMoment, TraceResult
-from napkinmath_profiler.tracing.training_step import OPTIMIZERS, LoopOptions
+from napkinmath.allocator import parse_settings, replay
+from napkinmath.cli.flags import ON, SHARED, TEXT
+from napkinmath.cli.parser import Parser
+from napkinmath.errors import InputError, shown
+from napkinmath.hardware import Hardware
+from napkinmath.inputs import values
+from napkinmath.report.screen import is_unicode, standard_output, terminal_width, wants_color
 
-MIB = 1 << 20
-ATTENTION = {
-    "auto": (None, AttentionBackend.AUTO),
-    "eager": ("eager", AttentionBackend.AUTO),
-    "sdpa": ("sdpa", AttentionBackend.AUTO),
-    "sdpa_flash": ("sdpa", AttentionBackend.FLASH),
-    "sdpa_efficient": ("sdpa", AttentionBackend.EFFICIENT),
-    "sdpa_cudnn": ("sdpa", AttentionBackend.CUDNN),
-    "math": ("sdpa", AttentionBackend.MATH),
-}
+from napkinmath_profiler.trace import TraceOptions, trace_options
+from napkinmath_profiler.tracing.meta_model import config_from
+from napkinmath_profiler.tracing.trace_findings import findings
+from napkinmath_profiler.tracing.trace_options import options_from
+from napkinmath_profiler.tracing.trace_report import TraceReport, as_mapping, report_text
+from napkinmath_profiler.tracing.traced_timeline import timeline_of
 
-
-def parser() -> argparse.ArgumentParser:
-    """The flags."""
-    p = argparse.ArgumentParser(prog="python -m napkinmath_profiler.trace_cli", description=__doc__)
-    p.add_argument("--config", required=True, help="a config.json, or the JSON itself")
-    p.add_argument("--method", choices=[m.value for m in TrainMethod], default="full")
-    p.add_argument("--bs", type=int, default=1)
-    p.add_argument("--ctx", type=int, default=2048)
-    p.add_argument("--layers", type=int, help="override num_hidden_layers")
-    p.add_argument("--dtype", default="bf16", choices=["bf16", "fp16", "fp32"])
-    p.add_argument("--checkpointing", choices=["none", "full"], default="none")
-    p.add_argument("--reentrant", action="store_true")
-    p.add_argument("--attention", choices=sorted(ATTENTION), default="auto")
-    p.add_argument("--capability", default="8.0", help="compute capability of the GPU whose choices are made")
-    p.add_argument("--no-workspaces", action="store_true", help="leave out the buffers inside CUDA kernels")
-    p.add_argument("--use-cache", action="store_true", help="leave the key/value cache on, as bare loops do")
-    p.add_argument("--mask", action="store_true", help="pass an attention mask of ones")
-    p.add_argument("--optimizer", choices=[*OPTIMIZERS, "none"], default="adamw")
-    p.add_argument("--steps", type=int, default=2)
-    p.add_argument("--grad-accum", type=int, default=1)
-    p.add_argument("--clip", type=float)
-    p.add_argument("--keep-outputs", action="store_true", help="the logits outlive the forward (bare loops)")
-    p.add_argument("--autocast", choices=["none", "bf16", "fp16"], default="none")
-    p.add_argument("--trainer", action="store_true", help="with --autocast: outputs converted to float32, as accelerate does")
-    p.add_argument("--eval", action="store_true")
-    p.add_argument("--rank", type=int, default=16)
-    p.add_argument("--targets", default="all-linear")
-    p.add_argument("--dropout", type=float, default=0.0)
-    p.add_argument("--adapter-dtype", choices=["bf16", "fp16", "fp32"])
-    p.add_argument("--dora", action="store_true")
-    p.add_argument("--quant", choices=["nf4", "fp4"], default="nf4")
-    p.add_argument("--no-double-quant", action="store_true")
-    p.add_argument("--no-kbit", action="store_true")
-    p.add_argument("--dump", action="store_true", help="list every birth and death of one layer")
-    p.add_argument("--dump-layer", default="1", help="which layer number; 'all' for everything")
-    p.add_argument("--top", type=int, default=30, help="rows of the peak's list")
-    return p
+DEFAULT_CAPABILITY = (8, 0)
+OWN = (
+    (("--all-layers",), ON, "", "trace every layer instead of writing out the repeated ones"),
+    (("--snapshot",), TEXT, "FILE", "write the step as a snapshot that PyTorch's memory_viz reads (.pickle)"),
+    (("--chrome",), TEXT, "FILE", "write the step as a Chrome / Perfetto trace (.json)"),
+    (("--force",), ON, "", "replace files that exist"),
+)
+DESCRIPTION = "Run your installed transformers, peft, bitsandbytes and torch on tensors without storage, and report the step's memory."
 
 
-def options_from(args: argparse.Namespace) -> dict[str, Any]:
-    """``TraceOptions`` fields out of the parsed flags."""
-    attention, backend = ATTENTION[args.attention]
-    targets = args.targets if args.targets == "all-linear" else tuple(args.targets.split(","))
-    return {
-        "method": TrainMethod(args.method),
-        "micro_batch_size": args.bs,
-        "sequence_length": args.ctx,
-        "dtype": args.dtype,
-        "checkpointing": args.checkpointing == "full",
-        "use_reentrant": args.reentrant,
-        "attention": attention,
-        "attention_backend": backend,
-        "attention_mask": args.mask,
-        "use_cache": args.use_cache,
-        "compute_capability": tuple(int(part) for part in args.capability.split(".")),
-        "kernel_workspaces": not args.no_workspaces,
-        "optimizer": None if args.optimizer == "none" else args.optimizer,
-        "training": not args.eval,
-        "adapters": AdapterOptions(
-            rank=args.rank, targets=targets, dropout=args.dropout, adapter_dtype=args.adapter_dtype, use_dora=args.dora
-        ),
-        "quantization": QuantizationOptions(
-            quant_type=args.quant, double_quant=not args.no_double_quant, kbit_preparation=not args.no_kbit
-        ),
-        "loop": LoopOptions(
-            num_steps=args.steps,
-            gradient_accumulation_steps=args.grad_accum,
-            max_grad_norm=args.clip,
-            keep_outputs=args.keep_outputs,
-            autocast_dtype=DTYPES.get(args.autocast),
-            convert_outputs_to_fp32=args.trainer,
-        ),
-    }
+def run(argv: Sequence[str]) -> int:
+    """Parses the flags, traces, prints; returns the exit code."""
+    given: dict[str, Any] = _parser().parse(argv)
+    notes: list[str] = []
+    options = _with_job(given, notes)
+    hardware = _machine(options)
+    report = make_report(options, hardware)
+    _write_files(report, given)
+    if "json" in given:
+        print(json.dumps(as_mapping(report), indent=2))
+    else:
+        out = standard_output()
+        out.write(report_text(report, width=terminal_width(out), color=wants_color(out), unicode=is_unicode(out)))
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+    return report.exit_code
 
 
-def summary_lines(result: TraceResult, top: int) -> list[str]:
-    """Peaks, saved and persistent bytes, and what was alive at the peak."""
-    peak = result.peak
-    lines = [
-        f"ops {result.num_ops}  events {len(result.events)}  {result.seconds:.2f} s  versions {result.versions}",
-        f"cuda choices applied {result.choices}  attention {result.attention}",
-        f"PEAK {peak.requested_bytes} B = {peak.requested_bytes / MIB:.3f} MiB  {_moment(peak)}",
-    ]
-    for step in sorted({e.step for e in result.events}):
-        for phase, moment in result.peak_by_phase(step).items():
-            lines.append(f"  step {step} {phase.value:10} {moment.requested_bytes:>16} B  {moment.module}  {moment.op}")
-    lines.append(f"SAVED at end of forward (step 0): {result.saved_bytes} B = {result.saved_bytes / MIB:.3f} MiB")
-    lines += [f"PERSISTENT {role.value:24} {size:>16} B" for role, size in result.persistent_bytes().items()]
-    lines.append("AT THE PEAK by role: " + "  ".join(f"{r.value} {b}" for r, b in result.bytes_by_role(peak.event_index).items()))
-    for (role, where, op, shape, dtype, phase), count, size in result.grouped_at(peak.event_index)[:top]:
-        lines.append(f"  {size:>14} B  {count:>4} x {role:20} {where:50} {op:40} {list(shape)} {dtype} {phase}")
-    return lines
+def make_report(options: Mapping[str, Any], hardware: Hardware | None = None) -> TraceReport:
+    """Traces what ``options`` (flag names without dashes) describe."""
+    from napkinmath.inputs.options import train_config
+
+    train = train_config(options)
+    chosen = options_from(train, compute_capability=_capability(hardware))
+    name, mapping = model_mapping(options)
+    all_layers = bool(options.get("all_layers", False))
+    result = trace_options(config_from(mapping), chosen, all_layers=all_layers)
+    timeline = timeline_of(result)
+    text = config_from(mapping).get_text_config()
+    found = findings(
+        result,
+        chosen,
+        lambda changed: trace_options(config_from(mapping), changed, all_layers=False),
+        vocabulary=getattr(text, "vocab_size", 0),
+    )
+    return TraceReport(
+        title=f"{name}, traced",
+        what=_headline(chosen),
+        result=result,
+        timeline=timeline,
+        books=replay(timeline, parse_settings(str(options.get("allocator", "")))),
+        findings=found,
+        hardware=hardware,
+        num_layers_traced="every layer traced"
+        if result.num_layers_written == 0
+        else f"{result.num_layers_written} layers written out from like ones",
+    )
 
 
-def _moment(peak: PeakMoment) -> str:
-    return f"step {peak.step} {peak.phase.value}  {peak.module}  {peak.op}"
+def _headline(chosen: TraceOptions) -> list[str]:
+    words = [chosen.method.value, f"batch {chosen.micro_batch_size} x {chosen.sequence_length}", f"weights {chosen.dtype}"]
+    if chosen.loop.autocast_dtype is not None:
+        words.append(f"autocast {str(chosen.loop.autocast_dtype).removeprefix('torch.')}")
+    if chosen.checkpointing:
+        words.append("checkpointing" + (" (reentrant)" if chosen.use_reentrant else ""))
+    if not chosen.training:
+        words.append("eval mode")
+    if chosen.optimizer:
+        words.append(chosen.optimizer)
+    return words
 
 
-def _line(record: StorageRecord, is_birth: bool) -> str:
-    if not is_birth:
-        index = f"{record.died:>7} - #{record.storage_id:<6} {record.rounded_bytes:>12}"
-        return f"{index} {'':42} ({record.op} of {record.phase.value} {record.module})"
-    fate = "kept"
-    if record.died_phase is not None:
-        fate = f"freed at {record.died} in {record.died_phase.value} {record.died_module} {record.died_op}"
-    index = f"{record.born:>7} + #{record.storage_id:<6} {record.rounded_bytes:>12}"
-    what = f"{list(record.shape)!s:22} {record.dtype:9} {record.phase.value:9}"
-    role = record.role.value if record.role else "?"
-    return f"{index} {what} {record.module or '(root)':46} {record.op:46} [{role}] {fate}"
+def _parser() -> Parser:
+    return Parser("estimate trace", DESCRIPTION, (*SHARED, ("trace", OWN)), positional=("job", "JOB", "a job file, as for `estimate`"))
 
 
-def dump_lines(result: TraceResult, layer: str, step: int = 0) -> list[str]:
-    """Births and deaths of one layer's storages in order, with the layer's modules named by number ``layer``."""
-    lines: list[str] = []
-    for event in result.events:
-        record = result.records[event.storage_id]
-        inside = layer == "all" or f".{layer}." in f".{record.module}." or f".{layer}." in f".{event.module}."
-        if event.step == step and inside:
-            lines.append(_line(record, event.is_allocation))
-    return lines
+def _with_job(given: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
+    if "job" not in given:
+        return dict(given)
+    from napkinmath.inputs.job_file import with_job_file
+
+    return with_job_file(given, notes)
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Trace and print."""
-    args = parser().parse_args(arguments)
-    source: Any = json.loads(args.config) if args.config.lstrip().startswith("{") else json.loads(_config_path(args.config).read_text())
-    result = trace_config(source, num_layers=args.layers, **options_from(args))
-    print("\n".join(summary_lines(result, args.top)))
-    if args.dump:
-        print("\n".join(dump_lines(result, args.dump_layer)))
+def _machine(options: Mapping[str, Any]) -> Hardware | None:
+    from napkinmath.inputs.hardware_options import machines
+
+    found = machines(options)
+    if len(found) > 1:
+        raise InputError(f"a trace makes one GPU's choices, not those of {len(found)}; give one --gpu")
+    return found[0]
 
 
-def _config_path(text: str) -> Path:
-    path = Path(text)
-    return path / "config.json" if path.is_dir() else path
+def _capability(hardware: Hardware | None) -> tuple[int, int]:
+    text = hardware.gpu.compute_capability if hardware is not None else ""
+    major, _, minor = text.partition(".")
+    return (int(major), int(minor)) if major.isdigit() and minor.isdigit() else DEFAULT_CAPABILITY
 
 
-__all__ = ["TraceOptions", "dump_lines", "main", "summary_lines"]
+def model_mapping(options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Name and Hugging Face config of the model that options name, as ``estimate`` finds it."""
+    from napkinmath.catalog import config_file
+    from napkinmath.catalog.models import find_row, unknown_model
 
-if __name__ == "__main__":
+    if "config" in options:
+        return "config", dict(values.mapping(options["config"], "config"))
+    if "arch" in options:
+        from napkinmath.catalog.arch_string import read_arch
+
+        text = values.text(options["arch"], "--arch")
+        return text, dict(read_arch(text, [], positions=values.count(options.get("ctx", 2048), "--ctx")))
+    if "model" not in options:
+        raise InputError("no model was named; give --model NAME (list: `estimate models`), --arch, or a job file")
+    name = values.text(options["model"], "--model")
+    if options.get("hub"):
+        from napkinmath.inputs.hub import fetch_config
+
+        return name, dict(fetch_config(name))
+    row = find_row(name)
+    if row is not None:
+        return str(row["name"]), dict(row["config"])
+    path = config_file.find(name)
+    if path is None:
+        raise unknown_model(name)
+    return config_file.model_name(path), dict(config_file.read(path))
+
+
+def _write_files(report: TraceReport, given: Mapping[str, Any]) -> None:
+    force = "force" in given
+    if "timeline" in given:
+        from napkinmath.report.plot import write_timeline
+
+        write_timeline(report.timeline, given["timeline"], title=report.title, force=force)
+    for key, writer in (("snapshot", _write_snapshot), ("chrome", _write_chrome)):
+        if key in given:
+            if not given[key]:
+                raise InputError(f"--{key} {shown(given[key])} is not a file name")
+            writer(report, given[key], force)
+
+
+def _write_snapshot(report: TraceReport, path: str, force: bool) -> None:
+    from napkinmath_profiler.snapshot.write_snapshot import write_snapshot
+
+    write_snapshot(report.timeline, path, force=force)
+
+
+def _write_chrome(report: TraceReport, path: str, force: bool) -> None:
+    from napkinmath_profiler.snapshot.chrome_trace import write_chrome_trace
+
+    write_chrome_trace(report.timeline, path, force=force)
+
+
+if __name__ == "__main__":  # the trace printed raw, for people who write rules
+    from napkinmath_profiler.oracle_cli import main
+
     main()

@@ -18,7 +18,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "models": ("napkinmath.cli.list_models:run", "list the catalog of models"),
     "gpus": ("napkinmath.cli.list_gpus:run", "list the catalog of GPUs"),
     "version": ("napkinmath.cli.version:run", "print the version"),
-    "trace": ("napkinmath_profiler.trace_cli:main", "run the real libraries on tensors without storage"),
+    "trace": ("napkinmath_profiler.trace_cli:run", "run the real libraries on tensors without storage"),
     "allocator": ("napkinmath_profiler.allocator_cli:run", "what allocator settings would do"),
     "oom": ("napkinmath_profiler.oom_cli:run", "explain an out-of-memory message or snapshot"),
     "compare": ("napkinmath_profiler.compare_cli:run", "analytic, traced and measured side by side"),

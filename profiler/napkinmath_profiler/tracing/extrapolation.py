@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Union
 
 from napkinmath_profiler.tracing.kernel_workspaces import FOREACH_NORM_PARTIALS
 from napkinmath_profiler.tracing.layer_stacks import LayerStack, contexts
@@ -37,7 +36,7 @@ class _Sweep:
         return len(self.chunks) > 1 and self.chunks[1].layer < self.chunks[0].layer
 
 
-_Part = Union[_Sweep, int]  # a sweep, or the index of an event outside any
+_Part = _Sweep | int  # a sweep, or the index of an event outside any
 _UNSEEN = object()
 TURNS: dict[TracePhase, int] = {
     TracePhase.FORWARD: 1,
@@ -178,6 +177,7 @@ class _Extrapolation:
             marks={name: self._moved[index] for name, index in old.marks.items() if index in self._moved},
             versions=old.versions,
             device_type=old.device_type,
+            num_layers_written=old.num_layers_written + self._total - len(self._kept),
         )
 
     def _note_homes(self, number: int, sweep: _Sweep) -> None:

@@ -42,6 +42,8 @@ class TraceResult:
     marks: dict[str, int] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     device_type: str = "meta"
+    num_layers_written: int = 0
+    """Layers that were not traced but written out from like ones."""
     _cache: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def _curves(self) -> _Curves:

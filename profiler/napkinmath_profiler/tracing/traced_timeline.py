@@ -61,11 +61,13 @@ def timeline_of(result: TraceResult, *, origin: str = "traced") -> Timeline:
         for record in result.records
     ]
     details = tuple(sorted(result.versions.items())) + tuple((f"cuda choice: {name}", str(n)) for name, n in sorted(result.choices.items()))
-    return Timeline(tensors, _segments(result.events), Stamp(origin=origin, details=details))
+    segments, step_starts = _segments(result.events)
+    return Timeline(tensors, segments, Stamp(origin=origin, details=details), step_starts)
 
 
-def _segments(events: list[StorageEvent]) -> list[TimelineSegment]:
+def _segments(events: list[StorageEvent]) -> tuple[list[TimelineSegment], tuple[int, ...]]:
     segments: list[TimelineSegment] = []
+    step_starts: dict[int, int] = {}
     current: tuple[object, ...] = ()
     for event in events:
         layer = repeated_module(event.module)
@@ -73,6 +75,8 @@ def _segments(events: list[StorageEvent]) -> list[TimelineSegment]:
         if key != current:
             current = key
             name = f"{event.phase.value} {layer}" if layer else event.phase.value
+            if event.phase is TracePhase.FORWARD:
+                step_starts.setdefault(event.step, len(segments))
             segments.append(TimelineSegment(name, PHASES[event.phase], 1, [], []))
         segments[-1].events.append(("+" if event.is_allocation else "-", event.storage_id))
-    return segments
+    return segments, tuple(step_starts.values())
