@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from napkinmath.expr import Bindings
-from napkinmath.ledger import RUN, TAKE, Tensor, Work
+from napkinmath.ledger import RUN, TAKE, Phase, Tensor, Work
 from napkinmath.timeline import Kernel, Stamp, TensorInfo, Timeline, TimelineSegment
 
 TYPE_CHECKING = False
@@ -22,16 +22,23 @@ def run_order(step: Step, *, steps: int = 2) -> tuple[list[Segment], tuple[int, 
     order = list(step.load)
     starts: list[int] = []
     if steps == 1:
-        order += step.update.states
+        order += step.workspaces + step.update.states
     for number in range(steps):
         starts.append(len(order))
         for repeat, segments in step.micro_steps:
             for _ in range(repeat):
-                order += segments
+                order += with_workspaces(segments, step) if steps > 1 and len(order) == starts[0] else segments
         order += step.update.clip
         order += step.update.states if number == 0 and steps > 1 else []
         order += step.update.work + step.update.zero
     return order + step.save, tuple(starts)
+
+
+def with_workspaces(segments: list[Segment], step: Step) -> list[Segment]:
+    """The first micro-step: each thread that multiplies, the caller's and autograd's, gets its cuBLAS workspace and keeps it."""
+    backward = next((i for i, segment in enumerate(segments) if segment.phase is Phase.BACKWARD), len(segments))
+    first, second = step.workspaces[:1], step.workspaces[1:]
+    return [*first, *segments[:backward], *second, *segments[backward:]]
 
 
 def simulate(step: Step, clock: Clock | None = None, *, steps: int = 2) -> Timeline:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from napkinmath.dtypes import UINT8
 from napkinmath.ledger import ALLOC, BATCH, FREE, TAKE, Block, Phase, Role, Tensor, Value, Weight
 from napkinmath.lowering.autograd import saved_tensors
 from napkinmath.lowering.lifecycle import load_segments, save_segments
@@ -47,12 +48,26 @@ class Run:
 class Step:
     """The intermediate form of one training step: blocks, and segments of events by phase."""
 
-    __slots__ = ("load", "micro_steps", "policy", "runs", "save", "spec", "symbols", "update")
+    __slots__ = ("load", "micro_steps", "policy", "runs", "save", "spec", "symbols", "update", "workspaces")
 
     def __init__(self, spec: ModelSpec, policy: Policy, runs: list[Run], load: list[Segment], micro_steps: list[tuple[int, list[Segment]]], update: Update, save: list[Segment]) -> None:
         self.spec, self.policy, self.runs, self.load, self.micro_steps, self.update, self.save = spec, policy, runs, load, micro_steps, update, save
+        self.workspaces = product_workspaces(policy)
         config = policy.config
         self.symbols = {**dict(spec.symbols), "b": config.micro_batch_size, "s": config.sequence_length, "st": config.batch.target_length or config.sequence_length}
+
+
+def product_workspaces(policy: Policy) -> list[Segment]:
+    """What torch allocates for cuBLAS on the first product of the forward's thread, and on that of the backward's.
+
+    Source: torch aten/src/ATen/cuda/CublasHandlePool.cpp getCUDABlasLtWorkspace, one a thread and stream.
+    """
+    if not policy.product_workspace_bytes:
+        return []
+    phases = ((Phase.FORWARD, "forward"), (Phase.BACKWARD, "backward"))
+    return [
+        Segment(f"cuBLAS workspace of the {name}", phase, [(ALLOC, Tensor(f"cuBLAS workspace, {name}", (policy.product_workspace_bytes,), UINT8, Role.WORKSPACE))]) for phase, name in phases
+    ]  # fmt: skip
 
 
 def build_step(spec: ModelSpec, policy: Policy) -> Step:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def resolve(spec: ModelSpec, config: TrainConfig, hardware: Hardware | None) -> Policy:
     """The policy of a configuration; raises InputError where model, method and hardware contradict each other."""
-    return Policy(config, find_stack(config.stack), sdpa_choice=sdpa_choice(config, hardware))
+    return Policy(config, find_stack(config.stack), sdpa_choice=sdpa_choice(config, hardware), product_workspace_bytes=hardware.gpu.cublas_workspace_bytes if hardware is not None else 0)
 
 
 def find_stack(name: str) -> Stack:

@@ -23,13 +23,14 @@ ADAPTED_KINDS = ("linear", "unquantized linear")
 class Policy:
     """Precision, training mode, what is trained, and how linears are lowered; made once per estimate from a TrainConfig."""
 
-    def __init__(self, config: TrainConfig, stack: Stack, *, sdpa_choice: Attention = Attention.FLASH, recording_weights_only: bool = False) -> None:
+    def __init__(self, config: TrainConfig, stack: Stack, *, sdpa_choice: Attention = Attention.FLASH, product_workspace_bytes: int = 0, recording_weights_only: bool = False) -> None:
         rule = PRECISIONS[config.precision]
         self.config, self.stack, self.rule = config, stack, rule
         self.autocast: DType | None = rule.autocast
         self.training = config.training_mode
         self.adapter: AdapterConfig | None = config.adapter
         self.sdpa_choice = sdpa_choice
+        self.product_workspace_bytes = product_workspace_bytes
         self.thresholds: dict[str, set[int]] = {}
         self.format: WeightFormat | None = None
         if config.quantization is not None:
@@ -72,6 +73,11 @@ class Policy:
             cast_back = self.stack.half_embeddings and kind in ("embedding", "head")
             return FP32 if quantization.kbit_preparation and not cast_back else self.compute_dtype
         return self.rule.parameters
+
+    @property
+    def loaded_dtype(self) -> DType:
+        """Type in which the model is loaded, which floating buffers keep whatever is done to the parameters."""
+        return self.rule.parameters if self.config.quantization is None else self.compute_dtype
 
     @property
     def compute_dtype(self) -> DType:
