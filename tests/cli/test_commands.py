@@ -172,7 +172,9 @@ def test_notes_go_to_standard_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("width", [60, 200])
-def test_list_in_a_terminal_is_aligned_and_no_wider(width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_in_a_terminal_is_aligned_and_no_wider(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", str(width))
     print_rows(("name", "size", "note"), [("a", "1", "x"), ("longer", "200", "y" * 150)], right=("size",))

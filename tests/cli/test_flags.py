@@ -11,8 +11,22 @@ from napkinmath.cli.parser import Parser
 from napkinmath.errors import InputError
 from napkinmath.inputs.hardware_options import allocator_text, machines
 from napkinmath.inputs.model_options import model_spec
-from napkinmath.inputs.options import METHODS, train_config
-from napkinmath.train_config import AdapterKind, Attention, Kernels, Loss, Precision, RecomputeKind
+from napkinmath.inputs.options import KEYS, METHODS, train_config
+from napkinmath.record import Record
+from napkinmath.train_config import (
+    AdapterConfig,
+    AdapterKind,
+    Attention,
+    Batch,
+    Kernels,
+    Loss,
+    OffloadConfig,
+    Precision,
+    QuantizationConfig,
+    RecomputeConfig,
+    RecomputeKind,
+    TrainConfig,
+)
 
 PARSER = Parser("estimate", "", SHARED)
 
@@ -73,6 +87,8 @@ EFFECTS: list[tuple[str, str, object]] = [
     ("--no-clip", "clip_gradients", False),
     ("--checkpointing full", "recompute.kind", RecomputeKind.FULL),
     ("--checkpointing every:4", "recompute.every", 4),
+    ("--checkpointing interleaved:2", "recompute.kind", RecomputeKind.INTERLEAVED),
+    ("--checkpointing interleaved:2", "recompute.every", 2),
     ("--checkpointing sqrt", "recompute.kind", RecomputeKind.SQRT),
     ("--checkpointing selective:sdpa,linear", "recompute.keep", ("sdpa", "linear")),
     ("--checkpointing offload", "offload.checkpoints", True),
@@ -83,6 +99,10 @@ EFFECTS: list[tuple[str, str, object]] = [
     ("--offload optimizer,activations", "offload.activations", True),
     ("--lora --offload params", "offload.parameters", True),
     ("--offload optimizer --no-pinned", "offload.pinned", False),
+    ("--checkpointing offload --no-pinned", "offload.pinned", False),
+    ("--offload activations --offload-style save-on-cpu", "offload.style", "save_on_cpu"),
+    ("--lora --offload parameters --prefetch 0", "offload.prefetch", 0),
+    ("--images 3", "batch.images", 3),
     ("--attention eager", "attention", Attention.EAGER),
     ("--attention flash_attention_2", "attention", Attention.FLASH2),
     ("--loss chunked", "loss", Loss.CHUNKED),
@@ -118,6 +138,37 @@ def field_of(config: object, path: str) -> object:
 @pytest.mark.parametrize(("line", "path", "value"), EFFECTS, ids=[f"{line} {path}" for line, path, _ in EFFECTS])
 def test_flag_sets_its_field(line: str, path: str, value: object) -> None:
     assert field_of(train_config(parse(line)), path) == value
+
+
+def fields_of(kind: type[Record], prefix: str = "") -> set[str]:
+    """Paths of a record's fields, those of its sub-records spelled out."""
+    parts = {
+        "adapter": AdapterConfig,
+        "quantization": QuantizationConfig,
+        "recompute": RecomputeConfig,
+        "offload": OffloadConfig,
+        "batch": Batch,
+    }
+    found: set[str] = set()
+    for name in kind.__record_fields__:
+        found |= fields_of(parts[name], f"{name}.") if kind is TrainConfig and name in parts else {prefix + name}
+    return found
+
+
+def test_every_knob_is_reachable() -> None:
+    assert fields_of(TrainConfig) <= {path for _, path, _ in EFFECTS}
+
+
+def test_job_files_know_every_flag() -> None:
+    """A job file's keys are the flags, less those that say how to print."""
+    flags = {
+        row[0][0].removeprefix("--").replace("-", "_")
+        for title, rows in SHARED
+        if title != "output"
+        for row in rows
+        if not isinstance(row[1], tuple)
+    }
+    assert set(KEYS) == flags | {"config"}
 
 
 def test_every_flag_is_tested() -> None:

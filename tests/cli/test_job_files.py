@@ -62,7 +62,7 @@ EXPECTED: dict[str, tuple[str, dict[str, object]]] = {
         {
             "micro_batch_size": 2, "sequence_length": 4096, "gradient_accumulation_steps": 8, "adapter.rank": 8, "adapter.dtype": "bf16",
             "adapter.targets": ("q_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"), "precision": Precision.BF16, "optimizer": "adamw-fused", "loss": Loss.CHUNKED,
-            "recompute.kind": RecomputeKind.FULL, "offload.activations": True, "clip_gradients": False, "batch.packing": True, "quantization": None,
+            "recompute.kind": RecomputeKind.FULL, "offload.activations": True, "offload.style": "torchtune", "stack": "torchtune", "clip_gradients": False, "batch.packing": True, "quantization": None,
         },
     ),
     "torchtune_qlora.yaml": ("llama-2-7b", {"quantization.format": "nf4", "quantization.kbit_preparation": False, "optimizer": "paged-adamw-8bit", "recompute.kind": RecomputeKind.NONE}),

@@ -55,6 +55,7 @@ BATCH: tuple[Row, ...] = (
     (("--target-ctx",), TEXT, "S", "decoder length of an encoder-decoder model [the sequence length]"),
     (("--packing",), SWITCH, "", "fill sequences with several samples"),
     (("--lengths",), TEXT, "N,N,...", "a sample of sequence lengths"),
+    (("--images",), TEXT, "N", "images in each sequence of a vision-language model [1]"),
 )
 STEP: tuple[Row, ...] = (
     (
@@ -66,10 +67,12 @@ STEP: tuple[Row, ...] = (
     (("--optimizer",), TEXT, "NAME", "adamw, adamw-fused, adamw-foreach, adamw-8bit, paged-adamw-8bit, sgd, lion, muon, ... [the stack's]"),
     (("--optimizer-in-backward",), SWITCH, "", "update each parameter as its gradient is ready"),
     (("--clip",), SWITCH, "", "clip gradients by their norm [on]"),
-    (("--checkpointing",), TEXT, "NAME", "none, full, every:K, sqrt, selective, offload [QLoRA: full, else none]"),
+    (("--checkpointing",), TEXT, "NAME", "none, full, every:K, interleaved:K, sqrt, selective, offload [QLoRA: full, else none]"),
     (("--reentrant",), SWITCH, "", "the reentrant form of checkpointing"),
     (("--offload",), TEXT, "NAMES", "optimizer, parameters, activations, checkpoints in host memory"),
     (("--pinned",), SWITCH, "", "page-locked host memory for offloading [on]"),
+    (("--offload-style",), TEXT, "NAME", "whose activation offloading [trl]"),
+    (("--prefetch",), TEXT, "N", "layers whose offloaded weights are on their way ahead [1]"),
     (("--attention",), TEXT, "NAME", "auto, eager, sdpa, math, efficient, flash, flash2, cudnn [auto]"),
     (("--loss",), TEXT, "NAME", "hf, chunked, fused [hf]"),
     (("--kernels",), TEXT, "NAME", "hf, liger, unsloth, napkinmath [hf]"),

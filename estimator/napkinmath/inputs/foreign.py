@@ -103,9 +103,7 @@ def precision_of(job: ForeignJob, *, bf16: bool, fp16: bool, tf32: bool, weights
     if bf16:
         return "bf16-amp" if full and not quantized else "bf16-autocast"
     if fp16:
-        if adapter and not full and not quantized:
-            job.note("fp16 with a 16-bit base is priced with an fp32 base (fp16-amp); give --precision to change it")
-        return "fp16-amp"
+        return "fp16-autocast" if quantized or (adapter and not full) else "fp16-amp"
     if weights in ("bfloat16", "bf16", "torch.bfloat16"):
         return "bf16"
     if weights in ("float16", "fp16", "torch.float16", "half"):

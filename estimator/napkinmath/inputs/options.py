@@ -56,8 +56,8 @@ ADAPTER_OPTIONS = ("rank", "alpha", "targets", "dropout", "adapter_dtype", "rslo
 _LOW_RANK_OPTIONS = ("rank", "alpha", "dropout", "rslora")
 QUANT_OPTIONS = ("double_quant", "group_size", "kbit", "keep_modules")
 KEYS = (
-    "model", "arch", "config", "hub", "method", *ADAPTER_OPTIONS, "freeze", "quant", *QUANT_OPTIONS, "bs", "ctx", "grad_accum", "target_ctx", "packing", "lengths", "precision", "optimizer",
-    "optimizer_in_backward", "clip", "checkpointing", "reentrant", "offload", "pinned", "attention", "loss", "kernels", "stack", "eval", "train_mode", "compile", "gpu", "gpus", "nodes", "vram", "mig", "display", "allocator",
+    "model", "arch", "config", "hub", "method", *ADAPTER_OPTIONS, "freeze", "quant", *QUANT_OPTIONS, "bs", "ctx", "grad_accum", "target_ctx", "packing", "lengths", "images", "precision", "optimizer",
+    "optimizer_in_backward", "clip", "checkpointing", "reentrant", "offload", "pinned", "offload_style", "prefetch", "attention", "loss", "kernels", "stack", "eval", "train_mode", "compile", "gpu", "gpus", "nodes", "vram", "mig", "display", "allocator",
     "calibration",
 )  # fmt: skip
 """Every option a job file of ours can give."""
@@ -219,12 +219,16 @@ def _recompute(options: Options, *, quantized: bool) -> tuple[RecomputeConfig, b
     if kind == "offload" and not detail:
         return RecomputeConfig(kind=RecomputeKind.FULL, **fields), True
     known = [member.value for member in RecomputeKind]
-    if kind not in known or (detail and kind not in ("every", "selective")) or (kind == "every" and not detail):
+    if (
+        kind not in known
+        or (detail and kind not in ("every", "interleaved", "selective"))
+        or (kind in ("every", "interleaved") and not detail)
+    ):
         raise InputError(
-            f"--checkpointing {shown(given)} is unknown; use none, full, every:K, sqrt, selective or offload{suggest(kind, [*known, 'offload'])}"
+            f"--checkpointing {shown(given)} is unknown; use none, full, every:K, interleaved:K, sqrt, selective or offload{suggest(kind, [*known, 'offload'])}"
         )
-    if kind == "every":
-        fields["every"] = values.count(detail, "--checkpointing every:", high=1 << 16)
+    if kind in ("every", "interleaved"):
+        fields["every"] = values.count(detail, f"--checkpointing {kind}:", high=1 << 16)
     if kind == "selective" and detail:
         fields["keep"] = values.names(detail, "--checkpointing selective:")
     return RecomputeConfig(kind=RecomputeKind(kind), **fields), False
@@ -241,8 +245,19 @@ def _offload(options: Options, *, checkpoints: bool) -> OffloadConfig:
                 f"--offload {shown(name)} is unknown; use optimizer, parameters, activations or checkpoints{suggest(key, ['optimizer', 'parameters', 'activations', 'checkpoints'])}"
             )
         fields[key] = True
+    for key in ("pinned", "offload_style", "prefetch"):
+        if key in options and not any(fields.values()):
+            raise InputError(f"{flag(key)} {shown(options[key])} has no meaning without offloading; add --offload, or leave it out")
     if "pinned" in options:
         fields["pinned"] = values.switch(options["pinned"], "--pinned")
+    if "offload_style" in options:
+        from napkinmath.lowering.saved_offload import find_style
+
+        name = values.text(options["offload_style"], "--offload-style").lower().replace("-", "_")
+        find_style(name)
+        fields["style"] = name
+    if "prefetch" in options:
+        fields["prefetch"] = values.count(options["prefetch"], "--prefetch", low=0, high=1 << 16)
     return OffloadConfig(**fields)
 
 
@@ -252,6 +267,8 @@ def _batch(options: Options) -> Batch:
         fields["packing"] = values.switch(options["packing"], "--packing")
     if "target_ctx" in options:
         fields["target_length"] = values.count(options["target_ctx"], "--target-ctx")
+    if "images" in options:
+        fields["images"] = values.count(options["images"], "--images", low=0, high=1 << 16)
     if "lengths" in options:
         given = options["lengths"]
         items = values.names(given, "--lengths") if isinstance(given, str) else values.listed(given)

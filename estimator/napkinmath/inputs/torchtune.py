@@ -33,6 +33,7 @@ def read(job: ForeignJob) -> dict[str, object]:
     """Options of a torchtune recipe."""
     model = job.mapping("model")
     builder = str(model.get("_component_", "")).rpartition(".")[2]
+    job.give("stack", "torchtune")
     _read_model(job, model, builder)
     _read_adapter(job, model, builder)
     job.give("bs", job.take("batch_size"))
@@ -49,6 +50,7 @@ def read(job: ForeignJob) -> dict[str, object]:
     job.give("checkpointing", "full" if job.switch("enable_activation_checkpointing") else "none")
     if job.switch("enable_activation_offloading"):
         job.give("offload", "activations")
+        job.give("offload_style", "torchtune")
     compiled = job.take("compile")
     job.give("compile", values.is_mapping(compiled) or bool(compiled))
     return job.finish()
