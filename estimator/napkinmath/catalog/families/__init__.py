@@ -74,6 +74,7 @@ FAMILIES: dict[str, str] = {
     "llama4": "llama4:llama4",
     "llama4_text": "llama4:llama4_text",
     "mamba": "mamba:mamba",
+    "mamba2": "mamba:mamba2",
     "falcon_mamba": "mamba:falcon_mamba",
     "vit": "vit:vit",
     "deepseek_v2": "deepseek:deepseek_v2",

@@ -7,7 +7,9 @@ from napkinmath.catalog.layers.decoder import MixerLayer
 from napkinmath.catalog.layers.embedding import TokenEmbedding
 from napkinmath.catalog.layers.head import CausalLmHead
 from napkinmath.catalog.layers.mamba import MambaMixer
+from napkinmath.catalog.layers.mamba2 import Mamba2Mixer
 from napkinmath.catalog.layers.norm import Norm
+from napkinmath.errors import InputError
 from napkinmath.model_spec import ModelSpec, Part, Stage
 
 
@@ -38,9 +40,9 @@ def _mamba(c: Config, norm: Norm | None, family: str) -> ModelSpec:
     return stateful(c, layer, layers, {"h": hidden, "v": c.size("vocab_size")}, family)
 
 
-def stateful(c: Config, layer: Part, layers: int, symbols: dict[str, int], family: str) -> ModelSpec:
+def stateful(c: Config, layer: Part, layers: int, symbols: dict[str, int], family: str, *, tied_default: bool = True) -> ModelSpec:
     """Embeddings under `backbone`, equal layers, a norm and a head, tied unless the config says otherwise."""
-    tied = "backbone.embeddings.weight" if c.flag("tie_word_embeddings", True) else ""
+    tied = "backbone.embeddings.weight" if c.flag("tie_word_embeddings", tied_default) else ""
     return c.spec(
         (
             Stage(part=TokenEmbedding(rotary=False, name="embeddings", full_mask=False), path="backbone"),
@@ -50,3 +52,27 @@ def stateful(c: Config, layer: Part, layers: int, symbols: dict[str, int], famil
         {**symbols, "L": layers},
         family=family,
     )
+
+
+def mamba2(c: Config) -> ModelSpec:
+    """Mamba2ForCausalLM (transformers models/mamba2)."""
+    hidden, heads, size = c.size("hidden_size"), c.size("num_heads", 128), c.size("head_dim", 64)
+    groups = c.size("n_groups", 8)
+    inner = int(c.number("expand", 2) * hidden)
+    if heads * size != inner:
+        raise InputError(
+            f"num_heads={heads} times head_dim={size} is {heads * size}, not expand · hidden_size = {inner}; change one of them"
+        )
+    mixer = Mamba2Mixer(
+        heads=heads,
+        size=size,
+        state=c.size("state_size", 128),
+        groups=groups,
+        chunk=c.size("chunk_size", 256),
+        kernel=c.size("conv_kernel", 4),
+        bias=c.flag("use_bias"),
+        conv_bias=c.flag("use_conv_bias", True),
+        norm_groups=groups,
+    )
+    layer = MixerLayer(mixer=mixer, residual_in_fp32=c.flag("residual_in_fp32", True))
+    return stateful(c, layer, c.size("num_hidden_layers"), {"h": hidden, "v": c.size("vocab_size")}, "mamba2", tied_default=False)
