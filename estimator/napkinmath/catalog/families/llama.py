@@ -11,6 +11,11 @@ from napkinmath.catalog.layers.mlp import GatedMlp
 from napkinmath.catalog.layers.norm import Norm
 from napkinmath.model_spec import ModelSpec, Part, Stage
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
 
 def dense_symbols(c: Config, *, kv_default: int | None = None, head_size_default: int = 0, ffn: str = "intermediate_size") -> dict[str, int]:
     """h, a, k, dh, f, v, L of a dense decoder, with divisibility checked."""
@@ -28,7 +33,7 @@ def one_head_each(symbols: dict[str, int]) -> dict[str, int]:
     return {**symbols, "k": symbols["a"]}
 
 
-def attention_fields(c: Config, symbols: dict[str, int], *, bias: bool | None = None, output_bias: bool | None = None) -> dict[str, object]:
+def attention_fields(c: Config, symbols: dict[str, int], *, bias: bool | None = None, output_bias: bool | None = None) -> dict[str, Any]:
     """What most attentions read from their config: grouping, biases, dropout."""
     biased = c.flag("attention_bias") if bias is None else bias
     return {
@@ -83,13 +88,12 @@ def mistral(c: Config) -> ModelSpec:
     return decoder(c, symbols, [layer] * symbols["L"], "mistral", embedding=embedding)
 
 
-def sliding_stack(c: Config, symbols: dict[str, int], sliding: list[bool], window: int, layer_of: object, family: str, *, tied: bool = False, padded: bool = False, **parts: object) -> ModelSpec:
+def sliding_stack(c: Config, symbols: dict[str, int], sliding: list[bool], window: int, layer_of: Callable[[int], Part], family: str, *, tied: bool = False, padded: bool = False, **parts: Any) -> ModelSpec:
     """A decoder in which some layers have a window: `layer_of(window)` makes a layer, 0 for a full one."""
-    assert callable(layer_of)
     made = {flag: layer_of(window if flag else 0) for flag in set(sliding)}
     given = parts.pop("embedding", None)
     embedding = given if isinstance(given, TokenEmbedding) else TokenEmbedding()
-    return decoder(c, symbols, [made[flag] for flag in sliding], family, embedding=embedding.replace(windows=(window,) if any(sliding) else ()), tied=tied, padded=padded, **parts)  # type: ignore[arg-type]
+    return decoder(c, symbols, [made[flag] for flag in sliding], family, embedding=embedding.replace(windows=(window,) if any(sliding) else ()), tied=tied, padded=padded, **parts)
 
 
 def ministral(c: Config) -> ModelSpec:
