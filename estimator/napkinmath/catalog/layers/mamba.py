@@ -36,6 +36,8 @@ class MambaMixer(Record):
     norm_names: tuple[str, ...] = ()
     """Names of their weights; none where they have no weights (Falcon Mamba)."""
     scope: str = "mixer"
+    adapted: bool = False
+    """PEFT adapts out_proj (it refuses to for the model types it knows as Mamba)."""
 
     def record(self, t: Tape, x: Value, shared: dict[str, Value]) -> Value:
         """Mixes x of axes (b, s, h)."""
@@ -58,7 +60,14 @@ class MambaMixer(Record):
             scanned = self._scan(t, hidden, steps, decay, inputs, outputs, skip, gate)
             narrow = cast(t, scanned, x.dtype)
             frame.local(narrow)
-            return linear(t, copy(t, narrow, (b, s, self.inner)), "out_proj", h, bias=self.bias, kind="linear without adapter")
+            return linear(
+                t,
+                copy(t, narrow, (b, s, self.inner)),
+                "out_proj",
+                h,
+                bias=self.bias,
+                kind="linear" if self.adapted else "linear without adapter",
+            )
 
     def _coefficients(self, t: Tape, hidden: Value) -> tuple[Value, Value, Value]:
         """Steps before their bias (b, d, s), B and C (b, s, n)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from napkinmath.catalog.layers.mlp import ACTIVATIONS, GatedMlp
+from napkinmath.catalog.layers.mlp import ACTIVATIONS
 from napkinmath.catalog.layers.symbols import b, e, fe, h, s, topk
 from napkinmath.dtypes import BOOL, FP32, INT64
 from napkinmath.expr import Size
@@ -17,6 +17,16 @@ from napkinmath.record import Record
 from napkinmath.tape import Scope, Tape
 
 TOKENS = b * s
+
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Protocol
+
+    class FeedForward(Protocol):
+        """Any feed-forward that reads hidden states and returns what is added to them."""
+
+        def record(self, t: Tape, x: Value, shared: dict[str, Value]) -> Value: ...
 
 
 class Scoring(str, Enum):
@@ -255,7 +265,7 @@ def _clamped_gate(t: Tape, both: Value, width: Size) -> Value:
 class SharedExpert(Record):
     """A feed-forward that every token visits, added to the routed experts; optionally weighed by a sigmoid gate."""
 
-    mlp: GatedMlp
+    mlp: FeedForward
     gated: bool = False
     first: bool = False
     """Run before the routed experts (Qwen) rather than after them (DeepSeek)."""
@@ -273,17 +283,26 @@ class MixtureOfExperts(Record):
     router: Router = Router()
     experts: Experts = Experts()
     shared: SharedExpert | None = None
+    shared_outside: bool = False
+    """The shared expert is a module beside the block (Granite 4)."""
+    latent: int = 0
+    """The experts work on a narrower projection of the hidden states (Nemotron 3); 0 is none."""
     scope: str = "mlp"
 
     def record(self, t: Tape, x: Value, shared: dict[str, Value]) -> Value:
         """Feed-forward of x of axes (b, s, h)."""
+        if self.shared_outside and self.shared is not None:
+            with t.scope() as frame:
+                routed = self.replace(shared=None).record(t, x, shared)
+                frame.local(x, routed)
+                return add(t, routed, self.shared.mlp.record(t, x, shared))
         with t.scope(self.scope) as frame:
             frame.local(x)
             flat = t.view(x, (TOKENS, x.axes[-1]))
             common = self.shared.mlp.record(t, flat, shared) if self.shared is not None and self.shared.first else None
             weights, indices = self.router.record(t, flat)
             frame.local(weights, indices)
-            out = self.experts.record(t, flat, weights, indices)
+            out = self._routed(t, flat, weights, indices)
             if self.shared is None:
                 return t.view(out, x.axes)
             if common is None:
@@ -292,3 +311,9 @@ class MixtureOfExperts(Record):
             else:
                 common = self.shared.weigh(t, flat, common)
             return t.view(add(t, out, common), x.axes)
+
+    def _routed(self, t: Tape, x: Value, weights: Value, indices: Value) -> Value:
+        if not self.latent:
+            return self.experts.record(t, x, weights, indices)
+        narrow = linear(t, x, "fc1_latent_proj", self.latent)
+        return linear(t, self.experts.record(t, narrow, weights, indices), "fc2_latent_proj", x.axes[-1])
