@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from napkinmath_kernels import costs
-from napkinmath_kernels.flash_attention import flash_attention
+from napkinmath_kernels.ops.flash_attention import flash_attention
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from kernel_rows.timing import Case, Goal

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 from napkinmath_kernels.backend import Backend, use_backend
-from napkinmath_kernels.cross_entropy import linear_cross_entropy
-from napkinmath_kernels.flash_attention import flash_attention
-from napkinmath_kernels.gated import swiglu
-from napkinmath_kernels.layer_norm import layer_norm
-from napkinmath_kernels.rms_norm import rms_norm
+from napkinmath_kernels.ops.cross_entropy import linear_cross_entropy
+from napkinmath_kernels.ops.flash_attention import flash_attention
+from napkinmath_kernels.ops.gated import swiglu
+from napkinmath_kernels.ops.layer_norm import layer_norm
+from napkinmath_kernels.ops.rms_norm import rms_norm
 
 from kernel_rows.timing import Rows
 

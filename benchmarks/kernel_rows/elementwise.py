@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 from napkinmath_kernels import costs
-from napkinmath_kernels.gated import swiglu
-from napkinmath_kernels.layer_norm import layer_norm
-from napkinmath_kernels.rms_norm import rms_norm
-from napkinmath_kernels.rope import rope
+from napkinmath_kernels.ops.gated import swiglu
+from napkinmath_kernels.ops.layer_norm import layer_norm
+from napkinmath_kernels.ops.rms_norm import rms_norm
+from napkinmath_kernels.ops.rope import rope
 
 from kernel_rows.timing import Case, Goal
 

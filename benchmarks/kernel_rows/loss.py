@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from napkinmath_kernels import costs
-from napkinmath_kernels.cross_entropy import linear_cross_entropy
+from napkinmath_kernels.ops.cross_entropy import linear_cross_entropy
 
 from kernel_rows.timing import Case, Goal
 

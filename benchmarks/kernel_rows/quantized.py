@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 from napkinmath_kernels import costs
-from napkinmath_kernels.nf4 import QuantizedWeight, dequantize
-from napkinmath_kernels.qlora import qlora_linear
+from napkinmath_kernels.ops.nf4 import QuantizedWeight, dequantize
+from napkinmath_kernels.ops.qlora import qlora_linear
 
 from kernel_rows.environment import version_of
 from kernel_rows.timing import Case, Goal

@@ -24,8 +24,8 @@ from napkinmath_kernels.checkpoint import (
     run_layer,
 )
 from napkinmath_kernels.errors import KernelInputError
-from napkinmath_kernels.flash_attention import flash_attention
-from napkinmath_kernels.gated import swiglu
+from napkinmath_kernels.ops.flash_attention import flash_attention
+from napkinmath_kernels.ops.gated import swiglu
 
 HIDDEN, HEADS = 32, 2
 

@@ -9,15 +9,15 @@ import pytest
 import torch
 from napkinmath_kernels import costs
 from napkinmath_kernels.backend import Backend, use_backend
-from napkinmath_kernels.cross_entropy import linear_cross_entropy
-from napkinmath_kernels.flash_attention import _flash_backward_op, flash_attention
-from napkinmath_kernels.gated import swiglu
-from napkinmath_kernels.layer_norm import _layer_norm_backward_op, layer_norm
-from napkinmath_kernels.nf4 import quantize
-from napkinmath_kernels.qlora import FrozenLinear, LoraAdapter, qlora_linears
-from napkinmath_kernels.qlora_mlp import qlora_mlp
-from napkinmath_kernels.rms_norm import _rms_norm_backward_op, rms_norm
-from napkinmath_kernels.rope import rope
+from napkinmath_kernels.ops.cross_entropy import linear_cross_entropy
+from napkinmath_kernels.ops.flash_attention import _flash_backward_op, flash_attention
+from napkinmath_kernels.ops.gated import swiglu
+from napkinmath_kernels.ops.layer_norm import _layer_norm_backward_op, layer_norm
+from napkinmath_kernels.ops.nf4 import quantize
+from napkinmath_kernels.ops.qlora import FrozenLinear, LoraAdapter, qlora_linears
+from napkinmath_kernels.ops.qlora_mlp import qlora_mlp
+from napkinmath_kernels.ops.rms_norm import _rms_norm_backward_op, rms_norm
+from napkinmath_kernels.ops.rope import rope
 from napkinmath_kernels.weight_buffer import SHARED_BUFFER
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -201,7 +201,7 @@ def flops_of(function, inputs):
 
 
 def test_flops_of_the_fused_linears_are_those_of_their_products():
-    from napkinmath_kernels.qlora import _qlora_linears_backward_op, _qlora_linears_op, flatten
+    from napkinmath_kernels.ops.qlora import _qlora_linears_backward_op, _qlora_linears_op, flatten
 
     found, described = linears_of([(HIDDEN, HIDDEN), (32, HIDDEN)])
     x = torch.randn(ROWS, HIDDEN)
@@ -217,7 +217,7 @@ def test_flops_of_the_fused_linears_are_those_of_their_products():
 
 @pytest.mark.parametrize("trains_head", [False, True])
 def test_flops_of_the_loss_are_those_of_its_products(trains_head):
-    from napkinmath_kernels.cross_entropy import _linear_cross_entropy_op
+    from napkinmath_kernels.ops.cross_entropy import _linear_cross_entropy_op
 
     hidden, weight, targets = torch.randn(ROWS, HIDDEN), torch.randn(100, HIDDEN), torch.randint(0, 100, (ROWS,))
     cost = costs.linear_cross_entropy(ROWS, HIDDEN, 100, "fp32", trains_head=trains_head)

@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from kernel_numerics import FLOAT_DTYPES, assert_no_worse_than_torch, inside_poison, poisoned_allocations
-from napkinmath_kernels.cross_entropy import LinearCrossEntropy, _linear_cross_entropy_op, linear_cross_entropy, rows_per_chunk
 from napkinmath_kernels.errors import KernelInputError
+from napkinmath_kernels.ops.cross_entropy import LinearCrossEntropy, _linear_cross_entropy_op, linear_cross_entropy, rows_per_chunk
 from torch.autograd import gradcheck
 from torch.library import opcheck
 

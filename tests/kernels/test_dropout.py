@@ -6,7 +6,7 @@ import pytest
 import torch
 from kernel_numerics import inside_poison, poisoned_allocations
 from napkinmath_kernels.backend import Backend, use_backend
-from napkinmath_kernels.dropout import STRIP, add_dropped, drop, keep_mask, new_seed, philox
+from napkinmath_kernels.ops.dropout import STRIP, add_dropped, drop, keep_mask, new_seed, philox
 
 SEED = torch.tensor([123456789012345], dtype=torch.int64)
 

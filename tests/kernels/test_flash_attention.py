@@ -8,7 +8,7 @@ import pytest
 import torch
 from kernel_numerics import FLOAT_DTYPES, assert_no_worse_than_torch, inside_poison, poisoned_allocations
 from napkinmath_kernels.errors import KernelInputError
-from napkinmath_kernels.flash_attention import FlashAttention, _flash_backward_op, _flash_op, flash_attention, visible_keys
+from napkinmath_kernels.ops.flash_attention import FlashAttention, _flash_backward_op, _flash_op, flash_attention, visible_keys
 from torch.autograd import gradcheck
 from torch.library import opcheck
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from kernel_numerics import FLOAT_DTYPES, assert_no_worse_than_torch, inside_poison, non_contiguous, poisoned_allocations
 from napkinmath_kernels.errors import KernelInputError
-from napkinmath_kernels.gated import Activation, GatedActivation, _gated_backward_op, _gated_op, gated, gated_gradients, geglu, swiglu
+from napkinmath_kernels.ops.gated import Activation, GatedActivation, _gated_backward_op, _gated_op, gated, gated_gradients, geglu, swiglu
 from torch.autograd import gradcheck
 from torch.library import opcheck
 

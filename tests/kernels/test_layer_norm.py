@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from kernel_numerics import FLOAT_DTYPES, assert_no_worse_than_torch, inside_poison, non_contiguous, poisoned_allocations
 from napkinmath_kernels.errors import KernelInputError
-from napkinmath_kernels.layer_norm import LayerNorm, _layer_norm_backward_op, _layer_norm_op, layer_norm
+from napkinmath_kernels.ops.layer_norm import LayerNorm, _layer_norm_backward_op, _layer_norm_op, layer_norm
 from torch.autograd import gradcheck
 from torch.library import opcheck
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from kernel_numerics import inside_poison, poisoned_allocations
 from napkinmath_kernels.errors import KernelInputError
-from napkinmath_kernels.nf4 import (
+from napkinmath_kernels.ops.nf4 import (
     NF4_CODE,
     QuantizedWeight,
     _dequantize_into_op,

@@ -8,11 +8,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from kernel_numerics import FLOAT_DTYPES, assert_no_worse_than_torch, inside_poison, non_contiguous, poisoned_allocations
-from napkinmath_kernels.dropout import keep_mask
 from napkinmath_kernels.errors import KernelInputError
-from napkinmath_kernels.gated import Activation
-from napkinmath_kernels.nf4 import dequantize, quantize
-from napkinmath_kernels.qlora import (
+from napkinmath_kernels.ops.dropout import keep_mask
+from napkinmath_kernels.ops.gated import Activation
+from napkinmath_kernels.ops.nf4 import dequantize, quantize
+from napkinmath_kernels.ops.qlora import (
     FrozenLinear,
     LoraAdapter,
     QLoRALinear,
@@ -23,7 +23,7 @@ from napkinmath_kernels.qlora import (
     qlora_linear,
     qlora_linears,
 )
-from napkinmath_kernels.qlora_mlp import QLoRAMLP, _qlora_mlp_backward_op, _qlora_mlp_op, qlora_mlp
+from napkinmath_kernels.ops.qlora_mlp import QLoRAMLP, _qlora_mlp_backward_op, _qlora_mlp_op, qlora_mlp
 from torch.autograd import gradcheck
 from torch.library import opcheck
 

@@ -7,7 +7,7 @@ import torch
 from kernel_numerics import FLOAT_DTYPES, assert_no_worse_than_torch, inside_poison, non_contiguous, poisoned_allocations
 from napkinmath_kernels.backend import Backend
 from napkinmath_kernels.errors import KernelInputError
-from napkinmath_kernels.rms_norm import RMSNorm, _add_rms_norm_op, _rms_norm_backward_op, _rms_norm_op, rms_norm
+from napkinmath_kernels.ops.rms_norm import RMSNorm, _add_rms_norm_op, _rms_norm_backward_op, _rms_norm_op, rms_norm
 from torch.autograd import gradcheck
 from torch.library import opcheck
 

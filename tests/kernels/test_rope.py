@@ -6,7 +6,7 @@ import pytest
 import torch
 from kernel_numerics import FLOAT_DTYPES, assert_no_worse_than_torch, inside_poison, poisoned_allocations
 from napkinmath_kernels.errors import KernelInputError
-from napkinmath_kernels.rope import RotaryEmbedding, _rope_in_place_op, _rope_op, rope
+from napkinmath_kernels.ops.rope import RotaryEmbedding, _rope_in_place_op, _rope_op, rope
 from torch.autograd import gradcheck
 from torch.library import opcheck
 

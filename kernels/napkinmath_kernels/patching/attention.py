@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ..flash_attention import FALLBACK, HEAD_SIZES, flash_attention, visible_keys
+from ..ops.flash_attention import FALLBACK, HEAD_SIZES, flash_attention, visible_keys
 
 NAME = "napkinmath"
 

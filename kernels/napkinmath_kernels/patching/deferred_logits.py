@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..cross_entropy import linear_cross_entropy
+from ..ops.cross_entropy import linear_cross_entropy
 
 
 class DeferredLogits:

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from ..gated import Activation, gated
-from ..qlora import qlora_linears
-from ..qlora_mlp import qlora_mlp
-from ..rms_norm import rms_norm
-from ..rope import rope
+from ..ops.gated import Activation, gated
+from ..ops.qlora import qlora_linears
+from ..ops.qlora_mlp import qlora_mlp
+from ..ops.rms_norm import rms_norm
+from ..ops.rope import rope
 from .linears import read_group, read_linear
 
 Forward = Callable[..., Any]

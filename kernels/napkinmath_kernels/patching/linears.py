@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from ..nf4 import QuantizedWeight
-from ..qlora import FrozenLinear, LoraAdapter
+from ..ops.nf4 import QuantizedWeight
+from ..ops.qlora import FrozenLinear, LoraAdapter
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,7 @@ import torch
 
 from ..checkpoint import CheckpointHandle, Recompute, checkpoint_layers
 from ..errors import KernelInputError
-from ..gated import ACTIVATIONS, Activation
+from ..ops.gated import ACTIVATIONS, Activation
 from . import attention as attention_interface
 from . import forwards
 from .deferred_logits import DeferredLogits, causal_lm_loss

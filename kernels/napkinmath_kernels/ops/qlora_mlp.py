@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from . import checks
-from .autocast import to_autocast_dtype
+from .. import checks
+from ..autocast import to_autocast_dtype
+from ..errors import KernelInputError
 from .dropout import new_seed
-from .errors import KernelInputError
 from .gated import ACTIVATIONS, Activation, gated_gradients, gated_values
 from .qlora import FALLBACK, FrozenLinear, QLoRALinear, check_linears, fake_gradients, flatten
 from .qlora_branch import Branch, branches, no_gradients, rows_of

@@ -18,10 +18,10 @@ from typing import Any, Literal
 
 import torch
 
-from . import checks
-from .autocast import to_autocast_dtype
-from .backend import runs_triton
-from .errors import KernelInputError
+from .. import checks
+from ..autocast import to_autocast_dtype
+from ..backend import runs_triton
+from ..errors import KernelInputError
 
 FALLBACK = "torch.nn.functional.cross_entropy"
 DEFAULT_CHUNK_BYTES = 256 * 2**20
@@ -77,7 +77,7 @@ def reference_chunk(
 
 def _run_chunk(*arguments: Any) -> None:
     if runs_triton("linear_cross_entropy", arguments[0]):
-        from .triton_kernels.cross_entropy import cross_entropy_of_chunk
+        from ..triton_kernels.cross_entropy import cross_entropy_of_chunk
 
         cross_entropy_of_chunk(*arguments)
     else:

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from . import checks
-from .backend import runs_triton
+from .. import checks
+from ..backend import runs_triton
 
 FALLBACK = "torch.nn.functional.layer_norm"
 MAX_HIDDEN = 16384
@@ -58,7 +58,7 @@ def _layer_norm_op(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     if runs_triton("layer_norm", x):
-        from .triton_kernels.layer_norm import layer_norm_forward
+        from ..triton_kernels.layer_norm import layer_norm_forward
 
         return layer_norm_forward(x, weight, bias, eps)
     return reference_forward(x, weight, bias, eps)
@@ -74,7 +74,7 @@ def _layer_norm_backward_op(
     dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor, parameter_gradients: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     if runs_triton("layer_norm", x):
-        from .triton_kernels.layer_norm import layer_norm_backward as backward
+        from ..triton_kernels.layer_norm import layer_norm_backward as backward
     else:
         backward = reference_backward
     dx, dweight, dbias = backward(dy, x, weight, mean, rstd, parameter_gradients)

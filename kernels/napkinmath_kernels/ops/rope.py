@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from . import checks
-from .backend import runs_triton
+from .. import checks
+from ..backend import runs_triton
 
 FALLBACK = "transformers' apply_rotary_pos_emb"
 
@@ -43,7 +43,7 @@ def _write(
     q: torch.Tensor, k: torch.Tensor, q_out: torch.Tensor, k_out: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, inverse: bool
 ) -> None:
     if runs_triton("rope", q):
-        from .triton_kernels.rope import rope
+        from ..triton_kernels.rope import rope
 
         rope(q, k, q_out, k_out, cos.contiguous(), sin.contiguous(), inverse)
     else:

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from . import checks
-from .backend import runs_triton
+from .. import checks
+from ..backend import runs_triton
 
 FALLBACK = "torch.nn.functional.rms_norm"
 #: Hidden sizes up to here fit one program's registers.
@@ -58,7 +58,7 @@ def reference_backward(
 
 def _forward(x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float, offset: float) -> tuple[Any, Any, Any]:
     if runs_triton("rms_norm", x):
-        from .triton_kernels.rms_norm import rms_norm_forward
+        from ..triton_kernels.rms_norm import rms_norm_forward
 
         return rms_norm_forward(x, residual, weight, eps, offset)
     return reference_forward(x, residual, weight, eps, offset)
@@ -74,7 +74,7 @@ def _backward(
     weight_gradient: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     if runs_triton("rms_norm", x):
-        from .triton_kernels.rms_norm import rms_norm_backward as backward
+        from ..triton_kernels.rms_norm import rms_norm_backward as backward
     else:
         backward = reference_backward
     dx, dweight = backward(dy, dsum, x, weight, rstd, offset, weight_gradient)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from .backend import runs_triton
+from ..backend import runs_triton
 
 STRIP = 1024
 _ROUND_A, _ROUND_B = 0xD2511F53, 0xCD9E8D57
@@ -69,7 +69,7 @@ def add_dropped(out: torch.Tensor, x: torch.Tensor, seed: torch.Tensor, stream: 
 def _write(x: torch.Tensor, out: torch.Tensor, seed: torch.Tensor, stream: int, probability: float, *, add: bool) -> None:
     scale = 1.0 / (1.0 - probability)
     if runs_triton("dropout", x):
-        from .triton_kernels.dropout import dropout
+        from ..triton_kernels.dropout import dropout
 
         return dropout(x, out, seed, stream, _threshold(probability), scale, add)
     keep = keep_mask(x.numel(), seed, stream, probability).view(x.shape)

@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 import torch
 
-from . import checks
-from .backend import runs_triton
+from .. import checks
+from ..backend import runs_triton
 
 
 class Activation(enum.IntEnum):
@@ -55,7 +55,7 @@ def _value_and_slope(x: torch.Tensor, kind: int) -> tuple[torch.Tensor, torch.Te
 def gated_values(gate: torch.Tensor, up: torch.Tensor, kind: int) -> torch.Tensor:
     """act(gate) * up, below the dispatcher: for the ops that fuse it."""
     if runs_triton("gated", gate):
-        from .triton_kernels.gated import gated_forward
+        from ..triton_kernels.gated import gated_forward
 
         return gated_forward(gate, up, kind)
     return (_value_and_slope(_compute(gate), kind)[0] * _compute(up)).to(gate.dtype)
@@ -73,7 +73,7 @@ def gated_gradients(
 ) -> None:
     """Writes dgate (which may be dy itself), dup, and act(gate) * up into y if given; below the dispatcher."""
     if runs_triton("gated", gate):
-        from .triton_kernels.gated import gated_backward
+        from ..triton_kernels.gated import gated_backward
 
         return gated_backward(dy, gate, up, kind, dgate=dgate, dup=dup, y=y)
     value, slope = _value_and_slope(_compute(gate), kind)

@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from . import checks
-from .backend import runs_triton
-from .errors import KernelInputError
-from .layouts import empty_token_major, to_token_major
+from .. import checks
+from ..backend import runs_triton
+from ..errors import KernelInputError
+from ..layouts import empty_token_major, to_token_major
 
 FALLBACK = 'torch.nn.functional.scaled_dot_product_attention (patch(..., attention="sdpa"))'
 HEAD_SIZES = (64, 96, 128, 256)
@@ -131,7 +131,7 @@ def _flash_op(
     window: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     if runs_triton("flash_attention", q):
-        from .triton_kernels.flash_attention_launch import flash_forward
+        from ..triton_kernels.flash_attention_launch import flash_forward
 
         return flash_forward(q, k, v, cu_q, cu_k, max_q, max_k, scale, causal, window)
     if cu_q is None or cu_k is None:
@@ -162,7 +162,7 @@ def _flash_backward_op(
     window: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     if runs_triton("flash_attention", q):
-        from .triton_kernels.flash_attention_launch import flash_backward
+        from ..triton_kernels.flash_attention_launch import flash_backward
 
         return flash_backward(q, k, v, o, lse, do, dlse, cu_q, cu_k, max_q, max_k, scale, causal, window)
     if cu_q is None or cu_k is None:

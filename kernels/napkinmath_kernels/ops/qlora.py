@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 
-from . import checks
-from .autocast import to_autocast_dtype
-from .backend import choose_backend
+from .. import checks
+from ..autocast import to_autocast_dtype
+from ..backend import choose_backend
+from ..errors import KernelInputError
 from .dropout import new_seed
-from .errors import KernelInputError
 from .nf4 import QuantizedWeight, quantize
 from .qlora_branch import LAYOUT_WIDTH, branches, no_gradients, rows_of, weight_layout, weight_tensors
 

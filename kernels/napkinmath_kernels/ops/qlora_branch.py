@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
+from ..weight_buffer import SHARED_BUFFER
 from .dropout import add_dropped, drop
 from .nf4 import QuantizedWeight, decode_into
-from .weight_buffer import SHARED_BUFFER
 
 #: Integers that describe one stored weight: how many tensors it has, its shape (out, in), and its block sizes.
 LAYOUT_WIDTH = 5

@@ -20,9 +20,9 @@ from typing import Any, Literal
 
 import torch
 
-from . import checks
-from .backend import runs_triton
-from .errors import KernelInputError
+from .. import checks
+from ..backend import runs_triton
+from ..errors import KernelInputError
 
 Format = Literal["nf4", "fp4"]
 FALLBACK = "bitsandbytes.functional.dequantize_4bit"
@@ -174,7 +174,7 @@ def _quantize_op(weight: torch.Tensor, format: str, blocksize: int) -> tuple[tor
     weight = weight.contiguous()
     if not runs_triton("quantize", weight):
         return _reference_quantize(weight, format, blocksize)  # type: ignore[arg-type]
-    from .triton_kernels.nf4 import quantize as run
+    from ..triton_kernels.nf4 import quantize as run
 
     bounds, order = _decision_bounds(format, weight.device)  # type: ignore[arg-type]
     packed = torch.empty((weight.numel() // 2, 1), dtype=torch.uint8, device=weight.device)
@@ -226,7 +226,7 @@ def decode_into(tensors: Sequence[torch.Tensor], blocksize: int, nested_blocksiz
     """Decodes `QuantizedWeight.tensors()` into a contiguous `out`; called by other ops' implementations, below the dispatcher."""
     if not runs_triton("dequantize", out):
         return reference_dequantize(tensors, blocksize, nested_blocksize, out)
-    from .triton_kernels.nf4 import dequantize as run
+    from ..triton_kernels.nf4 import dequantize as run
 
     packed, absmax, code, *nested = (tensor.contiguous() for tensor in tensors)
     run(packed, absmax, code, tuple(nested) if nested else None, blocksize, nested_blocksize, out)  # type: ignore[arg-type]
