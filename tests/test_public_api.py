@@ -103,3 +103,29 @@ def test_example_of_the_docstring() -> None:
     step = napkinmath.estimate("llama-7b", adapter=napkinmath.AdapterConfig(rank=16), micro_batch_size=4, hardware="A100-80")
     assert step.memory.allocated.value > 13e9
     assert step.verdict is napkinmath.Verdict.FITS
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"attention": "eager"}, "Attention.EAGER"),
+        ({"precision": "bf16"}, "Precision.BF16"),
+        ({"adapter": "lora"}, "AdapterConfig"),
+        ({"quantization": "nf4"}, "QuantizationConfig"),
+        ({"recompute": True}, "RecomputeConfig"),
+        ({"micro_batch_size": "4"}, "'4'"),
+        ({"sequence_length": 0}, "0"),
+        ({"hardware": 42}, "42"),
+        ({"optimizer": "adamx"}, "adamx"),
+    ],
+)
+def test_wrong_argument_is_named(fields: dict[str, object], said: str) -> None:
+    """A plain string where an enumeration belongs would be compared in vain: it is refused, not ignored."""
+    with pytest.raises(napkinmath.InputError, match=said):
+        napkinmath.estimate("llama-7b", **fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("model", [None, 7, ["llama-7b"], "", "lama-9", {}, {"model_type": "llama"}])
+def test_wrong_model_is_named(model: object) -> None:
+    with pytest.raises(napkinmath.InputError):
+        napkinmath.read_model(model)  # type: ignore[arg-type]

@@ -239,11 +239,16 @@ def _hardware(given: str | Gpu | Hardware | None) -> Hardware | None:
     if given is None:
         return None
     from napkinmath.catalog.gpus import find_hardware
+    from napkinmath.errors import InputError, shown
     from napkinmath.hardware import Gpu, Hardware
 
     if isinstance(given, str):
         return find_hardware(given)
-    return Hardware(gpu=given, memory_bytes=given.memory_bytes) if isinstance(given, Gpu) else given
+    if isinstance(given, Gpu):
+        return Hardware(gpu=given, memory_bytes=given.memory_bytes)
+    if not isinstance(given, Hardware):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InputError(f"hardware {shown(given)} is neither a GPU's name nor a Gpu or Hardware; write e.g. hardware='A100-80'")
+    return given
 
 
 def _default_speed(hardware: Hardware | None) -> Efficiency | None:

@@ -81,6 +81,15 @@ class Kernels(str, Enum):
     NAPKINMATH = "napkinmath"
 
 
+def _check_types(record: Record, *, optional: bool = False, **kinds: type[object]) -> None:
+    """Raises where a field is not of its kind: "eager" is not Attention.EAGER, and would be compared with it in vain."""
+    for name, kind in kinds.items():
+        value = getattr(record, name)
+        if not isinstance(value, kind) and not (optional and value is None):
+            members = ", ".join(f"{kind.__name__}.{m.name}" for m in kind) if issubclass(kind, Enum) else f"{kind.__name__}(...)"
+            raise InputError(f"{name}={shown(value)} is not of type {kind.__name__}; use {members}")
+
+
 class AdapterConfig(Record):
     """A parameter-efficient method: LoRA and its relatives, IA3, prompt and prefix tuning."""
 
@@ -102,6 +111,7 @@ class AdapterConfig(Record):
     """Prompt and prefix tuning: trained tokens."""
 
     def validate(self) -> None:
+        _check_types(self, kind=AdapterKind)
         if isinstance(self.rank, int) and not 1 <= self.rank <= 1 << 16:
             raise InputError(f"rank {shown(self.rank)} is out of range; use 1 to 65536, usually 8 to 256")
         if not 0 <= self.dropout < 1:
@@ -138,6 +148,7 @@ class RecomputeConfig(Record):
     """With SELECTIVE: operations whose outputs are kept (names as in the record: sdpa, linear, ...; or modules: o_proj, ...)."""
 
     def validate(self) -> None:
+        _check_types(self, kind=RecomputeKind)
         if self.every < 1:
             raise InputError(f"checkpointing every:{self.every} is not possible; use every:1 or more")
         if self.kind is RecomputeKind.SELECTIVE and self.reentrant:
@@ -206,8 +217,12 @@ class TrainConfig(Record):
     """Modules that full fine-tuning leaves untrained."""
 
     def validate(self) -> None:
+        _check_types(self, precision=Precision, attention=Attention, loss=Loss, kernels=Kernels, recompute=RecomputeConfig, offload=OffloadConfig, batch=Batch)
+        _check_types(self, optional=True, adapter=AdapterConfig, quantization=QuantizationConfig)
         for name in ("micro_batch_size", "sequence_length", "gradient_accumulation_steps"):
             value = getattr(self, name)
+            if isinstance(value, str):
+                raise InputError(f"{name} {shown(value)} is not a positive whole number; use 1 or more")
             if isinstance(value, bool) or (isinstance(value, (int, float)) and (not isinstance(value, int) or not 1 <= value <= MAX_SIZE)):
                 raise InputError(f"{name} {shown(value)} is not a positive whole number; use 1 or more")
         if self.quantization is not None and self.adapter is None:

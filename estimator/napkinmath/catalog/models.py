@@ -50,6 +50,8 @@ def read_model(given: str | os.PathLike[str] | Mapping[str, object], *, name: st
     from napkinmath.catalog.families import read_config
 
     if not isinstance(given, (str, os.PathLike)):
+        if not hasattr(given, "keys"):
+            raise InputError(f"model {shown(given)} is neither a name, a path nor a config's mapping; write e.g. 'llama-7b'")
         return read_config(given, name=name, source="a mapping")
     text = os.fspath(given)
     if "\0" in text:
