@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from napkinmath.allocator import replay
+from napkinmath.dtypes import BF16
 from napkinmath.estimate import Change, Estimate, Finding, Fit, Verdict
 from napkinmath.expr import Bindings
 from napkinmath.ledger import Phase, Role
@@ -173,7 +174,7 @@ def changes(e: Estimate) -> tuple[Change, ...]:
 
 def findings(e: Estimate) -> tuple[Finding, ...]:
     """What costs memory without being asked for, most expensive first."""
-    found = [finding for rule in (_inactive_checkpointing, _whole_experts, _wide_adapters, _step_peak, _scores, _logits) if (finding := rule(e)) is not None]
+    found = [finding for rule in (_inactive_checkpointing, _no_bf16, _whole_experts, _wide_adapters, _step_peak, _scores, _logits) if (finding := rule(e)) is not None]
     return tuple(sorted(found, key=lambda f: -f.nbytes))
 
 
@@ -189,6 +190,14 @@ def _inactive_checkpointing(e: Estimate) -> Finding | None:
         return None
     cost = _difference(e, config.replace(training_mode=True))
     return Finding(text=f"checkpointing was requested but the model is in eval mode, so it is inactive: {format_bytes(cost)} more; call model.train()", nbytes=cost)
+
+
+def _no_bf16(e: Estimate) -> Finding | None:
+    if e.hardware is None or not e.hardware.gpu.dense_flops or e.hardware.gpu.supports("bf16"):
+        return None
+    if e.step.policy.compute_dtype is not BF16:
+        return None
+    return Finding(text=f"{e.hardware.gpu.name} has no matrix units for bf16, which runs without them or fails: use --precision fp16-amp")
 
 
 def _whole_experts(e: Estimate) -> Finding | None:
