@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from napkinmath.costs import Gemm
 from napkinmath.expr import Bindings
 from napkinmath.ledger import RUN, TAKE, Phase, Tensor, Work
 from napkinmath.timeline import Kernel, Stamp, TensorInfo, Timeline, TimelineSegment
@@ -35,10 +36,27 @@ def run_order(step: Step, *, steps: int = 2) -> tuple[list[Segment], tuple[int, 
 
 
 def with_workspaces(segments: list[Segment], step: Step) -> list[Segment]:
-    """The first micro-step: each thread that multiplies, the caller's and autograd's, gets its cuBLAS workspace and keeps it."""
-    backward = next((i for i, segment in enumerate(segments) if segment.phase is Phase.BACKWARD), len(segments))
-    first, second = step.workspaces[:1], step.workspaces[1:]
-    return [*first, *segments[:backward], *second, *segments[backward:]]
+    """The first micro-step: each thread that multiplies, the caller's and autograd's, gets its cuBLAS workspace just before and keeps it."""
+    found: list[Segment] = []
+    waiting = {phase: segment for phase, segment in zip((Phase.FORWARD, Phase.BACKWARD), step.workspaces, strict=False)}
+    for segment in segments:
+        at = first_product(segment) if segment.phase in waiting else -1
+        if at < 0:
+            found.append(segment)
+            continue
+        workspace = waiting.pop(segment.phase)
+        found.append(segment.copy(events=[*segment.events[:at], *workspace.events, *segment.events[at:]], repeat=1))
+        if segment.repeat > 1:
+            found.append(segment.copy(repeat=segment.repeat - 1))
+    return found
+
+
+def first_product(segment: Segment) -> int:
+    """Position of the first matrix product's allocation; -1 where there is none."""
+    for position, (action, payload) in enumerate(segment.events):
+        if action == RUN and isinstance(payload, Work) and any(isinstance(cost, Gemm) for cost in payload.costs):
+            return position
+    return -1
 
 
 def simulate(step: Step, clock: Clock | None = None, *, steps: int = 2) -> Timeline:

@@ -27,6 +27,10 @@ class Segment:
     def __init__(self, name: str, phase: Phase, events: list[Event], repeat: int = 1, symbols: tuple[tuple[str, int], ...] = ()) -> None:
         self.name, self.phase, self.events, self.repeat, self.symbols = name, phase, events, repeat, symbols
 
+    def copy(self, *, events: list[Event] | None = None, repeat: int) -> Segment:
+        """The same segment with other events, or repeated otherwise."""
+        return Segment(self.name, self.phase, self.events if events is None else events, repeat, self.symbols)
+
 
 class Run:
     """A recorded block, repeated `count` times in a row, the first copy at index `first` of its stage."""

@@ -76,7 +76,8 @@ class CausalLmHead(Part):
                 logits = cast(t, logits, FP32, role=Role.LOGITS)
                 frame.local(logits)
             if stack.logits_shift_copy:
-                logits = copy(t, slice_of(t, logits, logits.axes), name="shifted logits", role=Role.LOGITS)
+                *batch, length, vocabulary = logits.axes
+                logits = copy(t, slice_of(t, logits, (*batch, length - 1, vocabulary)), name="shifted logits", role=Role.LOGITS)
                 frame.local(logits)
             if stack.logits_held:
                 shared["returned logits"] = logits
