@@ -59,4 +59,9 @@ TINY: dict[str, Config] = {
     "opt_projected": {"model_type": "opt", "hidden_size": 256, "num_attention_heads": 8, "ffn_dim": 704, "num_hidden_layers": 3, "vocab_size": 1000, "max_position_embeddings": 512, "word_embed_proj_dim": 128, "do_layer_norm_before": False, "dropout": 0.0},
     "xglm": {"model_type": "xglm", "d_model": 256, "attention_heads": 8, "ffn_dim": 704, "num_layers": 3, "vocab_size": 1000, "max_position_embeddings": 512, "dropout": 0.0},
     "biogpt": {"model_type": "biogpt", **LLAMA_LIKE},
+    "bloom": {"model_type": "bloom", "hidden_size": 256, "n_layer": 3, "n_head": 8, "vocab_size": 1000},
+    "mpt": {"model_type": "mpt", "d_model": 256, "n_heads": 8, "n_layers": 3, "max_seq_len": 512, "vocab_size": 1000},
+    "falcon_7b": {"model_type": "falcon", "hidden_size": 256, "num_attention_heads": 8, "num_hidden_layers": 3, "vocab_size": 1000, "max_position_embeddings": 512},
+    "falcon_40b": {"model_type": "falcon", "hidden_size": 256, "num_attention_heads": 8, "num_kv_heads": 2, "num_hidden_layers": 3, "vocab_size": 1000, "new_decoder_architecture": True, "max_position_embeddings": 512},
+    "falcon_rw": {"model_type": "falcon", "hidden_size": 256, "num_attention_heads": 8, "num_hidden_layers": 3, "vocab_size": 1000, "multi_query": False, "parallel_attn": False, "bias": True, "alibi": True, "max_position_embeddings": 512},
 }

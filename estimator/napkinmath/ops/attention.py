@@ -7,7 +7,7 @@ from napkinmath.dtypes import BOOL, FP32, INT64, DType
 from napkinmath.expr import Size, ceil_div, minimum, round_up_to
 from napkinmath.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value
 from napkinmath.ops.elementwise import add, add_, cast, copy, dropout, scale, softmax, tanh
-from napkinmath.ops.index import constant, repeat_heads, single_head
+from napkinmath.ops.index import constant, expand_head, repeat_heads, single_head
 from napkinmath.ops.matmul import bmm
 from napkinmath.tape import Tape
 
@@ -157,6 +157,8 @@ def rows_first(t: Tape, out: Value) -> Value:
 def math_attention(t: Tape, q: Value, k: Value, v: Value, *, groups: Size, mask: Value | None, causal: bool = True, dropout_p: float = 0.0, contiguous: bool = False) -> Value:
     """SDPA's math path, in fp32 for half types: q and k scaled into copies, scores and probabilities kept.
 
+    A single key/value head without `groups` is broadcast by the products themselves (Falcon 7B).
+
     Source: aten/src/ATen/native/transformers/attention.cpp _scaled_dot_product_attention_math.
     """
     rows, heads, s_q, size = q.axes
@@ -169,7 +171,11 @@ def math_attention(t: Tape, q: Value, k: Value, v: Value, *, groups: Size, mask:
         bias = _float_mask(t, mask, causal=causal, length=s_q, keys=s_kv)
         keys, values = repeat_heads(t, k, groups, _expanded(q, k), copies=True), repeat_heads(t, v, groups, _expanded(q, v), copies=True)
         frame.local(q, keys, values, scaled_q)
-        left, right = dense_operand(t, scaled_q, dense=contiguous), dense_operand(t, scale(t, keys), dense=contiguous or groups != 1)
+        alone = groups == 1 and keys.axes[1] is not heads and single_head(t, keys)
+        right = scale(t, keys)
+        if alone:
+            right, values = expand_head(t, right, q.axes), expand_head(t, values, q.axes)
+        left, right = dense_operand(t, scaled_q, dense=contiguous), dense_operand(t, right, dense=not alone and (contiguous or groups != 1))
         weights = bmm(t, left, right, rows * heads, s_q, s_kv, size, scores, name="q k^T")
         if bias is not None:
             frame.local(bias)

@@ -8,8 +8,9 @@ from napkinmath.expr import Size
 from napkinmath.ledger import ALLOC, FREE, Gradient, Role, Value
 from napkinmath.ops.attention import dense_operand, rows_first
 from napkinmath.ops.elementwise import add, cast, dropout, promote, scale, softmax
+from napkinmath.ops.index import expand_head
 from napkinmath.ops.matmul import bmm
-from napkinmath.tape import LIKE, PASS, Tape
+from napkinmath.tape import LIKE, PASS, Scope, Tape
 
 
 def fp32_scores(t: Tape, q: Value, k: Value, v: Value, *, mask: Value | None, triangle: Value | None = None, scaled: bool = False, dropout_p: float = 0.0, contiguous: bool = False) -> Value:
@@ -41,24 +42,21 @@ def _masked(t: Tape, weights: Value, mask: Value) -> Value:
     return add(t, weights, Value(mask.tensor, weights.axes, mask.dtype))
 
 
-def bloom_attention(t: Tape, q: Value, k: Value, v: Value, *, alibi: Value, mask: Value | None, dropout_p: float = 0.0) -> Value:
-    """BLOOM: ALiBi enters the score product as its addend; softmax in fp32 (models/bloom BloomAttention.forward)."""
+def bloom_attention(t: Tape, frame: Scope, q: Value, k: Value, v: Value, *, alibi: Value, mask: Value | None, dropout_p: float = 0.0) -> Value:
+    """BLOOM: ALiBi enters the score product as its addend; softmax in fp32 (models/bloom BloomAttention.forward, whose locals `frame` holds)."""
     rows, heads, length, size = q.axes
-    scores = (rows, heads, length, length)
-    with t.scope() as frame:
-        left, right, values = (dense_operand(t, x, dense=False) for x in (q, k, v))
-        frame.local(q, k, v, left, right, values)
-        weights = _baddbmm(t, alibi, left, right, scores)
-        raw = weights
-        frame.local(raw)
-        if mask is not None:
-            weights = _masked(t, weights, mask)
+    left, right, values = (dense_operand(t, x, dense=False) for x in (q, k, v))
+    frame.local(left, right, values)
+    weights = _baddbmm(t, alibi, left, right, (rows, heads, length, length))
+    frame.local(weights)
+    if mask is not None:
+        weights = _masked(t, weights, mask)
         frame.local(weights)
-        weights = cast(t, softmax(t, weights, dtype=FP32), q.dtype)
-        weights = dropout(t, weights, dropout_p)
-        frame.local(weights)
-        t.keep(weights)
-        return rows_first(t, bmm(t, weights, values, rows * heads, length, size, length, q.axes, name="scores v"))
+    probabilities = dropout(t, cast(t, softmax(t, weights, dtype=FP32), q.dtype), dropout_p)
+    frame.local(probabilities)
+    t.keep(probabilities)
+    out = bmm(t, probabilities, values, rows * heads, length, size, length, q.axes, name="scores v")
+    return rows_first(t, out)
 
 
 def _baddbmm(t: Tape, addend: Value, x: Value, y: Value, axes: tuple[Size, ...]) -> Value:
@@ -76,46 +74,51 @@ def _baddbmm(t: Tape, addend: Value, x: Value, y: Value, axes: tuple[Size, ...])
     return out
 
 
-def mpt_attention(t: Tape, q: Value, k: Value, v: Value, *, alibi: Value | None, mask: Value | None, dropout_p: float = 0.0) -> Value:
-    """MPT: scaled scores plus an fp32 ALiBi bias, filled by a bool mask, softmax in fp32 (models/mpt MptAttention.forward)."""
+def mpt_attention(t: Tape, frame: Scope, q: Value, k: Value, v: Value, *, alibi: Value | None, mask: Value | None, dropout_p: float = 0.0) -> Value:
+    """MPT: scaled scores plus an fp32 ALiBi bias, filled by a bool mask, softmax in fp32 (models/mpt MptAttention.forward, whose locals `frame` holds)."""
     rows, heads, length, size = q.axes
     scores = (rows, heads, length, length)
-    with t.scope() as frame:
-        frame.local(q, k, v)
-        weights = scale(t, bmm(t, dense_operand(t, q, dense=False), dense_operand(t, k, dense=False), rows * heads, length, length, size, scores, name="q k^T"))
-        if alibi is not None:
-            dtype = promote(weights.dtype, alibi.dtype)
-            weights = t.op("add alibi", (weights, alibi), scores, dtype, gradients=(PASS if dtype is weights.dtype else LIKE, None), costs=(Move(3 * traffic(weights)),))
-        if mask is not None:
-            weights = t.op("masked_fill", (weights,), scores, weights.dtype, saves=(mask,), gradients=(LIKE,), costs=(Move(2 * traffic(weights)),), backward_costs=(Move(2 * traffic(weights)),))
-        frame.local(weights)
-        probabilities = cast(t, softmax(t, cast(t, weights, FP32)), v.dtype)
-        probabilities = dropout(t, probabilities, dropout_p)
-        frame.local(probabilities)
-        t.keep(probabilities)
-        return rows_first(t, bmm(t, probabilities, dense_operand(t, v, dense=False), rows * heads, length, size, length, q.axes, name="scores v"))
+    frame.local(q, k, v)
+    weights = scale(t, bmm(t, dense_operand(t, q, dense=False), dense_operand(t, k, dense=False), rows * heads, length, length, size, scores, name="q k^T"))
+    if alibi is not None:
+        weights = _add_alibi(t, weights, alibi)
+    if mask is not None:
+        weights = t.op("masked_fill", (weights,), scores, weights.dtype, saves=(mask,), gradients=(LIKE,), costs=(Move(2 * traffic(weights)),), backward_costs=(Move(2 * traffic(weights)),))  # fmt: skip
+    frame.local(weights)
+    probabilities = dropout(t, cast(t, softmax(t, cast(t, weights, FP32)), v.dtype), dropout_p)
+    frame.local(probabilities)
+    t.keep(probabilities)
+    out = bmm(t, probabilities, dense_operand(t, v, dense=False), rows * heads, length, size, length, q.axes, name="scores v")
+    return rows_first(t, out)
 
 
-def falcon_attention(t: Tape, q: Value, k: Value, v: Value, *, mask: Value, alibi: Value | None, dropout_p: float = 0.0) -> Value:
+def _add_alibi(t: Tape, weights: Value, alibi: Value) -> Value:
+    dtype = promote(weights.dtype, alibi.dtype)
+    how = PASS if dtype is weights.dtype else LIKE
+    return t.op("add alibi", (weights, alibi), weights.axes, dtype, gradients=(how, None), costs=(Move(3 * traffic(weights)),))
+
+
+def falcon_attention(t: Tape, frame: Scope, q: Value, k: Value, v: Value, *, mask: Value, alibi: Value | None, contiguous: bool, dropout_p: float = 0.0) -> Value:
     """Falcon's eager chain: softmax in the model's type; with ALiBi the scores pass through fp32 (models/falcon FalconAttention.forward)."""
     rows, heads, length, size = q.axes
     scores = (rows, heads, length, length)
-    with t.scope() as frame:
-        frame.local(q, k, v)
-        weights = bmm(t, q, k, rows * heads, length, length, size, scores, name="q k^T")
-        if alibi is not None:
-            frame.local(weights)
-            weights = cast(t, weights, FP32)
-            frame.local(weights)
-            weights = t.op("add alibi", (weights, alibi), scores, FP32, gradients=(PASS, None), costs=(Move(3 * traffic(weights)),))
-        weights = _scale_in_place(t, weights)
+    frame.local(q, k, v)
+    single = k.axes[1] is not heads
+    keys, values = (expand_head(t, x, q.axes) for x in (k, v)) if single else (k, v)
+    left, right = dense_operand(t, q, dense=contiguous), dense_operand(t, keys, dense=contiguous and not single)
+    weights = bmm(t, left, right, rows * heads, length, length, size, scores, name="q k^T")
+    if alibi is not None:
         frame.local(weights)
-        total = _masked(t, weights, mask)
-        probabilities = softmax(t, total, dtype=q.dtype)
-        probabilities = dropout(t, probabilities, dropout_p)
-        frame.local(probabilities)
-        t.keep(probabilities)
-        return rows_first(t, bmm(t, probabilities, v, rows * heads, length, size, length, q.axes, name="scores v"))
+        wide = cast(t, weights, FP32)
+        frame.local(wide)
+        weights = _add_alibi(t, wide, alibi)
+    weights = _scale_in_place(t, weights)
+    frame.local(weights)
+    probabilities = dropout(t, softmax(t, _masked(t, weights, mask), dtype=q.dtype), dropout_p)
+    frame.local(probabilities)
+    t.keep(probabilities)
+    out = bmm(t, probabilities, dense_operand(t, values, dense=False), rows * heads, length, size, length, q.axes, name="scores v")
+    return rows_first(t, out)
 
 
 def _scale_in_place(t: Tape, x: Value) -> Value:
@@ -141,7 +144,8 @@ def clamped_scores(t: Tape, q: Value, k: Value, v: Value, *, mask: Value | None,
             halves = (t.tensor("equal", scores, BOOL, Role.WORKSPACE), t.tensor("less", scores, BOOL, Role.WORKSPACE), t.tensor("half of the gradient", scores, weights.dtype, Role.WORKSPACE))
             weights = t.op("maximum", (weights,), scores, weights.dtype, saves=(weights,), gradients=(LIKE,), backward_temporaries=halves, costs=(Move(2 * traffic(weights)),), backward_costs=(Move(6 * traffic(weights), 4),))  # fmt: skip
         frame.local(weights)
-        weights = softmax(t, weights)
+        clamped, weights = weights, softmax(t, weights)
+        frame.release(clamped)
         t.keep(weights)
         probabilities = dropout(t, weights, dropout_p)
         frame.local(weights, probabilities)

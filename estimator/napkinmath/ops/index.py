@@ -84,7 +84,7 @@ def repeat_heads(t: Tape, x: Value, groups: Size, axes: tuple[Size, ...], *, cop
     if groups == 1:
         return x
     if single_head(t, x) and not copies:
-        return _expand_head(t, x, axes)
+        return expand_head(t, x, axes)
     summed = t.gradient_of(x) if x.requires_grad else None
     tensor = t.tensor("repeated heads", axes, x.dtype)
     out = Value(tensor, axes, x.dtype, x.requires_grad)
@@ -97,7 +97,8 @@ def single_head(t: Tape, x: Value) -> bool:
     return t.known(x.axes[1]) == 1
 
 
-def _expand_head(t: Tape, x: Value, axes: tuple[Size, ...]) -> Value:
+def expand_head(t: Tape, x: Value, axes: tuple[Size, ...]) -> Value:
+    """One head seen by all queries: a view; the gradient is summed over the heads."""
     out = Value(x.tensor, axes, x.dtype, x.requires_grad)
     summed = t.gradient_of(x) if x.requires_grad else None
     t.append("expand", (x,), (out,), forward=(), backward=((ALLOC, summed),) if summed else (), gradients=(Gradient(x, summed),) if summed else (), backward_costs=(Move(traffic(out, x)),))  # fmt: skip

@@ -29,10 +29,10 @@ def opt(c: Config) -> ModelSpec:
     width = c.size("word_embed_proj_dim", symbols["h"])
     projected = width if width != symbols["h"] else 0
     attention = GroupedQueryAttention(
-        rotary=False, query_scaled=True, bias=bias, output_bias=bias, dropout=c.probability("attention_dropout"), output_dropout=dropout, names=NAMES
+        rotary=False, query_scaled=True, bias=bias, output_bias=bias, dropout=c.probability("attention_dropout"), names=NAMES
     )  # fmt: skip
-    mlp = PlainMlp(activation=c.activation("activation_function", "relu"), bias=bias, dropout=dropout, scope="")
-    layer = DecoderLayer(attention=attention, mlp=mlp, norm=norm, names=NORMS, norms_last=not before)
+    mlp = PlainMlp(activation=c.activation("activation_function", "relu"), bias=bias, scope="", inlined=True)
+    layer = DecoderLayer(attention=attention, mlp=mlp, norm=norm, names=NORMS, norms_last=not before, dropout=dropout)
     path = "model.decoder"
     embedding = PositionedEmbedding(
         name="embed_tokens", position_name="embed_positions", rows=c.size("max_position_embeddings", 2048) + 2, per_sequence=True, width=projected, padded=pads(c, True)
@@ -47,9 +47,9 @@ def xglm(c: Config) -> ModelSpec:
     c = c.renamed({"d_model": "hidden_size", "attention_heads": "num_attention_heads", "num_layers": "num_hidden_layers"})
     symbols = one_head_each(dense_symbols(c, ffn="ffn_dim"))
     dropout = c.probability("dropout", 0.1)
-    attention = XglmAttention(dropout=c.probability("attention_dropout", 0.1), output_dropout=dropout)
-    mlp = PlainMlp(activation=c.activation("activation_function", "gelu"), dropout=dropout, inner_dropout=c.probability("activation_dropout"), scope="")
-    layer = DecoderLayer(attention=attention, mlp=mlp, norm=Norm(kind=NormKind.LAYER), names=NORMS)
+    attention = XglmAttention(dropout=c.probability("attention_dropout", 0.1))
+    mlp = PlainMlp(activation=c.activation("activation_function", "gelu"), inner_dropout=c.probability("activation_dropout"), scope="")
+    layer = DecoderLayer(attention=attention, mlp=mlp, norm=Norm(kind=NormKind.LAYER), names=NORMS, dropout=dropout)
     embedding = PositionedEmbedding(
         name="embed_tokens", position_name="embed_positions", rows=c.size("max_position_embeddings", 2048) + 2, sines=True, scaled=c.flag("scale_embedding", True), dropout=dropout,
         padded=pads(c, True), masked=True,
@@ -63,10 +63,10 @@ def biogpt(c: Config) -> ModelSpec:
     symbols = one_head_each(dense_symbols(c))
     dropout = c.probability("hidden_dropout_prob", 0.1)
     attention = GroupedQueryAttention(
-        rotary=False, wide_softmax=False, bias=True, output_bias=True, dropout=c.probability("attention_probs_dropout_prob", 0.1), output_dropout=dropout, names=NAMES
+        rotary=False, wide_softmax=False, bias=True, output_bias=True, dropout=c.probability("attention_probs_dropout_prob", 0.1), names=NAMES
     )  # fmt: skip
-    mlp = PlainMlp(activation=c.activation("hidden_act", "gelu"), dropout=dropout, inner_dropout=c.probability("activation_dropout"), scope="")
-    layer = DecoderLayer(attention=attention, mlp=mlp, norm=Norm(kind=NormKind.LAYER), names=NORMS)
+    mlp = PlainMlp(activation=c.activation("hidden_act", "gelu"), inner_dropout=c.probability("activation_dropout"), scope="", inlined=True)
+    layer = DecoderLayer(attention=attention, mlp=mlp, norm=Norm(kind=NormKind.LAYER), names=NORMS, dropout=dropout)
     embedding = PositionedEmbedding(
         name="embed_tokens", position_name="embed_positions", rows=c.size("max_position_embeddings", 1024) + 2, scaled=c.flag("scale_embedding", True), dropout=dropout, padded=pads(c, True)
     )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from napkinmath.costs import Move, traffic
 from napkinmath.dtypes import BOOL
-from napkinmath.ledger import Role, Value
+from napkinmath.ledger import ALLOC, FREE, Gradient, Role, Value
 from napkinmath.ops import elementwise
 from napkinmath.ops.elementwise import add, cube, mul, scale, shift, tanh
 from napkinmath.ops.index import constant
@@ -39,6 +39,30 @@ def quick_gelu(t: Tape, x: Value) -> Value:
     """x · sigmoid(1.702 x) (QuickGELUActivation)."""
     with t.scope():
         return mul(t, x, elementwise.sigmoid(t, scale(t, x)))
+
+
+def bloom_gelu(t: Tape, x: Value) -> Value:
+    """GELU by tanh in an autograd function of its own, which keeps x and computes both ways in small steps (models/bloom GeLUFunction)."""
+    made = [t.tensor(f"step {number}", x.axes, x.dtype, Role.WORKSPACE) for number in range(8)]
+    out = Value(t.tensor("gelu", x.axes, x.dtype), x.axes, x.dtype, x.requires_grad)
+    half, scaled, cubed, inner, product, squashed, plus_one, _ = made
+    forward = (
+        (ALLOC, half), (ALLOC, scaled), (ALLOC, cubed), (ALLOC, inner), (FREE, cubed), (ALLOC, product), (FREE, scaled), (FREE, inner), (ALLOC, squashed), (FREE, product),
+        (ALLOC, plus_one), (FREE, squashed), (ALLOC, out.tensor), (FREE, half), (FREE, plus_one),
+    )  # fmt: skip
+    cost = (Move(20 * traffic(x), 9),)
+    if not x.requires_grad:
+        t.append("bloom gelu", (x,), (out,), forward=forward, costs=cost)
+        return out
+    gradient = t.gradient_of(x)
+    tanh_out, first, second, third, fourth, factor = (t.tensor(f"backward step {number}", x.axes, x.dtype, Role.WORKSPACE) for number in range(6))
+    backward = (
+        (ALLOC, first), (ALLOC, second), (ALLOC, third), (FREE, first), (FREE, second), (ALLOC, tanh_out), (FREE, third), (ALLOC, first), (ALLOC, second), (ALLOC, third), (ALLOC, fourth),
+        (FREE, third), (ALLOC, third), (FREE, second), (FREE, fourth), (ALLOC, second), (FREE, first), (FREE, third), (ALLOC, fourth), (ALLOC, factor), (FREE, second), (FREE, fourth),
+        (ALLOC, gradient), (FREE, factor), (FREE, tanh_out),
+    )  # fmt: skip
+    t.append("bloom gelu", (x,), (out,), forward=forward, saves=(x.tensor,), costs=cost, backward=backward, gradients=(Gradient(x, gradient),), backward_costs=(Move(50 * traffic(x), 20),))
+    return out
 
 
 def relu2(t: Tape, x: Value) -> Value:
@@ -80,6 +104,6 @@ def minimum_of(t: Tape, x: Value, least: Value) -> Value:
 
 ACTIVATIONS = {
     "silu": elementwise.silu, "swish": elementwise.silu, "gelu": elementwise.gelu, "gelu_pytorch_tanh": elementwise.gelu, "gelu_python_tanh": gelu_new,
-    "gelu_new": gelu_new, "gelu_fast": gelu_fast, "relu": elementwise.relu, "relu2": relu2, "xielu": xielu,
+    "gelu_new": gelu_new, "gelu_fast": gelu_fast, "bloom_gelu": bloom_gelu, "relu": elementwise.relu, "relu2": relu2, "xielu": xielu,
     "quick_gelu": quick_gelu,
 }  # fmt: skip

@@ -114,7 +114,7 @@ class BloomAttention(Record):
             frame.local(packed)
             viewed = t.view(packed, (b, s, a, 3, dh))
             q, key, value = (t.view(slice_of(t, viewed, (b, s, a, dh)), (b, a, s, dh)) for _ in range(3))
-            out = bloom_attention(t, q, key, value, alibi=shared["alibi"], mask=shared.get("mask"), dropout_p=self.dropout)
+            out = bloom_attention(t, frame, q, key, value, alibi=shared["alibi"], mask=shared.get("mask"), dropout_p=self.dropout)
             frame.local(out)
             return dropout(t, linear(t, t.view(out, (b, s, a * dh)), "dense", h, bias=True), self.output_dropout)
 
@@ -136,7 +136,7 @@ class MptAttention(Record):
                 packed = clamp_(t, packed)
             frame.local(packed)
             q, key, value = (split_heads(t, part, a, copies=True) for part in chunk(t, packed, (a * dh,) * 3))
-            out = mpt_attention(t, q, key, value, alibi=shared.get("alibi"), mask=shared.get("bool mask"), dropout_p=self.dropout)
+            out = mpt_attention(t, frame, q, key, value, alibi=shared.get("alibi"), mask=shared.get("bool mask"), dropout_p=self.dropout)
             frame.local(out)
             return linear(t, t.view(out, (b, s, a * dh)), "out_proj", h, bias=self.bias)
 
@@ -145,7 +145,6 @@ class XglmAttention(Record):
     """Heads folded into the batch, scores clamped from below, softmax in the model's type (models/xglm XGLMAttention)."""
 
     dropout: float = 0.0
-    output_dropout: float = 0.0
 
     def record(self, t: Tape, x: Value, shared: dict[str, Value]) -> Value:
         """Attention over x of axes (b, s, h)."""
@@ -156,4 +155,4 @@ class XglmAttention(Record):
             q, key, value = (split_heads(t, part, a, copies=True) for part in (q, key, value))
             out = clamped_scores(t, q, key, value, mask=shared.get("mask"), dropout_p=self.dropout)
             frame.local(out)
-            return dropout(t, linear(t, t.view(out, (b, s, a * dh)), "out_proj", h, bias=True), self.output_dropout)
+            return linear(t, t.view(out, (b, s, a * dh)), "out_proj", h, bias=True)

@@ -40,6 +40,8 @@ class DecoderLayer(Part):
     """Each norm follows the residual's sum (OPT 350M)."""
     names_outputs: bool = False
     """Norm and sublayer outputs are alive under names of their own as the residual is added, the attention's to the end (GPT-2)."""
+    names_attention: bool = True
+    """With `names_outputs`: the attention's output has a name (not where the attention adds the residual itself, BLOOM)."""
 
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         assert x is not None
@@ -59,14 +61,16 @@ class DecoderLayer(Part):
                     out = self.norm.record(t, out, self.post_names[which])
             out = dropout(t, out, self.dropout)
             if self.names_outputs:
-                frame.local(normed, out)
-                if not which:
-                    t.keep(out)
+                frame.local(normed)
+                if self.names_attention:
+                    frame.local(out)
+                    if not which:
+                        t.keep(out)
             if self.scaled:
                 frame.local(out)
                 out = scale(t, out)
             total = add(t, x, out)
-        return self.norm.record(t, total, self.names[which]) if self.norms_last else total
+            return self.norm.record(t, total, self.names[which]) if self.norms_last else total
 
 
 class ParallelLayer(Part):

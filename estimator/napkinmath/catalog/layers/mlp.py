@@ -71,11 +71,14 @@ class PlainMlp(Record):
     dropout: float = 0.0
     inner_dropout: float = 0.0
     """Dropout between activation and second linear."""
+    inlined: bool = False
+    """Written out in the layer's own forward, which gives the input's name to each result in turn (OPT)."""
 
     def record(self, t: Tape, x: Value, shared: dict[str, Value]) -> Value:
         """Feed-forward of x."""
         with t.scope(self.scope) as frame:
-            frame.local(x)
+            if not self.inlined:
+                frame.local(x)
             middle = activate(t, linear(t, x, self.names[0], self.width, bias=self.bias), self.activation)
             middle = dropout(t, middle, self.inner_dropout)
             return dropout(t, linear(t, middle, self.names[1], x.axes[-1], bias=self.bias), self.dropout)

@@ -49,12 +49,12 @@ class PositionedEmbedding(Part):
         if self.scaled:
             out = scale(t, out)
         out = input_leaf(t, out)
-        shared["token embeddings"] = Value(out.tensor, out.axes, out.dtype)
         causal_masks(t, shared, out.dtype, eager_only=self.masked)
         positions = self._positions(t, shared)
         shared["position embeddings"] = Value(positions.tensor, positions.axes, positions.dtype)
         if self.width:
             out = linear(t, out, "project_in", h)
+        shared["token embeddings"] = Value(out.tensor, out.axes, out.dtype)
         total = add_positions(t, out, positions)
         return dropout(t, total, self.dropout)
 
@@ -65,7 +65,7 @@ class PositionedEmbedding(Part):
         if not self.sines:
             return embedding(t, ids, self.position_name, self.rows, h)
         with t.scope(self.position_name):
-            table = t.weight("weights", (self.rows, h), dtype=None, buffer=True)
+            table = t.weight("weights", (self.rows, h), dtype=t.policy.loaded_dtype, buffer=True)
             return constant(t, "positions", (1, s, h), table.tensor.dtype)
 
 
