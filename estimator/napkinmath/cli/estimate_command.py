@@ -33,16 +33,24 @@ def run(argv: Sequence[str]) -> int:
 
 def make_estimates(given: dict[str, Any], notes: list[str]) -> list[Estimate]:
     """One estimate, or one for each GPU named; `notes` receives what was assumed or ignored."""
+    if "job" not in given:
+        return _estimates(given, notes)
+    from napkinmath.catalog.config_file import quoted
+    from napkinmath.inputs.job_file import with_job_file
+
+    options = with_job_file(given, notes)
+    try:
+        return _estimates(options, notes)
+    except InputError as error:
+        raise InputError(f"{error} (with the job file {quoted(given['job'])})") from error
+
+
+def _estimates(options: dict[str, Any], notes: list[str]) -> list[Estimate]:
     from napkinmath.estimate import estimate
     from napkinmath.inputs.hardware_options import allocator_text, machines, speed_on
     from napkinmath.inputs.model_options import model_spec
     from napkinmath.inputs.options import train_config
 
-    options = given
-    if "job" in given:
-        from napkinmath.inputs.job_file import with_job_file
-
-        options = with_job_file(given, notes)
     config = train_config(options)
     spec = model_spec(options, notes)
     allocator = allocator_text(options)
