@@ -224,6 +224,11 @@ def qwen3_vl_moe(c: Config) -> ModelSpec:
 
 
 def _qwen3_vl(c: Config, text: str, family: str) -> ModelSpec:
+    return qwen3_tower(c, text_spec(c, text), family)
+
+
+def qwen3_tower(c: Config, text: ModelSpec, family: str) -> ModelSpec:
+    """Qwen 3 VL's tower before a text model."""
     v = c.nested("vision_config")
     width = v.size("hidden_size", 1152)
     tower, patches = _qwen_tower(
@@ -250,7 +255,7 @@ def _qwen3_vl(c: Config, text: str, family: str) -> ModelSpec:
     deep = merger.replace(norm_merged=True)
     depths = len(v.sizes("deepstack_visual_indexes")) if "deepstack_visual_indexes" in v else 3
     extra = [Stage(part=DeepFeatures(merger=deep, count=depths), path="model.visual.deepstack_merger_list")] if depths else []
-    return joined(c, [*tower, *extra, Stage(part=merger, path="model.visual.merger")], text_spec(c, text), family)
+    return joined(c, [*tower, *extra, Stage(part=merger, path="model.visual.merger")], text, family)
 
 
 class DeepFeatures(Part):
