@@ -19,18 +19,17 @@ if TYPE_CHECKING:
     from napkinmath.tape import Tape
 
 
-def adapted_linear(t: Tape, x: Value, outputs: Size, base: Callable[[Value], Value], config: AdapterConfig, *, role: Role) -> Value:
-    """The linear with its adapter: base output plus scaling · B(A(dropout(x)))."""
+def adapted_linear(t: Tape, x: Value, outputs: Size, base: Callable[[Value], Value], config: AdapterConfig, *, role: Role, quantized: bool) -> Value:
+    """The linear with its adapter: base output plus scaling · B(A(dropout(x))); `quantized` says which of PEFT's two forwards runs."""
     if config.kind is AdapterKind.IA3:
         from napkinmath.lowering.ia3 import ia3_linear
 
         return ia3_linear(t, x, outputs, base)
-    if t.policy.stack.fused_adapters and t.policy.format is not None:
+    if t.policy.stack.fused_adapters and quantized:
         return fused_adapted_linear(t, x, outputs, base, config)
     with t.scope() as frame:
         frame.local(x)
         result = base(x)
-        quantized = t.policy.format is not None
         if quantized:  # result = result.clone(): backprop through views of 4-bit outputs needs it
             result = copy(t, result, name="clone")
         dtype = result.dtype

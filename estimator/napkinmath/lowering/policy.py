@@ -112,7 +112,7 @@ class Policy:
         if self.adapter is not None and self.targets(t.module, kind):
             from napkinmath.lowering.adapters import adapted_linear
 
-            return adapted_linear(t, x, outputs, base, self.adapter, role=role)
+            return adapted_linear(t, x, outputs, base, self.adapter, role=role, quantized=bool(w.constants))
         return base(x)
 
     def targets(self, path: str, kind: str) -> bool:

@@ -7,7 +7,7 @@ from napkinmath.catalog.families.llama import dense_symbols, one_head_each, pads
 from napkinmath.catalog.layers.alibi import AlibiEmbedding
 from napkinmath.catalog.layers.chained_attention import BloomAttention, MptAttention
 from napkinmath.catalog.layers.decoder import DecoderLayer
-from napkinmath.catalog.layers.falcon import FalconAttention, FalconEmbedding, FalconHeads, FalconLayer
+from napkinmath.catalog.layers.falcon import KIND, FalconAttention, FalconEmbedding, FalconHeads, FalconLayer
 from napkinmath.catalog.layers.head import CausalLmHead
 from napkinmath.catalog.layers.mlp import PlainMlp
 from napkinmath.catalog.layers.norm import Norm, NormKind
@@ -80,7 +80,7 @@ def falcon(c: Config) -> ModelSpec:
         symbols["k"] = 1
     bias, alibi = c.flag("bias"), c.flag("alibi")
     two_norms = grouped and parallel and c.size("num_ln_in_parallel_attn", 2) == 2
-    mlp = PlainMlp(activation=c.activation("activation", "gelu"), bias=bias, names=("dense_h_to_4h", "dense_4h_to_h"))
+    mlp = PlainMlp(activation=c.activation("activation", "gelu"), bias=bias, names=("dense_h_to_4h", "dense_4h_to_h"), kind=KIND)
     dropout = c.probability("attention_dropout")
     layer = FalconLayer(
         attention=FalconAttention(heads=heads, bias=bias, alibi=alibi, dropout=dropout), mlp=mlp, norm=LAYER_NORM, parallel=parallel, two_norms=two_norms,

@@ -23,6 +23,10 @@ from napkinmath.record import Record
 from napkinmath.tape import Scope, Tape
 
 
+# FalconLinear is a subclass of nn.Linear, and transformers 5 quantizes modules of exactly that class (integrations/bitsandbytes.py).
+KIND = "unquantized linear"
+
+
 class FalconHeads(str, Enum):
     """How queries, keys and values lie in the packed projection."""
 
@@ -44,7 +48,7 @@ class FalconAttention(Record):
         width: Size = 3 * a if self.heads is FalconHeads.FULL else a + 2 if self.heads is FalconHeads.SINGLE else a + 2 * k
         with t.scope("self_attention") as frame:
             frame.local(x)
-            packed = linear(t, x, "query_key_value", width * dh, bias=self.bias)
+            packed = linear(t, x, "query_key_value", width * dh, bias=self.bias, kind=KIND)
             frame.local(packed)
             q, key, value = self._split(t, packed)
             if not self.alibi:
@@ -56,7 +60,7 @@ class FalconAttention(Record):
             frame.local(q, key, value)
             out = self._attend(t, frame, q, key, value, shared)
             frame.local(out)
-            return linear(t, t.view(out, (b, s, a * dh)), "dense", h, bias=self.bias)
+            return linear(t, t.view(out, (b, s, a * dh)), "dense", h, bias=self.bias, kind=KIND)
 
     def _split(self, t: Tape, packed: Value) -> tuple[Value, Value, Value]:
         if self.heads is FalconHeads.FULL:

@@ -71,6 +71,7 @@ class PlainMlp(Record):
     dropout: float = 0.0
     inner_dropout: float = 0.0
     """Dropout between activation and second linear."""
+    kind: str = "linear"
     inlined: bool = False
     """Written out in the layer's own forward, which gives the input's name to each result in turn (OPT)."""
 
@@ -79,6 +80,6 @@ class PlainMlp(Record):
         with t.scope(self.scope) as frame:
             if not self.inlined:
                 frame.local(x)
-            middle = activate(t, linear(t, x, self.names[0], self.width, bias=self.bias), self.activation)
+            middle = activate(t, linear(t, x, self.names[0], self.width, bias=self.bias, kind=self.kind), self.activation)
             middle = dropout(t, middle, self.inner_dropout)
-            return dropout(t, linear(t, middle, self.names[1], x.axes[-1], bias=self.bias), self.dropout)
+            return dropout(t, linear(t, middle, self.names[1], x.axes[-1], bias=self.bias, kind=self.kind), self.dropout)

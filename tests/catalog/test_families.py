@@ -1,0 +1,61 @@
+"""Every model of the catalog that a family reads has the parameters that its row records, which the real class was counted for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from napkinmath.catalog.families import FAMILIES, read_config
+from napkinmath.catalog.stacks import STACKS
+from napkinmath.errors import InputError
+from napkinmath.estimate import count_parameters
+from napkinmath.lowering.policy import Policy
+from napkinmath.step import build_step
+from napkinmath.train_config import TrainConfig
+from recount_models import read_catalog
+
+ROWS = read_catalog()
+
+
+def parameters(config: dict[str, Any]) -> int:
+    """Parameters of the model that a config describes, tied ones once."""
+    policy = Policy(TrainConfig(micro_batch_size=1, sequence_length=64), STACKS["hf"])
+    return count_parameters(build_step(read_config(config), policy))[0]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[row["name"] for row in ROWS])
+def test_parameters_are_those_of_the_catalog(row: dict[str, Any]) -> None:
+    if row["config"]["model_type"] not in FAMILIES:
+        pytest.skip(f"no family reads {row['config']['model_type']} yet")
+    assert parameters(row["config"]) == row["parameters"]
+
+
+def test_most_of_the_catalog_is_read() -> None:
+    assert sum(row["config"]["model_type"] in FAMILIES for row in ROWS) >= 0.95 * len(ROWS)
+
+
+LLAMA = {"model_type": "llama", "hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 704, "vocab_size": 1000, "num_hidden_layers": 4}
+
+BROKEN = [
+    ({"num_attention_heads": 7}, "num_key_value_heads"),
+    ({"num_attention_heads": 12, "num_key_value_heads": 12}, "hidden_size"),
+    ({"hidden_act": "swiglu"}, "hidden_act='swiglu'"),
+    ({"attention_dropout": 1.5}, "attention_dropout=1.5"),
+    ({"num_hidden_layers": 0}, "num_hidden_layers=0"),
+    ({"model_type": "gemma3_text", "layer_types": ["full_attention"]}, "layer_types has 1 entries"),
+    ({"model_type": "olmo3", "layer_types": ["full_attention", "sliding", "full_attention", "full_attention"]}, "'sliding'"),
+    ({"model_type": "phi", "partial_rotary_factor": 1.5}, "partial_rotary_factor=1.5"),
+    ({"model_type": "smollm3", "no_rope_layers": [1, 0]}, "no_rope_layers has 2 entries"),
+    ({"model_type": "gpt_neo", "num_heads": 8, "num_layers": 4, "attention_types": [[["global"], 3]]}, "attention_types"),
+    ({"model_type": "gptj", "n_head": 8, "n_layer": 2, "n_embd": 256, "rotary_dim": 64}, "rotary_dim=64"),
+    ({"model_type": "codegen", "n_head": 6, "n_embd": 192, "n_layer": 2, "num_attention_heads": None, "hidden_size": None}, "num_attention_heads=6"),
+    ({"model_type": "falcon", "new_decoder_architecture": True, "num_kv_heads": 3}, "num_kv_heads=3"),
+]
+
+
+@pytest.mark.parametrize(("changes", "quoted"), BROKEN, ids=[quoted for _, quoted in BROKEN])
+def test_a_field_that_changes_shapes_is_refused_in_one_line(changes: dict[str, Any], quoted: str) -> None:
+    with pytest.raises(InputError) as caught:
+        parameters({**LLAMA, **changes})
+    assert quoted in str(caught.value)
+    assert "\n" not in str(caught.value)
