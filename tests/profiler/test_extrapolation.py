@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 
 import pytest
+import torch
 from profiler.traced_families import FAMILIES, Config
 from torch import nn
 
@@ -21,6 +22,12 @@ METHODS: dict[str, dict[str, object]] = {
     "checkpointed": {"checkpointing": True, "optimizer": "adamw-fused"},
     "reentrant lora": {"method": TrainMethod.LORA, "checkpointing": True, "use_reentrant": True},
     "qlora, loop optimizer": {"method": TrainMethod.QLORA, "optimizer": "adamw-loop"},
+    "autocast": {"loop": LoopOptions(autocast_dtype=torch.bfloat16, convert_outputs_to_fp32=True), "dtype": "fp32", "checkpointing": True},
+    "autocast lora": {
+        "checkpointing": True,
+        "loop": LoopOptions(autocast_dtype=torch.bfloat16, max_grad_norm=1.0),
+        "method": TrainMethod.LORA,
+    },
     "accumulated and clipped": {"loop": LoopOptions(gradient_accumulation_steps=2, max_grad_norm=1.0)},
 }
 # Layers: uniform, alternating, one in four, dense first, hybrid in an uneven order, two towers.

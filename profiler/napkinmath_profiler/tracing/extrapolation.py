@@ -113,12 +113,13 @@ class _Extrapolation:
         return found  # type: ignore[return-value]
 
     def _layer_of(self, event: StorageEvent) -> int | None:
-        if event.module:
-            return self._layer_in(event.module)
+        layer = self._layer_in(event.module)
+        if layer is not None:
+            return layer
         record = self._old.records[event.storage_id]
         if not event.is_allocation and event.phase in (TracePhase.FORWARD, TracePhase.LOSS):
             return self._layer_in(record.owner or record.module)  # autocast's cache of cast weights goes at its exit
-        return self._layer_in(record.owner)
+        return None if event.module else self._layer_in(record.owner)
 
     def _parts(self) -> list[_Part]:
         parts: list[_Part] = []
