@@ -15,6 +15,7 @@ import pathlib
 import warnings
 from dataclasses import dataclass
 
+from in_place_sums import sum_in_place
 from napkinmath.catalog.families import read_config
 from napkinmath.catalog.stacks import STACKS
 from napkinmath.ledger import Phase
@@ -41,7 +42,7 @@ PHASES = {
     TracePhase.FORWARD: Phase.FORWARD, TracePhase.LOSS: Phase.FORWARD, TracePhase.BACKWARD: Phase.BACKWARD, TracePhase.RECOMPUTE: Phase.BACKWARD,
     TracePhase.CLIP: Phase.CLIP, TracePhase.OPTIMIZER: Phase.STEP, TracePhase.ZERO_GRAD: Phase.STEP,
 }  # fmt: skip
-SDPA_KERNELS = {"sdpa": Attention.FLASH, "sdpa_flash": Attention.FLASH, "sdpa_efficient": Attention.EFFICIENT, "math": Attention.MATH, "sdpa_cudnn": Attention.CUDNN}
+SDPA_KERNELS = {"auto": Attention.FLASH, "sdpa": Attention.FLASH, "sdpa_flash": Attention.FLASH, "sdpa_efficient": Attention.EFFICIENT, "math": Attention.MATH, "sdpa_cudnn": Attention.CUDNN}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,11 +83,12 @@ class Case:
         """The traced result of two steps."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return trace_config(
+            result = trace_config(
                 self.config, method=TrainMethod(self.method), micro_batch_size=self.batch, sequence_length=self.sequence, dtype="bf16",
                 checkpointing=self.checkpointing, use_reentrant=self.reentrant, **_traced_attention(self.attention), optimizer=TRACED_OPTIMIZERS[self.optimizer],
                 adapters=AdapterOptions(rank=self.rank, dropout=self.dropout), quantization=QuantizationOptions(double_quant=self.double_quant, kbit_preparation=self.kbit),
             )  # fmt: skip
+        return sum_in_place(result)
 
 
 TRACED_OPTIMIZERS = {"adamw-foreach": "adamw", "adamw-fused": "adamw-fused", "adamw": "adamw-loop", "sgd": "sgd", "momentum": "sgd-momentum"}
@@ -95,8 +97,8 @@ TRACED_OPTIMIZERS = {"adamw-foreach": "adamw", "adamw-fused": "adamw-fused", "ad
 def _traced_attention(name: str) -> dict[str, object]:
     from napkinmath_profiler.tracing.cuda_choices import AttentionBackend
 
-    if name == "eager":
-        return {"attention": "eager"}
+    if name in ("auto", "eager"):
+        return {"attention": None if name == "auto" else "eager"}
     return {"attention": "sdpa", "attention_backend": AttentionBackend.AUTO if name == "sdpa" else AttentionBackend(name.removeprefix("sdpa_"))}
 
 
