@@ -84,6 +84,21 @@ ERAS: tuple[Era, ...] = (
         name="torchtune", pattern=r"torchtune", stack="torchtune", offload_style="torchtune", autocast=False, adapter_dtype="bf16", prepares=False, unquantized=("lm_head", "output"), clips=False,
         evidence="torchtune of November 2024 recipes/configs/llama3_2/3B_*_single_device.yaml: fused AdamW, bf16 throughout, adapters too",
     ),
+    Era(
+        name="bert on torch 1.x", pattern=r"perf_train_gpu_one", stack="hf-2022", evidence="transformers docs/source/en/perf_train_gpu_one.mdx of 2022: Trainer defaults, NVML at the end of training",
+        autocast=False, lazy_modules=False,
+    ),
+    Era(
+        name="Qwen", pattern=r"qwenlm/qwen", stack="hf-2023", evidence="QwenLM/Qwen finetune.py, finetune/finetune_lora_single_gpu.sh of September 2023, README: CUDA 11.4 and above", adapter_dropout=0.05, default_rank=64,
+        prepares=True, lazy_modules=False,
+    ),
+    Era(
+        name="ms-swift", pattern=r"modelscope/(ms-)?swift", stack="hf-2023", evidence="ms-swift docs/source_en/LLM/Benchmark.md: torch 2.1.1, bitsandbytes 0.41.3, defaults of llm/utils/argument.py", adapter_dropout=0.05,
+    ),
+    Era(
+        name="axolotl", pattern=r"axolotl", stack="hf", prepares=False,
+        evidence="axolotl loaders/model.py _convert_embedding_modules_dtype: after k-bit preparation norms, embeddings and head go back to the compute type wherever flash attention is on",
+    ),
     Era(name="default", pattern=r"", stack="hf-2024", evidence="none: a source without a row of its own is taken for the Trainer of 2024"),
 )
 
