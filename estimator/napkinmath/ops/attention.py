@@ -166,15 +166,18 @@ def math_attention(t: Tape, q: Value, k: Value, v: Value, *, groups: Size, mask:
     dtype = q.dtype
     with t.scope() as frame:
         frame.local(q, k, v)
+        if mask is not None:
+            mask = _additive_mask(t, mask, dtype)
+            frame.local(mask)
         q, k, v = (cast(t, x, FP32) for x in (q, k, v))  # reduced-precision reductions are off by default
         scaled_q = scale(t, q)
-        bias = _float_mask(t, mask, causal=causal, length=s_q, keys=s_kv)
+        bias = mask if mask is not None or not causal else _causal_bias(t, s_q, s_kv)
         keys, values = repeat_heads(t, k, groups, _expanded(q, k), copies=True), repeat_heads(t, v, groups, _expanded(q, v), copies=True)
         frame.local(q, keys, values, scaled_q)
         alone = groups == 1 and keys.axes[1] is not heads and single_head(t, keys)
         right = scale(t, keys)
         if alone:
-            right, values = expand_head(t, right, q.axes), expand_head(t, values, q.axes)
+            right = expand_head(t, right, q.axes)
         left, right = dense_operand(t, scaled_q, dense=contiguous), dense_operand(t, right, dense=not alone and (contiguous or groups != 1))
         weights = bmm(t, left, right, rows * heads, s_q, s_kv, size, scores, name="q k^T")
         if bias is not None:
@@ -182,6 +185,8 @@ def math_attention(t: Tape, q: Value, k: Value, v: Value, *, groups: Size, mask:
             weights = add_(t, weights, Value(bias.tensor, scores, bias.dtype))
         weights = dropout(t, softmax(t, weights), dropout_p)
         frame.local(weights)
+        if alone:
+            values = expand_head(t, values, q.axes)
         out = bmm(t, weights, dense_operand(t, values, dense=groups != 1), rows * heads, s_q, v.axes[3], s_kv, (rows, heads, s_q, v.axes[3]), name="scores v")
         result = cast(t, out, dtype)
         frame.local(result)
@@ -189,22 +194,14 @@ def math_attention(t: Tape, q: Value, k: Value, v: Value, *, groups: Size, mask:
     return rows_first(t, result)
 
 
-def _float_mask(t: Tape, mask: Value | None, *, causal: bool, length: Size, keys: Size) -> Value | None:
-    """The additive fp32 mask of the math path: from a bool mask, or a causal one of its own."""
-    if mask is None and not causal:
-        return None
-    with t.scope():
-        if mask is None:
-            ones = constant(t, "ones", (length, keys), BOOL)
-            triangle = constant(t, "causal triangle", (length, keys), BOOL)
-            t.touch(ones.tensor)
-            out = constant(t, "additive mask", (length, keys), FP32)
-            t.touch(triangle.tensor)
-            return out
-        if mask.dtype is BOOL:
-            t.touch(mask.tensor)
-            return constant(t, "additive mask", mask.axes, FP32)
-    return mask
+def _causal_bias(t: Tape, length: Size, keys: Size) -> Value:
+    """The additive fp32 mask that the math path makes for itself."""
+    ones = constant(t, "ones", (length, keys), BOOL)
+    triangle = constant(t, "causal triangle", (length, keys), BOOL)
+    t.touch(ones.tensor)
+    out = constant(t, "additive mask", (length, keys), FP32)
+    t.touch(triangle.tensor)
+    return out
 
 
 def mask_traffic(x: Value) -> Move:

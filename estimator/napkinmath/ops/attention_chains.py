@@ -104,7 +104,7 @@ def falcon_attention(t: Tape, frame: Scope, q: Value, k: Value, v: Value, *, mas
     scores = (rows, heads, length, length)
     frame.local(q, k, v)
     single = k.axes[1] is not heads
-    keys, values = (expand_head(t, x, q.axes) for x in (k, v)) if single else (k, v)
+    keys = expand_head(t, k, q.axes) if single else k
     left, right = dense_operand(t, q, dense=contiguous), dense_operand(t, keys, dense=contiguous and not single)
     weights = bmm(t, left, right, rows * heads, length, length, size, scores, name="q k^T")
     if alibi is not None:
@@ -114,9 +114,14 @@ def falcon_attention(t: Tape, frame: Scope, q: Value, k: Value, v: Value, *, mas
         weights = _add_alibi(t, wide, alibi)
     weights = _scale_in_place(t, weights)
     frame.local(weights)
-    probabilities = dropout(t, softmax(t, _masked(t, weights, mask), dtype=q.dtype), dropout_p)
+    with t.scope() as argument:
+        total = _masked(t, weights, mask)
+        argument.local(total)
+        probabilities = softmax(t, total, dtype=q.dtype)
+    probabilities = dropout(t, probabilities, dropout_p)
     frame.local(probabilities)
     t.keep(probabilities)
+    values = expand_head(t, v, q.axes) if single else v
     out = bmm(t, probabilities, dense_operand(t, values, dense=False), rows * heads, length, size, length, q.axes, name="scores v")
     return rows_first(t, out)
 
