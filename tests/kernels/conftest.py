@@ -1,4 +1,8 @@
-"""Kernel tests run the Triton kernels in its interpreter where there is no GPU, and beside it the torch reference path."""
+"""Kernel tests run the Triton kernels in its interpreter, and beside it the torch reference path.
+
+A process has either the interpreter or the compiler. With NAPKINMATH_GPU_TESTS=1 and a GPU it has the compiler: then run
+`pytest tests/kernels/test_on_gpu.py`; the other files make CPU tensors for the interpreter.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +14,14 @@ from pathlib import Path
 import pytest
 import torch
 
-if not torch.cuda.is_available():
+ON_GPU = os.environ.get("NAPKINMATH_GPU_TESTS") == "1" and torch.cuda.is_available()
+if not ON_GPU:
     os.environ["TRITON_INTERPRET"] = "1"  # before the first @triton.jit; the kernels are imported on the first launch only
 sys.path.insert(0, str(Path(__file__).parent))  # for kernel_numerics; the importlib import mode adds no path
 
-from napkinmath_kernels.backend import Backend, use_backend
+from napkinmath_kernels.backend import Backend, use_backend  # noqa: E402
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DEVICE = "cuda" if ON_GPU else "cpu"
 
 
 @pytest.fixture(autouse=True)
@@ -44,5 +49,5 @@ def triton_backend() -> Iterator[Backend]:
 
 @pytest.fixture
 def device() -> str:
-    """cuda where there is one."""
+    """cuda if the process has Triton's compiler and a GPU."""
     return DEVICE

@@ -88,6 +88,7 @@ def _run_interpreted(kernel: Any, grid: Grid, args: tuple[Any, ...], options: di
             shadowed.append(arg)
     with numpy.errstate(all="ignore"), warnings.catch_warnings():  # a GPU makes NaN and Inf without a word, and so does this
         warnings.simplefilter("ignore", RuntimeWarning)
+        warnings.simplefilter("ignore", DeprecationWarning)  # triton 3.6 makes scalars of arrays, which NumPy 2.3 minds
         kernel[grid](*shadowed, **options)
     for original, shadow in shadows.values():
         length = original.untyped_storage().nbytes() // original.element_size()
