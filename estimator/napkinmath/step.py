@@ -90,6 +90,10 @@ def build_step(spec: ModelSpec, policy: Policy) -> Step:
         load = load_on_host(load, runs)
         micro_steps = [(repeat, stream(segments, runs, policy)) for repeat, segments in micro_steps]
     update = lower_update(runs, policy, dict(spec.symbols))
+    if policy.stack.gradients_kept and not policy.config.optimizer_in_backward:
+        load += [Segment(f"gradients of {run.name}", Phase.LOAD, [(ALLOC, t) for t in run.block.gradients], run.count, run.stage.symbols) for run in runs if run.block.gradients]
+        micro_steps = [(accumulation, lower_micro_step(runs, shared, policy, accumulate=True))]
+        update.zero = []
     return Step(spec, policy, runs, load + update.load, micro_steps, update, save_segments(runs, policy))
 
 

@@ -27,6 +27,10 @@ class Stack(Record):
     """Under autocast the returned 16-bit logits are copied to fp32 after the forward (accelerate, and so the Trainer)."""
     output_chunks: int = 0
     """A chunked loss gets the logits as a list of so many chunks (torchtune); 0: head and loss run chunk by chunk in one operation."""
+    gradients_kept: bool = False
+    """zero_grad fills gradients with zeros and keeps them (torch before 2.0)."""
+    softmax_keeps_input: bool = False
+    """softmax saves its input beside its output, whose type alone its backward asks for (torch before 1.11, derivatives.yaml _softmax)."""
     logits_held: bool = False
     """The caller keeps the returned logits through the backward."""
     cross_entropy: str = "chain"
@@ -90,6 +94,13 @@ STACKS: dict[str, Stack] = {
         Stack(
             name="deepspeed", meaning="mixed precision with fp32 masters: 2 + 2 + 4 + 8 = 16 bytes a parameter", source="DeepSpeed runtime/zero/stage_1_and_2.py (ZeRO, arXiv 1910.02054)",
             master_weights=True, step_gradients_fp32=True,
+        ),
+        Stack(
+            name="hf-2022", meaning="transformers 4.1x to 4.2x with its Trainer on torch 1.x", source="transformers 4.18 trainer.py, optimization.py AdamW; torch 1.11 optim/optimizer.py zero_grad", transformers=(4, 18),
+            reentrant_checkpointing=True, default_optimizer="adamw", logits_shift_copy=True, gradients_kept=True, softmax_keeps_input=True,
+        ),
+        _HF_445.replace(
+            name="hf-2023", meaning="transformers 4.30 to 4.37 with its Trainer", source="transformers 4.32 trainer.py; peft 0.5; accelerate 0.21", transformers=(4, 32), quantized_keeps_input=True,
         ),
         _HF_445.replace(name="hf-2024", meaning="transformers 4.3x to 4.45 with its Trainer"),
         Stack(

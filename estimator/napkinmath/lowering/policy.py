@@ -71,7 +71,8 @@ class Policy:
         quantization = self.config.quantization
         if quantization is not None:
             cast_back = self.stack.half_embeddings and kind in ("embedding", "head")
-            return FP32 if quantization.kbit_preparation and not cast_back else self.compute_dtype
+            widened = quantization.kbit_preparation and (self.format is None or self.format.widened_rest)
+            return FP32 if widened and not cast_back else self.compute_dtype
         return self.rule.parameters
 
     @property
@@ -112,7 +113,7 @@ class Policy:
         if self.adapter is not None and self.targets(t.module, kind):
             from napkinmath.lowering.adapters import adapted_linear
 
-            return adapted_linear(t, x, outputs, base, self.adapter, role=role, quantized=bool(w.constants))
+            return adapted_linear(t, x, outputs, base, self.adapter, role=role, weight=w, bias=b)
         return base(x)
 
     def targets(self, path: str, kind: str) -> bool:

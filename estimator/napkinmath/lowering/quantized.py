@@ -37,8 +37,13 @@ class WeightFormat(Record):
     unpacks_whole: bool = True
     """A full-size copy of the weight exists while it is multiplied (false: the kernel unpacks tiles)."""
     output_dtype_is_input: bool = True
+    widened_rest: bool = True
+    """k-bit preparation makes what is left unquantized fp32 (peft utils/other.py prepare_model_for_kbit_training leaves GPTQ and HQQ models alone)."""
     packs_experts: bool = False
     """The library packs experts held as 3-D parameters too (bitsandbytes packs only nn.Linear)."""
+
+    output_is_cloned: bool = False
+    """PEFT copies the output of the product before it adds an adapter's (4-bit layers of bitsandbytes)."""
 
     def pack(self, name: str, axes: tuple[Size, ...], path: str) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The packed tensor of a weight, and its constants."""
@@ -87,13 +92,13 @@ class WeightFormat(Record):
             out = add(t, out, Value(bias.tensor, axes, compute, bias.requires_grad))
         return cast(t, out, source_dtype)  # Linear4bit.forward returns the type it was given, under autocast too
 
-    def unpacked(self, t: Tape, w: Weight, compute: DType) -> list[Tensor]:
+    def unpacked(self, t: Tape, w: Weight, compute: DType, *, whole: bool = False) -> list[Tensor]:
         """What exists while a weight is unpacked: nested scales in fp32, before and after adding the offset, then the weight."""
         made: list[Tensor] = []
         if self.double_quant:
             groups = ceil_div(w.elements, self.group_size)
             made.append(t.tensor("scales in fp32", (groups,), FP32, Role.WORKSPACE))
-        if self.unpacks_whole:
+        if self.unpacks_whole or whole:
             made.append(t.tensor("unpacked weight", w.axes, compute, Role.WORKSPACE))
             if t.policy.stack.unpacks_by_half:
                 made.append(t.tensor("unpacked weight in fp16", w.axes, FP16, Role.WORKSPACE))
