@@ -69,22 +69,34 @@ def _refuse_untrained(e: Estimate) -> None:
     adapter = e.config.adapter
     if adapter is None:
         raise InputError(f"--freeze {shown(','.join(e.config.frozen))} leaves nothing of {e.spec.name} to train; freeze less")
-    if adapter.targets != ("all-linear",):
-        raise InputError(
-            f"--targets {shown(','.join(adapter.targets))} matches no module of {e.spec.name}; use all-linear, or names such as q_proj,v_proj"
-        )
+    if adapter.targets == ("all-linear",):
+        raise InputError(f"--method {adapter.kind.value} leaves nothing of {e.spec.name} to train; use --lora, or --full")
+    names = shown(",".join(adapter.targets))
+    raise InputError(f"--targets {names} matches no module of {e.spec.name}; use all-linear, or names such as q_proj,v_proj")
 
 
 def _parser() -> Parser:
-    from napkinmath.cli.main import COMMANDS
-
-    names = "\n".join(f"  {name:<12} {meaning}" for name, (_, meaning) in COMMANDS.items())
     return Parser(
         "estimate", _DESCRIPTION, SHARED,
         positional=("job", "JOB", "a job file: ours, or one of axolotl, TRL, the HF Trainer, torchtune or LLaMA-Factory (YAML or JSON)"),
         usage="estimate --model NAME [flags] | estimate JOB.yaml [flags] | estimate COMMAND ...",
-        ending=f"commands (estimate COMMAND --help):\n{names}\n\nexit codes: 0 fits, or no GPU was named; 1 does not fit; 2 bad input; 3 cannot tell",
+        ending=_ending,
     )  # fmt: skip
+
+
+def _ending() -> str:
+    """The commands that are there, and the exit codes."""
+    from importlib.util import find_spec
+
+    from napkinmath.cli.main import COMMANDS
+
+    names: list[str] = []
+    for name, (target, meaning) in COMMANDS.items():
+        module = target.partition(":")[0]
+        if find_spec(module.partition(".")[0]) and find_spec(module):
+            names.append(f"  {name:<12} {meaning}")
+    codes = "exit codes: 0 fits, or no GPU was named; 1 does not fit; 2 bad input; 3 cannot tell"
+    return "\n".join(["commands (estimate COMMAND --help):", *names, "", codes])
 
 
 def _check_output(options: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ from napkinmath.errors import InputError, shown, suggest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from napkinmath.cli.flags import Group, Row
 
@@ -32,7 +32,7 @@ class Parser:
         *,
         positional: tuple[str, str, str] | None = None,
         usage: str = "",
-        ending: str = "",
+        ending: Callable[[], str] | None = None,
     ) -> None:
         self.command, self.description, self.groups, self.positional, self.ending = command, description, groups, positional, ending
         self.usage = usage or f"{command} {f'[{positional[1]}] ' if positional else ''}[flags]"
@@ -84,7 +84,7 @@ class Parser:
             for row in rows:
                 lines += _entry(_signature(row), row[3])
         lines += _entry("-h, --help", "show this")
-        return "\n".join([*lines, "", self.ending] if self.ending else lines)
+        return "\n".join([*lines, "", self.ending()] if self.ending else lines)
 
     def _find(self, name: str) -> Row:
         row = self._rows.get(name)
