@@ -1,0 +1,181 @@
+"""A recorded CUDA memory snapshot as a ``Timeline``: streamed, without running code from it.
+
+Records what ``torch.cuda.memory._dump_snapshot`` wrote: the event trace, and the segments as they were at the end. What was
+allocated before the recording began is known by its end only and comes first, as a tensor of its own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from mmap import ACCESS_READ, mmap
+from typing import Any
+
+from napkinmath.errors import InputError, shown
+from napkinmath.ledger import Phase, Role
+from napkinmath.timeline import Stamp, TensorInfo, Timeline, TimelineSegment
+from napkinmath.units import round_up
+
+from napkinmath_profiler.snapshot.streamed_pickle import StreamedPickle
+
+GRANULE = 512
+GROWS, SHRINKS = ("segment_alloc", "segment_map"), ("segment_free", "segment_unmap")
+LIBRARY_FOLDERS = ("/torch/", "/site-packages/", "/dist-packages/", "<frozen", "??", ".cpp", ".cu", ".h")
+
+
+@dataclass(slots=True)
+class RecordedSnapshot:
+    """What a snapshot holds: the timeline, how much was reserved as recorded, and the out-of-memory moments."""
+
+    timeline: Timeline
+    peak_reserved: int
+    end_reserved: int
+    settings: dict[str, Any]
+    out_of_memory: list[dict[str, Any]] = field(default_factory=list)
+    num_events: int = 0
+
+
+def read_snapshot(path: str | os.PathLike[str]) -> RecordedSnapshot:
+    """Read a ``memory_snapshot.pickle``; raises InputError for what is none, truncated, corrupt or wants code run."""
+    name = shown(os.fspath(path), limit=200)
+    try:
+        with open(path, "rb") as file:
+            if not os.fstat(file.fileno()).st_size:
+                raise InputError(f"{name} is empty; record the snapshot again")
+            with mmap(file.fileno(), 0, access=ACCESS_READ) as data:
+                return read_snapshot_bytes(data, name)
+    except OSError as error:
+        raise InputError(f"{name} cannot be read: {error.strerror or error}; check the path") from None
+
+
+def read_snapshot_bytes(data: bytes | mmap, name: str) -> RecordedSnapshot:
+    """The same from bytes."""
+    builder = _Builder()
+    snapshot = StreamedPickle(data, name, builder.listen).load()
+    if not isinstance(snapshot, dict) or "segments" not in snapshot or "device_traces" not in snapshot:
+        raise InputError(
+            f"{name} is a pickle, but no memory snapshot (no segments and device_traces); dump one with torch.cuda.memory._dump_snapshot"
+        )
+    return builder.finish(snapshot)
+
+
+class _Builder:
+    """Turns trace entries into events as they are read."""
+
+    def __init__(self) -> None:
+        self._tensors: list[TensorInfo] = []
+        self._events: list[tuple[bool, int, Phase]] = []
+        self._live: dict[int, int] = {}  # address -> tensor
+        self._before: list[int] = []  # tensors that were there before the recording
+        self._labels: dict[int, tuple[str, Role, Phase, Any]] = {}
+        self._reserved: list[int] = [0]
+        self._out_of_memory: list[dict[str, Any]] = []
+        self._phase = Phase.FORWARD
+
+    def listen(self, entry: dict[Any, Any]) -> bool:
+        """Take a trace entry; leave every other dict."""
+        action = entry.get("action")
+        if action is None or "size" not in entry:
+            return False
+        address = entry.get("addr", 0)
+        if action == "alloc":
+            self._allocate(address, entry["size"], entry.get("frames") or [])
+        elif action in ("free_completed", "free"):
+            self._free(address, entry["size"])
+        elif action in GROWS:
+            self._reserved.append(self._reserved[-1] + entry["size"])
+        elif action in SHRINKS:
+            self._reserved.append(self._reserved[-1] - entry["size"])
+        elif action == "oom":
+            self._out_of_memory.append(dict(entry))
+        return True
+
+    def _allocate(self, address: int, size: int, frames: list[Any]) -> None:
+        label, role, self._phase = self._read_frames(frames)
+        if address in self._live:  # the buffer wrapped and lost the free
+            self._events.append((False, self._live.pop(address), self._phase))
+        self._live[address] = len(self._tensors)
+        self._events.append((True, len(self._tensors), self._phase))
+        self._tensors.append(_tensor(label, role, size))
+
+    def _free(self, address: int, size: int) -> None:
+        index = self._live.pop(address, None)
+        if index is None:
+            index = len(self._tensors)
+            self._tensors.append(_tensor("allocated before the recording", Role.UNEXPLAINED, size))
+            self._before.append(index)
+        self._events.append((False, index, self._phase))
+
+    def _read_frames(self, frames: list[Any]) -> tuple[str, Role, Phase]:
+        found = self._labels.get(id(frames))
+        if found is None or found[3] is not frames:
+            found = self._labels[id(frames)] = (*_meaning(frames), frames)
+        return found[:3]
+
+    def finish(self, snapshot: dict[str, Any]) -> RecordedSnapshot:
+        """The timeline, with what the segments say was there all along."""
+        segments = snapshot["segments"]
+        for block in _active_blocks(segments):
+            if block.get("address") not in self._live:
+                size = block.get("requested_size", block.get("size", 0))
+                self._before.append(len(self._tensors))
+                self._tensors.append(_tensor("allocated before the recording", Role.UNEXPLAINED, size))
+        end_reserved = sum(segment.get("total_size", 0) for segment in segments)
+        start = end_reserved - self._reserved[-1]
+        settings = snapshot.get("allocator_settings")
+        return RecordedSnapshot(
+            timeline=Timeline(self._tensors, self._segments(), Stamp(origin="measured")),
+            peak_reserved=start + max(self._reserved),
+            end_reserved=end_reserved,
+            settings=settings if isinstance(settings, dict) else {},
+            out_of_memory=self._out_of_memory,
+            num_events=len(self._events),
+        )
+
+    def _segments(self) -> list[TimelineSegment]:
+        found = (
+            [TimelineSegment("before the recording", Phase.LOAD, 1, [("+", index) for index in self._before], [])] if self._before else []
+        )
+        current: Phase | None = None
+        for is_birth, index, phase in self._events:
+            if phase is not current:
+                current = phase
+                found.append(TimelineSegment(phase.value, phase, 1, [], []))
+            found[-1].events.append(("+" if is_birth else "-", index))
+        return found
+
+
+def _tensor(label: str, role: Role, size: int) -> TensorInfo:
+    return TensorInfo(label, role, label.partition(" ")[0], size, round_up(size, GRANULE))
+
+
+def _active_blocks(segments: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
+    for segment in segments:
+        address = segment.get("address", 0)
+        for block in segment.get("blocks", ()):
+            if block.get("state") == "active_allocated":
+                yield {"address": address, **block}
+            address += block.get("size", 0)
+
+
+def _meaning(frames: list[Any]) -> tuple[str, Role, Phase]:
+    """What a call stack says: the user's innermost line, and the role and phase of what is allocated there."""
+    texts = [(str(f.get("name", "")), str(f.get("filename", "")), f.get("line", 0)) for f in frames if isinstance(f, dict)]
+    if texts and texts[0][1] == "napkinmath" and len(texts) > 1:  # a predicted step written by us
+        role = next((r for r in Role if r.value == texts[1][0]), Role.UNEXPLAINED)
+        return f"{texts[-1][0]} {texts[0][0]}", role, Phase.FORWARD
+    label = next((f"{file.rpartition('/')[2]}:{line} {name}" for name, file, line in texts if not _is_library(file)), "")
+    label = label or next((f"{file.rpartition('/')[2]}:{line} {name}" for name, file, line in texts), "no call stack")
+    joined = " ".join(f"{file} {name}" for name, file, _ in texts)
+    if "/torch/optim/" in joined or "optimizer" in joined.lower():
+        return label, Role.OPTIMIZER, Phase.STEP
+    if "_engine_run_backward" in joined or "autograd/engine" in joined or "Engine::" in joined:
+        return label, Role.ACTIVATION_GRADIENTS, Phase.BACKWARD
+    if "/nn/modules/" in joined or "modeling_" in joined or "forward" in joined:
+        return label, Role.ACTIVATIONS, Phase.FORWARD
+    return label, Role.UNEXPLAINED, Phase.FORWARD
+
+
+def _is_library(file: str) -> bool:
+    return not file or any(mark in file for mark in LIBRARY_FOLDERS)
