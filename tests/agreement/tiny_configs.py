@@ -7,10 +7,10 @@ Config = dict[str, object]
 # Sizes shared by most: 8 heads of 32 over hidden 256, an uneven feed-forward width, three layers.
 LLAMA_LIKE: Config = {
     "hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 704, "vocab_size": 1000, "num_hidden_layers": 3,
-    "max_position_embeddings": 512,
+    "max_position_embeddings": 1024,
 }  # fmt: skip
 
-GPT_LIKE: Config = {"n_embd": 256, "n_head": 8, "n_layer": 3, "n_positions": 512, "vocab_size": 1000}
+GPT_LIKE: Config = {"n_embd": 256, "n_head": 8, "n_layer": 3, "n_positions": 1024, "vocab_size": 1000}
 
 TINY: dict[str, Config] = {
     "llama": {"model_type": "llama", **LLAMA_LIKE},
@@ -52,16 +52,16 @@ TINY: dict[str, Config] = {
     "gpt2": {"model_type": "gpt2", **GPT_LIKE},
     "gpt2_no_dropout": {"model_type": "gpt2", **GPT_LIKE, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
     "gpt_bigcode": {"model_type": "gpt_bigcode", **GPT_LIKE, "attn_pdrop": 0.0},
-    "gpt_neo": {"model_type": "gpt_neo", "hidden_size": 256, "num_heads": 8, "num_layers": 4, "attention_types": [[["global", "local"], 2]], "window_size": 48, "vocab_size": 1000, "max_position_embeddings": 512},
+    "gpt_neo": {"model_type": "gpt_neo", "hidden_size": 256, "num_heads": 8, "num_layers": 4, "attention_types": [[["global", "local"], 2]], "window_size": 48, "vocab_size": 1000, "max_position_embeddings": 1024},
     "gptj": {"model_type": "gptj", **GPT_LIKE, "rotary_dim": 16},
     "codegen": {"model_type": "codegen", **GPT_LIKE, "rotary_dim": 16},
-    "opt": {"model_type": "opt", "hidden_size": 256, "num_attention_heads": 8, "ffn_dim": 704, "num_hidden_layers": 3, "vocab_size": 1000, "max_position_embeddings": 512, "word_embed_proj_dim": 256},
-    "opt_projected": {"model_type": "opt", "hidden_size": 256, "num_attention_heads": 8, "ffn_dim": 704, "num_hidden_layers": 3, "vocab_size": 1000, "max_position_embeddings": 512, "word_embed_proj_dim": 128, "do_layer_norm_before": False, "dropout": 0.0},
-    "xglm": {"model_type": "xglm", "d_model": 256, "attention_heads": 8, "ffn_dim": 704, "num_layers": 3, "vocab_size": 1000, "max_position_embeddings": 512, "dropout": 0.0},
+    "opt": {"model_type": "opt", "hidden_size": 256, "num_attention_heads": 8, "ffn_dim": 704, "num_hidden_layers": 3, "vocab_size": 1000, "max_position_embeddings": 1024, "word_embed_proj_dim": 256},
+    "opt_projected": {"model_type": "opt", "hidden_size": 256, "num_attention_heads": 8, "ffn_dim": 704, "num_hidden_layers": 3, "vocab_size": 1000, "max_position_embeddings": 1024, "word_embed_proj_dim": 128, "do_layer_norm_before": False, "dropout": 0.0},
+    "xglm": {"model_type": "xglm", "d_model": 256, "attention_heads": 8, "ffn_dim": 704, "num_layers": 3, "vocab_size": 1000, "max_position_embeddings": 1024, "dropout": 0.0},
     "biogpt": {"model_type": "biogpt", **LLAMA_LIKE},
     "bloom": {"model_type": "bloom", "hidden_size": 256, "n_layer": 3, "n_head": 8, "vocab_size": 1000},
-    "mpt": {"model_type": "mpt", "d_model": 256, "n_heads": 8, "n_layers": 3, "max_seq_len": 512, "vocab_size": 1000},
-    "falcon_7b": {"model_type": "falcon", "hidden_size": 256, "num_attention_heads": 8, "num_hidden_layers": 3, "vocab_size": 1000, "max_position_embeddings": 512},
-    "falcon_40b": {"model_type": "falcon", "hidden_size": 256, "num_attention_heads": 8, "num_kv_heads": 2, "num_hidden_layers": 3, "vocab_size": 1000, "new_decoder_architecture": True, "max_position_embeddings": 512},
-    "falcon_rw": {"model_type": "falcon", "hidden_size": 256, "num_attention_heads": 8, "num_hidden_layers": 3, "vocab_size": 1000, "multi_query": False, "parallel_attn": False, "bias": True, "alibi": True, "max_position_embeddings": 512},
+    "mpt": {"model_type": "mpt", "d_model": 256, "n_heads": 8, "n_layers": 3, "max_seq_len": 1024, "vocab_size": 1000},
+    "falcon_7b": {"model_type": "falcon", "hidden_size": 256, "num_attention_heads": 8, "num_hidden_layers": 3, "vocab_size": 1000, "max_position_embeddings": 1024},
+    "falcon_40b": {"model_type": "falcon", "hidden_size": 256, "num_attention_heads": 8, "num_kv_heads": 2, "num_hidden_layers": 3, "vocab_size": 1000, "new_decoder_architecture": True, "max_position_embeddings": 1024},
+    "falcon_rw": {"model_type": "falcon", "hidden_size": 256, "num_attention_heads": 8, "num_hidden_layers": 3, "vocab_size": 1000, "multi_query": False, "parallel_attn": False, "bias": True, "alibi": True, "max_position_embeddings": 1024},
 }
