@@ -64,6 +64,7 @@ FAMILIES: dict[str, str] = {
     "roberta": "bert:roberta",
     "xlm-roberta": "bert:roberta",
     "distilbert": "bert:distilbert",
+    "modernbert": "modernbert:modernbert",
     "t5": "t5:t5",
     "mt5": "t5:mt5",
     "llava": "vision_language:llava",

@@ -18,7 +18,7 @@ from napkinmath.tape import LIKE, Tape
 
 
 class MaskedLmHead(Part):
-    """Dense, activation, LayerNorm, and a decoder tied to the word embeddings with its own bias; the loss is not shifted nor upcast."""
+    """Dense, activation, LayerNorm, and a decoder tied to the word embeddings with its own bias; the loss is not shifted."""
 
     dense: str = "cls.predictions.transform.dense"
     norm: str = "cls.predictions.transform.LayerNorm"
@@ -27,6 +27,9 @@ class MaskedLmHead(Part):
     activation: str = "gelu"
     dense_bias: bool = True
     norm_bias: bool = True
+    decoder_bias: bool = True
+    upcast: bool = False
+    """Logits are copied to fp32 before the loss (loss_utils.ForMaskedLMLoss, which ModernBERT calls and BERT does not)."""
 
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         assert x is not None
@@ -36,9 +39,9 @@ class MaskedLmHead(Part):
             hidden = layer_norm(t, hidden, name=self.norm, bias=self.norm_bias)
             with t.scope(self.decoder):
                 weight = t.weight("weight", (v, h), kind="head", tied_to=self.tied_to)
-            logits = linear(t, hidden, self.decoder, v, bias=True, kind="head", role=Role.LOGITS, weight=weight)
+            logits = linear(t, hidden, self.decoder, v, bias=self.decoder_bias, kind="head", role=Role.LOGITS, weight=weight)
             frame.local(logits)
-            return cross_entropy(t, logits, upcast=False)
+            return cross_entropy(t, logits, upcast=self.upcast)
 
 
 class ClassificationHead(Part):
