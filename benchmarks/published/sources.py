@@ -22,6 +22,8 @@ class Era:
     """Regular expression on "source | notes", lower case."""
     stack: str
     evidence: str
+    when: str = ""
+    """Regular expression on "method | precision" that the row must match too."""
     autocast: bool = True
     """A plain 'bf16' or 'fp16' means weights of that type under autocast (a Trainer's bf16=True), not everything in it."""
     adapter_dtype: str = "auto"
@@ -89,7 +91,11 @@ ERAS: tuple[Era, ...] = (
         autocast=False, lazy_modules=False,
     ),
     Era(
-        name="Qwen", pattern=r"qwenlm/qwen", stack="hf-2023", evidence="QwenLM/Qwen finetune.py, finetune/finetune_lora_single_gpu.sh of September 2023, README: CUDA 11.4 and above", adapter_dropout=0.05, default_rank=64,
+        name="Qwen under DeepSpeed", pattern=r"qwenlm/qwen", when=r"^(full|qlora)", stack="deepspeed-2023", autocast=False, adapter_dtype="fp16", adapter_dropout=0.05, default_rank=64, lazy_modules=False,
+        evidence="QwenLM/Qwen finetune/finetune_qlora_single_gpu.sh and finetune_ds.sh of September 2023: DeepSpeed with fp32 masters, no autocast",
+    ),
+    Era(
+        name="Qwen", pattern=r"qwenlm/qwen", stack="hf-2023-torch2.0", evidence="QwenLM/Qwen finetune.py, finetune/finetune_lora_single_gpu.sh of September 2023, README: CUDA 11.4 and above", adapter_dropout=0.05, default_rank=64,
         prepares=True, lazy_modules=False,
     ),
     Era(
@@ -106,4 +112,5 @@ ERAS: tuple[Era, ...] = (
 def era_of(row: Row) -> Era:
     """The first era whose pattern occurs in the row's source and notes."""
     text = f"{row['source']} | {row['notes']}".lower().replace("\n", " ")
-    return next(era for era in ERAS if re.search(era.pattern, text))
+    method = row.words("method") + " | " + row.words("precision")
+    return next(era for era in ERAS if re.search(era.pattern, text) and re.search(era.when, method))

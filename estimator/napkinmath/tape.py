@@ -27,16 +27,21 @@ REDUCE = "reduce"  # a product as large as the output, summed to the input's sha
 class Scope:
     """A module's forward call: names in the record, and the lifetime of its local variables."""
 
-    __slots__ = ("_locals", "_tape", "name")
+    __slots__ = ("_graph", "_locals", "_tape", "name")
 
     def __init__(self, tape: Tape, name: str) -> None:
-        self._tape, self.name, self._locals = tape, name, []
+        self._tape, self.name, self._locals, self._graph = tape, name, [], []
 
     _locals: list[Tensor]
+    _graph: list[Tensor]
 
     def local(self, *values: Value) -> None:
         """Keeps values alive until the call returns: Python holds a local variable even when nothing uses it again."""
         self._locals.extend(v.tensor for v in values)
+
+    def graph(self, *values: Value) -> None:
+        """Keeps values alive until the call returns by a graph that is dropped there: not where checkpointing keeps no graph."""
+        self._graph.extend(v.tensor for v in values)
 
     def release(self, *values: Value) -> None:
         """Ends the life of locals early, as `del x` or rebinding the name does: after the last operation recorded."""
@@ -52,6 +57,8 @@ class Scope:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._tape.path.pop()
         self._tape.touch(*self._locals)
+        for tensor in self._graph:
+            self._tape.graph_use[tensor] = max(len(self._tape.ops) - 1, 0)
 
 
 class Tape:
@@ -65,6 +72,7 @@ class Tape:
         self.weights: list[Weight] = []
         self.path: list[str] = []
         self.last_use: dict[Tensor, int] = {}
+        self.graph_use: dict[Tensor, int] = {}
         self.casts: dict[tuple[int, DType], Value] = {}  # autocast's cache of weight casts
         self.outliving: list[Tensor] = []  # results that the model's caller holds until the forward is over (a key/value cache)
 
@@ -97,6 +105,9 @@ class Tape:
         path = ".".join(p for p in (*self.path, name) if p)
         made = self.policy.make_weight(path, axes, kind=kind, dtype=dtype, buffer=buffer, tied_to=tied_to)
         self.weights.append(made)
+        if self.policy.keeps_original(made):
+            original = Tensor(f"{name} before training", axes, made.tensor.dtype, Role.WEIGHTS, path, "peft utils/other.py ModulesToSaveWrapper")
+            self.weights.append(Weight(f"{path}.original", axes, original, trainable=False, kind=kind, buffer=True))
         return made
 
     def tensor(self, name: str, axes: tuple[Size, ...], dtype: DType, role: Role = Role.ACTIVATIONS) -> Tensor:
@@ -106,7 +117,9 @@ class Tape:
     def block(self, name: str, input: Value | None, output: Value | None, externals: Sequence[Value] = (), symbols: dict[str, int] | None = None) -> Block:
         """Closes the record."""
         self.touch(*self._kept)
-        return Block(name, self.ops, self.weights, input, output, tuple(externals), self.last_use, symbols or {})
+        block = Block(name, self.ops, self.weights, input, output, tuple(externals), self.last_use, symbols or {})
+        block.graph_use = self.graph_use
+        return block
 
     # ------------------------------------------------------------ operations
 

@@ -150,6 +150,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
         Optimizer(name="momentum", meaning="SGD with momentum", source=_TORCH + "sgd.py", states=(State(name="momentum_buffer"),), traffic_passes=5),
         Optimizer(name="adamw", meaning="AdamW, for-loop implementation", source=_TORCH + "adam.py _single_tensor_adam", states=_ADAM, script=_ROOT, traffic_passes=16, launches_per_parameter=12),
         Optimizer(name="adamw-foreach", meaning="AdamW, foreach implementation", source=_TORCH + "adam.py _multi_tensor_adam: exp_avg_sq_sqrt", states=_ADAM, foreach_copies=1, traffic_passes=14),
+        Optimizer(name="adamw-foreach-2.0", meaning="AdamW, foreach implementation of torch 2.0", source="torch 2.0 optim/adamw.py _multi_tensor_adamw: exp_avg_sq_sqrt and denom", states=_ADAM, foreach_copies=2, traffic_passes=16),
         Optimizer(name="adamw-fused", meaning="AdamW, fused implementation", source=_TORCH + "adam.py _fused_adam", states=(*_ADAM, _STEP), traffic_passes=7),
         Optimizer(name="adagrad", meaning="Adagrad, foreach implementation", source=_TORCH + "adagrad.py _multi_tensor_adagrad: std, numerator", states=(State(name="sum"),), foreach_copies=2, traffic_passes=10),
         Optimizer(name="rmsprop", meaning="RMSprop, foreach implementation", source=_TORCH + "rmsprop.py _multi_tensor_rmsprop: avg", states=(State(name="square_avg"),), foreach_copies=1, traffic_passes=10),

@@ -102,6 +102,14 @@ STACKS: dict[str, Stack] = {
         _HF_445.replace(
             name="hf-2023", meaning="transformers 4.30 to 4.37 with its Trainer", source="transformers 4.32 trainer.py; peft 0.5; accelerate 0.21", transformers=(4, 32), quantized_keeps_input=True,
         ),
+        _HF_445.replace(
+            name="hf-2023-torch2.0", meaning="transformers 4.30 to 4.37 with its Trainer on torch 2.0", source="transformers 4.32 trainer.py; peft 0.5; accelerate 0.21; torch 2.0 optim/adamw.py", transformers=(4, 32), quantized_keeps_input=True,
+            default_optimizer="adamw-foreach-2.0",
+        ),
+        _HF_445.replace(
+            name="deepspeed-2023", meaning="transformers 4.30 to 4.37 with its Trainer under DeepSpeed", source="transformers 4.32 trainer.py; DeepSpeed 0.10 runtime/zero/stage_1_and_2.py, stage3.py", transformers=(4, 32),
+            default_optimizer="adamw-fused", master_weights=True, step_gradients_fp32=True, outputs_to_fp32=False,
+        ),
         _HF_445.replace(name="hf-2024", meaning="transformers 4.3x to 4.45 with its Trainer"),
         Stack(
             name="litgpt", meaning="litgpt's fine-tuning scripts of 2023 to 2024", source="litgpt 0.4 finetune/lora.py, lora.py, model.py; bitsandbytes 0.42", transformers=(0, 0), modelling="litgpt",

@@ -85,6 +85,10 @@ class Policy:
         """Type in which quantized weights are multiplied and unprepared parameters of a quantized model are kept."""
         return self.autocast or (self.rule.parameters if self.rule.parameters is not FP32 else BF16)
 
+    def keeps_original(self, weight: Weight) -> bool:
+        """Whether PEFT holds the untrained original beside a module that is trained whole (modules_to_save)."""
+        return self.adapter is not None and weight.trainable and not weight.tied_to and not weight.buffer
+
     def _kept_whole(self, path: str) -> bool:
         quantization = self.config.quantization
         return quantization is not None and any(part in quantization.keep for part in path.split("."))
