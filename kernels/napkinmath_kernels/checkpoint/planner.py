@@ -104,7 +104,10 @@ def plan_layers(layers: Sequence[Sequence[LayerOption]], budget_bytes: int) -> P
         if not states:
             needed = smallest_peak(layers)
             raise KernelInputError(
-                "plan_layers", f"a budget of {budget_bytes} bytes", f"at least {needed} bytes", "OffloadCheckpoint or a smaller batch"
+                "plan_layers",
+                f"a budget of {budget_bytes} bytes",
+                f"at least {needed} bytes",
+                "Recompute.OFFLOAD for some layers, or a smaller batch",
             )
     best = min(states, key=lambda state: (state.seconds, state.held_bytes))
     return Plan(_trace(best), best.peak_bytes, best.seconds)
