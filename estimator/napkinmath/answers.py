@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from napkinmath.allocator import replay
 from napkinmath.dtypes import BF16
-from napkinmath.estimate import Change, Estimate, Finding, Fit, Verdict
+from napkinmath.estimate import Change, Estimate, Finding, Fit, Verdict, steps_priced
 from napkinmath.expr import Bindings
 from napkinmath.ledger import Phase, Role
+from napkinmath.lowering.choices import resolve
+from napkinmath.simulate import peak_bytes
+from napkinmath.step import build_step
 from napkinmath.train_config import AdapterConfig, Attention, Kernels, Loss, Precision, QuantizationConfig, RecomputeConfig, RecomputeKind, TrainConfig
 from napkinmath.units import MIB, format_bytes
 
@@ -149,24 +152,40 @@ CANDIDATES = (
 def changes(e: Estimate) -> tuple[Change, ...]:
     """The candidates that lower the peak, largest saving first, each with the speed it leaves."""
     from napkinmath.errors import InputError
-    from napkinmath.estimate import estimate
 
-    found: list[Change] = []
+    found: list[tuple[int, Candidate, TrainConfig]] = []
     for candidate in CANDIDATES:
         changed = candidate.apply(e.config)
         if changed is None:
             continue
         try:
-            other = estimate(e.spec, changed, hardware=e.hardware, efficiency=e.speed)
+            saved = _saved(e, changed)
         except InputError:
             continue  # the family refuses this change (no fused attention, say)
-        saved = e.peak.nbytes - other.peak.nbytes
-        if saved < max(LEAST_SAVING * e.peak.nbytes, 16 * MIB):
-            continue
-        ratio = other.time.tokens_per_s / e.time.tokens_per_s if e.time is not None and other.time is not None else None
-        flag = candidate.flag.format(bs=changed.micro_batch_size, accum=changed.gradient_accumulation_steps)
-        found.append(Change(flag=flag, meaning=candidate.meaning, saved_bytes=saved, speed_ratio=ratio))
-    return tuple(sorted(found, key=lambda c: -c.saved_bytes)[:MOST_CHANGES])
+        if saved >= max(LEAST_SAVING * e.peak.nbytes, 16 * MIB):
+            found.append((saved, candidate, changed))
+    found.sort(key=lambda item: -item[0])
+    return tuple(_change(e, *item) for item in found[:MOST_CHANGES])
+
+
+def _change(e: Estimate, saved: int, candidate: Candidate, changed: TrainConfig) -> Change:
+    from napkinmath.estimate import estimate
+
+    ratio = None
+    if e.time is not None:
+        other = estimate(e.spec, changed, hardware=e.hardware, efficiency=e.speed).time
+        ratio = other.tokens_per_s / e.time.tokens_per_s if other is not None else None
+    flag = candidate.flag.format(bs=changed.micro_batch_size, accum=changed.gradient_accumulation_steps)
+    return Change(flag=flag, meaning=candidate.meaning, saved_bytes=saved, speed_ratio=ratio)
+
+
+def _saved(e: Estimate, changed: TrainConfig) -> int:
+    """Bytes that the peak would be lower (or, negative, higher) under another configuration."""
+    found = e.compared.get(changed)
+    if found is None:
+        policy = resolve(e.spec, changed, e.hardware)
+        found = e.compared[changed] = e.peak.nbytes - peak_bytes(build_step(e.spec, policy), steps=steps_priced(changed))
+    return found
 
 
 # ---------------------------------------------------------------- what is off
@@ -178,17 +197,11 @@ def findings(e: Estimate) -> tuple[Finding, ...]:
     return tuple(sorted(found, key=lambda f: -f.nbytes))
 
 
-def _difference(e: Estimate, config: TrainConfig) -> int:
-    from napkinmath.estimate import estimate
-
-    return e.peak.nbytes - estimate(e.spec, config, hardware=e.hardware).peak.nbytes
-
-
 def _inactive_checkpointing(e: Estimate) -> Finding | None:
     config = e.config
     if config.training_mode or config.recompute.kind is RecomputeKind.NONE:
         return None
-    cost = _difference(e, config.replace(training_mode=True))
+    cost = _saved(e, config.replace(training_mode=True))
     return Finding(text=f"checkpointing was requested but the model is in eval mode, so it is inactive: {format_bytes(cost)} more; call model.train()", nbytes=cost)
 
 
@@ -218,7 +231,7 @@ def _wide_adapters(e: Estimate) -> Finding | None:
     changed = _adapter_bf16(e.config)
     if changed is None:
         return None
-    cost = _difference(e, changed)
+    cost = _saved(e, changed)
     if cost < LEAST_SAVING * e.peak.nbytes:
         return None
     return Finding(text=f"adapters are fp32, so the input of each adapted linear is kept in fp32 too: bf16 adapters save {format_bytes(cost)}", nbytes=cost)
@@ -241,7 +254,7 @@ def _scores(e: Estimate) -> Finding | None:
     math = [op for run in e.step.runs for op in run.block.ops if op.name == "q k^T"]
     if not math or policy.sdpa_choice is Attention.MATH:
         return None
-    cost = _difference(e, config.replace(precision=Precision.BF16_AUTOCAST)) if config.precision is not Precision.BF16_AUTOCAST else 0
+    cost = _saved(e, config.replace(precision=Precision.BF16_AUTOCAST)) if config.precision is not Precision.BF16_AUTOCAST else 0
     return Finding(text=f"q, k, v are fp32 with grouped heads, so SDPA falls to the math path and holds b·a·s² scores: autocast saves {format_bytes(cost)}", nbytes=cost)
 
 

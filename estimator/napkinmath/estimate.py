@@ -88,6 +88,7 @@ class Estimate:
         self.spec, self.config, self.step, self.timeline = spec, config, step, timeline
         self.hardware, self.speed, self.settings = hardware, speed, settings
         self._cache: dict[str, Any] = {}
+        self.compared: dict[TrainConfig, int] = {}  # what other configurations would save, as the answers ask for it
 
     def _once(self, key: str, make: Any) -> Any:
         if key not in self._cache:
@@ -108,8 +109,21 @@ class Estimate:
 
     @property
     def replay(self) -> Replay:
-        """The allocator's books over loading and two steps."""
-        return self._once("replay", lambda: replay(self.timeline, self.settings))
+        """The allocator's books over loading and two steps; the median of several orders where lengths vary."""
+        return self.replays[len(self.replays) // 2]
+
+    @property
+    def replays(self) -> list[Replay]:
+        """The books over the steps priced, or over several orders of the batch's lengths, least reserved first."""
+        return self._once("replays", self._replays)
+
+    def _replays(self) -> list[Replay]:
+        lengths, batch = self.config.batch.lengths, self.config.micro_batch_size
+        if not lengths or self.config.batch.packing or not isinstance(batch, int):
+            return [replay(self.timeline, self.settings)]
+        from napkinmath.varied_lengths import replays
+
+        return replays(self.step, lengths, batch, self.settings)
 
     @property
     def memory(self) -> Memory:
@@ -224,9 +238,13 @@ def estimate(
     step = build_step(spec, policy)
     clock = Clock(speed, policy) if speed is not None else None
     settings = parse_settings(allocator) if isinstance(allocator, str) else allocator
-    # An adapter's states are too small for it to matter in which holes the first step puts them.
-    timeline = simulate(step, clock, steps=2 if config.adapter is None else 1)
+    timeline = simulate(step, clock, steps=steps_priced(config))
     return Estimate(spec, config, step, timeline, hardware=machine, speed=speed, settings=settings)
+
+
+def steps_priced(config: TrainConfig) -> int:
+    """Two steps, or one later one with adapters, whose states are too small for it to matter in which holes the first step puts them."""
+    return 2 if config.adapter is None else 1
 
 
 def _read(model: str | Mapping[str, object]) -> ModelSpec:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from napkinmath.costs import Gemm
 from napkinmath.expr import Bindings
-from napkinmath.ledger import RUN, TAKE, Phase, Tensor, Work
+from napkinmath.ledger import ALLOC, RUN, TAKE, Phase, Tensor, Work
 from napkinmath.timeline import Kernel, Stamp, TensorInfo, Timeline, TimelineSegment
 
 TYPE_CHECKING = False
@@ -80,12 +80,43 @@ def simulate(step: Step, clock: Clock | None = None, *, steps: int = 2) -> Timel
         found = made.get(id(segment))
         if found is None:
             bind = scopes.setdefault(segment.symbols, bindings.extended(dict(segment.symbols)))
-            found = made[id(segment)] = _lay_out(segment, bind, index_of, clock)
+            found = made[id(segment)] = lay_out(segment, bind, index_of, clock)
         ordered.append(found)
     return Timeline(infos, ordered, Stamp(origin="analytic"), starts)
 
 
-def _lay_out(segment: Segment, bind: Bindings, index_of: Callable[[Tensor, Bindings], int], clock: Clock | None) -> TimelineSegment:
+def peak_bytes(step: Step, *, steps: int = 2) -> int:
+    """The highest requested bytes alone, as `simulate(step).peak().nbytes` gives them, without the timeline."""
+    bindings = Bindings(step.symbols)
+    scopes: dict[tuple[tuple[str, int], ...], Bindings] = {(): bindings}
+    profiles: dict[int, tuple[int, int]] = {}
+    base = peak = 0
+    for segment in run_order(step, steps=steps)[0]:
+        found = profiles.get(id(segment))
+        if found is None:
+            bind = scopes.setdefault(segment.symbols, bindings.extended(dict(segment.symbols)))
+            found = profiles[id(segment)] = _profile(segment, bind)
+        high, net = found
+        peak = max(peak, base + high + (segment.repeat - 1) * max(net, 0))
+        base += segment.repeat * net
+    return peak
+
+
+def _profile(segment: Segment, bind: Bindings) -> tuple[int, int]:
+    """(highest live bytes within one repetition, its net change)."""
+    live = high = 0
+    for action, payload in segment.events:
+        if isinstance(payload, Tensor):
+            if action == ALLOC:
+                live += bind(payload.requested)
+                high = max(high, live)
+            else:
+                live -= bind(payload.requested)
+    return high, live
+
+
+def lay_out(segment: Segment, bind: Bindings, index_of: Callable[[Tensor, Bindings], int], clock: Clock | None) -> TimelineSegment:
+    """A segment with its sizes bound, its tensors numbered by `index_of`, and its work priced."""
     events: list[tuple[str, int]] = []
     pairs: list[tuple[int, int]] = []
     kernels: list[Kernel] = []
