@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from kernel_numerics import FLOAT_DTYPES, assert_no_worse_than_torch, inside_poison, non_contiguous, poisoned_allocations
-from napkinmath_kernels.backend import Backend
 from napkinmath_kernels.errors import KernelInputError
 from napkinmath_kernels.ops.rms_norm import RMSNorm, _add_rms_norm_op, _rms_norm_backward_op, _rms_norm_op, rms_norm
 from torch.autograd import gradcheck
@@ -153,7 +152,3 @@ def test_bad_input_is_refused_in_one_line(x, weight, residual, says):
     with pytest.raises(KernelInputError, match=says) as caught:
         rms_norm(x, weight, residual=residual)
     assert "\n" not in str(caught.value) and "accepted" in str(caught.value) and "instead" in str(caught.value)
-
-
-def test_backends_are_both_run(backend):
-    assert backend in Backend
