@@ -24,6 +24,7 @@ LANGUAGE_LOSS_CLASSES = (
 CLASS_OF_ARCHITECTURE_SUFFIX = {
     "ForCausalLM": "AutoModelForCausalLM",
     "LMHeadModel": "AutoModelForCausalLM",
+    "ForConditionalGeneration": "AutoModelForSeq2SeqLM",
     "ForMaskedLM": "AutoModelForMaskedLM",
     "ForPreTraining": "AutoModelForPreTraining",
     "ForImageClassification": "AutoModelForImageClassification",
