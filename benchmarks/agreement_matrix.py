@@ -19,9 +19,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from agreement.tiny_configs import TINY  # noqa: E402
-from analytic_vs_traced import Case, phase_peaks, traced_phase_peaks  # noqa: E402
-from napkinmath.ledger import Phase  # noqa: E402
+from agreement.tiny_configs import TINY
+from analytic_vs_traced import Case, phase_peaks, traced_phase_peaks
+from napkinmath.ledger import Phase
 
 METHODS = ("full", "lora", "qlora")
 ATTENTIONS = ("sdpa", "eager")

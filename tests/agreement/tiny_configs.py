@@ -20,7 +20,7 @@ TINY: dict[str, Config] = {
     "qwen2": {"model_type": "qwen2", **LLAMA_LIKE, "tie_word_embeddings": True},
     "qwen3": {"model_type": "qwen3", **LLAMA_LIKE, "head_dim": 48},
     "granite": {"model_type": "granite", **LLAMA_LIKE, "embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.01, "logits_scaling": 8.0},
-    "ministral": {"model_type": "ministral", **LLAMA_LIKE, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, "layer_types": ["full_attention", "sliding_attention", "sliding_attention"], "sliding_window": 48},
+    "ministral": {"model_type": "ministral", **LLAMA_LIKE, "head_dim": 32, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, "layer_types": ["full_attention", "sliding_attention", "sliding_attention"], "sliding_window": 48},
     "gemma": {"model_type": "gemma", **LLAMA_LIKE, "head_dim": 48},
     "gemma2": {"model_type": "gemma2", **LLAMA_LIKE, "head_dim": 48, "sliding_window": 48},
     "gemma3_text": {"model_type": "gemma3_text", **LLAMA_LIKE, "head_dim": 48, "sliding_window": 48, "sliding_window_pattern": 3, "num_key_value_heads": 1},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from napkinmath.costs import Attention, Move, traffic
 from napkinmath.dtypes import BOOL, FP32, INT64, DType
 from napkinmath.expr import Size, ceil_div, minimum, round_up_to
-from napkinmath.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value
+from napkinmath.ledger import ALLOC, FREE, Gradient, Role, Steps, Tensor, Value
 from napkinmath.ops.elementwise import add, add_, cast, copy, dropout, scale, softmax, tanh
 from napkinmath.ops.index import constant, expand_head, repeat_heads, single_head
 from napkinmath.ops.matmul import bmm
@@ -68,12 +68,13 @@ def fused(t: Tape, kernel: str, q: Value, k: Value, v: Value, *, causal: bool, w
     if not out.requires_grad:
         t.append(f"sdpa {kernel}", inputs, (out,), forward=(*forward, *((FREE, x) for x in (lse, *seeds))), costs=(cost,))
         return out
-    gradients = tuple(Gradient(x, t.gradient_of(x)) for x in inputs if x.requires_grad)
+    made = [(x, t.gradient_of(x)) for x in inputs if x.requires_grad]
+    gradients = tuple(Gradient(x, gradient) for x, gradient in made)
     temporaries = _efficient_workspace(t, q) if kernel == "efficient" else _flash_workspace(t, q, k) if kernel == "flash" else []
-    backward = (*((ALLOC, g.tensor) for g in gradients if g.tensor and g.of is not bias), *((ALLOC, x) for x in temporaries), *((FREE, x) for x in temporaries))
+    backward: Steps = (*((ALLOC, gradient) for x, gradient in made if x is not bias), *((ALLOC, x) for x in temporaries), *((FREE, x) for x in temporaries))
     if bias is not None and bias.requires_grad:  # the kernel writes it for every row and head; it is then summed to the bias's own axes
         whole = t.tensor("grad of the bias before the sum", (rows, heads, s_q, s_kv), q.dtype, Role.WORKSPACE)
-        backward = (*backward[:3], (ALLOC, whole), *backward[3:], (ALLOC, gradients[-1].tensor), (FREE, whole))  # type: ignore[assignment]
+        backward = (*backward[:3], (ALLOC, whole), *backward[3:], (ALLOC, made[-1][1]), (FREE, whole))
     backward_cost = Attention(kernel, rows, heads, kv_heads, s_q, s_kv, size, causal=causal, window=window, dtype=q.dtype, backward=True)
     t.append(f"sdpa {kernel}", inputs, (out,), forward=forward, saves=(q.tensor, k.tensor, v.tensor, *((bias.tensor,) if bias is not None else ()), tensor, lse, *seeds), costs=(cost,), backward=backward, gradients=gradients, backward_costs=(backward_cost,))  # fmt: skip
     for x in (lse, *seeds):
@@ -124,7 +125,7 @@ def eager_attention(
         keys, values = repeat_heads(t, k, groups, _expanded(q, k)), repeat_heads(t, v, groups, _expanded(q, v))
         frame.local(keys, values)
         copied = groups != 1 and not single_head(t, k)
-        left, right = dense_operand(t, q, dense=contiguous), dense_operand(t, keys, dense=copied or contiguous and groups == 1)
+        left, right = dense_operand(t, q, dense=contiguous), dense_operand(t, keys, dense=copied or (contiguous and groups == 1))
         weights = bmm(t, left, right, rows * heads, s_q, s_kv, size, scores, name="q k^T")
         if scaled:
             weights = scale(t, weights)

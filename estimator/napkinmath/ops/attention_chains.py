@@ -5,7 +5,7 @@ from __future__ import annotations
 from napkinmath.costs import Gemm, Move, traffic
 from napkinmath.dtypes import BOOL, FP32
 from napkinmath.expr import Size
-from napkinmath.ledger import ALLOC, FREE, Gradient, Role, Value
+from napkinmath.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value
 from napkinmath.ops.attention import dense_operand, rows_first
 from napkinmath.ops.elementwise import add, cast, dropout, promote, scale, softmax
 from napkinmath.ops.index import expand_head
@@ -63,7 +63,8 @@ def _baddbmm(t: Tape, addend: Value, x: Value, y: Value, axes: tuple[Size, ...])
     """addend + alpha · x y^T: the gradients of the factors are scaled after the product, one more tensor each."""
     rows, heads, length, size = x.axes
     out = Value(t.tensor("alibi + q k^T", axes, x.dtype), axes, x.dtype, x.requires_grad or y.requires_grad)
-    gradients, backward = [], []
+    gradients: list[Gradient] = []
+    backward: list[tuple[str, Tensor]] = []
     for factor in (x, y):
         if factor.requires_grad:
             product, scaled = t.tensor("gradient before scaling", factor.axes, factor.dtype, Role.WORKSPACE), t.gradient_of(factor)
@@ -83,7 +84,7 @@ def mpt_attention(t: Tape, frame: Scope, q: Value, k: Value, v: Value, *, alibi:
     if alibi is not None:
         weights = _add_alibi(t, weights, alibi)
     if mask is not None:
-        weights = t.op("masked_fill", (weights,), scores, weights.dtype, saves=(mask,), gradients=(LIKE,), costs=(Move(2 * traffic(weights)),), backward_costs=(Move(2 * traffic(weights)),))  # fmt: skip
+        weights = t.op("masked_fill", (weights, mask), scores, weights.dtype, saves=(mask,), gradients=(LIKE, None), costs=(Move(2 * traffic(weights)),), backward_costs=(Move(2 * traffic(weights)),))  # fmt: skip
     frame.local(weights)
     probabilities = dropout(t, cast(t, softmax(t, cast(t, weights, FP32)), v.dtype), dropout_p)
     frame.local(probabilities)

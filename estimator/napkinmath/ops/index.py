@@ -9,7 +9,6 @@ from napkinmath.ledger import ALLOC, BATCH, FREE, Gradient, Role, Value, Weight
 from napkinmath.ops.elementwise import add, mul, neg
 from napkinmath.tape import PASS, Tape
 
-
 MAX_UNSORTED_INDICES = 3072  # aten/src/ATen/native/cuda/Embedding.cu: fewer are added up without a sort, unless one id pads
 
 

@@ -75,28 +75,33 @@ class Config:
 
     def names(self, field: str) -> tuple[str, ...]:
         """A list of strings; empty where absent."""
+        found = [item for item in self._listed(field) if isinstance(item, str)]
+        if len(found) != len(self._listed(field)):
+            raise InputError(f"config field {field}={shown(self.values[field])} is not a list of strings")
+        return tuple(found)
+
+    def _listed(self, field: str) -> list[object]:
+        """The entries of a list, none where it is absent."""
         value = self.values.get(field)
         if value is None:
-            return ()
-        if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) for item in value):
-            raise InputError(f"config field {field}={shown(value)} is not a list of strings")
-        return tuple(value)
+            return []
+        if not isinstance(value, (list, tuple)):
+            raise InputError(f"config field {field}={shown(value)} is not a list")
+        return list(value)  # type: ignore[reportUnknownArgumentType]
 
     def sizes(self, field: str) -> tuple[int, ...]:
         """A list of whole numbers of at least 0; empty where absent."""
-        value = self.values.get(field)
-        if value is None:
-            return ()
-        if not isinstance(value, (list, tuple)) or not all(isinstance(item, int) and not isinstance(item, bool) and 0 <= item <= MAX_EXTENT for item in value):
-            raise InputError(f"config field {field}={shown(value)} is not a list of whole numbers")
-        return tuple(value)
+        found = [item for item in self._listed(field) if isinstance(item, int) and not isinstance(item, bool) and 0 <= item <= MAX_EXTENT]
+        if len(found) != len(self._listed(field)):
+            raise InputError(f"config field {field}={shown(self.values[field])} is not a list of whole numbers")
+        return tuple(found)
 
     def nested(self, field: str) -> Config:
         """A sub-config such as text_config."""
         value = self.values.get(field)
         if not isinstance(value, dict):
             raise InputError(f"config of {shown(self.name)} lacks the nested config {field!r}")
-        return Config(value, f"{self.name}.{field}", self.source)
+        return Config(value, f"{self.name}.{field}", self.source)  # type: ignore[reportUnknownArgumentType]
 
     def divides(self, field: str, divisor: str, value: int, by: int) -> None:
         """Raises unless `by` divides `value`."""
@@ -132,9 +137,10 @@ class Config:
 
     def rotated(self, head_size: int, default: float = 1.0) -> int:
         """How many elements of each head are rotated, from `partial_rotary_factor`, at the top or in `rope_parameters`."""
-        parameters = self.values.get("rope_parameters") or self.values.get("rope_scaling")
-        inside = parameters.get("partial_rotary_factor") if isinstance(parameters, dict) else None
-        fraction = self.number("partial_rotary_factor", float(inside) if isinstance(inside, (int, float)) else default)
+        for name in ("rope_parameters", "rope_scaling"):
+            if isinstance(self.values.get(name), dict):
+                default = self.nested(name).number("partial_rotary_factor", default)
+        fraction = self.number("partial_rotary_factor", default)
         if not 0 < fraction <= 1:
             raise InputError(f"config field partial_rotary_factor={shown(fraction)} is out of range; use more than 0 and at most 1")
         return int(head_size * fraction)

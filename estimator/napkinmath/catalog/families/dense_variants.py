@@ -12,10 +12,14 @@ from napkinmath.catalog.layers.mlp import FusedGatedMlp, GatedMlp, PlainMlp
 from napkinmath.catalog.layers.norm import Norm, NormKind
 from napkinmath.model_spec import ModelSpec, Part
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 SLIDING_TABLES = " of sliding layers"
 WIDE_TABLES = TokenEmbedding(wide_tables=True)
 LAYER_NORM = Norm(kind=NormKind.LAYER)
-POST_NAMES = {"names": ("", ""), "post_names": ("post_attention_layernorm", "post_feedforward_layernorm")}
+POST_NAMES: dict[str, Any] = {"names": ("", ""), "post_names": ("post_attention_layernorm", "post_feedforward_layernorm")}
 
 
 def starcoder2(c: Config) -> ModelSpec:
@@ -30,10 +34,10 @@ def starcoder2(c: Config) -> ModelSpec:
     return decoder(c, symbols, [layer] * symbols["L"], "starcoder2", embedding=embedding, head=CausalLmHead(norm=LAYER_NORM), tied=True)
 
 
-def layer_tables(sliding: list[bool], **fields: object) -> TokenEmbedding:
+def layer_tables(sliding: list[bool], **fields: Any) -> TokenEmbedding:
     """An embedding with rotary tables for each kind of layer that occurs."""
     tables = tuple(name for name, used in (("", not all(sliding)), (SLIDING_TABLES, any(sliding))) if used)
-    return TokenEmbedding(tables=tables, **fields)  # type: ignore[arg-type]
+    return TokenEmbedding(tables=tables, **fields)
 
 
 def olmo(c: Config) -> ModelSpec:
@@ -82,8 +86,7 @@ def smollm3(c: Config) -> ModelSpec:
     """SmolLM3ForCausalLM: every fourth layer does not rotate (transformers models/smollm3)."""
     symbols = dense_symbols(c, kv_default=4)
     layers, interval = symbols["L"], c.size("no_rope_layer_interval", 4)
-    listed = c.values.get("no_rope_layers")
-    rotates = [bool(flag) for flag in listed] if isinstance(listed, (list, tuple)) else [(index + 1) % interval != 0 for index in range(layers)]
+    rotates = [flag != 0 for flag in c.sizes("no_rope_layers")] or [(index + 1) % interval != 0 for index in range(layers)]
     fields = attention_fields(c, symbols)
     mlp = GatedMlp(activation=c.activation("hidden_act", "silu"), bias=c.flag("mlp_bias"))
     window = c.size("sliding_window", 0, low=0) if c.flag("use_sliding_window") else 0
@@ -155,7 +158,7 @@ def glm4(c: Config) -> ModelSpec:
     return _glm(c, "glm4", {"post_names": ("post_self_attn_layernorm", "post_mlp_layernorm")})
 
 
-def _glm(c: Config, family: str, names: dict[str, tuple[str, str]]) -> ModelSpec:
+def _glm(c: Config, family: str, names: dict[str, Any]) -> ModelSpec:
     symbols = dense_symbols(c, kv_default=2, head_size_default=128)
     rotated = c.rotated(symbols["dh"], 0.5)
     fields = attention_fields(c, symbols, bias=c.flag("attention_bias", True), output_bias=False)

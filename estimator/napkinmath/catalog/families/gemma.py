@@ -13,8 +13,12 @@ from napkinmath.catalog.layers.mlp import GatedMlp
 from napkinmath.catalog.layers.norm import Norm, NormKind
 from napkinmath.model_spec import ModelSpec
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 NORM = Norm(kind=NormKind.RMS_GEMMA)
-SANDWICH = {
+SANDWICH: dict[str, Any] = {
     "norm": NORM, "names": ("input_layernorm", "pre_feedforward_layernorm"), "post_names": ("post_attention_layernorm", "post_feedforward_layernorm"),
 }  # fmt: skip
 

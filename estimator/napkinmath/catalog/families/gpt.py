@@ -33,7 +33,7 @@ def check_attention_types(c: Config, layers: int) -> None:
     if types is None:
         return
     try:
-        named = [kind for kinds, count in types for _ in range(count) for kind in kinds]  # type: ignore[union-attr]
+        named: list[object] = [kind for kinds, count in types for _ in range(count) for kind in kinds]  # type: ignore[reportUnknownVariableType, reportGeneralTypeIssues]
     except (TypeError, ValueError) as error:
         raise InputError(f"config field attention_types={shown(types)} is not like [[['global', 'local'], 6]]") from error
     if len(named) != layers or not all(kind in ("global", "local") for kind in named):

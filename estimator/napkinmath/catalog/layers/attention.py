@@ -16,7 +16,14 @@ from napkinmath.ops.fused import rotary_fused
 from napkinmath.ops.index import concatenate, repeat_heads, rotary
 from napkinmath.ops.matmul import linear
 from napkinmath.ops.norm import layer_norm
-from napkinmath.ops.rotary import interleaved_table, rotary_fp32_tables, rotary_in_place, rotary_interleaved, rotary_interleaved_fp32, rotary_partial
+from napkinmath.ops.rotary import (
+    interleaved_table,
+    rotary_fp32_tables,
+    rotary_in_place,
+    rotary_interleaved,
+    rotary_interleaved_fp32,
+    rotary_partial,
+)
 from napkinmath.ops.routing import chunk
 from napkinmath.record import Record
 from napkinmath.tape import Scope, Tape
@@ -127,7 +134,7 @@ class GroupedQueryAttention(Record):
         return out
 
     def _heads(self, t: Tape, projected: Value, which: int, heads: Size, dense: bool) -> Value:
-        copies = (self.rotary and t.policy.stack.rotary == "eager" or dense) and t.known(heads) > 1
+        copies = ((self.rotary and t.policy.stack.rotary == "eager") or dense) and t.known(heads) > 1
         if self.norm_each:
             return norm_of_each_head(t, split_heads(t, projected, heads, copies=copies), self.norm_names[which])
         if self.head_norm is None or self.norm_after_rotation:

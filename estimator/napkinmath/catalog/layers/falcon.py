@@ -22,7 +22,6 @@ from napkinmath.ops.matmul import linear
 from napkinmath.record import Record
 from napkinmath.tape import Scope, Tape
 
-
 # FalconLinear is a subclass of nn.Linear, and transformers 5 quantizes modules of exactly that class (integrations/bitsandbytes.py).
 KIND = "unquantized linear"
 

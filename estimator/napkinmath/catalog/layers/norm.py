@@ -6,7 +6,15 @@ from enum import Enum
 
 from napkinmath.expr import Size
 from napkinmath.ledger import Value
-from napkinmath.ops.norm import layer_norm, layer_norm_eager, layer_norm_one_plus, layer_norm_plain, rms_norm_eager, rms_norm_fused, rms_norm_in_place
+from napkinmath.ops.norm import (
+    layer_norm,
+    layer_norm_eager,
+    layer_norm_one_plus,
+    layer_norm_plain,
+    rms_norm_eager,
+    rms_norm_fused,
+    rms_norm_in_place,
+)
 from napkinmath.record import Record
 from napkinmath.tape import Tape
 
