@@ -1,1 +1,1 @@
-"""The rows of `python benchmarks/kernels.py`: a module for each op, and how they are timed."""
+"""The rows of `python benchmarks/kernel_speed.py`: a module for each op, and how they are timed."""

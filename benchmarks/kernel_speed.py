@@ -1,6 +1,6 @@
 """Times this project's kernels and their peers on one GPU, in turn, over rotated inputs.
 
-    python benchmarks/kernels.py --budget 150 --out benchmarks/results/h200
+    python benchmarks/kernel_speed.py --budget 150 --out benchmarks/results/h200
 
 Writes kernels.jsonl row by row and prints a short table last. `--device cpu` tries the program out on tiny shapes; such rows are marked
 and say nothing about a GPU.
