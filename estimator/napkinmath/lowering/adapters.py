@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from napkinmath.costs import Gemm, Move, traffic
 from napkinmath.expr import Size, product
-from napkinmath.ledger import ALLOC, FREE, Gradient, Role, Value
+from napkinmath.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value, Weight
 from napkinmath.ops.elementwise import add, cast, copy, dropout, scale
 from napkinmath.ops.matmul import dense_linear
+from napkinmath.tape import LIKE
 from napkinmath.train_config import AdapterConfig, AdapterKind
 
 TYPE_CHECKING = False
@@ -18,34 +19,65 @@ if TYPE_CHECKING:
 
     from napkinmath.tape import Tape
 
+DEFAULT_GROUP = 16  # peft 0.21 tuners/lora/config.py qalora_group_size
 
-def adapted_linear(t: Tape, x: Value, outputs: Size, base: Callable[[Value], Value], config: AdapterConfig, *, role: Role, quantized: bool) -> Value:
-    """The linear with its adapter: base output plus scaling · B(A(dropout(x))); `quantized` says which of PEFT's two forwards runs."""
+
+def adapted_linear(t: Tape, x: Value, outputs: Size, base: Callable[[Value], Value], config: AdapterConfig, *, role: Role, weight: Weight, bias: Value | None = None) -> Value:
+    """The linear with its adapter: base output plus scaling · B(A(dropout(x))), or what the adapter's kind makes of it.
+
+    Whether the weight is quantized says which of PEFT's two forwards runs.
+    """
+    quantized = bool(weight.constants)
     if config.kind is AdapterKind.IA3:
         from napkinmath.lowering.ia3 import ia3_linear
 
-        return ia3_linear(t, x, outputs, base)
+        return ia3_linear(t, x, outputs, base, quantized=quantized)
     if t.policy.stack.fused_adapters and quantized:
         return fused_adapted_linear(t, x, outputs, base, config)
     with t.scope() as frame:
         frame.local(x)
         result = base(x)
-        if quantized:  # result = result.clone(): backprop through views of 4-bit outputs needs it
-            result = copy(t, result, name="clone")
+        if quantized and t.policy.format is not None and t.policy.format.output_is_cloned:
+            result = copy(t, result, name="clone")  # PEFT's guard against backward through views of 4-bit outputs
         dtype = result.dtype
         source = x
-        with t.scope("lora"):
-            a = lora_weight(t, "lora_A.weight", (config.rank, x.axes[-1]))
-            b = lora_weight(t, "lora_B.weight", (outputs, config.rank))
         if not quantized or t.policy.autocast is None:
-            source = cast(t, source, a.dtype)  # _cast_input_dtype; the caller's arguments hold the original
+            source = cast(t, source, t.policy.adapter_dtype)  # _cast_input_dtype; the caller's arguments hold the original
             frame.local(source)
-        source = dropout(t, source, config.dropout)
-        low = dense_linear(t, source, a, None, label="A x")
-        update = scale(t, dense_linear(t, low, b, None, label="B A x", role=role))
+        if config.kind is AdapterKind.DORA:
+            from napkinmath.lowering.dora import dora_update
+
+            return cast(t, dora_update(t, result, source, weight, bias, outputs, config), dtype)
+        update = _update(t, source, outputs, config, role)
         if quantized and t.policy.autocast is None:
             update = cast(t, update, dtype)
         return cast(t, add(t, result, update), dtype)
+
+
+def _update(t: Tape, source: Value, outputs: Size, config: AdapterConfig, role: Role) -> Value:
+    """scaling · B(A(dropout(x))); QA-LoRA averages x over the groups of the quantized weight first and scales the averages."""
+    x = dropout(t, source, config.dropout)
+    if config.kind is AdapterKind.QALORA:
+        x = _group_averages(t, x)
+    a, b = low_rank_pair(t, x.axes[-1], outputs, config)
+    return scale(t, dense_linear(t, dense_linear(t, x, a, None, label="A x"), b, None, label="B A x", role=role))
+
+
+def _group_averages(t: Tape, x: Value) -> Value:
+    """Means of x over each group of inputs that share a scale, times the group's size: two small tensors.
+
+    Source: peft 0.21 tuners/lora/variants.py QALoraLinearVariant.forward (arXiv 2309.14717).
+    """
+    size = t.policy.format.group_size if t.policy.format is not None else DEFAULT_GROUP
+    axes = (*x.axes[:-1], x.axes[-1] // size)
+    mean = t.op("mean over groups", (x,), axes, x.dtype, gradients=(LIKE,), costs=(Move(traffic(x)),), backward_costs=(Move(2 * traffic(x), 2),))
+    return scale(t, mean)
+
+
+def low_rank_pair(t: Tape, inputs: Size, outputs: Size, config: AdapterConfig) -> tuple[Value, Value]:
+    """The two trained matrices of a low-rank adapter: (rank, inputs) and (outputs, rank)."""
+    with t.scope("lora"):
+        return lora_weight(t, "lora_A.weight", (config.rank, inputs)), lora_weight(t, "lora_B.weight", (outputs, config.rank))
 
 
 def fused_adapted_linear(t: Tape, x: Value, outputs: Size, base: Callable[[Value], Value], config: AdapterConfig) -> Value:
@@ -55,9 +87,7 @@ def fused_adapted_linear(t: Tape, x: Value, outputs: Size, base: Callable[[Value
     unsloth kernels/fast_lora.py LoRA_QKV and LoRA_W with dropout, as carried by fms-acceleration fused_ops/unsloth_lora/bnb/fast_lora.py.
     """
     result = base(x)
-    with t.scope("lora"):
-        a = lora_weight(t, "lora_A.weight", (config.rank, x.axes[-1]))
-        b = lora_weight(t, "lora_B.weight", (outputs, config.rank))
+    a, b = low_rank_pair(t, x.axes[-1], outputs, config)
     rows, dtype = product(x.axes[:-1]), result.dtype
     dropped = t.tensor("dropped input", x.axes, dtype) if config.dropout and t.policy.training else None
     low = t.tensor("A x", (*x.axes[:-1], config.rank), dtype, Role.WORKSPACE)
@@ -78,10 +108,14 @@ def fused_adapted_linear(t: Tape, x: Value, outputs: Size, base: Callable[[Value
 
 
 def lora_weight(t: Tape, name: str, axes: tuple[Size, ...]) -> Value:
-    """A trained adapter matrix in the adapter's type."""
-    from napkinmath.ledger import Tensor, Weight
-
+    """A trained adapter tensor in the adapter's type; further adapters that are resident take its bytes again, and nothing else."""
+    config = t.policy.adapter
+    assert config is not None
     dtype = t.policy.adapter_dtype
     weight = Weight(f"{t.module}.{name}", axes, Tensor(name, axes, dtype, Role.ADAPTERS, t.module), trainable=True, kind="adapter")
     t.weights.append(weight)
+    if config.num_adapters > 1:
+        idle = (config.num_adapters - 1, *axes)
+        label = f"{name} of the other adapters"
+        t.weights.append(Weight(f"{t.module}.{label}", idle, Tensor(label, idle, dtype, Role.ADAPTERS, t.module), trainable=False, kind="adapter"))
     return weight.value

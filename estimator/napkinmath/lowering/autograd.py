@@ -62,6 +62,8 @@ def forward_events(
     if block.input is not None and holds_input:
         held = held | {block.input.tensor}
     not_before = offload.released_after() if offload is not None else {}
+    if keep:
+        not_before = {**block.graph_use, **not_before}
     if is_layer and block.input is not None:
         not_before[block.input.tensor] = len(block.ops) - 1
     frees = _frees_after(block, held, not_before)
