@@ -14,9 +14,6 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-# This file is called `kernels`, and so is a package that transformers probes for: its folder must not shadow that, only offer kernel_rows.
-sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != ROOT / "benchmarks"]
-sys.path += [str(ROOT / "benchmarks")]
 sys.path.insert(0, str(ROOT / "kernels"))
 
 import torch  # noqa: E402
