@@ -35,6 +35,8 @@ class Era:
     default_rank: int = 8
     quantized_optimizer: str = ""
     """Optimizer of quantized models, where the script picks another for them."""
+    drops_long_samples: bool = False
+    """Samples longer than the limit are left out rather than cut."""
     offload_style: str = "trl"
     """Implementation of activation offloading (a row of napkinmath's lowering/saved_offload.py)."""
     clips: bool = True
@@ -99,7 +101,7 @@ ERAS: tuple[Era, ...] = (
         prepares=True, lazy_modules=False,
     ),
     Era(
-        name="ms-swift", pattern=r"modelscope/(ms-)?swift", stack="hf-2023", evidence="ms-swift docs/source_en/LLM/Benchmark.md: torch 2.1.1, bitsandbytes 0.41.3, defaults of llm/utils/argument.py", adapter_dropout=0.05,
+        name="ms-swift", drops_long_samples=True, pattern=r"modelscope/(ms-)?swift", stack="hf-2023", evidence="ms-swift docs/source_en/LLM/Benchmark.md: torch 2.1.1, bitsandbytes 0.41.3, defaults of llm/utils/argument.py: truncation_strategy delete", adapter_dropout=0.05,
     ),
     Era(
         name="axolotl", pattern=r"axolotl", stack="hf", prepares=False,

@@ -59,8 +59,10 @@ def _understand(row: Row) -> Job:
         precision=_precision(row, era), adapter=_adapter(row, key, spec, method, era), quantization=_quantization(row, method, era), recompute=_recompute(row, assumed),
         offload=_offload(row, era), optimizer=_optimizer(row, era, method), optimizer_in_backward="in_bwd" in row.words("optimizer") or "in_backward" in row.words("optimizer"),
         attention=_attention(row), loss=_loss(row), compile=row.words("compile").strip() in ("yes", "true"), stack=era.stack,
-        batch=Batch(packing=row.words("packed").startswith("yes")), clip_gradients=era.clips,
+        batch=_batch(row), clip_gradients=era.clips,
     )  # fmt: skip
+    if config.batch.lengths:
+        config = config.replace(batch=config.batch.replace(lengths=shorter_than(config.sequence_length, config.batch.lengths, era, assumed)))
     return Job(row, spec, config, _hardware(row, era, assumed), era, tuple(assumed))
 
 
@@ -159,6 +161,31 @@ def _sequence(row: Row, era: Era, assumed: list[str]) -> int:
     raise Unreadable("seq_len is not given")
 
 
+def _batch(row: Row) -> Batch:
+    """Packed, or padded with the lengths that "mean A +- B tokens" in the notes describes."""
+    if row.words("packed").startswith("yes"):
+        return Batch(packing=True)
+    found = re.search(r"mean\s+([\d.]+)\s*(?:\+-|±)\s*([\d.]+)\s+tokens", row.words("notes"))
+    return Batch(lengths=sample_lengths(float(found[1]), float(found[2]))) if found else Batch()
+
+
+def sample_lengths(mean: float, deviation: float, count: int = 400) -> tuple[int, ...]:
+    """A sample of a gamma distribution of that mean and deviation, whose shape token counts of documents roughly have."""
+    from random import Random
+
+    draw = Random(0)
+    shape = (mean / deviation) ** 2
+    return tuple(max(1, round(draw.gammavariate(shape, mean / shape))) for _ in range(count))
+
+
+def shorter_than(limit: int, lengths: tuple[int, ...], era: Era, assumed: list[str]) -> tuple[int, ...]:
+    """The lengths that a limit leaves: longer samples are left out, or cut to it."""
+    if era.drops_long_samples:
+        assumed.append("samples longer than the limit left out, the others padded to the batch's longest")
+        return tuple(n for n in lengths if n <= limit) or (limit,)
+    return tuple(min(n, limit) for n in lengths)
+
+
 def _accumulation(row: Row) -> int:
     return row.whole("grad_accum", 1)
 
@@ -204,7 +231,7 @@ def _attention(row: Row) -> Attention:
     text = row.words("attention")
     if "flash" in text:
         return Attention.FLASH2
-    if "eager" in text and "sdpa" not in text:
+    if "eager" in text:
         return Attention.EAGER
     if "math" in text:
         return Attention.MATH

@@ -18,12 +18,18 @@ def memory_ranges(e: Estimate) -> Memory:
     """Requested, allocated, reserved and device peaks, each with its span."""
     books = within_device(e)
     context = e.hardware.context_bytes if e.hardware is not None else 0
-    return Memory(
-        requested=e.peak.nbytes,
-        allocated=_spread("allocated", books.peak_allocated),
-        reserved=_spread("reserved", books.peak_reserved),
-        device=_spread("device", books.peak_reserved + context),
-    )
+    reserved = _spread("reserved", books.peak_reserved)
+    device = _spread("device", books.peak_reserved + context)
+    if len(e.replays) > 1:
+        reserved, device = over_orders(e, reserved, 0), over_orders(e, device, context)
+    return Memory(requested=e.peak.nbytes, allocated=_spread("allocated", books.peak_allocated), reserved=reserved, device=device)
+
+
+def over_orders(e: Estimate, span: Range, context: int) -> Range:
+    """The span widened to what the orders of lengths that were replayed reserved, as far as the device lets them."""
+    ceiling = e.hardware.usable_bytes if e.hardware is not None else None
+    found = [r.peak_reserved if ceiling is None else min(r.peak_reserved, max(ceiling, r.peak_allocated)) for r in e.replays]
+    return Range(low=min(span.low, found[0] + context), value=span.value, high=max(span.high, found[-1] + context))
 
 
 def seconds_range(e: Estimate) -> Range | None:
