@@ -36,7 +36,9 @@ from napkinmath.train_config import (
 from napkinmath_profiler.trace import trace_config
 from napkinmath_profiler.tracing.meta_model import AdapterOptions, QuantizationOptions, TrainMethod
 from napkinmath_profiler.tracing.storage_events import TracePhase
+from napkinmath_profiler.tracing.trace_options import PRECISIONS
 from napkinmath_profiler.tracing.trace_result import TraceResult
+from napkinmath_profiler.tracing.training_step import LoopOptions
 
 PHASES = {
     TracePhase.FORWARD: Phase.FORWARD, TracePhase.LOSS: Phase.FORWARD, TracePhase.BACKWARD: Phase.BACKWARD, TracePhase.RECOMPUTE: Phase.BACKWARD,
@@ -63,13 +65,14 @@ class Case:
     adapter_dtype: str = "auto"
     double_quant: bool = True
     kbit: bool = True
+    precision: str = "bf16"
 
     def train_config(self) -> TrainConfig:
         """The case as the analytic path takes it."""
         lora = AdapterConfig(rank=self.rank, dropout=self.dropout, dtype=self.adapter_dtype) if self.method != "full" else None
         quantization = QuantizationConfig(double_quant=self.double_quant, kbit_preparation=self.kbit) if self.method == "qlora" else None
         return TrainConfig(
-            micro_batch_size=self.batch, sequence_length=self.sequence, precision=Precision.BF16, adapter=lora, quantization=quantization,
+            micro_batch_size=self.batch, sequence_length=self.sequence, precision=Precision(self.precision), adapter=lora, quantization=quantization,
             recompute=RecomputeConfig(kind=RecomputeKind.FULL if self.checkpointing else RecomputeKind.NONE, reentrant=self.reentrant),
             optimizer=self.optimizer, attention=Attention.EAGER if self.attention == "eager" else Attention.SDPA, clip_gradients=False, loss=Loss(self.loss),
         )  # fmt: skip
@@ -81,10 +84,11 @@ class Case:
 
     def traced(self) -> TraceResult:
         """The traced result of two steps."""
+        dtype, autocast = PRECISIONS[Precision(self.precision)]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             result = trace_config(
-                self.config, method=TrainMethod(self.method), micro_batch_size=self.batch, sequence_length=self.sequence, dtype="bf16",
+                self.config, method=TrainMethod(self.method), micro_batch_size=self.batch, sequence_length=self.sequence, dtype=dtype, loop=LoopOptions(autocast_dtype=autocast),
                 checkpointing=self.checkpointing, use_reentrant=self.reentrant, **_traced_attention(self.attention), optimizer=TRACED_OPTIMIZERS[self.optimizer],
                 adapters=AdapterOptions(rank=self.rank, dropout=self.dropout), quantization=QuantizationOptions(double_quant=self.double_quant, kbit_preparation=self.kbit),
             )  # fmt: skip
@@ -170,6 +174,7 @@ def main() -> None:
     parser.add_argument("--ctx", type=int, default=128)
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--optimizer", default="adamw-foreach", choices=list(TRACED_OPTIMIZERS))
+    parser.add_argument("--precision", default="bf16", choices=[p.value for p in PRECISIONS])
     parser.add_argument("--layers", type=int)
     parser.add_argument("--diff", action="store_true")
     arguments = parser.parse_args()
@@ -178,7 +183,7 @@ def main() -> None:
         config["num_hidden_layers"] = arguments.layers
     case = Case(
         config=config, method=arguments.method, checkpointing=arguments.checkpointing == "full", reentrant=arguments.reentrant, attention=arguments.attention,
-        batch=arguments.bs, sequence=arguments.ctx, dropout=arguments.dropout, optimizer=arguments.optimizer,
+        batch=arguments.bs, sequence=arguments.ctx, dropout=arguments.dropout, optimizer=arguments.optimizer, precision=arguments.precision,
     )  # fmt: skip
     timeline, result = case.analytic(), case.traced()
     ours, theirs = phase_peaks(timeline), traced_phase_peaks(result)
