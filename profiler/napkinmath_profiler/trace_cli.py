@@ -14,6 +14,7 @@ from napkinmath.errors import InputError, shown
 from napkinmath.hardware import Hardware
 from napkinmath.inputs import values
 from napkinmath.report.screen import is_unicode, standard_output, terminal_width, wants_color
+from napkinmath.timeline import Timeline
 
 from napkinmath_profiler.trace import TraceOptions, trace_options
 from napkinmath_profiler.tracing.meta_model import config_from
@@ -79,6 +80,15 @@ def make_report(options: Mapping[str, Any], hardware: Hardware | None = None) ->
         if result.num_layers_written == 0
         else f"{result.num_layers_written} layers written out from like ones",
     )
+
+
+def traced_timeline(options: Mapping[str, Any]) -> Timeline:
+    """The timeline of what ``options`` describe, without a report."""
+    from napkinmath.inputs.options import train_config
+
+    chosen = options_from(train_config(options), compute_capability=_capability(_machine(options)))
+    _, mapping = model_mapping(options)
+    return timeline_of(trace_options(config_from(mapping), chosen, all_layers=bool(options.get("all_layers", False))))
 
 
 def _headline(chosen: TraceOptions) -> list[str]:

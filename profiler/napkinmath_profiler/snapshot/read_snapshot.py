@@ -20,6 +20,7 @@ from napkinmath.units import round_up
 from napkinmath_profiler.snapshot.streamed_pickle import StreamedPickle
 
 GRANULE = 512
+TRACE_KEYS = ("action", "addr", "size", "frames")
 GROWS, SHRINKS = ("segment_alloc", "segment_map"), ("segment_free", "segment_unmap")
 LIBRARY_FOLDERS = ("/torch/", "/site-packages/", "/dist-packages/", "<frozen", "??", ".cpp", ".cu", ".h")
 
@@ -52,7 +53,7 @@ def read_snapshot(path: str | os.PathLike[str]) -> RecordedSnapshot:
 def read_snapshot_bytes(data: bytes | mmap, name: str) -> RecordedSnapshot:
     """The same from bytes."""
     builder = _Builder()
-    snapshot = StreamedPickle(data, name, builder.listen).load()
+    snapshot = StreamedPickle(data, name, builder.listen, TRACE_KEYS).load()
     if not isinstance(snapshot, dict) or "segments" not in snapshot or "device_traces" not in snapshot:
         raise InputError(
             f"{name} is a pickle, but no memory snapshot (no segments and device_traces); dump one with torch.cuda.memory._dump_snapshot"

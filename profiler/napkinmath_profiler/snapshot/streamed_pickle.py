@@ -37,15 +37,30 @@ _CODE = {
 # A list of nothing but references to earlier objects: the frames of a call stack seen before.
 _REFERENCES = re.compile(rb"\](\x94|q.|r....)\(((?:h.|j....)+)e", re.DOTALL)
 _REFERENCE = re.compile(rb"h(.)|j(....)", re.DOTALL)
+# A value inside a dict that is like the one before: a reference, an integer, a constant, a list of references or an empty list.
+_VALUE = (
+    rb"(h.|j....|K.|M..|J....|" + b"|".join(rb"\x8a%c.{%d}" % (n, n) for n in range(1, 9)) + rb"|N|\x88|\x89|\]\x94\((?:h.|j....)+e|\]\x94)"
+)
+
+
+def _reference_to(index: int) -> bytes:
+    return b"h" + bytes([index]) if index < 256 else b"j" + index.to_bytes(4, "little")
 
 
 class StreamedPickle:
-    """One pass over ``data``: ``load()`` gives the value, after ``listener`` has seen and perhaps taken dicts out of it."""
+    """One pass over ``data``: ``load()`` gives the value, after ``listener`` has seen and perhaps taken dicts out of it.
 
-    def __init__(self, data: bytes | mmap, name: str, listener: Listener | None = None) -> None:
-        self._data, self._name, self._listener = data, name, listener
+    Once the listener has taken a dict, the ones like it are given to it with their ``wanted`` keys only.
+    """
+
+    def __init__(self, data: bytes | mmap, name: str, listener: Listener | None = None, wanted: tuple[str, ...] = ()) -> None:
+        self._data, self._name, self._listener, self._wanted = data, name, listener, wanted
         self._memo: list[Any] = []
         self._lists: dict[bytes, list[Any]] = {}
+        self._text_indices: dict[str, int] = {}
+        self._layout: tuple[str, ...] = ()  # keys of the dicts that the listener takes, and what their bytes look like
+        self._taken: list[tuple[str, int]] = []
+        self._like: re.Pattern[bytes] | None = None
 
     def load(self) -> Any:
         """The value; raises InputError naming the offset of what is corrupt, truncated or not plain."""
@@ -90,7 +105,10 @@ class StreamedPickle:
         return at
 
     def _memoize(self, data: Any, at: int, stack: list[Any]) -> int:
-        self._memo.append(stack[-1])
+        value = stack[-1]
+        if type(value) is str:
+            self._text_indices.setdefault(value, len(self._memo))
+        self._memo.append(value)
         return at
 
     def _put(self, index: int, value: Any) -> None:
@@ -121,18 +139,63 @@ class StreamedPickle:
         return at + 4
 
     def _empty_dict(self, data: Any, at: int, stack: list[Any]) -> int:
+        if self._like is not None:
+            found = self._like.match(data, at - 1)
+            if found is not None:
+                return self._take_alike(found, stack)
         stack.append({})
         return at
+
+    def _learn(self, keys: tuple[str, ...]) -> None:
+        """Dicts with these keys will come in numbers: from now on match each in one piece."""
+        self._layout = keys
+        self._taken = [(key, keys.index(key)) for key in self._wanted if key in keys]
+        if all(key in self._text_indices for key in keys):
+            items = [re.escape(_reference_to(self._text_indices[key])) + _VALUE for key in keys]
+            self._like = re.compile(rb"\}\x94\(" + b"".join(items) + b"u", re.DOTALL)
+
+    def _take_alike(self, found: re.Match[bytes], stack: list[Any]) -> int:
+        self._memo.append(None)
+        values = found.groups()
+        for value in values:
+            if value[0] == 0x5D:  # a list has a place in the memo
+                self._memo.append(None)
+        entry = {key: self._value(values[index]) for key, index in self._taken}
+        if self._listener is not None and not self._listener(entry):
+            entry = {key: self._value(value) for key, value in zip(self._layout, values, strict=True)}
+            stack.append(entry)
+        else:
+            stack.append({})
+        return found.end()
+
+    def _value(self, text: bytes) -> Any:
+        code = text[0]
+        if code == 0x68:
+            return self._memo[text[1]]
+        if code == 0x5D:
+            return self._references(text[3:-1]) if len(text) > 2 else []
+        if code == 0x8A:
+            return int.from_bytes(text[2:], "little", signed=True)
+        if code in (0x4B, 0x4D):
+            return int.from_bytes(text[1:], "little")
+        if code == 0x4A:
+            return int.from_bytes(text[1:], "little", signed=True)
+        if code == 0x6A:
+            return self._memo[int.from_bytes(text[1:], "little")]
+        return {0x4E: None, 0x88: True, 0x89: False}[code]
+
+    def _references(self, body: bytes) -> list[Any]:
+        value = self._lists.get(body)
+        if value is None:
+            value = self._lists[body] = [self._memo[m[0][0] if m[0] else int.from_bytes(m[1], "little")] for m in _REFERENCE.findall(body)]
+        return value
 
     def _empty_list(self, data: Any, at: int, stack: list[Any]) -> int:
         found = _REFERENCES.match(data, at - 1)
         if found is None:
             stack.append([])
             return at
-        body = found.group(2)
-        value = self._lists.get(body)
-        if value is None:
-            value = self._lists[body] = [self._memo[m[0][0] if m[0] else int.from_bytes(m[1], "little")] for m in _REFERENCE.findall(body)]
+        value = self._references(found.group(2))
         put = found.group(1)
         if put == b"\x94":
             self._memo.append(value)
@@ -225,8 +288,12 @@ class StreamedPickle:
             raise ValueError("items are set on what is no dict")
         target.update(zip(stack[mark + 1 :: 2], stack[mark + 2 :: 2], strict=True))
         del stack[mark:]
-        if self._listener is not None and self._listener(target):
-            target.clear()
+        if self._listener is not None:
+            keys = tuple(target) if self._like is None else ()
+            if self._listener(target):
+                target.clear()
+                if keys and keys != self._layout and all(type(key) is str for key in keys):
+                    self._learn(keys)
         return at
 
     def _append(self, data: Any, at: int, stack: list[Any]) -> int:

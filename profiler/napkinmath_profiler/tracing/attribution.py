@@ -21,8 +21,17 @@ def attribute(records: Iterable[StorageRecord], head_module: str | None) -> None
             record.role = _role(record, head_module)
 
 
+def _is_head(record: StorageRecord, head_module: str) -> bool:
+    """What the output head makes is logits, but for a cast of its weight."""
+    return record.module == head_module and record.op != "aten._to_copy.default"
+
+
 def _role(record: StorageRecord, head_module: str | None) -> StorageRole:
-    if record.phase is TracePhase.LOSS or (head_module and record.module == head_module):
+    if (
+        record.phase is TracePhase.LOSS
+        or record.of_loss
+        or (record.phase is TracePhase.FORWARD and head_module and _is_head(record, head_module))
+    ):
         return StorageRole.LOGITS
     same_scope = record.died_scope == record.scope
     if record.phase is TracePhase.FORWARD:

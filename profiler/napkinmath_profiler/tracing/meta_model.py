@@ -123,9 +123,19 @@ def _keep_in_float32(model: nn.Module, dtype: torch.dtype) -> None:
             parameter.data = parameter.data.to(torch.float32)
 
 
+def _bitsandbytes() -> Any:
+    """bitsandbytes, imported without its remarks on this machine's lack of a GPU."""
+    import logging
+
+    logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)
+    import bitsandbytes
+
+    return bitsandbytes
+
+
 def quantize_4bit(model: nn.Module, *, compute_dtype: str, options: QuantizationOptions) -> nn.Module:
     """Replace the linears transformers would replace by bitsandbytes ``Linear4bit`` holding meta quantization states."""
-    import bitsandbytes
+    bitsandbytes = _bitsandbytes()
     from transformers import BitsAndBytesConfig
     from transformers.integrations.bitsandbytes import replace_with_bnb_linear
     from transformers.quantizers.base import HfQuantizer

@@ -25,6 +25,8 @@ class ModulePaths:
         self._names: dict[int, str] = {}
         self._stack: list[str] = [""]
         self._path_of_sequence: list[str] = []
+        self._loss_sequences: set[int] = set()
+        self.in_loss = False
         self._first_sequence = torch._C._autograd._get_sequence_nr()
         self._parameter_names: dict[int, str] = {}
         self.on_root_call: Callable[[], None] = _nothing
@@ -50,6 +52,8 @@ class ModulePaths:
         """Assign every autograd sequence number handed out since the last call to the module on top of the stack."""
         num_new = torch._C._autograd._get_sequence_nr() - self._first_sequence - len(self._path_of_sequence)
         if num_new > 0:
+            if self.in_loss:
+                self._loss_sequences.update(range(len(self._path_of_sequence), len(self._path_of_sequence) + num_new))
             self._path_of_sequence.extend([self._stack[-1]] * num_new)
 
     def of_node(self, node: Any) -> str:
@@ -59,6 +63,10 @@ class ModulePaths:
             return self._parameter_names.get(id(variable), "").rpartition(".")[0]
         index = node._sequence_nr() - self._first_sequence
         return self._path_of_sequence[index] if 0 <= index < len(self._path_of_sequence) else ""
+
+    def is_of_loss(self, node: Any) -> bool:
+        """Whether the loss recorded autograd ``node``."""
+        return node._sequence_nr() - self._first_sequence in self._loss_sequences
 
     @contextmanager
     def followed(self) -> Iterator[None]:

@@ -77,6 +77,8 @@ class StorageRecord:
     scope: int
     role: StorageRole | None = None
     name: str = ""
+    of_loss: bool = False
+    """In the backward: made by a node of the loss."""
     owner: str = ""
     """In the optimizer: the parameter (or the storage of one) that the operation worked on."""
     died: int | None = None

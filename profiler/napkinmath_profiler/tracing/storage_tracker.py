@@ -49,6 +49,7 @@ class StorageTracker(TorchDispatchMode):
         self._op = ""
         self._module = ""
         self._op_phase = TracePhase.SETUP
+        self._op_in_loss = False
 
     @property
     def current_op(self) -> str:
@@ -66,6 +67,8 @@ class StorageTracker(TorchDispatchMode):
             self.marks[f"forward_end:{self.step}:{self.micro_step}"] = len(self.events) - 1
         elif phase is TracePhase.ZERO_GRAD:
             self.marks[f"step_end:{self.step}"] = len(self.events) - 1
+        self.paths.note_sequence()
+        self.paths.in_loss = phase is TracePhase.LOSS
         self.phase = phase
         self._locate(None)
 
@@ -73,6 +76,7 @@ class StorageTracker(TorchDispatchMode):
         """Settle the phase, module and scope of the op being run; a scope is one backward node or one recompute."""
         paths = self.paths
         phase = self.phase
+        in_loss = False
         if phase is TracePhase.BACKWARD:
             if paths.depth:
                 phase, self._module = TracePhase.RECOMPUTE, paths.current
@@ -80,6 +84,7 @@ class StorageTracker(TorchDispatchMode):
             elif node is not None:
                 self._module = paths.of_node(node)
                 key = (phase, node._sequence_nr(), node.name())
+                in_loss = self.paths.is_of_loss(node)
             elif torch._C._current_graph_task_id() == -1:
                 phase, self._module, key = TracePhase.BETWEEN, "", (TracePhase.BETWEEN, self.micro_step)
             else:
@@ -90,6 +95,7 @@ class StorageTracker(TorchDispatchMode):
             self._scope_key = key
             self._scope += 1
         self._op_phase = phase
+        self._op_in_loss = in_loss
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         """Run ``func`` (or the handler given for it) and register the storages it made."""
@@ -207,6 +213,7 @@ class StorageTracker(TorchDispatchMode):
             born=len(self.events),
             scope=self._scope,
             name=name,
+            of_loss=self._op_in_loss,
         )
         self.records.append(record)
         self.events.append(StorageEvent(True, record.storage_id, record.phase, record.module, record.op, self.step, self.micro_step))
