@@ -6,15 +6,14 @@ import copy
 
 import pytest
 import torch
-from profiler.traced_families import FAMILIES, Config
-from torch import nn
-
 from napkinmath_profiler.trace import TraceOptions, trace_options, traced_short
 from napkinmath_profiler.tracing.extrapolation import NotRepeating, extrapolated
 from napkinmath_profiler.tracing.layer_stacks import contexts, find_stacks, kept_layers
 from napkinmath_profiler.tracing.meta_model import TrainMethod, config_from
 from napkinmath_profiler.tracing.trace_result import TraceResult
 from napkinmath_profiler.tracing.training_step import LoopOptions
+from profiler.traced_families import FAMILIES, Config
+from torch import nn
 
 DEPTH_NAMES = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 METHODS: dict[str, dict[str, object]] = {
