@@ -101,7 +101,7 @@ class AdapterConfig(Record):
     """Module names, or 'all-linear' (every linear but the head)."""
     dropout: float = 0.0
     dtype: str = "auto"
-    """'auto' is what PEFT does: fp32 where the base is fp16, bf16 or quantized (autocast_adapter_dtype)."""
+    """'auto' is what PEFT does: fp32 where the base is fp16, bf16 or quantized; 'base' is autocast_adapter_dtype=False: the type of a dense base."""
     rank_stabilized: bool = False
     trained_modules: tuple[str, ...] = ()
     """Full modules trained and saved beside the adapters (PEFT's modules_to_save), e.g. ('embed_tokens', 'lm_head')."""
@@ -116,8 +116,8 @@ class AdapterConfig(Record):
             raise InputError(f"rank {shown(self.rank)} is out of range; use 1 to 65536, usually 8 to 256")
         if not 0 <= self.dropout < 1:
             raise InputError(f"adapter dropout {shown(self.dropout)} is not a probability; use 0 <= p < 1")
-        if self.dtype not in ("auto", "fp32", "bf16", "fp16"):
-            raise InputError(f"adapter dtype {shown(self.dtype)} is unknown; use auto, fp32, bf16 or fp16")
+        if self.dtype not in ("auto", "base", "fp32", "bf16", "fp16"):
+            raise InputError(f"adapter dtype {shown(self.dtype)} is unknown; use auto, base, fp32, bf16 or fp16")
         if not self.targets and self.kind in (AdapterKind.LORA, AdapterKind.DORA, AdapterKind.QALORA, AdapterKind.IA3):
             raise InputError("adapter targets are empty; name modules such as q_proj,v_proj or use all-linear")
         if self.num_adapters < 1 or self.num_virtual_tokens < 1:
@@ -133,8 +133,16 @@ class QuantizationConfig(Record):
     """Elements that share one scale; 0 is the format's own default."""
     kbit_preparation: bool = True
     """peft.prepare_model_for_kbit_training: embeddings, norms and head in fp32, checkpointing switched on."""
+    compute_dtype: str = "auto"
+    """Type of the products: 'auto' is the precision's own; fp32 is what bitsandbytes does where nothing is said (bnb_4bit_compute_dtype)."""
     keep: tuple[str, ...] = ("lm_head",)
     """Modules left unquantized."""
+
+    def validate(self) -> None:
+        if self.compute_dtype not in ("auto", "fp32", "bf16", "fp16"):
+            raise InputError(f"compute_dtype {shown(self.compute_dtype)} is unknown; use auto, fp32, bf16 or fp16")
+        if self.group_size < 0:
+            raise InputError(f"group_size={self.group_size} is negative; use 0 for the format's own, or 16 to 1024")
 
 
 class RecomputeConfig(Record):

@@ -89,6 +89,12 @@ class Policy:
         """Whether PEFT holds the untrained original beside a module that is trained whole (modules_to_save)."""
         return self.adapter is not None and weight.trainable and not weight.tied_to and not weight.buffer
 
+    @property
+    def product_dtype(self) -> DType:
+        """Type in which quantized weights are multiplied (bnb_4bit_compute_dtype)."""
+        quantization = self.config.quantization
+        return self.compute_dtype if quantization is None or quantization.compute_dtype == "auto" else find_dtype(quantization.compute_dtype)
+
     def _kept_whole(self, path: str) -> bool:
         quantization = self.config.quantization
         return quantization is not None and any(part in quantization.keep for part in path.split("."))
@@ -107,7 +113,7 @@ class Policy:
         from napkinmath.ops.matmul import dense_linear
 
         w = weight or t.weight("weight", (outputs, x.axes[-1]), kind=kind)
-        b = t.weight("bias", (outputs,), kind="bias", dtype=self.compute_dtype if w.constants else None).value if bias else None  # Linear4bit.forward casts it for good
+        b = t.weight("bias", (outputs,), kind="bias", dtype=self.product_dtype if w.constants else None).value if bias else None  # Linear4bit.forward casts it for good
 
         def base(source: Value) -> Value:
             if w.constants and self.format is not None:
@@ -140,6 +146,8 @@ class Policy:
     def adapter_dtype(self) -> DType:
         """Type of adapter weights: PEFT keeps them in fp32 over a half-precision or quantized base unless told otherwise."""
         assert self.adapter is not None
+        if self.adapter.dtype == "base":
+            return FP32 if self.format is not None else self.rule.parameters
         return FP32 if self.adapter.dtype == "auto" else find_dtype(self.adapter.dtype)
 
     # ------------------------------------------------------------ sizes that turn a choice

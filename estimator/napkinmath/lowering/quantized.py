@@ -5,8 +5,10 @@ The formats are rows of catalog/quantization.py; this file is how any of them is
 
 from __future__ import annotations
 
-from napkinmath.costs import Dequantize, Gemm, Move, traffic
-from napkinmath.dtypes import FP16, FP32, UINT8, DType
+from enum import Enum
+
+from napkinmath.costs import Dequantize, Gemm
+from napkinmath.dtypes import FP16, FP32, INT8, INT32, UINT8, DType
 from napkinmath.expr import Size, ceil_div, product
 from napkinmath.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value, Weight
 from napkinmath.ops.elementwise import add, cast
@@ -14,8 +16,21 @@ from napkinmath.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from napkinmath.tape import Tape
     from napkinmath.train_config import QuantizationConfig
+
+
+class Grouping(str, Enum):
+    """Which elements share a scale."""
+
+    FLAT = "flat"
+    """`group_size` neighbours of the flattened tensor."""
+    INPUT = "input"
+    """`group_size` inputs of one output: every row begins a group."""
+    ROW = "row"
+    """A whole row."""
 
 
 class WeightFormat(Record):
@@ -26,51 +41,83 @@ class WeightFormat(Record):
     source: str
     bits: int
     group_size: int
+    grouping: Grouping = Grouping.FLAT
+    words: str = ""
+    """'inputs' or 'outputs': values packed into int32 words along that axis, zero points along the outputs; '' packs bytes."""
     scale_dtype: DType = FP32
     zero_point_bits: int = 0
     """Bits of the zero point of each group, 0 where the format is symmetric."""
     table_elements: int = 0
     """fp32 entries of a code table stored with every tensor."""
+    tensor_scales: int = 0
+    """fp32 scales of the whole tensor."""
+    group_index: bool = False
+    """An int32 for each input says which group it belongs to."""
     double_quant: bool = False
     """Scales themselves quantized to 8 bits in blocks of 256 with an fp32 scale each, a 256-entry table and one offset a tensor."""
     dequantize_kernel: str = "nf4"
     unpacks_whole: bool = True
     """A full-size copy of the weight exists while it is multiplied (false: the kernel unpacks tiles)."""
-    output_dtype_is_input: bool = True
-    widened_rest: bool = True
-    """k-bit preparation makes what is left unquantized fp32 (peft utils/other.py prepare_model_for_kbit_training leaves GPTQ and HQQ models alone)."""
+    multiplies_integers: bool = False
+    """The forward quantizes the activations and multiplies int8 by int8 (LLM.int8())."""
     packs_experts: bool = False
     """The library packs experts held as 3-D parameters too (bitsandbytes packs only nn.Linear)."""
-
+    widened_rest: bool = True
+    """k-bit preparation makes what is left unquantized fp32 (peft utils/other.py prepare_model_for_kbit_training leaves GPTQ and HQQ models alone)."""
     output_is_cloned: bool = False
     """PEFT copies the output of the product before it adds an adapter's (4-bit layers of bitsandbytes)."""
 
     def pack(self, name: str, axes: tuple[Size, ...], path: str) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The packed tensor of a weight, and its constants."""
-        count = product(axes)
-        groups = ceil_div(count, self.group_size)
-        packed = Tensor(name, (ceil_div(count * self.bits, 8),), UINT8, Role.WEIGHTS, path, self.source)
-        constants: list[Tensor] = []
+        """The packed tensor of a weight (..., outputs, inputs), and its constants."""
+        packed = Tensor(name, *self._packed(axes), Role.WEIGHTS, path, self.source)
+        return packed, tuple(Tensor(label, size, dtype, Role.QUANTIZATION, path, self.source) for label, size, dtype in self._constants(axes))
 
-        def constant(label: str, size: Size, dtype: DType) -> None:
-            constants.append(Tensor(label, (size,), dtype, Role.QUANTIZATION, path, self.source))
+    def _packed(self, axes: tuple[Size, ...]) -> tuple[tuple[Size, ...], DType]:
+        *stack, outputs, inputs = axes
+        if self.words == "inputs":
+            return (*stack, ceil_div(inputs * self.bits, 32), outputs), INT32
+        if self.words == "outputs":
+            return (*stack, inputs, ceil_div(outputs * self.bits, 32)), INT32
+        if self.bits == 8:
+            return axes, INT8
+        return (ceil_div(product(axes) * self.bits, 8),), UINT8
 
+    def groups(self, axes: tuple[Size, ...]) -> Size:
+        """Groups of a weight: each has a scale."""
+        if self.grouping is Grouping.ROW:
+            return product(axes[:-1])
+        return product(axes[:-1]) * ceil_div(axes[-1], self.group_size) if self.grouping is Grouping.INPUT else ceil_div(product(axes), self.group_size)
+
+    def _constants(self, axes: tuple[Size, ...]) -> Iterator[tuple[str, tuple[Size, ...], DType]]:
+        groups = self.groups(axes)
         if self.double_quant:
-            constant("absmax", groups, UINT8)
-            constant("nested absmax", ceil_div(groups, 256), FP32)
-            constant("nested code", 256, FP32)
-            constant("offset", 1, FP32)
+            yield "absmax", (groups,), UINT8
+            yield "nested absmax", (ceil_div(groups, 256),), FP32
+            yield "nested code", (256,), FP32
+            yield "offset", (1,), FP32
         else:
-            constant("scales", groups, self.scale_dtype)
+            yield "scales", (groups,), self.scale_dtype
         if self.zero_point_bits:
-            constant("zero points", ceil_div(groups * self.zero_point_bits, 8), UINT8)
+            yield self._zero_points(axes, groups)
         if self.table_elements:
-            constant("code", self.table_elements, FP32)
-        return packed, tuple(constants)
+            yield "code", (self.table_elements,), FP32
+        if self.tensor_scales:
+            yield "scale of the tensor", (self.tensor_scales,), FP32
+        if self.group_index:
+            yield "group of each input", (*axes[:-2], axes[-1]), INT32
+
+    def _zero_points(self, axes: tuple[Size, ...], groups: Size) -> tuple[str, tuple[Size, ...], DType]:
+        if not self.words:
+            return "zero points", (ceil_div(groups * self.zero_point_bits, 8),), UINT8
+        return "zero points", (*axes[:-2], ceil_div(axes[-1], self.group_size), ceil_div(axes[-2] * self.zero_point_bits, 32)), INT32
 
     def linear(self, t: Tape, x: Value, w: Weight, bias: Value | None, *, role: Role) -> Value:
         """y = x·W^T with W unpacked into the compute type for the product, forward and again backward; x is not kept."""
-        compute = t.policy.compute_dtype
+        if self.multiplies_integers:
+            from napkinmath.lowering.int8_products import int8_linear
+
+            return int8_linear(t, self, x, w, bias, role=role)
+        compute = t.policy.product_dtype
         source_dtype = x.dtype
         if t.policy.autocast is not None or x.dtype is not compute:
             x = cast(t, x, compute)
@@ -80,9 +127,10 @@ class WeightFormat(Record):
         out = Value(tensor, axes, compute, x.requires_grad)
         temporaries = self.unpacked(t, w, compute)
         allocs, frees = [(ALLOC, y) for y in temporaries], [(FREE, y) for y in temporaries]
+        again, gone = self._unpacked_again(t, w, compute, allocs, frees)
         unpack = Dequantize(self.dequantize_kernel, w.elements, self.bits, compute)
         gradient = Gradient(x, t.gradient_of(x)) if x.requires_grad else None
-        backward = (*allocs, (ALLOC, gradient.tensor), *frees) if gradient is not None and gradient.tensor is not None else ()
+        backward = (*again, (ALLOC, gradient.tensor), *gone) if gradient is not None and gradient.tensor is not None else ()
         t.append(
             f"{self.name} linear", (x, w.value), (out,), forward=(*allocs, (ALLOC, tensor), *frees), costs=(unpack, Gemm(rows, outputs, inputs, compute)),
             saves=(x.tensor,) if t.policy.stack.quantized_keeps_input and x.requires_grad else (),
@@ -92,12 +140,20 @@ class WeightFormat(Record):
             out = add(t, out, Value(bias.tensor, axes, compute, bias.requires_grad))
         return cast(t, out, source_dtype)  # Linear4bit.forward returns the type it was given, under autocast too
 
+    def _unpacked_again(self, t: Tape, w: Weight, compute: DType, allocs: list[tuple[str, Tensor]], frees: list[tuple[str, Tensor]]) -> tuple[list[tuple[str, Tensor]], list[tuple[str, Tensor]]]:
+        """What the backward unpacks: into the type that the weight was quantized from, then into that of the product."""
+        stored = t.policy.compute_dtype
+        if stored is compute or not self.unpacks_whole:
+            return allocs, frees
+        *scales, whole = self.unpacked(t, w, stored)
+        wide = t.tensor("unpacked weight", w.axes, compute, Role.WORKSPACE)
+        return [*((ALLOC, y) for y in (*scales, whole)), *((FREE, y) for y in scales), (ALLOC, wide), (FREE, whole)], [(FREE, wide)]
+
     def unpacked(self, t: Tape, w: Weight, compute: DType, *, whole: bool = False) -> list[Tensor]:
         """What exists while a weight is unpacked: nested scales in fp32, before and after adding the offset, then the weight."""
         made: list[Tensor] = []
         if self.double_quant:
-            groups = ceil_div(w.elements, self.group_size)
-            made.append(t.tensor("scales in fp32", (groups,), FP32, Role.WORKSPACE))
+            made.append(t.tensor("scales in fp32", (self.groups(w.axes),), FP32, Role.WORKSPACE))
         if self.unpacks_whole or whole:
             made.append(t.tensor("unpacked weight", w.axes, compute, Role.WORKSPACE))
             if t.policy.stack.unpacks_by_half:
@@ -118,12 +174,9 @@ def weight_format(config: QuantizationConfig) -> WeightFormat:
     return row.replace(**changes) if changes else row
 
 
-def stored_bits_per_element(fmt: WeightFormat) -> float:
-    """Bits a parameter costs with its constants, tables aside: 4.127 for NF4 with double quantization."""
-    scales = 8 / fmt.group_size + 32 / (fmt.group_size * 256) if fmt.double_quant else fmt.scale_dtype.bits / fmt.group_size
-    return fmt.bits + scales + fmt.zero_point_bits / fmt.group_size
-
-
-def mixed_traffic(x: Value) -> Move:
-    """Reading a value once."""
-    return Move(traffic(x))
+def stored_bits_per_element(fmt: WeightFormat, axes: tuple[int, int] = (4096, 4096)) -> float:
+    """Bits a parameter of a weight of that shape costs with all its constants: 4.127 for NF4 with double quantization."""
+    packed, constants = fmt.pack("weight", axes, "")
+    stored = sum(t.nbytes for t in (packed, *constants))
+    assert isinstance(stored, int)
+    return 8 * stored / (axes[0] * axes[1])
