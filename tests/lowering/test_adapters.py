@@ -89,3 +89,27 @@ def test_further_adapters_take_their_weights_only() -> None:
     adapter_bytes = layers * sum(8 * (i + o) * 4 for i, o in inputs_and_outputs)
     for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.STEP):
         assert three.phase_peaks()[phase].nbytes - one.phase_peaks()[phase].nbytes == 2 * adapter_bytes
+
+
+def test_ia3_trains_as_many_parameters_as_peft() -> None:
+    """Keys and values of 128 and the feed-forward's input of 704, in each of 5 layers; named by nobody."""
+    from napkinmath.estimate import estimate
+    from peft import IA3Config, get_peft_model
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with torch.device("meta"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        settings = {key: value for key, value in LLAMA.items() if key != "model_type"}
+        model = get_peft_model(AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **settings)), IA3Config())
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert trained == 5 * (128 + 128 + 704)
+    assert estimate(LLAMA, sequence_length=64, adapter=AdapterConfig(kind=AdapterKind.IA3)).num_trained == trained
+
+
+@pytest.mark.parametrize("kind", [AdapterKind.PROMPT, AdapterKind.PREFIX])
+def test_methods_that_are_not_recorded_are_refused(kind: AdapterKind) -> None:
+    from napkinmath.errors import InputError
+    from napkinmath.estimate import estimate
+
+    with pytest.raises(InputError, match="is not priced"):
+        estimate(LLAMA, adapter=AdapterConfig(kind=kind))

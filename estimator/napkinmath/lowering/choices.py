@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from napkinmath.errors import InputError, shown, suggest
 from napkinmath.lowering.policy import Policy
-from napkinmath.train_config import Attention, TrainConfig
+from napkinmath.train_config import AdapterKind, Attention, TrainConfig
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,7 +15,22 @@ if TYPE_CHECKING:
 
 def resolve(spec: ModelSpec, config: TrainConfig, hardware: Hardware | None) -> Policy:
     """The policy of a configuration; raises InputError where model, method and hardware contradict each other."""
+    config = settle_adapter(spec, config)
     return Policy(config, find_stack(config.stack), sdpa_choice=sdpa_choice(config, hardware), product_workspace_bytes=hardware.gpu.cublas_workspace_bytes if hardware is not None else 0)
+
+
+def settle_adapter(spec: ModelSpec, config: TrainConfig) -> TrainConfig:
+    """The modules that IA3 scales where none are named; InputError for methods whose step is not recorded."""
+    adapter = config.adapter
+    if adapter is None:
+        return config
+    if adapter.kind in (AdapterKind.PROMPT, AdapterKind.PREFIX):
+        raise InputError(f"{adapter.kind.value} tuning is not priced: its virtual tokens lengthen what attention reads; use lora, dora or ia3")
+    if adapter.kind is AdapterKind.IA3 and adapter.targets == ("all-linear",):
+        from napkinmath.lowering.ia3 import default_targets
+
+        return config.replace(adapter=adapter.replace(targets=default_targets(spec.family)))
+    return config
 
 
 def find_stack(name: str) -> Stack:
