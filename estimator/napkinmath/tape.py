@@ -103,12 +103,18 @@ class Tape:
     def weight(self, name: str, axes: tuple[Size, ...], *, kind: str = "other", dtype: DType | None = None, buffer: bool = False, tied_to: str = "") -> Weight:
         """Declares a parameter (or buffer) of the current module; `kind` is linear, embedding, norm, bias, conv, experts, head or other."""
         path = ".".join(p for p in (*self.path, name) if p)
+        if (known := self.declared(path)) is not None:
+            return known
         made = self.policy.make_weight(path, axes, kind=kind, dtype=dtype, buffer=buffer, tied_to=tied_to)
         self.weights.append(made)
         if self.policy.keeps_original(made):
             original = Tensor(f"{name} before training", axes, made.tensor.dtype, Role.WEIGHTS, path, "peft utils/other.py ModulesToSaveWrapper")
             self.weights.append(Weight(f"{path}.original", axes, original, trainable=False, kind=kind, buffer=True))
         return made
+
+    def declared(self, path: str) -> Weight | None:
+        """The weight of that path where this block has it already: a module that runs twice has its weights once."""
+        return next((w for w in self.weights if w.path == path), None)
 
     def tensor(self, name: str, axes: tuple[Size, ...], dtype: DType, role: Role = Role.ACTIVATIONS) -> Tensor:
         """A storage of the current module that an operation's steps allocate."""

@@ -111,6 +111,8 @@ def lora_weight(t: Tape, name: str, axes: tuple[Size, ...]) -> Value:
     """A trained adapter tensor in the adapter's type; further adapters that are resident take its bytes again, and nothing else."""
     config = t.policy.adapter
     assert config is not None
+    if (known := t.declared(f"{t.module}.{name}")) is not None:
+        return known.value
     dtype = t.policy.adapter_dtype
     weight = Weight(f"{t.module}.{name}", axes, Tensor(name, axes, dtype, Role.ADAPTERS, t.module), trainable=True, kind="adapter")
     t.weights.append(weight)

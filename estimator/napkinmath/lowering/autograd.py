@@ -245,16 +245,18 @@ class Backward:
         weight = value.weight
         assert weight is not None
         path = weight.tied_to or weight.path
-        waiting = path in self.filled
+        again = path in self.made  # a module that ran twice
+        earlier = self.filled.get(path, self.made.get(path))
+        waiting = earlier is not None
         hook = self.hook if self.hook is not None and self.hook.takes(weight) else None
         if waiting or (self.accumulate and hook is None):
             self.events.append((RUN, Work(None, (Move(3 * traffic(value)),), True)))
             self._drop(new)
         else:
             self.made[path] = new.tensor
-        gradient = self.filled[path] if waiting else new.tensor
+        gradient = earlier if earlier is not None else new.tensor
         if hook is not None:
-            if not weight.tied_to:  # a tied weight waits for its owner's gradient
+            if not weight.tied_to and not again:  # a tied weight waits for its owner's gradient
                 self.hooked.append((hook, weight, gradient))
         elif not waiting and not self.accumulate:
             self.persistent.append(gradient)  # stays until zero_grad

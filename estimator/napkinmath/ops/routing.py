@@ -36,14 +36,14 @@ def top_k(t: Tape, x: Value, count: Size) -> tuple[Value, Value]:
 
 
 def gather(t: Tape, x: Value, indices: Value) -> Value:
-    """One element of x for each index along the last axis; keeps the indices, the gradient is scattered into zeros like x."""
+    """One element of x for each index along the last axis; keeps x (for its shape) and the indices, the gradient is scattered into zeros like x."""
     moved = traffic(indices) + 2 * traffic(Value(x.tensor, indices.axes, x.dtype))
     return t.op(
         "gather",
         (x, indices),
         indices.axes,
         x.dtype,
-        saves=(indices,),
+        saves=(x, indices),
         gradients=(LIKE, None),
         costs=(Move(moved),),
         backward_costs=(Move(moved + traffic(x), 2),),

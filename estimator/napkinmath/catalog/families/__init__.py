@@ -65,6 +65,7 @@ FAMILIES: dict[str, str] = {
     "xlm-roberta": "bert:roberta",
     "distilbert": "bert:distilbert",
     "modernbert": "modernbert:modernbert",
+    "deberta-v2": "deberta:deberta_v2",
     "bart": "bart:bart",
     "t5": "t5:t5",
     "mt5": "t5:mt5",

@@ -19,6 +19,10 @@ from napkinmath.record import Record
 from napkinmath.tape import LIKE, PASS, Tape
 from napkinmath.train_config import Attention
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from napkinmath.catalog.layers.decoder import Sublayer
+
 
 class BidirectionalAttention(Record):
     """Attention of every position to every other: projections with bias, no mask, softmax in the model's type.
@@ -107,7 +111,7 @@ class EncoderEmbedding(Part):
 class BertLayer(Part):
     """Attention, residual, norm; feed-forward, residual, norm (BertLayer, RobertaLayer)."""
 
-    attention: BidirectionalAttention = BidirectionalAttention()
+    attention: Sublayer = BidirectionalAttention()
     activation: str = "gelu"
     dropout: float = 0.1
 
@@ -116,7 +120,7 @@ class BertLayer(Part):
         with t.scope("attention") as frame:
             frame.local(x)
             with t.scope("self"):
-                attended = self.attention.record(t, x)
+                attended = self.attention.record(t, x, shared)
             middle = self._output(t, attended, x)
         with t.scope() as frame:
             frame.local(x, middle)
