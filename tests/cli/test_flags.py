@@ -66,6 +66,7 @@ EFFECTS: list[tuple[str, str, object]] = [
     ("--qlora --no-double-quant", "quantization.double_quant", False),
     ("--lora --quant gptq --group-size 64", "quantization.group_size", 64),
     ("--qlora --no-kbit", "quantization.kbit_preparation", False),
+    ("--qlora --quant-compute-dtype fp32", "quantization.compute_dtype", "fp32"),
     ("--qlora --keep-modules lm_head,router", "quantization.keep", ("lm_head", "router")),
     ("--bs 4", "micro_batch_size", 4),
     ("-b 4", "micro_batch_size", 4),

@@ -46,6 +46,7 @@ QUANTIZATION: tuple[Row, ...] = (
     (("--double-quant",), SWITCH, "", "quantize the scales too [on for nf4 and fp4]"),
     (("--group-size",), TEXT, "N", "weights that share a scale [the format's own]"),
     (("--kbit",), SWITCH, "", "prepare_model_for_kbit_training: norms, embeddings, head in fp32 [on]"),
+    (("--quant-compute-dtype",), TEXT, "TYPE", "type of products with quantized weights: auto, fp32, bf16, fp16 [auto]"),
     (("--keep-modules",), TEXT, "NAMES", "modules left unquantized [lm_head]"),
 )
 BATCH: tuple[Row, ...] = (

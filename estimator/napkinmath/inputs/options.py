@@ -54,7 +54,7 @@ _METHOD_ALIASES = {
 _LOW_RANK = (AdapterKind.LORA, AdapterKind.DORA, AdapterKind.QALORA)
 ADAPTER_OPTIONS = ("rank", "alpha", "targets", "dropout", "adapter_dtype", "rslora", "train_modules", "adapters", "virtual_tokens")
 _LOW_RANK_OPTIONS = ("rank", "alpha", "dropout", "rslora")
-QUANT_OPTIONS = ("double_quant", "group_size", "kbit", "keep_modules")
+QUANT_OPTIONS = ("double_quant", "group_size", "quant_compute_dtype", "kbit", "keep_modules")
 KEYS = (
     "model", "arch", "config", "hub", "method", *ADAPTER_OPTIONS, "freeze", "quant", *QUANT_OPTIONS, "bs", "ctx", "grad_accum", "target_ctx", "packing", "lengths", "images", "precision", "optimizer",
     "optimizer_in_backward", "clip", "checkpointing", "reentrant", "offload", "pinned", "offload_style", "prefetch", "attention", "loss", "kernels", "stack", "eval", "train_mode", "compile", "gpu", "gpus", "nodes", "vram", "mig", "display", "allocator",
@@ -202,6 +202,9 @@ def _quantization(options: Options, method: str, kind: AdapterKind | None, defau
         fields["group_size"] = values.count(options["group_size"], "--group-size", high=1 << 20)
     if "kbit" in options:
         fields["kbit_preparation"] = values.switch(options["kbit"], "--kbit")
+    if "quant_compute_dtype" in options:
+        dtype = values.text(options["quant_compute_dtype"], "--quant-compute-dtype").lower()
+        fields["compute_dtype"] = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}.get(dtype, dtype)
     if "keep_modules" in options:
         fields["keep"] = values.names(options["keep_modules"], "--keep-modules")
     return QuantizationConfig(**fields)
