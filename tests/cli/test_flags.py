@@ -183,6 +183,9 @@ def test_every_flag_is_tested() -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_is_priced(method: str) -> None:
     done = run(*TINY, "--method", method, "--json")
+    if method in ("prompt", "prefix"):  # refused by name until their virtual tokens are recorded: they cost nothing before
+        assert done.code == 2 and "not priced" in done.err
+        return
     assert done.code == 0, done.err
     json.loads(done.out)
 
