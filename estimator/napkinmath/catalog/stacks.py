@@ -29,6 +29,8 @@ class Stack(Record):
     """A chunked loss gets the logits as a list of so many chunks (torchtune); 0: head and loss run chunk by chunk in one operation."""
     gradients_kept: bool = False
     """zero_grad fills gradients with zeros and keeps them (torch before 2.0)."""
+    bucket_bytes: int = 0
+    """Buffers in which gradients are gathered before they are reduced, there on one GPU too."""
     softmax_keeps_input: bool = False
     """softmax saves its input beside its output, whose type alone its backward asks for (torch before 1.11, derivatives.yaml _softmax)."""
     logits_held: bool = False
@@ -107,7 +109,7 @@ STACKS: dict[str, Stack] = {
             default_optimizer="adamw-foreach-2.0",
         ),
         _HF_445.replace(
-            name="deepspeed-2023", meaning="transformers 4.30 to 4.37 with its Trainer under DeepSpeed", source="transformers 4.32 trainer.py; DeepSpeed 0.10 runtime/zero/stage_1_and_2.py, stage3.py", transformers=(4, 32),
+            name="deepspeed-2023", meaning="transformers 4.30 to 4.37 with its Trainer under DeepSpeed", source="transformers 4.32 trainer.py; DeepSpeed 0.10 runtime/zero/stage_1_and_2.py ipg_buffer: two of reduce_bucket_size 2e8 with overlap_comm", transformers=(4, 32), bucket_bytes=2 * 200_000_000 * 2,
             default_optimizer="adamw-fused", master_weights=True, step_gradients_fp32=True, outputs_to_fp32=False,
         ),
         _HF_445.replace(name="hf-2024", meaning="transformers 4.3x to 4.45 with its Trainer"),
