@@ -146,11 +146,12 @@ class Op:
 class Block:
     """A recorded piece of the model: what one layer (or the embedding, or head and loss) does to its input."""
 
-    __slots__ = ("cached", "externals", "gradients", "graph_use", "input", "last_use", "name", "ops", "output", "symbols", "weights")
+    __slots__ = ("cached", "externals", "gradients", "graph_use", "input", "last_use", "name", "ops", "output", "returned", "symbols", "weights")
 
     def __init__(self, name: str, ops: list[Op], weights: list[Weight], input: Value | None, output: Value | None, externals: tuple[Value, ...], last_use: dict[Tensor, int], symbols: dict[str, int]) -> None:  # fmt: skip
         self.name, self.ops, self.weights, self.input, self.output = name, ops, weights, input, output
         self.externals, self.last_use, self.symbols = externals, last_use, symbols
         self.cached: frozenset[Tensor] = frozenset()  # weight casts that live as long as the autocast region
+        self.returned: Tensor | None = None  # a second result, which the model's loop over layers holds
         self.graph_use: dict[Tensor, int] = {}  # the last operation up to which a graph that is thrown away holds a tensor
         self.gradients: list[Tensor] = []  # what its backward leaves in `.grad`

@@ -90,6 +90,9 @@ def build_step(spec: ModelSpec, policy: Policy) -> Step:
         load = load_on_host(load, runs)
         micro_steps = [(repeat, stream(segments, runs, policy)) for repeat, segments in micro_steps]
     update = lower_update(runs, policy, dict(spec.symbols))
+    if policy.stack.bucket_bytes:
+        bucket = Tensor("gradient buckets", (policy.stack.bucket_bytes,), UINT8, Role.COMMUNICATION, source=policy.stack.source)
+        load += [Segment("gradient buckets", Phase.LOAD, [(ALLOC, bucket)])]
     if policy.stack.gradients_kept and not policy.config.optimizer_in_backward:
         load += [Segment(f"gradients of {run.name}", Phase.LOAD, [(ALLOC, t) for t in run.block.gradients], run.count, run.stage.symbols) for run in runs if run.block.gradients]
         micro_steps = [(accumulation, lower_micro_step(runs, shared, policy, accumulate=True))]
@@ -167,7 +170,7 @@ class Chain:
         self._slots: dict[tuple[object, ...], Tensor] = {}
         self.held: Tensor | None = None
 
-    def give(self, tensor: Tensor, value: Value) -> Event:
+    def give(self, tensor: Tensor, value: Value | Tensor) -> Event:
         """The event that hands a block's result on."""
         key = (value.axes, value.dtype)
         slot = self._slots.get(key)
@@ -175,6 +178,11 @@ class Chain:
             slot = self._slots[key] = Tensor(self._name, value.axes, value.dtype, self._role)
         self.held = slot
         return TAKE, (tensor, slot)
+
+    def replace(self, tensor: Tensor) -> list[Event]:
+        """The events that drop what is held and hold the tensor."""
+        dropped: list[Event] = [] if self.held is None else [(FREE, self.held)]
+        return [*dropped, self.give(tensor, tensor)]
 
     def take(self, tensor: Tensor) -> Event:
         """The event that makes the handed-on tensor the reader's own."""
@@ -187,6 +195,7 @@ def lower_micro_step(runs: list[Run], shared: dict[str, Value], policy: Policy, 
     segments: list[Segment] = []
     cached: list[Segment] = []
     chain = Chain("hidden states between blocks", Role.ACTIVATIONS)
+    second = Chain("second result of the layer before", Role.ACTIVATIONS)  # until the model's loop has the next layer's
     releases = shared_releases(runs, shared, policy)
     units = [Unit(run.block, run.stage, policy) for run in runs]
     for index, run in enumerate(runs):
@@ -198,9 +207,16 @@ def lower_micro_step(runs: list[Run], shared: dict[str, Value], policy: Policy, 
         events += forward.events
         if block.output is not None and not run.stage.publishes:
             events.append(chain.give(block.output.tensor, block.output))
-        if forward.until_end:
-            cached.append(Segment(f"end of autocast, {run.name}", Phase.FORWARD, [(FREE, t) for t in forward.until_end], run.count, run.stage.symbols))
-        segments.append(Segment(run.name, Phase.FORWARD, events, run.count, run.stage.symbols))
+        returned = block.returned if block.returned in forward.until_end else None
+        until_end = [t for t in forward.until_end if t is not returned]
+        if until_end:
+            cached.append(Segment(f"end of autocast, {run.name}", Phase.FORWARD, [(FREE, t) for t in until_end], run.count, run.stage.symbols))
+        if second.held is not None and (returned is None or index == len(runs) - 1):
+            events.insert(0, (FREE, second.held))
+            second.held = None
+        for repeat in [1, run.count - 1] if returned is not None and second.held is None and run.count > 1 else [run.count]:
+            closing = [] if returned is None else second.replace(returned)
+            segments.append(Segment(run.name, Phase.FORWARD, events + closing, repeat, run.stage.symbols))
     segments += cached
     if policy.stack.holds_last_step and policy.stack.quantized_keeps_input:
         held = [(run, tensors) for run in runs if (tensors := inputs_kept_by_nodes(run.block))]

@@ -74,6 +74,7 @@ class Tape:
         self.last_use: dict[Tensor, int] = {}
         self.graph_use: dict[Tensor, int] = {}
         self.casts: dict[tuple[int, DType], Value] = {}  # autocast's cache of weight casts
+        self.returned: Tensor | None = None  # a layer's second result
         self.outliving: list[Tensor] = []  # results that the model's caller holds until the forward is over (a key/value cache)
 
     # ------------------------------------------------------------ structure
@@ -95,6 +96,11 @@ class Tape:
     def keep(self, *values: Value) -> None:
         """Keeps values alive to the end of the block: a caller outside the current scopes holds them."""
         self._kept.extend(v.tensor for v in values)
+
+    def hand_back(self, value: Value) -> None:
+        """A layer's second result: the model's loop over layers holds it until the next layer has returned."""
+        self.keep(value)
+        self.returned = value.tensor
 
     def known(self, size: Size) -> int:
         """The value of a size made of the model's own symbols (a head size); KeyError where b or s is in it."""
@@ -124,7 +130,7 @@ class Tape:
         """Closes the record."""
         self.touch(*self._kept)
         block = Block(name, self.ops, self.weights, input, output, tuple(externals), self.last_use, symbols or {})
-        block.graph_use = self.graph_use
+        block.graph_use, block.returned = self.graph_use, self.returned
         return block
 
     # ------------------------------------------------------------ operations

@@ -46,10 +46,14 @@ class Unit:
     def forward(self) -> Forward:
         """The block's forward; its input, if a checkpoint, goes to the host once the next layer has its own."""
         checkpointed = self.checkpointed
-        forward = forward_events(self.block, keep=not checkpointed, holds_input=checkpointed, cached=self.block.cached, selected=self.selected, offload=self.offload, is_layer=self.is_layer)
+        forward = forward_events(self.block, keep=not checkpointed, holds_input=checkpointed, cached=self._outliving(), selected=self.selected, offload=self.offload, is_layer=self.is_layer)
         if self.host_input is not None and self.block.input is not None:
             forward.events += [(ALLOC, self.host_input), self._copy(to_host=True, backward=False), (FREE, self.block.input.tensor)]
         return forward
+
+    def _outliving(self) -> frozenset[Tensor]:
+        returned = self.block.returned
+        return self.block.cached if returned is None else self.block.cached | {returned}
 
     def backward(self, incoming: Tensor, *, accumulate: bool, filled: dict[str, Tensor], opened: frozenset[int] = frozenset()) -> tuple[Backward, Tensor | None]:
         """The block's backward from the gradient of its output; returns it with the gradient of its input."""

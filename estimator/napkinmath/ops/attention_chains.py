@@ -34,7 +34,7 @@ def fp32_scores(t: Tape, q: Value, k: Value, v: Value, *, mask: Value | None, tr
         weights = cast(t, softmax(t, weights), v.dtype)
         weights = dropout(t, weights, dropout_p)
         frame.local(weights)
-        t.keep(weights)
+        t.hand_back(weights)
         return rows_first(t, bmm(t, weights, dense_operand(t, v, dense=False), rows * heads, length, size, k.axes[2], q.axes, name="scores v"))
 
 
@@ -54,7 +54,7 @@ def bloom_attention(t: Tape, frame: Scope, q: Value, k: Value, v: Value, *, alib
         frame.local(weights)
     probabilities = dropout(t, cast(t, softmax(t, weights, dtype=FP32), q.dtype), dropout_p)
     frame.local(probabilities)
-    t.keep(probabilities)
+    t.hand_back(probabilities)
     out = bmm(t, probabilities, values, rows * heads, length, size, length, q.axes, name="scores v")
     return rows_first(t, out)
 
@@ -88,7 +88,7 @@ def mpt_attention(t: Tape, frame: Scope, q: Value, k: Value, v: Value, *, alibi:
     frame.local(weights)
     probabilities = dropout(t, cast(t, softmax(t, cast(t, weights, FP32)), v.dtype), dropout_p)
     frame.local(probabilities)
-    t.keep(probabilities)
+    t.hand_back(probabilities)
     out = bmm(t, probabilities, dense_operand(t, v, dense=False), rows * heads, length, size, length, q.axes, name="scores v")
     return rows_first(t, out)
 
@@ -121,7 +121,7 @@ def falcon_attention(t: Tape, frame: Scope, q: Value, k: Value, v: Value, *, mas
         probabilities = softmax(t, total, dtype=q.dtype)
     probabilities = dropout(t, probabilities, dropout_p)
     frame.local(probabilities)
-    t.keep(probabilities)
+    t.hand_back(probabilities)
     values = expand_head(t, v, q.axes) if single else v
     out = bmm(t, probabilities, dense_operand(t, values, dense=False), rows * heads, length, size, length, q.axes, name="scores v")
     return rows_first(t, out)

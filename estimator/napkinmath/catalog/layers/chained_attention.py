@@ -13,7 +13,7 @@ from napkinmath.ops.matmul import linear
 from napkinmath.ops.rotary import rotate_pairs
 from napkinmath.ops.routing import chunk
 from napkinmath.record import Record
-from napkinmath.tape import Tape
+from napkinmath.tape import Scope, Tape
 
 
 class GptNeoAttention(Record):
@@ -50,8 +50,8 @@ class GptJAttention(Record):
         """Attention over x of axes (b, s, h)."""
         with t.scope("attn") as frame:
             frame.local(x)
-            q, key, value = self._packed(t, x) if self.packed else self._separate(t, x)
-            cos, sin = self._tables(t, q, shared)
+            q, key, value = self._packed(t, frame, x) if self.packed else self._separate(t, x)
+            cos, sin = self._tables(t, frame, q)
             frame.local(q, key, cos, sin)
             pieces = [[slice_of(t, part, (b, s, a, size)) for size in (self.rotary_size, dh - self.rotary_size)] for part in (key, q)]
             frame.local(*(piece for pair in pieces for piece in pair))
@@ -68,22 +68,22 @@ class GptJAttention(Record):
         q, key, value = (linear(t, x, name, a * dh) for name in ("q_proj", "k_proj", "v_proj"))
         return t.view(q, (b, s, a, dh)), t.view(key, (b, s, a, dh)), split_heads(t, value, a, copies=True)
 
-    def _packed(self, t: Tape, x: Value) -> tuple[Value, Value, Value]:
+    def _packed(self, t: Tape, frame: Scope, x: Value) -> tuple[Value, Value, Value]:
         qkv = linear(t, x, "qkv_proj", 3 * a * dh)
+        frame.local(qkv)
         q, value, key = (copy(t, part, (b, s, a, dh), name="shards merged") for part in chunk(t, qkv, (a * dh,) * 3, name="split"))
         return q, key, t.view(value, (b, a, s, dh))
 
-    def _tables(self, t: Tape, q: Value, shared: dict[str, Value]) -> tuple[Value, Value]:
+    def _tables(self, t: Tape, frame: Scope, q: Value) -> tuple[Value, Value]:
         """cos and sin of this layer, looked up in a table of sines that GPT-J copies whole first."""
         size = self.rotary_size
         t.weight("embed_positions", (self.positions, size), dtype=FP32, buffer=True)
-        with t.scope() as frame:
-            if not self.packed:
-                frame.local(constant(t, "positions repeated", (1, self.positions, size), FP32), constant(t, "ids repeated", (1, s, size), INT64))
-            found = constant(t, "sines and cosines", (1, s, size), FP32)
-            table = found if self.packed else cast(t, found, q.dtype)
-            t.keep(table)
-            return table, table
+        if not self.packed:
+            frame.local(constant(t, "positions repeated", (1, self.positions, size), FP32), constant(t, "ids repeated", (1, s, size), INT64))
+        found = constant(t, "sines and cosines", (1, s, size), FP32)
+        table = found if self.packed else cast(t, found, q.dtype)
+        t.keep(table)
+        return table, table
 
     def _turn(self, t: Tape, x: Value, cos: Value, sin: Value) -> Value:
         axes = (1, s, 1, self.rotary_size)
