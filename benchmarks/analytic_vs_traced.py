@@ -26,6 +26,7 @@ from napkinmath.timeline import Timeline
 from napkinmath.train_config import (
     AdapterConfig,
     Attention,
+    Batch,
     Loss,
     Precision,
     QuantizationConfig,
@@ -75,6 +76,7 @@ class Case:
             micro_batch_size=self.batch, sequence_length=self.sequence, precision=Precision(self.precision), adapter=lora, quantization=quantization,
             recompute=RecomputeConfig(kind=RecomputeKind.FULL if self.checkpointing else RecomputeKind.NONE, reentrant=self.reentrant),
             optimizer=self.optimizer, attention=Attention.EAGER if self.attention == "eager" else Attention.SDPA, clip_gradients=False, loss=Loss(self.loss),
+            batch=Batch(images=0),  # the traced step is one of text
         )  # fmt: skip
 
     def analytic(self) -> Timeline:
@@ -95,7 +97,7 @@ class Case:
         return sum_in_place(result)
 
 
-TRACED_OPTIMIZERS = {"adamw-foreach": "adamw", "adamw-fused": "adamw-fused", "adamw": "adamw-loop", "sgd": "sgd", "momentum": "sgd-momentum"}
+TRACED_OPTIMIZERS = {name: name for name in ("adamw-foreach", "adamw-fused", "adamw", "sgd", "momentum", "adamw-8bit", "adamw-bnb", "lion-8bit", "lion-bnb", "paged-adamw-8bit", "adagrad", "rmsprop")}
 
 
 def _traced_attention(name: str) -> dict[str, object]:

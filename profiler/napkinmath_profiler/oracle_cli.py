@@ -10,9 +10,10 @@ from typing import Any
 from napkinmath_profiler.trace import TraceOptions, trace_config
 from napkinmath_profiler.tracing.attention_choice import AttentionBackend
 from napkinmath_profiler.tracing.meta_model import DTYPES, AdapterOptions, QuantizationOptions, TrainMethod
+from napkinmath_profiler.tracing.optimizer_choices import OPTIMIZERS
 from napkinmath_profiler.tracing.storage_events import StorageRecord
 from napkinmath_profiler.tracing.trace_result import PeakMoment, TraceResult
-from napkinmath_profiler.tracing.training_step import OPTIMIZERS, LoopOptions
+from napkinmath_profiler.tracing.training_step import LoopOptions
 
 MIB = 1 << 20
 ATTENTION = {
@@ -42,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--no-workspaces", action="store_true", help="leave out the buffers inside CUDA kernels")
     p.add_argument("--use-cache", action="store_true", help="leave the key/value cache on, as bare loops do")
     p.add_argument("--mask", action="store_true", help="pass an attention mask of ones")
-    p.add_argument("--optimizer", choices=[*OPTIMIZERS, "none"], default="adamw")
+    p.add_argument("--optimizer", choices=[*OPTIMIZERS, "none"], default="adamw-foreach")
     p.add_argument("--steps", type=int, default=2)
     p.add_argument("--grad-accum", type=int, default=1)
     p.add_argument("--clip", type=float)

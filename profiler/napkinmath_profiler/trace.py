@@ -28,11 +28,12 @@ from napkinmath_profiler.tracing.meta_model import (
 )
 from napkinmath_profiler.tracing.meta_twin import meta_twin
 from napkinmath_profiler.tracing.observation import CudaSettings, observe
+from napkinmath_profiler.tracing.optimizer_choices import OPTIMIZERS
 from napkinmath_profiler.tracing.trace_errors import TraceError
 from napkinmath_profiler.tracing.trace_options import TraceOptions, options_from
 from napkinmath_profiler.tracing.trace_result import TraceResult
 from napkinmath_profiler.tracing.traced_timeline import timeline_of
-from napkinmath_profiler.tracing.training_step import OPTIMIZERS, TrainingLoop
+from napkinmath_profiler.tracing.training_step import TrainingLoop
 
 NUM_TRACED_STEPS = 2  # the first step makes the optimizer's states, the second finds them
 

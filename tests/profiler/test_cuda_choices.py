@@ -20,8 +20,10 @@ from napkinmath_profiler.tracing.cuda_choices import CHOICES, AppliedChoices, cu
 from napkinmath_profiler.tracing.kernel_workspaces import FEW_INDICES
 from napkinmath_profiler.tracing.meta_model import TrainMethod
 from napkinmath_profiler.tracing.observation import CudaSettings, observe
+from napkinmath_profiler.tracing.optimizer_choices import OPTIMIZERS
 from napkinmath_profiler.tracing.storage_events import StorageRole, TracePhase
 from napkinmath_profiler.tracing.trace_result import TraceResult
+from napkinmath_profiler.tracing.traced_timeline import timeline_of
 from napkinmath_profiler.tracing.training_step import LoopOptions
 from profiler.traced_families import FAMILIES
 from torch import nn
@@ -273,3 +275,27 @@ def test_every_choice_has_a_source_and_nothing_is_left_behind() -> None:
     assert torch._C._dispatch_tls_is_dispatch_key_included(torch._C.DispatchKey.AutocastCUDA) is False
     assert F.dropout(q, 0.5, True).shape == q.shape
     assert trace_module(nn.Linear(4, 4, device="meta"), lambda m, o: m(torch.empty(2, 4, device="meta")).sum().backward()).choices == {}
+
+
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+def test_every_optimizer_steps_and_leaves_only_states(name: str) -> None:
+    pytest.importorskip("bitsandbytes")
+    config = {**FAMILIES["llama"], "hidden_size": 512, "intermediate_size": 1024}  # matrices large enough to be paged and quantized
+    result = trace_config(config, sequence_length=8, optimizer=name)
+    left = {r.role for r in result.live_at(len(result.events) - 1)}
+    assert left <= {StorageRole.WEIGHTS, StorageRole.BUFFERS, StorageRole.INPUTS, StorageRole.OPTIMIZER_STATES}
+    states = result.persistent_bytes().get(StorageRole.OPTIMIZER_STATES, 0)
+    assert (states == 0) == (name == "sgd")
+    managed = sum(r.managed_bytes for r in result.records)
+    assert (managed > 0) == name.startswith("paged")
+    assert timeline_of(result).host_peak(managed=True) == managed
+
+
+def test_8bit_states_are_a_quarter_of_32bit_ones() -> None:
+    pytest.importorskip("bitsandbytes")
+    config = {**FAMILIES["llama"], "hidden_size": 1024, "intermediate_size": 4096}
+    wide, narrow = (
+        trace_config(config, sequence_length=8, dtype="fp32", optimizer=name).persistent_bytes() for name in ("adamw-bnb", "adamw-8bit")
+    )
+    ratio = narrow[StorageRole.OPTIMIZER_STATES] / wide[StorageRole.OPTIMIZER_STATES]
+    assert ratio == pytest.approx(0.25 + 1 / 256, rel=0.05)  # one float32 scale in 256 elements; small tensors stay in 32 bits

@@ -20,7 +20,7 @@ METHODS: dict[str, dict[str, object]] = {
     "full": {},
     "checkpointed": {"checkpointing": True, "optimizer": "adamw-fused"},
     "reentrant lora": {"method": TrainMethod.LORA, "checkpointing": True, "use_reentrant": True},
-    "qlora, loop optimizer": {"method": TrainMethod.QLORA, "optimizer": "adamw-loop"},
+    "qlora, loop optimizer": {"method": TrainMethod.QLORA, "optimizer": "adamw"},
     "autocast": {"loop": LoopOptions(autocast_dtype=torch.bfloat16, convert_outputs_to_fp32=True), "dtype": "fp32", "checkpointing": True},
     "autocast lora": {
         "checkpointing": True,

@@ -21,7 +21,7 @@ Event = tuple[bool, int, str, str, str, int, int]
 
 
 def traced(config: Config, device: str, **options: object) -> TraceResult:
-    chosen = TraceOptions(dtype="fp32", attention="eager", optimizer="sgd-momentum", **options)  # type: ignore[arg-type]
+    chosen = TraceOptions(dtype="fp32", attention="eager", optimizer="momentum", **options)  # type: ignore[arg-type]
     parsed = config_from(config)
     torch.manual_seed(0)
     model = prepared_model(parsed, chosen, device=device)

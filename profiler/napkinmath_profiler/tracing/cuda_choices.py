@@ -5,6 +5,7 @@ Every override counts how often it acted (``AppliedChoices.counts``), so that a 
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -49,6 +50,7 @@ CHOICES: dict[str, CudaChoice] = {
             "bitsandbytes/backends/cuda/ops.py gemm_4bit",
         ),
         CudaChoice("kernel workspaces", "buffers that kernels request inside one op", "napkinmath_profiler/tracing/kernel_workspaces.py"),
+        CudaChoice("paged memory", "paged optimizer states live in unified memory", "bitsandbytes/functional.py get_paged"),
         CudaChoice("half softmax", "softmax reads float16 and writes float32 in one kernel", "aten/src/ATen/native/SoftMax.cpp softmax"),
     )
 }
@@ -85,10 +87,15 @@ def _softmax_function(applied: AppliedChoices, kernel: Callable[..., torch.Tenso
 
 
 @contextmanager
-def cuda_choices(backend: AttentionBackend, capability: tuple[int, int], applied: AppliedChoices) -> Iterator[None]:
+def cuda_choices(
+    backend: AttentionBackend,
+    capability: tuple[int, int],
+    applied: AppliedChoices,
+    mark_managed: Callable[[torch.Tensor], None] | None = None,
+) -> Iterator[None]:
     """Give the meta device CUDA's choices inside the block, recompute during backward included.
 
-    Registered at the dispatcher's ``AutogradMeta`` key because a function mode is off while backward runs.
+    ``mark_managed`` is told of tensors that live in unified memory. Registered at the dispatcher's ``AutogradMeta`` key because a function mode is off while backward runs.
     """
     library = torch.library.Library("aten", "IMPL")
     attention = sdpa_function(backend, capability, applied.attention)
@@ -101,9 +108,32 @@ def cuda_choices(backend: AttentionBackend, capability: tuple[int, int], applied
         for module in ("torch.optim.optimizer", "torch.utils._foreach_utils"):
             for name in ("_get_foreach_kernels_supported_devices", "_get_fused_kernels_supported_devices"):
                 stack.enter_context(mock.patch(f"{module}.{name}", lambda: ["cuda", "meta"]))
+        _page_optimizer_states(stack, applied, mark_managed)
         try:
             yield
         finally:
             library._destroy()
             applied.counts["sdpa"] += applied.attention.total()
             applied.counts["autocast"] += autocast.num_casting_calls
+
+
+def _page_optimizer_states(stack: ExitStack, applied: AppliedChoices, mark_managed: Callable[[torch.Tensor], None] | None) -> None:
+    """bitsandbytes' paged states are buffers of unified memory that its CUDA library hands out."""
+    functional = sys.modules.get("bitsandbytes.functional")
+    if functional is None:
+        return
+
+    def get_paged(*shape: int, dtype: torch.dtype = torch.float32, device: torch.device | None = None) -> torch.Tensor:
+        paged = torch.empty(shape, dtype=dtype, device="meta")
+        paged.is_paged = True  # type: ignore[attr-defined]
+        if mark_managed is not None:
+            mark_managed(paged)
+        applied.counts["paged memory"] += 1
+        return paged
+
+    def nothing(*_: object, **__: object) -> None:
+        """Filling and prefetching move pages, not tensors."""
+
+    for name, replacement in (("get_paged", get_paged), ("fill", nothing), ("prefetch_tensor", nothing)):
+        if hasattr(functional, name):
+            stack.enter_context(mock.patch.object(functional, name, replacement))

@@ -61,7 +61,7 @@ def observe(
     with ExitStack() as stack:
         stack.enter_context(_undisturbed())
         if settings:
-            stack.enter_context(cuda_choices(settings.attention_backend, settings.compute_capability, applied))
+            stack.enter_context(cuda_choices(settings.attention_backend, settings.compute_capability, applied, tracker.mark_managed))
         stack.enter_context(paths.followed())
         stack.enter_context(StepPhases(model, tracker, paths).followed())
         with tracker:

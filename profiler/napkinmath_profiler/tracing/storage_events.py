@@ -77,6 +77,8 @@ class StorageRecord:
     scope: int
     role: StorageRole | None = None
     name: str = ""
+    managed_bytes: int = 0
+    """Bytes in unified memory instead, outside the allocator's books (paged optimizer states)."""
     of_loss: bool = False
     """In the backward: made by a node of the loss."""
     owner: str = ""

@@ -185,6 +185,12 @@ class StorageTracker(TorchDispatchMode):
             record.role = role
             record.name = record.owner = name
 
+    def mark_managed(self, tensor: torch.Tensor) -> None:
+        """Say that ``tensor`` lives in unified memory: it takes none of the allocator's."""
+        record = self._register(tensor)
+        if record is not None and not record.managed_bytes:
+            record.managed_bytes, record.requested_bytes = record.requested_bytes, 0
+
     def mark_all(self, named: Iterable[tuple[str, torch.Tensor]], role: StorageRole) -> None:
         """``mark`` for each (name, tensor) pair."""
         for name, tensor in named:

@@ -48,7 +48,7 @@ def _eval_mode(result: TraceResult, options: TraceOptions, again: TraceAgain) ->
 
 
 def _optimizer_peak(result: TraceResult, options: TraceOptions, again: TraceAgain) -> Finding | None:
-    if result.peak.phase is not TracePhase.OPTIMIZER or options.optimizer not in ("adamw", "adamw-foreach", "adamw-loop"):
+    if result.peak.phase is not TracePhase.OPTIMIZER or options.optimizer not in ("adamw", "adamw-foreach"):
         return None
     saving = _saving(result, again(replace(options, optimizer="adamw-fused")))
     return Finding(f"the optimizer step, not the backward, sets the peak: fused=True saves {format_bytes(saving)}", saving)

@@ -11,8 +11,9 @@ from napkinmath.train_config import AdapterKind, Attention, Precision, Recompute
 from napkinmath_profiler.tracing.attention_choice import AttentionBackend
 from napkinmath_profiler.tracing.meta_model import AdapterOptions, QuantizationOptions, TrainMethod
 from napkinmath_profiler.tracing.observation import CudaSettings
+from napkinmath_profiler.tracing.optimizer_choices import OPTIMIZERS
 from napkinmath_profiler.tracing.trace_errors import TraceError
-from napkinmath_profiler.tracing.training_step import OPTIMIZERS, LoopOptions
+from napkinmath_profiler.tracing.training_step import LoopOptions
 
 ATTENTION: dict[Attention, tuple[str | None, AttentionBackend]] = {
     Attention.AUTO: (None, AttentionBackend.AUTO),
@@ -54,7 +55,7 @@ class TraceOptions:
     kernel_workspaces: bool = True
     attention_mask: bool = False
     use_cache: bool = False
-    optimizer: str | None = "adamw"
+    optimizer: str | None = "adamw-foreach"
     adapters: AdapterOptions = field(default_factory=AdapterOptions)
     quantization: QuantizationOptions = field(default_factory=QuantizationOptions)
     loop: LoopOptions = field(default_factory=LoopOptions)

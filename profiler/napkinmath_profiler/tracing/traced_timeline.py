@@ -57,6 +57,8 @@ def timeline_of(result: TraceResult, *, origin: str = "traced") -> Timeline:
             record.dtype,
             record.shape,
             record.op,
+            host_bytes=record.managed_bytes,
+            managed=record.managed_bytes > 0,
         )
         for record in result.records
     ]

@@ -9,15 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 
-OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
-    "adamw": lambda params: torch.optim.AdamW(params, foreach=True),
-    "adamw-foreach": lambda params: torch.optim.AdamW(params, foreach=True),
-    "adamw-fused": lambda params: torch.optim.AdamW(params, fused=True),
-    "adamw-loop": lambda params: torch.optim.AdamW(params, foreach=False),
-    "sgd": lambda params: torch.optim.SGD(params, lr=1e-3, foreach=True),
-    "sgd-momentum": lambda params: torch.optim.SGD(params, lr=1e-3, momentum=0.9, foreach=True),
-}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopOptions:
