@@ -20,7 +20,7 @@ LAYERS = (
     ("tape", "ops"),
     ("lowering", "catalog", "passes"),
     ("step", "timeline"),
-    ("simulate", "schedule", "flops", "allocator"),
+    ("simulate", "schedule", "flops", "allocator", "varied_lengths"),
     ("estimate", "answers", "accuracy", "sweep", "inference", "inputs", "calibration"),
     ("report",),
     ("cli", "__main__"),

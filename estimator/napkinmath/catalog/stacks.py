@@ -132,4 +132,4 @@ STACKS: dict[str, Stack] = {
         _HF_445, _with_foak(_HF_445), _with_trl(_HF_445), _HF_448, _with_foak(_HF_448), _with_trl(_HF_448),
     )
 }  # fmt: skip
-STACKS |= {name.replace("4.45", "4.44"): STACKS[name].replace(name=name.replace("4.45", "4.44"), transformers=(4, 44)) for name in ("hf-4.45", "hf-4.45-foak", "hf-4.45-trl")}
+STACKS.update({name.replace("4.45", "4.44"): STACKS[name].replace(name=name.replace("4.45", "4.44"), transformers=(4, 44)) for name in ("hf-4.45", "hf-4.45-foak", "hf-4.45-trl")})

@@ -81,8 +81,8 @@ def forward_events(
                     alive.pop(step[1], None)
             if op.costs:
                 events.append((RUN, Work(op, op.costs, False)))
-        for reload in offload.reloads.get(index, ()) if offload is not None else ():
-            events += [(ALLOC, reload.host), (RUN, Work(None, (offload.copy(reload, to_host=True),), False))]  # type: ignore[union-attr]
+        if offload is not None:
+            events += offload.copies_out(index)
         for tensor in frees.get(index, ()):
             events.append((FREE, tensor))
             alive.pop(tensor, None)

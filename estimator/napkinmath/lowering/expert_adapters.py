@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from napkinmath.costs import Gemm, Move, traffic
 from napkinmath.expr import Size
-from napkinmath.ledger import ALLOC, FREE, Gradient, Role, Value, Weight
+from napkinmath.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value, Weight
 from napkinmath.lowering.adapters import lora_weight
 from napkinmath.ops.elementwise import add, cast, scale
 from napkinmath.tape import Scope, Tape
@@ -36,7 +36,7 @@ def adapted_experts(t: Tape, frame: Scope, weight: Weight, *, fused: int, transp
 def fold(t: Tape, weight: Weight, right: Value, left: Value) -> Value:
     """`baddbmm`: the adapted weight as a new tensor; keeps both factors."""
     out = Value(t.tensor("adapted weight", weight.axes, weight.tensor.dtype), weight.axes, weight.tensor.dtype, True)
-    backward: list[tuple[str, object]] = []
+    backward: list[tuple[str, Tensor]] = []
     gradients: list[Gradient] = []
     for factor in (right, left):
         product, scaled = t.tensor("product", factor.axes, factor.dtype, Role.WORKSPACE), t.gradient_of(factor)

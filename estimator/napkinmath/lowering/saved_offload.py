@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from napkinmath.costs import HostCopy
 from napkinmath.expr import product
-from napkinmath.ledger import Block, Role, Tensor
+from napkinmath.ledger import ALLOC, RUN, Block, Role, Tensor, Work
 from napkinmath.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from napkinmath.ledger import Op
+    from napkinmath.ledger import Event, Op
 
 
 class OffloadStyle(Record):
@@ -113,6 +113,13 @@ class SavedOffload:
     def released_after(self) -> dict[Tensor, int]:
         """The operation before which the device's copy of an offloaded tensor cannot be freed."""
         return {tensor: index for index, tensors in self.releases.items() for tensor in tensors}
+
+    def copies_out(self, index: int) -> list[Event]:
+        """What leaves for the host once an operation has run."""
+        events: list[Event] = []
+        for reload in self.reloads.get(index, []):
+            events += [(ALLOC, reload.host), (RUN, Work(None, (self.copy(reload, to_host=True),), False))]
+        return events
 
     def copy(self, reload: Reload, *, to_host: bool) -> HostCopy:
         """The copy's cost."""

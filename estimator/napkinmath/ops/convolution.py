@@ -22,7 +22,8 @@ def patch_projection(
     tensor = t.tensor("patches", out, weight.dtype)
     result = Value(tensor, out, weight.dtype, needs)
     gradients = [Gradient(p, t.gradient_of(p)) for p in parameters if p.requires_grad]
-    rows, inner = product(out) // width, channels * product(kernel)
+    rows: Size = product(out[:-1])
+    inner: Size = channels * product(kernel)
     cost = Gemm(rows, width, inner, weight.dtype)
     t.append(
         "convolution",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from napkinmath.costs import Gemm, Move, traffic
 from napkinmath.dtypes import INT32, INT64
 from napkinmath.expr import Size, ceil_div
-from napkinmath.ledger import ALLOC, FREE, Gradient, Role, Value
+from napkinmath.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value
 from napkinmath.ops.elementwise import cast
 from napkinmath.ops.index import constant
 from napkinmath.tape import LIKE, PASS, Tape
@@ -193,12 +193,14 @@ def weigh_rows(t: Tape, x: Value, weights: Value) -> Value:
     out = Value(t.tensor("weighted output", x.axes, dtype), x.axes, dtype, x.requires_grad or weights.requires_grad)
     full = [Gradient(v, t.gradient_of(v)) for v in (x, weights) if v.requires_grad]
     products = {id(g.of): t.tensor("product", x.axes, dtype, Role.WORKSPACE) for g in full if g.of is weights or x.dtype is not dtype}
-    backward: list[tuple[str, object]] = []
+    backward: list[tuple[str, Tensor]] = []
     for g in reversed(full):
-        backward.append((ALLOC, products.get(id(g.of), g.tensor)))
+        first = products.get(id(g.of), g.tensor)
+        if first is not None:
+            backward.append((ALLOC, first))
     for g in full:
         product = products.get(id(g.of))
-        if product is not None:
+        if product is not None and g.tensor is not None:
             backward += [(ALLOC, g.tensor), (FREE, product)]
     saves = [v.tensor for v, kept in ((weights, x.requires_grad), (x, weights.requires_grad)) if kept]
     t.append(

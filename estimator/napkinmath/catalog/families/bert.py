@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from napkinmath.catalog.families.config import Config
 from napkinmath.catalog.layers.encoder import BertLayer, BidirectionalAttention, DistilBertLayer, EncoderEmbedding
-from napkinmath.catalog.layers.symbols import b
+from napkinmath.catalog.layers.symbols import b, s
 from napkinmath.catalog.layers.task_heads import ClassificationHead, MaskedLmHead, MeanOutput
 from napkinmath.model_spec import ModelSpec, Part, Stage
 
@@ -19,8 +19,7 @@ def head_class(c: Config, default: str) -> str:
 
 def num_labels(c: Config, default: int = 2) -> int:
     """Classes of a classification head: num_labels, or as many as id2label names."""
-    named = c.values.get("id2label")
-    return c.size("num_labels", len(named) if isinstance(named, dict) and named else default)
+    return c.size("num_labels", len(c.nested("id2label").values) if c.values.get("id2label") else default)
 
 
 def encoder_symbols(
@@ -80,7 +79,7 @@ def distilbert(c: Config) -> ModelSpec:
     kind, probability, activation = head_class(c, "ForMaskedLM"), c.number("dropout", 0.1), c.text("activation", "gelu")
     classified = kind == SEQUENCE_CLASSIFICATION
     embedding = EncoderEmbedding(
-        positions=c.size("max_position_embeddings", 512), dropout=probability, **({"labels": (b,)} if classified else {})
+        positions=c.size("max_position_embeddings", 512), dropout=probability, labels=(b,) if classified else (b, s)
     )
     attention = BidirectionalAttention(names=("q_lin", "k_lin", "v_lin"), dropout=c.number("attention_dropout", 0.1))
     head: Part = MaskedLmHead(

@@ -17,7 +17,9 @@ from napkinmath.catalog.layers.vision_towers import (
     VisionAttention,
     WithImages,
 )
+from napkinmath.ledger import Value
 from napkinmath.model_spec import ModelSpec, Part, Stage
+from napkinmath.tape import Tape
 
 LAYER, RMS = Norm(kind=NormKind.LAYER), Norm()
 TOWER, PROJECTOR, TEXT = "model.vision_tower", "model.multi_modal_projector", "model.language_model"
@@ -146,7 +148,7 @@ def pixtral(v: Config) -> tuple[list[Stage], int]:
     patch = v.size("patch_size", 16)
     patches = (v.size("image_size", 1024) // patch) ** 2
     attention = BidirectionalAttention(
-        names=("q_proj", "k_proj", "v_proj"), heads=heads, size=width // heads, bias=(False,) * 3, fp32_softmax=True, rotary=True
+        names=("q_proj", "k_proj", "v_proj"), heads=heads, size=width // heads, bias=(False, False, False), fp32_softmax=True, rotary=True
     )
     layer = TowerLayer(
         attention=attention,
@@ -267,10 +269,13 @@ class DeepFeatures(Part):
     merger: MlpProjector
     count: int
 
-    def record(self, t, x, shared):
+    def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
+        assert x is not None
         for index in range(self.count):
             with t.scope(str(index)):
-                shared[f"deep features {index}"] = self.merger.record(t, x, shared)
+                merged = self.merger.record(t, x, shared)
+            assert merged is not None
+            shared[f"deep features {index}"] = merged
         return t.view(x, x.axes)
 
 

@@ -16,7 +16,8 @@ def pair(c: Config, field: str, default: int) -> tuple[int, int]:
     if isinstance(value, (list, tuple)):
         sizes = c.sizes(field)
         return (sizes[0], sizes[1])
-    return (c.size(field, default),) * 2
+    side = c.size(field, default)
+    return side, side
 
 
 def vit(c: Config) -> ModelSpec:

@@ -6,7 +6,7 @@ from napkinmath.catalog.layers.norm import Norm
 from napkinmath.catalog.layers.symbols import a, b, h, s
 from napkinmath.costs import Move, traffic
 from napkinmath.expr import Size
-from napkinmath.ledger import ALLOC, FREE, Gradient, Role, Value
+from napkinmath.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value
 from napkinmath.ops.attention import eager_attention, fused, math_attention
 from napkinmath.ops.index import concatenate, rotary
 from napkinmath.ops.matmul import linear
@@ -103,14 +103,15 @@ def _filled(t: Tape, first: Value, second: Value, axes: tuple[Size, ...]) -> Val
     """A new tensor filled by two copies into its slices; backward copies the whole gradient and the slice, once for each (CopySlices)."""
     tensor = t.tensor("keys", axes, first.dtype)
     out = Value(tensor, axes, first.dtype, first.requires_grad or second.requires_grad)
-    backward: list[tuple[str, object]] = []
+    backward: list[tuple[str, Tensor]] = []
     gradients: list[Gradient] = []
     for part in (second, first):
         whole = t.tensor("gradient before the copy", axes, first.dtype, Role.WORKSPACE)
         backward.append((ALLOC, whole))
         if part.requires_grad:
-            gradients.append(Gradient(part, t.gradient_of(part)))
-            backward.append((ALLOC, gradients[-1].tensor))
+            made = t.gradient_of(part)
+            gradients.append(Gradient(part, made))
+            backward.append((ALLOC, made))
         backward.append((FREE, whole))
     cost = Move(2 * traffic(out), 2)
     t.append(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from napkinmath.catalog.layers.norm import Norm
 from napkinmath.catalog.layers.symbols import b, h, s
 from napkinmath.costs import Gemm, Move, traffic
-from napkinmath.dtypes import FP32
+from napkinmath.dtypes import FP32, DType
 from napkinmath.expr import Size, ceil_div
 from napkinmath.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value
 from napkinmath.ops.convolution import causal_convolution
@@ -127,7 +127,7 @@ class MambaMixer(Record):
         weights = [t.weight(name, shape, kind="scan").value for name, shape in axes.items()]
         row, low, narrow = (b, self.inner, s), (b * s, self.rank + 2 * self.state), (b, 1, self.state, s)
 
-        def made(name: str, shape: tuple[Size, ...], dtype=both.dtype, role: Role = Role.ACTIVATIONS) -> Tensor:
+        def made(name: str, shape: tuple[Size, ...], dtype: DType = both.dtype, role: Role = Role.ACTIVATIONS) -> Tensor:
             return t.tensor(name, shape, dtype, role)
 
         pair = (b, 2 * self.inner, s)
