@@ -19,7 +19,8 @@ from napkinmath_profiler.tracing.attention_choice import AttentionBackend
 from napkinmath_profiler.tracing.meta_model import config_from, example_inputs
 from napkinmath_profiler.tracing.observation import observe
 from napkinmath_profiler.tracing.trace_result import TraceResult
-from napkinmath_profiler.tracing.training_step import OPTIMIZERS, TrainingLoop
+from napkinmath_profiler.tracing.optimizer_choices import OPTIMIZERS
+from napkinmath_profiler.tracing.training_step import TrainingLoop
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 704,
