@@ -33,6 +33,8 @@ class Era:
     """k-bit preparation runs on quantized models (embeddings, norms and head in fp32)."""
     unquantized: tuple[str, ...] = ("lm_head",)
     default_rank: int = 8
+    eight_bit_optimizer: str = "adamw-8bit"
+    """What a plain 8-bit AdamW is."""
     quantized_optimizer: str = ""
     """Optimizer of quantized models, where the script picks another for them."""
     drops_long_samples: bool = False
@@ -85,8 +87,8 @@ ERAS: tuple[Era, ...] = (
         evidence="torchtune of April 2024 recipes/configs/llama2/7B_lora_single_device.yaml, datasets/_alpaca.py", sequence_length=512, sequence_reason="alpaca_dataset truncated to 512 tokens by default",
     ),
     Era(
-        name="torchtune", pattern=r"torchtune", stack="torchtune", offload_style="torchtune", autocast=False, adapter_dtype="bf16", prepares=False, unquantized=("lm_head", "output"), clips=False,
-        evidence="torchtune of November 2024 recipes/configs/llama3_2/3B_*_single_device.yaml: fused AdamW, bf16 throughout, adapters too",
+        name="torchtune", pattern=r"torchtune", stack="torchtune", offload_style="torchtune", eight_bit_optimizer="adamw-8bit-torchao", autocast=False, adapter_dtype="bf16", prepares=False, unquantized=("lm_head", "output"), clips=False,
+        evidence="torchtune of November 2024 recipes/configs/llama3_2/3B_*_single_device.yaml: fused AdamW, bf16 throughout, adapters too; docs/source/tutorials/memory_optimizations.rst: torchao AdamW8bit",
     ),
     Era(
         name="bert on torch 1.x", pattern=r"perf_train_gpu_one", stack="hf-2022", evidence="transformers docs/source/en/perf_train_gpu_one.mdx of 2022: Trainer defaults, NVML at the end of training",

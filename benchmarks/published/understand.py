@@ -221,7 +221,7 @@ def _optimizer(row: Row, era: Era, method: str) -> str:
     if not name or name in ("adamw", "adam"):
         return era.quantized_optimizer if "qlora" in method and era.quantized_optimizer else "auto"
     if "8bit" in name and "adam" in name:
-        return "paged-adamw-8bit" if "paged" in name else "adamw-8bit"
+        return "paged-adamw-8bit" if "paged" in name else "adamw-8bit" if "bnb" in name or "bitsandbytes" in name else era.eight_bit_optimizer
     if name == "adamw torch":
         return "auto"
     return find_optimizer(name.replace(" ", "-")).name

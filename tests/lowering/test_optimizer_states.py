@@ -47,7 +47,7 @@ REAL: dict[str, Factory] = {
 # Paged rows hold what their unpaged row holds; the others' libraries are not installed here.
 PAGED = {name: name.removeprefix("paged-") if name != "paged-adamw" else "adamw-bnb" for name in OPTIMIZERS if name.startswith("paged-")}
 PAGED |= {"paged-lion": "lion-bnb"}
-NOT_INSTALLED = {"adamw-foreach-2.0", "lion", "galore", "apollo", "lomo", "anyprecision-adamw", "anyprecision-adamw-fp32"}
+NOT_INSTALLED = {"adamw-foreach-2.0", "adamw-8bit-torchao", "lion", "galore", "apollo", "lomo", "anyprecision-adamw", "anyprecision-adamw-fp32"}
 
 
 def test_every_row_is_tested_or_excused() -> None:

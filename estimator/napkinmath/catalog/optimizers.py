@@ -156,6 +156,11 @@ OPTIMIZERS: dict[str, Optimizer] = {
         Optimizer(name="rmsprop", meaning="RMSprop, foreach implementation", source=_TORCH + "rmsprop.py _multi_tensor_rmsprop: avg", states=(State(name="square_avg"),), foreach_copies=1, traffic_passes=10),
         Optimizer(name="adamw-8bit", meaning="bitsandbytes AdamW with 8-bit states", source=_BNB, states=_ADAM_8BIT, traffic_passes=5, launches_per_parameter=1),
         Optimizer(name="adamw-bnb", meaning="bitsandbytes AdamW with 32-bit states", source=_BNB, states=_ADAM_32BIT, traffic_passes=11, launches_per_parameter=1),
+        Optimizer(
+            name="adamw-8bit-torchao", meaning="torchao AdamW with 8-bit states, its step compiled for each parameter", source="torchao 0.6 prototype/low_bit_optim/adam.py single_param_adam, quant_utils.py quantize_8bit_with_qmap",
+            states=_ADAM_8BIT, traffic_passes=9, launches_per_parameter=4,
+            script=(Temporary(name="new exp_avg", dtype=FP32), Temporary(name="new exp_avg_sq", dtype=FP32), Temporary(name="scaled blocks", dtype=FP32), Temporary(name="codes", dtype=UINT8)),
+        ),
         Optimizer(name="paged-adamw-8bit", meaning="bitsandbytes 8-bit AdamW, states in paged memory", source=_BNB, states=_ADAM_8BIT, traffic_passes=5, paged=True, launches_per_parameter=1),
         Optimizer(name="paged-adamw", meaning="bitsandbytes AdamW, 32-bit states in paged memory", source=_BNB, states=_ADAM_32BIT, traffic_passes=11, paged=True, launches_per_parameter=1),
         Optimizer(name="ademamix", meaning="bitsandbytes AdEMAMix, three moments in 32 bits", source="bitsandbytes 0.50 optim/ademamix.py", states=_ADEMAMIX_32BIT, traffic_passes=15, launches_per_parameter=1),

@@ -47,6 +47,8 @@ class Stack(Record):
     """Adapters over quantized weights run as one autograd node a projection that keeps x and its dropped copy (unsloth's)."""
     quantized_keeps_input: bool = False
     """A 4-bit product keeps its input as an attribute of its autograd node (bitsandbytes up to 0.43.1): until the graph is dropped."""
+    quantizes_by_search: bool = False
+    """Loading compares every element with all 16 codes at once (torchao's NF4 in early 2024)."""
     unpacks_by_half: bool = False
     """Weights were quantized from fp16 and unpack to it, then to the compute type: two copies (lightning plugins/precision/bitsandbytes.py)."""
     holds_last_step: bool = False
@@ -127,7 +129,7 @@ STACKS: dict[str, Stack] = {
         ),
         Stack(
             name="torchtune-2024-04", meaning="torchtune's single-device recipes of April 2024", source="torchtune 0.0.1 recipes/lora_finetune_single_device.py", transformers=(0, 0),
-            default_optimizer="adamw-foreach", logits_shift_copy=True, logits_held=True,
+            default_optimizer="adamw-foreach", logits_shift_copy=True, logits_held=True, quantizes_by_search=True,
         ),
         _HF_445, _with_foak(_HF_445), _with_trl(_HF_445), _HF_448, _with_foak(_HF_448), _with_trl(_HF_448),
     )

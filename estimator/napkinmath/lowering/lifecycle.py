@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from napkinmath.costs import HostCopy
-from napkinmath.dtypes import BF16, FP16, FP32
+from napkinmath.dtypes import BF16, FP16, FP32, INT64
 from napkinmath.expr import Size
 from napkinmath.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Weight, Work
 
@@ -49,8 +49,19 @@ def _load_block(weights: list[Weight], policy: Policy) -> tuple[list[Event], lis
             now.append((ALLOC, arrived))
             later += [*stored, (FREE, arrived)]
         else:
-            now += [(ALLOC, arrived), *stored, (FREE, arrived)]
+            search = nearest_code_search(weight) if weight.constants and policy.stack.quantizes_by_search else []
+            now += [(ALLOC, arrived), *search, *stored, (FREE, arrived)]
     return now, later
+
+
+def nearest_code_search(weight: Weight) -> list[Event]:
+    """torchao's NF4 before it went by chunks: every element beside all 16 codes, twice, then the index of the nearest.
+
+    Source: torchao 0.1 dtypes/nf4tensor.py convert_to_norm_float_weight, quantize_tensor_nearest.
+    """
+    scaled, codes = (Tensor(name, (*weight.axes, last), dtype, Role.WORKSPACE, weight.path) for name, last, dtype in (("scaled blocks", 1, BF16), ("indices of codes", 1, INT64)))
+    apart, distance = (Tensor(name, (*weight.axes, 16), BF16, Role.WORKSPACE, weight.path) for name in ("differences from the codes", "distances from the codes"))
+    return [(ALLOC, scaled), (ALLOC, apart), (ALLOC, distance), (FREE, apart), (ALLOC, codes), (FREE, distance), (FREE, codes), (FREE, scaled)]
 
 
 def save_segments(runs: list[Run], policy: Policy) -> list[Segment]:

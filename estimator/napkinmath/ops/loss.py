@@ -88,7 +88,7 @@ def linear_cross_entropy(t: Tape, x: Value, w: Value, *, chunk_rows: Size | None
 def output_chunks_cross_entropy(t: Tape, logits: Value, head: Value, chunks: int) -> Value:
     """Cross-entropy over a list of 16-bit logit chunks, each upcast and differentiated by itself.
 
-    Eagerly the fp32 log-probabilities of all chunks are kept; compiled, the 16-bit logits are and the rest is recomputed. The head's
+    Eagerly the fp32 log-probabilities of all chunks are kept; compiled, the 16-bit logits are, which their gradient overwrites. The head's
     weight gets a gradient from each chunk, added to the sum of those before. Source: torchtune
     modules/loss/ce_chunked_output_loss.py CEWithChunkedOutputLoss, modules/transformer.py chunked_output.
     """
@@ -103,8 +103,8 @@ def output_chunks_cross_entropy(t: Tape, logits: Value, head: Value, chunks: int
     first, second = (t.tensor(n, chunk, FP32, Role.LOGITS) for n in ("gradient of log-probabilities", "gradient of a chunk in fp32"))
     grad = t.tensor("gradient of a chunk", chunk, logits.dtype, Role.LOGITS)
     both = [t.tensor(n, head.axes, head.dtype, Role.GRADIENTS) for n in ("head's gradient so far", "head's gradient from a chunk")] if head.requires_grad else []
-    steps = [(ALLOC, grad)] if compiled else [(ALLOC, first), (ALLOC, second), (FREE, first), (ALLOC, grad), (FREE, second)]
+    steps = [] if compiled else [(ALLOC, first), (ALLOC, second), (FREE, first), (ALLOC, grad), (FREE, second)]
     steps += [*((ALLOC, x) for x in both), *((FREE, x) for x in both)]
     moved = traffic(logits)
-    t.append("cross_entropy of output chunks", (logits,), (out,), forward=forward, saves=(kept,), costs=(Move(2 * moved),), backward=tuple(steps), gradients=(Gradient(logits, grad),) if logits.requires_grad else (), backward_costs=(Move(2 * moved),))  # fmt: skip
+    t.append("cross_entropy of output chunks", (logits,), (out,), forward=forward, saves=(kept,), costs=(Move(2 * moved),), backward=tuple(steps), gradients=(Gradient(logits, kept if compiled else grad),) if logits.requires_grad else (), backward_costs=(Move(2 * moved),))  # fmt: skip
     return out
