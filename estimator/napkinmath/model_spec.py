@@ -36,6 +36,8 @@ class Stage(Record):
     """A unit of gradient checkpointing (a decoder layer)."""
     publishes: str = ""
     """Name under which the last copy's output is shared instead of handed on (encoder states)."""
+    closes: tuple[str, ...] = ()
+    """Shared values that nothing holds once this stage has returned (the encoder's position bias), unless a backward needs them."""
     modality: str = ""
     """'image': runs only where the batch has images; without, its weights lie idle. 'idle': never runs for the loss."""
 

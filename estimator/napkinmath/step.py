@@ -244,7 +244,7 @@ def shared_releases(runs: list[Run], shared: dict[str, Value], policy: Policy) -
     found: dict[tuple[Phase, int], list[Tensor]] = {}
     loss = runs[-1].block.output
     backward = loss is not None and loss.requires_grad
-    for value in shared.values():
+    for name, value in shared.items():
         tensor = value.tensor
         keepers = [i for i, run in enumerate(runs) if tensor in (run.block.last_use if policy.recomputes and run.stage.checkpointed else saved_tensors(run.block))]
         if tensor.source == BATCH or tensor in runs[-1].block.last_use:
@@ -252,7 +252,8 @@ def shared_releases(runs: list[Run], shared: dict[str, Value], policy: Policy) -
         elif keepers and backward:
             at = (Phase.BACKWARD, keepers[0])
         else:
-            at = (Phase.FORWARD, len(runs) - 1)
+            closed = [i + 1 for i, run in enumerate(runs[:-1]) if name in run.stage.closes]
+            at = (Phase.FORWARD, closed[-1] if closed else len(runs) - 1)
         found.setdefault(at, []).append(tensor)
     return found
 

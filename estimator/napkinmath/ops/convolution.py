@@ -56,7 +56,7 @@ def causal_convolution(t: Tape, x: Value, name: str, channels: Size, kernel: int
         needing = [v for v in (x, *parameters) if v.requires_grad]
         padded = Value(t.tensor("convolved", axes, weight.dtype), axes, weight.dtype, bool(needing))
         gradients = [Gradient(v, t.gradient_of(v)) for v in needing]
-        saves = [v.tensor for v, kept in ((x, weight.requires_grad), (weight, x.requires_grad)) if kept]
+        saves = (x.tensor, weight.tensor) if needing else ()  # one formula for all three gradients: both, trained or not
         cost = Move((1 + kernel) * traffic(x))
         t.append(
             "conv1d",

@@ -13,7 +13,7 @@ from napkinmath.catalog.layers.mamba import MambaMixer
 from napkinmath.catalog.layers.mamba2 import Mamba2Mixer
 from napkinmath.catalog.layers.mlp import FusedGatedMlp, GatedMlp, PlainMlp
 from napkinmath.catalog.layers.moe import Experts, MixtureOfExperts, Router, Scoring, SharedExpert
-from napkinmath.catalog.layers.norm import Norm
+from napkinmath.catalog.layers.norm import Norm, NormKind
 from napkinmath.catalog.layers.symbols import fs
 from napkinmath.errors import InputError, shown
 from napkinmath.model_spec import ModelSpec, Part
@@ -136,9 +136,10 @@ def nemotron_h(c: Config) -> ModelSpec:
     )
     attention = GroupedQueryAttention(rotary=False, scope="mixer", **attention_fields(c, symbols, bias=False))
     mixers = {"linear_attention": mamba, "full_attention": attention, "mlp": plain, "moe": mixture}
-    layers: list[Part] = [MixerLayer(mixer=mixers[kind], residual_in_fp32=c.flag("residual_in_fp32")) for kind in kinds]
+    norm = Norm(kind=NormKind.RMS_CAST_LAST)
+    layers: list[Part] = [MixerLayer(mixer=mixers[kind], norm=norm, residual_in_fp32=c.flag("residual_in_fp32")) for kind in kinds]
     embedding = TokenEmbedding(rotary=False, name="embeddings")
-    return decoder(c, symbols, layers, "nemotron_h", embedding=embedding, head=CausalLmHead(norm_name="model.norm_f"))
+    return decoder(c, symbols, layers, "nemotron_h", embedding=embedding, head=CausalLmHead(norm=norm, norm_name="model.norm_f"))
 
 
 def _nemotron_layers(c: Config) -> list[str]:

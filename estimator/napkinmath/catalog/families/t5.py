@@ -39,7 +39,7 @@ def _t5(c: Config, default: str, *, scaled: bool) -> ModelSpec:
     stages = (
         Stage(part=entrance),
         Stage(part=block, count=layers, path="encoder.block", checkpointed=True),
-        Stage(part=T5StackEnd(dropout=probability), path="encoder", publishes="encoder states"),
+        Stage(part=T5StackEnd(dropout=probability), path="encoder", publishes="encoder states", closes=("encoder bias",)),
         Stage(part=entrance.replace(decoder=True)),
         Stage(part=block.replace(decoder=True), count=decoders, path="decoder.block", checkpointed=True),
         Stage(part=T5StackEnd(dropout=probability), path="decoder"),

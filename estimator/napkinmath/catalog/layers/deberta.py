@@ -104,7 +104,8 @@ class DisentangledAttention(Record):
                         inner.local(bias)
             if bias is not None:
                 frame.local(bias)
-                weights = add(t, weights, bias)
+                products, weights = weights, add(t, weights, bias)
+                frame.release(products)
             mask = t.op("to", (shared["pairs"],), (b, 1, s, s), BOOL, label="mask of pairs as bool")
             frame.local(mask)
             blocked = constant(t, "masked pairs", (b, 1, s, s), BOOL)
