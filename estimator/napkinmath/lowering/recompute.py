@@ -20,8 +20,9 @@ class LayerGroup(Part):
     parts: tuple[Part, ...]
 
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
-        for part in self.parts:
-            x = part.record(t, x, shared)
+        for index, part in enumerate(self.parts):
+            with t.scope(str(index)):
+                x = part.record(t, x, shared)
         return x
 
 
