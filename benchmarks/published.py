@@ -15,8 +15,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "estimator"))
 
-from published.run import Results, run_tables  # noqa: E402
-from published.table import render  # noqa: E402
+from published.run import Results, run_tables
+from published.table import render
 
 DATA = Path(__file__).resolve().parent / "data"
 

@@ -47,7 +47,7 @@ def main() -> None:
         print(f"{name:22} memory {count / memory_s:>12,.0f}/s   memory and time {count / both_s:>12,.0f}/s   {SAMPLES - wrong}/{SAMPLES} samples equal the scalar path")
 
 
-def agrees(spec, config, requested, tokens_per_s, hardware) -> bool:  # noqa: ANN001
+def agrees(spec, config, requested, tokens_per_s, hardware) -> bool:
     """Whether one random cell equals `estimate` of the same configuration: bytes exactly, speed to rounding."""
     i, j = random.randrange(BATCHES.size), random.randrange(LENGTHS.size)
     one = estimate(spec, config, hardware=hardware, micro_batch_size=int(BATCHES[i, 0]), sequence_length=int(LENGTHS[0, j]))

@@ -132,7 +132,7 @@ SIZES = st.one_of(st.integers(1, 4096), st.integers(1, 3 * MIB), st.integers(MIB
 
 @settings(max_examples=150, deadline=None)
 @given(sizes=st.lists(SIZES, min_size=1, max_size=60), choices=st.randoms(use_true_random=False), expandable=st.booleans(), divisions=st.sampled_from([0, 1, 4, 8]))
-def test_blocks_never_overlap_and_bytes_are_conserved(sizes: list[int], choices, expandable: bool, divisions: int) -> None:  # noqa: ANN001
+def test_blocks_never_overlap_and_bytes_are_conserved(sizes: list[int], choices, expandable: bool, divisions: int) -> None:
     allocator = CachingAllocator(AllocatorSettings(expandable_segments=expandable, roundup_power2_divisions=divisions))
     held: list[Block] = []
     for size in sizes:

@@ -21,7 +21,16 @@ from napkinmath.simulate import run_order, simulate
 from napkinmath.step import Step, build_step
 from napkinmath.timeline import Point, Timeline
 from napkinmath.train_config import (
-    AdapterConfig, AdapterKind, Attention, Loss, OffloadConfig, Precision, QuantizationConfig, RecomputeConfig, RecomputeKind, TrainConfig,
+    AdapterConfig,
+    AdapterKind,
+    Attention,
+    Loss,
+    OffloadConfig,
+    Precision,
+    QuantizationConfig,
+    RecomputeConfig,
+    RecomputeKind,
+    TrainConfig,
 )  # fmt: skip
 
 PERSISTENT = {Role.WEIGHTS, Role.QUANTIZATION, Role.ADAPTERS, Role.MASTER, Role.OPTIMIZER}

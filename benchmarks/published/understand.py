@@ -14,7 +14,18 @@ from napkinmath.errors import InputError
 from napkinmath.hardware import Hardware
 from napkinmath.lowering.choices import find_stack
 from napkinmath.model_spec import ModelSpec
-from napkinmath.train_config import AdapterConfig, Attention, Batch, Loss, OffloadConfig, Precision, QuantizationConfig, RecomputeConfig, RecomputeKind, TrainConfig
+from napkinmath.train_config import (
+    AdapterConfig,
+    Attention,
+    Batch,
+    Loss,
+    OffloadConfig,
+    Precision,
+    QuantizationConfig,
+    RecomputeConfig,
+    RecomputeKind,
+    TrainConfig,
+)
 from napkinmath.units import GIB
 
 from published.rows import Row, Unreadable

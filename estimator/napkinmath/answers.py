@@ -10,7 +10,17 @@ from napkinmath.ledger import Phase, Role
 from napkinmath.lowering.choices import resolve
 from napkinmath.simulate import peak_bytes
 from napkinmath.step import build_step
-from napkinmath.train_config import AdapterConfig, Attention, Kernels, Loss, Precision, QuantizationConfig, RecomputeConfig, RecomputeKind, TrainConfig
+from napkinmath.train_config import (
+    AdapterConfig,
+    Attention,
+    Kernels,
+    Loss,
+    Precision,
+    QuantizationConfig,
+    RecomputeConfig,
+    RecomputeKind,
+    TrainConfig,
+)
 from napkinmath.units import MIB, format_bytes
 
 TYPE_CHECKING = False

@@ -10,12 +10,11 @@ from napkinmath.expr import Size, ceil_div, product, round_up_to
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Union
 
     from napkinmath.costs import Cost
 
     # (action, what): a tensor to allocate or free, a pair of slots to hand over between, or work to run.
-    Event = tuple[str, Union["Tensor", tuple["Tensor", "Tensor"], "Work"]]
+    Event = tuple[str, "Tensor" | tuple["Tensor", "Tensor"] | "Work"]
     Steps = tuple[tuple[str, "Tensor"], ...]
 else:
     Steps = Event = object  # named in annotations only

@@ -14,8 +14,8 @@ from napkinmath.tape import Tape
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.ledger import Event
-    from napkinmath.lowering.optimizer import Update
     from napkinmath.lowering.autograd import Backward
+    from napkinmath.lowering.optimizer import Update
     from napkinmath.lowering.policy import Policy
 
 
@@ -113,7 +113,7 @@ def record_runs(spec: ModelSpec, policy: Policy) -> tuple[list[Run], dict[str, V
         while done < stage.count:
             key = (stage.replace(count=1), incoming and (incoming.axes, incoming.dtype, incoming.requires_grad), tuple(shared.items()))
             block = recorded.get(key)
-            dormant = stage.modality == "idle" or stage.modality == "image" and not policy.config.batch.images
+            dormant = stage.modality == "idle" or (stage.modality == "image" and not policy.config.batch.images)
             if block is None:
                 seen = {**shared, **asleep} if dormant else shared
                 block = recorded[key] = record_block(stage, policy, incoming, seen, {**sizes, **dict(stage.symbols)})

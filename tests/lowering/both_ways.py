@@ -18,8 +18,8 @@ from napkinmath_profiler.trace import TraceOptions, prepared_model
 from napkinmath_profiler.tracing.attention_choice import AttentionBackend
 from napkinmath_profiler.tracing.meta_model import config_from, example_inputs
 from napkinmath_profiler.tracing.observation import observe
-from napkinmath_profiler.tracing.trace_result import TraceResult
 from napkinmath_profiler.tracing.optimizer_choices import OPTIMIZERS
+from napkinmath_profiler.tracing.trace_result import TraceResult
 from napkinmath_profiler.tracing.training_step import TrainingLoop
 
 LLAMA = {

@@ -10,12 +10,12 @@ import pytest
 import torch
 from bitsandbytes.optim import AdamW, AdEMAMix, Lion, RMSprop
 from napkinmath.catalog.optimizers import OPTIMIZERS, find_optimizer
+from napkinmath.catalog.stacks import STACKS
 from napkinmath.dtypes import BF16, FP32
-from napkinmath.ledger import Block, Role, Tensor, Value, Weight
+from napkinmath.ledger import Block, Role, Tensor, Weight
 from napkinmath.lowering.optimizer import States
 from napkinmath.lowering.policy import Policy
 from napkinmath.model_spec import Part, Stage
-from napkinmath.catalog.stacks import STACKS
 from napkinmath.step import Run
 from napkinmath.train_config import TrainConfig
 from torch import nn

@@ -88,7 +88,7 @@ def forward_events(
             alive.pop(tensor, None)
     if stop_early:  # the exception that ends the recomputation drops everything not saved
         output = block.output.tensor if block.output is not None else None
-        events += [(FREE, tensor) for tensor in alive if tensor not in held or tensor is output and tensor not in kept]
+        events += [(FREE, tensor) for tensor in alive if tensor not in held or (tensor is output and tensor not in kept)]
     return Forward(events, kept, [t for t in cached if t in alive and t not in kept], unreached)
 
 

@@ -9,7 +9,7 @@ from napkinmath.costs import Dequantize, Gemm, Move, traffic
 from napkinmath.dtypes import FP32
 from napkinmath.expr import product
 from napkinmath.ledger import ALLOC, FREE, Value
-from napkinmath.lowering.adapters import low_rank_pair, lora_weight
+from napkinmath.lowering.adapters import lora_weight, low_rank_pair
 from napkinmath.lowering.mixed_products import mul_mixed
 from napkinmath.ops.elementwise import add, cast, dropout, scale, shift
 from napkinmath.ops.index import constant

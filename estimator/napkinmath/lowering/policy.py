@@ -60,7 +60,7 @@ class Policy:
         name = path.rpartition(".")[2]
         trainable = not buffer and self.is_trained(path)
         role = Role.ADAPTERS if self.adapter is not None and trainable else Role.WEIGHTS
-        if self.format is not None and (kind in QUANTIZED_KINDS or kind == "experts" and self.format.packs_experts) and not self._kept_whole(path) and not trainable:
+        if self.format is not None and (kind in QUANTIZED_KINDS or (kind == "experts" and self.format.packs_experts)) and not self._kept_whole(path) and not trainable:
             packed, constants = self.format.pack(name, axes, path)
             return Weight(path, axes, packed, trainable=False, kind=kind, constants=constants, buffer=buffer, tied_to=tied_to)
         stored = dtype or self.parameter_dtype(kind)

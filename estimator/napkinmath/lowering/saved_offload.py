@@ -68,7 +68,7 @@ class Reload:
 class SavedOffload:
     """What a block's forward sends to the host after which operation, and what each backward asks back."""
 
-    __slots__ = ("gone", "overlaps", "packed_ops", "pinned", "reloads", "releases", "stays")
+    __slots__ = ("gone", "overlaps", "packed_ops", "pinned", "releases", "reloads", "stays")
 
     def __init__(self, block: Block, style: OffloadStyle, *, pinned: bool) -> None:
         self.pinned, self.overlaps = pinned, style.stash > 0
