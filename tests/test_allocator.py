@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -142,7 +144,7 @@ def test_blocks_never_overlap_and_bytes_are_conserved(sizes: list[int], choices,
         assert block.size >= size
         held.append(block)
         spans = sorted((b.address, b.address + b.size) for b in held)
-        assert all(first[1] <= second[0] for first, second in zip(spans, spans[1:], strict=False))
+        assert all(first[1] <= second[0] for first, second in itertools.pairwise(spans))
         assert allocator.allocated == sum(b.size for b in held)
         assert allocator.reserved == sum(s.size for s in allocator.segments.values()) >= allocator.allocated
     for block in held:
