@@ -7,7 +7,7 @@ from napkinmath.catalog.layers.symbols import v
 from napkinmath.costs import Move, traffic
 from napkinmath.dtypes import FP32
 from napkinmath.expr import Size
-from napkinmath.ledger import ALLOC, FREE, Role, Value
+from napkinmath.ledger import ALLOC, FREE, Role, Value, Weight
 from napkinmath.model_spec import Part
 from napkinmath.ops.elementwise import cast, copy, scale, tanh
 from napkinmath.ops.index import slice_of
@@ -63,6 +63,8 @@ class CausalLmHead(Part):
             if own and self.own_loss_upcasts:
                 logits = cast(t, logits, FP32, role=Role.LOGITS)
             frame.local(logits)
+            if stack.logits_held and not stack.logits_shift_copy:
+                shared["returned logits"] = logits
             loss = self._loss(t, logits, shared, upcast=not own and stack.logits_upcast)
             if stack.outputs_to_fp32 and t.policy.autocast is not None and logits.dtype is not FP32:
                 wide_outputs(t, logits)
@@ -79,8 +81,8 @@ class CausalLmHead(Part):
                 *batch, length, vocabulary = logits.axes
                 logits = copy(t, slice_of(t, logits, (*batch, length - 1, vocabulary)), name="shifted logits", role=Role.LOGITS)
                 frame.local(logits)
-            if stack.logits_held:
-                shared["returned logits"] = logits
+                if stack.logits_held:
+                    shared["returned logits"] = logits
             if stack.cross_entropy == "in place":
                 return cross_entropy_in_place(t, logits)
             return cross_entropy(t, logits, upcast=False, shifted=not stack.logits_shift_copy)
@@ -97,7 +99,7 @@ class CausalLmHead(Part):
     def _weight(self, t: Tape, hidden: Value) -> Value:
         return t.weight("weight", (v, hidden.axes[-1]), kind="head", tied_to=self.tied_to).value
 
-    def _tied(self, t: Tape, hidden: Value):  # noqa: ANN202
+    def _tied(self, t: Tape, hidden: Value) -> Weight | None:
         if not self.tied_to:
             return None
         with t.scope(self.name):
