@@ -27,9 +27,12 @@ class ModulePaths:
         self._path_of_sequence: list[str] = []
         self._loss_sequences: set[int] = set()
         self.in_loss = False
+        self.told = ""
+        """In a compiled backward: the module its running node came from."""
         self._first_sequence = torch._C._autograd._get_sequence_nr()
         self._parameter_names: dict[int, str] = {}
         self.on_root_call: Callable[[], None] = _nothing
+        self._original_call = nn.Module.__call__
 
     def name_modules(self, root: nn.Module, prefix: str = "") -> None:
         """Give every submodule of ``root`` its dotted path; a module reached twice keeps its first path."""
@@ -58,11 +61,38 @@ class ModulePaths:
 
     def of_node(self, node: Any) -> str:
         """Dotted path of the module whose forward recorded autograd ``node``; empty when unknown."""
+        if self.told:
+            return self.told
         variable = getattr(node, "variable", None)
         if variable is not None:
             return self._parameter_names.get(id(variable), "").rpartition(".")[0]
         index = node._sequence_nr() - self._first_sequence
         return self._path_of_sequence[index] if 0 <= index < len(self._path_of_sequence) else ""
+
+    @contextmanager
+    def inside(self, path: str) -> Iterator[None]:
+        """Say that what happens in the block belongs to the module at ``path``; nothing said when that is not known."""
+        if not path:
+            yield
+            return
+        self.note_sequence()
+        self._stack.append(path)
+        try:
+            yield
+        finally:
+            self.note_sequence()
+            self._stack.pop()
+
+    @contextmanager
+    def unfollowed(self) -> Iterator[None]:
+        """One call of the root in which modules are left as they are: for code that is compiled from them."""
+        self.on_root_call()
+        following = nn.Module.__call__
+        nn.Module.__call__ = self._original_call  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            nn.Module.__call__ = following  # type: ignore[method-assign]
 
     def is_of_loss(self, node: Any) -> bool:
         """Whether the loss recorded autograd ``node``."""
@@ -71,7 +101,7 @@ class ModulePaths:
     @contextmanager
     def followed(self) -> Iterator[None]:
         """Follow every ``nn.Module`` call made inside the block, those of a recompute during backward included."""
-        original_call = nn.Module.__call__
+        original_call = self._original_call = nn.Module.__call__
         names, stack = self._names, self._stack
 
         def named_call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:

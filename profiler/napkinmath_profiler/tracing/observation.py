@@ -64,6 +64,7 @@ def observe(
             stack.enter_context(cuda_choices(settings.attention_backend, settings.compute_capability, applied, tracker.mark_managed))
         stack.enter_context(paths.followed())
         stack.enter_context(StepPhases(model, tracker, paths).followed())
+        StorageTracker.active = tracker
         with tracker:
             try:
                 loop()
@@ -73,6 +74,7 @@ def observe(
                     raise
                 raise told from error
             finally:
+                StorageTracker.active = None
                 tracker.stop()
     applied.counts["kernel workspaces"] += tracker.num_workspaces
     head = output_head(model)

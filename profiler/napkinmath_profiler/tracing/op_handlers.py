@@ -18,12 +18,14 @@ class OpHandlers:
 
     def __init__(self, counts: Counter[str]) -> None:
         self._counts = counts
+        self._finite: set[int] = set()  # storages that say whether gradients overflowed: they did not
 
     def table(self, *, cuda: bool) -> dict[Any, Any]:
         """Op overload -> handler ``(tracker, func, args, kwargs) -> out``; without ``cuda`` only what meta cannot do at all."""
         table: dict[Any, Any] = {
             aten._local_scalar_dense.default: self.scalar_answer,
             aten._grouped_mm.default: self.grouped_mm,
+            aten._amp_foreach_non_finite_check_and_unscale_.default: self.check_finite,
         }
         if not cuda:
             return table
@@ -40,7 +42,16 @@ class OpHandlers:
         self._counts["scalar answers"] += 1
         if tensor.dtype == torch.bool:
             return True
+        if tensor.untyped_storage()._cdata in self._finite:
+            return 0.0
         return 1.0 if tensor.is_floating_point() else 1
+
+    def check_finite(self, tracker: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A gradient scaler's look for overflow: found none, so its step is taken."""
+        out = func(*args, **kwargs)
+        if args[1].device.type == "meta":
+            self._finite.add(args[1].untyped_storage()._cdata)
+        return out
 
     def grouped_mm(self, tracker: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The meta kernel takes bfloat16 only; CUDA takes float32 and float16 too, one product a group into the same output."""

@@ -35,7 +35,7 @@ class StepPhases:
             stack.enter_context(mock.patch.object(self._paths, "on_root_call", self._root_called))
             head = output_head(self._model)
             if head is not None:
-                stack.callback(head.register_forward_hook(lambda *_: self._head_done()).remove)
+                stack.callback(head.register_forward_hook(lambda *_: None if torch.compiler.is_compiling() else self._head_done()).remove)
             for name, parameter in self._model.named_parameters():
                 if parameter.requires_grad:
                     stack.callback(parameter.register_post_accumulate_grad_hook(self._gradient_marker(name)).remove)

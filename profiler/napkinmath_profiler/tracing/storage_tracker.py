@@ -22,6 +22,9 @@ class StorageTracker(TorchDispatchMode):
     ``handlers`` maps an op overload to a function run in its place (CUDA's choices). The tracker itself makes none.
     """
 
+    active: StorageTracker | None = None
+    """The tracker of the observation under way."""
+
     def __init__(
         self,
         device_type: str,

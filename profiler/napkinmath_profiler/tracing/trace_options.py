@@ -102,6 +102,7 @@ def options_from(config: TrainConfig, *, compute_capability: tuple[int, int] = (
             max_grad_norm=TRAINER_MAX_GRAD_NORM if config.clip_gradients else None,
             autocast_dtype=autocast,
             convert_outputs_to_fp32=is_trainer and autocast is not None,
+            compile=config.compile,
         ),
         training=config.training_mode,
     )

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from napkinmath_profiler.tracing.compiled import compiled
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopOptions:
@@ -20,6 +22,7 @@ class LoopOptions:
     keep_outputs: bool = False
     autocast_dtype: torch.dtype | None = None
     convert_outputs_to_fp32: bool = False
+    compile: bool = False
 
 
 class TrainingLoop:
@@ -28,10 +31,13 @@ class TrainingLoop:
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None, inputs: Mapping[str, Any], options: LoopOptions) -> None:
         self._model, self._optimizer, self._inputs, self._options = model, optimizer, inputs, options
         self._trainable = [p for p in model.parameters() if p.requires_grad]
+        self._scaler: torch.amp.GradScaler | None = None
 
     def run(self) -> None:
-        """All the steps."""
+        """All the steps; float16 autocast comes with a gradient scaler, as in the Trainer."""
         forward = self._forward()
+        if self._options.autocast_dtype == torch.float16:
+            self._scaler = torch.amp.GradScaler("cuda")
         for _ in range(self._options.num_steps):
             for _ in range(self._options.gradient_accumulation_steps):
                 self._micro_step(forward)
@@ -40,9 +46,10 @@ class TrainingLoop:
     def _forward(self) -> Callable[..., Any]:
         """The model's call under autocast, its outputs made float32 as accelerate's ``prepare_model`` does."""
         options = self._options
+        forward: Callable[..., Any] = compiled(self._model) if options.compile else self._model.__call__
         if options.autocast_dtype is None:
-            return self._model
-        forward: Callable[..., Any] = torch.autocast("cuda", dtype=options.autocast_dtype)(self._model.__call__)
+            return forward
+        forward = torch.autocast("cuda", dtype=options.autocast_dtype)(forward)
         if options.convert_outputs_to_fp32:
             from accelerate.utils import convert_outputs_to_fp32
 
@@ -56,11 +63,19 @@ class TrainingLoop:
             del outputs
         if self._options.gradient_accumulation_steps > 1:
             loss = loss / self._options.gradient_accumulation_steps
-        loss.backward()
+        (loss if self._scaler is None else self._scaler.scale(loss)).backward()
 
     def _update(self) -> None:
+        optimizer, scaler = self._optimizer, self._scaler
         if self._options.max_grad_norm is not None:
+            if scaler is not None and optimizer is not None:
+                scaler.unscale_(optimizer)
             nn.utils.clip_grad_norm_(self._trainable, self._options.max_grad_norm)
-        if self._optimizer is not None:
-            self._optimizer.step()
-            self._optimizer.zero_grad(set_to_none=True)
+        if optimizer is None:
+            return
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
+            scaler.update()
+        optimizer.zero_grad(set_to_none=True)
