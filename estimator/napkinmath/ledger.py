@@ -134,12 +134,13 @@ class Gradient:
 class Op:
     """One operation: what it allocates forward and backward, what it keeps in between, and what both cost."""
 
-    __slots__ = ("backward", "backward_costs", "costs", "forward", "gradients", "inputs", "module", "name", "outputs", "saves")
+    __slots__ = ("backward", "backward_costs", "costs", "fitting", "forward", "gradients", "inputs", "module", "name", "outputs", "saves")
 
     def __init__(self, name: str, module: str, inputs: tuple[Value, ...], outputs: tuple[Value, ...], *, forward: Steps, saves: tuple[Tensor, ...], costs: Sequence[Cost], backward: Steps, gradients: tuple[Gradient, ...], backward_costs: Sequence[Cost]) -> None:  # fmt: skip
         self.name, self.module, self.inputs, self.outputs = name, module, inputs, outputs
         self.forward, self.saves, self.costs = forward, saves, costs
         self.backward, self.gradients, self.backward_costs = backward, gradients, backward_costs
+        self.fitting: Steps = ()  # after the backward: the engine brings gradients to the inputs' shapes and types
 
 
 class Block:

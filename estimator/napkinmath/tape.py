@@ -177,9 +177,10 @@ class Tape:
         for x, need, how in zip(inputs, needs, gradients, strict=True):
             if need and how is not None:
                 made.append(self._gradient(x, how, out, backward, sums))
-        backward += [(FREE, t) for t in backward_temporaries] + sums
+        backward += [(FREE, t) for t in backward_temporaries]
         kept = [s.tensor if isinstance(s, Value) else s for s in saves if s is not None]
         self.append(name, inputs, (out,), forward=forward, saves=kept, costs=costs, backward=tuple(backward), gradients=made, backward_costs=backward_costs)
+        self.ops[-1].fitting = tuple(sums)
         return out
 
     def _gradient(self, x: Value, how: str, out: Value, steps: list[tuple[str, Tensor]], sums: list[tuple[str, Tensor]]) -> Gradient:

@@ -122,6 +122,7 @@ class Backward:
         self.hook = hook
         self.hooked: list[tuple[GradientHook, Weight, Tensor]] = []
         self.offload = offload
+        self.unpacks = bool(recompute)
         self.recompute = recompute  # the forward again, run when the first node asks for a tensor it saved
         self.events: list[Event] = []
         self.accumulate = accumulate  # gradients of an earlier micro-step exist already
@@ -190,6 +191,11 @@ class Backward:
         for reload in reloads:
             self.events += [(ALLOC, reload.device), (RUN, Work(None, (self.offload.copy(reload, to_host=False),), True)), (FREE, reload.host)]  # type: ignore[union-attr]
         self.events.extend(op.backward)
+        self.events += [(FREE, reload.device) for reload in reloads]
+        if self.unpacks:  # what a recomputation made again is gone with the node's own function
+            self.events += [(FREE, tensor) for tensor in released]
+            released = []
+        self.events.extend(op.fitting)
         if op.backward_costs:
             self.events.append((RUN, Work(op, op.backward_costs, True)))
         made: dict[int, _Pending] = {}
@@ -202,7 +208,6 @@ class Backward:
         for pending in waiting:
             if pending is not None:
                 self._drop(pending)
-        self.events += [(FREE, reload.device) for reload in reloads]
         self.events += [(FREE, tensor) for tensor in released]
         for value, pending in outgoing:
             self._hold_or_add(value, pending)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from napkinmath.costs import Gemm, Move, traffic
-from napkinmath.dtypes import BOOL, FP32
+from napkinmath.dtypes import BOOL, FP32, DType
 from napkinmath.expr import Size
 from napkinmath.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value
 from napkinmath.ops.attention import dense_operand, rows_first
@@ -99,14 +99,14 @@ def _add_alibi(t: Tape, weights: Value, alibi: Value) -> Value:
     return t.op("add alibi", (weights, alibi), weights.axes, dtype, gradients=(how, None), costs=(Move(3 * traffic(weights)),))
 
 
-def falcon_attention(t: Tape, frame: Scope, q: Value, k: Value, v: Value, *, mask: Value, alibi: Value | None, contiguous: bool, dropout_p: float = 0.0) -> Value:
-    """Falcon's eager chain: softmax in the model's type; with ALiBi the scores pass through fp32 (models/falcon FalconAttention.forward)."""
+def falcon_attention(t: Tape, frame: Scope, q: Value, k: Value, v: Value, *, mask: Value, alibi: Value | None, dtype: DType, dropout_p: float = 0.0) -> Value:
+    """Falcon's eager chain: softmax in `dtype`, that of the layer's input; with ALiBi the scores pass through fp32 (models/falcon FalconAttention.forward)."""
     rows, heads, length, size = q.axes
     scores = (rows, heads, length, length)
     frame.local(q, k, v)
     single = k.axes[1] is not heads
     keys = expand_head(t, k, q.axes) if single else k
-    left, right = dense_operand(t, q, dense=contiguous), dense_operand(t, keys, dense=contiguous and not single)
+    left, right = dense_operand(t, q, dense=False), dense_operand(t, keys, dense=False)
     weights = bmm(t, left, right, rows * heads, length, length, size, scores, name="q k^T")
     if alibi is not None:
         frame.local(weights)
@@ -118,7 +118,7 @@ def falcon_attention(t: Tape, frame: Scope, q: Value, k: Value, v: Value, *, mas
     with t.scope() as argument:
         total = _masked(t, weights, mask)
         argument.local(total)
-        probabilities = softmax(t, total, dtype=q.dtype)
+        probabilities = softmax(t, total, dtype=dtype)
     probabilities = dropout(t, probabilities, dropout_p)
     frame.local(probabilities)
     t.hand_back(probabilities)

@@ -79,7 +79,9 @@ def cube(t: Tape, x: Value) -> Value:
 
 
 def _power(t: Tape, x: Value, names: tuple[str, str]) -> Value:
-    """x ** n: its backward makes x ** (n - 1), then n times that, then the gradient in one expression."""
+    """x ** n, in fp32 under autocast: its backward makes x ** (n - 1), then n times that, then the gradient in one expression."""
+    if t.policy.autocast is not None:
+        x = cast(t, x, FP32)
     power, doubled = (t.tensor(n, x.axes, x.dtype, Role.WORKSPACE) for n in names)
     out = t.op("pow", (x,), x.axes, x.dtype, saves=(x,), gradients=(LIKE,), costs=(Move(2 * traffic(x)),), backward_costs=(Move(7 * traffic(x), 3),))
     if out.requires_grad:
@@ -144,10 +146,10 @@ def clamp_(t: Tape, x: Value) -> Value:
 
 
 def mul(t: Tape, x: Value, y: Value) -> Value:
-    """x * y; keeps each factor that the other's gradient needs. A smaller factor is broadcast, its gradient summed."""
+    """x * y; keeps each factor that the other's gradient needs. A smaller factor is broadcast, its gradient summed; that of a narrower type is cast after the product."""
     dtype = promote(x.dtype, y.dtype)
     out_axes = x.axes if len(x.axes) >= len(y.axes) else y.axes
-    how = tuple(LIKE if v.axes == out_axes else REDUCE for v in (x, y))
+    how = tuple(LIKE if v.axes == out_axes and v.dtype is dtype else REDUCE for v in (x, y))
     saves = (y if x.requires_grad else None, x if y.requires_grad else None)
     moved = traffic(x, y) + traffic(Value(x.tensor, out_axes, dtype))
     return t.op("mul", (x, y), out_axes, dtype, saves=saves, gradients=how, costs=(Move(moved),), backward_costs=(Move(2 * moved, 2),))

@@ -10,7 +10,7 @@ from napkinmath.catalog.layers.masks import causal_masks, visible_positions
 from napkinmath.catalog.layers.mlp import PlainMlp
 from napkinmath.catalog.layers.norm import Norm
 from napkinmath.catalog.layers.symbols import a, b, dh, h, k, s, v
-from napkinmath.dtypes import BOOL
+from napkinmath.dtypes import BOOL, DType
 from napkinmath.expr import Size
 from napkinmath.ledger import Value
 from napkinmath.model_spec import Part
@@ -57,7 +57,7 @@ class FalconAttention(Record):
                     inner.local(q)
                     key = rotary(t, key, shared["cos"], shared["sin"])
             frame.local(q, key, value)
-            out = self._attend(t, frame, q, key, value, shared)
+            out = self._attend(t, frame, q, key, value, shared, x.dtype)
             frame.local(out)
             return linear(t, t.view(out, (b, s, a * dh)), "dense", h, bias=self.bias, kind=KIND)
 
@@ -81,9 +81,9 @@ class FalconAttention(Record):
         """Heads broadcast over their group and flattened into a copy; the gradient is summed."""
         return t.op("broadcast", (part,), (b, s, a, dh), part.dtype, gradients=("like",))
 
-    def _attend(self, t: Tape, frame: Scope, q: Value, key: Value, value: Value, shared: dict[str, Value]) -> Value:
+    def _attend(self, t: Tape, frame: Scope, q: Value, key: Value, value: Value, shared: dict[str, Value], dtype: DType) -> Value:
         if runs_eager(t, False):
-            return falcon_attention(t, frame, q, key, value, mask=shared["mask"], alibi=shared.get("alibi"), contiguous=False, dropout_p=self.dropout)
+            return falcon_attention(t, frame, q, key, value, mask=shared["mask"], alibi=shared.get("alibi"), dtype=dtype, dropout_p=self.dropout)
         if self.heads is FalconHeads.SINGLE and t.known(a) > 1:  # SDPA is called without enable_gqa, so that no fused kernel takes a single head
             return math_attention(t, q, key, value, groups=1, mask=shared.get("mask"))
         return attend(t, q, key, value, shared, groups=1, dropout_p=self.dropout if self.alibi else 0.0)
