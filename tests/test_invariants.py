@@ -33,7 +33,9 @@ from napkinmath.train_config import (
     TrainConfig,
 )  # fmt: skip
 
-PERSISTENT = {Role.WEIGHTS, Role.QUANTIZATION, Role.ADAPTERS, Role.MASTER, Role.OPTIMIZER}
+# Past a size at which the library runs other operations (a batch of 2), some tiny tensors are no longer made: a few granules of 512 B.
+THRESHOLD_SLACK = 8 * 512
+PERSISTENT = {Role.WEIGHTS, Role.QUANTIZATION, Role.ADAPTERS, Role.MASTER, Role.OPTIMIZER, Role.COMMUNICATION}
 KERNELS = (Attention.FLASH, Attention.EFFICIENT, Attention.MATH)
 
 adapters = st.builds(
@@ -122,7 +124,7 @@ def test_books_balance(model: str, config: TrainConfig, kernel: Attention) -> No
 def test_more_tokens_never_take_less(model: str, config: TrainConfig, kernel: Attention, more: tuple[int, int]) -> None:
     larger = config.replace(micro_batch_size=config.micro_batch_size + more[0], sequence_length=config.sequence_length + more[1])
     small, large = (simulate(built(TINY[model], c, kernel)).peak().nbytes for c in (config, larger))
-    assert small <= large
+    assert small <= large + THRESHOLD_SLACK
 
 
 @slow
