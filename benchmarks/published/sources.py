@@ -95,6 +95,10 @@ ERAS: tuple[Era, ...] = (
         autocast=False, lazy_modules=False,
     ),
     Era(
+        name="PEFT comparison", pattern=r"huggingface/peft", stack="hf-loop", autocast=False, prepares=True, sequence_length=768, sequence_reason="max_seq_length of the comparison's data",
+        evidence="huggingface/peft method_comparison/MetaMathQA/run.py, default_training_params.json", default_rank=32,
+    ),
+    Era(
         name="Qwen under DeepSpeed", pattern=r"qwenlm/qwen", when=r"^(full|qlora)", stack="deepspeed-2023", autocast=False, adapter_dtype="fp16", adapter_dropout=0.05, default_rank=64, lazy_modules=False,
         evidence="QwenLM/Qwen finetune/finetune_qlora_single_gpu.sh and finetune_ds.sh of September 2023: DeepSpeed with fp32 masters, no autocast, reduce_bucket_size 2e8 with overlap_comm (ds_config_zero2.json)",
     ),

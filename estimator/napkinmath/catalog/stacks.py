@@ -116,6 +116,10 @@ STACKS: dict[str, Stack] = {
         ),
         _HF_445.replace(name="hf-2024", meaning="transformers 4.3x to 4.45 with its Trainer"),
         Stack(
+            name="hf-loop", meaning="a plain loop over transformers 5 whose variable keeps the outputs: torch's AdamW, no autocast", source="huggingface/peft method_comparison/MetaMathQA/run.py train",
+            default_optimizer="adamw-foreach", logits_held=True,
+        ),
+        Stack(
             name="litgpt", meaning="litgpt's fine-tuning scripts of 2023 to 2024", source="litgpt 0.4 finetune/lora.py, lora.py, model.py; bitsandbytes 0.42", transformers=(0, 0), modelling="litgpt",
             default_optimizer="adamw-foreach", quantized_keeps_input=True, unpacks_by_half=True, holds_last_step=True,
         ),
