@@ -299,3 +299,56 @@ def test_8bit_states_are_a_quarter_of_32bit_ones() -> None:
     )
     ratio = narrow[StorageRole.OPTIMIZER_STATES] / wide[StorageRole.OPTIMIZER_STATES]
     assert ratio == pytest.approx(0.25 + 1 / 256, rel=0.05)  # one float32 scale in 256 elements; small tensors stay in 32 bits
+
+
+class Fan(nn.Module):
+    """One tensor read by three linears, so that three gradients of it are summed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(64, 64, device="meta")
+        self.readers = nn.ModuleList(nn.Linear(64, 64, device="meta") for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        shared = self.first(x)
+        return sum(reader(shared) for reader in self.readers)  # type: ignore[return-value]
+
+
+def summed(settings: CudaSettings | None) -> TraceResult:
+    model = Fan()
+    return observe(model, lambda: model(torch.empty(8, 64, device="meta")).sum().backward(), settings=settings)
+
+
+def test_gradients_are_summed_in_place_as_cuda_sums_them() -> None:
+    on, off = summed(CudaSettings()), summed(CudaSettings(sums_in_place=False))
+    assert on.choices["gradient sums"] == 2
+    assert len(off.events) - len(on.events) == 2 * 2, "a birth and a death fewer for each"
+    assert [r.storage_id for r in on.records] == list(range(len(on.records)))
+    deaths = {event.storage_id: index for index, event in enumerate(on.events) if not event.is_allocation}
+    assert {r.storage_id: r.died for r in on.records if r.died is not None} == deaths
+    births = {event.storage_id: index for index, event in enumerate(on.events) if event.is_allocation}
+    assert {r.storage_id: r.born for r in on.records} == births
+
+
+class AddsItself(torch.autograd.Function):
+    """A Python backward with a sum of its own, which nobody makes in place."""
+
+    @staticmethod
+    def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: object, grad: torch.Tensor) -> torch.Tensor:
+        return grad * 2 + grad * 3
+
+
+def test_sums_inside_a_python_backward_stay_as_written() -> None:
+    result = traced(lambda m: AddsItself.apply(m(torch.empty(8, 64, device="meta"))))
+    assert "gradient sums" not in result.choices
+
+
+def test_benchmarks_reconstruction_finds_nothing_left_to_do() -> None:
+    from in_place_sums import sum_in_place
+
+    result = trace_config(FAMILIES["llama"], sequence_length=16)
+    assert sum_in_place(result).events == result.events

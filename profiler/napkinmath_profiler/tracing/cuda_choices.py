@@ -51,6 +51,11 @@ CHOICES: dict[str, CudaChoice] = {
         ),
         CudaChoice("kernel workspaces", "buffers that kernels request inside one op", "napkinmath_profiler/tracing/kernel_workspaces.py"),
         CudaChoice("paged memory", "paged optimizer states live in unified memory", "bitsandbytes/functional.py get_paged"),
+        CudaChoice(
+            "gradient sums",
+            "the engine adds a second gradient into the first where nobody else holds it, which no dispatch mode lets it do",
+            "torch/csrc/autograd/input_buffer.cpp can_accumulate_inplace",
+        ),
         CudaChoice("half softmax", "softmax reads float16 and writes float32 in one kernel", "aten/src/ATen/native/SoftMax.cpp softmax"),
     )
 }

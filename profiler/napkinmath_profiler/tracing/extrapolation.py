@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from napkinmath_profiler.tracing.kernel_workspaces import FOREACH_NORM_PARTIALS
-from napkinmath_profiler.tracing.layer_stacks import LayerStack, contexts
+from napkinmath_profiler.tracing.layer_stacks import WINDOW, LayerStack, contexts
 from napkinmath_profiler.tracing.storage_events import StorageEvent, StorageRecord, StorageRole, TracePhase
 from napkinmath_profiler.tracing.trace_result import TraceResult
 
@@ -257,7 +257,12 @@ class _Extrapolation:
                 raise NotRepeating(f"every layer would free {self._old.records[storage_id].op} made outside the layers")
             return self._outside[storage_id]
         number, owner, birth = home
-        found = self._born.get((number, layer + owner - sample, birth))
+        source = layer + owner - sample
+        if abs(owner - sample) > WINDOW:  # from one end of the stack to the other, such as a gradient summed over all layers
+            if not is_own or self._sample_of[self._kept[owner]] != owner:
+                raise NotRepeating(f"layer {layer} frees {self._old.records[storage_id].op} of a layer far away")
+            source = self._kept[owner]
+        found = self._born.get((number, source, birth))
         if found is None:
             raise NotRepeating(f"layer {layer} frees {self._old.records[storage_id].op} of a layer that has none")
         return found

@@ -10,6 +10,15 @@ import torch
 from torch import nn
 
 
+def repeated_module(path: str) -> str:
+    """The part of a module's path up to its first number (``model.layers.3``), or the whole path without one."""
+    parts = path.split(".")
+    for index, part in enumerate(parts):
+        if part.isdigit():
+            return ".".join(parts[: index + 1])
+    return ""
+
+
 def _nothing() -> None:
     """What ``on_root_call`` does until somebody listens."""
 

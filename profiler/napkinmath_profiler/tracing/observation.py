@@ -38,6 +38,7 @@ class CudaSettings:
     attention_backend: AttentionBackend = AttentionBackend.AUTO
     compute_capability: tuple[int, int] = (8, 0)
     kernel_workspaces: bool = True
+    sums_in_place: bool = True
 
 
 def observe(
@@ -56,6 +57,7 @@ def observe(
     paths.name_modules(model)
     handlers = OpHandlers(applied.counts).table(cuda=settings is not None) if device_type == "meta" else None
     tracker = StorageTracker(device_type, paths, handlers, WORKSPACES if settings and settings.kernel_workspaces else None)
+    tracker.sums_in_place = settings is not None and settings.sums_in_place
     started = time.perf_counter()
     mark_persistent(model, inputs or {}, tracker)
     with ExitStack() as stack:
@@ -77,6 +79,7 @@ def observe(
                 StorageTracker.active = None
                 tracker.stop()
     applied.counts["kernel workspaces"] += tracker.num_workspaces
+    applied.counts["gradient sums"] += tracker.num_sums_in_place
     head = output_head(model)
     attribute(tracker.records, next((path for path, module in model.named_modules() if module is head), None))
     return TraceResult(

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.autograd.function import BackwardCFunction
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from napkinmath_profiler.tracing.module_paths import ModulePaths
+from napkinmath_profiler.tracing.module_paths import ModulePaths, repeated_module
 from napkinmath_profiler.tracing.storage_events import StorageEvent, StorageRecord, StorageRole, TracePhase
 
+ADD = torch.ops.aten.add.Tensor
 PER_PARAMETER_PHASES = frozenset({TracePhase.CLIP, TracePhase.OPTIMIZER})
 Handler = Callable[["StorageTracker", Any, tuple[Any, ...], dict[str, Any]], Any]
+
+
+@dataclass(slots=True)
+class _PendingSum:
+    """A sum of two gradients whose fate is open: its record is the first operand's if that dies before anything else is done."""
+
+    key: int
+    first: StorageRecord
+    record: StorageRecord
 
 
 class StorageTracker(TorchDispatchMode):
@@ -36,6 +48,9 @@ class StorageTracker(TorchDispatchMode):
         self.device_type = device_type
         self.paths = paths
         self.handlers = handlers or {}
+        self.sums_in_place = False
+        self.num_sums_in_place = 0
+        self._sum: _PendingSum | None = None
         self.workspaces = workspaces or {}
         self.num_workspaces = 0
         self.records: list[StorageRecord] = []
@@ -81,14 +96,16 @@ class StorageTracker(TorchDispatchMode):
         phase = self.phase
         in_loss = False
         if phase is TracePhase.BACKWARD:
-            if paths.depth:
-                phase, self._module = TracePhase.RECOMPUTE, paths.current
+            in_engine = torch._C._current_graph_task_id() != -1
+            if paths.depth or (in_engine and torch.is_grad_enabled()):  # a checkpointed forward may be called without its module
+                phase = TracePhase.RECOMPUTE
+                self._module = paths.current if paths.depth else repeated_module(paths.of_node(node)) if node is not None else ""
                 key: tuple[Any, ...] = (phase, torch._C._current_graph_task_id())
             elif node is not None:
                 self._module = paths.of_node(node)
                 key = (phase, node._sequence_nr(), node.name())
                 in_loss = self.paths.is_of_loss(node)
-            elif torch._C._current_graph_task_id() == -1:
+            elif not in_engine:
                 phase, self._module, key = TracePhase.BETWEEN, "", (TracePhase.BETWEEN, self.micro_step)
             else:
                 self._module, key = "", (phase,)
@@ -109,13 +126,17 @@ class StorageTracker(TorchDispatchMode):
         in_backward = torch._C._current_graph_task_id() != -1
         if in_backward and self.phase is not TracePhase.BACKWARD:
             self.set_phase(TracePhase.BACKWARD)
-        self._locate(torch._C._current_autograd_node() if in_backward else None)
+        node = torch._C._current_autograd_node() if in_backward else None
+        self._locate(node)
         self._op = str(func)
+        self._sum = None
         if self._op_phase in PER_PARAMETER_PHASES:
             self._module = self._updated_module(args, before)
         handler = self.handlers.get(func)
         out = func(*args, **kwargs) if handler is None else handler(self, func, args, kwargs)
-        if self._op_phase in PER_PARAMETER_PHASES:
+        if func is ADD and self.sums_in_place and self._op_phase is TracePhase.BACKWARD and in_backward:
+            self._register_sum(out, args[0], is_python_node=isinstance(node, BackwardCFunction))
+        elif self._op_phase in PER_PARAMETER_PHASES:
             self._register_owned(out, args)
         else:
             self._register_all(out)
@@ -123,6 +144,29 @@ class StorageTracker(TorchDispatchMode):
         if workspace is not None:
             self._record_workspaces(workspace(args, out))
         return out
+
+    def _register_sum(self, out: torch.Tensor, first: Any, *, is_python_node: bool) -> None:
+        """The engine adds a gradient to another: in place, if nobody but the engine holds that one (see ``_died``).
+
+        Formulas of autograd's own nodes add nothing out of place; a Python function may, but to what it made itself.
+        """
+        before = self._live.get(first.untyped_storage()._cdata) if isinstance(first, torch.Tensor) else None
+        record = self._register(out)
+        if before is None or record is None or record is before or record.born != len(self.events) - 1 or not _is_dense(first):
+            return
+        if is_python_node and before.scope == self._scope:
+            return
+        self._sum = _PendingSum(out.untyped_storage()._cdata, before, record)
+
+    def _take_over(self, pending: _PendingSum) -> None:
+        """Undo the sum's birth: its storage is the first operand's, which lives on."""
+        position = pending.record.born
+        del self.events[position]
+        for event in self.events[position:]:
+            self.records[event.storage_id].died = (self.records[event.storage_id].died or 0) - 1
+        assert self.records.pop() is pending.record
+        self._live[pending.key] = pending.first
+        self.num_sums_in_place += 1
 
     def _updated_module(self, args: tuple[Any, ...], before: str) -> str:
         """The module whose parameter an optimizer's op works on: none for all at once, the one before for what is not known."""
@@ -176,7 +220,13 @@ class StorageTracker(TorchDispatchMode):
     def _died(self, key: int) -> None:
         record = self._live.pop(key, None)
         self._references.pop(key, None)
-        if record is not None:
+        if record is None:
+            return
+        pending = self._sum
+        if pending is not None and pending.first is record:
+            self._sum = None
+            self._take_over(pending)
+        else:
             self._bury(record)
 
     def mark(self, tensor: torch.Tensor | None, role: StorageRole, name: str = "") -> None:
@@ -238,3 +288,13 @@ class StorageTracker(TorchDispatchMode):
         """Forget the storages still alive, so that what is freed later is not part of the trace."""
         self._references.clear()
         self._live.clear()
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether ``tensor`` fills its memory without overlap, in whatever order of dimensions."""
+    expected = 1
+    for size, stride in sorted(((n, s) for n, s in zip(tensor.shape, tensor.stride(), strict=True) if n > 1), key=lambda item: item[1]):
+        if stride != expected:
+            return False
+        expected *= size
+    return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 from napkinmath.ledger import Phase, Role
 from napkinmath.timeline import Stamp, TensorInfo, Timeline, TimelineSegment
 
+from napkinmath_profiler.tracing.module_paths import repeated_module
 from napkinmath_profiler.tracing.storage_events import StorageEvent, StorageRole, TracePhase
 from napkinmath_profiler.tracing.trace_result import TraceResult
 
@@ -34,15 +35,6 @@ PHASES: dict[TracePhase, Phase] = {
     TracePhase.ZERO_GRAD: Phase.STEP,
     TracePhase.BETWEEN: Phase.BACKWARD,
 }
-
-
-def repeated_module(path: str) -> str:
-    """The part of a module's path up to its first number (``model.layers.3``), or the whole path without one."""
-    parts = path.split(".")
-    for index, part in enumerate(parts):
-        if part.isdigit():
-            return ".".join(parts[: index + 1])
-    return ""
 
 
 def timeline_of(result: TraceResult, *, origin: str = "traced") -> Timeline:
