@@ -22,18 +22,41 @@ from agreement_matrix import SEQUENCE, compare
 from analytic_vs_traced import Case
 
 CELLS = [("full", False, "auto"), ("lora", True, "auto"), ("qlora", False, "eager"), ("full", True, "eager")]
+CHECKPOINTED = [cell for cell in CELLS if cell[1]]
 
 # A few hundred bytes a tensor are rounding and bookkeeping (a loss, counters); 0.2% of these peaks is less than one activation.
 TOLERANCE = 0.002
 
 # Cells in which a detail is known to differ, with the measured difference that must not grow.
 # Bloom's and Falcon's eager chains over 4-bit weights: up to 0.54% below the trace, cause not found yet.
-KNOWN: dict[tuple[str, str, bool, str], float] = {(family, "qlora", False, "eager"): 0.006 for family in ("bloom", "falcon_7b", "falcon_40b", "falcon_rw")}
+KNOWN: dict[tuple[str, str, bool, str], float] = {
+    **{(family, "qlora", False, "eager"): 0.006 for family in ("bloom", "falcon_7b", "falcon_40b", "falcon_rw")},
+    # A recomputed tensor dies before the engine casts and adds the gradients of the node that read it: up to one expert output too many.
+    **{(family, *cell): 0.016 for family in ("mixtral", "deepseek_v2", "deepseek_v3", "glm4_moe", "minimax_m2", "mamba2", "nemotron_h", "bamba") for cell in CHECKPOINTED},
+    # Where the recomputation stops, the locals of the frames that it leaves: a hidden state or two too few.
+    **{(family, *cell): 0.011 for family in ("gpt_oss", "llama4_text", "granitemoe") for cell in CHECKPOINTED},
+    # The first block makes its stack's position bias again, which is priced once.
+    **{(family, *cell): 0.022 for family in ("t5", "flan_t5") for cell in CHECKPOINTED},
+    # Heads of an fp32 model keep their transposed layout into the chunks, whose products then copy them.
+    ("qwen3_next", "qlora", False, "eager"): 0.032,
+    ("qwen3_next", "full", False, "auto"): 0.003,
+    ("mamba2", "full", False, "auto"): 0.003,
+    ("vit", "qlora", False, "eager"): 0.004,
+    ("gpt_oss", "qlora", False, "eager"): 0.004,
+}
+
+# Cells that the libraries do not run: PEFT's all-linear on routers that return a tuple, on Mamba's out_proj, on a quantized dt_proj.
+REFUSED = {
+    *((family, method) for family in ("phimoe", "llama4_text", "mamba", "mamba2", "nemotron_h") for method in ("lora", "qlora")),
+    ("jamba", "qlora"),
+}
 
 
 @pytest.mark.parametrize(("method", "checkpointing", "attention"), CELLS)
 @pytest.mark.parametrize("family", TINY)
 def test_the_peak_is_that_of_the_traced_step(family: str, method: str, checkpointing: bool, attention: str) -> None:
+    if (family, method) in REFUSED:
+        pytest.skip("the libraries refuse this method for this family")
     case = Case(config=TINY[family], method=method, checkpointing=checkpointing, attention=attention, sequence=SEQUENCE[method], optimizer="adamw-fused")
     cell = compare(family, case)
     assert abs(cell.difference) <= KNOWN.get((family, method, checkpointing, attention), TOLERANCE), f"{cell.name}: {cell.difference:+.3%}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from agreement.mixed_configs import MIXED
+
 Config = dict[str, object]
 
 # Sizes shared by most: 8 heads of 32 over hidden 256, an uneven feed-forward width, three layers.
@@ -64,4 +66,5 @@ TINY: dict[str, Config] = {
     "falcon_7b": {"model_type": "falcon", "hidden_size": 256, "num_attention_heads": 8, "num_hidden_layers": 3, "vocab_size": 1000, "max_position_embeddings": 1024},
     "falcon_40b": {"model_type": "falcon", "hidden_size": 256, "num_attention_heads": 8, "num_kv_heads": 2, "num_hidden_layers": 3, "vocab_size": 1000, "new_decoder_architecture": True, "max_position_embeddings": 1024},
     "falcon_rw": {"model_type": "falcon", "hidden_size": 256, "num_attention_heads": 8, "num_hidden_layers": 3, "vocab_size": 1000, "multi_query": False, "parallel_attn": False, "bias": True, "alibi": True, "max_position_embeddings": 1024},
+    **MIXED,
 }

@@ -23,6 +23,7 @@ def deberta_v2(c: Config) -> ModelSpec:
     reach, buckets = c.whole("max_relative_positions", -1), c.whole("position_buckets", -1)
     distances = 2 * (buckets if buckets > 0 else reach if reach > 0 else c.size("max_position_embeddings", 512))
     entrance = DebertaEmbedding(
+        reach=c.size("max_position_embeddings", 512),
         positions=c.size("max_position_embeddings", 512) if c.flag("position_biased_input", True) else 0,
         segments=c.size("type_vocab_size", 0, low=0),
         distances=distances,

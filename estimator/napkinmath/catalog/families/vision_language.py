@@ -5,6 +5,7 @@ from __future__ import annotations
 from napkinmath.catalog.families import read_config
 from napkinmath.catalog.families.config import Config
 from napkinmath.catalog.layers.encoder import BidirectionalAttention
+from napkinmath.catalog.layers.embedding import TokenEmbedding
 from napkinmath.catalog.layers.head import CausalLmHead
 from napkinmath.catalog.layers.norm import Norm, NormKind
 from napkinmath.catalog.layers.vision_towers import (
@@ -51,6 +52,8 @@ def joined(c: Config, tower: list[Stage], text: ModelSpec, family: str) -> Model
         path = TEXT + stage.path.removeprefix("model") if stage.path.startswith("model") else stage.path
         part: Part = stage.part
         if stage is text.stages[0]:
+            if isinstance(part, TokenEmbedding) and family.startswith("qwen"):
+                part = part.replace(tables_per_row=True)
             part = WithImages(text=part)
         elif isinstance(part, CausalLmHead):
             part = part.replace(

@@ -24,6 +24,8 @@ from napkinmath.tape import LIKE, Scope, Tape
 class DebertaEmbedding(Part):
     """Token (and position and segment) embeddings, LayerNorm, the padding mask, dropout; then what all layers share."""
 
+    reach: int
+    """Positions that the model can number."""
     positions: int = 0
     segments: int = 0
     distances: int
@@ -38,6 +40,7 @@ class DebertaEmbedding(Part):
         shared["labels"] = model_input(t, "labels", self.labels, INT64)
         shared["padding"] = padding = constant(t, "attention mask", (b, s, 1), FP32)
         with t.scope("embeddings") as frame:
+            t.weight("position_ids", (1, self.reach), dtype=INT64, buffer=True)
             total = input_leaf(t, embedding(t, ids, "word_embeddings", v, h, padded=True))
             frame.local(total)
             if self.positions:

@@ -25,6 +25,8 @@ class TokenEmbedding(Part):
     """Names of the rotary tables, where sliding layers have their own (Gemma 3)."""
     wide_tables: bool = False
     """Rotary tables stay in fp32 (OLMo)."""
+    tables_per_row: bool = False
+    """Every sequence has positions, and so tables, of its own (the Qwen VLs' three axes)."""
     scaled: bool = False
     """The model multiplies embeddings by a number (Granite)."""
     scaled_inside: bool = False
@@ -54,7 +56,7 @@ class TokenEmbedding(Part):
             shared["rotary"] = constant(t, "rotary table", (1, s, self.rotary_size or dh), FP32)
         elif self.rotary:
             for suffix in self.tables:
-                rotary_tables(t, shared, self.rotary_size or dh, FP32 if self.wide_tables else out.dtype, suffix)
+                rotary_tables(t, shared, self.rotary_size or dh, FP32 if self.wide_tables else out.dtype, suffix, rows=b if self.tables_per_row else 1)
         return out
 
 
@@ -66,7 +68,7 @@ def token_ids(t: Tape, shared: dict[str, Value]) -> Value:
     return ids
 
 
-def rotary_tables(t: Tape, shared: dict[str, Value], size: Size, dtype: DType, suffix: str = "") -> None:
+def rotary_tables(t: Tape, shared: dict[str, Value], size: Size, dtype: DType, suffix: str = "", *, rows: Size = 1) -> None:
     """cos and sin of every position, computed in fp32 and cast to the type of the hidden states (or kept).
 
     Source: transformers 5.23 models/llama/modeling_llama.py LlamaRotaryEmbedding.forward.
@@ -74,18 +76,18 @@ def rotary_tables(t: Tape, shared: dict[str, Value], size: Size, dtype: DType, s
     with t.scope("rotary_emb") as frame:
         for name in ("inv_freq", "original_inv_freq"):
             t.weight(name + suffix, (size // 2,), dtype=FP32, buffer=True)
-        frame.local(constant(t, "frequencies", (1, s, size // 2), FP32))
-        angles = constant(t, "angles", (1, s, size), FP32)
+        frame.local(constant(t, "frequencies", (rows, s, size // 2), FP32))
+        angles = constant(t, "angles", (rows, s, size), FP32)
         frame.local(angles)
-        wide = [_scaled_table(t, name, size) for name in ("cos", "sin")]
+        wide = [_scaled_table(t, name, (rows, s, size)) for name in ("cos", "sin")]
         frame.local(*wide)
         for name, table in zip(("cos", "sin"), wide, strict=True):
             shared[name + suffix] = cast(t, table, dtype)
             shared[name + suffix].tensor.role = Role.ACTIVATIONS
 
 
-def _scaled_table(t: Tape, name: str, size: Size) -> Value:
-    raw = constant(t, name, (1, s, size), FP32)
-    table = constant(t, f"scaled {name}", (1, s, size), FP32)
+def _scaled_table(t: Tape, name: str, axes: tuple[Size, ...]) -> Value:
+    raw = constant(t, name, axes, FP32)
+    table = constant(t, f"scaled {name}", axes, FP32)
     t.touch(raw.tensor)
     return table

@@ -92,6 +92,8 @@ class EncoderEmbedding(Part):
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         ids = shared["input_ids"] = model_input(t, "input ids", (b, s), INT64)
         shared["labels"] = model_input(t, "labels", self.labels, INT64)
+        for buffer in ("position_ids", "token_type_ids")[: 2 if self.segments else 1]:
+            t.weight(buffer, (1, self.positions), dtype=INT64, buffer=True)
         with t.scope() as frame:
             words = embedding(t, ids, "word_embeddings", v, h)
             words = input_leaf(t, words)
