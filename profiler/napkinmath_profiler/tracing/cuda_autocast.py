@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -146,11 +147,13 @@ def meta_autocast() -> Iterator[MetaAutocast]:
 
 
 def _register(library: Any, autocast: MetaAutocast) -> None:
-    for kind, names in autocast_lists().items():
-        for name in names:
-            op = _overload(name)
-            if op is not None:
-                library.impl(op, autocast.kernel(op, kind), "AutocastCUDA", allow_override=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that a kernel is replaced is what we are here for
+        for kind, names in autocast_lists().items():
+            for name in names:
+                op = _overload(name)
+                if op is not None:
+                    library.impl(op, autocast.kernel(op, kind), "AutocastCUDA", allow_override=True)
 
 
 def _treat_meta_as_cuda(stack: ExitStack) -> None:
