@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,7 +53,7 @@ class Row:
 
     def number(self, column: str) -> float | None:
         """A finite number, or None where the cell is empty."""
-        text = self[column].strip().replace(",", "")
+        text = re.sub(r"\s*(gib|gb|g)$", "", self[column].strip().replace(",", ""), flags=re.IGNORECASE)
         if not text:
             return None
         try:
@@ -74,11 +75,20 @@ class Row:
         return 1 << 30 if "gib" in unit or "mib" in unit else 10**9
 
     def measured(self) -> Iterator[tuple[str, float]]:
-        """(quantity, figure) for every measurement of memory in the row, in the row's unit."""
+        """(quantity, figure) for every measurement of memory in the row, in the row's unit; Unreadable only where none can be read."""
+        wrong: Unreadable | None = None
+        found = False
         for quantity, column in _MEASURES.items():
-            value = self.number(column)
+            try:
+                value = self.number(column)
+            except Unreadable as error:
+                wrong = error
+                continue
             if value is not None and value > 0:
+                found = True
                 yield quantity, value
+        if wrong is not None and not found:
+            raise wrong
 
     @property
     def status(self) -> str:

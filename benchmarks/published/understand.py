@@ -16,6 +16,7 @@ from napkinmath.lowering.choices import find_stack
 from napkinmath.model_spec import ModelSpec
 from napkinmath.train_config import (
     AdapterConfig,
+    AdapterKind,
     Attention,
     Batch,
     Loss,
@@ -35,6 +36,11 @@ from published.targets import Linears, adapter_targets
 Key = tuple[str, str, str]
 _specs: dict[Key, ModelSpec] = {}
 _linears: dict[Key, Linears] = {}
+# Names that tables use for models the catalogue has under another one of the same shapes.
+_ALIASES = (
+    (r"^phi-?3$", "phi-3-mini"), (r"qwen1half", "qwen1.5"), (r"stablelm[- ]alpha", "stablelm-base-alpha"), (r"dolly-v2-3b", "pythia-2.8b"), (r"dolly-v2-7b", "pythia-6.9b"),
+    (r"dolly-v2-12b", "pythia-12b"), (r"openbuddy-(llama2|mistral|zephyr)", r"\1"), (r"^phi2-3b$", "phi-2"), (r"mistral-moe-7b", "mixtral-8x7b"),
+)  # fmt: skip
 _DEFAULT_GPU = ("A100", 80 * GIB)  # where the source names none; only the context (about 0.5 GiB) depends on it
 
 
@@ -89,14 +95,26 @@ def _model(row: Row, era: Era) -> tuple[ModelSpec, Key]:
 
 def _read(name: str, arch: str, modelling: str) -> ModelSpec:
     """By name, with notes and sizes at its end dropped; else by the architecture's numbers."""
-    plain = re.sub(r"\(.*?\)", " ", name).strip()
-    for candidate in dict.fromkeys((name, plain, re.sub(r"\s+[\d.]+\s*[bB]$", "", plain))):
-        found = find_row(candidate) if candidate else None
+    for candidate in _candidates(name):
+        found = find_row(candidate)
         if found is not None:
             return read_config(found["config"], name=found["name"], source=found["source"], modelling=modelling)
     if arch:
         return read_config(read_arch(arch), name=name or arch, source="the table's architecture column", modelling=modelling)
     raise Unreadable(f"model {name!r} is not in the catalog and its architecture is not given")
+
+
+def _candidates(name: str) -> list[str]:
+    """The name as written, without brackets, with "3 B" as one word or left out, and under the catalogue's own names."""
+    plain = re.sub(r"\(.*?\)", " ", name).strip()
+    size = r"\s+([\d.]+)\s*([bBmM])$"
+    written = [name, plain, re.sub(size, r"-\1\2", plain), re.sub(size, "", plain)]
+    for text in tuple(written):
+        for pattern, other in _ALIASES:
+            if re.search(pattern, text.lower()):
+                written.append(re.sub(pattern, other, text.lower().replace(" ", "-")))
+                written.append(re.sub(pattern, other, text.lower()))
+    return [text for text in dict.fromkeys(written) if text.strip()]
 
 
 def linears_of(key: Key, spec: ModelSpec) -> Linears:
@@ -109,18 +127,26 @@ def linears_of(key: Key, spec: ModelSpec) -> Linears:
 # ---------------------------------------------------------------- method
 
 
+# Words of the method column beside LoRA; the first that occurs decides.
+_KINDS = (("dora", AdapterKind.DORA), ("ia3", AdapterKind.IA3), ("prefix", AdapterKind.PREFIX), ("prompt", AdapterKind.PROMPT), ("lora", AdapterKind.LORA))
+_NOT_LORA = ("longlora", "adalora", "vera", "fourierft", "boft", "oft", "loha", "lokr", "lora fa", "lora-fa", "adapter", "llamapro", "lisa", "galore", "vblora", "randlora")
+
+
 def _adapter(row: Row, key: Key, spec: ModelSpec, method: str, era: Era) -> AdapterConfig | None:
-    if "lora" not in method:
-        if any(word in method for word in ("ia3", "prefix", "prompt", "adapter")):
-            raise Unreadable(f"method {row['method']!r} of the table is not read")
+    if any(re.search(rf"\b{re.escape(word)}", method) for word in _NOT_LORA):
+        raise Unreadable(f"method {row['method']!r} of the table is not read")
+    kind = next((kind for word, kind in _KINDS if word in method), None)
+    if kind is None:
         return None
+    if kind in (AdapterKind.PREFIX, AdapterKind.PROMPT):
+        return AdapterConfig(kind=kind)
     linears = linears_of(key, spec)
     trained: tuple[str, ...] = ()
     if "emb" in method or "lm_head" in method:
         trained = (*linears.embeddings, *linears.heads)
     return AdapterConfig(
-        rank=row.whole("lora_rank", era.default_rank), targets=adapter_targets(row["lora_targets"], linears, spec.family), dropout=era.dropout(row), dtype=era.adapter_dtype,
-        rank_stabilized=False, trained_modules=trained,
+        kind=kind, rank=row.whole("lora_rank", era.default_rank), targets=adapter_targets(row["lora_targets"], linears, spec.family), dropout=era.dropout(row), dtype=era.adapter_dtype,
+        rank_stabilized="rslora" in method, trained_modules=trained,
     )  # fmt: skip
 
 
@@ -128,7 +154,7 @@ def _quantization(row: Row, method: str, era: Era) -> QuantizationConfig | None:
     text = row.words("precision")
     if "qlora" not in method and not any(word in text for word in ("nf4", "fp4", "int4", "int8", "gptq", "awq", "4bit", "4-bit")):
         return None
-    if "lora" not in method:
+    if not any(word in method for word, _ in _KINDS):
         return None
     double = True if "dq" in text or "double" in text else era.double_quant
     bits = "int8" if "int8" in text or "8bit" in text or "8-bit" in text else "int4"
@@ -161,6 +187,8 @@ def _precision(row: Row, era: Era) -> Precision:
 
 
 # ---------------------------------------------------------------- step
+
+_NO = ("no", "none", "off", "false", "0", "-")
 
 
 def _sequence(row: Row, era: Era, assumed: list[str]) -> int:
@@ -206,36 +234,32 @@ def _recompute(row: Row, assumed: list[str]) -> RecomputeConfig:
     if not text.strip():
         assumed.append("no checkpointing: not stated")
         return RecomputeConfig()
-    if text.startswith("none") or text in ("no", "off", "false"):
+    if text.startswith("none") or text.strip() in _NO:
         return RecomputeConfig()
-    if "selective" in text:
-        raise Unreadable(f"checkpointing {row['checkpointing']!r} is not read")
-    return RecomputeConfig(kind=RecomputeKind.FULL)
+    return RecomputeConfig(kind=RecomputeKind.SELECTIVE if "selective" in text else RecomputeKind.FULL)
 
 
 def _offload(row: Row, era: Era) -> OffloadConfig:
     text = row.words("offload")
-    if not text.strip() or text.startswith("no"):
-        return OffloadConfig()
-    if "activation" in text:
-        return OffloadConfig(activations=True, style=era.offload_style)
-    if "param" in text:
-        return OffloadConfig(parameters=True)
-    if "optim" in text:
-        return OffloadConfig(optimizer=True)
+    if "offload" in row.words("optimizer"):
+        text = f"{text} optimizer"
+    wanted = OffloadConfig(activations="activation" in text, parameters="param" in text, optimizer="optim" in text, style=era.offload_style)
+    if wanted.activations or wanted.parameters or wanted.optimizer or not text.strip() or text.strip() in _NO:
+        return wanted
     raise Unreadable(f"offload {row['offload']!r} is not read")
 
 
 def _optimizer(row: Row, era: Era, method: str) -> str:
     text = re.sub(r"\(.*?\)|optimizer_in_bwd|optimizer_in_backward", " ", row.words("optimizer")).strip()
-    name = re.sub(r"[\s_]+", " ", text)
-    if not name or name in ("adamw", "adam"):
-        return era.quantized_optimizer if "qlora" in method and era.quantized_optimizer else "auto"
-    if "8bit" in name and "adam" in name:
-        return "paged-adamw-8bit" if "paged" in name else "adamw-8bit" if "bnb" in name or "bitsandbytes" in name else era.eight_bit_optimizer
-    if name == "adamw torch":
-        return "auto"
-    return find_optimizer(name.replace(" ", "-")).name
+    words = re.sub(r"[^a-z0-9]+", " ", re.sub(r"paged", " paged ", text)).split()
+    joined = "".join(words)
+    if joined in ("", "adam", "adamw", "adamwtorch", "adamwhf"):
+        return era.quantized_optimizer if "qlora" in method and era.quantized_optimizer and joined != "adamwtorch" else "auto"
+    if "adam" in joined and "8bit" in joined:
+        return "paged-adamw-8bit" if "paged" in words else "adamw-8bit" if "bnb" in words or "bitsandbytes" in words else era.eight_bit_optimizer
+    if "paged" in words and "adam" in joined:
+        return "paged-adamw"
+    return find_optimizer("-".join(w for w in words if w not in ("torch", "hf", "bnb", "optimizer"))).name
 
 
 def _attention(row: Row) -> Attention:

@@ -14,7 +14,7 @@ from napkinmath.tape import Tape
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.ledger import Event
-    from napkinmath.lowering.autograd import Backward
+    from napkinmath.lowering.autograd import Backward, Forward
     from napkinmath.lowering.optimizer import Update
     from napkinmath.lowering.policy import Policy
 
@@ -214,8 +214,14 @@ def lower_micro_step(runs: list[Run], shared: dict[str, Value], policy: Policy, 
         if second.held is not None and (returned is None or index == len(runs) - 1):
             events.insert(0, (FREE, second.held))
             second.held = None
-        for repeat in [1, run.count - 1] if returned is not None and second.held is None and run.count > 1 else [run.count]:
+        embedded = held_entrance(runs, index, units[index], forward)
+        if embedded is not None:
+            releases.setdefault((Phase.FORWARD, len(runs) - 1), []).append(embedded)
+        first_differs = embedded is not None or returned is not None and second.held is None
+        for repeat in [1, run.count - 1] if first_differs and run.count > 1 else [run.count]:
             closing = [] if returned is None else second.replace(returned)
+            if embedded is not None:
+                closing, embedded = [(ALLOC, embedded), *closing], None
             segments.append(Segment(run.name, Phase.FORWARD, events + closing, repeat, run.stage.symbols))
     segments += cached
     if policy.stack.holds_last_step and policy.stack.quantized_keeps_input:
@@ -228,6 +234,14 @@ def lower_micro_step(runs: list[Run], shared: dict[str, Value], policy: Policy, 
         ends.append((FREE, chain.held))  # the loss
     segments.append(Segment("end of the micro-step", Phase.BACKWARD, ends))
     return segments
+
+
+def held_entrance(runs: list[Run], index: int, unit: Unit, forward: Forward) -> Tensor | None:
+    """A stand-in for the embeddings that the model's own forward holds, made after the first layer where that keeps them not."""
+    value = unit.block.input
+    if index != 1 or value is None or index == len(runs) - 1 or not unit.is_layer or unit.checkpointed or value.tensor in forward.kept or runs[0].stage.publishes:
+        return None
+    return Tensor("embeddings held by the model's forward", value.axes, value.dtype, Role.ACTIVATIONS, runs[0].block.name)
 
 
 def inputs_kept_by_nodes(block: Block) -> list[Tensor]:
