@@ -28,6 +28,7 @@ install-test: $(VENV)/.test
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 
 types: $(VENV)/.test
 	$(BIN)/pyright

@@ -55,13 +55,22 @@ class Cell:
 def compare(family: str, case: Case) -> Cell:
     """Runs both sides of one case."""
     analytic, traced = phase_peaks(case.analytic()), traced_phase_peaks(case.traced())
-    return Cell(family=family, method=case.method, checkpointing=case.checkpointing, attention=case.attention, analytic=analytic, traced=traced)
+    return Cell(
+        family=family, method=case.method, checkpointing=case.checkpointing, attention=case.attention, analytic=analytic, traced=traced
+    )
 
 
 def cells_of(family: str, config: dict[str, object]) -> Iterator[Cell]:
     """Every cell of a family that the library can run."""
     for method, checkpointing, attention in itertools.product(METHODS, (False, True), ATTENTIONS):
-        case = Case(config=config, method=method, checkpointing=checkpointing, attention=attention, sequence=SEQUENCE[method], optimizer="adamw-fused")
+        case = Case(
+            config=config,
+            method=method,
+            checkpointing=checkpointing,
+            attention=attention,
+            sequence=SEQUENCE[method],
+            optimizer="adamw-fused",
+        )
         try:
             yield compare(family, case)
         except ValueError as error:
@@ -92,7 +101,10 @@ def main() -> None:
                 print_cell(cell)
         worst = max(cells, key=lambda cell: abs(cell.difference))
         differences = [abs(cell.difference) for cell in cells]
-        print(f"{family:24} {len(cells):5} {statistics.median(differences):9.4%} {max(differences):9.4%}  {worst.name.removeprefix(family).strip()}", flush=True)
+        print(
+            f"{family:24} {len(cells):5} {statistics.median(differences):9.4%} {max(differences):9.4%}  {worst.name.removeprefix(family).strip()}",
+            flush=True,
+        )
     differences = [abs(cell.difference) for cell in everything]
     print(f"{'all':24} {len(everything):5} {statistics.median(differences):9.4%} {max(differences):9.4%}")
     if options.csv:

@@ -45,7 +45,14 @@ PHASES = {
     TracePhase.FORWARD: Phase.FORWARD, TracePhase.LOSS: Phase.FORWARD, TracePhase.BACKWARD: Phase.BACKWARD, TracePhase.RECOMPUTE: Phase.BACKWARD,
     TracePhase.CLIP: Phase.CLIP, TracePhase.OPTIMIZER: Phase.STEP, TracePhase.ZERO_GRAD: Phase.STEP,
 }  # fmt: skip
-SDPA_KERNELS = {"auto": Attention.FLASH, "sdpa": Attention.FLASH, "sdpa_flash": Attention.FLASH, "sdpa_efficient": Attention.EFFICIENT, "math": Attention.MATH, "sdpa_cudnn": Attention.CUDNN}
+SDPA_KERNELS = {
+    "auto": Attention.FLASH,
+    "sdpa": Attention.FLASH,
+    "sdpa_flash": Attention.FLASH,
+    "sdpa_efficient": Attention.EFFICIENT,
+    "math": Attention.MATH,
+    "sdpa_cudnn": Attention.CUDNN,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +104,23 @@ class Case:
         return sum_in_place(result)
 
 
-TRACED_OPTIMIZERS = {name: name for name in ("adamw-foreach", "adamw-fused", "adamw", "sgd", "momentum", "adamw-8bit", "adamw-bnb", "lion-8bit", "lion-bnb", "paged-adamw-8bit", "adagrad", "rmsprop")}
+TRACED_OPTIMIZERS = {
+    name: name
+    for name in (
+        "adamw-foreach",
+        "adamw-fused",
+        "adamw",
+        "sgd",
+        "momentum",
+        "adamw-8bit",
+        "adamw-bnb",
+        "lion-8bit",
+        "lion-bnb",
+        "paged-adamw-8bit",
+        "adagrad",
+        "rmsprop",
+    )
+}
 
 
 def _traced_attention(name: str) -> dict[str, object]:
@@ -105,7 +128,10 @@ def _traced_attention(name: str) -> dict[str, object]:
 
     if name in ("auto", "eager"):
         return {"attention": None if name == "auto" else "eager"}
-    return {"attention": "sdpa", "attention_backend": AttentionBackend.AUTO if name == "sdpa" else AttentionBackend(name.removeprefix("sdpa_"))}
+    return {
+        "attention": "sdpa",
+        "attention_backend": AttentionBackend.AUTO if name == "sdpa" else AttentionBackend(name.removeprefix("sdpa_")),
+    }
 
 
 def phase_peaks(timeline: Timeline) -> dict[Phase, int]:

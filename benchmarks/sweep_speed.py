@@ -1,6 +1,6 @@
 """How many configurations a sweep evaluates in a second on one core, and that it gives what the scalar path gives.
 
-    python benchmarks/sweep_speed.py [--model llama-7b] [--gpu a100-80]
+python benchmarks/sweep_speed.py [--model llama-7b] [--gpu a100-80]
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def main() -> None:
         both_s = time.perf_counter() - started
         wrong = sum(not agrees(spec, config, found.requested, timed.tokens_per_s, hardware) for _ in range(SAMPLES))
         count = found.requested.size
-        print(f"{name:22} memory {count / memory_s:>12,.0f}/s   memory and time {count / both_s:>12,.0f}/s   {SAMPLES - wrong}/{SAMPLES} samples equal the scalar path")
+        print(
+            f"{name:22} memory {count / memory_s:>12,.0f}/s   memory and time {count / both_s:>12,.0f}/s   {SAMPLES - wrong}/{SAMPLES} samples equal the scalar path"
+        )
 
 
 def agrees(spec, config, requested, tokens_per_s, hardware) -> bool:

@@ -1,6 +1,6 @@
 """TinyLlama QLoRA at batch 1, context 1200: the steps from what was meant to what a talk of 2024 measured, as docs/tinyllama.md prints them.
 
-    python benchmarks/tinyllama.py
+python benchmarks/tinyllama.py
 """
 
 from __future__ import annotations

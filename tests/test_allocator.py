@@ -117,7 +117,17 @@ def test_garbage_collection_returns_the_oldest_cached_segment_first() -> None:
     assert allocator.reserved == 60 * MIB  # 90 cached + 60 > 100: the older goes; 50 + 60 > 100 still: the newer goes too
 
 
-@pytest.mark.parametrize("text", ["max_split_size_mb:10", "expandable_segments:maybe", "backend:cudaMallocAsync", "nonsense:1", "roundup_power2_divisions:3", "garbage_collection_threshold:2"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "max_split_size_mb:10",
+        "expandable_segments:maybe",
+        "backend:cudaMallocAsync",
+        "nonsense:1",
+        "roundup_power2_divisions:3",
+        "garbage_collection_threshold:2",
+    ],
+)
 def test_bad_settings_are_refused_in_one_line(text: str) -> None:
     with pytest.raises(InputError) as caught:
         parse_settings(text)
@@ -126,14 +136,21 @@ def test_bad_settings_are_refused_in_one_line(text: str) -> None:
 
 
 def test_settings_are_read_as_pytorch_writes_them() -> None:
-    assert parse_settings("expandable_segments:True, max_split_size_mb:128") == AllocatorSettings(expandable_segments=True, max_split_bytes=128 * MIB)
+    assert parse_settings("expandable_segments:True, max_split_size_mb:128") == AllocatorSettings(
+        expandable_segments=True, max_split_bytes=128 * MIB
+    )
 
 
 SIZES = st.one_of(st.integers(1, 4096), st.integers(1, 3 * MIB), st.integers(MIB, 80 * MIB))
 
 
 @settings(max_examples=150, deadline=None)
-@given(sizes=st.lists(SIZES, min_size=1, max_size=60), choices=st.randoms(use_true_random=False), expandable=st.booleans(), divisions=st.sampled_from([0, 1, 4, 8]))
+@given(
+    sizes=st.lists(SIZES, min_size=1, max_size=60),
+    choices=st.randoms(use_true_random=False),
+    expandable=st.booleans(),
+    divisions=st.sampled_from([0, 1, 4, 8]),
+)
 def test_blocks_never_overlap_and_bytes_are_conserved(sizes: list[int], choices, expandable: bool, divisions: int) -> None:
     allocator = CachingAllocator(AllocatorSettings(expandable_segments=expandable, roundup_power2_divisions=divisions))
     held: list[Block] = []

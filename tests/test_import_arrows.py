@@ -31,7 +31,9 @@ def imports_of(path: pathlib.Path, *, top_level_only: bool = False) -> set[str]:
     """Dotted names that a file imports; at module level only, if asked, and never those for the type checker alone."""
     tree = ast.parse(path.read_text())
     nodes = tree.body if top_level_only else list(ast.walk(tree))
-    skipped = {id(n) for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test) for n in ast.walk(node)}
+    skipped = {
+        id(n) for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test) for n in ast.walk(node)
+    }
     found: set[str] = set()
     for node in nodes:
         if id(node) in skipped:

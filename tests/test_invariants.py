@@ -42,11 +42,26 @@ adapters = st.builds(
     AdapterConfig, kind=st.sampled_from([AdapterKind.LORA]), rank=st.integers(1, 24), dropout=st.sampled_from([0.0, 0.1]), dtype=st.sampled_from(["auto", "fp32", "bf16"]),
     targets=st.sampled_from([("all-linear",), ("q_proj", "v_proj")]),
 )  # fmt: skip
-quantizations = st.builds(QuantizationConfig, format=st.sampled_from(sorted(FORMATS)), double_quant=st.booleans(), kbit_preparation=st.booleans())
-recomputes = st.builds(RecomputeConfig, kind=st.sampled_from([k for k in RecomputeKind if k is not RecomputeKind.SELECTIVE]), every=st.integers(1, 4), reentrant=st.booleans()) | st.builds(
+quantizations = st.builds(
+    QuantizationConfig, format=st.sampled_from(sorted(FORMATS)), double_quant=st.booleans(), kbit_preparation=st.booleans()
+)
+recomputes = st.builds(
+    RecomputeConfig,
+    kind=st.sampled_from([k for k in RecomputeKind if k is not RecomputeKind.SELECTIVE]),
+    every=st.integers(1, 4),
+    reentrant=st.booleans(),
+) | st.builds(
     RecomputeConfig, kind=st.just(RecomputeKind.SELECTIVE), keep=st.sampled_from([("sdpa",), ("linear",), ("sdpa", "linear"), ("o_proj",)])
 )
-offloads = st.builds(OffloadConfig, optimizer=st.booleans(), activations=st.booleans(), checkpoints=st.booleans(), parameters=st.booleans(), prefetch=st.integers(0, 2), style=st.sampled_from(sorted(STYLES)))
+offloads = st.builds(
+    OffloadConfig,
+    optimizer=st.booleans(),
+    activations=st.booleans(),
+    checkpoints=st.booleans(),
+    parameters=st.booleans(),
+    prefetch=st.integers(0, 2),
+    style=st.sampled_from(sorted(STYLES)),
+)
 
 
 @st.composite
@@ -82,7 +97,9 @@ def ends_of_steps(timeline: Timeline) -> list[Point]:
     """The last moment of each training step."""
     starts = [*timeline.step_starts[1:], len(timeline.segments)]
     lasts = [max(i for i in range(start) if timeline.segments[i].events) for start in starts]
-    return [Point(segment=i, repetition=timeline.segments[i].repeat - 1, event=len(timeline.segments[i].events) - 1, nbytes=0) for i in lasts]
+    return [
+        Point(segment=i, repetition=timeline.segments[i].repeat - 1, event=len(timeline.segments[i].events) - 1, nbytes=0) for i in lasts
+    ]
 
 
 @slow
@@ -100,7 +117,13 @@ def test_books_balance(model: str, config: TrainConfig, kernel: Attention) -> No
         elif action == "-":
             counts[index] -= 1
             live -= sizes[index]
-            assert counts[index] >= 0, (segment.name, segment.phase, repetition, timeline.tensors[index].module, timeline.tensors[index].name)
+            assert counts[index] >= 0, (
+                segment.name,
+                segment.phase,
+                repetition,
+                timeline.tensors[index].module,
+                timeline.tensors[index].name,
+            )
         elif action == "=":
             old, new = segment.pairs[index]
             counts[old] -= 1
@@ -148,6 +171,7 @@ def test_the_formula_is_the_number(model: str, config: TrainConfig, kernel: Atte
 @pytest.mark.parametrize("kind", [k for k in RecomputeKind if k is not RecomputeKind.NONE])
 def test_recompute_never_raises_what_the_forward_leaves(model: str, kind: RecomputeKind) -> None:
     """Whatever is recomputed, less is alive when the backward starts."""
+
     def held(recompute: RecomputeConfig) -> int:
         config = TrainConfig(micro_batch_size=2, sequence_length=64, recompute=recompute, clip_gradients=False)
         timeline = simulate(build_step(read_config(TINY[model]), Policy(config, STACKS["hf"])))

@@ -80,7 +80,14 @@ def test_the_other_anatomy_counts_18_bytes() -> None:
     """Hugging Face's model anatomy counts 6 + 8 + 4: weights in fp32 and as fp16 copies, states, gradients. The copies live from the
     cast in the forward to their use in the backward, while the gradients appear: 18 is a sum over time, 16 what is there at once."""
     e = estimate("gpt2-xl", micro_batch_size=1, sequence_length=8, precision=Precision.FP16_AMP, optimizer="adamw-fused")
-    casts = max(sum(e.timeline.live_counts(p)[i] * t.requested for i, t in enumerate(e.timeline.tensors) if "in fp16" in t.name and "weight" in t.name) for p in e.phase_peaks.values())
+    casts = max(
+        sum(
+            e.timeline.live_counts(p)[i] * t.requested
+            for i, t in enumerate(e.timeline.tensors)
+            if "in fp16" in t.name and "weight" in t.name
+        )
+        for p in e.phase_peaks.values()
+    )
     linear_share = casts / e.num_parameters / 2
     assert 0.94 < linear_share <= 1  # autocast casts what enters a product: not embeddings that only look up, not norms
     assert per_parameter(e, Role.WEIGHTS) + 2 * linear_share == pytest.approx(6, abs=0.12)
@@ -90,7 +97,10 @@ def test_the_other_anatomy_counts_18_bytes() -> None:
 
 def test_a_fused_fp32_buffer_of_1_5b_takes_6_gb() -> None:
     """Section 3.2, temporary buffers: all gradients flattened in fp32 are 4 bytes a parameter. foreach AdamW's temporary is such a buffer."""
-    fused, foreach = (estimate("gpt2-xl", micro_batch_size=1, sequence_length=8, precision=Precision.FP32, optimizer=o, clip_gradients=False) for o in ("adamw-fused", "adamw-foreach"))
+    fused, foreach = (
+        estimate("gpt2-xl", micro_batch_size=1, sequence_length=8, precision=Precision.FP32, optimizer=o, clip_gradients=False)
+        for o in ("adamw-fused", "adamw-foreach")
+    )
     buffer = foreach.phase_peaks[Phase.STEP].nbytes - fused.phase_peaks[Phase.STEP].nbytes
     assert buffer == pytest.approx(6 * GB, rel=0.05)
 
@@ -100,7 +110,14 @@ def zero_activations() -> dict[RecomputeKind, float]:
     """Activations of GPT-2 1.5B, sequence 1K, batch 32, in GB, without and with checkpointing."""
     found = {}
     for kind in (RecomputeKind.NONE, RecomputeKind.FULL):
-        e = estimate("gpt2-xl", micro_batch_size=32, sequence_length=1024, precision=Precision.FP16, recompute=RecomputeConfig(kind=kind), optimizer="sgd")
+        e = estimate(
+            "gpt2-xl",
+            micro_batch_size=32,
+            sequence_length=1024,
+            precision=Precision.FP16,
+            recompute=RecomputeConfig(kind=kind),
+            optimizer="sgd",
+        )
         found[kind] = highest(e, Role.ACTIVATIONS) / GB
     return found
 
@@ -135,7 +152,10 @@ def test_checkpoints_of_100b_take_60_gb() -> None:
 
 def test_lora_saves_two_thirds_of_weights_and_states() -> None:
     """Section 4.2: up to 2/3 of memory: of three parameter-sized units (weights and two Adam states in one type) one is left."""
-    full, lora = (estimate("gpt2-xl", sequence_length=8, precision=Precision.FP32, optimizer="adamw-fused", adapter=a) for a in (None, AdapterConfig(rank=4, targets=("c_attn",))))
+    full, lora = (
+        estimate("gpt2-xl", sequence_length=8, precision=Precision.FP32, optimizer="adamw-fused", adapter=a)
+        for a in (None, AdapterConfig(rank=4, targets=("c_attn",)))
+    )
     units = (Role.WEIGHTS, Role.ADAPTERS, Role.OPTIMIZER)
     assert 1 - highest(lora, *units) / highest(full, *units) == pytest.approx(2 / 3, abs=0.01)
 

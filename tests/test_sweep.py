@@ -11,7 +11,15 @@ from napkinmath.estimate import estimate
 from napkinmath.sweep import PHASES, sweep
 from napkinmath.train_config import AdapterConfig, Attention, Loss, QuantizationConfig, RecomputeConfig, RecomputeKind, TrainConfig
 
-LLAMA = {"model_type": "llama", "hidden_size": 512, "num_attention_heads": 8, "num_key_value_heads": 2, "intermediate_size": 1408, "vocab_size": 3000, "num_hidden_layers": 5}
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 512,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "intermediate_size": 1408,
+    "vocab_size": 3000,
+    "num_hidden_layers": 5,
+}
 CHECKPOINTED = RecomputeConfig(kind=RecomputeKind.FULL)
 CONFIGS = {
     "full": TrainConfig(optimizer="adamw-foreach"),

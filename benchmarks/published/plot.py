@@ -29,8 +29,18 @@ def plot(results: Results, path: Path) -> None:
         for source in sources:
             points = [p for p in found if p.source == source]
             if points:
-                axis.scatter([p.measured for p in points], [p.predicted for p in points], s=14, color=colours[source], label=source, alpha=0.8)
-        axis.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), xlabel=f"measured {label}", ylabel="predicted", title=f"{quantity.replace('_per_', '/')}: {len(found)} rows")
+                axis.scatter(
+                    [p.measured for p in points], [p.predicted for p in points], s=14, color=colours[source], label=source, alpha=0.8
+                )
+        axis.set(
+            xscale="log",
+            yscale="log",
+            xlim=(low, high),
+            ylim=(low, high),
+            xlabel=f"measured {label}",
+            ylabel="predicted",
+            title=f"{quantity.replace('_per_', '/')}: {len(found)} rows",
+        )
     handles = {text: handle for axis in axes[0] for handle, text in zip(*axis.get_legend_handles_labels(), strict=True)}
     figure.legend(handles.values(), handles.keys(), loc="lower center", ncol=3, fontsize=8, frameon=False)
     figure.tight_layout(rect=(0, 0.12, 1, 1))

@@ -96,7 +96,9 @@ class Outcome:
     def _prediction(self, quantity: str, span: Range, measured: float, per_unit: int) -> Prediction:
         row = self.job.row
         unit = "tokens/s" if quantity == SPEED else "GiB" if per_unit == 1 << 30 else "GB"
-        return Prediction(row.row_id, row.source, quantity, span.value / per_unit, span.low / per_unit, span.high / per_unit, measured, unit)
+        return Prediction(
+            row.row_id, row.source, quantity, span.value / per_unit, span.low / per_unit, span.high / per_unit, measured, unit
+        )
 
 
 def measured_speed(row: Row) -> float | None:

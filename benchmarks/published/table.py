@@ -67,11 +67,28 @@ def coverage_table(results: Results) -> str:
         groups = [c for group in by_source(found).values() if (c := coverage(group)) is not None]
         whole = coverage(found)
         if whole is not None:
-            lines.append((quantity, str(whole.count), _percent(whole.inside), _percent(whole.width), _percent(average(c.inside for c in groups)), _percent(average(c.width for c in groups))))
-    groups = [c for group in by_source([p for p in results.predictions if p.quantity != SPEED]).values() if (c := coverage(group)) is not None]
+            lines.append(
+                (
+                    quantity,
+                    str(whole.count),
+                    _percent(whole.inside),
+                    _percent(whole.width),
+                    _percent(average(c.inside for c in groups)),
+                    _percent(average(c.width for c in groups)),
+                )
+            )
+    groups = [
+        c for group in by_source([p for p in results.predictions if p.quantity != SPEED]).values() if (c := coverage(group)) is not None
+    ]
     if groups:
-        lines.append(("memory together", "", "", "", _percent(average(c.inside for c in groups)), _percent(average(c.width for c in groups))))
-    return _table("Measurements inside the printed range", ("quantity", "rows", "inside", "median width", "inside, average over sources", "median width, average over sources"), lines)
+        lines.append(
+            ("memory together", "", "", "", _percent(average(c.inside for c in groups)), _percent(average(c.width for c in groups)))
+        )
+    return _table(
+        "Measurements inside the printed range",
+        ("quantity", "rows", "inside", "median width", "inside, average over sources", "median width, average over sources"),
+        lines,
+    )
 
 
 def verdict_table(results: Results) -> str:
@@ -83,12 +100,16 @@ def verdict_table(results: Results) -> str:
         counted = verdicts(group)
         if counted.fits and counted.ooms:
             balanced.append(counted.balanced)
-        lines.append((source, str(counted.fits), str(counted.ooms), str(counted.false_fits), str(counted.false_ooms), _percent(counted.balanced)))
+        lines.append(
+            (source, str(counted.fits), str(counted.ooms), str(counted.false_fits), str(counted.false_ooms), _percent(counted.balanced))
+        )
     whole = verdicts(results.judgements)
     always = verdicts([Judgement(j.row_id, j.source, "fit", j.actual) for j in results.judgements])
     lines.append((ALL, str(whole.fits), str(whole.ooms), str(whole.false_fits), str(whole.false_ooms), _percent(whole.balanced)))
     lines.append(("average over sources with both", "", "", "", "", _percent(average(balanced))))
-    lines.append(("always 'fits'", str(always.fits), str(always.ooms), str(always.false_fits), str(always.false_ooms), _percent(always.balanced)))
+    lines.append(
+        ("always 'fits'", str(always.fits), str(always.ooms), str(always.false_fits), str(always.false_ooms), _percent(always.balanced))
+    )
     return _table("Verdicts", ("source", "fitted", "ran out", "false fits", "false OOMs", "balanced accuracy"), lines)
 
 
@@ -102,17 +123,36 @@ def held_out_table(results: Results) -> str:
         shares: list[float] = []
         for source, group in sorted(groups.items()):
             others = [p for name, rest in groups.items() if name != source for p in _balanced(rest, groups)]
-            low, high = percentile([p.measured / p.predicted for p in others], 0.05), percentile([p.measured / p.predicted for p in others], 0.95)
+            low, high = (
+                percentile([p.measured / p.predicted for p in others], 0.05),
+                percentile([p.measured / p.predicted for p in others], 0.95),
+            )
             inside = sum(low <= p.measured / p.predicted <= high for p in group) / len(group)
             shares.append(inside)
             lines.append((quantity, source, str(len(group)), f"{low:.3f} to {high:.3f}", _percent(inside)))
         lines.append((quantity, AVERAGE, "", "", _percent(average(shares))))
-    return _table("Ranges from the other sources (measured over predicted, 5th to 95th percentile)", ("quantity", "held-out source", "rows", "range", "inside"), lines)
+    return _table(
+        "Ranges from the other sources (measured over predicted, 5th to 95th percentile)",
+        ("quantity", "held-out source", "rows", "range", "inside"),
+        lines,
+    )
 
 
 def row_table(predictions: Sequence[Prediction]) -> str:
     """Every prediction."""
-    lines = [(p.row_id, p.source, p.quantity, f"{p.measured:,.2f}", f"{p.predicted:,.2f}", p.unit, f"{p.error:+.1%}", "" if p.inside else "outside") for p in predictions]
+    lines = [
+        (
+            p.row_id,
+            p.source,
+            p.quantity,
+            f"{p.measured:,.2f}",
+            f"{p.predicted:,.2f}",
+            p.unit,
+            f"{p.error:+.1%}",
+            "" if p.inside else "outside",
+        )
+        for p in predictions
+    ]
     return _table("Rows", ("row", "source", "quantity", "measured", "predicted", "unit", "error", "range"), lines)
 
 
@@ -123,7 +163,10 @@ def skipped_list(results: Results) -> str:
         if skipped.in_scope:
             reasons.setdefault(skipped.reason, []).append(skipped.row_id)
     outside = sum(not s.in_scope for s in results.skipped)
-    lines = [f"- {len(ids)} rows ({', '.join(ids[:6])}{', ...' if len(ids) > 6 else ''}): {reason}" for reason, ids in sorted(reasons.items(), key=lambda item: -len(item[1]))]
+    lines = [
+        f"- {len(ids)} rows ({', '.join(ids[:6])}{', ...' if len(ids) > 6 else ''}): {reason}"
+        for reason, ids in sorted(reasons.items(), key=lambda item: -len(item[1]))
+    ]
     if outside:
         lines.append(f"- {outside} rows on several GPUs, out of scope here (--json lists each)")
     return "\n".join(["## Rows not priced", "", *lines]) if lines else ""
@@ -149,6 +192,8 @@ def _percent(value: float) -> str:
 
 def _table(title: str, header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     widths = [max(len(row[i]) for row in (header, *lines)) for i in range(len(header))]
-    align: Callable[[Sequence[str]], str] = lambda row: "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |"  # noqa: E731
+    align: Callable[[Sequence[str]], str] = lambda row: (
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |"
+    )  # noqa: E731
     rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
     return "\n".join([f"## {title}", "", align(header), rule, *(align(row) for row in lines)])

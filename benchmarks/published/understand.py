@@ -79,7 +79,9 @@ def _understand(row: Row) -> Job:
         batch=_batch(row), clip_gradients=era.clips,
     )  # fmt: skip
     if config.batch.lengths:
-        config = config.replace(batch=config.batch.replace(lengths=shorter_than(config.sequence_length, config.batch.lengths, era, assumed)))
+        config = config.replace(
+            batch=config.batch.replace(lengths=shorter_than(config.sequence_length, config.batch.lengths, era, assumed))
+        )
     return Job(row, spec, config, _hardware(row, era, assumed), era, tuple(assumed))
 
 
@@ -128,8 +130,31 @@ def linears_of(key: Key, spec: ModelSpec) -> Linears:
 
 
 # Words of the method column beside LoRA; the first that occurs decides.
-_KINDS = (("dora", AdapterKind.DORA), ("ia3", AdapterKind.IA3), ("prefix", AdapterKind.PREFIX), ("prompt", AdapterKind.PROMPT), ("lora", AdapterKind.LORA))
-_NOT_LORA = ("longlora", "adalora", "vera", "fourierft", "boft", "oft", "loha", "lokr", "lora fa", "lora-fa", "adapter", "llamapro", "lisa", "galore", "vblora", "randlora")
+_KINDS = (
+    ("dora", AdapterKind.DORA),
+    ("ia3", AdapterKind.IA3),
+    ("prefix", AdapterKind.PREFIX),
+    ("prompt", AdapterKind.PROMPT),
+    ("lora", AdapterKind.LORA),
+)
+_NOT_LORA = (
+    "longlora",
+    "adalora",
+    "vera",
+    "fourierft",
+    "boft",
+    "oft",
+    "loha",
+    "lokr",
+    "lora fa",
+    "lora-fa",
+    "adapter",
+    "llamapro",
+    "lisa",
+    "galore",
+    "vblora",
+    "randlora",
+)
 
 
 def _adapter(row: Row, key: Key, spec: ModelSpec, method: str, era: Era) -> AdapterConfig | None:
@@ -159,17 +184,28 @@ def _quantization(row: Row, method: str, era: Era) -> QuantizationConfig | None:
     double = True if "dq" in text or "double" in text else era.double_quant
     bits = "int8" if "int8" in text or "8bit" in text or "8-bit" in text else "int4"
     if "gptq" in text:
-        return QuantizationConfig(format=f"gptq-{bits}", double_quant=False, kbit_preparation=era.kbit_preparation(row), keep=era.unquantized)
+        return QuantizationConfig(
+            format=f"gptq-{bits}", double_quant=False, kbit_preparation=era.kbit_preparation(row), keep=era.unquantized
+        )
     if "awq" in text:
         return QuantizationConfig(format="awq-int4", double_quant=False, kbit_preparation=era.kbit_preparation(row), keep=era.unquantized)
     if bits == "int8":
         return QuantizationConfig(format="int8", double_quant=False, kbit_preparation=era.kbit_preparation(row), keep=era.unquantized)
-    return QuantizationConfig(format="fp4" if "fp4" in text and "nf4" not in text else "nf4", double_quant=double, kbit_preparation=era.kbit_preparation(row), keep=era.unquantized)
+    return QuantizationConfig(
+        format="fp4" if "fp4" in text and "nf4" not in text else "nf4",
+        double_quant=double,
+        kbit_preparation=era.kbit_preparation(row),
+        keep=era.unquantized,
+    )
 
 
 def _precision(row: Row, era: Era) -> Precision:
     text = row.words("precision")
-    half = "fp16" if re.search(r"fp16|float16(?!.*bfloat)", text.replace("bfloat16", "bf16")) and "bf16" not in text.partition("/")[2] else "bf16"
+    half = (
+        "fp16"
+        if re.search(r"fp16|float16(?!.*bfloat)", text.replace("bfloat16", "bf16")) and "bf16" not in text.partition("/")[2]
+        else "bf16"
+    )
     if "float8" in text or "fp8" in text:
         return Precision.FP8
     if "no amp" in text or "-true" in text or "pure" in text:
@@ -256,7 +292,13 @@ def _optimizer(row: Row, era: Era, method: str) -> str:
     if joined in ("", "adam", "adamw", "adamwtorch", "adamwhf"):
         return era.quantized_optimizer if "qlora" in method and era.quantized_optimizer and joined != "adamwtorch" else "auto"
     if "adam" in joined and "8bit" in joined:
-        return "paged-adamw-8bit" if "paged" in words else "adamw-8bit" if "bnb" in words or "bitsandbytes" in words else era.eight_bit_optimizer
+        return (
+            "paged-adamw-8bit"
+            if "paged" in words
+            else "adamw-8bit"
+            if "bnb" in words or "bitsandbytes" in words
+            else era.eight_bit_optimizer
+        )
     if "paged" in words and "adam" in joined:
         return "paged-adamw"
     return find_optimizer("-".join(w for w in words if w not in ("torch", "hf", "bnb", "optimizer"))).name
@@ -277,7 +319,10 @@ def _attention(row: Row) -> Attention:
 
 def _loss(row: Row) -> Loss:
     notes = row.words("notes")
-    if any(word in notes for word in ("liger fused linear", "foak-liger", "kernels-liger", "cut-cross-entropy", "cut cross entropy", "fused linear")):
+    if any(
+        word in notes
+        for word in ("liger fused linear", "foak-liger", "kernels-liger", "cut-cross-entropy", "cut cross entropy", "fused linear")
+    ):
         return Loss.FUSED
     return Loss.CHUNKED if "chunked ce" in notes else Loss.HF
 

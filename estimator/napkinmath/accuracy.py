@@ -41,7 +41,11 @@ def seconds_range(e: Estimate) -> Range | None:
 def tokens_range(e: Estimate) -> Range | None:
     """Tokens a second, from the span of the seconds."""
     seconds, found = seconds_range(e), e.time
-    return None if seconds is None or found is None else Range(low=found.tokens / seconds.high, value=found.tokens / seconds.value, high=found.tokens / seconds.low)
+    return (
+        None
+        if seconds is None or found is None
+        else Range(low=found.tokens / seconds.high, value=found.tokens / seconds.value, high=found.tokens / seconds.low)
+    )
 
 
 def within_device(e: Estimate) -> Replay:

@@ -69,11 +69,15 @@ def parse_settings(text: str, *, limit_bytes: int = UNLIMITED) -> AllocatorSetti
             elif key == "garbage_collection_threshold":
                 values[key] = float(value)
             elif key != "backend" or value != "native":
-                raise InputError(f"allocator setting {shown(entry)} is not modelled; known: expandable_segments, max_split_size_mb, roundup_power2_divisions, garbage_collection_threshold, large_segment_size_mb, backend:native")
+                raise InputError(
+                    f"allocator setting {shown(entry)} is not modelled; known: expandable_segments, max_split_size_mb, roundup_power2_divisions, garbage_collection_threshold, large_segment_size_mb, backend:native"
+                )
         except (KeyError, ValueError) as error:
             if isinstance(error, InputError):
                 raise
-            raise InputError(f"allocator setting {shown(entry)} has no valid value; write e.g. expandable_segments:True or max_split_size_mb:128") from None
+            raise InputError(
+                f"allocator setting {shown(entry)} has no valid value; write e.g. expandable_segments:True or max_split_size_mb:128"
+            ) from None
     return AllocatorSettings(**values)
 
 
@@ -81,7 +85,9 @@ class OutOfMemory(Exception):
     """The replay found no memory for a request, even after returning every cached segment."""
 
     def __init__(self, requested: int, allocated: int, reserved: int, limit: int) -> None:
-        super().__init__(f"tried to allocate {format_bytes(requested)}; {format_bytes(allocated)} allocated, {format_bytes(reserved)} reserved of {limit / GIB:.2f} GiB")
+        super().__init__(
+            f"tried to allocate {format_bytes(requested)}; {format_bytes(allocated)} allocated, {format_bytes(reserved)} reserved of {limit / GIB:.2f} GiB"
+        )
         self.requested, self.allocated, self.reserved, self.limit = requested, allocated, reserved, limit
 
 
@@ -357,7 +363,11 @@ def replay(timeline: Timeline, settings: AllocatorSettings | None = None) -> Rep
     try:
         for segment in timeline.segments:
             pairs = segment.pairs
-            events = [(action, index) for action, index in segment.events if (action in "+-" and sizes[index]) or (action == "=" and sizes[pairs[index][0]])]
+            events = [
+                (action, index)
+                for action, index in segment.events
+                if (action in "+-" and sizes[index]) or (action == "=" and sizes[pairs[index][0]])
+            ]
             for _ in range(segment.repeat):
                 for action, index in events:
                     if action == "+":

@@ -77,7 +77,9 @@ def fits_on(e: Estimate) -> tuple[Fit, ...]:
     for gpu in sorted(load_gpus(), key=lambda g: (g.memory_bytes, g.name)):
         hardware = Hardware(gpu=gpu, memory_bytes=gpu.memory_bytes)
         headroom = gpu.memory_bytes - allocated - hardware.context_bytes
-        found.append(Fit(gpu=gpu.name, capacity_bytes=gpu.memory_bytes, headroom_bytes=headroom, verdict=_verdict(e, hardware, _would_pass)))
+        found.append(
+            Fit(gpu=gpu.name, capacity_bytes=gpu.memory_bytes, headroom_bytes=headroom, verdict=_verdict(e, hardware, _would_pass))
+        )
     return tuple(found)
 
 
@@ -110,7 +112,11 @@ def _flash(c: TrainConfig) -> TrainConfig | None:
 
 
 def _adapter_bf16(c: TrainConfig) -> TrainConfig | None:
-    return c.replace(adapter=c.adapter.replace(dtype="bf16")) if c.adapter is not None and c.adapter.dtype in ("auto", "fp32") and c.precision is not Precision.FP32 else None
+    return (
+        c.replace(adapter=c.adapter.replace(dtype="bf16"))
+        if c.adapter is not None and c.adapter.dtype in ("auto", "fp32") and c.precision is not Precision.FP32
+        else None
+    )
 
 
 def _eight_bit(c: TrainConfig) -> TrainConfig | None:
@@ -131,16 +137,28 @@ def _qlora(c: TrainConfig) -> TrainConfig | None:
 
 def _halved(c: TrainConfig) -> TrainConfig | None:
     b = c.micro_batch_size
-    return c.replace(micro_batch_size=b // 2, gradient_accumulation_steps=c.gradient_accumulation_steps * 2) if isinstance(b, int) and b > 1 and not b % 2 and not c.optimizer_in_backward else None
+    return (
+        c.replace(micro_batch_size=b // 2, gradient_accumulation_steps=c.gradient_accumulation_steps * 2)
+        if isinstance(b, int) and b > 1 and not b % 2 and not c.optimizer_in_backward
+        else None
+    )
 
 
 def _in_backward(c: TrainConfig) -> TrainConfig | None:
-    return c.replace(optimizer_in_backward=True, clip_gradients=False) if c.adapter is None and c.gradient_accumulation_steps == 1 and not c.optimizer_in_backward else None
+    return (
+        c.replace(optimizer_in_backward=True, clip_gradients=False)
+        if c.adapter is None and c.gradient_accumulation_steps == 1 and not c.optimizer_in_backward
+        else None
+    )
 
 
 def _double_quant(c: TrainConfig) -> TrainConfig | None:
     q = c.quantization
-    return c.replace(quantization=q.replace(double_quant=True)) if q is not None and not q.double_quant and q.format in ("nf4", "fp4") else None
+    return (
+        c.replace(quantization=q.replace(double_quant=True))
+        if q is not None and not q.double_quant and q.format in ("nf4", "fp4")
+        else None
+    )
 
 
 CANDIDATES = (
@@ -203,7 +221,11 @@ def _saved(e: Estimate, changed: TrainConfig) -> int:
 
 def findings(e: Estimate) -> tuple[Finding, ...]:
     """What costs memory without being asked for, most expensive first."""
-    found = [finding for rule in (_inactive_checkpointing, _no_bf16, _whole_experts, _wide_adapters, _step_peak, _scores, _logits) if (finding := rule(e)) is not None]
+    found = [
+        finding
+        for rule in (_inactive_checkpointing, _no_bf16, _whole_experts, _wide_adapters, _step_peak, _scores, _logits)
+        if (finding := rule(e)) is not None
+    ]
     return tuple(sorted(found, key=lambda f: -f.nbytes))
 
 
@@ -212,7 +234,10 @@ def _inactive_checkpointing(e: Estimate) -> Finding | None:
     if config.training_mode or config.recompute.kind is RecomputeKind.NONE:
         return None
     cost = _saved(e, config.replace(training_mode=True))
-    return Finding(text=f"checkpointing was requested but the model is in eval mode, so it is inactive: {format_bytes(cost)} more; call model.train()", nbytes=cost)
+    return Finding(
+        text=f"checkpointing was requested but the model is in eval mode, so it is inactive: {format_bytes(cost)} more; call model.train()",
+        nbytes=cost,
+    )
 
 
 def _no_bf16(e: Estimate) -> Finding | None:
@@ -234,7 +259,10 @@ def _whole_experts(e: Estimate) -> Finding | None:
                 dtype = weight.tensor.dtype.name
     if not held:
         return None
-    return Finding(text=f"experts are 3-D parameters, which quantization leaves alone (it replaces nn.Linear): they take {format_bytes(held)} in {dtype}", nbytes=held)
+    return Finding(
+        text=f"experts are 3-D parameters, which quantization leaves alone (it replaces nn.Linear): they take {format_bytes(held)} in {dtype}",
+        nbytes=held,
+    )
 
 
 def _wide_adapters(e: Estimate) -> Finding | None:
@@ -244,7 +272,10 @@ def _wide_adapters(e: Estimate) -> Finding | None:
     cost = _saved(e, changed)
     if cost < LEAST_SAVING * e.peak.nbytes:
         return None
-    return Finding(text=f"adapters are fp32, so the input of each adapted linear is kept in fp32 too: bf16 adapters save {format_bytes(cost)}", nbytes=cost)
+    return Finding(
+        text=f"adapters are fp32, so the input of each adapted linear is kept in fp32 too: bf16 adapters save {format_bytes(cost)}",
+        nbytes=cost,
+    )
 
 
 def _step_peak(e: Estimate) -> Finding | None:
@@ -254,7 +285,9 @@ def _step_peak(e: Estimate) -> Finding | None:
         return None
     peaks = list(e.phase_peaks.values())
     cost = peaks[0].nbytes - peaks[1].nbytes
-    return Finding(text=f"the optimizer step, not the backward, sets the peak: a fused optimizer saves up to {format_bytes(cost)}", nbytes=cost)
+    return Finding(
+        text=f"the optimizer step, not the backward, sets the peak: a fused optimizer saves up to {format_bytes(cost)}", nbytes=cost
+    )
 
 
 def _scores(e: Estimate) -> Finding | None:
@@ -265,14 +298,20 @@ def _scores(e: Estimate) -> Finding | None:
     if not math or policy.sdpa_choice is Attention.MATH:
         return None
     cost = _saved(e, config.replace(precision=Precision.BF16_AUTOCAST)) if config.precision is not Precision.BF16_AUTOCAST else 0
-    return Finding(text=f"q, k, v are fp32 with grouped heads, so SDPA falls to the math path and holds b·a·s² scores: autocast saves {format_bytes(cost)}", nbytes=cost)
+    return Finding(
+        text=f"q, k, v are fp32 with grouped heads, so SDPA falls to the math path and holds b·a·s² scores: autocast saves {format_bytes(cost)}",
+        nbytes=cost,
+    )
 
 
 def _logits(e: Estimate) -> Finding | None:
     held = e.breakdown.get(Role.LOGITS, 0)
     if held < 0.25 * e.peak.nbytes:
         return None
-    return Finding(text=f"logits and their copies are {held / e.peak.nbytes:.0%} of the peak ({format_bytes(held)}): a chunked or fused loss never holds them all", nbytes=held)
+    return Finding(
+        text=f"logits and their copies are {held / e.peak.nbytes:.0%} of the peak ({format_bytes(held)}): a chunked or fused loss never holds them all",
+        nbytes=held,
+    )
 
 
 # ---------------------------------------------------------------- what was assumed
@@ -283,7 +322,10 @@ def assumptions(e: Estimate) -> tuple[str, ...]:
     from napkinmath.lowering.precision import PRECISIONS
 
     config, policy = e.config, e.step.policy
-    found = [f"stack {policy.stack.name}: {policy.stack.meaning}", f"precision {config.precision.value}: {PRECISIONS[config.precision].meaning}"]
+    found = [
+        f"stack {policy.stack.name}: {policy.stack.meaning}",
+        f"precision {config.precision.value}: {PRECISIONS[config.precision].meaning}",
+    ]
     if config.optimizer == "auto":
         found.append(f"optimizer {e.step.update.optimizer.name}: the stack's default")
     if config.attention in (Attention.AUTO, Attention.SDPA):

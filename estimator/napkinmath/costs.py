@@ -50,7 +50,15 @@ class Attention:
     __slots__ = ("backward", "causal", "dtype", "head_dim", "heads", "kernel", "kv_heads", "rows", "s_kv", "s_q", "window")
 
     def __init__(self, kernel: str, rows: Size, heads: Size, kv_heads: Size, s_q: Size, s_kv: Size, head_dim: Size, *, causal: bool, window: Size | None, dtype: DType, backward: bool) -> None:  # fmt: skip
-        self.kernel, self.rows, self.heads, self.kv_heads, self.s_q, self.s_kv, self.head_dim = kernel, rows, heads, kv_heads, s_q, s_kv, head_dim
+        self.kernel, self.rows, self.heads, self.kv_heads, self.s_q, self.s_kv, self.head_dim = (
+            kernel,
+            rows,
+            heads,
+            kv_heads,
+            s_q,
+            s_kv,
+            head_dim,
+        )
         self.causal, self.window, self.dtype, self.backward = causal, window, dtype, backward
 
     @property

@@ -38,7 +38,18 @@ BOOL = DType(name="bool", bits=8, floating=False)
 INT4 = DType(name="int4", bits=4, floating=False)
 
 DTYPES = {d.name: d for d in (FP64, FP32, BF16, FP16, FP8_E4M3, FP8_E5M2, INT64, INT32, INT8, UINT8, BOOL, INT4)}
-_ALIASES = {"float32": "fp32", "float": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16", "float64": "fp64", "double": "fp64", "torch.float32": "fp32", "torch.float16": "fp16", "torch.bfloat16": "bf16"}
+_ALIASES = {
+    "float32": "fp32",
+    "float": "fp32",
+    "float16": "fp16",
+    "half": "fp16",
+    "bfloat16": "bf16",
+    "float64": "fp64",
+    "double": "fp64",
+    "torch.float32": "fp32",
+    "torch.float16": "fp16",
+    "torch.bfloat16": "bf16",
+}
 
 
 def find_dtype(name: str) -> DType:

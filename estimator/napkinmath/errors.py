@@ -1,8 +1,8 @@
 """Errors a user can cause, each one line that quotes the input, names the rule broken and says the way out.
 
-    NapkinError            base; library code raises, only the command line prints
-    ├── InputError         bad input (exit code 2)
-    └── DoesNotFit         raised by the pre-flight check when even the optimistic end of the range cannot fit (exit code 1)
+NapkinError            base; library code raises, only the command line prints
+├── InputError         bad input (exit code 2)
+└── DoesNotFit         raised by the pre-flight check when even the optimistic end of the range cannot fit (exit code 1)
 """
 
 from __future__ import annotations

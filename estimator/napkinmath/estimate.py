@@ -84,7 +84,17 @@ class Finding(Record):
 class Estimate:
     """The priced training step. Figures are computed when first asked for."""
 
-    def __init__(self, spec: ModelSpec, config: TrainConfig, step: Step, timeline: Timeline, *, hardware: Hardware | None, speed: Efficiency | None, settings: AllocatorSettings) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        config: TrainConfig,
+        step: Step,
+        timeline: Timeline,
+        *,
+        hardware: Hardware | None,
+        speed: Efficiency | None,
+        settings: AllocatorSettings,
+    ) -> None:
         self.spec, self.config, self.step, self.timeline = spec, config, step, timeline
         self.hardware, self.speed, self.settings = hardware, speed, settings
         self._cache: dict[str, Any] = {}
@@ -171,7 +181,9 @@ class Estimate:
 
         config = self.config
         rule = self.step.policy.rule
-        peak = self.hardware.gpu.dense_flops_per_s(rule.gemm or (rule.autocast or self.step.policy.compute_dtype if config.quantization else rule.autocast or rule.parameters))
+        peak = self.hardware.gpu.dense_flops_per_s(
+            rule.gemm or (rule.autocast or self.step.policy.compute_dtype if config.quantization else rule.autocast or rule.parameters)
+        )
         start, bind = self.timeline.step_starts[-1], Bindings(self.step.symbols)
         return StepTime(
             phases=phase_times(self.timeline, self.speed, first_segment=start),

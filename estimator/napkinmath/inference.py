@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-def kv_cache_bytes(model: str | Mapping[str, object] | ModelSpec, *, batch: int, tokens: int, num_beams: int = 1, dtype: DType = BF16) -> int:
+def kv_cache_bytes(
+    model: str | Mapping[str, object] | ModelSpec, *, batch: int, tokens: int, num_beams: int = 1, dtype: DType = BF16
+) -> int:
     """Bytes of keys and values of `tokens` positions in every layer; a layer with a window keeps no more than it sees.
 
     Beam search holds a cache for each beam. Raises InputError for layers that cache something else (latents, a state).
@@ -30,7 +32,9 @@ def kv_cache_bytes(model: str | Mapping[str, object] | ModelSpec, *, batch: int,
             continue
         attention = getattr(stage.part, "attention", None)
         if not isinstance(attention, GroupedQueryAttention):
-            raise InputError(f"the cache of {shown(spec.name)} is not one of keys and values in each layer; only grouped-query attention is priced")
+            raise InputError(
+                f"the cache of {shown(spec.name)} is not one of keys and values in each layer; only grouped-query attention is priced"
+            )
         here = bind.extended(dict(stage.symbols))
         heads = here.values["k"] if attention.grouped else here.values["a"]
         seen = min(tokens, attention.window) if attention.window else tokens

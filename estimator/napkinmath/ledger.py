@@ -63,7 +63,18 @@ class Tensor:
 
     __slots__ = ("axes", "dtype", "host_bytes", "managed", "module", "name", "nbytes", "requested", "role", "source")
 
-    def __init__(self, name: str, axes: tuple[Size, ...], dtype: DType, role: Role, module: str = "", source: str = "", *, host: bool = False, managed: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        axes: tuple[Size, ...],
+        dtype: DType,
+        role: Role,
+        module: str = "",
+        source: str = "",
+        *,
+        host: bool = False,
+        managed: bool = False,
+    ) -> None:
         self.name, self.axes, self.dtype, self.role, self.module, self.source = name, axes, dtype, role, module, source
         elements, bits = product(axes), dtype.bits
         stored = elements * (bits // 8) if bits >= 8 else ceil_div(elements * bits, 8)
@@ -81,14 +92,18 @@ class Value:
 
     __slots__ = ("_shared_gradient", "axes", "dtype", "requires_grad", "tensor", "weight")
 
-    def __init__(self, tensor: Tensor, axes: tuple[Size, ...], dtype: DType, requires_grad: bool = False, weight: Weight | None = None) -> None:
+    def __init__(
+        self, tensor: Tensor, axes: tuple[Size, ...], dtype: DType, requires_grad: bool = False, weight: Weight | None = None
+    ) -> None:
         self.tensor, self.axes, self.dtype, self.requires_grad, self.weight = tensor, axes, dtype, requires_grad, weight
         self._shared_gradient: Tensor | None = None
 
     def shared_gradient(self) -> Tensor:
         """The slot that collects the gradient of a value which many blocks read."""
         if self._shared_gradient is None:
-            self._shared_gradient = Tensor(f"grad of {self.tensor.name}", self.axes, self.dtype, Role.ACTIVATION_GRADIENTS, self.tensor.module)
+            self._shared_gradient = Tensor(
+                f"grad of {self.tensor.name}", self.axes, self.dtype, Role.ACTIVATION_GRADIENTS, self.tensor.module
+            )
         return self._shared_gradient
 
 
@@ -146,7 +161,20 @@ class Op:
 class Block:
     """A recorded piece of the model: what one layer (or the embedding, or head and loss) does to its input."""
 
-    __slots__ = ("cached", "externals", "gradients", "graph_use", "input", "last_use", "name", "ops", "output", "returned", "symbols", "weights")
+    __slots__ = (
+        "cached",
+        "externals",
+        "gradients",
+        "graph_use",
+        "input",
+        "last_use",
+        "name",
+        "ops",
+        "output",
+        "returned",
+        "symbols",
+        "weights",
+    )
 
     def __init__(self, name: str, ops: list[Op], weights: list[Weight], input: Value | None, output: Value | None, externals: tuple[Value, ...], last_use: dict[Tensor, int], symbols: dict[str, int]) -> None:  # fmt: skip
         self.name, self.ops, self.weights, self.input, self.output = name, ops, weights, input, output

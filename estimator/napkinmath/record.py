@@ -62,7 +62,9 @@ class Record(metaclass=RecordMeta):
             else:
                 raise TypeError(f"{type(self).__name__} needs {field}=...")
         if values:
-            raise TypeError(f"{type(self).__name__} has no field {', '.join(map(repr, values))}; it has {', '.join(self.__record_fields__)}")
+            raise TypeError(
+                f"{type(self).__name__} has no field {', '.join(map(repr, values))}; it has {', '.join(self.__record_fields__)}"
+            )
         self.validate()
 
     def validate(self) -> None:

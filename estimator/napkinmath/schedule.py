@@ -41,7 +41,13 @@ class Clock:
     def _kernel(self, name: str, module: str, cost: Cost, bind: Bindings) -> Kernel:
         seconds, launches = self.seconds(cost, bind)
         flops, moved = bind(cost.flops), bind(cost.moved)
-        bound = (COPY_STREAM if cost.overlaps else HOST_LINK) if isinstance(cost, HostCopy) else COMPUTE if isinstance(cost, (Gemm, Attention)) and not self._memory_bound(seconds, moved) else BANDWIDTH
+        bound = (
+            (COPY_STREAM if cost.overlaps else HOST_LINK)
+            if isinstance(cost, HostCopy)
+            else COMPUTE
+            if isinstance(cost, (Gemm, Attention)) and not self._memory_bound(seconds, moved)
+            else BANDWIDTH
+        )
         return Kernel(name, module, seconds, flops, moved, bound, launches)
 
     def _memory_bound(self, seconds: Any, moved: Any) -> bool:
@@ -58,7 +64,9 @@ class Clock:
     def _price(self, cost: Cost, bind: Bindings) -> tuple[Any, int]:
         speed = self.speed
         if isinstance(cost, Gemm):
-            return efficiency.gemm_s(bind(cost.m), bind(cost.n), bind(cost.k), self._gemm_dtype or cost.dtype, speed, batch=bind(cost.batch)), 1
+            return efficiency.gemm_s(
+                bind(cost.m), bind(cost.n), bind(cost.k), self._gemm_dtype or cost.dtype, speed, batch=bind(cost.batch)
+            ), 1
         if isinstance(cost, Move):
             launches = bind(cost.launches)
             return efficiency.elementwise_s(bind(cost.moved), speed, launches=launches), launches
@@ -153,5 +161,9 @@ def phase_times(timeline: Timeline, speed: Efficiency, *, first_segment: int) ->
             by_bound[HOST_LINK] = by_bound.get(HOST_LINK, 0.0) + exposed
         total = sum(by_bound.values())
         if total:
-            times.append(PhaseTime(phase=phase, device_s=total, host_s=host[phase], shares=tuple((name, value / total) for name, value in by_bound.items())))
+            times.append(
+                PhaseTime(
+                    phase=phase, device_s=total, host_s=host[phase], shares=tuple((name, value / total) for name, value in by_bound.items())
+                )
+            )
     return tuple(times)

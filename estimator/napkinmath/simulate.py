@@ -71,7 +71,20 @@ def simulate(step: Step, clock: Clock | None = None, *, steps: int = 2) -> Timel
         found = table.get(tensor)
         if found is None:
             found = table[tensor] = len(infos)
-            infos.append(TensorInfo(tensor.name, tensor.role, tensor.module, bind(tensor.nbytes), bind(tensor.requested), tensor.dtype.name, tensor.axes, tensor.source, bind(tensor.host_bytes), tensor.managed))
+            infos.append(
+                TensorInfo(
+                    tensor.name,
+                    tensor.role,
+                    tensor.module,
+                    bind(tensor.nbytes),
+                    bind(tensor.requested),
+                    tensor.dtype.name,
+                    tensor.axes,
+                    tensor.source,
+                    bind(tensor.host_bytes),
+                    tensor.managed,
+                )
+            )
         return found
 
     scopes: dict[tuple[tuple[str, int], ...], Bindings] = {(): bindings}

@@ -54,11 +54,33 @@ class Step:
 
     __slots__ = ("load", "micro_steps", "policy", "runs", "save", "spec", "symbols", "update", "workspaces")
 
-    def __init__(self, spec: ModelSpec, policy: Policy, runs: list[Run], load: list[Segment], micro_steps: list[tuple[int, list[Segment]]], update: Update, save: list[Segment]) -> None:
-        self.spec, self.policy, self.runs, self.load, self.micro_steps, self.update, self.save = spec, policy, runs, load, micro_steps, update, save
+    def __init__(
+        self,
+        spec: ModelSpec,
+        policy: Policy,
+        runs: list[Run],
+        load: list[Segment],
+        micro_steps: list[tuple[int, list[Segment]]],
+        update: Update,
+        save: list[Segment],
+    ) -> None:
+        self.spec, self.policy, self.runs, self.load, self.micro_steps, self.update, self.save = (
+            spec,
+            policy,
+            runs,
+            load,
+            micro_steps,
+            update,
+            save,
+        )
         self.workspaces = product_workspaces(policy)
         config = policy.config
-        self.symbols = {**dict(spec.symbols), "b": config.micro_batch_size, "s": config.sequence_length, "st": config.batch.target_length or config.sequence_length}
+        self.symbols = {
+            **dict(spec.symbols),
+            "b": config.micro_batch_size,
+            "s": config.sequence_length,
+            "st": config.batch.target_length or config.sequence_length,
+        }
 
 
 def product_workspaces(policy: Policy) -> list[Segment]:
@@ -94,7 +116,11 @@ def build_step(spec: ModelSpec, policy: Policy) -> Step:
         bucket = Tensor("gradient buckets", (policy.stack.bucket_bytes,), UINT8, Role.COMMUNICATION, source=policy.stack.source)
         load += [Segment("gradient buckets", Phase.LOAD, [(ALLOC, bucket)])]
     if policy.stack.gradients_kept and not policy.config.optimizer_in_backward:
-        load += [Segment(f"gradients of {run.name}", Phase.LOAD, [(ALLOC, t) for t in run.block.gradients], run.count, run.stage.symbols) for run in runs if run.block.gradients]
+        load += [
+            Segment(f"gradients of {run.name}", Phase.LOAD, [(ALLOC, t) for t in run.block.gradients], run.count, run.stage.symbols)
+            for run in runs
+            if run.block.gradients
+        ]
         micro_steps = [(accumulation, lower_micro_step(runs, shared, policy, accumulate=True))]
         update.zero = []
     return Step(spec, policy, runs, load + update.load, micro_steps, update, save_segments(runs, policy))
@@ -123,7 +149,12 @@ def record_runs(spec: ModelSpec, policy: Policy) -> tuple[list[Run], dict[str, V
                 runs.append(Run(idle(block), stage.count, stage.replace(checkpointed=False, publishes=""), 0))
                 incoming = incoming if stage.modality == "idle" else output
                 break
-            steady = output is not None and incoming is not None and output.dtype is incoming.dtype and output.requires_grad == incoming.requires_grad
+            steady = (
+                output is not None
+                and incoming is not None
+                and output.dtype is incoming.dtype
+                and output.requires_grad == incoming.requires_grad
+            )
             count = stage.count - done if steady and not stage.publishes else 1
             runs.append(Run(block, count, stage, done))
             done += count
@@ -137,18 +168,28 @@ def record_runs(spec: ModelSpec, policy: Policy) -> tuple[list[Run], dict[str, V
 
 def idle(block: Block) -> Block:
     """A block whose weights are loaded but that does not run: no gradient ever reaches them, so no optimizer state is made."""
-    weights = [Weight(w.path, w.axes, w.tensor, trainable=False, kind=w.kind, constants=w.constants, buffer=w.buffer, tied_to=w.tied_to) for w in block.weights]
+    weights = [
+        Weight(w.path, w.axes, w.tensor, trainable=False, kind=w.kind, constants=w.constants, buffer=w.buffer, tied_to=w.tied_to)
+        for w in block.weights
+    ]
     return Block(block.name, [], weights, None, None, (), {}, block.symbols)
 
 
-def record_block(stage: Stage, policy: Policy, incoming: Value | None, shared: dict[str, Value], sizes: dict[str, int] | None = None) -> Block:
+def record_block(
+    stage: Stage, policy: Policy, incoming: Value | None, shared: dict[str, Value], sizes: dict[str, int] | None = None
+) -> Block:
     """One copy of a stage's part on a fresh tape."""
     tape = Tape(policy, sizes)
     if stage.path:
         tape.path.append(stage.path if stage.count == 1 else f"{stage.path}.*")
     x = None
     if incoming is not None:
-        x = Value(Tensor("hidden states", incoming.axes, incoming.dtype, Role.ACTIVATIONS, tape.module), incoming.axes, incoming.dtype, incoming.requires_grad)
+        x = Value(
+            Tensor("hidden states", incoming.axes, incoming.dtype, Role.ACTIVATIONS, tape.module),
+            incoming.axes,
+            incoming.dtype,
+            incoming.requires_grad,
+        )
     before = set(shared)
     output = stage.part.record(tape, x, shared)
     if x is None and output is not None and policy.inputs_require_grad and output.dtype.floating:
@@ -210,14 +251,16 @@ def lower_micro_step(runs: list[Run], shared: dict[str, Value], policy: Policy, 
         returned = block.returned if block.returned in forward.until_end else None
         until_end = [t for t in forward.until_end if t is not returned]
         if until_end:
-            cached.append(Segment(f"end of autocast, {run.name}", Phase.FORWARD, [(FREE, t) for t in until_end], run.count, run.stage.symbols))
+            cached.append(
+                Segment(f"end of autocast, {run.name}", Phase.FORWARD, [(FREE, t) for t in until_end], run.count, run.stage.symbols)
+            )
         if second.held is not None and (returned is None or index == len(runs) - 1):
             events.insert(0, (FREE, second.held))
             second.held = None
         embedded = held_entrance(runs, index, units[index], forward)
         if embedded is not None:
             releases.setdefault((Phase.FORWARD, len(runs) - 1), []).append(embedded)
-        first_differs = embedded is not None or returned is not None and second.held is None
+        first_differs = embedded is not None or (returned is not None and second.held is None)
         for repeat in [1, run.count - 1] if first_differs and run.count > 1 else [run.count]:
             closing = [] if returned is None else second.replace(returned)
             if embedded is not None:
@@ -226,8 +269,14 @@ def lower_micro_step(runs: list[Run], shared: dict[str, Value], policy: Policy, 
     segments += cached
     if policy.stack.holds_last_step and policy.stack.quantized_keeps_input:
         held = [(run, tensors) for run in runs if (tensors := inputs_kept_by_nodes(run.block))]
-        segments[:0] = [Segment("graph of the step before", Phase.FORWARD, [(ALLOC, t) for t in tensors], run.count, run.stage.symbols) for run, tensors in held]
-        segments += [Segment("graph of the step before dropped", Phase.FORWARD, [(FREE, t) for t in tensors], run.count, run.stage.symbols) for run, tensors in held]
+        segments[:0] = [
+            Segment("graph of the step before", Phase.FORWARD, [(ALLOC, t) for t in tensors], run.count, run.stage.symbols)
+            for run, tensors in held
+        ]
+        segments += [
+            Segment("graph of the step before dropped", Phase.FORWARD, [(FREE, t) for t in tensors], run.count, run.stage.symbols)
+            for run, tensors in held
+        ]
     segments += _lower_backward(runs, units, releases, accumulate=accumulate)
     ends: list[Event] = [(FREE, tensor) for tensor in releases.get((Phase.STEP, 0), ())]
     if chain.held is not None:
@@ -239,14 +288,27 @@ def lower_micro_step(runs: list[Run], shared: dict[str, Value], policy: Policy, 
 def held_entrance(runs: list[Run], index: int, unit: Unit, forward: Forward) -> Tensor | None:
     """A stand-in for the embeddings that the model's own forward holds, made after the first layer where that keeps them not."""
     value = unit.block.input
-    if index != 1 or value is None or index == len(runs) - 1 or not unit.is_layer or unit.checkpointed or value.tensor in forward.kept or runs[0].stage.publishes:
+    if (
+        index != 1
+        or value is None
+        or index == len(runs) - 1
+        or not unit.is_layer
+        or unit.checkpointed
+        or value.tensor in forward.kept
+        or runs[0].stage.publishes
+    ):
         return None
     return Tensor("embeddings held by the model's forward", value.axes, value.dtype, Role.ACTIVATIONS, runs[0].block.name)
 
 
 def inputs_kept_by_nodes(block: Block) -> list[Tensor]:
     """Stand-ins for the inputs of quantized products that the nodes of a finished backward still hold (bitsandbytes' ctx.tensors)."""
-    kept = {tensor: None for op in block.ops if op.inputs[1:] and op.inputs[1].weight is not None and op.inputs[1].weight.constants for tensor in op.saves}
+    kept = {
+        tensor: None
+        for op in block.ops
+        if op.inputs[1:] and op.inputs[1].weight is not None and op.inputs[1].weight.constants
+        for tensor in op.saves
+    }
     return [Tensor("input kept by the step before", t.axes, t.dtype, t.role, t.module) for t in kept]
 
 
@@ -260,7 +322,11 @@ def shared_releases(runs: list[Run], shared: dict[str, Value], policy: Policy) -
     backward = loss is not None and loss.requires_grad
     for name, value in shared.items():
         tensor = value.tensor
-        keepers = [i for i, run in enumerate(runs) if tensor in (run.block.last_use if policy.recomputes and run.stage.checkpointed else saved_tensors(run.block))]
+        keepers = [
+            i
+            for i, run in enumerate(runs)
+            if tensor in (run.block.last_use if policy.recomputes and run.stage.checkpointed else saved_tensors(run.block))
+        ]
         if tensor.source == BATCH or tensor in runs[-1].block.last_use:
             at = (Phase.STEP, 0)
         elif keepers and backward:
@@ -272,7 +338,9 @@ def shared_releases(runs: list[Run], shared: dict[str, Value], policy: Policy) -
     return found
 
 
-def _lower_backward(runs: list[Run], units: list[Unit], releases: dict[tuple[Phase, int], list[Tensor]], *, accumulate: bool) -> list[Segment]:
+def _lower_backward(
+    runs: list[Run], units: list[Unit], releases: dict[tuple[Phase, int], list[Tensor]], *, accumulate: bool
+) -> list[Segment]:
     loss = runs[-1].block.output
     if loss is None or not loss.requires_grad:
         return []
@@ -306,7 +374,9 @@ def shared_readers(block: Block) -> list[Value]:
     return [value for value in block.externals if value.requires_grad and id(value) in read and id(value) not in made]
 
 
-def _backward_of(run: Run, unit: Unit, chain: Chain, *, accumulate: bool, filled: dict[str, Tensor], opened: frozenset[int]) -> tuple[list[Event], Backward]:
+def _backward_of(
+    run: Run, unit: Unit, chain: Chain, *, accumulate: bool, filled: dict[str, Tensor], opened: frozenset[int]
+) -> tuple[list[Event], Backward]:
     """One block's backward: its events, and the engine that made them."""
     block = run.block
     assert block.output is not None

@@ -124,7 +124,9 @@ class _Profile:
         self.high, self.net = high, net
 
 
-def _evaluate(step: Step, clock: Clock | None, sizes: tuple[Ints, Ints, Ints], cells: Ints, requested: Ints, winners: Ints, times: Floats) -> None:
+def _evaluate(
+    step: Step, clock: Clock | None, sizes: tuple[Ints, Ints, Ints], cells: Ints, requested: Ints, winners: Ints, times: Floats
+) -> None:
     b, s, r = sizes
     target = step.policy.config.batch.target_length
     top = Bindings({**step.symbols, "b": b, "s": s, "st": target or s, "r": r})

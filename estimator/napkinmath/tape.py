@@ -106,7 +106,9 @@ class Tape:
         """The value of a size made of the model's own symbols (a head size); KeyError where b or s is in it."""
         return size if isinstance(size, int) else int(Bindings(self.sizes)(size))
 
-    def weight(self, name: str, axes: tuple[Size, ...], *, kind: str = "other", dtype: DType | None = None, buffer: bool = False, tied_to: str = "") -> Weight:
+    def weight(
+        self, name: str, axes: tuple[Size, ...], *, kind: str = "other", dtype: DType | None = None, buffer: bool = False, tied_to: str = ""
+    ) -> Weight:
         """Declares a parameter (or buffer) of the current module; `kind` is linear, embedding, norm, bias, conv, experts, head or other."""
         path = ".".join(p for p in (*self.path, name) if p)
         if (known := self.declared(path)) is not None:
@@ -114,7 +116,9 @@ class Tape:
         made = self.policy.make_weight(path, axes, kind=kind, dtype=dtype, buffer=buffer, tied_to=tied_to)
         self.weights.append(made)
         if self.policy.keeps_original(made):
-            original = Tensor(f"{name} before training", axes, made.tensor.dtype, Role.WEIGHTS, path, "peft utils/other.py ModulesToSaveWrapper")
+            original = Tensor(
+                f"{name} before training", axes, made.tensor.dtype, Role.WEIGHTS, path, "peft utils/other.py ModulesToSaveWrapper"
+            )
             self.weights.append(Weight(f"{path}.original", axes, original, trainable=False, kind=kind, buffer=True))
         return made
 
@@ -126,7 +130,9 @@ class Tape:
         """A storage of the current module that an operation's steps allocate."""
         return Tensor(name, axes, dtype, role, self.module)
 
-    def block(self, name: str, input: Value | None, output: Value | None, externals: Sequence[Value] = (), symbols: dict[str, int] | None = None) -> Block:
+    def block(
+        self, name: str, input: Value | None, output: Value | None, externals: Sequence[Value] = (), symbols: dict[str, int] | None = None
+    ) -> Block:
         """Closes the record."""
         self.touch(*self._kept)
         block = Block(name, self.ops, self.weights, input, output, tuple(externals), self.last_use, symbols or {})
@@ -179,7 +185,17 @@ class Tape:
                 made.append(self._gradient(x, how, out, backward, sums))
         backward += [(FREE, t) for t in backward_temporaries]
         kept = [s.tensor if isinstance(s, Value) else s for s in saves if s is not None]
-        self.append(name, inputs, (out,), forward=forward, saves=kept, costs=costs, backward=tuple(backward), gradients=made, backward_costs=backward_costs)
+        self.append(
+            name,
+            inputs,
+            (out,),
+            forward=forward,
+            saves=kept,
+            costs=costs,
+            backward=tuple(backward),
+            gradients=made,
+            backward_costs=backward_costs,
+        )
         self.ops[-1].fitting = tuple(sums)
         return out
 

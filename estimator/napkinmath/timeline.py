@@ -20,9 +20,30 @@ class TensorInfo:
 
     __slots__ = ("axes", "dtype", "host_bytes", "managed", "module", "name", "nbytes", "requested", "role", "source")
 
-    def __init__(self, name: str, role: Role, module: str, nbytes: int, requested: int, dtype: str = "", axes: object = (), source: str = "", host_bytes: int = 0, managed: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        role: Role,
+        module: str,
+        nbytes: int,
+        requested: int,
+        dtype: str = "",
+        axes: object = (),
+        source: str = "",
+        host_bytes: int = 0,
+        managed: bool = False,
+    ) -> None:
         self.host_bytes, self.managed = host_bytes, managed
-        self.name, self.role, self.module, self.nbytes, self.requested, self.dtype, self.axes, self.source = name, role, module, nbytes, requested, dtype, axes, source
+        self.name, self.role, self.module, self.nbytes, self.requested, self.dtype, self.axes, self.source = (
+            name,
+            role,
+            module,
+            nbytes,
+            requested,
+            dtype,
+            axes,
+            source,
+        )
 
 
 class TimelineSegment:
@@ -34,7 +55,16 @@ class TimelineSegment:
 
     __slots__ = ("events", "kernels", "name", "pairs", "phase", "repeat", "seconds")
 
-    def __init__(self, name: str, phase: Phase, repeat: int, events: list[tuple[str, int]], pairs: list[tuple[int, int]], kernels: list[Kernel] | None = None, seconds: float = 0.0) -> None:
+    def __init__(
+        self,
+        name: str,
+        phase: Phase,
+        repeat: int,
+        events: list[tuple[str, int]],
+        pairs: list[tuple[int, int]],
+        kernels: list[Kernel] | None = None,
+        seconds: float = 0.0,
+    ) -> None:
         self.name, self.phase, self.repeat, self.events, self.pairs = name, phase, repeat, events, pairs
         self.kernels: list[Kernel] = kernels or []
         self.seconds = seconds  # of one repetition
@@ -46,7 +76,15 @@ class Kernel:
     __slots__ = ("bound", "flops", "launches", "module", "moved", "name", "seconds")
 
     def __init__(self, name: str, module: str, seconds: float, flops: int, moved: int, bound: str, launches: int = 1) -> None:
-        self.name, self.module, self.seconds, self.flops, self.moved, self.bound, self.launches = name, module, seconds, flops, moved, bound, launches
+        self.name, self.module, self.seconds, self.flops, self.moved, self.bound, self.launches = (
+            name,
+            module,
+            seconds,
+            flops,
+            moved,
+            bound,
+            launches,
+        )
 
 
 class Point(Record):

@@ -225,7 +225,16 @@ class TrainConfig(Record):
     """Modules that full fine-tuning leaves untrained."""
 
     def validate(self) -> None:
-        _check_types(self, precision=Precision, attention=Attention, loss=Loss, kernels=Kernels, recompute=RecomputeConfig, offload=OffloadConfig, batch=Batch)
+        _check_types(
+            self,
+            precision=Precision,
+            attention=Attention,
+            loss=Loss,
+            kernels=Kernels,
+            recompute=RecomputeConfig,
+            offload=OffloadConfig,
+            batch=Batch,
+        )
         _check_types(self, optional=True, adapter=AdapterConfig, quantization=QuantizationConfig)
         for name in ("micro_batch_size", "sequence_length", "gradient_accumulation_steps"):
             value = getattr(self, name)

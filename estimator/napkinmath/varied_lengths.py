@@ -85,5 +85,9 @@ class _Layout:
         found = self._index.get((tensor, nbytes))
         if found is None:
             found = self._index[tensor, nbytes] = len(self.infos)
-            self.infos.append(TensorInfo(tensor.name, tensor.role, tensor.module, nbytes, bind(tensor.requested), tensor.dtype.name, tensor.axes, tensor.source))
+            self.infos.append(
+                TensorInfo(
+                    tensor.name, tensor.role, tensor.module, nbytes, bind(tensor.requested), tensor.dtype.name, tensor.axes, tensor.source
+                )
+            )
         return found

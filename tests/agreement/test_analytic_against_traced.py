@@ -32,7 +32,11 @@ TOLERANCE = 0.002
 KNOWN: dict[tuple[str, str, bool, str], float] = {
     **{(family, "qlora", False, "eager"): 0.006 for family in ("bloom", "falcon_7b", "falcon_40b", "falcon_rw")},
     # A recomputed tensor dies before the engine casts and adds the gradients of the node that read it: up to one expert output too many.
-    **{(family, *cell): 0.016 for family in ("mixtral", "deepseek_v2", "deepseek_v3", "glm4_moe", "minimax_m2", "mamba2", "nemotron_h", "bamba") for cell in CHECKPOINTED},
+    **{
+        (family, *cell): 0.016
+        for family in ("mixtral", "deepseek_v2", "deepseek_v3", "glm4_moe", "minimax_m2", "mamba2", "nemotron_h", "bamba")
+        for cell in CHECKPOINTED
+    },
     # Where the recomputation stops, the locals of the frames that it leaves: a hidden state or two too few.
     **{(family, *cell): 0.011 for family in ("gpt_oss", "llama4_text", "granitemoe") for cell in CHECKPOINTED},
     # The first block makes its stack's position bias again, which is priced once.
@@ -57,6 +61,13 @@ REFUSED = {
 def test_the_peak_is_that_of_the_traced_step(family: str, method: str, checkpointing: bool, attention: str) -> None:
     if (family, method) in REFUSED:
         pytest.skip("the libraries refuse this method for this family")
-    case = Case(config=TINY[family], method=method, checkpointing=checkpointing, attention=attention, sequence=SEQUENCE[method], optimizer="adamw-fused")
+    case = Case(
+        config=TINY[family],
+        method=method,
+        checkpointing=checkpointing,
+        attention=attention,
+        sequence=SEQUENCE[method],
+        optimizer="adamw-fused",
+    )
     cell = compare(family, case)
     assert abs(cell.difference) <= KNOWN.get((family, method, checkpointing, attention), TOLERANCE), f"{cell.name}: {cell.difference:+.3%}"

@@ -34,7 +34,15 @@ def test_most_of_the_catalog_is_read() -> None:
     assert sum(row["config"]["model_type"] in FAMILIES for row in ROWS) >= 0.95 * len(ROWS)
 
 
-LLAMA = {"model_type": "llama", "hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 704, "vocab_size": 1000, "num_hidden_layers": 4}
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 256,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "intermediate_size": 704,
+    "vocab_size": 1000,
+    "num_hidden_layers": 4,
+}
 
 BROKEN = [
     ({"num_attention_heads": 7}, "num_key_value_heads"),
@@ -48,7 +56,10 @@ BROKEN = [
     ({"model_type": "smollm3", "no_rope_layers": [1, 0]}, "no_rope_layers has 2 entries"),
     ({"model_type": "gpt_neo", "num_heads": 8, "num_layers": 4, "attention_types": [[["global"], 3]]}, "attention_types"),
     ({"model_type": "gptj", "n_head": 8, "n_layer": 2, "n_embd": 256, "rotary_dim": 64}, "rotary_dim=64"),
-    ({"model_type": "codegen", "n_head": 6, "n_embd": 192, "n_layer": 2, "num_attention_heads": None, "hidden_size": None}, "num_attention_heads=6"),
+    (
+        {"model_type": "codegen", "n_head": 6, "n_embd": 192, "n_layer": 2, "num_attention_heads": None, "hidden_size": None},
+        "num_attention_heads=6",
+    ),
     ({"model_type": "falcon", "new_decoder_architecture": True, "num_kv_heads": 3}, "num_kv_heads=3"),
 ]
 

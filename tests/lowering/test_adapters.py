@@ -60,7 +60,10 @@ def test_ia3_is_the_traced_step(quantized: bool) -> None:
     from peft import IA3Config
 
     result = traced(method=TrainMethod.FULL, change=wrapped(IA3Config(), quantized=quantized), dtype="bf16")
-    config = train_config(adapter=AdapterConfig(kind=AdapterKind.IA3, targets=default_targets("llama")), quantization=QuantizationConfig() if quantized else None)
+    config = train_config(
+        adapter=AdapterConfig(kind=AdapterKind.IA3, targets=default_targets("llama")),
+        quantization=QuantizationConfig() if quantized else None,
+    )
     check(differences(by_rules(config), result))
 
 
@@ -71,7 +74,11 @@ def test_ia3_scales_the_modules_that_peft_would() -> None:
 
     assert {family: tuple(TARGETS_BY_TYPE[family]) for family in TARGETS} == TARGETS
     for family, names in TARGETS.items():
-        inside = [name for name in names if any(name == known or known.endswith("." + name) or name.endswith("." + known) for known in FEEDFORWARD)]
+        inside = [
+            name
+            for name in names
+            if any(name == known or known.endswith("." + name) or name.endswith("." + known) for known in FEEDFORWARD)
+        ]
         assert inside == list(FEEDFORWARD_BY_TYPE[family]), family
 
 

@@ -114,7 +114,9 @@ def check(rules: Any, result: Any, tolerance: float = CLOSE) -> None:
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpoints_in_host_memory(reentrant: bool) -> None:
     host = Host()
-    rules = by_rules(train_config(recompute=RecomputeConfig(kind=RecomputeKind.FULL, reentrant=reentrant), offload=OffloadConfig(checkpoints=True)))
+    rules = by_rules(
+        train_config(recompute=RecomputeConfig(kind=RecomputeKind.FULL, reentrant=reentrant), offload=OffloadConfig(checkpoints=True))
+    )
     check(rules, traced(change=partial(unsloth_like if reentrant else inside_checkpoint, host)))
     assert rules.host_peak() == host.most == 5 * 2 * 128 * 256 * 2
 
@@ -150,7 +152,8 @@ def test_streamed_weights() -> None:
     """Frozen layers live on the host; one layer and what is prefetched are on the device, twice a step across the link."""
     adapter = AdapterConfig(rank=4)
     plain, streamed, ahead = (
-        by_rules(train_config(adapter=adapter, offload=OffloadConfig(parameters=on, prefetch=prefetch))) for on, prefetch in ((False, 0), (True, 0), (True, 1))
+        by_rules(train_config(adapter=adapter, offload=OffloadConfig(parameters=on, prefetch=prefetch)))
+        for on, prefetch in ((False, 0), (True, 0), (True, 1))
     )
     layer = 2 * (256 * 256 * 2 + 128 * 256 * 2 + 704 * 256 * 3 + 2 * 256)  # bf16 bytes of a layer's weights
     assert streamed.host_peak() == 5 * layer
@@ -173,7 +176,11 @@ def test_copies_beside_computation_cost_only_what_sticks_out() -> None:
 
     spec = read_config({**LLAMA, "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 8})
     seconds = {}
-    for name, offload in (("none", OffloadConfig()), ("stream", OffloadConfig(activations=True)), ("wait", OffloadConfig(activations=True, style="save_on_cpu"))):
+    for name, offload in (
+        ("none", OffloadConfig()),
+        ("stream", OffloadConfig(activations=True)),
+        ("wait", OffloadConfig(activations=True, style="save_on_cpu")),
+    ):
         config = train_config(offload=offload).replace(micro_batch_size=8, sequence_length=2048)
         found = estimate(spec, config, hardware="RTX 4090")
         assert found.time is not None

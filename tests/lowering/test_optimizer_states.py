@@ -47,7 +47,16 @@ REAL: dict[str, Factory] = {
 # Paged rows hold what their unpaged row holds; the others' libraries are not installed here.
 PAGED = {name: name.removeprefix("paged-") if name != "paged-adamw" else "adamw-bnb" for name in OPTIMIZERS if name.startswith("paged-")}
 PAGED |= {"paged-lion": "lion-bnb"}
-NOT_INSTALLED = {"adamw-foreach-2.0", "adamw-8bit-torchao", "lion", "galore", "apollo", "lomo", "anyprecision-adamw", "anyprecision-adamw-fp32"}
+NOT_INSTALLED = {
+    "adamw-foreach-2.0",
+    "adamw-8bit-torchao",
+    "lion",
+    "galore",
+    "apollo",
+    "lomo",
+    "anyprecision-adamw",
+    "anyprecision-adamw-fp32",
+}
 
 
 def test_every_row_is_tested_or_excused() -> None:
@@ -77,7 +86,9 @@ def real_states(factory: Factory, dtype: torch.dtype) -> int:
 
 def by_rules(name: str, dtype: torch.dtype, shapes: tuple[tuple[int, ...], ...] = SHAPES) -> list[Tensor]:
     stored = DTYPES[dtype]
-    weights = [Weight(f"w{i}", shape, Tensor("w", shape, stored, Role.WEIGHTS), trainable=True, kind="linear") for i, shape in enumerate(shapes)]
+    weights = [
+        Weight(f"w{i}", shape, Tensor("w", shape, stored, Role.WEIGHTS), trainable=True, kind="linear") for i, shape in enumerate(shapes)
+    ]
     run = Run(Block("", [], weights, None, None, (), {}, {}), 1, Stage(part=Part()), 0)
     states = States(find_optimizer(name), Policy(TrainConfig(), STACKS["hf"]), {})
     tensors = [t for weight in weights for t in states.of(run, weight)]
@@ -118,4 +129,6 @@ def test_an_open_size_prices_both_forms() -> None:
     tensors = by_rules("adamw-8bit", torch.bfloat16, (shape,))  # type: ignore[arg-type]
     for rank in (8, 63, 64, 65, 256):
         bind = Bindings({"r": rank})
-        assert sum(bind(t.nbytes) for t in tensors if "qmap" not in t.name) == num_bytes([t for t in by_rules("adamw-8bit", torch.bfloat16, ((rank, 64),)) if "qmap" not in t.name])
+        assert sum(bind(t.nbytes) for t in tensors if "qmap" not in t.name) == num_bytes(
+            [t for t in by_rules("adamw-8bit", torch.bfloat16, ((rank, 64),)) if "qmap" not in t.name]
+        )

@@ -25,12 +25,16 @@ LARGE_STEP = {**LLAMA, "vocab_size": 4096}  # the embedding's temporaries set th
 
 def traced_with(make: Any, *, model: dict[str, Any] = LLAMA, clip: float | None = None, dtype: str = "bf16") -> TraceResult:
     """Two traced steps with an optimizer made from the model's parameters."""
-    options = TraceOptions(micro_batch_size=BATCH, sequence_length=SEQUENCE, attention="sdpa", attention_backend=AttentionBackend.FLASH, dtype=dtype)
+    options = TraceOptions(
+        micro_batch_size=BATCH, sequence_length=SEQUENCE, attention="sdpa", attention_backend=AttentionBackend.FLASH, dtype=dtype
+    )
     settings = config_from(dict(model))
     built = prepared_model(settings, options)
     inputs = example_inputs(built, settings, micro_batch_size=BATCH, sequence_length=SEQUENCE, attention_mask=False)
     optimizer = make(list(built.parameters()))
-    return observe(built, TrainingLoop(built, optimizer, inputs, LoopOptions(max_grad_norm=clip)).run, inputs=inputs, settings=options.settings)
+    return observe(
+        built, TrainingLoop(built, optimizer, inputs, LoopOptions(max_grad_norm=clip)).run, inputs=inputs, settings=options.settings
+    )
 
 
 @pytest.mark.parametrize("name", TRACEABLE)

@@ -120,7 +120,9 @@ def projector(rank: int) -> Callable[[Axes], Size]:
     return lambda axes: minimum(rank, minimum(axes[0], axes[-1])) * minimum(axes[0], axes[-1]) if len(axes) > 1 else 0
 
 
-def _eight_bit(name: str, number: int, elements: Callable[[Axes], Size] | None = None, scales: Callable[[Axes], Size] = blocks_of_256) -> tuple[State, ...]:
+def _eight_bit(
+    name: str, number: int, elements: Callable[[Axes], Size] | None = None, scales: Callable[[Axes], Size] = blocks_of_256
+) -> tuple[State, ...]:
     """A bitsandbytes state: 8 bits with scales and a shared map, or 32 bits for a small parameter."""
     return (
         State(name=name, dtype=UINT8, elements=elements, at_least=SMALL, pageable=True), State(name=name, dtype=FP32, elements=elements, below=SMALL),
@@ -141,7 +143,11 @@ _ADEMAMIX_32BIT = (_wide("state1", double), _wide("state2"))
 _ROOT = (Temporary(name="root"), Temporary(name="denominator"), "root")
 _TORCH = "torch 2.13 optim/"
 _BNB = "bitsandbytes 0.50 optim/optimizer.py"
-_GALORE = (State(name="exp_avg", elements=low_rank(128)), State(name="exp_avg_sq", elements=low_rank(128)), State(name="projector", elements=projector(128)))
+_GALORE = (
+    State(name="exp_avg", elements=low_rank(128)),
+    State(name="exp_avg_sq", elements=low_rank(128)),
+    State(name="projector", elements=projector(128)),
+)
 
 OPTIMIZERS: dict[str, Optimizer] = {
     row.name: row

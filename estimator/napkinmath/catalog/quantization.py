@@ -33,4 +33,3 @@ def find_format(name: str) -> WeightFormat:
     if row is None:
         raise InputError(f"quantization {shown(name)} is unknown; use one of {', '.join(FORMATS)}{suggest(name, list(FORMATS))}")
     return row
-

@@ -74,7 +74,12 @@ def _with_foak(row: Stack) -> Stack:
 
 def _with_trl(row: Stack) -> Stack:
     """The same libraries with TRL preparing the quantized model."""
-    return row.replace(name=f"{row.name}-trl", meaning=f"{row.meaning}, quantized models prepared by TRL", source=f"{row.source}; trl 0.11 to 0.13 trainer/utils.py peft_module_casting_to_bf16", half_embeddings=True)
+    return row.replace(
+        name=f"{row.name}-trl",
+        meaning=f"{row.meaning}, quantized models prepared by TRL",
+        source=f"{row.source}; trl 0.11 to 0.13 trainer/utils.py peft_module_casting_to_bf16",
+        half_embeddings=True,
+    )
 
 
 _HF_445 = Stack(
@@ -138,4 +143,9 @@ STACKS: dict[str, Stack] = {
         _HF_445, _with_foak(_HF_445), _with_trl(_HF_445), _HF_448, _with_foak(_HF_448), _with_trl(_HF_448),
     )
 }  # fmt: skip
-STACKS.update({name.replace("4.45", "4.44"): STACKS[name].replace(name=name.replace("4.45", "4.44"), transformers=(4, 44)) for name in ("hf-4.45", "hf-4.45-foak", "hf-4.45-trl")})
+STACKS.update(
+    {
+        name.replace("4.45", "4.44"): STACKS[name].replace(name=name.replace("4.45", "4.44"), transformers=(4, 44))
+        for name in ("hf-4.45", "hf-4.45-foak", "hf-4.45-trl")
+    }
+)

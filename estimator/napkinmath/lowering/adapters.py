@@ -22,7 +22,17 @@ if TYPE_CHECKING:
 DEFAULT_GROUP = 16  # peft 0.21 tuners/lora/config.py qalora_group_size
 
 
-def adapted_linear(t: Tape, x: Value, outputs: Size, base: Callable[[Value], Value], config: AdapterConfig, *, role: Role, weight: Weight, bias: Value | None = None) -> Value:
+def adapted_linear(
+    t: Tape,
+    x: Value,
+    outputs: Size,
+    base: Callable[[Value], Value],
+    config: AdapterConfig,
+    *,
+    role: Role,
+    weight: Weight,
+    bias: Value | None = None,
+) -> Value:
     """The linear with its adapter: base output plus scaling · B(A(dropout(x))), or what the adapter's kind makes of it.
 
     Whether the weight is quantized says which of PEFT's two forwards runs.
@@ -70,7 +80,9 @@ def _group_averages(t: Tape, x: Value) -> Value:
     """
     size = t.policy.format.group_size if t.policy.format is not None else DEFAULT_GROUP
     axes = (*x.axes[:-1], x.axes[-1] // size)
-    mean = t.op("mean over groups", (x,), axes, x.dtype, gradients=(LIKE,), costs=(Move(traffic(x)),), backward_costs=(Move(2 * traffic(x), 2),))
+    mean = t.op(
+        "mean over groups", (x,), axes, x.dtype, gradients=(LIKE,), costs=(Move(traffic(x)),), backward_costs=(Move(2 * traffic(x), 2),)
+    )
     return scale(t, mean)
 
 
@@ -119,5 +131,7 @@ def lora_weight(t: Tape, name: str, axes: tuple[Size, ...]) -> Value:
     if config.num_adapters > 1:
         idle = (config.num_adapters - 1, *axes)
         label = f"{name} of the other adapters"
-        t.weights.append(Weight(f"{t.module}.{label}", idle, Tensor(label, idle, dtype, Role.ADAPTERS, t.module), trainable=False, kind="adapter"))
+        t.weights.append(
+            Weight(f"{t.module}.{label}", idle, Tensor(label, idle, dtype, Role.ADAPTERS, t.module), trainable=False, kind="adapter")
+        )
     return weight.value

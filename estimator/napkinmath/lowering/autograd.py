@@ -35,7 +35,9 @@ def saved_tensors(block: Block) -> set[Tensor]:
 
 def _frees_after(block: Block, kept: set[Tensor], not_before: dict[Tensor, int]) -> dict[int, list[Tensor]]:
     """Which of the block's own tensors die after which operation."""
-    owned = {t for op in block.ops for kind, t in op.forward if kind == ALLOC} - {t for op in block.ops for kind, t in op.forward if kind == FREE}
+    owned = {t for op in block.ops for kind, t in op.forward if kind == ALLOC} - {
+        t for op in block.ops for kind, t in op.forward if kind == FREE
+    }
     if block.input is not None:
         owned.add(block.input.tensor)
     if block.output is not None:
@@ -117,7 +119,18 @@ class _Pending:
 class Backward:
     """Runs the engine over one block; `events` grows in the order in which the device sees them."""
 
-    def __init__(self, block: Block, *, accumulate: bool = False, filled: dict[str, Tensor] | None = None, opened: frozenset[int] = frozenset(), keeps_input: bool = False, recompute: Sequence[Event] = (), offload: SavedOffload | None = None, hook: GradientHook | None = None) -> None:
+    def __init__(
+        self,
+        block: Block,
+        *,
+        accumulate: bool = False,
+        filled: dict[str, Tensor] | None = None,
+        opened: frozenset[int] = frozenset(),
+        keeps_input: bool = False,
+        recompute: Sequence[Event] = (),
+        offload: SavedOffload | None = None,
+        hook: GradientHook | None = None,
+    ) -> None:
         self.block = block
         self.hook = hook
         self.hooked: list[tuple[GradientHook, Weight, Tensor]] = []
@@ -155,7 +168,9 @@ class Backward:
         made = {id(out) for op in self.block.ops for out in op.outputs}
         for key, value in self.external_tensors.items():
             if key in self.opened and key in made and value is not self.block.output:
-                pending = _Pending(Tensor(f"grad of {value.tensor.name}", value.axes, value.dtype, Role.ACTIVATION_GRADIENTS, self.block.name))
+                pending = _Pending(
+                    Tensor(f"grad of {value.tensor.name}", value.axes, value.dtype, Role.ACTIVATION_GRADIENTS, self.block.name)
+                )
                 self.events.append((TAKE, (value.shared_gradient(), pending.tensor)))
                 self._hold(value, pending)
 
@@ -189,7 +204,11 @@ class Backward:
             self.events.extend(self.recompute)
             self.recompute = ()
         for reload in reloads:
-            self.events += [(ALLOC, reload.device), (RUN, Work(None, (self.offload.copy(reload, to_host=False),), True)), (FREE, reload.host)]  # type: ignore[union-attr]
+            self.events += [
+                (ALLOC, reload.device),
+                (RUN, Work(None, (self.offload.copy(reload, to_host=False),), True)),
+                (FREE, reload.host),
+            ]  # type: ignore[union-attr]
         self.events.extend(op.backward)
         self.events += [(FREE, reload.device) for reload in reloads]
         if self.unpacks:  # what a recomputation made again is gone with the node's own function
@@ -201,7 +220,9 @@ class Backward:
         made: dict[int, _Pending] = {}
         outgoing: list[tuple[Value, _Pending]] = []
         for gradient in op.gradients:
-            pending = waiting[gradient.output] if gradient.tensor is None else made.setdefault(id(gradient.tensor), _Pending(gradient.tensor))
+            pending = (
+                waiting[gradient.output] if gradient.tensor is None else made.setdefault(id(gradient.tensor), _Pending(gradient.tensor))
+            )
             if pending is not None:
                 pending.holders += 1
                 outgoing.append((gradient.of, pending))

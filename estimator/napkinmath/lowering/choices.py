@@ -16,7 +16,12 @@ if TYPE_CHECKING:
 def resolve(spec: ModelSpec, config: TrainConfig, hardware: Hardware | None) -> Policy:
     """The policy of a configuration; raises InputError where model, method and hardware contradict each other."""
     config = settle_adapter(spec, config)
-    return Policy(config, find_stack(config.stack), sdpa_choice=sdpa_choice(config, hardware), product_workspace_bytes=hardware.gpu.cublas_workspace_bytes if hardware is not None else 0)
+    return Policy(
+        config,
+        find_stack(config.stack),
+        sdpa_choice=sdpa_choice(config, hardware),
+        product_workspace_bytes=hardware.gpu.cublas_workspace_bytes if hardware is not None else 0,
+    )
 
 
 def settle_adapter(spec: ModelSpec, config: TrainConfig) -> TrainConfig:
@@ -25,7 +30,9 @@ def settle_adapter(spec: ModelSpec, config: TrainConfig) -> TrainConfig:
     if adapter is None:
         return config
     if adapter.kind in (AdapterKind.PROMPT, AdapterKind.PREFIX):
-        raise InputError(f"{adapter.kind.value} tuning is not priced: its virtual tokens lengthen what attention reads; use lora, dora or ia3")
+        raise InputError(
+            f"{adapter.kind.value} tuning is not priced: its virtual tokens lengthen what attention reads; use lora, dora or ia3"
+        )
     if adapter.kind is AdapterKind.IA3 and adapter.targets == ("all-linear",):
         from napkinmath.lowering.ia3 import default_targets
 

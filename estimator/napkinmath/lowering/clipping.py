@@ -61,7 +61,10 @@ def _norms(owners: list[Run], dtype: DType) -> list[Segment]:
     for chunk in dict.fromkeys(chunks):
         widest = maximum(widest, chunk)
     partials = Tensor("partial norms", (count, widest), FP32, Role.WORKSPACE)
-    norms = [Tensor(name, axes, dtype, Role.WORKSPACE) for name, axes in (("norms", (count,)), ("stacked norms", (count,)), ("total norm", (1,)), ("clipping factor", (1,)))]
+    norms = [
+        Tensor(name, axes, dtype, Role.WORKSPACE)
+        for name, axes in (("norms", (count,)), ("stacked norms", (count,)), ("total norm", (1,)), ("clipping factor", (1,)))
+    ]
     events: list[Event] = [(ALLOC, partials), (ALLOC, norms[0]), (FREE, partials), *((ALLOC, t) for t in norms[1:])]
     return [Segment(f"norms of {dtype} gradients", Phase.CLIP, events)]
 

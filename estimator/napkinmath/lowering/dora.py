@@ -45,7 +45,9 @@ def dora_update(t: Tape, result: Value, source: Value, weight: Weight, bias: Val
             )  # fmt: skip
             low = dense_linear(t, dense_linear(t, x, a, None, label="A x"), b, None, label="B A x")
             frame.local(ratio, low)
-            base = dense_linear(t, x, matrix, None, label="base product of the dropped input") if dropped else _without_bias(t, result, bias)
+            base = (
+                dense_linear(t, x, matrix, None, label="base product of the dropped input") if dropped else _without_bias(t, result, bias)
+            )
             frame.local(base)
             rescaled = mul_mixed(t, shift(t, ratio), base)
             update = add(t, rescaled, scale(t, mul_mixed(t, ratio, low)))
@@ -99,5 +101,7 @@ def _whole_weight(t: Tape, weight: Weight) -> Value:
     *temporaries, unpacked = fmt.unpacked(t, weight, compute, whole=True)
     steps = (*((ALLOC, y) for y in temporaries), (ALLOC, unpacked), *((FREE, y) for y in temporaries))
     out = Value(unpacked, weight.axes, compute)
-    t.append("dequantize", (weight.value,), (out,), forward=steps, costs=(Dequantize(fmt.dequantize_kernel, weight.elements, fmt.bits, compute),))
+    t.append(
+        "dequantize", (weight.value,), (out,), forward=steps, costs=(Dequantize(fmt.dequantize_kernel, weight.elements, fmt.bits, compute),)
+    )
     return out

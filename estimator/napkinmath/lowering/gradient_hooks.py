@@ -35,7 +35,9 @@ def gradient_hook(policy: Policy) -> GradientHook | None:
     row = chosen_optimizer(policy)
     if policy.config.offload.optimizer:
         pinned = policy.config.offload.pinned
-        return GradientHook(lambda weight, gradient: [(RUN, Work(None, (HostCopy(gradient.nbytes, to_host=True, pinned=pinned),), True)), (FREE, gradient)])
+        return GradientHook(
+            lambda weight, gradient: [(RUN, Work(None, (HostCopy(gradient.nbytes, to_host=True, pinned=pinned),), True)), (FREE, gradient)]
+        )
     if updates_in_backward(row, policy):
         return GradientHook(lambda weight, gradient: [*update_events(row, [weight]), (FREE, gradient)])
     if policy.stack.main_gradients:

@@ -23,10 +23,16 @@ def lower_host_update(row: Optimizer, owners: list[Run], policy: Policy) -> Upda
     pinned = policy.config.offload.pinned
 
     def kept(run: Run) -> list[Tensor]:
-        return [t for w in trained(run) for t in (_host("master", w), Tensor(f"gradient of {w.tensor.name}", w.axes, w.tensor.dtype, Role.GRADIENTS, w.path, host=True))]
+        return [
+            t
+            for w in trained(run)
+            for t in (_host("master", w), Tensor(f"gradient of {w.tensor.name}", w.axes, w.tensor.dtype, Role.GRADIENTS, w.path, host=True))
+        ]
 
     def states(run: Run) -> list[Tensor]:
-        return [_host(state.name, w) for w in trained(run) for state in applied_to(row, w).states if state.elements is None and not state.below]
+        return [
+            _host(state.name, w) for w in trained(run) for state in applied_to(row, w).states if state.elements is None and not state.below
+        ]
 
     return Update(
         row, clip=[], zero=[],
@@ -38,4 +44,6 @@ def lower_host_update(row: Optimizer, owners: list[Run], policy: Policy) -> Upda
 
 def _host(name: str, weight: Weight) -> Tensor:
     """An fp32 tensor of a parameter's shape in host memory."""
-    return Tensor(f"{name} of {weight.tensor.name}", weight.axes, FP32, Role.MASTER if name == "master" else Role.OPTIMIZER, weight.path, host=True)
+    return Tensor(
+        f"{name} of {weight.tensor.name}", weight.axes, FP32, Role.MASTER if name == "master" else Role.OPTIMIZER, weight.path, host=True
+    )

@@ -44,7 +44,9 @@ def int8_linear(t: Tape, fmt: WeightFormat, x: Value, w: Weight, bias: Value | N
     if not gradient:
         forward = (*forward, (FREE, sub), (FREE, index))
     unpacked = t.tensor("unpacked weight", w.axes, x.dtype, Role.WORKSPACE)
-    backward = ((ALLOC, unpacked), (ALLOC, gradient.tensor), (FREE, unpacked)) if gradient is not None and gradient.tensor is not None else ()
+    backward = (
+        ((ALLOC, unpacked), (ALLOC, gradient.tensor), (FREE, unpacked)) if gradient is not None and gradient.tensor is not None else ()
+    )
     passes = Move(8 * traffic(x) + traffic(Value(x.tensor, x.axes, INT8)) + 5 * traffic(out), _LAUNCHES)
     t.append(
         "int8 linear", (x, w.value), (out,), forward=forward, saves=kept, costs=(passes, Gemm(rows, outputs, inputs, INT8), Gemm(rows, outputs, outliers, x.dtype)),
@@ -59,14 +61,19 @@ def int8_linear(t: Tape, fmt: WeightFormat, x: Value, w: Weight, bias: Value | N
     return out
 
 
-def _forward(t: Tape, x: Value, rows: Size, inputs: Size, outputs: Size, outliers: Size, sub: Tensor, index: Tensor, out: Tensor) -> tuple[tuple[str, Tensor], ...]:
+def _forward(
+    t: Tape, x: Value, rows: Size, inputs: Size, outputs: Size, outliers: Size, sub: Tensor, index: Tensor, out: Tensor
+) -> tuple[tuple[str, Tensor], ...]:
     def made(name: str, axes: tuple[Size, ...], dtype: DType) -> Tensor:
         return t.tensor(name, axes, dtype, Role.WORKSPACE)
 
     half = made("x in fp16", (rows, inputs), FP16) if x.dtype is not FP16 else None
     quantized, scales = made("x in int8", (rows, inputs), INT8), made("scale of each row", (rows,), FP32)
     size, mask = made("|x|", (rows, inputs), FP16), made("outliers", (rows, inputs), BOOL)
-    columns, matrix = made("int8 outlier columns of W", (outputs, outliers), INT8), made("outlier columns of W", (outputs, outliers), x.dtype)
+    columns, matrix = (
+        made("int8 outlier columns of W", (outputs, outliers), INT8),
+        made("outlier columns of W", (outputs, outliers), x.dtype),
+    )
     total, narrow = made("sum in int32", (rows, outputs), INT32), made("output in fp16", (rows, outputs), FP16)
     cast = made("output before the outliers", (rows, outputs), x.dtype) if half else None
     first = ((ALLOC, half),) if half else ()

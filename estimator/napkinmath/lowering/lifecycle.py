@@ -59,9 +59,24 @@ def nearest_code_search(weight: Weight) -> list[Event]:
 
     Source: torchao 0.1 dtypes/nf4tensor.py convert_to_norm_float_weight, quantize_tensor_nearest.
     """
-    scaled, codes = (Tensor(name, (*weight.axes, last), dtype, Role.WORKSPACE, weight.path) for name, last, dtype in (("scaled blocks", 1, BF16), ("indices of codes", 1, INT64)))
-    apart, distance = (Tensor(name, (*weight.axes, 16), BF16, Role.WORKSPACE, weight.path) for name in ("differences from the codes", "distances from the codes"))
-    return [(ALLOC, scaled), (ALLOC, apart), (ALLOC, distance), (FREE, apart), (ALLOC, codes), (FREE, distance), (FREE, codes), (FREE, scaled)]
+    scaled, codes = (
+        Tensor(name, (*weight.axes, last), dtype, Role.WORKSPACE, weight.path)
+        for name, last, dtype in (("scaled blocks", 1, BF16), ("indices of codes", 1, INT64))
+    )
+    apart, distance = (
+        Tensor(name, (*weight.axes, 16), BF16, Role.WORKSPACE, weight.path)
+        for name in ("differences from the codes", "distances from the codes")
+    )
+    return [
+        (ALLOC, scaled),
+        (ALLOC, apart),
+        (ALLOC, distance),
+        (FREE, apart),
+        (ALLOC, codes),
+        (FREE, distance),
+        (FREE, codes),
+        (FREE, scaled),
+    ]
 
 
 def save_segments(runs: list[Run], policy: Policy) -> list[Segment]:

@@ -26,7 +26,16 @@ class Update:
 
     __slots__ = ("clip", "load", "optimizer", "states", "work", "zero")
 
-    def __init__(self, optimizer: Optimizer, *, load: list[Segment], clip: list[Segment], states: list[Segment], work: list[Segment], zero: list[Segment]) -> None:
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        *,
+        load: list[Segment],
+        clip: list[Segment],
+        states: list[Segment],
+        work: list[Segment],
+        zero: list[Segment],
+    ) -> None:
         self.optimizer, self.load, self.clip, self.states, self.work, self.zero = optimizer, load, clip, states, work, zero
 
 
@@ -56,7 +65,8 @@ def lower_update(runs: list[Run], policy: Policy, sizes: dict[str, int]) -> Upda
         row,
         load=segments("master weights", Phase.LOAD, owners, lambda run: [(ALLOC, t) for w in trained(run) for t in states.masters(w)]),
         clip=lower_clipping(owners, policy),
-        states=segments("states", Phase.STEP, owners, lambda run: [(ALLOC, t) for w in trained(run) for t in states.of(run, w)]) + states.shared_segment(owners),
+        states=segments("states", Phase.STEP, owners, lambda run: [(ALLOC, t) for w in trained(run) for t in states.of(run, w)])
+        + states.shared_segment(owners),
         work=_work(row, owners, policy),
         zero=segments("zero_grad", Phase.STEP, runs, lambda run: [(FREE, t) for t in run.block.gradients]),
     )
@@ -104,7 +114,18 @@ class States:
             if present != 0 and count != 0:
                 count = count * present
                 paged = row.paged and state.pageable and (known is None or known >= PAGED)
-                found.append(Tensor(f"{state.name} of {weight.tensor.name}", (count,), state.dtype or dtype, Role.OPTIMIZER, weight.path, row.source, host=paged, managed=paged))
+                found.append(
+                    Tensor(
+                        f"{state.name} of {weight.tensor.name}",
+                        (count,),
+                        state.dtype or dtype,
+                        Role.OPTIMIZER,
+                        weight.path,
+                        row.source,
+                        host=paged,
+                        managed=paged,
+                    )
+                )
         return found
 
     def shared_segment(self, owners: list[Run]) -> list[Segment]:
@@ -148,7 +169,14 @@ def _work(row: Optimizer, owners: list[Run], policy: Policy) -> list[Segment]:
     update = segments("update", Phase.STEP, owners, lambda run: update_events(row, trained(run)))
     if not policy.stack.step_gradients_fp32:
         return update
-    wide = {id(run): [Tensor(f"fp32 gradient of {w.tensor.name}", w.axes, FP32, Role.GRADIENTS, w.path) for w in trained(run) if w.tensor.dtype is not FP32] for run in owners}
+    wide = {
+        id(run): [
+            Tensor(f"fp32 gradient of {w.tensor.name}", w.axes, FP32, Role.GRADIENTS, w.path)
+            for w in trained(run)
+            if w.tensor.dtype is not FP32
+        ]
+        for run in owners
+    }
     before = segments("fp32 gradients", Phase.STEP, owners, lambda run: [(ALLOC, t) for t in wide[id(run)]])
     return [*before, *update, *segments("fp32 gradients released", Phase.STEP, owners, lambda run: [(FREE, t) for t in wide[id(run)]])]
 
@@ -163,10 +191,23 @@ def _foreach(row: Optimizer, owners: list[Run]) -> list[Segment]:
     made: list[Segment] = []
     last: list[Segment] = []
     for dtype in dict.fromkeys(w.tensor.dtype for run in owners for w in trained(run)):
-        held = {id(run): [Tensor("foreach temporary", w.axes, dtype, Role.WORKSPACE, w.path) for w in trained(run) if w.tensor.dtype is dtype for _ in range(row.foreach_copies)] for run in owners}
+        held = {
+            id(run): [
+                Tensor("foreach temporary", w.axes, dtype, Role.WORKSPACE, w.path)
+                for w in trained(run)
+                if w.tensor.dtype is dtype
+                for _ in range(row.foreach_copies)
+            ]
+            for run in owners
+        }
         made += segments("foreach temporaries", Phase.STEP, owners, lambda run, held=held: [(ALLOC, t) for t in held[id(run)]])
         made += last
-        made += segments("update", Phase.STEP, owners, lambda run, dtype=dtype: [(RUN, Work(None, costs(row, w), False)) for w in trained(run) if w.tensor.dtype is dtype])
+        made += segments(
+            "update",
+            Phase.STEP,
+            owners,
+            lambda run, dtype=dtype: [(RUN, Work(None, costs(row, w), False)) for w in trained(run) if w.tensor.dtype is dtype],
+        )
         last = segments("foreach temporaries released", Phase.STEP, owners, lambda run, held=held: [(FREE, t) for t in held[id(run)]])
     return made + last
 

@@ -28,7 +28,10 @@ def load_on_host(load: list[Segment], runs: list[Run]) -> list[Segment]:
     from napkinmath.step import Segment
 
     moved = {t: Tensor(t.name, t.axes, t.dtype, t.role, t.module, t.source, host=True) for run in runs for t in streamed_tensors(run)}
-    return [Segment(s.name, s.phase, [(a, moved.get(p, p)) if isinstance(p, Tensor) else (a, p) for a, p in s.events], s.repeat, s.symbols) for s in load]  # type: ignore[misc]
+    return [
+        Segment(s.name, s.phase, [(a, moved.get(p, p)) if isinstance(p, Tensor) else (a, p) for a, p in s.events], s.repeat, s.symbols)
+        for s in load
+    ]  # type: ignore[misc]
 
 
 def stream(segments: list[Segment], runs: list[Run], policy: Policy) -> list[Segment]:
@@ -43,8 +46,12 @@ def stream(segments: list[Segment], runs: list[Run], policy: Policy) -> list[Seg
         if tensors is None or segment.phase not in (Phase.FORWARD, Phase.BACKWARD):
             found.append(segment)
             continue
-        ahead = [Tensor(f"{t.name} on its way", t.axes, t.dtype, t.role, t.module, t.source) for t in tensors for _ in range(offload.prefetch)]
-        copies: list[Event] = [(RUN, Work(None, (HostCopy(t.nbytes, to_host=False, pinned=offload.pinned),), segment.phase is Phase.BACKWARD)) for t in tensors]
+        ahead = [
+            Tensor(f"{t.name} on its way", t.axes, t.dtype, t.role, t.module, t.source) for t in tensors for _ in range(offload.prefetch)
+        ]
+        copies: list[Event] = [
+            (RUN, Work(None, (HostCopy(t.nbytes, to_host=False, pinned=offload.pinned),), segment.phase is Phase.BACKWARD)) for t in tensors
+        ]
         events: list[Event] = [*((ALLOC, t) for t in tensors), *copies, *segment.events, *((FREE, t) for t in tensors)]
         found.append(Segment(f"prefetch of {segment.name}", segment.phase, [(ALLOC, t) for t in ahead], 1, segment.symbols))
         found.append(Segment(segment.name, segment.phase, events, segment.repeat, segment.symbols))

@@ -23,7 +23,15 @@ ADAPTED_KINDS = ("linear", "unquantized linear")
 class Policy:
     """Precision, training mode, what is trained, and how linears are lowered; made once per estimate from a TrainConfig."""
 
-    def __init__(self, config: TrainConfig, stack: Stack, *, sdpa_choice: Attention = Attention.FLASH, product_workspace_bytes: int = 0, recording_weights_only: bool = False) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        stack: Stack,
+        *,
+        sdpa_choice: Attention = Attention.FLASH,
+        product_workspace_bytes: int = 0,
+        recording_weights_only: bool = False,
+    ) -> None:
         rule = PRECISIONS[config.precision]
         self.config, self.stack, self.rule = config, stack, rule
         self.autocast: DType | None = rule.autocast
@@ -60,7 +68,12 @@ class Policy:
         name = path.rpartition(".")[2]
         trainable = not buffer and self.is_trained(path)
         role = Role.ADAPTERS if self.adapter is not None and trainable else Role.WEIGHTS
-        if self.format is not None and (kind in QUANTIZED_KINDS or (kind == "experts" and self.format.packs_experts)) and not self._kept_whole(path) and not trainable:
+        if (
+            self.format is not None
+            and (kind in QUANTIZED_KINDS or (kind == "experts" and self.format.packs_experts))
+            and not self._kept_whole(path)
+            and not trainable
+        ):
             packed, constants = self.format.pack(name, axes, path)
             return Weight(path, axes, packed, trainable=False, kind=kind, constants=constants, buffer=buffer, tied_to=tied_to)
         stored = dtype or self.parameter_dtype(kind)
@@ -93,7 +106,9 @@ class Policy:
     def product_dtype(self) -> DType:
         """Type in which quantized weights are multiplied (bnb_4bit_compute_dtype)."""
         quantization = self.config.quantization
-        return self.compute_dtype if quantization is None or quantization.compute_dtype == "auto" else find_dtype(quantization.compute_dtype)
+        return (
+            self.compute_dtype if quantization is None or quantization.compute_dtype == "auto" else find_dtype(quantization.compute_dtype)
+        )
 
     def _kept_whole(self, path: str) -> bool:
         quantization = self.config.quantization
@@ -113,7 +128,9 @@ class Policy:
         from napkinmath.ops.matmul import dense_linear
 
         w = weight or t.weight("weight", (outputs, x.axes[-1]), kind=kind)
-        b = t.weight("bias", (outputs,), kind="bias", dtype=self.product_dtype if w.constants else None).value if bias else None  # Linear4bit.forward casts it for good
+        b = (
+            t.weight("bias", (outputs,), kind="bias", dtype=self.product_dtype if w.constants else None).value if bias else None
+        )  # Linear4bit.forward casts it for good
 
         def base(source: Value) -> Value:
             if w.constants and self.format is not None:

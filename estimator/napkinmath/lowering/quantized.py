@@ -70,7 +70,9 @@ class WeightFormat(Record):
     def pack(self, name: str, axes: tuple[Size, ...], path: str) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The packed tensor of a weight (..., outputs, inputs), and its constants."""
         packed = Tensor(name, *self._packed(axes), Role.WEIGHTS, path, self.source)
-        return packed, tuple(Tensor(label, size, dtype, Role.QUANTIZATION, path, self.source) for label, size, dtype in self._constants(axes))
+        return packed, tuple(
+            Tensor(label, size, dtype, Role.QUANTIZATION, path, self.source) for label, size, dtype in self._constants(axes)
+        )
 
     def _packed(self, axes: tuple[Size, ...]) -> tuple[tuple[Size, ...], DType]:
         *stack, outputs, inputs = axes
@@ -86,7 +88,11 @@ class WeightFormat(Record):
         """Groups of a weight: each has a scale."""
         if self.grouping is Grouping.ROW:
             return product(axes[:-1])
-        return product(axes[:-1]) * ceil_div(axes[-1], self.group_size) if self.grouping is Grouping.INPUT else ceil_div(product(axes), self.group_size)
+        return (
+            product(axes[:-1]) * ceil_div(axes[-1], self.group_size)
+            if self.grouping is Grouping.INPUT
+            else ceil_div(product(axes), self.group_size)
+        )
 
     def _constants(self, axes: tuple[Size, ...]) -> Iterator[tuple[str, tuple[Size, ...], DType]]:
         groups = self.groups(axes)
@@ -140,7 +146,9 @@ class WeightFormat(Record):
             out = add(t, out, Value(bias.tensor, axes, compute, bias.requires_grad))
         return cast(t, out, source_dtype)  # Linear4bit.forward returns the type it was given, under autocast too
 
-    def _unpacked_again(self, t: Tape, w: Weight, compute: DType, allocs: list[tuple[str, Tensor]], frees: list[tuple[str, Tensor]]) -> tuple[list[tuple[str, Tensor]], list[tuple[str, Tensor]]]:
+    def _unpacked_again(
+        self, t: Tape, w: Weight, compute: DType, allocs: list[tuple[str, Tensor]], frees: list[tuple[str, Tensor]]
+    ) -> tuple[list[tuple[str, Tensor]], list[tuple[str, Tensor]]]:
         """What the backward unpacks: into the type that the weight was quantized from, then into that of the product."""
         stored = t.policy.compute_dtype
         if stored is compute or not self.unpacks_whole:

@@ -53,7 +53,12 @@ def _towers(stages: tuple[Stage, ...]) -> list[list[Stage]]:
     towers: list[list[Stage]] = []
     for stage in stages:
         last = towers[-1][-1] if towers else None
-        joins = last is not None and stage.checkpointed and last.checkpointed and (last.path, last.symbols, last.publishes) == (stage.path, stage.symbols, "")
+        joins = (
+            last is not None
+            and stage.checkpointed
+            and last.checkpointed
+            and (last.path, last.symbols, last.publishes) == (stage.path, stage.symbols, "")
+        )
         if joins:
             towers[-1].append(stage)
         else:

@@ -84,7 +84,9 @@ class SavedOffload:
         lasting = weights | {value.tensor for value in block.externals}  # what stays on the device whatever is copied
         if block.output is not None:
             lasting.add(block.output.tensor)
-        lasting |= {g.tensor for op in block.ops for g in op.gradients if g.tensor is not None and g.tensor in op.saves}  # gradients made in the forward
+        lasting |= {
+            g.tensor for op in block.ops for g in op.gradients if g.tensor is not None and g.tensor in op.saves
+        }  # gradients made in the forward
         packed: dict[Tensor, int] = {}  # tensor -> number of its last copy
         waiting: dict[Tensor, int] = {}
         for number, (index, tensor) in enumerate((i, t) for i, op in enumerate(block.ops[: self.packed_ops]) for t in op.saves):
@@ -128,7 +130,9 @@ class SavedOffload:
 
 def _head_start(block: Block) -> int:
     """Index of the first operation of the language-model head; the number of operations where there is none."""
-    return next((i for i, op in enumerate(block.ops) if any(v.weight is not None and v.weight.kind == "head" for v in op.inputs)), len(block.ops))
+    return next(
+        (i for i, op in enumerate(block.ops) if any(v.weight is not None and v.weight.kind == "head" for v in op.inputs)), len(block.ops)
+    )
 
 
 def _constant_bytes(tensor: Tensor) -> int:

@@ -29,8 +29,14 @@ class Unit:
         self.checkpointed = policy.recomputes and stage.checkpointed
         self.selected = self._selected(policy) if self.checkpointed else frozenset[Tensor]()
         self.offload = self._saved_offload(policy) if offload.activations and not self.checkpointed else None
-        to_host = self.checkpointed and block.output is not None and block.output.requires_grad and (offload.checkpoints or offload.activations)
-        self.host_input = Tensor("checkpoint in host memory", block.input.axes, block.input.dtype, Role.ACTIVATIONS, block.name, host=True) if to_host and block.input is not None else None
+        to_host = (
+            self.checkpointed and block.output is not None and block.output.requires_grad and (offload.checkpoints or offload.activations)
+        )
+        self.host_input = (
+            Tensor("checkpoint in host memory", block.input.axes, block.input.dtype, Role.ACTIVATIONS, block.name, host=True)
+            if to_host and block.input is not None
+            else None
+        )
 
     def _selected(self, policy: Policy) -> frozenset[Tensor]:
         output = self.block.output
@@ -46,7 +52,15 @@ class Unit:
     def forward(self) -> Forward:
         """The block's forward; its input, if a checkpoint, goes to the host once the next layer has its own."""
         checkpointed = self.checkpointed
-        forward = forward_events(self.block, keep=not checkpointed, holds_input=checkpointed, cached=self._outliving(), selected=self.selected, offload=self.offload, is_layer=self.is_layer)
+        forward = forward_events(
+            self.block,
+            keep=not checkpointed,
+            holds_input=checkpointed,
+            cached=self._outliving(),
+            selected=self.selected,
+            offload=self.offload,
+            is_layer=self.is_layer,
+        )
         if self.host_input is not None and self.block.input is not None:
             forward.events += [(ALLOC, self.host_input), self._copy(to_host=True, backward=False), (FREE, self.block.input.tensor)]
         return forward
@@ -55,7 +69,9 @@ class Unit:
         returned = self.block.returned
         return self.block.cached if returned is None else self.block.cached | {returned}
 
-    def backward(self, incoming: Tensor, *, accumulate: bool, filled: dict[str, Tensor], opened: frozenset[int] = frozenset()) -> tuple[Backward, Tensor | None]:
+    def backward(
+        self, incoming: Tensor, *, accumulate: bool, filled: dict[str, Tensor], opened: frozenset[int] = frozenset()
+    ) -> tuple[Backward, Tensor | None]:
         """The block's backward from the gradient of its output; returns it with the gradient of its input."""
         block, checkpointed = self.block, self.checkpointed
         recompute: list[Event] = []
@@ -65,7 +81,16 @@ class Unit:
             again = forward_events(block, keep=True, holds_input=True, stop_early=not self.reentrant, selected=self.selected, replay=True)
             recompute, held = self._fetched(again.events)
             unreached = again.unreached
-        backward = Backward(block, accumulate=accumulate, filled=filled, opened=opened, hook=self.hook, keeps_input=checkpointed and held, recompute=() if self.reentrant else recompute, offload=self.offload)
+        backward = Backward(
+            block,
+            accumulate=accumulate,
+            filled=filled,
+            opened=opened,
+            hook=self.hook,
+            keeps_input=checkpointed and held,
+            recompute=() if self.reentrant else recompute,
+            offload=self.offload,
+        )
         if self.reentrant:  # CheckpointFunction.backward runs the forward first
             backward.events += recompute
         result = backward.run(incoming)
@@ -91,4 +116,6 @@ class Unit:
 
     def _copy(self, *, to_host: bool, backward: bool) -> Event:
         assert self.host_input is not None
-        return RUN, Work(None, (HostCopy(self.host_input.host_bytes, to_host=to_host, pinned=self.pinned, overlaps=self.reentrant),), backward)
+        return RUN, Work(
+            None, (HostCopy(self.host_input.host_bytes, to_host=to_host, pinned=self.pinned, overlaps=self.reentrant),), backward
+        )

@@ -71,7 +71,11 @@ def fused(t: Tape, kernel: str, q: Value, k: Value, v: Value, *, causal: bool, w
     made = [(x, t.gradient_of(x)) for x in inputs if x.requires_grad]
     gradients = tuple(Gradient(x, gradient) for x, gradient in made)
     temporaries = _efficient_workspace(t, q) if kernel == "efficient" else _flash_workspace(t, q, k) if kernel == "flash" else []
-    backward: Steps = (*((ALLOC, gradient) for x, gradient in made if x is not bias), *((ALLOC, x) for x in temporaries), *((FREE, x) for x in temporaries))
+    backward: Steps = (
+        *((ALLOC, gradient) for x, gradient in made if x is not bias),
+        *((ALLOC, x) for x in temporaries),
+        *((FREE, x) for x in temporaries),
+    )
     if bias is not None and bias.requires_grad:  # the kernel writes it for every row and head; it is then summed to the bias's own axes
         whole = t.tensor("grad of the bias before the sum", (rows, heads, s_q, s_kv), q.dtype, Role.WORKSPACE)
         backward = (*backward[:3], (ALLOC, whole), *backward[3:], (ALLOC, made[-1][1]), (FREE, whole))
@@ -139,7 +143,17 @@ def eager_attention(
         weights = dropout(t, weights, dropout_p)
         frame.local(weights)
         t.keep(weights)
-        out = bmm(t, weights, dense_operand(t, values, dense=copied), rows * heads, s_q, v.axes[3], s_kv, (rows, heads, s_q, v.axes[3]), name="scores v")
+        out = bmm(
+            t,
+            weights,
+            dense_operand(t, values, dense=copied),
+            rows * heads,
+            s_q,
+            v.axes[3],
+            s_kv,
+            (rows, heads, s_q, v.axes[3]),
+            name="scores v",
+        )
         return rows_first(t, out)
 
 
@@ -155,7 +169,18 @@ def rows_first(t: Tape, out: Value) -> Value:
     return copy(t, viewed, (rows, length, heads, size))
 
 
-def math_attention(t: Tape, q: Value, k: Value, v: Value, *, groups: Size, mask: Value | None, causal: bool = True, dropout_p: float = 0.0, contiguous: bool = False) -> Value:
+def math_attention(
+    t: Tape,
+    q: Value,
+    k: Value,
+    v: Value,
+    *,
+    groups: Size,
+    mask: Value | None,
+    causal: bool = True,
+    dropout_p: float = 0.0,
+    contiguous: bool = False,
+) -> Value:
     """SDPA's math path, in fp32 for half types: q and k scaled into copies, scores and probabilities kept.
 
     A single key/value head without `groups` is broadcast by the products themselves (Falcon 7B).
@@ -188,7 +213,17 @@ def math_attention(t: Tape, q: Value, k: Value, v: Value, *, groups: Size, mask:
         frame.local(weights)
         if alone:
             values = expand_head(t, values, q.axes)
-        out = bmm(t, weights, dense_operand(t, values, dense=groups != 1), rows * heads, s_q, v.axes[3], s_kv, (rows, heads, s_q, v.axes[3]), name="scores v")
+        out = bmm(
+            t,
+            weights,
+            dense_operand(t, values, dense=groups != 1),
+            rows * heads,
+            s_q,
+            v.axes[3],
+            s_kv,
+            (rows, heads, s_q, v.axes[3]),
+            name="scores v",
+        )
         result = cast(t, out, dtype)
         frame.local(result)
         cast(t, weights, dtype)  # the probabilities are returned too, and dropped by the caller

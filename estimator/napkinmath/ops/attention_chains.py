@@ -13,7 +13,18 @@ from napkinmath.ops.matmul import bmm
 from napkinmath.tape import LIKE, PASS, Scope, Tape
 
 
-def fp32_scores(t: Tape, q: Value, k: Value, v: Value, *, mask: Value | None, triangle: Value | None = None, scaled: bool = False, dropout_p: float = 0.0, contiguous: bool = False) -> Value:
+def fp32_scores(
+    t: Tape,
+    q: Value,
+    k: Value,
+    v: Value,
+    *,
+    mask: Value | None,
+    triangle: Value | None = None,
+    scaled: bool = False,
+    dropout_p: float = 0.0,
+    contiguous: bool = False,
+) -> Value:
     """q and k cast to fp32, scores, masks and softmax in fp32, probabilities cast back (models/gpt_neo, gptj, codegen _attn).
 
     `triangle`: a bool table that `where` applies before the mask is added (GPT-Neo). Returns (rows, length, heads, size).
@@ -24,9 +35,28 @@ def fp32_scores(t: Tape, q: Value, k: Value, v: Value, *, mask: Value | None, tr
         frame.local(q, k, v)
         wide_q, wide_k = cast(t, q, FP32), cast(t, k, FP32)
         frame.local(wide_q, wide_k)
-        weights = bmm(t, dense_operand(t, wide_q, dense=contiguous), dense_operand(t, wide_k, dense=contiguous), rows * heads, length, k.axes[2], size, scores, name="q k^T")
+        weights = bmm(
+            t,
+            dense_operand(t, wide_q, dense=contiguous),
+            dense_operand(t, wide_k, dense=contiguous),
+            rows * heads,
+            length,
+            k.axes[2],
+            size,
+            scores,
+            name="q k^T",
+        )
         if triangle is not None:
-            weights = t.op("where", (weights,), scores, FP32, saves=(triangle,), gradients=(LIKE,), costs=(Move(2 * traffic(weights)),), backward_costs=(Move(2 * traffic(weights)),))
+            weights = t.op(
+                "where",
+                (weights,),
+                scores,
+                FP32,
+                saves=(triangle,),
+                gradients=(LIKE,),
+                costs=(Move(2 * traffic(weights)),),
+                backward_costs=(Move(2 * traffic(weights)),),
+            )
         if scaled:
             weights = scale(t, weights)
         if mask is not None:
@@ -35,14 +65,18 @@ def fp32_scores(t: Tape, q: Value, k: Value, v: Value, *, mask: Value | None, tr
         weights = dropout(t, weights, dropout_p)
         frame.local(weights)
         t.hand_back(weights)
-        return rows_first(t, bmm(t, weights, dense_operand(t, v, dense=False), rows * heads, length, size, k.axes[2], q.axes, name="scores v"))
+        return rows_first(
+            t, bmm(t, weights, dense_operand(t, v, dense=False), rows * heads, length, size, k.axes[2], q.axes, name="scores v")
+        )
 
 
 def _masked(t: Tape, weights: Value, mask: Value) -> Value:
     return add(t, weights, Value(mask.tensor, weights.axes, mask.dtype))
 
 
-def bloom_attention(t: Tape, frame: Scope, q: Value, k: Value, v: Value, *, alibi: Value, mask: Value | None, dropout_p: float = 0.0) -> Value:
+def bloom_attention(
+    t: Tape, frame: Scope, q: Value, k: Value, v: Value, *, alibi: Value, mask: Value | None, dropout_p: float = 0.0
+) -> Value:
     """BLOOM: ALiBi enters the score product as its addend; softmax in fp32 (models/bloom BloomAttention.forward, whose locals `frame` holds)."""
     rows, heads, length, size = q.axes
     left, right, values = (dense_operand(t, x, dense=False) for x in (q, k, v))
@@ -75,12 +109,19 @@ def _baddbmm(t: Tape, addend: Value, x: Value, y: Value, axes: tuple[Size, ...])
     return out
 
 
-def mpt_attention(t: Tape, frame: Scope, q: Value, k: Value, v: Value, *, alibi: Value | None, mask: Value | None, dropout_p: float = 0.0) -> Value:
+def mpt_attention(
+    t: Tape, frame: Scope, q: Value, k: Value, v: Value, *, alibi: Value | None, mask: Value | None, dropout_p: float = 0.0
+) -> Value:
     """MPT: scaled scores plus an fp32 ALiBi bias, filled by a bool mask, softmax in fp32 (models/mpt MptAttention.forward, whose locals `frame` holds)."""
     rows, heads, length, size = q.axes
     scores = (rows, heads, length, length)
     frame.local(q, k, v)
-    weights = scale(t, bmm(t, dense_operand(t, q, dense=False), dense_operand(t, k, dense=False), rows * heads, length, length, size, scores, name="q k^T"))
+    weights = scale(
+        t,
+        bmm(
+            t, dense_operand(t, q, dense=False), dense_operand(t, k, dense=False), rows * heads, length, length, size, scores, name="q k^T"
+        ),
+    )
     if alibi is not None:
         weights = _add_alibi(t, weights, alibi)
     if mask is not None:
@@ -99,7 +140,9 @@ def _add_alibi(t: Tape, weights: Value, alibi: Value) -> Value:
     return t.op("add alibi", (weights, alibi), weights.axes, dtype, gradients=(how, None), costs=(Move(3 * traffic(weights)),))
 
 
-def falcon_attention(t: Tape, frame: Scope, q: Value, k: Value, v: Value, *, mask: Value, alibi: Value | None, dtype: DType, dropout_p: float = 0.0) -> Value:
+def falcon_attention(
+    t: Tape, frame: Scope, q: Value, k: Value, v: Value, *, mask: Value, alibi: Value | None, dtype: DType, dropout_p: float = 0.0
+) -> Value:
     """Falcon's eager chain: softmax in `dtype`, that of the layer's input; with ALiBi the scores pass through fp32 (models/falcon FalconAttention.forward)."""
     rows, heads, length, size = q.axes
     scores = (rows, heads, length, length)
@@ -135,8 +178,6 @@ def _scale_in_place(t: Tape, x: Value) -> Value:
     return out
 
 
-
-
 def clamped_scores(t: Tape, q: Value, k: Value, v: Value, *, mask: Value | None, dropout_p: float = 0.0) -> Value:
     """XGLM: unscaled scores plus mask, no less than the type's least number; softmax in the model's type (models/xglm XGLMAttention.forward)."""
     rows, heads, length, size = q.axes
@@ -147,7 +188,11 @@ def clamped_scores(t: Tape, q: Value, k: Value, v: Value, *, mask: Value | None,
         weights = bmm(t, left, right, rows * heads, length, length, size, scores, name="q k^T")
         if mask is not None:
             weights = _masked(t, weights, mask)
-            halves = (t.tensor("equal", scores, BOOL, Role.WORKSPACE), t.tensor("less", scores, BOOL, Role.WORKSPACE), t.tensor("half of the gradient", scores, weights.dtype, Role.WORKSPACE))
+            halves = (
+                t.tensor("equal", scores, BOOL, Role.WORKSPACE),
+                t.tensor("less", scores, BOOL, Role.WORKSPACE),
+                t.tensor("half of the gradient", scores, weights.dtype, Role.WORKSPACE),
+            )
             weights = t.op("maximum", (weights,), scores, weights.dtype, saves=(weights,), gradients=(LIKE,), backward_temporaries=halves, costs=(Move(2 * traffic(weights)),), backward_costs=(Move(6 * traffic(weights), 4),))  # fmt: skip
         frame.local(weights)
         clamped, weights = weights, softmax(t, weights)

@@ -83,7 +83,16 @@ def _power(t: Tape, x: Value, names: tuple[str, str]) -> Value:
     if t.policy.autocast is not None:
         x = cast(t, x, FP32)
     power, doubled = (t.tensor(n, x.axes, x.dtype, Role.WORKSPACE) for n in names)
-    out = t.op("pow", (x,), x.axes, x.dtype, saves=(x,), gradients=(LIKE,), costs=(Move(2 * traffic(x)),), backward_costs=(Move(7 * traffic(x), 3),))
+    out = t.op(
+        "pow",
+        (x,),
+        x.axes,
+        x.dtype,
+        saves=(x,),
+        gradients=(LIKE,),
+        costs=(Move(2 * traffic(x)),),
+        backward_costs=(Move(7 * traffic(x), 3),),
+    )
     if out.requires_grad:
         gradient = t.ops[-1].gradients[0].tensor
         assert gradient is not None
@@ -94,7 +103,16 @@ def _power(t: Tape, x: Value, names: tuple[str, str]) -> Value:
 def rsqrt(t: Tape, x: Value) -> Value:
     """1 / sqrt(x); keeps its output; its backward cubes it and scales it on the way."""
     temporaries = tuple(t.tensor(n, x.axes, x.dtype, Role.WORKSPACE) for n in ("y ** 3", "-y ** 3 / 2"))
-    out = t.op("rsqrt", (x,), x.axes, x.dtype, gradients=(LIKE,), costs=(Move(2 * traffic(x)),), backward_costs=(Move(7 * traffic(x), 3),), backward_temporaries=temporaries)
+    out = t.op(
+        "rsqrt",
+        (x,),
+        x.axes,
+        x.dtype,
+        gradients=(LIKE,),
+        costs=(Move(2 * traffic(x)),),
+        backward_costs=(Move(7 * traffic(x), 3),),
+        backward_temporaries=temporaries,
+    )
     if out.requires_grad:
         t.ops[-1].saves = (out.tensor,)
     return out

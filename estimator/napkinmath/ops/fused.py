@@ -16,7 +16,16 @@ def gated_activation(t: Tape, gate: Value, up: Value) -> Value:
     """act(gate) * up in one kernel; keeps gate and up."""
     dtype = promote(gate.dtype, up.dtype)
     moved = traffic(gate, up)
-    return t.op("gated activation", (gate, up), gate.axes, dtype, saves=(gate, up), gradients=(LIKE, LIKE), costs=(Move(3 * moved // 2),), backward_costs=(Move(5 * moved // 2),))
+    return t.op(
+        "gated activation",
+        (gate, up),
+        gate.axes,
+        dtype,
+        saves=(gate, up),
+        gradients=(LIKE, LIKE),
+        costs=(Move(3 * moved // 2),),
+        backward_costs=(Move(5 * moved // 2),),
+    )
 
 
 def rotary_fused(t: Tape, x: Value) -> Value:

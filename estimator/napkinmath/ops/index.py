@@ -12,7 +12,9 @@ from napkinmath.tape import PASS, Tape
 MAX_UNSORTED_INDICES = 3072  # aten/src/ATen/native/cuda/Embedding.cu: fewer are added up without a sort, unless one id pads
 
 
-def embedding(t: Tape, ids: Value, name: str, rows: Size, width: Size, *, kind: str = "embedding", padded: bool = False, weight: Weight | None = None) -> Value:
+def embedding(
+    t: Tape, ids: Value, name: str, rows: Size, width: Size, *, kind: str = "embedding", padded: bool = False, weight: Weight | None = None
+) -> Value:
     """`nn.Embedding`: keeps the ids; the gradient is dense, with tables of sorted ids and partial sums while it is made.
 
     `padded`: it has a padding index. `weight`: the table of another module, declared by the caller. Source: aten/src/ATen/native/cuda/Embedding.cu embedding_dense_backward_cuda and
@@ -60,7 +62,15 @@ def slice_of(t: Tape, x: Value, axes: tuple[Size, ...]) -> Value:
     out = Value(x.tensor, axes, x.dtype, x.requires_grad)
     if x.requires_grad:
         whole = t.gradient_of(x)
-        t.append("slice", (x,), (out,), forward=(), backward=((ALLOC, whole),), gradients=(Gradient(x, whole),), backward_costs=(Move(traffic(x) + traffic(out), 2),))
+        t.append(
+            "slice",
+            (x,),
+            (out,),
+            forward=(),
+            backward=((ALLOC, whole),),
+            gradients=(Gradient(x, whole),),
+            backward_costs=(Move(traffic(x) + traffic(out), 2),),
+        )
     return out
 
 

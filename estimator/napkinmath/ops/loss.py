@@ -63,7 +63,16 @@ def _as_logits(gradients: tuple[Gradient, ...]) -> None:
             gradient.tensor.role = Role.LOGITS
 
 
-def linear_cross_entropy(t: Tape, x: Value, w: Value, *, chunk_rows: Size | None = None, chunk_copies: int = 2, chunk_dtype: DType = FP32, gradients_forward: bool = True) -> Value:
+def linear_cross_entropy(
+    t: Tape,
+    x: Value,
+    w: Value,
+    *,
+    chunk_rows: Size | None = None,
+    chunk_copies: int = 2,
+    chunk_dtype: DType = FP32,
+    gradients_forward: bool = True,
+) -> Value:
     """Head and loss in one operation that holds the logits of `chunk_rows` tokens at a time.
 
     With `gradients_forward` (Liger's FusedLinearCrossEntropy) the gradients of x and, if trained, of w are made in the
@@ -81,7 +90,17 @@ def linear_cross_entropy(t: Tape, x: Value, w: Value, *, chunk_rows: Size | None
     costs += [Gemm(rows, width, vocabulary, x.dtype)] * x.requires_grad + [Gemm(vocabulary, width, rows, x.dtype)] * w.requires_grad
     for tensor in (loss, *kept):
         t.last_use[tensor] = len(t.ops)
-    t.append("linear_cross_entropy", (x, w), (out,), forward=forward, saves=kept, costs=costs, backward=(), gradients=made, backward_costs=tuple(Move(2 * traffic(g.of)) for g in made))
+    t.append(
+        "linear_cross_entropy",
+        (x, w),
+        (out,),
+        forward=forward,
+        saves=kept,
+        costs=costs,
+        backward=(),
+        gradients=made,
+        backward_costs=tuple(Move(2 * traffic(g.of)) for g in made),
+    )
     return out
 
 
@@ -102,7 +121,11 @@ def output_chunks_cross_entropy(t: Tape, logits: Value, head: Value, chunks: int
     forward = ((ALLOC, loss), *(() if compiled else ((ALLOC, wide), (ALLOC, kept), (FREE, wide))))
     first, second = (t.tensor(n, chunk, FP32, Role.LOGITS) for n in ("gradient of log-probabilities", "gradient of a chunk in fp32"))
     grad = t.tensor("gradient of a chunk", chunk, logits.dtype, Role.LOGITS)
-    both = [t.tensor(n, head.axes, head.dtype, Role.GRADIENTS) for n in ("head's gradient so far", "head's gradient from a chunk")] if head.requires_grad else []
+    both = (
+        [t.tensor(n, head.axes, head.dtype, Role.GRADIENTS) for n in ("head's gradient so far", "head's gradient from a chunk")]
+        if head.requires_grad
+        else []
+    )
     steps = [] if compiled else [(ALLOC, first), (ALLOC, second), (FREE, first), (ALLOC, grad), (FREE, second)]
     steps += [*((ALLOC, x) for x in both), *((FREE, x) for x in both)]
     moved = traffic(logits)

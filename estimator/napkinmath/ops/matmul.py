@@ -9,7 +9,17 @@ from napkinmath.ops.elementwise import cast
 from napkinmath.tape import Tape
 
 
-def linear(t: Tape, x: Value, name: str, outputs: Size, *, bias: bool = False, kind: str = "linear", role: Role = Role.ACTIVATIONS, weight: Weight | None = None) -> Value:
+def linear(
+    t: Tape,
+    x: Value,
+    name: str,
+    outputs: Size,
+    *,
+    bias: bool = False,
+    kind: str = "linear",
+    role: Role = Role.ACTIVATIONS,
+    weight: Weight | None = None,
+) -> Value:
     """A named `nn.Linear` of the model, lowered as the policy says: plain, quantized, with adapters."""
     with t.scope(name):
         return t.policy.linear(t, x, outputs, bias=bias, kind=kind, role=role, weight=weight)

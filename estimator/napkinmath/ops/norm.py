@@ -13,10 +13,14 @@ from napkinmath.tape import LIKE, PASS, REDUCE, Tape
 def mean_square(t: Tape, x: Value) -> Value:
     """`x.pow(2).mean(-1, keepdim=True)`: the backward of the mean expands the row gradient to the full shape."""
     squared = square(t, x)
-    return t.op("mean", (squared,), (*x.axes[:-1], 1), x.dtype, gradients=(LIKE,), costs=(Move(traffic(x)),), backward_costs=(Move(traffic(x)),))
+    return t.op(
+        "mean", (squared,), (*x.axes[:-1], 1), x.dtype, gradients=(LIKE,), costs=(Move(traffic(x)),), backward_costs=(Move(traffic(x)),)
+    )
 
 
-def rms_norm_eager(t: Tape, x: Value, *, name: str, width: Size | None = None, scale_in_fp32: bool = False, cast_last: bool = False) -> Value:
+def rms_norm_eager(
+    t: Tape, x: Value, *, name: str, width: Size | None = None, scale_in_fp32: bool = False, cast_last: bool = False
+) -> Value:
     """transformers' LlamaRMSNorm: cast to fp32, x * rsqrt(mean(x^2) + eps), cast back, times the weight.
 
     `scale_in_fp32` is Gemma's form, (1 + weight) in fp32 and the cast last; `cast_last` is GPT-OSS's, weight * x in fp32 and the cast last. Source: transformers 5.23
@@ -51,7 +55,9 @@ def layer_norm_eager(t: Tape, x: Value, *, name: str, axes: tuple[Size, ...]) ->
         weight = t.weight("weight", axes, kind="norm").value
         wide = cast(t, x, FP32)
         frame.local(wide)
-        mean = t.op("mean", (wide,), (*x.axes[:-1], 1), FP32, gradients=(LIKE,), costs=(Move(traffic(wide)),), backward_costs=(Move(traffic(wide)),))
+        mean = t.op(
+            "mean", (wide,), (*x.axes[:-1], 1), FP32, gradients=(LIKE,), costs=(Move(traffic(wide)),), backward_costs=(Move(traffic(wide)),)
+        )
         frame.local(mean)
         variance = mean_square(t, _subtract_rows(t, wide, mean))
         frame.local(variance)
@@ -62,12 +68,24 @@ def layer_norm_eager(t: Tape, x: Value, *, name: str, axes: tuple[Size, ...]) ->
 
 
 def _subtract_rows(t: Tape, x: Value, rows: Value) -> Value:
-    return t.op("sub rows", (x, rows), x.axes, x.dtype, gradients=(PASS, REDUCE), costs=(Move(2 * traffic(x)),), backward_costs=(Move(3 * traffic(x), 2),))
+    return t.op(
+        "sub rows",
+        (x, rows),
+        x.axes,
+        x.dtype,
+        gradients=(PASS, REDUCE),
+        costs=(Move(2 * traffic(x)),),
+        backward_costs=(Move(3 * traffic(x), 2),),
+    )
 
 
 def layer_norm_plain(t: Tape, x: Value, *, name: str) -> Value:
     """OLMo's LayerNorm: no parameters, fp32 inside (models/olmo OlmoLayerNorm.forward)."""
-    return cast(t, _fused(t, cast(t, x, FP32), name=name, op="layer_norm", statistics=("mean", "rstd"), bias=False, affine=False, width=None), x.dtype)
+    return cast(
+        t,
+        _fused(t, cast(t, x, FP32), name=name, op="layer_norm", statistics=("mean", "rstd"), bias=False, affine=False, width=None),
+        x.dtype,
+    )
 
 
 def layer_norm_one_plus(t: Tape, x: Value, *, name: str) -> Value:

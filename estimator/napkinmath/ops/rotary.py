@@ -105,7 +105,16 @@ def rotary_fp32_tables(t: Tape, x: Value, cos: Value, sin: Value) -> Value:
     return cast(t, rotary(t, x, cos, sin), x.dtype)
 
 
-def rotary_partial(t: Tape, q: Value, key: Value, cos: Value, sin: Value, size: Size, turn: Callable[[Tape, Value, Value, Value], Value], held_by: Scope | None = None) -> tuple[Value, Value]:
+def rotary_partial(
+    t: Tape,
+    q: Value,
+    key: Value,
+    cos: Value,
+    sin: Value,
+    size: Size,
+    turn: Callable[[Tape, Value, Value, Value], Value],
+    held_by: Scope | None = None,
+) -> tuple[Value, Value]:
     """The first `size` elements of each head turned, the rest put back behind them (models/phi, stablelm, nemotron, glm).
 
     `held_by`: the calling function whose locals the pieces are, where the rotation is not a function of its own.

@@ -123,8 +123,10 @@ def read_config(config: Mapping[str, object], *, name: str = "", source: str = "
     model_type = config.get("model_type")
     row = MODELLING[modelling] if modelling else FAMILIES.get(str(model_type))
     if row is None:
-        near = suggest(str(model_type), list(FAMILIES)) if model_type else "; add it, e.g. \"model_type\": \"llama\""
-        raise InputError(f"model_type {shown(model_type)} is not one of the {len(FAMILIES)} families known{near} (`estimate models` lists them)")
+        near = suggest(str(model_type), list(FAMILIES)) if model_type else '; add it, e.g. "model_type": "llama"'
+        raise InputError(
+            f"model_type {shown(model_type)} is not one of the {len(FAMILIES)} families known{near} (`estimate models` lists them)"
+        )
     module, _, function = row.partition(":")
     mapping = getattr(__import__(f"napkinmath.catalog.families.{module}", fromlist=[function]), function)
     return mapping(Config(config, name or str(config.get("_name_or_path") or model_type), source))

@@ -30,7 +30,13 @@ class Config:
             if default is None:
                 raise InputError(f"config of {shown(self.name)} lacks {field!r}; add it, or use a complete config.json")
             return default
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value or value in (float("inf"), float("-inf")) or int(value) != value:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, (int, float))
+            or value != value
+            or value in (float("inf"), float("-inf"))
+            or int(value) != value
+        ):
             raise InputError(f"config field {field}={shown(value)} is not a whole number")
         high = MAX_LAYERS if "layer" in field or field == "depth" else MAX_EXTENT
         if not low <= value <= high:

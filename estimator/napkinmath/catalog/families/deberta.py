@@ -16,7 +16,9 @@ def deberta_v2(c: Config) -> ModelSpec:
     """DebertaV2Model, DebertaV2ForMaskedLM and DebertaV2ForSequenceClassification (transformers models/deberta_v2)."""
     symbols, kind = encoder_symbols(c), head_class(c, "ForMaskedLM")
     if not c.flag("relative_attention") or c.size("conv_kernel_size", 0, low=0):
-        raise InputError("this family reads DeBERTa with relative_attention and without a convolution (conv_kernel_size); use such a config")
+        raise InputError(
+            "this family reads DeBERTa with relative_attention and without a convolution (conv_kernel_size); use such a config"
+        )
     if c.size("embedding_size", symbols["h"]) != symbols["h"]:
         raise InputError("config field embedding_size differs from hidden_size; this family needs them equal")
     probability = c.probability("hidden_dropout_prob", 0.1)

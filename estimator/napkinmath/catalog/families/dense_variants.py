@@ -115,7 +115,9 @@ def nemotron(c: Config) -> ModelSpec:
     rotated = c.rotated(symbols["dh"], 0.5)
     mlp = PlainMlp(activation=c.activation("hidden_act", "relu2"), bias=c.flag("mlp_bias"), names=("up_proj", "down_proj"))
     layer = DecoderLayer(attention=GroupedQueryAttention(rotary_size=rotated, **attention_fields(c, symbols)), mlp=mlp, norm=norm)
-    return decoder(c, symbols, [layer] * symbols["L"], "nemotron", embedding=TokenEmbedding(rotary_size=rotated), head=CausalLmHead(norm=norm))
+    return decoder(
+        c, symbols, [layer] * symbols["L"], "nemotron", embedding=TokenEmbedding(rotary_size=rotated), head=CausalLmHead(norm=norm)
+    )
 
 
 def apertus(c: Config) -> ModelSpec:
@@ -185,9 +187,21 @@ def cohere2(c: Config) -> ModelSpec:
     fields, mlp = attention_fields(c, symbols), GatedMlp(activation=c.activation("hidden_act", "silu"))
 
     def layer(window: int) -> Part:
-        return ParallelLayer(attention=GroupedQueryAttention(rotation=Rotation.PAIRS_FP32, rotary=window > 0, window=window, **fields), mlp=mlp, norm=norm)
+        return ParallelLayer(
+            attention=GroupedQueryAttention(rotation=Rotation.PAIRS_FP32, rotary=window > 0, window=window, **fields), mlp=mlp, norm=norm
+        )
 
-    return sliding_stack(c, symbols, sliding, c.size("sliding_window", 4096), layer, "cohere2", head=CausalLmHead(norm=norm, scaled=True), tied=True, padded=True)
+    return sliding_stack(
+        c,
+        symbols,
+        sliding,
+        c.size("sliding_window", 4096),
+        layer,
+        "cohere2",
+        head=CausalLmHead(norm=norm, scaled=True),
+        tied=True,
+        padded=True,
+    )
 
 
 def phi(c: Config) -> ModelSpec:
@@ -202,7 +216,14 @@ def phi(c: Config) -> ModelSpec:
         attention=attention, mlp=PlainMlp(activation=c.activation("hidden_act", "gelu_new")), norm=LAYER_NORM, residual_last=True, dropout=c.probability("resid_pdrop")
     )  # fmt: skip
     embedding = TokenEmbedding(rotary_size=rotated, dropout=c.probability("embd_pdrop"))
-    return decoder(c, symbols, [layer] * symbols["L"], "phi", embedding=embedding, head=CausalLmHead(norm=LAYER_NORM, norm_name="model.final_layernorm", bias=True))
+    return decoder(
+        c,
+        symbols,
+        [layer] * symbols["L"],
+        "phi",
+        embedding=embedding,
+        head=CausalLmHead(norm=LAYER_NORM, norm_name="model.final_layernorm", bias=True),
+    )
 
 
 def stablelm(c: Config) -> ModelSpec:
@@ -216,4 +237,6 @@ def stablelm(c: Config) -> ModelSpec:
     layer: Part = DecoderLayer(attention=attention, mlp=mlp, norm=LAYER_NORM, holds_attention=True)
     if c.flag("use_parallel_residual"):
         layer = ParallelLayer(attention=attention, mlp=mlp, norm=LAYER_NORM)
-    return decoder(c, symbols, [layer] * symbols["L"], "stablelm", embedding=TokenEmbedding(rotary_size=rotated), head=CausalLmHead(norm=LAYER_NORM))
+    return decoder(
+        c, symbols, [layer] * symbols["L"], "stablelm", embedding=TokenEmbedding(rotary_size=rotated), head=CausalLmHead(norm=LAYER_NORM)
+    )

@@ -28,7 +28,16 @@ def gemma(c: Config) -> ModelSpec:
     symbols = dense_symbols(c, kv_default=16, head_size_default=256)
     activation = c.activation("hidden_act", "gelu_pytorch_tanh")
     layer = DecoderLayer(attention=GroupedQueryAttention(**attention_fields(c, symbols)), mlp=GatedMlp(activation=activation), norm=NORM)
-    return decoder(c, symbols, [layer] * symbols["L"], "gemma", embedding=TokenEmbedding(scaled_inside=True), head=CausalLmHead(norm=NORM), tied=True, padded=True)
+    return decoder(
+        c,
+        symbols,
+        [layer] * symbols["L"],
+        "gemma",
+        embedding=TokenEmbedding(scaled_inside=True),
+        head=CausalLmHead(norm=NORM),
+        tied=True,
+        padded=True,
+    )
 
 
 def gemma2(c: Config) -> ModelSpec:
@@ -58,7 +67,9 @@ def gemma3_text(c: Config) -> ModelSpec:
     mlp = GatedMlp(activation=c.activation("hidden_activation", "gelu_pytorch_tanh"))
 
     def layer(window: int) -> DecoderLayer:
-        attention = GroupedQueryAttention(window=window, tables=SLIDING_TABLES if window else "", head_norm=NORM, norm_transposed=True, **fields)
+        attention = GroupedQueryAttention(
+            window=window, tables=SLIDING_TABLES if window else "", head_norm=NORM, norm_transposed=True, **fields
+        )
         return DecoderLayer(attention=attention, mlp=mlp, **SANDWICH)
 
     head = CausalLmHead(norm=NORM, capped="final_logit_softcapping" in c)

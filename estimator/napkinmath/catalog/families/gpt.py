@@ -65,4 +65,6 @@ def _rotated_pairs(c: Config, family: str, *, packed: bool) -> ModelSpec:
     mlp = PlainMlp(activation=c.activation("activation_function", "gelu_new"), names=("fc_in", "fc_out"), dropout=dropout)
     layer = ParallelLayer(attention=attention, mlp=mlp, norm=LAYER_NORM, names=("ln_1",), residual_last=True)
     embedding = TokenEmbedding(rotary=False, name="wte", dropout=c.probability("embd_pdrop"), padded=pads(c), masked=True)
-    return c.spec(gpt_stages(c, symbols, [layer] * symbols["L"], embedding, path="transformer", tied=False, bias=True), symbols, family=family)
+    return c.spec(
+        gpt_stages(c, symbols, [layer] * symbols["L"], embedding, path="transformer", tied=False, bias=True), symbols, family=family
+    )

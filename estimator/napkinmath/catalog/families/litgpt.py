@@ -56,7 +56,11 @@ def litgpt(c: Config) -> ModelSpec:
     norm = Norm(kind=flags.norm)
     attention = FusedQkvAttention(bias=flags.bias, rotary_size=part, capped="attn_logit_softcapping" in c)
     names = ("fc_1", "fc_2", "proj")
-    mlp = GatedMlp(activation=flags.activation, bias=flags.bias, names=names) if flags.gated else PlainMlp(activation=flags.activation, bias=flags.bias, names=("fc", "proj"))
+    mlp = (
+        GatedMlp(activation=flags.activation, bias=flags.bias, names=names)
+        if flags.gated
+        else PlainMlp(activation=flags.activation, bias=flags.bias, names=("fc", "proj"))
+    )
     head = ChunkedHead(norm=norm, bias=flags.head_bias, capped="final_logit_softcapping" in c)
     stages = (
         Stage(part=LoopEmbedding(rotary_size=part, scaled=flags.scaled), path="transformer"),
@@ -69,7 +73,9 @@ def litgpt(c: Config) -> ModelSpec:
 def _layer(c: Config, flags: Flags, attention: FusedQkvAttention, mlp: GatedMlp | PlainMlp, norm: Norm) -> Part:
     if flags.parallel and c.flag("use_parallel_residual", True):
         shared = flags.shared_norm and not c.flag("new_decoder_architecture")
-        return ParallelLayer(attention=attention, mlp=mlp, norm=norm, names=("norm_1",) if shared else ("norm_1", "norm_2"), residual_last=True)
+        return ParallelLayer(
+            attention=attention, mlp=mlp, norm=norm, names=("norm_1",) if shared else ("norm_1", "norm_2"), residual_last=True
+        )
     posts = ("post_attention_norm", "post_mlp_norm") if flags.post_norms else ("", "")
     return DecoderLayer(attention=attention, mlp=mlp, norm=norm, names=("norm_1", "norm_2"), post_names=posts)
 

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-def dense_symbols(c: Config, *, kv_default: int | None = None, head_size_default: int = 0, ffn: str = "intermediate_size") -> dict[str, int]:
+def dense_symbols(
+    c: Config, *, kv_default: int | None = None, head_size_default: int = 0, ffn: str = "intermediate_size"
+) -> dict[str, int]:
     """h, a, k, dh, f, v, L of a dense decoder, with divisibility checked."""
     hidden, heads = c.size("hidden_size"), c.size("num_attention_heads")
     kv_heads = c.size("num_key_value_heads", kv_default or heads)
@@ -25,7 +27,15 @@ def dense_symbols(c: Config, *, kv_default: int | None = None, head_size_default
     if "head_dim" not in c and not head_size_default:
         c.divides("hidden_size", "num_attention_heads", hidden, heads)
     head_size = c.size("head_dim", head_size_default or hidden // heads)
-    return {"h": hidden, "a": heads, "k": kv_heads, "dh": head_size, "f": c.size(ffn), "v": c.size("vocab_size"), "L": c.size("num_hidden_layers")}
+    return {
+        "h": hidden,
+        "a": heads,
+        "k": kv_heads,
+        "dh": head_size,
+        "f": c.size(ffn),
+        "v": c.size("vocab_size"),
+        "L": c.size("num_hidden_layers"),
+    }
 
 
 def one_head_each(symbols: dict[str, int]) -> dict[str, int]:
@@ -51,7 +61,9 @@ def decoder(
     if c.flag("tie_word_embeddings", tied):
         head = head.replace(tied_to=f"{path}.{embedding.name}.weight")
     stages = [Stage(part=part, path=f"{path}.layers", checkpointed=True) for part in layers]
-    return c.spec((Stage(part=embedding.replace(padded=pads(c, padded)), path=path), *runs(stages), Stage(part=head)), symbols, family=family)
+    return c.spec(
+        (Stage(part=embedding.replace(padded=pads(c, padded)), path=path), *runs(stages), Stage(part=head)), symbols, family=family
+    )
 
 
 def pads(c: Config, default: bool = False) -> bool:
@@ -73,7 +85,9 @@ def internlm3(c: Config) -> ModelSpec:
     """InternLM3: Llama's layer with separate switches for the biases of q, k, v and of the output (its published modeling code)."""
     symbols = dense_symbols(c)
     fields = attention_fields(c, symbols, bias=c.flag("qkv_bias"), output_bias=c.flag("bias"))
-    layer = DecoderLayer(attention=GroupedQueryAttention(**fields), mlp=GatedMlp(activation=c.activation("hidden_act", "silu"), bias=c.flag("bias")))
+    layer = DecoderLayer(
+        attention=GroupedQueryAttention(**fields), mlp=GatedMlp(activation=c.activation("hidden_act", "silu"), bias=c.flag("bias"))
+    )
     return decoder(c, symbols, [layer] * symbols["L"], "internlm3")
 
 
@@ -82,18 +96,39 @@ def mistral(c: Config) -> ModelSpec:
     symbols = dense_symbols(c, kv_default=8)
     window = c.size("sliding_window", 0, low=0) if "sliding_window" in c.values else 4096
     layer = DecoderLayer(
-        attention=GroupedQueryAttention(window=window, flash_repeats_before=(4, 48), **attention_fields(c, symbols, bias=False)), mlp=GatedMlp(activation=c.activation("hidden_act", "silu"))
+        attention=GroupedQueryAttention(window=window, flash_repeats_before=(4, 48), **attention_fields(c, symbols, bias=False)),
+        mlp=GatedMlp(activation=c.activation("hidden_act", "silu")),
     )
     embedding = TokenEmbedding(full_mask=not window, windows=(window,) if window else ())
     return decoder(c, symbols, [layer] * symbols["L"], "mistral", embedding=embedding)
 
 
-def sliding_stack(c: Config, symbols: dict[str, int], sliding: list[bool], window: int, layer_of: Callable[[int], Part], family: str, *, tied: bool = False, padded: bool = False, **parts: Any) -> ModelSpec:
+def sliding_stack(
+    c: Config,
+    symbols: dict[str, int],
+    sliding: list[bool],
+    window: int,
+    layer_of: Callable[[int], Part],
+    family: str,
+    *,
+    tied: bool = False,
+    padded: bool = False,
+    **parts: Any,
+) -> ModelSpec:
     """A decoder in which some layers have a window: `layer_of(window)` makes a layer, 0 for a full one."""
     made = {flag: layer_of(window if flag else 0) for flag in set(sliding)}
     given = parts.pop("embedding", None)
     embedding = given if isinstance(given, TokenEmbedding) else TokenEmbedding()
-    return decoder(c, symbols, [made[flag] for flag in sliding], family, embedding=embedding.replace(windows=(window,) if any(sliding) else ()), tied=tied, padded=padded, **parts)
+    return decoder(
+        c,
+        symbols,
+        [made[flag] for flag in sliding],
+        family,
+        embedding=embedding.replace(windows=(window,) if any(sliding) else ()),
+        tied=tied,
+        padded=padded,
+        **parts,
+    )
 
 
 def ministral(c: Config) -> ModelSpec:
@@ -120,7 +155,14 @@ def qwen2(c: Config) -> ModelSpec:
     sliding, window = qwen_window(c, symbols["L"])
     mlp = GatedMlp(activation=c.activation("hidden_act", "silu"))
     fields = attention_fields(c, symbols, bias=True, output_bias=False)
-    return sliding_stack(c, symbols, sliding, window, lambda w: DecoderLayer(attention=GroupedQueryAttention(window=w, flash_repeats_before=(4, 48), **fields), mlp=mlp), "qwen2")
+    return sliding_stack(
+        c,
+        symbols,
+        sliding,
+        window,
+        lambda w: DecoderLayer(attention=GroupedQueryAttention(window=w, flash_repeats_before=(4, 48), **fields), mlp=mlp),
+        "qwen2",
+    )
 
 
 def qwen3(c: Config) -> ModelSpec:
@@ -129,7 +171,14 @@ def qwen3(c: Config) -> ModelSpec:
     sliding, window = qwen_window(c, symbols["L"])
     mlp = GatedMlp(activation=c.activation("hidden_act", "silu"))
     fields = attention_fields(c, symbols)
-    return sliding_stack(c, symbols, sliding, window, lambda w: DecoderLayer(attention=GroupedQueryAttention(window=w, head_norm=Norm(), **fields), mlp=mlp), "qwen3")
+    return sliding_stack(
+        c,
+        symbols,
+        sliding,
+        window,
+        lambda w: DecoderLayer(attention=GroupedQueryAttention(window=w, head_norm=Norm(), **fields), mlp=mlp),
+        "qwen3",
+    )
 
 
 def granite(c: Config) -> ModelSpec:

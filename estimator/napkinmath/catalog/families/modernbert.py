@@ -17,9 +17,7 @@ def modernbert(c: Config) -> ModelSpec:
     slides = c.sliding_layers(layers, [index % every > 0 for index in range(layers)])
     norm = Norm(kind=NormKind.LAYER if c.flag("norm_bias") else NormKind.LAYER_NO_BIAS)
     tables = tuple(name for name, used in ((" full", not all(slides)), (" sliding", any(slides))) if used)
-    entrance = ModernBertEmbedding(
-        norm=norm, window=half if any(slides) else 0, tables=tables, dropout=c.probability("embedding_dropout")
-    )
+    entrance = ModernBertEmbedding(norm=norm, window=half if any(slides) else 0, tables=tables, dropout=c.probability("embedding_dropout"))
     layer = ModernBertLayer(
         norm=norm,
         activation=c.activation("hidden_activation", "gelu"),

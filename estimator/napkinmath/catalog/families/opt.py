@@ -74,7 +74,9 @@ def biogpt(c: Config) -> ModelSpec:
     return c.spec(_stages(c, symbols, layer, embedding, head, "biogpt"), symbols, family="biogpt")
 
 
-def _stages(c: Config, symbols: dict[str, int], layer: DecoderLayer, embedding: PositionedEmbedding, head: CausalLmHead, path: str) -> tuple[Stage, ...]:
+def _stages(
+    c: Config, symbols: dict[str, int], layer: DecoderLayer, embedding: PositionedEmbedding, head: CausalLmHead, path: str
+) -> tuple[Stage, ...]:
     if c.flag("tie_word_embeddings", True):
         head = head.replace(tied_to=f"{path}.embed_tokens.weight")
     layers = runs([Stage(part=layer, path=f"{path}.layers", checkpointed=True)] * symbols["L"])

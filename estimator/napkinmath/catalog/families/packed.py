@@ -43,7 +43,9 @@ def persimmon(c: Config) -> ModelSpec:
         rotary_size=rotated, holds_pieces=True, head_norm=LAYER_NORM if c.flag("qk_layernorm", True) else None, norm_names=("q_layernorm", "k_layernorm"),
         names=("query_key_value", "", "", "dense"), **attention_fields(c, symbols, bias=True),
     )  # fmt: skip
-    mlp = PlainMlp(activation=c.activation("hidden_act", "relu2"), names=("dense_h_to_4h", "dense_4h_to_h"), dropout=c.probability("hidden_dropout"))
+    mlp = PlainMlp(
+        activation=c.activation("hidden_act", "relu2"), names=("dense_h_to_4h", "dense_4h_to_h"), dropout=c.probability("hidden_dropout")
+    )
     layer = DecoderLayer(attention=PackedAttention(core=core, packing=Packing.SELECTS), mlp=mlp, norm=LAYER_NORM)
     head = CausalLmHead(norm=LAYER_NORM, norm_name="model.final_layernorm")
     return decoder(c, symbols, [layer] * symbols["L"], "persimmon", embedding=TokenEmbedding(rotary_size=rotated), head=head)
@@ -60,7 +62,9 @@ def gpt_neox(c: Config) -> ModelSpec:
     attention = PackedAttention(core=core, packing=Packing.HEADS)
     mlp = PlainMlp(activation=c.activation("hidden_act", "gelu"), names=("dense_h_to_4h", "dense_4h_to_h"))
     names = ("input_layernorm", "post_attention_layernorm")
-    layer: Part = ParallelLayer(attention=attention, mlp=mlp, norm=LAYER_NORM, names=names, residual_last=True, mlp_first=True, dropout=dropout)
+    layer: Part = ParallelLayer(
+        attention=attention, mlp=mlp, norm=LAYER_NORM, names=names, residual_last=True, mlp_first=True, dropout=dropout
+    )
     if not c.flag("use_parallel_residual", True):
         layer = DecoderLayer(attention=attention, mlp=mlp, norm=LAYER_NORM, names=names, dropout=dropout)
     embedding = TokenEmbedding(rotary_size=rotated, name="embed_in", dropout=dropout)
@@ -68,10 +72,31 @@ def gpt_neox(c: Config) -> ModelSpec:
     return decoder(c, symbols, [layer] * symbols["L"], "gpt_neox", embedding=embedding, head=head, path="gpt_neox")
 
 
-def gpt_stages(c: Config, symbols: dict[str, int], layers: list[Part], embedding: Part, *, path: str, tied: bool, bias: bool = False, shared_loss_since: tuple[int, int] = (4, 46)) -> tuple[Stage, ...]:
+def gpt_stages(
+    c: Config,
+    symbols: dict[str, int],
+    layers: list[Part],
+    embedding: Part,
+    *,
+    path: str,
+    tied: bool,
+    bias: bool = False,
+    shared_loss_since: tuple[int, int] = (4, 46),
+) -> tuple[Stage, ...]:
     """Embedding, blocks `h` and a head after `ln_f`, as GPT-2's kin are laid out."""
-    head = CausalLmHead(norm=LAYER_NORM, norm_name=f"{path}.ln_f", bias=bias, shared_loss_since=shared_loss_since, own_loss_upcasts=False, tied_to=f"{path}.wte.weight" if c.flag("tie_word_embeddings", tied) else "")
-    return (Stage(part=embedding, path=path), *runs([Stage(part=part, path=f"{path}.h", checkpointed=True) for part in layers]), Stage(part=head))
+    head = CausalLmHead(
+        norm=LAYER_NORM,
+        norm_name=f"{path}.ln_f",
+        bias=bias,
+        shared_loss_since=shared_loss_since,
+        own_loss_upcasts=False,
+        tied_to=f"{path}.wte.weight" if c.flag("tie_word_embeddings", tied) else "",
+    )
+    return (
+        Stage(part=embedding, path=path),
+        *runs([Stage(part=part, path=f"{path}.h", checkpointed=True) for part in layers]),
+        Stage(part=head),
+    )
 
 
 def gpt_symbols(c: Config) -> dict[str, int]:
@@ -112,4 +137,8 @@ def gpt_bigcode(c: Config) -> ModelSpec:
     layer = DecoderLayer(attention=attention, mlp=mlp, norm=LAYER_NORM, names=("ln_1", "ln_2"), names_outputs=True)
     rows = c.size("max_position_embeddings", 1024)
     embedding = PositionedEmbedding(rows=rows, dropout=c.probability("embd_pdrop", 0.1), padded=pads(c), triangle=True)
-    return c.spec(gpt_stages(c, symbols, [layer] * symbols["L"], embedding, path="transformer", tied=True, shared_loss_since=(4, 50)), symbols, family="gpt_bigcode")
+    return c.spec(
+        gpt_stages(c, symbols, [layer] * symbols["L"], embedding, path="transformer", tied=True, shared_loss_since=(4, 50)),
+        symbols,
+        family="gpt_bigcode",
+    )

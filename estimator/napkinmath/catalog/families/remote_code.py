@@ -29,7 +29,12 @@ def qwen(c: Config) -> ModelSpec:
     symbols["f"] //= 2
     biased = not c.flag("no_bias", True)
     core = GroupedQueryAttention(
-        names=("c_attn", "", "", "c_proj"), scope="attn", bias=True, output_bias=biased, rotation=Rotation.HALVES_FP32, dropout=c.probability("attn_dropout_prob")
+        names=("c_attn", "", "", "c_proj"),
+        scope="attn",
+        bias=True,
+        output_bias=biased,
+        rotation=Rotation.HALVES_FP32,
+        dropout=c.probability("attn_dropout_prob"),
     )
     layer = DecoderLayer(
         attention=PackedAttention(core=core), mlp=GatedMlp(names=("w2", "w1", "c_proj"), bias=biased), names=("ln_1", "ln_2")
@@ -51,14 +56,22 @@ def baichuan(c: Config) -> ModelSpec:
     core = GroupedQueryAttention(names=("W_pack", "", "", "o_proj"), rotary=not alibi, rotation=Rotation.HALVES_FP32)
     layer = DecoderLayer(attention=PackedAttention(core=core), mlp=GatedMlp(activation=c.activation("hidden_act", "silu")))
     head = CausalLmHead(shared_loss_since=OWN_LOSS)
-    return decoder(c, symbols, [layer] * symbols["L"], "baichuan", embedding=TokenEmbedding(rotary=not alibi, wide_tables=not alibi, masked=alibi), head=head)
+    return decoder(
+        c,
+        symbols,
+        [layer] * symbols["L"],
+        "baichuan",
+        embedding=TokenEmbedding(rotary=not alibi, wide_tables=not alibi, masked=alibi),
+        head=head,
+    )
 
 
 def internlm(c: Config) -> ModelSpec:
     """InternLMForCausalLM: Llama with biases on the four linears of the attention (modeling_internlm.py)."""
     symbols = one_head_each(dense_symbols(c))
     layer = DecoderLayer(
-        attention=GroupedQueryAttention(**attention_fields(c, symbols, bias=c.flag("bias", True))), mlp=GatedMlp(activation=c.activation("hidden_act", "silu"))
+        attention=GroupedQueryAttention(**attention_fields(c, symbols, bias=c.flag("bias", True))),
+        mlp=GatedMlp(activation=c.activation("hidden_act", "silu")),
     )
     return decoder(c, symbols, [layer] * symbols["L"], "internlm", head=CausalLmHead(shared_loss_since=OWN_LOSS))
 
@@ -100,7 +113,11 @@ def chatglm(c: Config) -> ModelSpec:
 def minicpm(c: Config) -> ModelSpec:
     """MiniCPMForCausalLM: Llama with embeddings, residuals and logits multiplied by numbers (modeling_minicpm.py)."""
     symbols = dense_symbols(c)
-    layer = DecoderLayer(attention=GroupedQueryAttention(**attention_fields(c, symbols)), mlp=GatedMlp(activation=c.activation("hidden_act", "silu")), scaled=True)
+    layer = DecoderLayer(
+        attention=GroupedQueryAttention(**attention_fields(c, symbols)),
+        mlp=GatedMlp(activation=c.activation("hidden_act", "silu")),
+        scaled=True,
+    )
     head = CausalLmHead(scaled=True, shared_loss_since=OWN_LOSS)
     return decoder(c, symbols, [layer] * symbols["L"], "minicpm", embedding=TokenEmbedding(scaled=True), head=head, tied=True)
 
@@ -109,5 +126,9 @@ def orion(c: Config) -> ModelSpec:
     """OrionForCausalLM: Llama under LayerNorms with biases (modeling_orion.py)."""
     symbols = dense_symbols(c)
     norm = Norm(kind=NormKind.LAYER)
-    layer = DecoderLayer(attention=GroupedQueryAttention(**attention_fields(c, symbols)), mlp=GatedMlp(activation=c.activation("hidden_act", "silu")), norm=norm)
+    layer = DecoderLayer(
+        attention=GroupedQueryAttention(**attention_fields(c, symbols)),
+        mlp=GatedMlp(activation=c.activation("hidden_act", "silu")),
+        norm=norm,
+    )
     return decoder(c, symbols, [layer] * symbols["L"], "orion", head=CausalLmHead(norm=norm, shared_loss_since=OWN_LOSS))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from napkinmath.catalog.families import read_config
 from napkinmath.catalog.families.config import Config
-from napkinmath.catalog.layers.encoder import BidirectionalAttention
 from napkinmath.catalog.layers.embedding import TokenEmbedding
+from napkinmath.catalog.layers.encoder import BidirectionalAttention
 from napkinmath.catalog.layers.head import CausalLmHead
 from napkinmath.catalog.layers.norm import Norm, NormKind
 from napkinmath.catalog.layers.vision_towers import (

@@ -55,13 +55,25 @@ def bloom_gelu(t: Tape, x: Value) -> Value:
         t.append("bloom gelu", (x,), (out,), forward=forward, costs=cost)
         return out
     gradient = t.gradient_of(x)
-    tanh_out, first, second, third, fourth, factor = (t.tensor(f"backward step {number}", x.axes, x.dtype, Role.WORKSPACE) for number in range(6))
+    tanh_out, first, second, third, fourth, factor = (
+        t.tensor(f"backward step {number}", x.axes, x.dtype, Role.WORKSPACE) for number in range(6)
+    )
     backward = (
         (ALLOC, first), (ALLOC, second), (ALLOC, third), (FREE, first), (FREE, second), (ALLOC, tanh_out), (FREE, third), (ALLOC, first), (ALLOC, second), (ALLOC, third), (ALLOC, fourth),
         (FREE, third), (ALLOC, third), (FREE, second), (FREE, fourth), (ALLOC, second), (FREE, first), (FREE, third), (ALLOC, fourth), (ALLOC, factor), (FREE, second), (FREE, fourth),
         (ALLOC, gradient), (FREE, factor), (FREE, tanh_out),
     )  # fmt: skip
-    t.append("bloom gelu", (x,), (out,), forward=forward, saves=(x.tensor,), costs=cost, backward=backward, gradients=(Gradient(x, gradient),), backward_costs=(Move(50 * traffic(x), 20),))
+    t.append(
+        "bloom gelu",
+        (x,),
+        (out,),
+        forward=forward,
+        saves=(x.tensor,),
+        costs=cost,
+        backward=backward,
+        gradients=(Gradient(x, gradient),),
+        backward_costs=(Move(50 * traffic(x), 20),),
+    )
     return out
 
 
@@ -84,13 +96,31 @@ def xielu(t: Tape, x: Value) -> Value:
         frame.local(above)
         below = subtract(t, expm1(t, minimum_of(t, x, least)), x)
         below = add(t, mul(t, below, negative), mul(t, beta, x))
-        return t.op("where", (above, below), x.axes, x.dtype, saves=(condition,), gradients=(LIKE, LIKE), costs=(Move(3 * traffic(x)),), backward_costs=(Move(4 * traffic(x), 2),))
+        return t.op(
+            "where",
+            (above, below),
+            x.axes,
+            x.dtype,
+            saves=(condition,),
+            gradients=(LIKE, LIKE),
+            costs=(Move(3 * traffic(x)),),
+            backward_costs=(Move(4 * traffic(x), 2),),
+        )
 
 
 def expm1(t: Tape, x: Value) -> Value:
     """exp(x) - 1; keeps its output, to which its backward adds one."""
     plus_one = t.tensor("output + 1", x.axes, x.dtype, Role.WORKSPACE)
-    out = t.op("expm1", (x,), x.axes, x.dtype, gradients=(LIKE,), backward_temporaries=(plus_one,), costs=(Move(2 * traffic(x)),), backward_costs=(Move(5 * traffic(x), 2),))
+    out = t.op(
+        "expm1",
+        (x,),
+        x.axes,
+        x.dtype,
+        gradients=(LIKE,),
+        backward_temporaries=(plus_one,),
+        costs=(Move(2 * traffic(x)),),
+        backward_costs=(Move(5 * traffic(x), 2),),
+    )
     if out.requires_grad:
         t.ops[-1].saves = (out.tensor,)
     return out
@@ -98,8 +128,21 @@ def expm1(t: Tape, x: Value) -> Value:
 
 def minimum_of(t: Tape, x: Value, least: Value) -> Value:
     """min(x, a number held in a tensor); keeps x; its backward compares twice and halves where equal."""
-    halves = (*(t.tensor(n, x.axes, BOOL, Role.WORKSPACE) for n in ("x == least", "x > least")), t.tensor("half of the gradient", x.axes, x.dtype, Role.WORKSPACE))
-    return t.op("minimum", (x, least), x.axes, x.dtype, saves=(x,), gradients=(LIKE, None), backward_temporaries=halves, costs=(Move(2 * traffic(x)),), backward_costs=(Move(6 * traffic(x), 4),))
+    halves = (
+        *(t.tensor(n, x.axes, BOOL, Role.WORKSPACE) for n in ("x == least", "x > least")),
+        t.tensor("half of the gradient", x.axes, x.dtype, Role.WORKSPACE),
+    )
+    return t.op(
+        "minimum",
+        (x, least),
+        x.axes,
+        x.dtype,
+        saves=(x,),
+        gradients=(LIKE, None),
+        backward_temporaries=halves,
+        costs=(Move(2 * traffic(x)),),
+        backward_costs=(Move(6 * traffic(x), 4),),
+    )
 
 
 ACTIVATIONS = {

@@ -147,7 +147,12 @@ class GroupedQueryAttention(Record):
 
     def _rotate(self, t: Tape, q: Value, key: Value, shared: dict[str, Value], caller: Scope) -> tuple[Value, Value]:
         cos, sin = shared[f"cos{self.tables}"], shared[f"sin{self.tables}"]
-        turn = {Rotation.HALVES: rotary, Rotation.PAIRS: rotary_interleaved, Rotation.PAIRS_FP32: rotary_interleaved_fp32, Rotation.HALVES_FP32: rotary_fp32_tables}[self.rotation]
+        turn = {
+            Rotation.HALVES: rotary,
+            Rotation.PAIRS: rotary_interleaved,
+            Rotation.PAIRS_FP32: rotary_interleaved_fp32,
+            Rotation.HALVES_FP32: rotary_fp32_tables,
+        }[self.rotation]
         if t.policy.stack.rotary == "in place" and self.rotation is Rotation.HALVES and not self.rotary_size:
             return rotary_in_place(t, q), rotary_in_place(t, key)
         if t.policy.config.compile:
@@ -214,5 +219,7 @@ def attend(
     """Attention as configured, over q, k, v of axes (b, heads, s, dh); returns (b, s, heads, dh)."""
     mask = shared.get(mask_name(window)) or shared.get("mask")
     if runs_eager(t, eager_only):
-        return eager_attention(t, q, key, value, groups=groups, mask=mask, dropout_p=dropout_p, capped=capped, contiguous=contiguous, fp32_softmax=wide_softmax)
+        return eager_attention(
+            t, q, key, value, groups=groups, mask=mask, dropout_p=dropout_p, capped=capped, contiguous=contiguous, fp32_softmax=wide_softmax
+        )
     return sdpa(t, q, key, value, groups=groups, mask=mask, window=window or None, dropout_p=dropout_p, contiguous=contiguous)

@@ -79,7 +79,9 @@ class GptJAttention(Record):
         size = self.rotary_size
         t.weight("embed_positions", (self.positions, size), dtype=FP32, buffer=True)
         if not self.packed:
-            frame.local(constant(t, "positions repeated", (1, self.positions, size), FP32), constant(t, "ids repeated", (1, s, size), INT64))
+            frame.local(
+                constant(t, "positions repeated", (1, self.positions, size), FP32), constant(t, "ids repeated", (1, s, size), INT64)
+            )
         found = constant(t, "sines and cosines", (1, s, size), FP32)
         table = found if self.packed else cast(t, found, q.dtype)
         t.keep(table)

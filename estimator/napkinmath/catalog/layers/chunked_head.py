@@ -82,7 +82,16 @@ def _returned(t: Tape, logits: Value) -> Value:
     grad = t.gradient_of(logits) if whole else _chunk(t, "gradient of a chunk", logits, logits.dtype)
     grad.role = Role.LOGITS
     moved = traffic(logits, out)
-    t.append("to fp32", (logits,), (out,), forward=((ALLOC, tensor),), backward=((ALLOC, grad),), gradients=(Gradient(logits, grad),), costs=(Move(moved),), backward_costs=(Move(moved),))
+    t.append(
+        "to fp32",
+        (logits,),
+        (out,),
+        forward=((ALLOC, tensor),),
+        backward=((ALLOC, grad),),
+        gradients=(Gradient(logits, grad),),
+        costs=(Move(moved),),
+        backward_costs=(Move(moved),),
+    )
     return out
 
 
@@ -101,7 +110,14 @@ def chunked_loss(t: Tape, logits: Value, head: Weight | None) -> Value:
     if head is not None:
         half = _chunk(t, "gradient of a chunk in 16 bits", logits, BF16)
         unpacked = t.policy.format.unpacked(t, head, t.policy.compute_dtype) if head.constants and t.policy.format is not None else []
-        steps += [(ALLOC, half), (FREE, second), *((ALLOC, x) for x in unpacked), *((FREE, x) for x in unpacked), (FREE, half), (FREE, others)]
+        steps += [
+            (ALLOC, half),
+            (FREE, second),
+            *((ALLOC, x) for x in unpacked),
+            *((FREE, x) for x in unpacked),
+            (FREE, half),
+            (FREE, others),
+        ]
         grad = _chunk(t, "gradient of a chunk in fp32", logits, FP32)
         steps.append((ALLOC, grad))
     else:
@@ -113,7 +129,16 @@ def chunked_loss(t: Tape, logits: Value, head: Weight | None) -> Value:
     forward = ((ALLOC, others), (ALLOC, last), (ALLOC, losses))
     if not logits.requires_grad:
         forward = (*forward, (FREE, others), (FREE, last))
-    t.append("cross_entropy by chunks", (logits,), (out,), forward=forward, backward=tuple(steps), gradients=(Gradient(logits, grad),), costs=(Move(2 * moved),), backward_costs=(Move(4 * moved),))
+    t.append(
+        "cross_entropy by chunks",
+        (logits,),
+        (out,),
+        forward=forward,
+        backward=tuple(steps),
+        gradients=(Gradient(logits, grad),),
+        costs=(Move(2 * moved),),
+        backward_costs=(Move(4 * moved),),
+    )
     return t.op("mean of losses", (out,), (1,), FP32, gradients=("like",), role=Role.LOGITS)
 
 

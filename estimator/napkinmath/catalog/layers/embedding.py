@@ -56,7 +56,9 @@ class TokenEmbedding(Part):
             shared["rotary"] = constant(t, "rotary table", (1, s, self.rotary_size or dh), FP32)
         elif self.rotary:
             for suffix in self.tables:
-                rotary_tables(t, shared, self.rotary_size or dh, FP32 if self.wide_tables else out.dtype, suffix, rows=b if self.tables_per_row else 1)
+                rotary_tables(
+                    t, shared, self.rotary_size or dh, FP32 if self.wide_tables else out.dtype, suffix, rows=b if self.tables_per_row else 1
+                )
         return out
 
 

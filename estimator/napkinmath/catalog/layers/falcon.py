@@ -83,8 +83,12 @@ class FalconAttention(Record):
 
     def _attend(self, t: Tape, frame: Scope, q: Value, key: Value, value: Value, shared: dict[str, Value], dtype: DType) -> Value:
         if runs_eager(t, False):
-            return falcon_attention(t, frame, q, key, value, mask=shared["mask"], alibi=shared.get("alibi"), dtype=dtype, dropout_p=self.dropout)
-        if self.heads is FalconHeads.SINGLE and t.known(a) > 1:  # SDPA is called without enable_gqa, so that no fused kernel takes a single head
+            return falcon_attention(
+                t, frame, q, key, value, mask=shared["mask"], alibi=shared.get("alibi"), dtype=dtype, dropout_p=self.dropout
+            )
+        if (
+            self.heads is FalconHeads.SINGLE and t.known(a) > 1
+        ):  # SDPA is called without enable_gqa, so that no fused kernel takes a single head
             return math_attention(t, q, key, value, groups=1, mask=shared.get("mask"))
         return attend(t, q, key, value, shared, groups=1, dropout_p=self.dropout if self.alibi else 0.0)
 

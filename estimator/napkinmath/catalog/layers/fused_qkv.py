@@ -60,7 +60,16 @@ class FusedQkvAttention(Record):
         low = dense_linear(t, dropout(t, x, adapter.dropout), first, None, label="A x")
         update = dense_linear(t, t.view(low, (b, s, adapter.rank)), second, None, label="B A x")
         if len(enabled) < len(PROJECTIONS):  # zero_pad: zeros, and index_copy_ of the update into them, which keeps the update
-            update = t.op("index_copy_", (update,), out.axes, update.dtype, saves=(update,), gradients=("like",), costs=(Move(traffic(update, out)),), backward_costs=(Move(traffic(update, out)),))
+            update = t.op(
+                "index_copy_",
+                (update,),
+                out.axes,
+                update.dtype,
+                saves=(update,),
+                gradients=("like",),
+                costs=(Move(traffic(update, out)),),
+                backward_costs=(Move(traffic(update, out)),),
+            )
         return add(t, out, scale(t, update))
 
     def _split(self, t: Tape, packed: Value) -> tuple[Value, Value, Value]:
@@ -91,7 +100,9 @@ class FusedQkvAttention(Record):
             part = slice_of(t, x, (*x.axes[:-1], self.rotary_size)) if self.rotary_size else x
             turned = cast(t, rotary(t, part, shared["cos"], shared["sin"]), x.dtype)
             frame.local(turned)
-            return t.op("cat", (turned, x), x.axes, x.dtype, gradients=("pass", "like" if self.rotary_size else None), costs=(Move(2 * traffic(x)),))
+            return t.op(
+                "cat", (turned, x), x.axes, x.dtype, gradients=("pass", "like" if self.rotary_size else None), costs=(Move(2 * traffic(x)),)
+            )
 
     def _attend(self, t: Tape, q: Value, key: Value, value: Value) -> Value:
         if not self.capped:

@@ -15,7 +15,9 @@ def mask_name(window: int) -> str:
     return f"mask of window {window}" if window else "mask"
 
 
-def causal_masks(t: Tape, shared: dict[str, Value], dtype: DType, *, full: bool = True, windows: tuple[int, ...] = (), eager_only: bool = False) -> None:
+def causal_masks(
+    t: Tape, shared: dict[str, Value], dtype: DType, *, full: bool = True, windows: tuple[int, ...] = (), eager_only: bool = False
+) -> None:
     """Publishes the masks of full and sliding layers: additive ones for eager attention, a bool one where SDPA cannot do without.
 
     SDPA takes causality as a flag; a window needs a mask as soon as the sequence is as long as the window. The flash-attn package takes

@@ -58,7 +58,9 @@ class Norm(Record):
                 return rms_norm_fused(t, x, name=name, width=width)
             if t.policy.stack.rms_norm == "in place":
                 return rms_norm_in_place(t, x, name=name, width=width)
-            return rms_norm_eager(t, x, name=name, width=width, scale_in_fp32=self.kind is NormKind.RMS_GEMMA, cast_last=self.kind is NormKind.RMS_CAST_LAST)
+            return rms_norm_eager(
+                t, x, name=name, width=width, scale_in_fp32=self.kind is NormKind.RMS_GEMMA, cast_last=self.kind is NormKind.RMS_CAST_LAST
+            )
         if self.kind is NormKind.LAYER_EAGER:
             return layer_norm_eager(t, x, name=name, axes=axes)
         if self.kind is NormKind.LAYER_PLAIN:
