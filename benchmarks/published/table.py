@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from published.predict import Judgement, Prediction
 from published.rows import ALLOCATED, DEVICE, RESERVED, SPEED
@@ -192,8 +192,9 @@ def _percent(value: float) -> str:
 
 def _table(title: str, header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     widths = [max(len(row[i]) for row in (header, *lines)) for i in range(len(header))]
-    align: Callable[[Sequence[str]], str] = lambda row: (
-        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |"
-    )  # noqa: E731
+
+    def align(row: Sequence[str]) -> str:
+        return "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |"
+
     rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
     return "\n".join([f"## {title}", "", align(header), rule, *(align(row) for row in lines)])
