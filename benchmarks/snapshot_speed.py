@@ -1,0 +1,96 @@
+"""How long a large memory snapshot takes to read, and how much memory.
+
+    python benchmarks/snapshot_speed.py [--gigabytes 1] [--keep FILE]
+
+The file is made here in the layout of torch.cuda.memory._dump_snapshot: one dictionary an event, each with its own list of frames, the
+frames themselves shared between stacks as torch's symboliser shares them. Reading runs in a process of its own, so peak memory is its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import pickle
+import random
+import resource
+import tempfile
+import time
+from collections.abc import Iterator
+from typing import Any
+
+STACK_DEPTH = 40  # frames of a training script under transformers and PEFT
+EVENTS_A_GIGABYTE = 2_650_000  # of this layout at protocol 4; the true size of the file is printed
+
+
+def events(count: int) -> Iterator[dict[str, Any]]:
+    """Allocations and frees of a training step, repeated: 400 tensors made, held, and let go."""
+    chance = random.Random(0)
+    frames = [{"name": f"function_{i}", "filename": f"/site-packages/transformers/models/part_{i % 60}.py", "line": i} for i in range(3000)]
+    stacks = [chance.sample(frames, STACK_DEPTH) for _ in range(500)]
+    live: list[tuple[int, int, int]] = []
+    address, clock = 0x7F0000000000, 0
+    while clock < count:
+        clock += 1
+        made = len(live) < 400 or chance.random() < 0.5
+        if made:
+            size = 512 * chance.randint(1, 60_000)
+            live.append((address, size, chance.randrange(len(stacks))))
+            address += size
+            where = live[-1]
+        else:
+            where = live.pop(chance.randrange(len(live)))
+        for action in ("alloc",) if made else ("free_requested", "free_completed"):
+            yield {
+                "action": action,
+                "addr": where[0],
+                "size": where[1],
+                "stream": 0,
+                "time_us": clock,
+                "compile_context": "N/A",
+                "user_metadata": "",
+                "frames": list(stacks[where[2]]),
+            }
+
+
+def write(path: str, count: int) -> int:
+    """A snapshot file of so many allocations and frees; returns its bytes."""
+    with open(path, "wb") as file:
+        pickle.dump({"segments": [], "device_traces": [list(events(count))], "allocator_settings": {}}, file, protocol=4)
+    return os.path.getsize(path)
+
+
+def read(path: str, results: Any) -> None:
+    """Reads in this process and reports seconds, peak resident bytes and what was read."""
+    from napkinmath_profiler.snapshot.read_snapshot import read_snapshot
+
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    started = time.perf_counter()
+    found = read_snapshot(path)
+    seconds = time.perf_counter() - started
+    results.put((seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, before, found.timeline.peak().nbytes))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gigabytes", type=float, default=1.0)
+    parser.add_argument("--keep", metavar="FILE")
+    options = parser.parse_args()
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        path = options.keep or os.path.join(folder, "snapshot.pickle")
+        maker = context.Process(target=write, args=(path, int(options.gigabytes * EVENTS_A_GIGABYTE)))
+        maker.start()
+        maker.join()
+        results: Any = context.Queue()
+        reader = context.Process(target=read, args=(path, results))
+        reader.start()
+        seconds, resident, before, peak = results.get()
+        reader.join()
+        print(f"file     {os.path.getsize(path) / 1e9:.2f} GB, highest {peak / 2**30:.1f} GiB allocated")
+        print(f"read     {seconds:.1f} s, {os.path.getsize(path) / 1e6 / seconds:.0f} MB/s   (goal: 60 s a GB)")
+        print(f"resident {resident / 1e9:.2f} GB, {before / 1e9:.2f} of it before   (goal: 2 GB)")
+
+
+if __name__ == "__main__":
+    main()
