@@ -42,7 +42,7 @@ def main() -> None:
         started = time.perf_counter()
         timed = sweep(spec, config, micro_batch_size=BATCHES, sequence_length=LENGTHS, hardware=hardware)
         both_s = time.perf_counter() - started
-        wrong = sum(not agrees(spec, config, found.requested, timed.tokens_per_s, hardware) for _ in range(SAMPLES))
+        wrong = sum(not agrees(spec, config, timed.requested, timed.tokens_per_s, hardware) for _ in range(SAMPLES))
         count = found.requested.size
         print(
             f"{name:22} memory {count / memory_s:>12,.0f}/s   memory and time {count / both_s:>12,.0f}/s   {SAMPLES - wrong}/{SAMPLES} samples equal the scalar path"

@@ -1,4 +1,4 @@
-"""sweep: the same rules with numpy arrays bound to batch, sequence and rank: hundreds of thousands of configurations a second.
+"""sweep, Sweeper: the same rules with numpy arrays bound to batch, sequence and rank: hundreds of thousands of configurations a second.
 
 A step's structure (which tensors exist, in which order) hardly depends on these three, so it is recorded with the symbols left open,
 once between any two sizes at which the library runs other operations; every event is then one addition of arrays. Anything else
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
+    from napkinmath.efficiency import Efficiency
     from napkinmath.hardware import Hardware
     from napkinmath.model_spec import ModelSpec
     from napkinmath.schedule import Clock
@@ -51,50 +52,94 @@ def sweep(spec: ModelSpec, config: TrainConfig, *, micro_batch_size: ArrayLike |
     The figures are those of `estimate(...)` for each combination: requested bytes equal `estimate(...).peak.nbytes`.
     """
     ranks = (config.adapter.rank if config.adapter is not None else 1) if rank is None else rank
-    b, s, r = np.broadcast_arrays(
-        _positive("micro_batch_size", config.micro_batch_size if micro_batch_size is None else micro_batch_size),
-        _positive("sequence_length", config.sequence_length if sequence_length is None else sequence_length),
-        _positive("rank", ranks),
+    return Sweeper(spec, config, hardware)(
+        config.micro_batch_size if micro_batch_size is None else micro_batch_size,
+        config.sequence_length if sequence_length is None else sequence_length,
+        ranks,
     )
-    b_flat, s_flat, r_flat = b.ravel(), s.ravel(), r.ravel()
-    requested: Ints = np.empty(b.size, np.int64)
-    winner: Ints = np.empty(b.size, np.int64)
-    seconds: Floats = np.empty(b.size, np.float64)
-    timed = False
-    left = np.arange(b.size)
-    while left.size:
-        step, clock, alike = _structure(spec, config, hardware, b_flat[left], s_flat[left])
-        timed = clock is not None
-        here, left = left[alike], left[~alike]
-        for i in range(0, here.size, CHUNK):
-            cells = here[i : i + CHUNK]
-            _evaluate(step, clock, (b_flat[cells], s_flat[cells], r_flat[cells]), cells, requested, winner, seconds)
-    found = SweepResult(requested=np.reshape(requested, b.shape), winner=np.reshape(winner, b.shape))
-    if not timed:
-        return found
-    seconds = np.reshape(seconds, b.shape)
-    return found.replace(seconds=seconds, tokens_per_s=b * s * config.gradient_accumulation_steps / seconds)
 
 
-def _structure(spec: ModelSpec, config: TrainConfig, hardware: Hardware | None, b: Ints, s: Ints) -> tuple[Step, Clock | None, Bools]:
-    """The step of the first cell with its sizes left open, and which cells share it.
+class Sweeper:
+    """One configuration whose batch, length and rank stay open; what was recorded for some sizes is kept for the next call.
 
-    A record notes the sizes at which the library would have run other operations (`Policy.thresholds`: a batch of 2, an attention
-    window); it holds for the cells on the same side of all of them.
+    `efficiency` replaces the hardware's default speeds.
     """
+
+    def __init__(
+        self, spec: ModelSpec, config: TrainConfig, hardware: Hardware | None = None, efficiency: Efficiency | None = None
+    ) -> None:
+        self.spec, self.config, self.hardware = spec, config, hardware
+        self._speed = efficiency or _default_speed(hardware)
+        self._structures: list[_Structure] = []
+
+    def __call__(self, micro_batch_size: ArrayLike, sequence_length: ArrayLike, rank: ArrayLike = 1) -> SweepResult:
+        """The figures of every combination of the broadcast arrays."""
+        b, s, r = np.broadcast_arrays(
+            _positive("micro_batch_size", micro_batch_size), _positive("sequence_length", sequence_length), _positive("rank", rank)
+        )
+        b_flat, s_flat, r_flat = b.ravel(), s.ravel(), r.ravel()
+        requested: Ints = np.empty(b.size, np.int64)
+        winner: Ints = np.empty(b.size, np.int64)
+        seconds: Floats = np.empty(b.size, np.float64)
+        left = np.arange(b.size)
+        while left.size:
+            structure, alike = self._structure(b_flat[left], s_flat[left], r_flat[left])
+            here, left = left[alike], left[~alike]
+            for i in range(0, here.size, CHUNK):
+                cells = here[i : i + CHUNK]
+                _evaluate(structure, (b_flat[cells], s_flat[cells], r_flat[cells]), cells, requested, winner, seconds)
+        found = SweepResult(requested=np.reshape(requested, b.shape), winner=np.reshape(winner, b.shape))
+        if self._speed is None:
+            return found
+        seconds = np.reshape(seconds, b.shape)
+        return found.replace(seconds=seconds, tokens_per_s=b * s * self.config.gradient_accumulation_steps / seconds)
+
+    def _structure(self, b: Ints, s: Ints, r: Ints) -> tuple[_Structure, Bools]:
+        """The step of the first cell with its sizes left open, and which cells share it."""
+        for known in self._structures:
+            if known.covers(b[:1], s[:1], r[:1])[0]:
+                return known, known.covers(b, s, r)
+        made = _recorded(self.spec, self.config, self.hardware, self._speed, (int(b[0]), int(s[0]), int(r[0])))
+        self._structures.append(made)
+        return made, made.covers(b, s, r)
+
+
+class _Structure:
+    """A step recorded at some sizes, with the sizes at which the library would have run other operations.
+
+    `Policy.thresholds` notes those (a batch of 2, an attention window): the record holds for the cells on the same side of all of them. Where
+    the optimizer's states turn on a parameter's size, it holds for one rank.
+    """
+
+    __slots__ = ("clock", "sides", "sizes", "step", "turns_on_rank")
+
+    def __init__(self, step: Step, clock: Clock | None, sizes: tuple[int, int, int], *, turns_on_rank: bool) -> None:
+        self.step, self.clock, self.sizes, self.turns_on_rank = step, clock, sizes, turns_on_rank
+        self.sides = {name: tuple(step.policy.thresholds.get(name, ())) for name in ("b", "s")}
+
+    def covers(self, b: Ints, s: Ints, r: Ints) -> Bools:
+        """Which cells the record holds for."""
+        alike = r == self.sizes[2] if self.turns_on_rank else np.ones(b.shape, np.bool_)
+        for name, values, own in (("b", b, self.sizes[0]), ("s", s, self.sizes[1])):
+            for threshold in self.sides[name]:
+                alike &= (values >= threshold) == (own >= threshold)
+        return alike
+
+
+def _recorded(spec: ModelSpec, config: TrainConfig, hardware: Hardware | None, speed: Efficiency | None, sizes: tuple[int, int, int]) -> _Structure:  # fmt: skip
     from napkinmath.lowering.choices import resolve
+    from napkinmath.lowering.optimizer import chosen_optimizer
+    from napkinmath.schedule import Clock
     from napkinmath.step import build_step
 
-    first = config.replace(micro_batch_size=int(b[0]), sequence_length=int(s[0]))
+    first = config.replace(micro_batch_size=sizes[0], sequence_length=sizes[1])
+    paged = False
     if config.adapter is not None:
-        first = first.replace(adapter=config.adapter.replace(rank=symbol("r")))
+        paged = chosen_optimizer(resolve(spec, first, hardware)).paged  # which states are paged turns on a parameter's size
+        first = first.replace(adapter=config.adapter.replace(rank=sizes[2] if paged else symbol("r")))
     policy = resolve(spec, first, hardware)
     step = build_step(spec, policy)
-    alike = np.ones(b.shape, np.bool_)
-    for name, values in (("b", b), ("s", s)):
-        for threshold in policy.thresholds.get(name, ()):
-            alike &= (values >= threshold) == (values[0] >= threshold)
-    return step, _clock(step, hardware), alike
+    return _Structure(step, Clock(speed, policy) if speed is not None else None, sizes, turns_on_rank=paged)
 
 
 def _positive(name: str, values: Any) -> Ints:
@@ -106,13 +151,12 @@ def _positive(name: str, values: Any) -> Ints:
     return array.astype(np.int64)
 
 
-def _clock(step: Step, hardware: Hardware | None) -> Clock | None:
+def _default_speed(hardware: Hardware | None) -> Efficiency | None:
     if hardware is None or not hardware.gpu.dense_flops or not hardware.gpu.bandwidth_bytes_per_s:
         return None
     from napkinmath.efficiency import default_efficiency
-    from napkinmath.schedule import Clock
 
-    return Clock(default_efficiency(hardware.gpu), step.policy)
+    return default_efficiency(hardware.gpu)
 
 
 class _Profile:
@@ -124,9 +168,8 @@ class _Profile:
         self.high, self.net = high, net
 
 
-def _evaluate(
-    step: Step, clock: Clock | None, sizes: tuple[Ints, Ints, Ints], cells: Ints, requested: Ints, winners: Ints, times: Floats
-) -> None:
+def _evaluate(structure: _Structure, sizes: tuple[Ints, Ints, Ints], cells: Ints, requested: Ints, winners: Ints, times: Floats) -> None:
+    step, clock = structure.step, structure.clock
     b, s, r = sizes
     target = step.policy.config.batch.target_length
     top = Bindings({**step.symbols, "b": b, "s": s, "st": target or s, "r": r})
