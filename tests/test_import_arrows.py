@@ -15,7 +15,8 @@ NUMPY_ALLOWED = {"sweep.py"}
 LAYERS = (
     ("units", "errors", "record"),
     ("expr", "dtypes"),
-    ("train_config", "model_spec", "hardware", "attainable", "efficiency", "catalog.gpus"),
+    ("parallel_config",),
+    ("train_config", "model_spec", "hardware", "attainable", "efficiency", "catalog.gpus", "cluster"),
     ("costs", "ledger"),
     ("tape", "ops"),
     ("lowering", "catalog", "passes"),

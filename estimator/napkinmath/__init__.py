@@ -13,12 +13,17 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.catalog.gpus import find_hardware as find_hardware
     from napkinmath.catalog.models import read_model as read_model
+    from napkinmath.cluster import Cluster as Cluster
     from napkinmath.errors import InputError as InputError
     from napkinmath.estimate import Estimate as Estimate
     from napkinmath.estimate import Verdict as Verdict
     from napkinmath.estimate import estimate as estimate
     from napkinmath.hardware import Hardware as Hardware
     from napkinmath.model_spec import ModelSpec as ModelSpec
+    from napkinmath.parallel_config import DataParallel as DataParallel
+    from napkinmath.parallel_config import ParallelConfig as ParallelConfig
+    from napkinmath.parallel_config import Sharding as Sharding
+    from napkinmath.parallel_config import ZeroConfig as ZeroConfig
     from napkinmath.timeline import Timeline as Timeline
     from napkinmath.train_config import AdapterConfig as AdapterConfig
     from napkinmath.train_config import AdapterKind as AdapterKind
@@ -39,6 +44,8 @@ __all__ = [
     "AdapterKind",
     "Attention",
     "Batch",
+    "Cluster",
+    "DataParallel",
     "Estimate",
     "Hardware",
     "InputError",
@@ -46,13 +53,16 @@ __all__ = [
     "Loss",
     "ModelSpec",
     "OffloadConfig",
+    "ParallelConfig",
     "Precision",
     "QuantizationConfig",
     "RecomputeConfig",
     "RecomputeKind",
+    "Sharding",
     "Timeline",
     "TrainConfig",
     "Verdict",
+    "ZeroConfig",
     "__version__",
     "estimate",
     "find_hardware",
@@ -61,10 +71,12 @@ __all__ = [
 _HOMES = {
     "catalog.gpus": ("find_hardware",),
     "catalog.models": ("read_model",),
+    "cluster": ("Cluster",),
     "errors": ("InputError",),
     "estimate": ("Estimate", "Verdict", "estimate"),
     "hardware": ("Hardware",),
     "model_spec": ("ModelSpec",),
+    "parallel_config": ("DataParallel", "ParallelConfig", "Sharding", "ZeroConfig"),
     "timeline": ("Timeline",),
     "train_config": (
         "AdapterConfig", "AdapterKind", "Attention", "Batch", "Kernels", "Loss", "OffloadConfig", "Precision", "QuantizationConfig", "RecomputeConfig", "RecomputeKind",

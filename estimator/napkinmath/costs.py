@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from napkinmath.ledger import Value
 
-    Cost = Union["Gemm", "Move", "Attention", "Dequantize", "HostCopy"]
+    Cost = Union["Gemm", "Move", "Attention", "Dequantize", "HostCopy", "Collective"]
 
 
 class Gemm:
@@ -95,6 +95,21 @@ class HostCopy:
 
     def __init__(self, moved: Size, *, to_host: bool, pinned: bool = True, overlaps: bool = True) -> None:
         self.moved, self.to_host, self.pinned, self.overlaps = moved, to_host, pinned, overlaps and pinned
+
+
+class Collective:
+    """Communication of `ranks` ranks along an `axis` of the mesh, on a stream of its own unless it does not `overlap`.
+
+    `kind`: all-gather, reduce-scatter, all-reduce, broadcast, reduce, all-to-all, send. `moved` are the bytes of the whole message: what
+    a gather makes, what a reduction reads, what one rank has in an all-to-all. `axis`: data (all data-parallel ranks), shard and replica
+    (its two halves under hybrid sharding), tensor, context, expert, pipeline.
+    """
+
+    __slots__ = ("axis", "kind", "moved", "overlaps", "ranks")
+    flops = 0
+
+    def __init__(self, kind: str, moved: Size, *, ranks: int, axis: str, overlaps: bool = True) -> None:
+        self.kind, self.moved, self.ranks, self.axis, self.overlaps = kind, moved, ranks, axis, overlaps
 
 
 def traffic(*values: Value) -> Size:

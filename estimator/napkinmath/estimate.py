@@ -21,8 +21,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
+    from napkinmath.calibration import Calibration
+    from napkinmath.cluster import Cluster
     from napkinmath.efficiency import Efficiency
     from napkinmath.hardware import Gpu, Hardware
+    from napkinmath.measured_layers import MeasuredLayers
+    from napkinmath.parallel_config import ParallelConfig
 
 
 class Range(Record):
@@ -94,9 +98,11 @@ class Estimate:
         hardware: Hardware | None,
         speed: Efficiency | None,
         settings: AllocatorSettings,
+        cluster: Cluster | None = None,
     ) -> None:
         self.spec, self.config, self.step, self.timeline = spec, config, step, timeline
-        self.hardware, self.speed, self.settings = hardware, speed, settings
+        self.hardware, self.speed, self.settings, self.cluster = hardware, speed, settings, cluster
+        self.calibration: Calibration | None = None
         self._cache: dict[str, Any] = {}
         self.compared: dict[TrainConfig, int] = {}  # what other configurations would save, as the answers ask for it
 
@@ -171,8 +177,20 @@ class Estimate:
 
     @property
     def time(self) -> StepTime | None:
-        """The steady step's time; None where the hardware has no known speed."""
-        return self._once("time", self._time)
+        """The steady step's time, by its measured layers where a calibration has them; None where the hardware has no known speed."""
+        return self._once("time", self._calibrated)
+
+    @property
+    def priced_time(self) -> StepTime | None:
+        """The steady step's time as its operations add up, to be held against another configuration's."""
+        return self._once("priced time", self._time)
+
+    def _calibrated(self) -> StepTime | None:
+        if self.priced_time is None or self.measured_layers is None:
+            return self.priced_time
+        from napkinmath.calibrated_time import calibrated_time
+
+        return calibrated_time(self.priced_time, self.measured_layers, self)
 
     def _time(self) -> StepTime | None:
         if self.speed is None or self.hardware is None:
@@ -190,6 +208,16 @@ class Estimate:
             tokens=bind(config.micro_batch_size * config.sequence_length) * config.gradient_accumulation_steps,
             model_flops=model_flops(self.step), hardware_flops=hardware_flops(self.timeline, start), peak_flops_per_s=peak,
         )  # fmt: skip
+
+    @property
+    def measured_layers(self) -> MeasuredLayers | None:
+        """The calibration's measurement of this very step's layers, if it has one."""
+        if self.calibration is None or not self.calibration.layers:
+            return None
+        from napkinmath.calibrated_time import matching_layers
+
+        calibration = self.calibration
+        return self._once("measured layers", lambda: matching_layers(calibration, self))
 
     # ------------------------------------------------------------ answers
 
@@ -230,28 +258,48 @@ class Estimate:
 
 
 def estimate(
-    model: str | Mapping[str, object] | ModelSpec, config: TrainConfig | None = None, *, hardware: str | Gpu | Hardware | None = None, efficiency: Efficiency | None = None,
-    allocator: str | AllocatorSettings = "", **changes: Any,
+    model: str | Mapping[str, object] | ModelSpec, config: TrainConfig | None = None, *, hardware: str | Gpu | Hardware | Cluster | None = None, efficiency: Efficiency | None = None,
+    allocator: str | AllocatorSettings = "", calibration: str | Calibration | None = None, **changes: Any,
 ) -> Estimate:  # fmt: skip
     """Prices one training step of a model.
 
     `model`: a catalogued name, the path of a config.json or its folder, a config as a mapping, or a ModelSpec. `config` or its
-    fields as keywords say how it is trained; `hardware` a GPU by name. `efficiency` replaces the GPU's default speeds by
-    calibrated ones. Raises InputError for anything that cannot be understood.
+    fields as keywords say how it is trained; `hardware` is a GPU by name, or the Cluster whose GPUs train together. `efficiency`
+    replaces the GPU's default speeds by calibrated ones. Raises InputError for anything that cannot be understood.
     """
     from napkinmath.allocator import parse_settings
     from napkinmath.lowering.choices import resolve
 
     spec = model if isinstance(model, ModelSpec) else _read(model)
     config = (config or TrainConfig()).replace(**changes) if changes else config or TrainConfig()
-    machine = _hardware(hardware)
-    speed = efficiency or _default_speed(machine)
+    machine, cluster = _hardware(hardware)
+    if cluster is not None:
+        config = config.replace(parallel=on_cluster(config.parallel, cluster))
+    measured = _calibration(calibration, machine)
+    speed = efficiency or (measured.efficiency(machine.gpu) if measured is not None and machine is not None else _default_speed(machine))
     policy: Policy = resolve(spec, config, machine)
     step = build_step(spec, policy)
     clock = Clock(speed, policy) if speed is not None else None
     settings = parse_settings(allocator) if isinstance(allocator, str) else allocator
     timeline = simulate(step, clock, steps=steps_priced(config))
-    return Estimate(spec, config, step, timeline, hardware=machine, speed=speed, settings=settings)
+    found = Estimate(spec, config, step, timeline, hardware=machine, speed=speed, settings=settings, cluster=cluster)
+    found.calibration = measured
+    return found
+
+
+def on_cluster(parallel: ParallelConfig, cluster: Cluster) -> ParallelConfig:
+    """The mesh with hybrid groups as large as a node; raises InputError where it has not as many ranks as there are GPUs."""
+    from napkinmath.errors import InputError
+    from napkinmath.parallel_config import largest_divisor
+
+    if parallel.world_size != cluster.num_gpus:
+        raise InputError(
+            f"a mesh of {parallel.world_size} ranks does not fit {cluster.num_gpus} GPUs; make the product of the degrees {cluster.num_gpus}"
+        )
+    if parallel.is_hybrid and not parallel.shard_size:
+        within = max(1, cluster.gpus_per_node // (parallel.tensor_parallel_size * parallel.context_parallel_size))
+        return parallel.replace(shard_size=largest_divisor(parallel.data_parallel_size, within))
+    return parallel
 
 
 def steps_priced(config: TrainConfig) -> int:
@@ -265,20 +313,35 @@ def _read(model: str | Mapping[str, object]) -> ModelSpec:
     return read_model(model)
 
 
-def _hardware(given: str | Gpu | Hardware | None) -> Hardware | None:
+def _hardware(given: str | Gpu | Hardware | Cluster | None) -> tuple[Hardware | None, Cluster | None]:
+    """(the GPU, the cluster it is one of, if one was given)."""
     if given is None:
-        return None
+        return None, None
     from napkinmath.catalog.gpus import find_hardware
+    from napkinmath.cluster import Cluster
     from napkinmath.errors import InputError, shown
     from napkinmath.hardware import Gpu, Hardware
 
     if isinstance(given, str):
-        return find_hardware(given)
+        return find_hardware(given), None
+    if isinstance(given, Cluster):
+        return given.hardware, given
     if isinstance(given, Gpu):
-        return Hardware(gpu=given, memory_bytes=given.memory_bytes)
+        return Hardware(gpu=given, memory_bytes=given.memory_bytes), None
     if not isinstance(given, Hardware):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InputError(f"hardware {shown(given)} is neither a GPU's name nor a Gpu or Hardware; write e.g. hardware='A100-80'")
-    return given
+        raise InputError(f"hardware {shown(given)} is neither a GPU's name nor a Gpu, Hardware or Cluster; write e.g. hardware='A100-80'")
+    return given, None
+
+
+def _calibration(given: str | Calibration | None, machine: Hardware | None) -> Calibration | None:
+    if not isinstance(given, str):
+        return given
+    from napkinmath.calibration import read_calibration
+    from napkinmath.errors import InputError, shown
+
+    if machine is None:
+        raise InputError(f"calibration {shown(given)} says nothing without a GPU; name it with hardware=")
+    return read_calibration(given, machine.gpu)
 
 
 def _default_speed(hardware: Hardware | None) -> Efficiency | None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from napkinmath import efficiency
-from napkinmath.costs import Attention, Dequantize, Gemm, HostCopy, Move
+from napkinmath.costs import Attention, Collective, Dequantize, Gemm, HostCopy, Move
 from napkinmath.ledger import Phase
 from napkinmath.record import Record
 from napkinmath.timeline import Kernel
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from napkinmath.costs import Cost
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
     from napkinmath.lowering.policy import Policy
     from napkinmath.timeline import Timeline
 
-COMPUTE, BANDWIDTH, LAUNCH, HOST_LINK = "compute", "bandwidth", "launch", "host link"
+COMPUTE, BANDWIDTH, LAUNCH, HOST_LINK, COMMUNICATION = "compute", "bandwidth", "launch", "host link", "communication"
+COMMUNICATION_STREAM = "communication stream"  # the same for collectives: what sticks out is communication time
 COPY_STREAM = "copy stream"  # a kernel that runs beside the others; what sticks out of the phase is host link time
 # Kernels that one forward or backward call of an operation launches, where it is not one.
 _ATTENTION_KERNELS = {False: 1, True: 4}
@@ -29,8 +31,9 @@ _DEQUANTIZE_KERNELS = 3
 class Clock:
     """Seconds of operations on one GPU under one policy; sizes are bound by the caller (ints, or arrays in a sweep)."""
 
-    def __init__(self, speed: Efficiency, policy: Policy) -> None:
+    def __init__(self, speed: Efficiency, policy: Policy, network: Callable[[Collective, Bindings], float] | None = None) -> None:
         self.speed, self.policy = speed, policy
+        self.network = network  # seconds of a collective on the cluster; None prices none
         self._gemm_dtype = policy.rule.gemm
 
     def kernels(self, work: Work, bind: Bindings) -> list[Kernel]:
@@ -44,6 +47,8 @@ class Clock:
         bound = (
             (COPY_STREAM if cost.overlaps else HOST_LINK)
             if isinstance(cost, HostCopy)
+            else (COMMUNICATION_STREAM if cost.overlaps else COMMUNICATION)
+            if isinstance(cost, Collective)
             else COMPUTE
             if isinstance(cost, (Gemm, Attention)) and not self._memory_bound(seconds, moved)
             else BANDWIDTH
@@ -78,6 +83,8 @@ class Clock:
             ), _ATTENTION_KERNELS[cost.backward]  # fmt: skip
         if isinstance(cost, Dequantize):
             return efficiency.dequantize_s(cost.kind, bind(cost.elements), speed), _DEQUANTIZE_KERNELS
+        if isinstance(cost, Collective):
+            return self.network(cost, bind) if self.network is not None else 0.0, 1
         return efficiency.host_copy_s(bind(cost.moved), cost.pinned, speed), 1
 
 
@@ -112,11 +119,13 @@ class StepTime(Record):
     hardware_flops: int
     """Everything computed, recomputation too."""
     peak_flops_per_s: float
+    measured_s: float = 0.0
+    """The whole step where the phases are as measured, gaps included; 0 where its operations were priced."""
 
     @property
     def seconds(self) -> float:
         """Device and host overlap over the whole step; the slower one is the step."""
-        return max(sum(p.device_s for p in self.phases), sum(p.host_s for p in self.phases))
+        return self.measured_s or max(sum(p.device_s for p in self.phases), sum(p.host_s for p in self.phases))
 
     @property
     def tokens_per_s(self) -> float:
@@ -155,10 +164,13 @@ def phase_times(timeline: Timeline, speed: Efficiency, *, first_segment: int) ->
         host[segment.phase] = host.get(segment.phase, 0.0) + efficiency.dispatch_s(launches, segment.phase is Phase.BACKWARD, speed)
     times: list[PhaseTime] = []
     for phase, by_bound in device.items():
-        beside = by_bound.pop(COPY_STREAM, 0.0)
-        exposed = beside - sum(by_bound.values())
-        if exposed > 0:
-            by_bound[HOST_LINK] = by_bound.get(HOST_LINK, 0.0) + exposed
+        streams = [
+            (bound, by_bound.pop(stream, 0.0)) for stream, bound in ((COPY_STREAM, HOST_LINK), (COMMUNICATION_STREAM, COMMUNICATION))
+        ]
+        computing = sum(by_bound.values())
+        bound, beside = max(streams, key=lambda item: item[1])
+        if beside > computing:
+            by_bound[bound] = by_bound.get(bound, 0.0) + beside - computing
         total = sum(by_bound.values())
         if total:
             times.append(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 from napkinmath.errors import InputError, shown
+from napkinmath.parallel_config import ParallelConfig
 from napkinmath.record import Record
 
 TYPE_CHECKING = False
@@ -198,7 +199,7 @@ class Batch(Record):
 
 
 class TrainConfig(Record):
-    """One training step on one GPU. Every default is printed as assumed."""
+    """One training step, on one GPU unless `parallel` says otherwise. Every default is printed as assumed."""
 
     micro_batch_size: Size = 1
     sequence_length: Size = 2048
@@ -223,6 +224,8 @@ class TrainConfig(Record):
     compile: bool = False
     frozen: tuple[str, ...] = ()
     """Modules that full fine-tuning leaves untrained."""
+    parallel: ParallelConfig = ParallelConfig()
+    """How the step is spread over many GPUs; batch and lengths above are those of one data-parallel rank."""
 
     def validate(self) -> None:
         _check_types(
@@ -234,6 +237,7 @@ class TrainConfig(Record):
             recompute=RecomputeConfig,
             offload=OffloadConfig,
             batch=Batch,
+            parallel=ParallelConfig,
         )
         _check_types(self, optional=True, adapter=AdapterConfig, quantization=QuantizationConfig)
         for name in ("micro_batch_size", "sequence_length", "gradient_accumulation_steps"):

@@ -12,6 +12,7 @@ from napkinmath.errors import InputError
 from napkinmath.inputs.hardware_options import allocator_text, machines
 from napkinmath.inputs.model_options import model_spec
 from napkinmath.inputs.options import KEYS, METHODS, train_config
+from napkinmath.parallel_config import ContextParallel, DataParallel, ParallelConfig, PipelineSchedule, Sharding, ZeroConfig
 from napkinmath.record import Record
 from napkinmath.train_config import (
     AdapterConfig,
@@ -112,11 +113,45 @@ EFFECTS: list[tuple[str, str, object]] = [
     ("--eval", "training_mode", False),
     ("--train-mode", "training_mode", True),
     ("--compile", "compile", True),
+    ("--gpus 8", "parallel.data_parallel_size", 8),
+    ("--gpus 8", "parallel.data_parallel", DataParallel.DDP),
+    ("--gpus 16 --nodes 2 --fsdp", "parallel.data_parallel", DataParallel.FSDP2),
+    ("--gpus 8 --ddp", "parallel.data_parallel", DataParallel.DDP),
+    ("--gpus 8 --zero 2", "parallel.data_parallel", DataParallel.ZERO2),
+    ("--gpus 8 --data-parallel fsdp1", "parallel.data_parallel", DataParallel.FSDP1),
+    ("--gpus 16 --tp 2 --pp 2 --cp 2 --fsdp", "parallel.data_parallel_size", 2),
+    ("--gpus 16 --tp 2", "parallel.tensor_parallel_size", 2),
+    ("--gpus 16 --tp 2", "parallel.sequence_parallel", True),
+    ("--gpus 16 --tp 2 --no-sequence-parallel", "parallel.sequence_parallel", False),
+    ("--gpus 4 --pp 4", "parallel.pipeline_parallel_size", 4),
+    ("--gpus 4 --pp 4 --pp-schedule gpipe", "parallel.pipeline_schedule", PipelineSchedule.GPIPE),
+    ("--gpus 4 --pp 4 --pp-schedule interleaved --pp-chunks 2", "parallel.virtual_pipeline_size", 2),
+    ("--gpus 4 --pp 4 --micro-batches 16", "parallel.num_micro_batches", 16),
+    ("--gpus 4 --cp 4", "parallel.context_parallel_size", 4),
+    ("--gpus 4 --cp 4 --cp-kind ulysses", "parallel.context_parallel", ContextParallel.ULYSSES),
+    ("--gpus 8 --ep 4", "parallel.expert_parallel_size", 4),
+    ("--gpus 8 --fsdp --sharding grad-op", "parallel.sharding", Sharding.GRAD_OP),
+    ("--gpus 8 --fsdp --sharding hybrid --shard-size 4", "parallel.shard_size", 4),
+    ("--gpus 8 --fsdp --no-reshard", "parallel.reshard_after_forward", False),
+    ("--gpus 8 --fsdp --wrap none", "parallel.wrap", "none"),
+    ("--gpus 8 --data-parallel fsdp1 --forward-prefetch", "parallel.forward_prefetch", True),
+    ("--gpus 8 --data-parallel fsdp1 --no-backward-prefetch", "parallel.backward_prefetch", False),
+    ("--gpus 8 --data-parallel fsdp1 --no-limit-all-gathers", "parallel.limit_all_gathers", False),
+    ("--gpus 8 --fsdp --sharded-dtype bfloat16", "parallel.sharded_dtype", "bf16"),
+    ("--gpus 8 --fsdp --reduce-dtype fp32", "parallel.reduce_dtype", "fp32"),
+    ("--gpus 8 --fsdp --sync-each-batch", "parallel.sync_each_batch", True),
+    ("--gpus 8 --bucket-mb 100", "parallel.bucket_mb", 100),
+    ("--gpus 8 --bucket-view", "parallel.gradient_as_bucket_view", True),
+    ("--gpus 8 --zero 3 --hpz 4", "parallel.zero", ZeroConfig(hpz_partition_size=4)),
+    ("--gpus 8 --zero 3 --mics 4", "parallel.zero", ZeroConfig(mics_shard_size=4)),
+    ("--gpus 8 --zero 3 --offload optimizer --nvme optimizer", "parallel.nvme", ("optimizer",)),
+    ("--gpus 8 --fsdp --broadcast-loading", "parallel.broadcast_loading", True),
+    ("--gpus 8 --fsdp --full-state-dict", "parallel.full_state_dict", True),
 ]
 COVERED_ELSEWHERE = {row[0][0] for row in (*MODEL, *OUTPUT)} | {
     "--gpu",
-    "--gpus",
-    "--nodes",
+    "--network",
+    "--host-ram",
     "--vram",
     "--mig",
     "--display",
@@ -149,6 +184,7 @@ def fields_of(kind: type[Record], prefix: str = "") -> set[str]:
         "recompute": RecomputeConfig,
         "offload": OffloadConfig,
         "batch": Batch,
+        "parallel": ParallelConfig,
     }
     found: set[str] = set()
     for name in kind.__record_fields__:

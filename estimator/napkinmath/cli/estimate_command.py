@@ -47,7 +47,7 @@ def make_estimates(given: dict[str, Any], notes: list[str]) -> list[Estimate]:
 
 def _estimates(options: dict[str, Any], notes: list[str]) -> list[Estimate]:
     from napkinmath.estimate import estimate
-    from napkinmath.inputs.hardware_options import allocator_text, machines, speed_on
+    from napkinmath.inputs.hardware_options import allocator_text, calibration_on, cluster_of, machines
     from napkinmath.inputs.model_options import model_spec
     from napkinmath.inputs.options import train_config
 
@@ -56,8 +56,8 @@ def _estimates(options: dict[str, Any], notes: list[str]) -> list[Estimate]:
     allocator = allocator_text(options)
     found: list[Estimate] = []
     for machine in machines(options):
-        speed = speed_on(machine, options, notes)
-        found.append(estimate(spec, config, hardware=machine, efficiency=speed, allocator=allocator))
+        calibration = calibration_on(machine, options, notes)
+        found.append(estimate(spec, config, hardware=cluster_of(machine, options), allocator=allocator, calibration=calibration))
     _refuse_untrained(found[0])
     return found
 

@@ -9,7 +9,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from napkinmath.efficiency import Efficiency
+    from napkinmath.calibration import Calibration
+    from napkinmath.cluster import Cluster, NetworkLink
     from napkinmath.hardware import Hardware
 
     Options = Mapping[str, object]
@@ -19,7 +20,8 @@ def machines(options: Options) -> list[Hardware | None]:
     """The hardware of each --gpu, or of --vram alone; [None] where none was named."""
     names = [values.text(name, "--gpu") for name in values.listed(options.get("gpu", ()))]
     names += _from_gpus(options, names)
-    _refuse_nodes(options)
+    if not names and "vram" not in options and "calibration" in options:
+        return [_calibrated_machine(values.text(options["calibration"], "--calibration"), options)]
     if not names and "vram" not in options:
         for key in ("mig", "display"):
             if key in options:
@@ -31,25 +33,67 @@ def machines(options: Options) -> list[Hardware | None]:
     return [_machine(name, options) for name in (names or [None])]
 
 
+def cluster_of(machine: Hardware | None, options: Options) -> Cluster | Hardware | None:
+    """The cluster of --gpus and --nodes around one of its GPUs; the GPU itself where it is alone."""
+    from napkinmath.inputs.parallel_options import gpus_and_nodes
+
+    gpus, nodes = gpus_and_nodes(options)
+    for key in ("network", "host_ram"):
+        if key in options and (machine is None or (key == "network" and nodes == 1)):
+            raise InputError(
+                f"--{key.replace('_', '-')} {shown(options[key])} says nothing without {'nodes; add --nodes N' if machine else 'GPUs; add --gpus NxTYPE'}"
+            )
+    if machine is None or gpus == 1:
+        return machine
+    from napkinmath.cluster import Cluster
+
+    host_bytes = values.size(options["host_ram"], "--host-ram") if "host_ram" in options else 0
+    return Cluster(hardware=machine, gpus_per_node=gpus // nodes, num_nodes=nodes, network=_network(options), host_bytes=host_bytes)
+
+
+def _network(options: Options) -> NetworkLink | None:
+    """The link between nodes that --network gives as Gbit/s of one GPU."""
+    if "network" not in options:
+        return None
+    from napkinmath.cluster import NetworkLink
+
+    return NetworkLink(kind="network", gbit_per_s_per_gpu=values.number(options["network"], "--network", low=1e-3, high=1e5))
+
+
+def _calibrated_machine(file: str, options: Options) -> Hardware:
+    """The machine that a calibration file was measured on."""
+    from napkinmath.calibration import device_gpu, load_calibration
+    from napkinmath.hardware import Hardware
+
+    gpu = device_gpu(load_calibration(file))
+    return Hardware(gpu=gpu, memory_bytes=gpu.memory_bytes, display=_display(options))
+
+
 def allocator_text(options: Options) -> str:
     """The allocator settings as one string."""
     return values.text(options["allocator"], "--allocator") if "allocator" in options else ""
 
 
-def speed_on(machine: Hardware | None, options: Options, notes: list[str]) -> Efficiency | None:
-    """Speeds of the calibration named, or of the one in the cache for this GPU; None leaves the datasheet's."""
-    from napkinmath.calibration import cached_calibration, read_calibration
+def calibration_on(machine: Hardware | None, options: Options, notes: list[str]) -> Calibration | None:
+    """The calibration named, or the one in the cache for this GPU unless it is stale; None leaves the datasheet's speeds."""
+    from napkinmath.calibration import cached_calibration, load_calibration, read_calibration, staleness
 
+    allow_stale = bool(options.get("allow_stale_calibration"))
     if "calibration" in options:
         file = values.text(options["calibration"], "--calibration")
         if machine is None:
             raise InputError(f"--calibration {shown(file)} says nothing without a GPU; add --gpu NAME")
-        return read_calibration(file, machine.gpu)
+        return read_calibration(file, machine.gpu, allow_stale=allow_stale)
     cached = cached_calibration(machine.gpu) if machine is not None else None
     if cached is None or machine is None:
         return None
-    notes.append(f"speeds of {machine.gpu.name} from the calibration {cached}")
-    return read_calibration(cached, machine.gpu)
+    reasons = staleness(load_calibration(cached), machine.gpu)
+    if reasons and not allow_stale:
+        notes.append(
+            f"the calibration {cached} is stale and was not used: {'; '.join(reasons)}; run `estimate calibrate`, or add --allow-stale-calibration"
+        )
+        return None
+    return read_calibration(cached, machine.gpu, allow_stale=True)
 
 
 def _machine(name: str | None, options: Options) -> Hardware:
@@ -77,20 +121,10 @@ def _display(options: Options) -> tuple[int, int, int]:
 
 
 def _from_gpus(options: Options, names: list[str]) -> list[str]:
-    """--gpus N[xTYPE]: the type where it names one; more than one GPU is another command's."""
-    if "gpus" not in options:
-        return []
-    given = str(options["gpus"])
-    number, _, kind = given.lower().partition("x")
-    count = values.count(number or given, "--gpus", high=1 << 20)
-    if count > 1:
-        raise InputError(f"--gpus {shown(given)}: this command prices one GPU; leave --gpus out, or see `estimate plan`")
-    kind = given[len(number) + 1 :].strip()
+    """The type that --gpus N[xTYPE] names."""
+    from napkinmath.inputs.parallel_options import number_and_type
+
+    kind = number_and_type(options)[1]
     if kind and names:
-        raise InputError(f"--gpus {shown(given)} and --gpu {shown(names[0])} both name the GPU; give one of them")
+        raise InputError(f"--gpus {shown(options['gpus'])} and --gpu {shown(names[0])} both name the GPU; give one of them")
     return [kind] if kind else []
-
-
-def _refuse_nodes(options: Options) -> None:
-    if "nodes" in options and values.count(options["nodes"], "--nodes", high=1 << 20) > 1:
-        raise InputError(f"--nodes {shown(options['nodes'])}: this command prices one GPU; leave --nodes out, or see `estimate plan`")

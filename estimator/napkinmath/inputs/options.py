@@ -55,10 +55,14 @@ _LOW_RANK = (AdapterKind.LORA, AdapterKind.DORA, AdapterKind.QALORA)
 ADAPTER_OPTIONS = ("rank", "alpha", "targets", "dropout", "adapter_dtype", "rslora", "train_modules", "adapters", "virtual_tokens")
 _LOW_RANK_OPTIONS = ("rank", "alpha", "dropout", "rslora")
 QUANT_OPTIONS = ("double_quant", "group_size", "quant_compute_dtype", "kbit", "keep_modules")
+PARALLEL_OPTIONS = (
+    "gpus", "nodes", "data_parallel", "zero", "tp", "pp", "cp", "ep", "sequence_parallel", "cp_kind", "pp_schedule", "micro_batches", "pp_chunks", "sharding", "shard_size", "reshard", "wrap",
+    "forward_prefetch", "backward_prefetch", "limit_all_gathers", "sharded_dtype", "reduce_dtype", "sync_each_batch", "bucket_mb", "bucket_view", "hpz", "mics", "nvme", "broadcast_loading", "full_state_dict",
+)  # fmt: skip
 KEYS = (
     "model", "arch", "config", "hub", "method", *ADAPTER_OPTIONS, "freeze", "quant", *QUANT_OPTIONS, "bs", "ctx", "grad_accum", "target_ctx", "packing", "lengths", "images", "precision", "optimizer",
-    "optimizer_in_backward", "clip", "checkpointing", "reentrant", "offload", "pinned", "offload_style", "prefetch", "attention", "loss", "kernels", "stack", "eval", "train_mode", "compile", "gpu", "gpus", "nodes", "vram", "mig", "display", "allocator",
-    "calibration",
+    "optimizer_in_backward", "clip", "checkpointing", "reentrant", "offload", "pinned", "offload_style", "prefetch", "attention", "loss", "kernels", "stack", "eval", "train_mode", "compile", *PARALLEL_OPTIONS, "gpu", "vram", "mig", "network", "host_ram", "display", "allocator",
+    "calibration", "allow_stale_calibration",
 )  # fmt: skip
 """Every option a job file of ours can give."""
 _PRECISION_ALIASES = {
@@ -91,6 +95,10 @@ def train_config(options: Options) -> TrainConfig:
     }
     fields["recompute"], keeps_on_host = _recompute(options, quantized=quantization is not None)
     fields["offload"] = _offload(options, checkpoints=keeps_on_host)
+    if "zero_options" in options or any(key in options for key in PARALLEL_OPTIONS):
+        from napkinmath.inputs.parallel_options import parallel_config
+
+        fields["parallel"] = parallel_config(options)
     for key, field in (("bs", "micro_batch_size"), ("ctx", "sequence_length"), ("grad_accum", "gradient_accumulation_steps")):
         if key in options:
             fields[field] = values.count(options[key], flag(key))

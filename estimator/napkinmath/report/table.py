@@ -68,6 +68,8 @@ def _head(screen: Screen, e: Estimate) -> None:
         gap, name = screen.width - len(where), ""
     screen.line((name, "bold"), " " * max(gap, 0), (where, "bold"))
     screen.flow("", words.headline(e), indent=2, separator=", ")
+    if mesh := words.mesh(e):
+        screen.flow("", [*mesh, "figures are of the rank that needs most"], indent=2, separator=", ")
 
 
 def _verdict(screen: Screen, e: Estimate) -> None:
@@ -181,9 +183,10 @@ def _speed(screen: Screen, e: Estimate) -> None:
     if time is None:
         screen.flow("  speed", ["name a GPU with --gpu to price time"], indent=INDENT)
         return
+    source = words.speed_source(e)
     rates = [f"{format_seconds(time.seconds)}/step", f"{time.tokens_per_s:,.0f} tokens/s", f"MFU {time.mfu:.0%}", f"HFU {time.hfu:.0%}"]
     shares = [f"{bound} {time.share(bound):.0%}" for bound in ("compute", "bandwidth", "launch", "host link") if time.share(bound) >= 0.005]
-    screen.flow("  speed", [*rates, "bound by " + ", ".join(shares)], indent=INDENT)
+    screen.flow("  speed", [*rates, "bound by " + ", ".join(shares), source], indent=INDENT)
 
 
 # ---------------------------------------------------------------- what to change, and where it fits

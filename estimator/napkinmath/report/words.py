@@ -51,6 +51,29 @@ def headline(estimate: Estimate) -> list[str]:
     return [printable(p) for p in phrases if p]
 
 
+def mesh(estimate: Estimate) -> list[str]:
+    """How the step is spread, in phrases: '8 x A100-80 in 1 node', 'fsdp2 full over 8'; nothing on one GPU."""
+    parallel, cluster = estimate.config.parallel, estimate.cluster
+    if parallel.world_size == 1:
+        return []
+    nodes = f" in {cluster.num_nodes} node{'s' if cluster.num_nodes > 1 else ''}" if cluster is not None else ""
+    phrases = [f"one of {parallel.world_size} ranks{nodes}"]
+    if parallel.data_parallel_size > 1:
+        sharding = f" {parallel.sharding.value}" if parallel.data_parallel.is_fsdp else ""
+        copies = f", {parallel.replica_degree} copies" if parallel.shard_degree > 1 and parallel.replica_degree > 1 else ""
+        over = parallel.shard_degree if copies else parallel.data_parallel_size
+        phrases.append(f"{parallel.data_parallel.value}{sharding} over {over}{copies}")
+    for name, size in (
+        ("tensor", parallel.tensor_parallel_size),
+        ("pipeline", parallel.pipeline_parallel_size),
+        (f"context ({parallel.context_parallel.value})", parallel.context_parallel_size),
+        ("expert", parallel.expert_parallel_size),
+    ):
+        if size > 1:
+            phrases.append(f"{name} {size}")
+    return phrases
+
+
 def model_name(estimate: Estimate) -> str:
     """'llama-7b (6.74B parameters)'."""
     return f"{printable(estimate.spec.name)} ({format_count(estimate.num_parameters)} parameters)"
@@ -113,6 +136,17 @@ def machine(hardware: Hardware) -> str:
 
 
 PHASE_WORDS = {Phase.CLIP: "clipping", Phase.STEP: "step"}
+
+
+def speed_source(estimate: Estimate) -> str:
+    """Whether the speeds were measured, where and when, or come from the datasheet."""
+    calibration = estimate.calibration
+    if calibration is None:
+        return "uncalibrated"
+    date = f" {calibration.date}" if calibration.date else ""
+    if estimate.measured_layers is not None:
+        return f"calibrated{date} on real layers of this model"
+    return f"calibrated{date}"
 
 
 def phase_word(phase: Phase) -> str:

@@ -1,0 +1,136 @@
+"""Many GPUs as options say it: how many, in how many machines, and how the step is spread over them."""
+
+from __future__ import annotations
+
+from napkinmath.errors import InputError, shown
+from napkinmath.inputs import values
+from napkinmath.parallel_config import (
+    ASSUMED_NODE,
+    MAX_RANKS,
+    ContextParallel,
+    DataParallel,
+    ParallelConfig,
+    PipelineSchedule,
+    Sharding,
+    ZeroConfig,
+    divisors,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from enum import Enum
+    from typing import Any
+
+    Options = Mapping[str, object]
+
+_DEGREES = (
+    ("tp", "tensor_parallel_size"),
+    ("pp", "pipeline_parallel_size"),
+    ("cp", "context_parallel_size"),
+    ("ep", "expert_parallel_size"),
+)
+_COUNTS = (
+    ("micro_batches", "num_micro_batches"),
+    ("pp_chunks", "virtual_pipeline_size"),
+    ("shard_size", "shard_size"),
+    ("bucket_mb", "bucket_mb"),
+)
+_SWITCHES = (
+    ("sequence_parallel", "sequence_parallel"), ("reshard", "reshard_after_forward"), ("forward_prefetch", "forward_prefetch"), ("backward_prefetch", "backward_prefetch"),
+    ("limit_all_gathers", "limit_all_gathers"), ("sync_each_batch", "sync_each_batch"), ("bucket_view", "gradient_as_bucket_view"), ("broadcast_loading", "broadcast_loading"),
+    ("full_state_dict", "full_state_dict"),
+)  # fmt: skip
+_CHOICES: tuple[tuple[str, str, type[Enum]], ...] = (
+    ("cp_kind", "context_parallel", ContextParallel),
+    ("pp_schedule", "pipeline_schedule", PipelineSchedule),
+    ("sharding", "sharding", Sharding),
+)
+_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+_STRATEGY_ALIASES = {"fsdp": "fsdp2", "zero": "zero3", "data-parallel": "dp"}
+
+
+def number_and_type(options: Options) -> tuple[int, str]:
+    """(GPUs in all, their type or '') of --gpus N[xTYPE]."""
+    if "gpus" not in options:
+        return 1, ""
+    given = str(options["gpus"])
+    number = given.lower().partition("x")[0]
+    return values.count(number or given, "--gpus", high=MAX_RANKS), given[len(number) + 1 :].strip()
+
+
+def gpus_and_nodes(options: Options) -> tuple[int, int]:
+    """(GPUs in all, machines); without --nodes as few machines as take eight GPUs each."""
+    gpus, _ = number_and_type(options)
+    if "nodes" not in options:
+        return gpus, max(1, gpus // ASSUMED_NODE) if gpus % ASSUMED_NODE == 0 else 1
+    nodes = values.count(options["nodes"], "--nodes", high=MAX_RANKS)
+    if gpus % nodes:
+        raise InputError(f"--nodes {nodes} does not divide --gpus {gpus}; give the GPUs of all machines together, e.g. --gpus {8 * nodes}")
+    return gpus, nodes
+
+
+def parallel_config(options: Options) -> ParallelConfig:
+    """The mesh and its strategy; the data-parallel axis takes the GPUs that the other axes leave."""
+    gpus, _ = gpus_and_nodes(options)
+    fields: dict[str, Any] = {}
+    for key, field in _DEGREES:
+        if key in options:
+            fields[field] = values.count(options[key], "--" + key, high=MAX_RANKS)
+    for key, field in _COUNTS:
+        if key in options:
+            fields[field] = values.count(options[key], _flag(key), high=MAX_RANKS)
+    for key, field in _SWITCHES:
+        if key in options:
+            fields[field] = values.switch(options[key], _flag(key))
+    for key, field, kind in _CHOICES:
+        if key in options:
+            fields[field] = values.choice(options[key], kind, _flag(key))
+    for key in ("sharded_dtype", "reduce_dtype"):
+        if key in options:
+            dtype = values.text(options[key], _flag(key)).lower()
+            fields[key] = _DTYPES.get(dtype, dtype)
+    if "wrap" in options:
+        fields["wrap"] = values.text(options["wrap"], "--wrap").lower()
+    if "nvme" in options:
+        fields["nvme"] = values.names(options["nvme"], "--nvme")
+    fields["zero"] = _zero(options)
+    inner = fields.get("tensor_parallel_size", 1) * fields.get("pipeline_parallel_size", 1) * fields.get("context_parallel_size", 1)
+    if gpus % inner:
+        raise InputError(f"--tp x --pp x --cp = {inner} does not divide --gpus {gpus}; use a product of {divisors(gpus)}")
+    fields["data_parallel_size"] = gpus // inner
+    fields["data_parallel"] = _strategy(options, gpus // inner)
+    fields.setdefault("sequence_parallel", fields.get("tensor_parallel_size", 1) > 1)
+    return ParallelConfig(**fields)
+
+
+def _zero(options: Options) -> ZeroConfig:
+    """DeepSpeed's settings: those of its own file, with what flags say."""
+    found = options.get("zero_options", ZeroConfig())
+    assert isinstance(found, ZeroConfig)
+    changes = {
+        field: values.count(options[key], _flag(key), high=MAX_RANKS)
+        for key, field in (("hpz", "hpz_partition_size"), ("mics", "mics_shard_size"))
+        if key in options
+    }
+    return found.replace(**changes) if changes else found
+
+
+def _strategy(options: Options, size: int) -> DataParallel:
+    """The one strategy named; DistributedDataParallel where several ranks share the data and none was."""
+    named = [values.text(name, "--data-parallel") for name in values.listed(options.get("data_parallel", ()))]
+    if "zero" in options:
+        stage = values.count(options["zero"], "--zero", low=0, high=1 << 20)
+        if stage > 3:
+            raise InputError(f"--zero {shown(options['zero'])} is no stage of ZeRO; use 1, 2 or 3 (0 is --ddp)")
+        named.append(f"zero{stage}" if stage else "ddp")
+    found = list(dict.fromkeys(values.choice(name, DataParallel, "--data-parallel", _STRATEGY_ALIASES) for name in named))
+    if len(found) > 1:
+        raise InputError(f"--data-parallel {', '.join(f.value for f in found)} exclude each other; give one of them")
+    if found:
+        return found[0]
+    return DataParallel.DDP if size > 1 else DataParallel.NONE
+
+
+def _flag(key: str) -> str:
+    return "--" + key.replace("_", "-")
