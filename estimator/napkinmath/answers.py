@@ -200,9 +200,9 @@ def _change(e: Estimate, saved: int, candidate: Candidate, changed: TrainConfig)
     from napkinmath.estimate import estimate
 
     ratio = None
-    if e.time is not None:
+    if e.priced_time is not None:
         other = estimate(e.spec, changed, hardware=e.hardware, efficiency=e.speed).time
-        ratio = other.tokens_per_s / e.time.tokens_per_s if other is not None else None
+        ratio = other.tokens_per_s / e.priced_time.tokens_per_s if other is not None else None
     flag = candidate.flag.format(bs=changed.micro_batch_size, accum=changed.gradient_accumulation_steps)
     return Change(flag=flag, meaning=candidate.meaning, saved_bytes=saved, speed_ratio=ratio)
 

@@ -167,6 +167,18 @@ def _curve(e: Estimate) -> dict[str, Any]:
     }
 
 
+def _calibration(e: Estimate) -> dict[str, Any] | None:
+    """The file that the speeds are from, and whether this model's layers are in it."""
+    if e.calibration is None:
+        return None
+    return {
+        "path": e.calibration.path,
+        "gpu": e.calibration.gpu,
+        "stamp": dict(e.calibration.stamp),
+        "measured_layers": e.measured_layers is not None,
+    }
+
+
 def _time(e: Estimate) -> dict[str, Any] | None:
     time = e.time
     if time is None:
@@ -180,6 +192,7 @@ def _time(e: Estimate) -> dict[str, Any] | None:
         "model_flops": time.model_flops,
         "hardware_flops": time.hardware_flops,
         "peak_flops_per_s": time.peak_flops_per_s,
+        "calibration": _calibration(e),
         "shares": {bound: time.share(bound) for bound in BOUNDS},
         "phases": [
             {"phase": p.phase.value, "seconds": p.seconds, "device_s": p.device_s, "host_s": p.host_s, "bound": p.bound}
