@@ -63,7 +63,7 @@ def load_calibration(path: str) -> Calibration:
     if content.get("napkinmath_calibration") != VERSION:
         raise InputError(f'{here} does not say "napkinmath_calibration": {VERSION}; make one with `estimate calibrate`')
     if not values.is_mapping(content.get("rates")):
-        raise InputError(f'{here} has no object "rates"; make one with `estimate calibrate`')
+        raise InputError(f'{here} of GPU {shown(content.get("gpu"))} has no object "rates"; make one with `estimate calibrate`')
     if not isinstance(content.get("gpu"), str):
         raise InputError(f"{here} is of GPU {shown(content.get('gpu'))}; make one with `estimate calibrate`")
     return Calibration(

@@ -157,6 +157,7 @@ COVERED_ELSEWHERE = {row[0][0] for row in (*MODEL, *OUTPUT)} | {
     "--display",
     "--allocator",
     "--calibration",
+    "--allow-stale-calibration",
 }
 
 
