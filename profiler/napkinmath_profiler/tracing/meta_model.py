@@ -133,8 +133,8 @@ def _bitsandbytes() -> Any:
     return bitsandbytes
 
 
-def quantize_4bit(model: nn.Module, *, compute_dtype: str, options: QuantizationOptions) -> nn.Module:
-    """Replace the linears transformers would replace by bitsandbytes ``Linear4bit`` holding meta quantization states."""
+def quantize_4bit(model: nn.Module, *, compute_dtype: str, options: QuantizationOptions, device: str = "meta") -> nn.Module:
+    """Replace the linears transformers would replace by bitsandbytes ``Linear4bit``; off the meta device their weights are random."""
     bitsandbytes = _bitsandbytes()
     from transformers import BitsAndBytesConfig
     from transformers.integrations.bitsandbytes import replace_with_bnb_linear
@@ -150,15 +150,27 @@ def quantize_4bit(model: nn.Module, *, compute_dtype: str, options: Quantization
     model = replace_with_bnb_linear(model, skipped, settings)
     for module in model.modules():
         if isinstance(module, bitsandbytes.nn.Linear4bit):
+            if device != "meta":
+                _give_data(module, DTYPES[compute_dtype], device)
             weight = module.weight
             weight.data = weight.data.to(DTYPES[compute_dtype])
             weight.module = module
-            weight._quantize(torch.device("meta"))
+            weight._quantize(torch.device(device))
             if module.bias is not None:
                 module.bias.data = module.bias.data.to(DTYPES[compute_dtype])
     model.is_loaded_in_4bit = True
     model.is_quantized = True
     return model
+
+
+def _give_data(module: Any, dtype: torch.dtype, device: str) -> None:
+    """Random values for a ``Linear4bit`` on meta, spread as a model's initialization spreads them."""
+    weight = module.weight
+    data = torch.empty(weight.shape, dtype=dtype, device=device).normal_(0.0, 0.02)
+    kept = {name: getattr(weight, name) for name in ("quant_type", "compress_statistics", "blocksize", "quant_storage")}
+    module.weight = type(weight)(data, requires_grad=False, module=module, **kept)
+    if module.bias is not None:
+        module.bias = nn.Parameter(torch.zeros(module.bias.shape, dtype=dtype, device=device), requires_grad=False)
 
 
 def prepare_for_kbit(model: nn.Module, *, checkpointing: bool, use_reentrant: bool) -> nn.Module:

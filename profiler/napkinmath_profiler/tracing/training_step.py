@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from napkinmath_profiler.tracing.compiled import compiled
+from napkinmath_profiler.tracing.storage_events import TracePhase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +24,8 @@ class LoopOptions:
     autocast_dtype: torch.dtype | None = None
     convert_outputs_to_fp32: bool = False
     compile: bool = False
+    device_type: str = "cuda"
+    """Whose autocast and gradient scaler: CUDA's on the meta device too."""
 
 
 class TrainingLoop:
@@ -34,22 +37,36 @@ class TrainingLoop:
         self._scaler: torch.amp.GradScaler | None = None
 
     def run(self) -> None:
-        """All the steps; float16 autocast comes with a gradient scaler, as in the Trainer."""
-        forward = self._forward()
-        if self._options.autocast_dtype == torch.float16:
-            self._scaler = torch.amp.GradScaler("cuda")
+        """All the steps."""
+        forward = self.begin()
         for _ in range(self._options.num_steps):
-            for _ in range(self._options.gradient_accumulation_steps):
-                self._micro_step(forward)
-            self._update()
+            self.one_step(forward)
+
+    def begin(self) -> Callable[..., Any]:
+        """The forward to give to ``one_step``; float16 autocast comes with a gradient scaler, as in the Trainer."""
+        if self._options.autocast_dtype == torch.float16:
+            self._scaler = torch.amp.GradScaler(self._options.device_type)
+        return self._forward()
+
+    def one_step(self, forward: Callable[..., Any]) -> None:
+        """The micro-steps of one optimizer step, and that step."""
+        for _ in range(self._options.gradient_accumulation_steps):
+            self._micro_step(forward)
+        self._update()
+
+    def enter(self, phase: TracePhase) -> None:
+        """Called as a phase of the step begins, for those who measure phases."""
+
+    def _compiled(self) -> Callable[..., Any]:
+        return compiled(self._model)
 
     def _forward(self) -> Callable[..., Any]:
         """The model's call under autocast, its outputs made float32 as accelerate's ``prepare_model`` does."""
         options = self._options
-        forward: Callable[..., Any] = compiled(self._model) if options.compile else self._model.__call__
+        forward: Callable[..., Any] = self._compiled() if options.compile else self._model.__call__
         if options.autocast_dtype is None:
             return forward
-        forward = torch.autocast("cuda", dtype=options.autocast_dtype)(forward)
+        forward = torch.autocast(options.device_type, dtype=options.autocast_dtype)(forward)
         if options.convert_outputs_to_fp32:
             from accelerate.utils import convert_outputs_to_fp32
 
@@ -57,25 +74,30 @@ class TrainingLoop:
         return forward
 
     def _micro_step(self, forward: Callable[..., Any]) -> None:
+        self.enter(TracePhase.FORWARD)
         outputs = forward(**self._inputs)
         loss = outputs["loss"]
         if not self._options.keep_outputs:
             del outputs
         if self._options.gradient_accumulation_steps > 1:
             loss = loss / self._options.gradient_accumulation_steps
+        self.enter(TracePhase.BACKWARD)
         (loss if self._scaler is None else self._scaler.scale(loss)).backward()
 
     def _update(self) -> None:
         optimizer, scaler = self._optimizer, self._scaler
         if self._options.max_grad_norm is not None:
+            self.enter(TracePhase.CLIP)
             if scaler is not None and optimizer is not None:
                 scaler.unscale_(optimizer)
             nn.utils.clip_grad_norm_(self._trainable, self._options.max_grad_norm)
         if optimizer is None:
             return
+        self.enter(TracePhase.OPTIMIZER)
         if scaler is None:
             optimizer.step()
         else:
             scaler.step(optimizer)
             scaler.update()
+        self.enter(TracePhase.ZERO_GRAD)
         optimizer.zero_grad(set_to_none=True)

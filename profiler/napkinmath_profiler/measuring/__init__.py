@@ -1,0 +1,1 @@
+"""Real training steps with real tensors: built from a config, run on a GPU or a CPU, timed and attributed."""

@@ -1,0 +1,265 @@
+"""One view of a device's allocator: its figures, its position in the sequence of events, its history.
+
+``CudaMemory`` asks PyTorch. ``CpuMemory`` keeps the books that the CUDA allocator would keep for the same storages, so that every
+program that reads a GPU's allocator runs, and is tested, without one.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import torch
+from napkinmath.allocator import AllocatorSettings, Block, CachingAllocator, OutOfMemory
+from torch.utils._python_dispatch import TorchDispatchMode
+
+MAX_HISTORY_ENTRIES = 1_000_000
+Frames = list[dict[str, Any]]
+
+
+class BlockEvent(NamedTuple):
+    """A block booked or returned by the allocator: its address, the bytes asked for, the Python stack where recorded."""
+
+    is_allocation: bool
+    address: int
+    nbytes: int
+    frames: Frames
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryFigures:
+    """Bytes now and at their peaks since the last reset; ``device_used`` is the whole GPU's, other processes included."""
+
+    allocated: int
+    reserved: int
+    peak_allocated: int
+    peak_reserved: int
+    device_used: int | None = None
+    device_total: int | None = None
+    num_retries: int = 0
+
+
+class CudaMemory:
+    """PyTorch's caching allocator on one GPU."""
+
+    kind = "cuda"
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device if device.index is not None else torch.device("cuda", torch.cuda.current_device())
+        self._start = 0
+        self.recorded: dict[str, Any] | None = None
+        """PyTorch's own snapshot as the last history ended."""
+
+    def __enter__(self) -> CudaMemory:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def adopt(self, tensors: Iterable[torch.Tensor]) -> None:
+        """The allocator knows every tensor already."""
+
+    def address_of(self, tensor: torch.Tensor) -> int:
+        """Where ``tensor``'s storage begins; 0 if it is not on this device."""
+        return tensor.untyped_storage().data_ptr() if tensor.device == self.device else 0
+
+    def figures(self) -> MemoryFigures:
+        """Allocated, reserved, device; costs some tens of microseconds and no synchronization."""
+        stats = torch.cuda.memory_stats_as_nested_dict(self.device)
+        free, total = torch.cuda.mem_get_info(self.device)
+        allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
+        return MemoryFigures(
+            allocated=allocated["current"],
+            reserved=reserved["current"],
+            peak_allocated=allocated["peak"],
+            peak_reserved=reserved["peak"],
+            device_used=total - free,
+            device_total=total,
+            num_retries=int(stats["num_alloc_retries"]),
+        )
+
+    def peaks(self) -> tuple[int, int]:
+        """Peak allocated and reserved bytes since the last reset."""
+        return torch.cuda.max_memory_allocated(self.device), torch.cuda.max_memory_reserved(self.device)
+
+    def reset_peaks(self) -> None:
+        """Peaks start again from what is there now."""
+        torch.cuda.reset_peak_memory_stats(self.device)
+
+    def position(self) -> int:
+        """How many events the history has recorded so far: allocations and frees, counted by the allocator itself."""
+        counts = torch.cuda.memory_stats_as_nested_dict(self.device)["allocation"]["all"]
+        return counts["allocated"] + counts["freed"] - self._start
+
+    @contextmanager
+    def history(self, *, stacks: bool = False) -> Iterator[list[BlockEvent]]:
+        """Record every event inside the block; yields a list that is filled when the block ends."""
+        events: list[BlockEvent] = []
+        context = "all" if stacks else None
+        torch.cuda.memory._record_memory_history(
+            enabled="all", context=context, stacks="python", max_entries=MAX_HISTORY_ENTRIES, device=self.device
+        )
+        self._start = 0
+        self._start = self.position()
+        try:
+            yield events
+        finally:
+            self.recorded = snapshot = torch.cuda.memory._snapshot(self.device)
+            torch.cuda.memory._record_memory_history(enabled=None, device=self.device)
+            events.extend(block_events(snapshot["device_traces"][self.device.index or 0]))
+
+    def synchronize(self) -> None:
+        """Wait for the GPU."""
+        torch.cuda.synchronize(self.device)
+
+    def release(self) -> None:
+        """Give cached segments and cuBLAS workspaces back to the device."""
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
+
+    def limit(self, share: float) -> None:
+        """Never hold more than ``share`` of what is free now."""
+        free, total = torch.cuda.mem_get_info(self.device)
+        held = torch.cuda.memory_reserved(self.device)
+        torch.cuda.set_per_process_memory_fraction(min(1.0, (held + share * free) / total), self.device)
+
+
+def block_events(trace: Iterable[dict[str, Any]]) -> list[BlockEvent]:
+    """The allocator's bookings and returns among the entries of a snapshot's device trace, in order.
+
+    A return counts when it is requested: then the allocator's count of allocations drops, whichever stream the block waits for.
+    """
+    return [
+        BlockEvent(entry["action"] == "alloc", entry["addr"], entry["size"], entry.get("frames") or [])
+        for entry in trace
+        if entry["action"] in ("alloc", "free_requested")
+    ]
+
+
+class CpuMemory(TorchDispatchMode):
+    """The books of a CUDA caching allocator over the storages of CPU tensors made inside the block, and those adopted.
+
+    ``limit_bytes`` makes it raise ``torch.OutOfMemoryError`` as the CUDA allocator would.
+    """
+
+    kind = "cpu"
+
+    def __init__(self, settings: AllocatorSettings | None = None, *, limit_bytes: int | None = None) -> None:
+        super().__init__()
+        if limit_bytes is not None:
+            settings = (settings or AllocatorSettings()).replace(limit_bytes=limit_bytes)
+        self.device = torch.device("cpu")
+        self._allocator = CachingAllocator(settings)
+        self._blocks: dict[int, tuple[Block, int]] = {}
+        self._references: dict[int, weakref.ref[Any]] = {}
+        self._recording: list[BlockEvent] | None = None
+        self._num_events = self._start = 0
+        self._is_closed = False
+        self.recorded: dict[str, Any] | None = None
+
+    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None) -> None:
+        self._is_closed = True
+        self._references.clear()
+        super().__exit__(exc_type, exc, trace)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        """Run ``func`` and book the storages it made."""
+        out = func(*args, **(kwargs or {}))
+        self.adopt(_tensors(out))
+        return out
+
+    def adopt(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Book storages that are not in the books yet."""
+        for tensor in tensors:
+            if tensor.device.type != "cpu":
+                continue
+            storage = tensor.untyped_storage()
+            key = storage._cdata
+            if key in self._references or not storage.nbytes():
+                continue
+            try:
+                block = self._allocator.malloc(storage.nbytes())
+            except OutOfMemory as full:
+                raise torch.OutOfMemoryError(f"CPU stand-in for CUDA out of memory. {str(full).replace('tried', 'Tried', 1)}") from None
+            self._blocks[key] = (block, storage.nbytes())
+            self._references[key] = weakref.ref(storage, lambda _, key=key: self._returned(key))
+            self._note(True, block.address, storage.nbytes())
+
+    def _returned(self, key: int) -> None:
+        if self._is_closed:
+            return
+        self._references.pop(key, None)
+        found = self._blocks.pop(key, None)
+        if found is not None:
+            block, nbytes = found
+            self._note(False, block.address, nbytes)
+            self._allocator.free(block)
+
+    def _note(self, is_allocation: bool, address: int, nbytes: int) -> None:
+        self._num_events += 1
+        if self._recording is not None:
+            self._recording.append(BlockEvent(is_allocation, address, nbytes, []))
+
+    def address_of(self, tensor: torch.Tensor) -> int:
+        """The address under which ``tensor``'s storage is booked; 0 if it is not."""
+        found = self._blocks.get(tensor.untyped_storage()._cdata)
+        return found[0].address if found else 0
+
+    def figures(self) -> MemoryFigures:
+        """As the CUDA allocator would give them."""
+        books = self._allocator
+        return MemoryFigures(
+            allocated=books.allocated, reserved=books.reserved, peak_allocated=books.peak_allocated, peak_reserved=books.peak_reserved
+        )
+
+    def peaks(self) -> tuple[int, int]:
+        """Peak allocated and reserved bytes since the last reset."""
+        return self._allocator.peak_allocated, self._allocator.peak_reserved
+
+    def reset_peaks(self) -> None:
+        """Peaks start again from what is there now."""
+        self._allocator.peak_allocated, self._allocator.peak_reserved = self._allocator.allocated, self._allocator.reserved
+
+    def position(self) -> int:
+        """How many events the history has recorded so far."""
+        return self._num_events - self._start
+
+    @contextmanager
+    def history(self, *, stacks: bool = False) -> Iterator[list[BlockEvent]]:
+        """Record every event inside the block."""
+        self._recording, self._start = [], self._num_events
+        events: list[BlockEvent] = []
+        try:
+            yield events
+        finally:
+            events.extend(self._recording)
+            self._recording = None
+
+    def synchronize(self) -> None:
+        """A CPU has done what it was told when the call returns."""
+
+    def release(self) -> None:
+        """Nothing is cached."""
+
+    def limit(self, share: float) -> None:
+        """The books are limited when they are made."""
+
+
+def _tensors(out: Any) -> Iterable[torch.Tensor]:
+    if isinstance(out, torch.Tensor):
+        return (out,)
+    if isinstance(out, (tuple, list)):
+        return [t for item in out for t in _tensors(item)]
+    return ()
+
+
+DeviceMemory = CudaMemory | CpuMemory
+
+
+def device_memory(device: torch.device) -> DeviceMemory:
+    """The books of ``device``."""
+    return CudaMemory(device) if device.type == "cuda" else CpuMemory()

@@ -1,0 +1,89 @@
+"""What a measurement must be stamped with, and what makes one doubtful."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from collections.abc import Mapping
+
+import torch
+
+from napkinmath_profiler.measuring.measured_loop import Spread
+from napkinmath_profiler.tracing.observation import installed_versions
+
+ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+UNSTEADY = 0.15  # a step's 10th to 90th percentile over its median; a quiet GPU at a fixed clock stays within a few hundredths
+SMI_FIELDS = {
+    "driver": "driver_version",
+    "clock": "clocks.sm",
+    "maximum clock": "clocks.max.sm",
+    "throttling": "clocks_throttle_reasons.active",
+    "mig": "mig.mode.current",
+    "temperature": "temperature.gpu",
+}
+SMI_TIMEOUT_S = 10
+# nvml.h: nvmlClocksThrottleReason*; idle and application clocks are no slowing down
+THROTTLE_REASONS = {0x4: "power cap", 0x8: "hardware slowdown", 0x20: "heat (software)", 0x40: "heat (hardware)", 0x80: "power brake"}
+
+
+def describe_environment(device: torch.device) -> dict[str, str]:
+    """Device, driver and library versions, as text."""
+    found = {"device": "cpu", "python": platform.python_version(), **installed_versions()}
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        found["device"] = properties.name
+        found["compute_capability"] = f"{properties.major}.{properties.minor}"
+        found["memory"] = str(properties.total_memory)
+        found["cuda"] = str(torch.version.cuda)
+        found.update(smi_facts(device))
+    else:
+        found["threads"] = str(torch.get_num_threads())
+    for variable in ALLOCATOR_VARIABLES:
+        if os.environ.get(variable):
+            found["allocator"] = os.environ[variable]
+    return found
+
+
+def smi_facts(device: torch.device) -> dict[str, str]:
+    """Driver, clocks and MIG mode as nvidia-smi tells them; empty on a CPU, or where it is missing or says nothing."""
+    if device.type != "cuda":
+        return {}
+    command = ["nvidia-smi", f"--query-gpu={','.join(SMI_FIELDS.values())}", "--format=csv,noheader,nounits"]
+    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
+    if uuid is not None:
+        command.append(f"--id=GPU-{uuid}")
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=SMI_TIMEOUT_S, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    return smi_values(answer)
+
+
+def smi_values(answer: str) -> dict[str, str]:
+    """The first line of nvidia-smi's answer, by our names of its fields."""
+    values = [value.strip() for value in answer.partition("\n")[0].split(",")]
+    return dict(zip(SMI_FIELDS, values, strict=False))
+
+
+def throttling_notes(facts: Mapping[str, str]) -> list[str]:
+    """What the driver says about slowed clocks, right after the steps."""
+    try:
+        active = int(facts.get("throttling", "0"), 16)
+    except ValueError:
+        return []
+    reasons = [name for bit, name in THROTTLE_REASONS.items() if active & bit]
+    if not reasons:
+        return []
+    clock = f" (clock {facts['clock']} of {facts['maximum clock']} MHz)" if "clock" in facts and "maximum clock" in facts else ""
+    return [f"the driver slowed the GPU while it was measured: {', '.join(reasons)}{clock}"]
+
+
+def spread_notes(step: Spread | None) -> list[str]:
+    """What the spread of the steps says about the clock."""
+    if step is None or step.num_samples < 3 or step.relative <= UNSTEADY:
+        return []
+    return [
+        f"steps took {step.low_s:.4g} to {step.high_s:.4g} s: a spread of {step.relative:.0%}, more than a steady clock gives; "
+        "another process, clock throttling or a cold start may be in it"
+    ]

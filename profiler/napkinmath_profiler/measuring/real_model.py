@@ -1,0 +1,85 @@
+"""The traced model with real tensors: the same builders, random weights, nothing downloaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+
+from napkinmath_profiler.trace import TraceOptions, build, optimizer_of, prepared
+from napkinmath_profiler.tracing.meta_model import TrainMethod, example_inputs
+
+SEED = 0
+WEIGHT_STD = 0.02
+
+
+def real_model(config: Any, options: TraceOptions, device: str, *, kernels: str = "hf") -> nn.Module:
+    """``config``'s model on ``device`` as the user's libraries set it up for training, with ``kernels`` hf or napkinmath.
+
+    Weights that are to be quantized are made one at a time, so building takes little more memory than the finished model.
+    """
+    torch.manual_seed(SEED)
+    with _linears_without_data() if options.method is TrainMethod.QLORA else nullcontext():
+        model = build(config, options, device=device)
+    model = prepared(model, options, device=device)
+    _fill_in(model, device)
+    if kernels == "napkinmath":
+        from napkinmath_kernels.patching import patch
+
+        patch(model)
+    return model
+
+
+def _fill_in(model: nn.Module, device: str) -> None:
+    """Give data to the linears that were not quantized; tied ones stay tied."""
+    made: dict[int, nn.Parameter] = {}
+    for module in list(model.modules()):
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            if parameter.is_meta:
+                if id(parameter) not in made:
+                    data = torch.empty_like(parameter.data, device=device).normal_(0.0, WEIGHT_STD)
+                    made[id(parameter)] = nn.Parameter(data, requires_grad=parameter.requires_grad)
+                setattr(module, name, made[id(parameter)])
+
+
+@contextmanager
+def _linears_without_data() -> Iterator[None]:
+    """``nn.Linear`` is born on meta inside the block."""
+    original = nn.Linear.__init__
+
+    def initialize(self: nn.Linear, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **{**kwargs, "device": "meta"})
+
+    with mock.patch.object(nn.Linear, "__init__", initialize):
+        yield
+
+
+def real_inputs(model: nn.Module, config: Any, options: TraceOptions, device: str) -> dict[str, torch.Tensor]:
+    """A random batch with labels, of the shapes that the trace takes."""
+    generator = torch.Generator().manual_seed(SEED)
+    shaped = example_inputs(
+        model,
+        config,
+        micro_batch_size=options.micro_batch_size,
+        sequence_length=options.sequence_length,
+        attention_mask=options.attention_mask,
+    )
+    vocabulary = int(getattr(config.get_text_config(), "vocab_size", 0) or 2)
+    batch: dict[str, torch.Tensor] = {}
+    for name, like in shaped.items():
+        if name == "attention_mask":
+            made = torch.ones(like.shape, dtype=like.dtype)
+        elif like.is_floating_point():
+            made = torch.randn(like.shape, generator=generator).to(like.dtype)
+        else:
+            limit = vocabulary if name == "input_ids" or like.dim() > 1 else int(getattr(config, "num_labels", 2) or 2)
+            made = torch.randint(0, limit, like.shape, generator=generator, dtype=like.dtype)
+        batch[name] = made.to(device)
+    return batch
+
+
+__all__ = ["optimizer_of", "real_inputs", "real_model"]
