@@ -18,11 +18,12 @@ from napkinmath.train_config import TrainConfig
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from typing import Any
 
     from napkinmath.calibration import Calibration
     from napkinmath.cluster import Cluster
+    from napkinmath.costs import Collective
     from napkinmath.efficiency import Efficiency
     from napkinmath.hardware import Gpu, Hardware
     from napkinmath.measured_layers import MeasuredLayers
@@ -279,12 +280,20 @@ def estimate(
     speed = efficiency or (measured.efficiency(machine.gpu) if measured is not None and machine is not None else _default_speed(machine))
     policy: Policy = resolve(spec, config, machine)
     step = build_step(spec, policy)
-    clock = Clock(speed, policy) if speed is not None else None
+    clock = Clock(speed, policy, _network(cluster, config)) if speed is not None else None
     settings = parse_settings(allocator) if isinstance(allocator, str) else allocator
     timeline = simulate(step, clock, steps=steps_priced(config))
     found = Estimate(spec, config, step, timeline, hardware=machine, speed=speed, settings=settings, cluster=cluster)
     found.calibration = measured
     return found
+
+
+def _network(cluster: Cluster | None, config: TrainConfig) -> Callable[[Collective, Bindings], float] | None:
+    if cluster is None or cluster.num_gpus == 1:
+        return None
+    from napkinmath.collectives import network_on
+
+    return network_on(cluster, config.parallel)
 
 
 def on_cluster(parallel: ParallelConfig, cluster: Cluster) -> ParallelConfig:

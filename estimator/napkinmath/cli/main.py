@@ -26,13 +26,14 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "measure": ("napkinmath_profiler.measure_cli:run", "measure a training step on this GPU"),
     "bench": ("napkinmath_profiler.bench_cli:run", "benchmark kernels"),
     "watch": ("napkinmath_profiler.watch_cli:run", "follow a running training's memory"),
-    "links": ("napkinmath_profiler.links_cli:run", "measure the links between GPUs"),
-    "plan": ("napkinmath.cli.plan:run", "many GPUs: which parallelism fits"),
-    "check": ("napkinmath.cli.check:run", "fail a build that would not fit"),
-    "sweep": ("napkinmath.cli.sweep:run", "many configurations at once"),
-    "batch": ("napkinmath.cli.batch:run", "largest batch and context that fit"),
+    "links": ("napkinmath.cli.links:run", "time and bandwidth of collectives by message size"),
+    "plan": ("napkinmath.cli.plan:run", "what to run: the fastest, longest, cheapest configuration that fits"),
+    "check": ("napkinmath.cli.check:run", "fail a build or a SLURM job that would not fit"),
+    "sweep": ("napkinmath.cli.sweep:run", "every combination of options with several values"),
+    "batch": ("napkinmath.cli.batch:run", "many jobs from a file of JSON lines"),
     "serve": ("napkinmath.cli.serve:run", "the report in a browser"),
     "doctor": ("napkinmath.cli.doctor:run", "what is installed and what works here"),
+    "completion": ("napkinmath.cli.completion:run", "tab completion for bash, zsh or fish"),
 }
 DEFECT = 70  # EX_SOFTWARE of sysexits.h
 DEFAULT = "napkinmath.cli.estimate_command:run"

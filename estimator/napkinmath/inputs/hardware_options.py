@@ -48,16 +48,18 @@ def cluster_of(machine: Hardware | None, options: Options) -> Cluster | Hardware
     from napkinmath.cluster import Cluster
 
     host_bytes = values.size(options["host_ram"], "--host-ram") if "host_ram" in options else 0
-    return Cluster(hardware=machine, gpus_per_node=gpus // nodes, num_nodes=nodes, network=_network(options), host_bytes=host_bytes)
+    return Cluster(
+        hardware=machine, gpus_per_node=gpus // nodes, num_nodes=nodes, network=_network(options, gpus // nodes), host_bytes=host_bytes
+    )
 
 
-def _network(options: Options) -> NetworkLink | None:
-    """The link between nodes that --network gives as Gbit/s of one GPU."""
+def _network(options: Options, gpus_per_node: int) -> NetworkLink | None:
+    """The link between nodes that --network names."""
     if "network" not in options:
         return None
-    from napkinmath.cluster import NetworkLink
+    from napkinmath.catalog.links import network_named
 
-    return NetworkLink(kind="network", gbit_per_s_per_gpu=values.number(options["network"], "--network", low=1e-3, high=1e5))
+    return network_named(str(options["network"]), gpus_per_node)
 
 
 def _calibrated_machine(file: str, options: Options) -> Hardware:
