@@ -74,6 +74,9 @@ class Step:
             save,
         )
         self.workspaces = product_workspaces(policy)
+        if policy.decoded:  # made before the first product: patched operations decode every weight into it
+            buffer = Tensor("buffer of decoded weights", (max(policy.decoded),), UINT8, Role.WORKSPACE)
+            self.workspaces += [Segment(buffer.name, Phase.FORWARD, [(ALLOC, buffer)])]
         config = policy.config
         self.symbols = {
             **dict(spec.symbols),
@@ -98,7 +101,15 @@ def product_workspaces(policy: Policy) -> list[Segment]:
 
 def build_step(spec: ModelSpec, policy: Policy) -> Step:
     """Records every distinct block once and lowers it to segments; sizes stay symbolic."""
+    if policy.tensor is not None:
+        from napkinmath.lowering.parallel.tensor import rank_share
+
+        spec = rank_share(spec, policy.tensor.degree)
     runs, shared = record_runs(spec, policy)
+    if policy.tensor is not None:
+        from napkinmath.lowering.parallel.tensor import check_layers
+
+        check_layers(runs, policy.tensor, spec.name)
     load = load_segments(runs, policy)
     accumulation = policy.config.gradient_accumulation_steps
     micro_steps = [(1, lower_micro_step(runs, shared, policy, accumulate=False))]

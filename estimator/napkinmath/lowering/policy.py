@@ -10,7 +10,9 @@ from napkinmath.train_config import AdapterConfig, AdapterKind, Attention, Recom
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from napkinmath.catalog.kernels import KernelSet
     from napkinmath.catalog.stacks import Stack
+    from napkinmath.lowering.parallel.tensor import TensorSplit
     from napkinmath.lowering.quantized import WeightFormat
     from napkinmath.tape import Tape
 
@@ -31,6 +33,8 @@ class Policy:
         sdpa_choice: Attention = Attention.FLASH,
         product_workspace_bytes: int = 0,
         recording_weights_only: bool = False,
+        patch: KernelSet | None = None,
+        processors: int = 132,
     ) -> None:
         rule = PRECISIONS[config.precision]
         self.config, self.stack, self.rule = config, stack, rule
@@ -40,7 +44,15 @@ class Policy:
         self.sdpa_choice = sdpa_choice
         self.product_workspace_bytes = product_workspace_bytes
         self.thresholds: dict[str, set[int]] = {}
+        self.patch = patch
+        self.processors = processors
+        self.decoded: list[int] = []  # bytes of the weights that patched operations decode into one buffer
         self.format: WeightFormat | None = None
+        self.tensor: TensorSplit | None = None
+        if config.parallel.tensor_parallel_size > 1:
+            from napkinmath.lowering.parallel.tensor import tensor_split
+
+            self.tensor = tensor_split(config, stack)
         if config.quantization is not None:
             from napkinmath.lowering.quantized import weight_format
 
@@ -125,8 +137,19 @@ class Policy:
 
     def linear(self, t: Tape, x: Value, outputs: Size, *, bias: bool, kind: str, role: Role, weight: Weight | None) -> Value:
         """Lowers one linear of the model: dense or dequantized, with its adapters around it."""
+        if self.tensor is not None:
+            return self.tensor.linear(t, x, outputs, kind, lambda source: self._whole_linear(t, source, outputs, bias, kind, role, weight))
+        return self._whole_linear(t, x, outputs, bias, kind, role, weight)
+
+    def _whole_linear(self, t: Tape, x: Value, outputs: Size, bias: bool, kind: str, role: Role, weight: Weight | None) -> Value:
         from napkinmath.ops.matmul import dense_linear
 
+        if self.patch is not None and self.patch.adapters and kind != "head":
+            from napkinmath.catalog.layers.patched_linears import single_linear
+
+            out = single_linear(t, x, outputs, bias=bias, kind=kind, weight=weight)
+            if out is not None:
+                return out
         w = weight or t.weight("weight", (outputs, x.axes[-1]), kind=kind)
         b = (
             t.weight("bias", (outputs,), kind="bias", dtype=self.product_dtype if w.constants else None).value if bias else None

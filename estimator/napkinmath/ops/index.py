@@ -39,7 +39,8 @@ def embedding(
             gradients = [Gradient(w, made)]
         moved = 2 * traffic(out)
         t.append("embedding", (ids, w), (out,), forward=((ALLOC, tensor),), saves=(ids.tensor,) if w.requires_grad else (), costs=(Move(moved),), backward=tuple(backward), gradients=gradients, backward_costs=(Move(moved, 6),) if w.requires_grad else ())  # type: ignore[arg-type]  # fmt: skip
-        return out
+        split = t.policy.tensor
+        return split.embedded(t, ids, out) if split is not None and split.splits(rows) else out
 
 
 def input_leaf(t: Tape, x: Value) -> Value:

@@ -17,6 +17,14 @@ def cross_entropy(t: Tape, logits: Value, *, upcast: bool = True, shifted: bool 
     nll_loss's backward fills a zero tensor, log_softmax's backward makes the gradient, the upcast's backward casts it.
     """
     wide = cast(t, logits, FP32, role=Role.LOGITS) if upcast or t.policy.autocast is not None else logits
+    split = t.policy.tensor
+    if split is not None and split.style.splits_loss and split.splits(logits.axes[-1]):
+        from napkinmath.lowering.parallel.vocabulary import vocabulary_loss
+
+        targets = next_token_labels(t, wide) if shifted else None
+        loss = vocabulary_loss(t, wide, split)
+        t.touch(wide.tensor, *(() if targets is None else (targets.tensor,)))
+        return loss
     rows = product(wide.axes[:-1])
     flat = t.view(wide, (rows, wide.axes[-1]))
     targets = next_token_labels(t, wide) if shifted else None

@@ -16,6 +16,8 @@ from napkinmath_profiler.tracing.storage_events import StorageEvent, StorageReco
 
 ADD = torch.ops.aten.add.Tensor
 PER_PARAMETER_PHASES = frozenset({TracePhase.CLIP, TracePhase.OPTIMIZER})
+# Wrappers around a collective's result: on a real device another view of it, on meta an empty copy.
+IDENTITIES = frozenset({"_c10d_functional._wrap_tensor_autograd.default"})
 Handler = Callable[["StorageTracker", Any, tuple[Any, ...], dict[str, Any]], Any]
 
 
@@ -119,6 +121,8 @@ class StorageTracker(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         """Run ``func`` (or the handler given for it) and register the storages it made."""
+        if any(hasattr(kind, "__tensor_flatten__") and kind.__name__ == "DTensor" for kind in types):
+            return NotImplemented  # it runs its operations on the local tensors, which come by here
         kwargs = kwargs or {}
         self.num_ops += 1
         self.paths.note_sequence()
@@ -133,7 +137,10 @@ class StorageTracker(TorchDispatchMode):
         if self._op_phase in PER_PARAMETER_PHASES:
             self._module = self._updated_module(args, before)
         handler = self.handlers.get(func)
-        out = func(*args, **kwargs) if handler is None else handler(self, func, args, kwargs)
+        if str(func) in IDENTITIES and self.device_type == "meta":
+            out = args[0]
+        else:
+            out = func(*args, **kwargs) if handler is None else handler(self, func, args, kwargs)
         if func is ADD and self.sums_in_place and self._op_phase is TracePhase.BACKWARD and in_backward:
             self._register_sum(out, args[0], is_python_node=isinstance(node, BackwardCFunction))
         elif self._op_phase in PER_PARAMETER_PHASES:
@@ -189,6 +196,7 @@ class StorageTracker(TorchDispatchMode):
         """Name of what holds ``tensor``'s storage, if known."""
         if not isinstance(tensor, torch.Tensor) or tensor.device.type != self.device_type:
             return ""
+        tensor = getattr(tensor, "_local_tensor", tensor)
         record = self._live.get(tensor.untyped_storage()._cdata)
         return (record.owner or record.name) if record is not None else ""
 
@@ -205,6 +213,7 @@ class StorageTracker(TorchDispatchMode):
                             self._register(inner)
 
     def _register(self, tensor: torch.Tensor) -> StorageRecord | None:
+        tensor = getattr(tensor, "_local_tensor", tensor)
         if tensor.device.type != self.device_type:
             return None
         storage = tensor.untyped_storage()

@@ -53,9 +53,13 @@ class CausalLmHead(Part):
                 head = next(w for w in t.weights if w.kind == "head")
                 return output_chunks_cross_entropy(t, logits, head.value, stack.output_chunks)
             if t.policy.config.loss is not Loss.HF:
+                if t.policy.tensor is not None:
+                    hidden = t.policy.tensor.enter(t, hidden)
                 with t.scope(self.name):
                     weight = self._weight(t, hidden)
                 return linear_cross_entropy(t, hidden, weight)
+            if t.policy.patch is not None and (loss := self._patched(t, hidden)) is not None:
+                return loss
             logits = linear(t, hidden, self.name, v, bias=self.bias, kind="head", role=Role.LOGITS, weight=self._tied(t, hidden))
             if self.scaled or self.capped:
                 logits = self._rescaled(t, logits)
@@ -69,6 +73,19 @@ class CausalLmHead(Part):
             if stack.outputs_to_fp32 and t.policy.autocast is not None and logits.dtype is not FP32:
                 wide_outputs(t, logits)
         return loss
+
+    def _patched(self, t: Tape, hidden: Value) -> Value | None:
+        """Head and loss in one patched operation; None for a head with a bias, an adapter or a trained copy, and out of training."""
+        from napkinmath.catalog.layers.patched import patched_loss
+
+        if self.bias or self.scaled or not t.policy.training:
+            return None
+        with t.scope(self.name):
+            adapted = t.policy.targets(t.module, "head")
+            weight = self._weight(t, hidden)
+        if adapted or (t.policy.adapter is not None and weight.requires_grad):
+            return None
+        return patched_loss(t, hidden, weight)
 
     def _loss(self, t: Tape, logits: Value, shared: dict[str, Value], *, upcast: bool) -> Value:
         """The loss function: its locals die when it returns."""

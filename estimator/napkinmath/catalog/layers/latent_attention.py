@@ -44,6 +44,8 @@ class LatentAttention(Record):
         """Attention over x of axes (b, s, h)."""
         head = self.plain + self.turned
         with t.scope("self_attn") as frame:
+            if t.policy.tensor is not None:
+                x = t.policy.tensor.whole_sequence(t, x)
             frame.local(x)
             q = t.view(t.view(self._queries(t, x, head), (b, s, a, head)), (b, a, s, head), copies_gradient=True)
             q_plain, q_turned = chunk(t, q, (self.plain, self.turned))

@@ -23,6 +23,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Protocol
 
+    from napkinmath.lowering.parallel.tensor import TensorSplit
+
     class FeedForward(Protocol):
         """Any feed-forward that reads hidden states and returns what is added to them."""
 
@@ -298,6 +300,9 @@ class MixtureOfExperts(Record):
                 return add(t, routed, self.shared.mlp.record(t, x, shared))
         with t.scope(self.scope) as frame:
             frame.local(x)
+            split = t.policy.tensor
+            if split is not None:
+                return self._split(t, x, split, shared)
             flat = t.view(x, (TOKENS, x.axes[-1]))
             common = self.shared.mlp.record(t, flat, shared) if self.shared is not None and self.shared.first else None
             weights, indices = self.router.record(t, flat)
@@ -311,6 +316,20 @@ class MixtureOfExperts(Record):
             else:
                 common = self.shared.weigh(t, flat, common)
             return t.view(add(t, out, common), x.axes)
+
+    def _split(self, t: Tape, x: Value, split: TensorSplit, shared: dict[str, Value]) -> Value:
+        """Every tensor-parallel rank runs all experts on its share of their width, on all tokens; the parts are summed."""
+        with t.scope() as frame:
+            whole = split.whole_sequence(t, x)
+            flat = t.view(whole, (TOKENS, x.axes[-1]))
+            weights, indices = self.router.record(t, flat)
+            frame.local(weights, indices)
+            read = t.view(split.enter(t, whole), (TOKENS, x.axes[-1]))
+            out = split.leave(t, t.view(self._routed(t, read, weights, indices), whole.axes))
+            if self.shared is None:
+                return out
+            common = self.shared.mlp.record(t, x, shared)
+            return add(t, out, self.shared.weigh(t, x, common) if self.shared.first else common)
 
     def _routed(self, t: Tape, x: Value, weights: Value, indices: Value) -> Value:
         if not self.latent:
