@@ -33,46 +33,18 @@ def run(argv: Sequence[str]) -> int:
 
 def make_estimates(given: dict[str, Any], notes: list[str]) -> list[Estimate]:
     """One estimate, or one for each GPU named; `notes` receives what was assumed or ignored."""
+    from napkinmath.inputs.jobs import priced
+
     if "job" not in given:
-        return _estimates(given, notes)
+        return priced(given, notes)
     from napkinmath.catalog.config_file import quoted
     from napkinmath.inputs.job_file import with_job_file
 
     options = with_job_file(given, notes)
     try:
-        return _estimates(options, notes)
+        return priced(options, notes)
     except InputError as error:
         raise InputError(f"{error} (with the job file {quoted(given['job'])})") from error
-
-
-def _estimates(options: dict[str, Any], notes: list[str]) -> list[Estimate]:
-    from napkinmath.estimate import estimate
-    from napkinmath.inputs.hardware_options import allocator_text, calibration_on, cluster_of, machines
-    from napkinmath.inputs.model_options import model_spec
-    from napkinmath.inputs.options import train_config
-
-    config = train_config(options)
-    spec = model_spec(options, notes)
-    allocator = allocator_text(options)
-    found: list[Estimate] = []
-    for machine in machines(options):
-        calibration = calibration_on(machine, options, notes)
-        found.append(estimate(spec, config, hardware=cluster_of(machine, options), allocator=allocator, calibration=calibration))
-    _refuse_untrained(found[0])
-    return found
-
-
-def _refuse_untrained(e: Estimate) -> None:
-    """Raises where the names given leave nothing that is trained."""
-    if e.num_trained:
-        return
-    adapter = e.config.adapter
-    if adapter is None:
-        raise InputError(f"--freeze {shown(','.join(e.config.frozen))} leaves nothing of {e.spec.name} to train; freeze less")
-    if adapter.targets == ("all-linear",):
-        raise InputError(f"--method {adapter.kind.value} leaves nothing of {e.spec.name} to train; use --lora, or --full")
-    names = shown(",".join(adapter.targets))
-    raise InputError(f"--targets {names} matches no module of {e.spec.name}; use all-linear, or names such as q_proj,v_proj")
 
 
 def _parser() -> Parser:

@@ -1,0 +1,105 @@
+"""`estimate sweep [flags]`: any flag takes several values or a range; a table, CSV, Parquet or a plot of every combination."""
+
+from __future__ import annotations
+
+import sys
+
+from napkinmath.cli.flags import DEBUG, ON, REPEAT, SHARED, TEXT
+from napkinmath.cli.parser import Parser
+from napkinmath.errors import InputError, shown
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from typing import Any
+
+    from napkinmath.cli.flags import Group, Row
+    from napkinmath.grid import Grid
+
+_OUTPUT: tuple[Row, ...] = (
+    (("--exact",), ON, "", "replay the allocator for every job [for 64 jobs or fewer]"),
+    (("--out", "-o"), TEXT, "FILE", "write .csv, .jsonl or .parquet instead of a table"),
+    (("--plot",), TEXT, "FILE", "draw .png or .svg: a heat map of two numbers that vary, lines of one"),
+    (("--show",), TEXT, "NAME", "what is drawn: memory, tokens/s [memory]"),
+    (("--force",), ON, "", "replace a file that is there"),
+    DEBUG,
+)
+_DESCRIPTION = (
+    "Price every combination of options with several values: --bs 1,2,4 or --ctx 1k..128k (doubling) or --rank 8..64:8 (by steps); lists "
+    "that hold commas themselves are divided by ';'. Jobs that differ in batch, length and rank only are priced hundreds of thousands a second."
+)
+MOST_SHOWN = 60
+
+
+def several_rows(rows: tuple[Row, ...]) -> tuple[Row, ...]:
+    """The shared flags with every value repeatable."""
+    return tuple((row[0], REPEAT, *row[2:]) if row[1] == TEXT else row for row in rows)
+
+
+def several_flags(own: tuple[Row, ...], title: str = "output") -> tuple[Group, ...]:
+    """The shared flags but the report's own, each taking several values, and a command's own."""
+    return (*((name, several_rows(rows)) for name, rows in SHARED if name != "output"), (title, own))
+
+
+def run(argv: Sequence[str]) -> int:
+    """Prices the grid and prints, writes or draws it; returns 0, or 2 where nothing could be priced."""
+    parser = Parser(
+        "estimate sweep", _DESCRIPTION, several_flags(_OUTPUT), positional=("job", "JOB", "a job file whose values the flags replace")
+    )
+    options = parser.parse(argv)
+    own = {row[0][0].lstrip("-"): options.pop(row[0][0].lstrip("-"), None) for row in _OUTPUT}
+    notes: list[str] = []
+    from napkinmath.grid import Grid
+    from napkinmath.inputs.job_file import with_job_file
+
+    if sys.modules.get("numpy") is None:
+        _need_numpy()
+    grid = Grid(with_job_file(options, notes), notes, exact=own["exact"] is not None)
+    _write(grid, own)
+    for note in [*dict.fromkeys(notes), *refusals(grid.refused)]:
+        print(f"note: {note}", file=sys.stderr)
+    return 0
+
+
+def _need_numpy() -> None:
+    try:
+        import numpy  # noqa: F401  # pyright: ignore[reportUnusedImport]
+    except ImportError:
+        raise InputError("a sweep needs numpy: pip install 'napkinmath[plots]'") from None
+
+
+def refusals(refused: dict[str, int]) -> list[str]:
+    """What was left out, and why."""
+    return [f"left out {count} combination{'s' if count > 1 else ''}: {reason}" for reason, count in refused.items()]
+
+
+def _write(grid: Grid, own: dict[str, Any]) -> None:
+    from napkinmath.report.grid_files import write_grid
+    from napkinmath.report.grid_table import print_grid
+
+    if own["plot"] is None and own["out"] is None:
+        rows = list(_first_refused(grid))
+        print_grid(grid, rows if not sys.stdout.isatty() else rows[:MOST_SHOWN])
+        if len(rows) > MOST_SHOWN and sys.stdout.isatty():
+            print(f"... and {len(rows) - MOST_SHOWN:,} more; write them with --out FILE.csv")
+        return
+    rows: Iterable[tuple[Any, ...]] = grid.rows() if own["plot"] is None else list(_first_refused(grid))
+    if own["out"] is not None:
+        count = write_grid(grid, rows, own["out"], force=own["force"] is not None)
+        print(f"{count:,} jobs written to {own['out']}")
+    if own["plot"] is not None:
+        from napkinmath.report.grid_plot import write_plot
+
+        assert isinstance(rows, list)
+        write_plot(grid, rows, own["plot"], show=own["show"] or "memory", force=own["force"] is not None)
+        print(f"plot written to {own['plot']}")
+
+
+def _first_refused(grid: Grid) -> list[tuple[Any, ...]]:
+    """All rows; InputError where nothing but refusals came."""
+    rows = list(grid.rows())
+    if not rows and grid.refused:
+        raise InputError(next(iter(grid.refused)))
+    if not rows:
+        raise InputError(f"nothing to price in {shown(grid.keys)}; give --model")
+    return rows

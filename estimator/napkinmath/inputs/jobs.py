@@ -1,0 +1,42 @@
+"""priced: the estimates that options ask for, one for each GPU they name."""
+
+from __future__ import annotations
+
+from napkinmath.errors import InputError, shown
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from napkinmath.estimate import Estimate
+
+
+def priced(options: Mapping[str, object], notes: list[str]) -> list[Estimate]:
+    """One estimate, or one for each GPU named; `notes` receives what was decided for the user. Raises InputError."""
+    from napkinmath.estimate import estimate
+    from napkinmath.inputs.hardware_options import allocator_text, calibration_on, cluster_of, machines
+    from napkinmath.inputs.model_options import model_spec
+    from napkinmath.inputs.options import train_config
+
+    config = train_config(options)
+    spec = model_spec(options, notes)
+    allocator = allocator_text(options)
+    found: list[Estimate] = []
+    for machine in machines(options):
+        calibration = calibration_on(machine, options, notes)
+        found.append(estimate(spec, config, hardware=cluster_of(machine, options), allocator=allocator, calibration=calibration))
+    _refuse_untrained(found[0])
+    return found
+
+
+def _refuse_untrained(e: Estimate) -> None:
+    """Raises where the names given leave nothing that is trained."""
+    if e.num_trained:
+        return
+    adapter = e.config.adapter
+    if adapter is None:
+        raise InputError(f"--freeze {shown(','.join(e.config.frozen))} leaves nothing of {e.spec.name} to train; freeze less")
+    if adapter.targets == ("all-linear",):
+        raise InputError(f"--method {adapter.kind.value} leaves nothing of {e.spec.name} to train; use --lora, or --full")
+    names = shown(",".join(adapter.targets))
+    raise InputError(f"--targets {names} matches no module of {e.spec.name}; use all-linear, or names such as q_proj,v_proj")

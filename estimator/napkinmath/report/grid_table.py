@@ -1,0 +1,39 @@
+"""The rows of a sweep as a table: aligned on a terminal, tab-separated where the output is read by a program."""
+
+from __future__ import annotations
+
+from napkinmath.units import GIB, format_seconds
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from napkinmath.grid import Grid
+
+
+def print_grid(grid: Grid, rows: Sequence[tuple[Any, ...]]) -> None:
+    """Prints rows with bytes in GiB; columns that say nothing in any row are left out."""
+    from napkinmath.report.columns import print_columns
+
+    shown = [i for i in range(len(grid.names)) if any(row[i] is not None for row in rows)]
+    heads = [_head(grid.names[i]) for i in shown]
+    cells = [[_cell(grid.names[i], row[i]) for i in shown] for row in rows]
+    texts = {"verdict", "peak_phase", *grid.keys} - {"bs", "ctx", "rank", "grad_accum"}
+    print_columns(heads, cells, right=[head for head, i in zip(heads, shown, strict=True) if grid.names[i] not in texts])
+
+
+def _head(name: str) -> str:
+    if name.endswith("_bytes"):
+        return f"{name.removesuffix('_bytes')} GiB"
+    return {"tokens_per_s": "tokens/s", "seconds": "step", "peak_phase": "peak in", "grad_accum": "accum"}.get(name, name)
+
+
+def _cell(name: str, value: Any) -> str:
+    if value is None:
+        return "-"
+    if name.endswith("_bytes"):
+        return f"{value / GIB:.2f}"
+    if name == "tokens_per_s":
+        return f"{value:,.0f}"
+    return format_seconds(value) if name == "seconds" else str(value)
