@@ -123,8 +123,9 @@ class ParallelConfig(Record):
     """Data-parallel ranks that hold one copy together; 0 is all, or with a hybrid strategy the GPUs of a node."""
     reshard_after_forward: bool | None = None
     """FSDP2's own switch; None: as the sharding strategy says."""
-    wrap: str = "layer"
-    """Which modules are FSDP units: 'layer' (every decoder layer, the rest is the root's), 'none' (the whole model one unit)."""
+    wrap: str = "auto"
+    """Which modules are FSDP units: 'carved' (layers, embedding, norm with head), 'layer' (layers, all else is the root's), 'none' (the
+    whole model is one); 'auto' is what accelerate does: carved with FSDP2, layer with FSDP1."""
     forward_prefetch: bool = False
     """FSDP1: the next unit is gathered before the current one runs."""
     backward_prefetch: bool = True
@@ -162,8 +163,8 @@ class ParallelConfig(Record):
         for name in ("sharded_dtype", "reduce_dtype"):
             if getattr(self, name) not in MIXED_DTYPES:
                 raise InputError(f"{name}={shown(getattr(self, name))} is unknown; use one of {', '.join(MIXED_DTYPES)}")
-        if self.wrap not in ("layer", "none"):
-            raise InputError(f"wrap={shown(self.wrap)} is unknown; use layer or none")
+        if self.wrap not in ("auto", "carved", "layer", "none"):
+            raise InputError(f"wrap={shown(self.wrap)} is unknown; use auto, carved, layer or none")
         if not 1 <= self.bucket_mb <= 1 << 20:
             raise InputError(f"bucket_mb={shown(self.bucket_mb)} is out of range; use 1 or more, usually 25")
         for name in self.nvme:

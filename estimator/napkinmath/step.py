@@ -110,6 +110,10 @@ def build_step(spec: ModelSpec, policy: Policy) -> Step:
         from napkinmath.lowering.parallel.tensor import check_layers
 
         check_layers(runs, policy.tensor, spec.name)
+    if policy.shards:
+        from napkinmath.lowering.data_parallel.engines import sharded_step
+
+        return sharded_step(spec, policy, runs, shared)
     load = load_segments(runs, policy)
     accumulation = policy.config.gradient_accumulation_steps
     micro_steps = [(1, lower_micro_step(runs, shared, policy, accumulate=False))]

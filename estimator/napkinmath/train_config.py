@@ -138,10 +138,14 @@ class QuantizationConfig(Record):
     """Type of the products: 'auto' is the precision's own; fp32 is what bitsandbytes does where nothing is said (bnb_4bit_compute_dtype)."""
     keep: tuple[str, ...] = ("lm_head",)
     """Modules left unquantized."""
+    storage: str = "auto"
+    """Type whose elements hold packed 4-bit weights (bnb_4bit_quant_storage): 'auto' is bf16 where they are sharded, else uint8, which cannot be."""
 
     def validate(self) -> None:
         if self.compute_dtype not in ("auto", "fp32", "bf16", "fp16"):
             raise InputError(f"compute_dtype {shown(self.compute_dtype)} is unknown; use auto, fp32, bf16 or fp16")
+        if self.storage not in ("auto", "uint8", "bf16", "fp16", "fp32"):
+            raise InputError(f"storage {shown(self.storage)} is unknown; use auto, uint8, bf16, fp16 or fp32")
         if self.group_size < 0:
             raise InputError(f"group_size={self.group_size} is negative; use 0 for the format's own, or 16 to 1024")
 

@@ -113,6 +113,7 @@ EFFECTS: list[tuple[str, str, object]] = [
     ("--eval", "training_mode", False),
     ("--train-mode", "training_mode", True),
     ("--compile", "compile", True),
+    ("--qlora --quant-storage uint8", "quantization.storage", "uint8"),
     ("--gpus 8", "parallel.data_parallel_size", 8),
     ("--gpus 8", "parallel.data_parallel", DataParallel.DDP),
     ("--gpus 16 --nodes 2 --fsdp", "parallel.data_parallel", DataParallel.FSDP2),

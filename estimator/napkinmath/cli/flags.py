@@ -47,6 +47,12 @@ QUANTIZATION: tuple[Row, ...] = (
     (("--group-size",), TEXT, "N", "weights that share a scale [the format's own]"),
     (("--kbit",), SWITCH, "", "prepare_model_for_kbit_training: norms, embeddings, head in fp32 [on]"),
     (("--quant-compute-dtype",), TEXT, "TYPE", "type of products with quantized weights: auto, fp32, bf16, fp16 [auto]"),
+    (
+        ("--quant-storage",),
+        TEXT,
+        "TYPE",
+        "type that holds packed 4-bit weights: auto, uint8, bf16, fp16, fp32 [auto: one that can be sharded]",
+    ),
     (("--keep-modules",), TEXT, "NAMES", "modules left unquantized [lm_head]"),
 )
 BATCH: tuple[Row, ...] = (
@@ -101,7 +107,7 @@ PARALLEL: tuple[Row, ...] = (
     (("--sharding",), TEXT, "NAME", "FSDP: full, grad-op, hybrid, hybrid-grad-op, no-shard [full]"),
     (("--shard-size",), TEXT, "N", "ranks that hold one copy together [all; hybrid: a node]"),
     (("--reshard",), SWITCH, "", "FSDP: drop gathered parameters after the forward [as --sharding]"),
-    (("--wrap",), TEXT, "NAME", "FSDP units: layer, none [layer]"),
+    (("--wrap",), TEXT, "NAME", "FSDP units: carved, layer, none [FSDP 2: carved, FSDP 1: layer]"),
     (("--forward-prefetch",), SWITCH, "", "FSDP 1: gather the next unit before the current one runs"),
     (("--backward-prefetch",), SWITCH, "", "FSDP 1: gather the next unit before the current one's backward [on]"),
     (("--limit-all-gathers",), SWITCH, "", "FSDP 1: at most two units gathered at a time [on]"),

@@ -54,7 +54,7 @@ _METHOD_ALIASES = {
 _LOW_RANK = (AdapterKind.LORA, AdapterKind.DORA, AdapterKind.QALORA)
 ADAPTER_OPTIONS = ("rank", "alpha", "targets", "dropout", "adapter_dtype", "rslora", "train_modules", "adapters", "virtual_tokens")
 _LOW_RANK_OPTIONS = ("rank", "alpha", "dropout", "rslora")
-QUANT_OPTIONS = ("double_quant", "group_size", "quant_compute_dtype", "kbit", "keep_modules")
+QUANT_OPTIONS = ("double_quant", "group_size", "quant_compute_dtype", "quant_storage", "kbit", "keep_modules")
 PARALLEL_OPTIONS = (
     "gpus", "nodes", "data_parallel", "zero", "tp", "pp", "cp", "ep", "sequence_parallel", "cp_kind", "pp_schedule", "micro_batches", "pp_chunks", "sharding", "shard_size", "reshard", "wrap",
     "forward_prefetch", "backward_prefetch", "limit_all_gathers", "sharded_dtype", "reduce_dtype", "sync_each_batch", "bucket_mb", "bucket_view", "hpz", "mics", "nvme", "broadcast_loading", "full_state_dict",
@@ -213,6 +213,9 @@ def _quantization(options: Options, method: str, kind: AdapterKind | None, defau
     if "quant_compute_dtype" in options:
         dtype = values.text(options["quant_compute_dtype"], "--quant-compute-dtype").lower()
         fields["compute_dtype"] = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}.get(dtype, dtype)
+    if "quant_storage" in options:
+        dtype = values.text(options["quant_storage"], "--quant-storage").lower()
+        fields["storage"] = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}.get(dtype, dtype)
     if "keep_modules" in options:
         fields["keep"] = values.names(options["keep_modules"], "--keep-modules")
     return QuantizationConfig(**fields)

@@ -32,6 +32,8 @@ def gradient_hook(policy: Policy) -> GradientHook | None:
     """The hook of a configuration; None where every gradient stays until zero_grad."""
     from napkinmath.lowering.optimizer import chosen_optimizer, update_events, updates_in_backward
 
+    if policy.shards:  # the engine takes the gradients
+        return None
     row = chosen_optimizer(policy)
     if policy.config.offload.optimizer:
         pinned = policy.config.offload.pinned

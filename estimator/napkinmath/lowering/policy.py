@@ -5,7 +5,7 @@ from __future__ import annotations
 from napkinmath.dtypes import BF16, FP32, DType, find_dtype
 from napkinmath.expr import Size
 from napkinmath.ledger import Role, Tensor, Value, Weight
-from napkinmath.lowering.precision import PRECISIONS
+from napkinmath.lowering.precision import PRECISIONS, computed_rule
 from napkinmath.train_config import AdapterConfig, AdapterKind, Attention, RecomputeKind, TrainConfig
 
 TYPE_CHECKING = False
@@ -36,7 +36,8 @@ class Policy:
         patch: KernelSet | None = None,
         processors: int = 132,
     ) -> None:
-        rule = PRECISIONS[config.precision]
+        self.loaded_rule = PRECISIONS[config.precision]  # types as loaded; a sharded engine may compute in another
+        rule = computed_rule(self.loaded_rule, config.parallel)
         self.config, self.stack, self.rule = config, stack, rule
         self.autocast: DType | None = rule.autocast
         self.training = config.training_mode
@@ -69,6 +70,20 @@ class Policy:
         return self.config.recompute.reentrant or self.stack.reentrant_checkpointing
 
     @property
+    def shards(self) -> bool:
+        """Whether an engine stores parts of the parameters and gathers them for computation (FSDP, ZeRO)."""
+        kind = self.config.parallel.data_parallel
+        return kind.is_fsdp or kind.is_zero
+
+    @property
+    def quant_storage(self) -> str:
+        """Type that holds packed 4-bit weights: where parameters are sharded, one that can be (bnb_4bit_quant_storage)."""
+        quantization = self.config.quantization
+        if quantization is not None and quantization.storage != "auto":
+            return quantization.storage
+        return "bf16" if self.shards else "uint8"
+
+    @property
     def inputs_require_grad(self) -> bool:
         """`enable_input_require_grads()`: PeftModel calls it on a base whose checkpointing is on (peft 0.21 peft_model.py)."""
         return self.adapter is not None and self.recomputes
@@ -96,7 +111,7 @@ class Policy:
         quantization = self.config.quantization
         if quantization is not None:
             cast_back = self.stack.half_embeddings and kind in ("embedding", "head")
-            widened = quantization.kbit_preparation and (self.format is None or self.format.widened_rest)
+            widened = quantization.kbit_preparation and not self.shards and (self.format is None or self.format.widened_rest)
             return FP32 if widened and not cast_back else self.compute_dtype
         return self.rule.parameters
 
@@ -186,6 +201,8 @@ class Policy:
     def adapter_dtype(self) -> DType:
         """Type of adapter weights: PEFT keeps them in fp32 over a half-precision or quantized base unless told otherwise."""
         assert self.adapter is not None
+        if self.shards and self.loaded_rule.autocast is not None:
+            return self.loaded_rule.autocast  # gathered, or kept, in the type of computation
         if self.adapter.dtype == "base":
             return FP32 if self.format is not None else self.rule.parameters
         return FP32 if self.adapter.dtype == "auto" else find_dtype(self.adapter.dtype)

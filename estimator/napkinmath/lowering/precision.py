@@ -6,6 +6,10 @@ from napkinmath.dtypes import BF16, FP16, FP32, DType
 from napkinmath.record import Record
 from napkinmath.train_config import Precision
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from napkinmath.parallel_config import ParallelConfig
+
 
 class PrecisionRule(Record):
     """One row: `parameters` as stored, `autocast` as computed (None: as stored), and the GEMM rate that applies."""
@@ -16,6 +20,19 @@ class PrecisionRule(Record):
     """FLOP/s row of the GPU used for matrix products where it is not the operands' type (tf32, fp8)."""
     loss_scaling: bool = False
     meaning: str = ""
+
+
+def computed_rule(rule: PrecisionRule, parallel: ParallelConfig) -> PrecisionRule:
+    """The types a rank computes in: FSDP gathers parameters in the type of mixed precision, DeepSpeed keeps them in it without autocast.
+
+    Sources: accelerate 1.14 utils/dataclasses.py FullyShardedDataParallelPlugin.set_mixed_precision; DeepSpeed runtime/engine.py
+    _configure_distributed_model.
+    """
+    if rule.autocast is None:
+        return rule
+    if parallel.data_parallel.is_fsdp:
+        return rule.replace(parameters=rule.autocast)
+    return rule.replace(parameters=rule.autocast, autocast=None) if parallel.data_parallel.is_zero else rule
 
 
 PRECISIONS: dict[Precision, PrecisionRule] = {

@@ -1,0 +1,1 @@
+"""Data parallelism: who stores which part of parameters, gradients and states, and what is gathered and reduced when."""

@@ -1,0 +1,246 @@
+"""FSDP2 (torch's fully_shard): a micro-step's segments with units gathered before they run and their gradients reduced after.
+
+Source: torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param_group.py, _fsdp_state.py, in the order in which they make and drop tensors.
+"""
+
+from __future__ import annotations
+
+from napkinmath.ledger import ALLOC, Phase, Tensor
+from napkinmath.lowering.data_parallel.pieces import Symbols
+from napkinmath.lowering.data_parallel.units import Unit, units_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from napkinmath.ledger import Event, Op
+    from napkinmath.lowering.data_parallel.pieces import Piece
+    from napkinmath.lowering.policy import Policy
+    from napkinmath.step import Run, Segment
+
+Chunk = tuple[Symbols, "list[Event]"]
+
+
+class FullyShard:
+    """Walks the segments of micro-steps and keeps track of what is gathered, on its way, or being reduced."""
+
+    def __init__(self, runs: list[Run], policy: Policy) -> None:
+        self.runs, self.policy = runs, policy
+        self.units = units_of(runs, policy)
+        self.unit_of = {index: unit for unit in self.units for index in unit.runs}
+        self.index_of = {run.name: index for index, run in enumerate(runs)}
+        self.gradients: dict[int, list[Tensor]] = {}  # of each run, made in a micro-step and unsharded
+        self._reset()
+
+    def _reset(self) -> None:
+        self.copied: Unit | None = None  # forward: the unit whose all-gather output waits for the next copy-out
+        self.fetched: list[Unit] = []  # all-gather outputs that nobody has copied out
+        self.whole: set[int] = set()  # ids of units that are gathered
+        self.reducing: Unit | None = None  # the unit whose reduce-scatter input is still held
+        self.later: list[Chunk] = []  # what goes when the backward is over
+
+    # ------------------------------------------------------------ one micro-step
+
+    def micro_step(self, segments: list[Segment], *, reduces: bool, first: bool) -> list[Segment]:
+        """The segments of a micro-step; `reduces` its gradients or keeps them whole, `first` to find no reduced gradients yet."""
+        self._reset()
+        self.reduces, self.first = reduces, first
+        self.out: list[Segment] = []
+        left = {Phase.FORWARD: self._copies(segments, Phase.FORWARD), Phase.BACKWARD: self._copies(segments, Phase.BACKWARD)}
+        self.steps_back = left[Phase.BACKWARD].copy()
+        backward = False
+        for segment in segments:
+            index = self.index_of.get(segment.name, -1)
+            if not backward and segment.phase is Phase.BACKWARD:
+                backward = True
+                self._end_of_forward()
+            if segment.name == "end of the micro-step":
+                self._end_of_backward()
+            if index < 0 or index not in self.unit_of or segment.phase not in left:
+                self.out.append(segment)
+                continue
+            copies = left[segment.phase]
+            copies[index] -= segment.repeat
+            self._spread(segment, index, ends=copies[index] == 0)
+        return self.out
+
+    def _copies(self, segments: list[Segment], phase: Phase) -> dict[int, int]:
+        found: dict[int, int] = {}
+        for segment in segments:
+            index = self.index_of.get(segment.name, -1)
+            if segment.phase is phase and index >= 0:
+                found[index] = found.get(index, 0) + segment.repeat
+        return found
+
+    def _spread(self, segment: Segment, index: int, *, ends: bool) -> None:
+        """A segment's first copy, those in between, which are alike, and its last one, after which another unit follows."""
+        backward = segment.phase is Phase.BACKWARD
+        counts = [1, segment.repeat - 1] if segment.repeat > 1 else [1]
+        if backward and ends and segment.repeat > 1:
+            counts = [1, segment.repeat - 2, 1] if segment.repeat > 2 else [1, 1]
+        done = 0
+        for repeat in counts:
+            done += repeat
+            last = ends and done == segment.repeat
+            before = len(self.out)
+            chunks = self._backward(segment, index, last=last) if backward else self._forward(segment, index)
+            self._emit(segment, chunks)
+            if repeat > 1:
+                assert len(self.out) == before + 1, "copies of a layer differ"
+                self.out[-1] = self.out[-1].copy(repeat=repeat)
+
+    def _emit(self, like: Segment, chunks: list[Chunk]) -> None:
+        """Segments of the chunks; neighbours whose symbols are bound alike are one."""
+        from napkinmath.step import Segment
+
+        merged: list[Chunk] = []
+        for symbols, events in chunks:
+            if not events:
+                continue
+            if merged and merged[-1][0] == symbols:
+                merged[-1][1].extend(events)
+            else:
+                merged.append((symbols, list(events)))
+        self.out += [Segment(like.name, like.phase, events, 1, symbols) for symbols, events in merged]
+
+    # ------------------------------------------------------------ forward
+
+    def _forward(self, segment: Segment, index: int) -> list[Chunk]:
+        unit = self.unit_of[index]
+        chunks: list[Chunk] = []
+        outer = self.units[-1] if self.units[-1].outer else None
+        if outer is not None and index == 0 and id(outer) not in self.whole:
+            chunks += self._unshard_forward(outer)
+        if id(unit) not in self.whole:
+            chunks += self._unshard_forward(unit)
+        chunks.append((segment.symbols, segment.events))
+        if not unit.resident and index == unit.runs[-1]:
+            chunks += _each(unit, lambda p: p.reshard())
+            self.whole.discard(id(unit))
+        return chunks
+
+    def _unshard_forward(self, unit: Unit) -> list[Chunk]:
+        """All-gather, then the last unit's output goes, then whole parameters are copied out of this one's."""
+        chunks = _each(unit, lambda p: p.gather(backward=False))
+        if self.copied is not None:
+            chunks += _each(self.copied, lambda p: p.drop_output())
+        self.copied = unit
+        self.whole.add(id(unit))
+        return chunks + _each(unit, lambda p: p.copy_out(backward=False))
+
+    def _end_of_forward(self) -> None:
+        if self.copied is not None:
+            self._tail("all-gather output released", Phase.FORWARD, _each(self.copied, lambda p: p.drop_output()))
+            self.copied = None
+
+    # ------------------------------------------------------------ backward
+
+    def _backward(self, segment: Segment, index: int, *, last: bool) -> list[Chunk]:
+        unit = self.unit_of[index]
+        outer = self.units[-1] if self.units[-1].outer else None
+        at = self._entry(unit, index, segment)
+        chunks: list[Chunk] = []
+        if outer is not None and index == len(self.runs) - 1:
+            chunks += self._prefetch(outer, last=True)
+        chunks.append((segment.symbols, segment.events[:at]))
+        if not unit.outer:
+            chunks += self._unshard_backward(unit)
+            chunks += self._prefetch(unit, last=last)
+        chunks.append((segment.symbols, segment.events[at:]))
+        self.gradients[index] = _weight_gradients(self.runs[index])
+        if not unit.ending:
+            chunks += self._post_backward(unit)
+        return chunks
+
+    def _entry(self, unit: Unit, index: int, segment: Segment) -> int:
+        """Position at which the gradient of the unit's output is there: of the head, after the loss has gone backward."""
+        if unit.is_layer or unit.outer or index != len(self.runs) - 1:
+            return 0
+        block = self.runs[index].block
+        paths = {w.path for w in block.weights}
+        users = [op for op in block.ops if any(v.weight is not None and v.weight.path in paths for v in op.inputs)]
+        return _first_event(segment.events, users[-1]) if users else 0
+
+    def _unshard_backward(self, unit: Unit) -> list[Chunk]:
+        """Whole parameters again, from an output fetched before or now; the output goes at once."""
+        if id(unit) in self.whole:
+            return []
+        chunks: list[Chunk] = []
+        if unit in self.fetched:
+            self.fetched.remove(unit)
+        else:
+            chunks += _each(unit, lambda p: p.gather(backward=True))
+        self.whole.add(id(unit))
+        return [*chunks, *_each(unit, lambda p: p.copy_out(backward=True)), *_each(unit, lambda p: p.drop_output())]
+
+    def _prefetch(self, unit: Unit, *, last: bool) -> list[Chunk]:
+        """The unit that finished its forward before this one is gathered: of a layer, its neighbour or what comes before the layers."""
+        if unit.is_layer and not last:
+            target = unit
+        else:
+            position = self.units.index(unit)
+            if position == 0:
+                return []
+            target = self.units[position - 1]
+            if id(target) in self.whole:
+                return []
+        if target in self.fetched:
+            return []
+        self.fetched.append(target)
+        return _each(target, lambda p: p.gather(backward=True))
+
+    def _post_backward(self, unit: Unit) -> list[Chunk]:
+        """Whole parameters go, then the last unit's reduce-scatter input, then this unit's gradients are reduced."""
+        chunks: list[Chunk] = []
+        if id(unit) in self.whole:
+            chunks += _each(unit, lambda p: p.reshard())
+            self.whole.discard(id(unit))
+        if not self.reduces:
+            return chunks
+        if self.reducing is not None:
+            chunks += _each(self.reducing, lambda p: p.drop_reduce_input())
+            self.reducing = None
+        if not any(p.reduce_input is not None for p in unit.pieces):
+            return chunks
+        self.reducing = unit
+        for piece in unit.pieces:
+            chunks.append((piece.symbols, piece.copy_in(self._unsharded(unit, piece))))
+        for piece in unit.pieces:
+            events, later = piece.settle(first=self.first)
+            chunks.append((piece.symbols, events))
+            self.later.append((piece.symbols, later))
+        return chunks
+
+    def _unsharded(self, unit: Unit, piece: Piece) -> list[Tensor]:
+        """The gradients of a piece's run that the backward has left."""
+        return next(self.gradients.get(i, []) for i in unit.runs if self.runs[i].name == piece.name)
+
+    def _end_of_backward(self) -> None:
+        """What no gradient of an input announced: enclosing units, then those that end with the backward, as modules are listed."""
+        chunks: list[Chunk] = []
+        for unit in sorted((u for u in self.units if u.ending), key=lambda u: not u.outer):
+            chunks += self._post_backward(unit)
+        for unit in self.fetched:
+            chunks += _each(unit, lambda p: p.drop_output())
+        if self.reducing is not None:
+            chunks += _each(self.reducing, lambda p: p.drop_reduce_input())
+        self._tail("end of the backward", Phase.BACKWARD, chunks + self.later)
+
+    def _tail(self, name: str, phase: Phase, chunks: list[Chunk]) -> None:
+        from napkinmath.step import Segment
+
+        self._emit(Segment(name, phase, []), chunks)
+
+
+def _each(unit: Unit, events_of: Callable[[Piece], list[Event]]) -> list[Chunk]:
+    return [(piece.symbols, events) for piece in unit.pieces if (events := events_of(piece))]
+
+
+def _weight_gradients(run: Run) -> list[Tensor]:
+    return run.block.gradients
+
+
+def _first_event(events: list[Event], op: Op) -> int:
+    """Where an operation's backward begins among the events of its block."""
+    own = {tensor for action, tensor in op.backward if action == ALLOC}
+    return next((i for i, (action, payload) in enumerate(events) if action == ALLOC and payload in own), 0)

@@ -1,0 +1,156 @@
+"""Pieces: what FSDP2 makes of one run's parameters when it gathers them and reduces their gradients.
+
+Sources: torch 2.13 distributed/fsdp/_fully_shard/_fsdp_collectives.py foreach_all_gather, foreach_all_gather_copy_out,
+foreach_reduce; _fsdp_param_group.py unshard, wait_for_unshard, post_backward.
+"""
+
+from __future__ import annotations
+
+from napkinmath.costs import Collective, HostCopy, Move
+from napkinmath.dtypes import DType, find_dtype
+from napkinmath.expr import Size
+from napkinmath.ledger import ALLOC, FREE, RUN, Role, Tensor, Weight, Work
+from napkinmath.lowering.data_parallel.stored import on_host, row_shards
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from napkinmath.ledger import Event
+    from napkinmath.lowering.policy import Policy
+    from napkinmath.step import Run
+
+SOURCE = "torch distributed/fsdp/_fully_shard"
+Symbols = tuple[tuple[str, int], ...]
+
+
+class Piece:
+    """One run's share of a unit: stored rows, and the buffers of its gather and of its reduction.
+
+    `output` is the all-gather's result, from which whole parameters (`gathered`) are copied out; `casts` exist while the rank's
+    rows are copied in, in the type that is gathered. `reduce_input` holds all gradients for the reduce-scatter, `reduced` the rank's
+    part of them, `gradient` the same in the type of the stored parameters.
+    """
+
+    __slots__ = ("casts", "gathered", "gradient", "host_gradient", "name", "output", "parts", "ranks", "reduce_input", "reduced", "replicas", "symbols")  # fmt: skip
+
+    def __init__(self, run: Run, policy: Policy) -> None:
+        parallel = policy.config.parallel
+        self.ranks, self.replicas = parallel.shard_degree, parallel.replica_degree
+        self.symbols: Symbols = run.stage.symbols
+        self.name = run.name
+        pairs = row_shards(run, policy, self.ranks)
+        self.parts = [part for _, part in pairs]
+        offloaded = policy.config.offload.parameters
+        self.casts: list[Tensor] = []
+        gathered_bytes: Size = 0
+        self.gathered: list[Tensor] = []
+        for weight, part in pairs:
+            dtype = part.tensor.dtype if weight.constants else weight.tensor.dtype
+            whole = (self.ranks * part.axes[0], *part.axes[1:])
+            self.gathered.append(Tensor(f"gathered {weight.tensor.name}", whole, dtype, weight.tensor.role, weight.path, SOURCE))
+            gathered_bytes = gathered_bytes + self.gathered[-1].nbytes
+            if offloaded:
+                self.casts.append(_buffer(f"{weight.tensor.name} from the host", part.axes, part.tensor.dtype, weight.path))
+            if part.tensor.dtype is not dtype:
+                self.casts.append(_buffer(f"{weight.tensor.name} to gather", part.axes, dtype, weight.path))
+        self.output = _flat("all-gather output", gathered_bytes, run) if self.ranks > 1 else None
+        self._reduction(run, policy)
+
+    def _reduction(self, run: Run, policy: Policy) -> None:
+        trained = [(w, part) for w, part in row_shards(run, policy, self.ranks) if w.trainable]
+        wanted = policy.config.parallel.reduce_dtype
+        elements: Size = 0
+        for _, part in trained:
+            elements = elements + part.elements
+        self.reduce_input = self.reduced = self.gradient = self.host_gradient = None
+        if not trained:
+            return
+        weight, part = trained[0]
+        dtype = weight.tensor.dtype if wanted == "auto" else find_dtype(wanted)
+        self.reduce_input = _buffer("reduce-scatter input", (self.ranks * elements,), dtype, run.block.name)
+        self.reduced = Tensor("reduced gradients", (elements,), dtype, Role.GRADIENTS, run.block.name, SOURCE)
+        self.gradient = (
+            self.reduced
+            if dtype is part.tensor.dtype
+            else Tensor("sharded gradients", (elements,), part.tensor.dtype, Role.GRADIENTS, run.block.name, SOURCE)
+        )
+        if policy.config.offload.parameters:
+            self.host_gradient = on_host(self.gradient)
+
+    # ------------------------------------------------------------ events
+
+    def gather(self, *, backward: bool) -> list[Event]:
+        """Copy-in and all-gather: the casts die as the call returns."""
+        if self.output is None or not self.parts:
+            return []
+        copied: list[Event] = [
+            (RUN, Work(None, (HostCopy(c.nbytes, to_host=False),), backward)) for c in self.casts if c.name.endswith("from the host")
+        ]
+        work = Work(None, (Collective("all-gather", self.output.nbytes, ranks=self.ranks, axis="shard"),), backward)
+        return [*((ALLOC, c) for c in self.casts), *copied, (ALLOC, self.output), (RUN, work), *((FREE, c) for c in reversed(self.casts))]
+
+    def copy_out(self, *, backward: bool) -> list[Event]:
+        """Whole parameters are made from the all-gather's output."""
+        events: list[Event] = [(ALLOC, t) for t in self.gathered]
+        if self.output is not None and self.parts:
+            events.append((RUN, Work(None, (Move(2 * self.output.nbytes, 1),), backward)))
+        return events
+
+    def drop_output(self) -> list[Event]:
+        """The all-gather's output goes."""
+        return [(FREE, self.output)] if self.output is not None and self.parts else []
+
+    def reshard(self) -> list[Event]:
+        """Whole parameters go."""
+        return [(FREE, t) for t in self.gathered]
+
+    def copy_in(self, gradients: list[Tensor]) -> list[Event]:
+        """All gradients are copied into the reduce-scatter's input and go; then the rank's part of the sum is made."""
+        if self.reduce_input is None or self.reduced is None:
+            return []
+        moved = Move(2 * self.reduce_input.nbytes, 1)
+        events: list[Event] = [(ALLOC, self.reduce_input), (RUN, Work(None, (moved,), True)), *((FREE, g) for g in gradients)]
+        costs = [Collective("reduce-scatter", self.reduce_input.nbytes, ranks=self.ranks, axis="shard")] if self.ranks > 1 else []
+        if self.replicas > 1:
+            costs.append(Collective("all-reduce", self.reduced.nbytes, ranks=self.replicas, axis="replica"))
+        return [*events, (ALLOC, self.reduced), (RUN, Work(None, costs, True))]
+
+    def settle(self, *, first: bool) -> tuple[list[Event], list[Event]]:
+        """(events that bring the reduced gradients to their place, those that drop what is held to the end of the backward).
+
+        With copies of the sharded model (`replicas`) the buffer of the all-reduce stays referenced until the backward is over.
+        """
+        if self.reduced is None or self.gradient is None:
+            return [], []
+        events: list[Event] = []
+        later: list[Event] = []
+        if self.gradient is not self.reduced:
+            events.append((ALLOC, self.gradient))
+            (later if self.replicas > 1 else events).append((FREE, self.reduced))
+        if self.host_gradient is not None:
+            copy = Work(None, (HostCopy(self.gradient.nbytes, to_host=True),), True)
+            events += [*([(ALLOC, self.host_gradient)] if first else []), (RUN, copy), (FREE, self.gradient)]
+        elif not first:  # added to the gradients of earlier micro-steps
+            events += [(RUN, Work(None, (Move(3 * self.gradient.nbytes),), True)), (FREE, self.gradient)]
+        return events, later
+
+    def drop_reduce_input(self) -> list[Event]:
+        """The reduce-scatter's input goes."""
+        return [(FREE, self.reduce_input)] if self.reduce_input is not None else []
+
+
+def _buffer(name: str, axes: tuple[Size, ...], dtype: DType, module: str) -> Tensor:
+    return Tensor(name, axes, dtype, Role.COMMUNICATION, module, SOURCE)
+
+
+def _flat(name: str, nbytes: Size, run: Run) -> Tensor:
+    from napkinmath.dtypes import UINT8
+
+    return _buffer(name, (nbytes,), UINT8, run.block.name)
+
+
+def stored_weights(run: Run, policy: Policy, parts: list[Weight]) -> list[Weight]:
+    """What the rank keeps of a run: its parts, and whole what is not split."""
+    from napkinmath.lowering.data_parallel.stored import is_sharded
+
+    by_path = {part.path: part for part in parts}
+    return [by_path[w.path] if is_sharded(w, policy) else w for w in run.block.weights]

@@ -1,0 +1,38 @@
+"""Saving under sharding: every rank writes its shard, or whole parameters are gathered one after the other for rank 0 to write.
+
+Source: torch 2.13 distributed/checkpoint/state_dict.py get_model_state_dict (full_state_dict, cpu_offload), one parameter at a time.
+"""
+
+from __future__ import annotations
+
+from napkinmath.costs import Collective, HostCopy
+from napkinmath.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Work
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from napkinmath.ledger import Event
+    from napkinmath.lowering.policy import Policy
+    from napkinmath.step import Run, Segment
+
+
+def save_sharded(runs: list[Run], owned: list[Run], policy: Policy) -> list[Segment]:
+    """The segments of saving what was trained."""
+    from napkinmath.lowering.lifecycle import save_segments
+    from napkinmath.step import Segment
+
+    if not policy.config.parallel.full_state_dict:
+        return save_segments(owned, policy)
+    ranks = policy.config.parallel.shard_degree
+    found: list[Segment] = []
+    for run, mine in zip(runs, owned, strict=True):
+        events: list[Event] = []
+        for weight, part in zip(run.block.weights, mine.block.weights, strict=True):
+            if not weight.trainable or weight.tied_to:
+                continue
+            whole = Tensor(f"whole {weight.tensor.name}", weight.axes, part.tensor.dtype, Role.WEIGHTS, weight.path)
+            gather = Work(None, (Collective("all-gather", whole.nbytes, ranks=ranks, axis="shard", overlaps=False),), False)
+            copy = Work(None, (HostCopy(whole.nbytes, to_host=True, pinned=False),), False)
+            events += [(ALLOC, whole), (RUN, gather), (RUN, copy), (FREE, whole)]
+        if events:
+            found.append(Segment(f"saving {run.name}", Phase.SAVE, events, run.count, run.stage.symbols))
+    return found

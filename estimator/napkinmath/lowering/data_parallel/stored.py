@@ -1,0 +1,76 @@
+"""What one rank stores: each weight's part in the type that it is kept in, and shadow runs that loading, clipping and update work on."""
+
+from __future__ import annotations
+
+from napkinmath.dtypes import FP32, UINT8, DType, find_dtype
+from napkinmath.expr import Size, ceil_div, product
+from napkinmath.ledger import Block, Role, Tensor, Weight
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from napkinmath.lowering.policy import Policy
+    from napkinmath.step import Run
+
+STORAGE_BYTES = 2  # packed 4-bit weights are stored as bf16 numbers, so that they can be sharded like any parameter
+
+
+def stored_dtype(weight: Weight, policy: Policy) -> DType:
+    """Type in which a dense parameter is kept between gathers: fp32 where it is trained in mixed precision, else as loaded.
+
+    Sources: accelerate 1.14 utils/fsdp_utils.py fsdp2_prepare_model (upcast of what is trained, unless the base is 4-bit).
+    """
+    wanted = policy.config.parallel.sharded_dtype
+    if weight.trainable and wanted != "auto":
+        return find_dtype(wanted)
+    if policy.loaded_rule.autocast is None:
+        return weight.tensor.dtype
+    if weight.trainable:
+        return weight.tensor.dtype if policy.format is not None else FP32
+    return weight.tensor.dtype if policy.format is not None else policy.loaded_rule.parameters
+
+
+def is_sharded(weight: Weight, policy: Policy) -> bool:
+    """Whether a weight is split over the ranks: parameters are, buffers and constants of quantization are not."""
+    if weight.buffer or weight.tied_to:
+        return False
+    return not (weight.constants and policy.quant_storage == "uint8")
+
+
+def row_shard(weight: Weight, dtype: DType, ranks: int, role: Role | None = None) -> Tensor:
+    """The padded rows of one rank: FSDP2 splits dimension 0, and every rank holds as many rows as the first.
+
+    Source: torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param.py _init_sharded_param, padded_sharded_param_size.
+    """
+    axes = row_axes(weight, ranks)
+    return Tensor(weight.tensor.name, axes, UINT8 if weight.constants else dtype, role or weight.tensor.role, weight.path)
+
+
+def row_axes(weight: Weight, ranks: int) -> tuple[Size, ...]:
+    """Axes of a rank's rows; a packed weight is one column of 16-bit words."""
+    if weight.constants:
+        return (STORAGE_BYTES * ceil_div(ceil_div(product(weight.tensor.axes) * weight.tensor.dtype.bits, 8), STORAGE_BYTES * ranks),)
+    return (ceil_div(weight.axes[0], ranks), *weight.axes[1:])
+
+
+def row_shards(run: Run, policy: Policy, ranks: int) -> list[tuple[Weight, Weight]]:
+    """(weight of the model, the rank's part of it) of each weight of a run that is split."""
+    return [(w, _part(w, policy, ranks)) for w in run.block.weights if is_sharded(w, policy)]
+
+
+def _part(weight: Weight, policy: Policy, ranks: int) -> Weight:
+    tensor = row_shard(weight, stored_dtype(weight, policy), ranks)
+    return Weight(weight.path, tensor.axes, tensor, trainable=weight.trainable, kind=weight.kind, constants=weight.constants)
+
+
+def shadow(run: Run, weights: list[Weight], gradients: list[Tensor]) -> Run:
+    """A run that computes nothing and owns what the rank stores of another's weights."""
+    from napkinmath.step import Run
+
+    block = Block(run.block.name, [], weights, None, None, (), {}, run.block.symbols)
+    block.gradients = gradients
+    return Run(block, run.count, run.stage, run.first)
+
+
+def on_host(tensor: Tensor) -> Tensor:
+    """The same tensor in host memory."""
+    return Tensor(tensor.name, tensor.axes, tensor.dtype, tensor.role, tensor.module, tensor.source, host=True)

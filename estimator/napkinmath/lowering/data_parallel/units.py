@@ -1,0 +1,56 @@
+"""FSDP units: which runs' parameters are gathered together, and in which order units finish their forward.
+
+Layers are units of their own. 'carved' is what accelerate makes today: the embedding a unit, final norm and head another that stays
+gathered, the rest the root's; 'layer' leaves all but the layers to the root (torch's tutorials, accelerate before 1.14, FSDP1);
+'none' makes one unit of the model. Source: accelerate 1.14 utils/fsdp_utils.py fsdp2_prepare_model.
+"""
+
+from __future__ import annotations
+
+from napkinmath.lowering.data_parallel.pieces import Piece
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from napkinmath.lowering.policy import Policy
+    from napkinmath.step import Run
+
+
+class Unit:
+    """The runs (by index) whose parameters are gathered together; a layer's run is many units, one a copy.
+
+    `resident` units stay gathered from the forward to the end of their backward; an `ending` unit reduces its gradients once
+    the whole backward is done, since nothing that enters it has a gradient; an `outer` one encloses the model.
+    """
+
+    __slots__ = ("ending", "is_layer", "outer", "pieces", "resident", "runs")
+
+    def __init__(self, runs: list[int], pieces: list[Piece], *, is_layer: bool, resident: bool, ending: bool, outer: bool = False) -> None:
+        self.runs, self.pieces = runs, [p for p in pieces if p.parts]
+        self.is_layer, self.resident, self.ending, self.outer = is_layer, resident, ending, outer
+
+
+def units_of(runs: list[Run], policy: Policy) -> list[Unit]:
+    """The units in the order in which they finish their forward: the enclosing one last."""
+    pieces = [Piece(run, policy) for run in runs]
+    parallel = policy.config.parallel
+    wrap = parallel.wrap if parallel.wrap != "auto" else "carved"
+    layers = set() if wrap == "none" else {i for i, run in enumerate(runs) if run.stage.checkpointed}
+    last = len(runs) - 1
+    rest = [i for i in range(len(runs)) if i not in layers]
+    carved = wrap == "carved" and bool(layers)
+    tied = any(w.tied_to for w in runs[last].block.weights)
+    head = ([0, last] if tied and 0 not in layers else [last]) if carved and last not in layers else []
+    entrance = [0] if carved and 0 not in layers and 0 not in head else []
+    root = [i for i in rest if i not in head and i not in entrance]
+    resident = not parallel.reshards
+    found: list[Unit] = []
+    for index in range(len(runs)):
+        if index in layers:
+            found.append(Unit([index], [pieces[index]], is_layer=True, resident=resident, ending=False))
+        elif entrance == [index]:
+            found.append(Unit([index], [pieces[index]], is_layer=False, resident=resident, ending=True))
+        elif head and index == last:
+            found.append(Unit(head, [pieces[i] for i in head], is_layer=False, resident=True, ending=len(head) > 1))
+    if root:
+        found.append(Unit(root, [pieces[i] for i in root], is_layer=False, resident=True, ending=True, outer=True))
+    return [unit for unit in found if unit.pieces]
