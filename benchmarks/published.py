@@ -1,6 +1,6 @@
 """Published measurements re-estimated: every row of the tables priced, and how far off the estimates are.
 
-    python benchmarks/published.py [--memory CSV] [--throughput CSV] [--json] [--all-gpus] [--plot FILE] [--rows]
+    python benchmarks/published.py [--memory CSV] [--throughput CSV] [--json] [--all-gpus] [--blind] [--plot FILE] [--rows]
 
 The tables' columns are described in benchmarks/data/README.md. A row on several GPUs is out of scope here: it is listed as skipped, and
 counts as not understood only with --all-gpus. Exit code 0 whatever the figures are, 2 for a table that cannot be read.
@@ -27,6 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--throughput", type=Path, default=None, help="table of speed measurements (default: the project's copy)")
     parser.add_argument("--json", action="store_true", help="machine-readable rows, verdicts and skipped rows")
     parser.add_argument("--all-gpus", action="store_true", help="count rows on several GPUs too")
+    parser.add_argument("--blind", action="store_true", help="read every row by the generic rules, as one of a source never looked into")
     parser.add_argument("--rows", action="store_true", help="print every row's prediction")
     parser.add_argument("--plot", type=Path, default=None, metavar="FILE", help="write the predicted-against-measured plot")
     options = parser.parse_args(arguments)
@@ -34,7 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
     if memory is None and throughput is None:
         memory, throughput = DATA / "memory.csv", DATA / "throughput.csv"
     try:
-        results = run_tables(memory, throughput, all_gpus=options.all_gpus)
+        results = run_tables(memory, throughput, all_gpus=options.all_gpus, blind=options.blind)
     except (OSError, UnicodeDecodeError) as error:
         print(f"published: cannot read the table: {error}", file=sys.stderr)
         return 2

@@ -45,15 +45,14 @@ class Results:
         }  # fmt: skip
 
 
-def run_tables(memory: Path | None, throughput: Path | None, *, all_gpus: bool = False) -> Results:
-    """Prices every row of both tables; a run in both is priced once."""
-    results = Results()
-    outcomes: dict[tuple[object, ...], Outcome] = {}
+def run_tables(memory: Path | None, throughput: Path | None, *, all_gpus: bool = False, blind: bool = False) -> Results:
+    """Prices every row of both tables; a run in both is priced once. `blind` reads every row by the generic rules only."""
+    run = _Run(all_gpus, blind)
     for path, wants_memory in ((memory, True), (throughput, False)):
         if path is not None:
             for row in _rows(path):
-                _run(row, results, outcomes, wants_memory=wants_memory, all_gpus=all_gpus)
-    return results
+                run.add(row, wants_memory=wants_memory)
+    return run.results
 
 
 def _rows(path: Path) -> list[Row]:
@@ -63,33 +62,44 @@ def _rows(path: Path) -> list[Row]:
         raise OSError(f"{path}: {error}") from error
 
 
-def _run(row: Row, results: Results, outcomes: dict[tuple[object, ...], Outcome], *, wants_memory: bool, all_gpus: bool) -> None:
-    try:
-        outcome = _outcome(row, outcomes)
-        predictions = outcome.memory() if wants_memory else outcome.speed()
-        judgement = outcome.judgement() if wants_memory else None
-    except Unreadable as error:
-        results.skipped.append(Skipped(row.row_id, row.source, str(error), in_scope=all_gpus or _single(row)))
-        return
-    except (InputError, ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as error:
-        results.skipped.append(Skipped(row.row_id, row.source, f"could not be priced: {type(error).__name__}: {error}", in_scope=True))
-        return
-    results.understood.append((row.row_id, row.source))
-    results.predictions += predictions
-    if judgement is not None:
-        results.judgements.append(judgement)
-    for text in outcome.job.assumed:
-        results.assumptions[text] = results.assumptions.get(text, 0) + 1
+class _Run:
+    """The rows of both tables: equal runs are priced once, and what cannot be read or priced is kept with its reason."""
 
+    def __init__(self, all_gpus: bool, blind: bool) -> None:
+        self.all_gpus, self.blind = all_gpus, blind
+        self.results = Results()
+        self._outcomes: dict[tuple[object, ...], Outcome] = {}
 
-def _outcome(row: Row, outcomes: dict[tuple[object, ...], Outcome]) -> Outcome:
-    job = understand(row)
-    key = (job.spec.name, job.config, job.hardware.gpu.name, job.hardware.memory_bytes, job.era.name)
-    found = outcomes.get(key)
-    if found is None:
-        found = outcomes[key] = Outcome(job)
-        return found
-    return found.for_job(job)
+    def add(self, row: Row, *, wants_memory: bool) -> None:
+        """Prices one row for its memory figures and verdict, or for its speed."""
+        results = self.results
+        try:
+            outcome = self._outcome(row)
+            predictions = outcome.memory() if wants_memory else outcome.speed()
+            judgement = outcome.judgement() if wants_memory else None
+        except Unreadable as error:
+            results.skipped.append(Skipped(row.row_id, row.source, str(error), in_scope=self.all_gpus or _single(row)))
+            return
+        except (InputError, ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as error:
+            reason = f"could not be priced: {type(error).__name__}: {error}"
+            results.skipped.append(Skipped(row.row_id, row.source, reason, in_scope=True))
+            return
+        results.understood.append((row.row_id, row.source))
+        results.predictions += predictions
+        if judgement is not None:
+            results.judgements.append(judgement)
+        for text in outcome.job.assumed.values():
+            results.assumptions[text] = results.assumptions.get(text, 0) + 1
+
+    def _outcome(self, row: Row) -> Outcome:
+        job = understand(row, blind=self.blind)
+        hardware = job.hardware
+        key = (job.spec.name, job.config, hardware.gpu.name, hardware.memory_bytes, hardware.lazy_modules, job.spec.source)
+        found = self._outcomes.get(key)
+        if found is None:
+            found = self._outcomes[key] = Outcome(job)
+            return found
+        return found.for_job(job)
 
 
 def _single(row: Row) -> bool:

@@ -1,0 +1,47 @@
+"""How a library of a time trains: which stack of napkinmath's catalog it is, and what its runs do where a table is silent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Era:
+    """A library at a time, as the published runs used it."""
+
+    name: str
+    pattern: str
+    """Regular expression on "source | notes", lower case."""
+    stack: str
+    evidence: str
+    when: str = ""
+    """Regular expression on "method | precision" that the row must match too."""
+    autocast: bool = True
+    """A plain 'bf16' or 'fp16' means weights of that type under autocast (a Trainer's bf16=True), not everything in it."""
+    adapter_dtype: str = "auto"
+    adapter_dropout: float = 0.0
+    double_quant: bool = True
+    prepares: bool = True
+    """k-bit preparation runs on quantized models (embeddings, norms and head in fp32)."""
+    unquantized: tuple[str, ...] = ("lm_head",)
+    default_rank: int = 8
+    default_targets: str = ""
+    """Linears under adapters where the table does not say; '' is all of them."""
+    eight_bit_optimizer: str = "adamw-8bit"
+    """What a plain 8-bit AdamW is."""
+    quantized_optimizer: str = ""
+    """Optimizer of quantized models, where the script picks another for them."""
+    drops_long_samples: bool = False
+    """Samples longer than the limit are left out rather than cut."""
+    offload_style: str = "trl"
+    """Implementation of activation offloading (a row of napkinmath's lowering/saved_offload.py)."""
+    clips: bool = True
+    lazy_modules: bool = True
+    sequence_length: int = 0
+    sequence_reason: str = ""
+    full_weights: str = ""
+    """Weights that full training keeps where only a compute type is named: 'fp32' (under autocast), or '' as `autocast` says."""
+    kernels: str = "hf"
+    """Kernels patched into the model (napkinmath's Kernels)."""
+    known: bool = False
+    """The library that ran is known, not assumed."""
