@@ -21,7 +21,7 @@ LAYERS = (
     ("tape", "ops"),
     ("lowering", "catalog", "passes"),
     ("step", "timeline"),
-    ("simulate", "schedule", "flops", "allocator", "varied_lengths", "collectives"),
+    ("simulate", "schedule", "flops", "allocator", "varied_lengths", "collectives", "overlap"),
     (
         "estimate",
         "answers",

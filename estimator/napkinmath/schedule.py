@@ -5,6 +5,7 @@ from __future__ import annotations
 from napkinmath import efficiency
 from napkinmath.costs import Attention, Collective, Dequantize, Gemm, HostCopy, Move
 from napkinmath.ledger import Phase
+from napkinmath.overlap import COMMUNICATION, COMMUNICATION_STREAM, COPY_STREAM, seconds_by_phase
 from napkinmath.record import Record
 from napkinmath.timeline import Kernel
 
@@ -20,9 +21,7 @@ if TYPE_CHECKING:
     from napkinmath.lowering.policy import Policy
     from napkinmath.timeline import Timeline
 
-COMPUTE, BANDWIDTH, LAUNCH, HOST_LINK, COMMUNICATION = "compute", "bandwidth", "launch", "host link", "communication"
-COMMUNICATION_STREAM = "communication stream"  # the same for collectives: what sticks out is communication time
-COPY_STREAM = "copy stream"  # a kernel that runs beside the others; what sticks out of the phase is host link time
+COMPUTE, BANDWIDTH, LAUNCH, HOST_LINK = "compute", "bandwidth", "launch", "host link"
 # Kernels that one forward or backward call of an operation launches, where it is not one.
 _ATTENTION_KERNELS = {False: 1, True: 4}
 _DEQUANTIZE_KERNELS = 3
@@ -53,6 +52,8 @@ class Clock:
             if isinstance(cost, (Gemm, Attention)) and not self._memory_bound(seconds, moved)
             else BANDWIDTH
         )
+        if isinstance(cost, Collective):
+            name = cost.kind
         return Kernel(name, module, seconds, flops, moved, bound, launches)
 
     def _memory_bound(self, seconds: Any, moved: Any) -> bool:
@@ -152,25 +153,16 @@ class StepTime(Record):
 
 def phase_times(timeline: Timeline, speed: Efficiency, *, first_segment: int) -> tuple[PhaseTime, ...]:
     """Device and host seconds of each phase from a segment on, in order of occurrence."""
-    device: dict[Phase, dict[str, float]] = {}
+    segments = [segment for segment in timeline.segments[first_segment:] if segment.phase is not Phase.SAVE]
     host: dict[Phase, float] = {}
-    for segment in timeline.segments[first_segment:]:
-        if segment.phase is Phase.SAVE:
-            continue
-        by_bound = device.setdefault(segment.phase, {})
-        for kernel in segment.kernels:
-            by_bound[kernel.bound] = by_bound.get(kernel.bound, 0.0) + kernel.seconds * segment.repeat
+    for segment in segments:
         launches = sum(k.launches for k in segment.kernels) * segment.repeat
         host[segment.phase] = host.get(segment.phase, 0.0) + efficiency.dispatch_s(launches, segment.phase is Phase.BACKWARD, speed)
     times: list[PhaseTime] = []
-    for phase, by_bound in device.items():
-        streams = [
-            (bound, by_bound.pop(stream, 0.0)) for stream, bound in ((COPY_STREAM, HOST_LINK), (COMMUNICATION_STREAM, COMMUNICATION))
-        ]
-        computing = sum(by_bound.values())
-        bound, beside = max(streams, key=lambda item: item[1])
-        if beside > computing:
-            by_bound[bound] = by_bound.get(bound, 0.0) + beside - computing
+    for phase, by_bound in seconds_by_phase(segments).items():
+        exposed = by_bound.pop(COPY_STREAM, 0.0) - sum(by_bound.values())
+        if exposed > 0:
+            by_bound[HOST_LINK] = by_bound.get(HOST_LINK, 0.0) + exposed
         total = sum(by_bound.values())
         if total:
             times.append(
