@@ -1,0 +1,53 @@
+"""Which short models to run: of how many layers and kinds, so that what each kind costs can be told apart."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from napkinmath.errors import InputError
+
+from napkinmath_profiler.trace import TraceOptions, build
+from napkinmath_profiler.tracing.layer_stacks import find_stacks
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPlan:
+    """Where a model's layers are, the kind of each, and the layers that each short model keeps."""
+
+    stack_path: str
+    order: tuple[int, ...]
+    runs: tuple[tuple[int, ...], ...]
+
+    def counts(self, run: Sequence[int]) -> list[int]:
+        """How many layers of each kind a run has."""
+        return [sum(self.order[layer] == kind for layer in run) for kind in range(len(set(self.order)))]
+
+
+def plan_layers(config: Any, options: TraceOptions) -> LayerPlan:
+    """Runs of one, two and three layers; further kinds each stand once between the first and the last."""
+    stacks = find_stacks(build(copy.deepcopy(config), options))
+    if not stacks:
+        raise InputError("the model has no stack of layers, so there is nothing to repeat; measure it whole with `estimate measure`")
+    stack = stacks[0]
+    order, total = stack.kinds, len(stack.kinds)
+    runs: list[tuple[int, ...]] = [(0,)]
+    if total > 1:
+        runs.append((0, total - 1))
+    for kind in sorted(set(order[1:-1])):
+        runs.append((0, order.index(kind, 1), total - 1))
+    return LayerPlan(stack.path, order, tuple(runs))
+
+
+def short_config(config: Any, kept: Sequence[int], total: int) -> Any:
+    """A copy of a config with only the ``kept`` of its ``total`` layers: their number, and every list with an entry a layer."""
+    short = copy.deepcopy(config)
+    text = short.get_text_config()
+    for one in {id(c): c for c in (short, text)}.values():
+        for name, value in list(vars(one).items()):
+            if isinstance(value, (list, tuple)) and len(value) == total:
+                setattr(one, name, type(value)(value[layer] for layer in kept))
+    text.num_hidden_layers = len(kept)
+    return short

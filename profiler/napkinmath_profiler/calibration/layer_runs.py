@@ -1,0 +1,197 @@
+"""Run the short models of a plan at a few batches and lengths, within the allowance, and fit what their phases take."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from napkinmath.estimate import Estimate
+from napkinmath.ledger import Phase
+from napkinmath.measured_layers import LayerPoint, MeasuredLayers, layers_key
+
+from napkinmath_profiler.calibration.allowance import Allowance
+from napkinmath_profiler.calibration.devices import Device
+from napkinmath_profiler.calibration.layer_fit import NotAligned, fit_memory, fit_seconds
+from napkinmath_profiler.calibration.layer_plan import LayerPlan, plan_layers, short_config
+from napkinmath_profiler.calibration.layer_stretches import CutRun, cut, merged
+from napkinmath_profiler.measuring.device_memory import CpuMemory
+from napkinmath_profiler.measuring.measured_loop import StepFigures
+from napkinmath_profiler.measuring.measurement import Measurement
+from napkinmath_profiler.measuring.runner import MeasureOptions, measure_step
+from napkinmath_profiler.trace import TraceOptions
+from napkinmath_profiler.tracing.meta_model import config_from
+
+NUM_STEPS, NUM_WARMUP_STEPS = 5, 2
+ROUNDS = 3  # runs of different depth take turns, so that a clock that drifts does not look like a layer's cost
+UNSTEADY = 0.25  # 10th to 90th percentile of a step's samples over their median
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerOptions:
+    """How to run the layers; ``stand_in`` makes the books that a GPU's allocator would keep, for a CPU that stands in for one."""
+
+    share: float = 0.5
+    kernels: str = "hf"
+    rounds: int = ROUNDS
+    num_steps: int = NUM_STEPS
+    stand_in: Callable[[], CpuMemory] | None = None
+
+
+@dataclass(slots=True)
+class _Point:
+    """What the runs found at one batch and length."""
+
+    micro_batch_size: int
+    sequence_length: int
+    cuts: dict[tuple[int, ...], CutRun] = field(default_factory=dict)
+    steps: dict[tuple[int, ...], list[StepFigures]] = field(default_factory=dict)
+    failed: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"batch {self.micro_batch_size} x {self.sequence_length}"
+
+
+def points_for(batch: int, length: int) -> list[tuple[int, int]]:
+    """The batch and length at hand first, then half as long, then half as long and twice as many: enough to see both."""
+    half = max(16, length // 2)
+    return list(dict.fromkeys([(batch, length), (batch, half), (2 * batch, half)]))
+
+
+def measure_layers(
+    config: Any, options: TraceOptions, model: Estimate, device: Device, allowed: Allowance, notes: list[str], *,
+    how: LayerOptions | None = None, points: Sequence[tuple[int, int]] = (), advance: Callable[[str], object] = lambda _: None,
+) -> MeasuredLayers | None:  # fmt: skip
+    """Real layers of ``config`` as ``options`` train them, fitted; None where too little was learned, and ``notes`` say why.
+
+    ``model`` is the same step as the estimator prices it: it names the measurement. Out of memory ends a point, not the others.
+    """
+    config, how = config_from(config), how or LayerOptions()
+    plan = plan_layers(config, options)
+    runner = _LayerRunner(config, options, plan, device, allowed, notes, how, advance)
+    wanted = points or points_for(options.micro_batch_size, options.sequence_length)
+    found = [point for batch, length in wanted if (point := runner.point(batch, length)) is not None]
+    if not found:
+        return None
+    return MeasuredLayers(
+        key=layers_key(model.spec, model.config, model.step.update.optimizer.name),
+        model=model.spec.name,
+        what=what_text(options, model),
+        order=plan.order,
+        points=tuple(found),
+    )
+
+
+def what_text(options: TraceOptions, model: Estimate) -> str:
+    """The training step in a few words."""
+    words = [options.method.value, model.config.precision.value]
+    if options.checkpointing:
+        words.append("checkpointing")
+    return ", ".join([*words, f"kernels {model.config.kernels.value}", model.step.update.optimizer.name])
+
+
+class _LayerRunner:
+    def __init__(
+        self, config: Any, options: TraceOptions, plan: LayerPlan, device: Device, allowed: Allowance, notes: list[str], how: LayerOptions,
+        advance: Callable[[str], object],
+    ) -> None:  # fmt: skip
+        self._config, self._options, self._plan, self._device = config, options, plan, device
+        self._allowed, self._notes, self._how, self._advance = allowed, notes, how, advance
+        self._longest_s = 0.0
+
+    def point(self, batch: int, length: int) -> LayerPoint | None:
+        """One batch and length over every run; None where fewer than two runs could be made."""
+        point = _Point(batch, length)
+        self._record(point)
+        for _ in range(self._how.rounds):
+            self._time(point)
+        if len(point.steps) < min(2, len(self._plan.runs)):
+            if not point.failed:
+                self._notes.append(f"{point.name}: not measured, the budget was spent")
+            return None
+        self._note_scatter(point)
+        return self._fitted(point)
+
+    def _record(self, point: _Point) -> None:
+        """Memory of two steps of each run, event by event."""
+        for run in self._plan.runs:
+            measured = self._measure(point, run, attribute=True, num_steps=0)
+            if measured is None:
+                return
+            if measured.result is not None and measured.failure is None:
+                found = cut(measured.result, self._plan.stack_path)
+                found.pieces = merged(found.pieces)
+                point.cuts[run] = found
+
+    def _time(self, point: _Point) -> None:
+        """Undisturbed steps of each run."""
+        for run in self._plan.runs:
+            measured = self._measure(point, run, attribute=False, num_steps=self._how.num_steps)
+            if measured is None:
+                return
+            if measured.failure is None:
+                point.steps.setdefault(run, []).extend(measured.steps[NUM_WARMUP_STEPS:])
+
+    def _measure(self, point: _Point, run: tuple[int, ...], *, attribute: bool, num_steps: int) -> Measurement | None:
+        """One run; None where it did not fit the budget or the memory."""
+        if point.failed or self._allowed.seconds_left < self._longest_s:
+            return None
+        self._advance(f"{len(run)} layer{'s' * (len(run) > 1)}, {point.name}, {'memory' if attribute else 'time'}")
+        started = time.monotonic()
+        options = dataclasses.replace(self._options, micro_batch_size=point.micro_batch_size, sequence_length=point.sequence_length)
+        how = MeasureOptions(
+            device=str(self._device.torch_device),
+            kernels=self._how.kernels,
+            num_steps=num_steps,
+            num_warmup_steps=NUM_WARMUP_STEPS,
+            attribute=attribute,
+            memory_share=self._how.share,
+            stand_in=self._how.stand_in() if self._how.stand_in is not None and attribute else None,
+        )
+        try:
+            measured = measure_step(short_config(self._config, run, len(self._plan.order)), options, how)
+            failure = None if measured.failure is None else f"in the {measured.failure.phase or measured.failure.stage}"
+        except torch.OutOfMemoryError:
+            measured, failure = None, "while it was built"
+        self._longest_s = max(self._longest_s, time.monotonic() - started)
+        if failure is not None:
+            point.failed = True
+            self._notes.append(f"{point.name}: {len(run)} layers ran out of memory {failure}; what fewer layers showed is kept")
+        return measured if failure is None else None
+
+    def _note_scatter(self, point: _Point) -> None:
+        for run, steps in point.steps.items():
+            totals = sorted(sum(figures.seconds for figures in step.values()) for step in steps)
+            width = (totals[-1 - len(totals) // 10] - totals[len(totals) // 10]) / statistics.median(totals)
+            if width > UNSTEADY:
+                self._notes.append(
+                    f"{point.name}, {len(run)} layers: steps scattered by {width:.0%}: the clock changed, or another process ran"
+                )
+
+    def _fitted(self, point: _Point) -> LayerPoint:
+        seconds = fit_seconds(self._plan, {run: medians(steps) for run, steps in point.steps.items()})
+        memory = None
+        try:
+            memory, missed = fit_memory(self._plan, point.cuts)
+            if missed:
+                self._notes.append(f"{point.name}: bytes are not exactly linear in the layers; the fit misses a run by {missed} bytes")
+        except NotAligned as reason:
+            self._notes.append(f"{point.name}: no memory of the whole model, since {reason}")
+        return LayerPoint(
+            micro_batch_size=point.micro_batch_size,
+            sequence_length=point.sequence_length,
+            seconds=tuple(seconds.items()),
+            memory=memory,
+            num_runs=len(point.steps),
+        )
+
+
+def medians(steps: Sequence[StepFigures]) -> dict[Phase, float]:
+    """The median seconds of each phase."""
+    phases = [phase for phase in Phase if any(phase in step for step in steps)]
+    return {phase: statistics.median(step[phase].seconds for step in steps if phase in step) for phase in phases}

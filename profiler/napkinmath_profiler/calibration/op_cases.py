@@ -1,0 +1,240 @@
+"""Operations to time: how to make their inputs, what they compute and move, and what the time model says of them.
+
+A case holds no tensors: `make` allocates one set of inputs on a device and returns the call, so that sets can be rotated and freed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from napkinmath import efficiency
+from napkinmath.efficiency import Efficiency
+
+from napkinmath_profiler.calibration.devices import Device
+
+DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+Call = Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True)
+class OpCase:
+    """One operation at one size. `moved` counts bytes read and written, `held` those of one set of inputs and outputs."""
+
+    op: str
+    arguments: dict[str, Any]
+    make: Callable[[Device], Call]
+    predict: Callable[[Efficiency], float] | None
+    flops: int = 0
+    moved: int = 0
+    held: int = 0
+    needs_cuda: bool = False
+    note: str = field(default="")
+
+    @property
+    def label(self) -> str:
+        """Arguments in words, for a table."""
+        return " ".join(
+            str(value) if isinstance(value, str) else f"{name}={value}" for name, value in self.arguments.items() if value is not False
+        )
+
+
+def copy(nbytes: int) -> OpCase:
+    """A copy of ``nbytes`` from one tensor to another."""
+
+    def make(device: Device) -> Call:
+        source = torch.zeros(nbytes, dtype=torch.uint8, device=device.torch_device)
+        target = torch.empty_like(source)
+        return lambda: target.copy_(source)
+
+    return OpCase(
+        "copy", {"nbytes": nbytes}, make, lambda e: efficiency.elementwise_s(2 * nbytes, e, fused=True), moved=2 * nbytes, held=2 * nbytes
+    )
+
+
+def elementwise(kind: str, rows: int, columns: int) -> OpCase:
+    """One of torch's pointwise or reducing kernels on bf16 of (rows, columns): cast, add, silu, softmax."""
+    count = rows * columns
+    moved = {"cast": 6, "add": 6, "silu": 4, "softmax": 4}[kind] * count
+
+    def make(device: Device) -> Call:
+        x = torch.randn(rows, columns, device=device.torch_device).to(torch.bfloat16)
+        calls: dict[str, Call] = {
+            "cast": lambda: x.to(torch.float32),
+            "add": lambda: x + x,
+            "silu": lambda: F.silu(x),
+            "softmax": lambda: torch.softmax(x, -1),
+        }
+        return calls[kind]
+
+    moved = 4 * count if kind == "add" else moved  # both operands are the same tensor
+    return OpCase(
+        "elementwise",
+        {"kind": kind, "rows": rows, "columns": columns},
+        make,
+        lambda e: efficiency.elementwise_s(moved, e),
+        moved=moved,
+        held=8 * count,
+    )
+
+
+def gemm(m: int, n: int, k: int, dtype: str, batch: int = 1) -> OpCase:
+    """``batch`` products (m x k)·(k x n), as a linear layer does them."""
+    size = DTYPES[dtype].itemsize
+    moved = size * batch * (m * k + k * n + m * n)
+
+    def make(device: Device) -> Call:
+        if batch == 1:
+            x, w = (torch.randn(rows, k, device=device.torch_device).to(DTYPES[dtype]) for rows in (m, n))
+            return lambda: F.linear(x, w)
+        a = torch.randn(batch, m, k, device=device.torch_device).to(DTYPES[dtype])
+        b = torch.randn(batch, k, n, device=device.torch_device).to(DTYPES[dtype])
+        return lambda: torch.bmm(a, b)
+
+    arguments = {"dtype": dtype, "m": m, "n": n, "k": k, **({"batch": batch} if batch > 1 else {})}
+    return OpCase(
+        "gemm",
+        arguments,
+        make,
+        lambda e: efficiency.gemm_s(m, n, k, dtype, e, batch=batch),
+        flops=2 * batch * m * n * k,
+        moved=moved,
+        held=moved,
+    )
+
+
+def attention(kernel: str, rows: int, heads: int, kv_heads: int, length: int, head_dim: int, *, causal: bool, backward: bool) -> OpCase:
+    """Scaled dot-product attention in bf16 by one kernel; the backward is timed alone."""
+    scores = 4 * rows * heads * length * length * head_dim // (2 if causal else 1)
+    moved = (2 if backward else 1) * 2 * rows * length * head_dim * (2 * heads + 2 * kv_heads)
+
+    def make(device: Device) -> Call:
+        shape = (rows, heads, length, head_dim)
+        q, k, v = (torch.randn(shape, device=device.torch_device).to(torch.bfloat16).requires_grad_(backward) for _ in range(3))
+
+        def forward() -> torch.Tensor:
+            with _only(kernel, device):
+                return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+        if not backward:
+            return forward
+        out = forward()
+        gradient = torch.ones_like(out)
+        return lambda: torch.autograd.grad(out, (q, k, v), gradient, retain_graph=True)
+
+    def predict(e: Efficiency) -> float:
+        return efficiency.attention_s(kernel, rows, heads, kv_heads, length, length, head_dim, causal, None, "bf16", backward, e)
+
+    arguments = {
+        "kernel": kernel,
+        "rows": rows,
+        "heads": heads,
+        "length": length,
+        "head_dim": head_dim,
+        "causal": causal,
+        "backward": backward,
+    }
+    return OpCase("attention", arguments, make, predict, flops=5 * scores // 2 if backward else scores, moved=moved, held=4 * moved)
+
+
+def _only(kernel: str, device: Device) -> Any:
+    from contextlib import nullcontext
+
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    backends = {"flash": SDPBackend.FLASH_ATTENTION, "efficient": SDPBackend.EFFICIENT_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
+    return sdpa_kernel(backends[kernel]) if device.is_cuda else nullcontext()
+
+
+def launches(*, graphed: bool) -> OpCase:
+    """A hundred additions to one number: issued one by one, or replayed from a CUDA graph, which leaves the device's own start."""
+    count = 100
+
+    def make(device: Device) -> Call:
+        x = torch.zeros(1, device=device.torch_device)
+
+        def run() -> None:
+            for _ in range(count):
+                x.add_(1.0)
+
+        if not graphed:
+            return run
+        run()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            run()
+        return graph.replay
+
+    return OpCase("launch", {"how": "graph" if graphed else "eager", "count": count}, make, None, held=512, needs_cuda=graphed)
+
+
+def adamw(count: int, flavour: str) -> OpCase:
+    """One AdamW step over ``count`` fp32 parameters in sixteen tensors."""
+    moved = 7 * 4 * count
+
+    def make(device: Device) -> Call:
+        parameters = [torch.zeros(count // 16, device=device.torch_device, requires_grad=True) for _ in range(16)]
+        for parameter in parameters:
+            parameter.grad = torch.ones_like(parameter)
+        flags = {"fused": {"fused": True}, "foreach": {"foreach": True}, "loop": {"foreach": False}}[flavour]
+        return torch.optim.AdamW(parameters, lr=1e-6, **flags).step
+
+    predict = (lambda e: efficiency.elementwise_s(moved, e, launches=4, fused=True)) if flavour == "fused" else None
+    return OpCase("adamw", {"flavour": flavour, "count": count}, make, predict, moved=moved, held=4 * 4 * count)
+
+
+def host_copy(nbytes: int, *, to_host: bool, pinned: bool) -> OpCase:
+    """A copy between host and GPU."""
+
+    def make(device: Device) -> Call:
+        host = torch.zeros(nbytes, dtype=torch.uint8, pin_memory=pinned)
+        there = torch.zeros(nbytes, dtype=torch.uint8, device=device.torch_device)
+        target, source = (host, there) if to_host else (there, host)
+        return lambda: target.copy_(source, non_blocking=pinned)
+
+    arguments = {"nbytes": nbytes, "direction": "to host" if to_host else "to device", "memory": "pinned" if pinned else "pageable"}
+    return OpCase(
+        "host copy", arguments, make, lambda e: efficiency.host_copy_s(nbytes, pinned, e), moved=nbytes, held=nbytes, needs_cuda=True
+    )
+
+
+def dequantize(rows: int, columns: int, provider: str) -> OpCase:
+    """NF4 weights of (rows, columns) with double quantization expanded to bf16, by bitsandbytes or by our kernels."""
+    count = rows * columns
+    moved = count // 2 + 2 * count + count // 64
+
+    def make(device: Device) -> Call:
+        if provider == "napkinmath":
+            from napkinmath_kernels import dequantize as expand
+            from napkinmath_kernels import quantize
+
+            ours = quantize(torch.randn(rows, columns, device=device.torch_device).to(torch.bfloat16))
+            return lambda: expand(ours)
+        import bitsandbytes.functional as bnb
+
+        weights = torch.randn(rows, columns, device=device.torch_device).to(torch.bfloat16)
+        packed, state = bnb.quantize_4bit(weights, quant_type="nf4", compress_statistics=True)
+        return lambda: bnb.dequantize_4bit(packed, state)
+
+    predict = (lambda e: efficiency.dequantize_nf4_s(count, e)) if provider == "bitsandbytes" else None
+    return OpCase(
+        "dequantize", {"provider": provider, "rows": rows, "columns": columns}, make, predict, moved=moved, held=moved + 2 * count
+    )
+
+
+def between_gpus(nbytes: int, operation: str) -> OpCase:
+    """NCCL over every visible GPU from one process, or a copy to the next one."""
+
+    def make(device: Device) -> Call:
+        others = [torch.zeros(nbytes // 4, device=f"cuda:{number}") for number in range(torch.cuda.device_count())]
+        if operation == "peer copy":
+            return lambda: others[1].copy_(others[0], non_blocking=True)
+        import torch.cuda.nccl as nccl
+
+        return lambda: nccl.all_reduce(others)
+
+    return OpCase("gpu link", {"operation": operation, "nbytes": nbytes}, make, None, moved=nbytes, held=nbytes, needs_cuda=True)
