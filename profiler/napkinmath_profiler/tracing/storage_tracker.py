@@ -238,6 +238,12 @@ class StorageTracker(TorchDispatchMode):
         else:
             self._bury(record)
 
+    def note_resize(self, tensor: torch.Tensor) -> None:
+        """A storage changed its size in place (FSDP's gathered parameters): the old one is dead, a new one born unless it is empty."""
+        self._died(tensor.untyped_storage()._cdata)
+        if tensor.untyped_storage().size():
+            self._register(tensor)
+
     def mark(self, tensor: torch.Tensor | None, role: StorageRole, name: str = "") -> None:
         """Say what holds ``tensor``'s storage, registering it first if it was there before the tracker."""
         if tensor is None:

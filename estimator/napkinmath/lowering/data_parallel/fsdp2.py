@@ -38,6 +38,7 @@ class FullyShard:
         self.whole: set[int] = set()  # ids of units that are gathered
         self.reducing: Unit | None = None  # the unit whose reduce-scatter input is still held
         self.later: list[Chunk] = []  # what goes when the backward is over
+        self.times = 1  # copies of a layer that the events being made stand for
 
     # ------------------------------------------------------------ one micro-step
 
@@ -82,7 +83,7 @@ class FullyShard:
         for repeat in counts:
             done += repeat
             last = ends and done == segment.repeat
-            before = len(self.out)
+            before, self.times = len(self.out), repeat
             chunks = self._backward(segment, index, last=last) if backward else self._forward(segment, index)
             self._emit(segment, chunks)
             if repeat > 1:
@@ -111,7 +112,7 @@ class FullyShard:
         outer = self.units[-1] if self.units[-1].outer else None
         if outer is not None and index == 0 and id(outer) not in self.whole:
             chunks += self._unshard_forward(outer)
-        if id(unit) not in self.whole:
+        if unit.is_layer or id(unit) not in self.whole:
             chunks += self._unshard_forward(unit)
         chunks.append((segment.symbols, segment.events))
         if not unit.resident and index == unit.runs[-1]:
@@ -120,13 +121,13 @@ class FullyShard:
         return chunks
 
     def _unshard_forward(self, unit: Unit) -> list[Chunk]:
-        """All-gather, then the last unit's output goes, then whole parameters are copied out of this one's."""
-        chunks = _each(unit, lambda p: p.gather(backward=False))
+        """All-gather, copy-out of whole parameters, and only then the last unit's output goes: a local variable holds it so long."""
+        chunks = _each(unit, lambda p: p.gather(backward=False)) + _each(unit, lambda p: p.copy_out(backward=False))
         if self.copied is not None:
             chunks += _each(self.copied, lambda p: p.drop_output())
         self.copied = unit
         self.whole.add(id(unit))
-        return chunks + _each(unit, lambda p: p.copy_out(backward=False))
+        return chunks
 
     def _end_of_forward(self) -> None:
         if self.copied is not None:
@@ -149,7 +150,7 @@ class FullyShard:
         chunks.append((segment.symbols, segment.events[at:]))
         self.gradients[index] = _weight_gradients(self.runs[index])
         if not unit.ending:
-            chunks += self._post_backward(unit)
+            chunks += self._post_backward(unit, last=last)
         return chunks
 
     def _entry(self, unit: Unit, index: int, segment: Segment) -> int:
@@ -176,6 +177,8 @@ class FullyShard:
     def _prefetch(self, unit: Unit, *, last: bool) -> list[Chunk]:
         """The unit that finished its forward before this one is gathered: of a layer, its neighbour or what comes before the layers."""
         if unit.is_layer and not last:
+            if unit.resident:
+                return []
             target = unit
         else:
             position = self.units.index(unit)
@@ -189,12 +192,13 @@ class FullyShard:
         self.fetched.append(target)
         return _each(target, lambda p: p.gather(backward=True))
 
-    def _post_backward(self, unit: Unit) -> list[Chunk]:
+    def _post_backward(self, unit: Unit, *, last: bool = True) -> list[Chunk]:
         """Whole parameters go, then the last unit's reduce-scatter input, then this unit's gradients are reduced."""
         chunks: list[Chunk] = []
         if id(unit) in self.whole:
             chunks += _each(unit, lambda p: p.reshard())
-            self.whole.discard(id(unit))
+            if last or not unit.resident:
+                self.whole.discard(id(unit))
         if not self.reduces:
             return chunks
         if self.reducing is not None:
@@ -208,7 +212,7 @@ class FullyShard:
         for piece in unit.pieces:
             events, later = piece.settle(first=self.first)
             chunks.append((piece.symbols, events))
-            self.later.append((piece.symbols, later))
+            self.later += [(piece.symbols, later)] * self.times
         return chunks
 
     def _unsharded(self, unit: Unit, piece: Piece) -> list[Tensor]:
@@ -218,6 +222,7 @@ class FullyShard:
     def _end_of_backward(self) -> None:
         """What no gradient of an input announced: enclosing units, then those that end with the backward, as modules are listed."""
         chunks: list[Chunk] = []
+        self.times = 1
         for unit in sorted((u for u in self.units if u.ending), key=lambda u: not u.outer):
             chunks += self._post_backward(unit)
         for unit in self.fetched:

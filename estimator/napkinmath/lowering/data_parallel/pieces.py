@@ -42,6 +42,8 @@ class Piece:
         offloaded = policy.config.offload.parameters
         self.casts: list[Tensor] = []
         gathered_bytes: Size = 0
+        cast_elements: Size = 0
+        cast_dtype: DType | None = None
         self.gathered: list[Tensor] = []
         for weight, part in pairs:
             dtype = part.tensor.dtype if weight.constants else weight.tensor.dtype
@@ -50,8 +52,12 @@ class Piece:
             gathered_bytes = gathered_bytes + self.gathered[-1].nbytes
             if offloaded:
                 self.casts.append(_buffer(f"{weight.tensor.name} from the host", part.axes, part.tensor.dtype, weight.path))
-            if part.tensor.dtype is not dtype:
+            if part.tensor.dtype is not dtype and offloaded:
                 self.casts.append(_buffer(f"{weight.tensor.name} to gather", part.axes, dtype, weight.path))
+            elif part.tensor.dtype is not dtype:
+                cast_elements, cast_dtype = cast_elements + part.elements, dtype
+        if cast_dtype is not None:
+            self.casts.append(_buffer("rows to gather", (cast_elements,), cast_dtype, run.block.name))
         self.output = _flat("all-gather output", gathered_bytes, run) if self.ranks > 1 else None
         self._reduction(run, policy)
 

@@ -1,0 +1,222 @@
+"""A transformers model under FSDP2, wrapped by accelerate and run by torch's own fully_shard, on ranks that only pretend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+
+from napkinmath_profiler.trace import build, optimizer_of, prepared
+from napkinmath_profiler.tracing.meta_model import DTYPES, config_from, example_inputs
+from napkinmath_profiler.tracing.observation import observe
+from napkinmath_profiler.tracing.parallel.pretended_ranks import meta_mesh, pretended_ranks
+from napkinmath_profiler.tracing.storage_tracker import StorageTracker
+from napkinmath_profiler.tracing.trace_options import TraceOptions
+from napkinmath_profiler.tracing.trace_result import TraceResult
+from napkinmath_profiler.tracing.training_step import TrainingLoop
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardingOptions:
+    """What is asked of FSDP2: ranks that share a copy, copies, and accelerate's settings."""
+
+    shard_degree: int
+    replica_degree: int = 1
+    reshard_after_forward: bool = True
+    mixed_dtype: str | None = "bf16"
+    """Type of gathered parameters and of reduction; None is no mixed precision."""
+    reduce_dtype: str | None = None
+    carved: bool = True
+    """Wrapped as accelerate does; else the layers and the root alone, as in torch's tutorials."""
+    sync_each_batch: bool = False
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Bytes that collectives carried, by kind: of the whole message, as nccl-tests counts it."""
+
+    num_bytes: dict[str, int] = field(default_factory=dict)
+    num_calls: dict[str, int] = field(default_factory=dict)
+
+    def add(self, kind: str, tensor: torch.Tensor) -> None:
+        self.num_bytes[kind] = self.num_bytes.get(kind, 0) + tensor.numel() * tensor.element_size()
+        self.num_calls[kind] = self.num_calls.get(kind, 0) + 1
+
+
+def trace_fully_sharded(config: Any, sharding: ShardingOptions, options: TraceOptions) -> tuple[TraceResult, Traffic]:
+    """Two steps of rank 0 on meta tensors, and what its collectives carried."""
+    traffic = Traffic()
+    world_size = sharding.shard_degree * sharding.replica_degree
+    with pretended_ranks(world_size), meta_streams(), counted(traffic):
+        config = config_from(config)
+        model = prepared(build(config, options), options)
+        inputs = example_inputs(
+            model, config, micro_batch_size=options.micro_batch_size, sequence_length=options.sequence_length, attention_mask=False
+        )
+        inputs["position_ids"] = torch.empty((1, options.sequence_length), dtype=torch.int64, device="meta")
+        shard(model, sharding)
+        loop = SyncingLoop(model, optimizer_of(model, options), inputs, options.loop, each_batch=sharding.sync_each_batch)
+        with resizes_seen(), planning_unseen():
+            return observe(model, loop.run, inputs=inputs, settings=options.settings), traffic
+
+
+class SyncingLoop(TrainingLoop):
+    """A loop that reduces gradients in the last micro-step only, as accelerate's ``no_sync`` makes it, or in each."""
+
+    def __init__(self, model: Any, *arguments: Any, each_batch: bool) -> None:
+        super().__init__(model, *arguments)
+        self._sharded, self._each_batch = model, each_batch
+
+    def one_step(self, forward: Callable[..., Any]) -> None:
+        """The micro-steps of one optimizer step, and that step."""
+        steps = self._options.gradient_accumulation_steps
+        for number in range(steps):
+            self._sharded.set_requires_gradient_sync(self._each_batch or number == steps - 1)
+            self._micro_step(forward)
+        self._update()
+
+
+def shard(model: nn.Module, sharding: ShardingOptions) -> None:
+    """``fully_shard`` by accelerate's function, or by hand over the decoder layers and the model."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    mesh = (
+        meta_mesh((sharding.replica_degree, sharding.shard_degree), ("replicate", "shard"))
+        if sharding.replica_degree > 1
+        else meta_mesh((sharding.shard_degree,), ("shard",))
+    )
+    dtype = DTYPES[sharding.mixed_dtype] if sharding.mixed_dtype else None
+    reduce_dtype = DTYPES[sharding.reduce_dtype] if sharding.reduce_dtype else dtype
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=reduce_dtype, output_dtype=dtype)
+    if sharding.carved:
+        by_accelerate(model, mesh, policy, sharding)
+        return
+    if dtype is not None:
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.data = parameter.data.to(torch.float32)
+    for module in list(model.modules()):
+        if type(module).__name__ in (getattr(model, "_no_split_modules", None) or ()):
+            fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=sharding.reshard_after_forward)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+
+
+def by_accelerate(model: nn.Module, mesh: Any, policy: Any, sharding: ShardingOptions) -> None:
+    """accelerate's ``fsdp2_prepare_model`` with as much of an Accelerator as it reads."""
+    from accelerate.utils import FullyShardedDataParallelPlugin
+    from accelerate.utils.fsdp_utils import fsdp2_prepare_model
+
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2,
+        reshard_after_forward=sharding.reshard_after_forward,
+        auto_wrap_policy="transformer_based_wrap",
+        cpu_ram_efficient_loading=False,
+        mixed_precision_policy=policy,
+    )
+    accelerator = SimpleNamespace(
+        state=SimpleNamespace(fsdp_plugin=plugin),
+        torch_device_mesh={mesh.mesh_dim_names: mesh},
+        parallelism_config=SimpleNamespace(fsdp_dim_names=mesh.mesh_dim_names),
+        is_main_process=False,
+        mixed_precision=sharding.mixed_dtype or "no",
+        device=torch.device("meta"),
+    )
+    fsdp2_prepare_model(accelerator, model)
+
+
+# ---------------------------------------------------------------- a device called meta
+
+
+@contextmanager
+def meta_streams() -> Iterator[None]:
+    """Streams and events for the device called meta, as the CPU has them: nothing waits; and parameters may be on it."""
+    device: Any = torch.meta  # type: ignore[attr-defined]
+    for name in ("Stream", "current_stream", "stream"):
+        setattr(device, name, getattr(torch.cpu, name))
+    device.Event = _Event
+    with ExitStack() as stack:
+        module = "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup"
+        stack.enter_context(mock.patch(f"{module}._validate_no_meta_params", lambda self: None))
+        stack.enter_context(mock.patch("torch.accelerator.current_stream", lambda *_: torch.cpu.current_stream()))
+        stack.enter_context(mock.patch("torch.cpu.Stream.record_event", lambda self, event=None: _Event(), create=True))
+        stack.enter_context(mock.patch("torch.cpu.Stream.wait_event", lambda self, event: None, create=True))
+        yield
+
+
+class _Event:
+    """An event that has happened."""
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def record(self, *_: Any) -> None: ...
+
+    def wait(self, *_: Any) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+
+@contextmanager
+def counted(traffic: Traffic) -> Iterator[None]:
+    """Collectives over tensors without data: nothing is exchanged, bytes are counted."""
+    import torch.distributed as dist
+
+    def gather(output: torch.Tensor, *_: Any, **__: Any) -> None:
+        traffic.add("all-gather", output)
+
+    def scatter(*_: Any, input: torch.Tensor, **__: Any) -> None:
+        traffic.add("reduce-scatter", input)
+
+    def reduce(tensor: torch.Tensor, *_: Any, **__: Any) -> None:
+        traffic.add("all-reduce", tensor)
+
+    with (
+        mock.patch.object(dist, "all_gather_single", gather),
+        mock.patch.object(dist, "reduce_scatter_single", scatter),
+        mock.patch.object(dist, "all_reduce", reduce),
+    ):
+        yield
+
+
+@contextmanager
+def resizes_seen() -> Iterator[None]:
+    """Gathered parameters keep their storage object and change its size: each time a death or a birth for the tracker."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_param
+
+    allocate, free = _fsdp_param.alloc_storage, _fsdp_param.free_storage
+
+    def allocated(tensor: torch.Tensor) -> None:
+        before = tensor.untyped_storage().size()
+        allocate(tensor)
+        if StorageTracker.active is not None and before != tensor.untyped_storage().size():
+            StorageTracker.active.note_resize(tensor)
+
+    def freed(tensor: torch.Tensor) -> None:
+        before = tensor.untyped_storage().size()
+        free(tensor)
+        if StorageTracker.active is not None and before:
+            StorageTracker.active.note_resize(tensor)
+
+    with mock.patch.object(_fsdp_param, "alloc_storage", allocated), mock.patch.object(_fsdp_param, "free_storage", freed):
+        yield
+
+
+@contextmanager
+def planning_unseen() -> Iterator[None]:
+    """DTensor tries an operation on whole fake tensors to learn the shape of its result: no memory of any device."""
+    from torch.distributed.tensor._sharding_prop import ShardingPropagator
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    plan = ShardingPropagator._propagate_tensor_meta_non_cached
+
+    def unseen(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with _disable_current_modes():
+            return plan(self, *args, **kwargs)
+
+    with mock.patch.object(ShardingPropagator, "_propagate_tensor_meta_non_cached", unseen):
+        yield
