@@ -15,7 +15,6 @@ import pathlib
 import warnings
 from dataclasses import dataclass
 
-from in_place_sums import sum_in_place
 from napkinmath.catalog.families import read_config
 from napkinmath.catalog.stacks import STACKS
 from napkinmath.ledger import Phase
@@ -96,12 +95,11 @@ class Case:
         dtype, autocast = PRECISIONS[Precision(self.precision)]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            result = trace_config(
+            return trace_config(
                 self.config, method=TrainMethod(self.method), micro_batch_size=self.batch, sequence_length=self.sequence, dtype=dtype, loop=LoopOptions(autocast_dtype=autocast),
                 checkpointing=self.checkpointing, use_reentrant=self.reentrant, **_traced_attention(self.attention), optimizer=TRACED_OPTIMIZERS[self.optimizer],
                 adapters=AdapterOptions(rank=self.rank, dropout=self.dropout), quantization=QuantizationOptions(double_quant=self.double_quant, kbit_preparation=self.kbit),
             )  # fmt: skip
-        return sum_in_place(result)
 
 
 TRACED_OPTIMIZERS = {

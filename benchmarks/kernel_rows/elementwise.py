@@ -17,6 +17,8 @@ COPY = Goal(">= 0.80 of copy bandwidth", 0.80)
 
 
 def _liger(path: str, name: str) -> tuple[Any, str]:
+    if not torch.cuda.is_available():
+        return None, "liger-kernel needs a GPU"
     try:
         return getattr(__import__(path, fromlist=[name]), name), ""
     except ImportError as error:

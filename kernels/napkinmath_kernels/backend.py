@@ -64,6 +64,11 @@ def capability_of(tensor: torch.Tensor) -> tuple[int, int]:
     return _capability(tensor.get_device()) if tensor.is_cuda else (9, 0)
 
 
+def acts_as_gpu(tensor: torch.Tensor) -> bool:
+    """True for a CUDA tensor, and for a meta tensor, which stands for one: a trace asks what a GPU would do."""
+    return tensor.device.type in ("cuda", "meta")
+
+
 def choose_backend(op: str, tensor: torch.Tensor) -> Backend:
     """Backend for a call of `op` on `tensor`.
 
@@ -79,7 +84,8 @@ def choose_backend(op: str, tensor: torch.Tensor) -> Backend:
         if not is_interpreted():
             raise KernelInputError(op, "a CPU tensor for the Triton backend", "TRITON_INTERPRET=1 or a CUDA tensor", REFERENCE_FALLBACK)
     elif tensor.device.type != "cuda":
-        raise KernelInputError(op, f"a tensor on {tensor.device}", "cuda or cpu", REFERENCE_FALLBACK)
+        if tensor.device.type != "meta":
+            raise KernelInputError(op, f"a tensor on {tensor.device}", "cuda or cpu", REFERENCE_FALLBACK)
     elif capability_of(tensor) < OLDEST_CAPABILITY:
         major, minor = capability_of(tensor)
         raise KernelInputError(op, f"a GPU of compute capability {major}.{minor}", "8.0 or newer", REFERENCE_FALLBACK)

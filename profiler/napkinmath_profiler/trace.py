@@ -14,6 +14,7 @@ from napkinmath.train_config import TrainConfig
 from torch import nn
 
 from napkinmath_profiler.tracing.extrapolation import NotRepeating, extrapolated
+from napkinmath_profiler.tracing.kernel_patches import forward_arguments, libraries_restored, patch_adapted, patch_library
 from napkinmath_profiler.tracing.layer_stacks import find_stacks, kept_layers, shorten
 from napkinmath_profiler.tracing.meta_model import (
     TrainMethod,
@@ -125,16 +126,18 @@ def traced_short(config: Any, options: TraceOptions) -> TraceResult:
 
 
 def _traced(model: nn.Module, config: Any, options: TraceOptions) -> TraceResult:
-    model = prepared(model, options)
-    inputs = example_inputs(
-        model,
-        config,
-        micro_batch_size=options.micro_batch_size,
-        sequence_length=options.sequence_length,
-        attention_mask=options.attention_mask,
-    )
-    loop = TrainingLoop(model, optimizer_of(model, options), inputs, options.loop)
-    return observe(model, loop.run, inputs=inputs, settings=options.settings)
+    with libraries_restored(model):
+        model = prepared(model, options)
+        inputs = example_inputs(
+            model,
+            config,
+            micro_batch_size=options.micro_batch_size,
+            sequence_length=options.sequence_length,
+            attention_mask=options.attention_mask,
+        )
+        inputs.update(forward_arguments(options.loss))
+        loop = TrainingLoop(model, optimizer_of(model, options), inputs, options.loop)
+        return observe(model, loop.run, inputs=inputs, settings=options.settings)
 
 
 def optimizer_of(model: nn.Module, options: TraceOptions) -> torch.optim.Optimizer | None:
@@ -154,9 +157,10 @@ def prepared_model(config: Any, options: TraceOptions, *, device: str = "meta") 
 
 
 def prepared(model: Any, options: TraceOptions, *, device: str = "meta") -> nn.Module:
-    """The model as the user's libraries set it up for training: quantized, checkpointed, with adapters."""
+    """The model as the user's libraries set it up for training: patched, quantized, checkpointed, with adapters."""
+    patch_library(model, options.kernels, options.loss)
     if options.method is TrainMethod.QLORA:
-        model = quantize_4bit(model, compute_dtype=options.dtype, options=options.quantization)
+        model = quantize_4bit(model, compute_dtype=options.dtype, options=options.quantization, device=device)
         if options.quantization.kbit_preparation:
             model = prepare_for_kbit(model, checkpointing=options.checkpointing, use_reentrant=options.use_reentrant)
     if options.checkpointing:
@@ -166,6 +170,7 @@ def prepared(model: Any, options: TraceOptions, *, device: str = "meta") -> nn.M
     set_use_cache(model, options.use_cache)
     if options.method is not TrainMethod.FULL:
         model = add_adapters(model, options.adapters, device=device)
+    patch_adapted(model, options.kernels)
     return model.train(options.training)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from napkinmath.hardware import Hardware
 from napkinmath.inputs import values
 from napkinmath.report.screen import is_unicode, standard_output, terminal_width, wants_color
 from napkinmath.timeline import Timeline
+from napkinmath.train_config import Kernels, Loss
 
 from napkinmath_profiler.trace import TraceOptions, trace_options
 from napkinmath_profiler.tracing.meta_model import config_from
@@ -30,6 +32,8 @@ OWN = (
     (("--chrome",), TEXT, "FILE", "write the step as a Chrome / Perfetto trace (.json)"),
     (("--force",), ON, "", "replace files that exist"),
 )
+# What they warn of on import (a CPU kernel, a backend for another GPU) is no news to who asked for a trace.
+CHATTY = ("bitsandbytes.backends.cpu.ops", "liger_kernel", "transformers.configuration_utils")
 DESCRIPTION = "Run your installed transformers, peft, bitsandbytes and torch on tensors without storage, and report the step's memory."
 
 
@@ -55,6 +59,8 @@ def make_report(options: Mapping[str, Any], hardware: Hardware | None = None) ->
     """Traces what ``options`` (flag names without dashes) describe."""
     from napkinmath.inputs.options import train_config
 
+    for name in CHATTY:
+        logging.getLogger(name).setLevel(logging.ERROR)
     train = train_config(options)
     chosen = options_from(train, compute_capability=_capability(hardware))
     name, mapping = model_mapping(options)
@@ -70,7 +76,7 @@ def make_report(options: Mapping[str, Any], hardware: Hardware | None = None) ->
     )
     return TraceReport(
         title=f"{name}, traced",
-        what=_headline(chosen),
+        what=headline(chosen),
         result=result,
         timeline=timeline,
         books=replay(timeline, parse_settings(str(options.get("allocator", "")))),
@@ -91,7 +97,8 @@ def traced_timeline(options: Mapping[str, Any]) -> Timeline:
     return timeline_of(trace_options(config_from(mapping), chosen, all_layers=bool(options.get("all_layers", False))))
 
 
-def _headline(chosen: TraceOptions) -> list[str]:
+def headline(chosen: TraceOptions) -> list[str]:
+    """What is run, in a few words."""
     words = [chosen.method.value, f"batch {chosen.micro_batch_size} x {chosen.sequence_length}", f"weights {chosen.dtype}"]
     if chosen.loop.autocast_dtype is not None:
         words.append(f"autocast {str(chosen.loop.autocast_dtype).removeprefix('torch.')}")
@@ -99,6 +106,10 @@ def _headline(chosen: TraceOptions) -> list[str]:
         words.append("checkpointing" + (" (reentrant)" if chosen.use_reentrant else ""))
     if not chosen.training:
         words.append("eval mode")
+    if chosen.kernels is not Kernels.HF:
+        words.append(f"{chosen.kernels.value} kernels")
+    if chosen.loss is not Loss.HF:
+        words.append(f"{chosen.loss.value} loss")
     if chosen.optimizer:
         words.append(chosen.optimizer)
     return words

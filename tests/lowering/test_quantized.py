@@ -45,9 +45,8 @@ def test_constants_go_from_half_a_bit_to_an_eighth() -> None:
 @pytest.mark.parametrize("shape", [(96, 64), (130, 100), (33, 65)])
 @pytest.mark.parametrize("double", [False, True])
 def test_nf4_is_what_bitsandbytes_allocates(shape: tuple[int, int], double: bool) -> None:
-    from bitsandbytes.functional import name2qmap, quantize_4bit
+    from bitsandbytes.functional import quantize_4bit
 
-    name2qmap.clear()  # a trace may have left its table on meta
     packed, state = quantize_4bit(torch.randn(shape), blocksize=64, quant_type="nf4", compress_statistics=double)
     tensors = [packed, state.absmax, state.code] + ([state.offset, state.state2.absmax, state.state2.code] if double else [])
     assert stored("nf4", shape, double_quant=double) == sum(t.nbytes for t in tensors)

@@ -203,9 +203,10 @@ class Backward:
         if self.recompute and op.saves:
             self.events.extend(self.recompute)
             self.recompute = ()
-        for reload in reloads if self.offload is not None else ():
-            copy = Work(None, (self.offload.copy(reload, to_host=False),), True)
-            self.events += [(ALLOC, reload.device), (RUN, copy), (FREE, reload.host)]
+        if self.offload is not None:
+            for reload in reloads:
+                copy = Work(None, (self.offload.copy(reload, to_host=False),), True)
+                self.events += [(ALLOC, reload.device), (RUN, copy), (FREE, reload.host)]
         self.events.extend(op.backward)
         self.events += [(FREE, reload.device) for reload in reloads]
         if self.unpacks:  # what a recomputation made again is gone with the node's own function

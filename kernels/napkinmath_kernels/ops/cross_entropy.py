@@ -20,7 +20,7 @@ import torch
 
 from .. import checks
 from ..autocast import to_autocast_dtype
-from ..backend import runs_triton
+from ..backend import acts_as_gpu, runs_triton
 from ..errors import KernelInputError
 
 FALLBACK = "torch.nn.functional.cross_entropy"
@@ -101,7 +101,7 @@ class _WeightGradient:
             self._is_empty = False
         if self._sum.dtype is gradient.dtype:
             torch.addmm(self._sum, left, hidden, out=self._sum)
-        elif gradient.is_cuda:
+        elif acts_as_gpu(gradient):
             torch.ops.aten.addmm.dtype_out(self._sum, left, hidden, torch.float32, out=self._sum)
         else:
             self._sum.addmm_(left.float(), hidden.float())
@@ -116,6 +116,8 @@ class _WeightGradient:
 def _keep_valid(targets: torch.Tensor, vocabulary: int, ignore_index: int) -> tuple[int, torch.Tensor | None]:
     """(number of valid targets, their indices or None if all are); one synchronisation with the GPU."""
     valid = targets != ignore_index
+    if targets.is_meta:  # no values to count: as in a language model's batch, whose last label has no next token, one is ignored
+        return targets.shape[0] - 1, torch.nonzero_static(valid, size=targets.shape[0] - 1).squeeze(1)
     outside = valid & ((targets < 0) | (targets >= vocabulary))
     num_valid, num_outside = torch.stack((valid.sum(), outside.sum())).tolist()
     if num_outside:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from .. import checks
-from ..backend import runs_triton
+from ..backend import acts_as_gpu, runs_triton
 from ..errors import KernelInputError
 from ..layouts import empty_token_major, to_token_major
 
@@ -196,7 +196,7 @@ _flash_op.register_autograd(_autograd, setup_context=_setup)
 
 def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int | None) -> None:
     op = "flash_attention"
-    runs_on_gpu = runs_triton(op, q) and q.is_cuda
+    runs_on_gpu = runs_triton(op, q) and acts_as_gpu(q)
     dtypes = GPU_DTYPES if runs_on_gpu else checks.KERNEL_DTYPES
     checks.require_dtype(op, "q", q, FALLBACK, dtypes)
     for name, x in (("k", k), ("v", v)):

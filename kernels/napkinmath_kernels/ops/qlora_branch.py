@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ..backend import acts_as_gpu
 from ..weight_buffer import SHARED_BUFFER
 from .dropout import add_dropped, drop
 from .nf4 import QuantizedWeight, decode_into
@@ -41,7 +42,7 @@ def multiply_to(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype, scaling: f
     """scaling * a @ b in `dtype`, accumulated and kept in fp32 where `dtype` is fp32 and a is not."""
     if dtype is a.dtype:
         product = torch.mm(a, b)
-    elif a.is_cuda and dtype is torch.float32:
+    elif acts_as_gpu(a) and dtype is torch.float32:
         product = torch.mm(a, b, out_dtype=torch.float32)
     else:
         product = torch.mm(a.to(dtype), b.to(dtype))

@@ -6,13 +6,14 @@ from typing import Any
 
 import torch
 
+from ..backend import acts_as_gpu
 from ..ops.flash_attention import FALLBACK, HEAD_SIZES, flash_attention, visible_keys
 
 NAME = "napkinmath"
 
 
 def _fits(query: torch.Tensor, mask: torch.Tensor | None, dropout: float, softcap: float | None, arguments: dict[str, Any]) -> bool:
-    on_gpu = query.is_cuda
+    on_gpu = acts_as_gpu(query)
     takes = query.dtype in (torch.bfloat16, torch.float16) and query.shape[3] in HEAD_SIZES if on_gpu else query.dtype.is_floating_point
     plain = (
         mask is None and dropout == 0.0 and softcap is None and arguments.get("position_bias") is None and arguments.get("s_aux") is None

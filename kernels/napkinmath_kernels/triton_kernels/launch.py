@@ -95,18 +95,25 @@ def _run_interpreted(kernel: Any, grid: Grid, args: tuple[Any, ...], options: di
         _storage_of(original, length).copy_(_storage_of(shadow, length))
 
 
+NUM_PROCESSORS_ON_META = 108
+
+
 def launch(kernel: Any, grid: Grid, *args: Any, **options: Any) -> None:
     """Runs `kernel` over `grid`; empty grids are skipped. `options` are constexprs, `num_warps` and `num_stages`."""
     if 0 in grid:
         return
+    device = next(arg.device for arg in args if isinstance(arg, torch.Tensor))
+    if device.type == "meta":  # nothing to launch on; what the kernel would write into has been allocated
+        return
     if is_interpreted():
         _run_interpreted(kernel, grid, args, options)
         return
-    device = next(arg.device for arg in args if isinstance(arg, torch.Tensor))
     with torch.cuda.device(device):
         kernel[grid](*args, **options)
 
 
 def num_processors(tensor: torch.Tensor) -> int:
-    """Streaming multiprocessors of the tensor's GPU; 4 stand in for them in the interpreter."""
-    return torch.cuda.get_device_properties(tensor.device).multi_processor_count if tensor.is_cuda else 4
+    """Streaming multiprocessors of the tensor's GPU; 4 stand in for them in the interpreter, an A100's 108 on meta."""
+    if tensor.is_cuda:
+        return torch.cuda.get_device_properties(tensor.device).multi_processor_count
+    return NUM_PROCESSORS_ON_META if tensor.device.type == "meta" else 4

@@ -156,6 +156,10 @@ def _register(library: Any, autocast: MetaAutocast) -> None:
                     library.impl(op, autocast.kernel(op, kind), "AutocastCUDA", allow_override=True)
 
 
+def _asked_of_cuda(ask: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *device_type: ask(*("cuda" if name == "meta" else name for name in device_type))
+
+
 def _treat_meta_as_cuda(stack: ExitStack) -> None:
     """Code that asks a tensor's device for its autocast state must hear CUDA's: checkpointing, RoPE, parametrizations."""
     from torch.utils import checkpoint
@@ -166,6 +170,8 @@ def _treat_meta_as_cuda(stack: ExitStack) -> None:
         initialize(self, "cuda" if device_type == "meta" else device_type, *args, **kwargs)
 
     stack.enter_context(mock.patch.object(torch.autocast, "__init__", initialize_for_cuda))
+    for name in ("is_autocast_enabled", "get_autocast_dtype"):
+        stack.enter_context(mock.patch.object(torch, name, _asked_of_cuda(getattr(torch, name))))
 
     infer = checkpoint._infer_device_type
     stack.enter_context(

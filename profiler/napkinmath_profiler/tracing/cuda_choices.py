@@ -16,6 +16,8 @@ import torch
 
 from napkinmath_profiler.tracing.attention_choice import AttentionBackend, sdpa_function
 from napkinmath_profiler.tracing.cuda_autocast import meta_autocast
+from napkinmath_profiler.tracing.kernel_patches import trl_on_cuda
+from napkinmath_profiler.tracing.triton_launches import triton_launches
 
 aten = torch.ops.aten
 
@@ -55,6 +57,15 @@ CHOICES: dict[str, CudaChoice] = {
             "gradient sums",
             "the engine adds a second gradient into the first where nobody else holds it, which no dispatch mode lets it do",
             "torch/csrc/autograd/input_buffer.cpp can_accumulate_inplace",
+        ),
+        CudaChoice("triton launches", "a kernel writes into what was allocated before it", "triton/runtime/jit.py JITFunction.run"),
+        CudaChoice(
+            "opened kernels", "the ops' own bodies run, so that buffers between launches are seen", "kernels/napkinmath_kernels/ops"
+        ),
+        CudaChoice(
+            "boolean index",
+            "a mask selects everything, through a table of int64 positions",
+            "aten/src/ATen/native/IndexingUtils.h expandTensors",
         ),
         CudaChoice("half softmax", "softmax reads float16 and writes float32 in one kernel", "aten/src/ATen/native/SoftMax.cpp softmax"),
     )
@@ -110,6 +121,8 @@ def cuda_choices(
     library.impl("log_softmax.int", _softmax_function(applied, aten._log_softmax), "AutogradMeta")
     with ExitStack() as stack:
         autocast = stack.enter_context(meta_autocast())
+        stack.enter_context(triton_launches(applied.counts))
+        stack.enter_context(trl_on_cuda())
         for module in ("torch.optim.optimizer", "torch.utils._foreach_utils"):
             for name in ("_get_foreach_kernels_supported_devices", "_get_fused_kernels_supported_devices"):
                 stack.enter_context(mock.patch(f"{module}.{name}", lambda: ["cuda", "meta"]))

@@ -27,7 +27,7 @@ from napkinmath_profiler.tracing.storage_tracker import StorageTracker
 from napkinmath_profiler.tracing.trace_errors import explained
 from napkinmath_profiler.tracing.trace_result import TraceResult
 
-STAMPED_LIBRARIES = ("torch", "transformers", "peft", "bitsandbytes", "accelerate", "liger-kernel")
+STAMPED_LIBRARIES = ("torch", "transformers", "peft", "bitsandbytes", "accelerate", "trl", "liger-kernel")
 ADAPTER_MARKS = ("lora_", "ia3_", "prompt_encoder", "prefix_encoder", "modules_to_save")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,10 +30,27 @@ class OpHandlers:
         }
         if not cuda:
             return table
+        table[aten.index.Tensor] = self.boolean_index
+        table[aten.equal.default] = self.equal
         bitsandbytes = getattr(torch.ops, "bitsandbytes", None)
         if bitsandbytes is not None and hasattr(bitsandbytes, "gemm_4bit"):
             table[bitsandbytes.gemm_4bit.default] = self.gemm_4bit
-        return table
+        return table | self.opened()
+
+    def opened(self) -> dict[Any, Any]:
+        """Our own kernels' ops, run from inside: their fakes give outputs, their bodies the buffers between launches too."""
+        from torch._library.custom_ops import OPDEFS
+
+        ours = {name: definition for name, definition in OPDEFS.items() if name.startswith("napkinmath::")}
+        return {definition._opoverload: self._body(definition._init_fn) for definition in ours.values()}
+
+    def _body(self, function: Callable[..., Any]) -> Any:
+        def run(tracker: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            self._counts["opened kernels"] += 1
+            with tracker, torch.no_grad():
+                return function(*args, **kwargs)
+
+        return run
 
     def scalar_answer(self, tracker: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Asked for a meta tensor's value: true, 1.0 or 1 (masks are full, norms are finite, steps have been taken)."""
@@ -61,6 +79,29 @@ class OpHandlers:
         self._counts["grouped_mm"] += 1
         like = func(*(a.to(torch.bfloat16) if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in args), **kwargs)
         return torch.empty_strided(like.shape, like.stride(), dtype=dtype, device="meta")
+
+    def equal(self, tracker: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Two meta tensors of one shape are equal: who asks compares an incoming gradient with one, or a mask with itself."""
+        if args[0].device.type != "meta" and args[1].device.type != "meta":
+            return func(*args, **kwargs)
+        self._counts["scalar answers"] += 1
+        return args[0].shape == args[1].shape
+
+    def boolean_index(self, tracker: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A mask selects everything; CUDA makes a table of the positions, one int64 column a dimension, and gathers by it."""
+        tensor, indices = args
+        if tensor.device.type != "meta" or not any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices):
+            return func(*args, **kwargs)
+        self._counts["boolean index"] += 1
+        positions: list[Any] = []
+        with tracker:
+            for index in indices:
+                if index is None or index.dtype not in (torch.bool, torch.uint8):
+                    positions.append(index)
+                    continue
+                table = torch.empty((index.dim(), index.numel()), dtype=torch.int64, device="meta")
+                positions.extend(table.unbind(0))
+            return aten.index.Tensor(tensor, positions)
 
     def gemm_4bit(self, tracker: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """With many tokens bitsandbytes dequantizes scales and weight, then calls ``linear``."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from napkinmath.train_config import AdapterKind, Attention, Precision, RecomputeKind, TrainConfig
+from napkinmath.train_config import AdapterKind, Attention, Kernels, Loss, Precision, RecomputeKind, TrainConfig
 
 from napkinmath_profiler.tracing.attention_choice import AttentionBackend
 from napkinmath_profiler.tracing.meta_model import AdapterOptions, QuantizationOptions, TrainMethod
@@ -60,6 +60,8 @@ class TraceOptions:
     quantization: QuantizationOptions = field(default_factory=QuantizationOptions)
     loop: LoopOptions = field(default_factory=LoopOptions)
     training: bool = True
+    kernels: Kernels = Kernels.HF
+    loss: Loss = Loss.HF
 
     @property
     def settings(self) -> CudaSettings:
@@ -105,6 +107,8 @@ def options_from(config: TrainConfig, *, compute_capability: tuple[int, int] = (
             compile=config.compile,
         ),
         training=config.training_mode,
+        kernels=config.kernels,
+        loss=config.loss,
     )
 
 
