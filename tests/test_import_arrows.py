@@ -28,6 +28,8 @@ LAYERS = (
         "accuracy",
         "sweep",
         "grid",
+        "batch",
+        "batch_lines",
         "search",
         "plan",
         "guidelines",

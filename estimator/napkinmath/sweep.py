@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
     from napkinmath.efficiency import Efficiency
+    from napkinmath.expr import Size
     from napkinmath.hardware import Hardware
     from napkinmath.model_spec import ModelSpec
     from napkinmath.schedule import Clock
@@ -72,7 +73,7 @@ class Sweeper:
         self._speed = efficiency or _default_speed(hardware)
         self._structures: list[_Structure] = []
 
-    def __call__(self, micro_batch_size: ArrayLike, sequence_length: ArrayLike, rank: ArrayLike = 1) -> SweepResult:
+    def __call__(self, micro_batch_size: ArrayLike | Size, sequence_length: ArrayLike | Size, rank: ArrayLike | Size = 1) -> SweepResult:
         """The figures of every combination of the broadcast arrays."""
         b, s, r = np.broadcast_arrays(
             _positive("micro_batch_size", micro_batch_size), _positive("sequence_length", sequence_length), _positive("rank", rank)

@@ -48,7 +48,7 @@ def read_job(path: str, notes: list[str]) -> dict[str, object]:
     if kind == "model config":
         return {"model": path}
     if kind == "own":
-        return _own(content, path)
+        return own_options(content, path)
     module, tool = _KINDS[kind]
     read: Callable[[ForeignJob], dict[str, object]] = __import__(module, fromlist=["read"]).read
     notes.append(f"{quoted(path)} read as a job file of {tool}")
@@ -125,7 +125,7 @@ def _refuse_explosion(value: object, path: str) -> None:
             waiting.extend(item)  # pyright: ignore[reportUnknownArgumentType]
 
 
-def _own(content: Mapping[str, object], path: str) -> dict[str, object]:
+def own_options(content: Mapping[str, object], path: str) -> dict[str, object]:
     """Our own file: every key is an option, with dashes or underscores; an unknown one is refused."""
     options: dict[str, object] = {}
     for given, value in content.items():

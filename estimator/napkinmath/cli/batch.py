@@ -1,0 +1,91 @@
+"""`estimate batch FILE.jsonl --out OUT.jsonl`: a job a line, an answer a line, in constant memory; goes on where it was killed."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from napkinmath.cli.flags import DEBUG, ON, SHARED, TEXT
+from napkinmath.cli.parser import Parser
+from napkinmath.errors import InputError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from napkinmath.cli.flags import Row
+
+_OUTPUT: tuple[Row, ...] = (
+    (("--out", "-o"), TEXT, "OUT.jsonl", "where the answers go; bad lines go to OUT.jsonl.bad.jsonl"),
+    (("--exact",), ON, "", "replay the allocator for every job: all figures, some fifty jobs a second"),
+    (("--force",), ON, "", "start again where an output is there"),
+    DEBUG,
+)
+_DESCRIPTION = (
+    'Price a file of jobs, one JSON object a line with the keys of a job file: {"model": "llama-7b", "method": "lora", "bs": 4}. Flags hold '
+    'where a line says nothing. A key "id" comes back with the answer. Killed at any moment, the same command goes on.'
+)
+MOST_NOTES = 10
+
+
+def run(argv: Sequence[str]) -> int:
+    """Prices the file; returns 0 where every line was understood, else 2."""
+    groups = (*((name, rows) for name, rows in SHARED if name != "output"), ("output", _OUTPUT))
+    parser = Parser("estimate batch", _DESCRIPTION, groups, positional=("file", "FILE.jsonl", "the jobs"))
+    options = parser.parse(argv)
+    source, out = options.pop("file", None), options.pop("out", None)
+    if not isinstance(source, str) or not isinstance(out, str):
+        raise InputError("batch needs a file of jobs and --out; write estimate batch jobs.jsonl --out answers.jsonl")
+    exact, force = options.pop("exact", None) is not None, options.pop("force", None) is not None
+    options.pop("debug", None)
+    from napkinmath.batch import run_batch
+
+    _collect_seldom()
+    progress = _Progress(source)
+    result = run_batch(source, out, options, exact=exact, force=force, progress=progress)
+    progress.end()
+    for note in list(dict.fromkeys(result.notes))[:MOST_NOTES]:
+        print(f"note: {note}", file=sys.stderr)
+    went_on = f" (went on after line {result.taken_over:,})" if result.taken_over else ""
+    print(f"{result.priced:,} jobs priced into {out}{went_on}, {progress.rate(result.priced):,.0f} a second")
+    if result.bad:
+        print(f"{result.bad:,} bad lines, each with its reason, in {out}.bad.jsonl", file=sys.stderr)
+    return 2 if result.bad else 0
+
+
+def _collect_seldom() -> None:
+    """Answers hold no cycles, and there are many of them: the collector would look at them again and again."""
+    import gc
+
+    gc.freeze()
+    gc.set_threshold(500_000, 20, 100)
+
+
+class _Progress:
+    """A bar on a terminal's standard error: share of the bytes read, lines a second, time left."""
+
+    def __init__(self, source: str) -> None:
+        import os
+
+        self._total = max(os.path.getsize(source), 1)
+        self._start = time.perf_counter()
+        self._shown = sys.stderr.isatty()
+        self._first: int | None = None
+
+    def __call__(self, read: int, lines: int) -> None:
+        if not self._shown:
+            return
+        share, elapsed = read / self._total, time.perf_counter() - self._start
+        filled = "█" * int(30 * share)
+        print(
+            f"\r{filled:<30} {share:4.0%}  {lines:,} lines  {elapsed * (1 - share) / max(share, 1e-9):.0f} s left ", end="", file=sys.stderr
+        )
+
+    def end(self) -> None:
+        """Ends the bar's line."""
+        if self._shown:
+            print("\r" + " " * 78 + "\r", end="", file=sys.stderr)
+
+    def rate(self, jobs: int) -> float:
+        """Jobs a second since the start."""
+        return jobs / max(time.perf_counter() - self._start, 1e-9)
