@@ -61,6 +61,8 @@ class QuantizationOptions:
     quant_type: str = "nf4"
     double_quant: bool = True
     kbit_preparation: bool = True
+    quant_storage: str = "uint8"
+    """Type that holds the packed weights; a floating one can be sharded."""
 
 
 def config_from(source: Any) -> Any:
@@ -145,6 +147,7 @@ def quantize_4bit(model: nn.Module, *, compute_dtype: str, options: Quantization
         bnb_4bit_quant_type=options.quant_type,
         bnb_4bit_use_double_quant=options.double_quant,
         bnb_4bit_compute_dtype=DTYPES[compute_dtype],
+        bnb_4bit_quant_storage=DTYPES.get(options.quant_storage, torch.uint8),
     )
     skipped = HfQuantizer.get_modules_to_not_convert(model, None, getattr(model, "_keep_in_fp32_modules", None))
     model = replace_with_bnb_linear(model, skipped, settings)
