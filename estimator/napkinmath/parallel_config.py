@@ -55,6 +55,8 @@ class PipelineSchedule(str, Enum):
     ONE_F_ONE_B = "1f1b"
     INTERLEAVED = "interleaved"
     ZERO_BUBBLE = "zero-bubble"
+    NAIVE = "naive"
+    """One stage works at a time, as layers split over devices by accelerate's device_map do."""
 
 
 class ContextParallel(str, Enum):

@@ -28,7 +28,9 @@ def run_order(step: Step, *, steps: int = 2) -> tuple[list[Segment], tuple[int, 
         starts.append(len(order))
         for repeat, segments in step.micro_steps:
             for _ in range(repeat):
-                order += with_workspaces(segments, step) if steps > 1 and len(order) == starts[0] else segments
+                order += segments
+        if number == 0 and steps > 1:
+            order[starts[0] :] = with_workspaces(order[starts[0] :], step)
         order += step.update.clip
         order += step.update.states if number == 0 and steps > 1 else []
         order += step.update.work + step.update.zero
@@ -36,7 +38,7 @@ def run_order(step: Step, *, steps: int = 2) -> tuple[list[Segment], tuple[int, 
 
 
 def with_workspaces(segments: list[Segment], step: Step) -> list[Segment]:
-    """The first micro-step: each thread that multiplies, the caller's and autograd's, gets its cuBLAS workspace just before and keeps it."""
+    """The first step: each thread that multiplies, the caller's and autograd's, gets its cuBLAS workspace just before and keeps it."""
     found: list[Segment] = []
     waiting = {phase: segment for phase, segment in zip((Phase.FORWARD, Phase.BACKWARD), step.workspaces, strict=False)}
     for segment in segments:

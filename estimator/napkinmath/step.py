@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from napkinmath.lowering.policy import Policy
 
 
+STAGE_ENTRANCE = "stage entrance"  # path of what a later pipeline stage begins with
+
+
 class Segment:
     """`repeat` times the same events: a layer's forward, its backward, one block's optimizer step."""
 
@@ -99,8 +102,8 @@ def product_workspaces(policy: Policy) -> list[Segment]:
     ]  # fmt: skip
 
 
-def build_step(spec: ModelSpec, policy: Policy) -> Step:
-    """Records every distinct block once and lowers it to segments; sizes stay symbolic."""
+def build_step(spec: ModelSpec, policy: Policy, *, pipeline_rank: int = 0) -> Step:
+    """Records every distinct block once and lowers it to segments; sizes stay symbolic. Of a pipeline it is one rank's step."""
     if policy.tensor is not None:
         from napkinmath.lowering.parallel.tensor import rank_share
 
@@ -110,15 +113,27 @@ def build_step(spec: ModelSpec, policy: Policy) -> Step:
         from napkinmath.lowering.parallel.tensor import check_layers
 
         check_layers(runs, policy.tensor, spec.name)
+    chunks = [runs]
+    if policy.config.parallel.pipeline_parallel_size > 1:
+        from napkinmath.lowering.parallel.pipeline import stage_chunks
+
+        chunks = stage_chunks(runs, shared, policy, pipeline_rank, spec.name)
+        runs = [run for chunk in chunks for run in chunk]
     if policy.shards:
         from napkinmath.lowering.data_parallel.engines import sharded_step
 
         return sharded_step(spec, policy, runs, shared)
     load = load_segments(runs, policy)
     accumulation = policy.config.gradient_accumulation_steps
-    micro_steps = [(1, lower_micro_step(runs, shared, policy, accumulate=False))]
-    if accumulation > 1:
-        micro_steps.append((accumulation - 1, lower_micro_step(runs, shared, policy, accumulate=True)))
+    if chunks[0] is not runs:
+        from napkinmath.lowering.parallel.pipeline import pipelined, waiting_buffers
+
+        micro_steps = pipelined(chunks, shared, policy, pipeline_rank)
+        load += waiting_buffers(chunks, policy, pipeline_rank)
+    else:
+        micro_steps = [(1, lower_micro_step(runs, shared, policy, accumulate=False))]
+        if accumulation > 1:
+            micro_steps.append((accumulation - 1, lower_micro_step(runs, shared, policy, accumulate=True)))
     from napkinmath.lowering.optimizer import lower_update
 
     if policy.config.offload.parameters:
@@ -274,7 +289,7 @@ def lower_micro_step(runs: list[Run], shared: dict[str, Value], policy: Policy, 
             second.held = None
         embedded = held_entrance(runs, index, units[index], forward)
         if embedded is not None:
-            releases.setdefault((Phase.FORWARD, len(runs) - 1), []).append(embedded)
+            releases.setdefault((Phase.STEP, 0) if units[index].pipelined else (Phase.FORWARD, len(runs) - 1), []).append(embedded)
         first_differs = embedded is not None or (returned is not None and second.held is None)
         for repeat in [1, run.count - 1] if first_differs and run.count > 1 else [run.count]:
             closing = [] if returned is None else second.replace(returned)
@@ -301,12 +316,16 @@ def lower_micro_step(runs: list[Run], shared: dict[str, Value], policy: Policy, 
 
 
 def held_entrance(runs: list[Run], index: int, unit: Unit, forward: Forward) -> Tensor | None:
-    """A stand-in for the embeddings that the model's own forward holds, made after the first layer where that keeps them not."""
+    """A stand-in for the embeddings that the model's own forward holds, made after the first layer where that keeps them not.
+
+    On a later pipeline stage of torch it is the buffer that the hidden states were received in.
+    """
     value = unit.block.input
     if (
         index != 1
+        or (unit.pipelined and runs[0].name != STAGE_ENTRANCE)
         or value is None
-        or index == len(runs) - 1
+        or (index == len(runs) - 1 and not unit.pipelined)
         or not unit.is_layer
         or unit.checkpointed
         or value.tensor in forward.kept
@@ -342,7 +361,7 @@ def shared_releases(runs: list[Run], shared: dict[str, Value], policy: Policy) -
             for i, run in enumerate(runs)
             if tensor in (run.block.last_use if policy.recomputes and run.stage.checkpointed else saved_tensors(run.block))
         ]
-        if tensor.source == BATCH or tensor in runs[-1].block.last_use:
+        if tensor.source == BATCH or tensor in runs[-1].block.last_use or runs[-1].stage.checkpointed:
             at = (Phase.STEP, 0)
         elif keepers and backward:
             at = (Phase.BACKWARD, keepers[0])

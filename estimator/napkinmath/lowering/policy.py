@@ -6,6 +6,7 @@ from napkinmath.dtypes import BF16, FP32, DType, find_dtype
 from napkinmath.expr import Size
 from napkinmath.ledger import Role, Tensor, Value, Weight
 from napkinmath.lowering.precision import PRECISIONS, computed_rule
+from napkinmath.parallel_config import PipelineSchedule
 from napkinmath.train_config import AdapterConfig, AdapterKind, Attention, RecomputeKind, TrainConfig
 
 TYPE_CHECKING = False
@@ -147,6 +148,18 @@ class Policy:
         if self.adapter is not None:
             return any(module in parts for module in self.adapter.trained_modules)
         return not any(module in parts for module in self.config.frozen)
+
+    @property
+    def holds_logits(self) -> bool:
+        """Whether logits live until the micro-batch's backward is over: the caller keeps them, or torch's last pipeline stage does."""
+        return self.stack.logits_held or self.keeps_stage_buffers
+
+    @property
+    def keeps_stage_buffers(self) -> bool:
+        """Whether stages are torch's, which hold their outputs and a receive buffer for each micro-batch (distributed/pipelining/stage.py)."""
+        parallel = self.config.parallel
+        pipelined = parallel.pipeline_parallel_size > 1 and parallel.pipeline_schedule is not PipelineSchedule.NAIVE
+        return pipelined and self.stack.name != "megatron"
 
     # ------------------------------------------------------------ linears
 

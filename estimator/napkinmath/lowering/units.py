@@ -19,12 +19,13 @@ if TYPE_CHECKING:
 class Unit:
     """A block with what happens to its activations: kept, recomputed, partly kept, or in host memory."""
 
-    __slots__ = ("block", "checkpointed", "hook", "host_input", "is_layer", "offload", "pinned", "reentrant", "selected")
+    __slots__ = ("block", "checkpointed", "hook", "host_input", "is_layer", "offload", "pinned", "pipelined", "reentrant", "selected")
 
     def __init__(self, block: Block, stage: Stage, policy: Policy) -> None:
         offload = policy.config.offload
         self.block, self.reentrant, self.pinned = block, policy.reentrant, offload.pinned
         self.hook = gradient_hook(policy)
+        self.pipelined = policy.keeps_stage_buffers
         self.is_layer = stage.checkpointed
         self.checkpointed = policy.recomputes and stage.checkpointed
         self.selected = self._selected(policy) if self.checkpointed else frozenset[Tensor]()

@@ -57,6 +57,10 @@ class CausalLmHead(Part):
                     hidden = t.policy.tensor.enter(t, hidden)
                 with t.scope(self.name):
                     weight = self._weight(t, hidden)
+                if t.policy.config.loss is Loss.CHUNKED:
+                    from napkinmath.ops.chunked_loss import chunked_log_probabilities
+
+                    return chunked_log_probabilities(t, hidden, weight)
                 return linear_cross_entropy(t, hidden, weight)
             if t.policy.patch is not None and (loss := self._patched(t, hidden)) is not None:
                 return loss
@@ -67,7 +71,7 @@ class CausalLmHead(Part):
             if own and self.own_loss_upcasts:
                 logits = cast(t, logits, FP32, role=Role.LOGITS)
             frame.local(logits)
-            if stack.logits_held and not stack.logits_shift_copy:
+            if t.policy.holds_logits and not stack.logits_shift_copy:
                 shared["returned logits"] = logits
             loss = self._loss(t, logits, shared, upcast=not own and stack.logits_upcast)
             if stack.outputs_to_fp32 and t.policy.autocast is not None and logits.dtype is not FP32:
@@ -98,7 +102,7 @@ class CausalLmHead(Part):
                 *batch, length, vocabulary = logits.axes
                 logits = copy(t, slice_of(t, logits, (*batch, length - 1, vocabulary)), name="shifted logits", role=Role.LOGITS)
                 frame.local(logits)
-                if stack.logits_held:
+                if t.policy.holds_logits:
                     shared["returned logits"] = logits
             if stack.cross_entropy == "in place":
                 return cross_entropy_in_place(t, logits)

@@ -1,0 +1,217 @@
+"""Pipeline parallelism: a rank's layers out of a recorded model, and its micro-batches in the order of the schedule.
+
+Every stage is the same record cut elsewhere: the first keeps what comes before the layers, the last what comes after, and all make the
+tables that layers read. What a stage receives and sends are b·s·h of hidden states and of their gradient.
+"""
+
+from __future__ import annotations
+
+from napkinmath.costs import Collective, traffic
+from napkinmath.errors import InputError
+from napkinmath.expr import Bindings
+from napkinmath.ledger import ALLOC, BATCH, Block, Op, Phase, Role, Tensor, Value, Weight
+from napkinmath.lowering.parallel.stage_order import FORWARD, check_micro_batches, layers_per_stage, stage_order
+from napkinmath.parallel_config import PipelineSchedule
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from napkinmath.lowering.policy import Policy
+    from napkinmath.parallel_config import ParallelConfig
+    from napkinmath.step import Run, Segment
+
+
+def num_micro_batches(policy: Policy) -> int:
+    """Micro-batches in a pipelined step."""
+    config = policy.config
+    return config.parallel.num_micro_batches or config.gradient_accumulation_steps
+
+
+class Pieces:
+    """A recorded model as a pipeline cuts it: what comes before the layers, each layer's run, what comes after."""
+
+    def __init__(self, runs: list[Run], name: str) -> None:
+        layers = [i for i, run in enumerate(runs) if run.stage.checkpointed and not run.stage.modality and run.block.ops]
+        if not layers:
+            raise InputError(f"{name} has no row of equal layers to cut into pipeline stages; use pipeline_parallel_size=1")
+        if layers != list(range(layers[0], layers[-1] + 1)) or any(runs[i].stage.publishes for i in layers):
+            raise InputError(f"{name} has several towers of layers, which a pipeline does not cut here; use pipeline_parallel_size=1")
+        self.before, self.after = runs[: layers[0]], runs[layers[-1] + 1 :]
+        self.layers = [run for i in layers for run in [runs[i]] * runs[i].count]
+        self.offsets = [run.first + k for i in layers for run in [runs[i]] for k in range(run.count)]
+
+    def between(self, start: int, stop: int) -> list[Run]:
+        """The runs of layers start to stop."""
+        from napkinmath.step import Run
+
+        found: list[Run] = []
+        for run, offset in zip(self.layers[start:stop], self.offsets[start:stop], strict=True):
+            last = found[-1] if found else None
+            if last is not None and last.block is run.block and last.first + last.count == offset:
+                last.count += 1
+            else:
+                found.append(Run(run.block, 1, run.stage, offset))
+        return found
+
+
+def stage_chunks(runs: list[Run], shared: dict[str, Value], policy: Policy, rank: int, name: str) -> list[list[Run]]:
+    """The runs of each model chunk that a pipeline rank holds, in the order of the model."""
+    parallel = policy.config.parallel
+    pieces = Pieces(runs, name)
+    counts = layers_per_stage(len(pieces.layers), parallel)
+    check_micro_batches(parallel, num_micro_batches(policy))
+    chunks: list[list[Run]] = []
+    for index in range(rank, len(counts), parallel.pipeline_parallel_size):
+        start = sum(counts[:index])
+        inner = pieces.between(start, start + counts[index])
+        before = pieces.before if index == 0 else [entrance(pieces.before, inner[0], shared, parallel)]
+        after = (
+            [untied(run) for run in pieces.after]
+            if index == len(counts) - 1 and index > 0
+            else pieces.after
+            if index == len(counts) - 1
+            else []
+        )
+        chunks.append([*before, *inner, *after])
+    return chunks
+
+
+def untied(run: Run) -> Run:
+    """A head whose embedding is on another stage holds a copy of the weight; the two gradients are summed."""
+    for weight in run.block.weights:
+        weight.tied_to = ""
+    return run
+
+
+# ---------------------------------------------------------------- what a later stage begins with
+
+
+def entrance(before: list[Run], first: Run, shared: dict[str, Value], parallel: ParallelConfig) -> Run:
+    """The start of a stage that embeds nothing: hidden states are received, tables and masks are made."""
+    from napkinmath.model_spec import Part, Stage
+    from napkinmath.step import STAGE_ENTRANCE, Run
+
+    given = first.block.input
+    assert given is not None
+    kept, weights, last_use = _tables(before, shared)
+    received = Value(
+        Tensor("received hidden states", given.axes, given.dtype, Role.ACTIVATIONS), given.axes, given.dtype, given.requires_grad
+    )
+    send = Collective(
+        "send", traffic(received), ranks=2, axis="pipeline", overlaps=parallel.pipeline_schedule is not PipelineSchedule.NAIVE
+    )
+    receive = Op(
+        "receive", "", (), (received,), forward=((ALLOC, received.tensor),), saves=(), costs=(send,), backward=(), gradients=(),
+        backward_costs=(send,) if received.requires_grad else (),
+    )  # fmt: skip
+    last_use = {tensor: index + 1 for tensor, index in last_use.items()} | {received.tensor: 0}
+    block = Block(STAGE_ENTRANCE, [receive, *kept], weights, None, received, tuple(shared.values()), last_use, {})
+    return Run(block, 1, Stage(part=Part(), path=STAGE_ENTRANCE, symbols=before[-1].stage.symbols if before else ()), 0)
+
+
+def _tables(before: list[Run], shared: dict[str, Value]) -> tuple[list[Op], list[Weight], dict[Tensor, int]]:
+    """The operations before the layers that read neither the batch nor a parameter, the buffers, and where their tensors end."""
+    wanted = {value.tensor for value in shared.values() if value.tensor.source != BATCH}
+    kept: list[Op] = []
+    last_use: dict[Tensor, int] = {}
+    buffers: list[Weight] = []
+    for run in before:
+        block, marred, places = run.block, set[int](), list[int]()
+        for op in block.ops:
+            reads = any(id(value) in marred or (value.weight is not None and not value.weight.buffer) for value in op.inputs)
+            batch = any(value.tensor.source == BATCH for value in op.outputs)
+            if reads or batch or not (op.outputs and op.forward):
+                marred |= {id(value) for value in op.outputs}
+            else:
+                kept.append(op)
+            places.append(len(kept) - 1)
+        for tensor, index in block.last_use.items():
+            last_use[tensor] = max(places[index], 0) if tensor not in wanted else max(len(kept) - 1, 0)
+        buffers += [weight for weight in block.weights if weight.buffer]
+    made = {tensor for op in kept for _, tensor in op.forward}
+    return kept, buffers, {tensor: index for tensor, index in last_use.items() if tensor in made}
+
+
+# ---------------------------------------------------------------- order
+
+
+def pipelined(chunks: list[list[Run]], shared: dict[str, Value], policy: Policy, rank: int) -> list[tuple[int, list[Segment]]]:
+    """The step's forwards and backwards in the schedule's order; a chunk's first backward makes gradients, later ones add to them."""
+    from napkinmath.step import lower_micro_step
+
+    own = [made_by(chunk, shared) for chunk in chunks]
+    first = [_halves(lower_micro_step(chunk, made, policy, accumulate=False)) for chunk, made in zip(chunks, own, strict=True)]
+    later = [_halves(lower_micro_step(chunk, made, policy, accumulate=True)) for chunk, made in zip(chunks, own, strict=True)]
+    seen: set[int] = set()
+    found: list[tuple[int, list[Segment]]] = []
+    for times, turns in stage_order(policy.config.parallel, rank, num_micro_batches(policy)):
+        fresh = [chunk for what, chunk in turns if what != FORWARD and chunk not in seen]
+        if fresh:
+            found.append(
+                (1, [segment for what, chunk in turns for segment in (first if chunk in fresh else later)[chunk][what != FORWARD]])
+            )
+            seen |= set(fresh)
+            times -= 1
+        if times:
+            found.append((times, [segment for what, chunk in turns for segment in later[chunk][what != FORWARD]]))
+    return found
+
+
+def made_by(runs: list[Run], shared: dict[str, Value]) -> dict[str, Value]:
+    """The shared values that some runs make themselves."""
+    made = {tensor for run in runs for op in run.block.ops for action, tensor in op.forward if action == ALLOC}
+    return {name: value for name, value in shared.items() if value.tensor in made}
+
+
+def _halves(segments: list[Segment]) -> tuple[list[Segment], list[Segment]]:
+    """A micro-step's forward and backward."""
+    start = next((i for i, segment in enumerate(segments) if segment.phase is Phase.BACKWARD), len(segments))
+    return segments[:start], segments[start:]
+
+
+def waiting_buffers(chunks: list[list[Run]], policy: Policy, rank: int) -> list[Segment]:
+    """torch's stages make a buffer for every micro-batch they will receive, forward and backward; those in use are counted where they are used.
+
+    Source: torch 2.13 distributed/pipelining/stage.py PipelineStage._create_act_recv_info, _create_grad_recv_info.
+    """
+    from napkinmath.step import STAGE_ENTRANCE, Segment
+
+    parallel, count = policy.config.parallel, num_micro_batches(policy)
+    if not policy.keeps_stage_buffers:
+        return []
+    held = max(_in_flight(stage_order(parallel, rank, count)).values())
+    events: list[tuple[str, Tensor]] = []
+    for runs in chunks:
+        received, sent = runs[0].block.output, runs[-1].block.output
+        if runs[0].name == STAGE_ENTRANCE and received is not None:
+            events += [(ALLOC, _buffer("activations", received))] * (count - held)
+            if received.requires_grad and parallel.pipeline_schedule is not PipelineSchedule.GPIPE:  # waited for with the next one
+                events.append((ALLOC, Tensor("gradient on its way to the stage before", received.axes, received.dtype, Role.COMMUNICATION)))
+        if sent is not None and runs[-1].stage.checkpointed and sent.requires_grad:
+            events += [(ALLOC, _buffer("gradients", sent))] * (count - 1)
+    return [Segment("receive buffers of waiting micro-batches", Phase.LOAD, list(events))] if events else []
+
+
+def _buffer(what: str, like: Value) -> Tensor:
+    return Tensor(f"receive buffer of {what}", like.axes, like.dtype, Role.COMMUNICATION)
+
+
+def _in_flight(order: list[tuple[int, list[tuple[str, int]]]]) -> dict[int, int]:
+    """The most micro-batches of each chunk whose backward has not run."""
+    live: dict[int, int] = {}
+    most: dict[int, int] = {}
+    for times, turns in order:
+        for _ in range(times):
+            for what, chunk in turns:
+                live[chunk] = live.get(chunk, 0) + (1 if what == FORWARD else -1)
+                most[chunk] = max(most.get(chunk, 0), live[chunk])
+    return most
+
+
+# ---------------------------------------------------------------- figures by stage
+
+
+def weights_of(runs: list[Run], bind: Bindings) -> int:
+    """Parameter bytes of some runs, tied ones once."""
+    return sum(
+        run.count * bind.extended(dict(run.stage.symbols))(w.tensor.nbytes) for run in runs for w in run.block.weights if not w.tied_to
+    )

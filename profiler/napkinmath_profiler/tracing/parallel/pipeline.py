@@ -1,0 +1,77 @@
+"""One rank of a pipelined step: transformers' layers under torch.distributed.pipelining, over a process group that only pretends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from napkinmath_profiler.trace import build, optimizer_of
+from napkinmath_profiler.tracing.meta_model import config_from, example_inputs
+from napkinmath_profiler.tracing.observation import observe
+from napkinmath_profiler.tracing.parallel.pretended_ranks import pretended_ranks
+from napkinmath_profiler.tracing.trace_options import TraceOptions
+from napkinmath_profiler.tracing.trace_result import TraceResult
+
+SCHEDULES = {"gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B"}
+
+
+class StageModule(nn.Module):
+    """Some layers of a Llama-like model: the first stage with the embedding, the last with norm and head."""
+
+    def __init__(self, model: Any, layers: range) -> None:
+        super().__init__()
+        core = model.model
+        self.embed_tokens = core.embed_tokens if layers.start == 0 else None
+        self.rotary_emb = core.rotary_emb
+        self.layers = nn.ModuleList(core.layers[index] for index in layers)
+        last = layers.stop == len(core.layers)
+        self.norm, self.lm_head = (core.norm, model.lm_head) if last else (None, None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Token ids on the first stage, else hidden states; hidden states, or logits on the last stage."""
+        hidden = x if self.embed_tokens is None else self.embed_tokens(x)
+        positions = torch.arange(hidden.shape[1], device=hidden.device)[None]
+        tables = self.rotary_emb(hidden, positions)
+        for layer in self.layers:
+            hidden = layer(hidden, attention_mask=None, position_embeddings=tables)
+        return hidden if self.norm is None or self.lm_head is None else self.lm_head(self.norm(hidden))
+
+
+def trace_pipeline(
+    config: Any, layers: tuple[int, ...], stage: int, options: TraceOptions, *, schedule: str = "1f1b", num_micro_batches: int = 4
+) -> TraceResult:
+    """Two steps of the rank that holds ``stage``; ``layers`` counts the layers of every stage."""
+    from torch.distributed import pipelining
+    from transformers.loss.loss_utils import ForCausalLMLoss
+
+    with pretended_ranks(len(layers), rank=stage):
+        config = config_from(config)
+        model = build(config, options)
+        first = sum(layers[:stage])
+        module = StageModule(model, range(first, first + layers[stage])).train(options.training)
+        rows, length = options.micro_batch_size, options.sequence_length
+        batch = example_inputs(model, config, micro_batch_size=rows * num_micro_batches, sequence_length=length, attention_mask=False)
+        hidden = torch.empty((rows, length, config.hidden_size), dtype=model.dtype, device="meta", requires_grad=True)
+        logits = torch.empty((rows, length, config.vocab_size), dtype=model.dtype, device="meta")
+        ids = batch["input_ids"][:rows]
+        is_last = stage == len(layers) - 1
+        part = pipelining.PipelineStage(
+            module, stage, len(layers), torch.device("meta"), input_args=ids if stage == 0 else hidden, output_args=logits if is_last else hidden
+        )  # fmt: skip
+        run = getattr(pipelining, SCHEDULES[schedule])(
+            part, num_micro_batches, loss_fn=lambda out, labels: ForCausalLMLoss(out, labels, config.vocab_size), scale_grads=False
+        )
+        optimizer = optimizer_of(module, options)
+        given = [batch["input_ids"]] if stage == 0 else []
+
+        def loop() -> None:
+            for _ in range(2):
+                run.step(*given, **({"target": batch["labels"]} if is_last else {}), return_outputs=False)
+                if optimizer is not None:
+                    optimizer.step()
+                    optimizer.zero_grad(set_to_none=True)
+
+        kept = {"input_ids": batch["input_ids"]} if stage == 0 else {"labels": batch["labels"]} if is_last else {}
+        return observe(module, loop, inputs=kept, settings=options.settings)
