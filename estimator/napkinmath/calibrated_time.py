@@ -48,6 +48,18 @@ def calibrated_time(time: StepTime, layers: MeasuredLayers, e: Estimate) -> Step
     return time.replace(phases=phases, measured_s=sum(phase.seconds for phase in phases))
 
 
+def measured_peaks(e: Estimate) -> dict[str, int]:
+    """Requested bytes at the peak of each phase by the measured layers; empty where this batch and length were not measured."""
+    layers = e.measured_layers
+    order = layers.order_in(e.spec) if layers is not None else None
+    if layers is None or order is None or e.config.gradient_accumulation_steps > 1:
+        return {}
+    for point in layers.points:
+        if (point.micro_batch_size, point.sequence_length) == (e.config.micro_batch_size, e.config.sequence_length) and point.memory:
+            return point.memory.phase_peaks(order)
+    return {}
+
+
 def nearest_points(layers: MeasuredLayers, batch: int, length: int) -> list[tuple[float, LayerPoint]]:
     """The measured points that count at a batch and length, with weights that sum to one: the point itself, or by inverse square distance."""
     from math import log

@@ -138,6 +138,8 @@ class Gpu(Record):
     @property
     def context_bytes(self) -> int:
         """Device memory a training process holds outside torch's allocator, with lazy module loading."""
+        if self.vendor == "cpu":
+            return 0
         if self.vendor == "amd":
             return _HIP_CONTEXT_BYTES
         return self._bare_context_bytes + (_LOADED_KERNELS_BYTES_HOPPER if self.is_hopper_or_later else _LOADED_KERNELS_BYTES)
@@ -145,6 +147,8 @@ class Gpu(Record):
     @property
     def context_range(self) -> tuple[int, int]:
         """The least and most that published processes held there."""
+        if self.vendor == "cpu":
+            return 0, 0
         if self.vendor == "amd":
             return _HIP_CONTEXT_RANGE
         low, high = _LOADED_KERNELS_RANGE
@@ -157,6 +161,8 @@ class Gpu(Record):
         Through the caching allocator, so it counts as allocated. Source: torch 2.11+ aten/src/ATen/cuda/CublasHandlePool.cpp
         parseChosenWorkspaceSize; before 2.8 only compute capability 9.0 had the larger one.
         """
+        if self.vendor == "cpu":
+            return 0
         if self.vendor == "amd":
             return (128 if self.compute_capability.startswith(("gfx94", "gfx95")) else 32) * MIB
         return 32 * MIB if self.is_hopper_or_later else 2 * 4096 * KIB + 8 * 16 * KIB

@@ -99,6 +99,9 @@ def _verdict(screen: Screen, e: Estimate) -> None:
         f"{what} {format_bytes(size)}" for what, size in (("host memory", e.host_bytes), ("unified memory", e.managed_bytes)) if size
     ]
     screen.flow("  memory", [*figures[:-1], figures[-1] + " GiB", *elsewhere], indent=INDENT)
+    measured = words.measured_memory(e)
+    if measured:
+        screen.flow("  measured", measured, indent=INDENT)
 
 
 def _figure(name: str, value: Range) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from napkinmath.ledger import Phase
 from napkinmath.train_config import AdapterKind, Kernels, Loss, RecomputeKind
-from napkinmath.units import GIB, format_count
+from napkinmath.units import GIB, format_bytes, format_count
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -136,6 +136,19 @@ def machine(hardware: Hardware) -> str:
 
 
 PHASE_WORDS = {Phase.CLIP: "clipping", Phase.STEP: "step"}
+
+
+def measured_memory(estimate: Estimate) -> list[str]:
+    """What real layers, carried over to the whole model, say of its peak beside what was priced; nothing where they cannot."""
+    from napkinmath.calibrated_time import measured_peaks
+
+    peaks = measured_peaks(estimate)
+    if not peaks:
+        return []
+    highest, priced = max(peaks.values()), estimate.peak.nbytes
+    phases = ", ".join(f"{phase} {format_bytes(nbytes)}" for phase, nbytes in peaks.items() if nbytes < highest)
+    winner = next(phase for phase, nbytes in peaks.items() if nbytes == highest)
+    return [f"{format_bytes(highest)} requested in the {winner}, by real layers ({highest / priced - 1:+.1%} of the priced)", phases]
 
 
 def speed_source(estimate: Estimate) -> str:

@@ -31,7 +31,11 @@ def device_facts(device: Device, points: Sequence[OpPoint]) -> dict[str, Any]:
         "dense_flops": _dense(points),
         "host_bytes_per_s": max(links, default=bandwidth / 2),
     }
-    return found | (_of_gpu(device) if device.is_cuda else {"num_sms": torch.get_num_threads(), "hz": _cpu_hz(), "l2_bytes": _cpu_cache()})
+    return found | (
+        _of_gpu(device)
+        if device.is_cuda
+        else {"vendor": "cpu", "num_sms": torch.get_num_threads(), "hz": _cpu_hz(), "l2_bytes": _cpu_cache()}
+    )
 
 
 def gpu_of(device: Device, points: Sequence[OpPoint]) -> tuple[Gpu, dict[str, Any]]:

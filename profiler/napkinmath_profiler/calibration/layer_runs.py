@@ -36,7 +36,6 @@ class LayerOptions:
     """How to run the layers; ``stand_in`` makes the books that a GPU's allocator would keep, for a CPU that stands in for one."""
 
     share: float = 0.5
-    kernels: str = "hf"
     rounds: int = ROUNDS
     num_steps: int = NUM_STEPS
     stand_in: Callable[[], CpuMemory] | None = None
@@ -146,7 +145,6 @@ class _LayerRunner:
         options = dataclasses.replace(self._options, micro_batch_size=point.micro_batch_size, sequence_length=point.sequence_length)
         how = MeasureOptions(
             device=str(self._device.torch_device),
-            kernels=self._how.kernels,
             num_steps=num_steps,
             num_warmup_steps=NUM_WARMUP_STEPS,
             attribute=attribute,
@@ -165,13 +163,12 @@ class _LayerRunner:
         return measured if failure is None else None
 
     def _note_scatter(self, point: _Point) -> None:
-        for run, steps in point.steps.items():
+        widest = 0.0
+        for steps in point.steps.values():
             totals = sorted(sum(figures.seconds for figures in step.values()) for step in steps)
-            width = (totals[-1 - len(totals) // 10] - totals[len(totals) // 10]) / statistics.median(totals)
-            if width > UNSTEADY:
-                self._notes.append(
-                    f"{point.name}, {len(run)} layers: steps scattered by {width:.0%}: the clock changed, or another process ran"
-                )
+            widest = max(widest, (totals[-1 - len(totals) // 10] - totals[len(totals) // 10]) / statistics.median(totals))
+        if widest > UNSTEADY:
+            self._notes.append(f"{point.name}: steps scattered by up to {widest:.0%}: the clock changed, or another process ran")
 
     def _fitted(self, point: _Point) -> LayerPoint:
         seconds = fit_seconds(self._plan, {run: medians(steps) for run, steps in point.steps.items()})

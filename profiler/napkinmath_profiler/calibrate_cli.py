@@ -1,0 +1,91 @@
+"""``estimate calibrate``: measure this device, and one to three real layers of a model, and keep it for later estimates."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from napkinmath.calibration import cache_path
+from napkinmath.cli.flags import SHARED, TEXT
+from napkinmath.cli.parser import Parser
+from napkinmath.errors import InputError, shown
+from napkinmath.inputs import values
+
+from napkinmath_profiler.calibration.allowance import Allowance, allowance, hold_to
+from napkinmath_profiler.calibration.calibrate import Calibrated, ModelToMeasure, calibrate
+from napkinmath_profiler.calibration.devices import Device, choose_device
+from napkinmath_profiler.calibration.layer_runs import LayerOptions
+from napkinmath_profiler.calibration.progress import progress
+from napkinmath_profiler.calibration.report import print_calibrated
+from napkinmath_profiler.calibration.store import merged_layers, save
+
+DEFAULT_BUDGET_S = 85.0
+DEFAULT_SHARE = 0.5
+CPU_PRECISION = "fp32"
+OWN = (
+    (("--device",), TEXT, "NAME", "cuda, cuda:N or cpu [cuda]"),
+    (("--budget",), TEXT, "S", f"seconds it may take [{DEFAULT_BUDGET_S:g}]"),
+    (("--share",), TEXT, "SHARE", f"how much of the free memory may be taken [{DEFAULT_SHARE:g}]"),
+    (("--out",), TEXT, "FILE", "where to write the calibration [the cache, where `estimate` finds it]"),
+)
+DESCRIPTION = "Measure this device: copies, matrix products, attention, launches; with --model also one to three real layers of it, for each phase of a step."
+
+
+def run(argv: Sequence[str]) -> int:
+    """Parses the flags, measures, writes the calibration, prints what was found."""
+    from rich.console import Console
+
+    given = Parser("estimate calibrate", DESCRIPTION, (*SHARED, ("calibration", OWN))).parse(argv)
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    notes: list[str] = []
+    device = choose_device(values.text(given["device"], "--device") if "device" in given else None)
+    allowed = allowance_of(given, device, notes)
+    found = measured(given, device, allowed, notes)
+    path = values.text(given["out"], "--out") if "out" in given else cache_path(found.gpu.name)
+    content = merged_layers(found.content(), path)
+    save(content, path)
+    if "json" in given:
+        print(json.dumps({**content, "path": path}, indent=1))
+    else:
+        print_calibrated(found, Console(), path)
+    return 0
+
+
+def allowance_of(given: Mapping[str, Any], device: Device, notes: list[str]) -> Allowance:
+    """The seconds and bytes that the flags allow."""
+    share = values.number(given["share"], "--share", low=0.01) if "share" in given else DEFAULT_SHARE
+    budget = values.number(given["budget"], "--budget", low=1.0, high=86400.0) if "budget" in given else DEFAULT_BUDGET_S
+    allowed = allowance(device, share=share, seconds=budget, notes=notes)
+    hold_to(device, allowed)
+    return allowed
+
+
+def measured(given: Mapping[str, Any], device: Device, allowed: Allowance, notes: list[str]) -> Calibrated:
+    """The measurement that the flags describe."""
+    if "gpu" in given:
+        raise InputError(
+            f"--gpu {shown(given['gpu'][0])} names what an estimate is for; a calibration measures what is here: --device cuda:N"
+        )
+    model = named_model(given, device, notes)
+    share = values.number(given["share"], "--share", low=0.01) if "share" in given else DEFAULT_SHARE
+    with progress(allowed) as advance:
+        return calibrate(device, allowed, model, how=LayerOptions(share=share), notes=notes, advance=advance)
+
+
+def named_model(given: Mapping[str, Any], device: Device, notes: list[str]) -> ModelToMeasure | None:
+    """The model that the flags name, with its training step; None where they name none."""
+    if not {"model", "arch"} & given.keys():
+        notes.append("no --model was named: speeds only; with a model its real layers are measured too")
+        return None
+    from napkinmath.inputs.model_options import model_spec
+    from napkinmath.inputs.options import train_config
+
+    from napkinmath_profiler.trace_cli import model_mapping
+
+    if not device.is_cuda and "precision" not in given:
+        given = {**given, "precision": CPU_PRECISION}
+        notes.append(f"no --precision was given: {CPU_PRECISION} on a CPU")
+    _, config = model_mapping(given)
+    return ModelToMeasure(config, model_spec(given, notes), train_config(given))

@@ -1,0 +1,125 @@
+"""A calibration on the screen: what the device attains, what a layer takes, what to know about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from napkinmath.efficiency import Efficiency, default_efficiency
+from napkinmath.measured_layers import MeasuredLayers, counts_of
+from napkinmath.units import format_bytes, format_seconds
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from napkinmath_profiler.calibration.calibrate import Calibrated
+from napkinmath_profiler.calibration.op_points import OpPoint
+
+RATES = {
+    "stream_bytes_per_s": "copy, large",
+    "l2_bytes_per_s": "reads from L2",
+    "decode_instructions_per_s": "4-bit decoding, instructions",
+    "pinned_bytes_per_s": "host copy, pinned",
+    "pageable_bytes_per_s": "host copy, pageable",
+    "kernel_start_s": "start of a kernel",
+    "gemm_start_s": "start of a product",
+    "dispatch_forward_s": "host, a kernel forward",
+    "dispatch_backward_s": "host, a kernel backward",
+}
+
+
+def table(title: str, *columns: str, numbers: int) -> Table:
+    """A plain table whose last ``numbers`` columns are figures."""
+    made = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for position, column in enumerate(columns):
+        made.add_column(
+            column, justify="right" if position >= len(columns) - numbers else "left", no_wrap=position >= len(columns) - numbers
+        )
+    return made
+
+
+def print_calibrated(found: Calibrated, console: Console, path: str) -> None:
+    """Everything that was measured."""
+    console.print(
+        f"[bold]{found.device.name}[/bold]  torch {found.stamp['torch']}  driver {found.stamp.get('driver', 'none')}", highlight=False
+    )
+    console.print(rates_table(found.speed))
+    if found.layers is not None:
+        console.print(layers_table(found.layers))
+    print_notes(found.notes, console)
+    console.print(f"written to {path}; `estimate` uses it for this device from now on", highlight=False, soft_wrap=True)
+
+
+def print_notes(notes: Sequence[str], console: Console) -> None:
+    """What to know about the measurement."""
+    for note in notes:
+        console.print(f"note: {note}", style="yellow", highlight=False, soft_wrap=True)
+
+
+def rates_table(speed: Efficiency) -> Table:
+    """Measured rates beside those the datasheet implies."""
+    made = table("rates", "what", "measured", "implied", "ratio", numbers=3)
+    prior = default_efficiency(speed.gpu)
+    implied = dict(prior.matmul_flops_per_s)
+    for dtype, rate in speed.matmul_flops_per_s:
+        if rate != implied[dtype]:
+            made.add_row(
+                f"matrix products, {dtype}",
+                f"{rate / 1e12:.3g} TFLOP/s",
+                f"{implied[dtype] / 1e12:.3g} TFLOP/s",
+                f"{rate / implied[dtype]:.2f}",
+            )
+    for name, words in RATES.items():
+        measured, expected = getattr(speed, name), getattr(prior, name)
+        if measured != expected:
+            made.add_row(words, _rate(name, measured), _rate(name, expected), f"{measured / expected:.2f}")
+    return made
+
+
+def _rate(name: str, value: float) -> str:
+    return f"{value * 1e6:.3g} us" if name.endswith("_s") and not name.endswith("per_s") else f"{value / 1e9:.4g} G/s"
+
+
+def layers_table(layers: MeasuredLayers) -> Table:
+    """Seconds and bytes of each phase as intercept + slope, and the whole model that follows."""
+    kinds = len(set(layers.order))
+    counts = counts_of(layers.order, kinds)
+    names = ["a layer"] if kinds == 1 else [f"a layer of kind {kind}" for kind in range(kinds)]
+    title = f"layers of {layers.model} ({layers.what}); {len(layers.order)} in the whole model"
+    made = table(title, "batch x length", "phase", "besides", *names, "whole model", "peak", numbers=4 + kinds - 1)
+    for point in layers.points:
+        peaks = point.memory.phase_peaks(layers.order) if point.memory is not None else {}
+        place = f"{point.micro_batch_size} x {point.sequence_length}"
+        for phase, fit in point.seconds:
+            peak = format_bytes(peaks[phase]) if phase in peaks else ""
+            made.add_row(place, phase, *(format_seconds(s) for s in (fit.intercept, *fit.slopes, fit.at(counts))), peak)
+            place = ""
+        total = sum(fit.at(counts) for _, fit in point.seconds)
+        made.add_row(
+            "",
+            "whole step",
+            *[""] * (1 + kinds),
+            format_seconds(total),
+            format_bytes(max(peaks.values())) if peaks else "",
+            end_section=True,
+        )
+    return made
+
+
+def ops_table(points: Sequence[OpPoint], speed: Efficiency | None = None) -> Table:
+    """Every operation with its spread and what it attains; ``speed`` adds what the time model says of it."""
+    columns = ("operation", "size", "median", "spread", "TFLOP/s", "GB/s", *(("model / measured",) if speed is not None else ()))
+    made = table("operations", *columns, numbers=len(columns) - 2)
+    for point in points:
+        if point.timing is None:
+            made.add_row(point.case.op, point.case.label, f"[dim]{point.reason}[/dim]")
+            continue
+        cells = [
+            format_seconds(point.timing.median_s),
+            f"{point.timing.spread:.0%}",
+            f"{point.flops_per_s / 1e12:.3g}" if point.case.flops else "",
+            f"{point.bytes_per_s / 1e9:.4g}" if point.case.moved else "",
+        ]
+        if speed is not None:
+            cells.append(f"{point.case.predict(speed) / point.timing.median_s:.2f}" if point.case.predict is not None else "")
+        made.add_row(point.case.op, point.case.label, *cells)
+    return made

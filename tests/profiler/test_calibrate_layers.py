@@ -1,0 +1,202 @@
+"""One to three layers measured on the CPU, carried over to more: bytes of every phase as the whole model really has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from napkinmath import AdapterConfig, Precision, RecomputeConfig, RecomputeKind, TrainConfig
+from napkinmath.catalog.families import read_config
+from napkinmath.estimate import Estimate, estimate
+from napkinmath.ledger import Phase
+from napkinmath.measured_layers import MeasuredLayers, from_json, to_json
+from napkinmath_profiler.calibration.allowance import Allowance
+from napkinmath_profiler.calibration.devices import Device, choose_device
+from napkinmath_profiler.calibration.layer_fit import NotAligned, fit_linear, fit_memory
+from napkinmath_profiler.calibration.layer_plan import plan_layers
+from napkinmath_profiler.calibration.layer_runs import LayerOptions, measure_layers, points_for
+from napkinmath_profiler.measuring.device_memory import CpuMemory
+from napkinmath_profiler.measuring.runner import MeasureOptions, measure_step
+from napkinmath_profiler.trace import TraceOptions
+from napkinmath_profiler.tracing.meta_model import config_from
+from napkinmath_profiler.tracing.trace_options import options_from
+from napkinmath_profiler.tracing.trace_result import TraceResult
+from napkinmath_profiler.tracing.traced_timeline import PHASES
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama", "hidden_size": 32, "intermediate_size": 80, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 96, "num_hidden_layers": 7, "max_position_embeddings": 64,
+}  # fmt: skip
+GEMMA: dict[str, Any] = {
+    "model_type": "gemma3_text", "hidden_size": 32, "intermediate_size": 80, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 8, "vocab_size": 96, "num_hidden_layers": 8,
+    "sliding_window": 8, "max_position_embeddings": 64,
+}  # fmt: skip
+GPT2: dict[str, Any] = {
+    "model_type": "gpt2",
+    "n_embd": 32,
+    "n_head": 4,
+    "n_layer": 6,
+    "vocab_size": 96,
+    "n_positions": 64,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+MODELS = {"llama": LLAMA, "gemma": GEMMA, "gpt2": GPT2}
+WAYS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "checkpointed": {"recompute": RecomputeConfig(kind=RecomputeKind.FULL)},
+    "lora": {"adapter": AdapterConfig(rank=4)},
+    "loop": {"stack": "hf-bare", "optimizer": "adamw"},
+}
+BATCH, LENGTH = 2, 16
+CPU = "cpu"
+
+
+def train_config(**changes: Any) -> TrainConfig:
+    return TrainConfig(micro_batch_size=BATCH, sequence_length=LENGTH, precision=Precision.FP32, **changes)
+
+
+def measured(
+    config: dict[str, Any], train: TrainConfig, notes: list[str], *, how: LayerOptions | None = None, seconds: float = 120.0, points: Any = ((BATCH, LENGTH),)
+) -> tuple[MeasuredLayers | None, Estimate]:  # fmt: skip
+    """Layers of a model on the CPU, at one point unless more are asked for."""
+    model = estimate(read_config(config), train)
+    found = measure_layers(
+        dict(config), options_from(train), model, choose_device(CPU), Allowance(1 << 30, seconds), notes, how=how or LayerOptions(rounds=1, num_steps=2), points=points
+    )  # fmt: skip
+    return found, model
+
+
+def real_peaks(config: dict[str, Any], train: TrainConfig) -> dict[str, int]:
+    """The highest bytes of each phase of the whole model's real steps, as the CPU tracker records them."""
+    result = measure_step(dict(config), options_from(train), MeasureOptions(device=CPU, num_steps=0)).result
+    assert result is not None
+    return peaks_of(result)
+
+
+def peaks_of(result: TraceResult) -> dict[str, int]:
+    peaks: dict[str, int] = {}
+    for phase, moment in result.peak_by_phase().items():
+        if PHASES[phase] is not Phase.LOAD:
+            name = PHASES[phase].value
+            peaks[name] = max(peaks.get(name, 0), moment.requested_bytes)
+    return peaks
+
+
+@pytest.mark.parametrize(("model", "way"), [*((m, "full") for m in MODELS), ("llama", "checkpointed"), ("gpt2", "lora"), ("gemma", "loop")])
+def test_memory_of_the_whole_model_to_the_byte(model: str, way: str) -> None:
+    train = train_config(**WAYS[way])
+    notes: list[str] = []
+    found, priced = measured(MODELS[model], train, notes)
+    assert found is not None
+    point = found.points[0]
+    assert point.memory is not None, notes
+    order = found.order_in(priced.spec)
+    assert order == found.order
+    assert point.memory.phase_peaks(order) == real_peaks(MODELS[model], train)
+
+
+def test_seconds_are_positive_and_grow_with_the_layers() -> None:
+    notes: list[str] = []
+    found, _ = measured(LLAMA, train_config(), notes, how=LayerOptions(rounds=2, num_steps=3))
+    assert found is not None
+    seconds = dict(found.points[0].seconds)
+    assert set(seconds) == {"forward", "backward", "gradient clipping", "optimizer step"}
+    for phase in ("forward", "backward"):
+        assert 0 < seconds[phase].at([3]) < seconds[phase].at([30])
+
+
+def test_measured_layers_survive_the_file() -> None:
+    found, _ = measured(GEMMA, train_config(), [])
+    assert found is not None
+    assert from_json(to_json(found), "test") == found
+
+
+def test_kinds_of_layers_each_stand_in_the_middle_once() -> None:
+    plan = plan_layers(config_from(GEMMA), options_from(train_config()))
+    assert plan.order == (0, 0, 0, 0, 0, 1, 0, 0)
+    assert plan.runs == ((0,), (0, 7), (0, 1, 7), (0, 5, 7))
+    assert [plan.counts(run) for run in plan.runs] == [[1, 0], [2, 0], [3, 0], [2, 1]]
+
+
+def test_points_hold_the_one_at_hand_first() -> None:
+    assert points_for(4, 2048) == [(4, 2048), (4, 1024), (8, 1024)]
+    assert points_for(1, 16) == [(1, 16), (2, 16)]
+
+
+def limited(nbytes: int) -> Callable[[], CpuMemory]:
+    return lambda: CpuMemory(limit_bytes=nbytes)
+
+
+def test_out_of_memory_in_the_middle_keeps_what_was_learned() -> None:
+    """The larger point runs out of memory, the smaller before it stays, and the message says which."""
+    notes: list[str] = []
+    how = LayerOptions(rounds=1, num_steps=2, stand_in=limited(4 << 20))
+    found, _ = measured(LLAMA, train_config(), notes, how=how, points=[(BATCH, LENGTH), (64, 64)])
+    assert found is not None
+    assert [(p.micro_batch_size, p.sequence_length) for p in found.points] == [(BATCH, LENGTH)]
+    assert any("64 x 64" in note and "ran out of memory" in note for note in notes), notes
+
+
+def test_nothing_learned_is_told() -> None:
+    notes: list[str] = []
+    found, _ = measured(LLAMA, train_config(), notes, how=LayerOptions(rounds=1, stand_in=limited(2 << 20)), points=[(64, 64)])
+    assert found is None
+    assert any("ran out of memory" in note for note in notes), notes
+
+
+def test_torch_running_out_while_building_ends_only_that_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    import napkinmath_profiler.calibration.layer_runs as layer_runs
+
+    real, calls = measure_step, []
+
+    def failing(config: Any, options: TraceOptions, how: MeasureOptions) -> Any:
+        calls.append(options.sequence_length)
+        if options.sequence_length == 32:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return real(config, options, how)
+
+    monkeypatch.setattr(layer_runs, "measure_step", failing)
+    notes: list[str] = []
+    found, _ = measured(LLAMA, train_config(), notes, points=[(BATCH, LENGTH), (BATCH, 32)])
+    assert found is not None and len(found.points) == 1
+    assert calls.count(32) == 1
+    assert any("while it was built" in note for note in notes), notes
+
+
+def test_a_spent_budget_is_told() -> None:
+    notes: list[str] = []
+    found, _ = measured(LLAMA, train_config(), notes, seconds=-1.0)
+    assert found is None
+    assert notes == [f"batch {BATCH} x {LENGTH}: not measured, the budget was spent"]
+
+
+def test_memory_needs_three_layers() -> None:
+    plan = plan_layers(config_from(LLAMA), options_from(train_config()))
+    with pytest.raises(NotAligned, match="three layers"):
+        fit_memory(plan, {})
+
+
+def test_a_fit_takes_noise_for_no_cost() -> None:
+    """Three runs whose times fall with depth have slope zero, not a negative one."""
+    fit = fit_linear([[1], [2], [3]], [3.0, 2.0, 1.0], not_negative=True)
+    assert fit.slopes == (0.0,) and fit.intercept == pytest.approx(2.0)
+    fit = fit_linear([[1], [2], [3]], [1.0, 2.5, 4.0], not_negative=True)
+    assert fit.intercept == 0.0 and fit.slopes[0] == pytest.approx(1.5, rel=0.15)
+    fit = fit_linear([[1], [2], [3]], [3.0, 5.0, 7.0], not_negative=True)
+    assert fit.at([32]) == pytest.approx(65.0)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_memory_on_a_gpu_within_a_percent() -> None:
+    device = Device(torch.device("cuda", 0), torch.cuda.get_device_name(0))
+    train = train_config()
+    model = estimate(read_config(LLAMA), train)
+    found = measure_layers(dict(LLAMA), options_from(train), model, device, Allowance(1 << 30, 60.0), [], points=[(BATCH, LENGTH)])
+    assert found is not None and found.points[0].memory is not None
+    result = measure_step(dict(LLAMA), options_from(train), MeasureOptions(device="cuda:0", num_steps=0)).result
+    assert result is not None
+    for phase, nbytes in peaks_of(result).items():
+        assert found.points[0].memory.phase_peaks(found.order)[phase] == pytest.approx(nbytes, rel=0.01)
