@@ -98,6 +98,11 @@ def maximum(x: Size, y: Size) -> Size:
     return max(x, y) if isinstance(x, int) and isinstance(y, int) else Expr("max", x, y)
 
 
+def power_of_two(x: Size) -> Size:
+    """The least power of two that is not below x."""
+    return 1 << max(x - 1, 0).bit_length() if isinstance(x, int) else Expr("2^", x, 0)
+
+
 def product(axes: tuple[Size, ...]) -> Size:
     """The element count of a tensor with these axes."""
     result = _products.get(axes)
@@ -150,7 +155,17 @@ class Bindings:
             return x // y
         if op == "ceil/":
             return -(-x // y)
+        if op == "2^":
+            return _power_of_two(x)
         return _extreme(op, x, y)
+
+
+def _power_of_two(x: Any) -> Any:
+    if isinstance(x, int):
+        return power_of_two(x)
+    import numpy as np  # only a sweep binds arrays, and then numpy is loaded already
+
+    return 2 ** np.ceil(np.log2(np.maximum(x, 1))).astype(np.int64)
 
 
 def _extreme(op: str, x: Any, y: Any) -> Any:
@@ -177,6 +192,8 @@ def _render(expr: Size, values: Mapping[str, Any] | None, outer: int) -> str:
         return args[0] if values is None else str(values[args[0]])
     if op in ("min", "max"):
         return f"{op}({_render(args[0], values, 0)}, {_render(args[1], values, 0)})"
+    if op == "2^":
+        return f"2^⌈log2({_render(args[0], values, 0)})⌉"
     if op == "up":
         return f"⌈{_render(args[0], values, 0)}⌉{args[1]}"
     if op == "ceil/":

@@ -58,6 +58,10 @@ TURNS: list[tuple[str, str]] = [
     ("", "--stack hf-2024"),
     ("--checkpointing full", "--checkpointing full --eval"),
     ("", "--compile"),
+    ("", "--kernels liger"),
+    ("", "--kernels napkinmath"),
+    ("--lora", "--lora --kernels napkinmath"),
+    ("--qlora", "--qlora --kernels unsloth"),
 ]
 # Accepted and without effect so far; each turns into a failure here when it gets one, and then moves up.
 NOT_PRICED: list[tuple[str, str]] = [
@@ -66,9 +70,6 @@ NOT_PRICED: list[tuple[str, str]] = [
     ("", "--lengths 100,200"),
     ("--lengths 100,200", "--lengths 100,200 --packing"),
     ("--precision fp8", "--precision fp8-block"),
-    ("", "--kernels liger"),
-    ("", "--kernels unsloth"),
-    ("", "--kernels napkinmath"),
 ]
 OF_OTHER_MODELS = [("", "--target-ctx 64", "t5-small"), ("", "--images 3", "qwen2-vl-2b")]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from napkinmath.errors import InputError, shown, suggest
 from napkinmath.lowering.policy import Policy
-from napkinmath.train_config import AdapterKind, Attention, TrainConfig
+from napkinmath.train_config import AdapterKind, Attention, Kernels, TrainConfig
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,10 +16,17 @@ if TYPE_CHECKING:
 def resolve(spec: ModelSpec, config: TrainConfig, hardware: Hardware | None) -> Policy:
     """The policy of a configuration; raises InputError where model, method and hardware contradict each other."""
     config = settle_adapter(spec, config)
+    patch = None
+    if config.kernels is not Kernels.HF:
+        from napkinmath.lowering.patching import settle_patch
+
+        patch, config = settle_patch(spec, config)
     return Policy(
         config,
         find_stack(config.stack),
         sdpa_choice=sdpa_choice(config, hardware),
+        patch=patch,
+        processors=(hardware.gpu.num_sms if hardware is not None else 0) or 132,
         product_workspace_bytes=hardware.gpu.cublas_workspace_bytes if hardware is not None else 0,
     )
 

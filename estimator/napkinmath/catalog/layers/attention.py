@@ -91,10 +91,21 @@ class GroupedQueryAttention(Record):
         with t.scope(self.scope) as frame:
             frame.local(x)
             kv, dense = self.kv_heads, self.dense_gradients(t, x, shared)
-            projected = [self._projected(t, x, which, heads) for which, heads in ((0, a), (1, kv))]
+            fused = self._fused(t, x)
+            projected = fused[:2] if fused else [self._projected(t, x, which, heads) for which, heads in ((0, a), (1, kv))]
             q, key = (self._heads(t, p, which, heads, dense) for p, which, heads in zip(projected, (0, 1), (a, kv), strict=True))
-            value = split_heads(t, self._projected(t, x, 2, kv), kv, copies=dense)
+            value = split_heads(t, fused[2] if fused else self._projected(t, x, 2, kv), kv, copies=dense)
             return self.finish(t, frame, q, key, value, shared)
+
+    def _fused(self, t: Tape, x: Value) -> list[Value]:
+        """Queries, keys and values out of one patched operation, where the patch has one for these projections."""
+        patch = t.policy.patch
+        if patch is None or not patch.adapters:
+            return []
+        from napkinmath.catalog.layers.patched_linears import fused_projections
+
+        widths = (a * dh, self.kv_heads * dh, self.kv_heads * dh)
+        return fused_projections(t, x, tuple(zip(self.names[:3], widths, strict=True)), bias=self.bias)
 
     @property
     def kv_heads(self) -> Size:
@@ -104,7 +115,8 @@ class GroupedQueryAttention(Record):
     def finish(self, t: Tape, frame: Scope, q: Value, key: Value, value: Value, shared: dict[str, Value]) -> Value:
         """Rotation, attention and output projection of q, k, v of axes (b, heads, s, dh); `frame` is the attention's forward."""
         if self.rotary:
-            q, key = self._rotate(t, q, key, shared, frame)
+            patched = t.policy.patch is not None and self.rotation is Rotation.HALVES
+            q, key = (self._rotate_patched if patched else self._rotate)(t, q, key, shared, frame)
         if self.norm_after_rotation and self.head_norm is not None:
             with t.scope() as inner:
                 inner.local(q, key)
@@ -117,7 +129,7 @@ class GroupedQueryAttention(Record):
             groups = 1
         frame.local(q, key, value)
         out = attend(
-            t, q, key, value, shared, groups=groups, window=self.window, dropout_p=self.dropout, capped=self.capped, eager_only=self.eager_only, contiguous=self.rotary_size > 0,
+            t, q, key, value, shared, groups=groups, window=self.window, dropout_p=self.dropout, capped=self.capped, eager_only=self.eager_only, contiguous=self._heads_lie_outside(t),
             wide_softmax=self.wide_softmax,
         )  # fmt: skip
         frame.local(out)
@@ -134,7 +146,7 @@ class GroupedQueryAttention(Record):
         return out
 
     def _heads(self, t: Tape, projected: Value, which: int, heads: Size, dense: bool) -> Value:
-        copies = ((self.rotary and t.policy.stack.rotary == "eager") or dense) and t.known(heads) > 1
+        copies = self.copies_rotated(t, dense=dense) and t.known(heads) > 1
         if self.norm_each:
             return norm_of_each_head(t, split_heads(t, projected, heads, copies=copies), self.norm_names[which])
         if self.head_norm is None or self.norm_after_rotation:
@@ -143,7 +155,30 @@ class GroupedQueryAttention(Record):
         if self.norm_transposed:
             return self.head_norm.record(t, split_heads(t, projected, heads, copies=copies), name)
         viewed = t.view(projected, (b, s, heads, dh))
+        if t.policy.patch is not None:
+            return t.view(self.head_norm.record(t, viewed, name), (b, heads, s, dh), copies_gradient=copies)
         return t.view(self.head_norm.record(t, viewed, name, (heads, dh) if self.norm_per_head else None), (b, heads, s, dh))
+
+    def _heads_lie_outside(self, t: Tape) -> bool:
+        """Whether q and k lie in memory with the heads outside the rows: where a rotation has put them together anew, or a patched norm."""
+        patch = t.policy.patch
+        if patch is None:
+            return self.rotary_size > 0
+        return patch.rope == "new" and self.norm_transposed and self.head_norm is not None
+
+    def copies_rotated(self, t: Tape, *, dense: bool) -> bool:
+        """Whether the gradient of the split heads is copied: what makes it hands it back with the heads outside the rows."""
+        if t.policy.patch is not None:
+            return self.norm_transposed or (dense and (t.policy.patch.rope == "new" or not self.rotary))
+        return (self.rotary and t.policy.stack.rotary == "eager") or dense
+
+    def _rotate_patched(self, t: Tape, q: Value, key: Value, shared: dict[str, Value], caller: Scope) -> tuple[Value, Value]:
+        from napkinmath.catalog.layers.patched import patched_rotary
+
+        with t.scope() as frame:
+            frame.local(q, key)
+            dense = self.dense_gradients(t, q, shared)
+            return patched_rotary(t, q, key, shared[f"cos{self.tables}"], dense=dense, sliced=not self.names[1])
 
     def _rotate(self, t: Tape, q: Value, key: Value, shared: dict[str, Value], caller: Scope) -> tuple[Value, Value]:
         cos, sin = shared[f"cos{self.tables}"], shared[f"sin{self.tables}"]

@@ -31,6 +31,8 @@ class GatedMlp(Record):
         """Feed-forward of x."""
         with t.scope(self.scope) as frame:
             frame.local(x)
+            if t.policy.patch is not None:
+                return dropout(t, self._patched(t, x), self.dropout)
             gate = linear(t, x, self.names[0], self.width, bias=self.bias, kind=self.kind)
             if t.policy.config.compile:
                 product = gated_activation(t, gate, linear(t, x, self.names[1], self.width, bias=self.bias, kind=self.kind))
@@ -38,6 +40,22 @@ class GatedMlp(Record):
                 gate = activate(t, gate, self.activation)
                 product = mul(t, gate, linear(t, x, self.names[1], self.width, bias=self.bias, kind=self.kind))
             return dropout(t, linear(t, product, self.names[2], x.axes[-1], bias=self.bias, kind=self.kind), self.dropout)
+
+    def _patched(self, t: Tape, x: Value) -> Value:
+        """One operation where the projections can be fused, else the patched gate between them, or the library's."""
+        from napkinmath.catalog.layers.patched import active, patched_gate
+        from napkinmath.catalog.layers.patched_linears import fused_feed_forward
+
+        whole = fused_feed_forward(t, x, self.names, self.width, bias=self.bias, kind=self.kind) if active(t).adapters else None
+        if whole is not None:
+            return whole
+        gate = linear(t, x, self.names[0], self.width, bias=self.bias, kind=self.kind)
+        if active(t).gate:
+            product = patched_gate(t, gate, linear(t, x, self.names[1], self.width, bias=self.bias, kind=self.kind))
+        else:
+            gate = activate(t, gate, self.activation)
+            product = mul(t, gate, linear(t, x, self.names[1], self.width, bias=self.bias, kind=self.kind))
+        return linear(t, product, self.names[2], x.axes[-1], bias=self.bias, kind=self.kind)
 
 
 class FusedGatedMlp(Record):
@@ -56,7 +74,12 @@ class FusedGatedMlp(Record):
             both = linear(t, x, self.names[0], 2 * self.width, bias=self.bias)
             gate, up = chunk(t, both, (self.width, self.width))
             frame.local(gate)
-            product = mul(t, up, activate(t, gate, self.activation))
+            if t.policy.patch is not None:
+                from napkinmath.catalog.layers.patched import patched_gate
+
+                product = patched_gate(t, gate, up, joint=True)
+            else:
+                product = mul(t, up, activate(t, gate, self.activation))
             return linear(t, product, self.names[1], x.axes[-1], bias=self.bias)
 
 

@@ -187,6 +187,12 @@ class Experts(Record):
         """The weighted sum of each token's experts; x is (tokens, h), weights and indices are (tokens, topk)."""
         rows = TOKENS * topk
         inputs = x.axes[-1]
+        if t.policy.patch is not None:
+            from napkinmath.catalog.layers.patched_experts import experts_in_turn
+
+            with t.scope(self.name) as frame:
+                frame.local(x, weights, indices)
+                return experts_in_turn(t, x, weights, self._stacks(t, frame, inputs))
         with t.scope(self.name) as frame:
             frame.local(x, weights, indices)
             stacks = self._stacks(t, frame, inputs)

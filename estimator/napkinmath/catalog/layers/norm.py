@@ -54,6 +54,10 @@ class Norm(Record):
     def _apply(self, t: Tape, x: Value, name: str, axes: tuple[Size, ...]) -> Value:
         width = axes[-1]
         if self.kind in (NormKind.RMS, NormKind.RMS_GEMMA, NormKind.RMS_CAST_LAST):
+            if t.policy.patch is not None:
+                from napkinmath.catalog.layers.patched import patched_norm
+
+                return patched_norm(t, x, name=name, width=width)
             if t.policy.stack.rms_norm == "fused" or t.policy.config.compile:
                 return rms_norm_fused(t, x, name=name, width=width)
             if t.policy.stack.rms_norm == "in place":

@@ -59,7 +59,8 @@ class PackedAttention(Record):
         else:
             pieces = chunk(t, packed, widths, name="split")
         heads = (a, core.kv_heads, core.kv_heads)
-        copied = (core.rotary or dense, core.rotary or dense, dense)
+        rotated = core.copies_rotated(t, dense=dense) if t.policy.patch is not None else core.rotary or dense
+        copied = (rotated, rotated, dense)
         return tuple(split_heads(t, piece, count, copies=copies) for piece, count, copies in zip(pieces, heads, copied, strict=True))  # type: ignore[return-value]
 
     def _selected(self, t: Tape, viewed: Value, which: int) -> Value:
