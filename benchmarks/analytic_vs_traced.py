@@ -26,6 +26,7 @@ from napkinmath.train_config import (
     AdapterConfig,
     Attention,
     Batch,
+    Kernels,
     Loss,
     Precision,
     QuantizationConfig,
@@ -64,6 +65,7 @@ class Case:
     reentrant: bool = False
     attention: str = "sdpa_flash"
     loss: str = "hf"
+    kernels: str = "hf"
     batch: int = 2
     sequence: int = 128
     rank: int = 16
@@ -81,7 +83,7 @@ class Case:
         return TrainConfig(
             micro_batch_size=self.batch, sequence_length=self.sequence, precision=Precision(self.precision), adapter=lora, quantization=quantization,
             recompute=RecomputeConfig(kind=RecomputeKind.FULL if self.checkpointing else RecomputeKind.NONE, reentrant=self.reentrant),
-            optimizer=self.optimizer, attention=Attention.EAGER if self.attention == "eager" else Attention.SDPA, clip_gradients=False, loss=Loss(self.loss),
+            optimizer=self.optimizer, attention=Attention.EAGER if self.attention == "eager" else Attention.SDPA, clip_gradients=False, loss=Loss(self.loss), kernels=Kernels(self.kernels),
             batch=Batch(images=0),  # the traced step is one of text
         )  # fmt: skip
 
@@ -98,7 +100,7 @@ class Case:
             return trace_config(
                 self.config, method=TrainMethod(self.method), micro_batch_size=self.batch, sequence_length=self.sequence, dtype=dtype, loop=LoopOptions(autocast_dtype=autocast),
                 checkpointing=self.checkpointing, use_reentrant=self.reentrant, **_traced_attention(self.attention), optimizer=TRACED_OPTIMIZERS[self.optimizer],
-                adapters=AdapterOptions(rank=self.rank, dropout=self.dropout), quantization=QuantizationOptions(double_quant=self.double_quant, kbit_preparation=self.kbit),
+                loss=Loss(self.loss), kernels=Kernels(self.kernels), adapters=AdapterOptions(rank=self.rank, dropout=self.dropout), quantization=QuantizationOptions(double_quant=self.double_quant, kbit_preparation=self.kbit),
             )  # fmt: skip
 
 
@@ -201,6 +203,8 @@ def main() -> None:
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--optimizer", default="adamw-foreach", choices=list(TRACED_OPTIMIZERS))
     parser.add_argument("--precision", default="bf16", choices=[p.value for p in PRECISIONS])
+    parser.add_argument("--loss", default="hf", choices=[loss.value for loss in Loss])
+    parser.add_argument("--kernels", default="hf", choices=[kernels.value for kernels in Kernels])
     parser.add_argument("--layers", type=int)
     parser.add_argument("--diff", action="store_true")
     arguments = parser.parse_args()
@@ -209,7 +213,8 @@ def main() -> None:
         config["num_hidden_layers"] = arguments.layers
     case = Case(
         config=config, method=arguments.method, checkpointing=arguments.checkpointing == "full", reentrant=arguments.reentrant, attention=arguments.attention,
-        batch=arguments.bs, sequence=arguments.ctx, dropout=arguments.dropout, optimizer=arguments.optimizer, precision=arguments.precision,
+        batch=arguments.bs, sequence=arguments.ctx, dropout=arguments.dropout, optimizer=arguments.optimizer, precision=arguments.precision, loss=arguments.loss,
+        kernels=arguments.kernels,
     )  # fmt: skip
     timeline, result = case.analytic(), case.traced()
     ours, theirs = phase_peaks(timeline), traced_phase_peaks(result)

@@ -67,6 +67,11 @@ CHOICES: dict[str, CudaChoice] = {
             "a mask selects everything, through a table of int64 positions",
             "aten/src/ATen/native/IndexingUtils.h expandTensors",
         ),
+        CudaChoice(
+            "index backward",
+            "an index's gradient is put into fresh zeros in place",
+            "torch/csrc/autograd/FunctionsManual.cpp index_backward",
+        ),
         CudaChoice("half softmax", "softmax reads float16 and writes float32 in one kernel", "aten/src/ATen/native/SoftMax.cpp softmax"),
     )
 }

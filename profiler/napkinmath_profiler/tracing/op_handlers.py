@@ -9,6 +9,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from napkinmath_profiler.tracing.storage_events import TracePhase
+
 aten = torch.ops.aten
 # bitsandbytes/backends/cuda/ops.py: _gemm_4bit_custom_max_m. With fewer tokens the fused kernel may run, by GPU.
 SMALL_GEMM_TOKENS = 1536
@@ -32,6 +34,7 @@ class OpHandlers:
             return table
         table[aten.index.Tensor] = self.boolean_index
         table[aten.equal.default] = self.equal
+        table[aten.index_put.default] = self.index_put
         bitsandbytes = getattr(torch.ops, "bitsandbytes", None)
         if bitsandbytes is not None and hasattr(bitsandbytes, "gemm_4bit"):
             table[bitsandbytes.gemm_4bit.default] = self.gemm_4bit
@@ -79,6 +82,14 @@ class OpHandlers:
         self._counts["grouped_mm"] += 1
         like = func(*(a.to(torch.bfloat16) if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in args), **kwargs)
         return torch.empty_strided(like.shape, like.stride(), dtype=dtype, device="meta")
+
+    def index_put(self, tracker: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The backward of an index writes into the zeros that it has just made; any dispatch mode makes it copy them."""
+        tensor, accumulate = args[0], args[3] if len(args) > 3 else kwargs.get("accumulate", False)
+        if tensor.device.type != "meta" or not accumulate or tracker.phase is not TracePhase.BACKWARD:
+            return func(*args, **kwargs)
+        self._counts["index backward"] += 1
+        return tensor
 
     def equal(self, tracker: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Two meta tensors of one shape are equal: who asks compares an incoming gradient with one, or a mask with itself."""

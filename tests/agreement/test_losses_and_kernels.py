@@ -1,0 +1,56 @@
+"""Peaks under other losses and kernels against the step that those libraries' own code takes on meta tensors."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("peft")
+pytest.importorskip("bitsandbytes")
+pytest.importorskip("trl")
+
+from agreement_matrix import compare
+from analytic_vs_traced import Case
+
+# A vocabulary of more than one tile, so that tiles, their casts and what is left over all occur.
+LLAMA: dict[str, object] = {
+    "model_type": "llama",
+    "hidden_size": 256,
+    "intermediate_size": 688,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 40000,
+}
+GEMMA2: dict[str, object] = {
+    **LLAMA,
+    "model_type": "gemma2",
+    "num_hidden_layers": 4,
+    "head_dim": 64,
+    "sliding_window": 64,
+    "final_logit_softcapping": 30.0,
+}
+GPT2: dict[str, object] = {"model_type": "gpt2", "n_embd": 256, "n_layer": 2, "n_head": 4, "vocab_size": 40000, "n_positions": 1024}
+TOLERANCE = 0.001  # scalars, counters and boolean temporaries, beside tiles of 128 MiB
+CASES = [("full", "bf16", False), ("full", "bf16-amp", True), ("lora", "bf16-autocast", True), ("qlora", "bf16-autocast", False)]
+
+
+@pytest.mark.parametrize("config", [LLAMA, GEMMA2, GPT2], ids=lambda c: c["model_type"])
+@pytest.mark.parametrize(("method", "precision", "checkpointing"), CASES)
+def test_the_chunked_loss_is_trls(config: dict[str, object], method: str, precision: str, checkpointing: bool) -> None:
+    case = Case(
+        config=config,
+        method=method,
+        precision=precision,
+        checkpointing=checkpointing,
+        loss="chunked",
+        sequence=1024,
+        optimizer="adamw-fused",
+        attention="eager" if config is GEMMA2 else "sdpa_flash",
+    )
+    cell = compare(str(config["model_type"]), case)
+    assert abs(cell.difference) <= TOLERANCE, f"{cell.name}: {cell.difference:+.3%}"
