@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -17,20 +18,18 @@ SEED = 0
 WEIGHT_STD = 0.02
 
 
-def real_model(config: Any, options: TraceOptions, device: str, *, kernels: str = "hf") -> nn.Module:
-    """``config``'s model on ``device`` as the user's libraries set it up for training, with ``kernels`` hf or napkinmath.
+def real_model(config: Any, options: TraceOptions, device: str) -> nn.Module:
+    """``config``'s model on ``device`` as the user's libraries set it up for training.
 
     Weights that are to be quantized are made one at a time, so building takes little more memory than the finished model.
     """
+    for library in ("bitsandbytes", "transformers"):
+        logging.getLogger(library).setLevel(logging.CRITICAL)
     torch.manual_seed(SEED)
     with _linears_without_data() if options.method is TrainMethod.QLORA else nullcontext():
         model = build(config, options, device=device)
     model = prepared(model, options, device=device)
     _fill_in(model, device)
-    if kernels == "napkinmath":
-        from napkinmath_kernels.patching import patch
-
-        patch(model)
     return model
 
 

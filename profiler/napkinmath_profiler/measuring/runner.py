@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import gc
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ from typing import Any
 
 import torch
 from napkinmath.allocator import replay
-from napkinmath.errors import InputError
+from napkinmath.errors import InputError, shown
 from torch import nn
 
 from napkinmath_profiler.measuring.device_memory import CpuMemory, CudaMemory, DeviceMemory, MemoryFigures
@@ -20,6 +19,7 @@ from napkinmath_profiler.measuring.environment import describe_environment, smi_
 from napkinmath_profiler.measuring.history_pass import HistoryPass
 from napkinmath_profiler.measuring.measured_loop import MeasuredLoop, StepFigures, step_spread, summarize
 from napkinmath_profiler.measuring.measurement import MeasuredMemory, Measurement, OutOfMemoryReport
+from napkinmath_profiler.measuring.partial import num_layers_of, with_kept
 from napkinmath_profiler.measuring.real_model import optimizer_of, real_inputs, real_model
 from napkinmath_profiler.trace import TraceOptions
 from napkinmath_profiler.tracing.meta_model import config_from
@@ -37,14 +37,14 @@ MEASURED = "measured"
 class MeasureOptions:
     """How to measure; what is measured is said by ``TraceOptions``.
 
-    ``num_layers`` None is all of them. ``attribute`` records every allocation of two steps with who made it, which slows those
+    ``num_layers`` None is all of them; ``kept`` names the layers instead. ``attribute`` records every allocation of two steps with who made it, which slows those
     steps down, and then runs ``num_warmup_steps`` and ``num_steps`` undisturbed ones for the clock; ``num_steps`` 0 leaves them out.
     ``memory_share`` is how much of the GPU's free memory may be taken.
     """
 
     device: str = DEFAULT_DEVICE
     num_layers: int | None = None
-    kernels: str = "hf"
+    kept: tuple[int, ...] | None = None
     num_steps: int = 5
     num_warmup_steps: int = 2
     attribute: bool = True
@@ -75,26 +75,14 @@ def measure_layers(
     return found
 
 
-def with_layers(config: Any, num_layers: int | None) -> tuple[Any, int, int]:
-    """A copy of ``config`` with ``num_layers`` layers, that number, and how many there were; per-layer lists are cut with it."""
-    config = copy.deepcopy(config_from(config))
-    text = config.get_text_config()
-    total = int(text.num_hidden_layers)
-    if num_layers is None or num_layers == total:
-        return config, total, total
-    if not 1 <= num_layers <= total:
-        raise InputError(f"{num_layers} layers cannot be measured of a model with {total}; use 1 to {total}")
-    for name, value in list(vars(text).items()):
-        if isinstance(value, list) and len(value) == total:
-            setattr(text, name, value[:num_layers])
-    text.num_hidden_layers = num_layers
-    return config, num_layers, total
-
-
-def check_device(device: torch.device) -> None:
-    """Raises InputError for a device that is not there or not understood."""
+def device_named(name: str) -> torch.device:
+    """The device of a name; raises InputError for one that is not there or not understood."""
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise InputError(f"device {shown(name)} is unknown to PyTorch; use cuda, cuda:N or cpu") from None
     if device.type == "cpu":
-        return
+        return device
     if device.type != "cuda":
         raise InputError(f"device {str(device)!r} cannot be measured; use cuda, cuda:N or cpu")
     if not torch.cuda.is_available():
@@ -103,6 +91,7 @@ def check_device(device: torch.device) -> None:
         )
     if device.index is not None and device.index >= torch.cuda.device_count():
         raise InputError(f"there is no {device}; PyTorch sees {torch.cuda.device_count()} CUDA device(s), cuda:0 the first")
+    return device
 
 
 class _Run:
@@ -110,9 +99,11 @@ class _Run:
 
     def __init__(self, config: Any, options: TraceOptions, how: MeasureOptions) -> None:
         self._how = how
-        self._device = torch.device(how.device)
-        check_device(self._device)
-        self._config, self._num_layers, self._total = with_layers(config, how.num_layers)
+        self._device = device_named(how.device)
+        config = config_from(config)
+        self._total = num_layers_of(config)
+        kept = how.kept if how.kept is not None else range(self._total if how.num_layers is None else how.num_layers)
+        self._config, self._num_layers = with_kept(config, tuple(kept)), len(kept)
         loop = dataclasses.replace(options.loop, device_type=self._device.type)
         self._options = dataclasses.replace(options, loop=loop)
         self._memory: DeviceMemory | None = CudaMemory(self._device) if self._device.type == "cuda" else how.stand_in
@@ -154,7 +145,7 @@ class _Run:
 
     def _build(self) -> None:
         device = str(self._device)
-        self._model = real_model(self._config, self._options, device, kernels=self._how.kernels)
+        self._model = real_model(self._config, self._options, device)
         self._optimizer = optimizer_of(self._model, self._options)
         self._inputs = real_inputs(self._model, self._config, self._options, device)
 

@@ -1,0 +1,104 @@
+"""What to hold a measurement against: the same step priced analytically, and traced without storage."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from napkinmath.allocator import replay
+from napkinmath.errors import NapkinError
+from napkinmath.estimate import Estimate, estimate
+from napkinmath.ledger import Phase
+from napkinmath.timeline import Timeline
+from napkinmath.train_config import TrainConfig
+
+from napkinmath_profiler.measuring.cpu_choices import cpu_choices
+from napkinmath_profiler.trace import TraceOptions, build, optimizer_of, prepared, trace_options
+from napkinmath_profiler.tracing.meta_model import example_inputs
+from napkinmath_profiler.tracing.observation import observe
+from napkinmath_profiler.tracing.trace_result import TraceResult
+from napkinmath_profiler.tracing.traced_timeline import timeline_of
+from napkinmath_profiler.tracing.training_step import TrainingLoop
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One column: a timeline (None where only figures are known), the allocator's figures, seconds by phase where priced."""
+
+    name: str
+    timeline: Timeline | None
+    requested: int
+    allocated: int
+    reserved: int
+    device: int | None
+    phase_peaks: dict[Phase, int]
+    seconds: dict[Phase, float]
+
+
+def analytic_side(
+    mapping: Mapping[str, Any], config: TrainConfig, *, hardware: Any = None, calibration: Any = None
+) -> tuple[Side | None, str]:
+    """The estimate's column, or why there is none."""
+    try:
+        found: Estimate = estimate(mapping, config, hardware=hardware, calibration=calibration)
+        return side_of_estimate(found), ""
+    except NapkinError as reason:
+        return None, f"no analytic estimate: {reason}"
+
+
+def side_of_estimate(found: Estimate) -> Side:
+    """An estimate's column."""
+    books, time = found.replay, found.time
+    return Side(
+        "analytic",
+        found.timeline,
+        found.peak.nbytes,
+        books.peak_allocated,
+        books.peak_reserved,
+        round(found.memory.device.value) if found.hardware is not None else None,
+        {phase: point.nbytes for phase, point in found.timeline.phase_peaks().items()},
+        {p.phase: p.seconds for p in time.phases} if time is not None else {},
+    )
+
+
+def traced_side(config: Any, options: TraceOptions, device: torch.device) -> Side:
+    """The trace's column: with CUDA's choices beside a GPU, with a CPU's beside a CPU."""
+    config = copy.deepcopy(config)
+    if device.type == "cuda":
+        options = with_capability(options, device)
+        result = trace_options(config, options, all_layers=False)
+    else:
+        result = traced_without_choices(config, options)
+    return side_of_timeline("traced", timeline_of(result))
+
+
+def with_capability(options: TraceOptions, device: torch.device) -> TraceOptions:
+    """``options`` for the GPU that is there."""
+    return dataclasses.replace(options, compute_capability=torch.cuda.get_device_capability(device))
+
+
+def traced_without_choices(config: Any, options: TraceOptions) -> TraceResult:
+    """The step on meta tensors as the libraries run it there, with a CPU's choices and none of CUDA's."""
+    options = dataclasses.replace(options, loop=dataclasses.replace(options.loop, device_type="cpu"))
+    model = prepared(build(config, options), options)
+    inputs = example_inputs(
+        model,
+        config,
+        micro_batch_size=options.micro_batch_size,
+        sequence_length=options.sequence_length,
+        attention_mask=options.attention_mask,
+    )
+    loop = TrainingLoop(model, optimizer_of(model, options), inputs, options.loop)
+    with cpu_choices():
+        return observe(model, loop.run, inputs=inputs, settings=None)
+
+
+def side_of_timeline(name: str, timeline: Timeline) -> Side:
+    """A column of a timeline, its allocator figures replayed."""
+    books = replay(timeline)
+    peaks = {phase: point.nbytes for phase, point in timeline.phase_peaks().items()}
+    return Side(name, timeline, timeline.peak().nbytes, books.peak_allocated, books.peak_reserved, None, peaks, {})
