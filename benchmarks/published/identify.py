@@ -14,6 +14,7 @@ from napkinmath.lowering.choices import find_stack
 from napkinmath.model_spec import ModelSpec
 from napkinmath.units import GIB
 
+from published.architecture import completed_arch, runs_own_code
 from published.era import Era
 from published.rows import Row, Unreadable
 from published.targets import Linears
@@ -32,9 +33,9 @@ _DECORATION = r"[-_ ](?:\d{4}|v\d+(?:\.\d+)*|\d+k|hf|chat|instruct|it|base|pt|sf
 _DEFAULT_GPU = ("A100", 80 * GIB)  # where the source names none
 
 
-def model_of(row: Row, era: Era) -> tuple[ModelSpec, Key]:
+def model_of(row: Row, era: Era, assumed: dict[str, str]) -> tuple[ModelSpec, Key]:
     """The row's model under the stack's modelling code, and the key it is kept by."""
-    key = (row["model"].strip(), row["arch"].strip(), find_stack(era.stack).modelling)
+    key = (row["model"].strip(), completed_arch(row, assumed), find_stack(era.stack).modelling)
     if key not in _specs:
         _specs[key] = _read(*key)
     return _specs[key], key
@@ -49,7 +50,7 @@ def linears_of(key: Key, spec: ModelSpec) -> Linears:
 
 def _read(name: str, arch: str, modelling: str) -> ModelSpec:
     """By name, with notes and sizes at its end dropped; else by the architecture's numbers."""
-    for candidate in spellings(name):
+    for candidate in () if runs_own_code(arch) else spellings(name):
         found = find_row(candidate)
         if found is not None:
             return read_config(found["config"], name=found["name"], source=found["source"], modelling=modelling)

@@ -59,7 +59,7 @@ class Outcome:
 
     def __init__(self, job: Job, priced: Estimate | None = None) -> None:
         self.job = job
-        self.estimate: Estimate = priced or estimate(job.spec, job.config, hardware=job.hardware)
+        self.estimate: Estimate = priced or estimate(job.spec, job.config, hardware=job.cluster or job.hardware)
 
     def for_job(self, job: Job) -> Outcome:
         """The same estimate read for another row of the same run."""
@@ -69,15 +69,20 @@ class Outcome:
         """Predictions of every memory figure the row has."""
         row, memory = self.job.row, self.estimate.memory
         ranges = {ALLOCATED: memory.allocated, RESERVED: memory.reserved, DEVICE: memory.device}
-        return [self._prediction(quantity, ranges[quantity], value, row.bytes_per_unit) for quantity, value in row.measured()]
+        ranks = row.whole("n_gpus", 1) if row.words("mem_scope").startswith(("sum", "total")) else 1
+        return [self._prediction(quantity, ranges[quantity], value / ranks, row.bytes_per_unit) for quantity, value in row.measured()]
 
     def speed(self) -> list[Prediction]:
         """Prediction of tokens a second, where the row has it."""
-        measured = measured_speed(self.job.row)
+        parallel = self.job.config.parallel
+        replicas, ranks = parallel.data_parallel_size, parallel.world_size
+        share = replicas / ranks  # a replica's tokens are the work of all its ranks
+        measured = measured_speed(self.job.row, share)
         span = tokens_range(self.estimate)
         if measured is None or span is None:
             return []
-        return [self._prediction(SPEED, span, measured, 1)]
+        per_gpu = Range(low=span.low * share, value=span.value * share, high=span.high * share)
+        return [self._prediction(SPEED, per_gpu, measured, 1)]
 
     def judgement(self) -> Judgement | None:
         """The verdict, where the row says whether the run fitted a GPU of known memory."""
@@ -101,7 +106,7 @@ class Outcome:
         )
 
 
-def measured_speed(row: Row) -> float | None:
+def measured_speed(row: Row, replicas_per_gpu: float = 1.0) -> float | None:
     """Tokens a second of one GPU: as given, or a step's tokens over its seconds."""
     for column in ("tokens_per_s_per_gpu", "tokens_per_s_total"):
         value = row.number(column)
@@ -109,5 +114,5 @@ def measured_speed(row: Row) -> float | None:
             return value if column.endswith("gpu") else value / row.whole("n_gpus", 1)
     seconds = row.number("step_time_s")
     if seconds and row["seq_len"].strip():
-        return row.whole("micro_batch", 1) * row.whole("seq_len") * row.whole("grad_accum", 1) / seconds
+        return row.whole("micro_batch", 1) * row.whole("seq_len") * row.whole("grad_accum", 1) * replicas_per_gpu / seconds
     return None

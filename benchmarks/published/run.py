@@ -73,6 +73,10 @@ class _Run:
     def add(self, row: Row, *, wants_memory: bool) -> None:
         """Prices one row for its memory figures and verdict, or for its speed."""
         results = self.results
+        if not self.all_gpus and not _single(row):
+            reason = f"{row['n_gpus']} GPUs ({row['sharding'] or 'sharding not stated'}): priced with --all-gpus"
+            results.skipped.append(Skipped(row.row_id, row.source, reason, in_scope=False))
+            return
         try:
             outcome = self._outcome(row)
             predictions = outcome.memory() if wants_memory else outcome.speed()
@@ -80,7 +84,7 @@ class _Run:
         except Unreadable as error:
             results.skipped.append(Skipped(row.row_id, row.source, str(error), in_scope=self.all_gpus or _single(row)))
             return
-        except (InputError, ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as error:
+        except (InputError, ImportError, ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as error:
             reason = f"could not be priced: {type(error).__name__}: {error}"
             results.skipped.append(Skipped(row.row_id, row.source, reason, in_scope=True))
             return
@@ -94,7 +98,7 @@ class _Run:
     def _outcome(self, row: Row) -> Outcome:
         job = understand(row, blind=self.blind)
         hardware = job.hardware
-        key = (job.spec.name, job.config, hardware.gpu.name, hardware.memory_bytes, hardware.lazy_modules, job.spec.source)
+        key = (job.spec.name, job.config, hardware.gpu.name, hardware.memory_bytes, hardware.lazy_modules, job.spec.source, job.cluster)
         found = self._outcomes.get(key)
         if found is None:
             found = self._outcomes[key] = Outcome(job)

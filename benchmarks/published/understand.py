@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 
 from napkinmath.catalog.optimizers import find_optimizer
+from napkinmath.cluster import Cluster
 from napkinmath.errors import InputError
 from napkinmath.hardware import Hardware
 from napkinmath.model_spec import ModelSpec
@@ -23,6 +24,7 @@ from napkinmath.train_config import (
 from published.era import Era
 from published.identify import hardware_of, model_of
 from published.methods import adapter_of, precision_of, quantization_of
+from published.parallel import offload_of, spread_of
 from published.rows import Row, Unreadable
 from published.sources import era_of
 
@@ -40,6 +42,8 @@ class Job:
     hardware: Hardware
     era: Era
     assumed: dict[str, str] = field(default_factory=dict)
+    cluster: Cluster | None = None
+    """The machines of a run on several GPUs."""
 
 
 def understand(row: Row, *, blind: bool = False) -> Job:
@@ -51,24 +55,27 @@ def understand(row: Row, *, blind: bool = False) -> Job:
 
 
 def _understand(row: Row, blind: bool) -> Job:
-    if row.whole("n_gpus", 1) > 1:
-        raise Unreadable(f"{row['n_gpus']} GPUs ({row['sharding'] or 'sharding not stated'}): a step on one GPU is priced")
     era = era_of(row, blind=blind)
-    spec, key = model_of(row, era)
     assumed: dict[str, str] = {} if era.known else {"stack": f"stack {era.stack}: {era.name}"}
+    spec, key = model_of(row, era, assumed)
     hardware = hardware_of(row, era, assumed)
     adapter = adapter_of(row, key, spec, era, assumed)
     optimizer_text = row.words("optimizer")
     config = TrainConfig(
         micro_batch_size=row.whole("micro_batch", 1), sequence_length=_sequence(row, era, assumed), gradient_accumulation_steps=row.whole("grad_accum", 1),
         precision=precision_of(row, era, adapter, hardware), adapter=adapter, quantization=quantization_of(row, adapter, era), recompute=_recompute(row, assumed), offload=_offload(row, era),
-        optimizer=_optimizer(row, era, assumed), optimizer_in_backward=bool(re.search(r"in[_ -]b(?:ac)?kwd|in[_ -]bwd|in[_ -]backward|lomo", optimizer_text)), attention=_attention(row, assumed), loss=_loss(row, era),
+        optimizer=_optimizer(row, era, assumed), optimizer_in_backward=bool(re.search(r"in[_ -]b(?:ac)?kwd|in[_ -]bwd|in[_ -]backward|lomo", optimizer_text)), attention=_attention(row, era, assumed), loss=_loss(row, era),
         kernels=Kernels(era.kernels), compile=_is_on(row.words("compile")), stack=era.stack, batch=_batch(row), clip_gradients=era.clips,
     )  # fmt: skip
     if config.batch.lengths:
         lengths = shorter_than(config.sequence_length, config.batch.lengths, era, assumed)
         config = config.replace(batch=config.batch.replace(lengths=lengths))
-    return Job(row, spec, config, hardware, era, assumed)
+    cluster = None
+    if row.whole("n_gpus", 1) > 1:
+        spread = spread_of(row, hardware, spec, config, assumed)
+        cluster, hardware = spread.cluster, spread.cluster.hardware
+        config = config.replace(parallel=spread.parallel, offload=offload_of(config.offload, spread.parallel.data_parallel))
+    return Job(row, spec, config, hardware, era, assumed, cluster)
 
 
 def _is_on(text: str) -> bool:
@@ -175,9 +182,11 @@ def _optimizer(row: Row, era: Era, assumed: dict[str, str]) -> str:
     return "adamw-fused" if "fused" in joined or "apex" in joined else "auto"
 
 
-def _attention(row: Row, assumed: dict[str, str]) -> Attention:
+def _attention(row: Row, era: Era, assumed: dict[str, str]) -> Attention:
     text = row.words("attention")
     if re.search(r"flash|\bfa-?[234]?\b", text) and not re.search(r"(no|without|w/o) flash", text):
+        if era.first_flash and not re.search(r"2|sdpa", text):
+            return Attention.FLASH1
         return Attention.FLASH if "sdpa" in text else Attention.FLASH2
     if re.search(r"efficient|xformers|mem-eff", text):
         return Attention.EFFICIENT

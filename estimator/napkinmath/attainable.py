@@ -87,6 +87,8 @@ _FLASH2_ON_HOPPER = AttentionCurve(share=0.68, cap=2900.0, other=0.11, backward_
 # Kernels with wgmma: FlashAttention-3 paper figures 5-6 (cuDNN 595 forward, 516 backward; FA3 648 and 561 TFLOP/s at 16k), H20 issue 1310.
 _CUDNN_ON_HOPPER = AttentionCurve(share=0.9, cap=1e9, other=0.06, backward_share=0.7, backward_cap=1e9, backward_other=0.128)
 _FLASH3 = AttentionCurve(share=0.9, cap=1e9, other=0.044, backward_share=0.75, backward_cap=1e9, backward_other=0.11)
+# flash-attn 1, until August 2023: forward and backward together FlashAttention-2 is 1.7 to 3 times as fast (its paper, figures 4-6, A100).
+_FLASH1 = AttentionCurve(share=0.55, cap=1500.0, other=0.1, backward_share=0.45, backward_cap=800.0, backward_other=0.25)
 # xformers' CUTLASS kernels: 43 of FlashAttention-2's 53 TFLOP/s forward and 27 of its 52 backward (flash-attention issue 416), about 0.55
 # and 0.45 of it in figures 4-6 of the FlashAttention-2 paper.
 _EFFICIENT = AttentionCurve(share=0.6, cap=1400.0, other=0.12, backward_share=0.42, backward_cap=750.0, backward_other=0.25)
@@ -130,7 +132,15 @@ def attention_curves(gpu: Gpu) -> dict[str, AttentionCurve]:
     flash2 = _FLASH2_ON_HOPPER if hopper else _FLASH2
     flash3 = _FLASH3 if hopper else flash2
     cudnn = _CUDNN_ON_HOPPER if hopper else flash2
-    return {"flash": flash2, "flash2": flash2, "flash3": flash3, "flash4": flash3, "cudnn": cudnn, "efficient": _EFFICIENT}
+    return {
+        "flash": flash2,
+        "flash1": _FLASH1,
+        "flash2": flash2,
+        "flash3": flash3,
+        "flash4": flash3,
+        "cudnn": cudnn,
+        "efficient": _EFFICIENT,
+    }
 
 
 def has_wgmma(gpu: Gpu) -> bool:

@@ -8,6 +8,7 @@ from napkinmath.ledger import Phase
 from napkinmath.overlap import COMMUNICATION, COMMUNICATION_STREAM, COPY_STREAM, seconds_by_phase
 from napkinmath.record import Record
 from napkinmath.timeline import Kernel
+from napkinmath.train_config import Attention as FlashAttention
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class Clock:
             return efficiency.elementwise_s(bind(cost.moved), speed, launches=launches), launches
         if isinstance(cost, Attention):
             window = bind(cost.window) if cost.window is not None else None
-            kernel = cost.kernel
+            kernel = "flash1" if cost.kernel == "flash" and self.policy.config.attention is FlashAttention.FLASH1 else cost.kernel
             return efficiency.attention_s(
                 kernel, bind(cost.rows), bind(cost.heads), bind(cost.kv_heads), bind(cost.s_q), bind(cost.s_kv), bind(cost.head_dim), cost.causal, window, cost.dtype, cost.backward, speed
             ), _ATTENTION_KERNELS[cost.backward]  # fmt: skip

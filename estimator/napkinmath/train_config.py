@@ -61,6 +61,7 @@ class Attention(str, Enum):
     MATH = "math"
     EFFICIENT = "efficient"
     FLASH = "flash"
+    FLASH1 = "flash1"
     FLASH2 = "flash2"
     CUDNN = "cudnn"
 

@@ -1,7 +1,7 @@
 """Bare numbers as a model: "L32 h4096 a32 kv8 f14336 v128256" becomes the config of the nearest family.
 
 Letters are those of the formulas: L layers, h hidden, a heads, kv (or k) key-value heads, dh head size, f (or ffn) FFN width, v
-vocabulary. Words add what numbers do not say: tied, gated, gelu, mqa, bias, learned-pos, encoder, moe8x2, or a family's name.
+vocabulary. Words add what numbers do not say: tied, gated, gelu, fused-gelu (one kernel), no-dropout, mqa, bias, learned-pos, encoder, moe8x2, or a family's name.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ _NAMES = {
 _FLAGS = {
     "tied": "tied", "untied": "untied", "gated": "gated", "swiglu": "gated", "silu": "gated", "geglu": "geglu", "gelu": "gelu", "relu": "relu", "mqa": "mqa", "mha": "mha", "gqa": "gqa",
     "learned-pos": "learned-pos", "learned_pos": "learned-pos", "alibi": "alibi", "rope": "rope", "encoder": "encoder", "decoder": "decoder", "bias": "bias", "no-bias": "no-bias",
+    "no-dropout": "no-dropout", "fused-gelu": "fused-gelu",
 }  # fmt: skip
 _LARGEST = 1 << 31
 
@@ -222,7 +223,8 @@ def _gpt2(arch: Arch) -> dict[str, Any]:
         "n_head": heads,
         "n_inner": arch.assume("f", 4 * hidden, "4 h"),
         "n_positions": arch.numbers.get("p", max(2048, arch.positions)),
-        "activation_function": "relu" if "relu" in arch.flags else "gelu_new",
+        "activation_function": "relu" if "relu" in arch.flags else "gelu" if "fused-gelu" in arch.flags else "gelu_new",
+        **({"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0} if "no-dropout" in arch.flags else {}),
         "tie_word_embeddings": "untied" not in arch.flags,
     }
 

@@ -80,7 +80,7 @@ STEP: tuple[Row, ...] = (
     (("--pinned",), SWITCH, "", "page-locked host memory for offloading [on]"),
     (("--offload-style",), TEXT, "NAME", "whose activation offloading [trl]"),
     (("--prefetch",), TEXT, "N", "layers whose offloaded weights are on their way ahead [1]"),
-    (("--attention",), TEXT, "NAME", "auto, eager, sdpa, math, efficient, flash, flash2, cudnn [auto]"),
+    (("--attention",), TEXT, "NAME", "auto, eager, sdpa, math, efficient, flash, flash1, flash2, cudnn [auto]"),
     (("--loss",), TEXT, "NAME", "hf, chunked, fused [hf]"),
     (("--kernels",), TEXT, "NAME", "hf, liger, unsloth, napkinmath [hf]"),
     (("--stack",), TEXT, "NAME", "library and era that is priced: hf, hf-bare, hf-2024, ... [hf]"),

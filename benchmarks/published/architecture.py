@@ -1,0 +1,69 @@
+"""Architectures with a question mark: heads and layers that a table leaves out, from the sizes it gives.
+
+Heads are 128 wide, or what divides the hidden size nearest to that; layers are those that the parameter count leaves after the vocabulary,
+in whole pipeline stages. Both move sizes and speed little: attention's own FLOPs do not depend on the number of heads.
+"""
+
+from __future__ import annotations
+
+import re
+
+from published.rows import Row
+
+_HEAD_SIZE = 128
+_UNKNOWN = r"(?<![\w.])(L|a|h|kv|ffn)\s*\?"
+
+
+def completed_arch(row: Row, assumed: dict[str, str]) -> str:
+    """The architecture column without question marks, where what is missing follows from the rest."""
+    arch = _own_code(row, row["arch"].strip())
+    hidden = _number(arch, "h")
+    if not re.search(_UNKNOWN, arch) or hidden is None:
+        return arch
+    if re.search(r"\bL\s*\?", arch):
+        layers = _layers(row, arch, hidden)
+        if layers:
+            arch = re.sub(r"\bL\s*\?", f"L{layers}", arch)
+            assumed["layers"] = "layers not stated: as many as the parameter count leaves"
+    if re.search(r"\ba\s*\?", arch):
+        arch = re.sub(r"\ba\s*\?", f"a{hidden // _head_size(hidden)}", arch)
+        assumed["heads"] = "heads not stated: about 128 wide"
+    return re.sub(r"\s*\b(?:kv|ffn)\s*\?", "", arch)
+
+
+def runs_own_code(arch: str) -> bool:
+    """Whether the completed architecture is one that no class of transformers runs, whatever the model's name."""
+    return "fused-gelu" in arch
+
+
+def _own_code(row: Row, arch: str) -> str:
+    """Decoders that a pretraining framework runs by code of its own, not transformers': GELU in one kernel, and MPT with flash attention."""
+    if re.match(r"MPT\b", arch) and "learned-pos" in arch and "flash" in row.words("attention"):
+        return re.sub(r"^MPT\b", "gpt2 no-dropout fused-gelu", arch)
+    if (
+        "pretrain" in row.words("method")
+        and _number(arch, "ffn") == 4 * (_number(arch, "h") or 0)
+        and not re.search(r"\b(kv|gated|llama)", arch)
+    ):
+        return f"{arch} fused-gelu"
+    return arch
+
+
+def _layers(row: Row, arch: str, hidden: int) -> int:
+    billions = row.number("params_b")
+    if not billions:
+        return 0
+    vocabulary, width = _number(arch, "V") or 50_000, _number(arch, "ffn") or 4 * hidden
+    each = 4 * hidden**2 + 2 * hidden * width
+    stages = re.search(r"\bpp\s*[=:]?\s*(\d+)", row.words("sharding"))
+    step = int(stages[1]) if stages else 1
+    return max(1, round((billions * 1e9 - vocabulary * hidden) / each / step)) * step
+
+
+def _head_size(hidden: int) -> int:
+    return min((size for size in range(32, 257) if hidden % size == 0), key=lambda size: abs(size - _HEAD_SIZE), default=hidden)
+
+
+def _number(arch: str, letter: str) -> int | None:
+    found = re.search(rf"(?<![A-Za-z]){letter}\s*=?\s*([\d.]+)([kK]?)(?![A-Za-z])", arch)
+    return int(float(found[1]) * (1000 if found[2] else 1)) if found else None

@@ -1,0 +1,180 @@
+"""How a row's step is spread over several GPUs, and on which machines: the columns `sharding`, `offload` and `notes`, by their words.
+
+Nothing here knows a source. Degrees are written as letters and numbers (tp8, dp=4), engines by their names; where a table leaves out the
+stage of ZeRO, it is the lowest whose states fit the GPU.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from napkinmath.catalog.links import find_network
+from napkinmath.cluster import Cluster, NetworkLink
+from napkinmath.errors import InputError
+from napkinmath.estimate import estimate
+from napkinmath.hardware import Hardware
+from napkinmath.model_spec import ModelSpec
+from napkinmath.parallel_config import ASSUMED_NODE, ContextParallel, DataParallel, ParallelConfig, PipelineSchedule, Sharding
+from napkinmath.train_config import OffloadConfig, TrainConfig
+
+from published.rows import Row, Unreadable
+
+# Engines by the words that name them; the first that occurs decides, so that "ddp (FSDP NO_SHARD)" is FSDP's way of it.
+_ENGINES = (
+    (r"no[_ -]?shard", DataParallel.FSDP1),
+    (r"fsdp ?-?2|fully_shard|simplefsdp|fsdp \(v2\)", DataParallel.FSDP2),
+    (r"fsdp|fully sharded", DataParallel.FSDP1),
+    (r"zero[ -]*(?:stage)?[ -]*0\b", DataParallel.DDP),
+    (r"zero[ -]*(?:stage)?[ -]*1\b|distributed[ -]optimizer|dist[ -]?opt", DataParallel.ZERO1),
+    (r"zero[ -]*(?:stage)?[ -]*2\b|deepspeed.*stage[ -]*2", DataParallel.ZERO2),
+    (r"zero[ -]*(?:stage)?[ -]*3\b|deepspeed.*stage[ -]*3|zero-?infinity|zero\+\+", DataParallel.ZERO3),
+    (r"ddp|data[ -]parallel", DataParallel.DDP),
+)
+_STRATEGIES = (
+    (r"no[_ -]?shard", Sharding.NO_SHARD), (r"hybrid.*grad[_ -]?op|hybrid_shard_zero2", Sharding.HYBRID_GRAD_OP), (r"hybrid|hsdp", Sharding.HYBRID),
+    (r"grad[_ -]?op|shard_grad", Sharding.GRAD_OP),
+)  # fmt: skip
+_SCHEDULES = (
+    (r"zero[ -]?bubble|\bzb", PipelineSchedule.ZERO_BUBBLE), (r"interleav|virtual", PipelineSchedule.INTERLEAVED), (r"gpipe|naive|device_map", PipelineSchedule.GPIPE),
+)  # fmt: skip
+_BYTES_BESIDE_WEIGHTS = 14  # gradient (2) and fp32 master weight, momentum, variance (12) of a parameter trained in 16 bits
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A mesh on a cluster."""
+
+    parallel: ParallelConfig
+    cluster: Cluster
+
+
+def spread_of(row: Row, hardware: Hardware, spec: ModelSpec, config: TrainConfig, assumed: dict[str, str]) -> Spread:
+    """The mesh and the machines of a row on several GPUs; Unreadable where its degrees contradict each other."""
+    gpus = row.whole("n_gpus")
+    text = row.words("sharding").strip()
+    naive = bool(re.search(r"naive|device_map|layer[ -]?split", text))
+    tensor, context, expert = _degree(text, "tp|mp"), _degree(text, "cp"), _degree(text, "ep")
+    sequence = _degree(text, "sp|ulysses")
+    context = max(context, sequence)
+    pipeline = gpus if naive else _degree(text, "pp")
+    inner = tensor * context * pipeline
+    if gpus % inner:
+        raise Unreadable(f"sharding {row['sharding']!r}: {inner} ranks of a replica do not divide {gpus} GPUs")
+    data = _degree(text, "dp") if re.search(r"\bdp\s*[=:_-]?\s*\d", text) else gpus // inner
+    if data * inner != gpus:
+        raise Unreadable(f"sharding {row['sharding']!r}: {data} x {inner} ranks are not {gpus} GPUs")
+    if expert > 1 and (data * context) % expert:
+        raise Unreadable(f"sharding {row['sharding']!r}: {expert} expert-parallel ranks do not divide {data * context}")
+    engine = _engine(row, text, hardware, data * context, spec, config, assumed)
+    parallel = ParallelConfig(
+        data_parallel=engine if data > 1 or engine.is_fsdp else DataParallel.NONE, data_parallel_size=data, tensor_parallel_size=tensor, pipeline_parallel_size=pipeline,
+        context_parallel_size=context, expert_parallel_size=expert, context_parallel=ContextParallel.ULYSSES if sequence > 1 else ContextParallel.RING,
+        sequence_parallel=tensor > 1 and _has_sequence_parallel(row, hardware), num_micro_batches=1 if naive else 0,
+        sharding=_first(_STRATEGIES, text, Sharding.FULL) if engine.is_fsdp else Sharding.FULL, **_pipeline(text, pipeline), **_types(row, engine),
+    )  # fmt: skip
+    return Spread(parallel, cluster_of(row, hardware, gpus, assumed))
+
+
+def offload_of(offload: OffloadConfig, engine: DataParallel) -> OffloadConfig:
+    """FSDP keeps parameters, gradients and the optimizer on the host together, whatever a table calls it."""
+    if engine.is_fsdp and (offload.parameters or offload.optimizer):
+        return offload.replace(parameters=True, optimizer=True)
+    return offload
+
+
+def cluster_of(row: Row, hardware: Hardware, gpus: int, assumed: dict[str, str]) -> Cluster:
+    """The machines: GPUs of a node and the network between nodes as the text says, else eight and what such nodes usually have."""
+    text = row.words("source", "gpu", "sharding", "notes")
+    found = re.search(r"(\d+)\s*(?:x\s*)?(?:gpus?|cards|devices)\s*(?:per|/|a|each)\s*(?:node|machine|server|host)", text)
+    per_node = int(found[1]) if found else min(gpus, ASSUMED_NODE)
+    if gpus % per_node:
+        per_node = next(n for n in range(per_node, 0, -1) if gpus % n == 0)
+    if re.search(r"no nvlink|without nvlink|w/o nvlink|pcie? only", text) and hardware.gpu.gpu_link is not None:
+        hardware = hardware.replace(gpu=hardware.gpu.replace(gpu_link=None))
+    nodes = gpus // per_node
+    network = _network(text, per_node) if nodes > 1 else None
+    if nodes > 1 and network is None:
+        assumed["network"] = "network between nodes: what nodes of this GPU usually have"
+    return Cluster(hardware=hardware, gpus_per_node=per_node, num_nodes=nodes, network=network)
+
+
+def _network(text: str, per_node: int) -> NetworkLink | None:
+    """The rate of a node's adapters together, as '800 Gb/s inter-node' or '1600 Gbps interconnect (RoCE)'."""
+    rate = r"([\d.,]+)\s*(g|t)(?:b|bit)(?:ps|/s|it/s)"
+    words = r"(?:inter-?\s?node|node[- ]to?-?node|node-node|interconnect|between nodes|infiniband|roce|network|fabric)"
+    found = re.search(rf"{words}[^\d;,]{{0,20}}{rate}", text) or re.search(rf"{rate}\s*(?:\S+\s+){{0,3}}{words}", text)
+    if not found:
+        return None
+    gbit = float(found[1].replace(",", "")) * (1000 if found[2] == "t" else 1)
+    kind = (
+        "roce"
+        if "roce" in text
+        else "ethernet"
+        if re.search(r"\btcp\b|sockets", text)
+        else "efa"
+        if re.search(r"\befa\b", text)
+        else "infiniband"
+    )
+    per_gpu = gbit if re.search(r"per gpu|/gpu", text[found.end() : found.end() + 20]) else gbit / per_node
+    return NetworkLink(kind=find_network(kind).name, gbit_per_s_per_gpu=per_gpu) if per_gpu > 0 else None
+
+
+def _degree(text: str, letters: str) -> int:
+    """The number after one of these names: 'tp8', 'tp=8', 'tp 8', '8-way tp'; 1 where there is none."""
+    found = re.search(rf"\b(?:{letters})\s*[=:_-]?\s*(\d+)\b", text) or re.search(rf"\b(\d+)[ -]?way (?:{letters})\b", text)
+    value = int(found[1]) if found else 1
+    if not 1 <= value <= 1 << 20:
+        raise Unreadable(f"sharding {text!r}: {value} ranks are none")
+    return value
+
+
+def _engine(
+    row: Row, text: str, hardware: Hardware, ranks: int, spec: ModelSpec, config: TrainConfig, assumed: dict[str, str]
+) -> DataParallel:
+    named = _first(_ENGINES, text, None) or _first(_ENGINES, row.words("optimizer"), None)
+    if named is not None and not ("?" in text and named is DataParallel.ZERO1):
+        return named
+    if "deepspeed" in row.words("sharding", "notes", "source") and "megatron" not in row.words("notes", "source"):
+        stage = _lowest_stage(hardware, ranks, config, estimate(spec, micro_batch_size=1, sequence_length=128).num_parameters)
+        assumed["stage"] = f"ZeRO stage {stage.value[-1]}: the lowest whose states fit"
+        return stage
+    if ranks > 1:
+        assumed["engine"] = "data-parallel ranks: DistributedDataParallel, no other engine is named"
+    return DataParallel.DDP
+
+
+def _lowest_stage(hardware: Hardware, ranks: int, config: TrainConfig, parameters: int) -> DataParallel:
+    if config.adapter is not None:
+        return DataParallel.ZERO2 if 2 * parameters < 0.8 * hardware.memory_bytes else DataParallel.ZERO3
+    states = parameters * (2 + _BYTES_BESIDE_WEIGHTS / ranks)
+    return DataParallel.ZERO2 if states < 0.8 * hardware.memory_bytes else DataParallel.ZERO3
+
+
+def _has_sequence_parallel(row: Row, hardware: Hardware) -> bool:
+    """Norms on parts of the sequence: where the text says so, and in the frameworks of Hopper's time, which default to it."""
+    return bool(re.search(r"sequence[ -]parallel|\bsp\b(?!\s*\d)", row.words("sharding", "notes"))) or hardware.gpu.is_hopper_or_later
+
+
+def _pipeline(text: str, stages: int) -> dict[str, object]:
+    if stages == 1:
+        return {}
+    found = re.search(r"(?:vpp|virtual|chunks|interleaved)\s*[=:]?\s*(\d+)", text)
+    schedule = _first(_SCHEDULES, text, PipelineSchedule.ONE_F_ONE_B)
+    chunks = int(found[1]) if found else 2 if schedule is PipelineSchedule.INTERLEAVED else 1
+    return {"pipeline_schedule": PipelineSchedule.INTERLEAVED if chunks > 1 else schedule, "virtual_pipeline_size": chunks}
+
+
+def _types(row: Row, engine: DataParallel) -> dict[str, object]:
+    """FSDP's mixed precision, where the precision column names it: composer's PURE reduces in 16 bits, its DEFAULT in fp32."""
+    text = row.words("precision")
+    if not engine.is_fsdp or "mixed_precision" not in text:
+        return {}
+    return {"sharded_dtype": "fp32", "reduce_dtype": "bf16" if "pure" in text else "fp32"}
+
+
+def _first(table: tuple[tuple[str, object], ...], text: str, default: object) -> object:
+    return next((value for pattern, value in table if re.search(pattern, text)), default)
+
+
+__all__ = ["InputError", "Spread", "cluster_of", "offload_of", "spread_of"]
