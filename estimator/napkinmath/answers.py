@@ -8,6 +8,7 @@ from napkinmath.estimate import Change, Estimate, Finding, Fit, Verdict, steps_p
 from napkinmath.expr import Bindings
 from napkinmath.ledger import Phase, Role
 from napkinmath.lowering.choices import resolve
+from napkinmath.parallel_config import DataParallel
 from napkinmath.simulate import peak_bytes
 from napkinmath.step import build_step
 from napkinmath.train_config import (
@@ -147,7 +148,11 @@ def _halved(c: TrainConfig) -> TrainConfig | None:
 def _in_backward(c: TrainConfig) -> TrainConfig | None:
     return (
         c.replace(optimizer_in_backward=True, clip_gradients=False)
-        if c.adapter is None and c.gradient_accumulation_steps == 1 and not c.optimizer_in_backward
+        if c.adapter is None
+        and c.gradient_accumulation_steps == 1
+        and not c.optimizer_in_backward
+        and not c.offload.optimizer
+        and c.parallel.data_parallel is DataParallel.NONE
         else None
     )
 
@@ -161,7 +166,15 @@ def _double_quant(c: TrainConfig) -> TrainConfig | None:
     )
 
 
+def _sharded(c: TrainConfig) -> TrainConfig | None:
+    parallel = c.parallel
+    if parallel.data_parallel not in (DataParallel.DP, DataParallel.DDP):
+        return None
+    return c.replace(parallel=parallel.replace(data_parallel=DataParallel.FSDP2))
+
+
 CANDIDATES = (
+    Candidate("--fsdp", "parameters, gradients and states in shards over the ranks", _sharded),
     Candidate("--train-mode", "call model.train(): checkpointing is inactive in eval mode", _training_mode),
     Candidate("--checkpointing full", "gradient checkpointing", _checkpointing),
     Candidate("--attention auto", "a fused attention kernel instead of stored scores", _flash),

@@ -76,6 +76,8 @@ class ZeroConfig(Record):
     allgather_bucket_size: int = 500_000_000
     prefetch_bucket_size: int = 50_000_000
     max_live_parameters: int = 1_000_000_000
+    max_reuse_distance: int = 1_000_000_000
+    """Elements used in between within which a gathered parameter is kept for its next use."""
     param_persistence_threshold: int = 100_000
     sub_group_size: int = 1_000_000_000
     contiguous_gradients: bool = True
@@ -92,7 +94,14 @@ class ZeroConfig(Record):
     """ZeRO++: gradients are reduced as int4 by all-to-all."""
 
     def validate(self) -> None:
-        for name in ("reduce_bucket_size", "allgather_bucket_size", "prefetch_bucket_size", "max_live_parameters", "sub_group_size"):
+        for name in (
+            "reduce_bucket_size",
+            "allgather_bucket_size",
+            "prefetch_bucket_size",
+            "max_live_parameters",
+            "max_reuse_distance",
+            "sub_group_size",
+        ):
             if getattr(self, name) < 0:
                 raise InputError(f"{name}={shown(getattr(self, name))} is negative; give a number of elements, e.g. 500000000")
         if self.param_persistence_threshold < 0:

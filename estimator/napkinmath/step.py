@@ -9,6 +9,7 @@ from napkinmath.lowering.lifecycle import load_segments, save_segments
 from napkinmath.lowering.recompute import arrange
 from napkinmath.lowering.units import Unit
 from napkinmath.model_spec import ModelSpec, Stage
+from napkinmath.parallel_config import DataParallel
 from napkinmath.tape import Tape
 
 TYPE_CHECKING = False
@@ -142,6 +143,10 @@ def build_step(spec: ModelSpec, policy: Policy, *, pipeline_rank: int = 0) -> St
         load = load_on_host(load, runs)
         micro_steps = [(repeat, stream(segments, runs, policy)) for repeat, segments in micro_steps]
     update = lower_update(runs, policy, dict(spec.symbols))
+    if policy.config.parallel.data_parallel in (DataParallel.DP, DataParallel.DDP) and policy.config.parallel.data_parallel_size > 1:
+        from napkinmath.lowering.data_parallel.replicated import replicate
+
+        load, micro_steps = replicate(runs, policy, load, micro_steps, update, dict(spec.symbols))
     if policy.stack.bucket_bytes:
         bucket = Tensor("gradient buckets", (policy.stack.bucket_bytes,), UINT8, Role.COMMUNICATION, source=policy.stack.source)
         load += [Segment("gradient buckets", Phase.LOAD, [(ALLOC, bucket)])]

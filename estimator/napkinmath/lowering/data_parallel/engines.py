@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from napkinmath.errors import InputError
-from napkinmath.ledger import ALLOC, FREE, Phase
-from napkinmath.lowering.data_parallel.stored import on_host, shadow
+from napkinmath.ledger import ALLOC, FREE, Phase, Role, Tensor, Weight
+from napkinmath.lowering.data_parallel.stored import is_sharded, on_host, shadow, stored_dtype
 from napkinmath.parallel_config import DataParallel
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.ledger import Event, Tensor, Value
+    from napkinmath.ledger import Event, Value
     from napkinmath.lowering.optimizer import Update
     from napkinmath.lowering.policy import Policy
     from napkinmath.model_spec import ModelSpec
@@ -28,17 +28,12 @@ def sharded_step(spec: ModelSpec, policy: Policy, runs: list[Run], shared: dict[
     offload = policy.config.offload
     if offload.optimizer and not offload.parameters:
         raise InputError(f"{kind.value} offloads parameters, gradients and optimizer together; use --offload optimizer,parameters")
-    if kind is DataParallel.FSDP1:
-        from napkinmath.lowering.data_parallel.fsdp1 import flat_step
-
-        return flat_step(spec, policy, runs, shared)
     return fully_sharded_step(spec, policy, runs, shared)
 
 
 def fully_sharded_step(spec: ModelSpec, policy: Policy, runs: list[Run], shared: dict[str, Value]) -> Step:
-    """FSDP2's."""
+    """FSDP's, of either generation: they differ in what a unit's pieces are."""
     from napkinmath.lowering.data_parallel.fsdp2 import FullyShard
-    from napkinmath.lowering.data_parallel.pieces import stored_weights
     from napkinmath.lowering.data_parallel.saving import save_sharded
     from napkinmath.step import Step, lower_micro_step
 
@@ -48,18 +43,22 @@ def fully_sharded_step(spec: ModelSpec, policy: Policy, runs: list[Run], shared:
         return walker.micro_step(lower_micro_step(runs, shared, policy, accumulate=accumulate), reduces=reduces, first=first)
 
     micro_steps = accumulated(policy, lowered)
-    by_name: dict[str, Piece] = {piece.name: piece for unit in walker.units for piece in unit.pieces}
-    owned: list[Run] = []
-    for run in runs:
-        piece = by_name.get(run.name)
-        gradient = piece.gradient if piece is not None else None
-        parts = piece.parts if piece is not None else []
-        owned.append(shadow(run, stored_weights(run, policy, parts), [gradient] if gradient is not None else []))
-    if policy.config.offload.parameters:
-        owned = [offloaded(run, by_name.get(run.name)) for run in owned]
-    load = load_whole_units(runs, owned, policy)
+    pieces = {piece.name: piece for unit in walker.units for piece in unit.pieces}
+    owned = [owned_by_rank(run, pieces.get(run.name), policy) for run in runs]
+    load = load_whole_units(runs, owned, pieces, policy)
     update = update_of(owned, policy, dict(spec.symbols))
     return Step(spec, policy, runs, load + update.load, micro_steps, update, save_sharded(runs, owned, policy))
+
+
+def owned_by_rank(run: Run, piece: Piece | None, policy: Policy) -> Run:
+    """A run with the rank's parts of its weights, in host memory where they are offloaded, and whole what is not split."""
+    whole = [w for w in run.block.weights if not is_sharded(w, policy)]
+    if piece is None:
+        return shadow(run, whole, [])
+    if not policy.config.offload.parameters:
+        return shadow(run, [*piece.parts, *whole], [piece.gradient] if piece.gradient is not None else [])
+    parts = [Weight(p.path, p.axes, on_host(p.tensor), trainable=p.trainable, kind=p.kind) for p in piece.parts]
+    return shadow(run, [*parts, *whole], [piece.host_gradient] if piece.host_gradient is not None else [])
 
 
 def accumulated(policy: Policy, lowered: Lowered) -> list[tuple[int, list[Segment]]]:
@@ -84,57 +83,47 @@ def accumulated(policy: Policy, lowered: Lowered) -> list[tuple[int, list[Segmen
 # ---------------------------------------------------------------- what is stored
 
 
-def offloaded(run: Run, piece: Piece | None) -> Run:
-    """A rank's parts in host memory; what is not split (buffers, constants) stays on the device."""
-    from napkinmath.ledger import Weight
-
-    parts = {part.path for part in piece.parts} if piece is not None else set[str]()
-    weights = [
-        Weight(
-            w.path, w.axes, on_host(w.tensor), trainable=w.trainable, kind=w.kind, constants=w.constants, buffer=w.buffer, tied_to=w.tied_to
-        )
-        if w.path in parts
-        else w
-        for w in run.block.weights
-    ]
-    held = [piece.host_gradient] if piece is not None and piece.host_gradient is not None else []
-    return shadow(run, weights, held)
-
-
-def load_whole_units(runs: list[Run], owned: list[Run], policy: Policy) -> list[Segment]:
+def load_whole_units(runs: list[Run], owned: list[Run], pieces: dict[str, Piece], policy: Policy) -> list[Segment]:
     """A unit's whole parameters come to the device, are split one by one and go; buffers and constants stay.
 
-    Sources: torch 2.13 distributed/fsdp/_fully_shard/_fsdp_init.py _move_states_to_device, _fsdp_param.py _init_sharded_param.
+    FSDP1 concatenates them into the flat parameter before it takes its part. Sources: torch 2.13 distributed/fsdp/_fully_shard/
+    _fsdp_init.py _move_states_to_device, _fsdp_param.py _init_sharded_param; _flat_param.py _init_flat_param_and_metadata.
     """
     from napkinmath.step import Segment
 
+    flat = policy.config.parallel.data_parallel is DataParallel.FSDP1
     found: list[Segment] = []
     for run, mine in zip(runs, owned, strict=True):
-        events = split_on_device(run, mine, policy)
+        stay = [
+            t for w in run.block.weights if not w.tied_to for t in ((w.tensor, *w.constants) if not is_sharded(w, policy) else w.constants)
+        ]
+        wholes = [
+            Tensor(
+                f"whole {w.tensor.name}", w.tensor.axes, w.tensor.dtype if w.constants else stored_dtype(w, policy), Role.WEIGHTS, w.path
+            )
+            for w in run.block.weights
+            if is_sharded(w, policy)
+        ]
+        parts = [w.tensor for w in mine.block.weights if is_part(w, pieces.get(run.name))]
+        events: list[Event] = [(ALLOC, t) for t in stay + wholes]
+        if flat:
+            joined = [Tensor(f"{t.name}, flat", t.axes, t.dtype, t.role, t.module) for t in wholes]
+            events += [
+                *((ALLOC, t) for t in joined),
+                *((FREE, t) for t in wholes),
+                *((ALLOC, t) for t in parts),
+                *((FREE, t) for t in joined),
+            ]
+        else:
+            events += [e for part, whole in zip(parts, wholes, strict=True) for e in ((ALLOC, part), (FREE, whole))]
         if events:
             found.append(Segment(f"weights of {run.name}", Phase.LOAD, events, run.count, run.stage.symbols))
     return found
 
 
-def split_on_device(run: Run, mine: Run, policy: Policy) -> list[Event]:
-    """Whole weights of a run on the device, then each one's part in its place."""
-    from napkinmath.ledger import Role, Tensor
-
-    stay: list[Event] = []
-    wholes: list[Event] = []
-    parts: list[Event] = []
-    for weight, part in zip(run.block.weights, mine.block.weights, strict=True):
-        if weight.tied_to:
-            continue
-        stay += [(ALLOC, t) for t in weight.constants]
-        if part is weight:
-            stay.append((ALLOC, weight.tensor))
-            continue
-        dtype = weight.tensor.dtype if weight.constants else part.tensor.dtype
-        whole = Tensor(f"whole {weight.tensor.name}", weight.tensor.axes, dtype, Role.WEIGHTS, weight.path)
-        wholes.append((ALLOC, whole))
-        parts += [(ALLOC, part.tensor), (FREE, whole)]
-    return stay + wholes + parts
+def is_part(weight: Weight, piece: Piece | None) -> bool:
+    """Whether a weight that the rank owns is a part of what is split."""
+    return piece is not None and any(weight.path == part.path and weight.kind == part.kind for part in piece.parts)
 
 
 def update_of(owned: list[Run], policy: Policy, sizes: dict[str, int]) -> Update:
@@ -155,5 +144,3 @@ if TYPE_CHECKING:
 
     class Lowered(Protocol):
         def __call__(self, *, accumulate: bool, reduces: bool, first: bool) -> list[Segment]: ...
-
-    _ = Tensor

@@ -8,6 +8,7 @@ from __future__ import annotations
 from napkinmath.ledger import ALLOC, Phase, Tensor
 from napkinmath.lowering.data_parallel.pieces import Symbols
 from napkinmath.lowering.data_parallel.units import Unit, units_of
+from napkinmath.parallel_config import DataParallel
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -176,6 +177,9 @@ class FullyShard:
 
     def _prefetch(self, unit: Unit, *, last: bool) -> list[Chunk]:
         """The unit that finished its forward before this one is gathered: of a layer, its neighbour or what comes before the layers."""
+        parallel = self.policy.config.parallel
+        if parallel.data_parallel is DataParallel.FSDP1 and not parallel.backward_prefetch:
+            return []
         if unit.is_layer and not last:
             if unit.resident:
                 return []
@@ -195,6 +199,8 @@ class FullyShard:
     def _post_backward(self, unit: Unit, *, last: bool = True) -> list[Chunk]:
         """Whole parameters go, then the last unit's reduce-scatter input, then this unit's gradients are reduced."""
         chunks: list[Chunk] = []
+        if self.reduces:
+            chunks += [(p.symbols, p.flatten_gradients(self._unsharded(unit, p))) for p in unit.pieces]
         if id(unit) in self.whole:
             chunks += _each(unit, lambda p: p.reshard())
             if last or not unit.resident:
@@ -204,7 +210,7 @@ class FullyShard:
         if self.reducing is not None:
             chunks += _each(self.reducing, lambda p: p.drop_reduce_input())
             self.reducing = None
-        if not any(p.reduce_input is not None for p in unit.pieces):
+        if not any(p.reduces for p in unit.pieces):
             return chunks
         self.reducing = unit
         for piece in unit.pieces:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from napkinmath.dtypes import FP32
-from napkinmath.ledger import ALLOC, FREE, Phase, Role, Tensor
+from napkinmath.costs import Collective, HostCopy
+from napkinmath.dtypes import BF16, FP32
+from napkinmath.expr import Size
+from napkinmath.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Work
 from napkinmath.lowering.optimizer import Update, applied_to, chosen_optimizer, segments, trained
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from napkinmath.ledger import Event
     from napkinmath.lowering.policy import Policy
     from napkinmath.step import Run
 
@@ -28,4 +31,47 @@ def update_on_host(owned: list[Run], policy: Policy) -> Update:
         row, load=[], clip=[], work=[],
         states=segments("states on the host", Phase.STEP, owned, lambda run: [(ALLOC, t) for t in states(run)]),
         zero=segments("zero_grad", Phase.STEP, owned, lambda run: [(FREE, t) for t in run.block.gradients]),
+    )  # fmt: skip
+
+
+def partitions_updated_on_host(owned: list[Run], runs: list[Run], policy: Policy, *, gradients: bool = True) -> Update:
+    """ZeRO-Offload: states and fp32 gradients of the partitions on the host, new 16-bit parameters copied back and gathered.
+
+    Sources: DeepSpeed 0.19 runtime/zero/stage_1_and_2.py initialize_optimizer_states, param_buffer_of_bit16_for_cpu_offload_groups.
+    """
+    row = chosen_optimizer(policy)
+    pinned, ranks = policy.config.offload.pinned, policy.config.parallel.shard_degree
+
+    def kept(run: Run) -> list[Tensor]:
+        return [
+            t
+            for w in trained(run)
+            for t in (
+                Tensor("fp32 gradients on the host", w.axes, FP32, Role.GRADIENTS, w.path, host=True),
+                *([Tensor("16-bit copy on the host", w.axes, BF16, Role.WEIGHTS, w.path, host=True)] if gradients else []),
+            )
+        ]
+
+    def states(run: Run) -> list[Tensor]:
+        return [
+            Tensor(f"{s.name} of the partition", w.axes, FP32, Role.OPTIMIZER, w.path, row.source, host=True)
+            for w in trained(run)
+            for s in row.states
+            if s.elements is None and not s.below
+        ]
+
+    def back(run: Run) -> list[Event]:
+        moved: Size = 0
+        for weight in trained(run):
+            moved = moved + weight.tensor.nbytes
+        copy = HostCopy(moved // ranks, to_host=False, pinned=pinned)
+        gather = Collective("all-gather", moved, ranks=ranks, axis="shard", overlaps=False)
+        return [(RUN, Work(None, (copy, gather) if gradients else (copy,), False))] if trained(run) else []
+
+    on_device = not policy.config.offload.parameters
+    return Update(
+        row, clip=[], zero=[],
+        load=segments("host copies", Phase.LOAD, owned, lambda run: [(ALLOC, t) for t in kept(run)]),
+        states=segments("states on the host", Phase.STEP, owned, lambda run: [(ALLOC, t) for t in states(run)]),
+        work=segments("updated parameters", Phase.STEP, runs, back) if on_device else [],
     )  # fmt: skip

@@ -9,7 +9,7 @@ from __future__ import annotations
 from napkinmath.costs import Collective, HostCopy, Move
 from napkinmath.dtypes import DType, find_dtype
 from napkinmath.expr import Size
-from napkinmath.ledger import ALLOC, FREE, RUN, Role, Tensor, Weight, Work
+from napkinmath.ledger import ALLOC, FREE, RUN, Role, Tensor, Work
 from napkinmath.lowering.data_parallel.stored import on_host, row_shards
 
 TYPE_CHECKING = False
@@ -84,6 +84,15 @@ class Piece:
 
     # ------------------------------------------------------------ events
 
+    @property
+    def reduces(self) -> bool:
+        """Whether it has gradients to reduce."""
+        return self.reduce_input is not None
+
+    def flatten_gradients(self, gradients: list[Tensor]) -> list[Event]:
+        """What happens to the gradients before whole parameters go: nothing here."""
+        return []
+
     def gather(self, *, backward: bool) -> list[Event]:
         """Copy-in and all-gather: the casts die as the call returns."""
         if self.output is None or not self.parts:
@@ -152,11 +161,3 @@ def _flat(name: str, nbytes: Size, run: Run) -> Tensor:
     from napkinmath.dtypes import UINT8
 
     return _buffer(name, (nbytes,), UINT8, run.block.name)
-
-
-def stored_weights(run: Run, policy: Policy, parts: list[Weight]) -> list[Weight]:
-    """What the rank keeps of a run: its parts, and whole what is not split."""
-    from napkinmath.lowering.data_parallel.stored import is_sharded
-
-    by_path = {part.path: part for part in parts}
-    return [by_path[w.path] if is_sharded(w, policy) else w for w in run.block.weights]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from napkinmath.costs import Collective, HostCopy
 from napkinmath.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Work
+from napkinmath.lowering.data_parallel.stored import stored_dtype
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,15 +25,22 @@ def save_sharded(runs: list[Run], owned: list[Run], policy: Policy) -> list[Segm
         return save_segments(owned, policy)
     ranks = policy.config.parallel.shard_degree
     found: list[Segment] = []
-    for run, mine in zip(runs, owned, strict=True):
+    for run in runs:
         events: list[Event] = []
-        for weight, part in zip(run.block.weights, mine.block.weights, strict=True):
+        for weight in run.block.weights:
             if not weight.trainable or weight.tied_to:
                 continue
-            whole = Tensor(f"whole {weight.tensor.name}", weight.axes, part.tensor.dtype, Role.WEIGHTS, weight.path)
+            whole = Tensor(f"whole {weight.tensor.name}", weight.axes, stored_dtype(weight, policy), Role.WEIGHTS, weight.path)
             gather = Work(None, (Collective("all-gather", whole.nbytes, ranks=ranks, axis="shard", overlaps=False),), False)
             copy = Work(None, (HostCopy(whole.nbytes, to_host=True, pinned=False),), False)
             events += [(ALLOC, whole), (RUN, gather), (RUN, copy), (FREE, whole)]
         if events:
             found.append(Segment(f"saving {run.name}", Phase.SAVE, events, run.count, run.stage.symbols))
     return found
+
+
+def save_partitions(owned: list[Run], policy: Policy) -> list[Segment]:
+    """DeepSpeed's checkpoint: every rank writes its fp32 partitions and states as they are."""
+    from napkinmath.lowering.lifecycle import save_segments
+
+    return save_segments(owned, policy)

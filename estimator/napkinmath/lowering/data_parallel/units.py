@@ -8,6 +8,7 @@ gathered, the rest the root's; 'layer' leaves all but the layers to the root (to
 from __future__ import annotations
 
 from napkinmath.lowering.data_parallel.pieces import Piece
+from napkinmath.parallel_config import DataParallel
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,10 +32,16 @@ class Unit:
 
 def units_of(runs: list[Run], policy: Policy) -> list[Unit]:
     """The units in the order in which they finish their forward: the enclosing one last."""
-    pieces = [Piece(run, policy) for run in runs]
     parallel = policy.config.parallel
-    wrap = parallel.wrap if parallel.wrap != "auto" else "carved"
-    layers = set() if wrap == "none" else {i for i, run in enumerate(runs) if run.stage.checkpointed}
+    flat = parallel.data_parallel is DataParallel.FSDP1
+    if flat:
+        from napkinmath.lowering.data_parallel.fsdp1 import FlatPiece
+
+        pieces: list[Piece] = [FlatPiece(run, policy) for run in runs]
+    else:
+        pieces = [Piece(run, policy) for run in runs]
+    wrap = parallel.wrap if parallel.wrap != "auto" else "layer" if flat else "carved"
+    layers: set[int] = set() if wrap == "none" else {i for i, run in enumerate(runs) if run.stage.checkpointed}
     last = len(runs) - 1
     rest = [i for i in range(len(runs)) if i not in layers]
     carved = wrap == "carved" and bool(layers)

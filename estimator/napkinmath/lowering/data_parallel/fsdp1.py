@@ -1,0 +1,146 @@
+"""FSDP1 (FullyShardedDataParallel): one flat, padded parameter a unit.
+
+Gathering makes the flat parameter whole in the type of computation, its modules use views of it, and its backward concatenates the
+views' gradients into one. Sources: torch 2.13 distributed/fsdp/_flat_param.py (_use_low_precision_shard, _alloc_padded_unsharded_flat_param,
+_use_unsharded_views), _runtime_utils.py (_post_backward_hook, _reduce_grad), peft 0.21 utils/other.py fsdp_auto_wrap_policy, which
+gives trained adapters flat parameters of their own.
+"""
+
+from __future__ import annotations
+
+from napkinmath.costs import Collective, HostCopy, Move
+from napkinmath.dtypes import find_dtype
+from napkinmath.expr import Size, ceil_div
+from napkinmath.ledger import ALLOC, FREE, RUN, Role, Tensor, Weight, Work
+from napkinmath.lowering.data_parallel.flat import elements_of
+from napkinmath.lowering.data_parallel.pieces import Piece, Symbols
+from napkinmath.lowering.data_parallel.stored import is_sharded, on_host, stored_dtype
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from napkinmath.ledger import Event
+    from napkinmath.lowering.policy import Policy
+    from napkinmath.step import Run
+
+SOURCE = "torch distributed/fsdp/_flat_param.py"
+
+
+class FlatPiece(Piece):
+    """One run's flat parameter: the rank's part of it, and what a gather and a reduction make."""
+
+    __slots__ = ("flat_gradient",)
+
+    def __init__(self, run: Run, policy: Policy) -> None:
+        parallel, offload = policy.config.parallel, policy.config.offload
+        self.ranks, self.replicas = parallel.shard_degree, parallel.replica_degree
+        self.symbols: Symbols = run.stage.symbols
+        self.name = run.name
+        self.output = self.reduce_input = None
+        self.parts: list[Weight] = []
+        self.gathered: list[Tensor] = []
+        self.casts: list[Tensor] = []
+        self.flat_gradient = self.reduced = self.gradient = self.host_gradient = None
+        weights = [w for w in run.block.weights if is_sharded(w, policy)]
+        for group in ([w for w in weights if not w.trainable and not w.constants], [w for w in weights if w.trainable]):
+            if group:
+                self._flatten(group, run, policy)
+        for weight in weights:
+            if weight.constants:
+                self._packed(weight)
+        if offload.parameters:
+            self.casts += [_buffer("part from the host", p.tensor.axes, p.tensor, run) for p in self.parts]
+            self.host_gradient = on_host(self.gradient) if self.gradient is not None else None
+
+    def _flatten(self, group: list[Weight], run: Run, policy: Policy) -> None:
+        computed, stored = group[0].tensor.dtype, stored_dtype(group[0], policy)
+        elements = elements_of(group)
+        part = ceil_div(elements, self.ranks)
+        trainable = group[0].trainable
+        tensor = Tensor("flat parameter", (part,), stored, group[0].tensor.role, run.block.name, SOURCE)
+        self.parts.append(
+            Weight(f"{run.block.name}.{'trained' if trainable else 'frozen'}", (part,), tensor, trainable=trainable, kind="flat")
+        )
+        if stored is not computed:
+            self.casts.append(Tensor("part to gather", (part,), computed, Role.COMMUNICATION, run.block.name, SOURCE))
+        if self.ranks > 1 or stored is not computed:
+            self.gathered.append(
+                Tensor("gathered flat parameter", (self.ranks * part,), computed, group[0].tensor.role, run.block.name, SOURCE)
+            )
+        if trainable:
+            wanted = policy.config.parallel.reduce_dtype
+            reduced = computed if wanted == "auto" else find_dtype(wanted)
+            self.flat_gradient = Tensor(
+                "gradient of the flat parameter", (self.ranks * part,), computed, Role.GRADIENTS, run.block.name, SOURCE
+            )
+            self.reduced = Tensor("reduced gradients", (part,), reduced, Role.GRADIENTS, run.block.name, SOURCE)
+            self.gradient = (
+                self.reduced if reduced is stored else Tensor("sharded gradients", (part,), stored, Role.GRADIENTS, run.block.name, SOURCE)
+            )
+            if reduced is not computed:
+                self.reduce_input = Tensor("gradients to reduce", (self.ranks * part,), reduced, Role.COMMUNICATION, run.block.name, SOURCE)
+
+    def _packed(self, weight: Weight) -> None:
+        part = ceil_div(weight.tensor.nbytes, self.ranks)
+        tensor = Tensor(weight.tensor.name, (part,), weight.tensor.dtype, Role.WEIGHTS, weight.path, SOURCE)
+        self.parts.append(Weight(weight.path, tensor.axes, tensor, trainable=False, kind=weight.kind))
+        self.gathered.append(
+            Tensor(f"gathered {weight.tensor.name}", (self.ranks * part,), weight.tensor.dtype, Role.WEIGHTS, weight.path, SOURCE)
+        )
+
+    # ------------------------------------------------------------ events
+
+    @property
+    def reduces(self) -> bool:
+        return self.flat_gradient is not None
+
+    def gather(self, *, backward: bool) -> list[Event]:
+        """The whole flat parameter; the rank's part in the gathered type goes once the gather is done."""
+        if not self.gathered:
+            return []
+        moved: Size = 0
+        for tensor in self.gathered:
+            moved = moved + tensor.nbytes
+        costs: list[Collective | HostCopy] = [Collective("all-gather", moved, ranks=self.ranks, axis="shard")] if self.ranks > 1 else []
+        if any(c.name.endswith("from the host") for c in self.casts):
+            costs.insert(0, HostCopy(moved // self.ranks, to_host=False))
+        return [
+            *((ALLOC, c) for c in self.casts),
+            *((ALLOC, t) for t in self.gathered),
+            (RUN, Work(None, costs, backward)),
+            *((FREE, c) for c in self.casts),
+        ]
+
+    def copy_out(self, *, backward: bool) -> list[Event]:
+        """Nothing: modules use views."""
+        return []
+
+    def flatten_gradients(self, gradients: list[Tensor]) -> list[Event]:
+        """The views' gradients are concatenated into the flat parameter's, while it is still whole."""
+        if self.flat_gradient is None:
+            return []
+        copy = Work(None, (Move(2 * self.flat_gradient.nbytes),), True)
+        return [(ALLOC, self.flat_gradient), (RUN, copy), *((FREE, g) for g in gradients)]
+
+    def copy_in(self, gradients: list[Tensor]) -> list[Event]:
+        """The flat gradient, cast where the reduction has a type of its own, is reduced into the rank's part."""
+        if self.flat_gradient is None or self.reduced is None:
+            return []
+        cast: list[Event] = [(ALLOC, self.reduce_input), (FREE, self.flat_gradient)] if self.reduce_input is not None else []
+        source = self.reduce_input or self.flat_gradient
+        costs = [Collective("reduce-scatter", source.nbytes, ranks=self.ranks, axis="shard")] if self.ranks > 1 else []
+        if self.replicas > 1:
+            costs.append(Collective("all-reduce", self.reduced.nbytes, ranks=self.replicas, axis="replica"))
+        return [*cast, (ALLOC, self.reduced), (RUN, Work(None, costs, True)), (FREE, source)]
+
+    def settle(self, *, first: bool) -> tuple[list[Event], list[Event]]:
+        """As FSDP2, but nothing of the reduction is held."""
+        events, later = super().settle(first=first)
+        return events + later, []
+
+    def drop_reduce_input(self) -> list[Event]:
+        """Nothing: it went with the reduction."""
+        return []
+
+
+def _buffer(name: str, axes: tuple[Size, ...], like: Tensor, run: Run) -> Tensor:
+    return Tensor(name, axes, like.dtype, Role.COMMUNICATION, run.block.name, SOURCE)

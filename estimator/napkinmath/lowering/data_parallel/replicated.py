@@ -1,0 +1,154 @@
+"""Replicated parameters: DistributedDataParallel's gradient buckets, and nn.DataParallel's first GPU.
+
+Sources: torch 2.13 nn/parallel/distributed.py, csrc/distributed/c10d/reducer.cpp (initialize_buckets: one flat tensor a bucket that
+lives as long as the reducer; mark_variable_ready_dense, finalize_bucket_dense: copies in and out, or gradients that are views).
+"""
+
+from __future__ import annotations
+
+from napkinmath.costs import Collective, Move
+from napkinmath.expr import Bindings, Size
+from napkinmath.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Work
+from napkinmath.parallel_config import DataParallel
+from napkinmath.units import MIB
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from napkinmath.ledger import Event
+    from napkinmath.lowering.optimizer import Update
+    from napkinmath.lowering.policy import Policy
+    from napkinmath.step import Run, Segment
+
+MicroSteps = list[tuple[int, "list[Segment]"]]
+SOURCE = "torch csrc/distributed/c10d/reducer.cpp"
+LARGEST_BROADCAST = 250 * MIB  # _sync_module_states: parameters go out from rank 0 in flat copies of at most this size
+
+
+def replicate(runs: list[Run], policy: Policy, load: list[Segment], micro_steps: MicroSteps, update: Update, sizes: dict[str, int]) -> tuple[list[Segment], MicroSteps]:  # fmt: skip
+    """(loading, micro-steps) with what replicas add; `update` keeps its gradients only where they are no views of buckets."""
+    if policy.config.parallel.data_parallel is DataParallel.DP:
+        return load, [(times, _gathered_on_first(segments, runs, policy)) for times, segments in micro_steps]
+    load = [*load, *_broadcast(runs, policy, sizes), *_buckets(runs)]
+    viewed = policy.config.parallel.gradient_as_bucket_view
+    *earlier, (times, last) = micro_steps
+    if times > 1:
+        earlier.append((times - 1, last))
+    reduced = _reduced(last, runs, policy, sizes, releases=viewed)
+    if viewed:
+        update.zero = []
+    return load, [*earlier, (1, reduced)]
+
+
+def _trained(run: Run) -> list[Tensor]:
+    return run.block.gradients
+
+
+def _buckets(runs: list[Run]) -> list[Segment]:
+    """One buffer as large as each gradient: buckets hold all of them, however they are cut."""
+    from napkinmath.step import Segment
+
+    found: list[Segment] = []
+    for run in runs:
+        events: list[Event] = [
+            (ALLOC, Tensor(f"bucket of {g.name}", g.axes, g.dtype, Role.COMMUNICATION, g.module, SOURCE)) for g in _trained(run)
+        ]
+        if events:
+            found.append(Segment(f"gradient buckets of {run.name}", Phase.LOAD, events, run.count, run.stage.symbols))
+    return found
+
+
+def _broadcast(runs: list[Run], policy: Policy, sizes: dict[str, int]) -> list[Segment]:
+    """The flat copy in which parameters of one broadcast travel, there while the engine is made."""
+    from napkinmath.dtypes import UINT8
+    from napkinmath.step import Segment
+
+    total = 0
+    for run in runs:
+        bind = Bindings({**sizes, **dict(run.stage.symbols)})
+        total += run.count * sum(bind(w.tensor.nbytes) for w in run.block.weights if not w.tied_to)
+    flat = Tensor(
+        "parameters on their way",
+        (min(total, LARGEST_BROADCAST),),
+        UINT8,
+        Role.COMMUNICATION,
+        "",
+        "torch distributed/utils.py _sync_module_states",
+    )
+    work = Work(
+        None, (Collective("broadcast", total, ranks=policy.config.parallel.data_parallel_size, axis="data", overlaps=False),), False
+    )
+    return [Segment("broadcast of the parameters", Phase.LOAD, [(ALLOC, flat), (RUN, work), (FREE, flat)])]
+
+
+def _reduced(segments: list[Segment], runs: list[Run], policy: Policy, sizes: dict[str, int], *, releases: bool) -> list[Segment]:
+    """The last micro-step: buckets are reduced as their gradients are there; views of buckets take no memory of their own."""
+    by_name = {run.name: run for run in runs}
+    parallel = policy.config.parallel
+    found: list[Segment] = []
+    for segment in segments:
+        run = by_name.get(segment.name)
+        gradients = _trained(run) if run is not None and segment.phase is Phase.BACKWARD else []
+        if not gradients:
+            found.append(segment)
+            continue
+        total: Size = 0
+        for gradient in gradients:
+            total = total + gradient.nbytes
+        costs = [Move((2 if releases else 4) * total, len(gradients))]
+        calls = _calls(total, parallel.bucket_mb * MIB, Bindings({**sizes, **dict(segment.symbols)}))
+        reduce = [Collective("all-reduce", total // calls, ranks=parallel.data_parallel_size, axis="data") for _ in range(calls)]
+        events: list[Event] = [*segment.events, (RUN, Work(None, (*costs, *reduce), True))]
+        if releases:
+            events += [(FREE, gradient) for gradient in gradients]
+        found.append(segment.copy(events=events, repeat=segment.repeat))
+    return found
+
+
+def _calls(total: Size, cap: int, bind: Bindings) -> int:
+    """Buckets that so many bytes fill."""
+    return max(1, -(-int(bind(total)) // cap))
+
+
+def _gathered_on_first(segments: list[Segment], runs: list[Run], policy: Policy) -> list[Segment]:
+    """nn.DataParallel's first GPU: parameters go out in every forward, all replicas' logits come in, and their gradients are added.
+
+    Source: torch 2.13 nn/parallel/data_parallel.py, replicate.py, scatter_gather.py gather; the Trainer asks for loss and logits.
+    """
+    from napkinmath.step import Segment
+
+    ranks = policy.config.parallel.data_parallel_size
+    parameters: Size = 0
+    for run in runs:
+        for weight in run.block.weights:
+            if not weight.tied_to and not run.stage.symbols:
+                parameters = parameters + run.count * weight.tensor.nbytes
+    out = Work(None, (Collective("broadcast", parameters, ranks=ranks, axis="data", overlaps=False),), False)
+    back = Work(None, (Collective("reduce", parameters, ranks=ranks, axis="data", overlaps=False),), True)
+    logits = [
+        Tensor(
+            "logits of all replicas",
+            (ranks * t.axes[0], *t.axes[1:]),
+            t.dtype,
+            Role.LOGITS,
+            t.module,
+            "torch nn/parallel/scatter_gather.py",
+        )
+        for t in _logits(runs[-1])
+    ]
+    gathered = Segment("outputs of the replicas", Phase.FORWARD, [*((ALLOC, t) for t in logits), *((FREE, t) for t in reversed(logits))])
+    position = next((i for i, s in enumerate(segments) if s.phase is Phase.BACKWARD), len(segments))
+    return [
+        Segment("parameters to the replicas", Phase.FORWARD, [(RUN, out)]),
+        *segments[:position],
+        gathered,
+        *segments[position:],
+        Segment("gradients of the replicas", Phase.BACKWARD, [(RUN, back)]),
+    ]
+
+
+def _logits(run: Run) -> list[Tensor]:
+    """What the head's product makes."""
+    for op in run.block.ops:
+        if any(v.weight is not None and v.weight.kind in ("head", "embedding") for v in op.inputs) and op.outputs:
+            return [op.outputs[0].tensor]
+    return []

@@ -1,0 +1,214 @@
+"""DeepSpeed ZeRO: stages 1 and 2 keep 16-bit parameters whole, stage 3 gathers them module by module.
+
+Sources: DeepSpeed 0.19 runtime/zero/stage_1_and_2.py DeepSpeedZeroOptimizer, stage3.py DeepSpeedZeroOptimizer_Stage3,
+partition_parameters.py AllGatherCoalescedHandle, partitioned_param_coordinator.py; ZeRO (arXiv 1910.02054), ZeRO-Offload
+(2101.06840), ZeRO-Infinity (2104.07857), ZeRO++ (2306.10209), MiCS (2205.00119).
+"""
+
+from __future__ import annotations
+
+from napkinmath.costs import Collective, HostCopy, Move
+from napkinmath.dtypes import FP32
+from napkinmath.errors import InputError
+from napkinmath.expr import Size
+from napkinmath.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Work
+from napkinmath.lowering.data_parallel.flat import elements_of, master_of, partition, trained_weights
+from napkinmath.lowering.data_parallel.stored import shadow
+from napkinmath.parallel_config import DataParallel
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from napkinmath.ledger import Event, Value
+    from napkinmath.lowering.optimizer import Update
+    from napkinmath.lowering.policy import Policy
+    from napkinmath.model_spec import ModelSpec
+    from napkinmath.step import Run, Segment, Step
+
+SOURCE = "DeepSpeed runtime/zero"
+
+
+def zero_step(spec: ModelSpec, policy: Policy, runs: list[Run], shared: dict[str, Value]) -> Step:
+    """One rank's step under a ZeRO stage."""
+    kind, offload = policy.config.parallel.data_parallel, policy.config.offload
+    if offload.parameters and kind is not DataParallel.ZERO3:
+        raise InputError(f"offloading parameters needs ZeRO stage 3, not {kind.value}; use --zero 3, or --offload optimizer")
+    if kind is DataParallel.ZERO3:
+        from napkinmath.lowering.data_parallel.zero3 import partitioned_step
+
+        return partitioned_step(spec, policy, runs, shared)
+    return whole_parameters_step(spec, policy, runs, shared)
+
+
+def whole_parameters_step(spec: ModelSpec, policy: Policy, runs: list[Run], shared: dict[str, Value]) -> Step:
+    """Stages 1 and 2."""
+    from napkinmath.lowering.data_parallel.saving import save_partitions
+    from napkinmath.lowering.lifecycle import load_segments
+    from napkinmath.step import Segment, Step, lower_micro_step
+
+    parallel = policy.config.parallel
+    ranks, partitioned = parallel.shard_degree, parallel.data_parallel is DataParallel.ZERO2
+    on_host = policy.config.offload.optimizer
+    masters = [master_of(run, ranks, host=on_host) for run in runs]
+    owned = [shadow(run, [master] if master is not None else [], []) for run, master in zip(runs, masters, strict=True)]
+    averaged = [
+        partition("averaged gradients", elements_of(trained), ranks, trained[0].tensor.dtype, Role.GRADIENTS, run)
+        if (trained := trained_weights(run))
+        else None
+        for run in runs
+    ]
+    steps = policy.config.gradient_accumulation_steps
+
+    def micro_step(*, first: bool, last: bool) -> list[Segment]:
+        lowered = lower_micro_step(runs, shared, policy, accumulate=not first and not partitioned)
+        return _reducing(lowered, runs, averaged, policy, first=first, last=last, partitioned=partitioned, on_host=on_host)
+
+    micro_steps = [(1, micro_step(first=True, last=steps == 1))]
+    if steps > 2:
+        micro_steps.append((steps - 2, micro_step(first=False, last=False)))
+    if steps > 1:
+        micro_steps.append((1, micro_step(first=False, last=True)))
+    load = load_segments(runs, policy)
+    load += [
+        Segment(f"fp32 partition of {r.name}", Phase.LOAD, [(ALLOC, m.tensor)], r.count, r.stage.symbols)
+        for r, m in zip(runs, masters, strict=True)
+        if m is not None
+    ]
+    update = zero_update(owned, runs, averaged, policy, dict(spec.symbols))
+    return Step(spec, policy, runs, load + update.load, micro_steps, update, save_partitions(owned, policy))
+
+
+def bucket_elements(policy: Policy, runs: list[Run]) -> int | Size:
+    """Elements of one reduce bucket: as set, or the square of the hidden size ('auto' in the Trainer's integration)."""
+    wanted = policy.config.parallel.zero.reduce_bucket_size
+    if wanted:
+        return wanted
+    width = next((w.axes[0] for run in runs for w in run.block.weights if len(w.axes) == 1 and w.kind == "norm"), 4096)
+    return width * width
+
+
+def buckets(policy: Policy, runs: list[Run], *, count: int) -> list[Tensor]:
+    """The contiguous buffers in which gradients are gathered before they are reduced."""
+    trained = [w for run in runs for w in trained_weights(run)]
+    if not trained or not policy.config.parallel.zero.contiguous_gradients:
+        return []
+    size = bucket_elements(policy, runs)
+    return [
+        Tensor("reduce bucket", (size,), trained[0].tensor.dtype, Role.COMMUNICATION, "", f"{SOURCE} ipg_buckets") for _ in range(count)
+    ]
+
+
+def _reducing(
+    segments: list[Segment], runs: list[Run], averaged: list[Tensor | None], policy: Policy, *, first: bool, last: bool, partitioned: bool, on_host: bool
+) -> list[Segment]:  # fmt: skip
+    """Gradients leave for the buckets as they are made (stage 2), or all stay whole until the last micro-step is over (stage 1)."""
+    from napkinmath.step import Segment
+
+    overlap = policy.config.parallel.zero.overlap_comm
+    held = buckets(policy, runs, count=2 if overlap else 1)
+    by_name = {run.name: index for index, run in enumerate(runs)}
+    found: list[Segment] = []
+    opened = False
+    for segment in segments:
+        if segment.phase is Phase.BACKWARD and not opened:
+            opened = True
+            found.append(Segment("reduce buckets", Phase.BACKWARD, [(ALLOC, t) for t in held]))
+        index = by_name.get(segment.name, -1)
+        mine = averaged[index] if index >= 0 and segment.phase is Phase.BACKWARD else None
+        if mine is None or not (partitioned or last):
+            found.append(segment)
+            continue
+        run = runs[index]
+        work = Work(None, _reduction(run, policy, partitioned=partitioned), True)
+        if not partitioned:
+            found.append(segment.copy(events=[*segment.events, (RUN, work)], repeat=segment.repeat))
+            continue
+        events: list[Event] = [
+            *([] if on_host else [(ALLOC, mine)]),
+            *segment.events,
+            (RUN, work),
+            *((FREE, g) for g in run.block.gradients),
+        ]
+        if on_host:
+            events.append((RUN, Work(None, (HostCopy(mine.nbytes, to_host=True),), True)))
+        elif not first:
+            events.append((FREE, mine))  # added to what earlier micro-steps left
+        found.append(segment.copy(events=events, repeat=segment.repeat))
+    if not partitioned and last:
+        found += _whole_to_partitions(runs, averaged, on_host=on_host)
+    found.append(Segment("reduce buckets released", Phase.BACKWARD, [(FREE, t) for t in held]))
+    return found
+
+
+def _whole_to_partitions(runs: list[Run], averaged: list[Tensor | None], *, on_host: bool) -> list[Segment]:
+    """Stage 1 after the last backward: of each gradient only the rank's part is kept."""
+    from napkinmath.step import Segment
+
+    found: list[Segment] = []
+    for run, mine in zip(runs, averaged, strict=True):
+        if mine is None:
+            continue
+        events: list[Event] = [*([] if on_host else [(ALLOC, mine)]), *((FREE, g) for g in run.block.gradients)]
+        if on_host:
+            events.append((RUN, Work(None, (HostCopy(mine.nbytes, to_host=True),), True)))
+        found.append(Segment(f"partition of the gradients of {run.name}", Phase.BACKWARD, events, run.count, run.stage.symbols))
+    return found
+
+
+def _reduction(run: Run, policy: Policy, *, partitioned: bool) -> tuple[Move | Collective, ...]:
+    parallel = policy.config.parallel
+    moved: Size = 0
+    for gradient in run.block.gradients:
+        moved = moved + gradient.nbytes
+    kind = "reduce-scatter" if partitioned else "all-reduce"
+    overlaps = parallel.zero.overlap_comm is True
+    costs: list[Move | Collective] = [
+        Move(2 * moved),
+        Collective(kind, moved, ranks=parallel.shard_degree, axis="shard", overlaps=overlaps),
+    ]
+    if parallel.replica_degree > 1:
+        costs.append(
+            Collective("all-reduce", moved // parallel.shard_degree, ranks=parallel.replica_degree, axis="replica", overlaps=overlaps)
+        )
+    return tuple(costs)
+
+
+def zero_update(owned: list[Run], runs: list[Run], averaged: list[Tensor | None], policy: Policy, sizes: dict[str, int]) -> Update:
+    """The fp32 gradient of the partition, clipping and update on it, and the all-gather of new 16-bit parameters."""
+    from napkinmath.lowering.data_parallel.host import partitions_updated_on_host
+    from napkinmath.lowering.optimizer import lower_update, segments
+
+    if policy.config.offload.optimizer:
+        return partitions_updated_on_host(owned, runs, policy)
+    update = lower_update(owned, policy, sizes)
+    before: list[Segment] = []
+    after: list[Segment] = []
+    by_index = {id(mine): (run, grad) for mine, run, grad in zip(owned, runs, averaged, strict=True) if grad is not None}
+    mine_with = [mine for mine in owned if id(mine) in by_index]
+    flats = {
+        id(mine): Tensor("flat gradients", g.axes, g.dtype, Role.GRADIENTS, g.module, SOURCE)
+        for mine in mine_with
+        for _, g in [by_index[id(mine)]]
+    }
+    wides = {
+        id(mine): Tensor("fp32 gradients", g.axes, FP32, Role.GRADIENTS, g.module, SOURCE)
+        for mine in mine_with
+        for _, g in [by_index[id(mine)]]
+    }
+    before += segments("flat gradients", Phase.STEP, mine_with, lambda r: [(ALLOC, flats[id(r)])])
+    before += segments("fp32 gradients", Phase.STEP, mine_with, lambda r: [(ALLOC, wides[id(r)])])
+    before += segments("flat gradients released", Phase.STEP, mine_with, lambda r: [(FREE, flats[id(r)])])
+    before += segments("averaged gradients released", Phase.STEP, mine_with, lambda r: [(FREE, by_index[id(r)][1])])
+    after += segments("fp32 gradients released", Phase.STEP, mine_with, lambda r: [(FREE, wides[id(r)])])
+    after += segments(
+        "new parameters", Phase.STEP, mine_with, lambda r: [(RUN, Work(None, gathered_again(by_index[id(r)][0], policy), False))]
+    )
+    update.work = before + update.work + after
+    return update
+
+
+def gathered_again(run: Run, policy: Policy) -> tuple[Collective, ...]:
+    """The all-gather that brings every rank the others' updated 16-bit parameters."""
+    moved: Size = 0
+    for weight in trained_weights(run):
+        moved = moved + weight.tensor.nbytes
+    return (Collective("all-gather", moved, ranks=policy.config.parallel.shard_degree, axis="shard", overlaps=False),)
