@@ -120,9 +120,14 @@ class _Run:
         self._failure: OutOfMemoryReport | None = None
 
     def run(self) -> Measurement:
-        self._release()
-        with self._memory or nullcontext():
-            return self._run()
+        if self._device.type == "cuda":
+            self._release()
+        gc.freeze()  # what is here already stays out of the collections that free a model
+        try:
+            with self._memory or nullcontext():
+                return self._run()
+        finally:
+            gc.unfreeze()
 
     def _run(self) -> Measurement:
         if self._memory is not None:
