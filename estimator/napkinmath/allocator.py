@@ -13,13 +13,14 @@ from bisect import bisect_left, insort
 
 from napkinmath.errors import InputError, shown
 from napkinmath.record import Record
+from napkinmath.timeline import segment_profile
 from napkinmath.units import GIB, MIB, format_bytes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from napkinmath.timeline import Timeline
+    from napkinmath.timeline import Timeline, TimelineSegment
 
 GRANULE = 512
 SMALL_LIMIT = MIB
@@ -353,6 +354,33 @@ class Replay(Record):
     """The failed request, if a limit was set and hit; the peaks are then those reached before."""
 
 
+STEADY = 6  # repetitions of equal micro-steps after which the books are taken to repeat too
+
+
+def without_repetition(timeline: Timeline, sizes: list[int]) -> list[TimelineSegment]:
+    """The segments, where a row of them that leaves as many bytes as it found follows itself at most STEADY times."""
+    segments, ids = timeline.segments, [id(segment) for segment in timeline.segments]
+    kept: list[TimelineSegment] = []
+    last: dict[int, int] = {}
+    at = times = 0
+    while at < len(ids):
+        period = at - last.get(ids[at], at)
+        if period and ids[at : at + period] == ids[at - period : at]:
+            times += 1
+            row = segments[at : at + period]
+            if times < STEADY or sum(segment.repeat * segment_profile(segment, sizes)[2] for segment in row):
+                kept += row
+            for offset in range(period):
+                last[ids[at + offset]] = at + offset
+            at += period
+            continue
+        times = 0
+        last[ids[at]] = at
+        kept.append(segments[at])
+        at += 1
+    return kept
+
+
 def replay(timeline: Timeline, settings: AllocatorSettings | None = None) -> Replay:
     """Replays a timeline's events in order; tensors of no bytes take none."""
     allocator = CachingAllocator(settings)
@@ -361,7 +389,7 @@ def replay(timeline: Timeline, settings: AllocatorSettings | None = None) -> Rep
     held: list[list[Block]] = [[] for _ in sizes]
     failed = ""
     try:
-        for segment in timeline.segments:
+        for segment in without_repetition(timeline, sizes):
             pairs = segment.pairs
             events = [
                 (action, index)

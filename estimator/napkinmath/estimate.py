@@ -12,7 +12,8 @@ from napkinmath.model_spec import ModelSpec
 from napkinmath.record import Record
 from napkinmath.schedule import Clock, StepTime, phase_times
 from napkinmath.simulate import simulate
-from napkinmath.step import Step, build_step
+from napkinmath.stages import StageFigures, WholeModel, stage_figures, worst_step
+from napkinmath.step import Step
 from napkinmath.timeline import Point, Timeline
 from napkinmath.train_config import TrainConfig
 
@@ -135,7 +136,7 @@ class Estimate:
         return self._once("replays", self._replays)
 
     def _replays(self) -> list[Replay]:
-        lengths, batch = self.config.batch.lengths, self.config.micro_batch_size
+        lengths, batch = self.step.policy.config.batch.lengths, self.config.micro_batch_size
         if not lengths or self.config.batch.packing or not isinstance(batch, int):
             return [replay(self.timeline, self.settings)]
         from napkinmath.varied_lengths import replays
@@ -167,12 +168,23 @@ class Estimate:
     @property
     def num_parameters(self) -> int:
         """Parameters of the base model, tied ones once."""
-        return self._once("parameters", lambda: count_parameters(self.step)[0])
+        return self._counted[0]
 
     @property
     def num_trained(self) -> int:
         """Parameters that get a gradient, adapters included."""
-        return self._once("trained", lambda: count_parameters(self.step)[1])
+        return self._counted[1]
+
+    @property
+    def _counted(self) -> tuple[int, int]:
+        parallel = self.config.parallel
+        spread = parallel.tensor_parallel_size > 1 or parallel.pipeline_parallel_size > 1
+        return self._once("parameters", lambda: count_parameters(WholeModel(self.spec, self.step.policy) if spread else self.step))
+
+    @property
+    def stages(self) -> tuple[StageFigures, ...]:
+        """Figures of every pipeline rank; this estimate is that of the one that needs the most memory."""
+        return self._once("stages", lambda: stage_figures(self.spec, self.step.policy, steps=steps_priced(self.config)))
 
     # ------------------------------------------------------------ time
 
@@ -204,6 +216,11 @@ class Estimate:
             rule.gemm or (rule.autocast or self.step.policy.compute_dtype if config.quantization else rule.autocast or rule.parameters)
         )
         start, bind = self.timeline.step_starts[-1], Bindings(self.step.symbols)
+        if config.batch.lengths and not config.batch.packing and isinstance(config.micro_batch_size, int):
+            from napkinmath.varied_lengths import varied_time
+
+            phases, tokens, needed, done = varied_time(self.step, self.timeline, Clock(self.speed, self.step.policy), start)
+            return StepTime(phases=phases, tokens=tokens, model_flops=needed, hardware_flops=done, peak_flops_per_s=peak)
         return StepTime(
             phases=phase_times(self.timeline, self.speed, first_segment=start),
             tokens=bind(config.micro_batch_size * config.sequence_length) * config.gradient_accumulation_steps,
@@ -279,7 +296,7 @@ def estimate(
     measured = _calibration(calibration, machine)
     speed = efficiency or (measured.efficiency(machine.gpu) if measured is not None and machine is not None else _default_speed(machine))
     policy: Policy = resolve(spec, config, machine)
-    step = build_step(spec, policy)
+    step = worst_step(spec, policy, steps=steps_priced(config))
     clock = Clock(speed, policy, _network(cluster, config)) if speed is not None else None
     settings = parse_settings(allocator) if isinstance(allocator, str) else allocator
     timeline = simulate(step, clock, steps=steps_priced(config))
@@ -361,7 +378,7 @@ def _default_speed(hardware: Hardware | None) -> Efficiency | None:
     return default_efficiency(hardware.gpu)
 
 
-def count_parameters(step: Step) -> tuple[int, int]:
+def count_parameters(step: Step | WholeModel) -> tuple[int, int]:
     """(base parameters, trained parameters), tied ones once, buffers not counted."""
     base = trained = 0
     top = Bindings(step.symbols)

@@ -119,8 +119,12 @@ class Timeline:
         sizes = [t.requested for t in self.tensors]
         base = 0
         found: list[Point] = []
+        profiles: dict[int, tuple[int, int, int]] = {}  # a step repeats the same segments
         for index, segment in enumerate(self.segments):
-            high, at, delta = segment_profile(segment, sizes)
+            profile = profiles.get(id(segment))
+            if profile is None:
+                profile = profiles[id(segment)] = segment_profile(segment, sizes)
+            high, at, delta = profile
             last = segment.repeat - 1 if delta > 0 else 0
             found.append(Point(segment=index, repetition=last, event=at, nbytes=base + last * delta + high))
             base += segment.repeat * delta

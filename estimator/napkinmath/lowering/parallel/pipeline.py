@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from napkinmath.costs import Collective, traffic
 from napkinmath.errors import InputError
-from napkinmath.expr import Bindings
 from napkinmath.ledger import ALLOC, BATCH, Block, Op, Phase, Role, Tensor, Value, Weight
-from napkinmath.lowering.parallel.stage_order import FORWARD, check_micro_batches, layers_per_stage, stage_order
+from napkinmath.lowering.parallel.stage_order import FORWARD, check_micro_batches, in_flight, layers_per_stage, stage_order
 from napkinmath.parallel_config import PipelineSchedule
 
 TYPE_CHECKING = False
@@ -141,15 +140,13 @@ def pipelined(chunks: list[list[Run]], shared: dict[str, Value], policy: Policy,
     own = [made_by(chunk, shared) for chunk in chunks]
     first = [_halves(lower_micro_step(chunk, made, policy, accumulate=False)) for chunk, made in zip(chunks, own, strict=True)]
     later = [_halves(lower_micro_step(chunk, made, policy, accumulate=True)) for chunk, made in zip(chunks, own, strict=True)]
-    seen: set[int] = set()
+    seen: set[tuple[str, int]] = set()
     found: list[tuple[int, list[Segment]]] = []
     for times, turns in stage_order(policy.config.parallel, rank, num_micro_batches(policy)):
-        fresh = [chunk for what, chunk in turns if what != FORWARD and chunk not in seen]
+        fresh = set(turns) - seen  # a chunk's first forward and first backward belong together
         if fresh:
-            found.append(
-                (1, [segment for what, chunk in turns for segment in (first if chunk in fresh else later)[chunk][what != FORWARD]])
-            )
-            seen |= set(fresh)
+            found.append((1, [segment for turn in turns for segment in (first if turn in fresh else later)[turn[1]][turn[0] != FORWARD]]))
+            seen |= fresh
             times -= 1
         if times:
             found.append((times, [segment for what, chunk in turns for segment in later[chunk][what != FORWARD]]))
@@ -178,7 +175,7 @@ def waiting_buffers(chunks: list[list[Run]], policy: Policy, rank: int) -> list[
     parallel, count = policy.config.parallel, num_micro_batches(policy)
     if not policy.keeps_stage_buffers:
         return []
-    held = max(_in_flight(stage_order(parallel, rank, count)).values())
+    held = max(in_flight(stage_order(parallel, rank, count)).values())
     events: list[tuple[str, Tensor]] = []
     for runs in chunks:
         received, sent = runs[0].block.output, runs[-1].block.output
@@ -193,25 +190,3 @@ def waiting_buffers(chunks: list[list[Run]], policy: Policy, rank: int) -> list[
 
 def _buffer(what: str, like: Value) -> Tensor:
     return Tensor(f"receive buffer of {what}", like.axes, like.dtype, Role.COMMUNICATION)
-
-
-def _in_flight(order: list[tuple[int, list[tuple[str, int]]]]) -> dict[int, int]:
-    """The most micro-batches of each chunk whose backward has not run."""
-    live: dict[int, int] = {}
-    most: dict[int, int] = {}
-    for times, turns in order:
-        for _ in range(times):
-            for what, chunk in turns:
-                live[chunk] = live.get(chunk, 0) + (1 if what == FORWARD else -1)
-                most[chunk] = max(most.get(chunk, 0), live[chunk])
-    return most
-
-
-# ---------------------------------------------------------------- figures by stage
-
-
-def weights_of(runs: list[Run], bind: Bindings) -> int:
-    """Parameter bytes of some runs, tied ones once."""
-    return sum(
-        run.count * bind.extended(dict(run.stage.symbols))(w.tensor.nbytes) for run in runs for w in run.block.weights if not w.tied_to
-    )

@@ -49,6 +49,18 @@ def interleaved_turns(stages: int, chunks: int, rank: int, num_micro_batches: in
     return turns + [(BACKWARD, chunk(i, forward=False)) for i in range(total - warmup, total)]
 
 
+def in_flight(order: list[tuple[int, list[Turn]]]) -> dict[int, int]:
+    """The most micro-batches of each chunk whose backward has not run."""
+    live: dict[int, int] = {}
+    most: dict[int, int] = {}
+    for times, turns in order:
+        for _ in range(times):
+            for what, chunk in turns:
+                live[chunk] = live.get(chunk, 0) + (1 if what == FORWARD else -1)
+                most[chunk] = max(most.get(chunk, 0), live[chunk])
+    return most
+
+
 def bubble_fraction(parallel: ParallelConfig, num_micro_batches: int) -> float:
     """Idle over busy time of a pipeline of equal stages, (p-1)/(m·v) but for schedules that fill or never overlap.
 

@@ -1,0 +1,103 @@
+"""Tensor parallelism by the rules against torch's own DTensor on pretended ranks: transformers' tp_plan, and torch's styles with a split sequence."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from collections import Counter
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from napkinmath.catalog.families import read_config
+from napkinmath.catalog.stacks import STACKS
+from napkinmath.costs import Collective
+from napkinmath.expr import Bindings
+from napkinmath.lowering.policy import Policy
+from napkinmath.parallel_config import ParallelConfig
+from napkinmath.simulate import simulate
+from napkinmath.step import Step, build_step
+from napkinmath.train_config import Precision, TrainConfig
+from napkinmath_profiler.trace import TraceOptions
+from napkinmath_profiler.tracing.parallel.tensor_parallel import trace_tensor_parallel
+from napkinmath_profiler.tracing.traced_timeline import timeline_of
+
+TOLERANCE = 0.01
+BATCH, LENGTH = 2, 128
+SIZES = {
+    "hidden_size": 128,
+    "intermediate_size": 192,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+}
+FAMILIES = {
+    "llama": {"model_type": "llama", **SIZES},
+    "qwen2": {"model_type": "qwen2", **SIZES},
+    "qwen3": {"model_type": "qwen3", **SIZES, "head_dim": 32},
+    "mistral": {"model_type": "mistral", **SIZES, "sliding_window": None},
+}
+TORCH_NAMES = {"all_reduce": "all-reduce", "all_gather_into_tensor": "all-gather", "reduce_scatter_tensor": "reduce-scatter"}
+
+
+def analytic(config: dict[str, object], degree: int, *, sequence: bool) -> Step:
+    parallel = ParallelConfig(tensor_parallel_size=degree, sequence_parallel=sequence)
+    train = TrainConfig(
+        micro_batch_size=BATCH, sequence_length=LENGTH, precision=Precision.BF16, optimizer="adamw", clip_gradients=False, parallel=parallel
+    )
+    return build_step(read_config(config), Policy(train, STACKS["hf-bare"]))
+
+
+def collectives(step: Step) -> Counter[tuple[str, int]]:
+    """(kind, bytes of the whole message) of one micro-step."""
+    bind, found = Bindings(step.symbols), Counter[tuple[str, int]]()
+    for run in step.runs:
+        for op in run.block.ops:
+            for cost in (*op.costs, *op.backward_costs):
+                if isinstance(cost, Collective):
+                    found[cost.kind, bind(cost.moved)] += run.count
+    return found
+
+
+@pytest.mark.parametrize("sequence", [False, True], ids=["plan", "sequence"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_peak_of_a_rank_is_the_traced_one(family: str, sequence: bool) -> None:
+    if family == "qwen3" and sequence:
+        pytest.skip("the norm of each head wants a plan of its own beside torch's styles")
+    config = FAMILIES[family]
+    options = TraceOptions(micro_batch_size=BATCH, sequence_length=LENGTH, optimizer="adamw")
+    result = trace_tensor_parallel(dict(config), 2, options, sequence=sequence)
+    traced, step = timeline_of(result).peak().nbytes, analytic(config, 2, sequence=sequence)
+    assert simulate(step).peak().nbytes == pytest.approx(traced, rel=TOLERANCE)
+    counted = Counter[tuple[str, int]]()
+    for record in result.records:
+        name = record.op.removeprefix("_c10d_functional.").removesuffix(".default")
+        if record.step == 0 and name in TORCH_NAMES and record.phase.value in ("forward", "backward"):
+            share = 2 if name == "reduce_scatter_tensor" else 1
+            counted[TORCH_NAMES[name], record.requested_bytes * share] += 1
+    rows = BATCH * LENGTH * 4  # the loss exchanges one number a row, on its own
+    assert Counter({key: n for key, n in collectives(step).items() if key[1] != rows}) == Counter(
+        {key: n for key, n in counted.items() if key[1] != rows}
+    )
+
+
+def test_four_ranks_share_two_key_value_heads() -> None:
+    step = analytic(FAMILIES["llama"], 4, sequence=False)
+    bind = Bindings(step.symbols)
+    assert (step.symbols["a"], step.symbols["k"]) == (1, 1)
+    layer = next(run for run in step.runs if run.count == 2)
+    sizes = {w.path.split(".")[-2]: bind(w.elements) for w in layer.block.weights if w.kind == "linear"}
+    assert sizes == {
+        "q_proj": 32 * 128,
+        "k_proj": 32 * 128,
+        "v_proj": 32 * 128,
+        "o_proj": 128 * 32,
+        "gate_proj": 48 * 128,
+        "up_proj": 48 * 128,
+        "down_proj": 128 * 48,
+    }
