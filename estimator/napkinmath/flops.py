@@ -10,12 +10,12 @@ if TYPE_CHECKING:
     from napkinmath.timeline import Timeline
 
 
-def model_flops(step: Step) -> int:
+def model_flops(step: Step, length: int = 0) -> int:
     """Forward and backward of all micro-steps without recomputation; one multiply-add is 2 FLOP.
 
-    A frozen weight's gradient is not computed and not counted.
+    A frozen weight's gradient is not computed and not counted. `length` replaces the sequence length.
     """
-    top = Bindings(step.symbols)
+    top = Bindings({**step.symbols, "s": length, "st": length} if length else step.symbols)
     total = 0
     for run in step.runs:
         bind = top.extended(dict(run.stage.symbols))

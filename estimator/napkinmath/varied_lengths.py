@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from napkinmath.allocator import Replay, replay
 from napkinmath.expr import Bindings
+from napkinmath.flops import model_flops
+from napkinmath.schedule import phase_times
 from napkinmath.simulate import lay_out
 from napkinmath.timeline import Stamp, TensorInfo, Timeline, TimelineSegment
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
     from napkinmath.allocator import AllocatorSettings
     from napkinmath.ledger import Tensor
+    from napkinmath.schedule import Clock, PhaseTime
     from napkinmath.step import Segment, Step
 
 NUM_ORDERS = 3
@@ -60,11 +63,34 @@ def timeline_of(step: Step, lengths: Sequence[int]) -> Timeline:
     return Timeline(layout.infos, layout.order, Stamp(origin="analytic"))
 
 
+def varied_time(step: Step, timeline: Timeline, clock: Clock, start: int) -> tuple[tuple[PhaseTime, ...], int, int, int]:
+    """Mean over micro-steps padded to their longest: (phases, tokens that are not padding, model FLOP, hardware FLOP) of a step.
+
+    `timeline` is the step at its longest, whose update from segment `start` on does not depend on lengths.
+    """
+    config = step.policy.config
+    batch = config.micro_batch_size
+    assert isinstance(batch, int)
+    drawn = micro_step_lengths(config.batch.lengths, batch, 0)
+    layout = _Layout(step, clock)
+    for length in drawn:
+        layout.add(step.micro_steps[-1][1], length)
+    share = config.gradient_accumulation_steps / len(drawn)
+    micro = phase_times(Timeline(layout.infos, layout.order, Stamp(origin="analytic")), clock.speed, first_segment=0)
+    own = {found.phase for found in micro}
+    phases = [found.replace(device_s=found.device_s * share, host_s=found.host_s * share) for found in micro]
+    phases += [found for found in phase_times(timeline, clock.speed, first_segment=start) if found.phase not in own]
+    tokens = round(sum(config.batch.lengths) / len(config.batch.lengths) * batch) * config.gradient_accumulation_steps
+    needed = sum(model_flops(step, length) for length in drawn) // len(drawn)
+    done = sum(segment.repeat * sum(kernel.flops for kernel in segment.kernels) for segment in layout.order)
+    return tuple(phases), tokens, needed, round(done * share)
+
+
 class _Layout:
     """Segments bound to one length after the other; a tensor whose size changes with the length is a tensor of its own."""
 
-    def __init__(self, step: Step) -> None:
-        self.step = step
+    def __init__(self, step: Step, clock: Clock | None = None) -> None:
+        self.step, self.clock = step, clock
         self.infos: list[TensorInfo] = []
         self.order: list[TimelineSegment] = []
         self._index: dict[tuple[Tensor, int], int] = {}
@@ -77,7 +103,7 @@ class _Layout:
             made = self._made.get((id(segment), length))
             if made is None:
                 bind = top.extended(dict(segment.symbols))
-                made = self._made[id(segment), length] = lay_out(segment, bind, self._index_of, None)
+                made = self._made[id(segment), length] = lay_out(segment, bind, self._index_of, self.clock)
             self.order.append(made)
 
     def _index_of(self, tensor: Tensor, bind: Bindings) -> int:

@@ -58,6 +58,11 @@ TURNS: list[tuple[str, str]] = [
     ("", "--stack hf-2024"),
     ("--checkpointing full", "--checkpointing full --eval"),
     ("", "--compile"),
+    ("", "--lengths 100,200"),
+    ("", "--packing"),
+    ("--lengths 100,200", "--lengths 100,200 --packing"),
+    ("--packing", "--packing --attention sdpa"),
+    ("--packing --lengths 100,200", "--packing --lengths 1000,2000"),
     ("", "--kernels liger"),
     ("", "--kernels napkinmath"),
     ("--lora", "--lora --kernels napkinmath"),
@@ -67,8 +72,6 @@ TURNS: list[tuple[str, str]] = [
 NOT_PRICED: list[tuple[str, str]] = [
     ("--method prompt", "--method prompt --virtual-tokens 500"),
     ("--method prefix", "--method prefix --virtual-tokens 500"),
-    ("", "--lengths 100,200"),
-    ("--lengths 100,200", "--lengths 100,200 --packing"),
     ("--precision fp8", "--precision fp8-block"),
 ]
 OF_OTHER_MODELS = [("", "--target-ctx 64", "t5-small"), ("", "--images 3", "qwen2-vl-2b")]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def resolve(spec: ModelSpec, config: TrainConfig, hardware: Hardware | None) -> Policy:
     """The policy of a configuration; raises InputError where model, method and hardware contradict each other."""
-    config = settle_adapter(spec, config)
+    config = settle_batch(settle_adapter(spec, config))
     patch = None
     if config.kernels is not Kernels.HF:
         from napkinmath.lowering.patching import settle_patch
@@ -44,6 +44,21 @@ def settle_adapter(spec: ModelSpec, config: TrainConfig) -> TrainConfig:
         from napkinmath.lowering.ia3 import default_targets
 
         return config.replace(adapter=adapter.replace(targets=default_targets(spec.family)))
+    return config
+
+
+def settle_batch(config: TrainConfig) -> TrainConfig:
+    """Sequences of several lengths: cut to the sequence length; padded, the longest is the one that the peak is of.
+
+    Packed sequences go through flash-attn where nothing else is named, as TRL asks (trl trainer/sft_trainer.py padding_free), whose
+    kernels take the ends of the sequences; SDPA is given a mask of them.
+    """
+    batch, length = config.batch, config.sequence_length
+    if batch.lengths and isinstance(length, int):
+        batch = batch.replace(lengths=tuple(min(one, length) for one in batch.lengths))
+        config = config.replace(batch=batch, sequence_length=length if batch.packing else max(batch.lengths))
+    if batch.packing and config.attention is Attention.AUTO:
+        config = config.replace(attention=Attention.FLASH2)
     return config
 
 

@@ -233,6 +233,19 @@ class Policy:
 
     # ------------------------------------------------------------ attention
 
+    @property
+    def masks_packed(self) -> bool:
+        """Whether packed sequences are told apart by a mask: by every kernel but flash-attn's, which take their ends."""
+        return self.config.batch.packing and self.config.attention is not Attention.FLASH2
+
+    @property
+    def packed_length(self) -> int:
+        """Length of the sequence that a packed token is in, on average: the sum of squares over the sum; 0 where they are not known."""
+        batch = self.config.batch
+        if not batch.packing or self.masks_packed or not batch.lengths:
+            return 0
+        return max(1, round(sum(length * length for length in batch.lengths) / sum(batch.lengths)))
+
     def sdpa_kernel(self, dtype: DType, *, head_size: Size, masked: bool, grouped: bool) -> str:
         """The kernel SDPA would pick on CUDA for these inputs (aten/native/transformers/cuda/sdp_utils.cpp)."""
         choice = self.sdpa_choice

@@ -55,8 +55,8 @@ def fused(t: Tape, kernel: str, q: Value, k: Value, v: Value, *, causal: bool, w
     and dv per query head before summing. Source: flash-attention csrc/flash_attn/flash_api.cpp mha_bwd; torch
     aten/src/ATen/native/transformers/cuda/attention_backward.cu.
     """
-    rows, heads, s_q, size = q.axes
-    s_kv, kv_heads, v_size = k.axes[2], k.axes[1], v.axes[3]
+    rows, heads, s_q, _ = q.axes
+    s_kv, v_size = k.axes[2], v.axes[3]
     axes = (rows, s_q, heads, v_size)
     tensor = t.tensor("attention output", axes, q.dtype)
     lse = t.tensor("log-sum-exp", (rows, heads, round_up_to(s_q, 32) if kernel == "efficient" else s_q), FP32)
@@ -64,7 +64,7 @@ def fused(t: Tape, kernel: str, q: Value, k: Value, v: Value, *, causal: bool, w
     inputs = (q, k, v) if bias is None else (q, k, v, bias)
     out = Value(tensor, axes, q.dtype, any(x.requires_grad for x in inputs))
     forward = ((ALLOC, tensor), (ALLOC, lse), *((ALLOC, x) for x in seeds))
-    cost = Attention(kernel, rows, heads, kv_heads, s_q, s_kv, size, causal=causal, window=window, dtype=q.dtype, backward=False)
+    cost = _cost(t, kernel, q, k, causal=causal, window=window, backward=False)
     if not out.requires_grad:
         t.append(f"sdpa {kernel}", inputs, (out,), forward=(*forward, *((FREE, x) for x in (lse, *seeds))), costs=(cost,))
         return out
@@ -79,11 +79,21 @@ def fused(t: Tape, kernel: str, q: Value, k: Value, v: Value, *, causal: bool, w
     if bias is not None and bias.requires_grad:  # the kernel writes it for every row and head; it is then summed to the bias's own axes
         whole = t.tensor("grad of the bias before the sum", (rows, heads, s_q, s_kv), q.dtype, Role.WORKSPACE)
         backward = (*backward[:3], (ALLOC, whole), *backward[3:], (ALLOC, made[-1][1]), (FREE, whole))
-    backward_cost = Attention(kernel, rows, heads, kv_heads, s_q, s_kv, size, causal=causal, window=window, dtype=q.dtype, backward=True)
+    backward_cost = _cost(t, kernel, q, k, causal=causal, window=window, backward=True)
     t.append(f"sdpa {kernel}", inputs, (out,), forward=forward, saves=(q.tensor, k.tensor, v.tensor, *((bias.tensor,) if bias is not None else ()), tensor, lse, *seeds), costs=(cost,), backward=backward, gradients=gradients, backward_costs=(backward_cost,))  # fmt: skip
     for x in (lse, *seeds):
         t.last_use[x] = len(t.ops) - 1
     return out
+
+
+def _cost(t: Tape, kernel: str, q: Value, k: Value, *, causal: bool, window: Size | None, backward: bool) -> Attention:
+    """The kernel's work; packed sequences see only themselves: heads of one shorter row, as many as hold the same tokens."""
+    rows, heads, s_q, size = q.axes
+    kv_heads, s_kv, packed = k.axes[1], k.axes[2], t.policy.packed_length
+    if packed and s_q is s_kv:
+        heads, kv_heads = ((rows * s_q * count + packed // 2) // packed for count in (heads, kv_heads))
+        rows, s_q, s_kv = 1, packed, packed
+    return Attention(kernel, rows, heads, kv_heads, s_q, s_kv, size, causal=causal, window=window, dtype=q.dtype, backward=backward)
 
 
 def _flash_workspace(t: Tape, q: Value, k: Value) -> list[Tensor]:

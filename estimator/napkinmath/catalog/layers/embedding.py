@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from napkinmath.catalog.layers.masks import causal_masks
 from napkinmath.catalog.layers.symbols import b, dh, h, s, v
-from napkinmath.dtypes import FP32, INT64, DType
-from napkinmath.expr import Size
+from napkinmath.dtypes import FP32, INT32, INT64, DType
+from napkinmath.expr import Size, ceil_div
 from napkinmath.ledger import Role, Value
 from napkinmath.model_spec import Part
 from napkinmath.ops.elementwise import cast, dropout, scale
@@ -66,8 +66,19 @@ def token_ids(t: Tape, shared: dict[str, Value]) -> Value:
     """Token ids and labels of the batch, and the position of each token."""
     ids = shared["input_ids"] = model_input(t, "input ids", (b, s), INT64)
     shared["labels"] = model_input(t, "labels", (b, s), INT64)
-    shared["position ids"] = constant(t, "position ids", (1, s), INT64)
+    if t.policy.config.batch.packing:  # the batch brings its own, which say where sequences begin; flash-attn is given their ends
+        shared["position ids"] = model_input(t, "position ids", (b, s), INT64)
+        if not t.policy.masks_packed:
+            shared["cu_seqlens"] = constant(t, "ends of the sequences", (2, num_sequences(t) + 1), INT32)
+    else:
+        shared["position ids"] = constant(t, "position ids", (1, s), INT64)
     return ids
+
+
+def num_sequences(t: Tape) -> Size:
+    """Sequences packed into a batch: as many of their mean length as fill it, or one a row where lengths are not known."""
+    lengths = t.policy.config.batch.lengths
+    return ceil_div(b * s * len(lengths), sum(lengths)) if lengths else b
 
 
 def rotary_tables(t: Tape, shared: dict[str, Value], size: Size, dtype: DType, suffix: str = "", *, rows: Size = 1) -> None:

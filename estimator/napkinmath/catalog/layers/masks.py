@@ -30,6 +30,11 @@ def causal_masks(
             visible = visible_positions(t, window)
             shared[mask_name(window)] = constant(t, "attention mask", (b, 1, s, s), dtype)
             t.touch(visible.tensor)
+        elif t.policy.masks_packed:
+            ends = constant(t, "sequence of each token", (b, s), INT64)
+            allowed = constant(t, "same sequence", (b, 1, s, s), BOOL)
+            shared[mask_name(window)] = constant(t, "mask of packed sequences", (b, 1, s, s), BOOL)
+            t.touch(ends.tensor, allowed.tensor)
         elif window and t.policy.config.attention is not Attention.FLASH2 and t.policy.at_least("s", window):
             visible = visible_positions(t, window)
             shared[mask_name(window)] = Value(visible.tensor, (b, 1, s, s), BOOL)

@@ -1,0 +1,59 @@
+"""Sequences of several lengths in one estimate: padded to the longest of their batch, or packed."""
+
+from __future__ import annotations
+
+import pytest
+from napkinmath.costs import Attention as AttentionCost
+from napkinmath.estimate import Estimate, estimate
+from napkinmath.expr import Bindings
+from napkinmath.train_config import AdapterConfig, Attention, Batch, TrainConfig
+
+LENGTHS = (256, 512, 1024, 2048)
+
+
+def priced(**fields: object) -> Estimate:
+    fields.setdefault("adapter", AdapterConfig())
+    return estimate("llama-3.2-1b", TrainConfig(micro_batch_size=4, **fields), hardware="A100-80")  # type: ignore[arg-type]
+
+
+def attention_flops(e: Estimate) -> int:
+    bind = Bindings(e.step.symbols)
+    costs = [(run.count, cost) for run in e.step.runs for op in run.block.ops for cost in op.costs if isinstance(cost, AttentionCost)]
+    return sum(count * bind(cost.flops) for count, cost in costs)
+
+
+def test_packed_attention_is_the_sum_of_squares_not_the_square_of_the_sum() -> None:
+    full, packed = priced(), priced(batch=Batch(packing=True, lengths=LENGTHS))
+    share = sum(length**2 for length in LENGTHS) / sum(LENGTHS) / 2048  # of the tokens' mean own length
+    assert attention_flops(packed) / attention_flops(full) == pytest.approx(share, rel=0.01)
+
+
+def test_a_kernel_that_masks_packed_sequences_computes_the_square() -> None:
+    masked = priced(batch=Batch(packing=True, lengths=LENGTHS), attention=Attention.SDPA)
+    assert attention_flops(masked) == 2 * attention_flops(priced())  # nor is causality used
+
+
+def test_the_mask_of_packed_sequences_lies_in_memory() -> None:
+    """(b, 1, s, s) bools, and an additive form of it where a fused kernel is given one."""
+    masked = priced(batch=Batch(packing=True), attention=Attention.SDPA)
+    made = [t for t in masked.timeline.tensors if t.name == "mask of packed sequences"]
+    assert [t.nbytes for t in made] == [4 * 2048 * 2048]
+
+
+def test_the_peak_of_padded_batches_is_that_of_the_longest() -> None:
+    assert priced(batch=Batch(lengths=(100, 700)), sequence_length=2048).memory.requested == priced(sequence_length=700).memory.requested
+
+
+def test_longer_sequences_are_cut() -> None:
+    assert priced(batch=Batch(lengths=(100, 9000))).memory.requested == priced().memory.requested
+
+
+def test_padding_is_computed_and_not_counted() -> None:
+    alike, mixed = priced(batch=Batch(lengths=(2048,))), priced(batch=Batch(lengths=LENGTHS))
+    plain = priced()
+    assert alike.time is not None and mixed.time is not None and plain.time is not None
+    assert alike.time.seconds == pytest.approx(plain.time.seconds, rel=1e-6)
+    assert alike.time.tokens == plain.time.tokens
+    assert mixed.time.tokens == sum(LENGTHS)
+    assert mixed.time.seconds < plain.time.seconds
+    assert mixed.time.tokens_per_s < 0.8 * plain.time.tokens_per_s
