@@ -6,13 +6,14 @@ A case holds no tensors: `make` allocates one set of inputs on a device and retu
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from napkinmath import efficiency
 from napkinmath.efficiency import Efficiency
+from napkinmath.units import format_bytes
 
 from napkinmath_profiler.calibration.devices import Device
 
@@ -32,14 +33,28 @@ class OpCase:
     moved: int = 0
     held: int = 0
     needs_cuda: bool = False
-    note: str = field(default="")
 
     @property
     def label(self) -> str:
-        """Arguments in words, for a table."""
-        return " ".join(
-            str(value) if isinstance(value, str) else f"{name}={value}" for name, value in self.arguments.items() if value is not False
-        )
+        """The size in words, for a table."""
+        return _LABELS[self.op](self.arguments)
+
+
+_LABELS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "copy": lambda a: format_bytes(a["nbytes"]),
+    "elementwise": lambda a: f"{a['kind']} {a['rows']} x {a['columns']}",
+    "gemm": lambda a: f"{a['dtype']} {_batched(a)}{a['m']}x{a['n']}x{a['k']}",
+    "attention": lambda a: f"{a['kernel']} {a['rows']}x{a['heads']}x{a['length']}x{a['head_dim']}{' back' if a['backward'] else ''}",
+    "launch": lambda a: f"{a['count']} kernels, {a['how']}",
+    "adamw": lambda a: f"{a['flavour']}, {a['count'] / 1e6:.3g}M numbers",
+    "host copy": lambda a: f"{a['memory']} {a['direction']} {format_bytes(a['nbytes'])}",
+    "dequantize": lambda a: f"nf4 {a['rows']} x {a['columns']} {a['provider']}",
+    "gpu link": lambda a: f"{a['operation']} {format_bytes(a['nbytes'])}",
+}
+
+
+def _batched(arguments: dict[str, Any]) -> str:
+    return f"{arguments['batch']} of " if "batch" in arguments else ""
 
 
 def copy(nbytes: int) -> OpCase:

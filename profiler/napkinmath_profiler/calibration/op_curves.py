@@ -15,10 +15,10 @@ from napkinmath.efficiency import Efficiency
 
 from napkinmath_profiler.calibration.op_points import OpPoint
 
-PULL = 0.003
+PULL = 0.001
 SMOOTH = 0.02  # errors below this count less and less, so that the descent does not stop at a kink
-STEPS = (2.0, 1.4, 1.15, 1.05, 1.015)
-ROUNDS = 6
+STEPS = (2.0, 1.4, 1.15, 1.05, 1.015, 1.004)
+ROUNDS = 12
 LEAST, MOST = 1e-18, 1e18
 
 Setter = Callable[[Efficiency, float], Efficiency]
@@ -88,26 +88,36 @@ def _started(e: Efficiency, points: Sequence[OpPoint]) -> Efficiency:
 
 
 def fit(e: Efficiency, prior: Efficiency, constants: Sequence[Constant], points: Sequence[OpPoint]) -> Efficiency:
-    """Move the constants, one after the other in ever smaller steps, to where the points' error is least."""
+    """Move the constants, alone and in pairs against each other, in ever smaller steps to where the points' error is least."""
     if not points:
         return e
     best = cost(e, prior, constants, points)
     for _ in range(ROUNDS):
         before = best
         for step in STEPS:
-            for constant in constants:
-                for factor in (step, 1 / step):
-                    while True:
-                        value = constant.read(e) * factor
-                        if not LEAST < value <= constant.high:
-                            break
-                        moved = constant.write(e, value)
-                        found = cost(moved, prior, constants, points)
-                        if found >= best - 1e-9:
-                            break
-                        e, best = moved, found
+            for move in _moves(constants, step):
+                while (moved := _moved(e, move)) is not None and (found := cost(moved, prior, constants, points)) < best - 1e-9:
+                    e, best = moved, found
         if before - best < 1e-5:
             break
+    return e
+
+
+Move = tuple[tuple[Constant, float], ...]
+
+
+def _moves(constants: Sequence[Constant], step: float) -> list[Move]:
+    """Each constant up and down; each pair in opposite directions, along the valley where one makes up for the other."""
+    alone: list[Move] = [((constant, factor),) for constant in constants for factor in (step, 1 / step)]
+    return alone + [((a, step), (b, 1 / step)) for a in constants for b in constants if a is not b]
+
+
+def _moved(e: Efficiency, move: Move) -> Efficiency | None:
+    for constant, factor in move:
+        value = constant.read(e) * factor
+        if not LEAST < value <= constant.high:
+            return None
+        e = constant.write(e, value)
     return e
 
 

@@ -106,8 +106,8 @@ def layers_table(layers: MeasuredLayers) -> Table:
 
 
 def ops_table(points: Sequence[OpPoint], speed: Efficiency | None = None) -> Table:
-    """Every operation with its spread and what it attains; ``speed`` adds what the time model says of it."""
-    columns = ("operation", "size", "median", "spread", "TFLOP/s", "GB/s", *(("model / measured",) if speed is not None else ()))
+    """Every operation with its spread and what it attains; ``speed`` adds what the time model says over what was measured."""
+    columns = ("operation", "size (mxnxk)", "median", "spread", "TFLOP/s", "GB/s", *(("model",) if speed is not None else ()))
     made = table("operations", *columns, numbers=len(columns) - 2)
     for point in points:
         if point.timing is None:
