@@ -33,8 +33,8 @@ def write_plot(grid: Grid, rows: Sequence[tuple[Any, ...]], path: str, *, show: 
     numeric = [key for key in grid.keys if all(isinstance(row[grid.names.index(key)], int) for row in rows)]
     if not numeric:
         raise InputError("--plot needs a number that varies; give e.g. --bs 1..64 or --ctx 1k..64k")
-    figures = _matplotlib("figure")
-    agg = _matplotlib("backends.backend_agg")
+    figures = load_matplotlib("figure")
+    agg = load_matplotlib("backends.backend_agg")
     figure = figures.Figure(figsize=(9.6, 6.0), dpi=150, facecolor="white")
     agg.FigureCanvasAgg(figure)
     axes = figure.add_axes((0.09, 0.11, 0.86, 0.76))
@@ -80,7 +80,7 @@ def _heat(figure: Any, axes: Any, grid: Grid, rows: Sequence[tuple[Any, ...]], k
     field: Any = np.full((len(ys), len(xs)), np.nan)
     for row, number in zip(rows, value, strict=True):
         field[ys.index(row[y_at]), xs.index(row[x_at])] = number
-    colors = _matplotlib("colors")
+    colors = load_matplotlib("colors")
     positive = field[np.isfinite(field)]
     norm = colors.LogNorm(positive.min(), positive.max()) if show == "memory" and positive.max() > 4 * positive.min() else None
     image = axes.imshow(field, origin="lower", aspect="auto", cmap="YlGnBu" if show == "memory" else "viridis", norm=norm)
@@ -94,8 +94,8 @@ def _heat(figure: Any, axes: Any, grid: Grid, rows: Sequence[tuple[Any, ...]], k
         _cell_numbers(axes, field, norm)
     bar = figure.colorbar(image, ax=axes, pad=0.015, fraction=0.045)
     bar.ax.tick_params(colors=FAINT, labelsize=8)
-    bar.ax.yaxis.set_major_formatter(_matplotlib("ticker").FormatStrFormatter("%g"))
-    bar.ax.yaxis.set_minor_formatter(_matplotlib("ticker").NullFormatter())
+    bar.ax.yaxis.set_major_formatter(load_matplotlib("ticker").FormatStrFormatter("%g"))
+    bar.ax.yaxis.set_minor_formatter(load_matplotlib("ticker").NullFormatter())
     bar.outline.set_visible(False)
 
 
@@ -113,7 +113,7 @@ def _contours(axes: Any, field: Any, cards: dict[str, float]) -> None:
         return
     lines = axes.contour(field, levels=list(levels), colors=INK, linewidths=1.1)
     labels = axes.clabel(lines, fmt=levels, fontsize=8, inline=True)
-    halo = _matplotlib("patheffects").withStroke(linewidth=2.5, foreground="white")
+    halo = load_matplotlib("patheffects").withStroke(linewidth=2.5, foreground="white")
     for text in labels or ():
         text.set_path_effects([halo])
 
@@ -178,7 +178,7 @@ def _lines(axes: Any, grid: Grid, rows: Sequence[tuple[Any, ...]], key: str, val
         axes.legend(frameon=False, fontsize=8.5, title=", ".join(grid.names[i] for i in others), title_fontsize=8.5)
 
 
-def _matplotlib(module: str) -> Any:
+def load_matplotlib(module: str) -> Any:
     """A module of matplotlib; InputError names the extra where it is missing."""
     from importlib import import_module
 

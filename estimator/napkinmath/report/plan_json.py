@@ -1,0 +1,43 @@
+"""A plan as JSON: the ranked rows with the options that make them, and what each change of the best is worth."""
+
+from __future__ import annotations
+
+import json
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from napkinmath.plan import Candidate, Plan, Trade
+
+
+def plan_json(plan: Plan, traded: tuple[Trade, ...], *, tokens: float) -> str:
+    """One document: goal, counts, rows best first, trades of the first row."""
+    return json.dumps(
+        {
+            "model": plan.space.spec.name,
+            "goal": plan.goal.value,
+            "num_candidates": plan.num_candidates,
+            "num_verified": plan.num_verified,
+            "tokens": tokens,
+            "best": [_row(candidate, tokens) for candidate in plan.best],
+            "trades": [{"flag": t.flag, "saved_bytes": t.saved_bytes, "speed_ratio": t.speed_ratio} for t in traded],
+        },
+        indent=1,
+    )
+
+
+def _row(candidate: Candidate, tokens: float) -> dict[str, object]:
+    e, hardware = candidate.estimate, candidate.machine.hardware
+    device = int(e.memory.device.value)
+    return {
+        "gpu": hardware.gpu.name,
+        "options": dict(candidate.options),
+        "changes": list(candidate.changes),
+        "requested_bytes": e.peak.nbytes,
+        "allocated_bytes": int(e.memory.allocated.value),
+        "device_bytes": device,
+        "headroom_bytes": hardware.memory_bytes - device,
+        "tokens_per_s": candidate.tokens_per_s or None,
+        "hours": candidate.hours(tokens) if candidate.tokens_per_s else None,
+        "price": candidate.price(tokens),
+        "verdict": e.verdict.value,
+    }

@@ -1,0 +1,88 @@
+"""A plan in words: the ranked table, what each change of the best trades, and the command that runs it."""
+
+from __future__ import annotations
+
+from napkinmath.report.columns import aligned
+from napkinmath.units import GIB, format_bytes, format_count
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from napkinmath.plan import Candidate, Plan, Trade
+
+_WORTH_A_LINE = 0.01
+
+
+def print_plan(plan: Plan, traded: tuple[Trade, ...], *, tokens: float) -> None:
+    """Prints the table, best first, and under it what the best plan's changes are worth."""
+    space = plan.space
+    machines = ", ".join(machine.hardware.gpu.name for machine in space.machines)
+    print(f"{space.spec.name} on {machines}: best by {plan.goal.value}")
+    print(f"{plan.num_candidates:,} candidates priced, {plan.num_verified} replayed in the allocator")
+    if not plan.best:
+        print("nothing fits: no combination of what is left open does; name a larger GPU, a smaller model or less context")
+        return
+    heads = ["#", "GPU", "bs", "ctx", "GiB", "headroom", "tokens/s", f"hours for {format_count(tokens)}", "set"]
+    priced = any(candidate.price(tokens) is not None for candidate in plan.best)
+    if priced:
+        heads.insert(8, "money")
+    rows = [_row(number, candidate, tokens, priced=priced) for number, candidate in enumerate(plan.best, 1)]
+    several = len(space.machines) > 1
+    drop = None if several else 1
+    shown = [[cell for i, cell in enumerate(row) if i != drop] for row in (heads, *rows)]
+    print("\n".join(aligned(shown[0], shown[1:], right=[h for h in heads if h not in ("GPU", "set")], indent="  ")))
+    _print_trades(plan.best[0], traded)
+    print(f"run it:      estimate --model {space.spec.name} {command_flags(plan.best[0])}")
+
+
+def _row(number: int, candidate: Candidate, tokens: float, *, priced: bool) -> list[str]:
+    e, options = candidate.estimate, dict(candidate.options)
+    device = int(e.memory.device.value)
+    price = candidate.price(tokens)
+    return [
+        str(number),
+        candidate.machine.hardware.gpu.name,
+        str(options["bs"]),
+        str(options["ctx"]),
+        f"{device / GIB:.1f}",
+        f"{(candidate.machine.hardware.memory_bytes - device) / GIB:+.1f}",
+        f"{candidate.tokens_per_s:,.0f}" if candidate.tokens_per_s else "-",
+        f"{candidate.hours(tokens):,.1f}" if candidate.tokens_per_s else "-",
+        *([f"{price:,.2f}" if price is not None else "-"] if priced else []),
+        " ".join(change for change in candidate.changes if not change.startswith("--bs ")) or "(as it is)",
+    ]
+
+
+def _print_trades(best: Candidate, traded: tuple[Trade, ...]) -> None:
+    rows = [[trade.flag, _saved(trade), _faster(trade)] for trade in traded if abs(trade.saved_bytes) > _WORTH_A_LINE * best.estimate.peak.nbytes or _moves(trade)]  # fmt: skip
+    if rows:
+        print("what each change of the first is worth, the others kept:")
+        print("\n".join(aligned(["", "memory", "speed"], rows, indent="  ")[1:]))
+
+
+def _saved(trade: Trade) -> str:
+    return f"{'saves' if trade.saved_bytes >= 0 else 'costs'} {format_bytes(abs(trade.saved_bytes))}"
+
+
+def _moves(trade: Trade) -> bool:
+    return trade.speed_ratio is not None and abs(trade.speed_ratio - 1) > _WORTH_A_LINE
+
+
+def _faster(trade: Trade) -> str:
+    if trade.speed_ratio is None:
+        return ""
+    percent = 100 * (trade.speed_ratio - 1)
+    return "same speed" if abs(percent) < 0.5 else f"{abs(percent):.0f}% {'faster' if percent > 0 else 'slower'}"
+
+
+def command_flags(candidate: Candidate) -> str:
+    """The flags of `estimate` that price the candidate."""
+    words: list[str] = []
+    for key, value in dict(candidate.options).items():
+        name = key.replace("_", "-")
+        if key == "method":
+            words.append(f"--{value}" if value in ("full", "lora", "qlora") else f"--method {value}")
+        elif isinstance(value, bool):
+            words.append(f"--{name}" if value else f"--no-{name}")
+        else:
+            words.append(f"--{name} {value}")
+    return " ".join([*words, f'--gpu "{candidate.machine.hardware.gpu.name}"'])

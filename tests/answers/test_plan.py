@@ -1,0 +1,212 @@
+"""`estimate plan`: equal to exhaustive search on random small spaces; limits verified one step beyond."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from itertools import pairwise, product
+from pathlib import Path
+
+import pytest
+from cli.runs import run
+from napkinmath.catalog.families import read_config
+from napkinmath.catalog.gpus import find_hardware
+from napkinmath.errors import InputError
+from napkinmath.estimate import Estimate, Verdict, estimate
+from napkinmath.inputs.options import train_config
+from napkinmath.plan import SAME_SPEED, Goal, Machine, Space, plan, pointless, price_at
+from napkinmath.report.plan_plot import pareto
+from napkinmath.search import largest_batch, last_that, longest_context
+from napkinmath.units import MIB
+
+KNOBS: dict[str, tuple[object, ...]] = {
+    "method": ("full", "lora", "qlora"),
+    "checkpointing": (None, "none", "full"),
+    "optimizer": (None, "adamw-8bit", "sgd", "adafactor"),
+    "loss": (None, "chunked"),
+    "optimizer_in_backward": (None, True),
+    "precision": (None, "bf16", "bf16-amp"),
+    "attention": (None, "eager"),
+}
+
+
+def random_space(seed: int) -> tuple[Space, Goal]:
+    """A tiny model on GPUs cut down so that some of a few combinations fit."""
+    draw = random.Random(seed)
+    config = {"model_type": "llama", "hidden_size": draw.choice((128, 256)), "num_attention_heads": 4, "num_key_value_heads": draw.choice((2, 4)), "intermediate_size": 384, "vocab_size": draw.choice((1000, 8000)), "num_hidden_layers": 2}  # fmt: skip
+    goal = draw.choice(list(Goal))
+    machines = tuple(
+        Machine(hardware=find_hardware(name, vram=find_hardware(name).context_bytes + draw.randint(250, 900) * MIB), price_per_hour=draw.uniform(0.2, 4))
+        for name in draw.sample(("rtx4090", "a100-80", "l4", "t4"), draw.choice((1, 1, 2)))
+    )  # fmt: skip
+    names = draw.sample(list(KNOBS), 2)
+    knobs = tuple((name, tuple(dict.fromkeys((KNOBS[name][0], *draw.sample(KNOBS[name], min(2, len(KNOBS[name]))))))) for name in names)
+    space = Space(
+        spec=read_config(config),
+        machines=machines,
+        base=() if "method" in names else (("method", draw.choice(("full", "lora"))),),
+        knobs=knobs,
+        batches=tuple(draw.sample((1, 2, 3, 5, 8, 16), 2)),
+        lengths=tuple(sorted(draw.sample((64, 500, 1024, 2048), draw.choice((1, 2))))),
+    )
+    return space, goal
+
+
+def key_of(space: Space, goal: Goal, config_changes: int, machine: Machine, e: Estimate, b: int, s: int) -> tuple[float, ...]:
+    """What the goal sorts by, from the scalar estimate: smaller is better."""
+    speed = e.time.tokens_per_s if e.time is not None else 0.0
+    changes = config_changes + (b != space.batches[0])
+
+    def step(value: float) -> float:
+        return -math.floor(math.log(max(value, 1e-9)) / math.log1p(SAME_SPEED))
+
+    if goal is Goal.TOKENS:
+        return step(speed), changes, e.peak.nbytes
+    if goal is Goal.CHEAPEST:
+        return step(speed / (machine.price_per_hour or 1)), changes, e.peak.nbytes
+    if goal is Goal.FEWEST_CHANGES:
+        return changes, step(speed), e.peak.nbytes
+    return (-s if goal is Goal.CONTEXT else -b), step(speed), changes, e.peak.nbytes
+
+
+def exhaustive(space: Space, goal: Goal) -> tuple[float, ...] | None:
+    """The best key over every combination, each through `estimate` and its verdict."""
+    best: tuple[float, ...] | None = None
+    seen: set[object] = set()
+    names = [name for name, _ in space.knobs]
+    for machine in space.machines:
+        for values in product(*(values for _, values in space.knobs)):
+            options = {**dict(space.base), **{n: v for n, v in zip(names, values, strict=True) if v is not None}}
+            if options.get("optimizer_in_backward"):
+                options.setdefault("clip", False)
+            bf16 = machine.hardware.gpu.supports("bf16")
+            try:
+                config = train_config(options)
+            except InputError:
+                continue
+            if pointless(options, dict(space.base)) or config in seen or not bf16:
+                continue
+            seen.add((machine.hardware.gpu.name, config))
+            changes = sum(v != known[0] for v, (_, known) in zip(values, space.knobs, strict=True))
+            for b, s in product(space.batches, space.lengths):
+                e = price_at(space, config, machine, (b, s, 16))
+                if e.verdict is Verdict.FITS:
+                    key = key_of(space, goal, changes, machine, e, b, s)
+                    best = key if best is None or key < best else best
+    return best
+
+
+def test_plan_is_the_exhaustive_answer_on_200_random_spaces() -> None:
+    answered = refused = 0
+    for seed in range(200):
+        space, goal = random_space(seed)
+        found = plan(space, goal, top=1)
+        best = exhaustive(space, goal)
+        if best is None:
+            assert not found.best, seed
+            refused += 1
+            continue
+        answered += 1
+        first = found.best[0]
+        options = dict(first.options)
+        changes = len([change for change in first.changes if not change.startswith("--bs ")])
+        own = key_of(space, goal, changes, first.machine, first.estimate, int(str(options["bs"])), int(str(options["ctx"])))
+        assert own == best, (seed, goal, first.options)
+        assert first.estimate.verdict is Verdict.FITS
+    assert answered > 120 and refused > 5
+
+
+def test_ranks_count_as_changes_and_are_searched() -> None:
+    space = Space(spec=read_config({"model_type": "llama", "hidden_size": 128, "num_attention_heads": 4, "intermediate_size": 256, "vocab_size": 500, "num_hidden_layers": 2}), machines=(Machine(hardware=find_hardware("l4")),), base=(("method", "lora"),), knobs=(), ranks=(64, 8))  # fmt: skip
+    assert dict(plan(space, Goal.FEWEST_CHANGES, top=1).best[0].options)["rank"] == 64
+
+
+def test_limits_fit_and_one_step_more_does_not() -> None:
+    e = estimate("llama-3.2-1b", train_config({"method": "lora", "checkpointing": "full"}), hardware="rtx3060-12")
+    for limit, size in ((largest_batch(e), "micro_batch_size"), (longest_context(e), "sequence_length")):
+        assert 1 < limit.fits <= limit.may_fit
+        for value, fits in ((limit.fits, True), (limit.fits + 1, False)):
+            assert (estimate(e.spec, e.config.replace(**{size: value}), hardware=e.hardware).verdict is Verdict.FITS) is fits
+        beyond = estimate(e.spec, e.config.replace(**{size: limit.may_fit + 1}), hardware=e.hardware)
+        assert beyond.verdict is Verdict.DOES_NOT_FIT
+
+
+@pytest.mark.parametrize("true_limit", [0, 1, 2, 3, 7, 64, 99, 100])
+def test_search_finds_the_last_that_holds(true_limit: int) -> None:
+    asked: list[int] = []
+
+    def holds(size: int) -> bool:
+        asked.append(size)
+        return size <= true_limit
+
+    assert last_that(holds, 100) == true_limit
+    assert len(asked) < 20 and max(asked) <= 100
+
+
+def test_command_prints_a_row_that_estimates_the_same() -> None:
+    done = run("plan", "--model", "llama-3.2-1b", "--gpu", "rtx3060-12", "--ctx", "1k", "--price", "0.3", "--json")
+    assert done.code == 0
+    found = json.loads(done.out)
+    row = found["best"][0]
+    flags: list[str] = []
+    for key, value in row["options"].items():
+        name = key.replace("_", "-")
+        flags += [f"--{name}" if value else f"--no-{name}"] if isinstance(value, bool) else [f"--{name}", str(value)]
+    again = run("sweep", "--model", "llama-3.2-1b", *flags, "--gpu", "rtx3060-12")
+    figures = dict(zip(*(line.split("\t") for line in again.out.splitlines()), strict=True))
+    assert figures["verdict"] == "fits"
+    assert float(figures["tokens/s"].replace(",", "")) == pytest.approx(row["tokens_per_s"], abs=0.51)
+    assert row["price"] == pytest.approx(0.3 * row["hours"]) and row["hours"] == pytest.approx(1e9 / row["tokens_per_s"] / 3600)
+    speeds = [r["tokens_per_s"] for r in found["best"]]
+    assert all(a >= b * (1 - SAME_SPEED) for a, b in pairwise(speeds))
+
+
+def test_trades_are_the_plan_with_one_knob_put_back() -> None:
+    done = run("plan", "--model", "llama-3.2-1b", "--lora", "--gpu", "rtx3060-12", "--ctx", "2k", "--json", "--top", "1")
+    found = json.loads(done.out)
+    back = {t["flag"].split()[0]: t for t in found["trades"]}
+    assert back and all(t["saved_bytes"] != 0 or t["speed_ratio"] for t in found["trades"])
+    for flag, trade in back.items():
+        options = {key: value for key, value in found["best"][0]["options"].items() if key != flag.lstrip("-").replace("-", "_")}
+        options.setdefault("bs", 1)
+        without = estimate("llama-3.2-1b", train_config(options), hardware="rtx3060-12")
+        assert trade["saved_bytes"] == without.peak.nbytes - found["best"][0]["requested_bytes"]
+
+
+def test_cheapest_needs_prices_and_names_them() -> None:
+    argv = ("plan", "--model", "gpt2", "--full", "--goal", "cheapest", "--gpu", "l4", "--gpu", "a100-80")
+    assert run(*argv).code == 2
+    assert run(*argv, "--price", "H100=2").code == 2
+    cheap = run(*argv, "--price", "l4=0.01", "--price", "a100-80=100", "--json", "--top", "1")
+    dear = run(*argv, "--price", "l4=100", "--price", "a100-80=0.01", "--json", "--top", "1")
+    assert json.loads(cheap.out)["best"][0]["gpu"].startswith("L4") and json.loads(dear.out)["best"][0]["gpu"].startswith("A100")
+
+
+def test_nothing_fits_is_exit_code_1() -> None:
+    done = run("plan", "--model", "llama-2-70b", "--full", "--gpu", "t4")
+    assert done.code == 1 and "nothing fits" in done.out
+    assert run("plan", "--model", "gpt2").code == 2
+
+
+def test_limits_on_the_command_line() -> None:
+    done = run("plan", "--model", "llama-3.2-1b", "--lora", "--gpu", "rtx3060-12", "--max-bs", "--max-ctx")
+    assert done.code == 0 and done.out.count("RTX 3060") == 2
+    assert run("plan", "--model", "llama-2-70b", "--lora", "--gpu", "t4", "--max-bs").code == 1
+
+
+def test_pareto_points_are_beaten_by_none() -> None:
+    draw = random.Random(0)
+    points = [(draw.random(), draw.random()) for _ in range(300)]
+    line = pareto(points)
+    for m, v in points:
+        beaten = any(x <= m and y >= v and (x, y) != (m, v) for x, y in points)
+        assert ((m, v) in line) is not beaten
+
+
+def test_plot_is_written(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    file = tmp_path / "plan.svg"
+    assert run("plan", "--model", "gpt2", "--lora", "--gpu", "t4", "--ctx", "512", "--plot", str(file)).code == 0
+    assert file.stat().st_size > 10_000
+    assert run("plan", "--model", "gpt2", "--lora", "--gpu", "t4", "--ctx", "512", "--plot", str(file)).code == 2
