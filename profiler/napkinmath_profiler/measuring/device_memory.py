@@ -7,7 +7,7 @@ program that reads a GPU's allocator runs, and is tested, without one.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -84,7 +84,8 @@ class CudaMemory:
 
     def peaks(self) -> tuple[int, int]:
         """Peak allocated and reserved bytes since the last reset."""
-        return torch.cuda.max_memory_allocated(self.device), torch.cuda.max_memory_reserved(self.device)
+        stats = torch.cuda.memory_stats_as_nested_dict(self.device)
+        return stats["allocated_bytes"]["all"]["peak"], stats["reserved_bytes"]["all"]["peak"]
 
     def reset_peaks(self) -> None:
         """Peaks start again from what is there now."""
@@ -115,6 +116,14 @@ class CudaMemory:
     def synchronize(self) -> None:
         """Wait for the GPU."""
         torch.cuda.synchronize(self.device)
+
+    def on_out_of_memory(self, call: Callable[[int], None]) -> None:
+        """Have ``call`` told of the bytes asked for whenever memory runs out, before the error is raised; there is no taking it back."""
+
+        def observe(_device: int, nbytes: int, _limit: int, _free: int) -> None:
+            call(nbytes)
+
+        torch._C._cuda_attach_out_of_memory_observer(observe)
 
     def release(self) -> None:
         """Give cached segments and cuBLAS workspaces back to the device."""
@@ -159,6 +168,7 @@ class CpuMemory(TorchDispatchMode):
         self._recording: list[BlockEvent] | None = None
         self._num_events = self._start = 0
         self._is_closed = False
+        self._observers: list[Callable[[int], None]] = []
         self.recorded: dict[str, Any] | None = None
 
     def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None) -> None:
@@ -184,6 +194,8 @@ class CpuMemory(TorchDispatchMode):
             try:
                 block = self._allocator.malloc(storage.nbytes())
             except OutOfMemory as full:
+                for call in self._observers:
+                    call(storage.nbytes())
                 raise torch.OutOfMemoryError(f"CPU stand-in for CUDA out of memory. {str(full).replace('tried', 'Tried', 1)}") from None
             self._blocks[key] = (block, storage.nbytes())
             self._references[key] = weakref.ref(storage, lambda _, key=key: self._returned(key))
@@ -203,6 +215,10 @@ class CpuMemory(TorchDispatchMode):
         self._num_events += 1
         if self._recording is not None:
             self._recording.append(BlockEvent(is_allocation, address, nbytes, []))
+
+    def on_out_of_memory(self, call: Callable[[int], None]) -> None:
+        """Have ``call`` told of the bytes asked for whenever memory runs out, before the error is raised."""
+        self._observers.append(call)
 
     def address_of(self, tensor: torch.Tensor) -> int:
         """The address under which ``tensor``'s storage is booked; 0 if it is not."""

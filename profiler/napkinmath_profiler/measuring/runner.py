@@ -16,6 +16,7 @@ from torch import nn
 
 from napkinmath_profiler.measuring.device_memory import CpuMemory, CudaMemory, DeviceMemory, MemoryFigures
 from napkinmath_profiler.measuring.environment import describe_environment, smi_facts, spread_notes, throttling_notes
+from napkinmath_profiler.measuring.held import held_by_role
 from napkinmath_profiler.measuring.history_pass import HistoryPass
 from napkinmath_profiler.measuring.measured_loop import MeasuredLoop, StepFigures, step_spread, summarize
 from napkinmath_profiler.measuring.measurement import MeasuredMemory, Measurement, OutOfMemoryReport
@@ -265,29 +266,6 @@ class _Run:
             before_device_used=self._before.device_used,
             num_retries=self._memory.figures().num_retries - self._before.num_retries,
         )
-
-
-def held_by_role(model: nn.Module | None, optimizer: torch.optim.Optimizer | None) -> dict[str, int]:
-    """Bytes of parameters, gradients, buffers and optimizer states, each storage once."""
-    found: dict[str, int] = {}
-    seen: set[int] = set()
-
-    def add(role: str, tensor: torch.Tensor | None) -> None:
-        if isinstance(tensor, torch.Tensor) and not tensor.is_meta and (key := tensor.untyped_storage().data_ptr()) not in seen:
-            seen.add(key)
-            found[role] = found.get(role, 0) + tensor.untyped_storage().nbytes()
-
-    if model is not None:
-        for parameter in model.parameters():
-            add("parameters", parameter)
-            add("gradients", parameter.grad)
-        for buffer in model.buffers():
-            add("buffers", buffer)
-    if optimizer is not None:
-        for state in optimizer.state.values():
-            for value in state.values() if isinstance(state, dict) else ():
-                add("optimizer states", value)
-    return found
 
 
 def _discard(_: object) -> None:

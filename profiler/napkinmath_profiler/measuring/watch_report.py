@@ -1,0 +1,149 @@
+"""The words of ``watch``: a summary of the steps, and what was there when memory ran out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import torch
+from napkinmath.estimate import Estimate
+from napkinmath.units import format_bytes
+from torch import nn
+
+from napkinmath_profiler.measuring.device_memory import MemoryFigures
+from napkinmath_profiler.measuring.drift import DriftWarning, StepRecord
+from napkinmath_profiler.measuring.held import held_by_role
+
+MOST_MODULES = 12
+MOST_CHANGES = 6
+MOST_STEPS = 5
+FORWARD, BACKWARD, OPTIMIZER, BETWEEN = PHASES = ("forward", "backward", "optimizer step", "between steps")
+
+
+def summary_lines(
+    records: Sequence[StepRecord], warnings: Sequence[DriftWarning], predicted: Estimate | int | None, seconds_spent: float
+) -> list[str]:
+    """Peaks by phase, beside the prediction."""
+    if not records:
+        return ["no training step was seen: no optimizer has stepped"]
+    phases = {name: size for name in PHASES if (size := max(r.peaks.get(name, 0) for r in records))}
+    first, steady = records[0], records[len(records) // 2 :]
+    lines = [
+        f"{len(records):,} steps, allocated at most {format_bytes(max(phases.values()))}, reserved at most {format_bytes(max(r.peak_reserved for r in records))}"
+    ]
+    lines += [f"  {name:16} {format_bytes(size)}" for name, size in phases.items()]
+    lines.append(
+        f"  first step {format_bytes(first.peak)}, later ones {format_bytes(min(r.peak for r in steady))} to {format_bytes(max(r.peak for r in steady))}"
+    )
+    bytes_predicted = predicted_bytes(predicted)
+    if bytes_predicted:
+        peak = max(phases.values())
+        lines.append(f"  predicted        {format_bytes(bytes_predicted)}; measured is {peak / bytes_predicted - 1:+.1%}")
+    lines += [f"  {w.kind} at step {w.step}: {w.text}" for w in warnings]
+    lines.append(f"  watching took {seconds_spent / len(records) * 1e6:.0f} us a step")
+    return lines
+
+
+def predicted_bytes(predicted: Estimate | int | None) -> int | None:
+    """The predicted peak of allocated bytes."""
+    return round(predicted.memory.allocated.value) if isinstance(predicted, Estimate) else predicted
+
+
+def out_of_memory_lines(
+    asked: int | None,
+    figures: MemoryFigures,
+    *,
+    phase: str,
+    record: StepRecord,
+    records: Sequence[StepRecord],
+    warnings: Sequence[DriftWarning],
+    model: nn.Module | None,
+    optimizer: torch.optim.Optimizer | None,
+    predicted: Estimate | int | None,
+    limit: int | None,
+    module: str,
+) -> list[str]:
+    """The report: the request, what was there by role and module, what was predicted, what went before, what to change."""
+    asked_for = f"asked for {format_bytes(asked)} " if asked is not None else "ran out "
+    lines = [f"{asked_for}in step {record.step}, {phase}" + (f", {module}" if module else "")]
+    lines.append(
+        f"allocated {format_bytes(figures.allocated)}, reserved {format_bytes(figures.reserved)}"
+        + (f", may take {format_bytes(limit)}" if limit else "")
+    )
+    if figures.device_total is not None and figures.device_used is not None:
+        others = figures.device_used - figures.reserved
+        lines.append(
+            f"the device has {format_bytes(figures.device_total)}; {format_bytes(others)} of it are the context's and other processes'"
+        )
+    lines += ["", "what was there, by role"]
+    lines += _roles(figures, model, optimizer, record)
+    if model is not None:
+        lines += ["", "what the model holds, by module"]
+        lines += _modules(model)
+    lines += _prediction(predicted, phase)
+    if records:
+        lines += ["", "the steps before"]
+        lines += [
+            f"  step {r.step}: {r.tokens:,} tokens, peak {format_bytes(r.peak)}, {format_bytes(r.end_allocated)} left, {format_bytes(r.peak_reserved)} reserved"
+            for r in records[-MOST_STEPS:]
+        ]
+    lines += [f"  warned at step {w.step}: {w.kind}: {w.text}" for w in warnings]
+    lines += ["", "what to change"]
+    lines += _changes(figures, record, records, predicted)
+    return lines
+
+
+def _roles(figures: MemoryFigures, model: nn.Module | None, optimizer: torch.optim.Optimizer | None, record: StepRecord) -> list[str]:
+    held = held_by_role(model, optimizer)
+    rest = figures.allocated - sum(held.values())
+    rows = [*held.items(), ("activations, temporaries and what else the program holds", max(0, rest))]
+    rows.append(("cached by the allocator, in no tensor", figures.reserved - figures.allocated))
+    return [f"  {format_bytes(size):>12}  {name}" for name, size in rows]
+
+
+def _modules(model: nn.Module) -> list[str]:
+    """Parameters and gradients by module, layers of a stack as one."""
+    groups: dict[str, list[int]] = {}
+    for name, parameter in model.named_parameters():
+        place = re.sub(r"\.\d+\.", ".*.", name.rpartition(".")[0]) or "(root)"
+        group = groups.setdefault(place, [0, 0])
+        group[0] += parameter.nbytes
+        group[1] += parameter.grad.nbytes if parameter.grad is not None else 0
+    ranked = sorted(groups.items(), key=lambda item: -sum(item[1]))[:MOST_MODULES]
+    return [
+        f"  {format_bytes(sum(sizes)):>12}  {name}" + (f", {format_bytes(sizes[1])} of it gradients" if sizes[1] else "")
+        for name, sizes in ranked
+    ]
+
+
+def _prediction(predicted: Estimate | int | None, phase: str) -> list[str]:
+    if predicted is None:
+        return []
+    if not isinstance(predicted, Estimate):
+        return ["", f"predicted: {format_bytes(predicted)} allocated at the peak"]
+    peaks = ", ".join(f"{p.value} {format_bytes(point.nbytes)}" for p, point in predicted.phase_peaks.items())
+    lines = ["", f"predicted: {format_bytes(round(predicted.memory.allocated.value))} allocated at the peak; by phase {peaks}"]
+    return lines + [f"  {format_bytes(size):>12}  {role.value}" for role, size in predicted.breakdown.items()]
+
+
+def _changes(figures: MemoryFigures, record: StepRecord, records: Sequence[StepRecord], predicted: Estimate | int | None) -> list[str]:
+    lines: list[str] = []
+    cached = figures.reserved - figures.allocated
+    if cached > 0.05 * max(1, figures.reserved):
+        lines.append(
+            f"  {format_bytes(cached)} are cached but in pieces: PYTORCH_ALLOC_CONF=expandable_segments:True lets pieces grow together"
+        )
+    longest = max((r.tokens for r in records), default=0)
+    if record.tokens and longest and record.tokens > longest:
+        lines.append(
+            f"  this batch had {record.tokens:,} tokens, {record.tokens / longest:.1f} times the longest before: cap the length, or sort and pack"
+        )
+    if isinstance(predicted, Estimate):
+        lines += [
+            f"  {change.flag}: {change.meaning}, saves {format_bytes(change.saved_bytes)}" for change in predicted.changes[:MOST_CHANGES]
+        ]
+    if not lines:
+        lines.append(
+            "  a smaller micro-batch with more gradient accumulation, or activation checkpointing; `estimate --model ...` prices each"
+        )
+    return lines

@@ -1,0 +1,116 @@
+"""``estimate watch SCRIPT.py [ARGS ...]``: run a training script and follow its memory step by step."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from napkinmath.cli.flags import SHARED, TEXT
+from napkinmath.cli.parser import Parser
+from napkinmath.errors import InputError, shown
+from napkinmath.estimate import Estimate
+from napkinmath.inputs import values
+
+from napkinmath_profiler.measuring.device_memory import CpuMemory, DeviceMemory
+from napkinmath_profiler.watch import DEFAULT_REPORT, watch
+
+MODEL_OPTIONS = ("model", "arch", "config")
+OWN = (
+    (("--device",), TEXT, "NAME", "cuda, cuda:N, or cpu: the books a GPU's allocator would keep [cuda where there is one]"),
+    (("--report",), TEXT, "FILE", f"what to write if memory runs out [{DEFAULT_REPORT}]"),
+    (("--limit",), TEXT, "SIZE", "memory to warn against and, on a CPU, to run out of [the GPU's]"),
+)
+DESCRIPTION = (
+    "Run SCRIPT.py (or -m MODULE) with its ARGS in this process and follow its training: peaks by phase and step, warnings of drift before memory "
+    "runs out, a report if it does. The flags before SCRIPT.py describe the step as for `estimate`; with a model, what was predicted stands beside."
+)
+
+
+def run(argv: Sequence[str]) -> int:
+    """Runs the script; its exit code, or 1 where memory ran out."""
+    own, script = split(argv)
+    parser = Parser("estimate watch", DESCRIPTION, (*SHARED, ("watch", OWN)), usage="estimate watch [flags] SCRIPT.py [ARGS ...]")
+    options: dict[str, Any] = parser.parse(own)
+    if not script:
+        raise InputError("no script was named; write estimate watch [flags] SCRIPT.py [ARGS ...]")
+    limit = values.size(options["limit"], "--limit") if "limit" in options else None
+    books, note = _books(options, limit)
+    if note:
+        _say(note)
+    predicted = _predicted(options)
+    with watch(memory=books, predicted=predicted, limit_bytes=limit, report=options.get("report", DEFAULT_REPORT), warn=_say) as watching:
+        try:
+            code = _execute(script)
+        except torch.OutOfMemoryError as error:
+            _say(" ".join(str(error).split()))
+            code = 1
+    print(watching.summary(), file=sys.stderr)
+    return code
+
+
+def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Our flags, and the script with its arguments: what begins at the first word ending in .py, at -m after which a module comes, or after --."""
+    for index, word in enumerate(argv):
+        if word == "--":
+            return list(argv[:index]), list(argv[index + 1 :])
+        if word.endswith(".py") or (word == "-m" and index + 1 < len(argv) and _is_module(argv[index + 1])):
+            return list(argv[:index]), list(argv[index:])
+    return list(argv), []
+
+
+def _is_module(name: str) -> bool:
+    """-m is also the short --model; a dotted name that can be imported is a module."""
+    from importlib.util import find_spec
+
+    try:
+        return all(part.isidentifier() for part in name.split(".")) and find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _execute(script: list[str]) -> int:
+    before = sys.argv
+    try:
+        if script[0] == "-m":
+            sys.argv = script[1:]
+            runpy.run_module(script[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = script
+            runpy.run_path(script[0], run_name="__main__")
+    except FileNotFoundError as error:
+        if error.filename == script[0]:
+            raise InputError(f"{shown(script[0], limit=200)} is not there; name a script that is") from None
+        raise
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 1
+    finally:
+        sys.argv = before
+    return 0
+
+
+def _books(options: dict[str, Any], limit: int | None) -> tuple[DeviceMemory, str]:
+    from napkinmath_profiler.measuring.device_memory import CudaMemory
+    from napkinmath_profiler.measuring.runner import device_named
+
+    if "device" not in options and not torch.cuda.is_available():
+        return CpuMemory(
+            limit_bytes=limit
+        ), "no GPU is visible: these are the books that its allocator would keep of the script's CPU tensors"
+    device = device_named(values.text(options.get("device", "cuda"), "--device"))
+    return (CpuMemory(limit_bytes=limit), "") if device.type == "cpu" else (CudaMemory(device), "")
+
+
+def _predicted(options: dict[str, Any]) -> Estimate | None:
+    if not any(key in options for key in MODEL_OPTIONS):
+        return None
+    from napkinmath.cli.estimate_command import make_estimates
+
+    own = {key: value for key, value in options.items() if key not in ("device", "report", "limit")}
+    return make_estimates(own, [])[0]
+
+
+def _say(text: str) -> None:
+    print(f"watch: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,206 @@
+"""Following a training on the books that a GPU's allocator would keep: phases, drift before memory runs out, the report when it has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from napkinmath import estimate
+from napkinmath.units import format_bytes
+from napkinmath_profiler.measuring import drift
+from napkinmath_profiler.measuring.device_memory import CpuMemory
+from napkinmath_profiler.measuring.drift import StepRecord
+from napkinmath_profiler.watch import Watching, trainer_callback, watch
+from napkinmath_profiler.watch_cli import run, split
+from torch import nn
+
+MIB = 1 << 20
+WIDTH, BATCH = 256, 64
+
+
+def model_and_optimizer() -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Sequential(*[m for _ in range(3) for m in (nn.Linear(WIDTH, WIDTH), nn.ReLU())])
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=False)
+
+
+def train(
+    model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, *, batch: Callable[[int], int] = lambda _: BATCH, keep: Any = None
+) -> None:
+    for step in range(steps):
+        loss = model(torch.randn(batch(step), WIDTH)).square().mean()
+        loss.backward()
+        if keep is not None:
+            keep.append(torch.empty(200_000))
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        del loss
+
+
+def watched(steps: int = 4, *, limit: int | None = None, **how: Any) -> Watching:
+    said: list[str] = []
+    model, optimizer = model_and_optimizer()
+    with watch(model, optimizer, memory=CpuMemory(limit_bytes=limit), warn=said.append, **how.pop("watch", {})) as watching:
+        train(model, optimizer, steps, **how)
+    assert len(said) == len(watching.warnings)
+    return watching
+
+
+def test_every_step_has_its_phases_and_they_agree_with_the_books() -> None:
+    watching = watched()
+    assert [r.step for r in watching.records] == [0, 1, 2, 3]
+    assert not watching.warnings
+    weights = sum(p.nbytes for p in model_and_optimizer()[0].parameters())
+    for record in watching.records:
+        assert set(record.peaks) == {"between steps", "forward", "backward", "optimizer step"}
+        assert record.tokens == BATCH
+        assert record.peaks["backward"] > record.peaks["between steps"] >= weights
+        assert record.end_allocated >= 4 * weights  # weights, gradients, two states
+    first, second = watching.records[:2]
+    assert second.peaks["forward"] > first.peaks["forward"]  # the states are there
+    assert f"{len(watching.records)} steps" in watching.summary()
+
+
+def test_the_model_is_found_where_none_is_named() -> None:
+    with watch(memory=CpuMemory()) as watching:
+        model, optimizer = model_and_optimizer()
+        with torch.no_grad():
+            model(torch.zeros(1, WIDTH))
+        train(model, optimizer, 2)
+    assert len(watching.records) == 2 and watching.records[1].peaks["backward"] > 0
+
+
+def test_a_leak_is_told_with_the_steps_that_are_left() -> None:
+    watching = watched(12, keep=[], watch={"limit_bytes": 64 * MIB})
+    assert [w.kind for w in watching.warnings] == ["leak"]
+    warning = watching.warnings[0]
+    assert warning.step == drift.SETTLING_STEPS + drift.WINDOW - 1
+    peak = max(r.peak for r in watching.records[: warning.step + 1])
+    each = watching.records[5].end_allocated - watching.records[4].end_allocated
+    assert f"about {(64 * MIB - peak) // each} steps" in warning.text
+
+
+def test_a_longer_batch_is_told_before_it_runs() -> None:
+    lengths = [64, 64, 64, 64, 1 << 15]
+    watching = watched(5, batch=lambda step: lengths[step], watch={"limit_bytes": 24 * MIB})
+    assert [w.kind for w in watching.warnings] == ["longer batch"]
+    assert watching.warnings[0].step == 4 and "32,768 tokens" in watching.warnings[0].text
+    assert watching.records[4].peak > 24 * MIB  # it would have run out, and was told so by what the shorter ones took
+
+
+def records_of(values: list[tuple[int, int]]) -> list[StepRecord]:
+    return [StepRecord(i, 64, {"backward": peak}, peak // 2, reserved, reserved) for i, (peak, reserved) in enumerate(values)]
+
+
+def test_fragmentation_is_a_cache_that_grows_without_the_tensors() -> None:
+    grows = records_of([(1000 * MIB, (1100 + 20 * i) * MIB) for i in range(12)])
+    warning = drift.fragmentation(grows)
+    assert warning is not None and "140 MiB more than 7 steps ago" in warning.text and "expandable_segments" in warning.text
+    assert drift.fragmentation(records_of([(1000 * MIB, 1100 * MIB)] * 12)) is None
+    assert drift.fragmentation(records_of([((1000 + 20 * i) * MIB, (1100 + 20 * i) * MIB) for i in range(12)])) is None
+    uneven = [((1000 - 300 * (i % 2)) * MIB, (1100 + (i % 2)) * MIB) for i in range(12)]
+    assert drift.fragmentation(records_of(uneven)) is None
+
+
+def test_steady_steps_and_noise_are_no_leak() -> None:
+    steady = records_of([(100 * MIB, 110 * MIB)] * 20)
+    noisy = [StepRecord(i, 64, {"backward": 1}, (100 + i % 3) * MIB, 0, 0) for i in range(20)]
+    logged = [StepRecord(i, 64, {"backward": 1}, 100 * MIB + 512 * i, 0, 0) for i in range(20)]
+    for records in (steady, noisy, logged, steady[:4]):
+        assert drift.leak(records, 1 << 30) is None
+
+
+def test_more_than_predicted_is_told_once() -> None:
+    watching = watched(4, watch={"predicted": MIB})
+    assert [w.kind for w in watching.warnings] == ["beyond prediction"]
+    assert "more than the 1.0" in watching.warnings[0].text
+
+
+def test_running_out_writes_what_was_there_and_what_to_change(tmp_path: Path) -> None:
+    path = tmp_path / "report.txt"
+    predicted = estimate("TinyLlama-1.1B", micro_batch_size=1, sequence_length=128)
+    with pytest.raises(torch.OutOfMemoryError):
+        watched(5, limit=24 * MIB, batch=lambda step: 64 if step < 3 else 1 << 14, watch={"report": path, "predicted": predicted})
+    text = path.read_text()
+    weights = sum(p.nbytes for p in model_and_optimizer()[0].parameters())
+    assert text.startswith("asked for 16") and "step 3, forward" in text.splitlines()[0]
+    assert f"{format_bytes(weights)}  parameters" in text
+    assert "optimizer states" in text and "by module" in text and "predicted: " in text
+    assert "16,384 tokens" in text and "cap the length" in text and "--lora" in text
+    assert text.count("tokens, peak") == 3
+
+
+def test_a_report_that_cannot_be_written_hides_no_error(tmp_path: Path) -> None:
+    with pytest.raises(torch.OutOfMemoryError):
+        said: list[str] = []
+        model, optimizer = model_and_optimizer()
+        with watch(model, optimizer, memory=CpuMemory(limit_bytes=4 * MIB), report=tmp_path / "no" / "folder", warn=said.append):
+            train(model, optimizer, 3, batch=lambda _: 1 << 14)
+    assert any("no report could be written" in line for line in said)
+
+
+def test_hooks_are_gone_afterwards() -> None:
+    model, optimizer = model_and_optimizer()
+    with watch(model, optimizer, memory=CpuMemory()) as watching:
+        train(model, optimizer, 1)
+    train(model, optimizer, 2)
+    assert len(watching.records) == 1 and not model._forward_hooks and not model._forward_pre_hooks
+
+
+def test_a_trainer_is_followed(tmp_path: Path) -> None:
+    from transformers import Trainer, TrainingArguments
+
+    class Regression(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(16, 1)
+
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"loss": (self.layer(x)[:, 0] - labels).square().mean()}
+
+    data = [{"x": torch.randn(16), "labels": torch.tensor(1.0)} for _ in range(12)]
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path),
+        per_device_train_batch_size=4,
+        num_train_epochs=1,
+        report_to=[],
+        use_cpu=True,
+        save_strategy="no",
+        disable_tqdm=True,
+    )
+    callback = trainer_callback(memory=CpuMemory())
+    Trainer(model=Regression(), args=arguments, train_dataset=data, callbacks=[callback]).train()
+    assert callback.watching is not None and len(callback.watching.records) == 3
+    assert all(r.peaks["backward"] > 0 for r in callback.watching.records)
+
+
+SCRIPT = """
+import sys, torch
+from napkinmath.units import format_bytes
+from torch import nn
+model = nn.Linear(256, 256)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(int(sys.argv[1])):
+    model(torch.randn(int(sys.argv[2]), 256)).sum().backward()
+    optimizer.step(); optimizer.zero_grad()
+sys.exit(7)
+"""
+
+
+def test_the_command_runs_a_script_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    assert run(["--device", "cpu", "train.py", "3", "8"]) == 7
+    assert "3 steps" in capsys.readouterr().err
+    assert run(["--device", "cpu", "--limit", "4MiB", "--report", "oom.txt", "train.py", "3", "65536"]) == 1
+    assert "asked for 64" in (tmp_path / "oom.txt").read_text()
+
+
+def test_words_before_the_script_are_ours() -> None:
+    assert split(["--bs", "4", "train.py", "--bs", "8"]) == (["--bs", "4"], ["train.py", "--bs", "8"])
+    assert split(["--bs", "4", "--", "train", "x"]) == (["--bs", "4"], ["train", "x"])
+    assert split(["-m", "runpy", "x.py"]) == ([], ["-m", "runpy", "x.py"])
+    assert split(["-m", "llama-7b", "train.py"]) == (["-m", "llama-7b"], ["train.py"])
