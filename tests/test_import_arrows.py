@@ -21,7 +21,7 @@ LAYERS = (
     ("tape", "ops"),
     ("lowering", "catalog", "passes"),
     ("step", "timeline"),
-    ("simulate", "stages", "schedule", "flops", "allocator", "varied_lengths", "collectives", "overlap"),
+    ("simulate", "stages", "schedule", "flops", "allocator", "varied_lengths", "collectives", "overlap", "pipeline_time", "throughput"),
     (
         "estimate",
         "answers",

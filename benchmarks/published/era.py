@@ -37,6 +37,8 @@ class Era:
     """Implementation of activation offloading (a row of napkinmath's lowering/saved_offload.py)."""
     clips: bool = True
     lazy_modules: bool = True
+    recomputes: bool = False
+    """Checkpointing is on where a table does not say."""
     first_flash: bool = False
     """A plain 'flash' attention is flash-attn 1 (until August 2023)."""
     sequence_length: int = 0

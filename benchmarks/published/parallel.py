@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from napkinmath.catalog.links import find_network
 from napkinmath.cluster import Cluster, NetworkLink
-from napkinmath.errors import InputError
 from napkinmath.estimate import estimate
 from napkinmath.hardware import Hardware
 from napkinmath.model_spec import ModelSpec
@@ -36,8 +35,9 @@ _STRATEGIES = (
     (r"grad[_ -]?op|shard_grad", Sharding.GRAD_OP),
 )  # fmt: skip
 _SCHEDULES = (
-    (r"zero[ -]?bubble|\bzb", PipelineSchedule.ZERO_BUBBLE), (r"interleav|virtual", PipelineSchedule.INTERLEAVED), (r"gpipe|naive|device_map", PipelineSchedule.GPIPE),
+    (r"zero[ -]?bubble|\bzb", PipelineSchedule.ZERO_BUBBLE), (r"interleav|virtual", PipelineSchedule.INTERLEAVED), (r"naive|device_map|layer[ -]?split", PipelineSchedule.NAIVE), (r"gpipe", PipelineSchedule.GPIPE),
 )  # fmt: skip
+_USUAL_MICRO_BATCH = 4
 _BYTES_BESIDE_WEIGHTS = 14  # gradient (2) and fp32 master weight, momentum, variance (12) of a parameter trained in 16 bits
 
 
@@ -70,10 +70,32 @@ def spread_of(row: Row, hardware: Hardware, spec: ModelSpec, config: TrainConfig
     parallel = ParallelConfig(
         data_parallel=engine if data > 1 or engine.is_fsdp else DataParallel.NONE, data_parallel_size=data, tensor_parallel_size=tensor, pipeline_parallel_size=pipeline,
         context_parallel_size=context, expert_parallel_size=expert, context_parallel=ContextParallel.ULYSSES if sequence > 1 else ContextParallel.RING,
-        sequence_parallel=tensor > 1 and _has_sequence_parallel(row, hardware), num_micro_batches=1 if naive else 0,
+        sequence_parallel=tensor > 1 and _has_sequence_parallel(row, hardware),
         sharding=_first(_STRATEGIES, text, Sharding.FULL) if engine.is_fsdp else Sharding.FULL, **_pipeline(text, pipeline), **_types(row, engine),
     )  # fmt: skip
     return Spread(parallel, cluster_of(row, hardware, gpus, assumed))
+
+
+def batch_of(row: Row, parallel: ParallelConfig, sequence: int, assumed: dict[str, str]) -> tuple[int, int]:
+    """(sequences of a micro-batch, micro-batches of a step) of one replica; what is missing follows from the global batch."""
+    micro, steps = row.number("micro_batch"), row.number("grad_accum")
+    whole = _global_batch(row, sequence)
+    if (micro and steps) or not whole:
+        return row.whole("micro_batch", 1), row.whole("grad_accum", 1)
+    each = max(1, round(whole / parallel.data_parallel_size))
+    if not micro:
+        micro = min(each, _USUAL_MICRO_BATCH if parallel.pipeline_parallel_size == 1 else 1)
+        assumed["micro-batch"] = f"micro-batch {micro:g}: not stated"
+    return int(micro), max(1, round(each / micro))
+
+
+def _global_batch(row: Row, sequence: int) -> float:
+    """Sequences of a whole step; '1M tokens' is counted in sequences."""
+    found = re.match(r"([\d.,]+)\s*([km]?)\s*(tokens)?", row.words("global_batch").strip())
+    if not found:
+        return 0.0
+    number = float(found[1].replace(",", "") or 0) * {"": 1, "k": 1 << 10, "m": 1 << 20}[found[2]]
+    return number / sequence if found[3] else number
 
 
 def offload_of(offload: OffloadConfig, engine: DataParallel) -> OffloadConfig:
@@ -177,4 +199,4 @@ def _first(table: tuple[tuple[str, object], ...], text: str, default: object) ->
     return next((value for pattern, value in table if re.search(pattern, text)), default)
 
 
-__all__ = ["InputError", "Spread", "cluster_of", "offload_of", "spread_of"]
+__all__ = ["Spread", "batch_of", "cluster_of", "offload_of", "spread_of"]

@@ -81,6 +81,7 @@ TOOLS: tuple[Tool, ...] = (
     ),
     Tool("TRL", r"\btrl\b|huggingface/trl|sft_?trainer", "trl trainer/utils.py peft_module_casting_to_bf16, sft_trainer.py"),
     Tool("PEFT", r"\bpeft\b|alpaca-lora|\blorax?\.py", "peft utils/other.py prepare_model_for_kbit_training"),
+    Tool("xtuner", r"xtuner", "xtuner model/sft.py: use_activation_checkpointing=True by default", fields=dict(recomputes=True)),
     Tool("transformers", r"transformers|hugging ?face|hf trainer|\baccelerate\b|fastchat|xtuner|internlm|lmflow", "transformers trainer.py"),
 )  # fmt: skip
 

@@ -24,11 +24,13 @@ from napkinmath.train_config import (
 from published.era import Era
 from published.identify import hardware_of, model_of
 from published.methods import adapter_of, precision_of, quantization_of
-from published.parallel import offload_of, spread_of
+from published.parallel import batch_of, offload_of, spread_of
 from published.rows import Row, Unreadable
 from published.sources import era_of
 
 _NO = r"^(no(ne)?|off|false|0|disabled?|without|w/o|n/a|-|not used|no .*)$"
+# What selective checkpointing by operation keeps: attention and every second product (torchtitan parallelize_llama.py _apply_ac_to_transformer_block).
+_EVERY_SECOND_PRODUCT = ("sdpa", "q_proj", "v_proj", "gate_proj", "down_proj")
 _NEGATED = r"^(no\b|none\b|off\b|false\b|without\b|w/o\b|disabled\b)"
 
 
@@ -63,7 +65,7 @@ def _understand(row: Row, blind: bool) -> Job:
     optimizer_text = row.words("optimizer")
     config = TrainConfig(
         micro_batch_size=row.whole("micro_batch", 1), sequence_length=_sequence(row, era, assumed), gradient_accumulation_steps=row.whole("grad_accum", 1),
-        precision=precision_of(row, era, adapter, hardware), adapter=adapter, quantization=quantization_of(row, adapter, era), recompute=_recompute(row, assumed), offload=_offload(row, era),
+        precision=precision_of(row, era, adapter, hardware), adapter=adapter, quantization=quantization_of(row, adapter, era), recompute=_recompute(row, era, assumed), offload=_offload(row, era),
         optimizer=_optimizer(row, era, assumed), optimizer_in_backward=bool(re.search(r"in[_ -]b(?:ac)?kwd|in[_ -]bwd|in[_ -]backward|lomo", optimizer_text)), attention=_attention(row, era, assumed), loss=_loss(row, era),
         kernels=Kernels(era.kernels), compile=_is_on(row.words("compile")), stack=era.stack, batch=_batch(row), clip_gradients=era.clips,
     )  # fmt: skip
@@ -74,7 +76,10 @@ def _understand(row: Row, blind: bool) -> Job:
     if row.whole("n_gpus", 1) > 1:
         spread = spread_of(row, hardware, spec, config, assumed)
         cluster, hardware = spread.cluster, spread.cluster.hardware
-        config = config.replace(parallel=spread.parallel, offload=offload_of(config.offload, spread.parallel.data_parallel))
+        micro, steps = batch_of(row, spread.parallel, int(config.sequence_length), assumed)
+        config = config.replace(
+            parallel=spread.parallel, offload=offload_of(config.offload, spread.parallel.data_parallel), micro_batch_size=micro, gradient_accumulation_steps=steps
+        )  # fmt: skip
     return Job(row, spec, config, hardware, era, assumed, cluster)
 
 
@@ -99,7 +104,8 @@ def _sequence(row: Row, era: Era, assumed: dict[str, str]) -> int:
 def _batch(row: Row) -> Batch:
     """Packed, or padded with the lengths that "mean A +- B tokens" in the notes describes."""
     if re.match(r"yes|true|packed|on|1", row.words("packed").strip()):
-        return Batch(packing=True)
+        # Documents of a pack are told apart by a mask, which SDPA's flash kernel refuses: where it ran, sequences are simply full.
+        return Batch(packing=not re.search(r"sdpa.*flash", row.words("attention")))
     found = re.search(r"mean\s+([\d.]+)\s*(?:\+-|\+/-|±)\s*([\d.]+)\s+tokens", row.words("notes"))
     return Batch(lengths=sample_lengths(float(found[1]), float(found[2]))) if found and float(found[2]) > 0 else Batch()
 
@@ -124,8 +130,11 @@ def shorter_than(limit: int, lengths: tuple[int, ...], era: Era, assumed: dict[s
 # ---------------------------------------------------------------- step
 
 
-def _recompute(row: Row, assumed: dict[str, str]) -> RecomputeConfig:
+def _recompute(row: Row, era: Era, assumed: dict[str, str]) -> RecomputeConfig:
     text = row.words("checkpointing").strip()
+    if not text and era.recomputes:
+        assumed["checkpointing"] = "full checkpointing: not stated, the tool's default"
+        return RecomputeConfig(kind=RecomputeKind.FULL)
     if not text:
         assumed["checkpointing"] = "no checkpointing: not stated"
         return RecomputeConfig()
@@ -136,7 +145,11 @@ def _recompute(row: Row, assumed: dict[str, str]) -> RecomputeConfig:
         return RecomputeConfig(kind=RecomputeKind.EVERY, every=int(every[1]))
     if "sqrt" in text:
         return RecomputeConfig(kind=RecomputeKind.SQRT)
-    return RecomputeConfig(kind=RecomputeKind.SELECTIVE if "selective" in text else RecomputeKind.FULL)
+    if "selective" in text:
+        return RecomputeConfig(
+            kind=RecomputeKind.SELECTIVE, keep=_EVERY_SECOND_PRODUCT if re.search(r"\bop\b|\bsac\b", text) else ("sdpa",)
+        )
+    return RecomputeConfig(kind=RecomputeKind.FULL)
 
 
 def _offload(row: Row, era: Era) -> OffloadConfig:

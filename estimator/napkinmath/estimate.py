@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from napkinmath.hardware import Gpu, Hardware
     from napkinmath.measured_layers import MeasuredLayers
     from napkinmath.parallel_config import ParallelConfig
+    from napkinmath.schedule import PhaseTime
+    from napkinmath.throughput import Throughput
 
 
 class Range(Record):
@@ -221,11 +223,29 @@ class Estimate:
 
             phases, tokens, needed, done = varied_time(self.step, self.timeline, Clock(self.speed, self.step.policy), start)
             return StepTime(phases=phases, tokens=tokens, model_flops=needed, hardware_flops=done, peak_flops_per_s=peak)
+        phases, bubble = self._phases(start)
         return StepTime(
-            phases=phase_times(self.timeline, self.speed, first_segment=start),
+            phases=phases, bubble_s=bubble,
             tokens=bind(config.micro_batch_size * config.sequence_length) * config.gradient_accumulation_steps,
             model_flops=model_flops(self.step), hardware_flops=hardware_flops(self.timeline, start), peak_flops_per_s=peak,
         )  # fmt: skip
+
+    def _phases(self, start: int) -> tuple[tuple[PhaseTime, ...], float]:
+        """(phases, seconds of waiting for other pipeline stages)."""
+        assert self.speed is not None
+        if self.config.parallel.pipeline_parallel_size == 1:
+            return phase_times(self.timeline, self.speed, first_segment=start), 0.0
+        from napkinmath.pipeline_time import pipeline_time
+
+        policy = self.step.policy
+        return pipeline_time(self.spec, policy, Clock(self.speed, policy, _network(self.cluster, self.config)))
+
+    @property
+    def throughput(self) -> Throughput | None:
+        """The step's time over all GPUs: tokens a second, communication, bubble, GPU-hours; None where the hardware has no known speed."""
+        from napkinmath.throughput import throughput
+
+        return self._once("throughput", lambda: throughput(self))
 
     @property
     def measured_layers(self) -> MeasuredLayers | None:

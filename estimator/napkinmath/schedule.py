@@ -34,7 +34,7 @@ class Clock:
     def __init__(self, speed: Efficiency, policy: Policy, network: Callable[[Collective, Bindings], float] | None = None) -> None:
         self.speed, self.policy = speed, policy
         self.network = network  # seconds of a collective on the cluster; None prices none
-        self._gemm_dtype = policy.rule.gemm
+        self._gemm_dtype = policy.rule.gemm if policy.rule.fp8_block is None else ""  # FP8 products say so themselves
 
     def kernels(self, work: Work, bind: Bindings) -> list[Kernel]:
         """The kernels of an event with their seconds."""
@@ -123,11 +123,13 @@ class StepTime(Record):
     peak_flops_per_s: float
     measured_s: float = 0.0
     """The whole step where the phases are as measured, gaps included; 0 where its operations were priced."""
+    bubble_s: float = 0.0
+    """Waiting for other pipeline stages."""
 
     @property
     def seconds(self) -> float:
-        """Device and host overlap over the whole step; the slower one is the step."""
-        return self.measured_s or max(sum(p.device_s for p in self.phases), sum(p.host_s for p in self.phases))
+        """Device and host overlap over the whole step; the slower one is the step, and what a pipeline waits comes on top."""
+        return self.measured_s or max(sum(p.device_s for p in self.phases), sum(p.host_s for p in self.phases)) + self.bubble_s
 
     @property
     def tokens_per_s(self) -> float:
@@ -148,7 +150,7 @@ class StepTime(Record):
         """Share of the step that a bound explains."""
         device = sum(p.device_s for p in self.phases)
         if bound == LAUNCH:
-            return max(0.0, 1 - device / self.seconds)
+            return max(0.0, 1 - (device + self.bubble_s) / self.seconds)
         return sum(dict(p.shares).get(bound, 0.0) * p.device_s for p in self.phases) / self.seconds
 
 

@@ -1,0 +1,55 @@
+"""Time of a pipelined step: its slowest stage sets the pace, and the others wait while the pipeline fills and drains.
+
+A stage idles for `(p - 1) / v` micro-batches of p stages with v chunks each (GPipe, Huang et al. 2019; interleaved 1F1B, Narayanan et al.
+2021, section 2.2); zero-bubble schedules leave a third of that (ZB-H1, Qi et al. 2023). Layers split without a pipeline run one stage at
+a time.
+"""
+
+from __future__ import annotations
+
+from napkinmath.ledger import Phase
+from napkinmath.parallel_config import PipelineSchedule
+from napkinmath.schedule import Clock, phase_times
+from napkinmath.simulate import simulate
+from napkinmath.step import build_step
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from napkinmath.lowering.policy import Policy
+    from napkinmath.model_spec import ModelSpec
+    from napkinmath.schedule import PhaseTime
+
+_ZERO_BUBBLE_SHARE = 1 / 3
+_PIPELINED = (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD)
+
+
+def pipeline_time(spec: ModelSpec, policy: Policy, clock: Clock) -> tuple[tuple[PhaseTime, ...], float]:
+    """(phases of the slowest stage, seconds in which it waits for the others).
+
+    The first, a middle and the last stage are priced: the others are like the middle one.
+    """
+    from napkinmath.lowering.parallel.pipeline import num_micro_batches
+
+    parallel = policy.config.parallel
+    stages = parallel.pipeline_parallel_size
+    priced = {rank: _phases(spec, policy, clock, rank) for rank in sorted({0, stages // 2, stages - 1})}
+    slowest = max(priced.values(), key=lambda phases: sum(p.seconds for p in phases))
+    usual = _busy_s(priced[stages // 2]) / num_micro_batches(policy)
+    return slowest, waiting_s(parallel.pipeline_schedule, stages, parallel.virtual_pipeline_size, num_micro_batches(policy), usual)
+
+
+def waiting_s(schedule: PipelineSchedule, stages: int, chunks: int, micro_batches: int, micro_batch_s: float) -> float:
+    """Seconds that a stage idles in a step, where one micro-batch takes it `micro_batch_s` forward and backward."""
+    if schedule is PipelineSchedule.NAIVE:
+        return (stages - 1) * micro_batches * micro_batch_s
+    share = _ZERO_BUBBLE_SHARE if schedule is PipelineSchedule.ZERO_BUBBLE else 1.0
+    return share * (stages - 1) * micro_batch_s / chunks
+
+
+def _phases(spec: ModelSpec, policy: Policy, clock: Clock, rank: int) -> tuple[PhaseTime, ...]:
+    timeline = simulate(build_step(spec, policy, pipeline_rank=rank), clock, steps=1)
+    return phase_times(timeline, clock.speed, first_segment=timeline.step_starts[-1])
+
+
+def _busy_s(phases: tuple[PhaseTime, ...]) -> float:
+    return sum(p.seconds for p in phases if p.phase in _PIPELINED)
