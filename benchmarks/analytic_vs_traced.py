@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from napkinmath.catalog.families import read_config
 from napkinmath.catalog.stacks import STACKS
 from napkinmath.ledger import Phase
+from napkinmath.lowering.patching import settle_patch
 from napkinmath.lowering.policy import Policy
 from napkinmath.simulate import simulate
 from napkinmath.step import build_step
@@ -89,8 +90,11 @@ class Case:
 
     def analytic(self) -> Timeline:
         """The analytic timeline of two steps."""
-        policy = Policy(self.train_config(), STACKS["hf-bare"], sdpa_choice=SDPA_KERNELS.get(self.attention, Attention.FLASH))
-        return simulate(build_step(read_config(self.config), policy), steps=2)
+        spec, config, patch = read_config(self.config), self.train_config(), None
+        if config.kernels is not Kernels.HF:
+            patch, config = settle_patch(spec, config)
+        policy = Policy(config, STACKS["hf-bare"], sdpa_choice=SDPA_KERNELS.get(self.attention, Attention.FLASH), patch=patch)
+        return simulate(build_step(spec, policy), steps=2)
 
     def traced(self) -> TraceResult:
         """The traced result of two steps."""

@@ -5,10 +5,14 @@ from __future__ import annotations
 from napkinmath.costs import Gemm, Move, traffic
 from napkinmath.dtypes import FP32, INT64, DType
 from napkinmath.expr import Size, ceil_div, minimum, product
-from napkinmath.ledger import ALLOC, FREE, Gradient, Role, Value
+from napkinmath.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value
 from napkinmath.ops.elementwise import cast
 from napkinmath.ops.index import constant
 from napkinmath.tape import Tape
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 def cross_entropy(t: Tape, logits: Value, *, upcast: bool = True, shifted: bool = False) -> Value:
@@ -79,16 +83,19 @@ def linear_cross_entropy(
     chunk_rows: Size | None = None,
     chunk_copies: int = 2,
     chunk_dtype: DType = FP32,
-    gradients_forward: bool = True,
+    temporaries: Sequence[Tensor] = (),
 ) -> Value:
     """Head and loss in one operation that holds the logits of `chunk_rows` tokens at a time.
 
-    With `gradients_forward` (Liger's FusedLinearCrossEntropy) the gradients of x and, if trained, of w are made in the
-    forward and kept; backward scales them. `chunk_copies` logit-sized tensors of `chunk_dtype` live during a chunk.
+    The gradients of x and, if trained, of w are made in the forward and kept; backward scales them (Liger's
+    FusedLinearCrossEntropy). `chunk_copies` logit-sized tensors of `chunk_dtype` live during a chunk, and the temporaries given.
     """
     rows, vocabulary, width = product(x.axes[:-1]), w.axes[0], w.axes[1]
     chunk = minimum(rows, chunk_rows if chunk_rows is not None else ceil_div(rows * width, vocabulary))
-    chunks = [t.tensor(f"logits of a chunk, copy {i + 1}", (chunk, vocabulary), chunk_dtype, Role.LOGITS) for i in range(chunk_copies)]
+    chunks = [
+        *temporaries,
+        *(t.tensor(f"logits of a chunk, copy {i + 1}", (chunk, vocabulary), chunk_dtype, Role.LOGITS) for i in range(chunk_copies)),
+    ]
     loss = t.tensor("loss", (1,), FP32, Role.LOGITS)
     out = Value(loss, (1,), FP32, x.requires_grad or w.requires_grad)
     made = [Gradient(v, t.gradient_of(v)) for v in (x, w) if v.requires_grad]

@@ -95,7 +95,7 @@ def _run_interpreted(kernel: Any, grid: Grid, args: tuple[Any, ...], options: di
         _storage_of(original, length).copy_(_storage_of(shadow, length))
 
 
-NUM_PROCESSORS_ON_META = 108
+NUM_PROCESSORS_ON_META = 132
 
 
 def launch(kernel: Any, grid: Grid, *args: Any, **options: Any) -> None:
@@ -113,7 +113,7 @@ def launch(kernel: Any, grid: Grid, *args: Any, **options: Any) -> None:
 
 
 def num_processors(tensor: torch.Tensor) -> int:
-    """Streaming multiprocessors of the tensor's GPU; 4 stand in for them in the interpreter, an A100's 108 on meta."""
+    """Streaming multiprocessors of the tensor's GPU; 4 stand in for them in the interpreter, an H100's 132 on meta."""
     if tensor.is_cuda:
         return torch.cuda.get_device_properties(tensor.device).multi_processor_count
     return NUM_PROCESSORS_ON_META if tensor.device.type == "meta" else 4

@@ -16,7 +16,7 @@ import torch
 
 from napkinmath_profiler.tracing.attention_choice import AttentionBackend, sdpa_function
 from napkinmath_profiler.tracing.cuda_autocast import meta_autocast
-from napkinmath_profiler.tracing.kernel_patches import trl_on_cuda
+from napkinmath_profiler.tracing.kernel_patches import liger_on_cuda, trl_on_cuda
 from napkinmath_profiler.tracing.triton_launches import triton_launches
 
 aten = torch.ops.aten
@@ -128,6 +128,7 @@ def cuda_choices(
         autocast = stack.enter_context(meta_autocast())
         stack.enter_context(triton_launches(applied.counts))
         stack.enter_context(trl_on_cuda())
+        stack.enter_context(liger_on_cuda())
         for module in ("torch.optim.optimizer", "torch.utils._foreach_utils"):
             for name in ("_get_foreach_kernels_supported_devices", "_get_fused_kernels_supported_devices"):
                 stack.enter_context(mock.patch(f"{module}.{name}", lambda: ["cuda", "meta"]))

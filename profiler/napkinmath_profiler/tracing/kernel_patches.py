@@ -63,8 +63,19 @@ def _apply_liger(model: nn.Module, chosen: dict[str, bool]) -> None:
     apply = MODEL_TYPE_TO_APPLY_LIGER_FN.get(kind)
     if apply is None:
         raise TraceError(f"liger-kernel does not know model type {kind!r}; it knows {', '.join(sorted(MODEL_TYPE_TO_APPLY_LIGER_FN))}")
+    _find_implementations()
     known = inspect.signature(apply).parameters
     _apply_liger_kernel_to_instance(model=model, **{name: value for name, value in chosen.items() if name in known})
+
+
+def _find_implementations() -> None:
+    """Liger looks for its backends at an operation's first call; imports that fail there would keep frames, and so tensors, alive."""
+    try:
+        from liger_kernel.backends import registry
+    except ImportError:  # versions before 0.8 have none
+        return
+    for operation in list(getattr(registry, "_DISCOVERY_MAP", ())):
+        registry.list_registered(operation)
 
 
 def _apply_trl_head(model: nn.Module) -> None:
@@ -122,3 +133,38 @@ def _in_place_product(add: Callable[..., None]) -> Callable[..., None]:
             add(acc, a, b)  # on CUDA one GEMM writes fp32 over the accumulator: nothing is allocated
 
     return product
+
+
+@contextmanager
+def liger_on_cuda() -> Iterator[None]:
+    """Liger's fused loss on CUDA multiplies into its buffers: logits into one storage, weight gradients by addmm onto their sum."""
+    try:
+        from liger_kernel.ops import fused_linear_cross_entropy as fused
+    except ImportError:
+        yield
+        return
+    with ExitStack() as stack:
+        if hasattr(fused, "_can_use_mm_out"):
+            stack.enter_context(mock.patch.object(fused, "_can_use_mm_out", _multiplies_into_storage))
+            stack.enter_context(mock.patch.object(fused, "torch", _TorchOfLiger()))
+        yield
+
+
+def _multiplies_into_storage(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """liger_kernel/ops/fused_linear_cross_entropy.py _can_use_mm_out for a CUDA tensor."""
+    if torch.is_grad_enabled() or x.dtype != weight.dtype or x.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+        return False
+    return not torch.is_autocast_enabled("cuda") or x.dtype == torch.get_autocast_dtype("cuda")
+
+
+class _TorchOfLiger:
+    """torch, but for a product on meta without ``out``: the fused loss has one, which on CUDA is an addmm onto the sum it is added to."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    def mm(self, a: torch.Tensor, b: torch.Tensor, **out: torch.Tensor) -> torch.Tensor:
+        """Nothing but a number to add where CUDA allocates nothing."""
+        if a.device.type == "meta" and not out and a.dtype in (torch.float16, torch.bfloat16):
+            return torch.empty((), dtype=a.dtype, device="meta")
+        return torch.mm(a, b, **out)

@@ -11,7 +11,7 @@ from napkinmath.ledger import ALLOC, FREE, Role, Value, Weight
 from napkinmath.model_spec import Part
 from napkinmath.ops.elementwise import cast, copy, scale, tanh
 from napkinmath.ops.index import slice_of
-from napkinmath.ops.loss import cross_entropy, cross_entropy_in_place, linear_cross_entropy, output_chunks_cross_entropy
+from napkinmath.ops.loss import cross_entropy, cross_entropy_in_place, output_chunks_cross_entropy
 from napkinmath.ops.matmul import linear
 from napkinmath.tape import Tape
 from napkinmath.train_config import Loss
@@ -61,7 +61,9 @@ class CausalLmHead(Part):
                     from napkinmath.ops.chunked_loss import chunked_log_probabilities
 
                     return chunked_log_probabilities(t, hidden, weight)
-                return linear_cross_entropy(t, hidden, weight)
+                from napkinmath.catalog.layers.patched import liger_loss
+
+                return liger_loss(t, hidden, weight)
             if t.policy.patch is not None and (loss := self._patched(t, hidden)) is not None:
                 return loss
             logits = linear(t, hidden, self.name, v, bias=self.bias, kind="head", role=Role.LOGITS, weight=self._tied(t, hidden))

@@ -127,16 +127,32 @@ def patched_loss(t: Tape, hidden: Value, weight: Value) -> Value:
         frame.local(labels)
         if name == "napkinmath":
             return _chunks_of_bytes(t, hidden, weight)
+        if name == "liger":
+            return liger_loss(t, hidden, weight)
         if t.policy.autocast is not None:
             hidden, weight = cast(t, hidden, t.policy.autocast), autocast_weight(t, weight)
         rows, vocabulary = product(hidden.axes[:-1]), t.known(weight.axes[0])
         width = t.known(hidden.axes[-1])
-        if name == "liger":  # fused_linear_cross_entropy_forward: as many logits as hidden states, rounded up to a power of two
-            chunk = power_of_two(ceil_div(rows, ceil_div(vocabulary, width)))
-            return linear_cross_entropy(t, hidden, weight, chunk_rows=chunk, chunk_copies=1, chunk_dtype=hidden.dtype)
         least = max(512, 1 << ((512 * 151936 // vocabulary).bit_length() - 1))
         chunk = minimum(4096, maximum_rows(rows, width, vocabulary, least))
         return linear_cross_entropy(t, hidden, weight, chunk_rows=chunk, chunk_copies=1, chunk_dtype=FP32)
+
+
+def liger_loss(t: Tape, hidden: Value, weight: Value) -> Value:
+    """As many logits as hidden states at a time, rounded up to a power of two; gradients in the types of what they belong to.
+
+    Under autocast the weight is cast for the products with the gradients, once, and its transpose for those that make logits, each
+    time: a view is no leaf, which autocast's cache asks for. Source: liger-kernel 0.8.5 ops/fused_linear_cross_entropy.py.
+    """
+    rows, vocabulary = product(hidden.axes[:-1]), t.known(weight.axes[0])
+    chunk = power_of_two(ceil_div(rows, ceil_div(vocabulary, t.known(hidden.axes[-1]))))
+    computed = hidden.dtype if t.policy.autocast is None else t.policy.autocast
+    casts = []
+    if weight.dtype is not computed:
+        if weight.requires_grad:
+            autocast_weight(t, weight)
+        casts.append(t.tensor(f"transposed weight in {computed}", weight.axes, computed, Role.WORKSPACE))
+    return linear_cross_entropy(t, hidden, weight, chunk_rows=chunk, chunk_copies=1, chunk_dtype=computed, temporaries=casts)
 
 
 def maximum_rows(rows: Size, width: int, vocabulary: int, least: int) -> Size:
