@@ -32,6 +32,7 @@ TURNS: list[tuple[str, str]] = [
     ("", "--precision bf16-amp"),
     ("", "--precision bf16"),
     ("", "--precision fp8"),
+    ("--precision fp8", "--precision fp8-block"),
     ("--precision fp32", "--precision tf32"),
     ("", "--optimizer lion"),
     ("--optimizer adamw-8bit", "--optimizer paged-adamw-8bit"),
@@ -72,7 +73,6 @@ TURNS: list[tuple[str, str]] = [
 NOT_PRICED: list[tuple[str, str]] = [
     ("--method prompt", "--method prompt --virtual-tokens 500"),
     ("--method prefix", "--method prefix --virtual-tokens 500"),
-    ("--precision fp8", "--precision fp8-block"),
 ]
 OF_OTHER_MODELS = [("", "--target-ctx 64", "t5-small"), ("", "--images 3", "qwen2-vl-2b")]
 

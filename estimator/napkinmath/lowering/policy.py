@@ -186,6 +186,10 @@ class Policy:
         def base(source: Value) -> Value:
             if w.constants and self.format is not None:
                 return self.format.linear(t, source, w, b, role=role)
+            if self.rule.fp8_block is not None and kind in ADAPTED_KINDS + QUANTIZED_KINDS:
+                from napkinmath.lowering.fp8_products import fp8_linear
+
+                return fp8_linear(t, source, w, b, role=role, block=self.rule.fp8_block)
             return dense_linear(t, source, w.value, b, role=role)
 
         if self.adapter is not None and self.targets(t.module, kind):

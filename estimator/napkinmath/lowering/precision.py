@@ -17,8 +17,10 @@ class PrecisionRule(Record):
     parameters: DType
     autocast: DType | None = None
     gemm: str = ""
-    """FLOP/s row of the GPU used for matrix products where it is not the operands' type (tf32, fp8)."""
+    """FLOP/s row of the GPU that utilisation is measured against where it is not the operands' type (tf32, fp8)."""
     loss_scaling: bool = False
+    fp8_block: int | None = None
+    """Linears but the head multiply in FP8: side of the blocks that share a scale, 0 for one scale a tensor."""
     meaning: str = ""
 
 
@@ -44,6 +46,6 @@ PRECISIONS: dict[Precision, PrecisionRule] = {
     Precision.FP16_AUTOCAST: PrecisionRule(parameters=FP16, autocast=FP16, loss_scaling=True, meaning="fp16 weights under fp16 autocast with loss scaling: the Trainer's fp16=True on a frozen or quantized base"),
     Precision.FP32: PrecisionRule(parameters=FP32, meaning="everything in fp32"),
     Precision.TF32: PrecisionRule(parameters=FP32, gemm="tf32", meaning="fp32 storage, TF32 matrix products"),
-    Precision.FP8: PrecisionRule(parameters=FP32, autocast=BF16, gemm="fp8", meaning="fp32 weights, bf16 activations, tensor-scaled E4M3/E5M2 products"),
-    Precision.FP8_BLOCK: PrecisionRule(parameters=FP32, autocast=BF16, gemm="fp8", meaning="fp32 weights, bf16 activations, products with a scale for each 128x128 block"),
+    Precision.FP8: PrecisionRule(parameters=FP32, autocast=BF16, gemm="fp8", fp8_block=0, meaning="fp32 weights, bf16 activations, tensor-scaled E4M3/E5M2 products"),
+    Precision.FP8_BLOCK: PrecisionRule(parameters=FP32, autocast=BF16, gemm="fp8", fp8_block=128, meaning="fp32 weights, bf16 activations, products with a scale for each 128x128 block of weights and each 128 activations"),
 }  # fmt: skip
