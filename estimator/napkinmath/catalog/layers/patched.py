@@ -147,7 +147,7 @@ def liger_loss(t: Tape, hidden: Value, weight: Value) -> Value:
     rows, vocabulary = product(hidden.axes[:-1]), t.known(weight.axes[0])
     chunk = power_of_two(ceil_div(rows, ceil_div(vocabulary, t.known(hidden.axes[-1]))))
     computed = hidden.dtype if t.policy.autocast is None else t.policy.autocast
-    casts = []
+    casts: list[Tensor] = []
     if weight.dtype is not computed:
         if weight.requires_grad:
             autocast_weight(t, weight)
