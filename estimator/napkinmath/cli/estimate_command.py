@@ -82,6 +82,11 @@ def _check_output(options: dict[str, Any]) -> None:
 
 
 def _print(estimates: list[Estimate], options: dict[str, Any]) -> None:
+    if "export" in options:
+        from napkinmath.cli.exporting import write_export
+
+        write_export(estimates[0], str(options.get("model", estimates[0].spec.name)), options["export"], None, force=False)
+        return
     if "timeline" in options:
         from napkinmath.report.plot import write_timeline
 

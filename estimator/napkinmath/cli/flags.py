@@ -138,6 +138,7 @@ OUTPUT: tuple[Row, ...] = (
     (("--json",), ON, "", "the documented JSON instead of the report"),
     (("--explain",), ON, "", "every line as formula, numbers, value and source"),
     (("--timeline",), TEXT, "FILE", "memory over one step as .html, .svg or .png"),
+    (("--export",), TEXT, "KIND", "the configuration for another tool instead: hf, axolotl, torchtune, accelerate, deepspeed"),
     DEBUG,
 )
 SHARED: tuple[Group, ...] = (

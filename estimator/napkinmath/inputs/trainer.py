@@ -84,11 +84,12 @@ def read_step(job: ForeignJob) -> None:
 
 def read_checkpointing(job: ForeignJob, *, default: bool, quantized: bool) -> None:
     """gradient_checkpointing and its keywords; on by itself with a k-bit base."""
-    value = job.take("gradient_checkpointing")
-    keywords = job.mapping("gradient_checkpointing_kwargs")
+    names = ("activation_checkpointing", "gradient_checkpointing")  # the newer name wins (transformers 5.23 training_args.py)
+    value = job.take(*names)
+    keywords = job.mapping("activation_checkpointing_kwargs") or job.mapping("gradient_checkpointing_kwargs")
     if value is None and default:
         job.note("gradient_checkpointing not given, taken as true (SFTConfig's default)")
-    on = job.switch("gradient_checkpointing", default=default or quantized)
+    on = job.switch(*names, default=default or quantized)
     job.give("checkpointing", "full" if on else "none")
     if "use_reentrant" in keywords:
         job.give("reentrant", keywords["use_reentrant"])

@@ -1,0 +1,85 @@
+"""torchtune's recipe YAML: components by their dotted names, for the models it has builders of (torchtune 0.6 models/)."""
+
+from __future__ import annotations
+
+from napkinmath.errors import InputError, shown
+from napkinmath.exports.names import lora_only, number
+from napkinmath.lowering.choices import find_stack
+from napkinmath.train_config import AdapterConfig, AdapterKind, Loss, Precision, RecomputeKind, TrainConfig
+
+# catalogued name -> (module under torchtune.models, builder)
+_BUILDERS = {
+    "llama-2-7b": ("llama2", "llama2_7b"), "llama-7b": ("llama2", "llama2_7b"), "llama-2-13b": ("llama2", "llama2_13b"), "llama-2-70b": ("llama2", "llama2_70b"), "llama-3-8b": ("llama3", "llama3_8b"),
+    "llama-3-70b": ("llama3", "llama3_70b"), "llama-3.1-8b": ("llama3_1", "llama3_1_8b"), "llama-3.1-70b": ("llama3_1", "llama3_1_70b"), "llama-3.2-1b": ("llama3_2", "llama3_2_1b"),
+    "llama-3.2-3b": ("llama3_2", "llama3_2_3b"), "mistral-7b": ("mistral", "mistral_7b"), "gemma-2b": ("gemma", "gemma_2b"), "gemma-7b": ("gemma", "gemma_7b"),
+}  # fmt: skip
+_OPTIMIZERS: dict[str, tuple[str, dict[str, object]]] = {
+    "adamw-fused": ("torch.optim.AdamW", {"fused": True}), "adamw-foreach": ("torch.optim.AdamW", {}), "adamw-8bit": ("bitsandbytes.optim.AdamW8bit", {}),
+    "paged-adamw-8bit": ("bitsandbytes.optim.PagedAdamW8bit", {}), "paged-adamw": ("bitsandbytes.optim.PagedAdamW", {}), "sgd": ("torch.optim.SGD", {}),
+}  # fmt: skip
+_MLP = ("gate_proj", "up_proj", "down_proj")
+_ATTENTION = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "o_proj": "output_proj"}
+_DTYPES = {Precision.BF16: "bf16", Precision.FP32: "fp32", Precision.BF16_AUTOCAST: "bf16"}
+
+
+def write(config: TrainConfig, model: str) -> dict[str, object]:
+    """The recipe's training part; tokenizer paths, datasets and schedules are the reader's to add."""
+    lora_only(config, "torchtune")
+    if config.precision not in _DTYPES:
+        raise InputError(f"torchtune trains in one type, not in {config.precision.value}; use --precision bf16 or fp32")
+    name = find_stack(config.stack).default_optimizer if config.optimizer == "auto" else config.optimizer
+    if name not in _OPTIMIZERS:
+        raise InputError(f"optimizer {shown(name)} is not in torchtune's recipes; use one of {', '.join(_OPTIMIZERS)}")
+    component, keywords = _OPTIMIZERS[name]
+    content: dict[str, object] = {
+        "model": _model(config, model),
+        "tokenizer": {"max_seq_len": number(config.sequence_length)},
+        "checkpointer": {"_component_": "torchtune.training.FullModelHFCheckpointer", "checkpoint_dir": model},
+        "dataset": {"packed": config.batch.packing},
+        "batch_size": number(config.micro_batch_size),
+        "gradient_accumulation_steps": config.gradient_accumulation_steps,
+        "optimizer": {"_component_": component, **keywords},
+        "loss": {
+            "_component_": "torchtune.modules.loss.LinearCrossEntropyLoss" if config.loss is Loss.CHUNKED else "torch.nn.CrossEntropyLoss"
+        },
+        "clip_grad_norm": 1.0 if config.clip_gradients else None,
+        "compile": config.compile,
+        "dtype": _DTYPES[config.precision],
+        "enable_activation_checkpointing": config.recompute.kind is not RecomputeKind.NONE,
+        "enable_activation_offloading": config.offload.activations,
+    }
+    if config.optimizer_in_backward:
+        content["optimizer_in_bwd"] = True
+    return content
+
+
+def _model(config: TrainConfig, model: str) -> dict[str, object]:
+    from napkinmath.catalog.models import find_row
+
+    row = find_row(model)
+    name = str(row["name"]) if row is not None else model
+    if name not in _BUILDERS:
+        raise InputError(f"torchtune has no builder for {shown(model)} that we know; use one of {', '.join(_BUILDERS)}")
+    module, builder = _BUILDERS[name]
+    adapter = config.adapter
+    prefix = "" if adapter is None else "qlora_" if config.quantization is not None else "lora_"
+    found: dict[str, object] = {"_component_": f"torchtune.models.{module}.{prefix}{builder}"}
+    return found if adapter is None else found | _adapter(adapter)
+
+
+def _adapter(adapter: AdapterConfig) -> dict[str, object]:
+    every = adapter.targets == ("all-linear",)
+    names = (*_ATTENTION, *_MLP) if every else adapter.targets
+    attention = [_ATTENTION[name] for name in names if name in _ATTENTION]
+    mlp = [name for name in names if name in _MLP]
+    if len(attention) + len(mlp) + ("lm_head" in names) < len(names) or len(mlp) not in (0, len(_MLP)):
+        raise InputError(f"torchtune adapts attention's projections and the whole MLP, not {shown(','.join(names))}; choose among those")
+    found: dict[str, object] = {
+        "lora_attn_modules": attention,
+        "apply_lora_to_mlp": bool(mlp),
+        "apply_lora_to_output": "lm_head" in names,
+        "lora_rank": number(adapter.rank),
+        "lora_alpha": adapter.alpha or number(adapter.rank),
+        "lora_dropout": adapter.dropout,
+    }
+    return found | ({"use_dora": True} if adapter.kind is AdapterKind.DORA else {})

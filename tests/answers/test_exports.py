@@ -1,0 +1,197 @@
+"""Exports: read back they are the same estimate; the classes of transformers, PEFT and accelerate take them for real."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from cli.runs import run
+from napkinmath.errors import InputError
+from napkinmath.estimate import estimate
+from napkinmath.exports import KINDS, export, export_with_meaning
+from napkinmath.exports.hf import lora_config, quantization_config, training_arguments
+from napkinmath.exports.names import OPTIMIZERS
+from napkinmath.inputs.job_file import read_job
+from napkinmath.inputs.options import train_config
+from napkinmath.train_config import TrainConfig
+
+LORA: dict[str, object] = {"method": "lora", "rank": 8, "alpha": 32, "dropout": 0.05, "targets": "q_proj,v_proj"}
+CASES: dict[str, dict[str, object]] = {
+    "full": {"bs": 2, "grad_accum": 4, "ctx": 1024, "optimizer": "adafactor"},
+    "full in fp32 masters": {"precision": "bf16-amp", "checkpointing": "full", "optimizer": "adamw-8bit", "clip": False},
+    "full in fp32": {"precision": "fp32", "attention": "eager"},
+    "full in pure bf16": {"precision": "bf16", "checkpointing": "full", "reentrant": True, "kernels": "liger"},
+    "full in fp16": {"precision": "fp16-amp", "optimizer": "sgd", "attention": "sdpa"},
+    "lora": {**LORA, "packing": True},
+    "rank-stabilised dora": {**LORA, "method": "dora", "rslora": True, "checkpointing": "full", "train_modules": "lm_head"},
+    "qlora": {"method": "qlora", "bs": 4, "optimizer": "paged-adamw-8bit", "ctx": "4k", "attention": "flash2"},
+    "int8": {"method": "lora", "quant": "int8", "checkpointing": "full"},
+}
+TUNE_CASES: dict[str, dict[str, object]] = {
+    "full": {
+        "stack": "torchtune",
+        "precision": "bf16",
+        "bs": 2,
+        "optimizer": "paged-adamw-8bit",
+        "optimizer_in_backward": True,
+        "clip": False,
+    },
+    "lora": {
+        "stack": "torchtune",
+        "precision": "bf16",
+        "method": "lora",
+        "rank": 16,
+        "targets": "q_proj,v_proj,o_proj",
+        "adapter_dtype": "bf16",
+        "checkpointing": "full",
+        "loss": "chunked",
+        "clip": False,
+    },
+    "qlora": {
+        "stack": "torchtune",
+        "precision": "bf16",
+        "method": "qlora",
+        "rank": 8,
+        "targets": "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj",
+        "adapter_dtype": "bf16",
+        "kbit": False,
+        "grad_accum": 2,
+    },
+}
+
+
+def read_again(text: str, folder: Path) -> tuple[dict[str, object], TrainConfig]:
+    """The options and the configuration of an exported file, read as a user's job file."""
+    file = folder / "exported.yaml"
+    file.write_text(text)
+    options = read_job(str(file), [])
+    return options, train_config({key: value for key, value in options.items() if key != "model"})
+
+
+@pytest.mark.parametrize("kind", ["hf", "axolotl"])
+@pytest.mark.parametrize("name", CASES)
+def test_round_trip_is_the_same_estimate(kind: str, name: str, tmp_path: Path) -> None:
+    config = train_config(CASES[name])
+    text, notes = export(config, "llama-3.2-1b", kind)
+    options, again = read_again(text, tmp_path)
+    assert notes == [] and options["model"] == "llama-3.2-1b"
+    before, after = (estimate("llama-3.2-1b", c, hardware="a100-80") for c in (config, again))
+    assert before.memory == after.memory and before.breakdown == after.breakdown
+    assert before.time == after.time
+
+
+@pytest.mark.parametrize("name", TUNE_CASES)
+def test_torchtune_round_trip(name: str, tmp_path: Path) -> None:
+    config = train_config(TUNE_CASES[name])
+    text, notes = export(config, "llama-3.1-8b", "torchtune")
+    options, again = read_again(text, tmp_path)
+    assert notes == [] and options["model"] in ("llama-3.1-8b", "llama3_1_8b")
+    before, after = (estimate("llama-3.1-8b", c, hardware="a100-80") for c in (config, again))
+    assert before.memory == after.memory and before.time == after.time
+
+
+def test_what_a_file_cannot_say_is_said() -> None:
+    config = train_config({"method": "lora", "checkpointing": "selective", "adapter_dtype": "bf16", "offload": "optimizer"})
+    _, notes, meant = export_with_meaning(config, "llama-7b", "axolotl")
+    assert meant is not None and len(notes) == 3
+    for word in ("recompute.kind=selective", "adapter.dtype=bf16", "offload.optimizer=True"):
+        assert any(word in note for note in notes)
+    done = run("--model", "llama-7b", "--lora", "--checkpointing", "selective", "--gpu", "a100-80", "--export", "hf")
+    assert done.code == 0 and "selective" in done.err and "as written it takes" in done.err
+    assert yaml.safe_load(done.out)["gradient_checkpointing"] is True
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ({"method": "ia3"}, "hf"),
+        ({"method": "lora", "quant": "gptq-int4"}, "axolotl"),
+        ({"precision": "fp8"}, "hf"),
+        ({"optimizer": "muon"}, "hf"),
+        ({}, "torchtune"),
+        ({"precision": "bf16-amp"}, "torchtune"),
+        ({}, "nonsense"),
+        ({"gpus": "4", "tp": 2}, "accelerate"),
+        ({"gpus": "4", "data_parallel": "fsdp2"}, "deepspeed"),
+    ],
+)
+def test_what_a_tool_cannot_run_is_refused(options: dict[str, object], kind: str) -> None:
+    with pytest.raises(InputError):
+        export(train_config(options), "gpt2", kind)
+
+
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing:FutureWarning")  # transformers 5.23 renames it; both names are read back
+@pytest.mark.parametrize("name", CASES)
+def test_transformers_and_peft_take_the_arguments(name: str, tmp_path: Path) -> None:
+    transformers, peft = pytest.importorskip("transformers"), pytest.importorskip("peft")
+    config = train_config(CASES[name])
+    wanted = training_arguments(config)
+    arguments = transformers.TrainingArguments(output_dir=str(tmp_path), report_to="none", use_cpu=True, **wanted)
+    for key, value in wanted.items():
+        assert getattr(arguments, key) == value, key
+    lora = lora_config(config)
+    if lora is not None:
+        made = peft.LoraConfig(**lora)
+        assert made.r == config.adapter.rank and made.use_dora == lora["use_dora"] and made.lora_dropout == config.adapter.dropout
+    quantized = quantization_config(config)
+    if quantized is not None:
+        made = transformers.BitsAndBytesConfig(**quantized)
+        assert made.load_in_4bit == ("load_in_4bit" in quantized) and made.load_in_8bit == ("load_in_8bit" in quantized)
+
+
+def test_optimizer_names_are_the_trainers() -> None:
+    training_args = pytest.importorskip("transformers.training_args")
+    known = {member.value for member in training_args.OptimizerNames}
+    assert set(OPTIMIZERS.values()) <= known
+    for ours, theirs in OPTIMIZERS.items():
+        assert train_config({"optimizer": theirs}).optimizer == ours
+
+
+@pytest.mark.parametrize("options", [{"precision": "bf16-amp"}, {"gpus": "8", "data_parallel": "fsdp2"}, {"gpus": "4", "data_parallel": "fsdp1", "sharding": "grad-op"}, {"gpus": "8", "zero": 3, "offload": "optimizer,parameters"}, {"gpus": "2"}])  # fmt: skip
+def test_accelerate_loads_its_file(options: dict[str, object], tmp_path: Path) -> None:
+    config_args = pytest.importorskip("accelerate.commands.config.config_args")
+    config = train_config(options)
+    text, _ = export(config, "llama-7b", "accelerate")
+    file = tmp_path / "accelerate.yaml"
+    file.write_text(text)
+    loaded = config_args.load_config_from_file(str(file))
+    assert loaded.num_processes == config.parallel.world_size and loaded.mixed_precision in ("no", "bf16")
+    kinds = {"fsdp2": "FSDP", "fsdp1": "FSDP", "zero3": "DEEPSPEED", "ddp": "MULTI_GPU", "none": "NO"}
+    assert loaded.distributed_type.value == kinds[config.parallel.data_parallel.value]
+    if "fsdp_config" in yaml.safe_load(text):
+        fields = {f"fsdp_{name}" for name in pytest.importorskip("accelerate").FullyShardedDataParallelPlugin.__dataclass_fields__}
+        unknown = set(loaded.fsdp_config) - fields - {"fsdp_version", "fsdp_offload_params", "fsdp_transformer_layer_cls_to_wrap"}
+        assert not unknown, unknown
+
+
+def test_deepspeed_file_adds_up() -> None:
+    config = train_config({"gpus": "8", "zero": 3, "bs": 2, "grad_accum": 4, "offload": "optimizer,parameters"})
+    content = json.loads(export(config, "llama-7b", "deepspeed")[0])
+    assert content["train_batch_size"] == 2 * 4 * 8 and content["bf16"]["enabled"] and not content["fp16"]["enabled"]
+    zero = content["zero_optimization"]
+    assert zero["stage"] == 3 and zero["offload_optimizer"]["device"] == zero["offload_param"]["device"] == "cpu"
+    assert json.loads(export(train_config({}), "llama-7b", "deepspeed")[0])["zero_optimization"] == {"stage": 0}
+
+
+def test_plan_is_exported(tmp_path: Path) -> None:
+    out = tmp_path / "best.yaml"
+    argv = (
+        "plan",
+        "--model",
+        "llama-3.2-1b",
+        "--lora",
+        "--checkpointing",
+        "full",
+        "--gpu",
+        "rtx3060-12",
+        "--export",
+        "axolotl",
+        "--out",
+        str(out),
+    )
+    done = run(*argv)
+    assert done.code == 0 and run(str(out), "--gpu", "rtx3060-12").code == 0
+    assert run(*argv).code == 2
+    assert set(KINDS) == {"hf", "axolotl", "torchtune", "accelerate", "deepspeed"}
