@@ -120,6 +120,10 @@ class ParallelConfig(Record):
     context_parallel_size: int = 1
     expert_parallel_size: int = 1
     """Ranks of the data-parallel axis among which the experts are spread."""
+    expert_imbalance: float = 1.0
+    """Tokens of the busiest expert-parallel rank over the mean."""
+    expert_capacity: float = 0.0
+    """Capacity factor: rows beyond it times the mean are dropped and buffers are padded to it; 0 drops none."""
     sequence_parallel: bool = False
     """Norms and dropout on s/t of the sequence between tensor-parallel regions."""
     context_parallel: ContextParallel = ContextParallel.RING
@@ -204,6 +208,8 @@ class ParallelConfig(Record):
             raise InputError(
                 f"expert_parallel_size={self.expert_parallel_size} does not divide {ranks} data- and context-parallel ranks; use one of {divisors(ranks)}"
             )
+        if self.expert_imbalance < 1 or self.expert_capacity < 0:
+            raise InputError("expert_imbalance is 1 (even) or more, expert_capacity 0 (no limit) or more, e.g. 1.25")
         if self.virtual_pipeline_size < 1 or self.num_micro_batches < 0:
             raise InputError("virtual_pipeline_size is 1 or more, num_micro_batches 0 (the accumulation steps) or more")
         if self.virtual_pipeline_size > 1 and self.pipeline_schedule not in (PipelineSchedule.INTERLEAVED, PipelineSchedule.ZERO_BUBBLE):

@@ -85,8 +85,8 @@ class Step:
         self.symbols = {
             **dict(spec.symbols),
             "b": config.micro_batch_size,
-            "s": config.sequence_length,
-            "st": config.batch.target_length or config.sequence_length,
+            "s": policy.sequence_length,
+            "st": config.batch.target_length or policy.sequence_length,
         }
 
 
@@ -109,11 +109,23 @@ def build_step(spec: ModelSpec, policy: Policy, *, pipeline_rank: int = 0) -> St
         from napkinmath.lowering.parallel.tensor import rank_share
 
         spec = rank_share(spec, policy.tensor.degree)
+    if policy.context is not None:
+        from napkinmath.lowering.parallel.context import check_context
+
+        check_context(spec, policy.config)
+    if policy.experts is not None:
+        from napkinmath.lowering.parallel.expert import check_experts
+
+        check_experts(spec, policy.config.parallel)
     runs, shared = record_runs(spec, policy)
     if policy.tensor is not None:
         from napkinmath.lowering.parallel.tensor import check_layers
 
         check_layers(runs, policy.tensor, spec.name)
+    if policy.experts is not None:
+        from napkinmath.lowering.parallel.expert import check_spread
+
+        check_spread(runs, spec.name)
     chunks = [runs]
     if policy.config.parallel.pipeline_parallel_size > 1:
         from napkinmath.lowering.parallel.pipeline import stage_chunks

@@ -121,7 +121,8 @@ class _Structure:
     def covers(self, b: Ints, s: Ints, r: Ints) -> Bools:
         """Which cells the record holds for."""
         alike = r == self.sizes[2] if self.turns_on_rank else np.ones(b.shape, np.bool_)
-        for name, values, own in (("b", b, self.sizes[0]), ("s", s, self.sizes[1])):
+        parts = self.step.policy.config.parallel.context_parallel_size
+        for name, values, own in (("b", b, self.sizes[0]), ("s", s // parts, self.sizes[1] // parts)):
             for threshold in self.sides[name]:
                 alike &= (values >= threshold) == (own >= threshold)
         return alike
@@ -172,6 +173,7 @@ class _Profile:
 def _evaluate(structure: _Structure, sizes: tuple[Ints, Ints, Ints], cells: Ints, requested: Ints, winners: Ints, times: Floats) -> None:
     step, clock = structure.step, structure.clock
     b, s, r = sizes
+    s = s // step.policy.config.parallel.context_parallel_size
     target = step.policy.config.batch.target_length
     top = Bindings({**step.symbols, "b": b, "s": s, "st": target or s, "r": r})
     scopes: dict[tuple[tuple[str, int], ...], Bindings] = {(): top}

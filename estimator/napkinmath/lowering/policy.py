@@ -13,6 +13,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.catalog.kernels import KernelSet
     from napkinmath.catalog.stacks import Stack
+    from napkinmath.lowering.parallel.context import ContextSplit
+    from napkinmath.lowering.parallel.expert import ExpertSplit
     from napkinmath.lowering.parallel.tensor import TensorSplit
     from napkinmath.lowering.quantized import WeightFormat
     from napkinmath.tape import Tape
@@ -50,6 +52,16 @@ class Policy:
         self.processors = processors
         self.decoded: list[int] = []  # bytes of the weights that patched operations decode into one buffer
         self.format: WeightFormat | None = None
+        self.experts: ExpertSplit | None = None
+        if config.parallel.expert_parallel_size > 1:
+            from napkinmath.lowering.parallel.expert import ExpertSplit
+
+            self.experts = ExpertSplit(config.parallel)
+        self.context: ContextSplit | None = None
+        if config.parallel.context_parallel_size > 1:
+            from napkinmath.lowering.parallel.context import context_split
+
+            self.context = context_split(config)
         self.tensor: TensorSplit | None = None
         if config.parallel.tensor_parallel_size > 1:
             from napkinmath.lowering.parallel.tensor import tensor_split
@@ -226,13 +238,18 @@ class Policy:
 
     # ------------------------------------------------------------ sizes that turn a choice
 
+    @property
+    def sequence_length(self) -> Size:
+        """Positions of a sequence that one rank holds."""
+        return self.config.sequence_length // self.config.parallel.context_parallel_size
+
     def at_least(self, symbol: str, value: int) -> bool:
         """Whether b or s reaches a value at which the library runs other operations (a batch of 2, an attention window).
 
         The values asked for are kept in `thresholds`: between two of them one record holds for every size.
         """
         self.thresholds.setdefault(symbol, set()).add(value)
-        size = self.config.micro_batch_size if symbol == "b" else self.config.sequence_length
+        size = self.config.micro_batch_size if symbol == "b" else self.sequence_length
         return not isinstance(size, int) or size >= value
 
     # ------------------------------------------------------------ attention

@@ -55,6 +55,9 @@ def fused(t: Tape, kernel: str, q: Value, k: Value, v: Value, *, causal: bool, w
     and dv per query head before summing. Source: flash-attention csrc/flash_attn/flash_api.cpp mha_bwd; torch
     aten/src/ATen/native/transformers/cuda/attention_backward.cu.
     """
+    context = t.policy.context
+    if context is not None and not context.inside:
+        return context.attention(t, kernel, q, k, v, causal=causal, window=window)
     rows, heads, s_q, _ = q.axes
     s_kv, v_size = k.axes[2], v.axes[3]
     axes = (rows, s_q, heads, v_size)

@@ -193,37 +193,55 @@ class Experts(Record):
             with t.scope(self.name) as frame:
                 frame.local(x, weights, indices)
                 return experts_in_turn(t, x, weights, self._stacks(t, frame, inputs))
+        split = t.policy.experts
         with t.scope(self.name) as frame:
             frame.local(x, weights, indices)
-            stacks = self._stacks(t, frame, inputs)
+            if split is None:
+                return self._grouped(t, x, weights, indices, TOKENS, topk, e)
+            received, order = split.dispatch(t, frame, x, indices, rows, e)
+            arrived = split.rows(rows)
+            ones, one = (
+                constant(t, "weights of received rows", (arrived, 1), x.dtype),
+                constant(t, "expert of each received row", (arrived, 1), INT64),
+            )
+            frame.local(ones, one)
+            out = self._grouped(t, received, ones, one, arrived, 1, split.experts(e))
+            return cast(t, split.combine(t, out, weights, order, rows, TOKENS), x.dtype)
+
+    def _grouped(self, t: Tape, x: Value, weights: Value, indices: Value, tokens: Size, choices: Size, count: Size) -> Value:
+        """The experts held here over rows sorted by expert; `tokens` rows with `choices` of `count` experts each."""
+        rows = tokens * choices
+        with t.scope() as frame:
+            frame.local(x, weights, indices)
+            stacks = self._stacks(t, frame, x.axes[-1], count)
             experts, permutation = routing.sort_by_expert(t, Value(indices.tensor, (rows,), INT64))
-            tokens = constant(t, "token of each row", (rows,), INT64)
-            chosen = routing.take_rows(t, x, tokens, "rows by expert")
+            of_token = constant(t, "token of each row", (rows,), INT64)
+            chosen = routing.take_rows(t, x, of_token, "rows by expert")
             flat = t.view(weights, (rows,))
             row_weights = routing.take_rows(t, flat, permutation, "routing weights by expert")
-            narrow, counts, offsets = routing.group_offsets(t, experts, e)
+            narrow, counts, offsets = routing.group_offsets(t, experts, count)
             frame.local(experts, permutation, chosen, row_weights, narrow, counts, offsets)
-            up = self._product(t, chosen, stacks[0], offsets, experts)
+            up = self._product(t, chosen, stacks[0], offsets, experts, count)
             middle = self._gate(t, up) if self.gated else ACTIVATIONS[self.activation](t, up)
             t.touch(up.tensor)
-            down = self._product(t, middle, stacks[1], offsets, experts)
+            down = self._product(t, middle, stacks[1], offsets, experts, count)
             weighted = routing.weigh_rows(t, down, t.view(row_weights, (rows, 1)))
             inverse = constant(t, "inverse permutation", (rows,), INT64)
             frame.local(down, inverse)
             ordered = routing.take_rows(t, weighted, inverse, "output by token")
             frame.local(ordered)
-            summed = routing.sum_over_choices(t, ordered, TOKENS, topk)
+            summed = routing.sum_over_choices(t, ordered, tokens, choices)
             frame.local(summed)
             return cast(t, summed, x.dtype)
 
-    def _stacks(self, t: Tape, frame: Scope, inputs: Size) -> tuple[Stack, Stack]:
+    def _stacks(self, t: Tape, frame: Scope, inputs: Size, count: Size = e) -> tuple[Stack, Stack]:
         """The two expert parameters with their biases and, where PEFT adapts them, low-rank factors (the second's are made first)."""
         outputs = (2 if self.gated else 1) * self.width
         shapes = (("gate_up_proj" if self.gated else "up_proj", inputs, outputs), ("down_proj", self.width, inputs))
         stacks: list[Stack] = []
         for (name, rows, columns), names in zip(reversed(shapes), reversed(self.adapted_as), strict=True):
-            weight = t.weight(name, (e, rows, columns) if self.transposed else (e, columns, rows), kind="experts")
-            bias = t.weight(f"{name}_bias", (e, columns), kind="bias").value if self.bias else None
+            weight = t.weight(name, (count, rows, columns) if self.transposed else (count, columns, rows), kind="experts")
+            bias = t.weight(f"{name}_bias", (count, columns), kind="bias").value if self.bias else None
             factors = None
             if t.policy.adapts_parameter(names):
                 from napkinmath.lowering.expert_adapters import adapted_experts
@@ -232,14 +250,14 @@ class Experts(Record):
             stacks.append(Stack(weight, bias, factors, columns))
         return stacks[1], stacks[0]
 
-    def _product(self, t: Tape, x: Value, stack: Stack, offsets: Value, experts: Value) -> Value:
+    def _product(self, t: Tape, x: Value, stack: Stack, offsets: Value, experts: Value, count: Size) -> Value:
         bias = routing.take_rows(t, stack.bias, experts, "bias of each row") if stack.bias is not None else None
         weight = stack.weight.value
         if stack.factors is not None:
             from napkinmath.lowering.expert_adapters import fold
 
             weight = fold(t, stack.weight, *stack.factors)
-        out = routing.grouped_mm(t, x, weight, offsets, stack.outputs, e)
+        out = routing.grouped_mm(t, x, weight, offsets, stack.outputs, count)
         if bias is None:
             return out
         t.touch(bias.tensor)
