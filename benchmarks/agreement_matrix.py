@@ -1,9 +1,10 @@
-"""How well the rules agree with the traced step, family by family: |difference| of the peak over method x checkpointing x attention.
+"""How well the rules agree with the traced step, family by family: |difference| of the peak over method x checkpointing x attention x loss.
 
-    python benchmarks/agreement_matrix.py [FAMILY ...] [--cells] [--csv FILE]
+    python benchmarks/agreement_matrix.py [FAMILY ...] [--real] [--cells] [--csv FILE]
 
-Families are those of tests/agreement/tiny_configs.py. A cell that the library itself refuses (SDPA where a model has only eager
-attention) is counted as refused. `--cells` prints every cell with the peak of each phase.
+Families are those of tests/agreement/tiny_configs.py; with `--real` the smallest catalogued model of each model type at its own size,
+batch 1 x 2048. A cell that the library itself refuses (SDPA where a model has only eager attention) is left out. `--cells` prints every
+cell with the peak of each phase. Components: of those that are 1% of the peak or more, the median |difference| by role.
 """
 
 from __future__ import annotations
@@ -20,26 +21,34 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from agreement.tiny_configs import TINY
-from analytic_vs_traced import Case, phase_peaks, traced_phase_peaks
+from analytic_vs_traced import Case, catalogue, phase_peaks, traced_phase_peaks
+from napkinmath.errors import NapkinError
 from napkinmath.ledger import Phase
+from napkinmath_profiler.comparison import compare as compare_timelines
+from napkinmath_profiler.tracing.traced_timeline import timeline_of
 
 METHODS = ("full", "lora", "qlora")
 ATTENTIONS = ("sdpa", "eager")
+LOSSES = ("hf", "chunked")
 # bitsandbytes runs a fused product up to 1,536 tokens on some GPUs and shapes; above, it always unpacks the weight (backends/cuda/ops.py).
 SEQUENCE = {"full": 128, "lora": 128, "qlora": 896}
-LIBRARY_REFUSES = "does not support an attention implementation"
+REAL_SEQUENCE = 2048
+LIBRARY_REFUSES = ("does not support an attention implementation", "has no attribute", "all-linear", "Target module", "not supported")
+SMALLEST_COMPONENT = 0.01  # share of the peak
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One comparison: requested bytes of the highest phase and of each phase, by the rules and traced."""
+    """One comparison: requested bytes of the highest phase and of each phase, and of each role at the peak, by the rules and traced."""
 
     family: str
     method: str
     checkpointing: bool
     attention: str
+    loss: str = "hf"
     analytic: dict[Phase, int]
     traced: dict[Phase, int]
+    roles: dict[str, tuple[int, int]]
 
     @property
     def difference(self) -> float:
@@ -47,35 +56,68 @@ class Cell:
         return max(self.analytic.values()) / max(self.traced.values()) - 1
 
     @property
+    def components(self) -> dict[str, float]:
+        """|difference| of each role that is a hundredth of the peak or more."""
+        least = SMALLEST_COMPONENT * max(self.traced.values())
+        return {
+            name: abs(ours / theirs - 1) if theirs else 1.0 for name, (ours, theirs) in self.roles.items() if max(ours, theirs) >= least
+        }
+
+    @property
     def name(self) -> str:
-        """'llama lora checkpointed eager'."""
-        return " ".join((self.family, self.method, *(("checkpointed",) if self.checkpointing else ()), self.attention))
+        """'llama lora checkpointed eager chunked'."""
+        words = (self.family, self.method, *(("checkpointed",) if self.checkpointing else ()), self.attention)
+        return " ".join((*words, *(() if self.loss == "hf" else (self.loss,))))
 
 
 def compare(family: str, case: Case) -> Cell:
     """Runs both sides of one case."""
-    analytic, traced = phase_peaks(case.analytic()), traced_phase_peaks(case.traced())
+    timeline, result = case.analytic(), case.traced()
+    both = compare_timelines({"analytic": timeline, "traced": timeline_of(result)})
     return Cell(
-        family=family, method=case.method, checkpointing=case.checkpointing, attention=case.attention, analytic=analytic, traced=traced
+        family=family,
+        method=case.method,
+        checkpointing=case.checkpointing,
+        attention=case.attention,
+        loss=case.loss,
+        analytic=phase_peaks(timeline),
+        traced=traced_phase_peaks(result),
+        roles={name: (sizes[0], sizes[1]) for name, sizes in both.by_role.items()},
     )
 
 
-def cells_of(family: str, config: dict[str, object]) -> Iterator[Cell]:
-    """Every cell of a family that the library can run."""
-    for method, checkpointing, attention in itertools.product(METHODS, (False, True), ATTENTIONS):
+def cells_of(family: str, config: dict[str, object], *, real: bool) -> Iterator[Cell]:
+    """Every cell of a family that the library can run; what cannot be traced is said on standard error."""
+    for method, checkpointing, attention, loss in itertools.product(METHODS, (False, True), ATTENTIONS, LOSSES):
         case = Case(
             config=config,
             method=method,
             checkpointing=checkpointing,
             attention=attention,
-            sequence=SEQUENCE[method],
+            loss=loss,
+            batch=1 if real else 2,
+            sequence=REAL_SEQUENCE if real else SEQUENCE[method],
             optimizer="adamw-fused",
+            all_layers=not real,
         )
         try:
             yield compare(family, case)
-        except ValueError as error:
-            if LIBRARY_REFUSES not in str(error):
+        except (ValueError, AttributeError, NapkinError) as error:
+            if any(words in str(error) for words in LIBRARY_REFUSES):
+                continue
+            if not real:
                 raise
+            print(f"  {family} {method} {attention} {loss}: {type(error).__name__}: {str(error).splitlines()[0][:120]}", file=sys.stderr)
+
+
+def smallest_models() -> dict[str, dict[str, object]]:
+    """The smallest catalogued model of each model type, by its row's name."""
+    rows = catalogue()
+    rows.sort(key=lambda row: row["parameters"])
+    chosen: dict[str, dict[str, object]] = {}
+    for row in rows:
+        chosen.setdefault(row["config"]["model_type"], row)
+    return {row["name"]: dict(row["config"]) for row in chosen.values()}
 
 
 def print_cell(cell: Cell) -> None:
@@ -87,38 +129,54 @@ def print_cell(cell: Cell) -> None:
 def main() -> None:
     """Prints the table by family and its summary."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("families", nargs="*", help="names of tests/agreement/tiny_configs.py (default: all)")
+    parser.add_argument(
+        "families", nargs="*", help="names of tests/agreement/tiny_configs.py, or with --real of the catalogue (default: all)"
+    )
+    parser.add_argument("--real", action="store_true", help="catalogued models at their own size")
     parser.add_argument("--cells", action="store_true", help="print every cell")
     parser.add_argument("--csv", type=Path, help="write every cell to this file")
     options = parser.parse_args()
+    configs = smallest_models() if options.real else TINY
     everything: list[Cell] = []
-    print(f"{'family':24} {'cells':>5} {'median':>9} {'max':>9}  worst cell")
-    for family in options.families or TINY:
-        cells = list(cells_of(family, TINY[family]))
+    print(f"{'family':24} {'cells':>5} {'median':>9} {'max':>9} {'components':>10}  worst cell")
+    for family in options.families or configs:
+        cells = list(cells_of(family, configs[family], real=options.real))
         everything += cells
         if options.cells:
             for cell in cells:
                 print_cell(cell)
-        worst = max(cells, key=lambda cell: abs(cell.difference))
-        differences = [abs(cell.difference) for cell in cells]
-        print(
-            f"{family:24} {len(cells):5} {statistics.median(differences):9.4%} {max(differences):9.4%}  {worst.name.removeprefix(family).strip()}",
-            flush=True,
-        )
-    differences = [abs(cell.difference) for cell in everything]
-    print(f"{'all':24} {len(everything):5} {statistics.median(differences):9.4%} {max(differences):9.4%}")
+        if cells:
+            worst = max(cells, key=lambda cell: abs(cell.difference))
+            print(f"{family:24} {summary(cells)}  {worst.name.removeprefix(family).strip()}", flush=True)
+    print(f"{'all':24} {summary(everything)}")
     if options.csv:
         write_csv(everything, options.csv)
+
+
+def summary(cells: list[Cell]) -> str:
+    """Cells, median and largest |difference| of the peak, median |difference| of components."""
+    differences = [abs(cell.difference) for cell in cells]
+    components = [value for cell in cells for value in cell.components.values()]
+    return f"{len(cells):5} {statistics.median(differences):9.4%} {max(differences):9.4%} {statistics.median(components):10.4%}"
 
 
 def write_csv(cells: list[Cell], path: Path) -> None:
     """One row a cell and phase."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(["family", "method", "checkpointing", "attention", "phase", "analytic_bytes", "traced_bytes"])
+        writer.writerow(["family", "method", "checkpointing", "attention", "loss", "phase", "analytic_bytes", "traced_bytes"])
         for cell in cells:
             for phase, traced in cell.traced.items():
-                row = [cell.family, cell.method, cell.checkpointing, cell.attention, phase.value, cell.analytic.get(phase, 0), traced]
+                row = [
+                    cell.family,
+                    cell.method,
+                    cell.checkpointing,
+                    cell.attention,
+                    cell.loss,
+                    phase.value,
+                    cell.analytic.get(phase, 0),
+                    traced,
+                ]
                 writer.writerow(row)
 
 

@@ -14,6 +14,7 @@ import json
 import pathlib
 import warnings
 from dataclasses import dataclass
+from typing import Any
 
 from napkinmath.catalog.families import read_config
 from napkinmath.catalog.stacks import STACKS
@@ -76,6 +77,7 @@ class Case:
     double_quant: bool = True
     kbit: bool = True
     precision: str = "bf16"
+    all_layers: bool = True
 
     def train_config(self) -> TrainConfig:
         """The case as the analytic path takes it."""
@@ -102,7 +104,7 @@ class Case:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return trace_config(
-                self.config, method=TrainMethod(self.method), micro_batch_size=self.batch, sequence_length=self.sequence, dtype=dtype, loop=LoopOptions(autocast_dtype=autocast),
+                self.config, all_layers=self.all_layers, method=TrainMethod(self.method), micro_batch_size=self.batch, sequence_length=self.sequence, dtype=dtype, loop=LoopOptions(autocast_dtype=autocast),
                 checkpointing=self.checkpointing, use_reentrant=self.reentrant, **_traced_attention(self.attention), optimizer=TRACED_OPTIMIZERS[self.optimizer],
                 loss=Loss(self.loss), kernels=Kernels(self.kernels), adapters=AdapterOptions(rank=self.rank, dropout=self.dropout), quantization=QuantizationOptions(double_quant=self.double_quant, kbit_preparation=self.kbit),
             )  # fmt: skip
@@ -239,9 +241,13 @@ def load_config(text: str) -> dict[str, object]:
     path = pathlib.Path(text)
     if path.exists():
         return json.loads((path / "config.json" if path.is_dir() else path).read_text())
+    return next(dict(row["config"]) for row in catalogue() if text in (row["name"], *row.get("aliases", ())))
+
+
+def catalogue() -> list[dict[str, Any]]:
+    """The rows of the catalogue of models."""
     rows = json.loads((pathlib.Path(__file__).parent.parent / "estimator/napkinmath/catalog/models.json").read_text())
-    rows = rows["models"] if isinstance(rows, dict) else rows
-    return next(dict(row["config"]) for row in rows if text in (row["name"], *row.get("aliases", ())))
+    return list(rows["models"] if isinstance(rows, dict) else rows)
 
 
 if __name__ == "__main__":
