@@ -1,0 +1,97 @@
+"""`estimate check JOB ... [flags]`: a gate for CI and SLURM: one line a job and GPU, and an exit code."""
+
+from __future__ import annotations
+
+import sys
+
+from napkinmath.cli.flags import DEBUG, ON, SHARED, TEXT
+from napkinmath.cli.parser import Parser
+from napkinmath.errors import InputError
+from napkinmath.units import GIB
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from napkinmath.cli.flags import Row
+    from napkinmath.estimate import Estimate
+
+_OWN: tuple[Row, ...] = (
+    (("--min-headroom",), TEXT, "SIZE", "memory that has to be left on the device, e.g. 2GiB [none]"),
+    (("--lenient",), ON, "", "let pass what cannot be told"),
+    (("--json",), ON, "", "one JSON object a job and GPU, a line each"),
+    DEBUG,
+)
+_DESCRIPTION = (
+    "Fail a build, or a SLURM job before it queues, that would run out of memory. Put `estimate check job.yaml --gpu a100-80 || exit 1` before "
+    "srun. Without --gpu the GPUs of this machine are taken."
+)
+
+
+def run(argv: Sequence[str]) -> int:
+    """Prints the verdicts; returns 0 where all fit, 1 where one does not, else 3 where one cannot be told."""
+    groups = (*((name, rows) for name, rows in SHARED if name != "output"), ("check", _OWN))
+    options = Parser("estimate check", _DESCRIPTION, groups, positional=("jobs", "JOB...", "job files of any kind")).parse(argv)
+    jobs = options.pop("jobs", None)
+    headroom, lenient, as_json = options.pop("min_headroom", None), options.pop("lenient", None), options.pop("json", None)
+    options.pop("debug", None)
+    from napkinmath.inputs import values
+
+    room = values.size(headroom, "--min-headroom") if headroom is not None else 0
+    codes: set[int] = set()
+    for job in values.listed(jobs) if jobs is not None else [None]:
+        for e in _estimates(job, dict(options)):
+            code = _code(e, room, lenient=lenient is not None)
+            codes.add(code)
+            print(_as_json(job, e, code) if as_json else _line(job, e, code, room))
+    return 1 if 1 in codes else max(codes)
+
+
+def _estimates(job: object, options: dict[str, object]) -> list[Estimate]:
+    from napkinmath.cli.estimate_command import make_estimates
+
+    notes: list[str] = []
+    found = make_estimates({**options, "job": job} if job is not None else options, notes)
+    if found[0].hardware is None:
+        from napkinmath.local_machine import gpu_names
+
+        here = list(dict.fromkeys(gpu_names()))
+        if not here:
+            raise InputError("no GPU was named and this machine has none that its driver lists; add --gpu NAME")
+        notes.append(f"checked on the GPUs of this machine: {', '.join(here)}")
+        found = make_estimates({**options, "gpu": here, **({"job": job} if job is not None else {})}, [])
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+    return found
+
+
+def _code(e: Estimate, room: int, *, lenient: bool) -> int:
+    code = e.verdict.exit_code
+    if code == 3 and lenient:
+        code = 0
+    return 1 if code == 0 and _left(e) < room else code
+
+
+def _left(e: Estimate) -> int:
+    assert e.hardware is not None
+    return e.hardware.memory_bytes - int(e.memory.device.value)
+
+
+def _line(job: object, e: Estimate, code: int, room: int) -> str:
+    assert e.hardware is not None
+    what = e.verdict.value
+    if code == 1 and e.verdict.exit_code != 1:
+        what = f"fits, but leaves less than {room / GIB:.1f} GiB"
+    device = e.memory.device
+    figures = f"{device.value / GIB:.1f} GiB ({device.low / GIB:.1f}-{device.high / GIB:.1f}) of {e.hardware.memory_bytes / GIB:.1f}"
+    help_line = f"; try {e.changes[0].flag}" if code == 1 and e.changes else ""
+    return f"{job or e.spec.name} on {e.hardware.gpu.name}: {what}, {figures}{help_line}"
+
+
+def _as_json(job: object, e: Estimate, code: int) -> str:
+    import json
+
+    from napkinmath.grid import figures
+
+    assert e.hardware is not None
+    return json.dumps({"job": job, "model": e.spec.name, "gpu": e.hardware.gpu.name, "exit_code": code, **figures(e)})
