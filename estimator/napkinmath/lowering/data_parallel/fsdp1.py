@@ -8,7 +8,7 @@ gives trained adapters flat parameters of their own.
 
 from __future__ import annotations
 
-from napkinmath.costs import Collective, HostCopy, Move
+from napkinmath.costs import HostCopy, Move
 from napkinmath.dtypes import find_dtype
 from napkinmath.expr import Size, ceil_div
 from napkinmath.ledger import ALLOC, FREE, RUN, Role, Tensor, Weight, Work
@@ -47,6 +47,7 @@ class FlatPiece(Piece):
         for weight in weights:
             if weight.constants:
                 self._packed(weight)
+        self.sent = self.own_bytes()
         if offload.parameters:
             self.casts += [_buffer("part from the host", p.tensor.axes, p.tensor, run) for p in self.parts]
             self.host_gradient = on_host(self.gradient) if self.gradient is not None else None
@@ -87,6 +88,13 @@ class FlatPiece(Piece):
             Tensor(f"gathered {weight.tensor.name}", (self.ranks * part,), weight.tensor.dtype, Role.WEIGHTS, weight.path, SOURCE)
         )
 
+    def own_bytes(self) -> tuple[Size, Size, Size]:
+        gathered: Size = 0
+        for tensor in self.gathered:
+            gathered = gathered + tensor.nbytes
+        source = self.reduce_input or self.flat_gradient
+        return gathered, source.nbytes if source is not None else 0, self.reduced.nbytes if self.reduced is not None else 0
+
     # ------------------------------------------------------------ events
 
     @property
@@ -97,16 +105,14 @@ class FlatPiece(Piece):
         """The whole flat parameter; the rank's part in the gathered type goes once the gather is done."""
         if not self.gathered:
             return []
-        moved: Size = 0
-        for tensor in self.gathered:
-            moved = moved + tensor.nbytes
-        costs: list[Collective | HostCopy] = [Collective("all-gather", moved, ranks=self.ranks, axis="shard")] if self.ranks > 1 else []
-        if any(c.name.endswith("from the host") for c in self.casts):
-            costs.insert(0, HostCopy(moved // self.ranks, to_host=False))
+        copied: list[Event] = [
+            (RUN, Work(None, (HostCopy(c.nbytes, to_host=False),), backward)) for c in self.casts if c.name.endswith("from the host")
+        ]
         return [
             *((ALLOC, c) for c in self.casts),
+            *copied,
             *((ALLOC, t) for t in self.gathered),
-            (RUN, Work(None, costs, backward)),
+            *self.collective("all-gather", self.sent[0], backward=backward),
             *((FREE, c) for c in self.casts),
         ]
 
@@ -127,10 +133,7 @@ class FlatPiece(Piece):
             return []
         cast: list[Event] = [(ALLOC, self.reduce_input), (FREE, self.flat_gradient)] if self.reduce_input is not None else []
         source = self.reduce_input or self.flat_gradient
-        costs = [Collective("reduce-scatter", source.nbytes, ranks=self.ranks, axis="shard")] if self.ranks > 1 else []
-        if self.replicas > 1:
-            costs.append(Collective("all-reduce", self.reduced.nbytes, ranks=self.replicas, axis="replica"))
-        return [*cast, (ALLOC, self.reduced), (RUN, Work(None, costs, True)), (FREE, source)]
+        return [*cast, (ALLOC, self.reduced), *self.reductions(), (FREE, source)]
 
     def settle(self, *, first: bool) -> tuple[list[Event], list[Event]]:
         """As FSDP2, but nothing of the reduction is held."""

@@ -147,7 +147,8 @@ class FullyShard:
         chunks.append((segment.symbols, segment.events[:at]))
         if not unit.outer:
             chunks += self._unshard_backward(unit)
-            chunks += self._prefetch(unit, last=last)
+            if index == unit.runs[-1]:  # the first of its runs to go backward
+                chunks += self._prefetch(unit, last=last)
         chunks.append((segment.symbols, segment.events[at:]))
         self.gradients[index] = _weight_gradients(self.runs[index])
         if not unit.ending:

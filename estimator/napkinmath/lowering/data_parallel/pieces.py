@@ -27,10 +27,11 @@ class Piece:
 
     `output` is the all-gather's result, from which whole parameters (`gathered`) are copied out; `casts` exist while the rank's
     rows are copied in, in the type that is gathered. `reduce_input` holds all gradients for the reduce-scatter, `reduced` the rank's
-    part of them, `gradient` the same in the type of the stored parameters.
+    part of them, `gradient` the same in the type of the stored parameters. `sent` are the bytes that its gather, its reduction and its
+    all-reduce carry: those of the whole unit, if it is the last piece of several.
     """
 
-    __slots__ = ("casts", "gathered", "gradient", "host_gradient", "name", "output", "parts", "ranks", "reduce_input", "reduced", "replicas", "symbols")  # fmt: skip
+    __slots__ = ("casts", "gathered", "gradient", "host_gradient", "name", "output", "parts", "ranks", "reduce_input", "reduced", "replicas", "sent", "symbols")  # fmt: skip
 
     def __init__(self, run: Run, policy: Policy) -> None:
         parallel = policy.config.parallel
@@ -60,6 +61,16 @@ class Piece:
             self.casts.append(_buffer("rows to gather", (cast_elements,), cast_dtype, run.block.name))
         self.output = _flat("all-gather output", gathered_bytes, run) if self.ranks > 1 else None
         self._reduction(run, policy)
+        self.sent = self.own_bytes()
+
+    def own_bytes(self) -> tuple[Size, Size, Size]:
+        """Bytes of the whole messages of its all-gather, reduce-scatter and all-reduce."""
+        gathered = self.output.nbytes if self.output is not None else 0
+        return (
+            gathered,
+            self.reduce_input.nbytes if self.reduce_input is not None else 0,
+            self.reduced.nbytes if self.reduced is not None else 0,
+        )
 
     def _reduction(self, run: Run, policy: Policy) -> None:
         trained = [(w, part) for w, part in row_shards(run, policy, self.ranks) if w.trainable]
@@ -100,8 +111,20 @@ class Piece:
         copied: list[Event] = [
             (RUN, Work(None, (HostCopy(c.nbytes, to_host=False),), backward)) for c in self.casts if c.name.endswith("from the host")
         ]
-        work = Work(None, (Collective("all-gather", self.output.nbytes, ranks=self.ranks, axis="shard"),), backward)
-        return [*((ALLOC, c) for c in self.casts), *copied, (ALLOC, self.output), (RUN, work), *((FREE, c) for c in reversed(self.casts))]
+        return [
+            *((ALLOC, c) for c in self.casts),
+            *copied,
+            (ALLOC, self.output),
+            *self.collective("all-gather", self.sent[0], backward=backward),
+            *((FREE, c) for c in reversed(self.casts)),
+        ]
+
+    def collective(self, kind: str, moved: Size, *, backward: bool) -> list[Event]:
+        """One collective of the unit, of which only one piece speaks."""
+        ranks, axis = (self.replicas, "replica") if kind == "all-reduce" else (self.ranks, "shard")
+        if ranks == 1 or (isinstance(moved, int) and not moved):
+            return []
+        return [(RUN, Work(None, (Collective(kind, moved, ranks=ranks, axis=axis),), backward))]
 
     def copy_out(self, *, backward: bool) -> list[Event]:
         """Whole parameters are made from the all-gather's output."""
@@ -124,10 +147,11 @@ class Piece:
             return []
         moved = Move(2 * self.reduce_input.nbytes, 1)
         events: list[Event] = [(ALLOC, self.reduce_input), (RUN, Work(None, (moved,), True)), *((FREE, g) for g in gradients)]
-        costs = [Collective("reduce-scatter", self.reduce_input.nbytes, ranks=self.ranks, axis="shard")] if self.ranks > 1 else []
-        if self.replicas > 1:
-            costs.append(Collective("all-reduce", self.reduced.nbytes, ranks=self.replicas, axis="replica"))
-        return [*events, (ALLOC, self.reduced), (RUN, Work(None, costs, True))]
+        return [*events, (ALLOC, self.reduced), *self.reductions()]
+
+    def reductions(self) -> list[Event]:
+        """The reduce-scatter over the ranks of a copy, then the all-reduce over the copies."""
+        return self.collective("reduce-scatter", self.sent[1], backward=True) + self.collective("all-reduce", self.sent[2], backward=True)
 
     def settle(self, *, first: bool) -> tuple[list[Event], list[Event]]:
         """(events that bring the reduced gradients to their place, those that drop what is held to the end of the backward).

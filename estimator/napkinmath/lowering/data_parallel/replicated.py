@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 MicroSteps = list[tuple[int, "list[Segment]"]]
 SOURCE = "torch csrc/distributed/c10d/reducer.cpp"
+FIRST_BUCKET = MIB
 LARGEST_BROADCAST = 250 * MIB  # _sync_module_states: parameters go out from rank 0 in flat copies of at most this size
 
 
@@ -83,9 +84,11 @@ def _broadcast(runs: list[Run], policy: Policy, sizes: dict[str, int]) -> list[S
 def _reduced(segments: list[Segment], runs: list[Run], policy: Policy, sizes: dict[str, int], *, releases: bool) -> list[Segment]:
     """The last micro-step: buckets are reduced as their gradients are there; views of buckets take no memory of their own."""
     by_name = {run.name: run for run in runs}
-    parallel = policy.config.parallel
+    closing = closed_buckets(segments, by_name, policy, sizes)
+    ranks = policy.config.parallel.data_parallel_size
     found: list[Segment] = []
-    for segment in segments:
+    for position, segment in enumerate(segments):
+        calls, moved = closing.get(position, (0, 0))
         run = by_name.get(segment.name)
         gradients = _trained(run) if run is not None and segment.phase is Phase.BACKWARD else []
         if not gradients:
@@ -94,19 +97,42 @@ def _reduced(segments: list[Segment], runs: list[Run], policy: Policy, sizes: di
         total: Size = 0
         for gradient in gradients:
             total = total + gradient.nbytes
-        costs = [Move((2 if releases else 4) * total, len(gradients))]
-        calls = _calls(total, parallel.bucket_mb * MIB, Bindings({**sizes, **dict(segment.symbols)}))
-        reduce = [Collective("all-reduce", total // calls, ranks=parallel.data_parallel_size, axis="data") for _ in range(calls)]
-        events: list[Event] = [*segment.events, (RUN, Work(None, (*costs, *reduce), True))]
-        if releases:
-            events += [(FREE, gradient) for gradient in gradients]
-        found.append(segment.copy(events=events, repeat=segment.repeat))
+        copies: list[Event] = [(RUN, Work(None, (Move((2 if releases else 4) * total, len(gradients)),), True))]
+        freed: list[Event] = [(FREE, gradient) for gradient in gradients] if releases else []
+        each, more = divmod(calls, segment.repeat)
+        for repeat, number in ((more, each + 1), (segment.repeat - more, each)):
+            if repeat:
+                reduce = [Collective("all-reduce", moved // calls, ranks=ranks, axis="data") for _ in range(number)]
+                work: list[Event] = [(RUN, Work(None, reduce, True))] if reduce else []
+                found.append(segment.copy(events=[*segment.events, *copies, *work, *freed], repeat=repeat))
     return found
 
 
-def _calls(total: Size, cap: int, bind: Bindings) -> int:
-    """Buckets that so many bytes fill."""
-    return max(1, -(-int(bind(total)) // cap))
+def closed_buckets(segments: list[Segment], by_name: dict[str, Run], policy: Policy, sizes: dict[str, int]) -> dict[int, tuple[int, int]]:
+    """(buckets, their bytes) that are full within each segment; a bucket takes whole gradients as they come until it reaches its cap.
+
+    The first bucket's cap is 1 MiB. Source: torch csrc/distributed/c10d/reducer.cpp compute_bucket_assignment_by_size, rebuild_buckets.
+    """
+    caps, filled = [FIRST_BUCKET, policy.config.parallel.bucket_mb * MIB], 0
+    found: dict[int, tuple[int, int]] = {}
+    last = -1
+    for position, segment in enumerate(segments):
+        run = by_name.get(segment.name)
+        if run is None or segment.phase is not Phase.BACKWARD or not _trained(run):
+            continue
+        last = position
+        bind = Bindings({**sizes, **dict(segment.symbols)})
+        gradients = [bind(g.nbytes) for g in _trained(run)]
+        for nbytes in gradients * segment.repeat:
+            filled += nbytes
+            if filled >= caps[0]:
+                calls, moved = found.get(position, (0, 0))
+                found[position] = calls + 1, moved + filled
+                caps, filled = caps[-1:], 0
+    if filled:
+        calls, moved = found.get(last, (0, 0))
+        found[last] = calls + 1, moved + filled
+    return found
 
 
 def _gathered_on_first(segments: list[Segment], runs: list[Run], policy: Policy) -> list[Segment]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from napkinmath.dtypes import FP32, UINT8, DType, find_dtype
 from napkinmath.expr import Size, ceil_div, product
 from napkinmath.ledger import Block, Role, Tensor, Weight
+from napkinmath.parallel_config import DataParallel
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,7 +18,8 @@ STORAGE_BYTES = 2  # packed 4-bit weights are stored as bf16 numbers, so that th
 def stored_dtype(weight: Weight, policy: Policy) -> DType:
     """Type in which a dense parameter is kept between gathers: fp32 where it is trained in mixed precision, else as loaded.
 
-    Sources: accelerate 1.14 utils/fsdp_utils.py fsdp2_prepare_model (upcast of what is trained, unless the base is 4-bit).
+    Over a 4-bit base nothing is upcast, but PEFT makes adapters fp32 by itself; FSDP1's flat parameters want one type. Source: accelerate
+    1.14 utils/fsdp_utils.py fsdp2_prepare_model.
     """
     wanted = policy.config.parallel.sharded_dtype
     if weight.trainable and wanted != "auto":
@@ -25,7 +27,11 @@ def stored_dtype(weight: Weight, policy: Policy) -> DType:
     if policy.loaded_rule.autocast is None:
         return weight.tensor.dtype
     if weight.trainable:
-        return weight.tensor.dtype if policy.format is not None else FP32
+        adapter = policy.adapter
+        kept = policy.format is not None and (
+            policy.config.parallel.data_parallel is DataParallel.FSDP1 or (adapter is not None and adapter.dtype not in ("auto", "fp32"))
+        )
+        return weight.tensor.dtype if kept else FP32
     return weight.tensor.dtype if policy.format is not None else policy.loaded_rule.parameters
 
 

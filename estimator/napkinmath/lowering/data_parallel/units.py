@@ -12,6 +12,7 @@ from napkinmath.parallel_config import DataParallel
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from napkinmath.expr import Size
     from napkinmath.lowering.policy import Policy
     from napkinmath.step import Run
 
@@ -28,6 +29,28 @@ class Unit:
     def __init__(self, runs: list[int], pieces: list[Piece], *, is_layer: bool, resident: bool, ending: bool, outer: bool = False) -> None:
         self.runs, self.pieces = runs, [p for p in pieces if p.parts]
         self.is_layer, self.resident, self.ending, self.outer = is_layer, resident, ending, outer
+        if len({piece.symbols for piece in self.pieces}) == 1:  # several pieces make one message
+            _speak_as_one(self.pieces)
+
+
+def _speak_as_one(pieces: list[Piece]) -> None:
+    own = [piece.own_bytes() for piece in pieces]
+    for piece in pieces:
+        piece.sent = (0, 0, 0)
+    reducing = [piece for piece in pieces if piece.reduces]
+    gathered, reduced, summed = (sum_of([sizes[i] for sizes in own]) for i in range(3))
+    pieces[-1].sent = (gathered, 0, 0)
+    if reducing:
+        last = reducing[-1]
+        last.sent = (last.sent[0], reduced, summed)
+
+
+def sum_of(sizes: list[Size]) -> Size:
+    """The sum of sizes of which some may be symbolic."""
+    total: Size = 0
+    for size in sizes:
+        total = total + size
+    return total
 
 
 def units_of(runs: list[Run], policy: Policy) -> list[Unit]:

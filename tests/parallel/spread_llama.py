@@ -1,0 +1,50 @@
+"""A tiny Llama, priced for one of many ranks, and what its step's collectives carry."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from napkinmath.catalog.families import read_config
+from napkinmath.catalog.stacks import STACKS
+from napkinmath.costs import Collective
+from napkinmath.expr import Bindings
+from napkinmath.ledger import RUN, Work
+from napkinmath.lowering.policy import Policy
+from napkinmath.parallel_config import ParallelConfig
+from napkinmath.step import Step, build_step
+from napkinmath.train_config import AdapterConfig, Attention, Precision, QuantizationConfig, RecomputeConfig, RecomputeKind, TrainConfig
+
+BATCH, SEQUENCE = 2, 128
+LLAMA: dict[str, object] = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 2048, "max_position_embeddings": 512, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+def spread(
+    parallel: ParallelConfig, *, method: str = "full", precision: str = "bf16-autocast", checkpointing: bool = False, accumulation: int = 1, tied: bool = False, storage: str = "auto", batch: int = BATCH,
+) -> Step:  # fmt: skip
+    """One rank's step with fused AdamW and eager attention, which torch runs alike on every device."""
+    config = TrainConfig(
+        micro_batch_size=batch, sequence_length=SEQUENCE, precision=Precision(precision), adapter=AdapterConfig(rank=8) if method != "full" else None,
+        quantization=QuantizationConfig(kbit_preparation=False, storage=storage) if method == "qlora" else None,
+        recompute=RecomputeConfig(kind=RecomputeKind.FULL if checkpointing else RecomputeKind.NONE), optimizer="adamw-fused", attention=Attention.EAGER,
+        clip_gradients=False, gradient_accumulation_steps=accumulation, parallel=parallel,
+    )  # fmt: skip
+    return build_step(read_config({**LLAMA, "tie_word_embeddings": tied}), Policy(config, STACKS["hf-bare"]))
+
+
+def collectives(step: Step) -> tuple[Counter[str], Counter[str]]:
+    """(calls, bytes of whole messages) by kind, over the micro-steps of one step."""
+    calls: Counter[str] = Counter()
+    moved: Counter[str] = Counter()
+    for times, segments in step.micro_steps:
+        for segment in segments:
+            bind = Bindings({**step.symbols, **dict(segment.symbols)})
+            for action, payload in segment.events:
+                if action == RUN and isinstance(payload, Work):
+                    for cost in payload.costs:
+                        if isinstance(cost, Collective):
+                            calls[cost.kind] += times * segment.repeat
+                            moved[cost.kind] += times * segment.repeat * bind(cost.moved)
+    return calls, moved
