@@ -57,13 +57,19 @@ _CAUSAL_BALANCE = 0.94
 # convert, scale, on packed pairs.
 INSTRUCTIONS_PER_VALUE = {"nf4": 26.5, "fp4": 26.5, "nf4-tree": 42.4, "nf4-gather": 8.8, "int4": 12.0, "int8": 8.0}
 _HOST_COPY_START_S = 10e-6
+# torch's own operations unpack GPTQ words (AutoGPTQ 0.4 qlinear_cuda_old.py forward): shift to int32 (0.5 read, 4 written), to int8
+# (4, 1), mask (1, 1), subtract the zero points (1, 1), scale into 16 bits (1, 2). Qwen-7B's GPTQ steps of 256 tokens are 225 ms longer
+# than its LoRA steps (QwenLM/Qwen README), these bytes take 219 ms on an A100; Qwen-1.8B 50 and 41 ms.
+_OPERATION_BYTES_PER_VALUE = 16.5
+_UNPACKING_OPERATIONS = 10  # five on the weights, five on their zero points
 # The host's side of eager mode, per kernel that is launched: Python, module hooks, dispatcher, autograd node, allocator, driver. Steps too
-# short for the GPU show it: 125 and 150 ms a micro-step for 24 and 32 layers with LoRA and recomputation (QwenLM/Qwen README, A100),
-# 99 ms for bert-large in fp16 with recomputation (transformers perf_train_gpu_one, V100), 39 ms a token for Llama-7B (gpt-fast, A100): 13
-# to 35 us a kernel. A fast core and today's libraries need half: without a device a Llama layer of transformers 5.23 on torch 2.13
-# takes 200 us forward for about 40 kernels and 250 us backward for about 80 (measured on one EPYC core with tiny tensors).
-_DISPATCH_FORWARD_S = 16e-6
-_DISPATCH_BACKWARD_S = 12e-6
+# short for the GPU show it: 125 and 150 ms a micro-step for 24 and 32 layers with LoRA and recomputation (QwenLM/Qwen README, A100; 7.2
+# and 9.6 thousand launches here), 97 ms for bert-large in fp16 with recomputation (transformers perf_train_gpu_one, V100; 3.5 thousand): 16
+# to 28 us a kernel, of which the backward, without Python but for what is recomputed, takes less. A fast core and today's libraries
+# need half or less: without a device a Llama layer of transformers 5.23 on torch 2.13 takes 200 us forward for about 40 kernels and
+# 250 us backward for about 80 (measured on one EPYC core with tiny tensors).
+_DISPATCH_FORWARD_S = 20e-6
+_DISPATCH_BACKWARD_S = 15e-6
 
 
 class Efficiency(Record):
@@ -194,6 +200,8 @@ def dequantize_s(
     `nested` constants take two small kernels before (bitsandbytes 0.50, MatMul4Bit: dequantize absmax, add the offset).
     """
     e = _efficiency(gpu)
+    if kind == "int4-ops":
+        return _UNPACKING_OPERATIONS * e.kernel_start_s + elements * _OPERATION_BYTES_PER_VALUE / (e.stream_bytes_per_s * e.eager_share)
     instructions = INSTRUCTIONS_PER_VALUE.get(kind, INSTRUCTIONS_PER_VALUE["int4"])
     decode = elements * instructions / e.decode_instructions_per_s
     move = elements * (packed_bits / 8 + output_bytes) / e.stream_bytes_per_s

@@ -128,8 +128,14 @@ class StepTime(Record):
 
     @property
     def seconds(self) -> float:
-        """Device and host overlap over the whole step; the slower one is the step, and what a pipeline waits comes on top."""
-        return self.measured_s or max(sum(p.device_s for p in self.phases), sum(p.host_s for p in self.phases)) + self.bubble_s
+        """Device and host overlap, the slower one counts; before the update, and in it: the loop reads the loss in between, which waits
+        for the device (transformers 4 trainer.py logging_nan_inf_filter, GradScaler.step's found_inf). What a pipeline waits comes on top."""
+        update = [p for p in self.phases if p.phase is Phase.STEP]
+        before = [p for p in self.phases if p.phase is not Phase.STEP]
+        return (
+            self.measured_s
+            or sum(max(sum(p.device_s for p in part), sum(p.host_s for p in part)) for part in (before, update)) + self.bubble_s
+        )
 
     @property
     def tokens_per_s(self) -> float:
@@ -160,7 +166,8 @@ def phase_times(timeline: Timeline, speed: Efficiency, *, first_segment: int) ->
     host: dict[Phase, float] = {}
     for segment in segments:
         launches = sum(k.launches for k in segment.kernels) * segment.repeat
-        host[segment.phase] = host.get(segment.phase, 0.0) + efficiency.dispatch_s(launches, segment.phase is Phase.BACKWARD, speed)
+        modules = segment.phase in (Phase.FORWARD, Phase.LOSS)  # autograd and the optimizer run no modules' Python
+        host[segment.phase] = host.get(segment.phase, 0.0) + efficiency.dispatch_s(launches, not modules, speed)
     times: list[PhaseTime] = []
     for phase, by_bound in seconds_by_phase(segments).items():
         exposed = by_bound.pop(COPY_STREAM, 0.0) - sum(by_bound.values())

@@ -213,13 +213,13 @@ def _profile(segment: Segment, bind: Bindings, like: Ints) -> _Profile:
 
 
 def _seconds(segments: list[Segment], scopes: dict[tuple[tuple[str, int], ...], Bindings], clock: Clock) -> Floats:
-    """Seconds of the steady step: the longer of the device's and the host's sum."""
+    """Seconds of the steady step: the longer of the device's and the host's sum, before the update and in it (StepTime.seconds)."""
     from napkinmath.efficiency import dispatch_s
 
     known: dict[int, tuple[Floats | float, Floats | float, int]] = {}
     device: dict[Phase, Floats | float] = {}
     copies: dict[Phase, Floats | float] = {}  # on a stream beside the computation
-    host = 0.0
+    host: dict[bool, Floats | float] = {False: 0.0, True: 0.0}  # of the update, and before it
     for segment in segments:
         if segment.phase is Phase.SAVE:
             continue
@@ -228,8 +228,13 @@ def _seconds(segments: list[Segment], scopes: dict[tuple[tuple[str, int], ...], 
         seconds, beside, launches = known[id(segment)]
         device[segment.phase] = device.get(segment.phase, 0.0) + segment.repeat * seconds
         copies[segment.phase] = copies.get(segment.phase, 0.0) + segment.repeat * beside
-        host += dispatch_s(segment.repeat * launches, segment.phase is Phase.BACKWARD, clock.speed)
-    return np.maximum(sum(np.maximum(device[phase], copies[phase]) for phase in device), host)
+        modules = segment.phase in (Phase.FORWARD, Phase.LOSS)
+        host[segment.phase is Phase.STEP] += dispatch_s(segment.repeat * launches, not modules, clock.speed)
+    busy = {phase: np.maximum(device[phase], copies[phase]) for phase in device}
+    found: Floats = np.zeros(1)
+    for update in (False, True):
+        found = found + np.maximum(sum(busy[phase] for phase in busy if (phase is Phase.STEP) is update), host[update])
+    return found
 
 
 def _segment_seconds(segment: Segment, bind: Bindings, clock: Clock) -> tuple[Floats | float, Floats | float, int]:

@@ -18,6 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from napkinmath.catalog.stacks import Stack
     from napkinmath.tape import Tape
     from napkinmath.train_config import QuantizationConfig
 
@@ -66,6 +67,14 @@ class WeightFormat(Record):
     """k-bit preparation makes what is left unquantized fp32 (peft utils/other.py prepare_model_for_kbit_training leaves GPTQ and HQQ models alone)."""
     output_is_cloned: bool = False
     """PEFT copies the output of the product before it adds an adapter's (4-bit layers of bitsandbytes)."""
+
+    def decoder(self, stack: Stack) -> str:
+        """The kernel that unpacks: libraries of 2023 unpacked GPTQ's int32 words by torch operations where they trained.
+
+        Source: AutoGPTQ 0.4 nn_modules/qlinear/qlinear_cuda_old.py forward; its fused kernels had no backward.
+        """
+        by_operations = self.words == "inputs" and (0, 0) < stack.transformers < (4, 38)
+        return "int4-ops" if by_operations else self.dequantize_kernel
 
     def pack(self, name: str, axes: tuple[Size, ...], path: str) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The packed tensor of a weight (..., outputs, inputs), and its constants."""
@@ -134,7 +143,7 @@ class WeightFormat(Record):
         temporaries = self.unpacked(t, w, compute)
         allocs, frees = [(ALLOC, y) for y in temporaries], [(FREE, y) for y in temporaries]
         again, gone = self._unpacked_again(t, w, compute, allocs, frees)
-        unpack = Dequantize(self.dequantize_kernel, w.elements, self.bits, compute)
+        unpack = Dequantize(self.decoder(t.policy.stack), w.elements, self.bits, compute)
         gradient = Gradient(x, t.gradient_of(x)) if x.requires_grad else None
         backward = (*again, (ALLOC, gradient.tensor), *gone) if gradient is not None and gradient.tensor is not None else ()
         t.append(
