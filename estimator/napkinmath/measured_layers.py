@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from napkinmath.errors import InputError, shown
 from napkinmath.inputs import values
+from napkinmath.ledger import ALLOCATION_GRANULE
 from napkinmath.record import Record
 
 TYPE_CHECKING = False
@@ -39,15 +40,21 @@ class Stretch(Record):
     high: Linear
 
 
+class KindStretches(Record):
+    """What layers of one kind do in a sweep: the first of them, those between, and the last."""
+
+    first: Stretch
+    last: Stretch
+    between: Stretch | None = None
+
+
 class Turn(Record):
-    """Either one stretch outside the layers, or a sweep over them: stretches of the first, of those between by kind, and of the last."""
+    """Either one stretch outside the layers, or a sweep over them, by kind."""
 
     step: int
     phase: str
     outside: Stretch | None = None
-    first: Stretch | None = None
-    last: Stretch | None = None
-    middle: tuple[Stretch | None, ...] = ()
+    layers: tuple[KindStretches, ...] = ()
     descending: bool = False
 
 
@@ -58,7 +65,7 @@ class LayerMemory(Record):
     turns: tuple[Turn, ...]
 
     def phase_peaks(self, order: Sequence[int]) -> dict[str, int]:
-        """The highest bytes of each phase over all steps, for layers of these kinds in this order."""
+        """The highest bytes of each phase over all steps, for layers of these kinds in this order; whole allocation granules."""
         counts = counts_of(order, len(self.base.slopes))
         live = self.base.at(counts)
         peaks: dict[str, float] = {}
@@ -66,7 +73,7 @@ class LayerMemory(Record):
             for stretch in _stretches(turn, order):
                 peaks[turn.phase] = max(peaks.get(turn.phase, 0.0), live, live + stretch.high.at(counts))
                 live += stretch.net.at(counts)
-        return {phase: round(nbytes) for phase, nbytes in peaks.items()}
+        return {phase: -(-round(nbytes) // ALLOCATION_GRANULE) * ALLOCATION_GRANULE for phase, nbytes in peaks.items()}
 
 
 class LayerPoint(Record):
@@ -128,17 +135,21 @@ def layers_key(spec: ModelSpec, config: TrainConfig, optimizer: str) -> str:
 
 
 def _stretches(turn: Turn, order: Sequence[int]) -> list[Stretch]:
+    """The stretches of a turn, one for each layer in the order visited."""
     if turn.outside is not None:
         return [turn.outside]
-    assert turn.first is not None and turn.last is not None
-    middle: list[Stretch] = []
-    for kind in order[1:-1]:
-        stretch = turn.middle[kind]
+    left = {kind: order.count(kind) for kind in set(order)}
+    seen: set[int] = set()
+    found: list[Stretch] = []
+    for kind in order:
+        left[kind] -= 1
+        own = turn.layers[kind]
+        stretch = own.first if kind not in seen else own.last if not left[kind] else own.between
         if stretch is None:
             raise InputError("the measured layers lack one that stands between others; calibrate this model again")
-        middle.append(stretch)
-    whole = [turn.first, *middle, turn.last]
-    return whole[::-1] if turn.descending else whole
+        seen.add(kind)
+        found.append(stretch)
+    return found[::-1] if turn.descending else found
 
 
 # ---------------------------------------------------------------- as JSON
@@ -209,26 +220,25 @@ def _turn_to_json(turn: Turn) -> dict[str, Any]:
     place: dict[str, Any] = {"step": turn.step, "phase": turn.phase}
     if turn.outside is not None:
         return {**place, "outside": _stretch_to_json(turn.outside)}
-    return {
-        **place,
-        "descending": turn.descending,
-        "first": _stretch_to_json(turn.first),
-        "middle": [_stretch_to_json(stretch) for stretch in turn.middle],
-        "last": _stretch_to_json(turn.last),
-    }
+    kinds = [[_stretch_to_json(stretch) for stretch in (own.first, own.between, own.last)] for own in turn.layers]
+    return {**place, "descending": turn.descending, "layers": kinds}
 
 
 def _turn_from_json(value: object, kinds: int, what: str) -> Turn:
     content = values.mapping(value, what)
     step, phase = values.count(content.get("step"), what, low=0), values.text(content.get("phase"), what)
     outside = _stretch_from_json(content.get("outside"), kinds, what)
-    first, last = _stretch_from_json(content.get("first"), kinds, what), _stretch_from_json(content.get("last"), kinds, what)
-    middle = tuple(_stretch_from_json(s, kinds, what) for s in _listed(content.get("middle", []), what))
-    if outside is None and (first is None or last is None or len(middle) != kinds):
-        raise InputError(f"{what}: a turn has neither a stretch outside the layers nor one for each of them; calibrate again")
-    return Turn(
-        step=step, phase=phase, outside=outside, first=first, last=last, middle=middle, descending=content.get("descending") is True
-    )
+    layers = tuple(_kind_from_json(own, kinds, what) for own in _listed(content.get("layers", []), what))
+    if outside is None and len(layers) != kinds:
+        raise InputError(f"{what}: a turn has neither a stretch outside the layers nor one for each kind of them; calibrate again")
+    return Turn(step=step, phase=phase, outside=outside, layers=layers, descending=content.get("descending") is True)
+
+
+def _kind_from_json(value: object, kinds: int, what: str) -> KindStretches:
+    three = [_stretch_from_json(item, kinds, what) for item in _listed(value, what)]
+    if len(three) != 3 or three[0] is None or three[2] is None:
+        raise InputError(f"{what}: {shown(value)} is not [first, between, last] of a kind of layer; calibrate again")
+    return KindStretches(first=three[0], between=three[1], last=three[2])
 
 
 def _stretch_to_json(stretch: Stretch | None) -> list[Any] | None:

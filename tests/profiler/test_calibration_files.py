@@ -20,7 +20,18 @@ from napkinmath.catalog.gpus import find_gpu, find_hardware
 from napkinmath.cli.main import main
 from napkinmath.errors import InputError
 from napkinmath.estimate import estimate
-from napkinmath.measured_layers import LayerMemory, LayerPoint, Linear, MeasuredLayers, Stretch, Turn, layer_order, layers_key, to_json
+from napkinmath.measured_layers import (
+    KindStretches,
+    LayerMemory,
+    LayerPoint,
+    Linear,
+    MeasuredLayers,
+    Stretch,
+    Turn,
+    layer_order,
+    layers_key,
+    to_json,
+)
 from napkinmath.report.json_report import as_mapping
 from napkinmath_profiler.calibration import store
 
@@ -47,9 +58,10 @@ def layers(scale: float = 1.0, points: tuple[tuple[int, int], ...] = ((2, 1024),
         ("backward", Linear(intercept=2e-3 * scale, slopes=(4e-3 * scale,))),
         ("optimizer step", Linear(intercept=5e-3 * scale, slopes=(0.0,))),
     )
-    first, between, last = (Stretch(net=flat(net), high=flat(high)) for net, high in ((10, 15), (20, 30), (5, 100)))
+    first, between, last = (Stretch(net=flat(net), high=flat(high)) for net, high in ((5120, 7680), (10240, 15360), (2560, 51200)))
     memory = LayerMemory(
-        base=Linear(intercept=100, slopes=(50.0,)), turns=(Turn(step=0, phase="forward", first=first, last=last, middle=(between,)),)
+        base=Linear(intercept=51200, slopes=(25600.0,)),
+        turns=(Turn(step=0, phase="forward", layers=(KindStretches(first=first, between=between, last=last),)),),
     )
     return MeasuredLayers(
         key=layers_key(step.spec, step.config, step.step.update.optimizer.name), model=MODEL, what="full, bf16", order=(0,) * 22,
@@ -196,13 +208,15 @@ def test_the_default_optimizer_named_is_the_default() -> None:
 def test_memory_is_laid_end_to_end() -> None:
     memory = layers().points[0].memory
     assert memory is not None
-    assert memory.phase_peaks((0,) * 4) == {"forward": 100 + 4 * 50 + 10 + 2 * 20 + 100}
-    assert memory.phase_peaks((0, 0)) == {"forward": 100 + 2 * 50 + 10 + 100}
+    assert memory.phase_peaks((0,) * 4) == {"forward": 512 * (100 + 4 * 50 + 10 + 2 * 20 + 100)}
+    assert memory.phase_peaks((0, 0)) == {"forward": 512 * (100 + 2 * 50 + 10 + 100)}
 
 
 def test_measured_memory_is_told_at_the_measured_point_only(tmp_path: Path) -> None:
     path = written(tmp_path / "c.json", layers=[to_json(layers())])
-    assert measured_peaks(estimate(MODEL, TRAIN, hardware="H100", calibration=path)) == {"forward": 100 + 22 * 50 + 10 + 20 * 20 + 100}
+    assert measured_peaks(estimate(MODEL, TRAIN, hardware="H100", calibration=path)) == {
+        "forward": 512 * (100 + 22 * 50 + 10 + 20 * 20 + 100)
+    }
     assert measured_peaks(estimate(MODEL, TRAIN.replace(sequence_length=512), hardware="H100", calibration=path)) == {}
 
 

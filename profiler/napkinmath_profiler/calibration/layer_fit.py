@@ -6,12 +6,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy
 from napkinmath.ledger import Phase
-from napkinmath.measured_layers import LayerMemory, Linear, Stretch, Turn
+from napkinmath.measured_layers import KindStretches, LayerMemory, Linear, Stretch, Turn
 
 from napkinmath_profiler.calibration.layer_plan import LayerPlan
 from napkinmath_profiler.calibration.layer_stretches import Bytes, CutRun, Piece
-
-NEGLIGIBLE_BYTES = 0.5
 
 
 def fit_linear(counts: Sequence[Sequence[int]], found: Sequence[float], *, not_negative: bool = False) -> Linear:
@@ -59,10 +57,10 @@ def fit_memory(plan: LayerPlan, runs: Mapping[tuple[int, ...], CutRun]) -> tuple
 
     A run of one layer, which is first and last at once, takes no part: its single layer is another context.
     """
-    deep = {run: found for run, found in runs.items() if len(run) > 1}
-    whole = [run for run in deep if len(run) == 3]
-    if not whole:
-        raise NotAligned("no run had three layers")
+    deepest = max(plan.runs, key=len)
+    if deepest not in runs:
+        raise NotAligned(f"no run had {len(deepest)} layers")
+    deep = {run: found for run, found in runs.items() if len(run) > 1 or len(deepest) == 1}
     counts = [plan.counts(run) for run in deep]
     missed = 0.0
 
@@ -74,38 +72,30 @@ def fit_memory(plan: LayerPlan, runs: Mapping[tuple[int, ...], CutRun]) -> tuple
 
     turns: list[Turn] = []
     for pieces in _aligned([found.pieces for found in deep.values()]):
-        model = pieces[list(deep).index(whole[0])]
-        if model.outside is not None:
+        whole = pieces[list(deep).index(deepest)]
+        if whole.outside is not None:
             stretches = [piece.outside or Bytes() for piece in pieces]
             outside = Stretch(net=line([b.net for b in stretches]), high=line([b.high for b in stretches]))
-            turns.append(Turn(step=model.step, phase=model.phase.value, outside=outside))
+            turns.append(Turn(step=whole.step, phase=whole.phase.value, outside=outside))
         else:
-            turns.append(_sweep(plan, dict(zip(deep, pieces, strict=True)), whole))
+            layers = _layers(plan, deepest, whole)
+            turns.append(
+                Turn(step=whole.step, phase=whole.phase.value, layers=layers, descending=any(piece.descending for piece in pieces))
+            )
     base = line([found.base for found in deep.values()])
     return LayerMemory(base=base, turns=tuple(turns)), round(missed)
 
 
-def _sweep(plan: LayerPlan, pieces: Mapping[tuple[int, ...], Piece], whole: Sequence[tuple[int, ...]]) -> Turn:
-    kinds = len(set(plan.order))
-    middle: list[Stretch | None] = [None] * kinds
-    for run in whole:
-        middle[plan.order[run[1]]] = _constant(pieces[run], 1, kinds)
-    model = pieces[whole[0]]
-    return Turn(
-        step=model.step,
-        phase=model.phase.value,
-        first=_constant(model, 0, kinds),
-        last=_constant(model, 2, kinds),
-        middle=tuple(middle),
-        descending=any(piece.descending for piece in pieces.values()),
-    )
-
-
-def _constant(piece: Piece, layer: int, kinds: int) -> Stretch:
-    """One layer's stretch, which no number of layers changes; nothing where the sweep leaves it out."""
-    found = dict(piece.layers).get(layer, Bytes())
-    flat = (0.0,) * kinds
-    return Stretch(net=Linear(intercept=found.net, slopes=flat), high=Linear(intercept=found.high, slopes=flat))
+def _layers(plan: LayerPlan, run: tuple[int, ...], piece: Piece) -> tuple[KindStretches, ...]:
+    """What the first, those between and the last of each kind do in a sweep; nothing where the sweep leaves a layer out."""
+    found = dict(piece.layers)
+    flat = (0.0,) * len(set(plan.order))
+    kinds: list[KindStretches] = []
+    for kind in range(len(flat)):
+        own = [found.get(position, Bytes()) for position, layer in enumerate(run) if plan.order[layer] == kind]
+        stretches = [Stretch(net=Linear(intercept=b.net, slopes=flat), high=Linear(intercept=b.high, slopes=flat)) for b in own]
+        kinds.append(KindStretches(first=stretches[0], between=stretches[1] if len(stretches) > 2 else None, last=stretches[-1]))
+    return tuple(kinds)
 
 
 def _aligned(runs: Sequence[Sequence[Piece]]) -> list[list[Piece]]:

@@ -27,18 +27,21 @@ class LayerPlan:
 
 
 def plan_layers(config: Any, options: TraceOptions) -> LayerPlan:
-    """Runs of one, two and three layers; further kinds each stand once between the first and the last."""
+    """Runs of one, two and three layers; of models with several kinds of layer, up to three of each, and one fewer of each in turn.
+
+    The first and the last of a kind can differ from those between: one makes, the other frees what they share (a mask, a rotary table).
+    """
     stacks = find_stacks(build(copy.deepcopy(config), options))
     if not stacks:
         raise InputError("the model has no stack of layers, so there is nothing to repeat; measure it whole with `estimate measure`")
     stack = stacks[0]
-    order, total = stack.kinds, len(stack.kinds)
-    runs: list[tuple[int, ...]] = [(0,)]
-    if total > 1:
-        runs.append((0, total - 1))
-    for kind in sorted(set(order[1:-1])):
-        runs.append((0, order.index(kind, 1), total - 1))
-    return LayerPlan(stack.path, order, tuple(runs))
+    places = [[layer for layer, kind in enumerate(stack.kinds) if kind == number] for number in range(len(set(stack.kinds)))]
+    between = {layers[1] for layers in places if len(layers) > 2}
+    full = between | {layers[0] for layers in places} | {layers[-1] for layers in places}
+    runs = [tuple(sorted(full - {layer})) for layer in sorted(between)] + [tuple(sorted(full))]
+    if len(places) == 1:
+        runs.insert(0, (0,))
+    return LayerPlan(stack.path, stack.kinds, tuple(dict.fromkeys(runs)))
 
 
 def short_config(config: Any, kept: Sequence[int], total: int) -> Any:

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from napkinmath.ledger import Phase
+from napkinmath.ledger import ALLOCATION_GRANULE, Phase
 
 from napkinmath_profiler.tracing.storage_events import StorageEvent, TracePhase
 from napkinmath_profiler.tracing.trace_result import TraceResult
 from napkinmath_profiler.tracing.traced_timeline import PHASES
+
+# Clipping makes a list with a number a gradient, which grows with the layers in steps of less than what an allocation is rounded to: it
+# is taken as asked for, and the sum is rounded once the number of layers is known.
+SCALAR_BYTES = 8
 
 
 @dataclass(slots=True)
@@ -76,16 +80,23 @@ class _Cutter:
         self.pieces: list[Piece] = []
 
     def size(self, event: StorageEvent) -> int:
-        size = self._result.records[event.storage_id].rounded_bytes
+        record = self._result.records[event.storage_id]
+        size = record.requested_bytes if self._is_list(event) else record.rounded_bytes
         return size if event.is_allocation else -size
+
+    def _is_list(self, event: StorageEvent) -> bool:
+        nbytes = self._result.records[event.storage_id].requested_bytes
+        return event.phase is TracePhase.CLIP and nbytes > SCALAR_BYTES and nbytes % ALLOCATION_GRANULE > 0
 
     def take(self, event: StorageEvent) -> None:
         turn = (event.step, event.micro_step, PHASES[event.phase])
         if turn != self._turn:
             self.close()
             self._turn = turn
-        layer = self._layer_of(event)
+        layer = None if self._is_list(event) else self._layer_of(event)
         if layer is None:
+            if self._is_list(event) and self._sweep:
+                self.close()
             if self._waiting is None:
                 self._waiting = Bytes()
             self._waiting.take(self.size(event))

@@ -1,0 +1,151 @@
+"""One to three layers carried over to the whole model, held against the whole model's real steps: bytes and seconds of each phase.
+
+    python benchmarks/extrapolation.py [--device cuda:0|cpu] [--models llama,gemma,gpt2,...] [--rounds 3] [--json FILE]
+
+The short runs and the whole model take turns, so that a machine whose speed drifts is fair to both. On a CPU the sizes are small and one
+thread computes; on a GPU the sizes are those of real models, of as many layers as the memory takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from napkinmath import AdapterConfig, Precision, RecomputeConfig, RecomputeKind, TrainConfig
+from napkinmath.catalog.families import read_config
+from napkinmath.estimate import estimate
+from napkinmath.ledger import Phase
+from napkinmath.measured_layers import counts_of
+from napkinmath_profiler.calibration.allowance import Allowance
+from napkinmath_profiler.calibration.devices import Device, choose_device
+from napkinmath_profiler.calibration.layer_fit import fit_seconds
+from napkinmath_profiler.calibration.layer_plan import plan_layers, short_config
+from napkinmath_profiler.calibration.layer_runs import NUM_WARMUP_STEPS, LayerOptions, measure_layers, medians, quick_collections
+from napkinmath_profiler.calibration.stamp import stamp_of
+from napkinmath_profiler.measuring.measured_loop import StepFigures
+from napkinmath_profiler.measuring.runner import MeasureOptions, measure_step
+from napkinmath_profiler.tracing.meta_model import config_from
+from napkinmath_profiler.tracing.trace_options import options_from
+from napkinmath_profiler.tracing.traced_timeline import PHASES
+
+SMALL: dict[str, dict[str, Any]] = {
+    "llama": {"model_type": "llama", "hidden_size": 192, "intermediate_size": 512, "num_attention_heads": 6, "num_key_value_heads": 2, "vocab_size": 1000, "num_hidden_layers": 12},
+    "gemma": {"model_type": "gemma3_text", "hidden_size": 192, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 48, "vocab_size": 1500, "num_hidden_layers": 20, "sliding_window": 32},
+    "gpt2": {"model_type": "gpt2", "n_embd": 192, "n_head": 6, "n_layer": 10, "vocab_size": 2000, "n_positions": 512, "bos_token_id": 0, "eos_token_id": 0},
+    "qwen3": {"model_type": "qwen3", "hidden_size": 192, "intermediate_size": 512, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 1000, "num_hidden_layers": 12},
+}  # fmt: skip
+LARGE: dict[str, dict[str, Any]] = {
+    "llama": {"model_type": "llama", "hidden_size": 2048, "intermediate_size": 5632, "num_attention_heads": 32, "num_key_value_heads": 4, "vocab_size": 32000, "num_hidden_layers": 22},
+    "gemma": {"model_type": "gemma3_text", "hidden_size": 1152, "intermediate_size": 6912, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256, "vocab_size": 262144, "num_hidden_layers": 26},
+    "gpt2": {"model_type": "gpt2", "n_embd": 1600, "n_head": 25, "n_layer": 24, "vocab_size": 50257},
+    "qwen3": {"model_type": "qwen3", "hidden_size": 2048, "intermediate_size": 6144, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936, "num_hidden_layers": 28},
+}  # fmt: skip
+WAYS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "checkpointed": {"recompute": RecomputeConfig(kind=RecomputeKind.FULL)},
+    "lora": {"adapter": AdapterConfig(rank=8)},
+}
+NUM_STEPS = 5
+
+
+def run_case(config: dict[str, Any], train: TrainConfig, device: Device, rounds: int) -> dict[str, Any]:
+    """Bytes and seconds of the whole model's phases: carried over, and real."""
+    options = options_from(train, compute_capability=(8, 0))
+    parsed = config_from(config)
+    plan = plan_layers(parsed, options)
+    whole = tuple(range(len(plan.order)))
+    priced, notes = estimate(read_config(config), train), []
+    batch, length = options.micro_batch_size, options.sequence_length
+    layers = measure_layers(
+        dict(config), options, priced, device, Allowance(1 << 62, 600.0), notes, how=LayerOptions(share=0.9, rounds=1, num_steps=1), points=[(batch, length)]
+    )  # fmt: skip
+    if layers is None or layers.points[0].memory is None:
+        return {"error": "; ".join(notes)}
+    record = measure_step(dict(config), options, MeasureOptions(device=str(device.torch_device), num_steps=0, memory_share=0.9))
+    if record.failure is not None or record.result is None:
+        return {"error": "the whole model ran out of memory"}
+    real: dict[str, int] = {}
+    for phase, moment in record.result.peak_by_phase().items():
+        if PHASES[phase] is not Phase.LOAD:
+            real[PHASES[phase].value] = max(real.get(PHASES[phase].value, 0), moment.requested_bytes)
+    steps: dict[tuple[int, ...], list[StepFigures]] = {}
+    for _ in range(rounds):
+        for run in (*plan.runs, whole):
+            how = MeasureOptions(
+                device=str(device.torch_device), attribute=False, num_steps=NUM_STEPS, num_warmup_steps=NUM_WARMUP_STEPS, memory_share=0.9
+            )
+            found = measure_step(short_config(parsed, run, len(plan.order)), options, how)
+            steps.setdefault(run, []).extend(found.steps[NUM_WARMUP_STEPS:])
+    counts = counts_of(plan.order, len(set(plan.order)))
+    fits = fit_seconds(plan, {run: medians(steps[run]) for run in plan.runs})
+    seconds = fit_seconds(plan, {whole: medians(steps[whole])})
+    return {
+        "layers": len(plan.order),
+        "bytes": {phase: [layers.points[0].memory.phase_peaks(plan.order).get(phase, 0), nbytes] for phase, nbytes in real.items()},
+        "seconds": {phase: [fit.at(counts), seconds[phase].at(counts)] for phase, fit in fits.items() if phase in seconds},
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--models", default=",".join(SMALL))
+    parser.add_argument("--ways", default=",".join(WAYS))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    device = choose_device(arguments.device)
+    if not device.is_cuda:
+        torch.set_num_threads(1)
+    rows: list[dict[str, Any]] = []
+    print(f"{device.name}, torch {torch.__version__}: carried over from 1-3 layers / the whole model's real step")
+    print(
+        f"{'model':8s}{'way':14s}{'layers':>6s}{'bytes off':>12s}{'forward':>9s}{'backward':>9s}{'step':>9s}{'whole step':>12s}{'wall s':>8s}"
+    )
+    for model in arguments.models.split(","):
+        for way in arguments.ways.split(","):
+            started = time.monotonic()
+            config = (LARGE if device.is_cuda else SMALL)[model]
+            sizes = {"micro_batch_size": 2, "sequence_length": 1024 if device.is_cuda else 96}
+            train = TrainConfig(precision=Precision.BF16 if device.is_cuda else Precision.FP32, **sizes, **WAYS[way])
+            with quick_collections():
+                row = {"model": model, "way": way, **run_case(config, train, device, arguments.rounds)}
+            rows.append(row)
+            print(_line(row, time.monotonic() - started), flush=True)
+    done = [row for row in rows if "error" not in row]
+    if done:
+        errors = [abs(_whole(row) - 1) for row in done]
+        print(
+            f"whole step over {len(done)} cases: median error {statistics.median(errors):.1%}, largest {max(errors):.1%}; cases with every byte right: {sum(_bytes_off(row) == 0 for row in done)}"
+        )
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"stamp": stamp_of(device), "rows": rows}, indent=1) + "\n")
+    return 0
+
+
+def _bytes_off(row: dict[str, Any]) -> int:
+    return max(abs(carried - real) for carried, real in row["bytes"].values())
+
+
+def _whole(row: dict[str, Any]) -> float:
+    return sum(carried for carried, _ in row["seconds"].values()) / sum(real for _, real in row["seconds"].values())
+
+
+def _line(row: dict[str, Any], wall_s: float) -> str:
+    if "error" in row:
+        return f"{row['model']:8s}{row['way']:14s}{row['error']}"
+    ratios = {phase: carried / real for phase, (carried, real) in row["seconds"].items() if real}
+    cells = "".join(f"{ratios[phase]:9.3f}" if phase in ratios else f"{'':9s}" for phase in ("forward", "backward", "optimizer step"))
+    return f"{row['model']:8s}{row['way']:14s}{row['layers']:6d}{_bytes_off(row):12,d}{cells}{_whole(row):12.3f}{wall_s:8.1f}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
