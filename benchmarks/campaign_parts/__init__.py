@@ -1,0 +1,1 @@
+"""Parts of benchmarks/campaign.py and benchmarks/report.py."""

@@ -1,0 +1,96 @@
+"""Predicted over measured, and memory over two steps, as PNG."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+GIB, MIB = 1 << 30, 1 << 20
+DECADE = 10  # a logarithmic axis below this spread has no room for its labels
+COLORS = {"traced": "tab:blue", "analytic": "tab:orange", "calibrated": "tab:green"}
+PHASE_COLORS = {
+    "forward": "tab:blue",
+    "loss": "tab:cyan",
+    "backward": "tab:orange",
+    "recompute": "tab:red",
+    "clip": "tab:brown",
+    "optimizer": "tab:green",
+}
+MOST_HISTORIES = 12
+
+
+def _pyplot() -> Any:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot
+
+
+def draw_accuracy(results: Sequence[Any], quantities: Sequence[Any], path: Path) -> None:
+    """One panel a quantity: errors in per cent of the measured value, a point a case, sorted by what was measured."""
+    pyplot = _pyplot()
+    names = list(dict.fromkeys(q.name for q in quantities))
+    shown = [n for n in names if any(r.error(q) is not None for q in quantities if q.name == n for r in results)]
+    figure, axes = pyplot.subplots(1, max(1, len(shown)), figsize=(4.6 * max(1, len(shown)), 3.8), squeeze=False, layout="constrained")
+    for axis, name in zip(axes[0], shown, strict=False):
+        sizes = [m for q in quantities if q.name == name for r in results if (m := q.measured(r.measured)) and r.error(q) is not None]
+        unit, unit_name = (1e-3, "ms") if name == "step time" else (GIB, "GiB") if max(sizes) >= GIB else (MIB, "MiB")
+        for quantity in (q for q in quantities if q.name == name):
+            points = [(quantity.measured(r.measured), r.error(quantity)) for r in results if r.error(quantity) is not None]
+            if points:
+                label = f"{quantity.side} ({len(points)})"
+                axis.scatter(
+                    [m / unit for m, _ in points], [100 * e for _, e in points], s=18, alpha=0.8, color=COLORS[quantity.side], label=label
+                )
+        axis.axhline(0, color="0.4", linewidth=0.8)
+        axis.set(xlabel=f"measured {name}, {unit_name}", ylabel="predicted less measured, %", title=name)
+        if max(sizes) > DECADE * min(sizes):
+            axis.set_xscale("log")
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=8)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def draw_histories(events: Path, path: Path) -> None:
+    """Requested bytes over the events of two steps, one panel a case, coloured by phase; nothing without recorded events."""
+    if not events.exists():
+        return
+    with gzip.open(events, "rt", encoding="utf-8") as file:
+        rows = [json.loads(line) for line in file][:MOST_HISTORIES]
+    if not rows:
+        return
+    pyplot = _pyplot()
+    columns = min(3, len(rows))
+    figure, axes = pyplot.subplots(
+        -(-len(rows) // columns), columns, figsize=(5 * columns, 2.8 * -(-len(rows) // columns)), squeeze=False, layout="constrained"
+    )
+    for axis, row in zip(axes.flat, rows, strict=False):
+        _draw_history(axis, row)
+    for axis in axes.flat[len(rows) :]:
+        axis.set_visible(False)
+    figure.savefig(path, dpi=100)
+    pyplot.close(figure)
+
+
+def _draw_history(axis: Any, row: dict[str, Any]) -> None:
+    live, heights, phases = 0, [], []
+    for storage, nbytes, phase, *_ in row["events"]:
+        size = -(-nbytes // 512) * 512
+        live += size if storage >= 0 else -size
+        heights.append(live)
+        phases.append(row["phases"][phase])
+    unit, name = (GIB, "GiB") if max(heights) >= GIB // 4 else (MIB, "MiB")
+    for phase, color in PHASE_COLORS.items():
+        inside = [h / unit if p == phase else float("nan") for h, p in zip(heights, phases, strict=True)]
+        if any(p == phase for p in phases):
+            axis.plot(inside, color=color, linewidth=1, label=phase)
+    axis.plot([h / unit for h in heights], color="0.7", linewidth=0.6, zorder=0)
+    axis.set(ylim=(0, None), ylabel=name, xlabel="event")
+    axis.set_title(row["case"], fontsize=6, wrap=True)
+    axis.legend(fontsize=6)

@@ -1,0 +1,168 @@
+"""The GPU campaign tried out on a CPU: every stage runs, a run goes on where one stopped, the report reads what was written."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import campaign
+import pytest
+from campaign_parts import accuracy
+from campaign_parts.cases import all_cases, tiny_cases, tiny_config
+from campaign_parts.foreign_rows import flags_of, is_foreign, translated
+from campaign_parts.ledger import Rows, read_rows
+from napkinmath.allocator import CachingAllocator
+from napkinmath.inputs.options import train_config
+from napkinmath_profiler.tracing.trace_options import options_from
+
+STAGES = "ceilings,watching,steps,predictions"
+
+
+@pytest.fixture(scope="module")
+def dry_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run stopped after one case, its last line cut off, and gone on with."""
+    out = tmp_path_factory.mktemp("campaign")
+    assert campaign.main(["--dry-run", "--out", str(out), "--only", "steps", "--cases", "gpt2"]) == 0
+    before = (out / "steps.jsonl").read_text()
+    with open(out / "steps.jsonl", "a") as file:
+        file.write('{"case": "cut off')
+    assert campaign.main(["--dry-run", "--out", str(out), "--only", STAGES]) == 0
+    assert (out / "steps.jsonl").read_text().startswith(before)
+    return out
+
+
+def test_every_case_is_measured_once_and_marked_as_a_trial(dry_run: Path) -> None:
+    rows = read_rows(dry_run / "steps.jsonl")
+    assert sorted(row["case"] for row in rows) == sorted(case.name for case in tiny_cases())
+    assert {row["status"] for row in rows} == {"measured"} and all(row["trial"] for row in rows)
+    for row in rows:
+        assert row["memory"]["requested"] <= row["memory"]["allocated"] <= row["memory"]["reserved"]
+        assert row["step"]["median_s"] > 0 and row["phases"]["backward"]["median_s"] > 0
+        assert sum(row["roles_at_peak"].values()) == row["memory"]["requested"]
+    assert json.loads((dry_run / "environment.json").read_text())["trial"] is True
+
+
+def test_the_trace_gives_what_was_measured(dry_run: Path) -> None:
+    """On a CPU, where the trace makes the CPU's choices, to the byte; the estimate is of a GPU."""
+    for result in accuracy.results_of(dry_run):
+        assert result.predicted["traced"]["allocated"] == result.measured["memory"]["allocated"], result.measured["case"]
+        assert result.predicted["traced"]["requested_by_phase"] == result.measured["requested_by_phase"]
+        assert abs(result.predicted["analytic"]["allocated"] / result.measured["memory"]["allocated"] - 1) < 0.1
+
+
+def test_the_kept_history_replays_to_the_measured_figures(dry_run: Path) -> None:
+    measured = {row["case"]: row for row in read_rows(dry_run / "steps.jsonl")}
+    with gzip.open(dry_run / "events.jsonl.gz", "rt") as file:
+        rows = [json.loads(line) for line in file]
+    assert [row["case"] for row in rows] == [case.name for case in tiny_cases() if case.history]
+    for row in rows:
+        assert replayed(row) == (measured[row["case"]]["memory"]["allocated"], measured[row["case"]]["memory"]["reserved"])
+
+
+def replayed(row: dict[str, Any]) -> tuple[int, int]:
+    """Peak allocated and reserved bytes of a kept history under the allocator's rules."""
+    books, blocks = CachingAllocator(), {}
+    for storage, nbytes, *_ in row["events"]:
+        if nbytes and storage >= 0:
+            blocks[storage] = books.malloc(nbytes)
+        elif nbytes:
+            books.free(blocks.pop(-1 - storage))
+    return books.peak_allocated, books.peak_reserved
+
+
+def test_the_report_says_that_nothing_was_measured_on_a_gpu(dry_run: Path) -> None:
+    text = (dry_run / "report.md").read_text()
+    assert "say nothing about a GPU" in text
+    assert f"| allocated | traced | {len(tiny_cases())} | 0.00% | 0.00% |" in text
+    assert "| step time | calibrated | 0 | not measured |" in text
+    assert all((dry_run / name).read_bytes().startswith(b"\x89PNG") for name in ("accuracy.png", "histories.png"))
+    assert accuracy.main([str(dry_run)]) == 0
+
+
+def test_a_second_run_measures_nothing_again(dry_run: Path) -> None:
+    before = {name: (dry_run / name).read_bytes() for name in ("steps.jsonl", "predictions.jsonl", "ceilings.json", "watch.json")}
+    assert campaign.main(["--dry-run", "--out", str(dry_run), "--only", STAGES]) == 0
+    assert before == {name: (dry_run / name).read_bytes() for name in before}
+
+
+def test_a_stage_that_fails_costs_the_others_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(campaign, "ceilings", broken)
+    assert campaign.main(["--dry-run", "--out", str(tmp_path), "--only", "ceilings,steps", "--cases", "tinyllama"]) == 0
+    assert len(read_rows(tmp_path / "steps.jsonl")) == 1
+
+
+def test_the_campaign_covers_what_it_should() -> None:
+    cases = all_cases()
+    names = [case.name for case in cases]
+    assert len(set(names)) == len(names) >= 40
+    assert len({case.model for case in cases}) == 6
+    assert [case.weight for case in cases] == sorted(case.weight for case in cases)
+    assert sum(case.history for case in cases) >= 12
+    flags = [case.flags for case in cases]
+    assert {f["method"] for f in flags} == {"full", "lora", "qlora"}
+    assert max(f["ctx"] for f in flags) == 32768
+    for key, values in (
+        ("attention", {"eager", "sdpa"}),
+        ("checkpointing", {"none", "full"}),
+        ("kernels", {"napkinmath"}),
+        ("precision", {"bf16", "bf16-amp"}),
+    ):
+        assert values <= {f.get(key) for f in flags}
+    for found in flags:
+        options_from(train_config(found))  # each is a step that can be run and traced
+    assert all(tiny_config(case)["model_type"] for case in tiny_cases())
+
+
+def test_no_gpu_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    assert campaign.main(["--out", str(tmp_path)]) == 2
+    assert "no CUDA device" in capsys.readouterr().err
+
+
+def test_rows_are_read_up_to_a_line_that_was_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"case": "a", "status": "failed"}\n{"case": "b"')
+    rows = Rows(path)
+    assert rows.names() == {"a"} and rows.names("measured") == set()
+    rows.add({"case": "b", "status": "measured"})
+    assert Rows(path).names("measured") == {"b"}
+
+
+PHASE = {"peak_allocated": 3 << 30, "peak_reserved": 4 << 30, "device_used": 5 << 30, "seconds": 0.1}
+FOREIGN = {
+    "model": "tinyllama", "layers": 22, "method": "lora", "checkpointing": True, "attention": "sdpa", "batch": 2, "context": 1024, "optimizer": "foreach",
+    "autocast": False, "train": True, "dropout": 0.0, "reentrant": False, "device": "cuda", "small": False, "before": {"allocated": 1 << 20, "reserved": 2 << 20},
+    "step0": [{"phase": p, **PHASE} for p in ("forward", "backward", "step", "zero_grad")],
+    "step1": [{"phase": p, **PHASE, "peak_allocated": (3 << 30) + 512} for p in ("forward", "backward", "step", "zero_grad")],
+    "whole_step": {"median_s": 0.25, "p10_s": 0.24, "p90_s": 0.27, "runs": 5}, "tokens_per_s": 8192.0,
+}  # fmt: skip
+
+
+def test_rows_of_the_other_recorder_are_read() -> None:
+    assert is_foreign(FOREIGN) and not is_foreign({"case": "x", "options": {}, "status": "measured"})
+    row = translated(FOREIGN)
+    assert row["status"] == "measured" and row["memory"]["allocated"] == (3 << 30) + 512 - (1 << 20)
+    config = train_config(row["options"])
+    assert config.adapter is not None and config.adapter.targets == ("q_proj", "v_proj") and config.micro_batch_size == 2
+    assert translated({**FOREIGN, "oom": "CUDA out of memory"})["status"] == "out of memory"
+    quantized = train_config(
+        flags_of({**FOREIGN, "method": "qlora-kbit", "train": False, "autocast": True, "quant": "fp4", "double_quant": False})
+    )
+    assert quantized.quantization is not None and quantized.quantization.kbit_preparation and not quantized.quantization.double_quant
+    assert quantized.precision.value == "bf16-autocast" and not quantized.training_mode
+
+
+def test_the_other_recorders_folder_gives_a_report(tmp_path: Path) -> None:
+    (tmp_path / "environment.json").write_text(json.dumps({"gpu": "NVIDIA H200", "versions": {"torch": "2.11.0"}}))
+    (tmp_path / "steps.jsonl").write_text(json.dumps(FOREIGN) + "\n")
+    found = accuracy.write_report(tmp_path, tmp_path / "out", pictures=False, traced=False)
+    assert len(found) == 1 and found[0].predicted["analytic"]["step_s"] > 0
+    error = found[0].predicted["analytic"]["allocated"] / found[0].measured["memory"]["allocated"] - 1
+    assert f"{error:+.1%}" in (tmp_path / "out" / "report.md").read_text()
