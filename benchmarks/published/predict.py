@@ -92,10 +92,11 @@ class Outcome:
         return Judgement(row.row_id, row.source, self._verdict(), "OOM" if row.status == "OOM" else "fit")
 
     def _verdict(self) -> str:
-        found = verdict_on(self.estimate, self.job.hardware)
+        hardware = self.estimate.hardware or self.job.hardware
+        found = verdict_on(self.estimate, hardware)
         if found in _FITS:
             return _FITS[found]
-        usable = self.job.hardware.usable_bytes
+        usable = hardware.usable_bytes
         return "fit" if self.estimate.memory.allocated.value <= usable else "OOM"
 
     def _prediction(self, quantity: str, span: Range, measured: float, per_unit: int) -> Prediction:

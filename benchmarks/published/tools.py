@@ -149,7 +149,11 @@ def _with_words(era: Era, row: Row, text: str, tool: Tool | None) -> Era:
     if tool is None or tool.stack == "":
         if re.search(r"\bunsloth\b", words) and not re.search(r"(no|without|w/o|vs\.?) unsloth", words):
             era = replace(era, kernels="unsloth", prepares=False)
-        elif re.search(r"\bliger\b", words) and "fms" not in text and not re.search(r"(no|without|w/o|vs\.?|non-?) ?liger", words):
+        elif (
+            re.search(r"\bliger\b", words)
+            and "fms" not in text
+            and not re.search(r"(no|without|w/o|vs\.?|non-?) ?liger|liger\s*[=:]\s*(no|off|false|0)\b", words)
+        ):
             era = replace(era, kernels="liger")
         elif "deepspeed" in row.words("sharding", "notes") and "lora" not in row.words("method"):
             era = replace(era, stack="deepspeed-2023" if era.stack.startswith("hf-2023") else "deepspeed", autocast=False)

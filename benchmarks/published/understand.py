@@ -132,7 +132,9 @@ def shorter_than(limit: int, lengths: tuple[int, ...], era: Era, assumed: dict[s
 
 def _recompute(row: Row, era: Era, assumed: dict[str, str]) -> RecomputeConfig:
     text = row.words("checkpointing").strip()
-    if not text and era.recomputes:
+    if not text and (
+        era.recomputes or (era.stack.startswith("litgpt") and row.whole("n_gpus", 1) > 1)
+    ):  # lit-gpt finetune/lora.py: FSDPStrategy(activation_checkpointing_policy={Block})
         assumed["checkpointing"] = "full checkpointing: not stated, the tool's default"
         return RecomputeConfig(kind=RecomputeKind.FULL)
     if not text:

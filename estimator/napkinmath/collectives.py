@@ -206,6 +206,18 @@ def network_on(cluster: Cluster, parallel: ParallelConfig) -> Callable[[Collecti
     return seconds
 
 
+def group_sizes(parallel: ParallelConfig) -> tuple[int, ...]:
+    """Ranks of each communicator that a rank is in: one an axis, the two halves of hybrid sharding apart."""
+    data = (parallel.shard_degree, parallel.replica_degree) if parallel.shard_degree > 1 else (parallel.data_parallel_size,)
+    return (
+        *data,
+        parallel.tensor_parallel_size,
+        parallel.context_parallel_size,
+        parallel.pipeline_parallel_size,
+        parallel.expert_parallel_size,
+    )
+
+
 def axis_strides(parallel: ParallelConfig) -> dict[str, int]:
     """How far apart neighbours on an axis lie: tensor, context, data (shards within replicas), pipeline, from the inside out."""
     tensor, context = parallel.tensor_parallel_size, parallel.context_parallel_size

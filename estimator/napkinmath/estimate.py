@@ -233,12 +233,18 @@ class Estimate:
     def _phases(self, start: int) -> tuple[tuple[PhaseTime, ...], float]:
         """(phases, seconds of waiting for other pipeline stages)."""
         assert self.speed is not None
-        if self.config.parallel.pipeline_parallel_size == 1:
+        ranks = self.config.parallel.world_size
+        if ranks == 1:
             return phase_times(self.timeline, self.speed, first_segment=start), 0.0
+        from napkinmath.stragglers import at_the_slowest_pace
+
+        if self.config.parallel.pipeline_parallel_size == 1:
+            return at_the_slowest_pace(phase_times(self.timeline, self.speed, first_segment=start), ranks), 0.0
         from napkinmath.pipeline_time import pipeline_time
 
         policy = self.step.policy
-        return pipeline_time(self.spec, policy, Clock(self.speed, policy, _network(self.cluster, self.config)))
+        phases, bubble = pipeline_time(self.spec, policy, Clock(self.speed, policy, _network(self.cluster, self.config)))
+        return at_the_slowest_pace(phases, ranks), bubble
 
     @property
     def throughput(self) -> Throughput | None:
@@ -313,6 +319,9 @@ def estimate(
     machine, cluster = _hardware(hardware)
     if cluster is not None:
         config = config.replace(parallel=on_cluster(config.parallel, cluster))
+        machine = _with_communicators(cluster, config)
+    if config.parallel.num_micro_batches:  # a pipelined step's micro-batches are its accumulation steps
+        config = config.replace(gradient_accumulation_steps=config.parallel.num_micro_batches)
     measured = _calibration(calibration, machine)
     speed = efficiency or (measured.efficiency(machine.gpu) if measured is not None and machine is not None else _default_speed(machine))
     policy: Policy = resolve(spec, config, machine)
@@ -323,6 +332,15 @@ def estimate(
     found = Estimate(spec, config, step, timeline, hardware=machine, speed=speed, settings=settings, cluster=cluster)
     found.calibration = measured
     return found
+
+
+def _with_communicators(cluster: Cluster, config: TrainConfig) -> Hardware:
+    """The GPU less the buffers that its communicators hold."""
+    if cluster.num_gpus == 1:
+        return cluster.hardware
+    from napkinmath.collectives import communicator_bytes, group_sizes
+
+    return cluster.hardware.replace(communicator_bytes=communicator_bytes(group_sizes(config.parallel)))
 
 
 def _network(cluster: Cluster | None, config: TrainConfig) -> Callable[[Collective, Bindings], float] | None:

@@ -195,6 +195,8 @@ class Hardware(Record):
     memory_bytes: int
     display: tuple[int, int, int] = Display.NONE
     lazy_modules: bool = True
+    communicator_bytes: int = 0
+    """What collectives' communicators hold on the device, outside torch's allocator."""
 
     def validate(self) -> None:
         if self.memory_bytes <= 0:
@@ -203,11 +205,11 @@ class Hardware(Record):
     @property
     def context_bytes(self) -> int:
         """Device memory of the process outside torch's allocator."""
-        return self.gpu.context_bytes + (0 if self.lazy_modules else _EAGER_MODULES_BYTES)
+        return self.gpu.context_bytes + (0 if self.lazy_modules else _EAGER_MODULES_BYTES) + self.communicator_bytes
 
     @property
     def context_range(self) -> tuple[int, int]:
-        low, high = self.gpu.context_range
+        low, high = (bound + self.communicator_bytes for bound in self.gpu.context_range)
         if self.lazy_modules:
             return low, high
         return low + _EAGER_MODULES_RANGE[0], high + _EAGER_MODULES_RANGE[1]
