@@ -248,7 +248,12 @@ FOREIGN_JOBS = [
     _job(TUNE % "nothing_7b", "nothing_7b"), _job("model: {_component_: x.lora_llama2_7b}\n", "lora_attn_modules"), _job("model: {_component_: x.lora_llama2_7b, lora_attn_modules: q_proj}\n", "q_proj"),
     _job(TUNE % "llama2_7b" + "dtype: int4\n", "int4"), _job(TUNE % "llama2_7b" + "optimizer: {_component_: x.Magic}\n", "x.Magic"), _job(TUNE % "llama2_7b" + "optimizer: adamw\n", "adamw"),
     _job("model: {_component_: x.llama2, embed_dim: 64}\n", "num_attention_heads"), _job(TUNE % "llama2_7b" + "optimizer_in_bwd: true\ngradient_accumulation_steps: 2\n", "gradient_accumulation_steps"),
-    _job("train_micro_batch_size_per_gpu: 2\n", "DeepSpeed"), _job("compute_environment: LOCAL_MACHINE\n", "accelerate"), _job("peft_type: LORA\nr: 8\n", "adapter"), _job("model_type: llama\n", "job.yaml"),
+    _job("train_micro_batch_size_per_gpu: 2\n", "--model"), _job("compute_environment: LOCAL_MACHINE\n", "--model"), _job("zero_optimization: {stage: 4}\n", "4"), _job("zero_optimization: {stage: auto}\n", "auto"),
+    _job("zero_optimization: {stage: 2, overlap_com: true}\n", "overlap_com"), _job("zero_optimization: {stage: 3, offload_param: {device: disk}}\n", "disk"), _job("zero_optimization: {stage: 2}\nbf15: {}\n", "bf15"),
+    _job("zero_optimization: {stage: 2, reduce_bucket_size: big}\n", "big"), _job("compute_environment: LOCAL_MACHINE\ndistributed_type: MEGATRON_LM\n", "MEGATRON_LM"),
+    _job("compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nfsdp_config: {fsdp_shard: 1}\n", "fsdp_shard"),
+    _job("compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: HALF}\n", "HALF"), _job("compute_environment: LOCAL_MACHINE\nmixed_precision: bf15\n", "bf15"),
+    _job("compute_environment: LOCAL_MACHINE\ndistributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 7}\n", "7"), _job("peft_type: LORA\nr: 8\n", "adapter"), _job("model_type: llama\n", "job.yaml"),
 ]  # fmt: skip
 CALIBRATIONS = [
     Broken(("--model", "llama-7b", "--gpu", "H100", "--calibration", "@c.json"), quoted, (("c.json", text),))

@@ -10,12 +10,12 @@ from cli.runs import TINY, Done, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from napkinmath.catalog.arch_string import read_arch
-from napkinmath.cli.flags import BATCH, HARDWARE, METHOD, QUANTIZATION, REPEAT, STEP, SWITCH, TEXT
+from napkinmath.cli.flags import BATCH, HARDWARE, METHOD, PARALLEL, QUANTIZATION, REPEAT, STEP, SWITCH, TEXT
 from napkinmath.errors import InputError
 from napkinmath.inputs.job_file import _KINDS, read_job
 from napkinmath.inputs.options import KEYS, train_config
 
-ROWS = [row for group in (METHOD, QUANTIZATION, BATCH, STEP, HARDWARE) for row in group]
+ROWS = [row for group in (METHOD, QUANTIZATION, BATCH, STEP, HARDWARE, PARALLEL) for row in group]
 # Words that some flag understands, so that random lines get past the first check.
 WORDS = [
     "0", "1", "2", "8", "16", "64", "1k", "0.1", "-1", "1.5", "nan", "auto", "none", "full", "lora", "qlora", "dora", "ia3", "prefix", "nf4", "fp4", "int8", "gptq", "bf16", "fp16-amp", "fp32", "adamw", "adamw-8bit",
@@ -155,12 +155,32 @@ FOREIGN_KEYS = {
         "clip_grad_norm",
         "optimizer_in_bwd",
     ],
+    "deepspeed": [
+        "bf16",
+        "fp16",
+        "zero_optimization",
+        "optimizer",
+        "gradient_accumulation_steps",
+        "gradient_clipping",
+        "train_micro_batch_size_per_gpu",
+    ],
+    "accelerate": [
+        "distributed_type",
+        "fsdp_config",
+        "deepspeed_config",
+        "mixed_precision",
+        "num_processes",
+        "num_machines",
+        "parallelism_config",
+    ],
 }
 STARTS = {
     "axolotl": {"base_model": "llama-7b"},
     "trainer": {"model_name_or_path": "llama-7b"},
     "llama-factory": {"model_name_or_path": "llama-7b", "cutoff_len": 64},
     "torchtune": {"model": {"_component_": "x.lora_llama2_7b"}},
+    "deepspeed": {"zero_optimization": {"stage": 2}},
+    "accelerate": {"compute_environment": "LOCAL_MACHINE", "distributed_type": "FSDP"},
 }
 
 

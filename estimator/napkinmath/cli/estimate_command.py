@@ -35,6 +35,10 @@ def make_estimates(given: dict[str, Any], notes: list[str]) -> list[Estimate]:
     """One estimate, or one for each GPU named; `notes` receives what was assumed or ignored."""
     from napkinmath.inputs.jobs import priced
 
+    if "lengths" in given:
+        from napkinmath.lengths import with_lengths
+
+        given = with_lengths(given)
     if "job" not in given:
         return priced(given, notes)
     from napkinmath.catalog.config_file import quoted
@@ -50,7 +54,7 @@ def make_estimates(given: dict[str, Any], notes: list[str]) -> list[Estimate]:
 def _parser() -> Parser:
     return Parser(
         "estimate", _DESCRIPTION, SHARED,
-        positional=("job", "JOB", "a job file: ours, or one of axolotl, TRL, the HF Trainer, torchtune or LLaMA-Factory (YAML or JSON)"),
+        positional=("job", "JOB", "a job file: ours, or one of axolotl, TRL, the HF Trainer, torchtune, LLaMA-Factory, accelerate or DeepSpeed (YAML or JSON)"),
         usage="estimate --model NAME [flags] | estimate JOB.yaml [flags] | estimate COMMAND ...",
         ending=_ending,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Job files: ours, and those of axolotl, TRL / HF Trainer, torchtune and LLaMA-Factory, told apart by their keys."""
+"""Job files: ours, those of axolotl, TRL / HF Trainer, torchtune and LLaMA-Factory, and how accelerate and DeepSpeed spread them."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ _KINDS: dict[str, tuple[str, str]] = {
     "axolotl": ("napkinmath.inputs.axolotl", "axolotl"),
     "llama-factory": ("napkinmath.inputs.llama_factory", "LLaMA-Factory"),
     "trainer": ("napkinmath.inputs.trainer", "Trainer"),
+    "deepspeed": ("napkinmath.inputs.deepspeed", "DeepSpeed"),
+    "accelerate": ("napkinmath.inputs.accelerate", "accelerate"),
 }
 
 
@@ -64,9 +66,9 @@ def kind_of(content: Mapping[str, object], path: str) -> str:
     if "finetuning_type" in content or "cutoff_len" in content or ("stage" in content and "model_name_or_path" in content):
         return "llama-factory"
     if "train_micro_batch_size_per_gpu" in content or "zero_optimization" in content:
-        raise InputError(f"{WHAT} {quoted(path)} is a DeepSpeed config, which names no model; give --model and the flags of one GPU")
+        return "deepspeed"
     if "compute_environment" in content:
-        raise InputError(f"{WHAT} {quoted(path)} is an accelerate config, which names no model; give --model and the flags of one GPU")
+        return "accelerate"
     if "peft_type" in content:
         raise InputError(
             f"{WHAT} {quoted(path)} is an adapter's config; give its base with --model and --lora --rank {shown(content.get('r', 16))}"
@@ -153,6 +155,8 @@ def _make_way(from_file: dict[str, object], given: Mapping[str, object], notes: 
             dropped += [key for key in (*ADAPTER_OPTIONS, "quant", *QUANT_OPTIONS) if key in from_file and key not in given]
         elif "lora" in methods and "quant" not in given:
             dropped += [key for key in ("quant", *QUANT_OPTIONS) if key in from_file and key not in given]
+    if any(key in given for key in ("data_parallel", "zero")):
+        dropped += [key for key in ("data_parallel", "zero") if key in from_file and key not in given]
     for key in dropped:
         del from_file[key]
     if dropped:
