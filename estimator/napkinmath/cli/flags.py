@@ -61,7 +61,7 @@ BATCH: tuple[Row, ...] = (
     (("--grad-accum", "--gradient-accumulation-steps"), TEXT, "N", "micro-steps per optimizer step [1]"),
     (("--target-ctx",), TEXT, "S", "decoder length of an encoder-decoder model [the sequence length]"),
     (("--packing",), SWITCH, "", "fill sequences with several samples"),
-    (("--lengths",), TEXT, "N,N,...", "a sample of sequence lengths"),
+    (("--lengths",), TEXT, "N,N,...|FILE", "a sample of sequence lengths, or a file of them"),
     (("--images",), TEXT, "N", "images in each sequence of a vision-language model [1]"),
 )
 STEP: tuple[Row, ...] = (

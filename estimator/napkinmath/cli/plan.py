@@ -46,8 +46,9 @@ def run(argv: Sequence[str]) -> int:
     own = {key: options.pop(key, None) for key in (row[0][0].lstrip("-").replace("-", "_") for row in _OWN)}
     notes: list[str] = []
     from napkinmath.inputs.job_file import with_job_file
+    from napkinmath.lengths import with_lengths
 
-    options = with_job_file(options, notes)
+    options = with_lengths(with_job_file(options, notes))
     code = _limits(options, own, notes) if own["max_bs"] or own["max_ctx"] else _plan(options, own, notes)
     for note in dict.fromkeys(notes):
         print(f"note: {note}", file=sys.stderr)

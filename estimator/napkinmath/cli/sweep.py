@@ -51,10 +51,11 @@ def run(argv: Sequence[str]) -> int:
     notes: list[str] = []
     from napkinmath.grid import Grid
     from napkinmath.inputs.job_file import with_job_file
+    from napkinmath.lengths import with_lengths
 
     if sys.modules.get("numpy") is None:
         _need_numpy()
-    grid = Grid(with_job_file(options, notes), notes, exact=own["exact"] is not None)
+    grid = Grid(with_lengths(with_job_file(options, notes)), notes, exact=own["exact"] is not None)
     _write(grid, own)
     for note in [*dict.fromkeys(notes), *refusals(grid.refused)]:
         print(f"note: {note}", file=sys.stderr)
