@@ -37,6 +37,7 @@ LAYERS = (
     (
         "estimate",
         "answers",
+        "host_memory",
         "accuracy",
         "sweep",
         "grid",

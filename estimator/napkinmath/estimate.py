@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from napkinmath.costs import Collective
     from napkinmath.efficiency import Efficiency
     from napkinmath.hardware import Gpu, Hardware
+    from napkinmath.host_memory import HostMemory
     from napkinmath.measured_layers import MeasuredLayers
     from napkinmath.parallel_config import ParallelConfig
     from napkinmath.schedule import PhaseTime
@@ -107,6 +108,7 @@ class Estimate:
         self.spec, self.config, self.step, self.timeline = spec, config, step, timeline
         self.hardware, self.speed, self.settings, self.cluster = hardware, speed, settings, cluster
         self.calibration: Calibration | None = None
+        self.price_per_gpu_hour: float | None = None
         self._cache: dict[str, Any] = {}
         self.compared: dict[TrainConfig, int] = {}  # what other configurations would save, as the answers ask for it
 
@@ -161,6 +163,13 @@ class Estimate:
     def host_bytes(self) -> int:
         """Host memory of everything offloaded, at its peak; 0 where nothing is."""
         return self._once("host", self.timeline.host_peak)
+
+    @property
+    def host_memory(self) -> HostMemory:
+        """Host memory of one machine with all its ranks: loading, training, NVMe."""
+        from napkinmath.host_memory import host_memory
+
+        return self._once("host memory", lambda: host_memory(self))
 
     @property
     def managed_bytes(self) -> int:

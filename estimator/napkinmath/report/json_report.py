@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 CURVE_COLUMNS = 64
-BOUNDS = ("compute", "bandwidth", "launch", "host link")
+BOUNDS = ("compute", "bandwidth", "launch", "host link", "communication")
 
 
 def to_json(estimate: Estimate) -> str:
@@ -49,6 +49,7 @@ def as_mapping(e: Estimate) -> dict[str, Any]:
         "peak": {**_point(e, e.peak), "operation": operation(e.timeline, e.peak) or None},
         "phase_peaks": [_point(e, point) for point in e.phase_peaks.values()],
         "components": [_component(row) for row in components_of(e)],
+        "spread": _spread(e),
         "allocator": _allocator(e),
         "step_curve": _curve(e),
         "time": _time(e),
@@ -122,6 +123,24 @@ def _memory(e: Estimate) -> dict[str, Any]:
     }
 
 
+def _spread(e: Estimate) -> dict[str, Any] | None:
+    """How the step is spread over many GPUs, and what one machine's memory takes; None on one GPU."""
+    parallel, cluster = e.config.parallel, e.cluster
+    if parallel.world_size == 1:
+        return None
+    host = e.host_memory
+    return {
+        "world_size": parallel.world_size,
+        "nodes": cluster.num_nodes if cluster is not None else None,
+        "shard_degree": parallel.shard_degree,
+        "replica_degree": parallel.replica_degree,
+        "host_loading_bytes": host.loading,
+        "host_training_bytes": host.training,
+        "host_capacity_bytes": host.capacity,
+        "nvme_bytes": host.nvme,
+    }
+
+
 def _range(value: Range) -> dict[str, int]:
     return {"low": int(value.low), "value": int(value.value), "high": int(value.high)}
 
@@ -179,6 +198,18 @@ def _calibration(e: Estimate) -> dict[str, Any] | None:
     }
 
 
+def _all_gpus(e: Estimate) -> dict[str, Any] | None:
+    whole = e.throughput
+    if whole is None:
+        return None
+    price = e.price_per_gpu_hour
+    return {
+        "gpus": whole.gpus, "tokens_per_s": whole.tokens_per_s, "tokens_per_s_per_gpu": whole.tokens_per_s_per_gpu, "communication_share": whole.communication_share, "bubble_share": whole.bubble_share,
+        "gpu_hours_per_billion_tokens": whole.gpu_hours_per_billion, "kwh_per_billion_tokens": whole.kwh_per_billion,
+        "price_per_billion_tokens": None if price is None else whole.price_per_billion(price),
+    }  # fmt: skip
+
+
 def _time(e: Estimate) -> dict[str, Any] | None:
     time = e.time
     if time is None:
@@ -194,6 +225,7 @@ def _time(e: Estimate) -> dict[str, Any] | None:
         "peak_flops_per_s": time.peak_flops_per_s,
         "calibration": _calibration(e),
         "shares": {bound: time.share(bound) for bound in BOUNDS},
+        "all_gpus": _all_gpus(e),
         "phases": [
             {"phase": p.phase.value, "seconds": p.seconds, "device_s": p.device_s, "host_s": p.host_s, "bound": p.bound}
             for p in time.phases

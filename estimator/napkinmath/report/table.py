@@ -99,6 +99,8 @@ def _verdict(screen: Screen, e: Estimate) -> None:
         f"{what} {format_bytes(size)}" for what, size in (("host memory", e.host_bytes), ("unified memory", e.managed_bytes)) if size
     ]
     screen.flow("  memory", [*figures[:-1], figures[-1] + " GiB", *elsewhere], indent=INDENT)
+    if host := words.host_memory(e):
+        screen.flow("  host RAM", host, indent=INDENT)
     measured = words.measured_memory(e)
     if measured:
         screen.flow("  measured", measured, indent=INDENT)
@@ -187,9 +189,17 @@ def _speed(screen: Screen, e: Estimate) -> None:
         screen.flow("  speed", ["name a GPU with --gpu to price time"], indent=INDENT)
         return
     source = words.speed_source(e)
-    rates = [f"{format_seconds(time.seconds)}/step", f"{time.tokens_per_s:,.0f} tokens/s", f"MFU {time.mfu:.0%}", f"HFU {time.hfu:.0%}"]
-    shares = [f"{bound} {time.share(bound):.0%}" for bound in ("compute", "bandwidth", "launch", "host link") if time.share(bound) >= 0.005]
+    whole = e.throughput
+    several = whole is not None and whole.gpus > 1
+    speed = f"{whole.tokens_per_s_per_gpu:,.0f} tokens/s a GPU" if whole is not None and several else f"{time.tokens_per_s:,.0f} tokens/s"
+    rates = [f"{format_seconds(time.seconds)}/step", speed, f"MFU {time.mfu:.0%}", f"HFU {time.hfu:.0%}"]
+    bounds = ("compute", "bandwidth", "launch", "host link", "communication")
+    shares = [f"{bound} {time.share(bound):.0%}" for bound in bounds if time.share(bound) >= 0.005]
+    if whole is not None and whole.bubble_share >= 0.005:
+        shares.append(f"pipeline bubble {whole.bubble_share:.0%}")
     screen.flow("  speed", [*rates, "bound by " + ", ".join(shares), source], indent=INDENT)
+    if whole is not None and (several or e.price_per_gpu_hour is not None):
+        screen.flow("  in all", words.in_all(whole, e.price_per_gpu_hour), indent=INDENT)
 
 
 # ---------------------------------------------------------------- what to change, and where it fits

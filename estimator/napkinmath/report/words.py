@@ -10,6 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.estimate import Estimate
     from napkinmath.hardware import Hardware
+    from napkinmath.throughput import Throughput
     from napkinmath.timeline import Point, Timeline, TimelineSegment
     from napkinmath.train_config import TrainConfig
 
@@ -71,6 +72,24 @@ def mesh(estimate: Estimate) -> list[str]:
     ):
         if size > 1:
             phrases.append(f"{name} {size}")
+    return phrases
+
+
+def host_memory(estimate: Estimate) -> list[str]:
+    """What one machine's memory has to take, in phrases: 'loading 120 GiB (8 x 15.0)', 'training 33.6 GiB (8 x 4.2)'; nothing on one GPU."""
+    if estimate.config.parallel.world_size == 1:
+        return []
+    host = estimate.host_memory
+    each = f"{host.loading_by} x {format_bytes(host.loading // host.loading_by)}" if host.loading_by > 1 else "one process"
+    phrases = [f"loading {format_bytes(host.loading)} ({each})"]
+    if host.training:
+        phrases.append(f"training {format_bytes(host.training)}")
+    if host.nvme:
+        phrases.append(f"on NVMe {format_bytes(host.nvme)}")
+    if host.capacity:
+        phrases.append(f"of {format_bytes(host.capacity)} a node: {'enough' if host.fits else 'TOO LITTLE'}")
+    else:
+        phrases.append("a node")
     return phrases
 
 
@@ -193,3 +212,12 @@ def operation(timeline: Timeline, point: Point) -> str:
     earlier = [index for action, index in segment.events[: point.event + 1] if action == "!"]
     index = later[0] if later else earlier[-1] if earlier else None
     return printable(segment.kernels[index].name) if index is not None else ""
+
+
+def in_all(whole: Throughput, price_per_gpu_hour: float | None) -> list[str]:
+    """All GPUs together: tokens a second, and what a billion tokens take."""
+    parts = [f"{whole.tokens_per_s:,.0f} tokens/s on {whole.gpus:,} GPUs" if whole.gpus > 1 else f"{whole.tokens_per_s:,.0f} tokens/s"]
+    parts.append(f"a billion tokens: {whole.gpu_hours_per_billion:,.1f} GPU-hours, at most {whole.kwh_per_billion:,.0f} kWh")
+    if price_per_gpu_hour is not None:
+        parts.append(f"{whole.price_per_billion(price_per_gpu_hour):,.2f} at {price_per_gpu_hour:g} a GPU-hour")
+    return parts
