@@ -135,7 +135,7 @@ def build_step(spec: ModelSpec, policy: Policy, *, pipeline_rank: int = 0) -> St
     if policy.shards:
         from napkinmath.lowering.data_parallel.engines import sharded_step
 
-        return sharded_step(spec, policy, runs, shared)
+        return sharded_step(spec, policy, runs, shared, [] if chunks[0] is runs else chunks, pipeline_rank)
     load = load_segments(runs, policy)
     accumulation = policy.config.gradient_accumulation_steps
     if chunks[0] is not runs:

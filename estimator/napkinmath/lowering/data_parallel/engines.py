@@ -16,9 +16,17 @@ if TYPE_CHECKING:
     from napkinmath.step import Run, Segment, Step
 
 
-def sharded_step(spec: ModelSpec, policy: Policy, runs: list[Run], shared: dict[str, Value]) -> Step:
-    """The step under the configured engine; raises InputError for what that engine does not do."""
+def sharded_step(
+    spec: ModelSpec, policy: Policy, runs: list[Run], shared: dict[str, Value], chunks: list[list[Run]], pipeline_rank: int
+) -> Step:
+    """The step under the configured engine, of a pipeline's rank if there are `chunks`; raises InputError for what that engine does not do."""
     kind = policy.config.parallel.data_parallel
+    if chunks and kind is DataParallel.ZERO1:
+        from napkinmath.lowering.data_parallel.zero import whole_parameters_step
+
+        return whole_parameters_step(spec, policy, runs, shared, pipelined_steps(chunks, shared, policy, pipeline_rank))
+    if chunks:
+        raise InputError(f"{kind.value} within a pipeline is not priced; use zero1 or ddp with pipeline_parallel_size above 1")
     if policy.config.optimizer_in_backward:
         raise InputError(f"optimizer_in_backward is not priced with {kind.value}; leave it out, or use ddp")
     if kind.is_zero:
@@ -29,6 +37,17 @@ def sharded_step(spec: ModelSpec, policy: Policy, runs: list[Run], shared: dict[
     if offload.optimizer and not offload.parameters:
         raise InputError(f"{kind.value} offloads parameters, gradients and optimizer together; use --offload optimizer,parameters")
     return fully_sharded_step(spec, policy, runs, shared)
+
+
+def pipelined_steps(
+    chunks: list[list[Run]], shared: dict[str, Value], policy: Policy, pipeline_rank: int
+) -> list[tuple[int, list[Segment]]]:
+    """A pipeline rank's turns in its schedule's order, the last one by itself."""
+    from napkinmath.lowering.parallel.pipeline import pipelined
+
+    turns = pipelined(chunks, shared, policy, pipeline_rank)
+    times, last = turns[-1]
+    return turns if times == 1 else [*turns[:-1], (times - 1, last), (1, last)]
 
 
 def fully_sharded_step(spec: ModelSpec, policy: Policy, runs: list[Run], shared: dict[str, Value]) -> Step:

@@ -39,8 +39,10 @@ def zero_step(spec: ModelSpec, policy: Policy, runs: list[Run], shared: dict[str
     return whole_parameters_step(spec, policy, runs, shared)
 
 
-def whole_parameters_step(spec: ModelSpec, policy: Policy, runs: list[Run], shared: dict[str, Value]) -> Step:
-    """Stages 1 and 2."""
+def whole_parameters_step(
+    spec: ModelSpec, policy: Policy, runs: list[Run], shared: dict[str, Value], turns: list[tuple[int, list[Segment]]] | None = None
+) -> Step:
+    """Stages 1 and 2; `turns` are those of a pipeline's rank, whose gradients are reduced after the last one."""
     from napkinmath.lowering.data_parallel.saving import save_partitions
     from napkinmath.lowering.lifecycle import load_segments
     from napkinmath.step import Segment, Step, lower_micro_step
@@ -62,7 +64,12 @@ def whole_parameters_step(spec: ModelSpec, policy: Policy, runs: list[Run], shar
         lowered = lower_micro_step(runs, shared, policy, accumulate=not first and not partitioned)
         return _reducing(lowered, runs, averaged, policy, first=first, last=last, partitioned=partitioned, on_host=on_host)
 
-    micro_steps = [(1, micro_step(first=True, last=steps == 1))]
+    if turns is not None:
+        reduced = _reducing(turns[-1][1], runs, averaged, policy, first=False, last=True, partitioned=False, on_host=on_host)
+        micro_steps = [*turns[:-1], (1, reduced)]
+        steps = 1
+    else:
+        micro_steps = [(1, micro_step(first=True, last=steps == 1))]
     if steps > 2:
         micro_steps.append((steps - 2, micro_step(first=False, last=False)))
     if steps > 1:
