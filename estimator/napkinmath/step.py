@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from napkinmath.dtypes import UINT8
 from napkinmath.ledger import ALLOC, BATCH, FREE, TAKE, Block, Phase, Role, Tensor, Value, Weight
-from napkinmath.lowering.autograd import saved_tensors
+from napkinmath.lowering.autograd import Backward, saved_tensors
 from napkinmath.lowering.lifecycle import load_segments, save_segments
 from napkinmath.lowering.recompute import arrange
 from napkinmath.lowering.units import Unit
@@ -15,7 +15,7 @@ from napkinmath.tape import Tape
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.ledger import Event
-    from napkinmath.lowering.autograd import Backward, Forward
+    from napkinmath.lowering.autograd import Forward
     from napkinmath.lowering.optimizer import Update
     from napkinmath.lowering.policy import Policy
 
@@ -105,6 +105,10 @@ def product_workspaces(policy: Policy) -> list[Segment]:
 
 def build_step(spec: ModelSpec, policy: Policy, *, pipeline_rank: int = 0) -> Step:
     """Records every distinct block once and lowers it to segments; sizes stay symbolic. Of a pipeline it is one rank's step."""
+    if not policy.config.workload.is_plain:
+        from napkinmath.lowering.workload import workload_step
+
+        return workload_step(spec, policy)
     if policy.tensor is not None:
         from napkinmath.lowering.parallel.tensor import rank_share
 
@@ -413,6 +417,12 @@ def _lower_backward(
                 segments.append(Segment(run.name, Phase.BACKWARD, events, repeat, run.stage.symbols))
                 opened |= readers
                 filled |= {path: backward.made[path] for w in block.weights if (path := w.tied_to) and path in backward.made}
+        elif any(id(out) in opened for op in block.ops for out in op.outputs):  # only what it shares needs a gradient: a trained prefix
+            engine = Backward(block, accumulate=accumulate, filled=filled, opened=frozenset(opened), hook=units[index].hook)
+            engine.run(None)
+            if not accumulate:
+                block.gradients = engine.persistent
+            segments.append(Segment(run.name, Phase.BACKWARD, engine.events, run.count, run.stage.symbols))
         if (Phase.BACKWARD, index) in releases:
             segments.append(_release(releases, index))
     return segments

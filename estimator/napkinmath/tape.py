@@ -116,7 +116,7 @@ class Tape:
             return known
         made = self.policy.make_weight(path, axes, kind=kind, dtype=dtype, buffer=buffer, tied_to=tied_to)
         self.weights.append(made)
-        if self.policy.keeps_original(made):
+        if not tied_to and self.policy.keeps_original(made):
             original = Tensor(
                 f"{name} before training", axes, made.tensor.dtype, Role.WEIGHTS, path, "peft utils/other.py ModulesToSaveWrapper"
             )

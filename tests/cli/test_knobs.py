@@ -15,6 +15,11 @@ TURNS: list[tuple[str, str]] = [
     ("--lora", "--lora --adapters 4"),
     ("--lora", "--qlora"),
     ("--qlora", "--method qalora"),
+    ("--lora", "--method prompt"),
+    ("--method prompt", "--method prefix"),
+    ("--method prompt", "--method prompt --virtual-tokens 500"),
+    ("--method prefix", "--method prefix --virtual-tokens 500"),
+    ("--lora --targets q_proj", "--lora --targets q_proj,embed_tokens"),
     ("--lora", "--lora --rank 64"),
     ("--lora", "--lora --targets q_proj"),
     ("--lora", "--lora --dropout 0.1"),
@@ -69,11 +74,6 @@ TURNS: list[tuple[str, str]] = [
     ("--lora", "--lora --kernels napkinmath"),
     ("--qlora", "--qlora --kernels unsloth"),
 ]
-# Accepted and without effect so far; each turns into a failure here when it gets one, and then moves up.
-NOT_PRICED: list[tuple[str, str]] = [
-    ("--method prompt", "--method prompt --virtual-tokens 500"),
-    ("--method prefix", "--method prefix --virtual-tokens 500"),
-]
 OF_OTHER_MODELS = [("", "--target-ctx 64", "t5-small"), ("", "--images 3", "qwen2-vl-2b")]
 
 
@@ -86,12 +86,6 @@ def figures(line: str, model: str = "llama-3.2-1b") -> tuple[object, ...]:
 
 @pytest.mark.parametrize(("base", "turned"), TURNS, ids=[turned for _, turned in TURNS])
 def test_knob_moves_a_figure(base: str, turned: str) -> None:
-    assert figures(base) != figures(turned)
-
-
-@pytest.mark.parametrize(("base", "turned"), NOT_PRICED, ids=[turned for _, turned in NOT_PRICED])
-@pytest.mark.xfail(strict=True, reason="accepted, and not priced yet")
-def test_knob_that_moves_nothing_yet(base: str, turned: str) -> None:
     assert figures(base) != figures(turned)
 
 

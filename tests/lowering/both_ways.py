@@ -39,9 +39,8 @@ def by_rules(config: TrainConfig, model: dict[str, Any] = LLAMA, *, stack: str =
 def traced(model: dict[str, Any] = LLAMA, *, change: Callable[[Any], Any] | None = None, **options: Any) -> TraceResult:
     """Two traced steps; `change` edits the model before the optimizer is made."""
     options.setdefault("optimizer", "adamw-fused")
-    chosen = TraceOptions(
-        micro_batch_size=BATCH, sequence_length=SEQUENCE, attention="sdpa", attention_backend=AttentionBackend.FLASH, **options
-    )
+    options.setdefault("attention_backend", AttentionBackend.FLASH)
+    chosen = TraceOptions(micro_batch_size=BATCH, sequence_length=SEQUENCE, attention="sdpa", **options)
     settings = config_from(dict(model))
     built = prepared_model(settings, chosen)
     if change is not None:

@@ -111,12 +111,3 @@ def test_ia3_trains_as_many_parameters_as_peft() -> None:
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     assert trained == 5 * (128 + 128 + 704)
     assert estimate(LLAMA, sequence_length=64, adapter=AdapterConfig(kind=AdapterKind.IA3)).num_trained == trained
-
-
-@pytest.mark.parametrize("kind", [AdapterKind.PROMPT, AdapterKind.PREFIX])
-def test_methods_that_are_not_recorded_are_refused(kind: AdapterKind) -> None:
-    from napkinmath.errors import InputError
-    from napkinmath.estimate import estimate
-
-    with pytest.raises(InputError, match="is not priced"):
-        estimate(LLAMA, adapter=AdapterConfig(kind=kind))

@@ -6,6 +6,7 @@ Source: peft 0.21 tuners/lora/layer.py Linear.forward (dense base) and tuners/lo
 from __future__ import annotations
 
 from napkinmath.costs import Gemm, Move, traffic
+from napkinmath.errors import InputError
 from napkinmath.expr import Size, product
 from napkinmath.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value, Weight
 from napkinmath.ops.elementwise import add, cast, copy, dropout, scale
@@ -84,6 +85,34 @@ def _group_averages(t: Tape, x: Value) -> Value:
         "mean over groups", (x,), axes, x.dtype, gradients=(LIKE,), costs=(Move(traffic(x)),), backward_costs=(Move(2 * traffic(x), 2),)
     )
     return scale(t, mean)
+
+
+def adapted_embedding(t: Tape, ids: Value, base: Value, rows: Size) -> Value:
+    """LoRA on an embedding: rows of A looked up in its transposed view, times B; the gradient of A is laid out anew as A is.
+
+    Source: peft 0.21 tuners/lora/layer.py Embedding.forward (lora_embedding_A, lora_embedding_B); no dropout there.
+    """
+    from napkinmath.ops.index import embedding, input_leaf
+
+    base = input_leaf(t, base)  # the hook sits on the embedding inside
+    config = t.policy.adapter
+    assert config is not None
+    if config.kind is not AdapterKind.LORA:
+        raise InputError(f"{config.kind.value} on the embedding {t.module} is not priced; use --lora, or --train-modules to train it whole")
+    with t.scope() as frame, t.scope("lora"):
+        frame.local(base)
+        a = lora_weight(t, "lora_embedding_A", (config.rank, rows))
+        b = lora_weight(t, "lora_embedding_B", (base.axes[-1], config.rank))
+        assert a.weight is not None
+        looked = embedding(t, ids, "lora_embedding_A", rows, config.rank, weight=a.weight)
+        op = t.ops[-1]
+        gradient = op.gradients[0].tensor
+        assert gradient is not None
+        laid = Tensor("gradient of the transposed view", a.axes, a.dtype, Role.WORKSPACE, t.module)
+        op.backward = tuple((action, laid if tensor is gradient else tensor) for action, tensor in op.backward)
+        op.fitting = ((ALLOC, gradient), (FREE, laid))
+        update = scale(t, dense_linear(t, looked, b, None, label="A[ids] B"))
+        return cast(t, add(t, base, update), base.dtype)
 
 
 def low_rank_pair(t: Tape, inputs: Size, outputs: Size, config: AdapterConfig) -> tuple[Value, Value]:

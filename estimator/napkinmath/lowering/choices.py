@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def resolve(spec: ModelSpec, config: TrainConfig, hardware: Hardware | None) -> Policy:
     """The policy of a configuration; raises InputError where model, method and hardware contradict each other."""
-    config = settle_batch(settle_adapter(spec, config))
+    config = settle_adapter(spec, settle_batch(config))
     patch = None
     if config.kernels is not Kernels.HF:
         from napkinmath.lowering.patching import settle_patch
@@ -37,9 +37,9 @@ def settle_adapter(spec: ModelSpec, config: TrainConfig) -> TrainConfig:
     if adapter is None:
         return config
     if adapter.kind in (AdapterKind.PROMPT, AdapterKind.PREFIX):
-        raise InputError(
-            f"{adapter.kind.value} tuning is not priced: its virtual tokens lengthen what attention reads; use lora, dora or ia3"
-        )
+        from napkinmath.lowering.virtual_tokens import settle_virtual_tokens
+
+        return settle_virtual_tokens(spec, config, adapter)
     if adapter.kind is AdapterKind.IA3 and adapter.targets == ("all-linear",):
         from napkinmath.lowering.ia3 import default_targets
 

@@ -108,6 +108,8 @@ class Policy:
         name = path.rpartition(".")[2]
         trainable = not buffer and self.is_trained(path)
         role = Role.ADAPTERS if self.adapter is not None and trainable else Role.WEIGHTS
+        if self.adapter is not None and trainable:
+            tied_to = ""  # ModulesToSaveWrapper trains a copy of the module, which is tied to nothing
         if (
             self.format is not None
             and (kind in QUANTIZED_KINDS or (kind == "experts" and self.format.packs_experts))

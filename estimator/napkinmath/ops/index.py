@@ -39,6 +39,10 @@ def embedding(
             gradients = [Gradient(w, made)]
         moved = 2 * traffic(out)
         t.append("embedding", (ids, w), (out,), forward=((ALLOC, tensor),), saves=(ids.tensor,) if w.requires_grad else (), costs=(Move(moved),), backward=tuple(backward), gradients=gradients, backward_costs=(Move(moved, 6),) if w.requires_grad else ())  # type: ignore[arg-type]  # fmt: skip
+        if t.policy.targets(t.module, "embedding"):
+            from napkinmath.lowering.adapters import adapted_embedding
+
+            return adapted_embedding(t, ids, out, rows)
         split = t.policy.tensor
         return split.embedded(t, ids, out) if split is not None and split.splits(rows) else out
 

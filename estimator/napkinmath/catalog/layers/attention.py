@@ -123,6 +123,10 @@ class GroupedQueryAttention(Record):
                 q = self.head_norm.record(t, q, self.norm_names[0])
                 inner.local(q)
                 key = self.head_norm.record(t, key, self.norm_names[1])
+        if "prefix" in shared:
+            from napkinmath.lowering.virtual_tokens import with_prefix
+
+            key, value = with_prefix(t, key, value, shared["prefix"])
         groups: Size = a // k if self.grouped else 1
         if self.grouped and repeats_keys(t, self.flash_repeats_before, self.eager_only):
             key, value = repeat_heads(t, key, groups, (b, a, s, dh)), repeat_heads(t, value, groups, (b, a, s, dh))

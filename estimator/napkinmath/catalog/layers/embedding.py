@@ -7,6 +7,7 @@ from napkinmath.catalog.layers.symbols import b, dh, h, s, v
 from napkinmath.dtypes import FP32, INT32, INT64, DType
 from napkinmath.expr import Size, ceil_div
 from napkinmath.ledger import Role, Value
+from napkinmath.lowering.virtual_tokens import own_length, with_virtual_tokens
 from napkinmath.model_spec import Part
 from napkinmath.ops.elementwise import cast, dropout, scale
 from napkinmath.ops.index import constant, embedding, input_leaf, model_input
@@ -47,7 +48,7 @@ class TokenEmbedding(Part):
         out = embedding(t, ids, self.name, v, h, padded=self.padded)
         if self.scaled_inside:
             out = scale(t, out)
-        out = input_leaf(t, out)
+        out = with_virtual_tokens(t, input_leaf(t, out), shared)
         if self.scaled:
             out = scale(t, out)
         causal_masks(t, shared, out.dtype, full=self.full_mask, windows=self.windows, eager_only=self.masked)
@@ -64,8 +65,9 @@ class TokenEmbedding(Part):
 
 def token_ids(t: Tape, shared: dict[str, Value]) -> Value:
     """Token ids and labels of the batch, and the position of each token."""
-    ids = shared["input_ids"] = model_input(t, "input ids", (b, s), INT64)
-    shared["labels"] = model_input(t, "labels", (b, s), INT64)
+    own = own_length(t, s)
+    ids = shared["input_ids"] = model_input(t, "input ids", (b, own), INT64)
+    shared["labels"] = model_input(t, "labels", (b, own), INT64)
     if t.policy.config.batch.packing:  # the batch brings its own, which say where sequences begin; flash-attn is given their ends
         shared["position ids"] = model_input(t, "position ids", (b, s), INT64)
         if not t.policy.masks_packed:

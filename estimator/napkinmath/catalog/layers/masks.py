@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from napkinmath.catalog.layers.symbols import b, s
 from napkinmath.dtypes import BOOL, INT64, DType
+from napkinmath.expr import Size
 from napkinmath.ledger import Value
+from napkinmath.lowering.virtual_tokens import virtual_tokens
 from napkinmath.ops.index import constant
 from napkinmath.tape import Tape
-from napkinmath.train_config import Attention
+from napkinmath.train_config import AdapterKind, Attention
 
 
 def mask_name(window: int) -> str:
@@ -25,11 +27,14 @@ def causal_masks(
     transformers 5.23 masking_utils.py eager_mask, sdpa_mask, _ignore_causal_mask_sdpa.
     """
     eager = eager_only or t.policy.config.attention is Attention.EAGER
+    keys = s + virtual_tokens(t, AdapterKind.PREFIX)
     for window in (*((0,) if full else ()), *windows):
         if eager:
-            visible = visible_positions(t, window)
-            shared[mask_name(window)] = constant(t, "attention mask", (b, 1, s, s), dtype)
+            visible = visible_positions(t, window, keys)
+            shared[mask_name(window)] = constant(t, "attention mask", (b, 1, s, keys), dtype)
             t.touch(visible.tensor)
+        elif keys is not s and t.policy.config.attention is not Attention.FLASH2:  # causality as a flag is for square scores
+            shared[mask_name(window)] = Value(visible_positions(t, window, keys).tensor, (b, 1, s, keys), BOOL)
         elif t.policy.masks_packed:
             ends = constant(t, "sequence of each token", (b, s), INT64)
             allowed = constant(t, "same sequence", (b, 1, s, s), BOOL)
@@ -40,14 +45,14 @@ def causal_masks(
             shared[mask_name(window)] = Value(visible.tensor, (b, 1, s, s), BOOL)
 
 
-def visible_positions(t: Tape, window: int) -> Value:
+def visible_positions(t: Tape, window: int, keys: Size = s) -> Value:
     """Which key each query sees, as bools of s², with the comparisons that make it up."""
     with t.scope() as frame:
         if not window:
-            return constant(t, "visible", (s, s), BOOL)
+            return constant(t, "visible", (s, keys), BOOL)
         lower = constant(t, "query minus window", (s,), INT64)
-        inside = constant(t, "inside the window", (s, s), BOOL)
+        inside = constant(t, "inside the window", (s, keys), BOOL)
         t.touch(lower.tensor)
-        causal = constant(t, "not after the query", (s, s), BOOL)
+        causal = constant(t, "not after the query", (s, keys), BOOL)
         frame.local(inside, causal)
-        return constant(t, "visible", (s, s), BOOL)
+        return constant(t, "visible", (s, keys), BOOL)

@@ -10,6 +10,7 @@ from napkinmath.costs import Move, traffic
 from napkinmath.dtypes import BOOL, INT64
 from napkinmath.expr import Size
 from napkinmath.ledger import Value
+from napkinmath.lowering.virtual_tokens import with_virtual_tokens
 from napkinmath.model_spec import Part
 from napkinmath.ops.elementwise import dropout, scale
 from napkinmath.ops.index import constant, embedding, input_leaf
@@ -48,7 +49,7 @@ class PositionedEmbedding(Part):
         out = embedding(t, ids, self.name, v, self.width or h, padded=self.padded)
         if self.scaled:
             out = scale(t, out)
-        out = input_leaf(t, out)
+        out = with_virtual_tokens(t, input_leaf(t, out), shared)
         causal_masks(t, shared, out.dtype, eager_only=self.masked)
         positions = self._positions(t, shared)
         shared["position embeddings"] = Value(positions.tensor, positions.axes, positions.dtype)

@@ -1,0 +1,101 @@
+"""Prompt and prefix tuning: trained vectors in front of the embeddings, or of every layer's keys and values.
+
+Prompt: V trained embeddings are looked up for every sequence and put before its own, so that all layers run over V tokens more. Prefix:
+one trained row a virtual token holds its keys and values of all layers; each layer puts them before its own, so that attention reads V
+more and the rest runs as before. Source: peft 0.21 peft_model.py PeftModelForCausalLM.forward, PeftModel.get_prompt,
+tuners/prompt_tuning/model.py PromptEmbedding, tuners/prefix_tuning/model.py PrefixEncoder (no projection, its default).
+"""
+
+from __future__ import annotations
+
+from napkinmath.dtypes import FP32, INT64
+from napkinmath.errors import InputError
+from napkinmath.expr import Size, symbol
+from napkinmath.ledger import ALLOC, Gradient, Value
+from napkinmath.lowering.adapters import lora_weight
+from napkinmath.ops.elementwise import cast, copy
+from napkinmath.ops.index import concatenate, constant, embedding
+from napkinmath.train_config import AdapterConfig, AdapterKind, RecomputeKind, TrainConfig
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from napkinmath.model_spec import ModelSpec
+    from napkinmath.tape import Tape
+
+PREFIX = "prefix"
+
+
+def settle_virtual_tokens(spec: ModelSpec, config: TrainConfig, adapter: AdapterConfig) -> TrainConfig:
+    """The configuration with a prompt's tokens counted in; InputError for models and settings that the library or the record has not."""
+    method = adapter.kind.value
+    if not _is_known(spec):
+        raise InputError(f"{method} tuning is priced for decoders alone whose attention has plain heads, not for {spec.family}; use --lora")
+    if adapter.kind is AdapterKind.PREFIX and config.recompute.kind is not RecomputeKind.NONE and config.training_mode:
+        raise InputError("prefix tuning does not work with gradient checkpointing (peft refuses it); add --checkpointing none")
+    if adapter.kind is AdapterKind.PROMPT:
+        return config.replace(sequence_length=config.sequence_length + adapter.num_virtual_tokens)
+    return config
+
+
+def _is_known(spec: ModelSpec) -> bool:
+    from napkinmath.catalog.layers.attention import GroupedQueryAttention
+    from napkinmath.catalog.layers.embedding import TokenEmbedding
+    from napkinmath.catalog.layers.packed_attention import PackedAttention
+    from napkinmath.catalog.layers.positions import PositionedEmbedding
+
+    attentions = [getattr(stage.part, "attention", None) for stage in spec.stages if stage.checkpointed]
+    return isinstance(spec.stages[0].part, (TokenEmbedding, PositionedEmbedding)) and all(
+        isinstance(attention, (GroupedQueryAttention, PackedAttention)) for attention in attentions
+    )
+
+
+def own_length(t: Tape, length: Size) -> Size:
+    """Positions that hold tokens of the batch: all but a prompt's."""
+    return length - virtual_tokens(t, AdapterKind.PROMPT)
+
+
+def virtual_tokens(t: Tape, kind: AdapterKind) -> int:
+    """How many virtual tokens a method of that kind trains, 0 under another."""
+    adapter = t.policy.adapter
+    return adapter.num_virtual_tokens if adapter is not None and adapter.kind is kind else 0
+
+
+def with_virtual_tokens(t: Tape, x: Value, shared: dict[str, Value]) -> Value:
+    """The embeddings with a prompt's before them; a prefix is published for the layers to read."""
+    count = virtual_tokens(t, AdapterKind.PROMPT)
+    if count:
+        *batch, length, width = x.axes
+        found = _looked_up(t, (*batch, count), width)
+        with t.scope() as frame:
+            frame.local(x, shared["labels"])
+            shared["labels"] = constant(t, "labels with virtual tokens", (*batch, length + count), INT64)
+            return concatenate(t, (cast(t, found, x.dtype), x), (*batch, symbol("s"), width))
+    count = virtual_tokens(t, AdapterKind.PREFIX)
+    if count:
+        k, dh, layers = symbol("k"), symbol("dh"), symbol("L")
+        found = cast(t, _looked_up(t, (x.axes[0], count), 2 * layers * k * dh), t.policy.loaded_dtype)
+        split = t.view(found, (x.axes[0], count, 2 * layers, k, dh))
+        shared[PREFIX] = copy(t, split, name="prefix by layer")  # the cache copies each layer's part
+    return x
+
+
+def _looked_up(t: Tape, axes: tuple[Size, ...], width: Size) -> Value:
+    with t.scope("prompt_encoder"):
+        ids = constant(t, "virtual token ids", axes, INT64)
+        table = lora_weight(t, "embedding.weight", (axes[-1], width))
+        assert table.weight is not None
+        return embedding(t, ids, "embedding", axes[-1], width, weight=table.weight)
+
+
+def with_prefix(t: Tape, key: Value, value: Value, prefix: Value) -> tuple[Value, Value]:
+    """Keys and values of axes (b, heads, s, dh) behind the layer's part of the prefix; the key/value cache holds both to the end."""
+    rows, heads, length, size = key.axes
+    count = virtual_tokens(t, AdapterKind.PREFIX)
+    parts = tuple(Value(prefix.tensor, (rows, heads, count, size), prefix.dtype, prefix.requires_grad) for _ in range(2))
+    gradient = t.gradient_of(prefix)
+    t.append("prefix of the layer", (prefix,), parts, forward=(), backward=((ALLOC, gradient),), gradients=(Gradient(prefix, gradient),))
+    joined: list[Value] = []
+    for part, own in zip(parts, (key, value), strict=True):
+        joined.append(concatenate(t, (cast(t, part, own.dtype) if own.dtype is FP32 else part, own), (rows, heads, length + count, size)))
+        t.outliving.append(joined[-1].tensor)
+    return joined[0], joined[1]
