@@ -89,6 +89,20 @@ EXPECTED: dict[str, tuple[str, dict[str, object]]] = {
         },
     ),
     "deepspeed_zero2.json": ("", {"parallel.data_parallel": DataParallel.ZERO2, "micro_batch_size": 4, "gradient_accumulation_steps": 8, "precision": Precision.FP16_AUTOCAST, "parallel.zero": ZeroConfig(overlap_comm=False, reduce_bucket_size=200_000_000, allgather_bucket_size=200_000_000)}),
+    "megatron_gpt3_175b.sh": (
+        "gpt2",
+        {
+            "parallel.tensor_parallel_size": 8, "parallel.pipeline_parallel_size": 16, "parallel.data_parallel_size": 1, "parallel.sequence_parallel": True, "gradient_accumulation_steps": 1536,
+            "sequence_length": 2048, "precision": Precision.FP16, "recompute.kind": RecomputeKind.NONE, "stack": "megatron",
+        },
+    ),
+    "megatron_moe.sh": (
+        "mixtral",
+        {
+            "parallel.tensor_parallel_size": 4, "parallel.pipeline_parallel_size": 2, "parallel.data_parallel_size": 2, "parallel.expert_parallel_size": 2, "parallel.virtual_pipeline_size": 2,
+            "parallel.data_parallel": DataParallel.ZERO1, "gradient_accumulation_steps": 64, "recompute.kind": RecomputeKind.FULL, "precision": Precision.BF16,
+        },
+    ),
     "accelerate_fsdp2.yaml": ("", {"parallel.data_parallel": DataParallel.FSDP2, "parallel.data_parallel_size": 16, "parallel.reshard_after_forward": True, "parallel.broadcast_loading": True, "recompute.kind": RecomputeKind.FULL, "offload.parameters": False}),
     "accelerate_fsdp1.yaml": ("", {"parallel.data_parallel": DataParallel.FSDP1, "parallel.sharding": Sharding.HYBRID, "parallel.data_parallel_size": 8, "offload.parameters": True, "parallel.backward_prefetch": False, "parallel.full_state_dict": True}),
     "accelerate_zero.yaml": ("", {"parallel.data_parallel": DataParallel.ZERO3, "parallel.data_parallel_size": 4, "gradient_accumulation_steps": 2, "offload.optimizer": True, "parallel.nvme": ()}),

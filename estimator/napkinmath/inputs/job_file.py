@@ -27,6 +27,7 @@ _KINDS: dict[str, tuple[str, str]] = {
     "trainer": ("napkinmath.inputs.trainer", "Trainer"),
     "deepspeed": ("napkinmath.inputs.deepspeed", "DeepSpeed"),
     "accelerate": ("napkinmath.inputs.accelerate", "accelerate"),
+    "megatron": ("napkinmath.inputs.megatron", "Megatron-LM"),
 }
 
 
@@ -61,6 +62,8 @@ def kind_of(content: Mapping[str, object], path: str) -> str:
     """Whose job file this is: a key of _KINDS, 'own' or 'model config'."""
     if any(values.is_mapping(value) and "_component_" in values.mapping(value, WHAT) for value in content.values()):
         return "torchtune"
+    if "megatron_arguments" in content:
+        return "megatron"
     if "base_model" in content:
         return "axolotl"
     if "finetuning_type" in content or "cutoff_len" in content or ("stage" in content and "model_name_or_path" in content):
@@ -87,6 +90,11 @@ def _load(path: str) -> dict[str, object]:
     text = config_file.read_text(path, what=WHAT)
     if not text.strip():
         raise InputError(f"{WHAT} {quoted(path)} is empty; write e.g. model: llama-7b")
+    if "--" in text and not path.endswith(".json"):
+        from napkinmath.inputs.megatron import arguments, is_arguments
+
+        if is_arguments(text):
+            return arguments(text)
     value = config_file.parse(text, path, what=WHAT) if path.endswith(".json") else _parse_yaml(text, path)
     if not values.is_mapping(value):
         raise InputError(

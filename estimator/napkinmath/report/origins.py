@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from napkinmath.estimate import count_parameters
 from napkinmath.record import Record
 from napkinmath.report.parts import RESIDUAL_NAMES, in_layer, is_norm
 from napkinmath.report.tensors import num_elements, shape_text, type_name
@@ -48,7 +49,7 @@ def facts_of(estimate: Estimate) -> Facts:
         bind = top.extended(dict(run.stage.symbols))
         for weight in run.block.weights:
             weights[weight.path] = weight.kind, bind(weight.elements)
-    return Facts(weights=weights, recomputes=step.policy.recomputes, num_trained=estimate.num_trained)
+    return Facts(weights=weights, recomputes=step.policy.recomputes, num_trained=count_parameters(step)[1])
 
 
 def origin_of(key: str, held: Held, nbytes: int, facts: Facts) -> str:
