@@ -12,6 +12,7 @@ from napkinmath_profiler.measuring.real_model import optimizer_of, real_inputs, 
 from napkinmath_profiler.trace import TraceOptions
 from napkinmath_profiler.tracing.meta_model import config_from
 from napkinmath_profiler.watch import watch
+from torch import nn
 
 ROUNDS = 5
 STEPS_A_ROUND = 6
@@ -23,7 +24,11 @@ def watch_overhead(config: dict[str, Any], options: TraceOptions, device: torch.
     On a CPU the allocator's stand-in would itself cost more than the watch, so there only what the watch spends is of use.
     """
     parsed = config_from(config)
-    model = real_model(parsed, options, str(device))
+    with real_model(parsed, options, str(device)) as model:
+        return _timed(model, parsed, options, device)
+
+
+def _timed(model: nn.Module, parsed: Any, options: TraceOptions, device: torch.device) -> dict[str, float]:
     optimizer = optimizer_of(model, options)
     inputs = real_inputs(model, parsed, options, str(device))
     assert optimizer is not None

@@ -222,7 +222,9 @@ def _write_files(report: MeasureReport, given: Mapping[str, Any]) -> None:
         from napkinmath_profiler.measuring.labelled_snapshot import write_labelled
 
         index = torch.device(_how(given).device).index
-        write_labelled(measurement.snapshot, measurement.result, given["snapshot"], device_index=index or 0, force=force)
+        write_labelled(
+            measurement.snapshot, measurement.result, given["snapshot"], measurement.present, device_index=index or 0, force=force
+        )
     else:
         from napkinmath_profiler.snapshot.write_snapshot import write_snapshot
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
-from typing import Any
 
 import campaign
 import pytest
@@ -13,9 +12,9 @@ from campaign_parts import accuracy
 from campaign_parts.cases import all_cases, tiny_cases, tiny_config
 from campaign_parts.foreign_rows import flags_of, is_foreign, translated
 from campaign_parts.ledger import Rows, read_rows
-from napkinmath.allocator import CachingAllocator
 from napkinmath.inputs.options import train_config
 from napkinmath_profiler.tracing.trace_options import options_from
+from profiler.kept_histories import replayed
 
 STAGES = "ceilings,watching,steps,predictions"
 
@@ -59,17 +58,6 @@ def test_the_kept_history_replays_to_the_measured_figures(dry_run: Path) -> None
     assert [row["case"] for row in rows] == [case.name for case in tiny_cases() if case.history]
     for row in rows:
         assert replayed(row) == (measured[row["case"]]["memory"]["allocated"], measured[row["case"]]["memory"]["reserved"])
-
-
-def replayed(row: dict[str, Any]) -> tuple[int, int]:
-    """Peak allocated and reserved bytes of a kept history under the allocator's rules."""
-    books, blocks = CachingAllocator(), {}
-    for storage, nbytes, *_ in row["events"]:
-        if nbytes and storage >= 0:
-            blocks[storage] = books.malloc(nbytes)
-        elif nbytes:
-            books.free(blocks.pop(-1 - storage))
-    return books.peak_allocated, books.peak_reserved
 
 
 def test_the_report_says_that_nothing_was_measured_on_a_gpu(dry_run: Path) -> None:

@@ -18,6 +18,7 @@ from napkinmath.train_config import TrainConfig
 
 from napkinmath_profiler.measuring.cpu_choices import cpu_choices
 from napkinmath_profiler.trace import TraceOptions, build, optimizer_of, prepared, trace_options
+from napkinmath_profiler.tracing.kernel_patches import forward_arguments, libraries_restored
 from napkinmath_profiler.tracing.meta_model import example_inputs
 from napkinmath_profiler.tracing.observation import observe
 from napkinmath_profiler.tracing.trace_result import TraceResult
@@ -84,16 +85,18 @@ def with_capability(options: TraceOptions, device: torch.device) -> TraceOptions
 def traced_without_choices(config: Any, options: TraceOptions) -> TraceResult:
     """The step on meta tensors as the libraries run it there, with a CPU's choices and none of CUDA's."""
     options = dataclasses.replace(options, loop=dataclasses.replace(options.loop, device_type="cpu"))
-    model = prepared(build(config, options), options)
-    inputs = example_inputs(
-        model,
-        config,
-        micro_batch_size=options.micro_batch_size,
-        sequence_length=options.sequence_length,
-        attention_mask=options.attention_mask,
-    )
-    loop = TrainingLoop(model, optimizer_of(model, options), inputs, options.loop)
-    with cpu_choices():
+    model = build(config, options)
+    with libraries_restored(model), cpu_choices():
+        model = prepared(model, options)
+        inputs = example_inputs(
+            model,
+            config,
+            micro_batch_size=options.micro_batch_size,
+            sequence_length=options.sequence_length,
+            attention_mask=options.attention_mask,
+        )
+        inputs.update(forward_arguments(options.loss))
+        loop = TrainingLoop(model, optimizer_of(model, options), inputs, options.loop)
         return observe(model, loop.run, inputs=inputs, settings=None)
 
 

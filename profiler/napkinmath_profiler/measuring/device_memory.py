@@ -17,7 +17,7 @@ import torch
 from napkinmath.allocator import AllocatorSettings, Block, CachingAllocator, OutOfMemory
 from torch.utils._python_dispatch import TorchDispatchMode
 
-MAX_HISTORY_ENTRIES = 1_000_000
+MAX_HISTORY_ENTRIES = 4_000_000  # some 100 bytes each in the allocator; of more, the oldest are dropped
 Frames = list[dict[str, Any]]
 
 
@@ -53,6 +53,8 @@ class CudaMemory:
         self._start = 0
         self.recorded: dict[str, Any] | None = None
         """PyTorch's own snapshot as the last history ended."""
+        self.num_dropped = 0
+        """Events of the last history that were too many to be kept, its oldest."""
 
     def __enter__(self) -> CudaMemory:
         return self
@@ -112,6 +114,7 @@ class CudaMemory:
             self.recorded = snapshot = torch.cuda.memory._snapshot(self.device)
             torch.cuda.memory._record_memory_history(enabled=None, device=self.device)
             events.extend(block_events(snapshot["device_traces"][self.device.index or 0]))
+            self.num_dropped = max(0, self.position() - len(events))
 
     def synchronize(self) -> None:
         """Wait for the GPU."""
@@ -135,6 +138,10 @@ class CudaMemory:
         free, total = torch.cuda.mem_get_info(self.device)
         held = torch.cuda.memory_reserved(self.device)
         torch.cuda.set_per_process_memory_fraction(min(1.0, (held + share * free) / total), self.device)
+
+    def unlimit(self) -> None:
+        """Take back what ``limit`` set."""
+        torch.cuda.set_per_process_memory_fraction(1.0, self.device)
 
 
 def block_events(trace: Iterable[dict[str, Any]]) -> list[BlockEvent]:
@@ -168,6 +175,7 @@ class CpuMemory(TorchDispatchMode):
         self._recording: list[BlockEvent] | None = None
         self._num_events = self._start = 0
         self._is_closed = False
+        self.num_dropped = 0
         self._observers: list[Callable[[int], None]] = []
         self.recorded: dict[str, Any] | None = None
 
@@ -263,6 +271,9 @@ class CpuMemory(TorchDispatchMode):
 
     def limit(self, share: float) -> None:
         """The books are limited when they are made."""
+
+    def unlimit(self) -> None:
+        """Books keep the limit that they were made with."""
 
 
 def _tensors(out: Any) -> Iterable[torch.Tensor]:

@@ -58,6 +58,11 @@ class HistoryPass:
             self._seconds = time.perf_counter() - started
             self._loop.listeners.remove(marks.phase_begins)
 
+    def present_in(self, result: TraceResult) -> dict[int, StorageRecord]:
+        """By address, the storages of ``result`` that were there before the recording."""
+        named = {record.name: record for record in result.records if record.phase is TracePhase.SETUP}
+        return {claim.address: named[claim.name] for claim in self._marks.claims if claim.position == 0 and claim.name in named}
+
     @property
     def result(self) -> TraceResult:
         """The history as records and events, each attributed."""
@@ -72,6 +77,7 @@ class HistoryPass:
             head_module=head_path,
             device_type=self._memory.kind,
             seconds=self._seconds,
+            first_position=self._memory.num_dropped,
         )
 
 
@@ -85,15 +91,16 @@ def read_history(
     head_module: str | None = None,
     device_type: str = "cuda",
     seconds: float = 0.0,
+    first_position: int = 0,
 ) -> TraceResult:
     """Join the allocator's events with what was noted beside them.
 
     ``claims`` at position 0 are what was there before the first event; of ``allocated_before`` bytes what no claim names comes as
-    one storage of its own.
+    one storage of its own. ``first_position`` is the number of events that were dropped before the first one here.
     """
     reader = _Reader(places)
     reader.place_present([claim for claim in claims if claim.position == 0], allocated_before)
-    for position, event in enumerate(events):
+    for position, event in enumerate(events, first_position):
         reader.take(position, event)
     reader.claim(claims)
     reader.note_saved(saved)

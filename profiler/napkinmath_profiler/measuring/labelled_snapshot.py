@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, BinaryIO
 
 from napkinmath_profiler.snapshot.whole_file import write_whole
@@ -19,9 +19,14 @@ from napkinmath_profiler.tracing.traced_timeline import ROLES
 Frames = list[dict[str, Any]]
 
 
-def label_snapshot(snapshot: dict[str, Any], result: TraceResult, device_index: int = 0) -> dict[str, Any]:
-    """``snapshot`` with labels on the events that ``result`` was read from, and on the blocks that were alive at its end."""
-    live: dict[int, Frames] = {}
+def label_snapshot(
+    snapshot: dict[str, Any], result: TraceResult, present: Mapping[int, StorageRecord] | None = None, *, device_index: int = 0
+) -> dict[str, Any]:
+    """``snapshot`` with labels on the events that ``result`` was read from, and on the blocks that were alive at its end.
+
+    ``present`` says by address what was there before the recording, which has no event.
+    """
+    live: dict[int, Frames] = {address: _frames(record) for address, record in (present or {}).items()}
     recorded = iter([r for r in result.records if r.phase.value != "setup"])
     trace: list[dict[str, Any]] = []
     for entry in snapshot["device_traces"][device_index]:
@@ -58,10 +63,16 @@ def _frames(record: StorageRecord) -> Frames:
 
 
 def write_labelled(
-    snapshot: dict[str, Any], result: TraceResult, path: str | os.PathLike[str], *, device_index: int = 0, force: bool = False
+    snapshot: dict[str, Any],
+    result: TraceResult,
+    path: str | os.PathLike[str],
+    present: Mapping[int, StorageRecord] | None = None,
+    *,
+    device_index: int = 0,
+    force: bool = False,
 ) -> None:
     """Pickle the labelled snapshot, whole or not at all."""
-    labelled = label_snapshot(snapshot, result, device_index)
+    labelled = label_snapshot(snapshot, result, present, device_index=device_index)
 
     def write(file: BinaryIO) -> None:
         pickle.dump(labelled, file, protocol=4)

@@ -9,6 +9,7 @@ from napkinmath.ledger import Phase
 from napkinmath.timeline import Timeline
 
 from napkinmath_profiler.measuring.measured_loop import PhaseSummary, Spread, StepFigures
+from napkinmath_profiler.tracing.storage_events import StorageRecord
 from napkinmath_profiler.tracing.trace_result import TraceResult
 
 
@@ -67,6 +68,8 @@ class Measurement:
     failure: OutOfMemoryReport | None = None
     snapshot: dict[str, Any] | None = None
     """PyTorch's own snapshot of the attributed steps, on a GPU."""
+    present: dict[int, StorageRecord] = field(default_factory=dict)
+    """By address, what was there before those steps and has no event in the snapshot."""
 
     @property
     def tokens_per_s(self) -> float | None:

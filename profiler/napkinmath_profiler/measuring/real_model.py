@@ -12,14 +12,16 @@ import torch
 from torch import nn
 
 from napkinmath_profiler.trace import TraceOptions, build, optimizer_of, prepared
+from napkinmath_profiler.tracing.kernel_patches import forward_arguments, libraries_restored
 from napkinmath_profiler.tracing.meta_model import TrainMethod, example_inputs
 
 SEED = 0
 WEIGHT_STD = 0.02
 
 
-def real_model(config: Any, options: TraceOptions, device: str) -> nn.Module:
-    """``config``'s model on ``device`` as the user's libraries set it up for training.
+@contextmanager
+def real_model(config: Any, options: TraceOptions, device: str) -> Iterator[nn.Module]:
+    """``config``'s model on ``device`` as the user's libraries set it up for training; what patches changed is undone after the block.
 
     Weights that are to be quantized are made one at a time, so building takes little more memory than the finished model.
     """
@@ -28,9 +30,10 @@ def real_model(config: Any, options: TraceOptions, device: str) -> nn.Module:
     torch.manual_seed(SEED)
     with _linears_without_data() if options.method is TrainMethod.QLORA else nullcontext():
         model = build(config, options, device=device)
-    model = prepared(model, options, device=device)
-    _fill_in(model, device)
-    return model
+    with libraries_restored(model):
+        model = prepared(model, options, device=device)
+        _fill_in(model, device)
+        yield model
 
 
 def _fill_in(model: nn.Module, device: str) -> None:
@@ -57,7 +60,7 @@ def _linears_without_data() -> Iterator[None]:
         yield
 
 
-def real_inputs(model: nn.Module, config: Any, options: TraceOptions, device: str) -> dict[str, torch.Tensor]:
+def real_inputs(model: nn.Module, config: Any, options: TraceOptions, device: str) -> dict[str, Any]:
     """A random batch with labels, of the shapes that the trace takes."""
     generator = torch.Generator().manual_seed(SEED)
     shaped = example_inputs(
@@ -68,7 +71,7 @@ def real_inputs(model: nn.Module, config: Any, options: TraceOptions, device: st
         attention_mask=options.attention_mask,
     )
     vocabulary = int(getattr(config.get_text_config(), "vocab_size", 0) or 2)
-    batch: dict[str, torch.Tensor] = {}
+    batch: dict[str, Any] = {}
     for name, like in shaped.items():
         if name == "attention_mask":
             made = torch.ones(like.shape, dtype=like.dtype)
@@ -78,7 +81,7 @@ def real_inputs(model: nn.Module, config: Any, options: TraceOptions, device: st
             limit = vocabulary if name == "input_ids" or like.dim() > 1 else int(getattr(config, "num_labels", 2) or 2)
             made = torch.randint(0, limit, like.shape, generator=generator, dtype=like.dtype)
         batch[name] = made.to(device)
-    return batch
+    return {**batch, **forward_arguments(options.loss)}
 
 
 __all__ = ["optimizer_of", "real_inputs", "real_model"]

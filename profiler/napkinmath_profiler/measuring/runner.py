@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ from napkinmath_profiler.measuring.real_model import optimizer_of, real_inputs, 
 from napkinmath_profiler.trace import TraceOptions
 from napkinmath_profiler.tracing.meta_model import config_from
 from napkinmath_profiler.tracing.observation import observe
+from napkinmath_profiler.tracing.storage_events import StorageRecord
 from napkinmath_profiler.tracing.trace_result import TraceResult
 from napkinmath_profiler.tracing.traced_timeline import timeline_of
 from napkinmath_profiler.tracing.training_step import LoopOptions
@@ -109,7 +110,10 @@ class _Run:
         self._options = dataclasses.replace(options, loop=loop)
         self._memory: DeviceMemory | None = CudaMemory(self._device) if self._device.type == "cuda" else how.stand_in
         self._snapshot: dict[str, Any] | None = None
+        self._present: dict[int, StorageRecord] = {}
         self._stage, self._loop = "building", None
+        self._stack = ExitStack()
+        self._notes: list[str] = []
         self._model: nn.Module | None = None
         self._optimizer: torch.optim.Optimizer | None = None
         self._inputs: dict[str, torch.Tensor] = {}
@@ -129,6 +133,10 @@ class _Run:
                 return self._run()
         finally:
             gc.unfreeze()
+            if self._memory is not None:
+                self._memory.unlimit()
+            if self._memory is not None:
+                self._memory.unlimit()
 
     def _run(self) -> Measurement:
         if self._memory is not None:
@@ -137,7 +145,9 @@ class _Run:
             self._before = self._memory.figures()
         try:
             self._build()
-            if self._how.attribute:
+            if self._how.attribute and self._options.loop.compile:
+                self._notes.append("a compiled step was timed, not attributed: hooks would break its graph")
+            elif self._how.attribute:
                 self._stage = "attributing"
                 self._attribute()
             if self._how.num_steps:
@@ -151,7 +161,7 @@ class _Run:
 
     def _build(self) -> None:
         device = str(self._device)
-        self._model = real_model(self._config, self._options, device)
+        self._model = self._stack.enter_context(real_model(self._config, self._options, device))
         self._optimizer = optimizer_of(self._model, self._options)
         self._inputs = real_inputs(self._model, self._config, self._options, device)
 
@@ -174,7 +184,7 @@ class _Run:
                 recording.run(NUM_ATTRIBUTED_STEPS, stacks=self._how.stacks)
             finally:
                 self._result = recording.result
-                self._snapshot = self._memory.recorded
+                self._snapshot, self._present = self._memory.recorded, recording.present_in(self._result)
         self._start_over()
 
     def _start_over(self) -> None:
@@ -214,6 +224,7 @@ class _Run:
         )
 
     def _forget(self) -> None:
+        self._stack.close()
         self._model = self._optimizer = self._loop = None
         self._inputs = {}
         self._release()
@@ -240,9 +251,10 @@ class _Run:
             phases=summarize(steps, timed) if timed else {},
             step=step,
             environment=environment,
-            notes=(*spread_notes(step), *self._throttling),
+            notes=(*self._notes, *spread_notes(step), *self._throttling),
             failure=self._failure,
             snapshot=self._snapshot,
+            present=self._present,
         )
 
     def _memory_of(self, steps: list[StepFigures]) -> MeasuredMemory | None:

@@ -121,7 +121,9 @@ class _Builder:
             if block.get("address") not in self._live:
                 size = block.get("requested_size", block.get("size", 0))
                 self._before.append(len(self._tensors))
-                self._tensors.append(_tensor("allocated before the recording", Role.UNEXPLAINED, size))
+                frames = block.get("frames")
+                label, role = self._read_frames(frames)[:2] if frames else ("allocated before the recording", Role.UNEXPLAINED)
+                self._tensors.append(_tensor(label, role, size))
         end_reserved = sum(segment.get("total_size", 0) for segment in segments)
         start = end_reserved - self._reserved[-1]
         settings = snapshot.get("allocator_settings")
