@@ -84,6 +84,8 @@ class LayerPoint(Record):
     seconds: tuple[tuple[str, Linear], ...]
     memory: LayerMemory | None = None
     num_runs: int = 0
+    classes: tuple[tuple[str, tuple[tuple[str, Linear], ...]], ...] = ()
+    """Seconds of each phase by kind of operation as a profiler splits them, where it was asked: shares, since it slows the host."""
 
 
 class MeasuredLayers(Record):
@@ -189,6 +191,8 @@ def _point_to_json(point: LayerPoint) -> dict[str, Any]:
         "seconds": {phase: _linear_to_json(fit) for phase, fit in point.seconds},
         "num_runs": point.num_runs,
     }
+    if point.classes:
+        found["classes"] = {phase: {kind: _linear_to_json(fit) for kind, fit in kinds} for phase, kinds in point.classes}
     if point.memory is not None:
         turns = [_turn_to_json(turn) for turn in point.memory.turns]
         found["memory"] = {"base": _linear_to_json(point.memory.base), "turns": turns}
@@ -205,6 +209,15 @@ def _point_from_json(value: object, kinds: int, what: str) -> LayerPoint:
         seconds=tuple((phase, _linear_from_json(fit, kinds, f"{what}: {phase}")) for phase, fit in seconds.items()),
         num_runs=values.count(content.get("num_runs", 0), f"{what}: num_runs", low=0),
         memory=None if memory is None else _memory_from_json(memory, kinds, f"{what}: memory"),
+        classes=tuple(
+            (phase, _classes_from_json(own, kinds, what)) for phase, own in values.mapping(content.get("classes", {}), what).items()
+        ),
+    )
+
+
+def _classes_from_json(value: object, kinds: int, what: str) -> tuple[tuple[str, Linear], ...]:
+    return tuple(
+        (kind, _linear_from_json(fit, kinds, f"{what}: {kind}")) for kind, fit in values.mapping(value, f"{what}: classes").items()
     )
 
 

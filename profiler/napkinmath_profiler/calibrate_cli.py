@@ -49,7 +49,7 @@ def run(argv: Sequence[str]) -> int:
     if "json" in given:
         print(json.dumps({**content, "path": path}, indent=1))
     else:
-        print_calibrated(found, Console(), path)
+        print_calibrated(found, Console(), path, in_cache="out" not in given)
     return 0
 
 

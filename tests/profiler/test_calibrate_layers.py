@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from napkinmath import AdapterConfig, Precision, RecomputeConfig, RecomputeKind, TrainConfig
 from napkinmath.catalog.families import read_config
+from napkinmath.cli.main import main
 from napkinmath.estimate import Estimate, estimate
 from napkinmath.ledger import Phase
 from napkinmath.measured_layers import MeasuredLayers, from_json, to_json
@@ -208,3 +211,23 @@ def test_memory_on_a_gpu_within_a_percent() -> None:
     assert result is not None
     for phase, nbytes in peaks_of(result).items():
         assert found.points[0].memory.phase_peaks(found.order)[phase] == pytest.approx(nbytes, rel=0.01)
+
+
+def test_the_command_and_the_estimate_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """calibrate writes a file; the estimate that is given it takes each phase's seconds and bytes from the layers in it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    config, out = tmp_path / "config.json", tmp_path / "here.json"
+    config.write_text(json.dumps({**LLAMA, "architectures": ["LlamaForCausalLM"]}))
+    step = ["--model", str(config), "--bs", str(BATCH), "--ctx", str(LENGTH), "--precision", "fp32"]
+    assert main(["calibrate", *step, "--device", "cpu", "--budget", "60", "--out", str(out)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "7 in the whole model" in said and "matrix products" in said and str(out) in said.replace(" ", "")
+    content = json.loads(out.read_text())
+    assert content["stamp"]["torch"] == torch.__version__ and content["device"]["kind"] == "cpu"
+    assert any(row["op"] == "gemm" and row["median_s"] > 0 for row in content["ops"])
+    point = from_json(content["layers"][0], "test").points[0]
+    assert point.num_runs == 3 and dict(point.classes)["forward"]
+    assert main([*step, "--calibration", str(out), "--json"]) == 0
+    time = json.loads(capsys.readouterr().out)["time"]
+    assert time["calibration"]["measured_layers"] is True
+    assert time["seconds"] == pytest.approx(sum(fit.at([7]) for _, fit in point.seconds), rel=1e-6)

@@ -10,6 +10,7 @@ from napkinmath.measured_layers import KindStretches, LayerMemory, Linear, Stret
 
 from napkinmath_profiler.calibration.layer_plan import LayerPlan
 from napkinmath_profiler.calibration.layer_stretches import Bytes, CutRun, Piece
+from napkinmath_profiler.calibration.op_classes import OpClasses
 
 
 def fit_linear(counts: Sequence[Sequence[int]], found: Sequence[float], *, not_negative: bool = False) -> Linear:
@@ -46,6 +47,18 @@ def _with_loss(figures: Mapping[Phase, float]) -> dict[Phase, float]:
     if Phase.LOSS in found and Phase.FORWARD in found:
         found[Phase.FORWARD] += found.pop(Phase.LOSS)
     return found
+
+
+def fit_classes(plan: LayerPlan, runs: Mapping[tuple[int, ...], OpClasses]) -> tuple[tuple[str, tuple[tuple[str, Linear], ...]], ...]:
+    """Seconds of each phase by kind of operation; a kind that some runs lack took no time there."""
+    counts = [plan.counts(run) for run in runs]
+    found: list[tuple[str, tuple[tuple[str, Linear], ...]]] = []
+    for phase in Phase:
+        kinds = sorted({kind for classes in runs.values() for kind in classes.get(phase, {})})
+        fits = {kind: fit_linear(counts, [c.get(phase, {}).get(kind, 0.0) for c in runs.values()], not_negative=True) for kind in kinds}
+        if fits:
+            found.append((phase.value, tuple(fits.items())))
+    return tuple(found)
 
 
 class NotAligned(Exception):

@@ -18,9 +18,10 @@ from napkinmath.measured_layers import LayerPoint, MeasuredLayers, layers_key
 
 from napkinmath_profiler.calibration.allowance import Allowance
 from napkinmath_profiler.calibration.devices import Device
-from napkinmath_profiler.calibration.layer_fit import NotAligned, fit_memory, fit_seconds
+from napkinmath_profiler.calibration.layer_fit import NotAligned, fit_classes, fit_memory, fit_seconds
 from napkinmath_profiler.calibration.layer_plan import LayerPlan, plan_layers, short_config
 from napkinmath_profiler.calibration.layer_stretches import CutRun, cut, merged
+from napkinmath_profiler.calibration.op_classes import OpClasses, joined, profiled
 from napkinmath_profiler.measuring.device_memory import CpuMemory
 from napkinmath_profiler.measuring.measured_loop import StepFigures
 from napkinmath_profiler.measuring.measurement import Measurement
@@ -51,6 +52,7 @@ class _Point:
     sequence_length: int
     cuts: dict[tuple[int, ...], CutRun] = field(default_factory=dict)
     steps: dict[tuple[int, ...], list[StepFigures]] = field(default_factory=dict)
+    classes: dict[tuple[int, ...], OpClasses] = field(default_factory=dict)
     failed: bool = False
 
     @property
@@ -116,6 +118,7 @@ class _LayerRunner:
         self._config, self._options, self._plan, self._device = config, options, plan, device
         self._allowed, self._notes, self._how, self._advance = allowed, notes, how, advance
         self._longest_s = 0.0
+        self._has_classes = False
 
     def point(self, batch: int, length: int) -> LayerPoint | None:
         """One batch and length over every run; None where fewer than two runs could be made."""
@@ -123,6 +126,8 @@ class _LayerRunner:
         self._record(point)
         for _ in range(self._how.rounds):
             self._time(point)
+        if not self._has_classes:
+            self._profile(point)
         if len(point.steps) < min(2, len(self._plan.runs)):
             if not point.failed:
                 self._notes.append(f"{point.name}: not measured, the budget was spent")
@@ -149,6 +154,23 @@ class _LayerRunner:
                 return
             if measured.failure is None:
                 point.steps.setdefault(run, []).extend(measured.steps[NUM_WARMUP_STEPS:])
+
+    def _profile(self, point: _Point) -> None:
+        """The kinds of operation, at the first point only: they are shares, and cost a run each."""
+        for run in self._plan.runs:
+            if point.failed or self._allowed.seconds_left < self._longest_s:
+                return
+            self._advance(f"{len(run)} layers, {point.name}, kinds of operation")
+            options = dataclasses.replace(self._options, micro_batch_size=point.micro_batch_size, sequence_length=point.sequence_length)
+            try:
+                point.classes[run] = joined(profiled(short_config(self._config, run, len(self._plan.order)), options, self._device))
+            except torch.OutOfMemoryError:
+                self._notes.append(f"{point.name}: {len(run)} layers under the profiler ran out of memory; the rest is kept")
+                return
+            finally:
+                gc.collect()
+                self._device.release()
+        self._has_classes = True
 
     def _measure(self, point: _Point, run: tuple[int, ...], *, attribute: bool, num_steps: int) -> Measurement | None:
         """One run; None where it did not fit the budget or the memory."""
@@ -199,6 +221,7 @@ class _LayerRunner:
             seconds=tuple(seconds.items()),
             memory=memory,
             num_runs=len(point.steps),
+            classes=fit_classes(self._plan, point.classes) if len(point.classes) == len(self._plan.runs) else (),
         )
 
 

@@ -104,7 +104,7 @@ def gemm(m: int, n: int, k: int, dtype: str, batch: int = 1) -> OpCase:
     def make(device: Device) -> Call:
         if batch == 1:
             x, w = (torch.randn(rows, k, device=device.torch_device).to(DTYPES[dtype]) for rows in (m, n))
-            return lambda: F.linear(x, w)
+            return _in_tf32(lambda: F.linear(x, w)) if dtype == "tf32" else lambda: F.linear(x, w)
         a = torch.randn(batch, m, k, device=device.torch_device).to(DTYPES[dtype])
         b = torch.randn(batch, k, n, device=device.torch_device).to(DTYPES[dtype])
         return lambda: torch.bmm(a, b)
@@ -121,18 +121,33 @@ def gemm(m: int, n: int, k: int, dtype: str, batch: int = 1) -> OpCase:
     )
 
 
+def _in_tf32(call: Call) -> Call:
+    """The call with fp32 products in TF32, as `torch.set_float32_matmul_precision("high")` has them."""
+
+    def run() -> object:
+        torch.set_float32_matmul_precision("high")
+        try:
+            return call()
+        finally:
+            torch.set_float32_matmul_precision("highest")
+
+    return run
+
+
 def attention(kernel: str, rows: int, heads: int, kv_heads: int, length: int, head_dim: int, *, causal: bool, backward: bool) -> OpCase:
     """Scaled dot-product attention in bf16 by one kernel; the backward is timed alone."""
     scores = 4 * rows * heads * length * length * head_dim // (2 if causal else 1)
     moved = (2 if backward else 1) * 2 * rows * length * head_dim * (2 * heads + 2 * kv_heads)
 
     def make(device: Device) -> Call:
-        shape = (rows, heads, length, head_dim)
-        q, k, v = (torch.randn(shape, device=device.torch_device).to(torch.bfloat16).requires_grad_(backward) for _ in range(3))
+        q, k, v = (
+            torch.randn(rows, count, length, head_dim, device=device.torch_device).to(torch.bfloat16).requires_grad_(backward)
+            for count in (heads, kv_heads, kv_heads)
+        )
 
         def forward() -> torch.Tensor:
             with _only(kernel, device):
-                return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+                return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=heads != kv_heads)
 
         if not backward:
             return forward

@@ -37,7 +37,7 @@ def table(title: str, *columns: str, numbers: int) -> Table:
     return made
 
 
-def print_calibrated(found: Calibrated, console: Console, path: str) -> None:
+def print_calibrated(found: Calibrated, console: Console, path: str, *, in_cache: bool) -> None:
     """Everything that was measured."""
     console.print(
         f"[bold]{found.device.name}[/bold]  torch {found.stamp['torch']}  driver {found.stamp.get('driver', 'none')}", highlight=False
@@ -45,8 +45,16 @@ def print_calibrated(found: Calibrated, console: Console, path: str) -> None:
     console.print(rates_table(found.speed))
     if found.layers is not None:
         console.print(layers_table(found.layers))
+        classes = classes_table(found.layers)
+        if classes is not None:
+            console.print(classes)
     print_notes(found.notes, console)
-    console.print(f"written to {path}; `estimate` uses it for this device from now on", highlight=False, soft_wrap=True)
+    use = (
+        "`estimate` uses it for this device from now on"
+        if in_cache and found.device.is_cuda
+        else f"use it with `estimate --calibration {path}`"
+    )
+    console.print(f"written to {path}; {use}", highlight=False, soft_wrap=True)
 
 
 def print_notes(notes: Sequence[str], console: Console) -> None:
@@ -102,6 +110,31 @@ def layers_table(layers: MeasuredLayers) -> Table:
             format_bytes(max(peaks.values())) if peaks else "",
             end_section=True,
         )
+    return made
+
+
+def classes_table(layers: MeasuredLayers) -> Table | None:
+    """Shares of each phase by kind of operation, in the whole model."""
+    counts = counts_of(layers.order, len(set(layers.order)))
+    point = next((point for point in layers.points if point.classes), None)
+    if point is None:
+        return None
+    kinds = sorted({kind for _, own in point.classes for kind, _ in own})
+    phases = [phase for phase, _ in point.classes]
+    made = table(
+        f"kinds of operation, {point.micro_batch_size} x {point.sequence_length}, by torch's profiler",
+        "share of the phase",
+        *phases,
+        numbers=len(phases),
+    )
+    shares: dict[str, list[str]] = {kind: [] for kind in kinds}
+    for _, own in point.classes:
+        seconds = {kind: fit.at(counts) for kind, fit in own}
+        total = sum(seconds.values()) or 1.0
+        for kind in kinds:
+            shares[kind].append(f"{seconds[kind] / total:.0%}" if kind in seconds else "")
+    for kind in kinds:
+        made.add_row(kind, *shares[kind])
     return made
 
 
