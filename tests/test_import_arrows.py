@@ -15,7 +15,7 @@ NUMPY_ALLOWED = {"sweep.py"}
 LAYERS = (
     ("units", "errors", "record"),
     ("expr", "dtypes"),
-    ("parallel_config",),
+    ("parallel_config", "workload_config"),
     ("train_config", "model_spec", "hardware", "attainable", "efficiency", "catalog.gpus", "cluster"),
     ("costs", "ledger"),
     ("tape", "ops"),
@@ -49,6 +49,7 @@ LAYERS = (
         "guidelines",
         "lengths",
         "exports",
+        "scaling",
         "workloads",
         "inference",
         "inputs",

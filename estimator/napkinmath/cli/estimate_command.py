@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from napkinmath.cli.flags import SHARED
+from napkinmath.cli.flags import SHARED, TEXT
 from napkinmath.cli.parser import Parser
 from napkinmath.errors import InputError, shown
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from napkinmath.estimate import Estimate
 
 _DESCRIPTION = "What one training step of a language model costs in memory and time, what it is made of, and on which GPUs it fits."
+_MONEY = ("money", ((("--price",), TEXT, "P", "money for one hour of one GPU, for the price of a billion tokens"),))
 _TIMELINE_KINDS = (".html", ".svg", ".png")
 
 
@@ -24,7 +25,13 @@ def run(argv: Sequence[str]) -> int:
     options = _parser().parse(argv)
     _check_output(options)
     notes: list[str] = []
+    price = options.pop("price", None)
     estimates = make_estimates(options, notes)
+    if price is not None:
+        from napkinmath.inputs import values
+
+        for e in estimates:
+            e.price_per_gpu_hour = values.number(price, "--price", low=0.0, high=1e6)
     _print(estimates, options)
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
@@ -53,7 +60,7 @@ def make_estimates(given: dict[str, Any], notes: list[str]) -> list[Estimate]:
 
 def _parser() -> Parser:
     return Parser(
-        "estimate", _DESCRIPTION, SHARED,
+        "estimate", _DESCRIPTION, (*SHARED, _MONEY),
         positional=("job", "JOB", "a job file: ours, or one of axolotl, TRL, the HF Trainer, torchtune, LLaMA-Factory, accelerate or DeepSpeed (YAML or JSON)"),
         usage="estimate --model NAME [flags] | estimate JOB.yaml [flags] | estimate COMMAND ...",
         ending=_ending,
