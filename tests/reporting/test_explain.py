@@ -9,7 +9,8 @@ from fractions import Fraction
 import pytest
 from napkinmath.report.components import components_at, held_by_component
 from napkinmath.report.explain import Scopes, cost_entries, explanation_text, formula_of, stored_bytes, tensor_entries
-from report.priced import CONFIGS, priced
+
+from reporting.priced import CONFIGS, priced
 
 
 def evaluate(numbers: str) -> Fraction:

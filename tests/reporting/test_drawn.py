@@ -11,7 +11,8 @@ from napkinmath.ledger import Phase
 from napkinmath.report import curve, drawn
 from napkinmath.report.palette import STACK
 from napkinmath.timeline import Timeline
-from report.priced import CONFIGS, priced, spelled_out, timelines
+
+from reporting.priced import CONFIGS, priced, spelled_out, timelines
 
 
 @given(timelines(), st.integers(1, 40))
@@ -86,7 +87,8 @@ def test_a_thinned_run_never_shows_more_than_there_was(timeline: Timeline, most_
 
 def test_of_many_equal_micro_steps_the_first_and_the_last_are_drawn() -> None:
     from napkinmath.estimate import estimate
-    from report.priced import LLAMA_7B
+
+    from reporting.priced import LLAMA_7B
 
     e = estimate(LLAMA_7B, CONFIGS["qlora"].replace(gradient_accumulation_steps=40))
     found = drawn.shown(e.timeline, most_events=100_000)

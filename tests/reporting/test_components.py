@@ -9,7 +9,8 @@ from napkinmath.report.components import components_at, components_of
 from napkinmath.report.origins import Facts, facts_of
 from napkinmath.report.parts import LABELS, component_key
 from napkinmath.timeline import Point, Stamp, TensorInfo, Timeline, TimelineSegment
-from report.priced import CONFIGS, priced, timelines
+
+from reporting.priced import CONFIGS, priced, timelines
 
 
 @pytest.mark.parametrize("name", CONFIGS)

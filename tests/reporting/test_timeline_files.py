@@ -20,8 +20,9 @@ from napkinmath.report.timeline_html import compact, timeline_html
 from napkinmath.report.timeline_svg import timeline_svg
 from napkinmath.timeline import Stamp, TensorInfo, Timeline, TimelineSegment
 from napkinmath.units import format_bytes
-from report.interact import BROWSER, page_after
-from report.priced import CONFIGS, priced, spelled_out, timelines
+
+from reporting.interact import BROWSER, page_after
+from reporting.priced import CONFIGS, priced, spelled_out, timelines
 
 SVG = "{http://www.w3.org/2000/svg}"
 NASTY = "</script><script>alert(1)</script>&<\"'{{data}}\x1b]0;\u202e"

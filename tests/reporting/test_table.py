@@ -11,7 +11,8 @@ from napkinmath.report.components import components_of
 from napkinmath.report.screen import PIPE_WIDTH, bar, cut, sparkline, terminal_width, wants_color, wrap
 from napkinmath.report.table import print_report, report_text
 from napkinmath.units import GIB
-from report.priced import CONFIGS, priced, tiny
+
+from reporting.priced import CONFIGS, priced, tiny
 
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 

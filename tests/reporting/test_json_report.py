@@ -11,7 +11,8 @@ import jsonschema
 import pytest
 from napkinmath.ledger import Phase, Role
 from napkinmath.report.json_report import SCHEMA_VERSION, to_json
-from report.priced import CONFIGS, priced, tiny
+
+from reporting.priced import CONFIGS, priced, tiny
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = ROOT / "estimator" / "napkinmath" / "report" / "schema" / f"estimate-{SCHEMA_VERSION}.json"
