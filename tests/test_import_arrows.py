@@ -59,6 +59,7 @@ LAYERS = (
         "local_machine",
     ),
     ("report",),
+    ("serving",),
     ("cli", "__main__"),
 )
 

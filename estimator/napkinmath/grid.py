@@ -58,11 +58,11 @@ class Family:
         """Batch, length and rank of the first job."""
         config = self.config
         rank = number(config.adapter.rank) if config.adapter is not None else 1
-        return number(config.micro_batch_size), number(config.sequence_length), rank
+        return number(config.micro_batch_size) // config.workload.sequences, number(config.sequence_length), rank
 
     def sized(self, batch: int, length: int, rank: int) -> TrainConfig:
         """The configuration with these sizes."""
-        config = self.config.replace(micro_batch_size=batch, sequence_length=length)
+        config = self.config.replace(micro_batch_size=batch * self.config.workload.sequences, sequence_length=length)
         return config if config.adapter is None else config.replace(adapter=config.adapter.replace(rank=rank))
 
     def estimate(self, batch: int, length: int, rank: int) -> Estimate:
@@ -79,6 +79,7 @@ class Family:
         import numpy as np
 
         b, s, r = (np.asarray(column, np.float64) for column in (batches, lengths, ranks))
+        b *= self.config.workload.sequences  # a pair of sequences is one of the batch
         if not self.is_open or bool((b * s > MOST_TOKENS).any() or (b * s * s > MOST_SCORES).any()):
             for sizes in zip(batches, lengths, ranks, strict=True):
                 yield self._one(self.estimate(*sizes))

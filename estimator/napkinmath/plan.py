@@ -256,7 +256,8 @@ def _price(combination: _Combination, sizes: tuple[Any, Any, Any], space: Space)
     from napkinmath.sweep import SweepResult
 
     try:
-        found: SweepResult = combination.sweeper(*(size[_cells(combination, sizes)] for size in sizes))
+        b, s, r = (size[_cells(combination, sizes)] for size in sizes)
+        found: SweepResult = combination.sweeper(b * combination.config.workload.sequences, s, r)
     except InputError:  # the family refuses it (no fused attention, say)
         combination.requested = np.full(len(_cells(combination, sizes)), np.iinfo(np.int64).max)
         combination.speed = np.zeros(len(combination.requested))
@@ -348,7 +349,7 @@ def _adds_nothing(combination: _Combination, speed: float, found: Sequence[Candi
 def price_at(space: Space, config: TrainConfig, machine: Machine, sizes: tuple[int, int, int]) -> Estimate:
     """The estimate of a combination at one batch, length and rank."""
     b, s, r = sizes
-    config = config.replace(micro_batch_size=b, sequence_length=s)
+    config = config.replace(micro_batch_size=b * config.workload.sequences, sequence_length=s)
     if config.adapter is not None:
         config = config.replace(adapter=config.adapter.replace(rank=r))
     return estimate(space.spec, config, hardware=machine.hardware, efficiency=machine.efficiency, allocator=space.allocator)

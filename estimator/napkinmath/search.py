@@ -29,7 +29,7 @@ class Limit(Record):
 
 def largest_batch(e: Estimate) -> Limit:
     """The largest micro-batch that fits the estimate's GPU, everything else as it is."""
-    return _limit(e, "batch", lambda config, size: config.replace(micro_batch_size=size), MOST_BATCH)
+    return _limit(e, "batch", lambda config, size: config.replace(micro_batch_size=size * config.workload.sequences), MOST_BATCH)
 
 
 def longest_context(e: Estimate) -> Limit:

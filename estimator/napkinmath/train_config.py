@@ -7,6 +7,7 @@ from enum import Enum
 from napkinmath.errors import InputError, shown
 from napkinmath.parallel_config import ParallelConfig
 from napkinmath.record import Record
+from napkinmath.workload_config import Workload
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -231,6 +232,8 @@ class TrainConfig(Record):
     """Modules that full fine-tuning leaves untrained."""
     parallel: ParallelConfig = ParallelConfig()
     """How the step is spread over many GPUs; batch and lengths above are those of one data-parallel rank."""
+    workload: Workload = Workload()
+    """Preferences, distillation, rollouts; evaluation and generation in the middle. Its batch counts sequences: a pair is two."""
 
     def validate(self) -> None:
         _check_types(
@@ -243,6 +246,7 @@ class TrainConfig(Record):
             offload=OffloadConfig,
             batch=Batch,
             parallel=ParallelConfig,
+            workload=Workload,
         )
         _check_types(self, optional=True, adapter=AdapterConfig, quantization=QuantizationConfig)
         for name in ("micro_batch_size", "sequence_length", "gradient_accumulation_steps"):

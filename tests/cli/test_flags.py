@@ -28,7 +28,7 @@ from napkinmath.train_config import (
     RecomputeKind,
     TrainConfig,
 )
-from napkinmath.workload_config import WorkloadKind
+from napkinmath.workload_config import Workload, WorkloadKind
 
 PARSER = Parser("estimate", "", SHARED)
 
@@ -195,6 +195,7 @@ def fields_of(kind: type[Record], prefix: str = "") -> set[str]:
         "offload": OffloadConfig,
         "batch": Batch,
         "parallel": ParallelConfig,
+        "workload": Workload,
     }
     found: set[str] = set()
     for name in kind.__record_fields__:

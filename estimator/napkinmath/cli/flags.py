@@ -88,6 +88,14 @@ STEP: tuple[Row, ...] = (
     (("--train-mode",), ON, "", "the model is in training mode (the default)"),
     (("--compile",), SWITCH, "", "torch.compile"),
 )
+WORKLOAD: tuple[Row, ...] = (
+    (("--workload",), TEXT, "NAME", "sft, dpo, distill, reward, grpo, ppo; --bs counts pairs of dpo and reward [sft]"),
+    (("--teacher",), TEXT, "MODEL", "the model that teaches (distill) or scores rollouts (grpo, ppo)"),
+    (("--reference",), SWITCH, "", "the reference's forward in the step (dpo, grpo, ppo) [on]; off: precomputed, or beta 0"),
+    (("--completion",), TEXT, "N", "tokens that a rollout generates [half the sequence]"),
+    (("--eval-bs",), TEXT, "B", "evaluate so many sequences at once in the middle of training [no evaluation]"),
+    (("--generate",), TEXT, "N", "generate N tokens for a batch in the middle of training [none]"),
+)
 PARALLEL: tuple[Row, ...] = (
     (("--gpus",), TEXT, "N[xTYPE]", "GPUs in all, e.g. 8xA100-80 [1]"),
     (("--nodes",), TEXT, "N", "machines they are in [as few as take 8 each]"),
@@ -147,6 +155,7 @@ SHARED: tuple[Group, ...] = (
     ("quantization of the base", QUANTIZATION),
     ("batch", BATCH),
     ("training step", STEP),
+    ("workload", WORKLOAD),
     ("hardware", HARDWARE),
     ("many GPUs", PARALLEL),
     ("output", OUTPUT),

@@ -22,6 +22,7 @@ from napkinmath.train_config import (
     RecomputeKind,
     TrainConfig,
 )
+from napkinmath.workload_config import Workload, WorkloadKind
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -59,9 +60,10 @@ PARALLEL_OPTIONS = (
     "gpus", "nodes", "data_parallel", "zero", "tp", "pp", "cp", "ep", "sequence_parallel", "cp_kind", "pp_schedule", "micro_batches", "pp_chunks", "sharding", "shard_size", "reshard", "wrap",
     "forward_prefetch", "backward_prefetch", "limit_all_gathers", "sharded_dtype", "reduce_dtype", "sync_each_batch", "bucket_mb", "bucket_view", "hpz", "mics", "nvme", "broadcast_loading", "full_state_dict",
 )  # fmt: skip
+WORKLOAD_OPTIONS = ("workload", "teacher", "reference", "completion", "eval_bs", "generate")
 KEYS = (
     "model", "arch", "config", "hub", "method", *ADAPTER_OPTIONS, "freeze", "quant", *QUANT_OPTIONS, "bs", "ctx", "grad_accum", "target_ctx", "packing", "lengths", "images", "precision", "optimizer",
-    "optimizer_in_backward", "clip", "checkpointing", "reentrant", "offload", "pinned", "offload_style", "prefetch", "attention", "loss", "kernels", "stack", "eval", "train_mode", "compile", *PARALLEL_OPTIONS, "gpu", "vram", "mig", "network", "host_ram", "display", "allocator",
+    "optimizer_in_backward", "clip", "checkpointing", "reentrant", "offload", "pinned", "offload_style", "prefetch", "attention", "loss", "kernels", "stack", "eval", "train_mode", "compile", *WORKLOAD_OPTIONS, *PARALLEL_OPTIONS, "gpu", "vram", "mig", "network", "host_ram", "display", "allocator",
     "calibration", "allow_stale_calibration",
 )  # fmt: skip
 """Every option a job file of ours can give."""
@@ -99,6 +101,8 @@ def train_config(options: Options) -> TrainConfig:
         from napkinmath.inputs.parallel_options import parallel_config
 
         fields["parallel"] = parallel_config(options)
+    if any(key in options for key in WORKLOAD_OPTIONS):
+        fields["workload"] = _workload(options)
     for key, field in (("bs", "micro_batch_size"), ("ctx", "sequence_length"), ("grad_accum", "gradient_accumulation_steps")):
         if key in options:
             fields[field] = values.count(options[key], flag(key))
@@ -124,7 +128,26 @@ def train_config(options: Options) -> TrainConfig:
         if key in options:
             fields[field] = values.switch(options[key], flag(key))
     fields["training_mode"] = _training_mode(options)
-    return TrainConfig(**fields)
+    config = TrainConfig(**fields)
+    pairs = config.workload.sequences  # --bs counts samples, the configuration the sequences they are made of
+    return config if pairs == 1 else config.replace(micro_batch_size=fields.get("micro_batch_size", 1) * pairs)
+
+
+def _workload(options: Options) -> Workload:
+    """What happens beside the step."""
+    fields: dict[str, Any] = {}
+    if "workload" in options:
+        fields["kind"] = values.choice(
+            options["workload"], WorkloadKind, "--workload", {"rm": "reward", "distillation": "distill", "gkd": "distill"}
+        )
+    if "teacher" in options:
+        fields["teacher"] = values.text(options["teacher"], "--teacher")
+    if "reference" in options:
+        fields["reference"] = values.switch(options["reference"], "--reference")
+    for key, field in (("completion", "completion_tokens"), ("eval_bs", "eval_batch"), ("generate", "generate_tokens")):
+        if key in options:
+            fields[field] = values.count(options[key], flag(key))
+    return Workload(**fields)
 
 
 def _training_mode(options: Options) -> bool:

@@ -1,0 +1,227 @@
+"""workload_step: the step of a workload: pairs, references, teachers, critics, rollouts, and evaluation or generation in the middle.
+
+Sources: trl 0.2x to 1.x dpo_trainer.py (concatenated_forward, then compute_ref_log_probs under no_grad), gkd_trainer.py (compute_loss,
+generalized_jsd_loss), reward_trainer.py, grpo_trainer.py (_generate_and_score_completions), ppo_trainer.py; transformers 5.23 trainer.py
+evaluation_loop, cache_utils.py DynamicLayer.update. A policy's own loss is priced as cross-entropy over the same logits; an evaluation and a
+reference leave out the adapters' own products.
+"""
+
+from __future__ import annotations
+
+import copy
+
+from napkinmath.costs import Move
+from napkinmath.dtypes import BF16, FP32
+from napkinmath.errors import InputError, shown
+from napkinmath.expr import Size, ceil_div, product, symbol
+from napkinmath.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Work
+from napkinmath.lowering.lifecycle import load_segments
+from napkinmath.lowering.policy import Policy
+from napkinmath.model_spec import ModelSpec
+from napkinmath.train_config import Precision, RecomputeConfig, TrainConfig
+from napkinmath.workload_config import Workload, WorkloadKind
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from napkinmath.ledger import Event
+    from napkinmath.step import Run, Segment, Step
+
+_b, _s, _v, _k, _dh = (symbol(name) for name in ("b", "s", "v", "k", "dh"))
+_LAUNCHES = 12  # kernels of one layer's forward for one token
+
+
+class ForwardPolicy(Policy):
+    """The same model where nothing is trained and adapters are switched off: a reference, a teacher, an evaluation."""
+
+    def is_trained(self, path: str) -> bool:
+        return False
+
+    def targets(self, path: str, kind: str) -> bool:
+        return False
+
+    def adapts_parameter(self, names: tuple[str, ...]) -> bool:
+        return False
+
+    @property
+    def inputs_require_grad(self) -> bool:
+        return False
+
+
+def workload_step(spec: ModelSpec, policy: Policy) -> Step:
+    """The step of `policy.config.workload`; raises InputError where it is spread over several GPUs or the model has no such head."""
+    from napkinmath.step import build_step
+
+    config, workload = policy.config, policy.config.workload
+    if config.parallel.world_size > 1:
+        raise InputError(f"workload {workload.kind.value} is priced on one GPU; leave --gpus out")
+    plain = copy.copy(policy)
+    plain.config = config.replace(workload=Workload())
+    own = scored(spec) if workload.kind is WorkloadKind.REWARD else spec
+    step = build_step(own, plain)
+    if workload.kind is WorkloadKind.PPO:
+        _join(step, build_step(scored(spec), plain))
+    before, after = _beside(spec, policy, step)
+    step.micro_steps = [_surrounded(repeat, segments, before, after) for repeat, segments in step.micro_steps]
+    if workload.rolls_out:
+        repeat, segments = step.micro_steps[0]
+        rollout = _generation(step.runs, policy, workload.completion_tokens or ceil_div(_s, 2), "rollout", timed=True)
+        step.micro_steps[:1] = [(1, rollout + segments), *([(repeat - 1, segments)] if repeat > 1 else [])]
+    step.save = _in_the_middle(own, policy, step) + step.save
+    step.policy = policy
+    return step
+
+
+def scored(spec: ModelSpec) -> ModelSpec:
+    """The same model with a score for its head."""
+    from napkinmath.catalog.layers.head import CausalLmHead
+    from napkinmath.catalog.layers.score_head import ScoreHead
+
+    last = spec.stages[-1]
+    if not isinstance(last.part, CausalLmHead):
+        raise InputError(f"{shown(spec.name)} ends in no causal language-model head that a score could replace; use a decoder")
+    head = ScoreHead(norm=last.part.norm, norm_name=last.part.norm_name)
+    return spec.replace(stages=(*spec.stages[:-1], last.replace(part=head)))
+
+
+def _join(step: Step, other: Step) -> None:
+    """A second model trained in the same step: its micro-step after the first's, its update beside it."""
+    step.load += other.load
+    step.runs = step.runs + other.runs
+    step.micro_steps = [(repeat, mine + theirs) for (repeat, mine), (_, theirs) in zip(step.micro_steps, other.micro_steps, strict=True)]
+    for part in ("clip", "states", "work", "zero"):
+        setattr(step.update, part, getattr(step.update, part) + getattr(other.update, part))
+    step.save = step.save + other.save
+
+
+# ---------------------------------------------------------------- forwards of other models
+
+
+def _beside(spec: ModelSpec, policy: Policy, step: Step) -> tuple[list[Segment], list[Segment]]:
+    """Forwards without gradients in each micro-step: (before the policy's forward, between its forward and its backward)."""
+    config, workload = policy.config, policy.config.workload
+    before: list[Segment] = []
+    after: list[Segment] = []
+    if workload.kind in (WorkloadKind.DPO, WorkloadKind.GRPO, WorkloadKind.PPO) and workload.reference:
+        loaded, forward = _forward(spec, policy, config, "reference")
+        if config.adapter is None:
+            step.load += loaded
+        (after if workload.kind is WorkloadKind.DPO else before).extend(forward)
+    if workload.teacher:
+        from napkinmath.catalog.models import read_model
+
+        teacher = read_model(workload.teacher)
+        frozen = config.replace(adapter=None, quantization=None, precision=Precision.BF16 if config.precision is Precision.BF16 else Precision.BF16_AUTOCAST)  # fmt: skip
+        name = "teacher" if workload.kind is WorkloadKind.DISTILL else "reward model"
+        loaded, forward = _forward(teacher if name == "teacher" else scored(teacher), policy, frozen, name)
+        step.load += loaded
+        (after if name == "teacher" else before).extend(forward)
+        if name == "teacher":
+            after += _divergence()
+    return before, after
+
+
+def _forward(spec: ModelSpec, policy: Policy, config: TrainConfig, name: str, *, phase: Phase = Phase.FORWARD, more: tuple[tuple[str, int], ...] = ()) -> tuple[list[Segment], list[Segment]]:  # fmt: skip
+    """(loading, forward without gradients) of a model, under its own sizes."""
+    from napkinmath.step import lower_micro_step, record_runs
+
+    still = config.replace(workload=Workload(), recompute=RecomputeConfig(), training_mode=False, gradient_accumulation_steps=1)
+    quiet = ForwardPolicy(still, policy.stack, sdpa_choice=policy.sdpa_choice)
+    quiet.thresholds = policy.thresholds
+    runs, shared = record_runs(spec, quiet)
+    forward = lower_micro_step(runs, shared, quiet, accumulate=False)
+    loaded = load_segments(runs, quiet)
+    for segment in (*loaded, *forward):
+        segment.name = f"{name}: {segment.name}"
+        segment.symbols = (*spec.symbols, *segment.symbols, *more)
+    for segment in forward:
+        segment.phase = phase
+    return loaded, forward
+
+
+def _divergence() -> list[Segment]:
+    """The teacher's logits, both log-probabilities and their divergence, there until the loss has gone backward."""
+    from napkinmath.step import Segment
+
+    names = (("teacher's logits", BF16), ("teacher's log-probabilities", FP32), ("divergence", FP32))
+    tensors = [Tensor(name, (_b, _s, _v), dtype, Role.LOGITS, "loss") for name, dtype in names]
+    moved: Size = 0
+    for tensor in tensors:
+        moved = moved + 2 * tensor.nbytes
+    events: list[Event] = [*((ALLOC, tensor) for tensor in tensors), (RUN, Work(None, (Move(moved, 4),), False))]
+    return [Segment("divergence from the teacher", Phase.FORWARD, events), Segment("divergence released", Phase.BACKWARD, [(FREE, t) for t in tensors])]  # fmt: skip
+
+
+def _surrounded(repeat: int, segments: list[Segment], before: list[Segment], after: list[Segment]) -> tuple[int, list[Segment]]:
+    """A micro-step with forwards before it and between its forward and its backward; what the backward releases goes after its first block."""
+    first = next((i for i, segment in enumerate(segments) if segment.phase is Phase.BACKWARD), len(segments))
+    between = [segment for segment in after if segment.phase is Phase.FORWARD]
+    released = [segment for segment in after if segment.phase is not Phase.FORWARD]
+    cut = min(first + 2, len(segments))  # the gradient of the loss, then the head
+    return repeat, [*before, *segments[:first], *between, *segments[first:cut], *released, *segments[cut:]]
+
+
+# ---------------------------------------------------------------- generation and evaluation
+
+
+def _in_the_middle(spec: ModelSpec, policy: Policy, step: Step) -> list[Segment]:
+    """Evaluation and generation after an optimizer step, the states in place; they take no part in the step's time."""
+    workload = policy.config.workload
+    found: list[Segment] = []
+    if workload.eval_batch:
+        found += _untimed(_forward(spec, policy, policy.config, "evaluation", phase=Phase.EVALUATE, more=(("b", workload.eval_batch),))[1])
+    if workload.generate_tokens:
+        found += _generation(step.runs, policy, workload.generate_tokens, "generation", timed=False)
+    return found
+
+
+def _untimed(segments: list[Segment]) -> list[Segment]:
+    for segment in segments:
+        segment.events = [event for event in segment.events if event[0] != RUN]
+    return segments
+
+
+def _generation(runs: Sequence[Run], policy: Policy, tokens: Size, name: str, *, timed: bool) -> list[Segment]:
+    """A key/value cache as long as the sequence and its tokens, one token after the other: every weight is read for each.
+
+    A layer's cache grows by concatenation, so one layer's is there twice. Raises InputError for layers that cache something else.
+    """
+    from napkinmath.step import Segment
+
+    length = _s if name == "rollout" else _s + tokens
+    opened: list[Segment] = []
+    closed: list[Segment] = []
+    decoded: list[Segment] = []
+    dtype = policy.compute_dtype
+    for run in runs:
+        moved: Size = 0
+        for weight in run.block.weights:
+            moved = moved + weight.tensor.nbytes
+        events: list[Event] = []
+        if run.stage.checkpointed:
+            axes = _cache_axes(run, length)
+            pair = [Tensor(f"{what} cache", axes, dtype, Role.ACTIVATIONS, run.block.name) for what in ("key", "value")]
+            grown = Tensor("grown cache", axes, dtype, Role.WORKSPACE, run.block.name)
+            opened.append(Segment(f"{name}: cache of {run.name}", Phase.EVALUATE, [(ALLOC, t) for t in pair], run.count, run.stage.symbols))
+            closed.append(Segment(f"{name}: cache of {run.name} dropped", Phase.EVALUATE, [(FREE, t) for t in pair], run.count, run.stage.symbols))  # fmt: skip
+            moved = moved + 3 * product(axes) * dtype.bits // 8
+            events = [(ALLOC, grown), (FREE, grown)]
+        if timed:
+            events.append((RUN, Work(None, (Move(tokens * moved, tokens * _LAUNCHES),), False)))
+        decoded.append(Segment(f"{name}: {run.name}", Phase.EVALUATE, events, run.count, run.stage.symbols))
+    logits = Tensor("logits of the next token", (_b, _v), FP32, Role.LOGITS)
+    decoded.append(Segment(f"{name}: next token", Phase.EVALUATE, [(ALLOC, logits), (FREE, logits)]))
+    return opened + decoded + closed
+
+
+def _cache_axes(run: Run, length: Size) -> tuple[Size, ...]:
+    """(b, key/value heads, tokens kept, head size) of one layer's cache."""
+    from napkinmath.catalog.layers.attention import GroupedQueryAttention
+    from napkinmath.expr import minimum
+
+    attention = getattr(run.stage.part, "attention", None)
+    if not isinstance(attention, GroupedQueryAttention):
+        raise InputError("generation is priced for grouped-query attention; this model caches something else")
+    heads = _k if attention.grouped else symbol("a")
+    return _b, heads, minimum(length, attention.window) if attention.window else length, _dh
