@@ -98,7 +98,7 @@ class _Run:
     def _outcome(self, row: Row) -> Outcome:
         job = understand(row, blind=self.blind)
         hardware = job.hardware
-        key = (job.spec.name, job.config, hardware.gpu.name, hardware.memory_bytes, hardware.lazy_modules, job.spec.source, job.cluster)
+        key = (id(job.spec), job.config, hardware.gpu.name, hardware.memory_bytes, hardware.lazy_modules, job.spec.source, job.cluster)
         found = self._outcomes.get(key)
         if found is None:
             found = self._outcomes[key] = Outcome(job)
