@@ -140,8 +140,7 @@ class Watching:
         """A step is over: note what is left, look for drift, begin the next."""
         started = time.perf_counter()
         record = self._record
-        figures = self._memory.figures()
-        record.end_allocated, record.end_reserved = figures.allocated, figures.reserved
+        record.end_allocated, record.end_reserved = self._memory.current()
         self.records.append(record)
         self._record = StepRecord(record.step + 1)
         for found in (

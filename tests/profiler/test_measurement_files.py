@@ -12,8 +12,15 @@ import pytest
 import torch
 from napkinmath.errors import InputError
 from napkinmath.timeline import Timeline
-from napkinmath_profiler.measuring.device_memory import BlockEvent, CpuMemory, block_events
-from napkinmath_profiler.measuring.environment import describe_environment, smi_values, spread_notes, throttling_notes
+from napkinmath_profiler.measuring.device_memory import BlockEvent, CpuMemory, CudaMemory, MemoryFigures, block_events
+from napkinmath_profiler.measuring.environment import (
+    busy_notes,
+    describe_environment,
+    disturbance_notes,
+    smi_values,
+    spread_notes,
+    throttling_notes,
+)
 from napkinmath_profiler.measuring.history_marks import Claim, Place
 from napkinmath_profiler.measuring.history_pass import BEFORE, LIBRARY_WORKSPACE, read_history
 from napkinmath_profiler.measuring.labelled_snapshot import label_snapshot, write_labelled
@@ -187,6 +194,96 @@ def test_the_environment_is_stamped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     found = describe_environment(torch.device("cpu"))
     assert found["device"] == "cpu" and found["torch"] and found["allocator"] == "expandable_segments:True"
+
+
+def test_a_busy_gpu_is_said() -> None:
+    figures = {"allocated": 0, "reserved": 0, "peak_allocated": 0, "peak_reserved": 0, "device_total": 80 << 30}
+    assert busy_notes(MemoryFigures(**figures, device_used=600 << 20)) == []
+    assert "20.0 GiB of the GPU were taken" in busy_notes(MemoryFigures(**figures, device_used=20 << 30))[0]
+    assert busy_notes(None) == []
+    assert disturbance_notes(1000, 1000) == [] and "1.00 GiB more" in disturbance_notes(3 << 30, 2 << 30)[0]
+
+
+class FakeCuda:
+    """torch.cuda's functions that CudaMemory calls, over the books of CPU tensors."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.books, self.trace, self.recording, self.fraction = CpuMemory(), [], False, 1.0
+        note = self.books._note
+
+        def noted(is_allocation: bool, address: int, nbytes: int) -> None:
+            note(is_allocation, address, nbytes)
+            if self.recording:
+                for action in ("alloc",) if is_allocation else ("free_requested", "free_completed"):
+                    self.trace.append({"action": action, "addr": address, "size": nbytes, "stream": 0})
+
+        monkeypatch.setattr(self.books, "_note", noted)
+        for name in (
+            "init",
+            "memory_stats_as_nested_dict",
+            "mem_get_info",
+            "reset_peak_memory_stats",
+            "memory_reserved",
+            "set_per_process_memory_fraction",
+        ):
+            monkeypatch.setattr(torch.cuda, name, getattr(self, name))
+        monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", self.record)
+        monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda device: {"device_traces": [[], list(self.trace)], "segments": []})
+
+    def init(self) -> None:
+        return None
+
+    def memory_stats_as_nested_dict(self, device: torch.device) -> dict[str, Any]:
+        assert device == torch.device("cuda:1")
+        books = self.books._allocator
+        total = self.books._num_events
+        return {
+            "allocation": {"all": {"allocated": total - 1, "freed": 1}},
+            "allocated_bytes": {"all": {"current": books.allocated, "peak": books.peak_allocated}},
+            "reserved_bytes": {"all": {"current": books.reserved, "peak": books.peak_reserved}},
+            "num_alloc_retries": 2,
+        }
+
+    def mem_get_info(self, device: torch.device) -> tuple[int, int]:
+        return (60 << 30, 80 << 30)
+
+    def reset_peak_memory_stats(self, device: torch.device) -> None:
+        self.books.reset_peaks()
+
+    def memory_reserved(self, device: torch.device) -> int:
+        return 4 << 30
+
+    def set_per_process_memory_fraction(self, fraction: float, device: torch.device) -> None:
+        self.fraction = fraction
+
+    def record(self, *, enabled: str | None, **_: Any) -> None:
+        self.recording = enabled is not None
+
+
+def test_a_gpus_allocator_is_read_by_its_own_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeCuda(monkeypatch)
+    memory = CudaMemory(torch.device("cuda:1"))
+    with fake.books:
+        kept = torch.empty(1 << 20)
+        assert memory.current() == (4 << 20, 20 << 20)
+        with memory.history() as events:
+            assert memory.position() == 0
+            other = torch.empty(100)
+            assert memory.position() == 1
+            del other
+            assert memory.position() == 2
+        assert [(e.is_allocation, e.nbytes) for e in events] == [(True, 400), (False, 400)]
+        assert memory.num_dropped == 0 and memory.recorded is not None and not fake.recording
+        assert memory.peaks()[0] == (4 << 20) + 512
+        memory.reset_peaks()
+        assert memory.peaks() == memory.current()
+        figures = memory.figures()
+        assert (figures.device_used, figures.device_total, figures.num_retries) == (20 << 30, 80 << 30, 2)
+        memory.limit(0.5)
+        assert fake.fraction == pytest.approx((4 + 30) / 80)
+        memory.unlimit()
+        assert fake.fraction == 1.0
+        assert memory.address_of(kept) == 0  # on another device
 
 
 def golden_folders() -> list[Path]:

@@ -49,6 +49,7 @@ class CudaMemory:
     kind = "cuda"
 
     def __init__(self, device: torch.device) -> None:
+        torch.cuda.init()  # before that the allocator has no figures
         self.device = device if device.index is not None else torch.device("cuda", torch.cuda.current_device())
         self._start = 0
         self.recorded: dict[str, Any] | None = None
@@ -86,8 +87,15 @@ class CudaMemory:
 
     def peaks(self) -> tuple[int, int]:
         """Peak allocated and reserved bytes since the last reset."""
+        return self._both("peak")
+
+    def current(self) -> tuple[int, int]:
+        """Allocated and reserved bytes now."""
+        return self._both("current")
+
+    def _both(self, which: str) -> tuple[int, int]:
         stats = torch.cuda.memory_stats_as_nested_dict(self.device)
-        return stats["allocated_bytes"]["all"]["peak"], stats["reserved_bytes"]["all"]["peak"]
+        return stats["allocated_bytes"]["all"][which], stats["reserved_bytes"]["all"][which]
 
     def reset_peaks(self) -> None:
         """Peaks start again from what is there now."""
@@ -243,6 +251,10 @@ class CpuMemory(TorchDispatchMode):
     def peaks(self) -> tuple[int, int]:
         """Peak allocated and reserved bytes since the last reset."""
         return self._allocator.peak_allocated, self._allocator.peak_reserved
+
+    def current(self) -> tuple[int, int]:
+        """Allocated and reserved bytes now."""
+        return self._allocator.allocated, self._allocator.reserved
 
     def reset_peaks(self) -> None:
         """Peaks start again from what is there now."""

@@ -8,7 +8,9 @@ import subprocess
 from collections.abc import Mapping
 
 import torch
+from napkinmath.units import GIB, format_bytes
 
+from napkinmath_profiler.measuring.device_memory import MemoryFigures
 from napkinmath_profiler.measuring.measured_loop import Spread
 from napkinmath_profiler.tracing.observation import installed_versions
 
@@ -23,6 +25,9 @@ SMI_FIELDS = {
     "temperature": "temperature.gpu",
 }
 SMI_TIMEOUT_S = 10
+LARGEST_CONTEXT = GIB  # CUDA's own memory of a process on the GPU: some hundreds of MiB
+BUSY_SHARE = 0.01
+DISTURBED_SHARE = 0.001
 # nvml.h: nvmlClocksThrottleReason*; idle and application clocks are no slowing down
 THROTTLE_REASONS = {0x4: "power cap", 0x8: "hardware slowdown", 0x20: "heat (software)", 0x40: "heat (hardware)", 0x80: "power brake"}
 
@@ -86,4 +91,24 @@ def spread_notes(step: Spread | None) -> list[str]:
     return [
         f"steps took {step.low_s:.4g} to {step.high_s:.4g} s: a spread of {step.relative:.0%}, more than a steady clock gives; "
         "another process, clock throttling or a cold start may be in it"
+    ]
+
+
+def busy_notes(before: MemoryFigures | None) -> list[str]:
+    """What others hold of the GPU: their work slows the steps, and their memory is part of the device's figure."""
+    if before is None or before.device_used is None or before.device_total is None:
+        return []
+    others = before.device_used - before.reserved
+    if others < max(LARGEST_CONTEXT, BUSY_SHARE * before.device_total):
+        return []
+    return [f"{format_bytes(others)} of the GPU were taken before anything was built, more than a context needs: another process is on it"]
+
+
+def disturbance_notes(attributed: int, undisturbed: int) -> list[str]:
+    """Whether taking notes changed what was allocated: the attributed steps ask for no more than the others have booked."""
+    if not attributed or not undisturbed or attributed <= (1 + DISTURBED_SHARE) * undisturbed:
+        return []
+    more = attributed - undisturbed
+    return [
+        f"the attributed steps asked for {format_bytes(more)} more than the undisturbed ones booked: the notes taken, or the run, changed the step"
     ]

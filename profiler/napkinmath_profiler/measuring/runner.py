@@ -15,7 +15,14 @@ from napkinmath.errors import InputError, shown
 from torch import nn
 
 from napkinmath_profiler.measuring.device_memory import CpuMemory, CudaMemory, DeviceMemory, MemoryFigures
-from napkinmath_profiler.measuring.environment import describe_environment, smi_facts, spread_notes, throttling_notes
+from napkinmath_profiler.measuring.environment import (
+    busy_notes,
+    describe_environment,
+    disturbance_notes,
+    smi_facts,
+    spread_notes,
+    throttling_notes,
+)
 from napkinmath_profiler.measuring.held import held_by_role
 from napkinmath_profiler.measuring.history_pass import HistoryPass
 from napkinmath_profiler.measuring.measured_loop import MeasuredLoop, StepFigures, step_spread, summarize
@@ -236,6 +243,9 @@ class _Run:
 
     def _measurement(self) -> Measurement:
         steps, timed = self._steps, self._steps[self._how.num_warmup_steps :]
+        memory = self._memory_of(steps)
+        if memory is not None:
+            self._notes += disturbance_notes(memory.requested, memory.allocated)
         timeline = timeline_of(self._result, origin=MEASURED) if self._result is not None else None
         step = step_spread(timed) if timed else None
         environment = describe_environment(self._device)
@@ -246,12 +256,12 @@ class _Run:
             tokens=self._options.micro_batch_size * self._options.sequence_length * self._options.loop.gradient_accumulation_steps,
             timeline=timeline,
             result=self._result,
-            memory=self._memory_of(steps),
+            memory=memory,
             steps=tuple(steps),
             phases=summarize(steps, timed) if timed else {},
             step=step,
             environment=environment,
-            notes=(*self._notes, *spread_notes(step), *self._throttling),
+            notes=(*self._notes, *busy_notes(self._before), *spread_notes(step), *self._throttling),
             failure=self._failure,
             snapshot=self._snapshot,
             present=self._present,
