@@ -214,6 +214,7 @@ class StorageTracker(TorchDispatchMode):
 
     def _register(self, tensor: torch.Tensor) -> StorageRecord | None:
         tensor = getattr(tensor, "_local_tensor", tensor)
+        tensor = getattr(tensor, "elem", tensor)  # what an AsyncCollectiveTensor wraps
         if tensor.device.type != self.device_type:
             return None
         storage = tensor.untyped_storage()
