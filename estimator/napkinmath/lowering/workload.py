@@ -109,9 +109,7 @@ def _beside(spec: ModelSpec, policy: Policy, step: Step) -> tuple[list[Segment],
             step.load += loaded
         (after if workload.kind is WorkloadKind.DPO else before).extend(forward)
     if workload.teacher:
-        from napkinmath.catalog.models import read_model
-
-        teacher = read_model(workload.teacher)
+        teacher = _catalogued(workload.teacher)
         frozen = config.replace(adapter=None, quantization=None, precision=Precision.BF16 if config.precision is Precision.BF16 else Precision.BF16_AUTOCAST)  # fmt: skip
         name = "teacher" if workload.kind is WorkloadKind.DISTILL else "reward model"
         loaded, forward = _forward(teacher if name == "teacher" else scored(teacher), policy, frozen, name)
@@ -120,6 +118,15 @@ def _beside(spec: ModelSpec, policy: Policy, step: Step) -> tuple[list[Segment],
         if name == "teacher":
             after += _divergence()
     return before, after
+
+
+def _catalogued(name: str) -> ModelSpec:
+    """A model of the catalog; a path is none, so that a configuration never opens a file."""
+    from napkinmath.catalog.models import find_row, read_model
+
+    if find_row(name) is None:
+        raise InputError(f"--teacher {shown(name)} is not in the catalog; list: estimate models")
+    return read_model(name.rpartition("/")[2])
 
 
 def _forward(spec: ModelSpec, policy: Policy, config: TrainConfig, name: str, *, phase: Phase = Phase.FORWARD, more: tuple[tuple[str, int], ...] = ()) -> tuple[list[Segment], list[Segment]]:  # fmt: skip
