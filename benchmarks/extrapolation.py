@@ -27,7 +27,7 @@ from napkinmath_profiler.calibration.allowance import Allowance
 from napkinmath_profiler.calibration.devices import Device, choose_device
 from napkinmath_profiler.calibration.layer_fit import fit_seconds
 from napkinmath_profiler.calibration.layer_plan import plan_layers, short_config
-from napkinmath_profiler.calibration.layer_runs import NUM_WARMUP_STEPS, LayerOptions, measure_layers, medians, quick_collections
+from napkinmath_profiler.calibration.layer_runs import NUM_WARMUP_STEPS, LayerOptions, measure_layers, medians, quick_collections, settled
 from napkinmath_profiler.calibration.stamp import stamp_of
 from napkinmath_profiler.measuring.measured_loop import StepFigures
 from napkinmath_profiler.measuring.runner import MeasureOptions, measure_step
@@ -75,17 +75,18 @@ def run_case(config: dict[str, Any], train: TrainConfig, device: Device, rounds:
     for phase, moment in record.result.peak_by_phase().items():
         if PHASES[phase] is not Phase.LOAD:
             real[PHASES[phase].value] = max(real.get(PHASES[phase].value, 0), moment.requested_bytes)
-    steps: dict[tuple[int, ...], list[StepFigures]] = {}
+    timed: dict[tuple[int, ...], list[list[StepFigures]]] = {}
     for _ in range(rounds):
         for run in (*plan.runs, whole):
             how = MeasureOptions(
                 device=str(device.torch_device), attribute=False, num_steps=NUM_STEPS, num_warmup_steps=NUM_WARMUP_STEPS, memory_share=0.9
             )
             found = measure_step(short_config(parsed, run, len(plan.order)), options, how)
-            steps.setdefault(run, []).extend(found.steps[NUM_WARMUP_STEPS:])
+            timed.setdefault(run, []).append(list(found.steps[NUM_WARMUP_STEPS:]))
     counts = counts_of(plan.order, len(set(plan.order)))
-    fits = fit_seconds(plan, {run: medians(steps[run]) for run in plan.runs})
-    seconds = fit_seconds(plan, {whole: medians(steps[whole])})
+    steps = {run: medians(settled(found, device)) for run, found in timed.items()}
+    fits = fit_seconds(plan, {run: steps[run] for run in plan.runs})
+    seconds = fit_seconds(plan, {whole: steps[whole]})
     return {
         "layers": len(plan.order),
         "bytes": {phase: [layers.points[0].memory.phase_peaks(plan.order).get(phase, 0), nbytes] for phase, nbytes in real.items()},

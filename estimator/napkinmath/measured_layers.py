@@ -131,9 +131,11 @@ def layers_key(spec: ModelSpec, config: TrainConfig, optimizer: str) -> str:
     for stage in spec.stages:
         if stage.part not in kinds:
             kinds.append(stage.part)
-    plain = config.replace(micro_batch_size=1, sequence_length=1, gradient_accumulation_steps=1, optimizer=optimizer)
+    plain = dict(config.replace(micro_batch_size=1, sequence_length=1, gradient_accumulation_steps=1, optimizer=optimizer).items())
+    usual = dict(type(config)().items())  # a knob that a later version adds, left alone, changes no key
+    changed = [(name, value) for name, value in plain.items() if value != usual[name]]
     sizes = tuple((name, value) for name, value in spec.symbols if name != "L")
-    return sha256(repr((kinds, sizes, plain)).encode()).hexdigest()[:16]
+    return sha256(repr((kinds, sizes, changed)).encode()).hexdigest()[:16]
 
 
 def _stretches(turn: Turn, order: Sequence[int]) -> list[Stretch]:

@@ -51,7 +51,7 @@ class _Point:
     micro_batch_size: int
     sequence_length: int
     cuts: dict[tuple[int, ...], CutRun] = field(default_factory=dict)
-    steps: dict[tuple[int, ...], list[StepFigures]] = field(default_factory=dict)
+    rounds: dict[tuple[int, ...], list[list[StepFigures]]] = field(default_factory=dict)
     classes: dict[tuple[int, ...], OpClasses] = field(default_factory=dict)
     failed: bool = False
 
@@ -128,7 +128,7 @@ class _LayerRunner:
             self._time(point)
         if not self._has_classes:
             self._profile(point)
-        if len(point.steps) < min(2, len(self._plan.runs)):
+        if len(point.rounds) < min(2, len(self._plan.runs)):
             if not point.failed:
                 self._notes.append(f"{point.name}: not measured, the budget was spent")
             return None
@@ -153,7 +153,7 @@ class _LayerRunner:
             if measured is None:
                 return
             if measured.failure is None:
-                point.steps.setdefault(run, []).extend(measured.steps[NUM_WARMUP_STEPS:])
+                point.rounds.setdefault(run, []).append(list(measured.steps[NUM_WARMUP_STEPS:]))
 
     def _profile(self, point: _Point) -> None:
         """The kinds of operation, at the first point only: they are shares, and cost a run each."""
@@ -200,14 +200,14 @@ class _LayerRunner:
 
     def _note_scatter(self, point: _Point) -> None:
         widest = 0.0
-        for steps in point.steps.values():
-            totals = sorted(sum(figures.seconds for figures in step.values()) for step in steps)
+        for rounds in point.rounds.values():
+            totals = sorted(seconds_of(step) for steps in rounds for step in steps)
             widest = max(widest, (totals[-1 - len(totals) // 10] - totals[len(totals) // 10]) / statistics.median(totals))
         if widest > UNSTEADY:
             self._notes.append(f"{point.name}: steps scattered by up to {widest:.0%}: the clock changed, or another process ran")
 
     def _fitted(self, point: _Point) -> LayerPoint:
-        seconds = fit_seconds(self._plan, {run: medians(steps) for run, steps in point.steps.items()})
+        seconds = fit_seconds(self._plan, {run: medians(settled(rounds, self._device)) for run, rounds in point.rounds.items()})
         memory = None
         try:
             memory, missed = fit_memory(self._plan, point.cuts)
@@ -220,9 +220,21 @@ class _LayerRunner:
             sequence_length=point.sequence_length,
             seconds=tuple(seconds.items()),
             memory=memory,
-            num_runs=len(point.steps),
+            num_runs=len(point.rounds),
             classes=fit_classes(self._plan, point.classes) if len(point.classes) == len(self._plan.runs) else (),
         )
+
+
+def settled(rounds: Sequence[Sequence[StepFigures]], device: Device) -> list[StepFigures]:
+    """The steps that count: all of them on a GPU; on a CPU those of the quickest round, since other processes only ever add time there."""
+    if device.is_cuda:
+        return [step for steps in rounds for step in steps]
+    return list(min(rounds, key=lambda steps: statistics.median(map(seconds_of, steps))))
+
+
+def seconds_of(step: StepFigures) -> float:
+    """A whole step."""
+    return sum(figures.seconds for figures in step.values())
 
 
 def medians(steps: Sequence[StepFigures]) -> dict[Phase, float]:
