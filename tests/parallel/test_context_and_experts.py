@@ -1,0 +1,178 @@
+"""Context and expert parallelism: what a rank holds and sends, that books balance, and what cannot be split said in one line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from napkinmath.allocator import replay
+from napkinmath.catalog.families import read_config
+from napkinmath.catalog.stacks import STACKS
+from napkinmath.costs import Collective
+from napkinmath.errors import InputError
+from napkinmath.expr import Bindings
+from napkinmath.lowering.policy import Policy
+from napkinmath.parallel_config import ContextParallel, DataParallel, ParallelConfig, PipelineSchedule
+from napkinmath.simulate import simulate
+from napkinmath.step import Step, build_step
+from napkinmath.train_config import Attention, Precision, TrainConfig
+
+ROOT = Path(__file__).resolve().parents[2]
+LLAMA = {
+    "model_type": "llama", "hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 512,
+}  # fmt: skip
+MIXTRAL = {**LLAMA, "model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
+COLD_S = 0.3
+
+
+def step_of(config: dict[str, object], parallel: ParallelConfig, *, rank: int = 0, **changes: object) -> Step:
+    train = TrainConfig(micro_batch_size=2, sequence_length=256, precision=Precision.BF16, clip_gradients=False, parallel=parallel).replace(
+        **changes
+    )
+    return build_step(read_config(config), Policy(train, STACKS["hf-bare"]), pipeline_rank=rank)
+
+
+def collectives(step: Step) -> Counter[tuple[str, str, int]]:
+    bind, found = Bindings(step.symbols), Counter[tuple[str, str, int]]()
+    for run in step.runs:
+        for op in run.block.ops:
+            for cost in (*op.costs, *op.backward_costs):
+                if isinstance(cost, Collective):
+                    found[cost.axis, cost.kind, bind(cost.moved)] += run.count
+    return found
+
+
+@pytest.mark.parametrize("kind", list(ContextParallel))
+def test_outside_attention_a_rank_is_one_with_a_shorter_sequence(kind: ContextParallel) -> None:
+    whole = step_of(LLAMA, ParallelConfig(), sequence_length=64)
+    shared = step_of(LLAMA, ParallelConfig(context_parallel_size=4, context_parallel=kind))
+    outside = [
+        [
+            (op.name, [Bindings(step.symbols)(t.nbytes) for _, t in op.forward])
+            for run in step.runs
+            for op in run.block.ops
+            if "self_attn" not in op.module
+        ]
+        for step in (whole, shared)
+    ]
+    assert outside[0] == outside[1]
+
+
+def test_ring_sends_keys_and_values_around() -> None:
+    found = collectives(step_of(LLAMA, ParallelConfig(context_parallel_size=4)))
+    both = 2 * 2 * 64 * 4 * 16 * 2  # keys and values of a rank: 2 sequences of 64, 4 heads of 16, in bf16
+    layers = 4
+    assert found == {("context", "send", 3 * both): 2 * layers, ("context", "send", 4 * 2 * both): layers}
+
+
+def test_ulysses_exchanges_queries_keys_values_and_outputs() -> None:
+    found = collectives(step_of(LLAMA, ParallelConfig(context_parallel_size=4, context_parallel=ContextParallel.ULYSSES)))
+    query, key = 2 * 64 * 8 * 16 * 2, 2 * 64 * 4 * 16 * 2
+    layers = 4
+    assert found == {("context", "all-to-all", query): 2 * 2 * layers, ("context", "all-to-all", key): 2 * 2 * layers}
+
+
+def test_experts_are_spread_and_tokens_travel() -> None:
+    spread = ParallelConfig(expert_parallel_size=4, data_parallel_size=4, data_parallel=DataParallel.DDP)
+    step = step_of(MIXTRAL, spread)
+    bind = Bindings(step.symbols)
+    experts = [w for run in step.runs for w in run.block.weights if w.kind == "experts"]
+    assert {bind(w.axes[0]) for w in experts} == {2}
+    rows = 2 * 256 * 2 * 128 * 2  # tokens with two experts each, in bf16
+    assert collectives(step)["expert", "all-to-all", rows] == 4 * 4  # there and back, forward and backward, in four layers
+
+
+def test_the_busiest_rank_needs_more() -> None:
+    def peak(**fields: float) -> int:
+        spread = ParallelConfig(expert_parallel_size=4, data_parallel_size=4, data_parallel=DataParallel.DDP, **fields)
+        return simulate(step_of(MIXTRAL, spread, sequence_length=2048)).peak().nbytes
+
+    assert peak() < peak(expert_imbalance=1.5) < peak(expert_imbalance=2.0)
+    assert peak(expert_capacity=1.5) == peak(expert_imbalance=1.5)
+
+
+@pytest.mark.parametrize(
+    "parallel",
+    [
+        ParallelConfig(context_parallel_size=2, tensor_parallel_size=2, sequence_parallel=True, pipeline_parallel_size=2),
+        ParallelConfig(context_parallel_size=2, context_parallel=ContextParallel.ULYSSES, pipeline_parallel_size=4),
+        ParallelConfig(
+            pipeline_parallel_size=2,
+            virtual_pipeline_size=2,
+            pipeline_schedule=PipelineSchedule.INTERLEAVED,
+            tensor_parallel_size=4,
+            sequence_parallel=True,
+        ),
+        ParallelConfig(pipeline_parallel_size=2, pipeline_schedule=PipelineSchedule.ZERO_BUBBLE),
+        ParallelConfig(pipeline_parallel_size=4, pipeline_schedule=PipelineSchedule.NAIVE),
+    ],
+    ids=["ring, tensor, pipeline", "ulysses, pipeline", "interleaved, tensor", "zero bubble", "naive"],
+)
+def test_books_balance_on_every_rank(parallel: ParallelConfig) -> None:
+    for rank in range(parallel.pipeline_parallel_size):
+        timeline = simulate(step_of(LLAMA, parallel, rank=rank, gradient_accumulation_steps=4))
+        counts: dict[int, int] = {}
+        for segment, _, action, index in timeline.events():
+            if action in "+-":
+                counts[index] = counts.get(index, 0) + (1 if action == "+" else -1)
+            elif action == "=":
+                index, new = segment.pairs[index]
+                counts[index] = counts.get(index, 0) - 1
+                counts[new] = counts.get(new, 0) + 1
+            assert action == "!" or counts[index] >= 0, (segment.name, timeline.tensors[index].name)
+        assert replay(timeline).peak_allocated >= timeline.peak().nbytes
+
+
+@pytest.mark.parametrize(
+    ("parallel", "changes", "said"),
+    [
+        (ParallelConfig(tensor_parallel_size=3), {}, "num_attention_heads=8 of llama does not divide by tensor_parallel_size=3; use 1, 2, 4 or 8"),
+        (ParallelConfig(pipeline_parallel_size=8), {}, "pipeline_parallel_size=8 leaves stages without layers: the model has 4"),
+        (ParallelConfig(pipeline_parallel_size=2, virtual_pipeline_size=2, pipeline_schedule=PipelineSchedule.INTERLEAVED), {"gradient_accumulation_steps": 3}, "num_micro_batches=3 is not a multiple of pipeline_parallel_size=2"),
+        (ParallelConfig(context_parallel_size=3), {}, "sequence_length=256 does not divide into two parts for each of 3 context-parallel ranks"),
+        (ParallelConfig(context_parallel_size=2), {"attention": Attention.EAGER}, "needs a fused attention kernel"),
+        (ParallelConfig(context_parallel_size=16, context_parallel=ContextParallel.ULYSSES), {}, "Ulysses exchanges 8 attention heads"),
+        (ParallelConfig(expert_parallel_size=2, data_parallel_size=2, data_parallel=DataParallel.DDP), {}, "llama has none"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_split_is_one_line(parallel: ParallelConfig, changes: dict[str, object], said: str) -> None:
+    with pytest.raises(InputError) as error:
+        step_of(LLAMA, parallel, **changes)
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_experts_that_do_not_divide_are_one_line() -> None:
+    with pytest.raises(InputError, match="num_experts=8 of mixtral does not divide by expert_parallel_size=3; use one of 1, 2, 4, 8"):
+        step_of(MIXTRAL, ParallelConfig(expert_parallel_size=3, data_parallel_size=3, data_parallel=DataParallel.DDP))
+
+
+@pytest.mark.parametrize("family", ["mamba2", "olmo2"])
+def test_a_family_that_cannot_be_split_says_so(family: str) -> None:
+    from agreement.tiny_configs import TINY
+
+    with pytest.raises(InputError, match=r"cannot be split by tensor parallelism: .*; use tensor_parallel_size=1"):
+        step_of(TINY[family], ParallelConfig(tensor_parallel_size=2))
+
+
+def test_sixteen_thousand_ranks_are_priced_at_once() -> None:
+    """Cold, in a process of its own: processor time, since the machine may be busy."""
+    script = (
+        "from napkinmath import estimate; from napkinmath.parallel_config import *; import time\n"
+        "p = ParallelConfig(tensor_parallel_size=8, sequence_parallel=True, pipeline_parallel_size=16, data_parallel_size=128, data_parallel=DataParallel.DDP, num_micro_batches=32)\n"
+        "e = estimate('llama-3.1-405b', stack='megatron', hardware='H100-80', sequence_length=8192, parallel=p)\n"
+        "assert e.config.parallel.world_size == 16384 and e.memory.allocated.value and e.time.seconds\n"
+        "print(time.process_time())"
+    )
+    spent = min(
+        float(
+            subprocess.run(
+                [sys.executable, "-c", script], env={"PYTHONPATH": str(ROOT / "estimator")}, capture_output=True, text=True, check=True
+            ).stdout
+        )
+        for _ in range(2)
+    )
+    assert spent <= COLD_S, f"{spent:.3f} s at {time.strftime('%H:%M')}"
