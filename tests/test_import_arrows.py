@@ -37,6 +37,7 @@ LAYERS = (
     (
         "estimate",
         "answers",
+        "largest",
         "host_memory",
         "accuracy",
         "sweep",

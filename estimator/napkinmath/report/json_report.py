@@ -36,6 +36,11 @@ def to_json(estimate: Estimate) -> str:
 
 def as_mapping(e: Estimate) -> dict[str, Any]:
     """The document before it becomes text."""
+    return figures(e) | advice(e)
+
+
+def figures(e: Estimate) -> dict[str, Any]:
+    """What the step costs: everything but the comparisons with other configurations and other GPUs, which take longer."""
     return {
         "schema": SCHEMA_VERSION,
         "model": _model(e),
@@ -53,6 +58,12 @@ def as_mapping(e: Estimate) -> dict[str, Any]:
         "allocator": _allocator(e),
         "step_curve": _curve(e),
         "time": _time(e),
+    }
+
+
+def advice(e: Estimate) -> dict[str, Any]:
+    """Which GPUs it fits, what to change, what is off, what was assumed."""
+    return {
         "fits_on": [
             {"gpu": f.gpu, "capacity_bytes": f.capacity_bytes, "headroom_bytes": f.headroom_bytes, "verdict": f.verdict.value}
             for f in e.fits_on

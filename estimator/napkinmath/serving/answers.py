@@ -1,0 +1,153 @@
+"""Answers to requests: the estimate's own JSON, its timeline, the formulas behind each component, and job files."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from threading import Lock
+
+from napkinmath.errors import InputError
+from napkinmath.inputs import values
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+    from napkinmath.estimate import Estimate
+
+MOST_FORMULAS = 12  # a component
+MOST_OPERATIONS = 10  # a phase
+KEPT = 512  # answers
+
+
+class Cache:
+    """The latest answers by what was asked; one slider's way passes the same places many times."""
+
+    def __init__(self, size: int = KEPT) -> None:
+        self._size, self._lock, self._kept = size, Lock(), OrderedDict[object, bytes]()
+
+    def get(self, key: object, make: Callable[[], bytes]) -> bytes:
+        """The kept answer, or a new one."""
+        with self._lock:
+            found = self._kept.get(key)
+            if found is not None:
+                self._kept.move_to_end(key)
+                return found
+        made = make()
+        with self._lock:
+            self._kept[key] = made
+            while len(self._kept) > self._size:
+                self._kept.popitem(last=False)
+        return made
+
+
+def catalogue() -> dict[str, Any]:
+    """Names of models and GPUs, and the choices of every option that has some."""
+    from napkinmath.catalog.gpus import load_gpus
+    from napkinmath.catalog.models import load_rows
+    from napkinmath.catalog.optimizers import OPTIMIZERS
+    from napkinmath.exports import KINDS
+    from napkinmath.train_config import Attention, Kernels, Loss, Precision
+
+    return {
+        "models": [{"name": row["name"], "parameters": row["parameters"], "family": row["family"]} for row in load_rows()],
+        "gpus": [{"name": gpu.name, "memory_bytes": gpu.memory_bytes} for gpu in load_gpus()],
+        "optimizers": list(OPTIMIZERS),
+        "precisions": [p.value for p in Precision],
+        "attentions": [a.value for a in Attention],
+        "losses": [x.value for x in Loss],
+        "kernels": [k.value for k in Kernels],
+        "exports": list(KINDS),
+    }
+
+
+def answer(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures of one configuration: what a slider's move has to show at once."""
+    from napkinmath.report.json_report import figures
+
+    e, notes = _priced(options)
+    return {"report": figures(e), "notes": notes}
+
+
+def details(options: Mapping[str, Any]) -> dict[str, Any]:
+    """What follows: the timeline, the formulas behind each component and operation, other GPUs and what to change."""
+    from napkinmath.report.json_report import advice
+    from napkinmath.report.timeline_svg import timeline_svg
+
+    e, _ = _priced(options)
+    return {"formulas": formulas(e), "operations": operations(e), "timeline_svg": timeline_svg(e.timeline, e), **advice(e)}
+
+
+def command_line(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The command that asks the same."""
+    return {"command": command(options)}
+
+
+def job_file(options: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """A job file that says the same to another tool."""
+    from napkinmath.exports import export
+
+    e, _ = _priced(options)
+    text, notes = export(e.config, str(options.get("model", e.spec.name)), kind)
+    return {"kind": kind, "text": text, "notes": notes}
+
+
+def command(options: Mapping[str, Any]) -> str:
+    """The command line that asks the same."""
+    words = ["estimate"]
+    for name, value in options.items():
+        flag = "--" + name.replace("_", "-")
+        if name == "method" and value in ("full", "lora", "qlora"):
+            words.append(f"--{value}")
+        else:
+            words += [flag if one is True else f"{flag} {_quoted(one)}" for one in values.listed(value)]
+    return " ".join(words)
+
+
+def formulas(e: Estimate) -> dict[str, list[dict[str, Any]]]:
+    """For each component its largest tensors: bytes, formula with symbols and numbers, and where it is from."""
+    from napkinmath.report.components import held_by_component
+    from napkinmath.report.explain import Scopes, tensor_entries
+
+    scopes = Scopes(e)
+    return {
+        key: [{"nbytes": int(x.amount), "formula": x.formula, "what": x.what} for x in tensor_entries(held, scopes)[:MOST_FORMULAS]]
+        for key, held in held_by_component(e.timeline, e.peak).items()
+    }
+
+
+def operations(e: Estimate) -> list[dict[str, Any]]:
+    """The most expensive operations of each phase with their seconds, formula and bound; none without a known speed."""
+    if e.speed is None or e.config.parallel.pipeline_parallel_size > 1:
+        return []
+    from napkinmath.report.explain import cost_entries
+
+    return [
+        {"phase": phase, "seconds": x.amount, "count": x.count, "formula": x.formula, "what": x.what}
+        for phase, entries in cost_entries(e).items()
+        for x in entries[:MOST_OPERATIONS]
+    ]
+
+
+def limits(options: Mapping[str, Any]) -> dict[str, int]:
+    """The largest batch and the longest context that surely fit the GPU; nothing where no GPU was named."""
+    e, _ = _priced(options)
+    if e.hardware is None:
+        return {}
+    from napkinmath.search import largest_batch, longest_context
+
+    return {"batch": largest_batch(e).fits, "context": longest_context(e).fits}
+
+
+def _quoted(value: object) -> str:
+    text = str(value)
+    return f'"{text}"' if " " in text else text
+
+
+def _priced(options: Mapping[str, Any]) -> tuple[Estimate, list[str]]:
+    from napkinmath.inputs.jobs import priced
+
+    if "model" not in options and "arch" not in options:
+        raise InputError("no model was chosen; give model, or arch for bare numbers")
+    notes: list[str] = []
+    return priced(options, notes)[0], notes

@@ -1,0 +1,178 @@
+"use strict";
+const GIB = 2 ** 30;
+const COLOURS = ["#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#b07aa1", "#76b7b2", "#edc948", "#ff9da7", "#9c755f", "#bab0ac", "#86bcb6", "#d37295"];
+const POWERS = { bs: 2, ctx: 2, rank: 2, grad_accum: 2 };
+const $ = (id) => document.getElementById(id);
+const form = $("form");
+let asked = 0, latest = null, timer = 0;
+
+const gib = (bytes) => (bytes / GIB).toFixed(2);
+const span = (r) => `${gib(r.value)} (${gib(r.low)}\u2013${gib(r.high)})`;
+const make = (tag, text, attributes = {}) => { const e = document.createElement(tag); if (text !== undefined) e.textContent = text; for (const [k, v] of Object.entries(attributes)) e.setAttribute(k, v); return e; };
+const fill = (parent, ...children) => parent.replaceChildren(...children);
+
+function size(name) {
+  const value = POWERS[name] ** Number(form[name].value);
+  return name === "ctx" ? Math.round(value / 32) * 32 : Math.round(value);
+}
+
+function options() {
+  const found = { model: form.model.value.trim() };
+  if (form.gpu.value) found.gpu = form.gpu.value;
+  found.method = form.elements.method.value;
+  for (const name of ["bs", "ctx", "grad_accum"]) found[name] = size(name);
+  if (form.elements.method.value !== "full") found.rank = size("rank");
+  for (const name of ["checkpointing", "precision", "optimizer", "attention", "loss", "kernels"]) if (form[name].value) found[name] = form[name].value;
+  return found;
+}
+
+function restore() {
+  const wanted = new URLSearchParams(location.hash.slice(1));
+  for (const [name, value] of wanted) {
+    const field = form.elements[name];
+    if (!field) continue;
+    if (name in POWERS) field.value = Math.log2(Number(value));
+    else field.value = value;
+  }
+}
+
+function remember(found) {
+  const link = new URLSearchParams();
+  for (const [name, value] of Object.entries(found)) link.set(name, value);
+  history.replaceState(null, "", "#" + link);
+}
+
+async function post(path, body) {
+  const response = await fetch(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
+  const answer = await response.json();
+  if (!response.ok) throw new Error(answer.error);
+  return answer;
+}
+
+function changed() {
+  for (const name of Object.keys(POWERS)) $(`${name}-value`).textContent = size(name).toLocaleString("en");
+  form.rank.disabled = form.elements.method.value === "full";
+  clearTimeout(timer);
+  timer = setTimeout(ask, 30);
+}
+
+async function ask() {
+  const mine = ++asked, wanted = options();
+  remember(wanted);
+  document.body.classList.add("busy");
+  try {
+    const answer = await post("/api/estimate", wanted);
+    if (mine !== asked) return;
+    latest = wanted;
+    $("error").hidden = true;
+    show(answer);
+    document.body.classList.remove("busy");
+    const more = await post("/api/details", wanted);
+    if (mine === asked) details(more);
+    const limits = await post("/api/limits", wanted);
+    if (mine === asked) showLimits(limits);
+    if (mine === asked) await showConfig();
+  } catch (error) {
+    if (mine !== asked) return;
+    $("error").textContent = error.message;
+    $("error").hidden = false;
+  } finally {
+    if (mine === asked) document.body.classList.remove("busy");
+  }
+}
+
+function show({ report }) {
+  const machine = report.hardware ? ` ${report.hardware.gpu}, ${gib(report.hardware.memory_bytes)} GiB` : "";
+  const words = { "fits": ["FITS", "fits"], "does not fit": ["DOES NOT FIT", "not"], "cannot tell": ["CANNOT TELL", "unknown"], "no device named": ["no GPU named", ""] }[report.verdict];
+  $("verdict").textContent = `${words[0]}${machine}${report.headroom ? `, ${gib(report.headroom.value)} GiB to spare` : ""}`;
+  $("verdict").className = words[1];
+  fill($("figures"), ...["allocated", "reserved", "device"].flatMap((n) => { const d = make("div"); d.append(make("dt", `${n}, GiB`), make("dd", span(report.memory[n]))); return [d]; }));
+  components(report.components);
+  const t = report.time;
+  $("speed").textContent = t ? `${t.seconds.toPrecision(3)} s a step, ${Math.round(t.tokens_per_s).toLocaleString("en")} tokens/s, MFU ${(100 * t.mfu).toFixed(0)}%, HFU ${(100 * t.hfu).toFixed(0)}%` : "Name a GPU for its speed.";
+  bounds(t);
+}
+
+function components(rows) {
+  const total = rows.reduce((sum, row) => sum + row.nbytes, 0);
+  const bar = [], lines = [];
+  rows.forEach((row, index) => {
+    const colour = COLOURS[index % COLOURS.length];
+    const piece = make("button", undefined, { type: "button", title: `${row.label}: ${gib(row.nbytes)} GiB`, "aria-label": `${row.label}, ${gib(row.nbytes)} GiB: formulas` });
+    piece.style.width = `${100 * row.nbytes / total}%`;
+    piece.style.background = colour;
+    piece.addEventListener("click", () => formulas(row));
+    if (row.nbytes > 0.004 * total) bar.push(piece);
+    const line = make("tr"), name = make("td"), opener = make("button", row.label, { type: "button" }), swatch = make("span", undefined, { class: "swatch", "aria-hidden": "true" });
+    swatch.style.background = colour;
+    opener.addEventListener("click", () => formulas(row));
+    name.append(swatch, opener);
+    line.append(name, make("td", gib(row.nbytes), { class: "number" }), make("td", row.origin));
+    lines.push(line);
+  });
+  fill($("bar"), ...bar);
+  fill($("components").tBodies[0], ...lines);
+}
+
+let known = {};
+function formulas(row) {
+  const entries = known[row.key] || [];
+  $("formulas-title").textContent = `${row.label}: ${row.nbytes.toLocaleString("en")} bytes`;
+  fill($("formulas").querySelector("ul"), ...(entries.length ? entries.map((e) => { const li = make("li"); li.append(make("code", `${e.nbytes.toLocaleString("en")} B = ${e.formula}`), make("span", e.what, { class: "what" })); return li; }) : [make("li", row.origin)]));
+  $("formulas").hidden = false;
+  $("formulas").scrollIntoView({ block: "nearest" });
+}
+
+function bounds(t) {
+  if (!t) { fill($("bounds")); fill($("phases").tBodies[0]); return; }
+  const shares = Object.entries(t.bound_shares || t.shares || {}).filter(([, share]) => share > 0.002);
+  fill($("bounds"), ...shares.map(([name, share], index) => { const s = make("span", undefined, { title: `${name} ${(100 * share).toFixed(0)}%` }); s.style.width = `${100 * share}%`; s.style.background = COLOURS[index]; return s; }));
+  $("bounds").setAttribute("aria-label", "bound by " + shares.map(([n, s]) => `${n} ${(100 * s).toFixed(0)}%`).join(", "));
+  fill($("phases").tBodies[0], ...(t.phases || []).map((p) => { const tr = make("tr"); tr.append(make("td", p.phase || p.name), make("td", p.seconds.toPrecision(3), { class: "number" }), make("td", p.bound || "")); return tr; }));
+}
+
+function details(more) {
+  known = more.formulas;
+  $("timeline").src = "data:image/svg+xml;charset=utf-8," + encodeURIComponent(more.timeline_svg);
+  $("timeline").hidden = false;
+  fill($("operations"), ...more.operations.map((o) => { const li = make("li"); li.append(make("code", `${(1e3 * o.seconds).toPrecision(3)} ms ${o.phase}: ${o.formula}`), make("span", o.what, { class: "what" })); return li; }));
+  fill($("changes").tBodies[0], ...more.changes.map((c) => { const tr = make("tr"), first = make("td", c.meaning); first.append(make("span", c.flag, { class: "what" })); tr.append(first, make("td", gib(c.saved_bytes), { class: "number" }), make("td", c.speed_ratio ? `${(100 * (c.speed_ratio - 1)).toFixed(0)}%` : "", { class: "number" })); return tr; }));
+  fill($("findings"), ...more.findings.map((f) => make("li", f.text)));
+  const fitting = more.fits_on.filter((f) => f.verdict === "fits").map((f) => `${f.gpu} (+${gib(f.headroom_bytes)})`);
+  $("fits").textContent = fitting.slice(0, 12).join(", ") + (fitting.length > 12 ? ` and ${fitting.length - 12} larger ones` : "") || "none of the catalogued GPUs alone";
+}
+
+function showLimits(limits) {
+  $("limits").textContent = "batch" in limits ? `Largest batch at this context: ${limits.batch.toLocaleString("en")}. Longest context at this batch: ${limits.context.toLocaleString("en")}.` : "";
+}
+
+async function showConfig() {
+  const kind = $("kind").value;
+  try {
+    const answer = kind ? await post(`/api/export/${kind}`, latest) : await post("/api/command", latest);
+    $("config").textContent = kind ? answer.text + answer.notes.map((n) => `# ${n}\n`).join("") : answer.command;
+  } catch (error) { $("config").textContent = error.message; }
+}
+
+async function copy(text, what) {
+  try { await navigator.clipboard.writeText(text); $("copied").textContent = `${what} copied`; }
+  catch { $("copied").textContent = "copying was not allowed: select the text below"; }
+}
+
+async function begin() {
+  const lists = await (await fetch("/api/catalogue")).json();
+  fill($("models"), ...lists.models.map((m) => make("option", `${(m.parameters / 1e9).toFixed(2)}B`, { value: m.name })));
+  $("gpu").append(...lists.gpus.map((g) => make("option", `${g.name} (${gib(g.memory_bytes)} GiB)`, { value: g.name })));
+  for (const select of form.querySelectorAll("[data-list]")) select.append(...lists[select.dataset.list].map((v) => make("option", v, { value: v })));
+  $("kind").append(...lists.exports.map((v) => make("option", v, { value: v })));
+  form.gpu.value = "RTX 4090";
+  restore();
+  form.addEventListener("input", changed);
+  form.addEventListener("submit", (event) => event.preventDefault());
+  $("kind").addEventListener("change", showConfig);
+  $("copy").addEventListener("click", () => copy($("config").textContent, "text"));
+  $("share").addEventListener("click", () => copy(location.href, "link"));
+  window.addEventListener("hashchange", () => { restore(); changed(); });
+  changed();
+}
+begin();

@@ -1,0 +1,80 @@
+"""What a request may ask: the flags of the command line that name no file, each of a known kind; everything else is refused."""
+
+from __future__ import annotations
+
+import json
+
+from napkinmath.errors import InputError, shown, suggest
+from napkinmath.inputs import values
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+MAX_BODY_BYTES = 16 * 1024
+MAX_TEXT = 200
+MAX_GPUS = 4
+MAX_TOKENS = 1 << 24  # batch, context: beyond it a page has no use for the answer
+
+SWITCHES = frozenset(("double_quant", "kbit", "clip", "reentrant", "eval", "compile", "packing", "pinned", "rslora"))
+NUMBERS = frozenset(
+    ("bs", "ctx", "grad_accum", "rank", "nodes", "zero", "tp", "pp", "cp", "ep", "virtual_tokens", "adapters", "group_size")
+)
+WORDS = frozenset(
+    ("arch", "method", "gpus", "data_parallel", "targets", "adapter_dtype", "quant", "precision", "optimizer", "checkpointing", "attention", "loss", "kernels", "stack", "offload", "vram", "mig", "dropout")
+)  # fmt: skip
+KNOWN = frozenset(("model", "gpu")) | SWITCHES | NUMBERS | WORDS
+
+
+def options_of(body: bytes) -> dict[str, Any]:
+    """The options that a JSON body asks for; raises InputError for anything that is not one of the page's own."""
+    if len(body) > MAX_BODY_BYTES:
+        raise InputError(f"a request of {len(body)} bytes is too large; at most {MAX_BODY_BYTES}")
+    try:
+        given = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"the request is not JSON ({str(error)[:80]})") from error
+    if not values.is_mapping(given):
+        raise InputError("the request is not a JSON object of options")
+    return {name: _value(name, value) for name, value in values.mapping(given, "request").items() if value not in (None, "", False)}
+
+
+def _value(name: str, value: Any) -> Any:
+    if name not in KNOWN:
+        raise InputError(f"option {shown(name)} is not one of the page's{suggest(str(name), sorted(KNOWN))}")
+    if name == "model":
+        return _catalogued(value)
+    if name == "gpu":
+        return _gpus(value)
+    if name in SWITCHES:
+        if value is not True:
+            raise InputError(f"{name} {shown(value)} is not true or false")
+        return True
+    if name in NUMBERS:
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_TOKENS:
+            raise InputError(f"{name} {shown(value)} is not a whole number from 1 to {MAX_TOKENS}")
+        return str(value)
+    return _text(name, value)
+
+
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, str) or len(value) > MAX_TEXT or not value.isprintable():
+        raise InputError(f"{name} {shown(value)} is not a short text")
+    return value
+
+
+def _catalogued(value: object) -> str:
+    """A model by its catalogued name only: a path or a hub id would be a way from a request to the file system or the network."""
+    from napkinmath.catalog.models import find_row
+
+    row = find_row(_text("model", value))
+    if row is None:
+        raise InputError(f"model {shown(value)} is not in the catalogue; the page takes catalogued names, or arch for bare numbers")
+    return str(row["name"])
+
+
+def _gpus(value: Any) -> list[str]:
+    names = values.listed(value)
+    if len(names) > MAX_GPUS:
+        raise InputError(f"{len(names)} GPUs are too many to compare; at most {MAX_GPUS}")
+    return [_text("gpu", name) for name in names]
