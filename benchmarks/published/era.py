@@ -39,6 +39,8 @@ class Era:
     lazy_modules: bool = True
     recomputes: bool = False
     """Checkpointing is on where a table does not say."""
+    without_autocast: bool = False
+    """Under FSDP the types are those of its mixed precision: sharded in fp32, gathered in 16 bits, reduced in fp32."""
     first_flash: bool = False
     """A plain 'flash' attention is flash-attn 1 (until August 2023)."""
     sequence_length: int = 0

@@ -15,8 +15,9 @@ from napkinmath.estimate import estimate
 from napkinmath.hardware import Hardware
 from napkinmath.model_spec import ModelSpec
 from napkinmath.parallel_config import ASSUMED_NODE, ContextParallel, DataParallel, ParallelConfig, PipelineSchedule, Sharding
-from napkinmath.train_config import OffloadConfig, TrainConfig
+from napkinmath.train_config import OffloadConfig, Precision, TrainConfig
 
+from published.era import Era
 from published.rows import Row, Unreadable
 
 # Engines by the words that name them; the first that occurs decides, so that "ddp (FSDP NO_SHARD)" is FSDP's way of it.
@@ -68,12 +69,19 @@ def spread_of(row: Row, hardware: Hardware, spec: ModelSpec, config: TrainConfig
         raise Unreadable(f"sharding {row['sharding']!r}: {expert} expert-parallel ranks do not divide {data * context}")
     engine = _engine(row, text, hardware, data * context, spec, config, assumed)
     parallel = ParallelConfig(
-        data_parallel=engine if data > 1 or engine.is_fsdp else DataParallel.NONE, data_parallel_size=data, tensor_parallel_size=tensor, pipeline_parallel_size=pipeline,
+        data_parallel=engine if data * context > 1 or engine.is_fsdp else DataParallel.NONE, data_parallel_size=data, tensor_parallel_size=tensor, pipeline_parallel_size=pipeline,
         context_parallel_size=context, expert_parallel_size=expert, context_parallel=ContextParallel.ULYSSES if sequence > 1 else ContextParallel.RING,
         sequence_parallel=tensor > 1 and _has_sequence_parallel(row, hardware),
         sharding=_first(_STRATEGIES, text, Sharding.FULL) if engine.is_fsdp else Sharding.FULL, **_pipeline(text, pipeline), **_types(row, engine),
     )  # fmt: skip
     return Spread(parallel, cluster_of(row, hardware, gpus, assumed))
+
+
+def in_fsdp_types(config: TrainConfig, era: Era) -> TrainConfig:
+    """Mixed precision that FSDP's policy makes by itself, where the tool does not autocast."""
+    if not (era.without_autocast and config.parallel.data_parallel.is_fsdp and config.precision is Precision.BF16_AMP):
+        return config
+    return config.replace(precision=Precision.BF16, parallel=config.parallel.replace(sharded_dtype="fp32", reduce_dtype="fp32"))
 
 
 def batch_of(row: Row, parallel: ParallelConfig, sequence: int, assumed: dict[str, str]) -> tuple[int, int]:
@@ -199,4 +207,4 @@ def _first(table: tuple[tuple[str, object], ...], text: str, default: object) ->
     return next((value for pattern, value in table if re.search(pattern, text)), default)
 
 
-__all__ = ["Spread", "batch_of", "cluster_of", "offload_of", "spread_of"]
+__all__ = ["Spread", "batch_of", "cluster_of", "in_fsdp_types", "offload_of", "spread_of"]

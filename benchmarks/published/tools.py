@@ -71,7 +71,7 @@ TOOLS: tuple[Tool, ...] = (
         "torchtune", r"torchtune", "torchtune recipes/*_single_device.py: bf16 throughout, adapters too; chunked loss and fused AdamW since late 2024", stack="torchtune", by_date=(((2024, 9), "torchtune-2024-04"),),
         fields=dict(_OWN_LOOP, unquantized=("lm_head", "output"), offload_style="torchtune", eight_bit_optimizer="adamw-8bit-torchao"),
     ),
-    Tool("torchtitan", r"torchtitan|torchtrain", "torchtitan train.py: fp32 parameters, bf16 compute by FSDP's mixed precision, foreach or fused AdamW", stack="hf-bare", fields=dict(full_weights="fp32", clips=True)),
+    Tool("torchtitan", r"torchtitan|torchtrain", "torchtitan train.py: fp32 parameters, bf16 compute by FSDP's mixed precision, foreach or fused AdamW", stack="hf-bare", fields=dict(full_weights="fp32", clips=True, without_autocast=True)),
     Tool("llm-foundry", r"llm-?foundry|mosaicml|composer", "llm-foundry scripts/train: composer's amp_bf16 over fp32 parameters; setup.py of 2023: flash-attn 1.0.9", stack="hf-bare", fields=dict(full_weights="fp32", first_flash=True)),
     Tool("nanoGPT", r"nano-?gpt|build-nanogpt|nano-?chat|llm\.c", "nanoGPT train.py: autocast over fp32 parameters, fused AdamW", stack="hf-bare", fields=dict(full_weights="fp32")),
     Tool("Megatron", r"megatron|nemo\b|nemo-|bigscience|gpt-?neox|vtrain|pai-megatron", "Megatron-LM optimizer/optimizer.py: fp32 masters and gradients, gradients of 16 bits beside them", stack="megatron", fields=dict(autocast=False)),

@@ -223,7 +223,7 @@ def axis_strides(parallel: ParallelConfig) -> dict[str, int]:
     tensor, context = parallel.tensor_parallel_size, parallel.context_parallel_size
     data = tensor * context
     return {
-        "tensor": 1, "context": tensor, "expert": tensor, "data": data, "shard": data, "replica": data * parallel.shard_degree,
+        "tensor": 1, "context": tensor, "expert": tensor, "data": data, "shard": tensor, "replica": tensor * parallel.shard_degree,
         "pipeline": data * parallel.data_parallel_size,
     }  # fmt: skip
 

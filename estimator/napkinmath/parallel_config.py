@@ -228,20 +228,23 @@ class ParallelConfig(Record):
 
     @property
     def shard_degree(self) -> int:
-        """Data-parallel ranks that hold one copy of what is sharded."""
-        size = self.data_parallel_size
+        """Ranks that hold one copy of what is sharded: of the data-parallel axis, each with all its context-parallel ranks.
+
+        Sources: torchtitan distributed/parallel_dims.py (the mesh dp_shard_cp), DeepSpeed runtime/engine.py (seq_data_parallel_group).
+        """
+        size, context = self.data_parallel_size, self.context_parallel_size
         if self.sharding is Sharding.NO_SHARD or self.data_parallel in (DataParallel.NONE, DataParallel.DP, DataParallel.DDP):
             return 1
         if self.zero.mics_shard_size:
             return self.zero.mics_shard_size
         if self.shard_size:
-            return self.shard_size
-        return largest_divisor(size, ASSUMED_NODE) if self.is_hybrid else size
+            return self.shard_size * context
+        return (largest_divisor(size, ASSUMED_NODE) if self.is_hybrid else size) * context
 
     @property
     def replica_degree(self) -> int:
         """Copies of the sharded model on the data-parallel axis."""
-        return self.data_parallel_size // self.shard_degree
+        return max(1, self.data_parallel_size * self.context_parallel_size // self.shard_degree)
 
     @property
     def reshards(self) -> bool:
