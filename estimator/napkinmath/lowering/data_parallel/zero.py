@@ -116,33 +116,30 @@ def _reducing(
     found: list[Segment] = []
     opened = False
     for segment in segments:
-        if segment.phase is Phase.BACKWARD and not opened:
-            opened = True
-            found.append(Segment("reduce buckets", Phase.BACKWARD, [(ALLOC, t) for t in held]))
         index = by_name.get(segment.name, -1)
         mine = averaged[index] if index >= 0 and segment.phase is Phase.BACKWARD else None
-        if mine is None or not (partitioned or last):
+        if mine is None:
             found.append(segment)
             continue
         run = runs[index]
-        work = Work(None, _reduction(run, policy, partitioned=partitioned), True)
-        if not partitioned:
-            found.append(segment.copy(events=[*segment.events, (RUN, work)], repeat=segment.repeat))
-            continue
-        events: list[Event] = [
-            *([] if on_host else [(ALLOC, mine)]),
-            *segment.events,
-            (RUN, work),
-            *((FREE, g) for g in run.block.gradients),
-        ]
-        if on_host:
-            events.append((RUN, Work(None, (HostCopy(mine.nbytes, to_host=True),), True)))
-        elif not first:
-            events.append((FREE, mine))  # added to what earlier micro-steps left
-        found.append(segment.copy(events=events, repeat=segment.repeat))
+        ends: list[Event] = []
+        if partitioned or last:
+            ends.append((RUN, Work(None, _reduction(run, policy, partitioned=partitioned), True)))
+        if partitioned:
+            ends += [*([] if on_host else [(ALLOC, mine)]), *((FREE, g) for g in run.block.gradients)]
+            if on_host:
+                ends.append((RUN, Work(None, (HostCopy(mine.nbytes, to_host=True),), True)))
+            elif not first:
+                ends.append((FREE, mine))  # added to what earlier micro-steps left
+        copies = [(1, True), (segment.repeat - 1, False)] if not opened else [(segment.repeat, False)]
+        opened = True
+        for repeat, opens in copies:
+            if repeat:  # the first gradient of all finds no buckets yet
+                found.append(segment.copy(events=[*segment.events, *(((ALLOC, t) for t in held) if opens else ()), *ends], repeat=repeat))
     if not partitioned and last:
         found += _whole_to_partitions(runs, averaged, on_host=on_host)
-    found.append(Segment("reduce buckets released", Phase.BACKWARD, [(FREE, t) for t in held]))
+    if opened:
+        found.append(Segment("reduce buckets released", Phase.BACKWARD, [(FREE, t) for t in held]))
     return found
 
 

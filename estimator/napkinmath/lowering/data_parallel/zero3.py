@@ -182,7 +182,9 @@ def gathering(segments: list[Segment], pieces: list[Partitioned], policy: Policy
         ahead = Tensor(
             "prefetched parameters", (minimum(piece.moved, prefetch * 2),), UINT8, Role.COMMUNICATION, piece.run.block.name, SOURCE
         )
-        found.append(Segment(f"prefetch of {segment.name}", segment.phase, [(ALLOC, ahead)], 1, segment.symbols))
+        gathers_next = piece is not pieces[-1] if not backward else piece is not pieces[0] and piece.kept < piece.run.count
+        held = [ahead] if gathers_next else []
+        found.append(Segment(f"prefetch of {segment.name}", segment.phase, [(ALLOC, t) for t in held], 1, segment.symbols))
         for repeat, kept in _split(segment.repeat, done, piece, backward=backward):
             events = [*([] if backward and kept else piece.gather(policy, backward=backward)), *segment.events]
             if backward:
@@ -190,7 +192,7 @@ def gathering(segments: list[Segment], pieces: list[Partitioned], policy: Policy
             if backward or not kept:
                 events += piece.release()
             found.append(segment.copy(events=events, repeat=repeat))
-        found.append(Segment(f"end of the prefetch of {segment.name}", segment.phase, [(FREE, ahead)], 1, segment.symbols))
+        found.append(Segment(f"end of the prefetch of {segment.name}", segment.phase, [(FREE, t) for t in held], 1, segment.symbols))
     idle = [piece for piece in pieces if piece.kept and not any(s.phase is Phase.BACKWARD and s.name == piece.run.name for s in segments)]
     found += [Segment(f"parameters of {p.run.name} released", Phase.BACKWARD, p.release(), p.kept, p.run.stage.symbols) for p in idle]
     return found
@@ -239,10 +241,13 @@ def stage3_update(owned: list[Run], pieces: list[Partitioned], policy: Policy, s
         if piece.gradients is not None:
             total += piece.run.count * Bindings({**sizes, **dict(piece.run.stage.symbols)})(piece.gradients.axes[0])
     group = min(policy.config.parallel.zero.sub_group_size or total, total)
-    wide = Tensor("fp32 gradients of a sub-group", (group,), FP32, Role.GRADIENTS, "", f"{SOURCE} _prepare_fp32_grad_for_sub_group")
+    source = f"{SOURCE}/stage3.py _prepare_fp32_grad_for_sub_group"
+    half = next((piece.gradients.dtype for piece in pieces if piece.gradients is not None), FP32)
+    flat = Tensor("flat gradients of a sub-group", (group,), half, Role.GRADIENTS, "", source)
+    wide = Tensor("fp32 gradients of a sub-group", (group,), FP32, Role.GRADIENTS, "", source)
     if total:
         update.work = [
-            Segment("fp32 gradients", Phase.STEP, [(ALLOC, wide)]),
+            Segment("fp32 gradients", Phase.STEP, [(ALLOC, flat), (ALLOC, wide), (FREE, flat)]),
             *update.work,
             Segment("fp32 gradients released", Phase.STEP, [(FREE, wide)]),
         ]
