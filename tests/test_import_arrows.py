@@ -46,6 +46,7 @@ LAYERS = (
         "batch_lines",
         "search",
         "plan",
+        "plan_cluster",
         "meshes",
         "guidelines",
         "lengths",

@@ -10,7 +10,7 @@ from napkinmath.ledger import Phase, Role
 from napkinmath.lowering.choices import resolve
 from napkinmath.parallel_config import DataParallel
 from napkinmath.simulate import peak_bytes
-from napkinmath.step import build_step
+from napkinmath.step import build_step, reads_tokens
 from napkinmath.train_config import (
     AdapterConfig,
     Attention,
@@ -140,7 +140,7 @@ def _halved(c: TrainConfig) -> TrainConfig | None:
     b = c.micro_batch_size
     return (
         c.replace(micro_batch_size=b // 2, gradient_accumulation_steps=c.gradient_accumulation_steps * 2)
-        if isinstance(b, int) and b > 1 and not b % 2 and not c.optimizer_in_backward
+        if isinstance(b, int) and b > 1 and not b % 2 and not c.optimizer_in_backward and c.workload.sequences == 1
         else None
     )
 
@@ -345,6 +345,6 @@ def assumptions(e: Estimate) -> tuple[str, ...]:
         found.append(f"attention: the {policy.sdpa_choice.value} kernel where its inputs allow")
     if config.adapter is not None and config.adapter.dtype == "auto":
         found.append(f"adapters in {policy.adapter_dtype}: what PEFT does")
-    if not config.batch.lengths:
+    if not config.batch.lengths and reads_tokens(e.step):
         found.append("every sequence is as long as the context")
     return tuple(found)

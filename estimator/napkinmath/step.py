@@ -90,6 +90,11 @@ class Step:
         }
 
 
+def reads_tokens(step: Step) -> bool:
+    """Whether the model reads token ids; a vision encoder's sequence is its image's and no choice of the user."""
+    return any(op.name == "input ids" for run in step.runs for op in run.block.ops[:2])
+
+
 def product_workspaces(policy: Policy) -> list[Segment]:
     """What torch allocates for cuBLAS on the first product of the forward's thread, and on that of the backward's.
 
@@ -112,7 +117,7 @@ def build_step(spec: ModelSpec, policy: Policy, *, pipeline_rank: int = 0) -> St
     if policy.tensor is not None:
         from napkinmath.lowering.parallel.tensor import rank_share
 
-        spec = rank_share(spec, policy.tensor.degree)
+        spec = rank_share(spec, policy.tensor.degree, policy.tensor.style)
     if policy.context is not None:
         from napkinmath.lowering.parallel.context import check_context
 

@@ -191,7 +191,7 @@ def _speed(screen: Screen, e: Estimate) -> None:
     source = words.speed_source(e)
     whole = e.throughput
     several = whole is not None and whole.gpus > 1
-    speed = f"{whole.tokens_per_s_per_gpu:,.0f} tokens/s a GPU" if whole is not None and several else f"{time.tokens_per_s:,.0f} tokens/s"
+    speed = f"{whole.tokens_per_s_per_gpu:,.0f} tokens/s a GPU" if whole is not None and several else words.rate(e)
     rates = [f"{format_seconds(time.seconds)}/step", speed, f"MFU {time.mfu:.0%}", f"HFU {time.hfu:.0%}"]
     bounds = ("compute", "bandwidth", "launch", "host link", "communication")
     shares = [f"{bound} {time.share(bound):.0%}" for bound in bounds if time.share(bound) >= 0.005]
@@ -241,6 +241,8 @@ def _fits(screen: Screen, e: Estimate) -> None:
     )
     if unsure:
         screen.flow("  perhaps", _by_size(unsure), indent=INDENT)
+    if sizes := words.largest_sizes(e):
+        screen.flow("  largest", sizes, indent=INDENT)
 
 
 def _by_size(fits: list[Fit]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from napkinmath.ledger import Phase
+from napkinmath.step import reads_tokens
 from napkinmath.train_config import AdapterKind, Kernels, Loss, RecomputeKind
 from napkinmath.units import GIB, format_bytes, format_count
 
@@ -35,7 +36,7 @@ def headline(estimate: Estimate) -> list[str]:
     config = estimate.config
     phrases = [
         _method(config),
-        _batch(config),
+        _batch(estimate),
         config.precision.value,
         _recompute(config),
         _attention(estimate),
@@ -115,13 +116,43 @@ def _method(config: TrainConfig) -> str:
     return f"{name}, {adapter.num_virtual_tokens} tokens" if adapter.kind in (AdapterKind.PROMPT, AdapterKind.PREFIX) else name
 
 
-def _batch(config: TrainConfig) -> str:
-    steps = config.gradient_accumulation_steps
+def _batch(estimate: Estimate) -> str:
+    config = estimate.config
+    steps, lengths = config.gradient_accumulation_steps, config.batch.lengths
+    each = f" x {config.sequence_length}" if reads_tokens(estimate.step) else " images" if config.micro_batch_size != 1 else " image"
+    if lengths and not config.batch.packing:
+        each = f", padded to the longest of each ({min(lengths)}-{min(max(lengths), config.sequence_length)} tokens)"  # type: ignore[type-var]
     return (
-        f"batch {config.micro_batch_size} x {config.sequence_length}"
+        f"batch {config.micro_batch_size}{each}"
         + (f", {steps} micro-steps" if steps > 1 else "")
         + (", packed" if config.batch.packing else "")
     )
+
+
+def rate(estimate: Estimate) -> str:
+    """Tokens a second, or images where the model reads nothing else."""
+    time = estimate.time
+    assert time is not None
+    if reads_tokens(estimate.step):
+        return f"{time.tokens_per_s:,.0f} tokens/s"
+    config = estimate.config
+    return f"{config.micro_batch_size * config.gradient_accumulation_steps / time.seconds:,.0f} images/s"  # type: ignore[operator]
+
+
+def largest_sizes(estimate: Estimate) -> list[str]:
+    """'batch up to 9 at 2048', 'context up to 18,000 at batch 1': by requested bytes; nothing without a GPU."""
+    if estimate.hardware is None:
+        return []
+    from napkinmath.largest import largest
+
+    found = largest(estimate)
+    if found is None:
+        return []
+    config = estimate.config
+    batch, context = found
+    if not reads_tokens(estimate.step):
+        return [f"batch up to {batch:,}"]
+    return [f"batch up to {batch:,} at {config.sequence_length}", f"context up to {context:,} at batch {config.micro_batch_size}"]
 
 
 def _recompute(config: TrainConfig) -> str:
