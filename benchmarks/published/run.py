@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -52,6 +53,15 @@ def run_tables(memory: Path | None, throughput: Path | None, *, all_gpus: bool =
         if path is not None:
             for row in _rows(path):
                 run.add(row, wants_memory=wants_memory)
+    return run.results
+
+
+def run_rows(tables: Iterable[tuple[list[Row], bool]], *, all_gpus: bool = False, blind: bool = False) -> Results:
+    """The same for rows at hand: (rows, whether their memory is wanted, else their speed)."""
+    run = _Run(all_gpus, blind)
+    for rows, wants_memory in tables:
+        for row in rows:
+            run.add(row, wants_memory=wants_memory)
     return run.results
 
 
@@ -113,4 +123,4 @@ def _single(row: Row) -> bool:
         return True
 
 
-__all__ = ["Job", "Results", "Skipped", "run_tables"]
+__all__ = ["Job", "Results", "Skipped", "run_rows", "run_tables"]
