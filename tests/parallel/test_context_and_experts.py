@@ -130,7 +130,7 @@ def test_books_balance_on_every_rank(parallel: ParallelConfig) -> None:
 @pytest.mark.parametrize(
     ("parallel", "changes", "said"),
     [
-        (ParallelConfig(tensor_parallel_size=3), {}, "num_attention_heads=8 of llama does not divide by tensor_parallel_size=3; use 1, 2, 4 or 8"),
+        (ParallelConfig(tensor_parallel_size=3), {}, "num_attention_heads=8 of llama does not divide by tensor_parallel_size=3; use 1, 2 or 4"),
         (ParallelConfig(pipeline_parallel_size=8), {}, "pipeline_parallel_size=8 leaves stages without layers: the model has 4"),
         (ParallelConfig(pipeline_parallel_size=2, virtual_pipeline_size=2, pipeline_schedule=PipelineSchedule.INTERLEAVED), {"gradient_accumulation_steps": 3}, "num_micro_batches=3 is not a multiple of pipeline_parallel_size=2"),
         (ParallelConfig(context_parallel_size=3), {}, "sequence_length=256 does not divide into two parts for each of 3 context-parallel ranks"),

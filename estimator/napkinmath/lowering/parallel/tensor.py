@@ -49,6 +49,8 @@ class TensorStyle(Record):
     """The gathered input is not kept: its shard is, and gathered again for the weight's gradient (Megatron-LM)."""
     splits_loss: bool = True
     """The loss is computed on each rank's share of the vocabulary; otherwise logits are gathered."""
+    copies_heads: bool = False
+    """Key/value heads that are fewer than ranks are held by several of them."""
     gathers_rows: bool = True
     """Gathering along the sequence makes rank-major rows first and copies them into order (torch's functional collectives)."""
 
@@ -61,7 +63,7 @@ DTENSOR = TensorStyle(
 )  # fmt: skip
 MEGATRON = TensorStyle(
     name="megatron", source="Megatron-LM core/tensor_parallel/layers.py LinearWithGradAccumulationAndAsyncCommunication, cross_entropy.py", enters_once=True, new_buffers=False,
-    gathers_again=True, gathers_rows=False,
+    gathers_again=True, gathers_rows=False, copies_heads=True,
 )  # fmt: skip
 
 
@@ -242,9 +244,9 @@ class TensorSplit:
 # ---------------------------------------------------------------- a rank's share
 
 
-def rank_share(spec: ModelSpec, degree: int) -> ModelSpec:
+def rank_share(spec: ModelSpec, degree: int, style: TensorStyle = MEGATRON) -> ModelSpec:
     """The model with the sizes of one tensor-parallel rank; raises InputError where they do not divide."""
-    check_degree(spec, degree)
+    check_degree(spec, degree, copies_heads=style.copies_heads)
     stages = tuple(stage.replace(symbols=_share(stage.symbols, degree)) for stage in spec.stages)
     return spec.replace(symbols=_share(spec.symbols, degree), stages=stages)
 
@@ -254,28 +256,28 @@ def _share(symbols: tuple[tuple[str, int], ...], degree: int) -> tuple[tuple[str
     return tuple((name, max(1, -(-value // degree)) if name in SPLIT else value) for name, value in symbols)
 
 
-def divides(symbols: dict[str, int], degree: int) -> str:
-    """The symbol that a degree does not divide; '' where it divides all. Key/value heads may be fewer than ranks, the vocabulary is padded."""
+def divides(symbols: dict[str, int], degree: int, *, copies_heads: bool) -> str:
+    """The symbol that a degree does not divide; '' where it divides all. The vocabulary is padded, key/value heads fewer than ranks may be copied."""
     for name in ("a", "f", "fe", "fs"):
         if symbols.get(name, 0) % degree:
             return name
     heads = symbols.get("k", degree)
-    return "k" if heads % degree and degree % heads else ""
+    return "k" if heads % degree and (degree % heads or not copies_heads) else ""
 
 
-def valid_degrees(spec: ModelSpec, limit: int = 1024) -> list[int]:
+def valid_degrees(spec: ModelSpec, limit: int = 1024, *, copies_heads: bool = True) -> list[int]:
     """The tensor-parallel degrees that divide a model's heads and widths."""
     symbols = dict(spec.symbols)
-    return [n for n in range(1, min(limit, symbols.get("a", 1)) + 1) if not divides(symbols, n)]
+    return [n for n in range(1, min(limit, symbols.get("a", 1)) + 1) if not divides(symbols, n, copies_heads=copies_heads)]
 
 
-def check_degree(spec: ModelSpec, degree: int) -> None:
+def check_degree(spec: ModelSpec, degree: int, *, copies_heads: bool) -> None:
     """Raises InputError, naming the valid degrees, where the model's sizes do not divide."""
     symbols = dict(spec.symbols)
-    failed = divides(symbols, degree)
+    failed = divides(symbols, degree, copies_heads=copies_heads)
     if failed:
         raise InputError(
-            f"{NAMES[failed]}={symbols[failed]} of {spec.name} does not divide by tensor_parallel_size={degree}; use {listed(valid_degrees(spec))}"
+            f"{NAMES[failed]}={symbols[failed]} of {spec.name} does not divide by tensor_parallel_size={degree}; use {listed(valid_degrees(spec, copies_heads=copies_heads))}"
         )
 
 

@@ -56,6 +56,7 @@ def split_by_plan(model: Any, mesh: Any) -> None:
             for parameter, _ in list(modules[name].named_parameters(recurse=False)):
                 ALL_PARALLEL_STYLES[style].shard_param(modules[name], parameter, mesh)
     apply_tensor_parallelism(model, mesh, dict(named))
+    model.tie_weights()
 
 
 def split_with_sequence(model: nn.Module, mesh: Any) -> None:
