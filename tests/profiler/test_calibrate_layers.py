@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from napkinmath import AdapterConfig, Precision, RecomputeConfig, RecomputeKind, TrainConfig
+from napkinmath import AdapterConfig, Kernels, Precision, QuantizationConfig, RecomputeConfig, RecomputeKind, TrainConfig
 from napkinmath.catalog.families import read_config
 from napkinmath.cli.main import main
 from napkinmath.estimate import Estimate, estimate
@@ -45,12 +45,24 @@ GPT2: dict[str, Any] = {
     "bos_token_id": 0,
     "eos_token_id": 0,
 }
+# Wide enough for blocks of 64 weights, and for the sizes that our kernels take.
+WIDE: dict[str, Any] = {**LLAMA, "hidden_size": 128, "intermediate_size": 256, "vocab_size": 512, "num_hidden_layers": 5}
 MODELS = {"llama": LLAMA, "gemma": GEMMA, "gpt2": GPT2}
+CASES = [
+    *((model, "full") for model in MODELS.values()),
+    (LLAMA, "checkpointed"),
+    (LLAMA, "lora"),
+    (GEMMA, "loop"),
+    (WIDE, "qlora"),
+    (WIDE, "our kernels"),
+]
 WAYS: dict[str, dict[str, Any]] = {
     "full": {},
     "checkpointed": {"recompute": RecomputeConfig(kind=RecomputeKind.FULL)},
     "lora": {"adapter": AdapterConfig(rank=4)},
     "loop": {"stack": "hf-bare", "optimizer": "adamw"},
+    "qlora": {"adapter": AdapterConfig(rank=4), "quantization": QuantizationConfig()},
+    "our kernels": {"kernels": Kernels.NAPKINMATH},
 }
 BATCH, LENGTH = 2, 16
 CPU = "cpu"
@@ -87,19 +99,17 @@ def peaks_of(result: TraceResult) -> dict[str, int]:
     return peaks
 
 
-@pytest.mark.parametrize(
-    ("model", "way"), [*((m, "full") for m in MODELS), ("llama", "checkpointed"), ("llama", "lora"), ("gemma", "loop")]
-)
-def test_memory_of_the_whole_model_to_the_byte(model: str, way: str) -> None:
+@pytest.mark.parametrize(("config", "way"), CASES, ids=[f"{config['model_type']}-{way}" for config, way in CASES])
+def test_memory_of_the_whole_model_to_the_byte(config: dict[str, Any], way: str) -> None:
     train = train_config(**WAYS[way])
     notes: list[str] = []
-    found, priced = measured(MODELS[model], train, notes)
+    found, priced = measured(config, train, notes)
     assert found is not None
     point = found.points[0]
     assert point.memory is not None, notes
     order = found.order_in(priced.spec)
     assert order == found.order
-    assert point.memory.phase_peaks(order) == real_peaks(MODELS[model], train)
+    assert point.memory.phase_peaks(order) == real_peaks(config, train)
 
 
 def test_seconds_are_positive_and_grow_with_the_layers() -> None:
