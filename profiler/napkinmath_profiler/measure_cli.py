@@ -150,11 +150,14 @@ def _measured_side(found: Measurement, whole: WholeModel | None) -> Side | None:
             return dataclasses.replace(side, seconds=whole.seconds)
         peak = max(whole.phase_peaks.values(), default=0)
         return Side("measured", None, peak, 0, 0, None, whole.phase_peaks, whole.seconds)
-    if found.timeline is None:
-        return None
-    side = side_of_timeline("measured", found.timeline)
-    memory = found.memory
     seconds = {phase: summary.seconds.median_s for phase, summary in found.phases.items()}
+    if found.timeline is not None:
+        side = side_of_timeline("measured", found.timeline)
+    elif seconds:
+        side = Side("measured", None, 0, 0, 0, None, {}, seconds)
+    else:
+        return None
+    memory = found.memory
     if memory is None:
         return dataclasses.replace(side, seconds=seconds)
     used = memory.device_used
@@ -176,8 +179,8 @@ def _predictions(
         notes.append(reason)
     try:
         sides.append(traced_side(config, chosen, device))
-    except NapkinError as error:
-        notes.append(f"not traced: {error}")
+    except (NapkinError, RuntimeError) as error:  # torch refuses what has no code for tensors without storage
+        notes.append(f"not traced: {' '.join(str(error).split())[:300]}")
     if device.type == "cpu":
         notes.append("the trace makes this CPU's choices; the analytic column is of a GPU, whose kernels keep other tensors")
         sides.reverse()

@@ -122,8 +122,11 @@ def _seconds(measurement: Measurement) -> dict[Phase, float]:
 
 
 def _lines(here: dict[Phase, float], shorter: dict[Phase, float] | None, count: int, plan: LayerPlan, missing: int) -> dict[Phase, float]:
-    """Each phase's line through two numbers of layers, at all of them; nothing without a second point."""
+    """Each phase's line through two numbers of layers, at all of them; nothing without a second point.
+
+    More layers never take less: where noise says so, the line is level.
+    """
     if not shorter or not plan.slope or count == len(plan.slope):
         return {}
     step = count - len(plan.slope)
-    return {phase: value + missing * (value - shorter.get(phase, value)) / step for phase, value in here.items()}
+    return {phase: value + missing * max(0.0, value - shorter.get(phase, value)) / step for phase, value in here.items()}
