@@ -96,6 +96,10 @@ class Policy:
             return quantization.storage
         return "bf16" if self.shards else "uint8"
 
+    def virtual_tokens(self, kind: AdapterKind) -> int:
+        """How many virtual tokens a method of that kind trains, 0 under another."""
+        return self.adapter.num_virtual_tokens if self.adapter is not None and self.adapter.kind is kind else 0
+
     @property
     def inputs_require_grad(self) -> bool:
         """`enable_input_require_grads()`: PeftModel calls it on a base whose checkpointing is on (peft 0.21 peft_model.py)."""

@@ -49,20 +49,9 @@ def _is_known(spec: ModelSpec) -> bool:
     )
 
 
-def own_length(t: Tape, length: Size) -> Size:
-    """Positions that hold tokens of the batch: all but a prompt's."""
-    return length - virtual_tokens(t, AdapterKind.PROMPT)
-
-
-def virtual_tokens(t: Tape, kind: AdapterKind) -> int:
-    """How many virtual tokens a method of that kind trains, 0 under another."""
-    adapter = t.policy.adapter
-    return adapter.num_virtual_tokens if adapter is not None and adapter.kind is kind else 0
-
-
 def with_virtual_tokens(t: Tape, x: Value, shared: dict[str, Value]) -> Value:
     """The embeddings with a prompt's before them; a prefix is published for the layers to read."""
-    count = virtual_tokens(t, AdapterKind.PROMPT)
+    count = t.policy.virtual_tokens(AdapterKind.PROMPT)
     if count:
         *batch, length, width = x.axes
         found = _looked_up(t, (*batch, count), width)
@@ -70,7 +59,7 @@ def with_virtual_tokens(t: Tape, x: Value, shared: dict[str, Value]) -> Value:
             frame.local(x, shared["labels"])
             shared["labels"] = constant(t, "labels with virtual tokens", (*batch, length + count), INT64)
             return concatenate(t, (cast(t, found, x.dtype), x), (*batch, symbol("s"), width))
-    count = virtual_tokens(t, AdapterKind.PREFIX)
+    count = t.policy.virtual_tokens(AdapterKind.PREFIX)
     if count:
         k, dh, layers = symbol("k"), symbol("dh"), symbol("L")
         found = cast(t, _looked_up(t, (x.axes[0], count), 2 * layers * k * dh), t.policy.loaded_dtype)
@@ -90,7 +79,7 @@ def _looked_up(t: Tape, axes: tuple[Size, ...], width: Size) -> Value:
 def with_prefix(t: Tape, key: Value, value: Value, prefix: Value) -> tuple[Value, Value]:
     """Keys and values of axes (b, heads, s, dh) behind the layer's part of the prefix; the key/value cache holds both to the end."""
     rows, heads, length, size = key.axes
-    count = virtual_tokens(t, AdapterKind.PREFIX)
+    count = t.policy.virtual_tokens(AdapterKind.PREFIX)
     parts = tuple(Value(prefix.tensor, (rows, heads, count, size), prefix.dtype, prefix.requires_grad) for _ in range(2))
     gradient = t.gradient_of(prefix)
     t.append("prefix of the layer", (prefix,), parts, forward=(), backward=((ALLOC, gradient),), gradients=(Gradient(prefix, gradient),))

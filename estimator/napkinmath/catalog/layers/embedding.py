@@ -7,11 +7,11 @@ from napkinmath.catalog.layers.symbols import b, dh, h, s, v
 from napkinmath.dtypes import FP32, INT32, INT64, DType
 from napkinmath.expr import Size, ceil_div
 from napkinmath.ledger import Role, Value
-from napkinmath.lowering.virtual_tokens import own_length, with_virtual_tokens
 from napkinmath.model_spec import Part
 from napkinmath.ops.elementwise import cast, dropout, scale
 from napkinmath.ops.index import constant, embedding, input_leaf, model_input
 from napkinmath.tape import Tape
+from napkinmath.train_config import AdapterKind
 
 
 class TokenEmbedding(Part):
@@ -48,7 +48,7 @@ class TokenEmbedding(Part):
         out = embedding(t, ids, self.name, v, h, padded=self.padded)
         if self.scaled_inside:
             out = scale(t, out)
-        out = with_virtual_tokens(t, input_leaf(t, out), shared)
+        out = behind_virtual_tokens(t, input_leaf(t, out), shared)
         if self.scaled:
             out = scale(t, out)
         causal_masks(t, shared, out.dtype, full=self.full_mask, windows=self.windows, eager_only=self.masked)
@@ -65,7 +65,7 @@ class TokenEmbedding(Part):
 
 def token_ids(t: Tape, shared: dict[str, Value]) -> Value:
     """Token ids and labels of the batch, and the position of each token."""
-    own = own_length(t, s)
+    own = s - t.policy.virtual_tokens(AdapterKind.PROMPT)
     ids = shared["input_ids"] = model_input(t, "input ids", (b, own), INT64)
     shared["labels"] = model_input(t, "labels", (b, own), INT64)
     if t.policy.config.batch.packing:  # the batch brings its own, which say where sequences begin; flash-attn is given their ends
@@ -75,6 +75,15 @@ def token_ids(t: Tape, shared: dict[str, Value]) -> Value:
     else:
         shared["position ids"] = constant(t, "position ids", (1, s), INT64)
     return ids
+
+
+def behind_virtual_tokens(t: Tape, x: Value, shared: dict[str, Value]) -> Value:
+    """The embeddings with a trained prompt before them; a trained prefix is published for the layers."""
+    if t.policy.adapter is None or t.policy.adapter.kind not in (AdapterKind.PROMPT, AdapterKind.PREFIX):
+        return x
+    from napkinmath.lowering.virtual_tokens import with_virtual_tokens
+
+    return with_virtual_tokens(t, x, shared)
 
 
 def num_sequences(t: Tape) -> Size:

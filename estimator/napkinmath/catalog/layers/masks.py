@@ -6,7 +6,6 @@ from napkinmath.catalog.layers.symbols import b, s
 from napkinmath.dtypes import BOOL, INT64, DType
 from napkinmath.expr import Size
 from napkinmath.ledger import Value
-from napkinmath.lowering.virtual_tokens import virtual_tokens
 from napkinmath.ops.index import constant
 from napkinmath.tape import Tape
 from napkinmath.train_config import AdapterKind, Attention
@@ -27,7 +26,7 @@ def causal_masks(
     transformers 5.23 masking_utils.py eager_mask, sdpa_mask, _ignore_causal_mask_sdpa.
     """
     eager = eager_only or t.policy.config.attention is Attention.EAGER
-    keys = s + virtual_tokens(t, AdapterKind.PREFIX)
+    keys = s + t.policy.virtual_tokens(AdapterKind.PREFIX)
     for window in (*((0,) if full else ()), *windows):
         if eager:
             visible = visible_positions(t, window, keys)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from napkinmath.catalog.layers.embedding import token_ids
+from napkinmath.catalog.layers.embedding import behind_virtual_tokens, token_ids
 from napkinmath.catalog.layers.masks import causal_masks
 from napkinmath.catalog.layers.norm import Norm
 from napkinmath.catalog.layers.symbols import b, h, s, v
@@ -10,7 +10,6 @@ from napkinmath.costs import Move, traffic
 from napkinmath.dtypes import BOOL, INT64
 from napkinmath.expr import Size
 from napkinmath.ledger import Value
-from napkinmath.lowering.virtual_tokens import with_virtual_tokens
 from napkinmath.model_spec import Part
 from napkinmath.ops.elementwise import dropout, scale
 from napkinmath.ops.index import constant, embedding, input_leaf
@@ -49,7 +48,7 @@ class PositionedEmbedding(Part):
         out = embedding(t, ids, self.name, v, self.width or h, padded=self.padded)
         if self.scaled:
             out = scale(t, out)
-        out = with_virtual_tokens(t, input_leaf(t, out), shared)
+        out = behind_virtual_tokens(t, input_leaf(t, out), shared)
         causal_masks(t, shared, out.dtype, eager_only=self.masked)
         positions = self._positions(t, shared)
         shared["position embeddings"] = Value(positions.tensor, positions.axes, positions.dtype)
