@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from napkinmath.accuracy import tokens_range
+from napkinmath.accuracy import memory_ranges, tokens_range
 from napkinmath.answers import verdict_on
 from napkinmath.estimate import Estimate, Range, Verdict, estimate
 
@@ -65,9 +65,14 @@ class Outcome:
         """The same estimate read for another row of the same run."""
         return Outcome(job, self.estimate)
 
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """What was assumed, and whether the unit of memory figures is sure (GB of 10^9 or 2^30 bytes)."""
+        return (*self.job.assumed, *(() if self.job.row.unit_is_sure else ("unit",)))
+
     def memory(self) -> list[Prediction]:
         """Predictions of every memory figure the row has."""
-        row, memory = self.job.row, self.estimate.memory
+        row, memory = self.job.row, memory_ranges(self.estimate, self.doubts)
         ranges = {ALLOCATED: memory.allocated, RESERVED: memory.reserved, DEVICE: memory.device}
         ranks = row.whole("n_gpus", 1) if row.words("mem_scope").startswith(("sum", "total")) else 1
         return [self._prediction(quantity, ranges[quantity], value / ranks, row.bytes_per_unit) for quantity, value in row.measured()]
@@ -78,7 +83,7 @@ class Outcome:
         replicas, ranks = parallel.data_parallel_size, parallel.world_size
         share = replicas / ranks  # a replica's tokens are the work of all its ranks
         measured = measured_speed(self.job.row, share)
-        span = tokens_range(self.estimate)
+        span = tokens_range(self.estimate, self.doubts)
         if measured is None or span is None:
             return []
         per_gpu = Range(low=span.low * share, value=span.value * share, high=span.high * share)

@@ -74,6 +74,12 @@ class Row:
         """Bytes of one unit of the row's memory figures: 2^30 where the source says GiB, else 10^9; MiB and MB where it starts so."""
         return unit_bytes(self["mem_unit"]) or 10**9
 
+    @property
+    def unit_is_sure(self) -> bool:
+        """Whether the table says what its unit of memory is: GiB or MiB, or GB with 1e9 or bytes beside it."""
+        text = self["mem_unit"].lower()
+        return bool(re.search(r"[gm]ib|1e9|10\^9|bytes", text)) and "not stated" not in text
+
     def measured(self) -> Iterator[tuple[str, float]]:
         """(quantity, figure) for every measurement of memory in the row, in the row's unit; Unreadable only where none can be read."""
         wrong: Unreadable | None = None

@@ -62,12 +62,14 @@ def _understand(row: Row, blind: bool) -> Job:
     spec, key = model_of(row, era, assumed)
     hardware = hardware_of(row, era, assumed)
     adapter = adapter_of(row, key, spec, era, assumed)
+    if adapter is None and not era.known and not re.search(r"amp|mixed|true|pure|fp32|float32|weights", row.words("precision")):
+        assumed["weights"] = "weights of the type computed in: the table does not say whether fp32 ones are kept"
     optimizer_text = row.words("optimizer")
     config = TrainConfig(
         micro_batch_size=row.whole("micro_batch", 1), sequence_length=_sequence(row, era, assumed), gradient_accumulation_steps=row.whole("grad_accum", 1),
         precision=precision_of(row, era, adapter, hardware), adapter=adapter, quantization=quantization_of(row, adapter, era), recompute=_recompute(row, era, assumed), offload=_offload(row, era),
         optimizer=_optimizer(row, era, assumed), optimizer_in_backward=bool(re.search(r"in[_ -]b(?:ac)?kwd|in[_ -]bwd|in[_ -]backward|lomo", optimizer_text)), attention=_attention(row, era, assumed), loss=_loss(row, era),
-        kernels=Kernels(era.kernels), compile=_is_on(row.words("compile")), stack=era.stack, batch=_batch(row), clip_gradients=era.clips,
+        kernels=Kernels(era.kernels), compile=_is_on(row.words("compile")), stack=era.stack, batch=_batch(row, _attention(row, era, assumed)), clip_gradients=era.clips,
     )  # fmt: skip
     if config.batch.lengths:
         lengths = shorter_than(config.sequence_length, config.batch.lengths, era, assumed)
@@ -102,8 +104,14 @@ def _sequence(row: Row, era: Era, assumed: dict[str, str]) -> int:
     raise Unreadable("seq_len is not given")
 
 
-def _batch(row: Row) -> Batch:
-    """Packed, or padded with the lengths that "mean A +- B tokens" in the notes describes."""
+def _batch(row: Row, attention: Attention) -> Batch:
+    """Packed, or padded with the lengths that "mean A +- B tokens" in the notes describes.
+
+    Only flash-attn is told where packed samples end. Elsewhere they run as one sequence, without a mask of their own: blocks of
+    concatenated text, or torchtune's flex attention (modules/attention_utils.py _sdpa_or_flex_attention).
+    """
+    if attention not in (Attention.FLASH1, Attention.FLASH2) and re.match(r"yes|true|packed|on|1", row.words("packed").strip()):
+        return Batch()
     if re.match(r"yes|true|packed|on|1", row.words("packed").strip()):
         # Documents of a pack are told apart by a mask, which SDPA's flash kernel refuses: where it ran, sequences are simply full.
         return Batch(packing=not re.search(r"sdpa.*flash", row.words("attention")))

@@ -229,6 +229,8 @@ def pointless(options: Mapping[str, object], given: Mapping[str, object]) -> boo
         return True
     if full and "precision" not in given and options.get("precision") == "fp16-autocast":
         return True
+    if not full and "optimizer_in_backward" not in given and options.get("optimizer_in_backward"):
+        return True  # adapters' gradients are too few to matter
     if not full and "optimizer" not in given and options.get("optimizer") not in (None, "adamw-8bit"):
         return True
     return "loss" not in given and "kernels" not in given and "loss" in options and "kernels" in options

@@ -9,6 +9,7 @@ where storages are tracked, and the collectives of the steady step by kind, each
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 from collections import Counter
@@ -32,6 +33,7 @@ from napkinmath_profiler.tracing.training_step import LoopOptions, TrainingLoop
 # c10d's operation -> (name, which argument holds the whole message)
 COLLECTIVES = {
     "_allgather_base_": ("all-gather", 0),
+    "allgather_": ("all-gather", 0),
     "_reduce_scatter_base_": ("reduce-scatter", 1),
     "allreduce_": ("all-reduce", 0),
     "broadcast_": ("broadcast", 0),
@@ -56,10 +58,16 @@ class CollectiveCounter(TorchDispatchMode):
         if found is not None:
             name, position = found
             message = args[position]
-            tensors = message if isinstance(message, (list, tuple)) else [message]
             self.num_calls[name] += 1
-            self.num_bytes[name] += sum(t.numel() * t.element_size() for t in tensors)
+            self.num_bytes[name] += _bytes_of(message)
         return func(*args, **(kwargs or {}))
+
+
+def _bytes_of(message: Any) -> int:
+    """Bytes of a tensor, or of all in nested lists."""
+    if isinstance(message, torch.Tensor):
+        return message.numel() * message.element_size()
+    return sum(_bytes_of(part) for part in message)
 
 
 def main() -> None:
@@ -77,14 +85,16 @@ def main() -> None:
         dist.all_gather_object(peaks, result["peak_bytes"])
         if dist.get_rank() == 0:
             print(json.dumps({**result, "world_size": dist.get_world_size(), "peak_bytes": max(peaks), "device": device}))
+        dist.barrier()  # no rank leaves while another still talks to it
     finally:
+        gc.collect()  # what the engines' cycles hold of the group, whose threads must end before it is destroyed
         dist.destroy_process_group()
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config", help="config.json, its folder, or JSON text")
-    parser.add_argument("--strategy", default="fsdp2", choices=("ddp", "ddp-view", "fsdp2"))
+    parser.add_argument("--strategy", default="fsdp2", choices=("ddp", "ddp-view", "fsdp1", "fsdp2"))
     parser.add_argument("--bs", type=int, default=2)
     parser.add_argument("--ctx", type=int, default=128)
     parser.add_argument("--dtype", default="fp32", choices=("fp32", "bf16"))
@@ -117,7 +127,7 @@ def run_steps(arguments: argparse.Namespace, device: str) -> dict[str, Any]:
     with (
         counter,
         planning_unseen(),
-        resizes_seen() if arguments.strategy == "fsdp2" else nullcontext(),
+        resizes_seen() if arguments.strategy.startswith("fsdp") else nullcontext(),
         one_step_marked(loop, counter, marks),
     ):
         trace = observe(model, loop.run, inputs=inputs, settings=None, device_type="cpu")
@@ -167,6 +177,14 @@ def spread(model: nn.Module, strategy: str, device: str) -> tuple[Any, Callable[
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
+    if strategy == "fsdp1":
+        from torch.distributed.fsdp import FullyShardedDataParallel
+        from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+        names = getattr(model, "_no_split_modules", None) or ()
+        policy = ModuleWrapPolicy({type(m) for m in model.modules() if type(m).__name__ in names})
+        flat = FullyShardedDataParallel(model, auto_wrap_policy=policy, use_orig_params=True, device_id=torch.device(device))
+        return flat, UnsyncedLoop
     mesh = init_device_mesh(device.partition(":")[0], (dist.get_world_size(),))
     for module in list(model.modules()):
         if type(module).__name__ in (getattr(model, "_no_split_modules", None) or ()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import random
@@ -12,9 +13,13 @@ import pytest
 from cli.runs import run
 from napkinmath.catalog.families import read_config
 from napkinmath.catalog.gpus import find_hardware
+from napkinmath.catalog.models import read_model
+from napkinmath.cluster import Cluster
+from napkinmath.efficiency import default_efficiency
 from napkinmath.errors import InputError
 from napkinmath.estimate import Estimate, Verdict, estimate
 from napkinmath.inputs.options import train_config
+from napkinmath.meshes import meshes, price_mesh
 from napkinmath.plan import SAME_SPEED, Goal, Machine, Space, plan, pointless, price_at
 from napkinmath.report.plan_plot import pareto
 from napkinmath.search import largest_batch, last_that, longest_context
@@ -145,7 +150,7 @@ def test_search_finds_the_last_that_holds(true_limit: int) -> None:
 
 
 def test_command_prints_a_row_that_estimates_the_same() -> None:
-    done = run("plan", "--model", "llama-3.2-1b", "--gpu", "rtx3060-12", "--ctx", "1k", "--price", "0.3", "--json")
+    done = run("plan", "--model", "llama-3.2-1b", "--gpu", "rtx3060-12", "--ctx", "1k", "--price", "0.3", "--json", "--bs", "1,2,4,8")
     assert done.code == 0
     found = json.loads(done.out)
     row = found["best"][0]
@@ -175,7 +180,24 @@ def test_trades_are_the_plan_with_one_knob_put_back() -> None:
 
 
 def test_cheapest_needs_prices_and_names_them() -> None:
-    argv = ("plan", "--model", "gpt2", "--full", "--goal", "cheapest", "--gpu", "l4", "--gpu", "a100-80")
+    argv = (
+        "plan",
+        "--model",
+        "gpt2",
+        "--full",
+        "--goal",
+        "cheapest",
+        "--gpu",
+        "l4",
+        "--gpu",
+        "a100-80",
+        "--checkpointing",
+        "none",
+        "--precision",
+        "bf16",
+        "--optimizer",
+        "sgd",
+    )
     assert run(*argv).code == 2
     assert run(*argv, "--price", "H100=2").code == 2
     cheap = run(*argv, "--price", "l4=0.01", "--price", "a100-80=100", "--json", "--top", "1")
@@ -210,3 +232,41 @@ def test_plot_is_written(tmp_path: Path) -> None:
     assert run("plan", "--model", "gpt2", "--lora", "--gpu", "t4", "--ctx", "512", "--plot", str(file)).code == 0
     assert file.stat().st_size > 10_000
     assert run("plan", "--model", "gpt2", "--lora", "--gpu", "t4", "--ctx", "512", "--plot", str(file)).code == 2
+
+
+def test_meshes_of_several_gpus_are_ranked_and_fit() -> None:
+    """The first row is the fastest that a plain search over the same meshes finds; a mesh's own flags give the same estimate."""
+    argv = (
+        "plan",
+        "--model",
+        "llama-3.2-1b",
+        "--lora",
+        "--bs",
+        "2",
+        "--checkpointing",
+        "full",
+        "--gpus",
+        "4xL4",
+        "--ctx",
+        "2k",
+        "--price",
+        "0.5",
+    )
+    found = json.loads(run(*argv, "--json").out)
+    speeds = [row["tokens_per_s"] for row in found]
+    assert found and speeds == sorted(speeds, reverse=True)
+    cluster = Cluster(hardware=find_hardware("l4"), gpus_per_node=4)
+    speed = default_efficiency(cluster.hardware.gpu)
+    every: list[float] = []
+    for kind in ("ddp", "zero1", "zero3", "fsdp2"):
+        base = train_config({"method": "lora", "bs": 2, "ctx": "2k", "checkpointing": "full", "gpus": "4", "data_parallel": kind})
+        for config in meshes(read_model("llama-3.2-1b"), cluster, base):
+            with contextlib.suppress(InputError):  # not every strategy is priced within a pipeline
+                if estimate("llama-3.2-1b", config, hardware=cluster).verdict is Verdict.FITS:
+                    every.append(price_mesh(read_model("llama-3.2-1b"), config, cluster, speed).tokens_per_s)
+    assert speeds[0] == pytest.approx(max(every), rel=1e-9)
+    assert found[0]["price"] == pytest.approx(0.5 * 4 * found[0]["hours"])
+    table = run(*argv)
+    assert table.code == 0 and "--gpus 4" in table.out and "money" in table.out
+    assert run("plan", "--model", "llama-2-70b", "--full", "--gpus", "2xL4").code == 1
+    assert run("plan", "--model", "gpt2", "--gpus", "2xL4", "--goal", "context").code == 2

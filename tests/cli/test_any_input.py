@@ -173,6 +173,23 @@ FOREIGN_KEYS = {
         "num_machines",
         "parallelism_config",
     ],
+    "megatron": [
+        "num_layers",
+        "hidden_size",
+        "num_attention_heads",
+        "ffn_hidden_size",
+        "seq_length",
+        "micro_batch_size",
+        "global_batch_size",
+        "tensor_model_parallel_size",
+        "pipeline_model_parallel_size",
+        "num_experts",
+        "bf16",
+        "swiglu",
+        "recompute_granularity",
+        "use_distributed_optimizer",
+        "GPUS_PER_NODE",
+    ],
 }
 STARTS = {
     "axolotl": {"base_model": "llama-7b"},
@@ -181,6 +198,7 @@ STARTS = {
     "torchtune": {"model": {"_component_": "x.lora_llama2_7b"}},
     "deepspeed": {"zero_optimization": {"stage": 2}},
     "accelerate": {"compute_environment": "LOCAL_MACHINE", "distributed_type": "FSDP"},
+    "megatron": {"megatron_arguments": True, "num_layers": 2, "hidden_size": 64, "num_attention_heads": 4},
 }
 
 

@@ -112,6 +112,8 @@ PARALLEL: tuple[Row, ...] = (
     (("--cp",), TEXT, "N", "context-parallel ranks [1]"),
     (("--cp-kind",), TEXT, "NAME", "ring, ulysses [ring]"),
     (("--ep",), TEXT, "N", "expert-parallel ranks [1]"),
+    (("--expert-imbalance",), TEXT, "X", "tokens of the busiest expert-parallel rank over the mean [1]"),
+    (("--expert-capacity",), TEXT, "X", "capacity factor: tokens beyond X times the mean are dropped [none]"),
     (("--sharding",), TEXT, "NAME", "FSDP: full, grad-op, hybrid, hybrid-grad-op, no-shard [full]"),
     (("--shard-size",), TEXT, "N", "ranks that hold one copy together [all; hybrid: a node]"),
     (("--reshard",), SWITCH, "", "FSDP: drop gathered parameters after the forward [as --sharding]"),

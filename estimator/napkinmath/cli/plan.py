@@ -33,7 +33,7 @@ _OWN: tuple[Row, ...] = (
 )
 _DESCRIPTION = (
     "What should I run? Options that are given stay as they are (several values: any of them), what is left open is searched: method, precision, "
-    "checkpointing, optimizer, loss, kernels, batch. For --goal fewest-changes the options given are where to start from. Methods learn "
+    "checkpointing, optimizer, loss, kernels, batch; with --gpus N every mesh of tensor, pipeline, context and data parallelism. For --goal fewest-changes the options given are where to start from. Methods learn "
     "differently, which no row of the table prices: give --lora or --full where that is settled."
 )
 MOST_TOKENS = 1e18
@@ -65,9 +65,11 @@ def _limits(options: dict[str, object], own: Mapping[str, Any], notes: list[str]
 
 
 def _plan(options: dict[str, object], own: Mapping[str, Any], notes: list[str]) -> int:
+    from napkinmath.cli.plan_cluster import plan_on_cluster
     from napkinmath.inputs import values
     from napkinmath.inputs.hardware_options import allocator_text
     from napkinmath.inputs.model_options import model_spec
+    from napkinmath.inputs.parallel_options import number_and_type
     from napkinmath.inputs.several import several
     from napkinmath.plan import Goal, open_space, plan, trades
     from napkinmath.report.plan_table import print_plan
@@ -77,6 +79,8 @@ def _plan(options: dict[str, object], own: Mapping[str, Any], notes: list[str]) 
     names = {key: options.pop(key) for key in ("model", "arch", "config", "hub", "allocator") if key in options}
     names = {key: several(key, value)[0] if key != "arch" else values.listed(value)[0] for key, value in names.items()}
     spec = model_spec(names, notes)
+    if "gpus" in options and number_and_type({"gpus": values.listed(options["gpus"])[0]})[0] > 1:
+        return plan_on_cluster(spec, options, own, notes, tokens)
     machines = _machines(options, own["price"] or [], notes, goal)
     given = {key: several(key, value) for key, value in options.items()}
     space = open_space(spec, machines, given, goal, allocator=allocator_text(names))
@@ -122,7 +126,7 @@ def _machines(options: dict[str, object], prices: Sequence[str], notes: list[str
             raise InputError("a plan is for a GPU; add --gpu NAME, several times to compare (list: `estimate gpus`)")
         calibration = calibration_on(hardware, own, notes)
         speed = calibration.efficiency(hardware.gpu) if calibration is not None else None
-        found.append(Machine(hardware=hardware, efficiency=speed, price_per_hour=price_of(hardware.gpu.name, prices, len(found) + 1)))
+        found.append(Machine(hardware=hardware, efficiency=speed, price_per_hour=price_of(hardware.gpu.name, prices)))
     for text in prices:
         name = text.rpartition("=")[0]
         if name and price_of_name(name) not in [m.hardware.gpu.name for m in found]:
@@ -137,7 +141,7 @@ def price_of_name(name: str) -> str:
     return find_gpu(name).name
 
 
-def price_of(gpu: str, prices: Sequence[str], number: int) -> float | None:
+def price_of(gpu: str, prices: Sequence[str]) -> float | None:
     """The price of a GPU's hour: of its name, or the one given without a name."""
     from napkinmath.inputs import values
 

@@ -57,7 +57,7 @@ ADAPTER_OPTIONS = ("rank", "alpha", "targets", "dropout", "adapter_dtype", "rslo
 _LOW_RANK_OPTIONS = ("rank", "alpha", "dropout", "rslora")
 QUANT_OPTIONS = ("double_quant", "group_size", "quant_compute_dtype", "quant_storage", "kbit", "keep_modules")
 PARALLEL_OPTIONS = (
-    "gpus", "nodes", "data_parallel", "zero", "tp", "pp", "cp", "ep", "sequence_parallel", "cp_kind", "pp_schedule", "micro_batches", "pp_chunks", "sharding", "shard_size", "reshard", "wrap",
+    "gpus", "nodes", "data_parallel", "zero", "tp", "pp", "cp", "ep", "expert_imbalance", "expert_capacity", "sequence_parallel", "cp_kind", "pp_schedule", "micro_batches", "pp_chunks", "sharding", "shard_size", "reshard", "wrap",
     "forward_prefetch", "backward_prefetch", "limit_all_gathers", "sharded_dtype", "reduce_dtype", "sync_each_batch", "bucket_mb", "bucket_view", "hpz", "mics", "nvme", "broadcast_loading", "full_state_dict",
 )  # fmt: skip
 WORKLOAD_OPTIONS = ("workload", "teacher", "reference", "completion", "eval_bs", "generate")

@@ -41,6 +41,7 @@ _SWITCHES = (
     ("limit_all_gathers", "limit_all_gathers"), ("sync_each_batch", "sync_each_batch"), ("bucket_view", "gradient_as_bucket_view"), ("broadcast_loading", "broadcast_loading"),
     ("full_state_dict", "full_state_dict"),
 )  # fmt: skip
+_FACTORS = (("expert_imbalance", 1.0), ("expert_capacity", 0.0))  # with the least value that means anything
 _CHOICES: tuple[tuple[str, str, type[Enum]], ...] = (
     ("cp_kind", "context_parallel", ContextParallel),
     ("pp_schedule", "pipeline_schedule", PipelineSchedule),
@@ -80,6 +81,9 @@ def parallel_config(options: Options) -> ParallelConfig:
     for key, field in _COUNTS:
         if key in options:
             fields[field] = values.count(options[key], _flag(key), high=MAX_RANKS)
+    for key, low in _FACTORS:
+        if key in options:
+            fields[key] = values.number(options[key], _flag(key), low=low, high=1e6)
     for key, field in _SWITCHES:
         if key in options:
             fields[field] = values.switch(options[key], _flag(key))

@@ -189,23 +189,23 @@ def counted(traffic: Traffic) -> Iterator[None]:
 @contextmanager
 def resizes_seen() -> Iterator[None]:
     """Gathered parameters keep their storage object and change its size: each time a death or a birth for the tracker."""
+    from torch.distributed.fsdp import _flat_param
     from torch.distributed.fsdp._fully_shard import _fsdp_param
 
-    allocate, free = _fsdp_param.alloc_storage, _fsdp_param.free_storage
+    def seen(resize: Callable[..., Any]) -> Callable[..., Any]:
+        def resized(tensor: torch.Tensor, *arguments: Any) -> Any:
+            before = tensor.untyped_storage().size()
+            result = resize(tensor, *arguments)
+            if StorageTracker.active is not None and before != tensor.untyped_storage().size():
+                StorageTracker.active.note_resize(tensor)
+            return result
 
-    def allocated(tensor: torch.Tensor) -> None:
-        before = tensor.untyped_storage().size()
-        allocate(tensor)
-        if StorageTracker.active is not None and before != tensor.untyped_storage().size():
-            StorageTracker.active.note_resize(tensor)
+        return resized
 
-    def freed(tensor: torch.Tensor) -> None:
-        before = tensor.untyped_storage().size()
-        free(tensor)
-        if StorageTracker.active is not None and before:
-            StorageTracker.active.note_resize(tensor)
-
-    with mock.patch.object(_fsdp_param, "alloc_storage", allocated), mock.patch.object(_fsdp_param, "free_storage", freed):
+    with ExitStack() as stack:
+        for module, names in ((_fsdp_param, ("alloc_storage", "free_storage")), (_flat_param, ("_alloc_storage", "_free_storage"))):
+            for name in names:
+                stack.enter_context(mock.patch.object(module, name, seen(getattr(module, name))))
         yield
 
 

@@ -1,0 +1,95 @@
+"""`estimate plan --gpus N`: the fastest meshes that fit, as a table or JSON."""
+
+from __future__ import annotations
+
+from napkinmath.errors import InputError
+from napkinmath.units import GIB, format_count
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from napkinmath.cluster import Cluster
+    from napkinmath.model_spec import ModelSpec
+    from napkinmath.plan_cluster import ClusterCandidate
+
+_MACHINE = ("gpu", "vram", "mig", "display", "network", "host_ram", "calibration", "allow_stale_calibration")
+
+
+def plan_on_cluster(spec: ModelSpec, options: dict[str, object], own: Mapping[str, Any], notes: list[str], tokens: float) -> int:
+    """Plans for --goal tokens/s or cheapest, which are the same on one kind of GPU; returns 0 where something fits, else 1."""
+    from napkinmath.cli.plan import price_of
+    from napkinmath.efficiency import default_efficiency
+    from napkinmath.inputs import values
+    from napkinmath.inputs.hardware_options import calibration_on, cluster_of, machines
+    from napkinmath.inputs.several import several
+    from napkinmath.plan_cluster import plan_cluster
+
+    if own["goal"] not in (None, "tokens/s", "cheapest"):
+        raise InputError(f"--goal {own['goal']} is searched on one GPU; on several use tokens/s or cheapest")
+    machine = {key: options.pop(key) for key in _MACHINE if key in options}
+    machine = {key: value if key == "gpu" else values.listed(value)[0] for key, value in machine.items()}
+    machine |= {key: values.listed(options.pop(key))[0] for key in ("gpus", "nodes") if key in options}
+    hardware = machines(machine)[0]
+    cluster: Any = cluster_of(hardware, machine)
+    if hardware is None or not hardware.gpu.dense_flops:
+        raise InputError("meshes are ranked by speed; name a GPU with --gpus NxTYPE")
+    calibration = calibration_on(hardware, machine, notes)
+    speed = calibration.efficiency(hardware.gpu) if calibration is not None else default_efficiency(hardware.gpu)
+    given = {key: several(key, value) for key, value in options.items()}
+    best = plan_cluster(spec, cluster, given, speed, top=values.count(own["top"] or 8, "--top", high=100))
+    price = price_of(hardware.gpu.name, own["price"] or [])
+    if own["json"]:
+        import json
+
+        print(json.dumps([_row(candidate, cluster, tokens, price) for candidate in best], indent=1))
+    else:
+        _print(spec, cluster, best, tokens, price)
+    return 0 if best else 1
+
+
+def _row(candidate: ClusterCandidate, cluster: Cluster, tokens: float, price: float | None) -> dict[str, object]:
+    """One row with its figures; tokens/s are those of all GPUs together."""
+    from napkinmath.plan_cluster import mesh_flags
+
+    hours = tokens / candidate.price.tokens_per_s / 3600
+    device = int(candidate.estimate.memory.device.value)
+    return {
+        "options": dict(candidate.options),
+        "mesh": mesh_flags(candidate),
+        "device_bytes": device,
+        "headroom_bytes": cluster.hardware.memory_bytes - device,
+        "tokens_per_s": candidate.price.tokens_per_s,
+        "hours": hours,
+        "price": None if price is None else hours * price * cluster.num_gpus,
+    }
+
+
+def _print(spec: ModelSpec, cluster: Cluster, best: list[ClusterCandidate], tokens: float, price: float | None) -> None:
+    from napkinmath.report.columns import aligned
+
+    print(f"{spec.name} on {cluster.num_gpus} x {cluster.hardware.gpu.name}: the fastest meshes that fit")
+    if not best:
+        print("nothing fits: no mesh of these GPUs does; name more or larger GPUs, a smaller model or less context")
+        return
+    heads = [
+        "#",
+        "bs",
+        "GiB",
+        "headroom",
+        "tokens/s",
+        f"hours for {format_count(tokens)}",
+        *(["money"] if price is not None else []),
+        "mesh",
+        "set",
+    ]
+    rows: list[list[str]] = []
+    for number, candidate in enumerate(best, 1):
+        row: dict[str, Any] = _row(candidate, cluster, tokens, price)
+        options = {key: value for key, value in row["options"].items() if key not in ("bs", "gpus", "data_parallel", "method")}
+        flags = " ".join([f"--method {row['options'].get('method', 'full')}", *(f"--{key.replace('_', '-')} {value}" for key, value in options.items())])  # fmt: skip
+        rows.append(
+            [str(number), str(row["options"]["bs"]), f"{row['device_bytes'] / GIB:.1f}", f"{row['headroom_bytes'] / GIB:+.1f}", f"{row['tokens_per_s']:,.0f}", f"{row['hours']:,.2f}", *([f"{row['price']:,.2f}"] if price is not None else []), row["mesh"], flags]
+        )  # fmt: skip
+    print("\n".join(aligned(heads, rows, right=heads[:-2], indent="  ")))
