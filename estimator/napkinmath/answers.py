@@ -9,8 +9,8 @@ from napkinmath.expr import Bindings
 from napkinmath.ledger import Phase, Role
 from napkinmath.lowering.choices import resolve
 from napkinmath.parallel_config import DataParallel
-from napkinmath.simulate import peak_bytes
-from napkinmath.step import build_step, reads_tokens
+from napkinmath.stages import worst_peak
+from napkinmath.step import reads_tokens
 from napkinmath.train_config import (
     AdapterConfig,
     Attention,
@@ -214,7 +214,7 @@ def _change(e: Estimate, saved: int, candidate: Candidate, changed: TrainConfig)
 
     ratio = None
     if e.priced_time is not None:
-        other = estimate(e.spec, changed, hardware=e.hardware, efficiency=e.speed).time
+        other = estimate(e.spec, changed, hardware=e.cluster or e.hardware, efficiency=e.speed).time
         ratio = other.tokens_per_s / e.priced_time.tokens_per_s if other is not None else None
     flag = candidate.flag.format(bs=changed.micro_batch_size, accum=changed.gradient_accumulation_steps)
     return Change(flag=flag, meaning=candidate.meaning, saved_bytes=saved, speed_ratio=ratio)
@@ -225,7 +225,7 @@ def _saved(e: Estimate, changed: TrainConfig) -> int:
     found = e.compared.get(changed)
     if found is None:
         policy = resolve(e.spec, changed, e.hardware)
-        found = e.compared[changed] = e.peak.nbytes - peak_bytes(build_step(e.spec, policy), steps=steps_priced(changed))
+        found = e.compared[changed] = e.peak.nbytes - worst_peak(e.spec, policy, steps=steps_priced(changed))
     return found
 
 

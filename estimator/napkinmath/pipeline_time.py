@@ -11,7 +11,7 @@ from napkinmath.ledger import Phase
 from napkinmath.parallel_config import PipelineSchedule
 from napkinmath.schedule import Clock, phase_times
 from napkinmath.simulate import simulate
-from napkinmath.step import build_step
+from napkinmath.stages import rank_step
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def waiting_s(schedule: PipelineSchedule, stages: int, chunks: int, micro_batche
 
 
 def _phases(spec: ModelSpec, policy: Policy, clock: Clock, rank: int) -> tuple[PhaseTime, ...]:
-    timeline = simulate(build_step(spec, policy, pipeline_rank=rank), clock, steps=1)
+    timeline = simulate(rank_step(spec, policy, rank), clock, steps=1)
     return phase_times(timeline, clock.speed, first_segment=timeline.step_starts[-1])
 
 

@@ -32,12 +32,32 @@ class StageFigures(Record):
 
 def worst_step(spec: ModelSpec, policy: Policy, *, steps: int = 2) -> Step:
     """The step of the rank that needs the most memory; the only one where nothing is pipelined."""
+    return _worst(spec, policy, steps)[1]
+
+
+def worst_peak(spec: ModelSpec, policy: Policy, *, steps: int = 2) -> int:
+    """The highest requested bytes of any rank."""
+    peak, step = _worst(spec, policy, steps)
+    return peak or peak_bytes(step, steps=steps)
+
+
+def _worst(spec: ModelSpec, policy: Policy, steps: int) -> tuple[int, Step]:
+    """(peak, step) of the rank with the highest; the peak is left 0 where there is nothing to compare."""
     parallel = policy.config.parallel
     if parallel.pipeline_parallel_size == 1:
-        return build_step(spec, policy)
+        return 0, build_step(spec, policy)
     ranks = distinct_ranks(parallel, spec.num_layers, num_micro_batches(policy))
-    built = [build_step(spec, policy, pipeline_rank=rank) for rank in ranks]
-    return max(built, key=lambda step: peak_bytes(step, steps=steps))
+    built = [rank_step(spec, policy, rank) for rank in ranks]
+    return max(((peak_bytes(step, steps=steps), step) for step in built), key=lambda item: item[0])
+
+
+def rank_step(spec: ModelSpec, policy: Policy, rank: int) -> Step:
+    """The step of one pipeline rank, built once for a policy: its memory and its time are asked for apart."""
+    known, found = policy.rank_steps.get(rank, (None, None))
+    if found is None or known is not spec:
+        found = build_step(spec, policy, pipeline_rank=rank)
+        policy.rank_steps[rank] = (spec, found)
+    return found
 
 
 def distinct_ranks(parallel: ParallelConfig, num_layers: int, micro_batches: int) -> list[int]:
@@ -74,7 +94,7 @@ def stage_figures(spec: ModelSpec, policy: Policy, *, steps: int = 2) -> tuple[S
         held = max(in_flight(stage_order(parallel, rank, count)).values()) if stages > 1 else 1
         key = (layers[rank], held, rank == 0, rank == stages - 1)
         if key not in found:
-            found[key] = peak_bytes(build_step(spec, policy, pipeline_rank=rank), steps=steps)
+            found[key] = peak_bytes(rank_step(spec, policy, rank), steps=steps)
         rows.append(
             StageFigures(rank=rank, num_layers=layers[rank], in_flight=held, peak_bytes=found[key], embeds=key[2], computes_loss=key[3])
         )

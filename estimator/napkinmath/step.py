@@ -92,6 +92,8 @@ class Step:
 
 def reads_tokens(step: Step) -> bool:
     """Whether the model reads token ids; a vision encoder's sequence is its image's and no choice of the user."""
+    if step.policy.config.parallel.pipeline_parallel_size > 1:
+        return True  # only models of language are cut into stages, and only the first stage reads the ids
     return any(op.name == "input ids" for run in step.runs for op in run.block.ops[:2])
 
 

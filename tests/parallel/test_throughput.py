@@ -80,6 +80,25 @@ def test_engines_that_do_not_go_with_pipelines_say_so() -> None:
         estimate("llama-3.2-1b", config(mesh, gradient_accumulation_steps=8), hardware=cluster("A100"))
 
 
+def test_changes_are_priced_on_the_cluster_and_for_its_worst_rank() -> None:
+    mesh = ParallelConfig(tensor_parallel_size=8, pipeline_parallel_size=4)
+    found = estimate(
+        "llama-3.1-70b", config(mesh, recompute=RecomputeConfig(), gradient_accumulation_steps=8), hardware=cluster("H100", 8, 4)
+    )
+    changes = {change.flag: change for change in found.changes}
+    assert changes["--checkpointing full"].speed_ratio == pytest.approx(
+        estimate("llama-3.1-70b", config(mesh, gradient_accumulation_steps=8), hardware=cluster("H100", 8, 4)).time.tokens_per_s  # type: ignore[union-attr]
+        / found.time.tokens_per_s  # type: ignore[union-attr]
+    )
+    eight_bit = estimate("llama-3.1-70b", found.config.replace(optimizer="adamw-8bit"), hardware=cluster("H100", 8, 4))
+    assert found.peak.nbytes - eight_bit.peak.nbytes == changes["--optimizer adamw-8bit"].saved_bytes
+
+
+def test_a_middle_stage_still_trains_on_tokens(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--model", "llama-3.1-405b", "--gpus", "128xH100", "--tp", "8", "--pp", "16", "--grad-accum", "16", "--ctx", "8192"])
+    assert "batch 1 x 8192, 16 micro-steps" in capsys.readouterr().out
+
+
 # ---------------------------------------------------------------- many GPUs
 
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from napkinmath.lowering.parallel.expert import ExpertSplit
     from napkinmath.lowering.parallel.tensor import TensorSplit
     from napkinmath.lowering.quantized import WeightFormat
+    from napkinmath.model_spec import ModelSpec
+    from napkinmath.step import Step
     from napkinmath.tape import Tape
 
 # What quantizers pack and what all-linear adapts: both every nn.Linear, but for projections whose names PEFT moves to the experts,
@@ -50,6 +52,7 @@ class Policy:
         self.thresholds: dict[str, set[int]] = {}
         self.patch = patch
         self.processors = processors
+        self.rank_steps: dict[int, tuple[ModelSpec, Step]] = {}  # what stages.rank_step has built
         self.decoded: list[int] = []  # bytes of the weights that patched operations decode into one buffer
         self.format: WeightFormat | None = None
         self.experts: ExpertSplit | None = None
