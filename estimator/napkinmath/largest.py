@@ -93,12 +93,17 @@ class Largest:
         return tuple(sizes[symbol] >= value for symbol in sorted(thresholds) for value in sorted(thresholds[symbol]))
 
 
-def largest(e: Estimate) -> tuple[int, int] | None:
-    """(largest batch, longest context), each with the other as it is; None without one GPU and sizes that are numbers."""
+def is_asked(e: Estimate) -> bool:
+    """Whether there is one GPU, and sizes that are numbers: else the question has no one answer."""
     config, parallel = e.config, e.config.parallel
     ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size * parallel.context_parallel_size * parallel.data_parallel_size
     numbers = isinstance(config.micro_batch_size, int) and isinstance(config.sequence_length, int)
-    if e.hardware is None or not numbers or ranks > 1 or config.batch.lengths:
+    return e.hardware is not None and numbers and ranks == 1 and not config.batch.lengths
+
+
+def largest(e: Estimate) -> tuple[int, int] | None:
+    """(largest batch, longest context), each with the other as it is; None without one GPU and sizes that are numbers."""
+    if not is_asked(e):
         return None
     found = Largest(e)
     return found.batch(), found.context()

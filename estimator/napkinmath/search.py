@@ -1,4 +1,4 @@
-"""Largest batch and longest context that fit: found by doubling and halving, each verified by one step more that does not fit."""
+"""Largest batch and longest context that fit: guessed by requested bytes, bracketed and halved, verified by one step more that does not fit."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from napkinmath.train_config import TrainConfig
 
 MOST_BATCH, MOST_CONTEXT = 1 << 16, 1 << 24
+MOST_SECANTS = 4
 
 
 class Limit(Record):
@@ -52,8 +53,9 @@ def _limit(e: Estimate, what: str, sized: Callable[[TrainConfig, int], TrainConf
             seen[size] = same_but(e, sized(e.config, size))
         return seen[size]
 
-    fits = last_that(lambda size: at(size).verdict is Verdict.FITS, most)
-    may_fit = last_that(lambda size: at(size).verdict is not Verdict.DOES_NOT_FIT, most, low=fits)
+    sure, last = _guesses(e, what, at)
+    fits = last_that(lambda size: at(size).verdict is Verdict.FITS, most, guess=sure)
+    may_fit = last_that(lambda size: at(size).verdict is not Verdict.DOES_NOT_FIT, most, low=fits, guess=last)
     return Limit(
         what=what,
         fits=fits,
@@ -63,16 +65,56 @@ def _limit(e: Estimate, what: str, sized: Callable[[TrainConfig, int], TrainConf
     )
 
 
-def last_that(holds: Callable[[int], bool], most: int, *, low: int = 0) -> int:
-    """The largest whole number up to `most` for which a predicate that turns false once still holds; `low` is known to hold."""
-    step = 1
-    high = most + 1
-    while low + step <= most:
-        if not holds(low + step):
-            high = low + step
+def _guesses(e: Estimate, what: str, at: Callable[[int], Estimate]) -> tuple[int, int]:
+    """Where both limits should be, 0 where that is no quick question: a wrong guess costs time, never the answer.
+
+    From requested bytes alone, then along the chord of what an empty cache would leave reserved, which grows nearly straight.
+    """
+    from napkinmath.largest import Largest, is_asked
+
+    if not is_asked(e) or e.hardware is None:
+        return 0, 0
+    largest = Largest(e)
+    start = max(1, largest.batch() if what == "batch" else largest.context())
+    low_usable, high_usable = e.hardware.usable_range
+    allocated = at(start).memory.allocated
+    ratios = allocated.value / allocated.high, allocated.value / allocated.low
+    sure = _on_chord(lambda size: at(size).replay.peak_unreturnable, low_usable * ratios[0], start)
+    return sure, _on_chord(lambda size: at(size).replay.peak_unreturnable, high_usable * ratios[1], max(start, sure))
+
+
+def _on_chord(held: Callable[[int], int], limit: float, start: int) -> int:
+    """The size at which `held` reaches the limit, by a few secants."""
+    before, size = max(1, start - start // 16), start
+    for _ in range(MOST_SECANTS):
+        rise = held(size) - held(before)
+        if size == before or rise <= 0:
             break
-        low += step
-        step *= 2
+        before, size = size, max(1, min(2 * size, int(size + (limit - held(size)) * (size - before) / rise)))
+    return size
+
+
+def last_that(holds: Callable[[int], bool], most: int, *, low: int = 0, guess: int = 0) -> int:
+    """The largest whole number up to `most` for which a predicate that turns false once still holds.
+
+    `low` is known to hold; from `guess` the search steps outwards until the answer is bracketed, then halves.
+    """
+    guess = min(max(guess, low + 1), most)
+    high, step = most + 1, 1
+    if guess > low + 1 and not holds(guess):
+        high = guess
+        while high - step > low:
+            if holds(high - step):
+                low = high - step
+                break
+            high, step = high - step, step * 4
+    else:
+        low, step = (guess, step) if guess > low + 1 else (low, 1)
+        while low + step <= most:
+            if not holds(low + step):
+                high = low + step
+                break
+            low, step = low + step, step * 4
     while high - low > 1:
         middle = (low + high) // 2
         if holds(middle):
