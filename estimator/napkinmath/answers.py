@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from napkinmath.allocator import replay
-from napkinmath.dtypes import BF16
+from napkinmath.dtypes import BF16, FP32
 from napkinmath.estimate import Change, Estimate, Finding, Fit, Verdict, steps_priced
 from napkinmath.expr import Bindings
 from napkinmath.ledger import Phase, Role
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from napkinmath.hardware import Hardware
+    from napkinmath.lowering.policy import Policy
 
 LEAST_SAVING = 0.02  # share of the peak below which a change is not worth a line
 MOST_CHANGES = 5
@@ -210,11 +211,12 @@ def changes(e: Estimate) -> tuple[Change, ...]:
 
 
 def _change(e: Estimate, saved: int, candidate: Candidate, changed: TrainConfig) -> Change:
-    from napkinmath.estimate import estimate
+    from napkinmath.estimate import estimate_of
 
     ratio = None
     if e.priced_time is not None:
-        other = estimate(e.spec, changed, hardware=e.cluster or e.hardware, efficiency=e.speed).time
+        policy = _compared(e, changed)[1]
+        other = estimate_of(e.spec, changed, policy, hardware=e.hardware, speed=e.speed, settings=e.settings, cluster=e.cluster).time
         ratio = other.tokens_per_s / e.priced_time.tokens_per_s if other is not None else None
     flag = candidate.flag.format(bs=changed.micro_batch_size, accum=changed.gradient_accumulation_steps)
     return Change(flag=flag, meaning=candidate.meaning, saved_bytes=saved, speed_ratio=ratio)
@@ -222,10 +224,14 @@ def _change(e: Estimate, saved: int, candidate: Candidate, changed: TrainConfig)
 
 def _saved(e: Estimate, changed: TrainConfig) -> int:
     """Bytes that the peak would be lower (or, negative, higher) under another configuration."""
+    return _compared(e, changed)[0]
+
+
+def _compared(e: Estimate, changed: TrainConfig) -> tuple[int, Policy]:
     found = e.compared.get(changed)
     if found is None:
         policy = resolve(e.spec, changed, e.hardware)
-        found = e.compared[changed] = e.peak.nbytes - worst_peak(e.spec, policy, steps=steps_priced(changed))
+        found = e.compared[changed] = (e.peak.nbytes - worst_peak(e.spec, policy, steps=steps_priced(changed)), policy)
     return found
 
 
@@ -236,10 +242,31 @@ def findings(e: Estimate) -> tuple[Finding, ...]:
     """What costs memory without being asked for, most expensive first."""
     found = [
         finding
-        for rule in (_inactive_checkpointing, _no_bf16, _whole_experts, _wide_adapters, _step_peak, _scores, _logits)
+        for rule in (_too_long, _no_flash, _inactive_checkpointing, _no_bf16, _whole_experts, _wide_adapters, _step_peak, _scores, _logits)
         if (finding := rule(e)) is not None
     ]
     return tuple(sorted(found, key=lambda f: -f.nbytes))
+
+
+def _too_long(e: Estimate) -> Finding | None:
+    length, longest = Bindings(e.step.symbols)(e.config.sequence_length), e.spec.longest_sequence
+    if not 0 < longest < length:
+        return None
+    return Finding(text=f"{e.spec.name} has learned positions for {longest:,} tokens: a sequence of {length:,} fails with an index error")
+
+
+def _no_flash(e: Estimate) -> Finding | None:
+    if e.config.attention is not Attention.FLASH2:
+        return None
+    policy = e.step.policy
+    if policy.attended_dtype(policy.rule.parameters) is FP32:
+        return Finding(text="flash-attn takes fp16 and bf16 alone and q, k, v are fp32, so a run fails; priced with SDPA's kernels")
+    if e.hardware is None:
+        return None
+    gpu = e.hardware.gpu
+    if gpu.vendor != "nvidia" or not gpu.compute_capability or int(gpu.compute_capability.split(".")[0]) >= 8:
+        return None
+    return Finding(text=f"flash-attn 2 needs compute capability 8.0 and {gpu.name} has {gpu.compute_capability}: use --attention sdpa")
 
 
 def _inactive_checkpointing(e: Estimate) -> Finding | None:
@@ -310,11 +337,14 @@ def _scores(e: Estimate) -> Finding | None:
     math = [op for run in e.step.runs for op in run.block.ops if op.name == "q k^T"]
     if not math or policy.sdpa_choice is Attention.MATH:
         return None
-    cost = _saved(e, config.replace(precision=Precision.BF16_AUTOCAST)) if config.precision is not Precision.BF16_AUTOCAST else 0
-    return Finding(
-        text=f"q, k, v are fp32 with grouped heads, so SDPA falls to the math path and holds b·a·s² scores: autocast saves {format_bytes(cost)}",
-        nbytes=cost,
-    )
+    scores = "SDPA falls to the math path and holds b·a·s² scores"
+    if policy.sdpa_choice is Attention.EFFICIENT:
+        text = f"the memory-efficient kernel takes no grouped heads, so {scores}"
+        cost, way = _saved(e, config.replace(attention=Attention.AUTO)), "--attention auto"
+    else:
+        text = f"q, k, v are fp32 with grouped heads, so {scores}"
+        cost, way = _saved(e, config.replace(precision=Precision.BF16_AUTOCAST)), "autocast"
+    return Finding(text=f"{text}: {way} saves {format_bytes(cost)}" if cost > 0 else text, nbytes=max(cost, 0))
 
 
 def _logits(e: Estimate) -> Finding | None:

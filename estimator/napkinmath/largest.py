@@ -45,7 +45,8 @@ class Largest:
         batch, length = self.sizes
         own = self.e.config.sequence_length
         virtual = length - own if isinstance(own, int) else 0  # a prompt's tokens
-        return max(0, self._held(length, lambda size: self._peak(batch, size), MOST_CONTEXT) - virtual)
+        found = max(0, self._held(length, lambda size: self._peak(batch, size), MOST_CONTEXT) - virtual)
+        return min(found, self.e.spec.longest_sequence or found)
 
     def _held(self, size: int, peak: Callable[[int], int], most: int) -> int:
         """The last size within the limit, from the size at hand, whose verdict is known."""

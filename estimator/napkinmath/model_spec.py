@@ -23,6 +23,11 @@ class Part(Record):
         """
         raise NotImplementedError
 
+    @property
+    def longest_sequence(self) -> int:
+        """Tokens for which a table of learned positions has rows; 0 where nothing limits them."""
+        return 0
+
 
 class Stage(Record):
     """`count` copies of a part in a row, at `path` in the module tree."""
@@ -56,3 +61,9 @@ class ModelSpec(Record):
     def num_layers(self) -> int:
         """Checkpointable layers, over all towers."""
         return sum(stage.count for stage in self.stages if stage.checkpointed)
+
+    @property
+    def longest_sequence(self) -> int:
+        """Tokens that the model has learned positions for: a longer sequence fails with an index error. 0 where nothing limits it."""
+        limits = [limit for stage in self.stages if (limit := stage.part.longest_sequence)]
+        return min(limits, default=0)

@@ -35,7 +35,7 @@ def largest_batch(e: Estimate) -> Limit:
 
 def longest_context(e: Estimate) -> Limit:
     """The longest sequence that fits the estimate's GPU, to the token."""
-    return _limit(e, "context", lambda config, size: config.replace(sequence_length=size), MOST_CONTEXT)
+    return _limit(e, "context", lambda config, size: config.replace(sequence_length=size), e.spec.longest_sequence or MOST_CONTEXT)
 
 
 def same_but(e: Estimate, config: TrainConfig) -> Estimate:

@@ -44,7 +44,8 @@ def test_one_more_is_too_many(case: str) -> None:
     limit = Largest(e)._limit
     for name, size in zip(("micro_batch_size", "sequence_length"), found, strict=True):
         assert size == 0 or priced(case, **{name: size}).memory.requested <= limit
-        assert priced(case, **{name: size + 1}).memory.requested > limit
+        at_the_end = name == "sequence_length" and size == e.spec.longest_sequence
+        assert at_the_end or priced(case, **{name: size + 1}).memory.requested > limit
 
 
 def test_what_fits_is_within_the_largest() -> None:

@@ -20,6 +20,10 @@ def priced(options: Mapping[str, object], notes: list[str]) -> list[Estimate]:
 
     config = train_config(options)
     spec = model_spec(options, notes)
+    longest = spec.longest_sequence
+    if "ctx" not in options and isinstance(config.sequence_length, int) and 0 < longest < config.sequence_length:
+        notes.append(f"--ctx {longest}: {spec.name} has learned positions for no more")
+        config = config.replace(sequence_length=longest)
     allocator = allocator_text(options)
     found: list[Estimate] = []
     for machine in machines(options):

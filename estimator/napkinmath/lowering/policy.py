@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from napkinmath.lowering.parallel.tensor import TensorSplit
     from napkinmath.lowering.quantized import WeightFormat
     from napkinmath.model_spec import ModelSpec
-    from napkinmath.step import Step
+    from napkinmath.step import Run, Step
     from napkinmath.tape import Tape
 
 # What quantizers pack and what all-linear adapts: both every nn.Linear, but for projections whose names PEFT moves to the experts,
@@ -52,6 +52,7 @@ class Policy:
         self.thresholds: dict[str, set[int]] = {}
         self.patch = patch
         self.processors = processors
+        self.recorded: tuple[ModelSpec, list[Run], dict[str, Value]] | None = None  # of a pipeline, whose ranks are cut from it
         self.rank_steps: dict[int, tuple[ModelSpec, Step]] = {}  # what stages.rank_step has built
         self.decoded: list[int] = []  # bytes of the weights that patched operations decode into one buffer
         self.format: WeightFormat | None = None
@@ -275,6 +276,16 @@ class Policy:
         if not batch.packing or self.masks_packed or not batch.lengths:
             return 0
         return max(1, round(sum(length * length for length in batch.lengths) / sum(batch.lengths)))
+
+    def attended_dtype(self, dtype: DType) -> DType:
+        """Type in which q, k, v of a type reach a fused kernel: autocast's, or the type of loading where flash-attn is given fp32.
+
+        Source: transformers 5.23 integrations/flash_attention.py get_target_dtype.
+        """
+        if self.autocast is not None:
+            return self.autocast
+        cast_back = self.sdpa_choice is Attention.FLASH2 and dtype is FP32 and self.config.quantization is not None
+        return self.loaded_dtype if cast_back else dtype
 
     def sdpa_kernel(self, dtype: DType, *, head_size: Size, masked: bool, grouped: bool) -> str:
         """The kernel SDPA would pick on CUDA for these inputs (aten/native/transformers/cuda/sdp_utils.cpp)."""

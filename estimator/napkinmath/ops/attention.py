@@ -16,8 +16,7 @@ def sdpa(
     t: Tape, q: Value, k: Value, v: Value, *, groups: Size, mask: Value | None = None, causal: bool = True, window: Size | None = None, dropout_p: float = 0.0, contiguous: bool = False,
 ) -> Value:  # fmt: skip
     """`scaled_dot_product_attention` with the kernel that the policy says CUDA picks; returns axes (rows, length, heads, head size)."""
-    if t.policy.autocast is not None:
-        q, k, v = (cast(t, x, t.policy.autocast) for x in (q, k, v))
+    q, k, v = (cast(t, x, t.policy.attended_dtype(x.dtype)) for x in (q, k, v))
     kernel = t.policy.sdpa_kernel(q.dtype, head_size=q.axes[-1], masked=mask is not None, grouped=groups != 1)
     if groups != 1 and mask is not None:  # transformers' use_gqa_in_sdpa: grouped heads are SDPA's own only without a mask
         k, v = repeat_heads(t, k, groups, _expanded(q, k)), repeat_heads(t, v, groups, _expanded(q, v))

@@ -152,7 +152,8 @@ def largest_sizes(estimate: Estimate) -> list[str]:
     batch, context = found
     if not reads_tokens(estimate.step):
         return [f"batch up to {batch:,}"]
-    return [f"batch up to {batch:,} at {config.sequence_length}", f"context up to {context:,} at batch {config.micro_batch_size}"]
+    largest_batch = f"batch up to {batch:,}" if batch else "no batch"
+    return [f"{largest_batch} at {config.sequence_length}", f"context up to {context:,} at batch {config.micro_batch_size}"]
 
 
 def _recompute(config: TrainConfig) -> str:

@@ -35,7 +35,7 @@ def opt(c: Config) -> ModelSpec:
     layer = DecoderLayer(attention=attention, mlp=mlp, norm=norm, names=NORMS, norms_last=not before, dropout=dropout)
     path = "model.decoder"
     embedding = PositionedEmbedding(
-        name="embed_tokens", position_name="embed_positions", rows=c.size("max_position_embeddings", 2048) + 2, per_sequence=True, width=projected, padded=pads(c, True)
+        name="embed_tokens", position_name="embed_positions", rows=c.size("max_position_embeddings", 2048) + 2, offset=2, per_sequence=True, width=projected, padded=pads(c, True)
     )  # fmt: skip
     final = norm if before and not c.flag("_remove_final_layer_norm") else None
     head = CausalLmHead(norm=final, norm_name=f"{path}.final_layer_norm", project_out=projected, project_name=f"{path}.project_out")
@@ -68,7 +68,7 @@ def biogpt(c: Config) -> ModelSpec:
     mlp = PlainMlp(activation=c.activation("hidden_act", "gelu"), inner_dropout=c.probability("activation_dropout"), scope="", inlined=True)
     layer = DecoderLayer(attention=attention, mlp=mlp, norm=Norm(kind=NormKind.LAYER), names=NORMS, dropout=dropout)
     embedding = PositionedEmbedding(
-        name="embed_tokens", position_name="embed_positions", rows=c.size("max_position_embeddings", 1024) + 2, scaled=c.flag("scale_embedding", True), dropout=dropout, padded=pads(c, True)
+        name="embed_tokens", position_name="embed_positions", rows=c.size("max_position_embeddings", 1024) + 2, offset=2, scaled=c.flag("scale_embedding", True), dropout=dropout, padded=pads(c, True)
     )  # fmt: skip
     head = CausalLmHead(norm=Norm(kind=NormKind.LAYER), norm_name="biogpt.layer_norm", name="output_projection")
     return c.spec(_stages(c, symbols, layer, embedding, head, "biogpt"), symbols, family="biogpt")

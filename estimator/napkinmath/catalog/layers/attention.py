@@ -248,7 +248,7 @@ def dense_gradients(t: Tape, dtype: DType, shared: dict[str, Value], *, grouped:
     if runs_eager(t, eager_only):
         return True
     masked = shared.get(mask_name(window)) is not None
-    kernel = t.policy.sdpa_kernel(t.policy.autocast or dtype, head_size=dh, masked=masked, grouped=grouped and not masked)
+    kernel = t.policy.sdpa_kernel(t.policy.attended_dtype(dtype), head_size=dh, masked=masked, grouped=grouped and not masked)
     return kernel == "math" or (masked and grouped)
 
 

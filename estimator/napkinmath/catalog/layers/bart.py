@@ -30,6 +30,10 @@ class BartEmbedding(Part):
     positions: int
     dropout: float = 0.1
 
+    @property
+    def longest_sequence(self) -> int:
+        return self.positions
+
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         length: Size = st if self.decoder else s
         if self.decoder:

@@ -35,6 +35,10 @@ class DebertaEmbedding(Part):
     dropout: float = 0.1
     labels: tuple[Size, ...] = (b, s)
 
+    @property
+    def longest_sequence(self) -> int:
+        return self.positions
+
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         ids = shared["input_ids"] = model_input(t, "input ids", (b, s), INT64)
         shared["labels"] = model_input(t, "labels", self.labels, INT64)

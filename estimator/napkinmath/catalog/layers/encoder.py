@@ -89,6 +89,10 @@ class EncoderEmbedding(Part):
     """Positions are counted from the ids, a row of them for every sequence (RoBERTa), not one row for all."""
     labels: tuple[Size, ...] = (b, s)
 
+    @property
+    def longest_sequence(self) -> int:
+        return self.positions - (2 if self.position_of_each_token else 0)  # rows up to the padding index are not used
+
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         ids = shared["input_ids"] = model_input(t, "input ids", (b, s), INT64)
         shared["labels"] = model_input(t, "labels", self.labels, INT64)

@@ -24,6 +24,8 @@ class PositionedEmbedding(Part):
     position_name: str = "wpe"
     rows: int
     """Rows of the position table."""
+    offset: int = 0
+    """Rows before that of the first token (OPT)."""
     sines: bool = False
     """The table is a buffer of sines rather than learned."""
     per_sequence: bool = False
@@ -40,6 +42,10 @@ class PositionedEmbedding(Part):
     """The layers run eager only."""
     triangle: bool = False
     """A causal triangle of bools over all positions is kept as a buffer (GPTBigCode)."""
+
+    @property
+    def longest_sequence(self) -> int:
+        return 0 if self.sines else self.rows - self.offset
 
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         ids = token_ids(t, shared)

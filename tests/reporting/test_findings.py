@@ -1,0 +1,54 @@
+"""What a report says is off: runs that fail, kernels that are not taken, sequences longer than a model has positions for."""
+
+from __future__ import annotations
+
+import pytest
+from napkinmath.estimate import Estimate, estimate
+from napkinmath.inputs.jobs import priced
+from napkinmath.train_config import AdapterConfig, Attention, Precision, QuantizationConfig, TrainConfig
+
+
+def said(e: Estimate) -> str:
+    return "\n".join(finding.text for finding in e.findings)
+
+
+@pytest.mark.parametrize(
+    ("model", "longest"),
+    [("gpt2", 1024), ("opt-125m", 2048), ("bert-large", 512), ("roberta-base", 512), ("bart-large", 1024), ("llama-7b", 0)],
+)
+def test_learned_positions_limit_a_sequence(model: str, longest: int) -> None:
+    e = estimate(model, sequence_length=longest or 8192)
+    assert e.spec.longest_sequence == longest
+    assert "index error" not in said(e)
+    if longest:
+        assert f"a sequence of {longest + 1:,} fails" in said(estimate(model, sequence_length=longest + 1))
+
+
+def test_a_context_that_is_not_given_is_one_the_model_has() -> None:
+    notes: list[str] = []
+    e = priced({"model": "gpt2"}, notes)[0]
+    assert e.config.sequence_length == 1024
+    assert any("--ctx 1024" in note for note in notes)
+    assert priced({"model": "gpt2", "ctx": "2k"}, [])[0].config.sequence_length == 2048
+
+
+def test_the_efficient_kernel_takes_no_grouped_heads() -> None:
+    text = said(estimate("mistral-7b", attention=Attention.EFFICIENT))
+    assert "memory-efficient kernel takes no grouped heads" in text
+    assert "fp32" not in text
+    assert "0 B" not in text
+
+
+def test_flash_attn_is_given_the_type_of_loading() -> None:
+    """k-bit preparation makes q, k, v fp32; transformers casts them back for flash-attn, SDPA falls to its math path."""
+    config = TrainConfig(precision=Precision.BF16, adapter=AdapterConfig(), quantization=QuantizationConfig())
+    sdpa, flash = (estimate("mistral-7b", config, attention=kind) for kind in (Attention.SDPA, Attention.FLASH2))
+    assert flash.memory.requested < sdpa.memory.requested
+    kernels = {op.name for run in flash.step.runs for op in run.block.ops}
+    assert "sdpa flash" in kernels and "q k^T" not in kernels
+
+
+def test_flash_attn_refuses_fp32_and_old_gpus() -> None:
+    assert "a run fails" in said(estimate("mistral-7b", attention=Attention.FLASH2, precision=Precision.FP32))
+    assert "compute capability 8.0" in said(estimate("mistral-7b", attention=Attention.FLASH2, hardware="t4"))
+    assert "compute capability" not in said(estimate("mistral-7b", attention=Attention.FLASH2, hardware="a100-80"))
