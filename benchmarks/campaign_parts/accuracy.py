@@ -6,7 +6,7 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,10 @@ from napkinmath.errors import InputError
 from napkinmath.hardware import Hardware
 
 from campaign_parts.foreign_rows import is_foreign, translated
+from campaign_parts.histories import History, Replayed, read_histories, replayed
 from campaign_parts.ledger import Row, Rows, read_rows
 
-GIB = 1 << 30
+GIB, MIB = 1 << 30, 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +93,15 @@ class Result:
         return told / real - 1 if real and told else None
 
 
+def read_steps(folder: Path) -> list[Row]:
+    """The rows of a folder's steps.jsonl, those of the other recorder in this campaign's words."""
+    capability = Facts.of(folder).environment.get("capability", (9, 0))
+    return [translated(row, capability) if is_foreign(row) else row for row in read_rows(folder / "steps.jsonl")]
+
+
 def results_of(folder: Path, *, traced: bool = True) -> list[Result]:
     """A folder's measured cases with their predictions, made now where they are missing."""
-    steps = [translated(row) if is_foreign(row) else row for row in read_rows(folder / "steps.jsonl")]
-    measured = {row["case"]: row for row in steps if row.get("status") == "measured" and "memory" in row}
+    measured = {row["case"]: row for row in read_steps(folder) if row.get("status") == "measured" and "memory" in row}
     predictions = {row["case"]: row for row in read_rows(folder / "predictions.jsonl")}
     missing = [row for name, row in measured.items() if name not in predictions]
     if missing:
@@ -116,13 +122,15 @@ def write_report(folder: Path | Sequence[Path], out: Path, *, pictures: bool, tr
     for one in folders:
         lines += [*headline(one), *unmeasured_lines(one), ""]
     lines += [*summary_lines(found), "", *case_lines(found)]
+    for one in folders:
+        lines += replay_lines(one)
     (out / "report.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     if pictures and found:
         from campaign_parts.pictures import draw_accuracy, draw_histories
 
         draw_accuracy(found, QUANTITIES, out / "accuracy.png")
         for one in folders:
-            draw_histories(one / "events.jsonl.gz", out / ("histories.png" if len(folders) == 1 else f"histories-{one.name}.png"))
+            draw_histories(one, out / ("histories.png" if len(folders) == 1 else f"histories-{one.name}.png"))
     return found
 
 
@@ -148,7 +156,7 @@ def headline(folder: Path) -> list[str]:
 
 def unmeasured_lines(folder: Path) -> list[str]:
     """Cases without a figure, and why."""
-    rows = {row.get("case"): row for row in read_rows(folder / "steps.jsonl") if not is_foreign(row)}
+    rows = {row.get("case"): row for row in read_steps(folder)}
     return [
         f"- {row['case']}: {row['status']} {row.get('reason', row.get('out_of_memory', ''))}"
         for row in rows.values()
@@ -183,6 +191,47 @@ def case_lines(results: Sequence[Result]) -> list[str]:
         step = f"{seconds * 1e3:.1f}" if seconds else "-"
         lines.append(f"| {result.measured['case']} | {memory['allocated'] / GIB:.3f} | {memory['reserved'] / GIB:.3f} | {step} | {cells} |")
     return lines
+
+
+def replay_lines(folder: Path) -> list[str]:
+    """The recorded allocator histories under the allocator's rules: a row a case; nothing where none were recorded."""
+    settings = allocator_settings(Facts.of(folder).environment)
+    measured = {row["case"]: row["memory"] for row in read_steps(folder) if row.get("status") == "measured" and "memory" in row}
+    rows = [replay_line(history, replayed(history, settings), measured.get(history.case)) for history in read_histories(folder)]
+    if not rows:
+        return []
+    heads = [
+        "| recorded history | bookings | allocated MiB | replayed | reserved MiB | replayed | segments as recorded |",
+        "|---|---:|---:|---:|---:|---:|---|",
+    ]
+    return ["", f"Allocator histories of {folder.name} under the allocator's rules:", "", *heads, *rows]
+
+
+def allocator_settings(environment: Mapping[str, Any]) -> str:
+    """PYTORCH_ALLOC_CONF of a recording, by either recorder's name for it."""
+    return str(environment.get("allocator_conf") or environment.get("allocator") or "")
+
+
+def replay_line(history: History, found: Replayed, memory: Mapping[str, int] | None) -> str:
+    """One recorded history beside its replay."""
+    known = [peaks for peaks in history.peaks if peaks is not None]
+    if known:
+        recorded: tuple[int | None, int | None] = (max(a for a, _ in known), max(r for _, r in known))
+    else:
+        recorded = (memory["allocated"], memory["reserved"]) if memory else (None, None)
+    cells = [
+        f"{real / MIB:.1f} | {told / real - 1:+.2%}" if real else f"- | {told / MIB:.1f} MiB"
+        for real, told in zip(recorded, (found.allocated, found.reserved), strict=True)
+    ]
+    other = found.first_other_segment(history.segments)
+    segments = (
+        "not recorded"
+        if not history.segments
+        else f"all {len(history.segments)}"
+        if other is None
+        else f"the first {other} of {len(history.segments)}"
+    )
+    return f"| {history.case} | {len(history.bookings):,} | {cells[0]} | {cells[1]} | {segments} |"
 
 
 def main(arguments: list[str] | None = None) -> int:

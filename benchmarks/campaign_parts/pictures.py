@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
+
+from campaign_parts.histories import History, read_histories
 
 GIB, MIB = 1 << 30, 1 << 20
 DECADE = 10  # a logarithmic axis below this spread has no room for its labels
@@ -57,34 +58,39 @@ def draw_accuracy(results: Sequence[Any], quantities: Sequence[Any], path: Path)
     pyplot.close(figure)
 
 
-def draw_histories(events: Path, path: Path) -> None:
-    """Requested bytes over the events of two steps, one panel a case, coloured by phase; nothing without recorded events."""
-    if not events.exists():
-        return
-    with gzip.open(events, "rt", encoding="utf-8") as file:
-        rows = [json.loads(line) for line in file][:MOST_HISTORIES]
-    if not rows:
+def draw_histories(folder: Path, path: Path) -> None:
+    """Requested bytes over the events of a recording, one panel a case, coloured by phase; nothing without recorded events."""
+    histories = list(islice(read_histories(folder), MOST_HISTORIES))
+    if not histories:
         return
     pyplot = _pyplot()
-    columns = min(3, len(rows))
+    columns = min(3, len(histories))
     figure, axes = pyplot.subplots(
-        -(-len(rows) // columns), columns, figsize=(5 * columns, 2.8 * -(-len(rows) // columns)), squeeze=False, layout="constrained"
+        -(-len(histories) // columns),
+        columns,
+        figsize=(5 * columns, 2.8 * -(-len(histories) // columns)),
+        squeeze=False,
+        layout="constrained",
     )
-    for axis, row in zip(axes.flat, rows, strict=False):
-        _draw_history(axis, row)
-    for axis in axes.flat[len(rows) :]:
+    for axis, history in zip(axes.flat, histories, strict=False):
+        _draw_history(axis, history)
+    for axis in axes.flat[len(histories) :]:
         axis.set_visible(False)
     figure.savefig(path, dpi=100)
     pyplot.close(figure)
 
 
-def _draw_history(axis: Any, row: dict[str, Any]) -> None:
-    live, heights, phases = 0, [], []
-    for storage, nbytes, phase, *_ in row["events"]:
-        size = -(-nbytes // 512) * 512
-        live += size if storage >= 0 else -size
+def _draw_history(axis: Any, history: History) -> None:
+    sizes: dict[int, int] = {}
+    live, heights, phases = sum(history.held_before), [], []
+    for booking in history.bookings:
+        if booking.is_allocation:
+            sizes[booking.key] = -(-booking.nbytes // 512) * 512
+            live += sizes[booking.key]
+        else:
+            live -= sizes.pop(booking.key, 0)
         heights.append(live)
-        phases.append(row["phases"][phase])
+        phases.append(phase_of(history.parts[booking.part]))
     unit, name = (GIB, "GiB") if max(heights) >= GIB // 4 else (MIB, "MiB")
     for phase, color in PHASE_COLORS.items():
         inside = [h / unit if p == phase else float("nan") for h, p in zip(heights, phases, strict=True)]
@@ -92,5 +98,11 @@ def _draw_history(axis: Any, row: dict[str, Any]) -> None:
             axis.plot(inside, color=color, linewidth=1, label=phase)
     axis.plot([h / unit for h in heights], color="0.7", linewidth=0.6, zorder=0)
     axis.set(ylim=(0, None), ylabel=name, xlabel="event")
-    axis.set_title(row["case"], fontsize=6, wrap=True)
+    axis.set_title(history.case, fontsize=6, wrap=True)
     axis.legend(fontsize=6)
+
+
+def phase_of(part: str) -> str:
+    """The phase that a part of a recording is coloured by: 'backward 1' is the backward of the second step."""
+    name = part.rstrip("0123456789 ")
+    return {"step": "optimizer", "zero_grad": "optimizer"}.get(name, name)

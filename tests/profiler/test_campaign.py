@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from pathlib import Path
 
@@ -11,10 +10,10 @@ import pytest
 from campaign_parts import accuracy
 from campaign_parts.cases import all_cases, tiny_cases, tiny_config
 from campaign_parts.foreign_rows import flags_of, is_foreign, translated
+from campaign_parts.histories import read_histories, replayed
 from campaign_parts.ledger import Rows, read_rows
 from napkinmath.inputs.options import train_config
 from napkinmath_profiler.tracing.trace_options import options_from
-from profiler.kept_histories import replayed
 
 STAGES = "ceilings,watching,steps,predictions"
 
@@ -53,11 +52,11 @@ def test_the_trace_gives_what_was_measured(dry_run: Path) -> None:
 
 def test_the_kept_history_replays_to_the_measured_figures(dry_run: Path) -> None:
     measured = {row["case"]: row for row in read_rows(dry_run / "steps.jsonl")}
-    with gzip.open(dry_run / "events.jsonl.gz", "rt") as file:
-        rows = [json.loads(line) for line in file]
-    assert [row["case"] for row in rows] == [case.name for case in tiny_cases() if case.history]
-    for row in rows:
-        assert replayed(row) == (measured[row["case"]]["memory"]["allocated"], measured[row["case"]]["memory"]["reserved"])
+    histories = list(read_histories(dry_run))
+    assert [history.case for history in histories] == [case.name for case in tiny_cases() if case.history]
+    for history in histories:
+        found, memory = replayed(history), measured[history.case]["memory"]
+        assert (found.allocated, found.reserved) == (memory["allocated"], memory["reserved"])
 
 
 def test_the_report_says_that_nothing_was_measured_on_a_gpu(dry_run: Path) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from napkinmath.lowering.choices import find_stack
 from napkinmath.train_config import AdapterKind, Attention, Kernels, Loss, Precision, RecomputeKind, TrainConfig
 
 from napkinmath_profiler.tracing.attention_choice import AttentionBackend
@@ -104,6 +105,7 @@ def options_from(config: TrainConfig, *, compute_capability: tuple[int, int] = (
             max_grad_norm=TRAINER_MAX_GRAD_NORM if config.clip_gradients else None,
             autocast_dtype=autocast,
             convert_outputs_to_fp32=is_trainer and autocast is not None,
+            keep_outputs=find_stack(config.stack).logits_held,
             compile=config.compile,
         ),
         training=config.training_mode,
