@@ -147,10 +147,14 @@ def main() -> None:
     options = parser.parse_args()
     configs = smallest_models() if options.real else TINY
     everything: list[Cell] = []
+    if options.csv:
+        start_csv(options.csv)
     print(f"{'family':24} {'cells':>5} {'median':>9} {'max':>9} {'components':>10}  worst cell")
     for family in options.families or configs:
         cells = list(cells_of(family, configs[family], real=options.real))
         everything += cells
+        if options.csv:
+            append_csv(cells, options.csv)
         if options.cells:
             for cell in cells:
                 print_cell(cell)
@@ -158,8 +162,6 @@ def main() -> None:
             worst = max(cells, key=lambda cell: abs(cell.difference))
             print(f"{family:24} {summary(cells)}  {worst.name.removeprefix(family).strip()}", flush=True)
     print(f"{'all':24} {summary(everything)}")
-    if options.csv:
-        write_csv(everything, options.csv)
 
 
 def summary(cells: list[Cell]) -> str:
@@ -169,24 +171,20 @@ def summary(cells: list[Cell]) -> str:
     return f"{len(cells):5} {statistics.median(differences):9.4%} {max(differences):9.4%} {statistics.median(components):10.4%}"
 
 
-def write_csv(cells: list[Cell], path: Path) -> None:
-    """One row a cell and phase."""
+def start_csv(path: Path) -> None:
+    """An empty table; cells are appended family by family, so that a run that is cut off keeps what it found."""
     with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerow(["family", "method", "checkpointing", "attention", "loss", "phase", "analytic_bytes", "traced_bytes"])
+
+
+def append_csv(cells: list[Cell], path: Path) -> None:
+    """One row a cell and phase."""
+    with path.open("a", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(["family", "method", "checkpointing", "attention", "loss", "phase", "analytic_bytes", "traced_bytes"])
         for cell in cells:
+            knobs = [cell.family, cell.method, cell.checkpointing, cell.attention, cell.loss]
             for phase, traced in cell.traced.items():
-                row = [
-                    cell.family,
-                    cell.method,
-                    cell.checkpointing,
-                    cell.attention,
-                    cell.loss,
-                    phase.value,
-                    cell.analytic.get(phase, 0),
-                    traced,
-                ]
-                writer.writerow(row)
+                writer.writerow([*knobs, phase.value, cell.analytic.get(phase, 0), traced])
 
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ def _code(e: Estimate, room: int, *, lenient: bool) -> int:
     code = e.verdict.exit_code
     if code == 3 and lenient:
         code = 0
-    return 1 if code == 0 and _left(e) < room else code
+    return 1 if code == 0 and room and _left(e) < room else code
 
 
 def _left(e: Estimate) -> int:

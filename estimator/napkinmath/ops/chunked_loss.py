@@ -105,7 +105,7 @@ def _projected(t: Tape, x: Value, w: Value, targets: Value, rows: Size) -> Value
         "chunked_log_probabilities", (x, w), (out,), forward=forward, saves=kept if out.requires_grad else (), costs=(tokens, Move(read)),
         backward=steps, gradients=gradients, backward_costs=(tokens, Move(2 * read), *products),
     )  # fmt: skip
-    t.touch(targets.tensor)
+    t.touch(targets.tensor, normalizer, entropy)
     return out
 
 
