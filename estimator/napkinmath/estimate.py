@@ -110,7 +110,8 @@ class Estimate:
         self.calibration: Calibration | None = None
         self.price_per_gpu_hour: float | None = None
         self._cache: dict[str, Any] = {}
-        self.compared: dict[TrainConfig, int] = {}  # what other configurations would save, as the answers ask for it
+        # What other configurations would save, and how they are lowered, as the answers ask for it.
+        self.compared: dict[TrainConfig, tuple[int, Policy]] = {}
 
     def _once(self, key: str, make: Any) -> Any:
         if key not in self._cache:
@@ -333,14 +334,20 @@ def estimate(
         config = config.replace(gradient_accumulation_steps=config.parallel.num_micro_batches)
     measured = _calibration(calibration, machine)
     speed = efficiency or (measured.efficiency(machine.gpu) if measured is not None and machine is not None else _default_speed(machine))
-    policy: Policy = resolve(spec, config, machine)
-    step = worst_step(spec, policy, steps=steps_priced(config))
-    clock = Clock(speed, policy, _network(cluster, config)) if speed is not None else None
     settings = parse_settings(allocator) if isinstance(allocator, str) else allocator
-    timeline = simulate(step, clock, steps=steps_priced(config))
-    found = Estimate(spec, config, step, timeline, hardware=machine, speed=speed, settings=settings, cluster=cluster)
+    found = estimate_of(spec, config, resolve(spec, config, machine), hardware=machine, speed=speed, settings=settings, cluster=cluster)
     found.calibration = measured
     return found
+
+
+def estimate_of(
+    spec: ModelSpec, config: TrainConfig, policy: Policy, *, hardware: Hardware | None, speed: Efficiency | None, settings: AllocatorSettings, cluster: Cluster | None
+) -> Estimate:  # fmt: skip
+    """The estimate of a configuration under the policy it resolves to; what that has recorded and built of a pipeline serves again."""
+    step = worst_step(spec, policy, steps=steps_priced(config))
+    clock = Clock(speed, policy, _network(cluster, config)) if speed is not None else None
+    timeline = simulate(step, clock, steps=steps_priced(config))
+    return Estimate(spec, config, step, timeline, hardware=hardware, speed=speed, settings=settings, cluster=cluster)
 
 
 def _with_communicators(cluster: Cluster, config: TrainConfig) -> Hardware:

@@ -112,6 +112,7 @@ def product_workspaces(policy: Policy) -> list[Segment]:
 
 def build_step(spec: ModelSpec, policy: Policy, *, pipeline_rank: int = 0) -> Step:
     """Records every distinct block once and lowers it to segments; sizes stay symbolic. Of a pipeline it is one rank's step."""
+    whole = spec
     if not policy.config.workload.is_plain:
         from napkinmath.lowering.workload import workload_step
 
@@ -128,7 +129,8 @@ def build_step(spec: ModelSpec, policy: Policy, *, pipeline_rank: int = 0) -> St
         from napkinmath.lowering.parallel.expert import check_experts
 
         check_experts(spec, policy.config.parallel)
-    runs, shared = record_runs(spec, policy)
+    alone = policy.config.parallel.pipeline_parallel_size == 1
+    runs, shared = record_runs(spec, policy) if alone else recorded_once(whole, spec, policy)
     if policy.tensor is not None:
         from napkinmath.lowering.parallel.tensor import check_layers
 
@@ -138,7 +140,7 @@ def build_step(spec: ModelSpec, policy: Policy, *, pipeline_rank: int = 0) -> St
 
         check_spread(runs, spec.name)
     chunks = [runs]
-    if policy.config.parallel.pipeline_parallel_size > 1:
+    if not alone:
         from napkinmath.lowering.parallel.pipeline import stage_chunks
 
         chunks = stage_chunks(runs, shared, policy, pipeline_rank, spec.name)
@@ -222,6 +224,17 @@ def record_runs(spec: ModelSpec, policy: Policy) -> tuple[list[Run], dict[str, V
                 shared[stage.publishes] = incoming
             incoming = None
     return runs, shared
+
+
+def recorded_once(whole: ModelSpec, spec: ModelSpec, policy: Policy) -> tuple[list[Run], dict[str, Value]]:
+    """The runs that every pipeline rank is cut from, recorded for the first of them; blocks are the rank's own, for lowering marks them."""
+    from copy import copy
+
+    if policy.recorded is None or policy.recorded[0] is not whole:
+        policy.recorded = (whole, *record_runs(spec, policy))
+    _, runs, shared = policy.recorded
+    own = {id(run.block): copy(run.block) for run in runs}
+    return [Run(own[id(run.block)], run.count, run.stage, run.first) for run in runs], dict(shared)
 
 
 def idle(block: Block) -> Block:
