@@ -42,6 +42,7 @@ def surroundings(cache: str) -> dict[str, str]:
         **os.environ,
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join(filter(None, [*roots, os.environ.get("PYTHONPATH")])),
+        "PYTHONWARNINGS": "ignore:IProgress not found",  # of tqdm, which would like widgets
         "XDG_CACHE_HOME": cache,  # no calibration of this machine changes a figure
     }
 
