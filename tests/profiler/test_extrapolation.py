@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from napkinmath_profiler.trace import TraceOptions, trace_options, traced_short
+from napkinmath_profiler.trace import TraceOptions, build, trace_options, traced_short
 from napkinmath_profiler.tracing.extrapolation import NotRepeating, extrapolated
 from napkinmath_profiler.tracing.layer_stacks import contexts, find_stacks, kept_layers
 from napkinmath_profiler.tracing.meta_model import TrainMethod, config_from
@@ -29,16 +29,16 @@ METHODS: dict[str, dict[str, object]] = {
     },
     "accumulated and clipped": {"loop": LoopOptions(gradient_accumulation_steps=2, max_grad_norm=1.0)},
 }
-# Layers: uniform, alternating, one in four, dense first, hybrid in an uneven order, two towers.
+# Layers: uniform, alternating, one in four, dense first, hybrid in an uneven order, two towers; no deeper than it takes to leave some out.
 DEEP: dict[str, tuple[int, dict[str, object]]] = {
     "llama": (9, {}),
-    "gpt2": (9, {}),
-    "gemma2": (12, {}),
+    "gpt2": (7, {}),
+    "gemma2": (10, {}),
     "qwen3_next": (16, {}),
-    "deepseek_v3": (9, {}),
-    "granitemoehybrid": (14, {"layer_types": (["mamba"] * 5 + ["attention"]) * 2 + ["mamba"] * 2}),
-    "t5": (9, {}),
-    "bert": (9, {}),
+    "deepseek_v3": (8, {}),
+    "granitemoehybrid": (10, {"layer_types": [*["mamba"] * 2, "attention", *["mamba"] * 7]}),
+    "t5": (8, {}),
+    "bert": (7, {}),
 }
 
 
@@ -57,6 +57,12 @@ def everything_of(result: TraceResult) -> list[tuple[object, ...]]:
 
 # Every method on uniform layers; on the others the two in which most differs.
 CASES = [(family, method) for family in DEEP for method in METHODS if family == "llama" or method in ("full", "autocast lora")]
+
+
+@pytest.mark.parametrize("family", sorted(DEEP))
+def test_every_deep_model_is_shortened(family: str) -> None:
+    stacks = find_stacks(build(config_from(deepened(family)), TraceOptions()))
+    assert stacks and all(len(kept_layers(stack.kinds)) < len(stack.kinds) for stack in stacks)
 
 
 @pytest.mark.parametrize(("family", "method"), CASES)
