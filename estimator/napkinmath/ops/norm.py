@@ -145,6 +145,6 @@ def rms_norm_in_place(t: Tape, x: Value, *, name: str, width: Size | None = None
         weight.trainable = False
         tensor, rows = t.tensor("rms_norm", x.axes, x.dtype), t.tensor("rstd", (*x.axes[:-1], 1), FP32)
         out = Value(tensor, x.axes, x.dtype, x.requires_grad)
-        t.append("rms_norm in place", (x, weight.value), (out,), forward=((ALLOC, tensor), (ALLOC, rows)), saves=(x.tensor, rows), costs=(Move(2 * traffic(x)),), gradients=(Gradient(x, None),) if x.requires_grad else (), backward_costs=(Move(3 * traffic(x)),))  # fmt: skip
+        t.append("rms_norm in place", (x, weight.value), (out,), forward=((ALLOC, tensor), (ALLOC, rows)), saves=(x.tensor, rows) if x.requires_grad else (), costs=(Move(2 * traffic(x)),), gradients=(Gradient(x, None),) if x.requires_grad else (), backward_costs=(Move(3 * traffic(x)),))  # fmt: skip
         t.last_use[rows] = len(t.ops) - 1
         return out
