@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 MODEL ?= llama-7b --qlora --bs 4 --ctx 2048
 
-.PHONY: estimate test lint types unit install install-test gpu clean
+.PHONY: estimate test lint types unit install install-test docs notebooks gpu clean
 
 estimate: $(VENV)/.light          ## install the light estimator and price a QLoRA step
 	$(BIN)/estimate --model $(MODEL)
@@ -21,7 +21,7 @@ $(VENV)/.light: $(VENV)/bin/python pyproject.toml $(shell find estimator -name '
 # torch is pinned: its CPU build installs in seconds, an unpinned torch brings gigabytes of CUDA packages
 $(VENV)/.test: $(VENV)/bin/python pyproject.toml
 	$(BIN)/python -m pip install --quiet torch==2.13.0
-	$(BIN)/python -m pip install --quiet -e '.[profiler,kernels,plots,test,dev]'
+	$(BIN)/python -m pip install --quiet -e '.[profiler,kernels,plots,test,docs,dev]'
 	touch $@
 
 install-test: $(VENV)/.test
@@ -36,6 +36,12 @@ types: $(VENV)/.test
 unit: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore=tests/kernels
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/kernels  # apart: Triton's interpreter is chosen when triton is first imported
+
+docs: $(VENV)/.test               ## the documentation site in build/site; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+notebooks: $(VENV)/.test          ## run the notebooks and write what they print and draw back into them
+	$(BIN)/python notebooks/execute.py
 
 gpu: $(VENV)/bin/python           ## ten minutes on a GPU: calibration, whole steps, kernels
 	$(PYTHON) benchmarks/campaign.py --budget 540 --out benchmarks/results/new
