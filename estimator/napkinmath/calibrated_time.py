@@ -101,4 +101,4 @@ def _analytic(point: LayerPoint, e: Estimate, time: StepTime) -> dict[Phase, flo
 
 
 def _scaled(phase: PhaseTime, factor: float) -> PhaseTime:
-    return phase.replace(device_s=phase.device_s * factor, host_s=phase.host_s * factor)
+    return phase.replace(device_s=phase.device_s * factor, host_s=phase.host_s * factor, waited_s=phase.waited_s * factor)

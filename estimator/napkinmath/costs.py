@@ -35,13 +35,13 @@ class Gemm:
 
 
 class Move:
-    """One memory-bound kernel that reads and writes `moved` bytes; `launches` counts its kernels."""
+    """One memory-bound kernel that reads and writes `moved` bytes; `launches` counts its kernels, `waits` says that the host reads its result."""
 
-    __slots__ = ("launches", "moved")
+    __slots__ = ("launches", "moved", "waits")
     flops = 0
 
-    def __init__(self, moved: Size, launches: Size = 1) -> None:
-        self.moved, self.launches = moved, launches
+    def __init__(self, moved: Size, launches: Size = 1, *, waits: bool = False) -> None:
+        self.moved, self.launches, self.waits = moved, launches, waits
 
 
 class Attention:

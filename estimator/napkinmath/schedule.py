@@ -12,7 +12,7 @@ from napkinmath.train_config import Attention as FlashAttention
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from napkinmath.costs import Cost
@@ -55,7 +55,7 @@ class Clock:
         )
         if isinstance(cost, Collective):
             name = cost.kind
-        return Kernel(name, module, seconds, flops, moved, bound, launches)
+        return Kernel(name, module, seconds, flops, moved, bound, launches, waits=isinstance(cost, Move) and cost.waits)
 
     def _memory_bound(self, seconds: Any, moved: Any) -> bool:
         return moved / self.speed.stream_bytes_per_s > 0.8 * seconds
@@ -97,16 +97,23 @@ class PhaseTime(Record):
     device_s: float
     host_s: float
     shares: tuple[tuple[str, float], ...]
+    waited_s: float = 0.0
+    """The host's waiting for results that it reads: with it the device has nothing queued."""
+
+    @property
+    def issued_s(self) -> float:
+        """Host seconds until everything is issued."""
+        return self.host_s + self.waited_s
 
     @property
     def seconds(self) -> float:
         """The longer of device and host: the queue lets one run ahead of the other within a phase."""
-        return max(self.device_s, self.host_s)
+        return max(self.device_s, self.issued_s)
 
     @property
     def bound(self) -> str:
         """What bounds the phase."""
-        if self.host_s > self.device_s:
+        if self.issued_s > self.device_s:
             return LAUNCH
         return max(self.shares, key=lambda item: item[1])[0] if self.shares else BANDWIDTH
 
@@ -134,7 +141,7 @@ class StepTime(Record):
         before = [p for p in self.phases if p.phase is not Phase.STEP]
         return (
             self.measured_s
-            or sum(max(sum(p.device_s for p in part), sum(p.host_s for p in part)) for part in (before, update)) + self.bubble_s
+            or sum(max(sum(p.device_s for p in part), sum(p.issued_s for p in part)) for part in (before, update)) + self.bubble_s
         )
 
     @property
@@ -160,14 +167,32 @@ class StepTime(Record):
         return sum(dict(p.shares).get(bound, 0.0) * p.device_s for p in self.phases) / self.seconds
 
 
+def _waited_s(kernels: Sequence[Kernel], issue_s: float) -> float:
+    """Seconds that the host waits in one of many copies of a segment: two queues side by side, at their steady pace."""
+    host = device = waited = before = 0.0
+    for _ in range(2):
+        before = waited
+        for kernel in kernels:
+            host += kernel.launches * issue_s
+            device = max(device, host) + kernel.seconds
+            if kernel.waits:
+                waited += device - host
+                host = device
+    return waited - before
+
+
 def phase_times(timeline: Timeline, speed: Efficiency, *, first_segment: int) -> tuple[PhaseTime, ...]:
     """Device and host seconds of each phase from a segment on, in order of occurrence."""
     segments = [segment for segment in timeline.segments[first_segment:] if segment.phase is not Phase.SAVE]
     host: dict[Phase, float] = {}
+    waited: dict[Phase, float] = {}
     for segment in segments:
         launches = sum(k.launches for k in segment.kernels) * segment.repeat
         modules = segment.phase in (Phase.FORWARD, Phase.LOSS)  # autograd and the optimizer run no modules' Python
         host[segment.phase] = host.get(segment.phase, 0.0) + efficiency.dispatch_s(launches, not modules, speed)
+        if any(k.waits for k in segment.kernels):
+            each = efficiency.dispatch_s(1, not modules, speed)
+            waited[segment.phase] = waited.get(segment.phase, 0.0) + _waited_s(segment.kernels, each) * segment.repeat
     times: list[PhaseTime] = []
     for phase, by_bound in seconds_by_phase(segments).items():
         exposed = by_bound.pop(COPY_STREAM, 0.0) - sum(by_bound.values())
@@ -177,7 +202,11 @@ def phase_times(timeline: Timeline, speed: Efficiency, *, first_segment: int) ->
         if total:
             times.append(
                 PhaseTime(
-                    phase=phase, device_s=total, host_s=host[phase], shares=tuple((name, value / total) for name, value in by_bound.items())
+                    phase=phase,
+                    device_s=total,
+                    host_s=host[phase],
+                    waited_s=waited.get(phase, 0.0),
+                    shares=tuple((name, value / total) for name, value in by_bound.items()),
                 )
             )
     return tuple(times)

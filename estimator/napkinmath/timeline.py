@@ -73,9 +73,12 @@ class TimelineSegment:
 class Kernel:
     """Work of one operation: seconds, and what bounds it."""
 
-    __slots__ = ("bound", "flops", "launches", "module", "moved", "name", "seconds")
+    __slots__ = ("bound", "flops", "launches", "module", "moved", "name", "seconds", "waits")
 
-    def __init__(self, name: str, module: str, seconds: float, flops: int, moved: int, bound: str, launches: int = 1) -> None:
+    def __init__(
+        self, name: str, module: str, seconds: float, flops: int, moved: int, bound: str, launches: int = 1, *, waits: bool = False
+    ) -> None:
+        self.waits = waits  # the host reads a result of it: nothing is queued behind
         self.name, self.module, self.seconds, self.flops, self.moved, self.bound, self.launches = (
             name,
             module,

@@ -78,7 +78,9 @@ def varied_time(step: Step, timeline: Timeline, clock: Clock, start: int) -> tup
     share = config.gradient_accumulation_steps / len(drawn)
     micro = phase_times(Timeline(layout.infos, layout.order, Stamp(origin="analytic")), clock.speed, first_segment=0)
     own = {found.phase for found in micro}
-    phases = [found.replace(device_s=found.device_s * share, host_s=found.host_s * share) for found in micro]
+    phases = [
+        found.replace(device_s=found.device_s * share, host_s=found.host_s * share, waited_s=found.waited_s * share) for found in micro
+    ]
     phases += [found for found in phase_times(timeline, clock.speed, first_segment=start) if found.phase not in own]
     tokens = round(sum(config.batch.lengths) / len(config.batch.lengths) * batch) * config.gradient_accumulation_steps
     needed = sum(model_flops(step, length) for length in drawn) // len(drawn)

@@ -10,10 +10,11 @@ from lowering.both_ways import CLOSE, by_rules, differences, traced, train_confi
 from napkinmath.catalog.quantization import FORMATS, find_format
 from napkinmath.dtypes import FP16, INT8, INT32
 from napkinmath.errors import InputError
+from napkinmath.estimate import estimate
 from napkinmath.ledger import ALLOC, FREE, Op, Phase
 from napkinmath.lowering.quantized import stored_bits_per_element, weight_format
 from napkinmath.step import build_step
-from napkinmath.train_config import AdapterConfig, QuantizationConfig, RecomputeConfig, RecomputeKind
+from napkinmath.train_config import AdapterConfig, Precision, QuantizationConfig, RecomputeConfig, RecomputeKind, TrainConfig
 from napkinmath_profiler.tracing.meta_model import AdapterOptions, TrainMethod
 
 
@@ -138,3 +139,28 @@ def test_llm_int8_sums_in_int32_and_converts_by_fp16() -> None:
 def test_an_unknown_compute_type_is_refused_with_the_known_ones() -> None:
     with pytest.raises(InputError, match="use auto, fp32, bf16 or fp16"):
         QuantizationConfig(compute_dtype="int8")
+
+
+def test_the_host_waits_where_outliers_are_counted() -> None:
+    """Two reads back a linear: nothing is queued behind them, so the step is longer than either side of it."""
+    config = TrainConfig(adapter=AdapterConfig(), training_mode=False, sequence_length=1)
+    int8 = QuantizationConfig(format="int8", double_quant=False, kbit_preparation=False)
+    free, waiting = (estimate("llama-65b", config.replace(quantization=q), hardware="a100-80").time for q in (QuantizationConfig(), int8))
+    assert free is not None and waiting is not None
+    assert sum(p.waited_s for p in free.phases) == 0
+    forward = waiting.phases[0]
+    assert 0 < forward.waited_s < forward.device_s
+    assert forward.seconds == forward.host_s + forward.waited_s
+
+
+def test_int8_of_2023_keeps_the_columns_of_x() -> None:
+    """One byte more of each input of a linear, and int8 copies of W on the way back (bitsandbytes 0.43)."""
+    int8 = QuantizationConfig(format="int8", double_quant=False, kbit_preparation=False)
+    config = TrainConfig(adapter=AdapterConfig(), quantization=int8, precision=Precision.FP16, training_mode=False)
+    saved: dict[str, set[str]] = {}
+    for stack in ("hf-2023", "hf"):
+        e = estimate("llama-7b", config.replace(stack=stack), hardware="a100-80")
+        block = next(run.block for run in e.step.runs if run.count == 32)
+        saved[stack] = {t.name for op in block.ops if op.name == "int8 linear" for t in op.saves}
+    assert "x in int8 by columns" in saved["hf-2023"]
+    assert "x in int8 by columns" not in saved["hf"]

@@ -49,6 +49,8 @@ class Stack(Record):
     """Adapters over quantized weights run as one autograd node a projection that keeps x and its dropped copy (unsloth's)."""
     quantized_keeps_input: bool = False
     """A 4-bit product keeps its input as an attribute of its autograd node (bitsandbytes up to 0.43.1): until the graph is dropped."""
+    int8_by_columns: bool = False
+    """LLM.int8() quantizes x by rows and by columns, which it keeps, and reorders both factors into tiles (bitsandbytes before 0.45)."""
     quantizes_by_search: bool = False
     """Loading compares every element with all 16 codes at once (torchao's NF4 in early 2024)."""
     unpacks_by_half: bool = False
@@ -86,11 +88,11 @@ def _with_trl(row: Stack) -> Stack:
 
 _HF_445 = Stack(
     name="hf-4.45", meaning="transformers 4.38 to 4.45 with its Trainer", source="transformers 4.45.2 models/llama/modeling_llama.py LlamaForCausalLM.forward, trainer.py; peft 0.13.2; bitsandbytes 0.43.3",
-    transformers=(4, 45), outputs_to_fp32=True, reentrant_checkpointing=True, default_optimizer="adamw-foreach", logits_shift_copy=True, logits_upcast_in_model=True,
+    transformers=(4, 45), outputs_to_fp32=True, reentrant_checkpointing=True, default_optimizer="adamw-foreach", logits_shift_copy=True, logits_upcast_in_model=True, int8_by_columns=True,
 )  # fmt: skip
 _HF_448 = Stack(
     name="hf-4.48", meaning="transformers 4.46 to 4.49 with its Trainer", source="transformers 4.48.1 loss/loss_utils.py ForCausalLMLoss, trainer.py; peft 0.13.2; bitsandbytes 0.43.3",
-    transformers=(4, 48), outputs_to_fp32=True, reentrant_checkpointing=True, default_optimizer="adamw-foreach", logits_shift_copy=True,
+    transformers=(4, 48), outputs_to_fp32=True, reentrant_checkpointing=True, default_optimizer="adamw-foreach", logits_shift_copy=True, int8_by_columns=True,
 )  # fmt: skip
 
 STACKS: dict[str, Stack] = {
@@ -108,7 +110,7 @@ STACKS: dict[str, Stack] = {
         ),
         Stack(
             name="hf-2022", meaning="transformers 4.1x to 4.2x with its Trainer on torch 1.x", source="transformers 4.18 trainer.py, optimization.py AdamW; torch 1.11 optim/optimizer.py zero_grad", transformers=(4, 18),
-            reentrant_checkpointing=True, default_optimizer="adamw", logits_shift_copy=True, gradients_kept=True, softmax_keeps_input=True,
+            reentrant_checkpointing=True, default_optimizer="adamw", logits_shift_copy=True, gradients_kept=True, softmax_keeps_input=True, int8_by_columns=True,
         ),
         _HF_445.replace(
             name="hf-2023", meaning="transformers 4.30 to 4.37 with its Trainer", source="transformers 4.32 trainer.py; peft 0.5; accelerate 0.21", transformers=(4, 32), quantized_keeps_input=True,
@@ -128,11 +130,11 @@ STACKS: dict[str, Stack] = {
         ),
         Stack(
             name="litgpt", meaning="litgpt's fine-tuning scripts of 2023 to 2024", source="litgpt 0.4 finetune/lora.py, lora.py, model.py; bitsandbytes 0.42", transformers=(0, 0), modelling="litgpt",
-            default_optimizer="adamw-foreach", quantized_keeps_input=True, unpacks_by_half=True, holds_last_step=True,
+            default_optimizer="adamw-foreach", quantized_keeps_input=True, unpacks_by_half=True, int8_by_columns=True, holds_last_step=True,
         ),
         Stack(
             name="litgpt-2023", meaning="lit-gpt's fine-tuning scripts of 2023, which run the longest sample first", source="lit-gpt of October 2023 finetune/lora.py train, get_batch(longest_seq_ix)", transformers=(0, 0), modelling="litgpt",
-            default_optimizer="adamw-foreach", quantized_keeps_input=True, unpacks_by_half=True,
+            default_optimizer="adamw-foreach", quantized_keeps_input=True, unpacks_by_half=True, int8_by_columns=True,
         ),
         Stack(
             name="torchtune", meaning="torchtune's single-device recipes since late 2024", source="torchtune 0.4 recipes/full_finetune_single_device.py, modules/transformer.py, modules/peft/lora.py",

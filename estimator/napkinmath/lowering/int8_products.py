@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 # One input in a thousand is an outlier column where a model has them (LLM.int8(), arXiv 2208.07339, section 4: about 0.1%).
 INPUTS_PER_OUTLIER = 1000
-# Kernels beside the product: abs, >=, any, any of columns, nonzero with its sort and sum, quantization, zeroing, two gathers and their
-# dequantization, cast, transposition, dequantization of the result, and the product of the outliers counted apart.
-_LAUNCHES = 16
+# Kernels beside the product, in three runs between which the host reads a result: abs, >=, any; any of columns, nonzero with its sort and
+# sum; quantization, zeroing, two gathers and their dequantization, cast, transposition. One more dequantizes the result, one adds.
+_LAUNCHES = (3, 4, 7, 2)
 
 
 def int8_linear(t: Tape, fmt: WeightFormat, x: Value, w: Weight, bias: Value | None, *, role: Role) -> Value:
@@ -32,6 +32,10 @@ def int8_linear(t: Tape, fmt: WeightFormat, x: Value, w: Weight, bias: Value | N
 
     The sum in int32 and its 16-bit copies exist while they are made: 4 + 2 bytes an output, 2 more where x is not fp16.
     """
+    if t.policy.stack.int8_by_columns:
+        from napkinmath.lowering.int8_by_columns import int8_linear_by_columns
+
+        return int8_linear_by_columns(t, fmt, x, w, bias, role=role)
     outputs, inputs = w.axes[-2], w.axes[-1]
     rows = product(x.axes[:-1])
     outliers = ceil_div(inputs, INPUTS_PER_OUTLIER)
@@ -47,9 +51,17 @@ def int8_linear(t: Tape, fmt: WeightFormat, x: Value, w: Weight, bias: Value | N
     backward = (
         ((ALLOC, unpacked), (ALLOC, gradient.tensor), (FREE, unpacked)) if gradient is not None and gradient.tensor is not None else ()
     )
-    passes = Move(8 * traffic(x) + traffic(Value(x.tensor, x.axes, INT8)) + 5 * traffic(out), _LAUNCHES)
+    narrow = traffic(Value(x.tensor, x.axes, INT8))
+    costs = (
+        Move(4 * traffic(x), _LAUNCHES[0], waits=True),
+        Move(traffic(x), _LAUNCHES[1], waits=True),
+        Move(3 * traffic(x) + narrow, _LAUNCHES[2]),
+        Gemm(rows, outputs, inputs, INT8),
+        Move(5 * traffic(out), _LAUNCHES[3]),
+        Gemm(rows, outputs, outliers, x.dtype),
+    )
     t.append(
-        "int8 linear", (x, w.value), (out,), forward=forward, saves=kept, costs=(passes, Gemm(rows, outputs, inputs, INT8), Gemm(rows, outputs, outliers, x.dtype)),
+        "int8 linear", (x, w.value), (out,), forward=forward, saves=kept, costs=costs,
         backward=backward, gradients=(gradient,) if gradient else (),
         backward_costs=(Dequantize(fmt.dequantize_kernel, w.elements, fmt.bits, x.dtype), Gemm(rows, inputs, outputs, x.dtype)),
     )  # fmt: skip
