@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from napkinmath.catalog.families.config import Config, runs
-from napkinmath.catalog.families.moe import QWEN_NAMES, ROUTER_NAME, expert_symbols, sigmoid_router, tied, unadapted
+from napkinmath.catalog.families.moe import QWEN_MODULES, QWEN_NAMES, ROUTER_NAME, expert_symbols, sigmoid_router, tied, unadapted
 from napkinmath.catalog.layers.decoder import DecoderLayer
 from napkinmath.catalog.layers.embedding import TokenEmbedding
 from napkinmath.catalog.layers.head import CausalLmHead
@@ -41,7 +41,7 @@ def _deepseek(c: Config, router: Router, *, form: str, mlp_bias: bool) -> ModelS
 
     mixture = MixtureOfExperts(
         router=router,
-        experts=Experts(activation=activation, adapted_as=QWEN_NAMES),
+        experts=Experts(activation=activation, adapted_as=QWEN_NAMES, modules=QWEN_MODULES),
         shared=SharedExpert(mlp=feed_forward(width=fs, scope="shared_experts")),
     )
     dense, sparse = DecoderLayer(attention=attention, mlp=feed_forward()), DecoderLayer(attention=attention, mlp=mixture)

@@ -18,6 +18,9 @@ from napkinmath.model_spec import ModelSpec, Part
 # with transformers' conversion_mapping.py); model types outside those patterns get no adapters on experts and router.
 MIXTRAL_NAMES = (("w1", "w3"), ("w2",))
 QWEN_NAMES = (("gate_proj", "up_proj"), ("down_proj",))
+# The same linears as modules of one expert each, in transformers 4: gate, up, down.
+MIXTRAL_MODULES = ("w1", "w3", "w2")
+QWEN_MODULES = ("gate_proj", "up_proj", "down_proj")
 ROUTER_NAME = ("gate",)
 
 
@@ -49,7 +52,7 @@ def mixtral(c: Config) -> ModelSpec:
         attention=GroupedQueryAttention(window=window, **attention_fields(c, symbols, bias=False)),
         mlp=MixtureOfExperts(
             router=Router(normalized=True, adapted_as=ROUTER_NAME),
-            experts=Experts(activation=c.activation("hidden_act", "silu"), adapted_as=MIXTRAL_NAMES),
+            experts=Experts(activation=c.activation("hidden_act", "silu"), adapted_as=MIXTRAL_NAMES, modules=MIXTRAL_MODULES),
         ),
     )
     return decoder(c, symbols, [layer] * symbols["L"], "mixtral", embedding=windowed(window))
@@ -63,7 +66,7 @@ def qwen2_moe(c: Config) -> ModelSpec:
     activation = c.activation("hidden_act", "silu")
     mixture = MixtureOfExperts(
         router=Router(normalized=c.flag("norm_topk_prob"), cast_back=True),
-        experts=Experts(activation=activation),
+        experts=Experts(activation=activation, modules=QWEN_MODULES),
         shared=SharedExpert(mlp=GatedMlp(activation=activation, width=fs, scope="shared_expert"), gated=True, first=True),
     )
     return decoder(c, symbols, sparse_layers(c, symbols["L"], attention, mixture, GatedMlp(activation=activation)), "qwen2_moe")
@@ -76,7 +79,7 @@ def qwen3_moe(c: Config) -> ModelSpec:
     attention = GroupedQueryAttention(head_norm=Norm(), **attention_fields(c, symbols))
     mixture = MixtureOfExperts(
         router=Router(normalized=c.flag("norm_topk_prob"), cast_back=True, adapted_as=ROUTER_NAME),
-        experts=Experts(activation=activation, adapted_as=QWEN_NAMES),
+        experts=Experts(activation=activation, adapted_as=QWEN_NAMES, modules=QWEN_MODULES),
     )
     return decoder(c, symbols, sparse_layers(c, symbols["L"], attention, mixture, unadapted(activation)), "qwen3_moe")
 
@@ -100,7 +103,7 @@ def olmoe(c: Config) -> ModelSpec:
         attention=GroupedQueryAttention(wide_norm=Norm(), clipped="clip_qkv" in c, **attention_fields(c, symbols)),
         mlp=MixtureOfExperts(
             router=Router(normalized=c.flag("norm_topk_prob"), cast_back=True, adapted_as=ROUTER_NAME),
-            experts=Experts(activation=c.activation("hidden_act", "silu"), adapted_as=QWEN_NAMES),
+            experts=Experts(activation=c.activation("hidden_act", "silu"), adapted_as=QWEN_NAMES, modules=QWEN_MODULES),
         ),
     )
     return decoder(c, symbols, [layer] * symbols["L"], "olmoe", padded=True)
@@ -132,7 +135,7 @@ def phimoe(c: Config) -> ModelSpec:
         attention=GroupedQueryAttention(window=window, **attention_fields(c, symbols)),
         mlp=MixtureOfExperts(
             router=Router(name="router", scoring=Scoring.SPARSE_MIXER, fp32_scores=False),
-            experts=Experts(activation=c.activation("hidden_act", "silu")),
+            experts=Experts(activation=c.activation("hidden_act", "silu"), modules=MIXTRAL_MODULES),
         ),
         norm=norm,
     )
@@ -152,7 +155,7 @@ def glm4_moe(c: Config) -> ModelSpec:
     )
     mixture = MixtureOfExperts(
         router=sigmoid_router(c, groups=1),
-        experts=Experts(activation=activation, adapted_as=QWEN_NAMES),
+        experts=Experts(activation=activation, adapted_as=QWEN_NAMES, modules=QWEN_MODULES),
         shared=SharedExpert(mlp=unadapted(activation, width=fs, scope="shared_experts")),
     )
     dense, sparse = DecoderLayer(attention=attention, mlp=unadapted(activation)), DecoderLayer(attention=attention, mlp=mixture)
@@ -182,7 +185,7 @@ def minimax_m2(c: Config) -> ModelSpec:
         attention=GroupedQueryAttention(wide_norm=Norm(), rotary_size=rotated, **attention_fields(c, symbols, bias=False)),
         mlp=MixtureOfExperts(
             router=Router(scoring=Scoring.SIGMOID, normalized=True, correction_bias=True, bias_outside=True, adapted_as=ROUTER_NAME),
-            experts=Experts(activation=c.activation("hidden_act", "silu"), adapted_as=MIXTRAL_NAMES),
+            experts=Experts(activation=c.activation("hidden_act", "silu"), adapted_as=MIXTRAL_NAMES, modules=MIXTRAL_MODULES),
         ),
     )
     return decoder(c, symbols, [layer] * symbols["L"], "minimax_m2", embedding=TokenEmbedding(rotary_size=rotated))
@@ -199,7 +202,7 @@ def deepseek_moe(c: Config) -> ModelSpec:
     attention = GroupedQueryAttention(**attention_fields(c, symbols))
     mixture = MixtureOfExperts(
         router=Router(normalized=c.flag("norm_topk_prob")),
-        experts=Experts(activation=activation),
+        experts=Experts(activation=activation, modules=QWEN_MODULES),
         shared=SharedExpert(mlp=GatedMlp(activation=activation, width=fs, scope="shared_experts")),
     )
     dense = DecoderLayer(attention=attention, mlp=GatedMlp(activation=activation))

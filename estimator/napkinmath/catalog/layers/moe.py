@@ -181,12 +181,19 @@ class Experts(Record):
     width: Size = fe
     adapted_as: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
     """Module names of transformers 4 that PEFT translates into adapters on the first and on the second parameter."""
+    modules: tuple[str, str, str] | None = None
+    """Linears (gate, up, down) of the modules that transformers 4 held the experts as; None where it held parameters too."""
     name: str = "experts"
 
     def record(self, t: Tape, x: Value, weights: Value, indices: Value) -> Value:
         """The weighted sum of each token's experts; x is (tokens, h), weights and indices are (tokens, topk)."""
         rows = TOKENS * topk
         inputs = x.axes[-1]
+        if self.modules is not None and (0, 0) < t.policy.stack.transformers < (5, 0):
+            from napkinmath.catalog.layers.expert_modules import experts_by_module, runs_experts_as_modules
+
+            if runs_experts_as_modules(t):
+                return experts_by_module(t, x, weights, self.modules, self.width, self.activation)
         if t.policy.patch is not None:
             from napkinmath.catalog.layers.patched_experts import experts_in_turn
 

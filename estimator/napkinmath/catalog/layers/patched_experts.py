@@ -41,7 +41,7 @@ def experts_in_turn(t: Tape, x: Value, weights: Value, stacks: tuple[Stack, Stac
                 turn.local(y)
                 flat = t.view(weights, (product(weights.axes),))
                 weighed = routing.weigh_rows(t, y, t.view(routing.take_rows(t, flat, token, "weights of an expert"), (share, 1)))
-                out = _add_rows(t, out, cast(t, weighed, x.dtype), token)
+                out = add_rows(t, out, cast(t, weighed, x.dtype), token)
     return out
 
 
@@ -58,7 +58,7 @@ def _one(t: Tape, matrices: Value) -> Value:
     return slice_of(t, matrices, matrices.axes[1:])
 
 
-def _add_rows(t: Tape, out: Value, rows: Value, token: Value) -> Value:
+def add_rows(t: Tape, out: Value, rows: Value, token: Value) -> Value:
     """index_add_: in place; the gradient of the rows is gathered."""
     result = Value(out.tensor, out.axes, out.dtype, out.requires_grad or rows.requires_grad)
     gathered = t.gradient_of(rows) if rows.requires_grad else None
