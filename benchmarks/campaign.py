@@ -18,6 +18,7 @@ shapes, in half a minute; its rows are marked as a trial and say nothing about a
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
 import subprocess
@@ -42,6 +43,8 @@ from campaign_parts.ledger import Rows  # noqa: E402
 from campaign_parts.measured import measure_case  # noqa: E402
 from campaign_parts.overhead import watch_overhead  # noqa: E402
 from campaign_parts.predicted import predict  # noqa: E402
+from napkinmath.errors import InputError  # noqa: E402
+from napkinmath_profiler.measuring.device_names import device_named  # noqa: E402
 from napkinmath_profiler.measuring.environment import describe_environment  # noqa: E402
 from napkinmath_profiler.trace import TraceOptions  # noqa: E402
 
@@ -50,6 +53,7 @@ CEILINGS, CALIBRATION, WATCHING, STEPS, KERNELS = 0.02, 0.16, 0.03, 0.56, 0.18
 PREDICTIONS = 1 - CEILINGS - CALIBRATION - WATCHING - STEPS - KERNELS
 SLOWEST_CASE_S = 25.0  # a case of a whole 8B model is not begun with less left
 RETRIED = ("failed",)
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +89,26 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit code 0; 2 without the device asked for; 1 if nothing was measured."""
+    """Exit code 0; 2 without the device asked for; 1 if nothing was measured, or the disk is full."""
     options = options_of(arguments)
-    device = torch.device("cpu" if options.dry_run else options.device)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        print("no CUDA device is visible; --dry-run tries the program out on the CPU", file=sys.stderr)
+    try:
+        device = device_named("cpu" if options.dry_run else options.device)
+    except InputError as reason:
+        print(f"{reason}; --dry-run tries the program out on the CPU", file=sys.stderr)
         return 2
+    if device.index is not None:  # events and caches are the current device's
+        torch.cuda.set_device(device)
+    try:
+        return run(options, device)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        print(f"the disk is full; what is in {options.out} is whole: free some space and run the same command again", file=sys.stderr)
+        return 1
+
+
+def run(options: argparse.Namespace, device: torch.device) -> int:
+    """All stages, then the report."""
     options.out.mkdir(parents=True, exist_ok=True)
     wanted = set(filter(None, options.only.split(",")))
     campaign = Campaign(options.out, device, time.monotonic() + options.budget, options.budget, options.dry_run)
@@ -120,10 +138,12 @@ def stages(options: argparse.Namespace) -> dict[str, Callable[[Campaign], None]]
 
 
 def attempt(campaign: Campaign, name: str, stage: Callable[[Campaign], None]) -> None:
-    """Run a stage; one that fails costs the others nothing."""
+    """Run a stage; one that fails costs the others nothing. A full disk ends them all: nothing more could be kept."""
     try:
         stage(campaign)
-    except Exception as error:  # whatever a driver, a library or the disk does
+    except Exception as error:  # whatever a driver or a library does
+        if isinstance(error, OSError) and error.errno in FULL:
+            raise
         campaign.say(f"{name}: {type(error).__name__}: {str(error)[:200]}")
 
 

@@ -120,7 +120,7 @@ def write_report(folder: Path | Sequence[Path], out: Path, *, pictures: bool, tr
     out.mkdir(parents=True, exist_ok=True)
     lines = ["# Measured and predicted training steps", ""]
     for one in folders:
-        lines += [*headline(one), *unmeasured_lines(one), ""]
+        lines += [*headline(one), *unmeasured_lines(one), *doubtful_lines(one), ""]
     lines += [*summary_lines(found), "", *case_lines(found)]
     for one in folders:
         lines += replay_lines(one)
@@ -162,6 +162,14 @@ def unmeasured_lines(folder: Path) -> list[str]:
         for row in rows.values()
         if row.get("status") != "measured"
     ]
+
+
+def doubtful_lines(folder: Path) -> list[str]:
+    """Measured cases that carry a note: slowed clocks, other processes, a wide spread."""
+    noted = [row for row in read_steps(folder) if row.get("status") == "measured" and row.get("notes")]
+    if not noted:
+        return []
+    return [f"{len(noted)} measured cases carry notes:", *(f"- {row['case']}: {'; '.join(row['notes'])}" for row in noted)]
 
 
 def summary_lines(results: Sequence[Result]) -> list[str]:

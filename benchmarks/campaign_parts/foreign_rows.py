@@ -11,6 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from napkinmath_profiler.measuring.environment import spread_notes
+from napkinmath_profiler.measuring.measured_loop import Spread
+
 from campaign_parts.cases import CONFIGS
 from campaign_parts.ledger import Row
 
@@ -75,6 +78,7 @@ def translated(row: Row, capability: Sequence[int] = (9, 0)) -> Row:
             "device_used": max(phase["device_used"] for phase in phases),
         },
         "phases": {PHASES[p["phase"]]: {"median_s": p["seconds"], "peak_allocated": p["peak_allocated"], "peak_reserved": p["peak_reserved"]} for p in row["step1"] if p["phase"] in PHASES},
+        "notes": spread_notes(Spread(whole["median_s"], whole["p10_s"], whole["p90_s"], whole["runs"]) if whole else None),
         "step": {"median_s": whole["median_s"], "low_s": whole["p10_s"], "high_s": whole["p90_s"], "samples": whole["runs"]} if whole else {},
     }  # fmt: skip
 

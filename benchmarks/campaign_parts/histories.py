@@ -6,8 +6,6 @@ Two recorders write `events.jsonl.gz`. Rows of this campaign (`measured.save_eve
 
 from __future__ import annotations
 
-import gzip
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +14,7 @@ from typing import Any
 from napkinmath.allocator import Block, CachingAllocator, parse_settings
 
 from campaign_parts.foreign_rows import case_name
-from campaign_parts.ledger import Row
+from campaign_parts.ledger import Row, compressed_rows
 
 EVENTS = "events.jsonl.gz"
 FREED = ("free_completed", "free")  # a block can be taken again from here on, not from where its return was requested
@@ -66,17 +64,12 @@ class Replayed:
 
 
 def read_histories(folder: Path) -> Iterator[History]:
-    """The histories of a folder of results, of either recorder; a line cut off by a crash ends them."""
-    path = folder / EVENTS
-    if not path.exists():
-        return
-    try:
-        with gzip.open(path, "rt", encoding="utf-8") as file:
-            for line in file:
-                row = json.loads(line)
-                yield _of_the_other_recorder(row) if "segments_at_start" in row else _of_the_campaign(row)
-    except (EOFError, json.JSONDecodeError):
-        return
+    """The histories of a folder of results, of either recorder; of a case recorded twice the later one."""
+    found: dict[str, History] = {}
+    for row in compressed_rows(folder / EVENTS):
+        history = _of_the_other_recorder(row) if "segments_at_start" in row else _of_the_campaign(row)
+        found[history.case] = history
+    yield from found.values()
 
 
 def replayed(history: History, settings: str = "") -> Replayed:

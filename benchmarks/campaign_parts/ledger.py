@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
+import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 Row = dict[str, Any]
+MEMBER = b"\x1f\x8b\x08"  # how a gzip member begins: magic number, deflate
+PIECE = 1 << 16
 
 
 class Rows:
@@ -45,6 +50,44 @@ def read_rows(path: Path) -> list[Row]:
             if isinstance(row, dict):
                 found.append(row)
     return found
+
+
+def append_row(path: Path, row: Row) -> None:
+    """Append ``row`` to a gzipped JSONL file, as a member of its own in one write, and make sure that it is on the disk."""
+    with open(path, "ab") as file:
+        file.write(gzip.compress((json.dumps(row) + "\n").encode()))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def compressed_rows(path: Path) -> Iterator[Row]:
+    """The rows of a gzipped JSONL file made of one or several members; a member that a crash cut off is left out, what follows it is not."""
+    data = path.read_bytes() if path.exists() else b""
+    at = data.find(MEMBER)
+    while at >= 0:
+        text, following = _member(data, at)
+        for line in text.splitlines():
+            try:
+                row = json.loads(line)
+            except ValueError:  # cut off
+                continue
+            if isinstance(row, dict):
+                yield row
+        at = data.find(MEMBER, following)
+
+
+def _member(data: bytes, start: int) -> tuple[bytes, int]:
+    """What a member that begins there holds, as far as it can be read, and where to look for the next one."""
+    reader = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+    pieces: list[bytes] = []
+    for at in range(start, len(data), PIECE):
+        try:
+            pieces.append(reader.decompress(data[at : at + PIECE]))
+        except zlib.error:
+            return b"".join(pieces), start + len(MEMBER)
+        if reader.eof:
+            return b"".join(pieces), min(at + PIECE, len(data)) - len(reader.unused_data)
+    return b"".join(pieces), len(data)
 
 
 def _end_last_line(path: Path) -> None:

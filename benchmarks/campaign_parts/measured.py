@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
-import json
+import errno
 import time
 import traceback
 from importlib.util import find_spec
@@ -19,7 +18,7 @@ from napkinmath_profiler.measuring.runner import MeasureOptions, measure_step
 from napkinmath_profiler.tracing.trace_options import options_from
 
 from campaign_parts.cases import Case, tiny_config
-from campaign_parts.ledger import Row
+from campaign_parts.ledger import Row, append_row
 
 NUM_STEPS, NUM_WARMUP_STEPS = 4, 2
 MEMORY_SHARE = 0.97
@@ -44,6 +43,10 @@ def measure_case(case: Case, device: torch.device, *, tiny: bool, events: Path |
             row["status"] = "out of memory"
         elif case.history and events is not None:
             save_events(case.name, found, events)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise  # no row could be kept either
+        row |= {"status": "failed", "reason": f"{type(error).__name__}: {str(error)[:300]}"}
     except (NapkinError, RuntimeError, ValueError, TypeError, ImportError, AttributeError, NotImplementedError) as error:
         row |= {"status": "failed", "reason": f"{type(error).__name__}: {str(error)[:300]}", "where": traceback.format_exc()[-600:]}
     return row | {"wall_s": round(time.monotonic() - started, 2)}
@@ -107,5 +110,4 @@ def save_events(name: str, found: Measurement, path: Path) -> None:
     if found.snapshot is not None:
         trace = next((t for t in found.snapshot["device_traces"] if t), [])
         row["allocator"] = [[e["action"], e.get("addr", 0), e["size"], e.get("stream", 0)] for e in trace]
-    with gzip.open(path, "at", encoding="utf-8") as file:
-        file.write(json.dumps(row) + "\n")
+    append_row(path, row)

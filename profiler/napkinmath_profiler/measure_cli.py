@@ -18,11 +18,12 @@ from napkinmath.inputs import values
 from napkinmath.report.screen import is_unicode, standard_output, terminal_width, wants_color
 
 from napkinmath_profiler.measuring.beside import Side, analytic_side, side_of_timeline, traced_side
+from napkinmath_profiler.measuring.device_names import device_named
 from napkinmath_profiler.measuring.measurement import Measurement
 from napkinmath_profiler.measuring.partial import LayerPlan, WholeModel, plan_layers, whole_model, with_kept
 from napkinmath_profiler.measuring.report import MeasureReport, as_mapping, report_text
 from napkinmath_profiler.measuring.room import free_bytes
-from napkinmath_profiler.measuring.runner import MeasureOptions, device_named, measure_step
+from napkinmath_profiler.measuring.runner import MeasureOptions, measure_step
 from napkinmath_profiler.trace import TraceOptions
 from napkinmath_profiler.trace_cli import headline, model_mapping
 from napkinmath_profiler.tracing.meta_model import config_from

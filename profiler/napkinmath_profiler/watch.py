@@ -19,6 +19,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+from napkinmath.errors import InputError
 from napkinmath.estimate import Estimate
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
@@ -26,7 +27,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from napkinmath_profiler.measuring import drift
 from napkinmath_profiler.measuring.device_memory import CudaMemory, DeviceMemory, MemoryFigures
+from napkinmath_profiler.measuring.device_names import device_named
 from napkinmath_profiler.measuring.drift import DriftWarning, StepRecord
+from napkinmath_profiler.measuring.exhaustion import is_exhaustion
 from napkinmath_profiler.measuring.watch_report import BACKWARD, BETWEEN, FORWARD, OPTIMIZER, out_of_memory_lines, summary_lines
 
 log = logging.getLogger("napkinmath.watch")
@@ -207,7 +210,7 @@ def watch(
     the file written when memory runs out; ``warn`` is called with each warning. ``memory`` replaces the GPU's allocator, such as
     ``CpuMemory()`` to try this out without one.
     """
-    books = memory if memory is not None else CudaMemory(torch.device(device))
+    books = memory if memory is not None else _books_of(device)
     watching = Watching(books, model=model, optimizer=optimizer, predicted=predicted, limit_bytes=limit_bytes, report=report, warn=warn)
     with books:
         if model is not None:
@@ -215,11 +218,22 @@ def watch(
         watching.start()
         try:
             yield watching
-        except torch.OutOfMemoryError:
-            watching.write_report(None, books.figures())
+        except (RuntimeError, MemoryError) as error:
+            if is_exhaustion(error):  # of whoever asks past the allocator, too: it tells no observer
+                watching.write_report(None, books.figures())
             raise
         finally:
             watching.stop()
+
+
+def _books_of(device: str) -> DeviceMemory:
+    """The allocator of a GPU; InputError without one says what can be watched instead."""
+    found = device_named(device)
+    if found.type != "cuda":
+        raise InputError(
+            f"watch(device={device!r}) has no allocator to read; pass memory=CpuMemory() to keep the books that a GPU's would keep"
+        )
+    return CudaMemory(found)
 
 
 def _device_limit(memory: DeviceMemory) -> int | None:
@@ -279,8 +293,13 @@ def trainer_callback(**options: Any) -> Any:
             self._block: Any = None
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            self._block = watch(kwargs.get("model"), kwargs.get("optimizer"), **options)
-            self.watching = self._block.__enter__()
+            block = watch(kwargs.get("model"), kwargs.get("optimizer"), **options)
+            try:
+                self.watching = block.__enter__()
+            except InputError as reason:  # a training is not stopped for want of something to watch
+                log.warning("not watched: %s", reason)
+            else:
+                self._block = block
 
         def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if self._block is not None and self.watching is not None:

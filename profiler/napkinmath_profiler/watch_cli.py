@@ -93,7 +93,7 @@ def _execute(script: list[str]) -> int:
 
 def _books(options: dict[str, Any], limit: int | None) -> tuple[DeviceMemory, str]:
     from napkinmath_profiler.measuring.device_memory import CudaMemory
-    from napkinmath_profiler.measuring.runner import device_named
+    from napkinmath_profiler.measuring.device_names import device_named
 
     if "device" not in options and not torch.cuda.is_available():
         return CpuMemory(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import campaign
@@ -11,7 +13,7 @@ from campaign_parts import accuracy
 from campaign_parts.cases import all_cases, tiny_cases, tiny_config
 from campaign_parts.foreign_rows import flags_of, is_foreign, translated
 from campaign_parts.histories import read_histories, replayed
-from campaign_parts.ledger import Rows, read_rows
+from campaign_parts.ledger import Row, Rows, append_row, compressed_rows, read_rows
 from napkinmath.inputs.options import train_config
 from napkinmath_profiler.tracing.trace_options import options_from
 
@@ -76,11 +78,54 @@ def test_a_second_run_measures_nothing_again(dry_run: Path) -> None:
 
 def test_a_stage_that_fails_costs_the_others_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     monkeypatch.setattr(campaign, "ceilings", broken)
     assert campaign.main(["--dry-run", "--out", str(tmp_path), "--only", "ceilings,steps", "--cases", "tinyllama"]) == 0
     assert len(read_rows(tmp_path / "steps.jsonl")) == 1
+
+
+def test_a_full_disk_ends_the_run_with_what_was_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The second row finds no room: the first is whole, the message says what to do, and the same command goes on."""
+    add = Rows.add
+
+    def full(rows: Rows, row: Row) -> Row:
+        if rows.rows:
+            with open(rows.path, "a") as file:
+                file.write('{"case": "half a')
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return add(rows, row)
+
+    monkeypatch.setattr(Rows, "add", full)
+    command = ["--dry-run", "--out", str(tmp_path), "--only", "steps", "--cases", "l"]
+    assert campaign.main(command) == 1
+    assert "the disk is full" in capsys.readouterr().err
+    first = [row["case"] for row in read_rows(tmp_path / "steps.jsonl")]
+    assert len(first) == 1
+    monkeypatch.setattr(Rows, "add", add)
+    assert campaign.main(command) == 0
+    names = [row["case"] for row in read_rows(tmp_path / "steps.jsonl")]
+    assert names[0] == first[0] and len(names) == len(set(names)) == sum("l" in case.name for case in tiny_cases())
+
+
+def test_a_history_cut_off_costs_no_other(tmp_path: Path) -> None:
+    """Killed while a history was written: what was there before and what a later run appends are read."""
+    path = tmp_path / "events.jsonl.gz"
+    for name in "abc":
+        append_row(path, {"case": name, "filler": list(range(5000))})
+        if name == "b":
+            path.write_bytes(path.read_bytes()[:-4000])
+    assert [row["case"] for row in compressed_rows(path)] == ["a", "c"]
+    assert list(compressed_rows(tmp_path / "none.gz")) == []
+
+
+def test_doubtful_cases_are_named(tmp_path: Path) -> None:
+    wide = {**FOREIGN, "whole_step": {"median_s": 0.25, "p10_s": 0.24, "p90_s": 0.37, "runs": 5}}
+    (tmp_path / "steps.jsonl").write_text(json.dumps(FOREIGN) + "\n" + json.dumps({**wide, "batch": 1}) + "\n")
+    lines = accuracy.doubtful_lines(tmp_path)
+    assert lines[0].startswith("1 measured case") and "batch=1" in lines[1] and "spread of 52%" in lines[1]
 
 
 def test_the_campaign_covers_what_it_should() -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from napkinmath.errors import InputError
 from napkinmath.timeline import Timeline
+from napkinmath_profiler.measuring import environment
 from napkinmath_profiler.measuring.device_memory import BlockEvent, CpuMemory, CudaMemory, MemoryFigures, block_events
 from napkinmath_profiler.measuring.environment import (
     busy_notes,
@@ -190,6 +193,25 @@ def test_the_environment_is_stamped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     found = describe_environment(torch.device("cpu"))
     assert found["device"] == "cpu" and found["torch"] and found["allocator"] == "expandable_segments:True"
+
+
+def test_a_mig_slice_is_said_and_its_driver_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """nvidia-smi has no answer for a slice's id: driver and mode are asked of the machine, clocks of nobody."""
+    asked: list[list[str]] = []
+
+    def smi(command: list[str], **_: Any) -> Any:
+        asked.append(command)
+        if any(word.startswith("--id=") for word in command):
+            raise subprocess.CalledProcessError(6, command)
+        return subprocess.CompletedProcess(command, 0, stdout="570.86.15, 1200, 1980, 0x0000000000000024, Enabled, 84\n")
+
+    monkeypatch.setattr(environment.subprocess, "run", smi)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="1f0c"))
+    facts = environment.smi_facts(torch.device("cuda", 0))
+    assert facts == {"driver": "570.86.15", "mig": "Enabled"} and len(asked) == 2
+    assert throttling_notes(facts) == []
+    assert "MIG slice (3g.40gb)" in environment.slice_notes("NVIDIA H100 80GB HBM3 MIG 3g.40gb")[0]
+    assert environment.slice_notes("NVIDIA H100 80GB HBM3") == []
 
 
 def test_a_busy_gpu_is_said() -> None:

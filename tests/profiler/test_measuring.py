@@ -11,9 +11,10 @@ from napkinmath.allocator import AllocatorSettings
 from napkinmath.errors import InputError
 from napkinmath.ledger import Phase, Role
 from napkinmath.timeline import Timeline
+from napkinmath_profiler.measuring import runner
 from napkinmath_profiler.measuring.beside import traced_without_choices
 from napkinmath_profiler.measuring.device_memory import CpuMemory
-from napkinmath_profiler.measuring.measured_loop import spread_of
+from napkinmath_profiler.measuring.measured_loop import MeasuredLoop, spread_of
 from napkinmath_profiler.measuring.measurement import Measurement
 from napkinmath_profiler.measuring.partial import plan_layers, whole_model
 from napkinmath_profiler.measuring.runner import MeasureOptions, measure_layers, measure_step
@@ -154,6 +155,73 @@ def test_running_out_of_memory_keeps_what_was_learned_and_frees_the_rest(limit_m
     else:
         assert found.failure.stage == "attributing" and found.failure.phase and found.failure.held_by_role["parameters"] > 0
         assert found.timeline is not None and found.timeline.peak().nbytes > 1 << 20
+
+
+BEYOND_THE_ALLOCATOR = [
+    RuntimeError("CUDA error: out of memory"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    RuntimeError(
+        "[enforce fail at alloc_cpu.cpp:119] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes."
+    ),
+    MemoryError(),
+]
+
+
+@pytest.mark.parametrize("error", BEYOND_THE_ALLOCATOR, ids=lambda error: str(error)[:24] or type(error).__name__)
+def test_running_out_beyond_the_allocator_is_out_of_memory_too(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver's, a library's or the host's own refusal in the timed steps: the attributed ones are kept."""
+
+    def failing(self: MeasuredLoop, count: int) -> None:
+        raise error
+
+    whole = MeasuredLoop.timed_steps
+    monkeypatch.setattr(MeasuredLoop, "timed_steps", lambda self, count: whole(self, count) if count == 2 else failing(self, count))
+    found = measured(CONFIGS["llama"], options(), num_steps=3)
+    assert found.failure is not None and found.failure.stage == "timing"
+    assert found.failure.message == (str(error) or "the host's memory ran out")
+    assert found.timeline is not None and found.timeline.peak().nbytes > 0
+
+
+def test_other_errors_are_no_exhaustion(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(self: MeasuredLoop, count: int) -> None:
+        raise RuntimeError("shapes do not match")
+
+    monkeypatch.setattr(MeasuredLoop, "timed_steps", failing)
+    with pytest.raises(RuntimeError, match="shapes do not match"):
+        measured(CONFIGS["llama"], options())
+
+
+def test_of_several_gpus_the_measured_one_is_current(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA events and caches are those of the current device: it has to be the one measured, and only meanwhile."""
+    current = [0]
+
+    class OnDevice:
+        def __init__(self, device: torch.device) -> None:
+            self.index = device.index
+
+        def __enter__(self) -> None:
+            self.before, current[0] = current[0], self.index
+
+        def __exit__(self, *_: object) -> None:
+            current[0] = self.before
+
+    class Books(CpuMemory):
+        def __init__(self, device: torch.device) -> None:
+            super().__init__()
+
+        def limit(self, share: float) -> None:
+            assert current == [1]
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "device", OnDevice)
+    monkeypatch.setattr(runner, "CudaMemory", Books)
+    with pytest.raises(KeyboardInterrupt):
+        measured(CONFIGS["llama"], options(), device="cuda:1")
+    assert current == [0]
+    with pytest.raises(InputError, match=r"no cuda:2; PyTorch sees 2"):
+        measured(CONFIGS["llama"], options(), device="cuda:2")
 
 
 def test_one_two_and_three_layers() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from napkinmath import estimate
+from napkinmath.errors import InputError
 from napkinmath.units import format_bytes
 from napkinmath_profiler.measuring import drift
 from napkinmath_profiler.measuring.device_memory import CpuMemory
@@ -140,6 +141,38 @@ def test_a_report_that_cannot_be_written_hides_no_error(tmp_path: Path) -> None:
         with watch(model, optimizer, memory=CpuMemory(limit_bytes=4 * MIB), report=tmp_path / "no" / "folder", warn=said.append):
             train(model, optimizer, 3, batch=lambda _: 1 << 14)
     assert any("no report could be written" in line for line in said)
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), MemoryError()]
+)
+def test_running_out_past_the_allocator_is_reported_too(tmp_path: Path, error: Exception) -> None:
+    model, optimizer = model_and_optimizer()
+    path = tmp_path / "report.txt"
+    with pytest.raises(type(error)), watch(model, optimizer, memory=CpuMemory(), report=path, warn=lambda _: None):
+        train(model, optimizer, 2)
+        raise error
+    assert path.read_text().startswith("ran out in step 2, between steps")
+
+
+def test_other_errors_write_no_report(tmp_path: Path) -> None:
+    model, optimizer = model_and_optimizer()
+    with pytest.raises(RuntimeError), watch(model, optimizer, memory=CpuMemory(), report=tmp_path / "report.txt"):
+        raise RuntimeError("shapes do not match")
+    assert not (tmp_path / "report.txt").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_is_said_what_can_be_watched(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(InputError, match="no CUDA device"), watch():
+        raise AssertionError("nothing is watched")
+    with pytest.raises(InputError, match="CpuMemory"), watch(device="cpu"):
+        raise AssertionError("nothing is watched")
+    callback = trainer_callback()
+    with caplog.at_level("WARNING", "napkinmath.watch"):
+        callback.on_train_begin(None, None, None)
+        callback.on_train_end(None, None, None)
+    assert callback.watching is None and "not watched: no CUDA device" in caplog.text
 
 
 def test_hooks_are_gone_afterwards() -> None:

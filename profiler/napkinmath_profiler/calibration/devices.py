@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from dataclasses import dataclass
 
@@ -10,6 +9,8 @@ import torch
 from napkinmath.catalog.gpus import find_hardware
 from napkinmath.errors import InputError, shown
 from napkinmath.hardware import Gpu
+
+from napkinmath_profiler.measuring.device_names import why_no_gpu
 
 CPUINFO = "/proc/cpuinfo"
 MEMINFO = "/proc/meminfo"
@@ -69,7 +70,7 @@ def choose_device(text: str | None) -> Device:
     if kind != "cuda" or not (number.isdigit() or not number):
         raise InputError(f"--device {shown(text)} is unknown; write cuda, cuda:0 or cpu")
     if not torch.cuda.is_available():
-        raise InputError(f"no GPU can be used: {_why_no_gpu()}; to try the whole way out on the CPU, add --device cpu")
+        raise InputError(f"no GPU can be used: {why_no_gpu()}; to try the whole way out on the CPU, add --device cpu")
     index = int(number or 0)
     count = torch.cuda.device_count()
     if index >= count:
@@ -85,15 +86,6 @@ def cpu_name() -> str:
     models = [line.partition(":")[2].strip() for line in _text(CPUINFO).splitlines() if line.startswith("model name")]
     model = models[0] if models else platform.processor() or platform.machine()
     return f"CPU {model}, {torch.get_num_threads()} thread{'s' * (torch.get_num_threads() != 1)}"
-
-
-def _why_no_gpu() -> str:
-    if torch.version.cuda is None and getattr(torch.version, "hip", None) is None:
-        return f"torch {torch.__version__} is built without CUDA; install a CUDA build (https://pytorch.org)"
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if hidden is not None and hidden.strip() in ("", "-1"):
-        return f"CUDA_VISIBLE_DEVICES={shown(hidden)} hides all of them; unset it"
-    return "torch finds no driver or no GPU; see whether nvidia-smi lists one"
 
 
 def _text(path: str) -> str:

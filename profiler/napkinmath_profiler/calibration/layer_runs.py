@@ -23,6 +23,7 @@ from napkinmath_profiler.calibration.layer_plan import LayerPlan, plan_layers, s
 from napkinmath_profiler.calibration.layer_stretches import CutRun, cut, merged
 from napkinmath_profiler.calibration.op_classes import OpClasses, joined, profiled
 from napkinmath_profiler.measuring.device_memory import CpuMemory
+from napkinmath_profiler.measuring.exhaustion import exhaustion_as_one_error
 from napkinmath_profiler.measuring.measured_loop import StepFigures
 from napkinmath_profiler.measuring.measurement import Measurement
 from napkinmath_profiler.measuring.runner import MeasureOptions, measure_step
@@ -163,7 +164,8 @@ class _LayerRunner:
             self._advance(f"{len(run)} layers, {point.name}, kinds of operation")
             options = dataclasses.replace(self._options, micro_batch_size=point.micro_batch_size, sequence_length=point.sequence_length)
             try:
-                point.classes[run] = joined(profiled(short_config(self._config, run, len(self._plan.order)), options, self._device))
+                with exhaustion_as_one_error():
+                    point.classes[run] = joined(profiled(short_config(self._config, run, len(self._plan.order)), options, self._device))
             except torch.OutOfMemoryError:
                 self._notes.append(f"{point.name}: {len(run)} layers under the profiler ran out of memory; the rest is kept")
                 return

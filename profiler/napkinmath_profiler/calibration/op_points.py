@@ -12,6 +12,7 @@ from napkinmath_profiler.calibration.allowance import Allowance
 from napkinmath_profiler.calibration.devices import Device
 from napkinmath_profiler.calibration.op_cases import OpCase
 from napkinmath_profiler.calibration.timing import Timing, throttling, time_calls
+from napkinmath_profiler.measuring.exhaustion import exhaustion_as_one_error
 
 # Input sets together leave the cache behind: the L2 of an H200 is 50 MiB.
 ROTATED_BYTES = {"cuda": 128 << 20, "cpu": 32 << 20}
@@ -86,7 +87,8 @@ def measure_op(case: OpCase, device: Device, allowed: Allowance, seconds: float 
     if case.held > allowed.nbytes:
         return OpPoint(case, None, f"needs {case.held >> 20} MiB, more than the allowance")
     try:
-        return OpPoint(case, time_calls(_rotated(case, device, allowed), device, seconds=min(seconds, max(0.02, allowed.seconds_left))))
+        with exhaustion_as_one_error():
+            return OpPoint(case, time_calls(_rotated(case, device, allowed), device, seconds=min(seconds, max(0.02, allowed.seconds_left))))
     except torch.OutOfMemoryError:
         return OpPoint(case, None, "out of memory")
     except Exception as error:  # an operation that this build lacks must not cost the others

@@ -24,6 +24,7 @@ SMI_FIELDS = {
     "mig": "mig.mode.current",
     "temperature": "temperature.gpu",
 }
+SHARED_FACTS = ("driver", "mig")  # of a machine with several GPUs, the same for all of them
 SMI_TIMEOUT_S = 10
 LARGEST_CONTEXT = GIB  # CUDA's own memory of a process on the GPU: some hundreds of MiB
 BUSY_SHARE = 0.01
@@ -51,13 +52,21 @@ def describe_environment(device: torch.device) -> dict[str, str]:
 
 
 def smi_facts(device: torch.device) -> dict[str, str]:
-    """Driver, clocks and MIG mode as nvidia-smi tells them; empty on a CPU, or where it is missing or says nothing."""
+    """Driver, clocks and MIG mode as nvidia-smi tells them; empty on a CPU, or where it is missing or says nothing.
+
+    It knows a MIG slice by no id of PyTorch's: then driver and mode are those of the first GPU, and nothing is said of clocks.
+    """
     if device.type != "cuda":
         return {}
-    command = ["nvidia-smi", f"--query-gpu={','.join(SMI_FIELDS.values())}", "--format=csv,noheader,nounits"]
     uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
-    if uuid is not None:
-        command.append(f"--id=GPU-{uuid}")
+    if uuid is None:
+        return _smi_answer([])
+    found = _smi_answer([f"--id=GPU-{uuid}"])
+    return found or {name: value for name, value in _smi_answer([]).items() if name in SHARED_FACTS}
+
+
+def _smi_answer(which: list[str]) -> dict[str, str]:
+    command = ["nvidia-smi", f"--query-gpu={','.join(SMI_FIELDS.values())}", "--format=csv,noheader,nounits", *which]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=SMI_TIMEOUT_S, check=True).stdout
     except (OSError, subprocess.SubprocessError):
@@ -102,6 +111,14 @@ def busy_notes(before: MemoryFigures | None) -> list[str]:
     if others < max(LARGEST_CONTEXT, BUSY_SHARE * before.device_total):
         return []
     return [f"{format_bytes(others)} of the GPU were taken before anything was built, more than a context needs: another process is on it"]
+
+
+def slice_notes(device_name: str) -> list[str]:
+    """What a MIG slice means for the figures."""
+    _, is_slice, profile = device_name.partition(" MIG ")
+    if not is_slice:
+        return []
+    return [f"this is a MIG slice ({profile}): memory and speed are the slice's, and neighbours share its GPU's power and clock"]
 
 
 def disturbance_notes(attributed: int, undisturbed: int) -> list[str]:

@@ -11,18 +11,20 @@ from typing import Any
 
 import torch
 from napkinmath.allocator import replay
-from napkinmath.errors import InputError, shown
 from torch import nn
 
 from napkinmath_profiler.measuring.device_memory import CpuMemory, CudaMemory, DeviceMemory, MemoryFigures
+from napkinmath_profiler.measuring.device_names import device_named
 from napkinmath_profiler.measuring.environment import (
     busy_notes,
     describe_environment,
     disturbance_notes,
+    slice_notes,
     smi_facts,
     spread_notes,
     throttling_notes,
 )
+from napkinmath_profiler.measuring.exhaustion import exhaustion_as_one_error
 from napkinmath_profiler.measuring.held import held_by_role
 from napkinmath_profiler.measuring.history_pass import HistoryPass
 from napkinmath_profiler.measuring.measured_loop import MeasuredLoop, StepFigures, step_spread, summarize
@@ -84,25 +86,6 @@ def measure_layers(
     return found
 
 
-def device_named(name: str) -> torch.device:
-    """The device of a name; raises InputError for one that is not there or not understood."""
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise InputError(f"device {shown(name)} is unknown to PyTorch; use cuda, cuda:N or cpu") from None
-    if device.type == "cpu":
-        return device
-    if device.type != "cuda":
-        raise InputError(f"device {str(device)!r} cannot be measured; use cuda, cuda:N or cpu")
-    if not torch.cuda.is_available():
-        raise InputError(
-            "no CUDA device is visible to PyTorch here; use --device cpu to measure on the processor, or check the driver and CUDA_VISIBLE_DEVICES"
-        )
-    if device.index is not None and device.index >= torch.cuda.device_count():
-        raise InputError(f"there is no {device}; PyTorch sees {torch.cuda.device_count()} CUDA device(s), cuda:0 the first")
-    return device
-
-
 class _Run:
     """One measurement, stage by stage; whatever stage runs out of memory, what the earlier ones found is kept."""
 
@@ -132,18 +115,18 @@ class _Run:
         self._failure: OutOfMemoryReport | None = None
 
     def run(self) -> Measurement:
-        if self._device.type == "cuda":
-            self._release()
-        gc.freeze()  # what is here already stays out of the collections that free a model
-        try:
-            with self._memory or nullcontext():
-                return self._run()
-        finally:
-            gc.unfreeze()
-            if self._memory is not None:
-                self._memory.unlimit()
-            if self._memory is not None:
-                self._memory.unlimit()
+        # Events, caches and workspaces are those of the current device: of several GPUs the one measured has to be it.
+        with torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext():
+            if self._device.type == "cuda":
+                self._release()
+            gc.freeze()  # what is here already stays out of the collections that free a model
+            try:
+                with self._memory or nullcontext():
+                    return self._run()
+            finally:
+                gc.unfreeze()
+                if self._memory is not None:
+                    self._memory.unlimit()
 
     def _run(self) -> Measurement:
         if self._memory is not None:
@@ -151,20 +134,24 @@ class _Run:
             self._memory.reset_peaks()
             self._before = self._memory.figures()
         try:
-            self._build()
-            if self._how.attribute and self._options.loop.compile:
-                self._notes.append("a compiled step was timed, not attributed: hooks would break its graph")
-            elif self._how.attribute:
-                self._stage = "attributing"
-                self._attribute()
-            if self._how.num_steps:
-                self._stage = "timing"
-                self._time()
+            with exhaustion_as_one_error():
+                self._stages()
         except torch.OutOfMemoryError as error:
             self._failure = self._report(error)
         finally:
             self._forget()
         return self._measurement()
+
+    def _stages(self) -> None:
+        self._build()
+        if self._how.attribute and self._options.loop.compile:
+            self._notes.append("a compiled step was timed, not attributed: hooks would break its graph")
+        elif self._how.attribute:
+            self._stage = "attributing"
+            self._attribute()
+        if self._how.num_steps:
+            self._stage = "timing"
+            self._time()
 
     def _build(self) -> None:
         device = str(self._device)
@@ -261,7 +248,7 @@ class _Run:
             phases=summarize(steps, timed) if timed else {},
             step=step,
             environment=environment,
-            notes=(*self._notes, *busy_notes(self._before), *spread_notes(step), *self._throttling),
+            notes=(*self._notes, *slice_notes(environment["device"]), *busy_notes(self._before), *spread_notes(step), *self._throttling),
             failure=self._failure,
             snapshot=self._snapshot,
             present=self._present,
