@@ -3,7 +3,7 @@
     python benchmarks/agreement_matrix.py [FAMILY ...] [--real] [--cells] [--csv FILE]
 
 Families are those of tests/agreement/tiny_configs.py; with `--real` the smallest catalogued model of each model type at its own size,
-batch 1 x 2048. A cell that the library itself refuses (SDPA where a model has only eager attention) is left out. `--cells` prints every
+batch 1 x 2048 (4-bit: at least 1,537 tokens). A cell that the library itself refuses (SDPA where a model has only eager attention) is left out. `--cells` prints every
 cell with the peak of each phase. Components: of those that are 1% of the peak or more, the median |difference| by role.
 """
 
@@ -29,8 +29,9 @@ from napkinmath_profiler.tracing.traced_timeline import timeline_of
 METHODS = ("full", "lora", "qlora")
 ATTENTIONS = ("sdpa", "eager")
 LOSSES = ("hf", "chunked")
-# bitsandbytes runs a fused product up to 1,536 tokens on some GPUs and shapes; above, it always unpacks the weight (backends/cuda/ops.py).
+# bitsandbytes runs a fused product up to FUSED_TOKENS on some GPUs and shapes; above, it always unpacks the weight (backends/cuda/ops.py).
 SEQUENCE = {"full": 128, "lora": 128, "qlora": 896}
+FUSED_TOKENS = 1536
 REAL_SEQUENCE = 2048
 # Models that predict no next token have no chunked head (TRL's is of causal language models).
 NOT_CAUSAL = ("bert", "roberta", "xlm-roberta", "distilbert", "deberta-v2", "modernbert", "vit", "t5", "mt5", "bart")
@@ -96,7 +97,7 @@ def cells_of(family: str, config: dict[str, object], *, real: bool) -> Iterator[
             checkpointing=checkpointing,
             attention=attention,
             loss=loss,
-            batch=1 if real else 2,
+            batch=real_batch(config, method) if real else 2,
             sequence=longest(config) if real else SEQUENCE[method],
             optimizer="adamw-fused",
             all_layers=not real,
@@ -119,9 +120,18 @@ def longest(config: dict[str, object]) -> int:
     return min([REAL_SEQUENCE, *(limit for limit in limits if isinstance(limit, int) and limit > 0)])
 
 
+def real_batch(config: dict[str, object], method: str) -> int:
+    """One sequence; with 4-bit weights as many short ones as pass the tokens up to which bitsandbytes may run its fused product."""
+    if method != "qlora":
+        return 1
+    patches = config.get("image_size"), config.get("patch_size")
+    tokens = (int(patches[0]) // int(patches[1])) ** 2 if all(isinstance(size, int) for size in patches) else longest(config)  # type: ignore[call-overload]
+    return FUSED_TOKENS // tokens + 1
+
+
 def smallest_models() -> dict[str, dict[str, object]]:
-    """The smallest catalogued model of each model type, by its row's name."""
-    rows = catalogue()
+    """The smallest catalogued model of each model type that the installed transformers builds with a head, by its row's name."""
+    rows = [row for row in catalogue() if row["class"] and not row["class"].endswith("Model")]
     rows.sort(key=lambda row: row["parameters"])
     chosen: dict[str, dict[str, object]] = {}
     for row in rows:

@@ -6,9 +6,10 @@ import pytest
 import torch
 from napkinmath.train_config import Kernels, Loss, TrainConfig
 from napkinmath_profiler.trace import trace, trace_config
-from napkinmath_profiler.tracing.meta_model import TrainMethod
+from napkinmath_profiler.tracing.meta_model import QuantizationOptions, TrainMethod, quantize_4bit
 from napkinmath_profiler.tracing.trace_errors import TraceError
 from napkinmath_profiler.tracing.trace_result import TraceResult
+from torch import nn
 
 VOCABULARY, TOKENS, HIDDEN = 8192, 512, 64
 LLAMA = {
@@ -120,3 +121,13 @@ def test_a_mask_selects_everything_through_a_table_of_positions() -> None:
         assert torch.equal(x, x)
     assert counts["boolean index"] == 1 and counts["scalar answers"] == 1
     assert any(r.shape == (2, 24) and r.dtype == "int64" for r in tracker.records)
+
+
+def test_a_real_quantization_follows_one_without_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    functional = pytest.importorskip("bitsandbytes.functional")
+    monkeypatch.setattr(functional, "name2qmap", {})
+    meta = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).to("meta")
+    meta.all_tied_weights_keys, meta.get_output_embeddings = {}, lambda: None  # type: ignore[assignment]
+    quantize_4bit(meta, compute_dtype="bf16", options=QuantizationOptions(double_quant=True))
+    packed, state = functional.quantize_4bit(torch.randn(64, 64), blocksize=64, quant_type="nf4", compress_statistics=True)
+    assert functional.dequantize_4bit(packed, state).isfinite().all()

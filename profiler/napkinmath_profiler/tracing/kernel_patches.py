@@ -13,6 +13,7 @@ import torch
 from napkinmath.train_config import Kernels, Loss
 from torch import nn
 
+from napkinmath_profiler.tracing.meta_model import forget_meta_tables
 from napkinmath_profiler.tracing.trace_errors import TraceError
 
 LIGER_LOSS_ONLY = {"rope": False, "rms_norm": False, "swiglu": False, "geglu": False, "cross_entropy": False, "layer_norm": False}
@@ -101,9 +102,7 @@ def libraries_restored(model: nn.Module) -> Iterator[None]:
             vars(module).update(known)
         for kind, forward in forwards:
             kind.forward = forward  # type: ignore[method-assign]
-        tables = getattr(sys.modules.get("bitsandbytes.functional"), "name2qmap", {})
-        for name in [name for name, table in tables.items() if getattr(table, "is_meta", False)]:
-            del tables[name]  # its cache of code tables must not hand a later, real quantization a table without values
+        forget_meta_tables()
 
 
 @contextmanager

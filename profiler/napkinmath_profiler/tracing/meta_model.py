@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -161,9 +162,17 @@ def quantize_4bit(model: nn.Module, *, compute_dtype: str, options: Quantization
             weight._quantize(torch.device(device))
             if module.bias is not None:
                 module.bias.data = module.bias.data.to(DTYPES[compute_dtype])
+    forget_meta_tables()
     model.is_loaded_in_4bit = True
     model.is_quantized = True
     return model
+
+
+def forget_meta_tables() -> None:
+    """Empties bitsandbytes' cache of code tables of those without values, which it would hand a later, real quantization."""
+    tables = getattr(sys.modules.get("bitsandbytes.functional"), "name2qmap", {})
+    for name in [name for name, table in tables.items() if getattr(table, "is_meta", False)]:
+        del tables[name]
 
 
 def _give_data(module: Any, dtype: torch.dtype, device: str) -> None:
