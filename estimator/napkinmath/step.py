@@ -325,18 +325,20 @@ def lower_micro_step(runs: list[Run], shared: dict[str, Value], policy: Policy, 
             cached.append(
                 Segment(f"end of autocast, {run.name}", Phase.FORWARD, [(FREE, t) for t in until_end], run.count, run.stage.symbols)
             )
+        opening: list[Event] = []
         if second.held is not None and (returned is None or index == len(runs) - 1):
-            events.insert(0, (FREE, second.held))
+            opening.append((FREE, second.held))
             second.held = None
         embedded = held_entrance(runs, index, units[index], forward)
         if embedded is not None:
             releases.setdefault((Phase.STEP, 0) if units[index].pipelined else (Phase.FORWARD, len(runs) - 1), []).append(embedded)
-        first_differs = embedded is not None or (returned is not None and second.held is None)
+        first_differs = bool(opening) or embedded is not None or (returned is not None and second.held is None)
         for repeat in [1, run.count - 1] if first_differs and run.count > 1 else [run.count]:
             closing = [] if returned is None else second.replace(returned)
             if embedded is not None:
                 closing, embedded = [(ALLOC, embedded), *closing], None
-            segments.append(Segment(run.name, Phase.FORWARD, events + closing, repeat, run.stage.symbols))
+            segments.append(Segment(run.name, Phase.FORWARD, opening + events + closing, repeat, run.stage.symbols))
+            opening = []
     segments += cached
     if policy.stack.holds_last_step and policy.stack.quantized_keeps_input:
         held = [(run, tensors) for run in runs if (tensors := inputs_kept_by_nodes(run.block))]

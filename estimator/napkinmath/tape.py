@@ -143,7 +143,8 @@ class Tape:
     # ------------------------------------------------------------ operations
 
     def append(self, name: str, inputs: Sequence[Value], outputs: Sequence[Value], *, forward: Steps, saves: Sequence[Tensor] = (), costs: Sequence[Cost] = (), backward: Steps = (), gradients: Sequence[Gradient] = (), backward_costs: Sequence[Cost] = ()) -> None:  # fmt: skip
-        """Records an operation given in full."""
+        """Records an operation given in full; one whose outputs need no gradient has no node to save for."""
+        saves = saves if any(out.requires_grad for out in outputs) else ()
         self.ops.append(
             Op(name, self.module, tuple(inputs), tuple(outputs), forward=forward, saves=tuple(saves), costs=costs, backward=backward, gradients=tuple(gradients), backward_costs=backward_costs)
         )  # fmt: skip

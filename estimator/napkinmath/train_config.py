@@ -258,7 +258,11 @@ class TrainConfig(Record):
         if self.quantization is not None and self.adapter is None:
             raise InputError("a quantized base cannot be trained itself; add an adapter (--qlora, or adapter=AdapterConfig())")
         if self.offload.parameters and self.adapter is None and not self.offload.optimizer:
-            raise InputError("trained parameters in host memory are updated there; set offload.optimizer too, or train adapters")
+            raise InputError(
+                "trained parameters in host memory are updated there: --offload optimizer,parameters (offload.optimizer too), or train adapters"
+            )
+        if self.offload.checkpoints and self.recompute.kind is RecomputeKind.NONE:
+            raise InputError("there are no checkpoints to offload without checkpointing: --checkpointing offload, or --offload activations")
         if self.optimizer_in_backward and self.offload.optimizer:
             raise InputError("optimizer_in_backward updates on the device and offload.optimizer on the host; choose one")
         if self.optimizer_in_backward and self.gradient_accumulation_steps > 1:

@@ -41,6 +41,8 @@ class Unit:
 
     def _selected(self, policy: Policy) -> frozenset[Tensor]:
         output = self.block.output
+        if output is not None and not output.requires_grad:  # no graph holds what would be kept
+            return frozenset()
         return selected(self.block, policy.config.recompute) - ({output.tensor} if output is not None else set())
 
     def _saved_offload(self, policy: Policy) -> SavedOffload | None:

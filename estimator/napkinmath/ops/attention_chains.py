@@ -105,7 +105,8 @@ def _baddbmm(t: Tape, addend: Value, x: Value, y: Value, axes: tuple[Size, ...])
             backward += [(ALLOC, product), (ALLOC, scaled), (FREE, product)]
             gradients.append(Gradient(factor, scaled))
     cost = Gemm(length, length, size, x.dtype, rows * heads)
-    t.append("baddbmm", (addend, x, y), (out,), forward=((ALLOC, out.tensor),), saves=(x.tensor, y.tensor), costs=(cost,), backward=tuple(backward), gradients=gradients, backward_costs=(cost, cost))  # fmt: skip
+    kept = [factor.tensor for factor, other in ((x, y), (y, x)) if other.requires_grad]
+    t.append("baddbmm", (addend, x, y), (out,), forward=((ALLOC, out.tensor),), saves=kept, costs=(cost,), backward=tuple(backward), gradients=gradients, backward_costs=(cost, cost))  # fmt: skip
     return out
 
 
