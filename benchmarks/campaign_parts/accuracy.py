@@ -11,9 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from napkinmath.calibration import read_calibration
+from napkinmath.efficiency import Efficiency
 from napkinmath.errors import InputError
 from napkinmath.hardware import Hardware
 
+from campaign_parts.foreign_ops import OPS, op_lines, write_calibration
 from campaign_parts.foreign_rows import is_foreign, translated
 from campaign_parts.histories import History, Replayed, read_histories, replayed
 from campaign_parts.ledger import Row, Rows, read_rows
@@ -43,7 +46,16 @@ class Facts:
         except InputError:
             hardware = None
         calibration = folder / "calibration.json"
+        if not calibration.exists() and hardware is not None and (folder / OPS).exists():
+            write_calibration(folder, hardware.gpu)
         return Facts(device, hardware, str(calibration) if calibration.exists() else None, environment)
+
+    @property
+    def speed(self) -> Efficiency | None:
+        """The calibration's rates."""
+        if self.hardware is None or self.calibration is None:
+            return None
+        return read_calibration(self.calibration, self.hardware.gpu, allow_stale=True).efficiency(self.hardware.gpu)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +136,9 @@ def write_report(folder: Path | Sequence[Path], out: Path, *, pictures: bool, tr
     lines += [*summary_lines(found), "", *case_lines(found)]
     for one in folders:
         lines += replay_lines(one)
+        facts = Facts.of(one)
+        if facts.hardware is not None:
+            lines += op_lines(one, facts.hardware.gpu, facts.speed)
     (out / "report.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     if pictures and found:
         from campaign_parts.pictures import draw_accuracy, draw_histories
