@@ -43,6 +43,13 @@ def flags_by_command() -> dict[str, dict[str, str]]:
     return found
 
 
+def late_commands() -> tuple[str, ...]:
+    """Commands of the other packages: they import torch, so their flags are asked for at the first Tab and not in every new shell."""
+    from napkinmath.cli.main import COMMANDS
+
+    return tuple(name for name, (target, _) in COMMANDS.items() if not target.startswith("napkinmath."))
+
+
 def _flags(command: str) -> dict[str, str]:
     """The flags that a command's help lists, which is made from its table."""
     import contextlib
@@ -85,7 +92,7 @@ def choices() -> dict[str, tuple[str, ...]]:
 
 
 def _bash(flags: dict[str, dict[str, str]]) -> str:
-    commands = " ".join(name for name in flags if name)
+    commands = " ".join([*(name for name in flags if name), *late_commands()])
     cases = "\n".join(f'    {name}) words="{" ".join(found)}" ;;' for name, found in flags.items() if name)
     values = "\n".join(
         f'    {flag}) COMPREPLY=($(compgen -W "{" ".join(known)}" -- "$current")); return ;;' for flag, known in choices().items()
@@ -100,6 +107,13 @@ _estimate() {{
   esac
   case "$command" in
 {cases}
+    {"|".join(late_commands())})
+      local kept="_estimate_flags_$command"
+      eval "words=\\${{$kept-}}"
+      if [[ -z "$words" ]]; then
+        words="$(estimate "$command" --help 2>/dev/null | grep -E '^  +-' | grep -oE -- '--[a-z][a-z0-9-]*' | sort -u | tr '\\n' ' ')"
+        eval "$kept=\\$words"
+      fi ;;
     *) words="{" ".join(flags[""])}" ;;
   esac
   if [[ $COMP_CWORD -eq 1 ]]; then
@@ -119,7 +133,7 @@ def _zsh(flags: dict[str, dict[str, str]]) -> str:
 
 def _fish(flags: dict[str, dict[str, str]]) -> str:
     lines = ["# fish completion of estimate: estimate completion fish > ~/.config/fish/completions/estimate.fish"]
-    names = " ".join(name for name in flags if name)
+    names = " ".join([*(name for name in flags if name), *late_commands()])
     lines.append(f"complete -c estimate -n '__fish_is_first_token' -a '{names}'")
     known = choices()
     for command, found in flags.items():
@@ -129,6 +143,12 @@ def _fish(flags: dict[str, dict[str, str]]) -> str:
                 continue
             values = f" -x -a '{' '.join(known[flag])}'" if flag in known else ""
             values = " -x -a '(estimate models 2>/dev/null | tail -n +2 | cut -f1)'" if flag == "--model" else values
+            values = ' -x -a \'(estimate gpus 2>/dev/null | tail -n +2 | cut -f1 | tr "A-Z " "a-z-")\'' if flag == "--gpu" else values
             text = meaning.replace("'", "")
             lines.append(f"complete -c estimate -n {where} -l {flag[2:]}{values} -d '{text}'")
+    for command in late_commands():
+        where = f"'__fish_seen_subcommand_from {command}'"
+        lines.append(
+            f"complete -c estimate -n {where} -a \"(estimate {command} --help 2>/dev/null | string match -ra -- '--[a-z][a-z0-9-]*' | sort -u)\""
+        )
     return "\n".join(lines)
