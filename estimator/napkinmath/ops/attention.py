@@ -220,7 +220,7 @@ def math_attention(
         weights = bmm(t, left, right, rows * heads, s_q, s_kv, size, scores, name="q k^T")
         if bias is not None:
             frame.local(bias)
-            weights = add_(t, weights, Value(bias.tensor, scores, bias.dtype))
+            weights = _add_bias(t, weights, bias)
         weights = dropout(t, softmax(t, weights), dropout_p)
         frame.local(weights)
         if alone:
@@ -240,6 +240,18 @@ def math_attention(
         frame.local(result)
         cast(t, weights, dtype)  # the probabilities are returned too, and dropped by the caller
     return rows_first(t, result)
+
+
+def _add_bias(t: Tape, weights: Value, bias: Value) -> Value:
+    """Scores plus a bias, in place; a trained bias gets the sum of their gradient over the rows it was broadcast to."""
+    out = add_(t, weights, Value(bias.tensor, weights.axes, bias.dtype))
+    if bias.requires_grad:
+        op, gradient = t.ops[-1], t.gradient_of(bias)
+        out = Value(out.tensor, out.axes, out.dtype, True)
+        op.inputs, op.outputs = (weights, bias), (out,)
+        op.backward, op.gradients = ((ALLOC, gradient),), (*op.gradients, Gradient(bias, gradient))
+        op.backward_costs = (Move(traffic(weights, bias)),)
+    return out
 
 
 def _causal_bias(t: Tape, length: Size, keys: Size) -> Value:
