@@ -97,6 +97,14 @@ def live_objects() -> dict[str, Any]:
     }
 
 
+@pytest.mark.parametrize("block", chosen("yaml", runs=False))
+def test_job_files_of_the_pages_are_priced(block: Block, readers_folder: Path) -> None:
+    (readers_folder / "shown.yaml").write_text(block.text, encoding="utf-8")
+    done = subprocess.run(["estimate", "shown.yaml", "--json"], cwd=readers_folder, capture_output=True, text=True, timeout=300)
+    assert done.returncode in (0, 1, 3), f"{block.place}: {done.stderr}"
+    assert "ignored" not in done.stderr and "not priced" not in done.stderr, done.stderr
+
+
 # ---------------------------------------------------------------- what is not run
 
 
