@@ -29,7 +29,7 @@ LARGE_SEGMENT = 20 * MIB
 LARGE_LIMIT = 10 * MIB
 LARGE_ROUNDING = 2 * MIB
 UNLIMITED = 1 << 62
-_ADDRESS_BITS = 52
+_ADDRESS_BITS = 80  # more than any batch that can be asked for
 _ADDRESS_MASK = (1 << _ADDRESS_BITS) - 1
 
 

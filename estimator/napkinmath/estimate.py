@@ -280,7 +280,8 @@ class Estimate:
         """Whether it fits the hardware named."""
         from napkinmath.answers import verdict_on
 
-        return Verdict.NOT_ASKED if self.hardware is None else verdict_on(self, self.hardware)
+        hardware = self.hardware
+        return Verdict.NOT_ASKED if hardware is None else self._once("verdict", lambda: verdict_on(self, hardware))
 
     @property
     def fits_on(self) -> tuple[Fit, ...]:

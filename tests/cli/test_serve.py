@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import shutil
+import signal
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +19,11 @@ from napkinmath.cli.serve import make_server
 from napkinmath.errors import InputError
 from napkinmath.estimate import estimate
 from napkinmath.inputs.options import KEYS
+from napkinmath.serving import answers, workers
+from napkinmath.serving.cache import Cache
 from napkinmath.serving.requests import KNOWN, MAX_BODY_BYTES
 from napkinmath.serving.server import FILES, PAGE, Server
+from napkinmath.serving.workers import Gone
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 SMALL = {"model": "smollm2-135m", "method": "lora", "bs": 2, "ctx": 512, "gpu": "rtx4090"}
@@ -100,6 +106,12 @@ def test_every_option_of_the_page_means_something() -> None:
         ({"model": "smollm2-135m", "bs": 1e308}, "whole number"),
         ({"model": "smollm2-135m", "bs": -1}, "whole number"),
         ({"model": "smollm2-135m", "bs": True}, "whole number"),
+        ({"model": "smollm2-135m", "grad_accum": 1 << 20}, "whole number"),
+        ({"model": "smollm2-135m", "ctx": 1 << 25}, "whole number"),
+        ({"model": "org/../../../etc/passwd"}, "not in the catalogue"),
+        ({"arch": "h=1e308"}, "out of range"),
+        ({"model": "smollm2-135m", "vram": "1e308GiB"}, "memory size"),
+        ({"model": "smollm2-135m", "optimizer": "adamw\u202e"}, "short text"),
         ({"model": "smollm2-135m", "config": "x"}, "not one of the page's"),
         ({"model": "smollm2-135m", "calibration": "/etc/passwd"}, "not one of the page's"),
         ({"model": "smollm2-135m", "optimizer": "!!python/object/apply:os.system"}, "unknown"),
@@ -157,6 +169,112 @@ def test_the_page_is_self_contained_and_labelled() -> None:
     assert len(inputs) == sum(len(re.findall(r"<(?:input|select)[^>]*>", label)) for label in labels), "each field has a label around it"
 
 
+def test_the_largest_sizes_are_answered(server: Server) -> None:
+    status, answer = post(server, "/api/estimate", {"model": "smollm2-135m", "gpu": "t4", "bs": 1 << 24, "ctx": 1 << 24})
+    assert status == 200 and answer["report"]["verdict"] == "does not fit"
+
+
+def test_what_several_ask_at_once_is_made_once() -> None:
+    cache, calls, begun = Cache(), [], threading.Barrier(9)
+
+    def make() -> bytes:
+        calls.append(1)
+        time.sleep(0.05)
+        return b"answer"
+
+    def ask_for_it() -> None:
+        begun.wait()
+        found.append(cache.get("key", make))
+
+    found: list[bytes] = []
+    threads = [threading.Thread(target=ask_for_it) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    begun.wait()
+    for thread in threads:
+        thread.join()
+    assert found == [b"answer"] * 8 and len(calls) == 1
+
+
+def test_the_cache_holds_so_many_bytes_and_no_mistakes() -> None:
+    cache, calls = Cache(kept_bytes=100), []
+
+    def make(key: int) -> bytes:
+        calls.append(key)
+        return bytes(40)
+
+    for key in (1, 2, 1, 3, 1, 2):  # 3 drives out 2, which was not asked for since
+        cache.get(key, lambda key=key: make(key))
+    assert calls == [1, 2, 3, 2]
+    with pytest.raises(ZeroDivisionError):
+        cache.get("bad", lambda: bytes(1 // 0))
+    assert cache.get("bad", lambda: b"good") == b"good"
+
+
+def test_an_answer_that_nobody_waits_for_is_not_made(server: Server) -> None:
+    with pytest.raises(Gone):
+        server.workers.quick.run(answers.begun, wanted=lambda: False)
+    cache, first = Cache(), threading.Event()
+
+    def left() -> bytes:
+        first.set()
+        time.sleep(0.05)
+        raise Gone("went away")
+
+    def ask_and_leave() -> None:
+        with pytest.raises(Gone):
+            cache.get("key", left)
+
+    thread = threading.Thread(target=ask_and_leave)
+    thread.start()
+    first.wait()
+    assert cache.get("key", lambda: b"made for who stayed") == b"made for who stayed"
+    thread.join()
+
+
+def test_moves_do_not_wait_for_searches(server: Server) -> None:
+    lane = server.workers.long
+    searching = threading.Thread(target=lane.run, args=(time.sleep, 1.5), kwargs={"wanted": lambda: True})
+    searching.start()
+    assert post(server, "/api/estimate", {**SMALL, "ctx": 576})[0] == 200 and searching.is_alive()
+    searching.join()
+
+
+def test_an_ended_worker_is_replaced(server: Server) -> None:
+    pid = int(server.workers.later.run(pid_of, wanted=lambda: True))
+    os.kill(pid, signal.SIGKILL)
+    statuses = [post(server, "/api/details", {**SMALL, "ctx": 608})[0] for _ in range(3)]
+    assert statuses[-1] == 200 and set(statuses) <= {503, 200}
+
+
+def pid_of() -> bytes:
+    """Runs in a worker."""
+    return str(os.getpid()).encode()
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timer signals on this system")
+def test_an_endless_answer_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "SECONDS_TO_PRICE", 0.1)
+    before = signal.signal(signal.SIGALRM, workers._too_long)
+    try:
+        outcome, reason = workers._made(time.sleep, 30)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert outcome == workers.REFUSED and b"longer than" in reason
+
+
+def test_more_than_can_be_answered_is_refused(monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
+    monkeypatch.setattr(workers, "MOST_WAITING", 0)
+    status, answer = post(server, "/api/estimate", {**SMALL, "ctx": 640})
+    assert status == 503 and "ask again" in answer["error"]
+
+
+def test_our_own_mistakes_are_said_without_their_insides(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server.workers, "quick", None)
+    status, answer = post(server, "/api/estimate", {**SMALL, "ctx": 672})
+    assert status == 500 and "AttributeError" in answer["error"] and "quick" not in answer["error"]
+
+
 def test_ports() -> None:
     with pytest.raises(InputError, match="is not a port"):
         make_server("http")
@@ -182,6 +300,8 @@ const until = async (holds) => { for (let i = 0; i < 400 && !holds(); i++) await
   kind.value = "axolotl";
   kind.dispatchEvent(new Event("change"));
   await until(() => document.getElementById("config").textContent.includes("micro_batch_size"));
+  await until(() => document.getElementById("formulas").textContent.includes("B = "));
+  await until(() => document.getElementById("limits").textContent.includes("Largest batch"));
   document.body.append("WALKED " + location.hash);
 })();
 """
@@ -210,3 +330,4 @@ def test_a_person_goes_from_model_to_copied_config(tmp_path: Path) -> None:
     assert "WALKED #model=smollm2-360m" in page and "bs=8" in page
     assert "FITS RTX 4090" in page and "micro_batch_size: 8" in page and "data:image/svg+xml" in page
     assert "B = " in page, "the formulas of the first component are open"
+    assert "Longest context at this batch" in page

@@ -38,4 +38,6 @@ def limit_line(e: Estimate, limit: Limit) -> str:
         line += f"   up to {limit.may_fit:,} cannot be told, {limit.may_fit + 1:,} does not fit"
     elif limit.beyond is not None:
         line += f"   {limit.fits + 1:,}: {limit.beyond.verdict.value}"
+    else:
+        line += "   which is all the model has positions for" if limit.fits == e.spec.longest_sequence else "   the search's end"
     return line

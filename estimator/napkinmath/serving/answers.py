@@ -2,43 +2,32 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from threading import Lock
-
 from napkinmath.errors import InputError
 from napkinmath.inputs import values
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from typing import Any
 
     from napkinmath.estimate import Estimate
 
 MOST_FORMULAS = 12  # a component
 MOST_OPERATIONS = 10  # a phase
-KEPT = 512  # answers
 
 
-class Cache:
-    """The latest answers by what was asked; one slider's way passes the same places many times."""
+def encoded(path: str, options: Mapping[str, Any]) -> bytes:
+    """The answer at a path as JSON in ASCII; runs in one of the workers."""
+    import json
 
-    def __init__(self, size: int = KEPT) -> None:
-        self._size, self._lock, self._kept = size, Lock(), OrderedDict[object, bytes]()
+    kind = path.removeprefix("/api/export/")
+    made = job_file(options, kind) if kind != path else ANSWERS[path](options)
+    return json.dumps(made, separators=(",", ":"), allow_nan=False).encode()
 
-    def get(self, key: object, make: Callable[[], bytes]) -> bytes:
-        """The kept answer, or a new one."""
-        with self._lock:
-            found = self._kept.get(key)
-            if found is not None:
-                self._kept.move_to_end(key)
-                return found
-        made = make()
-        with self._lock:
-            self._kept[key] = made
-            while len(self._kept) > self._size:
-                self._kept.popitem(last=False)
-        return made
+
+def begun() -> bytes:
+    """What a worker does before anybody asks: imports, catalogues, one small estimate."""
+    return encoded("/api/estimate", {"model": "gpt2", "gpu": "T4"})
 
 
 def catalogue() -> dict[str, Any]:
@@ -137,6 +126,10 @@ def limits(options: Mapping[str, Any]) -> dict[str, int]:
     from napkinmath.search import largest_batch, longest_context
 
     return {"batch": largest_batch(e).fits, "context": longest_context(e).fits}
+
+
+ANSWERS = {"/api/estimate": answer, "/api/details": details, "/api/limits": limits, "/api/command": command_line}
+LATER, SEARCHES = frozenset(("/api/details",)), frozenset(("/api/limits",))  # anything else is what a move waits for
 
 
 def _quoted(value: object) -> str:

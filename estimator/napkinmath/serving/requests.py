@@ -15,6 +15,7 @@ MAX_BODY_BYTES = 16 * 1024
 MAX_TEXT = 200
 MAX_GPUS = 4
 MAX_TOKENS = 1 << 24  # batch, context: beyond it a page has no use for the answer
+MAX_MICRO_STEPS = 1024  # each is replayed
 
 SWITCHES = frozenset(("double_quant", "kbit", "clip", "reentrant", "eval", "compile", "packing", "pinned", "rslora"))
 NUMBERS = frozenset(
@@ -51,8 +52,9 @@ def _value(name: str, value: Any) -> Any:
             raise InputError(f"{name} {shown(value)} is not true or false")
         return True
     if name in NUMBERS:
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_TOKENS:
-            raise InputError(f"{name} {shown(value)} is not a whole number from 1 to {MAX_TOKENS}")
+        most = MAX_MICRO_STEPS if name == "grad_accum" else MAX_TOKENS
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+            raise InputError(f"{name} {shown(value)} is not a whole number from 1 to {most}")
         return str(value)
     return _text(name, value)
 

@@ -1,4 +1,4 @@
-"""The server: loopback only, three kinds of answers, bounded requests, and headers that let the page do nothing but ask it."""
+"""The server: loopback only, a few kinds of answers, bounded requests, and headers that let the page do nothing but ask it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,18 @@ import json
 import os
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socket import MSG_PEEK
+from threading import BoundedSemaphore
 
 from napkinmath.errors import NapkinError
 from napkinmath.serving import answers
+from napkinmath.serving.cache import Cache
 from napkinmath.serving.requests import MAX_BODY_BYTES, options_of
+from napkinmath.serving.workers import Busy, Gone, Workers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Mapping
     from typing import Any
 
@@ -33,14 +38,9 @@ HEADERS = {
     "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
     "Cache-Control": "no-store",
 }
-ANSWERS = {
-    "/api/estimate": answers.answer,
-    "/api/details": answers.details,
-    "/api/limits": answers.limits,
-    "/api/command": answers.command_line,
-}
 SECONDS_TO_SPEAK = 10  # for a client to send what it announced
 QUEUE = 512
+MOST_CONNECTIONS = 1024  # open at once, each with its thread
 
 
 class Server(ThreadingHTTPServer):
@@ -50,15 +50,48 @@ class Server(ThreadingHTTPServer):
     request_queue_size = QUEUE
 
     def __init__(self, port: int = 0, host: str = "127.0.0.1") -> None:
+        self.workers = Workers()  # first: server_close, which a taken port calls, ends them
         super().__init__((host, port), Handler)
-        self.cache = answers.Cache()
+        self.cache = Cache()
         self.hosts = {f"{name}:{self.server_port}" for name in ("127.0.0.1", "localhost", "[::1]")}
         self.files = {path: (_read(name), kind) for path, (name, kind) in FILES.items()}
+        self._room = BoundedSemaphore(MOST_CONNECTIONS)
+        self.workers.warm(answers.begun)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """A thread for the connection, where there is room for one more."""
+        if not self._room.acquire(blocking=False):
+            return self.shutdown_request(request)
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: socket.socket | tuple[bytes, socket.socket], client_address: Any) -> None:
+        """The connection to its end."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._room.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Nothing for a client that went away; the rest as ever."""
+        import sys
+
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
+
+    def server_close(self) -> None:
+        """Ends the workers too."""
+        super().server_close()
+        self.workers.close()
 
     @property
     def url(self) -> str:
         """Where the page is."""
         return f"http://127.0.0.1:{self.server_port}/"
+
+
+def _is_answered(path: str) -> bool:
+    kind = path.removeprefix("/api/export/")
+    return path in answers.ANSWERS or (kind != path and kind.isalnum() and len(kind) < 20)
 
 
 def _read(name: str) -> bytes:
@@ -72,6 +105,8 @@ class Handler(BaseHTTPRequestHandler):
     server: Server  # pyright: ignore[reportIncompatibleVariableOverride]
     protocol_version = "HTTP/1.1"
     timeout = SECONDS_TO_SPEAK
+    disable_nagle_algorithm = True
+    wbufsize = 1 << 16  # headers and answer leave together
     server_version, sys_version = "napkinmath", ""
 
     def do_GET(self) -> None:
@@ -93,30 +128,22 @@ class Handler(BaseHTTPRequestHandler):
         """An answer for the options in the body."""
         if not self._is_local():
             return
-        made = self._maker()
-        if made is None:
-            return self._fail(
-                HTTPStatus.NOT_FOUND, f"there is no answer at {self.path[:80]!r}; ask {', '.join(ANSWERS)} or /api/export/KIND"
-            )
+        path = self.path
+        if not _is_answered(path):
+            known = ", ".join(answers.ANSWERS)
+            return self._fail(HTTPStatus.NOT_FOUND, f"there is no answer at {path[:80]!r}; ask {known} or /api/export/KIND")
         body = self._body()
         if body is None:
             return
-        make = made
 
         def answer() -> bytes:
             options = options_of(body)
-            key = (self.path, tuple(sorted((name, str(value)) for name, value in options.items())))
-            return self.server.cache.get(key, lambda: _encoded(make(options)))
+            key = (path, tuple(sorted((name, str(value)) for name, value in options.items())))
+            workers = self.server.workers
+            lane = workers.later if path in answers.LATER else workers.long if path in answers.SEARCHES else workers.quick
+            return self.server.cache.get(key, lambda: lane.run(answers.encoded, path, options, wanted=self._is_there))
 
         self._answer(answer)
-
-    def _maker(self) -> Callable[[Mapping[str, Any]], dict[str, Any]] | None:
-        if self.path in ANSWERS:
-            return ANSWERS[self.path]
-        kind = self.path.removeprefix("/api/export/")
-        if kind != self.path and kind.isalnum() and len(kind) < 20:
-            return lambda options: answers.job_file(options, kind)
-        return None
 
     def _is_local(self) -> bool:
         """Only a browser that was told this very address: another name that resolves here may be somebody else's page."""
@@ -124,6 +151,16 @@ class Handler(BaseHTTPRequestHandler):
             return True
         self._fail(HTTPStatus.MISDIRECTED_REQUEST, f"this page is at {self.server.url} only")
         return False
+
+    def _is_there(self) -> bool:
+        """Whether the client still listens: a page that moved on closes what it asked before."""
+        import select
+
+        try:
+            readable, _, _ = select.select([self.connection], [], [], 0)
+            return not readable or bool(self.connection.recv(1, MSG_PEEK))
+        except (OSError, ValueError):
+            return False
 
     def _body(self) -> bytes | None:
         if self.headers.get("Content-Type", "").partition(";")[0].strip() != "application/json":
@@ -141,6 +178,11 @@ class Handler(BaseHTTPRequestHandler):
     def _answer(self, make: Callable[[], bytes]) -> None:
         try:
             content = make()
+        except Gone:
+            self.close_connection = True
+            return
+        except Busy as error:
+            return self._fail(HTTPStatus.SERVICE_UNAVAILABLE, str(error), keep=True)
         except NapkinError as error:
             return self._fail(HTTPStatus.UNPROCESSABLE_ENTITY, str(error), keep=True)
         except Exception as error:  # our own mistake: said without its insides

@@ -4,7 +4,8 @@ const COLOURS = ["#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#b07aa1", "#76b7b2
 const POWERS = { bs: 2, ctx: 2, rank: 2, grad_accum: 2 };
 const $ = (id) => document.getElementById(id);
 const form = $("form");
-let asked = 0, latest = null, timer = 0;
+const QUIET_MS = 500; // without another move, before the page asks for what takes longer
+let asked = 0, latest = null, timer = 0, waiting = null;
 
 const gib = (bytes) => (bytes / GIB).toFixed(2);
 const span = (r) => `${gib(r.value)} (${gib(r.low)}\u2013${gib(r.high)})`;
@@ -42,8 +43,8 @@ function remember(found) {
   history.replaceState(null, "", "#" + link);
 }
 
-async function post(path, body) {
-  const response = await fetch(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
+async function post(path, body, signal) {
+  const response = await fetch(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), signal });
   const answer = await response.json();
   if (!response.ok) throw new Error(answer.error);
   return answer;
@@ -58,22 +59,22 @@ function changed() {
 
 async function ask() {
   const mine = ++asked, wanted = options();
+  if (waiting) waiting.abort(); // the server drops what nobody waits for
+  const { signal } = waiting = new AbortController();
   remember(wanted);
   document.body.classList.add("busy");
   try {
-    const answer = await post("/api/estimate", wanted);
-    if (mine !== asked) return;
+    const answer = await post("/api/estimate", wanted, signal);
     latest = wanted;
     $("error").hidden = true;
     show(answer);
+    await showConfig(signal);
     document.body.classList.remove("busy");
-    const more = await post("/api/details", wanted);
-    if (mine === asked) details(more);
-    const limits = await post("/api/limits", wanted);
-    if (mine === asked) showLimits(limits);
-    if (mine === asked) await showConfig();
+    await new Promise((resolve) => setTimeout(resolve, QUIET_MS));
+    if (mine === asked) details(await post("/api/details", wanted, signal));
+    if (mine === asked) showLimits(await post("/api/limits", wanted, signal));
   } catch (error) {
-    if (mine !== asked) return;
+    if (mine !== asked || signal.aborted) return;
     $("error").textContent = error.message;
     $("error").hidden = false;
   } finally {
@@ -84,7 +85,7 @@ async function ask() {
 function show({ report }) {
   const machine = report.hardware ? ` ${report.hardware.gpu}, ${gib(report.hardware.memory_bytes)} GiB` : "";
   const words = { "fits": ["FITS", "fits"], "does not fit": ["DOES NOT FIT", "not"], "cannot tell": ["CANNOT TELL", "unknown"], "no device named": ["no GPU named", ""] }[report.verdict];
-  $("verdict").textContent = `${words[0]}${machine}${report.headroom ? `, ${gib(report.headroom.value)} GiB to spare` : ""}`;
+  $("verdict").textContent = `${words[0]}${machine}${report.headroom ? `, ${gib(Math.abs(report.headroom.value))} GiB ${report.headroom.value < 0 ? "too much" : "to spare"}` : ""}`;
   $("verdict").className = words[1];
   fill($("figures"), ...["allocated", "reserved", "device"].flatMap((n) => { const d = make("div"); d.append(make("dt", `${n}, GiB`), make("dd", span(report.memory[n]))); return [d]; }));
   components(report.components);
@@ -93,7 +94,10 @@ function show({ report }) {
   bounds(t);
 }
 
-function components(rows) {
+function components(found) {
+  rows = found;
+  known = null;
+  reopen();
   const total = rows.reduce((sum, row) => sum + row.nbytes, 0);
   const bar = [], lines = [];
   rows.forEach((row, index) => {
@@ -114,25 +118,33 @@ function components(rows) {
   fill($("components").tBodies[0], ...lines);
 }
 
-let known = {};
-function formulas(row) {
-  const entries = known[row.key] || [];
+let known = null, opened = null, rows = [];
+function formulas(row, bring = true) {
+  opened = row.key;
+  const entries = known ? known[row.key] || [] : [];
   $("formulas-title").textContent = `${row.label}: ${row.nbytes.toLocaleString("en")} bytes`;
   fill($("formulas").querySelector("ul"), ...(entries.length ? entries.map((e) => { const li = make("li"); li.append(make("code", `${e.nbytes.toLocaleString("en")} B = ${e.formula}`), make("span", e.what, { class: "what" })); return li; }) : [make("li", row.origin)]));
   $("formulas").hidden = false;
-  $("formulas").scrollIntoView({ block: "nearest" });
+  if (bring) $("formulas").scrollIntoView({ block: "nearest" });
+}
+
+function reopen() {
+  const row = rows.find((r) => r.key === opened);
+  if (row) formulas(row, false); else $("formulas").hidden = true;
 }
 
 function bounds(t) {
-  if (!t) { fill($("bounds")); fill($("phases").tBodies[0]); return; }
+  if (!t) { $("bounds-legend").textContent = ""; fill($("bounds")); fill($("phases").tBodies[0]); return; }
   const shares = Object.entries(t.bound_shares || t.shares || {}).filter(([, share]) => share > 0.002);
   fill($("bounds"), ...shares.map(([name, share], index) => { const s = make("span", undefined, { title: `${name} ${(100 * share).toFixed(0)}%` }); s.style.width = `${100 * share}%`; s.style.background = COLOURS[index]; return s; }));
+  $("bounds-legend").textContent = "bound by " + shares.map(([n, s]) => `${n} ${(100 * s).toFixed(0)}%`).join(", ");
   $("bounds").setAttribute("aria-label", "bound by " + shares.map(([n, s]) => `${n} ${(100 * s).toFixed(0)}%`).join(", "));
   fill($("phases").tBodies[0], ...(t.phases || []).map((p) => { const tr = make("tr"); tr.append(make("td", p.phase || p.name), make("td", p.seconds.toPrecision(3), { class: "number" }), make("td", p.bound || "")); return tr; }));
 }
 
 function details(more) {
   known = more.formulas;
+  reopen();
   $("timeline").src = "data:image/svg+xml;charset=utf-8," + encodeURIComponent(more.timeline_svg);
   $("timeline").hidden = false;
   fill($("operations"), ...more.operations.map((o) => { const li = make("li"); li.append(make("code", `${(1e3 * o.seconds).toPrecision(3)} ms ${o.phase}: ${o.formula}`), make("span", o.what, { class: "what" })); return li; }));
@@ -146,12 +158,12 @@ function showLimits(limits) {
   $("limits").textContent = "batch" in limits ? `Largest batch at this context: ${limits.batch.toLocaleString("en")}. Longest context at this batch: ${limits.context.toLocaleString("en")}.` : "";
 }
 
-async function showConfig() {
+async function showConfig(signal) {
   const kind = $("kind").value;
   try {
-    const answer = kind ? await post(`/api/export/${kind}`, latest) : await post("/api/command", latest);
+    const answer = kind ? await post(`/api/export/${kind}`, latest, signal) : await post("/api/command", latest, signal);
     $("config").textContent = kind ? answer.text + answer.notes.map((n) => `# ${n}\n`).join("") : answer.command;
-  } catch (error) { $("config").textContent = error.message; }
+  } catch (error) { if (error.name !== "AbortError") $("config").textContent = error.message; }
 }
 
 async function copy(text, what) {
@@ -169,7 +181,7 @@ async function begin() {
   restore();
   form.addEventListener("input", changed);
   form.addEventListener("submit", (event) => event.preventDefault());
-  $("kind").addEventListener("change", showConfig);
+  $("kind").addEventListener("change", () => showConfig());
   $("copy").addEventListener("click", () => copy($("config").textContent, "text"));
   $("share").addEventListener("click", () => copy(location.href, "link"));
   window.addEventListener("hashchange", () => { restore(); changed(); });
