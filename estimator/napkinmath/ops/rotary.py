@@ -100,6 +100,12 @@ def rotary_interleaved_fp32(t: Tape, x: Value, cos: Value, sin: Value) -> Value:
     return cast(t, rotary_interleaved(t, cast(t, x, FP32), cos, sin), x.dtype)
 
 
+def rotary_interleaved_wide(t: Tape, x: Value, cos: Value, sin: Value) -> Value:
+    """Pairs turned in the input's type, products with fp32 tables, cast back at the end (models/ernie4_5 apply_rotary_pos_emb)."""
+    plain = mul(t, cast(t, x, FP32), cos)
+    return cast(t, add(t, plain, mul(t, cast(t, rotate_pairs(t, x), FP32), sin)), x.dtype)
+
+
 def rotary_fp32_tables(t: Tape, x: Value, cos: Value, sin: Value) -> Value:
     """rotate_half with fp32 tables: products and sum in fp32, cast back at the end (models/olmo apply_rotary_pos_emb)."""
     return cast(t, rotary(t, x, cos, sin), x.dtype)

@@ -58,6 +58,22 @@ def gemma2(c: Config) -> ModelSpec:
     )  # fmt: skip
 
 
+def vaultgemma(c: Config) -> ModelSpec:
+    """VaultGemmaForCausalLM: Gemma 2 without the norms after the sublayers (transformers models/vaultgemma)."""
+    symbols = dense_symbols(c, kv_default=4, head_size_default=256)
+    layers = symbols["L"]
+    sliding = c.sliding_layers(layers, [index % 2 == 0 for index in range(layers)])
+    fields = attention_fields(c, symbols)
+    capped = c.number("attn_logit_softcapping", 50.0) > 0
+    mlp = GatedMlp(activation=c.activation("hidden_activation", "gelu_pytorch_tanh"))
+    names: dict[str, Any] = {"norm": NORM, "names": SANDWICH["names"]}
+    return sliding_stack(
+        c, symbols, sliding, c.size("sliding_window", 4096),
+        lambda w: DecoderLayer(attention=GroupedQueryAttention(window=w, capped=capped, eager_only=True, **fields), mlp=mlp, **names), "vaultgemma",
+        embedding=TokenEmbedding(scaled_inside=True, masked=True), head=CausalLmHead(norm=NORM, capped=c.number("final_logit_softcapping", 30.0) > 0), tied=True, padded=True,
+    )  # fmt: skip
+
+
 def gemma3_text(c: Config) -> ModelSpec:
     """Gemma3ForCausalLM: five layers with a window to one without, a norm on each head, rotary tables for either kind of layer."""
     symbols = dense_symbols(c, kv_default=4, head_size_default=256)

@@ -7,13 +7,14 @@ from enum import Enum
 from napkinmath.catalog.layers.masks import mask_name
 from napkinmath.catalog.layers.norm import Norm
 from napkinmath.catalog.layers.symbols import a, b, dh, h, k, s
-from napkinmath.dtypes import DType
+from napkinmath.costs import Move, traffic
+from napkinmath.dtypes import FP32, DType
 from napkinmath.expr import Size
 from napkinmath.ledger import Value
 from napkinmath.ops.attention import eager_attention, sdpa
-from napkinmath.ops.elementwise import clamp_, dropout, scale
+from napkinmath.ops.elementwise import cast, clamp_, dropout, scale
 from napkinmath.ops.fused import rotary_fused
-from napkinmath.ops.index import concatenate, repeat_heads, rotary
+from napkinmath.ops.index import concatenate, constant, repeat_heads, rotary
 from napkinmath.ops.matmul import linear
 from napkinmath.ops.norm import layer_norm
 from napkinmath.ops.rotary import (
@@ -22,11 +23,12 @@ from napkinmath.ops.rotary import (
     rotary_in_place,
     rotary_interleaved,
     rotary_interleaved_fp32,
+    rotary_interleaved_wide,
     rotary_partial,
 )
 from napkinmath.ops.routing import chunk
 from napkinmath.record import Record
-from napkinmath.tape import Scope, Tape
+from napkinmath.tape import LIKE, Scope, Tape
 from napkinmath.train_config import Attention
 
 
@@ -36,6 +38,7 @@ class Rotation(str, Enum):
     HALVES = "halves"
     PAIRS = "pairs"
     PAIRS_FP32 = "pairs in fp32"
+    PAIRS_WIDE = "pairs with fp32 tables"
     HALVES_FP32 = "halves with fp32 tables"
 
 
@@ -77,6 +80,8 @@ class GroupedQueryAttention(Record):
     """transformers has no other form of this attention."""
     wide_softmax: bool = True
     """The eager softmax runs in fp32 (not in GPT-2 and BioGPT)."""
+    scaled_by_position: bool = False
+    """Turned queries are multiplied by a number for each position (Ministral 3)."""
     query_scaled: bool = False
     """Queries are scaled as they are projected (OPT)."""
     flash_repeats_before: tuple[int, int] = (0, 0)
@@ -117,6 +122,8 @@ class GroupedQueryAttention(Record):
         if self.rotary:
             patched = t.policy.patch is not None and self.rotation is Rotation.HALVES
             q, key = (self._rotate_patched if patched else self._rotate)(t, q, key, shared, frame)
+        if self.scaled_by_position:
+            q = scaled_by_position(t, q)
         if self.norm_after_rotation and self.head_norm is not None:
             with t.scope() as inner:
                 inner.local(q, key)
@@ -190,13 +197,14 @@ class GroupedQueryAttention(Record):
             Rotation.HALVES: rotary,
             Rotation.PAIRS: rotary_interleaved,
             Rotation.PAIRS_FP32: rotary_interleaved_fp32,
+            Rotation.PAIRS_WIDE: rotary_interleaved_wide,
             Rotation.HALVES_FP32: rotary_fp32_tables,
         }[self.rotation]
         if t.policy.stack.rotary == "in place" and self.rotation is Rotation.HALVES and not self.rotary_size:
             return rotary_in_place(t, q), rotary_in_place(t, key)
         if t.policy.config.compile:
             return rotary_fused(t, q), rotary_fused(t, key)
-        if self.rotation is Rotation.PAIRS:
+        if self.rotation in (Rotation.PAIRS, Rotation.PAIRS_WIDE):
             cos, sin = interleaved_table(t, cos), interleaved_table(t, sin)
         if self.rotary_size:
             return rotary_partial(t, q, key, cos, sin, self.rotary_size, turn, caller if self.holds_pieces else None)
@@ -208,6 +216,14 @@ class GroupedQueryAttention(Record):
 
     def dense_gradients(self, t: Tape, x: Value, shared: dict[str, Value]) -> bool:
         return dense_gradients(t, x.dtype, shared, grouped=self.grouped, window=self.window, eager_only=self.eager_only)
+
+
+def scaled_by_position(t: Tape, q: Value) -> Value:
+    """q times a number for each position, made anew in each layer (models/ministral3 get_llama_4_attn_scale)."""
+    steps = [constant(t, f"scale of positions, step {i + 1}", (1, 1, s, 1), FP32) for i in range(2)]
+    factor = cast(t, steps[-1], q.dtype)
+    t.touch(steps[-1].tensor)
+    return t.op("mul", (q, factor), q.axes, q.dtype, saves=(factor,), gradients=(LIKE, None), costs=(Move(2 * traffic(q)),), backward_costs=(Move(2 * traffic(q)),))  # fmt: skip
 
 
 def norm_of_each_head(t: Tape, x: Value, name: str) -> Value:
