@@ -16,7 +16,7 @@ from nbclient import NotebookClient
 
 FOLDER = Path(__file__).resolve().parent
 ROOT = FOLDER.parent
-SECONDS_A_CELL = 60
+SECONDS_A_CELL = 240
 
 
 def notebooks() -> list[Path]:
