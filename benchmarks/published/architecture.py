@@ -6,11 +6,13 @@ in whole pipeline stages. Both move sizes and speed little: attention's own FLOP
 
 from __future__ import annotations
 
+import math
 import re
 
-from published.rows import Row
+from published.rows import Row, Unreadable
 
 _HEAD_SIZE = 128
+MANY_BILLIONS = 5000  # above it a column of billions holds millions, or the number itself
 _UNKNOWN = r"(?<![\w.])(L|a|h|kv|ffn)\s*\?"
 
 
@@ -29,6 +31,33 @@ def completed_arch(row: Row, assumed: dict[str, str]) -> str:
         arch = re.sub(r"\ba\s*\?", f"a{hidden // _head_size(hidden)}", arch)
         assumed["heads"] = "heads not stated: about 128 wide"
     return re.sub(r"\s*\b(?:kv|ffn)\s*\?", "", arch)
+
+
+# Hidden sizes of Llama and its like, by billions of parameters (arXiv 2302.13971 table 2, and smaller ones of its design).
+_HIDDEN_SIZES = (
+    (0.13, 768), (0.4, 1024), (1.1, 2048), (3.3, 3200), (6.7, 4096), (13.0, 5120), (32.5, 6656), (65.2, 8192), (175.0, 12288),
+)  # fmt: skip
+_USUAL_VOCABULARY = 32000
+
+
+def typical_arch(billions: float) -> str:
+    """A decoder of Llama's design of so many parameters, for models that are known by their size alone."""
+    hidden = min(_HIDDEN_SIZES, key=lambda known: abs(math.log(known[0] / billions)))[1]
+    width = -(-8 * hidden // 3 // 256) * 256
+    layers = (billions * 1e9 - 2 * _USUAL_VOCABULARY * hidden) / (4 * hidden**2 + 3 * hidden * width)
+    return f"L{max(1, round(layers))} h{hidden} a{hidden // _head_size(hidden)} f{width} v{_USUAL_VOCABULARY}"
+
+
+def billions_of(row: Row) -> float | None:
+    """Parameters in billions: of their column, else as the model's name says ("Orca-2-7b", "(350M)"); None where neither does."""
+    try:
+        stated = row.number("params_b")
+    except Unreadable:
+        stated = None
+    if stated:
+        return stated if stated < MANY_BILLIONS else stated / 1e9 if stated > 1e6 else stated / 1e3
+    found = re.search(r"(?<![a-z0-9.])(\d+(?:\.\d+)?)\s*-?\s*(b|m)(?:illion)?\b", row["model"].lower())
+    return float(found[1]) / (1 if found[2] == "b" else 1000) if found and float(found[1]) > 0 else None
 
 
 def runs_own_code(arch: str) -> bool:
@@ -50,7 +79,7 @@ def _own_code(row: Row, arch: str) -> str:
 
 
 def _layers(row: Row, arch: str, hidden: int) -> int:
-    billions = row.number("params_b")
+    billions = billions_of(row)
     if not billions:
         return 0
     vocabulary, width = _number(arch, "V") or 50_000, _number(arch, "ffn") or 4 * hidden

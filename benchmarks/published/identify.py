@@ -14,7 +14,7 @@ from napkinmath.lowering.choices import find_stack
 from napkinmath.model_spec import ModelSpec
 from napkinmath.units import GIB
 
-from published.architecture import completed_arch, runs_own_code
+from published.architecture import billions_of, completed_arch, runs_own_code, typical_arch
 from published.era import Era
 from published.rows import Row, Unreadable
 from published.targets import Linears
@@ -30,6 +30,13 @@ _ALIASES = (
 )  # fmt: skip
 # Endings that name a date, a training or a packing, never a shape.
 _DECORATION = r"[-_ ](?:\d{4}|v\d+(?:\.\d+)*|\d+k|hf|chat|instruct|it|base|pt|sft|dpo|hq|ckpt|seq-cls|mlm|clm|bf16|fp16|fp8|nf4|[48]-?bit|gptq|awq|int[48]|bnb.*|deduped|distill.*|alpaca|gated)$"
+# Machines of clouds by the GPU they hold (the providers' lists of instance types).
+_INSTANCES = (
+    (r"\bg4dn|\bcolab\b|\bkaggle\b", "T4"), (r"\bg5\.|\bg5\b", "A10G"), (r"\bg6e", "L40S"), (r"\bg6\b|\bg6\.", "L4"), (r"\bp4de|a2-ultragpu", "A100-80GB"), (r"\bp4d\b|\bp4d\.|a2-highgpu", "A100-40GB"),
+    (r"\bp5\b|\bp5\.|a3-highgpu", "H100"), (r"\bp3dn", "V100-32GB"), (r"\bp3\b|\bp3\.", "V100-16GB"), (r"\bp5en?\b", "H200"),
+)  # fmt: skip
+_NO_GPU = r"^(-|\?|unknown|n/?a|not (stated|named|given)|(a |single |one |consumer |free )*(nvidia |cuda )?gpu.?|cuda|nvidia)$"
+_OTHER_MEMORY = 0.15  # a GPU of the same name and so different a memory is another variant of it
 _DEFAULT_GPU = ("A100", 80 * GIB)  # where the source names none
 
 
@@ -37,7 +44,21 @@ def model_of(row: Row, era: Era, assumed: dict[str, str]) -> tuple[ModelSpec, Ke
     """The row's model under the stack's modelling code, and the key it is kept by."""
     key = (row["model"].strip(), completed_arch(row, assumed), find_stack(era.stack).modelling)
     if key not in _specs:
-        _specs[key] = _read(*key)
+        try:
+            _specs[key] = _read(*key)
+        except (Unreadable, InputError) as error:
+            billions = billions_of(row)
+            if not billions:
+                raise
+            assumed["model"] = f"a decoder of Llama's design with {billions:g} billion parameters: {error}"
+            return _typical(billions, key[2])
+    return _specs[key], key
+
+
+def _typical(billions: float, modelling: str) -> tuple[ModelSpec, Key]:
+    key = (f"{billions:g}B", typical_arch(billions), modelling)
+    if key not in _specs:
+        _specs[key] = read_config(read_arch(key[1]), name=key[0], source="the number of parameters alone", modelling=modelling)
     return _specs[key], key
 
 
@@ -49,14 +70,26 @@ def linears_of(key: Key, spec: ModelSpec) -> Linears:
 
 
 def _read(name: str, arch: str, modelling: str) -> ModelSpec:
-    """By name, with notes and sizes at its end dropped; else by the architecture's numbers."""
+    """By name, with notes and sizes at its end dropped; else by the architecture's numbers; raises Unreadable."""
     for candidate in () if runs_own_code(arch) else spellings(name):
         found = find_row(candidate)
         if found is not None:
             return read_config(found["config"], name=found["name"], source=found["source"], modelling=modelling)
     if arch:
         return read_config(read_arch(arch), name=name or arch, source="the table's architecture column", modelling=modelling)
+    for candidate in parts_with_size(name):
+        found = find_row(candidate)
+        if found is not None:
+            return read_config(found["config"], name=found["name"], source=found["source"], modelling=modelling)
     raise Unreadable(f"model {name!r} is not in the catalog and its architecture is not given")
+
+
+def parts_with_size(name: str) -> list[str]:
+    """Runs of the name's words that hold a size, longest first: a fine-tuned model's name often carries that of its base."""
+    words = [w for w in re.split(r"[-_/\s()]+", name) if w]
+    spans = [(start, end) for start in range(len(words)) for end in range(start + 2, len(words) + 1)]
+    runs = ["-".join(words[start:end]) for start, end in sorted(spans, key=lambda span: span[0] - span[1])]
+    return [run for run in runs if re.search(r"\d[bm]\b", run.lower())]
 
 
 def spellings(name: str) -> list[str]:
@@ -84,21 +117,38 @@ def spellings(name: str) -> list[str]:
 
 def hardware_of(row: Row, era: Era, assumed: dict[str, str]) -> Hardware:
     """The row's GPU; where none is named an A100, whose memory the row may still say."""
-    memory = row.number("gpu_mem_gb")
+    memory = gpu_memory(row)
     text = re.sub(r"^\s*\d+\s*(?:x|\*|\u00d7)\s*", "", row["gpu"].strip(), flags=re.IGNORECASE)
-    if not text or text.lower() in ("-", "?", "unknown", "n/a", "not stated", "gpu"):
+    if not row.states("gpu") or re.search(_NO_GPU, text.lower()):
         assumed["gpu"] = f"GPU {_DEFAULT_GPU[0]}: not named"
         found = find_hardware(_DEFAULT_GPU[0], vram=int(memory * GIB) if memory else _DEFAULT_GPU[1])
         return found.replace(lazy_modules=era.lazy_modules)
-    for candidate in _gpu_spellings(text, memory):
+    rented = [gpu for pattern, gpu in _INSTANCES if re.search(pattern, text.lower())]
+    for candidate in (*_gpu_spellings(text, memory), *rented):
         try:
-            return find_hardware(candidate).replace(lazy_modules=era.lazy_modules)
+            found = find_hardware(candidate)
         except InputError:
             continue
+        if memory and abs(memory * GIB / found.gpu.nominal_bytes - 1) > _OTHER_MEMORY:
+            found = find_hardware(candidate, vram=int(memory * GIB))
+        return found.replace(lazy_modules=era.lazy_modules)
     if memory:
         assumed["gpu"] = f"GPU {row['gpu']!r}: not in the catalog, its memory alone is used"
         return find_hardware(vram=int(memory * GIB))
-    raise Unreadable(f"GPU {row['gpu']!r} is not in the catalog")
+    assumed["gpu"] = f"GPU {row['gpu']!r}: not in the catalog, a context as on {_DEFAULT_GPU[0]}, no speed"
+    return find_hardware(vram=_DEFAULT_GPU[1])
+
+
+def gpu_memory(row: Row) -> float | None:
+    """GB of the GPU: of its own column, else as its name says ("A100 (40G)"); None where neither does."""
+    try:
+        stated = row.number("gpu_mem_gb")
+    except Unreadable:
+        stated = None
+    if stated:
+        return stated / 1024 if stated > 2048 else stated
+    size = re.search(r"(?<![a-z\d.])(\d{1,3})\s*-?(?:gib|gb|g)\b", row["gpu"].lower())
+    return float(size[1]) if size else None
 
 
 def _gpu_spellings(text: str, memory: float | None) -> list[str]:

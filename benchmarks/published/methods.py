@@ -7,20 +7,33 @@ import re
 from napkinmath.hardware import Hardware
 from napkinmath.model_spec import ModelSpec
 from napkinmath.train_config import AdapterConfig, AdapterKind, Precision, QuantizationConfig
+from napkinmath.workload_config import Workload, WorkloadKind
 
 from published.era import Era
 from published.identify import Key, linears_of
 from published.rows import Row, Unreadable
-from published.targets import adapter_targets
+from published.targets import Linears, adapter_targets
 
 # Words of the method column; the first that occurs decides.
 _KINDS = (
     (r"dora", AdapterKind.DORA), (r"\(?ia\)?[ ^]?3", AdapterKind.IA3), (r"prefix", AdapterKind.PREFIX), (r"prompt[- _]?tun|p-?tuning", AdapterKind.PROMPT), (r"lora|peft|pissa|loftq|olora|\beva\b|mica\b", AdapterKind.LORA),
 )  # fmt: skip
-# Methods whose tensors are not LoRA's. VeRA, AdaLoRA, LoRA-FA and the like differ from LoRA by a few per cent of the peak
-# (huggingface/peft method_comparison/MetaMathQA: 21.6, 22.8 and 22.2 GB where LoRA reserves 22.3) and are read as it, as assumed.
-_ELSE = r"\b(longlora|fourierft|boft|oft|loha|lokr|adapters?(?! merg)|llama-?pro|lisa|randlora|freeze|bitfit|reft|dpo|ppo|grpo|kto|orpo|rlhf|reward|distillation)\b"
-_NEARLY_LORA = r"adalora|\bvera\b|vblora|lora[- _]?fa\b"
+# Training that is no one model's step on one loss, or trains other parts of the model than adapters.
+_ELSE = r"\b(longlora|lisa|freeze|llama-?pro|ppo|grpo|kto|orpo|rlhf|distillation)\b"
+# Adapters whose own tensors are not LoRA's and as small: read as LoRA on the same linears. On one model, batch and length PEFT's own
+# comparison reserves 20.1 to 25.2 GB for 40 of them where LoRA reserves 22.3 (huggingface/peft method_comparison/MetaMathQA/results).
+_NEARLY_LORA = (
+    r"ada-?lora|vera\b|vb-?lora|lora[- _]?fa\b|fourier-?ft|\bd?oft\b|\bboft\b|\bloha\b|\blokr\b|lycoris|rand-?lora|\bhra\b|\bc3a\b|shira|\bhira\b|de-?lora|gralora|\bbone\b|\bmiss\b|\broad\b|"
+    r"wave-?ft|tiny-?lora|uni-?lora|psoft|adamss|peanut|\blily\b|\bfrod\b|\bglora\b|\bdeft\b|(llama|houlsby|pfeiffer|bottleneck|parallel)[- _]?adapters?|adapters?[- _]?v?2?\b(?! merg)|adaption[- _]?prompt|b[ei]t?ft|bitfit|"
+    r"ln[- _]?tuning|layer-?norm tuning|trainable[- _]tokens|\b(lo)?reft\b"
+)
+# Of those, adapters with a vector or a shared matrix a linear in place of a pair of factors: rank 1.
+_LIGHT = (
+    r"vera\b|vb-?lora|fourier|wave-?ft|tiny-?lora|uni-?lora|b[ei]t?ft|bitfit|ln[- _]?tuning|layer-?norm tuning|trainable[- _]tokens|reft\b"
+)
+# LLaMA-Adapter and its kin: gated prompts beside attention, so that gradients pass its output projection and nothing else is kept.
+_BESIDE_ATTENTION = r"adaption[- _]?prompt|(llama[- _]?)?adapters?\b(?![- _]?v?2)"
+_FULL = r"full|\bfft\b|pre-?train|\bsft\b|\bcpt\b|fine-?tun|^ft$|train|dense|\bgalore|\bapollo|\blomo|badam|from scratch|instruct|all param"
 _FOUR_BIT = r"nf4|fp4|int4|gptq|awq|hqq|eetq|4[- ]?bit|w4|q4|\bbnb\b"
 _EIGHT_BIT = r"int8|8[- ]?bit|w8(?!a)|llm\.int8"
 
@@ -30,27 +43,65 @@ def adapter_of(row: Row, key: Key, spec: ModelSpec, era: Era, assumed: dict[str,
     method = row.words("method")
     if re.search(_ELSE, method):
         raise Unreadable(f"method {row['method']!r} of the table is not read")
-    kind = next((kind for word, kind in _KINDS if re.search(word, method)), AdapterKind.LORA if re.search(_NEARLY_LORA, method) else None)
+    nearly = bool(re.search(_NEARLY_LORA, re.sub(r"adapters?", " ", method) if "lora" in method else method))
+    kind = AdapterKind.LORA if nearly else next((kind for word, kind in _KINDS if re.search(word, method)), None)
     if kind is None:
-        if not method.strip() and row["lora_rank"].strip():
-            kind = AdapterKind.LORA
-        else:
+        full = re.search(_FULL, method) or not (row.states("lora_rank") or row.states("lora_targets"))
+        if full:
+            if method.strip() and not re.search(_FULL, method):
+                assumed["method"] = f"{row['method']} read as full training"
             return None
-    if re.search(_NEARLY_LORA, method):
-        assumed["method"] = f"{row['method']} read as LoRA, whose peak is within a few per cent"
+        kind = AdapterKind.LORA
+        nearly = bool(method.strip())
+    if nearly:
+        assumed["method"] = f"{row['method']} read as LoRA, whose peak is close"
     if kind in (AdapterKind.PREFIX, AdapterKind.PROMPT):
-        return AdapterConfig(kind=kind)
+        return _virtual(row, kind)
     linears = linears_of(key, spec)
-    trained = (*linears.embeddings, *linears.heads) if "emb" in method or "lm_head" in method else ()
-    if row.number("lora_rank") is None:
-        assumed["rank"] = f"rank {era.default_rank}: not stated"
-    if not row["lora_targets"].strip():
-        assumed["targets"] = f"adapters on {era.default_targets or 'all linears'}: not stated"
-    targets = adapter_targets(row["lora_targets"] or era.default_targets, linears, spec.family)
+    if nearly and re.search(_BESIDE_ATTENTION, method):
+        return AdapterConfig(kind=kind, rank=1, targets=adapter_targets("o_proj", linears, spec.family), dtype=era.adapter_dtype)
+    trained = (*linears.embeddings, *linears.heads) if re.search(r"emb|lm_head", method) else ()
+    rank = _rank(row, method, era, assumed)
     return AdapterConfig(
-        kind=kind, rank=row.whole("lora_rank", era.default_rank), targets=targets, dropout=era.adapter_dropout, dtype=era.adapter_dtype,
-        rank_stabilized=bool(re.search(r"rs-?lora", method)), trained_modules=trained,
+        kind=kind, rank=rank, targets=_targets(row, linears, spec, era, assumed), dropout=era.adapter_dropout, dtype=era.adapter_dtype, rank_stabilized=bool(re.search(r"rs-?lora", method)),
+        trained_modules=trained,
     )  # fmt: skip
+
+
+def _virtual(row: Row, kind: AdapterKind) -> AdapterConfig:
+    """Prompt or prefix tuning, with the virtual tokens that the notes count."""
+    found = re.search(r"(\d+)\s*(?:virtual|soft|prompt|prefix)[ _-]*tokens|virtual_tokens\D{0,4}(\d+)", row.words("method", "notes"))
+    return AdapterConfig(kind=kind, num_virtual_tokens=int(found[1] or found[2])) if found else AdapterConfig(kind=kind)
+
+
+def _rank(row: Row, method: str, era: Era, assumed: dict[str, str]) -> int:
+    if re.search(_LIGHT, method):
+        return 1
+    if not row.states("lora_rank"):
+        found = re.search(r"\b(?:r|rank)[ =:_-]?(\d+)\b", method)
+        if found and int(found[1]):
+            return int(found[1])
+        assumed["rank"] = f"rank {era.default_rank}: not stated"
+    return row.whole_or("lora_rank", era.default_rank, assumed)
+
+
+def _targets(row: Row, linears: Linears, spec: ModelSpec, era: Era, assumed: dict[str, str]) -> tuple[str, ...]:
+    """The adapted linears; all of them, as assumed, where the cell is empty or names none of the model's."""
+    if not row.states("lora_targets"):
+        assumed["targets"] = f"adapters on {era.default_targets or 'all linears'}: not stated"
+        return adapter_targets(era.default_targets, linears, spec.family)
+    try:
+        return adapter_targets(row["lora_targets"], linears, spec.family)
+    except Unreadable as error:
+        assumed["targets"] = f"adapters on {era.default_targets or 'all linears'}: {error}"
+        return adapter_targets(era.default_targets, linears, spec.family)
+
+
+def workload_of(row: Row) -> Workload:
+    """What is trained besides next-token prediction: preferences by pairs, or a reward model."""
+    method = row.words("method")
+    kind = WorkloadKind.DPO if re.search(r"\bdpo\b", method) else WorkloadKind.REWARD if "reward" in method else WorkloadKind.SFT
+    return Workload(kind=kind)
 
 
 def quantization_of(row: Row, adapter: AdapterConfig | None, era: Era) -> QuantizationConfig | None:
@@ -83,14 +134,14 @@ def precision_of(row: Row, era: Era, adapter: AdapterConfig | None, hardware: Ha
     """Types of weights and of computation."""
     text = row.words("precision").replace("bfloat16", "bf16").replace("float16", "fp16")
     stated = re.search(r"fp16|bf16|half|16", text)
-    sixteen = ("fp16" in text and "bf16" not in text.partition("/")[2]) or re.search(r"\bhalf\b|^16-mixed", text)
+    sixteen = ("fp16" in text and "bf16" not in text.partition("/")[2]) or re.search(r"\bhalf\b|^16-(mixed|true)", text)
     if not stated and _lacks_bf16(hardware):
         sixteen = True
     if re.search(r"float8|fp8|8-?bit float|e4m3|mxfp8", text):
         return Precision.FP8
     if re.search(r"no amp|-true|pure|\bo3\b", text):
         return Precision.FP16 if sixteen else Precision.BF16
-    if re.search(r"amp|mixed| mp\b|autocast|\bo[12]\b", text):
+    if re.search(r"amp|mixed| mp\b|autocast|\bo[12]\b|master", text):
         if adapter is not None or re.search(r"16 \+|base|(bf16|fp16) weights", text):
             return Precision.FP16_AUTOCAST if sixteen else Precision.BF16_AUTOCAST
         return Precision.FP16_AMP if sixteen else Precision.BF16_AMP

@@ -78,10 +78,24 @@ def spread_of(row: Row, hardware: Hardware, spec: ModelSpec, config: TrainConfig
 
 
 def in_fsdp_types(config: TrainConfig, era: Era) -> TrainConfig:
-    """Mixed precision that FSDP's policy makes by itself, where the tool does not autocast."""
-    if not (era.without_autocast and config.parallel.data_parallel.is_fsdp and config.precision is Precision.BF16_AMP):
+    """Types of what FSDP shards: packed words, and its own mixed precision where the tool does not autocast."""
+    if not config.parallel.data_parallel.is_fsdp:
+        return config
+    config = _with_shared_words(config, era)
+    if not (era.without_autocast and config.precision is Precision.BF16_AMP):
         return config
     return config.replace(precision=Precision.BF16, parallel=config.parallel.replace(sharded_dtype="fp32", reduce_dtype="fp32"))
+
+
+def _with_shared_words(config: TrainConfig, era: Era) -> TrainConfig:
+    """fms-acceleration shards GPTQ's words, which are buffers elsewhere, viewed as parameters of 16 bits.
+
+    Source: fms-acceleration plugins/accelerated-peft framework_plugin_autogptq.py, patch_forward_to_view_attributes_before_call.
+    """
+    quantization = config.quantization
+    if quantization is None or not quantization.format.startswith("gptq") or "fms" not in era.name:
+        return config
+    return config.replace(quantization=quantization.replace(storage="fp16"))
 
 
 def batch_of(row: Row, parallel: ParallelConfig, sequence: int, assumed: dict[str, str]) -> tuple[int, int]:

@@ -8,7 +8,8 @@ from napkinmath.accuracy import memory_ranges, tokens_range
 from napkinmath.answers import verdict_on
 from napkinmath.estimate import Estimate, Range, Verdict, estimate
 
-from published.rows import ALLOCATED, DEVICE, RESERVED, SPEED, Row
+from published.identify import gpu_memory
+from published.rows import ALLOCATED, DEVICE, RESERVED, SPEED, Row, Unreadable
 from published.understand import Job
 
 # Verdicts of a range that straddles the capacity are settled by the value itself.
@@ -84,15 +85,17 @@ class Outcome:
         share = replicas / ranks  # a replica's tokens are the work of all its ranks
         measured = measured_speed(self.job.row, share)
         span = tokens_range(self.estimate, self.doubts)
-        if measured is None or span is None:
+        if measured is None:
             return []
+        if span is None:
+            raise Unreadable(f"the speed of GPU {self.job.row['gpu']!r} is not known")
         per_gpu = Range(low=span.low * share, value=span.value * share, high=span.high * share)
         return [self._prediction(SPEED, per_gpu, measured, 1)]
 
     def judgement(self) -> Judgement | None:
         """The verdict, where the row says whether the run fitted a GPU of known memory."""
         row = self.job.row
-        if row.number("gpu_mem_gb") is None or self.job.hardware is None:
+        if gpu_memory(row) is None:
             return None
         return Judgement(row.row_id, row.source, self._verdict(), "OOM" if row.status == "OOM" else "fit")
 

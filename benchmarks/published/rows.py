@@ -7,6 +7,7 @@ Columns are those of benchmarks/data/memory.csv. An empty cell means that the so
 from __future__ import annotations
 
 import csv
+import itertools
 import math
 import re
 from collections.abc import Iterator
@@ -15,7 +16,20 @@ from pathlib import Path
 
 DATA = Path(__file__).resolve().parent.parent / "data"
 ALLOCATED, RESERVED, DEVICE, SPEED = "allocated", "reserved", "device", "tokens_per_s"
-_EMPTY = ("", "-", "--", "n/a", "na", "none", "null", "?", "unknown", "not stated", "tbd", "\u2014")
+_EMPTY = (
+    "", "-", "--", "n/a", "n.a.", "na", "nan", "none", "null", "nil", "?", "unknown", "not stated", "not given", "not reported", "unspecified", "tbd", "\u2014", "\u2013",
+)  # fmt: skip
+_MEASURED = (
+    "measured_peak_alloc_gb",
+    "measured_peak_reserved_gb",
+    "measured_unspecified_gb",
+    "tokens_per_s_total",
+    "tokens_per_s_per_gpu",
+    "step_time_s",
+    "params_b",
+)
+MANY_GIGABYTES = 2048  # no table counts them so: above it, and without a unit, a figure is in MiB as nvidia-smi prints it
+_WORDS = {"one": 1, "single": 1, "two": 2, "four": 4, "eight": 8}
 _MEASURES = {ALLOCATED: "measured_peak_alloc_gb", RESERVED: "measured_peak_reserved_gb", DEVICE: "measured_unspecified_gb"}
 
 
@@ -53,17 +67,33 @@ class Row:
         return int(value)
 
     def number(self, column: str) -> float | None:
-        """The finite number that a cell states, whatever stands around it ("~12.3 GiB", "4k", "bs=4", "1 x A100"); None where it is empty."""
+        """The finite number that a cell states, whatever stands around it ("~12.3 GiB", "4k", "bs=4", "1 x A100"); None where it is empty.
+
+        Of a span ("30-32 GB", "512 to 1024", "up to 4096") a measurement is its middle, a size its end, which sets the peak.
+        """
         text = self[column].strip()
         if text.lower() in _EMPTY:
             return None
         try:
-            value = read_number(text)
+            low, value = read_span(text)
+            value = (low + value) / 2 if column in _MEASURED else value
         except (ValueError, OverflowError):
             raise Unreadable(f"{column} {text!r} is not a number") from None
         if not math.isfinite(value):
             raise Unreadable(f"{column} {text!r} is not a finite number")
         return value
+
+    def states(self, column: str) -> bool:
+        """Whether the cell says anything."""
+        return self[column].strip().lower() not in _EMPTY
+
+    def whole_or(self, column: str, default: int, assumed: dict[str, str]) -> int:
+        """A positive whole number of a cell that matters little: `default`, said in `assumed`, where it cannot be read."""
+        try:
+            return self.whole(column, default)
+        except Unreadable as error:
+            assumed[column] = f"{column} {default}: {error}"
+            return default
 
     def words(self, *columns: str) -> str:
         """Cells joined in lower case, to look for words in."""
@@ -92,7 +122,7 @@ class Row:
                 continue
             if value is not None and value > 0:
                 found = True
-                own = unit_bytes(re.sub(r"^[^a-zA-Z]*", "", self[column]))
+                own = _unit_after_number(self[column]) or (1 << 20 if not unit_bytes(self["mem_unit"]) and value > MANY_GIGABYTES else 0)
                 yield quantity, value * own / self.bytes_per_unit if own else value
         if wrong is not None and not found:
             raise wrong
@@ -106,21 +136,41 @@ class Row:
         return "max_fit" if text.startswith("max") else "ok"
 
 
+def read_span(text: str) -> tuple[float, float]:
+    """(low, high) of "512-1024", "30 to 32 GB", "24.1\u201326"; equal for a number alone; ValueError where there is none."""
+    plain = text.strip().lower()
+    found = re.search(r"([-+]?[\d.,_]+\s*[km]?)\s*(?:[a-z]*\s*)(?:-|\u2013|\u2014|~|to|and)\s*([\d.,_]+\s*[km]?.*)$", plain)
+    if found and not re.match(r"[-+]?[\d.]+e[-+]?\d", plain[found.start() :]):
+        low, high = read_number(found[1]), read_number(found[2])
+        if low <= high:
+            return low, high
+    value = read_number(text)
+    return value, value
+
+
 def read_number(text: str) -> float:
-    """The one number in a text, "k" and "m" after it multiplying a count; ValueError where there is none, or a span of two."""
-    plain = re.sub(r"(?<=\d)[,_\u202f\u00a0](?=\d{3}(?!\d))", "", text.strip().lower())
+    """The first number in a text, "k" and "m" after it multiplying a count; ValueError where there is none."""
+    plain = re.sub(r"(?<=\d)[,_'\u202f\u00a0 ](?=\d{3}(?!\d))", "", text.strip().lower())
+    plain = re.sub(r"(?<=\d),(?=\d{1,2}(?!\d))", ".", plain)  # a decimal comma
     if re.fullmatch(r"[-+]?(nan|inf|infinity)", plain):
         return float(plain)
+    if plain in _WORDS:
+        return float(_WORDS[plain])
     found = re.search(
         r"(?<![a-z0-9.])(?:[a-z_ ]*[=:]\s*)?([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)\s*(k(?!i?b)(?![a-z])|m(?![a-z]))?", plain
     )
     if found is None:
-        found = re.search(r"^(?:r|bs|ga|seq|ctx|rank|batch)([0-9]+)()$", plain)
-    if found is None or re.match(r"\s*(?:-|\u2013|to)\s*\d", plain[found.end() :]):
+        found = re.search(r"^(?:r|bs|mbs|ga|seq|ctx|rank|batch|len|x)[ _-]?([0-9]+)()$", plain)
+    if found is None:
         raise ValueError(text)
     scale = {"k": 1024.0, "m": 1e6}.get(found[2] or "", 1.0)
     value = float(found[1])
     return value * (1000.0 if scale == 1024.0 and value != int(value) else scale)
+
+
+def _unit_after_number(text: str) -> int:
+    found = re.search(r"\d\s*([a-z]+)", text.lower())
+    return unit_bytes(found[1]) if found else 0
 
 
 def unit_bytes(text: str) -> int:
@@ -132,11 +182,23 @@ def unit_bytes(text: str) -> int:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Every row of a table; a row without an id is given one from its line."""
-    with path.open(newline="", encoding="utf-8-sig") as file:
+    """Every row of a table; columns by their names in any order and case, unknown ones ignored; a row without an id gets its line's.
+
+    Bytes that are no UTF-8 and NULs are replaced: one bad cell is no reason to lose a table.
+    """
+    with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
+        lines = (line.replace("\0", "") for line in file)
+        first = next(lines, "")
+        table = csv.DictReader(itertools.chain((first,), lines), delimiter=max(",;\t", key=first.count))
         rows: list[Row] = []
-        for line, cells in enumerate(csv.DictReader(file), start=2):
-            kept = {str(k).strip().lower(): (v or "") for k, v in cells.items() if k is not None and not isinstance(v, list)}
-            kept["row_id"] = kept.get("row_id", "").strip() or f"{path.name}:{line}"
+        for line, cells in enumerate(table, start=2):
+            kept = {_column(k): (v or "").strip() for k, v in cells.items() if k is not None and not isinstance(v, list)}
+            if not any(kept.values()):
+                continue
+            kept["row_id"] = kept.get("row_id", "") or f"{path.name}:{line}"
             rows.append(Row(kept))
         return rows
+
+
+def _column(name: str) -> str:
+    return re.sub(r"[\s-]+", "_", name.strip().lower())

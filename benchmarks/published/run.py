@@ -94,7 +94,10 @@ class _Run:
         except Unreadable as error:
             results.skipped.append(Skipped(row.row_id, row.source, str(error), in_scope=self.all_gpus or _single(row)))
             return
-        except (InputError, ImportError, ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as error:
+        except InputError as error:
+            results.skipped.append(Skipped(row.row_id, row.source, f"could not be priced: {error}", in_scope=True))
+            return
+        except Exception as error:  # one odd row must not lose the table: it is listed with what went wrong
             reason = f"could not be priced: {type(error).__name__}: {error}"
             results.skipped.append(Skipped(row.row_id, row.source, reason, in_scope=True))
             return

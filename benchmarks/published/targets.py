@@ -29,7 +29,8 @@ _ROLES: dict[str, frozenset[str]] = {
     **{name: frozenset({"gate", "up"}) for name in ("gate_up_proj", "gate_up", "w1,w2")},
     **{name: frozenset({"head"}) for name in ("head", "lm_head", "embed_out", "output_layer")},
     "w1": frozenset({"gate", "up"}), "w2": frozenset({"gate", "up", "down"}), "w3": frozenset({"up"}), "c_proj": frozenset({"o", "down"}), "dense": frozenset({"o"}),
-    "mlp": MLP, "ffn": MLP, "feed_forward": MLP, "attn": QKV | {"o"}, "attention": QKV | {"o"}, "attn_proj": frozenset({"o"}),
+    "qv": frozenset({"q", "v"}), "qk": frozenset({"q", "k"}), "kv": frozenset({"k", "v"}), "qo": frozenset({"q", "o"}), "qkvo": QKV | {"o"}, "self_attn": QKV | {"o"}, "self_attention": QKV | {"o"},
+    "attn-only": QKV | {"o"}, "attention-only": QKV | {"o"}, "feedforward": MLP, "feed-forward": MLP, "ff": MLP, "mlp": MLP, "ffn": MLP, "feed_forward": MLP, "attn": QKV | {"o"}, "attention": QKV | {"o"}, "attn_proj": frozenset({"o"}),
 }  # fmt: skip
 # litgpt switches adapters on by projection, whatever the linears of an architecture are.
 _LITGPT = {
@@ -69,11 +70,15 @@ def _roles_of_leaf(path: str, leaf: str) -> frozenset[str]:
 def adapter_targets(text: str, linears: Linears, family: str = "") -> tuple[str, ...]:
     """Leaf names of the linears that the cell `lora_targets` means; raises Unreadable where none is found."""
     asked = text.strip()
-    if not asked or asked.lower() in _WHOLE:
+    if (
+        not asked
+        or asked.lower() in _WHOLE
+        or re.match(r"(all|every)[- _]?(possible |target )?(lin|layer|module|proj|trainable)|linears?$", asked.lower())
+    ):
         return ("all-linear",)
     if asked.lower().startswith("default"):
         asked = "qkv"
-    names = [n for n in re.split(r"[,;/\s+]+", re.sub(r"[()\[\]\"']", " ", asked)) if n]
+    names = [n for n in re.split(r"[,;/\s+&|]+", re.sub(r"[()\[\]{}\"']", " ", asked)) if n]
     found: dict[str, None] = {}
     if family == "litgpt":
         roles = sorted({role for name in names for role in _ROLES.get(name.lower(), frozenset())})

@@ -5,17 +5,16 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from napkinmath.catalog.optimizers import find_optimizer
 from napkinmath.cluster import Cluster
 from napkinmath.errors import InputError
 from napkinmath.hardware import Hardware
 from napkinmath.model_spec import ModelSpec
 from napkinmath.train_config import (
+    AdapterKind,
     Attention,
     Batch,
     Kernels,
     Loss,
-    OffloadConfig,
     RecomputeConfig,
     RecomputeKind,
     TrainConfig,
@@ -23,7 +22,8 @@ from napkinmath.train_config import (
 
 from published.era import Era
 from published.identify import hardware_of, model_of
-from published.methods import adapter_of, precision_of, quantization_of
+from published.methods import adapter_of, precision_of, quantization_of, workload_of
+from published.optimizers import offload_of_row, optimizer_of
 from published.parallel import batch_of, in_fsdp_types, offload_of, spread_of
 from published.rows import Row, Unreadable
 from published.sources import era_of
@@ -64,12 +64,20 @@ def _understand(row: Row, blind: bool) -> Job:
     adapter = adapter_of(row, key, spec, era, assumed)
     if adapter is None and not era.known and not re.search(r"amp|mixed|true|pure|fp32|float32|weights", row.words("precision")):
         assumed["weights"] = "weights of the type computed in: the table does not say whether fp32 ones are kept"
-    optimizer_text = row.words("optimizer")
+    in_backward = bool(re.search(r"in[_ -]b(?:ac)?kwd|in[_ -]bwd|in[_ -]backward|lomo", row.words("optimizer")))
+    steps = row.whole_or("grad_accum", 1, assumed)
+    recompute = _recompute(row, era, assumed)
+    if in_backward and steps > 1:
+        assumed["accumulation"] = "no accumulation: gradients are freed in the backward"
+        steps = 1
+    if adapter is not None and adapter.kind is AdapterKind.PREFIX and recompute.kind is not RecomputeKind.NONE:
+        assumed["checkpointing"] = "no checkpointing: PEFT refuses it with prefix tuning"
+        recompute = RecomputeConfig()
     config = TrainConfig(
-        micro_batch_size=row.whole("micro_batch", 1), sequence_length=_sequence(row, era, assumed), gradient_accumulation_steps=row.whole("grad_accum", 1),
-        precision=precision_of(row, era, adapter, hardware), adapter=adapter, quantization=quantization_of(row, adapter, era), recompute=_recompute(row, era, assumed), offload=_offload(row, era),
-        optimizer=_optimizer(row, era, assumed), optimizer_in_backward=bool(re.search(r"in[_ -]b(?:ac)?kwd|in[_ -]bwd|in[_ -]backward|lomo", optimizer_text)), attention=_attention(row, era, assumed), loss=_loss(row, era),
-        kernels=Kernels(era.kernels), compile=_is_on(row.words("compile")), stack=era.stack, batch=_batch(row, _attention(row, era, assumed)), clip_gradients=era.clips,
+        micro_batch_size=row.whole("micro_batch", 1), sequence_length=_sequence(row, era, assumed), gradient_accumulation_steps=steps,
+        precision=precision_of(row, era, adapter, hardware), adapter=adapter, quantization=quantization_of(row, adapter, era), recompute=recompute, offload=offload_of_row(row, era, full=adapter is None, assumed=assumed),
+        optimizer=optimizer_of(row, era, assumed), optimizer_in_backward=in_backward, attention=_attention(row, era, assumed), loss=_loss(row, era),
+        kernels=Kernels(era.kernels), compile=_is_on(row.words("compile")), stack=era.stack, batch=_batch(row, _attention(row, era, assumed)), clip_gradients=era.clips, workload=workload_of(row),
     )  # fmt: skip
     if config.batch.lengths:
         lengths = shorter_than(config.sequence_length, config.batch.lengths, era, assumed)
@@ -140,7 +148,7 @@ def shorter_than(limit: int, lengths: tuple[int, ...], era: Era, assumed: dict[s
 
 
 def _recompute(row: Row, era: Era, assumed: dict[str, str]) -> RecomputeConfig:
-    text = row.words("checkpointing").strip()
+    text = row.words("checkpointing").strip() if row.states("checkpointing") or row.words("checkpointing").strip() in ("none", "-") else ""
     if not text and (
         era.recomputes or (era.stack.startswith("litgpt") and row.whole("n_gpus", 1) > 1)
     ):  # lit-gpt finetune/lora.py: FSDPStrategy(activation_checkpointing_policy={Block})
@@ -161,49 +169,6 @@ def _recompute(row: Row, era: Era, assumed: dict[str, str]) -> RecomputeConfig:
             kind=RecomputeKind.SELECTIVE, keep=_EVERY_SECOND_PRODUCT if re.search(r"\bop\b|\bsac\b", text) else ("sdpa",)
         )
     return RecomputeConfig(kind=RecomputeKind.FULL)
-
-
-def _offload(row: Row, era: Era) -> OffloadConfig:
-    text = row.words("offload").strip()
-    none = not text or bool(re.search(_NO, text))
-    if "offload" in row.words("optimizer"):
-        text, none = f"{text} optimizer", False
-    checkpoints = bool(re.search(r"unsloth|offload", row.words("checkpointing")))
-    if none:
-        return OffloadConfig(checkpoints=checkpoints)
-    wanted = OffloadConfig(
-        activations="activation" in text, parameters="param" in text or "weight" in text, optimizer="optim" in text, checkpoints=checkpoints, style=era.offload_style
-    )  # fmt: skip
-    if wanted.activations or wanted.parameters or wanted.optimizer or wanted.checkpoints:
-        return wanted
-    if re.search(r"cpu|host|yes|true|on\b|all|full", text):
-        return OffloadConfig(parameters=True, optimizer=True, style=era.offload_style)
-    raise Unreadable(f"offload {row['offload']!r} is not read")
-
-
-def _optimizer(row: Row, era: Era, assumed: dict[str, str]) -> str:
-    method = row.words("method")
-    text = re.sub(r"\(.*?\)|(optimizer)?[ _-]*in[_ -](bwd|backward)", " ", row.words("optimizer")).strip()
-    words = re.sub(r"[^a-z0-9]+", " ", re.sub(r"paged", " paged ", text)).split()
-    joined = "".join(words)
-    if joined in ("", "adam", "adamw", "adamwtorch", "adamwhf", "default", "auto", "unknown", "notstated"):
-        if "galore" in method or "apollo" in method:
-            return "galore" if "galore" in method else "apollo"
-        quantized = bool(re.search(r"q-?lora", method))
-        return era.quantized_optimizer if quantized and era.quantized_optimizer and joined != "adamwtorch" else "auto"
-    if "adam" in joined and re.search(r"8bit|int8|bit8", joined):
-        if "paged" in words:
-            return "paged-adamw-8bit"
-        return "adamw-8bit" if re.search(r"bnb|bitsandbytes", joined) else era.eight_bit_optimizer
-    if "paged" in words and "adam" in joined:
-        return "paged-adamw"
-    try:
-        return find_optimizer("-".join(w for w in words if w not in ("torch", "hf", "bnb", "optimizer", "pytorch"))).name
-    except InputError:
-        if "adam" not in joined:
-            raise
-    assumed["optimizer"] = f"optimizer {row['optimizer']!r} read as the stack's AdamW"
-    return "adamw-fused" if "fused" in joined or "apex" in joined else "auto"
 
 
 def _attention(row: Row, era: Era, assumed: dict[str, str]) -> Attention:

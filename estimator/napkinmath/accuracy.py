@@ -41,7 +41,7 @@ _SECONDS_BELOW, _SECONDS_ABOVE, _HOST_SHARE = 0.13, 0.16, 0.4
 # the bytes: QwenLM/Qwen, DeepSpeed). The others are reasoned: a wrong unit is 1.074, checkpointing unstated leaves a half or less.
 DOUBTS: dict[str, tuple[float, float]] = {
     "stack": (0.05, 0.05), "gpu": (0.03, 0.02), "sequence": (0.03, 0.08), "weights": (0.05, 1.2), "unit": (0.07, 0.0), "checkpointing": (0.5, 0.05), "rank": (0.02, 0.02), "targets": (0.05, 0.05),
-    "method": (0.05, 0.05), "optimizer": (0.03, 0.03), "attention": (0.05, 0.05),
+    "method": (0.10, 0.13), "model": (0.15, 0.15), "optimizer": (0.03, 0.03), "unknown optimizer": (0.25, 0.1), "offload": (0.3, 0.5), "attention": (0.05, 0.05),
 }  # fmt: skip
 
 
@@ -84,10 +84,17 @@ def largest_logits(e: Estimate) -> int:
 
 
 def over_orders(e: Estimate, span: Range) -> Range:
-    """The span widened to what the orders of lengths that were replayed reserved, as far as the device lets them."""
+    """The mean over the orders of lengths that were replayed, as far as the device lets them, and the span widened to all of them."""
+    found = within_orders(e)
+    value = sum(found) / len(found)
+    shift = value - span.value
+    return Range(low=min(span.low + shift, found[0]), value=value, high=max(span.high + shift, found[-1]))
+
+
+def within_orders(e: Estimate) -> list[int]:
+    """What each order of lengths reserved, least first; a full device gives no more than it has."""
     ceiling = e.hardware.usable_bytes if e.hardware is not None else None
-    found = [r.peak_reserved if ceiling is None else min(r.peak_reserved, max(ceiling, r.peak_allocated)) for r in e.replays]
-    return Range(low=min(span.low, found[0]), value=span.value, high=max(span.high, found[-1]))
+    return [r.peak_reserved if ceiling is None else min(r.peak_reserved, max(ceiling, r.peak_allocated)) for r in e.replays]
 
 
 def seconds_range(e: Estimate, doubts: Iterable[str] = ()) -> Range | None:
