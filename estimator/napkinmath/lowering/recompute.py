@@ -75,7 +75,10 @@ def _grouped(tower: list[Stage], size: int) -> list[Stage]:
             units[-1] = units[-1].replace(count=units[-1].count + 1)
         else:
             units.append(tower[0].replace(part=part, count=1, publishes=""))
-    units[-1] = units[-1].replace(publishes=tower[-1].publishes)
+    if tower[-1].publishes:  # only the last unit does
+        last = units.pop()
+        units += [last.replace(count=last.count - 1)] if last.count > 1 else []
+        units.append(last.replace(count=1, publishes=tower[-1].publishes))
     return units
 
 
