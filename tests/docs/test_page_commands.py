@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "notebooks" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCKS = [block for page in PAGES for block in blocks_of(page, ROOT)]
 PARSE = Parser.parse
+MOST_SECONDS = 120  # the longest, a plan, takes 3 on a core of its own
 JOB = "model: llama-3.1-8b\nmethod: qlora\nbs: 1\nctx: 1k\n"
 # What pages take for granted in the reader's folder.
 PLACEHOLDERS = {
@@ -62,7 +63,12 @@ def chosen(language: str, *, runs: bool) -> list[Any]:
 def test_commands_run(block: Block, readers_folder: Path) -> None:
     for command in block.commands():
         folder = ROOT if command.startswith(("python docs/", "python benchmarks/")) else readers_folder
-        done = subprocess.run(["bash", "-o", "pipefail", "-c", command], cwd=folder, capture_output=True, text=True, timeout=300)
+        try:
+            done = subprocess.run(
+                ["bash", "-o", "pipefail", "-c", command], cwd=folder, capture_output=True, text=True, timeout=MOST_SECONDS
+            )
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"{block.place}: {command} does not end; write '<!-- not run: REASON -->' above it, one of {REASONS}")
         assert done.returncode == exit_code(command), f"{block.place}: {command}\n{done.stdout[-800:]}{done.stderr[-800:]}"
         assert "Traceback" not in done.stderr, done.stderr
 
