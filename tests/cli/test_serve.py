@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -245,6 +246,23 @@ def test_an_ended_worker_is_replaced(server: Server) -> None:
     os.kill(pid, signal.SIGKILL)
     statuses = [post(server, "/api/details", {**SMALL, "ctx": 608})[0] for _ in range(3)]
     assert statuses[-1] == 200 and set(statuses) <= {503, 200}
+
+
+def test_workers_end_with_a_server_that_is_killed() -> None:
+    code = "import os; from cli.test_serve import pid_of; from napkinmath.serving.workers import Lane; print(Lane(1).run(pid_of, wanted=lambda: True).decode(), flush=True); os.kill(os.getpid(), 9)"  # fmt: skip
+    path = os.pathsep.join([str(Path(__file__).resolve().parents[1]), *sys.path])
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
+    worker = int(done.stdout)
+    for _ in range(100):
+        try:
+            os.kill(worker, 0)
+        except ProcessLookupError:
+            return
+        if Path(f"/proc/{worker}/stat").exists() and Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+            return  # ended; nobody has asked how
+        time.sleep(0.05)
+    os.kill(worker, signal.SIGKILL)
+    pytest.fail("the worker outlived its server")
 
 
 def pid_of() -> bytes:

@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import signal
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
-from threading import Lock, Semaphore
+from threading import Lock, Semaphore, Thread
 
 from napkinmath.errors import NapkinError
 
@@ -119,6 +119,7 @@ def _begin(nice: int) -> None:
     import gc
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Thread(target=_end_with_the_server, daemon=True).start()
     gc.freeze()
     gc.set_threshold(100_000, 20, 100)
     if hasattr(os, "nice"):
@@ -132,6 +133,16 @@ def _begin(nice: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES if hard == resource.RLIM_INFINITY else min(MOST_BYTES, hard), hard))
     except (ImportError, ValueError, OSError):  # Windows has none; others may refuse
         pass
+
+
+def _end_with_the_server() -> None:
+    """A server that is killed cannot end its processes: each waits for that itself."""
+    from multiprocessing.connection import wait
+
+    server = multiprocessing.parent_process()
+    if server is not None:
+        wait([server.sentinel])
+        os._exit(1)
 
 
 def _too_long(signum: int, frame: FrameType | None) -> None:
