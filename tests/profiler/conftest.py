@@ -1,13 +1,22 @@
-"""Tracing tests run on one thread and leave the libraries' chatter out."""
+"""Tracing tests run on one thread, leave the libraries' chatter out, and run without bitsandbytes but for what quantizes."""
 
 from __future__ import annotations
 
 import logging
+from importlib.util import find_spec
 
 import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A GPU's machine may have everything but bitsandbytes."""
+    if find_spec("bitsandbytes") is None:
+        for item in items:
+            if any(word in item.name for word in ("qlora", "quantized", "QLORA")):
+                item.add_marker(pytest.mark.skip(reason="needs bitsandbytes"))
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -184,6 +185,21 @@ def test_torch_running_out_while_building_ends_only_that_point(monkeypatch: pyte
     assert found is not None and len(found.points) == 1
     assert calls.count(32) == 1
     assert any("while it was built" in note for note in notes), notes
+
+
+def test_layers_that_cannot_be_built_cost_no_operation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """QLoRA without bitsandbytes: the operations measured before are kept, and it is said what is missing."""
+    from napkinmath_profiler.calibration import calibrate as whole
+    from napkinmath_profiler.calibration.op_cases import copy, gemm
+
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    monkeypatch.setattr(whole, "planned", lambda *_: [copy(1 << 20), gemm(64, 64, 64, "fp32")])
+    monkeypatch.setattr(whole, "measured_dispatch", lambda speed, *_: speed)
+    train = train_config(**WAYS["qlora"])
+    model = whole.ModelToMeasure(dict(LLAMA), read_config(LLAMA), train)
+    found = whole.calibrate(choose_device(CPU), Allowance(1 << 30, 30.0), model)
+    assert found.layers is None and [point.case.op for point in found.points if point.timing] == ["copy", "gemm"]
+    assert any("no layers were measured" in note and "pip install bitsandbytes" in note for note in found.notes)
 
 
 def test_a_spent_budget_is_told() -> None:

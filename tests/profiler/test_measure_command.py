@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -109,3 +110,15 @@ def test_layers_are_chosen_by_what_fits() -> None:
     few = plan_layers(CONFIG, options, lambda count: count <= 2)
     assert few.kept == (0, 1) and few.slope == (0,)
     assert plan_layers(CONFIG, options, lambda _: False).kept == (0,)
+
+
+@pytest.mark.parametrize("flags", [["--qlora"], ["--optimizer", "adamw-8bit"]])
+@pytest.mark.parametrize("command", ["measure", "trace"])
+def test_without_bitsandbytes_it_is_said_in_one_line(
+    model: str, command: str, flags: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    device = [] if command == "trace" else ["--device", "cpu"]
+    assert main([command, "--model", model, "--ctx", "16", *device, *flags]) == 2
+    said = capsys.readouterr().err
+    assert "needs bitsandbytes" in said and "pip install bitsandbytes" in said and "Traceback" not in said

@@ -63,7 +63,9 @@ def tracked(family: str, method: str) -> Measurement:
 
 
 def events_of(result: TraceResult) -> list[tuple[bool, int, str, str, int]]:
-    return [(e.is_allocation, result.records[e.storage_id].rounded_bytes, e.phase.value, e.module, e.step) for e in result.events]
+    """Bookings in order; a tensor without bytes takes none (checkpointing makes one on the host)."""
+    records = result.records
+    return [(e.is_allocation, n, e.phase.value, e.module, e.step) for e in result.events if (n := records[e.storage_id].rounded_bytes)]
 
 
 def phase_peaks(timeline: Timeline) -> dict[Phase, int]:

@@ -38,11 +38,11 @@ SCALARS = frozenset({"aten.lift_fresh.default", "aten.scalar_tensor.default"})
 
 
 def events_of(result: TraceResult) -> list[Event]:
-    """Every event but those of Python scalars made into tensors."""
+    """Every event but those of Python scalars made into tensors, and of tensors without bytes."""
     found: list[Event] = []
     for event in result.events:
         record = result.records[event.storage_id]
-        if record.op not in SCALARS or record.requested_bytes > SCALAR_BYTES:
+        if record.requested_bytes and (record.op not in SCALARS or record.requested_bytes > SCALAR_BYTES):
             place = (record.op, event.phase.value, event.module, event.step, event.micro_step)
             found.append((event.is_allocation, record.requested_bytes, *place))
     return found

@@ -8,6 +8,7 @@ from typing import Any
 
 from napkinmath.calibration import VERSION, Calibration
 from napkinmath.efficiency import Efficiency, default_efficiency
+from napkinmath.errors import NapkinError
 from napkinmath.estimate import Estimate, estimate
 from napkinmath.hardware import Gpu, Hardware
 from napkinmath.measured_layers import MeasuredLayers, to_json
@@ -98,7 +99,10 @@ def calibrate(
         priced = priced or _priced(model, gpu)
         assert priced is not None
         options = options_from(model.train, compute_capability=_capability(gpu))
-        layers = measure_layers(model.config, options, priced, device, allowed, notes, how=how, advance=advance)
+        try:
+            layers = measure_layers(model.config, options, priced, device, allowed, notes, how=how, advance=advance)
+        except NapkinError as reason:  # what was measured of single operations is kept
+            notes.append(f"no layers were measured: {reason}")
     return Calibrated(device, gpu, facts, points, speed, layers, stamp_of(device), notes)
 
 

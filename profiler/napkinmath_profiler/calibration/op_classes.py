@@ -57,7 +57,7 @@ def profiled(config: Any, options: TraceOptions, device: Device) -> OpClasses:
         marks = _Marks()
         loop.listeners.append(marks.begin)
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.is_cuda else [])]
-        with _without_kineto_lines(), profile(activities=activities) as found:
+        with _without_kineto_lines(), profile(activities=activities, acc_events=True) as found:
             loop.timed_steps(1)
             device.synchronize()
             marks.end()

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from napkinmath_profiler.tracing.trace_errors import TraceError
+
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 LANGUAGE_LOSS_CLASSES = (
     "AutoModelForCausalLM",
@@ -88,7 +90,9 @@ def auto_class(config: Any) -> Any:
     for suffix, name in CLASS_OF_ARCHITECTURE_SUFFIX.items():
         if architecture.endswith(suffix) and type(config) in getattr(transformers, name)._model_mapping:
             return getattr(transformers, name)
-    for name in LANGUAGE_LOSS_CLASSES:
+    # A config of two towers may also be mapped to its text alone (mllama): the whole model is what is trained.
+    first = ("AutoModelForImageTextToText",) if hasattr(config, "vision_config") else ()
+    for name in (*first, *LANGUAGE_LOSS_CLASSES):
         candidate = getattr(transformers, name)
         if type(config) in candidate._model_mapping:
             return candidate
@@ -126,19 +130,23 @@ def _keep_in_float32(model: nn.Module, dtype: torch.dtype) -> None:
             parameter.data = parameter.data.to(torch.float32)
 
 
-def _bitsandbytes() -> Any:
-    """bitsandbytes, imported without its remarks on this machine's lack of a GPU."""
+def bitsandbytes_package() -> Any:
+    """bitsandbytes, imported without its remarks on this machine's lack of a GPU; TraceError where it is not installed."""
     import logging
 
     logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)
-    import bitsandbytes
-
+    try:
+        import bitsandbytes
+    except ImportError as reason:
+        raise TraceError(
+            f"this step needs bitsandbytes ({reason}); pip install bitsandbytes, or leave quantized weights and 8-bit states out"
+        ) from None
     return bitsandbytes
 
 
 def quantize_4bit(model: nn.Module, *, compute_dtype: str, options: QuantizationOptions, device: str = "meta") -> nn.Module:
     """Replace the linears transformers would replace by bitsandbytes ``Linear4bit``; off the meta device their weights are random."""
-    bitsandbytes = _bitsandbytes()
+    bitsandbytes = bitsandbytes_package()
     from transformers import BitsAndBytesConfig
     from transformers.integrations.bitsandbytes import replace_with_bnb_linear
     from transformers.quantizers.base import HfQuantizer

@@ -29,6 +29,7 @@ class OpHandlers:
             aten._local_scalar_dense.default: self.scalar_answer,
             aten._grouped_mm.default: self.grouped_mm,
             aten._amp_foreach_non_finite_check_and_unscale_.default: self.check_finite,
+            aten.addmm.dtype_out: self.addmm_into,
         }
         if not cuda:
             return table
@@ -82,6 +83,10 @@ class OpHandlers:
         self._counts["grouped_mm"] += 1
         like = func(*(a.to(torch.bfloat16) if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in args), **kwargs)
         return torch.empty_strided(like.shape, like.stride(), dtype=dtype, device="meta")
+
+    def addmm_into(self, tracker: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A product added to float32 sums in place; before torch 2.12 the meta device takes the type for a factor and fails."""
+        return kwargs["out"] if args[0].device.type == "meta" else func(*args, **kwargs)
 
     def index_put(self, tracker: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The backward of an index writes into the zeros that it has just made; any dispatch mode makes it copy them."""

@@ -19,9 +19,9 @@ def _torch(name: str, **options: Any) -> Factory:
 
 def _bitsandbytes(name: str) -> Factory:
     def make(params: Parameters) -> torch.optim.Optimizer:
-        import bitsandbytes
+        from napkinmath_profiler.tracing.meta_model import bitsandbytes_package
 
-        return getattr(bitsandbytes.optim, name)(params, lr=LEARNING_RATE)
+        return getattr(bitsandbytes_package().optim, name)(params, lr=LEARNING_RATE)
 
     return make
 
