@@ -44,7 +44,7 @@ class Stage(Record):
     closes: tuple[str, ...] = ()
     """Shared values that nothing holds once this stage has returned (the encoder's position bias), unless a backward needs them."""
     modality: str = ""
-    """'image': runs only where the batch has images; without, its weights lie idle. 'idle': never runs for the loss."""
+    """'image': runs only where the batch has images; without, its weights lie idle. 'across': so does a layer of the text. 'idle': never runs for the loss."""
 
 
 class ModelSpec(Record):

@@ -94,7 +94,7 @@ def reads_tokens(step: Step) -> bool:
     """Whether the model reads token ids; a vision encoder's sequence is its image's and no choice of the user."""
     if step.policy.config.parallel.pipeline_parallel_size > 1:
         return True  # only models of language are cut into stages, and only the first stage reads the ids
-    return any(op.name == "input ids" for run in step.runs for op in run.block.ops[:2])
+    return any(op.name == "input ids" for run in step.runs for op in run.block.ops)
 
 
 def product_workspaces(policy: Policy) -> list[Segment]:
@@ -199,7 +199,7 @@ def record_runs(spec: ModelSpec, policy: Policy) -> tuple[list[Run], dict[str, V
         while done < stage.count:
             key = (stage.replace(count=1), incoming and (incoming.axes, incoming.dtype, incoming.requires_grad), tuple(shared.items()))
             block = recorded.get(key)
-            dormant = stage.modality == "idle" or (stage.modality == "image" and not policy.config.batch.images)
+            dormant = stage.modality == "idle" or (stage.modality in ("image", "across") and not policy.config.batch.images)
             if block is None:
                 seen = {**shared, **asleep} if dormant else shared
                 block = recorded[key] = record_block(stage, policy, incoming, seen, {**sizes, **dict(stage.symbols)})
@@ -207,7 +207,7 @@ def record_runs(spec: ModelSpec, policy: Policy) -> tuple[list[Run], dict[str, V
             output = block.output
             if dormant:
                 runs.append(Run(idle(block), stage.count, stage.replace(checkpointed=False, publishes=""), 0))
-                incoming = incoming if stage.modality == "idle" else output
+                incoming = output if stage.modality == "image" else incoming
                 break
             steady = (
                 output is not None

@@ -81,12 +81,12 @@ class Config:
 
     def names(self, field: str) -> tuple[str, ...]:
         """A list of strings; empty where absent."""
-        found = [item for item in self._listed(field) if isinstance(item, str)]
-        if len(found) != len(self._listed(field)):
+        found = [item for item in self.listed(field) if isinstance(item, str)]
+        if len(found) != len(self.listed(field)):
             raise InputError(f"config field {field}={shown(self.values[field])} is not a list of strings")
         return tuple(found)
 
-    def _listed(self, field: str) -> list[object]:
+    def listed(self, field: str) -> list[object]:
         """The entries of a list, none where it is absent."""
         value = self.values.get(field)
         if value is None:
@@ -97,8 +97,8 @@ class Config:
 
     def sizes(self, field: str) -> tuple[int, ...]:
         """A list of whole numbers of at least 0; empty where absent."""
-        found = [item for item in self._listed(field) if isinstance(item, int) and not isinstance(item, bool) and 0 <= item <= MAX_EXTENT]
-        if len(found) != len(self._listed(field)):
+        found = [item for item in self.listed(field) if isinstance(item, int) and not isinstance(item, bool) and 0 <= item <= MAX_EXTENT]
+        if len(found) != len(self.listed(field)):
             raise InputError(f"config field {field}={shown(self.values[field])} is not a list of whole numbers")
         return tuple(found)
 

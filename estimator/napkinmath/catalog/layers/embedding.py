@@ -28,6 +28,8 @@ class TokenEmbedding(Part):
     """Rotary tables stay in fp32 (OLMo)."""
     tables_per_row: bool = False
     """Every sequence has positions, and so tables, of its own (the Qwen VLs' three axes)."""
+    extra_rows: int = 0
+    """Rows of the table beyond the vocabulary."""
     scaled: bool = False
     """The model multiplies embeddings by a number (Granite)."""
     scaled_inside: bool = False
@@ -45,7 +47,7 @@ class TokenEmbedding(Part):
 
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         ids = token_ids(t, shared)
-        out = embedding(t, ids, self.name, v, h, padded=self.padded)
+        out = embedding(t, ids, self.name, v + self.extra_rows if self.extra_rows else v, h, padded=self.padded)
         if self.scaled_inside:
             out = scale(t, out)
         out = behind_virtual_tokens(t, input_leaf(t, out), shared)

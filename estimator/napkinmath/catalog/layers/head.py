@@ -33,6 +33,8 @@ class CausalLmHead(Part):
     project_out: Size = 0
     """Width to which a linear narrows the hidden states before the head (OPT 350M)."""
     project_name: str = ""
+    upcast: bool = False
+    """The model's own forward makes the logits fp32 (Llama 3.2 Vision's text alone)."""
     shared_loss_since: tuple[int, int] = (4, 46)
     """Version of transformers since which this model's loss is loss_utils.ForCausalLMLoss; before, its own forward computed it."""
     own_loss_upcasts: bool = True
@@ -70,7 +72,7 @@ class CausalLmHead(Part):
             if self.scaled or self.capped:
                 logits = self._rescaled(t, logits)
             own = stack.transformers < self.shared_loss_since
-            if own and self.own_loss_upcasts:
+            if self.upcast or (own and self.own_loss_upcasts):
                 logits = cast(t, logits, FP32, role=Role.LOGITS)
             frame.local(logits)
             if t.policy.holds_logits and not stack.logits_shift_copy:

@@ -6,7 +6,7 @@ models/siglip, models/pixtral, models/qwen2_vl, models/qwen2_5_vl, models/qwen3_
 
 from __future__ import annotations
 
-from napkinmath.catalog.layers.encoder import BidirectionalAttention, add_broadcast
+from napkinmath.catalog.layers.encoder import add_broadcast
 from napkinmath.catalog.layers.mlp import activate
 from napkinmath.catalog.layers.norm import Norm, NormKind
 from napkinmath.catalog.layers.symbols import b, s
@@ -23,6 +23,8 @@ from napkinmath.ops.matmul import linear
 from napkinmath.record import Record
 from napkinmath.tape import LIKE, Tape
 from napkinmath.train_config import Attention
+
+TYPE_CHECKING = False
 
 
 class Patches(Part):
@@ -102,10 +104,19 @@ class VisionAttention(Record):
         return cast(t, rotary(t, cast(t, x, FP32), shared["vision cos"], shared["vision sin"]), x.dtype)
 
 
+if TYPE_CHECKING:
+    from typing import Protocol
+
+    class TowerAttention(Protocol):
+        """Attention of a tower: hidden states of axes (images, patches, width), before the output projection."""
+
+        def record(self, t: Tape, x: Value, shared: dict[str, Value]) -> Value: ...
+
+
 class TowerLayer(Part):
     """Residual + attention(norm), residual + feed-forward(norm)."""
 
-    attention: BidirectionalAttention | VisionAttention
+    attention: TowerAttention
     width: int
     inner: int
     norm: Norm = Norm(kind=NormKind.LAYER)
@@ -132,10 +143,13 @@ class TowerLayer(Part):
             middle = add(t, x, attended)
             frame.release(x)
             frame.local(middle)
-            return add(t, middle, self._feed_forward(t, self.norm.record(t, middle, self.names[1])))
+            with t.scope(self.mlp_scope):
+                fed = self.feed_forward(t, self.norm.record(t, middle, self.names[1]))
+            return add(t, middle, fed)
 
-    def _feed_forward(self, t: Tape, x: Value) -> Value:
-        with t.scope(self.mlp_scope) as frame:
+    def feed_forward(self, t: Tape, x: Value) -> Value:
+        """The feed-forward of what has been normed."""
+        with t.scope() as frame:
             frame.local(x)
             wide = activate(t, linear(t, x, self.mlp[0], self.inner, bias=self.mlp_bias), self.activation)
             if self.gated:

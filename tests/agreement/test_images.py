@@ -1,0 +1,63 @@
+"""A step with images by the rules against the same step of the real class on meta tensors."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import torch
+import transformers
+from agreement.tiny_configs import TINY
+from analytic_vs_traced import traced_phase_peaks
+from napkinmath.estimate import estimate
+from napkinmath.ledger import Phase
+from napkinmath.train_config import Attention, Batch, Precision
+from napkinmath_profiler.trace import trace_module
+
+SEQUENCES, LENGTH = 2, 128
+TOLERANCE = {"sdpa": 0.005, "eager": 0.016}  # scores of a mask with one image more or less alive
+
+
+def image_batch(config: dict[str, Any]) -> dict[str, Any]:
+    """One image of four tiles in each sequence."""
+    vision = config["vision_config"]
+    size, long = vision["image_size"], {"dtype": torch.long, "device": "meta"}
+    return {
+        "input_ids": torch.zeros(SEQUENCES, LENGTH, **long),
+        "labels": torch.zeros(SEQUENCES, LENGTH, **long),
+        "pixel_values": torch.zeros(SEQUENCES, 1, 4, 3, size, size, dtype=torch.bfloat16, device="meta"),
+        "aspect_ratio_ids": torch.zeros(SEQUENCES, 1, **long),
+        "aspect_ratio_mask": torch.zeros(SEQUENCES, 1, 4, **long),
+        "cross_attention_mask": torch.zeros(SEQUENCES, LENGTH, 1, 4, **long),
+    }
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_llama_3_2_vision_with_an_image(attention: str) -> None:
+    config: dict[str, Any] = dict(TINY["mllama"])
+    with torch.device("meta"):
+        model = transformers.AutoModelForImageTextToText.from_config(
+            transformers.AutoConfig.for_model(**config), dtype=torch.bfloat16, attn_implementation=attention
+        )
+    model.train()
+    batch = image_batch(config)
+
+    def step() -> None:
+        model(**batch).loss.backward()
+        for parameter in model.parameters():
+            parameter.grad = None
+
+    traced = traced_phase_peaks(trace_module(model, step, inputs=batch))
+    by_rules = estimate(
+        config, micro_batch_size=SEQUENCES, sequence_length=LENGTH, precision=Precision.BF16, attention=Attention(attention), stack="hf-bare", optimizer="sgd", clip_gradients=False, batch=Batch(images=1),
+    )  # fmt: skip
+    for phase in (Phase.FORWARD, Phase.BACKWARD):
+        assert by_rules.phase_peaks[phase].nbytes == pytest.approx(traced[phase], rel=TOLERANCE[attention])
