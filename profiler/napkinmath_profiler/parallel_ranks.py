@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node 2 -m napkinmath_profiler.parallel_ranks CONFIG [--strategy fsdp2] [--bs 2] [--ctx 128]
 
-CONFIG is a config.json, its folder, or JSON text. Rank 0 prints one JSON object: peak bytes of a rank (the most over all), by phase
+CONFIG is a config.json, its folder, or JSON text. Rank 0 prints one JSON object a run: peak bytes of a rank (the most over all), by phase
 where storages are tracked, and the collectives of the steady step by kind, each with calls and bytes of the whole message.
 """
 
@@ -12,18 +12,21 @@ import argparse
 import gc
 import json
 import os
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 from napkinmath_profiler.trace import build, optimizer_of, prepared
-from napkinmath_profiler.tracing.meta_model import config_from
+from napkinmath_profiler.tracing.meta_model import AdapterOptions, TrainMethod, config_from
 from napkinmath_profiler.tracing.observation import observe
 from napkinmath_profiler.tracing.parallel.fully_sharded import SyncingLoop, planning_unseen, resizes_seen
 from napkinmath_profiler.tracing.storage_events import rounded_bytes
@@ -72,7 +75,7 @@ def _bytes_of(message: Any) -> int:
 
 def main() -> None:
     """Joins the ranks, runs the steps, prints what they took."""
-    arguments = _arguments()
+    runs = _arguments()
     cuda = torch.cuda.is_available()
     device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if cuda else "cpu"
     if cuda:
@@ -80,20 +83,30 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("nccl" if cuda else "gloo")
     try:
-        result = run_steps(arguments, device)
-        peaks: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(peaks, result["peak_bytes"])
-        if dist.get_rank() == 0:
-            print(json.dumps({**result, "world_size": dist.get_world_size(), "peak_bytes": max(peaks), "device": device}))
-        dist.barrier()  # no rank leaves while another still talks to it
+        for arguments in runs:
+            result = run_steps(arguments, device)
+            peaks: list[Any] = [None] * dist.get_world_size()
+            dist.all_gather_object(peaks, result["peak_bytes"])
+            if dist.get_rank() == 0:
+                print(json.dumps({**result, "world_size": dist.get_world_size(), "peak_bytes": max(peaks), "device": device}))
+            dist.barrier()  # no rank leaves while another still talks to it
+            gc.collect()
     finally:
         gc.collect()  # what the engines' cycles hold of the group, whose threads must end before it is destroyed
         dist.destroy_process_group()
 
 
-def _arguments() -> argparse.Namespace:
+def _arguments() -> list[argparse.Namespace]:
+    """What to run, one after another."""
+    parser = _parser()
+    first = parser.parse_args()
+    return [first, *(parser.parse_args([first.config, *shlex.split(words)]) for words in first.then)]
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config", help="config.json, its folder, or JSON text")
+    parser.add_argument("--then", action="append", default=[], metavar="FLAGS", help="another run by the same ranks, with these flags")
     parser.add_argument("--strategy", default="fsdp2", choices=("ddp", "ddp-view", "fsdp1", "fsdp2"))
     parser.add_argument("--bs", type=int, default=2)
     parser.add_argument("--ctx", type=int, default=128)
@@ -101,8 +114,13 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--attention", default="eager")
     parser.add_argument("--optimizer", default="adamw-fused")
     parser.add_argument("--checkpointing", action="store_true")
+    parser.add_argument("--reentrant", action="store_true", help="the older form of checkpointing")
+    parser.add_argument(
+        "--around", action="store_true", help="reentrant checkpoints around FSDP's units, as transformers made them before 4.53"
+    )
+    parser.add_argument("--lora", type=int, default=0, metavar="RANK", help="LoRA on all linears; 0 trains everything")
     parser.add_argument("--grad-accum", type=int, default=1)
-    return parser.parse_args()
+    return parser
 
 
 def run_steps(arguments: argparse.Namespace, device: str) -> dict[str, Any]:
@@ -111,14 +129,19 @@ def run_steps(arguments: argparse.Namespace, device: str) -> dict[str, Any]:
     config = config_from(json.loads(given) if given.lstrip().startswith("{") else given)
     options = TraceOptions(
         micro_batch_size=arguments.bs, sequence_length=arguments.ctx, dtype=arguments.dtype, attention=arguments.attention, optimizer=arguments.optimizer,
-        checkpointing=arguments.checkpointing, loop=LoopOptions(gradient_accumulation_steps=arguments.grad_accum, device_type=device.partition(":")[0]),
+        checkpointing=arguments.checkpointing, use_reentrant=arguments.reentrant, method=TrainMethod.LORA if arguments.lora else TrainMethod.FULL,
+        adapters=AdapterOptions(rank=arguments.lora or 8, dropout=0.0), loop=LoopOptions(gradient_accumulation_steps=arguments.grad_accum, device_type=device.partition(":")[0]),
     )  # fmt: skip
     torch.manual_seed(0)
     model: Any = prepared(build(config, options, device=device), options, device=device)
     shape = (arguments.bs, arguments.ctx)
     ids = torch.randint(0, config.vocab_size, shape, device=device)
     inputs = {"input_ids": ids, "labels": ids.clone()}
+    if arguments.around:
+        model.enable_input_require_grads()
     model, loop_of = spread(model, arguments.strategy, device)
+    if arguments.around:
+        checkpoint_around_units(model)
     loop = loop_of(model, optimizer_of(model, options), inputs, options.loop)
     if device != "cpu":
         return _measured(loop)
@@ -182,7 +205,12 @@ def spread(model: nn.Module, strategy: str, device: str) -> tuple[Any, Callable[
         from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
         names = getattr(model, "_no_split_modules", None) or ()
-        policy = ModuleWrapPolicy({type(m) for m in model.modules() if type(m).__name__ in names})
+        policy: Any = ModuleWrapPolicy({type(m) for m in model.modules() if type(m).__name__ in names})
+        if hasattr(model, "peft_config"):  # trained adapters get flat parameters of their own
+            from peft.utils.other import fsdp_auto_wrap_policy
+
+            os.environ["FSDP_TRANSFORMER_CLS_TO_WRAP"] = ",".join(names)
+            policy = fsdp_auto_wrap_policy(model)
         flat = FullyShardedDataParallel(model, auto_wrap_policy=policy, use_orig_params=True, device_id=torch.device(device))
         return flat, UnsyncedLoop
     mesh = init_device_mesh(device.partition(":")[0], (dist.get_world_size(),))
@@ -191,6 +219,34 @@ def spread(model: nn.Module, strategy: str, device: str) -> tuple[Any, Callable[
             fully_shard(module, mesh=mesh)
     fully_shard(model, mesh=mesh)
     return model, lambda *parts: SyncingLoop(*parts, each_batch=False)
+
+
+def checkpoint_around_units(model: nn.Module) -> None:
+    """Every wrapped layer recomputed from outside, its unit's hooks with it."""
+    for module in list(model.modules()):
+        layers = getattr(module, "layers", None)
+        if isinstance(layers, nn.ModuleList):
+            for index, layer in enumerate(layers):
+                layers[index] = Recomputed(layer)
+
+
+class Recomputed(nn.Module):
+    """A module whose forward is a reentrant checkpoint of another's."""
+
+    def __init__(self, unit: nn.Module) -> None:
+        super().__init__()
+        self.unit = unit
+
+    def __getattr__(self, name: str) -> Any:
+        """Also what the wrapped layer says of itself (its kind of attention)."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("unit").module, name)
+
+    def forward(self, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """The unit's result, recomputed in the backward."""
+        return checkpoint(partial(self.unit, **kwargs), hidden, *args, use_reentrant=True)
 
 
 class UnsyncedLoop(TrainingLoop):

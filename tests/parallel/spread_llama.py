@@ -22,16 +22,20 @@ LLAMA: dict[str, object] = {
 
 
 def spread(
-    parallel: ParallelConfig, *, method: str = "full", precision: str = "bf16-autocast", checkpointing: bool = False, accumulation: int = 1, tied: bool = False, storage: str = "auto", batch: int = BATCH,
+    parallel: ParallelConfig, *, method: str = "full", precision: str = "bf16-autocast", checkpointing: bool = False, accumulation: int = 1, tied: bool = False, storage: str = "auto", batch: int = BATCH, around: bool = False,
 ) -> Step:  # fmt: skip
-    """One rank's step with fused AdamW and eager attention, which torch runs alike on every device."""
+    """One rank's step with fused AdamW and eager attention, which torch runs alike on every device.
+
+    `around`: checkpoints are reentrant and lie around the layers, as before transformers 4.53.
+    """
     config = TrainConfig(
         micro_batch_size=batch, sequence_length=SEQUENCE, precision=Precision(precision), adapter=AdapterConfig(rank=8) if method != "full" else None,
         quantization=QuantizationConfig(kbit_preparation=False, storage=storage) if method == "qlora" else None,
-        recompute=RecomputeConfig(kind=RecomputeKind.FULL if checkpointing else RecomputeKind.NONE), optimizer="adamw-fused", attention=Attention.EAGER,
+        recompute=RecomputeConfig(kind=RecomputeKind.FULL if checkpointing else RecomputeKind.NONE, reentrant=around), optimizer="adamw-fused", attention=Attention.EAGER,
         clip_gradients=False, gradient_accumulation_steps=accumulation, parallel=parallel,
     )  # fmt: skip
-    return build_step(read_config({**LLAMA, "tie_word_embeddings": tied}), Policy(config, STACKS["hf-bare"]))
+    stack = STACKS["hf-bare"].replace(transformers=(4, 48)) if around else STACKS["hf-bare"]
+    return build_step(read_config({**LLAMA, "tie_word_embeddings": tied}), Policy(config, stack))
 
 
 def collectives(step: Step) -> tuple[Counter[str], Counter[str]]:

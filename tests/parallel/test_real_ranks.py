@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -22,42 +23,84 @@ from parallel.spread_llama import BATCH, LLAMA, SEQUENCE, collectives, spread
 ROOT = Path(__file__).resolve().parents[2]
 RANKS = 2
 TOLERANCE = 0.001  # counters and a loss; the issue asks for 1%
-CASES: dict[str, tuple[ParallelConfig, int, bool]] = {
-    "fsdp2": (ParallelConfig(data_parallel=DataParallel.FSDP2, data_parallel_size=RANKS, wrap="layer"), 1, True),
-    "fsdp1": (ParallelConfig(data_parallel=DataParallel.FSDP1, data_parallel_size=RANKS), 1, True),
-    "ddp": (ParallelConfig(data_parallel=DataParallel.DDP, data_parallel_size=RANKS), 1, False),
-    "ddp-view": (ParallelConfig(data_parallel=DataParallel.DDP, data_parallel_size=RANKS, gradient_as_bucket_view=True), 2, False),
+# An adapter's two matrices are units of their own under FSDP1: their parts are priced together, gathered and dropped with the layer's.
+UNITS_TOLERANCE = 0.005
+UNITS_BYTES = 0.02  # those of a layer that is first in the backward stay gathered
+
+
+class Case(NamedTuple):
+    """How the step is spread, and what is trained in it."""
+
+    strategy: str
+    parallel: ParallelConfig
+    accumulation: int = 1
+    checkpointing: bool = False
+    lora: bool = False
+    around: bool = False
+    """Reentrant checkpoints around the units, where transformers made them before 4.53."""
+
+
+def sharded(kind: DataParallel, **fields: object) -> ParallelConfig:
+    return ParallelConfig(data_parallel=kind, data_parallel_size=RANKS, **fields)
+
+
+CASES = {
+    "fsdp2": Case("fsdp2", sharded(DataParallel.FSDP2, wrap="layer"), checkpointing=True),
+    "fsdp1": Case("fsdp1", sharded(DataParallel.FSDP1), checkpointing=True),
+    "ddp": Case("ddp", sharded(DataParallel.DDP)),
+    "ddp-view": Case("ddp-view", sharded(DataParallel.DDP, gradient_as_bucket_view=True), accumulation=2),
+    "ddp lora": Case("ddp", sharded(DataParallel.DDP), lora=True),
+    "fsdp2 lora": Case("fsdp2", sharded(DataParallel.FSDP2, wrap="layer"), checkpointing=True, lora=True),
+    "fsdp1 lora": Case("fsdp1", sharded(DataParallel.FSDP1), checkpointing=True, lora=True),
+    "fsdp1 lora, checkpoints around units": Case("fsdp1", sharded(DataParallel.FSDP1), checkpointing=True, lora=True, around=True),
 }
 
 
-def run_ranks(strategy: str, accumulation: int, checkpointing: bool) -> dict[str, object]:
-    """What rank 0 prints."""
+def flags(case: Case) -> list[str]:
+    """The case as flags of the ranks' command."""
+    return [
+        "--strategy", case.strategy, "--bs", str(BATCH), "--ctx", str(SEQUENCE), "--grad-accum", str(case.accumulation), *(["--lora", "8"] if case.lora else []),
+        *(["--around"] if case.around else ["--checkpointing"] if case.checkpointing else []),
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def real() -> dict[str, dict[str, object]]:
+    """What rank 0 prints of each case; the same two processes run all of them, for starting takes longer than a step."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
+    first, *others = CASES.values()
     command = [
         sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS), "--master-addr", "127.0.0.1", "--master-port", str(port),
-        "-m", "napkinmath_profiler.parallel_ranks", json.dumps(LLAMA), "--strategy", strategy, "--bs", str(BATCH), "--ctx", str(SEQUENCE),
-        "--grad-accum", str(accumulation), *(["--checkpointing"] if checkpointing else []),
+        "-m", "napkinmath_profiler.parallel_ranks", json.dumps(LLAMA), *flags(first), *(f"--then={' '.join(flags(case))}" for case in others),
     ]  # fmt: skip
     path = os.pathsep.join(str(ROOT / name) for name in ("estimator", "profiler", "kernels"))
     done = subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=120
+        command, env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    found: dict[str, object] = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
-    return found
+    printed = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return dict(zip(CASES, printed, strict=True))
 
 
-@pytest.mark.parametrize("strategy", CASES)
-def test_two_processes_take_and_send_what_is_priced(strategy: str) -> None:
-    parallel, accumulation, checkpointing = CASES[strategy]
-    step = spread(parallel, precision="fp32", accumulation=accumulation, checkpointing=checkpointing)
-    real = run_ranks(strategy, accumulation, checkpointing)
-    peak, ours = real["peak_bytes"], simulate(step, steps=2).peak().nbytes
-    assert isinstance(peak, int) and abs(ours / peak - 1) <= TOLERANCE, f"{ours:,} against {peak:,}"
-    counted = real["collectives"]
+@pytest.mark.parametrize("name", CASES)
+def test_two_processes_take_and_send_what_is_priced(name: str, real: dict[str, dict[str, object]]) -> None:
+    case, found = CASES[name], real[name]
+    step = spread(
+        case.parallel, method="lora" if case.lora else "full", precision="fp32", accumulation=case.accumulation, checkpointing=case.checkpointing,
+        around=case.around,
+    )  # fmt: skip
+    units = case.lora and case.parallel.data_parallel is DataParallel.FSDP1
+    peak, ours = found["peak_bytes"], simulate(step, steps=2).peak().nbytes
+    assert isinstance(peak, int) and abs(ours / peak - 1) <= (UNITS_TOLERANCE if units else TOLERANCE), f"{ours:,} against {peak:,}"
+    counted = found["collectives"]
     assert isinstance(counted, dict)
     counted.pop("broadcast", None)  # DDP sends its buffers, a few hundred bytes, before each forward
     calls, moved = collectives(step)
-    assert {kind: {"calls": calls[kind], "bytes": moved[kind]} for kind in calls} == counted
+    if units:  # a message for every matrix of an adapter, priced as one with the layer's
+        assert {kind: moved[kind] for kind in calls} == pytest.approx(
+            {kind: row["bytes"] for kind, row in counted.items()}, rel=UNITS_BYTES
+        )
+    else:
+        assert {kind: {"calls": calls[kind], "bytes": moved[kind]} for kind in calls} == counted

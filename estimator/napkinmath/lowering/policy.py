@@ -94,11 +94,14 @@ class Policy:
 
     @property
     def quant_storage(self) -> str:
-        """Type that holds packed 4-bit weights: where parameters are sharded, one that can be (bnb_4bit_quant_storage)."""
+        """Type that holds packed 4-bit weights: where parameters are sharded, one that can be (bnb_4bit_quant_storage).
+
+        GPTQ's and AWQ's int32 words are buffers, which every rank has whole (gptqmodel nn_modules/qlinear register_buffer).
+        """
         quantization = self.config.quantization
         if quantization is not None and quantization.storage != "auto":
             return quantization.storage
-        return "bf16" if self.shards else "uint8"
+        return "bf16" if self.shards and not (self.format is not None and self.format.words) else "uint8"
 
     def virtual_tokens(self, kind: AdapterKind) -> int:
         """How many virtual tokens a method of that kind trains, 0 under another."""

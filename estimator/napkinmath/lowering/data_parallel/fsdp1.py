@@ -9,7 +9,7 @@ gives trained adapters flat parameters of their own.
 from __future__ import annotations
 
 from napkinmath.costs import HostCopy, Move
-from napkinmath.dtypes import find_dtype
+from napkinmath.dtypes import UINT8, find_dtype
 from napkinmath.expr import Size, ceil_div
 from napkinmath.ledger import ALLOC, FREE, RUN, Role, Tensor, Weight, Work
 from napkinmath.lowering.data_parallel.flat import elements_of
@@ -82,11 +82,9 @@ class FlatPiece(Piece):
 
     def _packed(self, weight: Weight) -> None:
         part = ceil_div(weight.tensor.nbytes, self.ranks)
-        tensor = Tensor(weight.tensor.name, (part,), weight.tensor.dtype, Role.WEIGHTS, weight.path, SOURCE)
+        tensor = Tensor(weight.tensor.name, (part,), UINT8, Role.WEIGHTS, weight.path, SOURCE)
         self.parts.append(Weight(weight.path, tensor.axes, tensor, trainable=False, kind=weight.kind))
-        self.gathered.append(
-            Tensor(f"gathered {weight.tensor.name}", (self.ranks * part,), weight.tensor.dtype, Role.WEIGHTS, weight.path, SOURCE)
-        )
+        self.gathered.append(Tensor(f"gathered {weight.tensor.name}", (self.ranks * part,), UINT8, Role.WEIGHTS, weight.path, SOURCE))
 
     def own_bytes(self) -> tuple[Size, Size, Size]:
         gathered: Size = 0

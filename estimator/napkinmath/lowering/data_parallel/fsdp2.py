@@ -5,7 +5,8 @@ Source: torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param_group.py, _fsdp_sta
 
 from __future__ import annotations
 
-from napkinmath.ledger import ALLOC, Phase, Tensor
+from napkinmath.ledger import ALLOC, FREE, Phase, Tensor
+from napkinmath.lowering.data_parallel.fsdp1_hooks import has_units_within, held_by_hook, regathers
 from napkinmath.lowering.data_parallel.pieces import Symbols
 from napkinmath.lowering.data_parallel.units import Unit, units_of
 from napkinmath.parallel_config import DataParallel
@@ -39,6 +40,7 @@ class FullyShard:
         self.whole: set[int] = set()  # ids of units that are gathered
         self.reducing: Unit | None = None  # the unit whose reduce-scatter input is still held
         self.later: list[Chunk] = []  # what goes when the backward is over
+        self.hooked = False  # whether a layer before has left what its hook holds
         self.times = 1  # copies of a layer that the events being made stand for
 
     # ------------------------------------------------------------ one micro-step
@@ -141,18 +143,29 @@ class FullyShard:
         unit = self.unit_of[index]
         outer = self.units[-1] if self.units[-1].outer else None
         at = self._entry(unit, index, segment)
+        late = unit.is_layer and has_units_within(self.runs[index], self.policy)
         chunks: list[Chunk] = []
         if outer is not None and index == len(self.runs) - 1:
             chunks += self._prefetch(outer, last=True)
         chunks.append((segment.symbols, segment.events[:at]))
         if not unit.outer:
             chunks += self._unshard_backward(unit)
-            if index == unit.runs[-1]:  # the first of its runs to go backward
+            if regathers(self.runs[index], self.policy):
+                chunks += _each(unit, lambda p: p.gather_again())
+            if index == unit.runs[-1] and not late:  # the first of its runs to go backward
                 chunks += self._prefetch(unit, last=last)
         chunks.append((segment.symbols, segment.events[at:]))
+        if late:
+            chunks += self._prefetch(unit, last=last)
         self.gradients[index] = _weight_gradients(self.runs[index])
         if not unit.ending:
             chunks += self._post_backward(unit, last=last)
+        if unit.is_layer and (held := held_by_hook(self.runs[index], self.policy)) is not None:
+            kept = list(held) if self.hooked else [held[0]]  # the gradient of the last layer's input is still on its way
+            self.hooked = True
+            chunks.append((segment.symbols, [(ALLOC, tensor) for tensor in kept]))
+            dropped: Chunk = (segment.symbols, [(FREE, tensor) for tensor in kept])
+            self.later += [dropped] * self.times
         return chunks
 
     def _entry(self, unit: Unit, index: int, segment: Segment) -> int:

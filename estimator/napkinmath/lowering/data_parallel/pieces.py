@@ -126,6 +126,10 @@ class Piece:
             return []
         return [(RUN, Work(None, (Collective(kind, moved, ranks=ranks, axis=axis),), backward))]
 
+    def gather_again(self) -> list[Event]:
+        """A gather that nothing hides, of parameters which the recomputed forward has just let go."""
+        return [(RUN, Work(None, (Collective("all-gather", self.sent[0], ranks=self.ranks, axis="shard", overlaps=False),), True))]
+
     def copy_out(self, *, backward: bool) -> list[Event]:
         """Whole parameters are made from the all-gather's output."""
         events: list[Event] = [(ALLOC, t) for t in self.gathered]

@@ -1,0 +1,60 @@
+"""What FSDP1 does differently where layers are frozen, or checkpointed from around their units.
+
+A unit without a gradient of its own is resharded by a hook on its inputs. Where reentrant checkpointing recomputes the unit itself, these
+inputs are leaves, and the hook refers to the node that accumulates their gradients: leaf and gradient stay until the whole backward is
+over. Such a recomputation also lets its parameters go at its end, and they are gathered once more for the backward. Adapters, flat
+parameters of their own within the layer, come between two layers in the order by which the next one is asked for early, so it is asked for
+as the last adapter goes backward. Sources: torch 2.13 distributed/fsdp/_runtime_utils.py _register_post_backward_reshard_only_hook,
+_post_forward, _get_handle_to_prefetch, autograd/graph.py register_multi_grad_hook; transformers checkpointed from around the layer until
+GradientCheckpointingLayer came with 4.53 (modeling_layers.py). Real ranks: tests/parallel/test_real_ranks.py.
+"""
+
+from __future__ import annotations
+
+from napkinmath.ledger import Role, Tensor
+from napkinmath.lowering.data_parallel.stored import is_sharded
+from napkinmath.parallel_config import DataParallel
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from napkinmath.ledger import Weight
+    from napkinmath.lowering.policy import Policy
+    from napkinmath.step import Run
+
+_CHECKPOINTS_WITHIN = (4, 53)
+
+
+def held_by_hook(run: Run, policy: Policy) -> tuple[Tensor, Tensor] | None:
+    """(input, its gradient) of a layer, held from its backward on; None where no hook holds them."""
+    entered, own = run.block.input, own_weights(run, policy)
+    if not is_recomputed_around(run, policy) or entered is None or not entered.requires_grad or not own or any(w.trainable for w in own):
+        return None
+    name = run.block.name
+    return (
+        Tensor("recomputed input held by FSDP's hook", entered.axes, entered.dtype, Role.ACTIVATIONS, name),
+        Tensor("gradient held by FSDP's hook", entered.axes, entered.dtype, Role.ACTIVATION_GRADIENTS, name),
+    )
+
+
+def regathers(run: Run, policy: Policy) -> bool:
+    """Whether a layer is gathered a third time, between its recomputation and its backward."""
+    parallel = policy.config.parallel
+    return is_recomputed_around(run, policy) and parallel.reshards and parallel.shard_degree > 1
+
+
+def is_recomputed_around(run: Run, policy: Policy) -> bool:
+    """Whether reentrant checkpointing runs an FSDP1 unit's hooks a second time."""
+    fsdp1 = policy.config.parallel.data_parallel is DataParallel.FSDP1
+    around = policy.reentrant and not policy.stack.modelling and policy.stack.transformers < _CHECKPOINTS_WITHIN
+    return fsdp1 and around and policy.recomputes and run.stage.checkpointed
+
+
+def has_units_within(run: Run, policy: Policy) -> bool:
+    """Whether adapters are flat parameters of their own within a frozen layer's."""
+    adapters = any(w.trainable and w.tensor.role is Role.ADAPTERS for w in run.block.weights)
+    return policy.config.parallel.data_parallel is DataParallel.FSDP1 and adapters
+
+
+def own_weights(run: Run, policy: Policy) -> list[Weight]:
+    """What the layer's own flat parameter is made of."""
+    return [w for w in run.block.weights if is_sharded(w, policy) and w.tensor.role is not Role.ADAPTERS]
