@@ -1,14 +1,21 @@
 """TinyLlama QLoRA at batch 1, context 1200: the steps from what was meant to what a talk of 2024 measured, as docs/tinyllama.md prints them.
 
-python benchmarks/tinyllama.py
+python benchmarks/tinyllama.py             # from the rules alone
+python benchmarks/tinyllama.py --traced    # and today's transformers, PEFT and bitsandbytes run without storage, contexts 1000 and 1200
 """
 
 from __future__ import annotations
 
-from napkinmath.allocator import replay
-from napkinmath.catalog.stacks import STACKS
-from napkinmath.estimate import Estimate, estimate
-from napkinmath.train_config import AdapterConfig, Precision, QuantizationConfig, RecomputeConfig, RecomputeKind, TrainConfig
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / name) for name in ("estimator", "profiler", "kernels")]
+
+from napkinmath.allocator import replay  # noqa: E402
+from napkinmath.catalog.stacks import STACKS  # noqa: E402
+from napkinmath.estimate import Estimate, estimate  # noqa: E402
+from napkinmath.train_config import AdapterConfig, Attention, Precision, QuantizationConfig, RecomputeConfig, RecomputeKind, TrainConfig  # noqa: E402
 
 GB = 10**9
 MEASURED_ALLOCATED_GB, MEASURED_RESERVED_GB = 6.42, 7.09
@@ -38,6 +45,54 @@ def ladder() -> list[tuple[str, Estimate]]:
     return [(label, estimate("tinyllama", config)) for label, config in rungs]
 
 
+def variants() -> list[tuple[str, Estimate]]:
+    """Other settings that the talk leaves open, each in place of the last rung's."""
+    last = ladder()[-1][1].config
+    plain = last.replace(precision=Precision.FP16, quantization=last.quantization.replace(kbit_preparation=False))
+    rows = (
+        ("adapters on all linears", last.replace(adapter=last.adapter.replace(targets=("all-linear",)))),
+        ("eager attention", last.replace(attention=Attention.EAGER)),
+        (
+            "fp16 activations, no k-bit preparation, adapters on all linears",
+            plain.replace(adapter=last.adapter.replace(targets=("all-linear",))),
+        ),
+    )
+    return [(label, estimate("tinyllama", config)) for label, config in rows]
+
+
+TODAY = (
+    ("eval mode, so checkpointing is inactive", {"training_mode": False}),
+    ("training mode, checkpointing active", {}),
+    ("training mode, no checkpointing", {"recompute": RecomputeConfig()}),
+)
+
+
+def today(context: int, precision: Precision, changes: dict[str, object]) -> tuple[float, float]:
+    """GB allocated at the peak with the installed libraries: priced, and traced."""
+    from napkinmath.catalog.models import find_row
+    from napkinmath_profiler.trace import trace_options
+    from napkinmath_profiler.tracing.meta_model import config_from
+    from napkinmath_profiler.tracing.trace_options import options_from
+    from napkinmath_profiler.tracing.traced_timeline import timeline_of
+
+    config = BASE.replace(
+        stack="hf-bare", precision=precision, sequence_length=context, recompute=RecomputeConfig(kind=RecomputeKind.FULL, reentrant=True)
+    )
+    config = config.replace(**changes)
+    row = find_row("tinyllama-1.1b")
+    assert row is not None
+    found = trace_options(config_from(dict(row["config"])), options_from(config), all_layers=False)
+    return tuple(replay(timeline).peak_allocated / GB for timeline in (estimate("tinyllama", config).timeline, timeline_of(found)))  # type: ignore[return-value]
+
+
+def print_today() -> None:
+    """A row a way to run it; a column a context, without autocast and with it."""
+    print("\n| today's libraries, traced (priced) GB | 1000 | 1200 | 1000, bf16 autocast | 1200, bf16 autocast |\n|---|---|---|---|---|")
+    for label, changes in TODAY:
+        pairs = [today(context, precision, changes) for precision in (Precision.BF16, Precision.BF16_AUTOCAST) for context in (1000, 1200)]
+        print(f"| {label} | " + " | ".join(f"{traced:.2f} ({priced:.2f})" for priced, traced in pairs) + " |")
+
+
 def main() -> None:
     """Prints the table, a line for each rung and one for what stays unexplained."""
     print("| step | allocated GB | change | reserved GB |\n|---|---|---|---|")
@@ -52,6 +107,11 @@ def main() -> None:
     print("\nAt the peak of the last step:")
     for role, nbytes in ladder()[-1][1].breakdown.items():
         print(f"- {role.value}: {nbytes / GB:.2f} GB")
+    print("\nIn place of the last step:")
+    for label, e in variants():
+        print(f"- {label}: {e.replay.peak_allocated / GB:.2f} GB")
+    if "--traced" in sys.argv[1:]:
+        print_today()
 
 
 if __name__ == "__main__":
