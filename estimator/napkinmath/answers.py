@@ -283,7 +283,7 @@ def _inactive_checkpointing(e: Estimate) -> Finding | None:
 def _no_bf16(e: Estimate) -> Finding | None:
     if e.hardware is None or not e.hardware.gpu.dense_flops or e.hardware.gpu.supports("bf16"):
         return None
-    if e.step.policy.compute_dtype is not BF16:
+    if (e.step.policy.autocast or e.step.policy.loaded_dtype) is not BF16:
         return None
     return Finding(text=f"{e.hardware.gpu.name} has no matrix units for bf16, which runs without them or fails: use --precision fp16-amp")
 
@@ -349,7 +349,7 @@ def _scores(e: Estimate) -> Finding | None:
 
 def _logits(e: Estimate) -> Finding | None:
     held = e.breakdown.get(Role.LOGITS, 0)
-    if held < 0.25 * e.peak.nbytes:
+    if held < 0.25 * e.peak.nbytes or e.config.loss is not Loss.HF:
         return None
     return Finding(
         text=f"logits and their copies are {held / e.peak.nbytes:.0%} of the peak ({format_bytes(held)}): a chunked or fused loss never holds them all",

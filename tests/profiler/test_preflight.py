@@ -6,6 +6,7 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
 import torch
+from napkinmath.catalog.gpus import find_hardware
 from napkinmath.errors import DoesNotFit
 from napkinmath.estimate import Verdict
 from napkinmath.hardware import Hardware
@@ -120,8 +122,6 @@ def test_the_longest_row_is_what_must_fit() -> None:
 
 
 def test_other_processes_are_named_and_counted() -> None:
-    from napkinmath.catalog.gpus import find_hardware
-
     held = 3 << 30
     free = find_hardware("rtx4090")
     busy = free.replace(display=(held, held, held))
@@ -223,7 +223,6 @@ def test_the_trainer_learns_the_same_with_the_check(tmp_path: Path) -> None:
 
 
 def test_the_trainer_stops_before_a_step_that_cannot_fit(tmp_path: Path) -> None:
-    from napkinmath.catalog.gpus import find_hardware
     from napkinmath_profiler.preflight.trainer_callback import PreflightCallback
 
     tiny = find_hardware("t4", vram=600 << 20)
@@ -231,33 +230,124 @@ def test_the_trainer_stops_before_a_step_that_cannot_fit(tmp_path: Path) -> None
         train(tmp_path, [PreflightCallback(hardware=tiny)], per_device_train_batch_size=8192)
 
 
-def test_trls_sft_trainer_is_checked(tmp_path: Path) -> None:
-    trl = pytest.importorskip("trl")
-    datasets = pytest.importorskip("datasets")
+def test_the_trainers_train_mode_is_not_taken_for_eval_mode(tmp_path: Path) -> None:
+    """from_pretrained leaves eval mode, in which checkpointing is off; the Trainer sets train mode later than it calls back."""
     from napkinmath_profiler.preflight.trainer_callback import PreflightCallback
-    from napkinmath_profiler.preflight.trainer_callback import config_of as read
-    from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast
+    from transformers import Trainer, TrainingArguments
 
-    words = {"[UNK]": 0, "[PAD]": 1, "a": 2}
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="[UNK]")), pad_token="[PAD]", eos_token="a"
-    )
-    data = datasets.Dataset.from_dict({"input_ids": [[2] * n for n in (8, 24, 8, 8)]})
-    arguments = trl.SFTConfig(
-        output_dir=str(tmp_path),
-        max_steps=1,
-        per_device_train_batch_size=2,
-        report_to=[],
-        use_cpu=True,
-        bf16=False,
-        max_length=64,
-        save_strategy="no",
-    )
     callback = PreflightCallback(hardware="t4")
-    trl.SFTTrainer(model=llama(torch.float32), args=arguments, train_dataset=data, processing_class=tokenizer, callbacks=[callback]).train()
-    assert callback.found is not None and callback.found.shape.sequence_length == 24
-    assert read(arguments).loss.value == "chunked"
+    arguments = TrainingArguments(output_dir=str(tmp_path), max_steps=1, gradient_checkpointing=True, report_to=[], use_cpu=True, save_strategy="no")  # fmt: skip
+    Trainer(model=llama(torch.float32).eval(), args=arguments, train_dataset=Rows(), callbacks=[callback]).train()
+    assert callback.found is not None and "eval mode" not in texts(callback.found)
+    assert callback.found.estimate.config.recompute.kind is RecomputeKind.FULL and callback.found.estimate.step.policy.recomputes
+
+
+def test_the_check_never_ends_a_training_by_a_mistake_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    from napkinmath_profiler.preflight import trainer_callback
+
+    monkeypatch.setattr(trainer_callback, "preflight", lambda *_, **__: 1 // 0)
+    losses, _ = train(tmp_path, [trainer_callback.PreflightCallback(hardware="t4")])
+    assert len(losses) == 3 and "left out: ZeroDivisionError" in caplog.text
+
+
+def test_rows_that_draw_random_numbers_change_nothing() -> None:
+    import random
+
+    import numpy
+
+    class Noisy(Rows):
+        def __getitem__(self, index: int) -> dict[str, Any]:
+            _ = random.random(), numpy.random.rand(), torch.rand(1)
+            return super().__getitem__(index)
+
+    def states() -> tuple[object, ...]:
+        return random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+
+    model, before = llama(), states()
+    weights = [p.clone() for p in model.parameters()]
+    preflight(model, "adamw-fused", (2, 1), dataset=Noisy(), hardware="t4")
+    assert states() == before
+    assert all(torch.equal(a, b) for a, b in zip(weights, model.parameters(), strict=True)) and all(
+        p.grad is None for p in model.parameters()
+    )
+
+
+def test_large_datasets_are_read_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+    data = datasets.Dataset.from_dict({"input_ids": [[1] * (1 + i % 700) for i in range(20_000)], "other": ["x"] * 20_000}).shuffle(seed=0)
+    found = longest_of(data, 4)
+    assert (found.sequence_length, found.usual_length) == (700, 345) and found.rows_seen == found.num_rows == 20_000
+
+    class Slow(Rows):
+        def __getitem__(self, index: int) -> dict[str, Any]:
+            time.sleep(0.002)
+            return super().__getitem__(index)
+
+    monkeypatch.setattr("napkinmath_profiler.preflight.batch_shape.SECONDS_TO_READ", 0.1)
+    cut = preflight(llama(), "sgd", (4, 1), dataset=Slow((16,) * 99 + (900,) + (16,) * 4900))
+    assert 10 < cut.shape.rows_seen < 200 and cut.shape.num_rows == 5000
+    assert "rows looked at, of 5,000" in texts(cut) or cut.shape.sequence_length == 16
+
+
+def test_memory_that_others_and_this_process_hold_is_read_from_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device's own figures stand for a GPU: 24 GiB, of which 6 GiB belong to others and 2 GiB to tensors of this process."""
+    gib = 1 << 30
+    properties = type("Properties", (), {"name": "NVIDIA GeForce RTX 4090", "total_memory": 24 * gib})()
+    answers = {"is_available": True, "current_device": 0, "get_device_properties": properties, "memory_reserved": 3 * gib, "memory_allocated": 2 * gib}  # fmt: skip
+    for name, value in answers.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
+    context = find_hardware("rtx4090").context_bytes
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (24 * gib - 9 * gib - context, 24 * gib))
+    found = preflight(llama(), "sgd", (1, 64))
+    assert found.held_by_others == 6 * gib and found.held_here == 2 * gib
+    assert "other processes hold 6.00 GiB" in texts(found) and "this process holds 2.00 GiB" in texts(found)
+    assert found.estimate.hardware is not None and found.estimate.hardware.others_bytes[0] == 8 * gib
+
+
+def test_sharded_models_are_read_through_their_wrappers() -> None:
+    """On pretended ranks: FSDP2's parameters count whole, and the step is priced for one rank of four."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
+    try:
+        model = llama()
+        plain = sum(p.numel() for p in model.parameters())
+        mesh = init_device_mesh("cpu", (4,))
+        for layer in model.model.layers:
+            fully_shard(layer, mesh=mesh)
+        found = preflight(fully_shard(model, mesh=mesh), "adamw-fused", (1, 64))
+        parallel = found.estimate.config.parallel
+        assert parallel.data_parallel.value == "fsdp2" and parallel.data_parallel_size == 4
+        assert found.live.num_parameters == found.estimate.num_parameters == plain
+        wrapped = preflight(torch.nn.parallel.DistributedDataParallel(llama()), "adamw-fused", (1, 64))
+        assert wrapped.live.wrappers == ("DistributedDataParallel",) and wrapped.estimate.config.parallel.data_parallel.value == "ddp"
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+class DeepSpeedEngine(torch.nn.Module):
+    """The two things that are read of DeepSpeed's engine, which is not installed here."""
+
+    def __init__(self, module: torch.nn.Module, stage: int) -> None:
+        super().__init__()
+        self.module, self.stage = module, stage
+
+    def zero_optimization_stage(self) -> int:
+        return self.stage
+
+
+def test_deepspeeds_engine_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("napkinmath_profiler.preflight.check._world_size", lambda: 8)
+    found = preflight(DeepSpeedEngine(llama(), 3), "adamw-fused", (1, 64))
+    assert found.live.wrappers == ("DeepSpeedEngine",)
+    assert found.estimate.config.parallel.data_parallel.value == "zero3" and found.estimate.config.parallel.data_parallel_size == 8
+
+
+def test_half_precision_is_only_asked_of_who_uses_it() -> None:
+    assert "no matrix units for bf16" not in texts(preflight(llama(torch.float32), "sgd", (1, 64), hardware="t4"))
+    assert "no matrix units for bf16" in texts(preflight(llama(torch.bfloat16), "sgd", (1, 64), hardware="t4"))
 
 
 def test_an_accelerated_loop_is_checked() -> None:

@@ -66,7 +66,8 @@ def workload_step(spec: ModelSpec, policy: Policy) -> Step:
     step.micro_steps = [_surrounded(repeat, segments, before, after) for repeat, segments in step.micro_steps]
     if workload.rolls_out:
         repeat, segments = step.micro_steps[0]
-        rollout = _generation(step.runs, policy, workload.completion_tokens or ceil_div(_s, 2), "rollout", timed=True)
+        rows = _b * config.gradient_accumulation_steps  # generated at once for all micro-steps: trl grpo_config.py steps_per_generation
+        rollout = _generation(step.runs, policy, workload.completion_tokens or ceil_div(_s, 2), "rollout", rows, timed=True)
         step.micro_steps[:1] = [(1, rollout + segments), *([(repeat - 1, segments)] if repeat > 1 else [])]
     step.save = _in_the_middle(own, policy, step) + step.save
     step.policy = policy
@@ -179,7 +180,7 @@ def _in_the_middle(spec: ModelSpec, policy: Policy, step: Step) -> list[Segment]
     if workload.eval_batch:
         found += _untimed(_forward(spec, policy, policy.config, "evaluation", phase=Phase.EVALUATE, more=(("b", workload.eval_batch),))[1])
     if workload.generate_tokens:
-        found += _generation(step.runs, policy, workload.generate_tokens, "generation", timed=False)
+        found += _generation(step.runs, policy, workload.generate_tokens, "generation", _b, timed=False)
     return found
 
 
@@ -189,8 +190,8 @@ def _untimed(segments: list[Segment]) -> list[Segment]:
     return segments
 
 
-def _generation(runs: Sequence[Run], policy: Policy, tokens: Size, name: str, *, timed: bool) -> list[Segment]:
-    """A key/value cache as long as the sequence and its tokens, one token after the other: every weight is read for each.
+def _generation(runs: Sequence[Run], policy: Policy, tokens: Size, name: str, rows: Size, *, timed: bool) -> list[Segment]:
+    """A key/value cache of `rows` sequences with their tokens, one token after the other: every weight is read for each.
 
     A layer's cache grows by concatenation, so one layer's is there twice. Raises InputError for layers that cache something else.
     """
@@ -200,14 +201,14 @@ def _generation(runs: Sequence[Run], policy: Policy, tokens: Size, name: str, *,
     opened: list[Segment] = []
     closed: list[Segment] = []
     decoded: list[Segment] = []
-    dtype = policy.compute_dtype
+    dtype = policy.autocast or policy.loaded_dtype
     for run in runs:
         moved: Size = 0
         for weight in run.block.weights:
             moved = moved + weight.tensor.nbytes
         events: list[Event] = []
         if run.stage.checkpointed:
-            axes = _cache_axes(run, length)
+            axes = _cache_axes(run, rows, length)
             pair = [Tensor(f"{what} cache", axes, dtype, Role.ACTIVATIONS, run.block.name) for what in ("key", "value")]
             grown = Tensor("grown cache", axes, dtype, Role.WORKSPACE, run.block.name)
             opened.append(Segment(f"{name}: cache of {run.name}", Phase.EVALUATE, [(ALLOC, t) for t in pair], run.count, run.stage.symbols))
@@ -217,13 +218,13 @@ def _generation(runs: Sequence[Run], policy: Policy, tokens: Size, name: str, *,
         if timed:
             events.append((RUN, Work(None, (Move(tokens * moved, tokens * _LAUNCHES),), False)))
         decoded.append(Segment(f"{name}: {run.name}", Phase.EVALUATE, events, run.count, run.stage.symbols))
-    logits = Tensor("logits of the next token", (_b, _v), FP32, Role.LOGITS)
+    logits = Tensor("logits of the next token", (rows, _v), FP32, Role.LOGITS)
     decoded.append(Segment(f"{name}: next token", Phase.EVALUATE, [(ALLOC, logits), (FREE, logits)]))
     return opened + decoded + closed
 
 
-def _cache_axes(run: Run, length: Size) -> tuple[Size, ...]:
-    """(b, key/value heads, tokens kept, head size) of one layer's cache."""
+def _cache_axes(run: Run, rows: Size, length: Size) -> tuple[Size, ...]:
+    """(sequences, key/value heads, tokens kept, head size) of one layer's cache."""
     from napkinmath.catalog.layers.attention import GroupedQueryAttention
     from napkinmath.expr import minimum
 
@@ -231,4 +232,4 @@ def _cache_axes(run: Run, length: Size) -> tuple[Size, ...]:
     if not isinstance(attention, GroupedQueryAttention):
         raise InputError("generation is priced for grouped-query attention; this model caches something else")
     heads = _k if attention.grouped else symbol("a")
-    return _b, heads, minimum(length, attention.window) if attention.window else length, _dh
+    return rows, heads, minimum(length, attention.window) if attention.window else length, _dh

@@ -13,11 +13,13 @@ from napkinmath.hardware import Hardware
 from napkinmath.ledger import Role
 from napkinmath.train_config import Loss, RecomputeConfig, RecomputeKind, TrainConfig
 from napkinmath.units import GIB, MIB, format_bytes
+from napkinmath.workload_config import WorkloadKind
 from torch import nn
 
 from napkinmath_profiler.preflight.batch_shape import BatchShape, longest_of, shape_of
 from napkinmath_profiler.preflight.live_model import LiveModel, read_model, settled
-from napkinmath_profiler.preflight.live_optimizer import optimizer_name
+from napkinmath_profiler.preflight.live_optimizer import optimizer_name, state_bytes
+from napkinmath_profiler.preflight.random_states import random_states_kept
 
 OTHERS_WORTH_SAYING = 256 * MIB
 COUNTS_AGREE = 0.001  # share of the parameters by which a model may differ from its config before that is said
@@ -32,6 +34,8 @@ class Preflight:
     shape: BatchShape
     findings: tuple[Finding, ...]
     held_by_others: int = 0
+    held_here: int = 0
+    """Bytes that this process holds on the device and that are neither the model's nor its optimizer's."""
 
     @property
     def verdict(self) -> Verdict:
@@ -63,6 +67,7 @@ def preflight(
     hardware: str | Hardware | None = None,
     autocast_dtype: torch.dtype | None = None,
     train_config: TrainConfig | None = None,
+    training: bool | None = None,
     requested_checkpointing: bool | None = None,
     raises: bool = True,
 ) -> Preflight:
@@ -70,24 +75,25 @@ def preflight(
 
     ``optimizer``: a torch optimizer (or a name of the catalogue's); ``batch``: a batch, a tensor (b, s) or (b, s) itself; with ``dataset``
     (tokenized) its longest row is what must fit, cut to ``max_length``. ``hardware``: a GPU by name; the current CUDA device where there
-    is one. ``autocast_dtype``: of the region that the loop will open (None: the one that is open now). ``train_config`` gives what no
-    object knows: accumulation, clipping, loss, stack. Raises DoesNotFit where even the optimistic end of the range does not fit,
+    is one. ``autocast_dtype``: of the region that the loop will open (None: the one that is open now). ``training``: the mode that the loop
+    will set (None: the one the model is in). ``train_config`` gives what no object knows: accumulation, clipping, loss, stack, workload.
+    Random states are left as they are, whatever a dataset's rows draw. Raises DoesNotFit where even the optimistic end of the range does not fit,
     unless ``raises`` is False; TraceError where an object cannot be read.
     """
     config = train_config or TrainConfig(stack="hf-bare")
     live = read_model(model, autocast_dtype=autocast_dtype or _open_autocast(), shards=_world_size())
-    shape = _shape(batch, dataset, max_length, config)
+    with random_states_kept():
+        shape = _shape(batch, dataset, max_length, config)
     config = settled(live, config).replace(
         micro_batch_size=shape.micro_batch_size, sequence_length=shape.sequence_length, optimizer=_optimizer(optimizer, config)
     )
+    if training is not None:
+        config = config.replace(training_mode=training)
     asked = live.requested_checkpointing if requested_checkpointing is None else requested_checkpointing
-    if asked and config.recompute.kind is RecomputeKind.NONE:
-        config = config.replace(recompute=RecomputeConfig(kind=RecomputeKind.NONE))
-    machine, others = _machine(hardware)
+    machine, others, own = _machine(hardware, live, optimizer, config)
     priced = estimate(live.config, config, hardware=machine)
-    found = Preflight(
-        estimate=priced, live=live, shape=shape, held_by_others=others, findings=_findings(priced, live, shape, others, asked=asked)
-    )
+    findings = [*_findings(priced, live, shape, others, asked=asked), *_held_here(own)]
+    found = Preflight(estimate=priced, live=live, shape=shape, held_by_others=others, held_here=own, findings=tuple(findings))
     if raises and priced.verdict is Verdict.DOES_NOT_FIT:
         raise DoesNotFit(_refusal(found))
     return found
@@ -119,12 +125,12 @@ def _world_size() -> int:
     return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
 
 
-def _machine(hardware: str | Hardware | None) -> tuple[Hardware | None, int]:
-    """The device, and what others hold of it: what is gone of it less what this process reserved and its context."""
+def _machine(hardware: str | Hardware | None, live: LiveModel, optimizer: Any, config: TrainConfig) -> tuple[Hardware | None, int, int]:
+    """(the device, what other processes hold of it, what this one holds beside the model and its optimizer)."""
     if isinstance(hardware, Hardware):
-        return hardware, hardware.others_bytes[0]
+        return hardware, hardware.others_bytes[0], 0
     if hardware is not None or not torch.cuda.is_available():
-        return (None if hardware is None else find_hardware(hardware)), 0
+        return (None if hardware is None else find_hardware(hardware)), 0, 0
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     free, total = torch.cuda.mem_get_info()
     try:
@@ -132,7 +138,10 @@ def _machine(hardware: str | Hardware | None) -> tuple[Hardware | None, int]:
     except InputError:
         machine = find_hardware(vram=total)
     others = max(0, total - free - torch.cuda.memory_reserved() - machine.context_bytes)
-    return machine.replace(display=(others, others, others)), others
+    copies = 2 if config.workload.kind is WorkloadKind.DPO and config.workload.reference and config.adapter is None else 1
+    own = max(0, torch.cuda.memory_allocated() - copies * live.device_bytes - state_bytes(optimizer))
+    gone = others + own
+    return machine.replace(display=(gone, gone, gone)), others, own
 
 
 # ---------------------------------------------------------------- what is found
@@ -173,6 +182,13 @@ def _others(e: Estimate, others: int) -> Finding | None:
     )
 
 
+def _held_here(own: int) -> tuple[Finding, ...]:
+    if own < OTHERS_WORTH_SAYING:
+        return ()
+    text = f"this process holds {format_bytes(own)} on the GPU beside the model and its optimizer: let go of it before training"
+    return (Finding(text=text, nbytes=own),)
+
+
 def _first_step(e: Estimate) -> Finding | None:
     states = e.timeline.breakdown(e.peak).get(Role.OPTIMIZER, 0)
     if states < e.peak.nbytes // 10:
@@ -193,7 +209,10 @@ def _longest(e: Estimate, shape: BatchShape) -> Finding | None:
     if not shape.rows_seen or shape.sequence_length < 2 * shape.usual_length:
         return None
     usual = estimate(e.spec, e.config.replace(sequence_length=shape.usual_length)).peak.nbytes
-    text = f"the longest of {shape.rows_seen:,} rows has {shape.sequence_length:,} tokens, the median {shape.usual_length:,}: that one batch needs {format_bytes(e.peak.nbytes - usual)} more than a usual one"
+    seen = (
+        f"{shape.rows_seen:,} rows" if shape.rows_seen >= shape.num_rows else f"{shape.rows_seen:,} rows looked at, of {shape.num_rows:,},"
+    )
+    text = f"the longest of {seen} has {shape.sequence_length:,} tokens, the median {shape.usual_length:,}: that one batch needs {format_bytes(e.peak.nbytes - usual)} more than a usual one"
     return Finding(text=text, nbytes=e.peak.nbytes - usual)
 
 

@@ -57,6 +57,8 @@ class LiveModel:
     num_parameters: int
     num_trained: int
     weight_bytes: int
+    device_bytes: int
+    """Parameters, buffers and gradients on an accelerator."""
     requested_checkpointing: bool
     """Asked for and, the model being in eval mode, perhaps without effect."""
     uses_cache: bool
@@ -102,6 +104,7 @@ def read_model(model: nn.Module, *, autocast_dtype: torch.dtype | None = None, s
         num_parameters=sum(_count(p) for n, p in base.named_parameters() if not _is_adapter(n)),
         num_trained=sum(_count(p) for p in trained),
         weight_bytes=sum(p.numel() * p.element_size() for p in inner.parameters()),
+        device_bytes=_device_bytes(inner),
         requested_checkpointing=checkpointing,
         uses_cache=bool(getattr(config.get_text_config(), "use_cache", False)),
     )
@@ -146,6 +149,11 @@ def _count(parameter: torch.Tensor) -> int:
     state = getattr(parameter, "quant_state", None)
     shape = getattr(state, "shape", None)
     return int(torch.Size(shape).numel()) if shape is not None else parameter.numel()
+
+
+def _device_bytes(model: nn.Module) -> int:
+    held = [*model.parameters(), *model.buffers(), *(p.grad for p in model.parameters() if p.grad is not None)]
+    return sum(t.numel() * t.element_size() for t in held if t.device.type == "cuda")
 
 
 def _weight_dtype(base: nn.Module) -> torch.dtype:

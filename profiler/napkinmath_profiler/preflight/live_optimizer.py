@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from napkinmath.catalog.optimizers import find_optimizer
 from napkinmath.errors import InputError
 
@@ -61,3 +62,12 @@ def _known(name: str, optimizer: Any) -> str:
         raise TraceError(
             f"optimizer {kind} is not in the catalogue; say which is nearest with optimizer='adamw-fused' or another name"
         ) from unknown
+
+
+def state_bytes(optimizer: Any) -> int:
+    """Bytes of an optimizer's states on an accelerator; 0 of one that has made none yet, or is only a name."""
+    while hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
+    states = getattr(optimizer, "state", None) or {}
+    tensors = [value for state in states.values() if isinstance(state, dict) for value in state.values() if isinstance(value, torch.Tensor)]
+    return sum(t.numel() * t.element_size() for t in tensors if t.device.type == "cuda")
