@@ -1,6 +1,6 @@
-"""How long a large memory snapshot takes to read, and how much memory.
+"""How long a large memory snapshot takes to read, and how much memory; and a million events of a measurement to be attributed and replayed.
 
-    python benchmarks/snapshot_speed.py [--gigabytes 1] [--keep FILE]
+    python benchmarks/snapshot_speed.py [--gigabytes 1] [--keep FILE] [--events 1000000]
 
 The file is made here in the layout of torch.cuda.memory._dump_snapshot: one dictionary an event, each with its own list of frames, the
 frames themselves shared between stacks as torch's symboliser shares them. Reading runs in a process of its own, so peak memory is its own.
@@ -71,10 +71,43 @@ def read(path: str, results: Any) -> None:
     results.put((seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, before, found.timeline.peak().nbytes))
 
 
+def attribute(count: int, results: Any) -> None:
+    """Joins so many bookings and returns with the notes taken beside them, replays them, and reports processor seconds and peak resident bytes."""
+    from napkinmath.allocator import replay
+    from napkinmath_profiler.measuring.device_memory import BlockEvent
+    from napkinmath_profiler.measuring.history_marks import Claim, Place
+    from napkinmath_profiler.measuring.history_pass import read_history
+    from napkinmath_profiler.tracing.storage_events import StorageRole, TracePhase
+    from napkinmath_profiler.tracing.traced_timeline import timeline_of
+
+    chance = random.Random(0)
+    held: list[int] = []
+    events: list[BlockEvent] = []
+    for address in range(count):
+        if len(held) < 400 or chance.random() < 0.5:
+            held.append(address)
+            events.append(BlockEvent(True, address, 512 * chance.randint(1, 60_000), []))
+        else:
+            events.append(BlockEvent(False, held.pop(chance.randrange(len(held))), 0, []))
+    phases = (TracePhase.FORWARD, TracePhase.BACKWARD)
+    places = [Place(i, phases[i // 5000 % 2], f"layers.{i % 32}", 2 * i // count, 0, i, False) for i in range(0, count, 10)]
+    claims = [
+        Claim(i + 1, event.address, event.nbytes, StorageRole.GRADIENTS, str(i))
+        for i, event in enumerate(events)
+        if event.is_allocation and i % 10 == 0
+    ]
+    started = time.process_time()
+    found = read_history(events, places, claims)
+    joined = time.process_time()
+    peak = replay(timeline_of(found)).peak_allocated
+    results.put((joined - started, time.process_time() - joined, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, peak))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gigabytes", type=float, default=1.0)
     parser.add_argument("--keep", metavar="FILE")
+    parser.add_argument("--events", type=int, default=1_000_000, help="of a measurement, to be attributed")
     options = parser.parse_args()
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
@@ -90,6 +123,14 @@ def main() -> None:
         print(f"file     {os.path.getsize(path) / 1e9:.2f} GB, highest {peak / 2**30:.1f} GiB allocated")
         print(f"read     {seconds:.1f} s, {os.path.getsize(path) / 1e6 / seconds:.0f} MB/s   (goal: 60 s a GB)")
         print(f"resident {resident / 1e9:.2f} GB, {before / 1e9:.2f} of it before   (goal: 2 GB)")
+    results = context.Queue()
+    joiner = context.Process(target=attribute, args=(options.events, results))
+    joiner.start()
+    joined, replayed, resident, _ = results.get()
+    joiner.join()
+    print(
+        f"{options.events:,} events of a measurement: attributed in {joined:.1f} s, replayed in {replayed:.1f} s, {resident / 1e9:.2f} GB resident"
+    )
 
 
 if __name__ == "__main__":
