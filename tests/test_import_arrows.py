@@ -13,7 +13,7 @@ FORBIDDEN_IN_CORE = {"torch", "transformers", "peft", "bitsandbytes", "accelerat
 NUMPY_ALLOWED = {"sweep.py"}
 # Lower layers know nothing of the layers after them; a module is ranked by its path's longest listed prefix.
 LAYERS = (
-    ("units", "errors", "record"),
+    ("units", "errors", "record", "json_text"),
     ("expr", "dtypes"),
     ("parallel_config", "workload_config"),
     ("train_config", "model_spec", "hardware", "attainable", "efficiency", "catalog.gpus", "cluster"),

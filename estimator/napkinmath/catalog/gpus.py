@@ -21,11 +21,12 @@ _index: dict[str, Gpu] = {}
 def load_gpus() -> list[Gpu]:
     """Every GPU of the catalog, in the file's order; read once."""
     if not _rows:
-        import json
         import os
 
+        from napkinmath.json_text import loads
+
         with open(os.path.join(os.path.dirname(__file__), "gpus.json"), encoding="utf-8") as file:
-            table = json.load(file)
+            table = loads(file.read())
         _rows.extend(_gpu_of_row(row, table["sources"]) for row in table["gpus"])
     return _rows
 

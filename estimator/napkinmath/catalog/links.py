@@ -105,11 +105,12 @@ def attained_on_pcie(*, ranks: int, through_host: bool) -> Attained:
 
 def _table() -> dict[str, Any]:
     if not _tables:
-        import json
         import os
 
+        from napkinmath.json_text import loads
+
         with open(os.path.join(os.path.dirname(__file__), "links.json"), encoding="utf-8") as file:
-            _tables.update(json.load(file))
+            _tables.update(loads(file.read()))
     return _tables
 
 

@@ -172,6 +172,6 @@ def _without_tunings(key: str) -> list[str]:
 
 
 def _parse(line: str) -> dict[str, Any]:
-    import json
+    from napkinmath.json_text import loads
 
-    return json.loads(line.strip().rstrip(","))
+    return loads(line.strip().rstrip(","))

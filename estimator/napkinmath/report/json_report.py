@@ -28,10 +28,9 @@ BOUNDS = ("compute", "bandwidth", "launch", "host link", "communication")
 
 def to_json(estimate: Estimate) -> str:
     """The estimate as a JSON document in ASCII, a top-level key a line."""
-    import json
+    from napkinmath.json_text import dumps
 
-    dump = json.JSONEncoder(separators=(", ", ": "), allow_nan=False).encode
-    return "{\n" + ",\n".join(f'  "{key}": {dump(value)}' for key, value in as_mapping(estimate).items()) + "\n}\n"
+    return "{\n" + ",\n".join(f'  "{key}": {dumps(value)}' for key, value in as_mapping(estimate).items()) + "\n}\n"
 
 
 def as_mapping(e: Estimate) -> dict[str, Any]:
