@@ -27,6 +27,10 @@ CONFIGS = {
     "eager": TrainConfig(attention=Attention.EAGER),
     "lora": TrainConfig(adapter=AdapterConfig(dropout=0.05)),
     "qlora": TrainConfig(adapter=AdapterConfig(), quantization=QuantizationConfig(), recompute=CHECKPOINTED),
+    "int8": TrainConfig(adapter=AdapterConfig(), quantization=QuantizationConfig(format="int8", double_quant=False)),
+    "int8 of 2023": TrainConfig(
+        adapter=AdapterConfig(), quantization=QuantizationConfig(format="int8", double_quant=False), stack="hf-2023"
+    ),
     "chunked loss": TrainConfig(loss=Loss.CHUNKED),
 }
 

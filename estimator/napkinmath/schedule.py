@@ -167,16 +167,19 @@ class StepTime(Record):
         return sum(dict(p.shares).get(bound, 0.0) * p.device_s for p in self.phases) / self.seconds
 
 
-def _waited_s(kernels: Sequence[Kernel], issue_s: float) -> float:
-    """Seconds that the host waits in one of many copies of a segment: two queues side by side, at their steady pace."""
+def waited_s(queue: Sequence[tuple[Any, int, bool]], issue_s: float, larger: Callable[[Any, Any], Any]) -> Any:
+    """Seconds that the host waits in one of many copies of a segment: two queues side by side, at their steady pace.
+
+    `queue`: seconds, launches and whether the host waits, of each kernel; `larger` is max, or numpy's for arrays of seconds.
+    """
     host = device = waited = before = 0.0
     for _ in range(2):
         before = waited
-        for kernel in kernels:
-            host += kernel.launches * issue_s
-            device = max(device, host) + kernel.seconds
-            if kernel.waits:
-                waited += device - host
+        for seconds, launches, waits in queue:
+            host = host + launches * issue_s
+            device = larger(device, host) + seconds
+            if waits:
+                waited = waited + (device - host)
                 host = device
     return waited - before
 
@@ -192,7 +195,8 @@ def phase_times(timeline: Timeline, speed: Efficiency, *, first_segment: int) ->
         host[segment.phase] = host.get(segment.phase, 0.0) + efficiency.dispatch_s(launches, not modules, speed)
         if any(k.waits for k in segment.kernels):
             each = efficiency.dispatch_s(1, not modules, speed)
-            waited[segment.phase] = waited.get(segment.phase, 0.0) + _waited_s(segment.kernels, each) * segment.repeat
+            queue = [(k.seconds, k.launches, k.waits) for k in segment.kernels]
+            waited[segment.phase] = waited.get(segment.phase, 0.0) + waited_s(queue, each, max) * segment.repeat
     times: list[PhaseTime] = []
     for phase, by_bound in seconds_by_phase(segments).items():
         exposed = by_bound.pop(COPY_STREAM, 0.0) - sum(by_bound.values())

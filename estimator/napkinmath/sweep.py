@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from napkinmath.costs import HostCopy
+from napkinmath.costs import HostCopy, Move
 from napkinmath.expr import Bindings, symbol
 from napkinmath.ledger import ALLOC, Phase, Tensor, Work
 from napkinmath.record import Record
+from napkinmath.schedule import waited_s
 from napkinmath.simulate import run_order
 
 TYPE_CHECKING = False
@@ -216,7 +217,7 @@ def _seconds(segments: list[Segment], scopes: dict[tuple[tuple[str, int], ...], 
     """Seconds of the steady step: the longer of the device's and the host's sum, before the update and in it (StepTime.seconds)."""
     from napkinmath.efficiency import dispatch_s
 
-    known: dict[int, tuple[Floats | float, Floats | float, int]] = {}
+    known: dict[int, tuple[Floats | float, Floats | float, int, Floats | float]] = {}
     device: dict[Phase, Floats | float] = {}
     copies: dict[Phase, Floats | float] = {}  # on a stream beside the computation
     host: dict[bool, Floats | float] = {False: 0.0, True: 0.0}  # of the update, and before it
@@ -224,12 +225,13 @@ def _seconds(segments: list[Segment], scopes: dict[tuple[tuple[str, int], ...], 
         if segment.phase is Phase.SAVE:
             continue
         if id(segment) not in known:
-            known[id(segment)] = _segment_seconds(segment, scopes[segment.symbols], clock)
-        seconds, beside, launches = known[id(segment)]
+            modules = segment.phase in (Phase.FORWARD, Phase.LOSS)
+            known[id(segment)] = _segment_seconds(segment, scopes[segment.symbols], clock, dispatch_s(1, not modules, clock.speed))
+        seconds, beside, launches, waited = known[id(segment)]
         device[segment.phase] = device.get(segment.phase, 0.0) + segment.repeat * seconds
         copies[segment.phase] = copies.get(segment.phase, 0.0) + segment.repeat * beside
         modules = segment.phase in (Phase.FORWARD, Phase.LOSS)
-        host[segment.phase is Phase.STEP] += dispatch_s(segment.repeat * launches, not modules, clock.speed)
+        host[segment.phase is Phase.STEP] += dispatch_s(segment.repeat * launches, not modules, clock.speed) + segment.repeat * waited
     busy = {phase: np.maximum(device[phase], copies[phase]) for phase in device}
     found: Floats = np.zeros(1)
     for update in (False, True):
@@ -237,8 +239,11 @@ def _seconds(segments: list[Segment], scopes: dict[tuple[tuple[str, int], ...], 
     return found
 
 
-def _segment_seconds(segment: Segment, bind: Bindings, clock: Clock) -> tuple[Floats | float, Floats | float, int]:
-    """(seconds of computation, seconds of copies beside it, launches) of one repetition."""
+def _segment_seconds(
+    segment: Segment, bind: Bindings, clock: Clock, issue_s: float
+) -> tuple[Floats | float, Floats | float, int, Floats | float]:
+    """(seconds of computation, seconds of copies beside it, launches, seconds that the host waits) of one repetition."""
+    queue: list[tuple[Any, int, bool]] = []
     total: Floats | float = 0.0
     beside: Floats | float = 0.0
     launches = 0
@@ -251,4 +256,6 @@ def _segment_seconds(segment: Segment, bind: Bindings, clock: Clock) -> tuple[Fl
                 else:
                     total = total + seconds
                 launches += count
-    return total, beside, launches
+                queue.append((seconds, count, isinstance(cost, Move) and cost.waits))
+    waited = waited_s(queue, issue_s, np.maximum) if any(waits for *_, waits in queue) else 0.0
+    return total, beside, launches, waited
