@@ -111,6 +111,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--bs", type=int, default=2)
     parser.add_argument("--ctx", type=int, default=128)
     parser.add_argument("--dtype", default="fp32", choices=("fp32", "bf16"))
+    parser.add_argument("--flat-adapters", action="store_true", help="FSDP1: adapters share their layer's flat parameter")
     parser.add_argument("--attention", default="eager")
     parser.add_argument("--optimizer", default="adamw-fused")
     parser.add_argument("--checkpointing", action="store_true")
@@ -139,7 +140,7 @@ def run_steps(arguments: argparse.Namespace, device: str) -> dict[str, Any]:
     inputs = {"input_ids": ids, "labels": ids.clone()}
     if arguments.around:
         model.enable_input_require_grads()
-    model, loop_of = spread(model, arguments.strategy, device)
+    model, loop_of = spread(model, arguments.strategy, device, flat_adapters=arguments.flat_adapters)
     if arguments.around:
         checkpoint_around_units(model)
     loop = loop_of(model, optimizer_of(model, options), inputs, options.loop)
@@ -190,7 +191,7 @@ def _measured(loop: TrainingLoop) -> dict[str, Any]:
     return {"peak_bytes": torch.cuda.max_memory_allocated(), "reserved_bytes": torch.cuda.max_memory_reserved()}
 
 
-def spread(model: nn.Module, strategy: str, device: str) -> tuple[Any, Callable[..., TrainingLoop]]:
+def spread(model: nn.Module, strategy: str, device: str, *, flat_adapters: bool = False) -> tuple[Any, Callable[..., TrainingLoop]]:
     """The model under its engine, and the loop that goes with it."""
     if strategy.startswith("ddp"):
         from torch.nn.parallel import DistributedDataParallel
@@ -206,7 +207,7 @@ def spread(model: nn.Module, strategy: str, device: str) -> tuple[Any, Callable[
 
         names = getattr(model, "_no_split_modules", None) or ()
         policy: Any = ModuleWrapPolicy({type(m) for m in model.modules() if type(m).__name__ in names})
-        if hasattr(model, "peft_config"):  # trained adapters get flat parameters of their own
+        if hasattr(model, "peft_config") and not flat_adapters:  # trained adapters get flat parameters of their own
             from peft.utils.other import fsdp_auto_wrap_policy
 
             os.environ["FSDP_TRANSFORMER_CLS_TO_WRAP"] = ",".join(names)

@@ -22,10 +22,11 @@ LLAMA: dict[str, object] = {
 
 
 def spread(
-    parallel: ParallelConfig, *, method: str = "full", precision: str = "bf16-autocast", checkpointing: bool = False, accumulation: int = 1, tied: bool = False, storage: str = "auto", batch: int = BATCH, around: bool = False,
+    parallel: ParallelConfig, *, method: str = "full", precision: str = "bf16-autocast", checkpointing: bool = False, accumulation: int = 1, tied: bool = False, storage: str = "auto", batch: int = BATCH, around: bool = False, flat: bool = False,
 ) -> Step:  # fmt: skip
     """One rank's step with fused AdamW and eager attention, which torch runs alike on every device.
 
+    `flat`: under FSDP1 adapters share their layer's flat parameter.
     `around`: checkpoints are reentrant and lie around the layers, as before transformers 4.53.
     """
     config = TrainConfig(
@@ -34,7 +35,7 @@ def spread(
         recompute=RecomputeConfig(kind=RecomputeKind.FULL if checkpointing else RecomputeKind.NONE, reentrant=around), optimizer="adamw-fused", attention=Attention.EAGER,
         clip_gradients=False, gradient_accumulation_steps=accumulation, parallel=parallel,
     )  # fmt: skip
-    stack = STACKS["hf-bare"].replace(transformers=(4, 48)) if around else STACKS["hf-bare"]
+    stack = STACKS["hf-bare"].replace(transformers=(4, 48)) if around else STACKS["hf-bare"].replace(flat_adapters=flat)
     return build_step(read_config({**LLAMA, "tie_word_embeddings": tied}), Policy(config, stack))
 
 

@@ -63,6 +63,8 @@ class Stack(Record):
     """Half-precision parameters are updated through an fp32 copy that stays; states are fp32."""
     main_gradients: bool = False
     """Gradients are added as they are made to fp32 buffers that stay (Megatron's main_grad)."""
+    flat_adapters: bool = False
+    """Under FSDP1 adapters share their layer's flat parameter, whose gradient is then as large as the layer (use_orig_params, no policy for them)."""
     step_gradients_fp32: bool = False
     """The update casts all gradients to fp32 first (DeepSpeed's single partition)."""
 
@@ -129,11 +131,11 @@ STACKS: dict[str, Stack] = {
             default_optimizer="adamw-foreach", logits_held=True,
         ),
         Stack(
-            name="litgpt", meaning="litgpt's fine-tuning scripts of 2023 to 2024", source="litgpt 0.4 finetune/lora.py, lora.py, model.py; bitsandbytes 0.42", transformers=(0, 0), modelling="litgpt",
+            name="litgpt", meaning="litgpt's fine-tuning scripts of 2023 to 2024", source="litgpt 0.4 finetune/lora.py, lora.py, model.py; bitsandbytes 0.42", transformers=(0, 0), modelling="litgpt", flat_adapters=True,
             default_optimizer="adamw-foreach", quantized_keeps_input=True, unpacks_by_half=True, int8_by_columns=True, holds_last_step=True,
         ),
         Stack(
-            name="litgpt-2023", meaning="lit-gpt's fine-tuning scripts of 2023, which run the longest sample first", source="lit-gpt of October 2023 finetune/lora.py train, get_batch(longest_seq_ix)", transformers=(0, 0), modelling="litgpt",
+            name="litgpt-2023", meaning="lit-gpt's fine-tuning scripts of 2023, which run the longest sample first", source="lit-gpt of October 2023 finetune/lora.py train, get_batch(longest_seq_ix)", transformers=(0, 0), modelling="litgpt", flat_adapters=True,
             default_optimizer="adamw-foreach", quantized_keeps_input=True, unpacks_by_half=True, int8_by_columns=True,
         ),
         Stack(

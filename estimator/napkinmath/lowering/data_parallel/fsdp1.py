@@ -3,7 +3,7 @@
 Gathering makes the flat parameter whole in the type of computation, its modules use views of it, and its backward concatenates the
 views' gradients into one. Sources: torch 2.13 distributed/fsdp/_flat_param.py (_use_low_precision_shard, _alloc_padded_unsharded_flat_param,
 _use_unsharded_views), _runtime_utils.py (_post_backward_hook, _reduce_grad), peft 0.21 utils/other.py fsdp_auto_wrap_policy, which
-gives trained adapters flat parameters of their own.
+gives trained adapters flat parameters of their own. Without such a policy the gradient is one of the whole layer, frozen weights too.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from napkinmath.dtypes import UINT8, find_dtype
 from napkinmath.expr import Size, ceil_div
 from napkinmath.ledger import ALLOC, FREE, RUN, Role, Tensor, Weight, Work
 from napkinmath.lowering.data_parallel.flat import elements_of
+from napkinmath.lowering.data_parallel.fsdp1_hooks import has_flat_adapters
 from napkinmath.lowering.data_parallel.pieces import Piece, Symbols
 from napkinmath.lowering.data_parallel.stored import is_sharded, on_host, stored_dtype
 
@@ -28,7 +29,7 @@ SOURCE = "torch distributed/fsdp/_flat_param.py"
 class FlatPiece(Piece):
     """One run's flat parameter: the rank's part of it, and what a gather and a reduction make."""
 
-    __slots__ = ("flat_gradient",)
+    __slots__ = ("flat_gradient", "zeros")
 
     def __init__(self, run: Run, policy: Policy) -> None:
         parallel, offload = policy.config.parallel, policy.config.offload
@@ -36,13 +37,18 @@ class FlatPiece(Piece):
         self.symbols: Symbols = run.stage.symbols
         self.name = run.name
         self.output = self.reduce_input = None
+        self.zeros: Tensor | None = None  # gradients of frozen views, which the split's backward fills in (split_with_sizes_backward)
         self.parts: list[Weight] = []
         self.gathered: list[Tensor] = []
         self.casts: list[Tensor] = []
         self.flat_gradient = self.reduced = self.gradient = self.host_gradient = None
         weights = [w for w in run.block.weights if is_sharded(w, policy)]
-        for group in ([w for w in weights if not w.trainable and not w.constants], [w for w in weights if w.trainable]):
-            if group:
+        frozen, trained = [w for w in weights if not w.trainable and not w.constants], [w for w in weights if w.trainable]
+        if frozen and trained and has_flat_adapters(policy):
+            self._flatten(frozen + trained, run, policy)
+            self._split(frozen, trained)
+        else:
+            for group in filter(None, (frozen, trained)):
                 self._flatten(group, run, policy)
         for weight in weights:
             if weight.constants:
@@ -52,11 +58,22 @@ class FlatPiece(Piece):
             self.casts += [_buffer("part from the host", p.tensor.axes, p.tensor, run) for p in self.parts]
             self.host_gradient = on_host(self.gradient) if self.gradient is not None else None
 
+    def _split(self, frozen: list[Weight], trained: list[Weight]) -> None:
+        """The rank's part of a flat parameter that adapters share: the optimizer sees what is trained in it."""
+        whole = self.parts.pop()
+        assert self.flat_gradient is not None
+        like = self.flat_gradient
+        self.zeros = Tensor("zeros for frozen weights", (elements_of(frozen),), like.dtype, Role.GRADIENTS, like.module, SOURCE)
+        for group, name in ((frozen, "frozen"), (trained, "trained")):
+            axes = (ceil_div(elements_of(group), self.ranks),)
+            tensor = Tensor(whole.tensor.name, axes, whole.tensor.dtype, group[0].tensor.role, whole.tensor.module, SOURCE)
+            self.parts.append(Weight(f"{whole.tensor.module}.{name}", axes, tensor, trainable=group is trained, kind="flat"))
+
     def _flatten(self, group: list[Weight], run: Run, policy: Policy) -> None:
         computed, stored = group[0].tensor.dtype, stored_dtype(group[0], policy)
         elements = elements_of(group)
         part = ceil_div(elements, self.ranks)
-        trainable = group[0].trainable
+        trainable = group[-1].trainable
         tensor = Tensor("flat parameter", (part,), stored, group[0].tensor.role, run.block.name, SOURCE)
         self.parts.append(
             Weight(f"{run.block.name}.{'trained' if trainable else 'frozen'}", (part,), tensor, trainable=trainable, kind="flat")
@@ -123,7 +140,8 @@ class FlatPiece(Piece):
         if self.flat_gradient is None:
             return []
         copy = Work(None, (Move(2 * self.flat_gradient.nbytes),), True)
-        return [(ALLOC, self.flat_gradient), (RUN, copy), *((FREE, g) for g in gradients)]
+        zeros = [] if self.zeros is None else [self.zeros]
+        return [*((ALLOC, z) for z in zeros), (ALLOC, self.flat_gradient), (RUN, copy), *((FREE, t) for t in (*zeros, *gradients))]
 
     def copy_in(self, gradients: list[Tensor]) -> list[Event]:
         """The flat gradient, cast where the reduction has a type of its own, is reduced into the rank's part."""

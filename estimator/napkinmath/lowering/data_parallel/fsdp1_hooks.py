@@ -51,8 +51,16 @@ def is_recomputed_around(run: Run, policy: Policy) -> bool:
 
 def has_units_within(run: Run, policy: Policy) -> bool:
     """Whether adapters are flat parameters of their own within a frozen layer's."""
-    adapters = any(w.trainable and w.tensor.role is Role.ADAPTERS for w in run.block.weights)
+    adapters = any(w.trainable and w.tensor.role is Role.ADAPTERS for w in run.block.weights) and not has_flat_adapters(policy)
     return policy.config.parallel.data_parallel is DataParallel.FSDP1 and adapters
+
+
+def has_flat_adapters(policy: Policy) -> bool:
+    """Whether adapters share the flat parameter of their layer: use_orig_params without PEFT's wrapping policy, as Fabric has it.
+
+    Source: lightning fabric/strategies/fsdp.py FSDPStrategy; litgpt finetune/lora.py auto_wrap_policy={Block}.
+    """
+    return policy.stack.flat_adapters
 
 
 def own_weights(run: Run, policy: Policy) -> list[Weight]:
