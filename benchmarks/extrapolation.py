@@ -121,15 +121,22 @@ def main() -> int:
                 row = {"model": model, "way": way, **run_case(config, train, device, arguments.rounds)}
             rows.append(row)
             print(_line(row, time.monotonic() - started), flush=True)
-    done = [row for row in rows if "error" not in row]
-    if done:
-        errors = [abs(_whole(row) - 1) for row in done]
-        print(
-            f"whole step over {len(done)} cases: median error {statistics.median(errors):.1%}, largest {max(errors):.1%}; cases with every byte right: {sum(_bytes_off(row) == 0 for row in done)}"
-        )
+    print(_summary(rows))
     if arguments.json:
-        arguments.json.write_text(json.dumps({"stamp": stamp_of(device), "rows": rows}, indent=1) + "\n")
+        found = {"stamp": stamp_of(device), "rounds": arguments.rounds, "summary": _summary(rows), "rows": rows}
+        arguments.json.write_text(json.dumps(found, indent=1) + "\n")
     return 0
+
+
+def _summary(rows: list[dict[str, Any]]) -> str:
+    done = [row for row in rows if "error" not in row]
+    if not done:
+        return "nothing was measured"
+    errors = [abs(_whole(row) - 1) for row in done]
+    return (
+        f"whole step over {len(done)} cases: median error {statistics.median(errors):.1%}, largest {max(errors):.1%}; "
+        f"cases with every byte right: {sum(_bytes_off(row) == 0 for row in done)}"
+    )
 
 
 def _bytes_off(row: dict[str, Any]) -> int:

@@ -25,8 +25,8 @@ from napkinmath_profiler.calibration.stamp import stamp_of  # noqa: E402
 from napkinmath_profiler.trace import TraceOptions  # noqa: E402
 
 WANTED = 0.005
-# (hidden size, layers, batch, context) of a Llama: steps of some 20 ms to 1 s on a core, 20 to 500 ms on a GPU.
-SIZES = {"cpu": ((128, 2, 1, 64), (256, 4, 2, 96), (384, 8, 2, 128), (512, 8, 4, 256)), "cuda": ((1024, 8, 1, 512), (2048, 22, 1, 1024), (2048, 22, 4, 2048))}  # fmt: skip
+# (hidden size, layers, batch, context) of a Llama: steps of some 30 ms to half a second on a core, 20 to 500 ms on a GPU.
+SIZES = {"cpu": ((128, 2, 1, 64), (256, 4, 2, 96), (384, 8, 2, 128)), "cuda": ((1024, 8, 1, 512), (2048, 22, 1, 1024), (2048, 22, 4, 2048))}  # fmt: skip
 
 
 def config_of(hidden: int, layers: int) -> dict[str, Any]:

@@ -180,7 +180,7 @@ def _chip_ops(gpu: Gpu) -> int:
         return 4096
     rates = dict(gpu.dense_flops)
     rate = rates.get("fp16_fp16acc", rates["fp16"]) / (gpu.num_sms * gpu.tensor_hz)
-    return max(1024 if gpu.architecture in ("ampere", "ada") else 128, 1 << round(_log2(rate)))
+    return max(1024 if gpu.architecture in ("ampere", "ada") else 128, 1 << max(0, round(_log2(rate))))
 
 
 def _simt_flops_per_clock(gpu: Gpu) -> int:

@@ -422,3 +422,16 @@ def test_reading_a_calibration_loads_no_torch(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     assert time.perf_counter() - started < 20
+
+
+@pytest.mark.parametrize("flops", [1e6, 1e9, 1e12])
+def test_a_device_however_slow_has_a_time(tmp_path: Path, flops: float, capsys: pytest.CaptureFixture[str]) -> None:
+    """A processor that others kept busy while it was measured may show less than one operation a cycle."""
+    dense = dict.fromkeys(("fp32", "tf32", "fp16", "bf16"), flops)
+    device = {
+        "kind": "cpu", "vendor": "cpu", "memory_bytes": 64 << 30, "bandwidth_bytes_per_s": 1e9, "dense_flops": dense, "num_sms": 2, "hz": 2e9, "l2_bytes": 1 << 25,
+        "host_bytes_per_s": 1e9,
+    }  # fmt: skip
+    path = written(tmp_path / "slow.json", gpu="CPU Z80, 2 threads", device=device, rates={})
+    assert main(["--model", MODEL, "--precision", "fp32", "--calibration", path, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["time"]["seconds"] > 1e12 / flops
