@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from napkinmath.expr import Size
 
 MAX_SIZE = 1 << 40
+BITSANDBYTES_BLOCKS = (32, 64, 128, 256, 512, 1024, 2048, 4096)  # bitsandbytes 0.50 _ops.py quantize_4bit
 
 
 class Precision(str, Enum):
@@ -150,6 +151,8 @@ class QuantizationConfig(Record):
             raise InputError(f"storage {shown(self.storage)} is unknown; use auto, uint8, bf16, fp16 or fp32")
         if self.group_size < 0:
             raise InputError(f"group_size={self.group_size} is negative; use 0 for the format's own, or 16 to 1024")
+        if self.format in ("nf4", "fp4") and self.group_size not in (0, *BITSANDBYTES_BLOCKS):
+            raise InputError(f"group_size={self.group_size} is no block of {self.format}; use {', '.join(map(str, BITSANDBYTES_BLOCKS))}")
 
 
 class RecomputeConfig(Record):

@@ -60,7 +60,8 @@ CONTRADICTIONS = _flags(
     ("--method ia3 --rank 8", "--rank '8'"), ("--method prompt --dropout 0.1", "0.1"), ("--method prefix --alpha 4", "4"), ("--lora --virtual-tokens 8", "8"), ("--bs 1 --bs 2", "'2'"), ("--ctx 1k --ctx 2k", "'2k'"),
     ("--clip --no-clip", "--no-clip"), ("--no-packing --packing", "--packing"), ("--json --explain", "--json"), ("--eval --train-mode", "--eval"), ("--optimizer-in-backward --grad-accum 4", "gradient_accumulation_steps"),
     ("--prefetch 2", "'2'"), ("--no-pinned", "--pinned"), ("--offload-style trl", "trl"), ("--offload none --prefetch 1", "--prefetch"), ("--optimizer-in-backward --offload optimizer", "offload.optimizer"),
-    ("--offload parameters", "offload.optimizer"), ("--offload checkpoints", "--checkpointing offload"),
+    ("--offload parameters", "offload.optimizer"), ("--offload checkpoints", "--checkpointing offload"), ("--images 1", "reads no images"), ("--checkpointing selective:nothing", "selective:nothing"), ("--gpus 8x", "8x"),
+    ("--qlora --group-size 63", "63"),
     ("--mig 3g.40gb", "3g.40gb"), ("--vram 24 --mig 1g.5gb", "1g.5gb"), ("--display windows", "windows"), ("--gpu A100 --gpu H100 --vram 24", "24"), ("--gpu A100 --gpu H100 --mig 1g.5gb", "1g.5gb"),
     ("--gpu A100 --gpus 1xH100", "1xH100"), ("--gpu A100 --gpu H100 --timeline x.html", "x.html"), ("--calibration c.json", "c.json"), ("--arch L2␣h64", "--arch"), ("--hub --model", "--model"),
 )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from napkinmath.errors import InputError, shown
+from napkinmath.train_config import RecomputeKind
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,7 +31,22 @@ def priced(options: Mapping[str, object], notes: list[str]) -> list[Estimate]:
         calibration = calibration_on(machine, options, notes)
         found.append(estimate(spec, config, hardware=cluster_of(machine, options), allocator=allocator, calibration=calibration))
     _refuse_untrained(found[0])
+    _refuse_idle(found[0], options)
     return found
+
+
+def _refuse_idle(e: Estimate, options: Mapping[str, object]) -> None:
+    """Raises where something was asked for that this model has not."""
+    if "images" in options and e.config.batch.images and not any(stage.modality == "image" for stage in e.spec.stages):
+        raise InputError(f"--images {shown(options['images'])}: {e.spec.name} reads no images; leave it out")
+    if e.config.recompute.kind is RecomputeKind.SELECTIVE and e.step.policy.recomputes:
+        from napkinmath.lowering.recompute import is_kept
+
+        keep = e.config.recompute.keep
+        if not any(is_kept(op, keep) for run in e.step.runs if run.stage.checkpointed for op in run.block.ops):
+            raise InputError(
+                f"--checkpointing selective:{','.join(keep)} names no operation of {e.spec.name}; use e.g. sdpa, linear or o_proj"
+            )
 
 
 def _refuse_untrained(e: Estimate) -> None:

@@ -57,7 +57,10 @@ def number_and_type(options: Options) -> tuple[int, str]:
         return 1, ""
     given = str(options["gpus"])
     number = given.lower().partition("x")[0]
-    return values.count(number or given, "--gpus", high=MAX_RANKS), given[len(number) + 1 :].strip()
+    kind = given[len(number) + 1 :].strip()
+    if number and len(given) > len(number) and not kind:
+        raise InputError(f"--gpus {shown(given)} names no GPU after the x; write e.g. --gpus {number}xA100-80, or --gpus {number}")
+    return values.count(number or given, "--gpus", high=MAX_RANKS), kind
 
 
 def gpus_and_nodes(options: Options) -> tuple[int, int]:
