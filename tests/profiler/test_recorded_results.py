@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
+import statistics
 from pathlib import Path
 
 import pytest
@@ -187,3 +188,20 @@ def test_a_gpus_environment_gives_its_capability(tmp_path: Path) -> None:
 def test_an_unknown_allocator_setting_is_quoted() -> None:
     with pytest.raises(NapkinError, match="no_such_setting"):
         replayed(recorded_histories()[0], "no_such_setting:1")
+
+
+# ---------------------------------------------------------------- committed benchmarks
+
+
+def test_committed_benchmarks_hold_what_is_promised() -> None:
+    """On a CPU: every peak carried over to the byte, seconds within 15% at the median, watching below half a percent of a step."""
+    results = GOLDEN.parents[1] / "benchmarks" / "results" / "cpu"
+    carried = json.loads((results / "extrapolation.json").read_text())["rows"]
+    assert len(carried) >= 12
+    assert all(told == real for row in carried for told, real in row["bytes"].values())
+    errors = [
+        abs(sum(told for told, _ in row["seconds"].values()) / sum(real for _, real in row["seconds"].values()) - 1) for row in carried
+    ]
+    assert statistics.median(errors) < 0.15
+    watched = json.loads((results / "watch_overhead.json").read_text())
+    assert watched["stamp"]["torch"] and all(row["share_inside_watch"] < 0.005 for row in watched["rows"])
