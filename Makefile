@@ -43,7 +43,7 @@ docs: $(VENV)/.test               ## the documentation site in build/site; a war
 notebooks: $(VENV)/.test          ## run the notebooks and write what they print and draw back into them
 	$(BIN)/python notebooks/execute.py
 
-gpu: $(VENV)/bin/python           ## ten minutes on a GPU: calibration, whole steps, kernels
+gpu:                              ## ten minutes on a GPU: calibration, whole steps, kernels
 	$(PYTHON) benchmarks/campaign.py --budget 540 --out benchmarks/results/new
 
 clean:

@@ -8,6 +8,7 @@ import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -111,12 +112,14 @@ def read_steps(folder: Path) -> list[Row]:
     return [translated(row, capability) if is_foreign(row) else row for row in read_rows(folder / "steps.jsonl")]
 
 
-def results_of(folder: Path, *, traced: bool = True) -> list[Result]:
-    """A folder's measured cases with their predictions, made now where they are missing."""
+def results_of(folder: Path, *, traced: bool = True, made: bool = True) -> list[Result]:
+    """A folder's measured cases with their predictions, made now where they are missing; without ``made`` those cases have none."""
     measured = {row["case"]: row for row in read_steps(folder) if row.get("status") == "measured" and "memory" in row}
     predictions = {row["case"]: row for row in read_rows(folder / "predictions.jsonl")}
     missing = [row for name, row in measured.items() if name not in predictions]
-    if missing:
+    if missing and not made:
+        predictions |= {row["case"]: {} for row in missing}
+    elif missing:
         from campaign_parts.predicted import predict
 
         facts, rows = Facts.of(folder), Rows(folder / "predictions.jsonl")
@@ -125,10 +128,10 @@ def results_of(folder: Path, *, traced: bool = True) -> list[Result]:
     return [Result(folder.name, row, predictions[name]) for name, row in measured.items()]
 
 
-def write_report(folder: Path | Sequence[Path], out: Path, *, pictures: bool, traced: bool = True) -> list[Result]:
-    """report.md and accuracy.png of one or several folders, in ``out``."""
+def write_report(folder: Path | Sequence[Path], out: Path, *, pictures: bool, traced: bool = True, made: bool = True) -> list[Result]:
+    """report.md and pictures of one or several folders, in ``out``; without matplotlib the tables alone."""
     folders = [folder] if isinstance(folder, Path) else list(folder)
-    found = [result for one in folders for result in results_of(one, traced=traced)]
+    found = [result for one in folders for result in results_of(one, traced=traced, made=made)]
     out.mkdir(parents=True, exist_ok=True)
     lines = ["# Measured and predicted training steps", ""]
     for one in folders:
@@ -139,6 +142,12 @@ def write_report(folder: Path | Sequence[Path], out: Path, *, pictures: bool, tr
         facts = Facts.of(one)
         if facts.hardware is not None:
             lines += op_lines(one, facts.hardware.gpu, facts.speed)
+    unpredicted = sum(not result.predicted for result in found)
+    if unpredicted:
+        lines += ["", f"{unpredicted} cases have no predictions yet; `python benchmarks/report.py FOLDER` makes them on any machine."]
+    if pictures and find_spec("matplotlib") is None:
+        pictures = False
+        lines += ["", "No pictures: matplotlib is not installed here; `python benchmarks/report.py FOLDER` draws them elsewhere."]
     (out / "report.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     if pictures and found:
         from campaign_parts.pictures import draw_accuracy, draw_histories

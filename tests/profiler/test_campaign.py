@@ -70,6 +70,17 @@ def test_the_report_says_that_nothing_was_measured_on_a_gpu(dry_run: Path) -> No
     assert accuracy.main([str(dry_run)]) == 0
 
 
+def test_a_spent_budget_ends_the_run_and_names_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps stop being begun, no prediction is made after the deadline, and a machine without matplotlib gets its tables."""
+    monkeypatch.setattr(accuracy, "find_spec", lambda _: None)
+    assert campaign.main(["--dry-run", "--out", str(tmp_path), "--only", "steps", "--cases", "tinyllama"]) == 0
+    assert campaign.main(["--dry-run", "--out", str(tmp_path), "--only", "steps,predictions", "--budget", "0"]) == 0
+    assert len(read_rows(tmp_path / "steps.jsonl")) == 1 and not (tmp_path / "predictions.jsonl").exists()
+    text = (tmp_path / "report.md").read_text()
+    assert "1 cases have no predictions yet" in text and "No pictures: matplotlib" in text
+    assert not (tmp_path / "accuracy.png").exists()
+
+
 def test_a_second_run_measures_nothing_again(dry_run: Path) -> None:
     before = {name: (dry_run / name).read_bytes() for name in ("steps.jsonl", "predictions.jsonl", "ceilings.json", "watch.json")}
     assert campaign.main(["--dry-run", "--out", str(dry_run), "--only", STAGES]) == 0
