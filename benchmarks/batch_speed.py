@@ -1,6 +1,6 @@
 """How many jobs a second `estimate batch` prices on one core: all sizes different, and drawn from a short list as grids are.
 
-python benchmarks/batch_speed.py [--jobs 300000]; seconds are those of the processor, so that other work on the machine does not count.
+python benchmarks/batch_speed.py [--jobs 300000] [--out FILE]; seconds are those of the processor, so that other work on the machine does not count.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import random
 import tempfile
 import time
+from collections.abc import Callable
 
 from napkinmath.batch import run_batch
 
@@ -20,7 +21,9 @@ def main() -> None:
     """Writes both files, prices them, prints jobs a second of processor time and of the clock."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=300_000)
-    count = parser.parse_args().jobs
+    parser.add_argument("--out", help="a JSON file for the figures")
+    arguments = parser.parse_args()
+    count, figures = arguments.jobs, dict[str, dict[str, int]]()
     gc.freeze()
     gc.set_threshold(500_000, 20, 100)
     draw = random.Random(0)
@@ -31,11 +34,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name, sizes in kinds.items():
             for gpu in ("", "a100-80"):
-                print(f"{name}, {f'on {gpu}' if gpu else 'memory alone'}: {rate(folder, count, sizes, gpu)}")
+                processor, wall = rates(folder, count, sizes, gpu)
+                case = f"{name}, {f'on {gpu}' if gpu else 'memory alone'}"
+                figures[case] = {"jobs_per_processor_s": round(processor), "jobs_per_wall_s": round(wall)}
+                print(f"{case}: {processor:,.0f} jobs/s of processor time, {wall:,.0f} by the clock")
+    if arguments.out:
+        with open(arguments.out, "w", encoding="utf-8") as file:
+            json.dump({"jobs": count, "rates": figures}, file, indent=1)
+            file.write("\n")
 
 
-def rate(folder: str, count: int, sizes, gpu: str) -> str:
-    """Jobs a second of a file of two methods, ids and three sizes a line."""
+def rates(folder: str, count: int, sizes: Callable[[int], tuple[int, int, int]], gpu: str) -> tuple[float, float]:
+    """Jobs a second of processor time and by the clock, of a file of two methods, ids and three sizes a line."""
     path = os.path.join(folder, "jobs.jsonl")
     with open(path, "w", encoding="utf-8") as file:
         for i in range(count):
@@ -45,7 +55,7 @@ def rate(folder: str, count: int, sizes, gpu: str) -> str:
     wall, processor = time.perf_counter(), time.process_time()
     run_batch(path, os.path.join(folder, "answers.jsonl"), {}, force=True)
     wall, processor = time.perf_counter() - wall, time.process_time() - processor
-    return f"{count / processor:,.0f} jobs/s of processor time, {count / wall:,.0f} by the clock"
+    return count / processor, count / wall
 
 
 if __name__ == "__main__":

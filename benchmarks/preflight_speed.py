@@ -1,6 +1,6 @@
 """How long the pre-flight check takes on live models of real size, and what it allocates.
 
-    python benchmarks/preflight_speed.py
+    python benchmarks/preflight_speed.py [--out FILE]
 
 Models are built on meta (their layers, not their bytes, are what is read). Each case runs once cold, in this process after imports, and
 then again; the goal is one second.
@@ -8,6 +8,8 @@ then again; the goal is one second.
 
 from __future__ import annotations
 
+import argparse
+import json
 import resource
 import time
 import warnings
@@ -27,6 +29,10 @@ def main() -> None:
     from napkinmath_profiler.trace import TraceOptions, prepared_model
     from napkinmath_profiler.tracing.meta_model import TrainMethod, config_from
 
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", help="a JSON file for the figures")
+    out = parser.parse_args().out
+    figures: list[dict[str, object]] = []
     warnings.simplefilter("ignore")
     print(f"{'model':8} {'method':8} {'first s':>8} {'again s':>8} {'peak RSS grows MB':>18}")
     for name, shape in SHAPES.items():
@@ -39,7 +45,12 @@ def main() -> None:
                 str(preflight(model, "adamw-fused", (4, 4096), hardware="h100", autocast_dtype=torch.bfloat16, raises=False))
                 seconds.append(time.perf_counter() - started)
             grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1000
+            figures.append({"model": name, "method": method.value, "first_s": round(seconds[0], 3), "again_s": round(seconds[1], 3), "grown_mb": round(grown, 1)})  # fmt: skip
             print(f"{name:8} {method.value:8} {seconds[0]:8.2f} {seconds[1]:8.2f} {grown:18.1f}")
+    if out:
+        with open(out, "w", encoding="utf-8") as file:
+            json.dump({"cases": figures}, file, indent=1)
+            file.write("\n")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 from enum import Enum
 from itertools import product
 
+from napkinmath.accuracy import ALLOCATED
 from napkinmath.errors import InputError
 from napkinmath.estimate import Estimate, Verdict, estimate
 from napkinmath.record import Record
@@ -282,7 +283,8 @@ def _key(space: Space, goal: Goal, combination: _Combination, number: int, sizes
     cells = _cells(combination, sizes)
     b, s, r = (size[cells] for size in sizes)
     config = combination.config
-    room = combination.machine.hardware.usable_range[0]
+    # What surely fits has its allocated bytes, which are no less than the requested ones, within their range's upper end.
+    room = combination.machine.hardware.usable_range[0] / (1 + ALLOCATED.base)
     changes = len(combination.changes) + (b != space.batches[0]) + ((r != space.ranks[0]) if config.adapter is not None else 0)
     slowness = -speed_step(combination.speed)
     first = {
