@@ -15,7 +15,7 @@ from napkinmath.exports.hf import lora_config, quantization_config, training_arg
 from napkinmath.exports.names import OPTIMIZERS
 from napkinmath.inputs.job_file import read_job
 from napkinmath.inputs.options import train_config
-from napkinmath.train_config import TrainConfig
+from napkinmath.train_config import Precision, TrainConfig
 
 LORA: dict[str, object] = {"method": "lora", "rank": 8, "alpha": 32, "dropout": 0.05, "targets": "q_proj,v_proj"}
 CASES: dict[str, dict[str, object]] = {
@@ -164,6 +164,58 @@ def test_accelerate_loads_its_file(options: dict[str, object], tmp_path: Path) -
         fields = {f"fsdp_{name}" for name in pytest.importorskip("accelerate").FullyShardedDataParallelPlugin.__dataclass_fields__}
         unknown = set(loaded.fsdp_config) - fields - {"fsdp_version", "fsdp_offload_params", "fsdp_transformer_layer_cls_to_wrap"}
         assert not unknown, unknown
+
+
+SPREAD = (
+    {"gpus": "8", "data_parallel": "fsdp2", "precision": "bf16-autocast"},
+    {"gpus": "4", "data_parallel": "fsdp1", "sharding": "grad-op", "precision": "bf16-autocast"},
+    {"gpus": "8", "zero": 3, "offload": "optimizer,parameters", "precision": "bf16-autocast"},
+    {"gpus": "2", "precision": "bf16-autocast"},
+)
+
+
+@pytest.mark.parametrize("options", SPREAD)
+def test_an_accelerate_file_is_read_back_as_the_same_rank(options: dict[str, object], tmp_path: Path) -> None:
+    config, notes = train_config(options), list[str]()
+    (tmp_path / "accelerate.yaml").write_text(export(config, "llama-7b", "accelerate")[0])
+    again = train_config(read_job(str(tmp_path / "accelerate.yaml"), notes))
+    before, after = (estimate("llama-3.2-1b", c, hardware="a100-80") for c in (config, again))
+    assert before.memory == after.memory and before.config.parallel.world_size == after.config.parallel.world_size
+    assert not any("not priced" in note for note in notes), "what was read is not said to be left out"
+
+
+@pytest.mark.parametrize("options", [{"gpus": "8", "zero": 3, "bs": 2, "grad_accum": 4, "offload": "optimizer,parameters"}, {"gpus": "4", "zero": 2}, {"gpus": "2", "zero": 1, "precision": "fp16-amp"}])  # fmt: skip
+def test_a_deepspeed_file_is_read_by_accelerate_and_by_us(options: dict[str, object], tmp_path: Path) -> None:
+    reader = pytest.importorskip("accelerate.utils.deepspeed").HfDeepSpeedConfig
+    config = train_config(options)
+    text, _ = export(config, "llama-7b", "deepspeed")
+    theirs = reader(json.loads(text))
+    assert (theirs.is_zero3(), theirs.is_zero2(), theirs.is_offload()) == (options["zero"] == 3, options["zero"] == 2, "offload" in options)
+    assert theirs.get_value("train_micro_batch_size_per_gpu") == options.get("bs", 1)
+    (tmp_path / "zero.json").write_text(text)
+    again = train_config({**read_job(str(tmp_path / "zero.json"), []), "gpus": options["gpus"]})
+    before, after = (estimate("llama-3.2-1b", c.replace(precision=Precision.BF16_AUTOCAST), hardware="a100-80") for c in (config, again))
+    assert before.memory == after.memory and before.host_bytes == after.host_bytes
+    assert again.parallel.data_parallel is config.parallel.data_parallel and again.offload == config.offload
+    assert (again.micro_batch_size, again.gradient_accumulation_steps) == (config.micro_batch_size, config.gradient_accumulation_steps)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", [*CASES, "chunked"])
+def test_trls_own_command_takes_the_file(name: str, tmp_path: Path) -> None:
+    """Every key is one of TRL's: `trl sft --config FILE` refuses others."""
+    trl = pytest.importorskip("trl")
+    config = train_config({**CASES.get(name, {"loss": "chunked"})})
+    file = tmp_path / "sft.yaml"
+    file.write_text(export(config, "llama-3.2-1b", "hf")[0] + f"output_dir: {tmp_path}\nuse_cpu: true\n")
+    parser = trl.TrlParser((trl.ScriptArguments, trl.SFTConfig, trl.ModelConfig))
+    _, arguments, model = parser.parse_args_and_config(["--config", str(file)], fail_with_unknown_args=True)
+    assert arguments.per_device_train_batch_size == config.micro_batch_size and arguments.max_length == config.sequence_length
+    assert model.use_peft == (config.adapter is not None) and model.load_in_4bit == (
+        config.quantization is not None and config.quantization.format == "nf4"
+    )
+    assert config.adapter is None or (model.lora_r, model.use_dora) == (config.adapter.rank, config.adapter.kind.value == "dora")
+    assert arguments.loss_type in ("nll", "chunked_nll")  # the second is the first's old name since every model has a fused head
 
 
 def test_deepspeed_file_adds_up() -> None:

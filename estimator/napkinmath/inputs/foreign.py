@@ -82,7 +82,7 @@ class ForeignJob:
 
     def finish(self) -> dict[str, object]:
         """The options; keys that nobody took and that may matter are said aloud."""
-        sharding = [key for key in _SHARDING if self.content.get(key)]
+        sharding = [key for key in _SHARDING if self.content.get(key) and key not in self._taken]
         if sharding:
             self.note(f"{', '.join(sharding)} not priced: this is one GPU without sharding")
         ignored = [
