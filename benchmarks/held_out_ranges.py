@@ -1,4 +1,4 @@
-"""Where the constants of napkinmath.accuracy come from: quantiles of errors on published runs, one source left out at a time.
+"""Where the constants of napkinmath.accuracy come from: errors on published runs, one source left out at a time.
 
     python benchmarks/held_out_ranges.py [--memory CSV] [--throughput CSV] [--blind]
 
@@ -9,6 +9,8 @@ what share of the left-out source's measurements they cover. Single-GPU rows onl
 from __future__ import annotations
 
 import argparse
+import itertools
+import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -16,13 +18,16 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "estimator"))
 
-from napkinmath.accuracy import largest_logits, within_device
+from napkinmath.accuracy import largest_logits, memory_ranges, within_device
 from published.predict import Outcome, measured_speed
 from published.rows import ALLOCATED, DEVICE, Row, Unreadable, read_rows
 from published.understand import understand
 
 DATA = Path(__file__).resolve().parent / "data"
-SMALL_CACHE = 0.1  # of the figure: below it the error of a reserved figure is not the cache's
+COVERED = 0.9
+FEW = 10
+BASES = [i / 200 for i in range(4, 21)]
+SHARES = [i / 10 for i in range(11)]
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,7 @@ class Constants:
         if o.quantity == "seconds":
             return 1 / (1 + self.seconds_above) <= o.measured / value <= 1 / (1 - self.seconds_below)
         below, above = (self.varied_below, self.varied_above) if o.varied else (self.cache_below, self.cache_above)
-        return value * (1 - self.base) - below * o.cache <= o.measured <= value * (1 + self.base) + above * (o.cache + o.logits)
+        return _inside(o, self.base, below, above)
 
 
 def quantile(found: Sequence[tuple[str, float]], share: float) -> float:
@@ -83,10 +88,10 @@ def quantile(found: Sequence[tuple[str, float]], share: float) -> float:
 
 
 def constants(observations: Iterable[Observation]) -> Constants:
-    """The quantiles of some observations: base from figures with little cache, the cache's shares from what base leaves."""
+    """Quantiles of allocated and of speeds; of reserved and device figures the narrowest spans with which memory is covered well enough."""
     known = [o for o in observations if not o.assumed]
-    cached = [o for o in known if o.quantity not in (ALLOCATED, "seconds")]
-    base = _quantile((o for o in cached if o.cache + o.logits < SMALL_CACHE * o.predicted), lambda o: abs(o.error), 0.9)
+    allocated = math.ceil(200 * _quantile((o for o in known if o.quantity == ALLOCATED), lambda o: abs(o.error), 0.95)) / 200
+    base, cache_below, cache_above = narrowest([o for o in known if o.quantity not in (ALLOCATED, "seconds") and not o.varied])
 
     def below(o: Observation) -> float:
         return max(0.0, (o.predicted * (1 - base) - o.measured) / o.cache) if o.cache else 0.0
@@ -94,13 +99,44 @@ def constants(observations: Iterable[Observation]) -> Constants:
     def above(o: Observation) -> float:
         return max(0.0, (o.measured - o.predicted * (1 + base)) / (o.cache + o.logits)) if o.cache + o.logits else 0.0
 
-    fixed, varied = [o for o in cached if not o.varied], [o for o in cached if o.varied]
+    varied = [o for o in known if o.varied and o.quantity != "seconds"]
     speeds = [o for o in known if o.quantity == "seconds" and not o.launch_bound]
     return Constants(
-        allocated=_quantile((o for o in known if o.quantity == ALLOCATED), lambda o: abs(o.error), 0.95), base=base, cache_below=_quantile(fixed, below, 0.9), cache_above=_quantile(fixed, above, 0.9),
-        varied_below=_quantile(varied, below, 0.95), varied_above=_quantile(varied, above, 0.95), seconds_below=_quantile(speeds, lambda o: 1 - o.predicted / o.measured, 0.95),
-        seconds_above=_quantile(speeds, lambda o: o.predicted / o.measured - 1, 0.95),
+        allocated=allocated, base=base, cache_below=cache_below, cache_above=cache_above, varied_below=_quantile(varied, below, 0.9), varied_above=_quantile(varied, above, 0.9),
+        seconds_below=_quantile(speeds, lambda o: 1 - o.predicted / o.measured, 0.9), seconds_above=_quantile(speeds, lambda o: o.predicted / o.measured - 1, 0.9),
     )  # fmt: skip
+
+
+def narrowest(found: Sequence[Observation]) -> tuple[float, float, float]:
+    """(base, share of the cache below, share of cache and logits above) of the least width that holds nine of ten figures of every source.
+
+    Sources of few figures have no say in it: one run would decide. The width is the average over sources.
+    """
+    groups = by_source((o.source, o) for o in found)
+    large = [group for group in groups.values() if len(group) >= FEW] or list(groups.values())
+    best, least = (max(BASES), max(SHARES), max(SHARES)), math.inf
+    for spans in itertools.product(BASES, SHARES, SHARES):
+        width = sum(sum(_width(o, *spans) for o in group) / len(group) for group in groups.values())
+        if width < least and all(sum(_inside(o, *spans) for o in group) >= COVERED * len(group) for group in large):
+            best, least = spans, width
+    return best
+
+
+def _width(o: Observation, base: float, below: float, above: float) -> float:
+    return 2 * base + (below * o.cache + above * (o.cache + o.logits)) / o.predicted
+
+
+def _inside(o: Observation, base: float, below: float, above: float) -> bool:
+    low, high = o.predicted * (1 - base) - below * o.cache, o.predicted * (1 + base) + above * (o.cache + o.logits)
+    return low <= o.measured <= high
+
+
+def by_source(found: Iterable[tuple[str, Observation]]) -> dict[str, list[Observation]]:
+    """Observations by who measured them."""
+    groups: dict[str, list[Observation]] = {}
+    for source, o in found:
+        groups.setdefault(source, []).append(o)
+    return groups
 
 
 def _quantile(found: Iterable[Observation], value: Callable[[Observation], float], share: float) -> float:
@@ -123,12 +159,13 @@ def _of_row(row: Row, blind: bool) -> list[Observation]:
     job = understand(row, blind=blind)
     e = Outcome(job).estimate
     books, logits = within_device(e), float(largest_logits(e))
-    cache = float(books.peak_reserved - books.peak_allocated)
+    reserved = memory_ranges(e).reserved.value
+    cache = float(reserved - books.peak_allocated)
     varied, assumed = len(e.replays) > 1, bool(set(job.assumed) & {"stack", "sequence", "weights", "checkpointing"})
     found: list[Observation] = []
     for quantity, value in row.measured():
         context = e.hardware.context_bytes if quantity == DEVICE and e.hardware is not None else 0
-        predicted = books.peak_allocated if quantity == ALLOCATED else books.peak_reserved + context
+        predicted = books.peak_allocated if quantity == ALLOCATED else reserved + context
         found.append(Observation(row.source, quantity, value * row.bytes_per_unit, predicted, cache, logits, varied, assumed))
     speed = measured_speed(row)
     if speed is not None and e.time is not None:

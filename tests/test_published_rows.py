@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import pathlib
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -236,3 +238,21 @@ def test_every_row_is_priced_or_listed_with_its_reason(tmp_path: pathlib.Path) -
 
 def test_percentiles_interpolate() -> None:
     assert percentile([1, 2, 3, 4, 5], 0.9) == pytest.approx(4.6)
+
+
+def test_the_command_writes_json_and_a_table_of_predictions(tmp_path: pathlib.Path) -> None:
+    path = write(tmp_path / "memory.csv", [BASE, {**BASE, "row_id": "y", "measured_peak_alloc_gb": "", "measured_unspecified_gb": "17 GB"}])
+    script = pathlib.Path(__file__).parents[1] / "benchmarks" / "published.py"
+    ran = subprocess.run(
+        [sys.executable, str(script), "--memory", str(path), "--throughput", str(path), "--json", "--csv", str(tmp_path / "out.csv")], capture_output=True, text=True, check=True
+    )  # fmt: skip
+    document = json.loads(ran.stdout)
+    assert [(r["row_id"], r["quantity"]) for r in document["rows"]] == [("x", "allocated"), ("y", "device")]
+    with (tmp_path / "out.csv").open(newline="", encoding="utf-8") as file:
+        lines = list(csv.DictReader(file))
+    assert [(line["row_id"], line["quantity"]) for line in lines] == [("x", "allocated"), ("y", "device")]
+    assert all(float(line["low"]) <= float(line["predicted"]) <= float(line["high"]) for line in lines)
+    missing = subprocess.run(
+        [sys.executable, str(script), "--memory", str(tmp_path / "none.csv")], capture_output=True, text=True, check=False
+    )
+    assert missing.returncode == 2 and missing.stderr.count("\n") == 1
