@@ -155,25 +155,46 @@ def _tokens(config: TrainConfig) -> int:
 
 
 def fastest(
-    spec: ModelSpec, config: TrainConfig, cluster: Cluster, speed: Efficiency, *, global_batch: int = 0, most: int = 1
-) -> list[MeshPrice]:
+    spec: ModelSpec, config: TrainConfig, cluster: Cluster, speed: Efficiency, *, global_batch: int = 0, most: int = 1,
+    among: list[TrainConfig] | None = None, above: float = 0.0,
+) -> list[MeshPrice]:  # fmt: skip
     """The `most` fastest meshes whose requested bytes fit a GPU, fastest first: fewer where fewer fit.
 
-    A peak of requested bytes below the memory excludes nothing that fits; whether the winner does is for its Estimate to verify.
+    A peak of requested bytes below the memory excludes nothing that fits; whether the winner does is for its Estimate to verify. `among`
+    are the meshes to choose from (all of `meshes`), of which those that no engine runs are left out; `above`: slower ones are of no
+    interest. Raises InputError where none is valid, or each is refused.
     """
     bounds = Bounds(spec, cluster, speed)
     limit = cluster.hardware.memory_bytes
-    waiting = sorted(((bounds.tokens_per_s(mesh), index, mesh) for index, mesh in enumerate(meshes(spec, cluster, config, global_batch=global_batch))), reverse=True, key=lambda item: item[0])  # fmt: skip
     found: list[MeshPrice] = []
-    for bound, _, mesh in waiting:
-        if len(found) == most and bound <= found[-1].tokens_per_s:
+    waiting, refused = _by_bound(bounds, meshes(spec, cluster, config, global_batch=global_batch) if among is None else among)
+    for bound, mesh in waiting:
+        if bound <= above or (len(found) == most and bound <= found[-1].tokens_per_s):
             break
-        if bounds.bytes(mesh) > limit:
+        try:
+            if bounds.bytes(mesh) > limit:
+                continue
+            price = price_mesh(spec, mesh, cluster, speed)
+        except InputError as error:
+            refused = refused or error
             continue
-        price = price_mesh(spec, mesh, cluster, speed)
         if price.peak_bytes <= limit:
             found = sorted([*found, price], key=lambda p: -p.tokens_per_s)[:most]
+    if refused is not None and not waiting:
+        raise refused
     return found
+
+
+def _by_bound(bounds: Bounds, among: list[TrainConfig]) -> tuple[list[tuple[float, TrainConfig]], InputError | None]:
+    """(tokens/s that it cannot exceed, mesh), best first, and the first refusal."""
+    found: list[tuple[float, TrainConfig]] = []
+    refused: InputError | None = None
+    for mesh in among:
+        try:
+            found.append((bounds.tokens_per_s(mesh), mesh))
+        except InputError as error:
+            refused = refused or error
+    return sorted(found, key=lambda item: -item[0]), refused
 
 
 class LayerBound(Record):
@@ -235,14 +256,15 @@ class Bounds:
 def layer_bound(step: Step, clock: Clock, *, shared: bool) -> LayerBound:
     """The bound of a step's layers, out of its segments; `shared`: weights and gradients lie on several ranks."""
     bind = Bindings(step.symbols)
-    segments = [segment for _, row in step.micro_steps[:1] for segment in row]
+    layers = [run for run in step.runs if run.stage.checkpointed]
+    names = {run.name for run in layers}
+    segments = [segment for _, row in step.micro_steps[:1] for segment in row if segment.name in names]
     seconds: dict[str, float] = {}
     kept: dict[str, int] = {}
     for segment in segments:
         seconds[segment.name] = seconds.get(segment.name, 0.0) + segment.repeat * _seconds(segment, clock, bind)
         if segment.phase is Phase.FORWARD:
             kept[segment.name] = min(kept.get(segment.name, 1 << 62), max(_net(segment, bind), 0))
-    layers = [run for run in step.runs if run.stage.checkpointed]
     stored = [
         sum(bind(t.requested) for t in (*(w.tensor for w in run.block.weights if not w.tied_to), *run.block.gradients)) for run in layers
     ]

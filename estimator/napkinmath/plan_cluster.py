@@ -6,7 +6,7 @@ from itertools import product
 
 from napkinmath.errors import InputError
 from napkinmath.estimate import Estimate, Verdict, estimate
-from napkinmath.meshes import MeshPrice, fastest, meshes, price_mesh
+from napkinmath.meshes import Bounds, MeshPrice, fastest, meshes
 from napkinmath.record import Record
 
 TYPE_CHECKING = False
@@ -26,6 +26,10 @@ OPEN_KNOBS: tuple[tuple[str, tuple[object, ...]], ...] = (
     ("bs", (1, 2, 4)),
 )
 _EACH = 2  # meshes of one combination that are verified
+_SPARE = 2  # times as many as are wanted are kept, for some will not fit
+# Splitting a step over more GPUs makes all of them together faster only by smaller tensors being found in the cache.
+_CACHE_GAIN = 1.25
+_DEGREES = {"tp": "tensor_parallel_size", "pp": "pipeline_parallel_size", "cp": "context_parallel_size", "ep": "expert_parallel_size"}
 
 
 class ClusterCandidate(Record):
@@ -37,21 +41,36 @@ class ClusterCandidate(Record):
 
 
 def plan_cluster(spec: ModelSpec, cluster: Cluster, given: Mapping[str, Sequence[object]], speed: Efficiency, *, top: int = 8) -> list[ClusterCandidate]:  # fmt: skip
-    """The fastest combinations and meshes that fit, fastest first; options given stay, the rest of OPEN_KNOBS is tried."""
-    from napkinmath.inputs.options import train_config
+    """The fastest combinations and meshes that fit, fastest first; options given stay, the rest of OPEN_KNOBS is tried.
 
-    knobs = {name: tuple(given.get(name) or known) for name, known in OPEN_KNOBS}
-    knobs |= {name: tuple(values) for name, values in given.items() if name not in knobs}
+    Combinations are searched in the order of what they could reach, and left out once enough is known to be faster. Raises InputError
+    where the options given contradict each other or the cluster in every combination.
+    """
+    waiting, refused = _combinations(spec, cluster, given, speed)
+    if not waiting and refused is not None:
+        raise refused
     priced: list[tuple[MeshPrice, dict[str, object]]] = []
-    for values in product(*knobs.values()):
-        options = {name: value for name, value in zip(knobs, values, strict=True) if value is not None}
-        options["gpus"] = str(cluster.num_gpus)
+    searched = False
+    for ceiling, combination in waiting:
+        floor = priced[_SPARE * top - 1][0].tokens_per_s if len(priced) >= _SPARE * top else 0.0
+        if ceiling <= floor:
+            break
         try:
-            config = train_config(options)
-        except InputError:
-            continue  # these options contradict each other
-        priced += [(price, options) for price in _fastest(spec, config, cluster, speed)]
-    priced.sort(key=lambda item: -item[0].tokens_per_s)
+            found = fastest(spec, combination.config, cluster, speed, most=_EACH, among=combination.meshes, above=floor)
+            searched = True
+        except InputError as error:
+            refused = refused or error
+            continue
+        priced = sorted([*priced, *((price, combination.options) for price in found)], key=lambda item: -item[0].tokens_per_s)
+    if not searched and refused is not None:
+        raise refused
+    return _verified(spec, cluster, speed, priced, top)
+
+
+def _verified(
+    spec: ModelSpec, cluster: Cluster, speed: Efficiency, priced: list[tuple[MeshPrice, dict[str, object]]], top: int
+) -> list[ClusterCandidate]:
+    """The first `top` that a whole estimate finds fitting."""
     best: list[ClusterCandidate] = []
     seen: set[TrainConfig] = set()
     for price, options in priced:
@@ -66,30 +85,49 @@ def plan_cluster(spec: ModelSpec, cluster: Cluster, given: Mapping[str, Sequence
     return best
 
 
-def _fastest(spec: ModelSpec, config: TrainConfig, cluster: Cluster, speed: Efficiency) -> list[MeshPrice]:
-    """The fastest meshes whose bytes fit; where some mesh is not priced, the fastest of those that are."""
-    try:
-        return fastest(spec, config, cluster, speed, most=_EACH)
-    except InputError:
-        pass
-    found: list[MeshPrice] = []
-    try:
-        every = meshes(spec, cluster, config)
-    except InputError:
-        return []
-    for mesh in every:
+class _Combination(Record):
+    """One value of every knob, and the meshes that it is searched over."""
+
+    options: dict[str, object]
+    config: TrainConfig
+    meshes: list[TrainConfig]
+
+
+def _combinations(
+    spec: ModelSpec, cluster: Cluster, given: Mapping[str, Sequence[object]], speed: Efficiency
+) -> tuple[list[tuple[float, _Combination]], InputError | None]:
+    """(tokens/s that it cannot exceed, combination), best first, and the first refusal."""
+    from napkinmath.inputs.options import train_config
+
+    knobs = {name: tuple(given.get(name) or known) for name, known in OPEN_KNOBS}
+    knobs |= {name: tuple(values) for name, values in given.items() if name not in knobs}
+    found: list[tuple[float, _Combination]] = []
+    refused: InputError | None = None
+    for values in product(*knobs.values()):
+        options = {name: value for name, value in zip(knobs, values, strict=True) if value is not None}
+        options["gpus"] = str(cluster.num_gpus)
         try:
-            found.append(price_mesh(spec, mesh, cluster, speed))
-        except InputError:
+            config = train_config(options)
+            among = [mesh for mesh in meshes(spec, cluster, config) if _keeps(mesh, config, options)]
+            if not among:
+                raise InputError(f"no mesh of {cluster.num_gpus} GPUs has the degrees given; leave out --tp, --pp, --cp or --ep")
+            ceiling = Bounds(spec, cluster, speed).tokens_per_s(among[0])
+        except InputError as error:
+            refused = refused or error
             continue
-    found = [price for price in found if price.peak_bytes <= cluster.hardware.memory_bytes]
-    return sorted(found, key=lambda price: -price.tokens_per_s)[:_EACH]
+        found.append((ceiling * _CACHE_GAIN, _Combination(options=options, config=config, meshes=among)))
+    return sorted(found, key=lambda item: -item[0]), refused
 
 
-def mesh_flags(candidate: ClusterCandidate) -> str:
-    """The mesh as flags of `estimate`: '--gpus 8 --fsdp', '--gpus 8 --tp 2 --zero 3'."""
+def _keeps(mesh: TrainConfig, config: TrainConfig, options: dict[str, object]) -> bool:
+    """Whether a mesh has the degrees that were given."""
+    return all(getattr(mesh.parallel, name) == getattr(config.parallel, name) for flag, name in _DEGREES.items() if flag in options)
+
+
+def mesh_flags(candidate: ClusterCandidate, gpu: str) -> str:
+    """The mesh as flags of `estimate`: '--gpus 8xH100 --data-parallel fsdp2', '--gpus 8xH100 --tp 2 --data-parallel zero3'."""
     parallel = candidate.price.parallel
-    words = [f"--gpus {parallel.world_size}"]
+    words = [f"--gpus {parallel.world_size}x{gpu}"]
     for flag, degree in (("tp", parallel.tensor_parallel_size), ("pp", parallel.pipeline_parallel_size), ("cp", parallel.context_parallel_size), ("ep", parallel.expert_parallel_size)):  # fmt: skip
         if degree > 1:
             words.append(f"--{flag} {degree}")

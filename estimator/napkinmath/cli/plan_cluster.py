@@ -57,7 +57,7 @@ def _row(candidate: ClusterCandidate, cluster: Cluster, tokens: float, price: fl
     device = int(candidate.estimate.memory.device.value)
     return {
         "options": dict(candidate.options),
-        "mesh": mesh_flags(candidate),
+        "mesh": mesh_flags(candidate, cluster.hardware.gpu.name),
         "device_bytes": device,
         "headroom_bytes": cluster.hardware.memory_bytes - device,
         "tokens_per_s": candidate.price.tokens_per_s,
@@ -87,7 +87,11 @@ def _print(spec: ModelSpec, cluster: Cluster, best: list[ClusterCandidate], toke
     rows: list[list[str]] = []
     for number, candidate in enumerate(best, 1):
         row: dict[str, Any] = _row(candidate, cluster, tokens, price)
-        options = {key: value for key, value in row["options"].items() if key not in ("bs", "gpus", "data_parallel", "method")}
+        options = {
+            key: value
+            for key, value in row["options"].items()
+            if key not in ("gpus", "data_parallel", "method", "tp", "pp", "cp", "ep", "pp_schedule")
+        }
         flags = " ".join([f"--method {row['options'].get('method', 'full')}", *(f"--{key.replace('_', '-')} {value}" for key, value in options.items())])  # fmt: skip
         rows.append(
             [str(number), str(row["options"]["bs"]), f"{row['device_bytes'] / GIB:.1f}", f"{row['headroom_bytes'] / GIB:+.1f}", f"{row['tokens_per_s']:,.0f}", f"{row['hours']:,.2f}", *([f"{row['price']:,.2f}"] if price is not None else []), row["mesh"], flags]
