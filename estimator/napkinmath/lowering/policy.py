@@ -117,7 +117,7 @@ class Policy:
     def make_weight(self, path: str, axes: tuple[Size, ...], *, kind: str, dtype: DType | None, buffer: bool, tied_to: str) -> Weight:
         """Storage of a named parameter: its type after loading and k-bit preparation, packed if quantized, trained or frozen."""
         name = path.rpartition(".")[2]
-        trainable = not buffer and self.is_trained(path)
+        trainable = not buffer and kind != "statistics" and self.is_trained(path)
         role = Role.ADAPTERS if self.adapter is not None and trainable else Role.WEIGHTS
         if self.adapter is not None and trainable:
             tied_to = ""  # ModulesToSaveWrapper trains a copy of the module, which is tied to nothing

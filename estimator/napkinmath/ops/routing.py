@@ -198,10 +198,11 @@ def weigh_rows(t: Tape, x: Value, weights: Value) -> Value:
         first = products.get(id(g.of), g.tensor)
         if first is not None:
             backward.append((ALLOC, first))
+    fitting: list[tuple[str, Tensor]] = []  # the engine's casts and sums, once both products are there
     for g in full:
         product = products.get(id(g.of))
         if product is not None and g.tensor is not None:
-            backward += [(ALLOC, g.tensor), (FREE, product)]
+            fitting += [(ALLOC, g.tensor), (FREE, product)]
     saves = [v.tensor for v, kept in ((weights, x.requires_grad), (x, weights.requires_grad)) if kept]
     t.append(
         "mul routing weights",
@@ -214,6 +215,8 @@ def weigh_rows(t: Tape, x: Value, weights: Value) -> Value:
         gradients=full,
         backward_costs=(Move(3 * traffic(x, out), 3),),
     )
+    if out.requires_grad:
+        t.ops[-1].fitting = tuple(fitting)
     return out
 
 

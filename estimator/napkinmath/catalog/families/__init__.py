@@ -114,6 +114,12 @@ FAMILIES: dict[str, str] = {
     "glm4_moe": "moe:glm4_moe",
     "minimax_m2": "moe:minimax_m2",
     "deepseek": "moe:deepseek_moe",
+    "glm4_moe_lite": "moe_kin:glm4_moe_lite",
+    "dots1": "moe_kin:dots1",
+    "solar_open": "moe_kin:solar_open",
+    "ernie4_5_moe": "moe_kin:ernie4_5_moe",
+    "flex_olmo": "moe_kin:flex_olmo",
+    "granitemoeshared": "moe_kin:granitemoeshared",
 }
 
 
@@ -135,7 +141,7 @@ def read_config(config: Mapping[str, object], *, name: str = "", source: str = "
     if row is None:
         near = suggest(str(model_type), list(FAMILIES)) if model_type else '; add it, e.g. "model_type": "llama"'
         raise InputError(
-            f"model_type {shown(model_type)} is not one of the {len(FAMILIES)} families known{near} (`estimate models` lists them)"
+            f"model_type {shown(model_type)} is not one of the {len(FAMILIES)} families known{near}; `estimate trace --model PATH` runs any class that transformers has"
         )
     module, _, function = row.partition(":")
     mapping = getattr(__import__(f"napkinmath.catalog.families.{module}", fromlist=[function]), function)

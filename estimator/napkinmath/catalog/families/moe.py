@@ -24,13 +24,13 @@ QWEN_MODULES = ("gate_proj", "up_proj", "down_proj")
 ROUTER_NAME = ("gate",)
 
 
-def expert_symbols(c: Config, *, experts: str, width: str, topk_default: int = 2) -> dict[str, int]:
+def expert_symbols(c: Config, *, experts: str, width: str, topk: str = "num_experts_per_tok", topk_default: int = 2) -> dict[str, int]:
     """e, topk and fe, with the choice checked against the number of experts."""
     from napkinmath.errors import InputError
 
-    count, chosen = c.size(experts), c.size("num_experts_per_tok", topk_default)
+    count, chosen = c.size(experts), c.size(topk, topk_default)
     if chosen > count:
-        raise InputError(f"num_experts_per_tok={chosen} is more than {experts}={count}; choose at most all experts")
+        raise InputError(f"{topk}={chosen} is more than {experts}={count}; choose at most all experts")
     return {"e": count, "topk": chosen, "fe": c.size(width)}
 
 

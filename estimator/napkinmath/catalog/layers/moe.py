@@ -36,6 +36,7 @@ class Scoring(str, Enum):
 
     SOFTMAX = "softmax over all experts, then top-k"
     CHOSEN = "top-k of the logits, then softmax over the chosen"
+    SOFTMAX_BIASED = "softmax, top-k with a correction bias, gathered"
     SIGMOID = "sigmoid, top-k with a correction bias, gathered"
     SIGMOID_CHOSEN = "top-k of the logits, then sigmoid"
     SPARSE_MIXER = "sparse mixer: two masked softmaxes with sampled choices (Phi-3.5-MoE)"
@@ -65,24 +66,27 @@ class Router(Record):
     """Module names of transformers 4 that PEFT translates into an adapter on the router's parameter."""
     correction_bias: bool = False
     """A buffer of one fp32 number an expert is added for the choice (not for the weight)."""
+    kept_fp32: bool = False
+    """The weight is fp32 whatever the model is loaded in, and the bias a parameter that is never trained (ERNIE 4.5)."""
 
     def record(self, t: Tape, x: Value) -> tuple[Value, Value]:
         """Weights and indices, of axes (tokens, topk), for x of axes (tokens, h)."""
         with t.scope(self.name) as frame:
             weight = self._weight(t)
             bias = t.weight("bias", (e,), kind="router").value if self.bias else None
+            source = x.dtype
             if self.fp32:
                 x, weight = cast(t, x, FP32), cast(t, weight, FP32)
             logits = dense_linear(t, x, weight, bias, label="router logits")
             frame.local(logits)
             weights, indices = self._choose(t, frame, logits)
             if self.cast_back:
-                weights = cast(t, weights, logits.dtype)
+                weights = cast(t, weights, source if self.fp32 else logits.dtype)
             frame.local(weights, indices)
             return weights, indices
 
     def _weight(self, t: Tape) -> Value:
-        weight = t.weight("weight", (e, h), kind="router")
+        weight = t.weight("weight", (e, h), kind="router", dtype=FP32 if self.kept_fp32 else None)
         if t.policy.adapts_parameter(self.adapted_as):
             from napkinmath.lowering.expert_adapters import adapted_matrix
 
@@ -96,8 +100,8 @@ class Router(Record):
         if self.scoring is Scoring.SPARSE_MIXER:
             return self._sparse_mixer(t, frame, logits)
         wide = cast(t, logits, FP32) if self.fp32_scores else logits
-        if self.scoring is Scoring.SIGMOID:
-            weights, indices = self._sigmoid(t, frame, wide)
+        if self.scoring in (Scoring.SIGMOID, Scoring.SOFTMAX_BIASED):
+            weights, indices = self._chosen_apart(t, frame, sigmoid(t, wide) if self.scoring is Scoring.SIGMOID else softmax(t, wide))
         else:
             scores = softmax(t, wide)
             frame.local(scores)
@@ -127,18 +131,14 @@ class Router(Record):
         weights = concatenate(t, (multipliers[0], multipliers[1]), (TOKENS, topk))
         return weights, constant(t, "chosen experts", (TOKENS, topk), INT64)
 
-    def _sigmoid(self, t: Tape, frame: Scope, wide: Value) -> tuple[Value, Value]:
-        scores = sigmoid(t, wide)
+    def _chosen_apart(self, t: Tape, frame: Scope, scores: Value) -> tuple[Value, Value]:
+        """Experts chosen by their scores and a bias, weighed by the scores alone."""
         frame.local(scores)
         choice = Value(scores.tensor, scores.axes, scores.dtype)
         if self.correction_bias:
-            buffer = t.weight(
-                "e_score_correction_bias",
-                (e,),
-                kind="buffer",
-                dtype=t.policy.parameter_dtype("buffer") if self.bias_outside else FP32,
-                buffer=True,
-            ).value
+            wide = t.policy.parameter_dtype("buffer") if self.bias_outside else FP32
+            kind = "statistics" if self.kept_fp32 else "buffer"
+            buffer = t.weight("e_score_correction_bias", (e,), kind=kind, dtype=wide, buffer=not self.kept_fp32).value
             choice = add(t, choice, Value(buffer.tensor, choice.axes, FP32))
             frame.local(choice)
         if self.groups > 1:
