@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from napkinmath.cli.serve import make_server
@@ -78,6 +79,50 @@ def test_limits_hold_and_one_more_does_not(server: Server) -> None:
     assert (
         post(server, "/api/estimate", {**SMALL, "gpu": None, "vram": "2GiB", "bs": limits["batch"] + 1})[1]["report"]["verdict"] != "fits"
     )
+
+
+def test_a_plan_keeps_what_is_given_and_fits_the_page(server: Server) -> None:
+    asked = {"model": "smollm2-1.7b", "method": "lora", "gpu": "t4", "ctx": 1024, "rank": 8, "precision": "fp16-autocast"}
+    status, found = post(server, "/api/plan", {**asked, "goal": "tokens/s"})
+    first = found["best"][0]["options"]
+    assert status == 200 and (first["method"], first["ctx"], first["rank"]) == ("lora", 1024, 8)
+    assert all(row["options"]["bs"] & (row["options"]["bs"] - 1) == 0 for row in found["best"]), "the slider has powers of two"
+    fields = {
+        "method",
+        "checkpointing",
+        "precision",
+        "optimizer",
+        "attention",
+        "loss",
+        "kernels",
+        "bs",
+        "ctx",
+        "rank",
+        "optimizer_in_backward",
+    }
+    assert all(set(row["options"]) <= fields and not row["options"]["optimizer_in_backward"] for row in found["best"])
+    mine = {name: value for name, value in first.items() if name != "optimizer_in_backward"}
+    report = post(server, "/api/estimate", {"model": "smollm2-1.7b", "gpu": "t4", **mine})[1]["report"]
+    assert report["verdict"] == "fits" and report["memory"]["requested"] == found["best"][0]["requested_bytes"]
+    longest = post(server, "/api/plan", {**asked, "goal": "context"})[1]["best"][0]["options"]
+    assert longest["ctx"] > 1024
+    assert post(server, "/api/plan", {**asked, "goal": "!!python/object"})[0] == 422
+    assert post(server, "/api/plan", {"model": "gpt2"})[0] == 422 and post(server, "/api/estimate", {**asked, "goal": "batch"})[0] == 422
+
+
+def test_the_roofline_has_the_steps_operations_under_the_roof() -> None:
+    from napkinmath.report.roofline_svg import points_of, roofline_svg
+
+    e = estimate("smollm2-135m", hardware="rtx4090")
+    points, moving = points_of(e)
+    assert e.time is not None and e.hardware is not None and e.hardware.gpu.bandwidth_bytes_per_s
+    device = sum(p.device_s for p in e.time.phases)
+    assert sum(p.seconds for p in points) + moving == pytest.approx(device, rel=0.02)
+    roof = [min(e.time.peak_flops_per_s, p.intensity * e.hardware.gpu.bandwidth_bytes_per_s) for p in points]
+    assert all(p.rate <= 1.001 * limit for p, limit in zip(points, roof, strict=True))
+    picture = ElementTree.fromstring(roofline_svg(e))
+    assert len(picture.findall("{*}circle")) == len(points) > 3
+    assert roofline_svg(estimate("smollm2-135m")) == ""
 
 
 def test_job_files_and_commands(server: Server) -> None:
@@ -320,7 +365,12 @@ const until = async (holds) => { for (let i = 0; i < 400 && !holds(); i++) await
   await until(() => document.getElementById("config").textContent.includes("micro_batch_size"));
   await until(() => document.getElementById("formulas").textContent.includes("B = "));
   await until(() => document.getElementById("limits").textContent.includes("Largest batch"));
-  document.body.append("WALKED " + location.hash);
+  document.body.append("WALKED " + location.hash + document.getElementById("config").textContent);
+  document.getElementById("search").click();
+  await until(() => document.querySelector("#plan tbody button"));
+  document.querySelector("#plan tbody button").click();
+  await until(() => location.hash.includes("kernels=liger"));
+  document.body.append("TAKEN " + document.getElementById("plan-said").textContent);
 })();
 """
 
@@ -349,3 +399,4 @@ def test_a_person_goes_from_model_to_copied_config(tmp_path: Path) -> None:
     assert "FITS RTX 4090" in page and "micro_batch_size: 8" in page and "data:image/svg+xml" in page
     assert "B = " in page, "the formulas of the first component are open"
     assert "Longest context at this batch" in page
+    assert "candidates priced" in page.partition("TAKEN ")[2], "a row of the plan became the configuration"

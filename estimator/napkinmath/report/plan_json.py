@@ -11,18 +11,20 @@ if TYPE_CHECKING:
 
 def plan_json(plan: Plan, traded: tuple[Trade, ...], *, tokens: float) -> str:
     """One document: goal, counts, rows best first, trades of the first row."""
-    return json.dumps(
-        {
-            "model": plan.space.spec.name,
-            "goal": plan.goal.value,
-            "num_candidates": plan.num_candidates,
-            "num_verified": plan.num_verified,
-            "tokens": tokens,
-            "best": [_row(candidate, tokens) for candidate in plan.best],
-            "trades": [{"flag": t.flag, "saved_bytes": t.saved_bytes, "speed_ratio": t.speed_ratio} for t in traded],
-        },
-        indent=1,
-    )
+    return json.dumps(plan_mapping(plan, traded, tokens=tokens), indent=1)
+
+
+def plan_mapping(plan: Plan, traded: tuple[Trade, ...], *, tokens: float) -> dict[str, object]:
+    """The document before it becomes text."""
+    return {
+        "model": plan.space.spec.name,
+        "goal": plan.goal.value,
+        "num_candidates": plan.num_candidates,
+        "num_verified": plan.num_verified,
+        "tokens": tokens,
+        "best": [_row(candidate, tokens) for candidate in plan.best],
+        "trades": [{"flag": t.flag, "saved_bytes": t.saved_bytes, "speed_ratio": t.speed_ratio} for t in traded],
+    }
 
 
 def _row(candidate: Candidate, tokens: float) -> dict[str, object]:

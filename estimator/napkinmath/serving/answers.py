@@ -7,13 +7,14 @@ from napkinmath.inputs import values
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from typing import Any
 
     from napkinmath.estimate import Estimate
 
 MOST_FORMULAS = 12  # a component
 MOST_OPERATIONS = 10  # a phase
+BATCHES = tuple(1 << power for power in range(9))  # of the page's slider
 
 
 def encoded(path: str, options: Mapping[str, Any]) -> bytes:
@@ -61,10 +62,17 @@ def answer(options: Mapping[str, Any]) -> dict[str, Any]:
 def details(options: Mapping[str, Any]) -> dict[str, Any]:
     """What follows: the timeline, the formulas behind each component and operation, other GPUs and what to change."""
     from napkinmath.report.json_report import advice
+    from napkinmath.report.roofline_svg import roofline_svg
     from napkinmath.report.timeline_svg import timeline_svg
 
     e, _ = _priced(options)
-    return {"formulas": formulas(e), "operations": operations(e), "timeline_svg": timeline_svg(e.timeline, e), **advice(e)}
+    return {
+        "formulas": formulas(e),
+        "operations": operations(e),
+        "timeline_svg": timeline_svg(e.timeline, e),
+        "roofline_svg": roofline_svg(e),
+        **advice(e),
+    }
 
 
 def command_line(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -79,6 +87,27 @@ def job_file(options: Mapping[str, Any], kind: str) -> dict[str, Any]:
     e, _ = _priced(options)
     text, notes = export(e.config, str(options.get("model", e.spec.name)), kind)
     return {"kind": kind, "text": text, "notes": notes}
+
+
+def best(options: Mapping[str, Any]) -> dict[str, Any]:
+    """What to run: the options given stay, `goal` says what is best, the batch and what was left at its default are searched."""
+    from napkinmath.inputs.hardware_options import machines
+    from napkinmath.inputs.model_options import model_spec
+    from napkinmath.plan import Goal, Machine, open_space, plan, trades
+    from napkinmath.report.plan_json import plan_mapping
+
+    kept = {name: value for name, value in options.items() if name not in ("goal", "bs", "grad_accum", "gpu", "vram", "mig")}
+    spec = model_spec({name: kept.pop(name) for name in ("model", "arch") if name in kept}, [])
+    found = [hardware for hardware in machines({name: options[name] for name in ("gpu", "vram", "mig") if name in options}) if hardware]
+    if not found:
+        raise InputError("a plan is for a GPU; choose one")
+    goal = values.choice(str(options.get("goal", Goal.TOKENS.value)), Goal, "goal")
+    if goal is Goal.CONTEXT:
+        kept.pop("ctx", None)
+    # Powers of two, and nothing that the page has no field for.
+    given: dict[str, Sequence[object]] = {**{name: (value,) for name, value in kept.items()}, "bs": BATCHES, "optimizer_in_backward": (False,)}  # fmt: skip
+    planned = plan(open_space(spec, [Machine(hardware=h) for h in found], given, goal), goal)
+    return plan_mapping(planned, trades(planned.space, planned.best[0]) if planned.best else (), tokens=1e9)
 
 
 def command(options: Mapping[str, Any]) -> str:
@@ -128,8 +157,9 @@ def limits(options: Mapping[str, Any]) -> dict[str, int]:
     return {"batch": largest_batch(e).fits, "context": longest_context(e).fits}
 
 
-ANSWERS = {"/api/estimate": answer, "/api/details": details, "/api/limits": limits, "/api/command": command_line}
-LATER, SEARCHES = frozenset(("/api/details",)), frozenset(("/api/limits",))  # anything else is what a move waits for
+ANSWERS = {"/api/estimate": answer, "/api/details": details, "/api/limits": limits, "/api/plan": best, "/api/command": command_line}
+LATER, SEARCHES = frozenset(("/api/details",)), frozenset(("/api/limits", "/api/plan"))  # anything else is what a move waits for
+WORDS = {"/api/plan": frozenset(("goal",))}  # that an answer takes besides the options
 
 
 def _quoted(value: object) -> str:

@@ -27,8 +27,8 @@ WORDS = frozenset(
 KNOWN = frozenset(("model", "gpu")) | SWITCHES | NUMBERS | WORDS
 
 
-def options_of(body: bytes) -> dict[str, Any]:
-    """The options that a JSON body asks for; raises InputError for anything that is not one of the page's own."""
+def options_of(body: bytes, *, more: frozenset[str] = frozenset()) -> dict[str, Any]:
+    """The options that a JSON body asks for, `more` being words that this answer takes besides; raises InputError for anything else."""
     if len(body) > MAX_BODY_BYTES:
         raise InputError(f"a request of {len(body)} bytes is too large; at most {MAX_BODY_BYTES}")
     try:
@@ -37,7 +37,8 @@ def options_of(body: bytes) -> dict[str, Any]:
         raise InputError(f"the request is not JSON ({str(error)[:80]})") from error
     if not values.is_mapping(given):
         raise InputError("the request is not a JSON object of options")
-    return {name: _value(name, value) for name, value in values.mapping(given, "request").items() if value not in (None, "", False)}
+    found = {name: value for name, value in values.mapping(given, "request").items() if value not in (None, "", False)}
+    return {name: _text(name, value) if name in more else _value(name, value) for name, value in found.items()}
 
 
 def _value(name: str, value: Any) -> Any:

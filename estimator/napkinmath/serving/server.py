@@ -137,7 +137,7 @@ class Handler(BaseHTTPRequestHandler):
             return
 
         def answer() -> bytes:
-            options = options_of(body)
+            options = options_of(body, more=answers.WORDS.get(path, frozenset()))
             key = (path, tuple(sorted((name, str(value)) for name, value in options.items())))
             workers = self.server.workers
             lane = workers.later if path in answers.LATER else workers.long if path in answers.SEARCHES else workers.quick

@@ -147,6 +147,8 @@ function details(more) {
   reopen();
   $("timeline").src = "data:image/svg+xml;charset=utf-8," + encodeURIComponent(more.timeline_svg);
   $("timeline").hidden = false;
+  $("roofline").hidden = !more.roofline_svg;
+  if (more.roofline_svg) $("roofline").src = "data:image/svg+xml;charset=utf-8," + encodeURIComponent(more.roofline_svg);
   fill($("operations"), ...more.operations.map((o) => { const li = make("li"); li.append(make("code", `${(1e3 * o.seconds).toPrecision(3)} ms ${o.phase}: ${o.formula}`), make("span", o.what, { class: "what" })); return li; }));
   fill($("changes").tBodies[0], ...more.changes.map((c) => { const tr = make("tr"), first = make("td", c.meaning); first.append(make("span", c.flag, { class: "what" })); tr.append(first, make("td", gib(c.saved_bytes), { class: "number" }), make("td", c.speed_ratio ? `${(100 * (c.speed_ratio - 1)).toFixed(0)}%` : "", { class: "number" })); return tr; }));
   fill($("findings"), ...more.findings.map((f) => make("li", f.text)));
@@ -156,6 +158,36 @@ function details(more) {
 
 function showLimits(limits) {
   $("limits").textContent = "batch" in limits ? `Largest batch at this context: ${limits.batch.toLocaleString("en")}. Longest context at this batch: ${limits.context.toLocaleString("en")}.` : "";
+}
+
+async function plan() {
+  const wanted = { ...options(), goal: $("goal").value };
+  if ($("plan-method").value) delete wanted.method, delete wanted.rank;
+  $("search").disabled = true;
+  $("plan-said").textContent = "searching\u2026";
+  try { showPlan(await post("/api/plan", wanted)); }
+  catch (error) { $("plan").hidden = true; $("plan-said").textContent = error.message; }
+  finally { $("search").disabled = false; }
+}
+
+function showPlan(found) {
+  $("plan-said").textContent = `${found.num_candidates.toLocaleString("en")} candidates priced, ${found.num_verified} replayed in the allocator${found.best.length ? "" : ": nothing fits"}`;
+  $("plan").hidden = !found.best.length;
+  fill($("plan").tBodies[0], ...found.best.map((row) => {
+    const line = make("tr"), use = make("button", "Use", { type: "button", "aria-label": `Use batch ${row.options.bs}, ${row.changes.join(", ") || "as it is"}` }), last = make("td");
+    use.addEventListener("click", () => take(row.options));
+    last.append(use);
+    line.append(...[row.options.bs, row.options.ctx.toLocaleString("en"), gib(row.device_bytes), gib(row.headroom_bytes), row.tokens_per_s ? Math.round(row.tokens_per_s).toLocaleString("en") : ""].map((v) => make("td", String(v), { class: "number" })), make("td", row.changes.join(" ") || "(as it is)"), last);
+    return line;
+  }));
+}
+
+function take(chosen) {
+  for (const name of ["checkpointing", "precision", "optimizer", "attention", "loss", "kernels"]) form[name].value = chosen[name] || "";
+  for (const name of ["bs", "ctx", "rank"]) if (chosen[name]) form[name].value = Math.log2(chosen[name]);
+  form.elements.method.value = chosen.method || "full";
+  changed();
+  $("verdict").scrollIntoView({ block: "nearest" });
 }
 
 async function showConfig(signal) {
@@ -182,6 +214,7 @@ async function begin() {
   form.addEventListener("input", changed);
   form.addEventListener("submit", (event) => event.preventDefault());
   $("kind").addEventListener("change", () => showConfig());
+  $("search").addEventListener("click", plan);
   $("copy").addEventListener("click", () => copy($("config").textContent, "text"));
   $("share").addEventListener("click", () => copy(location.href, "link"));
   window.addEventListener("hashchange", () => { restore(); changed(); });
