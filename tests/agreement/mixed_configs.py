@@ -392,6 +392,18 @@ MIXED: dict[str, dict[str, object]] = {
         "moe_intermediate_size": 32,
         "moe_shared_expert_intermediate_size": 48,
     },
+    "lfm2": {
+        "model_type": "lfm2",
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 256,
+        "max_position_embeddings": 512,
+        "intermediate_size": 128,
+        "block_multiple_of": 16,
+        "num_hidden_layers": 4,
+        "full_attn_idxs": [2],
+    },
     "bamba": {
         "model_type": "bamba",
         "hidden_size": 64,

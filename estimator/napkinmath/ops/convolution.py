@@ -39,7 +39,7 @@ def patch_projection(
     return result
 
 
-def causal_convolution(t: Tape, x: Value, name: str, channels: Size, kernel: int, *, bias: bool = True) -> Value:
+def causal_convolution(t: Tape, x: Value, name: str, channels: Size, kernel: int, *, bias: bool = True, activated: bool = True) -> Value:
     """A depthwise convolution over time padded on both sides, cut to the length, SiLU: transformers' causal_conv1d_fn without its kernel.
 
     x has axes (rows, channels, length); the convolution's output is `kernel` - 1 longer and is kept, as SiLU's input.
@@ -69,4 +69,5 @@ def causal_convolution(t: Tape, x: Value, name: str, channels: Size, kernel: int
             gradients=gradients,
             backward_costs=(cost, cost) if needing else (),
         )
-    return silu(t, slice_of(t, padded, x.axes))
+    cut = slice_of(t, padded, x.axes)
+    return silu(t, cut) if activated else cut

@@ -99,6 +99,7 @@ FAMILIES: dict[str, str] = {
     "granitemoehybrid": "hybrids:granitemoehybrid",
     "nemotron_h": "hybrids:nemotron_h",
     "bamba": "hybrids:bamba",
+    "lfm2": "hybrids:lfm2",
     "mamba2": "mamba:mamba2",
     "falcon_mamba": "mamba:falcon_mamba",
     "vit": "vit:vit",

@@ -1,4 +1,4 @@
-"""Hybrids: state-space layers with attention layers in between (Jamba, Granite 4, Nemotron-H, Bamba)."""
+"""Hybrids: state-space or convolutional layers with attention layers in between (Jamba, Granite 4, Nemotron-H, Bamba, LFM2)."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from napkinmath.catalog.layers.mamba2 import Mamba2Mixer
 from napkinmath.catalog.layers.mlp import FusedGatedMlp, GatedMlp, PlainMlp
 from napkinmath.catalog.layers.moe import Experts, MixtureOfExperts, Router, Scoring, SharedExpert
 from napkinmath.catalog.layers.norm import Norm, NormKind
+from napkinmath.catalog.layers.short_convolution import ShortConvolution
 from napkinmath.catalog.layers.symbols import fs
 from napkinmath.errors import InputError, shown
 from napkinmath.model_spec import ModelSpec, Part
@@ -185,3 +186,28 @@ def bamba(c: Config) -> ModelSpec:
     return decoder(
         c, symbols, layers, "bamba", embedding=TokenEmbedding(rotary_size=rotated), head=CausalLmHead(norm_name="model.final_layernorm")
     )
+
+
+def lfm2(c: Config) -> ModelSpec:
+    """Lfm2ForCausalLM: gated short convolutions, attention at the listed layers (transformers models/lfm2)."""
+    c = c.renamed({"tie_embedding": "tie_word_embeddings"})
+    symbols = dense_symbols(c, kv_default=8, ffn="block_ff_dim" if "block_ff_dim" in c else "intermediate_size")
+    if c.flag("block_auto_adjust_ff_dim", True):
+        width, multiple = int(c.number("block_ffn_dim_multiplier", 1.0) * (2 * symbols["f"] // 3)), c.size("block_multiple_of", 256)
+        symbols["f"] = -(-width // multiple) * multiple
+    attends = set(c.sizes("full_attn_idxs") if "full_attn_idxs" in c else range(symbols["L"]))
+    kinds = c.names("layer_types") or tuple("full_attention" if i in attends else "conv" for i in range(symbols["L"]))
+    c.same_length("layer_types", len(kinds), symbols["L"])
+    unknown = [kind for kind in kinds if kind not in ("full_attention", "conv")]
+    if unknown:
+        raise InputError(f"config field layer_types has {shown(unknown[0])}; this family knows full_attention and conv")
+    attention = GroupedQueryAttention(
+        grouped=symbols["k"] != symbols["a"], head_norm=Norm(), norm_names=("q_layernorm", "k_layernorm"), names=("q_proj", "k_proj", "v_proj", "out_proj")
+    )  # fmt: skip
+    convolution = ShortConvolution(kernel=c.size("conv_L_cache", 3), bias=c.flag("conv_bias"))
+    mlp = GatedMlp(names=("w1", "w3", "w2"), scope="feed_forward")
+    names = ("operator_norm", "ffn_norm")
+    layers: list[Part] = [
+        DecoderLayer(attention=attention if kind == "full_attention" else convolution, mlp=mlp, names=names) for kind in kinds
+    ]
+    return decoder(c, symbols, layers, "lfm2", head=CausalLmHead(norm_name="model.embedding_norm"), tied=True, padded=True)
