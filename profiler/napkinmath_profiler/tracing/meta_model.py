@@ -245,7 +245,8 @@ def quantization_constants(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
     """Every tensor held by the 4-bit weights' quantization states, named after the module."""
     found: list[tuple[str, torch.Tensor]] = []
     for path, module in model.named_modules():
-        state = getattr(getattr(module, "weight", None), "quant_state", None)
+        held = getattr(getattr(module, "weight", None), "quant_state", None)
+        state = held if held is not None else getattr(module, "quant_state", None)  # a sharded weight has left it to its module
         for prefix, owner in (("", state), ("state2.", getattr(state, "state2", None))):
             for name in ("absmax", "code", "offset"):
                 tensor = getattr(owner, name, None)
