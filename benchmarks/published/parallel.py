@@ -82,6 +82,8 @@ def in_fsdp_types(config: TrainConfig, era: Era) -> TrainConfig:
     if not config.parallel.data_parallel.is_fsdp:
         return config
     config = _with_shared_words(config, era)
+    if era.without_autocast and config.precision in (Precision.FP8, Precision.FP8_BLOCK):
+        return config.replace(parallel=config.parallel.replace(sharded_dtype="fp32", reduce_dtype="fp32"))
     if not (era.without_autocast and config.precision is Precision.BF16_AMP):
         return config
     return config.replace(precision=Precision.BF16, parallel=config.parallel.replace(sharded_dtype="fp32", reduce_dtype="fp32"))

@@ -125,8 +125,8 @@ class Bindings:
         self._memo: dict[Expr, Any] = {}
 
     def extended(self, values: Mapping[str, Any]) -> Bindings:
-        """The same bindings with some symbols bound otherwise (a vision tower's own hidden size, say)."""
-        return Bindings({**self.values, **values}) if values else self
+        """The same bindings with some symbols bound otherwise: a vision tower's own hidden size, or an expression in the symbols as they are."""
+        return Bindings({**self.values, **{name: self(value) for name, value in values.items()}}) if values else self
 
     def __call__(self, expr: Size) -> Any:
         """The value of an expression; raises KeyError naming a symbol without a value."""

@@ -11,6 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from napkinmath.expr import Size
     from napkinmath.schedule import Clock
     from napkinmath.step import Segment, Step
 
@@ -89,7 +90,7 @@ def simulate(step: Step, clock: Clock | None = None, *, steps: int = 2) -> Timel
             )
         return found
 
-    scopes: dict[tuple[tuple[str, int], ...], Bindings] = {(): bindings}
+    scopes: dict[tuple[tuple[str, Size], ...], Bindings] = {(): bindings}
     order, starts = run_order(step, steps=steps)
     for segment in order:
         found = made.get(id(segment))
@@ -103,7 +104,7 @@ def simulate(step: Step, clock: Clock | None = None, *, steps: int = 2) -> Timel
 def peak_bytes(step: Step, *, steps: int = 2) -> int:
     """The highest requested bytes alone, as `simulate(step).peak().nbytes` gives them, without the timeline."""
     bindings = Bindings(step.symbols)
-    scopes: dict[tuple[tuple[str, int], ...], Bindings] = {(): bindings}
+    scopes: dict[tuple[tuple[str, Size], ...], Bindings] = {(): bindings}
     profiles: dict[int, tuple[int, int]] = {}
     base = peak = 0
     for segment in run_order(step, steps=steps)[0]:

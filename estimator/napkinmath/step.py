@@ -14,6 +14,7 @@ from napkinmath.tape import Tape
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from napkinmath.expr import Size
     from napkinmath.ledger import Event
     from napkinmath.lowering.autograd import Forward
     from napkinmath.lowering.optimizer import Update
@@ -28,7 +29,7 @@ class Segment:
 
     __slots__ = ("events", "name", "phase", "repeat", "symbols")
 
-    def __init__(self, name: str, phase: Phase, events: list[Event], repeat: int = 1, symbols: tuple[tuple[str, int], ...] = ()) -> None:
+    def __init__(self, name: str, phase: Phase, events: list[Event], repeat: int = 1, symbols: tuple[tuple[str, Size], ...] = ()) -> None:
         self.name, self.phase, self.events, self.repeat, self.symbols = name, phase, events, repeat, symbols
 
     def copy(self, *, events: list[Event] | None = None, repeat: int) -> Segment:

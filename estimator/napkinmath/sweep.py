@@ -177,7 +177,7 @@ def _evaluate(structure: _Structure, sizes: tuple[Ints, Ints, Ints], cells: Ints
     s = s // step.policy.config.parallel.context_parallel_size
     target = step.policy.config.batch.target_length
     top = Bindings({**step.symbols, "b": b, "s": s, "st": target or s, "r": r})
-    scopes: dict[tuple[tuple[str, int], ...], Bindings] = {(): top}
+    scopes: dict[tuple[tuple[str, Size], ...], Bindings] = {(): top}
     order, starts = run_order(step)
     profiles: dict[int, _Profile] = {}
     base, peak, winner = np.zeros_like(b), np.full_like(b, -1), np.zeros_like(b)
@@ -213,7 +213,7 @@ def _profile(segment: Segment, bind: Bindings, like: Ints) -> _Profile:
     return _Profile(high, live)
 
 
-def _seconds(segments: list[Segment], scopes: dict[tuple[tuple[str, int], ...], Bindings], clock: Clock) -> Floats:
+def _seconds(segments: list[Segment], scopes: dict[tuple[tuple[str, Size], ...], Bindings], clock: Clock) -> Floats:
     """Seconds of the steady step: the longer of the device's and the host's sum, before the update and in it (StepTime.seconds)."""
     from napkinmath.efficiency import dispatch_s
 

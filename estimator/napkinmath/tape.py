@@ -75,6 +75,7 @@ class Tape:
         self.graph_use: dict[Tensor, int] = {}
         self.casts: dict[tuple[int, DType], Value] = {}  # autocast's cache of weight casts
         self.entered: dict[int, Value] = {}  # what tensor parallelism has gathered for the linears that read one value
+        self.cast_once: dict[int, Value] = {}  # inputs of FP8 linears, which a compiler casts once for all that read them
         self.returned: Tensor | None = None  # a layer's second result
         self.outliving: list[Tensor] = []  # results that the model's caller holds until the forward is over (a key/value cache)
 

@@ -61,6 +61,15 @@ def test_prompt_tuning(family: str, checkpointing: bool) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("family", ["t5", "flan_t5"])
+def test_prompt_of_an_encoder(family: str) -> None:
+    """16 tokens, so that the rows of the position bias stay multiples of eight, to which SDPA pads a mask."""
+    ours = by_rules(family, AdapterConfig(kind=AdapterKind.PROMPT, num_virtual_tokens=16))
+    settings = peft.PromptTuningConfig(task_type="SEQ_2_SEQ_LM", num_virtual_tokens=16)
+    assert largest(differences(ours, by_peft(family, settings)), Phase.BACKWARD, Phase.STEP) < CLOSE
+
+
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("family", ["llama", "llama_mha", "gpt2_no_dropout", "qwen3"])
 def test_prefix_tuning(family: str) -> None:
     ours = by_rules(family, AdapterConfig(kind=AdapterKind.PREFIX, num_virtual_tokens=VIRTUAL))
@@ -91,6 +100,8 @@ def test_trained_parameters_are_those_of_the_papers() -> None:
     for kind, width in ((AdapterKind.PROMPT, 2048), (AdapterKind.PREFIX, 2 * 16 * 8 * 64)):
         adapter = AdapterConfig(kind=kind, num_virtual_tokens=VIRTUAL)
         assert estimate("llama-3.2-1b", TrainConfig(adapter=adapter)).num_trained == VIRTUAL * width
+    t5 = estimate("t5-base", TrainConfig(adapter=AdapterConfig(kind=AdapterKind.PROMPT, num_virtual_tokens=VIRTUAL)))
+    assert t5.num_trained == 2 * VIRTUAL * 768  # peft gives encoder and decoder a row each; the decoder's are not read
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """Linears whose products run in FP8: activations, weights and gradients are cast for each product, with a scale a tensor or a block.
 
-What is kept for the backward is the 16-bit input; casts are made again. Casts are priced as the compiler fuses them: one pass for the
-largest absolute value, one for the cast. Sources: torchao 0.18 float8/float8_linear.py matmul_with_hp_or_float8_args and
+What is kept for the backward is the 16-bit input; casts are made again: one pass for the largest absolute value, one for the cast, and a copy
+for each operand laid out the other way. Compiled, the first pass is part of the kernel before, the cast writes both layouts, the gradient is cast
+once for its two products, and linears that read one input share its cast (inductor's fusion and common subexpressions). Sources: torchao 0.18 float8/float8_linear.py matmul_with_hp_or_float8_args and
 float8/float8_ops.py preprocess_addmm (tensor-wise); prototype/blockwise_fp8_training/linear.py fp8_blockwise_mm (DeepSeek-V3's blocks, arXiv 2412.19437).
 """
 
@@ -24,16 +25,24 @@ class Casts:
 
     def __init__(self, t: Tape, block: int) -> None:
         self.t, self.block = t, block
+        self.compiled = t.policy.config.compile and not block
         self.made: list[Tensor] = []
         self.moved: Size = 0
         self.launches = 0
 
-    def cast(self, name: str, axes: tuple[Size, Size], source: DType, *, dtype: DType = FP8_E4M3, groups: tuple[int, int] = (1, 1)) -> None:
-        """A cast of a matrix; `groups` are the rows and columns that share a scale (of the whole tensor without blocks)."""
+    def cast(
+        self, name: str, axes: tuple[Size, Size], source: DType, *, dtype: DType = FP8_E4M3, groups: tuple[int, int] = (1, 1), made: bool = False
+    ) -> None:  # fmt: skip
+        """A cast of a matrix; `groups` are the rows and columns that share a scale (of the whole tensor without blocks).
+
+        `made`: compiled, it is there from another product.
+        """
         rows, columns = axes
         scales: tuple[Size, ...] = (ceil_div(rows, groups[0]), ceil_div(columns, groups[1])) if self.block else (1,)
         self.made += [self.tensor(f"{name} in FP8", axes, dtype), self.tensor(f"scales of {name}", scales, FP32)]
-        passes = 1 if self.block else 2  # a block's largest value is found where it is cast
+        if self.compiled and made:
+            return
+        passes = 1 if self.block or self.compiled else 2  # a block's largest value is found where it is cast
         self.moved = self.moved + rows * columns * (passes * (source.bits // 8) + 1)
         self.launches += passes
 
@@ -41,15 +50,18 @@ class Casts:
         """A temporary."""
         return self.t.tensor(name, axes, dtype, Role.WORKSPACE)
 
-    def transpose(self, name: str, axes: tuple[Size, Size]) -> Tensor:
+    def transpose(self, name: str, axes: tuple[Size, Size], *, made: bool = False) -> Tensor:
         """A copy laid out the other way, which a tensor-wise product asks of some operands; block-wise casts write it at once."""
-        self.moved = self.moved + 2 * axes[0] * axes[1]
-        self.launches += 1
+        if not (self.compiled and made):
+            self.moved = self.moved + (1 if self.compiled else 2) * axes[0] * axes[1]
+            self.launches += 0 if self.compiled else 1
         return self.tensor(f"{name} in FP8, transposed", axes, FP8_E4M3)
 
 
 def fp8_linear(t: Tape, x: Value, w: Weight, bias: Value | None, *, role: Role, block: int) -> Value:
     """y = x·W^T with both cast for the product; `block` is the side of a weight's blocks, 0 for one scale a tensor."""
+    read_before = id(x) in t.cast_once
+    t.cast_once[id(x)] = x
     x = cast(t, x, t.policy.autocast or BF16)
     dtype, rows, (outputs, inputs) = x.dtype, product(x.axes[:-1]), w.axes
     axes = (*x.axes[:-1], outputs)
@@ -57,14 +69,14 @@ def fp8_linear(t: Tape, x: Value, w: Weight, bias: Value | None, *, role: Role, 
     needs = x.requires_grad or w.trainable
     out = Value(tensor, axes, dtype, needs)
     forward = Casts(t, block)
-    forward.cast("input", (rows, inputs), dtype, groups=(1, block))
+    forward.cast("input", (rows, inputs), dtype, groups=(1, block), made=read_before)
     forward.cast("weight", (outputs, inputs), w.tensor.dtype, groups=(block, block))
     steps = (*((ALLOC, c) for c in forward.made), (ALLOC, tensor), *((FREE, c) for c in forward.made))
     costs = (Move(forward.moved, forward.launches), Gemm(rows, outputs, inputs, FP8_E4M3))
     if not needs:
         t.append("FP8 linear", (x, w.value), (out,), forward=steps, costs=costs)
     else:
-        gradients, backward, back = _backward(t, x, w, rows, block)
+        gradients, backward, back = _backward(t, x, w, rows, block, read_before=read_before)
         t.append("FP8 linear", (x, w.value), (out,), forward=steps, saves=(x.tensor,), costs=costs, backward=backward, gradients=gradients, backward_costs=back)  # fmt: skip
     if bias is None:
         return out
@@ -72,7 +84,7 @@ def fp8_linear(t: Tape, x: Value, w: Weight, bias: Value | None, *, role: Role, 
 
 
 def _backward(
-    t: Tape, x: Value, w: Weight, rows: Size, block: int
+    t: Tape, x: Value, w: Weight, rows: Size, block: int, *, read_before: bool
 ) -> tuple[list[Gradient], tuple[tuple[str, Tensor], ...], tuple[Cost, ...]]:
     """The gradient of x, then of the weight: every cast lives until both are there, a transposed copy as long as its product."""
     (outputs, inputs), dtype = w.axes, x.dtype
@@ -89,9 +101,13 @@ def _backward(
         costs.append(Gemm(rows, inputs, outputs, FP8_E4M3))
     if w.trainable:
         first = len(casts.made)
-        casts.cast("gradient again", (outputs, rows), dtype, dtype=FP8_E4M3 if block else FP8_E5M2, groups=(1, block))
-        casts.cast("input", (rows, inputs), dtype, groups=(block, 1))
-        laid = [] if block else [casts.transpose("gradient again", (outputs, rows)), casts.transpose("input", (rows, inputs))]
+        casts.cast("gradient again", (outputs, rows), dtype, dtype=FP8_E4M3 if block else FP8_E5M2, groups=(1, block), made=True)
+        casts.cast("input", (rows, inputs), dtype, groups=(block, 1), made=read_before)
+        laid = (
+            []
+            if block
+            else [casts.transpose("gradient again", (outputs, rows)), casts.transpose("input", (rows, inputs), made=read_before)]
+        )
         own = t.tensor("weight's gradient before its cast", w.axes, dtype, Role.GRADIENTS)
         gradient = t.gradient_of(w.value)
         narrow = w.tensor.dtype is not dtype

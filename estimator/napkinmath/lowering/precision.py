@@ -27,13 +27,15 @@ class PrecisionRule(Record):
 def computed_rule(rule: PrecisionRule, parallel: ParallelConfig) -> PrecisionRule:
     """The types a rank computes in: FSDP gathers parameters in the type of mixed precision, DeepSpeed keeps them in it without autocast.
 
+    With FP8 and a named sharded type FSDP's policy is all the mixed precision there is, as in torchtitan (parallelize_llama.py apply_fsdp).
     Sources: accelerate 1.14 utils/dataclasses.py FullyShardedDataParallelPlugin.set_mixed_precision; DeepSpeed runtime/engine.py
     _configure_distributed_model.
     """
     if rule.autocast is None:
         return rule
     if parallel.data_parallel.is_fsdp:
-        return rule.replace(parameters=rule.autocast)
+        alone = rule.fp8_block is not None and parallel.sharded_dtype != "auto"
+        return rule.replace(parameters=rule.autocast, autocast=None if alone else rule.autocast)
     return rule.replace(parameters=rule.autocast, autocast=None) if parallel.data_parallel.is_zero else rule
 
 

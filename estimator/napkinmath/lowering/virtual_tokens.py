@@ -14,7 +14,7 @@ from napkinmath.expr import Size, symbol
 from napkinmath.ledger import ALLOC, Gradient, Value
 from napkinmath.lowering.adapters import lora_weight
 from napkinmath.ops.elementwise import cast, copy
-from napkinmath.ops.index import concatenate, constant, embedding
+from napkinmath.ops.index import concatenate, constant, embedding, slice_of
 from napkinmath.train_config import AdapterConfig, AdapterKind, RecomputeKind, TrainConfig
 
 TYPE_CHECKING = False
@@ -28,13 +28,22 @@ PREFIX = "prefix"
 def settle_virtual_tokens(spec: ModelSpec, config: TrainConfig, adapter: AdapterConfig) -> TrainConfig:
     """The configuration with a prompt's tokens counted in; InputError for models and settings that the library or the record has not."""
     method = adapter.kind.value
-    if not _is_known(spec):
+    encodes = _is_t5(spec) and adapter.kind is AdapterKind.PROMPT
+    if not encodes and not _is_known(spec):
         raise InputError(f"{method} tuning is priced for decoders alone whose attention has plain heads, not for {spec.family}; use --lora")
     if adapter.kind is AdapterKind.PREFIX and config.recompute.kind is not RecomputeKind.NONE and config.training_mode:
         raise InputError("prefix tuning does not work with gradient checkpointing (peft refuses it); add --checkpointing none")
+    if encodes and not config.batch.target_length:  # the prompt lengthens what the encoder reads alone
+        config = config.replace(batch=config.batch.replace(target_length=config.sequence_length))
     if adapter.kind is AdapterKind.PROMPT:
         return config.replace(sequence_length=config.sequence_length + adapter.num_virtual_tokens)
     return config
+
+
+def _is_t5(spec: ModelSpec) -> bool:
+    from napkinmath.catalog.layers.t5 import T5Embedding
+
+    return isinstance(spec.stages[0].part, T5Embedding)
 
 
 def _is_known(spec: ModelSpec) -> bool:
@@ -66,6 +75,16 @@ def with_virtual_tokens(t: Tape, x: Value, shared: dict[str, Value]) -> Value:
         split = t.view(found, (x.axes[0], count, 2 * layers, k, dh))
         shared[PREFIX] = copy(t, split, name="prefix by layer")  # the cache copies each layer's part
     return x
+
+
+def with_encoder_prompt(t: Tape, x: Value) -> Value:
+    """An encoder's embeddings behind a prompt's; its table has as many rows for the decoder, which are looked up and left (T5)."""
+    count = t.policy.virtual_tokens(AdapterKind.PROMPT)
+    if not count:
+        return x
+    rows, _, width = x.axes
+    found = cast(t, _looked_up(t, (rows, 2 * count), width), x.dtype)
+    return concatenate(t, (slice_of(t, found, (rows, count, width)), x), (rows, symbol("s"), width))
 
 
 def _looked_up(t: Tape, axes: tuple[Size, ...], width: Size) -> Value:

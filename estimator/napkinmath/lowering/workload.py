@@ -13,7 +13,7 @@ import copy
 from napkinmath.costs import Move
 from napkinmath.dtypes import BF16, FP32
 from napkinmath.errors import InputError, shown
-from napkinmath.expr import Size, ceil_div, product, symbol
+from napkinmath.expr import Size, ceil_div, minimum, product, symbol
 from napkinmath.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Work
 from napkinmath.lowering.lifecycle import load_segments
 from napkinmath.lowering.policy import Policy
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     from napkinmath.ledger import Event
     from napkinmath.step import Run, Segment, Step
+
+    Symbols = tuple[tuple[str, Size], ...]
 
 _b, _s, _v, _k, _dh = (symbol(name) for name in ("b", "s", "v", "k", "dh"))
 _LAUNCHES = 12  # kernels of one layer's forward for one token
@@ -67,7 +69,10 @@ def workload_step(spec: ModelSpec, policy: Policy) -> Step:
     if workload.rolls_out:
         repeat, segments = step.micro_steps[0]
         rows = _b * config.gradient_accumulation_steps  # generated at once for all micro-steps: trl grpo_config.py steps_per_generation
-        rollout = _generation(step.runs, policy, workload.completion_tokens or ceil_div(_s, 2), "rollout", rows, timed=True)
+        tokens = workload.completion_tokens or ceil_div(_s, 2)
+        prompt = _s - tokens + 1 - minimum(_s - tokens, 1)  # one token at least
+        prefill = _prefill(spec, policy, "rollout", (("b", rows), ("s", prompt)))
+        rollout = _generation(step.runs, policy, tokens, "rollout", rows, prefill, timed=True)
         step.micro_steps[:1] = [(1, rollout + segments), *([(repeat - 1, segments)] if repeat > 1 else [])]
     step.save = _in_the_middle(own, policy, step) + step.save
     step.policy = policy
@@ -130,7 +135,7 @@ def _catalogued(name: str) -> ModelSpec:
     return read_model(name.rpartition("/")[2])
 
 
-def _forward(spec: ModelSpec, policy: Policy, config: TrainConfig, name: str, *, phase: Phase = Phase.FORWARD, more: tuple[tuple[str, int], ...] = ()) -> tuple[list[Segment], list[Segment]]:  # fmt: skip
+def _forward(spec: ModelSpec, policy: Policy, config: TrainConfig, name: str, *, phase: Phase = Phase.FORWARD, more: Symbols = ()) -> tuple[list[Segment], list[Segment]]:  # fmt: skip
     """(loading, forward without gradients) of a model, under its own sizes."""
     from napkinmath.step import lower_micro_step, record_runs
 
@@ -173,14 +178,15 @@ def _surrounded(repeat: int, segments: list[Segment], before: list[Segment], aft
 # ---------------------------------------------------------------- generation and evaluation
 
 
-def _in_the_middle(spec: ModelSpec, policy: Policy, step: Step) -> list[Segment]:
+def _in_the_middle(own: ModelSpec, policy: Policy, step: Step) -> list[Segment]:
     """Evaluation and generation after an optimizer step, the states in place; they take no part in the step's time."""
     workload = policy.config.workload
     found: list[Segment] = []
     if workload.eval_batch:
-        found += _untimed(_forward(spec, policy, policy.config, "evaluation", phase=Phase.EVALUATE, more=(("b", workload.eval_batch),))[1])
+        found += _untimed(_forward(own, policy, policy.config, "evaluation", phase=Phase.EVALUATE, more=(("b", workload.eval_batch),))[1])
     if workload.generate_tokens:
-        found += _generation(step.runs, policy, workload.generate_tokens, "generation", _b, timed=False)
+        prefill = _untimed(_prefill(own, policy, "generation", ()))
+        found += _generation(step.runs, policy, workload.generate_tokens, "generation", _b, prefill, timed=False)
     return found
 
 
@@ -190,8 +196,16 @@ def _untimed(segments: list[Segment]) -> list[Segment]:
     return segments
 
 
-def _generation(runs: Sequence[Run], policy: Policy, tokens: Size, name: str, rows: Size, *, timed: bool) -> list[Segment]:
-    """A key/value cache of `rows` sequences with their tokens, one token after the other: every weight is read for each.
+def _prefill(spec: ModelSpec, policy: Policy, name: str, sizes: Symbols) -> list[Segment]:
+    """The prompts' forward: transformers' generate keeps the last position's logits alone, so the head is next to nothing."""
+    from napkinmath.catalog.layers.head import CausalLmHead
+
+    shown_last = scored(spec) if isinstance(spec.stages[-1].part, CausalLmHead) else spec
+    return _forward(shown_last, policy, policy.config, f"{name}: prompt", phase=Phase.EVALUATE, more=sizes)[1]
+
+
+def _generation(runs: Sequence[Run], policy: Policy, tokens: Size, name: str, rows: Size, prefill: list[Segment], *, timed: bool) -> list[Segment]:  # fmt: skip
+    """A key/value cache of `rows` sequences, their prompts' forward, then one token after the other: every weight is read for each.
 
     A layer's cache grows by concatenation, so one layer's is there twice. Raises InputError for layers that cache something else.
     """
@@ -220,13 +234,12 @@ def _generation(runs: Sequence[Run], policy: Policy, tokens: Size, name: str, ro
         decoded.append(Segment(f"{name}: {run.name}", Phase.EVALUATE, events, run.count, run.stage.symbols))
     logits = Tensor("logits of the next token", (rows, _v), FP32, Role.LOGITS)
     decoded.append(Segment(f"{name}: next token", Phase.EVALUATE, [(ALLOC, logits), (FREE, logits)]))
-    return opened + decoded + closed
+    return opened + prefill + decoded + closed
 
 
 def _cache_axes(run: Run, rows: Size, length: Size) -> tuple[Size, ...]:
     """(sequences, key/value heads, tokens kept, head size) of one layer's cache."""
     from napkinmath.catalog.layers.attention import GroupedQueryAttention
-    from napkinmath.expr import minimum
 
     attention = getattr(run.stage.part, "attention", None)
     if not isinstance(attention, GroupedQueryAttention):

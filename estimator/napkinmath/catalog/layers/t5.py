@@ -22,7 +22,7 @@ from napkinmath.ops.norm import mean_square
 from napkinmath.ops.routing import weigh_rows
 from napkinmath.record import Record
 from napkinmath.tape import LIKE, PASS, Tape
-from napkinmath.train_config import Attention
+from napkinmath.train_config import AdapterKind, Attention
 
 st = symbol("st")
 
@@ -50,13 +50,13 @@ class T5Embedding(Part):
             shared["labels"] = model_input(t, "labels", (b, st), INT64)
             ids = constant(t, "shifted labels", (b, st), INT64)
         else:
-            ids = shared["input_ids"] = model_input(t, "input ids", (b, s), INT64)
+            ids = shared["input_ids"] = model_input(t, "input ids", (b, s - t.policy.virtual_tokens(AdapterKind.PROMPT)), INT64)
         if self.decoder:
             with t.scope(f"{stack}.embed_tokens"):
                 table = t.weight("weight", (v, h), kind="embedding", tied_to="shared.weight")
             words = embedding(t, ids, "", v, h, weight=table)
         else:
-            words = embedding(t, ids, "shared", v, h)
+            words = self._prompted(t, embedding(t, ids, "shared", v, h))
         words = input_leaf(t, words)
         if t.policy.config.attention is Attention.EAGER and self.decoder:
             shared["decoder mask"] = constant(t, "causal mask", (b, 1, st, st), words.dtype)
@@ -65,6 +65,13 @@ class T5Embedding(Part):
             zeros = shared["cross bias"] = constant(t, "zero bias of cross-attention", (1, a, st, s), words.dtype)
             zeros.requires_grad = t.policy.recomputes  # under checkpointing T5Attention asks for its gradient
         return dropout(t, words, self.dropout)
+
+    def _prompted(self, t: Tape, words: Value) -> Value:
+        if t.policy.adapter is None or t.policy.adapter.kind is not AdapterKind.PROMPT:
+            return words
+        from napkinmath.lowering.virtual_tokens import with_encoder_prompt
+
+        return with_encoder_prompt(t, words)
 
     def _bias(self, t: Tape, path: str, length: Size) -> Value:
         """compute_bias: integer tables of every pair of positions, then a look-up of one number a head."""

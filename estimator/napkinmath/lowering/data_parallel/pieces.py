@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from napkinmath.step import Run
 
 SOURCE = "torch distributed/fsdp/_fully_shard"
-Symbols = tuple[tuple[str, int], ...]
+Symbols = tuple[tuple[str, Size], ...]
 
 
 class Piece:

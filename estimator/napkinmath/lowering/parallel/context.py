@@ -12,7 +12,7 @@ from __future__ import annotations
 from napkinmath.costs import Attention, Collective, Move, traffic
 from napkinmath.dtypes import FP32
 from napkinmath.errors import InputError
-from napkinmath.expr import Expr, Size, maximum
+from napkinmath.expr import Expr, Size, ceil_div, maximum
 from napkinmath.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value
 from napkinmath.parallel_config import ContextParallel
 
@@ -91,8 +91,10 @@ class ContextSplit:
             (ALLOC, lse),
             (FREE, temporaries[0]),
         )
-        whole = length * self.degree
-        cost = Attention(kernel, rows, heads, k.axes[1], length, whole, size, causal=causal, window=window, dtype=q.dtype, backward=False)
+        # A rank has one part from the front of the sequence and one from its end, so that its queries see half of all keys on average
+        # (torch distributed/tensor/experimental/_context_parallel/_attention.py, load balancing).
+        seen, masked = (ceil_div(length * self.degree, 2), False) if causal and window is None else (length * self.degree, causal)
+        cost = Attention(kernel, rows, heads, k.axes[1], length, seen, size, causal=masked, window=window, dtype=q.dtype, backward=False)
         round_trip = Collective("send", (self.degree - 1) * traffic(k, v), ranks=self.degree, axis=AXIS)
         merging = Move(self.degree * 5 * traffic(Value(tensor, axes, FP32)), 4 * self.degree)
         made = [(x, t.gradient_of(x)) for x in (q, k, v) if x.requires_grad]
@@ -113,7 +115,7 @@ class ContextSplit:
             saves = (q.tensor, k.tensor, v.tensor, tensor, lse)
         else:
             forward = (*forward, (FREE, lse))
-        again = Attention(kernel, rows, heads, k.axes[1], length, whole, size, causal=causal, window=window, dtype=q.dtype, backward=True)
+        again = Attention(kernel, rows, heads, k.axes[1], length, seen, size, causal=masked, window=window, dtype=q.dtype, backward=True)
         gradients = Value(k.tensor, k.axes, FP32), Value(v.tensor, v.axes, FP32)
         t.append(
             f"sdpa ring {kernel}", (q, k, v), (out,), forward=forward, saves=saves, costs=(cost, round_trip, merging), backward=backward, gradients=tuple(Gradient(x, g) for x, g in made),
