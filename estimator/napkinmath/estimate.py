@@ -190,7 +190,7 @@ class Estimate:
     @property
     def _counted(self) -> tuple[int, int]:
         parallel = self.config.parallel
-        spread = parallel.tensor_parallel_size > 1 or parallel.pipeline_parallel_size > 1
+        spread = parallel.tensor_parallel_size > 1 or parallel.pipeline_parallel_size > 1 or parallel.expert_parallel_size > 1
         return self._once("parameters", lambda: count_parameters(WholeModel(self.spec, self.step.policy) if spread else self.step))
 
     @property

@@ -29,6 +29,7 @@ BAD_NUMBERS = _flags(
     ("--bs ''", "''"), ("--bs 99999999999999999999", "99999999999999999999"), ("--bs 1,2,4", "1,2,4"), ("--bs 0x10", "0x10"), ("--bs --ctx 4", "--ctx"),
     ("--ctx 0", "0"), ("--ctx -2048", "-2048"), ("--ctx 2kk", "2kk"), ("--ctx 2048.5", "2048.5"), ("--ctx k", "k"), ("--ctx 512,1024", "512,1024"), ("--ctx 1000000000000000", "1000000000000000"),
     ("--grad-accum 0", "0"), ("--grad-accum -3", "-3"), ("--grad-accum many", "many"), ("--grad-accum 2.5", "2.5"),
+    ("--global-batch 20 --gpus 8", "use 16 or 24"), ("--global-batch 3 --bs 4", "use 4"), ("--global-batch 8 --grad-accum 2", "--grad-accum"), ("--global-batch some", "some"),
     ("--lora --rank 0", "0"), ("--lora --rank -8", "-8"), ("--lora --rank 100000", "100000"), ("--lora --rank r16", "r16"), ("--lora --rank 8.5", "8.5"), ("--lora -r sixteen", "sixteen"),
     ("--lora --alpha -1", "-1"), ("--lora --alpha x", "x"), ("--lora --dropout 1", "1"), ("--lora --dropout -0.1", "-0.1"), ("--lora --dropout 1.5", "1.5"), ("--lora --dropout half", "half"),
     ("--lora --dropout nan", "nan"), ("--lora --adapters 0", "0"), ("--lora --adapters two", "two"), ("--method prompt --virtual-tokens 0", "0"), ("--method prefix --virtual-tokens lots", "lots"),

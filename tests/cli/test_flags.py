@@ -84,6 +84,8 @@ EFFECTS: list[tuple[str, str, object]] = [
     ("--seq-len 512", "sequence_length", 512),
     ("--grad-accum 8", "gradient_accumulation_steps", 8),
     ("--gradient-accumulation-steps 8", "gradient_accumulation_steps", 8),
+    ("--gpus 8 --bs 2 --global-batch 64", "gradient_accumulation_steps", 4),
+    ("--global-batch-size 6", "gradient_accumulation_steps", 6),
     ("--target-ctx 256", "batch.target_length", 256),
     ("--packing", "batch.packing", True),
     ("--lengths 100,2k,300", "batch.lengths", (100, 2048, 300)),

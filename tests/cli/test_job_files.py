@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -186,3 +187,11 @@ def test_yaml_needs_pyyaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     json_file = tmp_path / "job.json"
     json_file.write_text('{"model": "llama-7b"}')
     assert read_job(str(json_file), []) == {"model": "llama-7b"}
+
+
+def test_micro_steps_follow_from_deepspeeds_whole_batch(tmp_path: Path) -> None:
+    job = tmp_path / "ds.json"
+    job.write_text('{"train_batch_size": 64, "train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 2}}', encoding="utf-8")
+    done = run(str(job), "--model", "llama-7b", "--full", "--gpus", "8", "--json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["config"]["gradient_accumulation_steps"] == 4

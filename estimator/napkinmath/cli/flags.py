@@ -59,6 +59,7 @@ BATCH: tuple[Row, ...] = (
     (("--bs", "-b", "--micro-batch-size", "--batch-size"), TEXT, "B", "micro-batch per GPU [1]"),
     (("--ctx", "-s", "--sequence-length", "--seq-len"), TEXT, "S", "sequence length; 1k = 1024 [2048]"),
     (("--grad-accum", "--gradient-accumulation-steps"), TEXT, "N", "micro-steps per optimizer step [1]"),
+    (("--global-batch", "--global-batch-size"), TEXT, "N", "samples per optimizer step over all GPUs, instead of --grad-accum"),
     (("--target-ctx",), TEXT, "S", "decoder length of an encoder-decoder model [the sequence length]"),
     (("--packing",), SWITCH, "", "fill sequences with several samples"),
     (("--lengths",), TEXT, "N,N,...|FILE", "a sample of sequence lengths, or a file of them"),

@@ -38,7 +38,7 @@ _ZERO_OTHER = (
 )  # fmt: skip
 _TOP = (
     "scheduler", "steps_per_print", "wall_clock_breakdown", "dump_state", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "communication_data_type", "prescale_gradients",
-    "gradient_predivide_factor", "flops_profiler", "tensorboard", "wandb", "comet", "csv_monitor", "comms_logger", "aio", "train_batch_size", "seq_parallel_communication_data_type", "sparse_gradients",
+    "gradient_predivide_factor", "flops_profiler", "tensorboard", "wandb", "comet", "csv_monitor", "comms_logger", "aio", "seq_parallel_communication_data_type", "sparse_gradients",
     "memory_breakdown", "checkpoint", "data_types", "amp", "monitor_config", "graph_harvesting", "zero_load_from_fp32_weights", "activation_checkpointing", "disable_allgather", "fp32_allreduce",
     "data_efficiency", "compile", "hybrid_engine",
 )  # fmt: skip
@@ -55,13 +55,13 @@ def read(job: ForeignJob) -> dict[str, object]:
         "fp16",
         "optimizer",
         "train_micro_batch_size_per_gpu",
+        "train_batch_size",
         "gradient_accumulation_steps",
         "gradient_clipping",
         *_TOP,
     ]
     _refuse_unknown(job.content, known, "DeepSpeed key")
-    give_number(job, "bs", job.take("train_micro_batch_size_per_gpu"))
-    give_number(job, "grad_accum", job.take("gradient_accumulation_steps"))
+    _read_batch(job)
     clipping = job.take("gradient_clipping")
     if clipping is not None and clipping != AUTO:
         job.give("clip", clipping != 0)
@@ -74,6 +74,19 @@ def read(job: ForeignJob) -> dict[str, object]:
     for key in _TOP:
         job.take(key)
     return job.finish()
+
+
+def _read_batch(job: ForeignJob) -> None:
+    """Of the three sizes one may be absent and follows from the others (DeepSpeed runtime/config.py _set_batch_related_parameters)."""
+    rows, micro_steps, whole = (
+        job.take(key) for key in ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size")
+    )
+    give_number(job, "bs", rows)
+    give_number(job, "grad_accum", micro_steps)
+    if micro_steps is None and rows is not None:
+        give_number(job, "global_batch", whole)
+    elif rows is None and whole not in (None, AUTO):
+        job.note(f"train_batch_size {whole} is of all ranks together: without train_micro_batch_size_per_gpu give --bs")
 
 
 def give_number(job: ForeignJob, option: str, value: object) -> None:

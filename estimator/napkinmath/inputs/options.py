@@ -62,7 +62,7 @@ PARALLEL_OPTIONS = (
 )  # fmt: skip
 WORKLOAD_OPTIONS = ("workload", "teacher", "reference", "completion", "eval_bs", "generate")
 KEYS = (
-    "model", "arch", "config", "hub", "method", *ADAPTER_OPTIONS, "freeze", "quant", *QUANT_OPTIONS, "bs", "ctx", "grad_accum", "target_ctx", "packing", "lengths", "images", "precision", "optimizer",
+    "model", "arch", "config", "hub", "method", *ADAPTER_OPTIONS, "freeze", "quant", *QUANT_OPTIONS, "bs", "ctx", "grad_accum", "global_batch", "target_ctx", "packing", "lengths", "images", "precision", "optimizer",
     "optimizer_in_backward", "clip", "checkpointing", "reentrant", "offload", "pinned", "offload_style", "prefetch", "attention", "loss", "kernels", "stack", "eval", "train_mode", "compile", *WORKLOAD_OPTIONS, *PARALLEL_OPTIONS, "gpu", "vram", "mig", "network", "host_ram", "display", "allocator",
     "calibration", "allow_stale_calibration",
 )  # fmt: skip
@@ -106,6 +106,8 @@ def train_config(options: Options) -> TrainConfig:
     for key, field in (("bs", "micro_batch_size"), ("ctx", "sequence_length"), ("grad_accum", "gradient_accumulation_steps")):
         if key in options:
             fields[field] = values.count(options[key], flag(key))
+    if "global_batch" in options:
+        fields["gradient_accumulation_steps"] = _micro_steps(options, fields)
     if "precision" in options:
         fields["precision"] = values.choice(options["precision"], Precision, "--precision", _PRECISION_ALIASES)
     if "attention" in options:
@@ -131,6 +133,23 @@ def train_config(options: Options) -> TrainConfig:
     config = TrainConfig(**fields)
     pairs = config.workload.sequences  # --bs counts samples, the configuration the sequences they are made of
     return config if pairs == 1 else config.replace(micro_batch_size=fields.get("micro_batch_size", 1) * pairs)
+
+
+def _micro_steps(options: Options, fields: Mapping[str, Any]) -> int:
+    """Micro-steps of a step whose batch over all ranks is given; raises InputError where they are no whole number."""
+    whole = values.count(options["global_batch"], "--global-batch")
+    if "grad_accum" in options:
+        raise InputError(
+            f"--global-batch {whole} and --grad-accum {shown(options['grad_accum'])} say the same thing twice; give one of them"
+        )
+    parallel = fields.get("parallel")
+    ranks = 1 if parallel is None else parallel.data_parallel_size
+    rows = fields.get("micro_batch_size", 1) * ranks
+    if whole % rows:
+        fewer = whole // rows * rows
+        near = f"{fewer} or {fewer + rows}" if fewer else str(rows)
+        raise InputError(f"--global-batch {whole} is not a multiple of {rows} (--bs times {ranks} data-parallel ranks); use {near}")
+    return whole // rows
 
 
 def _workload(options: Options) -> Workload:

@@ -17,7 +17,7 @@ MAX_VALUES = 1 << 20
 # A comma is part of one value of these; several are divided by ';'.
 LISTS = frozenset({"targets", "lengths", "offload", "train_modules", "keep_modules", "freeze", "allocator", "nvme"})
 # Whole numbers, which a range may run over.
-NUMBERS = frozenset({"bs", "ctx", "rank", "grad_accum", "target_ctx", "alpha", "adapters", "virtual_tokens", "images", "group_size", "prefetch", "gpus", "tp", "pp", "cp", "ep", "nodes"})  # fmt: skip
+NUMBERS = frozenset({"bs", "ctx", "rank", "grad_accum", "global_batch", "target_ctx", "alpha", "adapters", "virtual_tokens", "images", "group_size", "prefetch", "gpus", "tp", "pp", "cp", "ep", "nodes"})  # fmt: skip
 # What a sweep leaves open within one record of the step.
 OPEN = ("bs", "ctx", "rank")
 
@@ -65,7 +65,8 @@ def expand(options: Mapping[str, object]) -> tuple[list[str], list[dict[str, obj
     """
     values = {key: several(key, value) for key, value in options.items()}
     varied = [key for key, found in values.items() if len(found) > 1]
-    inner = {key: values.pop(key) for key in OPEN if key in values}
+    opened = tuple(key for key in OPEN if key != "bs") if "global_batch" in values else OPEN  # there the micro-steps depend on the batch
+    inner = {key: values.pop(key) for key in opened if key in values}
     made: dict[str, dict[str, object]] = {}
     for combination in product(*values.values()):
         one = _meaningful(dict(zip(values, combination, strict=True)), several_methods="method" in varied)

@@ -75,9 +75,9 @@ def _layers_origin(held: Held, nbytes: int, facts: Facts) -> str:
         elements += size * count
         word = next((plural for stem, plural in _KINDS if stem in kind), "others")
         kinds[word] = kinds.get(word, 0) + count
-    what = " + ".join(f"{number} {word}" for word, number in sorted(kinds.items(), key=lambda item: -item[1]))
-    if not elements:
+    if any(tensor.module not in facts.weights for tensor, _ in held):  # parts of many parameters in one buffer
         return _per_element(held)
+    what = " + ".join(f"{number} {word}" for word, number in sorted(kinds.items(), key=lambda item: -item[1]))
     return f"{what}, {format_count(elements)} x {_short(nbytes / elements)} B"
 
 
@@ -85,7 +85,7 @@ def _named_parts(held: Held) -> str:
     totals: dict[str, int] = {}
     dtypes: dict[str, int] = {}
     for tensor, count in held:
-        name = "norms" if is_norm(tensor.module) else _last_module(tensor.module)
+        name = "norms" if is_norm(tensor.module) else _last_module(tensor.module) or tensor.name
         totals[name] = totals.get(name, 0) + tensor.requested * count
         dtypes[type_name(tensor)] = dtypes.get(type_name(tensor), 0) + tensor.requested * count
     parts = sorted(totals.items(), key=lambda item: -item[1])
@@ -97,8 +97,8 @@ def _named_parts(held: Held) -> str:
 
 
 def _last_module(path: str) -> str:
-    parts = [p for p in path.split(".") if p not in ("weight", "bias", "*") and not p.isdigit()]
-    return parts[-1] if parts else path or "?"
+    parts = [p for p in path.split(".") if p not in ("", "weight", "bias", "*") and not p.isdigit()]
+    return parts[-1] if parts else path
 
 
 def _constants_origin(held: Held, nbytes: int, facts: Facts) -> str:

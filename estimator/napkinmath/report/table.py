@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from napkinmath.estimate import Verdict
-from napkinmath.ledger import Role
+from napkinmath.ledger import Phase, Role
 from napkinmath.report import curve, words
 from napkinmath.report.components import components_of, headroom
 from napkinmath.report.palette import BAD, COLORS, GOOD, UNSURE
@@ -166,18 +166,20 @@ def _step(screen: Screen, e: Estimate) -> None:
     drawn = curve.envelope(e.timeline, columns)
     screen.line(("  one step".ljust(INDENT), "dim"), (sparkline(drawn.values), COLORS_OF_SPARK))
     seconds = {p.phase: p.seconds for p in e.time.phases} if e.time is not None else {}
-    ruler, left = [" "] * columns, list[str]()
+    ruler, left, named = [" "] * columns, dict[Phase, str](), set[Phase]()
     for span in drawn.spans:
         start, end = (int(x / drawn.extent * columns) for x in (span.start, span.end))
         name = words.phase_word(span.phase)
         text = f"|{name} {format_seconds(seconds[span.phase])}" if span.phase in seconds else f"|{name}"
         if len(text) < end - start:
             ruler[start : start + len(text)] = text
-        elif text[1:] not in left and span.phase in seconds:
-            left.append(text[1:])
+            named.add(span.phase)
+        elif span.phase in seconds:
+            left[span.phase] = text[1:]
     screen.line(" " * INDENT, ("".join(ruler).rstrip(), "dim"))
     span = f"between {format_bytes(min(drawn.values))} and {format_bytes(max(drawn.values))}"
-    screen.flow("", [span, *(["too short to draw: " + ", ".join(left)] if left else [])], indent=INDENT)
+    short = [text for phase, text in left.items() if phase not in named]
+    screen.flow("", [span, *(["too short to draw: " + ", ".join(short)] if short else [])], indent=INDENT)
 
 
 COLORS_OF_SPARK = GOOD
@@ -259,7 +261,10 @@ def _by_size(fits: list[Fit]) -> list[str]:
         names = sorted(sizes[size], key=len)
         texts.append(f"{size} GiB {', '.join(names[:MOST_NAMES])}{f' +{len(names) - MOST_NAMES}' if len(names) > MOST_NAMES else ''}")
     larger = sum(len(sizes[size]) for size in order[MOST_SIZES:])
-    return [*texts, *([f"and {larger} from {order[MOST_SIZES]} to {order[-1]} GiB"] if larger else [])]
+    if not larger:
+        return texts
+    low, high = order[MOST_SIZES], order[-1]
+    return [*texts, f"and {larger} of {low} GiB" if low == high else f"and {larger} from {low} to {high} GiB"]
 
 
 # ---------------------------------------------------------------- numbers
