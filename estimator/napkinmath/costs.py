@@ -102,7 +102,7 @@ class Collective:
 
     `kind`: all-gather, reduce-scatter, all-reduce, broadcast, reduce, all-to-all, send. `moved` are the bytes of the whole message: what
     a gather makes, what a reduction reads, what one rank has in an all-to-all. `axis`: data (all data-parallel ranks), shard and replica
-    (its two halves under hybrid sharding), tensor, context, expert, pipeline.
+    (its two halves under hybrid sharding), the same with 'expert' before it, tensor, context, expert, pipeline.
     """
 
     __slots__ = ("axis", "kind", "moved", "overlaps", "ranks")

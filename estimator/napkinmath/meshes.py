@@ -90,7 +90,7 @@ def _meshes(spec: ModelSpec, cluster: Cluster, config: TrainConfig, global_batch
 
 def _mesh(base: ParallelConfig, *, tensor: int, pipeline: int, context: int, expert: int, data: int) -> ParallelConfig:
     kind = base.data_parallel
-    if data == 1:
+    if data * context == 1:
         kind = DataParallel.NONE
     elif kind is DataParallel.NONE:
         kind = DataParallel.DDP

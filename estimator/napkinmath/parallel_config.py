@@ -247,6 +247,12 @@ class ParallelConfig(Record):
         return max(1, self.data_parallel_size * self.context_parallel_size // self.shard_degree)
 
     @property
+    def replicates(self) -> bool:
+        """Whether several ranks hold the whole of what one rank has, and sum its gradients."""
+        whole = self.data_parallel in (DataParallel.DP, DataParallel.DDP)
+        return whole and self.data_parallel_size * self.context_parallel_size > 1
+
+    @property
     def reshards(self) -> bool:
         """Whether gathered parameters are dropped after the forward."""
         if self.reshard_after_forward is not None:

@@ -9,7 +9,6 @@ from napkinmath.lowering.lifecycle import load_segments, save_segments
 from napkinmath.lowering.recompute import arrange
 from napkinmath.lowering.units import Unit
 from napkinmath.model_spec import ModelSpec, Stage
-from napkinmath.parallel_config import DataParallel
 from napkinmath.tape import Tape
 
 TYPE_CHECKING = False
@@ -169,7 +168,7 @@ def build_step(spec: ModelSpec, policy: Policy, *, pipeline_rank: int = 0) -> St
         load = load_on_host(load, runs)
         micro_steps = [(repeat, stream(segments, runs, policy)) for repeat, segments in micro_steps]
     update = lower_update(runs, policy, dict(spec.symbols))
-    if policy.config.parallel.data_parallel in (DataParallel.DP, DataParallel.DDP) and policy.config.parallel.data_parallel_size > 1:
+    if policy.config.parallel.replicates:
         from napkinmath.lowering.data_parallel.replicated import replicate
 
         load, micro_steps = replicate(runs, policy, load, micro_steps, update, dict(spec.symbols))
@@ -264,7 +263,7 @@ def record_block(
         )
     before = set(shared)
     output = stage.part.record(tape, x, shared)
-    if x is None and output is not None and policy.inputs_require_grad and output.dtype.floating:
+    if x is None and output is not None and stage.part.output_needs_grad(policy) and output.dtype.floating:
         output.requires_grad = True
     published = [value for name, value in shared.items() if name not in before]
     externals = published + [value for name, value in shared.items() if name in before]

@@ -15,6 +15,7 @@ from napkinmath.catalog.stacks import STACKS
 from napkinmath.costs import Collective
 from napkinmath.errors import InputError
 from napkinmath.expr import Bindings
+from napkinmath.ledger import ALLOC, RUN, Phase, Work
 from napkinmath.lowering.policy import Policy
 from napkinmath.parallel_config import ContextParallel, DataParallel, ParallelConfig, PipelineSchedule
 from napkinmath.simulate import simulate
@@ -84,6 +85,60 @@ def test_experts_are_spread_and_tokens_travel() -> None:
     assert {bind(w.axes[0]) for w in experts} == {2}
     rows = 2 * 256 * 2 * 128 * 2  # tokens with two experts each, in bf16
     assert collectives(step)["expert", "all-to-all", rows] == 4 * 4  # there and back, forward and backward, in four layers
+
+
+@pytest.mark.parametrize("kind", [DataParallel.ZERO1, DataParallel.ZERO2, DataParallel.FSDP2])
+def test_an_expert_is_sharded_among_the_ranks_that_hold_it(kind: DataParallel) -> None:
+    """Of 8 ranks with experts spread over 4, two hold the same experts: each has half of their states, an eighth of all else's."""
+    step = step_of(MIXTRAL, ParallelConfig(expert_parallel_size=4, data_parallel_size=8, data_parallel=kind))
+    bind = Bindings(step.symbols)
+    weights = [(w, run.count) for run in step.runs for w in run.block.weights if w.trainable]
+    experts = sum(count * bind(w.elements) for w, count in weights if w.kind == "experts")
+    others = sum(count * bind(w.elements) for w, count in weights if w.kind != "experts")
+    rows = sum(s.repeat * bind(t.nbytes) for s in step.update.states for a, t in s.events if a == ALLOC and t.axes)
+    each = 4 if kind is not DataParallel.FSDP2 else 2  # ZeRO's states are fp32, FSDP's of the type of its bf16 parameters
+    assert rows == pytest.approx(2 * each * (experts / 2 + others / 8), rel=1e-3)
+
+
+@pytest.mark.parametrize("kind", [DataParallel.DDP, DataParallel.ZERO1, DataParallel.FSDP2])
+def test_gradients_of_an_expert_are_summed_among_the_ranks_that_hold_it(kind: DataParallel) -> None:
+    step = step_of(MIXTRAL, ParallelConfig(expert_parallel_size=4, data_parallel_size=8, data_parallel=kind))
+    bind = Bindings(step.symbols)
+    sent: Counter[tuple[str, int]] = Counter()
+    for _, segments in step.micro_steps:
+        for segment in segments:
+            for action, work in segment.events:
+                if action == RUN and isinstance(work, Work) and segment.phase is Phase.BACKWARD:
+                    for cost in work.costs:
+                        if isinstance(cost, Collective) and cost.kind in ("all-reduce", "reduce-scatter"):
+                            sent[cost.axis, cost.ranks] += segment.repeat * bind(cost.moved)
+    gradients = [(g, run.count) for run in step.runs for g in run.block.gradients]
+    experts = sum(count * bind(g.nbytes) for g, count in gradients if "experts" in g.module)
+    others = sum(count * bind(g.nbytes) for g, count in gradients if "experts" not in g.module)
+    axis = "data" if kind is DataParallel.DDP else "shard"
+    assert set(sent) == {(axis, 8), (f"expert {axis}", 2)}
+    assert sent[f"expert {axis}", 2] == pytest.approx(experts, rel=1e-3)
+    assert sent[axis, 8] == pytest.approx(others, rel=1e-2)
+
+
+@pytest.mark.parametrize("kind", [DataParallel.ZERO3, DataParallel.FSDP1])
+def test_engines_that_hold_the_same_on_every_rank_refuse_spread_experts(kind: DataParallel) -> None:
+    with pytest.raises(InputError, match=f"{kind.value} does not spread experts over ranks; use fsdp2, zero1, zero2 or ddp"):
+        step_of(MIXTRAL, ParallelConfig(expert_parallel_size=4, data_parallel_size=8, data_parallel=kind))
+
+
+def test_ranks_that_share_a_sequence_sum_their_gradients() -> None:
+    step = step_of(LLAMA, ParallelConfig(context_parallel_size=4, data_parallel_size=2, data_parallel=DataParallel.DDP))
+    ranks = {
+        cost.ranks
+        for _, segments in step.micro_steps
+        for segment in segments
+        for _, work in segment.events
+        if isinstance(work, Work)
+        for cost in work.costs
+        if isinstance(cost, Collective) and cost.kind == "all-reduce"
+    }
+    assert ranks == {8}
 
 
 def test_the_busiest_rank_needs_more() -> None:

@@ -106,7 +106,7 @@ def parallel_config(options: Options) -> ParallelConfig:
     if gpus % inner:
         raise InputError(f"--tp x --pp x --cp = {inner} does not divide --gpus {gpus}; use a product of {divisors(gpus)}")
     fields["data_parallel_size"] = gpus // inner
-    fields["data_parallel"] = _strategy(options, gpus // inner)
+    fields["data_parallel"] = _strategy(options, gpus // inner * fields.get("context_parallel_size", 1))
     fields.setdefault("sequence_parallel", fields.get("tensor_parallel_size", 1) > 1)
     return ParallelConfig(**fields)
 
@@ -124,7 +124,7 @@ def _zero(options: Options) -> ZeroConfig:
 
 
 def _strategy(options: Options, size: int) -> DataParallel:
-    """The one strategy named; DistributedDataParallel where several ranks share the data and none was."""
+    """The one strategy named; DistributedDataParallel where several ranks sum gradients and none was."""
     named = [values.text(name, "--data-parallel") for name in values.listed(options.get("data_parallel", ()))]
     if "zero" in options:
         stage = values.count(options["zero"], "--zero", low=0, high=1 << 20)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from napkinmath.dtypes import FP32, DType
-from napkinmath.expr import Size, ceil_div
+from napkinmath.expr import Size
 from napkinmath.ledger import Role, Tensor, Weight
+from napkinmath.lowering.data_parallel.holders import own_elements
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from napkinmath.parallel_config import ParallelConfig
     from napkinmath.step import Run
 
 
@@ -19,9 +21,11 @@ def elements_of(weights: list[Weight]) -> Size:
     return total
 
 
-def partition(name: str, elements: Size, ranks: int, dtype: DType, role: Role, run: Run, *, host: bool = False) -> Tensor:
-    """A rank's part of a row, as long as every other's."""
-    return Tensor(name, (ceil_div(elements, ranks),), dtype, role, run.block.name, "DeepSpeed runtime/zero", host=host)
+def partition(
+    name: str, weights: list[Weight], parallel: ParallelConfig, dtype: DType, role: Role, run: Run, *, host: bool = False
+) -> Tensor:
+    """A rank's part of a row of weights, as long as every other's."""
+    return Tensor(name, (own_elements(weights, parallel),), dtype, role, run.block.name, "DeepSpeed runtime/zero", host=host)
 
 
 def trained_weights(run: Run) -> list[Weight]:
@@ -29,10 +33,10 @@ def trained_weights(run: Run) -> list[Weight]:
     return [w for w in run.block.weights if w.trainable and not w.tied_to and not w.buffer]
 
 
-def master_of(run: Run, ranks: int, *, host: bool = False) -> Weight | None:
+def master_of(run: Run, parallel: ParallelConfig, *, host: bool = False) -> Weight | None:
     """The fp32 part that the optimizer updates, as a parameter of its own."""
     trained = trained_weights(run)
     if not trained:
         return None
-    tensor = partition("fp32 partition", elements_of(trained), ranks, FP32, Role.MASTER, run, host=host)
+    tensor = partition("fp32 partition", trained, parallel, FP32, Role.MASTER, run, host=host)
     return Weight(f"{run.block.name}.fp32", tensor.axes, tensor, trainable=True, kind="partition")

@@ -20,6 +20,7 @@ from napkinmath.lowering.data_parallel.stored import is_sharded, on_host, stored
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.ledger import Event
+    from napkinmath.lowering.data_parallel.pieces import Both
     from napkinmath.lowering.policy import Policy
     from napkinmath.step import Run
 
@@ -33,6 +34,7 @@ class FlatPiece(Piece):
 
     def __init__(self, run: Run, policy: Policy) -> None:
         parallel, offload = policy.config.parallel, policy.config.offload
+        self.parallel = parallel
         self.ranks, self.replicas = parallel.shard_degree, parallel.replica_degree
         self.symbols: Symbols = run.stage.symbols
         self.name = run.name
@@ -103,12 +105,13 @@ class FlatPiece(Piece):
         self.parts.append(Weight(weight.path, tensor.axes, tensor, trainable=False, kind=weight.kind))
         self.gathered.append(Tensor(f"gathered {weight.tensor.name}", (self.ranks * part,), UINT8, Role.WEIGHTS, weight.path, SOURCE))
 
-    def own_bytes(self) -> tuple[Size, Size, Size]:
+    def own_bytes(self) -> tuple[Both, Both, Both]:
         gathered: Size = 0
         for tensor in self.gathered:
             gathered = gathered + tensor.nbytes
         source = self.reduce_input or self.flat_gradient
-        return gathered, source.nbytes if source is not None else 0, self.reduced.nbytes if self.reduced is not None else 0
+        reduced, summed = (tensor.nbytes if tensor is not None else 0 for tensor in (source, self.reduced))
+        return (gathered, 0), (reduced, 0), (summed, 0)
 
     # ------------------------------------------------------------ events
 

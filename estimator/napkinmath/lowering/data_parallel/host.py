@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from napkinmath.costs import Collective, HostCopy
+from napkinmath.costs import HostCopy
 from napkinmath.dtypes import BF16, FP32
-from napkinmath.expr import Size
 from napkinmath.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Work
+from napkinmath.lowering.data_parallel.holders import collectives, part_of, split_bytes
 from napkinmath.lowering.optimizer import Update, applied_to, chosen_optimizer, segments, trained
 
 TYPE_CHECKING = False
@@ -40,7 +40,7 @@ def partitions_updated_on_host(owned: list[Run], runs: list[Run], policy: Policy
     Sources: DeepSpeed 0.19 runtime/zero/stage_1_and_2.py initialize_optimizer_states, param_buffer_of_bit16_for_cpu_offload_groups.
     """
     row = chosen_optimizer(policy)
-    pinned, ranks = policy.config.offload.pinned, policy.config.parallel.shard_degree
+    pinned, parallel = policy.config.offload.pinned, policy.config.parallel
 
     def kept(run: Run) -> list[Tensor]:
         return [
@@ -61,12 +61,13 @@ def partitions_updated_on_host(owned: list[Run], runs: list[Run], policy: Policy
         ]
 
     def back(run: Run) -> list[Event]:
-        moved: Size = 0
-        for weight in trained(run):
-            moved = moved + weight.tensor.nbytes
-        copy = HostCopy(moved // ranks, to_host=False, pinned=pinned)
-        gather = Collective("all-gather", moved, ranks=ranks, axis="shard", overlaps=False)
-        return [(RUN, Work(None, (copy, gather) if gradients else (copy,), False))] if trained(run) else []
+        if not trained(run):
+            return []
+        moved = split_bytes((weight.tensor for weight in trained(run)), parallel)
+        dense, spread = part_of(moved, parallel)
+        copy = HostCopy(dense + spread, to_host=False, pinned=pinned)
+        gathers = collectives("all-gather", moved, parallel, "shard", overlaps=False) if gradients else []
+        return [(RUN, Work(None, (copy, *gathers), False))]
 
     on_device = not policy.config.offload.parameters
     return Update(

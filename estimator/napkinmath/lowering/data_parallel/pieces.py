@@ -6,17 +6,21 @@ foreach_reduce; _fsdp_param_group.py unshard, wait_for_unshard, post_backward.
 
 from __future__ import annotations
 
-from napkinmath.costs import Collective, HostCopy, Move
+from napkinmath.costs import HostCopy, Move
 from napkinmath.dtypes import DType, find_dtype
-from napkinmath.expr import Size
+from napkinmath.expr import Size, ceil_div
 from napkinmath.ledger import ALLOC, FREE, RUN, Role, Tensor, Work
-from napkinmath.lowering.data_parallel.stored import on_host, row_shards
+from napkinmath.lowering.data_parallel.holders import collectives, is_spread, shard_ranks, split_bytes
+from napkinmath.lowering.data_parallel.stored import on_host, ranks_of, row_shards
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.ledger import Event
     from napkinmath.lowering.policy import Policy
     from napkinmath.step import Run
+
+if TYPE_CHECKING:
+    Both = tuple[Size, Size]  # of what all ranks hold, of experts that are spread
 
 SOURCE = "torch distributed/fsdp/_fully_shard"
 Symbols = tuple[tuple[str, Size], ...]
@@ -28,17 +32,17 @@ class Piece:
     `output` is the all-gather's result, from which whole parameters (`gathered`) are copied out; `casts` exist while the rank's
     rows are copied in, in the type that is gathered. `reduce_input` holds all gradients for the reduce-scatter, `reduced` the rank's
     part of them, `gradient` the same in the type of the stored parameters. `sent` are the bytes that its gather, its reduction and its
-    all-reduce carry: those of the whole unit, if it is the last piece of several.
+    all-reduce carry, of what all ranks hold and of spread experts: those of the whole unit, if it is the last piece of several.
     """
 
-    __slots__ = ("casts", "gathered", "gradient", "host_gradient", "name", "output", "parts", "ranks", "reduce_input", "reduced", "replicas", "sent", "symbols")  # fmt: skip
+    __slots__ = ("casts", "gathered", "gradient", "host_gradient", "name", "output", "parallel", "parts", "ranks", "reduce_input", "reduced", "replicas", "sent", "symbols", "widths")  # fmt: skip
 
     def __init__(self, run: Run, policy: Policy) -> None:
-        parallel = policy.config.parallel
+        parallel = self.parallel = policy.config.parallel
         self.ranks, self.replicas = parallel.shard_degree, parallel.replica_degree
         self.symbols: Symbols = run.stage.symbols
         self.name = run.name
-        pairs = row_shards(run, policy, self.ranks)
+        pairs = row_shards(run, policy)
         self.parts = [part for _, part in pairs]
         offloaded = policy.config.offload.parameters
         self.casts: list[Tensor] = []
@@ -48,7 +52,7 @@ class Piece:
         self.gathered: list[Tensor] = []
         for weight, part in pairs:
             dtype = part.tensor.dtype if weight.constants else weight.tensor.dtype
-            whole = (self.ranks * part.axes[0], *part.axes[1:])
+            whole = (ranks_of(weight, policy) * part.axes[0], *part.axes[1:])
             self.gathered.append(Tensor(f"gathered {weight.tensor.name}", whole, dtype, weight.tensor.role, weight.path, SOURCE))
             gathered_bytes = gathered_bytes + self.gathered[-1].nbytes
             if offloaded:
@@ -63,27 +67,34 @@ class Piece:
         self._reduction(run, policy)
         self.sent = self.own_bytes()
 
-    def own_bytes(self) -> tuple[Size, Size, Size]:
+    def own_bytes(self) -> tuple[Both, Both, Both]:
         """Bytes of the whole messages of its all-gather, reduce-scatter and all-reduce."""
-        gathered = self.output.nbytes if self.output is not None else 0
-        return (
-            gathered,
-            self.reduce_input.nbytes if self.reduce_input is not None else 0,
-            self.reduced.nbytes if self.reduced is not None else 0,
-        )
+        gathered = split_bytes(self.gathered, self.parallel) if self.output is not None else (0, 0)
+        if self.reduced is None or self.reduce_input is None:
+            return gathered, (0, 0), (0, 0)
+        dense, spread = (ceil_div(elements * self.reduced.dtype.bits, 8) for elements in self.widths)
+        ranks = shard_ranks(self.parallel, spread=True)
+        return gathered, (self.ranks * dense, ranks * spread), (dense, spread)
 
     def _reduction(self, run: Run, policy: Policy) -> None:
-        trained = [(w, part) for w, part in row_shards(run, policy, self.ranks) if w.trainable]
+        trained = [(w, part) for w, part in row_shards(run, policy) if w.trainable]
         wanted = policy.config.parallel.reduce_dtype
-        elements: Size = 0
-        for _, part in trained:
-            elements = elements + part.elements
+        dense: Size = 0
+        spread: Size = 0
+        for weight, part in trained:
+            if is_spread(weight.path, self.parallel):
+                spread = spread + part.elements
+            else:
+                dense = dense + part.elements
+        self.widths, elements = (dense, spread), dense + spread
         self.reduce_input = self.reduced = self.gradient = self.host_gradient = None
         if not trained:
             return
         weight, part = trained[0]
         dtype = weight.tensor.dtype if wanted == "auto" else find_dtype(wanted)
-        self.reduce_input = _buffer("reduce-scatter input", (self.ranks * elements,), dtype, run.block.name)
+        self.reduce_input = _buffer(
+            "reduce-scatter input", (self.ranks * dense + shard_ranks(self.parallel, spread=True) * spread,), dtype, run.block.name
+        )
         self.reduced = Tensor("reduced gradients", (elements,), dtype, Role.GRADIENTS, run.block.name, SOURCE)
         self.gradient = (
             self.reduced
@@ -119,16 +130,15 @@ class Piece:
             *((FREE, c) for c in reversed(self.casts)),
         ]
 
-    def collective(self, kind: str, moved: Size, *, backward: bool) -> list[Event]:
-        """One collective of the unit, of which only one piece speaks."""
-        ranks, axis = (self.replicas, "replica") if kind == "all-reduce" else (self.ranks, "shard")
-        if ranks == 1 or (isinstance(moved, int) and not moved):
-            return []
-        return [(RUN, Work(None, (Collective(kind, moved, ranks=ranks, axis=axis),), backward))]
+    def collective(self, kind: str, moved: Both, *, backward: bool, overlaps: bool = True) -> list[Event]:
+        """One collective of the unit (experts that are spread have their own), of which only one piece speaks."""
+        axis = "replica" if kind == "all-reduce" else "shard"
+        found = collectives(kind, moved, self.parallel, axis, overlaps=overlaps)
+        return [(RUN, Work(None, (cost,), backward)) for cost in found]
 
     def gather_again(self) -> list[Event]:
         """A gather that nothing hides, of parameters which the recomputed forward has just let go."""
-        return [(RUN, Work(None, (Collective("all-gather", self.sent[0], ranks=self.ranks, axis="shard", overlaps=False),), True))]
+        return self.collective("all-gather", self.sent[0], backward=True, overlaps=False)
 
     def copy_out(self, *, backward: bool) -> list[Event]:
         """Whole parameters are made from the all-gather's output."""

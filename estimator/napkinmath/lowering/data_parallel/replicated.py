@@ -9,6 +9,7 @@ from __future__ import annotations
 from napkinmath.costs import Collective, Move
 from napkinmath.expr import Bindings, Size
 from napkinmath.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Work
+from napkinmath.lowering.data_parallel.holders import collectives, data_ranks, is_spread, split_bytes
 from napkinmath.parallel_config import DataParallel
 from napkinmath.units import MIB
 
@@ -76,7 +77,7 @@ def _broadcast(runs: list[Run], policy: Policy, sizes: dict[str, int]) -> list[S
         "torch distributed/utils.py _sync_module_states",
     )
     work = Work(
-        None, (Collective("broadcast", total, ranks=policy.config.parallel.data_parallel_size, axis="data", overlaps=False),), False
+        None, (Collective("broadcast", total, ranks=data_ranks(policy.config.parallel, spread=False), axis="data", overlaps=False),), False
     )
     return [Segment("broadcast of the parameters", Phase.LOAD, [(ALLOC, flat), (RUN, work), (FREE, flat)])]
 
@@ -85,7 +86,7 @@ def _reduced(segments: list[Segment], runs: list[Run], policy: Policy, sizes: di
     """The last micro-step: buckets are reduced as their gradients are there; views of buckets take no memory of their own."""
     by_name = {run.name: run for run in runs}
     closing = closed_buckets(segments, by_name, policy, sizes)
-    ranks = policy.config.parallel.data_parallel_size
+    parallel = policy.config.parallel
     found: list[Segment] = []
     for position, segment in enumerate(segments):
         calls, moved = closing.get(position, (0, 0))
@@ -102,7 +103,8 @@ def _reduced(segments: list[Segment], runs: list[Run], policy: Policy, sizes: di
         each, more = divmod(calls, segment.repeat)
         for repeat, number in ((more, each + 1), (segment.repeat - more, each)):
             if repeat:
-                reduce = [Collective("all-reduce", moved // calls, ranks=ranks, axis="data") for _ in range(number)]
+                reduce = [c for _ in range(number) for c in collectives("all-reduce", (moved // calls, 0), parallel, "data")]
+                reduce += collectives("all-reduce", (0, split_bytes(gradients, parallel)[1]), parallel, "data")
                 work: list[Event] = [(RUN, Work(None, reduce, True))] if reduce else []
                 found.append(segment.copy(events=[*segment.events, *copies, *work, *freed], repeat=repeat))
     return found
@@ -111,7 +113,7 @@ def _reduced(segments: list[Segment], runs: list[Run], policy: Policy, sizes: di
 def closed_buckets(segments: list[Segment], by_name: dict[str, Run], policy: Policy, sizes: dict[str, int]) -> dict[int, tuple[int, int]]:
     """(buckets, their bytes) that are full within each segment; a bucket takes whole gradients as they come until it reaches its cap.
 
-    The first bucket's cap is 1 MiB. Source: torch csrc/distributed/c10d/reducer.cpp compute_bucket_assignment_by_size, rebuild_buckets.
+    The first bucket's cap is 1 MiB; spread experts are reduced among the ranks that hold them. Source: torch csrc/distributed/c10d/reducer.cpp compute_bucket_assignment_by_size, rebuild_buckets.
     """
     caps, filled = [FIRST_BUCKET, policy.config.parallel.bucket_mb * MIB], 0
     found: dict[int, tuple[int, int]] = {}
@@ -122,7 +124,7 @@ def closed_buckets(segments: list[Segment], by_name: dict[str, Run], policy: Pol
             continue
         last = position
         bind = Bindings({**sizes, **dict(segment.symbols)})
-        gradients = [bind(g.nbytes) for g in _trained(run)]
+        gradients = [bind(g.nbytes) for g in _trained(run) if not is_spread(g.module, policy.config.parallel)]
         for nbytes in gradients * segment.repeat:
             filled += nbytes
             if filled >= caps[0]:

@@ -5,8 +5,9 @@ Source: torch 2.13 distributed/checkpoint/state_dict.py get_model_state_dict (fu
 
 from __future__ import annotations
 
-from napkinmath.costs import Collective, HostCopy
+from napkinmath.costs import HostCopy
 from napkinmath.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Work
+from napkinmath.lowering.data_parallel.holders import collectives, split_bytes
 from napkinmath.lowering.data_parallel.stored import stored_dtype
 
 TYPE_CHECKING = False
@@ -23,7 +24,7 @@ def save_sharded(runs: list[Run], owned: list[Run], policy: Policy) -> list[Segm
 
     if not policy.config.parallel.full_state_dict:
         return save_segments(owned, policy)
-    ranks = policy.config.parallel.shard_degree
+    parallel = policy.config.parallel
     found: list[Segment] = []
     for run in runs:
         events: list[Event] = []
@@ -31,9 +32,9 @@ def save_sharded(runs: list[Run], owned: list[Run], policy: Policy) -> list[Segm
             if not weight.trainable or weight.tied_to:
                 continue
             whole = Tensor(f"whole {weight.tensor.name}", weight.axes, stored_dtype(weight, policy), Role.WEIGHTS, weight.path)
-            gather = Work(None, (Collective("all-gather", whole.nbytes, ranks=ranks, axis="shard", overlaps=False),), False)
+            gathers = collectives("all-gather", split_bytes([whole], parallel), parallel, "shard", overlaps=False)
             copy = Work(None, (HostCopy(whole.nbytes, to_host=True, pinned=False),), False)
-            events += [(ALLOC, whole), (RUN, gather), (RUN, copy), (FREE, whole)]
+            events += [(ALLOC, whole), (RUN, Work(None, gathers, False)), (RUN, copy), (FREE, whole)]
         if events:
             found.append(Segment(f"saving {run.name}", Phase.SAVE, events, run.count, run.stage.symbols))
     return found

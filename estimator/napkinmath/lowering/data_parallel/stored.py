@@ -5,6 +5,7 @@ from __future__ import annotations
 from napkinmath.dtypes import FP32, UINT8, DType, find_dtype
 from napkinmath.expr import Size, ceil_div, product
 from napkinmath.ledger import Block, Role, Tensor, Weight
+from napkinmath.lowering.data_parallel.holders import is_spread, shard_ranks
 from napkinmath.parallel_config import DataParallel
 
 TYPE_CHECKING = False
@@ -58,9 +59,15 @@ def row_axes(weight: Weight, ranks: int) -> tuple[Size, ...]:
     return (ceil_div(weight.axes[0], ranks), *weight.axes[1:])
 
 
-def row_shards(run: Run, policy: Policy, ranks: int) -> list[tuple[Weight, Weight]]:
+def row_shards(run: Run, policy: Policy) -> list[tuple[Weight, Weight]]:
     """(weight of the model, the rank's part of it) of each weight of a run that is split."""
-    return [(w, _part(w, policy, ranks)) for w in run.block.weights if is_sharded(w, policy)]
+    return [(w, _part(w, policy, ranks_of(w, policy))) for w in run.block.weights if is_sharded(w, policy)]
+
+
+def ranks_of(weight: Weight, policy: Policy) -> int:
+    """Ranks that a weight is split over."""
+    parallel = policy.config.parallel
+    return shard_ranks(parallel, spread=is_spread(weight.path, parallel))
 
 
 def _part(weight: Weight, policy: Policy, ranks: int) -> Weight:

@@ -35,11 +35,12 @@ class Unit:
 
 def _speak_as_one(pieces: list[Piece]) -> None:
     own = [piece.own_bytes() for piece in pieces]
+    nothing = (0, 0)
     for piece in pieces:
-        piece.sent = (0, 0, 0)
+        piece.sent = (nothing, nothing, nothing)
     reducing = [piece for piece in pieces if piece.reduces]
-    gathered, reduced, summed = (sum_of([sizes[i] for sizes in own]) for i in range(3))
-    pieces[-1].sent = (gathered, 0, 0)
+    gathered, reduced, summed = ((sum_of([sizes[i][0] for sizes in own]), sum_of([sizes[i][1] for sizes in own])) for i in range(3))
+    pieces[-1].sent = (gathered, nothing, nothing)
     if reducing:
         last = reducing[-1]
         last.sent = (last.sent[0], reduced, summed)

@@ -7,17 +7,19 @@ partition_parameters.py AllGatherCoalescedHandle, partitioned_param_coordinator.
 
 from __future__ import annotations
 
-from napkinmath.costs import Collective, HostCopy, Move
+from napkinmath.costs import HostCopy, Move
 from napkinmath.dtypes import FP32
 from napkinmath.errors import InputError
 from napkinmath.expr import Size
 from napkinmath.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Work
-from napkinmath.lowering.data_parallel.flat import elements_of, master_of, partition, trained_weights
+from napkinmath.lowering.data_parallel.flat import master_of, partition, trained_weights
+from napkinmath.lowering.data_parallel.holders import collectives, is_spread, part_of, split_bytes
 from napkinmath.lowering.data_parallel.stored import shadow
 from napkinmath.parallel_config import DataParallel
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from napkinmath.costs import Collective
     from napkinmath.ledger import Event, Value
     from napkinmath.lowering.optimizer import Update
     from napkinmath.lowering.policy import Policy
@@ -48,12 +50,12 @@ def whole_parameters_step(
     from napkinmath.step import Segment, Step, lower_micro_step
 
     parallel = policy.config.parallel
-    ranks, partitioned = parallel.shard_degree, parallel.data_parallel is DataParallel.ZERO2
+    partitioned = parallel.data_parallel is DataParallel.ZERO2
     on_host = policy.config.offload.optimizer
-    masters = [master_of(run, ranks, host=on_host) for run in runs]
+    masters = [master_of(run, parallel, host=on_host) for run in runs]
     owned = [shadow(run, [master] if master is not None else [], []) for run, master in zip(runs, masters, strict=True)]
     averaged = [
-        partition("averaged gradients", elements_of(trained), ranks, trained[0].tensor.dtype, Role.GRADIENTS, run)
+        partition("averaged gradients", trained, parallel, trained[0].tensor.dtype, Role.GRADIENTS, run)
         if (trained := trained_weights(run))
         else None
         for run in runs
@@ -160,20 +162,13 @@ def _whole_to_partitions(runs: list[Run], averaged: list[Tensor | None], *, on_h
 
 def _reduction(run: Run, policy: Policy, *, partitioned: bool) -> tuple[Move | Collective, ...]:
     parallel = policy.config.parallel
-    moved: Size = 0
-    for gradient in run.block.gradients:
-        moved = moved + gradient.nbytes
-    kind = "reduce-scatter" if partitioned else "all-reduce"
+    moved = split_bytes(run.block.gradients, parallel)
     overlaps = parallel.zero.overlap_comm is True
-    costs: list[Move | Collective] = [
-        Move(2 * moved),
-        Collective(kind, moved, ranks=parallel.shard_degree, axis="shard", overlaps=overlaps),
-    ]
-    if parallel.replica_degree > 1:
-        costs.append(
-            Collective("all-reduce", moved // parallel.shard_degree, ranks=parallel.replica_degree, axis="replica", overlaps=overlaps)
-        )
-    return tuple(costs)
+    return (
+        Move(2 * (moved[0] + moved[1])),
+        *collectives("reduce-scatter" if partitioned else "all-reduce", moved, parallel, "shard", overlaps=overlaps),
+        *collectives("all-reduce", part_of(moved, parallel), parallel, "replica", overlaps=overlaps),
+    )
 
 
 def zero_update(owned: list[Run], runs: list[Run], averaged: list[Tensor | None], policy: Policy, sizes: dict[str, int]) -> Update:
@@ -212,7 +207,12 @@ def zero_update(owned: list[Run], runs: list[Run], averaged: list[Tensor | None]
 
 def gathered_again(run: Run, policy: Policy) -> tuple[Collective, ...]:
     """The all-gather that brings every rank the others' updated 16-bit parameters."""
-    moved: Size = 0
+    parallel = policy.config.parallel
+    dense: Size = 0
+    spread: Size = 0
     for weight in trained_weights(run):
-        moved = moved + weight.tensor.nbytes
-    return (Collective("all-gather", moved, ranks=policy.config.parallel.shard_degree, axis="shard", overlaps=False),)
+        if is_spread(weight.path, parallel):
+            spread = spread + weight.tensor.nbytes
+        else:
+            dense = dense + weight.tensor.nbytes
+    return tuple(collectives("all-gather", (dense, spread), parallel, "shard", overlaps=False))

@@ -43,7 +43,7 @@ class Partitioned:
         stored = [w for w in weights if not w.constants]
         dtypes = dict.fromkeys(w.tensor.dtype for w in stored)
         self.parts = [
-            partition(f"{d} partition", elements_of([w for w in stored if w.tensor.dtype is d]), ranks, d, Role.WEIGHTS, run, host=on_host)
+            partition(f"{d} partition", [w for w in stored if w.tensor.dtype is d], parallel, d, Role.WEIGHTS, run, host=on_host)
             for d in dtypes
         ]
         packed = [w for w in weights if w.constants]
@@ -61,8 +61,8 @@ class Partitioned:
         self.gradients = (
             partition(
                 "gradient partition",
-                elements_of(trained),
-                ranks,
+                trained,
+                parallel,
                 trained[0].tensor.dtype,
                 Role.GRADIENTS,
                 run,
@@ -114,8 +114,7 @@ def partitioned_step(spec: ModelSpec, policy: Policy, runs: list[Run], shared: d
     lowered = lower_micro_step(runs, shared, policy, accumulate=False)
     micro_steps = [(steps, gathering(lowered, pieces, policy, prefetch))]
     on_host = policy.config.offload.optimizer
-    ranks = policy.config.parallel.shard_degree
-    masters = [master_of(run, ranks, host=on_host) for run in runs]
+    masters = [master_of(run, policy.config.parallel, host=on_host) for run in runs]
     owned = [shadow(run, [m] if m is not None else [], []) for run, m in zip(runs, masters, strict=True)]
     load = [s for piece, master in zip(pieces, masters, strict=True) for s in loading(piece, master, policy)]
     load.append(Segment("reduce buckets", Phase.LOAD, [(ALLOC, t) for t in buckets(policy, runs, count=1)]))

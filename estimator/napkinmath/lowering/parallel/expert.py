@@ -14,6 +14,7 @@ from napkinmath.dtypes import INT64
 from napkinmath.errors import InputError
 from napkinmath.expr import Size, ceil_div
 from napkinmath.ledger import ALLOC, Gradient, Value
+from napkinmath.lowering.data_parallel.holders import check_spread_engine
 from napkinmath.tape import LIKE
 
 TYPE_CHECKING = False
@@ -88,7 +89,8 @@ class ExpertSplit:
 
 
 def check_experts(spec: ModelSpec, parallel: ParallelConfig) -> None:
-    """Raises InputError where a model has no experts, or not a multiple of the ranks."""
+    """Raises InputError where a model has no experts, or not a multiple of the ranks, or an engine cannot hold different ones."""
+    check_spread_engine(parallel)
     degree, count = parallel.expert_parallel_size, dict(spec.symbols).get("e", 0)
     if not count:
         raise InputError(f"expert_parallel_size={degree} spreads experts, but {spec.name} has none; use 1")
