@@ -33,6 +33,7 @@ LAYERS = (
         "pipeline_time",
         "throughput",
         "stragglers",
+        "paging",
     ),
     (
         "estimate",

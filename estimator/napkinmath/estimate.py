@@ -232,13 +232,27 @@ class Estimate:
             from napkinmath.varied_lengths import varied_time
 
             phases, tokens, needed, done = varied_time(self.step, self.timeline, Clock(self.speed, self.step.policy), start)
-            return StepTime(phases=phases, tokens=tokens, model_flops=needed, hardware_flops=done, peak_flops_per_s=peak)
+            return StepTime(
+                phases=phases,
+                tokens=tokens,
+                model_flops=needed,
+                hardware_flops=done,
+                peak_flops_per_s=peak,
+                paging_s=self._paging_s(self.speed),
+            )
         phases, bubble = self._phases(start)
         return StepTime(
-            phases=phases, bubble_s=bubble,
+            phases=phases, bubble_s=bubble, paging_s=self._paging_s(self.speed),
             tokens=bind(config.micro_batch_size * config.sequence_length) * config.gradient_accumulation_steps,
             model_flops=model_flops(self.step), hardware_flops=hardware_flops(self.timeline, start), peak_flops_per_s=peak,
         )  # fmt: skip
+
+    def _paging_s(self, speed: Efficiency) -> float:
+        if not self.managed_bytes or self.hardware is None:
+            return 0.0
+        from napkinmath.paging import paging_s
+
+        return paging_s(self.managed_bytes, self.peak.nbytes, self.hardware, speed)
 
     def _phases(self, start: int) -> tuple[tuple[PhaseTime, ...], float]:
         """(phases, seconds of waiting for other pipeline stages)."""

@@ -132,17 +132,20 @@ class StepTime(Record):
     """The whole step where the phases are as measured, gaps included; 0 where its operations were priced."""
     bubble_s: float = 0.0
     """Waiting for other pipeline stages."""
+    paging_s: float = 0.0
+    """Waiting for pages of unified memory (napkinmath.paging)."""
 
     @property
     def seconds(self) -> float:
         """Device and host overlap, the slower one counts; before the update, and in it: the loop reads the loss in between, which waits
-        for the device (transformers 4 trainer.py logging_nan_inf_filter, GradScaler.step's found_inf). What a pipeline waits comes on top."""
+        for the device (transformers 4 trainer.py logging_nan_inf_filter, GradScaler.step's found_inf). What a pipeline waits comes on top,
+        and what pages take."""
         update = [p for p in self.phases if p.phase is Phase.STEP]
         before = [p for p in self.phases if p.phase is not Phase.STEP]
         return (
             self.measured_s
             or sum(max(sum(p.device_s for p in part), sum(p.issued_s for p in part)) for part in (before, update)) + self.bubble_s
-        )
+        ) + self.paging_s
 
     @property
     def tokens_per_s(self) -> float:
@@ -163,8 +166,9 @@ class StepTime(Record):
         """Share of the step that a bound explains."""
         device = sum(p.device_s for p in self.phases)
         if bound == LAUNCH:
-            return max(0.0, 1 - (device + self.bubble_s) / self.seconds)
-        return sum(dict(p.shares).get(bound, 0.0) * p.device_s for p in self.phases) / self.seconds
+            return max(0.0, 1 - (device + self.bubble_s + self.paging_s) / self.seconds)
+        pages = self.paging_s if bound == HOST_LINK else 0.0
+        return (sum(dict(p.shares).get(bound, 0.0) * p.device_s for p in self.phases) + pages) / self.seconds
 
 
 def waited_s(queue: Sequence[tuple[Any, int, bool]], issue_s: float, larger: Callable[[Any, Any], Any]) -> Any:

@@ -12,6 +12,7 @@ import numpy as np
 from napkinmath.costs import HostCopy, Move
 from napkinmath.expr import Bindings, symbol
 from napkinmath.ledger import ALLOC, Phase, Tensor, Work
+from napkinmath.paging import paging_s
 from napkinmath.record import Record
 from napkinmath.schedule import waited_s
 from napkinmath.simulate import run_order
@@ -113,10 +114,12 @@ class _Structure:
     the optimizer's states turn on a parameter's size, it holds for one rank.
     """
 
-    __slots__ = ("clock", "sides", "sizes", "step", "turns_on_rank")
+    __slots__ = ("clock", "hardware", "sides", "sizes", "step", "turns_on_rank")
 
-    def __init__(self, step: Step, clock: Clock | None, sizes: tuple[int, int, int], *, turns_on_rank: bool) -> None:
-        self.step, self.clock, self.sizes, self.turns_on_rank = step, clock, sizes, turns_on_rank
+    def __init__(
+        self, step: Step, clock: Clock | None, hardware: Hardware | None, sizes: tuple[int, int, int], *, turns_on_rank: bool
+    ) -> None:
+        self.step, self.clock, self.hardware, self.sizes, self.turns_on_rank = step, clock, hardware, sizes, turns_on_rank
         self.sides = {name: tuple(step.policy.thresholds.get(name, ())) for name in ("b", "s")}
 
     def covers(self, b: Ints, s: Ints, r: Ints) -> Bools:
@@ -142,7 +145,7 @@ def _recorded(spec: ModelSpec, config: TrainConfig, hardware: Hardware | None, s
         first = first.replace(adapter=config.adapter.replace(rank=sizes[2] if paged else symbol("r")))
     policy = resolve(spec, first, hardware)
     step = build_step(spec, policy)
-    return _Structure(step, Clock(speed, policy) if speed is not None else None, sizes, turns_on_rank=paged)
+    return _Structure(step, Clock(speed, policy) if speed is not None else None, hardware, sizes, turns_on_rank=paged)
 
 
 def _positive(name: str, values: Any) -> Ints:
@@ -192,6 +195,18 @@ def _evaluate(structure: _Structure, sizes: tuple[Ints, Ints, Ints], cells: Ints
     requested[cells], winners[cells] = peak, winner
     if clock is not None:
         times[cells] = _seconds(order[starts[-1] :], scopes, clock)
+        if structure.hardware is not None and (managed := _managed(order, scopes)) is not None:
+            times[cells] += paging_s(managed, peak, structure.hardware, clock.speed)
+
+
+def _managed(order: list[Segment], scopes: dict[tuple[tuple[str, Size], ...], Bindings]) -> Ints | int | None:
+    """Bytes of unified memory, which a step never gives back; None where it has none."""
+    found: Ints | int | None = None
+    for segment in order:
+        for action, payload in segment.events:
+            if action == ALLOC and isinstance(payload, Tensor) and payload.managed:
+                found = (0 if found is None else found) + segment.repeat * scopes[segment.symbols](payload.host_bytes)
+    return found
 
 
 def _profile(segment: Segment, bind: Bindings, like: Ints) -> _Profile:

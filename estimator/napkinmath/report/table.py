@@ -95,9 +95,8 @@ def _verdict(screen: Screen, e: Estimate) -> None:
     figures = [
         _figure(name, value) for name, value in (("allocated", memory.allocated), ("reserved", memory.reserved), ("device", memory.device))
     ]
-    elsewhere = [
-        f"{what} {format_bytes(size)}" for what, size in (("host memory", e.host_bytes), ("unified memory", e.managed_bytes)) if size
-    ]
+    managed = "unified memory, in and out in every step:" if e.time is not None and e.time.paging_s else "unified memory"
+    elsewhere = [f"{what} {format_bytes(size)}" for what, size in (("host memory", e.host_bytes), (managed, e.managed_bytes)) if size]
     screen.flow("  memory", [*figures[:-1], figures[-1] + " GiB", *elsewhere], indent=INDENT)
     if host := words.host_memory(e):
         screen.flow("  host RAM", host, indent=INDENT)
