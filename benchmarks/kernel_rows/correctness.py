@@ -11,7 +11,11 @@ from napkinmath_kernels.ops.cross_entropy import linear_cross_entropy
 from napkinmath_kernels.ops.flash_attention import flash_attention
 from napkinmath_kernels.ops.gated import swiglu
 from napkinmath_kernels.ops.layer_norm import layer_norm
+from napkinmath_kernels.ops.nf4 import QuantizedWeight, dequantize, quantize
+from napkinmath_kernels.ops.qlora import FrozenLinear, LoraAdapter, qlora_linears
+from napkinmath_kernels.ops.qlora_mlp import qlora_mlp
 from napkinmath_kernels.ops.rms_norm import rms_norm
+from napkinmath_kernels.ops.rope import rope
 
 from kernel_rows.timing import Rows
 
@@ -35,6 +39,25 @@ def _errors(function: Callable[..., Any], inputs: list[torch.Tensor]) -> float:
     return max(((a - b).norm() / b.norm().clamp_min(1e-30)).item() for a, b in zip(*found, strict=True))
 
 
+def _qlora(weights: list[QuantizedWeight]) -> Callable[..., torch.Tensor]:
+    """Q, K and V of x, then an MLP of it, with an adapter on each."""
+
+    def call(x: torch.Tensor, *adapters: torch.Tensor) -> torch.Tensor:
+        linears = [
+            FrozenLinear(weight, None, LoraAdapter(a, b, 2.0)) for weight, a, b in zip(weights, adapters[::2], adapters[1::2], strict=True)
+        ]
+        return sum(qlora_linears(x, linears[:3])) + qlora_mlp(x, *linears)  # type: ignore[return-value]
+
+    return call
+
+
+def _decoded_alike(weight: QuantizedWeight) -> float:
+    """0 if the kernel decodes what the reference path does, bit for bit, else the largest difference."""
+    with use_backend(Backend.REFERENCE):
+        expected = dequantize(weight)
+    return (dequantize(weight).float() - expected.float()).abs().max().item()
+
+
 def check(rows: Rows, device: torch.device) -> bool:
     """A row for each kernel; False if one is wrong."""
     on_device = lambda *shape: torch.randn(*shape, device=device).bfloat16().double()  # noqa: E731
@@ -49,10 +72,17 @@ def check(rows: Rows, device: torch.device) -> bool:
             [on_device(1, 4, 130, 64), on_device(1, 2, 130, 64), on_device(1, 2, 130, 64)],
         ),
     }
+    cos, sin = ((torch.rand(1, 33, 64, device=device) * 6).cos(), (torch.rand(1, 33, 64, device=device) * 6).sin())
+    checks["rope"] = (lambda q, k: torch.cat(rope(q, k, cos, sin), 1), [on_device(2, 4, 33, 64), on_device(2, 2, 33, 64)])
+    weights = [quantize((torch.randn(128, 128, device=device) / 12).bfloat16()) for _ in range(3)]
+    adapters = [on_device(*shape) / 12 for _ in weights for shape in ((8, 128), (128, 8))]
+    checks["qlora"] = (_qlora(weights), [on_device(33, 128), *adapters])
+    measured: dict[str, Callable[[], float]] = {op: (lambda made=made: _errors(*made)) for op, made in checks.items()}
+    measured["nf4 dequantize"] = lambda: _decoded_alike(quantize(torch.randn(192, 1024, device=device).bfloat16()))
     right = True
-    for op, (function, inputs) in checks.items():
+    for op, measure in measured.items():
         try:
-            error = _errors(function, inputs)
+            error = measure()
             status = "right" if error < LIMIT else "wrong"
             rows.add(op=op, shape="check", contestant="napkinmath", status=status, relative_error=error)
         except Exception as failure:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from napkinmath_kernels import costs
-from napkinmath_kernels.ops.nf4 import QuantizedWeight, dequantize
+from napkinmath_kernels.ops.nf4 import QuantizedWeight, dequantize, quantize
 from napkinmath_kernels.ops.qlora import qlora_linear
 
 from kernel_rows.environment import version_of
@@ -15,34 +15,54 @@ from kernel_rows.timing import Case, Goal
 UNSLOTH_VERSION = "2026.10.9"
 
 
-def _quantized(rows: int, columns: int, device: torch.device) -> tuple[torch.Tensor, Any]:
+PEFT = "peft + bitsandbytes"
+
+
+def _absent(*packages: str) -> str:
+    """Why a contestant that needs the packages cannot run here, or an empty string."""
+    missing = [package for package in packages if version_of(package) is None]
+    return f"{', '.join(missing)}: not installed" if missing else ""
+
+
+def _quantized(rows: int, columns: int, device: torch.device) -> tuple[torch.Tensor, Any, QuantizedWeight]:
+    """(packed, bitsandbytes' state or None, the same weight as ours reads it); made by our own quantizer without bitsandbytes."""
+    weight = torch.randn(rows, columns, device=device, dtype=torch.bfloat16) / columns**0.5
+    if _absent("bitsandbytes"):
+        ours = quantize(weight)
+        return ours.packed, None, ours
     import bitsandbytes.functional as bnb
 
-    weight = torch.randn(rows, columns, device=device, dtype=torch.bfloat16) / columns**0.5
-    return bnb.quantize_4bit(weight, quant_type="nf4", compress_statistics=True)
+    packed, state = bnb.quantize_4bit(weight, quant_type="nf4", compress_statistics=True)
+    return packed, state, QuantizedWeight.from_bitsandbytes(packed, state)
 
 
 def dequantize_cases(device: torch.device, tiny: bool) -> list[Case]:
-    """Projections of 7B, 8B and 70B models, nested scales, to bf16."""
-    import bitsandbytes.functional as bnb
-
+    """Projections of 7B, 8B and 70B models, nested scales, to bf16. Outputs rotate too: one alone would stay in the level-2 cache."""
     found = []
+    reason = _absent("bitsandbytes")
+
+    def theirs(inputs: Any) -> torch.Tensor:
+        import bitsandbytes.functional as bnb
+
+        return bnb.dequantize_4bit(inputs[0], inputs[1], out=inputs[3] if inputs[3].is_cuda else None)
+
     for rows, columns in [(64, 128)] if tiny else [(4096, 4096), (11008, 4096), (14336, 4096), (28672, 8192)]:
         linear = costs.Linear(rows, columns, 0, costs.four_bit_storage(rows, columns))
-        out = torch.empty(rows, columns, dtype=torch.bfloat16, device=device)
 
-        def ours(inputs: Any, out: torch.Tensor = out) -> torch.Tensor:
-            return dequantize(inputs[2], out=out)
+        def make(rows: int = rows, columns: int = columns) -> Any:
+            return (*_quantized(rows, columns, device), torch.empty(rows, columns, dtype=torch.bfloat16, device=device))
 
+        contestants = {"napkinmath": lambda inputs: dequantize(inputs[2], out=inputs[3])}
         found.append(
             Case(
                 "nf4 dequantize",
                 f"{rows}x{columns}",
-                lambda r=rows, c=columns: (*(q := _quantized(r, c, device)), QuantizedWeight.from_bitsandbytes(*q)),
-                {"napkinmath": ours, "bitsandbytes": lambda inputs: bnb.dequantize_4bit(inputs[0], inputs[1])},
-                linear.stored_bytes,
+                make,
+                contestants if reason else contestants | {"bitsandbytes": theirs},
+                linear.stored_bytes + 2 * rows * columns,
                 costs.dequantize(linear, "bf16").forward_traffic_bytes,
                 goals={"copy": Goal(">= 0.75 of copy bandwidth", 0.75), "bitsandbytes": Goal(">= 1.5x bitsandbytes", 1.5)},
+                absent={"bitsandbytes": reason} if reason else {},
                 graphed=True,
             )
         )
@@ -76,14 +96,19 @@ def _peft_layer(packed: torch.Tensor, state: Any, rank: int) -> Any:
     return layer.to(packed.device)
 
 
+def _parameter(rows: int, columns: int, device: torch.device) -> torch.Tensor:
+    return (0.02 * torch.randn(rows, columns, device=device)).requires_grad_()
+
+
 def qlora_cases(device: torch.device, tiny: bool) -> list[Case]:
     """Forward + backward to dx and the adapters (fp32, rank 16) of a 4096 -> 14336 projection."""
     found = []
     rows, columns = (64, 64) if tiny else (14336, 4096)
-    packed, state = _quantized(rows, columns, device)
-    layer = _peft_layer(packed, state, 16)
-    a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
-    weight = QuantizedWeight.from_bitsandbytes(packed, state)
+    packed, state, weight = _quantized(rows, columns, device)
+    missing = _absent("peft", "bitsandbytes")
+    layer = None if missing else _peft_layer(packed, state, 16)
+    a = layer.lora_A["default"].weight if layer is not None else _parameter(16, columns, device)
+    b = layer.lora_B["default"].weight if layer is not None else _parameter(rows, 16, device)
     reason = (
         f"unsloth {UNSLOTH_VERSION} is not installed" if version_of("unsloth") is None else "its layer is patched into whole models only"
     )
@@ -94,6 +119,7 @@ def qlora_cases(device: torch.device, tiny: bool) -> list[Case]:
             return torch.autograd.grad(qlora_linear(x, weight, a, b, 1.0), (x, a, b), dy)
 
         def theirs(inputs: Any) -> Any:
+            assert layer is not None
             x, dy = inputs
             return torch.autograd.grad(layer(x), (x, a, b), dy)
 
@@ -107,14 +133,14 @@ def qlora_cases(device: torch.device, tiny: bool) -> list[Case]:
                 "qlora linear fwd+bwd",
                 f"{tokens} tokens, {columns} -> {rows}, rank 16",
                 make,
-                {"napkinmath": ours, "peft + bitsandbytes": theirs},
+                {"napkinmath": ours} if missing else {"napkinmath": ours, PEFT: theirs},
                 tokens * (rows + columns) * 2,
                 flops=cost.forward_flops + cost.backward_flops,
                 goals={
-                    "peft + bitsandbytes": Goal(f">= {factor}x PEFT + bitsandbytes", factor),
+                    PEFT: Goal(f">= {factor}x PEFT + bitsandbytes", factor),
                     "unsloth": Goal(">= 1.03x unsloth", 1.03),
                 },
-                absent={"unsloth": reason},
+                absent={"unsloth": reason, PEFT: missing} if missing else {"unsloth": reason},
             )
         )
     return found

@@ -11,16 +11,33 @@ import torch
 from napkinmath_kernels.checkpoint import Recompute
 from napkinmath_kernels.patching import patch, unpatch
 
+from kernel_rows.environment import version_of
 from kernel_rows.timing import Clock, Goal, Rows
 
 NUM_LAYERS = 4
 """Layers of the trial model; the table says so, and extrapolates nothing."""
+SHAPE = f"step, 8B shape, {NUM_LAYERS} layers"
+
+
+def is_quantized() -> bool:
+    """True where bitsandbytes can hold the base in 4 bits; elsewhere it stays in bf16, and the rows are of a LoRA step."""
+    return version_of("bitsandbytes") is not None
+
+
+def _quantize(model: Any, device: torch.device) -> None:
+    from bitsandbytes.nn import Linear4bit
+
+    for name, module in list(model.named_modules()):
+        if type(module) is torch.nn.Linear and name != "lm_head":
+            new = Linear4bit(module.in_features, module.out_features, bias=False, compute_dtype=torch.bfloat16, quant_type="nf4")
+            new.load_state_dict({"weight": module.weight.detach().cpu()})
+            model.set_submodule(name, new.to(device))
+    model.is_loaded_in_4bit = True
 
 
 def _model(device: torch.device, tiny: bool) -> Any:
     import peft
     import transformers
-    from bitsandbytes.nn import Linear4bit
 
     sizes = (64, 128, 2, 1, 200) if tiny else (4096, 14336, 32, 8, 128256)
     hidden, width, heads, kv_heads, vocabulary = sizes
@@ -35,12 +52,8 @@ def _model(device: torch.device, tiny: bool) -> Any:
     )
     with torch.device(device):
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    for name, module in list(model.named_modules()):
-        if type(module) is torch.nn.Linear and name != "lm_head":
-            new = Linear4bit(module.in_features, module.out_features, bias=False, compute_dtype=torch.bfloat16, quant_type="nf4")
-            new.load_state_dict({"weight": module.weight.detach().cpu()})
-            model.set_submodule(name, new.to(device))
-    model.is_loaded_in_4bit = True
+    if is_quantized():
+        _quantize(model, device)
     lora = peft.LoraConfig(r=16, lora_alpha=16, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
@@ -66,7 +79,7 @@ def _time_step(step: Callable[[], Any], clock: Clock, repeats: int) -> tuple[flo
 
 def run_steps(clock: Clock, rows: Rows, device: torch.device, tiny: bool) -> None:
     """Rows for each way to run the step, in turn on one model, then the goals."""
-    op = f"qlora step, 8B shape, {NUM_LAYERS} layers"
+    op, peer = (f"qlora {SHAPE}", "peft + bitsandbytes") if is_quantized() else (f"lora {SHAPE}", "peft")
     if clock.seconds_left < (1 if tiny else 25):
         rows.add(op=op, shape="", contestant="napkinmath", status="not measured", reason="the budget was spent")
         return
@@ -74,7 +87,7 @@ def run_steps(clock: Clock, rows: Rows, device: torch.device, tiny: bool) -> Non
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4, fused=device.type == "cuda")
     vocabulary = model.get_base_model().config.vocab_size
     ways: dict[str, dict[str, Any] | None] = {
-        "peft + bitsandbytes": None,
+        peer: None,
         "napkinmath": {"attention": "keep"},
         "napkinmath, own attention": {"attention": "napkinmath"},
         "napkinmath, full recompute": {"checkpoint": Recompute.FULL},
@@ -105,16 +118,16 @@ def run_steps(clock: Clock, rows: Rows, device: torch.device, tiny: bool) -> Non
                 rows.add(op=op, shape=shape, contestant=name, status="failed", reason=f"{type(error).__name__}: {error}"[:200])
             finally:
                 unpatch(model)
-        _goals(op, shape, figures, rows)
+        _goals(op, shape, peer, figures, rows)
 
 
-def _goals(op: str, shape: str, figures: dict[str, tuple[float, int | None]], rows: Rows) -> None:
-    theirs, ours = figures.get("peft + bitsandbytes"), figures.get("napkinmath")
+def _goals(op: str, shape: str, peer: str, figures: dict[str, tuple[float, int | None]], rows: Rows) -> None:
+    theirs, ours = figures.get(peer), figures.get("napkinmath")
     full, offloaded = figures.get("napkinmath, full recompute"), figures.get("napkinmath, offloaded")
     checks: list[tuple[str, Goal, float | None]] = [
-        ("peft + bitsandbytes", Goal(">= 1.3x tokens/s", 1.3), theirs[0] / ours[0] if theirs and ours else None),
+        (peer, Goal(">= 1.3x tokens/s", 1.3), theirs[0] / ours[0] if theirs and ours else None),
         (
-            "memory:peft + bitsandbytes",
+            f"memory:{peer}",
             Goal("activations <= 0.5x", 0.5, at_most=True),
             ours[1] / theirs[1] if theirs and ours and theirs[1] and ours[1] else None,
         ),

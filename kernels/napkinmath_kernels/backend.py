@@ -43,6 +43,11 @@ def use_backend(backend: Backend) -> Iterator[None]:
         _forced.reset(token)
 
 
+def reference_is_forced() -> bool:
+    """True inside `use_backend(Backend.REFERENCE)`: plain torch, whatever the device."""
+    return _forced.get() is Backend.REFERENCE
+
+
 def is_interpreted() -> bool:
     """True if Triton kernels run in its CPU interpreter in this process."""
     return os.environ.get("TRITON_INTERPRET") == "1"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from .backend import reference_is_forced
 from .errors import KernelInputError
 
 KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -21,8 +22,9 @@ def require(condition: bool, op: str, given: str, accepted: str, fallback: str) 
 
 
 def require_dtype(op: str, name: str, tensor: torch.Tensor, fallback: str, dtypes: tuple[torch.dtype, ...] = KERNEL_DTYPES) -> None:
-    """Accepts `dtypes`, and float64 on a CPU, where the reference path takes it."""
-    if tensor.dtype in dtypes or (tensor.dtype is torch.float64 and tensor.device.type in ("cpu", "meta")):
+    """Accepts `dtypes`, and float64 where the reference path takes it: on a CPU, and on a GPU when that path is asked for."""
+    takes_double = tensor.device.type in ("cpu", "meta") or reference_is_forced()
+    if tensor.dtype in dtypes or (tensor.dtype is torch.float64 and takes_double):
         return
     raise KernelInputError(op, f"{name} of dtype {dtype_names((tensor.dtype,))}", f"{dtype_names(dtypes)} (float64 on cpu)", fallback)
 

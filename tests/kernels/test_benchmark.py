@@ -12,6 +12,8 @@ import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "benchmarks"))
+import kernel_speed  # noqa: E402
+from kernel_rows import quantized, steps  # noqa: E402
 from kernel_rows.timing import Case, Clock, Goal, Rows, run_case  # noqa: E402
 
 
@@ -36,6 +38,26 @@ def test_a_trial_on_a_cpu_writes_marked_rows_and_a_table(tmp_path):
 def test_without_a_gpu_it_says_so(tmp_path):
     run = run_benchmark("--out", str(tmp_path))
     assert run.returncode == 2 and "--device cpu" in run.stderr
+
+
+def test_without_bitsandbytes_the_rest_is_measured(monkeypatch):
+    """A GPU machine may have neither it nor a network: its rows say so, and ours are of weights that our own quantizer made."""
+    monkeypatch.setattr(quantized, "version_of", lambda package: None)
+    monkeypatch.setattr(steps, "version_of", lambda package: None)
+    found = [case for make in (quantized.dequantize_cases, quantized.qlora_cases) for case in make(torch.device("cpu"), True)]
+    assert [list(case.contestants) for case in found] == [["napkinmath"]] * 2
+    assert all("bitsandbytes: not installed" in reason for case in found for name, reason in case.absent.items() if name != "unsloth")
+    for case in found:
+        case.contestants["napkinmath"](case.make_inputs())
+    assert not steps.is_quantized()
+
+
+def test_a_group_of_cases_that_cannot_be_made_is_a_row(tmp_path):
+    rows = Rows(tmp_path / "rows.jsonl", {})
+    with kernel_speed.failures_as_rows(rows, "loss"):
+        raise ImportError("no such peer")
+    rows.close()
+    assert rows.rows[0]["op"] == "loss" and rows.rows[0]["reason"] == "ImportError: no such peer"
 
 
 def rows_of(tmp_path, case, budget=5.0):

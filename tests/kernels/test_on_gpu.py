@@ -116,8 +116,7 @@ def test_loss(device, trains_head):
 
 
 def test_four_bit_weights_equal_bitsandbytes(device):
-    import bitsandbytes.functional as bnb
-
+    bnb = pytest.importorskip("bitsandbytes.functional", reason="bitsandbytes is not installed")
     weight = torch.randn(*sized(device, (64, 128), (4096, 4096)), device=device).bfloat16()
     packed, state = bnb.quantize_4bit(weight, quant_type="nf4", compress_statistics=True)
     assert torch.equal(dequantize(QuantizedWeight.from_bitsandbytes(packed, state)), bnb.dequantize_4bit(packed, state))

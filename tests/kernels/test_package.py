@@ -10,6 +10,7 @@ import napkinmath_kernels
 import pytest
 import torch
 from napkinmath_kernels import backend as backends
+from napkinmath_kernels import checks
 from napkinmath_kernels.backend import Backend, choose_backend, use_backend
 from napkinmath_kernels.errors import KernelInputError
 
@@ -64,6 +65,16 @@ def test_a_missing_triton_is_refused_in_one_line(monkeypatch):
         choose_backend("op", FakeGpuTensor())
     with use_backend(Backend.REFERENCE):
         assert choose_backend("op", FakeGpuTensor()) is Backend.REFERENCE
+
+
+def test_the_reference_path_takes_float64_on_a_gpu_where_it_is_asked_for(monkeypatch):
+    """The benchmark believes a kernel by this path in float64, on the GPU itself."""
+    tensor = FakeGpuTensor()
+    tensor.dtype = torch.float64
+    with pytest.raises(KernelInputError, match="float64"):
+        checks.require_dtype("op", "x", tensor, "none")
+    with use_backend(Backend.REFERENCE):
+        checks.require_dtype("op", "x", tensor, "none")
 
 
 def test_an_unknown_device_is_refused():
