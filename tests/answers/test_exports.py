@@ -70,13 +70,26 @@ def read_again(text: str, folder: Path) -> tuple[dict[str, object], TrainConfig]
     return options, train_config({key: value for key, value in options.items() if key != "model"})
 
 
+# axolotl's switches settle the type of the weights, and after a k-bit preparation it makes half precision of everything again
+AXOLOTL_CANNOT: dict[str, dict[str, object]] = {
+    "full in fp32 masters": {"precision": "bf16-autocast"},
+    "full in pure bf16": {"precision": "bf16-autocast"},
+    "full in fp16": {"precision": "fp16-autocast"},
+    "qlora": {"kbit": False},
+    "int8": {"kbit": False},
+}
+
+
 @pytest.mark.parametrize("kind", ["hf", "axolotl"])
 @pytest.mark.parametrize("name", CASES)
 def test_round_trip_is_the_same_estimate(kind: str, name: str, tmp_path: Path) -> None:
-    config = train_config(CASES[name])
-    text, notes = export(config, "llama-3.2-1b", kind)
+    changed = AXOLOTL_CANNOT.get(name, {}) if kind == "axolotl" else {}
+    asked = train_config(CASES[name])
+    text, notes = export(asked, "llama-3.2-1b", kind)
+    assert len(notes) == len(changed) and all("axolotl cannot say" in note for note in notes)
+    config = train_config({**CASES[name], **changed})
     options, again = read_again(text, tmp_path)
-    assert notes == [] and options["model"] == "llama-3.2-1b"
+    assert options["model"] == "llama-3.2-1b"
     before, after = (estimate("llama-3.2-1b", c, hardware="a100-80") for c in (config, again))
     assert before.memory == after.memory and before.breakdown == after.breakdown
     assert before.time == after.time
@@ -93,10 +106,10 @@ def test_torchtune_round_trip(name: str, tmp_path: Path) -> None:
 
 
 def test_what_a_file_cannot_say_is_said() -> None:
-    config = train_config({"method": "lora", "checkpointing": "selective", "adapter_dtype": "bf16", "offload": "optimizer"})
+    config = train_config({"method": "lora", "checkpointing": "selective", "precision": "bf16", "offload": "optimizer"})
     _, notes, meant = export_with_meaning(config, "llama-7b", "axolotl")
     assert meant is not None and len(notes) == 3
-    for word in ("recompute.kind=selective", "adapter.dtype=bf16", "offload.optimizer=True"):
+    for word in ("recompute.kind=selective", "precision=bf16", "offload.optimizer=True"):
         assert any(word in note for note in notes)
     done = run("--model", "llama-7b", "--lora", "--checkpointing", "selective", "--gpu", "a100-80", "--export", "hf")
     assert done.code == 0 and "selective" in done.err and "as written it takes" in done.err

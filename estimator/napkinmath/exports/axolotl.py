@@ -1,12 +1,14 @@
-"""axolotl's YAML (axolotl docs/config-reference)."""
+"""axolotl's YAML (axolotl 0.19 utils/schemas/config.py, integrations/; utils/config resolve_dtype for what its types mean)."""
 
 from __future__ import annotations
 
-from napkinmath.exports.names import lora_only, number, optimizer_name, precision_switches
-from napkinmath.train_config import AdapterConfig, AdapterKind, Attention, Kernels, Loss, Precision, RecomputeKind, TrainConfig
+from napkinmath.exports.names import lora_only, number, optimizer_name
+from napkinmath.train_config import AdapterConfig, AdapterKind, Attention, Kernels, Loss, RecomputeKind, TrainConfig
 
-_ATTENTION = {Attention.FLASH2: "flash_attention", Attention.SDPA: "sdp_attention", Attention.EAGER: "eager_attention", Attention.EFFICIENT: "xformers_attention"}  # fmt: skip
+_ATTENTION = {Attention.FLASH2: "flash_attention_2", Attention.SDPA: "sdpa", Attention.EAGER: "eager", Attention.EFFICIENT: "xformers"}
 _LIGER = ("liger_rope", "liger_rms_norm", "liger_glu_activation", "liger_fused_linear_cross_entropy")
+_LORA_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
+_CUT_CROSS_ENTROPY = "axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"
 
 
 def write(config: TrainConfig, model: str) -> dict[str, object]:
@@ -21,30 +23,49 @@ def write(config: TrainConfig, model: str) -> dict[str, object]:
         **_precision(config),
         "optimizer": optimizer_name(config),
         "max_grad_norm": 1.0 if config.clip_gradients else 0.0,
-        "gradient_checkpointing": "offload" if config.offload.checkpoints else config.recompute.kind is not RecomputeKind.NONE,
+        "gradient_checkpointing": config.recompute.kind is not RecomputeKind.NONE,
     }
     if config.recompute.kind is not RecomputeKind.NONE:
         content["gradient_checkpointing_kwargs"] = {"use_reentrant": config.recompute.reentrant}
+    if config.offload.checkpoints:
+        content["activation_offloading"] = "hidden_states"
+    elif config.offload.activations:
+        content["activation_offloading"] = True
     if config.attention in _ATTENTION:
-        content[_ATTENTION[config.attention]] = True
+        content["attn_implementation"] = _ATTENTION[config.attention]
     if config.adapter is not None:
         content |= _adapter(config, config.adapter)
-    if config.kernels is Kernels.LIGER:
-        content["plugins"] = ["axolotl.integrations.liger.LigerPlugin"]
-        content |= dict.fromkeys(_LIGER, True)
-    if config.loss is Loss.FUSED:
-        content["cut_cross_entropy"] = True
+    content |= _kernels(config)
     if config.compile:
         content["torch_compile"] = True
     return content
 
 
+def _kernels(config: TrainConfig) -> dict[str, object]:
+    """Plugins and their switches; axolotl turns on its LoRA kernels unless told not to."""
+    found: dict[str, object] = {}
+    plugins: list[str] = []
+    if config.kernels is Kernels.LIGER:
+        plugins.append("axolotl.integrations.liger.LigerPlugin")
+        found |= dict.fromkeys(_LIGER, True)
+    if config.loss is Loss.FUSED:
+        plugins.append(_CUT_CROSS_ENTROPY)
+        found["cut_cross_entropy"] = True
+    if config.adapter is not None:
+        found |= dict.fromkeys(_LORA_KERNELS, config.kernels is Kernels.UNSLOTH)
+    return found | ({"plugins": plugins} if plugins else {})
+
+
 def _precision(config: TrainConfig) -> dict[str, object]:
-    if config.precision is Precision.BF16:
-        return {"bf16": "full"}
-    switches, weights = precision_switches(config)
-    found: dict[str, object] = dict(switches)
-    return found | ({"torch_dtype": weights} if weights else {})
+    """Its switches; they settle the type of the weights as well."""
+    precision = config.precision.value
+    if precision.startswith("fp8"):
+        return {"bf16": True, "fp8": True}
+    if precision.startswith("bf16"):
+        return {"bf16": True}
+    if precision.startswith("fp16"):
+        return {"bf16": False, **({"float16": True} if precision == "fp16" else {"fp16": True})}
+    return {"bf16": False, "fp16": False, "tf32": precision == "tf32"}
 
 
 def _adapter(config: TrainConfig, adapter: AdapterConfig) -> dict[str, object]:
@@ -62,4 +83,6 @@ def _adapter(config: TrainConfig, adapter: AdapterConfig) -> dict[str, object]:
         found["lora_modules_to_save"] = list(adapter.trained_modules)
     if adapter.kind is AdapterKind.DORA:
         found["peft_use_dora"] = True
+    if adapter.dtype not in ("auto", "fp32"):
+        found["peft_autocast_adapter_dtype"] = False  # adapters keep the type of the weights
     return found | ({"peft_use_rslora": True} if adapter.rank_stabilized else {})

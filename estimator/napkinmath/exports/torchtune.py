@@ -11,12 +11,28 @@ from napkinmath.train_config import AdapterConfig, AdapterKind, Loss, Precision,
 _BUILDERS = {
     "llama-2-7b": ("llama2", "llama2_7b"), "llama-7b": ("llama2", "llama2_7b"), "llama-2-13b": ("llama2", "llama2_13b"), "llama-2-70b": ("llama2", "llama2_70b"), "llama-3-8b": ("llama3", "llama3_8b"),
     "llama-3-70b": ("llama3", "llama3_70b"), "llama-3.1-8b": ("llama3_1", "llama3_1_8b"), "llama-3.1-70b": ("llama3_1", "llama3_1_70b"), "llama-3.2-1b": ("llama3_2", "llama3_2_1b"),
-    "llama-3.2-3b": ("llama3_2", "llama3_2_3b"), "mistral-7b": ("mistral", "mistral_7b"), "gemma-2b": ("gemma", "gemma_2b"), "gemma-7b": ("gemma", "gemma_7b"),
+    "llama-3.2-3b": ("llama3_2", "llama3_2_3b"), "mistral-7b-v0.1": ("mistral", "mistral_7b"), "gemma-2b": ("gemma", "gemma_2b"), "gemma-7b": ("gemma", "gemma_7b"),
+    "qwen2-0.5b": ("qwen2", "qwen2_0_5b"), "qwen2-1.5b": ("qwen2", "qwen2_1_5b"), "qwen2-7b": ("qwen2", "qwen2_7b"), "qwen2.5-0.5b": ("qwen2_5", "qwen2_5_0_5b"),
+    "qwen2.5-1.5b": ("qwen2_5", "qwen2_5_1_5b_base"), "qwen2.5-3b": ("qwen2_5", "qwen2_5_3b"), "qwen2.5-7b": ("qwen2_5", "qwen2_5_7b_base"), "qwen2.5-14b": ("qwen2_5", "qwen2_5_14b_base"),
+    "qwen2.5-32b": ("qwen2_5", "qwen2_5_32b_base"), "qwen2.5-72b": ("qwen2_5", "qwen2_5_72b_base"),
 }  # fmt: skip
 _OPTIMIZERS: dict[str, tuple[str, dict[str, object]]] = {
     "adamw-fused": ("torch.optim.AdamW", {"fused": True}), "adamw-foreach": ("torch.optim.AdamW", {}), "adamw-8bit": ("bitsandbytes.optim.AdamW8bit", {}),
     "paged-adamw-8bit": ("bitsandbytes.optim.PagedAdamW8bit", {}), "paged-adamw": ("bitsandbytes.optim.PagedAdamW", {}), "sgd": ("torch.optim.SGD", {}),
 }  # fmt: skip
+_QLORA_BY_FLAG = ("qwen2", "qwen2_5")  # no builder called qlora_: quantize_base says it
+_TIED = (
+    "gemma_2b",
+    "gemma_7b",
+    "llama3_2_1b",
+    "llama3_2_3b",
+    "qwen2_0_5b",
+    "qwen2_1_5b",
+    "qwen2_5_0_5b",
+    "qwen2_5_1_5b_base",
+    "qwen2_5_3b",
+)
+_CHUNKED_LOSS = "torchtune.modules.loss.CEWithChunkedOutputLoss"  # the one that 0.6 has; the head's output comes as a list of chunks
 _MLP = ("gate_proj", "up_proj", "down_proj")
 _ATTENTION = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "o_proj": "output_proj"}
 _DTYPES = {Precision.BF16: "bf16", Precision.FP32: "fp32", Precision.BF16_AUTOCAST: "bf16"}
@@ -39,9 +55,7 @@ def write(config: TrainConfig, model: str) -> dict[str, object]:
         "batch_size": number(config.micro_batch_size),
         "gradient_accumulation_steps": config.gradient_accumulation_steps,
         "optimizer": {"_component_": component, **keywords},
-        "loss": {
-            "_component_": "torchtune.modules.loss.LinearCrossEntropyLoss" if config.loss is Loss.CHUNKED else "torch.nn.CrossEntropyLoss"
-        },
+        "loss": {"_component_": _CHUNKED_LOSS if config.loss is Loss.CHUNKED else "torch.nn.CrossEntropyLoss"},
         "clip_grad_norm": 1.0 if config.clip_gradients else None,
         "compile": config.compile,
         "dtype": _DTYPES[config.precision],
@@ -62,9 +76,14 @@ def _model(config: TrainConfig, model: str) -> dict[str, object]:
         raise InputError(f"torchtune has no builder for {shown(model)} that we know; use one of {', '.join(_BUILDERS)}")
     module, builder = _BUILDERS[name]
     adapter = config.adapter
-    prefix = "" if adapter is None else "qlora_" if config.quantization is not None else "lora_"
-    found: dict[str, object] = {"_component_": f"torchtune.models.{module}.{prefix}{builder}"}
-    return found if adapter is None else found | _adapter(adapter)
+    if adapter is None:
+        return {"_component_": f"torchtune.models.{module}.{builder}"}
+    if "lm_head" in adapter.targets and builder in _TIED:
+        raise InputError(f"torchtune's {builder} has no head of its own to adapt; leave lm_head out of --targets")
+    quantized = config.quantization is not None
+    named = quantized and module not in _QLORA_BY_FLAG
+    found: dict[str, object] = {"_component_": f"torchtune.models.{module}.{'qlora_' if named else 'lora_'}{builder}"}
+    return found | _adapter(adapter) | ({"quantize_base": True} if quantized and not named else {})
 
 
 def _adapter(adapter: AdapterConfig) -> dict[str, object]:
@@ -77,7 +96,7 @@ def _adapter(adapter: AdapterConfig) -> dict[str, object]:
     found: dict[str, object] = {
         "lora_attn_modules": attention,
         "apply_lora_to_mlp": bool(mlp),
-        "apply_lora_to_output": "lm_head" in names,
+        **({"apply_lora_to_output": True} if "lm_head" in names else {}),
         "lora_rank": number(adapter.rank),
         "lora_alpha": adapter.alpha or number(adapter.rank),
         "lora_dropout": adapter.dropout,

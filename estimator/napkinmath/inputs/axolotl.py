@@ -1,12 +1,13 @@
-"""axolotl's YAML: base_model, adapter, sequence_len, micro_batch_size and their neighbours (axolotl docs/config)."""
+"""axolotl's YAML: base_model, adapter, sequence_len, micro_batch_size and their neighbours (axolotl 0.19 utils/schemas, utils/config)."""
 
 from __future__ import annotations
 
 from napkinmath.errors import InputError, shown, suggest
 from napkinmath.inputs import values
-from napkinmath.inputs.foreign import ForeignJob, attention_word, dtype_word, precision_of
+from napkinmath.inputs.foreign import ForeignJob, attention_word
 
 _ADAPTERS = ("lora", "qlora")
+_LORA_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
 
 
 def read(job: ForeignJob) -> dict[str, object]:
@@ -34,7 +35,7 @@ def read(job: ForeignJob) -> dict[str, object]:
         job.give("clip", clip != 0)
     if job.take("torch_compile") is not None:
         job.give("compile", str(job.take("torch_compile")).lower() != "false")
-    _read_precision(job, quantized=quantized, adapter=adapter is not None)
+    _read_precision(job)
     return job.finish()
 
 
@@ -77,17 +78,23 @@ def _read_adapter(job: ForeignJob, adapter: object, *, quantized: bool) -> None:
     job.give("train_modules", saved)
     if rslora:
         job.give("rslora", True)
+    if quantized:
+        job.give("kbit", False)  # loaders/model.py makes embeddings, head and norms half precision again after the k-bit preparation
+    if job.take("peft_autocast_adapter_dtype") is not None and not job.switch("peft_autocast_adapter_dtype"):
+        job.give("adapter_dtype", "bf16")
 
 
 def _read_checkpointing(job: ForeignJob) -> None:
     value = job.take("gradient_checkpointing")
     keywords = job.mapping("gradient_checkpointing_kwargs")
-    if job.switch("activation_offloading"):
-        value = "offload"
+    offloading = str(job.take("activation_offloading") or "").lower() not in ("", "false")
     if isinstance(value, str) and value.lower() in ("unsloth", "offload", "offload_disk"):
         job.give("checkpointing", "offload")
+    elif job.switch("gradient_checkpointing"):
+        job.give("checkpointing", "offload" if offloading else "full")
     else:
-        job.give("checkpointing", "full" if job.switch("gradient_checkpointing") else "none")
+        job.give("checkpointing", "none")
+        job.give("offload", "activations" if offloading else None)
     if "use_reentrant" in keywords:
         job.give("reentrant", keywords["use_reentrant"])
 
@@ -105,7 +112,10 @@ def _read_attention(job: ForeignJob) -> None:
     chosen = [ours for key, ours in flags.items() if job.switch(key)]
     if len(set(chosen)) > 1:
         raise InputError(f"{' and '.join(key for key in flags if job.content.get(key))} are both true; keep one of them")
-    job.give("attention", chosen[0] if chosen else named)
+    attention = chosen[0] if chosen else named
+    job.give("attention", attention)
+    if job.options.get("method") is None and attention in (None, "sdpa", "eager") and not job.switch("cut_cross_entropy"):
+        job.note("without flash attention axolotl keeps embeddings and norms of a full fine-tuning in fp32: not priced")
 
 
 def _read_kernels(job: ForeignJob) -> None:
@@ -116,38 +126,39 @@ def _read_kernels(job: ForeignJob) -> None:
         job.give("kernels", "liger")
     if any("cut_cross_entropy" in name for name in names) or job.switch("cut_cross_entropy"):
         job.give("loss", "fused")
-    if any(job.switch(key) for key in ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel")):
+    given = [key for key in _LORA_KERNELS if job.take(key) is not None]
+    if not given and job.options.get("method") not in (None, "full") and job.options.get("quant") != "int8":
+        job.note("axolotl may turn its lora_*_kernel on where none is given: priced without; give lora_mlp_kernel: true or false")
+    if any(job.switch(key) for key in given):
         job.give("kernels", "unsloth")
         job.note("lora_*_kernel taken as unsloth's patches, from which they come")
     if job.switch("unsloth_lora_mlp") or job.switch("unsloth_lora_qkv") or job.switch("unsloth_cross_entropy_loss"):
         job.give("kernels", "unsloth")
 
 
-def _read_precision(job: ForeignJob, *, quantized: bool, adapter: bool) -> None:
+def _read_precision(job: ForeignJob) -> None:
+    """Its switches settle the type of the weights too, whatever torch_dtype says (utils/config resolve_dtype)."""
     bf16, fp16 = job.take("bf16"), job.take("fp16")
-    pure = job.switch("bfloat16") or str(bf16).lower() == "full"
     half = job.switch("float16")
-    weights = dtype_word(job.take("torch_dtype", "dtype")) or ("bfloat16" if pure else "float16" if half else "")
-    uses_bf16 = not pure and (
-        str(bf16).lower() == "auto" or (bf16 is None and fp16 is None and not half) or job.switch("bf16")
-        if str(bf16).lower() not in ("auto", "full")
-        else str(bf16).lower() == "auto"
-    )
-    if bf16 is None and uses_bf16:
-        job.note("bf16 not given, taken as auto: true on the GPUs that have it")
-    uses_fp16 = False if fp16 is None else job.switch("fp16")
+    if job.take("torch_dtype", "dtype") is not None:
+        job.note("torch_dtype is not read by axolotl: bf16 and fp16 settle the type of the weights")
     if job.switch("fp8"):
         job.give("precision", "fp8")
         return
-    job.give(
-        "precision",
-        precision_of(
-            job,
-            bf16=uses_bf16,
-            fp16=uses_fp16 and not uses_bf16,
-            tf32=job.switch("tf32"),
-            weights=weights,
-            quantized=quantized,
-            adapter=adapter,
-        ),
-    )
+    if str(bf16).lower() == "full":  # older axolotl's: weights in bf16, no autocast
+        job.give("precision", "bf16")
+        return
+    uses_fp16 = fp16 is not None and job.switch("fp16")
+    automatic = str(bf16).lower() == "auto" or (bf16 is None and not uses_fp16 and not half)
+    if bf16 is None and automatic:
+        job.note("bf16 not given, taken as auto: true on the GPUs that have it")
+    if automatic or (bf16 is not None and job.switch("bf16")) or job.switch("bfloat16"):
+        job.give("precision", "bf16-autocast")  # bfloat16: true reaches TrainingArguments as bf16 too
+    elif uses_fp16:
+        job.give("precision", "fp16-autocast")
+    elif half or job.switch("load_in_8bit"):
+        job.give("precision", "fp16")
+    else:
+        tf32 = job.take("tf32")
+        job.give("precision", "tf32" if str("auto" if tf32 is None else tf32).lower() in ("auto", "true") else "fp32")
+    job.take("tf32")
