@@ -333,8 +333,9 @@ def estimate(
     """Prices one training step of a model.
 
     `model`: a catalogued name, the path of a config.json or its folder, a config as a mapping, or a ModelSpec. `config` or its
-    fields as keywords say how it is trained; `hardware` is a GPU by name, or the Cluster whose GPUs train together. `efficiency`
-    replaces the GPU's default speeds by calibrated ones. Raises InputError for anything that cannot be understood.
+    fields as keywords say how it is trained; `hardware` is a GPU by name, or the Cluster whose GPUs train together; without it, a
+    `calibration` (a file, or what was read of one) prices on the device it was measured on. `efficiency` replaces the GPU's default
+    speeds by calibrated ones. Raises InputError for anything that cannot be understood.
     """
     from napkinmath.allocator import parse_settings
     from napkinmath.lowering.choices import resolve
@@ -342,6 +343,8 @@ def estimate(
     spec = model if isinstance(model, ModelSpec) else _read(model)
     config = (config or TrainConfig()).replace(**changes) if changes else config or TrainConfig()
     machine, cluster = _hardware(hardware)
+    if machine is None and calibration is not None:
+        machine = _measured_hardware(calibration)
     if cluster is not None:
         config = config.replace(parallel=on_cluster(config.parallel, cluster))
         machine = _with_communicators(cluster, config)
@@ -428,14 +431,20 @@ def _hardware(given: str | Gpu | Hardware | Cluster | None) -> tuple[Hardware | 
     return given, None
 
 
-def _calibration(given: str | Calibration | None, machine: Hardware | None) -> Calibration | None:
-    if not isinstance(given, str):
-        return given
-    from napkinmath.calibration import read_calibration
-    from napkinmath.errors import InputError, shown
+def _measured_hardware(given: str | Calibration) -> Hardware:
+    """The device that a calibration was measured on."""
+    from napkinmath.calibration import device_gpu, load_calibration
+    from napkinmath.hardware import Hardware
 
-    if machine is None:
-        raise InputError(f"calibration {shown(given)} says nothing without a GPU; name it with hardware=")
+    gpu = device_gpu(load_calibration(given) if isinstance(given, str) else given)
+    return Hardware(gpu=gpu, memory_bytes=gpu.memory_bytes)
+
+
+def _calibration(given: str | Calibration | None, machine: Hardware | None) -> Calibration | None:
+    if not isinstance(given, str) or machine is None:
+        return given if not isinstance(given, str) else None
+    from napkinmath.calibration import read_calibration
+
     return read_calibration(given, machine.gpu)
 
 

@@ -259,6 +259,13 @@ def test_a_file_alone_names_its_machine(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["--model", MODEL, "--precision", "fp32", "--calibration", path]) == 0
     text = capsys.readouterr().out
     assert "CPU Z80, 2 threads" in text and "calibrated" in text and "device context" not in text
+    assert main(["--model", MODEL, "--precision", "fp32", "--calibration", path, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    for given in (path, load_calibration(path)):
+        found = estimate(MODEL, TrainConfig(precision=Precision.FP32), calibration=given)
+        assert found.hardware is not None and found.hardware.gpu.name == "CPU Z80, 2 threads" and found.time is not None
+        assert found.time.seconds == told["time"]["seconds"] and found.memory.device.value == told["memory"]["device"]["value"]
+    assert estimate(MODEL, calibration=written(tmp_path / "h100.json")).hardware == estimate(MODEL, hardware="H100").hardware
 
 
 # ---------------------------------------------------------------- stale
