@@ -8,6 +8,7 @@ from napkinmath.estimate import Change, Estimate, Finding, Fit, Verdict, steps_p
 from napkinmath.expr import Bindings
 from napkinmath.ledger import Phase, Role
 from napkinmath.lowering.choices import resolve
+from napkinmath.ops.attention import MATH_PATH, MATH_PATH_SINGLE
 from napkinmath.parallel_config import DataParallel
 from napkinmath.stages import worst_peak
 from napkinmath.step import reads_tokens
@@ -334,8 +335,12 @@ def _scores(e: Estimate) -> Finding | None:
     config, policy = e.config, e.step.policy
     if config.attention in (Attention.EAGER, Attention.MATH):
         return None
-    math = [op for run in e.step.runs for op in run.block.ops if op.name == "q k^T"]
-    if not math or policy.sdpa_choice is Attention.MATH:
+    products = {op.name for run in e.step.runs for op in run.block.ops}
+    if MATH_PATH_SINGLE in products:
+        return Finding(
+            text="a single key/value head is broadcast, which no fused kernel takes, so SDPA falls to the math path and holds b·a·s² scores"
+        )
+    if MATH_PATH not in products or policy.sdpa_choice is Attention.MATH:
         return None
     scores = "SDPA falls to the math path and holds b·a·s² scores"
     if policy.sdpa_choice is Attention.EFFICIENT:

@@ -11,6 +11,9 @@ from napkinmath.ops.index import constant, expand_head, repeat_heads, single_hea
 from napkinmath.ops.matmul import bmm
 from napkinmath.tape import Tape
 
+# Names of the products of SDPA's math path, by which reports know it: heads as they are, or one head broadcast to all queries.
+MATH_PATH, MATH_PATH_SINGLE = "q k^T of math path", "q k^T of math path, one key head"
+
 
 def sdpa(
     t: Tape, q: Value, k: Value, v: Value, *, groups: Size, mask: Value | None = None, causal: bool = True, window: Size | None = None, dropout_p: float = 0.0, contiguous: bool = False,
@@ -217,7 +220,7 @@ def math_attention(
         if alone:
             right = expand_head(t, right, q.axes)
         left, right = dense_operand(t, scaled_q, dense=contiguous), dense_operand(t, right, dense=not alone and (contiguous or groups != 1))
-        weights = bmm(t, left, right, rows * heads, s_q, s_kv, size, scores, name="q k^T")
+        weights = bmm(t, left, right, rows * heads, s_q, s_kv, size, scores, name=MATH_PATH_SINGLE if alone else MATH_PATH)
         if bias is not None:
             frame.local(bias)
             weights = _add_bias(t, weights, bias)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from napkinmath.ledger import Phase
+from napkinmath.ops.attention import MATH_PATH
 from napkinmath.step import reads_tokens
 from napkinmath.train_config import AdapterKind, Kernels, Loss, RecomputeKind
 from napkinmath.units import GIB, format_bytes, format_count
@@ -173,7 +174,9 @@ def _attention(estimate: Estimate) -> str:
         for op in run.block.ops:
             if op.name.startswith("sdpa "):
                 names[op.name] = None
-            elif op.name == "q k^T":
+            elif op.name.startswith(MATH_PATH):
+                names["sdpa math"] = None
+            elif "q k^T" in op.name:
                 names["stored attention scores"] = None
     return " and ".join(names)
 
