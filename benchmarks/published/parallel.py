@@ -89,6 +89,14 @@ def in_fsdp_types(config: TrainConfig, era: Era) -> TrainConfig:
     return config.replace(precision=Precision.BF16, parallel=config.parallel.replace(sharded_dtype="fp32", reduce_dtype="fp32"))
 
 
+def under_engine(config: TrainConfig, row: Row) -> TrainConfig:
+    """Megatron's layers under DeepSpeed where a stage of ZeRO is named; Megatron's own is called the distributed optimizer."""
+    own = re.search(r"dist(?:ributed)?[ -]?opt", row.words("sharding", "optimizer"))
+    if config.stack == "megatron" and config.parallel.data_parallel.is_zero and not own:
+        return config.replace(stack="megatron-deepspeed")
+    return config
+
+
 def _with_shared_words(config: TrainConfig, era: Era) -> TrainConfig:
     """fms-acceleration shards GPTQ's words, which are buffers elsewhere, viewed as parameters of 16 bits.
 
@@ -223,4 +231,4 @@ def _first(table: tuple[tuple[str, object], ...], text: str, default: object) ->
     return next((value for pattern, value in table if re.search(pattern, text)), default)
 
 
-__all__ = ["Spread", "batch_of", "cluster_of", "in_fsdp_types", "offload_of", "spread_of"]
+__all__ = ["Spread", "batch_of", "cluster_of", "in_fsdp_types", "offload_of", "spread_of", "under_engine"]

@@ -24,7 +24,7 @@ from published.era import Era
 from published.identify import hardware_of, model_of
 from published.methods import adapter_of, precision_of, quantization_of, workload_of
 from published.optimizers import offload_of_row, optimizer_of
-from published.parallel import batch_of, in_fsdp_types, offload_of, spread_of
+from published.parallel import batch_of, in_fsdp_types, offload_of, spread_of, under_engine
 from published.rows import Row, Unreadable
 from published.sources import era_of
 
@@ -90,7 +90,7 @@ def _understand(row: Row, blind: bool) -> Job:
         config = config.replace(
             parallel=spread.parallel, offload=offload_of(config.offload, spread.parallel.data_parallel), micro_batch_size=micro, gradient_accumulation_steps=steps
         )  # fmt: skip
-        config = in_fsdp_types(config, era)
+        config = under_engine(in_fsdp_types(config, era), row)
     return Job(row, spec, config, hardware, era, assumed, cluster)
 
 

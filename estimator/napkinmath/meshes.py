@@ -69,7 +69,7 @@ def meshes(spec: ModelSpec, cluster: Cluster, config: TrainConfig, *, global_bat
 def _meshes(spec: ModelSpec, cluster: Cluster, config: TrainConfig, global_batch: int) -> Iterator[TrainConfig]:
     gpus, base = cluster.num_gpus, config.parallel
     experts = dict(spec.symbols).get("e", 1) or 1
-    for tensor in valid_degrees(spec, cluster.gpus_per_node, copies_heads=config.stack == "megatron"):
+    for tensor in valid_degrees(spec, cluster.gpus_per_node, copies_heads=config.stack.startswith("megatron")):
         if gpus % tensor or cluster.gpus_per_node % tensor:
             continue
         for pipeline in divisors_of(gpus // tensor, spec.num_layers // base.virtual_pipeline_size):

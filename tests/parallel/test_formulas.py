@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 from napkinmath.catalog.families import read_config
+from napkinmath.costs import Collective
 from napkinmath.expr import Bindings
-from napkinmath.ledger import ALLOC, Phase, Tensor
+from napkinmath.ledger import ALLOC, Phase, Tensor, Work
 from napkinmath.lowering.choices import find_stack
 from napkinmath.lowering.parallel.stage_order import bubble_fraction, in_flight, layers_per_stage, stage_order
 from napkinmath.lowering.policy import Policy
-from napkinmath.parallel_config import ParallelConfig, PipelineSchedule
+from napkinmath.parallel_config import DataParallel, ParallelConfig, PipelineSchedule
 from napkinmath.simulate import simulate
 from napkinmath.step import Step, build_step
 from napkinmath.train_config import Attention, Precision, RecomputeConfig, RecomputeKind, TrainConfig
@@ -92,6 +93,33 @@ def test_weights_and_states_are_those_of_megatrons_formula() -> None:
     positions = 2048 * HIDDEN  # learned positions, which the formula leaves out and every rank holds whole
     formula = 18 * (12 * layer / 2 + 51200 * HIDDEN) / 2
     assert states == pytest.approx(formula + 18 * positions, rel=0.002)
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_the_distributed_optimizer_takes_six_bytes_and_a_share_of_twelve(stages: int) -> None:
+    """Megatron-LM docs/source/api-guide/dist_optimizer.md: 6 + 12/d bytes a parameter with bf16 parameters and fp32 gradients."""
+    parallel = ParallelConfig(pipeline_parallel_size=stages, data_parallel=DataParallel.ZERO1, data_parallel_size=8)
+    step = megatron_step({**GPT, "n_layer": 8, "tie_word_embeddings": False}, parallel)
+    held = simulate(step, steps=1)
+    before = held.segments[: held.step_starts[0]]
+    states = sum(s.repeat * held.tensors[i].nbytes * (1 if a == "+" else -1) for s in before for a, i in s.events if a in "+-")
+    bind = Bindings(step.symbols)
+    parameters = sum(run.count * bind(w.elements) for run in step.runs for w in run.block.weights if w.trainable)
+    assert states == pytest.approx(parameters * (6 + 12 / 8), rel=0.002)
+
+
+@pytest.mark.parametrize(("kind", "summed"), [(DataParallel.DDP, "all-reduce"), (DataParallel.ZERO1, "reduce-scatter")])
+def test_megatron_sums_its_fp32_gradients_once_a_step(kind: DataParallel, summed: str) -> None:
+    step = megatron_step({**GPT, "n_layer": 4}, ParallelConfig(data_parallel=kind, data_parallel_size=8), gradient_accumulation_steps=4)
+    bind, sent, parameters = Bindings(step.symbols), 0, 0
+    for times, segments in step.micro_steps:
+        for segment in segments:
+            works = [payload for _, payload in segment.events if isinstance(payload, Work)]
+            costs = [c for work in works for c in work.costs if isinstance(c, Collective)]
+            assert {(c.kind, c.ranks) for c in costs} <= {(summed, 8)}
+            sent += times * segment.repeat * sum(bind(c.moved) for c in costs)
+    parameters = sum(run.count * bind(w.elements) for run in step.runs for w in run.block.weights if w.trainable and not w.tied_to)
+    assert sent == 4 * parameters
 
 
 @pytest.mark.parametrize(("stages", "micro_batches"), [(2, 4), (4, 4), (4, 16), (8, 32)])

@@ -21,6 +21,8 @@ class Stack(Record):
     """The loss makes an fp32 copy of the logits."""
     logits_shift_copy: bool = False
     """`logits[..., :-1, :].contiguous()` before the loss (transformers before 4.50)."""
+    slices_whole: bool = False
+    """`:` inside `x[..., :-1, :]` runs as a slice of its own, whose backward writes zeros and a copy (torch before ATen/TensorIndexing.h applySlice compared by `<=`; pytorch issue 63921)."""
     logits_upcast_in_model: bool = False
     """The model itself upcasts (`logits = logits.float()` in forward, transformers before 4.46) and returns the copy."""
     outputs_to_fp32: bool = False
@@ -90,11 +92,11 @@ def _with_trl(row: Stack) -> Stack:
 
 _HF_445 = Stack(
     name="hf-4.45", meaning="transformers 4.38 to 4.45 with its Trainer", source="transformers 4.45.2 models/llama/modeling_llama.py LlamaForCausalLM.forward, trainer.py; peft 0.13.2; bitsandbytes 0.43.3",
-    transformers=(4, 45), outputs_to_fp32=True, reentrant_checkpointing=True, default_optimizer="adamw-foreach", logits_shift_copy=True, logits_upcast_in_model=True, int8_by_columns=True,
+    transformers=(4, 45), outputs_to_fp32=True, reentrant_checkpointing=True, default_optimizer="adamw-foreach", logits_shift_copy=True, slices_whole=True, logits_upcast_in_model=True, int8_by_columns=True,
 )  # fmt: skip
 _HF_448 = Stack(
     name="hf-4.48", meaning="transformers 4.46 to 4.49 with its Trainer", source="transformers 4.48.1 loss/loss_utils.py ForCausalLMLoss, trainer.py; peft 0.13.2; bitsandbytes 0.43.3",
-    transformers=(4, 48), outputs_to_fp32=True, reentrant_checkpointing=True, default_optimizer="adamw-foreach", logits_shift_copy=True, int8_by_columns=True,
+    transformers=(4, 48), outputs_to_fp32=True, reentrant_checkpointing=True, default_optimizer="adamw-foreach", logits_shift_copy=True, slices_whole=True, int8_by_columns=True,
 )  # fmt: skip
 
 STACKS: dict[str, Stack] = {
@@ -107,12 +109,16 @@ STACKS: dict[str, Stack] = {
             master_weights=True, main_gradients=True, rms_norm="fused", fused_gate=True,
         ),
         Stack(
+            name="megatron-deepspeed", meaning="Megatron-LM's layers under DeepSpeed's ZeRO: 16-bit gradients, fp32 masters in partitions", source="Megatron-DeepSpeed megatron/training.py setup_model_and_optimizer; DeepSpeed runtime/zero/stage_1_and_2.py",
+            master_weights=True, rms_norm="fused", fused_gate=True,
+        ),
+        Stack(
             name="deepspeed", meaning="mixed precision with fp32 masters: 2 + 2 + 4 + 8 = 16 bytes a parameter", source="DeepSpeed runtime/zero/stage_1_and_2.py (ZeRO, arXiv 1910.02054)",
             master_weights=True, step_gradients_fp32=True,
         ),
         Stack(
             name="hf-2022", meaning="transformers 4.1x to 4.2x with its Trainer on torch 1.x", source="transformers 4.18 trainer.py, optimization.py AdamW; torch 1.11 optim/optimizer.py zero_grad", transformers=(4, 18),
-            reentrant_checkpointing=True, default_optimizer="adamw", logits_shift_copy=True, gradients_kept=True, softmax_keeps_input=True, int8_by_columns=True,
+            reentrant_checkpointing=True, default_optimizer="adamw", logits_shift_copy=True, slices_whole=True, gradients_kept=True, softmax_keeps_input=True, int8_by_columns=True,
         ),
         _HF_445.replace(
             name="hf-2023", meaning="transformers 4.30 to 4.37 with its Trainer", source="transformers 4.32 trainer.py; peft 0.5; accelerate 0.21", transformers=(4, 32), quantized_keeps_input=True,
@@ -144,7 +150,7 @@ STACKS: dict[str, Stack] = {
         ),
         Stack(
             name="torchtune-2024-04", meaning="torchtune's single-device recipes of April 2024", source="torchtune 0.0.1 recipes/lora_finetune_single_device.py", transformers=(0, 0),
-            default_optimizer="adamw-foreach", logits_shift_copy=True, logits_held=True, quantizes_by_search=True,
+            default_optimizer="adamw-foreach", logits_shift_copy=True, slices_whole=True, logits_held=True, quantizes_by_search=True,
         ),
         _HF_445, _with_foak(_HF_445), _with_trl(_HF_445), _HF_448, _with_foak(_HF_448), _with_trl(_HF_448),
     )

@@ -30,10 +30,11 @@ class GradientHook:
 
 def gradient_hook(policy: Policy) -> GradientHook | None:
     """The hook of a configuration; None where every gradient stays until zero_grad."""
+    from napkinmath.lowering.data_parallel.main_gradients import keeps_main_gradients
     from napkinmath.lowering.optimizer import chosen_optimizer, update_events, updates_in_backward
 
     if policy.shards:  # the engine takes the gradients
-        return None
+        return GradientHook(_to_main_gradient, _is_16_bit) if keeps_main_gradients(policy) else None
     row = chosen_optimizer(policy)
     if policy.config.offload.optimizer:
         pinned = policy.config.offload.pinned
@@ -43,8 +44,12 @@ def gradient_hook(policy: Policy) -> GradientHook | None:
     if updates_in_backward(row, policy):
         return GradientHook(lambda weight, gradient: [*update_events(row, [weight]), (FREE, gradient)])
     if policy.stack.main_gradients:
-        return GradientHook(_to_main_gradient, lambda weight: weight.tensor.dtype is not FP32)
+        return GradientHook(_to_main_gradient, _is_16_bit)
     return None
+
+
+def _is_16_bit(weight: Weight) -> bool:
+    return weight.tensor.dtype is not FP32
 
 
 def _to_main_gradient(weight: Weight, gradient: Tensor) -> list[Event]:

@@ -184,7 +184,7 @@ class Policy:
         """Whether stages are torch's, which hold their outputs and a receive buffer for each micro-batch (distributed/pipelining/stage.py)."""
         parallel = self.config.parallel
         pipelined = parallel.pipeline_parallel_size > 1 and parallel.pipeline_schedule is not PipelineSchedule.NAIVE
-        return pipelined and self.stack.name != "megatron"
+        return pipelined and not self.stack.name.startswith("megatron")
 
     # ------------------------------------------------------------ linears
 

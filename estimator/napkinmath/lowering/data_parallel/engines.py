@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from napkinmath.errors import InputError
 from napkinmath.ledger import ALLOC, FREE, Phase, Role, Tensor, Weight
+from napkinmath.lowering.data_parallel.main_gradients import distributed_optimizer_step, keeps_main_gradients
 from napkinmath.lowering.data_parallel.stored import is_sharded, on_host, shadow, stored_dtype
 from napkinmath.parallel_config import DataParallel
 
@@ -21,6 +22,9 @@ def sharded_step(
 ) -> Step:
     """The step under the configured engine, of a pipeline's rank if there are `chunks`; raises InputError for what that engine does not do."""
     kind = policy.config.parallel.data_parallel
+    if kind is DataParallel.ZERO1 and keeps_main_gradients(policy):
+        turns = pipelined_steps(chunks, shared, policy, pipeline_rank) if chunks else None
+        return distributed_optimizer_step(spec, policy, runs, shared, turns)
     if chunks and kind is DataParallel.ZERO1:
         from napkinmath.lowering.data_parallel.zero import whole_parameters_step
 

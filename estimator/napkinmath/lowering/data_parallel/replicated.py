@@ -10,6 +10,7 @@ from napkinmath.costs import Collective, Move
 from napkinmath.expr import Bindings, Size
 from napkinmath.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Work
 from napkinmath.lowering.data_parallel.holders import collectives, data_ranks, is_spread, split_bytes
+from napkinmath.lowering.data_parallel.main_gradients import keeps_main_gradients, summed_in_buffers
 from napkinmath.parallel_config import DataParallel
 from napkinmath.units import MIB
 
@@ -31,6 +32,8 @@ def replicate(runs: list[Run], policy: Policy, load: list[Segment], micro_steps:
     if policy.config.parallel.data_parallel is DataParallel.DP:
         return load, [(times, _gathered_on_first(segments, runs, policy)) for times, segments in micro_steps]
     load = [*load, *_broadcast(runs, policy, sizes), *_buckets(runs)]
+    if keeps_main_gradients(policy):
+        micro_steps = summed_in_buffers(micro_steps, runs, policy.config.parallel, "all-reduce")
     viewed = policy.config.parallel.gradient_as_bucket_view
     *earlier, (times, last) = micro_steps
     if times > 1:

@@ -69,7 +69,7 @@ MEGATRON = TensorStyle(
 
 def tensor_style(config: TrainConfig, stack: str) -> TensorStyle:
     """Whose borders run: Megatron's own, transformers' plan where norms are whole, torch's styles with a split sequence."""
-    if stack == "megatron":
+    if stack.startswith("megatron"):
         return MEGATRON
     return DTENSOR if config.parallel.sequence_parallel else TRANSFORMERS
 
