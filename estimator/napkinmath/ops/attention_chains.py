@@ -106,7 +106,7 @@ def _baddbmm(t: Tape, addend: Value, x: Value, y: Value, axes: tuple[Size, ...])
             gradients.append(Gradient(factor, scaled))
     cost = Gemm(length, length, size, x.dtype, rows * heads)
     kept = [factor.tensor for factor, other in ((x, y), (y, x)) if other.requires_grad]
-    t.append("baddbmm", (addend, x, y), (out,), forward=((ALLOC, out.tensor),), saves=kept, costs=(cost,), backward=tuple(backward), gradients=gradients, backward_costs=(cost, cost))  # fmt: skip
+    t.append("alibi + q k^T", (addend, x, y), (out,), forward=((ALLOC, out.tensor),), saves=kept, costs=(cost,), backward=tuple(backward), gradients=gradients, backward_costs=(cost, cost))  # fmt: skip
     return out
 
 
