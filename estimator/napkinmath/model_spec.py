@@ -7,6 +7,7 @@ from napkinmath.record import Record
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.ledger import Value
+    from napkinmath.lowering.policy import Policy
     from napkinmath.tape import Tape
 
 
@@ -22,6 +23,10 @@ class Part(Record):
         `shared` holds what every stage can read (rotary tables, masks, encoder states); a part may publish into it.
         """
         raise NotImplementedError
+
+    def output_needs_grad(self, policy: Policy) -> bool:
+        """Whether the output of a part that reads the model's input is made to need a gradient, so that checkpoints have one."""
+        return policy.inputs_require_grad
 
     @property
     def longest_sequence(self) -> int:

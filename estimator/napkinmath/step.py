@@ -187,6 +187,18 @@ def build_step(spec: ModelSpec, policy: Policy, *, pipeline_rank: int = 0) -> St
 
 
 def record_runs(spec: ModelSpec, policy: Policy) -> tuple[list[Run], dict[str, Value]]:
+    """Records the whole model; with quantized weights once more where the library leaves its last linear whole."""
+    recorded = record_stages(spec, policy)
+    if policy.format is not None:
+        from napkinmath.lowering.unconverted import with_last_linear_whole
+
+        marked = with_last_linear_whole(spec, recorded[0], policy)
+        if marked is not None:
+            return record_stages(marked, policy)
+    return recorded
+
+
+def record_stages(spec: ModelSpec, policy: Policy) -> tuple[list[Run], dict[str, Value]]:
     """Records the stages in order; a copy of a part is recorded anew only where its input's type or need of a gradient differs."""
     runs: list[Run] = []
     shared: dict[str, Value] = {}

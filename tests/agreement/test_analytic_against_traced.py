@@ -40,7 +40,6 @@ KNOWN: dict[tuple[str, str, bool, str], float] = {
     ("qwen3_next", "qlora", False, "eager"): 0.032,
     ("qwen3_next", "full", False, "auto"): 0.003,
     ("mamba2", "full", False, "auto"): 0.003,
-    ("vit", "qlora", False, "eager"): 0.004,
 }
 
 # Cells that the libraries do not run: PEFT's all-linear on routers that return a tuple, on Mamba's out_proj, on a quantized dt_proj.

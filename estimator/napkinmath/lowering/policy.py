@@ -54,6 +54,7 @@ class Policy:
         self.processors = processors
         self.recorded: tuple[ModelSpec, list[Run], dict[str, Value]] | None = None  # of a pipeline, whose ranks are cut from it
         self.rank_steps: dict[int, tuple[ModelSpec, Step]] = {}  # what stages.rank_step has built
+        self.left_whole = ""  # module of the part being recorded that the quantizer leaves (lowering/unconverted.py)
         self.decoded: list[int] = []  # bytes of the weights that patched operations decode into one buffer
         self.format: WeightFormat | None = None
         self.experts: ExpertSplit | None = None
@@ -109,8 +110,19 @@ class Policy:
 
     @property
     def inputs_require_grad(self) -> bool:
-        """`enable_input_require_grads()`: PeftModel calls it on a base whose checkpointing is on (peft 0.21 peft_model.py)."""
+        """`enable_input_require_grads()`: PeftModel calls it on a base whose checkpointing is on (peft 0.21 peft_model.py).
+
+        Switching checkpointing on calls it too where a model reads tokens (transformers 5.23 modeling_utils.py _activation_checkpointing_enable).
+        """
         return self.adapter is not None and self.recomputes
+
+    @property
+    def pixels_require_grad(self) -> bool:
+        """The same where a model reads pixels: PeftModel leaves a quantized base to k-bit preparation, which asks for the reentrant form alone.
+
+        Source: peft 0.21 peft_model.py _prepare_model_for_gradient_checkpointing, utils/other.py prepare_model_for_kbit_training.
+        """
+        return self.inputs_require_grad and (self.config.quantization is None or self.reentrant)
 
     # ------------------------------------------------------------ weights
 
@@ -165,7 +177,13 @@ class Policy:
 
     def _kept_whole(self, path: str) -> bool:
         quantization = self.config.quantization
-        return quantization is not None and any(part in quantization.keep for part in path.split("."))
+        if self.left_whole and f".{path}".endswith(f".{self.left_whole}.weight"):
+            return True
+        if quantization is None:
+            return False
+        outer, module = path.split(".")[:-2], path.split(".")[-2:][0]
+        # lm_head is the product with the vocabulary; the layers of a head of that name (RobertaLMHead.dense) are packed
+        return module in quantization.keep or any(part in quantization.keep and part != "lm_head" for part in outer)
 
     def is_trained(self, path: str) -> bool:
         """Whether a base parameter gets a gradient."""

@@ -68,6 +68,11 @@ class WeightFormat(Record):
     output_is_cloned: bool = False
     """PEFT copies the output of the product before it adds an adapter's (4-bit layers of bitsandbytes)."""
 
+    @property
+    def of_bitsandbytes(self) -> bool:
+        """Whether transformers packs the weights by bitsandbytes, module by module."""
+        return self.source.startswith("bitsandbytes")
+
     def decoder(self, stack: Stack) -> str:
         """The kernel that unpacks: libraries of 2023 unpacked GPTQ's int32 words by torch operations where they trained.
 

@@ -25,7 +25,7 @@ class ScoreHead(Part):
             frame.local(x)
             hidden = self.norm.record(t, x, self.norm_name) if self.norm else x
             frame.local(hidden)
-            scores = linear(t, hidden, "score", 1, bias=False, kind="unquantized linear", role=Role.LOGITS)
+            scores = linear(t, hidden, "score", 1, bias=False, role=Role.LOGITS)
             frame.local(scores)
             last = slice_of(t, scores, (b, 1))
             return t.op("mean", (last,), (1,), FP32 if t.policy.autocast else last.dtype, gradients=(LIKE,), costs=(Move(traffic(last)),), role=Role.LOGITS)  # fmt: skip

@@ -72,7 +72,7 @@ class ClassificationHead(Part):
                 frame.local(first)
             dropped = dropout(t, first, self.dropout)
             frame.local(dropped)
-            logits = linear(t, dropped, self.name, self.labels, bias=True, kind="unquantized linear", role=Role.LOGITS)
+            logits = linear(t, dropped, self.name, self.labels, bias=True, role=Role.LOGITS)
             frame.local(logits)
             return cross_entropy(t, logits, upcast=False)
 

@@ -15,6 +15,10 @@ from napkinmath.ops.matmul import linear
 from napkinmath.ops.norm import layer_norm
 from napkinmath.tape import Tape
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from napkinmath.lowering.policy import Policy
+
 
 class PatchEmbedding(Part):
     """Patches of an image through a convolution, a class token in front, learned positions, dropout (ViTEmbeddings)."""
@@ -30,6 +34,9 @@ class PatchEmbedding(Part):
         """Patches and the class token."""
         return (self.image[0] // self.patch[0]) * (self.image[1] // self.patch[1]) + 1
 
+    def output_needs_grad(self, policy: Policy) -> bool:
+        return policy.pixels_require_grad
+
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         token = t.weight("cls_token", (1, 1, self.width)).value
         positions = t.weight("position_embeddings", (1, self.length, self.width)).value
@@ -38,7 +45,8 @@ class PatchEmbedding(Part):
         patches = (b, self.length - 1, self.width)
         with t.scope("patch_embeddings"):
             rows = patch_projection(t, pixels, "projection", patches, self.patch, self.channels, self.width)
-            rows = input_leaf(t, rows)
+            if self.output_needs_grad(t.policy):
+                rows = input_leaf(t, rows)
         first = t.view(token, (b, 1, self.width), "expand", copies_gradient=True)
         both = concatenate(t, (first, rows), (b, self.length, self.width))
         return dropout(t, add_broadcast(t, both, positions), self.dropout)
