@@ -8,6 +8,7 @@ MODEL ?= llama-7b --qlora --bs 4 --ctx 2048
 
 estimate: $(VENV)/.light          ## install the light estimator and price a QLoRA step
 	$(BIN)/estimate --model $(MODEL)
+	@echo; echo "'. $(BIN)/activate' makes it 'estimate': try 'estimate plan --model llama-3.1-8b --gpu rtx4090', 'estimate serve --open', 'estimate --help'"
 
 test: lint types unit             ## install everything, then lint, type-check and test
 

@@ -115,6 +115,17 @@ def test_command_that_needs_torch_names_the_extra(monkeypatch: pytest.MonkeyPatc
     assert done.code == 2 and "a_library_nobody_has" in done.err and "napkinmath[profiler]" in done.err
 
 
+@pytest.mark.parametrize("argv", ["plan --gpu t4", "sweep --bs 1..400:1", "batch jobs.jsonl --out answers.jsonl"])
+def test_without_numpy_one_line_says_so(argv: str, tmp_path: Path) -> None:
+    """In a process of its own, since numpy is loaded here."""
+    (tmp_path / "numpy.py").write_text("raise ModuleNotFoundError('no numpy', name='numpy')\n")
+    (tmp_path / "jobs.jsonl").write_text('{"model": "gpt2"}\n')
+    command = [sys.executable, "-m", "napkinmath", *argv.split(), *(() if argv.startswith("batch") else TINY)]
+    paths = os.pathsep.join([str(tmp_path), str(Path(main_module.__file__).parents[2])])
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": paths}, check=False)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and "pip install numpy" in done.stderr
+
+
 def test_interrupt_ends_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(_: object) -> int:
         raise KeyboardInterrupt

@@ -16,7 +16,7 @@ _PARSER = Parser("estimate doctor", "What is installed, what works here, and wha
 # package -> (what needs it, the line that installs it)
 _WANTED = {
     "yaml": ("job files in YAML", "pip install pyyaml", "PyYAML"),
-    "numpy": ("sweep, batch, plan", "pip install 'napkinmath[plots]'", "numpy"),
+    "numpy": ("sweep, batch, plan", "pip install numpy", "numpy"),
     "matplotlib": ("PNG and plots", "pip install 'napkinmath[plots]'", "matplotlib"),
     "pandas": ("DataFrames", "pip install 'napkinmath[plots]'", "pandas"),
     "pyarrow": ("Parquet", "pip install pyarrow", "pyarrow"),

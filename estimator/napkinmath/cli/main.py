@@ -81,6 +81,8 @@ def _explained(error: Exception) -> int:
         return _complain(
             f"{shown(error.filename) + ': ' if error.filename else ''}{error.strerror or error}; check the path and the disk", 2
         )
+    if isinstance(error, ImportError) and (error.name or "").partition(".")[0] == "numpy":
+        return _complain("numpy is missing, which comes with napkinmath and evaluates many configurations at once: pip install numpy", 2)
     if isinstance(error, (RecursionError, MemoryError)):
         return _complain("the input is too large or too deeply nested for this machine; make it smaller", 2)
     return _complain(

@@ -53,20 +53,11 @@ def run(argv: Sequence[str]) -> int:
     from napkinmath.inputs.job_file import with_job_file
     from napkinmath.lengths import with_lengths
 
-    if sys.modules.get("numpy") is None:
-        _need_numpy()
     grid = Grid(with_lengths(with_job_file(options, notes)), notes, exact=own["exact"] is not None)
     _write(grid, own)
     for note in [*dict.fromkeys(notes), *refusals(grid.refused)]:
         print(f"note: {note}", file=sys.stderr)
     return 0
-
-
-def _need_numpy() -> None:
-    try:
-        import numpy  # noqa: F401  # pyright: ignore[reportUnusedImport]
-    except ImportError:
-        raise InputError("a sweep needs numpy: pip install 'napkinmath[plots]'") from None
 
 
 def refusals(refused: dict[str, int]) -> list[str]:
