@@ -131,7 +131,11 @@ def real_batch(config: dict[str, object], method: str) -> int:
 
 def smallest_models() -> dict[str, dict[str, object]]:
     """The smallest catalogued model of each model type that the installed transformers builds with a head, by its row's name."""
-    rows = [row for row in catalogue() if row["class"] and not row["class"].endswith("Model")]
+    rows = [
+        row
+        for row in catalogue()
+        if row["class"] and row["class"].endswith(("LMHeadModel", "ForMaskedLM", "ForCausalLM", "Generation", "Classification"))
+    ]
     rows.sort(key=lambda row: row["parameters"])
     chosen: dict[str, dict[str, object]] = {}
     for row in rows:
