@@ -36,6 +36,8 @@ class Era:
     offload_style: str = "trl"
     """Implementation of activation offloading (a row of napkinmath's lowering/saved_offload.py)."""
     clips: bool = True
+    adds_tokens: bool = False
+    """Tokens that the tokenizer misses (padding, unknown) are added, and embeddings and head resized to its length."""
     lazy_modules: bool = True
     recomputes: bool = False
     """Checkpointing is on where a table does not say."""

@@ -18,8 +18,9 @@ from published.architecture import billions_of, completed_arch, runs_own_code, t
 from published.era import Era
 from published.rows import Row, Unreadable
 from published.targets import Linears
+from published.tokenizers import resized_vocabulary
 
-Key = tuple[str, str, str]
+Key = tuple[str, str, str, bool]
 _specs: dict[Key, ModelSpec] = {}
 _linears: dict[Key, Linears] = {}
 # Names that tables use for models the catalogue has under another one of the same shapes.
@@ -42,7 +43,7 @@ _DEFAULT_GPU = ("A100", 80 * GIB)  # where the source names none
 
 def model_of(row: Row, era: Era, assumed: dict[str, str]) -> tuple[ModelSpec, Key]:
     """The row's model under the stack's modelling code, and the key it is kept by."""
-    key = (row["model"].strip(), completed_arch(row, assumed), find_stack(era.stack).modelling)
+    key = (row["model"].strip(), completed_arch(row, assumed), find_stack(era.stack).modelling, era.adds_tokens)
     if key not in _specs:
         try:
             _specs[key] = _read(*key)
@@ -56,7 +57,7 @@ def model_of(row: Row, era: Era, assumed: dict[str, str]) -> tuple[ModelSpec, Ke
 
 
 def _typical(billions: float, modelling: str) -> tuple[ModelSpec, Key]:
-    key = (f"{billions:g}B", typical_arch(billions), modelling)
+    key = (f"{billions:g}B", typical_arch(billions), modelling, False)
     if key not in _specs:
         _specs[key] = read_config(read_arch(key[1]), name=key[0], source="the number of parameters alone", modelling=modelling)
     return _specs[key], key
@@ -69,14 +70,16 @@ def linears_of(key: Key, spec: ModelSpec) -> Linears:
     return _linears[key]
 
 
-def _read(name: str, arch: str, modelling: str) -> ModelSpec:
+def _read(name: str, arch: str, modelling: str, adds_tokens: bool) -> ModelSpec:
     """By name, with notes and sizes at its end dropped; else by the architecture's numbers; raises Unreadable."""
+    rows = resized_vocabulary(name) if adds_tokens else None
+    resized = {} if rows is None else {"vocab_size": rows}
     for candidate in () if runs_own_code(arch) else spellings(name):
         found = find_row(candidate)
         if found is not None:
-            return read_config(found["config"], name=found["name"], source=found["source"], modelling=modelling)
+            return read_config({**found["config"], **resized}, name=found["name"], source=found["source"], modelling=modelling)
     if arch:
-        return read_config(read_arch(arch), name=name or arch, source="the table's architecture column", modelling=modelling)
+        return read_config({**read_arch(arch), **resized}, name=name or arch, source="the table's architecture column", modelling=modelling)
     for candidate in parts_with_size(name):
         found = find_row(candidate)
         if found is not None:

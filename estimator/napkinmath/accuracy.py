@@ -56,7 +56,8 @@ def memory_ranges(e: Estimate, doubts: Iterable[str] = ()) -> Memory:
     reserved = reserved_range(books, largest_logits(e), RESERVED_BY_LENGTHS if several else RESERVED, below, above)
     if several:
         reserved = over_orders(e, reserved)
-    device = Range(low=reserved.low + context, value=reserved.value + context, high=reserved.high + context)
+    shown = reserved if several else lasting_range(e, books, reserved, below, above)
+    device = Range(low=shown.low + context, value=shown.value + context, high=shown.high + context)
     return Memory(
         requested=e.peak.nbytes,
         allocated=Range(low=allocated * (1 - ALLOCATED.base - below), value=allocated, high=allocated * (1 + ALLOCATED.base + above)),
@@ -71,6 +72,18 @@ def reserved_range(books: Replay, logits: int, spread: Spread, below: float, abo
     cache = value - books.peak_allocated
     low = value * (1 - spread.base - below) - spread.cache_below * cache
     return Range(low=max(low, 0.0), value=value, high=value * (1 + spread.base + above) + spread.cache_above * (cache + logits))
+
+
+def lasting_range(e: Estimate, books: Replay, reserved: Range, below: float, above: float) -> Range:
+    """What nvidia-smi shows when polled: a device that fills up makes the allocator return its cache, and the height before that is over in a moment.
+
+    What lasts is held at the end of the steady step. The moment itself may still be caught, so the span reaches up to it.
+    """
+    if not books.num_retries:
+        return reserved
+    held = books.replace(peak_reserved=max(books.end_reserved, books.peak_allocated))
+    found = reserved_range(held, largest_logits(e), RESERVED, below, above)
+    return found.replace(high=max(found.high, float(books.peak_reserved)))
 
 
 def doubt(doubts: Iterable[str]) -> tuple[float, float]:

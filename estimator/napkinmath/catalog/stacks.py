@@ -47,6 +47,8 @@ class Stack(Record):
     """'eager' is the chain of small ops, 'in place' unsloth's kernel, which turns queries and keys where they lie."""
     fused_gate: bool = False
     """act(gate) * up runs as one operation that keeps its two inputs (Megatron-LM core/fusions/fused_bias_swiglu.py)."""
+    fused_softmax: bool = False
+    """Scale, mask and softmax of scores are one kernel that keeps its result; its backward is in place (Megatron-LM core/fusions/fused_softmax.py)."""
     fused_adapters: bool = False
     """Adapters over quantized weights run as one autograd node a projection that keeps x and its dropped copy (unsloth's)."""
     quantized_keeps_input: bool = False
@@ -106,11 +108,11 @@ STACKS: dict[str, Stack] = {
         Stack(name="hf-bare", meaning="a bare loop over transformers 5: torch's AdamW, outputs dropped before the backward", source="transformers 5.23", default_optimizer="adamw-foreach"),
         Stack(
             name="megatron", meaning="mixed precision with fp32 masters and fp32 gradient buffers: 2 + 4 + 4 + 8 = 18 bytes a parameter", source="Megatron-LM optimizer/optimizer.py Float16OptimizerWithFloat16Params, distributed/param_and_grad_buffer.py",
-            master_weights=True, main_gradients=True, rms_norm="fused", fused_gate=True,
+            master_weights=True, main_gradients=True, rms_norm="fused", fused_gate=True, fused_softmax=True,
         ),
         Stack(
             name="megatron-deepspeed", meaning="Megatron-LM's layers under DeepSpeed's ZeRO: 16-bit gradients, fp32 masters in partitions", source="Megatron-DeepSpeed megatron/training.py setup_model_and_optimizer; DeepSpeed runtime/zero/stage_1_and_2.py",
-            master_weights=True, rms_norm="fused", fused_gate=True,
+            master_weights=True, rms_norm="fused", fused_gate=True, fused_softmax=True,
         ),
         Stack(
             name="deepspeed", meaning="mixed precision with fp32 masters: 2 + 2 + 4 + 8 = 16 bytes a parameter", source="DeepSpeed runtime/zero/stage_1_and_2.py (ZeRO, arXiv 1910.02054)",

@@ -72,15 +72,17 @@ def components_of(estimate: Estimate) -> tuple[Component, ...]:
         int(memory.reserved.value),
         int(memory.device.value),
     )
+    hardware = estimate.hardware
+    held = min(reserved, device - hardware.context_bytes) if hardware is not None else reserved  # a full device holds less than it once did
     rows.append(
         _extra(
             "slack",
             Role.SLACK,
-            reserved - requested,
-            f"rounding {format_bytes(allocated - requested)} + cache {format_bytes(reserved - allocated)}",
+            held - requested,
+            f"rounding {format_bytes(allocated - requested)} + cache {format_bytes(held - allocated)}",
         )
     )
-    outside, hardware = device - reserved, estimate.hardware
+    outside = device - held
     context = min(outside, hardware.context_bytes) if hardware is not None else outside
     if outside > context:
         rows.append(_extra("managed", Role.OPTIMIZER, outside - context, "unified memory, on the device while there is room"))

@@ -16,6 +16,9 @@ from napkinmath.ops.matmul import linear
 from napkinmath.tape import Tape
 from napkinmath.train_config import Loss
 
+KEEPS_SOME_LOGITS = (4, 45)
+"""Version of transformers since which Llama's kin feed `hidden_states[:, -num_logits_to_keep:, :]` to the head."""
+
 
 class CausalLmHead(Part):
     """Norm, head and next-token loss."""
@@ -68,6 +71,9 @@ class CausalLmHead(Part):
                 return liger_loss(t, hidden, weight)
             if t.policy.patch is not None and (loss := self._patched(t, hidden)) is not None:
                 return loss
+            if stack.slices_whole and self.own_loss_upcasts and stack.transformers >= KEEPS_SOME_LOGITS:
+                for _ in hidden.axes:
+                    hidden = slice_of(t, hidden, hidden.axes)
             logits = linear(t, hidden, self.name, v, bias=self.bias, kind="head", role=Role.LOGITS, weight=self._tied(t, hidden))
             if self.scaled or self.capped:
                 logits = self._rescaled(t, logits)
@@ -104,7 +110,10 @@ class CausalLmHead(Part):
                 frame.local(logits)
             if stack.logits_shift_copy:
                 *batch, length, vocabulary = logits.axes
-                logits = copy(t, slice_of(t, logits, (*batch, length - 1, vocabulary)), name="shifted logits", role=Role.LOGITS)
+                shifted = slice_of(t, logits, (*batch, length - 1, vocabulary))
+                if stack.slices_whole:
+                    shifted = slice_of(t, shifted, shifted.axes)
+                logits = copy(t, shifted, name="shifted logits", role=Role.LOGITS)
                 frame.local(logits)
                 if t.policy.holds_logits:
                     shared["returned logits"] = logits
