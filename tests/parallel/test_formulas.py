@@ -56,6 +56,13 @@ def test_a_layer_keeps_what_korthikanti_et_al_say(degree: int, sequence: bool) -
     assert whole == pytest.approx(linear + 5 * HEADS * LENGTH / (HIDDEN * degree), rel=ROW_STATISTICS)
 
 
+def test_megatrons_softmax_is_one_kernel_over_the_scores() -> None:
+    step = megatron_step(GPT, ParallelConfig(), attention=Attention.EAGER)
+    names = [op.name for run in step.runs for op in run.block.ops if "attn" in op.module]
+    between = names[names.index("q k^T") + 1 : names.index("scores v")]
+    assert between == ["scaled masked softmax"]
+
+
 def test_a_recomputed_layer_keeps_its_input() -> None:
     recompute = RecomputeConfig(kind=RecomputeKind.FULL)
     assert kept_by_a_layer(megatron_step(GPT, tensor(1), recompute=recompute)) == 2

@@ -146,15 +146,18 @@ def eager_attention(
         copied = groups != 1 and not single_head(t, k)
         left, right = dense_operand(t, q, dense=contiguous), dense_operand(t, keys, dense=copied or (contiguous and groups == 1))
         weights = bmm(t, left, right, rows * heads, s_q, s_kv, size, scores, name="q k^T")
-        if scaled:
-            weights = scale(t, weights)
-        if capped:
-            weights = scale(t, tanh(t, scale(t, weights)))
-        if mask is not None:
-            weights = add(t, weights, Value(mask.tensor, scores, mask.dtype))
-        frame.local(weights)  # bound to its name until the softmax and its cast are done
-        scored, weights = weights, cast(t, softmax(t, weights, dtype=FP32 if fp32_softmax else None), q.dtype)
-        frame.release(scored)
+        if t.policy.stack.fused_softmax and not capped:
+            weights = scaled_masked_softmax(t, weights)
+        else:
+            if scaled:
+                weights = scale(t, weights)
+            if capped:
+                weights = scale(t, tanh(t, scale(t, weights)))
+            if mask is not None:
+                weights = add(t, weights, Value(mask.tensor, scores, mask.dtype))
+            frame.local(weights)  # bound to its name until the softmax and its cast are done
+            scored, weights = weights, cast(t, softmax(t, weights, dtype=FP32 if fp32_softmax else None), q.dtype)
+            frame.release(scored)
         weights = dropout(t, weights, dropout_p)
         frame.local(weights)
         t.keep(weights)
@@ -170,6 +173,17 @@ def eager_attention(
             name="scores v",
         )
         return rows_first(t, out)
+
+
+def scaled_masked_softmax(t: Tape, scores: Value) -> Value:
+    """One kernel over 16-bit scores: computes in fp32, keeps its result, and its backward writes over the incoming gradient.
+
+    Source: Megatron-LM core/fusions/fused_softmax.py ScaledUpperTriangMaskedSoftmax, legacy/fused_kernels scaled_masked_softmax_cuda.
+    """
+    out = t.op("scaled masked softmax", (scores,), scores.axes, scores.dtype, gradients=("pass",), costs=(Move(2 * traffic(scores)),), backward_costs=(Move(3 * traffic(scores)),))  # fmt: skip
+    if out.requires_grad:
+        t.ops[-1].saves = (out.tensor,)
+    return out
 
 
 def dense_operand(t: Tape, x: Value, *, dense: bool) -> Value:
