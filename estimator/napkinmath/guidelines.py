@@ -5,6 +5,7 @@ from __future__ import annotations
 from napkinmath.errors import InputError
 from napkinmath.estimate import Estimate, Verdict
 from napkinmath.ledger import Role
+from napkinmath.parallel_config import DataParallel, ParallelConfig
 from napkinmath.record import Record
 from napkinmath.schedule import BANDWIDTH, COMPUTE, LAUNCH
 from napkinmath.search import same_but
@@ -56,12 +57,16 @@ def _faster(e: Estimate, other: Estimate) -> float:
     return e.time.tokens_per_s / other.time.tokens_per_s - 1
 
 
-def _percent(share: float, *, more: str = "faster", less: str = "slower") -> str:
-    return f"{abs(share):.0%} {more if share >= 0 else less}"
+def _percent(share: float) -> str:
+    return "as fast" if abs(share) < 0.005 else f"{abs(share):.0%} {'faster' if share > 0 else 'slower'}"
 
 
-def _memory(nbytes: int) -> str:
-    return f"{format_bytes(abs(nbytes))} {'less' if nbytes >= 0 else 'more'}"
+def _memory(nbytes: int, of: int = 0) -> str:
+    """'4.51 GiB less', with the share of a whole where one is given: '4.51 GiB (20%) less'."""
+    if not nbytes:
+        return "the same memory"
+    share = f" ({abs(nbytes) / of:.0%})" if abs(nbytes) > 0.005 * of > 0 else ""
+    return f"{format_bytes(abs(nbytes))}{share} {'less' if nbytes > 0 else 'more'}"
 
 
 # ---------------------------------------------------------------- the rows
@@ -85,7 +90,7 @@ def bf16(e: Estimate) -> Advice | None:
     return Advice(
         name="bf16",
         field=field,
-        here=f"{_percent(_faster(here, there))} than tf32, {_memory(_saved(here, there))}",
+        here=f"against tf32 {_percent(_faster(here, there))}, {_memory(_saved(here, there), there.peak.nbytes)}",
         agrees=_faster(here, there) > WORTH_SPEED or _saved(here, there) > WORTH_MEMORY * there.peak.nbytes,
     )
 
@@ -95,10 +100,12 @@ def flash_attention(e: Estimate) -> Advice | None:
     fused = same_but(e, e.config.replace(attention=Attention.AUTO))
     stored = same_but(e, e.config.replace(attention=Attention.EAGER))
     saved, faster = _saved(fused, stored), _faster(fused, stored)
+    if not saved and abs(faster) < 1e-9:
+        return None  # a model without attention
     return Advice(
         name="flash attention",
         field="use flash attention",
-        here=f"against stored scores {_percent(faster)}, {_memory(saved)} at {e.config.sequence_length} tokens",
+        here=f"against stored scores {_percent(faster)}, {_memory(saved, stored.peak.nbytes)} at {e.config.sequence_length} tokens",
         agrees=saved > WORTH_MEMORY * stored.peak.nbytes or faster > WORTH_SPEED,
     )
 
@@ -110,12 +117,12 @@ def lora(e: Estimate) -> Advice | None:
     adapted = same_but(e, _trainable(e.config, adapter=e.config.adapter or AdapterConfig()))
     full = same_but(e, _trainable(e.config, adapter=None))
     saved, faster = _saved(adapted, full), _faster(adapted, full)
-    share = saved / full.peak.nbytes
+    why = "what it saves are gradients and optimizer states, activations stay" if saved > 0 else "gradients and states are small already, and the adapters' own activations come on top"  # fmt: skip
     return Advice(
         name="LoRA",
         field="LoRA takes a fraction of the memory",
-        here=f"{_memory(saved)} than full fine-tuning ({share:.0%}), {_percent(faster)}: what it saves are gradients and optimizer states, activations stay",
-        agrees=share > 0.25,
+        here=f"against full fine-tuning {_memory(saved, full.peak.nbytes)}, {_percent(faster)}: {why}",
+        agrees=saved > 0.25 * full.peak.nbytes,
     )
 
 
@@ -133,7 +140,7 @@ def qlora(e: Estimate) -> Advice | None:
     return Advice(
         name="QLoRA",
         field="4-bit weights save most of the memory",
-        here=f"{_memory(saved)} than 16-bit weights, {_percent(faster)}",
+        here=f"against 16-bit weights {_memory(saved, dense.peak.nbytes)}, {_percent(faster)}{'' if saved >= 0 else ': what is not packed, k-bit preparation makes fp32'}",
         agrees=saved > 0.3 * dense.peak.nbytes,
     )
 
@@ -149,10 +156,12 @@ def checkpointing(e: Estimate) -> Advice | None:
     worth = saved > WORTH_MEMORY * off.peak.nbytes
     near = RULE_OF_THUMB - 0.05 <= slower <= ON_PAPER + 0.05
     note = "" if worth else "; it saves too little to be worth it here"
+    if worth and slower > ON_PAPER + 0.05 and e.config.adapter is not None:
+        note = "; frozen weights have no gradient, so the forward that runs again is half of the products, not a third"
     return Advice(
         name="checkpointing",
         field=f"costs {ON_PAPER:.0%} on paper, about {RULE_OF_THUMB:.0%} by rule of thumb",
-        here=f"the step takes {slower:.0%} longer for {_memory(saved)}{note}",
+        here=f"the step takes {slower:.0%} longer for {_memory(saved, off.peak.nbytes)}{note}",
         agrees=near and worth,
     )
 
@@ -181,10 +190,12 @@ def eight_bit(e: Estimate) -> Advice | None:
     large = same_but(e, e.config.replace(optimizer="adamw-fused"))
     saved = _saved(small, large)
     states = large.breakdown.get(Role.OPTIMIZER, 0)
+    kept = small.breakdown.get(Role.OPTIMIZER, 0)
+    share = f", {1 - kept / states:.0%} of which go" if states > kept else ""
     return Advice(
         name="8-bit optimizer",
         field="8-bit optimizers save three quarters of the states",
-        here=f"the states are {format_bytes(states)} of {format_bytes(large.peak.nbytes)}: {_memory(saved)} at the peak, {_percent(_faster(small, large))}",
+        here=f"the states are {format_bytes(states)} of {format_bytes(large.peak.nbytes)}{share}: {_memory(saved)} at the peak, {_percent(_faster(small, large))}",
         agrees=saved > WORTH_MEMORY * large.peak.nbytes,
     )
 
@@ -221,6 +232,26 @@ def bound(e: Estimate) -> Advice | None:
     )
 
 
+def several_gpus(e: Estimate) -> Advice | None:
+    """On several GPUs first bf16, LoRA, checkpointing and ZeRO-3: that recipe on the same GPUs, beside what is run."""
+    parallel = e.config.parallel
+    if e.cluster is None or parallel.world_size < 2:
+        return None
+    sharded = ParallelConfig(data_parallel=DataParallel.ZERO3, data_parallel_size=parallel.world_size)
+    recipe = e.config.replace(
+        precision=Precision.BF16_AUTOCAST, adapter=e.config.adapter or AdapterConfig(), quantization=None, recompute=RecomputeConfig(kind=RecomputeKind.FULL), parallel=sharded, frozen=()
+    )  # fmt: skip
+    first = same_but(e, recipe)
+    speed, saved = _faster(first, e), _saved(first, e)
+    agrees = first.verdict is Verdict.FITS and (speed > -WORTH_SPEED or e.verdict is not Verdict.FITS)
+    return Advice(
+        name="several GPUs",
+        field="first bf16, LoRA, checkpointing and ZeRO-3",
+        here=f"--lora --checkpointing full --zero 3 {'fits' if first.verdict is Verdict.FITS else 'does not surely fit'} and is {_percent(speed)}{' than' if abs(speed) >= 0.005 else ' as'} this, {_memory(saved, e.peak.nbytes)} a GPU",
+        agrees=agrees,
+    )
+
+
 _RULES: tuple[Callable[[Estimate], Advice | None], ...] = (
     bf16,
     flash_attention,
@@ -230,5 +261,6 @@ _RULES: tuple[Callable[[Estimate], Advice | None], ...] = (
     packing,
     eight_bit,
     accumulation,
+    several_gpus,
     bound,
 )

@@ -127,7 +127,8 @@ def _keeps(mesh: TrainConfig, config: TrainConfig, options: dict[str, object]) -
 def mesh_flags(candidate: ClusterCandidate, gpu: str) -> str:
     """The mesh as flags of `estimate`: '--gpus 8xH100 --data-parallel fsdp2', '--gpus 8xH100 --tp 2 --data-parallel zero3'."""
     parallel = candidate.price.parallel
-    words = [f"--gpus {parallel.world_size}x{gpu}"]
+    name = f"{parallel.world_size}x{gpu}"
+    words = [f'--gpus "{name}"' if " " in name else f"--gpus {name}"]
     for flag, degree in (("tp", parallel.tensor_parallel_size), ("pp", parallel.pipeline_parallel_size), ("cp", parallel.context_parallel_size), ("ep", parallel.expert_parallel_size)):  # fmt: skip
         if degree > 1:
             words.append(f"--{flag} {degree}")

@@ -68,6 +68,7 @@ def _row(candidate: ClusterCandidate, cluster: Cluster, tokens: float, price: fl
 
 def _print(spec: ModelSpec, cluster: Cluster, best: list[ClusterCandidate], tokens: float, price: float | None) -> None:
     from napkinmath.report.columns import aligned
+    from napkinmath.report.plan_table import print_advice
 
     print(f"{spec.name} on {cluster.num_gpus} x {cluster.hardware.gpu.name}: the fastest meshes that fit")
     if not best:
@@ -97,3 +98,5 @@ def _print(spec: ModelSpec, cluster: Cluster, best: list[ClusterCandidate], toke
             [str(number), str(row["options"]["bs"]), f"{row['device_bytes'] / GIB:.1f}", f"{row['headroom_bytes'] / GIB:+.1f}", f"{row['tokens_per_s']:,.0f}", f"{row['hours']:,.2f}", *([f"{row['price']:,.2f}"] if price is not None else []), row["mesh"], flags]
         )  # fmt: skip
     print("\n".join(aligned(heads, rows, right=heads[:-2], indent="  ")))
+    print_advice(best[0].estimate)
+    print(f"run it:      estimate --model {spec.name} {rows[0][-2]} {rows[0][-1]}")

@@ -7,6 +7,7 @@ from napkinmath.units import GIB, format_bytes, format_count
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from napkinmath.estimate import Estimate
     from napkinmath.plan import Candidate, Plan, Trade
 
 _WORTH_A_LINE = 0.01
@@ -31,7 +32,7 @@ def print_plan(plan: Plan, traded: tuple[Trade, ...], *, tokens: float) -> None:
     shown = [[cell for i, cell in enumerate(row) if i != drop] for row in (heads, *rows)]
     print("\n".join(aligned(shown[0], shown[1:], right=[h for h in heads if h not in ("GPU", "set")], indent="  ")))
     _print_trades(plan.best[0], traded)
-    _print_advice(plan.best[0])
+    print_advice(plan.best[0].estimate)
     print(f"run it:      estimate --model {space.spec.name} {command_flags(plan.best[0])}")
 
 
@@ -60,13 +61,13 @@ def _print_trades(best: Candidate, traded: tuple[Trade, ...]) -> None:
         print("\n".join(aligned(["", "memory", "speed"], rows, indent="  ")[1:]))
 
 
-def _print_advice(best: Candidate) -> None:
+def print_advice(best: Estimate) -> None:
     """The field's guidelines that the numbers contradict here."""
     from napkinmath.guidelines import guidelines
 
-    if best.estimate.time is None:
+    if best.time is None:
         return
-    rows = [[advice.name, f'"{advice.field}"', f"here: {advice.here}"] for advice in guidelines(best.estimate) if not advice.agrees]
+    rows = [[advice.name, f'"{advice.field}"', f"here: {advice.here}"] for advice in guidelines(best) if not advice.agrees]
     if rows:
         print("where the numbers disagree with the field's guidelines:")
         print("\n".join(f"  {name}: {field}; {here}" for name, field, here in rows))
