@@ -70,7 +70,7 @@ class Stack(Record):
     flat_adapters: bool = False
     """Under FSDP1 adapters share their layer's flat parameter, whose gradient is then as large as the layer (use_orig_params, no policy for them)."""
     step_gradients_fp32: bool = False
-    """The update casts all gradients to fp32 first (DeepSpeed's single partition)."""
+    """The update flattens all gradients and casts them to fp32 first (DeepSpeed stage_1_and_2.py step: flatten_dense_tensors_aligned of its single partition)."""
 
 
 def _with_foak(row: Stack) -> Stack:

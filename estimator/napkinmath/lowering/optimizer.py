@@ -169,16 +169,27 @@ def _work(row: Optimizer, owners: list[Run], policy: Policy) -> list[Segment]:
     update = segments("update", Phase.STEP, owners, lambda run: update_events(row, trained(run)))
     if not policy.stack.step_gradients_fp32:
         return update
-    wide = {
-        id(run): [
-            Tensor(f"fp32 gradient of {w.tensor.name}", w.axes, FP32, Role.GRADIENTS, w.path)
-            for w in trained(run)
-            if w.tensor.dtype is not FP32
-        ]
-        for run in owners
-    }
-    before = segments("fp32 gradients", Phase.STEP, owners, lambda run: [(ALLOC, t) for t in wide[id(run)]])
-    return [*before, *update, *segments("fp32 gradients released", Phase.STEP, owners, lambda run: [(FREE, t) for t in wide[id(run)]])]
+    narrow = {id(run): [w for w in trained(run) if w.tensor.dtype is not FP32] for run in owners}
+    flat, wide = (
+        {
+            id(run): [
+                Tensor(f"{name} of {w.tensor.name}", w.axes, dtype or w.tensor.dtype, Role.GRADIENTS, w.path) for w in narrow[id(run)]
+            ]
+            for run in owners
+        }
+        for name, dtype in (("flattened gradient", None), ("fp32 gradient", FP32))
+    )
+
+    def moved(name: str, action: str, tensors: dict[int, list[Tensor]]) -> list[Segment]:
+        return segments(name, Phase.STEP, owners, lambda run: [(action, t) for t in tensors[id(run)]])
+
+    # flatten_dense_tensors_aligned(averaged_gradients).to(fp32): the flat 16-bit copy lives until the cast is done.
+    cast = [
+        *moved("flattened gradients", ALLOC, flat),
+        *moved("fp32 gradients", ALLOC, wide),
+        *moved("flattened gradients released", FREE, flat),
+    ]
+    return [*cast, *update, *moved("fp32 gradients released", FREE, wide)]
 
 
 def updates_in_backward(row: Optimizer, policy: Policy) -> bool:
