@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import http.client
 import json
 import os
@@ -205,6 +206,15 @@ def test_headers_let_the_page_do_nothing_but_ask_its_server(server: Server) -> N
         assert "python" not in headers["server"].lower()
 
 
+def test_what_is_switched_off_is_priced_and_said_so(server: Server) -> None:
+    full = {"model": "smollm2-135m", "method": "full", "gpu": "rtx4090", "ctx": 64}
+    off = {**full, "optimizer_in_backward": True, "clip": False}
+    peaks = [post(server, "/api/estimate", asked)[1]["report"]["memory"]["requested"] for asked in (full, off)]
+    assert peaks[1] < peaks[0]
+    assert post(server, "/api/command", off)[1]["command"].endswith("--gpu rtx4090 --ctx 64 --optimizer-in-backward --no-clip")
+    assert post(server, "/api/estimate", {**full, "clip": "no"})[0] == 422
+
+
 def test_the_page_is_self_contained_and_labelled() -> None:
     import re
 
@@ -371,6 +381,11 @@ const until = async (holds) => { for (let i = 0; i < 400 && !holds(); i++) await
   document.querySelector("#plan tbody button").click();
   await until(() => location.hash.includes("kernels=liger"));
   document.body.append("TAKEN " + document.getElementById("plan-said").textContent);
+  document.querySelector("#changes button").click();
+  location.hash = "#model=smollm2-135m&gpu=RTX+4090&method=lora&bs=3&ctx=3000&rank=12&grad_accum=5&dropout=0.05&clip=false&checkpointing=every:3";
+  kind.value = "";
+  await until(() => document.getElementById("config").textContent.includes("--ctx 3000"));
+  document.body.append("LINKED " + document.getElementById("config").textContent + " | " + document.getElementById("extra").textContent);
 })();
 """
 
@@ -400,3 +415,7 @@ def test_a_person_goes_from_model_to_copied_config(tmp_path: Path) -> None:
     assert "B = " in page, "the formulas of the first component are open"
     assert "Longest context at this batch" in page
     assert "candidates priced" in page.partition("TAKEN ")[2], "a row of the plan became the configuration"
+    linked = html.unescape(page.partition("LINKED ")[2])
+    assert linked.startswith("estimate --model smollm2-135m ") and "Also set: --dropout 0.05" in linked
+    for flag in ("--bs 3", "--ctx 3000", "--rank 12", "--grad-accum 5", "--dropout 0.05", "--no-clip", "--checkpointing every:3"):
+        assert flag in linked.partition("|")[0], "a link restores what has no notch on a slider and no field"

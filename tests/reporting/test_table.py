@@ -76,17 +76,19 @@ def test_without_a_gpu_the_list_of_gpus_answers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("verdict", "words"),
+    ("verdict", "gpu", "words"),
     [
-        (Verdict.FITS, "to spare of 23.6 GiB"),
-        (Verdict.DOES_NOT_FIT, "too much for 23.6 GiB"),
-        (Verdict.UNKNOWN, "GiB too much and"),
-        (Verdict.NOT_ASKED, "memory"),
+        (Verdict.FITS, "RTX 4090", "to spare of 23.6 GiB"),
+        (Verdict.DOES_NOT_FIT, "RTX 3060 Ti", "GiB too much for 7."),
+        (Verdict.UNKNOWN, "RTX 3060 Ti", "GiB too much and"),
+        (Verdict.DOES_NOT_FIT, "RTX 4090", "but in pieces too small (fragmentation)   try --allocator expandable_segments:True"),
+        (Verdict.UNKNOWN, "RTX 4090", "but in pieces too small"),
+        (Verdict.NOT_ASKED, "RTX 4090", "memory"),
     ],
 )
-def test_each_verdict_has_its_words(verdict: Verdict, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_verdict_has_its_words(verdict: Verdict, gpu: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Estimate, "verdict", verdict)
-    assert words in report_text(priced("qlora"), width=120)
+    assert words in report_text(priced("qlora", gpu), width=160)
 
 
 def test_a_fit_that_needs_the_cache_back_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,7 +78,10 @@ def _verdict(screen: Screen, e: Estimate) -> None:
     if e.hardware is not None and spare is not None:
         cached = e.hardware.usable_bytes - e.memory.reserved.value
         of = f"of {_gib(e.hardware.memory_bytes)} GiB"
-        if e.verdict is Verdict.UNKNOWN:
+        if e.verdict is not Verdict.FITS and spare.low >= 0:
+            how = f"tensors would leave {_gib(spare.value)} {of}, but in pieces too small (fragmentation)"
+            more = "" if e.settings.expandable_segments else "try --allocator expandable_segments:True"
+        elif e.verdict is Verdict.UNKNOWN:
             how, more = f"between {_gib(-spare.low)} GiB too much and {_gib(spare.high)} GiB to spare {of}", ""
         elif e.verdict is Verdict.FITS:
             how = f"{_gib(spare.value)} GiB to spare {of} ({_gib(spare.low)}-{_gib(spare.high)})"

@@ -105,7 +105,7 @@ def best(options: Mapping[str, Any]) -> dict[str, Any]:
     if goal is Goal.CONTEXT:
         kept.pop("ctx", None)
     # Powers of two, and nothing that the page has no field for.
-    given: dict[str, Sequence[object]] = {**{name: (value,) for name, value in kept.items()}, "bs": BATCHES, "optimizer_in_backward": (False,)}  # fmt: skip
+    given: dict[str, Sequence[object]] = {**{name: (value,) for name, value in kept.items()}, "bs": BATCHES, "optimizer_in_backward": (kept.get("optimizer_in_backward", False),)}  # fmt: skip
     planned = plan(open_space(spec, [Machine(hardware=h) for h in found], given, goal), goal)
     return plan_mapping(planned, trades(planned.space, planned.best[0]) if planned.best else (), tokens=1e9)
 
@@ -118,7 +118,9 @@ def command(options: Mapping[str, Any]) -> str:
         if name == "method" and value in ("full", "lora", "qlora"):
             words.append(f"--{value}")
         else:
-            words += [flag if one is True else f"{flag} {_quoted(one)}" for one in values.listed(value)]
+            words += [
+                flag if one is True else f"--no-{flag[2:]}" if one is False else f"{flag} {_quoted(one)}" for one in values.listed(value)
+            ]
     return " ".join(words)
 
 

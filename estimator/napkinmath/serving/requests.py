@@ -17,12 +17,31 @@ MAX_GPUS = 4
 MAX_TOKENS = 1 << 24  # batch, context: beyond it a page has no use for the answer
 MAX_MICRO_STEPS = 1024  # each is replayed
 
-SWITCHES = frozenset(("double_quant", "kbit", "clip", "reentrant", "eval", "compile", "packing", "pinned", "rslora"))
+SWITCHES = frozenset(
+    ("double_quant", "kbit", "clip", "reentrant", "eval", "compile", "packing", "pinned", "rslora", "optimizer_in_backward", "reference")
+)
 NUMBERS = frozenset(
-    ("bs", "ctx", "grad_accum", "rank", "nodes", "zero", "tp", "pp", "cp", "ep", "virtual_tokens", "adapters", "group_size")
+    (
+        "bs",
+        "ctx",
+        "grad_accum",
+        "rank",
+        "nodes",
+        "zero",
+        "tp",
+        "pp",
+        "cp",
+        "ep",
+        "virtual_tokens",
+        "adapters",
+        "group_size",
+        "completion",
+        "eval_bs",
+        "generate",
+    )
 )
 WORDS = frozenset(
-    ("arch", "method", "gpus", "data_parallel", "targets", "adapter_dtype", "quant", "precision", "optimizer", "checkpointing", "attention", "loss", "kernels", "stack", "offload", "vram", "mig", "dropout")
+    ("arch", "method", "gpus", "data_parallel", "targets", "adapter_dtype", "quant", "precision", "optimizer", "checkpointing", "attention", "loss", "kernels", "stack", "offload", "vram", "mig", "dropout", "workload")
 )  # fmt: skip
 KNOWN = frozenset(("model", "gpu")) | SWITCHES | NUMBERS | WORDS
 
@@ -37,7 +56,8 @@ def options_of(body: bytes, *, more: frozenset[str] = frozenset()) -> dict[str, 
         raise InputError(f"the request is not JSON ({str(error)[:80]})") from error
     if not values.is_mapping(given):
         raise InputError("the request is not a JSON object of options")
-    found = {name: value for name, value in values.mapping(given, "request").items() if value not in (None, "", False)}
+    asked = values.mapping(given, "request").items()
+    found = {name: value for name, value in asked if value not in (None, "") and (value is not False or name in SWITCHES - {"eval"})}
     return {name: _text(name, value) if name in more else _value(name, value) for name, value in found.items()}
 
 
@@ -49,9 +69,9 @@ def _value(name: str, value: Any) -> Any:
     if name == "gpu":
         return _gpus(value)
     if name in SWITCHES:
-        if value is not True:
+        if not isinstance(value, bool):
             raise InputError(f"{name} {shown(value)} is not true or false")
-        return True
+        return value
     if name in NUMBERS:
         most = MAX_MICRO_STEPS if name == "grad_accum" else MAX_TOKENS
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:

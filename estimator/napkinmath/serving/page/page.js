@@ -1,20 +1,32 @@
 "use strict";
 const GIB = 2 ** 30;
-const COLOURS = ["#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#b07aa1", "#76b7b2", "#edc948", "#ff9da7", "#9c755f", "#bab0ac", "#86bcb6", "#d37295"];
+const COLOURS = ["#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#b07aa1", "#76b7b2", "#edc948", "#ff9da7", "#9c755f", "#bab0ac", "#2f8f83", "#d37295", "#3d5a98", "#b6992d", "#8cd17d", "#79706e"];
 const POWERS = { bs: 2, ctx: 2, rank: 2, grad_accum: 2 };
 const $ = (id) => document.getElementById(id);
 const form = $("form");
 const QUIET_MS = 500; // without another move, before the page asks for what takes longer
+const SELECTS = ["checkpointing", "precision", "optimizer", "attention", "loss", "kernels", "workload"];
 let asked = 0, latest = null, timer = 0, waiting = null;
+let extra = {}; // options without a field here, from a link, a row of the plan or a change
 
 const gib = (bytes) => (bytes / GIB).toFixed(2);
+const some = (bytes) => bytes > 0 && bytes < 0.005 * GIB ? "<0.01" : gib(bytes);
+const lasts = (s) => s >= 1 ? `${s.toPrecision(3)} s` : s >= 1e-3 ? `${(1e3 * s).toPrecision(3)} ms` : `${(1e6 * s).toPrecision(3)} \u00b5s`;
 const span = (r) => `${gib(r.value)} (${gib(r.low)}\u2013${gib(r.high)})`;
 const make = (tag, text, attributes = {}) => { const e = document.createElement(tag); if (text !== undefined) e.textContent = text; for (const [k, v] of Object.entries(attributes)) e.setAttribute(k, v); return e; };
 const fill = (parent, ...children) => parent.replaceChildren(...children);
 
-function size(name) {
+const exact = (name) => $(`${name}-number`);
+const size = (name) => exact(name).value === "" ? "" : Number(exact(name).value);
+
+function slid(name) { // a slider was moved: the exact value follows
   const value = POWERS[name] ** Number(form[name].value);
-  return name === "ctx" ? Math.round(value / 32) * 32 : Math.round(value);
+  exact(name).value = name === "ctx" ? Math.round(value / 32) * 32 : Math.round(value);
+}
+
+function put(name, value) { // an exact value was given: the slider follows as well as it can
+  exact(name).value = value;
+  if (value > 0) form[name].value = Math.log(value) / Math.log(POWERS[name]);
 }
 
 function options() {
@@ -23,17 +35,30 @@ function options() {
   found.method = form.elements.method.value;
   for (const name of ["bs", "ctx", "grad_accum"]) found[name] = size(name);
   if (form.elements.method.value !== "full") found.rank = size("rank");
-  for (const name of ["checkpointing", "precision", "optimizer", "attention", "loss", "kernels"]) if (form[name].value) found[name] = form[name].value;
-  return found;
+  for (const name of SELECTS) if (form[name].value) found[name] = form[name].value;
+  return { ...found, ...extra };
 }
 
 function restore() {
   const wanted = new URLSearchParams(location.hash.slice(1));
-  for (const [name, value] of wanted) {
-    const field = form.elements[name];
-    if (!field) continue;
-    if (name in POWERS) field.value = Math.log2(Number(value));
-    else field.value = value;
+  if (location.hash.length < 2) return;
+  for (const name of SELECTS) form[name].value = "";
+  form.gpu.value = "";
+  extra = {};
+  for (const [name, value] of wanted) set(name, read(value));
+}
+
+function read(text) { // a value as it stands in a link or a command
+  return text === "true" ? true : text === "false" ? false : /^[0-9]{1,9}$/.test(text) ? Number(text) : text;
+}
+
+function set(name, value) { // one option, into its field if it has one
+  const field = Object.hasOwn(POWERS, name) || SELECTS.includes(name) || ["model", "gpu", "method"].includes(name) ? form.elements[name] : null;
+  if (Object.hasOwn(POWERS, name)) put(name, value);
+  else if (!field) extra[name] = value;
+  else {
+    field.value = value;
+    if (field.value !== String(value)) extra[name] = value; // a value its list does not have
   }
 }
 
@@ -51,8 +76,10 @@ async function post(path, body, signal) {
 }
 
 function changed() {
-  for (const name of Object.keys(POWERS)) $(`${name}-value`).textContent = size(name).toLocaleString("en");
-  form.rank.disabled = form.elements.method.value === "full";
+  for (const name of Object.keys(POWERS)) form[name].setAttribute("aria-valuetext", size(name).toLocaleString("en"));
+  form.rank.disabled = exact("rank").disabled = form.elements.method.value === "full";
+  $("extra").hidden = !Object.keys(extra).length;
+  $("extra-text").textContent = Object.entries(extra).map(([name, value]) => `--${value === false ? "no-" : ""}${name.replaceAll("_", "-")}${typeof value === "boolean" ? "" : ` ${value}`}`).join(" ");
   clearTimeout(timer);
   timer = setTimeout(ask, 30);
 }
@@ -85,13 +112,21 @@ async function ask() {
 function show({ report }) {
   const machine = report.hardware ? ` ${report.hardware.gpu}, ${gib(report.hardware.memory_bytes)} GiB` : "";
   const words = { "fits": ["FITS", "fits"], "does not fit": ["DOES NOT FIT", "not"], "cannot tell": ["CANNOT TELL", "unknown"], "no device named": ["no GPU named", ""] }[report.verdict];
-  $("verdict").textContent = `${words[0]}${machine}${report.headroom ? `, ${gib(Math.abs(report.headroom.value))} GiB ${report.headroom.value < 0 ? "too much" : "to spare"}` : ""}`;
+  $("verdict").textContent = `${words[0]}${machine}${spare(report)}`;
   $("verdict").className = words[1];
+  $("spare").textContent = report.headroom ? "What is too much or to spare counts what only the allocator's cache holds as given back." : "";
   fill($("figures"), ...["allocated", "reserved", "device"].flatMap((n) => { const d = make("div"); d.append(make("dt", `${n}, GiB`), make("dd", span(report.memory[n]))); return [d]; }));
   components(report.components);
   const t = report.time;
-  $("speed").textContent = t ? `${t.seconds.toPrecision(3)} s a step, ${Math.round(t.tokens_per_s).toLocaleString("en")} tokens/s, MFU ${(100 * t.mfu).toFixed(0)}%, HFU ${(100 * t.hfu).toFixed(0)}%` : "Name a GPU for its speed.";
+  $("speed").textContent = t ? `${lasts(t.seconds)} a step, ${Math.round(t.tokens_per_s).toLocaleString("en")} tokens/s, MFU ${(100 * t.mfu).toFixed(0)}%, HFU ${(100 * t.hfu).toFixed(0)}%` : "Name a GPU for its speed.";
   bounds(t);
+}
+
+function spare({ headroom, verdict }) {
+  if (!headroom) return "";
+  if (verdict !== "fits" && headroom.low >= 0) return `: tensors would leave ${gib(headroom.value)} GiB, but in pieces too small`;
+  if (verdict === "cannot tell") return `: between ${gib(-headroom.low)} GiB too much and ${gib(headroom.high)} GiB to spare`;
+  return `, ${gib(Math.abs(headroom.value))} GiB ${headroom.value < 0 ? "too much" : "to spare"}`;
 }
 
 function components(found) {
@@ -102,7 +137,7 @@ function components(found) {
   const bar = [], lines = [];
   rows.forEach((row, index) => {
     const colour = COLOURS[index % COLOURS.length];
-    const piece = make("button", undefined, { type: "button", title: `${row.label}: ${gib(row.nbytes)} GiB`, "aria-label": `${row.label}, ${gib(row.nbytes)} GiB: formulas` });
+    const piece = make("button", undefined, { type: "button", title: `${row.label}: ${some(row.nbytes)} GiB`, "aria-label": `${row.label}, ${some(row.nbytes)} GiB: formulas` });
     piece.style.width = `${100 * row.nbytes / total}%`;
     piece.style.background = colour;
     piece.addEventListener("click", () => formulas(row));
@@ -110,8 +145,9 @@ function components(found) {
     const line = make("tr"), name = make("td"), opener = make("button", row.label, { type: "button" }), swatch = make("span", undefined, { class: "swatch", "aria-hidden": "true" });
     swatch.style.background = colour;
     opener.addEventListener("click", () => formulas(row));
-    name.append(swatch, opener);
-    line.append(name, make("td", gib(row.nbytes), { class: "number" }), make("td", row.origin));
+    opener.prepend(swatch);
+    name.append(opener);
+    line.append(name, make("td", some(row.nbytes), { class: "number" }), make("td", row.origin));
     lines.push(line);
   });
   fill($("bar"), ...bar);
@@ -137,9 +173,8 @@ function bounds(t) {
   if (!t) { $("bounds-legend").textContent = ""; fill($("bounds")); fill($("phases").tBodies[0]); return; }
   const shares = Object.entries(t.bound_shares || t.shares || {}).filter(([, share]) => share > 0.002);
   fill($("bounds"), ...shares.map(([name, share], index) => { const s = make("span", undefined, { title: `${name} ${(100 * share).toFixed(0)}%` }); s.style.width = `${100 * share}%`; s.style.background = COLOURS[index]; return s; }));
-  $("bounds-legend").textContent = "bound by " + shares.map(([n, s]) => `${n} ${(100 * s).toFixed(0)}%`).join(", ");
-  $("bounds").setAttribute("aria-label", "bound by " + shares.map(([n, s]) => `${n} ${(100 * s).toFixed(0)}%`).join(", "));
-  fill($("phases").tBodies[0], ...(t.phases || []).map((p) => { const tr = make("tr"); tr.append(make("td", p.phase || p.name), make("td", p.seconds.toPrecision(3), { class: "number" }), make("td", p.bound || "")); return tr; }));
+  fill($("bounds-legend"), "bound by ", ...shares.flatMap(([name, share], index) => { const s = make("span", undefined, { class: "swatch", "aria-hidden": "true" }); s.style.background = COLOURS[index]; return [index ? "\u2003" : "", s, `${name} ${(100 * share).toFixed(0)}%`]; }));
+  fill($("phases").tBodies[0], ...(t.phases || []).map((p) => { const tr = make("tr"); tr.append(make("td", p.phase || p.name), make("td", lasts(p.seconds), { class: "number" }), make("td", p.bound || "")); return tr; }));
 }
 
 function details(more) {
@@ -150,10 +185,35 @@ function details(more) {
   $("roofline").hidden = !more.roofline_svg;
   if (more.roofline_svg) $("roofline").src = "data:image/svg+xml;charset=utf-8," + encodeURIComponent(more.roofline_svg);
   fill($("operations"), ...more.operations.map((o) => { const li = make("li"); li.append(make("code", `${(1e3 * o.seconds).toPrecision(3)} ms ${o.phase}: ${o.formula}`), make("span", o.what, { class: "what" })); return li; }));
-  fill($("changes").tBodies[0], ...more.changes.map((c) => { const tr = make("tr"), first = make("td", c.meaning); first.append(make("span", c.flag, { class: "what" })); tr.append(first, make("td", gib(c.saved_bytes), { class: "number" }), make("td", c.speed_ratio ? `${(100 * (c.speed_ratio - 1)).toFixed(0)}%` : "", { class: "number" })); return tr; }));
+  fill($("changes").tBodies[0], ...more.changes.map((c) => { const tr = make("tr"), first = make("td", c.meaning); first.append(make("span", c.flag, { class: "what" })); tr.append(first, make("td", gib(c.saved_bytes), { class: "number" }), make("td", c.speed_ratio ? percent(c.speed_ratio - 1) : "", { class: "number" }), user(`Use ${c.flag}`, () => { setFlags(c.flag); settle(); })); return tr; }));
   fill($("findings"), ...more.findings.map((f) => make("li", f.text)));
   const fitting = more.fits_on.filter((f) => f.verdict === "fits").map((f) => `${f.gpu} (+${gib(f.headroom_bytes)})`);
   $("fits").textContent = fitting.slice(0, 12).join(", ") + (fitting.length > 12 ? ` and ${fitting.length - 12} larger ones` : "") || "none of the catalogued GPUs alone";
+}
+
+function percent(share) {
+  return Math.abs(share) < 0.005 ? "same" : `${(100 * share).toFixed(0)}%`;
+}
+
+function user(label, use) { // a cell with a button that takes a row over
+  const cell = make("td"), button = make("button", "Use", { type: "button", "aria-label": label });
+  button.addEventListener("click", use);
+  cell.append(button);
+  return cell;
+}
+
+function setFlags(flags) { // "--bs 2 --grad-accum 2" into the fields
+  for (const [, no, flag, value] of flags.matchAll(/--(no-)?([a-z0-9-]+)(?:\s+([^-\s]\S*))?/g)) {
+    const name = flag.replaceAll("-", "_");
+    if (["full", "lora", "qlora"].includes(name)) set("method", name);
+    else if (name === "train_mode") delete extra.eval;
+    else set(name, value === undefined ? !no : read(value));
+  }
+}
+
+function settle() {
+  changed();
+  $("verdict").scrollIntoView({ block: "nearest" });
 }
 
 function showLimits(limits) {
@@ -174,20 +234,17 @@ function showPlan(found) {
   $("plan-said").textContent = `${found.num_candidates.toLocaleString("en")} candidates priced, ${found.num_verified} replayed in the allocator${found.best.length ? "" : ": nothing fits"}`;
   $("plan").hidden = !found.best.length;
   fill($("plan").tBodies[0], ...found.best.map((row) => {
-    const line = make("tr"), use = make("button", "Use", { type: "button", "aria-label": `Use batch ${row.options.bs}, ${row.changes.join(", ") || "as it is"}` }), last = make("td");
-    use.addEventListener("click", () => take(row.options));
-    last.append(use);
+    const line = make("tr"), last = user(`Use batch ${row.options.bs}, ${row.changes.join(", ") || "as it is"}`, () => take(row.options));
     line.append(...[row.options.bs, row.options.ctx.toLocaleString("en"), gib(row.device_bytes), gib(row.headroom_bytes), row.tokens_per_s ? Math.round(row.tokens_per_s).toLocaleString("en") : ""].map((v) => make("td", String(v), { class: "number" })), make("td", row.changes.join(" ") || "(as it is)"), last);
     return line;
   }));
 }
 
 function take(chosen) {
-  for (const name of ["checkpointing", "precision", "optimizer", "attention", "loss", "kernels"]) form[name].value = chosen[name] || "";
-  for (const name of ["bs", "ctx", "rank"]) if (chosen[name]) form[name].value = Math.log2(chosen[name]);
-  form.elements.method.value = chosen.method || "full";
-  changed();
-  $("verdict").scrollIntoView({ block: "nearest" });
+  for (const name of SELECTS) form[name].value = "";
+  form.elements.method.value = "full";
+  for (const [name, value] of Object.entries(chosen)) if ((value !== false || name === "clip") && name !== "model" && name !== "gpu") set(name, value);
+  settle();
 }
 
 async function showConfig(signal) {
@@ -211,7 +268,12 @@ async function begin() {
   $("kind").append(...lists.exports.map((v) => make("option", v, { value: v })));
   form.gpu.value = "RTX 4090";
   restore();
-  form.addEventListener("input", changed);
+  form.addEventListener("input", ({ target }) => {
+    if (Object.hasOwn(POWERS, target.id)) slid(target.id);
+    else if (target.id.endsWith("-number")) put(target.id.slice(0, -"-number".length), size(target.id.slice(0, -"-number".length)));
+    changed();
+  });
+  $("extra-clear").addEventListener("click", () => { extra = {}; changed(); });
   form.addEventListener("submit", (event) => event.preventDefault());
   $("kind").addEventListener("change", () => showConfig());
   $("search").addEventListener("click", plan);
