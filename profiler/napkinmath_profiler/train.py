@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from napkinmath.errors import InputError
 from napkinmath_kernels.checkpoint import Recompute
 from napkinmath_kernels.patching import patch
 from rich.console import Console
@@ -23,10 +24,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 from torch import nn
 
+from napkinmath_profiler.measuring.device_names import device_named
 from napkinmath_profiler.train_corpus import VOCABULARY, arithmetic_text, batches_of, manual_text
 from napkinmath_profiler.train_loop import Progress, run_steps, train_step
-from napkinmath_profiler.train_model import ModelSize, add_adapters, base_config, base_model, load_base, quantize_linears
-from napkinmath_profiler.train_report import comparison_lines, draw_losses, observed_memory, predicted_step
+from napkinmath_profiler.train_model import ModelSize, add_adapters, base_config, base_model, can_quantize, load_base, quantize_linears
+from napkinmath_profiler.train_report import comparison_lines, draw_losses, named_gpu, observed_memory, predicted_peak, predicted_step
 
 SEED = 0
 
@@ -47,7 +49,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--checkpointing", choices=[how.value for how in Recompute], default=Recompute.KEEP.value)
     found.add_argument("--attention", choices=["napkinmath", "sdpa"], default="napkinmath")
     found.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    found.add_argument("--gpu", help="GPU to predict speed for, by napkinmath's name of it")
+    found.add_argument("--gpu", help="GPU to predict speed for, by napkinmath's name of it [the one this runs on]")
     return found
 
 
@@ -89,8 +91,11 @@ def fine_tune(
     from napkinmath_kernels.patching import unpatch
 
     unpatch(model)
-    dtype = next(model.parameters()).dtype
-    model = add_adapters(quantize_linears(model, dtype, device), rank=options.rank, dropout=options.dropout, seed=SEED)
+    if can_quantize():
+        model = quantize_linears(model, next(model.parameters()).dtype, device)
+    else:
+        console.print("bitsandbytes is not installed: the frozen base is not quantized to NF4", soft_wrap=True)
+    model = add_adapters(model, rank=options.rank, dropout=options.dropout, seed=SEED)
     report = patch(model, attention=options.attention, checkpoint=Recompute(options.checkpointing))
     console.print(str(report))
     batch_of = batches_of(arithmetic_text(seed=SEED), options.bs, options.ctx, seed=SEED + 1, device=device)
@@ -112,19 +117,32 @@ def report_figures(
 ) -> None:
     """Predicted against observed."""
     config = model.get_base_model().config
-    sizes = {"batch_size": options.bs, "sequence_length": options.ctx, "rank": options.rank, "dropout": options.dropout, "gpu": options.gpu}
-    estimate = predicted_step(config, precision=precision, **sizes)
+    estimate = predicted_step(
+        config,
+        batch_size=options.bs,
+        sequence_length=options.ctx,
+        rank=options.rank,
+        dropout=options.dropout,
+        precision=precision,
+        gpu=options.gpu or named_gpu(device),
+        checkpointing=options.checkpointing,
+        quantized=can_quantize(),
+    )
     tokens = progress.tokens_per_second(options.bs * options.ctx)
     observed = observed_memory(model, step, device)
-    for line in comparison_lines(estimate.memory.requested, observed, estimate.time and estimate.time.tokens_per_s, tokens):
+    for line in comparison_lines(predicted_peak(estimate, device), observed, estimate.time and estimate.time.tokens_per_s, tokens):
         console.print(line, soft_wrap=True)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the example; exit code 0."""
+    """Runs the example; exit code 0, or 2 without the device asked for."""
     options = parser().parse_args(arguments)
     console = Console()
-    device = torch.device(options.device)
+    try:
+        device = device_named(options.device)
+    except InputError as reason:
+        print(reason, file=sys.stderr)
+        return 2
     dtype, precision = (torch.bfloat16, "bf16") if device.type == "cuda" else (torch.float32, "fp32")
     options.out.mkdir(parents=True, exist_ok=True)
     curves: dict[str, Progress] = {}
@@ -134,7 +152,7 @@ def main(arguments: list[str] | None = None) -> int:
         model = base_model(base_config(ModelSize(max_positions=options.ctx), VOCABULARY), dtype, device, SEED)
         curves["base model, Python manual"] = train_base(options, model, device, console)
     progress, model, optimizer, batch_of = fine_tune(options, model, device, console)
-    curves["NF4 + LoRA, arithmetic"] = progress
+    curves[f"{'NF4 + ' if can_quantize() else ''}LoRA, arithmetic"] = progress
     picture = options.out / "losses.png"
     draw_losses(picture, curves)
     console.print(

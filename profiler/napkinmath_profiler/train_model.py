@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -52,6 +53,11 @@ def load_base(path: str, dtype: torch.dtype, device: torch.device) -> nn.Module:
     import transformers
 
     return transformers.AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True).to(device)
+
+
+def can_quantize() -> bool:
+    """Whether bitsandbytes is here; without it the base stays as it is, and the adapters are LoRA's."""
+    return find_spec("bitsandbytes") is not None
 
 
 def quantize_linears(model: nn.Module, dtype: torch.dtype, device: torch.device) -> nn.Module:

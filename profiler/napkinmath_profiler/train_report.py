@@ -9,6 +9,8 @@ from typing import Any
 
 import napkinmath
 import torch
+from napkinmath.catalog.gpus import find_hardware
+from napkinmath.errors import InputError
 from torch import nn
 
 from napkinmath_profiler.trace import trace
@@ -35,22 +37,60 @@ def observed_memory(model: nn.Module, step: Callable[[], Any], device: torch.dev
     return MemoryFigure(timeline.peak().nbytes, "storages seen by the dispatcher on the CPU, fused ops' inner buffers excepted")
 
 
+FULL = napkinmath.RecomputeConfig(kind=napkinmath.RecomputeKind.FULL)
+#: What the example calls a layer's checkpointing, as the estimator has it.
+RECOMPUTE: dict[str, dict[str, Any]] = {
+    "keep": {},
+    "full": {"recompute": FULL},
+    "offload": {"recompute": FULL, "offload": napkinmath.OffloadConfig(checkpoints=True)},
+    "keep-attention": {"recompute": napkinmath.RecomputeConfig(kind=napkinmath.RecomputeKind.SELECTIVE, keep=("sdpa",))},
+    "keep-matmuls": {"recompute": napkinmath.RecomputeConfig(kind=napkinmath.RecomputeKind.SELECTIVE, keep=("sdpa", "linear", "linears"))},
+}
+
+
 def predicted_step(
-    config: Any, *, batch_size: int, sequence_length: int, rank: int, dropout: float, precision: str, gpu: str | None = None
+    config: Any,
+    *,
+    batch_size: int,
+    sequence_length: int,
+    rank: int,
+    dropout: float,
+    precision: str,
+    gpu: str | None = None,
+    checkpointing: str = "keep",
+    quantized: bool = True,
 ) -> Any:
-    """napkinmath's estimate of the same step, with its time if a GPU is named."""
+    """napkinmath's estimate of the same step, with its time if a GPU is named; the patched loss comes with the kernels."""
+    four_bit = napkinmath.QuantizationConfig(kbit_preparation=False, compute_dtype=precision)
     return napkinmath.estimate(
         config.to_dict(),
         adapter=napkinmath.AdapterConfig(rank=rank, dropout=dropout),
-        quantization=napkinmath.QuantizationConfig(kbit_preparation=False),
+        quantization=four_bit if quantized else None,
         micro_batch_size=batch_size,
         sequence_length=sequence_length,
         precision=napkinmath.Precision(precision),
         optimizer="adamw",
-        loss=napkinmath.Loss.CHUNKED,
         kernels=napkinmath.Kernels.NAPKINMATH,
         hardware=gpu,
+        **RECOMPUTE[checkpointing],
     )
+
+
+def predicted_peak(estimate: Any, device: torch.device) -> int:
+    """What `observed_memory` should see: on a GPU whole blocks of the allocator, on a CPU the bytes that tensors ask for."""
+    return round(estimate.memory.allocated.value) if device.type == "cuda" else estimate.memory.requested
+
+
+def named_gpu(device: torch.device) -> str | None:
+    """The catalog's name of the GPU that this runs on; None on a CPU, or for a GPU it lacks."""
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    try:
+        find_hardware(name)
+    except InputError:
+        return None
+    return name
 
 
 def comparison_lines(predicted_bytes: int, observed: MemoryFigure, predicted_tokens: float | None, observed_tokens: float) -> list[str]:

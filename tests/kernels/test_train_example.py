@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
+from napkinmath_profiler import train
 from napkinmath_profiler.train import main
 from napkinmath_profiler.train_corpus import arithmetic_text, batches_of, manual_text
 from napkinmath_profiler.train_loop import Progress, load_checkpoint, run_steps
@@ -17,11 +20,26 @@ SMALL = ["--base-steps", "6", "--steps", "6", "--bs", "2", "--ctx", "32", "--ran
 def test_the_whole_example_runs_and_reports(tmp_path, capsys, checkpointing):
     assert main([*SMALL, "--out", str(tmp_path), "--checkpointing", checkpointing]) == 0
     shown = capsys.readouterr().out
+    ratio = float(re.search(r"ratio (\d\.\d\d)", shown).group(1))
+    assert 0.8 < ratio < 1.3, shown  # the buffers inside the fused ops, a large part of so small a step, are not seen on a CPU
     assert "peak memory" in shown and "observed" in shown and "qlora_qkv" in shown
     assert (tmp_path / "losses.png").stat().st_size > 5000
     saved = torch.load(tmp_path / "adapters.pt", weights_only=True)
     assert len(saved["losses"]) == 6 and all("lora_" in name for name in saved["trained"])
     assert saved["losses"][-1] < saved["losses"][0]
+
+
+def test_without_bitsandbytes_the_base_stays_as_it_is(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(train, "can_quantize", lambda: False)
+    assert main([*SMALL, "--base-steps", "2", "--steps", "2", "--out", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert "bitsandbytes is not installed" in shown and "qlora_qkv" in shown
+    assert 0.8 < float(re.search(r"ratio (\d\.\d\d)", shown).group(1)) < 1.3, shown
+
+
+def test_a_device_that_is_not_there_is_one_line(tmp_path, capsys):
+    assert main(["--device", "cuda:7", "--out", str(tmp_path)]) == 2
+    assert "CUDA device" in capsys.readouterr().err
 
 
 def test_an_interrupted_run_goes_on_as_if_it_had_not_stopped(tmp_path):
