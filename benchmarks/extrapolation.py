@@ -1,7 +1,9 @@
 """One to three layers carried over to the whole model, held against the whole model's real steps: bytes and seconds of each phase.
 
-    python benchmarks/extrapolation.py [--device cuda:0|cpu] [--models llama,gemma,gpt2,...] [--rounds 3] [--json FILE]
+    python benchmarks/extrapolation.py [--device cuda:0|cpu] [--models llama,gemma,gpt2,...] [--rounds 3] [--json FILE] [--note TEXT]
+    python benchmarks/extrapolation.py --page FILE.json        (the same results as a page, without measuring)
 
+`--json` writes the page beside the file, with the ending .md.
 The short runs and the whole model take turns, so that a machine whose speed drifts is fair to both. On a CPU the sizes are small and one
 thread computes; on a GPU the sizes are those of real models, of as many layers as the memory takes.
 """
@@ -53,6 +55,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "lora": {"adapter": AdapterConfig(rank=8)},
 }
 NUM_STEPS = 5
+SHOWN = ("forward", "backward", "optimizer step")
 
 
 def run_case(config: dict[str, Any], train: TrainConfig, device: Device, rounds: int) -> dict[str, Any]:
@@ -95,13 +98,19 @@ def run_case(config: dict[str, Any], train: TrainConfig, device: Device, rounds:
 
 
 def main() -> int:
+    """Exit code 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--models", default=",".join(SMALL))
     parser.add_argument("--ways", default=",".join(WAYS))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--note", default="", help="what else to say of the run, such as what kept the machine busy")
+    parser.add_argument("--page", type=Path, help="results to write as a page beside them")
     arguments = parser.parse_args()
+    if arguments.page:
+        write_page(arguments.page)
+        return 0
     logging.getLogger("transformers").setLevel(logging.ERROR)
     device = choose_device(arguments.device)
     if not device.is_cuda:
@@ -123,9 +132,43 @@ def main() -> int:
             print(_line(row, time.monotonic() - started), flush=True)
     print(_summary(rows))
     if arguments.json:
-        found = {"stamp": stamp_of(device), "rounds": arguments.rounds, "summary": _summary(rows), "rows": rows}
+        found = {"stamp": stamp_of(device), "rounds": arguments.rounds, "note": arguments.note, "summary": _summary(rows), "rows": rows}
         arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+        write_page(arguments.json)
     return 0
+
+
+def write_page(results: Path) -> None:
+    """The Markdown page of a results file, beside it."""
+    results.with_suffix(".md").write_text(page(json.loads(results.read_text()), results.name), encoding="utf-8")
+
+
+def page(found: dict[str, Any], name: str) -> str:
+    """Results as a page: how they were made, a row a case, the summary."""
+    stamp = found["stamp"]
+    device = "cpu" if stamp["device"].startswith("CPU") else "cuda:0"
+    note = f" {found['note']}." if found.get("note") else ""
+    lines = [
+        f"# One to three layers carried over to the whole model, on {'a CPU' if device == 'cpu' else stamp['device']}",
+        "",
+        f"Made by `python benchmarks/extrapolation.py --device {device} --rounds {found['rounds']} --json {name}`, {stamp['date'][:10]}: {stamp['device']},",
+        f"torch {stamp['torch']}, transformers {stamp['transformers']}.{note}",
+        "Carried over / real, by phase; bytes: the largest difference of any phase's peak.",
+        "",
+        "| model | step | layers | bytes off | forward | backward | optimizer step | whole step |",
+        "|---|---|---:|---:|---:|---:|---:|---:|",
+        *(_page_row(row) for row in found["rows"]),
+        "",
+        _summary(found["rows"]) + ".",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _page_row(row: dict[str, Any]) -> str:
+    if "error" in row:
+        return f"| {row['model']} | {row['way']} | | {row['error']} | | | | |"
+    ratios = [f"{carried / real:.3f}" if real else "" for carried, real in (row["seconds"].get(phase, (0, 0)) for phase in SHOWN)]
+    return f"| {row['model']} | {row['way']} | {row['layers']} | {_bytes_off(row):,} | {' | '.join(ratios)} | {_whole(row):.3f} |"
 
 
 def _summary(rows: list[dict[str, Any]]) -> str:
@@ -151,7 +194,7 @@ def _line(row: dict[str, Any], wall_s: float) -> str:
     if "error" in row:
         return f"{row['model']:8s}{row['way']:14s}{row['error']}"
     ratios = {phase: carried / real for phase, (carried, real) in row["seconds"].items() if real}
-    cells = "".join(f"{ratios[phase]:9.3f}" if phase in ratios else f"{'':9s}" for phase in ("forward", "backward", "optimizer step"))
+    cells = "".join(f"{ratios[phase]:9.3f}" if phase in ratios else f"{'':9s}" for phase in SHOWN)
     return f"{row['model']:8s}{row['way']:14s}{row['layers']:6d}{_bytes_off(row):12,d}{cells}{_whole(row):12.3f}{wall_s:8.1f}"
 
 
