@@ -39,18 +39,39 @@ class Segment:
 class Run:
     """A recorded block, repeated `count` times in a row, the first copy at index `first` of its stage."""
 
-    __slots__ = ("block", "count", "first", "stage")
+    __slots__ = ("block", "count", "first", "label", "stage")
 
     def __init__(self, block: Block, count: int, stage: Stage, first: int) -> None:
         self.block, self.count, self.stage, self.first = block, count, stage, first
+        self.label = ""  # its name where several runs would have the same
 
     @property
     def name(self) -> str:
         """'model.layers.0..31', or the path of a single block."""
-        path = self.stage.path or type(self.stage.part).__name__
-        if self.stage.count == 1:
-            return path
-        return f"{path}.{self.first}" if self.count == 1 else f"{path}.{self.first}..{self.first + self.count - 1}"
+        if self.label:
+            return self.label
+        return self.path if self.stage.count == 1 else self.numbered
+
+    @property
+    def path(self) -> str:
+        return self.stage.path or type(self.stage.part).__name__
+
+    @property
+    def numbered(self) -> str:
+        """The path with the numbers of its copies."""
+        return f"{self.path}.{self.first}" if self.count == 1 else f"{self.path}.{self.first}..{self.first + self.count - 1}"
+
+
+def tell_apart(runs: list[Run]) -> None:
+    """Gives runs of one path names of their own: engines find a run by its name. Layers are numbered, others counted."""
+    seen: dict[str, int] = {}
+    layers = {run.path for run in runs if run.stage.checkpointed and run.first}
+    for run in runs:
+        if run.stage.checkpointed and run.path in layers:
+            run.label = run.numbered
+        seen[run.name] = seen.get(run.name, 0) + 1
+        if seen[run.name] > 1:
+            run.label = f"{run.name}, {seen[run.name]}"
 
 
 class Step:
@@ -145,6 +166,7 @@ def build_step(spec: ModelSpec, policy: Policy, *, pipeline_rank: int = 0) -> St
 
         chunks = stage_chunks(runs, shared, policy, pipeline_rank, spec.name)
         runs = [run for chunk in chunks for run in chunk]
+    tell_apart(runs)
     if policy.shards:
         from napkinmath.lowering.data_parallel.engines import sharded_step
 
@@ -206,8 +228,10 @@ def record_stages(spec: ModelSpec, policy: Policy) -> tuple[list[Run], dict[str,
     incoming: Value | None = None
     recorded: dict[tuple[object, ...], Block] = {}
     asleep: dict[str, Value] = {}  # what idle blocks would have shared
+    numbers: dict[str, int] = {}
     for stage in arrange(spec, policy.config.recompute):
         done = 0
+        before = numbers.get(stage.path, 0) if stage.checkpointed else 0
         while done < stage.count:
             key = (stage.replace(count=1), incoming and (incoming.axes, incoming.dtype, incoming.requires_grad), tuple(shared.items()))
             block = recorded.get(key)
@@ -228,8 +252,9 @@ def record_stages(spec: ModelSpec, policy: Policy) -> tuple[list[Run], dict[str,
                 and output.requires_grad == incoming.requires_grad
             )
             count = stage.count - done if steady and not stage.publishes else 1
-            runs.append(Run(block, count, stage, done))
+            runs.append(Run(block, count, stage, before + done))
             done += count
+            numbers[stage.path] = before + done
             incoming = output
         if stage.publishes and incoming is not None:
             if not (stage.modality == "image" and not policy.config.batch.images):

@@ -19,10 +19,14 @@ LLAMA: dict[str, object] = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4,
     "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 2048, "max_position_embeddings": 512, "tie_word_embeddings": False,
 }  # fmt: skip
+# Layers of two kinds take turns, so a model has many runs of the same path.
+GEMMA: dict[str, object] = {
+    **LLAMA, "model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"], "head_dim": 32, "sliding_window": 48, "num_hidden_layers": 5,
+}  # fmt: skip
 
 
 def spread(
-    parallel: ParallelConfig, *, method: str = "full", precision: str = "bf16-autocast", checkpointing: bool = False, accumulation: int = 1, tied: bool = False, storage: str = "auto", batch: int = BATCH, around: bool = False, flat: bool = False,
+    parallel: ParallelConfig, *, method: str = "full", precision: str = "bf16-autocast", checkpointing: bool = False, accumulation: int = 1, tied: bool = False, storage: str = "auto", batch: int = BATCH, around: bool = False, flat: bool = False, model: dict[str, object] = LLAMA,
 ) -> Step:  # fmt: skip
     """One rank's step with fused AdamW and eager attention, which torch runs alike on every device.
 
@@ -36,7 +40,7 @@ def spread(
         clip_gradients=False, gradient_accumulation_steps=accumulation, parallel=parallel,
     )  # fmt: skip
     stack = STACKS["hf-bare"].replace(transformers=(4, 48)) if around else STACKS["hf-bare"].replace(flat_adapters=flat)
-    return build_step(read_config({**LLAMA, "tie_word_embeddings": tied}), Policy(config, stack))
+    return build_step(read_config({**model, "tie_word_embeddings": tied}), Policy(config, stack))
 
 
 def collectives(step: Step) -> tuple[Counter[str], Counter[str]]:

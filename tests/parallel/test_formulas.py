@@ -118,11 +118,27 @@ def test_the_distributed_optimizer_takes_six_bytes_and_a_share_of_twelve(stages:
 @pytest.mark.parametrize(("kind", "summed"), [(DataParallel.DDP, "all-reduce"), (DataParallel.ZERO1, "reduce-scatter")])
 def test_megatron_sums_its_fp32_gradients_once_a_step(kind: DataParallel, summed: str) -> None:
     step = megatron_step({**GPT, "n_layer": 4}, ParallelConfig(data_parallel=kind, data_parallel_size=8), gradient_accumulation_steps=4)
+    assert_summed_once(step, summed)
+
+
+@pytest.mark.parametrize(("kind", "summed"), [(DataParallel.DDP, "all-reduce"), (DataParallel.ZERO1, "reduce-scatter")])
+def test_every_chunk_of_an_interleaved_stage_is_summed(kind: DataParallel, summed: str) -> None:
+    parallel = ParallelConfig(
+        data_parallel=kind, data_parallel_size=8, pipeline_parallel_size=2, virtual_pipeline_size=2,
+        pipeline_schedule=PipelineSchedule.INTERLEAVED,
+    )  # fmt: skip
+    for rank in (0, 1):
+        assert_summed_once(megatron_step({**GPT, "n_layer": 8}, parallel, rank=rank), summed)
+
+
+def assert_summed_once(step: Step, summed: str) -> None:
+    """Each trained parameter's four bytes, in one step."""
     bind, sent, parameters = Bindings(step.symbols), 0, 0
     for times, segments in step.micro_steps:
         for segment in segments:
             works = [payload for _, payload in segment.events if isinstance(payload, Work)]
             costs = [c for work in works for c in work.costs if isinstance(c, Collective)]
+            costs = [c for c in costs if c.axis != "pipeline"]
             assert {(c.kind, c.ranks) for c in costs} <= {(summed, 8)}
             sent += times * segment.repeat * sum(bind(c.moved) for c in costs)
     parameters = sum(run.count * bind(w.elements) for run in step.runs for w in run.block.weights if w.trainable and not w.tied_to)

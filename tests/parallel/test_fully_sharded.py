@@ -23,7 +23,7 @@ from napkinmath_profiler.tracing.parallel.fully_sharded import ShardingOptions, 
 from napkinmath_profiler.tracing.trace_options import TraceOptions
 from napkinmath_profiler.tracing.trace_result import TraceResult
 from napkinmath_profiler.tracing.training_step import LoopOptions
-from parallel.spread_llama import BATCH, LLAMA, SEQUENCE, collectives, spread
+from parallel.spread_llama import BATCH, GEMMA, LLAMA, SEQUENCE, collectives, spread
 
 # A few hundred bytes a tensor are counters and a loss; the issue asks for 1%.
 TOLERANCE = 0.001
@@ -37,6 +37,8 @@ CASES: list[dict[str, Any]] = [
     {"ranks": 4096},
     {"ranks": 4096, "method": "lora"},
     {"ranks": 8, "tied": True},
+    {"ranks": 8, "model": "gemma2"},
+    {"ranks": 8, "model": "gemma2", "method": "lora", "checkpointing": True},
     {"ranks": 8, "carved": False},
     {"ranks": 8, "carved": False, "checkpointing": True},
     {"ranks": 8, "reshards": False},
@@ -64,6 +66,10 @@ def batch_of(case: dict[str, Any]) -> int:
     return 16 if case.get("method") == "qlora" else BATCH
 
 
+def model_of(case: dict[str, Any]) -> dict[str, object]:
+    return GEMMA if case.get("model") == "gemma2" else LLAMA
+
+
 def traced(case: dict[str, Any]) -> tuple[TraceResult, Traffic]:
     """The library's two steps."""
     mixed = case.get("precision", "bf16-autocast") == "bf16-autocast"
@@ -78,7 +84,7 @@ def traced(case: dict[str, Any]) -> tuple[TraceResult, Traffic]:
     )  # fmt: skip
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return trace_fully_sharded({**LLAMA, "tie_word_embeddings": case.get("tied", False)}, sharding, options)
+        return trace_fully_sharded({**model_of(case), "tie_word_embeddings": case.get("tied", False)}, sharding, options)
 
 
 @pytest.mark.parametrize("case", CASES, ids=named)
@@ -92,6 +98,7 @@ def test_the_peak_and_the_traffic_are_those_of_fully_shard(case: dict[str, Any])
     step = spread(
         parallel, method=case.get("method", "full"), precision=case.get("precision", "bf16-autocast"), checkpointing=case.get("checkpointing", False),
         accumulation=case.get("accumulation", 1), tied=case.get("tied", False), storage=case.get("storage", "auto"), batch=batch_of(case),
+        model=model_of(case),
     )  # fmt: skip
     result, traffic = traced(case)
     truth = result.peak_bytes

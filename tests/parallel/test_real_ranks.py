@@ -56,6 +56,7 @@ CASES = {
     "fsdp2 lora": Case("fsdp2", sharded(DataParallel.FSDP2, wrap="layer"), checkpointing=True, lora=True),
     "fsdp1 lora": Case("fsdp1", sharded(DataParallel.FSDP1), checkpointing=True, lora=True),
     "fsdp1 lora, flat": Case("fsdp1", sharded(DataParallel.FSDP1), checkpointing=True, lora=True, flat=True),
+    "fsdp1 lora, flat, accumulated": Case("fsdp1", sharded(DataParallel.FSDP1), accumulation=3, checkpointing=True, lora=True, flat=True),
     "fsdp1 lora, checkpoints around units": Case("fsdp1", sharded(DataParallel.FSDP1), checkpointing=True, lora=True, around=True),
 }
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from napkinmath.costs import HostCopy, Move
 from napkinmath.dtypes import UINT8, find_dtype
 from napkinmath.expr import Size, ceil_div
-from napkinmath.ledger import ALLOC, FREE, RUN, Role, Tensor, Weight, Work
+from napkinmath.ledger import ALLOC, FREE, RUN, TAKE, Role, Tensor, Weight, Work
 from napkinmath.lowering.data_parallel.flat import elements_of
 from napkinmath.lowering.data_parallel.fsdp1_hooks import has_flat_adapters
 from napkinmath.lowering.data_parallel.pieces import Piece, Symbols
@@ -30,7 +30,7 @@ SOURCE = "torch distributed/fsdp/_flat_param.py"
 class FlatPiece(Piece):
     """One run's flat parameter: the rank's part of it, and what a gather and a reduction make."""
 
-    __slots__ = ("flat_gradient", "zeros")
+    __slots__ = ("flat_gradient", "kept_gradient", "zeros")
 
     def __init__(self, run: Run, policy: Policy) -> None:
         parallel, offload = policy.config.parallel, policy.config.offload
@@ -44,6 +44,7 @@ class FlatPiece(Piece):
         self.gathered: list[Tensor] = []
         self.casts: list[Tensor] = []
         self.flat_gradient = self.reduced = self.gradient = self.host_gradient = None
+        self.kept_gradient: Tensor | None = None  # the whole gradient that micro-steps without a reduction add up
         weights = [w for w in run.block.weights if is_sharded(w, policy)]
         frozen, trained = [w for w in weights if not w.trainable and not w.constants], [w for w in weights if w.trainable]
         if frozen and trained and has_flat_adapters(policy):
@@ -146,13 +147,33 @@ class FlatPiece(Piece):
         zeros = [] if self.zeros is None else [self.zeros]
         return [*((ALLOC, z) for z in zeros), (ALLOC, self.flat_gradient), (RUN, copy), *((FREE, t) for t in (*zeros, *gradients))]
 
-    def copy_in(self, gradients: list[Tensor]) -> list[Event]:
-        """The flat gradient, cast where the reduction has a type of its own, is reduced into the rank's part."""
+    def accumulate(self, gradients: list[Tensor], *, held: bool) -> list[Event]:
+        """A flat gradient that is not reduced: the first one stays, later ones are added to it.
+
+        Source: torch 2.13 distributed/fsdp/_runtime_utils.py _post_backward_hook (under no_sync the unsharded .grad stays).
+        """
+        if self.flat_gradient is None:
+            return []
+        flat = self.flat_gradient
+        made = self.flatten_gradients(gradients)
+        if self.kept_gradient is None:
+            self.kept_gradient = Tensor("whole gradient of the flat parameter", flat.axes, flat.dtype, Role.GRADIENTS, flat.module, SOURCE)
+        if not held:
+            return [*made, (TAKE, (flat, self.kept_gradient))]
+        return [*made, (RUN, Work(None, (Move(3 * flat.nbytes),), True)), (FREE, flat)]
+
+    def copy_in(self, gradients: list[Tensor], *, held: bool = False) -> list[Event]:
+        """The flat gradient (with what earlier micro-steps left), cast where the reduction has a type of its own, becomes the rank's part."""
         if self.flat_gradient is None or self.reduced is None:
             return []
-        cast: list[Event] = [(ALLOC, self.reduce_input), (FREE, self.flat_gradient)] if self.reduce_input is not None else []
-        source = self.reduce_input or self.flat_gradient
-        return [*cast, (ALLOC, self.reduced), *self.reductions(), (FREE, source)]
+        whole = self.flat_gradient
+        added: list[Event] = []
+        if held and self.kept_gradient is not None:
+            added = [(RUN, Work(None, (Move(3 * whole.nbytes),), True)), (FREE, whole)]
+            whole = self.kept_gradient
+        cast: list[Event] = [(ALLOC, self.reduce_input), (FREE, whole)] if self.reduce_input is not None else []
+        source = self.reduce_input or whole
+        return [*added, *cast, (ALLOC, self.reduced), *self.reductions(), (FREE, source)]
 
     def settle(self, *, first: bool) -> tuple[list[Event], list[Event]]:
         """As FSDP2, but nothing of the reduction is held."""

@@ -6,7 +6,7 @@ Source: torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param_group.py, _fsdp_sta
 from __future__ import annotations
 
 from napkinmath.ledger import ALLOC, FREE, Phase, Tensor
-from napkinmath.lowering.data_parallel.fsdp1_hooks import has_units_within, held_by_hook, regathers
+from napkinmath.lowering.data_parallel.fsdp1_hooks import has_flat_adapters, has_units_within, held_by_hook, regathers
 from napkinmath.lowering.data_parallel.pieces import Symbols
 from napkinmath.lowering.data_parallel.units import Unit, units_of
 from napkinmath.parallel_config import DataParallel
@@ -45,10 +45,13 @@ class FullyShard:
 
     # ------------------------------------------------------------ one micro-step
 
-    def micro_step(self, segments: list[Segment], *, reduces: bool, first: bool) -> list[Segment]:
-        """The segments of a micro-step; `reduces` its gradients or keeps them whole, `first` to find no reduced gradients yet."""
+    def micro_step(self, segments: list[Segment], *, reduces: bool, first: bool, held: bool = False) -> list[Segment]:
+        """The segments of a micro-step; `reduces` its gradients or keeps them whole, `first` to find no reduced gradients yet.
+
+        `held`: whole flat gradients of micro-steps before are there.
+        """
         self._reset()
-        self.reduces, self.first = reduces, first
+        self.reduces, self.first, self.held = reduces, first, held
         self.out: list[Segment] = []
         left = {Phase.FORWARD: self._copies(segments, Phase.FORWARD), Phase.BACKWARD: self._copies(segments, Phase.BACKWARD)}
         self.steps_back = left[Phase.BACKWARD].copy()
@@ -215,6 +218,8 @@ class FullyShard:
         chunks: list[Chunk] = []
         if self.reduces:
             chunks += [(p.symbols, p.flatten_gradients(self._unsharded(unit, p))) for p in unit.pieces]
+        elif has_flat_adapters(self.policy):
+            chunks += [(p.symbols, p.accumulate(self._unsharded(unit, p), held=self.held)) for p in unit.pieces]
         if id(unit) in self.whole:
             chunks += _each(unit, lambda p: p.reshard())
             if last or not unit.resident:
@@ -228,7 +233,7 @@ class FullyShard:
             return chunks
         self.reducing = unit
         for piece in unit.pieces:
-            chunks.append((piece.symbols, piece.copy_in(self._unsharded(unit, piece))))
+            chunks.append((piece.symbols, piece.copy_in(self._unsharded(unit, piece), held=self.held)))
         for piece in unit.pieces:
             events, later = piece.settle(first=self.first)
             chunks.append((piece.symbols, events))

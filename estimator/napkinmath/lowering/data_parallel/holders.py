@@ -10,6 +10,7 @@ from __future__ import annotations
 from napkinmath.costs import Collective
 from napkinmath.errors import InputError
 from napkinmath.expr import Size, ceil_div
+from napkinmath.ledger import Phase
 from napkinmath.parallel_config import DataParallel
 
 TYPE_CHECKING = False
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from napkinmath.ledger import Tensor, Weight
     from napkinmath.parallel_config import ParallelConfig
+    from napkinmath.step import Run, Segment
 
 EXPERT_AXES = {"shard": "expert shard", "replica": "expert replica", "data": "expert data"}
 
@@ -92,6 +94,18 @@ def check_spread_engine(parallel: ParallelConfig) -> None:
         raise InputError(f"{kind.value} does not spread experts over ranks; use fsdp2, zero1, zero2 or ddp, or expert_parallel_size=1")
 
 
+def with_every_run(last: list[Segment], runs: list[Run]) -> list[Segment]:
+    """The last turn of a step, opened by the runs that have no backward in it: other chunks of an interleaved stage are done before.
+
+    Their gradients are summed while the last turn runs.
+    """
+    from napkinmath.step import Segment
+
+    present = {segment.name for segment in last if segment.phase is Phase.BACKWARD}
+    trained = [run for run in runs if any(w.trainable and not w.tied_to for w in run.block.weights)]
+    return [Segment(run.name, Phase.BACKWARD, [], run.count, run.stage.symbols) for run in trained if run.name not in present] + last
+
+
 def part_of(nbytes: tuple[Size, Size], parallel: ParallelConfig) -> tuple[Size, Size]:
     """What a rank has of a reduced message."""
     dense, spread = nbytes
@@ -100,4 +114,5 @@ def part_of(nbytes: tuple[Size, Size], parallel: ParallelConfig) -> tuple[Size, 
 
 __all__ = [
     "check_spread_engine", "collectives", "data_ranks", "is_spread", "own_elements", "part_of", "replica_ranks", "shard_ranks", "split_bytes",
+    "with_every_run",
 ]  # fmt: skip

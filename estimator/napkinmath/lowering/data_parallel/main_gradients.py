@@ -12,7 +12,7 @@ from napkinmath.dtypes import FP32
 from napkinmath.expr import Size
 from napkinmath.ledger import ALLOC, RUN, Phase, Role, Tensor, Work
 from napkinmath.lowering.data_parallel.flat import master_of, trained_weights
-from napkinmath.lowering.data_parallel.holders import collectives, is_spread
+from napkinmath.lowering.data_parallel.holders import collectives, is_spread, with_every_run
 from napkinmath.lowering.data_parallel.stored import shadow
 from napkinmath.parallel_config import DataParallel
 
@@ -41,7 +41,7 @@ def summed_in_buffers(micro_steps: MicroSteps, runs: list[Run], parallel: Parall
     if times > 1:
         earlier.append((times - 1, last))
     found: list[Segment] = []
-    for segment in last:
+    for segment in with_every_run(last, runs):
         run = by_name.get(segment.name)
         costs = collectives(kind, _fp32_bytes(run, parallel), parallel, axis) if run is not None and segment.phase is Phase.BACKWARD else []
         found.append(segment.copy(events=[*segment.events, (RUN, Work(None, costs, True))], repeat=segment.repeat) if costs else segment)

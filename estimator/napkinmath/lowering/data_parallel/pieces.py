@@ -155,7 +155,11 @@ class Piece:
         """Whole parameters go."""
         return [(FREE, t) for t in self.gathered]
 
-    def copy_in(self, gradients: list[Tensor]) -> list[Event]:
+    def accumulate(self, gradients: list[Tensor], *, held: bool) -> list[Event]:
+        """Nothing: gradients that are not reduced stay as they are, and later ones are added by autograd."""
+        return []
+
+    def copy_in(self, gradients: list[Tensor], *, held: bool = False) -> list[Event]:
         """All gradients are copied into the reduce-scatter's input and go; then the rank's part of the sum is made."""
         if self.reduce_input is None or self.reduced is None:
             return []

@@ -9,7 +9,7 @@ from __future__ import annotations
 from napkinmath.costs import Collective, Move
 from napkinmath.expr import Bindings, Size
 from napkinmath.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Work
-from napkinmath.lowering.data_parallel.holders import collectives, data_ranks, is_spread, split_bytes
+from napkinmath.lowering.data_parallel.holders import collectives, data_ranks, is_spread, split_bytes, with_every_run
 from napkinmath.lowering.data_parallel.main_gradients import keeps_main_gradients, summed_in_buffers
 from napkinmath.parallel_config import DataParallel
 from napkinmath.units import MIB
@@ -38,7 +38,7 @@ def replicate(runs: list[Run], policy: Policy, load: list[Segment], micro_steps:
     *earlier, (times, last) = micro_steps
     if times > 1:
         earlier.append((times - 1, last))
-    reduced = _reduced(last, runs, policy, sizes, releases=viewed)
+    reduced = _reduced(with_every_run(last, runs), runs, policy, sizes, releases=viewed)
     if viewed:
         update.zero = []
     return load, [*earlier, (1, reduced)]

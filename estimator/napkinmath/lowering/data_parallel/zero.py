@@ -13,7 +13,7 @@ from napkinmath.errors import InputError
 from napkinmath.expr import Size
 from napkinmath.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Work
 from napkinmath.lowering.data_parallel.flat import master_of, partition, trained_weights
-from napkinmath.lowering.data_parallel.holders import collectives, is_spread, part_of, split_bytes
+from napkinmath.lowering.data_parallel.holders import collectives, is_spread, part_of, split_bytes, with_every_run
 from napkinmath.lowering.data_parallel.stored import shadow
 from napkinmath.parallel_config import DataParallel
 
@@ -67,7 +67,9 @@ def whole_parameters_step(
         return _reducing(lowered, runs, averaged, policy, first=first, last=last, partitioned=partitioned, on_host=on_host)
 
     if turns is not None:
-        reduced = _reducing(turns[-1][1], runs, averaged, policy, first=False, last=True, partitioned=False, on_host=on_host)
+        reduced = _reducing(
+            with_every_run(turns[-1][1], runs), runs, averaged, policy, first=False, last=True, partitioned=False, on_host=on_host
+        )
         micro_steps = [*turns[:-1], (1, reduced)]
         steps = 1
     else:
