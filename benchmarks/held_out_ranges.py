@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "estimator"))
 
-from napkinmath.accuracy import largest_logits, memory_ranges, within_device
+from napkinmath.accuracy import doubt, largest_logits, memory_ranges, within_device
 from published.predict import Outcome, measured_speed
 from published.rows import ALLOCATED, DEVICE, Row, Unreadable, read_rows
 from published.understand import understand
@@ -26,7 +26,7 @@ from published.understand import understand
 DATA = Path(__file__).resolve().parent / "data"
 COVERED = 0.9
 FEW = 10
-BASES = [i / 200 for i in range(4, 21)]
+BASES = [i / 200 for i in range(2, 21)]
 SHARES = [i / 10 for i in range(11)]
 
 
@@ -40,6 +40,8 @@ class Observation:
     predicted: float
     cache: float = 0.0
     logits: float = 0.0
+    doubts: tuple[float, float] = (0.0, 0.0)
+    """What assumptions and an unsure unit add below and above, as shares of the prediction."""
     varied: bool = False
     assumed: bool = False
     launch_bound: bool = False
@@ -67,7 +69,7 @@ class Constants:
         """Whether the span around an observation's prediction holds the measurement."""
         value = o.predicted
         if o.quantity == ALLOCATED:
-            return abs(o.error) <= self.allocated
+            return -self.allocated - o.doubts[0] <= o.error <= self.allocated + o.doubts[1]
         if o.quantity == "seconds":
             return 1 / (1 + self.seconds_above) <= o.measured / value <= 1 / (1 - self.seconds_below)
         below, above = (self.varied_below, self.varied_above) if o.varied else (self.cache_below, self.cache_above)
@@ -89,9 +91,12 @@ def quantile(found: Sequence[tuple[str, float]], share: float) -> float:
 
 def constants(observations: Iterable[Observation]) -> Constants:
     """Quantiles of allocated and of speeds; of reserved and device figures the narrowest spans with which memory is covered well enough."""
-    known = [o for o in observations if not o.assumed]
+    observations = list(observations)
+    known = [o for o in observations if not o.assumed]  # what was assumed has widths of its own
     allocated = math.ceil(200 * _quantile((o for o in known if o.quantity == ALLOCATED), lambda o: abs(o.error), 0.95)) / 200
-    base, cache_below, cache_above = narrowest([o for o in known if o.quantity not in (ALLOCATED, "seconds") and not o.varied])
+    base, cache_below, cache_above = narrowest(
+        [o for o in observations if o.quantity not in (ALLOCATED, "seconds") and not o.varied], allocated
+    )
 
     def below(o: Observation) -> float:
         return max(0.0, (o.predicted * (1 - base) - o.measured) / o.cache) if o.cache else 0.0
@@ -107,27 +112,35 @@ def constants(observations: Iterable[Observation]) -> Constants:
     )  # fmt: skip
 
 
-def narrowest(found: Sequence[Observation]) -> tuple[float, float, float]:
-    """(base, share of the cache below, share of cache and logits above) of the least width that holds nine of ten figures of every source.
+def narrowest(found: Sequence[Observation], allocated: float) -> tuple[float, float, float]:
+    """(base, share of the cache below, share of cache and logits above) of the least width that holds nine of ten figures.
 
-    Sources of few figures have no say in it: one run would decide. The width is the average over sources.
+    Nine of ten of every source and on average over sources; those of few figures have no say of their own, since one run would decide. The
+    base is no less than that of allocated bytes, which reserved ones contain. The width is the average over sources.
     """
     groups = by_source((o.source, o) for o in found)
     large = [group for group in groups.values() if len(group) >= FEW] or list(groups.values())
     best, least = (max(BASES), max(SHARES), max(SHARES)), math.inf
-    for spans in itertools.product(BASES, SHARES, SHARES):
+    for spans in itertools.product([b for b in BASES if b >= allocated] or [max(BASES)], SHARES, SHARES):
         width = sum(sum(_width(o, *spans) for o in group) / len(group) for group in groups.values())
-        if width < least and all(sum(_inside(o, *spans) for o in group) >= COVERED * len(group) for group in large):
+        if width >= least or not all(_held(group, spans) >= COVERED for group in large):
+            continue
+        if sum(_held(group, spans) for group in groups.values()) >= COVERED * len(groups):
             best, least = spans, width
     return best
 
 
+def _held(group: Sequence[Observation], spans: tuple[float, float, float]) -> float:
+    return sum(_inside(o, *spans) for o in group) / len(group)
+
+
 def _width(o: Observation, base: float, below: float, above: float) -> float:
-    return 2 * base + (below * o.cache + above * (o.cache + o.logits)) / o.predicted
+    return 2 * base + sum(o.doubts) + (below * o.cache + above * (o.cache + o.logits)) / o.predicted
 
 
 def _inside(o: Observation, base: float, below: float, above: float) -> bool:
-    low, high = o.predicted * (1 - base) - below * o.cache, o.predicted * (1 + base) + above * (o.cache + o.logits)
+    low = o.predicted * (1 - base - o.doubts[0]) - below * o.cache
+    high = o.predicted * (1 + base + o.doubts[1]) + above * (o.cache + o.logits)
     return low <= o.measured <= high
 
 
@@ -157,16 +170,17 @@ def observe(rows: Iterable[Row], *, blind: bool = False) -> list[Observation]:
 
 def _of_row(row: Row, blind: bool) -> list[Observation]:
     job = understand(row, blind=blind)
-    e = Outcome(job).estimate
-    books, logits = within_device(e), float(largest_logits(e))
-    reserved = memory_ranges(e).reserved.value
-    cache = float(reserved - books.peak_allocated)
+    outcome = Outcome(job)
+    e, doubts = outcome.estimate, doubt(outcome.doubts)
+    books, logits, memory = within_device(e), float(largest_logits(e)), memory_ranges(e)
     varied, assumed = len(e.replays) > 1, bool(set(job.assumed) & {"stack", "sequence", "weights", "checkpointing"})
     found: list[Observation] = []
     for quantity, value in row.measured():
         context = e.hardware.context_bytes if quantity == DEVICE and e.hardware is not None else 0
-        predicted = books.peak_allocated if quantity == ALLOCATED else reserved + context
-        found.append(Observation(row.source, quantity, value * row.bytes_per_unit, predicted, cache, logits, varied, assumed))
+        held = memory.device.value - context if quantity == DEVICE else memory.reserved.value
+        predicted = books.peak_allocated if quantity == ALLOCATED else held + context
+        cache = max(0.0, held - books.peak_allocated)
+        found.append(Observation(row.source, quantity, value * row.bytes_per_unit, predicted, cache, logits, doubts, varied, assumed))
     speed = measured_speed(row)
     if speed is not None and e.time is not None:
         found.append(

@@ -143,9 +143,40 @@ def test_methods_of_adapters(method: str, kind: AdapterKind, rank: int | None) -
 def test_ranks_and_virtual_tokens_stand_where_they_stand() -> None:
     assert adapter(method="lora r=16", lora_rank="").rank == 16
     assert adapter(lora_rank="rank 32").rank == 32
+    assert adapter(method="QLoRA, lora_r 32", lora_rank="").rank == 32
     assert adapter(method="prompt tuning", notes="num_virtual_tokens 200").num_virtual_tokens == 200
     prefixed = job(method="prefix tuning").config
     assert prefixed.recompute.kind is RecomputeKind.NONE  # PEFT refuses both
+
+
+def test_targets_named_in_the_method_are_read() -> None:
+    named = job(method="LoRA (r=8) q_proj,v_proj", lora_targets="")
+    assert named.config.adapter is not None and set(named.config.adapter.targets) == {"q_proj", "v_proj"}
+    assert "targets" not in named.assumed
+
+
+@pytest.mark.parametrize(
+    ("cells", "kind"),
+    [
+        ({"method": "qlora"}, RecomputeKind.FULL), ({"method": "lora"}, RecomputeKind.NONE), ({"method": "qlora", "source": "Lightning-AI/litgpt: table"}, RecomputeKind.NONE),
+        ({"source": "unslothai/unsloth: README"}, RecomputeKind.FULL), ({"source": "hiyouga/LLaMA-Factory: README"}, RecomputeKind.FULL), ({"method": "qlora", "checkpointing": "off"}, RecomputeKind.NONE),
+    ],
+)  # fmt: skip
+def test_checkpointing_that_a_table_leaves_out_is_what_the_tool_does(cells: dict[str, str], kind: RecomputeKind) -> None:
+    assert job(**{"checkpointing": "", **cells}).config.recompute.kind is kind
+
+
+def test_dequantized_weights_and_other_vendors() -> None:
+    assert job(method="lora", precision="MXFP4 dequantized to bf16").config.quantization is None
+    assert job(gpu="MI250X", gpu_mem_gb="", precision="").config.precision is Precision.BF16_AUTOCAST
+
+
+def test_tokens_that_a_tool_adds_lengthen_the_vocabulary() -> None:
+    fms = {"source": "foundation-model-stack/fms-acceleration: refs/a100_80gb.csv", "notes": "framework_config none"}
+    for model, rows in (("Mistral-7B-v0.1", 32001), ("Meta-Llama-3-8B", 128258), ("Llama-2-70B-GPTQ", 32001)):
+        found = job(model=model, **fms)
+        assert dict(found.spec.symbols)["v"] == rows
+        assert dict(job(model=model).spec.symbols)["v"] < rows
 
 
 @pytest.mark.parametrize("method", ["full", "Full FT", "SFT (full)", "pretraining", "fine-tune", "galore 8bit"])

@@ -34,6 +34,8 @@ _LIGHT = (
 # LLaMA-Adapter and its kin: gated prompts beside attention, so that gradients pass its output projection and nothing else is kept.
 _BESIDE_ATTENTION = r"adaption[- _]?prompt|(llama[- _]?)?adapters?\b(?![- _]?v?2)"
 _FULL = r"full|\bfft\b|pre-?train|\bsft\b|\bcpt\b|fine-?tun|^ft$|train|dense|\bgalore|\bapollo|\blomo|badam|from scratch|instruct|all param"
+# Linears named in the method itself: "LoRA r=8 on q_proj, v_proj".
+_TARGETS = r"\b(?:[qkvo]_proj|gate_proj|up_proj|down_proj|query_key_value|c_attn|W_pack)\b"
 _FOUR_BIT = r"nf4|fp4|int4|gptq|awq|hqq|eetq|4[- ]?bit|w4|q4|\bbnb\b"
 _EIGHT_BIT = r"int8|8[- ]?bit|w8(?!a)|llm\.int8"
 
@@ -78,7 +80,7 @@ def _rank(row: Row, method: str, era: Era, assumed: dict[str, str]) -> int:
     if re.search(_LIGHT, method):
         return 1
     if not row.states("lora_rank"):
-        found = re.search(r"\b(?:r|rank)[ =:_-]?(\d+)\b", method)
+        found = re.search(r"\b(?:lora_)?(?:r|rank) ?[ =:_-]? ?(\d+)\b", method)
         if found and int(found[1]):
             return int(found[1])
         assumed["rank"] = f"rank {era.default_rank}: not stated"
@@ -87,6 +89,9 @@ def _rank(row: Row, method: str, era: Era, assumed: dict[str, str]) -> int:
 
 def _targets(row: Row, linears: Linears, spec: ModelSpec, era: Era, assumed: dict[str, str]) -> tuple[str, ...]:
     """The adapted linears; all of them, as assumed, where the cell is empty or names none of the model's."""
+    named = re.findall(_TARGETS, row["method"])
+    if not row.states("lora_targets") and named:
+        return adapter_targets(",".join(named), linears, spec.family)
     if not row.states("lora_targets"):
         assumed["targets"] = f"adapters on {era.default_targets or 'all linears'}: not stated"
         return adapter_targets(era.default_targets, linears, spec.family)
@@ -108,6 +113,8 @@ def quantization_of(row: Row, adapter: AdapterConfig | None, era: Era) -> Quanti
     """How the frozen base is stored, where the method or the precision says that it is."""
     method, text = row.words("method"), row.words("precision", "method")
     eight = bool(re.search(_EIGHT_BIT, text)) and "4" not in "".join(re.findall(_FOUR_BIT, text))
+    if re.search(r"dequanti[sz]ed", text):
+        return None
     if adapter is None or not (re.search(r"q-?lora|q-?dora", method) or eight or re.search(_FOUR_BIT, text)):
         return None
     double, form = era.double_quant, "nf4"
@@ -156,4 +163,4 @@ def precision_of(row: Row, era: Era, adapter: AdapterConfig | None, hardware: Ha
 
 def _lacks_bf16(hardware: Hardware) -> bool:
     capability = hardware.gpu.compute_capability
-    return bool(capability) and int(capability.split(".")[0]) < 8 and hardware.gpu.vendor == "nvidia"
+    return hardware.gpu.vendor == "nvidia" and bool(capability) and int(capability.split(".")[0]) < 8

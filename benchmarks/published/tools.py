@@ -54,14 +54,14 @@ class Tool:
 _OWN_LOOP = dict(autocast=False, adapter_dtype="bf16", prepares=False, clips=False)
 
 TOOLS: tuple[Tool, ...] = (
-    Tool("unsloth", r"unsloth", "unsloth models/_utils.py, loader.py: kernels patched, no k-bit upcast, adapters fp32", fields=dict(prepares=False, kernels="unsloth", eight_bit_optimizer="adamw-8bit")),
+    Tool("unsloth", r"unsloth", "unsloth models/_utils.py, loader.py: kernels patched, no k-bit upcast, adapters fp32; get_peft_model(use_gradient_checkpointing='unsloth')", fields=dict(prepares=False, kernels="unsloth", eight_bit_optimizer="adamw-8bit", recomputes=True)),
     Tool(
         "axolotl", r"axolotl", "axolotl loaders/model.py _convert_embedding_modules_dtype: norms, embeddings and head go back to the compute type with flash attention", fields=dict(prepares=False),
     ),
-    Tool("LLaMA-Factory", r"llama[- _]?factory|llamafactory|llamaboard", "LLaMA-Factory model/model_utils/checkpointing.py, model/adapter.py: trained parameters fp32, norms left unless asked", fields=dict(prepares=False)),
-    Tool("ms-swift", r"ms-?swift|/swift\b", "ms-swift llm/utils/argument.py: truncation_strategy delete, dropout 0.05", fields=dict(adapter_dropout=0.05, drops_long_samples=True)),
-    Tool("fms-acceleration", r"fms-acceleration", "fms-acceleration plugins/accelerated-peft, scripts/benchmarks/defaults.yaml: dropout 0.1, rank 16", fields=dict(adapter_dropout=0.1, default_rank=16, prepares=False)),
-    Tool("fms-hf-tuning", r"fms-hf-tuning|foundation-model-stack", "fms-hf-tuning tuning/sft_trainer.py: TRL's SFTTrainer", fields=dict(default_rank=8)),
+    Tool("LLaMA-Factory", r"llama[- _]?factory|llamafactory|llamaboard", "LLaMA-Factory model/model_utils/checkpointing.py, model/adapter.py: trained parameters fp32, norms left unless asked; hparams/model_args.py disable_gradient_checkpointing=False", fields=dict(prepares=False, recomputes=True)),
+    Tool("ms-swift", r"ms-?swift|/swift\b", "ms-swift llm/utils/argument.py: truncation_strategy delete, dropout 0.05, gradient_checkpointing True", fields=dict(adapter_dropout=0.05, drops_long_samples=True, recomputes=True)),
+    Tool("fms-acceleration", r"fms-acceleration", "fms-acceleration plugins/accelerated-peft, scripts/benchmarks/defaults.yaml: dropout 0.1, rank 16", fields=dict(adapter_dropout=0.1, default_rank=16, prepares=False, adds_tokens=True)),
+    Tool("fms-hf-tuning", r"fms-hf-tuning|foundation-model-stack", "fms-hf-tuning tuning/sft_trainer.py: TRL's SFTTrainer, tokens added", fields=dict(default_rank=8, adds_tokens=True)),
     Tool(
         "litgpt", r"lit-?gpt|lit-?llama|lit-?parrot", "litgpt finetune/lora.py, full.py: bf16-true, adapters too; bitsandbytes replaces every linear; paged AdamW with it", stack="litgpt",
         by_date=(((2024, 1), "litgpt-2023"),),

@@ -66,7 +66,8 @@ def _understand(row: Row, blind: bool) -> Job:
         assumed["weights"] = "weights of the type computed in: the table does not say whether fp32 ones are kept"
     in_backward = bool(re.search(r"in[_ -]b(?:ac)?kwd|in[_ -]bwd|in[_ -]backward|lomo", row.words("optimizer")))
     steps = row.whole_or("grad_accum", 1, assumed)
-    recompute = _recompute(row, era, assumed)
+    quantization = quantization_of(row, adapter, era)
+    recompute = _recompute(row, era, assumed, prepared=quantization is not None and quantization.kbit_preparation)
     if in_backward and steps > 1:
         assumed["accumulation"] = "no accumulation: gradients are freed in the backward"
         steps = 1
@@ -75,7 +76,7 @@ def _understand(row: Row, blind: bool) -> Job:
         recompute = RecomputeConfig()
     config = TrainConfig(
         micro_batch_size=row.whole("micro_batch", 1), sequence_length=_sequence(row, era, assumed), gradient_accumulation_steps=steps,
-        precision=precision_of(row, era, adapter, hardware), adapter=adapter, quantization=quantization_of(row, adapter, era), recompute=recompute, offload=offload_of_row(row, era, full=adapter is None, assumed=assumed),
+        precision=precision_of(row, era, adapter, hardware), adapter=adapter, quantization=quantization, recompute=recompute, offload=offload_of_row(row, era, full=adapter is None, assumed=assumed),
         optimizer=optimizer_of(row, era, assumed), optimizer_in_backward=in_backward, attention=_attention(row, era, assumed), loss=_loss(row, era),
         kernels=Kernels(era.kernels), compile=_is_on(row.words("compile")), stack=era.stack, batch=_batch(row, _attention(row, era, assumed)), clip_gradients=era.clips, workload=workload_of(row),
     )  # fmt: skip
@@ -147,12 +148,15 @@ def shorter_than(limit: int, lengths: tuple[int, ...], era: Era, assumed: dict[s
 # ---------------------------------------------------------------- step
 
 
-def _recompute(row: Row, era: Era, assumed: dict[str, str]) -> RecomputeConfig:
+def _recompute(row: Row, era: Era, assumed: dict[str, str], *, prepared: bool) -> RecomputeConfig:
     text = row.words("checkpointing").strip() if row.states("checkpointing") or row.words("checkpointing").strip() in ("none", "-") else ""
     if not text and (
         era.recomputes or (era.stack.startswith("litgpt") and row.whole("n_gpus", 1) > 1)
     ):  # lit-gpt finetune/lora.py: FSDPStrategy(activation_checkpointing_policy={Block})
         assumed["checkpointing"] = "full checkpointing: not stated, the tool's default"
+        return RecomputeConfig(kind=RecomputeKind.FULL)
+    if not text and prepared:  # peft utils/other.py prepare_model_for_kbit_training(use_gradient_checkpointing=True)
+        assumed["checkpointing"] = "full checkpointing: not stated, what k-bit preparation turns on"
         return RecomputeConfig(kind=RecomputeKind.FULL)
     if not text:
         assumed["checkpointing"] = "no checkpointing: not stated"

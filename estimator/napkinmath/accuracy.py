@@ -29,9 +29,9 @@ class Spread(Record):
 
 
 # From held_out_ranges.py, "all sources". Of allocated the 95th percentile over sources of equal weight, rounded up; of reserved and device
-# figures the narrowest spans that hold nine of ten in every source of at least ten.
+# figures the narrowest spans that hold nine of ten in every source of at least ten, and on average over sources.
 ALLOCATED = Spread(base=0.025)
-RESERVED = Spread(base=0.05, cache_below=0.6, cache_above=0.5)
+RESERVED = Spread(base=0.025, cache_below=0.3, cache_above=0.5)
 # Lengths that change from batch to batch: one source (ms-swift), whose 10th and 90th percentile these are, around the mean over orders.
 RESERVED_BY_LENGTHS = Spread(base=0.05, cache_below=0.4, cache_above=0.65)
 # Seconds of a step: the 90th percentile either way is 0.10 and 0.15 over four sources, which is few, so a little more; where the host is the

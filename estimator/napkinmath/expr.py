@@ -142,6 +142,8 @@ class Bindings:
         op, args = expr.op, expr.args
         if op == "sym":
             return self.values[args[0]]
+        if op == "+" and isinstance(args[0], Expr) and args[0].op == "+":
+            self._add_up(args[0])
         x, y = self(args[0]), self(args[1])
         if op == "*":
             return x * y
@@ -158,6 +160,15 @@ class Bindings:
         if op == "2^":
             return _power_of_two(x)
         return _extreme(op, x, y)
+
+    def _add_up(self, expr: Size) -> None:
+        """Remembers the partial sums of a long sum from its first term on: bytes of a thousand experts are deeper than Python recurses."""
+        memo, waiting = self._memo, []
+        while isinstance(expr, Expr) and expr.op == "+" and expr not in memo:
+            waiting.append(expr)
+            expr = expr.args[0]
+        for part in reversed(waiting):
+            memo[part] = self(part.args[0]) + self(part.args[1])
 
 
 def _power_of_two(x: Any) -> Any:

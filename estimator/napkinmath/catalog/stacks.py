@@ -93,11 +93,11 @@ def _with_trl(row: Stack) -> Stack:
 
 
 _HF_445 = Stack(
-    name="hf-4.45", meaning="transformers 4.38 to 4.45 with its Trainer", source="transformers 4.45.2 models/llama/modeling_llama.py LlamaForCausalLM.forward, trainer.py; peft 0.13.2; bitsandbytes 0.43.3",
+    name="hf-4.45", scan_kernels=True, meaning="transformers 4.38 to 4.45 with its Trainer", source="transformers 4.45.2 models/llama/modeling_llama.py LlamaForCausalLM.forward, trainer.py; peft 0.13.2; bitsandbytes 0.43.3",
     transformers=(4, 45), outputs_to_fp32=True, reentrant_checkpointing=True, default_optimizer="adamw-foreach", logits_shift_copy=True, slices_whole=True, logits_upcast_in_model=True, int8_by_columns=True,
 )  # fmt: skip
 _HF_448 = Stack(
-    name="hf-4.48", meaning="transformers 4.46 to 4.49 with its Trainer", source="transformers 4.48.1 loss/loss_utils.py ForCausalLMLoss, trainer.py; peft 0.13.2; bitsandbytes 0.43.3",
+    name="hf-4.48", scan_kernels=True, meaning="transformers 4.46 to 4.49 with its Trainer", source="transformers 4.48.1 loss/loss_utils.py ForCausalLMLoss, trainer.py; peft 0.13.2; bitsandbytes 0.43.3",
     transformers=(4, 48), outputs_to_fp32=True, reentrant_checkpointing=True, default_optimizer="adamw-foreach", logits_shift_copy=True, slices_whole=True, int8_by_columns=True,
 )  # fmt: skip
 
