@@ -163,7 +163,8 @@ class Bindings:
 
     def _add_up(self, expr: Size) -> None:
         """Remembers the partial sums of a long sum from its first term on: bytes of a thousand experts are deeper than Python recurses."""
-        memo, waiting = self._memo, []
+        memo = self._memo
+        waiting: list[Expr] = []
         while isinstance(expr, Expr) and expr.op == "+" and expr not in memo:
             waiting.append(expr)
             expr = expr.args[0]
