@@ -117,6 +117,26 @@ def test_garbage_collection_returns_the_oldest_cached_segment_first() -> None:
     assert allocator.reserved == 60 * MIB  # 90 cached + 60 > 100: the older goes; 50 + 60 > 100 still: the newer goes too
 
 
+def test_growing_segments_give_back_what_lies_between() -> None:
+    """release_blocks unmaps every free page of a growing segment, also between booked blocks, before a request fails."""
+    limited = AllocatorSettings(expandable_segments=True, limit_bytes=400 * MIB)
+    allocator = CachingAllocator(limited)
+    first, hole, last = (allocator.malloc(n * MIB) for n in (50, 200, 50))
+    allocator.free(hole)
+    assert allocator.reserved == 300 * MIB
+    large = allocator.malloc(260 * MIB)  # 200 MiB are free in one piece and 100 MiB are left: neither is enough, both are
+    assert allocator.num_retries == 1 and allocator.allocated == 360 * MIB and allocator.reserved <= 400 * MIB
+    assert allocator.reserved - allocator.allocated < 2 * 20 * MIB, "less than a page on either side of the hole"
+    rest = allocator.malloc(9 * MIB)  # what shares a page with the neighbours is still there
+    assert rest.address < last.address
+    with pytest.raises(OutOfMemory):
+        allocator.malloc(80 * MIB)
+    for block in (first, last, large, rest):
+        allocator.free(block)
+    allocator.empty_cache()
+    assert allocator.allocated == allocator.reserved == 0
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -150,10 +170,12 @@ SIZES = st.one_of(st.integers(1, 4096), st.integers(1, 3 * MIB), st.integers(MIB
     choices=st.randoms(use_true_random=False),
     expandable=st.booleans(),
     divisions=st.sampled_from([0, 1, 4, 8]),
+    empties=st.sampled_from([0, 0.3]),
 )
-def test_blocks_never_overlap_and_bytes_are_conserved(sizes: list[int], choices, expandable: bool, divisions: int) -> None:
+def test_blocks_never_overlap_and_bytes_are_conserved(sizes: list[int], choices, expandable: bool, divisions: int, empties: float) -> None:
     allocator = CachingAllocator(AllocatorSettings(expandable_segments=expandable, roundup_power2_divisions=divisions))
     held: list[Block] = []
+    emptied = False
     for size in sizes:
         if held and choices.random() < 0.4:
             allocator.free(held.pop(choices.randrange(len(held))))
@@ -163,10 +185,16 @@ def test_blocks_never_overlap_and_bytes_are_conserved(sizes: list[int], choices,
         spans = sorted((b.address, b.address + b.size) for b in held)
         assert all(first[1] <= second[0] for first, second in itertools.pairwise(spans))
         assert allocator.allocated == sum(b.size for b in held)
-        assert allocator.reserved == sum(s.size for s in allocator.segments.values()) >= allocator.allocated
+        mapped = sum(s.size for s in allocator.segments.values())
+        assert mapped >= allocator.reserved >= allocator.allocated
+        assert mapped == allocator.reserved or emptied
+        if choices.random() < empties:
+            reserved = allocator.reserved
+            returned, emptied = allocator.empty_cache(), True
+            assert allocator.reserved == reserved - returned and allocator.empty_cache() == 0
     for block in held:
         allocator.free(block)
-    assert allocator.allocated == allocator.inactive_split_bytes() == 0
+    assert allocator.allocated == 0 and (emptied or allocator.inactive_split_bytes() == 0)
     cached = allocator.reserved
     assert allocator.empty_cache() == cached
     assert allocator.reserved == 0

@@ -157,7 +157,9 @@ class CachingAllocator:
         self.allocated += block.size
         if self.allocated > self.peak_allocated:
             self.peak_allocated = self.allocated
-        unreturnable = self.reserved - self._whole
+        unreturnable = (
+            self.reserved - self._whole if not self._splits_finely else min(self.reserved, self.allocated + self._page(0) + self._page(1))
+        )
         if unreturnable > self.peak_unreturnable:
             self.peak_unreturnable = unreturnable
         return block
@@ -197,9 +199,11 @@ class CachingAllocator:
         returned = 0
         for key in [k for free in self._free for k in free]:
             block = self._at[key & _ADDRESS_MASK]
-            if block.size == block.segment.size and self._expandable[block.small] is not block.segment:
+            if self._expandable[block.small] is block.segment:
+                returned += self._unmap(block)
+            elif block.size == block.segment.size:
                 returned += self._release(block)
-        return returned + self._trim_expandable()
+        return returned
 
     def inactive_split_bytes(self) -> int:
         """Free bytes in segments that also hold booked blocks: what cannot be returned."""
@@ -275,12 +279,13 @@ class CachingAllocator:
             segment = self._expandable[small] = Segment(self._next_address, 0, small)
             self._next_address += 1 << 46
             self.segments[segment.address] = segment
-        last = segment.last
-        tail = last.size if last is not None and last.free else 0
-        page = SMALL_SEGMENT if small else self.settings.large_segment_bytes
-        want = -(-(size - tail) // page) * page
+        if self.reserved + self._missing(segment, size) > self.settings.limit_bytes:
+            self.num_retries += 1
+            self.empty_cache()
+        want, last = self._missing(segment, size), segment.last
         if self.reserved + want > self.settings.limit_bytes:
             raise OutOfMemory(nbytes, self.allocated, self.reserved, self.settings.limit_bytes)
+        tail = last.size if last is not None and last.free else 0
         if tail and last is not None:
             self._forget(last)
             last.size += want
@@ -294,6 +299,16 @@ class CachingAllocator:
         segment.size += want
         self._grow(want)
         return block
+
+    def _page(self, small: int) -> int:
+        """Bytes that a growing segment maps and unmaps at a time."""
+        return SMALL_SEGMENT if small else self.settings.large_segment_bytes
+
+    def _missing(self, segment: Segment, size: int) -> int:
+        """Bytes to map at a growing segment's end for a block of `size` there."""
+        last, page = segment.last, self._page(segment.small)
+        tail = last.size if last is not None and last.free else 0
+        return -(-(size - tail) // page) * page
 
     def _forget(self, block: Block) -> None:
         """Takes a free block out of its pool."""
@@ -309,22 +324,41 @@ class CachingAllocator:
         self.reserved -= block.size
         return block.size
 
-    def _trim_expandable(self) -> int:
-        """Unmaps whole pages at the free end of the growing segments."""
-        returned = 0
-        for small in (0, 1):
-            segment = self._expandable[small]
-            last = segment.last if segment is not None else None
-            if segment is None or last is None or not last.free:
+    def _unmap(self, block: Block) -> int:
+        """Unmaps the whole pages of a free block of a growing segment; a hole stays in its place, and what shares pages with others is kept.
+
+        Source: torch c10/cuda/CUDACachingAllocator.cpp release_blocks, unmap_block. Holes are not mapped again here: pages come at the end.
+        """
+        segment, page = block.segment, self._page(block.small)
+        offset = block.address - segment.address
+        start, end = -(-offset // page) * page, (offset + block.size) // page * page
+        if end <= start:
+            return 0
+        self._forget(block)
+        pieces = [(offset, start - offset, True), (start, end - start, False), (end, offset + block.size - end, True)]
+        if block.after is None:  # at the segment's end, which recedes
+            pieces = pieces[:1]
+            segment.size = start
+        before, after = block.before, block.after
+        for where, size, free in pieces:
+            if not size:
                 continue
-            self._forget(last)
-            returned += last.size
-            segment.size -= last.size
-            self.reserved -= last.size
-            segment.last = last.before
-            if last.before is not None:
-                last.before.after = None
-        return returned
+            piece = Block(segment.address + where, size, block.small, segment)
+            piece.free, piece.before = free, before
+            if before is not None:
+                before.after = piece
+            if free:
+                self._at[piece.address] = piece
+                insort(self._free[piece.small], size << _ADDRESS_BITS | piece.address)
+            before = piece
+        if before is not None:
+            before.after = after
+        if after is not None:
+            after.before = before
+        else:
+            segment.last = before
+        self.reserved -= end - start
+        return end - start
 
     def _collect(self, want: int) -> None:
         """Returns the least recently used cached segments while reserved is above the threshold."""
