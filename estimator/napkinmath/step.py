@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from napkinmath.dtypes import UINT8
 from napkinmath.ledger import ALLOC, BATCH, FREE, TAKE, Block, Phase, Role, Tensor, Value, Weight
-from napkinmath.lowering.autograd import Backward, saved_tensors
+from napkinmath.lowering.autograd import Backward, made_again, saved_tensors
 from napkinmath.lowering.lifecycle import load_segments, save_segments
 from napkinmath.lowering.recompute import arrange
 from napkinmath.lowering.units import Unit
@@ -429,7 +429,8 @@ def inputs_kept_by_nodes(block: Block) -> list[Tensor]:
 def shared_releases(runs: list[Run], shared: dict[str, Value], policy: Policy) -> dict[tuple[Phase, int], list[Tensor]]:
     """Where each shared tensor dies: with the backward of the first run that keeps it, or as the head starts; inputs stay.
 
-    A checkpointed run holds what it reads until it is recomputed; the model's own forward holds the rest until it returns.
+    A checkpointed run holds what it reads until it is recomputed, and makes anew what it made; a leaf with a gradient is held by its node. The
+    model's own forward holds the rest until it returns.
     """
     found: dict[tuple[Phase, int], list[Tensor]] = {}
     loss = runs[-1].block.output
@@ -440,8 +441,10 @@ def shared_releases(runs: list[Run], shared: dict[str, Value], policy: Policy) -
             i
             for i, run in enumerate(runs)
             if tensor in (run.block.last_use if policy.recomputes and run.stage.checkpointed else saved_tensors(run.block))
+            and not (policy.recomputes and run.stage.checkpointed and tensor in made_again(run.block))
         ]
-        if tensor.source == BATCH or tensor in runs[-1].block.last_use or runs[-1].stage.checkpointed:
+        leaf = value.requires_grad and any(value in op.outputs and not op.inputs for run in runs for op in run.block.ops)
+        if leaf or tensor.source == BATCH or tensor in runs[-1].block.last_use or runs[-1].stage.checkpointed:
             at = (Phase.STEP, 0)
         elif keepers and backward:
             at = (Phase.BACKWARD, keepers[0])

@@ -33,9 +33,6 @@ KNOWN: dict[tuple[str, str, bool, str], float] = {
     **{(family, *cell): 0.014 for family in ("mamba2", "nemotron_h", "bamba") for cell in CHECKPOINTED},
     # Where the recomputation stops, the locals of the frames that it leaves: a hidden state or two too few.
     **{(family, *cell): 0.011 for family in ("gpt_oss", "llama4_text", "granitemoe") for cell in CHECKPOINTED},
-    # The first block makes its stack's position bias again (models/t5/modeling_t5.py T5Stack.forward: position_bias of the first
-    # checkpointed block goes to the others), which is priced once.
-    **{(family, *cell): 0.022 for family in ("t5", "flan_t5") for cell in CHECKPOINTED},
     # Heads of an fp32 model keep their transposed layout into the chunks, whose products then copy them.
     ("qwen3_next", "qlora", False, "eager"): 0.032,
     ("qwen3_next", "full", False, "auto"): 0.003,

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 
 class Forward:
-    """A block's forward as events, and the tensors that outlive it; `unreached` are selected ones that a recomputation stopped before."""
+    """A block's forward as events, and the tensors that outlive it.
+
+    `unreached` go with the block's graph: selected ones that a recomputation stopped before, and what it made again and still holds.
+    """
 
     __slots__ = ("events", "kept", "unreached", "until_end")
 
@@ -71,12 +74,13 @@ def forward_events(
     frees = _frees_after(block, held, not_before)
     last = _stop(block) if stop_early else len(block.ops) - 1
     events: list[Event] = []
+    again = made_again(block) if replay else {}
     unreached = [t for op in block.ops[last + 1 :] for _, t in op.forward if replay and t in selected]
     alive: dict[Tensor, None] = {t: None for t in selected if replay and t not in unreached}
     for index, op in enumerate(block.ops[: last + 1]):
         if not (replay and any(tensor in selected for _, tensor in op.forward)):
             for step in op.forward:
-                events.append(step)
+                events.append((step[0], again.get(step[1], step[1])))
                 if step[0] == ALLOC:
                     alive[step[1]] = None
                 else:
@@ -90,8 +94,18 @@ def forward_events(
             alive.pop(tensor, None)
     if stop_early:  # the exception that ends the recomputation drops everything not saved
         output = block.output.tensor if block.output is not None else None
-        events += [(FREE, tensor) for tensor in alive if tensor not in held or (tensor is output and tensor not in kept)]
+        dropped = [t for t in alive if t not in held or (t is output and t not in kept)]
+        events += [(FREE, again.get(tensor, tensor)) for tensor in dropped]
+        again = {tensor: copy for tensor, copy in again.items() if tensor not in dropped}
+    unreached += [copy for tensor, copy in again.items() if tensor in alive]
     return Forward(events, kept, [t for t in cached if t in alive and t not in kept], unreached)
+
+
+def made_again(block: Block) -> dict[Tensor, Tensor]:
+    """Stand-ins for what a recomputed block hands to later ones: the first copy is theirs, the second the recomputation's own."""
+    shared = {value.tensor for value in block.externals}
+    made = {t: None for op in block.ops for kind, t in op.forward if kind == ALLOC and t in shared}
+    return {t: Tensor(f"{t.name}, made again", t.axes, t.dtype, t.role, t.module) for t in made}
 
 
 def _stop(block: Block) -> int:

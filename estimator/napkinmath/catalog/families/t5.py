@@ -35,14 +35,21 @@ def _t5(c: Config, default: str, *, scaled: bool) -> ModelSpec:
     }
     activation = "gelu_new" if kind == "gated-gelu" else kind.rpartition("-")[2]
     block = T5Block(gated=kind.startswith("gated-"), activation=activation, dropout=probability)
-    entrance = T5Embedding(buckets=c.size("relative_attention_num_buckets", 32), dropout=probability)
+    buckets = c.size("relative_attention_num_buckets", 32)
+    entrance = T5Embedding(dropout=probability)
     stages = (
         Stage(part=entrance),
-        Stage(part=block, count=layers, path="encoder.block", checkpointed=True),
+        *_blocks(block, "encoder.block", layers, buckets),
         Stage(part=T5StackEnd(dropout=probability), path="encoder", publishes="encoder states", closes=("encoder bias",)),
         Stage(part=entrance.replace(decoder=True)),
-        Stage(part=block.replace(decoder=True), count=decoders, path="decoder.block", checkpointed=True),
+        *_blocks(block.replace(decoder=True), "decoder.block", decoders, buckets),
         Stage(part=T5StackEnd(dropout=probability), path="decoder"),
         Stage(part=T5Head(tied_to="shared.weight", scaled=scaled)),
     )
     return c.spec(stages, symbols, family="t5")
+
+
+def _blocks(block: T5Block, path: str, count: int, buckets: int) -> tuple[Stage, ...]:
+    """A stack's blocks: the first makes the position bias and hands it to the others."""
+    first = Stage(part=block.replace(buckets=buckets), path=path, checkpointed=True)
+    return (first, Stage(part=block, count=count - 1, path=path, checkpointed=True)) if count > 1 else (first,)

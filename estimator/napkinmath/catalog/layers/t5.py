@@ -37,14 +37,12 @@ def t5_norm(t: Tape, x: Value, name: str) -> Value:
 
 
 class T5Embedding(Part):
-    """The entrance of a stack: embeddings (shared by both stacks), dropout, the stack's position bias."""
+    """The entrance of a stack: embeddings (shared by both stacks), dropout."""
 
     decoder: bool = False
-    buckets: int = 32
     dropout: float = 0.1
 
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
-        length: Size = st if self.decoder else s
         stack = "decoder" if self.decoder else "encoder"
         if self.decoder:
             shared["labels"] = model_input(t, "labels", (b, st), INT64)
@@ -60,10 +58,6 @@ class T5Embedding(Part):
         words = input_leaf(t, words)
         if t.policy.config.attention is Attention.EAGER and self.decoder:
             shared["decoder mask"] = constant(t, "causal mask", (b, 1, st, st), words.dtype)
-        shared[f"{stack} bias"] = self._bias(t, f"{stack}.block.0.layer.0.SelfAttention", length)
-        if self.decoder:
-            zeros = shared["cross bias"] = constant(t, "zero bias of cross-attention", (1, a, st, s), words.dtype)
-            zeros.requires_grad = t.policy.recomputes  # under checkpointing T5Attention asks for its gradient
         return dropout(t, words, self.dropout)
 
     def _prompted(self, t: Tape, words: Value) -> Value:
@@ -73,15 +67,6 @@ class T5Embedding(Part):
 
         return with_encoder_prompt(t, words)
 
-    def _bias(self, t: Tape, path: str, length: Size) -> Value:
-        """compute_bias: integer tables of every pair of positions, then a look-up of one number a head."""
-        with t.scope(path):
-            tables = [constant(t, f"relative positions, table {i + 1}", (length, length), INT64) for i in range(6)]
-            t.touch(*(table.tensor for table in tables))
-            buckets = constant(t, "buckets", (length, length), INT64)
-            values = embedding(t, buckets, "relative_attention_bias", self.buckets, a)
-            return t.view(values, (1, a, length, length))
-
 
 class T5Attention(Record):
     """Attention with an additive bias, without scaling by the head size; keys and values of the encoder where `cross`."""
@@ -89,13 +74,15 @@ class T5Attention(Record):
     decoder: bool = False
     cross: bool = False
     dropout: float = 0.1
+    buckets: int = 0
+    """In the first block of a stack, which makes the bias that the others read: rows of its table; 0 in the others."""
 
     def record(self, t: Tape, x: Value, shared: dict[str, Value]) -> Value:
         """Attention of x, of axes (b, length, h)."""
         queries: Size = st if self.decoder else s
         keys: Size = s if self.cross or not self.decoder else st
         source = shared["encoder states"] if self.cross else x
-        bias = shared["cross bias" if self.cross else "decoder bias" if self.decoder else "encoder bias"]
+        name = "cross bias" if self.cross else "decoder bias" if self.decoder else "encoder bias"
         cached = self.decoder and not t.policy.recomputes  # the decoder builds a cache in training too, unless checkpointed
         with t.scope("EncDecAttention" if self.cross else "SelfAttention") as frame:
             frame.local(x)
@@ -105,6 +92,9 @@ class T5Attention(Record):
                 k, value = (copy(t, y, name="cache") for y in (k, value))
                 t.keep(k, value)
             frame.local(q, k, value)
+            if self.buckets:
+                shared[name] = self._zero_bias(t, x) if self.cross else self._bias(t, queries)
+            bias = shared[name]
             if t.policy.config.attention is Attention.EAGER:
                 mask = shared["decoder mask"] if self.decoder and not self.cross else None
                 out = self._eager(t, q, k, value, bias, mask, dense=cached)
@@ -112,6 +102,19 @@ class T5Attention(Record):
                 out = sdpa(t, q, k, value, groups=1, mask=self._additive(t, bias, queries), causal=False, dropout_p=self.dropout)
             frame.local(out)
             return linear(t, t.view(out, (b, queries, a * dh)), "o", h)
+
+    def _bias(self, t: Tape, length: Size) -> Value:
+        """compute_bias: integer tables of every pair of positions, then a look-up of one number a head."""
+        tables = [constant(t, f"relative positions, table {i + 1}", (length, length), INT64) for i in range(6)]
+        t.touch(*(table.tensor for table in tables))
+        buckets = constant(t, "buckets", (length, length), INT64)
+        return t.view(embedding(t, buckets, "relative_attention_bias", self.buckets, a), (1, a, length, length))
+
+    def _zero_bias(self, t: Tape, x: Value) -> Value:
+        """The bias of cross-attention, which asks for a gradient where the layer is checkpointed."""
+        zeros = constant(t, "zero bias of cross-attention", (1, a, st, s), x.dtype)
+        zeros.requires_grad = t.policy.recomputes
+        return zeros
 
     def _heads(self, t: Tape, x: Value, name: str, length: Size) -> Value:
         return t.view(t.view(linear(t, x, name, a * dh), (b, length, a, dh)), (b, a, length, dh))
@@ -178,10 +181,12 @@ class T5Block(Part):
     gated: bool = False
     activation: str = "relu"
     dropout: float = 0.1
+    buckets: int = 0
+    """Rows of the table of relative positions, in the first block of a stack."""
 
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         assert x is not None
-        attention = T5Attention(decoder=self.decoder, dropout=self.dropout)
+        attention = T5Attention(decoder=self.decoder, dropout=self.dropout, buckets=self.buckets)
         layers = [attention, attention.replace(cross=True)] if self.decoder else [attention]
         for number, layer in enumerate(layers):
             with t.scope(f"layer.{number}") as frame:
@@ -192,7 +197,10 @@ class T5Block(Part):
                 x = add(t, x, dropout(t, attended, self.dropout))
         with t.scope(f"layer.{len(layers)}") as frame:
             frame.local(x)
-            out = self._feed_forward(t, t5_norm(t, x, "layer_norm"))
+            normed = t5_norm(t, x, "layer_norm")
+            frame.local(normed)
+            out = self._feed_forward(t, normed)
+            frame.release(normed)  # the name is bound to the result
             frame.local(out)
             return add(t, x, dropout(t, out, self.dropout))
 
