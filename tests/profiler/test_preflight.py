@@ -198,8 +198,8 @@ class Rows(torch.utils.data.Dataset):
         return {"input_ids": ids, "labels": ids}
 
 
-def train(folder: Path, callbacks: list[Any], **arguments: Any) -> tuple[list[float], torch.Tensor]:
-    """Losses of a short training by Transformers' own Trainer, and the random state after it."""
+def train(folder: Path, callbacks: list[Any], **arguments: Any) -> tuple[list[float], torch.Tensor, dict[str, torch.Tensor]]:
+    """Losses of a short training by Transformers' own Trainer, the random state after it and the model that came out."""
     from transformers import Trainer, TrainingArguments
 
     torch.manual_seed(1)
@@ -209,15 +209,26 @@ def train(folder: Path, callbacks: list[Any], **arguments: Any) -> tuple[list[fl
     )
     trainer = Trainer(model=model, args=TrainingArguments(**{**settings, **arguments}), train_dataset=Rows(), callbacks=callbacks)
     trainer.train()
-    return [row["loss"] for row in trainer.state.log_history if "loss" in row], torch.get_rng_state()
+    return [row["loss"] for row in trainer.state.log_history if "loss" in row], torch.get_rng_state(), model.state_dict()
 
 
 def test_the_trainer_learns_the_same_with_the_check(tmp_path: Path) -> None:
     from napkinmath_profiler.preflight.trainer_callback import PreflightCallback
 
-    callback = PreflightCallback(hardware="t4")
+    class Timed(PreflightCallback):
+        seconds = 0.0
+
+        def on_train_begin(self, *args: Any, **kwargs: Any) -> Any:
+            begun = time.thread_time()
+            answer = super().on_train_begin(*args, **kwargs)
+            self.seconds += time.thread_time() - begun
+            return answer
+
+    callback = Timed(hardware="t4")
     plain, checked = train(tmp_path, []), train(tmp_path, [callback])
     assert plain[0] == checked[0] and torch.equal(plain[1], checked[1])
+    assert plain[2].keys() == checked[2].keys() and all(torch.equal(plain[2][name], checked[2][name]) for name in plain[2])
+    assert 0 < callback.seconds < 1, "it adds less than a second"
     assert callback.found is not None and callback.found.verdict is Verdict.FITS
     assert callback.found.shape.micro_batch_size == 2 and callback.found.shape.sequence_length == 16
 
