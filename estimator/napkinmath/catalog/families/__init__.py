@@ -85,6 +85,7 @@ FAMILIES: dict[str, str] = {
     "qwen2_5_vl": "vision_language:qwen2_5_vl",
     "qwen3_vl": "vision_language:qwen3_vl",
     "qwen3_vl_moe": "vision_language:qwen3_vl_moe",
+    "qwen3_vl_moe_text": "moe:qwen3_vl_moe_text",
     "mllama": "mllama:mllama",
     "mllama_text_model": "mllama:mllama_text",
     "llama4": "llama4:llama4",

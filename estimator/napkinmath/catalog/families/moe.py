@@ -74,14 +74,21 @@ def qwen2_moe(c: Config) -> ModelSpec:
 
 def qwen3_moe(c: Config) -> ModelSpec:
     """Qwen3MoeForCausalLM (transformers models/qwen3_moe)."""
+    experts = Experts(activation=c.activation("hidden_act", "silu"), adapted_as=QWEN_NAMES, modules=QWEN_MODULES)
+    return _qwen3_moe(c, experts, ROUTER_NAME, unadapted(experts.activation))
+
+
+def qwen3_vl_moe_text(c: Config) -> ModelSpec:
+    """The text of Qwen3VLMoe, whose experts all-linear leaves alone: it is no model that peft translates (utils/transformers_weight_conversion.py)."""
+    experts = Experts(activation=c.activation("hidden_act", "silu"))
+    return _qwen3_moe(c, experts, (), GatedMlp(activation=experts.activation))
+
+
+def _qwen3_moe(c: Config, experts: Experts, router_name: tuple[str, ...], dense: GatedMlp) -> ModelSpec:
     symbols = {**dense_symbols(c, kv_default=4), **expert_symbols(c, experts="num_experts", width="moe_intermediate_size", topk_default=8)}
-    activation = c.activation("hidden_act", "silu")
     attention = GroupedQueryAttention(head_norm=Norm(), **attention_fields(c, symbols))
-    mixture = MixtureOfExperts(
-        router=Router(normalized=c.flag("norm_topk_prob"), cast_back=True, adapted_as=ROUTER_NAME),
-        experts=Experts(activation=activation, adapted_as=QWEN_NAMES, modules=QWEN_MODULES),
-    )
-    return decoder(c, symbols, sparse_layers(c, symbols["L"], attention, mixture, unadapted(activation)), "qwen3_moe")
+    mixture = MixtureOfExperts(router=Router(normalized=c.flag("norm_topk_prob"), cast_back=True, adapted_as=router_name), experts=experts)
+    return decoder(c, symbols, sparse_layers(c, symbols["L"], attention, mixture, dense), "qwen3_moe")
 
 
 def unadapted(activation: str, **fields: object) -> GatedMlp:

@@ -225,7 +225,7 @@ def qwen3_vl(c: Config) -> ModelSpec:
 
 def qwen3_vl_moe(c: Config) -> ModelSpec:
     """Qwen3VLMoeForConditionalGeneration (transformers models/qwen3_vl_moe)."""
-    return _qwen3_vl(c, "qwen3_moe", "qwen3_vl_moe")
+    return _qwen3_vl(c, "qwen3_vl_moe_text", "qwen3_vl_moe")
 
 
 def _qwen3_vl(c: Config, text: str, family: str) -> ModelSpec:
