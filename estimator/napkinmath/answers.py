@@ -379,7 +379,9 @@ def assumptions(e: Estimate) -> tuple[str, ...]:
     if config.attention in (Attention.AUTO, Attention.SDPA):
         found.append(f"attention: the {policy.sdpa_choice.value} kernel where its inputs allow")
     if config.adapter is not None and config.adapter.dtype == "auto":
-        found.append(f"adapters in {policy.adapter_dtype}: what PEFT does")
+        sharded = config.parallel.data_parallel.is_fsdp and policy.loaded_rule.autocast is not None
+        how = "stored as PEFT makes them, gathered in" if sharded else "in"
+        found.append(f"adapters {how} {policy.adapter_dtype}: what {'FSDP with mixed precision' if sharded else 'PEFT'} does")
     if not config.batch.lengths and reads_tokens(e.step):
         found.append("every sequence is as long as the context")
     return tuple(found)

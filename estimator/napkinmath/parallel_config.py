@@ -206,7 +206,7 @@ class ParallelConfig(Record):
         ranks = self.data_parallel_size * self.context_parallel_size
         if ranks % self.expert_parallel_size:
             raise InputError(
-                f"expert_parallel_size={self.expert_parallel_size} does not divide {ranks} data- and context-parallel ranks; use one of {divisors(ranks)}"
+                f"expert_parallel_size={self.expert_parallel_size} does not divide {ranks} data- and context-parallel rank{'s' if ranks > 1 else ''}; use {'one of ' if ranks > 1 else ''}{divisors(ranks)}"
             )
         if self.expert_imbalance < 1 or self.expert_capacity < 0:
             raise InputError("expert_imbalance is 1 (even) or more, expert_capacity 0 (no limit) or more, e.g. 1.25")

@@ -108,7 +108,7 @@ PARALLEL: tuple[Row, ...] = (
     (("--sequence-parallel",), SWITCH, "", "norms and dropout on a part of the sequence [on where --tp is above 1]"),
     (("--pp",), TEXT, "N", "pipeline stages [1]"),
     (("--pp-schedule",), TEXT, "NAME", "gpipe, 1f1b, interleaved, zero-bubble [1f1b]"),
-    (("--pp-chunks",), TEXT, "N", "model chunks on each pipeline rank [1]"),
+    (("--pp-chunks",), TEXT, "N", "model chunks on each pipeline rank [interleaved: 2, else 1]"),
     (("--micro-batches",), TEXT, "N", "micro-batches in a pipelined step [--grad-accum]"),
     (("--cp",), TEXT, "N", "context-parallel ranks [1]"),
     (("--cp-kind",), TEXT, "NAME", "ring, ulysses [ring]"),

@@ -14,6 +14,7 @@ from napkinmath.parallel_config import (
     Sharding,
     ZeroConfig,
     divisors,
+    largest_divisor,
 )
 
 TYPE_CHECKING = False
@@ -47,6 +48,7 @@ _CHOICES: tuple[tuple[str, str, type[Enum]], ...] = (
     ("pp_schedule", "pipeline_schedule", PipelineSchedule),
     ("sharding", "sharding", Sharding),
 )
+_LEAST_CHUNKS = 2  # with one on each rank nothing is interleaved
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 _STRATEGY_ALIASES = {"fsdp": "fsdp2", "zero": "zero3", "data-parallel": "dp"}
 
@@ -67,7 +69,7 @@ def gpus_and_nodes(options: Options) -> tuple[int, int]:
     """(GPUs in all, machines); without --nodes as few machines as take eight GPUs each."""
     gpus, _ = number_and_type(options)
     if "nodes" not in options:
-        return gpus, max(1, gpus // ASSUMED_NODE) if gpus % ASSUMED_NODE == 0 else 1
+        return gpus, gpus // largest_divisor(gpus, ASSUMED_NODE) if gpus > 2 * ASSUMED_NODE or gpus % ASSUMED_NODE == 0 else 1
     nodes = values.count(options["nodes"], "--nodes", high=MAX_RANKS)
     if gpus % nodes:
         raise InputError(f"--nodes {nodes} does not divide --gpus {gpus}; give the GPUs of all machines together, e.g. --gpus {8 * nodes}")
@@ -107,6 +109,8 @@ def parallel_config(options: Options) -> ParallelConfig:
         raise InputError(f"--tp x --pp x --cp = {inner} does not divide --gpus {gpus}; use a product of {divisors(gpus)}")
     fields["data_parallel_size"] = gpus // inner
     fields["data_parallel"] = _strategy(options, gpus // inner * fields.get("context_parallel_size", 1))
+    if fields.get("pipeline_schedule") is PipelineSchedule.INTERLEAVED and fields.get("pipeline_parallel_size", 1) > 1:
+        fields.setdefault("virtual_pipeline_size", _LEAST_CHUNKS)
     fields.setdefault("sequence_parallel", fields.get("tensor_parallel_size", 1) > 1)
     return ParallelConfig(**fields)
 

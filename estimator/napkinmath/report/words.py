@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from napkinmath.ledger import Phase
 from napkinmath.ops.attention import MATH_PATH
+from napkinmath.parallel_config import PipelineSchedule
 from napkinmath.step import reads_tokens
 from napkinmath.train_config import AdapterKind, Kernels, Loss, RecomputeKind
 from napkinmath.units import GIB, format_bytes, format_count
@@ -12,6 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.estimate import Estimate
     from napkinmath.hardware import Hardware
+    from napkinmath.parallel_config import ParallelConfig
     from napkinmath.throughput import Throughput
     from napkinmath.timeline import Point, Timeline, TimelineSegment
     from napkinmath.train_config import TrainConfig
@@ -73,8 +75,16 @@ def mesh(estimate: Estimate) -> list[str]:
         ("expert", parallel.expert_parallel_size),
     ):
         if size > 1:
-            phrases.append(f"{name} {size}")
+            phrases.append(f"{name} {size}{_schedule(parallel) if name == 'pipeline' else ''}")
     return phrases
+
+
+def _schedule(parallel: ParallelConfig) -> str:
+    """The order of a pipeline's work where it is not the usual one: ' (interleaved, 2 chunks)'."""
+    if parallel.pipeline_schedule is PipelineSchedule.ONE_F_ONE_B:
+        return ""
+    chunks = f", {parallel.virtual_pipeline_size} chunks" if parallel.virtual_pipeline_size > 1 else ""
+    return f" ({parallel.pipeline_schedule.value}{chunks})"
 
 
 def host_memory(estimate: Estimate) -> list[str]:

@@ -37,7 +37,7 @@ class FlatPiece(Piece):
         self.parallel = parallel
         self.ranks, self.replicas = parallel.shard_degree, parallel.replica_degree
         self.symbols: Symbols = run.stage.symbols
-        self.name = run.name
+        self.name, self.copies = run.name, run.count
         self.output = self.reduce_input = None
         self.zeros: Tensor | None = None  # gradients of frozen views, which the split's backward fills in (split_with_sizes_backward)
         self.parts: list[Weight] = []

@@ -217,9 +217,9 @@ class FullyShard:
         """Whole parameters go, then the last unit's reduce-scatter input, then this unit's gradients are reduced."""
         chunks: list[Chunk] = []
         if self.reduces:
-            chunks += [(p.symbols, p.flatten_gradients(self._unsharded(unit, p))) for p in unit.pieces]
+            chunks += _each(unit, lambda p: p.flatten_gradients(self._unsharded(unit, p)))
         elif has_flat_adapters(self.policy):
-            chunks += [(p.symbols, p.accumulate(self._unsharded(unit, p), held=self.held)) for p in unit.pieces]
+            chunks += _each(unit, lambda p: p.accumulate(self._unsharded(unit, p), held=self.held))
         if id(unit) in self.whole:
             chunks += _each(unit, lambda p: p.reshard())
             if last or not unit.resident:
@@ -232,12 +232,11 @@ class FullyShard:
         if not any(p.reduces for p in unit.pieces):
             return chunks
         self.reducing = unit
-        for piece in unit.pieces:
-            chunks.append((piece.symbols, piece.copy_in(self._unsharded(unit, piece), held=self.held)))
+        chunks += _each(unit, lambda p: p.copy_in(self._unsharded(unit, p), held=self.held))
         for piece in unit.pieces:
             events, later = piece.settle(first=self.first)
-            chunks.append((piece.symbols, events))
-            self.later += [(piece.symbols, later)] * self.times
+            chunks += unit.of_every_copy(piece, events)
+            self.later += unit.of_every_copy(piece, later) * self.times
         return chunks
 
     def _unsharded(self, unit: Unit, piece: Piece) -> list[Tensor]:
@@ -263,7 +262,7 @@ class FullyShard:
 
 
 def _each(unit: Unit, events_of: Callable[[Piece], list[Event]]) -> list[Chunk]:
-    return [(piece.symbols, events) for piece in unit.pieces if (events := events_of(piece))]
+    return [chunk for piece in unit.pieces if (events := events_of(piece)) for chunk in unit.of_every_copy(piece, events)]
 
 
 def _weight_gradients(run: Run) -> list[Tensor]:

@@ -35,13 +35,13 @@ class Piece:
     all-reduce carry, of what all ranks hold and of spread experts: those of the whole unit, if it is the last piece of several.
     """
 
-    __slots__ = ("casts", "gathered", "gradient", "host_gradient", "name", "output", "parallel", "parts", "ranks", "reduce_input", "reduced", "replicas", "sent", "symbols", "widths")  # fmt: skip
+    __slots__ = ("casts", "copies", "gathered", "gradient", "host_gradient", "name", "output", "parallel", "parts", "ranks", "reduce_input", "reduced", "replicas", "sent", "symbols", "widths")  # fmt: skip
 
     def __init__(self, run: Run, policy: Policy) -> None:
         parallel = self.parallel = policy.config.parallel
         self.ranks, self.replicas = parallel.shard_degree, parallel.replica_degree
         self.symbols: Symbols = run.stage.symbols
-        self.name = run.name
+        self.name, self.copies = run.name, run.count
         pairs = row_shards(run, policy)
         self.parts = [part for _, part in pairs]
         offloaded = policy.config.offload.parameters

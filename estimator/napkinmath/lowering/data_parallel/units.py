@@ -7,12 +7,16 @@ gathered, the rest the root's; 'layer' leaves all but the layers to the root (to
 
 from __future__ import annotations
 
+from napkinmath.ledger import RUN
 from napkinmath.lowering.data_parallel.pieces import Piece
 from napkinmath.parallel_config import DataParallel
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.expr import Size
+    from napkinmath.ledger import Event
+    from napkinmath.lowering.data_parallel.fsdp2 import Chunk
+    from napkinmath.lowering.data_parallel.pieces import Both
     from napkinmath.lowering.policy import Policy
     from napkinmath.step import Run
 
@@ -29,12 +33,27 @@ class Unit:
     def __init__(self, runs: list[int], pieces: list[Piece], *, is_layer: bool, resident: bool, ending: bool, outer: bool = False) -> None:
         self.runs, self.pieces = runs, [p for p in pieces if p.parts]
         self.is_layer, self.resident, self.ending, self.outer = is_layer, resident, ending, outer
+        own = [_times(piece.own_bytes(), 1 if is_layer else piece.copies) for piece in self.pieces]
         if len({piece.symbols for piece in self.pieces}) == 1:  # several pieces make one message
-            _speak_as_one(self.pieces)
+            _speak_as_one(self.pieces, own)
+        else:
+            for piece, sent in zip(self.pieces, own, strict=True):
+                piece.sent = sent
+
+    def of_every_copy(self, piece: Piece, events: list[Event]) -> list[Chunk]:
+        """Chunks of a piece's events: once for a layer, which is a unit each time; else for all copies of its run, whose messages are one."""
+        if not events or self.is_layer or piece.copies == 1:
+            return [(piece.symbols, events)]
+        silent = [event for event in events if event[0] != RUN]
+        return [(piece.symbols, events), *[(piece.symbols, silent)] * (piece.copies - 1)]
 
 
-def _speak_as_one(pieces: list[Piece]) -> None:
-    own = [piece.own_bytes() for piece in pieces]
+def _times(sent: tuple[Both, Both, Both], copies: int) -> tuple[Both, Both, Both]:
+    gathered, reduced, summed = ((copies * dense, copies * spread) for dense, spread in sent)
+    return gathered, reduced, summed
+
+
+def _speak_as_one(pieces: list[Piece], own: list[tuple[Both, Both, Both]]) -> None:
     nothing = (0, 0)
     for piece in pieces:
         piece.sent = (nothing, nothing, nothing)
@@ -65,7 +84,8 @@ def units_of(runs: list[Run], policy: Policy) -> list[Unit]:
     else:
         pieces = [Piece(run, policy) for run in runs]
     wrap = parallel.wrap if parallel.wrap != "auto" else "layer" if flat else "carved"
-    layers: set[int] = set() if wrap == "none" else {i for i, run in enumerate(runs) if run.stage.checkpointed}
+    paths = {run.path for run in runs if run.stage.checkpointed or run.stage.count > 1}  # a layer that is not checkpointed is one too
+    layers: set[int] = set() if wrap == "none" else {i for i, run in enumerate(runs) if run.path in paths}
     last = len(runs) - 1
     rest = [i for i in range(len(runs)) if i not in layers]
     carved = wrap == "carved" and bool(layers)

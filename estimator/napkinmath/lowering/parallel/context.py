@@ -141,6 +141,8 @@ def check_context(spec: ModelSpec, config: TrainConfig) -> None:
     from napkinmath.train_config import Attention as Choice
 
     degree, length = config.parallel.context_parallel_size, config.sequence_length
+    if any(stage.publishes for stage in spec.stages):
+        raise InputError(f"{spec.name} has several towers of layers, whose sequences ranks do not share; use context_parallel_size=1")
     if config.attention in (Choice.EAGER, Choice.MATH):
         raise InputError(
             f"context_parallel_size={degree} needs a fused attention kernel, {config.attention.value} makes whole score matrices; use flash2 or sdpa"
