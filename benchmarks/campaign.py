@@ -39,8 +39,10 @@ import torch  # noqa: E402
 from campaign_parts import accuracy  # noqa: E402
 from campaign_parts.cases import CONFIGS, Case, all_cases, tiny_cases, tiny_config  # noqa: E402
 from campaign_parts.ceilings import ceilings  # noqa: E402
+from campaign_parts.kernel_goals import KERNELS as KERNEL_ROWS  # noqa: E402
+from campaign_parts.kernel_goals import is_finished  # noqa: E402
 from campaign_parts.ledger import Rows  # noqa: E402
-from campaign_parts.measured import measure_case  # noqa: E402
+from campaign_parts.measured import LOST, measure_case  # noqa: E402
 from campaign_parts.overhead import watch_overhead  # noqa: E402
 from campaign_parts.predicted import predict  # noqa: E402
 from napkinmath.errors import InputError  # noqa: E402
@@ -51,6 +53,7 @@ from napkinmath_profiler.trace import TraceOptions  # noqa: E402
 # Shares of the budget; what a stage leaves goes to those after it.
 CEILINGS, CALIBRATION, WATCHING, STEPS, KERNELS = 0.02, 0.16, 0.03, 0.56, 0.18
 PREDICTIONS = 1 - CEILINGS - CALIBRATION - WATCHING - STEPS - KERNELS
+STEPS_ALONE = 1 - KERNELS - PREDICTIONS  # the share of its budget that a process gives to steps
 SLOWEST_CASE_S = 25.0  # a case of a whole 8B model is not begun with less left
 RETRIED = ("failed",)
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -216,6 +219,15 @@ def measure_steps(campaign: Campaign, cases: list[Case]) -> None:
         row = rows.add(measure_case(case, campaign.device, tiny=campaign.tiny, events=events))
         longest = max(longest, row.get("wall_s", 0.0))
         campaign.say(line_of(row))
+        if row["status"] == LOST:
+            campaign.say(go_on_anew(campaign, until - time.monotonic()))
+            return
+
+
+def go_on_anew(campaign: Campaign, seconds: float) -> str:
+    """The cases that are left, in a process that the GPU still answers."""
+    command = [sys.executable, __file__, "--only", "steps", "--budget", f"{seconds / STEPS_ALONE:.0f}", "--out", str(campaign.out)]
+    return run_command([*command, "--device", str(campaign.device)], seconds + SLOWEST_CASE_S, campaign.out / "steps.log")
 
 
 def line_of(row: dict[str, Any]) -> str:
@@ -227,7 +239,7 @@ def line_of(row: dict[str, Any]) -> str:
 
 def run_kernels(campaign: Campaign) -> None:
     """The kernels' benchmark, in a process of its own; beside it, on the processor's other cores, the predictions."""
-    if (campaign.out / "kernels.jsonl").exists() or campaign.tiny:
+    if campaign.tiny or is_finished(campaign.out / KERNEL_ROWS):
         return
     budget = max(10.0, min(KERNELS * campaign.budget_s, campaign.seconds_left))
     predicting = [sys.executable, __file__, "--only", "predictions", "--budget", f"{budget:.0f}", "--out", str(campaign.out)]

@@ -86,6 +86,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.only in f"qlora {steps.SHAPE}":
         with failures_as_rows(rows, "steps"):
             steps.run_steps(clock, rows, device, tiny)
+    rows.add(op="finished", shape="", contestant="", status="info")
     rows.close()
     print(
         f"{facts['device']}; copy {ceilings['copy_bytes_per_s'] / 1e12:.2f} TB/s, matmul {ceilings['matmul_flops_per_s'] / 1e12:.0f} TFLOP/s"

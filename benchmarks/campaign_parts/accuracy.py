@@ -20,6 +20,7 @@ from napkinmath.hardware import Hardware
 from campaign_parts.foreign_ops import OPS, op_lines, write_calibration
 from campaign_parts.foreign_rows import is_foreign, translated
 from campaign_parts.histories import History, Replayed, read_histories, replayed
+from campaign_parts.kernel_goals import kernel_lines
 from campaign_parts.ledger import Row, Rows, read_rows
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -138,7 +139,7 @@ def write_report(folder: Path | Sequence[Path], out: Path, *, pictures: bool, tr
         lines += [*headline(one), *unmeasured_lines(one), *doubtful_lines(one), ""]
     lines += [*summary_lines(found), "", *case_lines(found)]
     for one in folders:
-        lines += replay_lines(one)
+        lines += [*kernel_lines(one), *replay_lines(one)]
         facts = Facts.of(one)
         if facts.hardware is not None:
             lines += op_lines(one, facts.hardware.gpu, facts.speed)

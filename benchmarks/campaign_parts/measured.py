@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from napkinmath.errors import NapkinError
 from napkinmath.inputs.options import train_config
 from napkinmath_profiler.measuring.history_pass import LIBRARY_WORKSPACE
 from napkinmath_profiler.measuring.measurement import Measurement
@@ -22,6 +21,8 @@ from campaign_parts.ledger import Row, append_row
 
 NUM_STEPS, NUM_WARMUP_STEPS = 4, 2
 MEMORY_SHARE = 0.97
+LOST = "broke the GPU's context"
+"""The status of a case after which only a new process can go on; it is not tried again."""
 
 
 def measure_case(case: Case, device: torch.device, *, tiny: bool, events: Path | None) -> Row:
@@ -47,9 +48,26 @@ def measure_case(case: Case, device: torch.device, *, tiny: bool, events: Path |
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise  # no row could be kept either
         row |= {"status": "failed", "reason": f"{type(error).__name__}: {str(error)[:300]}"}
-    except (NapkinError, RuntimeError, ValueError, TypeError, ImportError, AttributeError, NotImplementedError) as error:
+    except Exception as error:  # of libraries, drivers and compilers, each with types of its own: a case that fails is a row
         row |= {"status": "failed", "reason": f"{type(error).__name__}: {str(error)[:300]}", "where": traceback.format_exc()[-600:]}
+        if is_lost(device):
+            row["status"] = LOST
     return row | {"wall_s": round(time.monotonic() - started, 2)}
+
+
+def is_lost(device: torch.device) -> bool:
+    """Whether this process can do nothing more with the GPU: an illegal access or a failed assertion fails all that follows it."""
+    if device.type != "cuda":
+        return False
+    try:
+        torch.cuda.synchronize(device)
+        torch.empty(1, device=device).fill_(0)
+        torch.cuda.synchronize(device)
+    except torch.OutOfMemoryError:
+        return False
+    except RuntimeError:
+        return True
+    return False
 
 
 def figures(found: Measurement) -> Row:

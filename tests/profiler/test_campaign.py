@@ -9,10 +9,12 @@ from pathlib import Path
 
 import campaign
 import pytest
-from campaign_parts import accuracy
+import torch
+from campaign_parts import accuracy, measured
 from campaign_parts.cases import all_cases, tiny_cases, tiny_config
 from campaign_parts.foreign_rows import flags_of, is_foreign, translated
 from campaign_parts.histories import read_histories, replayed
+from campaign_parts.kernel_goals import is_finished, kernel_lines
 from campaign_parts.ledger import Row, Rows, append_row, compressed_rows, read_rows
 from napkinmath.inputs.options import train_config
 from napkinmath_profiler.tracing.trace_options import options_from
@@ -94,6 +96,57 @@ def test_a_stage_that_fails_costs_the_others_nothing(tmp_path: Path, monkeypatch
     monkeypatch.setattr(campaign, "ceilings", broken)
     assert campaign.main(["--dry-run", "--out", str(tmp_path), "--only", "ceilings,steps", "--cases", "tinyllama"]) == 0
     assert len(read_rows(tmp_path / "steps.jsonl")) == 1
+
+
+def test_a_case_that_breaks_the_gpus_context_is_left_to_a_new_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an illegal access every call fails: the cases left are not each written down as failed, and the culprit is not tried again."""
+
+    class CompilationError(Exception):
+        """A compiler's error is no RuntimeError."""
+
+    def fail(*_: object) -> None:
+        raise CompilationError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(measured, "measure_step", fail)
+    monkeypatch.setattr(measured, "is_lost", lambda _: True)
+    started: list[list[str]] = []
+    monkeypatch.setattr(campaign, "run_command", lambda command, *_: started.append(command) or "steps: done")
+    campaign.main(["--dry-run", "--out", str(tmp_path), "--only", "steps"])
+    rows = read_rows(tmp_path / "steps.jsonl")
+    assert [row["status"] for row in rows] == [measured.LOST] and "CompilationError" in rows[0]["reason"]
+    assert len(started) == 1 and "steps" in started[0] and campaign.RETRIED == ("failed",)
+
+
+def test_a_gpu_that_answers_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: object) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    assert not measured.is_lost(torch.device("cpu"))
+    monkeypatch.setattr(torch.cuda, "synchronize", broken)
+    assert measured.is_lost(torch.device("cuda:0"))
+
+
+def test_kernels_stand_in_the_report_and_are_begun_again_where_they_were_stopped(tmp_path: Path) -> None:
+    rows: list[Row] = [
+        {"op": "rope", "shape": "check", "contestant": "napkinmath", "status": "wrong", "relative_error": 0.5},
+        {"op": "swiglu", "shape": "8x8", "contestant": "goal", "goal": ">= 0.80 of copy bandwidth", "status": "met", "value": 0.91},
+        {
+            "op": "swiglu",
+            "shape": "8x8",
+            "contestant": "goal",
+            "goal": ">= 1.0x Liger",
+            "status": "not measured",
+            "reason": "liger did not run",
+        },
+    ]
+    path = tmp_path / "kernels.jsonl"
+    path.write_text("".join(json.dumps({"device": "Some GPU", **row}) + "\n" for row in rows))
+    text = "\n".join(kernel_lines(tmp_path))
+    assert "Some GPU" in text and "rope check (napkinmath): wrong relative error 0.5" in text
+    assert "| swiglu | 8x8 | >= 0.80 of copy bandwidth | 0.910 | met |" in text and "not measured: liger did not run" in text
+    assert not is_finished(path)
+    path.write_text(path.read_text() + json.dumps({"op": "finished", "status": "info"}) + "\n")
+    assert is_finished(path) and kernel_lines(tmp_path / "elsewhere") == []
 
 
 def test_a_full_disk_ends_the_run_with_what_was_kept(
