@@ -257,3 +257,23 @@ def test_the_command_and_the_estimate_after_it(tmp_path: Path, monkeypatch: pyte
     time = json.loads(capsys.readouterr().out)["time"]
     assert time["calibration"]["measured_layers"] is True
     assert time["seconds"] == pytest.approx(sum(fit.at([7]) for _, fit in point.seconds), rel=1e-6)
+
+
+def test_an_error_of_a_library_costs_no_operation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a driver or a kernel's compiler raises has no common type."""
+    from napkinmath_profiler.calibration import calibrate as whole
+    from napkinmath_profiler.calibration.op_cases import copy, gemm
+
+    class OutOfResources(Exception):
+        """As Triton has it: not a RuntimeError."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise OutOfResources("shared memory, Required: 200000, Hardware limit: 101376\nmore")
+
+    monkeypatch.setattr(whole, "planned", lambda *_: [copy(1 << 20), gemm(64, 64, 64, "fp32")])
+    monkeypatch.setattr(whole, "measured_dispatch", fail)
+    monkeypatch.setattr(whole, "measure_layers", fail)
+    model = whole.ModelToMeasure(dict(LLAMA), read_config(LLAMA), train_config())
+    found = whole.calibrate(choose_device(CPU), Allowance(1 << 30, 30.0), model)
+    assert found.layers is None and [point.case.op for point in found.points if point.timing] == ["copy", "gemm"]
+    assert sum("OutOfResources: shared memory" in note and "more" not in note for note in found.notes) == 2

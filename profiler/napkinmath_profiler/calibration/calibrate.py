@@ -93,7 +93,10 @@ def calibrate(
     gpu, facts = gpu_of(device, points)
     speed = fitted(default_efficiency(gpu), points)
     advance("host's part of a step")
-    speed = measured_dispatch(speed, device, allowed, notes)
+    try:
+        speed = measured_dispatch(speed, device, allowed, notes)
+    except Exception as reason:  # of libraries, drivers and compilers, each with types of its own
+        notes.append(f"the host's part of a step was not measured: {_said(reason)}")
     layers = None
     if model is not None:
         priced = priced or _priced(model, gpu)
@@ -101,9 +104,16 @@ def calibrate(
         options = options_from(model.train, compute_capability=_capability(gpu))
         try:
             layers = measure_layers(model.config, options, priced, device, allowed, notes, how=how, advance=advance)
-        except NapkinError as reason:  # what was measured of single operations is kept
-            notes.append(f"no layers were measured: {reason}")
+        except Exception as reason:  # what was measured of single operations is kept
+            notes.append(f"no layers were measured: {_said(reason)}")
     return Calibrated(device, gpu, facts, points, speed, layers, stamp_of(device), notes)
+
+
+def _said(reason: Exception) -> str:
+    """Our own refusals as they are, others by their type and first line."""
+    if isinstance(reason, NapkinError):
+        return str(reason)
+    return f"{type(reason).__name__}: {next(iter(str(reason).splitlines()), '')}"[:300]
 
 
 def _priced(model: ModelToMeasure | None, gpu: Gpu | None) -> Estimate | None:
