@@ -102,7 +102,7 @@ class Family:
         """The row of FAST of one estimate, without a replay."""
         requested, time = e.peak.nbytes, e.time
         phase = next(iter(e.phase_peaks)).value
-        seconds, speed = (None, None) if time is None else (time.seconds, time.tokens_per_s)
+        seconds, speed = (None, None) if time is None else (time.seconds, tokens_per_s(e))
         return requested, phase, seconds, speed, self._verdict(requested)
 
     def _verdict(self, requested: int) -> str | None:
@@ -156,6 +156,13 @@ def limits(e: Estimate) -> tuple[float, float]:
     return low * shares[0], high * shares[1]
 
 
+def tokens_per_s(e: Estimate) -> float | None:
+    """Of all GPUs together."""
+    if e.config.parallel.world_size > 1 and e.throughput is not None:
+        return e.throughput.tokens_per_s
+    return None if e.time is None else e.time.tokens_per_s
+
+
 def figures(e: Estimate) -> dict[str, Any]:
     """The figures of an estimate under the names of EXACT."""
     time, memory = e.time, e.memory
@@ -168,7 +175,7 @@ def figures(e: Estimate) -> dict[str, Any]:
         "headroom_bytes": None if capacity is None else capacity - int(memory.device.value),
         "peak_phase": next(iter(e.phase_peaks)).value,
         "seconds": None if time is None else time.seconds,
-        "tokens_per_s": None if time is None else time.tokens_per_s,
+        "tokens_per_s": None if time is None else tokens_per_s(e),
         "verdict": None if e.hardware is None else e.verdict.value,
     }
 
