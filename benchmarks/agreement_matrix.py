@@ -175,7 +175,8 @@ def main() -> None:
         if cells:
             worst = max(cells, key=lambda cell: abs(cell.difference))
             print(f"{family:24} {summary(cells)}  {worst.name.removeprefix(family).strip()}", flush=True)
-    print(f"{'all':24} {summary(everything)}")
+    if everything:
+        print(f"{'all':24} {summary(everything)}")
 
 
 def summary(cells: list[Cell]) -> str:

@@ -1,6 +1,6 @@
 """How long a large memory snapshot takes to read, and how much memory; and a million events of a measurement to be attributed and replayed.
 
-    python benchmarks/snapshot_speed.py [--gigabytes 1] [--keep FILE] [--events 1000000]
+    python benchmarks/snapshot_speed.py [--gigabytes 1] [--keep FILE] [--events 1000000] [--json FILE]
 
 The file is made here in the layout of torch.cuda.memory._dump_snapshot: one dictionary an event, each with its own list of frames, the
 frames themselves shared between stacks as torch's symboliser shares them. Reading runs in a process of its own, so peak memory is its own.
@@ -9,9 +9,12 @@ frames themselves shared between stacks as torch's symboliser shares them. Readi
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
 import os
+import pathlib
 import pickle
+import platform
 import random
 import resource
 import tempfile
@@ -108,6 +111,7 @@ def main() -> None:
     parser.add_argument("--gigabytes", type=float, default=1.0)
     parser.add_argument("--keep", metavar="FILE")
     parser.add_argument("--events", type=int, default=1_000_000, help="of a measurement, to be attributed")
+    parser.add_argument("--json", type=pathlib.Path, help="write the figures to this file")
     options = parser.parse_args()
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
@@ -120,16 +124,31 @@ def main() -> None:
         reader.start()
         seconds, resident, before, peak = results.get()
         reader.join()
+        figures: dict[str, object] = {
+            "file_bytes": os.path.getsize(path),
+            "read_seconds": round(seconds, 1),
+            "resident_bytes": resident,
+            "resident_before_bytes": before,
+        }
         print(f"file     {os.path.getsize(path) / 1e9:.2f} GB, highest {peak / 2**30:.1f} GiB allocated")
         print(f"read     {seconds:.1f} s, {os.path.getsize(path) / 1e6 / seconds:.0f} MB/s   (goal: 60 s a GB)")
         print(f"resident {resident / 1e9:.2f} GB, {before / 1e9:.2f} of it before   (goal: 2 GB)")
     results = context.Queue()
     joiner = context.Process(target=attribute, args=(options.events, results))
     joiner.start()
-    joined, replayed, resident, _ = results.get()
+    joined, replayed, joined_resident, _ = results.get()
     joiner.join()
+    if options.json:
+        figures |= {
+            "machine": f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.0f}",
+            "measurement_events": options.events,
+            "attributed_seconds": round(joined, 1),
+            "replayed_seconds": round(replayed, 1),
+            "joined_resident_bytes": joined_resident,
+        }
+        options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     print(
-        f"{options.events:,} events of a measurement: attributed in {joined:.1f} s, replayed in {replayed:.1f} s, {resident / 1e9:.2f} GB resident"
+        f"{options.events:,} events of a measurement: attributed in {joined:.1f} s, replayed in {replayed:.1f} s, {joined_resident / 1e9:.2f} GB resident"
     )
 
 

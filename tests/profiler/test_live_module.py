@@ -8,6 +8,7 @@ from napkinmath.ledger import Phase, Role
 from napkinmath_profiler.trace import trace, trace_module
 from napkinmath_profiler.tracing.storage_events import StorageRole, TracePhase
 from napkinmath_profiler.tracing.trace_errors import TraceError
+from profiler.traced_families import COMMON
 from torch import nn
 
 WIDTH, BATCH = 256, 32
@@ -108,6 +109,16 @@ def test_reading_real_data_is_named() -> None:
     model = Tower("meta")
     with pytest.raises(TraceError, match="wants real data"):
         trace_module(model, lambda m, o: m(torch.empty(4, WIDTH, device="meta")).detach().numpy())
+
+
+def test_what_a_library_raises_is_named_with_its_file_and_line() -> None:
+    from napkinmath_profiler.tracing.meta_model import build_model, config_from
+
+    model = build_model(config_from({"model_type": "llama", **COMMON}), dtype="bf16", attn_implementation=None)
+    with pytest.raises(
+        TraceError, match=r"the code of transformers fails in .*ValueError.*transformers/models/llama/modeling_llama\.py:\d+"
+    ):
+        trace_module(model, lambda m, o: m())
 
 
 def test_mistakes_of_the_program_are_its_own() -> None:

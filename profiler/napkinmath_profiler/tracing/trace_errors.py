@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import pathlib
+import traceback
+
 from napkinmath.errors import NapkinError
 
 from napkinmath_profiler.tracing.storage_tracker import StorageTracker
 
 VALUE_NEEDED = ("nonzero", "masked_select", "unique", "item", "_local_scalar_dense", "repeat_interleave", "bincount")
+LIBRARIES = ("transformers", "peft", "bitsandbytes", "trl", "accelerate", "liger_kernel")
 NO_DATA = ("meta", "data pointer", "data_ptr", "doesn't have storage", "no storage", "pin_memory", "is_cuda", "CUDA tensor", "on cuda")
 
 
@@ -30,4 +34,20 @@ def explained(error: Exception, tracker: StorageTracker) -> TraceError | None:
         )
     if isinstance(error, (RuntimeError, ValueError, TypeError)) and any(mark in text for mark in NO_DATA):
         return TraceError(f"{where} wants real data or a real device: {text}; a custom CUDA extension must be switched off for the trace")
+    place = library_place(error)
+    if place:
+        return TraceError(
+            f"the code of {place.split('/')[0]} fails in {tracker.current_module or 'the root module'} ({tracker.phase.value}) with "
+            f"{type(error).__name__}: {text} ({place}); a real step most likely fails alike: change the configuration, or take the analytic estimate"
+        )
     return None
+
+
+def library_place(error: BaseException) -> str:
+    """'transformers/models/.../file.py:450' where the error was raised by the code of a library that is traced, else nothing."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames:
+        return ""
+    parts = pathlib.Path(frames[-1].filename).parts
+    owner = next((i for i, part in enumerate(parts) if part in LIBRARIES and i and parts[i - 1].endswith("-packages")), None)
+    return "" if owner is None else f"{'/'.join(parts[owner:])}:{frames[-1].lineno}"
