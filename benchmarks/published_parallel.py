@@ -1,6 +1,6 @@
 """Published runs on several GPUs re-estimated: how far off the estimates are, on one node and on many.
 
-    python benchmarks/published_parallel.py [--memory CSV] [--throughput CSV] [--blind] [--rows]
+    python benchmarks/published_parallel.py [--memory CSV] [--throughput CSV] [--blind] [--rows] [--out benchmarks/results/published]
 
 Nothing is fitted to these rows. `--blind` reads every row by the generic rules alone, as those of a source that nobody has seen.
 """
@@ -102,11 +102,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--throughput", type=Path, default=DATA / "throughput.csv")
     parser.add_argument("--blind", action="store_true", help="read rows by the generic rules only")
     parser.add_argument("--rows", action="store_true", help="print every row's prediction")
+    parser.add_argument("--out", type=Path, help="folder of the tables")
     options = parser.parse_args(arguments)
     tables = [(read_rows(options.memory), True), (read_rows(options.throughput), False)]
     several = [([row for row in rows if gpus(row) > 1], wants_memory) for rows, wants_memory in tables]
     sizes = {row.row_id: gpus(row) for rows, _ in several for row in rows}
-    print(render(run_rows(several, all_gpus=True, blind=options.blind), sizes, rows=options.rows))
+    results = run_rows(several, all_gpus=True, blind=options.blind)
+    print(render(results, sizes, rows=options.rows))
+    if options.out:
+        name, how = ("parallel_blind", " --blind") if options.blind else ("parallel", "")
+        text = (
+            f"# Published runs on several GPUs\n\n`python benchmarks/published_parallel.py{how}`\n\n{render(results, sizes, rows=False)}\n"
+        )
+        (options.out / f"{name}.md").write_text(text)
     return 0
 
 

@@ -107,7 +107,7 @@ STACKS: dict[str, Stack] = {
         Stack(name="hf", scan_kernels=True, meaning="transformers 5 with its Trainer or TRL", source="transformers 5.23", outputs_to_fp32=True),
         Stack(name="hf-bare", meaning="a bare loop over transformers 5: torch's AdamW, outputs dropped before the backward", source="transformers 5.23", default_optimizer="adamw-foreach"),
         Stack(
-            name="megatron", meaning="mixed precision with fp32 masters and fp32 gradient buffers: 2 + 4 + 4 + 8 = 18 bytes a parameter", source="Megatron-LM optimizer/optimizer.py Float16OptimizerWithFloat16Params, distributed/param_and_grad_buffer.py",
+            name="megatron", meaning="mixed precision with fp32 masters and fp32 gradient buffers: 18 bytes a parameter, 6 + 12/d with --zero 1", source="Megatron-LM optimizer/optimizer.py Float16OptimizerWithFloat16Params, distributed/param_and_grad_buffer.py",
             master_weights=True, main_gradients=True, rms_norm="fused", fused_gate=True, fused_softmax=True,
         ),
         Stack(
