@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from napkinmath.allocator import UNLIMITED, Replay, parse_settings, replay
@@ -14,6 +14,7 @@ from napkinmath.units import GIB, format_bytes, parse_bytes
 
 from napkinmath_profiler.snapshot.read_snapshot import RecordedSnapshot, read_snapshot
 
+DEFAULT = "default"
 USUAL = ("", "expandable_segments:True", "max_split_size_mb:128", "roundup_power2_divisions:8")
 OWN = (
     (("--conf",), REPEAT, "CONF", "settings as PYTORCH_ALLOC_CONF has them; may be repeated [the usual ones]"),
@@ -25,24 +26,25 @@ DESCRIPTION = "Replay the allocations of a recorded memory_snapshot.pickle under
 
 
 def run(argv: Sequence[str]) -> int:
-    """Reads, replays, prints; exit code 1 where the recorded settings would not go through the capacity named."""
+    """Reads, replays, prints; exit code 1 where the first settings named (else the default) would not go through the capacity named."""
     parser = Parser("estimate allocator", DESCRIPTION, (("replay", OWN),), positional=("file", "SNAPSHOT", "a memory_snapshot.pickle"))
     options: dict[str, Any] = parser.parse(argv)
     if "file" not in options:
         raise InputError("no snapshot was named; write `estimate allocator memory_snapshot.pickle`")
     recorded = read_snapshot(options["file"])
     limit = parse_bytes(str(options["vram"]), what="--vram") if "vram" in options else UNLIMITED
-    rows = replays(recorded, options.get("conf") or USUAL, limit)
+    named: Sequence[str] = options.get("conf") or USUAL
+    rows = replays(recorded, dict.fromkeys(("", *named)), limit)
     if "json" in options:
         print(json.dumps(as_mapping(recorded, rows), indent=2))
     else:
         print(table(recorded, rows))
-    return 1 if next(iter(rows.values())).out_of_memory else 0
+    return 1 if rows[named[0] or DEFAULT].out_of_memory else 0
 
 
-def replays(recorded: RecordedSnapshot, settings: Sequence[str], limit: int = UNLIMITED) -> dict[str, Replay]:
+def replays(recorded: RecordedSnapshot, settings: Iterable[str], limit: int = UNLIMITED) -> dict[str, Replay]:
     """Settings -> what the replay under them books and holds."""
-    return {text or "default": replay(recorded.timeline, parse_settings(text, limit_bytes=limit)) for text in settings}
+    return {text or DEFAULT: replay(recorded.timeline, parse_settings(text, limit_bytes=limit)) for text in settings}
 
 
 def table(recorded: RecordedSnapshot, rows: Mapping[str, Replay]) -> str:
@@ -60,18 +62,18 @@ def table(recorded: RecordedSnapshot, rows: Mapping[str, Replay]) -> str:
 
 
 def _advice(rows: Mapping[str, Replay]) -> str:
-    """Which setting would hold least, and how much less than the first."""
+    """Which setting would hold least, and how much less than the default, the first row."""
     through = {name: books for name, books in rows.items() if not books.out_of_memory}
     if not through:
         return "none of these settings goes through"
     best = min(through, key=lambda name: through[name].peak_reserved)
     first = next(iter(rows))
     if rows[first].out_of_memory:
-        return f"PYTORCH_ALLOC_CONF={best} would go through where {first} does not"
+        return f"PYTORCH_ALLOC_CONF={best} would go through where the default does not"
     saved = rows[first].peak_reserved - through[best].peak_reserved
     if best == first or saved <= 0:
-        return f"no setting here holds less than {first}"
-    return f"PYTORCH_ALLOC_CONF={best} would hold {format_bytes(saved)} less than {first}"
+        return "no setting here holds less than the default"
+    return f"PYTORCH_ALLOC_CONF={best} would hold {format_bytes(saved)} less than the default"
 
 
 def as_mapping(recorded: RecordedSnapshot, rows: Mapping[str, Replay]) -> dict[str, Any]:

@@ -102,10 +102,12 @@ def explain_with_model(message: OutOfMemoryMessage, options: dict[str, Any]) -> 
         place = ".".join("*" if part.isdigit() else part for part in tensor.module.split(".") if part)
         names[f"{tensor.name} of {place}" if place else tensor.name] = tensor.requested
     lines = [f"a request of that size in this step: {', '.join(list(names)[:MOST_TENSORS])}"] if names else []
-    lines.append(f"the step needs {format_bytes(estimate.peak.nbytes)} requested at its peak")
-    missing = message.missing or 0
+    needed, room = estimate.peak.nbytes, message.room
+    beside = "" if room is None else f", of {format_bytes(room)} that PyTorch can have"
+    lines.append(f"the step needs {format_bytes(needed)} requested at its peak{beside}")
     for change in estimate.changes:
-        enough = "enough" if change.saved_bytes > missing else "not enough alone"
+        fits = change.saved_bytes > (message.missing or 0) and (room is None or needed - change.saved_bytes <= room)
+        enough = "enough" if fits else "not enough alone"
         lines.append(f"  {change.flag}: -{format_bytes(change.saved_bytes)} ({enough})  {change.meaning}")
     return lines
 

@@ -85,6 +85,8 @@ def test_allocator_replays_a_snapshot(model: str, tmp_path: Path, capsys: pytest
     assert document["settings"]["default"]["peak_reserved"] == document["recorded"]["reserved_peak"]
     assert "expandable_segments:True" in document["settings"]
     output_of(capsys, "allocator", snapshot, "--vram", "1MiB", code=1)
+    alone = output_of(capsys, "allocator", snapshot, "--conf", "max_split_size_mb:128")
+    assert "\ndefault " in alone and alone.rstrip().endswith("less than the default")
 
 
 def test_figures_of_a_message_are_read() -> None:
@@ -117,6 +119,13 @@ def test_oom_names_the_tensor_of_that_size(tmp_path: Path, capsys: pytest.Captur
     )
     text = output_of(capsys, "oom", str(file), "--model", "tinyllama", "--qlora", "--bs", "4", "--ctx", "2048")
     assert "log_softmax" in text and "--loss chunked" in text
+
+
+def test_a_change_is_enough_where_the_whole_step_then_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "message.txt"
+    file.write_text("CUDA out of memory. Tried to allocate 100.00 MiB. GPU 0 has a total capacity of 15.00 GiB of which 15.06 MiB is free.")
+    text = output_of(capsys, "oom", str(file), "--model", "llama-2-7b", "--full", "--ctx", "1024")
+    assert "of 15.0 GiB that PyTorch can have" in text and "(not enough alone)" in text and "(enough)" not in text
 
 
 def test_other_text_is_no_message() -> None:

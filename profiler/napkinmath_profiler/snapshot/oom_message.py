@@ -45,6 +45,14 @@ class OutOfMemoryMessage:
         return max(0, self.this_process - self.allocated - self.unallocated)  # type: ignore[operator]
 
     @property
+    def room(self) -> int | None:
+        """What PyTorch's allocator of this process could hold at most; None where the message names no capacity."""
+        if self.capacity is None:
+            return self.limit
+        left = max(0, self.capacity - self.other_processes - (self.outside_pytorch or 0))
+        return left if self.limit is None else min(left, self.limit)
+
+    @property
     def missing(self) -> int | None:
         """Bytes short of the request if every cached byte could be used for it."""
         if self.free is None:
