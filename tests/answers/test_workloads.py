@@ -95,13 +95,18 @@ def test_reward_model_has_no_logits() -> None:
     assert e.num_parameters == SPEC_PARAMETERS - 5000 * 256 + 256
 
 
-def test_teacher_brings_its_weights_and_three_times_the_logits() -> None:
+def test_teacher_brings_its_weights_and_ten_tensors_of_logits() -> None:
     e, plain = priced(workload="distill", teacher="gpt2"), priced()
     teacher = estimate("gpt2", train_config({"precision": "bf16"}))
     assert in_use_at_end(e) - in_use_at_end(plain) == pytest.approx(2 * teacher.num_parameters, rel=0.02)
-    elements = 2 * 512 * 5000
-    at_backward = [x.timeline.breakdown(x.phase_peaks[Phase.BACKWARD])[Role.LOGITS] for x in (e, plain)]
-    assert at_backward[0] - at_backward[1] == pytest.approx(elements * (2 + 4 + 4), rel=0.01)
+    alike = read_config({"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 50257, "num_hidden_layers": 1})  # fmt: skip
+    one = estimate(alike, train_config({**BASE, "workload": "distill", "teacher": "gpt2"}))
+    wide = 4 * 2 * 512 * 50257  # fp32 under autocast, as accelerate returns them
+    for phase, tensors in ((Phase.FORWARD, 10), (Phase.BACKWARD, 6)):
+        assert one.timeline.breakdown(one.phase_peaks[phase])[Role.LOGITS] == pytest.approx(tensors * wide, rel=0.02)
+    chunked, without = (priced(loss="chunked", **more) for more in ({"workload": "distill", "teacher": "gpt2"}, {}))
+    assert chunked.timeline.breakdown(chunked.phase_peaks[Phase.BACKWARD])[Role.LOGITS] == without.breakdown[Role.LOGITS]
+    assert without.time is not None and chunked.time is not None and chunked.time.seconds > without.time.seconds
 
 
 @pytest.mark.parametrize(("options", "tokens"), [({"workload": "grpo"}, 512), ({"generate": 300}, 812)])

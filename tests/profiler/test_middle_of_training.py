@@ -1,4 +1,4 @@
-"""Evaluation and generation in the middle of training: real runs on a CPU beside the priced phases."""
+"""Evaluation, generation and a teacher's divergence: real runs on a CPU beside the priced phases."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import pytest
 pytest.importorskip("transformers")
 
 import torch
+from accelerate.utils import convert_outputs_to_fp32
 from napkinmath.catalog.families import read_config
 from napkinmath.estimate import Estimate, estimate
 from napkinmath.inputs.options import train_config
-from napkinmath.ledger import Phase
+from napkinmath.ledger import Phase, Role
 from napkinmath.timeline import Timeline
 from napkinmath_profiler.trace import timeline_of, trace_module
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -81,3 +82,39 @@ def test_a_rollouts_prompts_go_through_together() -> None:
     cheap = priced(workload="grpo", grad_accum=4, completion=LENGTH - 1, reference=False)
     rollout = [e.phase_peaks[Phase.EVALUATE].nbytes - e.num_parameters * 4 * 3 for e in (one, four, cheap)]
     assert rollout[1] == pytest.approx(4 * rollout[0], rel=0.05) and rollout[2] < rollout[1] / 2
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16-autocast"])
+def test_distillation_holds_what_trls_loss_does(precision: str) -> None:
+    """Ten tensors of b·s·v while the divergence is computed, six in the backward, whatever the models are."""
+    gkd = pytest.importorskip("trl.experimental.gkd.gkd_trainer")
+    wide = {**SIZES, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 50257}
+    batch, length = 2, 128
+    dtype = torch.float32 if precision == "fp32" else torch.bfloat16
+    student, teacher = (LlamaForCausalLM(LlamaConfig(**wide, attn_implementation="eager", pad_token_id=1)).to(dtype) for _ in range(2))
+    for each in (student, teacher):
+        each.config.use_cache = False
+        if precision != "fp32":  # as accelerate prepares both
+            each.forward = convert_outputs_to_fp32(torch.autocast("cpu", torch.bfloat16)(each.forward))
+    optimizer = torch.optim.AdamW(student.parameters(), foreach=False)
+
+    def compute_loss(ids: torch.Tensor) -> torch.Tensor:
+        made = student(input_ids=ids)
+        with torch.no_grad():
+            taught = teacher(input_ids=ids)
+        return gkd.GKDTrainer.generalized_jsd_loss(made.logits[:, :-1], taught.logits[:, :-1], labels=ids[:, 1:], beta=1.0)
+
+    def run() -> None:
+        compute_loss(torch.randint(3, 50000, (batch, length))).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    student.train()
+    real = observed(student, optimizer, run)
+    spec = read_config({"model_type": "llama", **wide, "tie_word_embeddings": False})
+    e = estimate(spec, train_config({**OPTIONS, "bs": batch, "ctx": length, "precision": precision, "optimizer": "adamw", "workload": "distill", "teacher": "gpt2"}))  # fmt: skip
+    peaks = real.phase_peaks()
+    loss = max((peaks[phase] for phase in (Phase.FORWARD, Phase.LOSS) if phase in peaks), key=lambda peak: peak.nbytes)
+    for found, phase in ((loss, Phase.FORWARD), (peaks[Phase.BACKWARD], Phase.BACKWARD)):
+        here = e.timeline.breakdown(e.phase_peaks[phase])[Role.LOGITS]
+        assert real.breakdown(found)[Role.LOGITS] == pytest.approx(here, rel=0.03), phase

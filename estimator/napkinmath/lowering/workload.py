@@ -1,7 +1,6 @@
 """workload_step: the step of a workload: pairs, references, teachers, critics, rollouts, and evaluation or generation in the middle.
 
-Sources: trl 0.2x to 1.x dpo_trainer.py (concatenated_forward, then compute_ref_log_probs under no_grad), gkd_trainer.py (compute_loss,
-generalized_jsd_loss), reward_trainer.py, grpo_trainer.py (_generate_and_score_completions), ppo_trainer.py; transformers 5.23 trainer.py
+Sources: trl 0.2x to 1.x dpo_trainer.py (concatenated_forward, then compute_ref_log_probs under no_grad), gkd_trainer.py (compute_loss), reward_trainer.py, grpo_trainer.py (_generate_and_score_completions), ppo_trainer.py; transformers 5.23 trainer.py
 evaluation_loop, cache_utils.py DynamicLayer.update. A policy's own loss is priced as cross-entropy over the same logits; an evaluation and a
 reference leave out the adapters' own products.
 """
@@ -11,26 +10,29 @@ from __future__ import annotations
 import copy
 
 from napkinmath.costs import Move
-from napkinmath.dtypes import BF16, FP32
+from napkinmath.dtypes import FP32
 from napkinmath.errors import InputError, shown
 from napkinmath.expr import Size, ceil_div, minimum, product, symbol
 from napkinmath.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Work
 from napkinmath.lowering.lifecycle import load_segments
 from napkinmath.lowering.policy import Policy
 from napkinmath.model_spec import ModelSpec
-from napkinmath.train_config import Precision, RecomputeConfig, TrainConfig
+from napkinmath.train_config import Loss, Precision, RecomputeConfig, TrainConfig
 from napkinmath.workload_config import Workload, WorkloadKind
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from napkinmath.catalog.layers.head import CausalLmHead
     from napkinmath.ledger import Event
+    from napkinmath.model_spec import Part
     from napkinmath.step import Run, Segment, Step
 
     Symbols = tuple[tuple[str, Size], ...]
 
 _b, _s, _v, _k, _dh = (symbol(name) for name in ("b", "s", "v", "k", "dh"))
+_TEACHING = {same: same for same in (Precision.BF16, Precision.FP16, Precision.FP32, Precision.TF32)}  # a teacher is loaded as it runs
 _LAUNCHES = 12  # kernels of one layer's forward for one token
 
 
@@ -60,7 +62,7 @@ def workload_step(spec: ModelSpec, policy: Policy) -> Step:
         raise InputError(f"workload {workload.kind.value} is priced on one GPU; leave --gpus out")
     plain = copy.copy(policy)
     plain.config = config.replace(workload=Workload())
-    own = scored(spec) if workload.kind is WorkloadKind.REWARD else spec
+    own = scored(spec) if workload.kind is WorkloadKind.REWARD else taught(spec, config) if workload.kind is WorkloadKind.DISTILL else spec
     step = build_step(own, plain)
     if workload.kind is WorkloadKind.PPO:
         _join(step, build_step(scored(spec), plain))
@@ -81,14 +83,37 @@ def workload_step(spec: ModelSpec, policy: Policy) -> Step:
 
 def scored(spec: ModelSpec) -> ModelSpec:
     """The same model with a score for its head."""
-    from napkinmath.catalog.layers.head import CausalLmHead
     from napkinmath.catalog.layers.score_head import ScoreHead
 
-    last = spec.stages[-1]
-    if not isinstance(last.part, CausalLmHead):
-        raise InputError(f"{shown(spec.name)} ends in no causal language-model head that a score could replace; use a decoder")
-    head = ScoreHead(norm=last.part.norm, norm_name=last.part.norm_name)
-    return spec.replace(stages=(*spec.stages[:-1], last.replace(part=head)))
+    head = _causal_head(spec)
+    return _ending_in(spec, ScoreHead(norm=head.norm, norm_name=head.norm_name))
+
+
+def taught(spec: ModelSpec, config: TrainConfig) -> ModelSpec:
+    """The same model whose loss is its divergence from a teacher; a chunked or fused loss holds no logits, a divergence's no more than another's."""
+    from napkinmath.catalog.layers.distillation_head import DistillationHead
+
+    return _ending_in(spec, DistillationHead(head=_causal_head(spec))) if config.loss is Loss.HF else spec
+
+
+def without_loss(spec: ModelSpec, config: TrainConfig) -> ModelSpec:
+    """The same model whose logits leave it; as it is where the loss never holds them all."""
+    from napkinmath.catalog.layers.distillation_head import LogitsHead
+
+    return _ending_in(spec, LogitsHead(head=_causal_head(spec))) if config.loss is Loss.HF else spec
+
+
+def _ending_in(spec: ModelSpec, part: Part) -> ModelSpec:
+    return spec.replace(stages=(*spec.stages[:-1], spec.stages[-1].replace(part=part)))
+
+
+def _causal_head(spec: ModelSpec) -> CausalLmHead:
+    from napkinmath.catalog.layers.head import CausalLmHead
+
+    part = spec.stages[-1].part
+    if not isinstance(part, CausalLmHead):
+        raise InputError(f"{shown(spec.name)} ends in no causal language-model head that another could replace; use a decoder")
+    return part
 
 
 def _join(step: Step, other: Step) -> None:
@@ -116,13 +141,11 @@ def _beside(spec: ModelSpec, policy: Policy, step: Step) -> tuple[list[Segment],
         (after if workload.kind is WorkloadKind.DPO else before).extend(forward)
     if workload.teacher:
         teacher = _catalogued(workload.teacher)
-        frozen = config.replace(adapter=None, quantization=None, precision=Precision.BF16 if config.precision is Precision.BF16 else Precision.BF16_AUTOCAST)  # fmt: skip
+        frozen = config.replace(adapter=None, quantization=None, precision=_TEACHING.get(config.precision, Precision.BF16_AUTOCAST))  # fmt: skip
         name = "teacher" if workload.kind is WorkloadKind.DISTILL else "reward model"
-        loaded, forward = _forward(teacher if name == "teacher" else scored(teacher), policy, frozen, name)
+        loaded, forward = _forward(without_loss(teacher, config) if name == "teacher" else scored(teacher), policy, frozen, name)
         step.load += loaded
         (after if name == "teacher" else before).extend(forward)
-        if name == "teacher":
-            after += _divergence()
     return before, after
 
 
@@ -153,26 +176,11 @@ def _forward(spec: ModelSpec, policy: Policy, config: TrainConfig, name: str, *,
     return loaded, forward
 
 
-def _divergence() -> list[Segment]:
-    """The teacher's logits, both log-probabilities and their divergence, there until the loss has gone backward."""
-    from napkinmath.step import Segment
-
-    names = (("teacher's logits", BF16), ("teacher's log-probabilities", FP32), ("divergence", FP32))
-    tensors = [Tensor(name, (_b, _s, _v), dtype, Role.LOGITS, "loss") for name, dtype in names]
-    moved: Size = 0
-    for tensor in tensors:
-        moved = moved + 2 * tensor.nbytes
-    events: list[Event] = [*((ALLOC, tensor) for tensor in tensors), (RUN, Work(None, (Move(moved, 4),), False))]
-    return [Segment("divergence from the teacher", Phase.FORWARD, events), Segment("divergence released", Phase.BACKWARD, [(FREE, t) for t in tensors])]  # fmt: skip
-
-
 def _surrounded(repeat: int, segments: list[Segment], before: list[Segment], after: list[Segment]) -> tuple[int, list[Segment]]:
-    """A micro-step with forwards before it and between its forward and its backward; what the backward releases goes after its first block."""
-    first = next((i for i, segment in enumerate(segments) if segment.phase is Phase.BACKWARD), len(segments))
-    between = [segment for segment in after if segment.phase is Phase.FORWARD]
-    released = [segment for segment in after if segment.phase is not Phase.FORWARD]
-    cut = min(first + 2, len(segments))  # the gradient of the loss, then the head
-    return repeat, [*before, *segments[:first], *between, *segments[first:cut], *released, *segments[cut:]]
+    """A micro-step with forwards before it and between its forward and its backward; a teacher's logits are there when the student's loss is computed."""
+    heads = (i for i, segment in enumerate(segments) if segment.name == "DistillationHead" or segment.phase is Phase.BACKWARD)
+    first = next(heads, len(segments))
+    return repeat, [*before, *segments[:first], *after, *segments[first:]]
 
 
 # ---------------------------------------------------------------- generation and evaluation

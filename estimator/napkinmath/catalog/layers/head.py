@@ -43,13 +43,25 @@ class CausalLmHead(Part):
     own_loss_upcasts: bool = True
     """Its own loss made an fp32 copy of the logits first (Llama's kin; GPT-2's kin did not)."""
 
-    def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
-        assert x is not None
+    def logits(self, t: Tape, x: Value) -> Value:
+        """What the model returns where it is given no labels."""
+        hidden = self._narrowed(t, x)
+        with t.scope() as frame:
+            frame.local(hidden)
+            found = linear(t, hidden, self.name, v, bias=self.bias, kind="head", role=Role.LOGITS, weight=self._tied(t, hidden))
+            if self.scaled or self.capped:
+                found = self._rescaled(t, found)
+            return cast(t, found, FP32, role=Role.LOGITS) if self.upcast else found
+
+    def _narrowed(self, t: Tape, x: Value) -> Value:
         with t.scope() as frame:
             frame.local(x)
             hidden = self.norm.record(t, x, self.norm_name) if self.norm else x
-            if self.project_out:
-                hidden = linear(t, hidden, self.project_name, self.project_out)
+            return linear(t, hidden, self.project_name, self.project_out) if self.project_out else hidden
+
+    def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
+        assert x is not None
+        hidden = self._narrowed(t, x)
         stack = t.policy.stack
         with t.scope() as frame:
             frame.local(hidden)
