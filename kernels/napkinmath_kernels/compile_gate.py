@@ -27,8 +27,8 @@ from typing import Any
 from . import triton_kernels
 from .triton_kernels.launch import Shipped
 
-#: Shared memory a block may use, bytes (CUDA programming guide, compute capabilities; sm_100 as sm_90).
-SHARED_CAP = {80: 166912, 86: 101376, 89: 101376, 90: 232448, 100: 232448}
+#: Shared memory a block may use, bytes (CUDA programming guide, compute capabilities; sm_100 as sm_90, sm_120 as sm_89).
+SHARED_CAP = {80: 166912, 86: 101376, 89: 101376, 90: 232448, 100: 232448, 120: 101376}
 #: Instructions that run on tensor cores: Ampere and Ada HMMA, Hopper HGMMA, Blackwell UTC*MMA (HMMA where the tile is small).
 TENSOR_CORE = re.compile(r"\b(HMMA|HGMMA|UTC\w*MMA)\b")
 INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)")

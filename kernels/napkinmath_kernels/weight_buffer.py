@@ -12,7 +12,8 @@ class WeightBuffer:
     """Grows to the largest weight asked of it and is handed out again and again.
 
     Keyed by device, dtype and stream: work on one stream is ordered, so a GEMM that reads the buffer is over before the next
-    decode writes it. What is handed out is valid until the next `take` on that stream.
+    decode writes it. What is handed out is valid until the next `take` on that stream. While a CUDA graph is captured a buffer is
+    made for that one decode instead, in the graph's own memory: replays would go on writing to a buffer that has been let go of.
     """
 
     def __init__(self) -> None:
@@ -20,6 +21,8 @@ class WeightBuffer:
 
     def take(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """A contiguous tensor of `shape` that shares the buffer; its content is undefined."""
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return torch.empty(tuple(shape), dtype=dtype, device=device)
         stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
         key = (device, dtype, stream)
         length = math.prod(shape)

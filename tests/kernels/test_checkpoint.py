@@ -148,7 +148,7 @@ def test_offloading_lets_go_of_the_boundary_and_fetches_one_ahead():
     assert store.num_parked == 3 and all(boundary() is None for boundary in boundaries)
     order = []
     start, fetch = store._start_back, store.fetch
-    store._start_back = lambda parked: (order.append(("start", store._parked.index(parked))), start(parked))[1]
+    store._start_back = lambda parked: (order.append(("start", next(n for n, p in store._parked.items() if p is parked))), start(parked))[1]
     store.fetch = lambda number: (order.append(("fetch", number)), fetch(number))[1]
     hidden.sum().backward()
     assert [number for what, number in order if what == "fetch"] == [2, 1, 0]
@@ -164,6 +164,30 @@ def test_host_buffers_are_reused_from_step_to_step():
         step(layers, torch.randn(2, 6, HIDDEN, requires_grad=True))
         sizes.append(store.num_bytes())
     assert sizes == [3 * 2 * 6 * HIDDEN * 4] * 3
+
+
+def test_a_step_that_is_broken_off_gives_its_buffers_back():
+    """A loss that is only looked at, an out-of-memory error: what was parked must not pile up, nor come back to the GPU later."""
+    layers, store = make_layers(), HostStore()
+    checkpoint_layers(layers, [Recompute.OFFLOAD] * 3, store=store)
+    for _ in range(3):
+        hidden = torch.randn(2, 6, HIDDEN, requires_grad=True)
+        for layer in layers:
+            hidden = layer(hidden)
+        del hidden
+        gc.collect()
+        assert store.num_parked == 0 and store.num_bytes() == 3 * 2 * 6 * HIDDEN * 4
+    step(layers, torch.randn(2, 6, HIDDEN, requires_grad=True))
+    assert store.num_parked == 0
+
+
+def test_a_second_backward_over_what_was_fetched_says_so():
+    layers, store = make_layers(1), HostStore()
+    checkpoint_layers(layers, [Recompute.OFFLOAD], store=store)
+    loss = layers[0](torch.randn(1, 4, HIDDEN, requires_grad=True)).sum()
+    loss.backward(retain_graph=True)
+    with pytest.raises(KernelInputError, match="one backward a forward"):
+        loss.backward()
 
 
 def test_evaluation_is_a_plain_call():

@@ -200,3 +200,11 @@ def test_bad_input_is_refused_in_one_line():
         with pytest.raises(KernelInputError, match=says) as caught:
             call()
         assert "\n" not in str(caught.value)
+
+
+def test_a_second_derivative_is_refused():
+    """Gradients come from the forward: differentiated again they would pass for constants."""
+    hidden, weight, targets = make(4, 3, 6, torch.float32)
+    loss = linear_cross_entropy(hidden, weight, targets)
+    with pytest.raises(KernelInputError, match="create_graph=True"):
+        torch.autograd.grad(loss, hidden, create_graph=True)

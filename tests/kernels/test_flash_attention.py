@@ -204,3 +204,23 @@ def test_bad_input_is_refused_in_one_line(triton_backend):
         with pytest.raises(KernelInputError, match=says) as caught:
             call()
         assert "\n" not in str(caught.value) and 'attention="sdpa"' in str(caught.value)
+
+
+def test_autocast_gives_its_type_as_for_torchs_attention(backend):
+    """A norm of queries with an fp32 weight leaves them fp32 under autocast."""
+    inputs = make(1, 2, 1, 6, 6)
+    with torch.autocast("cpu", torch.float16):
+        o = flash_attention(*inputs, causal=True)
+    assert o.dtype is torch.float16
+    assert all(gradient.dtype is torch.float32 for gradient in torch.autograd.grad(o.sum(), inputs))
+
+
+def test_rows_further_apart_than_32_bits_reach(triton_backend, tmp_path):
+    """Half a million tokens of 32 heads: token times stride passes 2^31. The file is sparse, so it takes no room."""
+    stride, tokens = 2**26, 35
+    far = torch.from_file(str(tmp_path / "far"), shared=True, size=(tokens - 1) * stride + 64, dtype=torch.float16)
+    near = [x.detach() for x in make(1, 1, 1, tokens, tokens, dtype=torch.float16)]
+    q = far.as_strided((1, 1, tokens, 64), (0, 64, stride, 1)).copy_(near[0]).requires_grad_()
+    want = near[0].clone().requires_grad_()
+    got = torch.autograd.grad(flash_attention(q, *near[1:], causal=True).sum(), q)[0]
+    assert torch.equal(got, torch.autograd.grad(flash_attention(want, *near[1:], causal=True).sum(), want)[0])

@@ -21,6 +21,7 @@ from napkinmath_kernels.ops.nf4 import (
     quantize,
 )
 from napkinmath_kernels.weight_buffer import WeightBuffer
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import opcheck
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -180,3 +181,23 @@ def test_bad_input_is_refused_in_one_line():
 
 def test_the_code_is_sorted_and_spans_one():
     assert sorted(NF4_CODE) == list(NF4_CODE) and NF4_CODE[0] == -1 and NF4_CODE[-1] == 1
+
+
+def test_tables_made_inside_a_fake_mode_are_not_kept():
+    with FakeTensorMode():
+        assert type(quantize(torch.randn(4, 64), "fp4", nested=False).code) is not torch.Tensor
+    real = quantize(torch.randn(4, 64), "fp4", nested=False)
+    assert type(real.code) is torch.Tensor and dequantize(real).isfinite().all()
+    with FakeTensorMode():
+        quantize(torch.randn(4, 64), "fp4", nested=False)
+
+
+def test_a_captured_graph_gets_a_buffer_of_its_own(monkeypatch):
+    """Replays write to the address they were captured with: not to one that the next larger weight lets go of."""
+    made = []
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    monkeypatch.setattr(torch, "empty", lambda shape, **options: made.append((shape, options)) or torch.zeros(shape))
+    buffer = WeightBuffer()
+    for _ in range(2):
+        buffer.take((2, 3), torch.bfloat16, torch.device("cuda:0"))
+    assert [shape for shape, _ in made] == [(2, 3)] * 2 and buffer.num_bytes() == 0

@@ -292,3 +292,22 @@ def test_what_cannot_be_replaced_is_named_with_its_reason():
     model = make("gemma2")
     report = patch(model, attention="napkinmath")
     assert "attn_logit_softcapping" in report.kept["attention"] and "attn_logit_softcapping" in str(report)
+
+
+def test_padding_asks_torchs_attention_for_no_grouped_heads(monkeypatch):
+    """With a mask only the kernel that holds all scores takes groups: a long padded batch would not fit."""
+    from napkinmath_kernels.patching.attention import attention_forward
+
+    asked = []
+    plain = torch.nn.functional.scaled_dot_product_attention
+    monkeypatch.setattr(
+        torch.nn.functional, "scaled_dot_product_attention", lambda *x, **o: asked.append((x[1].shape[1], o)) or plain(*x, **o)
+    )
+    q, k, v = torch.randn(2, 4, 6, 16), torch.randn(2, 2, 6, 16), torch.randn(2, 2, 6, 16)
+    real = torch.ones(2, 6, dtype=torch.int64)
+    real[0, :2] = 0
+    o, _ = attention_forward(torch.nn.Module(), q, k, v, real, is_causal=True)
+    assert asked[0][0] == 4 and not asked[0][1].get("enable_gqa")
+    o_unpadded, _ = attention_forward(torch.nn.Module(), q[1:], k[1:], v[1:], None, is_causal=True)
+    torch.testing.assert_close(o[1:], o_unpadded)
+    assert len(asked) == 1

@@ -36,6 +36,28 @@ def test_error_is_at_most_twice_that_of_plain_torch(backend, device, dtype, shap
     assert_no_worse_than_torch(lambda x, w: rms_norm(x, w, EPS, offset=offset), lambda x, w: plain(x, w, offset=offset), [x, weight])
 
 
+@pytest.mark.parametrize("shape", [(1, 8), (7, 65), (2, 3, 127)])
+def test_rows_one_a_program(triton_backend, monkeypatch, shape):
+    """What wider rows than a tile's run, at a test's size."""
+    from napkinmath_kernels.triton_kernels import rms_norm as kernels
+
+    monkeypatch.setattr(kernels, "WIDEST_NARROW", 0)
+    assert_no_worse_than_torch(
+        lambda x, w: rms_norm(x, w, EPS, offset=1.0), lambda x, w: plain(x, w, offset=1.0), make(shape, torch.float32)
+    )
+
+
+@pytest.mark.parametrize("rows", [1, 63, 65, 600])
+def test_tiles_of_narrow_rows(triton_backend, rows):
+    """A tile has 64 rows of 64 and the interpreter 8 programs, so 600 rows are taken in turns, the last tile in part."""
+    inputs = make((rows, 50), torch.float32)
+    assert_no_worse_than_torch(lambda x, w: rms_norm(x, w, EPS), plain, inputs)
+    with poisoned_allocations():
+        x, weight = (inside_poison(tensor) for tensor in inputs)
+        for gradient in torch.autograd.grad(rms_norm(x, weight), (x, weight), inside_poison(torch.randn(rows, 50))):
+            assert gradient.isfinite().all()
+
+
 def test_wide_rows_sum_their_weight_gradient_apart(triton_backend, monkeypatch):
     from napkinmath_kernels.triton_kernels import rms_norm as kernels
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from ..errors import KernelInputError
 
 
 @dataclass(eq=False)
@@ -20,6 +23,14 @@ class _Parked:
     ready: torch.cuda.Event | None = None
 
 
+class _Ticket:
+    """What the graph keeps in place of a parked tensor; when it goes, with a backward or without one, so does the tensor."""
+
+    def __init__(self, store: HostStore, number: int, requires_grad: bool) -> None:
+        self.fetch = lambda: store.fetch(number).requires_grad_(requires_grad)
+        weakref.finalize(self, store.forget, number).atexit = False
+
+
 class HostStore:
     """Parks tensors in pinned host buffers, which are kept and reused from step to step.
 
@@ -29,17 +40,18 @@ class HostStore:
 
     def __init__(self) -> None:
         self._free: dict[tuple[torch.Size, torch.dtype], list[torch.Tensor]] = {}
-        self._parked: list[_Parked | None] = []
+        self._parked: dict[int, _Parked] = {}
+        self._numbers = itertools.count()
         self._stream: torch.cuda.Stream | None = None
 
     @property
     def num_parked(self) -> int:
         """Tensors that wait in host memory."""
-        return sum(parked is not None for parked in self._parked)
+        return len(self._parked)
 
     def num_bytes(self) -> int:
         """Bytes of host memory held, used and free."""
-        held = [parked.host for parked in self._parked if parked is not None] + [x for free in self._free.values() for x in free]
+        held = [parked.host for parked in self._parked.values()] + [x for free in self._free.values() for x in free]
         return sum(x.numel() * x.element_size() for x in held)
 
     def _buffer(self, x: torch.Tensor) -> torch.Tensor:
@@ -64,8 +76,9 @@ class HostStore:
             x.record_stream(stream)  # the allocator must not hand x's memory out before the copy has read it
         else:
             host.copy_(x)
-        self._parked.append(_Parked(host, x.device, copied))
-        return len(self._parked) - 1
+        number = next(self._numbers)
+        self._parked[number] = _Parked(host, x.device, copied)
+        return number
 
     def _start_back(self, parked: _Parked) -> None:
         if parked.back is not None:
@@ -83,14 +96,13 @@ class HostStore:
 
     def fetch(self, number: int) -> torch.Tensor:
         """The parked tensor on its device; starts the copy of the one parked before it, which the backward asks for next."""
-        parked = self._parked[number]
-        assert parked is not None, f"tensor {number} was fetched twice: a second backward needs a second forward"
+        parked = self._parked.get(number)
+        if parked is None:
+            raise KernelInputError("HostStore", "a second backward over one forward", "one backward a forward", "Recompute.FULL")
         self._start_back(parked)
-        previous = next((i for i in range(number - 1, -1, -1) if self._parked[i] is not None), None)
+        previous = max((other for other in list(self._parked) if other < number), default=None)  # a copy: tickets go at any time
         if previous is not None:
-            before = self._parked[previous]
-            assert before is not None
-            self._start_back(before)
+            self._start_back(self._parked[previous])
         assert parked.back is not None
         if parked.ready is not None:
             current = torch.cuda.current_stream(parked.device)
@@ -99,11 +111,15 @@ class HostStore:
         self._release(number, parked)
         return parked.back
 
+    def forget(self, number: int) -> None:
+        """Gives the buffer of a tensor back that no backward asked for: a step that was broken off, a loss that was only looked at."""
+        parked = self._parked.get(number)
+        if parked is not None:
+            self._release(number, parked)
+
     def _release(self, number: int, parked: _Parked) -> None:
-        self._parked[number] = None
+        del self._parked[number]
         self._free.setdefault((parked.host.shape, parked.host.dtype), []).append(parked.host)
-        while self._parked and self._parked[-1] is None:
-            self._parked.pop()
 
     def hooks(self, boundary: torch.Tensor) -> torch.autograd.graph.saved_tensors_hooks:
         """Hooks that park `boundary`, wherever it is saved inside, and leave every other tensor alone."""
@@ -111,14 +127,12 @@ class HostStore:
         address, shape = boundary.data_ptr(), boundary.shape  # not the tensor itself: these hooks live as long as the graph
         del boundary
 
-        def pack(x: torch.Tensor) -> Callable[[], torch.Tensor]:
+        def pack(x: torch.Tensor) -> torch.Tensor | _Ticket:
             if x.data_ptr() != address or x.shape != shape or not x.numel():
-                return lambda: x
-            number = self.park(x.detach())
-            requires_grad = x.requires_grad
-            return lambda: self.fetch(number).requires_grad_(requires_grad)
+                return x
+            return _Ticket(self, self.park(x.detach()), x.requires_grad)
 
         def unpack(packed: Any) -> torch.Tensor:
-            return packed()
+            return packed.fetch() if isinstance(packed, _Ticket) else packed
 
         return torch.autograd.graph.saved_tensors_hooks(pack, unpack)

@@ -8,6 +8,7 @@ Rows whose target is ignored are dropped before the first GEMM. A chunk holds `c
 their gradient in place, and two GEMMs (three with a trained head) use them at once. So the forward keeps d hidden (T x h, hidden's
 dtype) and, for a trained head only, d weight (v x h), and the backward multiplies them by the upstream gradient.
 Temporaries: one chunk of logits; fp32 sums of d weight when there is more than one chunk; copies of the kept rows if any is ignored.
+In fp16 what a softmax leaves below 6e-8 of 1 / (number of targets) is lost before a GradScaler can lift it; bf16 has fp32's range.
 No valid target at all gives loss 0 and zero gradients. FLOPs 4 T h v (6 T h v with a trained head). See `costs.linear_cross_entropy`.
 Sources: Hsu et al. 2024 (arXiv 2410.10989) for gradients in the forward; Wijmans et al. 2024 (arXiv 2411.09009) for filtering.
 """
@@ -24,6 +25,8 @@ from ..backend import acts_as_gpu, runs_triton
 from ..errors import KernelInputError
 
 FALLBACK = "torch.nn.functional.cross_entropy"
+#: Counting the valid targets waits for the GPU: torch.compile leaves the op out of its CUDA graphs.
+NO_CUDA_GRAPH = (torch.Tag.cudagraph_unsafe,)
 DEFAULT_CHUNK_BYTES = 256 * 2**20
 #: Chunks are whole multiples of this many rows, the tile of a large GEMM.
 ROW_MULTIPLE = 128
@@ -95,16 +98,14 @@ class _WeightGradient:
 
     def add(self, gradient: torch.Tensor, hidden: torch.Tensor) -> None:
         """sum += gradient^T hidden."""
-        left = gradient.t()
-        if self._is_empty:
-            self._sum.zero_()
-            self._is_empty = False
+        left, first = gradient.t(), self._is_empty
+        self._is_empty = False
         if self._sum.dtype is gradient.dtype:
-            torch.addmm(self._sum, left, hidden, out=self._sum)
+            self._sum.addmm_(left, hidden, beta=0 if first else 1)
         elif acts_as_gpu(gradient):
-            torch.ops.aten.addmm.dtype_out(self._sum, left, hidden, torch.float32, out=self._sum)
+            torch.ops.aten.addmm.dtype_out(self._sum, left, hidden, torch.float32, beta=0 if first else 1, out=self._sum)
         else:
-            self._sum.addmm_(left.float(), hidden.float())
+            self._sum.addmm_(left.float(), hidden.float(), beta=0 if first else 1)
 
     def result(self) -> torch.Tensor:
         """The sum in the weight's dtype."""
@@ -173,7 +174,7 @@ def _forward(
     return loss, nothing if d_hidden is None else d_hidden, nothing.clone() if sums is None else sums.result()
 
 
-@torch.library.custom_op("napkinmath::linear_cross_entropy", mutates_args=())
+@torch.library.custom_op("napkinmath::linear_cross_entropy", mutates_args=(), tags=NO_CUDA_GRAPH)
 def _linear_cross_entropy_op(
     hidden: torch.Tensor,
     weight: torch.Tensor,
@@ -211,6 +212,8 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) 
 def _autograd(ctx: Any, upstream: torch.Tensor | None, *_: None) -> tuple[torch.Tensor | None, ...]:
     if upstream is None:
         return (None,) * 12
+    if torch.is_grad_enabled():  # what is saved would pass for a constant, and second derivatives be wrong without a word
+        raise KernelInputError("linear_cross_entropy", "a backward with create_graph=True", "first derivatives", FALLBACK)
     saved = iter(ctx.saved_tensors)
     d_hidden, d_weight = (next(saved) * upstream if has else None for has in ctx.has)
     return (d_hidden, d_weight, *(None,) * 10)

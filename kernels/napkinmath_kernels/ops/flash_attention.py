@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from .. import checks
+from ..autocast import to_autocast_dtype
 from ..backend import acts_as_gpu, runs_triton
 from ..errors import KernelInputError
 from ..layouts import empty_token_major, to_token_major
@@ -241,12 +242,13 @@ def flash_attention(
     max_seqlen_k: int | None = None,
     return_lse: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """softmax(scale q k^T) v, shaped and typed as q; with `return_lse` also the log-sum-exp (batch, heads, queries) in fp32.
+    """softmax(scale q k^T) v, shaped and typed as q (autocast's type where it is on); with `return_lse` also the log-sum-exp (batch, heads, queries) in fp32.
 
     q (batch, heads, queries, size); k, v (batch, K/V heads, keys, size); bf16 or fp16 on a GPU, size 64, 96, 128 or 256; scale
     1/sqrt(size) by default. A query that sees no key gives zeros and -inf. With `cu_seqlens_q` and `cu_seqlens_k`, (sequences + 1)
     int32, the batch is 1 and tokens are packed; `max_seqlen_*` spare a synchronisation. Raises KernelInputError.
     """
+    q, k, v = (to_autocast_dtype(x) for x in (q, k, v))
     _check(q, k, v, window)
     max_q, max_k = q.shape[2], k.shape[2]
     if cu_seqlens_q is not None or cu_seqlens_k is not None:

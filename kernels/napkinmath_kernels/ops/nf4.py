@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 
@@ -40,7 +40,25 @@ NF4_CODE = (
 FP4_CODE = tuple(x / 12 for x in (0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0, 0, -0.0625, -8.0, -12.0, -4.0, -6.0, -2.0, -3.0))
 
 
-@functools.cache
+Table = TypeVar("Table", torch.Tensor, tuple[torch.Tensor, torch.Tensor])
+
+
+def _kept(make: Callable[..., Table]) -> Callable[..., Table]:
+    """Makes a table once for each format and device; never keeps, nor hands out, a real one inside a mode that makes fake tensors."""
+    tables: dict[tuple[Any, ...], Table] = {}
+
+    @functools.wraps(make)
+    def table(*key: Any) -> Table:
+        if type(torch.empty(0)) is not torch.Tensor:
+            return make(*key)
+        if key not in tables:
+            tables[key] = make(*key)
+        return tables[key]
+
+    return table
+
+
+@_kept
 def four_bit_code(format: Format, device: torch.device) -> torch.Tensor:
     """The 16 values of a format in nibble order, fp32, on `device`."""
     if format not in ("nf4", "fp4"):
@@ -48,7 +66,7 @@ def four_bit_code(format: Format, device: torch.device) -> torch.Tensor:
     return torch.tensor(NF4_CODE if format == "nf4" else FP4_CODE, dtype=torch.float32, device=device)
 
 
-@functools.cache
+@_kept
 def nested_scale_code(device: torch.device) -> torch.Tensor:
     """The 256 values of the signed dynamic 8-bit format that nested scales use: seven decades, finer steps toward 1.
 
@@ -63,7 +81,7 @@ def nested_scale_code(device: torch.device) -> torch.Tensor:
     return torch.tensor(sorted(values), dtype=torch.float32, device=device)
 
 
-@functools.cache
+@_kept
 def _decision_bounds(format: Format, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """(midpoints between neighbouring values, nibble of the i-th smallest value)."""
     code = four_bit_code(format, device)

@@ -26,6 +26,8 @@ from .nf4 import QuantizedWeight, quantize
 from .qlora_branch import LAYOUT_WIDTH, branches, no_gradients, rows_of, weight_layout, weight_tensors
 
 FALLBACK = "peft's own LoRA layer"
+#: The shared weight buffer outlives a graph's memory: torch.compile leaves these ops out of its CUDA graphs.
+NO_CUDA_GRAPH = (torch.Tag.cudagraph_unsafe,)
 
 
 def _forward(x: torch.Tensor, *arguments: Any) -> list[torch.Tensor]:
@@ -39,7 +41,7 @@ def _forward(x: torch.Tensor, *arguments: Any) -> list[torch.Tensor]:
     return outputs + projections
 
 
-@torch.library.custom_op("napkinmath::qlora_linears", mutates_args=())
+@torch.library.custom_op("napkinmath::qlora_linears", mutates_args=(), tags=NO_CUDA_GRAPH)
 def _qlora_linears_op(
     x: torch.Tensor,
     stored: list[torch.Tensor],
@@ -62,7 +64,7 @@ def _(
     return outputs + [x.new_empty((math.prod(x.shape[:-1]), a.shape[0]) if a.numel() else (0,)) for a in lora_a]
 
 
-@torch.library.custom_op("napkinmath::qlora_linears_backward", mutates_args=())
+@torch.library.custom_op("napkinmath::qlora_linears_backward", mutates_args=(), tags=NO_CUDA_GRAPH)
 def _qlora_linears_backward_op(
     gradients: list[torch.Tensor],
     projections: list[torch.Tensor],

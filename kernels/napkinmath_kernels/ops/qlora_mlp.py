@@ -19,7 +19,7 @@ from ..autocast import to_autocast_dtype
 from ..errors import KernelInputError
 from .dropout import new_seed
 from .gated import ACTIVATIONS, Activation, gated_gradients, gated_values
-from .qlora import FALLBACK, FrozenLinear, QLoRALinear, check_linears, fake_gradients, flatten
+from .qlora import FALLBACK, NO_CUDA_GRAPH, FrozenLinear, QLoRALinear, check_linears, fake_gradients, flatten
 from .qlora_branch import Branch, branches, no_gradients, rows_of
 
 
@@ -29,7 +29,7 @@ def _gate_and_up(rows: torch.Tensor, gate: Branch, up: Branch) -> tuple[torch.Te
     return e, g, gate.forward(rows, e), up.forward(rows, g)
 
 
-@torch.library.custom_op("napkinmath::qlora_mlp", mutates_args=())
+@torch.library.custom_op("napkinmath::qlora_mlp", mutates_args=(), tags=NO_CUDA_GRAPH)
 def _qlora_mlp_op(
     x: torch.Tensor,
     stored: list[torch.Tensor],
@@ -61,7 +61,7 @@ def _(x: torch.Tensor, stored: Any, layout: list[int], biases: Any, lora_a: list
     return [x.new_empty((*x.shape[:-1], layout[11])), *kept, *projections]
 
 
-@torch.library.custom_op("napkinmath::qlora_mlp_backward", mutates_args=())
+@torch.library.custom_op("napkinmath::qlora_mlp_backward", mutates_args=(), tags=NO_CUDA_GRAPH)
 def _qlora_mlp_backward_op(
     dy: torch.Tensor,
     kept: list[torch.Tensor],

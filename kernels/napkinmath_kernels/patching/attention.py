@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from ..autocast import to_autocast_dtype
 from ..backend import acts_as_gpu
 from ..ops.flash_attention import FALLBACK, HEAD_SIZES, flash_attention, visible_keys
 
@@ -30,6 +31,14 @@ def _bool_mask(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None
     return real if visible is None else real & visible
 
 
+def _for_every_query_head(x: torch.Tensor, heads: int) -> torch.Tensor:
+    """K or V (batch, K/V heads, keys, size) with `heads` heads: under a mask SDPA's kernels but the one that holds all scores take no groups."""
+    batch, kv_heads, keys, size = x.shape
+    if kv_heads == heads:
+        return x
+    return x[:, :, None].expand(batch, kv_heads, heads // kv_heads, keys, size).reshape(batch, heads, keys, size)
+
+
 def attention_forward(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -48,6 +57,7 @@ def attention_forward(
     Padding masks, dropout and head sizes that the kernel does not take go to SDPA with an explicit mask; soft-capping, which SDPA
     cannot do, is refused.
     """
+    query, key, value = (to_autocast_dtype(x) for x in (query, key, value))  # a norm of queries with an fp32 weight makes them fp32
     causal = (getattr(module, "is_causal", True) if is_causal is None else is_causal) and query.shape[2] > 1
     window = sliding_window or 0
     if softcap is not None:
@@ -65,9 +75,8 @@ def attention_forward(
         assert isinstance(o, torch.Tensor)
     else:
         mask = _bool_mask(query, key, attention_mask, causal, window)
-        o = torch.nn.functional.scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, dropout_p=dropout, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
-        )
+        key, value = (_for_every_query_head(x, query.shape[1]) for x in (key, value))
+        o = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout, scale=scaling)
     return o.transpose(1, 2), None
 
 

@@ -15,16 +15,30 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def _load_rows(start_ptr, row, stride, count, MASKED: tl.constexpr, SIZE: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Rows of BLOCK_D values, the ones past SIZE as zero; rows past `count` too if MASKED."""
+def _load_rows(start_ptr, first, stride, count, MASKED: tl.constexpr, SIZE: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr):
+    """BLOCK_R rows of BLOCK_D values from row `first` on, the values past SIZE as zero; rows past `count` too if MASKED.
+
+    The way to the first row is one 64-bit number: rows times stride passes 2^31 where a long sequence has many heads.
+    """
     column = tl.arange(0, BLOCK_D)
-    at = start_ptr + row[:, None] * stride + column[None, :]
+    row = tl.arange(0, BLOCK_R)
+    at = start_ptr + tl.cast(first, tl.int64) * stride + (row[:, None] * stride + column[None, :])
     if MASKED:
-        return tl.load(at, mask=(row < count)[:, None] & (column < SIZE)[None, :], other=0.0)
+        return tl.load(at, mask=(first + row < count)[:, None] & (column < SIZE)[None, :], other=0.0)
     elif SIZE == BLOCK_D:
         return tl.load(at)
     else:
         return tl.load(at, mask=(column < SIZE)[None, :], other=0.0)
+
+
+@triton.jit
+def _store_rows(start_ptr, first, stride, count, values, SIZE: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr):
+    """The counterpart of `_load_rows`, masked."""
+    column = tl.arange(0, BLOCK_D)
+    row = tl.arange(0, BLOCK_R)
+    at = start_ptr + tl.cast(first, tl.int64) * stride + (row[:, None] * stride + column[None, :])
+    mask = (first + row < count)[:, None] & (column < SIZE)[None, :]
+    tl.store(at, values.to(start_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -104,7 +118,7 @@ def _attend(
     """Online softmax over the keys from start to stop; scores are in units of log2, so that exp2 does."""
     for first in range(start, stop, BLOCK_N):
         key = first + tl.arange(0, BLOCK_N)
-        k = _load_rows(k_start, key, k_stride, keys, MASKED, SIZE, BLOCK_D)
+        k = _load_rows(k_start, first, k_stride, keys, MASKED, SIZE, BLOCK_N, BLOCK_D)
         score = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
         if MASKED:
             visible = _is_visible(row[:, None], key[None, :], queries, keys, window, CAUSAL, WINDOWED)
@@ -116,7 +130,7 @@ def _attend(
         weight = tl.exp2(score - reference[:, None])
         shrink = tl.exp2(largest - reference)
         total = total * shrink + tl.sum(weight, 1)
-        v = _load_rows(v_start, key, v_stride, keys, MASKED, SIZE, BLOCK_D)
+        v = _load_rows(v_start, first, v_stride, keys, MASKED, SIZE, BLOCK_N, BLOCK_D)
         acc = acc * shrink[:, None]
         acc = tl.dot(weight.to(v.dtype), v, acc, input_precision=PRECISION)
         largest = bigger
@@ -146,7 +160,6 @@ def _flash_forward(
     o_token_stride,
     lse_batch,
     lse_head,
-    heads,
     queries,
     keys,
     scale,
@@ -162,8 +175,8 @@ def _flash_forward(
     BLOCK_D: tl.constexpr,
 ):
     """o = softmax(scale q k^T) v and its log-sum-exp for a block of queries of one head."""
-    batch = tl.program_id(1) // heads
-    head = tl.program_id(1) % heads
+    head = tl.program_id(1)
+    batch = tl.program_id(2)
     first_query, first_key, queries, keys = _sequence(cu_queries_ptr, cu_keys_ptr, batch, queries, keys, VARLEN)
     block = tl.num_programs(0) - 1 - tl.program_id(0)  # causal: the longest rows first
     first_row = block * BLOCK_M
@@ -174,7 +187,7 @@ def _flash_forward(
         q_start = q_ptr + batch64 * q_batch_stride + head64 * q_head_stride + first_query * q_token_stride
         k_start = k_ptr + batch64 * k_batch_stride + (head64 // GROUP) * k_head_stride + first_key * k_token_stride
         v_start = v_ptr + batch64 * v_batch_stride + (head64 // GROUP) * v_head_stride + first_key * v_token_stride
-        q = _load_rows(q_start, row, q_token_stride, queries, True, SIZE, BLOCK_D)
+        q = _load_rows(q_start, first_row, q_token_stride, queries, True, SIZE, BLOCK_M, BLOCK_D)
         acc = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
         total = tl.zeros([BLOCK_M], dtype=tl.float32)
         largest = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
@@ -192,10 +205,8 @@ def _flash_forward(
         seen = total != 0.0
         o = acc / tl.where(seen, total, 1.0)[:, None]
         lse = tl.where(seen, largest / LOG2_E + tl.log(tl.where(seen, total, 1.0)), float("-inf"))
-        column = tl.arange(0, BLOCK_D)
         o_start = o_ptr + batch64 * o_batch_stride + head64 * o_head_stride + first_query * o_token_stride
-        mask = (row < queries)[:, None] & (column < SIZE)[None, :]
-        tl.store(o_start + row[:, None] * o_token_stride + column[None, :], o.to(o_ptr.dtype.element_ty), mask=mask)
+        _store_rows(o_start, first_row, o_token_stride, queries, o, SIZE, BLOCK_M, BLOCK_D)
         tl.store(lse_ptr + batch64 * lse_batch + head64 * lse_head + first_query + row, lse, mask=row < queries)
 
 
@@ -214,7 +225,6 @@ def _flash_delta(
     do_token_stride,
     lse_batch,
     lse_head,
-    heads,
     queries,
     HAS_DLSE: tl.constexpr,
     VARLEN: tl.constexpr,
@@ -223,16 +233,17 @@ def _flash_delta(
     BLOCK_D: tl.constexpr,
 ):
     """delta = sum(o do) - dlse for a block of queries of one head: what the softmax's gradient subtracts."""
-    batch = tl.program_id(1) // heads
-    head = tl.program_id(1) % heads
+    head = tl.program_id(1)
+    batch = tl.program_id(2)
     first_query, _, queries, _ = _sequence(cu_queries_ptr, cu_queries_ptr, batch, queries, queries, VARLEN)
     batch64 = batch.to(tl.int64)
     head64 = head.to(tl.int64)
-    row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    first_row = tl.program_id(0) * BLOCK_M
+    row = first_row + tl.arange(0, BLOCK_M)
     o_start = o_ptr + batch64 * o_batch_stride + head64 * o_head_stride + first_query * o_token_stride
     do_start = do_ptr + batch64 * do_batch_stride + head64 * do_head_stride + first_query * do_token_stride
-    o = _load_rows(o_start, row, o_token_stride, queries, True, SIZE, BLOCK_D).to(tl.float32)
-    do = _load_rows(do_start, row, do_token_stride, queries, True, SIZE, BLOCK_D).to(tl.float32)
+    o = _load_rows(o_start, first_row, o_token_stride, queries, True, SIZE, BLOCK_M, BLOCK_D).to(tl.float32)
+    do = _load_rows(do_start, first_row, do_token_stride, queries, True, SIZE, BLOCK_M, BLOCK_D).to(tl.float32)
     delta = tl.sum(o * do, 1)
     at = batch64 * lse_batch + head64 * lse_head + first_query + row
     if HAS_DLSE:
@@ -273,8 +284,8 @@ def _accumulate_dkdv(
     """
     for first in range(start, stop, BLOCK_M):
         row = first + tl.arange(0, BLOCK_M)
-        q = _load_rows(q_start, row, q_stride, queries, True, SIZE, BLOCK_D)
-        do = _load_rows(do_start, row, do_stride, queries, True, SIZE, BLOCK_D)
+        q = _load_rows(q_start, first, q_stride, queries, True, SIZE, BLOCK_M, BLOCK_D)
+        do = _load_rows(do_start, first, do_stride, queries, True, SIZE, BLOCK_M, BLOCK_D)
         lse = tl.load(lse_start + row, mask=row < queries, other=float("inf")) * LOG2_E  # exp2(score - inf) = 0 for rows that are not
         delta = tl.load(delta_start + row, mask=row < queries, other=0.0)
         weight = tl.exp2(tl.dot(k, tl.trans(q), input_precision=PRECISION) * scale - lse[None, :])
@@ -321,7 +332,6 @@ def _flash_backward_dkdv(
     dk_token_stride,
     lse_batch,
     lse_head,
-    heads,
     queries,
     keys,
     scale,
@@ -336,9 +346,9 @@ def _flash_backward_dkdv(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """dk and dv of a block of keys of one K/V head, summed over the query heads of its group; `heads` counts K/V heads."""
-    batch = tl.program_id(1) // heads
-    head = tl.program_id(1) % heads
+    """dk and dv of a block of keys of one K/V head, summed over the query heads of its group."""
+    head = tl.program_id(1)
+    batch = tl.program_id(2)
     first_query, first_key, queries, keys = _sequence(cu_queries_ptr, cu_keys_ptr, batch, queries, keys, VARLEN)
     first = tl.program_id(0) * BLOCK_N
     if first < keys:
@@ -347,8 +357,8 @@ def _flash_backward_dkdv(
         key = first + tl.arange(0, BLOCK_N)
         k_start = k_ptr + batch64 * k_batch_stride + head64 * k_head_stride + first_key * k_token_stride
         v_start = v_ptr + batch64 * v_batch_stride + head64 * v_head_stride + first_key * v_token_stride
-        k = _load_rows(k_start, key, k_token_stride, keys, True, SIZE, BLOCK_D)
-        v = _load_rows(v_start, key, v_token_stride, keys, True, SIZE, BLOCK_D)
+        k = _load_rows(k_start, first, k_token_stride, keys, True, SIZE, BLOCK_N, BLOCK_D)
+        v = _load_rows(v_start, first, v_token_stride, keys, True, SIZE, BLOCK_N, BLOCK_D)
         dk = tl.zeros([BLOCK_N, BLOCK_D], dtype=tl.float32)
         dv = tl.zeros([BLOCK_N, BLOCK_D], dtype=tl.float32)
         offset = keys - queries
@@ -369,11 +379,9 @@ def _flash_backward_dkdv(
                 dk, dv, k, v, key, q_start, do_start, lse_ptr + statistics, delta_ptr + statistics, q_token_stride, do_token_stride,
                 start, stop, queries, keys, scale * LOG2_E, window, CAUSAL, WINDOWED, PRECISION, SIZE, BLOCK_M, BLOCK_D,
             )  # fmt: skip
-        column = tl.arange(0, BLOCK_D)
-        at = batch64 * dk_batch_stride + head64 * dk_head_stride + (first_key + key)[:, None] * dk_token_stride + column[None, :]
-        mask = (key < keys)[:, None] & (column < SIZE)[None, :]
-        tl.store(dk_ptr + at, (dk * scale).to(dk_ptr.dtype.element_ty), mask=mask)
-        tl.store(dv_ptr + at, dv.to(dv_ptr.dtype.element_ty), mask=mask)
+        at = batch64 * dk_batch_stride + head64 * dk_head_stride + first_key * dk_token_stride
+        _store_rows(dk_ptr + at, first, dk_token_stride, keys, dk * scale, SIZE, BLOCK_N, BLOCK_D)
+        _store_rows(dv_ptr + at, first, dk_token_stride, keys, dv, SIZE, BLOCK_N, BLOCK_D)
 
 
 @triton.jit
@@ -405,8 +413,8 @@ def _accumulate_dq(
     """Adds what the keys from start to stop give to dq of a block of queries."""
     for first in range(start, stop, BLOCK_N):
         key = first + tl.arange(0, BLOCK_N)
-        k = _load_rows(k_start, key, k_stride, keys, MASKED, SIZE, BLOCK_D)
-        v = _load_rows(v_start, key, v_stride, keys, MASKED, SIZE, BLOCK_D)
+        k = _load_rows(k_start, first, k_stride, keys, MASKED, SIZE, BLOCK_N, BLOCK_D)
+        v = _load_rows(v_start, first, v_stride, keys, MASKED, SIZE, BLOCK_N, BLOCK_D)
         weight = tl.exp2(tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale - lse[:, None])
         if MASKED:
             visible = _is_visible(row[:, None], key[None, :], queries, keys, window, CAUSAL, WINDOWED)
@@ -445,7 +453,6 @@ def _flash_backward_dq(
     dq_token_stride,
     lse_batch,
     lse_head,
-    heads,
     queries,
     keys,
     scale,
@@ -461,8 +468,8 @@ def _flash_backward_dq(
     BLOCK_D: tl.constexpr,
 ):
     """dq of a block of queries of one head."""
-    batch = tl.program_id(1) // heads
-    head = tl.program_id(1) % heads
+    head = tl.program_id(1)
+    batch = tl.program_id(2)
     first_query, first_key, queries, keys = _sequence(cu_queries_ptr, cu_keys_ptr, batch, queries, keys, VARLEN)
     block = tl.num_programs(0) - 1 - tl.program_id(0)
     first_row = block * BLOCK_M
@@ -475,8 +482,8 @@ def _flash_backward_dq(
         k_start = k_ptr + batch64 * k_batch_stride + (head64 // GROUP) * k_head_stride + first_key * k_token_stride
         v_start = v_ptr + batch64 * v_batch_stride + (head64 // GROUP) * v_head_stride + first_key * v_token_stride
         statistics = batch64 * lse_batch + head64 * lse_head + first_query + row
-        q = _load_rows(q_start, row, q_token_stride, queries, True, SIZE, BLOCK_D)
-        do = _load_rows(do_start, row, do_token_stride, queries, True, SIZE, BLOCK_D)
+        q = _load_rows(q_start, first_row, q_token_stride, queries, True, SIZE, BLOCK_M, BLOCK_D)
+        do = _load_rows(do_start, first_row, do_token_stride, queries, True, SIZE, BLOCK_M, BLOCK_D)
         lse = tl.load(lse_ptr + statistics, mask=row < queries, other=float("inf")) * LOG2_E
         delta = tl.load(delta_ptr + statistics, mask=row < queries, other=0.0)
         dq = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
@@ -490,7 +497,5 @@ def _flash_backward_dq(
             dq, q, do, lse, delta, row, k_start, v_start, k_token_stride, v_token_stride, whole, stop, queries, keys, scale * LOG2_E,
             window, True, CAUSAL, WINDOWED, PRECISION, SIZE, BLOCK_N, BLOCK_D,
         )  # fmt: skip
-        column = tl.arange(0, BLOCK_D)
         dq_start = dq_ptr + batch64 * dq_batch_stride + head64 * dq_head_stride + first_query * dq_token_stride
-        mask = (row < queries)[:, None] & (column < SIZE)[None, :]
-        tl.store(dq_start + row[:, None] * dq_token_stride + column[None, :], (dq * scale).to(dq_ptr.dtype.element_ty), mask=mask)
+        _store_rows(dq_start, first_row, dq_token_stride, queries, dq * scale, SIZE, BLOCK_M, BLOCK_D)

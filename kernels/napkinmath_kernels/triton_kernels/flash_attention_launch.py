@@ -26,27 +26,30 @@ class Tile:
 
 Tiles = dict[int, dict[int, Tile]]
 
+#: GeForce and workstation GPUs: 99 KiB of shared memory a block, also where their number is above a data centre's.
+SMALL = (86, 89, 120)
 #: The largest tiles that compiled without spills under triton 3.6 and 3.9, by head size and architecture; the compile gate holds them
-#: to it. sm_86 and sm_89 have 99 KiB of shared memory a block. Head size 96 is padded to 128 and shares its tiles.
+#: to it. Head size 96 is padded to 128 and shares its tiles.
 FORWARD = {
-    64: {100: Tile(64, 64, 4, 3)} | dict.fromkeys((80, 86, 89, 90), Tile(128, 64, 8, 3)),
-    128: dict.fromkeys((80, 90, 100), Tile(128, 64, 8, 3)) | dict.fromkeys((86, 89), Tile(128, 64, 8, 2)),
-    256: {90: Tile(128, 32, 8, 2), 100: Tile(64, 64, 8, 2)} | dict.fromkeys((80, 86, 89), Tile(64, 32, 8, 2)),
+    64: {100: Tile(64, 64, 8, 3)} | dict.fromkeys((80, 90, *SMALL), Tile(128, 64, 8, 3)),
+    128: dict.fromkeys((80, 90, 100), Tile(128, 64, 8, 3)) | dict.fromkeys(SMALL, Tile(128, 64, 8, 2)),
+    256: {90: Tile(128, 32, 8, 2), 100: Tile(64, 64, 8, 2)} | dict.fromkeys((80, *SMALL), Tile(64, 32, 8, 2)),
 }
 BACKWARD_DKDV = {
-    64: {90: Tile(64, 128, 8, 2)} | dict.fromkeys((80, 86, 89, 100), Tile(32, 64, 4, 2)),
-    128: {80: Tile(64, 64, 8, 2), 90: Tile(32, 128, 8, 2)} | dict.fromkeys((86, 89, 100), Tile(32, 64, 8, 2)),
+    64: {90: Tile(64, 128, 8, 2), 100: Tile(64, 64, 8, 2)} | dict.fromkeys((80, *SMALL), Tile(32, 64, 4, 2)),
+    128: {80: Tile(64, 64, 8, 2), 90: Tile(32, 128, 8, 2)} | dict.fromkeys((100, *SMALL), Tile(32, 64, 8, 2)),
     256: dict.fromkeys(ALL_ARCHITECTURES, Tile(32, 32, 8, 1)),
 }
 BACKWARD_DQ = {
     64: dict.fromkeys(ALL_ARCHITECTURES, Tile(128, 64, 8, 2)),
-    128: {80: Tile(64, 64, 8, 2), 90: Tile(128, 64, 8, 2), 100: Tile(128, 64, 8, 1)} | dict.fromkeys((86, 89), Tile(64, 64, 8, 1)),
-    256: dict.fromkeys((80, 100), Tile(64, 32, 8, 1)) | dict.fromkeys((86, 89, 90), Tile(32, 32, 4, 1)),
+    128: {80: Tile(64, 64, 8, 2), 90: Tile(128, 64, 8, 2), 100: Tile(64, 64, 8, 2)} | dict.fromkeys(SMALL, Tile(64, 64, 8, 1)),
+    256: dict.fromkeys((80, 100), Tile(64, 32, 8, 1)) | dict.fromkeys((90, *SMALL), Tile(32, 32, 4, 1)),
 }
 #: Windows and packing hold more bounds and offsets in registers: where the tile above spilled with them, they take this one.
+BOUNDED_FORWARD = FORWARD | {64: FORWARD[64] | {100: Tile(64, 64, 8, 2)}, 128: FORWARD[128] | {80: Tile(64, 64, 8, 3)}}
 BOUNDED_DKDV = BACKWARD_DKDV | {
-    64: {90: Tile(64, 64, 8, 2), 100: Tile(32, 64, 4, 2)} | dict.fromkeys((80, 86, 89), Tile(32, 64, 8, 2)),
-    128: {80: Tile(32, 32, 8, 2)} | dict.fromkeys((86, 89, 90, 100), Tile(32, 64, 8, 2)),
+    64: {90: Tile(64, 64, 8, 2), 100: Tile(32, 64, 4, 2), 120: Tile(32, 64, 8, 1)} | dict.fromkeys((80, 86, 89), Tile(16, 64, 4, 2)),
+    128: {80: Tile(32, 32, 8, 2)} | dict.fromkeys((90, 100, *SMALL), Tile(32, 64, 8, 2)),
 }
 BOUNDED_DQ = BACKWARD_DQ | {
     64: dict.fromkeys(ALL_ARCHITECTURES, Tile(64, 64, 8, 2)),
@@ -54,7 +57,11 @@ BOUNDED_DQ = BACKWARD_DQ | {
 }
 #: Small enough that a test's short sequences still span several blocks of both kinds.
 INTERPRETED = Tile(32, 16, 4, 1)
-DELTA_ROWS = 64
+
+
+def _delta_rows(size: int) -> int:
+    """Rows a program of `_flash_delta` takes: 64 of 256 values would spill."""
+    return 64 if padded_size(size) <= 128 else 32
 
 
 def padded_size(size: int) -> int:
@@ -117,10 +124,10 @@ def flash_forward(
     o = empty_token_major(q)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     packed = cu_q is not None
-    tile = _tile(FORWARD, q)
+    tile = _tile(BOUNDED_FORWARD if packed or window else FORWARD, q)
     launch(
         _flash_forward,
-        (triton.cdiv(max_q, tile.queries), _batches(q, cu_q) * q.shape[1]),
+        (triton.cdiv(max_q, tile.queries), q.shape[1], _batches(q, cu_q)),
         q,
         k,
         v,
@@ -131,7 +138,6 @@ def flash_forward(
         *_strides(q, k, v, o, packed=packed),
         0 if packed else lse.stride(0),
         lse.stride(1),
-        q.shape[1],
         max_q,
         max_k,
         scale,
@@ -150,9 +156,10 @@ def _delta(
 ) -> torch.Tensor:
     delta = torch.empty(lse.shape, dtype=torch.float32, device=lse.device)
     packed = cu_q is not None
+    rows = _delta_rows(o.shape[3])
     launch(
         _flash_delta,
-        (triton.cdiv(max_q, DELTA_ROWS), _batches(o, cu_q) * o.shape[1]),
+        (triton.cdiv(max_q, rows), o.shape[1], _batches(o, cu_q)),
         o,
         do,
         lse if dlse is None else dlse.contiguous(),
@@ -161,12 +168,11 @@ def _delta(
         *_strides(o, do, packed=packed),
         0 if packed else lse.stride(0),
         lse.stride(1),
-        o.shape[1],
         max_q,
         HAS_DLSE=dlse is not None,
         VARLEN=packed,
         SIZE=o.shape[3],
-        BLOCK_M=DELTA_ROWS,
+        BLOCK_M=rows,
         BLOCK_D=padded_size(o.shape[3]),
         num_warps=4,
         num_stages=1,
@@ -203,8 +209,8 @@ def flash_backward(
     tile = _tile(BOUNDED_DKDV if packed or window else BACKWARD_DKDV, q)
     launch(
         _flash_backward_dkdv,
-        (triton.cdiv(max_k, tile.keys), _batches(q, cu_q) * k.shape[1]),
-        *(q, k, v, do, lse, delta, dk, dv, *bounds, *_strides(q, k, v, do, dk, packed=packed), *statistics, k.shape[1], *sizes),
+        (triton.cdiv(max_k, tile.keys), k.shape[1], _batches(q, cu_q)),
+        *(q, k, v, do, lse, delta, dk, dv, *bounds, *_strides(q, k, v, do, dk, packed=packed), *statistics, *sizes),
         **switches,
         BLOCK_M=tile.queries,
         BLOCK_N=tile.keys,
@@ -214,8 +220,8 @@ def flash_backward(
     tile = _tile(BOUNDED_DQ if packed or window else BACKWARD_DQ, q)
     launch(
         _flash_backward_dq,
-        (triton.cdiv(max_q, tile.queries), _batches(q, cu_q) * q.shape[1]),
-        *(q, k, v, do, lse, delta, dq, *bounds, *_strides(q, k, v, do, dq, packed=packed), *statistics, q.shape[1], *sizes),
+        (triton.cdiv(max_q, tile.queries), q.shape[1], _batches(q, cu_q)),
+        *(q, k, v, do, lse, delta, dq, *bounds, *_strides(q, k, v, do, dq, packed=packed), *statistics, *sizes),
         **switches,
         BLOCK_M=tile.queries,
         BLOCK_N=tile.keys,
@@ -230,16 +236,17 @@ VARIANTS = {"full": (False, False, False), "causal": (True, False, False), "wind
 TYPES = {"lse_ptr": "*fp32", "delta_ptr": "*fp32", "dlse_ptr": "*fp32", "cu_queries_ptr": "*i32", "cu_keys_ptr": "*i32", "scale": "fp32"}
 
 
-def _shipped(name: str, kernel: Any, table: Tiles, size: int, variant: str) -> list[Shipped]:
+def _shipped(name: str, kernel: Any, table: Tiles, size: int, variant: str, half: bool = False) -> list[Shipped]:
     causal, windowed, packed = VARIANTS[variant]
-    types = {argument: kind for argument, kind in TYPES.items() if argument in kernel.arg_names}
+    halves = {argument: "*fp16" for argument in kernel.arg_names if argument.endswith("_ptr") and half}
+    types = halves | {argument: kind for argument, kind in TYPES.items() if argument in kernel.arg_names}
     by_tile: dict[Tile, list[int]] = {}
     for architecture in ALL_ARCHITECTURES:
         by_tile.setdefault(_fitting(table, size, architecture), []).append(architecture)
     switches = {"GROUP": 4, "CAUSAL": causal, "WINDOWED": windowed, "VARLEN": packed, "PRECISION": "ieee", "SIZE": size}
     return [
         Shipped(
-            f"{name} d={size} {variant}",
+            f"{name} d={size} {variant}{' fp16' if half else ''}",
             kernel,
             {**switches, "BLOCK_M": tile.queries, "BLOCK_N": tile.keys, "BLOCK_D": padded_size(size)},
             tile.warps,
@@ -253,9 +260,9 @@ def _shipped(name: str, kernel: Any, table: Tiles, size: int, variant: str) -> l
 
 
 def shipped() -> list[Shipped]:
-    """Every head size and variant with the tile that each architecture gets."""
+    """Every head size and variant with the tile that each architecture gets, in bf16; causal attention in fp16 too."""
     kernels = (
-        ("flash_forward", _flash_forward, FORWARD, FORWARD),
+        ("flash_forward", _flash_forward, FORWARD, BOUNDED_FORWARD),
         ("flash_backward_dkdv", _flash_backward_dkdv, BACKWARD_DKDV, BOUNDED_DKDV),
         ("flash_backward_dq", _flash_backward_dq, BACKWARD_DQ, BOUNDED_DQ),
     )
@@ -266,7 +273,11 @@ def shipped() -> list[Shipped]:
         for variant in VARIANTS
         for config in _shipped(name, kernel, bounded if variant in ("window", "packed") else table, size, variant)
     ]
+    for name, kernel, table, _ in kernels:
+        for size in (64, 128, 256):
+            found += _shipped(name, kernel, table, size, "causal", half=True)
     types = {argument: kind for argument, kind in TYPES.items() if argument in _flash_delta.arg_names}
-    switches = {"HAS_DLSE": False, "VARLEN": False, "SIZE": 128, "BLOCK_M": DELTA_ROWS, "BLOCK_D": 128}
-    found.append(Shipped("flash_delta d=128", _flash_delta, switches, 4, 1, types=types, has_wide_stores=False))
+    for size in (64, 128, 256):
+        switches = {"HAS_DLSE": size == 64, "VARLEN": size == 64, "SIZE": size, "BLOCK_M": _delta_rows(size), "BLOCK_D": size}
+        found.append(Shipped(f"flash_delta d={size}", _flash_delta, switches, 4, 1, types=types, has_wide_stores=False))
     return found

@@ -17,7 +17,7 @@ os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # the default; triton 3.
 Grid = tuple[int, ...]
 
 
-ALL_ARCHITECTURES = (80, 86, 89, 90, 100)
+ALL_ARCHITECTURES = (80, 86, 89, 90, 100, 120)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Triton kernels of RMS norm: one row a program forward, a strip of rows a program backward."""
+"""Triton kernels of RMS norm: one row a program forward, a strip of rows a program backward; narrow rows, as of heads, by the tile."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ from .launch import Shipped, launch, num_processors
 #: Widest block whose row, weight and weight gradient stay in one program's registers.
 WIDEST_TOGETHER = 8192
 STRIP_ROWS, STRIP_COLUMNS = 4, 512
+#: Rows up to this wide are taken by the tile: the norms of queries and keys have one of 128 values for every head of every token.
+WIDEST_NARROW = 512
+TILE_VALUES = 4096
+TILE_WARPS = 8
 
 
 @triton.jit
@@ -44,6 +48,59 @@ def _rms_norm_forward(
     rstd = 1.0 / tl.sqrt(tl.sum(x * x, 0) / hidden + eps)
     tl.store(rstd_ptr + row, rstd)
     tl.store(y_ptr + row * hidden + columns, (x * rstd * weight).to(y_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _rms_norm_forward_narrow(
+    x_ptr, weight_ptr, y_ptr, rstd_ptr, x_stride, rows, hidden, eps, offset, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """The same, without a residual, for a tile of rows."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    columns = tl.arange(0, BLOCK)
+    mask = (row < rows)[:, None] & (columns < hidden)[None, :]
+    x = tl.load(x_ptr + row[:, None] * x_stride + columns[None, :], mask=mask, other=0.0).to(tl.float32)
+    weight = tl.load(weight_ptr + columns, mask=columns < hidden, other=0.0).to(tl.float32) + offset
+    rstd = 1.0 / tl.sqrt(tl.sum(x * x, 1) / hidden + eps)
+    tl.store(rstd_ptr + row, rstd, mask=row < rows)
+    y = x * rstd[:, None] * weight[None, :]
+    tl.store(y_ptr + row[:, None] * hidden + columns[None, :], y.to(y_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _rms_norm_backward_narrow(
+    dy_ptr,
+    x_ptr,
+    weight_ptr,
+    rstd_ptr,
+    dx_ptr,
+    dw_ptr,
+    dy_stride,
+    x_stride,
+    rows,
+    hidden,
+    offset,
+    WEIGHT_GRADIENT: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The backward, without a gradient of the sum, a tile of rows at a time."""
+    columns = tl.arange(0, BLOCK)
+    weight = tl.load(weight_ptr + columns, mask=columns < hidden, other=0.0).to(tl.float32)[None, :] + offset
+    dw = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
+    for start in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
+        row = tl.cast(start, tl.int64) + tl.arange(0, ROWS)
+        mask = (row < rows)[:, None] & (columns < hidden)[None, :]
+        dy = tl.load(dy_ptr + row[:, None] * dy_stride + columns[None, :], mask=mask, other=0.0).to(tl.float32)
+        x = tl.load(x_ptr + row[:, None] * x_stride + columns[None, :], mask=mask, other=0.0).to(tl.float32)
+        rstd = tl.load(rstd_ptr + row, mask=row < rows, other=0.0)[:, None]
+        normed = x * rstd
+        g = dy * weight
+        dx = (g - normed * (tl.sum(g * normed, 1) / hidden)[:, None]) * rstd
+        tl.store(dx_ptr + row[:, None] * hidden + columns[None, :], dx.to(dx_ptr.dtype.element_ty), mask=mask)
+        if WEIGHT_GRADIENT:
+            dw += dy * normed
+    if WEIGHT_GRADIENT:
+        tl.store(dw_ptr + tl.program_id(0) * hidden + columns, tl.sum(dw, 0), mask=columns < hidden)
 
 
 @triton.jit
@@ -110,6 +167,11 @@ def row_warps(block: int) -> int:
     return max(1, min(16, block // 512))
 
 
+def _narrow(block: int) -> dict[str, int]:
+    """Options of a launch over tiles of narrow rows."""
+    return {"ROWS": max(1, TILE_VALUES // block), "BLOCK": block, "num_warps": TILE_WARPS, "num_stages": 1}
+
+
 def rms_norm_forward(
     x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float, offset: float
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
@@ -120,6 +182,11 @@ def rms_norm_forward(
     rstd = torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device)
     num_rows, hidden = rows.shape
     block = triton.next_power_of_2(hidden)
+    if residual is None and block <= WIDEST_NARROW:
+        options = _narrow(block)
+        sizes = (rows.stride(0), num_rows, hidden, eps, offset)
+        launch(_rms_norm_forward_narrow, (triton.cdiv(num_rows, options["ROWS"]),), rows, weight.contiguous(), y, rstd, *sizes, **options)
+        return y, None, rstd
     launch(
         _rms_norm_forward,
         (num_rows,),
@@ -163,6 +230,21 @@ def rms_norm_backward(
     programs = backward_programs(x, num_rows)
     partial = torch.empty((programs, hidden), dtype=torch.float32, device=x.device) if weight_gradient else None
     block = triton.next_power_of_2(hidden)
+    if dsum is None and block <= WIDEST_NARROW:
+        launch(
+            _rms_norm_backward_narrow,
+            (programs,),
+            upstream,
+            rows,
+            weight.contiguous(),
+            rstd.contiguous(),
+            dx,
+            rstd if partial is None else partial,
+            *(upstream.stride(0), rows.stride(0), num_rows, hidden, offset),
+            WEIGHT_GRADIENT=weight_gradient,
+            **_narrow(block),
+        )
+        return dx, None if partial is None else partial.sum(0).to(weight.dtype)
     together = weight_gradient and block <= WIDEST_TOGETHER
     launch(
         _rms_norm_backward,
@@ -219,6 +301,12 @@ def shipped() -> list[Shipped]:
             types={"rstd_ptr": "*fp32", "dw_ptr": "*fp32"},
         )
     ]
+    for size in (64, 128, 256, 512):
+        switches = {"ROWS": TILE_VALUES // size, "BLOCK": size}
+        for kernel, more in ((_rms_norm_forward_narrow, {}), (_rms_norm_backward_narrow, {"WEIGHT_GRADIENT": True})):
+            types = {name: kind for name, kind in floats.items() if name in kernel.arg_names}
+            name = f"{kernel.__name__.removeprefix('_')} h={size}"
+            found.append(Shipped(name, kernel, {**more, **switches}, TILE_WARPS, 1, types=types))
     for hidden in (1024, 4096, 8192, 16384):
         warps = row_warps(hidden)
         forward, backward = {"HAS_RESIDUAL": True}, {"HAS_DSUM": True, "WEIGHT_GRADIENT": hidden <= WIDEST_TOGETHER}

@@ -8,7 +8,13 @@ import triton.language as tl
 
 from .launch import Shipped, launch
 
-NUM_WARPS = 4
+#: Values of one half of a program's query heads that a warp takes: 16 a thread, two accesses of 16 bytes.
+VALUES_PER_WARP = 512
+
+
+def _warps(tile: int) -> int:
+    """Warps for a tile of heads x half a head: one for 4 heads of 256, 8 for 128 of 128, which would spill in 4 and in 16."""
+    return max(1, min(8, tile // VALUES_PER_WARP))
 
 
 @triton.jit
@@ -28,7 +34,7 @@ def _rotate(
     HEADS: tl.constexpr,
     INVERSE: tl.constexpr,
 ):
-    head = tl.arange(0, HEADS)[:, None]
+    head = tl.arange(0, HEADS)[:, None].to(tl.int64)  # heads that lie a whole sequence apart pass 2^31
     mask = (head < heads) & half_mask
     x1 = tl.load(x_ptr + head * x_head_stride + first, mask=mask, other=0.0).to(tl.float32)
     x2 = tl.load(x_ptr + head * x_head_stride + second, mask=mask, other=0.0).to(tl.float32)
@@ -96,6 +102,7 @@ def rope(
 ) -> None:
     """Writes the rotated halves of q and k (batch, heads, tokens, head size; last dimension contiguous); out may be in."""
     half = cos.shape[-1] // 2
+    tile = triton.next_power_of_2(max(q.shape[1], k.shape[1])) * triton.next_power_of_2(half)
     cos_batch_stride = cos.stride(0) if cos.shape[0] > 1 else 0
     launch(
         _rope,
@@ -119,21 +126,21 @@ def rope(
         K_HEADS=triton.next_power_of_2(k.shape[1]),
         HALF=triton.next_power_of_2(half),
         INVERSE=inverse,
-        num_warps=NUM_WARPS,
+        num_warps=_warps(tile),
         num_stages=1,
     )
 
 
 def shipped() -> list[Shipped]:
-    """Head counts of 8B and 70B models, head sizes 64 and 128."""
+    """Head counts of models from 8B to 405B, head sizes 64, 128 and 256."""
     return [
         Shipped(
-            f"rope q={q_heads} k=8 d={2 * half}",
+            f"rope q={q_heads} k={k_heads} d={2 * half}",
             _rope,
-            {"Q_HEADS": q_heads, "K_HEADS": 8, "HALF": half, "INVERSE": False},
-            NUM_WARPS,
+            {"Q_HEADS": q_heads, "K_HEADS": k_heads, "HALF": half, "INVERSE": False},
+            _warps(max(q_heads, k_heads) * half),
             1,
             aligned=("half",),
         )
-        for q_heads, half in ((32, 32), (32, 64), (64, 64))
+        for q_heads, k_heads, half in ((32, 8, 32), (32, 8, 64), (64, 8, 64), (128, 8, 64), (32, 32, 64), (16, 8, 128), (4, 1, 128))
     ]
