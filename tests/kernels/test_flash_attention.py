@@ -224,3 +224,15 @@ def test_rows_further_apart_than_32_bits_reach(triton_backend, tmp_path):
     want = near[0].clone().requires_grad_()
     got = torch.autograd.grad(flash_attention(q, *near[1:], causal=True).sum(), q)[0]
     assert torch.equal(got, torch.autograd.grad(flash_attention(want, *near[1:], causal=True).sum(), want)[0])
+
+
+def test_padding_after_the_last_packed_sequence_is_zero(triton_backend):
+    """On a GPU the bounds are not read, so they may end before the tokens do: what lies behind must not be what memory held."""
+    q, k, v = (x.detach() for x in make(1, 2, 1, 20, 20))
+    bounds = torch.tensor([0, 5, 12], dtype=torch.int32)
+    options = (bounds, bounds, 7, 7, 0.125, True, 0)
+    with poisoned_allocations():
+        o, lse = _flash_op(q, k, v, *options)
+        assert not o[:, :, 12:].any() and (lse[:, :, 12:] == float("-inf")).all() and o.isfinite().all()
+        for gradient in _flash_backward_op(q, k, v, o, lse, torch.randn_like(q), None, *options):
+            assert gradient.isfinite().all() and not gradient[:, :, 12:].any()

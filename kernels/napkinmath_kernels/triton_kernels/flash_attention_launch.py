@@ -107,6 +107,11 @@ def _strides(*tensors: torch.Tensor, packed: bool) -> list[int]:
     return [stride for x in tensors for stride in (0 if packed else x.stride(0), x.stride(1), x.stride(2))]
 
 
+def _results(*like: torch.Tensor, packed: bool) -> list[torch.Tensor]:
+    """Where a kernel writes: zeros for packed sequences, since padding after the last one is written by nobody."""
+    return [empty_token_major(x).zero_() if packed else empty_token_major(x) for x in like]
+
+
 def flash_forward(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -121,9 +126,11 @@ def flash_forward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(o, log-sum-exp)."""
     q, k, v = _packed(q), _packed(k), _packed(v)
-    o = empty_token_major(q)
-    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     packed = cu_q is not None
+    (o,) = _results(q, packed=packed)
+    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    if packed:
+        lse.fill_(float("-inf"))
     tile = _tile(BOUNDED_FORWARD if packed or window else FORWARD, q)
     launch(
         _flash_forward,
@@ -200,8 +207,8 @@ def flash_backward(
     q, k, v, o, do = _packed(q), _packed(k), _packed(v), _packed(o), _packed(do)
     lse = lse.contiguous()
     delta = _delta(o, do, lse, dlse, cu_q, max_q)
-    dq, dk, dv = empty_token_major(q), empty_token_major(k), empty_token_major(v)
     packed = cu_q is not None
+    dq, dk, dv = _results(q, k, v, packed=packed)
     bounds = (lse if cu_q is None else cu_q, lse if cu_k is None else cu_k)
     statistics = (0 if packed else lse.stride(0), lse.stride(1))
     switches = _switches(q, k, causal, window, packed)
