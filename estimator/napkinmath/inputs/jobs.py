@@ -44,8 +44,10 @@ def _refuse_idle(e: Estimate, options: Mapping[str, object]) -> None:
 
         keep = e.config.recompute.keep
         if not any(is_kept(op, keep) for run in e.step.runs if run.stage.checkpointed for op in run.block.ops):
-            others = " or ".join(word for word in ("sdpa", "linear", "o_proj") if word not in keep)
-            raise InputError(f"--checkpointing selective:{','.join(keep)} names no operation of {e.spec.name}; use e.g. {others}")
+            *others, last = (word for word in ("sdpa", "linear", "o_proj") if word not in keep)
+            raise InputError(
+                f"--checkpointing selective:{','.join(keep)} names no operation of {e.spec.name}; use e.g. {', '.join(others)} or {last}"
+            )
 
 
 def _refuse_untrained(e: Estimate) -> None:
