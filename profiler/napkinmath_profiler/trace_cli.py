@@ -11,12 +11,12 @@ from typing import Any
 from napkinmath.allocator import parse_settings, replay
 from napkinmath.cli.flags import ON, SHARED, TEXT
 from napkinmath.cli.parser import Parser
-from napkinmath.errors import InputError, shown
+from napkinmath.errors import InputError, NapkinError, shown
 from napkinmath.hardware import Hardware
 from napkinmath.inputs import values
 from napkinmath.report.screen import is_unicode, standard_output, terminal_width, wants_color
 from napkinmath.timeline import Timeline
-from napkinmath.train_config import Kernels, Loss
+from napkinmath.train_config import Kernels, Loss, TrainConfig
 
 from napkinmath_profiler.trace import TraceOptions, trace_options
 from napkinmath_profiler.tracing.meta_model import config_from
@@ -33,7 +33,7 @@ OWN = (
     (("--force",), ON, "", "replace files that exist"),
 )
 # What they warn of on import (a CPU kernel, a backend for another GPU) is no news to who asked for a trace.
-CHATTY = ("bitsandbytes.backends.cpu.ops", "liger_kernel", "transformers.configuration_utils")
+CHATTY = ("bitsandbytes.backends.cpu.ops", "liger_kernel", "transformers.configuration_utils", "transformers.modeling_utils")
 DESCRIPTION = "Run your installed transformers, peft, bitsandbytes and torch on tensors without storage, and report the step's memory."
 
 
@@ -41,7 +41,7 @@ def run(argv: Sequence[str]) -> int:
     """Parses the flags, traces, prints; returns the exit code."""
     given: dict[str, Any] = _parser().parse(argv)
     notes: list[str] = []
-    options = _with_job(given, notes)
+    options = within_positions(_with_job(given, notes), notes)
     hardware = _machine(options)
     report = make_report(options, hardware)
     _write_files(report, given)
@@ -59,8 +59,7 @@ def make_report(options: Mapping[str, Any], hardware: Hardware | None = None) ->
     """Traces what ``options`` (flag names without dashes) describe."""
     from napkinmath.inputs.options import train_config
 
-    for name in CHATTY:
-        logging.getLogger(name).setLevel(logging.ERROR)
+    _quieten()
     train = train_config(options)
     chosen = options_from(train, compute_capability=_capability(hardware))
     name, mapping = model_mapping(options)
@@ -92,9 +91,36 @@ def traced_timeline(options: Mapping[str, Any]) -> Timeline:
     """The timeline of what ``options`` describe, without a report."""
     from napkinmath.inputs.options import train_config
 
+    _quieten()
+    options = within_positions(options, [])
     chosen = options_from(train_config(options), compute_capability=_capability(_machine(options)))
     _, mapping = model_mapping(options)
     return timeline_of(trace_options(config_from(mapping), chosen, all_layers=bool(options.get("all_layers", False))))
+
+
+def within_positions(options: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
+    """The options with a length that the model's learned positions allow; a longer one that was asked for is noted, for no trace fails of it."""
+    from napkinmath.catalog.families import read_config
+
+    chosen = dict(options)
+    name, mapping = model_mapping(chosen)
+    try:
+        longest = read_config(mapping).longest_sequence
+    except NapkinError:  # a family that is traced and not priced
+        return chosen
+    length = values.count(chosen.get("ctx", TrainConfig().sequence_length), "--ctx")
+    if not 0 < longest < length:
+        return chosen
+    if "ctx" in chosen:
+        notes.append(f"{name} has learned positions for {longest:,} tokens: a sequence of {length:,} fails with an index error")
+        return chosen
+    notes.append(f"--ctx {longest}: {name} has learned positions for no more")
+    return {**chosen, "ctx": longest}
+
+
+def _quieten() -> None:
+    for name in CHATTY:
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def headline(chosen: TraceOptions) -> list[str]:

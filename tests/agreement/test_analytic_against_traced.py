@@ -32,7 +32,9 @@ KNOWN: dict[tuple[str, str, bool, str], float] = {
     # Chunks of Mamba 2: a recomputed operand dies within its product's node, a copy of it too many here.
     **{(family, *cell): 0.014 for family in ("mamba2", "nemotron_h", "bamba") for cell in CHECKPOINTED},
     # Where the recomputation stops, the locals of the frames that it leaves: a hidden state or two too few.
-    **{(family, *cell): 0.011 for family in ("gpt_oss", "llama4_text", "granitemoe") for cell in CHECKPOINTED},
+    **{("gpt_oss", *cell): 0.011 for cell in CHECKPOINTED},
+    ("llama4_text", "full", True, "eager"): 0.009,
+    ("granitemoe", "lora", True, "auto"): 0.004,
     # Heads of an fp32 model keep their transposed layout into the chunks, whose products then copy them.
     ("qwen3_next", "qlora", False, "eager"): 0.032,
     ("qwen3_next", "full", False, "auto"): 0.003,

@@ -89,6 +89,15 @@ def test_allocator_replays_a_snapshot(model: str, tmp_path: Path, capsys: pytest
     assert "\ndefault " in alone and alone.rstrip().endswith("less than the default")
 
 
+def test_a_trace_keeps_to_learned_positions() -> None:
+    from napkinmath_profiler.trace_cli import within_positions
+
+    notes: list[str] = []
+    assert within_positions({"model": "gpt2"}, notes)["ctx"] == 1024 and "learned positions for no more" in notes[0]
+    assert within_positions({"model": "gpt2", "ctx": "5000"}, notes)["ctx"] == "5000" and "index error" in notes[1]
+    assert within_positions({"model": "tinyllama"}, notes) == {"model": "tinyllama"} and len(notes) == 2
+
+
 def test_figures_of_a_message_are_read() -> None:
     message = read_message(MESSAGE)
     assert message.tried == round(1.95 * GIB)
