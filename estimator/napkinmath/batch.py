@@ -41,6 +41,9 @@ def run_batch(source: str, out: str, given: Mapping[str, object], *, exact: bool
     result = BatchResult()
     state, bad = out + ".state", out + ".bad.jsonl"
     wanted: dict[str, object] = {"format": _FORMAT, "exact": exact, "input": os.path.abspath(source), "input_bytes": os.path.getsize(source), "flags": dict(given)}  # fmt: skip
+    for written in (out, f"{out}.bad.jsonl"):
+        if os.path.exists(written) and os.path.samefile(source, written):
+            raise InputError(f"{shown(written)} would be written over the jobs that are read; name another --out")
     resumed = _is_resumable(out, state, wanted, force=force)
     reader = BatchLines(given, result.notes)
     with open(source, "rb") as lines, open(out, "r+b" if resumed else "wb") as answers, open(bad, "r+b" if resumed and os.path.exists(bad) else "wb") as rejects:  # fmt: skip

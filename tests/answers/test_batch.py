@@ -179,6 +179,20 @@ def test_output_of_other_jobs_is_not_touched(tmp_path: Path) -> None:
     assert whole.read_bytes() != answers
 
 
+@pytest.mark.parametrize("out", ["jobs.jsonl", "link.jsonl"])
+def test_the_jobs_themselves_are_never_written_over(out: str, tmp_path: Path) -> None:
+    source = tmp_path / "jobs.jsonl"
+    source.write_text('{"model": "gpt2"}\n')
+    (tmp_path / "link.jsonl").symlink_to(source)
+    with pytest.raises(InputError, match="written over"):
+        run_batch(str(source), str(tmp_path / out), {}, force=True)
+    bad = tmp_path / "answers.bad.jsonl"
+    bad.write_text('{"model": "gpt2"}\n')
+    with pytest.raises(InputError, match="written over"):
+        run_batch(str(bad), str(tmp_path / "answers"), {}, force=True)
+    assert source.read_text() == bad.read_text() == '{"model": "gpt2"}\n'
+
+
 def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     """The most memory of a run over eight times the lines is within 30 MB of the shorter run's."""
     code = "import resource, sys; from napkinmath.batch import run_batch; run_batch(sys.argv[1], sys.argv[2], {}); print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"

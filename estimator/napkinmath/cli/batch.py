@@ -47,7 +47,9 @@ def run(argv: Sequence[str]) -> int:
     for note in list(dict.fromkeys(result.notes))[:MOST_NOTES]:
         print(f"note: {note}", file=sys.stderr)
     went_on = f" (went on after line {result.taken_over:,})" if result.taken_over else ""
-    print(f"{result.priced:,} jobs priced into {out}{went_on}, {progress.rate(result.priced):,.0f} a second")
+    print(
+        f"{result.priced:,} job{'' if result.priced == 1 else 's'} priced into {out}{went_on}, {progress.rate(result.priced):,.0f} a second"
+    )
     if result.bad:
         print(f"{result.bad:,} bad lines, each with its reason, in {out}.bad.jsonl", file=sys.stderr)
     return 2 if result.bad else 0
