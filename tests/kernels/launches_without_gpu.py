@@ -20,6 +20,7 @@ from napkinmath_kernels.ops.nf4 import quantize
 from napkinmath_kernels.ops.qlora import qlora_linear
 from napkinmath_kernels.ops.rms_norm import rms_norm
 from napkinmath_kernels.ops.rope import rope
+from napkinmath_kernels.triton_kernels import flash_attention_launch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
@@ -87,6 +88,7 @@ def many() -> None:
 
 def main() -> None:
     driver.set_active(NoDriver())
+    assert not flash_attention_launch.is_interpreted()  # its tiles are those of a GPU
     backends.is_interpreted = lambda: True  # lets CPU tensors through to the launch, which sees no interpreter
     torch.cuda.device = lambda _: contextlib.nullcontext()  # type: ignore[assignment, misc]
     JITFunction.__getitem__ = compile_only  # type: ignore[method-assign]
