@@ -97,11 +97,11 @@ class Block:
 
     __slots__ = ("address", "after", "before", "free", "segment", "size", "small")
 
-    def __init__(self, address: int, size: int, small: bool, segment: Segment) -> None:
+    def __init__(
+        self, address: int, size: int, small: bool, segment: Segment, before: Block | None = None, after: Block | None = None
+    ) -> None:
         self.address, self.size, self.small, self.segment = address, size, small, segment
-        self.before: Block | None = None
-        self.after: Block | None = None
-        self.free = True
+        self.before, self.after, self.free = before, after, True
 
 
 class Segment:
@@ -133,12 +133,13 @@ class CachingAllocator:
         self._rounds_by_powers = self.settings.roundup_power2_divisions > 1
         self._max_split = self.settings.max_split_bytes
         self._splits_finely = self.settings.expandable_segments
+        self._special = self._splits_finely or self.settings.garbage_collection_threshold > 0
 
     # ------------------------------------------------------------ public
 
     def malloc(self, nbytes: int) -> Block:
         """Books a block of at least `nbytes` > 0; raises OutOfMemory."""
-        size = self._round(nbytes) if self._rounds_by_powers else (nbytes + GRANULE - 1) // GRANULE * GRANULE
+        size = self._round(nbytes) if self._rounds_by_powers else (nbytes + GRANULE - 1) & -GRANULE
         small = size <= SMALL_LIMIT
         free = self._free[small]
         index = bisect_left(free, size << _ADDRESS_BITS)
@@ -146,23 +147,38 @@ class CachingAllocator:
             block = self._at.pop(free.pop(index) & _ADDRESS_MASK)
             if block.size == block.segment.size:
                 self._whole -= block.size
+                self._note_unreturnable()
         else:
             block = self._new_block(size, small, nbytes)
+            self._note_unreturnable()
         remaining = block.size - size
-        if remaining and self._splits(remaining, size, small):
-            self._split(block, size)
+        if remaining and (small or self._splits_finely or (remaining > SMALL_LIMIT and size < self._max_split)):
+            segment, after, address = block.segment, block.after, block.address + size
+            rest = Block(address, remaining, small, segment, block, after)
+            if after is not None:
+                after.before = rest
+            else:
+                segment.last = rest
+            block.after, block.size = rest, size
+            self._at[address] = rest
+            insort(free, remaining << _ADDRESS_BITS | address)
         block.free = False
-        self._clock += 1
-        block.segment.last_used = self._clock
-        self.allocated += block.size
-        if self.allocated > self.peak_allocated:
-            self.peak_allocated = self.allocated
-        unreturnable = (
-            self.reserved - self._whole if not self._splits_finely else min(self.reserved, self.allocated + self._page(0) + self._page(1))
-        )
-        if unreturnable > self.peak_unreturnable:
-            self.peak_unreturnable = unreturnable
+        allocated = self.allocated = self.allocated + block.size
+        if allocated > self.peak_allocated:
+            self.peak_allocated = allocated
+        if self._special:
+            self._clock += 1
+            block.segment.last_used = self._clock
+            self._note_unreturnable()
         return block
+
+    def _note_unreturnable(self) -> None:
+        """Called where it can have grown: a segment is new or no longer one free block, or (expandable) anything was booked."""
+        now = self.reserved - self._whole
+        if self._splits_finely:
+            now = min(self.reserved, self.allocated + self._page(0) + self._page(1))
+        if now > self.peak_unreturnable:
+            self.peak_unreturnable = now
 
     def free(self, block: Block) -> None:
         """Returns a block to its pool, merged with free neighbours."""
@@ -219,26 +235,10 @@ class CachingAllocator:
             return nbytes if nbytes == floor else floor + -(-(nbytes - floor) // step) * step
         return (nbytes + GRANULE - 1) // GRANULE * GRANULE
 
-    def _splits(self, remaining: int, size: int, small: bool) -> bool:
-        if small or self._splits_finely:
-            return remaining >= GRANULE
-        return size < self._max_split and remaining > SMALL_LIMIT
-
     def _may_take(self, found: int, size: int) -> bool:
         """max_split_size_mb: blocks above it serve no smaller request, and larger requests only within 20 MiB."""
         limit = self._max_split
         return not (size < limit <= found) and not (size >= limit and found >= size + LARGE_SEGMENT)
-
-    def _split(self, block: Block, size: int) -> None:
-        rest = Block(block.address + size, block.size - size, block.small, block.segment)
-        rest.before, rest.after = block, block.after
-        if block.after is not None:
-            block.after.before = rest
-        else:
-            block.segment.last = rest
-        block.after, block.size = rest, size
-        self._at[rest.address] = rest
-        insort(self._free[rest.small], rest.size << _ADDRESS_BITS | rest.address)
 
     def _segment_size(self, size: int, small: bool) -> int:
         if small:

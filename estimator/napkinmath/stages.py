@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from napkinmath.lowering.parallel.pipeline import num_micro_batches
-from napkinmath.lowering.parallel.stage_order import in_flight, layers_per_stage, stage_order
 from napkinmath.parallel_config import ParallelConfig
 from napkinmath.record import Record
 from napkinmath.simulate import peak_bytes
@@ -46,6 +44,8 @@ def _worst(spec: ModelSpec, policy: Policy, steps: int) -> tuple[int, Step]:
     parallel = policy.config.parallel
     if parallel.pipeline_parallel_size == 1:
         return 0, build_step(spec, policy)
+    from napkinmath.lowering.parallel.pipeline import num_micro_batches
+
     ranks = distinct_ranks(parallel, spec.num_layers, num_micro_batches(policy))
     built = [rank_step(spec, policy, rank) for rank in ranks]
     return max(((peak_bytes(step, steps=steps), step) for step in built), key=lambda item: item[0])
@@ -66,6 +66,8 @@ def distinct_ranks(parallel: ParallelConfig, num_layers: int, micro_batches: int
     Among equal stages without embedding and head, one with more micro-batches in flight needs more; so of those with as many layers
     the one with the most in flight stands for all.
     """
+    from napkinmath.lowering.parallel.stage_order import in_flight, stage_order
+
     stages, last = parallel.pipeline_parallel_size, parallel.pipeline_parallel_size - 1
     layers = layers_of_ranks(parallel, num_layers)
     best: dict[int, tuple[int, int]] = {}
@@ -78,6 +80,8 @@ def distinct_ranks(parallel: ParallelConfig, num_layers: int, micro_batches: int
 
 def layers_of_ranks(parallel: ParallelConfig, num_layers: int) -> list[int]:
     """Layers of every pipeline rank, over its chunks."""
+    from napkinmath.lowering.parallel.stage_order import layers_per_stage
+
     counts = layers_per_stage(num_layers, parallel)
     stages = parallel.pipeline_parallel_size
     return [sum(counts[rank::stages]) for rank in range(stages)]
@@ -85,6 +89,9 @@ def layers_of_ranks(parallel: ParallelConfig, num_layers: int) -> list[int]:
 
 def stage_figures(spec: ModelSpec, policy: Policy, *, steps: int = 2) -> tuple[StageFigures, ...]:
     """Every pipeline rank's figures."""
+    from napkinmath.lowering.parallel.pipeline import num_micro_batches
+    from napkinmath.lowering.parallel.stage_order import in_flight, stage_order
+
     parallel = policy.config.parallel
     stages, count = parallel.pipeline_parallel_size, num_micro_batches(policy)
     layers = layers_of_ranks(parallel, spec.num_layers) if stages > 1 else [spec.num_layers]

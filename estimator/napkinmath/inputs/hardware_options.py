@@ -35,6 +35,8 @@ def machines(options: Options) -> list[Hardware | None]:
 
 def cluster_of(machine: Hardware | None, options: Options) -> Cluster | Hardware | None:
     """The cluster of --gpus and --nodes around one of its GPUs; the GPU itself where it is alone."""
+    if not any(key in options for key in ("gpus", "nodes", "network", "host_ram")):
+        return machine
     from napkinmath.inputs.parallel_options import gpus_and_nodes
 
     gpus, nodes = gpus_and_nodes(options)
@@ -78,6 +80,8 @@ def allocator_text(options: Options) -> str:
 
 def calibration_on(machine: Hardware | None, options: Options, notes: list[str]) -> Calibration | None:
     """The calibration named, or the one in the cache for this GPU unless it is stale; None leaves the datasheet's speeds."""
+    if machine is None and "calibration" not in options:
+        return None
     from napkinmath.calibration import cached_calibration, load_calibration, read_calibration, staleness
 
     allow_stale = bool(options.get("allow_stale_calibration"))
@@ -124,6 +128,8 @@ def _display(options: Options) -> tuple[int, int, int]:
 
 def _from_gpus(options: Options, names: list[str]) -> list[str]:
     """The type that --gpus N[xTYPE] names."""
+    if "gpus" not in options:
+        return []
     from napkinmath.inputs.parallel_options import number_and_type
 
     kind = number_and_type(options)[1]

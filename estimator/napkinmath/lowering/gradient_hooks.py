@@ -30,10 +30,11 @@ class GradientHook:
 
 def gradient_hook(policy: Policy) -> GradientHook | None:
     """The hook of a configuration; None where every gradient stays until zero_grad."""
-    from napkinmath.lowering.data_parallel.main_gradients import keeps_main_gradients
     from napkinmath.lowering.optimizer import chosen_optimizer, update_events, updates_in_backward
 
     if policy.shards:  # the engine takes the gradients
+        from napkinmath.lowering.data_parallel.main_gradients import keeps_main_gradients
+
         return GradientHook(_to_main_gradient, _is_16_bit) if keeps_main_gradients(policy) else None
     row = chosen_optimizer(policy)
     if policy.config.offload.optimizer:
