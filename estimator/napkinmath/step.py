@@ -249,6 +249,7 @@ def record_stages(spec: ModelSpec, policy: Policy) -> tuple[list[Run], dict[str,
                 output is not None
                 and incoming is not None
                 and output.dtype is incoming.dtype
+                and output.axes == incoming.axes  # a sequence may come whole into the first layer that splits it
                 and output.requires_grad == incoming.requires_grad
             )
             count = stage.count - done if steady and not stage.publishes else 1
