@@ -257,7 +257,7 @@ def test_the_check_never_ends_a_training_by_a_mistake_of_its_own(tmp_path: Path,
     from napkinmath_profiler.preflight import trainer_callback
 
     monkeypatch.setattr(trainer_callback, "preflight", lambda *_, **__: 1 // 0)
-    losses, _ = train(tmp_path, [trainer_callback.PreflightCallback(hardware="t4")])
+    losses, *_ = train(tmp_path, [trainer_callback.PreflightCallback(hardware="t4")])
     assert len(losses) == 3 and "left out: ZeroDivisionError" in caplog.text
 
 
