@@ -26,6 +26,7 @@ MOST_TOKENS, MOST_SCORES = 1 << 31, 1 << 44
 MOST_HELD = 1.25
 FAST = ("requested_bytes", "peak_phase", "seconds", "tokens_per_s", "verdict")
 EXACT = ("requested_bytes", "allocated_bytes", "reserved_bytes", "device_bytes", "headroom_bytes", "peak_phase", "seconds", "tokens_per_s", "verdict")  # fmt: skip
+MONEY = ("gpu_hours_per_billion", "price_per_billion")
 
 
 class Family:
@@ -184,16 +185,18 @@ class Grid:
     """Every combination of options with several values: `keys` vary, `names` are the columns, `rows` the jobs in order.
 
     A combination that contradicts itself is left out, its reason counted in `refused`; `hardware` has the GPUs named once rows were made.
+    With a `price` of an hour of one GPU, rows end with what a billion tokens take.
     """
 
-    def __init__(self, options: Mapping[str, object], notes: list[str], *, exact_below: int = 64, exact: bool = False) -> None:
+    def __init__(self, options: Mapping[str, object], notes: list[str], *, exact_below: int = 64, exact: bool = False, price: float | None = None) -> None:  # fmt: skip
         self.keys, self._outer, self._inner = expand(options)
         self.refused: dict[str, int] = {}
         self.hardware: dict[str, Hardware] = {}
         self.summary = ", ".join(f"{key} {several(key, value)[0]}" for key, value in options.items() if key not in self.keys)
         self._notes = notes
         self.exact = exact or self.num_jobs <= exact_below
-        self.names = (*self.keys, *(EXACT if self.exact else FAST))
+        self.price = price
+        self.names = (*self.keys, *(EXACT if self.exact else FAST), *(() if price is None else MONEY))
 
     @property
     def num_jobs(self) -> int:
@@ -226,7 +229,14 @@ class Grid:
         labels = [columns[OPEN.index(key)] if key in sizes else [options.get(key)] * len(jobs) for key in self.keys]
         priced = (self._exact_row(family, job) for job in jobs) if self.exact else family.quickly(*columns)
         for label, row in zip(zip(*labels, strict=True) if labels else [()] * len(jobs), priced, strict=True):
-            yield (*label, *row)
+            yield (*label, *row, *self._money(family, row))
+
+    def _money(self, family: Family, row: tuple[Any, ...]) -> tuple[Any, ...]:
+        if self.price is None:
+            return ()
+        speed = row[(EXACT if self.exact else FAST).index("tokens_per_s")]
+        hours = None if not speed else 1e9 / speed / 3600 * family.config.parallel.world_size
+        return hours, None if hours is None else hours * self.price
 
     @staticmethod
     def _exact_row(family: Family, job: tuple[int, int, int]) -> tuple[Any, ...]:

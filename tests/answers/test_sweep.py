@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from cli.runs import run
 from napkinmath.errors import InputError
-from napkinmath.grid import EXACT, FAST, Family, Grid, figures, frame
+from napkinmath.grid import EXACT, FAST, MONEY, Family, Grid, figures, frame
 from napkinmath.inputs.several import expand, several
 
 ARCH = {"config": {"model_type": "llama", "hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 704, "vocab_size": 1000, "num_hidden_layers": 3}}  # fmt: skip
@@ -127,3 +127,12 @@ def test_plots_are_written(flags: str, tmp_path: Path) -> None:
     text = file.read_text()
     assert text.lstrip().startswith("<?xml") and len(text) > 10_000
     assert run("sweep", "--model", "gpt2", "--full", "--lora", "--plot", str(tmp_path / "b.png")).code == 2
+
+
+def test_price_of_a_billion_tokens() -> None:
+    grid = Grid({**ARCH, "method": "full", "gpus": "2,4", "gpu": "l4", "bs": "1", "ctx": "64"}, [], price=3.0)
+    assert grid.names[-2:] == MONEY
+    for row in grid.rows():
+        found = dict(zip(grid.names, row, strict=True))
+        assert found["gpu_hours_per_billion"] == pytest.approx(1e9 / found["tokens_per_s"] / 3600 * int(found["gpus"]))
+        assert found["price_per_billion"] == pytest.approx(3 * found["gpu_hours_per_billion"])

@@ -20,6 +20,7 @@ _OUTPUT: tuple[Row, ...] = (
     (("--exact",), ON, "", "replay the allocator for every job [for 64 jobs or fewer]"),
     (("--out", "-o"), TEXT, "FILE", "write .csv, .jsonl or .parquet instead of a table"),
     (("--plot",), TEXT, "FILE", "draw .png or .svg: a heat map of two numbers that vary, lines of one"),
+    (("--price",), TEXT, "P", "money for one hour of one GPU: GPU-hours and money for a billion tokens"),
     (("--show",), TEXT, "NAME", "what is drawn: memory, tokens/s [memory]"),
     (("--force",), ON, "", "replace a file that is there"),
     DEBUG,
@@ -50,10 +51,12 @@ def run(argv: Sequence[str]) -> int:
     own = {row[0][0].lstrip("-"): options.pop(row[0][0].lstrip("-"), None) for row in _OUTPUT}
     notes: list[str] = []
     from napkinmath.grid import Grid
+    from napkinmath.inputs import values
     from napkinmath.inputs.job_file import with_job_file
     from napkinmath.lengths import with_lengths
 
-    grid = Grid(with_lengths(with_job_file(options, notes)), notes, exact=own["exact"] is not None)
+    price = None if own["price"] is None else values.number(own["price"], "--price", low=0.0, high=1e6)
+    grid = Grid(with_lengths(with_job_file(options, notes)), notes, exact=own["exact"] is not None, price=price)
     _write(grid, own)
     for note in [*dict.fromkeys(notes), *refusals(grid.refused)]:
         print(f"note: {note}", file=sys.stderr)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from napkinmath.grid import MONEY
 from napkinmath.units import GIB, format_seconds
 
 TYPE_CHECKING = False
@@ -26,7 +27,14 @@ def print_grid(grid: Grid, rows: Sequence[tuple[Any, ...]]) -> None:
 def _head(name: str) -> str:
     if name.endswith("_bytes"):
         return f"{name.removesuffix('_bytes')} GiB"
-    return {"tokens_per_s": "tokens/s", "seconds": "step", "peak_phase": "peak in", "grad_accum": "accum"}.get(name, name)
+    return {
+        "tokens_per_s": "tokens/s",
+        "seconds": "step",
+        "peak_phase": "peak in",
+        "grad_accum": "accum",
+        "gpu_hours_per_billion": "GPU-hours for 1.00B",
+        "price_per_billion": "money",
+    }.get(name, name)
 
 
 def _cell(name: str, value: Any) -> str:
@@ -36,4 +44,6 @@ def _cell(name: str, value: Any) -> str:
         return f"{value / GIB:.2f}"
     if name == "tokens_per_s":
         return f"{value:,.0f}"
+    if name in MONEY:
+        return f"{value:,.2f}"
     return format_seconds(value) if name == "seconds" else str(value)
