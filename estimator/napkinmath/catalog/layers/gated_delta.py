@@ -105,6 +105,8 @@ class GatedDeltaNet(Record):
         key_rows, value_rows = (b, heads, long, self.key_size), (b, heads, long, self.value_size)
         square: tuple[Size, ...] = (b, heads, chunks, CHUNK, CHUNK)
         batch = b * heads * chunks
+        # Inputs in fp32 already are not copied heads first, `.to(fp32, memory_format=contiguous)` being nothing to do; products over chunks do it instead.
+        strided = q.dtype is FP32
         with t.scope() as frame:
             q, k = (self._heads(t, y, self.key_heads, self.key_size) for y in (q, k))
             v = cast(t, t.view(v, (b, heads, s, self.value_size)), FP32)
@@ -122,8 +124,10 @@ class GatedDeltaNet(Record):
             )
             between = unary(t, "exp", masked, saves="output")
             frame.local(upper, running, between)
-            system = mul(t, bmm(t, k_beta, k, batch, CHUNK, CHUNK, self.key_size, square, name="k_beta k^T"), between)
-            inside = mul(t, bmm(t, q, k, batch, CHUNK, CHUNK, self.key_size, square, name="q k^T"), between)
+            system = mul(
+                t, bmm(t, *_operands(t, k_beta, k, strided=strided), batch, CHUNK, CHUNK, self.key_size, square, name="k_beta k^T"), between
+            )
+            inside = mul(t, bmm(t, *_operands(t, q, k, strided=strided), batch, CHUNK, CHUNK, self.key_size, square, name="q k^T"), between)
             decayed = weighed(t, k_beta, unary(t, "exp", running, saves="output"))
             frame.local(system, inside, decayed)
             new_values, old_keys = solve(t, system, v_beta, value_rows), solve(t, system, decayed, key_rows)
@@ -193,6 +197,13 @@ class GatedDeltaNet(Record):
             normed = mul(t, weight, cast(t, weigh_rows(t, wide, rsqrt(t, shift(t, mean_square(t, wide)))), x.dtype))
             frame.local(normed)
             return cast(t, mul(t, normed, silu(t, cast(t, gate, FP32))), x.dtype)
+
+
+def _operands(t: Tape, x: Value, y: Value, *, strided: bool) -> tuple[Value, Value]:
+    """Both factors of a product over rows, heads and chunks, which matmul folds into one batch axis: a copy of each where chunks lie inside heads."""
+    if not strided:
+        return x, y
+    return copy(t, x, name="operand of matmul"), copy(t, y, name="operand of matmul")
 
 
 def l2(t: Tape, x: Value) -> Value:
