@@ -18,13 +18,14 @@ _FMS_EVIDENCE = "fms-acceleration scripts/benchmarks/refs/requirements*.txt, sce
 _FMS_FIELDS = dict(evidence=_FMS_EVIDENCE, adapter_dropout=0.1, default_rank=16, adds_tokens=True)
 
 
-def _fms(version: str, files: str, *, lazy_modules: bool = True) -> list[Era]:
+def _fms(version: str, files: str) -> list[Era]:
     """The three ways that benchmark prepares a model, under the transformers of one of its result files."""
-    fields = dict(_FMS_FIELDS, lazy_modules=lazy_modules)
-    own = dict(fields, prepares=False)
+    own = dict(_FMS_FIELDS, prepares=False)
     return [
         Era(name=f"fms {version} foak", pattern=_FMS + files + r".*framework_config \S*foak", stack=f"hf-{version}-foak", **own),
-        Era(name=f"fms {version} baseline", pattern=_FMS + files + r".*framework_config baseline", stack=f"hf-{version}-trl", **fields),
+        Era(
+            name=f"fms {version} baseline", pattern=_FMS + files + r".*framework_config baseline", stack=f"hf-{version}-trl", **_FMS_FIELDS
+        ),
         Era(name=f"fms {version}", pattern=_FMS + files, stack=f"hf-{version}", **own),
     ]
 
@@ -32,8 +33,7 @@ def _fms(version: str, files: str, *, lazy_modules: bool = True) -> list[Era]:
 ERAS: tuple[Era, ...] = (
     *_fms("4.45", r"(liger|granite)\.csv"),
     *_fms("4.44", r"refs_orca"),
-    # Its runs hold 1.2 to 1.4 GB more outside the allocator than the same runs under 4.45 did, whatever the model: all kernels loaded at once.
-    *_fms("4.48", r"", lazy_modules=False),
+    *_fms("4.48", r""),
     Era(
         name="litgpt tables",
         pattern=r"(litgpt|lit-gpt).*resource-tables",

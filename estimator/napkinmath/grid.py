@@ -235,8 +235,12 @@ class Grid:
         if self.price is None:
             return ()
         speed = row[(EXACT if self.exact else FAST).index("tokens_per_s")]
-        hours = None if not speed else 1e9 / speed / 3600 * family.config.parallel.world_size
-        return hours, None if hours is None else hours * self.price
+        if not speed:
+            return None, None
+        from napkinmath.throughput import gpu_hours_per_billion
+
+        hours = gpu_hours_per_billion(speed, family.config.parallel.world_size)
+        return hours, hours * self.price
 
     @staticmethod
     def _exact_row(family: Family, job: tuple[int, int, int]) -> tuple[Any, ...]:

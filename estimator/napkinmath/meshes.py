@@ -17,6 +17,7 @@ from napkinmath.lowering.parallel.pipeline import num_micro_batches
 from napkinmath.lowering.parallel.stage_order import in_flight, layers_per_stage, stage_order
 from napkinmath.lowering.parallel.tensor import valid_degrees
 from napkinmath.overlap import COMMUNICATION_STREAM, COPY_STREAM
+from napkinmath.paging import paging_s
 from napkinmath.parallel_config import DataParallel, ParallelConfig, PipelineSchedule
 from napkinmath.pipeline_time import waiting_s
 from napkinmath.record import Record
@@ -132,7 +133,7 @@ def price_mesh(spec: ModelSpec, config: TrainConfig, cluster: Cluster, speed: Ef
     stages = parallel.pipeline_parallel_size
     timed = {0, stages // 2, stages - 1}
     ranks = sorted(timed | set(distinct_ranks(parallel, spec.num_layers, num_micro_batches(policy)))) if stages > 1 else [0]
-    peak = 0
+    peak = managed = 0
     priced: dict[int, tuple[PhaseTime, ...]] = {}
     for rank in ranks:
         step = build_step(spec, policy, pipeline_rank=rank)
@@ -140,13 +141,17 @@ def price_mesh(spec: ModelSpec, config: TrainConfig, cluster: Cluster, speed: Ef
         if rank in timed:
             timeline = simulate(step, clock, steps=1)
             priced[rank] = phase_times(timeline, speed, first_segment=timeline.step_starts[-1])
+            managed = max(managed, timeline.host_peak(managed=True))
     slowest, bubble = max(priced.values(), key=lambda phases: sum(p.seconds for p in phases)), 0.0
     if stages > 1:
         usual = sum(p.seconds for p in priced[stages // 2] if p.phase in (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD))
         count = num_micro_batches(policy)
         bubble = waiting_s(parallel.pipeline_schedule, stages, parallel.virtual_pipeline_size, count, usual / count)
     slowest = at_the_slowest_pace(slowest, parallel.world_size)
-    time = StepTime(phases=slowest, bubble_s=bubble, tokens=_tokens(config), model_flops=0, hardware_flops=0, peak_flops_per_s=1.0)
+    time = StepTime(
+        phases=slowest, bubble_s=bubble, paging_s=paging_s(managed, peak, cluster.hardware, speed) if managed else 0.0, tokens=_tokens(config), model_flops=0,
+        hardware_flops=0, peak_flops_per_s=1.0,
+    )  # fmt: skip
     return MeshPrice(config=config, peak_bytes=peak, seconds=time.seconds, tokens_per_s=time.tokens_per_s)
 
 

@@ -43,7 +43,7 @@ class Throughput(Record):
     @property
     def gpu_hours_per_billion(self) -> float:
         """GPU-hours for 10^9 tokens."""
-        return 1e9 / self.tokens_per_s_per_gpu / 3600
+        return gpu_hours_per_billion(self.tokens_per_s, self.gpus)
 
     @property
     def kwh_per_billion(self) -> float:
@@ -55,6 +55,11 @@ class Throughput(Record):
         if not 0 <= price_per_gpu_hour < 1e6:
             raise InputError(f"price {shown(price_per_gpu_hour)} is not a price of one GPU for one hour; give e.g. 2.50")
         return self.gpu_hours_per_billion * price_per_gpu_hour
+
+
+def gpu_hours_per_billion(tokens_per_s: float, gpus: int) -> float:
+    """GPU-hours for 10^9 tokens at the speed of all GPUs together."""
+    return 1e9 / tokens_per_s / 3600 * gpus
 
 
 def throughput(e: Estimate) -> Throughput | None:
