@@ -108,6 +108,9 @@ def libraries_restored(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def trl_on_cuda() -> Iterator[None]:
     """TRL asks for the device's name before it launches a kernel or a product with fp32 output: on meta it gets CUDA's answers."""
+    if "trl" not in sys.modules:  # nothing of it runs, and importing it takes longer than a trace
+        yield
+        return
     try:
         from trl.kernels import chunked_logprob
         from trl.trainer import utils
@@ -137,6 +140,9 @@ def _in_place_product(add: Callable[..., None]) -> Callable[..., None]:
 @contextmanager
 def liger_on_cuda() -> Iterator[None]:
     """Liger's fused loss on CUDA multiplies into its buffers: logits into one storage, weight gradients by addmm onto their sum."""
+    if "liger_kernel" not in sys.modules:  # nothing of it runs, and importing it takes longer than a trace
+        yield
+        return
     try:
         from liger_kernel.ops import fused_linear_cross_entropy as fused
     except ImportError:
