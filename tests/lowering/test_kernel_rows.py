@@ -155,16 +155,16 @@ def test_a_row_saves_what_the_autograd_function_saves(name: str) -> None:
 
 
 class Allocations(TorchDispatchMode):
-    """Every storage made inside, with its size and the order of its birth and death."""
+    """Every storage made inside, with its size and the order of its birth and death; numbered, for addresses are used again."""
 
     def __init__(self) -> None:
         super().__init__()
         self.events: list[tuple[int, int]] = []
-        self._known: set[int] = set()
+        self.alive: dict[int, int] = {}  # number by address
+        self._made = 0
 
-    def _gone(self, key: int, size: int) -> None:
-        self._known.discard(key)
-        self.events.append((key, -size))
+    def _gone(self, address: int, size: int) -> None:
+        self.events.append((self.alive.pop(address), -size))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         import weakref
@@ -174,9 +174,10 @@ class Allocations(TorchDispatchMode):
         for tensor in torch.utils._pytree.tree_leaves(result):
             if isinstance(tensor, torch.Tensor):
                 storage = tensor.untyped_storage()
-                if storage._cdata not in self._known and storage._cdata not in before and storage.nbytes():
-                    self._known.add(storage._cdata)
-                    self.events.append((storage._cdata, storage.nbytes()))
+                if storage._cdata not in self.alive and storage._cdata not in before and storage.nbytes():
+                    self._made += 1
+                    self.alive[storage._cdata] = self._made
+                    self.events.append((self._made, storage.nbytes()))
                     weakref.finalize(storage, self._gone, storage._cdata, storage.nbytes())
         return result
 
@@ -194,7 +195,8 @@ def temporaries(function: Any, *arguments: Any) -> int:
     """Peak bytes of what the function makes and does not hand back."""
     with use_backend(Backend.TRITON), torch.no_grad(), Allocations() as watch:
         results = function(*arguments)
-    kept = {t.untyped_storage()._cdata for t in torch.utils._pytree.tree_leaves(results) if isinstance(t, torch.Tensor)}
+    leaves = [t for t in torch.utils._pytree.tree_leaves(results) if isinstance(t, torch.Tensor)]
+    kept = {watch.alive.get(t.untyped_storage()._cdata) for t in leaves}
     alive = peak = 0
     for key, change in watch.events:
         alive += 0 if key in kept else change
