@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "kernels"))
 
 import torch  # noqa: E402
-from kernel_rows import attention, correctness, elementwise, environment, loss, quantized, steps  # noqa: E402
+from kernel_rows import attention, correctness, elementwise, environment, goals, loss, quantized, steps  # noqa: E402
 from kernel_rows.timing import Clock, Rows, run_case  # noqa: E402
 
 
@@ -83,7 +83,7 @@ def main(arguments: list[str] | None = None) -> int:
                     run_case(case, clock, rows, ceilings, 0.02 if tiny else 1.6)
         if not tiny:
             torch.cuda.empty_cache()
-    if options.only in f"qlora {steps.SHAPE}":
+    if options.only in goals.step_op():
         with failures_as_rows(rows, "steps"):
             steps.run_steps(clock, rows, device, tiny)
     rows.add(op="finished", shape="", contestant="", status="info")

@@ -10,9 +10,9 @@ from napkinmath_kernels import costs
 from napkinmath_kernels.ops.flash_attention import flash_attention
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from kernel_rows.timing import Case, Goal
-
-SDPA, CUDNN = "sdpa flash", "sdpa cudnn"
+from kernel_rows.goals import ATTENTION_BOTH, ATTENTION_FORWARD, ATTENTION_SHAPES, CUDNN, FLASH_ATTN, attention_name
+from kernel_rows.goals import FLASH_2 as SDPA
+from kernel_rows.timing import Case
 
 
 def _sdpa(backend: SDPBackend) -> Callable[..., Any]:
@@ -34,20 +34,20 @@ def _contestants(device: torch.device) -> tuple[dict[str, Callable[..., Any]], d
     try:
         from flash_attn import flash_attn_func
 
-        found["flash-attn"] = lambda q, k, v: flash_attn_func(*(x.transpose(1, 2) for x in (q, k, v)), causal=True).transpose(1, 2)
+        found[FLASH_ATTN] = lambda q, k, v: flash_attn_func(*(x.transpose(1, 2) for x in (q, k, v)), causal=True).transpose(1, 2)
     except ImportError:
-        absent["flash-attn"] = "not installed"
+        absent[FLASH_ATTN] = "not installed"
     return found, absent
 
 
 def cases(device: torch.device, tiny: bool) -> list[Case]:
     """Causal, 32 query and 8 K/V heads of 128, 16k tokens in all; forward and forward + backward."""
-    shapes = [(1, 32, 4, 2, 64)] if tiny else [(8, 2048, 32, 8, 128), (2, 8192, 32, 8, 128), (1, 16384, 32, 8, 128), (4, 4096, 32, 8, 64)]
+    shapes = [(1, 32, 4, 2, 64)] if tiny else ATTENTION_SHAPES
     found = []
     for batch, tokens, heads, kv_heads, size in shapes:
         cost = costs.flash_attention(batch, heads, kv_heads, tokens, tokens, size, "bf16", visible_share=0.5)
         contestants, absent = _contestants(device)
-        shape = f"{batch}x{tokens} {heads}/{kv_heads} heads of {size}"
+        shape = attention_name(batch, tokens, heads, kv_heads, size)
 
         def make(
             upstream: bool, batch: int = batch, tokens: int = tokens, heads: int = heads, kv_heads: int = kv_heads, size: int = size
@@ -59,9 +59,8 @@ def cases(device: torch.device, tiny: bool) -> list[Case]:
         forward = {name: (lambda inputs, f=f: f(*inputs)) for name, f in contestants.items()}
         both = {name: (lambda inputs, f=f: torch.autograd.grad(f(*inputs[:3]), inputs[:3], inputs[3])) for name, f in contestants.items()}
         num_bytes = batch * tokens * (heads + 2 * kv_heads) * size * 2
-        goals = {SDPA: Goal(">= 1.05x FlashAttention-2", 1.05), CUDNN: Goal(">= 0.70x cuDNN", 0.70)}
-        if "flash-attn" in contestants:
-            goals["flash-attn"] = Goal(">= 1.05x flash-attn", 1.05)
+        skipped = {FLASH_ATTN} - contestants.keys()  # a goal only where it is installed
+        goals = {against: goal for against, goal in ATTENTION_FORWARD.items() if against not in skipped}
         found.append(
             Case(
                 "attention forward",
@@ -74,9 +73,7 @@ def cases(device: torch.device, tiny: bool) -> list[Case]:
                 absent=absent,
             )
         )
-        goals = {SDPA: Goal(">= 0.95x FlashAttention-2", 0.95), CUDNN: Goal(">= 0.60x cuDNN", 0.60)}
-        if "flash-attn" in contestants:
-            goals["flash-attn"] = Goal(">= 0.95x flash-attn", 0.95)
+        goals = {against: goal for against, goal in ATTENTION_BOTH.items() if against not in skipped}
         flops = cost.forward_flops + cost.forward_flops * 5 // 2  # the customary count: the backward as five products
         found.append(Case("attention fwd+bwd", shape, lambda m=make: m(True), both, 2 * num_bytes, flops=flops, goals=goals, absent=absent))
     return found

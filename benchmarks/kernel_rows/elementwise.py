@@ -11,9 +11,8 @@ from napkinmath_kernels.ops.layer_norm import layer_norm
 from napkinmath_kernels.ops.rms_norm import rms_norm
 from napkinmath_kernels.ops.rope import rope
 
-from kernel_rows.timing import Case, Goal
-
-COPY = Goal(">= 0.80 of copy bandwidth", 0.80)
+from kernel_rows.goals import ELEMENTWISE, GATED_WIDTH, NORM_HIDDEN, NORM_ROWS, ROPE_SHAPE, rope_name
+from kernel_rows.timing import Case
 
 
 def _liger(path: str, name: str) -> tuple[Any, str]:
@@ -39,7 +38,7 @@ def _backward(function: Any) -> Any:
 
 def cases(device: torch.device, tiny: bool) -> list[Case]:
     """Forward and forward + backward at 8,192 tokens of an 8B model."""
-    rows, hidden, width = (8, 64, 128) if tiny else (8192, 4096, 14336)
+    rows, hidden, width = (8, 64, 128) if tiny else (NORM_ROWS, NORM_HIDDEN, GATED_WIDTH)
     found = []
     x = lambda n: torch.randn(rows, n, device=device).bfloat16()  # noqa: E731
     weight = torch.randn(hidden, device=device).bfloat16()
@@ -68,7 +67,7 @@ def cases(device: torch.device, tiny: bool) -> list[Case]:
     for op, columns, num_inputs, cost, ours, peers, liger, reason in table:
         contestants = {"napkinmath": ours, **peers, **({"liger": liger} if liger else {})}
         absent = {"liger": reason} if reason else {}
-        goals = {"copy": COPY, "liger": Goal(">= 1.0x Liger", 1.0)} if op != "layer_norm" else {"copy": COPY}
+        goals = ELEMENTWISE[op]
 
         def make(columns: int = columns, num_inputs: int = num_inputs, upstream: bool = False) -> Any:
             inputs = tuple(x(columns).requires_grad_(upstream) for _ in range(num_inputs))
@@ -100,7 +99,7 @@ def cases(device: torch.device, tiny: bool) -> list[Case]:
 
 
 def _rope_case(device: torch.device, tiny: bool) -> Case:
-    batch, tokens, q_heads, k_heads, size = (1, 8, 4, 2, 16) if tiny else (4, 2048, 32, 8, 128)
+    batch, tokens, q_heads, k_heads, size = (1, 8, 4, 2, 16) if tiny else ROPE_SHAPE
     angle = torch.rand(1, tokens, size, device=device)
     cos, sin = angle.cos(), angle.sin()
     make = lambda: tuple(torch.randn(batch, tokens, heads, size, device=device).bfloat16().transpose(1, 2) for heads in (q_heads, k_heads))  # noqa: E731
@@ -118,16 +117,15 @@ def _rope_case(device: torch.device, tiny: bool) -> Case:
         **({"liger": lambda inputs: liger.apply(*inputs, cos.bfloat16(), sin.bfloat16())} if liger else {}),
     }
     cost = costs.rope(batch, q_heads, k_heads, tokens, size, "bf16")
-    goals = {"copy": COPY, "liger": Goal(">= 1.0x Liger", 1.0)}
     absent = {"liger": reason} if reason else {}
     num_bytes = batch * (q_heads + k_heads) * tokens * size * 2
     return Case(
         "rope",
-        f"{batch}x{tokens} {q_heads}+{k_heads} heads",
+        rope_name(batch, tokens, q_heads, k_heads),
         make,
         contestants,
         num_bytes,
         cost.forward_traffic_bytes,
-        goals=goals,
+        goals=ELEMENTWISE["rope"],
         absent=absent,
     )

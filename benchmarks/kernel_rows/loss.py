@@ -8,7 +8,8 @@ import torch
 from napkinmath_kernels import costs
 from napkinmath_kernels.ops.cross_entropy import linear_cross_entropy
 
-from kernel_rows.timing import Case, Goal
+from kernel_rows.goals import LOSS, LOSS_SHAPE, loss_name
+from kernel_rows.timing import Case
 
 
 def _eager(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -17,7 +18,7 @@ def _eager(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) ->
 
 def cases(device: torch.device, tiny: bool) -> list[Case]:
     """Forward + backward to the hidden states, 8,192 tokens."""
-    tokens, hidden, vocabulary = (8, 16, 100) if tiny else (8192, 4096, 128256)
+    tokens, hidden, vocabulary = (8, 16, 100) if tiny else LOSS_SHAPE
     weight = (torch.randn(vocabulary, hidden, device=device) / hidden**0.5).bfloat16()
     contestants: dict[str, Any] = {"napkinmath": linear_cross_entropy, "eager": _eager}
     absent: dict[str, str] = {}
@@ -42,11 +43,5 @@ def cases(device: torch.device, tiny: bool) -> list[Case]:
         name: (lambda inputs, f=f: torch.autograd.grad(f(inputs[0], weight, inputs[1]), (inputs[0],))) for name, f in contestants.items()
     }
     cost = costs.linear_cross_entropy(tokens, hidden, vocabulary, "bf16")
-    goals = {
-        "eager": Goal("time <= 1.1x eager (speed >= 0.909x)", 1 / 1.1),
-        "memory:eager": Goal("peak <= 1/10 of eager", 0.1, at_most=True),
-        "liger": Goal(">= 1.5x Liger's default", 1.5),
-        "cut-cross-entropy": Goal(">= 1.3x cut-cross-entropy", 1.3),
-    }
-    shape = f"{tokens}x{hidden}, vocabulary {vocabulary}, frozen head"
-    return [Case("linear cross-entropy", shape, make, calls, tokens * hidden * 2, flops=cost.forward_flops, goals=goals, absent=absent)]
+    shape = loss_name(tokens, hidden, vocabulary)
+    return [Case("linear cross-entropy", shape, make, calls, tokens * hidden * 2, flops=cost.forward_flops, goals=LOSS, absent=absent)]

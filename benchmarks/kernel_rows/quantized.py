@@ -10,12 +10,10 @@ from napkinmath_kernels.ops.nf4 import QuantizedWeight, dequantize, quantize
 from napkinmath_kernels.ops.qlora import qlora_linear
 
 from kernel_rows.environment import version_of
-from kernel_rows.timing import Case, Goal
+from kernel_rows.goals import DEQUANTIZE, DEQUANTIZE_SHAPES, PEFT, QLORA_FACTORS, QLORA_RANK, QLORA_SHAPE, qlora_goals, qlora_name
+from kernel_rows.timing import Case
 
 UNSLOTH_VERSION = "2026.10.9"
-
-
-PEFT = "peft + bitsandbytes"
 
 
 def _absent(*packages: str) -> str:
@@ -46,7 +44,7 @@ def dequantize_cases(device: torch.device, tiny: bool) -> list[Case]:
 
         return bnb.dequantize_4bit(inputs[0], inputs[1], out=inputs[3] if inputs[3].is_cuda else None)
 
-    for rows, columns in [(64, 128)] if tiny else [(4096, 4096), (11008, 4096), (14336, 4096), (28672, 8192)]:
+    for rows, columns in [(64, 128)] if tiny else DEQUANTIZE_SHAPES:
         linear = costs.Linear(rows, columns, 0, costs.four_bit_storage(rows, columns))
 
         def make(rows: int = rows, columns: int = columns) -> Any:
@@ -61,7 +59,7 @@ def dequantize_cases(device: torch.device, tiny: bool) -> list[Case]:
                 contestants if reason else contestants | {"bitsandbytes": theirs},
                 linear.stored_bytes + 2 * rows * columns,
                 costs.dequantize(linear, "bf16").forward_traffic_bytes,
-                goals={"copy": Goal(">= 0.75 of copy bandwidth", 0.75), "bitsandbytes": Goal(">= 1.5x bitsandbytes", 1.5)},
+                goals=DEQUANTIZE,
                 absent={"bitsandbytes": reason} if reason else {},
                 graphed=True,
             )
@@ -103,16 +101,16 @@ def _parameter(rows: int, columns: int, device: torch.device) -> torch.Tensor:
 def qlora_cases(device: torch.device, tiny: bool) -> list[Case]:
     """Forward + backward to dx and the adapters (fp32, rank 16) of a 4096 -> 14336 projection."""
     found = []
-    rows, columns = (64, 64) if tiny else (14336, 4096)
+    rows, columns = (64, 64) if tiny else QLORA_SHAPE
     packed, state, weight = _quantized(rows, columns, device)
     missing = _absent("peft", "bitsandbytes")
-    layer = None if missing else _peft_layer(packed, state, 16)
-    a = layer.lora_A["default"].weight if layer is not None else _parameter(16, columns, device)
-    b = layer.lora_B["default"].weight if layer is not None else _parameter(rows, 16, device)
+    layer = None if missing else _peft_layer(packed, state, QLORA_RANK)
+    a = layer.lora_A["default"].weight if layer is not None else _parameter(QLORA_RANK, columns, device)
+    b = layer.lora_B["default"].weight if layer is not None else _parameter(rows, QLORA_RANK, device)
     reason = (
         f"unsloth {UNSLOTH_VERSION} is not installed" if version_of("unsloth") is None else "its layer is patched into whole models only"
     )
-    for tokens, factor in [(8, 1.4)] if tiny else [(8192, 1.4), (2048, 1.5), (512, 1.6)]:
+    for tokens in [8] if tiny else QLORA_FACTORS:
 
         def ours(inputs: Any) -> Any:
             x, dy = inputs
@@ -127,19 +125,16 @@ def qlora_cases(device: torch.device, tiny: bool) -> list[Case]:
             x = torch.randn(1, tokens, columns, device=device).bfloat16().requires_grad_()
             return x, torch.randn(1, tokens, rows, device=device).bfloat16()
 
-        cost = costs.qlora_linears(tokens, [costs.Linear(rows, columns, 16)], "bf16")
+        cost = costs.qlora_linears(tokens, [costs.Linear(rows, columns, QLORA_RANK)], "bf16")
         found.append(
             Case(
                 "qlora linear fwd+bwd",
-                f"{tokens} tokens, {columns} -> {rows}, rank 16",
+                qlora_name(tokens, rows, columns),
                 make,
                 {"napkinmath": ours} if missing else {"napkinmath": ours, PEFT: theirs},
                 tokens * (rows + columns) * 2,
                 flops=cost.forward_flops + cost.backward_flops,
-                goals={
-                    PEFT: Goal(f">= {factor}x PEFT + bitsandbytes", factor),
-                    "unsloth": Goal(">= 1.03x unsloth", 1.03),
-                },
+                goals=qlora_goals(tokens),
                 absent={"unsloth": reason, PEFT: missing} if missing else {"unsloth": reason},
             )
         )

@@ -12,11 +12,8 @@ from napkinmath_kernels.checkpoint import Recompute
 from napkinmath_kernels.patching import patch, unpatch
 
 from kernel_rows.environment import version_of
-from kernel_rows.timing import Clock, Goal, Rows
-
-NUM_LAYERS = 4
-"""Layers of the trial model; the table says so, and extrapolates nothing."""
-SHAPE = f"step, 8B shape, {NUM_LAYERS} layers"
+from kernel_rows.goals import FULL_RECOMPUTE, PEFT, STEP_LAYERS, STEP_TOKENS, step_goals, step_op
+from kernel_rows.timing import Clock, Rows
 
 
 def is_quantized() -> bool:
@@ -45,7 +42,7 @@ def _model(device: torch.device, tiny: bool) -> Any:
         vocab_size=vocabulary,
         hidden_size=hidden,
         intermediate_size=width,
-        num_hidden_layers=NUM_LAYERS,
+        num_hidden_layers=STEP_LAYERS,
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
         max_position_embeddings=32768,
@@ -79,7 +76,7 @@ def _time_step(step: Callable[[], Any], clock: Clock, repeats: int) -> tuple[flo
 
 def run_steps(clock: Clock, rows: Rows, device: torch.device, tiny: bool) -> None:
     """Rows for each way to run the step, in turn on one model, then the goals."""
-    op, peer = (f"qlora {SHAPE}", "peft + bitsandbytes") if is_quantized() else (f"lora {SHAPE}", "peft")
+    op, peer = (step_op(), PEFT) if is_quantized() else (step_op().removeprefix("q"), "peft")
     if clock.seconds_left < (1 if tiny else 25):
         rows.add(op=op, shape="", contestant="napkinmath", status="not measured", reason="the budget was spent")
         return
@@ -93,7 +90,7 @@ def run_steps(clock: Clock, rows: Rows, device: torch.device, tiny: bool) -> Non
         "napkinmath, full recompute": {"checkpoint": Recompute.FULL},
         "napkinmath, offloaded": {"checkpoint": Recompute.OFFLOAD},
     }
-    for tokens in (16,) if tiny else (2048, 8192):
+    for tokens in (16,) if tiny else sorted(STEP_TOKENS):
         ids = torch.randint(0, vocabulary, (1, tokens), device=device)
         figures: dict[str, tuple[float, int | None]] = {}
 
@@ -124,17 +121,13 @@ def run_steps(clock: Clock, rows: Rows, device: torch.device, tiny: bool) -> Non
 def _goals(op: str, shape: str, peer: str, figures: dict[str, tuple[float, int | None]], rows: Rows) -> None:
     theirs, ours = figures.get(peer), figures.get("napkinmath")
     full, offloaded = figures.get("napkinmath, full recompute"), figures.get("napkinmath, offloaded")
-    checks: list[tuple[str, Goal, float | None]] = [
-        (peer, Goal(">= 1.3x tokens/s", 1.3), theirs[0] / ours[0] if theirs and ours else None),
-        (
-            f"memory:{peer}",
-            Goal("activations <= 0.5x", 0.5, at_most=True),
-            ours[1] / theirs[1] if theirs and ours and theirs[1] and ours[1] else None,
-        ),
-        ("full recompute", Goal("offloaded <= 1.03x its time", 1.03, at_most=True), offloaded[0] / full[0] if full and offloaded else None),
-    ]
-    for against, goal, value in checks:
-        row = {"op": op, "shape": shape, "contestant": "goal", "against": against, "goal": goal.text}
+    values = {
+        peer: theirs[0] / ours[0] if theirs and ours else None,
+        f"memory:{peer}": ours[1] / theirs[1] if theirs and ours and theirs[1] and ours[1] else None,
+        FULL_RECOMPUTE: offloaded[0] / full[0] if full and offloaded else None,
+    }
+    for against, goal in step_goals(peer).items():
+        row, value = {"op": op, "shape": shape, "contestant": "goal", "against": against, "goal": goal.text}, values[against]
         if value is None:
             rows.add(**row, status="not measured", reason="one side did not run")
         else:

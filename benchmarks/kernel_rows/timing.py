@@ -13,22 +13,11 @@ from typing import Any
 
 import torch
 
+from kernel_rows.goals import Goal
+
 #: Input sets together exceed this many bytes, twice the L2 of an H200, so that no call finds its inputs in the cache.
 ROTATED_BYTES = 120 * 2**20
 FEWEST_SETS, MOST_SETS = 4, 32
-
-
-@dataclass(frozen=True)
-class Goal:
-    """What a ratio should reach; `at_most` turns it around."""
-
-    text: str
-    value: float
-    at_most: bool = False
-
-    def is_met(self, value: float) -> bool:
-        """True if the measured value is on the right side."""
-        return value <= self.value if self.at_most else value >= self.value
 
 
 @dataclass

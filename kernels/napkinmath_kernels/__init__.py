@@ -13,7 +13,7 @@ from typing import Any
 
 _HOMES = {
     "backend": ("Backend", "use_backend"),
-    "checkpoint": ("HostStore", "LayerOption", "Plan", "Recompute", "TiledMLP", "checkpoint_layers", "plan_layers"),
+    "checkpoint": ("HostStore", "LayerOption", "OffloadCheckpoint", "Plan", "Recompute", "TiledMLP", "checkpoint_layers", "plan_layers"),
     "ops.cross_entropy": ("LinearCrossEntropy", "linear_cross_entropy"),
     "errors": ("KernelInputError",),
     "ops.flash_attention": ("FlashAttention", "flash_attention"),

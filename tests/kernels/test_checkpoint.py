@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from napkinmath_kernels.checkpoint import (
     HostStore,
     LayerOption,
+    OffloadCheckpoint,
     Recompute,
     TiledMLP,
     checkpoint_layers,
@@ -188,6 +189,19 @@ def test_a_second_backward_over_what_was_fetched_says_so():
     loss.backward(retain_graph=True)
     with pytest.raises(KernelInputError, match="one backward a forward"):
         loss.backward()
+
+
+def test_the_offloading_module_gives_the_gradients_of_the_layer_and_parks_its_input():
+    layers = make_layers()
+    want = step(layers, torch.ones(2, 6, HIDDEN, requires_grad=True))
+    store = HostStore()
+    wrapped = torch.nn.ModuleList(OffloadCheckpoint(layer, store) for layer in layers)
+    got = step(wrapped, torch.ones(2, 6, HIDDEN, requires_grad=True))
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+    assert [layer.calls for layer in layers] == [3] * 3 and store.num_bytes() == 3 * 2 * 6 * HIDDEN * 4 and store.num_parked == 0
+    wrapped.eval()
+    wrapped[0](torch.ones(2, 6, HIDDEN, requires_grad=True)).sum().backward()
+    assert layers[0].calls == 4 and store.num_parked == 0
 
 
 def test_evaluation_is_a_plain_call():

@@ -1,6 +1,6 @@
 """Activation checkpointing: what a layer keeps, what it computes again, what it moves to the host, and which layers do which."""
 
-from .layers import CheckpointHandle, Recompute, checkpoint_layers, every, full, run_layer
+from .layers import CheckpointHandle, OffloadCheckpoint, Recompute, checkpoint_layers, every, full, run_layer
 from .offload import HostStore
 from .planner import LayerOption, Plan, plan_layers
 from .tiled import TiledMLP
@@ -9,6 +9,7 @@ __all__ = [
     "CheckpointHandle",
     "HostStore",
     "LayerOption",
+    "OffloadCheckpoint",
     "Plan",
     "Recompute",
     "TiledMLP",

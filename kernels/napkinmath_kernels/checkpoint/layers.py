@@ -131,3 +131,21 @@ def _wrapped(layer: torch.nn.Module, how: Recompute, store: HostStore, kept: fro
         return run_layer(original, how, hidden_states, *arguments, store=store, kept=kept, **options)
 
     return forward
+
+
+class OffloadCheckpoint(torch.nn.Module):
+    """A layer whose input waits for the backward in host memory, which computes the rest again; in evaluation the layer itself.
+
+    Give the layers of a model one `store`: it brings back the input of the layer before while the backward of this one runs.
+    """
+
+    def __init__(self, layer: torch.nn.Module, store: HostStore | None = None) -> None:
+        super().__init__()
+        self.layer = layer
+        self.store = store or HostStore()
+
+    def forward(self, hidden_states: torch.Tensor, *arguments: Any, **options: Any) -> Any:
+        """layer(hidden_states, ...); see `run_layer`."""
+        if not self.training:
+            return self.layer(hidden_states, *arguments, **options)
+        return run_layer(self.layer, Recompute.OFFLOAD, hidden_states, *arguments, store=self.store, **options)

@@ -1,0 +1,158 @@
+"""What the kernels should reach on an H200, at which sizes, and the least time that its memory and its tensor cores allow.
+
+The benchmark takes its goals from here, and so do the tables of README.md and docs/kernels.md (benchmarks/kernel_goals.py): one list.
+Importing needs no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from napkinmath_kernels import costs
+
+#: Measured on an H200 before this project had kernels: a device copy (bytes read plus written) and a square bf16 product.
+H200_COPY_BYTES_PER_S = 4.3e12
+H200_MATMUL_FLOPS_PER_S = 790e12
+
+BITSANDBYTES, PEFT, UNSLOTH, LIGER, COPY = "bitsandbytes", "peft + bitsandbytes", "unsloth", "liger", "copy"
+FLASH_2, CUDNN, FLASH_ATTN, EAGER, CUT = "sdpa flash", "sdpa cudnn", "flash-attn", "eager", "cut-cross-entropy"
+
+DEQUANTIZE_SHAPES = ((11008, 4096), (4096, 4096), (14336, 4096), (28672, 8192))
+QLORA_SHAPE, QLORA_RANK = (14336, 4096), 16
+QLORA_FACTORS = {8192: 1.4, 2048: 1.5, 512: 1.6}
+#: (batch, tokens, query heads, K/V heads, head size), causal.
+ATTENTION_SHAPES = ((2, 8192, 32, 8, 128), (8, 2048, 32, 8, 128), (1, 16384, 32, 8, 128), (4, 4096, 32, 8, 64))
+LOSS_SHAPE = (8192, 4096, 128256)
+NORM_ROWS, NORM_HIDDEN, GATED_WIDTH = 8192, 4096, 14336
+#: (batch, tokens, query heads, K/V heads, head size).
+ROPE_SHAPE = (4, 2048, 32, 8, 128)
+STEP_LAYERS, STEP_TOKENS = 4, (8192, 2048)
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What a ratio should reach; `at_most` turns it around."""
+
+    text: str
+    value: float
+    at_most: bool = False
+
+    def is_met(self, value: float) -> bool:
+        """True if the measured value is on the right side."""
+        return value <= self.value if self.at_most else value >= self.value
+
+
+def _attention(factor: float, cudnn: float) -> dict[str, Goal]:
+    return {
+        FLASH_2: Goal(f">= {factor:.2f}x FlashAttention-2 (SDPA)", factor),
+        CUDNN: Goal(f">= {cudnn:.2f}x cuDNN", cudnn),
+        FLASH_ATTN: Goal(f">= {factor:.2f}x flash-attn, where installed", factor),
+    }
+
+
+def _of_copy(share: float) -> Goal:
+    return Goal(f">= {share:.2f} of copy bandwidth", share)
+
+
+_ELEMENTWISE = {COPY: _of_copy(0.80), LIGER: Goal(">= 1.0x Liger", 1.0)}
+DEQUANTIZE = {COPY: _of_copy(0.75), BITSANDBYTES: Goal(">= 1.5x bitsandbytes", 1.5)}
+ATTENTION_FORWARD, ATTENTION_BOTH = _attention(1.05, 0.70), _attention(0.95, 0.60)
+LOSS = {
+    EAGER: Goal("time <= 1.1x eager (speed >= 0.909x)", 1 / 1.1),
+    f"memory:{EAGER}": Goal("peak <= 1/10 of eager", 0.1, at_most=True),
+    LIGER: Goal(">= 1.5x Liger's default", 1.5),
+    CUT: Goal(">= 1.3x cut-cross-entropy", 1.3),
+}
+ELEMENTWISE = {"rms_norm": _ELEMENTWISE, "layer_norm": {COPY: _of_copy(0.80)}, "swiglu": _ELEMENTWISE, "rope": _ELEMENTWISE}
+FULL_RECOMPUTE = "full recompute"
+
+
+def qlora_goals(tokens: int) -> dict[str, Goal]:
+    """The linear's goals by the tokens in a step: the fewer, the more there is to gain beside the GEMM."""
+    factor = QLORA_FACTORS.get(tokens, min(QLORA_FACTORS.values()))
+    return {PEFT: Goal(f">= {factor}x PEFT + bitsandbytes", factor), UNSLOTH: Goal(">= 1.03x unsloth", 1.03)}
+
+
+def step_goals(peer: str = PEFT) -> dict[str, Goal]:
+    """Of a whole QLoRA step beside `peer`."""
+    return {
+        peer: Goal(">= 1.3x tokens/s", 1.3),
+        f"memory:{peer}": Goal("activations <= 0.5x", 0.5, at_most=True),
+        FULL_RECOMPUTE: Goal("offloaded <= 1.03x its time", 1.03, at_most=True),
+    }
+
+
+def attention_name(batch: int, tokens: int, heads: int, kv_heads: int, size: int) -> str:
+    """The shape as rows name it."""
+    return f"{batch}x{tokens} {heads}/{kv_heads} heads of {size}"
+
+
+def qlora_name(tokens: int, out_features: int, in_features: int) -> str:
+    """The shape as rows name it."""
+    return f"{tokens} tokens, {in_features} -> {out_features}, rank {QLORA_RANK}"
+
+
+def loss_name(tokens: int, hidden: int, vocabulary: int) -> str:
+    """The shape as rows name it."""
+    return f"{tokens}x{hidden}, vocabulary {vocabulary}, frozen head"
+
+
+def rope_name(batch: int, tokens: int, q_heads: int, k_heads: int) -> str:
+    """The shape as rows name it."""
+    return f"{batch}x{tokens} {q_heads}+{k_heads} heads"
+
+
+def step_op(layers: int = STEP_LAYERS) -> str:
+    """The whole step as rows name it."""
+    return f"qlora step, 8B shape, {layers} layers"
+
+
+@dataclass(frozen=True)
+class Aim:
+    """One line of the table: an operation at a size, its goals, and its floor in seconds (0: none is stated)."""
+
+    op: str
+    shape: str
+    goals: dict[str, Goal]
+    floor_s: float
+
+
+def floor_seconds(traffic_bytes: int, flops: int = 0) -> float:
+    """The least time on an H200: what must cross the memory bus, or what its tensor cores must multiply, whichever takes longer."""
+    return max(traffic_bytes / H200_COPY_BYTES_PER_S, flops / H200_MATMUL_FLOPS_PER_S)
+
+
+def aims() -> Iterator[Aim]:
+    """Every goal, the size that the issue of an operation names first."""
+    for rows, columns in DEQUANTIZE_SHAPES:
+        linear = costs.Linear(rows, columns, 0, costs.four_bit_storage(rows, columns))
+        yield Aim("nf4 dequantize", f"{rows}x{columns}", DEQUANTIZE, floor_seconds(costs.dequantize(linear, "bf16").forward_traffic_bytes))
+    linear = costs.Linear(*QLORA_SHAPE, QLORA_RANK, costs.four_bit_storage(*QLORA_SHAPE))
+    for tokens in QLORA_FACTORS:
+        cost = costs.qlora_linears(tokens, [linear], "bf16")
+        products = floor_seconds(0, cost.forward_flops + cost.backward_flops)
+        decoding = 2 * floor_seconds(costs.dequantize(linear, "bf16").forward_traffic_bytes)
+        yield Aim("qlora linear fwd+bwd", qlora_name(tokens, *QLORA_SHAPE), qlora_goals(tokens), products + decoding)
+    for shape in ATTENTION_SHAPES:
+        batch, tokens, heads, kv_heads, size = shape
+        cost = costs.flash_attention(batch, heads, kv_heads, tokens, tokens, size, "bf16", visible_share=0.5)
+        forward = floor_seconds(cost.forward_traffic_bytes, cost.forward_flops)
+        yield Aim("attention forward", attention_name(*shape), ATTENTION_FORWARD, forward)
+        backward = floor_seconds(cost.backward_traffic_bytes, cost.forward_flops * 5 // 2)  # five products where the forward has two
+        yield Aim("attention fwd+bwd", attention_name(*shape), ATTENTION_BOTH, forward + backward)
+    cost = costs.linear_cross_entropy(*LOSS_SHAPE, "bf16")
+    yield Aim("linear cross-entropy", loss_name(*LOSS_SHAPE), LOSS, floor_seconds(0, cost.forward_flops))
+    for op, columns, cost in (
+        ("rms_norm", NORM_HIDDEN, costs.rms_norm(NORM_ROWS, NORM_HIDDEN, "bf16", trains_weight=False)),
+        ("layer_norm", NORM_HIDDEN, costs.layer_norm(NORM_ROWS, NORM_HIDDEN, "bf16", trains_parameters=False)),
+        ("swiglu", GATED_WIDTH, costs.gated(NORM_ROWS, GATED_WIDTH, "bf16")),
+    ):
+        both = cost.forward_traffic_bytes + cost.backward_traffic_bytes
+        yield Aim(f"{op} forward", f"{NORM_ROWS}x{columns}", ELEMENTWISE[op], floor_seconds(cost.forward_traffic_bytes))
+        yield Aim(f"{op} fwd+bwd", f"{NORM_ROWS}x{columns}", ELEMENTWISE[op], floor_seconds(both))
+    batch, tokens, q_heads, k_heads, size = ROPE_SHAPE
+    cost = costs.rope(batch, q_heads, k_heads, tokens, size, "bf16")
+    yield Aim("rope", rope_name(batch, tokens, q_heads, k_heads), ELEMENTWISE["rope"], floor_seconds(cost.forward_traffic_bytes))
+    for tokens in STEP_TOKENS:
+        yield Aim(step_op(), f"{tokens} tokens", step_goals(), 0.0)
