@@ -7,8 +7,10 @@ import itertools
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from napkinmath.allocator import AllocatorSettings, Block, CachingAllocator, OutOfMemory, parse_settings
+from napkinmath.allocator import STEADY, AllocatorSettings, Block, Books, CachingAllocator, OutOfMemory, parse_settings, replay
 from napkinmath.errors import InputError
+from napkinmath.ledger import ALLOC, FREE, Phase, Role
+from napkinmath.timeline import Stamp, TensorInfo, Timeline, TimelineSegment
 from napkinmath.units import MIB
 
 EXPANDABLE = AllocatorSettings(expandable_segments=True)
@@ -198,3 +200,64 @@ def test_blocks_never_overlap_and_bytes_are_conserved(sizes: list[int], choices,
     cached = allocator.reserved
     assert allocator.empty_cache() == cached
     assert allocator.reserved == 0
+
+
+def micro_step(first: int, sizes: list[int], choices) -> tuple[TimelineSegment, TimelineSegment]:
+    """A forward that allocates tensors from number `first` on and frees some of them, and the backward that frees the others."""
+    waiting, live = list(range(first, first + len(sizes))), list[int]()
+    events: list[tuple[str, int]] = []
+    while waiting:
+        if live and choices.random() < 0.4:
+            events.append((FREE, live.pop(choices.randrange(len(live)))))
+        else:
+            live.append(waiting.pop())
+            events.append((ALLOC, live[-1]))
+    choices.shuffle(live)
+    backward = [(FREE, tensor) for tensor in live]
+    return TimelineSegment("f", Phase.FORWARD, 1, events, []), TimelineSegment("b", Phase.BACKWARD, 1, backward, [])
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    sizes=st.lists(SIZES, min_size=2, max_size=24),
+    times=st.tuples(st.integers(1, STEADY), st.integers(1, STEADY)),
+    in_flight=st.integers(0, 3),
+    choices=st.randoms(use_true_random=False),
+    expandable=st.booleans(),
+    limit=st.sampled_from([None, 100 * MIB, 300 * MIB]),
+)
+def test_what_follows_books_that_are_alike_is_left_out(
+    sizes: list[int], times: tuple[int, int], in_flight: int, choices, expandable: bool, limit: int | None
+) -> None:
+    half = len(sizes) // 2
+    forward, backward = micro_step(0, sizes[:half], choices)
+    other = micro_step(half, sizes[half:], choices)
+    opening, closing = other
+    whole = TimelineSegment("w", Phase.FORWARD, 1, [*forward.events, *backward.events], [])
+    order = [
+        *[forward] * in_flight,
+        *[forward, backward] * times[0],
+        *other * times[1],
+        *[backward] * in_flight,
+        *[forward, backward] * times[0],
+    ]
+    order += [*[whole, whole, opening] * times[1], *[closing] * times[1]]
+    timeline = Timeline(
+        [TensorInfo(str(n), Role.ACTIVATIONS, "", size, size) for n, size in enumerate(sizes)], order, Stamp(origin="analytic")
+    )
+    conf = AllocatorSettings(expandable_segments=expandable, **({} if limit is None else {"limit_bytes": limit}))
+    every = Books(sizes, conf)
+    try:
+        every.play(order)
+    except OutOfMemory:
+        assert replay(timeline, conf).out_of_memory
+        return
+    found, allocator = replay(timeline, conf), every.allocator
+    assert (found.peak_allocated, found.peak_reserved, found.end_reserved) == (
+        allocator.peak_allocated,
+        allocator.peak_reserved,
+        allocator.reserved,
+    )
+    assert (found.peak_unreturnable, found.num_retries) == (allocator.peak_unreturnable, allocator.num_retries)
+    assert (found.end_allocated, found.inactive_split_bytes) == (allocator.allocated, allocator.inactive_split_bytes())
+    assert (found.num_segments, found.out_of_memory) == (len(allocator.segments), "")

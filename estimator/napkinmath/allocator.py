@@ -18,6 +18,7 @@ from napkinmath.units import GIB, MIB, format_bytes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any
 
     from napkinmath.timeline import Timeline, TimelineSegment
@@ -221,6 +222,11 @@ class CachingAllocator:
                 returned += self._release(block)
         return returned
 
+    def free_keys(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """(size, address) of every free block, one number each, of both pools: with what is booked, all there is to the layout."""
+        large, small = self._free
+        return tuple(large), tuple(small)
+
     def inactive_split_bytes(self) -> int:
         """Free bytes in segments that also hold booked blocks: what cannot be returned."""
         return sum(b.size for b in self._at.values() if b.size != b.segment.size)
@@ -391,39 +397,36 @@ class Replay(Record):
 STEADY = 6  # repetitions of equal micro-steps after which the books are taken to repeat too
 
 
-def without_repetition(timeline: Timeline, sizes: list[int]) -> list[TimelineSegment]:
-    """The segments, where a row of them that leaves as many bytes as it found follows itself at most STEADY times."""
-    segments, ids = timeline.segments, [id(segment) for segment in timeline.segments]
-    kept: list[TimelineSegment] = []
+def rows(segments: list[TimelineSegment]) -> Iterator[tuple[list[TimelineSegment], int]]:
+    """(row of segments, how many times in a row it came before), in order; what comes for the first time comes one by one."""
     last: dict[int, int] = {}
+    row: list[TimelineSegment] = []
     at = times = 0
-    while at < len(ids):
-        period = at - last.get(ids[at], at)
-        if period and ids[at : at + period] == ids[at - period : at]:
-            times += 1
-            row = segments[at : at + period]
-            if times < STEADY or sum(segment.repeat * segment_profile(segment, sizes)[2] for segment in row):
-                kept += row
-            for offset in range(period):
-                last[ids[at + offset]] = at + offset
-            at += period
-            continue
-        times = 0
-        last[ids[at]] = at
-        kept.append(segments[at])
-        at += 1
-    return kept
+    while at < len(segments):
+        period = at - last.get(id(segments[at]), at)
+        found = segments[at : at + max(period, 1)]
+        if period and found == segments[at - period : at]:
+            times = times + 1 if found == row else 1
+            row = found
+        else:
+            times, row = 0, [segments[at]]
+        for offset, segment in enumerate(row):
+            last[id(segment)] = at + offset
+        at += len(row)
+        yield row, times
 
 
-def replay(timeline: Timeline, settings: AllocatorSettings | None = None) -> Replay:
-    """Replays a timeline's events in order; tensors of no bytes take none."""
-    allocator = CachingAllocator(settings)
-    malloc, free = allocator.malloc, allocator.free
-    sizes = [t.nbytes for t in timeline.tensors]
-    held: list[list[Block]] = [[] for _ in sizes]
-    failed = ""
-    try:
-        for segment in without_repetition(timeline, sizes):
+class Books:
+    """An allocator under a timeline's events, and the blocks that each tensor has of it."""
+
+    def __init__(self, sizes: list[int], settings: AllocatorSettings | None) -> None:
+        self.allocator, self.sizes = CachingAllocator(settings), sizes
+        self.held: list[list[Block]] = [[] for _ in sizes]
+
+    def play(self, row: list[TimelineSegment]) -> None:
+        """Books the events of segments; tensors of no bytes take none. Raises OutOfMemory."""
+        sizes, held, malloc, free = self.sizes, self.held, self.allocator.malloc, self.allocator.free
+        for segment in row:
             pairs = segment.pairs
             events = [
                 (action, index)
@@ -439,6 +442,37 @@ def replay(timeline: Timeline, settings: AllocatorSettings | None = None) -> Rep
                     else:
                         old, new = pairs[index]
                         held[new].append(held[old].pop())
+
+    def state(self) -> object:
+        """All that decides what follows; where old segments are collected, which goes by age, no two states are alike."""
+        allocator = self.allocator
+        if allocator.settings.garbage_collection_threshold:
+            return object()
+        return allocator.free_keys(), allocator.reserved, allocator.num_retries, [[b.address for b in blocks] for blocks in self.held]
+
+    def play_on(self, timeline: Timeline) -> None:
+        """Books a timeline; a row of segments that follows itself and leaves the books as it found them is through, however often it comes.
+
+        One that leaves as many bytes as it found, elsewhere, is through after STEADY times.
+        """
+        settled = False
+        for row, times in rows(timeline.segments):
+            if times > 1 and (settled or (times >= STEADY and not self._grows(row))):
+                continue
+            before = self.state() if times else None
+            self.play(row)
+            settled = before is not None and before == self.state()
+
+    def _grows(self, row: list[TimelineSegment]) -> bool:
+        return sum(segment.repeat * segment_profile(segment, self.sizes)[2] for segment in row) != 0
+
+
+def replay(timeline: Timeline, settings: AllocatorSettings | None = None) -> Replay:
+    """Replays a timeline's events in order."""
+    books = Books([t.nbytes for t in timeline.tensors], settings)
+    allocator, failed = books.allocator, ""
+    try:
+        books.play_on(timeline)
     except OutOfMemory as error:
         failed = str(error)
     return Replay(

@@ -149,13 +149,23 @@ class Gradient:
 class Op:
     """One operation: what it allocates forward and backward, what it keeps in between, and what both cost."""
 
-    __slots__ = ("backward", "backward_costs", "costs", "fitting", "forward", "gradients", "inputs", "module", "name", "outputs", "saves")
+    __slots__ = (
+        "_works", "backward", "backward_costs", "costs", "fitting", "forward", "gradients", "inputs", "module", "name", "outputs", "saves",
+    )  # fmt: skip
 
     def __init__(self, name: str, module: str, inputs: tuple[Value, ...], outputs: tuple[Value, ...], *, forward: Steps, saves: tuple[Tensor, ...], costs: Sequence[Cost], backward: Steps, gradients: tuple[Gradient, ...], backward_costs: Sequence[Cost]) -> None:  # fmt: skip
         self.name, self.module, self.inputs, self.outputs = name, module, inputs, outputs
         self.forward, self.saves, self.costs = forward, saves, costs
         self.backward, self.gradients, self.backward_costs = backward, gradients, backward_costs
         self.fitting: Steps = ()  # after the backward: the engine brings gradients to the inputs' shapes and types
+        self._works: dict[bool, Work] = {}
+
+    def work(self, *, backward: bool) -> Work:
+        """Its kernels as events run them, one object however often they do: what is alike is priced once."""
+        found, costs = self._works.get(backward), self.backward_costs if backward else self.costs
+        if found is None or found.costs is not costs:
+            found = self._works[backward] = Work(self, costs, backward)
+        return found
 
 
 class Block:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from napkinmath.ledger import Phase
 from napkinmath.parallel_config import PipelineSchedule
 from napkinmath.schedule import Clock, phase_times
-from napkinmath.simulate import simulate
+from napkinmath.simulate import Scopes, running
 from napkinmath.stages import rank_step
 
 TYPE_CHECKING = False
@@ -32,7 +32,9 @@ def pipeline_time(spec: ModelSpec, policy: Policy, clock: Clock) -> tuple[tuple[
 
     parallel = policy.config.parallel
     stages = parallel.pipeline_parallel_size
-    priced = {rank: _phases(spec, policy, clock, rank) for rank in sorted({0, stages // 2, stages - 1})}
+    built = {rank: rank_step(spec, policy, rank) for rank in sorted({0, stages // 2, stages - 1})}
+    scopes = Scopes(built[0].symbols)
+    priced = {rank: phase_times(running(step, clock, scopes), clock.speed, first_segment=0) for rank, step in built.items()}
     slowest = max(priced.values(), key=lambda phases: sum(p.seconds for p in phases))
     usual = _busy_s(priced[stages // 2]) / num_micro_batches(policy)
     return slowest, waiting_s(parallel.pipeline_schedule, stages, parallel.virtual_pipeline_size, num_micro_batches(policy), usual)
@@ -44,11 +46,6 @@ def waiting_s(schedule: PipelineSchedule, stages: int, chunks: int, micro_batche
         return (stages - 1) * micro_batches * micro_batch_s
     share = _ZERO_BUBBLE_SHARE if schedule is PipelineSchedule.ZERO_BUBBLE else 1.0
     return share * (stages - 1) * micro_batch_s / chunks
-
-
-def _phases(spec: ModelSpec, policy: Policy, clock: Clock, rank: int) -> tuple[PhaseTime, ...]:
-    timeline = simulate(rank_step(spec, policy, rank), clock, steps=1)
-    return phase_times(timeline, clock.speed, first_segment=timeline.step_starts[-1])
 
 
 def _busy_s(phases: tuple[PhaseTime, ...]) -> float:

@@ -37,9 +37,12 @@ class Clock:
         self._gemm_dtype = policy.rule.gemm if policy.rule.fp8_block is None else ""  # FP8 products say so themselves
 
     def kernels(self, work: Work, bind: Bindings) -> list[Kernel]:
-        """The kernels of an event with their seconds."""
-        name, module = (work.op.name, work.op.module) if work.op is not None else ("update", "")
-        return [self._kernel(name, module, cost, bind) for cost in work.costs]
+        """The kernels of an event with their seconds; the same for the same bindings."""
+        found = bind.derived.get(work)
+        if found is None:
+            name, module = (work.op.name, work.op.module) if work.op is not None else ("update", "")
+            found = bind.derived[work] = [self._kernel(name, module, cost, bind) for cost in work.costs]
+        return found
 
     def _kernel(self, name: str, module: str, cost: Cost, bind: Bindings) -> Kernel:
         seconds, launches = self.seconds(cost, bind)

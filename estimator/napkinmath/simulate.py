@@ -9,7 +9,8 @@ from napkinmath.timeline import Kernel, Stamp, TensorInfo, Timeline, TimelineSeg
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
+    from typing import Any
 
     from napkinmath.expr import Size
     from napkinmath.schedule import Clock
@@ -62,9 +63,26 @@ def first_product(segment: Segment) -> int:
     return -1
 
 
+class Scopes:
+    """The bindings of a step's sizes, and those of its segments that have symbols of their own."""
+
+    __slots__ = ("_known", "top")
+
+    def __init__(self, symbols: Mapping[str, Any]) -> None:
+        self.top = Bindings(symbols)
+        self._known: dict[tuple[tuple[str, Size], ...], Bindings] = {(): self.top}
+
+    def of(self, segment: Segment) -> Bindings:
+        """What a segment's sizes are bound by."""
+        found = self._known.get(segment.symbols)
+        if found is None:
+            found = self._known[segment.symbols] = self.top.extended(dict(segment.symbols))
+        return found
+
+
 def simulate(step: Step, clock: Clock | None = None, *, steps: int = 2) -> Timeline:
     """The timeline of loading the model and running `steps` steps."""
-    bindings = Bindings(step.symbols)
+    scopes = Scopes(step.symbols)
     table: dict[Tensor, int] = {}
     infos: list[TensorInfo] = []
     made: dict[int, TimelineSegment] = {}
@@ -90,28 +108,41 @@ def simulate(step: Step, clock: Clock | None = None, *, steps: int = 2) -> Timel
             )
         return found
 
-    scopes: dict[tuple[tuple[str, Size], ...], Bindings] = {(): bindings}
     order, starts = run_order(step, steps=steps)
     for segment in order:
         found = made.get(id(segment))
         if found is None:
-            bind = scopes.setdefault(segment.symbols, bindings.extended(dict(segment.symbols)))
-            found = made[id(segment)] = lay_out(segment, bind, index_of, clock)
+            found = made[id(segment)] = lay_out(segment, scopes.of(segment), index_of, clock)
         ordered.append(found)
     return Timeline(infos, ordered, Stamp(origin="analytic"), starts)
 
 
-def peak_bytes(step: Step, *, steps: int = 2) -> int:
+def running(step: Step, clock: Clock, scopes: Scopes | None = None) -> Timeline:
+    """The kernels of one later step without its tensors: all that its time is read off. Ranks of one job may share their `scopes`."""
+    scopes = scopes or Scopes(step.symbols)
+    made: dict[int, TimelineSegment] = {}
+    ordered: list[TimelineSegment] = []
+    order, starts = run_order(step, steps=1)
+    for segment in order[starts[-1] :]:
+        found = made.get(id(segment))
+        if found is None:
+            bind = scopes.of(segment)
+            kernels = [k for _, payload in segment.events if isinstance(payload, Work) for k in clock.kernels(payload, bind)]
+            found = TimelineSegment(segment.name, segment.phase, segment.repeat, [], [], kernels, sum(k.seconds for k in kernels))
+            made[id(segment)] = found
+        ordered.append(found)
+    return Timeline([], ordered, Stamp(origin="analytic"), (0,))
+
+
+def peak_bytes(step: Step, *, steps: int = 2, scopes: Scopes | None = None) -> int:
     """The highest requested bytes alone, as `simulate(step).peak().nbytes` gives them, without the timeline."""
-    bindings = Bindings(step.symbols)
-    scopes: dict[tuple[tuple[str, Size], ...], Bindings] = {(): bindings}
+    scopes = scopes or Scopes(step.symbols)
     profiles: dict[int, tuple[int, int]] = {}
     base = peak = 0
     for segment in run_order(step, steps=steps)[0]:
         found = profiles.get(id(segment))
         if found is None:
-            bind = scopes.setdefault(segment.symbols, bindings.extended(dict(segment.symbols)))
-            found = profiles[id(segment)] = _profile(segment, bind)
+            found = profiles[id(segment)] = _profile(segment, scopes.of(segment))
         high, net = found
         peak = max(peak, base + high + (segment.repeat - 1) * max(net, 0))
         base += segment.repeat * net

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from napkinmath.parallel_config import ParallelConfig
 from napkinmath.record import Record
-from napkinmath.simulate import peak_bytes
+from napkinmath.simulate import Scopes, peak_bytes
 from napkinmath.step import build_step, record_runs
 
 TYPE_CHECKING = False
@@ -48,7 +48,8 @@ def _worst(spec: ModelSpec, policy: Policy, steps: int) -> tuple[int, Step]:
 
     ranks = distinct_ranks(parallel, spec.num_layers, num_micro_batches(policy))
     built = [rank_step(spec, policy, rank) for rank in ranks]
-    return max(((peak_bytes(step, steps=steps), step) for step in built), key=lambda item: item[0])
+    scopes = Scopes(built[0].symbols)
+    return max(((peak_bytes(step, steps=steps, scopes=scopes), step) for step in built), key=lambda item: item[0])
 
 
 def rank_step(spec: ModelSpec, policy: Policy, rank: int) -> Step:

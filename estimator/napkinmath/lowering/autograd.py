@@ -86,7 +86,7 @@ def forward_events(
                 else:
                     alive.pop(step[1], None)
             if op.costs:
-                events.append((RUN, Work(op, op.costs, False)))
+                events.append((RUN, op.work(backward=False)))
         if offload is not None:
             events += offload.copies_out(index)
         for tensor in frees.get(index, ()):
@@ -228,7 +228,7 @@ class Backward:
             released = []
         self.events.extend(op.fitting)
         if op.backward_costs:
-            self.events.append((RUN, Work(op, op.backward_costs, True)))
+            self.events.append((RUN, op.work(backward=True)))
         made: dict[int, _Pending] = {}
         outgoing: list[tuple[Value, _Pending]] = []
         for gradient in op.gradients:
