@@ -138,6 +138,18 @@ ERAS: tuple[Era, ...] = (
         adapter_dropout=0.05,
     ),
     Era(
+        name="fsdp_qlora",
+        pattern=r"answerdotai/fsdp_qlora",
+        stack="hf-2024-loop",
+        evidence="AnswerDotAI/fsdp_qlora of March 2024 train.py: precision bf16 casts the whole model and PEFT's adapters, lora_dropout 0.1, no clipping, FSDP without mixed precision, checkpointing put within its units",
+        autocast=False,
+        adapter_dtype="bf16",
+        adapter_dropout=0.1,
+        default_rank=64,
+        prepares=False,
+        clips=False,
+    ),
+    Era(
         name="axolotl",
         pattern=r"axolotl",
         stack="hf",

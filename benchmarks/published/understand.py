@@ -22,6 +22,7 @@ from napkinmath.train_config import (
 
 from published.era import Era
 from published.identify import hardware_of, model_of
+from published.machines import machine_of
 from published.methods import adapter_of, precision_of, quantization_of, workload_of
 from published.optimizers import offload_of_row, optimizer_of
 from published.parallel import batch_of, in_fsdp_types, offload_of, spread_of, under_engine
@@ -85,7 +86,7 @@ def _understand(row: Row, blind: bool) -> Job:
         config = config.replace(batch=config.batch.replace(lengths=lengths))
     cluster = None
     if row.whole("n_gpus", 1) > 1:
-        spread = spread_of(row, hardware, spec, config, assumed)
+        spread = spread_of(row, hardware, spec, config, assumed, machine_of(row, blind=blind))
         cluster, hardware = spread.cluster, spread.cluster.hardware
         micro, steps = batch_of(row, spread.parallel, int(config.sequence_length), assumed)
         config = config.replace(
@@ -172,7 +173,7 @@ def _recompute(row: Row, era: Era, assumed: dict[str, str], *, prepared: bool) -
         return RecomputeConfig(
             kind=RecomputeKind.SELECTIVE, keep=_EVERY_SECOND_PRODUCT if re.search(r"\bop\b|\bsac\b", text) else ("sdpa",)
         )
-    return RecomputeConfig(kind=RecomputeKind.FULL)
+    return RecomputeConfig(kind=RecomputeKind.FULL, reentrant=bool(re.search(r"(?<!non)(?<!non-)(?<!no[ _-])\breentrant", text)))
 
 
 def _attention(row: Row, era: Era, assumed: dict[str, str]) -> Attention:

@@ -111,7 +111,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--bs", type=int, default=2)
     parser.add_argument("--ctx", type=int, default=128)
     parser.add_argument("--dtype", default="fp32", choices=("fp32", "bf16"))
+    parser.add_argument(
+        "--mixed", action="store_true", help="FSDP1: fp32 parts, gathered and reduced in bf16 under bf16 autocast, as accelerate has it"
+    )
     parser.add_argument("--flat-adapters", action="store_true", help="FSDP1: adapters share their layer's flat parameter")
+    parser.add_argument("--vocab-size", type=int, default=0, help="another vocabulary than the config's")
     parser.add_argument("--attention", default="eager")
     parser.add_argument("--optimizer", default="adamw-fused")
     parser.add_argument("--checkpointing", action="store_true")
@@ -128,10 +132,11 @@ def run_steps(arguments: argparse.Namespace, device: str) -> dict[str, Any]:
     """Two steps of this rank: the first makes buckets and states, the second finds them."""
     given = arguments.config
     config = config_from(json.loads(given) if given.lstrip().startswith("{") else given)
+    config.vocab_size = arguments.vocab_size or config.vocab_size
     options = TraceOptions(
         micro_batch_size=arguments.bs, sequence_length=arguments.ctx, dtype=arguments.dtype, attention=arguments.attention, optimizer=arguments.optimizer,
         checkpointing=arguments.checkpointing, use_reentrant=arguments.reentrant, method=TrainMethod.LORA if arguments.lora else TrainMethod.FULL,
-        adapters=AdapterOptions(rank=arguments.lora or 8, dropout=0.0), loop=LoopOptions(gradient_accumulation_steps=arguments.grad_accum, device_type=device.partition(":")[0]),
+        adapters=AdapterOptions(rank=arguments.lora or 8, dropout=0.0), loop=LoopOptions(gradient_accumulation_steps=arguments.grad_accum, device_type=device.partition(":")[0], autocast_dtype=torch.bfloat16 if arguments.mixed else None),
     )  # fmt: skip
     torch.manual_seed(0)
     model: Any = prepared(build(config, options, device=device), options, device=device)
@@ -140,7 +145,7 @@ def run_steps(arguments: argparse.Namespace, device: str) -> dict[str, Any]:
     inputs = {"input_ids": ids, "labels": ids.clone()}
     if arguments.around:
         model.enable_input_require_grads()
-    model, loop_of = spread(model, arguments.strategy, device, flat_adapters=arguments.flat_adapters)
+    model, loop_of = spread(model, arguments.strategy, device, flat_adapters=arguments.flat_adapters, mixed=arguments.mixed)
     if arguments.around:
         checkpoint_around_units(model)
     loop = loop_of(model, optimizer_of(model, options), inputs, options.loop)
@@ -191,7 +196,9 @@ def _measured(loop: TrainingLoop) -> dict[str, Any]:
     return {"peak_bytes": torch.cuda.max_memory_allocated(), "reserved_bytes": torch.cuda.max_memory_reserved()}
 
 
-def spread(model: nn.Module, strategy: str, device: str, *, flat_adapters: bool = False) -> tuple[Any, Callable[..., TrainingLoop]]:
+def spread(
+    model: nn.Module, strategy: str, device: str, *, flat_adapters: bool = False, mixed: bool = False
+) -> tuple[Any, Callable[..., TrainingLoop]]:
     """The model under its engine, and the loop that goes with it."""
     if strategy.startswith("ddp"):
         from torch.nn.parallel import DistributedDataParallel
@@ -202,7 +209,7 @@ def spread(model: nn.Module, strategy: str, device: str, *, flat_adapters: bool 
     from torch.distributed.fsdp import fully_shard
 
     if strategy == "fsdp1":
-        from torch.distributed.fsdp import FullyShardedDataParallel
+        from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision
         from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
         names = getattr(model, "_no_split_modules", None) or ()
@@ -212,7 +219,11 @@ def spread(model: nn.Module, strategy: str, device: str, *, flat_adapters: bool 
 
             os.environ["FSDP_TRANSFORMER_CLS_TO_WRAP"] = ",".join(names)
             policy = fsdp_auto_wrap_policy(model)
-        flat = FullyShardedDataParallel(model, auto_wrap_policy=policy, use_orig_params=True, device_id=torch.device(device))
+        half = torch.bfloat16
+        types = MixedPrecision(param_dtype=half, reduce_dtype=half, buffer_dtype=half) if mixed else None
+        flat = FullyShardedDataParallel(
+            model, auto_wrap_policy=policy, use_orig_params=True, device_id=torch.device(device), mixed_precision=types
+        )
         return flat, UnsyncedLoop
     mesh = init_device_mesh(device.partition(":")[0], (dist.get_world_size(),))
     for module in list(model.modules()):

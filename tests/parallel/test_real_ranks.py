@@ -41,6 +41,10 @@ class Case(NamedTuple):
     """Adapters share the flat parameter of their layer."""
     around: bool = False
     """Reentrant checkpoints around the units, where transformers made them before 4.53."""
+    mixed: bool = False
+    """fp32 parts, gathered and reduced in bf16 under autocast."""
+    vocabulary: int = 0
+    """Another one than the model's: a large one makes the root unit's gradients the peak."""
 
 
 def sharded(kind: DataParallel, **fields: object) -> ParallelConfig:
@@ -50,6 +54,8 @@ def sharded(kind: DataParallel, **fields: object) -> ParallelConfig:
 CASES = {
     "fsdp2": Case("fsdp2", sharded(DataParallel.FSDP2, wrap="layer"), checkpointing=True),
     "fsdp1": Case("fsdp1", sharded(DataParallel.FSDP1), checkpointing=True),
+    "fsdp1, large root": Case("fsdp1", sharded(DataParallel.FSDP1), checkpointing=True, vocabulary=12_288),
+    "fsdp1 mixed, large root": Case("fsdp1", sharded(DataParallel.FSDP1), checkpointing=True, mixed=True, vocabulary=12_288),
     "ddp": Case("ddp", sharded(DataParallel.DDP)),
     "ddp-view": Case("ddp-view", sharded(DataParallel.DDP, gradient_as_bucket_view=True), accumulation=2),
     "ddp lora": Case("ddp", sharded(DataParallel.DDP), lora=True),
@@ -65,7 +71,7 @@ def flags(case: Case) -> list[str]:
     """The case as flags of the ranks' command."""
     return [
         "--strategy", case.strategy, "--bs", str(BATCH), "--ctx", str(SEQUENCE), "--grad-accum", str(case.accumulation), *(["--lora", "8"] if case.lora else []), *(["--flat-adapters"] if case.flat else []),
-        *(["--around"] if case.around else ["--checkpointing"] if case.checkpointing else []),
+        *(["--mixed"] if case.mixed else []), *(["--vocab-size", str(case.vocabulary)] if case.vocabulary else []), *(["--around"] if case.around else ["--checkpointing"] if case.checkpointing else []),
     ]  # fmt: skip
 
 
@@ -93,8 +99,8 @@ def real() -> dict[str, dict[str, object]]:
 def test_two_processes_take_and_send_what_is_priced(name: str, real: dict[str, dict[str, object]]) -> None:
     case, found = CASES[name], real[name]
     step = spread(
-        case.parallel, method="lora" if case.lora else "full", precision="fp32", accumulation=case.accumulation, checkpointing=case.checkpointing,
-        around=case.around, flat=case.flat,
+        case.parallel, method="lora" if case.lora else "full", precision="bf16-autocast" if case.mixed else "fp32", accumulation=case.accumulation, checkpointing=case.checkpointing,
+        around=case.around, flat=case.flat, model={**LLAMA, **({"vocab_size": case.vocabulary} if case.vocabulary else {})},
     )  # fmt: skip
     units = case.lora and not case.flat and case.parallel.data_parallel is DataParallel.FSDP1
     peak, ours = found["peak_bytes"], simulate(step, steps=2).peak().nbytes

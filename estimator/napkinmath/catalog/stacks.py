@@ -67,6 +67,8 @@ class Stack(Record):
     """Half-precision parameters are updated through an fp32 copy that stays; states are fp32."""
     main_gradients: bool = False
     """Gradients are added as they are made to fp32 buffers that stay (Megatron's main_grad)."""
+    checkpoints_within: bool = False
+    """Checkpointing is put around layers that are FSDP units already, and so runs within them (torch's apply_activation_checkpointing)."""
     flat_adapters: bool = False
     """Under FSDP1 adapters share their layer's flat parameter, whose gradient is then as large as the layer (use_orig_params, no policy for them)."""
     step_gradients_fp32: bool = False
@@ -134,6 +136,10 @@ STACKS: dict[str, Stack] = {
             default_optimizer="adamw-fused", master_weights=True, step_gradients_fp32=True, outputs_to_fp32=False,
         ),
         _HF_445.replace(name="hf-2024", meaning="transformers 4.3x to 4.45 with its Trainer"),
+        _HF_445.replace(
+            name="hf-2024-loop", meaning="a plain loop over transformers 4.38 whose variable keeps the outputs, with torch's own FSDP and checkpointing", source="AnswerDotAI/fsdp_qlora of March 2024 train.py fsdp_main",
+            outputs_to_fp32=False, logits_held=True, reentrant_checkpointing=False, checkpoints_within=True,
+        ),
         Stack(
             name="hf-loop", meaning="a plain loop over transformers 5 whose variable keeps the outputs: torch's AdamW, no autocast", source="huggingface/peft method_comparison/MetaMathQA/run.py train",
             default_optimizer="adamw-foreach", logits_held=True,

@@ -139,13 +139,19 @@ class FlatPiece(Piece):
         """Nothing: modules use views."""
         return []
 
-    def flatten_gradients(self, gradients: list[Tensor]) -> list[Event]:
+    def flatten_gradients(self) -> list[Event]:
         """The views' gradients are concatenated into the flat parameter's, while it is still whole."""
         if self.flat_gradient is None:
             return []
         copy = Work(None, (Move(2 * self.flat_gradient.nbytes),), True)
-        zeros = [] if self.zeros is None else [self.zeros]
-        return [*((ALLOC, z) for z in zeros), (ALLOC, self.flat_gradient), (RUN, copy), *((FREE, t) for t in (*zeros, *gradients))]
+        zeros: list[Event] = [] if self.zeros is None else [(ALLOC, self.zeros)]
+        return [*zeros, (ALLOC, self.flat_gradient), (RUN, copy)]
+
+    def drop_unflattened(self, gradients: list[Tensor]) -> list[Event]:
+        """The views' gradients go: all of a unit's together, for its flat parameter is one."""
+        if self.flat_gradient is None:
+            return []
+        return [(FREE, t) for t in (*([] if self.zeros is None else [self.zeros]), *gradients)]
 
     def accumulate(self, gradients: list[Tensor], *, held: bool) -> list[Event]:
         """A flat gradient that is not reduced: the first one stays, later ones are added to it.
@@ -155,7 +161,7 @@ class FlatPiece(Piece):
         if self.flat_gradient is None:
             return []
         flat = self.flat_gradient
-        made = self.flatten_gradients(gradients)
+        made = [*self.flatten_gradients(), *self.drop_unflattened(gradients)]
         if self.kept_gradient is None:
             self.kept_gradient = Tensor("whole gradient of the flat parameter", flat.axes, flat.dtype, Role.GRADIENTS, flat.module, SOURCE)
         if not held:

@@ -45,8 +45,8 @@ def regathers(run: Run, policy: Policy) -> bool:
 def is_recomputed_around(run: Run, policy: Policy) -> bool:
     """Whether reentrant checkpointing runs an FSDP1 unit's hooks a second time."""
     fsdp1 = policy.config.parallel.data_parallel is DataParallel.FSDP1
-    around = policy.reentrant and not policy.stack.modelling and policy.stack.transformers < _CHECKPOINTS_WITHIN
-    return fsdp1 and around and policy.recomputes and run.stage.checkpointed
+    within = policy.stack.checkpoints_within or bool(policy.stack.modelling) or policy.stack.transformers >= _CHECKPOINTS_WITHIN
+    return fsdp1 and policy.reentrant and not within and policy.recomputes and run.stage.checkpointed
 
 
 def has_units_within(run: Run, policy: Policy) -> bool:

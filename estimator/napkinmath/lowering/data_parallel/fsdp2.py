@@ -217,7 +217,8 @@ class FullyShard:
         """Whole parameters go, then the last unit's reduce-scatter input, then this unit's gradients are reduced."""
         chunks: list[Chunk] = []
         if self.reduces:
-            chunks += _each(unit, lambda p: p.flatten_gradients(self._unsharded(unit, p)))
+            chunks += _each(unit, lambda p: p.flatten_gradients())
+            chunks += _each(unit, lambda p: p.drop_unflattened(self._unsharded(unit, p)))
         elif has_flat_adapters(self.policy):
             chunks += _each(unit, lambda p: p.accumulate(self._unsharded(unit, p), held=self.held))
         if id(unit) in self.whole:

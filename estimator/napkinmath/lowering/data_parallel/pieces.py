@@ -111,8 +111,12 @@ class Piece:
         """Whether it has gradients to reduce."""
         return self.reduce_input is not None
 
-    def flatten_gradients(self, gradients: list[Tensor]) -> list[Event]:
-        """What happens to the gradients before whole parameters go: nothing here."""
+    def flatten_gradients(self) -> list[Event]:
+        """What is made of the gradients before whole parameters go: nothing here."""
+        return []
+
+    def drop_unflattened(self, gradients: list[Tensor]) -> list[Event]:
+        """What of the gradients goes with that: nothing here."""
         return []
 
     def gather(self, *, backward: bool) -> list[Event]:
