@@ -48,7 +48,9 @@ GPT2: dict[str, Any] = {
 }
 # Wide enough for blocks of 64 weights, and for the sizes that our kernels take.
 WIDE: dict[str, Any] = {**LLAMA, "hidden_size": 128, "intermediate_size": 256, "vocab_size": 512, "num_hidden_layers": 5}
-MODELS = {"llama": LLAMA, "gemma": GEMMA, "gpt2": GPT2}
+QWEN3: dict[str, Any] = {**LLAMA, "model_type": "qwen3", "head_dim": 8}
+MIXTRAL: dict[str, Any] = {**LLAMA, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2, "num_hidden_layers": 6}
+MODELS = {"llama": LLAMA, "gemma": GEMMA, "gpt2": GPT2, "qwen3": QWEN3, "mixtral": MIXTRAL}
 CASES = [
     *((model, "full") for model in MODELS.values()),
     (LLAMA, "checkpointed"),
@@ -64,13 +66,20 @@ WAYS: dict[str, dict[str, Any]] = {
     "loop": {"stack": "hf-bare", "optimizer": "adamw"},
     "qlora": {"adapter": AdapterConfig(rank=4), "quantization": QuantizationConfig()},
     "our kernels": {"kernels": Kernels.NAPKINMATH},
-}
+    "bf16": {"precision": Precision.BF16},
+    "bf16 lora": {"precision": Precision.BF16, "adapter": AdapterConfig(rank=4)},
+    "autocast, checkpointed lora": {
+        "precision": Precision.BF16_AUTOCAST, "adapter": AdapterConfig(rank=4), "recompute": RecomputeConfig(kind=RecomputeKind.FULL),
+    },
+}  # fmt: skip
+# By the allocator's history, as on a GPU: there what a layer made and the next one's end frees is told of no layer.
+BY_HISTORY = [(LLAMA, "bf16"), (GEMMA, "bf16 lora"), (MIXTRAL, "bf16 lora"), (LLAMA, "autocast, checkpointed lora")]
 BATCH, LENGTH = 2, 16
 CPU = "cpu"
 
 
 def train_config(**changes: Any) -> TrainConfig:
-    return TrainConfig(micro_batch_size=BATCH, sequence_length=LENGTH, precision=Precision.FP32, **changes)
+    return TrainConfig(**{"micro_batch_size": BATCH, "sequence_length": LENGTH, "precision": Precision.FP32, **changes})
 
 
 def measured(
@@ -111,6 +120,15 @@ def test_memory_of_the_whole_model_to_the_byte(config: dict[str, Any], way: str)
     order = found.order_in(priced.spec)
     assert order == found.order
     assert point.memory.phase_peaks(order) == real_peaks(config, train)
+
+
+@pytest.mark.parametrize(("config", "way"), BY_HISTORY, ids=[f"{config['model_type']}-{way}" for config, way in BY_HISTORY])
+def test_memory_by_the_allocators_history_to_the_byte(config: dict[str, Any], way: str) -> None:
+    train = train_config(**WAYS[way])
+    notes: list[str] = []
+    found, priced = measured(config, train, notes, how=LayerOptions(rounds=1, num_steps=1, stand_in=CpuMemory))
+    assert found is not None and found.points[0].memory is not None, notes
+    assert found.points[0].memory.phase_peaks(found.order_in(priced.spec) or ()) == real_peaks(config, train)
 
 
 def test_seconds_are_positive_and_grow_with_the_layers() -> None:

@@ -132,10 +132,7 @@ class _Cutter:
         layer = self._number(event.module)
         if layer is not None:
             return layer
-        record = self._result.records[event.storage_id]
-        if not event.is_allocation and event.phase in (TracePhase.FORWARD, TracePhase.LOSS):
-            return self._number(record.owner or record.module)  # autocast's casts of weights go when it ends
-        return None if event.module else self._number(record.owner)
+        return None if event.module else self._number(self._result.records[event.storage_id].owner)
 
     def _number(self, path: str) -> int | None:
         if path not in self._numbers:
