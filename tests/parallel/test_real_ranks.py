@@ -63,6 +63,9 @@ CASES = {
     "fsdp1 lora": Case("fsdp1", sharded(DataParallel.FSDP1), checkpointing=True, lora=True),
     "fsdp1 lora, flat": Case("fsdp1", sharded(DataParallel.FSDP1), checkpointing=True, lora=True, flat=True),
     "fsdp1 lora, flat, accumulated": Case("fsdp1", sharded(DataParallel.FSDP1), accumulation=3, checkpointing=True, lora=True, flat=True),
+    "fsdp1 mixed, checkpoints around units": Case(
+        "fsdp1", sharded(DataParallel.FSDP1), checkpointing=True, around=True, mixed=True, vocabulary=4096
+    ),
     "fsdp1 lora, checkpoints around units": Case("fsdp1", sharded(DataParallel.FSDP1), checkpointing=True, lora=True, around=True),
 }
 
@@ -104,9 +107,9 @@ def test_two_processes_take_and_send_what_is_priced(name: str, real: dict[str, d
     )  # fmt: skip
     units = case.lora and not case.flat and case.parallel.data_parallel is DataParallel.FSDP1
     peak, ours = found["peak_bytes"], simulate(step, steps=2).peak().nbytes
-    assert isinstance(peak, int) and abs(ours / peak - 1) <= (FLAT_TOLERANCE if case.flat else UNITS_TOLERANCE if units else TOLERANCE), (
-        f"{ours:,} against {peak:,}"
-    )
+    assert isinstance(peak, int) and abs(ours / peak - 1) <= (
+        FLAT_TOLERANCE if case.flat else UNITS_TOLERANCE if units or case.around else TOLERANCE
+    ), f"{ours:,} against {peak:,}"
     counted = found["collectives"]
     assert isinstance(counted, dict)
     counted.pop("broadcast", None)  # DDP sends its buffers, a few hundred bytes, before each forward

@@ -6,7 +6,7 @@ Source: torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param_group.py, _fsdp_sta
 from __future__ import annotations
 
 from napkinmath.ledger import ALLOC, FREE, Phase, Tensor
-from napkinmath.lowering.data_parallel.fsdp1_hooks import has_flat_adapters, has_units_within, held_by_hook, regathers
+from napkinmath.lowering.data_parallel.fsdp1_hooks import has_flat_adapters, has_units_within, held_by_hook, is_recomputed_around, regathers
 from napkinmath.lowering.data_parallel.pieces import Symbols
 from napkinmath.lowering.data_parallel.units import Unit, units_of
 from napkinmath.parallel_config import DataParallel
@@ -208,8 +208,8 @@ class FullyShard:
             target = self.units[position - 1]
             if id(target) in self.whole:
                 return []
-        if target in self.fetched:
-            return []
+        if target in self.fetched or (target.is_layer and is_recomputed_around(self.runs[target.runs[0]], self.policy)):
+            return []  # the first forward made no graph, and so no hook that would ask for the parameters
         self.fetched.append(target)
         return _each(target, lambda p: p.gather(backward=True))
 
