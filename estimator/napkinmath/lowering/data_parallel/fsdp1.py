@@ -153,7 +153,7 @@ class FlatPiece(Piece):
             return []
         return [(FREE, t) for t in (*([] if self.zeros is None else [self.zeros]), *gradients)]
 
-    def accumulate(self, gradients: list[Tensor], *, held: bool) -> list[Event]:
+    def accumulate(self, *, held: bool) -> list[Event]:
         """A flat gradient that is not reduced: the first one stays, later ones are added to it.
 
         Source: torch 2.13 distributed/fsdp/_runtime_utils.py _post_backward_hook (under no_sync the unsharded .grad stays).
@@ -161,12 +161,11 @@ class FlatPiece(Piece):
         if self.flat_gradient is None:
             return []
         flat = self.flat_gradient
-        made = [*self.flatten_gradients(), *self.drop_unflattened(gradients)]
         if self.kept_gradient is None:
             self.kept_gradient = Tensor("whole gradient of the flat parameter", flat.axes, flat.dtype, Role.GRADIENTS, flat.module, SOURCE)
         if not held:
-            return [*made, (TAKE, (flat, self.kept_gradient))]
-        return [*made, (RUN, Work(None, (Move(3 * flat.nbytes),), True)), (FREE, flat)]
+            return [(TAKE, (flat, self.kept_gradient))]
+        return [(RUN, Work(None, (Move(3 * flat.nbytes),), True)), (FREE, flat)]
 
     def copy_in(self, gradients: list[Tensor], *, held: bool = False) -> list[Event]:
         """The flat gradient (with what earlier micro-steps left), cast where the reduction has a type of its own, becomes the rank's part."""

@@ -216,11 +216,11 @@ class FullyShard:
     def _post_backward(self, unit: Unit, *, last: bool = True) -> list[Chunk]:
         """Whole parameters go, then the last unit's reduce-scatter input, then this unit's gradients are reduced."""
         chunks: list[Chunk] = []
-        if self.reduces:
+        if self.reduces or has_flat_adapters(self.policy):
             chunks += _each(unit, lambda p: p.flatten_gradients())
             chunks += _each(unit, lambda p: p.drop_unflattened(self._unsharded(unit, p)))
-        elif has_flat_adapters(self.policy):
-            chunks += _each(unit, lambda p: p.accumulate(self._unsharded(unit, p), held=self.held))
+        if not self.reduces and has_flat_adapters(self.policy):
+            chunks += _each(unit, lambda p: p.accumulate(held=self.held))
         if id(unit) in self.whole:
             chunks += _each(unit, lambda p: p.reshard())
             if last or not unit.resident:

@@ -159,7 +159,7 @@ class Piece:
         """Whole parameters go."""
         return [(FREE, t) for t in self.gathered]
 
-    def accumulate(self, gradients: list[Tensor], *, held: bool) -> list[Event]:
+    def accumulate(self, *, held: bool) -> list[Event]:
         """Nothing: gradients that are not reduced stay as they are, and later ones are added by autograd."""
         return []
 
