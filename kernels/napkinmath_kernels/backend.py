@@ -12,7 +12,6 @@ import functools
 import importlib.util
 import os
 from collections.abc import Iterator
-from contextvars import ContextVar
 
 import torch
 
@@ -30,22 +29,25 @@ class Backend(enum.Enum):
     REFERENCE = "reference"
 
 
-_forced: ContextVar[Backend | None] = ContextVar("napkinmath_kernels_backend", default=None)
+#: Of the whole process: autograd runs the backward of what is on a GPU in a thread of its own, which sees no thread's or context's variables.
+_forced: Backend | None = None
 
 
 @contextlib.contextmanager
 def use_backend(backend: Backend) -> Iterator[None]:
-    """Runs every op inside the block on `backend`; a backward that should match must run inside the block too."""
-    token = _forced.set(Backend(backend))
+    """Runs every op inside the block on `backend`, in all threads; a backward that should match must run inside the block too."""
+    global _forced
+    before = _forced
+    _forced = Backend(backend)
     try:
         yield
     finally:
-        _forced.reset(token)
+        _forced = before
 
 
 def reference_is_forced() -> bool:
     """True inside `use_backend(Backend.REFERENCE)`: plain torch, whatever the device."""
-    return _forced.get() is Backend.REFERENCE
+    return _forced is Backend.REFERENCE
 
 
 def is_interpreted() -> bool:
@@ -74,26 +76,35 @@ def acts_as_gpu(tensor: torch.Tensor) -> bool:
     return tensor.device.type in ("cuda", "meta")
 
 
+@torch.compiler.assume_constant_result
+def _why_not(kind: str, index: int) -> tuple[str, str] | None:
+    """What stands in the way of Triton on a device, and what is accepted instead; None if nothing does. A constant to torch.compile."""
+    if not is_triton_installed():
+        return "an environment without triton", "triton >= 3.6"
+    if kind == "cpu":
+        return None if is_interpreted() else ("a CPU tensor for the Triton backend", "TRITON_INTERPRET=1 or a CUDA tensor")
+    if kind == "meta":
+        return None
+    if kind != "cuda":
+        return f"a tensor on {kind}", "cuda or cpu"
+    major, minor = _capability(index)
+    if (major, minor) < OLDEST_CAPABILITY:
+        return f"a GPU of compute capability {major}.{minor}", "8.0 or newer"
+    return None
+
+
 def choose_backend(op: str, tensor: torch.Tensor) -> Backend:
     """Backend for a call of `op` on `tensor`.
 
-    Raises KernelInputError when the kernels cannot run there: no Triton, a GPU older than capability 8.0, float64 on a GPU,
-    an unknown device, or the interpreter asked for without TRITON_INTERPRET=1.
+    Raises KernelInputError when the kernels cannot run there: no Triton, a GPU older than capability 8.0, an unknown device, or the
+    interpreter asked for without TRITON_INTERPRET=1.
     """
-    forced = _forced.get()
-    if forced is Backend.REFERENCE or (forced is None and tensor.device.type == "cpu"):
+    kind = tensor.device.type
+    if _forced is Backend.REFERENCE or (_forced is None and kind == "cpu"):
         return Backend.REFERENCE
-    if not is_triton_installed():
-        raise KernelInputError(op, "an environment without triton", "triton >= 3.6", REFERENCE_FALLBACK)
-    if tensor.device.type == "cpu":
-        if not is_interpreted():
-            raise KernelInputError(op, "a CPU tensor for the Triton backend", "TRITON_INTERPRET=1 or a CUDA tensor", REFERENCE_FALLBACK)
-    elif tensor.device.type != "cuda":
-        if tensor.device.type != "meta":
-            raise KernelInputError(op, f"a tensor on {tensor.device}", "cuda or cpu", REFERENCE_FALLBACK)
-    elif capability_of(tensor) < OLDEST_CAPABILITY:
-        major, minor = capability_of(tensor)
-        raise KernelInputError(op, f"a GPU of compute capability {major}.{minor}", "8.0 or newer", REFERENCE_FALLBACK)
+    fault = _why_not(kind, tensor.get_device() if kind == "cuda" else 0)
+    if fault is not None:
+        raise KernelInputError(op, *fault, REFERENCE_FALLBACK)
     return Backend.TRITON
 
 

@@ -306,7 +306,7 @@ def test_bad_input_is_refused_in_one_line():
         (lambda: TiledMLP(layers[0], 0), "tile_tokens 0"),
         (lambda: run_layer(layers[0], Recompute.OFFLOAD, torch.randn(1, 2, HIDDEN)), "without a store"),
         (lambda: plan_layers([[]], 10), "without options"),
-        (lambda: [checkpoint_layers(layers, full(2)) for _ in range(2)], "forward of its own"),
+        (lambda: [checkpoint_layers(layers, full(2)) for _ in range(2)], "a Layer that is checkpointed"),
     ]
     for call, says in bad:
         with pytest.raises(KernelInputError, match=says) as caught:

@@ -86,3 +86,15 @@ def test_the_interpreter_must_be_switched_on_before(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with use_backend(Backend.TRITON), pytest.raises(KernelInputError, match="TRITON_INTERPRET=1"):
         choose_backend("op", torch.ones(1))
+
+
+def test_a_forced_backend_holds_in_every_thread():
+    """Autograd runs the backward of what is on a GPU in a thread of its own."""
+    import threading
+
+    seen = []
+    with use_backend(Backend.TRITON):
+        thread = threading.Thread(target=lambda: seen.append(choose_backend("op", torch.ones(1))))
+        thread.start()
+        thread.join()
+    assert seen == [Backend.TRITON] and choose_backend("op", torch.ones(1)) is Backend.REFERENCE

@@ -266,6 +266,64 @@ def test_a_patched_qlora_model_saves_about_a_quarter_of_what_peft_saves():
     assert sizes[1] / sizes[0] <= 0.27, f"{sizes[1] / sizes[0]:.3f}"
 
 
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_copy_runs_on_its_own_weights_and_is_undone_alone(name):
+    """A reference model of DPO or an average of weights is a deep copy: forwards that point at the original would train that."""
+    model = with_adapters(make(name)) if name == "llama" else make(name)
+    patch(model, attention="keep" if name == "gemma2" else "napkinmath", checkpoint=Recompute.OFFLOAD)
+    want = loss_and_gradients(model)
+    model.zero_grad()
+    twin = copy.deepcopy(model)
+    assert_same(loss_and_gradients(twin), want)
+    assert all(parameter.grad is None for parameter in model.parameters())
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    assert_same(loss_and_gradients(twin), want)
+    unpatch(twin)
+    assert not any("forward" in module.__dict__ for module in twin.modules())
+    assert any("forward" in module.__dict__ for module in model.modules())
+
+
+def test_a_patched_model_can_be_pickled(tmp_path):
+    model = make("llama")
+    patch(model, attention="napkinmath", checkpoint=Recompute.FULL)
+    want = loss_and_gradients(model)
+    torch.save(model, tmp_path / "model.pt")
+    assert_same(loss_and_gradients(torch.load(tmp_path / "model.pt", weights_only=False)), want)
+
+
+@pytest.mark.parametrize("checkpoint", [None, Recompute.FULL])
+def test_hooks_of_a_device_map_are_there_again_afterwards(checkpoint):
+    """`from_pretrained(device_map=..., quantization_config=...)` gives modules a forward of accelerate's, which moves inputs."""
+    import accelerate
+
+    model = accelerate.dispatch_model(make("llama"), {"": "cpu"}, force_hooks=True)
+    before = {name: module.__dict__["forward"] for name, module in model.named_modules() if "forward" in module.__dict__}
+    assert len(before) > 10
+    want = loss_and_gradients(model)
+    patch(model, attention="napkinmath", checkpoint=checkpoint)
+    assert_same(loss_and_gradients(model), want)
+    unpatch(model)
+    after = {name: module.__dict__["forward"] for name, module in model.named_modules() if "forward" in module.__dict__}
+    assert after == before
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+@pytest.mark.parametrize("four_bit", [False, True])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
+def test_torch_compile_takes_a_patched_model_in_one_graph(name, four_bit):
+    model = with_adapters(quantize_to_4bit(make(name))) if four_bit else make(name)
+    want = loss_and_gradients(model)
+    patch(model, attention="napkinmath")
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    model.zero_grad()
+    loss = compiled(**batch()).loss
+    loss.backward()
+    assert_same((loss.detach(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}), want)
+
+
 def test_unknown_models_are_refused_by_name():
     gpt2 = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=20))
     llama = make("llama")

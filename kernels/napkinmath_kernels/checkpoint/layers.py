@@ -10,6 +10,7 @@ import contextlib
 import enum
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -88,18 +89,44 @@ def every(num_layers: int, k: int) -> list[Recompute]:
     return [Recompute.FULL if i % k == 0 else Recompute.KEEP for i in range(num_layers)]
 
 
+def set_forward(module: torch.nn.Module, forward: Callable[..., Any] | None) -> None:
+    """Gives a module this forward, or with None its class's."""
+    if forward is None:
+        module.__dict__.pop("forward", None)
+    else:
+        module.forward = forward  # type: ignore[method-assign]
+
+
+@dataclass(eq=False)
+class CheckpointedForward:
+    """A layer's forward under a policy while it is training. An object, so that a copy of the layer has one of its own."""
+
+    layer: torch.nn.Module
+    own: Callable[..., Any]
+    how: Recompute
+    store: HostStore
+    kept: frozenset[str] | None
+
+    def __call__(self, hidden_states: torch.Tensor, *arguments: Any, **options: Any) -> Any:
+        if not self.layer.training:
+            return self.own(hidden_states, *arguments, **options)
+        if self.how is not Recompute.KEEP and options.get("past_key_values") is not None:
+            options["past_key_values"] = None  # a recompute would append to the cache again
+        return run_layer(self.own, self.how, hidden_states, *arguments, store=self.store, kept=self.kept, **options)
+
+
 class CheckpointHandle:
     """What `checkpoint_layers` put in place; `remove()` takes it off."""
 
     def __init__(self, layers: Sequence[torch.nn.Module], store: HostStore) -> None:
         self.store = store
-        self._layers = list(layers)
+        self._before = [(layer, layer.__dict__.get("forward")) for layer in layers]
 
     def remove(self) -> None:
-        """Gives every layer its own forward back; a second call does nothing."""
-        for layer in self._layers:
-            layer.__dict__.pop("forward", None)
-        self._layers = []
+        """Gives every layer the forward back that it had; a second call does nothing."""
+        for layer, forward in self._before:
+            set_forward(layer, forward)
+        self._before = []
 
 
 def checkpoint_layers(
@@ -108,29 +135,14 @@ def checkpoint_layers(
     """Makes each layer, whose first argument is the hidden states, run as its policy says while it is training."""
     if len(layers) != len(policies):
         raise KernelInputError("checkpoint_layers", f"{len(policies)} policies", f"{len(layers)}, one a layer", "full(len(layers))")
-    taken = [type(layer).__name__ for layer in layers if "forward" in layer.__dict__]
+    taken = [type(layer).__name__ for layer in layers if isinstance(layer.__dict__.get("forward"), CheckpointedForward)]
     if taken:
-        raise KernelInputError(
-            "checkpoint_layers", f"{taken[0]} with a forward of its own", "layers not yet wrapped", "handle.remove() first"
-        )
+        raise KernelInputError("checkpoint_layers", f"a {taken[0]} that is checkpointed", "layers not yet wrapped", "handle.remove() first")
     store = store or HostStore()
+    handle = CheckpointHandle(layers, store)
     for layer, how in zip(layers, policies, strict=True):
-        layer.forward = _wrapped(layer, how, store, kept)  # type: ignore[method-assign]
-    return CheckpointHandle(layers, store)
-
-
-def _wrapped(layer: torch.nn.Module, how: Recompute, store: HostStore, kept: frozenset[str] | None) -> Callable[..., Any]:
-    original = layer.forward
-
-    @functools.wraps(original)
-    def forward(hidden_states: torch.Tensor, *arguments: Any, **options: Any) -> Any:
-        if not layer.training:
-            return original(hidden_states, *arguments, **options)
-        if how is not Recompute.KEEP and options.get("past_key_values") is not None:
-            options["past_key_values"] = None  # a recompute would append to the cache again
-        return run_layer(original, how, hidden_states, *arguments, store=store, kept=kept, **options)
-
-    return forward
+        set_forward(layer, CheckpointedForward(layer, layer.forward, how, store, kept))
+    return handle
 
 
 class OffloadCheckpoint(torch.nn.Module):

@@ -44,6 +44,9 @@ class HostStore:
         self._numbers = itertools.count()
         self._stream: torch.cuda.Stream | None = None
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return HostStore, ()  # a copy of a model starts with an empty store: streams, events and what is parked are of this one
+
     @property
     def num_parked(self) -> int:
         """Tensors that wait in host memory."""

@@ -58,7 +58,7 @@ def gated_values(gate: torch.Tensor, up: torch.Tensor, kind: int) -> torch.Tenso
         from ..triton_kernels.gated import gated_forward
 
         return gated_forward(gate, up, kind)
-    return (_value_and_slope(_compute(gate), kind)[0] * _compute(up)).to(gate.dtype)
+    return (_value_and_slope(_compute(gate), kind)[0] * _compute(up)).to(gate.dtype).contiguous()
 
 
 def gated_gradients(

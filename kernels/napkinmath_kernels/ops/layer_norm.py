@@ -61,7 +61,8 @@ def _layer_norm_op(
         from ..triton_kernels.layer_norm import layer_norm_forward
 
         return layer_norm_forward(x, weight, bias, eps)
-    return reference_forward(x, weight, bias, eps)
+    y, mean, rstd = reference_forward(x, weight, bias, eps)  # its results lie as its inputs do, the kernels' one after another
+    return y.contiguous(), mean.contiguous(), rstd.contiguous()
 
 
 @_layer_norm_op.register_fake
@@ -78,7 +79,7 @@ def _layer_norm_backward_op(
     else:
         backward = reference_backward
     dx, dweight, dbias = backward(dy, x, weight, mean, rstd, parameter_gradients)
-    return dx, x.new_empty(0) if dweight is None else dweight, x.new_empty(0) if dbias is None else dbias
+    return dx.contiguous(), x.new_empty(0) if dweight is None else dweight, x.new_empty(0) if dbias is None else dbias
 
 
 @_layer_norm_backward_op.register_fake

@@ -61,7 +61,8 @@ def _forward(x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tenso
         from ..triton_kernels.rms_norm import rms_norm_forward
 
         return rms_norm_forward(x, residual, weight, eps, offset)
-    return reference_forward(x, residual, weight, eps, offset)
+    y, total, rstd = reference_forward(x, residual, weight, eps, offset)  # its results lie as its inputs do, the kernels' one after another
+    return y.contiguous(), None if total is None else total.contiguous(), rstd.contiguous()
 
 
 def _backward(
@@ -78,7 +79,7 @@ def _backward(
     else:
         backward = reference_backward
     dx, dweight = backward(dy, dsum, x, weight, rstd, offset, weight_gradient)
-    return dx, x.new_empty(0) if dweight is None else dweight
+    return dx.contiguous(), x.new_empty(0) if dweight is None else dweight
 
 
 def _statistics_dtype(x: torch.Tensor) -> torch.dtype:

@@ -8,6 +8,7 @@ logits. Anything else that is done to it (indexing, a torch function, an attribu
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -85,10 +86,38 @@ class DeferredLogits:
         return getattr(self.materialize(), name)
 
 
-def causal_lm_loss(fallback: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+@dataclass(eq=False)
+class LabelWatch:
+    """A hook in front of a model's forward that remembers whether the call has labels."""
+
+    has_labels: bool = False
+
+    def __call__(self, _module: torch.nn.Module, _arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        self.has_labels = options.get("labels") is not None
+
+
+@dataclass(eq=False)
+class HeadForward:
+    """The output head's forward: deferred logits in training with labels, else the logits."""
+
+    model: torch.nn.Module
+    head: torch.nn.Module
+    watch: LabelWatch
+
+    def __call__(self, hidden: torch.Tensor) -> Any:
+        if self.watch.has_labels and self.model.training and torch.is_grad_enabled():
+            return DeferredLogits(hidden, self.head.weight)
+        return torch.nn.functional.linear(hidden, self.head.weight)
+
+
+@dataclass(eq=False)
+class CausalLmLoss:
     """A loss function as transformers calls it, which takes deferred logits and leaves others to `fallback`."""
 
-    def loss(
+    fallback: Callable[..., torch.Tensor]
+
+    def __call__(
+        self,
         logits: Any,
         labels: torch.Tensor,
         vocab_size: int,
@@ -98,9 +127,7 @@ def causal_lm_loss(fallback: Callable[..., torch.Tensor]) -> Callable[..., torch
         **kwargs: Any,
     ) -> torch.Tensor:
         if not isinstance(logits, DeferredLogits):
-            return fallback(logits, labels, vocab_size, num_items_in_batch, ignore_index, shift_labels, **kwargs)
+            return self.fallback(logits, labels, vocab_size, num_items_in_batch, ignore_index, shift_labels, **kwargs)
         if shift_labels is None:
             shift_labels = torch.nn.functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]
         return logits.loss(shift_labels, ignore_index, num_items_in_batch)
-
-    return loss

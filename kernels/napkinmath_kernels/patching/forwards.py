@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,15 +18,24 @@ from .linears import read_group, read_linear
 
 Forward = Callable[..., Any]
 
+# Objects and not closures: a copy or a pickle of a patched model gets forwards of its own modules.
 
-def norm_forward(module: torch.nn.Module, offset: float) -> Forward:
+
+@dataclass(eq=False)
+class NormForward:
     """RMS norm with the module's weight and epsilon."""
-    eps = float(getattr(module, "variance_epsilon", None) or module.eps)
 
-    def forward(hidden_states: torch.Tensor) -> Any:
-        return rms_norm(hidden_states, module.weight, eps, offset=offset)
+    module: torch.nn.Module
+    offset: float
+    eps: float
 
-    return forward
+    @staticmethod
+    def of(module: torch.nn.Module, offset: float) -> NormForward:
+        """With the epsilon under the name that the module has it."""
+        return NormForward(module, offset, float(getattr(module, "variance_epsilon", None) or module.eps))
+
+    def __call__(self, hidden_states: torch.Tensor) -> Any:
+        return rms_norm(hidden_states, self.module.weight, self.eps, offset=self.offset)
 
 
 def rotate(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, unsqueeze_dim: int = 1) -> Any:
@@ -37,59 +47,85 @@ def rotate(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tenso
     return rope(q, k, cos, sin)
 
 
-def attention_forward_with_rope(module: torch.nn.Module) -> Forward | None:
-    """The module's own forward with `rotate` in place of its rotary function, in a copy: nothing else sees it. None if it has none."""
-    own = type(module).forward
-    if "apply_rotary_pos_emb" not in own.__code__.co_names:
-        return None
-    names = {**own.__globals__, "apply_rotary_pos_emb": rotate}
-    copy = types.FunctionType(own.__code__, names, own.__name__, own.__defaults__, own.__closure__)
-    copy.__kwdefaults__ = own.__kwdefaults__
-    return types.MethodType(copy, module)
+_rotating: dict[type, types.FunctionType] = {}
 
 
-def linear_forward(module: torch.nn.Module, own: Forward) -> Forward:
+def _rotating_function(kind: type) -> types.FunctionType:
+    """A copy of the class's forward that calls `rotate` for its rotary function; nothing else sees it.
+
+    One for all modules of a class, with a code object of its own: torch.compile keeps what it compiled by code object, and looks for it
+    among that function's globals.
+    """
+    if kind not in _rotating:
+        own = kind.forward  # type: ignore[attr-defined]
+        names = {**own.__globals__, "apply_rotary_pos_emb": rotate}
+        copy = types.FunctionType(own.__code__.replace(), names, own.__name__, own.__defaults__, own.__closure__)
+        copy.__kwdefaults__ = own.__kwdefaults__
+        _rotating[kind] = copy
+    return _rotating[kind]
+
+
+class RotatingForward:
+    """The module's own forward with `rotate` in place of its rotary function."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.module = module
+        self.function = _rotating_function(type(module))
+
+    @staticmethod
+    def fits(module: torch.nn.Module) -> bool:
+        """True if its class's forward calls the rotary function by its name."""
+        return "apply_rotary_pos_emb" in type(module).forward.__code__.co_names
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RotatingForward, (self.module,)  # a function that no module has cannot be pickled
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        return self.function(self.module, *arguments, **options)
+
+
+@dataclass(eq=False)
+class LinearForward:
     """One linear with its adapter."""
 
-    def forward(x: torch.Tensor, *arguments: Any, **options: Any) -> Any:
-        found = None if arguments or options else read_linear(module)
+    module: torch.nn.Module
+    own: Forward
+
+    def __call__(self, x: torch.Tensor, *arguments: Any, **options: Any) -> Any:
+        found = None if arguments or options else read_linear(self.module)
         if found is None:
-            return own(x, *arguments, **options)
+            return self.own(x, *arguments, **options)
         y = qlora_linears(x.to(found.compute_dtype or x.dtype), [found.linear], dropout=found.dropout)[0]
         return y.to(x.dtype) if found.compute_dtype is not None else y
 
-    return forward
-
 
 class SharedProjections:
-    """Forwards for linears that are called one after another on the same x: the first computes all, the others hand out theirs."""
+    """Linears that are called one after another on the same x: the first computes all, the others hand out theirs."""
 
     def __init__(self, modules: list[torch.nn.Module], own: list[Forward]) -> None:
-        self._modules = modules
-        self._own = own
+        self._alone = [LinearForward(module, forward) for module, forward in zip(modules, own, strict=True)]
         self._x: torch.Tensor | None = None
         self._waiting: dict[int, torch.Tensor] = {}
 
-    def forward_of(self, index: int) -> Forward:
-        """The forward of the index-th linear."""
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_alone": self._alone, "_x": None, "_waiting": {}}  # what waits is of a step, not of the model
 
-        def forward(x: torch.Tensor, *arguments: Any, **options: Any) -> Any:
-            if arguments or options:
-                return self._own[index](x, *arguments, **options)
-            if index > 0 and self._x is x and index in self._waiting:
-                y = self._waiting.pop(index)
-                if not self._waiting:
-                    self._x = None
-                return y
-            return self._compute(x, index)
-
-        return forward
+    def run(self, index: int, x: torch.Tensor, *arguments: Any, **options: Any) -> Any:
+        """The index-th linear of x."""
+        if arguments or options:
+            return self._alone[index].own(x, *arguments, **options)
+        if index > 0 and self._x is x and index in self._waiting:
+            y = self._waiting.pop(index)
+            if not self._waiting:
+                self._x = None
+            return y
+        return self._compute(x, index)
 
     def _compute(self, x: torch.Tensor, index: int) -> Any:
         self._x, self._waiting = None, {}
-        found = read_group(self._modules) if index == 0 else None
+        found = read_group([one.module for one in self._alone]) if index == 0 else None
         if found is None:
-            return linear_forward(self._modules[index], self._own[index])(x)
+            return self._alone[index](x)
         dtype = found[0].compute_dtype
         outputs = qlora_linears(x.to(dtype or x.dtype), [one.linear for one in found], dropout=found[0].dropout)
         if dtype is not None:
@@ -98,43 +134,62 @@ class SharedProjections:
         return outputs[0]
 
 
-def mlp_forward(module: torch.nn.Module, activation: Activation) -> Forward:
+@dataclass(eq=False)
+class ProjectionForward:
+    """One linear of `SharedProjections`."""
+
+    shared: SharedProjections
+    index: int
+
+    def __call__(self, x: torch.Tensor, *arguments: Any, **options: Any) -> Any:
+        return self.shared.run(self.index, x, *arguments, **options)
+
+
+@dataclass(eq=False)
+class MlpForward:
     """A gated MLP: one op if its three linears can be fused, else their own forwards around the fused activation."""
 
-    def forward(x: torch.Tensor) -> Any:
+    module: torch.nn.Module
+    activation: Activation
+
+    def __call__(self, x: torch.Tensor) -> Any:
+        module = self.module
         found = read_group([module.gate_proj, module.up_proj, module.down_proj])
         if found is None or all(one.linear.adapter is None and isinstance(one.linear.weight, torch.Tensor) for one in found):
-            return module.down_proj(gated(module.gate_proj(x), module.up_proj(x), activation))
+            return module.down_proj(gated(module.gate_proj(x), module.up_proj(x), self.activation))
         dtype = found[0].compute_dtype
         linears = (one.linear for one in found)
-        y = qlora_mlp(x.to(dtype or x.dtype), *linears, activation=activation, dropout=found[0].dropout)
+        y = qlora_mlp(x.to(dtype or x.dtype), *linears, activation=self.activation, dropout=found[0].dropout)
         return y.to(x.dtype) if dtype is not None else y
 
-    return forward
 
-
-def fused_mlp_forward(module: torch.nn.Module, activation: Activation) -> Forward:
+@dataclass(eq=False)
+class FusedMlpForward:
     """Phi-3's MLP, whose gate and up come out of one linear."""
 
-    def forward(hidden_states: torch.Tensor) -> Any:
-        gate, up = module.gate_up_proj(hidden_states).chunk(2, dim=-1)
-        return module.down_proj(gated(gate, up, activation))
+    module: torch.nn.Module
+    activation: Activation
 
-    return forward
+    def __call__(self, hidden_states: torch.Tensor) -> Any:
+        gate, up = self.module.gate_up_proj(hidden_states).chunk(2, dim=-1)
+        return self.module.down_proj(gated(gate, up, self.activation))
 
 
-def experts_forward(module: torch.nn.Module, activation: Activation) -> Forward:
+@dataclass(eq=False)
+class ExpertsForward:
     """A mixture's experts, one after another over the tokens routed to each."""
 
-    def forward(hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
+    module: torch.nn.Module
+    activation: Activation
+
+    def __call__(self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
+        module = self.module
         out = torch.zeros_like(hidden_states)
         for expert in top_k_index.unique().tolist():
             if expert >= module.num_experts:
                 continue
             token, place = torch.where(top_k_index == expert)
             gate, up = torch.nn.functional.linear(hidden_states[token], module.gate_up_proj[expert]).chunk(2, dim=-1)
-            y = torch.nn.functional.linear(gated(gate, up, activation), module.down_proj[expert])
+            y = torch.nn.functional.linear(gated(gate, up, self.activation), module.down_proj[expert])
             out.index_add_(0, token, (y * top_k_weights[token, place, None]).to(out.dtype))
         return out
-
-    return forward

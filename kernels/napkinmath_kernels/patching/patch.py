@@ -5,6 +5,7 @@ Forwards are set on the model's own modules; attention and loss go through trans
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -12,11 +13,12 @@ from typing import Any, Literal
 import torch
 
 from ..checkpoint import CheckpointHandle, Recompute, checkpoint_layers
+from ..checkpoint.layers import set_forward
 from ..errors import KernelInputError
 from ..ops.gated import ACTIVATIONS, Activation
 from . import attention as attention_interface
 from . import forwards
-from .deferred_logits import DeferredLogits, causal_lm_loss
+from .deferred_logits import CausalLmLoss, HeadForward, LabelWatch
 from .families import FAMILIES, Family
 from .linears import is_worth_fusing
 
@@ -39,9 +41,12 @@ class PatchReport:
         self.replaced.setdefault(kind, []).append(name)
 
     def _set_forward(self, kind: str, name: str, module: torch.nn.Module, forward: Callable[..., Any]) -> None:
-        module.forward = forward  # type: ignore[method-assign]
-        self._undo.append(lambda: module.__dict__.pop("forward", None))
+        self._replace(module, forward)
         self._note(kind, name)
+
+    def _replace(self, module: torch.nn.Module, forward: Callable[..., Any]) -> None:
+        self._undo.append(functools.partial(set_forward, module, module.__dict__.get("forward")))
+        module.forward = forward  # type: ignore[method-assign]
 
 
 def _causal_model(model: torch.nn.Module) -> torch.nn.Module:
@@ -75,25 +80,24 @@ def _named(model: torch.nn.Module, class_name: str) -> list[tuple[str, torch.nn.
 
 def _patch_norms(model: torch.nn.Module, family: Family, report: PatchReport) -> None:
     for name, module in _named(model, family.norm):
-        report._set_forward("rms_norm", name, module, forwards.norm_forward(module, family.norm_offset))
+        report._set_forward("rms_norm", name, module, forwards.NormForward.of(module, family.norm_offset))
 
 
 def _patch_rope(model: torch.nn.Module, family: Family, report: PatchReport) -> None:
     for name, module in _named(model, family.attention):
-        forward = forwards.attention_forward_with_rope(module)
-        if forward is None:
-            report.kept[f"{name} rope"] = "its forward does not call apply_rotary_pos_emb"
+        if forwards.RotatingForward.fits(module):
+            report._set_forward("rope", name, module, forwards.RotatingForward(module))
         else:
-            report._set_forward("rope", name, module, forward)
+            report.kept[f"{name} rope"] = "its forward does not call apply_rotary_pos_emb"
 
 
 def _patch_mlp(model: torch.nn.Module, family: Family, report: PatchReport) -> None:
     activation = _activation(model.config)
     if family.experts:
         for name, module in _named(model, family.experts):
-            report._set_forward("experts", name, module, forwards.experts_forward(module, activation))
+            report._set_forward("experts", name, module, forwards.ExpertsForward(module, activation))
         return
-    make = forwards.fused_mlp_forward if family.fused_gate_up else forwards.mlp_forward
+    make = forwards.FusedMlpForward if family.fused_gate_up else forwards.MlpForward
     for name, module in _named(model, family.mlp):
         report._set_forward("mlp", name, module, make(module, activation))
 
@@ -106,8 +110,7 @@ def _patch_linears(model: torch.nn.Module, family: Family, report: PatchReport) 
             continue
         shared = forwards.SharedProjections(group, [linear.forward for linear in group])
         for index, linear in enumerate(group):
-            linear.forward = shared.forward_of(index)
-            report._undo.append(lambda linear=linear: linear.__dict__.pop("forward", None))
+            report._replace(linear, forwards.ProjectionForward(shared, index))
             grouped.add(id(linear))
         report._note("qlora_qkv", name)
     for name, module in model.named_modules():
@@ -115,7 +118,7 @@ def _patch_linears(model: torch.nn.Module, family: Family, report: PatchReport) 
         if ".lora_" in name or owner.endswith("base_layer") or name.endswith("base_layer") or id(module) in grouped:
             continue
         if is_worth_fusing(module) and not name.endswith("lm_head"):
-            report._set_forward("qlora_linear", name, module, forwards.linear_forward(module, module.forward))
+            report._set_forward("qlora_linear", name, module, forwards.LinearForward(module, module.forward))
 
 
 def _patch_attention(model: torch.nn.Module, report: PatchReport) -> None:
@@ -126,7 +129,7 @@ def _patch_attention(model: torch.nn.Module, report: PatchReport) -> None:
     attention_interface.register()
     before = model.config._attn_implementation
     model.set_attn_implementation(attention_interface.NAME)
-    report._undo.append(lambda: model.set_attn_implementation(before))
+    report._undo.append(functools.partial(model.set_attn_implementation, before))
     report._note("attention", f"{before} -> {attention_interface.NAME}")
 
 
@@ -135,22 +138,13 @@ def _patch_loss(model: torch.nn.Module, report: PatchReport) -> None:
     if type(head) is not torch.nn.Linear or head.bias is not None:
         report.kept["loss"] = f"lm_head is {type(head).__name__}, not a plain linear without bias"
         return
-    state = {"has_labels": False}
-
-    def look(_module: torch.nn.Module, _arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-        state["has_labels"] = options.get("labels") is not None
-
-    def forward(hidden: torch.Tensor) -> Any:
-        if state["has_labels"] and model.training and torch.is_grad_enabled():
-            return DeferredLogits(hidden, head.weight)
-        return torch.nn.functional.linear(hidden, head.weight)
-
+    watch = LabelWatch()
     own = model.loss_function
     had_own = "_loss_function" in model.__dict__
-    hook = model.register_forward_pre_hook(look, with_kwargs=True)
-    model.loss_function = causal_lm_loss(own)
-    report._undo += [hook.remove, lambda: _restore_loss(model, own if had_own else None)]
-    report._set_forward("loss", "lm_head", head, forward)
+    hook = model.register_forward_pre_hook(watch, with_kwargs=True)
+    model.loss_function = CausalLmLoss(own)
+    report._undo += [hook.remove, functools.partial(_restore_loss, model, own if had_own else None)]
+    report._set_forward("loss", "lm_head", head, HeadForward(model, head, watch))
 
 
 def _restore_loss(model: torch.nn.Module, own: Any) -> None:
@@ -199,7 +193,7 @@ def patch(
         elif attention == "sdpa":
             before = target.config._attn_implementation
             target.set_attn_implementation("sdpa")
-            report._undo.append(lambda: target.set_attn_implementation(before))
+            report._undo.append(functools.partial(target.set_attn_implementation, before))
         if loss:
             _patch_loss(target, report)
         if checkpoint is not None:
