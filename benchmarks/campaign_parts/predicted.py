@@ -13,6 +13,7 @@ from napkinmath.hardware import Hardware
 from napkinmath.inputs.options import train_config
 from napkinmath_profiler.measuring.beside import Side, side_of_estimate, side_of_timeline, traced_without_choices
 from napkinmath_profiler.trace import trace_options
+from napkinmath_profiler.tracing.library_workspaces import with_product_workspaces
 from napkinmath_profiler.tracing.meta_model import config_from
 from napkinmath_profiler.tracing.trace_options import options_from
 from napkinmath_profiler.tracing.traced_timeline import timeline_of
@@ -35,16 +36,20 @@ def predict(row: Mapping[str, Any], hardware: Hardware | None, calibration: str 
     except NapkinError as reason:
         found["not_priced"] = str(reason)[:300]
     if traced:
-        found |= _traced(row, config)
+        found |= _traced(row, config, hardware)
     return found | {"wall_s": round(time.monotonic() - started, 2)}
 
 
-def _traced(row: Mapping[str, Any], config: Any) -> Row:
+def _traced(row: Mapping[str, Any], config: Any, hardware: Hardware | None) -> Row:
     try:
         major, minor = row.get("compute_capability", (8, 0))
         options = options_from(config, compute_capability=(major, minor))
         parsed = config_from(row["config"])
-        result = traced_without_choices(parsed, options) if row.get("trial") else trace_options(parsed, options, all_layers=False)
+        if row.get("trial"):
+            result = traced_without_choices(parsed, options)
+        else:
+            workspace = hardware.gpu.cublas_workspace_bytes if hardware is not None else 0
+            result = with_product_workspaces(trace_options(parsed, options, all_layers=False), workspace)
         return {"traced": side_row(side_of_timeline("traced", timeline_of(result)))}
     except (NapkinError, RuntimeError, ValueError, TypeError, ImportError, AttributeError, NotImplementedError) as error:
         return {"not_traced": f"{type(error).__name__}: {str(error)[:300]}"}

@@ -179,7 +179,8 @@ def _predictions(
     elif reason:
         notes.append(reason)
     try:
-        sides.append(traced_side(config, chosen, device))
+        workspace = machine.gpu.cublas_workspace_bytes if machine is not None else 0
+        sides.append(traced_side(config, chosen, device, workspace_bytes=workspace))
     except (NapkinError, RuntimeError) as error:  # torch refuses what has no code for tensors without storage
         notes.append(f"not traced: {' '.join(str(error).split())[:300]}")
     if device.type == "cpu":

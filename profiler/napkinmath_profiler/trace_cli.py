@@ -19,6 +19,7 @@ from napkinmath.timeline import Timeline
 from napkinmath.train_config import Kernels, Loss, TrainConfig
 
 from napkinmath_profiler.trace import TraceOptions, trace_options
+from napkinmath_profiler.tracing.library_workspaces import with_product_workspaces
 from napkinmath_profiler.tracing.meta_model import config_from
 from napkinmath_profiler.tracing.trace_findings import findings
 from napkinmath_profiler.tracing.trace_options import options_from
@@ -64,11 +65,12 @@ def make_report(options: Mapping[str, Any], hardware: Hardware | None = None) ->
     chosen = options_from(train, compute_capability=_capability(hardware))
     name, mapping = model_mapping(options)
     all_layers = bool(options.get("all_layers", False))
-    result = trace_options(config_from(mapping), chosen, all_layers=all_layers)
+    plain = trace_options(config_from(mapping), chosen, all_layers=all_layers)
+    result = with_product_workspaces(plain, _workspace_bytes(hardware))
     timeline = timeline_of(result)
     text = config_from(mapping).get_text_config()
     found = findings(
-        result,
+        plain,
         chosen,
         lambda changed: trace_options(config_from(mapping), changed, all_layers=False),
         vocabulary=getattr(text, "vocab_size", 0),
@@ -93,9 +95,11 @@ def traced_timeline(options: Mapping[str, Any]) -> Timeline:
 
     _quieten()
     options = within_positions(options, [])
-    chosen = options_from(train_config(options), compute_capability=_capability(_machine(options)))
+    hardware = _machine(options)
+    chosen = options_from(train_config(options), compute_capability=_capability(hardware))
     _, mapping = model_mapping(options)
-    return timeline_of(trace_options(config_from(mapping), chosen, all_layers=bool(options.get("all_layers", False))))
+    result = trace_options(config_from(mapping), chosen, all_layers=bool(options.get("all_layers", False)))
+    return timeline_of(with_product_workspaces(result, _workspace_bytes(hardware)))
 
 
 def within_positions(options: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
@@ -160,6 +164,10 @@ def _machine(options: Mapping[str, Any]) -> Hardware | None:
     if len(found) > 1:
         raise InputError(f"a trace makes one GPU's choices, not those of {len(found)}; give one --gpu")
     return found[0]
+
+
+def _workspace_bytes(hardware: Hardware | None) -> int:
+    return hardware.gpu.cublas_workspace_bytes if hardware is not None else 0
 
 
 def _capability(hardware: Hardware | None) -> tuple[int, int]:

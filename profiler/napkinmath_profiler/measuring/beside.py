@@ -19,6 +19,7 @@ from napkinmath.train_config import TrainConfig
 from napkinmath_profiler.measuring.cpu_choices import cpu_choices
 from napkinmath_profiler.trace import TraceOptions, build, optimizer_of, prepared, trace_options
 from napkinmath_profiler.tracing.kernel_patches import forward_arguments, libraries_restored
+from napkinmath_profiler.tracing.library_workspaces import with_product_workspaces
 from napkinmath_profiler.tracing.meta_model import example_inputs
 from napkinmath_profiler.tracing.observation import observe
 from napkinmath_profiler.tracing.trace_result import TraceResult
@@ -66,12 +67,12 @@ def side_of_estimate(found: Estimate) -> Side:
     )
 
 
-def traced_side(config: Any, options: TraceOptions, device: torch.device) -> Side:
-    """The trace's column: with CUDA's choices beside a GPU, with a CPU's beside a CPU."""
+def traced_side(config: Any, options: TraceOptions, device: torch.device, *, workspace_bytes: int = 0) -> Side:
+    """The trace's column: with CUDA's choices and cuBLAS's workspaces of so many bytes beside a GPU, with a CPU's beside a CPU."""
     config = copy.deepcopy(config)
     if device.type == "cuda":
         options = with_capability(options, device)
-        result = trace_options(config, options, all_layers=False)
+        result = with_product_workspaces(trace_options(config, options, all_layers=False), workspace_bytes)
     else:
         result = traced_without_choices(config, options)
     return side_of_timeline("traced", timeline_of(result))

@@ -108,7 +108,8 @@ class TraceResult:
     def saved_records(self, step: int = 0) -> list[StorageRecord]:
         """Storages born in the forward or the loss of ``step`` and alive when its (first) forward had ended."""
         end = self.marks[f"forward_end:{step}:0"]
-        return [r for r in self.live_at(end) if r.phase in (TracePhase.FORWARD, TracePhase.LOSS) and r.role not in PERSISTENT_ROLES]
+        kept_anyway = PERSISTENT_ROLES | {StorageRole.WORKSPACE}
+        return [r for r in self.live_at(end) if r.phase in (TracePhase.FORWARD, TracePhase.LOSS) and r.role not in kept_anyway]
 
     @property
     def saved_bytes(self) -> int:
