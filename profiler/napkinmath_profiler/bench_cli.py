@@ -95,11 +95,13 @@ def _print(
 ) -> None:
     from rich.console import Console
 
-    from napkinmath_profiler.calibration.report import ops_table, print_notes, rates_table, table
+    from napkinmath_profiler.calibration.report import ops_table, print_notes, rates_table, table, unmeasured_lines
 
     console = Console()
     console.print(f"[bold]{name}[/bold]", highlight=False)
     console.print(ops_table(points, speed))
+    for line in unmeasured_lines(points):
+        console.print(line, style="dim", highlight=False, soft_wrap=True)
     console.print(rates_table(speed))
     if step is not None and step.time is not None:
         total = sum(op.seconds for op in ops)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import random
 import subprocess
@@ -295,6 +296,22 @@ def test_bench_prints_tables(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--device", "cpu", "--budget", "2"]) == 0
     text = capsys.readouterr().out
     assert "operations" in text and "TFLOP/s" in text and "the budget was spent" in text
+
+
+def test_a_long_reason_leaves_the_table_its_columns() -> None:
+    """On a GPU some operation always fails, with a sentence: at 80 columns the names and figures of the others stay."""
+    from napkinmath_profiler.calibration.report import ops_table, unmeasured_lines
+    from rich.console import Console
+
+    console = Console(width=80, record=True, file=io.StringIO())
+    good, bad = op_cases.gemm(8192, 8192, 8192, "bf16"), op_cases.attention("cudnn", 1, 32, 32, 2048, 128, causal=True, backward=False)
+    reason = "RuntimeError: No available kernel. Aborting execution. " * 2
+    points = [OpPoint(good, Timing((1.0, 1.0, 1.0))), OpPoint(bad, None, reason), OpPoint(good, None, reason)]
+    console.print(ops_table(points))
+    text = console.export_text()
+    assert good.label in text and bad.label in text and "1.00 s" in text and "No available" not in text
+    (line,) = unmeasured_lines(points)
+    assert line == f"not measured: attention {bad.label}, gemm {good.label}: {reason}"
 
 
 def test_a_model_under_the_roof(tmp_path: Path) -> None:

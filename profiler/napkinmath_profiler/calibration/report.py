@@ -144,7 +144,7 @@ def ops_table(points: Sequence[OpPoint], speed: Efficiency | None = None) -> Tab
     made = table("operations", *columns, numbers=len(columns) - 2)
     for point in points:
         if point.timing is None:
-            made.add_row(point.case.op, point.case.label, f"[dim]{point.reason}[/dim]")
+            made.add_row(point.case.op, point.case.label, "-")
             continue
         cells = [
             format_seconds(point.timing.median_s),
@@ -156,3 +156,12 @@ def ops_table(points: Sequence[OpPoint], speed: Efficiency | None = None) -> Tab
             cells.append(f"{point.case.predict(speed) / point.timing.median_s:.2f}" if point.case.predict is not None else "")
         made.add_row(point.case.op, point.case.label, *cells)
     return made
+
+
+def unmeasured_lines(points: Sequence[OpPoint]) -> list[str]:
+    """Why operations have no figure: a line a reason, with what it holds for."""
+    found: dict[str, list[str]] = {}
+    for point in points:
+        if point.timing is None:
+            found.setdefault(point.reason, []).append(f"{point.case.op} {point.case.label}")
+    return [f"not measured: {', '.join(dict.fromkeys(names))}: {reason}" for reason, names in found.items()]
