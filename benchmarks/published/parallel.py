@@ -9,15 +9,16 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from napkinmath.catalog.links import find_network
+from napkinmath.catalog.links import find_network, network_named
 from napkinmath.cluster import Cluster, NetworkLink
 from napkinmath.estimate import estimate
-from napkinmath.hardware import Hardware
+from napkinmath.hardware import Hardware, HostLink
 from napkinmath.model_spec import ModelSpec
 from napkinmath.parallel_config import ASSUMED_NODE, ContextParallel, DataParallel, ParallelConfig, PipelineSchedule, Sharding
 from napkinmath.train_config import OffloadConfig, Precision, TrainConfig
 
 from published.era import Era
+from published.machines import Machine
 from published.rows import Row, Unreadable
 
 # Engines by the words that name them; the first that occurs decides, so that "ddp (FSDP NO_SHARD)" is FSDP's way of it.
@@ -50,7 +51,9 @@ class Spread:
     cluster: Cluster
 
 
-def spread_of(row: Row, hardware: Hardware, spec: ModelSpec, config: TrainConfig, assumed: dict[str, str]) -> Spread:
+def spread_of(
+    row: Row, hardware: Hardware, spec: ModelSpec, config: TrainConfig, assumed: dict[str, str], machine: Machine | None = None
+) -> Spread:
     """The mesh and the machines of a row on several GPUs; Unreadable where its degrees contradict each other."""
     gpus = row.whole("n_gpus")
     text = row.words("sharding").strip()
@@ -74,7 +77,7 @@ def spread_of(row: Row, hardware: Hardware, spec: ModelSpec, config: TrainConfig
         sequence_parallel=tensor > 1 and _has_sequence_parallel(row, hardware),
         sharding=_first(_STRATEGIES, text, Sharding.FULL) if engine.is_fsdp else Sharding.FULL, **_pipeline(text, pipeline), **_types(row, engine),
     )  # fmt: skip
-    return Spread(parallel, cluster_of(row, hardware, gpus, assumed))
+    return Spread(parallel, cluster_of(row, hardware, gpus, assumed, machine))
 
 
 def in_fsdp_types(config: TrainConfig, era: Era) -> TrainConfig:
@@ -137,17 +140,26 @@ def offload_of(offload: OffloadConfig, engine: DataParallel) -> OffloadConfig:
     return offload
 
 
-def cluster_of(row: Row, hardware: Hardware, gpus: int, assumed: dict[str, str]) -> Cluster:
-    """The machines: GPUs of a node and the network between nodes as the text says, else eight and what such nodes usually have."""
+def cluster_of(row: Row, hardware: Hardware, gpus: int, assumed: dict[str, str], machine: Machine | None = None) -> Cluster:
+    """The machines: GPUs of a node and the network between nodes as the text says, or `machine` of the row's source; else eight and what
+    such nodes usually have."""
     text = row.words("source", "gpu", "sharding", "notes")
     found = re.search(r"(\d+)\s*(?:x\s*)?(?:gpus?|cards|devices)\s*(?:per|/|a|each)\s*(?:node|machine|server|host)", text)
-    per_node = int(found[1]) if found else min(gpus, ASSUMED_NODE)
+    per_node = int(found[1]) if found else min(gpus, (machine and machine.gpus_per_node) or ASSUMED_NODE)
     if gpus % per_node:
         per_node = next(n for n in range(per_node, 0, -1) if gpus % n == 0)
     if re.search(r"no nvlink|without nvlink|w/o nvlink|pcie? only", text) and hardware.gpu.gpu_link is not None:
         hardware = hardware.replace(gpu=hardware.gpu.replace(gpu_link=None))
+    slot = re.search(r"pcie?\s*(?:gen\s*)?([3-6])(?:\.0)?\s*x\s*(4|8|16)\b", row.words("gpu")) or re.match(
+        r"(\d)x(\d+)$", machine.pcie if machine else ""
+    )
+    if slot and hardware.gpu.host_link.kind == "pcie":
+        link = HostLink(kind="pcie", generation=int(slot[1]), lanes=int(slot[2]), own_lanes=True)
+        hardware = hardware.replace(gpu=hardware.gpu.replace(host_link=link))
     nodes = gpus // per_node
     network = _network(text, per_node) if nodes > 1 else None
+    if nodes > 1 and network is None and machine is not None and machine.network:
+        network = network_named(machine.network, per_node)
     if nodes > 1 and network is None:
         assumed["network"] = "network between nodes: what nodes of this GPU usually have"
     return Cluster(hardware=hardware, gpus_per_node=per_node, num_nodes=nodes, network=network)

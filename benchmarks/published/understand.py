@@ -22,7 +22,7 @@ from napkinmath.train_config import (
 
 from published.era import Era
 from published.identify import hardware_of, model_of
-from published.machines import machine_of
+from published.machines import machine_of, supplemented
 from published.methods import adapter_of, precision_of, quantization_of, workload_of
 from published.optimizers import offload_of_row, optimizer_of
 from published.parallel import batch_of, in_fsdp_types, offload_of, spread_of, under_engine
@@ -52,7 +52,7 @@ class Job:
 def understand(row: Row, *, blind: bool = False) -> Job:
     """The job of a row; raises Unreadable with the reason where it cannot be expressed. `blind` uses the generic rules only."""
     try:
-        return _understand(row, blind)
+        return _understand(supplemented(row, blind=blind), blind)
     except InputError as error:
         raise Unreadable(str(error)) from error
 

@@ -116,7 +116,7 @@ def _within_node(gpu: Gpu, ranks: int) -> tuple[float, float, float]:
     through_host = not has_peer_access(gpu)
     attained = attained_on_pcie(ranks=ranks, through_host=through_host)
     # A desktop processor has 16 lanes for graphics cards, which two cards share.
-    lanes = 0.5 if through_host and ranks == 2 and gpu.host_link.lanes == 16 else 1.0
+    lanes = 0.5 if through_host and ranks == 2 and gpu.host_link.lanes == 16 and not gpu.host_link.own_lanes else 1.0
     return attained.share * gpu.host_link.bytes_per_s * lanes, attained.hop_s, 0.0
 
 

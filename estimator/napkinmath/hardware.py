@@ -63,6 +63,8 @@ class HostLink(Record):
     generation: int
     lanes: int = 0
     gb_per_s_per_direction: float = 0.0
+    own_lanes: bool = False
+    """The lanes are known to be this card's alone; a desktop's two cards usually share sixteen."""
 
     @property
     def bytes_per_s(self) -> float:

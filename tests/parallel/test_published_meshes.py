@@ -9,8 +9,11 @@ import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "benchmarks"))
 
+from napkinmath.catalog.gpus import find_hardware
+from napkinmath.collectives import fabric
 from napkinmath.parallel_config import ContextParallel, DataParallel, PipelineSchedule, Sharding
 from published.architecture import completed_arch
+from published.machines import machine_of, supplemented
 from published.parallel import batch_of, cluster_of, spread_of
 from published.rows import Row, Unreadable
 from published.understand import understand
@@ -115,3 +118,31 @@ def test_question_marks_in_an_architecture_are_filled_in() -> None:
     assert completed_arch(given, assumed).startswith("L80 h14400 a120 ffn57600")
     assert set(assumed) == {"layers", "heads"}
     assert completed_arch(row(arch="L32 h4096 a32 kv8 ffn14336 V32000"), {}) == "L32 h4096 a32 kv8 ffn14336 V32000"
+
+
+def test_machines_that_a_source_describes_are_read_unless_blind() -> None:
+    cells = dict(source="bigscience-workshop/bigscience: notes", gpu="A100-SXM", n_gpus="384")
+    machine = machine_of(row(**cells), blind=False)
+    assert machine is not None and machine_of(row(**cells), blind=True) is None
+    found = cluster_of(row(**cells), find_hardware("A100"), 384, {}, machine)
+    assert (found.gpus_per_node, found.num_nodes) == (8, 48)
+    assert found.network is not None and (found.network.kind, found.network.gbit_per_s_per_gpu) == ("omni-path", 50)
+    servers = machine_of(row(source="QwenLM/Qwen: README.md", model="Qwen-7B", method="lora", n_gpus="4"), blind=False)
+    assert servers is not None and servers.gpus_per_node == 2
+    assert machine_of(row(source="QwenLM/Qwen: README.md", model="Qwen-72B", method="lora", n_gpus="4"), blind=False) is None
+
+
+def test_a_slot_that_is_named_is_the_cards_own() -> None:
+    def pair(gpu: str) -> float:
+        return fabric(cluster_of(row(gpu=gpu, n_gpus="2"), find_hardware("RTX 4090"), 2, {}), 2).bus_bytes_per_s
+
+    assert pair("RTX4090 (PCIe4 x16)") == pytest.approx(2 * pair("RTX4090"))
+    assert pair("RTX4090 (PCIe 3.0 x8)") == pytest.approx(pair("RTX4090") / 2)
+
+
+def test_supplements_fill_what_is_empty_and_nothing_else() -> None:
+    cells = dict(source="bigscience-workshop/bigscience: notes", model="GPT-200B", arch="L? h14400 a? ffn57600 V250k")
+    assert "a96" in supplemented(row(**cells), blind=False)["arch"] and "a?" in supplemented(row(**cells), blind=True)["arch"]
+    own = dict(source="Dao-AILab/flash-attention: training/README.md", model="GPT3-1.3B", micro_batch="")
+    assert supplemented(row(**own), blind=False)["micro_batch"] == "8"
+    assert supplemented(row(**{**own, "micro_batch": "2"}), blind=False)["micro_batch"] == "2"
