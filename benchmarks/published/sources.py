@@ -138,6 +138,19 @@ ERAS: tuple[Era, ...] = (
         adapter_dropout=0.05,
     ),
     Era(
+        name="Liger example",
+        pattern=r"linkedin/liger-kernel.*liger=yes",
+        stack="hf-2024-fsdp",
+        kernels="liger",
+        evidence="linkedin/Liger-Kernel of August 2024 examples/huggingface/run_qwen.sh, training.py, config/fsdp_config.json: activation_checkpointing of FSDP",
+    ),
+    Era(
+        name="Liger example, not patched",
+        pattern=r"linkedin/liger-kernel",
+        stack="hf-2024-fsdp",
+        evidence="as patched, with --use_liger False",
+    ),
+    Era(
         name="fsdp_qlora",
         pattern=r"answerdotai/fsdp_qlora",
         stack="hf-2024-loop",

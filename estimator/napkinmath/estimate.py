@@ -141,12 +141,18 @@ class Estimate:
         return self._once("replays", self._replays)
 
     def _replays(self) -> list[Replay]:
-        lengths, batch = self.step.policy.config.batch.lengths, self.config.micro_batch_size
-        if not lengths or self.config.batch.packing or not isinstance(batch, int):
+        batch = self.config.micro_batch_size
+        if not self._lengths_change or not isinstance(batch, int):
             return [replay(self.timeline, self.settings)]
         from napkinmath.varied_lengths import replays
 
-        return replays(self.step, lengths, batch, self.settings)
+        return replays(self.step, self.step.policy.config.batch.lengths, batch, self.settings)
+
+    @property
+    def _lengths_change(self) -> bool:
+        """Whether every batch is padded to its own longest; stages of a pipeline exchange tensors of one shape, padded to the limit."""
+        batch = self.config.batch
+        return bool(batch.lengths) and not batch.packing and self.config.parallel.pipeline_parallel_size == 1
 
     @property
     def memory(self) -> Memory:
@@ -228,12 +234,13 @@ class Estimate:
             rule.gemm or (rule.autocast or self.step.policy.compute_dtype if config.quantization else rule.autocast or rule.parameters)
         )
         start, bind = self.timeline.step_starts[-1], Bindings(self.step.symbols)
-        if config.batch.lengths and not config.batch.packing and isinstance(config.micro_batch_size, int):
+        if self._lengths_change and isinstance(config.micro_batch_size, int):
             from napkinmath.varied_lengths import varied_time
 
-            phases, tokens, needed, done = varied_time(self.step, self.timeline, Clock(self.speed, self.step.policy), start)
+            clock = Clock(self.speed, self.step.policy, _network(self.cluster, config))
+            phases, tokens, needed, done = varied_time(self.step, self.timeline, clock, start)
             return StepTime(
-                phases=phases,
+                phases=self._paced(phases),
                 tokens=tokens,
                 model_flops=needed,
                 hardware_flops=done,
@@ -241,9 +248,11 @@ class Estimate:
                 paging_s=self._paging_s(self.speed),
             )
         phases, bubble = self._phases(start)
+        lengths = () if config.batch.packing else self.step.policy.config.batch.lengths
+        filled = sum(lengths) / (len(lengths) * max(lengths)) if lengths else 1.0
         return StepTime(
             phases=phases, bubble_s=bubble, paging_s=self._paging_s(self.speed),
-            tokens=bind(config.micro_batch_size * config.sequence_length) * config.gradient_accumulation_steps,
+            tokens=round(bind(config.micro_batch_size * config.sequence_length) * filled) * config.gradient_accumulation_steps,
             model_flops=model_flops(self.step), hardware_flops=hardware_flops(self.timeline, start), peak_flops_per_s=peak,
         )  # fmt: skip
 
@@ -257,18 +266,22 @@ class Estimate:
     def _phases(self, start: int) -> tuple[tuple[PhaseTime, ...], float]:
         """(phases, seconds of waiting for other pipeline stages)."""
         assert self.speed is not None
-        ranks = self.config.parallel.world_size
-        if ranks == 1:
-            return phase_times(self.timeline, self.speed, first_segment=start), 0.0
-        from napkinmath.stragglers import at_the_slowest_pace
-
         if self.config.parallel.pipeline_parallel_size == 1:
-            return at_the_slowest_pace(phase_times(self.timeline, self.speed, first_segment=start), ranks), 0.0
+            return self._paced(phase_times(self.timeline, self.speed, first_segment=start)), 0.0
         from napkinmath.pipeline_time import pipeline_time
 
         policy = self.step.policy
         phases, bubble = pipeline_time(self.spec, policy, Clock(self.speed, policy, _network(self.cluster, self.config)))
-        return at_the_slowest_pace(phases, ranks), bubble
+        return self._paced(phases), bubble
+
+    def _paced(self, phases: tuple[PhaseTime, ...]) -> tuple[PhaseTime, ...]:
+        """At the pace of the slowest of several ranks."""
+        ranks = self.config.parallel.world_size
+        if ranks == 1:
+            return phases
+        from napkinmath.stragglers import at_the_slowest_pace
+
+        return at_the_slowest_pace(phases, ranks)
 
     @property
     def throughput(self) -> Throughput | None:

@@ -98,6 +98,10 @@ class Step:
             update,
             save,
         )
+        if policy.stack.holds_last_step:
+            from napkinmath.lowering.held_outputs import hold_through_update
+
+            hold_through_update(update, runs)
         self.workspaces = product_workspaces(policy)
         if policy.decoded:  # made before the first product: patched operations decode every weight into it
             buffer = Tensor("buffer of decoded weights", (max(policy.decoded),), UINT8, Role.WORKSPACE)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from napkinmath.allocator import Replay, replay
 from napkinmath.expr import Bindings
 from napkinmath.flops import model_flops
+from napkinmath.parallel_config import DataParallel
 from napkinmath.schedule import phase_times
 from napkinmath.simulate import lay_out
 from napkinmath.timeline import Stamp, TensorInfo, Timeline, TimelineSegment
@@ -18,12 +19,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from napkinmath.allocator import AllocatorSettings
-    from napkinmath.ledger import Tensor
+    from napkinmath.ledger import Phase, Tensor
     from napkinmath.schedule import Clock, PhaseTime
     from napkinmath.step import Segment, Step
 
 NUM_ORDERS = 3
 NUM_MICRO_STEPS = 32
+LONGEST_STEP = 4
 _MULTIPLIER, _INCREMENT, _MODULUS = 6364136223846793005, 1442695040888963407, 1 << 64  # Knuth's MMIX generator
 
 
@@ -40,6 +42,15 @@ def micro_step_lengths(lengths: Sequence[int], batch: int, order: int, count: in
     return found
 
 
+def longest_lengths(lengths: Sequence[int], sequences: int, count: int = NUM_MICRO_STEPS) -> list[int]:
+    """Lengths of `count` micro-steps in which all ranks wait for the longest of `sequences` drawn from a sample.
+
+    The longest of n is below a quantile u with probability u^n, so a uniform number's n-th root is the quantile that it lies at.
+    """
+    ranked = sorted(lengths)
+    return [ranked[min(len(ranked) - 1, int(len(ranked) * ((i + 0.5) / count) ** (1 / sequences)))] for i in range(count)]
+
+
 def replays(step: Step, lengths: Sequence[int], batch: int, settings: AllocatorSettings, *, orders: int = NUM_ORDERS) -> list[Replay]:
     """The books over several orders of the sample's lengths, least reserved first; each order has the longest somewhere."""
     found: list[Replay] = []
@@ -51,20 +62,28 @@ def replays(step: Step, lengths: Sequence[int], batch: int, settings: AllocatorS
 
 
 def timeline_of(step: Step, lengths: Sequence[int]) -> Timeline:
-    """Loading, then a micro-step of each length; the optimizer steps after every fourth or as accumulation says, whichever is sooner."""
+    """Loading, then a micro-step of each length; the optimizer steps as accumulation says, but after the fourth at the latest."""
     layout = _Layout(step)
     layout.add([*step.load, *step.workspaces], lengths[0])
-    every = min(step.policy.config.gradient_accumulation_steps, 4)
-    first, later = step.micro_steps[0][1], step.micro_steps[-1][1]
+    turns = _turns(step)
+    every = len(turns)
     for index, length in enumerate(lengths):
-        layout.add(first if index % every == 0 else later, length)
+        layout.add(turns[index % every], length)
         if index % every == every - 1:
             layout.add([*step.update.clip, *(step.update.states if index < every else ()), *step.update.work, *step.update.zero], length)
     return Timeline(layout.infos, layout.order, Stamp(origin="analytic"))
 
 
+def _turns(step: Step) -> list[list[Segment]]:
+    """The micro-steps of one optimizer step, at most four: the first, those between, and the last, where engines reduce."""
+    kinds = [segments for repeat, segments in step.micro_steps for _ in range(min(repeat, LONGEST_STEP))]
+    return kinds if len(kinds) <= LONGEST_STEP else [*kinds[: LONGEST_STEP - 1], kinds[-1]]
+
+
 def varied_time(step: Step, timeline: Timeline, clock: Clock, start: int) -> tuple[tuple[PhaseTime, ...], int, int, int]:
     """Mean over micro-steps padded to their longest: (phases, tokens that are not padding, model FLOP, hardware FLOP) of a step.
+
+    Where ranks meet in every micro-step, all of them take the time of the longest sequence of all.
 
     `timeline` is the step at its longest, whose update from segment `start` on does not depend on lengths.
     """
@@ -72,20 +91,30 @@ def varied_time(step: Step, timeline: Timeline, clock: Clock, start: int) -> tup
     batch = config.micro_batch_size
     assert isinstance(batch, int)
     drawn = micro_step_lengths(config.batch.lengths, batch, 0)
-    layout = _Layout(step, clock)
-    for length in drawn:
-        layout.add(step.micro_steps[-1][1], length)
-    share = config.gradient_accumulation_steps / len(drawn)
-    micro = phase_times(Timeline(layout.infos, layout.order, Stamp(origin="analytic")), clock.speed, first_segment=0)
-    own = {found.phase for found in micro}
-    phases = [
-        found.replace(device_s=found.device_s * share, host_s=found.host_s * share, waited_s=found.waited_s * share) for found in micro
-    ]
-    phases += [found for found in phase_times(timeline, clock.speed, first_segment=start) if found.phase not in own]
+    parallel = config.parallel
+    gathers = parallel.data_parallel.is_fsdp or parallel.data_parallel is DataParallel.ZERO3
+    if parallel.data_parallel_size > 1 and (gathers or config.gradient_accumulation_steps == 1):
+        drawn = longest_lengths(config.batch.lengths, batch * parallel.data_parallel_size)  # ranks meet in every micro-step
+    spent: dict[Phase, PhaseTime] = {}
+    done = 0.0
+    for repeat, segments in step.micro_steps:
+        layout, share = _Layout(step, clock), repeat / len(drawn)
+        for length in drawn:
+            layout.add(segments, length)
+        for found in phase_times(Timeline(layout.infos, layout.order, Stamp(origin="analytic")), clock.speed, first_segment=0):
+            spent[found.phase] = _added(spent.get(found.phase), found, share)
+        done += share * sum(segment.repeat * sum(kernel.flops for kernel in segment.kernels) for segment in layout.order)
+    phases = list(spent.values())
+    phases += [found for found in phase_times(timeline, clock.speed, first_segment=start) if found.phase not in spent]
     tokens = round(sum(config.batch.lengths) / len(config.batch.lengths) * batch) * config.gradient_accumulation_steps
     needed = sum(model_flops(step, length) for length in drawn) // len(drawn)
-    done = sum(segment.repeat * sum(kernel.flops for kernel in segment.kernels) for segment in layout.order)
-    return tuple(phases), tokens, needed, round(done * share)
+    return tuple(phases), tokens, needed, round(done)
+
+
+def _added(before: PhaseTime | None, found: PhaseTime, share: float) -> PhaseTime:
+    """A share of a phase's time on top of what other micro-steps spent in it."""
+    times = {name: getattr(found, name) * share for name in ("device_s", "host_s", "waited_s")}
+    return found.replace(**{name: value + (getattr(before, name) if before is not None else 0.0) for name, value in times.items()})
 
 
 class _Layout:

@@ -6,7 +6,9 @@ import pytest
 from napkinmath.costs import Attention as AttentionCost
 from napkinmath.estimate import Estimate, estimate
 from napkinmath.expr import Bindings
+from napkinmath.parallel_config import DataParallel, ParallelConfig
 from napkinmath.train_config import AdapterConfig, Attention, Batch, TrainConfig
+from napkinmath.varied_lengths import longest_lengths
 
 LENGTHS = (256, 512, 1024, 2048)
 
@@ -57,3 +59,43 @@ def test_padding_is_computed_and_not_counted() -> None:
     assert mixed.time.tokens == sum(LENGTHS)
     assert mixed.time.seconds < plain.time.seconds
     assert mixed.time.tokens_per_s < 0.8 * plain.time.tokens_per_s
+
+
+@pytest.mark.parametrize("engine", [kind for kind in DataParallel if kind not in (DataParallel.NONE, DataParallel.DP)])
+def test_each_micro_step_of_an_engine_has_its_place_in_a_step(engine: DataParallel) -> None:
+    """Engines make the first micro-step, those between and the last differently; played in another order their books do not balance."""
+    spread = ParallelConfig(data_parallel=engine, data_parallel_size=2)
+    alike, changing = (
+        priced(batch=Batch(lengths=lengths), gradient_accumulation_steps=5, sequence_length=2048, adapter=None, parallel=spread)
+        for lengths in ((2048,), LENGTHS)
+    )
+    fixed = priced(gradient_accumulation_steps=5, sequence_length=2048, adapter=None, parallel=spread)
+    assert alike.time is not None and changing.time is not None and fixed.time is not None
+    assert alike.time.seconds == pytest.approx(fixed.time.seconds, rel=0.01)
+    assert changing.time.seconds < fixed.time.seconds
+    assert len({phase.phase for phase in changing.time.phases}) == len(changing.time.phases)
+
+
+def test_stages_exchange_tensors_of_one_shape() -> None:
+    """torch.distributed.pipelining allocates receive buffers once: every batch is padded to the longest, and padding is not counted."""
+    staged = ParallelConfig(data_parallel_size=1, pipeline_parallel_size=2)
+    fixed, mixed = (
+        priced(batch=Batch(lengths=n), gradient_accumulation_steps=4, sequence_length=2048, parallel=staged) for n in ((), LENGTHS)
+    )
+    assert fixed.time is not None and mixed.time is not None
+    assert mixed.time.seconds == pytest.approx(fixed.time.seconds) and mixed.memory.reserved.value == fixed.memory.reserved.value
+    assert mixed.time.tokens == pytest.approx(fixed.time.tokens * sum(LENGTHS) / (len(LENGTHS) * max(LENGTHS)))
+
+
+def test_ranks_that_gather_wait_for_the_longest_sequence_of_all() -> None:
+    one, many = (
+        priced(
+            batch=Batch(lengths=(128,) * 15 + (2048,)),
+            adapter=None,
+            parallel=ParallelConfig(data_parallel=DataParallel.FSDP2, data_parallel_size=n),
+        )
+        for n in (2, 64)
+    )
+    assert one.time is not None and many.time is not None
+    assert longest_lengths(LENGTHS, 1, 4) == list(LENGTHS) and set(longest_lengths(LENGTHS, 4096)) == {max(LENGTHS)}
+    assert many.time.hardware_flops > 1.8 * one.time.hardware_flops

@@ -137,6 +137,10 @@ STACKS: dict[str, Stack] = {
         ),
         _HF_445.replace(name="hf-2024", meaning="transformers 4.3x to 4.45 with its Trainer"),
         _HF_445.replace(
+            name="hf-2024-fsdp", meaning="transformers 4.38 to 4.45 with its Trainer, checkpointing switched on in accelerate's FSDP settings", source="accelerate 0.33 accelerator.py prepare_model (activation_checkpointing: apply_activation_checkpointing)",
+            reentrant_checkpointing=False, checkpoints_within=True,
+        ),
+        _HF_445.replace(
             name="hf-2024-loop", meaning="a plain loop over transformers 4.38 whose variable keeps the outputs, with torch's own FSDP and checkpointing", source="AnswerDotAI/fsdp_qlora of March 2024 train.py fsdp_main",
             outputs_to_fp32=False, logits_held=True, reentrant_checkpointing=False, checkpoints_within=True,
         ),

@@ -13,6 +13,7 @@ from napkinmath.costs import Move, traffic
 from napkinmath.dtypes import BF16, FP32, INT64, DType
 from napkinmath.expr import Size, maximum, minimum
 from napkinmath.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value, Weight
+from napkinmath.lowering.held_outputs import RETURNED
 from napkinmath.model_spec import Part
 from napkinmath.ops.elementwise import copy, scale, tanh
 from napkinmath.ops.index import embedding, model_input, slice_of
@@ -76,7 +77,7 @@ class ChunkedHead(Part):
 
 def _returned(t: Tape, logits: Value) -> Value:
     """The fp32 copy that the precision plugin makes of every output; the gradient comes back a chunk at a time."""
-    tensor = t.tensor("returned logits", logits.axes, FP32, Role.LOGITS)
+    tensor = t.tensor(RETURNED, logits.axes, FP32, Role.LOGITS)
     out = Value(tensor, logits.axes, FP32, logits.requires_grad)
     whole = t.policy.adapter is None
     grad = t.gradient_of(logits) if whole else _chunk(t, "gradient of a chunk", logits, logits.dtype)
