@@ -37,8 +37,9 @@ _forced: Backend | None = None
 def use_backend(backend: Backend) -> Iterator[None]:
     """Runs every op inside the block on `backend`, in all threads; a backward that should match must run inside the block too."""
     global _forced
-    before = _forced
-    _forced = Backend(backend)
+    if not isinstance(backend, Backend):
+        raise KernelInputError("use_backend", repr(backend), "Backend.TRITON or Backend.REFERENCE", "no block: tensors decide")
+    before, _forced = _forced, backend
     try:
         yield
     finally:

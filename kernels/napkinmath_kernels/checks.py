@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import torch
+from torch.autograd import forward_ad
 
 from .backend import reference_is_forced
 from .errors import KernelInputError
@@ -19,6 +23,35 @@ def require(condition: bool, op: str, given: str, accepted: str, fallback: str) 
     """Raises KernelInputError unless `condition` holds."""
     if not condition:
         raise KernelInputError(op, given, accepted, fallback)
+
+
+def require_tensors(op: str, fallback: str, **tensors: Any) -> None:
+    """Each is a tensor with strides, and without a tangent: the ops have no forward-mode derivative, and torch would take it for zero."""
+    for name, x in tensors.items():
+        if not isinstance(x, torch.Tensor):
+            raise KernelInputError(op, f"{name} of type {type(x).__name__}", "a tensor", fallback)
+        if x.layout is not torch.strided:
+            raise KernelInputError(op, f"{name} of layout {x.layout}", "a dense tensor", f"{name}.to_dense()")
+        if forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None:
+            raise KernelInputError(op, f"{name} with a forward-mode tangent", "reverse mode", fallback)
+
+
+def is_number(value: Any) -> bool:
+    """True for a finite int or float, also one that torch.compile holds as a symbol."""
+    if isinstance(value, torch.SymInt | torch.SymFloat):
+        return True
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def is_whole(value: Any) -> bool:
+    """True for an int, also one that torch.compile holds as a symbol."""
+    return isinstance(value, int | torch.SymInt) and not isinstance(value, bool)
+
+
+def refuse_second_derivative(op: str, fallback: str) -> None:
+    """Raises inside a backward with create_graph=True: the gradients' own derivative is not there."""
+    if torch.is_grad_enabled():
+        raise KernelInputError(op, "a backward with create_graph=True", "first derivatives", fallback)
 
 
 def require_dtype(op: str, name: str, tensor: torch.Tensor, fallback: str, dtypes: tuple[torch.dtype, ...] = KERNEL_DTYPES) -> None:

@@ -135,6 +135,10 @@ def checkpoint_layers(
     """Makes each layer, whose first argument is the hidden states, run as its policy says while it is training."""
     if len(layers) != len(policies):
         raise KernelInputError("checkpoint_layers", f"{len(policies)} policies", f"{len(layers)}, one a layer", "full(len(layers))")
+    unknown = [how for how in policies if not isinstance(how, Recompute)]
+    if unknown:
+        names = ", ".join(f"Recompute.{how.name}" for how in Recompute)
+        raise KernelInputError("checkpoint_layers", f"policy {unknown[0]!r}", names, "full(len(layers))")
     taken = [type(layer).__name__ for layer in layers if isinstance(layer.__dict__.get("forward"), CheckpointedForward)]
     if taken:
         raise KernelInputError("checkpoint_layers", f"a {taken[0]} that is checkpointed", "layers not yet wrapped", "handle.remove() first")

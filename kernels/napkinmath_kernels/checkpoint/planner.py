@@ -97,6 +97,10 @@ def plan_layers(layers: Sequence[Sequence[LayerOption]], budget_bytes: int) -> P
     """
     if any(not options for options in layers):
         raise KernelInputError("plan_layers", "a layer without options", "at least one option a layer", "LayerOption('keep', ...)")
+    for options in layers:
+        for o in options:
+            if not (o.saved_bytes >= 0 and o.transient_bytes >= 0 and o.extra_seconds >= 0):
+                raise KernelInputError("plan_layers", str(o), "bytes and seconds of 0 or more", "LayerOption('keep', ...)")
     states = [_State(0, 0.0, 0, None, None)]
     for options in layers:
         found = (_next(state, option, budget_bytes) for state in states for option in options)

@@ -151,6 +151,7 @@ def _forward(
     statistics = torch.float64 if hidden.dtype is torch.float64 else torch.float32
     divisor = num_items if num_items is not None else torch.tensor(max(1, num_valid) if mean else 1, device=hidden.device)
     divisor = divisor.to(hidden.device, statistics)
+    divisor = torch.where(divisor == 0, torch.ones_like(divisor), divisor)  # a batch without a valid target: 0, and not 0 / 0
     scale = divisor.reciprocal()
     losses = torch.empty((num_valid,), dtype=statistics, device=hidden.device)
     d_rows = torch.empty((num_valid, hidden.shape[1]), dtype=hidden.dtype, device=hidden.device) if hidden_gradient else None
@@ -212,8 +213,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) 
 def _autograd(ctx: Any, upstream: torch.Tensor | None, *_: None) -> tuple[torch.Tensor | None, ...]:
     if upstream is None:
         return (None,) * 12
-    if torch.is_grad_enabled():  # what is saved would pass for a constant, and second derivatives be wrong without a word
-        raise KernelInputError("linear_cross_entropy", "a backward with create_graph=True", "first derivatives", FALLBACK)
+    checks.refuse_second_derivative("linear_cross_entropy", FALLBACK)  # what is saved would pass for a constant
     saved = iter(ctx.saved_tensors)
     d_hidden, d_weight = (next(saved) * upstream if has else None for has in ctx.has)
     return (d_hidden, d_weight, *(None,) * 10)
@@ -224,9 +224,12 @@ _linear_cross_entropy_op.register_autograd(_autograd, setup_context=_setup)
 
 def _check(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> None:
     op = "linear_cross_entropy"
+    checks.require_tensors(op, FALLBACK, hidden=hidden, weight=weight, targets=targets)
     checks.require_dtype(op, "hidden", hidden, FALLBACK)
     checks.require_dtype(op, "weight", weight, FALLBACK)
-    checks.require(hidden.dim() >= 2, op, f"hidden of shape {tuple(hidden.shape)}", "(..., hidden_size)", FALLBACK)
+    has_values = hidden.dim() >= 2 and hidden.shape[-1] > 0 and weight.shape[:1] != (0,)
+    sizes = f"hidden of shape {tuple(hidden.shape)}, weight {tuple(weight.shape)}"
+    checks.require(has_values, op, sizes, "(..., hidden_size) and (vocabulary, hidden_size), neither empty", FALLBACK)
     shapes = f"weight of shape {tuple(weight.shape)} for hidden {tuple(hidden.shape)}"
     checks.require(weight.dim() == 2 and weight.shape[1] == hidden.shape[-1], op, shapes, f"(vocabulary, {hidden.shape[-1]})", FALLBACK)
     checks.require_shape(op, "targets", targets, tuple(hidden.shape[:-1]), FALLBACK)
@@ -234,13 +237,32 @@ def _check(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) ->
     checks.require_same_device(op, FALLBACK, hidden=hidden, weight=weight, targets=targets)
 
 
-def _check_options(reduction: str, softcap: float, label_smoothing: float, z_loss: float, chunk_bytes: int) -> None:
+def _check_options(reduction: str, ignore_index: int, softcap: float, label_smoothing: float, z_loss: float, chunk_bytes: int) -> None:
     op = "linear_cross_entropy"
+    for name, value in (("softcap", softcap), ("label_smoothing", label_smoothing), ("z_loss", z_loss)):
+        checks.require(checks.is_number(value), op, f"{name} {value!r}", "a finite number", FALLBACK)
+    for name, value in (("ignore_index", ignore_index), ("chunk_bytes", chunk_bytes)):
+        checks.require(checks.is_whole(value), op, f"{name} {value!r}", "an int", FALLBACK)
     checks.require(reduction in ("mean", "sum"), op, f"reduction {reduction!r}", "'mean' or 'sum'", f"{FALLBACK}(reduction='none')")
     checks.require(softcap >= 0, op, f"softcap {softcap}", "0 (none) or a positive cap", FALLBACK)
     checks.require(0 <= label_smoothing < 1, op, f"label_smoothing {label_smoothing}", "0 up to, not including, 1", FALLBACK)
     checks.require(z_loss >= 0, op, f"z_loss {z_loss}", "0 or a positive weight", FALLBACK)
     checks.require(chunk_bytes > 0, op, f"chunk_bytes {chunk_bytes}", "a positive number of bytes", FALLBACK)
+
+
+def _divisor(num_items: Any, hidden: torch.Tensor) -> torch.Tensor | None:
+    """`num_items` as a scalar on hidden's device; a tensor's value is not looked at, which would wait for the GPU."""
+    if num_items is None:
+        return None
+    accepted = "None, a positive number, or a tensor of one that requires no gradient"
+    if isinstance(num_items, torch.Tensor):
+        fits = num_items.numel() == 1 and not num_items.requires_grad
+        shown = f"num_items of shape {tuple(num_items.shape)}, requires_grad={num_items.requires_grad}"
+        checks.require(fits, "linear_cross_entropy", shown, accepted, FALLBACK)
+        return num_items.reshape(()).to(hidden.device)
+    fits = checks.is_number(num_items) and num_items > 0
+    checks.require(fits, "linear_cross_entropy", f"num_items {num_items!r}", accepted, FALLBACK)
+    return torch.as_tensor(num_items, device=hidden.device)
 
 
 def linear_cross_entropy(
@@ -263,8 +285,8 @@ def linear_cross_entropy(
     outside the vocabulary.
     """
     _check(hidden, weight, targets)
-    _check_options(reduction, softcap, label_smoothing, z_loss, chunk_bytes)
-    divisor = torch.as_tensor(num_items, device=hidden.device) if num_items is not None else None
+    _check_options(reduction, ignore_index, softcap, label_smoothing, z_loss, chunk_bytes)
+    divisor = _divisor(num_items, hidden)
     hidden = to_autocast_dtype(hidden)
     recording = torch.is_grad_enabled()
     return _linear_cross_entropy_op(

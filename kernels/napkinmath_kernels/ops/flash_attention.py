@@ -186,6 +186,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.
 def _autograd(ctx: Any, do: torch.Tensor | None, dlse: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
     if do is None and dlse is None:
         return (None,) * 10
+    checks.refuse_second_derivative("flash_attention", FALLBACK)
     q, k, v, o, lse, *cu = ctx.saved_tensors
     cu_q, cu_k = cu if ctx.is_packed else (None, None)
     do = torch.zeros_like(o) if do is None else do
@@ -195,7 +196,7 @@ def _autograd(ctx: Any, do: torch.Tensor | None, dlse: torch.Tensor | None) -> t
 _flash_op.register_autograd(_autograd, setup_context=_setup)
 
 
-def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int | None) -> None:
+def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int | None, scale: float | None) -> None:
     op = "flash_attention"
     runs_on_gpu = runs_triton(op, q) and acts_as_gpu(q)
     dtypes = GPU_DTYPES if runs_on_gpu else checks.KERNEL_DTYPES
@@ -208,13 +209,18 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int | None
     grouped = k.shape[1] > 0 and q.shape[1] % k.shape[1] == 0
     checks.require(grouped, op, f"{q.shape[1]} query heads and {k.shape[1]} K/V heads", "a multiple of the K/V heads", FALLBACK)
     sizes = ", ".join(map(str, HEAD_SIZES))
-    checks.require(not runs_triton(op, q) or q.shape[3] in HEAD_SIZES, op, f"head size {q.shape[3]}", sizes, FALLBACK)
-    checks.require(window is None or window > 0, op, f"window {window}", "None or a positive number of keys", FALLBACK)
+    takes_size = q.shape[3] in HEAD_SIZES if runs_triton(op, q) else q.shape[3] > 0
+    checks.require(takes_size, op, f"head size {q.shape[3]}", sizes, FALLBACK)
+    is_window = window is None or (checks.is_whole(window) and window > 0)
+    checks.require(is_window, op, f"window {window!r}", "None or a positive number of keys", FALLBACK)
+    is_scale = scale is None or checks.is_number(scale)
+    checks.require(is_scale, op, f"scale {scale!r}", "None or a finite number", FALLBACK)
     checks.require_same_device(op, FALLBACK, q=q, k=k, v=v)
 
 
 def _check_packing(q: torch.Tensor, k: torch.Tensor, cu_q: torch.Tensor, cu_k: torch.Tensor) -> None:
     op = "flash_attention"
+    checks.require_tensors(op, FALLBACK, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
     for name, cu in (("cu_seqlens_q", cu_q), ("cu_seqlens_k", cu_k)):
         fits = cu.dtype is torch.int32 and cu.dim() == 1 and cu.numel() > 1
         checks.require(fits, op, f"{name} {cu.dtype} of shape {tuple(cu.shape)}", "int32 of shape (sequences + 1,)", FALLBACK)
@@ -222,10 +228,24 @@ def _check_packing(q: torch.Tensor, k: torch.Tensor, cu_q: torch.Tensor, cu_k: t
     checks.require(cu_q.numel() == cu_k.numel(), op, lengths, "equally many", FALLBACK)
     checks.require(q.shape[0] == 1, op, f"packed sequences in a batch of {q.shape[0]}", "batch 1", FALLBACK)
     checks.require_same_device(op, FALLBACK, q=q, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
-    if q.device.type == "cpu":  # reading them on a GPU would wait for it
-        for name, cu, tokens in (("cu_seqlens_q", cu_q, q.shape[2]), ("cu_seqlens_k", cu_k, k.shape[2])):
-            rises = int(cu[0]) == 0 and int(cu[-1]) == tokens and bool((cu.diff() >= 0).all())
-            checks.require(rises, op, f"{name} {cu.tolist()}", f"rising from 0 to {tokens}", FALLBACK)
+
+
+def _longest(name: str, cu: torch.Tensor, tokens: int, given: int | None) -> int:
+    """Tokens of the longest sequence: `given`, which is believed where looking would wait for a GPU, or read off the checked bounds."""
+    op = "flash_attention"
+    is_length = given is None or (checks.is_whole(given) and given >= 0)
+    checks.require(is_length, op, f"max_seqlen of {name} {given!r}", "None or a number of tokens", FALLBACK)
+    if cu.is_meta and given is None:
+        raise KernelInputError(op, f"{name} without values", "max_seqlen_q and max_seqlen_k beside them", FALLBACK)
+    if given is not None and cu.device.type != "cpu":
+        return given
+    lengths = cu.diff()
+    first, last, shortest, longest = torch.stack((cu[0], cu[-1], lengths.min(), lengths.max())).tolist()
+    rises = first == 0 and last == tokens and shortest >= 0
+    shown = cu[:8].tolist() if not rises else []
+    checks.require(rises, op, f"{name} {shown}{' ...' if cu.numel() > 8 else ''} up to {last}", f"rising from 0 to {tokens}", FALLBACK)
+    checks.require(given is None or given >= longest, op, f"max_seqlen {given} of {name}", f"{longest} or more", "None: it is looked up")
+    return longest if given is None else given
 
 
 def flash_attention(
@@ -246,17 +266,21 @@ def flash_attention(
 
     q (batch, heads, queries, size); k, v (batch, K/V heads, keys, size); bf16 or fp16 on a GPU, size 64, 96, 128 or 256; scale
     1/sqrt(size) by default. A query that sees no key gives zeros and -inf. With `cu_seqlens_q` and `cu_seqlens_k`, (sequences + 1)
-    int32, the batch is 1 and tokens are packed; `max_seqlen_*` spare a synchronisation. Raises KernelInputError.
+    int32, the batch is 1 and tokens are packed; `max_seqlen_*` spare a synchronisation with a GPU, and are believed there. Raises
+    KernelInputError.
     """
+    checks.require_tensors("flash_attention", FALLBACK, q=q, k=k, v=v)
     q, k, v = (to_autocast_dtype(x) for x in (q, k, v))
-    _check(q, k, v, window)
+    _check(q, k, v, window, scale)
     max_q, max_k = q.shape[2], k.shape[2]
     if cu_seqlens_q is not None or cu_seqlens_k is not None:
         if cu_seqlens_q is None or cu_seqlens_k is None:
             raise KernelInputError("flash_attention", "one of cu_seqlens_q and cu_seqlens_k", "both or neither", FALLBACK)
         _check_packing(q, k, cu_seqlens_q, cu_seqlens_k)
-        max_q = int(cu_seqlens_q.diff().max()) if max_seqlen_q is None else max_seqlen_q
-        max_k = int(cu_seqlens_k.diff().max()) if max_seqlen_k is None else max_seqlen_k
+        max_q = _longest("cu_seqlens_q", cu_seqlens_q, q.shape[2], max_seqlen_q)
+        max_k = _longest("cu_seqlens_k", cu_seqlens_k, k.shape[2], max_seqlen_k)
+    elif max_seqlen_q is not None or max_seqlen_k is not None:
+        raise KernelInputError("flash_attention", "max_seqlen without cu_seqlens", "both or neither", FALLBACK)
     scale = 1 / math.sqrt(q.shape[3]) if scale is None else float(scale)
     o, lse = _flash_op(q, k, v, cu_seqlens_q, cu_seqlens_k, max_q, max_k, scale, causal, window or 0)
     return (o, lse) if return_lse else o

@@ -114,6 +114,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 
 
 def _autograd(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+    checks.refuse_second_derivative("gated", FALLBACK)
     return (*_gated_backward_op(dy, *ctx.saved_tensors, ctx.kind), None)
 
 
@@ -122,8 +123,10 @@ _gated_op.register_autograd(_autograd, setup_context=_setup)
 
 def gated(gate: torch.Tensor, up: torch.Tensor, activation: Activation) -> torch.Tensor:
     """act(gate) * up of two tensors of one shape and dtype (bf16, fp16, fp32). Raises KernelInputError."""
+    checks.require_tensors("gated", FALLBACK, gate=gate, up=up)
     checks.require_dtype("gated", "gate", gate, FALLBACK)
-    checks.require(gate.dim() > 0, "gated", "a 0-dimensional gate", "(..., hidden)", FALLBACK)
+    fits = gate.dim() > 0 and gate.shape[-1] > 0
+    checks.require(fits, "gated", f"gate of shape {tuple(gate.shape)}", "(..., hidden), hidden 1 or more", FALLBACK)
     checks.require_shape("gated", "up", up, tuple(gate.shape), FALLBACK)
     checks.require_dtype("gated", "up", up, FALLBACK, (gate.dtype,))
     checks.require_same_device("gated", FALLBACK, gate=gate, up=up)

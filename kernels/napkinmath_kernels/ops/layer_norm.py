@@ -101,6 +101,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) 
 def _autograd(ctx: Any, dy: torch.Tensor | None, *_: None) -> tuple[torch.Tensor | None, ...]:
     if dy is None:
         return None, None, None, None
+    checks.refuse_second_derivative("layer_norm", FALLBACK)
     _, needs_weight, needs_bias, _ = ctx.needs_input_grad
     dx, dweight, dbias = _layer_norm_backward_op(dy, *ctx.saved_tensors, needs_weight or needs_bias)
     return dx, dweight if needs_weight else None, dbias if needs_bias else None, None
@@ -111,7 +112,11 @@ _layer_norm_op.register_autograd(_autograd, setup_context=_setup)
 
 def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, eps: float = 1e-5) -> torch.Tensor:
     """Layer norm over the last dimension: x (..., hidden) bf16, fp16 or fp32, weight and bias (hidden). Raises KernelInputError."""
+    added = {} if bias is None else {"bias": bias}
+    checks.require_tensors("layer_norm", FALLBACK, x=x, weight=weight, **added)
     checks.require_dtype("layer_norm", "x", x, FALLBACK)
+    checks.require_dtype("layer_norm", "weight", weight, FALLBACK)
+    checks.require(checks.is_number(eps) and eps >= 0, "layer_norm", f"eps {eps!r}", "0 or a positive number", FALLBACK)
     fits = x.dim() >= 1 and 0 < x.shape[-1] <= MAX_HIDDEN
     checks.require(fits, "layer_norm", f"x of shape {tuple(x.shape)}", f"(..., hidden), hidden 1 to {MAX_HIDDEN}", FALLBACK)
     checks.require_same_device("layer_norm", FALLBACK, x=x, weight=weight, bias=bias)

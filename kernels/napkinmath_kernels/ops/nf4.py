@@ -109,7 +109,12 @@ class QuantizedWeight:
     nested_blocksize: int = NESTED_BLOCK_SIZE
 
     def __post_init__(self) -> None:
-        op, numel = "QuantizedWeight", math.prod(self.shape)
+        op = "QuantizedWeight"
+        nested = {"nested_code": self.nested_code, "nested_absmax": self.nested_absmax, "offset": self.offset}
+        present = {name: part for name, part in nested.items() if part is not None}
+        checks.require_tensors(op, FALLBACK, packed=self.packed, absmax=self.absmax, code=self.code, **present)
+        checks.require(all(checks.is_whole(size) for size in self.shape), op, f"shape {self.shape!r}", "sizes", FALLBACK)
+        numel = math.prod(self.shape)
         if self.blocksize not in BLOCK_SIZES:
             raise KernelInputError(op, f"blocksize {self.blocksize}", ", ".join(map(str, BLOCK_SIZES)), FALLBACK)
         if numel % self.blocksize:
@@ -121,9 +126,16 @@ class QuantizedWeight:
             raise KernelInputError(op, f"{self.absmax.numel()} scales", f"{numel // self.blocksize} (one a block)", FALLBACK)
         if self.absmax.dtype is not (torch.uint8 if self.is_nested else torch.float32):
             raise KernelInputError(op, f"absmax of {self.absmax.dtype}, nested={self.is_nested}", "uint8 nested, float32 plain", FALLBACK)
-        nested = (self.nested_code, self.nested_absmax, self.offset)
-        if self.is_nested and any(part is None for part in nested):
+        if self.is_nested and len(present) < len(nested):
             raise KernelInputError(op, "a part of the nested state", "nested_code, nested_absmax and offset", FALLBACK)
+        blocksize = self.nested_blocksize
+        checks.require(checks.is_whole(blocksize) and blocksize > 0, op, f"nested_blocksize {blocksize!r}", "a positive size", FALLBACK)
+        for name, part, length in (("code", self.code, 16), ("nested_code", self.nested_code, 256), ("offset", self.offset, 1)):
+            fits = part is None or (part.dtype is torch.float32 and part.numel() == length)
+            given = "" if part is None else f"{name} of {part.numel()} x {part.dtype}"
+            checks.require(fits, op, given, f"{length} x float32", FALLBACK)
+        if self.nested_absmax is not None and self.nested_absmax.dtype is not torch.float32:
+            raise KernelInputError(op, f"nested_absmax of {self.nested_absmax.dtype}", "float32", FALLBACK)
         if self.nested_absmax is not None and self.nested_absmax.numel() < math.ceil(self.absmax.numel() / self.nested_blocksize):
             needed = math.ceil(self.absmax.numel() / self.nested_blocksize)
             raise KernelInputError(op, f"{self.nested_absmax.numel()} nested scales", f"at least {needed}", FALLBACK)
@@ -209,6 +221,7 @@ def _(weight: torch.Tensor, format: str, blocksize: int) -> tuple[torch.Tensor, 
 
 def quantize(weight: torch.Tensor, format: Format = "nf4", *, blocksize: int = 64, nested: bool = True) -> QuantizedWeight:
     """Quantizes a bf16, fp16 or fp32 weight; the result equals bitsandbytes' `quantize_4bit(..., compress_statistics=nested)` on a CPU."""
+    checks.require_tensors("quantize", "bitsandbytes.functional.quantize_4bit", weight=weight)
     checks.require_dtype("quantize", "weight", weight, "weight.to(torch.bfloat16)", OUTPUT_DTYPES)
     checks.require(weight.dtype is not torch.float64, "quantize", "weight of dtype float64", "bfloat16, float16, float32", "weight.float()")
     code = four_bit_code(format, weight.device)
@@ -272,6 +285,8 @@ def _dequantize_into_op(tensors: list[torch.Tensor], blocksize: int, nested_bloc
 
 def dequantize(weight: QuantizedWeight, *, dtype: torch.dtype | None = None, out: torch.Tensor | None = None) -> torch.Tensor:
     """The weight's values in `dtype` (its own by default), in a new tensor or in `out`. Frozen by nature: no gradient."""
+    if not isinstance(weight, QuantizedWeight):
+        raise KernelInputError("dequantize", f"a {type(weight).__name__}", "a QuantizedWeight", FALLBACK)
     dtype = dtype or (weight.dtype if out is None else out.dtype)
     if dtype not in OUTPUT_DTYPES:
         raise KernelInputError("dequantize", f"dtype {dtype}", checks.dtype_names(OUTPUT_DTYPES), FALLBACK)
@@ -279,8 +294,8 @@ def dequantize(weight: QuantizedWeight, *, dtype: torch.dtype | None = None, out
     checks.require(len(places) == 1, "dequantize", f"tensors on {', '.join(sorted(places))}", "all on one device", FALLBACK)
     if out is None:
         return _dequantize_op(weight.tensors(), list(weight.shape), dtype, weight.blocksize, weight.nested_blocksize)
-    fits = out.dtype is dtype and out.is_contiguous() and out.numel() == math.prod(weight.shape)
-    accepted = f"contiguous {dtype} of {tuple(weight.shape)}"
+    fits = out.dtype is dtype and out.is_contiguous() and out.numel() == math.prod(weight.shape) and not out.requires_grad
+    accepted = f"contiguous {dtype} of {tuple(weight.shape)} that requires no gradient"
     checks.require(fits, "dequantize", f"out {tuple(out.shape)} {out.dtype} strides {out.stride()}", accepted, "out=None")
     _dequantize_into_op(weight.tensors(), weight.blocksize, weight.nested_blocksize, out)
     return out.view(weight.shape)

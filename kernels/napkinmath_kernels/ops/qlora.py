@@ -124,6 +124,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> Non
 
 
 def _autograd(ctx: Any, gradients: list[torch.Tensor]) -> tuple[Any, ...]:
+    checks.refuse_second_derivative("qlora_linears", FALLBACK)
     num_stored, count = ctx.counts
     saved = list(ctx.saved_tensors)
     x, seed = saved.pop(0), saved.pop() if ctx.has_seed else None
@@ -178,8 +179,9 @@ def flatten(linears: Sequence[FrozenLinear], x: torch.Tensor) -> tuple[Any, ...]
 
 def check_linears(op: str, x: torch.Tensor, linears: Sequence[FrozenLinear], dropout: float) -> None:
     """Raises KernelInputError unless every linear takes x and every adapter fits its linear."""
+    checks.require_tensors(op, FALLBACK, x=x)
     checks.require_dtype(op, "x", x, FALLBACK)
-    checks.require(0.0 <= dropout < 1.0, op, f"dropout {dropout}", "0 up to, not including, 1", FALLBACK)
+    checks.require(checks.is_number(dropout) and 0.0 <= dropout < 1.0, op, f"dropout {dropout}", "0 up to, not including, 1", FALLBACK)
     checks.require(
         x.dim() >= 1 and len(linears) > 0, op, f"x of shape {tuple(x.shape)}, {len(linears)} linears", "(..., in), 1 or more", FALLBACK
     )
@@ -189,26 +191,46 @@ def check_linears(op: str, x: torch.Tensor, linears: Sequence[FrozenLinear], dro
 
 
 def _check_linear(op: str, x: torch.Tensor, linear: FrozenLinear) -> None:
+    if not isinstance(linear.weight, QuantizedWeight):
+        checks.require_tensors(op, FALLBACK, weight=linear.weight)
+        checks.require_dtype(op, "weight", linear.weight, FALLBACK)
     shape = tuple(linear.weight.shape)
     fits = len(shape) == 2 and shape[1] == x.shape[-1]
     checks.require(fits, op, f"weight {shape} for x {tuple(x.shape)}", f"(out, {x.shape[-1]})", FALLBACK)
     first = weight_tensors(linear.weight)[0]
     if first.requires_grad:
         raise KernelInputError(op, "a base weight that requires a gradient", "a frozen one", "torch.nn.functional.linear")
-    checks.require_same_device(
-        op, FALLBACK, x=x, weight=first, bias=linear.bias, lora_a=None if linear.adapter is None else linear.adapter.a
-    )
+    adapter = linear.adapter
+    lora = {} if adapter is None else {"lora_a": adapter.a, "lora_b": adapter.b}
+    checks.require_tensors(op, FALLBACK, **lora)
+    checks.require_same_device(op, FALLBACK, x=x, weight=first, bias=linear.bias, **lora)
     if linear.bias is not None:
+        checks.require_dtype(op, "bias", linear.bias, FALLBACK)
         checks.require_shape(op, "bias", linear.bias, (shape[0],), FALLBACK)
         checks.require(not linear.bias.requires_grad, op, "a bias that requires a gradient", "a frozen one", FALLBACK)
-    if linear.adapter is not None:
-        a, b = linear.adapter.a, linear.adapter.b
+    if adapter is not None:
+        a, b = adapter.a, adapter.b
+        checks.require(checks.is_number(adapter.scaling), op, f"scaling {adapter.scaling!r}", "a finite number", FALLBACK)
         checks.require_dtype(op, "lora_a", a, FALLBACK)
         checks.require_dtype(op, "lora_b", b, FALLBACK, (a.dtype,))
         matches = a.dim() == 2 and b.dim() == 2 and a.shape == (b.shape[1], shape[1]) and b.shape[0] == shape[0]
-        accepted = f"(r, {shape[1]}) and ({shape[0]}, r)"
+        matches = matches and a.shape[0] > 0
+        accepted = f"(r, {shape[1]}) and ({shape[0]}, r), r 1 or more"
         checks.require(matches, op, f"adapter a {tuple(a.shape)}, b {tuple(b.shape)}", accepted, FALLBACK)
         checks.require(a.requires_grad == b.requires_grad, op, "one adapter matrix trained without the other", "both or neither", FALLBACK)
+
+
+def checked_seed(op: str, x: torch.Tensor, dropout: float, seed: torch.Tensor | None) -> torch.Tensor | None:
+    """The seed of this call: none without dropout, a new one unless it is given."""
+    if dropout == 0.0:
+        return None
+    if seed is None:
+        return new_seed(x.device)
+    checks.require_tensors(op, FALLBACK, seed=seed)
+    fits = seed.dtype is torch.int64 and seed.numel() == 1 and seed.device == x.device
+    given = f"seed {seed.dtype} of shape {tuple(seed.shape)} on {seed.device}"
+    checks.require(fits, op, given, f"int64 of shape (1,) on {x.device}", FALLBACK)
+    return seed
 
 
 def qlora_linears(
@@ -221,9 +243,8 @@ def qlora_linears(
     """
     check_linears("qlora_linears", x, linears, dropout)
     x = to_autocast_dtype(x)
-    if dropout > 0.0 and seed is None:
-        seed = new_seed(x.device)
-    return _qlora_linears_op(x, *flatten(linears, x), dropout, seed if dropout > 0.0 else None)[: len(linears)]
+    seed = checked_seed("qlora_linears", x, dropout, seed)
+    return _qlora_linears_op(x, *flatten(linears, x), float(dropout), seed)[: len(linears)]
 
 
 def qlora_linear(
@@ -244,6 +265,20 @@ def qlora_linear(
     return qlora_linears(x, [FrozenLinear(weight, bias, adapter)], dropout=dropout, seed=seed)[0]
 
 
+def _check_module(weight: Any, rank: Any, alpha: Any, bias: torch.Tensor | None, dropout: Any, adapter_dtype: torch.dtype) -> None:
+    op = "QLoRALinear"
+    if not isinstance(weight, QuantizedWeight):
+        checks.require_tensors(op, FALLBACK, weight=weight)
+    checks.require(len(weight.shape) == 2, op, f"a weight of shape {tuple(weight.shape)}", "(out, in)", FALLBACK)
+    checks.require(checks.is_whole(rank) and rank > 0, op, f"rank {rank!r}", "1 or more", FALLBACK)
+    checks.require(alpha is None or checks.is_number(alpha), op, f"alpha {alpha!r}", "None or a finite number", FALLBACK)
+    checks.require(checks.is_number(dropout) and 0.0 <= dropout < 1.0, op, f"dropout {dropout!r}", "0 up to, not including, 1", FALLBACK)
+    names = checks.dtype_names((*checks.KERNEL_DTYPES, torch.float64))
+    checks.require(adapter_dtype in (*checks.KERNEL_DTYPES, torch.float64), op, f"adapter_dtype {adapter_dtype}", names, FALLBACK)
+    if bias is not None:
+        checks.require_shape(op, "bias", bias, (weight.shape[0],), FALLBACK)
+
+
 class QLoRALinear(torch.nn.Module):
     """A frozen linear, quantized to 4 bits, with a LoRA adapter that starts as zero.
 
@@ -261,6 +296,7 @@ class QLoRALinear(torch.nn.Module):
         adapter_dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
+        _check_module(weight, rank, alpha, bias, dropout, adapter_dtype)
         self.weight = weight
         self.scaling = (rank if alpha is None else alpha) / rank
         self.dropout = dropout

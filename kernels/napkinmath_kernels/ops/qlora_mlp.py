@@ -17,9 +17,8 @@ import torch
 from .. import checks
 from ..autocast import to_autocast_dtype
 from ..errors import KernelInputError
-from .dropout import new_seed
 from .gated import ACTIVATIONS, Activation, gated_gradients, gated_values
-from .qlora import FALLBACK, NO_CUDA_GRAPH, FrozenLinear, QLoRALinear, check_linears, fake_gradients, flatten
+from .qlora import FALLBACK, NO_CUDA_GRAPH, FrozenLinear, QLoRALinear, check_linears, checked_seed, fake_gradients, flatten
 from .qlora_branch import Branch, branches, no_gradients, rows_of
 
 
@@ -120,6 +119,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> Non
 def _autograd(ctx: Any, gradients: list[torch.Tensor]) -> tuple[Any, ...]:
     if gradients[0] is None:
         return None, [None] * ctx.num_stored, None, [None] * 3, [None] * 3, [None] * 3, *[None] * 5
+    checks.refuse_second_derivative("qlora_mlp", FALLBACK)
     layout, scalings, probability, kind = ctx.options
     saved = list(ctx.saved_tensors)
     x, seed = saved.pop(0), saved.pop(0) if ctx.has_seed else None
@@ -161,11 +161,12 @@ def qlora_mlp(
     `recompute` saves x alone and repeats the first two GEMMs in the backward. Raises KernelInputError.
     """
     _check_mlp(x, gate, up, down, dropout)
+    known = ", ".join(f"Activation.{kind.name}" for kind in Activation)
+    checks.require(isinstance(activation, Activation), "qlora_mlp", f"activation {activation!r}", known, FALLBACK)
     x = to_autocast_dtype(x)
-    if dropout > 0.0 and seed is None:
-        seed = new_seed(x.device)
+    seed = checked_seed("qlora_mlp", x, dropout, seed)
     arguments = flatten((gate, up, down), x)
-    return _qlora_mlp_op(x, *arguments, dropout, seed if dropout > 0.0 else None, int(activation), recompute)[0]
+    return _qlora_mlp_op(x, *arguments, float(dropout), seed, int(activation), recompute)[0]
 
 
 class QLoRAMLP(torch.nn.Module):

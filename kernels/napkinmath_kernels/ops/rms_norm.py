@@ -150,6 +150,7 @@ def _gradients(ctx: Any, dy: torch.Tensor | None, dsum: torch.Tensor | None, wei
     x, weight, rstd = ctx.saved_tensors
     if dy is None:
         return dsum, None
+    checks.refuse_second_derivative("rms_norm", FALLBACK)
     weight_gradient = ctx.needs_input_grad[weight_index]
     dx, dweight = _rms_norm_backward_op(dy, dsum, x, weight, rstd, ctx.offset, weight_gradient)
     return dx, dweight if weight_gradient else None
@@ -177,7 +178,11 @@ _rms_norm_op.register_autograd(_rms_norm_autograd, setup_context=_setup)
 _add_rms_norm_op.register_autograd(_add_rms_norm_autograd, setup_context=_setup_add)
 
 
-def _check(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None) -> None:
+def _check(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None, eps: float, offset: float) -> None:
+    added = {} if residual is None else {"residual": residual}
+    checks.require_tensors("rms_norm", FALLBACK, x=x, weight=weight, **added)
+    checks.require(checks.is_number(eps) and eps >= 0, "rms_norm", f"eps {eps!r}", "0 or a positive number", FALLBACK)
+    checks.require(checks.is_number(offset), "rms_norm", f"offset {offset!r}", "a finite number", FALLBACK)
     checks.require_dtype("rms_norm", "x", x, FALLBACK)
     shape_is_fine = x.dim() >= 1 and 0 < x.shape[-1] <= MAX_HIDDEN
     checks.require(shape_is_fine, "rms_norm", f"x of shape {tuple(x.shape)}", f"(..., hidden), hidden 1 to {MAX_HIDDEN}", FALLBACK)
@@ -196,7 +201,7 @@ def rms_norm(
 
     x, residual (..., hidden) bf16, fp16 or fp32; weight (hidden). Returns x's dtype. Raises KernelInputError.
     """
-    _check(x, weight, residual)
+    _check(x, weight, residual, eps, offset)
     if residual is None:
         return _rms_norm_op(x, weight, eps, offset)[0]
     return _add_rms_norm_op(x, residual, weight, eps, offset)[:2]

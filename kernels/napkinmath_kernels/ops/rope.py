@@ -70,6 +70,10 @@ def _(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, in
 
 @torch.library.custom_op("napkinmath::rope_", mutates_args=("q", "k"))
 def _rope_in_place_op(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+    shared = q.numel() > 0 and q.data_ptr() == k.data_ptr()
+    repeated = any(stride == 0 and size > 1 for x in (q, k) for size, stride in zip(x.shape, x.stride(), strict=True))
+    given = "q and k in the same memory" if shared else f"expanded strides {q.stride()} and {k.stride()}"
+    checks.require(not shared and not repeated, "rope", given, "memory of its own for every value", "inplace=False")
     _write(q, k, q, k, cos, sin, False)
 
 
@@ -107,7 +111,12 @@ class _RopeInPlace(torch.autograd.Function):
 
 
 def _check(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, inplace: bool) -> None:
+    checks.require_tensors("rope", FALLBACK, q=q, k=k, cos=cos, sin=sin)
     checks.require_dtype("rope", "q", q, FALLBACK)
+    checks.require_dtype("rope", "cos", cos, FALLBACK)
+    checks.require_dtype("rope", "sin", sin, FALLBACK)
+    trained = torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad)
+    checks.require(not trained, "rope", "tables that require a gradient", "constants", FALLBACK)
     checks.require_dtype("rope", "k", k, FALLBACK, (q.dtype,))
     shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}"
     fits = q.dim() == 4 and k.dim() == 4 and q.shape[0] == k.shape[0] and q.shape[2:] == k.shape[2:]

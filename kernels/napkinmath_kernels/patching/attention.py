@@ -39,6 +39,11 @@ def _for_every_query_head(x: torch.Tensor, heads: int) -> torch.Tensor:
     return x[:, :, None].expand(batch, kv_heads, heads // kv_heads, keys, size).reshape(batch, heads, keys, size)
 
 
+def _length(given: Any) -> int | None:
+    """transformers gives a number, or a tensor of one."""
+    return given if given is None else int(given)
+
+
 def attention_forward(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -68,8 +73,8 @@ def attention_forward(
             packed = {
                 "cu_seqlens_q": arguments["cu_seq_lens_q"].to(torch.int32),
                 "cu_seqlens_k": arguments["cu_seq_lens_k"].to(torch.int32),
-                "max_seqlen_q": arguments.get("max_length_q"),
-                "max_seqlen_k": arguments.get("max_length_k"),
+                "max_seqlen_q": _length(arguments.get("max_length_q")),
+                "max_seqlen_k": _length(arguments.get("max_length_k")),
             }
         o = flash_attention(query, key, value, causal=causal, scale=scaling, window=sliding_window, **packed)
         assert isinstance(o, torch.Tensor)
