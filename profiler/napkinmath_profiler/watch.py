@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -30,6 +29,8 @@ from napkinmath_profiler.measuring.device_memory import CudaMemory, DeviceMemory
 from napkinmath_profiler.measuring.device_names import device_named
 from napkinmath_profiler.measuring.drift import DriftWarning, StepRecord
 from napkinmath_profiler.measuring.exhaustion import is_exhaustion
+from napkinmath_profiler.measuring.held import held_tensors
+from napkinmath_profiler.measuring.live_tensors import Live, live_tensors, module_on_stack
 from napkinmath_profiler.measuring.watch_report import BACKWARD, BETWEEN, FORWARD, OPTIMIZER, out_of_memory_lines, summary_lines
 
 log = logging.getLogger("napkinmath.watch")
@@ -182,7 +183,8 @@ class Watching:
                 optimizer=self._optimizer,
                 predicted=self._predicted,
                 limit=self._limit,
-                module=_module_on_stack(self._model),
+                module=module_on_stack(self._model),
+                live=self._live(),
             )
             with open(self._report, "w", encoding="utf-8") as file:
                 file.write("\n".join(lines) + "\n")
@@ -190,6 +192,15 @@ class Watching:
             self._warn(f"out of memory; what was there is in {self.report_path}: {lines[0]}")
         except Exception as error:  # the training's own error must be the one that is seen
             self._warn(f"out of memory, and no report could be written: {type(error).__name__}: {error}")
+
+    def _live(self) -> Live | None:
+        """Activations and other tensors that are alive; None where this torch does not let them be read."""
+        try:
+            known = [tensor for _, tensor in held_tensors(self._model, self._optimizer)]
+            return live_tensors(self._model, known, self._memory.address_of)
+        except Exception:  # the rest of the report is worth having without them
+            log.debug("live tensors could not be read", exc_info=True)
+            return None
 
 
 @contextmanager
@@ -262,20 +273,6 @@ def _tokens_of(predicted: Estimate | int | None) -> int | None:
     config = predicted.config
     tokens = config.micro_batch_size * config.sequence_length * config.gradient_accumulation_steps
     return tokens if isinstance(tokens, int) else None
-
-
-def _module_on_stack(model: nn.Module | None) -> str:
-    """The innermost module of ``model`` whose forward is being run, by the frames of this thread."""
-    if model is None:
-        return ""
-    names = {id(module): name for name, module in model.named_modules()}
-    frame = sys._getframe()
-    while frame is not None:
-        found = names.get(id(frame.f_locals.get("self")))
-        if found:
-            return found
-        frame = frame.f_back  # type: ignore[assignment]
-    return ""
 
 
 def trainer_callback(**options: Any) -> Any:

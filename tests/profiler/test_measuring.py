@@ -124,6 +124,18 @@ def test_the_allocators_history_tells_what_the_tracker_sees(family: str, method:
     assert other.breakdown(other.peak()).get(Role.UNEXPLAINED, 0) == 0
 
 
+def test_what_was_allocated_before_is_no_part_of_the_step() -> None:
+    """A process that measures again holds something from the time before: neither the figures nor the split by role count it."""
+    kept, books = torch.empty(1 << 20), CpuMemory()
+    books.adopt([kept])
+    found, clean = (measured(CONFIGS["llama"], options(), stand_in=memory, num_steps=2) for memory in (books, CpuMemory()))
+    assert found.memory is not None and clean.memory is not None and found.timeline is not None
+    assert found.memory.before_allocated == kept.nbytes
+    assert (found.memory.requested, found.memory.allocated) == (clean.memory.requested, clean.memory.allocated)
+    assert Role.UNEXPLAINED not in found.timeline.breakdown(found.timeline.peak())
+    assert not any("the notes taken" in note for note in found.notes)
+
+
 def test_modules_are_known_in_the_backward_too() -> None:
     found = measured(CONFIGS["llama"], options(), stand_in=CpuMemory()).result
     assert found is not None

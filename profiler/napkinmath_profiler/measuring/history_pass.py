@@ -21,7 +21,7 @@ from napkinmath_profiler.tracing.storage_events import StorageEvent, StorageReco
 from napkinmath_profiler.tracing.trace_result import TraceResult
 
 LIBRARY_WORKSPACE = "kept by a library (cuBLAS, cuDNN)"
-BEFORE = "allocated before the model"
+BEFORE = "allocated before the steps"
 NOWHERE = Place(0, TracePhase.SETUP, "", 0, 0, 0, False)
 LIBRARY_FOLDERS = ("/torch/", "<frozen")
 
@@ -36,7 +36,11 @@ class HistoryPass:
         inputs: dict[str, torch.Tensor],
         optimizer: torch.optim.Optimizer | None,
         memory: DeviceMemory,
+        *,
+        foreign_bytes: int = 0,
     ) -> None:
+        """``foreign_bytes`` were allocated before the model was built, and are no part of what is measured."""
+        self._foreign_bytes = foreign_bytes
         self._model, self._loop, self._inputs, self._optimizer, self._memory = model, loop, inputs, optimizer, memory
         self._marks = HistoryMarks(model, memory)
         self._events: list[BlockEvent] = []
@@ -47,7 +51,7 @@ class HistoryPass:
         """Run the steps; what they raise is passed on, with the history kept."""
         marks, memory = self._marks, self._memory
         memory.synchronize()
-        self._allocated_before = memory.figures().allocated
+        self._allocated_before = memory.figures().allocated - self._foreign_bytes
         marks.mark_present(self._inputs, self._optimizer)
         self._loop.listeners.append(marks.phase_begins)
         started = time.perf_counter()

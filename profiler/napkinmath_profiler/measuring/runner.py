@@ -173,7 +173,8 @@ class _Run:
                 self._model, lambda: _discard(loop.timed_steps(NUM_ATTRIBUTED_STEPS)), inputs=self._inputs, settings=None, device_type="cpu"
             )
         else:
-            recording = HistoryPass(self._model, loop, self._inputs, self._optimizer, self._memory)
+            foreign = self._before.allocated if self._before is not None else 0
+            recording = HistoryPass(self._model, loop, self._inputs, self._optimizer, self._memory, foreign_bytes=foreign)
             try:
                 recording.run(NUM_ATTRIBUTED_STEPS, stacks=self._how.stacks)
             finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 import torch
@@ -13,10 +12,12 @@ from torch import nn
 from napkinmath_profiler.measuring.device_memory import MemoryFigures
 from napkinmath_profiler.measuring.drift import DriftWarning, StepRecord
 from napkinmath_profiler.measuring.held import held_by_role
+from napkinmath_profiler.measuring.live_tensors import Live, LiveTensor
 
 MOST_MODULES = 12
 MOST_CHANGES = 6
 MOST_STEPS = 5
+MOST_TENSORS = 8
 FORWARD, BACKWARD, OPTIMIZER, BETWEEN = PHASES = ("forward", "backward", "optimizer step", "between steps")
 
 
@@ -62,6 +63,7 @@ def out_of_memory_lines(
     predicted: Estimate | int | None,
     limit: int | None,
     module: str,
+    live: Live | None = None,
 ) -> list[str]:
     """The report: the request, what was there by role and module, what was predicted, what went before, what to change."""
     asked_for = f"asked for {format_bytes(asked)} " if asked is not None else "ran out "
@@ -76,7 +78,13 @@ def out_of_memory_lines(
             f"the device has {format_bytes(figures.device_total)}; {format_bytes(others)} of it are the context's and other processes'"
         )
     lines += ["", "what was there, by role"]
-    lines += _roles(figures, model, optimizer, record)
+    lines += _roles(figures, model, optimizer, live)
+    if live is not None and live.saved:
+        lines += ["", "what is kept for the backward, by module"]
+        lines += _kept(live.saved)
+    if live is not None and live.in_use:
+        lines += ["", "what the running code holds"]
+        lines += _in_use(live.in_use)
     if model is not None:
         lines += ["", "what the model holds, by module"]
         lines += _modules(model)
@@ -93,19 +101,50 @@ def out_of_memory_lines(
     return lines
 
 
-def _roles(figures: MemoryFigures, model: nn.Module | None, optimizer: torch.optim.Optimizer | None, record: StepRecord) -> list[str]:
-    held = held_by_role(model, optimizer)
-    rest = figures.allocated - sum(held.values())
-    rows = [*held.items(), ("activations, temporaries and what else the program holds", max(0, rest))]
+def _roles(figures: MemoryFigures, model: nn.Module | None, optimizer: torch.optim.Optimizer | None, live: Live | None) -> list[str]:
+    rows = list(held_by_role(model, optimizer).items())
+    rest = figures.allocated - sum(size for _, size in rows)
+    if live is None:
+        rows.append(("activations, temporaries and what else the program holds", max(0, rest)))
+    else:
+        saved, in_use = (sum(tensor.nbytes for tensor in found) for found in (live.saved, live.in_use))
+        rows += [("activations, kept for the backward", saved), ("tensors that the running code holds", in_use)]
+        rows.append(("temporaries, and what else the program holds", max(0, rest - saved - in_use)))
     rows.append(("cached by the allocator, in no tensor", figures.reserved - figures.allocated))
     return [f"  {format_bytes(size):>12}  {name}" for name, size in rows]
+
+
+def _kept(saved: Sequence[LiveTensor]) -> list[str]:
+    """Activations by module, layers of a stack as one, each with its largest tensor."""
+    groups: dict[str, list[LiveTensor]] = {}
+    for tensor in saved:
+        groups.setdefault(_starred(tensor.module), []).append(tensor)
+    ranked = sorted(groups.items(), key=lambda item: -sum(t.nbytes for t in item[1]))
+    lines: list[str] = []
+    for place, group in ranked[:MOST_MODULES]:
+        largest = max(group, key=lambda tensor: tensor.nbytes)
+        what = f"the largest {format_bytes(largest.nbytes)}, {list(largest.shape)} {largest.dtype} of {largest.holder}"
+        lines.append(f"  {format_bytes(sum(t.nbytes for t in group)):>12}  {place}: {len(group):,} tensor{'s' * (len(group) > 1)}, {what}")
+    others = sum(tensor.nbytes for _, group in ranked[MOST_MODULES:] for tensor in group)
+    return lines + ([f"  {format_bytes(others):>12}  {len(ranked) - MOST_MODULES} others"] if others else [])
+
+
+def _in_use(found: Sequence[LiveTensor]) -> list[str]:
+    ranked = sorted(found, key=lambda tensor: -tensor.nbytes)[:MOST_TENSORS]
+    return [
+        f"  {format_bytes(t.nbytes):>12}  {list(t.shape)} {t.dtype} in {t.holder}" + (f" of {t.module}" if t.module else "") for t in ranked
+    ]
+
+
+def _starred(module: str) -> str:
+    return ".".join("*" if part.isdigit() else part for part in module.split(".")) or "(root)"
 
 
 def _modules(model: nn.Module) -> list[str]:
     """Parameters and gradients by module, layers of a stack as one."""
     groups: dict[str, list[int]] = {}
     for name, parameter in model.named_parameters():
-        place = re.sub(r"\.\d+\.", ".*.", name.rpartition(".")[0]) or "(root)"
+        place = _starred(name.rpartition(".")[0])
         group = groups.setdefault(place, [0, 0])
         group[0] += parameter.nbytes
         group[1] += parameter.grad.nbytes if parameter.grad is not None else 0
