@@ -61,7 +61,6 @@ class Watching:
         self._limit, self._report, self._warn = limit_bytes or _device_limit(memory), report, warn
         self._phase, self._record = BETWEEN, StepRecord(0)
         self._hooks = ExitStack()
-        self._is_on = False
 
     # ------------------------------------------------------------ reading
 
@@ -83,7 +82,6 @@ class Watching:
 
     def start(self) -> None:
         """Begin to follow; the first module called with gradients on, and parameters to train, is the model if none was named."""
-        self._is_on = True
         if self._model is not None:
             self._follow(self._model)
         else:
@@ -91,12 +89,11 @@ class Watching:
             self._hooks.callback(self._finder.remove)
         self._hooks.callback(register_optimizer_step_pre_hook(lambda *_: self._enter(OPTIMIZER)).remove)
         self._hooks.callback(register_optimizer_step_post_hook(self._optimizer_done).remove)
-        self._memory.on_out_of_memory(self._ran_out)
+        self._hooks.callback(self._memory.on_out_of_memory(self._ran_out))
         self._memory.reset_peaks()
 
     def stop(self) -> None:
         """Follow no longer."""
-        self._is_on = False
         self._hooks.close()
 
     def _find_model(self, module: nn.Module, _: Any) -> None:
@@ -164,8 +161,7 @@ class Watching:
     # ------------------------------------------------------------ out of memory
 
     def _ran_out(self, asked: int) -> None:
-        if self._is_on:
-            self.write_report(asked, self._memory.figures())
+        self.write_report(asked, self._memory.figures())
 
     def write_report(self, asked: int | None, figures: MemoryFigures) -> None:
         """What was there and what to change, into the report file; only once, and never an error of its own."""

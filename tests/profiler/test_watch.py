@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from napkinmath import estimate
 from napkinmath.errors import InputError
 from napkinmath.units import format_bytes
 from napkinmath_profiler.measuring import drift
-from napkinmath_profiler.measuring.device_memory import CpuMemory
+from napkinmath_profiler.measuring.device_memory import CpuMemory, CudaMemory
 from napkinmath_profiler.measuring.drift import StepRecord
 from napkinmath_profiler.watch import Watching, trainer_callback, watch
 from napkinmath_profiler.watch_cli import run, split
@@ -173,6 +175,36 @@ def test_without_a_gpu_it_is_said_what_can_be_watched(caplog: pytest.LogCaptureF
         callback.on_train_begin(None, None, None)
         callback.on_train_end(None, None, None)
     assert callback.watching is None and "not watched: no CUDA device" in caplog.text
+
+
+def test_a_watch_that_is_over_keeps_nothing_of_the_training(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """PyTorch keeps its observers of exhaustion for good: a model watched once must not stay on the GPU through one."""
+    from napkinmath_profiler.measuring import device_memory
+
+    attached: list[Callable[..., None]] = []
+    monkeypatch.setattr(torch._C, "_cuda_attach_out_of_memory_observer", attached.append, raising=False)
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    device_memory._attach_observer.cache_clear()
+    told: list[int] = []
+    memories = [CudaMemory(torch.device("cuda", index)) for index in (0, 1)]
+    ends = [memory.on_out_of_memory(told.append) for memory in memories]
+    assert len(attached) == 1  # one for the process, however many watches
+    attached[0](1, 4096, 1 << 30, 0)
+    assert told == [4096]  # of two GPUs the one that is watched
+    ends[1]()
+    attached[0](1, 4096, 1 << 30, 0)
+    assert told == [4096]
+    ends[0]()
+    device_memory._attach_observer.cache_clear()
+
+    model, optimizer = model_and_optimizer()
+    gone = weakref.ref(model)
+    books = CpuMemory()
+    with watch(model, optimizer, memory=books):
+        train(model, optimizer, 2)
+    del model, optimizer
+    gc.collect()
+    assert gone() is None and books._observers == []
 
 
 def test_hooks_are_gone_afterwards() -> None:

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -128,13 +129,12 @@ class CudaMemory:
         """Wait for the GPU."""
         torch.cuda.synchronize(self.device)
 
-    def on_out_of_memory(self, call: Callable[[int], None]) -> None:
-        """Have ``call`` told of the bytes asked for whenever memory runs out, before the error is raised; there is no taking it back."""
-
-        def observe(_device: int, nbytes: int, _limit: int, _free: int) -> None:
-            call(nbytes)
-
-        torch._C._cuda_attach_out_of_memory_observer(observe)
+    def on_out_of_memory(self, call: Callable[[int], None]) -> Callable[[], None]:
+        """Have ``call`` told of the bytes asked for whenever memory runs out, before the error is raised; the result ends that."""
+        _attach_observer()
+        told = (self.device.index, call)
+        _told_of_exhaustion.append(told)
+        return lambda: _told_of_exhaustion.remove(told)
 
     def release(self) -> None:
         """Give cached segments and cuBLAS workspaces back to the device."""
@@ -150,6 +150,21 @@ class CudaMemory:
     def unlimit(self) -> None:
         """Take back what ``limit`` set."""
         torch.cuda.set_per_process_memory_fraction(1.0, self.device)
+
+
+_told_of_exhaustion: list[tuple[int, Callable[[int], None]]] = []
+
+
+@cache
+def _attach_observer() -> None:
+    """PyTorch keeps an observer for good, and with it all that it knows: the one it is given knows a list."""
+
+    def observe(device: int, nbytes: int, _limit: int, _free: int) -> None:
+        for index, call in list(_told_of_exhaustion):
+            if index == device:
+                call(nbytes)
+
+    torch._C._cuda_attach_out_of_memory_observer(observe)
 
 
 def block_events(trace: Iterable[dict[str, Any]]) -> list[BlockEvent]:
@@ -210,7 +225,7 @@ class CpuMemory(TorchDispatchMode):
             try:
                 block = self._allocator.malloc(storage.nbytes())
             except OutOfMemory as full:
-                for call in self._observers:
+                for call in list(self._observers):
                     call(storage.nbytes())
                 raise torch.OutOfMemoryError(f"CPU stand-in for CUDA out of memory. {str(full).replace('tried', 'Tried', 1)}") from None
             self._blocks[key] = (block, storage.nbytes())
@@ -232,9 +247,10 @@ class CpuMemory(TorchDispatchMode):
         if self._recording is not None:
             self._recording.append(BlockEvent(is_allocation, address, nbytes, []))
 
-    def on_out_of_memory(self, call: Callable[[int], None]) -> None:
-        """Have ``call`` told of the bytes asked for whenever memory runs out, before the error is raised."""
+    def on_out_of_memory(self, call: Callable[[int], None]) -> Callable[[], None]:
+        """Have ``call`` told of the bytes asked for whenever memory runs out, before the error is raised; the result ends that."""
         self._observers.append(call)
+        return lambda: self._observers.remove(call)
 
     def address_of(self, tensor: torch.Tensor) -> int:
         """The address under which ``tensor``'s storage is booked; 0 if it is not."""
