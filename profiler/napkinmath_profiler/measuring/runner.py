@@ -270,7 +270,8 @@ class _Run:
         return MeasuredMemory(
             requested=requested,
             allocated=max(p.peak_allocated for p in peaks) - self._before.allocated,
-            reserved=max(p.peak_reserved for p in peaks) - self._before.reserved,
+            # A segment that was there for something else also serves the step: only what was booked in it is not the step's.
+            reserved=max(p.peak_reserved for p in peaks) - self._before.allocated,
             device_used=self._device_used,
             before_allocated=self._before.allocated,
             before_device_used=self._before.device_used,
