@@ -46,6 +46,7 @@ CASES: list[dict[str, Any]] = [
     {"ranks": 64, "replicas": 4, "reduce_dtype": "fp32"},
     {"ranks": 8, "accumulation": 3},
     {"ranks": 8, "accumulation": 3, "sync": True},
+    {"ranks": 8, "accumulation": 3, "reduce_dtype": "fp32"},
     {"ranks": 8, "precision": "bf16"},
     {"ranks": 8, "method": "lora"},
     {"ranks": 2, "method": "lora", "checkpointing": True},

@@ -56,18 +56,15 @@ def pipelined_steps(
 
 def fully_sharded_step(spec: ModelSpec, policy: Policy, runs: list[Run], shared: dict[str, Value]) -> Step:
     """FSDP's, of either generation: they differ in what a unit's pieces are."""
-    from napkinmath.lowering.data_parallel.fsdp1_hooks import has_flat_adapters
     from napkinmath.lowering.data_parallel.fsdp2 import FullyShard
     from napkinmath.lowering.data_parallel.saving import save_sharded
     from napkinmath.step import Step, lower_micro_step
 
     walker = FullyShard(runs, policy)
 
-    flat = policy.config.parallel.data_parallel is DataParallel.FSDP1 and has_flat_adapters(policy)
-
     def lowered(*, accumulate: bool, reduces: bool, first: bool) -> list[Segment]:
-        segments = lower_micro_step(runs, shared, policy, accumulate=accumulate and not flat)
-        return walker.micro_step(segments, reduces=reduces, first=first, held=accumulate and flat)
+        segments = lower_micro_step(runs, shared, policy, accumulate=accumulate and not walker.sums)
+        return walker.micro_step(segments, reduces=reduces, first=first, held=accumulate and walker.sums)
 
     micro_steps = accumulated(policy, lowered)
     pieces = {piece.name: piece for unit in walker.units for piece in unit.pieces}

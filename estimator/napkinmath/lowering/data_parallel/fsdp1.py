@@ -153,7 +153,7 @@ class FlatPiece(Piece):
             return []
         return [(FREE, t) for t in (*([] if self.zeros is None else [self.zeros]), *gradients)]
 
-    def accumulate(self, *, held: bool) -> list[Event]:
+    def accumulate(self, gradients: list[Tensor], *, held: bool) -> list[Event]:
         """A flat gradient that is not reduced: the first one stays, later ones are added to it.
 
         Source: torch 2.13 distributed/fsdp/_runtime_utils.py _post_backward_hook (under no_sync the unsharded .grad stays).
@@ -168,17 +168,13 @@ class FlatPiece(Piece):
         return [(RUN, Work(None, (Move(3 * flat.nbytes),), True)), (FREE, flat)]
 
     def copy_in(self, gradients: list[Tensor], *, held: bool = False) -> list[Event]:
-        """The flat gradient (with what earlier micro-steps left), cast where the reduction has a type of its own, becomes the rank's part."""
-        if self.flat_gradient is None or self.reduced is None:
+        """The flat gradient, or the `held` sum, cast where the reduction has a type of its own, becomes the rank's part."""
+        whole = self.kept_gradient if held else self.flat_gradient
+        if whole is None or self.reduced is None:
             return []
-        whole = self.flat_gradient
-        added: list[Event] = []
-        if held and self.kept_gradient is not None:
-            added = [(RUN, Work(None, (Move(3 * whole.nbytes),), True)), (FREE, whole)]
-            whole = self.kept_gradient
         cast: list[Event] = [(ALLOC, self.reduce_input), (FREE, whole)] if self.reduce_input is not None else []
         source = self.reduce_input or whole
-        return [*added, *cast, (ALLOC, self.reduced), *self.reductions(), (FREE, source)]
+        return [*cast, (ALLOC, self.reduced), *self.reductions(), (FREE, source)]
 
     def settle(self, *, first: bool) -> tuple[list[Event], list[Event]]:
         """As FSDP2, but nothing of the reduction is held."""

@@ -6,8 +6,8 @@ Source: torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param_group.py, _fsdp_sta
 from __future__ import annotations
 
 from napkinmath.ledger import ALLOC, FREE, Phase, Tensor
-from napkinmath.lowering.data_parallel.fsdp1_hooks import has_flat_adapters, has_units_within, held_by_hook, is_recomputed_around, regathers
-from napkinmath.lowering.data_parallel.pieces import Symbols
+from napkinmath.lowering.data_parallel.fsdp1_hooks import has_units_within, held_by_hook, is_recomputed_around, regathers
+from napkinmath.lowering.data_parallel.pieces import Symbols, keeps_sums
 from napkinmath.lowering.data_parallel.units import Unit, units_of
 from napkinmath.parallel_config import DataParallel
 
@@ -28,6 +28,7 @@ class FullyShard:
 
     def __init__(self, runs: list[Run], policy: Policy) -> None:
         self.runs, self.policy = runs, policy
+        self.sums = keeps_sums(policy)
         self.units = units_of(runs, policy)
         self.unit_of = {index: unit for unit in self.units for index in unit.runs}
         self.index_of = {run.name: index for index, run in enumerate(runs)}
@@ -48,7 +49,7 @@ class FullyShard:
     def micro_step(self, segments: list[Segment], *, reduces: bool, first: bool, held: bool = False) -> list[Segment]:
         """The segments of a micro-step; `reduces` its gradients or keeps them whole, `first` to find no reduced gradients yet.
 
-        `held`: whole flat gradients of micro-steps before are there.
+        `held`: sums of the gradients of micro-steps before are there.
         """
         self._reset()
         self.reduces, self.first, self.held = reduces, first, held
@@ -216,11 +217,11 @@ class FullyShard:
     def _post_backward(self, unit: Unit, *, last: bool = True) -> list[Chunk]:
         """Whole parameters go, then the last unit's reduce-scatter input, then this unit's gradients are reduced."""
         chunks: list[Chunk] = []
-        if self.reduces or has_flat_adapters(self.policy):
+        if self.reduces or self.sums:
             chunks += _each(unit, lambda p: p.flatten_gradients())
             chunks += _each(unit, lambda p: p.drop_unflattened(self._unsharded(unit, p)))
-        if not self.reduces and has_flat_adapters(self.policy):
-            chunks += _each(unit, lambda p: p.accumulate(held=self.held))
+        if self.sums and (self.held or not self.reduces):
+            chunks += _each(unit, lambda p: p.accumulate(self._unsharded(unit, p), held=self.held))
         if id(unit) in self.whole:
             chunks += _each(unit, lambda p: p.reshard())
             if last or not unit.resident:

@@ -9,9 +9,11 @@ from __future__ import annotations
 from napkinmath.costs import HostCopy, Move
 from napkinmath.dtypes import DType, find_dtype
 from napkinmath.expr import Size, ceil_div
-from napkinmath.ledger import ALLOC, FREE, RUN, Role, Tensor, Work
+from napkinmath.ledger import ALLOC, FREE, RUN, TAKE, Role, Tensor, Work
+from napkinmath.lowering.data_parallel.fsdp1_hooks import has_flat_adapters
 from napkinmath.lowering.data_parallel.holders import collectives, is_spread, shard_ranks, split_bytes
 from napkinmath.lowering.data_parallel.stored import on_host, ranks_of, row_shards
+from napkinmath.parallel_config import DataParallel
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,6 +28,14 @@ SOURCE = "torch distributed/fsdp/_fully_shard"
 Symbols = tuple[tuple[str, Size], ...]
 
 
+def keeps_sums(policy: Policy) -> bool:
+    """Whether gradients that are not reduced are added up in tensors of their own: whole flat ones, or of the type that is reduced."""
+    parallel = policy.config.parallel
+    if parallel.data_parallel is DataParallel.FSDP1:
+        return has_flat_adapters(policy)
+    return parallel.data_parallel is DataParallel.FSDP2 and parallel.reduce_dtype != "auto"
+
+
 class Piece:
     """One run's share of a unit: stored rows, and the buffers of its gather and of its reduction.
 
@@ -35,7 +45,7 @@ class Piece:
     all-reduce carry, of what all ranks hold and of spread experts: those of the whole unit, if it is the last piece of several.
     """
 
-    __slots__ = ("casts", "copies", "gathered", "gradient", "host_gradient", "name", "output", "parallel", "parts", "ranks", "reduce_input", "reduced", "replicas", "sent", "symbols", "widths")  # fmt: skip
+    __slots__ = ("casts", "copies", "gathered", "gradient", "host_gradient", "name", "output", "parallel", "parts", "ranks", "reduce_input", "reduced", "replicas", "sent", "sums", "symbols", "widths")  # fmt: skip
 
     def __init__(self, run: Run, policy: Policy) -> None:
         parallel = self.parallel = policy.config.parallel
@@ -46,6 +56,7 @@ class Piece:
         self.parts = [part for _, part in pairs]
         offloaded = policy.config.offload.parameters
         self.casts: list[Tensor] = []
+        self.sums: dict[Tensor, Tensor] = {}  # of micro-steps that are not reduced, by gradient
         gathered_bytes: Size = 0
         cast_elements: Size = 0
         cast_dtype: DType | None = None
@@ -159,14 +170,33 @@ class Piece:
         """Whole parameters go."""
         return [(FREE, t) for t in self.gathered]
 
-    def accumulate(self, *, held: bool) -> list[Event]:
-        """Nothing: gradients that are not reduced stay as they are, and later ones are added by autograd."""
-        return []
+    def accumulate(self, gradients: list[Tensor], *, held: bool) -> list[Event]:
+        """Gradients that are not reduced become those of the reduction's type, later ones are added to them.
+
+        Source: torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param.py to_accumulated_grad_if_needed, accumulate_unsharded_grad_if_needed.
+        """
+        events: list[Event] = []
+        for gradient in gradients if self.reduced is not None else ():
+            dtype = self.reduced.dtype if self.reduced is not None else gradient.dtype
+            total = self.sums.get(gradient)
+            if total is None:
+                total = self.sums[gradient] = Tensor(
+                    f"sum of {gradient.name}", gradient.axes, dtype, Role.GRADIENTS, gradient.module, SOURCE
+                )
+            moved = Work(None, (Move(gradient.nbytes + (2 if held else 1) * total.nbytes),), True)
+            if held:
+                events += [(RUN, moved), (FREE, gradient)]
+            elif dtype is gradient.dtype:
+                events.append((TAKE, (gradient, total)))
+            else:
+                events += [(ALLOC, total), (RUN, moved), (FREE, gradient)]
+        return events
 
     def copy_in(self, gradients: list[Tensor], *, held: bool = False) -> list[Event]:
-        """All gradients are copied into the reduce-scatter's input and go; then the rank's part of the sum is made."""
+        """All gradients, or their `held` sums, are copied into the reduce-scatter's input and go; then the rank's part of the sum is made."""
         if self.reduce_input is None or self.reduced is None:
             return []
+        gradients = [self.sums[g] for g in gradients] if held else gradients
         moved = Move(2 * self.reduce_input.nbytes, 1)
         events: list[Event] = [(ALLOC, self.reduce_input), (RUN, Work(None, (moved,), True)), *((FREE, g) for g in gradients)]
         return [*events, (ALLOC, self.reduced), *self.reductions()]

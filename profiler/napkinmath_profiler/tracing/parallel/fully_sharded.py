@@ -84,20 +84,32 @@ class SyncingLoop(TrainingLoop):
 
 def shard(model: nn.Module, sharding: ShardingOptions) -> None:
     """``fully_shard`` by accelerate's function, or by hand over the decoder layers and the model."""
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-
     mesh = (
         meta_mesh((sharding.replica_degree, sharding.shard_degree), ("replicate", "shard"))
         if sharding.replica_degree > 1
         else meta_mesh((sharding.shard_degree,), ("shard",))
     )
+    if sharding.carved:
+        by_accelerate(model, mesh, _types(sharding), sharding)
+    else:
+        shard_by_layers(model, mesh, sharding)
+
+
+def _types(sharding: ShardingOptions) -> Any:
+    """torch's policy of the types that are gathered, reduced and returned."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
     dtype = DTYPES[sharding.mixed_dtype] if sharding.mixed_dtype else None
     reduce_dtype = DTYPES[sharding.reduce_dtype] if sharding.reduce_dtype else dtype
-    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=reduce_dtype, output_dtype=dtype)
-    if sharding.carved:
-        by_accelerate(model, mesh, policy, sharding)
-        return
-    if dtype is not None:
+    return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=reduce_dtype, output_dtype=dtype)
+
+
+def shard_by_layers(model: nn.Module, mesh: Any, sharding: ShardingOptions) -> None:
+    """The decoder layers and the model, as in torch's tutorials; under mixed precision parts are fp32."""
+    from torch.distributed.fsdp import fully_shard
+
+    policy = _types(sharding)
+    if sharding.mixed_dtype:
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.data = parameter.data.to(torch.float32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -10,7 +11,16 @@ from torch import nn
 from napkinmath_profiler.trace import build, optimizer_of
 from napkinmath_profiler.tracing.meta_model import config_from, example_inputs
 from napkinmath_profiler.tracing.observation import observe
-from napkinmath_profiler.tracing.parallel.pretended_ranks import pretended_ranks
+from napkinmath_profiler.tracing.parallel.fully_sharded import (
+    ShardingOptions,
+    Traffic,
+    counted,
+    meta_streams,
+    planning_unseen,
+    resizes_seen,
+    shard_by_layers,
+)
+from napkinmath_profiler.tracing.parallel.pretended_ranks import meta_mesh, pretended_ranks
 from napkinmath_profiler.tracing.trace_options import TraceOptions
 from napkinmath_profiler.tracing.trace_result import TraceResult
 
@@ -28,6 +38,7 @@ class StageModule(nn.Module):
         self.layers = nn.ModuleList(core.layers[index] for index in layers)
         last = layers.stop == len(core.layers)
         self.norm, self.lm_head = (core.norm, model.lm_head) if last else (None, None)
+        self._no_split_modules = model._no_split_modules
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Token ids on the first stage, else hidden states; hidden states, or logits on the last stage."""
@@ -40,17 +51,23 @@ class StageModule(nn.Module):
 
 
 def trace_pipeline(
-    config: Any, layers: tuple[int, ...], stage: int, options: TraceOptions, *, schedule: str = "1f1b", num_micro_batches: int = 4
-) -> TraceResult:
-    """Two steps of the rank that holds ``stage``; ``layers`` counts the layers of every stage."""
+    config: Any, layers: tuple[int, ...], stage: int, options: TraceOptions, *, schedule: str = "1f1b", num_micro_batches: int = 4, sharding: ShardingOptions | None = None
+) -> TraceResult:  # fmt: skip
+    """Two steps of the rank that holds ``stage``; ``layers`` counts the layers of every stage, ``sharding`` puts FSDP2 over its ranks."""
     from torch.distributed import pipelining
     from transformers.loss.loss_utils import ForCausalLMLoss
 
-    with pretended_ranks(len(layers), rank=stage):
+    degree = sharding.shard_degree if sharding is not None else 1
+    with pretended_ranks(len(layers) * degree, rank=stage * degree), ExitStack() as seen:
         config = config_from(config)
+        mesh = meta_mesh((len(layers), degree), ("pipeline", "shard"))
         model = build(config, options)
         first = sum(layers[:stage])
         module = StageModule(model, range(first, first + layers[stage])).train(options.training)
+        if sharding is not None:
+            for context in (meta_streams(), counted(Traffic()), resizes_seen(), planning_unseen()):
+                seen.enter_context(context)
+            shard_by_layers(module, mesh["shard"], sharding)
         rows, length = options.micro_batch_size, options.sequence_length
         batch = example_inputs(model, config, micro_batch_size=rows * num_micro_batches, sequence_length=length, attention_mask=False)
         hidden = torch.empty((rows, length, config.hidden_size), dtype=model.dtype, device="meta", requires_grad=True)
@@ -58,7 +75,8 @@ def trace_pipeline(
         ids = batch["input_ids"][:rows]
         is_last = stage == len(layers) - 1
         part = pipelining.PipelineStage(
-            module, stage, len(layers), torch.device("meta"), input_args=ids if stage == 0 else hidden, output_args=logits if is_last else hidden
+            module, stage, len(layers), torch.device("meta"), input_args=ids if stage == 0 else hidden, output_args=logits if is_last else hidden,
+            group=mesh["pipeline"].get_group(),
         )  # fmt: skip
         run = getattr(pipelining, SCHEDULES[schedule])(
             part, num_micro_batches, loss_fn=lambda out, labels: ForCausalLMLoss(out, labels, config.vocab_size), scale_grads=False
