@@ -48,6 +48,7 @@ LAYERS = (
         "search",
         "plan",
         "plan_cluster",
+        "mesh_bounds",
         "meshes",
         "guidelines",
         "lengths",

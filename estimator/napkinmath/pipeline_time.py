@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from napkinmath.ledger import Phase
 from napkinmath.parallel_config import PipelineSchedule
-from napkinmath.schedule import Clock, phase_times
+from napkinmath.schedule import Clock, StepTime, phase_times
 from napkinmath.simulate import Scopes, running
 from napkinmath.stages import rank_step
+from napkinmath.stragglers import at_the_slowest_pace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from napkinmath.lowering.policy import Policy
     from napkinmath.model_spec import ModelSpec
     from napkinmath.schedule import PhaseTime
@@ -24,20 +27,32 @@ _PIPELINED = (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD)
 
 
 def pipeline_time(spec: ModelSpec, policy: Policy, clock: Clock) -> tuple[tuple[PhaseTime, ...], float]:
-    """(phases of the slowest stage, seconds in which it waits for the others).
-
-    The first, a middle and the last stage are priced: the others are like the middle one.
-    """
+    """(phases of the slowest stage, seconds in which it waits for the others)."""
     from napkinmath.lowering.parallel.pipeline import num_micro_batches
 
     parallel = policy.config.parallel
     stages = parallel.pipeline_parallel_size
-    built = {rank: rank_step(spec, policy, rank) for rank in sorted({0, stages // 2, stages - 1})}
+    built = {rank: rank_step(spec, policy, rank) for rank in timed_ranks(stages)}
     scopes = Scopes(built[0].symbols)
     priced = {rank: phase_times(running(step, clock, scopes), clock.speed, first_segment=0) for rank, step in built.items()}
-    slowest = max(priced.values(), key=lambda phases: sum(p.seconds for p in phases))
+    slowest = slowest_stage(priced.values(), parallel.world_size)
     usual = _busy_s(priced[stages // 2]) / num_micro_batches(policy)
     return slowest, waiting_s(parallel.pipeline_schedule, stages, parallel.virtual_pipeline_size, num_micro_batches(policy), usual)
+
+
+def slowest_stage(stages: Iterable[tuple[PhaseTime, ...]], ranks: int) -> tuple[PhaseTime, ...]:
+    """The phases of the stage whose step takes longest on the slowest of so many ranks."""
+
+    def seconds(phases: tuple[PhaseTime, ...]) -> float:
+        paced = at_the_slowest_pace(phases, ranks)
+        return StepTime(phases=paced, tokens=0, model_flops=0, hardware_flops=0, peak_flops_per_s=1.0).seconds
+
+    return max(stages, key=seconds)
+
+
+def timed_ranks(stages: int) -> list[int]:
+    """The first, a middle and the last stage, which are priced: the others are like the middle one."""
+    return sorted({0, stages // 2, stages - 1})
 
 
 def waiting_s(schedule: PipelineSchedule, stages: int, chunks: int, micro_batches: int, micro_batch_s: float) -> float:

@@ -6,7 +6,8 @@ from itertools import product
 
 from napkinmath.errors import InputError
 from napkinmath.estimate import Estimate, Verdict, estimate
-from napkinmath.meshes import Bounds, MeshPrice, fastest, meshes
+from napkinmath.mesh_bounds import Bounds
+from napkinmath.meshes import MeshPrice, fastest, meshes
 from napkinmath.record import Record
 
 TYPE_CHECKING = False
@@ -27,8 +28,6 @@ OPEN_KNOBS: tuple[tuple[str, tuple[object, ...]], ...] = (
 )
 _EACH = 2  # meshes of one combination that are verified
 _SPARE = 2  # times as many as are wanted are kept, for some will not fit
-# Splitting a step over more GPUs makes all of them together faster only by smaller tensors being found in the cache.
-_CACHE_GAIN = 1.25
 _DEGREES = {"tp": "tensor_parallel_size", "pp": "pipeline_parallel_size", "cp": "context_parallel_size", "ep": "expert_parallel_size"}
 
 
@@ -54,9 +53,12 @@ def plan_cluster(spec: ModelSpec, cluster: Cluster, given: Mapping[str, Sequence
     for ceiling, combination in waiting:
         floor = priced[_SPARE * top - 1][0].tokens_per_s if len(priced) >= _SPARE * top else 0.0
         if ceiling <= floor:
+            searched = True
             break
         try:
-            found = fastest(spec, combination.config, cluster, speed, most=_EACH, among=combination.meshes, above=floor)
+            found = fastest(
+                spec, combination.config, cluster, speed, most=_EACH, among=combination.meshes, above=floor, bounds=combination.bounds
+            )
             searched = True
         except InputError as error:
             refused = refused or error
@@ -91,6 +93,7 @@ class _Combination(Record):
     options: dict[str, object]
     config: TrainConfig
     meshes: list[TrainConfig]
+    bounds: Bounds
 
 
 def _combinations(
@@ -111,11 +114,12 @@ def _combinations(
             among = [mesh for mesh in meshes(spec, cluster, config) if _keeps(mesh, config, options)]
             if not among:
                 raise InputError(f"no mesh of {cluster.num_gpus} GPUs has the degrees given; leave out --tp, --pp, --cp or --ep")
-            ceiling = Bounds(spec, cluster, speed).tokens_per_s(among[0])
+            bounds = Bounds(spec, cluster, speed)
+            ceiling = bounds.reach(among)
         except InputError as error:
             refused = refused or error
             continue
-        found.append((ceiling * _CACHE_GAIN, _Combination(options=options, config=config, meshes=among)))
+        found.append((ceiling, _Combination(options=options, config=config, meshes=among, bounds=bounds)))
     return sorted(found, key=lambda item: -item[0]), refused
 
 

@@ -72,11 +72,11 @@ class Scopes:
         self.top = Bindings(symbols)
         self._known: dict[tuple[tuple[str, Size], ...], Bindings] = {(): self.top}
 
-    def of(self, segment: Segment) -> Bindings:
-        """What a segment's sizes are bound by."""
-        found = self._known.get(segment.symbols)
+    def of(self, symbols: tuple[tuple[str, Size], ...]) -> Bindings:
+        """What the sizes of a segment, or of a stage, are bound by."""
+        found = self._known.get(symbols)
         if found is None:
-            found = self._known[segment.symbols] = self.top.extended(dict(segment.symbols))
+            found = self._known[symbols] = self.top.extended(dict(symbols))
         return found
 
 
@@ -112,7 +112,7 @@ def simulate(step: Step, clock: Clock | None = None, *, steps: int = 2) -> Timel
     for segment in order:
         found = made.get(id(segment))
         if found is None:
-            found = made[id(segment)] = lay_out(segment, scopes.of(segment), index_of, clock)
+            found = made[id(segment)] = lay_out(segment, scopes.of(segment.symbols), index_of, clock)
         ordered.append(found)
     return Timeline(infos, ordered, Stamp(origin="analytic"), starts)
 
@@ -126,7 +126,7 @@ def running(step: Step, clock: Clock, scopes: Scopes | None = None) -> Timeline:
     for segment in order[starts[-1] :]:
         found = made.get(id(segment))
         if found is None:
-            bind = scopes.of(segment)
+            bind = scopes.of(segment.symbols)
             kernels = [k for _, payload in segment.events if isinstance(payload, Work) for k in clock.kernels(payload, bind)]
             found = TimelineSegment(segment.name, segment.phase, segment.repeat, [], [], kernels, sum(k.seconds for k in kernels))
             made[id(segment)] = found
@@ -134,31 +134,41 @@ def running(step: Step, clock: Clock, scopes: Scopes | None = None) -> Timeline:
     return Timeline([], ordered, Stamp(origin="analytic"), (0,))
 
 
-def peak_bytes(step: Step, *, steps: int = 2, scopes: Scopes | None = None) -> int:
-    """The highest requested bytes alone, as `simulate(step).peak().nbytes` gives them, without the timeline."""
+def requested_size(tensor: Tensor) -> Size:
+    """What a tensor takes of the allocator."""
+    return tensor.requested
+
+
+def managed_size(tensor: Tensor) -> Size:
+    """What a tensor takes of unified memory."""
+    return tensor.host_bytes if tensor.managed else 0
+
+
+def peak_bytes(step: Step, *, steps: int = 2, scopes: Scopes | None = None, size: Callable[[Tensor], Size] = requested_size) -> int:
+    """The highest requested bytes alone (or those that `size` counts), as `simulate(step).peak().nbytes` gives them, without the timeline."""
     scopes = scopes or Scopes(step.symbols)
     profiles: dict[int, tuple[int, int]] = {}
     base = peak = 0
     for segment in run_order(step, steps=steps)[0]:
         found = profiles.get(id(segment))
         if found is None:
-            found = profiles[id(segment)] = _profile(segment, scopes.of(segment))
+            found = profiles[id(segment)] = _profile(segment, scopes.of(segment.symbols), size)
         high, net = found
         peak = max(peak, base + high + (segment.repeat - 1) * max(net, 0))
         base += segment.repeat * net
     return peak
 
 
-def _profile(segment: Segment, bind: Bindings) -> tuple[int, int]:
+def _profile(segment: Segment, bind: Bindings, size: Callable[[Tensor], Size]) -> tuple[int, int]:
     """(highest live bytes within one repetition, its net change)."""
     live = high = 0
     for action, payload in segment.events:
         if isinstance(payload, Tensor):
             if action == ALLOC:
-                live += bind(payload.requested)
+                live += bind(size(payload))
                 high = max(high, live)
             else:
-                live -= bind(payload.requested)
+                live -= bind(size(payload))
     return high, live
 
 

@@ -11,7 +11,10 @@ from napkinmath.catalog.models import read_model
 from napkinmath.cluster import Cluster, NetworkLink
 from napkinmath.efficiency import default_efficiency
 from napkinmath.errors import InputError
-from napkinmath.meshes import Bounds, fastest, meshes, price_mesh
+from napkinmath.lowering.parallel.stage_order import FORWARD, in_flight, stage_order
+from napkinmath.mesh_bounds import Bounds
+from napkinmath.meshes import fastest, meshes, price_mesh
+from napkinmath.parallel_config import DataParallel, ParallelConfig, PipelineSchedule
 from napkinmath.train_config import Precision, RecomputeConfig, RecomputeKind, TrainConfig
 
 MODEL = {
@@ -20,6 +23,11 @@ MODEL = {
 MOE = {
     "model_type": "mixtral", "hidden_size": 1024, "intermediate_size": 3584, "num_hidden_layers": 8, "num_attention_heads": 16, "num_key_value_heads": 4, "vocab_size": 32000,
     "num_local_experts": 8, "num_experts_per_tok": 2,
+}  # fmt: skip
+LATENT = {
+    "model_type": "deepseek_v3", "hidden_size": 1024, "intermediate_size": 2816, "moe_intermediate_size": 704, "num_hidden_layers": 9, "num_attention_heads": 16, "num_key_value_heads": 16,
+    "vocab_size": 32000, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1, "first_k_dense_replace": 2, "q_lora_rank": 384, "kv_lora_rank": 128, "qk_rope_head_dim": 32,
+    "qk_nope_head_dim": 64, "v_head_dim": 64, "n_group": 2, "topk_group": 1,
 }  # fmt: skip
 SEARCH_S = 2.0
 
@@ -55,21 +63,51 @@ def test_experts_are_spread_within_data_and_context_ranks() -> None:
     assert all((c * d) % e == 0 for _, _, c, e, d in found)
 
 
+PARTITIONED = {"parallel": ParallelConfig(data_parallel=DataParallel.ZERO1, data_parallel_size=2)}
+INTERLEAVED = {"parallel": ParallelConfig(pipeline_schedule=PipelineSchedule.INTERLEAVED, virtual_pipeline_size=2)}
+KEPT = {"stack": "hf", "recompute": RecomputeConfig()}  # DDP of torch, no checkpointing
+
+
 @pytest.mark.parametrize(
-    ("model", "memory"),
-    [(MODEL, 80), (MODEL, 8), (MOE, 80), (MOE, 12)],
-    ids=["dense", "dense, little memory", "experts", "experts, little memory"],
-)
-def test_the_search_finds_what_pricing_all_finds(model: dict[str, object], memory: int) -> None:
-    spec, machines = read_model(model), cluster(16 if model is MODEL else 8, memory)
+    ("model", "memory", "changes"),
+    [
+        (MODEL, 80, {}), (MODEL, 8, {}), (MODEL, 80, KEPT), (MODEL, 80, INTERLEAVED), (MOE, 80, {}), (MOE, 12, {}), (MOE, 80, PARTITIONED),
+        (LATENT, 80, {}), (LATENT, 3, {}),
+    ],
+    ids=["dense", "dense, little memory", "all kept", "interleaved", "experts", "experts, little memory", "partitioned", "dense and experts", "both, little memory"],
+)  # fmt: skip
+def test_the_search_finds_what_pricing_all_finds(model: dict[str, object], memory: int, changes: dict[str, object]) -> None:
+    spec, machines, chosen = read_model(model), cluster(16 if model is MODEL else 8, memory), config(**changes)
     speed = default_efficiency(machines.hardware.gpu)
-    everything = [price_mesh(spec, mesh, machines, speed) for mesh in meshes(spec, machines, config(), global_batch=64)]
+    everything = [price_mesh(spec, mesh, machines, speed) for mesh in meshes(spec, machines, chosen, global_batch=64)]
     fitting = sorted((p for p in everything if p.peak_bytes <= memory << 30), key=lambda p: -p.tokens_per_s)
-    assert [p.config for p in fastest(spec, config(), machines, speed, global_batch=64, most=3)] == [p.config for p in fitting[:3]]
-    bounds = Bounds(spec, machines, speed)
+    assert fitting
+    assert [p.config for p in fastest(spec, chosen, machines, speed, global_batch=64, most=3)] == [p.config for p in fitting[:3]]
+    bounds, coarse = Bounds(spec, machines, speed), Bounds(spec, machines, speed)
     for price in everything:
         assert bounds.tokens_per_s(price.config) >= price.tokens_per_s
         assert bounds.bytes(price.config) <= price.peak_bytes
+    for price in everything:
+        if price.parallel.tensor_parallel_size == 1:
+            coarse.split(price.config)
+    for price in everything:
+        assert coarse.ceiling(price.config) >= price.tokens_per_s
+        assert coarse.stored_bytes(price.config) <= price.peak_bytes
+    assert coarse.reach([p.config for p in everything]) >= fitting[0].tokens_per_s
+
+
+@pytest.mark.parametrize("schedule", [PipelineSchedule.GPIPE, PipelineSchedule.ONE_F_ONE_B, PipelineSchedule.ZERO_BUBBLE, PipelineSchedule.INTERLEAVED, PipelineSchedule.NAIVE])  # fmt: skip
+def test_micro_batches_in_flight_are_counted_as_one_by_one(schedule: PipelineSchedule) -> None:
+    chunks = 2 if schedule is PipelineSchedule.INTERLEAVED else 1
+    parallel = ParallelConfig(pipeline_parallel_size=4, pipeline_schedule=schedule, virtual_pipeline_size=chunks)
+    for rank in range(4):
+        for count in (4, 8, 24):
+            order = stage_order(parallel, rank, count)
+            live, most = dict[int, int](), dict[int, int]()
+            for what, chunk in (turn for times, turns in order for turn in turns * times):
+                live[chunk] = live.get(chunk, 0) + (1 if what == FORWARD else -1)
+                most[chunk] = max(most.get(chunk, 0), live[chunk])
+            assert in_flight(order) == most
 
 
 def test_the_winner_is_priced_as_its_estimate() -> None:
@@ -82,8 +120,9 @@ def test_the_winner_is_priced_as_its_estimate() -> None:
         assert found.peak.nbytes == price.peak_bytes
 
 
-def test_a_thousand_gpus_are_searched_in_two_seconds() -> None:
-    spec, machines = read_model("llama-3.1-70b"), cluster(1024)
+@pytest.mark.parametrize("model", ["llama-3.1-70b", "mixtral-8x22b"])
+def test_a_thousand_gpus_are_searched_in_two_seconds(model: str) -> None:
+    spec, machines = read_model(model), cluster(1024)
     speed = default_efficiency(machines.hardware.gpu)
     started = time.process_time()
     found = fastest(spec, config(sequence_length=4096), machines, speed, global_batch=1024)

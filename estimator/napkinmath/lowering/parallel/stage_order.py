@@ -54,10 +54,14 @@ def in_flight(order: list[tuple[int, list[Turn]]]) -> dict[int, int]:
     live: dict[int, int] = {}
     most: dict[int, int] = {}
     for times, turns in order:
-        for _ in range(times):
-            for what, chunk in turns:
-                live[chunk] = live.get(chunk, 0) + (1 if what == FORWARD else -1)
-                most[chunk] = max(most.get(chunk, 0), live[chunk])
+        begun, high = dict(live), dict[int, int]()
+        for what, chunk in turns:
+            live[chunk] = live.get(chunk, 0) + (1 if what == FORWARD else -1)
+            high[chunk] = max(high.get(chunk, 0), live[chunk])
+        for chunk, count in high.items():  # every time begins with so many more than the one before
+            grown = (times - 1) * (live[chunk] - begun.get(chunk, 0))
+            live[chunk] += grown
+            most[chunk] = max(most.get(chunk, 0), count + max(grown, 0))
     return most
 
 
