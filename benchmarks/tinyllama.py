@@ -19,6 +19,7 @@ from napkinmath.train_config import AdapterConfig, Attention, Precision, Quantiz
 
 GB = 10**9
 MEASURED_ALLOCATED_GB, MEASURED_RESERVED_GB = 6.42, 7.09
+DROPOUT = 0.05  # of PEFT's examples of QLoRA; any rate above zero takes the same bytes
 QUANTIZATION = QuantizationConfig(format="fp4", double_quant=False)
 BASE = TrainConfig(
     micro_batch_size=1, sequence_length=1200, precision=Precision.FP32, adapter=AdapterConfig(rank=8, targets=("q_proj", "v_proj")), quantization=QUANTIZATION,
@@ -26,21 +27,28 @@ BASE = TrainConfig(
 )  # fmt: skip
 
 
-def old_bitsandbytes() -> str:
-    """The stack of 2024 with a bitsandbytes up to 0.43.1, whose 4-bit products keep their input."""
-    name = "hf-2024, bitsandbytes 0.43.1"
-    STACKS.setdefault(name, STACKS["hf-2024"].replace(name=name, quantized_keeps_input=True))
+def old_bitsandbytes(*, logits_held: bool = False) -> str:
+    """The stack of 2024 with a bitsandbytes up to 0.43.1, whose 4-bit products keep their input; in a loop that may hold the outputs."""
+    name = f"hf-2024, bitsandbytes 0.43.1{', outputs held' * logits_held}"
+    STACKS.setdefault(name, STACKS["hf-2024"].replace(name=name, quantized_keeps_input=True, logits_held=logits_held))
     return name
 
 
 def ladder() -> list[tuple[str, Estimate]]:
     """(what changed, estimate) from top to bottom."""
     fp32_products = BASE.replace(quantization=QUANTIZATION.replace(compute_dtype="fp32"), training_mode=False)
+    kept = fp32_products.replace(stack=old_bitsandbytes())
+    dropped = kept.replace(adapter=kept.adapter.replace(dropout=DROPOUT))
     rungs = (
         ("checkpointing active, libraries of mid-2024", BASE),
         ("checkpointing requested, model left in eval mode: inactive", BASE.replace(training_mode=False)),
         ("products in fp32, bitsandbytes' default", fp32_products),
-        ("bitsandbytes up to 0.43.1 keeps the input of every 4-bit product", fp32_products.replace(stack=old_bitsandbytes())),
+        ("bitsandbytes up to 0.43.1 keeps the input of every 4-bit product", kept),
+        ("the adapters' dropout is active in eval mode too", dropped),
+        (
+            "the notebook's variable keeps the outputs, so their logits, through the backward",
+            dropped.replace(stack=old_bitsandbytes(logits_held=True)),
+        ),
     )
     return [(label, estimate("tinyllama", config)) for label, config in rungs]
 

@@ -157,7 +157,11 @@ def prepared_model(config: Any, options: TraceOptions, *, device: str = "meta") 
 
 
 def prepared(model: Any, options: TraceOptions, *, device: str = "meta") -> nn.Module:
-    """The model as the user's libraries set it up for training: patched, quantized, checkpointed, with adapters."""
+    """The model as the user's libraries set it up for training: patched, quantized, checkpointed, with adapters.
+
+    Eval mode is as loading leaves it: adapters come after it, and PEFT makes their modules in training mode.
+    """
+    model.train(options.training)
     patch_library(model, options.kernels, options.loss)
     if options.method is TrainMethod.QLORA:
         model = quantize_4bit(model, compute_dtype=options.dtype, options=options.quantization, device=device)
@@ -171,7 +175,7 @@ def prepared(model: Any, options: TraceOptions, *, device: str = "meta") -> nn.M
     if options.method is not TrainMethod.FULL:
         model = add_adapters(model, options.adapters, device=device)
     patch_adapted(model, options.kernels)
-    return model.train(options.training)
+    return model.train() if options.training else model
 
 
 __all__ = ["TraceOptions", "optimizer_of", "prepared_model", "trace", "trace_config", "trace_module", "trace_options"]

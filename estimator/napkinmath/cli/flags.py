@@ -85,7 +85,7 @@ STEP: tuple[Row, ...] = (
     (("--loss",), TEXT, "NAME", "hf, chunked, fused [hf]"),
     (("--kernels",), TEXT, "NAME", "hf, liger, unsloth, napkinmath [hf]"),
     (("--stack",), TEXT, "NAME", "library and era that is priced: hf, hf-bare, hf-2024, ... [hf]"),
-    (("--eval",), ON, "", "price a model left in eval mode: no dropout, checkpointing inactive"),
+    (("--eval",), ON, "", "price a model left in eval mode, as loading leaves it: checkpointing inactive, no dropout but the adapters'"),
     (("--train-mode",), ON, "", "the model is in training mode (the default)"),
     (("--compile",), SWITCH, "", "torch.compile"),
 )

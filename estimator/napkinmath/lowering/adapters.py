@@ -67,7 +67,7 @@ def adapted_linear(
 
 def _update(t: Tape, source: Value, outputs: Size, config: AdapterConfig, role: Role) -> Value:
     """scaling · B(A(dropout(x))); QA-LoRA averages x over the groups of the quantized weight first and scales the averages."""
-    x = dropout(t, source, config.dropout)
+    x = dropout(t, source, config.dropout, of_adapter=True)
     if config.kind is AdapterKind.QALORA:
         x = _group_averages(t, x)
     a, b = low_rank_pair(t, x.axes[-1], outputs, config)
@@ -130,7 +130,7 @@ def fused_adapted_linear(t: Tape, x: Value, outputs: Size, base: Callable[[Value
     result = base(x)
     a, b = low_rank_pair(t, x.axes[-1], outputs, config)
     rows, dtype = product(x.axes[:-1]), result.dtype
-    dropped = t.tensor("dropped input", x.axes, dtype) if config.dropout and t.policy.training else None
+    dropped = t.tensor("dropped input", x.axes, dtype) if config.dropout else None
     low = t.tensor("A x", (*x.axes[:-1], config.rank), dtype, Role.WORKSPACE)
     update = t.tensor("B A x", (*x.axes[:-1], outputs), dtype, Role.WORKSPACE)
     forward = (*(((ALLOC, dropped),) if dropped else ()), (ALLOC, low), (ALLOC, update), (FREE, update), (FREE, low))

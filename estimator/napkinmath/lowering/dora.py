@@ -34,7 +34,7 @@ def dora_update(t: Tape, result: Value, source: Value, weight: Weight, bias: Val
         a, b = low_rank_pair(t, source.axes[-1], outputs, config)
         with t.scope("lora_magnitude_vector"):
             magnitude = lora_weight(t, "weight", (outputs,))
-        x = dropout(t, source, config.dropout)
+        x = dropout(t, source, config.dropout, of_adapter=True)
         dropped = x is not source
         caller.local(x, result)
         with t.scope() as frame:

@@ -186,9 +186,12 @@ def softmax(t: Tape, x: Value, *, dtype: DType | None = None) -> Value:
     return out
 
 
-def dropout(t: Tape, x: Value, probability: float) -> Value:
-    """Dropout in training: nothing at probability 0 or in eval mode; on CUDA a bool mask is kept (native_dropout)."""
-    if probability == 0 or not t.policy.training:
+def dropout(t: Tape, x: Value, probability: float, *, of_adapter: bool = False) -> Value:
+    """Dropout in training: nothing at probability 0 or in eval mode; on CUDA a bool mask is kept (native_dropout).
+
+    An adapter's is there in a model that was left in eval mode too: PEFT makes its modules in training mode (tuners/lora/layer.py update_layer).
+    """
+    if probability == 0 or not (t.policy.training or of_adapter):
         return x
     mask = t.tensor("dropout mask", x.axes, BOOL)
     out_bytes = traffic(x)

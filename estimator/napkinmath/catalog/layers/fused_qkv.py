@@ -57,7 +57,7 @@ class FusedQkvAttention(Record):
         with t.scope(self.names[0]), t.scope("lora"):
             first = lora_weight(t, "lora_A", (adapter.rank * len(enabled), x.axes[-1]))
             second = lora_weight(t, "lora_B", (outputs, adapter.rank))
-        low = dense_linear(t, dropout(t, x, adapter.dropout), first, None, label="A x")
+        low = dense_linear(t, dropout(t, x, adapter.dropout, of_adapter=True), first, None, label="A x")
         update = dense_linear(t, t.view(low, (b, s, adapter.rank)), second, None, label="B A x")
         if len(enabled) < len(PROJECTIONS):  # zero_pad: zeros, and index_copy_ of the update into them, which keeps the update
             update = t.op(

@@ -70,7 +70,7 @@ def is_worth_fusing(found: Branch | None) -> bool:
 
 def drops(t: Tape) -> bool:
     """Whether the adapters' input goes through dropout."""
-    return t.policy.adapter is not None and t.policy.adapter.dropout > 0 and t.policy.training
+    return t.policy.adapter is not None and t.policy.adapter.dropout > 0
 
 
 def as_group(t: Tape, found: Sequence[Branch | None]) -> list[Branch] | None:
