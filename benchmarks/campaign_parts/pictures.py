@@ -51,11 +51,21 @@ def draw_accuracy(results: Sequence[Any], quantities: Sequence[Any], path: Path)
         axis.axhline(0, color="0.4", linewidth=0.8)
         axis.set(xlabel=f"measured {name}, {unit_name}", ylabel="predicted less measured, %", title=name)
         if max(sizes) > DECADE * min(sizes):
-            axis.set_xscale("log")
+            _plain_log(axis)
         axis.grid(alpha=0.3)
         axis.legend(fontsize=8)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
+
+
+def _plain_log(axis: Any) -> None:
+    """A logarithmic axis with plain numbers at 1, 2 and 5 of each power of ten; the other marks have none, since they would overlap."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axis.set_xscale("log")
+    axis.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.xaxis.set_minor_formatter(NullFormatter())
 
 
 def draw_histories(folder: Path, path: Path) -> None:
