@@ -254,10 +254,10 @@ class ParallelConfig(Record):
 
     @property
     def reshards(self) -> bool:
-        """Whether gathered parameters are dropped after the forward."""
+        """Whether gathered parameters are dropped after the forward: not between micro-batches of a pipeline, unless that is asked for."""
         if self.reshard_after_forward is not None:
             return self.reshard_after_forward
-        return self.sharding in (Sharding.FULL, Sharding.HYBRID)
+        return self.sharding in (Sharding.FULL, Sharding.HYBRID) and self.pipeline_parallel_size == 1
 
 
 _DEGREES = ("data_parallel_size", "tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size", "expert_parallel_size")

@@ -14,11 +14,12 @@ pytest.importorskip("transformers")
 from napkinmath.catalog.families import read_config
 from napkinmath.catalog.stacks import STACKS
 from napkinmath.lowering.policy import Policy
-from napkinmath.parallel_config import ParallelConfig, PipelineSchedule
+from napkinmath.parallel_config import DataParallel, ParallelConfig, PipelineSchedule
 from napkinmath.simulate import simulate
 from napkinmath.step import build_step
 from napkinmath.train_config import Precision, TrainConfig
 from napkinmath_profiler.trace import TraceOptions
+from napkinmath_profiler.tracing.parallel.fully_sharded import ShardingOptions
 from napkinmath_profiler.tracing.parallel.pipeline import trace_pipeline
 from napkinmath_profiler.tracing.traced_timeline import timeline_of
 
@@ -39,3 +40,21 @@ def test_the_peak_of_a_stage_is_the_traced_one(schedule: str, stages: int, rank:
     )
     step = build_step(read_config(CONFIG), Policy(config, STACKS["hf-bare"]), pipeline_rank=rank)
     assert simulate(step).peak().nbytes == pytest.approx(timeline_of(result).peak().nbytes, rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("reduce_dtype", [None, "fp32"])
+@pytest.mark.parametrize(("schedule", "rank"), [("1f1b", 0), ("1f1b", 1), ("gpipe", 0), ("gpipe", 1)])
+def test_a_sharded_stage_is_gathered_and_reduced_once(schedule: str, rank: int, reduce_dtype: str | None) -> None:
+    """torch's stages keep FSDP2's parameters whole between micro-batches, and gradients in the reduction's type."""
+    options = TraceOptions(micro_batch_size=2, sequence_length=128, optimizer="adamw")
+    sharding = ShardingOptions(shard_degree=4, reshard_after_forward=False, reduce_dtype=reduce_dtype)
+    result = trace_pipeline(dict(CONFIG), (2, 2), rank, options, schedule=schedule, num_micro_batches=4, sharding=sharding)
+    parallel = ParallelConfig(
+        pipeline_parallel_size=2, pipeline_schedule=PipelineSchedule(schedule), num_micro_batches=4, data_parallel=DataParallel.FSDP2, data_parallel_size=4,
+        wrap="layer", sharded_dtype="fp32", reduce_dtype=reduce_dtype or "auto",
+    )  # fmt: skip
+    config = TrainConfig(
+        micro_batch_size=2, sequence_length=128, precision=Precision.BF16, optimizer="adamw", clip_gradients=False, parallel=parallel
+    )
+    step = build_step(read_config(CONFIG), Policy(config, STACKS["hf-bare"]), pipeline_rank=rank)
+    assert simulate(step, steps=2).peak().nbytes == pytest.approx(timeline_of(result).peak().nbytes, rel=TOLERANCE)

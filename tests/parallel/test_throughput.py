@@ -56,8 +56,17 @@ def test_more_micro_batches_shrink_the_bubble() -> None:
     assert 0.2 < shares[0] < 3 / 7  # what equal stages would wait; here the head makes the last one slower
 
 
-def test_zero_one_within_a_pipeline_keeps_its_books() -> None:
-    mesh = ParallelConfig(data_parallel=DataParallel.ZERO1, data_parallel_size=2, pipeline_parallel_size=4)
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        ParallelConfig(data_parallel=DataParallel.ZERO1, data_parallel_size=2, pipeline_parallel_size=4),
+        fsdp(2, pipeline_parallel_size=4),
+        fsdp(2, pipeline_parallel_size=4, reduce_dtype="fp32"),
+        fsdp(2, pipeline_parallel_size=4, pipeline_schedule=PipelineSchedule.INTERLEAVED, virtual_pipeline_size=2, wrap="layer"),
+    ],
+    ids=["zero1", "fsdp2", "fsdp2, sums in fp32", "fsdp2, interleaved"],
+)
+def test_engines_within_a_pipeline_keep_their_books(mesh: ParallelConfig) -> None:
     found = estimate("llama-3.2-1b", config(mesh, gradient_accumulation_steps=8), hardware=cluster("A100"))
     held = [0] * len(found.timeline.tensors)
     for segment, _, action, index in found.timeline.events():
@@ -75,8 +84,8 @@ def test_zero_one_within_a_pipeline_keeps_its_books() -> None:
 
 
 def test_engines_that_do_not_go_with_pipelines_say_so() -> None:
-    mesh = fsdp(2, pipeline_parallel_size=4)
-    with pytest.raises(InputError, match="within a pipeline is not priced; use zero1 or ddp"):
+    mesh = ParallelConfig(data_parallel=DataParallel.ZERO3, data_parallel_size=2, pipeline_parallel_size=4)
+    with pytest.raises(InputError, match="within a pipeline: no engine runs it"):
         estimate("llama-3.2-1b", config(mesh, gradient_accumulation_steps=8), hardware=cluster("A100"))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from napkinmath.costs import HostCopy
+from napkinmath.costs import CHECKPOINT_DISPATCHES, Dispatch, HostCopy
 from napkinmath.ledger import ALLOC, FREE, RUN, Block, Role, Tensor, Work
 from napkinmath.lowering.autograd import Backward, Forward, forward_events, saved_tensors
 from napkinmath.lowering.gradient_hooks import gradient_hook
@@ -64,6 +64,8 @@ class Unit:
             offload=self.offload,
             is_layer=self.is_layer,
         )
+        if checkpointed:
+            forward.events.append(self._bookkeeping(backward=False))
         if self.host_input is not None and self.block.input is not None:
             forward.events += [(ALLOC, self.host_input), self._copy(to_host=True, backward=False), (FREE, self.block.input.tensor)]
         return forward
@@ -82,7 +84,7 @@ class Unit:
         held = True
         if checkpointed:
             again = forward_events(block, keep=True, holds_input=True, stop_early=not self.reentrant, selected=self.selected, replay=True)
-            recompute, held = self._fetched(again.events)
+            recompute, held = self._fetched([self._bookkeeping(backward=True), *again.events])
             unreached = again.unreached
         backward = Backward(
             block,
@@ -116,6 +118,11 @@ class Unit:
         if copy not in saved_tensors(self.block):
             recompute.append((FREE, copy))
         return recompute, False
+
+    @staticmethod
+    def _bookkeeping(*, backward: bool) -> Event:
+        """What a checkpoint takes the host besides its operations."""
+        return RUN, Work(None, (Dispatch(CHECKPOINT_DISPATCHES[backward]),), backward)
 
     def _copy(self, *, to_host: bool, backward: bool) -> Event:
         assert self.host_input is not None

@@ -29,8 +29,12 @@ def sharded_step(
         from napkinmath.lowering.data_parallel.zero import whole_parameters_step
 
         return whole_parameters_step(spec, policy, runs, shared, pipelined_steps(chunks, shared, policy, pipeline_rank))
+    if chunks and kind is DataParallel.FSDP2:
+        return staged_step(spec, policy, runs, shared, chunks, pipeline_rank)
     if chunks:
-        raise InputError(f"{kind.value} within a pipeline is not priced; use zero1 or ddp with pipeline_parallel_size above 1")
+        raise InputError(
+            f"{kind.value} within a pipeline: no engine runs it (DeepSpeed's take ZeRO 1 at most); use fsdp2, zero1 or ddp with it"
+        )
     if policy.config.optimizer_in_backward:
         raise InputError(f"optimizer_in_backward is not priced with {kind.value}; leave it out, or use ddp")
     if kind.is_zero:
@@ -70,6 +74,29 @@ def fully_sharded_step(spec: ModelSpec, policy: Policy, runs: list[Run], shared:
     pieces = {piece.name: piece for unit in walker.units for piece in unit.pieces}
     owned = [owned_by_rank(run, pieces.get(run.name), policy) for run in runs]
     load = load_whole_units(runs, owned, pieces, policy)
+    update = update_of(owned, policy, dict(spec.symbols))
+    return Step(spec, policy, runs, load + update.load, micro_steps, update, save_sharded(runs, owned, policy))
+
+
+def staged_step(
+    spec: ModelSpec, policy: Policy, runs: list[Run], shared: dict[str, Value], chunks: list[list[Run]], pipeline_rank: int
+) -> Step:
+    """FSDP2 within a pipeline: each chunk of a rank's model is gathered once and its gradients reduced once."""
+    from napkinmath.lowering.data_parallel.fsdp2_stages import ShardedStages
+    from napkinmath.lowering.data_parallel.saving import save_sharded
+    from napkinmath.lowering.parallel.pipeline import waiting_buffers
+    from napkinmath.step import Step
+
+    parallel, config = policy.config.parallel, policy.config
+    if parallel.reshards:
+        raise InputError("reshard_after_forward within a pipeline would gather every micro-batch's parameters anew; leave it out")
+    if config.offload.parameters or config.offload.optimizer or config.optimizer_in_backward:
+        raise InputError("fsdp2 within a pipeline is not priced with offloading or optimizer_in_backward; leave them out")
+    stages = ShardedStages(chunks, shared, policy, pipeline_rank)
+    pieces = {piece.name: piece for walker in stages.walkers for unit in walker.units for piece in unit.pieces}
+    owned = [owned_by_rank(run, pieces.get(run.name), policy) for run in runs]
+    load = load_whole_units(runs, owned, pieces, policy) + waiting_buffers(chunks, policy, pipeline_rank)
+    micro_steps = stages.micro_steps()
     update = update_of(owned, policy, dict(spec.symbols))
     return Step(spec, policy, runs, load + update.load, micro_steps, update, save_sharded(runs, owned, policy))
 

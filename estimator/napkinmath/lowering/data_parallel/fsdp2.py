@@ -80,6 +80,60 @@ class FullyShard:
                 found[index] = found.get(index, 0) + segment.repeat
         return found
 
+    # ------------------------------------------------------------ many micro-batches without a gather or a reduction between them
+
+    def gathered_once(self, forward: list[Segment]) -> list[Segment]:
+        """A first forward, whose units stay gathered."""
+        self._reset()
+        self.out = []
+        left = self._copies(forward, Phase.FORWARD)
+        for segment in forward:
+            index = self.index_of.get(segment.name, -1)
+            if index not in self.unit_of or segment.phase is not Phase.FORWARD:
+                self.out.append(segment)
+                continue
+            left[index] -= segment.repeat
+            self._spread(segment, index, ends=left[index] == 0)
+        self._end_of_forward()
+        return self.out
+
+    def summed(self, backward: list[Segment], *, held: bool) -> list[Segment]:
+        """A backward whose gradients stay; `held`: sums of earlier ones are there."""
+        if not self.sums:
+            return backward
+        self.reduces, self.held, self.out = False, held, []
+        for segment in backward:
+            index = self.index_of.get(segment.name, -1)
+            if segment.name == "end of the micro-step":
+                for unit in (unit for unit in self.units if unit.ending):
+                    self._tail("gradients kept", Phase.BACKWARD, self._collect(unit))
+            collected: list[Chunk] = []
+            if index in self.unit_of and segment.phase is Phase.BACKWARD:
+                self.gradients[index] = _weight_gradients(self.runs[index])
+                if not self.unit_of[index].ending:
+                    collected = self._collect(self.unit_of[index])
+            kept = [event for _, events in collected for event in events]
+            self.out.append(segment.copy(events=[*segment.events, *kept], repeat=segment.repeat) if kept else segment)
+        return self.out
+
+    def reduced(self) -> list[Segment]:
+        """The reductions of what all backwards left, unit by unit as modules are listed: the root's first."""
+        from napkinmath.step import Segment
+
+        self.reduces, self.first, self.held, self.out = True, True, self.sums, []
+        self.gradients = {index: _weight_gradients(run) for index, run in enumerate(self.runs)}
+        for unit in sorted(self.units, key=lambda u: not u.outer):
+            run = self.runs[unit.runs[0]]
+            counts = [1, run.count - 1] if unit.is_layer and run.count > 1 else [1]
+            for place, repeat in enumerate(counts, start=1):
+                self.times = repeat
+                chunks = self._reshard(unit, last=place == len(counts)) + self._reduce(unit)
+                before = len(self.out)
+                self._emit(Segment(f"reduction of {run.name}", Phase.BACKWARD, []), chunks)
+                self.out[before:] = [segment.copy(repeat=repeat) for segment in self.out[before:]]
+        self._end_of_reductions()
+        return self.out
+
     def _spread(self, segment: Segment, index: int, *, ends: bool) -> None:
         """A segment's first copy, those in between, which are alike, and its last one, after which another unit follows."""
         backward = segment.phase is Phase.BACKWARD
@@ -215,19 +269,30 @@ class FullyShard:
         return _each(target, lambda p: p.gather(backward=True))
 
     def _post_backward(self, unit: Unit, *, last: bool = True) -> list[Chunk]:
-        """Whole parameters go, then the last unit's reduce-scatter input, then this unit's gradients are reduced."""
+        """What the backward of a unit ends with: its gradients are collected, and reduced where this micro-step's are."""
+        return self._collect(unit) + self._reshard(unit, last=last) + (self._reduce(unit) if self.reduces else [])
+
+    def _collect(self, unit: Unit) -> list[Chunk]:
+        """Gradients made one flat gradient, or added to the sums of the micro-steps before."""
         chunks: list[Chunk] = []
         if self.reduces or self.sums:
             chunks += _each(unit, lambda p: p.flatten_gradients())
             chunks += _each(unit, lambda p: p.drop_unflattened(self._unsharded(unit, p)))
         if self.sums and (self.held or not self.reduces):
             chunks += _each(unit, lambda p: p.accumulate(self._unsharded(unit, p), held=self.held))
-        if id(unit) in self.whole:
-            chunks += _each(unit, lambda p: p.reshard())
-            if last or not unit.resident:
-                self.whole.discard(id(unit))
-        if not self.reduces:
-            return chunks
+        return chunks
+
+    def _reshard(self, unit: Unit, *, last: bool) -> list[Chunk]:
+        """Whole parameters go."""
+        if id(unit) not in self.whole:
+            return []
+        if last or not unit.resident:
+            self.whole.discard(id(unit))
+        return _each(unit, lambda p: p.reshard())
+
+    def _reduce(self, unit: Unit) -> list[Chunk]:
+        """The last unit's reduce-scatter input goes, then this unit's gradients are reduced."""
+        chunks: list[Chunk] = []
         if self.reducing is not None:
             chunks += _each(self.reducing, lambda p: p.drop_reduce_input())
             self.reducing = None
@@ -253,6 +318,10 @@ class FullyShard:
             chunks += self._post_backward(unit)
         for unit in self.fetched:
             chunks += _each(unit, lambda p: p.drop_output())
+        self._end_of_reductions(chunks)
+
+    def _end_of_reductions(self, before: list[Chunk] | None = None) -> None:
+        chunks = before or []
         if self.reducing is not None:
             chunks += _each(self.reducing, lambda p: p.drop_reduce_input())
         self._tail("end of the backward", Phase.BACKWARD, chunks + self.later)

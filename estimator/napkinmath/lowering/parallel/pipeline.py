@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from napkinmath.parallel_config import ParallelConfig
     from napkinmath.step import Run, Segment
 
+    Halves = tuple[list[Segment], list[Segment]]  # a micro-batch's forward and backward
+
 
 def num_micro_batches(policy: Policy) -> int:
     """Micro-batches in a pipelined step."""
@@ -140,6 +142,11 @@ def pipelined(chunks: list[list[Run]], shared: dict[str, Value], policy: Policy,
     own = [made_by(chunk, shared) for chunk in chunks]
     first = [_halves(lower_micro_step(chunk, made, policy, accumulate=False)) for chunk, made in zip(chunks, own, strict=True)]
     later = [_halves(lower_micro_step(chunk, made, policy, accumulate=True)) for chunk, made in zip(chunks, own, strict=True)]
+    return scheduled(policy, rank, first, later)
+
+
+def scheduled(policy: Policy, rank: int, first: list[Halves], later: list[Halves]) -> list[tuple[int, list[Segment]]]:
+    """Halves of each chunk's first micro-batch and of later ones, in a rank's order: (times, segments)."""
     seen: set[tuple[str, int]] = set()
     found: list[tuple[int, list[Segment]]] = []
     for times, turns in stage_order(policy.config.parallel, rank, num_micro_batches(policy)):
@@ -159,7 +166,7 @@ def made_by(runs: list[Run], shared: dict[str, Value]) -> dict[str, Value]:
     return {name: value for name, value in shared.items() if value.tensor in made}
 
 
-def _halves(segments: list[Segment]) -> tuple[list[Segment], list[Segment]]:
+def _halves(segments: list[Segment]) -> Halves:
     """A micro-step's forward and backward."""
     start = next((i for i, segment in enumerate(segments) if segment.phase is Phase.BACKWARD), len(segments))
     return segments[:start], segments[start:]

@@ -62,6 +62,7 @@ def trace_pipeline(
         config = config_from(config)
         mesh = meta_mesh((len(layers), degree), ("pipeline", "shard"))
         model = build(config, options)
+        dtype = model.dtype  # of what stages exchange, whatever the parts of sharded parameters are
         first = sum(layers[:stage])
         module = StageModule(model, range(first, first + layers[stage])).train(options.training)
         if sharding is not None:
@@ -70,8 +71,8 @@ def trace_pipeline(
             shard_by_layers(module, mesh["shard"], sharding)
         rows, length = options.micro_batch_size, options.sequence_length
         batch = example_inputs(model, config, micro_batch_size=rows * num_micro_batches, sequence_length=length, attention_mask=False)
-        hidden = torch.empty((rows, length, config.hidden_size), dtype=model.dtype, device="meta", requires_grad=True)
-        logits = torch.empty((rows, length, config.vocab_size), dtype=model.dtype, device="meta")
+        hidden = torch.empty((rows, length, config.hidden_size), dtype=dtype, device="meta", requires_grad=True)
+        logits = torch.empty((rows, length, config.vocab_size), dtype=dtype, device="meta")
         ids = batch["input_ids"][:rows]
         is_last = stage == len(layers) - 1
         part = pipelining.PipelineStage(
