@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from napkinmath.catalog.gpus import find_gpu, load_gpus, memory_only_gpu
+from napkinmath.costs import CHECKPOINT_DISPATCHES
 from napkinmath.efficiency import (
     attention_s,
     default_efficiency,
@@ -23,6 +24,9 @@ from napkinmath.efficiency import (
     host_copy_s,
 )
 from napkinmath.errors import InputError
+from napkinmath.estimate import estimate
+from napkinmath.ledger import Phase
+from napkinmath.train_config import Precision, RecomputeConfig, RecomputeKind, TrainConfig
 
 ANCHORS = Path(__file__).parent / "anchors"
 GPUS = load_gpus()
@@ -224,3 +228,22 @@ def test_memory_without_a_gpu_has_no_speed():
 def test_unknown_attention_kernel_is_named():
     with pytest.raises(InputError, match=r"'ring'.*flash"):
         attention_s("ring", 1, 1, 1, 8, 8, 64, True, None, "bf16", False, find_gpu("A100"))
+
+
+def test_a_checkpoint_and_the_update_take_the_host_more_than_their_kernels():
+    """A step that the host bounds is longer by the checkpoints' bookkeeping, which the device does not feel."""
+    small = {
+        "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "vocab_size": 128, "num_hidden_layers": 12,
+    }  # fmt: skip
+    plain, again = (
+        estimate(small, TrainConfig(micro_batch_size=1, sequence_length=8, precision=Precision.BF16, recompute=r), hardware="A100")
+        for r in (RecomputeConfig(), RecomputeConfig(kind=RecomputeKind.FULL))
+    )
+    phases = [{p.phase: p for p in found.time.phases} for found in (plain, again)]
+    speed = default_efficiency(find_gpu("A100"))
+    forward = phases[1][Phase.FORWARD].host_s - phases[0][Phase.FORWARD].host_s
+    assert forward == pytest.approx(12 * CHECKPOINT_DISPATCHES[0] * speed.dispatch_forward_s, rel=1e-6)
+    assert phases[1][Phase.FORWARD].device_s == pytest.approx(phases[0][Phase.FORWARD].device_s)
+    backward = phases[1][Phase.BACKWARD].host_s - phases[0][Phase.BACKWARD].host_s
+    assert backward > 12 * CHECKPOINT_DISPATCHES[1] * speed.dispatch_backward_s
+    assert dispatch_s(10, True, speed, update=True) > dispatch_s(10, True, speed)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from napkinmath.ledger import Value
 
-    Cost = Union["Gemm", "Move", "Attention", "Dequantize", "HostCopy", "Collective"]
+    Cost = Union["Gemm", "Move", "Attention", "Dequantize", "HostCopy", "Collective", "Dispatch"]
 
 
 class Gemm:
@@ -110,6 +110,21 @@ class Collective:
 
     def __init__(self, kind: str, moved: Size, *, ranks: int, axis: str, overlaps: bool = True) -> None:
         self.kind, self.moved, self.ranks, self.axis, self.overlaps = kind, moved, ranks, axis, overlaps
+
+
+# Of a checkpointed layer, forward and backward: napkinmath.efficiency has the measurements.
+CHECKPOINT_DISPATCHES = (100, 300)
+
+
+class Dispatch:
+    """Work of the host alone, as long as issuing `count` kernels takes it; the device does nothing for it."""
+
+    __slots__ = ("count",)
+    flops = 0
+    moved = 0
+
+    def __init__(self, count: int) -> None:
+        self.count = count
 
 
 def traffic(*values: Value) -> Size:

@@ -61,15 +61,21 @@ _HOST_COPY_START_S = 10e-6
 # (4, 1), mask (1, 1), subtract the zero points (1, 1), scale into 16 bits (1, 2). Qwen-7B's GPTQ steps of 256 tokens are 225 ms longer
 # than its LoRA steps (QwenLM/Qwen README), these bytes take 219 ms on an A100; Qwen-1.8B 50 and 41 ms.
 _OPERATION_BYTES_PER_VALUE = 16.5
-_UNPACKING_OPERATIONS = 10  # five on the weights, five on their zero points
-# The host's side of eager mode, per kernel that is launched: Python, module hooks, dispatcher, autograd node, allocator, driver. Steps too
-# short for the GPU show it: 125 and 150 ms a micro-step for 24 and 32 layers with LoRA and recomputation (QwenLM/Qwen README, A100; 7.2
-# and 9.6 thousand launches here), 97 ms for bert-large in fp16 with recomputation (transformers perf_train_gpu_one, V100; 3.5 thousand): 16
-# to 28 us a kernel, of which the backward, without Python but for what is recomputed, takes less. A fast core and today's libraries
-# need half or less: without a device a Llama layer of transformers 5.23 on torch 2.13 takes 200 us forward for about 40 kernels and
-# 250 us backward for about 80 (measured on one EPYC core with tiny tensors).
+UNPACKING_OPERATIONS = 10  # five on the weights, five on their zero points
+# The host's side of eager mode: so much for each kernel (Python and modules' hooks forward, autograd's engine backward), and for each
+# checkpointed layer as much as costs.CHECKPOINT_DISPATCHES kernels (state of the random generators kept and restored, a backward within the backward).
+# Forward: BLOOM's LLM.int8() steps of one token, 33 kernels a linear, take 282 ms (huggingface.co/blog/hf-bitsandbytes-integration).
+# The sum: steps too short for the GPU, all with recomputation, on hosts of 2021 to 2023, in ms a layer and micro-step: 4.7 and 5.2
+# (Qwen-7B and 1.8B with LoRA, QwenLM/Qwen README, 84 kernels forward and 218 backward here), 3.4 to 3.9 (bert-large in fp16, transformers
+# perf_train_gpu_one, 37 and 107), 3.3 (Megatron's layers of 1,024, VIA-Research/vTrain ground truth, 20 and 61). Left out of the fit in
+# turn, the three come out 12% too short, 4% too long and 7% too short. A fast core and today's libraries need half or less: without a
+# device a Llama layer of transformers 5.23 on torch 2.13 takes 200 us forward for about 40 kernels and 250 us backward for about 80, and a
+# checkpoint 280 us more (one EPYC core, tiny tensors).
 _DISPATCH_FORWARD_S = 20e-6
-_DISPATCH_BACKWARD_S = 15e-6
+_DISPATCH_BACKWARD_S = 2.5e-6
+# The optimizer's loop over parameters is Python too, without modules: transformers' AdamW and Adafactor on bert-large's 391 tensors leave
+# 55 to 110 ms of a step that the device's work does not fill (perf_train_gpu_one, rows in fp32 and fp16).
+_UPDATE_SHARE = 0.75
 
 
 class Efficiency(Record):
@@ -201,7 +207,7 @@ def dequantize_s(
     """
     e = _efficiency(gpu)
     if kind == "int4-ops":
-        return _UNPACKING_OPERATIONS * e.kernel_start_s + elements * _OPERATION_BYTES_PER_VALUE / (e.stream_bytes_per_s * e.eager_share)
+        return UNPACKING_OPERATIONS * e.kernel_start_s + elements * _OPERATION_BYTES_PER_VALUE / (e.stream_bytes_per_s * e.eager_share)
     instructions = INSTRUCTIONS_PER_VALUE.get(kind, INSTRUCTIONS_PER_VALUE["int4"])
     decode = elements * instructions / e.decode_instructions_per_s
     move = elements * (packed_bits / 8 + output_bytes) / e.stream_bytes_per_s
@@ -219,9 +225,11 @@ def host_copy_s(bytes_moved: Sizes, pinned: bool, gpu: Gpu | Efficiency) -> Seco
     return e.host_copy_start_s + bytes_moved / (e.pinned_bytes_per_s if pinned else e.pageable_bytes_per_s)
 
 
-def dispatch_s(kernels: Sizes, backward: bool, gpu: Gpu | Efficiency) -> Seconds:
+def dispatch_s(kernels: Sizes, backward: bool, gpu: Gpu | Efficiency, *, update: bool = False) -> Seconds:
     """Seconds the host needs to issue kernels one by one in eager mode; the device waits where this is the longer time."""
     e = _efficiency(gpu)
+    if update:
+        return kernels * e.dispatch_forward_s * _UPDATE_SHARE
     return kernels * (e.dispatch_backward_s if backward else e.dispatch_forward_s)
 
 

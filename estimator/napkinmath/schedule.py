@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from napkinmath import efficiency
-from napkinmath.costs import Attention, Collective, Dequantize, Gemm, HostCopy, Move
+from napkinmath.costs import Attention, Collective, Dequantize, Dispatch, Gemm, HostCopy, Move
 from napkinmath.ledger import Phase
 from napkinmath.overlap import COMMUNICATION, COMMUNICATION_STREAM, COPY_STREAM, seconds_by_phase
 from napkinmath.record import Record
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from napkinmath.expr import Bindings
     from napkinmath.ledger import Work
     from napkinmath.lowering.policy import Policy
-    from napkinmath.timeline import Timeline
+    from napkinmath.timeline import Timeline, TimelineSegment
 
 COMPUTE, BANDWIDTH, LAUNCH, HOST_LINK = "compute", "bandwidth", "launch", "host link"
 # Kernels that one forward or backward call of an operation launches, where it is not one.
@@ -87,9 +87,12 @@ class Clock:
                 kernel, bind(cost.rows), bind(cost.heads), bind(cost.kv_heads), bind(cost.s_q), bind(cost.s_kv), bind(cost.head_dim), cost.causal, window, cost.dtype, cost.backward, speed
             ), _ATTENTION_KERNELS[cost.backward]  # fmt: skip
         if isinstance(cost, Dequantize):
-            return efficiency.dequantize_s(cost.kind, bind(cost.elements), speed), _DEQUANTIZE_KERNELS
+            launches = efficiency.UNPACKING_OPERATIONS if cost.kind == "int4-ops" else _DEQUANTIZE_KERNELS
+            return efficiency.dequantize_s(cost.kind, bind(cost.elements), speed), launches
         if isinstance(cost, Collective):
             return self.network(cost, bind) if self.network is not None else 0.0, 1
+        if isinstance(cost, Dispatch):
+            return 0.0, cost.count
         return efficiency.host_copy_s(bind(cost.moved), cost.pinned, speed), 1
 
 
@@ -174,6 +177,11 @@ class StepTime(Record):
         return (sum(dict(p.shares).get(bound, 0.0) * p.device_s for p in self.phases) + pages) / self.seconds
 
 
+def issue_s(phase: Phase, speed: Efficiency) -> float:
+    """Host seconds of one kernel: modules' Python in the forward, autograd's engine in the backward, a loop over parameters in the update."""
+    return efficiency.dispatch_s(1, phase not in (Phase.FORWARD, Phase.LOSS), speed, update=phase is Phase.STEP)
+
+
 def waited_s(queue: Sequence[tuple[Any, int, bool]], issue_s: float, larger: Callable[[Any, Any], Any]) -> Any:
     """Seconds that the host waits in one of many copies of a segment: two queues side by side, at their steady pace.
 
@@ -191,19 +199,29 @@ def waited_s(queue: Sequence[tuple[Any, int, bool]], issue_s: float, larger: Cal
     return waited - before
 
 
+def _host_s(segment: TimelineSegment, speed: Efficiency) -> tuple[float, float]:
+    """(seconds that the host needs to issue a segment, seconds that it waits for results in it)."""
+    each = issue_s(segment.phase, speed)
+    issued = sum(k.launches for k in segment.kernels) * segment.repeat * each
+    if not any(k.waits for k in segment.kernels):
+        return issued, 0.0
+    queue = [(k.seconds, k.launches, k.waits) for k in segment.kernels]
+    return issued, waited_s(queue, each, max) * segment.repeat
+
+
 def phase_times(timeline: Timeline, speed: Efficiency, *, first_segment: int) -> tuple[PhaseTime, ...]:
     """Device and host seconds of each phase from a segment on, in order of occurrence."""
     segments = [segment for segment in timeline.segments[first_segment:] if segment.phase is not Phase.SAVE]
     host: dict[Phase, float] = {}
     waited: dict[Phase, float] = {}
+    known: dict[int, tuple[float, float]] = {}  # a step repeats the same segments
     for segment in segments:
-        launches = sum(k.launches for k in segment.kernels) * segment.repeat
-        modules = segment.phase in (Phase.FORWARD, Phase.LOSS)  # autograd and the optimizer run no modules' Python
-        host[segment.phase] = host.get(segment.phase, 0.0) + efficiency.dispatch_s(launches, not modules, speed)
-        if any(k.waits for k in segment.kernels):
-            each = efficiency.dispatch_s(1, not modules, speed)
-            queue = [(k.seconds, k.launches, k.waits) for k in segment.kernels]
-            waited[segment.phase] = waited.get(segment.phase, 0.0) + waited_s(queue, each, max) * segment.repeat
+        found = known.get(id(segment))
+        if found is None:
+            found = known[id(segment)] = _host_s(segment, speed)
+        host[segment.phase] = host.get(segment.phase, 0.0) + found[0]
+        if found[1]:
+            waited[segment.phase] = waited.get(segment.phase, 0.0) + found[1]
     times: list[PhaseTime] = []
     for phase, by_bound in seconds_by_phase(segments).items():
         exposed = by_bound.pop(COPY_STREAM, 0.0) - sum(by_bound.values())

@@ -14,7 +14,7 @@ from napkinmath.expr import Bindings, symbol
 from napkinmath.ledger import ALLOC, Phase, Tensor, Work
 from napkinmath.paging import paging_s
 from napkinmath.record import Record
-from napkinmath.schedule import waited_s
+from napkinmath.schedule import issue_s, waited_s
 from napkinmath.simulate import run_order
 
 TYPE_CHECKING = False
@@ -230,8 +230,6 @@ def _profile(segment: Segment, bind: Bindings, like: Ints) -> _Profile:
 
 def _seconds(segments: list[Segment], scopes: dict[tuple[tuple[str, Size], ...], Bindings], clock: Clock) -> Floats:
     """Seconds of the steady step: the longer of the device's and the host's sum, before the update and in it (StepTime.seconds)."""
-    from napkinmath.efficiency import dispatch_s
-
     known: dict[int, tuple[Floats | float, Floats | float, int, Floats | float]] = {}
     device: dict[Phase, Floats | float] = {}
     copies: dict[Phase, Floats | float] = {}  # on a stream beside the computation
@@ -240,13 +238,11 @@ def _seconds(segments: list[Segment], scopes: dict[tuple[tuple[str, Size], ...],
         if segment.phase is Phase.SAVE:
             continue
         if id(segment) not in known:
-            modules = segment.phase in (Phase.FORWARD, Phase.LOSS)
-            known[id(segment)] = _segment_seconds(segment, scopes[segment.symbols], clock, dispatch_s(1, not modules, clock.speed))
+            known[id(segment)] = _segment_seconds(segment, scopes[segment.symbols], clock, issue_s(segment.phase, clock.speed))
         seconds, beside, launches, waited = known[id(segment)]
         device[segment.phase] = device.get(segment.phase, 0.0) + segment.repeat * seconds
         copies[segment.phase] = copies.get(segment.phase, 0.0) + segment.repeat * beside
-        modules = segment.phase in (Phase.FORWARD, Phase.LOSS)
-        host[segment.phase is Phase.STEP] += dispatch_s(segment.repeat * launches, not modules, clock.speed) + segment.repeat * waited
+        host[segment.phase is Phase.STEP] += segment.repeat * (launches * issue_s(segment.phase, clock.speed) + waited)
     busy = {phase: np.maximum(device[phase], copies[phase]) for phase in device}
     found: Floats = np.zeros(1)
     for update in (False, True):
