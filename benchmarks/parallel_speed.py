@@ -35,7 +35,7 @@ COMMANDS = {
     "deepseek-v3, 16,384 H100, tensor 8 x pipeline 4 x expert 64": "--model deepseek-v3 --gpus 16384xH100 --tp 8 --pp 4 --ep 64 --ctx 4096 --bs 1 --grad-accum 16 --checkpointing full",
     "llama-3.1-70b, 16,384 H100, FSDP2": "--model llama-3.1-70b --gpus 16384xH100 --fsdp --ctx 8192 --bs 1 --checkpointing full",
 }  # fmt: skip
-SEARCHED = ("llama-3.1-70b", "llama-3.1-405b", "mixtral-8x22b")
+SEARCHED = ("llama-3.1-70b", "llama-3.1-405b", "mixtral-8x22b", "deepseek-v3")
 # As an installed package runs: with its bytecode compiled (the first run writes it).
 ENVIRONMENT = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"} | {
     "PYTHONPATH": str(ROOT / "estimator")

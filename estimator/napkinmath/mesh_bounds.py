@@ -297,12 +297,12 @@ def _of_a_copy(run: Run, found: list[tuple[int, float]]) -> float:
 
 
 def _kernels(segment: Segment, clock: Clock, scopes: Scopes) -> list[Kernel]:
-    """All but collectives of data-parallel ranks, of which a mesh with stages has fewer."""
-    bind = scopes.of(segment.symbols)
+    """All but what data-parallel ranks exchange, and copy for it: a mesh with stages has fewer of them, and may do so once a step."""
+    bind, shared = scopes.of(segment.symbols), clock.policy.shards and segment.phase in (Phase.FORWARD, Phase.BACKWARD)
     return [
         kernel
         for _, payload in segment.events
-        if isinstance(payload, Work)
+        if isinstance(payload, Work) and (payload.op is not None or not shared)
         for cost, kernel in zip(payload.costs, clock.kernels(payload, bind), strict=True)
         if not isinstance(cost, Collective) or cost.axis in _AXES
     ]

@@ -1,9 +1,7 @@
 """Meshes: every way of laying tensor, pipeline, context, expert and data parallelism over a cluster, and the fastest that fits.
 
-Layers cost the same wherever they stand, so one recorded model for each split of a layer (tensor, context, expert degrees) bounds every
-mesh that splits layers so: the layers' seconds over the stages and the wait for filling the pipeline from below, the layers' weights,
-states and kept activations likewise. Meshes are priced in full in the order of their bounds until none left can be better, so the answer
-is that of pricing all.
+Meshes are priced in full in the order of what they could reach at most (`mesh_bounds`) until none left can be better, so the answer is
+that of pricing all.
 """
 
 from __future__ import annotations

@@ -64,6 +64,7 @@ def test_experts_are_spread_within_data_and_context_ranks() -> None:
 
 
 PARTITIONED = {"parallel": ParallelConfig(data_parallel=DataParallel.ZERO1, data_parallel_size=2)}
+SHARDED = {"stack": "hf", "parallel": ParallelConfig(data_parallel=DataParallel.FSDP2, data_parallel_size=2)}
 INTERLEAVED = {"parallel": ParallelConfig(pipeline_schedule=PipelineSchedule.INTERLEAVED, virtual_pipeline_size=2)}
 KEPT = {"stack": "hf", "recompute": RecomputeConfig()}  # DDP of torch, no checkpointing
 
@@ -71,10 +72,10 @@ KEPT = {"stack": "hf", "recompute": RecomputeConfig()}  # DDP of torch, no check
 @pytest.mark.parametrize(
     ("model", "memory", "changes"),
     [
-        (MODEL, 80, {}), (MODEL, 8, {}), (MODEL, 80, KEPT), (MODEL, 80, INTERLEAVED), (MOE, 80, {}), (MOE, 12, {}), (MOE, 80, PARTITIONED),
+        (MODEL, 80, {}), (MODEL, 8, {}), (MODEL, 80, KEPT), (MODEL, 80, INTERLEAVED), (MODEL, 80, SHARDED), (MOE, 80, {}), (MOE, 12, {}), (MOE, 80, PARTITIONED),
         (LATENT, 80, {}), (LATENT, 3, {}),
     ],
-    ids=["dense", "dense, little memory", "all kept", "interleaved", "experts", "experts, little memory", "partitioned", "dense and experts", "both, little memory"],
+    ids=["dense", "dense, little memory", "all kept", "interleaved", "sharded", "experts", "experts, little memory", "partitioned", "dense and experts", "both, little memory"],
 )  # fmt: skip
 def test_the_search_finds_what_pricing_all_finds(model: dict[str, object], memory: int, changes: dict[str, object]) -> None:
     spec, machines, chosen = read_model(model), cluster(16 if model is MODEL else 8, memory), config(**changes)
