@@ -35,6 +35,10 @@ _MIN_K_PER_SPLIT = 1024
 _UNALIGNED_SHARE = 0.72
 # On Hopper and data-centre Blackwell such a product also loses the kernels built on the tensor memory accelerator (`mma.sync` instead).
 _NO_TMA_SHARE = 0.68
+# Batched products with such rows leave the matrix units, and reach this share of the fp32 lanes: heads of 108 instead of 216 cost GPT-182B
+# 38 and 40 s of an iteration for 3.9e14 FLOP on an A100, 9 TFLOP/s (bigscience train/tr11-176B-ml/chronicles-prequel.md, NHEADS 128 against
+# 64 at NHIDDEN 13824, tensor 8 and 4; CUDA 11). Not seen on Hopper and later, and not taken there.
+_UNALIGNED_BATCH_SHARE = 0.46
 # torch's pointwise kernels that cast, broadcast or walk strides leave the vectorized path, and column sums run below it; together with
 # the reductions of a norm they reach about this much of a plain copy (Liger-Kernel benchmark csv, RMSNorm of transformers on A100:
 # 6.9 ms for the ~9 GB that its eager forward and backward move at hidden size 32768).
@@ -150,6 +154,9 @@ def gemm_s(
     e = _efficiency(gpu)
     element_bytes = _element_bytes(dtype)
     compute = _tiled_s(m, n, k, batch, e, dtype) * _misalignment(n, k, element_bytes, aligned, e)
+    if element_bytes == 2 and aligned is None and not attainable.has_wgmma(e.gpu):
+        lanes = 2.0 * batch * m * n * k / (_UNALIGNED_BATCH_SHARE * e.gpu.dense_flops_per_s("fp32"))
+        compute = _larger(compute, lanes * (batch > 1) * (1.0 - 1.0 * _rows_aligned(n, k, element_bytes)))
     moved = element_bytes * batch * (m * k + k * n + m * n)
     return e.gemm_start_s + _larger(compute, moved / e.stream_bytes_per_s)
 
@@ -259,10 +266,15 @@ def _tiled_s(m: Sizes, n: Sizes, k: Sizes, batch: Sizes, e: Efficiency, dtype: D
 
 def _misalignment(n: Sizes, k: Sizes, element_bytes: int, aligned: Sizes | None, e: Efficiency) -> Sizes:
     """Factor on the time of a product whose rows do not start on 16 bytes."""
-    multiple = max(1, 16 // element_bytes)
-    known: Sizes = (n % multiple == 0) & (k % multiple == 0) if aligned is None else aligned
+    known: Sizes = _rows_aligned(n, k, element_bytes) if aligned is None else aligned
     share = e.unaligned_share * (_NO_TMA_SHARE if attainable.has_wgmma(e.gpu) else 1.0)
     return 1.0 + (1.0 - 1.0 * known) * (1.0 / share - 1.0)
+
+
+def _rows_aligned(n: Sizes, k: Sizes, element_bytes: int) -> Sizes:
+    """Whether every row of the factors and the result starts on 16 bytes."""
+    multiple = max(1, 16 // element_bytes)
+    return (n % multiple == 0) & (k % multiple == 0)
 
 
 def _clocks_per_score(e: Efficiency, kind: str, head_dim: Sizes, dtype: DType | str, backward: bool) -> Sizes:

@@ -15,7 +15,6 @@ from napkinmath.parallel_config import PipelineSchedule
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.lowering.policy import Policy
-    from napkinmath.parallel_config import ParallelConfig
     from napkinmath.step import Run, Segment
 
     Halves = tuple[list[Segment], list[Segment]]  # a micro-batch's forward and backward
@@ -64,7 +63,7 @@ def stage_chunks(runs: list[Run], shared: dict[str, Value], policy: Policy, rank
     for index in range(rank, len(counts), parallel.pipeline_parallel_size):
         start = sum(counts[:index])
         inner = pieces.between(start, start + counts[index])
-        before = pieces.before if index == 0 else [entrance(pieces.before, inner[0], shared, parallel)]
+        before = pieces.before if index == 0 else [entrance(pieces.before, inner[0], shared, policy)]
         after = (
             [untied(run) for run in pieces.after]
             if index == len(counts) - 1 and index > 0
@@ -86,7 +85,7 @@ def untied(run: Run) -> Run:
 # ---------------------------------------------------------------- what a later stage begins with
 
 
-def entrance(before: list[Run], first: Run, shared: dict[str, Value], parallel: ParallelConfig) -> Run:
+def entrance(before: list[Run], first: Run, shared: dict[str, Value], policy: Policy) -> Run:
     """The start of a stage that embeds nothing: hidden states are received, tables and masks are made."""
     from napkinmath.model_spec import Part, Stage
     from napkinmath.step import STAGE_ENTRANCE, Run
@@ -97,16 +96,30 @@ def entrance(before: list[Run], first: Run, shared: dict[str, Value], parallel: 
     received = Value(
         Tensor("received hidden states", given.axes, given.dtype, Role.ACTIVATIONS), given.axes, given.dtype, given.requires_grad
     )
-    send = Collective(
-        "send", traffic(received), ranks=2, axis="pipeline", overlaps=parallel.pipeline_schedule is not PipelineSchedule.NAIVE
-    )
+    costs = _passing_on(received, policy)
     receive = Op(
-        "receive", "", (), (received,), forward=((ALLOC, received.tensor),), saves=(), costs=(send,), backward=(), gradients=(),
-        backward_costs=(send,) if received.requires_grad else (),
+        "receive", "", (), (received,), forward=((ALLOC, received.tensor),), saves=(), costs=costs, backward=(), gradients=(),
+        backward_costs=costs if received.requires_grad else (),
     )  # fmt: skip
     last_use = {tensor: index + 1 for tensor, index in last_use.items()} | {received.tensor: 0}
     block = Block(STAGE_ENTRANCE, [receive, *kept], weights, None, received, tuple(shared.values()), last_use, {})
     return Run(block, 1, Stage(part=Part(), path=STAGE_ENTRANCE, symbols=before[-1].stage.symbols if before else ()), 0)
+
+
+def _passing_on(received: Value, policy: Policy) -> tuple[Collective, ...]:
+    """A send from stage to stage. Megatron's tensor-parallel ranks hold the same hidden states: each sends its part, and they gather.
+
+    Sources: Megatron-LM arguments.py scatter_gather_tensors_in_pipeline; DeepSpeed runtime/pipe/engine.py is_pipe_partitioned.
+    """
+    parallel, moved = policy.config.parallel, traffic(received)
+    overlaps = parallel.pipeline_schedule is not PipelineSchedule.NAIVE
+    ranks = parallel.tensor_parallel_size
+    if ranks == 1 or parallel.sequence_parallel or not policy.stack.name.startswith("megatron"):
+        return (Collective("send", moved, ranks=2, axis="pipeline", overlaps=overlaps),)
+    return (
+        Collective("send", moved // ranks, ranks=2, axis="pipeline", overlaps=overlaps),
+        Collective("all-gather", moved, ranks=ranks, axis="tensor", overlaps=overlaps),
+    )
 
 
 def _tables(before: list[Run], shared: dict[str, Value]) -> tuple[list[Op], list[Weight], dict[Tensor, int]]:
