@@ -56,7 +56,7 @@ def memory_ranges(e: Estimate, doubts: Iterable[str] = ()) -> Memory:
     several = len(e.replays) > 1
     reserved = reserved_range(books, largest_logits(e), RESERVED_BY_LENGTHS if several else RESERVED, below, above)
     if several:
-        reserved = over_orders(e, reserved)
+        reserved = over_orders(e, reserved, allocated)
     shown = reserved if several else lasting_range(e, books, reserved, below, above)
     device = Range(low=shown.low + context, value=shown.value + context, high=shown.high + context)
     return Memory(
@@ -98,10 +98,13 @@ def largest_logits(e: Estimate) -> int:
     return max((t.nbytes for t in e.timeline.tensors if t.role is Role.LOGITS), default=0)
 
 
-def over_orders(e: Estimate, span: Range) -> Range:
-    """The mean over the orders of lengths that were replayed, as far as the device lets them, and the span widened to all of them."""
+def over_orders(e: Estimate, span: Range, allocated: int) -> Range:
+    """The mean over the orders of lengths that were replayed, as far as the device lets them, and the span widened to all of them.
+
+    Orders round what they allocate differently; the mean is never below what the one shown has `allocated`.
+    """
     found = within_orders(e)
-    value = sum(found) / len(found)
+    value = max(sum(found) / len(found), allocated)
     shift = value - span.value
     return Range(low=min(span.low + shift, found[0]), value=value, high=max(span.high + shift, found[-1]))
 
