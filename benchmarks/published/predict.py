@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from napkinmath.accuracy import memory_ranges, tokens_range
 from napkinmath.answers import verdict_on
 from napkinmath.estimate import Estimate, Range, Verdict, estimate
+from napkinmath.lengths import padded_share
 
+from published.data_sets import counts_padding
 from published.identify import gpu_memory
 from published.rows import ALLOCATED, DEVICE, RESERVED, SPEED, Row, Unreadable
 from published.understand import Job
@@ -83,13 +85,17 @@ class Outcome:
         parallel = self.job.config.parallel
         replicas, ranks = parallel.data_parallel_size, parallel.world_size
         share = replicas / ranks  # a replica's tokens are the work of all its ranks
+        counted = 1.0
+        if self.job.config.batch.lengths and counts_padding(self.job.row):
+            counted = 1 / (1 - padded_share(self.job.config.batch.lengths, self.job.row.whole("micro_batch", 1)))
         measured = measured_speed(self.job.row, share)
         span = tokens_range(self.estimate, self.doubts)
         if measured is None:
             return []
         if span is None:
             raise Unreadable(f"the speed of GPU {self.job.row['gpu']!r} is not known")
-        per_gpu = Range(low=span.low * share, value=span.value * share, high=span.high * share)
+        each = share * counted
+        per_gpu = Range(low=span.low * each, value=span.value * each, high=span.high * each)
         return [self._prediction(SPEED, per_gpu, measured, 1)]
 
     def judgement(self) -> Judgement | None:

@@ -20,6 +20,7 @@ from napkinmath.train_config import (
     TrainConfig,
 )
 
+from published.data_sets import named_lengths
 from published.era import Era
 from published.identify import hardware_of, model_of
 from published.machines import machine_of, supplemented
@@ -126,7 +127,9 @@ def _batch(row: Row, attention: Attention) -> Batch:
         # Documents of a pack are told apart by a mask, which SDPA's flash kernel refuses: where it ran, sequences are simply full.
         return Batch(packing=not re.search(r"sdpa.*flash", row.words("attention")))
     found = re.search(r"mean\s+([\d.]+)\s*(?:\+-|\+/-|±)\s*([\d.]+)\s+tokens", row.words("notes"))
-    return Batch(lengths=sample_lengths(float(found[1]), float(found[2]))) if found and float(found[2]) > 0 else Batch()
+    if found and float(found[2]) > 0:
+        return Batch(lengths=sample_lengths(float(found[1]), float(found[2])))
+    return Batch(lengths=named_lengths(row))
 
 
 def sample_lengths(mean: float, deviation: float, count: int = 400) -> tuple[int, ...]:

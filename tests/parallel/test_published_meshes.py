@@ -15,6 +15,7 @@ from napkinmath.parallel_config import ContextParallel, DataParallel, PipelineSc
 from published.architecture import completed_arch
 from published.machines import machine_of, supplemented
 from published.parallel import batch_of, cluster_of, spread_of
+from published.predict import Outcome
 from published.rows import Row, Unreadable
 from published.understand import understand
 
@@ -146,3 +147,21 @@ def test_supplements_fill_what_is_empty_and_nothing_else() -> None:
     own = dict(source="Dao-AILab/flash-attention: training/README.md", model="GPT3-1.3B", micro_batch="")
     assert supplemented(row(**own), blind=False)["micro_batch"] == "8"
     assert supplemented(row(**{**own, "micro_batch": "2"}), blind=False)["micro_batch"] == "2"
+
+
+def test_a_named_data_set_padded_to_the_longest_has_its_lengths() -> None:
+    cells = dict(
+        packed="no (Alpaca, max 512)", notes="padded-to-longest batches", seq_len="512", micro_batch="32", sharding="fsdp full", n_gpus="4"
+    )
+    padded = understand(row(**cells)).config
+    assert 120 < sum(padded.batch.lengths) / len(padded.batch.lengths) < 135 and max(padded.batch.lengths) == 512
+    assert not understand(row(**{**cells, "notes": ""})).config.batch.lengths
+    assert not understand(row(**{**cells, "packed": "yes"})).config.batch.lengths
+
+
+def test_tokens_of_padded_batches_are_counted_with_their_padding() -> None:
+    cells = dict(packed="no (Alpaca)", seq_len="512", micro_batch="32", sharding="fsdp full", n_gpus="4", tokens_per_s_per_gpu="2000")
+    counted = Outcome(understand(row(**cells, notes="padded-to-longest batches"))).speed()[0].predicted
+    full = Outcome(understand(row(**cells))).speed()[0].predicted
+    assert 0.6 * full < counted < 0.95 * full  # ranks wait for the longest sequence of all four
+    assert 0.6 * full < counted < 0.95 * full  # ranks wait for the longest sequence of all four
