@@ -208,3 +208,35 @@ def test_a_second_derivative_is_refused():
     loss = linear_cross_entropy(hidden, weight, targets)
     with pytest.raises(KernelInputError, match="create_graph=True"):
         torch.autograd.grad(loss, hidden, create_graph=True)
+
+
+@pytest.mark.parametrize("trains_head", [False, True])
+@pytest.mark.parametrize("num_items", [None, 3000])
+def test_fp16_gradients_keep_their_digits_under_a_grad_scaler(backend, trains_head, num_items):
+    """A mean over many targets makes gradients that fp16 has no digits for; a scaler lifts plain PyTorch's before they are rounded."""
+    rows, lifted = 3000, 65536.0
+    hidden, weight = torch.randn(rows, 16).half(), torch.randn(11, 16) / 4
+    targets = torch.randint(0, 11, (rows,))
+    results = []
+    for dtype in (torch.float16, torch.float64):
+        h, w = hidden.to(dtype).requires_grad_(), weight.to(dtype if dtype is torch.float64 else torch.float32).requires_grad_(trains_head)
+        if dtype is torch.float64:
+            value = F.cross_entropy(h @ w.half().double().t() if not trains_head else h @ w.t(), targets)
+        else:
+            value = linear_cross_entropy(h, w, targets, num_items=num_items, chunk_bytes=256 * 1024)
+        results.append(torch.autograd.grad(value * lifted, [h, w] if trains_head else [h]))
+    for ours, exact in zip(*results, strict=True):
+        assert ours.isfinite().all()
+        assert ((ours.double() - exact).norm() / exact.norm()).item() < 1.5e-3
+
+
+@pytest.mark.parametrize("upstream", [1 / 3, 0.7, 65536.0])
+def test_the_upstream_gradient_is_not_rounded_to_half_precision(backend, upstream):
+    hidden, weight = torch.randn(40, 16).bfloat16(), torch.randn(11, 16).bfloat16()
+    targets = torch.randint(0, 11, (40,))
+    scaled, plain = [], []
+    for factor, found in ((upstream, scaled), (1.0, plain)):
+        leaf = hidden.clone().requires_grad_()
+        (linear_cross_entropy(leaf, weight, targets) * factor).backward()
+        found.append(leaf.grad)
+    assert torch.equal(scaled[0], (plain[0].float() * torch.tensor(upstream)).bfloat16())

@@ -10,7 +10,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 KERNELS = {
     "_rms_norm_forward", "_rms_norm_forward_narrow", "_rms_norm_backward", "_rms_norm_backward_narrow", "_layer_norm_forward",
-    "_layer_norm_backward", "_gated_forward", "_gated_backward", "_rope", "_cross_entropy", "_flash_forward", "_flash_delta",
+    "_layer_norm_backward", "_gated_forward", "_gated_backward", "_rope", "_cross_entropy", "_scale", "_flash_forward", "_flash_delta",
     "_flash_backward_dkdv", "_flash_backward_dq", "_dequantize", "_quantize", "_dropout",
 }  # fmt: skip
 

@@ -11,7 +11,7 @@ import pkgutil
 import napkinmath_kernels.ops as ops
 import pytest
 import torch
-from napkinmath_kernels.ops.cross_entropy import _linear_cross_entropy_op
+from napkinmath_kernels.ops.cross_entropy import _linear_cross_entropy_op, _scale_op
 from napkinmath_kernels.ops.flash_attention import _flash_backward_op, _flash_op
 from napkinmath_kernels.ops.gated import _gated_backward_op, _gated_op
 from napkinmath_kernels.ops.layer_norm import _layer_norm_backward_op, _layer_norm_op
@@ -94,6 +94,8 @@ def loss(new):
     for d_hidden, d_weight in ((True, True), (True, False), (False, True), (False, False)):
         hidden, head = new(3, 8).requires_grad_(d_hidden), weight.detach().requires_grad_(d_weight)
         yield _linear_cross_entropy_op, (hidden, head, targets, None, *options, d_hidden, d_weight)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        yield _scale_op, (new(3, 8, dtype=dtype), torch.tensor(0.3))
     hidden = new(3, 8).requires_grad_()
     yield _linear_cross_entropy_op, (hidden, weight.detach(), targets, torch.tensor(2), False, -100, 5.0, 0.1, 1e-3, 1, True, False)
 

@@ -8,7 +8,8 @@ Rows whose target is ignored are dropped before the first GEMM. A chunk holds `c
 their gradient in place, and two GEMMs (three with a trained head) use them at once. So the forward keeps d hidden (T x h, hidden's
 dtype) and, for a trained head only, d weight (v x h), and the backward multiplies them by the upstream gradient.
 Temporaries: one chunk of logits; fp32 sums of d weight when there is more than one chunk; copies of the kept rows if any is ignored.
-In fp16 what a softmax leaves below 6e-8 of 1 / (number of targets) is lost before a GradScaler can lift it; bf16 has fp32's range.
+In fp16 a mean's gradients, of the order of 1 / T, are held T times as large until the backward: they would lose their digits, or all,
+before a GradScaler can lift them. The upstream gradient multiplies in fp32.
 No valid target at all gives loss 0 and zero gradients. FLOPs 4 T h v (6 T h v with a trained head). See `costs.linear_cross_entropy`.
 Sources: Hsu et al. 2024 (arXiv 2410.10989) for gradients in the forward; Wijmans et al. 2024 (arXiv 2411.09009) for filtering.
 """
@@ -87,10 +88,22 @@ def _run_chunk(*arguments: Any) -> None:
         reference_chunk(*arguments)
 
 
+def _lift(hidden: torch.Tensor, weight: torch.Tensor, is_mean: bool, weight_gradient: bool) -> float:
+    """A power of two that the gradients of fp16 hidden states are held times, known from shapes and types alone; 1 for other types.
+
+    A fourth of the rows at most, so that few valid targets among many ignored ones overflow nothing. None where a sum is not divided,
+    or where d weight is fp16 too: of many tokens it would overflow.
+    """
+    if hidden.dtype is not torch.float16 or not is_mean or (weight_gradient and weight.dtype is torch.float16):
+        return 1.0
+    return float(2 ** max(0, hidden.shape[0].bit_length() - 3))
+
+
 class _WeightGradient:
     """Sums d weight over chunks, in fp32 where there is more than one: bf16 sums would round once a chunk."""
 
-    def __init__(self, weight: torch.Tensor, dtype: torch.dtype, num_chunks: int) -> None:
+    def __init__(self, weight: torch.Tensor, dtype: torch.dtype, num_chunks: int, lift: float) -> None:
+        self._lift = lift
         wide = dtype in (torch.bfloat16, torch.float16) and (num_chunks > 1 or weight.dtype is torch.float32)
         self._sum = torch.empty(weight.shape, dtype=torch.float32 if wide else dtype, device=weight.device)
         self._is_empty = True
@@ -111,6 +124,8 @@ class _WeightGradient:
         """The sum in the weight's dtype."""
         if self._is_empty:
             self._sum.zero_()
+        if self._lift != 1.0:
+            self._sum.mul_(1.0 / self._lift)
         return self._sum.to(self._dtype)
 
 
@@ -152,11 +167,12 @@ def _forward(
     divisor = num_items if num_items is not None else torch.tensor(max(1, num_valid) if mean else 1, device=hidden.device)
     divisor = divisor.to(hidden.device, statistics)
     divisor = torch.where(divisor == 0, torch.ones_like(divisor), divisor)  # a batch without a valid target: 0, and not 0 / 0
-    scale = divisor.reciprocal()
+    lift = _lift(hidden, weight, mean or num_items is not None, weight_gradient)
+    scale = divisor.reciprocal() if lift == 1.0 else lift / divisor
     losses = torch.empty((num_valid,), dtype=statistics, device=hidden.device)
     d_rows = torch.empty((num_valid, hidden.shape[1]), dtype=hidden.dtype, device=hidden.device) if hidden_gradient else None
     step = rows_per_chunk(max(1, num_valid), head.shape[0], hidden.element_size(), chunk_bytes)
-    sums = _WeightGradient(weight, hidden.dtype, -(-num_valid // step)) if weight_gradient else None
+    sums = _WeightGradient(weight, hidden.dtype, -(-num_valid // step), lift) if weight_gradient else None
     buffer = torch.empty((step, padded_columns(head.shape[0])), dtype=hidden.dtype, device=hidden.device)[:, : head.shape[0]]
     for first in range(0, num_valid, step):
         last = min(first + step, num_valid)
@@ -202,9 +218,30 @@ def _(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, *option
     return loss, hidden.new_empty(hidden.shape if hidden_gradient else (0,)), weight.new_empty(weight.shape if weight_gradient else (0,))
 
 
+@torch.library.custom_op("napkinmath::scale_gradient", mutates_args=())
+def _scale_op(x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    if x.dtype not in (torch.bfloat16, torch.float16):
+        return x * factor
+    if not runs_triton("linear_cross_entropy", x):
+        return (x.float() * factor).to(x.dtype)
+    from ..triton_kernels.cross_entropy import scale
+
+    x = x.contiguous()
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    scale(x, factor.float(), out)
+    return out
+
+
+@_scale_op.register_fake
+def _(x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    return x.new_empty(x.shape)
+
+
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
     _, d_hidden, d_weight = output
+    hidden, weight, _, num_items, mean = inputs[:5]
     ctx.has = inputs[-2:]
+    ctx.lift = _lift(hidden, weight, mean or num_items is not None, ctx.has[1])
     ctx.save_for_backward(*(gradient for gradient, has in zip((d_hidden, d_weight), ctx.has, strict=True) if has))
     ctx.mark_non_differentiable(d_hidden, d_weight)
     ctx.set_materialize_grads(False)
@@ -215,7 +252,8 @@ def _autograd(ctx: Any, upstream: torch.Tensor | None, *_: None) -> tuple[torch.
         return (None,) * 12
     checks.refuse_second_derivative("linear_cross_entropy", FALLBACK)  # what is saved would pass for a constant
     saved = iter(ctx.saved_tensors)
-    d_hidden, d_weight = (next(saved) * upstream if has else None for has in ctx.has)
+    factors = (upstream if ctx.lift == 1.0 else upstream / ctx.lift, upstream)  # d weight was brought down in fp32
+    d_hidden, d_weight = (_scale_op(next(saved), factor) if has else None for has, factor in zip(ctx.has, factors, strict=True))
     return (d_hidden, d_weight, *(None,) * 10)
 
 

@@ -11,6 +11,7 @@ from .launch import Shipped, launch
 MAX_BLOCK = 8192
 #: Few, wide programs: rows in flight are read a second time, and fewer of them stay in the level-2 cache.
 NUM_WARPS = 16
+SCALE_BLOCK, SCALE_WARPS = 2048, 8
 
 
 @triton.jit
@@ -127,10 +128,26 @@ def cross_entropy_of_chunk(
     )
 
 
+@triton.jit
+def _scale(x_ptr, out_ptr, factor_ptr, numel, BLOCK: tl.constexpr):
+    """out = factor x in fp32, rounded once: a factor rounded to x's type would be off by up to 0.4% in bf16, and 65,536 infinite in fp16."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + at, mask=at < numel, other=0.0).to(tl.float32)
+    tl.store(out_ptr + at, (x * tl.load(factor_ptr)).to(out_ptr.dtype.element_ty), mask=at < numel)
+
+
+def scale(x: torch.Tensor, factor: torch.Tensor, out: torch.Tensor) -> None:
+    """Writes factor x into `out`; both contiguous, the factor one fp32 value."""
+    grid = (triton.cdiv(x.numel(), SCALE_BLOCK),)
+    launch(_scale, grid, x, out, factor, x.numel(), BLOCK=SCALE_BLOCK, num_warps=SCALE_WARPS, num_stages=1)
+
+
 def shipped() -> list[Shipped]:
-    """With and without soft-capping and smoothing."""
+    """With and without soft-capping and smoothing; the scaling of the gradients in the backward."""
+    more = {"factor_ptr": "*fp32", "numel": "i64"}
+    found = [Shipped("scale_gradient", _scale, {"BLOCK": SCALE_BLOCK}, SCALE_WARPS, 1, types=more, aligned=("numel",))]
     types = {"targets_ptr": "*i64", "losses_ptr": "*fp32", "scale_ptr": "*fp32", "softcap": "fp32", "smoothing": "fp32", "z_weight": "fp32"}
-    return [
+    return found + [
         Shipped(
             f"cross_entropy {name}",
             _cross_entropy,
