@@ -125,6 +125,22 @@ def split_layers() -> Iterator[Row]:
             )  # fmt: skip
 
 
+def sharded_stages() -> Iterator[Row]:
+    """FSDP2 within a pipeline of torch's stages: gathered once a step, gradients summed in bf16 or in fp32, then reduced."""
+    plain = TraceOptions(micro_batch_size=BATCH, sequence_length=LENGTH, optimizer="adamw-fused")
+    for shards, reduced in ((8, None), (8, "fp32"), (1024, "fp32")):
+        for rank in (0, 3):
+            sharding = ShardingOptions(shard_degree=shards, reshard_after_forward=False, reduce_dtype=reduced)
+            parallel = ParallelConfig(
+                pipeline_parallel_size=4, num_micro_batches=8, data_parallel=DataParallel.FSDP2, data_parallel_size=shards, wrap="layer", sharded_dtype="fp32", reduce_dtype=reduced or "auto",
+            )  # fmt: skip
+            config = config_of(parallel, "full", precision=Precision.BF16, recompute=RecomputeConfig())
+            yield Row(
+                f"FSDP2 ({reduced or 'bf16'} sums) x pipeline 1f1b, stage {rank}", 4 * shards, "full",
+                lambda r=rank, s=sharding: trace_pipeline(LLAMA, (5, 6, 6, 5), r, plain, num_micro_batches=8, sharding=s), config, rank,
+            )  # fmt: skip
+
+
 class Peaks(NamedTuple):
     """Bytes that the program asked for, and that the allocator booked, at their highest."""
 
@@ -173,7 +189,7 @@ def written(rows: list[tuple[str, ...]], folder: Path) -> None:
 
 def every_row() -> tuple[Row, ...]:
     """All rows of the table in order."""
-    return (*fully_sharded(), *split_layers())
+    return (*fully_sharded(), *split_layers(), *sharded_stages())
 
 
 def main(arguments: list[str] | None = None) -> int:
