@@ -54,6 +54,17 @@ class Phase(str, Enum):
     SAVE = "save"
 
 
+_sizes: dict[tuple[tuple[Size, ...], int], tuple[Size, Size]] = {}
+
+
+def storage_sizes(axes: tuple[Size, ...], bits: int) -> tuple[Size, Size]:
+    """(bytes of a storage, what is asked of the allocator for it); remembered, as many tensors are alike."""
+    elements = product(axes)
+    stored = elements * (bits // 8) if bits >= 8 else ceil_div(elements * bits, 8)
+    found = _sizes[axes, bits] = stored, round_up_to(stored, ALLOCATION_GRANULE)
+    return found
+
+
 class Tensor:
     """One storage: `axes` are its extents (symbols and numbers), so that bytes, formula and sweep come from one declaration.
 
@@ -76,10 +87,9 @@ class Tensor:
         managed: bool = False,
     ) -> None:
         self.name, self.axes, self.dtype, self.role, self.module, self.source = name, axes, dtype, role, module, source
-        elements, bits = product(axes), dtype.bits
-        stored = elements * (bits // 8) if bits >= 8 else ceil_div(elements * bits, 8)
+        stored, requested = _sizes.get((axes, dtype.bits)) or storage_sizes(axes, dtype.bits)
         self.nbytes: Size = 0 if host else stored
-        self.requested: Size = round_up_to(self.nbytes, ALLOCATION_GRANULE)
+        self.requested: Size = 0 if host else requested
         self.host_bytes: Size = stored if host else 0
         self.managed = managed
 
@@ -150,7 +160,7 @@ class Op:
     """One operation: what it allocates forward and backward, what it keeps in between, and what both cost."""
 
     __slots__ = (
-        "_works", "backward", "backward_costs", "costs", "fitting", "forward", "gradients", "inputs", "module", "name", "outputs", "saves",
+        "_backward_work", "_work", "backward", "backward_costs", "costs", "fitting", "forward", "gradients", "inputs", "module", "name", "outputs", "saves",
     )  # fmt: skip
 
     def __init__(self, name: str, module: str, inputs: tuple[Value, ...], outputs: tuple[Value, ...], *, forward: Steps, saves: tuple[Tensor, ...], costs: Sequence[Cost], backward: Steps, gradients: tuple[Gradient, ...], backward_costs: Sequence[Cost]) -> None:  # fmt: skip
@@ -158,14 +168,18 @@ class Op:
         self.forward, self.saves, self.costs = forward, saves, costs
         self.backward, self.gradients, self.backward_costs = backward, gradients, backward_costs
         self.fitting: Steps = ()  # after the backward: the engine brings gradients to the inputs' shapes and types
-        self._works: dict[bool, Work] = {}
+        self._work: Work | None = None
+        self._backward_work: Work | None = None
 
     def work(self, *, backward: bool) -> Work:
         """Its kernels as events run them, one object however often they do: what is alike is priced once."""
-        found, costs = self._works.get(backward), self.backward_costs if backward else self.costs
-        if found is None or found.costs is not costs:
-            found = self._works[backward] = Work(self, costs, backward)
-        return found
+        if backward:
+            if self._backward_work is None or self._backward_work.costs is not self.backward_costs:
+                self._backward_work = Work(self, self.backward_costs, True)
+            return self._backward_work
+        if self._work is None or self._work.costs is not self.costs:
+            self._work = Work(self, self.costs, False)
+        return self._work
 
 
 class Block:

@@ -294,7 +294,7 @@ def record_block(
     """One copy of a stage's part on a fresh tape."""
     tape = Tape(policy, sizes)
     if stage.path:
-        tape.path.append(stage.path if stage.count == 1 else f"{stage.path}.*")
+        tape.module = stage.path if stage.count == 1 else f"{stage.path}.*"
     x = None
     if incoming is not None:
         x = Value(

@@ -27,10 +27,11 @@ REDUCE = "reduce"  # a product as large as the output, summed to the input's sha
 class Scope:
     """A module's forward call: names in the record, and the lifetime of its local variables."""
 
-    __slots__ = ("_graph", "_locals", "_tape", "name")
+    __slots__ = ("_graph", "_locals", "_outer", "_tape", "name")
 
     def __init__(self, tape: Tape, name: str) -> None:
         self._tape, self.name, self._locals, self._graph = tape, name, [], []
+        self._outer = tape.module
 
     _locals: list[Tensor]
     _graph: list[Tensor]
@@ -51,14 +52,19 @@ class Scope:
                 self._tape.touch(value.tensor)
 
     def __enter__(self) -> Scope:
-        self._tape.path.append(self.name)
+        self._tape.module = joined(self._outer, self.name)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._tape.path.pop()
+        self._tape.module = self._outer
         self._tape.touch(*self._locals)
         for tensor in self._graph:
             self._tape.graph_use[tensor] = max(len(self._tape.ops) - 1, 0)
+
+
+def joined(outer: str, inner: str) -> str:
+    """The path of a part within another; either may be nameless."""
+    return f"{outer}.{inner}" if outer and inner else outer or inner
 
 
 class Tape:
@@ -70,7 +76,7 @@ class Tape:
         self._kept: list[Tensor] = []
         self.ops: list[Op] = []
         self.weights: list[Weight] = []
-        self.path: list[str] = []
+        self.module = ""  # dotted path of the module whose forward is being recorded
         self.last_use: dict[Tensor, int] = {}
         self.graph_use: dict[Tensor, int] = {}
         self.casts: dict[tuple[int, DType], Value] = {}  # autocast's cache of weight casts
@@ -80,11 +86,6 @@ class Tape:
         self.outliving: list[Tensor] = []  # results that the model's caller holds until the forward is over (a key/value cache)
 
     # ------------------------------------------------------------ structure
-
-    @property
-    def module(self) -> str:
-        """Dotted path of the module whose forward is being recorded."""
-        return ".".join(p for p in self.path if p)
 
     def scope(self, name: str = "") -> Scope:
         """Enters a submodule (or with no name, a plain function call)."""
@@ -112,7 +113,7 @@ class Tape:
         self, name: str, axes: tuple[Size, ...], *, kind: str = "other", dtype: DType | None = None, buffer: bool = False, tied_to: str = ""
     ) -> Weight:
         """Declares a parameter (or buffer) of the current module; `kind` is linear, embedding, norm, bias, conv, experts, head or other."""
-        path = ".".join(p for p in (*self.path, name) if p)
+        path = joined(self.module, name)
         if (known := self.declared(path)) is not None:
             return known
         made = self.policy.make_weight(path, axes, kind=kind, dtype=dtype, buffer=buffer, tied_to=tied_to)
