@@ -15,6 +15,7 @@ from statistics import median
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "estimator"))
 
+from published.machines import machine_of
 from published.predict import Prediction
 from published.rows import ALLOCATED, DEVICE, RESERVED, SPEED, Row, Unreadable, read_rows
 from published.run import Results, run_rows
@@ -22,6 +23,12 @@ from published.statistics import average, by_source, percentile, verdicts
 
 DATA = Path(__file__).resolve().parent / "data"
 ONE_NODE = 8
+
+
+def ranks_of_one_node(row: Row, *, blind: bool) -> bool:
+    """Whether a run kept to one node: at most eight GPUs, unless its source says that they stood in several machines."""
+    machine = machine_of(row, blind=blind)
+    return gpus(row) <= ((machine.gpus_per_node if machine else 0) or ONE_NODE)
 
 
 def gpus(row: Row) -> int:
@@ -32,14 +39,14 @@ def gpus(row: Row) -> int:
         return 1
 
 
-def render(results: Results, sizes: dict[str, int], *, rows: bool) -> str:
-    """The tables, in Markdown."""
+def render(results: Results, near: set[str], *, rows: bool) -> str:
+    """The tables, in Markdown; `near` are the ids of rows on one node."""
     parts = [understood(results)]
     for quantity in (ALLOCATED, RESERVED, DEVICE):
         parts.append(errors(f"Error of {quantity} memory", [p for p in results.predictions if p.quantity == quantity]))
     speeds = [p for p in results.predictions if p.quantity == SPEED]
-    parts.append(errors("Error of tokens/s, one node", [p for p in speeds if sizes[p.row_id] <= ONE_NODE]))
-    parts.append(errors("Error of tokens/s, many nodes", [p for p in speeds if sizes[p.row_id] > ONE_NODE]))
+    parts.append(errors("Error of tokens/s, one node", [p for p in speeds if p.row_id in near]))
+    parts.append(errors("Error of tokens/s, many nodes", [p for p in speeds if p.row_id not in near]))
     parts.append(judged(results))
     if rows:
         parts += [f"{p.row_id} {p.source} {p.quantity} {p.predicted:.4g} {p.measured:.4g} {p.error:+.1%}" for p in results.predictions]
@@ -106,13 +113,13 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     tables = [(read_rows(options.memory), True), (read_rows(options.throughput), False)]
     several = [([row for row in rows if gpus(row) > 1], wants_memory) for rows, wants_memory in tables]
-    sizes = {row.row_id: gpus(row) for rows, _ in several for row in rows}
+    near = {row.row_id for rows, _ in several for row in rows if ranks_of_one_node(row, blind=options.blind)}
     results = run_rows(several, all_gpus=True, blind=options.blind)
-    print(render(results, sizes, rows=options.rows))
+    print(render(results, near, rows=options.rows))
     if options.out:
         name, how = ("parallel_blind", " --blind") if options.blind else ("parallel", "")
         text = (
-            f"# Published runs on several GPUs\n\n`python benchmarks/published_parallel.py{how}`\n\n{render(results, sizes, rows=False)}\n"
+            f"# Published runs on several GPUs\n\n`python benchmarks/published_parallel.py{how}`\n\n{render(results, near, rows=False)}\n"
         )
         (options.out / f"{name}.md").write_text(text)
     return 0

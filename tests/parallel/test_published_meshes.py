@@ -164,4 +164,3 @@ def test_tokens_of_padded_batches_are_counted_with_their_padding() -> None:
     counted = Outcome(understand(row(**cells, notes="padded-to-longest batches"))).speed()[0].predicted
     full = Outcome(understand(row(**cells))).speed()[0].predicted
     assert 0.6 * full < counted < 0.95 * full  # ranks wait for the longest sequence of all four
-    assert 0.6 * full < counted < 0.95 * full  # ranks wait for the longest sequence of all four
