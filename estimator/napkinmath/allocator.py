@@ -398,21 +398,21 @@ STEADY = 6  # repetitions of equal micro-steps after which the books are taken t
 
 
 def rows(segments: list[TimelineSegment]) -> Iterator[tuple[list[TimelineSegment], int]]:
-    """(row of segments, how many times in a row it came before), in order; what comes for the first time comes one by one."""
-    last: dict[int, int] = {}
-    row: list[TimelineSegment] = []
-    at = times = 0
+    """(row of segments, how often it comes in a row), in order; what comes once comes alone."""
+    after: dict[int, int] = {}  # where a segment comes next
+    periods = [0] * len(segments)
+    for at in range(len(segments) - 1, -1, -1):
+        periods[at] = after.get(id(segments[at]), at) - at
+        after[id(segments[at])] = at
+    at = 0
     while at < len(segments):
-        period = at - last.get(id(segments[at]), at)
-        found = segments[at : at + max(period, 1)]
-        if period and found == segments[at - period : at]:
-            times = times + 1 if found == row else 1
-            row = found
-        else:
-            times, row = 0, [segments[at]]
-        for offset, segment in enumerate(row):
-            last[id(segment)] = at + offset
-        at += len(row)
+        period, times = periods[at] or 1, 1
+        row = segments[at : at + period]
+        while periods[at] and segments[at + times * period : at + (times + 1) * period] == row:
+            times += 1
+        if times == 1:
+            row = row[:1]
+        at += times * len(row)
         yield row, times
 
 
@@ -422,17 +422,19 @@ class Books:
     def __init__(self, sizes: list[int], settings: AllocatorSettings | None) -> None:
         self.allocator, self.sizes = CachingAllocator(settings), sizes
         self.held: list[list[Block]] = [[] for _ in sizes]
+        self._booked: dict[TimelineSegment, list[tuple[str, int]]] = {}
 
     def play(self, row: list[TimelineSegment]) -> None:
         """Books the events of segments; tensors of no bytes take none. Raises OutOfMemory."""
         sizes, held, malloc, free = self.sizes, self.held, self.allocator.malloc, self.allocator.free
         for segment in row:
-            pairs = segment.pairs
-            events = [
-                (action, index)
-                for action, index in segment.events
-                if (action in "+-" and sizes[index]) or (action == "=" and sizes[pairs[index][0]])
-            ]
+            pairs, events = segment.pairs, self._booked.get(segment)
+            if events is None:
+                events = self._booked[segment] = [
+                    (action, index)
+                    for action, index in segment.events
+                    if (action in "+-" and sizes[index]) or (action == "=" and sizes[pairs[index][0]])
+                ]
             for _ in range(segment.repeat):
                 for action, index in events:
                     if action == "+":
@@ -455,13 +457,13 @@ class Books:
 
         One that leaves as many bytes as it found, elsewhere, is through after STEADY times.
         """
-        settled = False
         for row, times in rows(timeline.segments):
-            if times > 1 and (settled or (times >= STEADY and not self._grows(row))):
-                continue
-            before = self.state() if times else None
-            self.play(row)
-            settled = before is not None and before == self.state()
+            grows = times > STEADY and self._grows(row)
+            for _ in range(times if grows else min(times, STEADY)):
+                before = self.state() if times > 1 else None
+                self.play(row)
+                if times > 1 and before == self.state():
+                    break
 
     def _grows(self, row: list[TimelineSegment]) -> bool:
         return sum(segment.repeat * segment_profile(segment, self.sizes)[2] for segment in row) != 0

@@ -20,7 +20,7 @@ from napkinmath.parallel_config import DataParallel, ParallelConfig, PipelineSch
 from napkinmath.pipeline_time import slowest_stage, timed_ranks, waiting_s
 from napkinmath.record import Record
 from napkinmath.schedule import Clock, StepTime, phase_times
-from napkinmath.simulate import Scopes, managed_size, peak_bytes, running
+from napkinmath.simulate import Scopes, managed_bytes, peak_bytes, running
 from napkinmath.stages import distinct_ranks
 from napkinmath.step import build_step
 from napkinmath.stragglers import at_the_slowest_pace
@@ -133,8 +133,7 @@ def price_mesh(spec: ModelSpec, config: TrainConfig, cluster: Cluster, speed: Ef
     built = {rank: build_step(spec, policy, pipeline_rank=rank) for rank in ranks}
     scopes = Scopes(built[0].symbols)
     peak = max(peak_bytes(step, scopes=scopes) for step in built.values())
-    paged = built[0].update.optimizer.paged
-    managed = max(peak_bytes(built[rank], steps=1, scopes=scopes, size=managed_size) for rank in timed) if paged else 0
+    managed = max(managed_bytes(built[rank], scopes) for rank in timed)
     priced = {rank: phase_times(running(built[rank], clock, scopes), speed, first_segment=0) for rank in timed}
     slowest, bubble = slowest_stage(priced.values(), parallel.world_size), 0.0
     if stages > 1:

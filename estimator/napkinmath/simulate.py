@@ -134,42 +134,43 @@ def running(step: Step, clock: Clock, scopes: Scopes | None = None) -> Timeline:
     return Timeline([], ordered, Stamp(origin="analytic"), (0,))
 
 
-def requested_size(tensor: Tensor) -> Size:
-    """What a tensor takes of the allocator."""
-    return tensor.requested
-
-
-def managed_size(tensor: Tensor) -> Size:
-    """What a tensor takes of unified memory."""
-    return tensor.host_bytes if tensor.managed else 0
-
-
-def peak_bytes(step: Step, *, steps: int = 2, scopes: Scopes | None = None, size: Callable[[Tensor], Size] = requested_size) -> int:
-    """The highest requested bytes alone (or those that `size` counts), as `simulate(step).peak().nbytes` gives them, without the timeline."""
+def peak_bytes(step: Step, *, steps: int = 2, scopes: Scopes | None = None) -> int:
+    """The highest requested bytes alone, as `simulate(step).peak().nbytes` gives them, without the timeline."""
     scopes = scopes or Scopes(step.symbols)
     profiles: dict[int, tuple[int, int]] = {}
     base = peak = 0
     for segment in run_order(step, steps=steps)[0]:
         found = profiles.get(id(segment))
         if found is None:
-            found = profiles[id(segment)] = _profile(segment, scopes.of(segment.symbols), size)
+            found = profiles[id(segment)] = _profile(segment, scopes.of(segment.symbols))
         high, net = found
         peak = max(peak, base + high + (segment.repeat - 1) * max(net, 0))
         base += segment.repeat * net
     return peak
 
 
-def _profile(segment: Segment, bind: Bindings, size: Callable[[Tensor], Size]) -> tuple[int, int]:
+def _profile(segment: Segment, bind: Bindings) -> tuple[int, int]:
     """(highest live bytes within one repetition, its net change)."""
     live = high = 0
+    known = bind.derived
     for action, payload in segment.events:
         if isinstance(payload, Tensor):
+            size = known.get(payload)
+            if size is None:
+                size = known[payload] = bind(payload.requested)
             if action == ALLOC:
-                live += bind(size(payload))
-                high = max(high, live)
+                live += size
+                if live > high:
+                    high = live
             else:
-                live -= bind(size(payload))
+                live -= size
     return high, live
+
+
+def managed_bytes(step: Step, scopes: Scopes) -> int:
+    """The unified memory that a step's paged optimizer states take."""
+    states = [(segment, tensor) for segment in step.update.states for _, tensor in segment.events if isinstance(tensor, Tensor)]
+    return sum(segment.repeat * scopes.of(segment.symbols)(tensor.host_bytes) for segment, tensor in states if tensor.managed)
 
 
 def lay_out(segment: Segment, bind: Bindings, index_of: Callable[[Tensor, Bindings], int], clock: Clock | None) -> TimelineSegment:
