@@ -29,6 +29,7 @@ from napkinmath_profiler.calibration.op_plan import model_ops, planned
 from napkinmath_profiler.calibration.op_points import OpPoint, measure_op, measure_ops
 from napkinmath_profiler.calibration.roofline import ceilings_of, model_ops_of, write_roofline
 from napkinmath_profiler.calibration.timing import Timing, throttling, time_calls
+from napkinmath_profiler.measuring import device_memory
 
 CPU = Device(torch.device("cpu"), "CPU under test")
 # The weak pull towards the datasheet leaves a point that stands alone this far off; a timing scatters by as much.
@@ -258,8 +259,17 @@ def test_torch_is_held_to_the_allowance(monkeypatch: pytest.MonkeyPatch) -> None
     device, held = busy(monkeypatch, 40 << 30, 80 << 30), []
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 0)
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share, _: held.append(share))
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    monkeypatch.setattr(device_memory, "_shares", {})
     allowances.hold_to(device, Allowance(20 << 30, 10.0))
     assert held == [0.25]
+    memory = device_memory.CudaMemory(device.torch_device)
+    memory.limit(0.9)  # a measurement inside takes no more than was allowed, and what was allowed holds after it
+    memory.unlimit()
+    assert held == [0.25, 0.25, 0.25]
+    memory.limit(0.1)
+    memory.unlimit()
+    assert held[3:] == [0.05, 0.25]
 
 
 def test_the_cpu_is_named_with_its_threads() -> None:

@@ -9,6 +9,7 @@ from napkinmath.errors import InputError
 from napkinmath.units import format_bytes
 
 from napkinmath_profiler.calibration.devices import Device
+from napkinmath_profiler.measuring.device_memory import hold_to_bytes
 
 LEAST_BYTES = 256 << 20
 BUSY_SHARE = 0.1
@@ -52,10 +53,5 @@ def allowance(device: Device, *, share: float, seconds: float, notes: list[str],
 
 def hold_to(device: Device, allowed: Allowance) -> None:
     """Make torch itself refuse more than the allowance on a GPU, so that a mistake of ours cannot hurt another process."""
-    if not device.is_cuda:
-        return
-    import torch
-
-    _, total = device.memory()
-    held = torch.cuda.memory_reserved(device.torch_device)
-    torch.cuda.set_per_process_memory_fraction(min(1.0, (held + allowed.nbytes) / total), device.torch_device)
+    if device.is_cuda:
+        hold_to_bytes(device.torch_device, allowed.nbytes)

@@ -169,6 +169,11 @@ class _LayerRunner:
             except torch.OutOfMemoryError:
                 self._notes.append(f"{point.name}: {len(run)} layers under the profiler ran out of memory; the rest is kept")
                 return
+            except Exception as reason:  # of a profiler that may not look (CUPTI's privileges, another one at work): what was timed is kept
+                said = next(iter(str(reason).splitlines()), "")[:200]
+                self._notes.append(f"kinds of operation were not measured: {type(reason).__name__}: {said}; the rest is kept")
+                self._has_classes = True
+                return
             finally:
                 gc.collect()
                 self._device.release()

@@ -53,6 +53,7 @@ class CudaMemory:
         torch.cuda.init()  # before that the allocator has no figures
         self.device = device if device.index is not None else torch.device("cuda", torch.cuda.current_device())
         self._start = 0
+        self._share_before = 1.0
         self.recorded: dict[str, Any] | None = None
         """PyTorch's own snapshot as the last history ended."""
         self.num_dropped = 0
@@ -143,13 +144,27 @@ class CudaMemory:
 
     def limit(self, share: float) -> None:
         """Never hold more than ``share`` of what is free now."""
-        free, total = torch.cuda.mem_get_info(self.device)
-        held = torch.cuda.memory_reserved(self.device)
-        torch.cuda.set_per_process_memory_fraction(min(1.0, (held + share * free) / total), self.device)
+        self._share_before = hold_to_bytes(self.device, share * torch.cuda.mem_get_info(self.device)[0])
 
     def unlimit(self) -> None:
-        """Take back what ``limit`` set."""
-        torch.cuda.set_per_process_memory_fraction(1.0, self.device)
+        """Take back what ``limit`` set: the share that was there before holds again."""
+        _set_share(self.device, self._share_before)
+
+
+_shares: dict[int | None, float] = {}
+
+
+def hold_to_bytes(device: torch.device, nbytes: float) -> float:
+    """Have torch refuse more than ``nbytes`` beyond what it holds of a GPU, and never more than it was allowed; the share that was there before."""
+    before = _shares.get(device.index, 1.0)
+    total = torch.cuda.mem_get_info(device)[1]
+    _set_share(device, min(before, (torch.cuda.memory_reserved(device) + nbytes) / total))
+    return before
+
+
+def _set_share(device: torch.device, share: float) -> None:
+    _shares[device.index] = share
+    torch.cuda.set_per_process_memory_fraction(share, device)
 
 
 _told_of_exhaustion: list[tuple[int, Callable[[int], None]]] = []

@@ -136,7 +136,8 @@ class HistoryMarks:
     def _pack(self, tensor: torch.Tensor) -> _Saved:
         if address := self._memory.address_of(tensor):
             self.saved.append((self._position(), address))
-        return _Saved(tensor, self._stack[-1], self._phase is TracePhase.LOSS)
+        # Detached: a node that saved its own output would keep itself alive through it, for good where no backward comes to free it.
+        return _Saved(tensor.detach(), self._stack[-1], self._phase is TracePhase.LOSS)
 
     def _unpack(self, saved: _Saved) -> torch.Tensor:
         if self._phase is TracePhase.BACKWARD and len(self._stack) == 1:
