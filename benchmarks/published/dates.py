@@ -30,6 +30,12 @@ def date_in(text: str) -> Date | None:
     return _version(text) or _calendar(text)
 
 
+def arxiv_date(text: str) -> Date | None:
+    """The month in the number of a paper that a text in lower case names, as "arxiv 2201.11990"."""
+    found = re.search(r"arxiv[:\s]+(\d\d)(0[1-9]|1[0-2])\.\d{4,5}", text)
+    return (2000 + int(found[1]), int(found[2])) if found else None
+
+
 def date_of_model(name: str) -> Date | None:
     """The month a model of that name was published, where it is one of the last years' language models."""
     lowered = name.lower()

@@ -21,6 +21,7 @@ from napkinmath.train_config import (
 )
 
 from published.data_sets import named_lengths
+from published.dates import arxiv_date
 from published.era import Era
 from published.identify import hardware_of, model_of
 from published.machines import machine_of, supplemented
@@ -33,6 +34,7 @@ from published.sources import era_of
 _NO = r"^(no(ne)?|off|false|0|disabled?|without|w/o|n/a|-|not used|no .*)$"
 # What selective checkpointing by operation keeps: attention and every second product (torchtitan parallelize_llama.py _apply_ac_to_transformer_block).
 _EVERY_SECOND_PRODUCT = ("sdpa", "q_proj", "v_proj", "gate_proj", "down_proj")
+_FLASH_SINCE = (2022, 5)  # arXiv 2205.14135, FlashAttention
 _NEGATED = r"^(no\b|none\b|off\b|false\b|without\b|w/o\b|disabled\b)"
 
 
@@ -193,6 +195,9 @@ def _attention(row: Row, era: Era, assumed: dict[str, str]) -> Attention:
         return Attention.MATH
     if "cudnn" in text:
         return Attention.CUDNN
+    if not text.strip() and (arxiv_date(row.words("source", "notes")) or _FLASH_SINCE) < _FLASH_SINCE:
+        assumed["attention"] = "attention: whole score matrices, the run is older than fused kernels"
+        return Attention.EAGER
     if not text.strip():
         assumed["attention"] = "attention: what the stack picks; not stated"
     return Attention.SDPA if re.search(r"sdpa|scaled_dot|torch", text) else Attention.AUTO

@@ -12,6 +12,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "benchmarks"))
 from napkinmath.catalog.gpus import find_hardware
 from napkinmath.collectives import fabric
 from napkinmath.parallel_config import ContextParallel, DataParallel, PipelineSchedule, Sharding
+from napkinmath.train_config import Attention
 from published.architecture import completed_arch
 from published.machines import machine_of, supplemented
 from published.parallel import batch_of, cluster_of, spread_of
@@ -164,3 +165,9 @@ def test_tokens_of_padded_batches_are_counted_with_their_padding() -> None:
     counted = Outcome(understand(row(**cells, notes="padded-to-longest batches"))).speed()[0].predicted
     full = Outcome(understand(row(**cells))).speed()[0].predicted
     assert 0.6 * full < counted < 0.95 * full  # ranks wait for the longest sequence of all four
+
+
+def test_a_run_older_than_fused_attention_has_whole_scores() -> None:
+    cells = dict(sharding="tp8", arch="L48 h4096 a32 ffn16384 V50304", model="some GPT", method="pretrain")
+    assert understand(row(**cells, source="a/b: README (arXiv 2201.11990)")).config.attention is Attention.EAGER
+    assert understand(row(**cells, source="a/b: README (arXiv 2401.11990)")).config.attention is Attention.AUTO
