@@ -7,9 +7,9 @@ of a layer in the same context, in which every storage of a layer ``d`` places a
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
 
 from napkinmath_profiler.tracing.kernel_workspaces import FOREACH_NORM_PARTIALS
 from napkinmath_profiler.tracing.layer_stacks import WINDOW, LayerStack, contexts
@@ -38,6 +38,7 @@ class _Sweep:
 
 _Part = _Sweep | int  # a sweep, or the index of an event outside any
 _UNSEEN = object()
+_VALUES = attrgetter(*(entry.name for entry in fields(StorageRecord)))
 TURNS: dict[TracePhase, int] = {
     TracePhase.FORWARD: 1,
     TracePhase.LOSS: 1,
@@ -69,6 +70,7 @@ class _Extrapolation:
         self._prefix = f"{stack.path}."
         self._total = len(stack.kinds)
         self._number_cache: dict[str, object] = {}
+        self._renames: dict[tuple[str, int], str] = {}  # path and how many layers further -> the path there
         self._twins: list[tuple[int, int]] = []  # kept positions in equal contexts, whose events must be alike
         self._sample_of = self._samples()
         self._records: list[StorageRecord] = []
@@ -284,13 +286,17 @@ class _Extrapolation:
         self._moved[index] = len(self._events) - 1
 
     def _renamed(self, path: str, sample: int, layer: int) -> str:
-        at = self._number_at(path) if sample != layer and path else None
-        if at is None:
+        if sample == layer or not path:
             return path
-        return f"{path[: at[0]]}{int(path[at[0] : at[1]]) + layer - sample}{path[at[1] :]}"
+        found = self._renames.get((path, layer - sample))
+        if found is None:
+            at = self._number_at(path)
+            found = path if at is None else f"{path[: at[0]]}{int(path[at[0] : at[1]]) + layer - sample}{path[at[1] :]}"
+            self._renames[path, layer - sample] = found
+        return found
 
     def _copy(self, old: StorageRecord, sample: int, layer: int) -> StorageRecord:
-        record = copy.copy(old)
+        record = StorageRecord(*_VALUES(old))
         record.storage_id, record.born = len(self._records), len(self._events)
         record.died = record.died_phase = record.died_scope = None
         record.module, record.name = self._renamed(old.module, sample, layer), self._renamed(old.name, sample, layer)
@@ -299,7 +305,10 @@ class _Extrapolation:
         return record
 
     def _append(self, event: StorageEvent, record: StorageRecord, sample: int, layer: int) -> None:
-        self._events.append(event._replace(storage_id=record.storage_id, module=self._renamed(event.module, sample, layer)))
+        module = self._renamed(event.module, sample, layer)
+        self._events.append(
+            StorageEvent(event.is_allocation, record.storage_id, event.phase, module, event.op, event.step, event.micro_step)
+        )
 
     def _bury(self, event: StorageEvent, record: StorageRecord, old: StorageRecord, sample: int, layer: int) -> None:
         if record.died is not None:
