@@ -13,8 +13,8 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import torch
@@ -51,7 +51,10 @@ class Watching:
         limit_bytes: int | None = None,
         report: str | os.PathLike[str] = DEFAULT_REPORT,
         warn: Callable[[str], None] = log.warning,
+        told: bool = False,
     ) -> None:
+        """``told``: a framework says what begins (``forward_begins``, ``forward_ends``, ``update_begins``); else hooks do."""
+        self._told = told
         self.records: list[StepRecord] = []
         self.warnings: list[DriftWarning] = []
         self.seconds_spent = 0.0
@@ -82,12 +85,13 @@ class Watching:
 
     def start(self) -> None:
         """Begin to follow; the first module called with gradients on, and parameters to train, is the model if none was named."""
-        if self._model is not None:
+        if self._model is not None and not self._told:
             self._follow(self._model)
-        else:
+        elif not self._told:
             self._finder = register_module_forward_pre_hook(self._find_model)
             self._hooks.callback(self._finder.remove)
-        self._hooks.callback(register_optimizer_step_pre_hook(lambda *_: self._enter(OPTIMIZER)).remove)
+        if not self._told:
+            self._hooks.callback(register_optimizer_step_pre_hook(lambda *_: self.update_begins()).remove)
         self._hooks.callback(register_optimizer_step_post_hook(self._optimizer_done).remove)
         self._hooks.callback(self._memory.on_out_of_memory(self._ran_out))
         self._memory.reset_peaks()
@@ -104,22 +108,31 @@ class Watching:
             self._enter(FORWARD)  # of this very call, which has gathered its hooks already
 
     def _follow(self, model: nn.Module) -> None:
-        self._hooks.callback(model.register_forward_pre_hook(self._forward_begins, with_kwargs=True).remove)
-        self._hooks.callback(model.register_forward_hook(lambda *_: self._forward_ends()).remove)
+        self._hooks.callback(model.register_forward_pre_hook(self._model_called, with_kwargs=True).remove)
+        self._hooks.callback(model.register_forward_hook(lambda *_: self.forward_ends()).remove)
 
-    def _forward_begins(self, _: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        if torch._C._current_graph_task_id() != -1 or not torch.is_grad_enabled():  # a recompute, or an evaluation
-            return
+    def _model_called(self, _: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        if torch._C._current_graph_task_id() == -1 and torch.is_grad_enabled():  # neither a recompute nor an evaluation
+            self.forward_begins(args, kwargs)
+
+    def forward_begins(self, args: Any, kwargs: dict[str, Any]) -> None:
+        """A training forward over these inputs begins."""
         self._enter(FORWARD)
         started = time.perf_counter()
         tokens = _num_tokens(args, kwargs)
         self._record.tokens += tokens
+        self._record.longest = max(self._record.longest, tokens)
         self._tell(drift.longer_batch(self.records, tokens, self._limit))
         self.seconds_spent += time.perf_counter() - started
 
-    def _forward_ends(self) -> None:
+    def forward_ends(self) -> None:
+        """What follows is the backward, or another forward."""
         if self._phase == FORWARD:
             self._enter(BACKWARD)
+
+    def update_begins(self) -> None:
+        """The optimizer's step begins."""
+        self._enter(OPTIMIZER)
 
     def _enter(self, phase: str) -> None:
         """What was going on ends with these peaks."""
@@ -210,15 +223,17 @@ def watch(
     device: str = "cuda",
     memory: DeviceMemory | None = None,
     warn: Callable[[str], None] = log.warning,
+    told: bool = False,
 ) -> Iterator[Watching]:
     """Follow the training inside the block.
 
     ``predicted`` is an ``Estimate`` or bytes; ``limit_bytes`` what may be allocated (the GPU's memory unless given); ``report``
-    the file written when memory runs out; ``warn`` is called with each warning. ``memory`` replaces the GPU's allocator, such as
+    the file written when memory runs out; ``warn`` is called with each warning; ``told`` as in ``Watching``. ``memory`` replaces the GPU's allocator, such as
     ``CpuMemory()`` to try this out without one.
     """
     books = memory if memory is not None else _books_of(device)
-    watching = Watching(books, model=model, optimizer=optimizer, predicted=predicted, limit_bytes=limit_bytes, report=report, warn=warn)
+    how: dict[str, Any] = {"predicted": predicted, "limit_bytes": limit_bytes, "report": report, "warn": warn, "told": told}
+    watching = Watching(books, model=model, optimizer=optimizer, **how)
     with books:
         if model is not None:
             books.adopt([*model.parameters(), *model.buffers()])
@@ -303,4 +318,57 @@ def trainer_callback(**options: Any) -> Any:
     return WatchCallback()
 
 
-__all__ = ["Watching", "trainer_callback", "watch"]
+def lightning_callback(**options: Any) -> Any:
+    """A callback of PyTorch Lightning that watches a fit; ``options`` are those of ``watch``. The summary goes to the log at the end."""
+    try:
+        from lightning.pytorch.callbacks import Callback
+    except ImportError:
+        from pytorch_lightning.callbacks import Callback
+
+    class WatchCallback(Callback):  # type: ignore[misc, valid-type]
+        """Follows a fit; told what begins, since Lightning calls no module and runs forward and backward inside the optimizer's step."""
+
+        def __init__(self) -> None:
+            self.watching: Watching | None = None
+            self._block: Any = None
+
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            optimizer = trainer.optimizers[0] if trainer.optimizers else None
+            block = watch(pl_module, optimizer, told=True, **options)
+            try:
+                self.watching = block.__enter__()
+            except InputError as reason:  # a training is not stopped for want of something to watch
+                log.warning("not watched: %s", reason)
+            else:
+                self._block = block
+
+        def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+            if self._block is not None and self.watching is not None:
+                named = dict(batch) if isinstance(batch, Mapping) else {}
+                self.watching.forward_begins([*named.values()] or batch if isinstance(batch, (list, tuple, Mapping)) else (batch,), named)
+
+        def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
+            if self._block is not None and self.watching is not None:
+                self.watching.forward_ends()
+
+        def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+            if self._block is not None and self.watching is not None:
+                self.watching.update_begins()
+
+        def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+            self._close(None)
+
+        def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+            self._close(exception)
+
+        def _close(self, error: BaseException | None) -> None:
+            block, self._block = self._block, None
+            if block is not None and self.watching is not None:
+                with suppress(RuntimeError, MemoryError):  # Lightning raises it itself
+                    block.__exit__(type(error) if error is not None else None, error, None)
+                log.info("memory of the training:\n%s", self.watching.summary())
+
+    return WatchCallback()
+
+
+__all__ = ["Watching", "lightning_callback", "trainer_callback", "watch"]

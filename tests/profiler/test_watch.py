@@ -16,7 +16,7 @@ from napkinmath.units import format_bytes
 from napkinmath_profiler.measuring import drift
 from napkinmath_profiler.measuring.device_memory import CpuMemory, CudaMemory
 from napkinmath_profiler.measuring.drift import StepRecord
-from napkinmath_profiler.watch import Watching, trainer_callback, watch
+from napkinmath_profiler.watch import Watching, lightning_callback, trainer_callback, watch
 from napkinmath_profiler.watch_cli import run, split
 from torch import nn
 
@@ -96,6 +96,56 @@ def test_a_longer_batch_is_told_before_it_runs() -> None:
 
 def records_of(values: list[tuple[int, int]]) -> list[StepRecord]:
     return [StepRecord(i, 64, {"backward": peak}, peak // 2, reserved, reserved) for i, (peak, reserved) in enumerate(values)]
+
+
+def test_under_accumulation_the_longest_micro_batch_counts() -> None:
+    """Four micro-batches a step: one twice as long as any before is longer, though the step's sum of tokens is not."""
+    model, optimizer = model_and_optimizer()
+    said: list[str] = []
+    with watch(model, optimizer, memory=CpuMemory(), limit_bytes=5 * MIB, warn=said.append) as watching:
+        for step in range(5):
+            for part in range(4):
+                model(torch.randn(1024 if (step, part) == (4, 2) else BATCH, WIDTH)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+    assert watching.records[0].tokens == 4 * BATCH and watching.records[0].largest == BATCH
+    assert [w.kind for w in watching.warnings] == ["longer batch"] and "1,024 tokens, the longest so far had 64" in said[0]
+
+
+@pytest.mark.filterwarnings("ignore")  # Lightning's, of workers and of epochs
+def test_a_lightning_fit_is_followed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    lightning = pytest.importorskip("pytorch_lightning")
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)
+
+        def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
+            return self.head(self.encoder(batch[0]).relu()).square().mean()
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.AdamW(self.parameters(), foreach=False)
+
+    def fit(books: CpuMemory, rows: int) -> Any:
+        callback = lightning_callback(memory=books, report=tmp_path / "report.txt", warn=lambda _: None)
+        quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+        trainer = lightning.Trainer(max_steps=3, accelerator="cpu", callbacks=[callback], **quiet)
+        data = torch.utils.data.TensorDataset(torch.randn(3 * rows, WIDTH))
+        try:
+            trainer.fit(Module(), torch.utils.data.DataLoader(data, batch_size=rows))
+        finally:
+            assert callback.watching is not None and callback._block is None
+        return callback.watching
+
+    with caplog.at_level("INFO", logger="napkinmath.watch"):
+        watching = fit(CpuMemory(), BATCH)
+    assert [record.tokens for record in watching.records] == [BATCH] * 3
+    assert all({"forward", "backward", "optimizer step"} <= set(record.peaks) for record in watching.records)
+    assert "memory of the training" in caplog.text
+    with pytest.raises(torch.OutOfMemoryError):
+        fit(CpuMemory(limit_bytes=60 * MIB), 8192)
+    assert (tmp_path / "report.txt").read_text().startswith("asked for 8.00 MiB in step 0, forward")
 
 
 def test_fragmentation_is_a_cache_that_grows_without_the_tensors() -> None:

@@ -27,6 +27,13 @@ class StepRecord:
     end_allocated: int = 0
     end_reserved: int = 0
     peak_reserved: int = 0
+    longest: int = 0
+    """Tokens of its largest micro-batch, which its peak follows; 0: it had one."""
+
+    @property
+    def largest(self) -> int:
+        """Tokens of the largest micro-batch."""
+        return self.longest or self.tokens
 
     @property
     def peak(self) -> int:
@@ -86,15 +93,15 @@ def fragmentation(records: Sequence[StepRecord]) -> DriftWarning | None:
 
 def longer_batch(records: Sequence[StepRecord], tokens: int, limit: int | None) -> DriftWarning | None:
     """A batch longer than any before, told before it runs: what it will take if memory goes on as it went with the tokens."""
-    settled = [r for r in records if r.tokens and r.step >= SETTLING_STEPS]
+    settled = [r for r in records if r.largest and r.step >= SETTLING_STEPS]
     if len(settled) < 2:
         return None
-    longest = max(settled, key=lambda r: r.tokens)
-    if tokens <= longest.tokens:
+    longest = max(settled, key=lambda r: r.largest)
+    if tokens <= longest.largest:
         return None
     slope = _bytes_a_token(settled)
-    expected = longest.peak + round(slope * (tokens - longest.tokens))
-    text = f"a batch of {tokens:,} tokens, the longest so far had {longest.tokens:,} and peaked at {format_bytes(longest.peak)}; about {format_bytes(expected)} expected"
+    expected = longest.peak + round(slope * (tokens - longest.largest))
+    text = f"a batch of {tokens:,} tokens, the longest so far had {longest.largest:,} and peaked at {format_bytes(longest.peak)}; about {format_bytes(expected)} expected"
     if limit and expected > limit:
         return DriftWarning("longer batch", records[-1].step + 1, f"{text}, {format_bytes(expected - limit)} more than there is")
     if limit and expected > 0.95 * limit:
@@ -104,10 +111,10 @@ def longer_batch(records: Sequence[StepRecord], tokens: int, limit: int | None) 
 
 def _bytes_a_token(records: Sequence[StepRecord]) -> float:
     """Slope of the peak over tokens; from one length alone, all that is above what stays after the step."""
-    shortest, longest = min(records, key=lambda r: r.tokens), max(records, key=lambda r: r.tokens)
-    if longest.tokens > shortest.tokens:
-        return max(0.0, (longest.peak - shortest.peak) / (longest.tokens - shortest.tokens))
-    return max(0, longest.peak - longest.end_allocated) / longest.tokens
+    shortest, longest = min(records, key=lambda r: r.largest), max(records, key=lambda r: r.largest)
+    if longest.largest > shortest.largest:
+        return max(0.0, (longest.peak - shortest.peak) / (longest.largest - shortest.largest))
+    return max(0, longest.peak - longest.end_allocated) / longest.largest
 
 
 def beyond_prediction(records: Sequence[StepRecord], predicted: int | None, tokens: int | None) -> DriftWarning | None:

@@ -172,10 +172,10 @@ def _changes(figures: MemoryFigures, record: StepRecord, records: Sequence[StepR
         lines.append(
             f"  {format_bytes(cached)} are cached but in pieces: PYTORCH_ALLOC_CONF=expandable_segments:True lets pieces grow together"
         )
-    longest = max((r.tokens for r in records), default=0)
-    if record.tokens and longest and record.tokens > longest:
+    longest = max((r.largest for r in records), default=0)
+    if longest and record.largest > longest:
         lines.append(
-            f"  this batch had {record.tokens:,} tokens, {record.tokens / longest:.1f} times the longest before: cap the length, or sort and pack"
+            f"  this batch had {record.largest:,} tokens, {record.largest / longest:.1f} times the longest before: cap the length, or sort and pack"
         )
     if isinstance(predicted, Estimate):
         lines += [
