@@ -71,6 +71,8 @@ class Stack(Record):
     """Checkpointing is put around layers that are FSDP units already, and so runs within them (torch's apply_activation_checkpointing)."""
     flat_adapters: bool = False
     """Under FSDP1 adapters share their layer's flat parameter, whose gradient is then as large as the layer (use_orig_params, no policy for them)."""
+    parameter_hooks: bool = False
+    """Parameters are fetched, released and reduced in hooks of their modules on one GPU too (ZeRO stage 3 without other ranks)."""
     step_gradients_fp32: bool = False
     """The update flattens all gradients and casts them to fp32 first (DeepSpeed stage_1_and_2.py step: flatten_dense_tensors_aligned of its single partition)."""
 
@@ -167,6 +169,12 @@ STACKS: dict[str, Stack] = {
         _HF_445, _with_foak(_HF_445), _with_trl(_HF_445), _HF_448, _with_foak(_HF_448), _with_trl(_HF_448),
     )
 }  # fmt: skip
+STACKS["deepspeed-2023-zero3"] = STACKS["deepspeed-2023"].replace(
+    name="deepspeed-2023-zero3",
+    meaning="transformers 4.30 to 4.37 with its Trainer under DeepSpeed's ZeRO stage 3",
+    source="transformers 4.32 trainer.py; DeepSpeed 0.10 runtime/zero/parameter_offload.py _register_hooks_recursively",
+    parameter_hooks=True,
+)
 STACKS.update(
     {
         name.replace("4.45", "4.44"): STACKS[name].replace(name=name.replace("4.45", "4.44"), transformers=(4, 44))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from napkinmath.costs import CHECKPOINT_DISPATCHES, Dispatch, HostCopy
+from napkinmath.costs import CHECKPOINT_DISPATCHES, HOOK_DISPATCHES, Dispatch, HostCopy
 from napkinmath.ledger import ALLOC, FREE, RUN, Block, Role, Tensor, Work
 from napkinmath.lowering.autograd import Backward, Forward, forward_events, saved_tensors
 from napkinmath.lowering.gradient_hooks import gradient_hook
@@ -19,12 +19,26 @@ if TYPE_CHECKING:
 class Unit:
     """A block with what happens to its activations: kept, recomputed, partly kept, or in host memory."""
 
-    __slots__ = ("block", "checkpointed", "hook", "host_input", "is_layer", "offload", "pinned", "pipelined", "reentrant", "selected")
+    __slots__ = (
+        "block",
+        "checkpointed",
+        "hook",
+        "hooked",
+        "host_input",
+        "is_layer",
+        "offload",
+        "pinned",
+        "pipelined",
+        "reentrant",
+        "selected",
+    )
 
     def __init__(self, block: Block, stage: Stage, policy: Policy) -> None:
         offload = policy.config.offload
         self.block, self.reentrant, self.pinned = block, policy.reentrant, offload.pinned
         self.hook = gradient_hook(policy)
+        alone = policy.stack.parameter_hooks and policy.config.parallel.world_size == 1
+        self.hooked = sum(not w.buffer and not w.tied_to for w in block.weights) if alone else 0
         self.pipelined = policy.keeps_stage_buffers
         self.is_layer = stage.checkpointed
         self.checkpointed = policy.recomputes and stage.checkpointed
@@ -64,7 +78,7 @@ class Unit:
             offload=self.offload,
             is_layer=self.is_layer,
         )
-        if checkpointed:
+        if checkpointed or self.hooked:
             forward.events.append(self._bookkeeping(backward=False))
         if self.host_input is not None and self.block.input is not None:
             forward.events += [(ALLOC, self.host_input), self._copy(to_host=True, backward=False), (FREE, self.block.input.tensor)]
@@ -84,7 +98,7 @@ class Unit:
         held = True
         if checkpointed:
             again = forward_events(block, keep=True, holds_input=True, stop_early=not self.reentrant, selected=self.selected, replay=True)
-            recompute, held = self._fetched([self._bookkeeping(backward=True), *again.events])
+            recompute, held = self._fetched(again.events)
             unreached = again.unreached
         backward = Backward(
             block,
@@ -96,6 +110,8 @@ class Unit:
             recompute=() if self.reentrant else recompute,
             offload=self.offload,
         )
+        if checkpointed or self.hooked:
+            backward.events.append(self._bookkeeping(backward=True))
         if self.reentrant:  # CheckpointFunction.backward runs the forward first
             backward.events += recompute
         result = backward.run(incoming)
@@ -119,10 +135,10 @@ class Unit:
             recompute.append((FREE, copy))
         return recompute, False
 
-    @staticmethod
-    def _bookkeeping(*, backward: bool) -> Event:
-        """What a checkpoint takes the host besides its operations."""
-        return RUN, Work(None, (Dispatch(CHECKPOINT_DISPATCHES[backward]),), backward)
+    def _bookkeeping(self, *, backward: bool) -> Event:
+        """What a checkpoint, and hooks around every parameter, take the host besides its operations."""
+        count = CHECKPOINT_DISPATCHES[backward] * self.checkpointed + HOOK_DISPATCHES[backward] * self.hooked
+        return RUN, Work(None, (Dispatch(count),), backward)
 
     def _copy(self, *, to_host: bool, backward: bool) -> Event:
         assert self.host_input is not None

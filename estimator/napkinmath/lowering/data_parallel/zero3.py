@@ -7,7 +7,7 @@ partitioned_param_coordinator.py fetch_sub_module, release_sub_module, __params_
 
 from __future__ import annotations
 
-from napkinmath.costs import Collective, Dispatch, HostCopy, Move
+from napkinmath.costs import HOOK_DISPATCHES, Collective, Dispatch, HostCopy, Move
 from napkinmath.dtypes import FP32, UINT8
 from napkinmath.expr import Bindings, Size, minimum
 from napkinmath.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Weight, Work
@@ -24,10 +24,6 @@ if TYPE_CHECKING:
     from napkinmath.step import Run, Segment, Step
 
 PERSISTENCE_FACTOR, PREFETCH_SHARE = 10, 0.9  # of the hidden size and of its square: transformers integrations/deepspeed.py, where 'auto'
-# Kernels that the host could issue while it fetches, releases and reduces one parameter, forward and backward, with recomputation: 2.3 and
-# 6.3 ms more a layer of nine parameters than without DeepSpeed, where a checkpointed layer alone takes 3.0 (DeepSpeed 0.19.8, torch 2.13,
-# one rank, one EPYC core, layers of 64). Qwen-1.8B's steps take 2.1 to 2.3 s from 256 to 2048 tokens by it (QwenLM/Qwen README).
-HOOK_DISPATCHES = (16, 350)
 
 
 class Partitioned:
