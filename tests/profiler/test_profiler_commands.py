@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -178,3 +181,12 @@ def test_what_only_one_side_knows_is_a_difference_not_a_gap() -> None:
     one, other = (timeline_of(trace_config(FAMILIES["llama"], sequence_length=s)) for s in (16, 32))
     result = compare({"a": one, "b": other})
     assert [sum(column) for column in zip(*result.by_module.values(), strict=True)] == list(result.totals)
+
+
+@pytest.mark.parametrize(("command", "frozen"), [(["calibration", "show"], False), (["--model", "gpt2"], True)])
+def test_long_commands_end_with_a_collection(command: list[str], frozen: bool, tmp_path: Path) -> None:
+    """What they loaded is freed before the process ends: triton's bindings print a page about every object left over."""
+    code = f"import gc, sys; sys.argv[1:] = {command!r}; from napkinmath.cli.main import entry\ntry: entry()\nexcept SystemExit: print('frozen', gc.get_freeze_count() > 0)"
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout.rstrip().endswith(f"frozen {frozen}")

@@ -68,7 +68,8 @@ def entry() -> None:
 
     gc.disable()
     code = main()
-    gc.freeze()
+    if not gc.isenabled():  # a command that ran for long may have loaded what complains of objects left over (triton's bindings)
+        gc.freeze()
     sys.exit(code)
 
 
