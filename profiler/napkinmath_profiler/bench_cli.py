@@ -40,7 +40,8 @@ DESCRIPTION = "Time this device's copies, matrix products, attention, launches a
 def run(argv: Sequence[str]) -> int:
     """Parses the flags, measures, prints the tables, draws."""
     given = Parser("estimate bench", DESCRIPTION, (*SHARED, ("bench", OWN))).parse(argv)
-    logging.getLogger("transformers").setLevel(logging.ERROR)
+    for library in ("transformers", "bitsandbytes"):
+        logging.getLogger(library).setLevel(logging.ERROR)
     if "gpu" in given:
         raise InputError(f"--gpu {shown(given['gpu'][0])} names what an estimate is for; a benchmark runs on what is here: --device cuda:N")
     plot = given.get("plot")
