@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -59,13 +60,14 @@ def run(argv: Sequence[str]) -> int:
     hardware = Hardware(gpu=gpu, memory_bytes=gpu.memory_bytes)
     step = estimate(model.spec, model.train, hardware=hardware, efficiency=speed) if model is not None else None
     ops = model_ops_of(step) if step is not None else []
-    if plot is not None:
-        title = f"{device.name}{f': {step.spec.name}' if step is not None else ''}"
-        write_roofline(plot, points, title=title, ops=ops)
     if "json" in given:
         print(json.dumps(as_mapping(device.name, stamp_of(device), facts, points, ops, notes), indent=1))
     else:
-        _print(device.name, points, speed, step, ops, notes, plot)
+        _print(device.name, points, speed, step, ops, notes)
+    if plot is not None:  # last: a disk that is full costs the picture alone
+        title = f"{device.name}{f': {step.spec.name}' if step is not None else ''}"
+        write_roofline(plot, points, title=title, ops=ops)
+        print(f"roofline written to {plot}", file=sys.stderr if "json" in given else sys.stdout)
     return 0
 
 
@@ -92,7 +94,6 @@ def _print(
     step: Estimate | None,
     ops: Sequence[ModelOp],
     notes: Sequence[str],
-    plot: str | None,
 ) -> None:
     from rich.console import Console
 
@@ -128,5 +129,3 @@ def _print(
             )
         console.print(made)
     print_notes(notes, console)
-    if plot is not None:
-        console.print(f"roofline written to {plot}", highlight=False)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -46,12 +48,29 @@ def run(argv: Sequence[str]) -> int:
     found = measured(given, device, allowed, notes)
     path = values.text(given["out"], "--out") if "out" in given else cache_path(found.gpu.name)
     content = merged_layers(found.content(), path)
-    save(content, path)
+    refused = ""
+    try:
+        save(content, path)
+    except InputError as reason:
+        refused, path = f"{reason}; it is in", elsewhere(content, path, reason)
     if "json" in given:
         print(json.dumps({**content, "path": path}, indent=1))
     else:
-        print_calibrated(found, Console(), path, in_cache="out" not in given)
+        print_calibrated(found, Console(), path, in_cache="out" not in given and not refused)
+    if refused:
+        raise InputError(f"{refused} {shown(path, limit=200)}")
     return 0
+
+
+def elsewhere(content: Mapping[str, Any], path: str, reason: InputError) -> str:
+    """Where a calibration lies that could not be written to ``path``: what took a minute to measure is not thrown away. Raises ``reason`` where nothing takes it."""
+    other = os.path.join(tempfile.mkdtemp(prefix="napkinmath-"), os.path.basename(path))
+    try:
+        save(dict(content), other)
+    except InputError:
+        os.rmdir(os.path.dirname(other))
+        raise reason from None
+    return other
 
 
 def allowance_of(given: Mapping[str, Any], device: Device, notes: list[str]) -> Allowance:

@@ -57,12 +57,12 @@ def run(argv: Sequence[str]) -> int:
         given = dict(with_job_file(given, notes))
     _refuse_existing(given)
     report = make_report(given, notes)
-    _write_files(report, given)
     if "json" in given:
         print(json.dumps(as_mapping(report), indent=2))
     else:
         out = standard_output()
         out.write(report_text(report, width=terminal_width(out), color=wants_color(out), unicode=is_unicode(out)))
+    _write_files(report, given)  # last: a disk that is full costs the files alone
     return report.exit_code
 
 

@@ -442,3 +442,31 @@ def test_a_device_however_slow_has_a_time(tmp_path: Path, flops: float, capsys: 
     path = written(tmp_path / "slow.json", gpu="CPU Z80, 2 threads", device=device, rates={})
     assert main(["--model", MODEL, "--precision", "fp32", "--calibration", path, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["time"]["seconds"] > 1e12 / flops
+
+
+def test_a_calibration_that_finds_no_place_is_kept_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The disk of the place asked for is full after a minute of measuring: the file lies in the temporary folder, and the error says where."""
+    from napkinmath_profiler import calibrate_cli
+
+    whole, full = calibrate_cli.save, tmp_path / "full"
+
+    def save(content: dict[str, Any], path: str) -> None:
+        if path.startswith(str(full)):
+            raise InputError("calibration could not be written to 'full': the disk is full")
+        whole(content, path)
+
+    monkeypatch.setattr(calibrate_cli, "save", save)
+    monkeypatch.setattr(calibrate_cli.tempfile, "mkdtemp", lambda prefix: str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    assert main(["calibrate", "--device", "cpu", "--budget", "1", "--out", str(full / "mine.json")]) == 2
+    found = capsys.readouterr()
+    kept = tmp_path / "temporary" / "mine.json"
+    assert "the disk is full; it is in" in found.err and str(kept) in found.err and "rates" in found.out
+    assert load_calibration(str(kept)).rates
+
+    kept.unlink()
+    monkeypatch.setattr(calibrate_cli, "save", lambda *_: (_ for _ in ()).throw(InputError("the disk is full")))
+    assert main(["calibrate", "--device", "cpu", "--budget", "1", "--out", str(full / "mine.json")]) == 2
+    assert not (tmp_path / "temporary").exists()
