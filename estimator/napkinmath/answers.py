@@ -212,15 +212,30 @@ def changes(e: Estimate) -> tuple[Change, ...]:
 
 
 def _change(e: Estimate, saved: int, candidate: Candidate, changed: TrainConfig) -> Change:
-    from napkinmath.estimate import estimate_of
-
     ratio = None
     if e.priced_time is not None:
         policy = _compared(e, changed)[1]
-        other = estimate_of(e.spec, changed, policy, hardware=e.hardware, speed=e.speed, settings=e.settings, cluster=e.cluster).time
-        ratio = other.tokens_per_s / e.priced_time.tokens_per_s if other is not None else None
+        other = _tokens_per_s(e, changed, policy)
+        ratio = other / e.priced_time.tokens_per_s if other is not None else None
     flag = candidate.flag.format(bs=changed.micro_batch_size, accum=changed.gradient_accumulation_steps)
     return Change(flag=flag, meaning=candidate.meaning, saved_bytes=saved, speed_ratio=ratio)
+
+
+def _tokens_per_s(e: Estimate, changed: TrainConfig, policy: Policy) -> float | None:
+    """What another configuration leaves; of a pipeline out of its stages' kernels alone, where neither lengths nor pages have a part in it."""
+    from napkinmath.estimate import estimate_of
+    from napkinmath.lowering.optimizer import chosen_optimizer
+
+    apart = changed.batch.lengths or chosen_optimizer(policy).paged
+    if changed.parallel.pipeline_parallel_size > 1 and e.speed is not None and e.cluster is not None and not apart:
+        from napkinmath.collectives import network_on
+        from napkinmath.pipeline_time import pipelined_tokens_per_s
+        from napkinmath.schedule import Clock
+
+        tokens = Bindings(e.step.symbols)(changed.micro_batch_size * changed.sequence_length) * changed.gradient_accumulation_steps
+        return pipelined_tokens_per_s(e.spec, policy, Clock(e.speed, policy, network_on(e.cluster, changed.parallel)), tokens)
+    other = estimate_of(e.spec, changed, policy, hardware=e.hardware, speed=e.speed, settings=e.settings, cluster=e.cluster).time
+    return None if other is None else other.tokens_per_s
 
 
 def _saved(e: Estimate, changed: TrainConfig) -> int:

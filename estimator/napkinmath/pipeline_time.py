@@ -40,14 +40,20 @@ def pipeline_time(spec: ModelSpec, policy: Policy, clock: Clock) -> tuple[tuple[
     return slowest, waiting_s(parallel.pipeline_schedule, stages, parallel.virtual_pipeline_size, num_micro_batches(policy), usual)
 
 
+def pipelined_tokens_per_s(spec: ModelSpec, policy: Policy, clock: Clock, tokens: int) -> float:
+    """Tokens of a step over its seconds at the pace of the slowest rank."""
+    phases, bubble = pipeline_time(spec, policy, clock)
+    return _step(phases, policy.config.parallel.world_size, bubble, tokens).tokens_per_s
+
+
+def _step(phases: tuple[PhaseTime, ...], ranks: int, bubble_s: float = 0.0, tokens: int = 0) -> StepTime:
+    paced = at_the_slowest_pace(phases, ranks)
+    return StepTime(phases=paced, bubble_s=bubble_s, tokens=tokens, model_flops=0, hardware_flops=0, peak_flops_per_s=1.0)
+
+
 def slowest_stage(stages: Iterable[tuple[PhaseTime, ...]], ranks: int) -> tuple[PhaseTime, ...]:
     """The phases of the stage whose step takes longest on the slowest of so many ranks."""
-
-    def seconds(phases: tuple[PhaseTime, ...]) -> float:
-        paced = at_the_slowest_pace(phases, ranks)
-        return StepTime(phases=paced, tokens=0, model_flops=0, hardware_flops=0, peak_flops_per_s=1.0).seconds
-
-    return max(stages, key=seconds)
+    return max(stages, key=lambda phases: _step(phases, ranks).seconds)
 
 
 def timed_ranks(stages: int) -> list[int]:
