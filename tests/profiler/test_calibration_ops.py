@@ -94,6 +94,15 @@ def test_one_wild_point_does_not_move_the_rates() -> None:
     assert dict(found.matmul_flops_per_s)["bf16"] == pytest.approx(dict(prior.matmul_flops_per_s)["bf16"], rel=RECOVERED)
 
 
+def test_a_cache_that_hits_always_is_no_cache_without_end() -> None:
+    """Copies that fit a processor's cache take less than the model grants at any speed of the cache: its rate stays one."""
+    prior = default_efficiency(find_gpu("H100"))
+    rates = {1 << 16: 9e10, 1 << 20: 9e10, 1 << 23: 6e10, 1 << 25: 3.6e10}
+    points = [OpPoint(op_cases.copy(nbytes), Timing((2 * nbytes / rate,))) for nbytes, rate in rates.items()]
+    found = fitted(prior.replace(stream_bytes_per_s=3.6e10, l2_bytes_per_s=4e10), points)
+    assert found.l2_bytes_per_s <= 10 * found.stream_bytes_per_s
+
+
 def test_unmeasured_rates_stay() -> None:
     prior = default_efficiency(find_gpu("A100-80"))
     assert fitted(prior, []) == prior
