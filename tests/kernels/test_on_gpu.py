@@ -5,12 +5,15 @@ What the interpreter cannot show is here: synchronisation, real tiles, bf16 as t
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
 import torch
 import torch.nn.functional as F
 from kernel_numerics import assert_no_worse_than_torch
+from napkinmath_kernels.backend import Backend, use_backend
+from napkinmath_kernels.checkpoint import Recompute, checkpoint_layers
 from napkinmath_kernels.ops.cross_entropy import linear_cross_entropy
 from napkinmath_kernels.ops.dropout import drop, keep_mask
 from napkinmath_kernels.ops.flash_attention import flash_attention
@@ -21,6 +24,7 @@ from napkinmath_kernels.ops.qlora import FrozenLinear, LoraAdapter, qlora_linear
 from napkinmath_kernels.ops.qlora_mlp import qlora_mlp
 from napkinmath_kernels.ops.rms_norm import rms_norm
 from napkinmath_kernels.ops.rope import rope
+from napkinmath_kernels.patching import patch
 
 pytestmark = pytest.mark.usefixtures("triton_backend")
 DTYPES = (torch.bfloat16, torch.float16)
@@ -152,3 +156,113 @@ def test_qlora(device):
     )
     plain_mlp = lambda x, *f: one(F.silu(one(x, 0, f)) * one(x, 1, f), 2, f)  # noqa: E731
     assert_no_worse_than_torch(lambda x, *f: qlora_mlp(x, *linears(f)), plain_mlp, [x, *flat])
+
+
+@pytest.mark.parametrize("mask", [{"causal": True}, {}, {"causal": True, "window": 100}])
+def test_packed_sequences(device, mask):
+    lengths = sized(device, (3, 1, 9), (300, 1, 517, 64))
+    size, total = 128, sum(lengths)
+    if device == "cpu" and "window" in mask:
+        mask = {**mask, "window": 3}
+    bounds = torch.tensor([0, *lengths]).cumsum(0).to(device, torch.int32)
+    q, k, v = (new(device, torch.bfloat16, 1, heads, total, size) for heads in (4, 2, 2))
+    packed, lse = flash_attention(q, k, v, cu_seqlens_q=bounds, cu_seqlens_k=bounds, return_lse=True, **mask)
+    ends = bounds.tolist()
+    apart = [flash_attention(*(x[:, :, a:b] for x in (q, k, v)), return_lse=True, **mask) for a, b in itertools.pairwise(ends)]
+    together = [torch.cat(parts, 2) for parts in zip(*apart, strict=True)]
+    upstream = torch.randn_like(packed)
+    gradients = [torch.autograd.grad(o, (q, k, v), upstream, retain_graph=True) for o in (packed, together[0])]
+    for ours, theirs in ((packed, together[0]), (lse, together[1]), *zip(*gradients, strict=True)):
+        torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=2e-2)
+
+
+class Layer(torch.nn.Module):
+    """Enough work for a copy to hide behind, with dropout, so that a recompute that draws anew would show."""
+
+    def __init__(self, hidden):
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(hidden, 4 * hidden), torch.nn.Linear(4 * hidden, hidden)
+
+    def forward(self, x):
+        return x + F.dropout(self.down(F.gelu(self.up(x))), 0.1, self.training)
+
+
+def test_offloading_gives_the_gradients_of_a_recompute(device):
+    rows, hidden = sized(device, (8, 16), (8192, 1024))
+    torch.manual_seed(0)
+    layers = torch.nn.ModuleList(Layer(hidden) for _ in range(6)).to(device, torch.bfloat16)
+    x = torch.randn(rows, hidden, device=device).bfloat16()
+    found = []
+    for how in (Recompute.FULL, Recompute.OFFLOAD):
+        handle = checkpoint_layers(layers, [how] * len(layers))
+        for _ in range(3):  # the second and third step use the first one's buffers again
+            torch.manual_seed(1)
+            hidden_states = x.clone().requires_grad_()
+            out = hidden_states
+            for layer in layers:
+                out = layer(out * 1)
+            gradients = torch.autograd.grad(out.float().square().mean(), [hidden_states, *layers.parameters()])
+        found.append(gradients)
+        assert handle.store.num_parked == 0
+        handle.remove()
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_the_reference_is_what_runs_when_it_is_forced(device):
+    """Also in the backward, which a GPU's autograd runs in another thread: float64 there is not for the kernels."""
+    x, weight = (torch.randn(*shape, dtype=torch.float64, device=device).requires_grad_() for shape in ((5, 64), (64,)))
+    with use_backend(Backend.REFERENCE):
+        ours = torch.autograd.grad(rms_norm(x, weight, 1e-6).square().sum(), (x, weight))
+    plain = torch.autograd.grad(F.rms_norm(x, (64,), weight, 1e-6).square().sum(), (x, weight))
+    for a, b in zip(ours, plain, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+
+
+def test_a_captured_step_can_be_replayed(device):
+    if device == "cpu":
+        pytest.skip("graphs are a GPU's")
+    weight = quantize((torch.randn(2048, 1024, device=device) / 32).bfloat16())
+    a, b = (torch.randn(*shape, device=device).requires_grad_() for shape in ((8, 1024), (2048, 8)))
+    x, dy = torch.randn(64, 1024, device=device).bfloat16().requires_grad_(), torch.randn(64, 2048, device=device).bfloat16()
+
+    def step():
+        return torch.autograd.grad(
+            qlora_linears(rms_norm(x, x.new_ones(1024)), [FrozenLinear(weight, None, LoraAdapter(a, b, 1.0))]), x, dy
+        )
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    with torch.no_grad():
+        x.normal_()
+    graph.replay()
+    torch.testing.assert_close(captured[0], step()[0], rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("policy", [None, Recompute.FULL, Recompute.OFFLOAD])
+def test_a_patched_model(device, policy):
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    hidden, tokens, vocabulary = sized(device, (64, 5, 50), (512, 700, 1000))
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=vocabulary, hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=2, num_attention_heads=hidden // 64,
+        num_key_value_heads=1, max_position_embeddings=1024,
+    )  # fmt: skip
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).to(device).train()
+    ids = torch.randint(3, vocabulary, (2, tokens), device=device)
+    found = []
+    for patched in (False, True):
+        if patched:
+            patch(model, attention="napkinmath", checkpoint=policy)
+        model.zero_grad()
+        loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        found.append([loss.detach(), *(parameter.grad.clone() for parameter in model.parameters())])
+    torch.testing.assert_close(found[1][0], found[0][0], rtol=1e-2, atol=1e-2)
+    for ours, theirs in zip(*found, strict=True):
+        assert ((ours.double() - theirs.double()).norm() / theirs.double().norm()).item() < 5e-2
