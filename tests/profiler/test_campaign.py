@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import os
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import campaign
 import pytest
@@ -81,6 +84,21 @@ def test_a_spent_budget_ends_the_run_and_names_what_is_missing(tmp_path: Path, m
     text = (tmp_path / "report.md").read_text()
     assert "1 cases have no predictions yet" in text and "No pictures: matplotlib" in text
     assert not (tmp_path / "accuracy.png").exists()
+
+
+def test_programs_of_their_own_end_with_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that hangs is ended while there is time to say so: where a command may take 600 s, a run of 540 must not."""
+    limits: list[float] = []
+    monkeypatch.setattr(campaign, "run_command", lambda _command, limit_s, _log: limits.append(limit_s) or "done")
+    monkeypatch.setattr(campaign, "is_finished", lambda _: False)
+    nothing = SimpleNamespace(wait=lambda timeout=None: 0, kill=lambda: None)
+    monkeypatch.setattr(campaign.subprocess, "Popen", lambda *_, **__: nothing)
+    for left in (500.0, 10.0, -5.0):
+        run = campaign.Campaign(tmp_path, torch.device("cpu"), time.monotonic() + left, 540.0, tiny=False)
+        campaign.calibrate(run)
+        campaign.run_kernels(dataclasses.replace(run, deadline=time.monotonic() + min(left, 1.0)))
+        assert all(limit <= max(0.0, left) + campaign.GRACE_S for limit in limits[-2:])
+    assert max(limits) > 100  # with time left they have more than their share
 
 
 def test_a_second_run_measures_nothing_again(dry_run: Path) -> None:
