@@ -150,9 +150,12 @@ class Estimate:
 
     @property
     def _lengths_change(self) -> bool:
-        """Whether every batch is padded to its own longest; stages of a pipeline exchange tensors of one shape, padded to the limit."""
-        batch = self.config.batch
-        return bool(batch.lengths) and not batch.packing and self.config.parallel.pipeline_parallel_size == 1
+        """Whether every batch is padded to its own longest; stages of a schedule exchange tensors of one shape, padded to the limit."""
+        from napkinmath.parallel_config import PipelineSchedule
+
+        batch, parallel = self.config.batch, self.config.parallel
+        scheduled = parallel.pipeline_parallel_size > 1 and parallel.pipeline_schedule is not PipelineSchedule.NAIVE
+        return bool(batch.lengths) and not batch.packing and not scheduled
 
     @property
     def memory(self) -> Memory:
@@ -234,7 +237,7 @@ class Estimate:
             rule.gemm or (rule.autocast or self.step.policy.compute_dtype if config.quantization else rule.autocast or rule.parameters)
         )
         start, bind = self.timeline.step_starts[-1], Bindings(self.step.symbols)
-        if self._lengths_change and isinstance(config.micro_batch_size, int):
+        if self._lengths_change and isinstance(config.micro_batch_size, int) and config.parallel.pipeline_parallel_size == 1:
             from napkinmath.varied_lengths import varied_time
 
             clock = Clock(self.speed, self.step.policy, _network(self.cluster, config))

@@ -43,6 +43,8 @@ class Case(NamedTuple):
     """Reentrant checkpoints around the units, where transformers made them before 4.53."""
     mixed: bool = False
     """fp32 parts, gathered and reduced in bf16 under autocast."""
+    tied: bool = False
+    batch: int = BATCH
     vocabulary: int = 0
     """Another one than the model's: a large one makes the root unit's gradients the peak."""
 
@@ -56,6 +58,8 @@ CASES = {
     "fsdp1": Case("fsdp1", sharded(DataParallel.FSDP1), checkpointing=True),
     "fsdp1, large root": Case("fsdp1", sharded(DataParallel.FSDP1), checkpointing=True, vocabulary=12_288),
     "fsdp1 mixed, large root": Case("fsdp1", sharded(DataParallel.FSDP1), checkpointing=True, mixed=True, vocabulary=12_288),
+    "fsdp1 mixed, accumulated": Case("fsdp1", sharded(DataParallel.FSDP1), accumulation=3, mixed=True, vocabulary=12_288),
+    "fsdp1 mixed, tied": Case("fsdp1", sharded(DataParallel.FSDP1), checkpointing=True, mixed=True, vocabulary=12_288, tied=True),
     "ddp": Case("ddp", sharded(DataParallel.DDP)),
     "ddp-view": Case("ddp-view", sharded(DataParallel.DDP, gradient_as_bucket_view=True), accumulation=2),
     "ddp lora": Case("ddp", sharded(DataParallel.DDP), lora=True),
@@ -64,7 +68,7 @@ CASES = {
     "fsdp1 lora, flat": Case("fsdp1", sharded(DataParallel.FSDP1), checkpointing=True, lora=True, flat=True),
     "fsdp1 lora, flat, accumulated": Case("fsdp1", sharded(DataParallel.FSDP1), accumulation=3, checkpointing=True, lora=True, flat=True),
     "fsdp1 mixed, checkpoints around units": Case(
-        "fsdp1", sharded(DataParallel.FSDP1), checkpointing=True, around=True, mixed=True, vocabulary=4096
+        "fsdp1", sharded(DataParallel.FSDP1), checkpointing=True, around=True, mixed=True, batch=8, vocabulary=12_288
     ),
     "fsdp1 lora, checkpoints around units": Case("fsdp1", sharded(DataParallel.FSDP1), checkpointing=True, lora=True, around=True),
 }
@@ -73,8 +77,8 @@ CASES = {
 def flags(case: Case) -> list[str]:
     """The case as flags of the ranks' command."""
     return [
-        "--strategy", case.strategy, "--bs", str(BATCH), "--ctx", str(SEQUENCE), "--grad-accum", str(case.accumulation), *(["--lora", "8"] if case.lora else []), *(["--flat-adapters"] if case.flat else []),
-        *(["--mixed"] if case.mixed else []), *(["--vocab-size", str(case.vocabulary)] if case.vocabulary else []), *(["--around"] if case.around else ["--checkpointing"] if case.checkpointing else []),
+        "--strategy", case.strategy, "--bs", str(case.batch), "--ctx", str(SEQUENCE), "--grad-accum", str(case.accumulation), *(["--lora", "8"] if case.lora else []), *(["--flat-adapters"] if case.flat else []),
+        *(["--mixed"] if case.mixed else []), *(["--tied"] if case.tied else []), *(["--vocab-size", str(case.vocabulary)] if case.vocabulary else []), *(["--around"] if case.around else ["--checkpointing"] if case.checkpointing else []),
     ]  # fmt: skip
 
 
@@ -103,7 +107,7 @@ def test_two_processes_take_and_send_what_is_priced(name: str, real: dict[str, d
     case, found = CASES[name], real[name]
     step = spread(
         case.parallel, method="lora" if case.lora else "full", precision="bf16-autocast" if case.mixed else "fp32", accumulation=case.accumulation, checkpointing=case.checkpointing,
-        around=case.around, flat=case.flat, model={**LLAMA, **({"vocab_size": case.vocabulary} if case.vocabulary else {})},
+        around=case.around, flat=case.flat, tied=case.tied, batch=case.batch, model={**LLAMA, **({"vocab_size": case.vocabulary} if case.vocabulary else {})},
     )  # fmt: skip
     units = case.lora and not case.flat and case.parallel.data_parallel is DataParallel.FSDP1
     peak, ours = found["peak_bytes"], simulate(step, steps=2).peak().nbytes

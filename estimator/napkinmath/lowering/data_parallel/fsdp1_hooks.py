@@ -11,13 +11,13 @@ GradientCheckpointingLayer came with 4.53 (modeling_layers.py). Real ranks: test
 
 from __future__ import annotations
 
-from napkinmath.ledger import Role, Tensor
+from napkinmath.ledger import ALLOC, FREE, Role, Tensor
 from napkinmath.lowering.data_parallel.stored import is_sharded
 from napkinmath.parallel_config import DataParallel
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.ledger import Weight
+    from napkinmath.ledger import Event, Weight
     from napkinmath.lowering.policy import Policy
     from napkinmath.step import Run
 
@@ -47,6 +47,24 @@ def is_recomputed_around(run: Run, policy: Policy) -> bool:
     fsdp1 = policy.config.parallel.data_parallel is DataParallel.FSDP1
     within = policy.stack.checkpoints_within or bool(policy.stack.modelling) or policy.stack.transformers >= _CHECKPOINTS_WITHIN
     return fsdp1 and policy.reentrant and not within and policy.recomputes and run.stage.checkpointed
+
+
+def sums_of_views(runs: list[Run], index: int, events: list[Event], policy: Policy) -> list[Event]:
+    """Events in which a second gradient of a tied weight is added: its views are no leaves, so the sum of both is a third tensor.
+
+    Source: torch csrc/autograd/input_buffer.cpp accumulate, which adds in place only what nobody else refers to.
+    """
+    tied = {weight.tied_to for run in runs for weight in run.block.weights if weight.tied_to}
+    shared = [w for w in runs[index].block.weights if w.path in tied and w.trainable]
+    if policy.config.parallel.data_parallel is not DataParallel.FSDP1 or not shared:
+        return events
+    found: list[Event] = []
+    for action, payload in events:
+        if action == FREE and isinstance(payload, Tensor) and payload.role is Role.GRADIENTS and payload.axes == shared[0].axes:
+            total = Tensor("sum of tied gradients", payload.axes, payload.dtype, payload.role, payload.module, payload.source)
+            found += [(ALLOC, total), (FREE, total)]
+        found.append((action, payload))  # type: ignore[arg-type]
+    return found
 
 
 def has_units_within(run: Run, policy: Policy) -> bool:

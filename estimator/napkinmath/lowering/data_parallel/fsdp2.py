@@ -6,7 +6,7 @@ Source: torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param_group.py, _fsdp_sta
 from __future__ import annotations
 
 from napkinmath.ledger import ALLOC, FREE, Phase, Tensor
-from napkinmath.lowering.data_parallel.fsdp1_hooks import has_units_within, held_by_hook, is_recomputed_around, regathers
+from napkinmath.lowering.data_parallel.fsdp1_hooks import has_units_within, held_by_hook, is_recomputed_around, regathers, sums_of_views
 from napkinmath.lowering.data_parallel.pieces import Symbols, keeps_sums
 from napkinmath.lowering.data_parallel.units import Unit, units_of
 from napkinmath.parallel_config import DataParallel
@@ -212,7 +212,7 @@ class FullyShard:
                 chunks += _each(unit, lambda p: p.gather_again())
             if index == unit.runs[-1] and not late:  # the first of its runs to go backward
                 chunks += self._prefetch(unit, last=last)
-        chunks.append((segment.symbols, segment.events[at:]))
+        chunks.append((segment.symbols, sums_of_views(self.runs, index, segment.events[at:], self.policy)))
         if late:
             chunks += self._prefetch(unit, last=last)
         self.gradients[index] = _weight_gradients(self.runs[index])

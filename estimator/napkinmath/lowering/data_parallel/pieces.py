@@ -10,7 +10,6 @@ from napkinmath.costs import HostCopy, Move
 from napkinmath.dtypes import DType, find_dtype
 from napkinmath.expr import Size, ceil_div
 from napkinmath.ledger import ALLOC, FREE, RUN, TAKE, Role, Tensor, Work
-from napkinmath.lowering.data_parallel.fsdp1_hooks import has_flat_adapters
 from napkinmath.lowering.data_parallel.holders import collectives, is_spread, shard_ranks, split_bytes
 from napkinmath.lowering.data_parallel.stored import on_host, ranks_of, row_shards
 from napkinmath.parallel_config import DataParallel
@@ -29,11 +28,11 @@ Symbols = tuple[tuple[str, Size], ...]
 
 
 def keeps_sums(policy: Policy) -> bool:
-    """Whether gradients that are not reduced are added up in tensors of their own: whole flat ones, or of the type that is reduced."""
+    """Whether gradients that are not reduced are added up in tensors of their own: FSDP1's whole flat ones, or of the type that is reduced."""
     parallel = policy.config.parallel
-    if parallel.data_parallel is DataParallel.FSDP1:
-        return has_flat_adapters(policy)
-    return parallel.data_parallel is DataParallel.FSDP2 and parallel.reduce_dtype != "auto"
+    return parallel.data_parallel is DataParallel.FSDP1 or (
+        parallel.data_parallel is DataParallel.FSDP2 and parallel.reduce_dtype != "auto"
+    )
 
 
 class Piece:
