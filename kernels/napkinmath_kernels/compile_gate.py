@@ -62,10 +62,28 @@ def all_shipped() -> Iterator[Shipped]:
         yield from getattr(importlib.import_module(f"{triton_kernels.__name__}.{module.name}"), "shipped", list)()
 
 
+def _texts(kernel: Any) -> list[tuple[str, str]]:
+    """(name, text) of a kernel, of the kernels that it calls and of the constants that they read, wherever in their files they stand."""
+    from triton.runtime.jit import JITFunction
+
+    found: dict[str, str] = {}
+    waiting = [kernel]
+    while waiting:
+        function = waiting.pop()
+        found[function.__name__] = function.src
+        for name in function.fn.__code__.co_names:
+            value = function.fn.__globals__.get(name)
+            if isinstance(value, JITFunction) and value.__name__ not in found:
+                waiting.append(value)
+            elif type(value).__name__ == "constexpr":
+                found[name] = repr(value)
+    return sorted(found.items())
+
+
 def source_hash(config: Shipped, triton_version: str) -> str:
-    """Changes when the kernel, anything it calls, its options or Triton changes."""
+    """Changes when the kernel, anything it calls, its options or Triton changes; not when it moves in its file."""
     parts = (
-        config.kernel.cache_key,
+        _texts(config.kernel),
         config.signature(),
         sorted(config.constexprs.items()),
         config.num_warps,
@@ -151,7 +169,7 @@ def faults(row: GateRow, config: Shipped) -> list[str]:
         found.append(f"{row.shared_bytes} B of shared memory, cap {SHARED_CAP[row.architecture]}")
     if config.has_dot and not row.tensor_core:
         found.append("a dot without tensor-core instructions")
-    if not row.wide_loads or (config.has_wide_stores and not row.wide_stores):
+    if (config.has_wide_loads and not row.wide_loads) or (config.has_wide_stores and not row.wide_stores):
         found.append(f"16-byte accesses: {row.wide_loads} loads, {row.wide_stores} stores")
     if config.max_instructions_per_value and row.instructions_per_value > config.max_instructions_per_value:
         found.append(f"{row.instructions_per_value} instructions a value, at most {config.max_instructions_per_value}")

@@ -194,8 +194,8 @@ class Linear:
 def four_bit_storage(out_features: int, in_features: int, *, nested: bool = True, blocksize: int = 64) -> tuple[SavedTensor, ...]:
     """The tensors of an NF4 or FP4 weight: packed values, scales, tables."""
     numel = out_features * in_features
-    blocks = numel // blocksize
-    found = [SavedTensor("packed", (numel // 2, 1), "uint8", False)]
+    blocks = -(-numel // blocksize)
+    found = [SavedTensor("packed", (-(-numel // 2), 1), "uint8", False)]
     found.append(SavedTensor("absmax", (blocks,), "uint8" if nested else "fp32", False))
     found.append(SavedTensor("code", (16,), "fp32", False))
     if nested:

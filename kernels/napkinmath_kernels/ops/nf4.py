@@ -1,6 +1,7 @@
 """4-bit weights: NF4 and FP4 in blocks that share a scale, bit for bit as bitsandbytes 0.50 stores them.
 
-Element 2i of the row-major weight is the high half of byte i, element 2i + 1 the low half; `blocksize` values share an absmax:
+Element 2i of the row-major weight is the high half of byte i, element 2i + 1 the low half; `blocksize` values share an absmax, the last
+block what is left, and the last byte of an odd number of values one of them:
 
     value = code[nibble] * absmax[block]
     absmax[block] = nested_code[byte] * nested_absmax[block // 256] + offset        with nested ("double") quantization
@@ -117,13 +118,12 @@ class QuantizedWeight:
         numel = math.prod(self.shape)
         if self.blocksize not in BLOCK_SIZES:
             raise KernelInputError(op, f"blocksize {self.blocksize}", ", ".join(map(str, BLOCK_SIZES)), FALLBACK)
-        if numel % self.blocksize:
-            raise KernelInputError(op, f"{numel} values", f"a multiple of the block size {self.blocksize}", FALLBACK)
-        if self.packed.dtype is not torch.uint8 or self.packed.numel() * 2 != numel:
+        blocks, num_bytes = -(-numel // self.blocksize), -(-numel // 2)
+        if self.packed.dtype is not torch.uint8 or self.packed.numel() != num_bytes:
             given = f"packed of {self.packed.numel()} x {self.packed.dtype} for shape {self.shape}"
-            raise KernelInputError(op, given, f"{numel // 2} bytes of uint8", FALLBACK)
-        if self.absmax.numel() != numel // self.blocksize:
-            raise KernelInputError(op, f"{self.absmax.numel()} scales", f"{numel // self.blocksize} (one a block)", FALLBACK)
+            raise KernelInputError(op, given, f"{num_bytes} bytes of uint8", FALLBACK)
+        if self.absmax.numel() != blocks:
+            raise KernelInputError(op, f"{self.absmax.numel()} scales", f"{blocks} (one a block)", FALLBACK)
         if self.absmax.dtype is not (torch.uint8 if self.is_nested else torch.float32):
             raise KernelInputError(op, f"absmax of {self.absmax.dtype}, nested={self.is_nested}", "uint8 nested, float32 plain", FALLBACK)
         if self.is_nested and len(present) < len(nested):
@@ -192,10 +192,11 @@ def _quantize_scales(absmax: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, 
 
 def _reference_quantize(weight: torch.Tensor, format: Format, blocksize: int) -> tuple[torch.Tensor, torch.Tensor]:
     bounds, order = _decision_bounds(format, weight.device)
-    blocks = weight.reshape(-1, blocksize).float()
+    flat = weight.reshape(-1).float()
+    blocks = torch.nn.functional.pad(flat, (0, -flat.numel() % blocksize)).view(-1, blocksize)
     absmax = blocks.abs().amax(-1)
     scaled = (blocks * (1.0 / absmax.clamp(min=1e-38))[:, None]).clamp(-1, 1)
-    nibble = order[torch.bucketize(scaled, bounds)].reshape(-1, 2)
+    nibble = order[torch.bucketize(scaled, bounds)].reshape(-1, 2)[: -(-flat.numel() // 2)]
     return ((nibble[:, :1] << 4) | nibble[:, 1:]).to(torch.uint8), absmax
 
 
@@ -207,8 +208,8 @@ def _quantize_op(weight: torch.Tensor, format: str, blocksize: int) -> tuple[tor
     from ..triton_kernels.nf4 import quantize as run
 
     bounds, order = _decision_bounds(format, weight.device)  # type: ignore[arg-type]
-    packed = torch.empty((weight.numel() // 2, 1), dtype=torch.uint8, device=weight.device)
-    absmax = torch.empty((weight.numel() // blocksize,), dtype=torch.float32, device=weight.device)
+    packed = torch.empty((-(-weight.numel() // 2), 1), dtype=torch.uint8, device=weight.device)
+    absmax = torch.empty((-(-weight.numel() // blocksize),), dtype=torch.float32, device=weight.device)
     run(weight, bounds, order, blocksize, packed, absmax)
     return packed, absmax
 
@@ -216,7 +217,7 @@ def _quantize_op(weight: torch.Tensor, format: str, blocksize: int) -> tuple[tor
 @_quantize_op.register_fake
 def _(weight: torch.Tensor, format: str, blocksize: int) -> tuple[torch.Tensor, torch.Tensor]:
     numel = weight.numel()
-    return weight.new_empty((numel // 2, 1), dtype=torch.uint8), weight.new_empty((numel // blocksize,), dtype=torch.float32)
+    return weight.new_empty(((numel + 1) // 2, 1), dtype=torch.uint8), weight.new_empty((-(-numel // blocksize),), dtype=torch.float32)
 
 
 def quantize(weight: torch.Tensor, format: Format = "nf4", *, blocksize: int = 64, nested: bool = True) -> QuantizedWeight:
@@ -225,9 +226,9 @@ def quantize(weight: torch.Tensor, format: Format = "nf4", *, blocksize: int = 6
     checks.require_dtype("quantize", "weight", weight, "weight.to(torch.bfloat16)", OUTPUT_DTYPES)
     checks.require(weight.dtype is not torch.float64, "quantize", "weight of dtype float64", "bfloat16, float16, float32", "weight.float()")
     code = four_bit_code(format, weight.device)
-    if blocksize not in BLOCK_SIZES or weight.numel() % blocksize or not weight.numel():
+    if blocksize not in BLOCK_SIZES or not weight.numel():
         given = f"{weight.numel()} values in blocks of {blocksize}"
-        raise KernelInputError("quantize", given, f"blocks of {BLOCK_SIZES} that divide the size", "bitsandbytes.functional.quantize_4bit")
+        raise KernelInputError("quantize", given, f"1 or more in blocks of {BLOCK_SIZES}", "bitsandbytes.functional.quantize_4bit")
     packed, absmax = _quantize_op(weight.detach(), format, blocksize)
     shape, dtype = tuple(weight.shape), weight.dtype
     if not nested:
@@ -248,9 +249,10 @@ def _decode_scales(tensors: Sequence[torch.Tensor], nested_blocksize: int) -> to
 def reference_dequantize(tensors: Sequence[torch.Tensor], blocksize: int, nested_blocksize: int, out: torch.Tensor) -> None:
     """`dequantize` in plain torch."""
     packed = tensors[0].reshape(-1)
-    nibbles = torch.stack((packed >> 4, packed & 15), -1).reshape(-1, blocksize)
-    values = tensors[2][nibbles.int()] * _decode_scales(tensors, nested_blocksize)[:, None]
-    out.copy_(values.view(out.shape))
+    nibbles = torch.stack((packed >> 4, packed & 15), -1).reshape(-1)
+    padded = torch.nn.functional.pad(nibbles, (0, -nibbles.numel() % blocksize)).view(-1, blocksize)
+    values = tensors[2][padded.int()] * _decode_scales(tensors, nested_blocksize)[:, None]
+    out.copy_(values.view(-1)[: out.numel()].view(out.shape))
 
 
 def decode_into(tensors: Sequence[torch.Tensor], blocksize: int, nested_blocksize: int, out: torch.Tensor) -> None:

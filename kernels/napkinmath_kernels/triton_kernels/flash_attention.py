@@ -73,7 +73,7 @@ def _sequence(cu_queries_ptr, cu_keys_ptr, batch, queries, keys, VARLEN: tl.cons
 def _key_range(
     first_row, queries, keys, window, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
 ):
-    """(start, end of the blocks that need no mask, end) of the keys that a block of queries sees."""
+    """(start, start of the blocks that need no mask, their end, end) of the keys that a block of queries sees."""
     position = first_row + keys - queries
     start = 0
     stop = keys
@@ -86,8 +86,11 @@ def _key_range(
         start = tl.maximum(position - window + 1, 0) // BLOCK_N * BLOCK_N
         if not CAUSAL:
             stop = tl.minimum(keys, tl.maximum(position + BLOCK_M - 1 + window, 0))
-        whole = start
-    return start, whole, stop
+            whole = tl.minimum(keys, tl.maximum(position + window, 0)) // BLOCK_N * BLOCK_N
+        inner = tl.cdiv(tl.maximum(position + BLOCK_M - window, 0), BLOCK_N) * BLOCK_N
+        return start, inner, tl.maximum(whole, inner), stop
+    else:
+        return start, start, whole, stop
 
 
 @triton.jit
@@ -110,24 +113,34 @@ def _attend(
     MASKED: tl.constexpr,
     CAUSAL: tl.constexpr,
     WINDOWED: tl.constexpr,
+    POSITIVE: tl.constexpr,
     PRECISION: tl.constexpr,
     SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Online softmax over the keys from start to stop; scores are in units of log2, so that exp2 does."""
+    """Online softmax over the keys from start to stop; scaled scores are in units of log2, so that exp2 does.
+
+    A positive scale leaves the order of the scores: their largest is scaled alone, and the scores themselves in the multiply-add that
+    subtracts it. Of another scale each score is scaled first.
+    """
     for first in range(start, stop, BLOCK_N):
         key = first + tl.arange(0, BLOCK_N)
         k = _load_rows(k_start, first, k_stride, keys, MASKED, SIZE, BLOCK_N, BLOCK_D)
-        score = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+        score = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        if not POSITIVE:
+            score *= scale
         if MASKED:
             visible = _is_visible(row[:, None], key[None, :], queries, keys, window, CAUSAL, WINDOWED)
             score = tl.where(visible, score, float("-inf"))
-        bigger = tl.maximum(largest, tl.max(score, 1))
+        bigger = tl.max(score, 1)
+        if POSITIVE:
+            bigger *= scale
+        bigger = tl.maximum(largest, bigger)
         reference = bigger
         if MASKED:
             reference = tl.where(bigger == float("-inf"), 0.0, bigger)  # no key seen yet: -inf - -inf would be NaN
-        weight = tl.exp2(score - reference[:, None])
+        weight = tl.exp2(score * scale - reference[:, None]) if POSITIVE else tl.exp2(score - reference[:, None])
         shrink = tl.exp2(largest - reference)
         total = total * shrink + tl.sum(weight, 1)
         v = _load_rows(v_start, first, v_stride, keys, MASKED, SIZE, BLOCK_N, BLOCK_D)
@@ -168,6 +181,7 @@ def _flash_forward(
     CAUSAL: tl.constexpr,
     WINDOWED: tl.constexpr,
     VARLEN: tl.constexpr,
+    POSITIVE: tl.constexpr,
     PRECISION: tl.constexpr,
     SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -192,15 +206,19 @@ def _flash_forward(
         total = tl.zeros([BLOCK_M], dtype=tl.float32)
         largest = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
         scale2 = scale * LOG2_E
-        start, whole, stop = _key_range(first_row, queries, keys, window, CAUSAL, WINDOWED, BLOCK_M, BLOCK_N)
-        if not WINDOWED:
+        start, inner, whole, stop = _key_range(first_row, queries, keys, window, CAUSAL, WINDOWED, BLOCK_M, BLOCK_N)
+        if WINDOWED:
             acc, total, largest = _attend(
-                acc, total, largest, q, row, k_start, v_start, k_token_stride, v_token_stride, start, whole, queries, keys, scale2, window,
-                False, CAUSAL, WINDOWED, PRECISION, SIZE, BLOCK_N, BLOCK_D,
+                acc, total, largest, q, row, k_start, v_start, k_token_stride, v_token_stride, start, tl.minimum(inner, stop), queries,
+                keys, scale2, window, True, CAUSAL, WINDOWED, POSITIVE, PRECISION, SIZE, BLOCK_N, BLOCK_D,
             )  # fmt: skip
         acc, total, largest = _attend(
+            acc, total, largest, q, row, k_start, v_start, k_token_stride, v_token_stride, inner, whole, queries, keys, scale2, window,
+            False, CAUSAL, WINDOWED, POSITIVE, PRECISION, SIZE, BLOCK_N, BLOCK_D,
+        )  # fmt: skip
+        acc, total, largest = _attend(
             acc, total, largest, q, row, k_start, v_start, k_token_stride, v_token_stride, whole, stop, queries, keys, scale2, window,
-            True, CAUSAL, WINDOWED, PRECISION, SIZE, BLOCK_N, BLOCK_D,
+            True, CAUSAL, WINDOWED, POSITIVE, PRECISION, SIZE, BLOCK_N, BLOCK_D,
         )  # fmt: skip
         seen = total != 0.0
         o = acc / tl.where(seen, total, 1.0)[:, None]
@@ -487,12 +505,16 @@ def _flash_backward_dq(
         lse = tl.load(lse_ptr + statistics, mask=row < queries, other=float("inf")) * LOG2_E
         delta = tl.load(delta_ptr + statistics, mask=row < queries, other=0.0)
         dq = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
-        start, whole, stop = _key_range(first_row, queries, keys, window, CAUSAL, WINDOWED, BLOCK_M, BLOCK_N)
-        if not WINDOWED:
+        start, inner, whole, stop = _key_range(first_row, queries, keys, window, CAUSAL, WINDOWED, BLOCK_M, BLOCK_N)
+        if WINDOWED:
             dq = _accumulate_dq(
-                dq, q, do, lse, delta, row, k_start, v_start, k_token_stride, v_token_stride, start, whole, queries, keys, scale * LOG2_E,
-                window, False, CAUSAL, WINDOWED, PRECISION, SIZE, BLOCK_N, BLOCK_D,
+                dq, q, do, lse, delta, row, k_start, v_start, k_token_stride, v_token_stride, start, tl.minimum(inner, stop), queries, keys,
+                scale * LOG2_E, window, True, CAUSAL, WINDOWED, PRECISION, SIZE, BLOCK_N, BLOCK_D,
             )  # fmt: skip
+        dq = _accumulate_dq(
+            dq, q, do, lse, delta, row, k_start, v_start, k_token_stride, v_token_stride, inner, whole, queries, keys, scale * LOG2_E,
+            window, False, CAUSAL, WINDOWED, PRECISION, SIZE, BLOCK_N, BLOCK_D,
+        )  # fmt: skip
         dq = _accumulate_dq(
             dq, q, do, lse, delta, row, k_start, v_start, k_token_stride, v_token_stride, whole, stop, queries, keys, scale * LOG2_E,
             window, True, CAUSAL, WINDOWED, PRECISION, SIZE, BLOCK_N, BLOCK_D,

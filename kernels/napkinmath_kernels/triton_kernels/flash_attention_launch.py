@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,8 +56,28 @@ BOUNDED_DQ = BACKWARD_DQ | {
     64: dict.fromkeys(ALL_ARCHITECTURES, Tile(64, 64, 8, 2)),
     128: BACKWARD_DQ[128] | {80: Tile(64, 64, 8, 1), 90: Tile(64, 64, 8, 2)},
 }
+#: A window is three loops over the keys: masked at both of its edges, and not between them.
+WINDOWED_FORWARD = BOUNDED_FORWARD | {128: BOUNDED_FORWARD[128] | dict.fromkeys(SMALL, Tile(128, 32, 8, 3))}
+PACKED_WINDOWED_FORWARD = WINDOWED_FORWARD | {256: WINDOWED_FORWARD[256] | {90: Tile(128, 32, 8, 1)}}
 #: Small enough that a test's short sequences still span several blocks of both kinds.
 INTERPRETED = Tile(32, 16, 4, 1)
+
+
+def forward_tiles(packed: bool, window: bool) -> Tiles:
+    """The forward's tiles for what a call has."""
+    if window:
+        return PACKED_WINDOWED_FORWARD if packed else WINDOWED_FORWARD
+    return BOUNDED_FORWARD if packed else FORWARD
+
+
+def dkdv_tiles(packed: bool, window: bool) -> Tiles:
+    """The tiles of the gradients of keys and values."""
+    return BOUNDED_DKDV if packed or window else BACKWARD_DKDV
+
+
+def dq_tiles(packed: bool, window: bool) -> Tiles:
+    """The tiles of the queries' gradient."""
+    return BOUNDED_DQ if packed or window else BACKWARD_DQ
 
 
 def _delta_rows(size: int) -> int:
@@ -131,7 +152,7 @@ def flash_forward(
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     if packed:
         lse.fill_(float("-inf"))
-    tile = _tile(BOUNDED_FORWARD if packed or window else FORWARD, q)
+    tile = _tile(forward_tiles(packed, window > 0), q)
     launch(
         _flash_forward,
         (triton.cdiv(max_q, tile.queries), q.shape[1], _batches(q, cu_q)),
@@ -150,6 +171,7 @@ def flash_forward(
         scale,
         window,
         **_switches(q, k, causal, window, packed),
+        POSITIVE=scale > 0,
         BLOCK_M=tile.queries,
         BLOCK_N=tile.keys,
         num_warps=tile.warps,
@@ -213,7 +235,7 @@ def flash_backward(
     statistics = (0 if packed else lse.stride(0), lse.stride(1))
     switches = _switches(q, k, causal, window, packed)
     sizes = (max_q, max_k, scale, window)
-    tile = _tile(BOUNDED_DKDV if packed or window else BACKWARD_DKDV, q)
+    tile = _tile(dkdv_tiles(packed, window > 0), q)
     launch(
         _flash_backward_dkdv,
         (triton.cdiv(max_k, tile.keys), k.shape[1], _batches(q, cu_q)),
@@ -224,7 +246,7 @@ def flash_backward(
         num_warps=tile.warps,
         num_stages=tile.stages,
     )
-    tile = _tile(BOUNDED_DQ if packed or window else BACKWARD_DQ, q)
+    tile = _tile(dq_tiles(packed, window > 0), q)
     launch(
         _flash_backward_dq,
         (triton.cdiv(max_q, tile.queries), q.shape[1], _batches(q, cu_q)),
@@ -238,19 +260,26 @@ def flash_backward(
     return dq, dk, dv
 
 
-#: What changes the machine code most: no mask, a causal one, a causal window, packed causal sequences.
-VARIANTS = {"full": (False, False, False), "causal": (True, False, False), "window": (True, True, False), "packed": (True, False, True)}
+#: (causal, window, packed): what the layers of language models come in.
+VARIANTS = {
+    "full": (False, False, False),
+    "causal": (True, False, False),
+    "window": (True, True, False),
+    "packed": (True, False, True),
+    "packed window": (True, True, True),
+}
 TYPES = {"lse_ptr": "*fp32", "delta_ptr": "*fp32", "dlse_ptr": "*fp32", "cu_queries_ptr": "*i32", "cu_keys_ptr": "*i32", "scale": "fp32"}
 
 
-def _shipped(name: str, kernel: Any, table: Tiles, size: int, variant: str, half: bool = False) -> list[Shipped]:
+def _shipped(name: str, kernel: Any, tiles: Callable[[bool, bool], Tiles], size: int, variant: str, half: bool = False) -> list[Shipped]:
     causal, windowed, packed = VARIANTS[variant]
     halves = {argument: "*fp16" for argument in kernel.arg_names if argument.endswith("_ptr") and half}
     types = halves | {argument: kind for argument, kind in TYPES.items() if argument in kernel.arg_names}
     by_tile: dict[Tile, list[int]] = {}
     for architecture in ALL_ARCHITECTURES:
-        by_tile.setdefault(_fitting(table, size, architecture), []).append(architecture)
-    switches = {"GROUP": 4, "CAUSAL": causal, "WINDOWED": windowed, "VARLEN": packed, "PRECISION": "ieee", "SIZE": size}
+        by_tile.setdefault(_fitting(tiles(packed, windowed), size, architecture), []).append(architecture)
+    switches = {"GROUP": 4, "CAUSAL": causal, "WINDOWED": windowed, "VARLEN": packed}
+    switches |= {"PRECISION": "ieee", "SIZE": size} | ({"POSITIVE": True} if "POSITIVE" in kernel.arg_names else {})
     return [
         Shipped(
             f"{name} d={size} {variant}{' fp16' if half else ''}",
@@ -269,20 +298,21 @@ def _shipped(name: str, kernel: Any, table: Tiles, size: int, variant: str, half
 def shipped() -> list[Shipped]:
     """Every head size and variant with the tile that each architecture gets, in bf16; causal attention in fp16 too."""
     kernels = (
-        ("flash_forward", _flash_forward, FORWARD, BOUNDED_FORWARD),
-        ("flash_backward_dkdv", _flash_backward_dkdv, BACKWARD_DKDV, BOUNDED_DKDV),
-        ("flash_backward_dq", _flash_backward_dq, BACKWARD_DQ, BOUNDED_DQ),
+        ("flash_forward", _flash_forward, forward_tiles),
+        ("flash_backward_dkdv", _flash_backward_dkdv, dkdv_tiles),
+        ("flash_backward_dq", _flash_backward_dq, dq_tiles),
     )
     found = [
         config
-        for name, kernel, table, bounded in kernels
+        for name, kernel, tiles in kernels
         for size in (64, 96, 128, 256)
         for variant in VARIANTS
-        for config in _shipped(name, kernel, bounded if variant in ("window", "packed") else table, size, variant)
+        if size != 96 or variant != "packed window"  # 96 takes the tiles of 128
+        for config in _shipped(name, kernel, tiles, size, variant)
     ]
-    for name, kernel, table, _ in kernels:
+    for name, kernel, tiles in kernels:
         for size in (64, 128, 256):
-            found += _shipped(name, kernel, table, size, "causal", half=True)
+            found += _shipped(name, kernel, tiles, size, "causal", half=True)
     types = {argument: kind for argument, kind in TYPES.items() if argument in _flash_delta.arg_names}
     for size in (64, 128, 256):
         switches = {"HAS_DLSE": size == 64, "VARLEN": size == 64, "SIZE": size, "BLOCK_M": _delta_rows(size), "BLOCK_D": size}

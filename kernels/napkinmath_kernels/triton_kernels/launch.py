@@ -42,6 +42,7 @@ class Shipped:
     values_per_program: int = 0
     max_instructions_per_value: float = 0.0
     forbidden: str = ""
+    has_wide_loads: bool = True
     has_wide_stores: bool = True
     options: Mapping[str, object] = field(default_factory=dict)
 
