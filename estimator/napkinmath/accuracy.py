@@ -35,7 +35,7 @@ ALLOCATED = Spread(base=0.025)
 RESERVED = Spread(base=0.025, cache_below=0.3, cache_above=0.5)
 # Lengths that change from batch to batch: one source (ms-swift), whose 10th and 90th percentile these are, around the mean over orders.
 RESERVED_BY_LENGTHS = Spread(base=0.05, cache_below=0.4, cache_above=0.65)
-# Seconds of a step: the 90th percentile either way is 0.10 and 0.15 over four sources, which is few, so a little more; where the host is the
+# Seconds of a step: the 90th percentile either way is 0.10 and 0.11 over four sources, which is few, so a little more; where the host is the
 # slower side the CPU, which no table names, makes up to 40% of the difference (13 to 35 us a kernel, napkinmath.efficiency).
 _SECONDS_BELOW, _SECONDS_ABOVE, _HOST_SHARE = 0.13, 0.16, 0.4
 # What a doubt adds (below, above), as a share of the figure. Of the first four the tables tell: stack is the blind mode's 90th percentile of
