@@ -26,6 +26,7 @@ TOLERANCE = 0.001  # counters and a loss; the issue asks for 1%
 # An adapter's two matrices are units of their own under FSDP1: their parts are priced together, gathered and dropped with the layer's.
 UNITS_TOLERANCE = 0.005
 FLAT_TOLERANCE = 0.05  # a flat parameter that adapters share: 4% low on these few layers, in which zeros for frozen views weigh
+ATTEMPTS = 3  # gloo's threads let a message go late where the machine is busy, which only adds: the least is the program's own
 UNITS_BYTES = 0.02  # those of a layer that is first in the backward stay gathered
 
 
@@ -85,10 +86,14 @@ def flags(case: Case) -> list[str]:
 @pytest.fixture(scope="module")
 def real() -> dict[str, dict[str, object]]:
     """What rank 0 prints of each case; the same two processes run all of them, for starting takes longer than a step."""
+    return dict(zip(CASES, run_by_two(*CASES.values()), strict=True))
+
+
+def run_by_two(first: Case, *others: Case) -> list[dict[str, object]]:
+    """What rank 0 prints of some cases."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    first, *others = CASES.values()
     command = [
         sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS), "--master-addr", "127.0.0.1", "--master-port", str(port),
         "-m", "napkinmath_profiler.parallel_ranks", json.dumps(LLAMA), *flags(first), *(f"--then={' '.join(flags(case))}" for case in others),
@@ -98,8 +103,7 @@ def real() -> dict[str, dict[str, object]]:
         command, env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    printed = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    return dict(zip(CASES, printed, strict=True))
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -110,10 +114,11 @@ def test_two_processes_take_and_send_what_is_priced(name: str, real: dict[str, d
         around=case.around, flat=case.flat, tied=case.tied, batch=case.batch, model={**LLAMA, **({"vocab_size": case.vocabulary} if case.vocabulary else {})},
     )  # fmt: skip
     units = case.lora and not case.flat and case.parallel.data_parallel is DataParallel.FSDP1
-    peak, ours = found["peak_bytes"], simulate(step, steps=2).peak().nbytes
-    assert isinstance(peak, int) and abs(ours / peak - 1) <= (
-        FLAT_TOLERANCE if case.flat else UNITS_TOLERANCE if units or case.around else TOLERANCE
-    ), f"{ours:,} against {peak:,}"
+    ours, tolerance = simulate(step, steps=2).peak().nbytes, FLAT_TOLERANCE if case.flat else UNITS_TOLERANCE if units else TOLERANCE
+    peaks = [found["peak_bytes"]]
+    while len(peaks) < ATTEMPTS and peaks[-1] != pytest.approx(ours, rel=tolerance):
+        peaks.append(run_by_two(case)[0]["peak_bytes"])
+    assert ours == pytest.approx(min(peaks), rel=tolerance)
     counted = found["collectives"]
     assert isinstance(counted, dict)
     counted.pop("broadcast", None)  # DDP sends its buffers, a few hundred bytes, before each forward
