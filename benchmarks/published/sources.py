@@ -17,6 +17,13 @@ _FMS = r"fms-acceleration.*"
 _FMS_EVIDENCE = "fms-acceleration scripts/benchmarks/refs/requirements*.txt, scenarios*.yaml, defaults.yaml; fms-hf-tuning tuning/sft_trainer.py: adds padding and unknown tokens and resizes"
 _FMS_FIELDS = dict(evidence=_FMS_EVIDENCE, adapter_dropout=0.1, default_rank=16, adds_tokens=True)
 
+# What two eras of a source have in common.
+_LITGPT = dict(
+    autocast=False, adapter_dtype="bf16", adapter_dropout=0.05, double_quant=False, prepares=False, unquantized=(),
+    quantized_optimizer="paged-adamw", clips=False,
+)  # fmt: skip
+_QWEN_DEEPSPEED = dict(autocast=False, adapter_dtype="fp16", adapter_dropout=0.05, default_rank=64, lazy_modules=False)
+
 
 def _fms(version: str, files: str) -> list[Era]:
     """The three ways that benchmark prepares a model, under the transformers of one of its result files."""
@@ -39,28 +46,14 @@ ERAS: tuple[Era, ...] = (
         pattern=r"(litgpt|lit-gpt).*resource-tables",
         stack="litgpt-2023",
         evidence="lit-gpt of October 2023 finetune/lora.py, tutorials/resource-tables.md",
-        autocast=False,
-        adapter_dtype="bf16",
-        adapter_dropout=0.05,
-        double_quant=False,
-        prepares=False,
-        unquantized=(),
-        quantized_optimizer="paged-adamw",
-        clips=False,
+        **_LITGPT,
     ),
     Era(
         name="litgpt",
         pattern=r"^lightning-ai/lit|litgpt|lit-gpt",
         stack="litgpt",
         evidence="litgpt finetune/lora.py and full.py, config_hub/finetune/*/*.yaml, tutorials/resource-tables.md",
-        autocast=False,
-        adapter_dtype="bf16",
-        adapter_dropout=0.05,
-        double_quant=False,
-        prepares=False,
-        unquantized=(),
-        quantized_optimizer="paged-adamw",
-        clips=False,
+        **_LITGPT,
     ),
     Era(
         name="torchtune tutorials",
@@ -112,11 +105,7 @@ ERAS: tuple[Era, ...] = (
         pattern=r"qwenlm/qwen",
         when=r"^full",
         stack="deepspeed-2023-zero3",
-        autocast=False,
-        adapter_dtype="fp16",
-        adapter_dropout=0.05,
-        default_rank=64,
-        lazy_modules=False,
+        **_QWEN_DEEPSPEED,
         evidence="QwenLM/Qwen finetune/finetune_ds.sh, ds_config_zero3.json of September 2023: ZeRO stage 3 with fp32 masters, no autocast, overlap_comm",
     ),
     Era(
@@ -124,11 +113,7 @@ ERAS: tuple[Era, ...] = (
         pattern=r"qwenlm/qwen",
         when=r"^qlora",
         stack="deepspeed-2023",
-        autocast=False,
-        adapter_dtype="fp16",
-        adapter_dropout=0.05,
-        default_rank=64,
-        lazy_modules=False,
+        **_QWEN_DEEPSPEED,
         evidence="QwenLM/Qwen finetune/finetune_qlora_single_gpu.sh and finetune_ds.sh of September 2023: DeepSpeed with fp32 masters, no autocast, reduce_bucket_size 2e8 with overlap_comm (ds_config_zero2.json)",
     ),
     Era(

@@ -160,7 +160,6 @@ def run_steps(arguments: argparse.Namespace, device: str) -> dict[str, Any]:
         planning_unseen(),
         resizes_seen() if arguments.strategy.startswith("fsdp") else nullcontext(),
         one_step_marked(loop, counter, marks),
-        uncollected(),
     ):
         trace = observe(model, loop.run, inputs=inputs, settings=None, device_type="cpu")
     before = marks[0] if marks else (Counter(), Counter())
@@ -171,17 +170,6 @@ def run_steps(arguments: argparse.Namespace, device: str) -> dict[str, Any]:
         peak = max(peak, live)
     phases = {phase.value: moment.requested_bytes for phase, moment in trace.peak_by_phase(1).items()}
     return {"peak_bytes": peak, "phases": phases, "collectives": _difference(counter, before)}
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """No garbage collection: FSDP1's hooks lie in cycles, and where a collection falls among them, it moves the peak from run to run."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 @contextmanager

@@ -286,6 +286,35 @@ def _tokens_of(predicted: Estimate | int | None) -> int | None:
     return tokens if isinstance(tokens, int) else None
 
 
+class WholeTraining:
+    """A watch that a trainer's callback opens and closes; a training is not stopped for want of something to watch."""
+
+    watching: Watching | None = None
+    _block: Any = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether something is being watched."""
+        return self._block is not None
+
+    def begin(self, block: Any) -> None:
+        """Enters what `watch` returned, or says why there is nothing to watch."""
+        try:
+            self.watching = block.__enter__()
+        except InputError as reason:
+            log.warning("not watched: %s", reason)
+        else:
+            self._block = block
+
+    def end(self, error: BaseException | None) -> None:
+        """Leaves it, with what ended the training, and logs its summary."""
+        block, self._block = self._block, None
+        if block is not None and self.watching is not None:
+            with suppress(RuntimeError, MemoryError):  # the trainer raises it itself
+                block.__exit__(type(error) if error is not None else None, error, None)
+            log.info("memory of the training:\n%s", self.watching.summary())
+
+
 def trainer_callback(**options: Any) -> Any:
     """A ``transformers.TrainerCallback`` that watches a Trainer's run; ``options`` are those of ``watch``.
 
@@ -293,27 +322,14 @@ def trainer_callback(**options: Any) -> Any:
     """
     from transformers import TrainerCallback
 
-    class WatchCallback(TrainerCallback):
+    class WatchCallback(WholeTraining, TrainerCallback):
         """Follows the training between on_train_begin and on_train_end."""
 
-        def __init__(self) -> None:
-            self.watching: Watching | None = None
-            self._block: Any = None
-
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            block = watch(kwargs.get("model"), kwargs.get("optimizer"), **options)
-            try:
-                self.watching = block.__enter__()
-            except InputError as reason:  # a training is not stopped for want of something to watch
-                log.warning("not watched: %s", reason)
-            else:
-                self._block = block
+            self.begin(watch(kwargs.get("model"), kwargs.get("optimizer"), **options))
 
         def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if self._block is not None and self.watching is not None:
-                self._block.__exit__(None, None, None)
-                self._block = None
-                log.info("memory of the training:\n%s", self.watching.summary())
+            self.end(None)
 
     return WatchCallback()
 
@@ -325,48 +341,31 @@ def lightning_callback(**options: Any) -> Any:
     except ImportError:
         from pytorch_lightning.callbacks import Callback
 
-    class WatchCallback(Callback):  # type: ignore[misc, valid-type]
+    class WatchCallback(WholeTraining, Callback):  # type: ignore[misc, valid-type]
         """Follows a fit; told what begins, since Lightning calls no module and runs forward and backward inside the optimizer's step."""
-
-        def __init__(self) -> None:
-            self.watching: Watching | None = None
-            self._block: Any = None
 
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
             optimizer = trainer.optimizers[0] if trainer.optimizers else None
-            block = watch(pl_module, optimizer, told=True, **options)
-            try:
-                self.watching = block.__enter__()
-            except InputError as reason:  # a training is not stopped for want of something to watch
-                log.warning("not watched: %s", reason)
-            else:
-                self._block = block
+            self.begin(watch(pl_module, optimizer, told=True, **options))
 
         def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-            if self._block is not None and self.watching is not None:
+            if self.watching is not None and self.is_open:
                 named = dict(batch) if isinstance(batch, Mapping) else {}
                 self.watching.forward_begins([*named.values()] or batch if isinstance(batch, (list, tuple, Mapping)) else (batch,), named)
 
         def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
-            if self._block is not None and self.watching is not None:
+            if self.watching is not None and self.is_open:
                 self.watching.forward_ends()
 
         def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-            if self._block is not None and self.watching is not None:
+            if self.watching is not None and self.is_open:
                 self.watching.update_begins()
 
         def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-            self._close(None)
+            self.end(None)
 
         def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-            self._close(exception)
-
-        def _close(self, error: BaseException | None) -> None:
-            block, self._block = self._block, None
-            if block is not None and self.watching is not None:
-                with suppress(RuntimeError, MemoryError):  # Lightning raises it itself
-                    block.__exit__(type(error) if error is not None else None, error, None)
-                log.info("memory of the training:\n%s", self.watching.summary())
+            self.end(exception)
 
     return WatchCallback()
 
