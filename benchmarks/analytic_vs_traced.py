@@ -16,15 +16,8 @@ import warnings
 from dataclasses import dataclass
 from typing import Any
 
-from napkinmath.catalog.families import read_config
 from napkinmath.catalog.stacks import STACKS
-from napkinmath.ledger import Phase
-from napkinmath.lowering.patching import settle_patch
-from napkinmath.lowering.policy import Policy
-from napkinmath.simulate import simulate
-from napkinmath.step import build_step
-from napkinmath.timeline import Timeline
-from napkinmath.train_config import (
+from napkinmath.config.train_config import (
     AdapterConfig,
     Attention,
     Batch,
@@ -36,6 +29,13 @@ from napkinmath.train_config import (
     RecomputeKind,
     TrainConfig,
 )
+from napkinmath.ir.ledger import Phase
+from napkinmath.ir.step import build_step
+from napkinmath.ir.timeline import Timeline
+from napkinmath.lowering.patching import settle_patch
+from napkinmath.lowering.policy import Policy
+from napkinmath.memory.simulate import simulate
+from napkinmath.models.families import read_config
 from napkinmath_profiler.trace import trace_config
 from napkinmath_profiler.tracing.meta_model import AdapterOptions, QuantizationOptions, TrainMethod
 from napkinmath_profiler.tracing.storage_events import TracePhase

@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable
 
-from napkinmath.batch import run_batch
+from napkinmath.planning.batch import run_batch
 
 
 def main() -> None:

@@ -45,7 +45,7 @@ from campaign_parts.ledger import Rows  # noqa: E402
 from campaign_parts.measured import LOST, measure_case  # noqa: E402
 from campaign_parts.overhead import watch_overhead  # noqa: E402
 from campaign_parts.predicted import predict  # noqa: E402
-from napkinmath.errors import InputError  # noqa: E402
+from napkinmath.base.errors import InputError  # noqa: E402
 from napkinmath_profiler.measuring.device_names import device_named  # noqa: E402
 from napkinmath_profiler.measuring.environment import describe_environment  # noqa: E402
 from napkinmath_profiler.trace import TraceOptions  # noqa: E402

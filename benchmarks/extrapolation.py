@@ -21,10 +21,10 @@ from typing import Any
 
 import torch
 from napkinmath import AdapterConfig, Precision, RecomputeConfig, RecomputeKind, TrainConfig
-from napkinmath.catalog.families import read_config
+from napkinmath.calibration.measured_layers import counts_of
 from napkinmath.estimate import estimate
-from napkinmath.ledger import Phase
-from napkinmath.measured_layers import counts_of
+from napkinmath.ir.ledger import Phase
+from napkinmath.models.families import read_config
 from napkinmath_profiler.calibration.allowance import Allowance
 from napkinmath_profiler.calibration.devices import Device, choose_device
 from napkinmath_profiler.calibration.layer_fit import fit_seconds

@@ -1,4 +1,4 @@
-"""Where the constants of napkinmath.accuracy come from: errors on published runs, one source left out at a time.
+"""Where the constants of napkinmath.answers.ranges come from: errors on published runs, one source left out at a time.
 
     python benchmarks/held_out_ranges.py [--memory CSV] [--throughput CSV] [--blind]
 
@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "estimator"))
 
-from napkinmath.accuracy import doubt, largest_logits, memory_ranges, within_device
+from napkinmath.answers.ranges import doubt, largest_logits, memory_ranges, within_device
 from published.predict import Outcome, measured_speed
 from published.rows import ALLOCATED, DEVICE, Row, Unreadable, read_rows
 from published.understand import understand
@@ -54,7 +54,7 @@ class Observation:
 
 @dataclass(frozen=True)
 class Constants:
-    """What a set of observations sets, as in napkinmath.accuracy."""
+    """What a set of observations sets, as in napkinmath.answers.ranges."""
 
     allocated: float
     base: float

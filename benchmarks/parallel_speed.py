@@ -21,10 +21,10 @@ from statistics import median
 
 from napkinmath.catalog.gpus import find_hardware
 from napkinmath.catalog.models import read_model
-from napkinmath.cluster import Cluster, NetworkLink
-from napkinmath.efficiency import default_efficiency
-from napkinmath.meshes import fastest, meshes, price_mesh
-from napkinmath.train_config import Precision, RecomputeConfig, RecomputeKind, TrainConfig
+from napkinmath.config.cluster import Cluster, NetworkLink
+from napkinmath.config.train_config import Precision, RecomputeConfig, RecomputeKind, TrainConfig
+from napkinmath.planning.meshes import fastest, meshes, price_mesh
+from napkinmath.timing.efficiency import default_efficiency
 
 ROOT = Path(__file__).resolve().parents[1]
 MOST_COLD_S, MOST_SEARCH_S = 0.3, 2.0

@@ -23,16 +23,16 @@ from typing import Any, NamedTuple
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
-from napkinmath.allocator import replay
-from napkinmath.catalog.families import read_config
 from napkinmath.catalog.stacks import STACKS
-from napkinmath.ledger import Tensor
+from napkinmath.config.parallel_config import DataParallel, ParallelConfig, PipelineSchedule, Sharding
+from napkinmath.config.train_config import AdapterConfig, Precision, QuantizationConfig, RecomputeConfig, RecomputeKind, TrainConfig
+from napkinmath.ir.ledger import Tensor
+from napkinmath.ir.step import build_step
+from napkinmath.ir.timeline import Timeline
 from napkinmath.lowering.policy import Policy
-from napkinmath.parallel_config import DataParallel, ParallelConfig, PipelineSchedule, Sharding
-from napkinmath.simulate import simulate
-from napkinmath.step import build_step
-from napkinmath.timeline import Timeline
-from napkinmath.train_config import AdapterConfig, Precision, QuantizationConfig, RecomputeConfig, RecomputeKind, TrainConfig
+from napkinmath.memory.allocator import replay
+from napkinmath.memory.simulate import simulate
+from napkinmath.models.families import read_config
 from napkinmath_profiler.tracing.meta_model import AdapterOptions, QuantizationOptions, TrainMethod
 from napkinmath_profiler.tracing.parallel.fully_sharded import ShardingOptions, trace_fully_sharded
 from napkinmath_profiler.tracing.parallel.pipeline import trace_pipeline

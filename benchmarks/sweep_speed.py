@@ -12,9 +12,9 @@ import time
 import numpy as np
 from napkinmath.catalog.gpus import find_hardware
 from napkinmath.catalog.models import read_model
+from napkinmath.config.train_config import AdapterConfig, QuantizationConfig, RecomputeConfig, RecomputeKind, TrainConfig
 from napkinmath.estimate import estimate
-from napkinmath.sweep import sweep
-from napkinmath.train_config import AdapterConfig, QuantizationConfig, RecomputeConfig, RecomputeKind, TrainConfig
+from napkinmath.planning.sweep import sweep
 
 FULL_RECOMPUTE = RecomputeConfig(kind=RecomputeKind.FULL)
 CONFIGS = {

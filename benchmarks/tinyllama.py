@@ -12,10 +12,18 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / name) for name in ("estimator", "profiler", "kernels")]
 
-from napkinmath.allocator import replay  # noqa: E402
 from napkinmath.catalog.stacks import STACKS  # noqa: E402
+from napkinmath.config.train_config import (  # noqa: E402
+    AdapterConfig,
+    Attention,
+    Precision,
+    QuantizationConfig,
+    RecomputeConfig,
+    RecomputeKind,
+    TrainConfig,
+)
 from napkinmath.estimate import Estimate, estimate  # noqa: E402
-from napkinmath.train_config import AdapterConfig, Attention, Precision, QuantizationConfig, RecomputeConfig, RecomputeKind, TrainConfig  # noqa: E402
+from napkinmath.memory.allocator import replay  # noqa: E402
 
 GB = 10**9
 MEASURED_ALLOCATED_GB, MEASURED_RESERVED_GB = 6.42, 7.09

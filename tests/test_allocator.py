@@ -7,11 +7,11 @@ import itertools
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from napkinmath.allocator import STEADY, AllocatorSettings, Block, Books, CachingAllocator, OutOfMemory, parse_settings, replay
-from napkinmath.errors import InputError
-from napkinmath.ledger import ALLOC, FREE, Phase, Role
-from napkinmath.timeline import Stamp, TensorInfo, Timeline, TimelineSegment
-from napkinmath.units import MIB
+from napkinmath.base.errors import InputError
+from napkinmath.base.units import MIB
+from napkinmath.ir.ledger import ALLOC, FREE, Phase, Role
+from napkinmath.ir.timeline import Stamp, TensorInfo, Timeline, TimelineSegment
+from napkinmath.memory.allocator import STEADY, AllocatorSettings, Block, Books, CachingAllocator, OutOfMemory, parse_settings, replay
 
 EXPANDABLE = AllocatorSettings(expandable_segments=True)
 

@@ -11,9 +11,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from napkinmath.base.errors import InputError
 from napkinmath.catalog.gpus import find_gpu, load_gpus, memory_only_gpu
-from napkinmath.costs import CHECKPOINT_DISPATCHES
-from napkinmath.efficiency import (
+from napkinmath.config.train_config import Precision, RecomputeConfig, RecomputeKind, TrainConfig
+from napkinmath.estimate import estimate
+from napkinmath.ir.costs import CHECKPOINT_DISPATCHES
+from napkinmath.ir.ledger import Phase
+from napkinmath.timing.efficiency import (
     attention_s,
     default_efficiency,
     dequantize_nf4_s,
@@ -23,10 +27,6 @@ from napkinmath.efficiency import (
     gemm_s,
     host_copy_s,
 )
-from napkinmath.errors import InputError
-from napkinmath.estimate import estimate
-from napkinmath.ledger import Phase
-from napkinmath.train_config import Precision, RecomputeConfig, RecomputeKind, TrainConfig
 
 ANCHORS = Path(__file__).parent / "anchors"
 GPUS = load_gpus()

@@ -8,19 +8,12 @@ import pytest
 from agreement.tiny_configs import TINY
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from napkinmath.catalog.families import read_config
+from napkinmath.base.errors import InputError
+from napkinmath.base.expr import Bindings
 from napkinmath.catalog.optimizers import OPTIMIZERS
 from napkinmath.catalog.quantization import FORMATS
 from napkinmath.catalog.stacks import STACKS
-from napkinmath.errors import InputError
-from napkinmath.expr import Bindings
-from napkinmath.ledger import Role, Tensor
-from napkinmath.lowering.policy import Policy
-from napkinmath.lowering.saved_offload import STYLES
-from napkinmath.simulate import run_order, simulate
-from napkinmath.step import Step, build_step
-from napkinmath.timeline import Point, Timeline
-from napkinmath.train_config import (
+from napkinmath.config.train_config import (
     AdapterConfig,
     AdapterKind,
     Attention,
@@ -32,6 +25,13 @@ from napkinmath.train_config import (
     RecomputeKind,
     TrainConfig,
 )  # fmt: skip
+from napkinmath.ir.ledger import Role, Tensor
+from napkinmath.ir.step import Step, build_step
+from napkinmath.ir.timeline import Point, Timeline
+from napkinmath.lowering.policy import Policy
+from napkinmath.lowering.saved_offload import STYLES
+from napkinmath.memory.simulate import run_order, simulate
+from napkinmath.models.families import read_config
 
 # Past a size at which the library runs other operations (a batch of 2), some tiny tensors are no longer made: a few granules of 512 B.
 THRESHOLD_SLACK = 8 * 512

@@ -10,7 +10,7 @@ import sys
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from napkinmath.json_text import dumps, loads
+from napkinmath.base.json_text import dumps, loads
 from recount_models import CATALOG
 
 values = st.recursive(

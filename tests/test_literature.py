@@ -7,9 +7,7 @@ import pathlib
 
 import pytest
 from napkinmath.catalog.models import find_row
-from napkinmath.estimate import Estimate, estimate
-from napkinmath.ledger import Phase, Role
-from napkinmath.train_config import (
+from napkinmath.config.train_config import (
     AdapterConfig,
     Attention,
     OffloadConfig,
@@ -19,6 +17,8 @@ from napkinmath.train_config import (
     RecomputeKind,
     TrainConfig,
 )
+from napkinmath.estimate import Estimate, estimate
+from napkinmath.ir.ledger import Phase, Role
 
 GB = 10**9
 FULL = RecomputeConfig(kind=RecomputeKind.FULL)
@@ -186,7 +186,7 @@ def scores(e: Estimate) -> int:
 
 def test_beam_search_holds_a_cache_for_every_beam() -> None:
     """Five beams hold five copies of keys and values: 2 · layers · kv heads · head size · tokens · 2 B each."""
-    from napkinmath.inference import kv_cache_bytes
+    from napkinmath.answers.inference import kv_cache_bytes
 
     one = kv_cache_bytes("llama-7b", batch=1, tokens=2048)
     assert one == 2 * 32 * 32 * 128 * 2048 * 2

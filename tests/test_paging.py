@@ -6,10 +6,10 @@ import pytest
 from napkinmath import TrainConfig, estimate
 from napkinmath.catalog.gpus import find_gpu
 from napkinmath.catalog.models import read_model
-from napkinmath.efficiency import default_efficiency
-from napkinmath.hardware import Hardware
-from napkinmath.schedule import HOST_LINK
-from napkinmath.sweep import sweep
+from napkinmath.config.hardware import Hardware
+from napkinmath.planning.sweep import sweep
+from napkinmath.timing.efficiency import default_efficiency
+from napkinmath.timing.schedule import HOST_LINK
 
 GIB = 2**30
 MODEL = "llama-3.2-1b"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from napkinmath import estimate
-from napkinmath.train_config import AdapterConfig, AdapterKind, Precision, RecomputeKind
+from napkinmath.config.train_config import AdapterConfig, AdapterKind, Precision, RecomputeKind
 from published.identify import gpu_memory, hardware_of, model_of
 from published.rows import Row, Unreadable, read_rows, read_span
 from published.run import run_tables

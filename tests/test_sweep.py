@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from napkinmath.catalog.families import read_config
+from napkinmath.base.errors import InputError
 from napkinmath.catalog.gpus import find_hardware
-from napkinmath.errors import InputError
+from napkinmath.config.train_config import AdapterConfig, Attention, Loss, QuantizationConfig, RecomputeConfig, RecomputeKind, TrainConfig
 from napkinmath.estimate import estimate
-from napkinmath.sweep import PHASES, sweep
-from napkinmath.train_config import AdapterConfig, Attention, Loss, QuantizationConfig, RecomputeConfig, RecomputeKind, TrainConfig
+from napkinmath.models.families import read_config
+from napkinmath.planning.sweep import PHASES, sweep
 
 LLAMA = {
     "model_type": "llama",

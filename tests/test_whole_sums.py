@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 from napkinmath import estimate
-from napkinmath.expr import Bindings, symbol
-from napkinmath.train_config import AdapterConfig
+from napkinmath.base.expr import Bindings, symbol
+from napkinmath.config.train_config import AdapterConfig
 
 
 def test_sums_of_any_length_are_evaluated() -> None:

@@ -12,10 +12,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from napkinmath.calibration import read_calibration
-from napkinmath.efficiency import Efficiency
-from napkinmath.errors import InputError
-from napkinmath.hardware import Hardware
+from napkinmath.base.errors import InputError
+from napkinmath.calibration.calibration import read_calibration
+from napkinmath.config.hardware import Hardware
+from napkinmath.timing.efficiency import Efficiency
 
 from campaign_parts.foreign_ops import OPS, op_lines, write_calibration
 from campaign_parts.foreign_rows import is_foreign, translated

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from napkinmath import efficiency
-from napkinmath.calibration import VERSION
-from napkinmath.efficiency import Efficiency, default_efficiency
-from napkinmath.hardware import Gpu
+from napkinmath.calibration.calibration import VERSION
+from napkinmath.config.hardware import Gpu
+from napkinmath.timing import efficiency
+from napkinmath.timing.efficiency import Efficiency, default_efficiency
 from napkinmath_profiler.calibration import op_cases
 from napkinmath_profiler.calibration.op_cases import OpCase
 from napkinmath_profiler.calibration.op_curves import error, fitted, rates_of

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from napkinmath.allocator import Block, CachingAllocator, parse_settings
+from napkinmath.memory.allocator import Block, CachingAllocator, parse_settings
 
 from campaign_parts.foreign_rows import case_name
 from campaign_parts.ledger import Row, compressed_rows

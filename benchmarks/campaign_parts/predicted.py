@@ -6,10 +6,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from napkinmath.calibration import read_calibration
-from napkinmath.errors import NapkinError
+from napkinmath.base.errors import NapkinError
+from napkinmath.calibration.calibration import read_calibration
+from napkinmath.config.hardware import Hardware
 from napkinmath.estimate import estimate
-from napkinmath.hardware import Hardware
 from napkinmath.inputs.options import train_config
 from napkinmath_profiler.measuring.beside import Side, side_of_estimate, side_of_timeline, traced_without_choices
 from napkinmath_profiler.trace import trace_options

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 
-from napkinmath.catalog.arch_string import read_arch
-from napkinmath.catalog.families import read_config
+from napkinmath.base.errors import InputError
+from napkinmath.base.units import GIB
 from napkinmath.catalog.gpus import find_hardware, load_gpus
 from napkinmath.catalog.models import find_row
-from napkinmath.errors import InputError
-from napkinmath.hardware import Hardware
+from napkinmath.config.hardware import Hardware
+from napkinmath.ir.model_spec import ModelSpec
 from napkinmath.lowering.choices import find_stack
-from napkinmath.model_spec import ModelSpec
-from napkinmath.units import GIB
+from napkinmath.models.arch_string import read_arch
+from napkinmath.models.families import read_config
 
 from published.architecture import billions_of, completed_arch, runs_own_code, typical_arch
 from published.era import Era

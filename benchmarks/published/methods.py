@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
-from napkinmath.hardware import Hardware
-from napkinmath.model_spec import ModelSpec
-from napkinmath.train_config import AdapterConfig, AdapterKind, Precision, QuantizationConfig
-from napkinmath.workload_config import Workload, WorkloadKind
+from napkinmath.config.hardware import Hardware
+from napkinmath.config.train_config import AdapterConfig, AdapterKind, Precision, QuantizationConfig
+from napkinmath.config.workload_config import Workload, WorkloadKind
+from napkinmath.ir.model_spec import ModelSpec
 
 from published.era import Era
 from published.identify import Key, linears_of

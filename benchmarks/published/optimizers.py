@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
+from napkinmath.base.errors import InputError
 from napkinmath.catalog.optimizers import find_optimizer
-from napkinmath.errors import InputError
-from napkinmath.train_config import OffloadConfig
+from napkinmath.config.train_config import OffloadConfig
 
 from published.era import Era
 from published.rows import Row

@@ -10,12 +10,12 @@ import re
 from dataclasses import dataclass
 
 from napkinmath.catalog.links import find_network, network_named
-from napkinmath.cluster import Cluster, NetworkLink
+from napkinmath.config.cluster import Cluster, NetworkLink
+from napkinmath.config.hardware import Hardware, HostLink
+from napkinmath.config.parallel_config import ASSUMED_NODE, ContextParallel, DataParallel, ParallelConfig, PipelineSchedule, Sharding
+from napkinmath.config.train_config import OffloadConfig, Precision, TrainConfig
 from napkinmath.estimate import estimate
-from napkinmath.hardware import Hardware, HostLink
-from napkinmath.model_spec import ModelSpec
-from napkinmath.parallel_config import ASSUMED_NODE, ContextParallel, DataParallel, ParallelConfig, PipelineSchedule, Sharding
-from napkinmath.train_config import OffloadConfig, Precision, TrainConfig
+from napkinmath.ir.model_spec import ModelSpec
 
 from published.era import Era
 from published.machines import Machine

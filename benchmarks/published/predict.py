@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from napkinmath.accuracy import memory_ranges, tokens_range
-from napkinmath.answers import verdict_on
+from napkinmath.answers.answers import verdict_on
+from napkinmath.answers.ranges import memory_ranges, tokens_range
+from napkinmath.config.lengths import padded_share
 from napkinmath.estimate import Estimate, Range, Verdict, estimate
-from napkinmath.lengths import padded_share
 
 from published.data_sets import counts_padding
 from published.identify import gpu_memory

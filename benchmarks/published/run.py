@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from napkinmath.errors import InputError
+from napkinmath.base.errors import InputError
 
 from published.predict import Judgement, Outcome, Prediction
 from published.rows import Row, Unreadable, read_rows

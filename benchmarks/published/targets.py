@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 
+from napkinmath.config.train_config import TrainConfig
+from napkinmath.ir.model_spec import ModelSpec
+from napkinmath.ir.step import record_runs
 from napkinmath.lowering.choices import resolve
-from napkinmath.model_spec import ModelSpec
-from napkinmath.step import record_runs
-from napkinmath.train_config import TrainConfig
 
 from published.rows import Unreadable
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from napkinmath.cluster import Cluster
-from napkinmath.errors import InputError
-from napkinmath.hardware import Hardware
-from napkinmath.model_spec import ModelSpec
-from napkinmath.train_config import (
+from napkinmath.base.errors import InputError
+from napkinmath.config.cluster import Cluster
+from napkinmath.config.hardware import Hardware
+from napkinmath.config.train_config import (
     AdapterKind,
     Attention,
     Batch,
@@ -19,6 +18,7 @@ from napkinmath.train_config import (
     RecomputeKind,
     TrainConfig,
 )
+from napkinmath.ir.model_spec import ModelSpec
 
 from published.data_sets import named_lengths
 from published.dates import arxiv_date

@@ -11,32 +11,32 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from napkinmath.base.errors import InputError as InputError
     from napkinmath.catalog.gpus import find_hardware as find_hardware
     from napkinmath.catalog.models import read_model as read_model
-    from napkinmath.cluster import Cluster as Cluster
-    from napkinmath.errors import InputError as InputError
+    from napkinmath.config.cluster import Cluster as Cluster
+    from napkinmath.config.hardware import Hardware as Hardware
+    from napkinmath.config.parallel_config import DataParallel as DataParallel
+    from napkinmath.config.parallel_config import ParallelConfig as ParallelConfig
+    from napkinmath.config.parallel_config import Sharding as Sharding
+    from napkinmath.config.parallel_config import ZeroConfig as ZeroConfig
+    from napkinmath.config.train_config import AdapterConfig as AdapterConfig
+    from napkinmath.config.train_config import AdapterKind as AdapterKind
+    from napkinmath.config.train_config import Attention as Attention
+    from napkinmath.config.train_config import Batch as Batch
+    from napkinmath.config.train_config import Kernels as Kernels
+    from napkinmath.config.train_config import Loss as Loss
+    from napkinmath.config.train_config import OffloadConfig as OffloadConfig
+    from napkinmath.config.train_config import Precision as Precision
+    from napkinmath.config.train_config import QuantizationConfig as QuantizationConfig
+    from napkinmath.config.train_config import RecomputeConfig as RecomputeConfig
+    from napkinmath.config.train_config import RecomputeKind as RecomputeKind
+    from napkinmath.config.train_config import TrainConfig as TrainConfig
     from napkinmath.estimate import Estimate as Estimate
     from napkinmath.estimate import Verdict as Verdict
     from napkinmath.estimate import estimate as estimate
-    from napkinmath.hardware import Hardware as Hardware
-    from napkinmath.model_spec import ModelSpec as ModelSpec
-    from napkinmath.parallel_config import DataParallel as DataParallel
-    from napkinmath.parallel_config import ParallelConfig as ParallelConfig
-    from napkinmath.parallel_config import Sharding as Sharding
-    from napkinmath.parallel_config import ZeroConfig as ZeroConfig
-    from napkinmath.timeline import Timeline as Timeline
-    from napkinmath.train_config import AdapterConfig as AdapterConfig
-    from napkinmath.train_config import AdapterKind as AdapterKind
-    from napkinmath.train_config import Attention as Attention
-    from napkinmath.train_config import Batch as Batch
-    from napkinmath.train_config import Kernels as Kernels
-    from napkinmath.train_config import Loss as Loss
-    from napkinmath.train_config import OffloadConfig as OffloadConfig
-    from napkinmath.train_config import Precision as Precision
-    from napkinmath.train_config import QuantizationConfig as QuantizationConfig
-    from napkinmath.train_config import RecomputeConfig as RecomputeConfig
-    from napkinmath.train_config import RecomputeKind as RecomputeKind
-    from napkinmath.train_config import TrainConfig as TrainConfig
+    from napkinmath.ir.model_spec import ModelSpec as ModelSpec
+    from napkinmath.ir.timeline import Timeline as Timeline
 
 __version__ = "0.1.0"
 __all__ = [
@@ -71,14 +71,14 @@ __all__ = [
 _HOMES = {
     "catalog.gpus": ("find_hardware",),
     "catalog.models": ("read_model",),
-    "cluster": ("Cluster",),
-    "errors": ("InputError",),
+    "config.cluster": ("Cluster",),
+    "base.errors": ("InputError",),
     "estimate": ("Estimate", "Verdict", "estimate"),
-    "hardware": ("Hardware",),
-    "model_spec": ("ModelSpec",),
-    "parallel_config": ("DataParallel", "ParallelConfig", "Sharding", "ZeroConfig"),
-    "timeline": ("Timeline",),
-    "train_config": (
+    "config.hardware": ("Hardware",),
+    "ir.model_spec": ("ModelSpec",),
+    "config.parallel_config": ("DataParallel", "ParallelConfig", "Sharding", "ZeroConfig"),
+    "ir.timeline": ("Timeline",),
+    "config.train_config": (
         "AdapterConfig", "AdapterKind", "Attention", "Batch", "Kernels", "Loss", "OffloadConfig", "Precision", "QuantizationConfig", "RecomputeConfig", "RecomputeKind",
         "TrainConfig",
     ),

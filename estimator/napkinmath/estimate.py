@@ -4,34 +4,34 @@ from __future__ import annotations
 
 from enum import Enum
 
-from napkinmath.allocator import AllocatorSettings, Replay, replay
-from napkinmath.expr import Bindings
-from napkinmath.ledger import Phase, Role
+from napkinmath.base.expr import Bindings
+from napkinmath.base.record import Record
+from napkinmath.config.train_config import TrainConfig
+from napkinmath.ir.ledger import Phase, Role
+from napkinmath.ir.model_spec import ModelSpec
+from napkinmath.ir.step import Step
+from napkinmath.ir.timeline import Point, Timeline
 from napkinmath.lowering.policy import Policy
-from napkinmath.model_spec import ModelSpec
-from napkinmath.record import Record
-from napkinmath.schedule import Clock, StepTime, phase_times
-from napkinmath.simulate import simulate
-from napkinmath.stages import StageFigures, WholeModel, stage_figures, worst_step
-from napkinmath.step import Step
-from napkinmath.timeline import Point, Timeline
-from napkinmath.train_config import TrainConfig
+from napkinmath.memory.allocator import AllocatorSettings, Replay, replay
+from napkinmath.memory.pipeline_ranks import StageFigures, WholeModel, stage_figures, worst_step
+from napkinmath.memory.simulate import simulate
+from napkinmath.timing.schedule import Clock, StepTime, phase_times
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-    from napkinmath.calibration import Calibration
-    from napkinmath.cluster import Cluster
-    from napkinmath.costs import Collective
-    from napkinmath.efficiency import Efficiency
-    from napkinmath.hardware import Gpu, Hardware
-    from napkinmath.host_memory import HostMemory
-    from napkinmath.measured_layers import MeasuredLayers
-    from napkinmath.parallel_config import ParallelConfig
-    from napkinmath.schedule import PhaseTime
-    from napkinmath.throughput import Throughput
+    from napkinmath.answers.host_memory import HostMemory
+    from napkinmath.answers.throughput import Throughput
+    from napkinmath.calibration.calibration import Calibration
+    from napkinmath.calibration.measured_layers import MeasuredLayers
+    from napkinmath.config.cluster import Cluster
+    from napkinmath.config.hardware import Gpu, Hardware
+    from napkinmath.config.parallel_config import ParallelConfig
+    from napkinmath.ir.costs import Collective
+    from napkinmath.timing.efficiency import Efficiency
+    from napkinmath.timing.schedule import PhaseTime
 
 
 class Range(Record):
@@ -144,14 +144,14 @@ class Estimate:
         batch = self.config.micro_batch_size
         if not self._lengths_change or not isinstance(batch, int):
             return [replay(self.timeline, self.settings)]
-        from napkinmath.varied_lengths import replays
+        from napkinmath.memory.varied_lengths import replays
 
         return replays(self.step, self.step.policy.config.batch.lengths, batch, self.settings)
 
     @property
     def _lengths_change(self) -> bool:
         """Whether every batch is padded to its own longest; stages of a schedule exchange tensors of one shape, padded to the limit."""
-        from napkinmath.parallel_config import PipelineSchedule
+        from napkinmath.config.parallel_config import PipelineSchedule
 
         batch, parallel = self.config.batch, self.config.parallel
         scheduled = parallel.pipeline_parallel_size > 1 and parallel.pipeline_schedule is not PipelineSchedule.NAIVE
@@ -160,7 +160,7 @@ class Estimate:
     @property
     def memory(self) -> Memory:
         """Requested, allocated, reserved and device peaks with their ranges."""
-        from napkinmath.accuracy import memory_ranges
+        from napkinmath.answers.ranges import memory_ranges
 
         return self._once("memory", lambda: memory_ranges(self))
 
@@ -177,7 +177,7 @@ class Estimate:
     @property
     def host_memory(self) -> HostMemory:
         """Host memory of one machine with all its ranks: loading, training, NVMe."""
-        from napkinmath.host_memory import host_memory
+        from napkinmath.answers.host_memory import host_memory
 
         return self._once("host memory", lambda: host_memory(self))
 
@@ -222,14 +222,14 @@ class Estimate:
     def _calibrated(self) -> StepTime | None:
         if self.priced_time is None or self.measured_layers is None:
             return self.priced_time
-        from napkinmath.calibrated_time import calibrated_time
+        from napkinmath.calibration.calibrated_time import calibrated_time
 
         return calibrated_time(self.priced_time, self.measured_layers, self)
 
     def _time(self) -> StepTime | None:
         if self.speed is None or self.hardware is None:
             return None
-        from napkinmath.flops import hardware_flops, model_flops
+        from napkinmath.timing.flops import hardware_flops, model_flops
 
         config = self.config
         rule = self.step.policy.rule
@@ -238,7 +238,7 @@ class Estimate:
         )
         start, bind = self.timeline.step_starts[-1], Bindings(self.step.symbols)
         if self._lengths_change and isinstance(config.micro_batch_size, int) and config.parallel.pipeline_parallel_size == 1:
-            from napkinmath.varied_lengths import varied_time
+            from napkinmath.memory.varied_lengths import varied_time
 
             clock = Clock(self.speed, self.step.policy, _network(self.cluster, config))
             phases, tokens, needed, done = varied_time(self.step, self.timeline, clock, start)
@@ -262,7 +262,7 @@ class Estimate:
     def _paging_s(self, speed: Efficiency) -> float:
         if not self.managed_bytes or self.hardware is None:
             return 0.0
-        from napkinmath.paging import paging_s
+        from napkinmath.timing.paging import paging_s
 
         return paging_s(self.managed_bytes, self.peak.nbytes, self.hardware, speed)
 
@@ -271,7 +271,7 @@ class Estimate:
         assert self.speed is not None
         if self.config.parallel.pipeline_parallel_size == 1:
             return self._paced(phase_times(self.timeline, self.speed, first_segment=start)), 0.0
-        from napkinmath.pipeline_time import pipeline_time
+        from napkinmath.timing.pipeline_time import pipeline_time
 
         policy = self.step.policy
         phases, bubble = pipeline_time(self.spec, policy, Clock(self.speed, policy, _network(self.cluster, self.config)))
@@ -282,14 +282,14 @@ class Estimate:
         ranks = self.config.parallel.world_size
         if ranks == 1:
             return phases
-        from napkinmath.stragglers import at_the_slowest_pace
+        from napkinmath.timing.stragglers import at_the_slowest_pace
 
         return at_the_slowest_pace(phases, ranks)
 
     @property
     def throughput(self) -> Throughput | None:
         """The step's time over all GPUs: tokens a second, communication, bubble, GPU-hours; None where the hardware has no known speed."""
-        from napkinmath.throughput import throughput
+        from napkinmath.answers.throughput import throughput
 
         return self._once("throughput", lambda: throughput(self))
 
@@ -298,7 +298,7 @@ class Estimate:
         """The calibration's measurement of this very step's layers, if it has one."""
         if self.calibration is None or not self.calibration.layers:
             return None
-        from napkinmath.calibrated_time import matching_layers
+        from napkinmath.calibration.calibrated_time import matching_layers
 
         calibration = self.calibration
         return self._once("measured layers", lambda: matching_layers(calibration, self))
@@ -308,7 +308,7 @@ class Estimate:
     @property
     def verdict(self) -> Verdict:
         """Whether it fits the hardware named."""
-        from napkinmath.answers import verdict_on
+        from napkinmath.answers.answers import verdict_on
 
         hardware = self.hardware
         return Verdict.NOT_ASKED if hardware is None else self._once("verdict", lambda: verdict_on(self, hardware))
@@ -316,28 +316,28 @@ class Estimate:
     @property
     def fits_on(self) -> tuple[Fit, ...]:
         """The catalogued GPUs from small to large, each with its verdict."""
-        from napkinmath.answers import fits_on
+        from napkinmath.answers.answers import fits_on
 
         return self._once("fits_on", lambda: fits_on(self))
 
     @property
     def changes(self) -> tuple[Change, ...]:
         """The changes that would save most at the peak, best first."""
-        from napkinmath.answers import changes
+        from napkinmath.answers.answers import changes
 
         return self._once("changes", lambda: changes(self))
 
     @property
     def findings(self) -> tuple[Finding, ...]:
         """What is off about the configuration."""
-        from napkinmath.answers import findings
+        from napkinmath.answers.answers import findings
 
         return self._once("findings", lambda: findings(self))
 
     @property
     def assumptions(self) -> tuple[str, ...]:
         """Every value that was not given but assumed."""
-        from napkinmath.answers import assumptions
+        from napkinmath.answers.answers import assumptions
 
         return self._once("assumptions", lambda: assumptions(self))
 
@@ -353,8 +353,8 @@ def estimate(
     `calibration` (a file, or what was read of one) prices on the device it was measured on. `efficiency` replaces the GPU's default
     speeds by calibrated ones. Raises InputError for anything that cannot be understood.
     """
-    from napkinmath.allocator import parse_settings
     from napkinmath.lowering.choices import resolve
+    from napkinmath.memory.allocator import parse_settings
 
     spec = model if isinstance(model, ModelSpec) else _read(model)
     config = (config or TrainConfig()).replace(**changes) if changes else config or TrainConfig()
@@ -388,7 +388,7 @@ def _with_communicators(cluster: Cluster, config: TrainConfig) -> Hardware:
     """The GPU less the buffers that its communicators hold."""
     if cluster.num_gpus == 1:
         return cluster.hardware
-    from napkinmath.collectives import communicator_bytes, group_sizes
+    from napkinmath.timing.collectives import communicator_bytes, group_sizes
 
     return cluster.hardware.replace(communicator_bytes=communicator_bytes(group_sizes(config.parallel)))
 
@@ -396,15 +396,15 @@ def _with_communicators(cluster: Cluster, config: TrainConfig) -> Hardware:
 def _network(cluster: Cluster | None, config: TrainConfig) -> Callable[[Collective, Bindings], float] | None:
     if cluster is None or cluster.num_gpus == 1:
         return None
-    from napkinmath.collectives import network_on
+    from napkinmath.timing.collectives import network_on
 
     return network_on(cluster, config.parallel)
 
 
 def on_cluster(parallel: ParallelConfig, cluster: Cluster) -> ParallelConfig:
     """The mesh with hybrid groups as large as a node; raises InputError where it has not as many ranks as there are GPUs."""
-    from napkinmath.errors import InputError
-    from napkinmath.parallel_config import largest_divisor
+    from napkinmath.base.errors import InputError
+    from napkinmath.config.parallel_config import largest_divisor
 
     if parallel.world_size != cluster.num_gpus:
         raise InputError(
@@ -431,10 +431,10 @@ def _hardware(given: str | Gpu | Hardware | Cluster | None) -> tuple[Hardware | 
     """(the GPU, the cluster it is one of, if one was given)."""
     if given is None:
         return None, None
+    from napkinmath.base.errors import InputError, shown
     from napkinmath.catalog.gpus import find_hardware
-    from napkinmath.cluster import Cluster
-    from napkinmath.errors import InputError, shown
-    from napkinmath.hardware import Gpu, Hardware
+    from napkinmath.config.cluster import Cluster
+    from napkinmath.config.hardware import Gpu, Hardware
 
     if isinstance(given, str):
         return find_hardware(given), None
@@ -449,8 +449,8 @@ def _hardware(given: str | Gpu | Hardware | Cluster | None) -> tuple[Hardware | 
 
 def _measured_hardware(given: str | Calibration) -> Hardware:
     """The device that a calibration was measured on."""
-    from napkinmath.calibration import device_gpu, load_calibration
-    from napkinmath.hardware import Hardware
+    from napkinmath.calibration.calibration import device_gpu, load_calibration
+    from napkinmath.config.hardware import Hardware
 
     gpu = device_gpu(load_calibration(given) if isinstance(given, str) else given)
     return Hardware(gpu=gpu, memory_bytes=gpu.memory_bytes)
@@ -459,7 +459,7 @@ def _measured_hardware(given: str | Calibration) -> Hardware:
 def _calibration(given: str | Calibration | None, machine: Hardware | None) -> Calibration | None:
     if not isinstance(given, str) or machine is None:
         return given if not isinstance(given, str) else None
-    from napkinmath.calibration import read_calibration
+    from napkinmath.calibration.calibration import read_calibration
 
     return read_calibration(given, machine.gpu)
 
@@ -467,7 +467,7 @@ def _calibration(given: str | Calibration | None, machine: Hardware | None) -> C
 def _default_speed(hardware: Hardware | None) -> Efficiency | None:
     if hardware is None or not hardware.gpu.dense_flops or not hardware.gpu.bandwidth_bytes_per_s:
         return None
-    from napkinmath.efficiency import default_efficiency
+    from napkinmath.timing.efficiency import default_efficiency
 
     return default_efficiency(hardware.gpu)
 

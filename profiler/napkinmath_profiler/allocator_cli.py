@@ -6,11 +6,11 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from napkinmath.allocator import UNLIMITED, Replay, parse_settings, replay
+from napkinmath.base.errors import InputError
+from napkinmath.base.units import GIB, format_bytes, parse_bytes
 from napkinmath.cli.flags import DEBUG, ON, REPEAT, TEXT
 from napkinmath.cli.parser import Parser
-from napkinmath.errors import InputError
-from napkinmath.units import GIB, format_bytes, parse_bytes
+from napkinmath.memory.allocator import UNLIMITED, Replay, parse_settings, replay
 
 from napkinmath_profiler.snapshot.read_snapshot import RecordedSnapshot, read_snapshot
 

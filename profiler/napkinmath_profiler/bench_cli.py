@@ -8,14 +8,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from napkinmath.base import values
+from napkinmath.base.errors import InputError, shown
+from napkinmath.base.units import format_seconds
 from napkinmath.cli.flags import SHARED, TEXT
 from napkinmath.cli.parser import Parser
-from napkinmath.efficiency import Efficiency, default_efficiency
-from napkinmath.errors import InputError, shown
+from napkinmath.config.hardware import Hardware
 from napkinmath.estimate import Estimate, estimate
-from napkinmath.hardware import Hardware
-from napkinmath.inputs import values
-from napkinmath.units import format_seconds
+from napkinmath.timing.efficiency import Efficiency, default_efficiency
 
 from napkinmath_profiler.calibrate_cli import DEFAULT_SHARE, allowance_of, named_model
 from napkinmath_profiler.calibration.device_facts import gpu_of

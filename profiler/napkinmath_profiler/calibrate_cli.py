@@ -9,11 +9,11 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from napkinmath.calibration import cache_path
+from napkinmath.base import values
+from napkinmath.base.errors import InputError, shown
+from napkinmath.calibration.calibration import cache_path
 from napkinmath.cli.flags import SHARED, TEXT
 from napkinmath.cli.parser import Parser
-from napkinmath.errors import InputError, shown
-from napkinmath.inputs import values
 
 from napkinmath_profiler.calibration.allowance import Allowance, allowance, hold_to
 from napkinmath_profiler.calibration.calibrate import Calibrated, ModelToMeasure, calibrate

@@ -6,10 +6,10 @@ import json
 from collections.abc import Sequence
 from typing import Any, BinaryIO
 
+from napkinmath.base.errors import InputError, shown
 from napkinmath.cli.flags import ON, SHARED, TEXT
 from napkinmath.cli.parser import Parser
-from napkinmath.errors import InputError, shown
-from napkinmath.timeline import Timeline
+from napkinmath.ir.timeline import Timeline
 
 from napkinmath_profiler.comparison import as_mapping, compare, picture, table
 from napkinmath_profiler.snapshot.whole_file import write_whole

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from napkinmath.ledger import Role
+from napkinmath.base.units import GIB, MIB
+from napkinmath.ir.ledger import Role
+from napkinmath.ir.timeline import Timeline
 from napkinmath.report.palette import COLORS, STACK
-from napkinmath.timeline import Timeline
-from napkinmath.units import GIB, MIB
 
 UNEXPLAINED = "UNEXPLAINED"
 MOST_MODULES = 24

@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from napkinmath.base import values
+from napkinmath.base.errors import InputError, NapkinError, shown
 from napkinmath.cli.flags import ON, SHARED, TEXT
 from napkinmath.cli.parser import Parser
-from napkinmath.errors import InputError, NapkinError, shown
+from napkinmath.config.hardware import Hardware
 from napkinmath.estimate import estimate
-from napkinmath.hardware import Hardware
-from napkinmath.inputs import values
 from napkinmath.report.screen import is_unicode, standard_output, terminal_width, wants_color
 
 from napkinmath_profiler.measuring.beside import Side, analytic_side, side_of_timeline, traced_side

@@ -8,10 +8,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from napkinmath.base.errors import InputError, NapkinError, shown
+from napkinmath.base.units import format_bytes
 from napkinmath.cli.flags import SHARED
 from napkinmath.cli.parser import Parser
-from napkinmath.errors import InputError, NapkinError, shown
-from napkinmath.units import format_bytes
 
 from napkinmath_profiler.snapshot.oom_message import OutOfMemoryMessage, read_message
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from napkinmath.timeline import Timeline
-from napkinmath.train_config import TrainConfig
+from napkinmath.config.train_config import TrainConfig
+from napkinmath.ir.timeline import Timeline
 from torch import nn
 
 from napkinmath_profiler.tracing.extrapolation import NotRepeating, extrapolated

@@ -8,15 +8,15 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from napkinmath.allocator import parse_settings, replay
+from napkinmath.base import values
+from napkinmath.base.errors import InputError, NapkinError, shown
 from napkinmath.cli.flags import ON, SHARED, TEXT
 from napkinmath.cli.parser import Parser
-from napkinmath.errors import InputError, NapkinError, shown
-from napkinmath.hardware import Hardware
-from napkinmath.inputs import values
+from napkinmath.config.hardware import Hardware
+from napkinmath.config.train_config import Kernels, Loss, TrainConfig
+from napkinmath.ir.timeline import Timeline
+from napkinmath.memory.allocator import parse_settings, replay
 from napkinmath.report.screen import is_unicode, standard_output, terminal_width, wants_color
-from napkinmath.timeline import Timeline
-from napkinmath.train_config import Kernels, Loss, TrainConfig
 
 from napkinmath_profiler.trace import TraceOptions, trace_options
 from napkinmath_profiler.tracing.library_workspaces import with_product_workspaces
@@ -104,7 +104,7 @@ def traced_timeline(options: Mapping[str, Any]) -> Timeline:
 
 def within_positions(options: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
     """The options with a length that the model's learned positions allow; a longer one that was asked for is noted, for no trace fails of it."""
-    from napkinmath.catalog.families import read_config
+    from napkinmath.models.families import read_config
 
     chosen = dict(options)
     name, mapping = model_mapping(chosen)
@@ -178,13 +178,13 @@ def _capability(hardware: Hardware | None) -> tuple[int, int]:
 
 def model_mapping(options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Name and Hugging Face config of the model that options name, as ``estimate`` finds it."""
-    from napkinmath.catalog import config_file
     from napkinmath.catalog.models import find_row, unknown_model
+    from napkinmath.models import config_file
 
     if "config" in options:
         return "config", dict(values.mapping(options["config"], "config"))
     if "arch" in options:
-        from napkinmath.catalog.arch_string import read_arch
+        from napkinmath.models.arch_string import read_arch
 
         text = values.text(options["arch"], "--arch")
         return text, dict(read_arch(text, [], positions=values.count(options.get("ctx", 2048), "--ctx")))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from napkinmath.errors import InputError
+from napkinmath.base.errors import InputError
 from napkinmath_kernels.checkpoint import Recompute
 from napkinmath_kernels.patching import patch
 from rich.console import Console

@@ -9,8 +9,8 @@ from typing import Any
 
 import napkinmath
 import torch
+from napkinmath.base.errors import InputError
 from napkinmath.catalog.gpus import find_hardware
-from napkinmath.errors import InputError
 from torch import nn
 
 from napkinmath_profiler.trace import trace

@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import torch
-from napkinmath.errors import InputError
+from napkinmath.base.errors import InputError
 from napkinmath.estimate import Estimate
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook

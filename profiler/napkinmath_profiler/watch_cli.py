@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from napkinmath.base import values
+from napkinmath.base.errors import InputError, shown
 from napkinmath.cli.flags import SHARED, TEXT
 from napkinmath.cli.parser import Parser
-from napkinmath.errors import InputError, shown
 from napkinmath.estimate import Estimate
-from napkinmath.inputs import values
 
 from napkinmath_profiler.measuring.device_memory import CpuMemory, DeviceMemory
 from napkinmath_profiler.watch import DEFAULT_REPORT, watch

@@ -16,9 +16,9 @@ import torch
 import transformers
 from agreement.tiny_configs import TINY
 from analytic_vs_traced import traced_phase_peaks
+from napkinmath.config.train_config import Attention, Batch, Precision
 from napkinmath.estimate import estimate
-from napkinmath.ledger import Phase
-from napkinmath.train_config import Attention, Batch, Precision
+from napkinmath.ir.ledger import Phase
 from napkinmath_profiler.trace import trace_module
 
 SEQUENCES, LENGTH = 2, 128

@@ -17,13 +17,13 @@ pytest.importorskip("triton")
 
 from agreement.tiny_configs import TINY
 from analytic_vs_traced import Case, _traced_attention, phase_peaks, traced_phase_peaks
-from napkinmath.catalog.families import read_config
-from napkinmath.errors import InputError
+from napkinmath.base.errors import InputError
+from napkinmath.config.train_config import AdapterConfig, Kernels, TrainConfig
 from napkinmath.estimate import estimate
+from napkinmath.ir.step import build_step
 from napkinmath.lowering.choices import resolve
-from napkinmath.simulate import simulate
-from napkinmath.step import build_step
-from napkinmath.train_config import AdapterConfig, Kernels, TrainConfig
+from napkinmath.memory.simulate import simulate
+from napkinmath.models.families import read_config
 from napkinmath_profiler.trace import trace_config
 from napkinmath_profiler.tracing.meta_model import AdapterOptions, TrainMethod
 

@@ -12,14 +12,14 @@ import sys
 import time
 from pathlib import Path
 
-import napkinmath.batch as batch_module
+import napkinmath.planning.batch as batch_module
 import pytest
 from cli.runs import run
-from napkinmath.batch import run_batch
-from napkinmath.batch_lines import BatchLines
-from napkinmath.errors import InputError
+from napkinmath.base.errors import InputError
 from napkinmath.estimate import estimate
 from napkinmath.inputs.options import train_config
+from napkinmath.planning.batch import run_batch
+from napkinmath.planning.batch_lines import BatchLines
 
 ROOT = Path(__file__).resolve().parents[2]
 GOOD = (
@@ -195,7 +195,7 @@ def test_the_jobs_themselves_are_never_written_over(out: str, tmp_path: Path) ->
 
 def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     """The most memory of a run over eight times the lines is within 30 MB of the shorter run's."""
-    code = "import resource, sys; from napkinmath.batch import run_batch; run_batch(sys.argv[1], sys.argv[2], {}); print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    code = "import resource, sys; from napkinmath.planning.batch import run_batch; run_batch(sys.argv[1], sys.argv[2], {}); print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
     peaks: list[int] = []
     for count in (40_000, 320_000):
         source = tmp_path / f"{count}.jsonl"

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import yaml
 from cli.runs import run
-from napkinmath.errors import InputError
+from napkinmath.base.errors import InputError
+from napkinmath.config.train_config import Precision, TrainConfig
 from napkinmath.estimate import estimate
 from napkinmath.exports import KINDS, export, export_with_meaning
 from napkinmath.exports.hf import lora_config, quantization_config, training_arguments
 from napkinmath.exports.names import OPTIMIZERS
 from napkinmath.inputs.job_file import read_job
 from napkinmath.inputs.options import train_config
-from napkinmath.train_config import Precision, TrainConfig
 
 LORA: dict[str, object] = {"method": "lora", "rank": 8, "alpha": 32, "dropout": 0.05, "targets": "q_proj,v_proj"}
 CASES: dict[str, dict[str, object]] = {

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from cli.runs import run
-from napkinmath import local_machine
+from napkinmath.calibration import local_machine
 from napkinmath.cli.completion import choices, flags_by_command
 from napkinmath.cli.flags import SHARED
 

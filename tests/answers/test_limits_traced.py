@@ -9,12 +9,12 @@ import pytest
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
-from napkinmath.allocator import replay
+from napkinmath.base.units import GIB
 from napkinmath.catalog.gpus import find_hardware
+from napkinmath.config.train_config import AdapterConfig, Precision, RecomputeConfig, RecomputeKind, TrainConfig
 from napkinmath.estimate import Estimate, Verdict, estimate
-from napkinmath.search import largest_batch, longest_context
-from napkinmath.train_config import AdapterConfig, Precision, RecomputeConfig, RecomputeKind, TrainConfig
-from napkinmath.units import GIB
+from napkinmath.memory.allocator import replay
+from napkinmath.planning.search import largest_batch, longest_context
 from napkinmath_profiler.trace import trace
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -11,23 +11,23 @@ from pathlib import Path
 
 import pytest
 from cli.runs import run
-from napkinmath.catalog.families import read_config
+from napkinmath.base.errors import InputError
+from napkinmath.base.units import MIB
 from napkinmath.catalog.gpus import find_hardware
 from napkinmath.catalog.models import read_model
-from napkinmath.cluster import Cluster
-from napkinmath.efficiency import Efficiency, default_efficiency
-from napkinmath.errors import InputError
+from napkinmath.config.cluster import Cluster
+from napkinmath.config.hardware import Hardware
+from napkinmath.config.train_config import TrainConfig
 from napkinmath.estimate import Estimate, Verdict, estimate
-from napkinmath.hardware import Hardware
 from napkinmath.inputs.options import train_config
-from napkinmath.meshes import meshes, price_mesh
-from napkinmath.model_spec import ModelSpec
-from napkinmath.plan import SAME_SPEED, Goal, Machine, Space, plan, pointless
+from napkinmath.ir.model_spec import ModelSpec
+from napkinmath.models.families import read_config
+from napkinmath.planning.meshes import meshes, price_mesh
+from napkinmath.planning.plan import SAME_SPEED, Goal, Machine, Space, plan, pointless
+from napkinmath.planning.search import largest_batch, last_that, longest_context
+from napkinmath.planning.sweep import Sweeper
 from napkinmath.report.plan_plot import pareto
-from napkinmath.search import largest_batch, last_that, longest_context
-from napkinmath.sweep import Sweeper
-from napkinmath.train_config import TrainConfig
-from napkinmath.units import MIB
+from napkinmath.timing.efficiency import Efficiency, default_efficiency
 
 KNOBS: dict[str, tuple[object, ...]] = {
     "method": ("full", "lora", "qlora"),
@@ -126,7 +126,7 @@ def test_plan_is_the_exhaustive_answer_on_200_random_spaces(monkeypatch: pytest.
     def recorded_once(spec: ModelSpec, config: TrainConfig, hardware: Hardware, speed: Efficiency | None) -> Sweeper:
         return known.setdefault((config, hardware.gpu.name), Sweeper(spec, config, hardware, speed))
 
-    monkeypatch.setattr("napkinmath.sweep.Sweeper", recorded_once)
+    monkeypatch.setattr("napkinmath.planning.sweep.Sweeper", recorded_once)
     answered = refused = 0
     for seed in range(200):
         space, goal = random_space(seed)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from cli.runs import run
-from napkinmath.errors import InputError
-from napkinmath.grid import EXACT, FAST, MONEY, Family, Grid, figures, frame
+from napkinmath.base.errors import InputError
 from napkinmath.inputs.several import expand, several
+from napkinmath.planning.grid import EXACT, FAST, MONEY, Family, Grid, figures, frame
 
 ARCH = {"config": {"model_type": "llama", "hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 704, "vocab_size": 1000, "num_hidden_layers": 3}}  # fmt: skip
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 from cli.runs import run
-from napkinmath.catalog.families import read_config
+from napkinmath.answers.inference import kv_cache_bytes
+from napkinmath.base.errors import InputError
 from napkinmath.catalog.gpus import find_hardware
 from napkinmath.catalog.models import read_model
-from napkinmath.errors import InputError
 from napkinmath.estimate import Estimate, estimate
-from napkinmath.grid import Grid
-from napkinmath.inference import kv_cache_bytes
 from napkinmath.inputs.options import train_config
-from napkinmath.ledger import Phase, Role
-from napkinmath.plan import Goal, Machine, open_space, plan
-from napkinmath.search import largest_batch
-from napkinmath.sweep import sweep
+from napkinmath.ir.ledger import Phase, Role
+from napkinmath.models.families import read_config
+from napkinmath.planning.grid import Grid
+from napkinmath.planning.plan import Goal, Machine, open_space, plan
+from napkinmath.planning.search import largest_batch
+from napkinmath.planning.sweep import sweep
 
 SPEC = read_config({"model_type": "llama", "hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 704, "vocab_size": 5000, "num_hidden_layers": 3})  # fmt: skip
 BASE: dict[str, object] = {"bs": 2, "ctx": 512}

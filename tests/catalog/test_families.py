@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from napkinmath.catalog.families import FAMILIES, read_config
+from napkinmath.base.errors import InputError
 from napkinmath.catalog.stacks import STACKS
-from napkinmath.errors import InputError
+from napkinmath.config.train_config import TrainConfig
 from napkinmath.estimate import count_parameters
+from napkinmath.ir.step import build_step
 from napkinmath.lowering.policy import Policy
-from napkinmath.step import build_step
-from napkinmath.train_config import TrainConfig
+from napkinmath.models.families import FAMILIES, read_config
 from recount_models import read_catalog
 
 ROWS = read_catalog()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from napkinmath.base.errors import InputError
+from napkinmath.base.units import GIB, MIB
 from napkinmath.catalog.gpus import _key, find_gpu, find_hardware, load_gpus
-from napkinmath.errors import InputError
-from napkinmath.hardware import Display
-from napkinmath.units import GIB, MIB
+from napkinmath.config.hardware import Display
 
 GPUS = load_gpus()
 NAMES = [gpu.name for gpu in GPUS]

@@ -9,11 +9,11 @@ from pathlib import Path
 from cli.runs import TINY, Done, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from napkinmath.catalog.arch_string import read_arch
+from napkinmath.base.errors import InputError
 from napkinmath.cli.flags import BATCH, HARDWARE, METHOD, PARALLEL, QUANTIZATION, REPEAT, STEP, SWITCH, TEXT
-from napkinmath.errors import InputError
 from napkinmath.inputs.job_file import _KINDS, read_job
 from napkinmath.inputs.options import KEYS, train_config
+from napkinmath.models.arch_string import read_arch
 
 ROWS = [row for group in (METHOD, QUANTIZATION, BATCH, STEP, HARDWARE, PARALLEL) for row in group]
 # Words that some flag understands, so that random lines get past the first check.

@@ -82,7 +82,7 @@ def test_refused_permission_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     def refuse(path: str, flags: int, mode: int = 0o777, **_: object) -> int:
         raise PermissionError(13, "Permission denied", path)
 
-    monkeypatch.setattr("napkinmath.catalog.config_file.os.open", refuse)
+    monkeypatch.setattr("napkinmath.models.config_file.os.open", refuse)
     code = main(["--model", str(file)])
     captured = capsys.readouterr()
     check(Broken((), "permission denied"), code, captured.out, captured.err)

@@ -6,15 +6,12 @@ import json
 
 import pytest
 from cli.runs import TINY, run
+from napkinmath.base.errors import InputError
+from napkinmath.base.record import Record
 from napkinmath.cli.flags import MODEL, OUTPUT, SHARED, SWITCH
 from napkinmath.cli.parser import Parser
-from napkinmath.errors import InputError
-from napkinmath.inputs.hardware_options import allocator_text, machines
-from napkinmath.inputs.model_options import model_spec
-from napkinmath.inputs.options import KEYS, METHODS, train_config
-from napkinmath.parallel_config import ContextParallel, DataParallel, ParallelConfig, PipelineSchedule, Sharding, ZeroConfig
-from napkinmath.record import Record
-from napkinmath.train_config import (
+from napkinmath.config.parallel_config import ContextParallel, DataParallel, ParallelConfig, PipelineSchedule, Sharding, ZeroConfig
+from napkinmath.config.train_config import (
     AdapterConfig,
     AdapterKind,
     Attention,
@@ -28,7 +25,10 @@ from napkinmath.train_config import (
     RecomputeKind,
     TrainConfig,
 )
-from napkinmath.workload_config import Workload, WorkloadKind
+from napkinmath.config.workload_config import Workload, WorkloadKind
+from napkinmath.inputs.hardware_options import allocator_text, machines
+from napkinmath.inputs.model_options import model_spec
+from napkinmath.inputs.options import KEYS, METHODS, train_config
 
 PARSER = Parser("estimate", "", SHARED)
 

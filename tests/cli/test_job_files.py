@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from cli.runs import run
 from cli.test_flags import field_of
-from napkinmath.errors import InputError
+from napkinmath.base.errors import InputError
+from napkinmath.config.parallel_config import DataParallel, Sharding, ZeroConfig
+from napkinmath.config.train_config import AdapterKind, Attention, Kernels, Loss, Precision, RecomputeKind
 from napkinmath.inputs.job_file import read_job, with_job_file
 from napkinmath.inputs.model_options import model_spec
 from napkinmath.inputs.options import train_config
-from napkinmath.parallel_config import DataParallel, Sharding, ZeroConfig
-from napkinmath.train_config import AdapterKind, Attention, Kernels, Loss, Precision, RecomputeKind
 
 JOBS = Path(__file__).parent / "jobs"
 

@@ -18,8 +18,8 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from napkinmath.base.errors import InputError
 from napkinmath.cli.serve import make_server
-from napkinmath.errors import InputError
 from napkinmath.estimate import estimate
 from napkinmath.inputs.options import KEYS
 from napkinmath.serving import answers, workers
@@ -57,7 +57,7 @@ def post(server: Server, path: str, options: object) -> tuple[int, dict[str, Any
 
 
 def test_the_answer_is_the_estimate(server: Server) -> None:
-    from napkinmath.train_config import AdapterConfig
+    from napkinmath.config.train_config import AdapterConfig
 
     status, answer = post(server, "/api/estimate", SMALL)
     e = estimate("smollm2-135m", adapter=AdapterConfig(), micro_batch_size=2, sequence_length=512, hardware="rtx4090")

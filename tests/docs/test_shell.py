@@ -135,8 +135,10 @@ def test_doctor_says_versions_and_the_line_that_installs_what_is_missing(monkeyp
 
 
 def test_doctor_tells_calibrations_by_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("napkinmath.local_machine.gpu_names", lambda: ["NVIDIA GeForce RTX 4090", "NVIDIA GeForce RTX 4090", "Riva 128"])
-    monkeypatch.setattr("napkinmath.local_machine.driver_version", lambda: "580.65")
+    monkeypatch.setattr(
+        "napkinmath.calibration.local_machine.gpu_names", lambda: ["NVIDIA GeForce RTX 4090", "NVIDIA GeForce RTX 4090", "Riva 128"]
+    )
+    monkeypatch.setattr("napkinmath.calibration.local_machine.driver_version", lambda: "580.65")
     monkeypatch.setenv("XDG_CACHE_HOME", "/nonexistent")
     text = printed("doctor")
     assert "580.65" in text and "2 x NVIDIA GeForce RTX 4090, speeds from its datasheet; measure it: estimate calibrate" in text

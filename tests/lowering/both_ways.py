@@ -6,14 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 from analytic_vs_traced import phase_peaks, traced_phase_peaks
-from napkinmath.catalog.families import read_config
 from napkinmath.catalog.stacks import STACKS
-from napkinmath.ledger import Phase
+from napkinmath.config.train_config import Attention, Precision, TrainConfig
+from napkinmath.ir.ledger import Phase
+from napkinmath.ir.step import build_step
+from napkinmath.ir.timeline import Timeline
 from napkinmath.lowering.policy import Policy
-from napkinmath.simulate import simulate
-from napkinmath.step import build_step
-from napkinmath.timeline import Timeline
-from napkinmath.train_config import Attention, Precision, TrainConfig
+from napkinmath.memory.simulate import simulate
+from napkinmath.models.families import read_config
 from napkinmath_profiler.trace import TraceOptions, prepared_model
 from napkinmath_profiler.tracing.attention_choice import AttentionBackend
 from napkinmath_profiler.tracing.meta_model import config_from, example_inputs

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 from lowering.both_ways import CLOSE, LLAMA, by_rules, differences, traced, train_config
-from napkinmath.ledger import Phase
+from napkinmath.config.train_config import AdapterConfig, AdapterKind, QuantizationConfig, RecomputeConfig, RecomputeKind
+from napkinmath.ir.ledger import Phase
 from napkinmath.lowering.ia3 import TARGETS, default_targets
-from napkinmath.train_config import AdapterConfig, AdapterKind, QuantizationConfig, RecomputeConfig, RecomputeKind
 from napkinmath_profiler.tracing.meta_model import AdapterOptions, QuantizationOptions, TrainMethod, prepare_for_kbit, quantize_4bit
 
 FULL = RecomputeConfig(kind=RecomputeKind.FULL)

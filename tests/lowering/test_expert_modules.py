@@ -6,8 +6,16 @@ from typing import Any
 
 import pytest
 from napkinmath import estimate
+from napkinmath.config.train_config import (
+    AdapterConfig,
+    Attention,
+    Precision,
+    QuantizationConfig,
+    RecomputeConfig,
+    RecomputeKind,
+    TrainConfig,
+)
 from napkinmath.estimate import Estimate
-from napkinmath.train_config import AdapterConfig, Attention, Precision, QuantizationConfig, RecomputeConfig, RecomputeKind, TrainConfig
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 FOUR_BIT = QuantizationConfig(format="nf4", double_quant=True, kbit_preparation=False)

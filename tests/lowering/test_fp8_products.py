@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from napkinmath.catalog.families import read_config
-from napkinmath.expr import Bindings
-from napkinmath.ledger import ALLOC, Op
+from napkinmath.base.expr import Bindings
+from napkinmath.config.train_config import AdapterConfig, Precision, TrainConfig
+from napkinmath.ir.ledger import ALLOC, Op
+from napkinmath.ir.step import build_step
 from napkinmath.lowering.choices import resolve
-from napkinmath.step import build_step
-from napkinmath.train_config import AdapterConfig, Precision, TrainConfig
+from napkinmath.models.families import read_config
 
 MODEL = {
     "model_type": "llama", "hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 768, "vocab_size": 1000,

@@ -15,9 +15,9 @@ pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 import torch
+from napkinmath.base.dtypes import BF16, FP32, find_dtype
+from napkinmath.base.expr import Bindings, symbol
 from napkinmath.catalog import kernels as rows
-from napkinmath.dtypes import BF16, FP32, find_dtype
-from napkinmath.expr import Bindings, symbol
 from napkinmath_kernels import costs
 from napkinmath_kernels.backend import Backend, use_backend
 from napkinmath_kernels.ops.cross_entropy import _linear_cross_entropy_op, linear_cross_entropy

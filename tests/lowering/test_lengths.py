@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from napkinmath.costs import Attention as AttentionCost
+from napkinmath.base.expr import Bindings
+from napkinmath.config.parallel_config import DataParallel, ParallelConfig
+from napkinmath.config.train_config import AdapterConfig, Attention, Batch, TrainConfig
 from napkinmath.estimate import Estimate, estimate
-from napkinmath.expr import Bindings
-from napkinmath.parallel_config import DataParallel, ParallelConfig
-from napkinmath.train_config import AdapterConfig, Attention, Batch, TrainConfig
-from napkinmath.varied_lengths import longest_lengths
+from napkinmath.ir.costs import Attention as AttentionCost
+from napkinmath.memory.varied_lengths import longest_lengths
 
 LENGTHS = (256, 512, 1024, 2048)
 

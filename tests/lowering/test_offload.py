@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 from lowering.both_ways import CLOSE, LLAMA, by_rules, differences, traced, train_config
-from napkinmath.catalog.families import read_config
-from napkinmath.errors import InputError
-from napkinmath.ledger import Phase
+from napkinmath.base.errors import InputError
+from napkinmath.config.train_config import AdapterConfig, OffloadConfig, RecomputeConfig, RecomputeKind
+from napkinmath.ir.ledger import Phase
 from napkinmath.lowering.saved_offload import STYLES
-from napkinmath.train_config import AdapterConfig, OffloadConfig, RecomputeConfig, RecomputeKind
+from napkinmath.models.families import read_config
 from napkinmath_profiler.tracing.meta_model import TrainMethod
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
@@ -172,7 +172,7 @@ def test_trained_weights_on_the_host_need_the_optimizer_there() -> None:
 
 def test_copies_beside_computation_cost_only_what_sticks_out() -> None:
     from napkinmath.estimate import estimate
-    from napkinmath.sweep import sweep
+    from napkinmath.planning.sweep import sweep
 
     spec = read_config({**LLAMA, "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 8})
     seconds = {}

@@ -9,15 +9,15 @@ import bitsandbytes
 import pytest
 import torch
 from bitsandbytes.optim import AdamW, AdEMAMix, Lion, RMSprop
+from napkinmath.base.dtypes import BF16, FP32
 from napkinmath.catalog.optimizers import OPTIMIZERS, find_optimizer
 from napkinmath.catalog.stacks import STACKS
-from napkinmath.dtypes import BF16, FP32
-from napkinmath.ledger import Block, Role, Tensor, Weight
+from napkinmath.config.train_config import TrainConfig
+from napkinmath.ir.ledger import Block, Role, Tensor, Weight
+from napkinmath.ir.model_spec import Part, Stage
+from napkinmath.ir.step import Run
 from napkinmath.lowering.optimizer import States
 from napkinmath.lowering.policy import Policy
-from napkinmath.model_spec import Part, Stage
-from napkinmath.step import Run
-from napkinmath.train_config import TrainConfig
 from torch import nn
 from transformers.optimization import Adafactor
 
@@ -123,7 +123,7 @@ def test_paged_rows_hold_the_same_and_page_large_states_only(name: str) -> None:
 
 def test_an_open_size_prices_both_forms() -> None:
     """A rank bound to an array in a sweep: the same rule at every rank."""
-    from napkinmath.expr import Bindings, symbol
+    from napkinmath.base.expr import Bindings, symbol
 
     shape = (symbol("r"), 64)
     tensors = by_rules("adamw-8bit", torch.bfloat16, (shape,))  # type: ignore[arg-type]

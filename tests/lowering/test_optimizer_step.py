@@ -8,9 +8,9 @@ import pytest
 import torch
 from lowering.both_ways import BATCH, CLOSE, LLAMA, SEQUENCE, by_rules, differences, train_config
 from lowering.test_optimizer_states import REAL
-from napkinmath.ledger import Phase, Role
-from napkinmath.timeline import Timeline
-from napkinmath.train_config import AdapterConfig, OffloadConfig, Precision
+from napkinmath.config.train_config import AdapterConfig, OffloadConfig, Precision
+from napkinmath.ir.ledger import Phase, Role
+from napkinmath.ir.timeline import Timeline
 from napkinmath_profiler.trace import TraceOptions, prepared_model
 from napkinmath_profiler.tracing.attention_choice import AttentionBackend
 from napkinmath_profiler.tracing.meta_model import config_from, example_inputs
@@ -101,7 +101,7 @@ def test_update_in_the_backward(name: str, model: dict[str, Any]) -> None:
 
 def end_by_role(timeline: Timeline) -> dict[Role, int]:
     """Bytes alive after the last event."""
-    from napkinmath.timeline import Point
+    from napkinmath.ir.timeline import Point
 
     last = len(timeline.segments) - 1
     segment = timeline.segments[last]

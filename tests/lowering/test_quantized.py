@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 from lowering.both_ways import CLOSE, by_rules, differences, traced, train_config
+from napkinmath.base.dtypes import FP16, INT8, INT32
+from napkinmath.base.errors import InputError
 from napkinmath.catalog.quantization import FORMATS, find_format
-from napkinmath.dtypes import FP16, INT8, INT32
-from napkinmath.errors import InputError
+from napkinmath.config.train_config import AdapterConfig, Precision, QuantizationConfig, RecomputeConfig, RecomputeKind, TrainConfig
 from napkinmath.estimate import estimate
-from napkinmath.ledger import ALLOC, FREE, Op, Phase
+from napkinmath.ir.ledger import ALLOC, FREE, Op, Phase
+from napkinmath.ir.step import build_step
 from napkinmath.lowering.quantized import stored_bits_per_element, weight_format
-from napkinmath.step import build_step
-from napkinmath.train_config import AdapterConfig, Precision, QuantizationConfig, RecomputeConfig, RecomputeKind, TrainConfig
 from napkinmath_profiler.tracing.meta_model import AdapterOptions, TrainMethod
 
 
@@ -116,9 +116,9 @@ def test_products_in_fp32_are_the_traced_step(checkpointing: bool, kbit: bool) -
 def int8_ops() -> list[Op]:
     """The int8 products of one layer."""
     from lowering.both_ways import LLAMA
-    from napkinmath.catalog.families import read_config
     from napkinmath.catalog.stacks import STACKS
     from napkinmath.lowering.policy import Policy
+    from napkinmath.models.families import read_config
 
     config = train_config(adapter=AdapterConfig(rank=8), quantization=QuantizationConfig(format="int8", kbit_preparation=False))
     step = build_step(read_config(LLAMA), Policy(config, STACKS["hf-bare"]))

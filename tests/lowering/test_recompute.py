@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 from lowering.both_ways import CLOSE, LLAMA, by_rules, differences, traced, train_config
-from napkinmath.catalog.families import read_config
-from napkinmath.errors import InputError
+from napkinmath.base.errors import InputError
+from napkinmath.config.train_config import RecomputeConfig, RecomputeKind
 from napkinmath.lowering.recompute import LayerGroup, arrange, unit_size
-from napkinmath.train_config import RecomputeConfig, RecomputeKind
+from napkinmath.models.families import read_config
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 from agreement.tiny_configs import LLAMA_LIKE, TINY
-from napkinmath.catalog.families import read_config
+from napkinmath.base.expr import Bindings, product
 from napkinmath.catalog.stacks import STACKS
-from napkinmath.expr import Bindings, product
+from napkinmath.config.train_config import AdapterConfig, QuantizationConfig, RecomputeConfig, RecomputeKind, TrainConfig
+from napkinmath.ir.step import build_step
 from napkinmath.lowering.policy import Policy
-from napkinmath.step import build_step
-from napkinmath.train_config import AdapterConfig, QuantizationConfig, RecomputeConfig, RecomputeKind, TrainConfig
+from napkinmath.models.families import read_config
 from napkinmath_profiler.tracing.meta_model import build_model, config_from
 
 TIED_OLMO: dict[str, Any] = {"model_type": "olmo", **LLAMA_LIKE, "tie_word_embeddings": True}

@@ -18,15 +18,15 @@ import peft
 import torch
 from agreement.tiny_configs import TINY
 from lowering.both_ways import AttentionBackend, differences, traced, train_config
-from napkinmath.catalog.families import read_config
-from napkinmath.errors import InputError
+from napkinmath.base.errors import InputError
+from napkinmath.config.train_config import AdapterConfig, AdapterKind, RecomputeConfig, RecomputeKind, TrainConfig
 from napkinmath.estimate import estimate
-from napkinmath.ledger import Phase
+from napkinmath.ir.ledger import Phase
+from napkinmath.ir.step import build_step
+from napkinmath.ir.timeline import Timeline
 from napkinmath.lowering.choices import resolve
-from napkinmath.simulate import simulate
-from napkinmath.step import build_step
-from napkinmath.timeline import Timeline
-from napkinmath.train_config import AdapterConfig, AdapterKind, RecomputeConfig, RecomputeKind, TrainConfig
+from napkinmath.memory.simulate import simulate
+from napkinmath.models.families import read_config
 
 VIRTUAL = 20
 # What PEFT does around the model's forward (masks and labels of a few KiB) is not followed to the tensor.

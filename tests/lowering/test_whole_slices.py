@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from napkinmath import estimate
-from napkinmath.allocator import LARGE_ROUNDING
-from napkinmath.train_config import Attention, Precision
+from napkinmath.config.train_config import Attention, Precision
+from napkinmath.memory.allocator import LARGE_ROUNDING
 
 BATCH, LENGTH = 4, 512
 

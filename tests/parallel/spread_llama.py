@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from collections import Counter
 
-from napkinmath.catalog.families import read_config
+from napkinmath.base.expr import Bindings
 from napkinmath.catalog.stacks import STACKS
-from napkinmath.costs import Collective
-from napkinmath.expr import Bindings
-from napkinmath.ledger import RUN, Work
+from napkinmath.config.parallel_config import ParallelConfig
+from napkinmath.config.train_config import (
+    AdapterConfig,
+    Attention,
+    Precision,
+    QuantizationConfig,
+    RecomputeConfig,
+    RecomputeKind,
+    TrainConfig,
+)
+from napkinmath.ir.costs import Collective
+from napkinmath.ir.ledger import RUN, Work
+from napkinmath.ir.step import Step, build_step
 from napkinmath.lowering.policy import Policy
-from napkinmath.parallel_config import ParallelConfig
-from napkinmath.step import Step, build_step
-from napkinmath.train_config import AdapterConfig, Attention, Precision, QuantizationConfig, RecomputeConfig, RecomputeKind, TrainConfig
+from napkinmath.models.families import read_config
 
 BATCH, SEQUENCE = 2, 128
 LLAMA: dict[str, object] = {

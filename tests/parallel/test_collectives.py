@@ -8,11 +8,11 @@ import numpy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from napkinmath.base.errors import InputError
+from napkinmath.base.units import GIB, MIB
 from napkinmath.catalog.gpus import find_hardware
-from napkinmath.cluster import Cluster, NetworkLink
-from napkinmath.collectives import KINDS, algorithms, bus_factor, collective_s, communicator_bytes, fabric
-from napkinmath.errors import InputError
-from napkinmath.units import GIB, MIB
+from napkinmath.config.cluster import Cluster, NetworkLink
+from napkinmath.timing.collectives import KINDS, algorithms, bus_factor, collective_s, communicator_bytes, fabric
 
 # Microseconds of messages of 4 KiB, 2 MiB, 32 MiB and 512 MiB on 2 and 8 GPUs of a node, NCCL 2.26 to 2.29: tables of nccl-tests that
 # ai-dynamo/aiconfigurator carries (systems/data/*/comm/nccl), medians where a size was run more than once.

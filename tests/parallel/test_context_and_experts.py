@@ -9,18 +9,18 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from napkinmath.allocator import replay
-from napkinmath.catalog.families import read_config
+from napkinmath.base.errors import InputError
+from napkinmath.base.expr import Bindings
 from napkinmath.catalog.stacks import STACKS
-from napkinmath.costs import Collective
-from napkinmath.errors import InputError
-from napkinmath.expr import Bindings
-from napkinmath.ledger import ALLOC, RUN, Phase, Work
+from napkinmath.config.parallel_config import ContextParallel, DataParallel, ParallelConfig, PipelineSchedule
+from napkinmath.config.train_config import Attention, Precision, TrainConfig
+from napkinmath.ir.costs import Collective
+from napkinmath.ir.ledger import ALLOC, RUN, Phase, Work
+from napkinmath.ir.step import Step, build_step
 from napkinmath.lowering.policy import Policy
-from napkinmath.parallel_config import ContextParallel, DataParallel, ParallelConfig, PipelineSchedule
-from napkinmath.simulate import simulate
-from napkinmath.step import Step, build_step
-from napkinmath.train_config import Attention, Precision, TrainConfig
+from napkinmath.memory.allocator import replay
+from napkinmath.memory.simulate import simulate
+from napkinmath.models.families import read_config
 
 ROOT = Path(__file__).resolve().parents[2]
 LLAMA = {
@@ -216,7 +216,7 @@ def test_a_family_that_cannot_be_split_says_so(family: str) -> None:
 def test_sixteen_thousand_ranks_are_priced_at_once() -> None:
     """Cold, in a process of its own: processor time, since the machine may be busy."""
     script = (
-        "from napkinmath import estimate; from napkinmath.parallel_config import *; import time\n"
+        "from napkinmath import estimate; from napkinmath.config.parallel_config import *; import time\n"
         "p = ParallelConfig(tensor_parallel_size=8, sequence_parallel=True, pipeline_parallel_size=16, data_parallel_size=128, data_parallel=DataParallel.DDP, num_micro_batches=32)\n"
         "e = estimate('llama-3.1-405b', stack='megatron', hardware='H100-80', sequence_length=8192, parallel=p)\n"
         "assert e.config.parallel.world_size == 16384 and e.memory.allocated.value and e.time.seconds\n"

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from napkinmath.catalog.families import read_config
-from napkinmath.costs import Collective
-from napkinmath.expr import Bindings
-from napkinmath.ledger import ALLOC, Phase, Tensor, Work
+from napkinmath.base.expr import Bindings
+from napkinmath.config.parallel_config import DataParallel, ParallelConfig, PipelineSchedule
+from napkinmath.config.train_config import Attention, Precision, RecomputeConfig, RecomputeKind, TrainConfig
+from napkinmath.ir.costs import Collective
+from napkinmath.ir.ledger import ALLOC, Phase, Tensor, Work
+from napkinmath.ir.step import Step, build_step
 from napkinmath.lowering.choices import find_stack
 from napkinmath.lowering.parallel.stage_order import bubble_fraction, in_flight, layers_per_stage, stage_order
 from napkinmath.lowering.policy import Policy
-from napkinmath.parallel_config import DataParallel, ParallelConfig, PipelineSchedule
-from napkinmath.simulate import simulate
-from napkinmath.step import Step, build_step
-from napkinmath.train_config import Attention, Precision, RecomputeConfig, RecomputeKind, TrainConfig
+from napkinmath.memory.simulate import simulate
+from napkinmath.models.families import read_config
 
 HIDDEN, HEADS, LENGTH = 1024, 16, 1024
 GPT = {

@@ -16,8 +16,8 @@ pytest.importorskip("peft")
 pytest.importorskip("bitsandbytes")
 
 import torch
-from napkinmath.parallel_config import DataParallel, ParallelConfig, Sharding
-from napkinmath.simulate import simulate
+from napkinmath.config.parallel_config import DataParallel, ParallelConfig, Sharding
+from napkinmath.memory.simulate import simulate
 from napkinmath_profiler.tracing.meta_model import AdapterOptions, QuantizationOptions, TrainMethod
 from napkinmath_profiler.tracing.parallel.fully_sharded import ShardingOptions, Traffic, trace_fully_sharded
 from napkinmath_profiler.tracing.trace_options import TraceOptions

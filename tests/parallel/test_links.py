@@ -6,10 +6,10 @@ import json
 import pathlib
 
 import pytest
+from napkinmath.base.errors import InputError
 from napkinmath.catalog.gpus import find_gpu, load_gpus
 from napkinmath.catalog.links import attained_on_gpu_link, default_network, find_network, load_networks, network_named
 from napkinmath.cli.main import main
-from napkinmath.errors import InputError
 
 
 @pytest.mark.parametrize("network", load_networks(), ids=lambda n: n.name)

@@ -6,16 +6,16 @@ import time
 
 import pytest
 from napkinmath import estimate
+from napkinmath.base.errors import InputError
 from napkinmath.catalog.gpus import find_hardware
 from napkinmath.catalog.models import read_model
-from napkinmath.cluster import Cluster, NetworkLink
-from napkinmath.efficiency import default_efficiency
-from napkinmath.errors import InputError
+from napkinmath.config.cluster import Cluster, NetworkLink
+from napkinmath.config.parallel_config import DataParallel, ParallelConfig, PipelineSchedule
+from napkinmath.config.train_config import Precision, RecomputeConfig, RecomputeKind, TrainConfig
 from napkinmath.lowering.parallel.stage_order import FORWARD, in_flight, stage_order
-from napkinmath.mesh_bounds import Bounds
-from napkinmath.meshes import fastest, meshes, price_mesh
-from napkinmath.parallel_config import DataParallel, ParallelConfig, PipelineSchedule
-from napkinmath.train_config import Precision, RecomputeConfig, RecomputeKind, TrainConfig
+from napkinmath.planning.mesh_bounds import Bounds
+from napkinmath.planning.meshes import fastest, meshes, price_mesh
+from napkinmath.timing.efficiency import default_efficiency
 
 MODEL = {
     "model_type": "llama", "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 12, "num_attention_heads": 16, "num_key_value_heads": 4, "vocab_size": 32000,

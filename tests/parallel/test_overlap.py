@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from napkinmath.ledger import Phase
-from napkinmath.overlap import COMMUNICATION, COMMUNICATION_STREAM, COPY_STREAM, seconds_by_phase
-from napkinmath.timeline import Kernel, TimelineSegment
+from napkinmath.ir.ledger import Phase
+from napkinmath.ir.timeline import Kernel, TimelineSegment
+from napkinmath.timing.overlap import COMMUNICATION, COMMUNICATION_STREAM, COPY_STREAM, seconds_by_phase
 
 BESIDE = 0.15  # what a collective takes of kernels beside it
 

@@ -11,13 +11,13 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from napkinmath.catalog.families import read_config
 from napkinmath.catalog.stacks import STACKS
+from napkinmath.config.parallel_config import DataParallel, ParallelConfig, PipelineSchedule
+from napkinmath.config.train_config import Precision, TrainConfig
+from napkinmath.ir.step import build_step
 from napkinmath.lowering.policy import Policy
-from napkinmath.parallel_config import DataParallel, ParallelConfig, PipelineSchedule
-from napkinmath.simulate import simulate
-from napkinmath.step import build_step
-from napkinmath.train_config import Precision, TrainConfig
+from napkinmath.memory.simulate import simulate
+from napkinmath.models.families import read_config
 from napkinmath_profiler.trace import TraceOptions
 from napkinmath_profiler.tracing.parallel.fully_sharded import ShardingOptions
 from napkinmath_profiler.tracing.parallel.pipeline import trace_pipeline

@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 
 import pytest
+from napkinmath.base.errors import InputError
 from napkinmath.catalog.gpus import find_hardware
 from napkinmath.catalog.models import read_model
 from napkinmath.cli.main import main
-from napkinmath.cluster import Cluster
-from napkinmath.efficiency import default_efficiency
-from napkinmath.errors import InputError
+from napkinmath.config.cluster import Cluster
 from napkinmath.estimate import Verdict, estimate
 from napkinmath.inputs.options import train_config
-from napkinmath.meshes import meshes
-from napkinmath.plan_cluster import plan_cluster
+from napkinmath.planning.meshes import meshes
+from napkinmath.planning.plan_cluster import plan_cluster
+from napkinmath.timing.efficiency import default_efficiency
 
 GIVEN = ["--model", "llama-3.2-1b", "--gpus", "4xH100", "--ctx", "1k", "--method", "full", "--checkpointing", "none", "--bs", "1,2"]
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from napkinmath import estimate
 from napkinmath.cli.main import main
-from napkinmath.parallel_config import DataParallel, ParallelConfig, PipelineSchedule, Sharding
-from napkinmath.train_config import AdapterConfig, OffloadConfig, QuantizationConfig, RecomputeConfig, RecomputeKind
+from napkinmath.config.parallel_config import DataParallel, ParallelConfig, PipelineSchedule, Sharding
+from napkinmath.config.train_config import AdapterConfig, OffloadConfig, QuantizationConfig, RecomputeConfig, RecomputeKind
 
 # A mixture, layers of two kinds in turns, a vision tower beside the layers, and a plain model.
 MODELS = ("mixtral-8x7b", "gpt-oss-20b", "gemma-3-4b", "llama-3.2-11b-vision", "llama-3.1-8b")

@@ -10,9 +10,9 @@ import pytest
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "benchmarks"))
 
 from napkinmath.catalog.gpus import find_hardware
-from napkinmath.collectives import fabric
-from napkinmath.parallel_config import ContextParallel, DataParallel, PipelineSchedule, Sharding
-from napkinmath.train_config import Attention
+from napkinmath.config.parallel_config import ContextParallel, DataParallel, PipelineSchedule, Sharding
+from napkinmath.config.train_config import Attention
+from napkinmath.timing.collectives import fabric
 from published.architecture import completed_arch
 from published.machines import machine_of, supplemented
 from published.parallel import batch_of, cluster_of, spread_of

@@ -16,8 +16,8 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
-from napkinmath.parallel_config import DataParallel, ParallelConfig
-from napkinmath.simulate import simulate
+from napkinmath.config.parallel_config import DataParallel, ParallelConfig
+from napkinmath.memory.simulate import simulate
 from parallel.spread_llama import BATCH, LLAMA, SEQUENCE, collectives, spread
 
 ROOT = Path(__file__).resolve().parents[2]

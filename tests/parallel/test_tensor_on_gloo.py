@@ -14,15 +14,15 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from napkinmath.catalog.families import read_config
+from napkinmath.base.expr import Bindings
 from napkinmath.catalog.stacks import STACKS
-from napkinmath.costs import Collective
-from napkinmath.expr import Bindings
+from napkinmath.config.parallel_config import ParallelConfig
+from napkinmath.config.train_config import Attention, Precision, TrainConfig
+from napkinmath.ir.costs import Collective
+from napkinmath.ir.step import build_step
 from napkinmath.lowering.policy import Policy
-from napkinmath.parallel_config import ParallelConfig
-from napkinmath.simulate import simulate
-from napkinmath.step import build_step
-from napkinmath.train_config import Attention, Precision, TrainConfig
+from napkinmath.memory.simulate import simulate
+from napkinmath.models.families import read_config
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = Path(__file__).with_name("tensor_step_on_gloo.py")

@@ -13,16 +13,16 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from napkinmath.catalog.families import read_config
+from napkinmath.base.errors import InputError
+from napkinmath.base.expr import Bindings
 from napkinmath.catalog.stacks import STACKS
-from napkinmath.costs import Collective
-from napkinmath.errors import InputError
-from napkinmath.expr import Bindings
+from napkinmath.config.parallel_config import ParallelConfig
+from napkinmath.config.train_config import Precision, TrainConfig
+from napkinmath.ir.costs import Collective
+from napkinmath.ir.step import Step, build_step
 from napkinmath.lowering.policy import Policy
-from napkinmath.parallel_config import ParallelConfig
-from napkinmath.simulate import simulate
-from napkinmath.step import Step, build_step
-from napkinmath.train_config import Precision, TrainConfig
+from napkinmath.memory.simulate import simulate
+from napkinmath.models.families import read_config
 from napkinmath_profiler.trace import TraceOptions
 from napkinmath_profiler.tracing.parallel.tensor_parallel import trace_tensor_parallel
 from napkinmath_profiler.tracing.traced_timeline import timeline_of

@@ -6,21 +6,21 @@ import time
 
 import pytest
 from napkinmath import TrainConfig, estimate
+from napkinmath.base.errors import InputError
+from napkinmath.base.expr import Bindings
 from napkinmath.catalog.gpus import find_hardware
 from napkinmath.cli.main import main
-from napkinmath.cluster import Cluster, NetworkLink
-from napkinmath.costs import Collective
-from napkinmath.errors import InputError
+from napkinmath.config.cluster import Cluster, NetworkLink
+from napkinmath.config.hardware import HostLink
+from napkinmath.config.parallel_config import DataParallel, ParallelConfig, PipelineSchedule, Sharding
+from napkinmath.config.train_config import AdapterConfig, Precision, QuantizationConfig, RecomputeConfig, RecomputeKind
 from napkinmath.estimate import Estimate
-from napkinmath.expr import Bindings
-from napkinmath.hardware import HostLink
-from napkinmath.parallel_config import DataParallel, ParallelConfig, PipelineSchedule, Sharding
-from napkinmath.pipeline_time import waiting_s
-from napkinmath.scaling import scaling_curve
-from napkinmath.stages import rank_step
-from napkinmath.step import STAGE_ENTRANCE
-from napkinmath.stragglers import slowest_factor
-from napkinmath.train_config import AdapterConfig, Precision, QuantizationConfig, RecomputeConfig, RecomputeKind
+from napkinmath.ir.costs import Collective
+from napkinmath.ir.step import STAGE_ENTRANCE
+from napkinmath.memory.pipeline_ranks import rank_step
+from napkinmath.planning.scaling import scaling_curve
+from napkinmath.timing.pipeline_time import waiting_s
+from napkinmath.timing.stragglers import slowest_factor
 
 FULL = RecomputeConfig(kind=RecomputeKind.FULL)
 
@@ -261,7 +261,7 @@ def test_on_fast_links_neither_does() -> None:
 
 def test_seventy_billion_parameters_fit_two_cards_of_24_gb() -> None:
     """README of AnswerDotAI/fsdp_qlora: Llama-2-70B, QLoRA, parameters on the host, batch 2 x 2048: 14.92 GiB reserved a card."""
-    from napkinmath.train_config import OffloadConfig
+    from napkinmath.config.train_config import OffloadConfig
 
     found = estimate(
         "llama-2-70b",

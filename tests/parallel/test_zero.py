@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import pytest
+from napkinmath.base.errors import InputError
 from napkinmath.catalog.gpus import find_hardware
-from napkinmath.cluster import Cluster
-from napkinmath.errors import InputError
+from napkinmath.config.cluster import Cluster
+from napkinmath.config.parallel_config import DataParallel, ParallelConfig, Sharding, ZeroConfig
+from napkinmath.config.train_config import (
+    AdapterConfig,
+    OffloadConfig,
+    Precision,
+    QuantizationConfig,
+    RecomputeConfig,
+    RecomputeKind,
+    TrainConfig,
+)
 from napkinmath.estimate import Estimate, estimate
-from napkinmath.ledger import Phase, Role
-from napkinmath.parallel_config import DataParallel, ParallelConfig, Sharding, ZeroConfig
-from napkinmath.simulate import simulate
-from napkinmath.timeline import Point
-from napkinmath.train_config import AdapterConfig, OffloadConfig, Precision, QuantizationConfig, RecomputeConfig, RecomputeKind, TrainConfig
+from napkinmath.ir.ledger import Phase, Role
+from napkinmath.ir.timeline import Point
+from napkinmath.memory.simulate import simulate
 from parallel.spread_llama import spread
 
 STATES = (Role.WEIGHTS, Role.GRADIENTS, Role.OPTIMIZER, Role.MASTER)

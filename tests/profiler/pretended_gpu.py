@@ -14,7 +14,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from napkinmath.allocator import CachingAllocator
+from napkinmath.memory.allocator import CachingAllocator
 from napkinmath_profiler.measuring import device_memory
 from napkinmath_profiler.measuring.device_memory import CpuMemory, CudaMemory
 from torch.overrides import TorchFunctionMode

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 from napkinmath import AdapterConfig, Kernels, Precision, QuantizationConfig, RecomputeConfig, RecomputeKind, TrainConfig
-from napkinmath.catalog.families import read_config
+from napkinmath.calibration.measured_layers import MeasuredLayers, from_json, to_json
 from napkinmath.cli.main import main
 from napkinmath.estimate import Estimate, estimate
-from napkinmath.ledger import Phase
-from napkinmath.measured_layers import MeasuredLayers, from_json, to_json
+from napkinmath.ir.ledger import Phase
+from napkinmath.models.families import read_config
 from napkinmath_profiler.calibration.allowance import Allowance
 from napkinmath_profiler.calibration.devices import Device, choose_device
 from napkinmath_profiler.calibration.layer_fit import NotAligned, fit_linear, fit_memory

@@ -14,13 +14,10 @@ from typing import Any
 
 import pytest
 from napkinmath import Precision, TrainConfig, local_machine
-from napkinmath.calibrated_time import measured_peaks
-from napkinmath.calibration import cache_path, load_calibration, read_calibration, staleness
-from napkinmath.catalog.gpus import find_gpu, find_hardware
-from napkinmath.cli.main import main
-from napkinmath.errors import InputError
-from napkinmath.estimate import estimate
-from napkinmath.measured_layers import (
+from napkinmath.base.errors import InputError
+from napkinmath.calibration.calibrated_time import measured_peaks
+from napkinmath.calibration.calibration import cache_path, load_calibration, read_calibration, staleness
+from napkinmath.calibration.measured_layers import (
     KindStretches,
     LayerMemory,
     LayerPoint,
@@ -32,6 +29,9 @@ from napkinmath.measured_layers import (
     layers_key,
     to_json,
 )
+from napkinmath.catalog.gpus import find_gpu, find_hardware
+from napkinmath.cli.main import main
+from napkinmath.estimate import estimate
 from napkinmath.report.json_report import as_mapping
 from napkinmath_profiler.calibration import store
 

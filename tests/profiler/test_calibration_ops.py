@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 import torch
+from napkinmath.base.errors import InputError
 from napkinmath.catalog.gpus import find_gpu
 from napkinmath.cli.main import main
-from napkinmath.efficiency import Efficiency, default_efficiency
-from napkinmath.errors import InputError
 from napkinmath.estimate import estimate
+from napkinmath.timing.efficiency import Efficiency, default_efficiency
 from napkinmath_profiler.calibration import allowance as allowances
 from napkinmath_profiler.calibration import devices, op_cases
 from napkinmath_profiler.calibration.allowance import Allowance, allowance
@@ -109,7 +109,7 @@ def test_unmeasured_rates_stay() -> None:
 
 
 def test_rates_are_what_the_file_takes(tmp_path: Path) -> None:
-    from napkinmath.calibration import read_calibration
+    from napkinmath.calibration.calibration import read_calibration
 
     gpu = find_gpu("H100")
     speed = default_efficiency(gpu).replace(stream_bytes_per_s=2.5e12)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from napkinmath.allocator import replay
 from napkinmath.estimate import estimate
 from napkinmath.inputs.options import train_config
+from napkinmath.memory.allocator import replay
 from napkinmath_profiler.trace import prepared_model, trace_options
 from napkinmath_profiler.tracing.meta_model import config_from
 from napkinmath_profiler.tracing.trace_options import options_from

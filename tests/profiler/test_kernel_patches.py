@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from napkinmath.train_config import Kernels, Loss, TrainConfig
+from napkinmath.config.train_config import Kernels, Loss, TrainConfig
 from napkinmath_profiler.trace import trace, trace_config
 from napkinmath_profiler.tracing.meta_model import QuantizationOptions, TrainMethod, quantize_4bit
 from napkinmath_profiler.tracing.trace_errors import TraceError

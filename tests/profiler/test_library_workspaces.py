@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from napkinmath.allocator import replay
 from napkinmath.catalog.gpus import find_hardware
 from napkinmath.estimate import estimate
 from napkinmath.inputs.options import train_config
+from napkinmath.memory.allocator import replay
 from napkinmath_profiler.trace import trace_options
 from napkinmath_profiler.tracing.library_workspaces import with_product_workspaces
 from napkinmath_profiler.tracing.meta_model import config_from

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from napkinmath.ledger import Phase, Role
+from napkinmath.ir.ledger import Phase, Role
 from napkinmath_profiler.trace import trace, trace_module
 from napkinmath_profiler.tracing.storage_events import StorageRole, TracePhase
 from napkinmath_profiler.tracing.trace_errors import TraceError

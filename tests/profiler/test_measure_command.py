@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from napkinmath.base.errors import InputError
 from napkinmath.cli.main import main
-from napkinmath.errors import InputError
 from napkinmath_profiler import measure_cli
 from napkinmath_profiler.measuring.partial import plan_layers
 from napkinmath_profiler.snapshot.read_snapshot import read_snapshot

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from napkinmath.errors import InputError
-from napkinmath.timeline import Timeline
+from napkinmath.base.errors import InputError
+from napkinmath.ir.timeline import Timeline
 from napkinmath_profiler.measuring import environment
 from napkinmath_profiler.measuring.device_memory import BlockEvent, CpuMemory, CudaMemory, MemoryFigures, block_events
 from napkinmath_profiler.measuring.environment import (

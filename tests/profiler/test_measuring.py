@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from napkinmath.allocator import AllocatorSettings
-from napkinmath.errors import InputError
-from napkinmath.ledger import Phase, Role
-from napkinmath.timeline import Timeline
+from napkinmath.base.errors import InputError
+from napkinmath.ir.ledger import Phase, Role
+from napkinmath.ir.timeline import Timeline
+from napkinmath.memory.allocator import AllocatorSettings
 from napkinmath_profiler.measuring import runner
 from napkinmath_profiler.measuring.beside import traced_without_choices
 from napkinmath_profiler.measuring.device_memory import CpuMemory

@@ -10,11 +10,11 @@ pytest.importorskip("transformers")
 
 import torch
 from accelerate.utils import convert_outputs_to_fp32
-from napkinmath.catalog.families import read_config
 from napkinmath.estimate import Estimate, estimate
 from napkinmath.inputs.options import train_config
-from napkinmath.ledger import Phase, Role
-from napkinmath.timeline import Timeline
+from napkinmath.ir.ledger import Phase, Role
+from napkinmath.ir.timeline import Timeline
+from napkinmath.models.families import read_config
 from napkinmath_profiler.trace import timeline_of, trace_module
 from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -16,11 +16,11 @@ pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
 import torch
+from napkinmath.base.errors import DoesNotFit
 from napkinmath.catalog.gpus import find_hardware
-from napkinmath.errors import DoesNotFit
+from napkinmath.config.hardware import Hardware
+from napkinmath.config.train_config import AdapterKind, Attention, Precision, RecomputeKind, TrainConfig
 from napkinmath.estimate import Verdict
-from napkinmath.hardware import Hardware
-from napkinmath.train_config import AdapterKind, Attention, Precision, RecomputeKind, TrainConfig
 from napkinmath_profiler.preflight import preflight
 from napkinmath_profiler.preflight.batch_shape import longest_of
 from napkinmath_profiler.preflight.live_optimizer import optimizer_name

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from napkinmath.base.errors import InputError
 from napkinmath.cli.main import main
-from napkinmath.errors import InputError
 from napkinmath_profiler.comparison import compare, module_group
 from napkinmath_profiler.snapshot.oom_message import read_message
 from napkinmath_profiler.trace import trace_config

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from campaign_parts import accuracy
 from campaign_parts.foreign_ops import op_lines, points_of
-from napkinmath import efficiency
 from napkinmath.catalog.gpus import find_gpu
-from napkinmath.efficiency import Efficiency, default_efficiency
+from napkinmath.timing import efficiency
+from napkinmath.timing.efficiency import Efficiency, default_efficiency
 
 GPU = find_gpu("H200")
 PRIOR = default_efficiency(GPU)

@@ -15,7 +15,7 @@ from campaign_parts.histories import BUILDING, History, read_histories, replayed
 from campaign_parts.ledger import Row, read_rows
 from campaign_parts.pictures import phase_of
 from campaign_parts.predicted import predict
-from napkinmath.errors import NapkinError
+from napkinmath.base.errors import NapkinError
 from napkinmath.estimate import estimate
 from napkinmath.inputs.options import train_config
 

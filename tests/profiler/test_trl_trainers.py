@@ -13,11 +13,11 @@ pytest.importorskip("peft")
 import torch
 import trl
 from datasets import Dataset
-from napkinmath.catalog.families import read_config
 from napkinmath.estimate import Estimate, Verdict, estimate
 from napkinmath.inputs.options import train_config
-from napkinmath.ledger import Phase, Role
-from napkinmath.timeline import Timeline
+from napkinmath.ir.ledger import Phase, Role
+from napkinmath.ir.timeline import Timeline
+from napkinmath.models.families import read_config
 from napkinmath_profiler.preflight import Preflight
 from napkinmath_profiler.preflight.trainer_callback import PreflightCallback
 from napkinmath_profiler.trace import timeline_of, trace_module

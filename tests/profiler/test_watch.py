@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 from napkinmath import estimate
-from napkinmath.errors import InputError
-from napkinmath.units import format_bytes
+from napkinmath.base.errors import InputError
+from napkinmath.base.units import format_bytes
 from napkinmath_profiler.measuring import drift
 from napkinmath_profiler.measuring.device_memory import CpuMemory, CudaMemory
 from napkinmath_profiler.measuring.drift import StepRecord
@@ -294,7 +294,7 @@ def test_a_trainer_is_followed(tmp_path: Path) -> None:
 
 SCRIPT = """
 import sys, torch
-from napkinmath.units import format_bytes
+from napkinmath.base.units import format_bytes
 from torch import nn
 model = nn.Linear(256, 256)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import cache
 
 from hypothesis import strategies as st
+from napkinmath.config.train_config import AdapterConfig, Loss, QuantizationConfig, RecomputeConfig, RecomputeKind, TrainConfig
 from napkinmath.estimate import Estimate, estimate
-from napkinmath.ledger import Phase, Role
-from napkinmath.timeline import Kernel, Stamp, TensorInfo, Timeline, TimelineSegment
-from napkinmath.train_config import AdapterConfig, Loss, QuantizationConfig, RecomputeConfig, RecomputeKind, TrainConfig
+from napkinmath.ir.ledger import Phase, Role
+from napkinmath.ir.timeline import Kernel, Stamp, TensorInfo, Timeline, TimelineSegment
 
 LLAMA_7B = {
     "model_type": "llama", "_name_or_path": "llama-7b", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "intermediate_size": 11008, "vocab_size": 32000,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import given
-from napkinmath.ledger import Phase, Role
+from napkinmath.ir.ledger import Phase, Role
+from napkinmath.ir.timeline import Point, Stamp, TensorInfo, Timeline, TimelineSegment
 from napkinmath.report.components import components_at, components_of
 from napkinmath.report.origins import Facts, facts_of
 from napkinmath.report.parts import LABELS, component_key
-from napkinmath.timeline import Point, Stamp, TensorInfo, Timeline, TimelineSegment
 
 from reporting.priced import CONFIGS, priced, timelines
 

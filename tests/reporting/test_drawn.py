@@ -7,10 +7,10 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from napkinmath.ledger import Phase
+from napkinmath.ir.ledger import Phase
+from napkinmath.ir.timeline import Timeline
 from napkinmath.report import curve, drawn
 from napkinmath.report.palette import STACK
-from napkinmath.timeline import Timeline
 
 from reporting.priced import CONFIGS, priced, spelled_out, timelines
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from napkinmath.config.train_config import AdapterConfig, Attention, Precision, QuantizationConfig, TrainConfig
 from napkinmath.estimate import Estimate, estimate
 from napkinmath.inputs.jobs import priced
-from napkinmath.train_config import AdapterConfig, Attention, Precision, QuantizationConfig, TrainConfig
 
 
 def said(e: Estimate) -> str:

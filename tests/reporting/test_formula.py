@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from napkinmath.expr import Bindings, Expr, Size, ceil_div, maximum, minimum, render, round_up_to, symbol
+from napkinmath.base.expr import Bindings, Expr, Size, ceil_div, maximum, minimum, render, round_up_to, symbol
 from napkinmath.report.formula import simplify
 
 b, s, h, f = (symbol(name) for name in ("b", "s", "h", "f"))

@@ -9,7 +9,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from napkinmath.ledger import Phase, Role
+from napkinmath.ir.ledger import Phase, Role
 from napkinmath.report.json_report import SCHEMA_VERSION, to_json
 
 from reporting.priced import CONFIGS, priced, tiny

@@ -5,11 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from napkinmath.estimate import Estimate, Verdict, estimate
-from napkinmath.largest import Largest, largest
-from napkinmath.report.words import headline, largest_sizes, rate
-from napkinmath.search import largest_batch
-from napkinmath.train_config import (
+from napkinmath.config.train_config import (
     AdapterConfig,
     AdapterKind,
     Attention,
@@ -19,6 +15,10 @@ from napkinmath.train_config import (
     RecomputeKind,
     TrainConfig,
 )
+from napkinmath.estimate import Estimate, Verdict, estimate
+from napkinmath.planning.largest import Largest, largest
+from napkinmath.planning.search import largest_batch
+from napkinmath.report.words import headline, largest_sizes, rate
 
 FULL = RecomputeConfig(kind=RecomputeKind.FULL)
 CASES: dict[str, tuple[str, TrainConfig, str]] = {

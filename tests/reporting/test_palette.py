@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from napkinmath.ledger import Role
+from napkinmath.ir.ledger import Role
 from napkinmath.report.palette import COLORS, STACK, ansi, rgb
 
 # Machado, Oliveira and Fernandes (2009), severity 1.0, on linear RGB.

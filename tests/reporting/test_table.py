@@ -6,11 +6,11 @@ import io
 import re
 
 import pytest
+from napkinmath.base.units import GIB
 from napkinmath.estimate import Estimate, Range, Verdict
 from napkinmath.report.components import components_of
 from napkinmath.report.screen import PIPE_WIDTH, bar, cut, sparkline, terminal_width, wants_color, wrap
 from napkinmath.report.table import print_report, report_text
-from napkinmath.units import GIB
 
 from reporting.priced import CONFIGS, priced, tiny
 

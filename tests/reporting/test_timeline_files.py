@@ -11,15 +11,15 @@ from xml.etree import ElementTree
 
 import pytest
 from hypothesis import HealthCheck, given, settings
-from napkinmath.errors import InputError
-from napkinmath.ledger import Phase, Role
+from napkinmath.base.errors import InputError
+from napkinmath.base.units import format_bytes
+from napkinmath.ir.ledger import Phase, Role
+from napkinmath.ir.timeline import Stamp, TensorInfo, Timeline, TimelineSegment
 from napkinmath.report import drawn
 from napkinmath.report.picture import number, picture, ticks
 from napkinmath.report.plot import write_timeline
 from napkinmath.report.timeline_html import compact, timeline_html
 from napkinmath.report.timeline_svg import timeline_svg
-from napkinmath.timeline import Stamp, TensorInfo, Timeline, TimelineSegment
-from napkinmath.units import format_bytes
 
 from reporting.interact import BROWSER, page_after
 from reporting.priced import CONFIGS, priced, spelled_out, timelines

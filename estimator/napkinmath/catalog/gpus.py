@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from napkinmath.errors import InputError, shown
-from napkinmath.hardware import Display, Gpu, GpuLink, Hardware, HostLink
-from napkinmath.units import MIB, parse_bytes
+from napkinmath.base.errors import InputError, shown
+from napkinmath.base.units import MIB, parse_bytes
+from napkinmath.config.hardware import Display, Gpu, GpuLink, Hardware, HostLink
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def load_gpus() -> list[Gpu]:
     if not _rows:
         import os
 
-        from napkinmath.json_text import loads
+        from napkinmath.base.json_text import loads
 
         with open(os.path.join(os.path.dirname(__file__), "gpus.json"), encoding="utf-8") as file:
             table = loads(file.read())

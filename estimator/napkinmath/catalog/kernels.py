@@ -8,9 +8,9 @@ results and saved tensors.
 
 from __future__ import annotations
 
-from napkinmath.dtypes import FP32, INT64, DType
-from napkinmath.expr import Size, ceil_div, maximum, minimum, product
-from napkinmath.record import Record
+from napkinmath.base.dtypes import FP32, INT64, DType
+from napkinmath.base.expr import Size, ceil_div, maximum, minimum, product
+from napkinmath.base.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -5,15 +5,15 @@ Rates of a GPU's own links are in gpus.json; here is what of them is left (links
 
 from __future__ import annotations
 
-from napkinmath.cluster import NetworkLink
-from napkinmath.errors import InputError, shown, suggest
-from napkinmath.record import Record
+from napkinmath.base.errors import InputError, shown, suggest
+from napkinmath.base.record import Record
+from napkinmath.config.cluster import NetworkLink
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from napkinmath.hardware import Gpu
+    from napkinmath.config.hardware import Gpu
 
 _tables: dict[str, Any] = {}
 
@@ -107,7 +107,7 @@ def _table() -> dict[str, Any]:
     if not _tables:
         import os
 
-        from napkinmath.json_text import loads
+        from napkinmath.base.json_text import loads
 
         with open(os.path.join(os.path.dirname(__file__), "links.json"), encoding="utf-8") as file:
             _tables.update(loads(file.read()))

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 
-from napkinmath.errors import InputError, shown, suggest
+from napkinmath.base.errors import InputError, shown, suggest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from napkinmath.model_spec import ModelSpec
+    from napkinmath.ir.model_spec import ModelSpec
 
 CATALOG = os.path.join(os.path.dirname(__file__), "models.json")
 # Endings that say how a checkpoint was tuned or packed; its shapes are those of the model without them.
@@ -47,7 +47,7 @@ def read_model(given: str | os.PathLike[str] | Mapping[str, object], *, name: st
     A name that is in the catalog wins over a folder of that name unless it is written as a path ("./gpt2"). Raises InputError
     for anything that cannot be read, with the nearest names.
     """
-    from napkinmath.catalog.families import read_config
+    from napkinmath.models.families import read_config
 
     if not isinstance(given, (str, os.PathLike)):
         if not hasattr(given, "keys"):
@@ -59,7 +59,7 @@ def read_model(given: str | os.PathLike[str] | Mapping[str, object], *, name: st
     row = None if _is_path(given, text) else find_row(text)
     if row is not None:
         return read_config(row["config"], name=name or row["name"], source=row["source"])
-    from napkinmath.catalog import config_file
+    from napkinmath.models import config_file
 
     path = config_file.find(text)
     if path is None:
@@ -172,6 +172,6 @@ def _without_tunings(key: str) -> list[str]:
 
 
 def _parse(line: str) -> dict[str, Any]:
-    from napkinmath.json_text import loads
+    from napkinmath.base.json_text import loads
 
     return loads(line.strip().rstrip(","))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from napkinmath.dtypes import BF16, FP32, UINT8, DType
-from napkinmath.errors import InputError, shown, suggest
-from napkinmath.expr import Size, ceil_div, maximum, minimum, product
-from napkinmath.record import Record
+from napkinmath.base.dtypes import BF16, FP32, UINT8, DType
+from napkinmath.base.errors import InputError, shown, suggest
+from napkinmath.base.expr import Size, ceil_div, maximum, minimum, product
+from napkinmath.base.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

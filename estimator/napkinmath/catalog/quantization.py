@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from napkinmath.dtypes import BF16, FP8_E4M3, FP16, UINT8
-from napkinmath.errors import InputError, shown, suggest
+from napkinmath.base.dtypes import BF16, FP8_E4M3, FP16, UINT8
+from napkinmath.base.errors import InputError, shown, suggest
 from napkinmath.lowering.quantized import Grouping, WeightFormat
 
 _BNB = "bitsandbytes 0.50 functional.py quantize_4bit, QuantState"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from napkinmath.record import Record
+from napkinmath.base.record import Record
 
 
 class Stack(Record):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 import time
 
+from napkinmath.base.errors import InputError
 from napkinmath.cli.flags import DEBUG, ON, SHARED, TEXT
 from napkinmath.cli.parser import Parser
-from napkinmath.errors import InputError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def run(argv: Sequence[str]) -> int:
         raise InputError("batch needs a file of jobs and --out; write estimate batch jobs.jsonl --out answers.jsonl")
     exact, force = options.pop("exact", None) is not None, options.pop("force", None) is not None
     options.pop("debug", None)
-    from napkinmath.batch import run_batch
+    from napkinmath.planning.batch import run_batch
 
     _collect_seldom()
     progress = _Progress(source)

@@ -5,18 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 
-from napkinmath.calibration import Calibration, cache_folder, cache_path, device_gpu, load_calibration, staleness
+from napkinmath.base import values
+from napkinmath.base.errors import InputError, NapkinError, shown, suggest
+from napkinmath.base.units import format_seconds
+from napkinmath.calibration.calibration import Calibration, cache_folder, cache_path, device_gpu, load_calibration, staleness
 from napkinmath.cli.flags import DEBUG, ON
 from napkinmath.cli.parser import Parser
-from napkinmath.errors import InputError, NapkinError, shown, suggest
-from napkinmath.inputs import values
-from napkinmath.units import format_seconds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from napkinmath.measured_layers import MeasuredLayers
+    from napkinmath.calibration.measured_layers import MeasuredLayers
 
 _DESCRIPTION = "Show the calibrations that `estimate calibrate` keeps, one of them in full, how two differ, or remove one. WHICH is a file or a GPU's name."
 _OWN = (
@@ -159,7 +159,7 @@ def differences(old: Calibration, new: Calibration) -> list[str]:
 
 
 def _layer_differences(old: MeasuredLayers, new: MeasuredLayers) -> list[str]:
-    from napkinmath.measured_layers import counts_of
+    from napkinmath.calibration.measured_layers import counts_of
 
     counts = counts_of(new.order, len(set(new.order)))
     before = {(p.micro_batch_size, p.sequence_length, phase): fit.at(counts) for p in old.points for phase, fit in p.seconds}

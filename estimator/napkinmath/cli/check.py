@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 
+from napkinmath.base.errors import InputError
+from napkinmath.base.units import GIB
 from napkinmath.cli.flags import DEBUG, ON, SHARED, TEXT
 from napkinmath.cli.parser import Parser
-from napkinmath.errors import InputError
-from napkinmath.units import GIB
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def run(argv: Sequence[str]) -> int:
     jobs = options.pop("jobs", None)
     headroom, lenient, as_json = options.pop("min_headroom", None), options.pop("lenient", None), options.pop("json", None)
     options.pop("debug", None)
-    from napkinmath.inputs import values
+    from napkinmath.base import values
 
     room = values.size(headroom, "--min-headroom") if headroom is not None else 0
     codes: set[int] = set()
@@ -53,7 +53,7 @@ def _estimates(job: object, options: dict[str, object]) -> list[Estimate]:
     notes: list[str] = []
     found = make_estimates({**options, "job": job} if job is not None else options, notes)
     if found[0].hardware is None:
-        from napkinmath.local_machine import gpu_names
+        from napkinmath.calibration.local_machine import gpu_names
 
         here = list(dict.fromkeys(gpu_names()))
         if not here:
@@ -91,7 +91,7 @@ def _line(job: object, e: Estimate, code: int, room: int) -> str:
 def _as_json(job: object, e: Estimate, code: int) -> str:
     import json
 
-    from napkinmath.grid import figures
+    from napkinmath.planning.grid import figures
 
     assert e.hardware is not None
     return json.dumps({"job": job, "model": e.spec.name, "gpu": e.hardware.gpu.name, "exit_code": code, **figures(e)})

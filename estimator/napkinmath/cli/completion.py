@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from napkinmath.base.errors import InputError, shown
 from napkinmath.cli.parser import Parser
-from napkinmath.errors import InputError, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -79,10 +79,10 @@ def choices() -> dict[str, tuple[str, ...]]:
     """flag -> its values, for the flags with a fixed list of them."""
     from napkinmath.catalog.optimizers import OPTIMIZERS
     from napkinmath.catalog.stacks import STACKS
+    from napkinmath.config.train_config import Attention, Kernels, Loss, Precision
     from napkinmath.exports import KINDS
     from napkinmath.inputs.options import METHODS
-    from napkinmath.plan import Goal
-    from napkinmath.train_config import Attention, Kernels, Loss, Precision
+    from napkinmath.planning.plan import Goal
 
     return {
         "--precision": tuple(p.value for p in Precision), "--attention": tuple(a.value for a in Attention), "--loss": tuple(x.value for x in Loss), "--kernels": tuple(k.value for k in Kernels),

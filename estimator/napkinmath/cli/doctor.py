@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
+from napkinmath.base.record import Record
 from napkinmath.cli.flags import DEBUG, ON
 from napkinmath.cli.parser import Parser
-from napkinmath.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def _packages() -> list[Finding]:
 
 
 def _gpus() -> list[Finding]:
-    from napkinmath.local_machine import driver_version, gpu_names
+    from napkinmath.calibration.local_machine import driver_version, gpu_names
 
     names = gpu_names()
     if not names:
@@ -114,9 +114,9 @@ def _gpus() -> list[Finding]:
 
 
 def _gpu(name: str, count: int) -> list[Finding]:
-    from napkinmath.calibration import cached_calibration, load_calibration, staleness
+    from napkinmath.base.errors import InputError
+    from napkinmath.calibration.calibration import cached_calibration, load_calibration, staleness
     from napkinmath.catalog.gpus import find_gpu
-    from napkinmath.errors import InputError
 
     label = f"{count} x {name}" if count > 1 else name
     try:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
+from napkinmath.base.errors import InputError, shown
 from napkinmath.cli.flags import SHARED, TEXT
 from napkinmath.cli.parser import Parser
-from napkinmath.errors import InputError, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def run(argv: Sequence[str]) -> int:
     price = options.pop("price", None)
     estimates = make_estimates(options, notes)
     if price is not None:
-        from napkinmath.inputs import values
+        from napkinmath.base import values
 
         for e in estimates:
             e.price_per_gpu_hour = values.number(price, "--price", low=0.0, high=1e6)
@@ -43,13 +43,13 @@ def make_estimates(given: dict[str, Any], notes: list[str]) -> list[Estimate]:
     from napkinmath.inputs.jobs import priced
 
     if "lengths" in given:
-        from napkinmath.lengths import with_lengths
+        from napkinmath.config.lengths import with_lengths
 
         given = with_lengths(given)
     if "job" not in given:
         return priced(given, notes)
-    from napkinmath.catalog.config_file import quoted
     from napkinmath.inputs.job_file import with_job_file
+    from napkinmath.models.config_file import quoted
 
     options = with_job_file(given, notes)
     try:

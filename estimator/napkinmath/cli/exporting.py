@@ -4,8 +4,8 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from napkinmath.config.train_config import TrainConfig
     from napkinmath.estimate import Estimate
-    from napkinmath.train_config import TrainConfig
 
 
 def write_export(e: Estimate, model: str, kind: str, out: str | None, *, force: bool) -> None:
@@ -29,8 +29,8 @@ def write_export(e: Estimate, model: str, kind: str, out: str | None, *, force: 
 
 def _as_written(e: Estimate, meant: TrainConfig | None, notes: list[str]) -> list[str]:
     """What the file's own configuration takes, where it is another than the one asked for."""
-    from napkinmath.search import same_but
-    from napkinmath.units import format_bytes
+    from napkinmath.base.units import format_bytes
+    from napkinmath.planning.search import same_but
 
     if meant is None or not notes:
         return []

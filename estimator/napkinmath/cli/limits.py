@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from napkinmath.units import GIB
+from napkinmath.base.units import GIB
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.estimate import Estimate
-    from napkinmath.search import Limit
+    from napkinmath.planning.search import Limit
 
 
 def print_limits(estimates: list[Estimate], *, batch: bool, context: bool) -> int:
     """Prints each limit with the estimates on both sides of it; returns 1 where not even the smallest fits somewhere."""
-    from napkinmath.search import largest_batch, longest_context
+    from napkinmath.planning.search import largest_batch, longest_context
 
     code = 0
     for e in estimates:

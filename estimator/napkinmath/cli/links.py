@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from napkinmath.base.errors import InputError, shown
 from napkinmath.cli.flags import DEBUG, ON, REPEAT, TEXT
 from napkinmath.cli.parser import Parser
-from napkinmath.errors import InputError, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from napkinmath.cluster import Cluster
+    from napkinmath.config.cluster import Cluster
 
 _PARSER = Parser(
     "estimate links",
@@ -53,9 +53,9 @@ def run(argv: Sequence[str]) -> int:
     options = _PARSER.parse(argv)
     if "gpus" not in options:
         return _list_networks(options)
-    from napkinmath.collectives import KINDS, fabric
-    from napkinmath.inputs import values
+    from napkinmath.base import values
     from napkinmath.report.links import link_table, print_links
+    from napkinmath.timing.collectives import KINDS, fabric
 
     cluster = _cluster(options)
     ranks = values.count(options["ranks"], "--ranks") if "ranks" in options else cluster.num_gpus
@@ -74,7 +74,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _cluster(options: Mapping[str, object]) -> Cluster:
-    from napkinmath.cluster import Cluster
+    from napkinmath.config.cluster import Cluster
     from napkinmath.inputs.hardware_options import cluster_of, machines
 
     machine = machines(options)[0]
@@ -88,7 +88,7 @@ def _cluster(options: Mapping[str, object]) -> Cluster:
 
 def _sizes(options: Mapping[str, object]) -> list[int]:
     """Powers of four from the smallest to the largest message."""
-    from napkinmath.units import GIB, KIB, parse_bytes
+    from napkinmath.base.units import GIB, KIB, parse_bytes
 
     first = parse_bytes(str(options["from"]), what="--from") if "from" in options else KIB
     last = parse_bytes(str(options["to"]), what="--to") if "to" in options else 4 * GIB

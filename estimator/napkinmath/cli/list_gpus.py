@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from napkinmath.base.errors import InputError, shown
 from napkinmath.cli.flags import DEBUG, ON, TEXT
 from napkinmath.cli.parser import Parser
-from napkinmath.errors import InputError, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from napkinmath.hardware import Gpu
+    from napkinmath.config.hardware import Gpu
 
 _RATES = ("bf16", "fp16", "fp8", "fp32")
 _PARSER = Parser(
@@ -27,9 +27,9 @@ _PARSER = Parser(
 def run(argv: Sequence[str]) -> int:
     """Prints the rows that match; none is an error."""
     options = _PARSER.parse(argv)
+    from napkinmath.base.units import parse_bytes
     from napkinmath.catalog.gpus import load_gpus
     from napkinmath.cli.listing import matches, words_of
-    from napkinmath.units import parse_bytes
 
     words = words_of(options)
     least = parse_bytes(str(options["min_memory"]), what="--min-memory") if "min_memory" in options else 0
@@ -51,8 +51,8 @@ def _print(gpus: list[Gpu], *, as_json: bool) -> None:
 
         print(json.dumps([_plain(gpu) for gpu in gpus], indent=1))
         return
+    from napkinmath.base.units import GIB
     from napkinmath.cli.listing import print_rows
-    from napkinmath.units import GIB
 
     heads = ("name", "GiB", "GB/s", *(f"{rate} TFLOP/s" for rate in _RATES), "architecture", "also known as")
     table = [
@@ -76,7 +76,7 @@ def _rate(gpu: Gpu, dtype: str) -> str:
 
 def _plain(value: object) -> object:
     """Records as mappings, pairs as mappings, for JSON."""
-    from napkinmath.record import Record
+    from napkinmath.base.record import Record
 
     if isinstance(value, Record):
         return {field: dict(item) if field in ("dense_flops", "sources") else _plain(item) for field, item in value.items()}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from napkinmath.base.errors import InputError, shown
 from napkinmath.cli.flags import DEBUG, ON
 from napkinmath.cli.parser import Parser
-from napkinmath.errors import InputError, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,8 +43,8 @@ def _print(rows: list[dict[str, Any]], *, as_json: bool) -> None:
 
         print(json.dumps(rows, indent=1))
         return
+    from napkinmath.base.units import format_count
     from napkinmath.cli.listing import print_rows
-    from napkinmath.units import format_count
 
     table = [
         (

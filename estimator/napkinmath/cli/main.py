@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from napkinmath.errors import InputError, NapkinError, shown, suggest
+from napkinmath.base.errors import InputError, NapkinError, shown, suggest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ argparse takes 6 ms to load and fill with these flags, a tenth of the whole comm
 
 from __future__ import annotations
 
+from napkinmath.base.errors import InputError, shown, suggest
 from napkinmath.cli.flags import ON, REPEAT, SWITCH, TEXT
-from napkinmath.errors import InputError, shown, suggest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 
+from napkinmath.base.errors import InputError, shown
 from napkinmath.cli.flags import DEBUG, ON, REPEAT, TEXT
 from napkinmath.cli.parser import Parser
 from napkinmath.cli.sweep import several_flags
-from napkinmath.errors import InputError, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from napkinmath.cli.flags import Row
-    from napkinmath.plan import Goal, Machine, Plan
+    from napkinmath.planning.plan import Goal, Machine, Plan
 
 _OWN: tuple[Row, ...] = (
     (("--goal",), TEXT, "NAME", "tokens/s, context, batch, cheapest, fewest-changes [tokens/s]"),
@@ -45,8 +45,8 @@ def run(argv: Sequence[str]) -> int:
     options = parser.parse(argv)
     own = {key: options.pop(key, None) for key in (row[0][0].lstrip("-").replace("-", "_") for row in _OWN)}
     notes: list[str] = []
+    from napkinmath.config.lengths import with_lengths
     from napkinmath.inputs.job_file import with_job_file
-    from napkinmath.lengths import with_lengths
 
     options = with_lengths(with_job_file(options, notes))
     code = _limits(options, own, notes) if own["max_bs"] or own["max_ctx"] else _plan(options, own, notes)
@@ -56,22 +56,22 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _limits(options: dict[str, object], own: Mapping[str, Any], notes: list[str]) -> int:
+    from napkinmath.base.values import listed
     from napkinmath.cli.limits import print_limits
     from napkinmath.inputs.jobs import priced
-    from napkinmath.inputs.values import listed
 
     single = {key: value if key in ("gpu", "method") else listed(value)[0] for key, value in options.items()}
     return print_limits(priced(single, notes), batch=own["max_bs"] is not None, context=own["max_ctx"] is not None)
 
 
 def _plan(options: dict[str, object], own: Mapping[str, Any], notes: list[str]) -> int:
+    from napkinmath.base import values
     from napkinmath.cli.plan_cluster import plan_on_cluster
-    from napkinmath.inputs import values
     from napkinmath.inputs.hardware_options import allocator_text
     from napkinmath.inputs.model_options import model_spec
     from napkinmath.inputs.parallel_options import number_and_type
     from napkinmath.inputs.several import several
-    from napkinmath.plan import Goal, open_space, plan, trades
+    from napkinmath.planning.plan import Goal, open_space, plan, trades
     from napkinmath.report.plan_table import print_plan
 
     goal = values.choice(own["goal"] or "tokens/s", Goal, "--goal")
@@ -111,9 +111,9 @@ def _export(found: Plan, own: Mapping[str, Any], names: Mapping[str, object]) ->
 
 def _machines(options: dict[str, object], prices: Sequence[str], notes: list[str], goal: Goal) -> list[Machine]:
     """The GPUs named, each with its calibrated speeds and its price; their options are taken out."""
+    from napkinmath.base.values import listed
     from napkinmath.inputs.hardware_options import calibration_on, machines
-    from napkinmath.inputs.values import listed
-    from napkinmath.plan import Machine
+    from napkinmath.planning.plan import Machine
 
     keys = ("gpu", "gpus", "nodes", "vram", "mig", "display", "calibration", "allow_stale_calibration", "network", "host_ram")
     own = {key: options.pop(key) for key in keys if key in options}
@@ -143,7 +143,7 @@ def price_of_name(name: str) -> str:
 
 def price_of(gpu: str, prices: Sequence[str]) -> float | None:
     """The price of a GPU's hour: of its name, or the one given without a name."""
-    from napkinmath.inputs import values
+    from napkinmath.base import values
 
     found: float | None = None
     for text in prices:

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from napkinmath.errors import InputError
-from napkinmath.units import GIB, format_count
+from napkinmath.base.errors import InputError
+from napkinmath.base.units import GIB, format_count
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from napkinmath.cluster import Cluster
-    from napkinmath.model_spec import ModelSpec
-    from napkinmath.plan_cluster import ClusterCandidate
+    from napkinmath.config.cluster import Cluster
+    from napkinmath.ir.model_spec import ModelSpec
+    from napkinmath.planning.plan_cluster import ClusterCandidate
 
 _MACHINE = ("gpu", "vram", "mig", "display", "network", "host_ram", "calibration", "allow_stale_calibration")
 
 
 def plan_on_cluster(spec: ModelSpec, options: dict[str, object], own: Mapping[str, Any], notes: list[str], tokens: float) -> int:
     """Plans for --goal tokens/s or cheapest, which are the same on one kind of GPU; returns 0 where something fits, else 1."""
+    from napkinmath.base import values
     from napkinmath.cli.plan import price_of
-    from napkinmath.efficiency import default_efficiency
-    from napkinmath.inputs import values
     from napkinmath.inputs.hardware_options import calibration_on, cluster_of, machines
     from napkinmath.inputs.several import several
-    from napkinmath.plan_cluster import plan_cluster
+    from napkinmath.planning.plan_cluster import plan_cluster
+    from napkinmath.timing.efficiency import default_efficiency
 
     if own["goal"] not in (None, "tokens/s", "cheapest"):
         raise InputError(f"--goal {own['goal']} is searched on one GPU; on several use tokens/s or cheapest")
@@ -51,7 +51,7 @@ def plan_on_cluster(spec: ModelSpec, options: dict[str, object], own: Mapping[st
 
 def _row(candidate: ClusterCandidate, cluster: Cluster, tokens: float, price: float | None) -> dict[str, object]:
     """One row with its figures; tokens/s are those of all GPUs together."""
-    from napkinmath.plan_cluster import mesh_flags
+    from napkinmath.planning.plan_cluster import mesh_flags
 
     hours = tokens / candidate.price.tokens_per_s / 3600
     device = int(candidate.estimate.memory.device.value)

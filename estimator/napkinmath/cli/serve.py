@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from napkinmath.base.errors import InputError, shown
 from napkinmath.cli.flags import ON, TEXT
 from napkinmath.cli.parser import Parser
-from napkinmath.errors import InputError, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
+from napkinmath.base.errors import InputError, shown
 from napkinmath.cli.flags import DEBUG, ON, REPEAT, SHARED, TEXT
 from napkinmath.cli.parser import Parser
-from napkinmath.errors import InputError, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from napkinmath.cli.flags import Group, Row
-    from napkinmath.grid import Grid
+    from napkinmath.planning.grid import Grid
 
 _OUTPUT: tuple[Row, ...] = (
     (("--exact",), ON, "", "replay the allocator for every job [for 64 jobs or fewer]"),
@@ -50,10 +50,10 @@ def run(argv: Sequence[str]) -> int:
     options = parser.parse(argv)
     own = {row[0][0].lstrip("-"): options.pop(row[0][0].lstrip("-"), None) for row in _OUTPUT}
     notes: list[str] = []
-    from napkinmath.grid import Grid
-    from napkinmath.inputs import values
+    from napkinmath.base import values
+    from napkinmath.config.lengths import with_lengths
     from napkinmath.inputs.job_file import with_job_file
-    from napkinmath.lengths import with_lengths
+    from napkinmath.planning.grid import Grid
 
     price = None if own["price"] is None else values.number(own["price"], "--price", low=0.0, high=1e6)
     grid = Grid(with_lengths(with_job_file(options, notes)), notes, exact=own["exact"] is not None, price=price)

@@ -5,8 +5,8 @@ What the file says is not claimed but read back by the same readers that job fil
 
 from __future__ import annotations
 
-from napkinmath.errors import InputError, shown, suggest
-from napkinmath.train_config import TrainConfig
+from napkinmath.base.errors import InputError, shown, suggest
+from napkinmath.config.train_config import TrainConfig
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def differences(wanted: TrainConfig, found: TrainConfig) -> list[str]:
 
 
 def _differing(ours: object, theirs: object, path: str) -> list[tuple[str, object, object]]:
-    from napkinmath.record import Record
+    from napkinmath.base.record import Record
 
     if isinstance(ours, Record) and isinstance(theirs, Record) and type(ours) is type(theirs):
         other = dict(theirs.items())

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from napkinmath.errors import InputError
-from napkinmath.parallel_config import DataParallel, ParallelConfig, Sharding
-from napkinmath.train_config import TrainConfig
+from napkinmath.base.errors import InputError
+from napkinmath.config.parallel_config import DataParallel, ParallelConfig, Sharding
+from napkinmath.config.train_config import TrainConfig
 
 _STRATEGIES = {Sharding.FULL: "FULL_SHARD", Sharding.GRAD_OP: "SHARD_GRAD_OP", Sharding.HYBRID: "HYBRID_SHARD", Sharding.HYBRID_GRAD_OP: "HYBRID_SHARD_ZERO2", Sharding.NO_SHARD: "NO_SHARD"}  # fmt: skip
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from napkinmath.config.train_config import AdapterConfig, AdapterKind, Attention, Kernels, Loss, RecomputeKind, TrainConfig
 from napkinmath.exports.names import lora_only, number, optimizer_name
-from napkinmath.train_config import AdapterConfig, AdapterKind, Attention, Kernels, Loss, RecomputeKind, TrainConfig
 
 _ATTENTION = {Attention.FLASH2: "flash_attention_2", Attention.SDPA: "sdpa", Attention.EAGER: "eager", Attention.EFFICIENT: "xformers"}
 _LIGER = ("liger_rope", "liger_rms_norm", "liger_glu_activation", "liger_fused_linear_cross_entropy")

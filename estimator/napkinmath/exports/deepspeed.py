@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from napkinmath.errors import InputError
+from napkinmath.base.errors import InputError
+from napkinmath.config.parallel_config import DataParallel
+from napkinmath.config.train_config import TrainConfig
 from napkinmath.exports.names import number
-from napkinmath.parallel_config import DataParallel
-from napkinmath.train_config import TrainConfig
 
 _STAGES = {DataParallel.ZERO1: 1, DataParallel.ZERO2: 2, DataParallel.ZERO3: 3}
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from napkinmath.config.train_config import AdapterKind, Kernels, Loss, RecomputeKind, TrainConfig
 from napkinmath.exports.names import attention_name, lora_only, number, optimizer_name, precision_switches
-from napkinmath.train_config import AdapterKind, Kernels, Loss, RecomputeKind, TrainConfig
 
 
 def write(config: TrainConfig, model: str) -> dict[str, object]:

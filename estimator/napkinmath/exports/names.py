@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from napkinmath.errors import InputError, shown
+from napkinmath.base.errors import InputError, shown
+from napkinmath.config.train_config import AdapterKind, Attention, Precision, TrainConfig
 from napkinmath.lowering.choices import find_stack
-from napkinmath.train_config import AdapterKind, Attention, Precision, TrainConfig
 
 # our row -> `optim` of transformers' TrainingArguments (transformers 5.23 training_args.py OptimizerNames)
 OPTIMIZERS = {

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from napkinmath.errors import InputError, shown
+from napkinmath.base.errors import InputError, shown
+from napkinmath.config.train_config import AdapterConfig, AdapterKind, Loss, Precision, RecomputeKind, TrainConfig
 from napkinmath.exports.names import lora_only, number
 from napkinmath.lowering.choices import find_stack
-from napkinmath.train_config import AdapterConfig, AdapterKind, Loss, Precision, RecomputeKind, TrainConfig
 
 # catalogued name -> (module under torchtune.models, builder)
 _BUILDERS = {

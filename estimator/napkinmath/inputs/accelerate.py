@@ -5,8 +5,8 @@ Keys: accelerate 1.14 commands/config/cluster.py, utils/dataclasses.py FullyShar
 
 from __future__ import annotations
 
-from napkinmath.errors import InputError, shown, suggest
-from napkinmath.inputs import values
+from napkinmath.base import values
+from napkinmath.base.errors import InputError, shown, suggest
 from napkinmath.inputs.deepspeed import AUTO, DEVICES, give_number, read_offload
 
 TYPE_CHECKING = False

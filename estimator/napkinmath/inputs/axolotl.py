@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from napkinmath.errors import InputError, shown, suggest
-from napkinmath.inputs import values
+from napkinmath.base import values
+from napkinmath.base.errors import InputError, shown, suggest
 from napkinmath.inputs.foreign import ForeignJob, attention_word
 
 _ADAPTERS = ("lora", "qlora")

@@ -6,9 +6,9 @@ integrations/deepspeed.py HfTrainerDeepSpeedConfig.
 
 from __future__ import annotations
 
-from napkinmath.errors import InputError, shown, suggest
-from napkinmath.inputs import values
-from napkinmath.parallel_config import ZeroConfig
+from napkinmath.base import values
+from napkinmath.base.errors import InputError, shown, suggest
+from napkinmath.config.parallel_config import ZeroConfig
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from napkinmath.errors import InputError
-from napkinmath.inputs import values
+from napkinmath.base import values
+from napkinmath.base.errors import InputError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

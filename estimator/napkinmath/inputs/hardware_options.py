@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from napkinmath.errors import InputError, shown, suggest
-from napkinmath.inputs import values
+from napkinmath.base import values
+from napkinmath.base.errors import InputError, shown, suggest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from napkinmath.calibration import Calibration
-    from napkinmath.cluster import Cluster, NetworkLink
-    from napkinmath.hardware import Hardware
+    from napkinmath.calibration.calibration import Calibration
+    from napkinmath.config.cluster import Cluster, NetworkLink
+    from napkinmath.config.hardware import Hardware
 
     Options = Mapping[str, object]
 
@@ -47,7 +47,7 @@ def cluster_of(machine: Hardware | None, options: Options) -> Cluster | Hardware
             )
     if machine is None or gpus == 1:
         return machine
-    from napkinmath.cluster import Cluster
+    from napkinmath.config.cluster import Cluster
 
     host_bytes = values.size(options["host_ram"], "--host-ram") if "host_ram" in options else 0
     return Cluster(
@@ -66,8 +66,8 @@ def _network(options: Options, gpus_per_node: int) -> NetworkLink | None:
 
 def _calibrated_machine(file: str, options: Options) -> Hardware:
     """The machine that a calibration file was measured on."""
-    from napkinmath.calibration import device_gpu, load_calibration
-    from napkinmath.hardware import Hardware
+    from napkinmath.calibration.calibration import device_gpu, load_calibration
+    from napkinmath.config.hardware import Hardware
 
     gpu = device_gpu(load_calibration(file))
     return Hardware(gpu=gpu, memory_bytes=gpu.memory_bytes, display=_display(options))
@@ -82,7 +82,7 @@ def calibration_on(machine: Hardware | None, options: Options, notes: list[str])
     """The calibration named, or the one in the cache for this GPU unless it is stale; None leaves the datasheet's speeds."""
     if machine is None and "calibration" not in options:
         return None
-    from napkinmath.calibration import cached_calibration, load_calibration, read_calibration, staleness
+    from napkinmath.calibration.calibration import cached_calibration, load_calibration, read_calibration, staleness
 
     allow_stale = bool(options.get("allow_stale_calibration"))
     if "calibration" in options:
@@ -117,7 +117,7 @@ def _machine(name: str | None, options: Options) -> Hardware:
 
 
 def _display(options: Options) -> tuple[int, int, int]:
-    from napkinmath.hardware import Display
+    from napkinmath.config.hardware import Display
 
     kinds = {"none": Display.NONE, "linux": Display.LINUX_DESKTOP, "windows": Display.WDDM, "wddm": Display.WDDM}
     name = values.text(options.get("display", "none"), "--display").lower()

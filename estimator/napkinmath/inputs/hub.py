@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from napkinmath.errors import InputError, shown
+from napkinmath.base.errors import InputError, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ _DEFAULT_ENDPOINT = "https://huggingface.co"
 
 def fetch_config(model: str) -> dict[str, Any]:
     """config.json of a hub id such as 'Qwen/Qwen3-0.6B' or 'org/name@revision'; raises InputError with what went wrong and the way out."""
-    from napkinmath.catalog import config_file
+    from napkinmath.models import config_file
 
     url = config_url(model)
     return config_file.parse(_fetch(url, model), f"{model}/config.json", what="hub config")
@@ -67,7 +67,7 @@ def _fetch(url: str, model: str) -> str:
 
 
 def _body(response: HTTPResponse, model: str) -> str:
-    from napkinmath.catalog.config_file import MAX_FILE_BYTES
+    from napkinmath.models.config_file import MAX_FILE_BYTES
 
     content = response.read(MAX_FILE_BYTES + 1)
     if len(content) > MAX_FILE_BYTES:

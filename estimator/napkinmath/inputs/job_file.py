@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from napkinmath.catalog.config_file import quoted
-from napkinmath.errors import InputError, shown, suggest
-from napkinmath.inputs import values
+from napkinmath.base import values
+from napkinmath.base.errors import InputError, shown, suggest
 from napkinmath.inputs.foreign import ForeignJob
 from napkinmath.inputs.options import ADAPTER_OPTIONS, KEYS, QUANT_OPTIONS
+from napkinmath.models.config_file import quoted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def kind_of(content: Mapping[str, object], path: str) -> str:
 
 def _load(path: str) -> dict[str, object]:
     """The file's mapping, from JSON or YAML."""
-    from napkinmath.catalog import config_file
+    from napkinmath.models import config_file
 
     text = config_file.read_text(path, what=WHAT)
     if not text.strip():

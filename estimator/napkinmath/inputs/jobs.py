@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from napkinmath.errors import InputError, shown
-from napkinmath.train_config import RecomputeKind
+from napkinmath.base.errors import InputError, shown
+from napkinmath.config.train_config import RecomputeKind
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

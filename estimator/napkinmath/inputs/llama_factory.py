@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from napkinmath.errors import InputError, shown, suggest
+from napkinmath.base.errors import InputError, shown, suggest
 from napkinmath.inputs.foreign import ForeignJob, attention_word
 from napkinmath.inputs.trainer import read_batch, read_step
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from napkinmath.errors import InputError, shown
-from napkinmath.inputs import values
+from napkinmath.base import values
+from napkinmath.base.errors import InputError, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from napkinmath.errors import InputError, shown
-from napkinmath.inputs import values
+from napkinmath.base import values
+from napkinmath.base.errors import InputError, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from napkinmath.model_spec import ModelSpec
+    from napkinmath.ir.model_spec import ModelSpec
 
 
 def model_spec(options: Mapping[str, object], notes: list[str]) -> ModelSpec:
@@ -27,8 +27,8 @@ def model_spec(options: Mapping[str, object], notes: list[str]) -> ModelSpec:
         return _from_mapping(options["config"])
     name = values.text(options["model"], "--model")
     if values.switch(options.get("hub", False), "--hub"):
-        from napkinmath.catalog.families import read_config
         from napkinmath.inputs.hub import fetch_config
+        from napkinmath.models.families import read_config
 
         return read_config(fetch_config(name), name=name, source=f"{name} on the hub")
     from napkinmath.catalog.models import read_model
@@ -40,8 +40,8 @@ def model_spec(options: Mapping[str, object], notes: list[str]) -> ModelSpec:
 
 
 def _from_arch(options: Mapping[str, object], notes: list[str]) -> ModelSpec:
-    from napkinmath.catalog.arch_string import read_arch
-    from napkinmath.catalog.families import read_config
+    from napkinmath.models.arch_string import read_arch
+    from napkinmath.models.families import read_config
 
     if "hub" in options:
         raise InputError(f"--hub has no meaning with --arch {shown(options['arch'])}; leave one of them out")

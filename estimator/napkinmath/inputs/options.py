@@ -6,9 +6,9 @@ an absent key is not given. What is decided for the user is appended to `notes`,
 
 from __future__ import annotations
 
-from napkinmath.errors import InputError, shown, suggest
-from napkinmath.inputs import values
-from napkinmath.train_config import (
+from napkinmath.base import values
+from napkinmath.base.errors import InputError, shown, suggest
+from napkinmath.config.train_config import (
     AdapterConfig,
     AdapterKind,
     Attention,
@@ -22,7 +22,7 @@ from napkinmath.train_config import (
     RecomputeKind,
     TrainConfig,
 )
-from napkinmath.workload_config import Workload, WorkloadKind
+from napkinmath.config.workload_config import Workload, WorkloadKind
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

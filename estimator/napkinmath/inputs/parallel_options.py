@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from napkinmath.errors import InputError, shown
-from napkinmath.inputs import values
-from napkinmath.parallel_config import (
+from napkinmath.base import values
+from napkinmath.base.errors import InputError, shown
+from napkinmath.config.parallel_config import (
     ASSUMED_NODE,
     MAX_RANKS,
     ContextParallel,

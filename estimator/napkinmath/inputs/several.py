@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from itertools import product
 
-from napkinmath.errors import InputError, shown
+from napkinmath.base.errors import InputError, shown
+from napkinmath.base.units import parse_count
+from napkinmath.base.values import listed
 from napkinmath.inputs.options import ADAPTER_OPTIONS, QUANT_OPTIONS, flag
-from napkinmath.inputs.values import listed
-from napkinmath.units import parse_count
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from napkinmath.errors import InputError, shown
-from napkinmath.inputs import values
+from napkinmath.base import values
+from napkinmath.base.errors import InputError, shown
 from napkinmath.inputs.foreign import ForeignJob, dtype_word
 
 TYPE_CHECKING = False

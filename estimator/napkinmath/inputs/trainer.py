@@ -5,7 +5,7 @@ Defaults as in transformers 5.23 training_args.py and TRL 1.x sft_config.py, mod
 
 from __future__ import annotations
 
-from napkinmath.errors import InputError, shown
+from napkinmath.base.errors import InputError, shown
 from napkinmath.inputs.foreign import ForeignJob, attention_word, dtype_word, precision_of
 
 _TRL_KEYS = (

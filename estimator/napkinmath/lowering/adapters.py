@@ -5,20 +5,20 @@ Source: peft 0.21 tuners/lora/layer.py Linear.forward (dense base) and tuners/lo
 
 from __future__ import annotations
 
-from napkinmath.costs import Gemm, Move, traffic
-from napkinmath.errors import InputError
-from napkinmath.expr import Size, product
-from napkinmath.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value, Weight
+from napkinmath.base.errors import InputError
+from napkinmath.base.expr import Size, product
+from napkinmath.config.train_config import AdapterConfig, AdapterKind
+from napkinmath.ir.costs import Gemm, Move, traffic
+from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value, Weight
+from napkinmath.ir.tape import LIKE
 from napkinmath.ops.elementwise import add, cast, copy, dropout, scale
 from napkinmath.ops.matmul import dense_linear
-from napkinmath.tape import LIKE
-from napkinmath.train_config import AdapterConfig, AdapterKind
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from napkinmath.tape import Tape
+    from napkinmath.ir.tape import Tape
 
 DEFAULT_GROUP = 16  # peft 0.21 tuners/lora/config.py qalora_group_size
 

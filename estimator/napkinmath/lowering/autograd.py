@@ -6,15 +6,15 @@ where the first is not shared (torch/csrc/autograd/input_buffer.cpp), saved tens
 
 from __future__ import annotations
 
-from napkinmath.costs import Move, traffic
-from napkinmath.ledger import ALLOC, FREE, RUN, TAKE, Block, Op, Role, Tensor, Value, Weight, Work
+from napkinmath.ir.costs import Move, traffic
+from napkinmath.ir.ledger import ALLOC, FREE, RUN, TAKE, Block, Op, Role, Tensor, Value, Weight, Work
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from napkinmath.costs import Cost
-    from napkinmath.ledger import Event
+    from napkinmath.ir.costs import Cost
+    from napkinmath.ir.ledger import Event
     from napkinmath.lowering.gradient_hooks import GradientHook
     from napkinmath.lowering.saved_offload import SavedOffload
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from napkinmath.errors import InputError, shown, suggest
+from napkinmath.base.errors import InputError, shown, suggest
+from napkinmath.config.train_config import AdapterKind, Attention, Kernels, TrainConfig
 from napkinmath.lowering.policy import Policy
-from napkinmath.train_config import AdapterKind, Attention, Kernels, TrainConfig
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.catalog.stacks import Stack
-    from napkinmath.hardware import Hardware
-    from napkinmath.model_spec import ModelSpec
+    from napkinmath.config.hardware import Hardware
+    from napkinmath.ir.model_spec import ModelSpec
 
 
 def resolve(spec: ModelSpec, config: TrainConfig, hardware: Hardware | None) -> Policy:

@@ -6,16 +6,16 @@ Sources: torch 2.13 nn/utils/clip_grad.py clip_grad_norm_ with foreach; aten/src
 
 from __future__ import annotations
 
-from napkinmath.costs import Move
-from napkinmath.dtypes import FP32, DType
-from napkinmath.expr import Size, ceil_div, maximum
-from napkinmath.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Weight, Work
+from napkinmath.base.dtypes import FP32, DType
+from napkinmath.base.expr import Size, ceil_div, maximum
+from napkinmath.ir.costs import Move
+from napkinmath.ir.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Weight, Work
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.ledger import Event
+    from napkinmath.ir.ledger import Event
+    from napkinmath.ir.step import Run, Segment
     from napkinmath.lowering.policy import Policy
-    from napkinmath.step import Run, Segment
 
 FOREACH_CHUNK = 65536  # elements of one block of a multi-tensor kernel: kChunkSize of MultiTensorApply.cuh
 
@@ -48,8 +48,8 @@ def _moves(weights: list[Weight], passes: int, launches: int) -> Event:
 
 def _norms(owners: list[Run], dtype: DType) -> list[Segment]:
     """Partial norms of a type's gradients (freed at once), one norm a tensor, their stack and the total."""
+    from napkinmath.ir.step import Segment
     from napkinmath.lowering.optimizer import trained
-    from napkinmath.step import Segment
 
     count, chunks = 0, list[Size]()
     for run in owners:
@@ -70,7 +70,7 @@ def _norms(owners: list[Run], dtype: DType) -> list[Segment]:
 
 
 def _norms_released(made: list[Segment]) -> list[Segment]:
-    from napkinmath.step import Segment
+    from napkinmath.ir.step import Segment
 
     alive: dict[Tensor, None] = {}
     for segment in made:
@@ -86,7 +86,7 @@ def _norms_released(made: list[Segment]) -> list[Segment]:
 
 def _scaler(owners: list[Run]) -> list[Segment]:
     """Four fp32 scalars: scale and growth tracker stay, the inverse scale and the found-inf flag are made each step."""
-    from napkinmath.step import Segment
+    from napkinmath.ir.step import Segment
 
     made = [Tensor(name, (1,), FP32, Role.WORKSPACE) for name in ("inverse loss scale", "found inf")]
     return [Segment("loss scaler", Phase.CLIP, [*((ALLOC, t) for t in made), *((FREE, t) for t in made)])]

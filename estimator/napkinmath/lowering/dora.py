@@ -5,23 +5,23 @@ Source: peft 0.21 tuners/lora/dora.py DoraLinearLayer.forward, tuners/lora/varia
 
 from __future__ import annotations
 
-from napkinmath.costs import Dequantize, Gemm, Move, traffic
-from napkinmath.dtypes import FP32
-from napkinmath.expr import product
-from napkinmath.ledger import ALLOC, FREE, Value
+from napkinmath.base.dtypes import FP32
+from napkinmath.base.expr import product
+from napkinmath.ir.costs import Dequantize, Gemm, Move, traffic
+from napkinmath.ir.ledger import ALLOC, FREE, Value
+from napkinmath.ir.tape import LIKE, PASS
 from napkinmath.lowering.adapters import lora_weight, low_rank_pair
 from napkinmath.lowering.mixed_products import mul_mixed
 from napkinmath.ops.elementwise import add, cast, dropout, scale, shift
 from napkinmath.ops.index import constant
 from napkinmath.ops.matmul import autocast_weight, dense_linear
-from napkinmath.tape import LIKE, PASS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.expr import Size
-    from napkinmath.ledger import Weight
-    from napkinmath.tape import Scope, Tape
-    from napkinmath.train_config import AdapterConfig
+    from napkinmath.base.expr import Size
+    from napkinmath.config.train_config import AdapterConfig
+    from napkinmath.ir.ledger import Weight
+    from napkinmath.ir.tape import Scope, Tape
 
 
 def dora_update(t: Tape, result: Value, source: Value, weight: Weight, bias: Value | None, outputs: Size, config: AdapterConfig) -> Value:

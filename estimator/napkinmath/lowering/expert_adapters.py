@@ -6,12 +6,12 @@ its gradient is as large. Source: peft 0.21 tuners/lora/layer.py ParamWrapper, u
 
 from __future__ import annotations
 
-from napkinmath.costs import Gemm, Move, traffic
-from napkinmath.expr import Size
-from napkinmath.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value, Weight
+from napkinmath.base.expr import Size
+from napkinmath.ir.costs import Gemm, Move, traffic
+from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value, Weight
+from napkinmath.ir.tape import Scope, Tape
 from napkinmath.lowering.adapters import lora_weight
 from napkinmath.ops.elementwise import add, cast, scale
-from napkinmath.tape import Scope, Tape
 
 
 def adapted_experts(t: Tape, frame: Scope, weight: Weight, *, fused: int, transposed: bool) -> tuple[Value, Value]:

@@ -8,16 +8,16 @@ float8/float8_ops.py preprocess_addmm (tensor-wise); prototype/blockwise_fp8_tra
 
 from __future__ import annotations
 
-from napkinmath.costs import Gemm, Move, traffic
-from napkinmath.dtypes import BF16, FP8_E4M3, FP8_E5M2, FP32, DType
-from napkinmath.expr import Size, ceil_div, product
-from napkinmath.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value, Weight
+from napkinmath.base.dtypes import BF16, FP8_E4M3, FP8_E5M2, FP32, DType
+from napkinmath.base.expr import Size, ceil_div, product
+from napkinmath.ir.costs import Gemm, Move, traffic
+from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value, Weight
+from napkinmath.ir.tape import Tape
 from napkinmath.ops.elementwise import add, cast
-from napkinmath.tape import Tape
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.costs import Cost
+    from napkinmath.ir.costs import Cost
 
 
 class Casts:

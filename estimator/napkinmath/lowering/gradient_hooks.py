@@ -6,16 +6,16 @@ evaluate_function), so nothing else of the layer is held for them. A tied weight
 
 from __future__ import annotations
 
-from napkinmath.costs import HostCopy, Move
-from napkinmath.dtypes import FP32
-from napkinmath.expr import product
-from napkinmath.ledger import FREE, RUN, Tensor, Weight, Work
+from napkinmath.base.dtypes import FP32
+from napkinmath.base.expr import product
+from napkinmath.ir.costs import HostCopy, Move
+from napkinmath.ir.ledger import FREE, RUN, Tensor, Weight, Work
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from napkinmath.ledger import Event
+    from napkinmath.ir.ledger import Event
     from napkinmath.lowering.policy import Policy
 
 

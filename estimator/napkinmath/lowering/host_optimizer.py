@@ -6,16 +6,16 @@ priced. Sources: ZeRO-Offload (arXiv 2101.06840), DeepSpeed ops/adam/cpu_adam.py
 
 from __future__ import annotations
 
-from napkinmath.costs import HostCopy
-from napkinmath.dtypes import FP32
-from napkinmath.ledger import ALLOC, RUN, Phase, Role, Tensor, Weight, Work
+from napkinmath.base.dtypes import FP32
+from napkinmath.ir.costs import HostCopy
+from napkinmath.ir.ledger import ALLOC, RUN, Phase, Role, Tensor, Weight, Work
 from napkinmath.lowering.optimizer import Update, applied_to, segments, trained
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.catalog.optimizers import Optimizer
+    from napkinmath.ir.step import Run
     from napkinmath.lowering.policy import Policy
-    from napkinmath.step import Run
 
 
 def lower_host_update(row: Optimizer, owners: list[Run], policy: Policy) -> Update:

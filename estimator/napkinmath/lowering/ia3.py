@@ -6,7 +6,7 @@ utils/constants.py for the modules of each family.
 
 from __future__ import annotations
 
-from napkinmath.dtypes import FP32
+from napkinmath.base.dtypes import FP32
 from napkinmath.lowering.adapters import lora_weight
 from napkinmath.lowering.mixed_products import mul_mixed
 from napkinmath.ops.elementwise import cast, copy, scale
@@ -15,9 +15,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from napkinmath.expr import Size
-    from napkinmath.ledger import Value
-    from napkinmath.tape import Tape
+    from napkinmath.base.expr import Size
+    from napkinmath.ir.ledger import Value
+    from napkinmath.ir.tape import Tape
 
 # Where nothing is named: the modules of each family (TRANSFORMERS_MODELS_TO_IA3_TARGET_MODULES_MAPPING). A family that is not listed
 # takes the row of the models it descends from by the names of its projections.

@@ -6,21 +6,21 @@ extract_outliers, transform, igemmlt, mm_dequant.
 
 from __future__ import annotations
 
-from napkinmath.costs import Dequantize, Gemm, Move, traffic
-from napkinmath.dtypes import FP16, FP32, INT8, INT32, INT64
-from napkinmath.expr import ceil_div, product
-from napkinmath.ledger import ALLOC, FREE, Gradient, Role, Value
+from napkinmath.base.dtypes import FP16, FP32, INT8, INT32, INT64
+from napkinmath.base.expr import ceil_div, product
+from napkinmath.ir.costs import Dequantize, Gemm, Move, traffic
+from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Value
 from napkinmath.lowering.int8_products import INPUTS_PER_OUTLIER
 from napkinmath.ops.elementwise import add
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.costs import Cost
-    from napkinmath.dtypes import DType
-    from napkinmath.expr import Size
-    from napkinmath.ledger import Steps, Tensor, Weight
+    from napkinmath.base.dtypes import DType
+    from napkinmath.base.expr import Size
+    from napkinmath.ir.costs import Cost
+    from napkinmath.ir.ledger import Steps, Tensor, Weight
+    from napkinmath.ir.tape import Tape
     from napkinmath.lowering.quantized import WeightFormat
-    from napkinmath.tape import Tape
 
 # Kernels between which the host reads a result: two fills, zeros, the maxima and the running sum of outliers, whose last it reads; three
 # zeros, the quantization and torch.unique, whose length it reads; the outliers of W and their scaling, three casts of their numbers, two

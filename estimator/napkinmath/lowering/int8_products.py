@@ -6,19 +6,19 @@ int8_mm_dequant, backends/default/ops.py int8_mixed_scaled_mm; transformers' thr
 
 from __future__ import annotations
 
-from napkinmath.costs import Dequantize, Gemm, Move, traffic
-from napkinmath.dtypes import BOOL, FP16, FP32, INT8, INT32, INT64
-from napkinmath.expr import ceil_div, product
-from napkinmath.ledger import ALLOC, FREE, Gradient, Role, Value
+from napkinmath.base.dtypes import BOOL, FP16, FP32, INT8, INT32, INT64
+from napkinmath.base.expr import ceil_div, product
+from napkinmath.ir.costs import Dequantize, Gemm, Move, traffic
+from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Value
 from napkinmath.ops.elementwise import add
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.dtypes import DType
-    from napkinmath.expr import Size
-    from napkinmath.ledger import Tensor, Weight
+    from napkinmath.base.dtypes import DType
+    from napkinmath.base.expr import Size
+    from napkinmath.ir.ledger import Tensor, Weight
+    from napkinmath.ir.tape import Tape
     from napkinmath.lowering.quantized import WeightFormat
-    from napkinmath.tape import Tape
 
 # One input in a thousand is an outlier column where a model has them (LLM.int8(), arXiv 2208.07339, section 4: about 0.1%).
 INPUTS_PER_OUTLIER = 1000

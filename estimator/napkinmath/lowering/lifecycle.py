@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from napkinmath.costs import HostCopy
-from napkinmath.dtypes import BF16, FP16, FP32, INT64
-from napkinmath.expr import Size
-from napkinmath.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Weight, Work
+from napkinmath.base.dtypes import BF16, FP16, FP32, INT64
+from napkinmath.base.expr import Size
+from napkinmath.ir.costs import HostCopy
+from napkinmath.ir.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Weight, Work
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.ledger import Event
+    from napkinmath.ir.ledger import Event
+    from napkinmath.ir.step import Run, Segment
     from napkinmath.lowering.policy import Policy
-    from napkinmath.step import Run, Segment
 
 
 def load_segments(runs: list[Run], policy: Policy) -> list[Segment]:
@@ -20,7 +20,7 @@ def load_segments(runs: list[Run], policy: Policy) -> list[Segment]:
     k-bit preparation then makes what was left unquantized fp32, once all is loaded. Sources: transformers 5.23
     core_model_loading.py; bitsandbytes 0.50 nn/modules.py Params4bit._quantize; peft 0.21 utils/other.py prepare_model_for_kbit_training.
     """
-    from napkinmath.step import Segment
+    from napkinmath.ir.step import Segment
 
     loaded: list[Segment] = []
     prepared: list[Segment] = []
@@ -81,7 +81,7 @@ def nearest_code_search(weight: Weight) -> list[Event]:
 
 def save_segments(runs: list[Run], policy: Policy) -> list[Segment]:
     """Saving what was trained: tensors are copied to the host one by one, the device holds nothing more."""
-    from napkinmath.step import Segment
+    from napkinmath.ir.step import Segment
 
     segments: list[Segment] = []
     for run in runs:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from napkinmath.costs import Move, traffic
-from napkinmath.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value
+from napkinmath.ir.costs import Move, traffic
+from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value
 from napkinmath.ops.elementwise import promote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.tape import Tape
+    from napkinmath.ir.tape import Tape
 
 
 def mul_mixed(t: Tape, x: Value, y: Value) -> Value:

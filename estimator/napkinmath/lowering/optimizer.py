@@ -5,20 +5,20 @@ Clipping and loss scaling are in lowering/clipping.py, what offload moves to the
 
 from __future__ import annotations
 
+from napkinmath.base.dtypes import BF16, FP32
+from napkinmath.base.expr import Bindings, Size, ceil_div, maximum, minimum
 from napkinmath.catalog.optimizers import PAGED, Optimizer, State, Temporary, find_optimizer
-from napkinmath.costs import Gemm, Move
-from napkinmath.dtypes import BF16, FP32
-from napkinmath.expr import Bindings, Size, ceil_div, maximum, minimum
-from napkinmath.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Weight, Work
+from napkinmath.ir.costs import Gemm, Move
+from napkinmath.ir.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Weight, Work
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from napkinmath.costs import Cost
-    from napkinmath.ledger import Event
+    from napkinmath.ir.costs import Cost
+    from napkinmath.ir.ledger import Event
+    from napkinmath.ir.step import Run, Segment
     from napkinmath.lowering.policy import Policy
-    from napkinmath.step import Run, Segment
 
 
 class Update:
@@ -74,7 +74,7 @@ def lower_update(runs: list[Run], policy: Policy, sizes: dict[str, int]) -> Upda
 
 def segments(label: str, phase: Phase, owners: list[Run], events_of: Callable[[Run], list[Event]]) -> list[Segment]:
     """One segment a run of equal blocks, repeated for each of them."""
-    from napkinmath.step import Segment
+    from napkinmath.ir.step import Segment
 
     return [Segment(f"{label} of {run.name}", phase, events, run.count, run.stage.symbols) for run in owners if (events := events_of(run))]
 
@@ -130,7 +130,7 @@ class States:
 
     def shared_segment(self, owners: list[Run]) -> list[Segment]:
         """Tables that all parameters share, made once; call after `of` has seen every parameter."""
-        from napkinmath.step import Segment
+        from napkinmath.ir.step import Segment
 
         events: list[Event] = [(ALLOC, tensor) for tensor in self.shared.values()]
         return [Segment("shared tables", Phase.STEP, events)] if events else []

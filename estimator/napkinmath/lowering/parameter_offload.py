@@ -6,14 +6,14 @@ ZeRO-Infinity (arXiv 2104.07857); accelerate hooks.py AlignDevicesHook with offl
 
 from __future__ import annotations
 
-from napkinmath.costs import HostCopy
-from napkinmath.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Work
+from napkinmath.ir.costs import HostCopy
+from napkinmath.ir.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Work
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.ledger import Event
+    from napkinmath.ir.ledger import Event
+    from napkinmath.ir.step import Run, Segment
     from napkinmath.lowering.policy import Policy
-    from napkinmath.step import Run, Segment
 
 
 def streamed_tensors(run: Run) -> list[Tensor]:
@@ -25,7 +25,7 @@ def streamed_tensors(run: Run) -> list[Tensor]:
 
 def load_on_host(load: list[Segment], runs: list[Run]) -> list[Segment]:
     """The loading segments with streamed weights in host memory."""
-    from napkinmath.step import Segment
+    from napkinmath.ir.step import Segment
 
     moved = {t: Tensor(t.name, t.axes, t.dtype, t.role, t.module, t.source, host=True) for run in runs for t in streamed_tensors(run)}
     return [
@@ -36,7 +36,7 @@ def load_on_host(load: list[Segment], runs: list[Run]) -> list[Segment]:
 
 def stream(segments: list[Segment], runs: list[Run], policy: Policy) -> list[Segment]:
     """A micro-step's segments with every streamed layer's weights brought in before and dropped after it."""
-    from napkinmath.step import Segment
+    from napkinmath.ir.step import Segment
 
     offload = policy.config.offload
     by_name = {run.name: streamed_tensors(run) for run in runs if streamed_tensors(run)}

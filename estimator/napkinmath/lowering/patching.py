@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from napkinmath.errors import InputError
-from napkinmath.train_config import AdapterKind, TrainConfig
+from napkinmath.base.errors import InputError
+from napkinmath.config.train_config import AdapterKind, TrainConfig
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.catalog.kernels import KernelSet
-    from napkinmath.model_spec import ModelSpec
+    from napkinmath.ir.model_spec import ModelSpec
 
 
 def settle_patch(spec: ModelSpec, config: TrainConfig) -> tuple[KernelSet, TrainConfig]:

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from napkinmath.dtypes import BF16, FP32, DType, find_dtype
-from napkinmath.expr import Size
-from napkinmath.ledger import Role, Tensor, Value, Weight
+from napkinmath.base.dtypes import BF16, FP32, DType, find_dtype
+from napkinmath.base.expr import Size
+from napkinmath.config.parallel_config import PipelineSchedule
+from napkinmath.config.train_config import AdapterConfig, AdapterKind, Attention, RecomputeKind, TrainConfig
+from napkinmath.ir.ledger import Role, Tensor, Value, Weight
 from napkinmath.lowering.precision import PRECISIONS, computed_rule
-from napkinmath.parallel_config import PipelineSchedule
-from napkinmath.train_config import AdapterConfig, AdapterKind, Attention, RecomputeKind, TrainConfig
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.catalog.kernels import KernelSet
     from napkinmath.catalog.stacks import Stack
+    from napkinmath.ir.model_spec import ModelSpec
+    from napkinmath.ir.step import Run, Step
+    from napkinmath.ir.tape import Tape
     from napkinmath.lowering.parallel.context import ContextSplit
     from napkinmath.lowering.parallel.expert import ExpertSplit
     from napkinmath.lowering.parallel.tensor import TensorSplit
     from napkinmath.lowering.quantized import WeightFormat
-    from napkinmath.model_spec import ModelSpec
-    from napkinmath.step import Run, Step
-    from napkinmath.tape import Tape
 
 # What quantizers pack and what all-linear adapts: both every nn.Linear, but for projections whose names PEFT moves to the experts,
 # and for classifiers and subclasses of nn.Linear (some routers), which bitsandbytes leaves whole.
@@ -216,7 +216,7 @@ class Policy:
         from napkinmath.ops.matmul import dense_linear
 
         if self.patch is not None and self.patch.adapters and kind != "head":
-            from napkinmath.catalog.layers.patched_linears import single_linear
+            from napkinmath.models.layers.patched_linears import single_linear
 
             out = single_linear(t, x, outputs, bias=bias, kind=kind, weight=weight)
             if out is not None:

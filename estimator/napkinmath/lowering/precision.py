@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from napkinmath.dtypes import BF16, FP16, FP32, DType
-from napkinmath.record import Record
-from napkinmath.train_config import Precision
+from napkinmath.base.dtypes import BF16, FP16, FP32, DType
+from napkinmath.base.record import Record
+from napkinmath.config.train_config import Precision
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.parallel_config import ParallelConfig
+    from napkinmath.config.parallel_config import ParallelConfig
 
 
 class PrecisionRule(Record):

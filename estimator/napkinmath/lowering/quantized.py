@@ -7,20 +7,20 @@ from __future__ import annotations
 
 from enum import Enum
 
-from napkinmath.costs import Dequantize, Gemm
-from napkinmath.dtypes import FP16, FP32, INT8, INT32, UINT8, DType
-from napkinmath.expr import Size, ceil_div, product
-from napkinmath.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value, Weight
+from napkinmath.base.dtypes import FP16, FP32, INT8, INT32, UINT8, DType
+from napkinmath.base.expr import Size, ceil_div, product
+from napkinmath.base.record import Record
+from napkinmath.ir.costs import Dequantize, Gemm
+from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value, Weight
 from napkinmath.ops.elementwise import add, cast
-from napkinmath.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from napkinmath.catalog.stacks import Stack
-    from napkinmath.tape import Tape
-    from napkinmath.train_config import QuantizationConfig
+    from napkinmath.config.train_config import QuantizationConfig
+    from napkinmath.ir.tape import Tape
 
 
 class Grouping(str, Enum):

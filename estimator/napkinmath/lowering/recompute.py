@@ -8,10 +8,10 @@ operations (torch 2.13 utils/checkpoint.py create_selective_checkpoint_contexts)
 
 from __future__ import annotations
 
-from napkinmath.ledger import ALLOC, FREE, Block, Op, Tensor, Value
-from napkinmath.model_spec import ModelSpec, Part, Stage
-from napkinmath.tape import Tape
-from napkinmath.train_config import RecomputeConfig, RecomputeKind
+from napkinmath.config.train_config import RecomputeConfig, RecomputeKind
+from napkinmath.ir.ledger import ALLOC, FREE, Block, Op, Tensor, Value
+from napkinmath.ir.model_spec import ModelSpec, Part, Stage
+from napkinmath.ir.tape import Tape
 
 
 class LayerGroup(Part):

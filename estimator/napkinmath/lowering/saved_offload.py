@@ -6,16 +6,16 @@ training/_activation_offloading.py and its copy in TRL models/activation_offload
 
 from __future__ import annotations
 
-from napkinmath.costs import HostCopy
-from napkinmath.expr import product
-from napkinmath.ledger import ALLOC, RUN, Block, Role, Tensor, Work
-from napkinmath.record import Record
+from napkinmath.base.expr import product
+from napkinmath.base.record import Record
+from napkinmath.ir.costs import HostCopy
+from napkinmath.ir.ledger import ALLOC, RUN, Block, Role, Tensor, Work
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from napkinmath.ledger import Event, Op
+    from napkinmath.ir.ledger import Event, Op
 
 
 class OffloadStyle(Record):
@@ -47,7 +47,7 @@ STYLES: dict[str, OffloadStyle] = {
 
 def find_style(name: str) -> OffloadStyle:
     """The row of that name; raises InputError with the nearest names."""
-    from napkinmath.errors import InputError, shown, suggest
+    from napkinmath.base.errors import InputError, shown, suggest
 
     row = STYLES.get(name)
     if row is None:

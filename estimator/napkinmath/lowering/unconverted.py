@@ -9,15 +9,15 @@ Quantizers that walk the layers (GPTQ, AWQ, HQQ, ...) leave what lies outside th
 
 from __future__ import annotations
 
-from napkinmath.ledger import Value, Weight
+from napkinmath.ir.ledger import Value, Weight
+from napkinmath.ir.model_spec import ModelSpec, Part, Stage
 from napkinmath.lowering.policy import QUANTIZED_KINDS
-from napkinmath.model_spec import ModelSpec, Part, Stage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from napkinmath.ir.step import Run
+    from napkinmath.ir.tape import Tape
     from napkinmath.lowering.policy import Policy
-    from napkinmath.step import Run
-    from napkinmath.tape import Tape
 
 
 class PartLeftWhole(Part):

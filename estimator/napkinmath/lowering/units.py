@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from napkinmath.costs import CHECKPOINT_DISPATCHES, HOOK_DISPATCHES, Dispatch, HostCopy
-from napkinmath.ledger import ALLOC, FREE, RUN, Block, Role, Tensor, Work
+from napkinmath.ir.costs import CHECKPOINT_DISPATCHES, HOOK_DISPATCHES, Dispatch, HostCopy
+from napkinmath.ir.ledger import ALLOC, FREE, RUN, Block, Role, Tensor, Work
 from napkinmath.lowering.autograd import Backward, Forward, forward_events, saved_tensors
 from napkinmath.lowering.gradient_hooks import gradient_hook
 from napkinmath.lowering.recompute import selected
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.ledger import Event
+    from napkinmath.ir.ledger import Event
+    from napkinmath.ir.model_spec import Stage
     from napkinmath.lowering.policy import Policy
     from napkinmath.lowering.saved_offload import SavedOffload
-    from napkinmath.model_spec import Stage
 
 
 class Unit:

@@ -8,19 +8,19 @@ tuners/prompt_tuning/model.py PromptEmbedding, tuners/prefix_tuning/model.py Pre
 
 from __future__ import annotations
 
-from napkinmath.dtypes import FP32, INT64
-from napkinmath.errors import InputError
-from napkinmath.expr import Size, symbol
-from napkinmath.ledger import ALLOC, Gradient, Value
+from napkinmath.base.dtypes import FP32, INT64
+from napkinmath.base.errors import InputError
+from napkinmath.base.expr import Size, symbol
+from napkinmath.config.train_config import AdapterConfig, AdapterKind, RecomputeKind, TrainConfig
+from napkinmath.ir.ledger import ALLOC, Gradient, Value
 from napkinmath.lowering.adapters import lora_weight
 from napkinmath.ops.elementwise import cast, copy
 from napkinmath.ops.index import concatenate, constant, embedding, slice_of
-from napkinmath.train_config import AdapterConfig, AdapterKind, RecomputeKind, TrainConfig
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.model_spec import ModelSpec
-    from napkinmath.tape import Tape
+    from napkinmath.ir.model_spec import ModelSpec
+    from napkinmath.ir.tape import Tape
 
 PREFIX = "prefix"
 
@@ -41,16 +41,16 @@ def settle_virtual_tokens(spec: ModelSpec, config: TrainConfig, adapter: Adapter
 
 
 def _is_t5(spec: ModelSpec) -> bool:
-    from napkinmath.catalog.layers.t5 import T5Embedding
+    from napkinmath.models.layers.t5 import T5Embedding
 
     return isinstance(spec.stages[0].part, T5Embedding)
 
 
 def _is_known(spec: ModelSpec) -> bool:
-    from napkinmath.catalog.layers.attention import GroupedQueryAttention
-    from napkinmath.catalog.layers.embedding import TokenEmbedding
-    from napkinmath.catalog.layers.packed_attention import PackedAttention
-    from napkinmath.catalog.layers.positions import PositionedEmbedding
+    from napkinmath.models.layers.attention import GroupedQueryAttention
+    from napkinmath.models.layers.embedding import TokenEmbedding
+    from napkinmath.models.layers.packed_attention import PackedAttention
+    from napkinmath.models.layers.positions import PositionedEmbedding
 
     attentions = [getattr(stage.part, "attention", None) for stage in spec.stages if stage.checkpointed]
     return isinstance(spec.stages[0].part, (TokenEmbedding, PositionedEmbedding)) and all(

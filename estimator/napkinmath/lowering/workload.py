@@ -9,25 +9,25 @@ from __future__ import annotations
 
 import copy
 
-from napkinmath.costs import Move
-from napkinmath.dtypes import FP32
-from napkinmath.errors import InputError, shown
-from napkinmath.expr import Size, ceil_div, minimum, product, symbol
-from napkinmath.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Work
+from napkinmath.base.dtypes import FP32
+from napkinmath.base.errors import InputError, shown
+from napkinmath.base.expr import Size, ceil_div, minimum, product, symbol
+from napkinmath.config.train_config import Loss, Precision, RecomputeConfig, TrainConfig
+from napkinmath.config.workload_config import Workload, WorkloadKind
+from napkinmath.ir.costs import Move
+from napkinmath.ir.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Work
+from napkinmath.ir.model_spec import ModelSpec
 from napkinmath.lowering.lifecycle import load_segments
 from napkinmath.lowering.policy import Policy
-from napkinmath.model_spec import ModelSpec
-from napkinmath.train_config import Loss, Precision, RecomputeConfig, TrainConfig
-from napkinmath.workload_config import Workload, WorkloadKind
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from napkinmath.catalog.layers.head import CausalLmHead
-    from napkinmath.ledger import Event
-    from napkinmath.model_spec import Part
-    from napkinmath.step import Run, Segment, Step
+    from napkinmath.ir.ledger import Event
+    from napkinmath.ir.model_spec import Part
+    from napkinmath.ir.step import Run, Segment, Step
+    from napkinmath.models.layers.head import CausalLmHead
 
     Symbols = tuple[tuple[str, Size], ...]
 
@@ -55,7 +55,7 @@ class ForwardPolicy(Policy):
 
 def workload_step(spec: ModelSpec, policy: Policy) -> Step:
     """The step of `policy.config.workload`; raises InputError where it is spread over several GPUs or the model has no such head."""
-    from napkinmath.step import build_step
+    from napkinmath.ir.step import build_step
 
     config, workload = policy.config, policy.config.workload
     if config.parallel.world_size > 1:
@@ -83,7 +83,7 @@ def workload_step(spec: ModelSpec, policy: Policy) -> Step:
 
 def scored(spec: ModelSpec) -> ModelSpec:
     """The same model with a score for its head."""
-    from napkinmath.catalog.layers.score_head import ScoreHead
+    from napkinmath.models.layers.score_head import ScoreHead
 
     head = _causal_head(spec)
     return _ending_in(spec, ScoreHead(norm=head.norm, norm_name=head.norm_name))
@@ -91,14 +91,14 @@ def scored(spec: ModelSpec) -> ModelSpec:
 
 def taught(spec: ModelSpec, config: TrainConfig) -> ModelSpec:
     """The same model whose loss is its divergence from a teacher; a chunked or fused loss holds no logits, a divergence's no more than another's."""
-    from napkinmath.catalog.layers.distillation_head import DistillationHead
+    from napkinmath.models.layers.distillation_head import DistillationHead
 
     return _ending_in(spec, DistillationHead(head=_causal_head(spec))) if config.loss is Loss.HF else spec
 
 
 def without_loss(spec: ModelSpec, config: TrainConfig) -> ModelSpec:
     """The same model whose logits leave it; as it is where the loss never holds them all."""
-    from napkinmath.catalog.layers.distillation_head import LogitsHead
+    from napkinmath.models.layers.distillation_head import LogitsHead
 
     return _ending_in(spec, LogitsHead(head=_causal_head(spec))) if config.loss is Loss.HF else spec
 
@@ -108,7 +108,7 @@ def _ending_in(spec: ModelSpec, part: Part) -> ModelSpec:
 
 
 def _causal_head(spec: ModelSpec) -> CausalLmHead:
-    from napkinmath.catalog.layers.head import CausalLmHead
+    from napkinmath.models.layers.head import CausalLmHead
 
     part = spec.stages[-1].part
     if not isinstance(part, CausalLmHead):
@@ -160,7 +160,7 @@ def _catalogued(name: str) -> ModelSpec:
 
 def _forward(spec: ModelSpec, policy: Policy, config: TrainConfig, name: str, *, phase: Phase = Phase.FORWARD, more: Symbols = ()) -> tuple[list[Segment], list[Segment]]:  # fmt: skip
     """(loading, forward without gradients) of a model, under its own sizes."""
-    from napkinmath.step import lower_micro_step, record_runs
+    from napkinmath.ir.step import lower_micro_step, record_runs
 
     still = config.replace(workload=Workload(), recompute=RecomputeConfig(), training_mode=False, gradient_accumulation_steps=1)
     quiet = ForwardPolicy(still, policy.stack, sdpa_choice=policy.sdpa_choice)
@@ -206,7 +206,7 @@ def _untimed(segments: list[Segment]) -> list[Segment]:
 
 def _prefill(spec: ModelSpec, policy: Policy, name: str, sizes: Symbols) -> list[Segment]:
     """The prompts' forward: transformers' generate keeps the last position's logits alone, so the head is next to nothing."""
-    from napkinmath.catalog.layers.head import CausalLmHead
+    from napkinmath.models.layers.head import CausalLmHead
 
     shown_last = scored(spec) if isinstance(spec.stages[-1].part, CausalLmHead) else spec
     return _forward(shown_last, policy, policy.config, f"{name}: prompt", phase=Phase.EVALUATE, more=sizes)[1]
@@ -217,7 +217,7 @@ def _generation(runs: Sequence[Run], policy: Policy, tokens: Size, name: str, ro
 
     A layer's cache grows by concatenation, so one layer's is there twice. Raises InputError for layers that cache something else.
     """
-    from napkinmath.step import Segment
+    from napkinmath.ir.step import Segment
 
     length = _s if name == "rollout" else _s + tokens
     opened: list[Segment] = []
@@ -247,7 +247,7 @@ def _generation(runs: Sequence[Run], policy: Policy, tokens: Size, name: str, ro
 
 def _cache_axes(run: Run, rows: Size, length: Size) -> tuple[Size, ...]:
     """(sequences, key/value heads, tokens kept, head size) of one layer's cache."""
-    from napkinmath.catalog.layers.attention import GroupedQueryAttention
+    from napkinmath.models.layers.attention import GroupedQueryAttention
 
     attention = getattr(run.stage.part, "attention", None)
     if not isinstance(attention, GroupedQueryAttention):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from napkinmath.costs import Attention, Move, traffic
-from napkinmath.dtypes import BOOL, FP32, INT64, DType
-from napkinmath.expr import Size, ceil_div, minimum, round_up_to
-from napkinmath.ledger import ALLOC, FREE, Gradient, Role, Steps, Tensor, Value
+from napkinmath.base.dtypes import BOOL, FP32, INT64, DType
+from napkinmath.base.expr import Size, ceil_div, minimum, round_up_to
+from napkinmath.ir.costs import Attention, Move, traffic
+from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Steps, Tensor, Value
+from napkinmath.ir.tape import Tape
 from napkinmath.ops.elementwise import add, add_, cast, copy, dropout, scale, softmax, tanh
 from napkinmath.ops.index import constant, expand_head, repeat_heads, single_head
 from napkinmath.ops.matmul import bmm
-from napkinmath.tape import Tape
 
 # Names of the products of SDPA's math path, by which reports know it: heads as they are, or one head broadcast to all queries.
 MATH_PATH, MATH_PATH_SINGLE = "q k^T of math path", "q k^T of math path, one key head"

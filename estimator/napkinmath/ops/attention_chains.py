@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from napkinmath.costs import Gemm, Move, traffic
-from napkinmath.dtypes import BOOL, FP32, DType
-from napkinmath.expr import Size
-from napkinmath.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value
+from napkinmath.base.dtypes import BOOL, FP32, DType
+from napkinmath.base.expr import Size
+from napkinmath.ir.costs import Gemm, Move, traffic
+from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value
+from napkinmath.ir.tape import LIKE, PASS, Scope, Tape
 from napkinmath.ops.attention import dense_operand, rows_first
 from napkinmath.ops.elementwise import add, cast, dropout, promote, scale, softmax
 from napkinmath.ops.index import expand_head
 from napkinmath.ops.matmul import bmm
-from napkinmath.tape import LIKE, PASS, Scope, Tape
 
 
 def fp32_scores(

@@ -5,12 +5,12 @@ Source: trl 1.16 kernels/chunked_logprob.py ChunkedLogProbFunction, trainer/util
 
 from __future__ import annotations
 
-from napkinmath.costs import Gemm, Move, traffic
-from napkinmath.dtypes import BOOL, FP32, INT64, DType
-from napkinmath.expr import Size, minimum, product
-from napkinmath.ledger import ALLOC, FREE, Gradient, Role, Steps, Tensor, Value
+from napkinmath.base.dtypes import BOOL, FP32, INT64, DType
+from napkinmath.base.expr import Size, minimum, product
+from napkinmath.ir.costs import Gemm, Move, traffic
+from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Steps, Tensor, Value
+from napkinmath.ir.tape import Tape
 from napkinmath.ops.index import constant, slice_of
-from napkinmath.tape import Tape
 
 TOKENS_A_TILE = 4096  # kernels/chunked_logprob.py TOKEN_CHUNK_SIZE
 WORDS_A_TILE = 32768  # trainer/utils.py _CHUNKED_LOGPROB_CHUNK_SIZE

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from napkinmath.costs import Gemm, Move, traffic
-from napkinmath.expr import Size, product
-from napkinmath.ledger import ALLOC, Gradient, Value
-from napkinmath.tape import Tape
+from napkinmath.base.expr import Size, product
+from napkinmath.ir.costs import Gemm, Move, traffic
+from napkinmath.ir.ledger import ALLOC, Gradient, Value
+from napkinmath.ir.tape import Tape
 
 
 def patch_projection(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from napkinmath.costs import Move, traffic
-from napkinmath.ledger import Role, Value
+from napkinmath.ir.costs import Move, traffic
+from napkinmath.ir.ledger import Role, Value
+from napkinmath.ir.tape import LIKE, PASS, Tape
 from napkinmath.ops.elementwise import OUTPUT, mul, scale, unary
 from napkinmath.ops.index import slice_of
-from napkinmath.tape import LIKE, PASS, Tape
 
 
 def reverse_kl(t: Tape, student: Value, teacher: Value) -> Value:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from napkinmath.costs import Move, traffic
-from napkinmath.dtypes import BOOL, FP16, FP32, DType
-from napkinmath.expr import Size
-from napkinmath.ledger import ALLOC, FREE, Gradient, Role, Value
-from napkinmath.tape import LIKE, PASS, REDUCE, Tape
+from napkinmath.base.dtypes import BOOL, FP16, FP32, DType
+from napkinmath.base.expr import Size
+from napkinmath.ir.costs import Move, traffic
+from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Value
+from napkinmath.ir.tape import LIKE, PASS, REDUCE, Tape
 
 INPUT, OUTPUT, NOTHING = "input", "output", "nothing"
 

@@ -6,10 +6,10 @@ up, one fp32 statistic a row of each norm, and neither the fp32 copies nor the a
 
 from __future__ import annotations
 
-from napkinmath.costs import Move, traffic
-from napkinmath.ledger import Value
+from napkinmath.ir.costs import Move, traffic
+from napkinmath.ir.ledger import Value
+from napkinmath.ir.tape import LIKE, Tape
 from napkinmath.ops.elementwise import promote
-from napkinmath.tape import LIKE, Tape
 
 
 def gated_activation(t: Tape, gate: Value, up: Value) -> Value:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from napkinmath.costs import Move, traffic
-from napkinmath.dtypes import FP32, INT64, DType
-from napkinmath.expr import Size, minimum, product
-from napkinmath.ledger import ALLOC, BATCH, FREE, Gradient, Role, Value, Weight
+from napkinmath.base.dtypes import FP32, INT64, DType
+from napkinmath.base.expr import Size, minimum, product
+from napkinmath.ir.costs import Move, traffic
+from napkinmath.ir.ledger import ALLOC, BATCH, FREE, Gradient, Role, Value, Weight
+from napkinmath.ir.tape import PASS, Tape
 from napkinmath.ops.elementwise import add, mul, neg
-from napkinmath.tape import PASS, Tape
 
 MAX_UNSORTED_INDICES = 3072  # aten/src/ATen/native/cuda/Embedding.cu: fewer are added up without a sort, unless one id pads
 

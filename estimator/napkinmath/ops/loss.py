@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from napkinmath.costs import Gemm, Move, traffic
-from napkinmath.dtypes import FP32, INT64, DType
-from napkinmath.expr import Size, ceil_div, minimum, product
-from napkinmath.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value
+from napkinmath.base.dtypes import FP32, INT64, DType
+from napkinmath.base.expr import Size, ceil_div, minimum, product
+from napkinmath.ir.costs import Gemm, Move, traffic
+from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value
+from napkinmath.ir.tape import Tape
 from napkinmath.ops.elementwise import cast
 from napkinmath.ops.index import constant
-from napkinmath.tape import Tape
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

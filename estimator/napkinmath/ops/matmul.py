@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from napkinmath.costs import Gemm, Move, traffic
-from napkinmath.expr import Size, product
-from napkinmath.ledger import ALLOC, Gradient, Role, Value, Weight
+from napkinmath.base.expr import Size, product
+from napkinmath.ir.costs import Gemm, Move, traffic
+from napkinmath.ir.ledger import ALLOC, Gradient, Role, Value, Weight
+from napkinmath.ir.tape import Tape
 from napkinmath.ops.elementwise import cast
-from napkinmath.tape import Tape
 
 
 def linear(

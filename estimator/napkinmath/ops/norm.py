@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from napkinmath.costs import Move, traffic
-from napkinmath.dtypes import FP32
-from napkinmath.expr import Size
-from napkinmath.ledger import ALLOC, FREE, Gradient, Value
+from napkinmath.base.dtypes import FP32
+from napkinmath.base.expr import Size
+from napkinmath.ir.costs import Move, traffic
+from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Value
+from napkinmath.ir.tape import LIKE, PASS, REDUCE, Tape
 from napkinmath.ops.elementwise import cast, mul, rsqrt, shift, square
-from napkinmath.tape import LIKE, PASS, REDUCE, Tape
 
 
 def mean_square(t: Tape, x: Value) -> Value:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from napkinmath.costs import Move, traffic
-from napkinmath.dtypes import FP32
-from napkinmath.expr import Size
-from napkinmath.ledger import Gradient, Value
+from napkinmath.base.dtypes import FP32
+from napkinmath.base.expr import Size
+from napkinmath.ir.costs import Move, traffic
+from napkinmath.ir.ledger import Gradient, Value
+from napkinmath.ir.tape import LIKE, PASS, Tape
 from napkinmath.ops.elementwise import add, cast, mul, neg
 from napkinmath.ops.index import concatenate, constant, rotary, slice_of
 from napkinmath.ops.routing import chunk
-from napkinmath.tape import LIKE, PASS, Tape
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from napkinmath.tape import Scope
+    from napkinmath.ir.tape import Scope
 
 
 def subtract(t: Tape, x: Value, y: Value) -> Value:

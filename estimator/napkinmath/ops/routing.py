@@ -6,13 +6,13 @@ forms, aten/src/ATen/native/cuda/Indexing.cu index_put_with_sort_kernel.
 
 from __future__ import annotations
 
-from napkinmath.costs import Gemm, Move, traffic
-from napkinmath.dtypes import INT32, INT64
-from napkinmath.expr import Size, ceil_div
-from napkinmath.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value
+from napkinmath.base.dtypes import INT32, INT64
+from napkinmath.base.expr import Size, ceil_div
+from napkinmath.ir.costs import Gemm, Move, traffic
+from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value
+from napkinmath.ir.tape import LIKE, PASS, Tape
 from napkinmath.ops.elementwise import cast
 from napkinmath.ops.index import constant
-from napkinmath.tape import LIKE, PASS, Tape
 
 
 def top_k(t: Tape, x: Value, count: Size) -> tuple[Value, Value]:
@@ -154,7 +154,7 @@ def row_sum(t: Tape, x: Value) -> Value:
 
 
 def _wide(t: Tape, x: Value) -> Value:
-    from napkinmath.dtypes import FP32
+    from napkinmath.base.dtypes import FP32
 
     return cast(t, x, FP32)
 

@@ -6,17 +6,17 @@ they sum to the device figure.
 
 from __future__ import annotations
 
-from napkinmath.ledger import Role
-from napkinmath.record import Record
+from napkinmath.base.record import Record
+from napkinmath.base.units import format_bytes
+from napkinmath.ir.ledger import Role
 from napkinmath.report.origins import NO_FACTS, Facts, facts_of, origin_of
 from napkinmath.report.parts import LABELS, component_key
-from napkinmath.units import format_bytes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.estimate import Estimate, Range
+    from napkinmath.ir.timeline import Point, Timeline
     from napkinmath.report.origins import Held
-    from napkinmath.timeline import Point, Timeline
 
 
 class Component(Record):

@@ -5,13 +5,13 @@ A column of any width shows the highest moment inside it, so that no thinning lo
 
 from __future__ import annotations
 
-from napkinmath.ledger import Phase
-from napkinmath.record import Record
-from napkinmath.timeline import segment_profile
+from napkinmath.base.record import Record
+from napkinmath.ir.ledger import Phase
+from napkinmath.ir.timeline import segment_profile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.timeline import Timeline, TimelineSegment
+    from napkinmath.ir.timeline import Timeline, TimelineSegment
 
 
 class Span(Record):

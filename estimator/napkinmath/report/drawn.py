@@ -6,11 +6,11 @@ small tensors are lumped together at no more than what they really held, so that
 
 from __future__ import annotations
 
-from napkinmath.ledger import Role
-from napkinmath.record import Record
+from napkinmath.base.record import Record
+from napkinmath.ir.ledger import Role
+from napkinmath.ir.timeline import Point, Timeline, TimelineSegment
 from napkinmath.report.curve import Span, step_range
 from napkinmath.report.palette import STACK
-from napkinmath.timeline import Point, Timeline, TimelineSegment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -6,26 +6,26 @@ that the clock prices.
 
 from __future__ import annotations
 
-from napkinmath.expr import SYMBOLS, Bindings, Expr, product, render
-from napkinmath.ledger import Phase, Work
+from napkinmath.base.expr import SYMBOLS, Bindings, Expr, product, render
+from napkinmath.base.units import format_bytes, format_count, format_seconds
+from napkinmath.ir.ledger import Phase, Work
 from napkinmath.report import words
 from napkinmath.report.components import components_of, held_by_component, held_on_host
 from napkinmath.report.formula import simplify
 from napkinmath.report.parts import LABELS
 from napkinmath.report.screen import Screen, is_unicode, standard_output, terminal_width, wants_color, wrap
 from napkinmath.report.tensors import stored_type, tensor_axes
-from napkinmath.units import format_bytes, format_count, format_seconds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, TextIO
 
-    from napkinmath.costs import Cost
+    from napkinmath.base.expr import Size
     from napkinmath.estimate import Estimate, Range
-    from napkinmath.expr import Size
+    from napkinmath.ir.costs import Cost
+    from napkinmath.ir.step import Segment
+    from napkinmath.ir.timeline import TensorInfo
     from napkinmath.report.origins import Held
-    from napkinmath.step import Segment
-    from napkinmath.timeline import TensorInfo
 
 MOST_PLACES = 8
 LEAST_SHARE = 0.001  # of a phase's seconds, below which a formula is only counted
@@ -278,8 +278,8 @@ def _time(screen: Screen, e: Estimate) -> None:
 
 def cost_entries(e: Estimate) -> dict[str, list[Entry]]:
     """For each phase of a steady step every distinct operation and formula with its seconds, the most expensive first."""
-    from napkinmath.schedule import Clock
-    from napkinmath.simulate import run_order
+    from napkinmath.memory.simulate import run_order
+    from napkinmath.timing.schedule import Clock
 
     assert e.speed is not None
     clock, top = Clock(e.speed, e.step.policy), Bindings(e.step.symbols)

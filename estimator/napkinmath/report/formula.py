@@ -5,11 +5,11 @@ A simplified expression evaluates to the same integer under every binding of its
 
 from __future__ import annotations
 
-from napkinmath.expr import Expr
+from napkinmath.base.expr import Expr
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.expr import Size
+    from napkinmath.base.expr import Size
 
     Terms = dict[tuple["Size", ...], int]  # factors of each term -> its whole-number coefficient, in order of appearance
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 
-from napkinmath.errors import InputError, shown
+from napkinmath.base.errors import InputError, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
-    from napkinmath.grid import Grid
+    from napkinmath.planning.grid import Grid
 
 SUFFIXES = (".csv", ".jsonl", ".parquet")
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 
-from napkinmath.errors import InputError, shown
+from napkinmath.base.errors import InputError, shown
+from napkinmath.base.units import GIB
 from napkinmath.report.grid_files import refuse_existing
-from napkinmath.units import GIB
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from napkinmath.grid import Grid
+    from napkinmath.planning.grid import Grid
 
 INK, FAINT, GRID_LINE = "#1d2733", "#5c6873", "#dfe4e8"
 _TITLES = {"bs": "batch", "ctx": "sequence length", "rank": "LoRA rank", "grad_accum": "gradient accumulation", "gpus": "GPUs"}

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from napkinmath.grid import MONEY
-from napkinmath.units import GIB, format_seconds
+from napkinmath.base.units import GIB, format_seconds
+from napkinmath.planning.grid import MONEY
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from napkinmath.grid import Grid
+    from napkinmath.planning.grid import Grid
 
 
 def print_grid(grid: Grid, rows: Sequence[tuple[Any, ...]]) -> None:

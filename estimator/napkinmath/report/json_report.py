@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from enum import Enum
 
-from napkinmath.allocator import UNLIMITED
-from napkinmath.record import Record
+from napkinmath.base.record import Record
+from napkinmath.memory.allocator import UNLIMITED
 from napkinmath.report import curve
 from napkinmath.report.components import components_of, headroom
 from napkinmath.report.words import operation
@@ -17,9 +17,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from napkinmath.config.hardware import Hardware
     from napkinmath.estimate import Estimate, Range
-    from napkinmath.hardware import Hardware
-    from napkinmath.timeline import Point
+    from napkinmath.ir.timeline import Point
 
 SCHEMA_VERSION = 1
 CURVE_COLUMNS = 64
@@ -28,7 +28,7 @@ BOUNDS = ("compute", "bandwidth", "launch", "host link", "communication")
 
 def to_json(estimate: Estimate) -> str:
     """The estimate as a JSON document in ASCII, a top-level key a line."""
-    from napkinmath.json_text import dumps
+    from napkinmath.base.json_text import dumps
 
     return "{\n" + ",\n".join(f'  "{key}": {dumps(value)}' for key, value in as_mapping(estimate).items()) + "\n}\n"
 

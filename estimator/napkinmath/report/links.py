@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from napkinmath.collectives import Fabric, algorithms, bus_factor, is_linked, network_of
-from napkinmath.record import Record
-from napkinmath.units import format_bytes, format_seconds
+from napkinmath.base.record import Record
+from napkinmath.base.units import format_bytes, format_seconds
+from napkinmath.timing.collectives import Fabric, algorithms, bus_factor, is_linked, network_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from napkinmath.cluster import Cluster
+    from napkinmath.config.cluster import Cluster
 
 
 class Message(Record):
@@ -82,7 +82,7 @@ def described(table: LinkTable) -> list[str]:
 
 
 def _plain(table: LinkTable) -> dict[str, Any]:
-    from napkinmath.collectives import sources
+    from napkinmath.timing.collectives import sources
 
     group = table.group
     return {

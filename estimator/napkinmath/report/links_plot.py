@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-from napkinmath.errors import InputError, shown
+from napkinmath.base.errors import InputError, shown
+from napkinmath.base.units import format_bytes, format_seconds
 from napkinmath.report.links import LinkTable, described
-from napkinmath.units import format_bytes, format_seconds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

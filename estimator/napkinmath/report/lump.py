@@ -6,15 +6,15 @@ and the highest moment stays the highest.
 
 from __future__ import annotations
 
-from napkinmath.ledger import Phase, Role
-from napkinmath.timeline import Kernel, TensorInfo, Timeline, TimelineSegment
-from napkinmath.units import format_bytes
+from napkinmath.base.units import format_bytes
+from napkinmath.ir.ledger import Phase, Role
+from napkinmath.ir.timeline import Kernel, TensorInfo, Timeline, TimelineSegment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from napkinmath.timeline import Point
+    from napkinmath.ir.timeline import Point
 
     Event = tuple[str, int]
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from napkinmath.base.record import Record
+from napkinmath.base.units import format_bytes, format_count
 from napkinmath.estimate import count_parameters
-from napkinmath.record import Record
 from napkinmath.report.parts import RESIDUAL_NAMES, in_layer, is_norm
 from napkinmath.report.tensors import num_elements, shape_text, type_name
-from napkinmath.units import format_bytes, format_count
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.estimate import Estimate
-    from napkinmath.timeline import TensorInfo
+    from napkinmath.ir.timeline import TensorInfo
 
     Held = list[tuple[TensorInfo, int]]  # tensors and how many copies are alive
 
@@ -40,7 +40,7 @@ NO_FACTS = Facts()
 
 def facts_of(estimate: Estimate) -> Facts:
     """The facts of an analytic estimate."""
-    from napkinmath.expr import Bindings
+    from napkinmath.base.expr import Bindings
 
     step = estimate.step
     top = Bindings(step.symbols)

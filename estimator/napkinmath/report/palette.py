@@ -6,7 +6,7 @@ grey. Bands that can touch differ by at least 18 (CIE76) for normal sight and ea
 
 from __future__ import annotations
 
-from napkinmath.ledger import Role
+from napkinmath.ir.ledger import Role
 
 # From the bottom of a stacked plot to its top: what never moves first.
 STACK: tuple[Role, ...] = (

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from napkinmath.ledger import Role
+from napkinmath.ir.ledger import Role
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.timeline import TensorInfo
+    from napkinmath.ir.timeline import TensorInfo
 
 # Key -> label, in the order of the table.
 LABELS: dict[str, str] = {

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from napkinmath.ledger import Role
-from napkinmath.record import Record
+from napkinmath.base.record import Record
+from napkinmath.base.units import GIB, KIB, MIB, format_bytes
+from napkinmath.ir.ledger import Role
 from napkinmath.report import drawn, words
 from napkinmath.report.components import components_at
 from napkinmath.report.drawn import Columns, Shown
 from napkinmath.report.origins import NO_FACTS, facts_of
 from napkinmath.report.screen import wrap
-from napkinmath.units import GIB, KIB, MIB, format_bytes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.estimate import Estimate
-    from napkinmath.timeline import Timeline
+    from napkinmath.ir.timeline import Timeline
 
 LARGEST_PARTS = 5
 FAR = 3.0  # a line above this multiple of the peak is named, not drawn: it would flatten everything else

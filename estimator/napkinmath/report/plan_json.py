@@ -6,7 +6,7 @@ import json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.plan import Candidate, Plan, Trade
+    from napkinmath.planning.plan import Candidate, Plan, Trade
 
 
 def plan_json(plan: Plan, traded: tuple[Trade, ...], *, tokens: float) -> str:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from napkinmath.base.units import GIB
 from napkinmath.report.grid_files import refuse_existing
 from napkinmath.report.grid_plot import FAINT, GRID_LINE, INK, load_matplotlib
-from napkinmath.units import GIB
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from napkinmath.plan import Plan
+    from napkinmath.planning.plan import Plan
 
 _COLORS = {"full": "#3b6fb6", "lora": "#c8781e", "qlora": "#3f8f4f"}
 _OTHER = "#a04a9c"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from napkinmath.base.units import GIB, format_bytes, format_count
 from napkinmath.report.columns import aligned
-from napkinmath.units import GIB, format_bytes, format_count
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.estimate import Estimate
-    from napkinmath.plan import Candidate, Plan, Trade
+    from napkinmath.planning.plan import Candidate, Plan, Trade
 
 _WORTH_A_LINE = 0.01
 
@@ -63,7 +63,7 @@ def _print_trades(best: Candidate, traded: tuple[Trade, ...]) -> None:
 
 def print_advice(best: Estimate) -> None:
     """The field's guidelines that the numbers contradict here."""
-    from napkinmath.guidelines import guidelines
+    from napkinmath.answers.guidelines import guidelines
 
     if best.time is None:
         return

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from napkinmath.errors import InputError, shown
-from napkinmath.timeline import Timeline
+from napkinmath.base.errors import InputError, shown
+from napkinmath.ir.timeline import Timeline
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from html import escape
 from math import ceil, floor, log10
 
-from napkinmath.ledger import Phase
-from napkinmath.record import Record
+from napkinmath.base.record import Record
+from napkinmath.ir.ledger import Phase
 from napkinmath.report.words import printable
 
 TYPE_CHECKING = False

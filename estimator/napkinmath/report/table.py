@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from napkinmath.base.units import GIB, MIB, format_bytes, format_seconds
 from napkinmath.estimate import Verdict
-from napkinmath.ledger import Phase, Role
+from napkinmath.ir.ledger import Phase, Role
 from napkinmath.report import curve, words
 from napkinmath.report.components import components_of, headroom
 from napkinmath.report.palette import BAD, COLORS, GOOD, UNSURE
 from napkinmath.report.parts import LABELS
 from napkinmath.report.screen import Screen, bar, is_unicode, sparkline, standard_output, terminal_width, wants_color
-from napkinmath.units import GIB, MIB, format_bytes, format_seconds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from napkinmath.dtypes import find_dtype
-from napkinmath.errors import InputError
-from napkinmath.expr import Expr, product, render
+from napkinmath.base.dtypes import find_dtype
+from napkinmath.base.errors import InputError
+from napkinmath.base.expr import Expr, product, render
+from napkinmath.base.units import format_bytes
 from napkinmath.report.formula import simplify
-from napkinmath.units import format_bytes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from napkinmath.dtypes import DType
-    from napkinmath.expr import Size
-    from napkinmath.timeline import TensorInfo
+    from napkinmath.base.dtypes import DType
+    from napkinmath.base.expr import Size
+    from napkinmath.ir.timeline import TensorInfo
 
 LONGEST_SHAPE = 30  # characters of a formula that still fit a phrase
 

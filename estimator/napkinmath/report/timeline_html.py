@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from typing import Any
 
     from napkinmath.estimate import Estimate
-    from napkinmath.ledger import Role
+    from napkinmath.ir.ledger import Role
+    from napkinmath.ir.timeline import TensorInfo, Timeline, TimelineSegment
     from napkinmath.report.drawn import Shown
-    from napkinmath.timeline import TensorInfo, Timeline, TimelineSegment
 
 ACTIONS = {"+": 0, "-": 1, "=": 2, "!": 3}
 STILL_COLUMNS = 600  # of the picture shown where scripts are off

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from napkinmath.errors import InputError
+from napkinmath.base.errors import InputError
+from napkinmath.base.units import format_bytes
 from napkinmath.report import words
 from napkinmath.report.palette import COLORS
 from napkinmath.report.picture import Picture, amount, beside, number, picture, ticks, time_unit
-from napkinmath.units import format_bytes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
     from napkinmath.estimate import Estimate
-    from napkinmath.timeline import Timeline
+    from napkinmath.ir.timeline import Timeline
 
 COLUMNS, PANEL_CHARACTERS = 1400, 36
 INK, FAINT, GRID = "#1d2733", "#5c6873", "#dfe4e8"

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from napkinmath.base.units import format_bytes
 from napkinmath.report import words
 from napkinmath.report.palette import COLORS
 from napkinmath.report.picture import Picture, amount, beside, number, picture, ticks, time_unit
-from napkinmath.units import format_bytes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.estimate import Estimate
-    from napkinmath.timeline import Timeline
+    from napkinmath.ir.timeline import Timeline
 
 WIDTH, HEIGHT = 1200, 620
 LEFT, RIGHT, TOP, BOTTOM = 74, 280, 92, 62

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from napkinmath.ledger import Phase
+from napkinmath.base.units import GIB, format_bytes, format_count
+from napkinmath.config.parallel_config import PipelineSchedule
+from napkinmath.config.train_config import AdapterKind, Kernels, Loss, RecomputeKind
+from napkinmath.ir.ledger import Phase
+from napkinmath.ir.step import reads_tokens
 from napkinmath.ops.attention import MATH_PATH
-from napkinmath.parallel_config import PipelineSchedule
-from napkinmath.step import reads_tokens
-from napkinmath.train_config import AdapterKind, Kernels, Loss, RecomputeKind
-from napkinmath.units import GIB, format_bytes, format_count
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from napkinmath.answers.throughput import Throughput
+    from napkinmath.config.hardware import Hardware
+    from napkinmath.config.parallel_config import ParallelConfig
+    from napkinmath.config.train_config import TrainConfig
     from napkinmath.estimate import Estimate
-    from napkinmath.hardware import Hardware
-    from napkinmath.parallel_config import ParallelConfig
-    from napkinmath.throughput import Throughput
-    from napkinmath.timeline import Point, Timeline, TimelineSegment
-    from napkinmath.train_config import TrainConfig
+    from napkinmath.ir.timeline import Point, Timeline, TimelineSegment
 
 _ADAPTERS = {
     AdapterKind.LORA: "LoRA",
@@ -154,7 +154,7 @@ def largest_sizes(estimate: Estimate) -> list[str]:
     """'batch up to 9 at 2048', 'context up to 18,000 at batch 1': by requested bytes; nothing without a GPU."""
     if estimate.hardware is None:
         return []
-    from napkinmath.largest import largest
+    from napkinmath.planning.largest import largest
 
     found = largest(estimate)
     if found is None:
@@ -204,7 +204,7 @@ PHASE_WORDS = {Phase.CLIP: "clipping", Phase.STEP: "step"}
 
 def measured_memory(estimate: Estimate) -> list[str]:
     """What real layers, carried over to the whole model, say of its peak beside what was priced; nothing where they cannot."""
-    from napkinmath.calibrated_time import measured_peaks
+    from napkinmath.calibration.calibrated_time import measured_peaks
 
     peaks = measured_peaks(estimate)
     if not peaks:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from napkinmath.errors import InputError
-from napkinmath.inputs import values
+from napkinmath.base import values
+from napkinmath.base.errors import InputError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ def catalogue() -> dict[str, Any]:
     from napkinmath.catalog.gpus import load_gpus
     from napkinmath.catalog.models import load_rows
     from napkinmath.catalog.optimizers import OPTIMIZERS
+    from napkinmath.config.train_config import Attention, Kernels, Loss, Precision
     from napkinmath.exports import KINDS
-    from napkinmath.train_config import Attention, Kernels, Loss, Precision
 
     return {
         "models": [{"name": row["name"], "parameters": row["parameters"], "family": row["family"]} for row in load_rows()],
@@ -93,7 +93,7 @@ def best(options: Mapping[str, Any]) -> dict[str, Any]:
     """What to run: the options given stay, `goal` says what is best, the batch and what was left at its default are searched."""
     from napkinmath.inputs.hardware_options import machines
     from napkinmath.inputs.model_options import model_spec
-    from napkinmath.plan import Goal, Machine, open_space, plan, trades
+    from napkinmath.planning.plan import Goal, Machine, open_space, plan, trades
     from napkinmath.report.plan_json import plan_mapping
 
     kept = {name: value for name, value in options.items() if name not in ("goal", "bs", "grad_accum", "gpu", "vram", "mig")}
@@ -154,7 +154,7 @@ def limits(options: Mapping[str, Any]) -> dict[str, int]:
     e, _ = _priced(options)
     if e.hardware is None:
         return {}
-    from napkinmath.search import largest_batch, longest_context
+    from napkinmath.planning.search import largest_batch, longest_context
 
     return {"batch": largest_batch(e).fits, "context": longest_context(e).fits}
 

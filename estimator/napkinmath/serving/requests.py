@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from napkinmath.errors import InputError, shown, suggest
-from napkinmath.inputs import values
+from napkinmath.base import values
+from napkinmath.base.errors import InputError, shown, suggest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socket import MSG_PEEK
 from threading import BoundedSemaphore
 
-from napkinmath.errors import NapkinError
+from napkinmath.base.errors import NapkinError
 from napkinmath.serving import answers
 from napkinmath.serving.cache import Cache
 from napkinmath.serving.requests import MAX_BODY_BYTES, options_of

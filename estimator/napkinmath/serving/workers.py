@@ -8,7 +8,7 @@ import signal
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from threading import Lock, Semaphore, Thread
 
-from napkinmath.errors import NapkinError
+from napkinmath.base.errors import NapkinError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from napkinmath.errors import InputError
-from napkinmath.units import format_bytes
+from napkinmath.base.errors import InputError
+from napkinmath.base.units import format_bytes
 
 from napkinmath_profiler.calibration.devices import Device
 from napkinmath_profiler.measuring.device_memory import hold_to_bytes

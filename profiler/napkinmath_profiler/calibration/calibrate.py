@@ -6,14 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from napkinmath.calibration import VERSION, Calibration
-from napkinmath.efficiency import Efficiency, default_efficiency
-from napkinmath.errors import NapkinError
+from napkinmath.base.errors import NapkinError
+from napkinmath.calibration.calibration import VERSION, Calibration
+from napkinmath.calibration.measured_layers import MeasuredLayers, to_json
+from napkinmath.config.hardware import Gpu, Hardware
+from napkinmath.config.train_config import TrainConfig
 from napkinmath.estimate import Estimate, estimate
-from napkinmath.hardware import Gpu, Hardware
-from napkinmath.measured_layers import MeasuredLayers, to_json
-from napkinmath.model_spec import ModelSpec
-from napkinmath.train_config import TrainConfig
+from napkinmath.ir.model_spec import ModelSpec
+from napkinmath.timing.efficiency import Efficiency, default_efficiency
 
 from napkinmath_profiler.calibration.allowance import Allowance
 from napkinmath_profiler.calibration.device_facts import gpu_of

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from napkinmath.calibration import described_gpu
-from napkinmath.hardware import Gpu
+from napkinmath.calibration.calibration import described_gpu
+from napkinmath.config.hardware import Gpu
 
 from napkinmath_profiler.calibration.devices import Device
 from napkinmath_profiler.calibration.op_points import OpPoint

@@ -6,9 +6,9 @@ import platform
 from dataclasses import dataclass
 
 import torch
+from napkinmath.base.errors import InputError, shown
 from napkinmath.catalog.gpus import find_hardware
-from napkinmath.errors import InputError, shown
-from napkinmath.hardware import Gpu
+from napkinmath.config.hardware import Gpu
 
 from napkinmath_profiler.measuring.device_names import why_no_gpu
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from napkinmath.catalog.families import read_config
-from napkinmath.efficiency import Efficiency
+from napkinmath.config.hardware import Hardware
+from napkinmath.config.train_config import Precision, TrainConfig
 from napkinmath.estimate import estimate
-from napkinmath.hardware import Hardware
-from napkinmath.ledger import Phase
-from napkinmath.train_config import Precision, TrainConfig
+from napkinmath.ir.ledger import Phase
+from napkinmath.models.families import read_config
+from napkinmath.timing.efficiency import Efficiency
 
 from napkinmath_profiler.calibration.allowance import Allowance
 from napkinmath_profiler.calibration.devices import Device

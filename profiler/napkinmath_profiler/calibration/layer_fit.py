@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy
-from napkinmath.ledger import Phase
-from napkinmath.measured_layers import KindStretches, LayerMemory, Linear, Stretch, Turn
+from napkinmath.calibration.measured_layers import KindStretches, LayerMemory, Linear, Stretch, Turn
+from napkinmath.ir.ledger import Phase
 
 from napkinmath_profiler.calibration.layer_plan import LayerPlan
 from napkinmath_profiler.calibration.layer_stretches import Bytes, CutRun, Piece

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from napkinmath.errors import InputError
+from napkinmath.base.errors import InputError
 
 from napkinmath_profiler.trace import TraceOptions, build
 from napkinmath_profiler.tracing.layer_stacks import find_stacks

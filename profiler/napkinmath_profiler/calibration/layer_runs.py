@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from napkinmath.calibration.measured_layers import LayerPoint, MeasuredLayers, layers_key
 from napkinmath.estimate import Estimate
-from napkinmath.ledger import Phase
-from napkinmath.measured_layers import LayerPoint, MeasuredLayers, layers_key
+from napkinmath.ir.ledger import Phase
 
 from napkinmath_profiler.calibration.allowance import Allowance
 from napkinmath_profiler.calibration.devices import Device

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from napkinmath.ledger import ALLOCATION_GRANULE, Phase
+from napkinmath.ir.ledger import ALLOCATION_GRANULE, Phase
 
 from napkinmath_profiler.tracing.storage_events import StorageEvent, TracePhase
 from napkinmath_profiler.tracing.trace_result import TraceResult

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from napkinmath import efficiency
-from napkinmath.efficiency import Efficiency
-from napkinmath.units import format_bytes
+from napkinmath.base.units import format_bytes
+from napkinmath.timing import efficiency
+from napkinmath.timing.efficiency import Efficiency
 
 from napkinmath_profiler.calibration.devices import Device
 

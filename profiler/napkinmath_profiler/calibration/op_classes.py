@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from napkinmath.ledger import Phase
+from napkinmath.ir.ledger import Phase
 from torch.profiler import ProfilerActivity, profile
 
 from napkinmath_profiler.calibration.devices import Device

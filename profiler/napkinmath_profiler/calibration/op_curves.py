@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from math import log, sqrt
 from typing import Any
 
-from napkinmath.attainable import AttentionCurve
-from napkinmath.efficiency import Efficiency
+from napkinmath.timing.attainable import AttentionCurve
+from napkinmath.timing.efficiency import Efficiency
 
 from napkinmath_profiler.calibration.op_points import OpPoint
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 
 import torch
-from napkinmath.costs import Attention, Gemm
+from napkinmath.base.expr import Bindings
 from napkinmath.estimate import Estimate
-from napkinmath.expr import Bindings
-from napkinmath.ledger import RUN, Work
+from napkinmath.ir.costs import Attention, Gemm
+from napkinmath.ir.ledger import RUN, Work
 
 from napkinmath_profiler.calibration import op_cases
 from napkinmath_profiler.calibration.devices import Device

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from napkinmath.efficiency import Efficiency, default_efficiency
-from napkinmath.measured_layers import MeasuredLayers, counts_of
-from napkinmath.units import format_bytes, format_seconds
+from napkinmath.base.units import format_bytes, format_seconds
+from napkinmath.calibration.measured_layers import MeasuredLayers, counts_of
+from napkinmath.timing.efficiency import Efficiency, default_efficiency
 from rich import box
 from rich.console import Console
 from rich.table import Table

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from math import log2
 from typing import Any
 
-from napkinmath.errors import InputError, shown
+from napkinmath.base.errors import InputError, shown
 from napkinmath.estimate import Estimate
-from napkinmath.ledger import Phase
-from napkinmath.timeline import Kernel
+from napkinmath.ir.ledger import Phase
+from napkinmath.ir.timeline import Kernel
 
 from napkinmath_profiler.calibration.op_points import OpPoint
 

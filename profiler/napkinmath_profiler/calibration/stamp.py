@@ -9,7 +9,7 @@ import platform
 
 import napkinmath
 import torch
-from napkinmath import local_machine
+from napkinmath.calibration import local_machine
 
 from napkinmath_profiler.calibration.devices import Device
 

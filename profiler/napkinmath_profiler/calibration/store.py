@@ -9,8 +9,8 @@ import os
 import tempfile
 from typing import Any
 
-from napkinmath.calibration import STAMPED
-from napkinmath.errors import InputError, shown
+from napkinmath.base.errors import InputError, shown
+from napkinmath.calibration.calibration import STAMPED
 
 PARTIAL = ".partial"
 

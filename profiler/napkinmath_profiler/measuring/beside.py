@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from napkinmath.allocator import replay
-from napkinmath.errors import NapkinError
+from napkinmath.base.errors import NapkinError
+from napkinmath.config.train_config import TrainConfig
 from napkinmath.estimate import Estimate, estimate
-from napkinmath.ledger import Phase
-from napkinmath.timeline import Timeline
-from napkinmath.train_config import TrainConfig
+from napkinmath.ir.ledger import Phase
+from napkinmath.ir.timeline import Timeline
+from napkinmath.memory.allocator import replay
 
 from napkinmath_profiler.measuring.cpu_choices import cpu_choices
 from napkinmath_profiler.trace import TraceOptions, build, optimizer_of, prepared, trace_options

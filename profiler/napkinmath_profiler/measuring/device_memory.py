@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 import torch
-from napkinmath.allocator import AllocatorSettings, Block, CachingAllocator, OutOfMemory
+from napkinmath.memory.allocator import AllocatorSettings, Block, CachingAllocator, OutOfMemory
 from torch.utils._python_dispatch import TorchDispatchMode
 
 MAX_HISTORY_ENTRIES = 4_000_000  # some 100 bytes each in the allocator; of more, the oldest are dropped

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import torch
-from napkinmath.errors import InputError, shown
+from napkinmath.base.errors import InputError, shown
 
 
 def device_named(name: str) -> torch.device:

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from napkinmath.units import MIB, format_bytes
+from napkinmath.base.units import MIB, format_bytes
 
 WINDOW = 8  # steps looked at: fewer would take a few uneven batches for a trend
 SETTLING_STEPS = 2  # the first makes optimizer states, the second finds them

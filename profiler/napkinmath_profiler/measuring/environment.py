@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Mapping
 
 import torch
-from napkinmath.units import GIB, format_bytes
+from napkinmath.base.units import GIB, format_bytes
 
 from napkinmath_profiler.measuring.device_memory import MemoryFigures
 from napkinmath_profiler.measuring.measured_loop import Spread

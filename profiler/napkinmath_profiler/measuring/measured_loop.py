@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from napkinmath.ledger import Phase
+from napkinmath.ir.ledger import Phase
 from torch import nn
 
 from napkinmath_profiler.measuring.device_memory import DeviceMemory

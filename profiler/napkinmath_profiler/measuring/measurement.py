@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from napkinmath.ledger import Phase
-from napkinmath.timeline import Timeline
+from napkinmath.ir.ledger import Phase
+from napkinmath.ir.timeline import Timeline
 
 from napkinmath_profiler.measuring.measured_loop import PhaseSummary, Spread, StepFigures
 from napkinmath_profiler.tracing.storage_events import StorageRecord

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from napkinmath.errors import InputError
-from napkinmath.ledger import Phase
+from napkinmath.base.errors import InputError
+from napkinmath.ir.ledger import Phase
 
 from napkinmath_profiler.measuring.measurement import Measurement
 from napkinmath_profiler.trace import TraceOptions, build

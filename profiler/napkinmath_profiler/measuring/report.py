@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from napkinmath.ledger import Phase
+from napkinmath.base.units import GIB, MIB, format_bytes
+from napkinmath.ir.ledger import Phase
+from napkinmath.ir.timeline import Timeline
 from napkinmath.report import curve
 from napkinmath.report.palette import BAD, GOOD, UNSURE
 from napkinmath.report.screen import Screen, sparkline
-from napkinmath.timeline import Timeline
-from napkinmath.units import GIB, MIB, format_bytes
 
 from napkinmath_profiler import comparison
 from napkinmath_profiler.measuring.beside import Side

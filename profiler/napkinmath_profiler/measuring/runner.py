@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from napkinmath.allocator import replay
+from napkinmath.memory.allocator import replay
 from torch import nn
 
 from napkinmath_profiler.measuring.device_memory import CpuMemory, CudaMemory, DeviceMemory, MemoryFigures

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from napkinmath.base.units import format_bytes
 from napkinmath.estimate import Estimate
-from napkinmath.units import format_bytes
 from torch import nn
 
 from napkinmath_profiler.measuring.device_memory import MemoryFigures

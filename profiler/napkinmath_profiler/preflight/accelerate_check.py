@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from napkinmath.train_config import TrainConfig
+from napkinmath.config.train_config import TrainConfig
 
 from napkinmath_profiler.preflight.check import Preflight, preflight
 

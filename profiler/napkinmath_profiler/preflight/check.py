@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from napkinmath.base.errors import DoesNotFit, InputError
+from napkinmath.base.units import GIB, MIB, format_bytes
 from napkinmath.catalog.gpus import find_hardware
-from napkinmath.errors import DoesNotFit, InputError
+from napkinmath.config.hardware import Hardware
+from napkinmath.config.train_config import Loss, RecomputeConfig, RecomputeKind, TrainConfig
+from napkinmath.config.workload_config import WorkloadKind
 from napkinmath.estimate import Estimate, Finding, Verdict, estimate
-from napkinmath.hardware import Hardware
-from napkinmath.ledger import Role
-from napkinmath.train_config import Loss, RecomputeConfig, RecomputeKind, TrainConfig
-from napkinmath.units import GIB, MIB, format_bytes
-from napkinmath.workload_config import WorkloadKind
+from napkinmath.ir.ledger import Role
 from torch import nn
 
 from napkinmath_profiler.preflight.batch_shape import BatchShape, longest_of, shape_of

@@ -6,8 +6,8 @@ import logging
 from typing import Any
 
 import torch
-from napkinmath.hardware import Hardware
-from napkinmath.train_config import TrainConfig
+from napkinmath.config.hardware import Hardware
+from napkinmath.config.train_config import TrainConfig
 from torch import nn
 
 from napkinmath_profiler.preflight.check import Preflight, preflight

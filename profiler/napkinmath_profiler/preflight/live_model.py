@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from napkinmath.dtypes import find_dtype
-from napkinmath.parallel_config import DataParallel, ParallelConfig, Sharding
-from napkinmath.train_config import (
+from napkinmath.base.dtypes import find_dtype
+from napkinmath.config.parallel_config import DataParallel, ParallelConfig, Sharding
+from napkinmath.config.train_config import (
     AdapterConfig,
     AdapterKind,
     Attention,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from napkinmath.base.errors import InputError
 from napkinmath.catalog.optimizers import find_optimizer
-from napkinmath.errors import InputError
 
 from napkinmath_profiler.tracing.trace_errors import TraceError
 

@@ -6,10 +6,10 @@ import logging
 from typing import Any
 
 import torch
-from napkinmath.errors import DoesNotFit, NapkinError
-from napkinmath.hardware import Hardware
-from napkinmath.train_config import TrainConfig
-from napkinmath.workload_config import Workload
+from napkinmath.base.errors import DoesNotFit, NapkinError
+from napkinmath.config.hardware import Hardware
+from napkinmath.config.train_config import TrainConfig
+from napkinmath.config.workload_config import Workload
 from transformers import TrainerCallback
 
 from napkinmath_profiler.preflight.batch_shape import BatchShape, longest_of

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from napkinmath.train_config import Loss
-from napkinmath.workload_config import Workload, WorkloadKind
+from napkinmath.config.train_config import Loss
+from napkinmath.config.workload_config import Workload, WorkloadKind
 
 from napkinmath_profiler.preflight.batch_shape import BatchShape
 from napkinmath_profiler.tracing.trace_errors import TraceError

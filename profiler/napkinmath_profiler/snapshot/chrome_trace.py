@@ -6,7 +6,7 @@ import json
 import os
 from typing import Any, BinaryIO
 
-from napkinmath.timeline import Timeline
+from napkinmath.ir.timeline import Timeline
 
 from napkinmath_profiler.snapshot.whole_file import write_whole
 

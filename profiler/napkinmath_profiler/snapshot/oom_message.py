@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from napkinmath.errors import InputError, shown
+from napkinmath.base.errors import InputError, shown
 
 UNITS = {"bytes": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30}
 SIZE = r"([\d.]+)\s*(bytes|[KMGT]i?B|B)"

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from mmap import ACCESS_READ, mmap
 from typing import Any
 
-from napkinmath.errors import InputError, shown
-from napkinmath.ledger import Phase, Role
-from napkinmath.timeline import Stamp, TensorInfo, Timeline, TimelineSegment
-from napkinmath.units import round_up
+from napkinmath.base.errors import InputError, shown
+from napkinmath.base.units import round_up
+from napkinmath.ir.ledger import Phase, Role
+from napkinmath.ir.timeline import Stamp, TensorInfo, Timeline, TimelineSegment
 
 from napkinmath_profiler.snapshot.streamed_pickle import StreamedPickle
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from mmap import mmap
 from typing import Any
 
-from napkinmath.errors import InputError
+from napkinmath.base.errors import InputError
 
 Listener = Callable[[dict[Any, Any]], bool]
 """Called with every dict as soon as it is complete; True drops it."""

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import BinaryIO
 
-from napkinmath.errors import InputError, shown
+from napkinmath.base.errors import InputError, shown
 
 
 def write_whole(path: str | os.PathLike[str], write: Callable[[BinaryIO], None], *, force: bool) -> None:

@@ -6,8 +6,8 @@ import os
 import pickle
 from typing import Any, BinaryIO
 
-from napkinmath.allocator import AllocatorSettings, Block, CachingAllocator
-from napkinmath.timeline import TensorInfo, Timeline
+from napkinmath.ir.timeline import TensorInfo, Timeline
+from napkinmath.memory.allocator import AllocatorSettings, Block, CachingAllocator
 
 from napkinmath_profiler.snapshot.whole_file import write_whole
 

@@ -10,7 +10,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from napkinmath.train_config import Kernels, Loss
+from napkinmath.config.train_config import Kernels, Loss
 from torch import nn
 
 from napkinmath_profiler.tracing.meta_model import forget_meta_tables

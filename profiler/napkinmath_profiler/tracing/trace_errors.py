@@ -5,7 +5,7 @@ from __future__ import annotations
 import pathlib
 import traceback
 
-from napkinmath.errors import NapkinError
+from napkinmath.base.errors import NapkinError
 
 from napkinmath_profiler.tracing.storage_tracker import StorageTracker
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
 
-from napkinmath.units import format_bytes
+from napkinmath.base.units import format_bytes
 
 from napkinmath_profiler.tracing.meta_model import TrainMethod
 from napkinmath_profiler.tracing.storage_events import StorageRecord, StorageRole, TracePhase

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from napkinmath.config.train_config import AdapterKind, Attention, Kernels, Loss, Precision, RecomputeKind, TrainConfig
 from napkinmath.lowering.choices import find_stack
-from napkinmath.train_config import AdapterKind, Attention, Kernels, Loss, Precision, RecomputeKind, TrainConfig
 
 from napkinmath_profiler.tracing.attention_choice import AttentionBackend
 from napkinmath_profiler.tracing.meta_model import AdapterOptions, QuantizationOptions, TrainMethod

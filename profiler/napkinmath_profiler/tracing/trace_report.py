@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from napkinmath.allocator import Replay
-from napkinmath.hardware import Hardware
+from napkinmath.base.units import GIB, MIB, format_bytes
+from napkinmath.config.hardware import Hardware
+from napkinmath.ir.timeline import Timeline
+from napkinmath.memory.allocator import Replay
 from napkinmath.report import curve
 from napkinmath.report.palette import BAD, COLORS, GOOD, UNSURE
 from napkinmath.report.screen import Screen, bar, sparkline
-from napkinmath.timeline import Timeline
-from napkinmath.units import GIB, MIB, format_bytes
 
 from napkinmath_profiler.tracing.cuda_choices import CHOICES
 from napkinmath_profiler.tracing.storage_events import StorageRole, TracePhase

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from napkinmath.ledger import Phase, Role
-from napkinmath.timeline import Stamp, TensorInfo, Timeline, TimelineSegment
+from napkinmath.ir.ledger import Phase, Role
+from napkinmath.ir.timeline import Stamp, TensorInfo, Timeline, TimelineSegment
 
 from napkinmath_profiler.tracing.module_paths import repeated_module
 from napkinmath_profiler.tracing.storage_events import StorageEvent, StorageRole, TracePhase

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from napkinmath.errors import InputError
-from napkinmath.ledger import ALLOC, FREE, Phase, Role, Tensor, Weight
+from napkinmath.base.errors import InputError
+from napkinmath.config.parallel_config import DataParallel
+from napkinmath.ir.ledger import ALLOC, FREE, Phase, Role, Tensor, Weight
 from napkinmath.lowering.data_parallel.main_gradients import distributed_optimizer_step, keeps_main_gradients
 from napkinmath.lowering.data_parallel.stored import is_sharded, on_host, shadow, stored_dtype
-from napkinmath.parallel_config import DataParallel
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.ledger import Event, Value
+    from napkinmath.ir.ledger import Event, Value
+    from napkinmath.ir.model_spec import ModelSpec
+    from napkinmath.ir.step import Run, Segment, Step
     from napkinmath.lowering.optimizer import Update
     from napkinmath.lowering.policy import Policy
-    from napkinmath.model_spec import ModelSpec
-    from napkinmath.step import Run, Segment, Step
 
 
 def sharded_step(
@@ -60,9 +60,9 @@ def pipelined_steps(
 
 def fully_sharded_step(spec: ModelSpec, policy: Policy, runs: list[Run], shared: dict[str, Value]) -> Step:
     """FSDP's, of either generation: they differ in what a unit's pieces are."""
+    from napkinmath.ir.step import Step, lower_micro_step
     from napkinmath.lowering.data_parallel.fsdp2 import FullyShard
     from napkinmath.lowering.data_parallel.saving import save_sharded
-    from napkinmath.step import Step, lower_micro_step
 
     walker = FullyShard(runs, policy)
 
@@ -82,10 +82,10 @@ def staged_step(
     spec: ModelSpec, policy: Policy, runs: list[Run], shared: dict[str, Value], chunks: list[list[Run]], pipeline_rank: int
 ) -> Step:
     """FSDP2 within a pipeline: each chunk of a rank's model is gathered once and its gradients reduced once."""
+    from napkinmath.ir.step import Step
     from napkinmath.lowering.data_parallel.fsdp2_stages import ShardedStages
     from napkinmath.lowering.data_parallel.saving import save_sharded
     from napkinmath.lowering.parallel.pipeline import waiting_buffers
-    from napkinmath.step import Step
 
     parallel, config = policy.config.parallel, policy.config
     if parallel.reshards:
@@ -140,7 +140,7 @@ def load_whole_units(runs: list[Run], owned: list[Run], pieces: dict[str, Piece]
     FSDP1 concatenates them into the flat parameter before it takes its part. Sources: torch 2.13 distributed/fsdp/_fully_shard/
     _fsdp_init.py _move_states_to_device, _fsdp_param.py _init_sharded_param; _flat_param.py _init_flat_param_and_metadata.
     """
-    from napkinmath.step import Segment
+    from napkinmath.ir.step import Segment
 
     flat = policy.config.parallel.data_parallel is DataParallel.FSDP1
     found: list[Segment] = []

@@ -8,10 +8,10 @@ gives trained adapters flat parameters of their own. Without such a policy the g
 
 from __future__ import annotations
 
-from napkinmath.costs import HostCopy, Move
-from napkinmath.dtypes import UINT8, find_dtype
-from napkinmath.expr import Size, ceil_div
-from napkinmath.ledger import ALLOC, FREE, RUN, TAKE, Role, Tensor, Weight, Work
+from napkinmath.base.dtypes import UINT8, find_dtype
+from napkinmath.base.expr import Size, ceil_div
+from napkinmath.ir.costs import HostCopy, Move
+from napkinmath.ir.ledger import ALLOC, FREE, RUN, TAKE, Role, Tensor, Weight, Work
 from napkinmath.lowering.data_parallel.flat import elements_of
 from napkinmath.lowering.data_parallel.fsdp1_hooks import has_flat_adapters
 from napkinmath.lowering.data_parallel.pieces import Piece, Symbols
@@ -19,10 +19,10 @@ from napkinmath.lowering.data_parallel.stored import is_sharded, on_host, stored
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.ledger import Event
+    from napkinmath.ir.ledger import Event
+    from napkinmath.ir.step import Run
     from napkinmath.lowering.data_parallel.pieces import Both
     from napkinmath.lowering.policy import Policy
-    from napkinmath.step import Run
 
 SOURCE = "torch distributed/fsdp/_flat_param.py"
 

@@ -11,15 +11,15 @@ GradientCheckpointingLayer came with 4.53 (modeling_layers.py). Real ranks: test
 
 from __future__ import annotations
 
-from napkinmath.ledger import ALLOC, FREE, Role, Tensor
+from napkinmath.config.parallel_config import DataParallel
+from napkinmath.ir.ledger import ALLOC, FREE, Role, Tensor
 from napkinmath.lowering.data_parallel.stored import is_sharded
-from napkinmath.parallel_config import DataParallel
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.ledger import Event, Weight
+    from napkinmath.ir.ledger import Event, Weight
+    from napkinmath.ir.step import Run
     from napkinmath.lowering.policy import Policy
-    from napkinmath.step import Run
 
 _CHECKPOINTS_WITHIN = (4, 53)
 

@@ -5,20 +5,20 @@ Source: torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param_group.py, _fsdp_sta
 
 from __future__ import annotations
 
-from napkinmath.ledger import ALLOC, FREE, Phase, Tensor
+from napkinmath.config.parallel_config import DataParallel
+from napkinmath.ir.ledger import ALLOC, FREE, Phase, Tensor
 from napkinmath.lowering.data_parallel.fsdp1_hooks import has_units_within, held_by_hook, is_recomputed_around, regathers, sums_of_views
 from napkinmath.lowering.data_parallel.pieces import Symbols, keeps_sums
 from napkinmath.lowering.data_parallel.units import Unit, units_of
-from napkinmath.parallel_config import DataParallel
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from napkinmath.ledger import Event, Op
+    from napkinmath.ir.ledger import Event, Op
+    from napkinmath.ir.step import Run, Segment
     from napkinmath.lowering.data_parallel.pieces import Piece
     from napkinmath.lowering.policy import Policy
-    from napkinmath.step import Run, Segment
 
 Chunk = tuple[Symbols, "list[Event]"]
 
@@ -118,7 +118,7 @@ class FullyShard:
 
     def reduced(self) -> list[Segment]:
         """The reductions of what all backwards left, unit by unit as modules are listed: the root's first."""
-        from napkinmath.step import Segment
+        from napkinmath.ir.step import Segment
 
         self.reduces, self.first, self.held, self.out = True, True, self.sums, []
         self.gradients = {index: _weight_gradients(run) for index, run in enumerate(self.runs)}
@@ -153,7 +153,7 @@ class FullyShard:
 
     def _emit(self, like: Segment, chunks: list[Chunk]) -> None:
         """Segments of the chunks; neighbours whose symbols are bound alike are one."""
-        from napkinmath.step import Segment
+        from napkinmath.ir.step import Segment
 
         merged: list[Chunk] = []
         for symbols, events in chunks:
@@ -327,7 +327,7 @@ class FullyShard:
         self._tail("end of the backward", Phase.BACKWARD, chunks + self.later)
 
     def _tail(self, name: str, phase: Phase, chunks: list[Chunk]) -> None:
-        from napkinmath.step import Segment
+        from napkinmath.ir.step import Segment
 
         self._emit(Segment(name, phase, []), chunks)
 

@@ -7,16 +7,16 @@ parallelize.py (reshard_after_forward_policy "default": not under a pipeline).
 
 from __future__ import annotations
 
-from napkinmath.ledger import Phase
+from napkinmath.ir.ledger import Phase
 from napkinmath.lowering.data_parallel.fsdp2 import FullyShard
 from napkinmath.lowering.parallel.pipeline import made_by, scheduled
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.ledger import Value
+    from napkinmath.ir.ledger import Value
+    from napkinmath.ir.step import Run, Segment
     from napkinmath.lowering.parallel.pipeline import Halves
     from napkinmath.lowering.policy import Policy
-    from napkinmath.step import Run, Segment
 
 
 class ShardedStages:
@@ -35,7 +35,7 @@ class ShardedStages:
 
     def _halves(self, walker: FullyShard, *, first: bool) -> Halves:
         """A chunk's forward and backward, of its first micro-batch or of a later one."""
-        from napkinmath.step import lower_micro_step
+        from napkinmath.ir.step import lower_micro_step
 
         accumulate = not first and not walker.sums
         segments = lower_micro_step(walker.runs, made_by(walker.runs, self.shared), self.policy, accumulate=accumulate)

@@ -7,19 +7,19 @@ group), DeepSpeed utils/groups.py (expert_data_parallel_group).
 
 from __future__ import annotations
 
-from napkinmath.costs import Collective
-from napkinmath.errors import InputError
-from napkinmath.expr import Size, ceil_div
-from napkinmath.ledger import Phase
-from napkinmath.parallel_config import DataParallel
+from napkinmath.base.errors import InputError
+from napkinmath.base.expr import Size, ceil_div
+from napkinmath.config.parallel_config import DataParallel
+from napkinmath.ir.costs import Collective
+from napkinmath.ir.ledger import Phase
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from napkinmath.ledger import Tensor, Weight
-    from napkinmath.parallel_config import ParallelConfig
-    from napkinmath.step import Run, Segment
+    from napkinmath.config.parallel_config import ParallelConfig
+    from napkinmath.ir.ledger import Tensor, Weight
+    from napkinmath.ir.step import Run, Segment
 
 EXPERT_AXES = {"shard": "expert shard", "replica": "expert replica", "data": "expert data"}
 
@@ -99,7 +99,7 @@ def with_every_run(last: list[Segment], runs: list[Run]) -> list[Segment]:
 
     Their gradients are summed while the last turn runs.
     """
-    from napkinmath.step import Segment
+    from napkinmath.ir.step import Segment
 
     present = {segment.name for segment in last if segment.phase is Phase.BACKWARD}
     trained = [run for run in runs if any(w.trainable and not w.tied_to for w in run.block.weights)]

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from napkinmath.costs import HostCopy
-from napkinmath.dtypes import BF16, FP32
-from napkinmath.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Work
+from napkinmath.base.dtypes import BF16, FP32
+from napkinmath.ir.costs import HostCopy
+from napkinmath.ir.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Work
 from napkinmath.lowering.data_parallel.holders import collectives, part_of, split_bytes
 from napkinmath.lowering.optimizer import Update, applied_to, chosen_optimizer, segments, trained
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.ledger import Event
+    from napkinmath.ir.ledger import Event
+    from napkinmath.ir.step import Run
     from napkinmath.lowering.policy import Policy
-    from napkinmath.step import Run
 
 
 def update_on_host(owned: list[Run], policy: Policy) -> Update:

@@ -7,22 +7,22 @@ core/distributed/param_and_grad_buffer.py _ParamAndGradBucketGroup.start_grad_sy
 
 from __future__ import annotations
 
-from napkinmath.costs import Move
-from napkinmath.dtypes import FP32
-from napkinmath.expr import Size
-from napkinmath.ledger import ALLOC, RUN, Phase, Role, Tensor, Work
+from napkinmath.base.dtypes import FP32
+from napkinmath.base.expr import Size
+from napkinmath.config.parallel_config import DataParallel
+from napkinmath.ir.costs import Move
+from napkinmath.ir.ledger import ALLOC, RUN, Phase, Role, Tensor, Work
 from napkinmath.lowering.data_parallel.flat import master_of, trained_weights
 from napkinmath.lowering.data_parallel.holders import collectives, is_spread, with_every_run
 from napkinmath.lowering.data_parallel.stored import shadow
-from napkinmath.parallel_config import DataParallel
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.ledger import Event, Value
+    from napkinmath.config.parallel_config import ParallelConfig
+    from napkinmath.ir.ledger import Event, Value
+    from napkinmath.ir.model_spec import ModelSpec
+    from napkinmath.ir.step import Run, Segment, Step
     from napkinmath.lowering.policy import Policy
-    from napkinmath.model_spec import ModelSpec
-    from napkinmath.parallel_config import ParallelConfig
-    from napkinmath.step import Run, Segment, Step
 
 MicroSteps = list[tuple[int, "list[Segment]"]]
 
@@ -63,10 +63,10 @@ def distributed_optimizer_step(
     spec: ModelSpec, policy: Policy, runs: list[Run], shared: dict[str, Value], turns: MicroSteps | None = None
 ) -> Step:
     """One rank's step; `turns` are those of a pipeline's rank."""
+    from napkinmath.ir.step import Step, lower_micro_step
     from napkinmath.lowering.data_parallel.saving import save_partitions
     from napkinmath.lowering.lifecycle import load_segments
     from napkinmath.lowering.optimizer import lower_update, segments
-    from napkinmath.step import Step, lower_micro_step
 
     parallel, steps = policy.config.parallel, policy.config.gradient_accumulation_steps
     masters = [master_of(run, parallel) for run in runs]

@@ -6,19 +6,19 @@ foreach_reduce; _fsdp_param_group.py unshard, wait_for_unshard, post_backward.
 
 from __future__ import annotations
 
-from napkinmath.costs import HostCopy, Move
-from napkinmath.dtypes import DType, find_dtype
-from napkinmath.expr import Size, ceil_div
-from napkinmath.ledger import ALLOC, FREE, RUN, TAKE, Role, Tensor, Work
+from napkinmath.base.dtypes import DType, find_dtype
+from napkinmath.base.expr import Size, ceil_div
+from napkinmath.config.parallel_config import DataParallel
+from napkinmath.ir.costs import HostCopy, Move
+from napkinmath.ir.ledger import ALLOC, FREE, RUN, TAKE, Role, Tensor, Work
 from napkinmath.lowering.data_parallel.holders import collectives, is_spread, shard_ranks, split_bytes
 from napkinmath.lowering.data_parallel.stored import on_host, ranks_of, row_shards
-from napkinmath.parallel_config import DataParallel
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.ledger import Event
+    from napkinmath.ir.ledger import Event
+    from napkinmath.ir.step import Run
     from napkinmath.lowering.policy import Policy
-    from napkinmath.step import Run
 
 if TYPE_CHECKING:
     Both = tuple[Size, Size]  # of what all ranks hold, of experts that are spread
@@ -233,6 +233,6 @@ def _buffer(name: str, axes: tuple[Size, ...], dtype: DType, module: str) -> Ten
 
 
 def _flat(name: str, nbytes: Size, run: Run) -> Tensor:
-    from napkinmath.dtypes import UINT8
+    from napkinmath.base.dtypes import UINT8
 
     return _buffer(name, (nbytes,), UINT8, run.block.name)

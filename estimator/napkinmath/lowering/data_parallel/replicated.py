@@ -6,20 +6,20 @@ lives as long as the reducer; mark_variable_ready_dense, finalize_bucket_dense: 
 
 from __future__ import annotations
 
-from napkinmath.costs import Collective, Move
-from napkinmath.expr import Bindings, Size
-from napkinmath.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Work
+from napkinmath.base.expr import Bindings, Size
+from napkinmath.base.units import MIB
+from napkinmath.config.parallel_config import DataParallel
+from napkinmath.ir.costs import Collective, Move
+from napkinmath.ir.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Work
 from napkinmath.lowering.data_parallel.holders import collectives, data_ranks, is_spread, split_bytes, with_every_run
 from napkinmath.lowering.data_parallel.main_gradients import keeps_main_gradients, summed_in_buffers
-from napkinmath.parallel_config import DataParallel
-from napkinmath.units import MIB
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.ledger import Event
+    from napkinmath.ir.ledger import Event
+    from napkinmath.ir.step import Run, Segment
     from napkinmath.lowering.optimizer import Update
     from napkinmath.lowering.policy import Policy
-    from napkinmath.step import Run, Segment
 
 MicroSteps = list[tuple[int, "list[Segment]"]]
 SOURCE = "torch csrc/distributed/c10d/reducer.cpp"
@@ -50,7 +50,7 @@ def _trained(run: Run) -> list[Tensor]:
 
 def _buckets(runs: list[Run]) -> list[Segment]:
     """One buffer as large as each gradient: buckets hold all of them, however they are cut."""
-    from napkinmath.step import Segment
+    from napkinmath.ir.step import Segment
 
     found: list[Segment] = []
     for run in runs:
@@ -64,8 +64,8 @@ def _buckets(runs: list[Run]) -> list[Segment]:
 
 def _broadcast(runs: list[Run], policy: Policy, sizes: dict[str, int]) -> list[Segment]:
     """The flat copy in which parameters of one broadcast travel, there while the engine is made."""
-    from napkinmath.dtypes import UINT8
-    from napkinmath.step import Segment
+    from napkinmath.base.dtypes import UINT8
+    from napkinmath.ir.step import Segment
 
     total = 0
     for run in runs:
@@ -145,7 +145,7 @@ def _gathered_on_first(segments: list[Segment], runs: list[Run], policy: Policy)
 
     Source: torch 2.13 nn/parallel/data_parallel.py, replicate.py, scatter_gather.py gather; the Trainer asks for loss and logits.
     """
-    from napkinmath.step import Segment
+    from napkinmath.ir.step import Segment
 
     ranks = policy.config.parallel.data_parallel_size
     parameters: Size = 0

@@ -5,22 +5,22 @@ Source: torch 2.13 distributed/checkpoint/state_dict.py get_model_state_dict (fu
 
 from __future__ import annotations
 
-from napkinmath.costs import HostCopy
-from napkinmath.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Work
+from napkinmath.ir.costs import HostCopy
+from napkinmath.ir.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Work
 from napkinmath.lowering.data_parallel.holders import collectives, split_bytes
 from napkinmath.lowering.data_parallel.stored import stored_dtype
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.ledger import Event
+    from napkinmath.ir.ledger import Event
+    from napkinmath.ir.step import Run, Segment
     from napkinmath.lowering.policy import Policy
-    from napkinmath.step import Run, Segment
 
 
 def save_sharded(runs: list[Run], owned: list[Run], policy: Policy) -> list[Segment]:
     """The segments of saving what was trained."""
+    from napkinmath.ir.step import Segment
     from napkinmath.lowering.lifecycle import save_segments
-    from napkinmath.step import Segment
 
     if not policy.config.parallel.full_state_dict:
         return save_segments(owned, policy)

@@ -7,18 +7,18 @@ gathered, the rest the root's; 'layer' leaves all but the layers to the root (to
 
 from __future__ import annotations
 
-from napkinmath.ledger import RUN
+from napkinmath.config.parallel_config import DataParallel
+from napkinmath.ir.ledger import RUN
 from napkinmath.lowering.data_parallel.pieces import Piece
-from napkinmath.parallel_config import DataParallel
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.expr import Size
-    from napkinmath.ledger import Event
+    from napkinmath.base.expr import Size
+    from napkinmath.ir.ledger import Event
+    from napkinmath.ir.step import Run
     from napkinmath.lowering.data_parallel.fsdp2 import Chunk
     from napkinmath.lowering.data_parallel.pieces import Both
     from napkinmath.lowering.policy import Policy
-    from napkinmath.step import Run
 
 
 class Unit:

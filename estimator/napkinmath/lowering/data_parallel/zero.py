@@ -7,24 +7,24 @@ partition_parameters.py AllGatherCoalescedHandle, partitioned_param_coordinator.
 
 from __future__ import annotations
 
-from napkinmath.costs import HostCopy, Move
-from napkinmath.dtypes import FP32
-from napkinmath.errors import InputError
-from napkinmath.expr import Size
-from napkinmath.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Work
+from napkinmath.base.dtypes import FP32
+from napkinmath.base.errors import InputError
+from napkinmath.base.expr import Size
+from napkinmath.config.parallel_config import DataParallel
+from napkinmath.ir.costs import HostCopy, Move
+from napkinmath.ir.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Work
 from napkinmath.lowering.data_parallel.flat import master_of, partition, trained_weights
 from napkinmath.lowering.data_parallel.holders import collectives, is_spread, part_of, split_bytes, with_every_run
 from napkinmath.lowering.data_parallel.stored import shadow
-from napkinmath.parallel_config import DataParallel
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.costs import Collective
-    from napkinmath.ledger import Event, Value
+    from napkinmath.ir.costs import Collective
+    from napkinmath.ir.ledger import Event, Value
+    from napkinmath.ir.model_spec import ModelSpec
+    from napkinmath.ir.step import Run, Segment, Step
     from napkinmath.lowering.optimizer import Update
     from napkinmath.lowering.policy import Policy
-    from napkinmath.model_spec import ModelSpec
-    from napkinmath.step import Run, Segment, Step
 
 SOURCE = "DeepSpeed runtime/zero"
 
@@ -45,9 +45,9 @@ def whole_parameters_step(
     spec: ModelSpec, policy: Policy, runs: list[Run], shared: dict[str, Value], turns: list[tuple[int, list[Segment]]] | None = None
 ) -> Step:
     """Stages 1 and 2; `turns` are those of a pipeline's rank, whose gradients are reduced after the last one."""
+    from napkinmath.ir.step import Segment, Step, lower_micro_step
     from napkinmath.lowering.data_parallel.saving import save_partitions
     from napkinmath.lowering.lifecycle import load_segments
-    from napkinmath.step import Segment, Step, lower_micro_step
 
     parallel = policy.config.parallel
     partitioned = parallel.data_parallel is DataParallel.ZERO2
@@ -112,7 +112,7 @@ def _reducing(
     segments: list[Segment], runs: list[Run], averaged: list[Tensor | None], policy: Policy, *, first: bool, last: bool, partitioned: bool, on_host: bool
 ) -> list[Segment]:  # fmt: skip
     """Gradients leave for the buckets as they are made (stage 2), or all stay whole until the last micro-step is over (stage 1)."""
-    from napkinmath.step import Segment
+    from napkinmath.ir.step import Segment
 
     overlap = policy.config.parallel.zero.overlap_comm
     held = buckets(policy, runs, count=2 if overlap else 1)
@@ -149,7 +149,7 @@ def _reducing(
 
 def _whole_to_partitions(runs: list[Run], averaged: list[Tensor | None], *, on_host: bool) -> list[Segment]:
     """Stage 1 after the last backward: of each gradient only the rank's part is kept."""
-    from napkinmath.step import Segment
+    from napkinmath.ir.step import Segment
 
     found: list[Segment] = []
     for run, mine in zip(runs, averaged, strict=True):

@@ -7,21 +7,21 @@ partitioned_param_coordinator.py fetch_sub_module, release_sub_module, __params_
 
 from __future__ import annotations
 
-from napkinmath.costs import HOOK_DISPATCHES, Collective, Dispatch, HostCopy, Move
-from napkinmath.dtypes import FP32, UINT8
-from napkinmath.expr import Bindings, Size, minimum
-from napkinmath.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Weight, Work
+from napkinmath.base.dtypes import FP32, UINT8
+from napkinmath.base.expr import Bindings, Size, minimum
+from napkinmath.ir.costs import HOOK_DISPATCHES, Collective, Dispatch, HostCopy, Move
+from napkinmath.ir.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Weight, Work
 from napkinmath.lowering.data_parallel.flat import elements_of, master_of, partition, trained_weights
 from napkinmath.lowering.data_parallel.stored import shadow
 from napkinmath.lowering.data_parallel.zero import SOURCE, buckets
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.ledger import Event, Value
+    from napkinmath.ir.ledger import Event, Value
+    from napkinmath.ir.model_spec import ModelSpec
+    from napkinmath.ir.step import Run, Segment, Step
     from napkinmath.lowering.optimizer import Update
     from napkinmath.lowering.policy import Policy
-    from napkinmath.model_spec import ModelSpec
-    from napkinmath.step import Run, Segment, Step
 
 PERSISTENCE_FACTOR, PREFETCH_SHARE = 10, 0.9  # of the hidden size and of its square: transformers integrations/deepspeed.py, where 'auto'
 
@@ -97,15 +97,15 @@ class Partitioned:
 
 
 def _shared(axis: Size, ranks: int) -> Size:
-    from napkinmath.expr import ceil_div
+    from napkinmath.base.expr import ceil_div
 
     return ceil_div(axis, ranks)
 
 
 def partitioned_step(spec: ModelSpec, policy: Policy, runs: list[Run], shared: dict[str, Value]) -> Step:
     """Stage 3."""
+    from napkinmath.ir.step import Segment, Step, lower_micro_step
     from napkinmath.lowering.data_parallel.saving import save_partitions
-    from napkinmath.step import Segment, Step, lower_micro_step
 
     sizes = dict(spec.symbols)
     zero = policy.config.parallel.zero
@@ -143,7 +143,7 @@ def keep_for_reuse(pieces: list[Partitioned], policy: Policy, sizes: dict[str, i
 
 def loading(piece: Partitioned, master: Weight | None, policy: Policy) -> list[Segment]:
     """deepspeed.zero.Init: each parameter is whole on the device until its partition is made; then fp32 partitions and gradients' ones."""
-    from napkinmath.step import Segment
+    from napkinmath.ir.step import Segment
 
     run = piece.run
     wholes = [Tensor(f"whole {t.name.removeprefix('gathered ')}", t.axes, t.dtype, Role.WEIGHTS, t.module) for t in piece.gathered]
@@ -170,7 +170,7 @@ def loading(piece: Partitioned, master: Weight | None, policy: Policy) -> list[S
 
 def gathering(segments: list[Segment], pieces: list[Partitioned], policy: Policy, prefetch: int) -> list[Segment]:
     """Every run's segments with its parameters gathered before and released after, but for the copies that are used again soon."""
-    from napkinmath.step import Segment
+    from napkinmath.ir.step import Segment
 
     by_name = {piece.run.name: piece for piece in pieces}
     left: dict[tuple[str, Phase], int] = {}
@@ -237,9 +237,9 @@ def _reduced(piece: Partitioned, policy: Policy) -> list[Event]:
 
 def stage3_update(owned: list[Run], pieces: list[Partitioned], policy: Policy, sizes: dict[str, int]) -> Update:
     """Sub-groups of partitions one after the other: an fp32 gradient, the update, the 16-bit partition."""
+    from napkinmath.ir.step import Segment
     from napkinmath.lowering.data_parallel.host import partitions_updated_on_host
     from napkinmath.lowering.optimizer import lower_update
-    from napkinmath.step import Segment
 
     if policy.config.offload.optimizer:
         return partitions_updated_on_host(owned, [p.run for p in pieces], policy, gradients=False)

@@ -9,18 +9,18 @@ ring_flash_attn/zigzag_ring_flash_attn.py, utils.py update_out_and_lse, RingComm
 
 from __future__ import annotations
 
-from napkinmath.costs import Attention, Collective, Move, traffic
-from napkinmath.dtypes import FP32
-from napkinmath.errors import InputError
-from napkinmath.expr import Expr, Size, ceil_div, maximum
-from napkinmath.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value
-from napkinmath.parallel_config import ContextParallel
+from napkinmath.base.dtypes import FP32
+from napkinmath.base.errors import InputError
+from napkinmath.base.expr import Expr, Size, ceil_div, maximum
+from napkinmath.config.parallel_config import ContextParallel
+from napkinmath.ir.costs import Attention, Collective, Move, traffic
+from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.model_spec import ModelSpec
-    from napkinmath.tape import Tape
-    from napkinmath.train_config import TrainConfig
+    from napkinmath.config.train_config import TrainConfig
+    from napkinmath.ir.model_spec import ModelSpec
+    from napkinmath.ir.tape import Tape
 
 AXIS = "context"
 
@@ -138,7 +138,7 @@ def context_split(config: TrainConfig) -> ContextSplit | None:
 
 def check_context(spec: ModelSpec, config: TrainConfig) -> None:
     """Raises InputError where sequences or heads cannot be shared; `spec` is a tensor-parallel rank's."""
-    from napkinmath.train_config import Attention as Choice
+    from napkinmath.config.train_config import Attention as Choice
 
     degree, length = config.parallel.context_parallel_size, config.sequence_length
     if any(stage.publishes for stage in spec.stages):

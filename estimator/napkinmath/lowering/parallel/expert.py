@@ -9,20 +9,20 @@ core/transformer/moe/token_dispatcher.py MoEAlltoAllTokenDispatcher.
 
 from __future__ import annotations
 
-from napkinmath.costs import Collective, Move, traffic
-from napkinmath.dtypes import INT64
-from napkinmath.errors import InputError
-from napkinmath.expr import Size, ceil_div
-from napkinmath.ledger import ALLOC, Gradient, Value
+from napkinmath.base.dtypes import INT64
+from napkinmath.base.errors import InputError
+from napkinmath.base.expr import Size, ceil_div
+from napkinmath.ir.costs import Collective, Move, traffic
+from napkinmath.ir.ledger import ALLOC, Gradient, Value
+from napkinmath.ir.tape import LIKE
 from napkinmath.lowering.data_parallel.holders import check_spread_engine
-from napkinmath.tape import LIKE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.model_spec import ModelSpec
-    from napkinmath.parallel_config import ParallelConfig
-    from napkinmath.step import Run
-    from napkinmath.tape import Scope, Tape
+    from napkinmath.config.parallel_config import ParallelConfig
+    from napkinmath.ir.model_spec import ModelSpec
+    from napkinmath.ir.step import Run
+    from napkinmath.ir.tape import Scope, Tape
 
 AXIS = "expert"
 
@@ -101,7 +101,7 @@ def check_experts(spec: ModelSpec, parallel: ParallelConfig) -> None:
 
 def check_spread(runs: list[Run], name: str) -> None:
     """Raises InputError for experts that are one product over all of them, which no rank can do alone."""
-    from napkinmath.catalog.layers.symbols import e
+    from napkinmath.models.layers.symbols import e
 
     if any(weight.kind == "experts" and e in weight.axes for run in runs for weight in run.block.weights):
         raise InputError(f"the experts of {name} are one product over all of them and are not spread; use expert_parallel_size=1")

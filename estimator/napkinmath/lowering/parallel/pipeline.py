@@ -6,16 +6,16 @@ tables that layers read. What a stage receives and sends are b·s·h of hidden s
 
 from __future__ import annotations
 
-from napkinmath.costs import Collective, traffic
-from napkinmath.errors import InputError
-from napkinmath.ledger import ALLOC, BATCH, Block, Op, Phase, Role, Tensor, Value, Weight
+from napkinmath.base.errors import InputError
+from napkinmath.config.parallel_config import PipelineSchedule
+from napkinmath.ir.costs import Collective, traffic
+from napkinmath.ir.ledger import ALLOC, BATCH, Block, Op, Phase, Role, Tensor, Value, Weight
 from napkinmath.lowering.parallel.stage_order import FORWARD, check_micro_batches, in_flight, layers_per_stage, stage_order
-from napkinmath.parallel_config import PipelineSchedule
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from napkinmath.ir.step import Run, Segment
     from napkinmath.lowering.policy import Policy
-    from napkinmath.step import Run, Segment
 
     Halves = tuple[list[Segment], list[Segment]]  # a micro-batch's forward and backward
 
@@ -41,7 +41,7 @@ class Pieces:
 
     def between(self, start: int, stop: int) -> list[Run]:
         """The runs of layers start to stop."""
-        from napkinmath.step import Run
+        from napkinmath.ir.step import Run
 
         found: list[Run] = []
         for run, offset in zip(self.layers[start:stop], self.offsets[start:stop], strict=True):
@@ -87,8 +87,8 @@ def untied(run: Run) -> Run:
 
 def entrance(before: list[Run], first: Run, shared: dict[str, Value], policy: Policy) -> Run:
     """The start of a stage that embeds nothing: hidden states are received, tables and masks are made."""
-    from napkinmath.model_spec import Part, Stage
-    from napkinmath.step import STAGE_ENTRANCE, Run
+    from napkinmath.ir.model_spec import Part, Stage
+    from napkinmath.ir.step import STAGE_ENTRANCE, Run
 
     given = first.block.input
     assert given is not None
@@ -150,7 +150,7 @@ def _tables(before: list[Run], shared: dict[str, Value]) -> tuple[list[Op], list
 
 def pipelined(chunks: list[list[Run]], shared: dict[str, Value], policy: Policy, rank: int) -> list[tuple[int, list[Segment]]]:
     """The step's forwards and backwards in the schedule's order; a chunk's first backward makes gradients, later ones add to them."""
-    from napkinmath.step import lower_micro_step
+    from napkinmath.ir.step import lower_micro_step
 
     own = [made_by(chunk, shared) for chunk in chunks]
     first = [_halves(lower_micro_step(chunk, made, policy, accumulate=False)) for chunk, made in zip(chunks, own, strict=True)]
@@ -190,7 +190,7 @@ def waiting_buffers(chunks: list[list[Run]], policy: Policy, rank: int) -> list[
 
     Source: torch 2.13 distributed/pipelining/stage.py PipelineStage._create_act_recv_info, _create_grad_recv_info.
     """
-    from napkinmath.step import STAGE_ENTRANCE, Segment
+    from napkinmath.ir.step import STAGE_ENTRANCE, Segment
 
     parallel, count = policy.config.parallel, num_micro_batches(policy)
     if not policy.keeps_stage_buffers:

@@ -6,12 +6,12 @@ Sources: Huang et al. (arXiv 1811.06965, GPipe); Narayanan et al. (arXiv 2104.04
 
 from __future__ import annotations
 
-from napkinmath.errors import InputError
-from napkinmath.parallel_config import PipelineSchedule
+from napkinmath.base.errors import InputError
+from napkinmath.config.parallel_config import PipelineSchedule
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.parallel_config import ParallelConfig
+    from napkinmath.config.parallel_config import ParallelConfig
 
 FORWARD, BACKWARD = "forward", "backward"
 Turn = tuple[str, int]  # what runs, and of which of the rank's chunks

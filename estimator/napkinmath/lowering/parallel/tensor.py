@@ -11,22 +11,22 @@ _functional_collectives.py; transformers 5.23 distributed/tensor_parallel.py; Me
 
 from __future__ import annotations
 
-from napkinmath.costs import Collective, Move, traffic
-from napkinmath.errors import InputError
-from napkinmath.expr import Expr, Size, ceil_div
-from napkinmath.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value
-from napkinmath.record import Record
+from napkinmath.base.errors import InputError
+from napkinmath.base.expr import Expr, Size, ceil_div
+from napkinmath.base.record import Record
+from napkinmath.ir.costs import Collective, Move, traffic
+from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from napkinmath.catalog.stacks import Stack
-    from napkinmath.ledger import Weight
-    from napkinmath.model_spec import ModelSpec
-    from napkinmath.step import Run
-    from napkinmath.tape import Tape
-    from napkinmath.train_config import TrainConfig
+    from napkinmath.config.train_config import TrainConfig
+    from napkinmath.ir.ledger import Weight
+    from napkinmath.ir.model_spec import ModelSpec
+    from napkinmath.ir.step import Run
+    from napkinmath.ir.tape import Tape
 
 SPLIT = ("a", "k", "f", "fe", "fs", "v")  # symbols that a rank has a share of
 AXIS = "tensor"

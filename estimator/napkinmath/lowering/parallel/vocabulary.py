@@ -6,16 +6,16 @@ _VocabParallelCrossEntropy.
 
 from __future__ import annotations
 
-from napkinmath.costs import Collective, Move, traffic
-from napkinmath.dtypes import FP32, INT64
-from napkinmath.expr import product
-from napkinmath.ledger import ALLOC, FREE, Gradient, Role, Value
+from napkinmath.base.dtypes import FP32, INT64
+from napkinmath.base.expr import product
+from napkinmath.ir.costs import Collective, Move, traffic
+from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.expr import Size
+    from napkinmath.base.expr import Size
+    from napkinmath.ir.tape import Tape
     from napkinmath.lowering.parallel.tensor import TensorSplit
-    from napkinmath.tape import Tape
 
 EXCHANGES = 3  # of one number a row: the maximum, the sum of exponentials, the logit of the label
 

@@ -1,0 +1,74 @@
+"""ModelSpec: a model as a sequence of stages, each a part repeated some number of times."""
+
+from __future__ import annotations
+
+from napkinmath.base.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from napkinmath.ir.ledger import Value
+    from napkinmath.ir.tape import Tape
+    from napkinmath.lowering.policy import Policy
+
+
+class Part(Record):
+    """A piece of a model that can record its forward: an embedding, a kind of layer, head and loss.
+
+    Parts are plain data made by a family's mapping from a config, equal where their numbers are equal.
+    """
+
+    def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
+        """Records the forward on the tape and returns the output that the next stage reads.
+
+        `shared` holds what every stage can read (rotary tables, masks, encoder states); a part may publish into it.
+        """
+        raise NotImplementedError
+
+    def output_needs_grad(self, policy: Policy) -> bool:
+        """Whether the output of a part that reads the model's input is made to need a gradient, so that checkpoints have one."""
+        return policy.inputs_require_grad
+
+    @property
+    def longest_sequence(self) -> int:
+        """Tokens for which a table of learned positions has rows; 0 where nothing limits them."""
+        return 0
+
+
+class Stage(Record):
+    """`count` copies of a part in a row, at `path` in the module tree."""
+
+    part: Part
+    count: int = 1
+    path: str = ""
+    symbols: tuple[tuple[str, int], ...] = ()
+    """Symbols bound otherwise than in the rest of the model (a vision tower's hidden size)."""
+    checkpointed: bool = False
+    """A unit of gradient checkpointing (a decoder layer)."""
+    publishes: str = ""
+    """Name under which the last copy's output is shared instead of handed on (encoder states)."""
+    closes: tuple[str, ...] = ()
+    """Shared values that nothing holds once this stage has returned (the encoder's position bias), unless a backward needs them."""
+    modality: str = ""
+    """'image': runs only where the batch has images; without, its weights lie idle. 'across': so does a layer of the text. 'idle': never runs for the loss."""
+
+
+class ModelSpec(Record):
+    """A model, read from a config by its family (catalog/families)."""
+
+    name: str
+    family: str
+    stages: tuple[Stage, ...]
+    symbols: tuple[tuple[str, int], ...]
+    config: tuple[tuple[str, object], ...] = ()
+    source: str = ""
+
+    @property
+    def num_layers(self) -> int:
+        """Checkpointable layers, over all towers."""
+        return sum(stage.count for stage in self.stages if stage.checkpointed)
+
+    @property
+    def longest_sequence(self) -> int:
+        """Tokens that the model has learned positions for: a longer sequence fails with an index error. 0 where nothing limits it."""
+        limits = [limit for stage in self.stages if (limit := stage.part.longest_sequence)]
+        return min(limits, default=0)

@@ -1,0 +1,1 @@
+"""Bytes over time: the simulated step, the caching allocator's replay, and the ranks of a pipeline."""

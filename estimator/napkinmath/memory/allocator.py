@@ -1,0 +1,483 @@
+"""Replay of PyTorch's CUDA caching allocator over a timeline: what it books (allocated) and what it holds (reserved).
+
+Rules of c10/cuda/CUDACachingAllocator.cpp (torch 2.10 to 2.13): requests round up to 512 B; up to 1 MiB they come from 2 MiB
+segments of the small pool, up to 10 MiB from 20 MiB segments, above from segments rounded to 2 MiB; best fit by (size,
+address); a small block splits if 512 B remain, a large one if more than 1 MiB remains (any, with expandable segments);
+free neighbours merge; when the device is full, cached segments are returned and the request is tried again. Blocks are booked
+whole, so an unsplit remainder counts as allocated.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+
+from napkinmath.base.errors import InputError, shown
+from napkinmath.base.record import Record
+from napkinmath.base.units import GIB, MIB, format_bytes
+from napkinmath.ir.timeline import segment_profile
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+    from napkinmath.ir.timeline import Timeline, TimelineSegment
+
+GRANULE = 512
+SMALL_LIMIT = MIB
+SMALL_SEGMENT = 2 * MIB
+LARGE_SEGMENT = 20 * MIB
+LARGE_LIMIT = 10 * MIB
+LARGE_ROUNDING = 2 * MIB
+UNLIMITED = 1 << 62
+_ADDRESS_BITS = 80  # more than any batch that can be asked for
+_ADDRESS_MASK = (1 << _ADDRESS_BITS) - 1
+
+
+class AllocatorSettings(Record):
+    """What PYTORCH_ALLOC_CONF (formerly PYTORCH_CUDA_ALLOC_CONF) can change, and the memory there is."""
+
+    expandable_segments: bool = False
+    max_split_bytes: int = UNLIMITED
+    roundup_power2_divisions: int = 0
+    garbage_collection_threshold: float = 0.0
+    """Share of the memory limit above which old cached segments are returned; acts only under a limit."""
+    large_segment_bytes: int = LARGE_SEGMENT
+    limit_bytes: int = UNLIMITED
+
+    def validate(self) -> None:
+        if self.max_split_bytes < LARGE_SEGMENT:
+            raise InputError(f"max_split_size_mb:{self.max_split_bytes // MIB} is too small; PyTorch accepts values above 20")
+        if self.roundup_power2_divisions & (self.roundup_power2_divisions - 1):
+            raise InputError(f"roundup_power2_divisions:{self.roundup_power2_divisions} is not a power of two; use 1, 2, 4, 8, ...")
+        if not 0 <= self.garbage_collection_threshold < 1:
+            raise InputError(f"garbage_collection_threshold:{self.garbage_collection_threshold} is not a share; use 0 < x < 1")
+
+
+def parse_settings(text: str, *, limit_bytes: int = UNLIMITED) -> AllocatorSettings:
+    """'expandable_segments:True,max_split_size_mb:128' as settings; raises InputError quoting an unknown or malformed entry."""
+    values: dict[str, Any] = {"limit_bytes": limit_bytes}
+    for entry in filter(None, (e.strip() for e in text.split(","))):
+        key, _, value = (part.strip() for part in entry.partition(":"))
+        try:
+            if key == "expandable_segments":
+                values[key] = {"true": True, "false": False}[value.lower()]
+            elif key == "max_split_size_mb":
+                values["max_split_bytes"] = int(value) * MIB
+            elif key == "large_segment_size_mb":
+                values["large_segment_bytes"] = int(value) * MIB
+            elif key == "roundup_power2_divisions":
+                values[key] = int(value)
+            elif key == "garbage_collection_threshold":
+                values[key] = float(value)
+            elif key != "backend" or value != "native":
+                raise InputError(
+                    f"allocator setting {shown(entry)} is not modelled; known: expandable_segments, max_split_size_mb, roundup_power2_divisions, garbage_collection_threshold, large_segment_size_mb, backend:native"
+                )
+        except (KeyError, ValueError) as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(
+                f"allocator setting {shown(entry)} has no valid value; write e.g. expandable_segments:True or max_split_size_mb:128"
+            ) from None
+    return AllocatorSettings(**values)
+
+
+class OutOfMemory(Exception):
+    """The replay found no memory for a request, even after returning every cached segment."""
+
+    def __init__(self, requested: int, allocated: int, reserved: int, limit: int) -> None:
+        super().__init__(
+            f"tried to allocate {format_bytes(requested)}; {format_bytes(allocated)} allocated, {format_bytes(reserved)} reserved of {limit / GIB:.2f} GiB"
+        )
+        self.requested, self.allocated, self.reserved, self.limit = requested, allocated, reserved, limit
+
+
+class Block:
+    """A range of a segment: free or booked, with its neighbours."""
+
+    __slots__ = ("address", "after", "before", "free", "segment", "size", "small")
+
+    def __init__(
+        self, address: int, size: int, small: bool, segment: Segment, before: Block | None = None, after: Block | None = None
+    ) -> None:
+        self.address, self.size, self.small, self.segment = address, size, small, segment
+        self.before, self.after, self.free = before, after, True
+
+
+class Segment:
+    """Memory got from the device in one piece (or, expandable, growing at its end)."""
+
+    __slots__ = ("address", "last", "last_used", "size", "small")
+
+    def __init__(self, address: int, size: int, small: bool) -> None:
+        self.address, self.size, self.small = address, size, small
+        self.last_used = 0
+        self.last: Block | None = None
+
+
+class CachingAllocator:
+    """The allocator's state: `allocated`, `reserved`, their peaks, free blocks of both pools, live segments."""
+
+    def __init__(self, settings: AllocatorSettings | None = None) -> None:
+        self.settings = settings or AllocatorSettings()
+        self.allocated = self.reserved = self.peak_allocated = self.peak_reserved = 0
+        self.peak_unreturnable = 0  # highest reservation less what empty_cache() would have returned at that moment
+        self._whole = 0  # bytes of segments that are one free block
+        self.num_retries = 0
+        self.segments: dict[int, Segment] = {}
+        self._free: tuple[list[int], list[int]] = ([], [])  # keys (size << bits | address) of free blocks; large, small pool
+        self._at: dict[int, Block] = {}  # free blocks by address
+        self._next_address = LARGE_ROUNDING
+        self._expandable: list[Segment | None] = [None, None]
+        self._clock = 0
+        self._rounds_by_powers = self.settings.roundup_power2_divisions > 1
+        self._max_split = self.settings.max_split_bytes
+        self._splits_finely = self.settings.expandable_segments
+        self._special = self._splits_finely or self.settings.garbage_collection_threshold > 0
+
+    # ------------------------------------------------------------ public
+
+    def malloc(self, nbytes: int) -> Block:
+        """Books a block of at least `nbytes` > 0; raises OutOfMemory."""
+        size = self._round(nbytes) if self._rounds_by_powers else (nbytes + GRANULE - 1) & -GRANULE
+        small = size <= SMALL_LIMIT
+        free = self._free[small]
+        index = bisect_left(free, size << _ADDRESS_BITS)
+        if index < len(free) and (small or self._max_split == UNLIMITED or self._may_take(free[index] >> _ADDRESS_BITS, size)):
+            block = self._at.pop(free.pop(index) & _ADDRESS_MASK)
+            if block.size == block.segment.size:
+                self._whole -= block.size
+                self._note_unreturnable()
+        else:
+            block = self._new_block(size, small, nbytes)
+            self._note_unreturnable()
+        remaining = block.size - size
+        if remaining and (small or self._splits_finely or (remaining > SMALL_LIMIT and size < self._max_split)):
+            segment, after, address = block.segment, block.after, block.address + size
+            rest = Block(address, remaining, small, segment, block, after)
+            if after is not None:
+                after.before = rest
+            else:
+                segment.last = rest
+            block.after, block.size = rest, size
+            self._at[address] = rest
+            insort(free, remaining << _ADDRESS_BITS | address)
+        block.free = False
+        allocated = self.allocated = self.allocated + block.size
+        if allocated > self.peak_allocated:
+            self.peak_allocated = allocated
+        if self._special:
+            self._clock += 1
+            block.segment.last_used = self._clock
+            self._note_unreturnable()
+        return block
+
+    def _note_unreturnable(self) -> None:
+        """Called where it can have grown: a segment is new or no longer one free block, or (expandable) anything was booked."""
+        now = self.reserved - self._whole
+        if self._splits_finely:
+            now = min(self.reserved, self.allocated + self._page(0) + self._page(1))
+        if now > self.peak_unreturnable:
+            self.peak_unreturnable = now
+
+    def free(self, block: Block) -> None:
+        """Returns a block to its pool, merged with free neighbours."""
+        self.allocated -= block.size
+        at, free = self._at, self._free[block.small]
+        before, after = block.before, block.after
+        if before is not None and before.free:
+            del free[bisect_left(free, before.size << _ADDRESS_BITS | before.address)]
+            del at[before.address]
+            before.size += block.size
+            before.after = after
+            if after is not None:
+                after.before = before
+            else:
+                block.segment.last = before
+            block = before
+        if after is not None and after.free:
+            del free[bisect_left(free, after.size << _ADDRESS_BITS | after.address)]
+            del at[after.address]
+            block.size += after.size
+            block.after = after.after
+            if after.after is not None:
+                after.after.before = block
+            else:
+                block.segment.last = block
+        block.free = True
+        if block.size == block.segment.size:
+            self._whole += block.size
+        at[block.address] = block
+        insort(free, block.size << _ADDRESS_BITS | block.address)
+
+    def empty_cache(self) -> int:
+        """Returns every segment without a booked block to the device; gives the bytes returned."""
+        returned = 0
+        for key in [k for free in self._free for k in free]:
+            block = self._at[key & _ADDRESS_MASK]
+            if self._expandable[block.small] is block.segment:
+                returned += self._unmap(block)
+            elif block.size == block.segment.size:
+                returned += self._release(block)
+        return returned
+
+    def free_keys(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """(size, address) of every free block, one number each, of both pools: with what is booked, all there is to the layout."""
+        large, small = self._free
+        return tuple(large), tuple(small)
+
+    def inactive_split_bytes(self) -> int:
+        """Free bytes in segments that also hold booked blocks: what cannot be returned."""
+        return sum(b.size for b in self._at.values() if b.size != b.segment.size)
+
+    # ------------------------------------------------------------ rules
+
+    def _round(self, nbytes: int) -> int:
+        divisions = self.settings.roundup_power2_divisions
+        if divisions > 1 and nbytes > GRANULE * divisions:
+            floor = 1 << (nbytes.bit_length() - 1)
+            step = floor // divisions
+            return nbytes if nbytes == floor else floor + -(-(nbytes - floor) // step) * step
+        return (nbytes + GRANULE - 1) // GRANULE * GRANULE
+
+    def _may_take(self, found: int, size: int) -> bool:
+        """max_split_size_mb: blocks above it serve no smaller request, and larger requests only within 20 MiB."""
+        limit = self._max_split
+        return not (size < limit <= found) and not (size >= limit and found >= size + LARGE_SEGMENT)
+
+    def _segment_size(self, size: int, small: bool) -> int:
+        if small:
+            return SMALL_SEGMENT
+        if size < LARGE_LIMIT:
+            return self.settings.large_segment_bytes
+        return (size + LARGE_ROUNDING - 1) // LARGE_ROUNDING * LARGE_ROUNDING
+
+    def _new_block(self, size: int, small: bool, nbytes: int) -> Block:
+        settings = self.settings
+        if settings.expandable_segments:
+            return self._expand(size, small, nbytes)
+        want = self._segment_size(size, small)
+        if settings.garbage_collection_threshold and settings.limit_bytes != UNLIMITED:
+            self._collect(want)
+        if self.reserved + want > settings.limit_bytes:
+            self.num_retries += 1
+            self.empty_cache()
+            if self.reserved + want > settings.limit_bytes:
+                raise OutOfMemory(nbytes, self.allocated, self.reserved, settings.limit_bytes)
+        segment = Segment(self._next_address, want, small)
+        self._next_address += want
+        self.segments[segment.address] = segment
+        block = Block(segment.address, want, small, segment)
+        segment.last = block
+        self._grow(want)
+        return block
+
+    def _grow(self, nbytes: int) -> None:
+        self.reserved += nbytes
+        if self.reserved > self.peak_reserved:
+            self.peak_reserved = self.reserved
+
+    def _expand(self, size: int, small: bool, nbytes: int) -> Block:
+        """Maps more pages (2 MiB small pool, 20 MiB large pool) at the end of the pool's one growing segment."""
+        segment = self._expandable[small]
+        if segment is None:
+            segment = self._expandable[small] = Segment(self._next_address, 0, small)
+            self._next_address += 1 << 46
+            self.segments[segment.address] = segment
+        if self.reserved + self._missing(segment, size) > self.settings.limit_bytes:
+            self.num_retries += 1
+            self.empty_cache()
+        want, last = self._missing(segment, size), segment.last
+        if self.reserved + want > self.settings.limit_bytes:
+            raise OutOfMemory(nbytes, self.allocated, self.reserved, self.settings.limit_bytes)
+        tail = last.size if last is not None and last.free else 0
+        if tail and last is not None:
+            self._forget(last)
+            last.size += want
+            block = last
+        else:
+            block = Block(segment.address + segment.size, want, small, segment)
+            block.before = last
+            if last is not None:
+                last.after = block
+            segment.last = block
+        segment.size += want
+        self._grow(want)
+        return block
+
+    def _page(self, small: int) -> int:
+        """Bytes that a growing segment maps and unmaps at a time."""
+        return SMALL_SEGMENT if small else self.settings.large_segment_bytes
+
+    def _missing(self, segment: Segment, size: int) -> int:
+        """Bytes to map at a growing segment's end for a block of `size` there."""
+        last, page = segment.last, self._page(segment.small)
+        tail = last.size if last is not None and last.free else 0
+        return -(-(size - tail) // page) * page
+
+    def _forget(self, block: Block) -> None:
+        """Takes a free block out of its pool."""
+        free = self._free[block.small]
+        del free[bisect_left(free, block.size << _ADDRESS_BITS | block.address)]
+        del self._at[block.address]
+        if block.size == block.segment.size:
+            self._whole -= block.size
+
+    def _release(self, block: Block) -> int:
+        self._forget(block)
+        del self.segments[block.segment.address]
+        self.reserved -= block.size
+        return block.size
+
+    def _unmap(self, block: Block) -> int:
+        """Unmaps the whole pages of a free block of a growing segment; a hole stays in its place, and what shares pages with others is kept.
+
+        Source: torch c10/cuda/CUDACachingAllocator.cpp release_blocks, unmap_block. Holes are not mapped again here: pages come at the end.
+        """
+        segment, page = block.segment, self._page(block.small)
+        offset = block.address - segment.address
+        start, end = -(-offset // page) * page, (offset + block.size) // page * page
+        if end <= start:
+            return 0
+        self._forget(block)
+        pieces = [(offset, start - offset, True), (start, end - start, False), (end, offset + block.size - end, True)]
+        if block.after is None:  # at the segment's end, which recedes
+            pieces = pieces[:1]
+            segment.size = start
+        before, after = block.before, block.after
+        for where, size, free in pieces:
+            if not size:
+                continue
+            piece = Block(segment.address + where, size, block.small, segment)
+            piece.free, piece.before = free, before
+            if before is not None:
+                before.after = piece
+            if free:
+                self._at[piece.address] = piece
+                insort(self._free[piece.small], size << _ADDRESS_BITS | piece.address)
+            before = piece
+        if before is not None:
+            before.after = after
+        if after is not None:
+            after.before = before
+        else:
+            segment.last = before
+        self.reserved -= end - start
+        return end - start
+
+    def _collect(self, want: int) -> None:
+        """Returns the least recently used cached segments while reserved is above the threshold."""
+        threshold = self.settings.garbage_collection_threshold * self.settings.limit_bytes
+        if self.reserved + want <= threshold:
+            return
+        whole = sorted((b for b in self._at.values() if b.size == b.segment.size), key=lambda b: b.segment.last_used)
+        for block in whole:
+            if self.reserved + want <= threshold:
+                return
+            self._release(block)
+
+
+class Replay(Record):
+    """What a timeline costs in the allocator's books."""
+
+    peak_allocated: int
+    peak_reserved: int
+    peak_unreturnable: int
+    """Least reservation that would have done, had the cache been emptied all the time: what a full device comes down to."""
+    end_allocated: int
+    end_reserved: int
+    inactive_split_bytes: int
+    num_segments: int
+    num_retries: int
+    out_of_memory: str = ""
+    """The failed request, if a limit was set and hit; the peaks are then those reached before."""
+
+
+STEADY = 6  # repetitions of equal micro-steps after which the books are taken to repeat too
+
+
+def rows(segments: list[TimelineSegment]) -> Iterator[tuple[list[TimelineSegment], int]]:
+    """(row of segments, how often it comes in a row), in order; what comes once comes alone."""
+    after: dict[int, int] = {}  # where a segment comes next
+    periods = [0] * len(segments)
+    for at in range(len(segments) - 1, -1, -1):
+        periods[at] = after.get(id(segments[at]), at) - at
+        after[id(segments[at])] = at
+    at = 0
+    while at < len(segments):
+        period, times = periods[at] or 1, 1
+        row = segments[at : at + period]
+        while periods[at] and segments[at + times * period : at + (times + 1) * period] == row:
+            times += 1
+        if times == 1:
+            row = row[:1]
+        at += times * len(row)
+        yield row, times
+
+
+class Books:
+    """An allocator under a timeline's events, and the blocks that each tensor has of it."""
+
+    def __init__(self, sizes: list[int], settings: AllocatorSettings | None) -> None:
+        self.allocator, self.sizes = CachingAllocator(settings), sizes
+        self.held: list[list[Block]] = [[] for _ in sizes]
+        self._booked: dict[TimelineSegment, list[tuple[str, int]]] = {}
+
+    def play(self, row: list[TimelineSegment]) -> None:
+        """Books the events of segments; tensors of no bytes take none. Raises OutOfMemory."""
+        sizes, held, malloc, free = self.sizes, self.held, self.allocator.malloc, self.allocator.free
+        for segment in row:
+            pairs, events = segment.pairs, self._booked.get(segment)
+            if events is None:
+                events = self._booked[segment] = [
+                    (action, index)
+                    for action, index in segment.events
+                    if (action in "+-" and sizes[index]) or (action == "=" and sizes[pairs[index][0]])
+                ]
+            for _ in range(segment.repeat):
+                for action, index in events:
+                    if action == "+":
+                        held[index].append(malloc(sizes[index]))
+                    elif action == "-":
+                        free(held[index].pop())
+                    else:
+                        old, new = pairs[index]
+                        held[new].append(held[old].pop())
+
+    def state(self) -> object:
+        """All that decides what follows; where old segments are collected, which goes by age, no two states are alike."""
+        allocator = self.allocator
+        if allocator.settings.garbage_collection_threshold:
+            return object()
+        return allocator.free_keys(), allocator.reserved, allocator.num_retries, [[b.address for b in blocks] for blocks in self.held]
+
+    def play_on(self, timeline: Timeline) -> None:
+        """Books a timeline; a row of segments that follows itself and leaves the books as it found them is through, however often it comes.
+
+        One that leaves as many bytes as it found, elsewhere, is through after STEADY times.
+        """
+        for row, times in rows(timeline.segments):
+            grows = times > STEADY and self._grows(row)
+            for _ in range(times if grows else min(times, STEADY)):
+                before = self.state() if times > 1 else None
+                self.play(row)
+                if times > 1 and before == self.state():
+                    break
+
+    def _grows(self, row: list[TimelineSegment]) -> bool:
+        return sum(segment.repeat * segment_profile(segment, self.sizes)[2] for segment in row) != 0
+
+
+def replay(timeline: Timeline, settings: AllocatorSettings | None = None) -> Replay:
+    """Replays a timeline's events in order."""
+    books = Books([t.nbytes for t in timeline.tensors], settings)
+    allocator, failed = books.allocator, ""
+    try:
+        books.play_on(timeline)
+    except OutOfMemory as error:
+        failed = str(error)
+    return Replay(
+        peak_allocated=allocator.peak_allocated, peak_reserved=allocator.peak_reserved, peak_unreturnable=allocator.peak_unreturnable, end_allocated=allocator.allocated,
+        end_reserved=allocator.reserved, inactive_split_bytes=allocator.inactive_split_bytes(), num_segments=len(allocator.segments), num_retries=allocator.num_retries, out_of_memory=failed,
+    )  # fmt: skip

@@ -1,0 +1,191 @@
+"""simulate: binds a step's symbols and lays its segments out as a Timeline; the same rules bind arrays in a sweep."""
+
+from __future__ import annotations
+
+from napkinmath.base.expr import Bindings
+from napkinmath.ir.costs import Gemm
+from napkinmath.ir.ledger import ALLOC, RUN, TAKE, Phase, Tensor, Work
+from napkinmath.ir.timeline import Kernel, Stamp, TensorInfo, Timeline, TimelineSegment
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+    from napkinmath.base.expr import Size
+    from napkinmath.ir.step import Segment, Step
+    from napkinmath.timing.schedule import Clock
+
+
+def run_order(step: Step, *, steps: int = 2) -> tuple[list[Segment], tuple[int, ...]]:
+    """The segments of loading, of `steps` training steps and of saving, and where each step starts.
+
+    The first step creates the optimizer's states, later ones find them; `steps=1` is a later one, its states there from the start.
+    """
+    order = list(step.load)
+    starts: list[int] = []
+    if steps == 1:
+        order += step.workspaces + step.update.states
+    for number in range(steps):
+        starts.append(len(order))
+        for repeat, segments in step.micro_steps:
+            for _ in range(repeat):
+                order += segments
+        if number == 0 and steps > 1:
+            order[starts[0] :] = with_workspaces(order[starts[0] :], step)
+        order += step.update.clip
+        order += step.update.states if number == 0 and steps > 1 else []
+        order += step.update.work + step.update.zero
+    return order + step.save, tuple(starts)
+
+
+def with_workspaces(segments: list[Segment], step: Step) -> list[Segment]:
+    """The first step: each thread that multiplies, the caller's and autograd's, gets its cuBLAS workspace just before and keeps it."""
+    found: list[Segment] = []
+    waiting = {phase: segment for phase, segment in zip((Phase.FORWARD, Phase.BACKWARD), step.workspaces, strict=False)}
+    for segment in segments:
+        at = first_product(segment) if segment.phase in waiting else -1
+        if at < 0:
+            found.append(segment)
+            continue
+        workspace = waiting.pop(segment.phase)
+        found.append(segment.copy(events=[*segment.events[:at], *workspace.events, *segment.events[at:]], repeat=1))
+        if segment.repeat > 1:
+            found.append(segment.copy(repeat=segment.repeat - 1))
+    return found
+
+
+def first_product(segment: Segment) -> int:
+    """Position of the first matrix product's allocation; -1 where there is none."""
+    for position, (action, payload) in enumerate(segment.events):
+        if action == RUN and isinstance(payload, Work) and any(isinstance(cost, Gemm) for cost in payload.costs):
+            return position
+    return -1
+
+
+class Scopes:
+    """The bindings of a step's sizes, and those of its segments that have symbols of their own."""
+
+    __slots__ = ("_known", "top")
+
+    def __init__(self, symbols: Mapping[str, Any]) -> None:
+        self.top = Bindings(symbols)
+        self._known: dict[tuple[tuple[str, Size], ...], Bindings] = {(): self.top}
+
+    def of(self, symbols: tuple[tuple[str, Size], ...]) -> Bindings:
+        """What the sizes of a segment, or of a stage, are bound by."""
+        found = self._known.get(symbols)
+        if found is None:
+            found = self._known[symbols] = self.top.extended(dict(symbols))
+        return found
+
+
+def simulate(step: Step, clock: Clock | None = None, *, steps: int = 2) -> Timeline:
+    """The timeline of loading the model and running `steps` steps."""
+    scopes = Scopes(step.symbols)
+    table: dict[Tensor, int] = {}
+    infos: list[TensorInfo] = []
+    made: dict[int, TimelineSegment] = {}
+    ordered: list[TimelineSegment] = []
+
+    def index_of(tensor: Tensor, bind: Bindings) -> int:
+        found = table.get(tensor)
+        if found is None:
+            found = table[tensor] = len(infos)
+            infos.append(
+                TensorInfo(
+                    tensor.name,
+                    tensor.role,
+                    tensor.module,
+                    bind(tensor.nbytes),
+                    bind(tensor.requested),
+                    tensor.dtype.name,
+                    tensor.axes,
+                    tensor.source,
+                    bind(tensor.host_bytes),
+                    tensor.managed,
+                )
+            )
+        return found
+
+    order, starts = run_order(step, steps=steps)
+    for segment in order:
+        found = made.get(id(segment))
+        if found is None:
+            found = made[id(segment)] = lay_out(segment, scopes.of(segment.symbols), index_of, clock)
+        ordered.append(found)
+    return Timeline(infos, ordered, Stamp(origin="analytic"), starts)
+
+
+def running(step: Step, clock: Clock, scopes: Scopes | None = None) -> Timeline:
+    """The kernels of one later step without its tensors: all that its time is read off. Ranks of one job may share their `scopes`."""
+    scopes = scopes or Scopes(step.symbols)
+    made: dict[int, TimelineSegment] = {}
+    ordered: list[TimelineSegment] = []
+    order, starts = run_order(step, steps=1)
+    for segment in order[starts[-1] :]:
+        found = made.get(id(segment))
+        if found is None:
+            bind = scopes.of(segment.symbols)
+            kernels = [k for _, payload in segment.events if isinstance(payload, Work) for k in clock.kernels(payload, bind)]
+            found = TimelineSegment(segment.name, segment.phase, segment.repeat, [], [], kernels, sum(k.seconds for k in kernels))
+            made[id(segment)] = found
+        ordered.append(found)
+    return Timeline([], ordered, Stamp(origin="analytic"), (0,))
+
+
+def peak_bytes(step: Step, *, steps: int = 2, scopes: Scopes | None = None) -> int:
+    """The highest requested bytes alone, as `simulate(step).peak().nbytes` gives them, without the timeline."""
+    scopes = scopes or Scopes(step.symbols)
+    profiles: dict[int, tuple[int, int]] = {}
+    base = peak = 0
+    for segment in run_order(step, steps=steps)[0]:
+        found = profiles.get(id(segment))
+        if found is None:
+            found = profiles[id(segment)] = _profile(segment, scopes.of(segment.symbols))
+        high, net = found
+        peak = max(peak, base + high + (segment.repeat - 1) * max(net, 0))
+        base += segment.repeat * net
+    return peak
+
+
+def _profile(segment: Segment, bind: Bindings) -> tuple[int, int]:
+    """(highest live bytes within one repetition, its net change)."""
+    live = high = 0
+    known = bind.derived
+    for action, payload in segment.events:
+        if isinstance(payload, Tensor):
+            size = known.get(payload)
+            if size is None:
+                size = known[payload] = bind(payload.requested)
+            if action == ALLOC:
+                live += size
+                if live > high:
+                    high = live
+            else:
+                live -= size
+    return high, live
+
+
+def managed_bytes(step: Step, scopes: Scopes) -> int:
+    """The unified memory that a step's paged optimizer states take."""
+    states = [(segment, tensor) for segment in step.update.states for _, tensor in segment.events if isinstance(tensor, Tensor)]
+    return sum(segment.repeat * scopes.of(segment.symbols)(tensor.host_bytes) for segment, tensor in states if tensor.managed)
+
+
+def lay_out(segment: Segment, bind: Bindings, index_of: Callable[[Tensor, Bindings], int], clock: Clock | None) -> TimelineSegment:
+    """A segment with its sizes bound, its tensors numbered by `index_of`, and its work priced."""
+    events: list[tuple[str, int]] = []
+    pairs: list[tuple[int, int]] = []
+    kernels: list[Kernel] = []
+    for action, payload in segment.events:
+        if isinstance(payload, Tensor):
+            events.append((action, index_of(payload, bind)))
+        elif isinstance(payload, Work):
+            for kernel in clock.kernels(payload, bind) if clock is not None else ():
+                events.append((RUN, len(kernels)))
+                kernels.append(kernel)
+        else:
+            events.append((TAKE, len(pairs)))
+            pairs.append((index_of(payload[0], bind), index_of(payload[1], bind)))
+    return TimelineSegment(segment.name, segment.phase, segment.repeat, events, pairs, kernels, sum(k.seconds for k in kernels))

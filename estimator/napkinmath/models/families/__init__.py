@@ -1,0 +1,150 @@
+"""Families: one mapping each from a Hugging Face config to a ModelSpec; the only place that asks for a model type."""
+
+from __future__ import annotations
+
+from napkinmath.base.errors import InputError, shown, suggest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from napkinmath.ir.model_spec import ModelSpec
+
+# model_type -> "module:function"; imported when asked for, so that one estimate loads one family.
+FAMILIES: dict[str, str] = {
+    "llama": "llama:llama",
+    "gemma": "gemma:gemma",
+    "gemma2": "gemma:gemma2",
+    "gemma3_text": "gemma:gemma3_text",
+    "starcoder2": "dense_variants:starcoder2",
+    "olmo": "dense_variants:olmo",
+    "olmo2": "dense_variants:olmo2",
+    "olmo3": "dense_variants:olmo3",
+    "exaone4": "dense_variants:exaone4",
+    "smollm3": "dense_variants:smollm3",
+    "arcee": "dense_variants:arcee",
+    "nemotron": "dense_variants:nemotron",
+    "apertus": "dense_variants:apertus",
+    "helium": "dense_variants:helium",
+    "hunyuan_v1_dense": "dense_variants:hunyuan",
+    "glm": "dense_variants:glm",
+    "glm4": "dense_variants:glm4",
+    "cohere": "dense_variants:cohere",
+    "cohere2": "dense_variants:cohere2",
+    "phi3": "packed:phi3",
+    "persimmon": "packed:persimmon",
+    "gpt_neox": "packed:gpt_neox",
+    "gpt2": "packed:gpt2",
+    "gpt_bigcode": "packed:gpt_bigcode",
+    "gpt_neo": "gpt:gpt_neo",
+    "gptj": "gpt:gptj",
+    "codegen": "gpt:codegen",
+    "opt": "opt:opt",
+    "xglm": "opt:xglm",
+    "biogpt": "opt:biogpt",
+    "bloom": "alibi:bloom",
+    "mpt": "alibi:mpt",
+    "falcon": "alibi:falcon",
+    "phi": "dense_variants:phi",
+    "stablelm": "dense_variants:stablelm",
+    "seed_oss": "llama_kin:seed_oss",
+    "ernie4_5": "llama_kin:ernie4_5",
+    "cwm": "llama_kin:cwm",
+    "ministral3": "llama_kin:ministral3",
+    "jais2": "llama_kin:jais2",
+    "youtu": "llama_kin:youtu",
+    "vaultgemma": "gemma:vaultgemma",
+    "mistral": "llama:mistral",
+    "ministral": "llama:ministral",
+    "qwen2": "llama:qwen2",
+    "qwen3": "llama:qwen3",
+    "granite": "llama:granite",
+    "internlm3": "llama:internlm3",
+    "qwen": "remote_code:qwen",
+    "baichuan": "remote_code:baichuan",
+    "internlm": "remote_code:internlm",
+    "internlm2": "remote_code:internlm2",
+    "chatglm": "remote_code:chatglm",
+    "minicpm": "remote_code:minicpm",
+    "orion": "remote_code:orion",
+    "bert": "bert:bert",
+    "roberta": "bert:roberta",
+    "xlm-roberta": "bert:roberta",
+    "camembert": "bert:roberta",
+    "distilbert": "bert:distilbert",
+    "modernbert": "modernbert:modernbert",
+    "deberta-v2": "deberta:deberta_v2",
+    "bart": "bart:bart",
+    "t5": "t5:t5",
+    "mt5": "t5:mt5",
+    "llava": "vision_language:llava",
+    "mistral3": "vision_language:mistral3",
+    "gemma3": "vision_language:gemma3",
+    "paligemma": "vision_language:paligemma",
+    "qwen2_vl": "vision_language:qwen2_vl",
+    "qwen2_5_vl": "vision_language:qwen2_5_vl",
+    "qwen3_vl": "vision_language:qwen3_vl",
+    "qwen3_vl_moe": "vision_language:qwen3_vl_moe",
+    "qwen3_vl_moe_text": "moe:qwen3_vl_moe_text",
+    "mllama": "mllama:mllama",
+    "mllama_text_model": "mllama:mllama_text",
+    "llama4": "llama4:llama4",
+    "llama4_text": "llama4:llama4_text",
+    "mamba": "mamba:mamba",
+    "qwen3_next": "qwen_hybrid:qwen3_next",
+    "qwen3_5": "qwen_hybrid:qwen3_5",
+    "qwen3_5_text": "qwen_hybrid:qwen3_5_text",
+    "qwen3_5_moe": "qwen_hybrid:qwen3_5",
+    "qwen3_5_moe_text": "qwen_hybrid:qwen3_5_moe_text",
+    "jamba": "hybrids:jamba",
+    "granitemoehybrid": "hybrids:granitemoehybrid",
+    "nemotron_h": "hybrids:nemotron_h",
+    "bamba": "hybrids:bamba",
+    "lfm2": "hybrids:lfm2",
+    "mamba2": "mamba:mamba2",
+    "falcon_mamba": "mamba:falcon_mamba",
+    "vit": "vit:vit",
+    "deepseek_v2": "deepseek:deepseek_v2",
+    "deepseek_v3": "deepseek:deepseek_v3",
+    "gpt_oss": "gpt_oss:gpt_oss",
+    "mixtral": "moe:mixtral",
+    "qwen2_moe": "moe:qwen2_moe",
+    "qwen3_moe": "moe:qwen3_moe",
+    "olmoe": "moe:olmoe",
+    "granitemoe": "moe:granitemoe",
+    "phimoe": "moe:phimoe",
+    "glm4_moe": "moe:glm4_moe",
+    "minimax_m2": "moe:minimax_m2",
+    "deepseek": "moe:deepseek_moe",
+    "glm4_moe_lite": "moe_kin:glm4_moe_lite",
+    "dots1": "moe_kin:dots1",
+    "solar_open": "moe_kin:solar_open",
+    "ernie4_5_moe": "moe_kin:ernie4_5_moe",
+    "flex_olmo": "moe_kin:flex_olmo",
+    "granitemoeshared": "moe_kin:granitemoeshared",
+}
+
+
+# Libraries with modelling code of their own for many architectures (Stack.modelling).
+MODELLING: dict[str, str] = {
+    "litgpt": "litgpt:litgpt",
+}
+
+
+def read_config(config: Mapping[str, object], *, name: str = "", source: str = "", modelling: str = "") -> ModelSpec:
+    """The model that a `config.json` describes; raises InputError naming what is missing, contradictory or unknown.
+
+    `modelling`: the library whose classes run it, where they are not transformers' (a row of MODELLING).
+    """
+    from napkinmath.models.families.config import Config
+
+    model_type = config.get("model_type")
+    row = MODELLING[modelling] if modelling else FAMILIES.get(str(model_type))
+    if row is None:
+        near = suggest(str(model_type), list(FAMILIES)) if model_type else '; add it, e.g. "model_type": "llama"'
+        raise InputError(
+            f"model_type {shown(model_type)} is not one of the {len(FAMILIES)} families known{near}; `estimate trace --model PATH` runs any class that transformers has"
+        )
+    module, _, function = row.partition(":")
+    mapping = getattr(__import__(f"napkinmath.models.families.{module}", fromlist=[function]), function)
+    return mapping(Config(config, name or str(config.get("_name_or_path") or model_type), source))

@@ -1,0 +1,180 @@
+"""Config: a config.json read field by field, each bad value refused by name."""
+
+from __future__ import annotations
+
+from napkinmath.base.errors import InputError, shown
+from napkinmath.ir.model_spec import ModelSpec, Stage
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+MAX_EXTENT = 1 << 31
+MAX_LAYERS = 10_000
+"""Families make a part for each layer before they merge equal ones."""
+
+
+class Config:
+    """Typed access to a config's fields with transformers' defaults given by the family."""
+
+    def __init__(self, values: Mapping[str, object], name: str, source: str = "") -> None:
+        self.values, self.name, self.source = values, name, source
+
+    def __contains__(self, field: str) -> bool:
+        return self.values.get(field) is not None
+
+    def size(self, field: str, default: int | None = None, *, low: int = 1) -> int:
+        """A whole number of at least `low`."""
+        value = self.values.get(field)
+        if value is None:
+            if default is None:
+                raise InputError(f"config of {shown(self.name)} lacks {field!r}; add it, or use a complete config.json")
+            return default
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, (int, float))
+            or value != value
+            or value in (float("inf"), float("-inf"))
+            or int(value) != value
+        ):
+            raise InputError(f"config field {field}={shown(value)} is not a whole number")
+        high = MAX_LAYERS if "layer" in field or field == "depth" else MAX_EXTENT
+        if not low <= value <= high:
+            raise InputError(f"config field {field}={shown(value)} is out of range; it must be from {low} to {high}")
+        return int(value)
+
+    def whole(self, field: str, default: int) -> int:
+        """A whole number that may be negative (an index from the end)."""
+        value = self.values.get(field)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int) or abs(value) > MAX_EXTENT:
+            raise InputError(f"config field {field}={shown(value)} is not a whole number")
+        return value
+
+    def flag(self, field: str, default: bool = False) -> bool:
+        """True or false."""
+        value = self.values.get(field)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise InputError(f"config field {field}={shown(value)} is not true or false")
+        return value
+
+    def text(self, field: str, default: str) -> str:
+        """A string."""
+        value = self.values.get(field)
+        if value is None:
+            return default
+        if not isinstance(value, str):
+            raise InputError(f"config field {field}={shown(value)} is not a string")
+        return value
+
+    def number(self, field: str, default: float) -> float:
+        """A finite number."""
+        value = self.values.get(field)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not -1e300 < value < 1e300:
+            raise InputError(f"config field {field}={shown(value)} is not a number")
+        return float(value)
+
+    def names(self, field: str) -> tuple[str, ...]:
+        """A list of strings; empty where absent."""
+        found = [item for item in self.listed(field) if isinstance(item, str)]
+        if len(found) != len(self.listed(field)):
+            raise InputError(f"config field {field}={shown(self.values[field])} is not a list of strings")
+        return tuple(found)
+
+    def listed(self, field: str) -> list[object]:
+        """The entries of a list, none where it is absent."""
+        value = self.values.get(field)
+        if value is None:
+            return []
+        if not isinstance(value, (list, tuple)):
+            raise InputError(f"config field {field}={shown(value)} is not a list")
+        return list(value)  # type: ignore[reportUnknownArgumentType]
+
+    def sizes(self, field: str) -> tuple[int, ...]:
+        """A list of whole numbers of at least 0; empty where absent."""
+        found = [item for item in self.listed(field) if isinstance(item, int) and not isinstance(item, bool) and 0 <= item <= MAX_EXTENT]
+        if len(found) != len(self.listed(field)):
+            raise InputError(f"config field {field}={shown(self.values[field])} is not a list of whole numbers")
+        return tuple(found)
+
+    def nested(self, field: str) -> Config:
+        """A sub-config such as text_config."""
+        value = self.values.get(field)
+        if not isinstance(value, dict):
+            raise InputError(f"config of {shown(self.name)} lacks the nested config {field!r}")
+        return Config(value, f"{self.name}.{field}", self.source)  # type: ignore[reportUnknownArgumentType]
+
+    def divides(self, field: str, divisor: str, value: int, by: int) -> None:
+        """Raises unless `by` divides `value`."""
+        if value % by:
+            raise InputError(f"{field}={value} is not divisible by {divisor}={by}; change one of them")
+
+    def activation(self, field: str, default: str) -> str:
+        """The name of an activation function that the layers know."""
+        from napkinmath.models.layers.activations import ACTIVATIONS
+
+        name = self.text(field, default)
+        if name not in ACTIVATIONS:
+            raise InputError(f"config field {field}={shown(name)} is not a known activation; known: {', '.join(sorted(ACTIVATIONS))}")
+        return name
+
+    def probability(self, field: str, default: float = 0.0) -> float:
+        """A dropout probability."""
+        value = self.number(field, default)
+        if not 0 <= value < 1:
+            raise InputError(f"config field {field}={shown(value)} is not a probability; use 0 <= p < 1")
+        return value
+
+    def sliding_layers(self, count: int, default: list[bool]) -> list[bool]:
+        """Which layers see a window only, from `layer_types`."""
+        if "layer_types" not in self:
+            return default
+        types = self.names("layer_types")
+        unknown = [name for name in types if name not in ("full_attention", "sliding_attention")]
+        if unknown:
+            raise InputError(f"config field layer_types has {shown(unknown[0])}; this family knows full_attention and sliding_attention")
+        self.same_length("layer_types", len(types), count)
+        return [name == "sliding_attention" for name in types]
+
+    def rotated(self, head_size: int, default: float = 1.0) -> int:
+        """How many elements of each head are rotated, from `partial_rotary_factor`, at the top or in `rope_parameters`."""
+        for name in ("rope_parameters", "rope_scaling"):
+            if isinstance(self.values.get(name), dict):
+                default = self.nested(name).number("partial_rotary_factor", default)
+        fraction = self.number("partial_rotary_factor", default)
+        if not 0 < fraction <= 1:
+            raise InputError(f"config field partial_rotary_factor={shown(fraction)} is out of range; use more than 0 and at most 1")
+        return int(head_size * fraction)
+
+    def renamed(self, names: dict[str, str]) -> Config:
+        """The same config with a family's own field names replaced by the usual ones, which win where both are given."""
+        values = dict(self.values)
+        for own, usual in names.items():
+            if own in values and values.get(usual) is None:
+                values[usual] = values[own]
+        return Config(values, self.name, self.source)
+
+    def same_length(self, field: str, length: int, layers: int) -> None:
+        """Raises unless a list has an entry for every layer."""
+        if length != layers:
+            raise InputError(f"config field {field} has {length} entries but the model has {layers} layers; make them agree")
+
+    def spec(self, stages: tuple[Stage, ...], symbols: dict[str, int], *, family: str) -> ModelSpec:
+        """The finished ModelSpec."""
+        return ModelSpec(name=self.name, family=family, stages=stages, symbols=tuple(symbols.items()), source=self.source)
+
+
+def runs(parts: list[Stage]) -> tuple[Stage, ...]:
+    """Neighbouring equal layers merged into one stage with a count."""
+    merged: list[Stage] = []
+    for stage in parts:
+        if merged and merged[-1].replace(count=1) == stage.replace(count=1):
+            merged[-1] = merged[-1].replace(count=merged[-1].count + stage.count)
+        else:
+            merged.append(stage)
+    return tuple(merged)

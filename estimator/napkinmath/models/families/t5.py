@@ -1,0 +1,55 @@
+"""T5, mT5, Flan-T5, T0: encoder-decoders."""
+
+from __future__ import annotations
+
+from napkinmath.ir.model_spec import ModelSpec, Stage
+from napkinmath.models.families.config import Config
+from napkinmath.models.layers.t5 import T5Block, T5Embedding, T5Head, T5StackEnd
+
+
+def t5(c: Config) -> ModelSpec:
+    """T5ForConditionalGeneration (transformers models/t5); the decoder's length is the symbol st.
+
+    transformers 5 ties the head always; `tie_word_embeddings: false` (T5 1.1, Flan-T5) only leaves out the scaling before it.
+    """
+    return _t5(c, "relu", scaled=c.flag("tie_word_embeddings", True))
+
+
+def mt5(c: Config) -> ModelSpec:
+    """MT5ForConditionalGeneration (transformers models/mt5): gated."""
+    return _t5(c, "gated-gelu", scaled=False)
+
+
+def _t5(c: Config, default: str, *, scaled: bool) -> ModelSpec:
+    kind, probability = c.text("feed_forward_proj", default), c.number("dropout_rate", 0.1)
+    layers, heads = c.size("num_layers"), c.size("num_heads")
+    decoders = c.size("num_decoder_layers", layers)
+    symbols = {
+        "h": c.size("d_model"),
+        "a": heads,
+        "k": heads,
+        "dh": c.size("d_kv", 64),
+        "f": c.size("d_ff"),
+        "v": c.size("vocab_size"),
+        "L": layers + decoders,
+    }
+    activation = "gelu_new" if kind == "gated-gelu" else kind.rpartition("-")[2]
+    block = T5Block(gated=kind.startswith("gated-"), activation=activation, dropout=probability)
+    buckets = c.size("relative_attention_num_buckets", 32)
+    entrance = T5Embedding(dropout=probability)
+    stages = (
+        Stage(part=entrance),
+        *_blocks(block, "encoder.block", layers, buckets),
+        Stage(part=T5StackEnd(dropout=probability), path="encoder", publishes="encoder states", closes=("encoder bias",)),
+        Stage(part=entrance.replace(decoder=True)),
+        *_blocks(block.replace(decoder=True), "decoder.block", decoders, buckets),
+        Stage(part=T5StackEnd(dropout=probability), path="decoder"),
+        Stage(part=T5Head(tied_to="shared.weight", scaled=scaled)),
+    )
+    return c.spec(stages, symbols, family="t5")
+
+
+def _blocks(block: T5Block, path: str, count: int, buckets: int) -> tuple[Stage, ...]:
+    """A stack's blocks: the first makes the position bias and hands it to the others."""
+    first = Stage(part=block.replace(buckets=buckets), path=path, checkpointed=True)
+    return (first, Stage(part=block, count=count - 1, path=path, checkpointed=True)) if count > 1 else (first,)

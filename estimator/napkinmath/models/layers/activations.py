@@ -1,0 +1,152 @@
+"""Activation functions by the names that configs give them, as transformers 5.23 activations.py runs them."""
+
+from __future__ import annotations
+
+from napkinmath.base.dtypes import BOOL
+from napkinmath.ir.costs import Move, traffic
+from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Value
+from napkinmath.ir.tape import LIKE, Tape
+from napkinmath.ops import elementwise
+from napkinmath.ops.elementwise import add, cube, mul, scale, shift, tanh
+from napkinmath.ops.index import constant
+from napkinmath.ops.rotary import subtract
+
+
+def activate(t: Tape, x: Value, name: str) -> Value:
+    """The activation function of a config's `hidden_act`."""
+    with t.scope() as frame:
+        frame.local(x)
+        return ACTIVATIONS[name](t, x)
+
+
+def gelu_new(t: Tape, x: Value) -> Value:
+    """0.5 x (1 + tanh(c (x + 0.044715 x³))), eight operations (NewGELUActivation)."""
+    with t.scope():
+        half = scale(t, x)
+        inner = add(t, x, scale(t, cube(t, x)))
+        return mul(t, half, shift(t, tanh(t, scale(t, inner))))
+
+
+def gelu_fast(t: Tape, x: Value) -> Value:
+    """0.5 x (1 + tanh(c x (1 + 0.044715 x x))) (FastGELUActivation)."""
+    with t.scope():
+        half, scaled = scale(t, x), scale(t, x)
+        inner = mul(t, scaled, shift(t, mul(t, scale(t, x), x)))
+        return mul(t, half, shift(t, tanh(t, inner)))
+
+
+def quick_gelu(t: Tape, x: Value) -> Value:
+    """x · sigmoid(1.702 x) (QuickGELUActivation)."""
+    with t.scope():
+        return mul(t, x, elementwise.sigmoid(t, scale(t, x)))
+
+
+def bloom_gelu(t: Tape, x: Value) -> Value:
+    """GELU by tanh in an autograd function of its own, which keeps x and computes both ways in small steps (models/bloom GeLUFunction)."""
+    made = [t.tensor(f"step {number}", x.axes, x.dtype, Role.WORKSPACE) for number in range(8)]
+    out = Value(t.tensor("gelu", x.axes, x.dtype), x.axes, x.dtype, x.requires_grad)
+    half, scaled, cubed, inner, product, squashed, plus_one, _ = made
+    forward = (
+        (ALLOC, half), (ALLOC, scaled), (ALLOC, cubed), (ALLOC, inner), (FREE, cubed), (ALLOC, product), (FREE, scaled), (FREE, inner), (ALLOC, squashed), (FREE, product),
+        (ALLOC, plus_one), (FREE, squashed), (ALLOC, out.tensor), (FREE, half), (FREE, plus_one),
+    )  # fmt: skip
+    cost = (Move(20 * traffic(x), 9),)
+    if not x.requires_grad:
+        t.append("bloom gelu", (x,), (out,), forward=forward, costs=cost)
+        return out
+    gradient = t.gradient_of(x)
+    tanh_out, first, second, third, fourth, factor = (
+        t.tensor(f"backward step {number}", x.axes, x.dtype, Role.WORKSPACE) for number in range(6)
+    )
+    backward = (
+        (ALLOC, first), (ALLOC, second), (ALLOC, third), (FREE, first), (FREE, second), (ALLOC, tanh_out), (FREE, third), (ALLOC, first), (ALLOC, second), (ALLOC, third), (ALLOC, fourth),
+        (FREE, third), (ALLOC, third), (FREE, second), (FREE, fourth), (ALLOC, second), (FREE, first), (FREE, third), (ALLOC, fourth), (ALLOC, factor), (FREE, second), (FREE, fourth),
+        (ALLOC, gradient), (FREE, factor), (FREE, tanh_out),
+    )  # fmt: skip
+    t.append(
+        "bloom gelu",
+        (x,),
+        (out,),
+        forward=forward,
+        saves=(x.tensor,),
+        costs=cost,
+        backward=backward,
+        gradients=(Gradient(x, gradient),),
+        backward_costs=(Move(50 * traffic(x), 20),),
+    )
+    return out
+
+
+def relu2(t: Tape, x: Value) -> Value:
+    """relu(x)² (ReLUSquaredActivation)."""
+    with t.scope() as frame:
+        positive = elementwise.relu(t, x)
+        frame.local(positive)
+        return elementwise.square(t, positive)
+
+
+def xielu(t: Tape, x: Value) -> Value:
+    """xIELU in Python: two trained numbers a layer, and every step a tensor as large as x (XIELUActivation._xielu_python)."""
+    with t.scope("act_fn") as frame:
+        positive, negative = (t.weight(name, (1,)).value for name in ("alpha_p", "alpha_n"))
+        beta, least = (t.weight(name, (1,), buffer=True).value for name in ("beta", "eps"))
+        condition = constant(t, "x > 0", x.axes, BOOL)
+        frame.local(condition)
+        above = add(t, mul(t, mul(t, positive, x), x), mul(t, beta, x))
+        frame.local(above)
+        below = subtract(t, expm1(t, minimum_of(t, x, least)), x)
+        below = add(t, mul(t, below, negative), mul(t, beta, x))
+        return t.op(
+            "where",
+            (above, below),
+            x.axes,
+            x.dtype,
+            saves=(condition,),
+            gradients=(LIKE, LIKE),
+            costs=(Move(3 * traffic(x)),),
+            backward_costs=(Move(4 * traffic(x), 2),),
+        )
+
+
+def expm1(t: Tape, x: Value) -> Value:
+    """exp(x) - 1; keeps its output, to which its backward adds one."""
+    plus_one = t.tensor("output + 1", x.axes, x.dtype, Role.WORKSPACE)
+    out = t.op(
+        "expm1",
+        (x,),
+        x.axes,
+        x.dtype,
+        gradients=(LIKE,),
+        backward_temporaries=(plus_one,),
+        costs=(Move(2 * traffic(x)),),
+        backward_costs=(Move(5 * traffic(x), 2),),
+    )
+    if out.requires_grad:
+        t.ops[-1].saves = (out.tensor,)
+    return out
+
+
+def minimum_of(t: Tape, x: Value, least: Value) -> Value:
+    """min(x, a number held in a tensor); keeps x; its backward compares twice and halves where equal."""
+    halves = (
+        *(t.tensor(n, x.axes, BOOL, Role.WORKSPACE) for n in ("x == least", "x > least")),
+        t.tensor("half of the gradient", x.axes, x.dtype, Role.WORKSPACE),
+    )
+    return t.op(
+        "minimum",
+        (x, least),
+        x.axes,
+        x.dtype,
+        saves=(x,),
+        gradients=(LIKE, None),
+        backward_temporaries=halves,
+        costs=(Move(2 * traffic(x)),),
+        backward_costs=(Move(6 * traffic(x), 4),),
+    )
+
+
+ACTIVATIONS = {
+    "silu": elementwise.silu, "swish": elementwise.silu, "gelu": elementwise.gelu, "gelu_pytorch_tanh": elementwise.gelu, "gelu_python_tanh": gelu_new,
+    "gelu_new": gelu_new, "gelu_fast": gelu_fast, "bloom_gelu": bloom_gelu, "relu": elementwise.relu, "relu2": relu2, "xielu": xielu,
+    "quick_gelu": quick_gelu,
+}  # fmt: skip

@@ -1,0 +1,158 @@
+"""The exit of a language model: final norm, language-model head and loss."""
+
+from __future__ import annotations
+
+from napkinmath.base.dtypes import FP32
+from napkinmath.base.expr import Size
+from napkinmath.config.train_config import Loss
+from napkinmath.ir.costs import Move, traffic
+from napkinmath.ir.ledger import ALLOC, FREE, Role, Value, Weight
+from napkinmath.ir.model_spec import Part
+from napkinmath.ir.tape import Tape
+from napkinmath.models.layers.norm import Norm
+from napkinmath.models.layers.symbols import v
+from napkinmath.ops.elementwise import cast, copy, scale, tanh
+from napkinmath.ops.index import slice_of
+from napkinmath.ops.loss import cross_entropy, cross_entropy_in_place, output_chunks_cross_entropy
+from napkinmath.ops.matmul import linear
+
+KEEPS_SOME_LOGITS = (4, 45)
+"""Version of transformers since which Llama's kin feed `hidden_states[:, -num_logits_to_keep:, :]` to the head."""
+
+
+class CausalLmHead(Part):
+    """Norm, head and next-token loss."""
+
+    norm: Norm | None = Norm()
+    norm_name: str = "model.norm"
+    tied_to: str = ""
+    """Path of the embedding whose weight the head shares."""
+    bias: bool = False
+    name: str = "lm_head"
+    scaled: bool = False
+    """Logits are multiplied or divided by a number (Granite, Cohere)."""
+    capped: bool = False
+    """Logits pass through a tanh (Gemma 2)."""
+    project_out: Size = 0
+    """Width to which a linear narrows the hidden states before the head (OPT 350M)."""
+    project_name: str = ""
+    upcast: bool = False
+    """The model's own forward makes the logits fp32 (Llama 3.2 Vision's text alone)."""
+    shared_loss_since: tuple[int, int] = (4, 46)
+    """Version of transformers since which this model's loss is loss_utils.ForCausalLMLoss; before, its own forward computed it."""
+    own_loss_upcasts: bool = True
+    """Its own loss made an fp32 copy of the logits first (Llama's kin; GPT-2's kin did not)."""
+
+    def logits(self, t: Tape, x: Value) -> Value:
+        """What the model returns where it is given no labels."""
+        hidden = self._narrowed(t, x)
+        with t.scope() as frame:
+            frame.local(hidden)
+            found = linear(t, hidden, self.name, v, bias=self.bias, kind="head", role=Role.LOGITS, weight=self._tied(t, hidden))
+            if self.scaled or self.capped:
+                found = self._rescaled(t, found)
+            return cast(t, found, FP32, role=Role.LOGITS) if self.upcast else found
+
+    def _narrowed(self, t: Tape, x: Value) -> Value:
+        with t.scope() as frame:
+            frame.local(x)
+            hidden = self.norm.record(t, x, self.norm_name) if self.norm else x
+            return linear(t, hidden, self.project_name, self.project_out) if self.project_out else hidden
+
+    def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
+        assert x is not None
+        hidden = self._narrowed(t, x)
+        stack = t.policy.stack
+        with t.scope() as frame:
+            frame.local(hidden)
+            if t.policy.config.loss is Loss.CHUNKED and stack.output_chunks:
+                logits = linear(t, hidden, self.name, v, bias=self.bias, kind="head", role=Role.LOGITS, weight=self._tied(t, hidden))
+                head = next(w for w in t.weights if w.kind == "head")
+                return output_chunks_cross_entropy(t, logits, head.value, stack.output_chunks)
+            if t.policy.config.loss is not Loss.HF:
+                if t.policy.tensor is not None:
+                    hidden = t.policy.tensor.enter(t, hidden)
+                with t.scope(self.name):
+                    weight = self._weight(t, hidden)
+                if t.policy.config.loss is Loss.CHUNKED:
+                    from napkinmath.ops.chunked_loss import chunked_log_probabilities
+
+                    return chunked_log_probabilities(t, hidden, weight)
+                from napkinmath.models.layers.patched import liger_loss
+
+                return liger_loss(t, hidden, weight)
+            if t.policy.patch is not None and (loss := self._patched(t, hidden)) is not None:
+                return loss
+            if stack.slices_whole and self.own_loss_upcasts and stack.transformers >= KEEPS_SOME_LOGITS:
+                for _ in hidden.axes:
+                    hidden = slice_of(t, hidden, hidden.axes)
+            logits = linear(t, hidden, self.name, v, bias=self.bias, kind="head", role=Role.LOGITS, weight=self._tied(t, hidden))
+            if self.scaled or self.capped:
+                logits = self._rescaled(t, logits)
+            own = stack.transformers < self.shared_loss_since
+            if self.upcast or (own and self.own_loss_upcasts):
+                logits = cast(t, logits, FP32, role=Role.LOGITS)
+            frame.local(logits)
+            if t.policy.holds_logits and not stack.logits_shift_copy:
+                shared["returned logits"] = logits
+            loss = self._loss(t, logits, shared, upcast=not own and stack.logits_upcast)
+            if stack.outputs_to_fp32 and t.policy.autocast is not None and logits.dtype is not FP32:
+                wide_outputs(t, logits)
+        return loss
+
+    def _patched(self, t: Tape, hidden: Value) -> Value | None:
+        """Head and loss in one patched operation; None for a head with a bias, an adapter or a trained copy, and out of training."""
+        from napkinmath.models.layers.patched import patched_loss
+
+        if self.bias or self.scaled or not t.policy.training:
+            return None
+        with t.scope(self.name):
+            adapted = t.policy.targets(t.module, "head")
+            weight = self._weight(t, hidden)
+        if adapted or (t.policy.adapter is not None and weight.requires_grad):
+            return None
+        return patched_loss(t, hidden, weight)
+
+    def _loss(self, t: Tape, logits: Value, shared: dict[str, Value], *, upcast: bool) -> Value:
+        """The loss function: its locals die when it returns."""
+        stack = t.policy.stack
+        with t.scope() as frame:
+            if upcast:
+                logits = cast(t, logits, FP32, role=Role.LOGITS)
+                frame.local(logits)
+            if stack.logits_shift_copy:
+                *batch, length, vocabulary = logits.axes
+                shifted = slice_of(t, logits, (*batch, length - 1, vocabulary))
+                if stack.slices_whole:
+                    shifted = slice_of(t, shifted, shifted.axes)
+                logits = copy(t, shifted, name="shifted logits", role=Role.LOGITS)
+                frame.local(logits)
+                if t.policy.holds_logits:
+                    shared["returned logits"] = logits
+            if stack.cross_entropy == "in place":
+                return cross_entropy_in_place(t, logits)
+            return cross_entropy(t, logits, upcast=False, shifted=not stack.logits_shift_copy)
+
+    def _rescaled(self, t: Tape, logits: Value) -> Value:
+        steps = (scale, tanh, scale) if self.capped else (scale,)
+        for step in steps:
+            with t.scope() as frame:
+                frame.local(logits)
+                logits = step(t, logits)
+                logits.tensor.role = Role.LOGITS
+        return logits
+
+    def _weight(self, t: Tape, hidden: Value) -> Value:
+        return t.weight("weight", (v, hidden.axes[-1]), kind="head", tied_to=self.tied_to).value
+
+    def _tied(self, t: Tape, hidden: Value) -> Weight | None:
+        if not self.tied_to:
+            return None
+        with t.scope(self.name):
+            return t.weight("weight", (v, hidden.axes[-1]), kind="head", tied_to=self.tied_to)
+
+
+def wide_outputs(t: Tape, logits: Value) -> None:
+    """accelerate's fp32 copy of what an autocast forward returns, gone before the backward (utils/operations.py convert_outputs_to_fp32)."""
+    made = t.tensor("returned logits in fp32", logits.axes, FP32, Role.LOGITS)
+    t.append("outputs to fp32", (logits,), (), forward=((ALLOC, made), (FREE, made)), costs=(Move(3 * traffic(logits)),))

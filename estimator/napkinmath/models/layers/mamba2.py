@@ -1,0 +1,274 @@
+"""Mamba 2's state-space duality: transformers' chunked form in torch, and mamba_ssm's fused kernel.
+
+Sources: transformers 5.23 models/mamba2/modeling_mamba2.py mamba2_chunk_scan, segment_sum, MambaRMSNormGated; mamba_ssm
+ops/triton/ssd_combined.py MambaSplitConv1dScanCombinedFn (it saves the projection's output, the scan's output and the norm's
+row factors, and recomputes the rest).
+"""
+
+from __future__ import annotations
+
+from napkinmath.base.dtypes import BOOL, FP32
+from napkinmath.base.expr import Size, ceil_div
+from napkinmath.base.record import Record
+from napkinmath.ir.costs import Gemm, Move, traffic
+from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value
+from napkinmath.ir.tape import LIKE, PASS, REDUCE, Tape
+from napkinmath.models.layers.mamba import outer
+from napkinmath.models.layers.symbols import b, h, s
+from napkinmath.ops.convolution import causal_convolution
+from napkinmath.ops.elementwise import add, cast, copy, mul, neg, rsqrt, shift, silu, unary
+from napkinmath.ops.index import constant, slice_of
+from napkinmath.ops.matmul import bmm, linear
+from napkinmath.ops.norm import mean_square
+from napkinmath.ops.routing import chunk, weigh_rows
+
+
+class Mamba2Mixer(Record):
+    """One projection to gate, hidden, B, C and steps; convolution; chunked scan; gated norm; projection back."""
+
+    heads: int
+    size: int
+    state: int
+    groups: int = 1
+    chunk: int = 256
+    kernel: int = 4
+    bias: bool = False
+    conv_bias: bool = True
+    norm_groups: int = 1
+    """Groups that the gated norm treats apart."""
+    fused: bool = True
+    """The library can run the whole mixer as one kernel."""
+    scope: str = "mixer"
+    adapted: bool = False
+    """PEFT adapts out_proj (it refuses to for the model types it knows as Mamba)."""
+
+    @property
+    def inner(self) -> int:
+        """Width of the hidden states in the mixer."""
+        return self.heads * self.size
+
+    @property
+    def convolved(self) -> int:
+        """Channels of the convolution: hidden states, B and C."""
+        return self.inner + 2 * self.groups * self.state
+
+    def record(self, t: Tape, x: Value, shared: dict[str, Value]) -> Value:
+        """Mixes x of axes (b, s, h)."""
+        with t.scope(self.scope) as frame:
+            frame.local(x)
+            whole = linear(t, x, "in_proj", self.inner + self.convolved + self.heads, bias=self.bias)
+            frame.local(whole)
+            decay = neg(t, unary(t, "exp", cast(t, t.weight("A_log", (self.heads,)).value, FP32), saves="output"))
+            skip, step_bias = t.weight("D", (self.heads,)).value, t.weight("dt_bias", (self.heads,)).value
+            if t.policy.stack.scan_kernels and self.fused:
+                return self._kernel(t, whole, decay, skip, step_bias)
+            gate, mixed, steps = chunk(t, whole, (self.inner, self.convolved, self.heads), "split")
+            mixed = causal_convolution(t, t.view(mixed, (b, self.convolved, s)), "conv1d", self.convolved, self.kernel, bias=self.conv_bias)
+            mixed = t.view(mixed, (b, s, self.convolved))
+            hidden, inputs, outputs = chunk(t, mixed, (self.inner, self.groups * self.state, self.groups * self.state), "split")
+            frame.local(decay, mixed)
+            scanned = self._scan(t, t.view(hidden, (b, s, self.heads, self.size)), steps, step_bias, decay, inputs, outputs, skip)
+            frame.local(scanned)
+            normed = cast(t, self._gated_norm(t, t.view(scanned, (b, s, self.inner)), gate), x.dtype)
+            frame.local(normed)
+            return linear(t, normed, "out_proj", h, bias=self.bias, kind="linear" if self.adapted else "linear without adapter")
+
+    def _gated_norm(self, t: Tape, x: Value, gate: Value) -> Value:
+        with t.scope("norm") as frame:
+            weight = t.weight("weight", (self.inner,), kind="norm").value
+            gated = mul(t, x, silu(t, cast(t, gate, FP32)))
+            grouped = t.view(gated, (b, s, self.norm_groups, self.inner // self.norm_groups))
+            frame.local(gated)
+            normed = weigh_rows(t, grouped, rsqrt(t, shift(t, mean_square(t, grouped))))
+            frame.local(normed)
+            return mul(t, t.view(normed, (b, s, self.inner)), weight)
+
+    def _scan(self, t: Tape, x: Value, steps: Value, step_bias: Value, decay: Value, inputs: Value, outputs: Value, skip: Value) -> Value:
+        """The scan in chunks of `chunk` tokens, all in fp32; returns (b, s, heads, size)."""
+        chunks = ceil_div(s, self.chunk)
+        padded = chunks * self.chunk
+        rows: tuple[Size, ...] = (b, padded, self.heads, self.size)
+        wide_rows: tuple[Size, ...] = (b, padded, self.heads, self.state)
+        square: tuple[Size, ...] = (b, self.heads, chunks, self.chunk, self.chunk)
+        batch = b * chunks * self.heads
+        per_chunk: tuple[Size, ...] = (b, chunks, self.heads, self.size, self.state)
+        with t.scope() as frame:
+            step = unary(
+                t,
+                "clamp",
+                unary(
+                    t,
+                    "softplus",
+                    t.op(
+                        "add bias", (steps, step_bias), steps.axes, steps.dtype, gradients=(PASS, LIKE), costs=(Move(2 * traffic(steps)),)
+                    ),
+                ),
+            )
+            wide = cast(t, x, FP32)
+            keys, queries = (self._spread(t, v) for v in (inputs, outputs))
+            residual = outer(t, "D x", (skip, pad(t, wide, rows)), rows)
+            frame.local(step, residual)
+            driven = outer(t, "x dt", (wide, cast(t, step, FP32)), wide.axes)
+            decays = outer(t, "A dt", (decay, cast(t, step, FP32)), (b, s, self.heads))
+            driven, decays = pad(t, driven, rows), pad(t, decays, (b, padded, self.heads))
+            keys, queries = pad(t, keys, wide_rows), pad(t, queries, wide_rows)
+            summed = unary(t, "cumsum", decays, saves="nothing")
+            frame.local(driven, decays, keys, queries, summed)
+            within = segment_decays(t, decays, square)
+            scores = contract(t, "C B", queries, keys, batch, self.chunk, self.chunk, self.state, square)
+            masked = mul(t, scores, within)
+            frame.local(within, scores, masked)
+            diagonal = contract(t, "M x", masked, driven, batch, self.chunk, self.size, self.chunk, rows, dense=(True, False))
+            fading = unary(t, "exp", shift(t, summed), saves="output")
+            faded = outer(t, "B decay", (keys, fading), wide_rows)
+            frame.local(diagonal, fading, faded)
+            states = contract(t, "B x", faded, driven, batch, self.size, self.state, self.chunk, per_chunk)
+            before = t.op(
+                "cat",
+                (states,),
+                (b, chunks + 1, self.heads, self.size, self.state),
+                FP32,
+                gradients=(PASS,),
+                costs=(Move(2 * traffic(states)),),
+            )
+            frame.local(before)
+            carried = self._carry(t, decays, before, chunks)
+            frame.local(carried)
+            starts = slice_of(t, carried, per_chunk)
+            rising = unary(t, "exp", summed, saves="output")
+            reached = contract(t, "C states", queries, starts, batch, self.chunk, self.size, self.state, rows)
+            off = outer(t, "C states decay", (reached, rising), rows)
+            frame.local(rising, reached, off)
+            total = copy(t, add(t, diagonal, off))
+            out = add(t, total, residual)
+            t.touch(total.tensor)
+            frame.local(out)
+            return slice_of(t, out, (b, s, self.heads, self.size))
+
+    def _spread(self, t: Tape, x: Value) -> Value:
+        """B or C in fp32, repeated for every head of its group."""
+        wide = cast(t, x, FP32)
+        axes = (b, s, self.heads, self.state)
+        return t.op("repeat_interleave", (wide,), axes, FP32, gradients=(LIKE,), costs=(Move(2 * traffic(Value(wide.tensor, axes, FP32))),))
+
+    def _carry(self, t: Tape, decays: Value, before: Value, chunks: Size) -> Value:
+        """States at the starts of chunks from the states that each chunk adds: a product over pairs of chunks."""
+        pairs = (b, self.heads, chunks + 1, chunks + 1)
+        weights = constant(t, "decays between chunks", pairs, FP32)
+        dense = copy(t, before)
+        cost = Gemm(chunks + 1, self.size * self.state, chunks + 1, FP32, b * self.heads)
+        out = t.op(
+            "carry",
+            (dense, weights, decays),
+            before.axes,
+            FP32,
+            saves=(weights, dense),
+            gradients=(LIKE, None, None),
+            costs=(cost,),
+            backward_costs=(cost, cost),
+        )
+        t.touch(before.tensor)
+        return out
+
+    def _kernel(self, t: Tape, whole: Value, decay: Value, skip: Value, step_bias: Value) -> Value:
+        """mamba_split_conv1d_scan_combined: everything after the first projection, out_proj included, as one autograd function."""
+        axes: dict[str, tuple[Size, ...]] = {
+            "conv1d.weight": (self.convolved, 1, self.kernel),
+            "norm.weight": (self.inner,),
+            "out_proj.weight": (h, self.inner),
+        }
+        axes |= {"conv1d.bias": (self.convolved,)} if self.conv_bias else {}
+        axes |= {"out_proj.bias": (h,)} if self.bias else {}
+        weights = [t.weight(name, shape, kind="scan").value for name, shape in axes.items()]
+        inputs = (whole, decay, skip, step_bias, *weights)
+        chunks = ceil_div(s, self.chunk)
+        row, dtype = (b, s, self.inner), whole.dtype
+
+        def made(name: str, shape: tuple[Size, ...], wide: bool = False, role: Role = Role.WORKSPACE) -> Tensor:
+            return t.tensor(name, shape, FP32 if wide else dtype, role)
+
+        states = (b, chunks, self.heads, self.size, self.state)
+        pairs = (b, chunks, self.groups, self.chunk, self.chunk)
+        passing = [
+            made("convolved", (b, self.convolved, s)),
+            made("steps and their sums", (2, b, self.heads, chunks, self.chunk), True),
+            made("states", states, True),
+            made("C B", pairs, True),
+            made("normed", row),
+        ]
+        saved = [
+            made("scan output", row, role=Role.ACTIVATIONS),
+            made("row factors of the norm", (b, s, self.norm_groups), True, Role.ACTIVATIONS),
+        ]
+        needing = [v for v in inputs if v.requires_grad]
+        out = Value(t.tensor("output", (b, s, h), dtype), (b, s, h), dtype, bool(needing))
+        costs = (
+            Move(6 * traffic(whole), 8),
+            Gemm(self.chunk, self.chunk, self.state, dtype, b * chunks * self.groups),
+            Gemm(self.chunk, self.size, self.chunk, dtype, b * chunks * self.heads),
+            Gemm(b * s, h, self.inner, dtype),
+        )
+        forward = (*((ALLOC, x) for x in passing), *((ALLOC, x) for x in saved), (ALLOC, out.tensor), *((FREE, x) for x in passing))
+        if not needing:
+            t.append("mamba2_split_conv1d_scan", inputs, (out,), forward=(*forward, *((FREE, x) for x in saved)), costs=costs)
+            return out
+        gradients = [Gradient(v, t.gradient_of(v)) for v in needing]
+        work = [
+            *passing[:4],
+            made("scan output again", row),
+            made("grad of scan output", row),
+            made("grad of convolved", (b, self.convolved, s)),
+            made("grads of states", (2, *states), True),
+        ]
+        again = [t.tensor(x.name, x.axes, x.dtype, Role.WORKSPACE) for x in work]
+        backward = (*((ALLOC, x) for x in again), *((ALLOC, g.tensor) for g in gradients if g.tensor), *((FREE, x) for x in again))
+        t.append(
+            "mamba2_split_conv1d_scan",
+            inputs,
+            (out,),
+            forward=forward,
+            saves=(whole.tensor, *saved, decay.tensor, *(w.tensor for w in weights)),
+            costs=costs,
+            backward=backward,
+            gradients=gradients,
+            backward_costs=costs * 3,
+        )
+        for tensor in saved:
+            t.touch(tensor)
+        return out
+
+
+def pad(t: Tape, x: Value, axes: tuple[Size, ...]) -> Value:
+    """`F.pad` along the tokens: a copy even where nothing is added; the gradient is a slice."""
+    return t.op("pad", (x,), axes, x.dtype, gradients=(PASS,), costs=(Move(2 * traffic(x)),))
+
+
+def contract(
+    t: Tape,
+    name: str,
+    x: Value,
+    y: Value,
+    batch: Size,
+    m: Size,
+    n: Size,
+    k: Size,
+    axes: tuple[Size, ...],
+    *,
+    dense: tuple[bool, bool] = (False, False),
+) -> Value:
+    """`torch.einsum` of two tensors whose batch axes lie inside: each operand that is not dense is copied, then one batched product."""
+    left, right = (v if ready else copy(t, v, name=f"{name}: operand") for v, ready in zip((x, y), dense, strict=True))
+    return bmm(t, left, right, batch, m, n, k, axes, name=name)
+
+
+def segment_decays(t: Tape, x: Value, square: tuple[Size, ...]) -> Value:
+    """exp(segment_sum(x)): decays between all pairs of positions of a chunk; keeps its output and two small masks."""
+    with t.scope() as frame:
+        masks = [constant(t, f"mask {i + 1}", square[-2:], BOOL) for i in range(2)]
+        first = t.op("masked_fill", (x, masks[0]), square, FP32, saves=(masks[0],), gradients=(REDUCE, None), costs=(Move(8 * traffic(x)),))
+        running = unary(t, "cumsum", first, saves="nothing")
+        frame.local(running)
+        second = t.op(
+            "masked_fill", (running, masks[1]), square, FP32, saves=(masks[1],), gradients=(LIKE, None), costs=(Move(2 * traffic(running)),)
+        )
+        return unary(t, "exp", second, saves="output")

@@ -1,0 +1,57 @@
+"""The masks that a decoder makes once and every layer reads."""
+
+from __future__ import annotations
+
+from napkinmath.base.dtypes import BOOL, INT64, DType
+from napkinmath.base.expr import Size
+from napkinmath.config.train_config import AdapterKind, Attention
+from napkinmath.ir.ledger import Value
+from napkinmath.ir.tape import Tape
+from napkinmath.models.layers.symbols import b, s
+from napkinmath.ops.index import constant
+
+
+def mask_name(window: int) -> str:
+    """Key of a shared mask: the causal one, or that of a sliding window."""
+    return f"mask of window {window}" if window else "mask"
+
+
+def causal_masks(
+    t: Tape, shared: dict[str, Value], dtype: DType, *, full: bool = True, windows: tuple[int, ...] = (), eager_only: bool = False
+) -> None:
+    """Publishes the masks of full and sliding layers: additive ones for eager attention, a bool one where SDPA cannot do without.
+
+    SDPA takes causality as a flag; a window needs a mask as soon as the sequence is as long as the window. The flash-attn package takes
+    both as arguments. Source:
+    transformers 5.23 masking_utils.py eager_mask, sdpa_mask, _ignore_causal_mask_sdpa.
+    """
+    eager = eager_only or t.policy.config.attention is Attention.EAGER
+    keys = s + t.policy.virtual_tokens(AdapterKind.PREFIX)
+    for window in (*((0,) if full else ()), *windows):
+        if eager:
+            visible = visible_positions(t, window, keys)
+            shared[mask_name(window)] = constant(t, "attention mask", (b, 1, s, keys), dtype)
+            t.touch(visible.tensor)
+        elif keys is not s and t.policy.config.attention is not Attention.FLASH2:  # causality as a flag is for square scores
+            shared[mask_name(window)] = Value(visible_positions(t, window, keys).tensor, (b, 1, s, keys), BOOL)
+        elif t.policy.masks_packed:
+            ends = constant(t, "sequence of each token", (b, s), INT64)
+            allowed = constant(t, "same sequence", (b, 1, s, s), BOOL)
+            shared[mask_name(window)] = constant(t, "mask of packed sequences", (b, 1, s, s), BOOL)
+            t.touch(ends.tensor, allowed.tensor)
+        elif window and t.policy.config.attention is not Attention.FLASH2 and t.policy.at_least("s", window):
+            visible = visible_positions(t, window)
+            shared[mask_name(window)] = Value(visible.tensor, (b, 1, s, s), BOOL)
+
+
+def visible_positions(t: Tape, window: int, keys: Size = s) -> Value:
+    """Which key each query sees, as bools of s², with the comparisons that make it up."""
+    with t.scope() as frame:
+        if not window:
+            return constant(t, "visible", (s, keys), BOOL)
+        lower = constant(t, "query minus window", (s,), INT64)
+        inside = constant(t, "inside the window", (s, keys), BOOL)
+        t.touch(lower.tensor)
+        causal = constant(t, "not after the query", (s, keys), BOOL)
+        frame.local(inside, causal)
+        return constant(t, "visible", (s, keys), BOOL)

@@ -1,0 +1,369 @@
+"""Mixture-of-experts feed-forward: routers, experts held as 3-D parameters, and the block that joins them with shared experts."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from napkinmath.base.dtypes import BOOL, FP32, INT64
+from napkinmath.base.expr import Size
+from napkinmath.base.record import Record
+from napkinmath.ir.ledger import Value, Weight
+from napkinmath.ir.tape import Scope, Tape
+from napkinmath.models.layers.mlp import ACTIVATIONS
+from napkinmath.models.layers.symbols import b, e, fe, h, s, topk
+from napkinmath.ops import routing
+from napkinmath.ops.elementwise import add, add_, cast, mul, scale, sigmoid, softmax
+from napkinmath.ops.index import concatenate, constant, slice_of
+from napkinmath.ops.matmul import dense_linear, linear
+
+TOKENS = b * s
+
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Protocol
+
+    from napkinmath.lowering.parallel.tensor import TensorSplit
+
+    class FeedForward(Protocol):
+        """Any feed-forward that reads hidden states and returns what is added to them."""
+
+        def record(self, t: Tape, x: Value, shared: dict[str, Value]) -> Value: ...
+
+
+class Scoring(str, Enum):
+    """How a router turns logits into the weights of the chosen experts."""
+
+    SOFTMAX = "softmax over all experts, then top-k"
+    CHOSEN = "top-k of the logits, then softmax over the chosen"
+    SOFTMAX_BIASED = "softmax, top-k with a correction bias, gathered"
+    SIGMOID = "sigmoid, top-k with a correction bias, gathered"
+    SIGMOID_CHOSEN = "top-k of the logits, then sigmoid"
+    SPARSE_MIXER = "sparse mixer: two masked softmaxes with sampled choices (Phi-3.5-MoE)"
+
+
+class Router(Record):
+    """Scores every expert for every token and picks `topk` of them; its logits are tokens x experts."""
+
+    scoring: Scoring = Scoring.SOFTMAX
+    name: str = "gate"
+    bias: bool = False
+    bias_outside: bool = False
+    """The correction bias belongs to the block around the router (MiniMax)."""
+    fp32: bool = False
+    """The product itself runs in fp32 on casts of x and of the weight (DeepSeek)."""
+    fp32_scores: bool = True
+    """Scores are computed in fp32."""
+    normalized: bool = False
+    """The weights of a token's experts are divided by their sum."""
+    rescaled: bool = False
+    """The weights are multiplied by a constant."""
+    cast_back: bool = False
+    """The weights are returned in the type of the hidden states."""
+    groups: int = 0
+    """Experts are first narrowed down to the best of this many groups; 0 is no grouping."""
+    adapted_as: tuple[str, ...] = ()
+    """Module names of transformers 4 that PEFT translates into an adapter on the router's parameter."""
+    correction_bias: bool = False
+    """A buffer of one fp32 number an expert is added for the choice (not for the weight)."""
+    kept_fp32: bool = False
+    """The weight is fp32 whatever the model is loaded in, and the bias a parameter that is never trained (ERNIE 4.5)."""
+
+    def record(self, t: Tape, x: Value) -> tuple[Value, Value]:
+        """Weights and indices, of axes (tokens, topk), for x of axes (tokens, h)."""
+        with t.scope(self.name) as frame:
+            weight = self._weight(t)
+            bias = t.weight("bias", (e,), kind="router").value if self.bias else None
+            source = x.dtype
+            if self.fp32:
+                x, weight = cast(t, x, FP32), cast(t, weight, FP32)
+            logits = dense_linear(t, x, weight, bias, label="router logits")
+            frame.local(logits)
+            weights, indices = self._choose(t, frame, logits)
+            if self.cast_back:
+                weights = cast(t, weights, source if self.fp32 else logits.dtype)
+            frame.local(weights, indices)
+            return weights, indices
+
+    def _weight(self, t: Tape) -> Value:
+        weight = t.weight("weight", (e, h), kind="router", dtype=FP32 if self.kept_fp32 else None)
+        if t.policy.adapts_parameter(self.adapted_as):
+            from napkinmath.lowering.expert_adapters import adapted_matrix
+
+            return adapted_matrix(t, weight)
+        return weight.value
+
+    def _choose(self, t: Tape, frame: Scope, logits: Value) -> tuple[Value, Value]:
+        if self.scoring in (Scoring.CHOSEN, Scoring.SIGMOID_CHOSEN):
+            values, indices = routing.top_k(t, cast(t, logits, FP32) if self.fp32_scores else logits, topk)
+            return (softmax(t, values) if self.scoring is Scoring.CHOSEN else sigmoid(t, values)), indices
+        if self.scoring is Scoring.SPARSE_MIXER:
+            return self._sparse_mixer(t, frame, logits)
+        wide = cast(t, logits, FP32) if self.fp32_scores else logits
+        if self.scoring in (Scoring.SIGMOID, Scoring.SOFTMAX_BIASED):
+            weights, indices = self._chosen_apart(t, frame, sigmoid(t, wide) if self.scoring is Scoring.SIGMOID else softmax(t, wide))
+        else:
+            scores = softmax(t, wide)
+            frame.local(scores)
+            if self.groups > 1:
+                scores = self._grouped(t, frame, scores)
+            weights, indices = routing.top_k(t, scores, topk)
+        if self.normalized:
+            weights = routing.divide_rows_(t, weights, routing.row_sum(t, weights))
+        if self.rescaled:
+            weights = scale(t, weights)
+        return weights, indices
+
+    def _sparse_mixer(self, t: Tape, frame: Scope, logits: Value) -> tuple[Value, Value]:
+        """One choice after the other: scores far from the best are masked out, a softmax, a sampled expert, its weight gathered.
+
+        Source: transformers 5.23 models/phimoe/modeling_phimoe.py sparsemixer, PhimoeMultiplier.
+        """
+        multipliers: list[Value] = []
+        one = (TOKENS, 1)
+        for _ in range(2):
+            far = constant(t, "far from the best", logits.axes, BOOL)
+            gates = t.op("masked_fill", (logits, far), logits.axes, logits.dtype, saves=(far,), gradients=("like", None))
+            scores, chosen = softmax(t, gates), constant(t, "sampled expert", one, INT64)
+            weight = t.op("multiplier", (scores, chosen), one, logits.dtype, saves=(scores, chosen), gradients=("like", None))
+            frame.local(far, gates, scores, chosen, weight)
+            multipliers.append(weight)
+        weights = concatenate(t, (multipliers[0], multipliers[1]), (TOKENS, topk))
+        return weights, constant(t, "chosen experts", (TOKENS, topk), INT64)
+
+    def _chosen_apart(self, t: Tape, frame: Scope, scores: Value) -> tuple[Value, Value]:
+        """Experts chosen by their scores and a bias, weighed by the scores alone."""
+        frame.local(scores)
+        choice = Value(scores.tensor, scores.axes, scores.dtype)
+        if self.correction_bias:
+            wide = t.policy.parameter_dtype("buffer") if self.bias_outside else FP32
+            kind = "statistics" if self.kept_fp32 else "buffer"
+            buffer = t.weight("e_score_correction_bias", (e,), kind=kind, dtype=wide, buffer=not self.kept_fp32).value
+            choice = add(t, choice, Value(buffer.tensor, choice.axes, FP32))
+            frame.local(choice)
+        if self.groups > 1:
+            choice = self._grouped(t, frame, choice)
+        indices = constant(t, "top-k indices", (TOKENS, topk), INT64)
+        return routing.gather(t, scores, indices), indices
+
+    def _grouped(self, t: Tape, frame: Scope, scores: Value) -> Value:
+        """Scores of experts outside the best groups masked out: two masks of tokens x experts, and the masked copy."""
+        mask = constant(t, "group mask", (TOKENS, e), FP32)
+        frame.local(mask)
+        inverse = constant(t, "inverted group mask", (TOKENS, e), BOOL)
+        return t.op("masked_fill", (scores, inverse), scores.axes, scores.dtype, saves=(inverse,), gradients=("like", None))
+
+
+class Stack:
+    """One expert parameter as recorded: its weight, bias, low-rank factors if adapted, and output width."""
+
+    __slots__ = ("bias", "factors", "outputs", "weight")
+
+    def __init__(self, weight: Weight, bias: Value | None, factors: tuple[Value, Value] | None, outputs: Size) -> None:
+        self.weight, self.bias, self.factors, self.outputs = weight, bias, factors, outputs
+
+
+class Experts(Record):
+    """All experts of a layer as two (or one gated) 3-D parameters, run by grouped products over rows sorted by expert.
+
+    The default of transformers 5 on CUDA of compute capability 8.0 up (`experts_implementation="grouped_mm"`). bitsandbytes
+    does not quantize 3-D parameters; PEFT adapts them only for the model types whose old linears it translates. Source: transformers 5.23
+    integrations/moe.py grouped_mm_experts_forward.
+    """
+
+    activation: str = "silu"
+    gated: bool = True
+    bias: bool = False
+    transposed: bool = False
+    """Weights are (inputs, outputs), as in GPT-OSS."""
+    clamped: bool = False
+    """GPT-OSS's gate: interleaved halves, both clamped, x * sigmoid(alpha x) * (up + 1)."""
+    width: Size = fe
+    adapted_as: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+    """Module names of transformers 4 that PEFT translates into adapters on the first and on the second parameter."""
+    modules: tuple[str, str, str] | None = None
+    """Linears (gate, up, down) of the modules that transformers 4 held the experts as; None where it held parameters too."""
+    name: str = "experts"
+
+    def record(self, t: Tape, x: Value, weights: Value, indices: Value) -> Value:
+        """The weighted sum of each token's experts; x is (tokens, h), weights and indices are (tokens, topk)."""
+        rows = TOKENS * topk
+        inputs = x.axes[-1]
+        if self.modules is not None and (0, 0) < t.policy.stack.transformers < (5, 0):
+            from napkinmath.models.layers.expert_modules import experts_by_module, runs_experts_as_modules
+
+            if runs_experts_as_modules(t):
+                return experts_by_module(t, x, weights, self.modules, self.width, self.activation)
+        if t.policy.patch is not None:
+            from napkinmath.models.layers.patched_experts import experts_in_turn
+
+            with t.scope(self.name) as frame:
+                frame.local(x, weights, indices)
+                return experts_in_turn(t, x, weights, self._stacks(t, frame, inputs))
+        split = t.policy.experts
+        with t.scope(self.name) as frame:
+            frame.local(x, weights, indices)
+            if split is None:
+                return self._grouped(t, x, weights, indices, TOKENS, topk, e)
+            received, order = split.dispatch(t, frame, x, indices, rows, e)
+            arrived = split.rows(rows)
+            ones, one = (
+                constant(t, "weights of received rows", (arrived, 1), x.dtype),
+                constant(t, "expert of each received row", (arrived, 1), INT64),
+            )
+            frame.local(ones, one)
+            out = self._grouped(t, received, ones, one, arrived, 1, split.experts(e))
+            return cast(t, split.combine(t, out, weights, order, rows, TOKENS), x.dtype)
+
+    def _grouped(self, t: Tape, x: Value, weights: Value, indices: Value, tokens: Size, choices: Size, count: Size) -> Value:
+        """The experts held here over rows sorted by expert; `tokens` rows with `choices` of `count` experts each."""
+        rows = tokens * choices
+        with t.scope() as frame:
+            frame.local(x, weights, indices)
+            stacks = self._stacks(t, frame, x.axes[-1], count)
+            experts, permutation = routing.sort_by_expert(t, Value(indices.tensor, (rows,), INT64))
+            of_token = constant(t, "token of each row", (rows,), INT64)
+            chosen = routing.take_rows(t, x, of_token, "rows by expert")
+            flat = t.view(weights, (rows,))
+            row_weights = routing.take_rows(t, flat, permutation, "routing weights by expert")
+            narrow, counts, offsets = routing.group_offsets(t, experts, count)
+            frame.local(experts, permutation, chosen, row_weights, narrow, counts, offsets)
+            up = self._product(t, chosen, stacks[0], offsets, experts, count)
+            middle = self._gate(t, up) if self.gated else ACTIVATIONS[self.activation](t, up)
+            t.touch(up.tensor)
+            down = self._product(t, middle, stacks[1], offsets, experts, count)
+            weighted = routing.weigh_rows(t, down, t.view(row_weights, (rows, 1)))
+            inverse = constant(t, "inverse permutation", (rows,), INT64)
+            frame.local(down, inverse)
+            ordered = routing.take_rows(t, weighted, inverse, "output by token")
+            frame.local(ordered)
+            summed = routing.sum_over_choices(t, ordered, tokens, choices)
+            frame.local(summed)
+            return cast(t, summed, x.dtype)
+
+    def _stacks(self, t: Tape, frame: Scope, inputs: Size, count: Size = e) -> tuple[Stack, Stack]:
+        """The two expert parameters with their biases and, where PEFT adapts them, low-rank factors (the second's are made first)."""
+        outputs = (2 if self.gated else 1) * self.width
+        shapes = (("gate_up_proj" if self.gated else "up_proj", inputs, outputs), ("down_proj", self.width, inputs))
+        stacks: list[Stack] = []
+        for (name, rows, columns), names in zip(reversed(shapes), reversed(self.adapted_as), strict=True):
+            weight = t.weight(name, (count, rows, columns) if self.transposed else (count, columns, rows), kind="experts")
+            bias = t.weight(f"{name}_bias", (count, columns), kind="bias").value if self.bias else None
+            factors = None
+            if t.policy.adapts_parameter(names):
+                from napkinmath.lowering.expert_adapters import adapted_experts
+
+                factors = adapted_experts(t, frame, weight, fused=len(names), transposed=self.transposed)
+            stacks.append(Stack(weight, bias, factors, columns))
+        return stacks[1], stacks[0]
+
+    def _product(self, t: Tape, x: Value, stack: Stack, offsets: Value, experts: Value, count: Size) -> Value:
+        bias = routing.take_rows(t, stack.bias, experts, "bias of each row") if stack.bias is not None else None
+        weight = stack.weight.value
+        if stack.factors is not None:
+            from napkinmath.lowering.expert_adapters import fold
+
+            weight = fold(t, stack.weight, *stack.factors)
+        out = routing.grouped_mm(t, x, weight, offsets, stack.outputs, count)
+        if bias is None:
+            return out
+        t.touch(bias.tensor)
+        return add_(t, out, bias)
+
+    def _gate(self, t: Tape, both: Value) -> Value:
+        if self.clamped:
+            return _clamped_gate(t, both, self.width)
+        with t.scope() as frame:
+            gate, up = routing.chunk(t, both, (self.width, self.width))
+            frame.local(both)
+            return mul(t, ACTIVATIONS[self.activation](t, gate), up)
+
+
+def _clamped_gate(t: Tape, both: Value, width: Size) -> Value:
+    """Source: transformers 5.23 models/gpt_oss/modeling_gpt_oss.py GptOssExperts._apply_gate."""
+    from napkinmath.ops.elementwise import shift, unary
+
+    half = (*both.axes[:-1], width)
+    with t.scope() as frame:
+        frame.local(both)
+        gate, up = slice_of(t, both, half), slice_of(t, both, half)
+        gate = unary(t, "clamp", gate)
+        up = unary(t, "clamp", up)
+        frame.local(gate, up)
+        glu = mul(t, gate, sigmoid(t, scale(t, gate)))
+        frame.local(glu)
+        return mul(t, shift(t, up), glu)
+
+
+class SharedExpert(Record):
+    """A feed-forward that every token visits, added to the routed experts; optionally weighed by a sigmoid gate."""
+
+    mlp: FeedForward
+    gated: bool = False
+    first: bool = False
+    """Run before the routed experts (Qwen) rather than after them (DeepSeek)."""
+
+    def weigh(self, t: Tape, x: Value, out: Value) -> Value:
+        """The output times sigmoid(x · w), where gated."""
+        if not self.gated:
+            return out
+        return mul(t, sigmoid(t, linear(t, x, "shared_expert_gate", 1)), out)
+
+
+class MixtureOfExperts(Record):
+    """Router, routed experts and shared experts of one layer."""
+
+    router: Router = Router()
+    experts: Experts = Experts()
+    shared: SharedExpert | None = None
+    shared_outside: bool = False
+    """The shared expert is a module beside the block (Granite 4)."""
+    latent: int = 0
+    """The experts work on a narrower projection of the hidden states (Nemotron 3); 0 is none."""
+    scope: str = "mlp"
+
+    def record(self, t: Tape, x: Value, shared: dict[str, Value]) -> Value:
+        """Feed-forward of x of axes (b, s, h)."""
+        if self.shared_outside and self.shared is not None:
+            with t.scope() as frame:
+                routed = self.replace(shared=None).record(t, x, shared)
+                frame.local(x, routed)
+                return add(t, routed, self.shared.mlp.record(t, x, shared))
+        with t.scope(self.scope) as frame:
+            frame.local(x)
+            split = t.policy.tensor
+            if split is not None:
+                return self._split(t, x, split, shared)
+            flat = t.view(x, (TOKENS, x.axes[-1]))
+            common = self.shared.mlp.record(t, flat, shared) if self.shared is not None and self.shared.first else None
+            weights, indices = self.router.record(t, flat)
+            frame.local(weights, indices)
+            out = self._routed(t, flat, weights, indices)
+            if self.shared is None:
+                return t.view(out, x.axes)
+            if common is None:
+                common = self.shared.mlp.record(t, x, shared)
+                out = t.view(out, x.axes)
+            else:
+                common = self.shared.weigh(t, flat, common)
+            return t.view(add(t, out, common), x.axes)
+
+    def _split(self, t: Tape, x: Value, split: TensorSplit, shared: dict[str, Value]) -> Value:
+        """Every tensor-parallel rank runs all experts on its share of their width, on all tokens; the parts are summed."""
+        with t.scope() as frame:
+            whole = split.whole_sequence(t, x)
+            flat = t.view(whole, (TOKENS, x.axes[-1]))
+            weights, indices = self.router.record(t, flat)
+            frame.local(weights, indices)
+            read = t.view(split.enter(t, whole), (TOKENS, x.axes[-1]))
+            out = split.leave(t, t.view(self._routed(t, read, weights, indices), whole.axes))
+            if self.shared is None:
+                return out
+            common = self.shared.mlp.record(t, x, shared)
+            return add(t, out, self.shared.weigh(t, x, common) if self.shared.first else common)
+
+    def _routed(self, t: Tape, x: Value, weights: Value, indices: Value) -> Value:
+        if not self.latent:
+            return self.experts.record(t, x, weights, indices)
+        narrow = linear(t, x, "fc1_latent_proj", self.latent)
+        return linear(t, self.experts.record(t, narrow, weights, indices), "fc2_latent_proj", x.axes[-1])

@@ -1,0 +1,301 @@
+"""Frozen linears with LoRA adapters as a set of patched operations runs them: several that read one x, or a whole feed-forward, in one node.
+
+Ours keep each adapter's projection of x; unsloth's make it again and write the gradient of x over x. Both decode 4-bit weights into a
+buffer that lives on. Sources: kernels/napkinmath_kernels/ops/qlora.py, qlora_mlp.py, patching/linears.py; unsloth 2026.10
+kernels/fast_lora.py LoRA_QKV, LoRA_W, LoRA_MLP, kernels/utils.py fast_dequantize.
+"""
+
+from __future__ import annotations
+
+from napkinmath.base.dtypes import BOOL, INT64, DType
+from napkinmath.base.expr import Size, product
+from napkinmath.catalog import kernels
+from napkinmath.catalog.kernels import FrozenLinear, Saved
+from napkinmath.config.train_config import AdapterKind
+from napkinmath.ir.costs import Dequantize, Gemm, Move
+from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value, Weight
+from napkinmath.ir.tape import Tape
+from napkinmath.lowering.adapters import low_rank_pair
+from napkinmath.models.layers.patched import active, scratch
+from napkinmath.ops.elementwise import cast
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from napkinmath.ir.costs import Cost
+
+
+class Branch:
+    """A linear that can be fused: its weight, frozen bias, low-rank pair if it has one, and sizes."""
+
+    __slots__ = ("pair", "shape", "weight")
+
+    def __init__(self, weight: Weight, pair: tuple[Value, Value] | None, shape: FrozenLinear) -> None:
+        self.weight, self.pair, self.shape = weight, pair, shape
+
+
+def branch(t: Tape, x: Value, name: str, outputs: Size, *, bias: bool, kind: str) -> Branch | None:
+    """The named linear as the fused operations take it; None where they leave it to the library."""
+    with t.scope(name):
+        return branch_here(t, x, outputs, bias=bias, kind=kind)
+
+
+def branch_here(t: Tape, x: Value, outputs: Size, *, bias: bool, kind: str, weight: Weight | None = None) -> Branch | None:
+    """The same of the linear whose scope is open: frozen, dense or 4-bit, with plain LoRA or none."""
+    policy = t.policy
+    weight = weight or t.weight("weight", (outputs, x.axes[-1]), kind=kind)
+    packed = bool(weight.constants)
+    if weight.trainable or (packed and (policy.format is None or policy.format.name not in ("nf4", "fp4"))):
+        return None
+    pair, rank = None, 0
+    if policy.adapter is not None and policy.targets(t.module, kind):
+        if policy.adapter.kind is not AdapterKind.LORA:
+            return None
+        pair, rank = low_rank_pair(t, x.axes[-1], outputs, policy.adapter), policy.adapter.rank
+    elif not packed and policy.adapter is None:
+        return None
+    if bias and t.weight("bias", (outputs,), kind="bias").trainable:  # stays as it is: Linear4bit.forward, which casts it, does not run
+        return None
+    stored = (
+        tuple(Saved(name=s.name, axes=s.axes, dtype=s.dtype, is_new=False) for s in (weight.tensor, *weight.constants)) if packed else ()
+    )
+    return Branch(weight, pair, FrozenLinear(outputs=outputs, inputs=x.axes[-1], rank=rank, stored=stored))
+
+
+def is_worth_fusing(found: Branch | None) -> bool:
+    """Whether there is an adapter or a weight to decode; a plain linear is best left alone."""
+    return found is not None and (found.pair is not None or bool(found.shape.stored))
+
+
+def drops(t: Tape) -> bool:
+    """Whether the adapters' input goes through dropout."""
+    return t.policy.adapter is not None and t.policy.adapter.dropout > 0
+
+
+def as_group(t: Tape, found: Sequence[Branch | None]) -> list[Branch] | None:
+    """All of them, or None where one cannot be fused or they differ in dropout; unsloth's want an adapter on each."""
+    known = [one for one in found if one is not None]
+    with_adapter = [one for one in known if one.pair is not None]
+    if len(known) < len(found) or (drops(t) and 0 < len(with_adapter) < len(known)):
+        return None
+    if active(t).adapters_only and len(with_adapter) < len(known):
+        return None
+    if len({bool(one.shape.stored) for one in known}) > 1:  # their products' types differ
+        return None
+    return known
+
+
+def fused_projections(t: Tape, x: Value, linears: tuple[tuple[str, Size], ...], *, bias: bool) -> list[Value]:
+    """Queries, keys and values from one operation; nothing where their linears are left to themselves."""
+    found = [branch(t, x, name, outputs, bias=bias, kind="linear") for name, outputs in linears]
+    group = as_group(t, found) if all(is_worth_fusing(one) for one in found) else None
+    return [] if group is None else fused_linears(t, x, group)
+
+
+def fused_feed_forward(t: Tape, x: Value, names: tuple[str, str, str], width: Size, *, bias: bool, kind: str) -> Value | None:
+    """The whole feed-forward as one operation, or None: a dense one without adapters has nothing to fuse."""
+    middle = Value(x.tensor, (*x.axes[:-1], width), x.dtype, x.requires_grad)
+    found = [branch(t, x, name, width, bias=bias, kind=kind) for name in names[:2]]
+    found.append(branch(t, middle, names[2], x.axes[-1], bias=bias, kind=kind))
+    group = as_group(t, found) if any(is_worth_fusing(one) for one in found) else None
+    return None if group is None else fused_mlp(t, x, group)
+
+
+def single_linear(t: Tape, x: Value, outputs: Size, *, bias: bool, kind: str, weight: Weight | None) -> Value | None:
+    """One linear with its adapter; unsloth has one for the attention's output alone."""
+    if active(t).adapters_only and not t.module.endswith(".o_proj"):
+        return None
+    found = branch_here(t, x, outputs, bias=bias, kind=kind, weight=weight)
+    group = as_group(t, [found]) if is_worth_fusing(found) else None
+    return None if group is None else fused_linears(t, x, group)[0]
+
+
+def _product_input(t: Tape, x: Value, packed: bool) -> Value:
+    """x in the type of a packed base's products, and in autocast's."""
+    if packed and not active(t).adapters_only:
+        x = cast(t, x, t.policy.product_dtype)
+    return cast(t, x, t.policy.autocast) if t.policy.autocast is not None else x
+
+
+def fused_linears(t: Tape, x: Value, group: Sequence[Branch]) -> list[Value]:
+    """The outputs of linears that read one x, each in the type of x."""
+    source = _product_input(t, x, bool(group[0].shape.stored))
+    outs = _record(t, source, group)
+    return [cast(t, out, x.dtype) for out in outs] if group[0].shape.stored else outs
+
+
+def _record(t: Tape, x: Value, group: Sequence[Branch]) -> list[Value]:
+    dtype, rows, dropped = x.dtype, product(x.axes[:-1]), drops(t)
+    adapter_dtype = t.policy.adapter_dtype if t.policy.adapter is not None else dtype
+    shapes = tuple(one.shape for one in group)
+    cost = kernels.qlora_linears(rows, shapes, dtype, adapter_dtype=adapter_dtype, dropout=dropped)
+    in_place = active(t).adapters_only
+    pairs = [value for one in group if one.pair is not None for value in one.pair]
+    needs = x.requires_grad or bool(pairs)
+    outputs = [t.tensor("output", (*x.axes[:-1], one.shape.outputs), dtype) for one in group]
+    outs = [Value(tensor, tensor.axes, dtype, needs) for tensor in outputs]
+    kept = _kept(t, x, cost.new, group, in_place=in_place)
+    made, gone = scratch(t, "adapter inputs in the products' type", cost.forward_temporary)
+    forward = (*((ALLOC, k) for k in kept), *((ALLOC, y) for y in outputs), *made, *gone)
+    forward = forward if needs else (*forward, *((FREE, k) for k in kept))
+    costs = [c for one in group for c in _products(one, rows, dtype)]
+    note_buffers(t, group, dtype)
+    if not needs:
+        t.append("fused linears", (x,), outs, forward=forward, costs=costs)
+        return outs
+    # three projections write over what the attention's norm made for them, the last keeps its own gradient
+    reuse = in_place and len(group) > 1
+    backward, gradients = _backward(t, x, group, cost.backward_temporary, dtype, in_place=reuse, casts=in_place)
+    t.append(
+        "fused linears", (x, *pairs), outs, forward=forward, saves=(x.tensor, *kept), costs=costs, backward=backward, gradients=gradients,
+        backward_costs=[c for one in group for c in _backward_products(one, rows, dtype)],
+    )  # fmt: skip
+    for tensor in kept:
+        t.last_use[tensor] = len(t.ops) - 1
+    return outs
+
+
+def _kept(t: Tape, x: Value, new: Sequence[Saved], group: Sequence[Branch], *, in_place: bool) -> list[Tensor]:
+    """What is made to be saved: ours projections and a seed; unsloth's the masks of dropout."""
+    if in_place:
+        return [t.tensor("dropout mask", x.axes, BOOL) for one in group if one.pair is not None and drops(t)]
+    return [t.tensor(s.name, s.axes, s.dtype) for s in new if s.axes != (0,) and s.dtype is not INT64] + [
+        t.tensor(s.name, s.axes, s.dtype) for s in new if s.dtype is INT64
+    ]
+
+
+def _backward(
+    t: Tape, x: Value, group: Sequence[Branch], temporary: Size, dtype: DType, *, in_place: bool, casts: bool
+) -> tuple[tuple[tuple[str, Tensor], ...], list[Gradient]]:
+    """The gradient of x, then each adapter's; `casts`: made in the products' type, which the engine casts to the adapters'."""
+    gradients: list[Gradient] = []
+    steps: list[tuple[str, Tensor]] = []
+    if x.requires_grad:
+        of_x = x.tensor if in_place else t.gradient_of(x)
+        gradients.append(Gradient(x, of_x))
+        steps += [] if in_place else [(ALLOC, of_x)]
+    made, gone = scratch(t, "gradients through the adapters", temporary)
+    steps += made
+    narrow: list[Tensor] = []
+    for one in group:
+        for value in one.pair or ():
+            gradients.append(Gradient(value, t.gradient_of(value)))
+            if casts and value.dtype is not dtype:
+                narrow.append(t.tensor("adapter's gradient before its cast", value.axes, dtype, Role.WORKSPACE))
+                steps.append((ALLOC, narrow[-1]))
+            else:
+                steps.append((ALLOC, gradients[-1].tensor))  # type: ignore[arg-type]
+    steps += gone
+    if narrow:
+        wide = [g.tensor for g in gradients if g.of.weight is not None and g.tensor is not None]
+        steps += [(ALLOC, w) for w in wide] + [(FREE, n) for n in narrow]
+    return tuple(steps), gradients
+
+
+def _products(one: Branch, rows: Size, dtype: DType) -> list[Cost]:
+    shape = one.shape
+    costs: list[Cost] = [Dequantize("nf4", shape.elements, 4, dtype)] if shape.stored else []
+    costs.append(Gemm(rows, shape.outputs, shape.inputs, dtype))
+    if shape.rank:
+        costs += [Gemm(rows, shape.rank, shape.inputs, dtype), Gemm(rows, shape.outputs, shape.rank, dtype)]
+    return costs
+
+
+def _backward_products(one: Branch, rows: Size, dtype: DType) -> list[Cost]:
+    shape = one.shape
+    costs: list[Cost] = [Dequantize("nf4", shape.elements, 4, dtype)] if shape.stored else []
+    costs.append(Gemm(rows, shape.inputs, shape.outputs, dtype))
+    if shape.rank:
+        thin = [Gemm(rows, shape.rank, shape.outputs, dtype), Gemm(rows, shape.inputs, shape.rank, dtype)]
+        costs += [*thin, Gemm(shape.rank, shape.inputs, rows, dtype), Gemm(shape.outputs, shape.rank, rows, dtype)]
+    return costs
+
+
+def note_buffers(t: Tape, group: Sequence[Branch], dtype: DType) -> None:
+    """Remembers how large the buffer must be that weights are decoded into; it is made once, before the first forward."""
+    for one in group:
+        if one.shape.stored:
+            t.policy.decoded.append(t.known(one.shape.elements) * dtype.bits // 8)
+
+
+def fused_mlp(t: Tape, x: Value, group: Sequence[Branch]) -> Value:
+    """down(act(gate(x)) * up(x)) as one node, in the type of x."""
+    source = _product_input(t, x, bool(group[0].shape.stored))
+    out = _record_mlp(t, source, group)
+    return cast(t, out, x.dtype) if group[0].shape.stored else out
+
+
+def _record_mlp(t: Tape, x: Value, group: Sequence[Branch]) -> Value:
+    dtype, rows, dropped, in_place = x.dtype, product(x.axes[:-1]), drops(t), active(t).adapters_only
+    adapter_dtype = t.policy.adapter_dtype if t.policy.adapter is not None else dtype
+    gate, up, down = group
+    cost = kernels.qlora_mlp(rows, (gate.shape, up.shape, down.shape), dtype, adapter_dtype=adapter_dtype, dropout=dropped)
+    pairs = [value for one in group if one.pair is not None for value in one.pair]
+    output = t.tensor("output", (*x.axes[:-1], down.shape.outputs), dtype)
+    out = Value(output, output.axes, dtype, x.requires_grad or bool(pairs))
+    wide = [t.tensor(name, (*x.axes[:-1], gate.shape.outputs), dtype) for name in ("gate", "up")]
+    new = [s for s in cost.new if s.name not in ("gate", "up")]
+    kept = [*wide, *_kept(t, x, new, (gate, up), in_place=in_place)]
+    if in_place and dropped and down.pair is not None:
+        kept.append(t.tensor("dropout mask", wide[0].axes, BOOL))
+    made, gone = scratch(t, "the gated product", cost.forward_temporary)
+    forward = (*((ALLOC, k) for k in kept), *made, (ALLOC, output), *gone)
+    note_buffers(t, group, dtype)
+    gate_moved = product(wide[0].axes) * (dtype.bits // 8)
+    costs: list[Cost] = [c for one in group for c in _products(one, rows, dtype)]
+    costs.append(Move(3 * gate_moved))
+    if not out.requires_grad:
+        t.append("fused feed-forward", (x,), (out,), forward=(*forward, *((FREE, k) for k in kept)), costs=costs)
+        return out
+    backward, gradients = (_unsloth_mlp_backward if in_place else _mlp_backward)(t, x, group, wide, dtype)
+    back: list[Cost] = [c for one in group for c in _backward_products(one, rows, dtype)]
+    t.append(
+        "fused feed-forward", (x, *pairs), (out,), forward=forward, saves=(x.tensor, *kept), costs=costs, backward=backward, gradients=gradients,
+        backward_costs=[*back, Move(6 * gate_moved)],
+    )  # fmt: skip
+    for tensor in kept:
+        t.last_use[tensor] = len(t.ops) - 1
+    return out
+
+
+def _mlp_backward(
+    t: Tape, x: Value, group: Sequence[Branch], wide: Sequence[Tensor], dtype: DType
+) -> tuple[tuple[tuple[str, Tensor], ...], list[Gradient]]:
+    """The down projection's adapter with the product made again; then the product is dropped, and gate and up follow."""
+    rows = product(x.axes[:-1])
+    adapter_dtype = t.policy.adapter_dtype if t.policy.adapter is not None else dtype
+    of_h, of_up, again = (t.tensor(n, wide[0].axes, dtype, Role.WORKSPACE) for n in ("gradient of the product", "gradient of up", "the product again"))  # fmt: skip
+    steps: list[tuple[str, Tensor]] = [(ALLOC, of_h), (ALLOC, of_up), (ALLOC, again)]
+    gradients: list[Gradient] = []
+    through, closed = scratch(t, "gradient through down's adapter", rows * group[2].shape.rank * (dtype.bits // 8))
+    for which in (2, 0, 1):
+        one = group[which]
+        before = group[0].shape.rank if which == 1 else 0
+        need = one.shape.backward_temporary(rows, dtype, adapter_dtype, dropout=drops(t), before=before)
+        if which == 2:
+            need = need - rows * one.shape.rank * (dtype.bits // 8)
+            steps += through
+        made, gone = scratch(t, "gradients through the adapter", need)
+        steps += made
+        for value in one.pair or ():
+            gradients.append(Gradient(value, t.gradient_of(value)))
+            steps.append((ALLOC, gradients[-1].tensor))  # type: ignore[arg-type]
+        steps += gone
+        if which == 2:
+            steps.append((FREE, again))
+            if x.requires_grad:
+                gradients.append(Gradient(x, t.gradient_of(x)))
+                steps.append((ALLOC, gradients[-1].tensor))  # type: ignore[arg-type]
+    return (*steps, *closed, (FREE, of_h), (FREE, of_up)), gradients
+
+
+def _unsloth_mlp_backward(
+    t: Tape, x: Value, group: Sequence[Branch], wide: Sequence[Tensor], dtype: DType
+) -> tuple[tuple[tuple[str, Tensor], ...], list[Gradient]]:
+    """One new tensor as wide as the product; gate and up are overwritten by their gradients, and x by its own."""
+    product_gradient = t.tensor("gradient of the product", wide[0].axes, dtype, Role.WORKSPACE)
+    largest = t.tensor("unpacked weight", group[1].weight.axes, dtype, Role.WORKSPACE) if group[1].shape.stored else None
+    steps, gradients = _backward(t, x, group, 0, dtype, in_place=True, casts=True)
+    unpack = ((ALLOC, largest), (FREE, largest)) if largest is not None else ()
+    return ((ALLOC, product_gradient), *steps, *unpack, (FREE, product_gradient)), gradients

@@ -1,0 +1,31 @@
+"""The head of a reward model or a critic: one score for each token, of which the last one's counts (transformers ForSequenceClassification)."""
+
+from __future__ import annotations
+
+from napkinmath.base.dtypes import FP32
+from napkinmath.ir.costs import Move, traffic
+from napkinmath.ir.ledger import Role, Value
+from napkinmath.ir.model_spec import Part
+from napkinmath.ir.tape import LIKE, Tape
+from napkinmath.models.layers.norm import Norm
+from napkinmath.models.layers.symbols import b
+from napkinmath.ops.index import slice_of
+from napkinmath.ops.matmul import linear
+
+
+class ScoreHead(Part):
+    """Norm, one output a token, and a mean that stands for the loss over scores, which are too few to matter."""
+
+    norm: Norm | None = Norm()
+    norm_name: str = "model.norm"
+
+    def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
+        assert x is not None
+        with t.scope() as frame:
+            frame.local(x)
+            hidden = self.norm.record(t, x, self.norm_name) if self.norm else x
+            frame.local(hidden)
+            scores = linear(t, hidden, "score", 1, bias=False, role=Role.LOGITS)
+            frame.local(scores)
+            last = slice_of(t, scores, (b, 1))
+            return t.op("mean", (last,), (1,), FP32 if t.policy.autocast else last.dtype, gradients=(LIKE,), costs=(Move(traffic(last)),), role=Role.LOGITS)  # fmt: skip

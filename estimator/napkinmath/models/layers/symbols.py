@@ -1,0 +1,8 @@
+"""The symbols that layer types share, as expressions."""
+
+from __future__ import annotations
+
+from napkinmath.base.expr import symbol
+
+b, s, h, a, k, dh, f, v = (symbol(name) for name in ("b", "s", "h", "a", "k", "dh", "f", "v"))
+e, topk, fe, fs = (symbol(name) for name in ("e", "topk", "fe", "fs"))

@@ -1,0 +1,246 @@
+"""T5: encoder and decoder blocks with a learned relative position bias that the first block of a stack shares with the rest.
+
+Source: transformers 5.23 models/t5/modeling_t5.py, integrations/sdpa_attention.py create_position_bias_mask.
+"""
+
+from __future__ import annotations
+
+from napkinmath.base.dtypes import BOOL, FP32, INT64
+from napkinmath.base.expr import Size, symbol
+from napkinmath.base.record import Record
+from napkinmath.config.train_config import AdapterKind, Attention
+from napkinmath.ir.costs import Move, traffic
+from napkinmath.ir.ledger import Role, Value
+from napkinmath.ir.model_spec import Part
+from napkinmath.ir.tape import LIKE, PASS, Tape
+from napkinmath.models.layers.mlp import activate
+from napkinmath.models.layers.symbols import a, b, dh, f, h, s, v
+from napkinmath.ops.attention import dense_operand, rows_first, sdpa
+from napkinmath.ops.elementwise import add, copy, dropout, mul, rsqrt, scale, shift, softmax
+from napkinmath.ops.elementwise import cast as cast_to
+from napkinmath.ops.index import constant, embedding, input_leaf, model_input
+from napkinmath.ops.loss import cross_entropy
+from napkinmath.ops.matmul import bmm, linear
+from napkinmath.ops.norm import mean_square
+from napkinmath.ops.routing import weigh_rows
+
+st = symbol("st")
+
+
+def t5_norm(t: Tape, x: Value, name: str) -> Value:
+    """x · rsqrt(mean of squares) in fp32, cast to the weight's type where that is 16-bit, times the weight (T5LayerNorm)."""
+    with t.scope(name):
+        weight = t.weight("weight", (h,), kind="norm").value
+        inverse = rsqrt(t, shift(t, mean_square(t, cast_to(t, x, FP32))))
+        normed = weigh_rows(t, x, inverse)
+        return mul(t, weight, cast_to(t, normed, weight.dtype) if weight.dtype is not FP32 else normed)
+
+
+class T5Embedding(Part):
+    """The entrance of a stack: embeddings (shared by both stacks), dropout."""
+
+    decoder: bool = False
+    dropout: float = 0.1
+
+    def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
+        stack = "decoder" if self.decoder else "encoder"
+        if self.decoder:
+            shared["labels"] = model_input(t, "labels", (b, st), INT64)
+            ids = constant(t, "shifted labels", (b, st), INT64)
+        else:
+            ids = shared["input_ids"] = model_input(t, "input ids", (b, s - t.policy.virtual_tokens(AdapterKind.PROMPT)), INT64)
+        if self.decoder:
+            with t.scope(f"{stack}.embed_tokens"):
+                table = t.weight("weight", (v, h), kind="embedding", tied_to="shared.weight")
+            words = embedding(t, ids, "", v, h, weight=table)
+        else:
+            words = self._prompted(t, embedding(t, ids, "shared", v, h))
+        words = input_leaf(t, words)
+        if t.policy.config.attention is Attention.EAGER and self.decoder:
+            shared["decoder mask"] = constant(t, "causal mask", (b, 1, st, st), words.dtype)
+        return dropout(t, words, self.dropout)
+
+    def _prompted(self, t: Tape, words: Value) -> Value:
+        if t.policy.adapter is None or t.policy.adapter.kind is not AdapterKind.PROMPT:
+            return words
+        from napkinmath.lowering.virtual_tokens import with_encoder_prompt
+
+        return with_encoder_prompt(t, words)
+
+
+class T5Attention(Record):
+    """Attention with an additive bias, without scaling by the head size; keys and values of the encoder where `cross`."""
+
+    decoder: bool = False
+    cross: bool = False
+    dropout: float = 0.1
+    buckets: int = 0
+    """In the first block of a stack, which makes the bias that the others read: rows of its table; 0 in the others."""
+
+    def record(self, t: Tape, x: Value, shared: dict[str, Value]) -> Value:
+        """Attention of x, of axes (b, length, h)."""
+        queries: Size = st if self.decoder else s
+        keys: Size = s if self.cross or not self.decoder else st
+        source = shared["encoder states"] if self.cross else x
+        name = "cross bias" if self.cross else "decoder bias" if self.decoder else "encoder bias"
+        cached = self.decoder and not t.policy.recomputes  # the decoder builds a cache in training too, unless checkpointed
+        with t.scope("EncDecAttention" if self.cross else "SelfAttention") as frame:
+            frame.local(x)
+            q = self._heads(t, x, "q", queries)
+            k, value = self._heads(t, source, "k", keys), self._heads(t, source, "v", keys)
+            if cached:
+                k, value = (copy(t, y, name="cache") for y in (k, value))
+                t.keep(k, value)
+            frame.local(q, k, value)
+            if self.buckets:
+                shared[name] = self._zero_bias(t, x) if self.cross else self._bias(t, queries)
+            bias = shared[name]
+            if t.policy.config.attention is Attention.EAGER:
+                mask = shared["decoder mask"] if self.decoder and not self.cross else None
+                out = self._eager(t, q, k, value, bias, mask, dense=cached)
+            else:
+                out = sdpa(t, q, k, value, groups=1, mask=self._additive(t, bias, queries), causal=False, dropout_p=self.dropout)
+            frame.local(out)
+            return linear(t, t.view(out, (b, queries, a * dh)), "o", h)
+
+    def _bias(self, t: Tape, length: Size) -> Value:
+        """compute_bias: integer tables of every pair of positions, then a look-up of one number a head."""
+        tables = [constant(t, f"relative positions, table {i + 1}", (length, length), INT64) for i in range(6)]
+        t.touch(*(table.tensor for table in tables))
+        buckets = constant(t, "buckets", (length, length), INT64)
+        return t.view(embedding(t, buckets, "relative_attention_bias", self.buckets, a), (1, a, length, length))
+
+    def _zero_bias(self, t: Tape, x: Value) -> Value:
+        """The bias of cross-attention, which asks for a gradient where the layer is checkpointed."""
+        zeros = constant(t, "zero bias of cross-attention", (1, a, st, s), x.dtype)
+        zeros.requires_grad = t.policy.recomputes
+        return zeros
+
+    def _heads(self, t: Tape, x: Value, name: str, length: Size) -> Value:
+        return t.view(t.view(linear(t, x, name, a * dh), (b, length, a, dh)), (b, a, length, dh))
+
+    def _additive(self, t: Tape, bias: Value, length: Size) -> Value:
+        """The bias as SDPA's mask: made contiguous in every layer, future positions masked out first in the decoder."""
+        if self.cross:
+            return bias
+        if self.decoder:
+            future = constant(t, "causal pairs", (length, length), BOOL)
+            bias = t.op(
+                "where",
+                (future, bias),
+                bias.axes,
+                bias.dtype,
+                saves=(future,),
+                gradients=(None, LIKE),
+                costs=(Move(2 * traffic(bias)),),
+                backward_costs=(Move(2 * traffic(bias)),),
+            )
+        return copy(t, bias)
+
+    def _eager(self, t: Tape, q: Value, k: Value, value: Value, bias: Value, mask: Value | None, *, dense: bool) -> Value:
+        scores = (b, a, q.axes[2], k.axes[2])
+        with t.scope() as frame:
+            weights = scale(
+                t,
+                bmm(
+                    t,
+                    dense_operand(t, q, dense=False),
+                    dense_operand(t, k, dense=dense),
+                    b * a,
+                    q.axes[2],
+                    k.axes[2],
+                    dh,
+                    scores,
+                    name="q k^T",
+                ),
+            )
+            weights = t.op(
+                "add bias",
+                (weights, bias),
+                scores,
+                weights.dtype,
+                gradients=(PASS, LIKE),
+                costs=(Move(2 * traffic(weights)),),
+                backward_costs=(Move(traffic(weights, bias)),),
+            )
+            if mask is not None:
+                weights = add(t, weights, Value(mask.tensor, scores, mask.dtype))
+            weights = dropout(t, softmax(t, weights), self.dropout)
+            frame.local(weights)
+            t.keep(weights)
+            out = bmm(
+                t, weights, dense_operand(t, value, dense=dense), b * a, q.axes[2], dh, k.axes[2], (b, a, q.axes[2], dh), name="scores v"
+            )
+            return rows_first(t, out)
+
+
+class T5Block(Part):
+    """Self-attention, cross-attention in the decoder, feed-forward, each normed before and dropped out after."""
+
+    decoder: bool = False
+    gated: bool = False
+    activation: str = "relu"
+    dropout: float = 0.1
+    buckets: int = 0
+    """Rows of the table of relative positions, in the first block of a stack."""
+
+    def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
+        assert x is not None
+        attention = T5Attention(decoder=self.decoder, dropout=self.dropout, buckets=self.buckets)
+        layers = [attention, attention.replace(cross=True)] if self.decoder else [attention]
+        for number, layer in enumerate(layers):
+            with t.scope(f"layer.{number}") as frame:
+                frame.local(x)
+                normed = t5_norm(t, x, "layer_norm")
+                attended = layer.record(t, normed, shared)
+                frame.local(normed, attended)
+                x = add(t, x, dropout(t, attended, self.dropout))
+        with t.scope(f"layer.{len(layers)}") as frame:
+            frame.local(x)
+            normed = t5_norm(t, x, "layer_norm")
+            frame.local(normed)
+            out = self._feed_forward(t, normed)
+            frame.release(normed)  # the name is bound to the result
+            frame.local(out)
+            return add(t, x, dropout(t, out, self.dropout))
+
+    def _feed_forward(self, t: Tape, x: Value) -> Value:
+        with t.scope("DenseReluDense") as frame:
+            if self.gated:
+                frame.local(x)
+                gate = activate(t, linear(t, x, "wi_0", f), self.activation)
+                wide = mul(t, gate, linear(t, x, "wi_1", f))
+            else:
+                wide = activate(t, linear(t, x, "wi", f), self.activation)
+            return linear(t, dropout(t, wide, self.dropout), "wo", h, kind="unquantized linear")  # _keep_in_fp32_modules
+
+
+class T5StackEnd(Part):
+    """The final norm of a stack and its dropout."""
+
+    dropout: float = 0.1
+
+    def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
+        assert x is not None
+        normed = t5_norm(t, x, "final_layer_norm")
+        out = dropout(t, normed, self.dropout)
+        t.touch(normed.tensor)
+        return out
+
+
+class T5Head(Part):
+    """Optional scaling by the square root of the width, the head, cross-entropy in the logits' type."""
+
+    tied_to: str = ""
+    scaled: bool = False
+
+    def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
+        assert x is not None
+        with t.scope() as frame:
+            frame.local(x)
+            hidden = scale(t, x) if self.scaled else x
+            with t.scope("lm_head"):
+                weight = t.weight("weight", (v, h), kind="head", tied_to=self.tied_to)
+            logits = linear(t, hidden, "lm_head", v, kind="head", role=Role.LOGITS, weight=weight)
+            frame.local(logits, hidden)
+            return cross_entropy(t, logits, upcast=False)

@@ -1,0 +1,94 @@
+"""Heads of encoders: masked language modelling, classification of a sequence or an image, and none."""
+
+from __future__ import annotations
+
+from napkinmath.base.dtypes import FP32
+from napkinmath.base.expr import Size
+from napkinmath.ir.costs import Move, traffic
+from napkinmath.ir.ledger import Role, Value
+from napkinmath.ir.model_spec import Part
+from napkinmath.ir.tape import LIKE, Tape
+from napkinmath.models.layers.mlp import activate
+from napkinmath.models.layers.symbols import b, h, v
+from napkinmath.ops.elementwise import dropout, tanh
+from napkinmath.ops.index import slice_of
+from napkinmath.ops.loss import cross_entropy
+from napkinmath.ops.matmul import linear
+from napkinmath.ops.norm import layer_norm
+
+
+class MaskedLmHead(Part):
+    """Dense, activation, LayerNorm, and a decoder tied to the word embeddings with its own bias; the loss is not shifted."""
+
+    dense: str = "cls.predictions.transform.dense"
+    norm: str = "cls.predictions.transform.LayerNorm"
+    decoder: str = "cls.predictions.decoder"
+    tied_to: str = ""
+    activation: str = "gelu"
+    dense_bias: bool = True
+    norm_bias: bool = True
+    decoder_bias: bool = True
+    upcast: bool = False
+    """Logits are copied to fp32 before the loss (loss_utils.ForMaskedLMLoss, which ModernBERT calls and BERT does not)."""
+
+    def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
+        assert x is not None
+        with t.scope() as frame:
+            frame.local(x)
+            hidden = activate(t, linear(t, x, self.dense, h, bias=self.dense_bias), self.activation)
+            hidden = layer_norm(t, hidden, name=self.norm, bias=self.norm_bias)
+            with t.scope(self.decoder):
+                weight = t.weight("weight", (v, h), kind="head", tied_to=self.tied_to)
+            logits = linear(t, hidden, self.decoder, v, bias=self.decoder_bias, kind="head", role=Role.LOGITS, weight=weight)
+            frame.local(logits)
+            return cross_entropy(t, logits, upcast=self.upcast)
+
+
+class ClassificationHead(Part):
+    """The first token through an optional pooler (dense, tanh), dropout and a classifier."""
+
+    labels: int = 2
+    pooler: str = ""
+    """Path of the pooler's dense layer; none where empty."""
+    activation: str = "tanh"
+    """After the pooler."""
+    norm: str = ""
+    """Path of a final LayerNorm over all tokens (ViT)."""
+    dropout: float = 0.1
+    name: str = "classifier"
+    width: Size = h
+
+    def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
+        assert x is not None
+        with t.scope() as frame:
+            frame.local(x)
+            if self.norm:
+                x = layer_norm(t, x, name=self.norm)
+                frame.local(x)
+            first = slice_of(t, x, (b, x.axes[-1]))
+            if self.pooler:
+                dense = linear(t, first, self.pooler, self.width, bias=True)
+                first = tanh(t, dense) if self.activation == "tanh" else activate(t, dense, self.activation)
+                frame.local(first)
+            dropped = dropout(t, first, self.dropout)
+            frame.local(dropped)
+            logits = linear(t, dropped, self.name, self.labels, bias=True, role=Role.LOGITS)
+            frame.local(logits)
+            return cross_entropy(t, logits, upcast=False)
+
+
+class MeanOutput(Part):
+    """No head: the mean of the last hidden states (or of the pooled first token) stands for a loss."""
+
+    norm: str = ""
+    pooler: str = ""
+
+    def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
+        assert x is not None
+        if self.norm:
+            x = layer_norm(t, x, name=self.norm)
+        if self.pooler:
+            x = tanh(t, linear(t, slice_of(t, x, (b, x.axes[-1])), self.pooler, x.axes[-1], bias=True))
+        return t.op(
+            "mean", (x,), (1,), FP32 if t.policy.autocast else x.dtype, gradients=(LIKE,), costs=(Move(traffic(x)),), role=Role.LOGITS
+        )

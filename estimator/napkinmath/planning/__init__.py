@@ -1,0 +1,1 @@
+"""Many configurations: sweeps, searches, the largest that fits, plans for one GPU and for a cluster."""

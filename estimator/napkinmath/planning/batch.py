@@ -1,0 +1,204 @@
+"""run_batch: a file of jobs, one JSON object a line, priced in constant memory into one JSON object a line.
+
+Lines go in chunks: their bad lines to the side file first, then their answers to the output, so that whatever moment the run is killed at, what
+is whole in both files tells where to go on. It goes on at the start of that chunk, and so evaluates exactly what a run without a break would.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+
+from napkinmath.base.errors import InputError, shown
+from napkinmath.planning.batch_lines import BatchLines, Jobs
+from napkinmath.planning.grid import EXACT
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from typing import BinaryIO
+
+CHUNK_LINES = 1 << 15
+_FORMAT = 1
+
+
+class BatchResult:
+    """What a run did: lines priced, bad lines, lines taken over from the run before, notes."""
+
+    __slots__ = ("bad", "notes", "priced", "taken_over")
+
+    def __init__(self) -> None:
+        self.priced = self.bad = self.taken_over = 0
+        self.notes: list[str] = []
+
+
+def run_batch(source: str, out: str, given: Mapping[str, object], *, exact: bool = False, force: bool = False, progress: Callable[[int, int], None] | None = None) -> BatchResult:  # fmt: skip
+    """Prices every line of `source` into `out`; bad lines go with their reason to `out`.bad.jsonl.
+
+    A run that was killed is taken up by the same call; `force` starts again. `progress` gets bytes read and lines done. Raises InputError
+    where the output belongs to another run.
+    """
+    result = BatchResult()
+    state, bad = out + ".state", out + ".bad.jsonl"
+    wanted: dict[str, object] = {"format": _FORMAT, "exact": exact, "input": os.path.abspath(source), "input_bytes": os.path.getsize(source), "flags": dict(given)}  # fmt: skip
+    for written in (out, f"{out}.bad.jsonl"):
+        if os.path.exists(written) and os.path.samefile(source, written):
+            raise InputError(f"{shown(written)} would be written over the jobs that are read; name another --out")
+    resumed = _is_resumable(out, state, wanted, force=force)
+    reader = BatchLines(given, result.notes)
+    with open(source, "rb") as lines, open(out, "r+b" if resumed else "wb") as answers, open(bad, "r+b" if resumed and os.path.exists(bad) else "wb") as rejects:  # fmt: skip
+        if not resumed:
+            with open(state, "w", encoding="utf-8") as file:
+                json.dump(wanted, file)
+        done = result.taken_over = _take_up(lines, answers, rejects) if resumed else 0
+        while chunk := list(_take(lines, CHUNK_LINES)):
+            good, wrong = _price(chunk, done, reader, exact=exact)
+            rejects.write("".join(wrong).encode())
+            rejects.flush()
+            answers.write("".join(good).encode())
+            answers.flush()
+            done += len(chunk)
+            result.priced, result.bad = result.priced + len(good), result.bad + len(wrong)
+            if progress is not None:
+                progress(lines.tell(), done)
+    if not os.path.getsize(bad):
+        os.unlink(bad)
+    os.unlink(state)
+    return result
+
+
+def _is_resumable(out: str, state: str, wanted: dict[str, object], *, force: bool) -> bool:
+    """Whether an earlier run of the same jobs left its output; InputError where the output is of another run, or whole."""
+    if force or not os.path.exists(out):
+        return False
+    if not os.path.exists(state):
+        raise InputError(f"--out {shown(out)} exists; add --force to replace it, or name another file")
+    try:
+        with open(state, encoding="utf-8") as file:
+            left = json.load(file)
+    except ValueError:
+        return False  # killed while it was written: nothing was priced yet
+    if left != json.loads(json.dumps(wanted)):
+        raise InputError(f"--out {shown(out)} was begun with other jobs or flags; add --force to start again, or name another file")
+    return True
+
+
+def _take(lines: BinaryIO, count: int) -> Iterator[bytes]:
+    for _ in range(count):
+        line = lines.readline()
+        if not line:
+            return
+        yield line
+
+
+# ---------------------------------------------------------------- going on
+
+
+def _take_up(lines: BinaryIO, answers: BinaryIO, rejects: BinaryIO) -> int:
+    """Cuts both outputs back to whole chunks, skips the input to there, and returns its line number."""
+    ends = _whole_chunks(answers), _whole_chunks(rejects)
+    last = _last_line(answers)
+    chunk = (last - 1) // CHUNK_LINES if last else 0  # the chunk of the last answer may not be whole
+    counted = [_cut(file, found, chunk) for file, found in zip((answers, rejects), ends, strict=True)]
+    jobs = sum(1 for line in _take(lines, chunk * CHUNK_LINES) if line.strip())
+    if sum(counted) != jobs:  # something was lost that was on the disk: begin again
+        for file in (lines, answers, rejects):
+            file.seek(0)
+        answers.truncate()
+        rejects.truncate()
+        return 0
+    return chunk * CHUNK_LINES
+
+
+def _whole_chunks(file: BinaryIO) -> dict[int, tuple[int, int]]:
+    """chunk -> (offset at which its entries start, entries before them); a line that is not whole ends the file."""
+    found: dict[int, tuple[int, int]] = {}
+    file.seek(0)
+    offset = count = 0
+    for line in file:
+        number = _line_number(line)
+        if number is None:
+            break
+        found.setdefault((number - 1) // CHUNK_LINES, (offset, count))
+        offset += len(line)
+        count += 1
+    found[-1] = (offset, count)
+    return found
+
+
+def _last_line(answers: BinaryIO) -> int:
+    """The line number of the last whole answer; 0 where there is none."""
+    answers.seek(0)
+    last = 0
+    for line in answers:
+        number = _line_number(line)
+        if number is None:
+            break
+        last = number
+    return last
+
+
+def _cut(file: BinaryIO, ends: dict[int, tuple[int, int]], chunk: int) -> int:
+    """Truncates before the first entry of a chunk or of a later one; returns the entries left."""
+    offset, count = min((place for key, place in ends.items() if key >= chunk), default=ends[-1])
+    file.seek(offset)
+    file.truncate()
+    return count
+
+
+def _line_number(line: bytes) -> int | None:
+    """17 of b'{"line": 17, ...}\\n'; None for a line that was cut."""
+    if not line.startswith(b'{"line": ') or not line.endswith(b"}\n"):
+        return None
+    digits = line[9 : line.find(b",")]
+    return int(digits) if digits.isdigit() else None
+
+
+# ---------------------------------------------------------------- a chunk
+
+
+def _price(chunk: list[bytes], done: int, reader: BatchLines, *, exact: bool) -> tuple[list[str], list[str]]:
+    """(answers, rejections) of consecutive lines, each in the order of the lines; empty lines give neither."""
+    answers: list[str] = [""] * len(chunk)
+    groups, rejects = reader.read(chunk)
+    for jobs in groups:
+        if exact:
+            _answer_exactly(jobs, done, answers, rejects)
+        else:
+            _answer(jobs, done, answers)
+    wrong = [
+        json.dumps(
+            {
+                "line": done + index + 1,
+                "reason": " ".join(reason.split()),
+                "text": chunk[index][:200].decode("utf-8", "replace").rstrip("\n"),
+            }
+        )
+        + "\n"
+        for index, reason in sorted(rejects.items())
+    ]
+    return [answer for answer in answers if answer], wrong
+
+
+def _answer(jobs: Jobs, done: int, answers: list[str]) -> None:
+    """The answers of one family's jobs, put in their places."""
+    rows = jobs.family.quickly(*jobs.sizes)
+    said: dict[tuple[str, str | None], str] = {}
+    for place, name, (requested, phase, seconds, speed, verdict) in zip(jobs.places, jobs.ids, rows, strict=True):
+        words = said.get((phase, verdict))
+        if words is None:
+            words = said[phase, verdict] = f'"peak_phase": "{phase}", "verdict": {json.dumps(verdict)}'
+        own = f'"id": {name}, ' if name else ""
+        time = "" if seconds is None else f', "seconds": {seconds!r}, "tokens_per_s": {speed!r}'
+        answers[place] = f'{{"line": {done + place + 1}, {own}"requested_bytes": {requested}, {words}{time}}}\n'
+
+
+def _answer_exactly(jobs: Jobs, done: int, answers: list[str], rejects: dict[int, str]) -> None:
+    for place, name, *sizes in zip(jobs.places, jobs.ids, *jobs.sizes, strict=True):
+        try:
+            found = jobs.family.exactly(*sizes)
+        except InputError as error:
+            rejects[place] = str(error)
+            continue
+        own = {"id": json.loads(name)} if name else {}
+        answers[place] = json.dumps({"line": done + place + 1, **own, **{key: found[key] for key in EXACT}}) + "\n"

@@ -1,0 +1,209 @@
+"""Meshes: every way of laying tensor, pipeline, context, expert and data parallelism over a cluster, and the fastest that fits.
+
+Meshes are priced in full in the order of what they could reach at most (`mesh_bounds`) until none left can be better, so the answer is
+that of pricing all.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+
+from napkinmath.base.errors import InputError
+from napkinmath.base.record import Record
+from napkinmath.config.parallel_config import DataParallel, ParallelConfig, PipelineSchedule
+from napkinmath.ir.ledger import Phase
+from napkinmath.ir.step import build_step
+from napkinmath.lowering.choices import resolve
+from napkinmath.lowering.parallel.pipeline import num_micro_batches
+from napkinmath.lowering.parallel.tensor import valid_degrees
+from napkinmath.memory.pipeline_ranks import distinct_ranks
+from napkinmath.memory.simulate import Scopes, managed_bytes, peak_bytes, running
+from napkinmath.planning.mesh_bounds import Bounds, fineness, num_tokens
+from napkinmath.timing.collectives import network_on
+from napkinmath.timing.paging import paging_s
+from napkinmath.timing.pipeline_time import slowest_stage, timed_ranks, waiting_s
+from napkinmath.timing.schedule import Clock, StepTime, phase_times
+from napkinmath.timing.stragglers import at_the_slowest_pace
+
+inf = float("inf")
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from napkinmath.config.cluster import Cluster
+    from napkinmath.config.train_config import TrainConfig
+    from napkinmath.ir.model_spec import ModelSpec
+    from napkinmath.timing.efficiency import Efficiency
+
+
+class MeshPrice(Record):
+    """A mesh with the requested bytes of the rank that needs most, the seconds of a step and the tokens of all GPUs a second."""
+
+    config: TrainConfig
+    peak_bytes: int
+    seconds: float
+    tokens_per_s: float
+
+    @property
+    def parallel(self) -> ParallelConfig:
+        return self.config.parallel
+
+
+def meshes(spec: ModelSpec, cluster: Cluster, config: TrainConfig, *, global_batch: int = 0) -> list[TrainConfig]:
+    """The configuration under every mesh that the model, the sequence and the cluster allow.
+
+    Tensor-parallel groups stay within a node. `global_batch` counts the sequences of a step over all ranks: what one data-parallel rank
+    has of it comes as micro-batches; 0 leaves the accumulation steps as they are. Raises InputError where none is valid.
+    """
+    found = list(_meshes(spec, cluster, config, global_batch))
+    if not found:
+        batch = f" of {global_batch} sequences in micro-batches of {config.micro_batch_size}" if global_batch else ""
+        raise InputError(
+            f"no mesh of {cluster.num_gpus} GPUs{batch} suits {spec.name}; use a number of GPUs and a batch with more divisors"
+        )
+    return found
+
+
+def _meshes(spec: ModelSpec, cluster: Cluster, config: TrainConfig, global_batch: int) -> Iterator[TrainConfig]:
+    gpus, base = cluster.num_gpus, config.parallel
+    experts = dict(spec.symbols).get("e", 1) or 1
+    for tensor in valid_degrees(spec, cluster.gpus_per_node, copies_heads=config.stack.startswith("megatron")):
+        if gpus % tensor or cluster.gpus_per_node % tensor:
+            continue
+        for pipeline in divisors_of(gpus // tensor, spec.num_layers // base.virtual_pipeline_size):
+            for context in divisors_of(gpus // (tensor * pipeline), gpus):
+                if not _shares_sequence(config, context):
+                    continue
+                data = gpus // (tensor * pipeline * context)
+                steps = _accumulated(config, global_batch, data)
+                if not steps or (base.virtual_pipeline_size > 1 and pipeline > 1 and steps % pipeline):
+                    continue
+                for expert in divisors_of(data * context, experts):
+                    if experts % expert == 0:
+                        yield config.replace(
+                            gradient_accumulation_steps=steps,
+                            parallel=_mesh(base, tensor=tensor, pipeline=pipeline, context=context, expert=expert, data=data),
+                        )
+
+
+def _mesh(base: ParallelConfig, *, tensor: int, pipeline: int, context: int, expert: int, data: int) -> ParallelConfig:
+    kind = base.data_parallel
+    if data * context == 1:
+        kind = DataParallel.NONE
+    elif kind is DataParallel.NONE:
+        kind = DataParallel.DDP
+    chunks = base.virtual_pipeline_size if pipeline > 1 else 1
+    interleaved = base.pipeline_schedule is PipelineSchedule.INTERLEAVED and chunks == 1
+    return base.replace(
+        tensor_parallel_size=tensor, pipeline_parallel_size=pipeline, context_parallel_size=context, expert_parallel_size=expert, data_parallel_size=data, data_parallel=kind,
+        sequence_parallel=tensor > 1, virtual_pipeline_size=chunks, num_micro_batches=0, shard_size=0,
+        pipeline_schedule=PipelineSchedule.ONE_F_ONE_B if interleaved else base.pipeline_schedule,
+    )  # fmt: skip
+
+
+def divisors_of(number: int, most: int) -> list[int]:
+    """The divisors of a number that are not above the most."""
+    return [n for n in range(1, min(number, most) + 1) if number % n == 0]
+
+
+def _shares_sequence(config: TrainConfig, ranks: int) -> bool:
+    length = config.sequence_length
+    return ranks == 1 or (isinstance(length, int) and length % (2 * ranks) == 0 and length // ranks >= 128)
+
+
+def _accumulated(config: TrainConfig, global_batch: int, data: int) -> int:
+    """Micro-batches of a data-parallel rank; 0 where the batch does not divide."""
+    if not global_batch:
+        return config.gradient_accumulation_steps
+    rows = data * int(config.micro_batch_size)  # pyright: ignore[reportArgumentType]
+    return 0 if global_batch % rows else global_batch // rows
+
+
+# ---------------------------------------------------------------- price
+
+
+def price_mesh(spec: ModelSpec, config: TrainConfig, cluster: Cluster, speed: Efficiency) -> MeshPrice:
+    """Peak and time of a step: of the rank that needs most, of the slowest stage with its waiting."""
+    policy = resolve(spec, config, cluster.hardware)
+    parallel = config.parallel
+    clock = Clock(speed, policy, network_on(cluster, parallel) if cluster.num_gpus > 1 else None)
+    stages = parallel.pipeline_parallel_size
+    timed = timed_ranks(stages)
+    ranks = sorted({*timed, *distinct_ranks(parallel, spec.num_layers, num_micro_batches(policy))}) if stages > 1 else timed
+    built = {rank: build_step(spec, policy, pipeline_rank=rank) for rank in ranks}
+    scopes = Scopes(built[0].symbols)
+    peak = max(peak_bytes(step, scopes=scopes) for step in built.values())
+    managed = max(managed_bytes(built[rank], scopes) for rank in timed)
+    priced = {rank: phase_times(running(built[rank], clock, scopes), speed, first_segment=0) for rank in timed}
+    slowest, bubble = slowest_stage(priced.values(), parallel.world_size), 0.0
+    if stages > 1:
+        usual = sum(p.seconds for p in priced[stages // 2] if p.phase in (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD))
+        count = num_micro_batches(policy)
+        bubble = waiting_s(parallel.pipeline_schedule, stages, parallel.virtual_pipeline_size, count, usual / count)
+    slowest = at_the_slowest_pace(slowest, parallel.world_size)
+    time = StepTime(
+        phases=slowest, bubble_s=bubble, paging_s=paging_s(managed, peak, cluster.hardware, speed) if managed else 0.0, tokens=num_tokens(config), model_flops=0,
+        hardware_flops=0, peak_flops_per_s=1.0,
+    )  # fmt: skip
+    return MeshPrice(config=config, peak_bytes=peak, seconds=time.seconds, tokens_per_s=time.tokens_per_s)
+
+
+def fastest(
+    spec: ModelSpec, config: TrainConfig, cluster: Cluster, speed: Efficiency, *, global_batch: int = 0, most: int = 1,
+    among: list[TrainConfig] | None = None, above: float = 0.0, bounds: Bounds | None = None,
+) -> list[MeshPrice]:  # fmt: skip
+    """The `most` fastest meshes whose requested bytes fit a GPU, fastest first: fewer where fewer fit.
+
+    A peak of requested bytes below the memory excludes nothing that fits; whether the winner does is for its Estimate to verify. `among`
+    are the meshes to choose from (all of `meshes`), of which those that no engine runs are left out; `above`: slower ones are of no
+    interest. Raises InputError where none is valid, or each is refused.
+    """
+    bounds = bounds or Bounds(spec, cluster, speed)
+    limit = cluster.hardware.memory_bytes
+    found: list[MeshPrice] = []
+    refused: InputError | None = None
+    waiting = _Waiting(bounds, meshes(spec, cluster, config, global_batch=global_batch) if among is None else among, limit)
+    while (mesh := waiting.next(max(above, found[-1].tokens_per_s if len(found) == most else 0.0))) is not None:
+        try:
+            if bounds.bytes(mesh) > limit:
+                continue
+            price = price_mesh(spec, mesh, cluster, speed)
+        except InputError as error:
+            refused = refused or error
+            continue
+        if price.peak_bytes <= limit:
+            found = sorted([*found, price], key=lambda p: -p.tokens_per_s)[:most]
+    refused = waiting.refused or refused
+    if refused is not None and not waiting.accepted:
+        raise refused
+    return found
+
+
+class _Waiting:
+    """Meshes in the order of what they cannot exceed; what is only known of coarser splits is measured when its turn comes."""
+
+    def __init__(self, bounds: Bounds, among: list[TrainConfig], limit: int) -> None:
+        self.bounds, self.among, self.limit = bounds, among, limit
+        self.refused: InputError | None = None
+        self.accepted = False
+        # (least bound first, number of the mesh, whether it is the mesh's own); coarse splits come before fine ones.
+        self._heap = [(-inf, number, False) for number in sorted(range(len(among)), key=lambda n: fineness(among[n]))]
+
+    def next(self, above: float) -> TrainConfig | None:
+        """The mesh that could be the fastest of those left; None where none could do more than `above`."""
+        while self._heap and -self._heap[0][0] > above:
+            bound, number, own = heappop(self._heap)
+            mesh = self.among[number]
+            if own:
+                return mesh
+            ceiling = inf if self.bounds.knows(mesh) else self.bounds.ceiling(mesh)
+            if ceiling < -bound:
+                heappush(self._heap, (-ceiling, number, False))
+                continue
+            try:
+                if self.bounds.stored_bytes(mesh) <= self.limit:
+                    heappush(self._heap, (-self.bounds.tokens_per_s(mesh), number, True))
+                self.accepted = True
+            except InputError as error:
+                self.refused = self.refused or error
+        return None

@@ -1,0 +1,143 @@
+"""plan_cluster: what to run on several GPUs: every valid mesh under a few combinations of knobs, the fastest that fit verified in full."""
+
+from __future__ import annotations
+
+from itertools import product
+
+from napkinmath.base.errors import InputError
+from napkinmath.base.record import Record
+from napkinmath.estimate import Estimate, Verdict, estimate
+from napkinmath.planning.mesh_bounds import Bounds
+from napkinmath.planning.meshes import MeshPrice, fastest, meshes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from napkinmath.config.cluster import Cluster
+    from napkinmath.config.train_config import TrainConfig
+    from napkinmath.ir.model_spec import ModelSpec
+    from napkinmath.timing.efficiency import Efficiency
+
+# Tried where nothing is given; what a mesh decides (parallel degrees, sharding) is not among them.
+OPEN_KNOBS: tuple[tuple[str, tuple[object, ...]], ...] = (
+    ("method", ("full", "lora", "qlora")),
+    ("checkpointing", (None, "full")),
+    ("data_parallel", ("ddp", "zero1", "zero3", "fsdp2")),
+    ("bs", (1, 2, 4)),
+)
+_EACH = 2  # meshes of one combination that are verified
+_SPARE = 2  # times as many as are wanted are kept, for some will not fit
+_DEGREES = {"tp": "tensor_parallel_size", "pp": "pipeline_parallel_size", "cp": "context_parallel_size", "ep": "expert_parallel_size"}
+
+
+class ClusterCandidate(Record):
+    """One combination of options under one mesh that fits every GPU of the cluster."""
+
+    options: tuple[tuple[str, object], ...]
+    price: MeshPrice
+    estimate: Estimate
+
+
+def plan_cluster(spec: ModelSpec, cluster: Cluster, given: Mapping[str, Sequence[object]], speed: Efficiency, *, top: int = 8) -> list[ClusterCandidate]:  # fmt: skip
+    """The fastest combinations and meshes that fit, fastest first; options given stay, the rest of OPEN_KNOBS is tried.
+
+    Combinations are searched in the order of what they could reach, and left out once enough is known to be faster. Raises InputError
+    where the options given contradict each other or the cluster in every combination.
+    """
+    waiting, refused = _combinations(spec, cluster, given, speed)
+    if not waiting and refused is not None:
+        raise refused
+    priced: list[tuple[MeshPrice, dict[str, object]]] = []
+    searched = False
+    for ceiling, combination in waiting:
+        floor = priced[_SPARE * top - 1][0].tokens_per_s if len(priced) >= _SPARE * top else 0.0
+        if ceiling <= floor:
+            searched = True
+            break
+        try:
+            found = fastest(
+                spec, combination.config, cluster, speed, most=_EACH, among=combination.meshes, above=floor, bounds=combination.bounds
+            )
+            searched = True
+        except InputError as error:
+            refused = refused or error
+            continue
+        priced = sorted([*priced, *((price, combination.options) for price in found)], key=lambda item: -item[0].tokens_per_s)
+    if not searched and refused is not None:
+        raise refused
+    return _verified(spec, cluster, speed, priced, top)
+
+
+def _verified(
+    spec: ModelSpec, cluster: Cluster, speed: Efficiency, priced: list[tuple[MeshPrice, dict[str, object]]], top: int
+) -> list[ClusterCandidate]:
+    """The first `top` that a whole estimate finds fitting."""
+    best: list[ClusterCandidate] = []
+    seen: set[TrainConfig] = set()
+    for price, options in priced:
+        if price.config in seen:
+            continue
+        seen.add(price.config)
+        e = estimate(spec, price.config, hardware=cluster, efficiency=speed)
+        if e.verdict is Verdict.FITS:
+            best.append(ClusterCandidate(options=tuple(options.items()), price=price, estimate=e))
+            if len(best) == top:
+                break
+    return best
+
+
+class _Combination(Record):
+    """One value of every knob, and the meshes that it is searched over."""
+
+    options: dict[str, object]
+    config: TrainConfig
+    meshes: list[TrainConfig]
+    bounds: Bounds
+
+
+def _combinations(
+    spec: ModelSpec, cluster: Cluster, given: Mapping[str, Sequence[object]], speed: Efficiency
+) -> tuple[list[tuple[float, _Combination]], InputError | None]:
+    """(tokens/s that it cannot exceed, combination), best first, and the first refusal."""
+    from napkinmath.inputs.options import train_config
+
+    knobs = {name: tuple(given.get(name) or known) for name, known in OPEN_KNOBS}
+    knobs |= {name: tuple(values) for name, values in given.items() if name not in knobs}
+    found: list[tuple[float, _Combination]] = []
+    refused: InputError | None = None
+    for values in product(*knobs.values()):
+        options = {name: value for name, value in zip(knobs, values, strict=True) if value is not None}
+        options["gpus"] = str(cluster.num_gpus)
+        try:
+            config = train_config(options)
+            among = [mesh for mesh in meshes(spec, cluster, config) if _keeps(mesh, config, options)]
+            if not among:
+                raise InputError(f"no mesh of {cluster.num_gpus} GPUs has the degrees given; leave out --tp, --pp, --cp or --ep")
+            bounds = Bounds(spec, cluster, speed)
+            ceiling = bounds.reach(among)
+        except InputError as error:
+            refused = refused or error
+            continue
+        found.append((ceiling, _Combination(options=options, config=config, meshes=among, bounds=bounds)))
+    return sorted(found, key=lambda item: -item[0]), refused
+
+
+def _keeps(mesh: TrainConfig, config: TrainConfig, options: dict[str, object]) -> bool:
+    """Whether a mesh has the degrees that were given."""
+    return all(getattr(mesh.parallel, name) == getattr(config.parallel, name) for flag, name in _DEGREES.items() if flag in options)
+
+
+def mesh_flags(candidate: ClusterCandidate, gpu: str) -> str:
+    """The mesh as flags of `estimate`: '--gpus 8xH100 --data-parallel fsdp2', '--gpus 8xH100 --tp 2 --data-parallel zero3'."""
+    parallel = candidate.price.parallel
+    name = f"{parallel.world_size}x{gpu}"
+    words = [f'--gpus "{name}"' if " " in name else f"--gpus {name}"]
+    for flag, degree in (("tp", parallel.tensor_parallel_size), ("pp", parallel.pipeline_parallel_size), ("cp", parallel.context_parallel_size), ("ep", parallel.expert_parallel_size)):  # fmt: skip
+        if degree > 1:
+            words.append(f"--{flag} {degree}")
+    if parallel.pipeline_parallel_size > 1:
+        words.append(f"--pp-schedule {parallel.pipeline_schedule.value}")
+    if parallel.data_parallel_size > 1:
+        words.append(f"--data-parallel {parallel.data_parallel.value}")
+    return " ".join(words)

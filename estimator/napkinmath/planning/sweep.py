@@ -1,0 +1,272 @@
+"""sweep, Sweeper: the same rules with numpy arrays bound to batch, sequence and rank: hundreds of thousands of configurations a second.
+
+A step's structure (which tensors exist, in which order) hardly depends on these three, so it is recorded with the symbols left open,
+once between any two sizes at which the library runs other operations; every event is then one addition of arrays. Anything else
+that varies is a new structure: one call a combination.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from napkinmath.base.expr import Bindings, symbol
+from napkinmath.base.record import Record
+from napkinmath.ir.costs import HostCopy, Move
+from napkinmath.ir.ledger import ALLOC, Phase, Tensor, Work
+from napkinmath.memory.simulate import run_order
+from napkinmath.timing.paging import paging_s
+from napkinmath.timing.schedule import issue_s, waited_s
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from numpy.typing import ArrayLike, NDArray
+
+    from napkinmath.base.expr import Size
+    from napkinmath.config.hardware import Hardware
+    from napkinmath.config.train_config import TrainConfig
+    from napkinmath.ir.model_spec import ModelSpec
+    from napkinmath.ir.step import Segment, Step
+    from napkinmath.timing.efficiency import Efficiency
+    from napkinmath.timing.schedule import Clock
+
+    Ints = NDArray[np.int64]
+    Floats = NDArray[np.float64]
+    Bools = NDArray[np.bool_]
+
+CHUNK = 8192  # configurations evaluated together: one array of them fits the second-level cache
+PHASES = tuple(Phase)
+
+
+class SweepResult(Record):
+    """Arrays of one shape: peak bytes as the formulas give them (each tensor rounded to 512 B), winning phase, and speed."""
+
+    requested: Ints
+    winner: Ints
+    """Index into `PHASES` of the phase that sets the peak."""
+    seconds: Floats | None = None
+    tokens_per_s: Floats | None = None
+
+
+def sweep(spec: ModelSpec, config: TrainConfig, *, micro_batch_size: ArrayLike | None = None, sequence_length: ArrayLike | None = None, rank: ArrayLike | None = None, hardware: Hardware | None = None) -> SweepResult:  # fmt: skip
+    """Peak memory (and speed, given hardware with known rates) of every combination of the broadcast arrays.
+
+    The figures are those of `estimate(...)` for each combination: requested bytes equal `estimate(...).peak.nbytes`.
+    """
+    ranks = (config.adapter.rank if config.adapter is not None else 1) if rank is None else rank
+    return Sweeper(spec, config, hardware)(
+        config.micro_batch_size if micro_batch_size is None else micro_batch_size,
+        config.sequence_length if sequence_length is None else sequence_length,
+        ranks,
+    )
+
+
+class Sweeper:
+    """One configuration whose batch, length and rank stay open; what was recorded for some sizes is kept for the next call.
+
+    `efficiency` replaces the hardware's default speeds.
+    """
+
+    def __init__(
+        self, spec: ModelSpec, config: TrainConfig, hardware: Hardware | None = None, efficiency: Efficiency | None = None
+    ) -> None:
+        self.spec, self.config, self.hardware = spec, config, hardware
+        self._speed = efficiency or _default_speed(hardware)
+        self._structures: list[_Structure] = []
+
+    def __call__(self, micro_batch_size: ArrayLike | Size, sequence_length: ArrayLike | Size, rank: ArrayLike | Size = 1) -> SweepResult:
+        """The figures of every combination of the broadcast arrays."""
+        b, s, r = np.broadcast_arrays(
+            _positive("micro_batch_size", micro_batch_size), _positive("sequence_length", sequence_length), _positive("rank", rank)
+        )
+        b_flat, s_flat, r_flat = b.ravel(), s.ravel(), r.ravel()
+        requested: Ints = np.empty(b.size, np.int64)
+        winner: Ints = np.empty(b.size, np.int64)
+        seconds: Floats = np.empty(b.size, np.float64)
+        left = np.arange(b.size)
+        while left.size:
+            structure, alike = self._structure(b_flat[left], s_flat[left], r_flat[left])
+            here, left = left[alike], left[~alike]
+            for i in range(0, here.size, CHUNK):
+                cells = here[i : i + CHUNK]
+                _evaluate(structure, (b_flat[cells], s_flat[cells], r_flat[cells]), cells, requested, winner, seconds)
+        found = SweepResult(requested=np.reshape(requested, b.shape), winner=np.reshape(winner, b.shape))
+        if self._speed is None:
+            return found
+        seconds = np.reshape(seconds, b.shape)
+        return found.replace(seconds=seconds, tokens_per_s=b * s * self.config.gradient_accumulation_steps / seconds)
+
+    def _structure(self, b: Ints, s: Ints, r: Ints) -> tuple[_Structure, Bools]:
+        """The step of the first cell with its sizes left open, and which cells share it."""
+        for known in self._structures:
+            if known.covers(b[:1], s[:1], r[:1])[0]:
+                return known, known.covers(b, s, r)
+        made = _recorded(self.spec, self.config, self.hardware, self._speed, (int(b[0]), int(s[0]), int(r[0])))
+        self._structures.append(made)
+        return made, made.covers(b, s, r)
+
+
+class _Structure:
+    """A step recorded at some sizes, with the sizes at which the library would have run other operations.
+
+    `Policy.thresholds` notes those (a batch of 2, an attention window): the record holds for the cells on the same side of all of them. Where
+    the optimizer's states turn on a parameter's size, it holds for one rank.
+    """
+
+    __slots__ = ("clock", "hardware", "sides", "sizes", "step", "turns_on_rank")
+
+    def __init__(
+        self, step: Step, clock: Clock | None, hardware: Hardware | None, sizes: tuple[int, int, int], *, turns_on_rank: bool
+    ) -> None:
+        self.step, self.clock, self.hardware, self.sizes, self.turns_on_rank = step, clock, hardware, sizes, turns_on_rank
+        self.sides = {name: tuple(step.policy.thresholds.get(name, ())) for name in ("b", "s")}
+
+    def covers(self, b: Ints, s: Ints, r: Ints) -> Bools:
+        """Which cells the record holds for."""
+        alike = r == self.sizes[2] if self.turns_on_rank else np.ones(b.shape, np.bool_)
+        parts = self.step.policy.config.parallel.context_parallel_size
+        for name, values, own in (("b", b, self.sizes[0]), ("s", s // parts, self.sizes[1] // parts)):
+            for threshold in self.sides[name]:
+                alike &= (values >= threshold) == (own >= threshold)
+        return alike
+
+
+def _recorded(spec: ModelSpec, config: TrainConfig, hardware: Hardware | None, speed: Efficiency | None, sizes: tuple[int, int, int]) -> _Structure:  # fmt: skip
+    from napkinmath.ir.step import build_step
+    from napkinmath.lowering.choices import resolve
+    from napkinmath.lowering.optimizer import chosen_optimizer
+    from napkinmath.timing.schedule import Clock
+
+    first = config.replace(micro_batch_size=sizes[0], sequence_length=sizes[1])
+    paged = False
+    if config.adapter is not None:
+        paged = chosen_optimizer(resolve(spec, first, hardware)).paged  # which states are paged turns on a parameter's size
+        first = first.replace(adapter=config.adapter.replace(rank=sizes[2] if paged else symbol("r")))
+    policy = resolve(spec, first, hardware)
+    step = build_step(spec, policy)
+    return _Structure(step, Clock(speed, policy) if speed is not None else None, hardware, sizes, turns_on_rank=paged)
+
+
+def _positive(name: str, values: Any) -> Ints:
+    from napkinmath.base.errors import InputError, shown
+
+    array = np.asarray(values)
+    if array.dtype.kind not in "iu" or (array < 1).any():
+        raise InputError(f"{name} {shown(values)} holds something else than positive whole numbers; use 1 or more")
+    return array.astype(np.int64)
+
+
+def _default_speed(hardware: Hardware | None) -> Efficiency | None:
+    if hardware is None or not hardware.gpu.dense_flops or not hardware.gpu.bandwidth_bytes_per_s:
+        return None
+    from napkinmath.timing.efficiency import default_efficiency
+
+    return default_efficiency(hardware.gpu)
+
+
+class _Profile:
+    """One segment over all configurations: highest live bytes within a repetition, and its net change."""
+
+    __slots__ = ("high", "net")
+
+    def __init__(self, high: Ints, net: Ints) -> None:
+        self.high, self.net = high, net
+
+
+def _evaluate(structure: _Structure, sizes: tuple[Ints, Ints, Ints], cells: Ints, requested: Ints, winners: Ints, times: Floats) -> None:
+    step, clock = structure.step, structure.clock
+    b, s, r = sizes
+    s = s // step.policy.config.parallel.context_parallel_size
+    target = step.policy.config.batch.target_length
+    top = Bindings({**step.symbols, "b": b, "s": s, "st": target or s, "r": r})
+    scopes: dict[tuple[tuple[str, Size], ...], Bindings] = {(): top}
+    order, starts = run_order(step)
+    profiles: dict[int, _Profile] = {}
+    base, peak, winner = np.zeros_like(b), np.full_like(b, -1), np.zeros_like(b)
+    for segment in order:
+        bind = scopes.setdefault(segment.symbols, top.extended(dict(segment.symbols)))
+        profile = profiles.get(id(segment)) or profiles.setdefault(id(segment), _profile(segment, bind, b))
+        highest = base + profile.high + (segment.repeat - 1) * np.maximum(profile.net, 0)
+        higher = highest > peak
+        peak = np.where(higher, highest, peak)
+        winner[higher] = PHASES.index(segment.phase)
+        base = base + segment.repeat * profile.net
+    requested[cells], winners[cells] = peak, winner
+    if clock is not None:
+        times[cells] = _seconds(order[starts[-1] :], scopes, clock)
+        if structure.hardware is not None and (managed := _managed(order, scopes)) is not None:
+            times[cells] += paging_s(managed, peak, structure.hardware, clock.speed)
+
+
+def _managed(order: list[Segment], scopes: dict[tuple[tuple[str, Size], ...], Bindings]) -> Ints | int | None:
+    """Bytes of unified memory, which a step never gives back; None where it has none."""
+    found: Ints | int | None = None
+    for segment in order:
+        for action, payload in segment.events:
+            if action == ALLOC and isinstance(payload, Tensor) and payload.managed:
+                found = (0 if found is None else found) + segment.repeat * scopes[segment.symbols](payload.host_bytes)
+    return found
+
+
+def _profile(segment: Segment, bind: Bindings, like: Ints) -> _Profile:
+    live, high = np.zeros_like(like), np.zeros_like(like)
+    rising = False
+    for action, payload in segment.events:
+        if not isinstance(payload, Tensor):
+            continue
+        if action == ALLOC:
+            live += bind(payload.requested)
+            rising = True
+        else:
+            if rising:
+                np.maximum(high, live, out=high)
+                rising = False
+            live -= bind(payload.requested)
+    if rising:
+        np.maximum(high, live, out=high)
+    return _Profile(high, live)
+
+
+def _seconds(segments: list[Segment], scopes: dict[tuple[tuple[str, Size], ...], Bindings], clock: Clock) -> Floats:
+    """Seconds of the steady step: the longer of the device's and the host's sum, before the update and in it (StepTime.seconds)."""
+    known: dict[int, tuple[Floats | float, Floats | float, int, Floats | float]] = {}
+    device: dict[Phase, Floats | float] = {}
+    copies: dict[Phase, Floats | float] = {}  # on a stream beside the computation
+    host: dict[bool, Floats | float] = {False: 0.0, True: 0.0}  # of the update, and before it
+    for segment in segments:
+        if segment.phase is Phase.SAVE:
+            continue
+        if id(segment) not in known:
+            known[id(segment)] = _segment_seconds(segment, scopes[segment.symbols], clock, issue_s(segment.phase, clock.speed))
+        seconds, beside, launches, waited = known[id(segment)]
+        device[segment.phase] = device.get(segment.phase, 0.0) + segment.repeat * seconds
+        copies[segment.phase] = copies.get(segment.phase, 0.0) + segment.repeat * beside
+        host[segment.phase is Phase.STEP] += segment.repeat * (launches * issue_s(segment.phase, clock.speed) + waited)
+    busy = {phase: np.maximum(device[phase], copies[phase]) for phase in device}
+    found: Floats = np.zeros(1)
+    for update in (False, True):
+        found = found + np.maximum(sum(busy[phase] for phase in busy if (phase is Phase.STEP) is update), host[update])
+    return found
+
+
+def _segment_seconds(
+    segment: Segment, bind: Bindings, clock: Clock, issue_s: float
+) -> tuple[Floats | float, Floats | float, int, Floats | float]:
+    """(seconds of computation, seconds of copies beside it, launches, seconds that the host waits) of one repetition."""
+    queue: list[tuple[Any, int, bool]] = []
+    total: Floats | float = 0.0
+    beside: Floats | float = 0.0
+    launches = 0
+    for _, payload in segment.events:
+        if isinstance(payload, Work):
+            for cost in payload.costs:
+                seconds, count = clock.seconds(cost, bind)
+                if isinstance(cost, HostCopy) and cost.overlaps:
+                    beside = beside + seconds
+                else:
+                    total = total + seconds
+                launches += count
+                queue.append((seconds, count, isinstance(cost, Move) and cost.waits))
+    waited = waited_s(queue, issue_s, np.maximum) if any(waits for *_, waits in queue) else 0.0
+    return total, beside, launches, waited

@@ -1,0 +1,1 @@
+"""Seconds: what kernels, collectives and schedules take on a machine."""

@@ -1,0 +1,241 @@
+"""The clock: prices every operation of a step on a GPU, and adds up a step with what bounds it."""
+
+from __future__ import annotations
+
+from napkinmath.base.record import Record
+from napkinmath.config.train_config import Attention as FlashAttention
+from napkinmath.ir.costs import Attention, Collective, Dequantize, Dispatch, Gemm, HostCopy, Move
+from napkinmath.ir.ledger import Phase
+from napkinmath.ir.timeline import Kernel
+from napkinmath.timing import efficiency
+from napkinmath.timing.overlap import COMMUNICATION, COMMUNICATION_STREAM, COPY_STREAM, seconds_by_phase
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    from napkinmath.base.expr import Bindings
+    from napkinmath.ir.costs import Cost
+    from napkinmath.ir.ledger import Work
+    from napkinmath.ir.timeline import Timeline, TimelineSegment
+    from napkinmath.lowering.policy import Policy
+    from napkinmath.timing.efficiency import Efficiency
+
+COMPUTE, BANDWIDTH, LAUNCH, HOST_LINK = "compute", "bandwidth", "launch", "host link"
+# Kernels that one forward or backward call of an operation launches, where it is not one.
+_ATTENTION_KERNELS = {False: 1, True: 4}
+_DEQUANTIZE_KERNELS = 3
+
+
+class Clock:
+    """Seconds of operations on one GPU under one policy; sizes are bound by the caller (ints, or arrays in a sweep)."""
+
+    def __init__(self, speed: Efficiency, policy: Policy, network: Callable[[Collective, Bindings], float] | None = None) -> None:
+        self.speed, self.policy = speed, policy
+        self.network = network  # seconds of a collective on the cluster; None prices none
+        self._gemm_dtype = policy.rule.gemm if policy.rule.fp8_block is None else ""  # FP8 products say so themselves
+
+    def kernels(self, work: Work, bind: Bindings) -> list[Kernel]:
+        """The kernels of an event with their seconds; the same for the same bindings."""
+        found = bind.derived.get(work)
+        if found is None:
+            name, module = (work.op.name, work.op.module) if work.op is not None else ("update", "")
+            found = bind.derived[work] = [self._kernel(name, module, cost, bind) for cost in work.costs]
+        return found
+
+    def _kernel(self, name: str, module: str, cost: Cost, bind: Bindings) -> Kernel:
+        seconds, launches = self.seconds(cost, bind)
+        flops, moved = bind(cost.flops), bind(cost.moved)
+        bound = (
+            (COPY_STREAM if cost.overlaps else HOST_LINK)
+            if isinstance(cost, HostCopy)
+            else (COMMUNICATION_STREAM if cost.overlaps else COMMUNICATION)
+            if isinstance(cost, Collective)
+            else COMPUTE
+            if isinstance(cost, (Gemm, Attention)) and not self._memory_bound(seconds, moved)
+            else BANDWIDTH
+        )
+        if isinstance(cost, Collective):
+            name = cost.kind
+        return Kernel(name, module, seconds, flops, moved, bound, launches, waits=isinstance(cost, Move) and cost.waits)
+
+    def _memory_bound(self, seconds: Any, moved: Any) -> bool:
+        return moved / self.speed.stream_bytes_per_s > 0.8 * seconds
+
+    def seconds(self, cost: Cost, bind: Bindings) -> tuple[Any, int]:
+        """(seconds, kernel launches) of a cost; equal costs are priced once for the same bindings."""
+        key = (cost.__class__, *[getattr(cost, slot) for slot in cost.__slots__])
+        found = bind.derived.get(key)
+        if found is None:
+            found = bind.derived[key] = self._price(cost, bind)
+        return found
+
+    def _price(self, cost: Cost, bind: Bindings) -> tuple[Any, int]:
+        speed = self.speed
+        if isinstance(cost, Gemm):
+            return efficiency.gemm_s(
+                bind(cost.m), bind(cost.n), bind(cost.k), self._gemm_dtype or cost.dtype, speed, batch=bind(cost.batch)
+            ), 1
+        if isinstance(cost, Move):
+            launches = bind(cost.launches)
+            return efficiency.elementwise_s(bind(cost.moved), speed, launches=launches), launches
+        if isinstance(cost, Attention):
+            window = bind(cost.window) if cost.window is not None else None
+            kernel = "flash1" if cost.kernel == "flash" and self.policy.config.attention is FlashAttention.FLASH1 else cost.kernel
+            return efficiency.attention_s(
+                kernel, bind(cost.rows), bind(cost.heads), bind(cost.kv_heads), bind(cost.s_q), bind(cost.s_kv), bind(cost.head_dim), cost.causal, window, cost.dtype, cost.backward, speed
+            ), _ATTENTION_KERNELS[cost.backward]  # fmt: skip
+        if isinstance(cost, Dequantize):
+            launches = efficiency.UNPACKING_OPERATIONS if cost.kind == "int4-ops" else _DEQUANTIZE_KERNELS
+            return efficiency.dequantize_s(cost.kind, bind(cost.elements), speed), launches
+        if isinstance(cost, Collective):
+            return self.network(cost, bind) if self.network is not None else 0.0, 1
+        if isinstance(cost, Dispatch):
+            return 0.0, cost.count
+        return efficiency.host_copy_s(bind(cost.moved), cost.pinned, speed), 1
+
+
+class PhaseTime(Record):
+    """One phase of the step: device seconds, host seconds to issue it, and shares of device time by bound."""
+
+    phase: Phase
+    device_s: float
+    host_s: float
+    shares: tuple[tuple[str, float], ...]
+    waited_s: float = 0.0
+    """The host's waiting for results that it reads: with it the device has nothing queued."""
+
+    @property
+    def issued_s(self) -> float:
+        """Host seconds until everything is issued."""
+        return self.host_s + self.waited_s
+
+    @property
+    def seconds(self) -> float:
+        """The longer of device and host: the queue lets one run ahead of the other within a phase."""
+        return max(self.device_s, self.issued_s)
+
+    @property
+    def bound(self) -> str:
+        """What bounds the phase."""
+        if self.issued_s > self.device_s:
+            return LAUNCH
+        return max(self.shares, key=lambda item: item[1])[0] if self.shares else BANDWIDTH
+
+
+class StepTime(Record):
+    """Seconds of one steady step, its floating-point work, and what bounds it by phase."""
+
+    phases: tuple[PhaseTime, ...]
+    tokens: int
+    model_flops: int
+    """Forward and backward without recomputation."""
+    hardware_flops: int
+    """Everything computed, recomputation too."""
+    peak_flops_per_s: float
+    measured_s: float = 0.0
+    """The whole step where the phases are as measured, gaps included; 0 where its operations were priced."""
+    bubble_s: float = 0.0
+    """Waiting for other pipeline stages."""
+    paging_s: float = 0.0
+    """Waiting for pages of unified memory (napkinmath.timing.paging)."""
+
+    @property
+    def seconds(self) -> float:
+        """Device and host overlap, the slower one counts; before the update, and in it: the loop reads the loss in between, which waits
+        for the device (transformers 4 trainer.py logging_nan_inf_filter, GradScaler.step's found_inf). What a pipeline waits comes on top,
+        and what pages take."""
+        update = [p for p in self.phases if p.phase is Phase.STEP]
+        before = [p for p in self.phases if p.phase is not Phase.STEP]
+        return (
+            self.measured_s
+            or sum(max(sum(p.device_s for p in part), sum(p.issued_s for p in part)) for part in (before, update)) + self.bubble_s
+        ) + self.paging_s
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens of all micro-steps over the step's seconds."""
+        return self.tokens / self.seconds
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOP/s over the datasheet's dense peak, recomputation not counted."""
+        return self.model_flops / self.seconds / self.peak_flops_per_s
+
+    @property
+    def hfu(self) -> float:
+        """Hardware FLOP/s over the datasheet's dense peak, recomputation counted."""
+        return self.hardware_flops / self.seconds / self.peak_flops_per_s
+
+    def share(self, bound: str) -> float:
+        """Share of the step that a bound explains."""
+        device = sum(p.device_s for p in self.phases)
+        if bound == LAUNCH:
+            return max(0.0, 1 - (device + self.bubble_s + self.paging_s) / self.seconds)
+        pages = self.paging_s if bound == HOST_LINK else 0.0
+        return (sum(dict(p.shares).get(bound, 0.0) * p.device_s for p in self.phases) + pages) / self.seconds
+
+
+def issue_s(phase: Phase, speed: Efficiency) -> float:
+    """Host seconds of one kernel: modules' Python in the forward, autograd's engine in the backward, a loop over parameters in the update."""
+    return efficiency.dispatch_s(1, phase not in (Phase.FORWARD, Phase.LOSS), speed, update=phase is Phase.STEP)
+
+
+def waited_s(queue: Sequence[tuple[Any, int, bool]], issue_s: float, larger: Callable[[Any, Any], Any]) -> Any:
+    """Seconds that the host waits in one of many copies of a segment: two queues side by side, at their steady pace.
+
+    `queue`: seconds, launches and whether the host waits, of each kernel; `larger` is max, or numpy's for arrays of seconds.
+    """
+    host = device = waited = before = 0.0
+    for _ in range(2):
+        before = waited
+        for seconds, launches, waits in queue:
+            host = host + launches * issue_s
+            device = larger(device, host) + seconds
+            if waits:
+                waited = waited + (device - host)
+                host = device
+    return waited - before
+
+
+def _host_s(segment: TimelineSegment, speed: Efficiency) -> tuple[float, float]:
+    """(seconds that the host needs to issue a segment, seconds that it waits for results in it)."""
+    each = issue_s(segment.phase, speed)
+    issued = sum(k.launches for k in segment.kernels) * segment.repeat * each
+    if not any(k.waits for k in segment.kernels):
+        return issued, 0.0
+    queue = [(k.seconds, k.launches, k.waits) for k in segment.kernels]
+    return issued, waited_s(queue, each, max) * segment.repeat
+
+
+def phase_times(timeline: Timeline, speed: Efficiency, *, first_segment: int) -> tuple[PhaseTime, ...]:
+    """Device and host seconds of each phase from a segment on, in order of occurrence."""
+    segments = [segment for segment in timeline.segments[first_segment:] if segment.phase is not Phase.SAVE]
+    host: dict[Phase, float] = {}
+    waited: dict[Phase, float] = {}
+    known: dict[int, tuple[float, float]] = {}  # a step repeats the same segments
+    for segment in segments:
+        found = known.get(id(segment))
+        if found is None:
+            found = known[id(segment)] = _host_s(segment, speed)
+        host[segment.phase] = host.get(segment.phase, 0.0) + found[0]
+        if found[1]:
+            waited[segment.phase] = waited.get(segment.phase, 0.0) + found[1]
+    times: list[PhaseTime] = []
+    for phase, by_bound in seconds_by_phase(segments).items():
+        exposed = by_bound.pop(COPY_STREAM, 0.0) - sum(by_bound.values())
+        if exposed > 0:
+            by_bound[HOST_LINK] = by_bound.get(HOST_LINK, 0.0) + exposed
+        total = sum(by_bound.values())
+        if total:
+            times.append(
+                PhaseTime(
+                    phase=phase,
+                    device_s=total,
+                    host_s=host[phase],
+                    waited_s=waited.get(phase, 0.0),
+                    shares=tuple((name, value / total) for name, value in by_bound.items()),
+                )
+            )
+    return tuple(times)
