@@ -1,9 +1,11 @@
-"""Analytic against traced: the same step priced by the rules and run by the real libraries on meta tensors, side by side.
+"""Analytic against traced: the same step priced by the rules and run by the real libraries on meta
+tensors, side by side.
 
     python benchmarks/analytic_vs_traced.py CONFIG [--method qlora] [--checkpointing full] [--attention eager] [--diff]
 
-CONFIG is JSON text, a config.json or a catalogued name. `--diff` aligns the two sequences of allocations of every phase of
-the steady step and prints where they differ: the rule that is wrong, or the library that changed.
+CONFIG is JSON text, a config.json or a catalogued name. `--diff` aligns the two sequences of
+allocations of every phase of the steady step and prints where they differ: the rule that is wrong,
+or the library that changed.
 """
 
 from __future__ import annotations
@@ -44,9 +46,14 @@ from napkinmath_profiler.tracing.trace_result import TraceResult
 from napkinmath_profiler.tracing.training_step import LoopOptions
 
 PHASES = {
-    TracePhase.FORWARD: Phase.FORWARD, TracePhase.LOSS: Phase.FORWARD, TracePhase.BACKWARD: Phase.BACKWARD, TracePhase.RECOMPUTE: Phase.BACKWARD,
-    TracePhase.CLIP: Phase.CLIP, TracePhase.OPTIMIZER: Phase.STEP, TracePhase.ZERO_GRAD: Phase.STEP,
-}  # fmt: skip
+    TracePhase.FORWARD: Phase.FORWARD,
+    TracePhase.LOSS: Phase.FORWARD,
+    TracePhase.BACKWARD: Phase.BACKWARD,
+    TracePhase.RECOMPUTE: Phase.BACKWARD,
+    TracePhase.CLIP: Phase.CLIP,
+    TracePhase.OPTIMIZER: Phase.STEP,
+    TracePhase.ZERO_GRAD: Phase.STEP,
+}
 SDPA_KERNELS = {
     "auto": Attention.FLASH,
     "sdpa": Attention.FLASH,
@@ -81,21 +88,45 @@ class Case:
 
     def train_config(self) -> TrainConfig:
         """The case as the analytic path takes it."""
-        lora = AdapterConfig(rank=self.rank, dropout=self.dropout, dtype=self.adapter_dtype) if self.method != "full" else None
-        quantization = QuantizationConfig(double_quant=self.double_quant, kbit_preparation=self.kbit) if self.method == "qlora" else None
+        lora = (
+            AdapterConfig(rank=self.rank, dropout=self.dropout, dtype=self.adapter_dtype)
+            if self.method != "full"
+            else None
+        )
+        quantization = (
+            QuantizationConfig(double_quant=self.double_quant, kbit_preparation=self.kbit)
+            if self.method == "qlora"
+            else None
+        )
         return TrainConfig(
-            micro_batch_size=self.batch, sequence_length=self.sequence, precision=Precision(self.precision), adapter=lora, quantization=quantization,
-            recompute=RecomputeConfig(kind=RecomputeKind.FULL if self.checkpointing else RecomputeKind.NONE, reentrant=self.reentrant),
-            optimizer=self.optimizer, attention=Attention.EAGER if self.attention == "eager" else Attention.SDPA, clip_gradients=False, loss=Loss(self.loss), kernels=Kernels(self.kernels),
+            micro_batch_size=self.batch,
+            sequence_length=self.sequence,
+            precision=Precision(self.precision),
+            adapter=lora,
+            quantization=quantization,
+            recompute=RecomputeConfig(
+                kind=RecomputeKind.FULL if self.checkpointing else RecomputeKind.NONE,
+                reentrant=self.reentrant,
+            ),
+            optimizer=self.optimizer,
+            attention=Attention.EAGER if self.attention == "eager" else Attention.SDPA,
+            clip_gradients=False,
+            loss=Loss(self.loss),
+            kernels=Kernels(self.kernels),
             batch=Batch(images=0),  # the traced step is one of text
-        )  # fmt: skip
+        )
 
     def analytic(self) -> Timeline:
         """The analytic timeline of two steps."""
         spec, config, patch = read_config(self.config), self.train_config(), None
         if config.kernels is not Kernels.HF:
             patch, config = settle_patch(spec, config)
-        policy = Policy(config, STACKS["hf-bare"], sdpa_choice=SDPA_KERNELS.get(self.attention, Attention.FLASH), patch=patch)
+        policy = Policy(
+            config,
+            STACKS["hf-bare"],
+            sdpa_choice=SDPA_KERNELS.get(self.attention, Attention.FLASH),
+            patch=patch,
+        )
         return simulate(build_step(spec, policy), steps=2)
 
     def traced(self) -> TraceResult:
@@ -104,10 +135,24 @@ class Case:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return trace_config(
-                self.config, all_layers=self.all_layers, method=TrainMethod(self.method), micro_batch_size=self.batch, sequence_length=self.sequence, dtype=dtype, loop=LoopOptions(autocast_dtype=autocast),
-                checkpointing=self.checkpointing, use_reentrant=self.reentrant, **_traced_attention(self.attention), optimizer=TRACED_OPTIMIZERS[self.optimizer],
-                loss=Loss(self.loss), kernels=Kernels(self.kernels), adapters=AdapterOptions(rank=self.rank, dropout=self.dropout), quantization=QuantizationOptions(double_quant=self.double_quant, kbit_preparation=self.kbit),
-            )  # fmt: skip
+                self.config,
+                all_layers=self.all_layers,
+                method=TrainMethod(self.method),
+                micro_batch_size=self.batch,
+                sequence_length=self.sequence,
+                dtype=dtype,
+                loop=LoopOptions(autocast_dtype=autocast),
+                checkpointing=self.checkpointing,
+                use_reentrant=self.reentrant,
+                **_traced_attention(self.attention),
+                optimizer=TRACED_OPTIMIZERS[self.optimizer],
+                loss=Loss(self.loss),
+                kernels=Kernels(self.kernels),
+                adapters=AdapterOptions(rank=self.rank, dropout=self.dropout),
+                quantization=QuantizationOptions(
+                    double_quant=self.double_quant, kbit_preparation=self.kbit
+                ),
+            )
 
 
 TRACED_OPTIMIZERS = {
@@ -136,7 +181,11 @@ def _traced_attention(name: str) -> dict[str, object]:
         return {"attention": None if name == "auto" else "eager"}
     return {
         "attention": "sdpa",
-        "attention_backend": AttentionBackend.AUTO if name == "sdpa" else AttentionBackend(name.removeprefix("sdpa_")),
+        "attention_backend": (
+            AttentionBackend.AUTO
+            if name == "sdpa"
+            else AttentionBackend(name.removeprefix("sdpa_"))
+        ),
     }
 
 
@@ -167,21 +216,34 @@ def allocations(timeline: Timeline, phase: Phase) -> list[tuple[int, str]]:
                 for action, index in segment.events:
                     if action == "+":
                         tensor = timeline.tensors[index]
-                        found.append((tensor.requested, f"{tensor.module}: {tensor.name} ({tensor.role.value})"))
+                        found.append(
+                            (
+                                tensor.requested,
+                                f"{tensor.module}: {tensor.name} ({tensor.role.value})",
+                            )
+                        )
     return found
 
 
 def traced_allocations(result: TraceResult, phase: Phase, step: int = 1) -> list[tuple[int, str]]:
     """The same from a trace."""
     return [
-        (r.rounded_bytes, f"{r.module}: {r.op} {r.shape} {r.dtype} ({r.role.value if r.role else '?'})")
-        for r in result.records if r.step == step and PHASES.get(r.phase) is phase and r.rounded_bytes
-    ]  # fmt: skip
+        (
+            r.rounded_bytes,
+            f"{r.module}: {r.op} {r.shape} {r.dtype} ({r.role.value if r.role else '?'})",
+        )
+        for r in result.records
+        if r.step == step and PHASES.get(r.phase) is phase and r.rounded_bytes
+    ]
 
 
-def print_difference(ours: list[tuple[int, str]], theirs: list[tuple[int, str]], limit: int = 40) -> None:
+def print_difference(
+    ours: list[tuple[int, str]], theirs: list[tuple[int, str]], limit: int = 40
+) -> None:
     """Where two sequences of allocations differ, by size."""
-    matcher = difflib.SequenceMatcher(None, [size for size, _ in ours], [size for size, _ in theirs], autojunk=False)
+    matcher = difflib.SequenceMatcher(
+        None, [size for size, _ in ours], [size for size, _ in theirs], autojunk=False
+    )
     shown = 0
     for tag, i1, i2, j1, j2 in matcher.get_opcodes():
         if tag == "equal":
@@ -198,7 +260,9 @@ def print_difference(ours: list[tuple[int, str]], theirs: list[tuple[int, str]],
 
 def main() -> None:
     """Prints the phase peaks of both, and with --diff the differing allocations."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("config")
     parser.add_argument("--method", default="full", choices=["full", "lora", "qlora"])
     parser.add_argument("--checkpointing", default="none", choices=["none", "full"])
@@ -218,16 +282,28 @@ def main() -> None:
     if arguments.layers:
         config["num_hidden_layers"] = arguments.layers
     case = Case(
-        config=config, method=arguments.method, checkpointing=arguments.checkpointing == "full", reentrant=arguments.reentrant, attention=arguments.attention,
-        batch=arguments.bs, sequence=arguments.ctx, dropout=arguments.dropout, optimizer=arguments.optimizer, precision=arguments.precision, loss=arguments.loss,
+        config=config,
+        method=arguments.method,
+        checkpointing=arguments.checkpointing == "full",
+        reentrant=arguments.reentrant,
+        attention=arguments.attention,
+        batch=arguments.bs,
+        sequence=arguments.ctx,
+        dropout=arguments.dropout,
+        optimizer=arguments.optimizer,
+        precision=arguments.precision,
+        loss=arguments.loss,
         kernels=arguments.kernels,
-    )  # fmt: skip
+    )
     timeline, result = case.analytic(), case.traced()
     ours, theirs = phase_peaks(timeline), traced_phase_peaks(result)
     for phase in theirs:
         a, b = ours.get(phase, 0), theirs[phase]
         print(f"{phase.value:20} analytic {a:>16,}  traced {b:>16,}  {(a / b - 1) * 100:+.3f}%")
-    print(f"{'end':20} analytic {timeline.end_bytes():>16,}  traced {sum(result.persistent_bytes().values()):>16,}")
+    print(
+        f"{'end':20} analytic {timeline.end_bytes():>16,}  traced"
+        f" {sum(result.persistent_bytes().values()):>16,}"
+    )
     if arguments.diff:
         for phase in theirs:
             print(phase.value)
@@ -241,12 +317,18 @@ def load_config(text: str) -> dict[str, object]:
     path = pathlib.Path(text)
     if path.exists():
         return json.loads((path / "config.json" if path.is_dir() else path).read_text())
-    return next(dict(row["config"]) for row in catalogue() if text in (row["name"], *row.get("aliases", ())))
+    return next(
+        dict(row["config"]) for row in catalogue() if text in (row["name"], *row.get("aliases", ()))
+    )
 
 
 def catalogue() -> list[dict[str, Any]]:
     """The rows of the catalogue of models."""
-    rows = json.loads((pathlib.Path(__file__).parent.parent / "estimator/napkinmath/catalog/models.json").read_text())
+    rows = json.loads(
+        (
+            pathlib.Path(__file__).parent.parent / "estimator/napkinmath/catalog/models.json"
+        ).read_text()
+    )
     return list(rows["models"] if isinstance(rows, dict) else rows)
 
 

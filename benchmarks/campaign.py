@@ -1,10 +1,12 @@
-"""Ten minutes on a GPU: its ceilings, a calibration, whole training steps of six architectures, the kernels, the cost of watching.
+"""Ten minutes on a GPU: its ceilings, a calibration, whole training steps of six architectures, the
+kernels, the cost of watching.
 
     python benchmarks/campaign.py --budget 540 --out benchmarks/results/new      (or: make gpu)
 
-Every figure is on the disk as soon as it is there. The same command goes on where an earlier one stopped; cases run cheapest first. At the end
-come a table and pictures (benchmarks/report.py makes them again from the files alone). `--dry-run` tries the program out on a CPU in tiny
-shapes, in half a minute; its rows are marked as a trial and say nothing about a GPU.
+Every figure is on the disk as soon as it is there. The same command goes on where an earlier one
+stopped; cases run cheapest first. At the end come a table and pictures (benchmarks/report.py makes
+them again from the files alone). `--dry-run` tries the program out on a CPU in tiny shapes, in half
+a minute; its rows are marked as a trial and say nothing about a GPU.
 
     OUT/environment.json   GPU, driver, allocator settings, versions
     OUT/ceilings.json      copy bandwidth and matrix products
@@ -76,7 +78,8 @@ class Campaign:
         return self.deadline - time.monotonic()
 
     def at_most(self, seconds: float) -> float:
-        """A limit for a program of its own: it may overrun its share, and the run as a whole by no more than ``GRACE_S``."""
+        """A limit for a program of its own: it may overrun its share, and the run as a whole by no
+        more than ``GRACE_S``."""
         return min(seconds, max(0.0, self.seconds_left) + GRACE_S)
 
     def say(self, text: str) -> None:
@@ -86,18 +89,31 @@ class Campaign:
 
 def options_of(arguments: list[str] | None) -> argparse.Namespace:
     """The command's options."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--budget", type=float, default=540.0, help="seconds the whole run may take")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--budget", type=float, default=540.0, help="seconds the whole run may take"
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder for the results")
     parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--dry-run", action="store_true", help="tiny shapes on the CPU: shows that the program works, nothing else")
-    parser.add_argument("--only", default="", help="comma-separated stages: ceilings, calibration, watching, steps, kernels, predictions")
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="tiny shapes on the CPU: shows that the program works, nothing else",
+    )
+    parser.add_argument(
+        "--only",
+        default="",
+        help="comma-separated stages: ceilings, calibration, watching, steps, kernels, predictions",
+    )
     parser.add_argument("--cases", default="", help="only cases whose name contains this")
     return parser.parse_args(arguments)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit code 0; 2 without the device asked for; 1 if nothing was measured, or the disk is full."""
+    """Exit code 0; 2 without the device asked for; 1 if nothing was measured, or the disk is
+    full."""
     options = options_of(arguments)
     try:
         device = device_named("cpu" if options.dry_run else options.device)
@@ -111,7 +127,11 @@ def main(arguments: list[str] | None = None) -> int:
     except OSError as error:
         if error.errno not in FULL:
             raise
-        print(f"the disk is full; what is in {options.out} is whole: free some space and run the same command again", file=sys.stderr)
+        print(
+            f"the disk is full; what is in {options.out} is whole: free some space and run the same"
+            " command again",
+            file=sys.stderr,
+        )
         return 1
 
 
@@ -119,9 +139,14 @@ def run(options: argparse.Namespace, device: torch.device) -> int:
     """All stages, then the report."""
     options.out.mkdir(parents=True, exist_ok=True)
     wanted = set(filter(None, options.only.split(",")))
-    campaign = Campaign(options.out, device, time.monotonic() + options.budget, options.budget, options.dry_run)
+    campaign = Campaign(
+        options.out, device, time.monotonic() + options.budget, options.budget, options.dry_run
+    )
     if wanted != {"predictions"}:
-        write_json(options.out / "environment.json", describe_environment(device) | {"trial": options.dry_run})
+        write_json(
+            options.out / "environment.json",
+            describe_environment(device) | {"trial": options.dry_run},
+        )
     for name, stage in stages(options).items():
         if not wanted or name in wanted:
             attempt(campaign, name, stage)
@@ -136,7 +161,11 @@ def run(options: argparse.Namespace, device: torch.device) -> int:
 
 def stages(options: argparse.Namespace) -> dict[str, Callable[[Campaign], None]]:
     """What is done, in order: what other stages and later estimates need most first."""
-    cases = [case for case in (tiny_cases() if options.dry_run else all_cases()) if options.cases in case.name]
+    cases = [
+        case
+        for case in (tiny_cases() if options.dry_run else all_cases())
+        if options.cases in case.name
+    ]
     return {
         "ceilings": measure_ceilings,
         "calibration": calibrate,
@@ -148,7 +177,8 @@ def stages(options: argparse.Namespace) -> dict[str, Callable[[Campaign], None]]
 
 
 def attempt(campaign: Campaign, name: str, stage: Callable[[Campaign], None]) -> None:
-    """Run a stage; one that fails costs the others nothing. A full disk ends them all: nothing more could be kept."""
+    """Run a stage; one that fails costs the others nothing. A full disk ends them all: nothing more
+    could be kept."""
     try:
         stage(campaign)
     except Exception as error:  # whatever a driver or a library does
@@ -186,8 +216,20 @@ def calibrate(campaign: Campaign) -> None:
         str(path),
     ]
     if not campaign.tiny:
-        command += ["--model", str(model), "--lora", "--ctx", "1024", "--bs", "2", "--precision", "bf16"]
-    campaign.say(run_command(command, campaign.at_most(budget * 2 + 30), campaign.out / "calibration.log"))
+        command += [
+            "--model",
+            str(model),
+            "--lora",
+            "--ctx",
+            "1024",
+            "--bs",
+            "2",
+            "--precision",
+            "bf16",
+        ]
+    campaign.say(
+        run_command(command, campaign.at_most(budget * 2 + 30), campaign.out / "calibration.log")
+    )
     model.unlink()
 
 
@@ -212,14 +254,21 @@ def measure_steps(campaign: Campaign, cases: list[Case]) -> None:
     rows = Rows(campaign.out / "steps.jsonl")
     done = rows.names() - (rows.names(*RETRIED) - rows.names("measured"))
     events = campaign.out / "events.jsonl.gz"
-    until = campaign.deadline - (0.0 if campaign.tiny else (KERNELS + PREDICTIONS) * campaign.budget_s)
+    until = campaign.deadline - (
+        0.0 if campaign.tiny else (KERNELS + PREDICTIONS) * campaign.budget_s
+    )
     longest = 0.0
     for number, case in enumerate(cases):
         if case.name in done:
             continue
-        needed = 0.0 if campaign.tiny else max(longest, SLOWEST_CASE_S if case.layers >= 32 else 0.0)
+        needed = (
+            0.0 if campaign.tiny else max(longest, SLOWEST_CASE_S if case.layers >= 32 else 0.0)
+        )
         if time.monotonic() + needed > until:
-            campaign.say(f"steps: out of time, {sum(c.name not in done for c in cases[number:])} cases left; run the same command again")
+            campaign.say(
+                f"steps: out of time, {sum(c.name not in done for c in cases[number:])} cases left;"
+                " run the same command again"
+            )
             return
         row = rows.add(measure_case(case, campaign.device, tiny=campaign.tiny, events=events))
         longest = max(longest, row.get("wall_s", 0.0))
@@ -231,28 +280,66 @@ def measure_steps(campaign: Campaign, cases: list[Case]) -> None:
 
 def go_on_anew(campaign: Campaign, seconds: float) -> str:
     """The cases that are left, in a process that the GPU still answers."""
-    command = [sys.executable, __file__, "--only", "steps", "--budget", f"{seconds / STEPS_ALONE:.0f}", "--out", str(campaign.out)]
-    return run_command([*command, "--device", str(campaign.device)], seconds + SLOWEST_CASE_S, campaign.out / "steps.log")
+    command = [
+        sys.executable,
+        __file__,
+        "--only",
+        "steps",
+        "--budget",
+        f"{seconds / STEPS_ALONE:.0f}",
+        "--out",
+        str(campaign.out),
+    ]
+    return run_command(
+        [*command, "--device", str(campaign.device)],
+        seconds + SLOWEST_CASE_S,
+        campaign.out / "steps.log",
+    )
 
 
 def line_of(row: dict[str, Any]) -> str:
     """A measured case on one line."""
     memory, speed = row.get("memory"), row.get("tokens_per_s")
-    figures = f"{memory['allocated'] / 2**30:8.3f} GiB" if memory else f"{row['status']}: {row.get('reason', '')[:80]}"
+    figures = (
+        f"{memory['allocated'] / 2**30:8.3f} GiB"
+        if memory
+        else f"{row['status']}: {row.get('reason', '')[:80]}"
+    )
     return f"{row['case']:90} {figures}" + (f" {speed:10,.0f} tokens/s" if speed else "")
 
 
 def run_kernels(campaign: Campaign) -> None:
-    """The kernels' benchmark, in a process of its own; beside it, on the processor's other cores, the predictions."""
+    """The kernels' benchmark, in a process of its own; beside it, on the processor's other cores,
+    the predictions."""
     if campaign.tiny or is_finished(campaign.out / KERNEL_ROWS):
         return
     budget = max(10.0, min(KERNELS * campaign.budget_s, campaign.seconds_left))
-    predicting = [sys.executable, __file__, "--only", "predictions", "--budget", f"{budget:.0f}", "--out", str(campaign.out)]
+    predicting = [
+        sys.executable,
+        __file__,
+        "--only",
+        "predictions",
+        "--budget",
+        f"{budget:.0f}",
+        "--out",
+        str(campaign.out),
+    ]
     beside = subprocess.Popen(predicting, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     script = str(ROOT / "benchmarks" / "kernel_speed.py")
-    command = [sys.executable, script, "--budget", f"{budget:.0f}", "--out", str(campaign.out), "--device", str(campaign.device)]
+    command = [
+        sys.executable,
+        script,
+        "--budget",
+        f"{budget:.0f}",
+        "--out",
+        str(campaign.out),
+        "--device",
+        str(campaign.device),
+    ]
     try:
-        campaign.say(run_command(command, campaign.at_most(budget + 60), campaign.out / "kernels.log"))
+        campaign.say(
+            run_command(command, campaign.at_most(budget + 60), campaign.out / "kernels.log")
+        )
         beside.wait(timeout=max(1.0, campaign.seconds_left))
     except subprocess.TimeoutExpired:
         campaign.say("predictions: still under way")
@@ -262,7 +349,8 @@ def run_kernels(campaign: Campaign) -> None:
 
 
 def make_predictions(campaign: Campaign) -> None:
-    """The estimate's and the trace's figures of every measured case, with the libraries that were measured."""
+    """The estimate's and the trace's figures of every measured case, with the libraries that were
+    measured."""
     steps = Rows(campaign.out / "steps.jsonl")
     rows = Rows(campaign.out / "predictions.jsonl")
     facts = accuracy.Facts.of(campaign.out)
@@ -283,7 +371,12 @@ def run_command(command: list[str], limit_s: float, log: Path) -> str:
     with open(log, "w", encoding="utf-8") as file:
         try:
             code = subprocess.run(
-                command, stdout=file, stderr=subprocess.STDOUT, timeout=limit_s, env={**os.environ, "PYTHONPATH": path}, check=False
+                command,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                timeout=limit_s,
+                env={**os.environ, "PYTHONPATH": path},
+                check=False,
             ).returncode
         except subprocess.TimeoutExpired:
             return f"{log.stem}: stopped after {limit_s:.0f} s"

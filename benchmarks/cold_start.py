@@ -1,10 +1,12 @@
-"""How long the whole cold command takes and how much memory it uses, beside Python itself, a table library and its peers.
+"""How long the whole cold command takes and how much memory it uses, beside Python itself, a table
+library and its peers.
 
     python benchmarks/cold_start.py [--runs 15] [--json FILE] [--peer-python PYTHON]
 
-Commands take turns, so that a busy machine slows all of them; the fastest run of each counts, and for memory the largest. A peer that is not
-installed or does not answer here (accelerate asks the hub for the config) is listed with the reason. `--peer-python` names another
-interpreter that has the peers.
+Commands take turns, so that a busy machine slows all of them; the fastest run of each counts, and
+for memory the largest. A peer that is not installed or does not answer here (accelerate asks the
+hub for the config) is listed with the reason. `--peer-python` names another interpreter that has
+the peers.
 """
 
 from __future__ import annotations
@@ -27,11 +29,15 @@ MODEL = "llama-7b"
 FLAGS = ("--model", MODEL, "--qlora", "--bs", "4", "--ctx", "2048")
 MAIN = "from napkinmath.cli.main import entry; entry()"
 DEEPSPEED = (
-    "from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem_needs_all_cold as f; "
-    "f(total_params=6738415616, num_gpus_per_node=1, num_nodes=1)"
+    "from deepspeed.runtime.zero.stage_1_and_2 import"
+    " estimate_zero2_model_states_mem_needs_all_cold as f; f(total_params=6738415616,"
+    " num_gpus_per_node=1, num_nodes=1)"
 )
-# As an installed package runs: with its bytecode compiled (the trial run before the first turn writes it).
-ENVIRONMENT = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"} | {
+# As an installed package runs: with its bytecode compiled (the trial run before the first turn
+# writes it).
+ENVIRONMENT = {
+    key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"
+} | {
     "PYTHONPATH": str(ROOT / "estimator"),
     "HF_HUB_OFFLINE": "1",
 }
@@ -55,17 +61,36 @@ def commands(peer_python: str, config: str) -> list[Command]:
     bin_folder = Path(peer_python).parent
     return [
         Command("python -c pass", (sys.executable, "-c", "pass")),
-        Command("import rich.console, rich.table", (sys.executable, "-c", "import rich.console, rich.table")),
+        Command(
+            "import rich.console, rich.table",
+            (sys.executable, "-c", "import rich.console, rich.table"),
+        ),
         Command("estimate, report", (sys.executable, "-c", MAIN, *FLAGS)),
         Command("estimate --json", (sys.executable, "-c", MAIN, *FLAGS, "--json")),
-        Command("estimate --gpu, report", (sys.executable, "-c", MAIN, *FLAGS, "--gpu", "RTX 4090")),
+        Command(
+            "estimate --gpu, report", (sys.executable, "-c", MAIN, *FLAGS, "--gpu", "RTX 4090")
+        ),
         Command("import napkinmath", (sys.executable, "-c", "import napkinmath")),
         Command(
             "vramcalc (16-bit LoRA)",
-            (str(bin_folder / "vramcalc"), config, "--train", "--lora", "16", "--batch", "4", "--seq", "2048"),
+            (
+                str(bin_folder / "vramcalc"),
+                config,
+                "--train",
+                "--lora",
+                "16",
+                "--batch",
+                "4",
+                "--seq",
+                "2048",
+            ),
             True,
         ),
-        Command("accelerate estimate-memory", (str(bin_folder / "accelerate"), "estimate-memory", "huggyllama/llama-7b"), True),
+        Command(
+            "accelerate estimate-memory",
+            (str(bin_folder / "accelerate"), "estimate-memory", "huggyllama/llama-7b"),
+            True,
+        ),
         Command("deepspeed estimate_zero2", (peer_python, "-c", DEEPSPEED), True),
     ]
 
@@ -74,7 +99,9 @@ def run_once(argv: Sequence[str]) -> tuple[float, int, str]:
     """Wall time of one process, its exit code and the last line it complained with."""
     with tempfile.TemporaryFile() as errors:
         started = time.perf_counter()
-        code = subprocess.run(argv, stdout=subprocess.DEVNULL, stderr=errors, env=ENVIRONMENT).returncode
+        code = subprocess.run(
+            argv, stdout=subprocess.DEVNULL, stderr=errors, env=ENVIRONMENT
+        ).returncode
         seconds = time.perf_counter() - started
         errors.seek(0)
         lines = errors.read().decode(errors="replace").strip().splitlines()
@@ -84,14 +111,19 @@ def run_once(argv: Sequence[str]) -> tuple[float, int, str]:
 def peak_mib(argv: Sequence[str]) -> float:
     """Peak resident memory of one process, from its own status file while it runs.
 
-    `wait4` and `getrusage` count the process before its exec too, which is a copy of this one. NaN where there is no /proc.
+    `wait4` and `getrusage` count the process before its exec too, which is a copy of this one. NaN
+    where there is no /proc.
     """
-    process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=ENVIRONMENT)
+    process = subprocess.Popen(
+        argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=ENVIRONMENT
+    )
     status, found = Path(f"/proc/{process.pid}/status"), float("nan")
     while process.poll() is None:
         with contextlib.suppress(OSError):
             lines = status.read_text().splitlines()
-            found = next((int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM")), found)
+            found = next(
+                (int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM")), found
+            )
     return found
 
 
@@ -101,7 +133,9 @@ def reason_to_skip(command: Command) -> str:
         return f"not installed ({Path(command.argv[0]).name})"
     _, code, complaint = run_once(command.argv)
     return (
-        "" if code in (0, 1) and "Traceback" not in complaint and "Error" not in complaint else f"does not answer here: {complaint[:100]}"
+        ""
+        if code in (0, 1) and "Traceback" not in complaint and "Error" not in complaint
+        else f"does not answer here: {complaint[:100]}"
     )
 
 
@@ -111,15 +145,27 @@ def measure(chosen: list[Command], runs: int) -> dict[str, Timing]:
     for _ in range(runs):
         for command in chosen:
             seconds[command.name] = min(seconds[command.name], run_once(command.argv)[0])
-    return {command.name: Timing(seconds[command.name], max(peak_mib(command.argv) for _ in range(MEMORY_RUNS))) for command in chosen}
+    return {
+        command.name: Timing(
+            seconds[command.name], max(peak_mib(command.argv) for _ in range(MEMORY_RUNS))
+        )
+        for command in chosen
+    }
 
 
 def main() -> int:
     """Prints the table and the three budgets; 1 where one is exceeded."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--runs", type=int, default=15)
     parser.add_argument("--json", metavar="FILE", help="also write the figures there")
-    parser.add_argument("--peer-python", default=sys.executable, metavar="PYTHON", help="interpreter that has the peers installed")
+    parser.add_argument(
+        "--peer-python",
+        default=sys.executable,
+        metavar="PYTHON",
+        help="interpreter that has the peers installed",
+    )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         every = commands(os.path.abspath(arguments.peer_python), write_config(folder))
@@ -156,11 +202,18 @@ def write_config(folder: str) -> str:
 def machine() -> str:
     """Processor, system and Python, as a figure needs beside it."""
     names = (
-        [line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+        [
+            line.partition(":")[2].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ]
         if os.path.exists("/proc/cpuinfo")
         else []
     )
-    return f"{names[0] if names else platform.machine()}, {platform.system()}, Python {platform.python_version()}"
+    return (
+        f"{names[0] if names else platform.machine()}, {platform.system()}, Python"
+        f" {platform.python_version()}"
+    )
 
 
 def report(every: list[Command], best: dict[str, Timing], skipped: dict[str, str]) -> None:
@@ -172,13 +225,19 @@ def report(every: list[Command], best: dict[str, Timing], skipped: dict[str, str
             print(f"{command.name:34}{skipped[command.name]}")
         else:
             timing = best[command.name]
-            print(f"{command.name:34}{timing.seconds * 1e3:8.1f}{timing.seconds / bare:10.1f}{timing.peak_mib:10.1f}")
+            print(
+                f"{command.name:34}{timing.seconds * 1e3:8.1f}{timing.seconds / bare:10.1f}{timing.peak_mib:10.1f}"
+            )
 
 
 def budgets(best: dict[str, Timing]) -> int:
     """Prints each budget with what was measured; 1 where one is exceeded."""
     rows = [
-        ("estimate --json / python -c pass", best["estimate --json"].seconds / best["python -c pass"].seconds, MOST_JSON_RATIO),
+        (
+            "estimate --json / python -c pass",
+            best["estimate --json"].seconds / best["python -c pass"].seconds,
+            MOST_JSON_RATIO,
+        ),
         ("peak MiB of estimate --json", best["estimate --json"].peak_mib, MOST_JSON_MIB),
     ]
     if "import rich.console, rich.table" in best:

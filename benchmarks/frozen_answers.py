@@ -1,11 +1,13 @@
-"""Some 400 answers of the command line, recorded before a change and compared byte for byte after it.
+"""Some 400 answers of the command line, recorded before a change and compared byte for byte after
+it.
 
     python benchmarks/frozen_answers.py record FOLDER
     python benchmarks/frozen_answers.py compare FOLDER
 
-A change that moves code and no figure leaves every answer as it was: exit code, standard output, standard error and files.
-`record` writes one text file for each answer. `compare` prints which differ, the first line that does, and exits with 1.
-The cases are made from the catalogs: each model type, method, format, optimizer, precision, stack, mesh, workload and output.
+A change that moves code and no figure leaves every answer as it was: exit code, standard output,
+standard error and files. `record` writes one text file for each answer. `compare` prints which
+differ, the first line that does, and exits with 1. The cases are made from the catalogs: each model
+type, method, format, optimizer, precision, stack, mesh, workload and output.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = next(folder for folder in Path(__file__).resolve().parents if (folder / "estimator").is_dir())
+ROOT = next(
+    folder for folder in Path(__file__).resolve().parents if (folder / "estimator").is_dir()
+)
 SMALL = "--model tinyllama --ctx 512 --bs 2"
 MESHES = (
     "--gpus 4xA100-80 --ddp",
@@ -62,7 +66,10 @@ BIG_MESHES = (
     "--model qwen3-30b-a3b --gpus 8xH100 --ep 4 --fsdp --expert-imbalance 1.3",
     "--model deepseek-v3 --gpus 128xH800 --ep 16 --pp 8 --micro-batches 32 --zero 1",
     "--model llama-3.1-8b --qlora --gpus 2xrtx3090 --fsdp",
-    "--model llama-3.1-70b --qlora --fsdp --offload optimizer,parameters --gpus 2xrtx3090 --ctx 512",
+    (
+        "--model llama-3.1-70b --qlora --fsdp --offload optimizer,parameters --gpus 2xrtx3090"
+        " --ctx 512"
+    ),
 )
 STEPS = (
     "--gpu H100 --checkpointing every:2",
@@ -146,8 +153,14 @@ COMMANDS = (
     "check --model llama-3.1-8b --qlora --gpu rtx4090",
     "check --model llama-3.1-70b --gpu rtx4090",
     "sweep --model llama-3.2-1b --lora --bs 1,2,4,8 --ctx 512,1024,2048 --gpu rtx4090",
-    "sweep --model llama-3.2-1b --method full --method lora --method qlora --bs 1..4 --ctx 1k --gpu H100",
-    "sweep --model tinyllama --bs 1,2 --ctx 512 --gpus 8xA100-80 --data-parallel fsdp2 --data-parallel zero2",
+    (
+        "sweep --model llama-3.2-1b --method full --method lora --method qlora --bs 1..4 --ctx 1k"
+        " --gpu H100"
+    ),
+    (
+        "sweep --model tinyllama --bs 1,2 --ctx 512 --gpus 8xA100-80 --data-parallel fsdp2"
+        " --data-parallel zero2"
+    ),
     "sweep --model tinyllama --bs 1,2,4 --ctx 512,1024 --gpu H100 --out OUT.csv",
     "batch JOBS --out OUT.jsonl",
     "batch JOBS --out OUT.jsonl --exact",
@@ -216,9 +229,29 @@ def alternatives() -> Iterator[str]:
         yield f"--method {method}"
     for quant in ("nf4", "fp4", "int8", "gptq-int4", "awq-int4", "hqq-int4", "mxfp4", "nvfp4"):
         yield f"--qlora --quant {quant}"
-    for precision in ("bf16", "bf16-amp", "bf16-autocast", "fp16", "fp16-amp", "fp32", "tf32", "fp8", "fp8-block"):
+    for precision in (
+        "bf16",
+        "bf16-amp",
+        "bf16-autocast",
+        "fp16",
+        "fp16-amp",
+        "fp32",
+        "tf32",
+        "fp8",
+        "fp8-block",
+    ):
         yield f"--precision {precision}"
-    for attention in ("auto", "eager", "sdpa", "math", "efficient", "flash", "flash1", "flash2", "cudnn"):
+    for attention in (
+        "auto",
+        "eager",
+        "sdpa",
+        "math",
+        "efficient",
+        "flash",
+        "flash1",
+        "flash2",
+        "cudnn",
+    ):
         yield f"--attention {attention}"
 
 
@@ -232,7 +265,10 @@ def answer(line: str, folder: Path) -> str:
         leftover.unlink()
     jobs = folder / "jobs.jsonl"
     jobs.write_text("".join(json.dumps(job) + "\n" for job in JOBS))
-    words = [str(jobs) if word == "JOBS" else str(folder / word) if word.startswith("OUT.") else word for word in shlex.split(line)]
+    words = [
+        str(jobs) if word == "JOBS" else str(folder / word) if word.startswith("OUT.") else word
+        for word in shlex.split(line)
+    ]
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = main(words)
@@ -262,7 +298,9 @@ def compare(folder: Path) -> int:
         if before != text:
             different += 1
             pairs = zip(before.splitlines(), text.splitlines(), strict=False)
-            was, now = next((pair for pair in pairs if pair[0] != pair[1]), ("(its length)", "(its length)"))
+            was, now = next(
+                (pair for pair in pairs if pair[0] != pair[1]), ("(its length)", "(its length)")
+            )
             print(f"{name}: {text.splitlines()[0]}\n  before: {was[:300]}\n  now:    {now[:300]}")
     print(f"{count} answers, {different} differ")
     return int(different > 0 or count == 0)
@@ -280,7 +318,9 @@ def record(folder: Path) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=("record", "compare"))
     parser.add_argument("folder", type=Path)
     arguments = parser.parse_args()

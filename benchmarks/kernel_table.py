@@ -1,9 +1,11 @@
-"""Writes the kernels' goals, their floors on an H200 and what was measured into README.md and docs/kernels.md; a test holds the pages to it.
+"""Writes the kernels' goals, their floors on an H200 and what was measured into README.md and
+docs/kernels.md; a test holds the pages to it.
 
     python benchmarks/kernel_table.py [benchmarks/results/h200/kernels.jsonl ...]
 
-Without a file every committed `benchmarks/results/*/kernels.jsonl` is read. What no GPU has run says "not measured". README.md has a line an
-operation, with the floor of the first size and the worst value of all; docs/kernels.md has every size.
+Without a file every committed `benchmarks/results/*/kernels.jsonl` is read. What no GPU has run
+says "not measured". README.md has a line an operation, with the floor of the first size and the
+worst value of all; docs/kernels.md has every size.
 """
 
 from __future__ import annotations
@@ -21,7 +23,10 @@ from kernel_rows.goals import Aim, Goal, aims  # noqa: E402
 
 NOT_MEASURED = "not measured"
 PAGES = (ROOT / "README.md", ROOT / "docs" / "kernels.md")
-BEGIN, END = "<!-- kernel goals: python benchmarks/kernel_table.py -->\n", "<!-- end of kernel goals -->\n"
+BEGIN, END = (
+    "<!-- kernel goals: python benchmarks/kernel_table.py -->\n",
+    "<!-- end of kernel goals -->\n",
+)
 HEADS = ("| operation | size | goal | floor on an H200 | measured |", "|---|---|---|---:|---|")
 
 Row = dict[str, Any]
@@ -29,7 +34,8 @@ Verdicts = dict[tuple[str, str, str], list[Row]]
 
 
 def verdicts_of(paths: Iterable[Path]) -> Verdicts:
-    """Rows of goals by operation, size and contestant; those of a trial on a CPU say nothing and are left out."""
+    """Rows of goals by operation, size and contestant; those of a trial on a CPU say nothing and
+    are left out."""
     found: Verdicts = {}
     for path in paths:
         for line in path.read_text(encoding="utf-8").splitlines():
@@ -53,7 +59,10 @@ def measured_text(goal: Goal, rows: list[Row]) -> str:
     for row in rows:
         by_device.setdefault(row["device"], []).append(row["value"])
     worst = {device: (max if goal.at_most else min)(values) for device, values in by_device.items()}
-    found = [f"{value:.3f} ({'met' if goal.is_met(value) else 'missed'}, {device})" for device, value in worst.items()]
+    found = [
+        f"{value:.3f} ({'met' if goal.is_met(value) else 'missed'}, {device})"
+        for device, value in worst.items()
+    ]
     return "; ".join(found) or NOT_MEASURED
 
 
@@ -64,21 +73,30 @@ def _cells(aim: Aim, size: str, goals: str, measured: str) -> str:
 def every_size(verdicts: Verdicts) -> list[str]:
     """A line for each goal at each size."""
     return [
-        _cells(aim, aim.shape, goal.text, measured_text(goal, verdicts.get((aim.op, aim.shape, against), [])))
+        _cells(
+            aim,
+            aim.shape,
+            goal.text,
+            measured_text(goal, verdicts.get((aim.op, aim.shape, against), [])),
+        )
         for aim in aims()
         for against, goal in aim.goals.items()
     ]
 
 
 def every_operation(verdicts: Verdicts) -> list[str]:
-    """A line for each operation and set of goals, at the first of the sizes that share it; the worst value of them all."""
+    """A line for each operation and set of goals, at the first of the sizes that share it; the
+    worst value of them all."""
     alike: dict[tuple[str, tuple[str, ...]], list[Aim]] = {}
     for aim in aims():
         alike.setdefault((aim.op, tuple(goal.text for goal in aim.goals.values())), []).append(aim)
     lines = []
     for (_, texts), group in alike.items():
         found = [
-            measured_text(goal, [row for aim in group for row in verdicts.get((aim.op, aim.shape, against), [])])
+            measured_text(
+                goal,
+                [row for aim in group for row in verdicts.get((aim.op, aim.shape, against), [])],
+            )
             for against, goal in group[0].goals.items()
         ]
         size = group[0].shape + (f" and {len(group) - 1} more" if len(group) > 1 else "")
@@ -91,7 +109,10 @@ def tables(paths: Iterable[Path]) -> dict[Path, str]:
     """The text between the marks of each page."""
     verdicts = verdicts_of(paths)
     lines = (every_operation(verdicts), every_size(verdicts))
-    return {page: "".join(f"{line}\n" for line in (*HEADS, *found)) for page, found in zip(PAGES, lines, strict=True)}
+    return {
+        page: "".join(f"{line}\n" for line in (*HEADS, *found))
+        for page, found in zip(PAGES, lines, strict=True)
+    }
 
 
 def with_table(page: str, table: str) -> str:

@@ -1,7 +1,8 @@
-"""How long `estimate plan` takes for 100,000 candidates on one core, and what of it is pricing, what verification.
+"""How long `estimate plan` takes for 100,000 candidates on one core, and what of it is pricing,
+what verification.
 
-python benchmarks/plan_speed.py [--model llama-3.1-8b] [--gpu rtx4090] [--out FILE]; seconds are those of the processor, so that other work on the machine does
-not count.
+python benchmarks/plan_speed.py [--model llama-3.1-8b] [--gpu rtx4090] [--out FILE]; seconds are
+those of the processor, so that other work on the machine does not count.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ WANTED = 100_000
 
 def main() -> None:
     """Plans once for each goal with as many lengths as make up the candidates."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", default="llama-3.1-8b")
     parser.add_argument("--gpu", default="rtx4090")
     parser.add_argument("--out", help="a JSON file for the figures")
@@ -38,13 +41,21 @@ def main() -> None:
         wall, processor = time.perf_counter(), time.process_time()
         found = plan(space, goal)
         wall, processor = time.perf_counter() - wall, time.process_time() - processor
-        figures[goal.value] = {"candidates": found.num_candidates, "replayed": found.num_verified, "processor_s": round(processor, 3), "wall_s": round(wall, 3)}  # fmt: skip
+        figures[goal.value] = {
+            "candidates": found.num_candidates,
+            "replayed": found.num_verified,
+            "processor_s": round(processor, 3),
+            "wall_s": round(wall, 3),
+        }
         print(
-            f"{goal.value:15} {found.num_candidates:>9,} candidates, {found.num_verified:>3} replayed: {processor:.2f} s of processor time, {wall:.2f} s by the clock"
+            f"{goal.value:15} {found.num_candidates:>9,} candidates, {found.num_verified:>3}"
+            f" replayed: {processor:.2f} s of processor time, {wall:.2f} s by the clock"
         )
     if arguments.out:
         with open(arguments.out, "w", encoding="utf-8") as file:
-            json.dump({"model": arguments.model, "gpu": arguments.gpu, "goals": figures}, file, indent=1)
+            json.dump(
+                {"model": arguments.model, "gpu": arguments.gpu, "goals": figures}, file, indent=1
+            )
             file.write("\n")
 
 

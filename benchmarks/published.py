@@ -1,10 +1,12 @@
-"""Published measurements re-estimated: every row of the tables priced, and how far off the estimates are.
+"""Published measurements re-estimated: every row of the tables priced, and how far off the
+estimates are.
 
     python benchmarks/published.py [--memory CSV] [--throughput CSV] [--json] [--all-gpus] [--blind] [--rows]
                                    [--csv FILE] [--plot FILE]
 
-The tables' columns are described in benchmarks/data/README.md. A row on several GPUs is out of scope here: it is listed as skipped, and
-counts as not understood only with --all-gpus. Exit code 0 whatever the figures are, 2 for a table that cannot be read.
+The tables' columns are described in benchmarks/data/README.md. A row on several GPUs is out of
+scope here: it is listed as skipped, and counts as not understood only with --all-gpus. Exit code 0
+whatever the figures are, 2 for a table that cannot be read.
 """
 
 from __future__ import annotations
@@ -27,22 +29,57 @@ def write_csv(results: Results, path: Path) -> None:
     """Every prediction as a line: row, source, quantity, unit, measured, predicted, low, high."""
     with path.open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file, lineterminator="\n")
-        table.writerow(("row_id", "source", "quantity", "unit", "measured", "predicted", "low", "high"))
+        table.writerow(
+            ("row_id", "source", "quantity", "unit", "measured", "predicted", "low", "high")
+        )
         for p in results.predictions:
-            figures = (f"{value:.4g}" if value < 1000 else f"{value:.1f}" for value in (p.measured, p.predicted, p.low, p.high))
+            figures = (
+                f"{value:.4g}" if value < 1000 else f"{value:.1f}"
+                for value in (p.measured, p.predicted, p.low, p.high)
+            )
             table.writerow((p.row_id, p.source, p.quantity, p.unit, *figures))
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--memory", type=Path, default=None, help="table of memory measurements (default: the project's copy)")
-    parser.add_argument("--throughput", type=Path, default=None, help="table of speed measurements (default: the project's copy)")
-    parser.add_argument("--json", action="store_true", help="machine-readable rows, verdicts and skipped rows")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--memory",
+        type=Path,
+        default=None,
+        help="table of memory measurements (default: the project's copy)",
+    )
+    parser.add_argument(
+        "--throughput",
+        type=Path,
+        default=None,
+        help="table of speed measurements (default: the project's copy)",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="machine-readable rows, verdicts and skipped rows"
+    )
     parser.add_argument("--all-gpus", action="store_true", help="count rows on several GPUs too")
-    parser.add_argument("--blind", action="store_true", help="read every row by the generic rules, as one of a source never looked into")
+    parser.add_argument(
+        "--blind",
+        action="store_true",
+        help="read every row by the generic rules, as one of a source never looked into",
+    )
     parser.add_argument("--rows", action="store_true", help="print every row's prediction")
-    parser.add_argument("--plot", type=Path, default=None, metavar="FILE", help="write the predicted-against-measured plot")
-    parser.add_argument("--csv", type=Path, default=None, metavar="FILE", help="write every prediction beside its measurement")
+    parser.add_argument(
+        "--plot",
+        type=Path,
+        default=None,
+        metavar="FILE",
+        help="write the predicted-against-measured plot",
+    )
+    parser.add_argument(
+        "--csv",
+        type=Path,
+        default=None,
+        metavar="FILE",
+        help="write every prediction beside its measurement",
+    )
     options = parser.parse_args(arguments)
     memory, throughput = options.memory, options.throughput
     if memory is None and throughput is None:
@@ -52,7 +89,11 @@ def main(arguments: list[str] | None = None) -> int:
     except (OSError, UnicodeDecodeError) as error:
         print(f"published: cannot read the table: {error}", file=sys.stderr)
         return 2
-    print(json.dumps(results.as_json(), indent=1) if options.json else render(results, rows=options.rows))
+    print(
+        json.dumps(results.as_json(), indent=1)
+        if options.json
+        else render(results, rows=options.rows)
+    )
     if options.csv is not None:
         write_csv(results, options.csv)
     if options.plot is not None:

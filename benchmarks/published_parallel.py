@@ -1,8 +1,10 @@
-"""Published runs on several GPUs re-estimated: how far off the estimates are, on one node and on many.
+"""Published runs on several GPUs re-estimated: how far off the estimates are, on one node and on
+many.
 
     python benchmarks/published_parallel.py [--memory CSV] [--throughput CSV] [--blind] [--rows] [--out benchmarks/results/published]
 
-Nothing is fitted to these rows. `--blind` reads every row by the generic rules alone, as those of a source that nobody has seen.
+Nothing is fitted to these rows. `--blind` reads every row by the generic rules alone, as those of a
+source that nobody has seen.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ ONE_NODE = 8
 
 
 def ranks_of_one_node(row: Row, *, blind: bool) -> bool:
-    """Whether a run kept to one node: at most eight GPUs, unless its source says that they stood in several machines."""
+    """Whether a run kept to one node: at most eight GPUs, unless its source says that they stood in
+    several machines."""
     machine = machine_of(row, blind=blind)
     return gpus(row) <= ((machine.gpus_per_node if machine else 0) or ONE_NODE)
 
@@ -43,13 +46,23 @@ def render(results: Results, near: set[str], *, rows: bool) -> str:
     """The tables, in Markdown; `near` are the ids of rows on one node."""
     parts = [understood(results)]
     for quantity in (ALLOCATED, RESERVED, DEVICE):
-        parts.append(errors(f"Error of {quantity} memory", [p for p in results.predictions if p.quantity == quantity]))
+        parts.append(
+            errors(
+                f"Error of {quantity} memory",
+                [p for p in results.predictions if p.quantity == quantity],
+            )
+        )
     speeds = [p for p in results.predictions if p.quantity == SPEED]
     parts.append(errors("Error of tokens/s, one node", [p for p in speeds if p.row_id in near]))
-    parts.append(errors("Error of tokens/s, many nodes", [p for p in speeds if p.row_id not in near]))
+    parts.append(
+        errors("Error of tokens/s, many nodes", [p for p in speeds if p.row_id not in near])
+    )
     parts.append(judged(results))
     if rows:
-        parts += [f"{p.row_id} {p.source} {p.quantity} {p.predicted:.4g} {p.measured:.4g} {p.error:+.1%}" for p in results.predictions]
+        parts += [
+            f"{p.row_id} {p.source} {p.quantity} {p.predicted:.4g} {p.measured:.4g} {p.error:+.1%}"
+            for p in results.predictions
+        ]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -57,8 +70,13 @@ def understood(results: Results) -> str:
     """Rows priced, by source."""
     good = [source for _, source in results.understood]
     bad = [skipped.source for skipped in results.skipped]
-    shares = {source: good.count(source) / (good + bad).count(source) for source in sorted({*good, *bad})}
-    lines = [(source, str(good.count(source)), str(bad.count(source)), f"{share:.0%}") for source, share in shares.items()]
+    shares = {
+        source: good.count(source) / (good + bad).count(source) for source in sorted({*good, *bad})
+    }
+    lines = [
+        (source, str(good.count(source)), str(bad.count(source)), f"{share:.0%}")
+        for source, share in shares.items()
+    ]
     return table(
         "Rows understood",
         ("source", "priced", "not", "share"),
@@ -73,7 +91,15 @@ def errors(title: str, predictions: list[Prediction]) -> str:
     for source, group in sorted(by_source(predictions).items()):
         sizes = [abs(p.error) for p in group]
         figures.append((median(sizes), percentile(sizes, 0.9)))
-        lines.append((source, str(len(group)), f"{figures[-1][0]:.1%}", f"{figures[-1][1]:.1%}", f"{median(p.error for p in group):+.1%}"))
+        lines.append(
+            (
+                source,
+                str(len(group)),
+                f"{figures[-1][0]:.1%}",
+                f"{figures[-1][1]:.1%}",
+                f"{median(p.error for p in group):+.1%}",
+            )
+        )
     if not lines:
         return ""
     sizes = [abs(p.error) for p in predictions]
@@ -86,15 +112,31 @@ def errors(title: str, predictions: list[Prediction]) -> str:
             f"{median(p.error for p in predictions):+.1%}",
         )
     )
-    lines.append(("average over sources", "", f"{average(f[0] for f in figures):.1%}", f"{average(f[1] for f in figures):.1%}", ""))
+    lines.append(
+        (
+            "average over sources",
+            "",
+            f"{average(f[0] for f in figures):.1%}",
+            f"{average(f[1] for f in figures):.1%}",
+            "",
+        )
+    )
     return table(title, ("source", "rows", "median", "90th percentile", "signed median"), lines)
 
 
 def judged(results: Results) -> str:
     """Fit and out-of-memory verdicts."""
     counted = verdicts(results.judgements)
-    cells = (str(counted.fits), str(counted.ooms), str(counted.false_fits), str(counted.false_ooms), f"{counted.balanced:.1%}")
-    return table("Verdicts", ("fitted", "ran out", "false fits", "false OOMs", "balanced accuracy"), [cells])
+    cells = (
+        str(counted.fits),
+        str(counted.ooms),
+        str(counted.false_fits),
+        str(counted.false_ooms),
+        f"{counted.balanced:.1%}",
+    )
+    return table(
+        "Verdicts", ("fitted", "ran out", "false fits", "false OOMs", "balanced accuracy"), [cells]
+    )
 
 
 def table(title: str, heads: tuple[str, ...], lines: Iterable[tuple[str, ...]]) -> str:
@@ -104,7 +146,9 @@ def table(title: str, heads: tuple[str, ...], lines: Iterable[tuple[str, ...]]) 
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--memory", type=Path, default=DATA / "memory.csv")
     parser.add_argument("--throughput", type=Path, default=DATA / "throughput.csv")
     parser.add_argument("--blind", action="store_true", help="read rows by the generic rules only")
@@ -112,14 +156,22 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="folder of the tables")
     options = parser.parse_args(arguments)
     tables = [(read_rows(options.memory), True), (read_rows(options.throughput), False)]
-    several = [([row for row in rows if gpus(row) > 1], wants_memory) for rows, wants_memory in tables]
-    near = {row.row_id for rows, _ in several for row in rows if ranks_of_one_node(row, blind=options.blind)}
+    several = [
+        ([row for row in rows if gpus(row) > 1], wants_memory) for rows, wants_memory in tables
+    ]
+    near = {
+        row.row_id
+        for rows, _ in several
+        for row in rows
+        if ranks_of_one_node(row, blind=options.blind)
+    }
     results = run_rows(several, all_gpus=True, blind=options.blind)
     print(render(results, near, rows=options.rows))
     if options.out:
         name, how = ("parallel_blind", " --blind") if options.blind else ("parallel", "")
         text = (
-            f"# Published runs on several GPUs\n\n`python benchmarks/published_parallel.py{how}`\n\n{render(results, near, rows=False)}\n"
+            "# Published runs on several GPUs\n\n`python"
+            f" benchmarks/published_parallel.py{how}`\n\n{render(results, near, rows=False)}\n"
         )
         (options.out / f"{name}.md").write_text(text)
     return 0

@@ -1,8 +1,10 @@
-"""Count the parameters of every model of the catalog by building it with `transformers` on the meta device.
+"""Count the parameters of every model of the catalog by building it with `transformers` on the meta
+device.
 
-Run `python benchmarks/recount_models.py` to check the whole catalog, with names to check only those, and with `--write`
-to put the counts found into the catalog file (rows whose class `transformers` lacks keep their recorded count).
-Needs the `[profiler]` extra (torch, transformers); no weights are downloaded or allocated.
+Run `python benchmarks/recount_models.py` to check the whole catalog, with names to check only
+those, and with `--write` to put the counts found into the catalog file (rows whose class
+`transformers` lacks keep their recorded count). Needs the `[profiler]` extra (torch, transformers);
+no weights are downloaded or allocated.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-CATALOG = Path(__file__).resolve().parents[1] / "estimator" / "napkinmath" / "catalog" / "models.json"
+CATALOG = (
+    Path(__file__).resolve().parents[1] / "estimator" / "napkinmath" / "catalog" / "models.json"
+)
 
 Row = dict[str, Any]
 
@@ -31,7 +35,8 @@ def write_catalog(rows: list[Row], path: Path = CATALOG) -> None:
 
 
 def build_on_meta(row: Row) -> Any:
-    """The row's model, of the `transformers` class that the row names, with weights that hold no storage."""
+    """The row's model, of the `transformers` class that the row names, with weights that hold no
+    storage."""
     import torch
     import transformers
     from transformers import initialization
@@ -44,15 +49,22 @@ def build_on_meta(row: Row) -> Any:
 
 
 def count_parameters(row: Row) -> int:
-    """Number of parameters of the row's model, tied weights once; `ValueError` when the row names no class."""
+    """Number of parameters of the row's model, tied weights once; `ValueError` when the row names
+    no class."""
     if row["class"] is None:
-        raise ValueError(f"{row['name']}: transformers has no class for model_type {row['config']['model_type']!r}")
+        raise ValueError(
+            f"{row['name']}: transformers has no class for model_type"
+            f" {row['config']['model_type']!r}"
+        )
     return sum(parameter.numel() for parameter in build_on_meta(row).parameters())
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print each count with the time it took; 1 when one differs from the catalog and is not written."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Print each count with the time it took; 1 when one differs from the catalog and is not
+    written."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("names", nargs="*", help="models to count (default: all)")
     parser.add_argument("--write", action="store_true", help="put the counts into the catalog")
     options = parser.parse_args(arguments)
@@ -65,7 +77,10 @@ def main(arguments: list[str] | None = None) -> int:
         counted = count_parameters(row)
         differs = counted != row["parameters"]
         differing += differs
-        print(f"{row['name']:40} {counted:>17,} {time.perf_counter() - start:6.2f} s{'  was ' + str(row['parameters']) if differs else ''}")
+        print(
+            f"{row['name']:40} {counted:>17,} {time.perf_counter() - start:6.2f}"
+            f" s{'  was ' + str(row['parameters']) if differs else ''}"
+        )
         row["parameters"] = counted
     if options.write:
         write_catalog(rows)

@@ -2,9 +2,10 @@
 
     python benchmarks/report.py benchmarks/results/h200 [MORE FOLDERS] [--out FOLDER]
 
-Reads what benchmarks/campaign.py wrote, and what another recorder wrote, as it is: steps.jsonl with the phases of two steps
-(campaign_parts/foreign_rows.py), events.jsonl.gz (histories.py), ops.jsonl with single operations, from which a calibration is fitted
-(foreign_ops.py). Predictions that a folder lacks are made here. Writes report.md, accuracy.png and histories.png.
+Reads what benchmarks/campaign.py wrote, and what another recorder wrote, as it is: steps.jsonl with
+the phases of two steps (campaign_parts/foreign_rows.py), events.jsonl.gz (histories.py), ops.jsonl
+with single operations, from which a calibration is fitted (foreign_ops.py). Predictions that a
+folder lacks are made here. Writes report.md, accuracy.png and histories.png.
 """
 
 from __future__ import annotations

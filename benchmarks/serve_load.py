@@ -1,13 +1,16 @@
-"""How the page's server holds up: many users at once, each moving sliders and waiting for what the page then asks.
+"""How the page's server holds up: many users at once, each moving sliders and waiting for what the
+page then asks.
 
     python benchmarks/serve_load.py [--users 200] [--moves 6] [--pause 4] [--own-pause 12] [--out FILE]
 
-A move is one POST to /api/estimate: what the sliders wait for. Half a second after it, where the user has not moved again, the page asks
-for the command, the details and the limits, and drops what it still waits for at the next move; so do these users. "shared": everybody
-starts from one of some popular models and moves along the page's slider positions, so that answers are met again. "own": no two moves
-of any two users are alike, and every answer is priced anew: two cores price some 40 a second, which is what bounds the users. The server is `estimate serve` with its defaults, in processes of its
-own; this program uses one more. "alone" is one user whose moves are all new. The goals: a 95th percentile of 300 ms on two cores, and
-100 ms for one who is alone.
+A move is one POST to /api/estimate: what the sliders wait for. Half a second after it, where the
+user has not moved again, the page asks for the command, the details and the limits, and drops what
+it still waits for at the next move; so do these users. "shared": everybody starts from one of some
+popular models and moves along the page's slider positions, so that answers are met again. "own": no
+two moves of any two users are alike, and every answer is priced anew: two cores price some 40 a
+second, which is what bounds the users. The server is `estimate serve` with its defaults, in
+processes of its own; this program uses one more. "alone" is one user whose moves are all new. The
+goals: a 95th percentile of 300 ms on two cores, and 100 ms for one who is alone.
 """
 
 from __future__ import annotations
@@ -40,7 +43,10 @@ async def post(port: int, path: str, options: dict[str, Any]) -> int:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         body = json.dumps(options).encode()
-        head = f"POST /api/{path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        head = (
+            f"POST /api/{path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type:"
+            f" application/json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        )
         writer.write(head.encode() + body)
         answer = await reader.read(-1)
         return int(answer.split(b" ", 2)[1])
@@ -85,7 +91,13 @@ class Load:
             bs = min(3.0, max(0.0, bs + chance.choice((-1, 0, 1))))
             ctx = min(13.0, max(9.0, ctx + chance.choice((-0.5, -0.25, 0.25, 0.5))))
             length = next(self.lengths) if self.own else round(2**ctx / 32) * 32
-            options = {"model": model, "method": method, "gpu": gpu, "bs": round(2**bs), "ctx": length}
+            options = {
+                "model": model,
+                "method": method,
+                "gpu": gpu,
+                "bs": round(2**bs),
+                "ctx": length,
+            }
             if following is not None:
                 following.cancel()
             await self.asked("estimate", options)
@@ -111,7 +123,11 @@ class Load:
 def quantiles(waits: list[float]) -> dict[str, Any]:
     """Milliseconds of the middle, of 95 of 100 and of all."""
     ordered = sorted(waits) or [float("nan")]
-    picked = {"median_ms": ordered[len(ordered) // 2], "p95_ms": ordered[int(0.95 * len(ordered))], "longest_ms": ordered[-1]}
+    picked = {
+        "median_ms": ordered[len(ordered) // 2],
+        "p95_ms": ordered[int(0.95 * len(ordered))],
+        "longest_ms": ordered[-1],
+    }
     return {"count": len(waits), **{name: round(1e3 * value, 1) for name, value in picked.items()}}
 
 
@@ -130,20 +146,30 @@ def measured(users: int, moves: int, pause: float, *, own: bool) -> dict[str, An
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--users", type=int, default=200)
     parser.add_argument("--moves", type=int, default=6)
-    parser.add_argument("--pause", type=float, default=4.0, help="mean seconds between a user's moves, shared")
+    parser.add_argument(
+        "--pause", type=float, default=4.0, help="mean seconds between a user's moves, shared"
+    )
     parser.add_argument("--own-pause", type=float, default=12.0, help="the same, own")
     parser.add_argument("--out")
     options = parser.parse_args()
     result: dict[str, Any] = {
-        "cores": os.cpu_count(), "python": platform.python_version(), "load_before": os.getloadavg()[0],
-        "users": options.users, "moves_each": options.moves,
-    }  # fmt: skip
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "load_before": os.getloadavg()[0],
+        "users": options.users,
+        "moves_each": options.moves,
+    }
     result["alone"] = {"mean_pause_s": 0.5, **measured(1, 40, 0.5, own=True)}
     for name, pause in (("shared", options.pause), ("own", options.own_pause)):
-        result[name] = {"mean_pause_s": pause, **measured(options.users, options.moves, pause, own=name == "own")}
+        result[name] = {
+            "mean_pause_s": pause,
+            **measured(options.users, options.moves, pause, own=name == "own"),
+        }
     text = json.dumps(result, indent=1)
     print(text)
     if options.out:

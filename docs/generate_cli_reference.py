@@ -1,4 +1,5 @@
-"""Writes docs/cli.md from the tables that the commands parse their arguments with; a test holds the page to it.
+"""Writes docs/cli.md from the tables that the commands parse their arguments with; a test holds the
+page to it.
 
 Usage: python docs/generate_cli_reference.py
 """
@@ -34,7 +35,8 @@ SHARED_TITLES = {title: [row[0] for row in rows] for title, rows in SHARED}
 
 
 class Reached(BaseException):
-    """The command has made its parser; BaseException, so that nothing on the way takes it for an error."""
+    """The command has made its parser; BaseException, so that nothing on the way takes it for an
+    error."""
 
     def __init__(self, parser: Parser) -> None:
         super().__init__()
@@ -60,7 +62,10 @@ def page() -> str:
     """The page as Markdown."""
     parsers = {name: parser_of(target) for name, (target, _) in COMMANDS.items()}
     lines = [HEAD, "| [`estimate`](#estimate) | price one training step |\n"]
-    lines += [f"| [`estimate {name}`](#estimate-{name}) | {meaning} |\n" for name, (_, meaning) in COMMANDS.items()]
+    lines += [
+        f"| [`estimate {name}`](#estimate-{name}) | {meaning} |\n"
+        for name, (_, meaning) in COMMANDS.items()
+    ]
     lines += section("estimate", parser_of(DEFAULT))
     for name, parser in parsers.items():
         lines += section(f"estimate {name}", parser)
@@ -76,10 +81,16 @@ def section(name: str, parser: Parser) -> list[str]:
     if parser.positional is not None:
         _, metavar, meaning = parser.positional
         lines.append(f"\n`{metavar}`: {escaped(meaning)}.\n")
-    shared = [title for title, rows in parser.groups if SHARED_TITLES.get(title) == [row[0] for row in rows]]
+    shared = [
+        title
+        for title, rows in parser.groups
+        if SHARED_TITLES.get(title) == [row[0] for row in rows]
+    ]
     own = [row for title, rows in parser.groups if title not in shared for row in rows]
     if shared:
-        several = any(row[1] == REPEAT for title, rows in parser.groups if title == "batch" for row in rows)
+        several = any(
+            row[1] == REPEAT for title, rows in parser.groups if title == "batch" for row in rows
+        )
         links = ", ".join(f"[{title}](#{title.lower().replace(' ', '-')})" for title in shared)
         lines.append(f"\nShared flags{', each with several values' if several else ''}: {links}.\n")
     return lines + (["\n", *table(own)] if own else [])
@@ -90,9 +101,13 @@ def table(rows: Any) -> list[str]:
     lines = ["| flag | meaning |\n|---|---|\n"]
     for names, kind, metavar, meaning in rows:
         value = f" {metavar}" if metavar and kind not in (ON, SWITCH) else ""
-        spelled = [f"`{name}{value}`" for name in names] + ([f"`--no-{names[0].removeprefix('--')}`"] if kind == SWITCH else [])
+        spelled = [f"`{name}{value}`" for name in names] + (
+            [f"`--no-{names[0].removeprefix('--')}`"] if kind == SWITCH else []
+        )
         repeated = "; may be repeated" if kind == REPEAT and "repeated" not in meaning else ""
-        lines.append(f"| {', '.join(spelled).replace('|', chr(92) + '|')} | {escaped(meaning)}{repeated} |\n")
+        lines.append(
+            f"| {', '.join(spelled).replace('|', chr(92) + '|')} | {escaped(meaning)}{repeated} |\n"
+        )
     return lines
 
 

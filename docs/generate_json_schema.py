@@ -1,4 +1,5 @@
-"""Writes docs/json_schema.md from the JSON schema of `estimate --json`; a test holds the page to it.
+"""Writes docs/json_schema.md from the JSON schema of `estimate --json`; a test holds the page to
+it.
 
 Usage: python docs/generate_json_schema.py
 """

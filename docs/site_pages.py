@@ -1,4 +1,5 @@
-"""Hooks of mkdocs: pages from files beside docs/ (README, changelog, notebooks), and links that hold on GitHub and on the site alike."""
+"""Hooks of mkdocs: pages from files beside docs/ (README, changelog, notebooks), and links that
+hold on GitHub and on the site alike."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     """Adds the pages that are made from files beside docs/."""
     for source, page in BESIDE.items():
-        files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8")))
+        files.append(
+            File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8"))
+        )
     for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
         text, pictures = notebook_page(json.loads(path.read_text(encoding="utf-8")), path.stem)
         files.append(File.generated(config, f"notebooks/{path.stem}.md", content=text))
@@ -58,7 +61,9 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
             return text
         return f"{bang}[{text}]({posixpath.relpath(uri, here or '.')}{anchor or ''})"
 
-    return "\n".join(line if fenced else LINK.sub(linked, line) for line, fenced in lines_of(with_room(markdown)))
+    return "\n".join(
+        line if fenced else LINK.sub(linked, line) for line, fenced in lines_of(with_room(markdown))
+    )
 
 
 def repository_path(uri: str) -> str:
@@ -88,11 +93,18 @@ def lines_of(text: str) -> list[tuple[str, bool]]:
 
 
 def with_room(text: str) -> str:
-    """The text with an empty line before each list, which GitHub does without and Python-Markdown does not."""
+    """The text with an empty line before each list, which GitHub does without and Python-Markdown
+    does not."""
     found: list[str] = []
     for line, fenced in lines_of(text):
         before = found[-1] if found else ""
-        if not fenced and ITEM.match(line) and before.strip() and not ITEM.match(before) and not before.startswith((" ", "\t")):
+        if (
+            not fenced
+            and ITEM.match(line)
+            and before.strip()
+            and not ITEM.match(before)
+            and not before.startswith((" ", "\t"))
+        ):
             found.append("")
         found.append(line)
     return "\n".join(found)

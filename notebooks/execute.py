@@ -1,4 +1,5 @@
-"""Runs the notebooks from top to bottom in fresh kernels and writes what they print and draw back into them.
+"""Runs the notebooks from top to bottom in fresh kernels and writes what they print and draw back
+into them.
 
 Usage: python notebooks/execute.py [NOTEBOOK.ipynb ...]
 """
@@ -25,11 +26,16 @@ def notebooks() -> list[Path]:
 
 
 def executed(path: Path) -> Any:
-    """The notebook with the outputs of a run in a fresh kernel; raises CellExecutionError where a cell does."""
+    """The notebook with the outputs of a run in a fresh kernel; raises CellExecutionError where a
+    cell does."""
     notebook = nbformat.read(path, as_version=4)
     with tempfile.TemporaryDirectory() as cache:
         client = NotebookClient(
-            notebook, timeout=SECONDS_A_CELL, kernel_name="python3", resources={"metadata": {"path": str(FOLDER)}}, record_timing=False
+            notebook,
+            timeout=SECONDS_A_CELL,
+            kernel_name="python3",
+            resources={"metadata": {"path": str(FOLDER)}},
+            record_timing=False,
         )
         client.execute(env=surroundings(cache))
     return tidied(notebook)
@@ -48,7 +54,8 @@ def surroundings(cache: str) -> dict[str, str]:
 
 
 def tidied(notebook: Any) -> Any:
-    """The notebook without what differs from machine to machine: the interpreter's version, execution times, cell numbers' gaps."""
+    """The notebook without what differs from machine to machine: the interpreter's version,
+    execution times, cell numbers' gaps."""
     notebook.metadata = {
         "kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"},
         "language_info": {"name": "python"},

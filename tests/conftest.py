@@ -1,4 +1,5 @@
-"""Hypothesis draws the same examples in every run, so that a failure is the change's and not the day's; `--hypothesis-profile=default` draws others."""
+"""Hypothesis draws the same examples in every run, so that a failure is the change's and not the
+day's; `--hypothesis-profile=default` draws others."""
 
 from hypothesis import settings
 

@@ -1,4 +1,5 @@
-"""The allocator replay: sequences worked out by hand from c10/cuda/CUDACachingAllocator.cpp, and invariants by Hypothesis."""
+"""The allocator replay: sequences worked out by hand from c10/cuda/CUDACachingAllocator.cpp, and
+invariants by Hypothesis."""
 
 from __future__ import annotations
 
@@ -11,7 +12,16 @@ from napkinmath.base.errors import InputError
 from napkinmath.base.units import MIB
 from napkinmath.ir.ledger import ALLOC, FREE, Phase, Role
 from napkinmath.ir.timeline import Stamp, TensorInfo, Timeline, TimelineSegment
-from napkinmath.memory.allocator import STEADY, AllocatorSettings, Block, Books, CachingAllocator, OutOfMemory, parse_settings, replay
+from napkinmath.memory.allocator import (
+    STEADY,
+    AllocatorSettings,
+    Block,
+    Books,
+    CachingAllocator,
+    OutOfMemory,
+    parse_settings,
+    replay,
+)
 
 EXPANDABLE = AllocatorSettings(expandable_segments=True)
 
@@ -29,7 +39,9 @@ def test_middle_sizes_come_from_a_20_mib_segment_split_while_more_than_1_mib_rem
     assert allocator.malloc(MIB + 1).size == MIB + 512
     assert allocator.malloc(9 * MIB).size == 9 * MIB
     assert allocator.reserved == 20 * MIB
-    last = allocator.malloc(9 * MIB)  # 10 MiB less 512 B are left: 1 MiB less 512 B would remain, too little to split off
+    last = allocator.malloc(
+        9 * MIB
+    )  # 10 MiB less 512 B are left: 1 MiB less 512 B would remain, too little to split off
     assert last.size == 10 * MIB - 512
     assert allocator.reserved == 20 * MIB
     assert allocator.allocated == 20 * MIB
@@ -40,12 +52,18 @@ def test_large_requests_get_a_segment_of_their_own_rounded_to_2_mib() -> None:
     block = allocator.malloc(11 * MIB)
     assert allocator.reserved == 12 * MIB
     assert block.size == 12 * MIB  # exactly 1 MiB would remain, which does not split
-    assert CachingAllocator().malloc(10 * MIB + 1).size == 12 * MIB - (12 * MIB - 10 * MIB - 512)  # 2 MiB less 512 B remain and split
+    assert CachingAllocator().malloc(10 * MIB + 1).size == 12 * MIB - (
+        12 * MIB - 10 * MIB - 512
+    )  # 2 MiB less 512 B remain and split
 
 
 def test_best_fit_takes_the_smallest_block_then_the_lowest_address() -> None:
     allocator = CachingAllocator()
-    big, small, other = allocator.malloc(40 * MIB), allocator.malloc(30 * MIB), allocator.malloc(30 * MIB)
+    big, small, other = (
+        allocator.malloc(40 * MIB),
+        allocator.malloc(30 * MIB),
+        allocator.malloc(30 * MIB),
+    )
     for block in (big, other, small):
         allocator.free(block)
     assert allocator.malloc(29 * MIB + 512).address == small.address
@@ -95,13 +113,18 @@ def test_expandable_segments_grow_in_pages_and_split_to_512() -> None:
 
 
 def test_max_split_size_keeps_large_blocks_whole() -> None:
-    plain, limited = CachingAllocator(), CachingAllocator(AllocatorSettings(max_split_bytes=64 * MIB))
+    plain, limited = (
+        CachingAllocator(),
+        CachingAllocator(AllocatorSettings(max_split_bytes=64 * MIB)),
+    )
     for allocator in (plain, limited):
         allocator.free(allocator.malloc(100 * MIB))
         allocator.malloc(10 * MIB)
     assert plain.reserved == 100 * MIB
     assert limited.reserved == 110 * MIB
-    limited.malloc(75 * MIB)  # 25 MiB smaller than the cached 100: beyond the oversize tolerance of 20 MiB
+    limited.malloc(
+        75 * MIB
+    )  # 25 MiB smaller than the cached 100: beyond the oversize tolerance of 20 MiB
     assert limited.reserved == 110 * MIB + 76 * MIB
 
 
@@ -111,24 +134,37 @@ def test_roundup_power2_divisions() -> None:
 
 
 def test_garbage_collection_returns_the_oldest_cached_segment_first() -> None:
-    allocator = CachingAllocator(AllocatorSettings(limit_bytes=200 * MIB, garbage_collection_threshold=0.5))
+    allocator = CachingAllocator(
+        AllocatorSettings(limit_bytes=200 * MIB, garbage_collection_threshold=0.5)
+    )
     old, new = allocator.malloc(40 * MIB), allocator.malloc(50 * MIB)
     allocator.free(old)
     allocator.free(new)
     allocator.malloc(60 * MIB)
-    assert allocator.reserved == 60 * MIB  # 90 cached + 60 > 100: the older goes; 50 + 60 > 100 still: the newer goes too
+    assert (
+        allocator.reserved == 60 * MIB
+    )  # 90 cached + 60 > 100: the older goes; 50 + 60 > 100 still: the newer goes too
 
 
 def test_growing_segments_give_back_what_lies_between() -> None:
-    """release_blocks unmaps every free page of a growing segment, also between booked blocks, before a request fails."""
+    """release_blocks unmaps every free page of a growing segment, also between booked blocks,
+    before a request fails."""
     limited = AllocatorSettings(expandable_segments=True, limit_bytes=400 * MIB)
     allocator = CachingAllocator(limited)
     first, hole, last = (allocator.malloc(n * MIB) for n in (50, 200, 50))
     allocator.free(hole)
     assert allocator.reserved == 300 * MIB
-    large = allocator.malloc(260 * MIB)  # 200 MiB are free in one piece and 100 MiB are left: neither is enough, both are
-    assert allocator.num_retries == 1 and allocator.allocated == 360 * MIB and allocator.reserved <= 400 * MIB
-    assert allocator.reserved - allocator.allocated < 2 * 20 * MIB, "less than a page on either side of the hole"
+    large = allocator.malloc(
+        260 * MIB
+    )  # 200 MiB are free in one piece and 100 MiB are left: neither is enough, both are
+    assert (
+        allocator.num_retries == 1
+        and allocator.allocated == 360 * MIB
+        and allocator.reserved <= 400 * MIB
+    )
+    assert allocator.reserved - allocator.allocated < 2 * 20 * MIB, (
+        "less than a page on either side of the hole"
+    )
     rest = allocator.malloc(9 * MIB)  # what shares a page with the neighbours is still there
     assert rest.address < last.address
     with pytest.raises(OutOfMemory):
@@ -174,8 +210,12 @@ SIZES = st.one_of(st.integers(1, 4096), st.integers(1, 3 * MIB), st.integers(MIB
     divisions=st.sampled_from([0, 1, 4, 8]),
     empties=st.sampled_from([0, 0.3]),
 )
-def test_blocks_never_overlap_and_bytes_are_conserved(sizes: list[int], choices, expandable: bool, divisions: int, empties: float) -> None:
-    allocator = CachingAllocator(AllocatorSettings(expandable_segments=expandable, roundup_power2_divisions=divisions))
+def test_blocks_never_overlap_and_bytes_are_conserved(
+    sizes: list[int], choices, expandable: bool, divisions: int, empties: float
+) -> None:
+    allocator = CachingAllocator(
+        AllocatorSettings(expandable_segments=expandable, roundup_power2_divisions=divisions)
+    )
     held: list[Block] = []
     emptied = False
     for size in sizes:
@@ -203,7 +243,8 @@ def test_blocks_never_overlap_and_bytes_are_conserved(sizes: list[int], choices,
 
 
 def micro_step(first: int, sizes: list[int], choices) -> tuple[TimelineSegment, TimelineSegment]:
-    """A forward that allocates tensors from number `first` on and frees some of them, and the backward that frees the others."""
+    """A forward that allocates tensors from number `first` on and frees some of them, and the
+    backward that frees the others."""
     waiting, live = list(range(first, first + len(sizes))), list[int]()
     events: list[tuple[str, int]] = []
     while waiting:
@@ -214,7 +255,9 @@ def micro_step(first: int, sizes: list[int], choices) -> tuple[TimelineSegment, 
             events.append((ALLOC, live[-1]))
     choices.shuffle(live)
     backward = [(FREE, tensor) for tensor in live]
-    return TimelineSegment("f", Phase.FORWARD, 1, events, []), TimelineSegment("b", Phase.BACKWARD, 1, backward, [])
+    return TimelineSegment("f", Phase.FORWARD, 1, events, []), TimelineSegment(
+        "b", Phase.BACKWARD, 1, backward, []
+    )
 
 
 @settings(max_examples=100, deadline=None)
@@ -227,7 +270,12 @@ def micro_step(first: int, sizes: list[int], choices) -> tuple[TimelineSegment, 
     limit=st.sampled_from([None, 100 * MIB, 300 * MIB]),
 )
 def test_what_follows_books_that_are_alike_is_left_out(
-    sizes: list[int], times: tuple[int, int], in_flight: int, choices, expandable: bool, limit: int | None
+    sizes: list[int],
+    times: tuple[int, int],
+    in_flight: int,
+    choices,
+    expandable: bool,
+    limit: int | None,
 ) -> None:
     half = len(sizes) // 2
     forward, backward = micro_step(0, sizes[:half], choices)
@@ -243,9 +291,13 @@ def test_what_follows_books_that_are_alike_is_left_out(
     ]
     order += [*[whole, whole, opening] * times[1], *[closing] * times[1]]
     timeline = Timeline(
-        [TensorInfo(str(n), Role.ACTIVATIONS, "", size, size) for n, size in enumerate(sizes)], order, Stamp(origin="analytic")
+        [TensorInfo(str(n), Role.ACTIVATIONS, "", size, size) for n, size in enumerate(sizes)],
+        order,
+        Stamp(origin="analytic"),
     )
-    conf = AllocatorSettings(expandable_segments=expandable, **({} if limit is None else {"limit_bytes": limit}))
+    conf = AllocatorSettings(
+        expandable_segments=expandable, **({} if limit is None else {"limit_bytes": limit})
+    )
     every = Books(sizes, conf)
     try:
         every.play(order)
@@ -258,6 +310,12 @@ def test_what_follows_books_that_are_alike_is_left_out(
         allocator.peak_reserved,
         allocator.reserved,
     )
-    assert (found.peak_unreturnable, found.num_retries) == (allocator.peak_unreturnable, allocator.num_retries)
-    assert (found.end_allocated, found.inactive_split_bytes) == (allocator.allocated, allocator.inactive_split_bytes())
+    assert (found.peak_unreturnable, found.num_retries) == (
+        allocator.peak_unreturnable,
+        allocator.num_retries,
+    )
+    assert (found.end_allocated, found.inactive_split_bytes) == (
+        allocator.allocated,
+        allocator.inactive_split_bytes(),
+    )
     assert (found.num_segments, found.out_of_memory) == (len(allocator.segments), "")

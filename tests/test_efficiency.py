@@ -1,4 +1,5 @@
-"""The default efficiencies against published measurements of single kernels, and what must hold for any size and GPU."""
+"""The default efficiencies against published measurements of single kernels, and what must hold for
+any size and GPU."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ def _summary(errors):
     return statistics.median(ordered), ordered[int(0.9 * (len(ordered) - 1))]
 
 
-# ---- published measurements ------------------------------------------------------------------------------------------------
+# ---- published measurements
+# ------------------------------------------------------------------------------------------------
 
 
 def test_products_on_h100_from_tiny_to_large():
@@ -68,7 +70,9 @@ def test_sustained_matrix_rates_across_generations():
     errors = []
     for row in _rows("matmul_peaks.csv"):
         size = 8192
-        predicted = 2 * size**3 / gemm_s(size, size, size, row["dtype"], find_gpu(row["gpu"])) / 1e12
+        predicted = (
+            2 * size**3 / gemm_s(size, size, size, row["dtype"], find_gpu(row["gpu"])) / 1e12
+        )
         errors.append(math.log(predicted / float(row["tflops"])))
     median, p90 = _summary(errors)
     # The same GPU model is published up to 10% apart (A100: 246 to 271).
@@ -82,42 +86,79 @@ def test_attention_kernels_across_generations():
         d, s, b, heads = (int(row[key]) for key in ("head_dim", "length", "batch", "heads"))
         causal, backward = row["causal"] == "1", row["backward"] == "1"
         flops = 4 * b * heads * s * s * d * (0.5 if causal else 1) * (2.5 if backward else 1)
-        seconds = attention_s(row["kind"], b, heads, heads, s, s, d, causal, None, "bf16", backward, find_gpu(row["gpu"]))
+        seconds = attention_s(
+            row["kind"],
+            b,
+            heads,
+            heads,
+            s,
+            s,
+            d,
+            causal,
+            None,
+            "bf16",
+            backward,
+            find_gpu(row["gpu"]),
+        )
         errors.append(math.log(flops / seconds / 1e12 / float(row["tflops"])))
     median, p90 = _summary(errors)
-    # One run of the B200 set falls from 381 to 307 TFLOP/s and back at doubled lengths: 20% of noise within a source.
+    # One run of the B200 set falls from 381 to 307 TFLOP/s and back at doubled lengths: 20% of
+    # noise within a source.
     assert median < 0.07
     assert p90 < 0.16
 
 
-# Copy, scale or triad, GB/s at full occupancy: te42kyfo/gpu-benches gpu-stream; H200 by a vectorized copy.
+# Copy, scale or triad, GB/s at full occupancy: te42kyfo/gpu-benches gpu-stream; H200 by a
+# vectorized copy.
 @pytest.mark.parametrize(
     ("name", "gb_per_s"),
-    [("V100", 808), ("A100-40", 1372), ("A100-80", 1759), ("A40", 653), ("L40", 770), ("H100-PCIe", 1832), ("H200", 4300), ("MI210", 1358)],
+    [
+        ("V100", 808),
+        ("A100-40", 1372),
+        ("A100-80", 1759),
+        ("A40", 653),
+        ("L40", 770),
+        ("H100-PCIe", 1832),
+        ("H200", 4300),
+        ("MI210", 1358),
+    ],
 )
 def test_large_streams_reach_the_published_bandwidth(name, gb_per_s):
     moved = 4 << 30
-    assert moved / elementwise_s(moved, find_gpu(name), fused=True) / 1e9 == pytest.approx(gb_per_s, rel=0.11)
+    assert moved / elementwise_s(moved, find_gpu(name), fused=True) / 1e9 == pytest.approx(
+        gb_per_s, rel=0.11
+    )
 
 
 def test_decoding_nf4_is_bound_by_instructions_on_hopper():
-    """bitsandbytes PR 2051: dequantize and a product with 32 rows of a 11008 x 4096 weight take 68.8 us on a Blackwell GPU."""
+    """bitsandbytes PR 2051: dequantize and a product with 32 rows of a 11008 x 4096 weight take
+    68.8 us on a Blackwell GPU."""
     gpu = find_gpu("B300")
     seconds = dequantize_nf4_s(11008 * 4096, gpu) + gemm_s(32, 11008, 4096, "bf16", gpu)
-    # Its M = 32 product reads the 90 MB it has just written; 25% for the share of that which L2 serves.
+    # Its M = 32 product reads the 90 MB it has just written; 25% for the share of that which L2
+    # serves.
     assert seconds == pytest.approx(68.8e-6, rel=0.25)
     h200 = find_gpu("H200")
     moved = 11008 * 4096 * (0.516 + 2)
-    assert dequantize_nf4_s(11008 * 4096, h200) > 1.3 * moved / default_efficiency(h200).stream_bytes_per_s
-    assert dequantize_s("nf4-gather", 11008 * 4096, h200, nested=False) < 1.1 * moved / default_efficiency(h200).stream_bytes_per_s
+    assert (
+        dequantize_nf4_s(11008 * 4096, h200)
+        > 1.3 * moved / default_efficiency(h200).stream_bytes_per_s
+    )
+    assert (
+        dequantize_s("nf4-gather", 11008 * 4096, h200, nested=False)
+        < 1.1 * moved / default_efficiency(h200).stream_bytes_per_s
+    )
 
 
 def test_pinned_copies_reach_the_links_published_rate():
     for name, gb_per_s in (("V100", 12.5), ("A100", 25.5), ("H100", 54.0)):
-        assert 1e9 / host_copy_s(1e9, True, find_gpu(name)) / 1e9 == pytest.approx(gb_per_s, rel=0.06)
+        assert 1e9 / host_copy_s(1e9, True, find_gpu(name)) / 1e9 == pytest.approx(
+            gb_per_s, rel=0.06
+        )
 
 
-# ---- what must hold --------------------------------------------------------------------------------------------------------
+# ---- what must hold
+# --------------------------------------------------------------------------------------------------------
 
 
 @given(m=sizes, n=sizes, k=sizes, dtype=numbers, gpu=gpus)
@@ -151,10 +192,14 @@ def test_attention_is_bounded_and_grows_with_length(kind, b, heads, s, d, causal
     seconds = attention_s(kind, b, heads, heads, s, s, d, causal, None, "fp16", backward, gpu)
     flops = 4 * b * heads * s * s * d * (0.5 if causal else 1) * (2.5 if backward else 1)
     assert flops / seconds <= gpu.dense_flops_per_s("fp16")
-    longer = attention_s(kind, b, heads, heads, 2 * s, 2 * s, d, causal, None, "fp16", backward, gpu)
+    longer = attention_s(
+        kind, b, heads, heads, 2 * s, 2 * s, d, causal, None, "fp16", backward, gpu
+    )
     assert longer > seconds * 0.999
     if kind != "math":
-        windowed = attention_s(kind, b, heads, heads, s, s, d, causal, max(1, s // 4), "fp16", backward, gpu)
+        windowed = attention_s(
+            kind, b, heads, heads, s, s, d, causal, max(1, s // 4), "fp16", backward, gpu
+        )
         assert windowed <= seconds * 1.001
 
 
@@ -171,9 +216,15 @@ def test_arrays_give_what_numbers_give(data, gpu, dtype):
 
 @given(data=st.data(), kind=kinds, causal=st.booleans(), backward=st.booleans(), gpu=gpus)
 def test_attention_arrays_give_what_numbers_give(data, kind, causal, backward, gpu):
-    b, s = (np.array(data.draw(st.lists(st.integers(1, 4096), min_size=3, max_size=3))) for _ in range(2))
+    b, s = (
+        np.array(data.draw(st.lists(st.integers(1, 4096), min_size=3, max_size=3)))
+        for _ in range(2)
+    )
     together = attention_s(kind, b, 32, 8, s, s, 128, causal, None, "bf16", backward, gpu)
-    alone = [attention_s(kind, int(x), 32, 8, int(y), int(y), 128, causal, None, "bf16", backward, gpu) for x, y in zip(b, s, strict=True)]
+    alone = [
+        attention_s(kind, int(x), 32, 8, int(y), int(y), 128, causal, None, "bf16", backward, gpu)
+        for x, y in zip(b, s, strict=True)
+    ]
     np.testing.assert_allclose(together, alone, rtol=1e-12)
 
 
@@ -198,17 +249,23 @@ def test_small_work_costs_the_launch():
 
 
 def test_power_decides_where_it_binds():
-    """The same die at less power is slower by less than the power: the clock goes with its square root."""
+    """The same die at less power is slower by less than the power: the clock goes with its square
+    root."""
     sxm, pcie = (gemm_s(8192, 8192, 8192, "bf16", find_gpu(n)) for n in ("H100-SXM", "H100-PCIe"))
     assert 700 / 350 > pcie / sxm > (700 / 350) ** 0.5
-    l4, l40s = (default_efficiency(find_gpu(n)).matmul_rate("bf16") / find_gpu(n).dense_flops_per_s("bf16") for n in ("L4", "L40S"))
+    l4, l40s = (
+        default_efficiency(find_gpu(n)).matmul_rate("bf16") / find_gpu(n).dense_flops_per_s("bf16")
+        for n in ("L4", "L40S")
+    )
     assert l4 < l40s < 1
 
 
 def test_odd_rows_cost_more():
     gpu = find_gpu("RTX 4090")
     assert gemm_s(2048, 2055, 2048, "bf16", gpu) > 1.25 * gemm_s(2048, 2040, 2048, "bf16", gpu)
-    assert gemm_s(2048, 50257, 768, "bf16", gpu, aligned=True) < gemm_s(2048, 50257, 768, "bf16", gpu)
+    assert gemm_s(2048, 50257, 768, "bf16", gpu, aligned=True) < gemm_s(
+        2048, 50257, 768, "bf16", gpu
+    )
 
 
 def test_a_calibration_replaces_single_rates():
@@ -231,18 +288,32 @@ def test_unknown_attention_kernel_is_named():
 
 
 def test_a_checkpoint_and_the_update_take_the_host_more_than_their_kernels():
-    """A step that the host bounds is longer by the checkpoints' bookkeeping, which the device does not feel."""
+    """A step that the host bounds is longer by the checkpoints' bookkeeping, which the device does
+    not feel."""
     small = {
-        "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "vocab_size": 128, "num_hidden_layers": 12,
-    }  # fmt: skip
+        "model_type": "llama",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_attention_heads": 4,
+        "vocab_size": 128,
+        "num_hidden_layers": 12,
+    }
     plain, again = (
-        estimate(small, TrainConfig(micro_batch_size=1, sequence_length=8, precision=Precision.BF16, recompute=r), hardware="A100")
+        estimate(
+            small,
+            TrainConfig(
+                micro_batch_size=1, sequence_length=8, precision=Precision.BF16, recompute=r
+            ),
+            hardware="A100",
+        )
         for r in (RecomputeConfig(), RecomputeConfig(kind=RecomputeKind.FULL))
     )
     phases = [{p.phase: p for p in found.time.phases} for found in (plain, again)]
     speed = default_efficiency(find_gpu("A100"))
     forward = phases[1][Phase.FORWARD].host_s - phases[0][Phase.FORWARD].host_s
-    assert forward == pytest.approx(12 * CHECKPOINT_DISPATCHES[0] * speed.dispatch_forward_s, rel=1e-6)
+    assert forward == pytest.approx(
+        12 * CHECKPOINT_DISPATCHES[0] * speed.dispatch_forward_s, rel=1e-6
+    )
     assert phases[1][Phase.FORWARD].device_s == pytest.approx(phases[0][Phase.FORWARD].device_s)
     backward = phases[1][Phase.BACKWARD].host_s - phases[0][Phase.BACKWARD].host_s
     assert backward > 12 * CHECKPOINT_DISPATCHES[1] * speed.dispatch_backward_s
@@ -250,15 +321,20 @@ def test_a_checkpoint_and_the_update_take_the_host_more_than_their_kernels():
 
 
 def test_batched_products_of_unaligned_rows_leave_the_matrix_units():
-    """Heads of 108 against 216: 40 s more for the 3.9e14 FLOP of an iteration's scores and values on A100 (bigscience, NHEADS comparison)."""
+    """Heads of 108 against 216: 40 s more for the 3.9e14 FLOP of an iteration's scores and values
+    on A100 (bigscience, NHEADS comparison)."""
     gpu = find_gpu("A100-80")
 
     def scores_and_values(head_dim, heads):
-        return gemm_s(2048, 2048, head_dim, "fp16", gpu, batch=4 * heads) + gemm_s(2048, head_dim, 2048, "fp16", gpu, batch=4 * heads)
+        return gemm_s(2048, 2048, head_dim, "fp16", gpu, batch=4 * heads) + gemm_s(
+            2048, head_dim, 2048, "fp16", gpu, batch=4 * heads
+        )
 
     flops = 4 * 2048 * 2048 * 216 * 4 * 8
     longer = scores_and_values(108, 16) - scores_and_values(216, 8)
     assert longer * 3.86e14 / flops == pytest.approx(40, rel=0.15)
     assert scores_and_values(112, 16) < 1.6 * scores_and_values(224, 8)
     together = gemm_s(128, np.array([64, 65]), 64, "fp16", gpu, batch=np.array([8, 8]))
-    np.testing.assert_allclose(together, [gemm_s(128, n, 64, "fp16", gpu, batch=8) for n in (64, 65)])
+    np.testing.assert_allclose(
+        together, [gemm_s(128, n, 64, "fp16", gpu, batch=8) for n in (64, 65)]
+    )

@@ -1,4 +1,5 @@
-"""The arrows of docs/ARCHITECTURE.md: which package may import which, read from the syntax trees; and no path root is a package."""
+"""The arrows of docs/ARCHITECTURE.md: which package may import which, read from the syntax trees;
+and no path root is a package."""
 
 from __future__ import annotations
 
@@ -9,14 +10,31 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 CORE = ROOT / "estimator" / "napkinmath"
-FORBIDDEN_IN_CORE = {"torch", "transformers", "peft", "bitsandbytes", "accelerate", "napkinmath_profiler", "napkinmath_kernels"}
+FORBIDDEN_IN_CORE = {
+    "torch",
+    "transformers",
+    "peft",
+    "bitsandbytes",
+    "accelerate",
+    "napkinmath_profiler",
+    "napkinmath_kernels",
+}
 NUMPY_ALLOWED = {"sweep.py"}
-# Lower layers know nothing of the layers after them; a module is ranked by its path's longest listed prefix.
+# Lower layers know nothing of the layers after them; a module is ranked by its path's longest
+# listed prefix.
 LAYERS = (
     ("units", "errors", "record", "json_text"),
     ("expr", "dtypes"),
     ("parallel_config", "workload_config"),
-    ("train_config", "model_spec", "hardware", "attainable", "efficiency", "catalog.gpus", "cluster"),
+    (
+        "train_config",
+        "model_spec",
+        "hardware",
+        "attainable",
+        "efficiency",
+        "catalog.gpus",
+        "cluster",
+    ),
     ("costs", "ledger"),
     ("tape", "ops"),
     ("lowering", "catalog", "passes"),
@@ -69,11 +87,15 @@ LAYERS = (
 
 
 def imports_of(path: pathlib.Path, *, top_level_only: bool = False) -> set[str]:
-    """Dotted names that a file imports; at module level only, if asked, and never those for the type checker alone."""
+    """Dotted names that a file imports; at module level only, if asked, and never those for the
+    type checker alone."""
     tree = ast.parse(path.read_text())
     nodes = tree.body if top_level_only else list(ast.walk(tree))
     skipped = {
-        id(n) for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test) for n in ast.walk(node)
+        id(n)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+        for n in ast.walk(node)
     }
     found: set[str] = set()
     for node in nodes:
@@ -96,7 +118,9 @@ def rank(module: str) -> int | None:
     best: tuple[int, int] | None = None
     for level, names in enumerate(LAYERS):
         for prefix in names:
-            if (name == prefix or name.startswith(prefix + ".")) and (best is None or len(prefix) > best[0]):
+            if (name == prefix or name.startswith(prefix + ".")) and (
+                best is None or len(prefix) > best[0]
+            ):
                 best = (len(prefix), level)
     return best[1] if best else None
 
@@ -130,4 +154,6 @@ def test_core_modules_import_only_lower_layers_when_loaded(path: pathlib.Path) -
 
 @pytest.mark.parametrize("path", sorted((ROOT / "kernels").rglob("*.py")), ids=lambda p: p.name)
 def test_kernels_import_nothing_of_ours(path: pathlib.Path) -> None:
-    assert not {n for n in imports_of(path) if n.split(".")[0] in ("napkinmath", "napkinmath_profiler")}
+    assert not {
+        n for n in imports_of(path) if n.split(".")[0] in ("napkinmath", "napkinmath_profiler")
+    }

@@ -1,4 +1,5 @@
-"""What holds for every model, method and knob: books that balance, nothing left over, more work never less memory."""
+"""What holds for every model, method and knob: books that balance, nothing left over, more work
+never less memory."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from napkinmath.config.train_config import (
     RecomputeConfig,
     RecomputeKind,
     TrainConfig,
-)  # fmt: skip
+)
 from napkinmath.ir.ledger import Role, Tensor
 from napkinmath.ir.step import Step, build_step
 from napkinmath.ir.timeline import Point, Timeline
@@ -33,17 +34,32 @@ from napkinmath.lowering.saved_offload import STYLES
 from napkinmath.memory.simulate import run_order, simulate
 from napkinmath.models.families import read_config
 
-# Past a size at which the library runs other operations (a batch of 2), some tiny tensors are no longer made: a few granules of 512 B.
+# Past a size at which the library runs other operations (a batch of 2), some tiny tensors are no
+# longer made: a few granules of 512 B.
 THRESHOLD_SLACK = 8 * 512
-PERSISTENT = {Role.WEIGHTS, Role.QUANTIZATION, Role.ADAPTERS, Role.MASTER, Role.OPTIMIZER, Role.COMMUNICATION}
+PERSISTENT = {
+    Role.WEIGHTS,
+    Role.QUANTIZATION,
+    Role.ADAPTERS,
+    Role.MASTER,
+    Role.OPTIMIZER,
+    Role.COMMUNICATION,
+}
 KERNELS = (Attention.FLASH, Attention.EFFICIENT, Attention.MATH)
 
 adapters = st.builds(
-    AdapterConfig, kind=st.sampled_from([AdapterKind.LORA]), rank=st.integers(1, 24), dropout=st.sampled_from([0.0, 0.1]), dtype=st.sampled_from(["auto", "fp32", "bf16"]),
+    AdapterConfig,
+    kind=st.sampled_from([AdapterKind.LORA]),
+    rank=st.integers(1, 24),
+    dropout=st.sampled_from([0.0, 0.1]),
+    dtype=st.sampled_from(["auto", "fp32", "bf16"]),
     targets=st.sampled_from([("all-linear",), ("q_proj", "v_proj")]),
-)  # fmt: skip
+)
 quantizations = st.builds(
-    QuantizationConfig, format=st.sampled_from(sorted(FORMATS)), double_quant=st.booleans(), kbit_preparation=st.booleans()
+    QuantizationConfig,
+    format=st.sampled_from(sorted(FORMATS)),
+    double_quant=st.booleans(),
+    kbit_preparation=st.booleans(),
 )
 recomputes = st.builds(
     RecomputeConfig,
@@ -51,7 +67,9 @@ recomputes = st.builds(
     every=st.integers(1, 4),
     reentrant=st.booleans(),
 ) | st.builds(
-    RecomputeConfig, kind=st.just(RecomputeKind.SELECTIVE), keep=st.sampled_from([("sdpa",), ("linear",), ("sdpa", "linear"), ("o_proj",)])
+    RecomputeConfig,
+    kind=st.just(RecomputeKind.SELECTIVE),
+    keep=st.sampled_from([("sdpa",), ("linear",), ("sdpa", "linear"), ("o_proj",)]),
 )
 offloads = st.builds(
     OffloadConfig,
@@ -68,11 +86,22 @@ offloads = st.builds(
 def train_configs(draw: st.DrawFn) -> TrainConfig:
     adapter = draw(st.none() | adapters)
     fields: dict[str, Any] = {
-        "micro_batch_size": draw(st.integers(1, 4)), "sequence_length": draw(st.integers(2, 160)), "gradient_accumulation_steps": draw(st.sampled_from([1, 1, 2, 3])),
-        "precision": draw(st.sampled_from(Precision)), "adapter": adapter, "quantization": draw(st.none() | quantizations) if adapter else None, "recompute": draw(recomputes),
-        "offload": draw(st.just(OffloadConfig()) | offloads), "optimizer": draw(st.sampled_from(sorted(OPTIMIZERS))), "optimizer_in_backward": draw(st.booleans()), "clip_gradients": draw(st.booleans()),
-        "attention": draw(st.sampled_from([Attention.EAGER, Attention.SDPA, Attention.SDPA])), "loss": draw(st.sampled_from(Loss)), "stack": draw(st.sampled_from(sorted(STACKS))), "training_mode": draw(st.booleans()),
-    }  # fmt: skip
+        "micro_batch_size": draw(st.integers(1, 4)),
+        "sequence_length": draw(st.integers(2, 160)),
+        "gradient_accumulation_steps": draw(st.sampled_from([1, 1, 2, 3])),
+        "precision": draw(st.sampled_from(Precision)),
+        "adapter": adapter,
+        "quantization": draw(st.none() | quantizations) if adapter else None,
+        "recompute": draw(recomputes),
+        "offload": draw(st.just(OffloadConfig()) | offloads),
+        "optimizer": draw(st.sampled_from(sorted(OPTIMIZERS))),
+        "optimizer_in_backward": draw(st.booleans()),
+        "clip_gradients": draw(st.booleans()),
+        "attention": draw(st.sampled_from([Attention.EAGER, Attention.SDPA, Attention.SDPA])),
+        "loss": draw(st.sampled_from(Loss)),
+        "stack": draw(st.sampled_from(sorted(STACKS))),
+        "training_mode": draw(st.booleans()),
+    }
     try:
         return TrainConfig(**fields)
     except InputError:
@@ -83,14 +112,20 @@ def train_configs(draw: st.DrawFn) -> TrainConfig:
 def built(model: dict[str, object], config: TrainConfig, kernel: Attention) -> Step:
     """The step, or another draw where the model refuses the configuration by name."""
     try:
-        return build_step(read_config(model), Policy(config, STACKS[config.stack], sdpa_choice=kernel))
+        return build_step(
+            read_config(model), Policy(config, STACKS[config.stack], sdpa_choice=kernel)
+        )
     except InputError:
         assume(False)
         raise
 
 
 models = st.sampled_from(sorted(TINY))
-slow = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+slow = settings(
+    max_examples=120,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
 
 
 def ends_of_steps(timeline: Timeline) -> list[Point]:
@@ -98,7 +133,13 @@ def ends_of_steps(timeline: Timeline) -> list[Point]:
     starts = [*timeline.step_starts[1:], len(timeline.segments)]
     lasts = [max(i for i in range(start) if timeline.segments[i].events) for start in starts]
     return [
-        Point(segment=i, repetition=timeline.segments[i].repeat - 1, event=len(timeline.segments[i].events) - 1, nbytes=0) for i in lasts
+        Point(
+            segment=i,
+            repetition=timeline.segments[i].repeat - 1,
+            event=len(timeline.segments[i].events) - 1,
+            nbytes=0,
+        )
+        for i in lasts
     ]
 
 
@@ -129,8 +170,18 @@ def test_books_balance(model: str, config: TrainConfig, kernel: Attention) -> No
             old, new = segment.pairs[index]
             counts[old] -= 1
             counts[new] += 1
-            assert counts[old] >= 0, (segment.name, segment.phase, repetition, timeline.tensors[old].name, timeline.tensors[new].name)
-            assert sizes[old] == sizes[new], (segment.name, timeline.tensors[old].name, timeline.tensors[new].name)
+            assert counts[old] >= 0, (
+                segment.name,
+                segment.phase,
+                repetition,
+                timeline.tensors[old].name,
+                timeline.tensors[new].name,
+            )
+            assert sizes[old] == sizes[new], (
+                segment.name,
+                timeline.tensors[old].name,
+                timeline.tensors[new].name,
+            )
     peak = timeline.peak()
     assert peak.nbytes == highest
     assert sum(timeline.breakdown(peak).values()) == peak.nbytes
@@ -139,16 +190,30 @@ def test_books_balance(model: str, config: TrainConfig, kernel: Attention) -> No
     lasting = {*PERSISTENT, *([Role.GRADIENTS] if step.policy.stack.gradients_kept else [])}
     for point in ends_of_steps(timeline):
         left = {
-            (t.role.value, t.module, t.name) for t, count in zip(timeline.tensors, timeline.live_counts(point), strict=True)
-            if count and t.role not in lasting and t.host_bytes == 0 and not t.name.startswith("main gradient")
-        }  # fmt: skip
+            (t.role.value, t.module, t.name)
+            for t, count in zip(timeline.tensors, timeline.live_counts(point), strict=True)
+            if count
+            and t.role not in lasting
+            and t.host_bytes == 0
+            and not t.name.startswith("main gradient")
+        }
         assert not left
 
 
 @slow
-@given(model=models, config=train_configs(), kernel=st.sampled_from(KERNELS), more=st.tuples(st.integers(0, 3), st.integers(0, 64)))
-def test_more_tokens_never_take_less(model: str, config: TrainConfig, kernel: Attention, more: tuple[int, int]) -> None:
-    larger = config.replace(micro_batch_size=config.micro_batch_size + more[0], sequence_length=config.sequence_length + more[1])
+@given(
+    model=models,
+    config=train_configs(),
+    kernel=st.sampled_from(KERNELS),
+    more=st.tuples(st.integers(0, 3), st.integers(0, 64)),
+)
+def test_more_tokens_never_take_less(
+    model: str, config: TrainConfig, kernel: Attention, more: tuple[int, int]
+) -> None:
+    larger = config.replace(
+        micro_batch_size=config.micro_batch_size + more[0],
+        sequence_length=config.sequence_length + more[1],
+    )
     small, large = (simulate(built(TINY[model], c, kernel)).peak().nbytes for c in (config, larger))
     assert small <= large + THRESHOLD_SLACK
 
@@ -166,7 +231,9 @@ def test_the_formula_is_the_number(model: str, config: TrainConfig, kernel: Atte
                 elements = 1
                 for axis in payload.axes:
                     elements *= bind(axis)
-                assert bind(payload.nbytes) + bind(payload.host_bytes) == -(-elements * payload.dtype.bits // 8)
+                assert bind(payload.nbytes) + bind(payload.host_bytes) == -(
+                    -elements * payload.dtype.bits // 8
+                )
                 assert elements >= 0, payload
 
 
@@ -176,9 +243,13 @@ def test_recompute_never_raises_what_the_forward_leaves(model: str, kind: Recomp
     """Whatever is recomputed, less is alive when the backward starts."""
 
     def held(recompute: RecomputeConfig) -> int:
-        config = TrainConfig(micro_batch_size=2, sequence_length=64, recompute=recompute, clip_gradients=False)
+        config = TrainConfig(
+            micro_batch_size=2, sequence_length=64, recompute=recompute, clip_gradients=False
+        )
         timeline = simulate(build_step(read_config(TINY[model]), Policy(config, STACKS["hf"])))
         first = next(i for i, s in enumerate(timeline.segments) if s.name == "gradient of the loss")
-        return sum(timeline.breakdown(Point(segment=first, repetition=0, event=0, nbytes=0)).values())
+        return sum(
+            timeline.breakdown(Point(segment=first, repetition=0, event=0, nbytes=0)).values()
+        )
 
     assert held(RecomputeConfig(kind=kind, every=2)) <= held(RecomputeConfig())

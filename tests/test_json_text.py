@@ -14,7 +14,11 @@ from napkinmath.base.json_text import dumps, loads
 from recount_models import CATALOG
 
 values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
     max_leaves=12,
 )
@@ -46,9 +50,21 @@ def test_what_json_has_no_words_for_is_refused() -> None:
 
 @pytest.mark.parametrize("flags", [(), ("--json",), ("--gpu", "4090"), ("--gpu", "4090", "--json")])
 def test_the_cold_command_loads_neither_json_nor_re(flags: tuple[str, ...]) -> None:
-    command = "from napkinmath.cli.main import main; import sys; main(sys.argv[1:]); print(sorted({'json', 're'} & set(sys.modules)))"
+    command = (
+        "from napkinmath.cli.main import main; import sys; main(sys.argv[1:]);"
+        " print(sorted({'json', 're'} & set(sys.modules)))"
+    )
     run = subprocess.run(
-        [sys.executable, "-S", "-c", f"import sys; sys.path[:0] = {sys.path!r}; {command}", "--model", "llama-7b", "--qlora", *flags],
+        [
+            sys.executable,
+            "-S",
+            "-c",
+            f"import sys; sys.path[:0] = {sys.path!r}; {command}",
+            "--model",
+            "llama-7b",
+            "--qlora",
+            *flags,
+        ],
         capture_output=True,
         text=True,
         check=True,

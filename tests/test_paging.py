@@ -17,7 +17,9 @@ CONFIG = TrainConfig(optimizer="paged-adamw-8bit", micro_batch_size=1, sequence_
 
 
 def on(gib: float, config: TrainConfig = CONFIG, gpu: str = "rtx4090"):
-    return estimate(MODEL, config, hardware=Hardware(gpu=find_gpu(gpu), memory_bytes=int(gib * GIB)))
+    return estimate(
+        MODEL, config, hardware=Hardware(gpu=find_gpu(gpu), memory_bytes=int(gib * GIB))
+    )
 
 
 def test_pages_that_fit_stay() -> None:
@@ -30,12 +32,18 @@ def test_pages_without_room_go_in_and_out() -> None:
     roomy, tight = on(24), on(7)
     assert roomy.time is not None and tight.time is not None
     assert (
-        tight.peak.nbytes < Hardware(gpu=find_gpu("rtx4090"), memory_bytes=7 * GIB).usable_bytes < tight.peak.nbytes + tight.managed_bytes
+        tight.peak.nbytes
+        < Hardware(gpu=find_gpu("rtx4090"), memory_bytes=7 * GIB).usable_bytes
+        < tight.peak.nbytes + tight.managed_bytes
     )
     link = default_efficiency(find_gpu("rtx4090")).pinned_bytes_per_s
-    assert tight.time.seconds - roomy.time.seconds == pytest.approx(2 * tight.managed_bytes / link, rel=1e-3)
+    assert tight.time.seconds - roomy.time.seconds == pytest.approx(
+        2 * tight.managed_bytes / link, rel=1e-3
+    )
     assert tight.time.share(HOST_LINK) == pytest.approx(tight.time.paging_s / tight.time.seconds)
-    assert sum(tight.time.share(bound) for bound in ("compute", "bandwidth", "launch", HOST_LINK)) == pytest.approx(1.0)
+    assert sum(
+        tight.time.share(bound) for bound in ("compute", "bandwidth", "launch", HOST_LINK)
+    ) == pytest.approx(1.0)
 
 
 def test_memory_shared_with_the_host_moves_nothing() -> None:
@@ -48,6 +56,9 @@ def test_sweep_agrees() -> None:
     hardware = Hardware(gpu=find_gpu("rtx4090"), memory_bytes=12 * GIB)
     found = sweep(read_model(MODEL), CONFIG, sequence_length=lengths, hardware=hardware)
     assert found.seconds is not None
-    each = [estimate(MODEL, CONFIG.replace(sequence_length=length), hardware=hardware).time for length in lengths]
+    each = [
+        estimate(MODEL, CONFIG.replace(sequence_length=length), hardware=hardware).time
+        for length in lengths
+    ]
     assert {t.paging_s > 0 for t in each if t is not None} == {False, True}
     assert list(found.seconds) == pytest.approx([t.seconds for t in each if t is not None])

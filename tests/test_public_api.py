@@ -1,4 +1,5 @@
-"""The public names: all there, loaded when used, typed, and nothing heavy comes with `import napkinmath`."""
+"""The public names: all there, loaded when used, typed, and nothing heavy comes with `import
+napkinmath`."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ HEAVY = (
 
 
 def modules_after(code: str) -> set[str]:
-    """Top-level modules loaded by a fresh interpreter that ran the code, beyond those of an empty program."""
+    """Top-level modules loaded by a fresh interpreter that ran the code, beyond those of an empty
+    program."""
 
     def loaded(program: str) -> set[str]:
         environment = {**os.environ, "PYTHONPATH": str(ROOT / "estimator")}
@@ -55,12 +57,17 @@ def test_import_loads_nothing_heavy() -> None:
 
 def test_estimate_loads_nothing_heavy() -> None:
     """json reads the catalog's line and brings re; everything else stays away."""
-    found = modules_after("import napkinmath\nnapkinmath.estimate('llama-7b', adapter=napkinmath.AdapterConfig()).memory")
+    found = modules_after(
+        "import napkinmath\nnapkinmath.estimate('llama-7b',"
+        " adapter=napkinmath.AdapterConfig()).memory"
+    )
     assert not found & (set(HEAVY) - {"json", "re"}), found & set(HEAVY)
 
 
 def test_command_loads_nothing_heavy() -> None:
-    found = modules_after("from napkinmath.cli.main import main\nmain(['--model', 'llama-7b', '--qlora', '--json'])")
+    found = modules_after(
+        "from napkinmath.cli.main import main\nmain(['--model', 'llama-7b', '--qlora', '--json'])"
+    )
     assert not found & (set(HEAVY) - {"json", "re"}), found & set(HEAVY)
 
 
@@ -84,10 +91,17 @@ def test_lazy_names_and_typed_names_agree() -> None:
 
 
 def test_estimate_stays_the_function() -> None:
-    """The submodule of the same name must not take the function's place, whichever is imported first."""
-    code = "import napkinmath.estimate\nfrom napkinmath import estimate\nimport napkinmath\nassert estimate is napkinmath.estimate and callable(estimate)"
+    """The submodule of the same name must not take the function's place, whichever is imported
+    first."""
+    code = (
+        "import napkinmath.estimate\nfrom napkinmath import estimate\nimport napkinmath\nassert"
+        " estimate is napkinmath.estimate and callable(estimate)"
+    )
     modules_after(code)
-    modules_after("from napkinmath import estimate\nfrom napkinmath.estimate import Estimate, estimate as same\nassert estimate is same")
+    modules_after(
+        "from napkinmath import estimate\nfrom napkinmath.estimate import Estimate, estimate as"
+        " same\nassert estimate is same"
+    )
 
 
 def test_unknown_name_is_an_attribute_error() -> None:
@@ -100,7 +114,12 @@ def test_typed_marker_is_shipped() -> None:
 
 
 def test_example_of_the_docstring() -> None:
-    step = napkinmath.estimate("llama-7b", adapter=napkinmath.AdapterConfig(rank=16), micro_batch_size=4, hardware="A100-80")
+    step = napkinmath.estimate(
+        "llama-7b",
+        adapter=napkinmath.AdapterConfig(rank=16),
+        micro_batch_size=4,
+        hardware="A100-80",
+    )
     assert step.memory.allocated.value > 13e9
     assert step.verdict is napkinmath.Verdict.FITS
 
@@ -120,12 +139,15 @@ def test_example_of_the_docstring() -> None:
     ],
 )
 def test_wrong_argument_is_named(fields: dict[str, object], said: str) -> None:
-    """A plain string where an enumeration belongs would be compared in vain: it is refused, not ignored."""
+    """A plain string where an enumeration belongs would be compared in vain: it is refused, not
+    ignored."""
     with pytest.raises(napkinmath.InputError, match=said):
         napkinmath.estimate("llama-7b", **fields)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("model", [None, 7, ["llama-7b"], "", "lama-9", {}, {"model_type": "llama"}])
+@pytest.mark.parametrize(
+    "model", [None, 7, ["llama-7b"], "", "lama-9", {}, {"model_type": "llama"}]
+)
 def test_wrong_model_is_named(model: object) -> None:
     with pytest.raises(napkinmath.InputError):
         napkinmath.read_model(model)  # type: ignore[arg-type]

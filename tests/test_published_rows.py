@@ -1,4 +1,5 @@
-"""Published tables as other people write them: cells in other words, columns missing or unknown, and nothing that crashes."""
+"""Published tables as other people write them: cells in other words, columns missing or unknown,
+and nothing that crashes."""
 
 from __future__ import annotations
 
@@ -22,9 +23,27 @@ from published.understand import Job, understand
 
 GIB = 1 << 30
 BASE = {
-    "row_id": "x", "source": "someone/tables: README", "model": "Llama-2-7B", "gpu": "A100-SXM4", "gpu_mem_gb": "80", "n_gpus": "1", "method": "lora", "lora_rank": "8", "lora_targets": "q_proj,v_proj", "precision": "bf16",
-    "optimizer": "AdamW", "seq_len": "2048", "micro_batch": "1", "grad_accum": "8", "checkpointing": "full", "attention": "flash2", "packed": "yes", "status": "ok", "mem_unit": "GiB", "measured_peak_alloc_gb": "20",
-}  # fmt: skip
+    "row_id": "x",
+    "source": "someone/tables: README",
+    "model": "Llama-2-7B",
+    "gpu": "A100-SXM4",
+    "gpu_mem_gb": "80",
+    "n_gpus": "1",
+    "method": "lora",
+    "lora_rank": "8",
+    "lora_targets": "q_proj,v_proj",
+    "precision": "bf16",
+    "optimizer": "AdamW",
+    "seq_len": "2048",
+    "micro_batch": "1",
+    "grad_accum": "8",
+    "checkpointing": "full",
+    "attention": "flash2",
+    "packed": "yes",
+    "status": "ok",
+    "mem_unit": "GiB",
+    "measured_peak_alloc_gb": "20",
+}
 
 
 def row(**cells: str) -> Row:
@@ -44,10 +63,25 @@ def adapter(**cells: str) -> AdapterConfig:
 @pytest.mark.parametrize(
     ("text", "low", "high"),
     [
-        ("512-1024", 512, 1024), ("30 to 32 GB", 30, 32), ("24.1\u201326", 24.1, 26), ("~12.3 GiB", 12.3, 12.3), ("4k", 4096, 4096), ("4,096", 4096, 4096), ("1 234", 1234, 1234), ("12,5 GB", 12.5, 12.5),
-        ("bs=4", 4, 4), ("r16", 16, 16), ("1 x A100", 1, 1), ("up to 4096", 4096, 4096), ("20GB-24GB", 20, 24), ("14.2 GB (14.9 peak)", 14.2, 14.2), ("one", 1, 1), ("1.5k", 1500, 1500), ("2.5e-3", 0.0025, 0.0025),
+        ("512-1024", 512, 1024),
+        ("30 to 32 GB", 30, 32),
+        ("24.1\u201326", 24.1, 26),
+        ("~12.3 GiB", 12.3, 12.3),
+        ("4k", 4096, 4096),
+        ("4,096", 4096, 4096),
+        ("1 234", 1234, 1234),
+        ("12,5 GB", 12.5, 12.5),
+        ("bs=4", 4, 4),
+        ("r16", 16, 16),
+        ("1 x A100", 1, 1),
+        ("up to 4096", 4096, 4096),
+        ("20GB-24GB", 20, 24),
+        ("14.2 GB (14.9 peak)", 14.2, 14.2),
+        ("one", 1, 1),
+        ("1.5k", 1500, 1500),
+        ("2.5e-3", 0.0025, 0.0025),
     ],
-)  # fmt: skip
+)
 def test_numbers_and_spans(text: str, low: float, high: float) -> None:
     assert read_span(text) == (low, high)
 
@@ -68,35 +102,59 @@ def test_a_span_is_a_sizes_end_and_a_measurements_middle() -> None:
 
 @pytest.mark.parametrize(
     ("cell", "unit", "wanted"),
-    [("20480 MiB", "GiB", 20 * GIB), ("20480", "", 20 * GIB), ("about 20GB", "GiB", 20e9), ("20", "gib", 20 * GIB), ("20", "GB (10^9)", 20e9), ("20", "", 20e9), ("20480", "MiB", 20 * GIB), ("20,5", "GB", 20.5e9)],
-)  # fmt: skip
+    [
+        ("20480 MiB", "GiB", 20 * GIB),
+        ("20480", "", 20 * GIB),
+        ("about 20GB", "GiB", 20e9),
+        ("20", "gib", 20 * GIB),
+        ("20", "GB (10^9)", 20e9),
+        ("20", "", 20e9),
+        ("20480", "MiB", 20 * GIB),
+        ("20,5", "GB", 20.5e9),
+    ],
+)
 def test_units_of_cells_and_columns(cell: str, unit: str, wanted: float) -> None:
     found = row(measured_peak_alloc_gb=cell, mem_unit=unit)
     ((_, value),) = found.measured()
     assert value * found.bytes_per_unit == pytest.approx(wanted)
 
 
-@pytest.mark.parametrize("empty", ["", "-", "n/a", "N/A", "none", "?", "unknown", "not reported", "\u2014", "nan"])
+@pytest.mark.parametrize(
+    "empty", ["", "-", "n/a", "N/A", "none", "?", "unknown", "not reported", "\u2014", "nan"]
+)
 def test_empty_cells_are_empty(empty: str) -> None:
     assert row(seq_len=empty).number("seq_len") is None
     assert not row(lora_rank=empty).states("lora_rank")
-    assert job(lora_rank=empty, grad_accum=empty, offload=empty, compile=empty).assumed.keys() >= {"rank"}
+    assert job(lora_rank=empty, grad_accum=empty, offload=empty, compile=empty).assumed.keys() >= {
+        "rank"
+    }
 
 
 @pytest.mark.parametrize(
     ("written", "name"),
     [
-        ("meta-llama/Llama-2-7b-hf", "llama-2-7b"), ("Llama 3.1 8B Instruct", "llama-3.1-8b"), ("unsloth/mistral-7b-v0.3-bnb-4bit", "mistral-7b-v0.3"), ("TheBloke/Llama-2-7B-GPTQ", "llama-2-7b"), ("GPT-2 (124M)", "gpt2"),
-        ("vicuna 13b v1.5", "llama-2-13b"), ("Hermes-2-Pro-Mistral-7B", "mistral-7b-v0.1"), ("Llama-3-8B-Instruct-Gradient", "llama-3-8b"), ("Qwen1.5-14B-Chat", "qwen1.5-14b"), ("gemma-7b-it", "gemma-7b"),
+        ("meta-llama/Llama-2-7b-hf", "llama-2-7b"),
+        ("Llama 3.1 8B Instruct", "llama-3.1-8b"),
+        ("unsloth/mistral-7b-v0.3-bnb-4bit", "mistral-7b-v0.3"),
+        ("TheBloke/Llama-2-7B-GPTQ", "llama-2-7b"),
+        ("GPT-2 (124M)", "gpt2"),
+        ("vicuna 13b v1.5", "llama-2-13b"),
+        ("Hermes-2-Pro-Mistral-7B", "mistral-7b-v0.1"),
+        ("Llama-3-8B-Instruct-Gradient", "llama-3-8b"),
+        ("Qwen1.5-14B-Chat", "qwen1.5-14b"),
+        ("gemma-7b-it", "gemma-7b"),
     ],
-)  # fmt: skip
+)
 def test_models_however_they_are_spelled(written: str, name: str) -> None:
     assert job(model=written).spec.name == name
 
 
 def test_a_model_of_known_size_alone_is_a_typical_decoder() -> None:
     found = job(model="Nous-Hermes-13b")
-    assert dict(found.spec.symbols)["h"] == 5120 and 12.5e9 < estimate(found.spec, sequence_length=64).num_parameters < 13.5e9
+    assert (
+        dict(found.spec.symbols)["h"] == 5120
+        and 12.5e9 < estimate(found.spec, sequence_length=64).num_parameters < 13.5e9
+    )
     assert "model" in found.assumed
     assert dict(job(model="a-model-nobody-knows", params_b="6.74").spec.symbols)["h"] == 4096
     with pytest.raises(Unreadable, match="a-model-nobody-knows"):
@@ -106,10 +164,16 @@ def test_a_model_of_known_size_alone_is_a_typical_decoder() -> None:
 @pytest.mark.parametrize(
     ("written", "name", "gib"),
     [
-        ("a100 80g", "A100-SXM4-80GB", 80), ("1 x A100 (40G)", "A100-SXM4-40GB", 40), ("RTX4090 24G", "RTX 4090", 24), ("Tesla T4 (Colab)", "T4", 16), ("g5.xlarge", "A10G", 24), ("AWS p4d", "A100-SXM4-40GB", 40),
-        ("RTX 3080 Ti Laptop 16GB", "RTX 3080 Ti", 16), ("8xH100 80GB", "H100-SXM5-80GB", 80),
+        ("a100 80g", "A100-SXM4-80GB", 80),
+        ("1 x A100 (40G)", "A100-SXM4-40GB", 40),
+        ("RTX4090 24G", "RTX 4090", 24),
+        ("Tesla T4 (Colab)", "T4", 16),
+        ("g5.xlarge", "A10G", 24),
+        ("AWS p4d", "A100-SXM4-40GB", 40),
+        ("RTX 3080 Ti Laptop 16GB", "RTX 3080 Ti", 16),
+        ("8xH100 80GB", "H100-SXM5-80GB", 80),
     ],
-)  # fmt: skip
+)
 def test_gpus_however_they_are_spelled(written: str, name: str, gib: int) -> None:
     given = row(gpu=written, gpu_mem_gb="")
     found = hardware_of(given, era_of(given, blind=True), {})
@@ -130,10 +194,20 @@ def test_an_unknown_gpu_is_its_memory_or_none_at_all() -> None:
 @pytest.mark.parametrize(
     ("method", "kind", "rank"),
     [
-        ("LoRA", AdapterKind.LORA, 8), ("Q-LoRA (4bit)", AdapterKind.LORA, 8), ("QDoRA", AdapterKind.DORA, 8), ("(IA)^3", AdapterKind.IA3, None), ("AdaLoRA", AdapterKind.LORA, 8), ("VeRA", AdapterKind.LORA, 1),
-        ("LoHa", AdapterKind.LORA, 8), ("adapter", AdapterKind.LORA, 1), ("adapter_v2", AdapterKind.LORA, 8), ("prompt_tuning", AdapterKind.PROMPT, None), ("p-tuning v2", AdapterKind.PROMPT, None), ("", AdapterKind.LORA, 8),
+        ("LoRA", AdapterKind.LORA, 8),
+        ("Q-LoRA (4bit)", AdapterKind.LORA, 8),
+        ("QDoRA", AdapterKind.DORA, 8),
+        ("(IA)^3", AdapterKind.IA3, None),
+        ("AdaLoRA", AdapterKind.LORA, 8),
+        ("VeRA", AdapterKind.LORA, 1),
+        ("LoHa", AdapterKind.LORA, 8),
+        ("adapter", AdapterKind.LORA, 1),
+        ("adapter_v2", AdapterKind.LORA, 8),
+        ("prompt_tuning", AdapterKind.PROMPT, None),
+        ("p-tuning v2", AdapterKind.PROMPT, None),
+        ("", AdapterKind.LORA, 8),
     ],
-)  # fmt: skip
+)
 def test_methods_of_adapters(method: str, kind: AdapterKind, rank: int | None) -> None:
     found = adapter(method=method)
     assert found.kind is kind
@@ -151,42 +225,70 @@ def test_ranks_and_virtual_tokens_stand_where_they_stand() -> None:
 
 def test_targets_named_in_the_method_are_read() -> None:
     named = job(method="LoRA (r=8) q_proj,v_proj", lora_targets="")
-    assert named.config.adapter is not None and set(named.config.adapter.targets) == {"q_proj", "v_proj"}
+    assert named.config.adapter is not None and set(named.config.adapter.targets) == {
+        "q_proj",
+        "v_proj",
+    }
     assert "targets" not in named.assumed
 
 
 @pytest.mark.parametrize(
     ("cells", "kind"),
     [
-        ({"method": "qlora"}, RecomputeKind.FULL), ({"method": "lora"}, RecomputeKind.NONE), ({"method": "qlora", "source": "Lightning-AI/litgpt: table"}, RecomputeKind.NONE),
-        ({"source": "unslothai/unsloth: README"}, RecomputeKind.FULL), ({"source": "hiyouga/LLaMA-Factory: README"}, RecomputeKind.FULL), ({"method": "qlora", "checkpointing": "off"}, RecomputeKind.NONE),
+        ({"method": "qlora"}, RecomputeKind.FULL),
+        ({"method": "lora"}, RecomputeKind.NONE),
+        ({"method": "qlora", "source": "Lightning-AI/litgpt: table"}, RecomputeKind.NONE),
+        ({"source": "unslothai/unsloth: README"}, RecomputeKind.FULL),
+        ({"source": "hiyouga/LLaMA-Factory: README"}, RecomputeKind.FULL),
+        ({"method": "qlora", "checkpointing": "off"}, RecomputeKind.NONE),
     ],
-)  # fmt: skip
-def test_checkpointing_that_a_table_leaves_out_is_what_the_tool_does(cells: dict[str, str], kind: RecomputeKind) -> None:
+)
+def test_checkpointing_that_a_table_leaves_out_is_what_the_tool_does(
+    cells: dict[str, str], kind: RecomputeKind
+) -> None:
     assert job(**{"checkpointing": "", **cells}).config.recompute.kind is kind
 
 
 def test_dequantized_weights_and_other_vendors() -> None:
     assert job(method="lora", precision="MXFP4 dequantized to bf16").config.quantization is None
-    assert job(gpu="MI250X", gpu_mem_gb="", precision="").config.precision is Precision.BF16_AUTOCAST
+    assert (
+        job(gpu="MI250X", gpu_mem_gb="", precision="").config.precision is Precision.BF16_AUTOCAST
+    )
 
 
 def test_tokens_that_a_tool_adds_lengthen_the_vocabulary() -> None:
-    fms = {"source": "foundation-model-stack/fms-acceleration: refs/a100_80gb.csv", "notes": "framework_config none"}
-    for model, rows in (("Mistral-7B-v0.1", 32001), ("Meta-Llama-3-8B", 128258), ("Llama-2-70B-GPTQ", 32001)):
+    fms = {
+        "source": "foundation-model-stack/fms-acceleration: refs/a100_80gb.csv",
+        "notes": "framework_config none",
+    }
+    for model, rows in (
+        ("Mistral-7B-v0.1", 32001),
+        ("Meta-Llama-3-8B", 128258),
+        ("Llama-2-70B-GPTQ", 32001),
+    ):
         found = job(model=model, **fms)
         assert dict(found.spec.symbols)["v"] == rows
         assert dict(job(model=model).spec.symbols)["v"] < rows
 
 
-@pytest.mark.parametrize("method", ["full", "Full FT", "SFT (full)", "pretraining", "fine-tune", "galore 8bit"])
+@pytest.mark.parametrize(
+    "method", ["full", "Full FT", "SFT (full)", "pretraining", "fine-tune", "galore 8bit"]
+)
 def test_methods_of_full_training(method: str) -> None:
     assert job(method=method).config.adapter is None
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"), [("16-true", Precision.FP16), ("bf16-true", Precision.BF16), ("O2", Precision.BF16_AUTOCAST), ("float16", Precision.FP16_AUTOCAST), ("32", Precision.FP32), ("FP8 (E4M3)", Precision.FP8)]
-)  # fmt: skip
+    ("text", "wanted"),
+    [
+        ("16-true", Precision.FP16),
+        ("bf16-true", Precision.BF16),
+        ("O2", Precision.BF16_AUTOCAST),
+        ("float16", Precision.FP16_AUTOCAST),
+        ("32", Precision.FP32),
+        ("FP8 (E4M3)", Precision.FP8),
+    ],
+)
 def test_precisions(text: str, wanted: Precision) -> None:
     assert job(precision=text).config.precision is wanted
 
@@ -194,10 +296,17 @@ def test_precisions(text: str, wanted: Precision) -> None:
 @pytest.mark.parametrize(
     ("text", "wanted", "assumed"),
     [
-        ("paged_adamw_32bit", "paged-adamw", False), ("adamw_bnb_8bit", "adamw-8bit", False), ("SGD momentum 0.9", "momentum", False), ("GaLore AdamW", "galore", False), ("AnyPrecisionAdamW", "anyprecision-adamw", False),
-        ("adamw_apex_fused", "adamw-fused", True), ("Sophia", "auto", True), ("not stated", "auto", False), ("adamw_torch_fused", "adamw-fused", False),
+        ("paged_adamw_32bit", "paged-adamw", False),
+        ("adamw_bnb_8bit", "adamw-8bit", False),
+        ("SGD momentum 0.9", "momentum", False),
+        ("GaLore AdamW", "galore", False),
+        ("AnyPrecisionAdamW", "anyprecision-adamw", False),
+        ("adamw_apex_fused", "adamw-fused", True),
+        ("Sophia", "auto", True),
+        ("not stated", "auto", False),
+        ("adamw_torch_fused", "adamw-fused", False),
     ],
-)  # fmt: skip
+)
 def test_optimizers(text: str, wanted: str, assumed: bool) -> None:
     found = job(optimizer=text)
     assert found.config.optimizer == wanted
@@ -207,7 +316,9 @@ def test_optimizers(text: str, wanted: str, assumed: bool) -> None:
 def test_offloads() -> None:
     assert job(method="full", offload="ZeRO-Offload").config.offload.optimizer
     assert job(method="full", optimizer="DeepSpeedCPUAdam").config.offload.optimizer
-    assert job(method="full", offload="weights").config.offload.optimizer  # updated where they are kept
+    assert job(
+        method="full", offload="weights"
+    ).config.offload.optimizer  # updated where they are kept
     assert not job(method="lora", offload="weights").config.offload.optimizer
     assert job(checkpointing="unsloth").config.offload.checkpoints
     partly = job(method="full", offload="10%")
@@ -216,8 +327,15 @@ def test_offloads() -> None:
 
 @pytest.mark.parametrize(
     ("text", "wanted"),
-    [("qv", {"q_proj", "v_proj"}), ("['q_proj', 'v_proj']", {"q_proj", "v_proj"}), ("attention", {"q_proj", "k_proj", "v_proj", "o_proj"}), ("mlp", {"gate_proj", "up_proj", "down_proj"}), ("W_pack", {"q_proj", "k_proj", "v_proj"}), ("every linear layer", {"all-linear"})],
-)  # fmt: skip
+    [
+        ("qv", {"q_proj", "v_proj"}),
+        ("['q_proj', 'v_proj']", {"q_proj", "v_proj"}),
+        ("attention", {"q_proj", "k_proj", "v_proj", "o_proj"}),
+        ("mlp", {"gate_proj", "up_proj", "down_proj"}),
+        ("W_pack", {"q_proj", "k_proj", "v_proj"}),
+        ("every linear layer", {"all-linear"}),
+    ],
+)
 def test_targets(text: str, wanted: set[str]) -> None:
     spec, _ = model_of(row(), era_of(row(), blind=True), {})
     assert set(adapter_targets(text, Linears(spec), spec.family)) == wanted
@@ -235,24 +353,47 @@ def write(path: pathlib.Path, rows: list[dict[str, str]], *, delimiter: str = ",
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t"])
 def test_tables_of_other_shapes_are_read(tmp_path: pathlib.Path, delimiter: str) -> None:
-    cells: dict[str, str] = {k.replace("_", " ").title(): v for k, v in BASE.items() if k != "row_id"}
-    path = write(tmp_path / "t.csv", [{"Extra column": "1", **cells, "another": "two\nlines"}], delimiter=delimiter)
+    cells: dict[str, str] = {
+        k.replace("_", " ").title(): v for k, v in BASE.items() if k != "row_id"
+    }
+    path = write(
+        tmp_path / "t.csv",
+        [{"Extra column": "1", **cells, "another": "two\nlines"}],
+        delimiter=delimiter,
+    )
     (found,) = read_rows(path)
-    assert (found.row_id, found["seq_len"], found["lora_targets"]) == ("t.csv:2", "2048", "q_proj,v_proj")
+    assert (found.row_id, found["seq_len"], found["lora_targets"]) == (
+        "t.csv:2",
+        "2048",
+        "q_proj,v_proj",
+    )
 
 
 def test_damaged_tables_lose_no_rows(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "t.csv"
-    path.write_bytes(b"\xef\xbb\xbfrow_id,model,seq_len\na,\xff\xfe7B\0,2048,extra,cells\nb\n\n,,\n")
+    path.write_bytes(
+        b"\xef\xbb\xbfrow_id,model,seq_len\na,\xff\xfe7B\0,2048,extra,cells\nb\n\n,,\n"
+    )
     assert [r.row_id for r in read_rows(path)] == ["a", "b"]
     path.write_bytes(b"")
     assert read_rows(path) == []
 
 
 ODD: list[dict[str, str]] = [
-    {"model": ""}, {"seq_len": "auto"}, {"micro_batch": "-3"}, {"n_gpus": "many"}, {"method": "LISA"}, {"model": "x" * 500}, {"seq_len": "1e400"}, {"arch": "L? h? a?", "model": "??"}, {"gpu": "abacus"},
-    {"measured_peak_alloc_gb": "lots"}, {"lora_rank": "0"}, {"seq_len": "9" * 30}, {"status": "\u2620"},
-]  # fmt: skip
+    {"model": ""},
+    {"seq_len": "auto"},
+    {"micro_batch": "-3"},
+    {"n_gpus": "many"},
+    {"method": "LISA"},
+    {"model": "x" * 500},
+    {"seq_len": "1e400"},
+    {"arch": "L? h? a?", "model": "??"},
+    {"gpu": "abacus"},
+    {"measured_peak_alloc_gb": "lots"},
+    {"lora_rank": "0"},
+    {"seq_len": "9" * 30},
+    {"status": "\u2620"},
+]
 
 
 def test_every_row_is_priced_or_listed_with_its_reason(tmp_path: pathlib.Path) -> None:
@@ -264,7 +405,9 @@ def test_every_row_is_priced_or_listed_with_its_reason(tmp_path: pathlib.Path) -
     assert priced | skipped == {r["row_id"] for r in rows} and not priced & skipped
     assert all(len(s["reason"]) > 10 for s in document["skipped"])
     assert set(document) == {"rows", "verdicts", "skipped"}
-    assert all(set(r) >= {"row_id", "quantity", "predicted", "measured", "unit"} for r in document["rows"])
+    assert all(
+        set(r) >= {"row_id", "quantity", "predicted", "measured", "unit"} for r in document["rows"]
+    )
 
 
 def test_percentiles_interpolate() -> None:
@@ -272,18 +415,53 @@ def test_percentiles_interpolate() -> None:
 
 
 def test_the_command_writes_json_and_a_table_of_predictions(tmp_path: pathlib.Path) -> None:
-    path = write(tmp_path / "memory.csv", [BASE, {**BASE, "row_id": "y", "measured_peak_alloc_gb": "", "measured_unspecified_gb": "17 GB"}])
+    path = write(
+        tmp_path / "memory.csv",
+        [
+            BASE,
+            {
+                **BASE,
+                "row_id": "y",
+                "measured_peak_alloc_gb": "",
+                "measured_unspecified_gb": "17 GB",
+            },
+        ],
+    )
     script = pathlib.Path(__file__).parents[1] / "benchmarks" / "published.py"
     ran = subprocess.run(
-        [sys.executable, str(script), "--memory", str(path), "--throughput", str(path), "--json", "--csv", str(tmp_path / "out.csv")], capture_output=True, text=True, check=True
-    )  # fmt: skip
+        [
+            sys.executable,
+            str(script),
+            "--memory",
+            str(path),
+            "--throughput",
+            str(path),
+            "--json",
+            "--csv",
+            str(tmp_path / "out.csv"),
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     document = json.loads(ran.stdout)
-    assert [(r["row_id"], r["quantity"]) for r in document["rows"]] == [("x", "allocated"), ("y", "device")]
+    assert [(r["row_id"], r["quantity"]) for r in document["rows"]] == [
+        ("x", "allocated"),
+        ("y", "device"),
+    ]
     with (tmp_path / "out.csv").open(newline="", encoding="utf-8") as file:
         lines = list(csv.DictReader(file))
-    assert [(line["row_id"], line["quantity"]) for line in lines] == [("x", "allocated"), ("y", "device")]
-    assert all(float(line["low"]) <= float(line["predicted"]) <= float(line["high"]) for line in lines)
+    assert [(line["row_id"], line["quantity"]) for line in lines] == [
+        ("x", "allocated"),
+        ("y", "device"),
+    ]
+    assert all(
+        float(line["low"]) <= float(line["predicted"]) <= float(line["high"]) for line in lines
+    )
     missing = subprocess.run(
-        [sys.executable, str(script), "--memory", str(tmp_path / "none.csv")], capture_output=True, text=True, check=False
+        [sys.executable, str(script), "--memory", str(tmp_path / "none.csv")],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert missing.returncode == 2 and missing.stderr.count("\n") == 1

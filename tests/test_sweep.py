@@ -1,4 +1,5 @@
-"""A sweep gives what the scalar path gives, for every method and for the three swept sizes at once."""
+"""A sweep gives what the scalar path gives, for every method and for the three swept sizes at
+once."""
 
 from __future__ import annotations
 
@@ -6,7 +7,15 @@ import numpy as np
 import pytest
 from napkinmath.base.errors import InputError
 from napkinmath.catalog.gpus import find_hardware
-from napkinmath.config.train_config import AdapterConfig, Attention, Loss, QuantizationConfig, RecomputeConfig, RecomputeKind, TrainConfig
+from napkinmath.config.train_config import (
+    AdapterConfig,
+    Attention,
+    Loss,
+    QuantizationConfig,
+    RecomputeConfig,
+    RecomputeKind,
+    TrainConfig,
+)
 from napkinmath.estimate import estimate
 from napkinmath.models.families import read_config
 from napkinmath.planning.sweep import PHASES, sweep
@@ -26,10 +35,16 @@ CONFIGS = {
     "full accumulated": TrainConfig(gradient_accumulation_steps=3, recompute=CHECKPOINTED),
     "eager": TrainConfig(attention=Attention.EAGER),
     "lora": TrainConfig(adapter=AdapterConfig(dropout=0.05)),
-    "qlora": TrainConfig(adapter=AdapterConfig(), quantization=QuantizationConfig(), recompute=CHECKPOINTED),
-    "int8": TrainConfig(adapter=AdapterConfig(), quantization=QuantizationConfig(format="int8", double_quant=False)),
+    "qlora": TrainConfig(
+        adapter=AdapterConfig(), quantization=QuantizationConfig(), recompute=CHECKPOINTED
+    ),
+    "int8": TrainConfig(
+        adapter=AdapterConfig(), quantization=QuantizationConfig(format="int8", double_quant=False)
+    ),
     "int8 of 2023": TrainConfig(
-        adapter=AdapterConfig(), quantization=QuantizationConfig(format="int8", double_quant=False), stack="hf-2023"
+        adapter=AdapterConfig(),
+        quantization=QuantizationConfig(format="int8", double_quant=False),
+        stack="hf-2023",
     ),
     "chunked loss": TrainConfig(loss=Loss.CHUNKED),
 }
@@ -38,12 +53,31 @@ CONFIGS = {
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_cell_equals_the_scalar_estimate(name: str) -> None:
     config, spec, hardware = CONFIGS[name], read_config(LLAMA), find_hardware("l4")
-    batches, lengths, ranks = np.array([1, 3])[:, None, None], np.array([1, 65, 1000])[None, :, None], np.array([4, 33])[None, None, :]
-    found = sweep(spec, config, micro_batch_size=batches, sequence_length=lengths, rank=ranks, hardware=hardware)
+    batches, lengths, ranks = (
+        np.array([1, 3])[:, None, None],
+        np.array([1, 65, 1000])[None, :, None],
+        np.array([4, 33])[None, None, :],
+    )
+    found = sweep(
+        spec,
+        config,
+        micro_batch_size=batches,
+        sequence_length=lengths,
+        rank=ranks,
+        hardware=hardware,
+    )
     for cell in np.ndindex(found.requested.shape):
-        b, s, r = int(batches[cell[0], 0, 0]), int(lengths[0, cell[1], 0]), int(ranks[0, 0, cell[2]])
+        b, s, r = (
+            int(batches[cell[0], 0, 0]),
+            int(lengths[0, cell[1], 0]),
+            int(ranks[0, 0, cell[2]]),
+        )
         adapter = config.adapter.replace(rank=r) if config.adapter is not None else None
-        one = estimate(spec, config.replace(micro_batch_size=b, sequence_length=s, adapter=adapter), hardware=hardware)
+        one = estimate(
+            spec,
+            config.replace(micro_batch_size=b, sequence_length=s, adapter=adapter),
+            hardware=hardware,
+        )
         assert found.requested[cell] == one.peak.nbytes
         assert PHASES[found.winner[cell]] == next(iter(one.phase_peaks))
         assert one.time is not None and found.tokens_per_s is not None

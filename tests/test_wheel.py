@@ -19,7 +19,10 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     pytest.importorskip("hatchling")
     folder = tmp_path_factory.mktemp("wheel")
     subprocess.run(
-        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)], cwd=ROOT, check=True, capture_output=True
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
     )
     (file,) = folder.glob("*.whl")
     return zipfile.ZipFile(file)
@@ -31,18 +34,36 @@ def test_every_file_of_the_core_is_there(wheel: zipfile.ZipFile) -> None:
         for path in CORE.rglob("*")
         if path.is_file() and not any(part in IGNORED for part in path.parts)
     }
-    assert {"napkinmath/py.typed", "napkinmath/catalog/models.json", "napkinmath/catalog/gpus.json", "napkinmath/cli/main.py"} <= wanted
+    assert {
+        "napkinmath/py.typed",
+        "napkinmath/catalog/models.json",
+        "napkinmath/catalog/gpus.json",
+        "napkinmath/cli/main.py",
+    } <= wanted
     assert wanted <= set(wheel.namelist())
 
 
 def test_all_three_packages_and_nothing_else(wheel: zipfile.ZipFile) -> None:
     roots = {name.split("/")[0] for name in wheel.namelist()}
-    assert {root for root in roots if not root.endswith(".dist-info")} == {"napkinmath", "napkinmath_profiler", "napkinmath_kernels"}
+    assert {root for root in roots if not root.endswith(".dist-info")} == {
+        "napkinmath",
+        "napkinmath_profiler",
+        "napkinmath_kernels",
+    }
 
 
 def test_command_and_light_dependencies(wheel: zipfile.ZipFile) -> None:
     (folder,) = {name.split("/")[0] for name in wheel.namelist() if ".dist-info/" in name}
-    assert "estimate = napkinmath.cli.main:entry" in wheel.read(f"{folder}/entry_points.txt").decode()
+    assert (
+        "estimate = napkinmath.cli.main:entry" in wheel.read(f"{folder}/entry_points.txt").decode()
+    )
     metadata = wheel.read(f"{folder}/METADATA").decode().splitlines()
-    always = [line.removeprefix("Requires-Dist: ") for line in metadata if line.startswith("Requires-Dist: ") and "extra ==" not in line]
-    assert sorted(always) == ["numpy", "pyyaml>=6"]  # numpy for plan, sweep and batch; nothing else loads it
+    always = [
+        line.removeprefix("Requires-Dist: ")
+        for line in metadata
+        if line.startswith("Requires-Dist: ") and "extra ==" not in line
+    ]
+    assert sorted(always) == [
+        "numpy",
+        "pyyaml>=6",
+    ]  # numpy for plan, sweep and batch; nothing else loads it

@@ -17,5 +17,11 @@ def test_sums_of_any_length_are_evaluated() -> None:
 
 
 def test_adapters_on_every_expert_are_priced() -> None:
-    found = estimate("deepseek-v2-lite", stack="hf-4.45", sequence_length=256, adapter=AdapterConfig(rank=8), hardware="A100")
+    found = estimate(
+        "deepseek-v2-lite",
+        stack="hf-4.45",
+        sequence_length=256,
+        adapter=AdapterConfig(rank=8),
+        hardware="A100",
+    )
     assert found.time is not None and found.time.seconds > 0

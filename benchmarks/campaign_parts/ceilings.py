@@ -23,7 +23,9 @@ def ceilings(device: torch.device, budget_s: float) -> dict[str, float]:
     side = 64 if tiny else PRODUCT_SIDE
     for dtype in TYPES:
         a, b = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
-        found[f"matmul_{str(dtype).removeprefix('torch.')}_flops_per_s"] = 2 * side**3 / _seconds(lambda a=a, b=b: a @ b, device)
+        found[f"matmul_{str(dtype).removeprefix('torch.')}_flops_per_s"] = (
+            2 * side**3 / _seconds(lambda a=a, b=b: a @ b, device)
+        )
     return found
 
 

@@ -1,7 +1,8 @@
 """Single operations timed by the other recorder (`ops.jsonl`), as points of a calibration.
 
-A row holds the operation's name and arguments, `median_s`, `p10_s` and `p90_s` of a call, and its FLOPs and bytes; a row with `error` was not
-measured. Its backward of attention is timed together with the forward, which is taken off here. Rows of a CPU, in tiny shapes, are left out.
+A row holds the operation's name and arguments, `median_s`, `p10_s` and `p90_s` of a call, and its
+FLOPs and bytes; a row with `error` was not measured. Its backward of attention is timed together
+with the forward, which is taken off here. Rows of a CPU, in tiny shapes, are left out.
 """
 
 from __future__ import annotations
@@ -26,13 +27,25 @@ from campaign_parts.ledger import Row, read_rows
 
 OPS = "ops.jsonl"
 DTYPES = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32"}
-KERNELS = {"FLASH_ATTENTION": "flash", "EFFICIENT_ATTENTION": "efficient", "CUDNN_ATTENTION": "cudnn"}
-POINTWISE = ("mul", "silu", "add", "to_fp32", "softmax")  # one kernel of torch's pointwise or reducing ones each
+KERNELS = {
+    "FLASH_ATTENTION": "flash",
+    "EFFICIENT_ATTENTION": "efficient",
+    "CUDNN_ATTENTION": "cudnn",
+}
+POINTWISE = (
+    "mul",
+    "silu",
+    "add",
+    "to_fp32",
+    "softmax",
+)  # one kernel of torch's pointwise or reducing ones each
 
 
 def points_of(folder: Path) -> list[OpPoint]:
     """The points of a folder's operations that the time model has a formula for."""
-    rows = [row for row in read_rows(folder / OPS) if row.get("device") == "cuda" and "median_s" in row]
+    rows = [
+        row for row in read_rows(folder / OPS) if row.get("device") == "cuda" and "median_s" in row
+    ]
     return [point for row in rows if (point := _point(row, rows)) is not None]
 
 
@@ -42,7 +55,14 @@ def _point(row: Row, rows: Sequence[Row]) -> OpPoint | None:
         return None
     off = 0.0
     if row["op"] == "attention" and row["backward"]:
-        forward = next((r for r in rows if r["op"] == "attention" and _key(r) == _key(row) and not r["backward"]), None)
+        forward = next(
+            (
+                r
+                for r in rows
+                if r["op"] == "attention" and _key(r) == _key(row) and not r["backward"]
+            ),
+            None,
+        )
         if forward is None or forward["median_s"] >= row["median_s"]:
             return None
         off = forward["median_s"]
@@ -61,13 +81,21 @@ def _case(row: Row) -> OpCase | None:
             return op_cases.gemm(row["m"], row["n"], row["k"], DTYPES[row["dtype"]])
         case "attention" if row["backend"] in KERNELS:
             shape = (row["batch"], row["heads"], row["kv"], row["seq"], row["dim"])
-            return op_cases.attention(KERNELS[row["backend"]], *shape, causal=row["causal"], backward=row["backward"])
+            return op_cases.attention(
+                KERNELS[row["backend"]], *shape, causal=row["causal"], backward=row["backward"]
+            )
         case "elementwise" if row["kind"] in POINTWISE:
             return _moving(row, "elementwise", lambda e: efficiency.elementwise_s(row["bytes"], e))
         case "adamw" if row["flavour"] == "fused":
-            return _moving(row, "adamw", lambda e: efficiency.elementwise_s(row["bytes"], e, launches=4, fused=True))
+            return _moving(
+                row,
+                "adamw",
+                lambda e: efficiency.elementwise_s(row["bytes"], e, launches=4, fused=True),
+            )
         case "host":
-            return op_cases.host_copy(row["n"], to_host=row["direction"] == "d2h", pinned=row["pinned"])
+            return op_cases.host_copy(
+                row["n"], to_host=row["direction"] == "d2h", pinned=row["pinned"]
+            )
         case "bnb_nf4_dequantize":
             return op_cases.dequantize(row["n"], row["k"], "bitsandbytes")
         case _:
@@ -77,11 +105,18 @@ def _case(row: Row) -> OpCase | None:
 def _moving(row: Row, op: str, predict: Any) -> OpCase:
     """An operation of which only the bytes it moves count."""
     names = ("kind", "rows", "cols", "dtype", "flavour", "n")
-    return OpCase(op, {name: row[name] for name in names if name in row}, lambda _: lambda: None, predict, moved=row["bytes"])
+    return OpCase(
+        op,
+        {name: row[name] for name in names if name in row},
+        lambda _: lambda: None,
+        predict,
+        moved=row["bytes"],
+    )
 
 
 def write_calibration(folder: Path, gpu: Gpu) -> Path | None:
-    """Rates fitted to a folder's operations, as its calibration.json; None where it has no operations of a GPU."""
+    """Rates fitted to a folder's operations, as its calibration.json; None where it has no
+    operations of a GPU."""
     points = points_of(folder)
     if not points:
         return None
@@ -102,13 +137,21 @@ def write_calibration(folder: Path, gpu: Gpu) -> Path | None:
 
 
 def op_lines(folder: Path, gpu: Gpu, calibrated: Efficiency | None) -> list[str]:
-    """How far the time model is off the timed operations by kind: from the datasheet, and with the calibration's rates."""
+    """How far the time model is off the timed operations by kind: from the datasheet, and with the
+    calibration's rates."""
     points = points_of(folder)
     if not points:
         return []
     lines = [
-        "", f"Operations of {folder.name}, median (and 90th percentile) of the error of predicted seconds:", "", "| operation | points | datasheet | calibrated |", "|---|---:|---:|---:|",
-    ]  # fmt: skip
+        "",
+        (
+            f"Operations of {folder.name}, median (and 90th percentile) of the error of predicted"
+            " seconds:"
+        ),
+        "",
+        "| operation | points | datasheet | calibrated |",
+        "|---|---:|---:|---:|",
+    ]
     for op in sorted({point.case.op for point in points}):
         own = [point for point in points if point.case.op == op]
         cells = [_spread(own, speed) for speed in (default_efficiency(gpu), calibrated)]

@@ -1,9 +1,10 @@
 """Rows of another recorder of whole steps, as rows of this campaign.
 
-Its rows hold a case's fields side by side (model, layers, method, checkpointing, attention, batch, context, optimizer, autocast, train,
-dropout, quant, double_quant, reentrant), the allocator's figures `before` and `loaded`, the phases of `step0` and `step1`, and the seconds of
-`whole_step`. Its adapters sit on the query and value projections, rank 16; its loop is a plain one, without clipping, whose variable
-keeps the outputs through the backward.
+Its rows hold a case's fields side by side (model, layers, method, checkpointing, attention, batch,
+context, optimizer, autocast, train, dropout, quant, double_quant, reentrant), the allocator's
+figures `before` and `loaded`, the phases of `step0` and `step1`, and the seconds of `whole_step`.
+Its adapters sit on the query and value projections, rank 16; its loop is a plain one, without
+clipping, whose variable keeps the outputs through the backward.
 """
 
 from __future__ import annotations
@@ -17,7 +18,12 @@ from napkinmath_profiler.measuring.measured_loop import Spread
 from campaign_parts.cases import CONFIGS
 from campaign_parts.ledger import Row
 
-OPTIMIZERS = {"foreach": "adamw-foreach", "fused": "adamw-fused", "for-loop": "adamw", "none": "sgd"}
+OPTIMIZERS = {
+    "foreach": "adamw-foreach",
+    "fused": "adamw-fused",
+    "for-loop": "adamw",
+    "none": "sgd",
+}
 GPT2_TARGETS, TARGETS = "c_attn,c_proj", "q_proj,v_proj"
 NAMING = (
     "method",
@@ -34,10 +40,21 @@ NAMING = (
     "reentrant",
 )
 QUANTIZED = ("quant", "double_quant")
-TINY = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 256}
+TINY = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 256,
+}
 TINY_GPT2 = {"n_embd": 64, "n_head": 4, "vocab_size": 256}
 TINY_LAYERS, TINY_CONTEXT = 2, 64
-PHASES = {"forward": "forward", "backward": "backward", "step": "optimizer step", "zero_grad": "optimizer step"}
+PHASES = {
+    "forward": "forward",
+    "backward": "backward",
+    "step": "optimizer step",
+    "zero_grad": "optimizer step",
+}
 
 
 def is_foreign(row: Row) -> bool:
@@ -47,18 +64,28 @@ def is_foreign(row: Row) -> bool:
 
 def case_name(case: Mapping[str, Any]) -> str:
     """What a case is called in our tables: every field that tells cases apart."""
-    words = [f"{key}={case[key]}" for key in NAMING if key in case and (key not in QUANTIZED or str(case["method"]).startswith("qlora"))]
+    words = [
+        f"{key}={case[key]}"
+        for key in NAMING
+        if key in case and (key not in QUANTIZED or str(case["method"]).startswith("qlora"))
+    ]
     return f"{case['model']}/L{case['layers']}/" + ",".join(words)
 
 
 def translated(row: Row, capability: Sequence[int] = (9, 0)) -> Row:
-    """The row of this campaign that says the same, measured on a device of that compute capability."""
+    """The row of this campaign that says the same, measured on a device of that compute
+    capability."""
     layers, model = row["layers"], row["model"]
     trial = bool(row.get("small"))
     found: Row = {
-        "case": case_name(row), "model": model, "layers": layers, "options": flags_of(row), "trial": trial,
-        "config": config_of(model, layers, small=trial), "compute_capability": list(capability),
-    }  # fmt: skip
+        "case": case_name(row),
+        "model": model,
+        "layers": layers,
+        "options": flags_of(row),
+        "trial": trial,
+        "config": config_of(model, layers, small=trial),
+        "compute_capability": list(capability),
+    }
     if "oom" in row:
         return found | {"status": "out of memory", "reason": row["oom"]}
     if "error" in row or "step1" not in row:
@@ -73,14 +100,39 @@ def translated(row: Row, capability: Sequence[int] = (9, 0)) -> Row:
         "tokens": row["batch"] * found["options"]["ctx"],
         "tokens_per_s": row.get("tokens_per_s"),
         "memory": {
-            "allocated": max(phase["peak_allocated"] for phase in phases) - before.get("allocated", 0),
-            "reserved": max(phase["peak_reserved"] for phase in phases) - before.get("allocated", 0),  # what was cached before is taken first
+            "allocated": (
+                max(phase["peak_allocated"] for phase in phases) - before.get("allocated", 0)
+            ),
+            "reserved": (
+                max(phase["peak_reserved"] for phase in phases) - before.get("allocated", 0)
+            ),  # what was cached before is taken first
             "device_used": max(phase["device_used"] for phase in phases),
         },
-        "phases": {PHASES[p["phase"]]: {"median_s": p["seconds"], "peak_allocated": p["peak_allocated"], "peak_reserved": p["peak_reserved"]} for p in row["step1"] if p["phase"] in PHASES},
-        "notes": spread_notes(Spread(whole["median_s"], whole["p10_s"], whole["p90_s"], whole["runs"]) if whole else None),
-        "step": {"median_s": whole["median_s"], "low_s": whole["p10_s"], "high_s": whole["p90_s"], "samples": whole["runs"]} if whole else {},
-    }  # fmt: skip
+        "phases": {
+            PHASES[p["phase"]]: {
+                "median_s": p["seconds"],
+                "peak_allocated": p["peak_allocated"],
+                "peak_reserved": p["peak_reserved"],
+            }
+            for p in row["step1"]
+            if p["phase"] in PHASES
+        },
+        "notes": spread_notes(
+            Spread(whole["median_s"], whole["p10_s"], whole["p90_s"], whole["runs"])
+            if whole
+            else None
+        ),
+        "step": (
+            {
+                "median_s": whole["median_s"],
+                "low_s": whole["p10_s"],
+                "high_s": whole["p90_s"],
+                "samples": whole["runs"],
+            }
+            if whole
+            else {}
+        ),
+    }
 
 
 def flags_of(row: Row) -> dict[str, Any]:
@@ -104,9 +156,17 @@ def flags_of(row: Row) -> dict[str, Any]:
     if not row.get("train", True):
         flags["eval"] = True
     if method != "full":
-        flags |= {"rank": 16, "dropout": row.get("dropout", 0.0), "targets": GPT2_TARGETS if row["model"] == "gpt2-xl" else TARGETS}
+        flags |= {
+            "rank": 16,
+            "dropout": row.get("dropout", 0.0),
+            "targets": GPT2_TARGETS if row["model"] == "gpt2-xl" else TARGETS,
+        }
     if quantized:
-        flags |= {"quant": row.get("quant", "nf4"), "double_quant": row.get("double_quant", True), "kbit": method == "qlora-kbit"}
+        flags |= {
+            "quant": row.get("quant", "nf4"),
+            "double_quant": row.get("double_quant", True),
+            "kbit": method == "qlora-kbit",
+        }
     return flags
 
 
@@ -117,5 +177,9 @@ def config_of(model: str, layers: int, *, small: bool) -> dict[str, Any]:
     if small:  # that recorder's own tiny shapes
         config |= {**(TINY_GPT2 if model == "gpt2-xl" else TINY), key: min(layers, TINY_LAYERS)}
     if model == "gpt2-xl":
-        config |= {"resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1}  # transformers' own defaults
+        config |= {
+            "resid_pdrop": 0.1,
+            "embd_pdrop": 0.1,
+            "attn_pdrop": 0.1,
+        }  # transformers' own defaults
     return config

@@ -1,7 +1,10 @@
-"""Recorded allocator histories, replayed: peaks and segments of the recording beside those of the allocator's rules.
+"""Recorded allocator histories, replayed: peaks and segments of the recording beside those of the
+allocator's rules.
 
-Two recorders write `events.jsonl.gz`. Rows of this campaign (`measured.save_events`) hold attributed events; rows of the other recorder
-(`foreign_rows`) hold PyTorch's own entries with addresses and microseconds, the segments that were there before, and the figures at each phase's end.
+Two recorders write `events.jsonl.gz`. Rows of this campaign (`measured.save_events`) hold
+attributed events; rows of the other recorder (`foreign_rows`) hold PyTorch's own entries with
+addresses and microseconds, the segments that were there before, and the figures at each phase's
+end.
 """
 
 from __future__ import annotations
@@ -17,13 +20,17 @@ from campaign_parts.foreign_rows import case_name
 from campaign_parts.ledger import Row, compressed_rows
 
 EVENTS = "events.jsonl.gz"
-FREED = ("free_completed", "free")  # a block can be taken again from here on, not from where its return was requested
+FREED = (
+    "free_completed",
+    "free",
+)  # a block can be taken again from here on, not from where its return was requested
 BUILDING = "building"
 
 
 @dataclass(frozen=True, slots=True)
 class Booking:
-    """A block booked or returned: whose it is, the bytes asked for, and in which part of the recording."""
+    """A block booked or returned: whose it is, the bytes asked for, and in which part of the
+    recording."""
 
     is_allocation: bool
     key: int
@@ -33,7 +40,8 @@ class Booking:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """A recorded case: its bookings in order, its parts (phases, in their order), what was recorded of them."""
+    """A recorded case: its bookings in order, its parts (phases, in their order), what was recorded
+    of them."""
 
     case: str
     bookings: tuple[Booking, ...]
@@ -41,7 +49,8 @@ class History:
     peaks: tuple[tuple[int, int] | None, ...]
     """Peak allocated and reserved bytes of each part where the recorder noted them."""
     segments: tuple[int, ...] = ()
-    """Sizes of the segments that the allocator asked the device for, in order, where they were recorded."""
+    """Sizes of the segments that the allocator asked the device for, in order, where they were
+    recorded."""
     held_before: tuple[int, ...] = ()
     """Bytes asked for by the blocks that were booked before the recording began."""
 
@@ -56,24 +65,31 @@ class Replayed:
     segments: tuple[int, ...]
 
     def first_other_segment(self, recorded: Sequence[int]) -> int | None:
-        """The place of the first segment that is of another size than the recorded one; None where all are the same."""
+        """The place of the first segment that is of another size than the recorded one; None where
+        all are the same."""
         for place, (ours, theirs) in enumerate(zip(self.segments, recorded, strict=False)):
             if ours != theirs:
                 return place
-        return None if len(self.segments) == len(recorded) else min(len(self.segments), len(recorded))
+        return (
+            None if len(self.segments) == len(recorded) else min(len(self.segments), len(recorded))
+        )
 
 
 def read_histories(folder: Path) -> Iterator[History]:
-    """The histories of a folder of results, of either recorder; of a case recorded twice the later one."""
+    """The histories of a folder of results, of either recorder; of a case recorded twice the later
+    one."""
     found: dict[str, History] = {}
     for row in compressed_rows(folder / EVENTS):
-        history = _of_the_other_recorder(row) if "segments_at_start" in row else _of_the_campaign(row)
+        history = (
+            _of_the_other_recorder(row) if "segments_at_start" in row else _of_the_campaign(row)
+        )
         found[history.case] = history
     yield from found.values()
 
 
 def replayed(history: History, settings: str = "") -> Replayed:
-    """What the allocator's rules book and hold over the history, under the settings of PYTORCH_ALLOC_CONF."""
+    """What the allocator's rules book and hold over the history, under the settings of
+    PYTORCH_ALLOC_CONF."""
     books = CachingAllocator(parse_settings(settings))
     segments: list[int] = []
     blocks: dict[int, Block] = {}
@@ -85,7 +101,11 @@ def replayed(history: History, settings: str = "") -> Replayed:
     for booking in history.bookings:
         if booking.part != part:
             peaks[part] = _higher(peaks[part], (books.peak_allocated, books.peak_reserved))
-            books.peak_allocated, books.peak_reserved, part = books.allocated, books.reserved, booking.part
+            books.peak_allocated, books.peak_reserved, part = (
+                books.allocated,
+                books.reserved,
+                booking.part,
+            )
         if booking.is_allocation:
             before = books.reserved
             blocks[booking.key] = books.malloc(booking.nbytes)
@@ -116,11 +136,18 @@ def _of_the_campaign(row: Row) -> History:
 
 
 def _of_the_other_recorder(row: Row) -> History:
-    """Parts are what went before the first step, and the phases of each step by the microsecond at which they ended."""
+    """Parts are what went before the first step, and the phases of each step by the microsecond at
+    which they ended."""
     ended: list[tuple[int, str, tuple[int, int]]] = []
     for number, name in enumerate(("step0", "step1")):
         for phase in row[name]:
-            ended.append((phase["unix_us"], f"{phase['phase']} {number}", (phase["peak_allocated"], phase["peak_reserved"])))
+            ended.append(
+                (
+                    phase["unix_us"],
+                    f"{phase['phase']} {number}",
+                    (phase["peak_allocated"], phase["peak_reserved"]),
+                )
+            )
     first = row["step0"][0]
     begun = first["unix_us"] - round(first["seconds"] * 1e6)
     borders = [begun, *(at for at, _, _ in ended)]
@@ -133,9 +160,13 @@ def _of_the_other_recorder(row: Row) -> History:
             bookings.append(Booking(action == "alloc", address, nbytes, part))
     grown = tuple(entry[2] for entry in row["events"] if entry[0] == "segment_alloc")
     return History(
-        case_name(row["case"]), tuple(bookings), (BUILDING, *(name for _, name, _ in ended)), (None, *(peaks for _, _, peaks in ended)),
-        grown, tuple(_booked(row["segments_at_start"])),
-    )  # fmt: skip
+        case_name(row["case"]),
+        tuple(bookings),
+        (BUILDING, *(name for _, name, _ in ended)),
+        (None, *(peaks for _, _, peaks in ended)),
+        grown,
+        tuple(_booked(row["segments_at_start"])),
+    )
 
 
 def _booked(segments: Sequence[dict[str, Any]]) -> Iterator[int]:

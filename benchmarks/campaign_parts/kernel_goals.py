@@ -1,4 +1,5 @@
-"""The kernels' benchmark in the report: what is wrong or failed, and every goal with what was measured."""
+"""The kernels' benchmark in the report: what is wrong or failed, and every goal with what was
+measured."""
 
 from __future__ import annotations
 
@@ -26,9 +27,16 @@ def kernel_lines(folder: Path) -> list[str]:
     right = sum(row.get("status") == "right" for row in rows)
     lines = [
         "",
-        f"Kernels on {rows[0].get('device', 'an unknown device')}: {right} looked at were right, {len(broken)} rows wrong or failed.",
+        (
+            f"Kernels on {rows[0].get('device', 'an unknown device')}: {right} looked at were"
+            f" right, {len(broken)} rows wrong or failed."
+        ),
     ]
-    lines += [f"- {row['op']} {row.get('shape', '')} ({row.get('contestant', '')}): {row['status']} {_why(row)}" for row in broken]
+    lines += [
+        f"- {row['op']} {row.get('shape', '')} ({row.get('contestant', '')}): {row['status']}"
+        f" {_why(row)}"
+        for row in broken
+    ]
     return [*lines, "", *HEADS, *(_goal_line(row) for row in goals)] if goals else lines
 
 
@@ -39,4 +47,6 @@ def _why(row: Row) -> str:
 def _goal_line(row: Row) -> str:
     value = f"{row['value']:.3f}" if "value" in row else "-"
     why = f": {row['reason']}" if row.get("reason") else ""
-    return f"| {row['op']} | {row.get('shape', '')} | {row['goal']} | {value} | {row['status']}{why} |"
+    return (
+        f"| {row['op']} | {row.get('shape', '')} | {row['goal']} | {value} | {row['status']}{why} |"
+    )

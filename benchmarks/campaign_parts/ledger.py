@@ -16,7 +16,8 @@ PIECE = 1 << 16
 
 
 class Rows:
-    """A JSONL file: ``add`` appends a row and makes sure that it is on the disk; a line cut off by a crash is left out."""
+    """A JSONL file: ``add`` appends a row and makes sure that it is on the disk; a line cut off by
+    a crash is left out."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -35,7 +36,11 @@ class Rows:
 
     def names(self, *statuses: str) -> set[str]:
         """Cases that have a row, of one of the statuses if any are named."""
-        return {row["case"] for row in self.rows if "case" in row and (not statuses or row.get("status") in statuses)}
+        return {
+            row["case"]
+            for row in self.rows
+            if "case" in row and (not statuses or row.get("status") in statuses)
+        }
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -53,7 +58,8 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def append_row(path: Path, row: Row) -> None:
-    """Append ``row`` to a gzipped JSONL file, as a member of its own in one write, and make sure that it is on the disk."""
+    """Append ``row`` to a gzipped JSONL file, as a member of its own in one write, and make sure
+    that it is on the disk."""
     with open(path, "ab") as file:
         file.write(gzip.compress((json.dumps(row) + "\n").encode()))
         file.flush()
@@ -61,7 +67,8 @@ def append_row(path: Path, row: Row) -> None:
 
 
 def compressed_rows(path: Path) -> Iterator[Row]:
-    """The rows of a gzipped JSONL file made of one or several members; a member that a crash cut off is left out, what follows it is not."""
+    """The rows of a gzipped JSONL file made of one or several members; a member that a crash cut
+    off is left out, what follows it is not."""
     data = path.read_bytes() if path.exists() else b""
     at = data.find(MEMBER)
     while at >= 0:
@@ -77,7 +84,8 @@ def compressed_rows(path: Path) -> Iterator[Row]:
 
 
 def _member(data: bytes, start: int) -> tuple[bytes, int]:
-    """What a member that begins there holds, as far as it can be read, and where to look for the next one."""
+    """What a member that begins there holds, as far as it can be read, and where to look for the
+    next one."""
     reader = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
     pieces: list[bytes] = []
     for at in range(start, len(data), PIECE):

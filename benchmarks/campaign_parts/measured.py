@@ -28,7 +28,13 @@ LOST = "broke the GPU's context"
 def measure_case(case: Case, device: torch.device, *, tiny: bool, events: Path | None) -> Row:
     """Measure ``case``; a failure is a row that says so."""
     started = time.monotonic()
-    row: Row = {"case": case.name, "model": case.model, "layers": case.layers, "options": case.flags, "trial": device.type != "cuda"}
+    row: Row = {
+        "case": case.name,
+        "model": case.model,
+        "layers": case.layers,
+        "options": case.flags,
+        "trial": device.type != "cuda",
+    }
     if case.flags["method"] == "qlora" and find_spec("bitsandbytes") is None:
         return row | {"status": "skipped", "reason": "bitsandbytes is not installed"}
     if case.flags.get("kernels") == "napkinmath" and find_spec("triton") is None:
@@ -37,9 +43,19 @@ def measure_case(case: Case, device: torch.device, *, tiny: bool, events: Path |
     config = tiny_config(case) if tiny else case.config
     try:
         options = options_from(train_config(case.flags), compute_capability=capability)
-        how = MeasureOptions(device=str(device), num_steps=NUM_STEPS, num_warmup_steps=NUM_WARMUP_STEPS, memory_share=MEMORY_SHARE)
+        how = MeasureOptions(
+            device=str(device),
+            num_steps=NUM_STEPS,
+            num_warmup_steps=NUM_WARMUP_STEPS,
+            memory_share=MEMORY_SHARE,
+        )
         found = measure_step(config, options, how)
-        row |= {"config": config, "compute_capability": list(capability), "status": "measured", **figures(found)}
+        row |= {
+            "config": config,
+            "compute_capability": list(capability),
+            "status": "measured",
+            **figures(found),
+        }
         if found.failure is not None:
             row["status"] = "out of memory"
         elif case.history and events is not None:
@@ -48,15 +64,21 @@ def measure_case(case: Case, device: torch.device, *, tiny: bool, events: Path |
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise  # no row could be kept either
         row |= {"status": "failed", "reason": f"{type(error).__name__}: {str(error)[:300]}"}
-    except Exception as error:  # of libraries, drivers and compilers, each with types of its own: a case that fails is a row
-        row |= {"status": "failed", "reason": f"{type(error).__name__}: {str(error)[:300]}", "where": traceback.format_exc()[-600:]}
+    # of libraries, drivers and compilers, each with types of its own: a case that fails is a row
+    except Exception as error:
+        row |= {
+            "status": "failed",
+            "reason": f"{type(error).__name__}: {str(error)[:300]}",
+            "where": traceback.format_exc()[-600:],
+        }
         if is_lost(device):
             row["status"] = LOST
     return row | {"wall_s": round(time.monotonic() - started, 2)}
 
 
 def is_lost(device: torch.device) -> bool:
-    """Whether this process can do nothing more with the GPU: an illegal access or a failed assertion fails all that follows it."""
+    """Whether this process can do nothing more with the GPU: an illegal access or a failed
+    assertion fails all that follows it."""
     if device.type != "cuda":
         return False
     try:
@@ -72,16 +94,34 @@ def is_lost(device: torch.device) -> bool:
 
 def figures(found: Measurement) -> Row:
     """The measured figures as JSON."""
-    row: Row = {"tokens": found.tokens, "tokens_per_s": found.tokens_per_s, "notes": list(found.notes)}
+    row: Row = {
+        "tokens": found.tokens,
+        "tokens_per_s": found.tokens_per_s,
+        "notes": list(found.notes),
+    }
     if found.memory is not None:
         memory = found.memory
         row["memory"] = {
-            name: getattr(memory, name) for name in ("requested", "allocated", "reserved", "device_used", "before_allocated", "num_retries")
+            name: getattr(memory, name)
+            for name in (
+                "requested",
+                "allocated",
+                "reserved",
+                "device_used",
+                "before_allocated",
+                "num_retries",
+            )
         }
     row["phases"] = {
-        phase.value: {"median_s": s.seconds.median_s, "low_s": s.seconds.low_s, "high_s": s.seconds.high_s, "peak_allocated": s.peak_allocated, "peak_reserved": s.peak_reserved}
+        phase.value: {
+            "median_s": s.seconds.median_s,
+            "low_s": s.seconds.low_s,
+            "high_s": s.seconds.high_s,
+            "peak_allocated": s.peak_allocated,
+            "peak_reserved": s.peak_reserved,
+        }
         for phase, s in found.phases.items()
-    }  # fmt: skip
+    }
     if found.step is not None:
         row["step"] = {
             "median_s": found.step.median_s,
@@ -90,10 +130,17 @@ def figures(found: Measurement) -> Row:
             "samples": found.step.num_samples,
         }
     if found.timeline is not None and found.timeline.segments:
-        row["requested_by_phase"] = {phase.value: point.nbytes for phase, point in found.timeline.phase_peaks().items()}
-        row["roles_at_peak"] = {role.value: size for role, size in found.timeline.breakdown(found.timeline.peak()).items()}
+        row["requested_by_phase"] = {
+            phase.value: point.nbytes for phase, point in found.timeline.phase_peaks().items()
+        }
+        row["roles_at_peak"] = {
+            role.value: size
+            for role, size in found.timeline.breakdown(found.timeline.peak()).items()
+        }
     if found.result is not None:
-        row["library_bytes"] = sum(r.rounded_bytes for r in found.result.records if r.name == LIBRARY_WORKSPACE)
+        row["library_bytes"] = sum(
+            r.rounded_bytes for r in found.result.records if r.name == LIBRARY_WORKSPACE
+        )
     if found.failure is not None:
         row["out_of_memory"] = {
             "message": found.failure.message[:300],
@@ -105,7 +152,8 @@ def figures(found: Measurement) -> Row:
 
 
 def save_events(name: str, found: Measurement, path: Path) -> None:
-    """Append the allocator's life over two steps: each event as (sign, bytes, phase, module, role), with names in tables."""
+    """Append the allocator's life over two steps: each event as (sign, bytes, phase, module, role),
+    with names in tables."""
     assert found.result is not None
     phases: dict[str, int] = {}
     modules: dict[str, int] = {}
@@ -124,8 +172,16 @@ def save_events(name: str, found: Measurement, path: Path) -> None:
                 event.step,
             ]
         )
-    row: dict[str, Any] = {"case": name, "phases": list(phases), "modules": list(modules), "roles": list(roles), "events": events}
+    row: dict[str, Any] = {
+        "case": name,
+        "phases": list(phases),
+        "modules": list(modules),
+        "roles": list(roles),
+        "events": events,
+    }
     if found.snapshot is not None:
         trace = next((t for t in found.snapshot["device_traces"] if t), [])
-        row["allocator"] = [[e["action"], e.get("addr", 0), e["size"], e.get("stream", 0)] for e in trace]
+        row["allocator"] = [
+            [e["action"], e.get("addr", 0), e["size"], e.get("stream", 0)] for e in trace
+        ]
     append_row(path, row)

@@ -20,7 +20,8 @@ STEPS_A_ROUND = 6
 
 
 class _Open:
-    """Books that are open already: ``watch`` opens and closes those it is given, and these go on."""
+    """Books that are open already: ``watch`` opens and closes those it is given, and these go
+    on."""
 
     def __init__(self, books: CpuMemory) -> None:
         self._books = books
@@ -36,18 +37,32 @@ class _Open:
 
 
 def watch_overhead(
-    config: dict[str, Any], options: TraceOptions, device: torch.device, *, rounds: int = ROUNDS, steps: int = STEPS_A_ROUND
+    config: dict[str, Any],
+    options: TraceOptions,
+    device: torch.device,
+    *,
+    rounds: int = ROUNDS,
+    steps: int = STEPS_A_ROUND,
 ) -> dict[str, float]:
-    """Seconds a step with and without watching (medians over rounds run in turn), and the seconds spent inside the watch.
+    """Seconds a step with and without watching (medians over rounds run in turn), and the seconds
+    spent inside the watch.
 
-    On a CPU both run under the same books of a GPU's allocator, so that what differs is the watch alone.
+    On a CPU both run under the same books of a GPU's allocator, so that what differs is the watch
+    alone.
     """
     parsed = config_from(config)
     with real_model(parsed, options, str(device)) as model:
         return _timed(model, parsed, options, device, rounds, steps)
 
 
-def _timed(model: nn.Module, parsed: Any, options: TraceOptions, device: torch.device, rounds: int, count: int) -> dict[str, float]:
+def _timed(
+    model: nn.Module,
+    parsed: Any,
+    options: TraceOptions,
+    device: torch.device,
+    rounds: int,
+    count: int,
+) -> dict[str, float]:
     optimizer = optimizer_of(model, options)
     inputs = real_inputs(model, parsed, options, str(device))
     assert optimizer is not None
@@ -80,5 +95,7 @@ def _timed(model: nn.Module, parsed: Any, options: TraceOptions, device: torch.d
         "watched_step_s": statistics.median(watched),
         "inside_watch_s": statistics.median(inside),
         "share_of_step": statistics.median(w / p for w, p in zip(watched, plain, strict=True)) - 1,
-        "share_inside_watch": statistics.median(i / w for i, w in zip(inside, watched, strict=True)),
+        "share_inside_watch": statistics.median(
+            i / w for i, w in zip(inside, watched, strict=True)
+        ),
     }

@@ -33,23 +33,57 @@ def _pyplot() -> Any:
 
 
 def draw_accuracy(results: Sequence[Any], quantities: Sequence[Any], path: Path) -> None:
-    """One panel a quantity: errors in per cent of the measured value, a point a case, sorted by what was measured."""
+    """One panel a quantity: errors in per cent of the measured value, a point a case, sorted by
+    what was measured."""
     pyplot = _pyplot()
     names = list(dict.fromkeys(q.name for q in quantities))
-    shown = [n for n in names if any(r.error(q) is not None for q in quantities if q.name == n for r in results)]
-    figure, axes = pyplot.subplots(1, max(1, len(shown)), figsize=(4.6 * max(1, len(shown)), 3.8), squeeze=False, layout="constrained")
+    shown = [
+        n
+        for n in names
+        if any(r.error(q) is not None for q in quantities if q.name == n for r in results)
+    ]
+    figure, axes = pyplot.subplots(
+        1,
+        max(1, len(shown)),
+        figsize=(4.6 * max(1, len(shown)), 3.8),
+        squeeze=False,
+        layout="constrained",
+    )
     for axis, name in zip(axes[0], shown, strict=False):
-        sizes = [m for q in quantities if q.name == name for r in results if (m := q.measured(r.measured)) and r.error(q) is not None]
-        unit, unit_name = (1e-3, "ms") if name == "step time" else (GIB, "GiB") if max(sizes) >= GIB else (MIB, "MiB")
+        sizes = [
+            m
+            for q in quantities
+            if q.name == name
+            for r in results
+            if (m := q.measured(r.measured)) and r.error(q) is not None
+        ]
+        unit, unit_name = (
+            (1e-3, "ms")
+            if name == "step time"
+            else (GIB, "GiB")
+            if max(sizes) >= GIB
+            else (MIB, "MiB")
+        )
         for quantity in (q for q in quantities if q.name == name):
-            points = [(quantity.measured(r.measured), r.error(quantity)) for r in results if r.error(quantity) is not None]
+            points = [
+                (quantity.measured(r.measured), r.error(quantity))
+                for r in results
+                if r.error(quantity) is not None
+            ]
             if points:
                 label = f"{quantity.side} ({len(points)})"
                 axis.scatter(
-                    [m / unit for m, _ in points], [100 * e for _, e in points], s=18, alpha=0.8, color=COLORS[quantity.side], label=label
+                    [m / unit for m, _ in points],
+                    [100 * e for _, e in points],
+                    s=18,
+                    alpha=0.8,
+                    color=COLORS[quantity.side],
+                    label=label,
                 )
         axis.axhline(0, color="0.4", linewidth=0.8)
-        axis.set(xlabel=f"measured {name}, {unit_name}", ylabel="predicted less measured, %", title=name)
+        axis.set(
+            xlabel=f"measured {name}, {unit_name}", ylabel="predicted less measured, %", title=name
+        )
         if max(sizes) > DECADE * min(sizes):
             _plain_log(axis)
         axis.grid(alpha=0.3)
@@ -59,7 +93,8 @@ def draw_accuracy(results: Sequence[Any], quantities: Sequence[Any], path: Path)
 
 
 def _plain_log(axis: Any) -> None:
-    """A logarithmic axis with plain numbers at 1, 2 and 5 of each power of ten; the other marks have none, since they would overlap."""
+    """A logarithmic axis with plain numbers at 1, 2 and 5 of each power of ten; the other marks
+    have none, since they would overlap."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     axis.set_xscale("log")
@@ -69,7 +104,8 @@ def _plain_log(axis: Any) -> None:
 
 
 def draw_histories(folder: Path, path: Path) -> None:
-    """Requested bytes over the events of a recording, one panel a case, coloured by phase; nothing without recorded events."""
+    """Requested bytes over the events of a recording, one panel a case, coloured by phase; nothing
+    without recorded events."""
     histories = list(islice(read_histories(folder), MOST_HISTORIES))
     if not histories:
         return
@@ -103,7 +139,9 @@ def _draw_history(axis: Any, history: History) -> None:
         phases.append(phase_of(history.parts[booking.part]))
     unit, name = (GIB, "GiB") if max(heights) >= GIB // 4 else (MIB, "MiB")
     for phase, color in PHASE_COLORS.items():
-        inside = [h / unit if p == phase else float("nan") for h, p in zip(heights, phases, strict=True)]
+        inside = [
+            h / unit if p == phase else float("nan") for h, p in zip(heights, phases, strict=True)
+        ]
         if any(p == phase for p in phases):
             axis.plot(inside, color=color, linewidth=1, label=phase)
     axis.plot([h / unit for h in heights], color="0.7", linewidth=0.6, zorder=0)
@@ -113,6 +151,7 @@ def _draw_history(axis: Any, history: History) -> None:
 
 
 def phase_of(part: str) -> str:
-    """The phase that a part of a recording is coloured by: 'backward 1' is the backward of the second step."""
+    """The phase that a part of a recording is coloured by: 'backward 1' is the backward of the
+    second step."""
     name = part.rstrip("0123456789 ")
     return {"step": "optimizer", "zero_grad": "optimizer"}.get(name, name)

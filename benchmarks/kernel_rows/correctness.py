@@ -1,4 +1,5 @@
-"""A look at each kernel's error against float64 on the device before anything is timed: a fast wrong kernel is no result."""
+"""A look at each kernel's error against float64 on the device before anything is timed: a fast
+wrong kernel is no result."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from napkinmath_kernels.ops.rope import rope
 
 from kernel_rows.timing import Rows
 
-#: bf16 results of sums over up to 128 terms; the tests hold the kernels to twice plain torch's error, this only catches breakage.
+# : bf16 results of sums over up to 128 terms; the tests hold the kernels to twice plain torch's
+# error, this only catches breakage.
 LIMIT = 2e-2
 
 
@@ -36,7 +38,9 @@ def _errors(function: Callable[..., Any], inputs: list[torch.Tensor]) -> float:
                 outputs = function(*leaves)
                 results = [outputs, *torch.autograd.grad(outputs.square().sum(), leaves)]
         found.append([x.detach().double().cpu() for x in results])
-    return max(((a - b).norm() / b.norm().clamp_min(1e-30)).item() for a, b in zip(*found, strict=True))
+    return max(
+        ((a - b).norm() / b.norm().clamp_min(1e-30)).item() for a, b in zip(*found, strict=True)
+    )
 
 
 def _qlora(weights: list[QuantizedWeight]) -> Callable[..., torch.Tensor]:
@@ -44,7 +48,8 @@ def _qlora(weights: list[QuantizedWeight]) -> Callable[..., torch.Tensor]:
 
     def call(x: torch.Tensor, *adapters: torch.Tensor) -> torch.Tensor:
         linears = [
-            FrozenLinear(weight, None, LoraAdapter(a, b, 2.0)) for weight, a, b in zip(weights, adapters[::2], adapters[1::2], strict=True)
+            FrozenLinear(weight, None, LoraAdapter(a, b, 2.0))
+            for weight, a, b in zip(weights, adapters[::2], adapters[1::2], strict=True)
         ]
         return sum(qlora_linears(x, linears[:3])) + qlora_mlp(x, *linears)  # type: ignore[return-value]
 
@@ -52,7 +57,8 @@ def _qlora(weights: list[QuantizedWeight]) -> Callable[..., torch.Tensor]:
 
 
 def _decoded_alike(weight: QuantizedWeight) -> float:
-    """0 if the kernel decodes what the reference path does, bit for bit, else the largest difference."""
+    """0 if the kernel decodes what the reference path does, bit for bit, else the largest
+    difference."""
     with use_backend(Backend.REFERENCE):
         expected = dequantize(weight)
     return (dequantize(weight).float() - expected.float()).abs().max().item()
@@ -66,27 +72,48 @@ def check(rows: Rows, device: torch.device) -> bool:
         "rms_norm": (rms_norm, [on_device(33, 512), on_device(512)]),
         "layer_norm": (layer_norm, [on_device(33, 512), on_device(512), on_device(512)]),
         "swiglu": (swiglu, [on_device(33, 512), on_device(33, 512)]),
-        "linear cross-entropy": (lambda h, w: linear_cross_entropy(h, w, targets), [on_device(33, 64), on_device(1000, 64) / 8]),
+        "linear cross-entropy": (
+            lambda h, w: linear_cross_entropy(h, w, targets),
+            [on_device(33, 64), on_device(1000, 64) / 8],
+        ),
         "attention": (
             lambda q, k, v: flash_attention(q, k, v, causal=True),
             [on_device(1, 4, 130, 64), on_device(1, 2, 130, 64), on_device(1, 2, 130, 64)],
         ),
     }
-    cos, sin = ((torch.rand(1, 33, 64, device=device) * 6).cos(), (torch.rand(1, 33, 64, device=device) * 6).sin())
-    checks["rope"] = (lambda q, k: torch.cat(rope(q, k, cos, sin), 1), [on_device(2, 4, 33, 64), on_device(2, 2, 33, 64)])
+    cos, sin = (
+        (torch.rand(1, 33, 64, device=device) * 6).cos(),
+        (torch.rand(1, 33, 64, device=device) * 6).sin(),
+    )
+    checks["rope"] = (
+        lambda q, k: torch.cat(rope(q, k, cos, sin), 1),
+        [on_device(2, 4, 33, 64), on_device(2, 2, 33, 64)],
+    )
     weights = [quantize((torch.randn(128, 128, device=device) / 12).bfloat16()) for _ in range(3)]
     adapters = [on_device(*shape) / 12 for _ in weights for shape in ((8, 128), (128, 8))]
     checks["qlora"] = (_qlora(weights), [on_device(33, 128), *adapters])
-    measured: dict[str, Callable[[], float]] = {op: (lambda made=made: _errors(*made)) for op, made in checks.items()}
-    measured["nf4 dequantize"] = lambda: _decoded_alike(quantize(torch.randn(192, 1024, device=device).bfloat16()))
+    measured: dict[str, Callable[[], float]] = {
+        op: lambda made=made: _errors(*made) for op, made in checks.items()
+    }
+    measured["nf4 dequantize"] = lambda: _decoded_alike(
+        quantize(torch.randn(192, 1024, device=device).bfloat16())
+    )
     right = True
     for op, measure in measured.items():
         try:
             error = measure()
             status = "right" if error < LIMIT else "wrong"
-            rows.add(op=op, shape="check", contestant="napkinmath", status=status, relative_error=error)
+            rows.add(
+                op=op, shape="check", contestant="napkinmath", status=status, relative_error=error
+            )
         except Exception as failure:
             status = "failed"
-            rows.add(op=op, shape="check", contestant="napkinmath", status=status, reason=f"{type(failure).__name__}: {failure}"[:300])
+            rows.add(
+                op=op,
+                shape="check",
+                contestant="napkinmath",
+                status=status,
+                reason=f"{type(failure).__name__}: {failure}"[:300],
+            )
         right &= status == "right"
     return right

@@ -11,7 +11,14 @@ from napkinmath_kernels.ops.layer_norm import layer_norm
 from napkinmath_kernels.ops.rms_norm import rms_norm
 from napkinmath_kernels.ops.rope import rope
 
-from kernel_rows.goals import ELEMENTWISE, GATED_WIDTH, NORM_HIDDEN, NORM_ROWS, ROPE_SHAPE, rope_name
+from kernel_rows.goals import (
+    ELEMENTWISE,
+    GATED_WIDTH,
+    NORM_HIDDEN,
+    NORM_ROWS,
+    ROPE_SHAPE,
+    rope_name,
+)
 from kernel_rows.timing import Case
 
 
@@ -61,19 +68,39 @@ def cases(device: torch.device, tiny: bool) -> list[Case]:
             liger_norm and (lambda x: liger_norm.apply(x, weight, 1e-6)),
             no_norm,
         ),
-        ("layer_norm", hidden, 1, layer, lambda x: layer_norm(x, weight), {"torch": torch_layer}, None, ""),
-        ("swiglu", width, 2, gate, swiglu, {"torch": plain_swiglu}, liger_swiglu and liger_swiglu.apply, no_swiglu),
+        (
+            "layer_norm",
+            hidden,
+            1,
+            layer,
+            lambda x: layer_norm(x, weight),
+            {"torch": torch_layer},
+            None,
+            "",
+        ),
+        (
+            "swiglu",
+            width,
+            2,
+            gate,
+            swiglu,
+            {"torch": plain_swiglu},
+            liger_swiglu and liger_swiglu.apply,
+            no_swiglu,
+        ),
     )
     for op, columns, num_inputs, cost, ours, peers, liger, reason in table:
         contestants = {"napkinmath": ours, **peers, **({"liger": liger} if liger else {})}
         absent = {"liger": reason} if reason else {}
         goals = ELEMENTWISE[op]
 
-        def make(columns: int = columns, num_inputs: int = num_inputs, upstream: bool = False) -> Any:
+        def make(
+            columns: int = columns, num_inputs: int = num_inputs, upstream: bool = False
+        ) -> Any:
             inputs = tuple(x(columns).requires_grad_(upstream) for _ in range(num_inputs))
             return (*inputs, x(columns)) if upstream else inputs
 
-        forward = {name: (lambda inputs, f=f: f(*inputs)) for name, f in contestants.items()}
+        forward = {name: lambda inputs, f=f: f(*inputs) for name, f in contestants.items()}
         both = {name: _backward(f) for name, f in contestants.items()}
         size = rows * columns * 2 * num_inputs
         found.append(
@@ -92,7 +119,17 @@ def cases(device: torch.device, tiny: bool) -> list[Case]:
         traffic = cost.forward_traffic_bytes + cost.backward_traffic_bytes
         make_both = lambda make=make: make(upstream=True)  # noqa: E731
         found.append(
-            Case(f"{op} fwd+bwd", f"{rows}x{columns}", make_both, both, 2 * size, traffic, goals=goals, absent=absent, graphed=True)
+            Case(
+                f"{op} fwd+bwd",
+                f"{rows}x{columns}",
+                make_both,
+                both,
+                2 * size,
+                traffic,
+                goals=goals,
+                absent=absent,
+                graphed=True,
+            )
         )
     found.append(_rope_case(device, tiny))
     return found
@@ -102,7 +139,12 @@ def _rope_case(device: torch.device, tiny: bool) -> Case:
     batch, tokens, q_heads, k_heads, size = (1, 8, 4, 2, 16) if tiny else ROPE_SHAPE
     angle = torch.rand(1, tokens, size, device=device)
     cos, sin = angle.cos(), angle.sin()
-    make = lambda: tuple(torch.randn(batch, tokens, heads, size, device=device).bfloat16().transpose(1, 2) for heads in (q_heads, k_heads))  # noqa: E731
+
+    def make() -> tuple[torch.Tensor, ...]:
+        return tuple(
+            torch.randn(batch, tokens, heads, size, device=device).bfloat16().transpose(1, 2)
+            for heads in (q_heads, k_heads)
+        )
 
     def plain(inputs: tuple[Any, ...]) -> Any:
         from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
@@ -114,7 +156,11 @@ def _rope_case(device: torch.device, tiny: bool) -> Case:
         "napkinmath": lambda inputs: rope(*inputs, cos, sin),
         "napkinmath in place": lambda inputs: rope(*inputs, cos, sin, inplace=True),
         "transformers": plain,
-        **({"liger": lambda inputs: liger.apply(*inputs, cos.bfloat16(), sin.bfloat16())} if liger else {}),
+        **(
+            {"liger": lambda inputs: liger.apply(*inputs, cos.bfloat16(), sin.bfloat16())}
+            if liger
+            else {}
+        ),
     }
     cost = costs.rope(batch, q_heads, k_heads, tokens, size, "bf16")
     absent = {"liger": reason} if reason else {}

@@ -1,7 +1,8 @@
-"""What the kernels should reach on an H200, at which sizes, and the least time that its memory and its tensor cores allow.
+"""What the kernels should reach on an H200, at which sizes, and the least time that its memory and
+its tensor cores allow.
 
-The benchmark takes its goals from here, and so do the tables of README.md and docs/kernels.md (benchmarks/kernel_goals.py): one list.
-Importing needs no torch.
+The benchmark takes its goals from here, and so do the tables of README.md and docs/kernels.md
+(benchmarks/kernel_goals.py): one list. Importing needs no torch.
 """
 
 from __future__ import annotations
@@ -11,18 +12,36 @@ from dataclasses import dataclass
 
 from napkinmath_kernels import costs
 
-#: Measured on an H200 before this project had kernels: a device copy (bytes read plus written) and a square bf16 product.
+# : Measured on an H200 before this project had kernels: a device copy (bytes read plus written) and
+# a square bf16 product.
 H200_COPY_BYTES_PER_S = 4.3e12
 H200_MATMUL_FLOPS_PER_S = 790e12
 
-BITSANDBYTES, PEFT, UNSLOTH, LIGER, COPY = "bitsandbytes", "peft + bitsandbytes", "unsloth", "liger", "copy"
-FLASH_2, CUDNN, FLASH_ATTN, EAGER, CUT = "sdpa flash", "sdpa cudnn", "flash-attn", "eager", "cut-cross-entropy"
+BITSANDBYTES, PEFT, UNSLOTH, LIGER, COPY = (
+    "bitsandbytes",
+    "peft + bitsandbytes",
+    "unsloth",
+    "liger",
+    "copy",
+)
+FLASH_2, CUDNN, FLASH_ATTN, EAGER, CUT = (
+    "sdpa flash",
+    "sdpa cudnn",
+    "flash-attn",
+    "eager",
+    "cut-cross-entropy",
+)
 
 DEQUANTIZE_SHAPES = ((11008, 4096), (4096, 4096), (14336, 4096), (28672, 8192))
 QLORA_SHAPE, QLORA_RANK = (14336, 4096), 16
 QLORA_FACTORS = {8192: 1.4, 2048: 1.5, 512: 1.6}
 #: (batch, tokens, query heads, K/V heads, head size), causal.
-ATTENTION_SHAPES = ((2, 8192, 32, 8, 128), (8, 2048, 32, 8, 128), (1, 16384, 32, 8, 128), (4, 4096, 32, 8, 64))
+ATTENTION_SHAPES = (
+    (2, 8192, 32, 8, 128),
+    (8, 2048, 32, 8, 128),
+    (1, 16384, 32, 8, 128),
+    (4, 4096, 32, 8, 64),
+)
 LOSS_SHAPE = (8192, 4096, 128256)
 NORM_ROWS, NORM_HIDDEN, GATED_WIDTH = 8192, 4096, 14336
 #: (batch, tokens, query heads, K/V heads, head size).
@@ -64,14 +83,23 @@ LOSS = {
     LIGER: Goal(">= 1.5x Liger's default", 1.5),
     CUT: Goal(">= 1.3x cut-cross-entropy", 1.3),
 }
-ELEMENTWISE = {"rms_norm": _ELEMENTWISE, "layer_norm": {COPY: _of_copy(0.80)}, "swiglu": _ELEMENTWISE, "rope": _ELEMENTWISE}
+ELEMENTWISE = {
+    "rms_norm": _ELEMENTWISE,
+    "layer_norm": {COPY: _of_copy(0.80)},
+    "swiglu": _ELEMENTWISE,
+    "rope": _ELEMENTWISE,
+}
 FULL_RECOMPUTE = "full recompute"
 
 
 def qlora_goals(tokens: int) -> dict[str, Goal]:
-    """The linear's goals by the tokens in a step: the fewer, the more there is to gain beside the GEMM."""
+    """The linear's goals by the tokens in a step: the fewer, the more there is to gain beside the
+    GEMM."""
     factor = QLORA_FACTORS.get(tokens, min(QLORA_FACTORS.values()))
-    return {PEFT: Goal(f">= {factor}x PEFT + bitsandbytes", factor), UNSLOTH: Goal(">= 1.03x unsloth", 1.03)}
+    return {
+        PEFT: Goal(f">= {factor}x PEFT + bitsandbytes", factor),
+        UNSLOTH: Goal(">= 1.03x unsloth", 1.03),
+    }
 
 
 def step_goals(peer: str = PEFT) -> dict[str, Goal]:
@@ -110,7 +138,8 @@ def step_op(layers: int = STEP_LAYERS) -> str:
 
 @dataclass(frozen=True)
 class Aim:
-    """One line of the table: an operation at a size, its goals, and its floor in seconds (0: none is stated)."""
+    """One line of the table: an operation at a size, its goals, and its floor in seconds (0: none
+    is stated)."""
 
     op: str
     shape: str
@@ -119,7 +148,8 @@ class Aim:
 
 
 def floor_seconds(traffic_bytes: int, flops: int = 0) -> float:
-    """The least time on an H200: what must cross the memory bus, or what its tensor cores must multiply, whichever takes longer."""
+    """The least time on an H200: what must cross the memory bus, or what its tensor cores must
+    multiply, whichever takes longer."""
     return max(traffic_bytes / H200_COPY_BYTES_PER_S, flops / H200_MATMUL_FLOPS_PER_S)
 
 
@@ -127,32 +157,66 @@ def aims() -> Iterator[Aim]:
     """Every goal, the size that the issue of an operation names first."""
     for rows, columns in DEQUANTIZE_SHAPES:
         linear = costs.Linear(rows, columns, 0, costs.four_bit_storage(rows, columns))
-        yield Aim("nf4 dequantize", f"{rows}x{columns}", DEQUANTIZE, floor_seconds(costs.dequantize(linear, "bf16").forward_traffic_bytes))
+        yield Aim(
+            "nf4 dequantize",
+            f"{rows}x{columns}",
+            DEQUANTIZE,
+            floor_seconds(costs.dequantize(linear, "bf16").forward_traffic_bytes),
+        )
     linear = costs.Linear(*QLORA_SHAPE, QLORA_RANK, costs.four_bit_storage(*QLORA_SHAPE))
     for tokens in QLORA_FACTORS:
         cost = costs.qlora_linears(tokens, [linear], "bf16")
         products = floor_seconds(0, cost.forward_flops + cost.backward_flops)
         decoding = 2 * floor_seconds(costs.dequantize(linear, "bf16").forward_traffic_bytes)
-        yield Aim("qlora linear fwd+bwd", qlora_name(tokens, *QLORA_SHAPE), qlora_goals(tokens), products + decoding)
+        yield Aim(
+            "qlora linear fwd+bwd",
+            qlora_name(tokens, *QLORA_SHAPE),
+            qlora_goals(tokens),
+            products + decoding,
+        )
     for shape in ATTENTION_SHAPES:
         batch, tokens, heads, kv_heads, size = shape
-        cost = costs.flash_attention(batch, heads, kv_heads, tokens, tokens, size, "bf16", visible_share=0.5)
+        cost = costs.flash_attention(
+            batch, heads, kv_heads, tokens, tokens, size, "bf16", visible_share=0.5
+        )
         forward = floor_seconds(cost.forward_traffic_bytes, cost.forward_flops)
         yield Aim("attention forward", attention_name(*shape), ATTENTION_FORWARD, forward)
-        backward = floor_seconds(cost.backward_traffic_bytes, cost.forward_flops * 5 // 2)  # five products where the forward has two
+        backward = floor_seconds(
+            cost.backward_traffic_bytes, cost.forward_flops * 5 // 2
+        )  # five products where the forward has two
         yield Aim("attention fwd+bwd", attention_name(*shape), ATTENTION_BOTH, forward + backward)
     cost = costs.linear_cross_entropy(*LOSS_SHAPE, "bf16")
-    yield Aim("linear cross-entropy", loss_name(*LOSS_SHAPE), LOSS, floor_seconds(0, cost.forward_flops))
+    yield Aim(
+        "linear cross-entropy", loss_name(*LOSS_SHAPE), LOSS, floor_seconds(0, cost.forward_flops)
+    )
     for op, columns, cost in (
-        ("rms_norm", NORM_HIDDEN, costs.rms_norm(NORM_ROWS, NORM_HIDDEN, "bf16", trains_weight=False)),
-        ("layer_norm", NORM_HIDDEN, costs.layer_norm(NORM_ROWS, NORM_HIDDEN, "bf16", trains_parameters=False)),
+        (
+            "rms_norm",
+            NORM_HIDDEN,
+            costs.rms_norm(NORM_ROWS, NORM_HIDDEN, "bf16", trains_weight=False),
+        ),
+        (
+            "layer_norm",
+            NORM_HIDDEN,
+            costs.layer_norm(NORM_ROWS, NORM_HIDDEN, "bf16", trains_parameters=False),
+        ),
         ("swiglu", GATED_WIDTH, costs.gated(NORM_ROWS, GATED_WIDTH, "bf16")),
     ):
         both = cost.forward_traffic_bytes + cost.backward_traffic_bytes
-        yield Aim(f"{op} forward", f"{NORM_ROWS}x{columns}", ELEMENTWISE[op], floor_seconds(cost.forward_traffic_bytes))
+        yield Aim(
+            f"{op} forward",
+            f"{NORM_ROWS}x{columns}",
+            ELEMENTWISE[op],
+            floor_seconds(cost.forward_traffic_bytes),
+        )
         yield Aim(f"{op} fwd+bwd", f"{NORM_ROWS}x{columns}", ELEMENTWISE[op], floor_seconds(both))
     batch, tokens, q_heads, k_heads, size = ROPE_SHAPE
     cost = costs.rope(batch, q_heads, k_heads, tokens, size, "bf16")
-    yield Aim("rope", rope_name(batch, tokens, q_heads, k_heads), ELEMENTWISE["rope"], floor_seconds(cost.forward_traffic_bytes))
+    yield Aim(
+        "rope",
+        rope_name(batch, tokens, q_heads, k_heads),
+        ELEMENTWISE["rope"],
+        floor_seconds(cost.forward_traffic_bytes),
+    )
     for tokens in STEP_TOKENS:
         yield Aim(step_op(), f"{tokens} tokens", step_goals(), 0.0)

@@ -1,4 +1,5 @@
-"""The chunked loss of a frozen 128,256-token head against eager logits, Liger and cut-cross-entropy."""
+"""The chunked loss of a frozen 128,256-token head against eager logits, Liger and
+cut-cross-entropy."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ def cases(device: torch.device, tiny: bool) -> list[Case]:
     contestants: dict[str, Any] = {"napkinmath": linear_cross_entropy, "eager": _eager}
     absent: dict[str, str] = {}
     try:
-        from liger_kernel.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction as Liger
+        from liger_kernel.ops.fused_linear_cross_entropy import (
+            LigerFusedLinearCrossEntropyFunction as Liger,
+        )
 
         contestants["liger"] = lambda h, w, t: Liger.apply(h, w, t)[0]
     except ImportError:
@@ -40,8 +43,20 @@ def cases(device: torch.device, tiny: bool) -> list[Case]:
         return h, torch.randint(0, vocabulary, (tokens,), device=device)
 
     calls = {
-        name: (lambda inputs, f=f: torch.autograd.grad(f(inputs[0], weight, inputs[1]), (inputs[0],))) for name, f in contestants.items()
+        name: lambda inputs, f=f: torch.autograd.grad(f(inputs[0], weight, inputs[1]), (inputs[0],))
+        for name, f in contestants.items()
     }
     cost = costs.linear_cross_entropy(tokens, hidden, vocabulary, "bf16")
     shape = loss_name(tokens, hidden, vocabulary)
-    return [Case("linear cross-entropy", shape, make, calls, tokens * hidden * 2, flops=cost.forward_flops, goals=LOSS, absent=absent)]
+    return [
+        Case(
+            "linear cross-entropy",
+            shape,
+            make,
+            calls,
+            tokens * hidden * 2,
+            flops=cost.forward_flops,
+            goals=LOSS,
+            absent=absent,
+        )
+    ]

@@ -1,4 +1,5 @@
-"""NF4 decoding against bitsandbytes, and the QLoRA linear against PEFT + bitsandbytes and unsloth."""
+"""NF4 decoding against bitsandbytes, and the QLoRA linear against PEFT + bitsandbytes and
+unsloth."""
 
 from __future__ import annotations
 
@@ -10,7 +11,16 @@ from napkinmath_kernels.ops.nf4 import QuantizedWeight, dequantize, quantize
 from napkinmath_kernels.ops.qlora import qlora_linear
 
 from kernel_rows.environment import version_of
-from kernel_rows.goals import DEQUANTIZE, DEQUANTIZE_SHAPES, PEFT, QLORA_FACTORS, QLORA_RANK, QLORA_SHAPE, qlora_goals, qlora_name
+from kernel_rows.goals import (
+    DEQUANTIZE,
+    DEQUANTIZE_SHAPES,
+    PEFT,
+    QLORA_FACTORS,
+    QLORA_RANK,
+    QLORA_SHAPE,
+    qlora_goals,
+    qlora_name,
+)
 from kernel_rows.timing import Case
 
 UNSLOTH_VERSION = "2026.10.9"
@@ -22,8 +32,11 @@ def _absent(*packages: str) -> str:
     return f"{', '.join(missing)}: not installed" if missing else ""
 
 
-def _quantized(rows: int, columns: int, device: torch.device) -> tuple[torch.Tensor, Any, QuantizedWeight]:
-    """(packed, bitsandbytes' state or None, the same weight as ours reads it); made by our own quantizer without bitsandbytes."""
+def _quantized(
+    rows: int, columns: int, device: torch.device
+) -> tuple[torch.Tensor, Any, QuantizedWeight]:
+    """(packed, bitsandbytes' state or None, the same weight as ours reads it); made by our own
+    quantizer without bitsandbytes."""
     weight = torch.randn(rows, columns, device=device, dtype=torch.bfloat16) / columns**0.5
     if _absent("bitsandbytes"):
         ours = quantize(weight)
@@ -35,20 +48,26 @@ def _quantized(rows: int, columns: int, device: torch.device) -> tuple[torch.Ten
 
 
 def dequantize_cases(device: torch.device, tiny: bool) -> list[Case]:
-    """Projections of 7B, 8B and 70B models, nested scales, to bf16. Outputs rotate too: one alone would stay in the level-2 cache."""
+    """Projections of 7B, 8B and 70B models, nested scales, to bf16. Outputs rotate too: one alone
+    would stay in the level-2 cache."""
     found = []
     reason = _absent("bitsandbytes")
 
     def theirs(inputs: Any) -> torch.Tensor:
         import bitsandbytes.functional as bnb
 
-        return bnb.dequantize_4bit(inputs[0], inputs[1], out=inputs[3] if inputs[3].is_cuda else None)
+        return bnb.dequantize_4bit(
+            inputs[0], inputs[1], out=inputs[3] if inputs[3].is_cuda else None
+        )
 
     for rows, columns in [(64, 128)] if tiny else DEQUANTIZE_SHAPES:
         linear = costs.Linear(rows, columns, 0, costs.four_bit_storage(rows, columns))
 
         def make(rows: int = rows, columns: int = columns) -> Any:
-            return (*_quantized(rows, columns, device), torch.empty(rows, columns, dtype=torch.bfloat16, device=device))
+            return (
+                *_quantized(rows, columns, device),
+                torch.empty(rows, columns, dtype=torch.bfloat16, device=device),
+            )
 
         contestants = {"napkinmath": lambda inputs: dequantize(inputs[2], out=inputs[3])}
         found.append(
@@ -86,8 +105,12 @@ def _peft_layer(packed: torch.Tensor, state: Any, rank: int) -> Any:
     import peft
 
     rows, columns = state.shape
-    base = bnb.nn.Linear4bit(columns, rows, bias=False, compute_dtype=torch.bfloat16, quant_type="nf4")
-    base.weight = bnb.nn.Params4bit(packed, requires_grad=False, quant_state=state, bnb_quantized=True, module=base)
+    base = bnb.nn.Linear4bit(
+        columns, rows, bias=False, compute_dtype=torch.bfloat16, quant_type="nf4"
+    )
+    base.weight = bnb.nn.Params4bit(
+        packed, requires_grad=False, quant_state=state, bnb_quantized=True, module=base
+    )
     config = peft.LoraConfig(r=rank, lora_alpha=rank, lora_dropout=0.0, target_modules=["proj"])
     layer = peft.get_peft_model(_Holder(base), config).train().base_model.model.proj
     torch.nn.init.normal_(layer.lora_B["default"].weight, std=0.02)
@@ -105,10 +128,20 @@ def qlora_cases(device: torch.device, tiny: bool) -> list[Case]:
     packed, state, weight = _quantized(rows, columns, device)
     missing = _absent("peft", "bitsandbytes")
     layer = None if missing else _peft_layer(packed, state, QLORA_RANK)
-    a = layer.lora_A["default"].weight if layer is not None else _parameter(QLORA_RANK, columns, device)
-    b = layer.lora_B["default"].weight if layer is not None else _parameter(rows, QLORA_RANK, device)
+    a = (
+        layer.lora_A["default"].weight
+        if layer is not None
+        else _parameter(QLORA_RANK, columns, device)
+    )
+    b = (
+        layer.lora_B["default"].weight
+        if layer is not None
+        else _parameter(rows, QLORA_RANK, device)
+    )
     reason = (
-        f"unsloth {UNSLOTH_VERSION} is not installed" if version_of("unsloth") is None else "its layer is patched into whole models only"
+        f"unsloth {UNSLOTH_VERSION} is not installed"
+        if version_of("unsloth") is None
+        else "its layer is patched into whole models only"
     )
     for tokens in [8] if tiny else QLORA_FACTORS:
 

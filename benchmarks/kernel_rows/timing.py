@@ -1,4 +1,5 @@
-"""Timing contestants in turn over rotated inputs: medians with their spread, peak memory, rows written as they come."""
+"""Timing contestants in turn over rotated inputs: medians with their spread, peak memory, rows
+written as they come."""
 
 from __future__ import annotations
 
@@ -15,18 +16,21 @@ import torch
 
 from kernel_rows.goals import Goal
 
-#: Input sets together exceed this many bytes, twice the L2 of an H200, so that no call finds its inputs in the cache.
+# : Input sets together exceed this many bytes, twice the L2 of an H200, so that no call finds its
+# inputs in the cache.
 ROTATED_BYTES = 120 * 2**20
 FEWEST_SETS, MOST_SETS = 4, 32
 
 
 @dataclass
 class Case:
-    """One comparison: how to make a set of inputs, and what each contestant does with one. Ours is named `napkinmath`.
+    """One comparison: how to make a set of inputs, and what each contestant does with one. Ours is
+    named `napkinmath`.
 
-    `traffic_bytes` and `flops` of one call turn seconds into shares of the ceilings. A contestant that cannot run here is in `absent`
-    with the reason. `goals` maps a contestant's name to what our speed over it should be; `copy` and `memory:NAME` are shares of the
-    copy bandwidth and of a contestant's peak memory.
+    `traffic_bytes` and `flops` of one call turn seconds into shares of the ceilings. A contestant
+    that cannot run here is in `absent` with the reason. `goals` maps a contestant's name to what
+    our speed over it should be; `copy` and `memory:NAME` are shares of the copy bandwidth and of a
+    contestant's peak memory.
     """
 
     op: str
@@ -39,7 +43,8 @@ class Case:
     goals: dict[str, Goal] = field(default_factory=dict)
     absent: dict[str, str] = field(default_factory=dict)
     graphed: bool = False
-    """Replay CUDA graphs: for ops of some ten microseconds, which launching from Python would hide."""
+    """Replay CUDA graphs: for ops of some ten microseconds, which launching from Python would
+    hide."""
 
 
 class Rows:
@@ -81,8 +86,11 @@ class Clock:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def time_calls(self, call: Callable[[Any], Any], sets: list[Any], seconds: float, most: int = 100) -> list[float]:
-        """Seconds of single calls, the sets in turn, for up to `seconds` or `most` calls, after warming up on each set."""
+    def time_calls(
+        self, call: Callable[[Any], Any], sets: list[Any], seconds: float, most: int = 100
+    ) -> list[float]:
+        """Seconds of single calls, the sets in turn, for up to `seconds` or `most` calls, after
+        warming up on each set."""
         for inputs in sets[:3]:
             call(inputs)
         self.synchronize()
@@ -92,7 +100,10 @@ class Clock:
         count = max(3, min(most, int(seconds / max(1e-6, time.perf_counter() - start))))
         if self.device.type != "cuda":
             return [self._wall(call, sets[i % len(sets)]) for i in range(count)]
-        events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(count)]
+        events = [
+            (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+            for _ in range(count)
+        ]
         for i, (before, after) in enumerate(events):
             before.record()
             call(sets[i % len(sets)])
@@ -117,7 +128,9 @@ class Clock:
                     call(inputs)
                 found.append(graph)
             return found
-        except Exception:  # a peer that synchronises cannot be captured; it is timed call by call instead
+        except (
+            Exception
+        ):  # a peer that synchronises cannot be captured; it is timed call by call instead
             self.synchronize()
             return []
 
@@ -149,13 +162,17 @@ def _replay(graph: Any) -> None:
     graph.replay()
 
 
-def run_case(case: Case, clock: Clock, rows: Rows, ceilings: dict[str, float], seconds: float) -> None:
+def run_case(
+    case: Case, clock: Clock, rows: Rows, ceilings: dict[str, float], seconds: float
+) -> None:
     """Times every contestant twice, in an order drawn anew each time, and writes a row for each."""
     common = {"op": case.op, "shape": case.shape}
     for name, reason in case.absent.items():
         rows.add(**common, contestant=name, status="not measured", reason=reason)
     if clock.seconds_left < seconds:
-        rows.add(**common, contestant="napkinmath", status="not measured", reason="the budget was spent")
+        rows.add(
+            **common, contestant="napkinmath", status="not measured", reason="the budget was spent"
+        )
         return
     sets = _sets(case)
     times: dict[str, list[float]] = {name: [] for name in case.contestants}
@@ -175,10 +192,16 @@ def run_case(case: Case, clock: Clock, rows: Rows, ceilings: dict[str, float], s
                 call, given = (_replay, graphs) if graphs else (case.contestants[name], sets)
                 times[name] += clock.time_calls(call, given, seconds / (2 * len(case.contestants)))
             except Exception as error:  # a peer that fails is a row, not the end of the run
-                failed[name] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+                failed[name] = (
+                    f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+                )
     for name, reason in failed.items():
         rows.add(**common, contestant=name, status="failed", reason=reason[:200])
-    medians = {name: statistics.median(found) for name, found in times.items() if found and name not in failed}
+    medians = {
+        name: statistics.median(found)
+        for name, found in times.items()
+        if found and name not in failed
+    }
     for name, median in medians.items():
         rows.add(
             **common,
@@ -191,7 +214,9 @@ def run_case(case: Case, clock: Clock, rows: Rows, ceilings: dict[str, float], s
         rows.add(**common, **row)
 
 
-def _figures(case: Case, median: float, times: list[float], peak: int | None, ceilings: dict[str, float]) -> dict[str, Any]:
+def _figures(
+    case: Case, median: float, times: list[float], peak: int | None, ceilings: dict[str, float]
+) -> dict[str, Any]:
     figures: dict[str, Any] = {
         "median_s": median,
         "p10_s": times[len(times) // 10],
@@ -208,14 +233,20 @@ def _figures(case: Case, median: float, times: list[float], peak: int | None, ce
     return figures
 
 
-def _verdicts(case: Case, medians: dict[str, float], peaks: dict[str, int | None], ceilings: dict[str, float]) -> Iterator[dict[str, Any]]:
+def _verdicts(
+    case: Case, medians: dict[str, float], peaks: dict[str, int | None], ceilings: dict[str, float]
+) -> Iterator[dict[str, Any]]:
     ours = medians.get("napkinmath")
     for against, goal in case.goals.items():
         value: float | None = None
         peer = against.removeprefix("memory:")
         if ours is not None and against == "copy" and case.traffic_bytes:
             value = case.traffic_bytes / ours / ceilings["copy_bytes_per_s"]
-        elif against.startswith("memory:") and peaks.get("napkinmath") is not None and peaks.get(peer):
+        elif (
+            against.startswith("memory:")
+            and peaks.get("napkinmath") is not None
+            and peaks.get(peer)
+        ):
             value = peaks["napkinmath"] / peaks[peer]  # type: ignore[operator]
         elif ours is not None and against in medians:
             value = medians[against] / ours

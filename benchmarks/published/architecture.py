@@ -1,7 +1,9 @@
-"""Architectures with a question mark: heads and layers that a table leaves out, from the sizes it gives.
+"""Architectures with a question mark: heads and layers that a table leaves out, from the sizes it
+gives.
 
-Heads are 128 wide, or what divides the hidden size nearest to that; layers are those that the parameter count leaves after the vocabulary,
-in whole pipeline stages. Both move sizes and speed little: attention's own FLOPs do not depend on the number of heads.
+Heads are 128 wide, or what divides the hidden size nearest to that; layers are those that the
+parameter count leaves after the vocabulary, in whole pipeline stages. Both move sizes and speed
+little: attention's own FLOPs do not depend on the number of heads.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ _UNKNOWN = r"(?<![\w.])(L|a|h|kv|ffn)\s*\?"
 
 
 def completed_arch(row: Row, assumed: dict[str, str]) -> str:
-    """The architecture column without question marks, where what is missing follows from the rest."""
+    """The architecture column without question marks, where what is missing follows from the
+    rest."""
     arch = _own_code(row, row["arch"].strip())
     hidden = _number(arch, "h")
     if not re.search(_UNKNOWN, arch) or hidden is None:
@@ -33,40 +36,64 @@ def completed_arch(row: Row, assumed: dict[str, str]) -> str:
     return re.sub(r"\s*\b(?:kv|ffn)\s*\?", "", arch)
 
 
-# Hidden sizes of Llama and its like, by billions of parameters (arXiv 2302.13971 table 2, and smaller ones of its design).
+# Hidden sizes of Llama and its like, by billions of parameters (arXiv 2302.13971 table 2, and
+# smaller ones of its design).
 _HIDDEN_SIZES = (
-    (0.13, 768), (0.4, 1024), (1.1, 2048), (3.3, 3200), (6.7, 4096), (13.0, 5120), (32.5, 6656), (65.2, 8192), (175.0, 12288),
-)  # fmt: skip
+    (0.13, 768),
+    (0.4, 1024),
+    (1.1, 2048),
+    (3.3, 3200),
+    (6.7, 4096),
+    (13.0, 5120),
+    (32.5, 6656),
+    (65.2, 8192),
+    (175.0, 12288),
+)
 _USUAL_VOCABULARY = 32000
 
 
 def typical_arch(billions: float) -> str:
-    """A decoder of Llama's design of so many parameters, for models that are known by their size alone."""
+    """A decoder of Llama's design of so many parameters, for models that are known by their size
+    alone."""
     hidden = min(_HIDDEN_SIZES, key=lambda known: abs(math.log(known[0] / billions)))[1]
     width = -(-8 * hidden // 3 // 256) * 256
-    layers = (billions * 1e9 - 2 * _USUAL_VOCABULARY * hidden) / (4 * hidden**2 + 3 * hidden * width)
-    return f"L{max(1, round(layers))} h{hidden} a{hidden // _head_size(hidden)} f{width} v{_USUAL_VOCABULARY}"
+    layers = (billions * 1e9 - 2 * _USUAL_VOCABULARY * hidden) / (
+        4 * hidden**2 + 3 * hidden * width
+    )
+    return (
+        f"L{max(1, round(layers))} h{hidden} a{hidden // _head_size(hidden)} f{width}"
+        f" v{_USUAL_VOCABULARY}"
+    )
 
 
 def billions_of(row: Row) -> float | None:
-    """Parameters in billions: of their column, else as the model's name says ("Orca-2-7b", "(350M)"); None where neither does."""
+    """Parameters in billions: of their column, else as the model's name says ("Orca-2-7b",
+    "(350M)"); None where neither does."""
     try:
         stated = row.number("params_b")
     except Unreadable:
         stated = None
     if stated:
         return stated if stated < MANY_BILLIONS else stated / 1e9 if stated > 1e6 else stated / 1e3
-    found = re.search(r"(?<![a-z0-9.])(\d+(?:\.\d+)?)\s*-?\s*(b|m)(?:illion)?\b", row["model"].lower())
-    return float(found[1]) / (1 if found[2] == "b" else 1000) if found and float(found[1]) > 0 else None
+    found = re.search(
+        r"(?<![a-z0-9.])(\d+(?:\.\d+)?)\s*-?\s*(b|m)(?:illion)?\b", row["model"].lower()
+    )
+    return (
+        float(found[1]) / (1 if found[2] == "b" else 1000)
+        if found and float(found[1]) > 0
+        else None
+    )
 
 
 def runs_own_code(arch: str) -> bool:
-    """Whether the completed architecture is one that no class of transformers runs, whatever the model's name."""
+    """Whether the completed architecture is one that no class of transformers runs, whatever the
+    model's name."""
     return "fused-gelu" in arch
 
 
 def _own_code(row: Row, arch: str) -> str:
-    """Decoders that a pretraining framework runs by code of its own, not transformers': GELU in one kernel, and MPT with flash attention."""
+    """Decoders that a pretraining framework runs by code of its own, not transformers': GELU in one
+    kernel, and MPT with flash attention."""
     if re.match(r"MPT\b", arch) and "learned-pos" in arch and "flash" in row.words("attention"):
         return re.sub(r"^MPT\b", "gpt2 no-dropout fused-gelu", arch)
     if (
@@ -90,7 +117,11 @@ def _layers(row: Row, arch: str, hidden: int) -> int:
 
 
 def _head_size(hidden: int) -> int:
-    return min((size for size in range(32, 257) if hidden % size == 0), key=lambda size: abs(size - _HEAD_SIZE), default=hidden)
+    return min(
+        (size for size in range(32, 257) if hidden % size == 0),
+        key=lambda size: abs(size - _HEAD_SIZE),
+        default=hidden,
+    )
 
 
 def _number(arch: str, letter: str) -> int | None:

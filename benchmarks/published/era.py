@@ -1,4 +1,5 @@
-"""How a library of a time trains: which stack of napkinmath's catalog it is, and what its runs do where a table is silent."""
+"""How a library of a time trains: which stack of napkinmath's catalog it is, and what its runs do
+where a table is silent."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ class Era:
     when: str = ""
     """Regular expression on "method | precision" that the row must match too."""
     autocast: bool = True
-    """A plain 'bf16' or 'fp16' means weights of that type under autocast (a Trainer's bf16=True), not everything in it."""
+    """A plain 'bf16' or 'fp16' means weights of that type under autocast (a Trainer's bf16=True),
+    not everything in it."""
     adapter_dtype: str = "auto"
     adapter_dropout: float = 0.0
     double_quant: bool = True
@@ -37,18 +39,21 @@ class Era:
     """Implementation of activation offloading (a row of napkinmath's lowering/saved_offload.py)."""
     clips: bool = True
     adds_tokens: bool = False
-    """Tokens that the tokenizer misses (padding, unknown) are added, and embeddings and head resized to its length."""
+    """Tokens that the tokenizer misses (padding, unknown) are added, and embeddings and head
+    resized to its length."""
     lazy_modules: bool = True
     recomputes: bool = False
     """Checkpointing is on where a table does not say."""
     without_autocast: bool = False
-    """Under FSDP the types are those of its mixed precision: sharded in fp32, gathered in 16 bits, reduced in fp32."""
+    """Under FSDP the types are those of its mixed precision: sharded in fp32, gathered in 16 bits,
+    reduced in fp32."""
     first_flash: bool = False
     """A plain 'flash' attention is flash-attn 1 (until August 2023)."""
     sequence_length: int = 0
     sequence_reason: str = ""
     full_weights: str = ""
-    """Weights that full training keeps where only a compute type is named: 'fp32' (under autocast), or '' as `autocast` says."""
+    """Weights that full training keeps where only a compute type is named: 'fp32' (under autocast),
+    or '' as `autocast` says."""
     kernels: str = "hf"
     """Kernels patched into the model (napkinmath's Kernels)."""
     known: bool = False

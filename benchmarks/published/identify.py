@@ -25,25 +25,51 @@ _specs: dict[Key, ModelSpec] = {}
 _linears: dict[Key, Linears] = {}
 # Names that tables use for models the catalogue has under another one of the same shapes.
 _ALIASES = (
-    (r"^phi-?3$", "phi-3-mini"), (r"qwen1half", "qwen1.5"), (r"stablelm[- ]alpha", "stablelm-base-alpha"), (r"dolly-v2-3b", "pythia-2.8b"), (r"dolly-v2-7b", "pythia-6.9b"),
-    (r"dolly-v2-12b", "pythia-12b"), (r"openbuddy-(llama2|mistral|zephyr)", r"\1"), (r"^phi2-3b$", "phi-2"), (r"mistral-moe-7b", "mixtral-8x7b"), (r"^(alpaca|vicuna|guanaco|wizardlm)\b", "llama"),
-    (r"^zephyr(-7b)?(-\w+)*$", "mistral-7b"), (r"^(vicuna|alpaca|guanaco)-(\d+b)(-v1\.[0-3])?$", r"llama-\2"), (r"^vicuna-(\d+b)-v1\.5$", r"llama-2-\1"),
-)  # fmt: skip
+    (r"^phi-?3$", "phi-3-mini"),
+    (r"qwen1half", "qwen1.5"),
+    (r"stablelm[- ]alpha", "stablelm-base-alpha"),
+    (r"dolly-v2-3b", "pythia-2.8b"),
+    (r"dolly-v2-7b", "pythia-6.9b"),
+    (r"dolly-v2-12b", "pythia-12b"),
+    (r"openbuddy-(llama2|mistral|zephyr)", r"\1"),
+    (r"^phi2-3b$", "phi-2"),
+    (r"mistral-moe-7b", "mixtral-8x7b"),
+    (r"^(alpaca|vicuna|guanaco|wizardlm)\b", "llama"),
+    (r"^zephyr(-7b)?(-\w+)*$", "mistral-7b"),
+    (r"^(vicuna|alpaca|guanaco)-(\d+b)(-v1\.[0-3])?$", r"llama-\2"),
+    (r"^vicuna-(\d+b)-v1\.5$", r"llama-2-\1"),
+)
 # Endings that name a date, a training or a packing, never a shape.
 _DECORATION = r"[-_ ](?:\d{4}|v\d+(?:\.\d+)*|\d+k|hf|chat|instruct|it|base|pt|sft|dpo|hq|ckpt|seq-cls|mlm|clm|bf16|fp16|fp8|nf4|[48]-?bit|gptq|awq|int[48]|bnb.*|deduped|distill.*|alpaca|gated)$"
 # Machines of clouds by the GPU they hold (the providers' lists of instance types).
 _INSTANCES = (
-    (r"\bg4dn|\bcolab\b|\bkaggle\b", "T4"), (r"\bg5\.|\bg5\b", "A10G"), (r"\bg6e", "L40S"), (r"\bg6\b|\bg6\.", "L4"), (r"\bp4de|a2-ultragpu", "A100-80GB"), (r"\bp4d\b|\bp4d\.|a2-highgpu", "A100-40GB"),
-    (r"\bp5\b|\bp5\.|a3-highgpu", "H100"), (r"\bp3dn", "V100-32GB"), (r"\bp3\b|\bp3\.", "V100-16GB"), (r"\bp5en?\b", "H200"),
-)  # fmt: skip
-_NO_GPU = r"^(-|\?|unknown|n/?a|not (stated|named|given)|(a |single |one |consumer |free )*(nvidia |cuda )?gpu.?|cuda|nvidia)$"
+    (r"\bg4dn|\bcolab\b|\bkaggle\b", "T4"),
+    (r"\bg5\.|\bg5\b", "A10G"),
+    (r"\bg6e", "L40S"),
+    (r"\bg6\b|\bg6\.", "L4"),
+    (r"\bp4de|a2-ultragpu", "A100-80GB"),
+    (r"\bp4d\b|\bp4d\.|a2-highgpu", "A100-40GB"),
+    (r"\bp5\b|\bp5\.|a3-highgpu", "H100"),
+    (r"\bp3dn", "V100-32GB"),
+    (r"\bp3\b|\bp3\.", "V100-16GB"),
+    (r"\bp5en?\b", "H200"),
+)
+_NO_GPU = (
+    r"^(-|\?|unknown|n/?a|not (stated|named|given)|(a |single |one |consumer |free )*(nvidia |cuda"
+    r" )?gpu.?|cuda|nvidia)$"
+)
 _OTHER_MEMORY = 0.15  # a GPU of the same name and so different a memory is another variant of it
 _DEFAULT_GPU = ("A100", 80 * GIB)  # where the source names none
 
 
 def model_of(row: Row, era: Era, assumed: dict[str, str]) -> tuple[ModelSpec, Key]:
     """The row's model under the stack's modelling code, and the key it is kept by."""
-    key = (row["model"].strip(), completed_arch(row, assumed), find_stack(era.stack).modelling, era.adds_tokens)
+    key = (
+        row["model"].strip(),
+        completed_arch(row, assumed),
+        find_stack(era.stack).modelling,
+        era.adds_tokens,
+    )
     if key not in _specs:
         try:
             _specs[key] = _read(*key)
@@ -51,7 +77,9 @@ def model_of(row: Row, era: Era, assumed: dict[str, str]) -> tuple[ModelSpec, Ke
             billions = billions_of(row)
             if not billions:
                 raise
-            assumed["model"] = f"a decoder of Llama's design with {billions:g} billion parameters: {error}"
+            assumed["model"] = (
+                f"a decoder of Llama's design with {billions:g} billion parameters: {error}"
+            )
             return _typical(billions, key[2])
     return _specs[key], key
 
@@ -59,7 +87,12 @@ def model_of(row: Row, era: Era, assumed: dict[str, str]) -> tuple[ModelSpec, Ke
 def _typical(billions: float, modelling: str) -> tuple[ModelSpec, Key]:
     key = (f"{billions:g}B", typical_arch(billions), modelling, False)
     if key not in _specs:
-        _specs[key] = read_config(read_arch(key[1]), name=key[0], source="the number of parameters alone", modelling=modelling)
+        _specs[key] = read_config(
+            read_arch(key[1]),
+            name=key[0],
+            source="the number of parameters alone",
+            modelling=modelling,
+        )
     return _specs[key], key
 
 
@@ -71,35 +104,57 @@ def linears_of(key: Key, spec: ModelSpec) -> Linears:
 
 
 def _read(name: str, arch: str, modelling: str, adds_tokens: bool) -> ModelSpec:
-    """By name, with notes and sizes at its end dropped; else by the architecture's numbers; raises Unreadable."""
+    """By name, with notes and sizes at its end dropped; else by the architecture's numbers; raises
+    Unreadable."""
     rows = resized_vocabulary(name) if adds_tokens else None
     resized = {} if rows is None else {"vocab_size": rows}
     for candidate in () if runs_own_code(arch) else spellings(name):
         found = find_row(candidate)
         if found is not None:
-            return read_config({**found["config"], **resized}, name=found["name"], source=found["source"], modelling=modelling)
+            return read_config(
+                {**found["config"], **resized},
+                name=found["name"],
+                source=found["source"],
+                modelling=modelling,
+            )
     if arch:
-        return read_config({**read_arch(arch), **resized}, name=name or arch, source="the table's architecture column", modelling=modelling)
+        return read_config(
+            {**read_arch(arch), **resized},
+            name=name or arch,
+            source="the table's architecture column",
+            modelling=modelling,
+        )
     for candidate in parts_with_size(name):
         found = find_row(candidate)
         if found is not None:
-            return read_config(found["config"], name=found["name"], source=found["source"], modelling=modelling)
+            return read_config(
+                found["config"], name=found["name"], source=found["source"], modelling=modelling
+            )
     raise Unreadable(f"model {name!r} is not in the catalog and its architecture is not given")
 
 
 def parts_with_size(name: str) -> list[str]:
-    """Runs of the name's words that hold a size, longest first: a fine-tuned model's name often carries that of its base."""
+    """Runs of the name's words that hold a size, longest first: a fine-tuned model's name often
+    carries that of its base."""
     words = [w for w in re.split(r"[-_/\s()]+", name) if w]
-    spans = [(start, end) for start in range(len(words)) for end in range(start + 2, len(words) + 1)]
-    runs = ["-".join(words[start:end]) for start, end in sorted(spans, key=lambda span: span[0] - span[1])]
+    spans = [
+        (start, end) for start in range(len(words)) for end in range(start + 2, len(words) + 1)
+    ]
+    runs = [
+        "-".join(words[start:end])
+        for start, end in sorted(spans, key=lambda span: span[0] - span[1])
+    ]
     return [run for run in runs if re.search(r"\d[bm]\b", run.lower())]
 
 
 def spellings(name: str) -> list[str]:
-    """The name as written; without brackets, or with their content; "3 B" as one word or left out; without decoration; the catalogue's own name."""
+    """The name as written; without brackets, or with their content; "3 B" as one word or left out;
+    without decoration; the catalogue's own name."""
     plain = re.sub(r"\(.*?\)", " ", name).strip()
     opened = re.sub(r"[()\[\]]", " ", name)
-    joined = re.sub(r"\s*([\d.]+)\s*[-_]?\s*(?:([bB])(?:illion|n)?|([mM])(?:illion|n)?)\b", r"-\1\2\3", opened)
+    joined = re.sub(
+        r"\s*([\d.]+)\s*[-_]?\s*(?:([bB])(?:illion|n)?|([mM])(?:illion|n)?)\b", r"-\1\2\3", opened
+    )
     size = r"\s+([\d.]+)\s*([bBmM])$"
     written = [name, plain, re.sub(size, r"-\1\2", plain), joined, opened]
     written += [re.sub(r"[\s_]+", "-", text.strip()) for text in tuple(written)]
@@ -113,7 +168,10 @@ def spellings(name: str) -> list[str]:
         for pattern, other in _ALIASES:
             lowered = text.strip().lower()
             if re.search(pattern, lowered):
-                written += [re.sub(pattern, other, lowered.replace(" ", "-")), re.sub(pattern, other, lowered)]
+                written += [
+                    re.sub(pattern, other, lowered.replace(" ", "-")),
+                    re.sub(pattern, other, lowered),
+                ]
     tidy = (re.sub(r"-{2,}", "-", text.strip(" -_")) for text in written)
     return [text for text in dict.fromkeys(tidy) if text]
 
@@ -124,7 +182,9 @@ def hardware_of(row: Row, era: Era, assumed: dict[str, str]) -> Hardware:
     text = re.sub(r"^\s*\d+\s*(?:x|\*|\u00d7)\s*", "", row["gpu"].strip(), flags=re.IGNORECASE)
     if not row.states("gpu") or re.search(_NO_GPU, text.lower()):
         assumed["gpu"] = f"GPU {_DEFAULT_GPU[0]}: not named"
-        found = find_hardware(_DEFAULT_GPU[0], vram=int(memory * GIB) if memory else _DEFAULT_GPU[1])
+        found = find_hardware(
+            _DEFAULT_GPU[0], vram=int(memory * GIB) if memory else _DEFAULT_GPU[1]
+        )
         return found.replace(lazy_modules=era.lazy_modules)
     rented = [gpu for pattern, gpu in _INSTANCES if re.search(pattern, text.lower())]
     for candidate in (*_gpu_spellings(text, memory), *rented):
@@ -138,12 +198,15 @@ def hardware_of(row: Row, era: Era, assumed: dict[str, str]) -> Hardware:
     if memory:
         assumed["gpu"] = f"GPU {row['gpu']!r}: not in the catalog, its memory alone is used"
         return find_hardware(vram=int(memory * GIB))
-    assumed["gpu"] = f"GPU {row['gpu']!r}: not in the catalog, a context as on {_DEFAULT_GPU[0]}, no speed"
+    assumed["gpu"] = (
+        f"GPU {row['gpu']!r}: not in the catalog, a context as on {_DEFAULT_GPU[0]}, no speed"
+    )
     return find_hardware(vram=_DEFAULT_GPU[1])
 
 
 def gpu_memory(row: Row) -> float | None:
-    """GB of the GPU: of its own column, else as its name says ("A100 (40G)"); None where neither does."""
+    """GB of the GPU: of its own column, else as its name says ("A100 (40G)"); None where neither
+    does."""
     try:
         stated = row.number("gpu_mem_gb")
     except Unreadable:
@@ -155,7 +218,8 @@ def gpu_memory(row: Row) -> float | None:
 
 
 def _gpu_spellings(text: str, memory: float | None) -> list[str]:
-    """Prefixes of the words, each with the memory first, then any catalogued name that occurs in the text, longest first."""
+    """Prefixes of the words, each with the memory first, then any catalogued name that occurs in
+    the text, longest first."""
     opened = re.sub(r"[()\[\],;/_]", " ", text)
     found: list[str] = []
     for words in (re.sub(r"\(.*?\)", " ", text).split(), opened.split()):

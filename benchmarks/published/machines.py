@@ -1,6 +1,8 @@
-"""Machines that sources describe elsewhere than in their tables: GPUs of a node, the network between nodes, the lanes of a card.
+"""Machines that sources describe elsewhere than in their tables: GPUs of a node, the network
+between nodes, the lanes of a card.
 
-Read where the source is known; a source read blind has what such machines usually have. Each row has the file that says so.
+Read where the source is known; a source read blind has what such machines usually have. Each row
+has the file that says so.
 """
 
 from __future__ import annotations
@@ -27,25 +29,46 @@ class Machine:
 
 MACHINES: tuple[Machine, ...] = (
     Machine(
-        pattern=r"bigscience.*a100", gpus_per_node=8, network="4x omni-path",
-        evidence="bigscience train/tr11-176B-ml/README.md, jz/hpc-specs.md: 8 GPUs per node, 4 OmniPath links",
+        pattern=r"bigscience.*a100",
+        gpus_per_node=8,
+        network="4x omni-path",
+        evidence=(
+            "bigscience train/tr11-176B-ml/README.md, jz/hpc-specs.md: 8 GPUs per node, 4 OmniPath"
+            " links"
+        ),
     ),
     Machine(
-        pattern=r"qwenlm/qwen\b.*qwen-7b.*\| lora \| 4$", gpus_per_node=2,
-        evidence="QwenLM/Qwen README.md, Profiling of Memory and Speed: 'two servers, each containing two A100-SXM4-80G GPUs'; rows 'LoRA (multinode)'",
+        pattern=r"qwenlm/qwen\b.*qwen-7b.*\| lora \| 4$",
+        gpus_per_node=2,
+        evidence=(
+            "QwenLM/Qwen README.md, Profiling of Memory and Speed: 'two servers, each containing"
+            " two A100-SXM4-80G GPUs'; rows 'LoRA (multinode)'"
+        ),
     ),
     Machine(
-        pattern=r"fsdp_qlora.*3090", pcie="3x8",
-        evidence="AnswerDotAI/fsdp_qlora benchmarks_03_2024.md: 'an older motherboard and slow PCI lanes'; boards before PCIe 4 share 16 lanes between two cards",
+        pattern=r"fsdp_qlora.*3090",
+        pcie="3x8",
+        evidence=(
+            "AnswerDotAI/fsdp_qlora benchmarks_03_2024.md: 'an older motherboard and slow PCI"
+            " lanes'; boards before PCIe 4 share 16 lanes between two cards"
+        ),
     ),
-)  # fmt: skip
+)
 
 
 def machine_of(row: Row, *, blind: bool) -> Machine | None:
     """The machine that the row's source describes, or None."""
     if blind:
         return None
-    text = " | ".join((row.words("source"), row.words("model"), row.words("gpu"), row.words("method"), row["n_gpus"].strip()))
+    text = " | ".join(
+        (
+            row.words("source"),
+            row.words("model"),
+            row.words("gpu"),
+            row.words("method"),
+            row["n_gpus"].strip(),
+        )
+    )
     return next((machine for machine in MACHINES if re.search(machine.pattern, text)), None)
 
 
@@ -62,22 +85,39 @@ class Supplement:
 SUPPLEMENTS: tuple[Supplement, ...] = (
     Supplement(
         pattern=r"dao-ailab/flash-attention: training/readme.*gpt3-1\.3b",
-        cells=(("micro_batch", "8"), ("arch", "gpt2 L24 h2048 a16 ffn8192 V50264 fused-gelu"), ("sharding", "zero1")),
-        evidence="flash-attention training/configs/experiment/pile/gpt3xl-flash.yaml (24 layers of 2048, 16 heads, batch_size 8 on 80 GB, DDPStrategyZero1), gpt3s-flash.yaml (fused_mlp, fused_dropout_add_ln, pad_vocab_size_multiple 8)",
+        cells=(
+            ("micro_batch", "8"),
+            ("arch", "gpt2 L24 h2048 a16 ffn8192 V50264 fused-gelu"),
+            ("sharding", "zero1"),
+        ),
+        evidence=(
+            "flash-attention training/configs/experiment/pile/gpt3xl-flash.yaml (24 layers of 2048,"
+            " 16 heads, batch_size 8 on 80 GB, DDPStrategyZero1), gpt3s-flash.yaml (fused_mlp,"
+            " fused_dropout_add_ln, pad_vocab_size_multiple 8)"
+        ),
     ),
     Supplement(
-        pattern=r"bigscience.*\bh14400 a\?", cells=(("arch", "a96"),),
-        evidence="bigscience train/tr11-176B-ml/chronicles-prequel.md, Best TFLOPs: '200B model: TP=8, PP=10, NLAYERS=80, NHIDDEN=14400, NHEADS=96'",
+        pattern=r"bigscience.*\bh14400 a\?",
+        cells=(("arch", "a96"),),
+        evidence=(
+            "bigscience train/tr11-176B-ml/chronicles-prequel.md, Best TFLOPs: '200B model: TP=8,"
+            " PP=10, NLAYERS=80, NHIDDEN=14400, NHEADS=96'"
+        ),
     ),
     Supplement(
-        pattern=r"bigscience.*\bh1[234]\d\d\d a\?", cells=(("arch", "a64"),),
-        evidence="bigscience train/tr11-176B-ml/chronicles-prequel.md, Final round comparison: 'all NHEADS=64 (above too)'",
+        pattern=r"bigscience.*\bh1[234]\d\d\d a\?",
+        cells=(("arch", "a64"),),
+        evidence=(
+            "bigscience train/tr11-176B-ml/chronicles-prequel.md, Final round comparison: 'all"
+            " NHEADS=64 (above too)'"
+        ),
     ),
-)  # fmt: skip
+)
 
 
 def supplemented(row: Row, *, blind: bool) -> Row:
-    """The row with what its source says elsewhere; a cell that says something is left alone, but for question marks in an architecture."""
+    """The row with what its source says elsewhere; a cell that says something is left alone, but
+    for question marks in an architecture."""
     if blind:
         return row
     text = " | ".join((row.words("source"), row.words("model"), row.words("arch")))

@@ -1,4 +1,5 @@
-"""What is trained and in which types: the cells on method, precision and quantization, in the many ways they are written."""
+"""What is trained and in which types: the cells on method, precision and quantization, in the many
+ways they are written."""
 
 from __future__ import annotations
 
@@ -16,39 +17,64 @@ from published.targets import Linears, adapter_targets
 
 # Words of the method column; the first that occurs decides.
 _KINDS = (
-    (r"dora", AdapterKind.DORA), (r"\(?ia\)?[ ^]?3", AdapterKind.IA3), (r"prefix", AdapterKind.PREFIX), (r"prompt[- _]?tun|p-?tuning", AdapterKind.PROMPT), (r"lora|peft|pissa|loftq|olora|\beva\b|mica\b", AdapterKind.LORA),
-)  # fmt: skip
-# Training that is no one model's step on one loss, or trains other parts of the model than adapters.
+    (r"dora", AdapterKind.DORA),
+    (r"\(?ia\)?[ ^]?3", AdapterKind.IA3),
+    (r"prefix", AdapterKind.PREFIX),
+    (r"prompt[- _]?tun|p-?tuning", AdapterKind.PROMPT),
+    (r"lora|peft|pissa|loftq|olora|\beva\b|mica\b", AdapterKind.LORA),
+)
+# Training that is no one model's step on one loss, or trains other parts of the model than
+# adapters.
 _ELSE = r"\b(longlora|lisa|freeze|llama-?pro|ppo|grpo|kto|orpo|rlhf|distillation)\b"
-# Adapters whose own tensors are not LoRA's and as small: read as LoRA on the same linears. On one model, batch and length PEFT's own
-# comparison reserves 20.1 to 25.2 GB for 40 of them where LoRA reserves 22.3 (huggingface/peft method_comparison/MetaMathQA/results).
+# Adapters whose own tensors are not LoRA's and as small: read as LoRA on the same linears. On one
+# model, batch and length PEFT's own comparison reserves 20.1 to 25.2 GB for 40 of them where LoRA
+# reserves 22.3 (huggingface/peft method_comparison/MetaMathQA/results).
 _NEARLY_LORA = (
-    r"ada-?lora|vera\b|vb-?lora|lora[- _]?fa\b|fourier-?ft|\bd?oft\b|\bboft\b|\bloha\b|\blokr\b|lycoris|rand-?lora|\bhra\b|\bc3a\b|shira|\bhira\b|de-?lora|gralora|\bbone\b|\bmiss\b|\broad\b|"
-    r"wave-?ft|tiny-?lora|uni-?lora|psoft|adamss|peanut|\blily\b|\bfrod\b|\bglora\b|\bdeft\b|(llama|houlsby|pfeiffer|bottleneck|parallel)[- _]?adapters?|adapters?[- _]?v?2?\b(?! merg)|adaption[- _]?prompt|b[ei]t?ft|bitfit|"
+    r"ada-?lora|vera\b|vb-?lora|lora[-"
+    r" _]?fa\b|fourier-?ft|\bd?oft\b|\bboft\b|\bloha\b|\blokr\b|lycoris|rand-?lora|\bhra\b|\bc3a\b|shira|\bhira\b|de-?lora|gralora|\bbone\b|\bmiss\b|\broad\b|"
+    r"wave-?ft|tiny-?lora|uni-?lora|psoft|adamss|peanut|\blily\b|\bfrod\b|\bglora\b|\bdeft\b|(llama|houlsby|pfeiffer|bottleneck|parallel)[-"
+    r" _]?adapters?|adapters?[- _]?v?2?\b(?! merg)|adaption[- _]?prompt|b[ei]t?ft|bitfit|"
     r"ln[- _]?tuning|layer-?norm tuning|trainable[- _]tokens|\b(lo)?reft\b"
 )
-# Of those, adapters with a vector or a shared matrix a linear in place of a pair of factors: rank 1.
+# Of those, adapters with a vector or a shared matrix a linear in place of a pair of factors: rank
+# 1.
 _LIGHT = (
-    r"vera\b|vb-?lora|fourier|wave-?ft|tiny-?lora|uni-?lora|b[ei]t?ft|bitfit|ln[- _]?tuning|layer-?norm tuning|trainable[- _]tokens|reft\b"
+    r"vera\b|vb-?lora|fourier|wave-?ft|tiny-?lora|uni-?lora|b[ei]t?ft|bitfit|ln[-"
+    r" _]?tuning|layer-?norm tuning|trainable[- _]tokens|reft\b"
 )
-# LLaMA-Adapter and its kin: gated prompts beside attention, so that gradients pass its output projection and nothing else is kept.
+# LLaMA-Adapter and its kin: gated prompts beside attention, so that gradients pass its output
+# projection and nothing else is kept.
 _BESIDE_ATTENTION = r"adaption[- _]?prompt|(llama[- _]?)?adapters?\b(?![- _]?v?2)"
-_FULL = r"full|\bfft\b|pre-?train|\bsft\b|\bcpt\b|fine-?tun|^ft$|train|dense|\bgalore|\bapollo|\blomo|badam|from scratch|instruct|all param"
+_FULL = (
+    r"full|\bfft\b|pre-?train|\bsft\b|\bcpt\b|fine-?tun|^ft$|train|dense|\bgalore|\bapollo|\blomo|badam|from"
+    r" scratch|instruct|all param"
+)
 # Linears named in the method itself: "LoRA r=8 on q_proj, v_proj".
 _TARGETS = r"\b(?:[qkvo]_proj|gate_proj|up_proj|down_proj|query_key_value|c_attn|W_pack)\b"
 _FOUR_BIT = r"nf4|fp4|int4|gptq|awq|hqq|eetq|4[- ]?bit|w4|q4|\bbnb\b"
 _EIGHT_BIT = r"int8|8[- ]?bit|w8(?!a)|llm\.int8"
 
 
-def adapter_of(row: Row, key: Key, spec: ModelSpec, era: Era, assumed: dict[str, str]) -> AdapterConfig | None:
-    """The adapter, or None for full training; raises Unreadable for methods that are priced neither way."""
+def adapter_of(
+    row: Row, key: Key, spec: ModelSpec, era: Era, assumed: dict[str, str]
+) -> AdapterConfig | None:
+    """The adapter, or None for full training; raises Unreadable for methods that are priced neither
+    way."""
     method = row.words("method")
     if re.search(_ELSE, method):
         raise Unreadable(f"method {row['method']!r} of the table is not read")
-    nearly = bool(re.search(_NEARLY_LORA, re.sub(r"adapters?", " ", method) if "lora" in method else method))
-    kind = AdapterKind.LORA if nearly else next((kind for word, kind in _KINDS if re.search(word, method)), None)
+    nearly = bool(
+        re.search(_NEARLY_LORA, re.sub(r"adapters?", " ", method) if "lora" in method else method)
+    )
+    kind = (
+        AdapterKind.LORA
+        if nearly
+        else next((kind for word, kind in _KINDS if re.search(word, method)), None)
+    )
     if kind is None:
-        full = re.search(_FULL, method) or not (row.states("lora_rank") or row.states("lora_targets"))
+        full = re.search(_FULL, method) or not (
+            row.states("lora_rank") or row.states("lora_targets")
+        )
         if full:
             if method.strip() and not re.search(_FULL, method):
                 assumed["method"] = f"{row['method']} read as full training"
@@ -61,19 +87,36 @@ def adapter_of(row: Row, key: Key, spec: ModelSpec, era: Era, assumed: dict[str,
         return _virtual(row, kind)
     linears = linears_of(key, spec)
     if nearly and re.search(_BESIDE_ATTENTION, method):
-        return AdapterConfig(kind=kind, rank=1, targets=adapter_targets("o_proj", linears, spec.family), dtype=era.adapter_dtype)
+        return AdapterConfig(
+            kind=kind,
+            rank=1,
+            targets=adapter_targets("o_proj", linears, spec.family),
+            dtype=era.adapter_dtype,
+        )
     trained = (*linears.embeddings, *linears.heads) if re.search(r"emb|lm_head", method) else ()
     rank = _rank(row, method, era, assumed)
     return AdapterConfig(
-        kind=kind, rank=rank, targets=_targets(row, linears, spec, era, assumed), dropout=era.adapter_dropout, dtype=era.adapter_dtype, rank_stabilized=bool(re.search(r"rs-?lora", method)),
+        kind=kind,
+        rank=rank,
+        targets=_targets(row, linears, spec, era, assumed),
+        dropout=era.adapter_dropout,
+        dtype=era.adapter_dtype,
+        rank_stabilized=bool(re.search(r"rs-?lora", method)),
         trained_modules=trained,
-    )  # fmt: skip
+    )
 
 
 def _virtual(row: Row, kind: AdapterKind) -> AdapterConfig:
     """Prompt or prefix tuning, with the virtual tokens that the notes count."""
-    found = re.search(r"(\d+)\s*(?:virtual|soft|prompt|prefix)[ _-]*tokens|virtual_tokens\D{0,4}(\d+)", row.words("method", "notes"))
-    return AdapterConfig(kind=kind, num_virtual_tokens=int(found[1] or found[2])) if found else AdapterConfig(kind=kind)
+    found = re.search(
+        r"(\d+)\s*(?:virtual|soft|prompt|prefix)[ _-]*tokens|virtual_tokens\D{0,4}(\d+)",
+        row.words("method", "notes"),
+    )
+    return (
+        AdapterConfig(kind=kind, num_virtual_tokens=int(found[1] or found[2]))
+        if found
+        else AdapterConfig(kind=kind)
+    )
 
 
 def _rank(row: Row, method: str, era: Era, assumed: dict[str, str]) -> int:
@@ -87,8 +130,11 @@ def _rank(row: Row, method: str, era: Era, assumed: dict[str, str]) -> int:
     return row.whole_or("lora_rank", era.default_rank, assumed)
 
 
-def _targets(row: Row, linears: Linears, spec: ModelSpec, era: Era, assumed: dict[str, str]) -> tuple[str, ...]:
-    """The adapted linears; all of them, as assumed, where the cell is empty or names none of the model's."""
+def _targets(
+    row: Row, linears: Linears, spec: ModelSpec, era: Era, assumed: dict[str, str]
+) -> tuple[str, ...]:
+    """The adapted linears; all of them, as assumed, where the cell is empty or names none of the
+    model's."""
     named = re.findall(_TARGETS, row["method"])
     if not row.states("lora_targets") and named:
         return adapter_targets(",".join(named), linears, spec.family)
@@ -105,7 +151,13 @@ def _targets(row: Row, linears: Linears, spec: ModelSpec, era: Era, assumed: dic
 def workload_of(row: Row) -> Workload:
     """What is trained besides next-token prediction: preferences by pairs, or a reward model."""
     method = row.words("method")
-    kind = WorkloadKind.DPO if re.search(r"\bdpo\b", method) else WorkloadKind.REWARD if "reward" in method else WorkloadKind.SFT
+    kind = (
+        WorkloadKind.DPO
+        if re.search(r"\bdpo\b", method)
+        else WorkloadKind.REWARD
+        if "reward" in method
+        else WorkloadKind.SFT
+    )
     return Workload(kind=kind)
 
 
@@ -115,7 +167,9 @@ def quantization_of(row: Row, adapter: AdapterConfig | None, era: Era) -> Quanti
     eight = bool(re.search(_EIGHT_BIT, text)) and "4" not in "".join(re.findall(_FOUR_BIT, text))
     if re.search(r"dequanti[sz]ed", text):
         return None
-    if adapter is None or not (re.search(r"q-?lora|q-?dora", method) or eight or re.search(_FOUR_BIT, text)):
+    if adapter is None or not (
+        re.search(r"q-?lora|q-?dora", method) or eight or re.search(_FOUR_BIT, text)
+    ):
         return None
     double, form = era.double_quant, "nf4"
     if re.search(r"\bdq\b|-dq|double", text):
@@ -133,15 +187,22 @@ def quantization_of(row: Row, adapter: AdapterConfig | None, era: Era) -> Quanti
     elif "fp4" in text and "nf4" not in text:
         form = "fp4"
     return QuantizationConfig(
-        format=form, double_quant=double and form in ("nf4", "fp4"), kbit_preparation=era.prepares, keep=era.unquantized
+        format=form,
+        double_quant=double and form in ("nf4", "fp4"),
+        kbit_preparation=era.prepares,
+        keep=era.unquantized,
     )
 
 
-def precision_of(row: Row, era: Era, adapter: AdapterConfig | None, hardware: Hardware) -> Precision:
+def precision_of(
+    row: Row, era: Era, adapter: AdapterConfig | None, hardware: Hardware
+) -> Precision:
     """Types of weights and of computation."""
     text = row.words("precision").replace("bfloat16", "bf16").replace("float16", "fp16")
     stated = re.search(r"fp16|bf16|half|16", text)
-    sixteen = ("fp16" in text and "bf16" not in text.partition("/")[2]) or re.search(r"\bhalf\b|^16-(mixed|true)", text)
+    sixteen = ("fp16" in text and "bf16" not in text.partition("/")[2]) or re.search(
+        r"\bhalf\b|^16-(mixed|true)", text
+    )
     if not stated and _lacks_bf16(hardware):
         sixteen = True
     if re.search(r"float8|fp8|8-?bit float|e4m3|mxfp8", text):
@@ -152,7 +213,9 @@ def precision_of(row: Row, era: Era, adapter: AdapterConfig | None, hardware: Ha
         if adapter is not None or re.search(r"16 \+|base|(bf16|fp16) weights", text):
             return Precision.FP16_AUTOCAST if sixteen else Precision.BF16_AUTOCAST
         return Precision.FP16_AMP if sixteen else Precision.BF16_AMP
-    if re.search(r"tf32|fp32|float32|single|full precision|\b32-?(true|bit)?\b", text) and not re.search(r"bf16|fp16", text):
+    if re.search(
+        r"tf32|fp32|float32|single|full precision|\b32-?(true|bit)?\b", text
+    ) and not re.search(r"bf16|fp16", text):
         return Precision.TF32 if "tf32" in text else Precision.FP32
     if adapter is None and era.full_weights == "fp32":
         return Precision.FP16_AMP if sixteen else Precision.BF16_AMP
@@ -163,4 +226,6 @@ def precision_of(row: Row, era: Era, adapter: AdapterConfig | None, hardware: Ha
 
 def _lacks_bf16(hardware: Hardware) -> bool:
     capability = hardware.gpu.compute_capability
-    return hardware.gpu.vendor == "nvidia" and bool(capability) and int(capability.split(".")[0]) < 8
+    return (
+        hardware.gpu.vendor == "nvidia" and bool(capability) and int(capability.split(".")[0]) < 8
+    )

@@ -1,7 +1,8 @@
-"""How a row's step is spread over several GPUs, and on which machines: the columns `sharding`, `offload` and `notes`, by their words.
+"""How a row's step is spread over several GPUs, and on which machines: the columns `sharding`,
+`offload` and `notes`, by their words.
 
-Nothing here knows a source. Degrees are written as letters and numbers (tp8, dp=4), engines by their names; where a table leaves out the
-stage of ZeRO, it is the lowest whose states fit the GPU.
+Nothing here knows a source. Degrees are written as letters and numbers (tp8, dp=4), engines by
+their names; where a table leaves out the stage of ZeRO, it is the lowest whose states fit the GPU.
 """
 
 from __future__ import annotations
@@ -12,7 +13,14 @@ from dataclasses import dataclass
 from napkinmath.catalog.links import find_network, network_named
 from napkinmath.config.cluster import Cluster, NetworkLink
 from napkinmath.config.hardware import Hardware, HostLink
-from napkinmath.config.parallel_config import ASSUMED_NODE, ContextParallel, DataParallel, ParallelConfig, PipelineSchedule, Sharding
+from napkinmath.config.parallel_config import (
+    ASSUMED_NODE,
+    ContextParallel,
+    DataParallel,
+    ParallelConfig,
+    PipelineSchedule,
+    Sharding,
+)
 from napkinmath.config.train_config import OffloadConfig, Precision, TrainConfig
 from napkinmath.estimate import estimate
 from napkinmath.ir.model_spec import ModelSpec
@@ -21,7 +29,8 @@ from published.era import Era
 from published.machines import Machine
 from published.rows import Row, Unreadable
 
-# Engines by the words that name them; the first that occurs decides, so that "ddp (FSDP NO_SHARD)" is FSDP's way of it.
+# Engines by the words that name them; the first that occurs decides, so that "ddp (FSDP NO_SHARD)"
+# is FSDP's way of it.
 _ENGINES = (
     (r"no[_ -]?shard", DataParallel.FSDP1),
     (r"fsdp ?-?2|fully_shard|simplefsdp|fsdp \(v2\)", DataParallel.FSDP2),
@@ -29,18 +38,27 @@ _ENGINES = (
     (r"zero[ -]*(?:stage)?[ -]*0\b", DataParallel.DDP),
     (r"zero[ -]*(?:stage)?[ -]*1\b|distributed[ -]optimizer|dist[ -]?opt", DataParallel.ZERO1),
     (r"zero[ -]*(?:stage)?[ -]*2\b|deepspeed.*stage[ -]*2", DataParallel.ZERO2),
-    (r"zero[ -]*(?:stage)?[ -]*3\b|deepspeed.*stage[ -]*3|zero-?infinity|zero\+\+", DataParallel.ZERO3),
+    (
+        r"zero[ -]*(?:stage)?[ -]*3\b|deepspeed.*stage[ -]*3|zero-?infinity|zero\+\+",
+        DataParallel.ZERO3,
+    ),
     (r"ddp|data[ -]parallel", DataParallel.DDP),
 )
 _STRATEGIES = (
-    (r"no[_ -]?shard", Sharding.NO_SHARD), (r"hybrid.*grad[_ -]?op|hybrid_shard_zero2", Sharding.HYBRID_GRAD_OP), (r"hybrid|hsdp", Sharding.HYBRID),
+    (r"no[_ -]?shard", Sharding.NO_SHARD),
+    (r"hybrid.*grad[_ -]?op|hybrid_shard_zero2", Sharding.HYBRID_GRAD_OP),
+    (r"hybrid|hsdp", Sharding.HYBRID),
     (r"grad[_ -]?op|shard_grad", Sharding.GRAD_OP),
-)  # fmt: skip
+)
 _SCHEDULES = (
-    (r"zero[ -]?bubble|\bzb", PipelineSchedule.ZERO_BUBBLE), (r"interleav|virtual", PipelineSchedule.INTERLEAVED), (r"naive|device_map|layer[ -]?split", PipelineSchedule.NAIVE), (r"gpipe", PipelineSchedule.GPIPE),
-)  # fmt: skip
+    (r"zero[ -]?bubble|\bzb", PipelineSchedule.ZERO_BUBBLE),
+    (r"interleav|virtual", PipelineSchedule.INTERLEAVED),
+    (r"naive|device_map|layer[ -]?split", PipelineSchedule.NAIVE),
+    (r"gpipe", PipelineSchedule.GPIPE),
+)
 _USUAL_MICRO_BATCH = 4
-_BYTES_BESIDE_WEIGHTS = 14  # gradient (2) and fp32 master weight, momentum, variance (12) of a parameter trained in 16 bits
+# gradient (2) and fp32 master weight, momentum, variance (12) of a parameter trained in 16 bits
+_BYTES_BESIDE_WEIGHTS = 14
 
 
 @dataclass(frozen=True)
@@ -52,9 +70,15 @@ class Spread:
 
 
 def spread_of(
-    row: Row, hardware: Hardware, spec: ModelSpec, config: TrainConfig, assumed: dict[str, str], machine: Machine | None = None
+    row: Row,
+    hardware: Hardware,
+    spec: ModelSpec,
+    config: TrainConfig,
+    assumed: dict[str, str],
+    machine: Machine | None = None,
 ) -> Spread:
-    """The mesh and the machines of a row on several GPUs; Unreadable where its degrees contradict each other."""
+    """The mesh and the machines of a row on several GPUs; Unreadable where its degrees contradict
+    each other."""
     gpus = row.whole("n_gpus")
     text = row.words("sharding").strip()
     naive = bool(re.search(r"naive|device_map|layer[ -]?split", text))
@@ -64,36 +88,57 @@ def spread_of(
     pipeline = gpus if naive else _degree(text, "pp")
     inner = tensor * context * pipeline
     if gpus % inner:
-        raise Unreadable(f"sharding {row['sharding']!r}: {inner} ranks of a replica do not divide {gpus} GPUs")
+        raise Unreadable(
+            f"sharding {row['sharding']!r}: {inner} ranks of a replica do not divide {gpus} GPUs"
+        )
     data = _degree(text, "dp") if re.search(r"\bdp\s*[=:_-]?\s*\d", text) else gpus // inner
     if data * inner != gpus:
-        raise Unreadable(f"sharding {row['sharding']!r}: {data} x {inner} ranks are not {gpus} GPUs")
+        raise Unreadable(
+            f"sharding {row['sharding']!r}: {data} x {inner} ranks are not {gpus} GPUs"
+        )
     if expert > 1 and (data * context) % expert:
-        raise Unreadable(f"sharding {row['sharding']!r}: {expert} expert-parallel ranks do not divide {data * context}")
+        raise Unreadable(
+            f"sharding {row['sharding']!r}: {expert} expert-parallel ranks do not divide"
+            f" {data * context}"
+        )
     engine = _engine(row, text, hardware, data * context, spec, config, assumed)
     parallel = ParallelConfig(
-        data_parallel=engine if data * context > 1 or engine.is_fsdp else DataParallel.NONE, data_parallel_size=data, tensor_parallel_size=tensor, pipeline_parallel_size=pipeline,
-        context_parallel_size=context, expert_parallel_size=expert, context_parallel=ContextParallel.ULYSSES if sequence > 1 else ContextParallel.RING,
+        data_parallel=engine if data * context > 1 or engine.is_fsdp else DataParallel.NONE,
+        data_parallel_size=data,
+        tensor_parallel_size=tensor,
+        pipeline_parallel_size=pipeline,
+        context_parallel_size=context,
+        expert_parallel_size=expert,
+        context_parallel=ContextParallel.ULYSSES if sequence > 1 else ContextParallel.RING,
         sequence_parallel=tensor > 1 and _has_sequence_parallel(row, hardware),
-        sharding=_first(_STRATEGIES, text, Sharding.FULL) if engine.is_fsdp else Sharding.FULL, **_pipeline(text, pipeline), **_types(row, engine),
-    )  # fmt: skip
+        sharding=_first(_STRATEGIES, text, Sharding.FULL) if engine.is_fsdp else Sharding.FULL,
+        **_pipeline(text, pipeline),
+        **_types(row, engine),
+    )
     return Spread(parallel, cluster_of(row, hardware, gpus, assumed, machine))
 
 
 def in_fsdp_types(config: TrainConfig, era: Era) -> TrainConfig:
-    """Types of what FSDP shards: packed words, and its own mixed precision where the tool does not autocast."""
+    """Types of what FSDP shards: packed words, and its own mixed precision where the tool does not
+    autocast."""
     if not config.parallel.data_parallel.is_fsdp:
         return config
     config = _with_shared_words(config, era)
     if era.without_autocast and config.precision in (Precision.FP8, Precision.FP8_BLOCK):
-        return config.replace(parallel=config.parallel.replace(sharded_dtype="fp32", reduce_dtype="fp32"))
+        return config.replace(
+            parallel=config.parallel.replace(sharded_dtype="fp32", reduce_dtype="fp32")
+        )
     if not (era.without_autocast and config.precision is Precision.BF16_AMP):
         return config
-    return config.replace(precision=Precision.BF16, parallel=config.parallel.replace(sharded_dtype="fp32", reduce_dtype="fp32"))
+    return config.replace(
+        precision=Precision.BF16,
+        parallel=config.parallel.replace(sharded_dtype="fp32", reduce_dtype="fp32"),
+    )
 
 
 def under_engine(config: TrainConfig, row: Row) -> TrainConfig:
-    """Megatron's layers under DeepSpeed where a stage of ZeRO is named; Megatron's own is called the distributed optimizer."""
+    """Megatron's layers under DeepSpeed where a stage of ZeRO is named; Megatron's own is called
+    the distributed optimizer."""
     own = re.search(r"dist(?:ributed)?[ -]?opt", row.words("sharding", "optimizer"))
     if config.stack == "megatron" and config.parallel.data_parallel.is_zero and not own:
         return config.replace(stack="megatron-deepspeed")
@@ -101,9 +146,11 @@ def under_engine(config: TrainConfig, row: Row) -> TrainConfig:
 
 
 def _with_shared_words(config: TrainConfig, era: Era) -> TrainConfig:
-    """fms-acceleration shards GPTQ's words, which are buffers elsewhere, viewed as parameters of 16 bits.
+    """fms-acceleration shards GPTQ's words, which are buffers elsewhere, viewed as parameters of 16
+    bits.
 
-    Source: fms-acceleration plugins/accelerated-peft framework_plugin_autogptq.py, patch_forward_to_view_attributes_before_call.
+    Source: fms-acceleration plugins/accelerated-peft framework_plugin_autogptq.py,
+    patch_forward_to_view_attributes_before_call.
     """
     quantization = config.quantization
     if quantization is None or not quantization.format.startswith("gptq") or "fms" not in era.name:
@@ -111,8 +158,11 @@ def _with_shared_words(config: TrainConfig, era: Era) -> TrainConfig:
     return config.replace(quantization=quantization.replace(storage="fp16"))
 
 
-def batch_of(row: Row, parallel: ParallelConfig, sequence: int, assumed: dict[str, str]) -> tuple[int, int]:
-    """(sequences of a micro-batch, micro-batches of a step) of one replica; what is missing follows from the global batch."""
+def batch_of(
+    row: Row, parallel: ParallelConfig, sequence: int, assumed: dict[str, str]
+) -> tuple[int, int]:
+    """(sequences of a micro-batch, micro-batches of a step) of one replica; what is missing follows
+    from the global batch."""
     micro, steps = row.number("micro_batch"), row.number("grad_accum")
     whole = _global_batch(row, sequence)
     if (micro and steps) or not whole:
@@ -134,25 +184,36 @@ def _global_batch(row: Row, sequence: int) -> float:
 
 
 def offload_of(offload: OffloadConfig, engine: DataParallel) -> OffloadConfig:
-    """FSDP keeps parameters, gradients and the optimizer on the host together, whatever a table calls it."""
+    """FSDP keeps parameters, gradients and the optimizer on the host together, whatever a table
+    calls it."""
     if engine.is_fsdp and (offload.parameters or offload.optimizer):
         return offload.replace(parameters=True, optimizer=True)
     return offload
 
 
-def cluster_of(row: Row, hardware: Hardware, gpus: int, assumed: dict[str, str], machine: Machine | None = None) -> Cluster:
-    """The machines: GPUs of a node and the network between nodes as the text says, or `machine` of the row's source; else eight and what
-    such nodes usually have."""
+def cluster_of(
+    row: Row, hardware: Hardware, gpus: int, assumed: dict[str, str], machine: Machine | None = None
+) -> Cluster:
+    """The machines: GPUs of a node and the network between nodes as the text says, or `machine` of
+    the row's source; else eight and what such nodes usually have."""
     text = row.words("source", "gpu", "sharding", "notes")
-    found = re.search(r"(\d+)\s*(?:x\s*)?(?:gpus?|cards|devices)\s*(?:per|/|a|each)\s*(?:node|machine|server|host)", text)
-    per_node = int(found[1]) if found else min(gpus, (machine and machine.gpus_per_node) or ASSUMED_NODE)
+    found = re.search(
+        r"(\d+)\s*(?:x\s*)?(?:gpus?|cards|devices)\s*(?:per|/|a|each)\s*(?:node|machine|server|host)",
+        text,
+    )
+    per_node = (
+        int(found[1]) if found else min(gpus, (machine and machine.gpus_per_node) or ASSUMED_NODE)
+    )
     if gpus % per_node:
         per_node = next(n for n in range(per_node, 0, -1) if gpus % n == 0)
-    if re.search(r"no nvlink|without nvlink|w/o nvlink|pcie? only", text) and hardware.gpu.gpu_link is not None:
+    if (
+        re.search(r"no nvlink|without nvlink|w/o nvlink|pcie? only", text)
+        and hardware.gpu.gpu_link is not None
+    ):
         hardware = hardware.replace(gpu=hardware.gpu.replace(gpu_link=None))
-    slot = re.search(r"pcie?\s*(?:gen\s*)?([3-6])(?:\.0)?\s*x\s*(4|8|16)\b", row.words("gpu")) or re.match(
-        r"(\d)x(\d+)$", machine.pcie if machine else ""
-    )
+    slot = re.search(
+        r"pcie?\s*(?:gen\s*)?([3-6])(?:\.0)?\s*x\s*(4|8|16)\b", row.words("gpu")
+    ) or re.match(r"(\d)x(\d+)$", machine.pcie if machine else "")
     if slot and hardware.gpu.host_link.kind == "pcie":
         link = HostLink(kind="pcie", generation=int(slot[1]), lanes=int(slot[2]), own_lanes=True)
         hardware = hardware.replace(gpu=hardware.gpu.replace(host_link=link))
@@ -166,29 +227,48 @@ def cluster_of(row: Row, hardware: Hardware, gpus: int, assumed: dict[str, str],
 
 
 def _network(text: str, per_node: int) -> NetworkLink | None:
-    """The rate of a node's adapters together, as '800 Gb/s inter-node' or '1600 Gbps interconnect (RoCE)'."""
+    """The rate of a node's adapters together, as '800 Gb/s inter-node' or '1600 Gbps interconnect
+    (RoCE)'."""
     rate = r"([\d.,]+)\s*(g|t)(?:b|bit)(?:ps|/s|it/s)"
-    words = r"(?:inter-?\s?node|node[- ]to?-?node|node-node|interconnect|between nodes|infiniband|roce|network|fabric)"
-    found = re.search(rf"{words}[^\d;,]{{0,20}}{rate}", text) or re.search(rf"{rate}\s*(?:\S+\s+){{0,3}}{words}", text)
+    words = (
+        r"(?:inter-?\s?node|node[- ]to?-?node|node-node|interconnect|between"
+        r" nodes|infiniband|roce|network|fabric)"
+    )
+    found = re.search(rf"{words}[^\d;,]{{0,20}}{rate}", text) or re.search(
+        rf"{rate}\s*(?:\S+\s+){{0,3}}{words}", text
+    )
     if not found:
         return None
     gbit = float(found[1].replace(",", "")) * (1000 if found[2] == "t" else 1)
     kind = (
         "roce"
         if "roce" in text
-        else "ethernet"
-        if re.search(r"\btcp\b|sockets", text)
-        else "efa"
-        if re.search(r"\befa\b", text)
-        else "infiniband"
+        else (
+            "ethernet"
+            if re.search(r"\btcp\b|sockets", text)
+            else "efa"
+            if re.search(r"\befa\b", text)
+            else "infiniband"
+        )
     )
-    per_gpu = gbit if re.search(r"per gpu|/gpu", text[found.end() : found.end() + 20]) else gbit / per_node
-    return NetworkLink(kind=find_network(kind).name, gbit_per_s_per_gpu=per_gpu) if per_gpu > 0 else None
+    per_gpu = (
+        gbit
+        if re.search(r"per gpu|/gpu", text[found.end() : found.end() + 20])
+        else gbit / per_node
+    )
+    return (
+        NetworkLink(kind=find_network(kind).name, gbit_per_s_per_gpu=per_gpu)
+        if per_gpu > 0
+        else None
+    )
 
 
 def _degree(text: str, letters: str) -> int:
-    """The number after one of these names: 'tp8', 'tp=8', 'tp 8', '8-way tp'; 1 where there is none."""
-    found = re.search(rf"\b(?:{letters})\s*[=:_-]?\s*(\d+)\b", text) or re.search(rf"\b(\d+)[ -]?way (?:{letters})\b", text)
+    """The number after one of these names: 'tp8', 'tp=8', 'tp 8', '8-way tp'; 1 where there is
+    none."""
+    found = re.search(rf"\b(?:{letters})\s*[=:_-]?\s*(\d+)\b", text) or re.search(
+        rf"\b(\d+)[ -]?way (?:{letters})\b", text
+    )
     value = int(found[1]) if found else 1
     if not 1 <= value <= 1 << 20:
         raise Unreadable(f"sharding {text!r}: {value} ranks are none")
@@ -196,13 +276,26 @@ def _degree(text: str, letters: str) -> int:
 
 
 def _engine(
-    row: Row, text: str, hardware: Hardware, ranks: int, spec: ModelSpec, config: TrainConfig, assumed: dict[str, str]
+    row: Row,
+    text: str,
+    hardware: Hardware,
+    ranks: int,
+    spec: ModelSpec,
+    config: TrainConfig,
+    assumed: dict[str, str],
 ) -> DataParallel:
     named = _first(_ENGINES, text, None) or _first(_ENGINES, row.words("optimizer"), None)
     if named is not None and not ("?" in text and named is DataParallel.ZERO1):
         return named
-    if "deepspeed" in row.words("sharding", "notes", "source") and "megatron" not in row.words("notes", "source"):
-        stage = _lowest_stage(hardware, ranks, config, estimate(spec, micro_batch_size=1, sequence_length=128).num_parameters)
+    if "deepspeed" in row.words("sharding", "notes", "source") and "megatron" not in row.words(
+        "notes", "source"
+    ):
+        stage = _lowest_stage(
+            hardware,
+            ranks,
+            config,
+            estimate(spec, micro_batch_size=1, sequence_length=128).num_parameters,
+        )
         assumed["stage"] = f"ZeRO stage {stage.value[-1]}: the lowest whose states fit"
         return stage
     if ranks > 1:
@@ -210,16 +303,26 @@ def _engine(
     return DataParallel.DDP
 
 
-def _lowest_stage(hardware: Hardware, ranks: int, config: TrainConfig, parameters: int) -> DataParallel:
+def _lowest_stage(
+    hardware: Hardware, ranks: int, config: TrainConfig, parameters: int
+) -> DataParallel:
     if config.adapter is not None:
-        return DataParallel.ZERO2 if 2 * parameters < 0.8 * hardware.memory_bytes else DataParallel.ZERO3
+        return (
+            DataParallel.ZERO2
+            if 2 * parameters < 0.8 * hardware.memory_bytes
+            else DataParallel.ZERO3
+        )
     states = parameters * (2 + _BYTES_BESIDE_WEIGHTS / ranks)
     return DataParallel.ZERO2 if states < 0.8 * hardware.memory_bytes else DataParallel.ZERO3
 
 
 def _has_sequence_parallel(row: Row, hardware: Hardware) -> bool:
-    """Norms on parts of the sequence: where the text says so, and in the frameworks of Hopper's time, which default to it."""
-    return bool(re.search(r"sequence[ -]parallel|\bsp\b(?!\s*\d)", row.words("sharding", "notes"))) or hardware.gpu.is_hopper_or_later
+    """Norms on parts of the sequence: where the text says so, and in the frameworks of Hopper's
+    time, which default to it."""
+    return (
+        bool(re.search(r"sequence[ -]parallel|\bsp\b(?!\s*\d)", row.words("sharding", "notes")))
+        or hardware.gpu.is_hopper_or_later
+    )
 
 
 def _pipeline(text: str, stages: int) -> dict[str, object]:
@@ -228,11 +331,15 @@ def _pipeline(text: str, stages: int) -> dict[str, object]:
     found = re.search(r"(?:vpp|virtual|chunks|interleaved)\s*[=:]?\s*(\d+)", text)
     schedule = _first(_SCHEDULES, text, PipelineSchedule.ONE_F_ONE_B)
     chunks = int(found[1]) if found else 2 if schedule is PipelineSchedule.INTERLEAVED else 1
-    return {"pipeline_schedule": PipelineSchedule.INTERLEAVED if chunks > 1 else schedule, "virtual_pipeline_size": chunks}
+    return {
+        "pipeline_schedule": PipelineSchedule.INTERLEAVED if chunks > 1 else schedule,
+        "virtual_pipeline_size": chunks,
+    }
 
 
 def _types(row: Row, engine: DataParallel) -> dict[str, object]:
-    """FSDP's mixed precision, where the precision column names it: composer's PURE reduces in 16 bits, its DEFAULT in fp32."""
+    """FSDP's mixed precision, where the precision column names it: composer's PURE reduces in 16
+    bits, its DEFAULT in fp32."""
     text = row.words("precision")
     if not engine.is_fsdp or "mixed_precision" not in text:
         return {}
@@ -243,4 +350,12 @@ def _first(table: tuple[tuple[str, object], ...], text: str, default: object) ->
     return next((value for pattern, value in table if re.search(pattern, text)), default)
 
 
-__all__ = ["Spread", "batch_of", "cluster_of", "in_fsdp_types", "offload_of", "spread_of", "under_engine"]
+__all__ = [
+    "Spread",
+    "batch_of",
+    "cluster_of",
+    "in_fsdp_types",
+    "offload_of",
+    "spread_of",
+    "under_engine",
+]

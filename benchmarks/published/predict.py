@@ -1,4 +1,5 @@
-"""Predictions for an understood row: the figures it was measured by, the verdict on its GPU, and its speed."""
+"""Predictions for an understood row: the figures it was measured by, the verdict on its GPU, and
+its speed."""
 
 from __future__ import annotations
 
@@ -62,7 +63,9 @@ class Outcome:
 
     def __init__(self, job: Job, priced: Estimate | None = None) -> None:
         self.job = job
-        self.estimate: Estimate = priced or estimate(job.spec, job.config, hardware=job.cluster or job.hardware)
+        self.estimate: Estimate = priced or estimate(
+            job.spec, job.config, hardware=job.cluster or job.hardware
+        )
 
     def for_job(self, job: Job) -> Outcome:
         """The same estimate read for another row of the same run."""
@@ -70,7 +73,8 @@ class Outcome:
 
     @property
     def doubts(self) -> tuple[str, ...]:
-        """What was assumed, and whether the unit of memory figures is sure (GB of 10^9 or 2^30 bytes)."""
+        """What was assumed, and whether the unit of memory figures is sure (GB of 10^9 or 2^30
+        bytes)."""
         return (*self.job.assumed, *(() if self.job.row.unit_is_sure else ("unit",)))
 
     def memory(self) -> list[Prediction]:
@@ -78,7 +82,10 @@ class Outcome:
         row, memory = self.job.row, memory_ranges(self.estimate, self.doubts)
         ranges = {ALLOCATED: memory.allocated, RESERVED: memory.reserved, DEVICE: memory.device}
         ranks = row.whole("n_gpus", 1) if row.words("mem_scope").startswith(("sum", "total")) else 1
-        return [self._prediction(quantity, ranges[quantity], value / ranks, row.bytes_per_unit) for quantity, value in row.measured()]
+        return [
+            self._prediction(quantity, ranges[quantity], value / ranks, row.bytes_per_unit)
+            for quantity, value in row.measured()
+        ]
 
     def speed(self) -> list[Prediction]:
         """Prediction of tokens a second, where the row has it."""
@@ -87,7 +94,10 @@ class Outcome:
         share = replicas / ranks  # a replica's tokens are the work of all its ranks
         counted = 1.0
         if self.job.config.batch.lengths and counts_padding(self.job.row):
-            counted = 1 / (1 - padded_share(self.job.config.batch.lengths, self.job.row.whole("micro_batch", 1)))
+            counted = 1 / (
+                1
+                - padded_share(self.job.config.batch.lengths, self.job.row.whole("micro_batch", 1))
+            )
         measured = measured_speed(self.job.row, share)
         span = tokens_range(self.estimate, self.doubts)
         if measured is None:
@@ -103,7 +113,9 @@ class Outcome:
         row = self.job.row
         if gpu_memory(row) is None:
             return None
-        return Judgement(row.row_id, row.source, self._verdict(), "OOM" if row.status == "OOM" else "fit")
+        return Judgement(
+            row.row_id, row.source, self._verdict(), "OOM" if row.status == "OOM" else "fit"
+        )
 
     def _verdict(self) -> str:
         hardware = self.estimate.hardware or self.job.hardware
@@ -117,7 +129,14 @@ class Outcome:
         row = self.job.row
         unit = "tokens/s" if quantity == SPEED else "GiB" if per_unit == 1 << 30 else "GB"
         return Prediction(
-            row.row_id, row.source, quantity, span.value / per_unit, span.low / per_unit, span.high / per_unit, measured, unit
+            row.row_id,
+            row.source,
+            quantity,
+            span.value / per_unit,
+            span.low / per_unit,
+            span.high / per_unit,
+            measured,
+            unit,
         )
 
 
@@ -129,5 +148,11 @@ def measured_speed(row: Row, replicas_per_gpu: float = 1.0) -> float | None:
             return value if column.endswith("gpu") else value / row.whole("n_gpus", 1)
     seconds = row.number("step_time_s")
     if seconds and row["seq_len"].strip():
-        return row.whole("micro_batch", 1) * row.whole("seq_len") * row.whole("grad_accum", 1) * replicas_per_gpu / seconds
+        return (
+            row.whole("micro_batch", 1)
+            * row.whole("seq_len")
+            * row.whole("grad_accum", 1)
+            * replicas_per_gpu
+            / seconds
+        )
     return None

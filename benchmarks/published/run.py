@@ -39,15 +39,30 @@ class Results:
         """The document of `--json`."""
         return {
             "rows": [
-                {"row_id": p.row_id, "quantity": p.quantity, "predicted": p.predicted, "measured": p.measured, "unit": p.unit, "low": p.low, "high": p.high} for p in self.predictions
+                {
+                    "row_id": p.row_id,
+                    "quantity": p.quantity,
+                    "predicted": p.predicted,
+                    "measured": p.measured,
+                    "unit": p.unit,
+                    "low": p.low,
+                    "high": p.high,
+                }
+                for p in self.predictions
             ],
-            "verdicts": [{"row_id": j.row_id, "predicted": j.predicted, "actual": j.actual} for j in self.judgements],
+            "verdicts": [
+                {"row_id": j.row_id, "predicted": j.predicted, "actual": j.actual}
+                for j in self.judgements
+            ],
             "skipped": [{"row_id": s.row_id, "reason": s.reason} for s in self.skipped],
-        }  # fmt: skip
+        }
 
 
-def run_tables(memory: Path | None, throughput: Path | None, *, all_gpus: bool = False, blind: bool = False) -> Results:
-    """Prices every row of both tables; a run in both is priced once. `blind` reads every row by the generic rules only."""
+def run_tables(
+    memory: Path | None, throughput: Path | None, *, all_gpus: bool = False, blind: bool = False
+) -> Results:
+    """Prices every row of both tables; a run in both is priced once. `blind` reads every row by the
+    generic rules only."""
     run = _Run(all_gpus, blind)
     for path, wants_memory in ((memory, True), (throughput, False)):
         if path is not None:
@@ -56,7 +71,9 @@ def run_tables(memory: Path | None, throughput: Path | None, *, all_gpus: bool =
     return run.results
 
 
-def run_rows(tables: Iterable[tuple[list[Row], bool]], *, all_gpus: bool = False, blind: bool = False) -> Results:
+def run_rows(
+    tables: Iterable[tuple[list[Row], bool]], *, all_gpus: bool = False, blind: bool = False
+) -> Results:
     """The same for rows at hand: (rows, whether their memory is wanted, else their speed)."""
     run = _Run(all_gpus, blind)
     for rows, wants_memory in tables:
@@ -73,7 +90,8 @@ def _rows(path: Path) -> list[Row]:
 
 
 class _Run:
-    """The rows of both tables: equal runs are priced once, and what cannot be read or priced is kept with its reason."""
+    """The rows of both tables: equal runs are priced once, and what cannot be read or priced is
+    kept with its reason."""
 
     def __init__(self, all_gpus: bool, blind: bool) -> None:
         self.all_gpus, self.blind = all_gpus, blind
@@ -84,7 +102,10 @@ class _Run:
         """Prices one row for its memory figures and verdict, or for its speed."""
         results = self.results
         if not self.all_gpus and not _single(row):
-            reason = f"{row['n_gpus']} GPUs ({row['sharding'] or 'sharding not stated'}): priced with --all-gpus"
+            reason = (
+                f"{row['n_gpus']} GPUs ({row['sharding'] or 'sharding not stated'}): priced with"
+                " --all-gpus"
+            )
             results.skipped.append(Skipped(row.row_id, row.source, reason, in_scope=False))
             return
         try:
@@ -92,12 +113,18 @@ class _Run:
             predictions = outcome.memory() if wants_memory else outcome.speed()
             judgement = outcome.judgement() if wants_memory else None
         except Unreadable as error:
-            results.skipped.append(Skipped(row.row_id, row.source, str(error), in_scope=self.all_gpus or _single(row)))
+            results.skipped.append(
+                Skipped(row.row_id, row.source, str(error), in_scope=self.all_gpus or _single(row))
+            )
             return
         except InputError as error:
-            results.skipped.append(Skipped(row.row_id, row.source, f"could not be priced: {error}", in_scope=True))
+            results.skipped.append(
+                Skipped(row.row_id, row.source, f"could not be priced: {error}", in_scope=True)
+            )
             return
-        except Exception as error:  # one odd row must not lose the table: it is listed with what went wrong
+        except (
+            Exception
+        ) as error:  # one odd row must not lose the table: it is listed with what went wrong
             reason = f"could not be priced: {type(error).__name__}: {error}"
             results.skipped.append(Skipped(row.row_id, row.source, reason, in_scope=True))
             return
@@ -111,7 +138,15 @@ class _Run:
     def _outcome(self, row: Row) -> Outcome:
         job = understand(row, blind=self.blind)
         hardware = job.hardware
-        key = (id(job.spec), job.config, hardware.gpu.name, hardware.memory_bytes, hardware.lazy_modules, job.spec.source, job.cluster)
+        key = (
+            id(job.spec),
+            job.config,
+            hardware.gpu.name,
+            hardware.memory_bytes,
+            hardware.lazy_modules,
+            job.spec.source,
+            job.cluster,
+        )
         found = self._outcomes.get(key)
         if found is None:
             found = self._outcomes[key] = Outcome(job)

@@ -1,7 +1,8 @@
 """Sources that were looked into: which code, of which time, made their figures, with the evidence.
 
-A row is matched by words in its source and notes, the first row of ERAS that matches wins. A source without a row here, and every
-source in blind mode, is read by the generic rules (tools.py). How a stack behaves is in napkinmath's catalog (stacks.py).
+A row is matched by words in its source and notes, the first row of ERAS that matches wins. A source
+without a row here, and every source in blind mode, is read by the generic rules (tools.py). How a
+stack behaves is in napkinmath's catalog (stacks.py).
 """
 
 from __future__ import annotations
@@ -14,24 +15,44 @@ from published.rows import Row
 from published.tools import generic_era
 
 _FMS = r"fms-acceleration.*"
-_FMS_EVIDENCE = "fms-acceleration scripts/benchmarks/refs/requirements*.txt, scenarios*.yaml, defaults.yaml; fms-hf-tuning tuning/sft_trainer.py: adds padding and unknown tokens and resizes"
+_FMS_EVIDENCE = (
+    "fms-acceleration scripts/benchmarks/refs/requirements*.txt, scenarios*.yaml, defaults.yaml;"
+    " fms-hf-tuning tuning/sft_trainer.py: adds padding and unknown tokens and resizes"
+)
 _FMS_FIELDS = dict(evidence=_FMS_EVIDENCE, adapter_dropout=0.1, default_rank=16, adds_tokens=True)
 
 # What two eras of a source have in common.
 _LITGPT = dict(
-    autocast=False, adapter_dtype="bf16", adapter_dropout=0.05, double_quant=False, prepares=False, unquantized=(),
-    quantized_optimizer="paged-adamw", clips=False,
-)  # fmt: skip
-_QWEN_DEEPSPEED = dict(autocast=False, adapter_dtype="fp16", adapter_dropout=0.05, default_rank=64, lazy_modules=False)
+    autocast=False,
+    adapter_dtype="bf16",
+    adapter_dropout=0.05,
+    double_quant=False,
+    prepares=False,
+    unquantized=(),
+    quantized_optimizer="paged-adamw",
+    clips=False,
+)
+_QWEN_DEEPSPEED = dict(
+    autocast=False, adapter_dtype="fp16", adapter_dropout=0.05, default_rank=64, lazy_modules=False
+)
 
 
 def _fms(version: str, files: str) -> list[Era]:
-    """The three ways that benchmark prepares a model, under the transformers of one of its result files."""
+    """The three ways that benchmark prepares a model, under the transformers of one of its result
+    files."""
     own = dict(_FMS_FIELDS, prepares=False)
     return [
-        Era(name=f"fms {version} foak", pattern=_FMS + files + r".*framework_config \S*foak", stack=f"hf-{version}-foak", **own),
         Era(
-            name=f"fms {version} baseline", pattern=_FMS + files + r".*framework_config baseline", stack=f"hf-{version}-trl", **_FMS_FIELDS
+            name=f"fms {version} foak",
+            pattern=_FMS + files + r".*framework_config \S*foak",
+            stack=f"hf-{version}-foak",
+            **own,
+        ),
+        Era(
+            name=f"fms {version} baseline",
+            pattern=_FMS + files + r".*framework_config baseline",
+            stack=f"hf-{version}-trl",
+            **_FMS_FIELDS,
         ),
         Era(name=f"fms {version}", pattern=_FMS + files, stack=f"hf-{version}", **own),
     ]
@@ -52,7 +73,10 @@ ERAS: tuple[Era, ...] = (
         name="litgpt",
         pattern=r"^lightning-ai/lit|litgpt|lit-gpt",
         stack="litgpt",
-        evidence="litgpt finetune/lora.py and full.py, config_hub/finetune/*/*.yaml, tutorials/resource-tables.md",
+        evidence=(
+            "litgpt finetune/lora.py and full.py, config_hub/finetune/*/*.yaml,"
+            " tutorials/resource-tables.md"
+        ),
         **_LITGPT,
     ),
     Era(
@@ -64,7 +88,10 @@ ERAS: tuple[Era, ...] = (
         prepares=False,
         unquantized=("lm_head", "output"),
         clips=False,
-        evidence="torchtune of April 2024 recipes/configs/llama2/7B_lora_single_device.yaml, datasets/_alpaca.py",
+        evidence=(
+            "torchtune of April 2024 recipes/configs/llama2/7B_lora_single_device.yaml,"
+            " datasets/_alpaca.py"
+        ),
         sequence_length=512,
         sequence_reason="alpaca_dataset truncated to 512 tokens by default",
     ),
@@ -79,13 +106,20 @@ ERAS: tuple[Era, ...] = (
         prepares=False,
         unquantized=("lm_head", "output"),
         clips=False,
-        evidence="torchtune of November 2024 recipes/configs/llama3_2/3B_*_single_device.yaml: fused AdamW, bf16 throughout, adapters too; docs/source/tutorials/memory_optimizations.rst: torchao AdamW8bit",
+        evidence=(
+            "torchtune of November 2024 recipes/configs/llama3_2/3B_*_single_device.yaml: fused"
+            " AdamW, bf16 throughout, adapters too; docs/source/tutorials/memory_optimizations.rst:"
+            " torchao AdamW8bit"
+        ),
     ),
     Era(
         name="bert on torch 1.x",
         pattern=r"perf_train_gpu_one",
         stack="hf-2022",
-        evidence="transformers docs/source/en/perf_train_gpu_one.mdx of 2022: Trainer defaults, NVML at the end of training",
+        evidence=(
+            "transformers docs/source/en/perf_train_gpu_one.mdx of 2022: Trainer defaults, NVML at"
+            " the end of training"
+        ),
         autocast=False,
         lazy_modules=False,
     ),
@@ -97,7 +131,9 @@ ERAS: tuple[Era, ...] = (
         prepares=True,
         sequence_length=768,
         sequence_reason="max_seq_length of the comparison's data",
-        evidence="huggingface/peft method_comparison/MetaMathQA/run.py, default_training_params.json",
+        evidence=(
+            "huggingface/peft method_comparison/MetaMathQA/run.py, default_training_params.json"
+        ),
         default_rank=32,
     ),
     Era(
@@ -106,7 +142,10 @@ ERAS: tuple[Era, ...] = (
         when=r"^full",
         stack="deepspeed-2023-zero3",
         **_QWEN_DEEPSPEED,
-        evidence="QwenLM/Qwen finetune/finetune_ds.sh, ds_config_zero3.json of September 2023: ZeRO stage 3 with fp32 masters, no autocast, overlap_comm",
+        evidence=(
+            "QwenLM/Qwen finetune/finetune_ds.sh, ds_config_zero3.json of September 2023: ZeRO"
+            " stage 3 with fp32 masters, no autocast, overlap_comm"
+        ),
     ),
     Era(
         name="Qwen under DeepSpeed",
@@ -114,13 +153,21 @@ ERAS: tuple[Era, ...] = (
         when=r"^qlora",
         stack="deepspeed-2023",
         **_QWEN_DEEPSPEED,
-        evidence="QwenLM/Qwen finetune/finetune_qlora_single_gpu.sh and finetune_ds.sh of September 2023: DeepSpeed with fp32 masters, no autocast, reduce_bucket_size 2e8 with overlap_comm (ds_config_zero2.json)",
+        evidence=(
+            "QwenLM/Qwen finetune/finetune_qlora_single_gpu.sh and finetune_ds.sh of September"
+            " 2023: DeepSpeed with fp32 masters, no autocast, reduce_bucket_size 2e8 with"
+            " overlap_comm (ds_config_zero2.json)"
+        ),
     ),
     Era(
         name="Qwen",
         pattern=r"qwenlm/qwen",
         stack="hf-2023-torch2.0",
-        evidence="QwenLM/Qwen finetune.py, finetune/finetune_lora_single_gpu.sh; README: memory in GB, PyTorch 2.0, one A100-80; all kernels loaded at once is inferred from about 1 GB that is there at every length",
+        evidence=(
+            "QwenLM/Qwen finetune.py, finetune/finetune_lora_single_gpu.sh; README: memory in GB,"
+            " PyTorch 2.0, one A100-80; all kernels loaded at once is inferred from about 1 GB that"
+            " is there at every length"
+        ),
         adapter_dropout=0.05,
         default_rank=64,
         prepares=True,
@@ -131,7 +178,10 @@ ERAS: tuple[Era, ...] = (
         drops_long_samples=True,
         pattern=r"modelscope/(ms-)?swift",
         stack="hf-2023",
-        evidence="ms-swift docs/source_en/LLM/Benchmark.md: torch 2.1.1, bitsandbytes 0.41.3, defaults of llm/utils/argument.py: truncation_strategy delete",
+        evidence=(
+            "ms-swift docs/source_en/LLM/Benchmark.md: torch 2.1.1, bitsandbytes 0.41.3, defaults"
+            " of llm/utils/argument.py: truncation_strategy delete"
+        ),
         adapter_dropout=0.05,
     ),
     Era(
@@ -139,7 +189,10 @@ ERAS: tuple[Era, ...] = (
         pattern=r"linkedin/liger-kernel.*liger=yes",
         stack="hf-2024-fsdp",
         kernels="liger",
-        evidence="linkedin/Liger-Kernel of August 2024 examples/huggingface/run_qwen.sh, training.py, config/fsdp_config.json: activation_checkpointing of FSDP",
+        evidence=(
+            "linkedin/Liger-Kernel of August 2024 examples/huggingface/run_qwen.sh, training.py,"
+            " config/fsdp_config.json: activation_checkpointing of FSDP"
+        ),
     ),
     Era(
         name="Liger example, not patched",
@@ -151,7 +204,11 @@ ERAS: tuple[Era, ...] = (
         name="fsdp_qlora",
         pattern=r"answerdotai/fsdp_qlora",
         stack="hf-2024-loop",
-        evidence="AnswerDotAI/fsdp_qlora of March 2024 train.py: precision bf16 casts the whole model and PEFT's adapters, lora_dropout 0.1, no clipping, FSDP without mixed precision, checkpointing put within its units",
+        evidence=(
+            "AnswerDotAI/fsdp_qlora of March 2024 train.py: precision bf16 casts the whole model"
+            " and PEFT's adapters, lora_dropout 0.1, no clipping, FSDP without mixed precision,"
+            " checkpointing put within its units"
+        ),
         autocast=False,
         adapter_dtype="bf16",
         adapter_dropout=0.1,
@@ -164,14 +221,25 @@ ERAS: tuple[Era, ...] = (
         pattern=r"axolotl",
         stack="hf",
         prepares=False,
-        evidence="axolotl loaders/model.py _convert_embedding_modules_dtype: after k-bit preparation norms, embeddings and head go back to the compute type wherever flash attention is on",
+        evidence=(
+            "axolotl loaders/model.py _convert_embedding_modules_dtype: after k-bit preparation"
+            " norms, embeddings and head go back to the compute type wherever flash attention is on"
+        ),
     ),
 )
 
 
 def era_of(row: Row, *, blind: bool = False) -> Era:
-    """The first era whose pattern occurs in the row's source and notes; the generic reading where none does, or in blind mode."""
+    """The first era whose pattern occurs in the row's source and notes; the generic reading where
+    none does, or in blind mode."""
     text = f"{row['source']} | {row['notes']}".lower().replace("\n", " ")
     method = row.words("method") + " | " + row.words("precision")
-    found = None if blind else next((era for era in ERAS if re.search(era.pattern, text) and re.search(era.when, method)), None)
+    found = (
+        None
+        if blind
+        else next(
+            (era for era in ERAS if re.search(era.pattern, text) and re.search(era.when, method)),
+            None,
+        )
+    )
     return replace(found, known=True) if found is not None else generic_era(row)

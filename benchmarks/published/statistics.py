@@ -1,4 +1,5 @@
-"""What the predictions are worth: errors by quantity, verdicts, coverage; plain and as the average over sources."""
+"""What the predictions are worth: errors by quantity, verdicts, coverage; plain and as the average
+over sources."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from published.predict import Judgement, Prediction
 
 @dataclass(frozen=True)
 class Errors:
-    """Relative errors of one quantity: how many, median and 90th percentile of their size, and of the signed median."""
+    """Relative errors of one quantity: how many, median and 90th percentile of their size, and of
+    the signed median."""
 
     count: int
     median: float
@@ -30,7 +32,8 @@ class Coverage:
 
 @dataclass(frozen=True)
 class Verdicts:
-    """Fit/OOM verdicts: how many of each, how many right, and balanced accuracy (the mean of both shares)."""
+    """Fit/OOM verdicts: how many of each, how many right, and balanced accuracy (the mean of both
+    shares)."""
 
     fits: int
     ooms: int
@@ -39,7 +42,8 @@ class Verdicts:
 
     @property
     def balanced(self) -> float:
-        """Mean of the shares of right verdicts among fits and among OOMs; with one kind only, its share."""
+        """Mean of the shares of right verdicts among fits and among OOMs; with one kind only, its
+        share."""
         shares = []
         if self.fits:
             shares.append(1 - self.false_ooms / self.fits)
@@ -71,14 +75,21 @@ def coverage(predictions: Iterable[Prediction]) -> Coverage | None:
     found = list(predictions)
     if not found:
         return None
-    return Coverage(len(found), sum(p.inside for p in found) / len(found), median(p.width for p in found))
+    return Coverage(
+        len(found), sum(p.inside for p in found) / len(found), median(p.width for p in found)
+    )
 
 
 def verdicts(judgements: Iterable[Judgement]) -> Verdicts:
     """Counts of verdicts, right and wrong."""
     found = list(judgements)
     fits, ooms = [j for j in found if j.actual == "fit"], [j for j in found if j.actual == "OOM"]
-    return Verdicts(len(fits), len(ooms), sum(j.predicted == "fit" for j in ooms), sum(j.predicted == "OOM" for j in fits))
+    return Verdicts(
+        len(fits),
+        len(ooms),
+        sum(j.predicted == "fit" for j in ooms),
+        sum(j.predicted == "OOM" for j in fits),
+    )
 
 
 def by_source(items: Iterable[Prediction]) -> dict[str, list[Prediction]]:

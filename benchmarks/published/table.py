@@ -1,4 +1,5 @@
-"""The report of a run as text: tables in Markdown, so that they can be pasted into the documentation."""
+"""The report of a run as text: tables in Markdown, so that they can be pasted into the
+documentation."""
 
 from __future__ import annotations
 
@@ -16,7 +17,11 @@ AVERAGE, ALL = "average over sources", "all rows"
 def render(results: Results, *, rows: bool = False) -> str:
     """The whole report."""
     parts = [understood_table(results)]
-    parts += [error_table(results, quantity) for quantity in QUANTITIES if any(p.quantity == quantity for p in results.predictions)]
+    parts += [
+        error_table(results, quantity)
+        for quantity in QUANTITIES
+        if any(p.quantity == quantity for p in results.predictions)
+    ]
     parts += [coverage_table(results), verdict_table(results), held_out_table(results)]
     if rows:
         parts.append(row_table(results.predictions))
@@ -34,12 +39,30 @@ def understood_table(results: Results) -> str:
         outside = sum(s.source == source and not s.in_scope for s in results.skipped)
         if good + bad:
             shares.append(good / (good + bad))
-        lines.append((source, str(good), str(bad), str(outside), _percent(good / (good + bad)) if good + bad else "-"))
+        lines.append(
+            (
+                source,
+                str(good),
+                str(bad),
+                str(outside),
+                _percent(good / (good + bad)) if good + bad else "-",
+            )
+        )
     good = len(results.understood)
     bad = sum(s.in_scope for s in results.skipped)
-    lines.append((ALL, str(good), str(bad), str(len(results.skipped) - bad), _percent(good / (good + bad)) if good + bad else "-"))
+    lines.append(
+        (
+            ALL,
+            str(good),
+            str(bad),
+            str(len(results.skipped) - bad),
+            _percent(good / (good + bad)) if good + bad else "-",
+        )
+    )
     lines.append((AVERAGE, "", "", "", _percent(average(shares))))
-    return _table("Rows understood", ("source", "understood", "not", "several GPUs", "share"), lines)
+    return _table(
+        "Rows understood", ("source", "understood", "not", "several GPUs", "share"), lines
+    )
 
 
 def error_table(results: Results, quantity: str) -> str:
@@ -55,8 +78,20 @@ def error_table(results: Results, quantity: str) -> str:
     whole = errors(found)
     assert whole is not None
     lines.append((ALL, *_cells(whole)))
-    lines.append((AVERAGE, "", _percent(average(s.median for s in summaries)), _percent(average(s.p90 for s in summaries)), ""))
-    return _table(f"Error of {quantity.replace('_per_', '/')}", ("source", "rows", "median", "90th percentile", "signed median"), lines)
+    lines.append(
+        (
+            AVERAGE,
+            "",
+            _percent(average(s.median for s in summaries)),
+            _percent(average(s.p90 for s in summaries)),
+            "",
+        )
+    )
+    return _table(
+        f"Error of {quantity.replace('_per_', '/')}",
+        ("source", "rows", "median", "90th percentile", "signed median"),
+        lines,
+    )
 
 
 def coverage_table(results: Results) -> str:
@@ -78,15 +113,31 @@ def coverage_table(results: Results) -> str:
                 )
             )
     groups = [
-        c for group in by_source([p for p in results.predictions if p.quantity != SPEED]).values() if (c := coverage(group)) is not None
+        c
+        for group in by_source([p for p in results.predictions if p.quantity != SPEED]).values()
+        if (c := coverage(group)) is not None
     ]
     if groups:
         lines.append(
-            ("memory together", "", "", "", _percent(average(c.inside for c in groups)), _percent(average(c.width for c in groups)))
+            (
+                "memory together",
+                "",
+                "",
+                "",
+                _percent(average(c.inside for c in groups)),
+                _percent(average(c.width for c in groups)),
+            )
         )
     return _table(
         "Measurements inside the printed range",
-        ("quantity", "rows", "inside", "median width", "inside, average over sources", "median width, average over sources"),
+        (
+            "quantity",
+            "rows",
+            "inside",
+            "median width",
+            "inside, average over sources",
+            "median width, average over sources",
+        ),
         lines,
     )
 
@@ -101,20 +152,48 @@ def verdict_table(results: Results) -> str:
         if counted.fits and counted.ooms:
             balanced.append(counted.balanced)
         lines.append(
-            (source, str(counted.fits), str(counted.ooms), str(counted.false_fits), str(counted.false_ooms), _percent(counted.balanced))
+            (
+                source,
+                str(counted.fits),
+                str(counted.ooms),
+                str(counted.false_fits),
+                str(counted.false_ooms),
+                _percent(counted.balanced),
+            )
         )
     whole = verdicts(results.judgements)
     always = verdicts([Judgement(j.row_id, j.source, "fit", j.actual) for j in results.judgements])
-    lines.append((ALL, str(whole.fits), str(whole.ooms), str(whole.false_fits), str(whole.false_ooms), _percent(whole.balanced)))
+    lines.append(
+        (
+            ALL,
+            str(whole.fits),
+            str(whole.ooms),
+            str(whole.false_fits),
+            str(whole.false_ooms),
+            _percent(whole.balanced),
+        )
+    )
     lines.append(("average over sources with both", "", "", "", "", _percent(average(balanced))))
     lines.append(
-        ("always 'fits'", str(always.fits), str(always.ooms), str(always.false_fits), str(always.false_ooms), _percent(always.balanced))
+        (
+            "always 'fits'",
+            str(always.fits),
+            str(always.ooms),
+            str(always.false_fits),
+            str(always.false_ooms),
+            _percent(always.balanced),
+        )
     )
-    return _table("Verdicts", ("source", "fitted", "ran out", "false fits", "false OOMs", "balanced accuracy"), lines)
+    return _table(
+        "Verdicts",
+        ("source", "fitted", "ran out", "false fits", "false OOMs", "balanced accuracy"),
+        lines,
+    )
 
 
 def held_out_table(results: Results) -> str:
-    """Widths that the other sources alone would give, tried on each source: nothing else is fitted to the tables."""
+    """Widths that the other sources alone would give, tried on each source: nothing else is fitted
+    to the tables."""
     lines: list[Sequence[str]] = []
     for quantity in QUANTITIES:
         groups = by_source([p for p in results.predictions if p.quantity == quantity])
@@ -122,14 +201,21 @@ def held_out_table(results: Results) -> str:
             continue
         shares: list[float] = []
         for source, group in sorted(groups.items()):
-            others = [p for name, rest in groups.items() if name != source for p in _balanced(rest, groups)]
+            others = [
+                p
+                for name, rest in groups.items()
+                if name != source
+                for p in _balanced(rest, groups)
+            ]
             low, high = (
                 percentile([p.measured / p.predicted for p in others], 0.05),
                 percentile([p.measured / p.predicted for p in others], 0.95),
             )
             inside = sum(low <= p.measured / p.predicted <= high for p in group) / len(group)
             shares.append(inside)
-            lines.append((quantity, source, str(len(group)), f"{low:.3f} to {high:.3f}", _percent(inside)))
+            lines.append(
+                (quantity, source, str(len(group)), f"{low:.3f} to {high:.3f}", _percent(inside))
+            )
         lines.append((quantity, AVERAGE, "", "", _percent(average(shares))))
     return _table(
         "Ranges from the other sources (measured over predicted, 5th to 95th percentile)",
@@ -153,11 +239,16 @@ def row_table(predictions: Sequence[Prediction]) -> str:
         )
         for p in predictions
     ]
-    return _table("Rows", ("row", "source", "quantity", "measured", "predicted", "unit", "error", "range"), lines)
+    return _table(
+        "Rows",
+        ("row", "source", "quantity", "measured", "predicted", "unit", "error", "range"),
+        lines,
+    )
 
 
 def skipped_list(results: Results) -> str:
-    """Rows that were not priced, with the reason, equal reasons together; those out of scope in one line."""
+    """Rows that were not priced, with the reason, equal reasons together; those out of scope in one
+    line."""
     reasons: dict[str, list[str]] = {}
     for skipped in results.skipped:
         if skipped.in_scope:
@@ -183,7 +274,12 @@ def _sources(results: Results) -> list[str]:
 
 
 def _cells(summary: Errors) -> tuple[str, str, str, str]:
-    return str(summary.count), _percent(summary.median), _percent(summary.p90), f"{summary.bias:+.1%}"
+    return (
+        str(summary.count),
+        _percent(summary.median),
+        _percent(summary.p90),
+        f"{summary.bias:+.1%}",
+    )
 
 
 def _percent(value: float) -> str:
@@ -194,7 +290,11 @@ def _table(title: str, header: Sequence[str], lines: Sequence[Sequence[str]]) ->
     widths = [max(len(row[i]) for row in (header, *lines)) for i in range(len(header))]
 
     def align(row: Sequence[str]) -> str:
-        return "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |"
+        return (
+            "| "
+            + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+            + " |"
+        )
 
     rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
     return "\n".join([f"## {title}", "", align(header), rule, *(align(row) for row in lines)])

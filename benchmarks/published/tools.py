@@ -1,7 +1,8 @@
-"""What can be known of a run nobody has looked into: the tool its source or notes name, a date, and the words of its cells.
+"""What can be known of a run nobody has looked into: the tool its source or notes name, a date, and
+the words of its cells.
 
-No rule here knows a source: it reads the name of a library wherever it stands, and says what that library does by default, with
-the file of the library that shows it.
+No rule here knows a source: it reads the name of a library wherever it stands, and says what that
+library does by default, with the file of the library that shows it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from published.rows import Row
 
 RUN_AFTER_MONTHS = 3
 _DEFAULT_DATE: Date = (2024, 6)
-# transformers' Trainer by date: (first month after it, stack), and what torch's eager Trainer was like then.
+# transformers' Trainer by date: (first month after it, stack), and what torch's eager Trainer was
+# like then.
 _TRAINER = (
     ((2023, 3), "hf-2022"),
     ((2023, 10), "hf-2023-torch2.0"),
@@ -26,7 +28,8 @@ _TRAINER = (
     ((2024, 11), "hf-4.45"),
     ((2025, 4), "hf-4.48"),
 )
-# torch loads a module's kernels when first called from CUDA 11.7 on (CUDA_MODULE_LOADING=LAZY), its default on Linux from CUDA 12.2.
+# torch loads a module's kernels when first called from CUDA 11.7 on (CUDA_MODULE_LOADING=LAZY), its
+# default on Linux from CUDA 12.2.
 _LAZY_SINCE: Date = (2023, 11)
 # Words of data sets whose samples have known lengths, for tables that leave the length out.
 _DATA_LENGTHS = (
@@ -54,40 +57,151 @@ class Tool:
 _OWN_LOOP = dict(autocast=False, adapter_dtype="bf16", prepares=False, clips=False)
 
 TOOLS: tuple[Tool, ...] = (
-    Tool("unsloth", r"unsloth", "unsloth models/_utils.py, loader.py: kernels patched, no k-bit upcast, adapters fp32; get_peft_model(use_gradient_checkpointing='unsloth')", fields=dict(prepares=False, kernels="unsloth", eight_bit_optimizer="adamw-8bit", recomputes=True)),
     Tool(
-        "axolotl", r"axolotl", "axolotl loaders/model.py _convert_embedding_modules_dtype: norms, embeddings and head go back to the compute type with flash attention", fields=dict(prepares=False),
+        "unsloth",
+        r"unsloth",
+        "unsloth models/_utils.py, loader.py: kernels patched, no k-bit upcast, adapters fp32;"
+        " get_peft_model(use_gradient_checkpointing='unsloth')",
+        fields=dict(
+            prepares=False, kernels="unsloth", eight_bit_optimizer="adamw-8bit", recomputes=True
+        ),
     ),
-    Tool("LLaMA-Factory", r"llama[- _]?factory|llamafactory|llamaboard", "LLaMA-Factory model/model_utils/checkpointing.py, model/adapter.py: trained parameters fp32, norms left unless asked; hparams/model_args.py disable_gradient_checkpointing=False", fields=dict(prepares=False, recomputes=True)),
-    Tool("ms-swift", r"ms-?swift|/swift\b", "ms-swift llm/utils/argument.py: truncation_strategy delete, dropout 0.05, gradient_checkpointing True", fields=dict(adapter_dropout=0.05, drops_long_samples=True, recomputes=True)),
-    Tool("fms-acceleration", r"fms-acceleration", "fms-acceleration plugins/accelerated-peft, scripts/benchmarks/defaults.yaml: dropout 0.1, rank 16", fields=dict(adapter_dropout=0.1, default_rank=16, prepares=False, adds_tokens=True)),
-    Tool("fms-hf-tuning", r"fms-hf-tuning|foundation-model-stack", "fms-hf-tuning tuning/sft_trainer.py: TRL's SFTTrainer, tokens added", fields=dict(default_rank=8, adds_tokens=True)),
     Tool(
-        "litgpt", r"lit-?gpt|lit-?llama|lit-?parrot", "litgpt finetune/lora.py, full.py: bf16-true, adapters too; bitsandbytes replaces every linear; paged AdamW with it", stack="litgpt",
+        "axolotl",
+        r"axolotl",
+        "axolotl loaders/model.py _convert_embedding_modules_dtype: norms, embeddings and head go"
+        " back to the compute type with flash attention",
+        fields=dict(prepares=False),
+    ),
+    Tool(
+        "LLaMA-Factory",
+        r"llama[- _]?factory|llamafactory|llamaboard",
+        "LLaMA-Factory model/model_utils/checkpointing.py, model/adapter.py: trained parameters"
+        " fp32, norms left unless asked; hparams/model_args.py"
+        " disable_gradient_checkpointing=False",
+        fields=dict(prepares=False, recomputes=True),
+    ),
+    Tool(
+        "ms-swift",
+        r"ms-?swift|/swift\b",
+        "ms-swift llm/utils/argument.py: truncation_strategy delete, dropout 0.05,"
+        " gradient_checkpointing True",
+        fields=dict(adapter_dropout=0.05, drops_long_samples=True, recomputes=True),
+    ),
+    Tool(
+        "fms-acceleration",
+        r"fms-acceleration",
+        "fms-acceleration plugins/accelerated-peft, scripts/benchmarks/defaults.yaml: dropout 0.1,"
+        " rank 16",
+        fields=dict(adapter_dropout=0.1, default_rank=16, prepares=False, adds_tokens=True),
+    ),
+    Tool(
+        "fms-hf-tuning",
+        r"fms-hf-tuning|foundation-model-stack",
+        "fms-hf-tuning tuning/sft_trainer.py: TRL's SFTTrainer, tokens added",
+        fields=dict(default_rank=8, adds_tokens=True),
+    ),
+    Tool(
+        "litgpt",
+        r"lit-?gpt|lit-?llama|lit-?parrot",
+        "litgpt finetune/lora.py, full.py: bf16-true, adapters too; bitsandbytes replaces every"
+        " linear; paged AdamW with it",
+        stack="litgpt",
         by_date=(((2024, 1), "litgpt-2023"),),
-        fields=dict(_OWN_LOOP, adapter_dropout=0.05, double_quant=False, unquantized=(), quantized_optimizer="paged-adamw"),
+        fields=dict(
+            _OWN_LOOP,
+            adapter_dropout=0.05,
+            double_quant=False,
+            unquantized=(),
+            quantized_optimizer="paged-adamw",
+        ),
     ),
     Tool(
-        "torchtune", r"torchtune", "torchtune recipes/*_single_device.py: bf16 throughout, adapters too; chunked loss and fused AdamW since late 2024", stack="torchtune", by_date=(((2024, 9), "torchtune-2024-04"),),
-        fields=dict(_OWN_LOOP, unquantized=("lm_head", "output"), offload_style="torchtune", eight_bit_optimizer="adamw-8bit-torchao"),
+        "torchtune",
+        r"torchtune",
+        "torchtune recipes/*_single_device.py: bf16 throughout, adapters too; chunked loss and"
+        " fused AdamW since late 2024",
+        stack="torchtune",
+        by_date=(((2024, 9), "torchtune-2024-04"),),
+        fields=dict(
+            _OWN_LOOP,
+            unquantized=("lm_head", "output"),
+            offload_style="torchtune",
+            eight_bit_optimizer="adamw-8bit-torchao",
+        ),
     ),
-    Tool("torchtitan", r"torchtitan|torchtrain", "torchtitan train.py: fp32 parameters, bf16 compute by FSDP's mixed precision, foreach or fused AdamW", stack="hf-bare", fields=dict(full_weights="fp32", clips=True, without_autocast=True)),
-    Tool("llm-foundry", r"llm-?foundry|mosaicml|composer", "llm-foundry scripts/train: composer's amp_bf16 over fp32 parameters; setup.py of 2023: flash-attn 1.0.9", stack="hf-bare", fields=dict(full_weights="fp32", first_flash=True)),
-    Tool("nanoGPT", r"nano-?gpt|build-nanogpt|nano-?chat|llm\.c", "nanoGPT train.py: autocast over fp32 parameters, fused AdamW", stack="hf-bare", fields=dict(full_weights="fp32")),
-    Tool("Megatron", r"megatron|nemo\b|nemo-|bigscience|gpt-?neox|vtrain|pai-megatron", "Megatron-LM optimizer/optimizer.py: fp32 masters and gradients, gradients of 16 bits beside them", stack="megatron", fields=dict(autocast=False)),
-    Tool("DeepSpeed", r"deepspeed|zero-?offload|\bzero-?[123]\b", "DeepSpeed runtime/fp16, runtime/zero: 16-bit weights and gradients, fp32 masters", stack="deepspeed", by_date=(((2024, 2), "deepspeed-2023"),), fields=dict(autocast=False)),
     Tool(
-        "qlora", r"artidoro|guanaco|\bqlora repo|qlora\.py", "artidoro/qlora qlora.py: norms fp32, embeddings and head bf16, paged AdamW", fields=dict(quantized_optimizer="paged-adamw", adapter_dropout=0.05),
+        "torchtitan",
+        r"torchtitan|torchtrain",
+        "torchtitan train.py: fp32 parameters, bf16 compute by FSDP's mixed precision, foreach or"
+        " fused AdamW",
+        stack="hf-bare",
+        fields=dict(full_weights="fp32", clips=True, without_autocast=True),
     ),
-    Tool("TRL", r"\btrl\b|huggingface/trl|sft_?trainer", "trl trainer/utils.py peft_module_casting_to_bf16, sft_trainer.py"),
-    Tool("PEFT", r"\bpeft\b|alpaca-lora|\blorax?\.py", "peft utils/other.py prepare_model_for_kbit_training"),
-    Tool("xtuner", r"xtuner", "xtuner model/sft.py: use_activation_checkpointing=True by default", fields=dict(recomputes=True)),
-    Tool("transformers", r"transformers|hugging ?face|hf trainer|\baccelerate\b|fastchat|xtuner|internlm|lmflow", "transformers trainer.py"),
-)  # fmt: skip
+    Tool(
+        "llm-foundry",
+        r"llm-?foundry|mosaicml|composer",
+        "llm-foundry scripts/train: composer's amp_bf16 over fp32 parameters; setup.py of 2023:"
+        " flash-attn 1.0.9",
+        stack="hf-bare",
+        fields=dict(full_weights="fp32", first_flash=True),
+    ),
+    Tool(
+        "nanoGPT",
+        r"nano-?gpt|build-nanogpt|nano-?chat|llm\.c",
+        "nanoGPT train.py: autocast over fp32 parameters, fused AdamW",
+        stack="hf-bare",
+        fields=dict(full_weights="fp32"),
+    ),
+    Tool(
+        "Megatron",
+        r"megatron|nemo\b|nemo-|bigscience|gpt-?neox|vtrain|pai-megatron",
+        "Megatron-LM optimizer/optimizer.py: fp32 masters and gradients, gradients of 16 bits"
+        " beside them",
+        stack="megatron",
+        fields=dict(autocast=False),
+    ),
+    Tool(
+        "DeepSpeed",
+        r"deepspeed|zero-?offload|\bzero-?[123]\b",
+        "DeepSpeed runtime/fp16, runtime/zero: 16-bit weights and gradients, fp32 masters",
+        stack="deepspeed",
+        by_date=(((2024, 2), "deepspeed-2023"),),
+        fields=dict(autocast=False),
+    ),
+    Tool(
+        "qlora",
+        r"artidoro|guanaco|\bqlora repo|qlora\.py",
+        "artidoro/qlora qlora.py: norms fp32, embeddings and head bf16, paged AdamW",
+        fields=dict(quantized_optimizer="paged-adamw", adapter_dropout=0.05),
+    ),
+    Tool(
+        "TRL",
+        r"\btrl\b|huggingface/trl|sft_?trainer",
+        "trl trainer/utils.py peft_module_casting_to_bf16, sft_trainer.py",
+    ),
+    Tool(
+        "PEFT",
+        r"\bpeft\b|alpaca-lora|\blorax?\.py",
+        "peft utils/other.py prepare_model_for_kbit_training",
+    ),
+    Tool(
+        "xtuner",
+        r"xtuner",
+        "xtuner model/sft.py: use_activation_checkpointing=True by default",
+        fields=dict(recomputes=True),
+    ),
+    Tool(
+        "transformers",
+        r"transformers|hugging ?face|hf trainer|\baccelerate\b|fastchat|xtuner|internlm|lmflow",
+        "transformers trainer.py",
+    ),
+)
 
 
 def generic_era(row: Row) -> Era:
-    """How a run behaves by the tool and the time that its text names; the Trainer of the run's time where none is named."""
+    """How a run behaves by the tool and the time that its text names; the Trainer of the run's time
+    where none is named."""
     text = row.words("source", "notes").replace("\n", " ")
     tool = _tool(text)
     date, dated = _date(row, text)
@@ -108,7 +222,8 @@ def generic_era(row: Row) -> Era:
 
 
 def _tool(text: str) -> Tool | None:
-    """The library named first in the source or the notes, the table's order deciding among several in the source."""
+    """The library named first in the source or the notes, the table's order deciding among several
+    in the source."""
     for part in (text.partition(" ")[0], text):
         for tool in TOOLS:
             if re.search(tool.pattern, part):
@@ -135,38 +250,61 @@ def _stack(tool: Tool | None, date: Date) -> str:
 
 
 def _needs_fp32_weights(row: Row) -> bool:
-    """Full training under fp16: the Trainer's gradient scaler refuses gradients of 16-bit weights (torch amp/grad_scaler.py unscale_)."""
-    return bool(re.search(r"fp16|float16(?<!bfloat16)", row.words("precision"))) and "lora" not in row.words("method")
+    """Full training under fp16: the Trainer's gradient scaler refuses gradients of 16-bit weights
+    (torch amp/grad_scaler.py unscale_)."""
+    return bool(
+        re.search(r"fp16|float16(?<!bfloat16)", row.words("precision"))
+    ) and "lora" not in row.words("method")
 
 
 def _with_words(era: Era, row: Row, text: str, tool: Tool | None) -> Era:
-    """The era with what the notes add: fused kernels, TRL's preparation, DeepSpeed's flat buffers, the length of a known data set."""
+    """The era with what the notes add: fused kernels, TRL's preparation, DeepSpeed's flat buffers,
+    the length of a known data set."""
     if tool is not None and tool.name == "fms-acceleration":
         era = _fms_framework(era, text)
     elif tool is not None and tool.name == "TRL" and f"{era.stack}-trl" in STACKS:
         era = replace(era, stack=f"{era.stack}-trl")
-    words = " | ".join((row.words("notes"), row.words("method"), row.words("optimizer"), row.words("sharding")))
+    words = " | ".join(
+        (row.words("notes"), row.words("method"), row.words("optimizer"), row.words("sharding"))
+    )
     if tool is None or tool.stack == "":
-        if re.search(r"\bunsloth\b", words) and not re.search(r"(no|without|w/o|vs\.?) unsloth", words):
+        if re.search(r"\bunsloth\b", words) and not re.search(
+            r"(no|without|w/o|vs\.?) unsloth", words
+        ):
             era = replace(era, kernels="unsloth", prepares=False)
         elif (
             re.search(r"\bliger\b", words)
             and "fms" not in text
-            and not re.search(r"(no|without|w/o|vs\.?|non-?) ?liger|liger\s*[=:]\s*(no|off|false|0)\b", words)
+            and not re.search(
+                r"(no|without|w/o|vs\.?|non-?) ?liger|liger\s*[=:]\s*(no|off|false|0)\b", words
+            )
         ):
             era = replace(era, kernels="liger")
         elif "deepspeed" in row.words("sharding", "notes") and "lora" not in row.words("method"):
-            era = replace(era, stack="deepspeed-2023" if era.stack.startswith("hf-2023") else "deepspeed", autocast=False)
+            era = replace(
+                era,
+                stack="deepspeed-2023" if era.stack.startswith("hf-2023") else "deepspeed",
+                autocast=False,
+            )
     for word, length, reason in _DATA_LENGTHS:
         if word in text:
             return replace(era, sequence_length=length, sequence_reason=reason)
-    return replace(era, sequence_length=_USUAL_LENGTH, sequence_reason="the usual limit of a fine-tuning run; the table does not say")
+    return replace(
+        era,
+        sequence_length=_USUAL_LENGTH,
+        sequence_reason="the usual limit of a fine-tuning run; the table does not say",
+    )
 
 
 def _fms_framework(era: Era, text: str) -> Era:
-    """fms-acceleration's own settings: 'foak' is its fused operations and kernels, 'baseline' plain TRL (its configs/*.yaml)."""
+    """fms-acceleration's own settings: 'foak' is its fused operations and kernels, 'baseline' plain
+    TRL (its configs/*.yaml)."""
     if re.search(r"framework_config \S*foak", text):
         return replace(era, stack=f"{era.stack}-foak") if f"{era.stack}-foak" in STACKS else era
     if "framework_config baseline" in text:
-        return replace(era, stack=f"{era.stack}-trl" if f"{era.stack}-trl" in STACKS else era.stack, prepares=True)
+        return replace(
+            era,
+            stack=f"{era.stack}-trl" if f"{era.stack}-trl" in STACKS else era.stack,
+            prepares=True,
+        )
     return era

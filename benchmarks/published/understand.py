@@ -1,4 +1,5 @@
-"""From a row to what is priced: model, training configuration, stack, GPU, and what had to be assumed on the way."""
+"""From a row to what is priced: model, training configuration, stack, GPU, and what had to be
+assumed on the way."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ from published.rows import Row, Unreadable
 from published.sources import era_of
 
 _NO = r"^(no(ne)?|off|false|0|disabled?|without|w/o|n/a|-|not used|no .*)$"
-# What selective checkpointing by operation keeps: attention and every second product (torchtitan parallelize_llama.py _apply_ac_to_transformer_block).
+# What selective checkpointing by operation keeps: attention and every second product (torchtitan
+# parallelize_llama.py _apply_ac_to_transformer_block).
 _EVERY_SECOND_PRODUCT = ("sdpa", "q_proj", "v_proj", "gate_proj", "down_proj")
 _FLASH_SINCE = (2022, 5)  # arXiv 2205.14135, FlashAttention
 _NEGATED = r"^(no\b|none\b|off\b|false\b|without\b|w/o\b|disabled\b)"
@@ -40,7 +42,8 @@ _NEGATED = r"^(no\b|none\b|off\b|false\b|without\b|w/o\b|disabled\b)"
 
 @dataclass(frozen=True)
 class Job:
-    """A row understood: everything that `estimate` needs, and what was assumed on the way (kind of assumption -> sentence)."""
+    """A row understood: everything that `estimate` needs, and what was assumed on the way (kind of
+    assumption -> sentence)."""
 
     row: Row
     spec: ModelSpec
@@ -53,7 +56,8 @@ class Job:
 
 
 def understand(row: Row, *, blind: bool = False) -> Job:
-    """The job of a row; raises Unreadable with the reason where it cannot be expressed. `blind` uses the generic rules only."""
+    """The job of a row; raises Unreadable with the reason where it cannot be expressed. `blind`
+    uses the generic rules only."""
     try:
         return _understand(supplemented(row, blind=blind), blind)
     except InputError as error:
@@ -66,24 +70,52 @@ def _understand(row: Row, blind: bool) -> Job:
     spec, key = model_of(row, era, assumed)
     hardware = hardware_of(row, era, assumed)
     adapter = adapter_of(row, key, spec, era, assumed)
-    if adapter is None and not era.known and not re.search(r"amp|mixed|true|pure|fp32|float32|weights", row.words("precision")):
-        assumed["weights"] = "weights of the type computed in: the table does not say whether fp32 ones are kept"
-    in_backward = bool(re.search(r"in[_ -]b(?:ac)?kwd|in[_ -]bwd|in[_ -]backward|lomo", row.words("optimizer")))
+    if (
+        adapter is None
+        and not era.known
+        and not re.search(r"amp|mixed|true|pure|fp32|float32|weights", row.words("precision"))
+    ):
+        assumed["weights"] = (
+            "weights of the type computed in: the table does not say whether fp32 ones are kept"
+        )
+    in_backward = bool(
+        re.search(r"in[_ -]b(?:ac)?kwd|in[_ -]bwd|in[_ -]backward|lomo", row.words("optimizer"))
+    )
     steps = row.whole_or("grad_accum", 1, assumed)
     quantization = quantization_of(row, adapter, era)
-    recompute = _recompute(row, era, assumed, prepared=quantization is not None and quantization.kbit_preparation)
+    recompute = _recompute(
+        row, era, assumed, prepared=quantization is not None and quantization.kbit_preparation
+    )
     if in_backward and steps > 1:
         assumed["accumulation"] = "no accumulation: gradients are freed in the backward"
         steps = 1
-    if adapter is not None and adapter.kind is AdapterKind.PREFIX and recompute.kind is not RecomputeKind.NONE:
+    if (
+        adapter is not None
+        and adapter.kind is AdapterKind.PREFIX
+        and recompute.kind is not RecomputeKind.NONE
+    ):
         assumed["checkpointing"] = "no checkpointing: PEFT refuses it with prefix tuning"
         recompute = RecomputeConfig()
     config = TrainConfig(
-        micro_batch_size=row.whole("micro_batch", 1), sequence_length=_sequence(row, era, assumed), gradient_accumulation_steps=steps,
-        precision=precision_of(row, era, adapter, hardware), adapter=adapter, quantization=quantization, recompute=recompute, offload=offload_of_row(row, era, full=adapter is None, assumed=assumed),
-        optimizer=optimizer_of(row, era, assumed), optimizer_in_backward=in_backward, attention=_attention(row, era, assumed), loss=_loss(row, era),
-        kernels=Kernels(era.kernels), compile=_is_on(row.words("compile")), stack=era.stack, batch=_batch(row, _attention(row, era, assumed)), clip_gradients=era.clips, workload=workload_of(row),
-    )  # fmt: skip
+        micro_batch_size=row.whole("micro_batch", 1),
+        sequence_length=_sequence(row, era, assumed),
+        gradient_accumulation_steps=steps,
+        precision=precision_of(row, era, adapter, hardware),
+        adapter=adapter,
+        quantization=quantization,
+        recompute=recompute,
+        offload=offload_of_row(row, era, full=adapter is None, assumed=assumed),
+        optimizer=optimizer_of(row, era, assumed),
+        optimizer_in_backward=in_backward,
+        attention=_attention(row, era, assumed),
+        loss=_loss(row, era),
+        kernels=Kernels(era.kernels),
+        compile=_is_on(row.words("compile")),
+        stack=era.stack,
+        batch=_batch(row, _attention(row, era, assumed)),
+        clip_gradients=era.clips,
+        workload=workload_of(row),
+    )
     if config.batch.lengths:
         lengths = shorter_than(config.sequence_length, config.batch.lengths, era, assumed)
         config = config.replace(batch=config.batch.replace(lengths=lengths))
@@ -93,16 +125,19 @@ def _understand(row: Row, blind: bool) -> Job:
         cluster, hardware = spread.cluster, spread.cluster.hardware
         micro, steps = batch_of(row, spread.parallel, int(config.sequence_length), assumed)
         config = config.replace(
-            parallel=spread.parallel, offload=offload_of(config.offload, spread.parallel.data_parallel), micro_batch_size=micro, gradient_accumulation_steps=steps
-        )  # fmt: skip
+            parallel=spread.parallel,
+            offload=offload_of(config.offload, spread.parallel.data_parallel),
+            micro_batch_size=micro,
+            gradient_accumulation_steps=steps,
+        )
         config = under_engine(in_fsdp_types(config, era), row)
     return Job(row, spec, config, hardware, era, assumed, cluster)
 
 
 def _is_on(text: str) -> bool:
-    return bool(re.search(r"\b(yes|true|on|y|1|compile[d]?|inductor|max-autotune|default)\b", text)) and not re.search(
-        _NEGATED, text.strip()
-    )
+    return bool(
+        re.search(r"\b(yes|true|on|y|1|compile[d]?|inductor|max-autotune|default)\b", text)
+    ) and not re.search(_NEGATED, text.strip())
 
 
 # ---------------------------------------------------------------- lengths
@@ -120,13 +155,17 @@ def _sequence(row: Row, era: Era, assumed: dict[str, str]) -> int:
 def _batch(row: Row, attention: Attention) -> Batch:
     """Packed, or padded with the lengths that "mean A +- B tokens" in the notes describes.
 
-    Only flash-attn is told where packed samples end. Elsewhere they run as one sequence, without a mask of their own: blocks of
-    concatenated text, or torchtune's flex attention (modules/attention_utils.py _sdpa_or_flex_attention).
+    Only flash-attn is told where packed samples end. Elsewhere they run as one sequence, without a
+    mask of their own: blocks of concatenated text, or torchtune's flex attention
+    (modules/attention_utils.py _sdpa_or_flex_attention).
     """
-    if attention not in (Attention.FLASH1, Attention.FLASH2) and re.match(r"yes|true|packed|on|1", row.words("packed").strip()):
+    if attention not in (Attention.FLASH1, Attention.FLASH2) and re.match(
+        r"yes|true|packed|on|1", row.words("packed").strip()
+    ):
         return Batch()
     if re.match(r"yes|true|packed|on|1", row.words("packed").strip()):
-        # Documents of a pack are told apart by a mask, which SDPA's flash kernel refuses: where it ran, sequences are simply full.
+        # Documents of a pack are told apart by a mask, which SDPA's flash kernel refuses: where it
+        # ran, sequences are simply full.
         return Batch(packing=not re.search(r"sdpa.*flash", row.words("attention")))
     found = re.search(r"mean\s+([\d.]+)\s*(?:\+-|\+/-|±)\s*([\d.]+)\s+tokens", row.words("notes"))
     if found and float(found[2]) > 0:
@@ -135,7 +174,8 @@ def _batch(row: Row, attention: Attention) -> Batch:
 
 
 def sample_lengths(mean: float, deviation: float, count: int = 400) -> tuple[int, ...]:
-    """A sample of a gamma distribution of that mean and deviation, whose shape token counts of documents roughly have."""
+    """A sample of a gamma distribution of that mean and deviation, whose shape token counts of
+    documents roughly have."""
     from random import Random
 
     draw = Random(0)
@@ -143,10 +183,14 @@ def sample_lengths(mean: float, deviation: float, count: int = 400) -> tuple[int
     return tuple(max(1, round(draw.gammavariate(shape, mean / shape))) for _ in range(count))
 
 
-def shorter_than(limit: int, lengths: tuple[int, ...], era: Era, assumed: dict[str, str]) -> tuple[int, ...]:
+def shorter_than(
+    limit: int, lengths: tuple[int, ...], era: Era, assumed: dict[str, str]
+) -> tuple[int, ...]:
     """The lengths that a limit leaves: longer samples are left out, or cut to it."""
     if era.drops_long_samples:
-        assumed["lengths"] = "samples longer than the limit left out, the others padded to the batch's longest"
+        assumed["lengths"] = (
+            "samples longer than the limit left out, the others padded to the batch's longest"
+        )
         return tuple(n for n in lengths if n <= limit) or (limit,)
     return tuple(min(n, limit) for n in lengths)
 
@@ -155,13 +199,19 @@ def shorter_than(limit: int, lengths: tuple[int, ...], era: Era, assumed: dict[s
 
 
 def _recompute(row: Row, era: Era, assumed: dict[str, str], *, prepared: bool) -> RecomputeConfig:
-    text = row.words("checkpointing").strip() if row.states("checkpointing") or row.words("checkpointing").strip() in ("none", "-") else ""
+    text = (
+        row.words("checkpointing").strip()
+        if row.states("checkpointing") or row.words("checkpointing").strip() in ("none", "-")
+        else ""
+    )
     if not text and (
         era.recomputes or (era.stack.startswith("litgpt") and row.whole("n_gpus", 1) > 1)
     ):  # lit-gpt finetune/lora.py: FSDPStrategy(activation_checkpointing_policy={Block})
         assumed["checkpointing"] = "full checkpointing: not stated, the tool's default"
         return RecomputeConfig(kind=RecomputeKind.FULL)
-    if not text and prepared:  # peft utils/other.py prepare_model_for_kbit_training(use_gradient_checkpointing=True)
+    if (
+        not text and prepared
+    ):  # peft utils/other.py prepare_model_for_kbit_training(use_gradient_checkpointing=True)
         assumed["checkpointing"] = "full checkpointing: not stated, what k-bit preparation turns on"
         return RecomputeConfig(kind=RecomputeKind.FULL)
     if not text:
@@ -176,9 +226,13 @@ def _recompute(row: Row, era: Era, assumed: dict[str, str], *, prepared: bool) -
         return RecomputeConfig(kind=RecomputeKind.SQRT)
     if "selective" in text:
         return RecomputeConfig(
-            kind=RecomputeKind.SELECTIVE, keep=_EVERY_SECOND_PRODUCT if re.search(r"\bop\b|\bsac\b", text) else ("sdpa",)
+            kind=RecomputeKind.SELECTIVE,
+            keep=_EVERY_SECOND_PRODUCT if re.search(r"\bop\b|\bsac\b", text) else ("sdpa",),
         )
-    return RecomputeConfig(kind=RecomputeKind.FULL, reentrant=bool(re.search(r"(?<!non)(?<!non-)(?<!no[ _-])\breentrant", text)))
+    return RecomputeConfig(
+        kind=RecomputeKind.FULL,
+        reentrant=bool(re.search(r"(?<!non)(?<!non-)(?<!no[ _-])\breentrant", text)),
+    )
 
 
 def _attention(row: Row, era: Era, assumed: dict[str, str]) -> Attention:
@@ -195,8 +249,13 @@ def _attention(row: Row, era: Era, assumed: dict[str, str]) -> Attention:
         return Attention.MATH
     if "cudnn" in text:
         return Attention.CUDNN
-    if not text.strip() and (arxiv_date(row.words("source", "notes")) or _FLASH_SINCE) < _FLASH_SINCE:
-        assumed["attention"] = "attention: whole score matrices, the run is older than fused kernels"
+    if (
+        not text.strip()
+        and (arxiv_date(row.words("source", "notes")) or _FLASH_SINCE) < _FLASH_SINCE
+    ):
+        assumed["attention"] = (
+            "attention: whole score matrices, the run is older than fused kernels"
+        )
         return Attention.EAGER
     if not text.strip():
         assumed["attention"] = "attention: what the stack picks; not stated"
@@ -206,7 +265,9 @@ def _attention(row: Row, era: Era, assumed: dict[str, str]) -> Attention:
 def _loss(row: Row, era: Era) -> Loss:
     notes = row.words("notes")
     if era.kernels == "liger" or re.search(
-        r"liger fused linear|foak-liger|kernels-liger|cut[- ]cross[- ]entropy|fused[- ]linear|\bcce\b", notes
+        r"liger fused linear|foak-liger|kernels-liger|cut[- ]cross[- ]entropy|fused[-"
+        r" ]linear|\bcce\b",
+        notes,
     ):
         return Loss.FUSED
     return Loss.CHUNKED if re.search(r"chunked[- _]?(ce|cross|loss)", notes) else Loss.HF

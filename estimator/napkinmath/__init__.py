@@ -1,4 +1,5 @@
-"""napkinmath: what one training step of a language model costs in memory and time, what it is made of, and where it fits.
+"""napkinmath: what one training step of a language model costs in memory and time, what it is made
+of, and where it fits.
 
     import napkinmath
     step = napkinmath.estimate("llama-7b", adapter=napkinmath.AdapterConfig(rank=16), micro_batch_size=4, hardware="A100-80")
@@ -79,10 +80,20 @@ _HOMES = {
     "config.parallel_config": ("DataParallel", "ParallelConfig", "Sharding", "ZeroConfig"),
     "ir.timeline": ("Timeline",),
     "config.train_config": (
-        "AdapterConfig", "AdapterKind", "Attention", "Batch", "Kernels", "Loss", "OffloadConfig", "Precision", "QuantizationConfig", "RecomputeConfig", "RecomputeKind",
+        "AdapterConfig",
+        "AdapterKind",
+        "Attention",
+        "Batch",
+        "Kernels",
+        "Loss",
+        "OffloadConfig",
+        "Precision",
+        "QuantizationConfig",
+        "RecomputeConfig",
+        "RecomputeKind",
         "TrainConfig",
     ),
-}  # fmt: skip
+}
 
 
 def __getattr__(name: str) -> object:
@@ -100,7 +111,8 @@ if not TYPE_CHECKING:
     import sys
 
     class _Package(type(sys)):
-        """The package, whose `estimate` is the function also after the import system binds the submodule of that name."""
+        """The package, whose `estimate` is the function also after the import system binds the
+        submodule of that name."""
 
         @property
         def estimate(self):

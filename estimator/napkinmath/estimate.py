@@ -1,4 +1,5 @@
-"""estimate(): one call from a model and a training configuration to an Estimate, whose every figure is read off one Timeline."""
+"""estimate(): one call from a model and a training configuration to an Estimate, whose every figure
+is read off one Timeline."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ class Range(Record):
 
 
 class Memory(Record):
-    """Peak bytes: `requested` by the program, `allocated` and `reserved` by the allocator, `device` as nvidia-smi shows it."""
+    """Peak bytes: `requested` by the program, `allocated` and `reserved` by the allocator, `device`
+    as nvidia-smi shows it."""
 
     requested: int
     allocated: Range
@@ -75,7 +77,8 @@ class Fit(Record):
 
 
 class Change(Record):
-    """Something to turn on: what it saves at the peak, and the speed it leaves (ratio of tokens/s; None without a GPU)."""
+    """Something to turn on: what it saves at the peak, and the speed it leaves (ratio of tokens/s;
+    None without a GPU)."""
 
     flag: str
     meaning: str
@@ -84,7 +87,8 @@ class Change(Record):
 
 
 class Finding(Record):
-    """Something off about the configuration, in one sentence, with the bytes it costs where known."""
+    """Something off about the configuration, in one sentence, with the bytes it costs where
+    known."""
 
     text: str
     nbytes: int = 0
@@ -132,12 +136,14 @@ class Estimate:
 
     @property
     def replay(self) -> Replay:
-        """The allocator's books over loading and two steps; the median of several orders where lengths vary."""
+        """The allocator's books over loading and two steps; the median of several orders where
+        lengths vary."""
         return self.replays[len(self.replays) // 2]
 
     @property
     def replays(self) -> list[Replay]:
-        """The books over the steps priced, or over several orders of the batch's lengths, least reserved first."""
+        """The books over the steps priced, or over several orders of the batch's lengths, least
+        reserved first."""
         return self._once("replays", self._replays)
 
     def _replays(self) -> list[Replay]:
@@ -150,11 +156,15 @@ class Estimate:
 
     @property
     def _lengths_change(self) -> bool:
-        """Whether every batch is padded to its own longest; stages of a schedule exchange tensors of one shape, padded to the limit."""
+        """Whether every batch is padded to its own longest; stages of a schedule exchange tensors
+        of one shape, padded to the limit."""
         from napkinmath.config.parallel_config import PipelineSchedule
 
         batch, parallel = self.config.batch, self.config.parallel
-        scheduled = parallel.pipeline_parallel_size > 1 and parallel.pipeline_schedule is not PipelineSchedule.NAIVE
+        scheduled = (
+            parallel.pipeline_parallel_size > 1
+            and parallel.pipeline_schedule is not PipelineSchedule.NAIVE
+        )
         return bool(batch.lengths) and not batch.packing and not scheduled
 
     @property
@@ -166,7 +176,8 @@ class Estimate:
 
     @property
     def breakdown(self) -> dict[Role, int]:
-        """Bytes by role at the peak; with allocator slack and device context they sum to the device figure."""
+        """Bytes by role at the peak; with allocator slack and device context they sum to the device
+        figure."""
         return self._once("breakdown", lambda: self.timeline.breakdown(self.peak))
 
     @property
@@ -183,7 +194,8 @@ class Estimate:
 
     @property
     def managed_bytes(self) -> int:
-        """Unified memory of paged optimizer states: on the device while there is room, outside the allocator's books."""
+        """Unified memory of paged optimizer states: on the device while there is room, outside the
+        allocator's books."""
         return self._once("managed", lambda: self.timeline.host_peak(managed=True))
 
     @property
@@ -199,24 +211,39 @@ class Estimate:
     @property
     def _counted(self) -> tuple[int, int]:
         parallel = self.config.parallel
-        spread = parallel.tensor_parallel_size > 1 or parallel.pipeline_parallel_size > 1 or parallel.expert_parallel_size > 1
-        return self._once("parameters", lambda: count_parameters(WholeModel(self.spec, self.step.policy) if spread else self.step))
+        spread = (
+            parallel.tensor_parallel_size > 1
+            or parallel.pipeline_parallel_size > 1
+            or parallel.expert_parallel_size > 1
+        )
+        return self._once(
+            "parameters",
+            lambda: count_parameters(
+                WholeModel(self.spec, self.step.policy) if spread else self.step
+            ),
+        )
 
     @property
     def stages(self) -> tuple[StageFigures, ...]:
-        """Figures of every pipeline rank; this estimate is that of the one that needs the most memory."""
-        return self._once("stages", lambda: stage_figures(self.spec, self.step.policy, steps=steps_priced(self.config)))
+        """Figures of every pipeline rank; this estimate is that of the one that needs the most
+        memory."""
+        return self._once(
+            "stages",
+            lambda: stage_figures(self.spec, self.step.policy, steps=steps_priced(self.config)),
+        )
 
     # ------------------------------------------------------------ time
 
     @property
     def time(self) -> StepTime | None:
-        """The steady step's time, by its measured layers where a calibration has them; None where the hardware has no known speed."""
+        """The steady step's time, by its measured layers where a calibration has them; None where
+        the hardware has no known speed."""
         return self._once("time", self._calibrated)
 
     @property
     def priced_time(self) -> StepTime | None:
-        """The steady step's time as its operations add up, to be held against another configuration's."""
+        """The steady step's time as its operations add up, to be held against another
+        configuration's."""
         return self._once("priced time", self._time)
 
     def _calibrated(self) -> StepTime | None:
@@ -234,10 +261,19 @@ class Estimate:
         config = self.config
         rule = self.step.policy.rule
         peak = self.hardware.gpu.dense_flops_per_s(
-            rule.gemm or (rule.autocast or self.step.policy.compute_dtype if config.quantization else rule.autocast or rule.parameters)
+            rule.gemm
+            or (
+                rule.autocast or self.step.policy.compute_dtype
+                if config.quantization
+                else rule.autocast or rule.parameters
+            )
         )
         start, bind = self.timeline.step_starts[-1], Bindings(self.step.symbols)
-        if self._lengths_change and isinstance(config.micro_batch_size, int) and config.parallel.pipeline_parallel_size == 1:
+        if (
+            self._lengths_change
+            and isinstance(config.micro_batch_size, int)
+            and config.parallel.pipeline_parallel_size == 1
+        ):
             from napkinmath.memory.varied_lengths import varied_time
 
             clock = Clock(self.speed, self.step.policy, _network(self.cluster, config))
@@ -254,10 +290,15 @@ class Estimate:
         lengths = () if config.batch.packing else self.step.policy.config.batch.lengths
         filled = sum(lengths) / (len(lengths) * max(lengths)) if lengths else 1.0
         return StepTime(
-            phases=phases, bubble_s=bubble, paging_s=self._paging_s(self.speed),
-            tokens=round(bind(config.micro_batch_size * config.sequence_length) * filled) * config.gradient_accumulation_steps,
-            model_flops=model_flops(self.step), hardware_flops=hardware_flops(self.timeline, start), peak_flops_per_s=peak,
-        )  # fmt: skip
+            phases=phases,
+            bubble_s=bubble,
+            paging_s=self._paging_s(self.speed),
+            tokens=round(bind(config.micro_batch_size * config.sequence_length) * filled)
+            * config.gradient_accumulation_steps,
+            model_flops=model_flops(self.step),
+            hardware_flops=hardware_flops(self.timeline, start),
+            peak_flops_per_s=peak,
+        )
 
     def _paging_s(self, speed: Efficiency) -> float:
         if not self.managed_bytes or self.hardware is None:
@@ -274,7 +315,9 @@ class Estimate:
         from napkinmath.timing.pipeline_time import pipeline_time
 
         policy = self.step.policy
-        phases, bubble = pipeline_time(self.spec, policy, Clock(self.speed, policy, _network(self.cluster, self.config)))
+        phases, bubble = pipeline_time(
+            self.spec, policy, Clock(self.speed, policy, _network(self.cluster, self.config))
+        )
         return self._paced(phases), bubble
 
     def _paced(self, phases: tuple[PhaseTime, ...]) -> tuple[PhaseTime, ...]:
@@ -288,7 +331,8 @@ class Estimate:
 
     @property
     def throughput(self) -> Throughput | None:
-        """The step's time over all GPUs: tokens a second, communication, bubble, GPU-hours; None where the hardware has no known speed."""
+        """The step's time over all GPUs: tokens a second, communication, bubble, GPU-hours; None
+        where the hardware has no known speed."""
         from napkinmath.answers.throughput import throughput
 
         return self._once("throughput", lambda: throughput(self))
@@ -311,7 +355,11 @@ class Estimate:
         from napkinmath.answers.answers import verdict_on
 
         hardware = self.hardware
-        return Verdict.NOT_ASKED if hardware is None else self._once("verdict", lambda: verdict_on(self, hardware))
+        return (
+            Verdict.NOT_ASKED
+            if hardware is None
+            else self._once("verdict", lambda: verdict_on(self, hardware))
+        )
 
     @property
     def fits_on(self) -> tuple[Fit, ...]:
@@ -343,14 +391,21 @@ class Estimate:
 
 
 def estimate(
-    model: str | Mapping[str, object] | ModelSpec, config: TrainConfig | None = None, *, hardware: str | Gpu | Hardware | Cluster | None = None, efficiency: Efficiency | None = None,
-    allocator: str | AllocatorSettings = "", calibration: str | Calibration | None = None, **changes: Any,
-) -> Estimate:  # fmt: skip
+    model: str | Mapping[str, object] | ModelSpec,
+    config: TrainConfig | None = None,
+    *,
+    hardware: str | Gpu | Hardware | Cluster | None = None,
+    efficiency: Efficiency | None = None,
+    allocator: str | AllocatorSettings = "",
+    calibration: str | Calibration | None = None,
+    **changes: Any,
+) -> Estimate:
     """Prices one training step of a model.
 
-    `model`: a catalogued name, the path of a config.json or its folder, a config as a mapping, or a ModelSpec. `config` or its
-    fields as keywords say how it is trained; `hardware` is a GPU by name, or the Cluster whose GPUs train together; without it, a
-    `calibration` (a file, or what was read of one) prices on the device it was measured on. `efficiency` replaces the GPU's default
+    `model`: a catalogued name, the path of a config.json or its folder, a config as a mapping, or a
+    ModelSpec. `config` or its fields as keywords say how it is trained; `hardware` is a GPU by
+    name, or the Cluster whose GPUs train together; without it, a `calibration` (a file, or what was
+    read of one) prices on the device it was measured on. `efficiency` replaces the GPU's default
     speeds by calibrated ones. Raises InputError for anything that cannot be understood.
     """
     from napkinmath.lowering.choices import resolve
@@ -364,24 +419,55 @@ def estimate(
     if cluster is not None:
         config = config.replace(parallel=on_cluster(config.parallel, cluster))
         machine = _with_communicators(cluster, config)
-    if config.parallel.num_micro_batches:  # a pipelined step's micro-batches are its accumulation steps
+    if (
+        config.parallel.num_micro_batches
+    ):  # a pipelined step's micro-batches are its accumulation steps
         config = config.replace(gradient_accumulation_steps=config.parallel.num_micro_batches)
     measured = _calibration(calibration, machine)
-    speed = efficiency or (measured.efficiency(machine.gpu) if measured is not None and machine is not None else _default_speed(machine))
+    speed = efficiency or (
+        measured.efficiency(machine.gpu)
+        if measured is not None and machine is not None
+        else _default_speed(machine)
+    )
     settings = parse_settings(allocator) if isinstance(allocator, str) else allocator
-    found = estimate_of(spec, config, resolve(spec, config, machine), hardware=machine, speed=speed, settings=settings, cluster=cluster)
+    found = estimate_of(
+        spec,
+        config,
+        resolve(spec, config, machine),
+        hardware=machine,
+        speed=speed,
+        settings=settings,
+        cluster=cluster,
+    )
     found.calibration = measured
     return found
 
 
 def estimate_of(
-    spec: ModelSpec, config: TrainConfig, policy: Policy, *, hardware: Hardware | None, speed: Efficiency | None, settings: AllocatorSettings, cluster: Cluster | None
-) -> Estimate:  # fmt: skip
-    """The estimate of a configuration under the policy it resolves to; what that has recorded and built of a pipeline serves again."""
+    spec: ModelSpec,
+    config: TrainConfig,
+    policy: Policy,
+    *,
+    hardware: Hardware | None,
+    speed: Efficiency | None,
+    settings: AllocatorSettings,
+    cluster: Cluster | None,
+) -> Estimate:
+    """The estimate of a configuration under the policy it resolves to; what that has recorded and
+    built of a pipeline serves again."""
     step = worst_step(spec, policy, steps=steps_priced(config))
     clock = Clock(speed, policy, _network(cluster, config)) if speed is not None else None
     timeline = simulate(step, clock, steps=steps_priced(config))
-    return Estimate(spec, config, step, timeline, hardware=hardware, speed=speed, settings=settings, cluster=cluster)
+    return Estimate(
+        spec,
+        config,
+        step,
+        timeline,
+        hardware=hardware,
+        speed=speed,
+        settings=settings,
+        cluster=cluster,
+    )
 
 
 def _with_communicators(cluster: Cluster, config: TrainConfig) -> Hardware:
@@ -390,10 +476,14 @@ def _with_communicators(cluster: Cluster, config: TrainConfig) -> Hardware:
         return cluster.hardware
     from napkinmath.timing.collectives import communicator_bytes, group_sizes
 
-    return cluster.hardware.replace(communicator_bytes=communicator_bytes(group_sizes(config.parallel)))
+    return cluster.hardware.replace(
+        communicator_bytes=communicator_bytes(group_sizes(config.parallel))
+    )
 
 
-def _network(cluster: Cluster | None, config: TrainConfig) -> Callable[[Collective, Bindings], float] | None:
+def _network(
+    cluster: Cluster | None, config: TrainConfig
+) -> Callable[[Collective, Bindings], float] | None:
     if cluster is None or cluster.num_gpus == 1:
         return None
     from napkinmath.timing.collectives import network_on
@@ -402,22 +492,29 @@ def _network(cluster: Cluster | None, config: TrainConfig) -> Callable[[Collecti
 
 
 def on_cluster(parallel: ParallelConfig, cluster: Cluster) -> ParallelConfig:
-    """The mesh with hybrid groups as large as a node; raises InputError where it has not as many ranks as there are GPUs."""
+    """The mesh with hybrid groups as large as a node; raises InputError where it has not as many
+    ranks as there are GPUs."""
     from napkinmath.base.errors import InputError
     from napkinmath.config.parallel_config import largest_divisor
 
     if parallel.world_size != cluster.num_gpus:
         raise InputError(
-            f"a mesh of {parallel.world_size} ranks does not fit {cluster.num_gpus} GPUs; make the product of the degrees {cluster.num_gpus}"
+            f"a mesh of {parallel.world_size} ranks does not fit {cluster.num_gpus} GPUs; make the"
+            f" product of the degrees {cluster.num_gpus}"
         )
     if parallel.is_hybrid and not parallel.shard_size:
-        within = max(1, cluster.gpus_per_node // (parallel.tensor_parallel_size * parallel.context_parallel_size))
+        within = max(
+            1,
+            cluster.gpus_per_node
+            // (parallel.tensor_parallel_size * parallel.context_parallel_size),
+        )
         return parallel.replace(shard_size=largest_divisor(parallel.data_parallel_size, within))
     return parallel
 
 
 def steps_priced(config: TrainConfig) -> int:
-    """Two steps, or one later one with adapters, whose states are too small for it to matter in which holes the first step puts them."""
+    """Two steps, or one later one with adapters, whose states are too small for it to matter in
+    which holes the first step puts them."""
     return 2 if config.adapter is None else 1
 
 
@@ -427,7 +524,9 @@ def _read(model: str | Mapping[str, object]) -> ModelSpec:
     return read_model(model)
 
 
-def _hardware(given: str | Gpu | Hardware | Cluster | None) -> tuple[Hardware | None, Cluster | None]:
+def _hardware(
+    given: str | Gpu | Hardware | Cluster | None,
+) -> tuple[Hardware | None, Cluster | None]:
     """(the GPU, the cluster it is one of, if one was given)."""
     if given is None:
         return None, None
@@ -443,7 +542,10 @@ def _hardware(given: str | Gpu | Hardware | Cluster | None) -> tuple[Hardware | 
     if isinstance(given, Gpu):
         return Hardware(gpu=given, memory_bytes=given.memory_bytes), None
     if not isinstance(given, Hardware):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InputError(f"hardware {shown(given)} is neither a GPU's name nor a Gpu, Hardware or Cluster; write e.g. hardware='A100-80'")
+        raise InputError(
+            f"hardware {shown(given)} is neither a GPU's name nor a Gpu, Hardware or Cluster; write"
+            " e.g. hardware='A100-80'"
+        )
     return given, None
 
 

@@ -1,9 +1,11 @@
-"""Training kernels for QLoRA, attention, losses, norms and checkpointing: Triton on a GPU, torch on a CPU.
+"""Training kernels for QLoRA, attention, losses, norms and checkpointing: Triton on a GPU, torch on
+a CPU.
 
     from napkinmath_kernels import patch, unpatch
     print(patch(model))                  # a Hugging Face llama, mistral, qwen2/3, gemma2/3, phi3 or mixtral, with PEFT on top or not
 
-Names are loaded when first used; torch comes with the first op, Triton with the first launch. Nothing is patched by importing.
+Names are loaded when first used; torch comes with the first op, Triton with the first launch.
+Nothing is patched by importing.
 """
 
 from __future__ import annotations
@@ -13,7 +15,16 @@ from typing import Any
 
 _HOMES = {
     "backend": ("Backend", "use_backend"),
-    "checkpoint": ("HostStore", "LayerOption", "OffloadCheckpoint", "Plan", "Recompute", "TiledMLP", "checkpoint_layers", "plan_layers"),
+    "checkpoint": (
+        "HostStore",
+        "LayerOption",
+        "OffloadCheckpoint",
+        "Plan",
+        "Recompute",
+        "TiledMLP",
+        "checkpoint_layers",
+        "plan_layers",
+    ),
     "ops.cross_entropy": ("LinearCrossEntropy", "linear_cross_entropy"),
     "errors": ("KernelInputError",),
     "ops.flash_attention": ("FlashAttention", "flash_attention"),
@@ -21,7 +32,14 @@ _HOMES = {
     "ops.layer_norm": ("LayerNorm", "layer_norm"),
     "ops.nf4": ("QuantizedWeight", "dequantize", "quantize"),
     "patching": ("PatchReport", "patch", "unpatch"),
-    "ops.qlora": ("FrozenLinear", "LoraAdapter", "QLoRALinear", "QLoRAQKV", "qlora_linear", "qlora_linears"),
+    "ops.qlora": (
+        "FrozenLinear",
+        "LoraAdapter",
+        "QLoRALinear",
+        "QLoRAQKV",
+        "qlora_linear",
+        "qlora_linears",
+    ),
     "ops.qlora_mlp": ("QLoRAMLP", "qlora_mlp"),
     "ops.rms_norm": ("RMSNorm", "rms_norm"),
     "ops.rope": ("RotaryEmbedding", "rope"),

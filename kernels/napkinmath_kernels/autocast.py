@@ -1,4 +1,5 @@
-"""torch.autocast for ops that multiply matrices: the custom ops are below it, so their inputs are cast here."""
+"""torch.autocast for ops that multiply matrices: the custom ops are below it, so their inputs are
+cast here."""
 
 from __future__ import annotations
 
@@ -6,7 +7,8 @@ import torch
 
 
 def to_autocast_dtype(x: torch.Tensor) -> torch.Tensor:
-    """`x` in autocast's dtype where autocast is on for its device, else as it is. float64 stays, as in torch's own lists."""
+    """`x` in autocast's dtype where autocast is on for its device, else as it is. float64 stays, as
+    in torch's own lists."""
     kind = "cuda" if x.device.type == "meta" else x.device.type  # a meta tensor stands for a GPU's
     if kind in ("cuda", "cpu") and torch.is_autocast_enabled(kind) and x.dtype is not torch.float64:
         return x.to(torch.get_autocast_dtype(kind))

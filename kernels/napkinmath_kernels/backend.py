@@ -1,7 +1,9 @@
-"""Which implementation runs: the Triton kernels, or the torch reference path that also runs on a CPU.
+"""Which implementation runs: the Triton kernels, or the torch reference path that also runs on a
+CPU.
 
-The choice is made per call from where the tensors are. CUDA tensors take Triton; CPU tensors take the reference path,
-unless `use_backend(Backend.TRITON)` asks for Triton's interpreter (which needs TRITON_INTERPRET=1 set before the first launch).
+The choice is made per call from where the tensors are. CUDA tensors take Triton; CPU tensors take
+the reference path, unless `use_backend(Backend.TRITON)` asks for Triton's interpreter (which needs
+TRITON_INTERPRET=1 set before the first launch).
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ import torch
 
 from .errors import KernelInputError
 
-#: Tensor-core bf16 and asynchronous copies, which every shipped configuration assumes, start with compute capability 8.0.
+# : Tensor-core bf16 and asynchronous copies, which every shipped configuration assumes, start with
+# compute capability 8.0.
 OLDEST_CAPABILITY = (8, 0)
 REFERENCE_FALLBACK = "use_backend(Backend.REFERENCE)"
 
@@ -29,16 +32,23 @@ class Backend(enum.Enum):
     REFERENCE = "reference"
 
 
-#: Of the whole process: autograd runs the backward of what is on a GPU in a thread of its own, which sees no thread's or context's variables.
+# : Of the whole process: autograd runs the backward of what is on a GPU in a thread of its own,
+# which sees no thread's or context's variables.
 _forced: Backend | None = None
 
 
 @contextlib.contextmanager
 def use_backend(backend: Backend) -> Iterator[None]:
-    """Runs every op inside the block on `backend`, in all threads; a backward that should match must run inside the block too."""
+    """Runs every op inside the block on `backend`, in all threads; a backward that should match
+    must run inside the block too."""
     global _forced
     if not isinstance(backend, Backend):
-        raise KernelInputError("use_backend", repr(backend), "Backend.TRITON or Backend.REFERENCE", "no block: tensors decide")
+        raise KernelInputError(
+            "use_backend",
+            repr(backend),
+            "Backend.TRITON or Backend.REFERENCE",
+            "no block: tensors decide",
+        )
     before, _forced = _forced, backend
     try:
         yield
@@ -68,22 +78,29 @@ def _capability(device_index: int) -> tuple[int, int]:
 
 
 def capability_of(tensor: torch.Tensor) -> tuple[int, int]:
-    """Compute capability of the tensor's GPU; (9, 0) for a CPU tensor, so the interpreter runs what an H100 would."""
+    """Compute capability of the tensor's GPU; (9, 0) for a CPU tensor, so the interpreter runs what
+    an H100 would."""
     return _capability(tensor.get_device()) if tensor.is_cuda else (9, 0)
 
 
 def acts_as_gpu(tensor: torch.Tensor) -> bool:
-    """True for a CUDA tensor, and for a meta tensor, which stands for one: a trace asks what a GPU would do."""
+    """True for a CUDA tensor, and for a meta tensor, which stands for one: a trace asks what a GPU
+    would do."""
     return tensor.device.type in ("cuda", "meta")
 
 
 @torch.compiler.assume_constant_result
 def _why_not(kind: str, index: int) -> tuple[str, str] | None:
-    """What stands in the way of Triton on a device, and what is accepted instead; None if nothing does. A constant to torch.compile."""
+    """What stands in the way of Triton on a device, and what is accepted instead; None if nothing
+    does. A constant to torch.compile."""
     if not is_triton_installed():
         return "an environment without triton", "triton >= 3.6"
     if kind == "cpu":
-        return None if is_interpreted() else ("a CPU tensor for the Triton backend", "TRITON_INTERPRET=1 or a CUDA tensor")
+        return (
+            None
+            if is_interpreted()
+            else ("a CPU tensor for the Triton backend", "TRITON_INTERPRET=1 or a CUDA tensor")
+        )
     if kind == "meta":
         return None
     if kind != "cuda":
@@ -97,8 +114,8 @@ def _why_not(kind: str, index: int) -> tuple[str, str] | None:
 def choose_backend(op: str, tensor: torch.Tensor) -> Backend:
     """Backend for a call of `op` on `tensor`.
 
-    Raises KernelInputError when the kernels cannot run there: no Triton, a GPU older than capability 8.0, an unknown device, or the
-    interpreter asked for without TRITON_INTERPRET=1.
+    Raises KernelInputError when the kernels cannot run there: no Triton, a GPU older than
+    capability 8.0, an unknown device, or the interpreter asked for without TRITON_INTERPRET=1.
     """
     kind = tensor.device.type
     if _forced is Backend.REFERENCE or (_forced is None and kind == "cpu"):

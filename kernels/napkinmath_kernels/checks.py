@@ -1,4 +1,5 @@
-"""Checks at the door: each raises one line (given, accepted, fallback) before anything is launched."""
+"""Checks at the door: each raises one line (given, accepted, fallback) before anything is
+launched."""
 
 from __future__ import annotations
 
@@ -26,14 +27,19 @@ def require(condition: bool, op: str, given: str, accepted: str, fallback: str) 
 
 
 def require_tensors(op: str, fallback: str, **tensors: Any) -> None:
-    """Each is a tensor with strides, and without a tangent: the ops have no forward-mode derivative, and torch would take it for zero."""
+    """Each is a tensor with strides, and without a tangent: the ops have no forward-mode
+    derivative, and torch would take it for zero."""
     for name, x in tensors.items():
         if not isinstance(x, torch.Tensor):
             raise KernelInputError(op, f"{name} of type {type(x).__name__}", "a tensor", fallback)
         if x.layout is not torch.strided:
-            raise KernelInputError(op, f"{name} of layout {x.layout}", "a dense tensor", f"{name}.to_dense()")
+            raise KernelInputError(
+                op, f"{name} of layout {x.layout}", "a dense tensor", f"{name}.to_dense()"
+            )
         if forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None:
-            raise KernelInputError(op, f"{name} with a forward-mode tangent", "reverse mode", fallback)
+            raise KernelInputError(
+                op, f"{name} with a forward-mode tangent", "reverse mode", fallback
+            )
 
 
 def is_number(value: Any) -> bool:
@@ -49,17 +55,32 @@ def is_whole(value: Any) -> bool:
 
 
 def refuse_second_derivative(op: str, fallback: str) -> None:
-    """Raises inside a backward with create_graph=True: the gradients' own derivative is not there."""
+    """Raises inside a backward with create_graph=True: the gradients' own derivative is not
+    there."""
     if torch.is_grad_enabled():
-        raise KernelInputError(op, "a backward with create_graph=True", "first derivatives", fallback)
+        raise KernelInputError(
+            op, "a backward with create_graph=True", "first derivatives", fallback
+        )
 
 
-def require_dtype(op: str, name: str, tensor: torch.Tensor, fallback: str, dtypes: tuple[torch.dtype, ...] = KERNEL_DTYPES) -> None:
-    """Accepts `dtypes`, and float64 where the reference path takes it: on a CPU, and on a GPU when that path is asked for."""
+def require_dtype(
+    op: str,
+    name: str,
+    tensor: torch.Tensor,
+    fallback: str,
+    dtypes: tuple[torch.dtype, ...] = KERNEL_DTYPES,
+) -> None:
+    """Accepts `dtypes`, and float64 where the reference path takes it: on a CPU, and on a GPU when
+    that path is asked for."""
     takes_double = tensor.device.type in ("cpu", "meta") or reference_is_forced()
     if tensor.dtype in dtypes or (tensor.dtype is torch.float64 and takes_double):
         return
-    raise KernelInputError(op, f"{name} of dtype {dtype_names((tensor.dtype,))}", f"{dtype_names(dtypes)} (float64 on cpu)", fallback)
+    raise KernelInputError(
+        op,
+        f"{name} of dtype {dtype_names((tensor.dtype,))}",
+        f"{dtype_names(dtypes)} (float64 on cpu)",
+        fallback,
+    )
 
 
 def require_same_device(op: str, fallback: str, **tensors: torch.Tensor | None) -> None:
@@ -70,7 +91,11 @@ def require_same_device(op: str, fallback: str, **tensors: torch.Tensor | None) 
         raise KernelInputError(op, places, "all on one device", fallback)
 
 
-def require_shape(op: str, name: str, tensor: torch.Tensor, shape: tuple[int, ...], fallback: str) -> None:
+def require_shape(
+    op: str, name: str, tensor: torch.Tensor, shape: tuple[int, ...], fallback: str
+) -> None:
     """The tensor has exactly this shape."""
     if tuple(tensor.shape) != tuple(shape):
-        raise KernelInputError(op, f"{name} of shape {tuple(tensor.shape)}", str(tuple(shape)), fallback)
+        raise KernelInputError(
+            op, f"{name} of shape {tuple(tensor.shape)}", str(tuple(shape)), fallback
+        )

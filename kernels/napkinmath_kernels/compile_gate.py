@@ -1,11 +1,13 @@
-"""Compiles every shipped kernel configuration for every architecture, without a GPU, and reads the machine code.
+"""Compiles every shipped kernel configuration for every architecture, without a GPU, and reads the
+machine code.
 
     python -m napkinmath_kernels.compile_gate --table benchmarks/results/compile_gate.csv            # check
     python -m napkinmath_kernels.compile_gate --table benchmarks/results/compile_gate.csv --write    # record
 
-A row per configuration and architecture: registers, stack, spills, shared memory, tensor-core instructions, access widths,
-instructions a value. A row is compiled again when the hash of its source, options and Triton version is not the recorded one,
-or with --all. ptxas, cuobjdump and nvdisasm come inside the Triton wheel. Must run without TRITON_INTERPRET.
+A row per configuration and architecture: registers, stack, spills, shared memory, tensor-core
+instructions, access widths, instructions a value. A row is compiled again when the hash of its
+source, options and Triton version is not the recorded one, or with --all. ptxas, cuobjdump and
+nvdisasm come inside the Triton wheel. Must run without TRITON_INTERPRET.
 """
 
 from __future__ import annotations
@@ -27,9 +29,11 @@ from typing import Any
 from . import triton_kernels
 from .triton_kernels.launch import Shipped
 
-#: Shared memory a block may use, bytes (CUDA programming guide, compute capabilities; sm_100 as sm_90, sm_120 as sm_89).
+# : Shared memory a block may use, bytes (CUDA programming guide, compute capabilities; sm_100 as
+# sm_90, sm_120 as sm_89).
 SHARED_CAP = {80: 166912, 86: 101376, 89: 101376, 90: 232448, 100: 232448, 120: 101376}
-#: Instructions that run on tensor cores: Ampere and Ada HMMA, Hopper HGMMA, Blackwell UTC*MMA (HMMA where the tile is small).
+# : Instructions that run on tensor cores: Ampere and Ada HMMA, Hopper HGMMA, Blackwell UTC*MMA
+# (HMMA where the tile is small).
 TENSOR_CORE = re.compile(r"\b(HMMA|HGMMA|UTC\w*MMA)\b")
 INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)")
 
@@ -59,11 +63,14 @@ class GateRow:
 def all_shipped() -> Iterator[Shipped]:
     """The configurations that every module under triton_kernels declares."""
     for module in pkgutil.iter_modules(triton_kernels.__path__):
-        yield from getattr(importlib.import_module(f"{triton_kernels.__name__}.{module.name}"), "shipped", list)()
+        yield from getattr(
+            importlib.import_module(f"{triton_kernels.__name__}.{module.name}"), "shipped", list
+        )()
 
 
 def _texts(kernel: Any) -> list[tuple[str, str]]:
-    """(name, text) of a kernel, of the kernels that it calls and of the constants that they read, wherever in their files they stand."""
+    """(name, text) of a kernel, of the kernels that it calls and of the constants that they read,
+    wherever in their files they stand."""
     from triton.runtime.jit import JITFunction
 
     found: dict[str, str] = {}
@@ -81,7 +88,8 @@ def _texts(kernel: Any) -> list[tuple[str, str]]:
 
 
 def source_hash(config: Shipped, triton_version: str) -> str:
-    """Changes when the kernel, anything it calls, its options or Triton changes; not when it moves in its file."""
+    """Changes when the kernel, anything it calls, its options or Triton changes; not when it moves
+    in its file."""
     parts = (
         _texts(config.kernel),
         config.signature(),
@@ -122,9 +130,16 @@ def disassemble(cubin: bytes) -> tuple[str, list[str]]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        run = subprocess.run([_tool("cuobjdump"), "--dump-resource-usage", "-sass", file.name], capture_output=True, text=True, check=True)
+        run = subprocess.run(
+            [_tool("cuobjdump"), "--dump-resource-usage", "-sass", file.name],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
     found = (INSTRUCTION.match(line) for line in run.stdout.splitlines())
-    return run.stdout, [match.group(1) for match in found if match and not match.group(1).startswith("NOP")]
+    return run.stdout, [
+        match.group(1) for match in found if match and not match.group(1).startswith("NOP")
+    ]
 
 
 def _count(instructions: list[str], pattern: str) -> int:
@@ -139,7 +154,11 @@ def measure(config: Shipped, architecture: int, triton_version: str) -> GateRow:
     loads, stores = _count(instructions, r"LDG(STS)?\."), _count(instructions, r"STG\.")
     wide_loads = _count(instructions, r"LDG(STS)?\..*128") + _count(instructions, "UTMALDG|UBLKCP")
     wide_stores = _count(instructions, r"STG\..*128") + _count(instructions, "UTMASTG")
-    per_value = len(instructions) * config.num_warps * 32 / config.values_per_program if config.values_per_program else 0.0
+    per_value = (
+        len(instructions) * config.num_warps * 32 / config.values_per_program
+        if config.values_per_program
+        else 0.0
+    )
     return GateRow(
         config.name,
         architecture,
@@ -169,10 +188,18 @@ def faults(row: GateRow, config: Shipped) -> list[str]:
         found.append(f"{row.shared_bytes} B of shared memory, cap {SHARED_CAP[row.architecture]}")
     if config.has_dot and not row.tensor_core:
         found.append("a dot without tensor-core instructions")
-    if (config.has_wide_loads and not row.wide_loads) or (config.has_wide_stores and not row.wide_stores):
+    if (config.has_wide_loads and not row.wide_loads) or (
+        config.has_wide_stores and not row.wide_stores
+    ):
         found.append(f"16-byte accesses: {row.wide_loads} loads, {row.wide_stores} stores")
-    if config.max_instructions_per_value and row.instructions_per_value > config.max_instructions_per_value:
-        found.append(f"{row.instructions_per_value} instructions a value, at most {config.max_instructions_per_value}")
+    if (
+        config.max_instructions_per_value
+        and row.instructions_per_value > config.max_instructions_per_value
+    ):
+        found.append(
+            f"{row.instructions_per_value} instructions a value, at most"
+            f" {config.max_instructions_per_value}"
+        )
     if row.forbidden:
         found.append(f"{row.forbidden} instructions that match {config.forbidden!r}")
     return [f"{row.kernel} sm_{row.architecture}: {fault}" for fault in found]
@@ -198,11 +225,18 @@ def write_table(path: Path, rows: list[GateRow]) -> None:
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, [f.name for f in fields(GateRow)], lineterminator="\n")
         writer.writeheader()
-        writer.writerows(asdict(row) for row in sorted(rows, key=lambda row: (row.triton, row.kernel, row.architecture)))
+        writer.writerows(
+            asdict(row)
+            for row in sorted(rows, key=lambda row: (row.triton, row.kernel, row.architecture))
+        )
 
 
 def run_gate(
-    recorded: dict[tuple[str, int, str], GateRow], *, recompile: bool, only: str, architectures: set[int]
+    recorded: dict[tuple[str, int, str], GateRow],
+    *,
+    recompile: bool,
+    only: str,
+    architectures: set[int],
 ) -> tuple[list[GateRow], list[str], int]:
     """(rows of this Triton version, faults, how many were compiled)."""
     import triton
@@ -215,12 +249,23 @@ def run_gate(
             if only not in config.name or architecture not in architectures:
                 continue
             known = recorded.get((config.name, architecture, triton.__version__))
-            if known is None or recompile or known.source_hash != source_hash(config, triton.__version__):
+            if (
+                known is None
+                or recompile
+                or known.source_hash != source_hash(config, triton.__version__)
+            ):
                 compiled += 1
                 row = measure(config, architecture, triton.__version__)
-                print("\n".join(faults(row, config)) or ".", end="\n" if faults(row, config) else "", file=sys.stderr, flush=True)
+                print(
+                    "\n".join(faults(row, config)) or ".",
+                    end="\n" if faults(row, config) else "",
+                    file=sys.stderr,
+                    flush=True,
+                )
                 if known is not None and recompile and known != row:
-                    broken.append(f"{row.kernel} sm_{architecture}: compiled to {row}, recorded {known}")
+                    broken.append(
+                        f"{row.kernel} sm_{architecture}: compiled to {row}, recorded {known}"
+                    )
             else:
                 row = known
             rows.append(row)
@@ -230,9 +275,13 @@ def run_gate(
 
 def main(arguments: list[str] | None = None) -> int:
     """Exit code 0 if every configuration keeps the rules and the table is current, else 1."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--table", type=Path, required=True)
-    parser.add_argument("--write", action="store_true", help="record the rows of this Triton version")
+    parser.add_argument(
+        "--write", action="store_true", help="record the rows of this Triton version"
+    )
     parser.add_argument("--all", action="store_true", help="compile again even what is unchanged")
     parser.add_argument("--only", default="", help="substring of the kernel's name")
     parser.add_argument("--arch", type=int, nargs="*", default=sorted(SHARED_CAP))
@@ -240,11 +289,17 @@ def main(arguments: list[str] | None = None) -> int:
     import triton
 
     recorded = read_table(options.table)
-    rows, broken, compiled = run_gate(recorded, recompile=options.all, only=options.only, architectures=set(options.arch))
+    rows, broken, compiled = run_gate(
+        recorded, recompile=options.all, only=options.only, architectures=set(options.arch)
+    )
     fresh = {(row.kernel, row.architecture, row.triton): row for row in rows}
     everything = not options.only and options.arch == sorted(SHARED_CAP)
     if options.write:
-        kept = {key: row for key, row in recorded.items() if not everything or key[2] != triton.__version__}
+        kept = {
+            key: row
+            for key, row in recorded.items()
+            if not everything or key[2] != triton.__version__
+        }
         write_table(options.table, list((kept | fresh).values()))
     else:
         broken += [
@@ -252,10 +307,22 @@ def main(arguments: list[str] | None = None) -> int:
             for key, row in fresh.items()
             if recorded.get(key) != row
         ]
-        stale = [key for key in recorded if everything and key[2] == triton.__version__ and key not in fresh]
-        broken += [f"{key[0]} sm_{key[1]}: recorded, but no longer shipped; run with --write" for key in stale]
+        stale = [
+            key
+            for key in recorded
+            if everything and key[2] == triton.__version__ and key not in fresh
+        ]
+        broken += [
+            f"{key[0]} sm_{key[1]}: recorded, but no longer shipped; run with --write"
+            for key in stale
+        ]
     print(
-        "\n".join(broken) if broken else f"{len(rows)} configurations keep the rules, {compiled} compiled with triton {triton.__version__}"
+        "\n".join(broken)
+        if broken
+        else (
+            f"{len(rows)} configurations keep the rules, {compiled} compiled with triton"
+            f" {triton.__version__}"
+        )
     )
     return 1 if broken else 0
 

@@ -1,9 +1,11 @@
-"""What each op saves, needs for a while, computes and moves: formulas over shapes, held to the real ops by tests/kernels/test_costs.py.
+"""What each op saves, needs for a while, computes and moves: formulas over shapes, held to the real
+ops by tests/kernels/test_costs.py.
 
-Pure Python, no torch: an estimator can mirror it. Bytes are of requested tensors, without an allocator's rounding. One multiply-add is 2
-FLOP; an element-wise op counts 1 for each arithmetic operation on a value. Traffic is what must cross the memory bus once: inputs read,
-outputs written. `multiprocessors` is the GPU's (132 on an H100 or H200): backwards with parameter gradients leave partial sums in
-proportion to it.
+Pure Python, no torch: an estimator can mirror it. Bytes are of requested tensors, without an
+allocator's rounding. One multiply-add is 2 FLOP; an element-wise op counts 1 for each arithmetic
+operation on a value. Traffic is what must cross the memory bus once: inputs read, outputs written.
+`multiprocessors` is the GPU's (132 on an H100 or H200): backwards with parameter gradients leave
+partial sums in proportion to it.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ def _product(shape: Sequence[int]) -> int:
 
 @dataclass(frozen=True)
 class SavedTensor:
-    """A tensor held from forward to backward; `is_new` if the op made it for that, not if it is an input, parameter or result."""
+    """A tensor held from forward to backward; `is_new` if the op made it for that, not if it is an
+    input, parameter or result."""
 
     name: str
     shape: tuple[int, ...]
@@ -40,7 +43,8 @@ class SavedTensor:
 
 @dataclass(frozen=True)
 class Cost:
-    """One op, forward and backward. Temporaries are the most that is alive at once beyond inputs, results and saved tensors."""
+    """One op, forward and backward. Temporaries are the most that is alive at once beyond inputs,
+    results and saved tensors."""
 
     saved: tuple[SavedTensor, ...]
     forward_flops: int
@@ -56,7 +60,15 @@ class Cost:
         return sum(tensor.num_bytes for tensor in self.saved if tensor.is_new)
 
 
-def rms_norm(rows: int, hidden: int, dtype: str, *, residual: bool = False, trains_weight: bool = True, multiprocessors: int = 132) -> Cost:
+def rms_norm(
+    rows: int,
+    hidden: int,
+    dtype: str,
+    *,
+    residual: bool = False,
+    trains_weight: bool = True,
+    multiprocessors: int = 132,
+) -> Cost:
     """`rms_norm`: x (or x + residual, which is a result) and the row's 1/rms in fp32."""
     item, values = ITEM_BYTES[dtype], rows * hidden
     saved = (
@@ -71,12 +83,22 @@ def rms_norm(rows: int, hidden: int, dtype: str, *, residual: bool = False, trai
         forward_flops=(5 if residual else 4) * values,
         backward_flops=(9 + 2 * trains_weight + residual) * values,
         forward_traffic_bytes=(4 if residual else 2) * values * item + hidden * item + rows * 4,
-        backward_traffic_bytes=(4 if residual else 3) * values * item + (1 + trains_weight) * hidden * item + rows * 4 + 2 * partial,
+        backward_traffic_bytes=(4 if residual else 3) * values * item
+        + (1 + trains_weight) * hidden * item
+        + rows * 4
+        + 2 * partial,
         backward_temporary_bytes=partial + rounding,
     )
 
 
-def layer_norm(rows: int, hidden: int, dtype: str, *, trains_parameters: bool = True, multiprocessors: int = 132) -> Cost:
+def layer_norm(
+    rows: int,
+    hidden: int,
+    dtype: str,
+    *,
+    trains_parameters: bool = True,
+    multiprocessors: int = 132,
+) -> Cost:
     """`layer_norm` with a bias: x, and the row's mean and 1/deviation in fp32."""
     item, values = ITEM_BYTES[dtype], rows * hidden
     saved = (
@@ -86,37 +108,71 @@ def layer_norm(rows: int, hidden: int, dtype: str, *, trains_parameters: bool = 
         SavedTensor("rstd", (rows,), "fp32", True),
     )
     partial = 2 * min(rows, 2 * multiprocessors) * hidden * 4 if trains_parameters else 0
-    sums = (2 * hidden * 4 if dtype != "fp32" else 0) + 2 * hidden * item if trains_parameters else 0
+    sums = (
+        (2 * hidden * 4 if dtype != "fp32" else 0) + 2 * hidden * item if trains_parameters else 0
+    )
     return Cost(
         saved,
         forward_flops=7 * values,
         backward_flops=(11 + 4 * trains_parameters) * values,
         forward_traffic_bytes=2 * values * item + 2 * hidden * item + rows * 8,
-        backward_traffic_bytes=3 * values * item + (1 + 2 * trains_parameters) * hidden * item + rows * 8 + 2 * partial,
+        backward_traffic_bytes=3 * values * item
+        + (1 + 2 * trains_parameters) * hidden * item
+        + rows * 8
+        + 2 * partial,
         backward_temporary_bytes=partial + sums,
     )
 
 
-def rope(batch: int, q_heads: int, k_heads: int, tokens: int, size: int, dtype: str, table_dtype: str = "fp32") -> Cost:
+def rope(
+    batch: int,
+    q_heads: int,
+    k_heads: int,
+    tokens: int,
+    size: int,
+    dtype: str,
+    table_dtype: str = "fp32",
+) -> Cost:
     """`rope` of whole heads: cos and sin, which every layer shares."""
     table = (1, tokens, size)
     values = batch * (q_heads + k_heads) * tokens * size
     traffic = 2 * values * ITEM_BYTES[dtype] + 2 * tokens * size * ITEM_BYTES[table_dtype]
-    saved = (SavedTensor("cos", table, table_dtype, False), SavedTensor("sin", table, table_dtype, False))
+    saved = (
+        SavedTensor("cos", table, table_dtype, False),
+        SavedTensor("sin", table, table_dtype, False),
+    )
     return Cost(saved, 3 * values, 3 * values, traffic, traffic)
 
 
 def gated(rows: int, width: int, dtype: str) -> Cost:
     """`swiglu` and `geglu`: gate and up."""
     values = rows * width
-    saved = (SavedTensor("gate", (rows, width), dtype, False), SavedTensor("up", (rows, width), dtype, False))
-    return Cost(saved, 6 * values, 12 * values, 3 * values * ITEM_BYTES[dtype], 5 * values * ITEM_BYTES[dtype])
+    saved = (
+        SavedTensor("gate", (rows, width), dtype, False),
+        SavedTensor("up", (rows, width), dtype, False),
+    )
+    return Cost(
+        saved,
+        6 * values,
+        12 * values,
+        3 * values * ITEM_BYTES[dtype],
+        5 * values * ITEM_BYTES[dtype],
+    )
 
 
 def flash_attention(
-    batch: int, heads: int, kv_heads: int, queries: int, keys: int, size: int, dtype: str, *, visible_share: float = 1.0
+    batch: int,
+    heads: int,
+    kv_heads: int,
+    queries: int,
+    keys: int,
+    size: int,
+    dtype: str,
+    *,
+    visible_share: float = 1.0,
 ) -> Cost:
-    """`flash_attention`: q, k, v, o and the log-sum-exp. `visible_share` of the scores is computed: about a half when causal.
+    """`flash_attention`: q, k, v, o and the log-sum-exp. `visible_share` of the scores is computed:
+    about a half when causal.
 
     The backward computes the scores in both of its kernels: 7 products against the forward's 2.
     """
@@ -151,7 +207,8 @@ def linear_cross_entropy(
     trains_head: bool = False,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> Cost:
-    """`linear_cross_entropy` in training: the gradients, which the forward computes. `valid` of `rows` targets are not ignored."""
+    """`linear_cross_entropy` in training: the gradients, which the forward computes. `valid` of
+    `rows` targets are not ignored."""
     item, valid = ITEM_BYTES[dtype], rows if valid is None else valid
     padded = -(-vocabulary // _CHUNK_COLUMNS) * _CHUNK_COLUMNS
     chunk = max(1, chunk_bytes // (padded * item))
@@ -166,7 +223,8 @@ def linear_cross_entropy(
     logits = valid * vocabulary * item
     return Cost(
         tuple(saved),
-        forward_flops=(6 if trains_head else 4) * valid * hidden * vocabulary + 8 * valid * vocabulary,
+        forward_flops=(6 if trains_head else 4) * valid * hidden * vocabulary
+        + 8 * valid * vocabulary,
         backward_flops=rows * hidden + (head if trains_head else 0),
         forward_traffic_bytes=(6 if trains_head else 5) * logits
         + (2 + trains_head) * valid * hidden * item
@@ -178,7 +236,8 @@ def linear_cross_entropy(
 
 @dataclass(frozen=True)
 class Linear:
-    """A frozen linear of a fused QLoRA op: its size, its adapter's rank (0: none), and the bytes its 4-bit weight is stored in."""
+    """A frozen linear of a fused QLoRA op: its size, its adapter's rank (0: none), and the bytes
+    its 4-bit weight is stored in."""
 
     out_features: int
     in_features: int
@@ -191,7 +250,9 @@ class Linear:
         return sum(tensor.num_bytes for tensor in self.stored)
 
 
-def four_bit_storage(out_features: int, in_features: int, *, nested: bool = True, blocksize: int = 64) -> tuple[SavedTensor, ...]:
+def four_bit_storage(
+    out_features: int, in_features: int, *, nested: bool = True, blocksize: int = 64
+) -> tuple[SavedTensor, ...]:
     """The tensors of an NF4 or FP4 weight: packed values, scales, tables."""
     numel = out_features * in_features
     blocks = -(-numel // blocksize)
@@ -212,18 +273,26 @@ def dequantize(linear: Linear, dtype: str) -> Cost:
 
 
 def decoded_weight_bytes(linears: Sequence[Linear], dtype: str) -> int:
-    """The shared buffer that weights are decoded into: the largest of them, held from the first op on."""
+    """The shared buffer that weights are decoded into: the largest of them, held from the first op
+    on."""
     return max(linear.out_features * linear.in_features for linear in linears) * ITEM_BYTES[dtype]
 
 
 def _adapter_tensors(linears: Sequence[Linear], adapter_dtype: str) -> tuple[SavedTensor, ...]:
-    shapes = [("A", (linear.rank, linear.in_features) if linear.rank else (0,)) for linear in linears]
-    shapes += [("B", (linear.out_features, linear.rank) if linear.rank else (0,)) for linear in linears]
+    shapes = [
+        ("A", (linear.rank, linear.in_features) if linear.rank else (0,)) for linear in linears
+    ]
+    shapes += [
+        ("B", (linear.out_features, linear.rank) if linear.rank else (0,)) for linear in linears
+    ]
     return tuple(SavedTensor(name, shape, adapter_dtype, False) for name, shape in shapes)
 
 
 def _projections(rows: int, linears: Sequence[Linear], dtype: str) -> tuple[SavedTensor, ...]:
-    return tuple(SavedTensor("x A^T", (rows, linear.rank) if linear.rank else (0,), dtype, True) for linear in linears)
+    return tuple(
+        SavedTensor("x A^T", (rows, linear.rank) if linear.rank else (0,), dtype, True)
+        for linear in linears
+    )
 
 
 def _linear_flops(rows: int, linear: Linear) -> tuple[int, int]:
@@ -233,10 +302,19 @@ def _linear_flops(rows: int, linear: Linear) -> tuple[int, int]:
     return base + thin + decode, base + 2 * thin + decode
 
 
-def qlora_linears(rows: int, linears: Sequence[Linear], dtype: str, *, adapter_dtype: str = "fp32", dropout: bool = False) -> Cost:
-    """`qlora_linears` (QLoRALinear, QLoRAQKV): x once for all, each adapter's projection, and with dropout a seed.
+def qlora_linears(
+    rows: int,
+    linears: Sequence[Linear],
+    dtype: str,
+    *,
+    adapter_dtype: str = "fp32",
+    dropout: bool = False,
+) -> Cost:
+    """`qlora_linears` (QLoRALinear, QLoRAQKV): x once for all, each adapter's projection, and with
+    dropout a seed.
 
-    The decoded weight lies in the shared buffer (`decoded_weight_bytes`) and is not counted among the temporaries.
+    The decoded weight lies in the shared buffer (`decoded_weight_bytes`) and is not counted among
+    the temporaries.
     """
     item, in_features = ITEM_BYTES[dtype], linears[0].in_features
     seed = (SavedTensor("seed", (1,), "int64", True),) if dropout else ()
@@ -249,7 +327,10 @@ def qlora_linears(rows: int, linears: Sequence[Linear], dtype: str, *, adapter_d
         *seed,
     )
     flops = [_linear_flops(rows, linear) for linear in linears]
-    x_bytes, decoded = rows * in_features * item, sum(linear.out_features * linear.in_features for linear in linears) * item
+    x_bytes, decoded = (
+        rows * in_features * item,
+        sum(linear.out_features * linear.in_features for linear in linears) * item,
+    )
     y_bytes = sum(linear.out_features for linear in linears) * rows * item
     stored_bytes = sum(linear.stored_bytes for linear in linears)
     return Cost(
@@ -257,12 +338,19 @@ def qlora_linears(rows: int, linears: Sequence[Linear], dtype: str, *, adapter_d
         forward_flops=sum(forward for forward, _ in flops),
         backward_flops=sum(backward for _, backward in flops),
         forward_traffic_bytes=stored_bytes + 2 * decoded + 2 * len(linears) * x_bytes + 3 * y_bytes,
-        backward_traffic_bytes=stored_bytes + 2 * decoded + (4 * len(linears)) * x_bytes + 3 * y_bytes,
-        forward_temporary_bytes=max(_forward_temporaries(rows, linear, dtype, adapter_dtype, dropout) for linear in linears),
+        backward_traffic_bytes=stored_bytes
+        + 2 * decoded
+        + (4 * len(linears)) * x_bytes
+        + 3 * y_bytes,
+        forward_temporary_bytes=max(
+            _forward_temporaries(rows, linear, dtype, adapter_dtype, dropout) for linear in linears
+        ),
     )
 
 
-def _forward_temporaries(rows: int, linear: Linear, dtype: str, adapter_dtype: str, dropout: bool) -> int:
+def _forward_temporaries(
+    rows: int, linear: Linear, dtype: str, adapter_dtype: str, dropout: bool
+) -> int:
     """The dropped x and A in x's dtype while x A^T is made; B in x's dtype after that."""
     if not linear.rank:
         return 0
@@ -282,9 +370,14 @@ def qlora_mlp(
     dropout: bool = False,
     recompute: bool = False,
 ) -> Cost:
-    """`qlora_mlp` (QLoRAMLP): x, the gate's and the up projection's outputs unless `recompute`, projections, and a seed with dropout."""
+    """`qlora_mlp` (QLoRAMLP): x, the gate's and the up projection's outputs unless `recompute`,
+    projections, and a seed with dropout."""
     item, width, linears = ITEM_BYTES[dtype], gate.out_features, (gate, up, down)
-    wide = () if recompute else tuple(SavedTensor(name, (rows, width), dtype, True) for name in ("e", "g"))
+    wide = (
+        ()
+        if recompute
+        else tuple(SavedTensor(name, (rows, width), dtype, True) for name in ("e", "g"))
+    )
     biases = tuple(SavedTensor("bias", (0,), dtype, False) for _ in range(2)) if recompute else ()
     seed = (SavedTensor("seed", (1,), "int64", True),) if dropout else ()
     saved = (
@@ -306,7 +399,13 @@ def qlora_mlp(
         saved,
         forward_flops=first[0] + second[0] + third[0] + 6 * values,
         backward_flops=first[1] + second[1] + third[1] + again + 12 * values,
-        forward_traffic_bytes=stored + 2 * decoded + 5 * x_bytes + 3 * (2 * h_bytes + x_bytes) + 5 * h_bytes,
+        forward_traffic_bytes=stored
+        + 2 * decoded
+        + 5 * x_bytes
+        + 3 * (2 * h_bytes + x_bytes)
+        + 5 * h_bytes,
         backward_traffic_bytes=stored + 2 * decoded + 12 * x_bytes + 15 * h_bytes + 4 * recomputed,
-        forward_temporary_bytes=h_bytes + recomputed + _forward_temporaries(rows, down, dtype, adapter_dtype, dropout),
+        forward_temporary_bytes=h_bytes
+        + recomputed
+        + _forward_temporaries(rows, down, dtype, adapter_dtype, dropout),
     )

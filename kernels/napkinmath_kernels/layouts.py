@@ -1,4 +1,5 @@
-"""Memory order of attention tensors: (batch, heads, tokens, size) with a token's heads side by side, as projections make them."""
+"""Memory order of attention tensors: (batch, heads, tokens, size) with a token's heads side by
+side, as projections make them."""
 
 from __future__ import annotations
 
@@ -12,8 +13,11 @@ def token_major_strides(shape: torch.Size) -> tuple[int, int, int, int]:
 
 
 def empty_token_major(x: torch.Tensor) -> torch.Tensor:
-    """A new tensor of x's shape, dtype and device; `.transpose(1, 2).flatten(2)` of it needs no copy."""
-    return torch.empty_strided(x.shape, token_major_strides(x.shape), dtype=x.dtype, device=x.device)
+    """A new tensor of x's shape, dtype and device; `.transpose(1, 2).flatten(2)` of it needs no
+    copy."""
+    return torch.empty_strided(
+        x.shape, token_major_strides(x.shape), dtype=x.dtype, device=x.device
+    )
 
 
 def to_token_major(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

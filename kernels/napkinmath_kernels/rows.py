@@ -6,6 +6,11 @@ import torch
 
 
 def as_rows(x: torch.Tensor) -> torch.Tensor:
-    """`x` as (rows, hidden) with a contiguous last dimension: a view where the strides allow one, otherwise a copy."""
+    """`x` as (rows, hidden) with a contiguous last dimension: a view where the strides allow one,
+    otherwise a copy."""
     flat = x.reshape(-1, x.shape[-1])
-    return flat if flat.stride(-1) == 1 or (flat.shape[-1] == 1 and flat.is_contiguous()) else flat.contiguous()
+    return (
+        flat
+        if flat.stride(-1) == 1 or (flat.shape[-1] == 1 and flat.is_contiguous())
+        else flat.contiguous()
+    )

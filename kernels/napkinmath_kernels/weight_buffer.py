@@ -1,4 +1,5 @@
-"""One buffer a stream that every frozen weight is decoded into, in turn, so that a step never holds two decoded weights."""
+"""One buffer a stream that every frozen weight is decoded into, in turn, so that a step never holds
+two decoded weights."""
 
 from __future__ import annotations
 
@@ -11,9 +12,11 @@ import torch
 class WeightBuffer:
     """Grows to the largest weight asked of it and is handed out again and again.
 
-    Keyed by device, dtype and stream: work on one stream is ordered, so a GEMM that reads the buffer is over before the next
-    decode writes it. What is handed out is valid until the next `take` on that stream. While a CUDA graph is captured a buffer is
-    made for that one decode instead, in the graph's own memory: replays would go on writing to a buffer that has been let go of.
+    Keyed by device, dtype and stream: work on one stream is ordered, so a GEMM that reads the
+    buffer is over before the next decode writes it. What is handed out is valid until the next
+    `take` on that stream. While a CUDA graph is captured a buffer is made for that one decode
+    instead, in the graph's own memory: replays would go on writing to a buffer that has been let go
+    of.
     """
 
     def __init__(self) -> None:

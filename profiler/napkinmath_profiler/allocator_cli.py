@@ -1,4 +1,5 @@
-"""``estimate allocator SNAPSHOT``: replay a recorded snapshot under other allocator settings and say what would change."""
+"""``estimate allocator SNAPSHOT``: replay a recorded snapshot under other allocator settings and
+say what would change."""
 
 from __future__ import annotations
 
@@ -17,17 +18,31 @@ from napkinmath_profiler.snapshot.read_snapshot import RecordedSnapshot, read_sn
 DEFAULT = "default"
 USUAL = ("", "expandable_segments:True", "max_split_size_mb:128", "roundup_power2_divisions:8")
 OWN = (
-    (("--conf",), REPEAT, "CONF", "settings as PYTORCH_ALLOC_CONF has them; may be repeated [the usual ones]"),
+    (
+        ("--conf",),
+        REPEAT,
+        "CONF",
+        "settings as PYTORCH_ALLOC_CONF has them; may be repeated [the usual ones]",
+    ),
     (("--vram",), TEXT, "SIZE", "capacity: does each setting go through, e.g. 24GiB"),
     (("--json",), ON, "", "JSON instead of the table"),
     DEBUG,
 )
-DESCRIPTION = "Replay the allocations of a recorded memory_snapshot.pickle under other PYTORCH_ALLOC_CONF settings."
+DESCRIPTION = (
+    "Replay the allocations of a recorded memory_snapshot.pickle under other PYTORCH_ALLOC_CONF"
+    " settings."
+)
 
 
 def run(argv: Sequence[str]) -> int:
-    """Reads, replays, prints; exit code 1 where the first settings named (else the default) would not go through the capacity named."""
-    parser = Parser("estimate allocator", DESCRIPTION, (("replay", OWN),), positional=("file", "SNAPSHOT", "a memory_snapshot.pickle"))
+    """Reads, replays, prints; exit code 1 where the first settings named (else the default) would
+    not go through the capacity named."""
+    parser = Parser(
+        "estimate allocator",
+        DESCRIPTION,
+        (("replay", OWN),),
+        positional=("file", "SNAPSHOT", "a memory_snapshot.pickle"),
+    )
     options: dict[str, Any] = parser.parse(argv)
     if "file" not in options:
         raise InputError("no snapshot was named; write `estimate allocator memory_snapshot.pickle`")
@@ -42,9 +57,14 @@ def run(argv: Sequence[str]) -> int:
     return 1 if rows[named[0] or DEFAULT].out_of_memory else 0
 
 
-def replays(recorded: RecordedSnapshot, settings: Iterable[str], limit: int = UNLIMITED) -> dict[str, Replay]:
+def replays(
+    recorded: RecordedSnapshot, settings: Iterable[str], limit: int = UNLIMITED
+) -> dict[str, Replay]:
     """Settings -> what the replay under them books and holds."""
-    return {text or DEFAULT: replay(recorded.timeline, parse_settings(text, limit_bytes=limit)) for text in settings}
+    return {
+        text or DEFAULT: replay(recorded.timeline, parse_settings(text, limit_bytes=limit))
+        for text in settings
+    }
 
 
 def table(recorded: RecordedSnapshot, rows: Mapping[str, Replay]) -> str:
@@ -56,8 +76,14 @@ def table(recorded: RecordedSnapshot, rows: Mapping[str, Replay]) -> str:
     lines.append(f"{'as recorded':{width}}  {'':>10} {recorded.peak_reserved / GIB:>10.3f}")
     for name, books in rows.items():
         slack = 1 - books.peak_allocated / books.peak_reserved if books.peak_reserved else 0.0
-        figures = f"{books.peak_allocated / GIB:>10.3f} {books.peak_reserved / GIB:>10.3f} {slack:>8.1%} {books.num_segments:>9,}"
-        lines.append(f"{name:{width}}  {figures}" + (f"  {books.out_of_memory}" if books.out_of_memory else ""))
+        figures = (
+            f"{books.peak_allocated / GIB:>10.3f} {books.peak_reserved / GIB:>10.3f} {slack:>8.1%}"
+            f" {books.num_segments:>9,}"
+        )
+        lines.append(
+            f"{name:{width}}  {figures}"
+            + (f"  {books.out_of_memory}" if books.out_of_memory else "")
+        )
     return "\n".join([*lines, _advice(rows)])
 
 

@@ -1,4 +1,5 @@
-"""``estimate bench``: the ceilings of this device, and where a model's operations lie under them."""
+"""``estimate bench``: the ceilings of this device, and where a model's operations lie under
+them."""
 
 from __future__ import annotations
 
@@ -35,7 +36,10 @@ OWN = (
     (("--share",), TEXT, "SHARE", f"how much of the free memory may be taken [{DEFAULT_SHARE:g}]"),
     (("--plot",), TEXT, "FILE", "roofline as .png or .svg"),
 )
-DESCRIPTION = "Time this device's copies, matrix products, attention, launches and links over rotated inputs; with --model also those of its step, and show them under the roofline."
+DESCRIPTION = (
+    "Time this device's copies, matrix products, attention, launches and links over rotated inputs;"
+    " with --model also those of its step, and show them under the roofline."
+)
 
 
 def run(argv: Sequence[str]) -> int:
@@ -44,7 +48,10 @@ def run(argv: Sequence[str]) -> int:
     for library in ("transformers", "bitsandbytes"):
         logging.getLogger(library).setLevel(logging.ERROR)
     if "gpu" in given:
-        raise InputError(f"--gpu {shown(given['gpu'][0])} names what an estimate is for; a benchmark runs on what is here: --device cuda:N")
+        raise InputError(
+            f"--gpu {shown(given['gpu'][0])} names what an estimate is for; a benchmark runs on"
+            " what is here: --device cuda:N"
+        )
     plot = given.get("plot")
     if plot is not None and not plot.lower().endswith((".png", ".svg")):
         raise InputError(f"--plot {shown(plot)} has no known ending; use .png or .svg")
@@ -58,10 +65,18 @@ def run(argv: Sequence[str]) -> int:
     gpu, facts = gpu_of(device, points)
     speed = fitted(default_efficiency(gpu), points)
     hardware = Hardware(gpu=gpu, memory_bytes=gpu.memory_bytes)
-    step = estimate(model.spec, model.train, hardware=hardware, efficiency=speed) if model is not None else None
+    step = (
+        estimate(model.spec, model.train, hardware=hardware, efficiency=speed)
+        if model is not None
+        else None
+    )
     ops = model_ops_of(step) if step is not None else []
     if "json" in given:
-        print(json.dumps(as_mapping(device.name, stamp_of(device), facts, points, ops, notes), indent=1))
+        print(
+            json.dumps(
+                as_mapping(device.name, stamp_of(device), facts, points, ops, notes), indent=1
+            )
+        )
     else:
         _print(device.name, points, speed, step, ops, notes)
     if plot is not None:  # last: a disk that is full costs the picture alone
@@ -72,7 +87,12 @@ def run(argv: Sequence[str]) -> int:
 
 
 def as_mapping(
-    name: str, stamp: Mapping[str, str], facts: Mapping[str, Any], points: Sequence[OpPoint], ops: Sequence[ModelOp], notes: Sequence[str]
+    name: str,
+    stamp: Mapping[str, str],
+    facts: Mapping[str, Any],
+    points: Sequence[OpPoint],
+    ops: Sequence[ModelOp],
+    notes: Sequence[str],
 ) -> dict[str, Any]:
     """The benchmark as JSON."""
     return {
@@ -82,9 +102,18 @@ def as_mapping(
         "notes": list(notes),
         "ops": [point.as_row() for point in points],
         "model_ops": [
-            {"name": op.name, "kind": op.kind, "phase": op.phase, "flops": op.flops, "moved": op.moved, "intensity": op.intensity, "seconds": op.seconds} for op in ops
+            {
+                "name": op.name,
+                "kind": op.kind,
+                "phase": op.phase,
+                "flops": op.flops,
+                "moved": op.moved,
+                "intensity": op.intensity,
+                "seconds": op.seconds,
+            }
+            for op in ops
         ],
-    }  # fmt: skip
+    }
 
 
 def _print(
@@ -97,7 +126,13 @@ def _print(
 ) -> None:
     from rich.console import Console
 
-    from napkinmath_profiler.calibration.report import ops_table, print_notes, rates_table, table, unmeasured_lines
+    from napkinmath_profiler.calibration.report import (
+        ops_table,
+        print_notes,
+        rates_table,
+        table,
+        unmeasured_lines,
+    )
 
     console = Console()
     console.print(f"[bold]{name}[/bold]", highlight=False)
@@ -108,7 +143,8 @@ def _print(
     if step is not None and step.time is not None:
         total = sum(op.seconds for op in ops)
         made = table(
-            f"a step of {step.spec.name}, priced at these speeds: {format_seconds(step.time.seconds)}",
+            f"a step of {step.spec.name}, priced at these speeds:"
+            f" {format_seconds(step.time.seconds)}",
             "operation",
             "phase",
             "FLOP/byte",

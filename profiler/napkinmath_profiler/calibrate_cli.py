@@ -1,4 +1,5 @@
-"""``estimate calibrate``: measure this device, and one to three real layers of a model, and keep it for later estimates."""
+"""``estimate calibrate``: measure this device, and one to three real layers of a model, and keep it
+for later estimates."""
 
 from __future__ import annotations
 
@@ -30,9 +31,17 @@ OWN = (
     (("--device",), TEXT, "NAME", "cuda, cuda:N or cpu [cuda]"),
     (("--budget",), TEXT, "S", f"seconds it may take [{DEFAULT_BUDGET_S:g}]"),
     (("--share",), TEXT, "SHARE", f"how much of the free memory may be taken [{DEFAULT_SHARE:g}]"),
-    (("--out",), TEXT, "FILE", "where to write the calibration [the cache, where `estimate` finds it]"),
+    (
+        ("--out",),
+        TEXT,
+        "FILE",
+        "where to write the calibration [the cache, where `estimate` finds it]",
+    ),
 )
-DESCRIPTION = "Measure this device: copies, matrix products, attention, launches; with --model also one to three real layers of it, for each phase of a step."
+DESCRIPTION = (
+    "Measure this device: copies, matrix products, attention, launches; with --model also one to"
+    " three real layers of it, for each phase of a step."
+)
 
 
 def run(argv: Sequence[str]) -> int:
@@ -63,7 +72,8 @@ def run(argv: Sequence[str]) -> int:
 
 
 def elsewhere(content: Mapping[str, Any], path: str, reason: InputError) -> str:
-    """Where a calibration lies that could not be written to ``path``: what took a minute to measure is not thrown away. Raises ``reason`` where nothing takes it."""
+    """Where a calibration lies that could not be written to ``path``: what took a minute to measure
+    is not thrown away. Raises ``reason`` where nothing takes it."""
     other = os.path.join(tempfile.mkdtemp(prefix="napkinmath-"), os.path.basename(path))
     try:
         save(dict(content), other)
@@ -75,29 +85,46 @@ def elsewhere(content: Mapping[str, Any], path: str, reason: InputError) -> str:
 
 def allowance_of(given: Mapping[str, Any], device: Device, notes: list[str]) -> Allowance:
     """The seconds and bytes that the flags allow."""
-    share = values.number(given["share"], "--share", low=0.01) if "share" in given else DEFAULT_SHARE
-    budget = values.number(given["budget"], "--budget", low=1.0, high=86400.0) if "budget" in given else DEFAULT_BUDGET_S
+    share = (
+        values.number(given["share"], "--share", low=0.01) if "share" in given else DEFAULT_SHARE
+    )
+    budget = (
+        values.number(given["budget"], "--budget", low=1.0, high=86400.0)
+        if "budget" in given
+        else DEFAULT_BUDGET_S
+    )
     allowed = allowance(device, share=share, seconds=budget, notes=notes)
     hold_to(device, allowed)
     return allowed
 
 
-def measured(given: Mapping[str, Any], device: Device, allowed: Allowance, notes: list[str]) -> Calibrated:
+def measured(
+    given: Mapping[str, Any], device: Device, allowed: Allowance, notes: list[str]
+) -> Calibrated:
     """The measurement that the flags describe."""
     if "gpu" in given:
         raise InputError(
-            f"--gpu {shown(given['gpu'][0])} names what an estimate is for; a calibration measures what is here: --device cuda:N"
+            f"--gpu {shown(given['gpu'][0])} names what an estimate is for; a calibration measures"
+            " what is here: --device cuda:N"
         )
     model = named_model(given, device, notes)
-    share = values.number(given["share"], "--share", low=0.01) if "share" in given else DEFAULT_SHARE
+    share = (
+        values.number(given["share"], "--share", low=0.01) if "share" in given else DEFAULT_SHARE
+    )
     with progress(allowed) as advance:
-        return calibrate(device, allowed, model, how=LayerOptions(share=share), notes=notes, advance=advance)
+        return calibrate(
+            device, allowed, model, how=LayerOptions(share=share), notes=notes, advance=advance
+        )
 
 
-def named_model(given: Mapping[str, Any], device: Device, notes: list[str]) -> ModelToMeasure | None:
+def named_model(
+    given: Mapping[str, Any], device: Device, notes: list[str]
+) -> ModelToMeasure | None:
     """The model that the flags name, with its training step; None where they name none."""
     if not {"model", "arch"} & given.keys():
-        notes.append("no --model was named: speeds only; with a model its real layers are measured too")
+        notes.append(
+            "no --model was named: speeds only; with a model its real layers are measured too"
+        )
         return None
     from napkinmath.inputs.model_options import model_spec
     from napkinmath.inputs.options import train_config

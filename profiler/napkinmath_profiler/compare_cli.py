@@ -1,4 +1,5 @@
-"""``estimate compare [A B [C]]``: analytic, traced and measured side by side, by role and by module."""
+"""``estimate compare [A B [C]]``: analytic, traced and measured side by side, by role and by
+module."""
 
 from __future__ import annotations
 
@@ -19,20 +20,27 @@ OWN = (
     (("--force",), ON, "", "replace files that exist"),
 )
 DESCRIPTION = (
-    "Hold timelines of one training step against each other. A, B and C are 'analytic', 'traced' (both of the step that the flags describe) "
-    "or recorded snapshots (.pickle); analytic and traced unless named."
+    "Hold timelines of one training step against each other. A, B and C are 'analytic', 'traced'"
+    " (both of the step that the flags describe) or recorded snapshots (.pickle); analytic and"
+    " traced unless named."
 )
 
 
 def run(argv: Sequence[str]) -> int:
     """Makes the timelines, compares, prints."""
     parser = Parser(
-        "estimate compare", DESCRIPTION, (*SHARED, ("compare", OWN)), positional=("sides", "A B ...", "analytic, traced or a snapshot")
+        "estimate compare",
+        DESCRIPTION,
+        (*SHARED, ("compare", OWN)),
+        positional=("sides", "A B ...", "analytic, traced or a snapshot"),
     )
     options: dict[str, Any] = parser.parse(argv)
     sides = options.pop("sides", None) or ["analytic", "traced"]
     if not 2 <= len(sides) <= 3:
-        raise InputError(f"{len(sides)} sides cannot be compared; name two or three of analytic, traced and a snapshot (.pickle)")
+        raise InputError(
+            f"{len(sides)} sides cannot be compared; name two or three of analytic, traced and a"
+            " snapshot (.pickle)"
+        )
     if len(set(sides)) < len(sides):
         raise InputError(f"{shown(sides)} names one side twice; name different ones")
     comparison = compare({_name(side): _timeline(side, options) for side in sides})
@@ -48,7 +56,13 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _name(side: str) -> str:
-    return side if side in ("analytic", "traced") else "measured" if side.endswith((".pickle", ".pkl")) else side
+    return (
+        side
+        if side in ("analytic", "traced")
+        else "measured"
+        if side.endswith((".pickle", ".pkl"))
+        else side
+    )
 
 
 def _timeline(side: str, options: dict[str, Any]) -> Timeline:
@@ -64,4 +78,6 @@ def _timeline(side: str, options: dict[str, Any]) -> Timeline:
         from napkinmath_profiler.snapshot.read_snapshot import read_snapshot
 
         return read_snapshot(side).timeline
-    raise InputError(f"{shown(side)} is no side of a comparison; name analytic, traced or a snapshot (.pickle)")
+    raise InputError(
+        f"{shown(side)} is no side of a comparison; name analytic, traced or a snapshot (.pickle)"
+    )

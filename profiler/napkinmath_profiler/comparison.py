@@ -1,4 +1,5 @@
-"""Two or three timelines of the same step side by side: by role, and by module, each ending with what nobody explains."""
+"""Two or three timelines of the same step side by side: by role, and by module, each ending with
+what nobody explains."""
 
 from __future__ import annotations
 
@@ -15,12 +16,15 @@ from napkinmath.report.palette import COLORS, STACK
 UNEXPLAINED = "UNEXPLAINED"
 MOST_MODULES = 24
 # Wrappers, and parts that one side names and the other books on the module around them.
-DROPPED_PARTS = frozenset({"base_model", "model", "module", "transformer", "base_layer", "default", "lora", "act_fn", ""})
+DROPPED_PARTS = frozenset(
+    {"base_model", "model", "module", "transformer", "base_layer", "default", "lora", "act_fn", ""}
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Requested bytes at each timeline's own peak: rows of one figure a timeline, summing to ``totals``."""
+    """Requested bytes at each timeline's own peak: rows of one figure a timeline, summing to
+    ``totals``."""
 
     names: tuple[str, ...]
     totals: tuple[int, ...]
@@ -32,7 +36,10 @@ def compare(timelines: Mapping[str, Timeline]) -> Comparison:
     """Compare timelines, the first being what the others are held against."""
     peaks = {name: timeline.peak() for name, timeline in timelines.items()}
     roles = [
-        {role.value if role is not Role.UNEXPLAINED else UNEXPLAINED: size for role, size in t.breakdown(peaks[n]).items()}
+        {
+            role.value if role is not Role.UNEXPLAINED else UNEXPLAINED: size
+            for role, size in t.breakdown(peaks[n]).items()
+        }
         for n, t in timelines.items()
     ]
     modules = [_by_module(t, t.live_counts(peaks[n])) for n, t in timelines.items()]
@@ -41,7 +48,10 @@ def compare(timelines: Mapping[str, Timeline]) -> Comparison:
 
 
 def _rows(tables: Sequence[Mapping[str, int]]) -> dict[str, tuple[int, ...]]:
-    names = sorted({name for table in tables for name in table}, key=lambda n: (n == UNEXPLAINED, -max(t.get(n, 0) for t in tables)))
+    names = sorted(
+        {name for table in tables for name in table},
+        key=lambda n: (n == UNEXPLAINED, -max(t.get(n, 0) for t in tables)),
+    )
     rows = {name: tuple(table.get(name, 0) for table in tables) for name in names}
     rows.setdefault(UNEXPLAINED, tuple(0 for _ in tables))
     return rows
@@ -57,9 +67,14 @@ def _by_module(timeline: Timeline, counts: Sequence[int]) -> dict[str, int]:
 
 
 def module_group(path: str) -> str:
-    """``base_model.model.model.layers.3.self_attn.q_proj.lora_A.default`` -> ``layers.*.self_attn.q_proj``; the rest is the root's."""
+    """``base_model.model.model.layers.3.self_attn.q_proj.lora_A.default`` ->
+    ``layers.*.self_attn.q_proj``; the rest is the root's."""
     parts = [part for part in path.split(".") if part not in DROPPED_PARTS]
-    parts = [part for part in parts if not part.startswith(("lora_", "quant_state", "exp_avg", "momentum", "state", "step"))]
+    parts = [
+        part
+        for part in parts
+        if not part.startswith(("lora_", "quant_state", "exp_avg", "momentum", "state", "step"))
+    ]
     if parts and parts[-1] in ("weight", "bias", "absmax", "code", "offset"):
         parts.pop()
     return ".".join("*" if part.isdigit() else part for part in parts) or "(root)"
@@ -68,19 +83,38 @@ def module_group(path: str) -> str:
 def table(comparison: Comparison) -> str:
     """Both tables as text; differences are against the first column."""
     unit, name = (GIB, "GiB") if max(comparison.totals) >= GIB else (MIB, "MiB")
-    blocks = [_block("by role", comparison.by_role, comparison, unit, name, len(comparison.by_role))]
+    blocks = [
+        _block("by role", comparison.by_role, comparison, unit, name, len(comparison.by_role))
+    ]
     blocks.append(_block("by module", comparison.by_module, comparison, unit, name, MOST_MODULES))
     return "\n\n".join(blocks)
 
 
-def _block(title: str, rows: Mapping[str, tuple[int, ...]], comparison: Comparison, unit: int, unit_name: str, most: int) -> str:
+def _block(
+    title: str,
+    rows: Mapping[str, tuple[int, ...]],
+    comparison: Comparison,
+    unit: int,
+    unit_name: str,
+    most: int,
+) -> str:
     shown = dict(list(rows.items())[: most - 1]) if len(rows) > most else dict(rows)
     if len(rows) > len(shown):
-        rest = [values for name, values in rows.items() if name not in shown and name != UNEXPLAINED]
-        shown["(smaller)"] = tuple(sum(column) for column in zip(*rest, strict=True)) if rest else tuple(0 for _ in comparison.names)
+        rest = [
+            values for name, values in rows.items() if name not in shown and name != UNEXPLAINED
+        ]
+        shown["(smaller)"] = (
+            tuple(sum(column) for column in zip(*rest, strict=True))
+            if rest
+            else tuple(0 for _ in comparison.names)
+        )
         shown[UNEXPLAINED] = rows[UNEXPLAINED]
     width = max(len(title) + len(unit_name) + 2, *(len(name) for name in shown))
-    lines = [f"{f'{title}, {unit_name}':{width}}" + "".join(f"{name:>12}" for name in comparison.names) + f"{'difference':>24}"]
+    lines = [
+        f"{f'{title}, {unit_name}':{width}}"
+        + "".join(f"{name:>12}" for name in comparison.names)
+        + f"{'difference':>24}"
+    ]
     for name, values in [*shown.items(), ("at the peak", comparison.totals)]:
         figures = "".join(f"{value / unit:>12.3f}" for value in values)
         lines.append(f"{name:{width}}{figures}{_difference(values, unit):>24}")
@@ -102,8 +136,14 @@ def as_mapping(comparison: Comparison) -> dict[str, Any]:
         "schema": 1,
         "names": list(comparison.names),
         "peak": dict(zip(comparison.names, comparison.totals, strict=True)),
-        "by_role": {name: dict(zip(comparison.names, values, strict=True)) for name, values in comparison.by_role.items()},
-        "by_module": {name: dict(zip(comparison.names, values, strict=True)) for name, values in comparison.by_module.items()},
+        "by_role": {
+            name: dict(zip(comparison.names, values, strict=True))
+            for name, values in comparison.by_role.items()
+        },
+        "by_module": {
+            name: dict(zip(comparison.names, values, strict=True))
+            for name, values in comparison.by_module.items()
+        },
     }
 
 
@@ -112,9 +152,15 @@ def picture(comparison: Comparison) -> str:
     width, row, left = 900, 46, 110
     largest = max(comparison.totals) or 1
     order = [role.value if role is not Role.UNEXPLAINED else UNEXPLAINED for role in STACK]
-    colors = {(role.value if role is not Role.UNEXPLAINED else UNEXPLAINED): color for role, color in COLORS.items()}
+    colors = {
+        (role.value if role is not Role.UNEXPLAINED else UNEXPLAINED): color
+        for role, color in COLORS.items()
+    }
     height = 30 + row * len(comparison.names) + 22 * (1 + len(comparison.by_role) // 4)
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="13">']
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}"'
+        ' font-family="sans-serif" font-size="13">'
+    ]
     for column, name in enumerate(comparison.names):
         y, x = 20 + row * column, float(left)
         parts.append(f'<text x="0" y="{y + 18}">{escape(name)}</text>')
@@ -123,13 +169,19 @@ def picture(comparison: Comparison) -> str:
             bar = size / largest * (width - left - 90)
             if bar > 0:
                 title = f"<title>{escape(role)}: {size / GIB:.3f} GiB</title>"
-                parts.append(f'<rect x="{x:.2f}" y="{y}" width="{bar:.2f}" height="28" fill="{colors[role]}">{title}</rect>')
+                parts.append(
+                    f'<rect x="{x:.2f}" y="{y}" width="{bar:.2f}" height="28"'
+                    f' fill="{colors[role]}">{title}</rect>'
+                )
                 x += bar
-        parts.append(f'<text x="{x + 6:.1f}" y="{y + 18}">{comparison.totals[column] / GIB:.2f} GiB</text>')
+        parts.append(
+            f'<text x="{x + 6:.1f}" y="{y + 18}">{comparison.totals[column] / GIB:.2f} GiB</text>'
+        )
     used = [role for role in order if any(comparison.by_role.get(role, ()))]
     for index, role in enumerate(used):
         x, y = 10 + 220 * (index % 4), 30 + row * len(comparison.names) + 22 * (index // 4)
         parts.append(
-            f'<rect x="{x}" y="{y}" width="12" height="12" fill="{colors[role]}"/><text x="{x + 18}" y="{y + 11}">{escape(role)}</text>'
+            f'<rect x="{x}" y="{y}" width="12" height="12" fill="{colors[role]}"/><text'
+            f' x="{x + 18}" y="{y + 11}">{escape(role)}</text>'
         )
     return "\n".join([*parts, "</svg>\n"])

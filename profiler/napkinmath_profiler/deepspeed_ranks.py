@@ -2,8 +2,9 @@
 
     DS_ACCELERATOR=cpu torchrun --nproc-per-node 2 -m napkinmath_profiler.deepspeed_ranks CONFIG [--stage 2] [--bucket 500000]
 
-CONFIG is a config.json, its folder, or JSON text. Needs `pip install deepspeed`. Rank 0 prints one JSON object with the peak bytes of
-the second step, the first being the one in which stage 3 learns the order of its modules.
+CONFIG is a config.json, its folder, or JSON text. Needs `pip install deepspeed`. Rank 0 prints one
+JSON object with the peak bytes of the second step, the first being the one in which stage 3 learns
+the order of its modules.
 """
 
 from __future__ import annotations
@@ -26,10 +27,17 @@ from napkinmath_profiler.tracing.trace_options import TraceOptions
 
 def main() -> None:
     """Joins the ranks, runs two steps, prints what they took."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("config", help="config.json, its folder, or JSON text")
     parser.add_argument("--stage", type=int, default=2, choices=(1, 2, 3))
-    parser.add_argument("--bucket", type=int, default=500_000, help="elements of reduce, gather and prefetch buckets")
+    parser.add_argument(
+        "--bucket",
+        type=int,
+        default=500_000,
+        help="elements of reduce, gather and prefetch buckets",
+    )
     parser.add_argument("--persistence", type=int, default=1000)
     parser.add_argument("--bs", type=int, default=2)
     parser.add_argument("--ctx", type=int, default=128)
@@ -43,7 +51,12 @@ def main() -> None:
     if dist.get_rank() == 0:
         print(
             json.dumps(
-                {"stage": arguments.stage, "world_size": dist.get_world_size(), "peak_bytes": peak, "deepspeed": deepspeed.__version__}
+                {
+                    "stage": arguments.stage,
+                    "world_size": dist.get_world_size(),
+                    "peak_bytes": peak,
+                    "deepspeed": deepspeed.__version__,
+                }
             )
         )
     dist.destroy_process_group()
@@ -51,9 +64,16 @@ def main() -> None:
 
 def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """DeepSpeed's config."""
-    zero: dict[str, Any] = {"stage": arguments.stage, "reduce_bucket_size": arguments.bucket, "allgather_bucket_size": arguments.bucket}
+    zero: dict[str, Any] = {
+        "stage": arguments.stage,
+        "reduce_bucket_size": arguments.bucket,
+        "allgather_bucket_size": arguments.bucket,
+    }
     if arguments.stage == 3:
-        zero |= {"stage3_prefetch_bucket_size": arguments.bucket, "stage3_param_persistence_threshold": arguments.persistence}
+        zero |= {
+            "stage3_prefetch_bucket_size": arguments.bucket,
+            "stage3_param_persistence_threshold": arguments.persistence,
+        }
     return {
         "train_micro_batch_size_per_gpu": arguments.bs,
         "bf16": {"enabled": True},
@@ -68,12 +88,19 @@ def peak_of_second_step(deepspeed: Any, arguments: argparse.Namespace) -> int:
     given = arguments.config
     config = config_from(json.loads(given) if given.lstrip().startswith("{") else given)
     options = TraceOptions(
-        micro_batch_size=arguments.bs, sequence_length=arguments.ctx, dtype="bf16", attention="eager", checkpointing=arguments.checkpointing, optimizer="adamw-fused"
-    )  # fmt: skip
+        micro_batch_size=arguments.bs,
+        sequence_length=arguments.ctx,
+        dtype="bf16",
+        attention="eager",
+        checkpointing=arguments.checkpointing,
+        optimizer="adamw-fused",
+    )
     torch.manual_seed(0)
     model: Any = prepared(build(config, options, device="cpu"), options, device="cpu")
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], fused=True)
-    engine = deepspeed.initialize(model=model, optimizer=optimizer, config=settings_of(arguments))[0]
+    engine = deepspeed.initialize(model=model, optimizer=optimizer, config=settings_of(arguments))[
+        0
+    ]
     tracker = StorageTracker("cpu", ModulePaths())
     gc.collect()
     for found in gc.get_objects():

@@ -20,7 +20,13 @@ from napkinmath.report.screen import is_unicode, standard_output, terminal_width
 from napkinmath_profiler.measuring.beside import Side, analytic_side, side_of_timeline, traced_side
 from napkinmath_profiler.measuring.device_names import device_named
 from napkinmath_profiler.measuring.measurement import Measurement
-from napkinmath_profiler.measuring.partial import LayerPlan, WholeModel, plan_layers, whole_model, with_kept
+from napkinmath_profiler.measuring.partial import (
+    LayerPlan,
+    WholeModel,
+    plan_layers,
+    whole_model,
+    with_kept,
+)
 from napkinmath_profiler.measuring.report import MeasureReport, as_mapping, report_text
 from napkinmath_profiler.measuring.room import free_bytes
 from napkinmath_profiler.measuring.runner import MeasureOptions, measure_step
@@ -37,18 +43,34 @@ OWN = (
     (("--device",), TEXT, "NAME", "cuda, cuda:N or cpu [cuda]"),
     (("--layers",), TEXT, "N", "measure N layers and write out the rest [as many as fit]"),
     (("--steps",), TEXT, "N", f"steps to time [{DEFAULT_STEPS}]"),
-    (("--memory-share",), TEXT, "SHARE", f"how much of the free memory may be taken [{DEFAULT_MEMORY_SHARE}]"),
-    (("--snapshot",), TEXT, "FILE", "keep the memory history, for PyTorch's memory_viz and `estimate compare` (.pickle)"),
+    (
+        ("--memory-share",),
+        TEXT,
+        "SHARE",
+        f"how much of the free memory may be taken [{DEFAULT_MEMORY_SHARE}]",
+    ),
+    (
+        ("--snapshot",),
+        TEXT,
+        "FILE",
+        "keep the memory history, for PyTorch's memory_viz and `estimate compare` (.pickle)",
+    ),
     (("--stacks",), ON, "", "record Python call stacks with it"),
     (("--force",), ON, "", "replace files that exist"),
 )
-DESCRIPTION = "Build the model with random weights, run real training steps on this machine's device, and compare memory and time with the prediction."
+DESCRIPTION = (
+    "Build the model with random weights, run real training steps on this machine's device, and"
+    " compare memory and time with the prediction."
+)
 
 
 def run(argv: Sequence[str]) -> int:
     """Parses the flags, measures, prints; returns 1 where memory ran out."""
     given: dict[str, Any] = Parser(
-        "estimate measure", DESCRIPTION, (*SHARED, ("measure", OWN)), positional=("job", "JOB", "a job file, as for `estimate`")
+        "estimate measure",
+        DESCRIPTION,
+        (*SHARED, ("measure", OWN)),
+        positional=("job", "JOB", "a job file, as for `estimate`"),
     ).parse(argv)
     notes: list[str] = []
     if "job" in given:
@@ -61,7 +83,11 @@ def run(argv: Sequence[str]) -> int:
         print(json.dumps(as_mapping(report), indent=2))
     else:
         out = standard_output()
-        out.write(report_text(report, width=terminal_width(out), color=wants_color(out), unicode=is_unicode(out)))
+        out.write(
+            report_text(
+                report, width=terminal_width(out), color=wants_color(out), unicode=is_unicode(out)
+            )
+        )
     _write_files(report, given)  # last: a disk that is full costs the files alone
     return report.exit_code
 
@@ -74,7 +100,9 @@ def make_report(options: Mapping[str, Any], notes: list[str]) -> MeasureReport:
     device = device_named(how.device)
     if device.type == "cpu" and "precision" not in options:
         options = {**options, "precision": CPU_PRECISION}
-        notes.append(f"no --precision was given: {CPU_PRECISION}, as a CPU is slow at anything shorter")
+        notes.append(
+            f"no --precision was given: {CPU_PRECISION}, as a CPU is slow at anything shorter"
+        )
     train = train_config(options)
     chosen = options_from(train)
     name, mapping = model_mapping(options)
@@ -102,17 +130,24 @@ def make_report(options: Mapping[str, Any], notes: list[str]) -> MeasureReport:
 
 
 def _how(options: Mapping[str, Any]) -> MeasureOptions:
-    share = values.number(options["memory_share"], "--memory-share", low=0.01) if "memory_share" in options else DEFAULT_MEMORY_SHARE
+    share = (
+        values.number(options["memory_share"], "--memory-share", low=0.01)
+        if "memory_share" in options
+        else DEFAULT_MEMORY_SHARE
+    )
     return MeasureOptions(
         device=values.text(options.get("device", "cuda"), "--device"),
-        num_steps=values.count(options["steps"], "--steps") if "steps" in options else DEFAULT_STEPS,
+        num_steps=(
+            values.count(options["steps"], "--steps") if "steps" in options else DEFAULT_STEPS
+        ),
         stacks="stacks" in options,
         memory_share=share,
     )
 
 
 def _needed(mapping: Mapping[str, Any], config: Any, count: int, train: Any) -> float:
-    """Bytes that ``count`` layers will reserve at most by the estimate; 0 where there is none, so that trying decides."""
+    """Bytes that ``count`` layers will reserve at most by the estimate; 0 where there is none, so
+    that trying decides."""
     try:
         kept = with_kept(config, range(count)).to_dict()
         return float(estimate({**mapping, **kept}, train).memory.reserved.high)
@@ -120,8 +155,11 @@ def _needed(mapping: Mapping[str, Any], config: Any, count: int, train: Any) -> 
         return 0.0
 
 
-def _measure(config: Any, chosen: TraceOptions, how: MeasureOptions, plan: LayerPlan) -> tuple[Measurement, LayerPlan]:
-    """The measurement of the planned layers, or of fewer where memory ran out before anything was learned."""
+def _measure(
+    config: Any, chosen: TraceOptions, how: MeasureOptions, plan: LayerPlan
+) -> tuple[Measurement, LayerPlan]:
+    """The measurement of the planned layers, or of fewer where memory ran out before anything was
+    learned."""
     import dataclasses
 
     while True:
@@ -132,12 +170,18 @@ def _measure(config: Any, chosen: TraceOptions, how: MeasureOptions, plan: Layer
         plan = plan_layers(config, chosen, lambda count, most=fewer: count <= most)
 
 
-def _whole(config: Any, chosen: TraceOptions, how: MeasureOptions, plan: LayerPlan, found: Measurement) -> WholeModel | None:
+def _whole(
+    config: Any, chosen: TraceOptions, how: MeasureOptions, plan: LayerPlan, found: Measurement
+) -> WholeModel | None:
     import dataclasses
 
     if plan.is_whole or found.failure is not None:
         return None
-    shorter = measure_step(config, chosen, dataclasses.replace(how, kept=plan.slope)) if plan.slope else None
+    shorter = (
+        measure_step(config, chosen, dataclasses.replace(how, kept=plan.slope))
+        if plan.slope
+        else None
+    )
     return whole_model(found, shorter, plan)
 
 
@@ -162,18 +206,27 @@ def _measured_side(found: Measurement, whole: WholeModel | None) -> Side | None:
     if memory is None:
         return dataclasses.replace(side, seconds=seconds)
     used = memory.device_used
-    return dataclasses.replace(side, allocated=memory.allocated, reserved=memory.reserved, device=used, seconds=seconds)
+    return dataclasses.replace(
+        side, allocated=memory.allocated, reserved=memory.reserved, device=used, seconds=seconds
+    )
 
 
 def _predictions(
-    config: Any, train: Any, chosen: TraceOptions, device: torch.device, options: Mapping[str, Any], notes: list[str]
+    config: Any,
+    train: Any,
+    chosen: TraceOptions,
+    device: torch.device,
+    options: Mapping[str, Any],
+    notes: list[str],
 ) -> list[Side]:
     from napkinmath.inputs.hardware_options import calibration_on
 
     sides: list[Side] = []
     machine = _hardware(device, notes)
     calibration = calibration_on(machine, options, notes) if machine is not None else None
-    analytic, reason = analytic_side(config.to_dict(), train, hardware=machine, calibration=calibration)
+    analytic, reason = analytic_side(
+        config.to_dict(), train, hardware=machine, calibration=calibration
+    )
     if analytic is not None:
         sides.append(analytic)
     elif reason:
@@ -181,10 +234,16 @@ def _predictions(
     try:
         workspace = machine.gpu.cublas_workspace_bytes if machine is not None else 0
         sides.append(traced_side(config, chosen, device, workspace_bytes=workspace))
-    except (NapkinError, RuntimeError) as error:  # torch refuses what has no code for tensors without storage
+    except (
+        NapkinError,
+        RuntimeError,
+    ) as error:  # torch refuses what has no code for tensors without storage
         notes.append(f"not traced: {' '.join(str(error).split())[:300]}")
     if device.type == "cpu":
-        notes.append("the trace makes this CPU's choices; the analytic column is of a GPU, whose kernels keep other tensors")
+        notes.append(
+            "the trace makes this CPU's choices; the analytic column is of a GPU, whose kernels"
+            " keep other tensors"
+        )
         sides.reverse()
     return sides
 
@@ -207,7 +266,10 @@ def _refuse_existing(given: Mapping[str, Any]) -> None:
     """Before anything is measured: no file is replaced without --force."""
     for key in ("timeline", "snapshot"):
         if key in given and os.path.lexists(given[key]) and "force" not in given:
-            raise InputError(f"--{key} {shown(given[key], limit=200)} exists; add --force to replace it, or name another")
+            raise InputError(
+                f"--{key} {shown(given[key], limit=200)} exists; add --force to replace it, or name"
+                " another"
+            )
 
 
 def _write_files(report: MeasureReport, given: Mapping[str, Any]) -> None:
@@ -228,7 +290,12 @@ def _write_files(report: MeasureReport, given: Mapping[str, Any]) -> None:
 
         index = torch.device(_how(given).device).index
         write_labelled(
-            measurement.snapshot, measurement.result, given["snapshot"], measurement.present, device_index=index or 0, force=force
+            measurement.snapshot,
+            measurement.result,
+            given["snapshot"],
+            measurement.present,
+            device_index=index or 0,
+            force=force,
         )
     else:
         from napkinmath_profiler.snapshot.write_snapshot import write_snapshot

@@ -1,9 +1,11 @@
-"""A training step run by real ranks: DDP or FSDP2 over gloo on CPUs (every storage tracked) or NCCL on GPUs (the allocator's peak).
+"""A training step run by real ranks: DDP or FSDP2 over gloo on CPUs (every storage tracked) or NCCL
+on GPUs (the allocator's peak).
 
     torchrun --nproc-per-node 2 -m napkinmath_profiler.parallel_ranks CONFIG [--strategy fsdp2] [--bs 2] [--ctx 128]
 
-CONFIG is a config.json, its folder, or JSON text. Rank 0 prints one JSON object a run: peak bytes of a rank (the most over all), by phase
-where storages are tracked, and the collectives of the steady step by kind, each with calls and bytes of the whole message.
+CONFIG is a config.json, its folder, or JSON text. Rank 0 prints one JSON object a run: peak bytes
+of a rank (the most over all), by phase where storages are tracked, and the collectives of the
+steady step by kind, each with calls and bytes of the whole message.
 """
 
 from __future__ import annotations
@@ -28,7 +30,11 @@ from torch.utils.checkpoint import checkpoint
 from napkinmath_profiler.trace import build, optimizer_of, prepared
 from napkinmath_profiler.tracing.meta_model import AdapterOptions, TrainMethod, config_from
 from napkinmath_profiler.tracing.observation import observe
-from napkinmath_profiler.tracing.parallel.fully_sharded import SyncingLoop, planning_unseen, resizes_seen
+from napkinmath_profiler.tracing.parallel.fully_sharded import (
+    SyncingLoop,
+    planning_unseen,
+    resizes_seen,
+)
 from napkinmath_profiler.tracing.storage_events import rounded_bytes
 from napkinmath_profiler.tracing.trace_options import TraceOptions
 from napkinmath_profiler.tracing.training_step import LoopOptions, TrainingLoop
@@ -53,11 +59,21 @@ class CollectiveCounter(TorchDispatchMode):
         self.num_calls: Counter[str] = Counter()
         self.num_bytes: Counter[str] = Counter()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
         """Runs the operation, counted if it is a collective."""
         if any(kind.__name__ == "DTensor" for kind in types):
             return NotImplemented
-        found = COLLECTIVES.get(func._schema.name.removeprefix("c10d::")) if func.namespace == "c10d" else None
+        found = (
+            COLLECTIVES.get(func._schema.name.removeprefix("c10d::"))
+            if func.namespace == "c10d"
+            else None
+        )
         if found is not None:
             name, position = found
             message = args[position]
@@ -88,11 +104,21 @@ def main() -> None:
             peaks: list[Any] = [None] * dist.get_world_size()
             dist.all_gather_object(peaks, result["peak_bytes"])
             if dist.get_rank() == 0:
-                print(json.dumps({**result, "world_size": dist.get_world_size(), "peak_bytes": max(peaks), "device": device}))
+                print(
+                    json.dumps(
+                        {
+                            **result,
+                            "world_size": dist.get_world_size(),
+                            "peak_bytes": max(peaks),
+                            "device": device,
+                        }
+                    )
+                )
             dist.barrier()  # no rank leaves while another still talks to it
             gc.collect()
     finally:
-        gc.collect()  # what the engines' cycles hold of the group, whose threads must end before it is destroyed
+        # what the engines' cycles hold of the group, whose threads must end before it is destroyed
+        gc.collect()
         dist.destroy_process_group()
 
 
@@ -100,31 +126,65 @@ def _arguments() -> list[argparse.Namespace]:
     """What to run, one after another."""
     parser = _parser()
     first = parser.parse_args()
-    return [first, *(parser.parse_args([first.config, *shlex.split(words)]) for words in first.then)]
+    return [
+        first,
+        *(parser.parse_args([first.config, *shlex.split(words)]) for words in first.then),
+    ]
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("config", help="config.json, its folder, or JSON text")
-    parser.add_argument("--then", action="append", default=[], metavar="FLAGS", help="another run by the same ranks, with these flags")
-    parser.add_argument("--strategy", default="fsdp2", choices=("ddp", "ddp-view", "fsdp1", "fsdp2"))
+    parser.add_argument(
+        "--then",
+        action="append",
+        default=[],
+        metavar="FLAGS",
+        help="another run by the same ranks, with these flags",
+    )
+    parser.add_argument(
+        "--strategy", default="fsdp2", choices=("ddp", "ddp-view", "fsdp1", "fsdp2")
+    )
     parser.add_argument("--bs", type=int, default=2)
     parser.add_argument("--ctx", type=int, default=128)
     parser.add_argument("--dtype", default="fp32", choices=("fp32", "bf16"))
     parser.add_argument(
-        "--mixed", action="store_true", help="FSDP1: fp32 parts, gathered and reduced in bf16 under bf16 autocast, as accelerate has it"
+        "--mixed",
+        action="store_true",
+        help=(
+            "FSDP1: fp32 parts, gathered and reduced in bf16 under bf16 autocast, as accelerate"
+            " has it"
+        ),
     )
-    parser.add_argument("--flat-adapters", action="store_true", help="FSDP1: adapters share their layer's flat parameter")
-    parser.add_argument("--vocab-size", type=int, default=0, help="another vocabulary than the config's")
-    parser.add_argument("--tied", action="store_true", help="embeddings and head share their weight")
+    parser.add_argument(
+        "--flat-adapters",
+        action="store_true",
+        help="FSDP1: adapters share their layer's flat parameter",
+    )
+    parser.add_argument(
+        "--vocab-size", type=int, default=0, help="another vocabulary than the config's"
+    )
+    parser.add_argument(
+        "--tied", action="store_true", help="embeddings and head share their weight"
+    )
     parser.add_argument("--attention", default="eager")
     parser.add_argument("--optimizer", default="adamw-fused")
     parser.add_argument("--checkpointing", action="store_true")
     parser.add_argument("--reentrant", action="store_true", help="the older form of checkpointing")
     parser.add_argument(
-        "--around", action="store_true", help="reentrant checkpoints around FSDP's units, as transformers made them before 4.53"
+        "--around",
+        action="store_true",
+        help="reentrant checkpoints around FSDP's units, as transformers made them before 4.53",
     )
-    parser.add_argument("--lora", type=int, default=0, metavar="RANK", help="LoRA on all linears; 0 trains everything")
+    parser.add_argument(
+        "--lora",
+        type=int,
+        default=0,
+        metavar="RANK",
+        help="LoRA on all linears; 0 trains everything",
+    )
     parser.add_argument("--grad-accum", type=int, default=1)
     return parser
 
@@ -136,10 +196,21 @@ def run_steps(arguments: argparse.Namespace, device: str) -> dict[str, Any]:
     config.vocab_size = arguments.vocab_size or config.vocab_size
     config.tie_word_embeddings = arguments.tied or config.tie_word_embeddings
     options = TraceOptions(
-        micro_batch_size=arguments.bs, sequence_length=arguments.ctx, dtype=arguments.dtype, attention=arguments.attention, optimizer=arguments.optimizer,
-        checkpointing=arguments.checkpointing, use_reentrant=arguments.reentrant, method=TrainMethod.LORA if arguments.lora else TrainMethod.FULL,
-        adapters=AdapterOptions(rank=arguments.lora or 8, dropout=0.0), loop=LoopOptions(gradient_accumulation_steps=arguments.grad_accum, device_type=device.partition(":")[0], autocast_dtype=torch.bfloat16 if arguments.mixed else None),
-    )  # fmt: skip
+        micro_batch_size=arguments.bs,
+        sequence_length=arguments.ctx,
+        dtype=arguments.dtype,
+        attention=arguments.attention,
+        optimizer=arguments.optimizer,
+        checkpointing=arguments.checkpointing,
+        use_reentrant=arguments.reentrant,
+        method=TrainMethod.LORA if arguments.lora else TrainMethod.FULL,
+        adapters=AdapterOptions(rank=arguments.lora or 8, dropout=0.0),
+        loop=LoopOptions(
+            gradient_accumulation_steps=arguments.grad_accum,
+            device_type=device.partition(":")[0],
+            autocast_dtype=torch.bfloat16 if arguments.mixed else None,
+        ),
+    )
     torch.manual_seed(0)
     model: Any = prepared(build(config, options, device=device), options, device=device)
     shape = (arguments.bs, arguments.ctx)
@@ -147,7 +218,13 @@ def run_steps(arguments: argparse.Namespace, device: str) -> dict[str, Any]:
     inputs = {"input_ids": ids, "labels": ids.clone()}
     if arguments.around:
         model.enable_input_require_grads()
-    model, loop_of = spread(model, arguments.strategy, device, flat_adapters=arguments.flat_adapters, mixed=arguments.mixed)
+    model, loop_of = spread(
+        model,
+        arguments.strategy,
+        device,
+        flat_adapters=arguments.flat_adapters,
+        mixed=arguments.mixed,
+    )
     if arguments.around:
         checkpoint_around_units(model)
     loop = loop_of(model, optimizer_of(model, options), inputs, options.loop)
@@ -168,12 +245,16 @@ def run_steps(arguments: argparse.Namespace, device: str) -> dict[str, Any]:
         size = rounded_bytes(trace.records[event.storage_id].requested_bytes)
         live += size if event.is_allocation else -size
         peak = max(peak, live)
-    phases = {phase.value: moment.requested_bytes for phase, moment in trace.peak_by_phase(1).items()}
+    phases = {
+        phase.value: moment.requested_bytes for phase, moment in trace.peak_by_phase(1).items()
+    }
     return {"peak_bytes": peak, "phases": phases, "collectives": _difference(counter, before)}
 
 
 @contextmanager
-def one_step_marked(loop: TrainingLoop, counter: CollectiveCounter, marks: list[tuple[Counter[str], Counter[str]]]) -> Iterator[None]:
+def one_step_marked(
+    loop: TrainingLoop, counter: CollectiveCounter, marks: list[tuple[Counter[str], Counter[str]]]
+) -> Iterator[None]:
     """Notes what has been counted as each step ends."""
     step: Callable[..., None] = loop.one_step
 
@@ -185,7 +266,9 @@ def one_step_marked(loop: TrainingLoop, counter: CollectiveCounter, marks: list[
     yield
 
 
-def _difference(counter: CollectiveCounter, before: tuple[Counter[str], Counter[str]]) -> dict[str, dict[str, int]]:
+def _difference(
+    counter: CollectiveCounter, before: tuple[Counter[str], Counter[str]]
+) -> dict[str, dict[str, int]]:
     calls, moved = counter.num_calls - before[0], counter.num_bytes - before[1]
     return {kind: {"calls": calls[kind], "bytes": moved[kind]} for kind in sorted(calls)}
 
@@ -195,18 +278,31 @@ def _measured(loop: TrainingLoop) -> dict[str, Any]:
     torch.cuda.reset_peak_memory_stats()
     loop.run()
     torch.cuda.synchronize()
-    return {"peak_bytes": torch.cuda.max_memory_allocated(), "reserved_bytes": torch.cuda.max_memory_reserved()}
+    return {
+        "peak_bytes": torch.cuda.max_memory_allocated(),
+        "reserved_bytes": torch.cuda.max_memory_reserved(),
+    }
 
 
 def spread(
-    model: nn.Module, strategy: str, device: str, *, flat_adapters: bool = False, mixed: bool = False
+    model: nn.Module,
+    strategy: str,
+    device: str,
+    *,
+    flat_adapters: bool = False,
+    mixed: bool = False,
 ) -> tuple[Any, Callable[..., TrainingLoop]]:
     """The model under its engine, and the loop that goes with it."""
     if strategy.startswith("ddp"):
         from torch.nn.parallel import DistributedDataParallel
 
         ids = None if device == "cpu" else [torch.device(device)]
-        return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=strategy == "ddp-view"), UnsyncedLoop
+        return (
+            DistributedDataParallel(
+                model, device_ids=ids, gradient_as_bucket_view=strategy == "ddp-view"
+            ),
+            UnsyncedLoop,
+        )
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -215,16 +311,28 @@ def spread(
         from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
         names = getattr(model, "_no_split_modules", None) or ()
-        policy: Any = ModuleWrapPolicy({type(m) for m in model.modules() if type(m).__name__ in names})
-        if hasattr(model, "peft_config") and not flat_adapters:  # trained adapters get flat parameters of their own
+        policy: Any = ModuleWrapPolicy(
+            {type(m) for m in model.modules() if type(m).__name__ in names}
+        )
+        if (
+            hasattr(model, "peft_config") and not flat_adapters
+        ):  # trained adapters get flat parameters of their own
             from peft.utils.other import fsdp_auto_wrap_policy
 
             os.environ["FSDP_TRANSFORMER_CLS_TO_WRAP"] = ",".join(names)
             policy = fsdp_auto_wrap_policy(model)
         half = torch.bfloat16
-        types = MixedPrecision(param_dtype=half, reduce_dtype=half, buffer_dtype=half) if mixed else None
+        types = (
+            MixedPrecision(param_dtype=half, reduce_dtype=half, buffer_dtype=half)
+            if mixed
+            else None
+        )
         flat = FullyShardedDataParallel(
-            model, auto_wrap_policy=policy, use_orig_params=True, device_id=torch.device(device), mixed_precision=types
+            model,
+            auto_wrap_policy=policy,
+            use_orig_params=True,
+            device_id=torch.device(device),
+            mixed_precision=types,
         )
         return flat, UnsyncedLoop
     mesh = init_device_mesh(device.partition(":")[0], (dist.get_world_size(),))

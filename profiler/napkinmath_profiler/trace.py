@@ -1,4 +1,5 @@
-"""Trace training steps of real library code on storage-less tensors: from a config, or a live module and its loop."""
+"""Trace training steps of real library code on storage-less tensors: from a config, or a live
+module and its loop."""
 
 from __future__ import annotations
 
@@ -14,7 +15,12 @@ from napkinmath.ir.timeline import Timeline
 from torch import nn
 
 from napkinmath_profiler.tracing.extrapolation import NotRepeating, extrapolated
-from napkinmath_profiler.tracing.kernel_patches import forward_arguments, libraries_restored, patch_adapted, patch_library
+from napkinmath_profiler.tracing.kernel_patches import (
+    forward_arguments,
+    libraries_restored,
+    patch_adapted,
+    patch_library,
+)
 from napkinmath_profiler.tracing.layer_stacks import find_stacks, kept_layers, shorten
 from napkinmath_profiler.tracing.meta_model import (
     TrainMethod,
@@ -51,19 +57,31 @@ def trace(
 ) -> Timeline:
     """The traced ``Timeline`` of two training steps, on a GPU of ``compute_capability``.
 
-    Either ``config`` (a mapping, a path, a transformers config) with ``train_config``, or a live ``model`` with ``step``:
-    a callable that does one whole step, optimizer included. A model on meta is traced as it is. A model with data is traced
-    as a meta copy when ``step`` takes ``(model, optimizer)``, and observed on its own device when ``step`` takes nothing.
+    Either ``config`` (a mapping, a path, a transformers config) with ``train_config``, or a live
+    ``model`` with ``step``: a callable that does one whole step, optimizer included. A model on
+    meta is traced as it is. A model with data is traced as a meta copy when ``step`` takes
+    ``(model, optimizer)``, and observed on its own device when ``step`` takes nothing.
     """
     if (config is None) == (model is None):
         raise TraceError("trace() takes either a config or a live model; give one of them")
     if model is None:
-        return timeline_of(trace_options(config, options_from(train_config or TrainConfig(), compute_capability=compute_capability)))
+        return timeline_of(
+            trace_options(
+                config,
+                options_from(train_config or TrainConfig(), compute_capability=compute_capability),
+            )
+        )
     if step is None:
-        raise TraceError("a live model needs step=, a callable that does one training step: forward, backward, optimizer.step, zero_grad")
+        raise TraceError(
+            "a live model needs step=, a callable that does one training step: forward, backward,"
+            " optimizer.step, zero_grad"
+        )
     settings = CudaSettings(compute_capability=compute_capability)
     result = trace_module(model, step, optimizer=optimizer, inputs=inputs, settings=settings)
-    return timeline_of(result, origin="traced" if result.device_type == "meta" else f"observed on {result.device_type}")
+    return timeline_of(
+        result,
+        origin="traced" if result.device_type == "meta" else f"observed on {result.device_type}",
+    )
 
 
 def trace_module(
@@ -91,16 +109,23 @@ def trace_module(
     return observe(model, loop, inputs=inputs, settings=chosen, device_type=device)
 
 
-def trace_config(config: Any, *, num_layers: int | None = None, all_layers: bool = True, **options: Any) -> TraceResult:
-    """Build ``config``'s model on meta and trace its training steps; ``options`` are ``TraceOptions`` fields."""
-    return trace_options(config, TraceOptions(**options), num_layers=num_layers, all_layers=all_layers)
+def trace_config(
+    config: Any, *, num_layers: int | None = None, all_layers: bool = True, **options: Any
+) -> TraceResult:
+    """Build ``config``'s model on meta and trace its training steps; ``options`` are
+    ``TraceOptions`` fields."""
+    return trace_options(
+        config, TraceOptions(**options), num_layers=num_layers, all_layers=all_layers
+    )
 
 
-def trace_options(config: Any, options: TraceOptions, *, num_layers: int | None = None, all_layers: bool = True) -> TraceResult:
+def trace_options(
+    config: Any, options: TraceOptions, *, num_layers: int | None = None, all_layers: bool = True
+) -> TraceResult:
     """Build ``config``'s model on meta and trace its training steps.
 
-    Without ``all_layers`` a shorter model with every context is traced and the rest written out; where the events do not
-    repeat, all layers are traced after all.
+    Without ``all_layers`` a shorter model with every context is traced and the rest written out;
+    where the events do not repeat, all layers are traced after all.
     """
     config = config_from(config)
     if num_layers is not None:
@@ -114,9 +139,14 @@ def trace_options(config: Any, options: TraceOptions, *, num_layers: int | None 
 
 
 def traced_short(config: Any, options: TraceOptions) -> TraceResult:
-    """Trace a model with the fewest layers that show every context, and write out the rest; raises NotRepeating."""
+    """Trace a model with the fewest layers that show every context, and write out the rest; raises
+    NotRepeating."""
     model = build(config, options)
-    cuts = [(stack, kept) for stack in find_stacks(model) if len(kept := kept_layers(stack.kinds)) < len(stack.kinds)]
+    cuts = [
+        (stack, kept)
+        for stack in find_stacks(model)
+        if len(kept := kept_layers(stack.kinds)) < len(stack.kinds)
+    ]
     for stack, kept in cuts:
         shorten(model, stack, kept)
     result = _traced(model, config, options)
@@ -148,7 +178,9 @@ def optimizer_of(model: nn.Module, options: TraceOptions) -> torch.optim.Optimiz
 
 def build(config: Any, options: TraceOptions, *, device: str = "meta") -> nn.Module:
     """The plain transformers model."""
-    return build_model(config, dtype=options.dtype, attn_implementation=options.attention, device=device)
+    return build_model(
+        config, dtype=options.dtype, attn_implementation=options.attention, device=device
+    )
 
 
 def prepared_model(config: Any, options: TraceOptions, *, device: str = "meta") -> nn.Module:
@@ -157,18 +189,26 @@ def prepared_model(config: Any, options: TraceOptions, *, device: str = "meta") 
 
 
 def prepared(model: Any, options: TraceOptions, *, device: str = "meta") -> nn.Module:
-    """The model as the user's libraries set it up for training: patched, quantized, checkpointed, with adapters.
+    """The model as the user's libraries set it up for training: patched, quantized, checkpointed,
+    with adapters.
 
-    Eval mode is as loading leaves it: adapters come after it, and PEFT makes their modules in training mode.
+    Eval mode is as loading leaves it: adapters come after it, and PEFT makes their modules in
+    training mode.
     """
     model.train(options.training)
     patch_library(model, options.kernels, options.loss)
     if options.method is TrainMethod.QLORA:
-        model = quantize_4bit(model, compute_dtype=options.dtype, options=options.quantization, device=device)
+        model = quantize_4bit(
+            model, compute_dtype=options.dtype, options=options.quantization, device=device
+        )
         if options.quantization.kbit_preparation:
-            model = prepare_for_kbit(model, checkpointing=options.checkpointing, use_reentrant=options.use_reentrant)
+            model = prepare_for_kbit(
+                model, checkpointing=options.checkpointing, use_reentrant=options.use_reentrant
+            )
     if options.checkpointing:
-        enable_checkpointing(model, use_reentrant=options.use_reentrant, every=options.checkpoint_every)
+        enable_checkpointing(
+            model, use_reentrant=options.use_reentrant, every=options.checkpoint_every
+        )
         if options.method is not TrainMethod.FULL and options.use_reentrant:
             model.enable_input_require_grads()
     set_use_cache(model, options.use_cache)
@@ -178,4 +218,12 @@ def prepared(model: Any, options: TraceOptions, *, device: str = "meta") -> nn.M
     return model.train() if options.training else model
 
 
-__all__ = ["TraceOptions", "optimizer_of", "prepared_model", "trace", "trace_config", "trace_module", "trace_options"]
+__all__ = [
+    "TraceOptions",
+    "optimizer_of",
+    "prepared_model",
+    "trace",
+    "trace_config",
+    "trace_module",
+    "trace_options",
+]

@@ -1,4 +1,5 @@
-"""``estimate trace``: run the real libraries' training step on tensors without storage and report its memory."""
+"""``estimate trace``: run the real libraries' training step on tensors without storage and report
+its memory."""
 
 from __future__ import annotations
 
@@ -29,13 +30,27 @@ from napkinmath_profiler.tracing.traced_timeline import timeline_of
 DEFAULT_CAPABILITY = (8, 0)
 OWN = (
     (("--all-layers",), ON, "", "trace every layer instead of writing out the repeated ones"),
-    (("--snapshot",), TEXT, "FILE", "write the step as a snapshot that PyTorch's memory_viz reads (.pickle)"),
+    (
+        ("--snapshot",),
+        TEXT,
+        "FILE",
+        "write the step as a snapshot that PyTorch's memory_viz reads (.pickle)",
+    ),
     (("--chrome",), TEXT, "FILE", "write the step as a Chrome / Perfetto trace (.json)"),
     (("--force",), ON, "", "replace files that exist"),
 )
-# What they warn of on import (a CPU kernel, a backend for another GPU) is no news to who asked for a trace.
-CHATTY = ("bitsandbytes.backends.cpu.ops", "liger_kernel", "transformers.configuration_utils", "transformers.modeling_utils")
-DESCRIPTION = "Run your installed transformers, peft, bitsandbytes and torch on tensors without storage, and report the step's memory."
+# What they warn of on import (a CPU kernel, a backend for another GPU) is no news to who asked for
+# a trace.
+CHATTY = (
+    "bitsandbytes.backends.cpu.ops",
+    "liger_kernel",
+    "transformers.configuration_utils",
+    "transformers.modeling_utils",
+)
+DESCRIPTION = (
+    "Run your installed transformers, peft, bitsandbytes and torch on tensors without storage, and"
+    " report the step's memory."
+)
 
 
 def run(argv: Sequence[str]) -> int:
@@ -50,7 +65,11 @@ def run(argv: Sequence[str]) -> int:
         print(json.dumps(as_mapping(report), indent=2))
     else:
         out = standard_output()
-        out.write(report_text(report, width=terminal_width(out), color=wants_color(out), unicode=is_unicode(out)))
+        out.write(
+            report_text(
+                report, width=terminal_width(out), color=wants_color(out), unicode=is_unicode(out)
+            )
+        )
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     return report.exit_code
@@ -83,9 +102,11 @@ def make_report(options: Mapping[str, Any], hardware: Hardware | None = None) ->
         books=replay(timeline, parse_settings(str(options.get("allocator", "")))),
         findings=found,
         hardware=hardware,
-        num_layers_traced="every layer traced"
-        if result.num_layers_written == 0
-        else f"{result.num_layers_written} layers written out from like ones",
+        num_layers_traced=(
+            "every layer traced"
+            if result.num_layers_written == 0
+            else f"{result.num_layers_written} layers written out from like ones"
+        ),
     )
 
 
@@ -98,12 +119,15 @@ def traced_timeline(options: Mapping[str, Any]) -> Timeline:
     hardware = _machine(options)
     chosen = options_from(train_config(options), compute_capability=_capability(hardware))
     _, mapping = model_mapping(options)
-    result = trace_options(config_from(mapping), chosen, all_layers=bool(options.get("all_layers", False)))
+    result = trace_options(
+        config_from(mapping), chosen, all_layers=bool(options.get("all_layers", False))
+    )
     return timeline_of(with_product_workspaces(result, _workspace_bytes(hardware)))
 
 
 def within_positions(options: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
-    """The options with a length that the model's learned positions allow; a longer one that was asked for is noted, for no trace fails of it."""
+    """The options with a length that the model's learned positions allow; a longer one that was
+    asked for is noted, for no trace fails of it."""
     from napkinmath.models.families import read_config
 
     chosen = dict(options)
@@ -116,7 +140,10 @@ def within_positions(options: Mapping[str, Any], notes: list[str]) -> dict[str, 
     if not 0 < longest < length:
         return chosen
     if "ctx" in chosen:
-        notes.append(f"{name} has learned positions for {longest:,} tokens: a sequence of {length:,} fails with an index error")
+        notes.append(
+            f"{name} has learned positions for {longest:,} tokens: a sequence of {length:,} fails"
+            " with an index error"
+        )
         return chosen
     notes.append(f"--ctx {longest}: {name} has learned positions for no more")
     return {**chosen, "ctx": longest}
@@ -129,7 +156,11 @@ def _quieten() -> None:
 
 def headline(chosen: TraceOptions) -> list[str]:
     """What is run, in a few words."""
-    words = [chosen.method.value, f"batch {chosen.micro_batch_size} x {chosen.sequence_length}", f"weights {chosen.dtype}"]
+    words = [
+        chosen.method.value,
+        f"batch {chosen.micro_batch_size} x {chosen.sequence_length}",
+        f"weights {chosen.dtype}",
+    ]
     if chosen.loop.autocast_dtype is not None:
         words.append(f"autocast {str(chosen.loop.autocast_dtype).removeprefix('torch.')}")
     if chosen.checkpointing:
@@ -146,7 +177,12 @@ def headline(chosen: TraceOptions) -> list[str]:
 
 
 def _parser() -> Parser:
-    return Parser("estimate trace", DESCRIPTION, (*SHARED, ("trace", OWN)), positional=("job", "JOB", "a job file, as for `estimate`"))
+    return Parser(
+        "estimate trace",
+        DESCRIPTION,
+        (*SHARED, ("trace", OWN)),
+        positional=("job", "JOB", "a job file, as for `estimate`"),
+    )
 
 
 def _with_job(given: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
@@ -162,7 +198,9 @@ def _machine(options: Mapping[str, Any]) -> Hardware | None:
 
     found = machines(options)
     if len(found) > 1:
-        raise InputError(f"a trace makes one GPU's choices, not those of {len(found)}; give one --gpu")
+        raise InputError(
+            f"a trace makes one GPU's choices, not those of {len(found)}; give one --gpu"
+        )
     return found[0]
 
 
@@ -187,9 +225,13 @@ def model_mapping(options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         from napkinmath.models.arch_string import read_arch
 
         text = values.text(options["arch"], "--arch")
-        return text, dict(read_arch(text, [], positions=values.count(options.get("ctx", 2048), "--ctx")))
+        return text, dict(
+            read_arch(text, [], positions=values.count(options.get("ctx", 2048), "--ctx"))
+        )
     if "model" not in options:
-        raise InputError("no model was named; give --model NAME (list: `estimate models`), --arch, or a job file")
+        raise InputError(
+            "no model was named; give --model NAME (list: `estimate models`), --arch, or a job file"
+        )
     name = values.text(options["model"], "--model")
     if options.get("hub"):
         from napkinmath.inputs.hub import fetch_config

@@ -1,4 +1,5 @@
-"""Text to train on without a download: the Python manual that ships with the interpreter, and generated arithmetic, as bytes."""
+"""Text to train on without a download: the Python manual that ships with the interpreter, and
+generated arithmetic, as bytes."""
 
 from __future__ import annotations
 
@@ -28,8 +29,11 @@ def arithmetic_text(num_lines: int = 20_000, seed: int = 0) -> bytes:
     return "\n".join(lines).encode()
 
 
-def batches_of(text: bytes, batch_size: int, sequence_length: int, *, seed: int, device: torch.device) -> Callable[[int], torch.Tensor]:
-    """A function from a step's number to its batch (batch_size, sequence_length), int64: the same step always sees the same text."""
+def batches_of(
+    text: bytes, batch_size: int, sequence_length: int, *, seed: int, device: torch.device
+) -> Callable[[int], torch.Tensor]:
+    """A function from a step's number to its batch (batch_size, sequence_length), int64: the same
+    step always sees the same text."""
     tokens = torch.frombuffer(bytearray(text), dtype=torch.uint8)
 
     def batch(step: int) -> torch.Tensor:

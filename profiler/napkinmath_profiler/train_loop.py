@@ -1,4 +1,5 @@
-"""The loop of the training example: steps, a progress bar, checkpoints that a later run goes on from, and seconds per step."""
+"""The loop of the training example: steps, a progress bar, checkpoints that a later run goes on
+from, and seconds per step."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ class Progress:
         return tokens_per_step / later[len(later) // 2]
 
 
-def save_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
+def save_checkpoint(
+    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress
+) -> None:
     """Writes a checkpoint whole or not at all."""
     state = {
         "trained": trained_state(model),
@@ -82,7 +85,8 @@ def run_steps(
     save_every: int,
     advance: Callable[[float], Any],
 ) -> Progress:
-    """Trains until `num_steps` steps are done, from the checkpoint if there is one; `advance` is told each loss."""
+    """Trains until `num_steps` steps are done, from the checkpoint if there is one; `advance` is
+    told each loss."""
     model.train()
     progress = load_checkpoint(checkpoint, model, optimizer)
     for loss in progress.losses:

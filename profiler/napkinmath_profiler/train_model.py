@@ -1,4 +1,5 @@
-"""The model of the training example: a small Llama trained from nothing on English, then frozen in NF4 with LoRA adapters on top."""
+"""The model of the training example: a small Llama trained from nothing on English, then frozen in
+NF4 with LoRA adapters on top."""
 
 from __future__ import annotations
 
@@ -52,24 +53,36 @@ def load_base(path: str, dtype: torch.dtype, device: torch.device) -> nn.Module:
     """A pretrained causal model from a local folder."""
     import transformers
 
-    return transformers.AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True).to(device)
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        path, dtype=dtype, local_files_only=True
+    ).to(device)
 
 
 def can_quantize() -> bool:
-    """Whether bitsandbytes is here; without it the base stays as it is, and the adapters are LoRA's."""
+    """Whether bitsandbytes is here; without it the base stays as it is, and the adapters are
+    LoRA's."""
     return find_spec("bitsandbytes") is not None
 
 
 def quantize_linears(model: nn.Module, dtype: torch.dtype, device: torch.device) -> nn.Module:
-    """Every linear but the head becomes bitsandbytes' NF4 with nested scales, as loading with a BitsAndBytesConfig would make it."""
+    """Every linear but the head becomes bitsandbytes' NF4 with nested scales, as loading with a
+    BitsAndBytesConfig would make it."""
     from bitsandbytes.nn import Linear4bit
 
     for name, module in list(model.named_modules()):
         if type(module) is not nn.Linear or name == "lm_head":
             continue
         has_bias = module.bias is not None
-        new = Linear4bit(module.in_features, module.out_features, bias=has_bias, compute_dtype=dtype, quant_type="nf4")
-        new.load_state_dict({key: value.detach().cpu() for key, value in module.state_dict().items()})
+        new = Linear4bit(
+            module.in_features,
+            module.out_features,
+            bias=has_bias,
+            compute_dtype=dtype,
+            quant_type="nf4",
+        )
+        new.load_state_dict(
+            {key: value.detach().cpu() for key, value in module.state_dict().items()}
+        )
         model.set_submodule(name, new.to(device))
     model.is_loaded_in_4bit = True  # what PEFT looks at to choose its 4-bit layers
     return model
@@ -81,16 +94,28 @@ def add_adapters(model: nn.Module, *, rank: int, dropout: float, seed: int) -> n
 
     import peft
 
-    config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=dropout, target_modules="all-linear", task_type="CAUSAL_LM")
+    config = peft.LoraConfig(
+        r=rank,
+        lora_alpha=2 * rank,
+        lora_dropout=dropout,
+        target_modules="all-linear",
+        task_type="CAUSAL_LM",
+    )
     torch.manual_seed(seed)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # PEFT asks transformers for a renamed attribute
+        warnings.simplefilter(
+            "ignore", FutureWarning
+        )  # PEFT asks transformers for a renamed attribute
         return peft.get_peft_model(model, config)
 
 
 def trained_state(model: nn.Module) -> dict[str, torch.Tensor]:
     """The parameters that training changes."""
-    return {name: parameter.detach() for name, parameter in model.named_parameters() if parameter.requires_grad}
+    return {
+        name: parameter.detach()
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
 
 
 def load_trained_state(model: nn.Module, state: dict[str, torch.Tensor]) -> None:
@@ -98,7 +123,8 @@ def load_trained_state(model: nn.Module, state: dict[str, torch.Tensor]) -> None
     own = trained_state(model)
     if own.keys() != state.keys():
         raise ValueError(
-            f"the checkpoint holds {len(state)} trained tensors, this run trains {len(own)}: start with an empty --out or the same options"
+            f"the checkpoint holds {len(state)} trained tensors, this run trains {len(own)}: start"
+            " with an empty --out or the same options"
         )
     for name, parameter in own.items():
         parameter.copy_(state[name])

@@ -1,11 +1,13 @@
-"""``watch()``: follow a real training's memory step by step, warn before it runs out, and explain it when it has.
+"""``watch()``: follow a real training's memory step by step, warn before it runs out, and explain
+it when it has.
 
     with watch(model, optimizer, predicted=estimate("llama-3-8b", ...)) as watching:
         for batch in loader: ...
     print(watching.summary())
 
-At four moments a step (the model's forward begins and ends, the optimizer's step begins and ends) the allocator's peaks are read and
-reset; PyTorch's own peak statistics therefore cover a phase, and ``Watching.peak`` the whole training.
+At four moments a step (the model's forward begins and ends, the optimizer's step begins and ends)
+the allocator's peaks are read and reset; PyTorch's own peak statistics therefore cover a phase, and
+``Watching.peak`` the whole training.
 """
 
 from __future__ import annotations
@@ -22,7 +24,10 @@ from napkinmath.base.errors import InputError
 from napkinmath.estimate import Estimate
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from napkinmath_profiler.measuring import drift
 from napkinmath_profiler.measuring.device_memory import CudaMemory, DeviceMemory, MemoryFigures
@@ -31,7 +36,14 @@ from napkinmath_profiler.measuring.drift import DriftWarning, StepRecord
 from napkinmath_profiler.measuring.exhaustion import is_exhaustion
 from napkinmath_profiler.measuring.held import held_tensors
 from napkinmath_profiler.measuring.live_tensors import Live, live_tensors, module_on_stack
-from napkinmath_profiler.measuring.watch_report import BACKWARD, BETWEEN, FORWARD, OPTIMIZER, out_of_memory_lines, summary_lines
+from napkinmath_profiler.measuring.watch_report import (
+    BACKWARD,
+    BETWEEN,
+    FORWARD,
+    OPTIMIZER,
+    out_of_memory_lines,
+    summary_lines,
+)
 
 log = logging.getLogger("napkinmath.watch")
 TOKENS = ("input_ids", "inputs_embeds", "pixel_values")
@@ -53,14 +65,20 @@ class Watching:
         warn: Callable[[str], None] = log.warning,
         told: bool = False,
     ) -> None:
-        """``told``: a framework says what begins (``forward_begins``, ``forward_ends``, ``update_begins``); else hooks do."""
+        """``told``: a framework says what begins (``forward_begins``, ``forward_ends``,
+        ``update_begins``); else hooks do."""
         self._told = told
         self.records: list[StepRecord] = []
         self.warnings: list[DriftWarning] = []
         self.seconds_spent = 0.0
         """Spent in here, of the training's time."""
         self.report_path: str | None = None
-        self._memory, self._model, self._optimizer, self._predicted = memory, model, optimizer, predicted
+        self._memory, self._model, self._optimizer, self._predicted = (
+            memory,
+            model,
+            optimizer,
+            predicted,
+        )
         self._limit, self._report, self._warn = limit_bytes or _device_limit(memory), report, warn
         self._phase, self._record = BETWEEN, StepRecord(0)
         self._hooks = ExitStack()
@@ -75,23 +93,32 @@ class Watching:
     @property
     def predicted_bytes(self) -> int | None:
         """The predicted peak of allocated bytes, the upper end of its range."""
-        return round(self._predicted.memory.allocated.high) if isinstance(self._predicted, Estimate) else self._predicted
+        return (
+            round(self._predicted.memory.allocated.high)
+            if isinstance(self._predicted, Estimate)
+            else self._predicted
+        )
 
     def summary(self) -> str:
         """Peaks by phase over the training, beside what was predicted, and the warnings."""
-        return "\n".join(summary_lines(self.records, self.warnings, self._predicted, self.seconds_spent))
+        return "\n".join(
+            summary_lines(self.records, self.warnings, self._predicted, self.seconds_spent)
+        )
 
     # ------------------------------------------------------------ following
 
     def start(self) -> None:
-        """Begin to follow; the first module called with gradients on, and parameters to train, is the model if none was named."""
+        """Begin to follow; the first module called with gradients on, and parameters to train, is
+        the model if none was named."""
         if self._model is not None and not self._told:
             self._follow(self._model)
         elif not self._told:
             self._finder = register_module_forward_pre_hook(self._find_model)
             self._hooks.callback(self._finder.remove)
         if not self._told:
-            self._hooks.callback(register_optimizer_step_pre_hook(lambda *_: self.update_begins()).remove)
+            self._hooks.callback(
+                register_optimizer_step_pre_hook(lambda *_: self.update_begins()).remove
+            )
         self._hooks.callback(register_optimizer_step_post_hook(self._optimizer_done).remove)
         self._hooks.callback(self._memory.on_out_of_memory(self._ran_out))
         self._memory.reset_peaks()
@@ -108,11 +135,15 @@ class Watching:
             self._enter(FORWARD)  # of this very call, which has gathered its hooks already
 
     def _follow(self, model: nn.Module) -> None:
-        self._hooks.callback(model.register_forward_pre_hook(self._model_called, with_kwargs=True).remove)
+        self._hooks.callback(
+            model.register_forward_pre_hook(self._model_called, with_kwargs=True).remove
+        )
         self._hooks.callback(model.register_forward_hook(lambda *_: self.forward_ends()).remove)
 
     def _model_called(self, _: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        if torch._C._current_graph_task_id() == -1 and torch.is_grad_enabled():  # neither a recompute nor an evaluation
+        if (
+            torch._C._current_graph_task_id() == -1 and torch.is_grad_enabled()
+        ):  # neither a recompute nor an evaluation
             self.forward_begins(args, kwargs)
 
     def forward_begins(self, args: Any, kwargs: dict[str, Any]) -> None:
@@ -160,7 +191,9 @@ class Watching:
         for found in (
             drift.leak(self.records, self._limit),
             drift.fragmentation(self.records),
-            drift.beyond_prediction(self.records, self.predicted_bytes, _tokens_of(self._predicted)),
+            drift.beyond_prediction(
+                self.records, self.predicted_bytes, _tokens_of(self._predicted)
+            ),
         ):
             self._tell(found)
         self.seconds_spent += time.perf_counter() - started
@@ -177,7 +210,8 @@ class Watching:
         self.write_report(asked, self._memory.figures())
 
     def write_report(self, asked: int | None, figures: MemoryFigures) -> None:
-        """What was there and what to change, into the report file; only once, and never an error of its own."""
+        """What was there and what to change, into the report file; only once, and never an error of
+        its own."""
         if self.report_path is not None:
             return
         try:
@@ -200,10 +234,13 @@ class Watching:
             self.report_path = os.fspath(self._report)
             self._warn(f"out of memory; what was there is in {self.report_path}: {lines[0]}")
         except Exception as error:  # the training's own error must be the one that is seen
-            self._warn(f"out of memory, and no report could be written: {type(error).__name__}: {error}")
+            self._warn(
+                f"out of memory, and no report could be written: {type(error).__name__}: {error}"
+            )
 
     def _live(self) -> Live | None:
-        """Activations and other tensors that are alive; None where this torch does not let them be read."""
+        """Activations and other tensors that are alive; None where this torch does not let them be
+        read."""
         try:
             known = [tensor for _, tensor in held_tensors(self._model, self._optimizer)]
             return live_tensors(self._model, known, self._memory.address_of)
@@ -227,12 +264,19 @@ def watch(
 ) -> Iterator[Watching]:
     """Follow the training inside the block.
 
-    ``predicted`` is an ``Estimate`` or bytes; ``limit_bytes`` what may be allocated (the GPU's memory unless given); ``report``
-    the file written when memory runs out; ``warn`` is called with each warning; ``told`` as in ``Watching``. ``memory`` replaces the GPU's allocator, such as
+    ``predicted`` is an ``Estimate`` or bytes; ``limit_bytes`` what may be allocated (the GPU's
+    memory unless given); ``report`` the file written when memory runs out; ``warn`` is called with
+    each warning; ``told`` as in ``Watching``. ``memory`` replaces the GPU's allocator, such as
     ``CpuMemory()`` to try this out without one.
     """
     books = memory if memory is not None else _books_of(device)
-    how: dict[str, Any] = {"predicted": predicted, "limit_bytes": limit_bytes, "report": report, "warn": warn, "told": told}
+    how: dict[str, Any] = {
+        "predicted": predicted,
+        "limit_bytes": limit_bytes,
+        "report": report,
+        "warn": warn,
+        "told": told,
+    }
     watching = Watching(books, model=model, optimizer=optimizer, **how)
     with books:
         if model is not None:
@@ -241,7 +285,9 @@ def watch(
         try:
             yield watching
         except (RuntimeError, MemoryError) as error:
-            if is_exhaustion(error):  # of whoever asks past the allocator, too: it tells no observer
+            if is_exhaustion(
+                error
+            ):  # of whoever asks past the allocator, too: it tells no observer
                 watching.write_report(None, books.figures())
             raise
         finally:
@@ -253,7 +299,8 @@ def _books_of(device: str) -> DeviceMemory:
     found = device_named(device)
     if found.type != "cuda":
         raise InputError(
-            f"watch(device={device!r}) has no allocator to read; pass memory=CpuMemory() to keep the books that a GPU's would keep"
+            f"watch(device={device!r}) has no allocator to read; pass memory=CpuMemory() to keep"
+            " the books that a GPU's would keep"
         )
     return CudaMemory(found)
 
@@ -267,8 +314,11 @@ def _device_limit(memory: DeviceMemory) -> int | None:
 
 
 def _num_tokens(args: Any, kwargs: dict[str, Any]) -> int:
-    """Tokens of the model's main input: of ids (b, s) or embeddings (b, s, h) b·s, of anything else its first dimension."""
-    found = next((kwargs[name] for name in TOKENS if isinstance(kwargs.get(name), torch.Tensor)), None)
+    """Tokens of the model's main input: of ids (b, s) or embeddings (b, s, h) b·s, of anything else
+    its first dimension."""
+    found = next(
+        (kwargs[name] for name in TOKENS if isinstance(kwargs.get(name), torch.Tensor)), None
+    )
     if found is None:
         found = next((value for value in args if isinstance(value, torch.Tensor)), None)
     if found is None or found.dim() == 0:
@@ -287,7 +337,8 @@ def _tokens_of(predicted: Estimate | int | None) -> int | None:
 
 
 class WholeTraining:
-    """A watch that a trainer's callback opens and closes; a training is not stopped for want of something to watch."""
+    """A watch that a trainer's callback opens and closes; a training is not stopped for want of
+    something to watch."""
 
     watching: Watching | None = None
     _block: Any = None
@@ -316,7 +367,8 @@ class WholeTraining:
 
 
 def trainer_callback(**options: Any) -> Any:
-    """A ``transformers.TrainerCallback`` that watches a Trainer's run; ``options`` are those of ``watch``.
+    """A ``transformers.TrainerCallback`` that watches a Trainer's run; ``options`` are those of
+    ``watch``.
 
     The report is written when memory runs out; the summary goes to the log at the end.
     """
@@ -335,23 +387,34 @@ def trainer_callback(**options: Any) -> Any:
 
 
 def lightning_callback(**options: Any) -> Any:
-    """A callback of PyTorch Lightning that watches a fit; ``options`` are those of ``watch``. The summary goes to the log at the end."""
+    """A callback of PyTorch Lightning that watches a fit; ``options`` are those of ``watch``. The
+    summary goes to the log at the end."""
     try:
         from lightning.pytorch.callbacks import Callback
     except ImportError:
         from pytorch_lightning.callbacks import Callback
 
     class WatchCallback(WholeTraining, Callback):  # type: ignore[misc, valid-type]
-        """Follows a fit; told what begins, since Lightning calls no module and runs forward and backward inside the optimizer's step."""
+        """Follows a fit; told what begins, since Lightning calls no module and runs forward and
+        backward inside the optimizer's step."""
 
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
             optimizer = trainer.optimizers[0] if trainer.optimizers else None
             self.begin(watch(pl_module, optimizer, told=True, **options))
 
-        def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        def on_train_batch_start(
+            self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
+        ) -> None:
             if self.watching is not None and self.is_open:
                 named = dict(batch) if isinstance(batch, Mapping) else {}
-                self.watching.forward_begins([*named.values()] or batch if isinstance(batch, (list, tuple, Mapping)) else (batch,), named)
+                self.watching.forward_begins(
+                    (
+                        [*named.values()] or batch
+                        if isinstance(batch, (list, tuple, Mapping))
+                        else (batch,)
+                    ),
+                    named,
+                )
 
         def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
             if self.watching is not None and self.is_open:

@@ -1,4 +1,5 @@
-"""``estimate watch SCRIPT.py [ARGS ...]``: run a training script and follow its memory step by step."""
+"""``estimate watch SCRIPT.py [ARGS ...]``: run a training script and follow its memory step by
+step."""
 
 from __future__ import annotations
 
@@ -19,20 +20,32 @@ from napkinmath_profiler.watch import DEFAULT_REPORT, watch
 
 MODEL_OPTIONS = ("model", "arch", "config")
 OWN = (
-    (("--device",), TEXT, "NAME", "cuda, cuda:N, or cpu: the books a GPU's allocator would keep [cuda where there is one]"),
+    (
+        ("--device",),
+        TEXT,
+        "NAME",
+        "cuda, cuda:N, or cpu: the books a GPU's allocator would keep [cuda where there is one]",
+    ),
     (("--report",), TEXT, "FILE", f"what to write if memory runs out [{DEFAULT_REPORT}]"),
     (("--limit",), TEXT, "SIZE", "memory to warn against and, on a CPU, to run out of [the GPU's]"),
 )
 DESCRIPTION = (
-    "Run SCRIPT.py (or -m MODULE) with its ARGS in this process and follow its training: peaks by phase and step, warnings of drift before memory "
-    "runs out, a report if it does. The flags before SCRIPT.py describe the step as for `estimate`; with a model, what was predicted stands beside."
+    "Run SCRIPT.py (or -m MODULE) with its ARGS in this process and follow its training: peaks by"
+    " phase and step, warnings of drift before memory runs out, a report if it does. The flags"
+    " before SCRIPT.py describe the step as for `estimate`; with a model, what was predicted stands"
+    " beside."
 )
 
 
 def run(argv: Sequence[str]) -> int:
     """Runs the script; its exit code, or 1 where memory ran out."""
     own, script = split(argv)
-    parser = Parser("estimate watch", DESCRIPTION, (*SHARED, ("watch", OWN)), usage="estimate watch [flags] SCRIPT.py [ARGS ...]")
+    parser = Parser(
+        "estimate watch",
+        DESCRIPTION,
+        (*SHARED, ("watch", OWN)),
+        usage="estimate watch [flags] SCRIPT.py [ARGS ...]",
+    )
     options: dict[str, Any] = parser.parse(own)
     if not script:
         raise InputError("no script was named; write estimate watch [flags] SCRIPT.py [ARGS ...]")
@@ -41,7 +54,13 @@ def run(argv: Sequence[str]) -> int:
     if note:
         _say(note)
     predicted = _predicted(options)
-    with watch(memory=books, predicted=predicted, limit_bytes=limit, report=options.get("report", DEFAULT_REPORT), warn=_say) as watching:
+    with watch(
+        memory=books,
+        predicted=predicted,
+        limit_bytes=limit,
+        report=options.get("report", DEFAULT_REPORT),
+        warn=_say,
+    ) as watching:
         try:
             code = _execute(script)
         except torch.OutOfMemoryError as error:
@@ -52,11 +71,14 @@ def run(argv: Sequence[str]) -> int:
 
 
 def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Our flags, and the script with its arguments: what begins at the first word ending in .py, at -m after which a module comes, or after --."""
+    """Our flags, and the script with its arguments: what begins at the first word ending in .py, at
+    -m after which a module comes, or after --."""
     for index, word in enumerate(argv):
         if word == "--":
             return list(argv[:index]), list(argv[index + 1 :])
-        if word.endswith(".py") or (word == "-m" and index + 1 < len(argv) and _is_module(argv[index + 1])):
+        if word.endswith(".py") or (
+            word == "-m" and index + 1 < len(argv) and _is_module(argv[index + 1])
+        ):
             return list(argv[:index]), list(argv[index:])
     return list(argv), []
 
@@ -82,7 +104,9 @@ def _execute(script: list[str]) -> int:
             runpy.run_path(script[0], run_name="__main__")
     except FileNotFoundError as error:
         if error.filename == script[0]:
-            raise InputError(f"{shown(script[0], limit=200)} is not there; name a script that is") from None
+            raise InputError(
+                f"{shown(script[0], limit=200)} is not there; name a script that is"
+            ) from None
         raise
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 1
@@ -96,9 +120,13 @@ def _books(options: dict[str, Any], limit: int | None) -> tuple[DeviceMemory, st
     from napkinmath_profiler.measuring.device_names import device_named
 
     if "device" not in options and not torch.cuda.is_available():
-        return CpuMemory(
-            limit_bytes=limit
-        ), "no GPU is visible: these are the books that its allocator would keep of the script's CPU tensors"
+        return (
+            CpuMemory(limit_bytes=limit),
+            (
+                "no GPU is visible: these are the books that its allocator would keep of the"
+                " script's CPU tensors"
+            ),
+        )
     device = device_named(values.text(options.get("device", "cuda"), "--device"))
     return (CpuMemory(limit_bytes=limit), "") if device.type == "cpu" else (CudaMemory(device), "")
 

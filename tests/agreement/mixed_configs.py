@@ -1,4 +1,5 @@
-"""Small configs of the families that are not plain dense decoders; tiny_configs adds them to its own."""
+"""Small configs of the families that are not plain dense decoders; tiny_configs adds them to its
+own."""
 
 from __future__ import annotations
 
@@ -636,7 +637,11 @@ MIXED: dict[str, dict[str, object]] = {
             "head_dim": 32,
             "vocab_size": 512,
             "max_position_embeddings": 512,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 6, 6]},
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "mrope_section": [4, 6, 6],
+            },
         },
         "vision_config": {
             "model_type": "qwen2_vl_vision",
@@ -661,7 +666,11 @@ MIXED: dict[str, dict[str, object]] = {
             "head_dim": 32,
             "vocab_size": 512,
             "max_position_embeddings": 512,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 6, 6]},
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "mrope_section": [4, 6, 6],
+            },
         },
         "vision_config": {
             "model_type": "qwen2_5_vl_vision",
@@ -687,7 +696,11 @@ MIXED: dict[str, dict[str, object]] = {
             "head_dim": 32,
             "vocab_size": 512,
             "max_position_embeddings": 512,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 6, 6]},
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "mrope_section": [4, 6, 6],
+            },
         },
         "vision_config": {
             "model_type": "qwen3_vl_vision",

@@ -1,7 +1,9 @@
-"""The rules' peak of a training step against the real libraries' step on meta tensors, for every family.
+"""The rules' peak of a training step against the real libraries' step on meta tensors, for every
+family.
 
-Four cells a family, chosen so that each method, checkpointing or not, and both ways of attention occur; the whole matrix is
-benchmarks/agreement_matrix.py. The sizes are small, so that a tensor too many or too few is a large share of the peak.
+Four cells a family, chosen so that each method, checkpointing or not, and both ways of attention
+occur; the whole matrix is benchmarks/agreement_matrix.py. The sizes are small, so that a tensor too
+many or too few is a large share of the peak.
 """
 
 from __future__ import annotations
@@ -21,17 +23,29 @@ from agreement.tiny_configs import TINY
 from agreement_matrix import SEQUENCE, compare
 from analytic_vs_traced import Case
 
-CELLS = [("full", False, "auto"), ("lora", True, "auto"), ("qlora", False, "eager"), ("full", True, "eager")]
+CELLS = [
+    ("full", False, "auto"),
+    ("lora", True, "auto"),
+    ("qlora", False, "eager"),
+    ("full", True, "eager"),
+]
 CHECKPOINTED = [cell for cell in CELLS if cell[1]]
 
-# A few hundred bytes a tensor are rounding and bookkeeping (a loss, counters); 0.2% of these peaks is less than one activation.
+# A few hundred bytes a tensor are rounding and bookkeeping (a loss, counters); 0.2% of these peaks
+# is less than one activation.
 TOLERANCE = 0.002
 
 # Cells in which a detail is known to differ, with the measured difference that must not grow.
 KNOWN: dict[tuple[str, str, bool, str], float] = {
-    # Chunks of Mamba 2: a recomputed operand dies within its product's node, a copy of it too many here.
-    **{(family, *cell): 0.014 for family in ("mamba2", "nemotron_h", "bamba") for cell in CHECKPOINTED},
-    # Where the recomputation stops, the locals of the frames that it leaves: a hidden state or two too few.
+    # Chunks of Mamba 2: a recomputed operand dies within its product's node, a copy of it too many
+    # here.
+    **{
+        (family, *cell): 0.014
+        for family in ("mamba2", "nemotron_h", "bamba")
+        for cell in CHECKPOINTED
+    },
+    # Where the recomputation stops, the locals of the frames that it leaves: a hidden state or two
+    # too few.
     **{("gpt_oss", *cell): 0.011 for cell in CHECKPOINTED},
     ("llama4_text", "full", True, "eager"): 0.009,
     ("granitemoe", "lora", True, "auto"): 0.004,
@@ -39,16 +53,23 @@ KNOWN: dict[tuple[str, str, bool, str], float] = {
     ("mamba2", "full", False, "auto"): 0.003,
 }
 
-# Cells that the libraries do not run: PEFT's all-linear on routers that return a tuple, on Mamba's out_proj, on a quantized dt_proj.
+# Cells that the libraries do not run: PEFT's all-linear on routers that return a tuple, on Mamba's
+# out_proj, on a quantized dt_proj.
 REFUSED = {
-    *((family, method) for family in ("phimoe", "llama4_text", "mamba", "mamba2", "nemotron_h") for method in ("lora", "qlora")),
+    *(
+        (family, method)
+        for family in ("phimoe", "llama4_text", "mamba", "mamba2", "nemotron_h")
+        for method in ("lora", "qlora")
+    ),
     ("jamba", "qlora"),
 }
 
 
 @pytest.mark.parametrize(("method", "checkpointing", "attention"), CELLS)
 @pytest.mark.parametrize("family", TINY)
-def test_the_peak_is_that_of_the_traced_step(family: str, method: str, checkpointing: bool, attention: str) -> None:
+def test_the_peak_is_that_of_the_traced_step(
+    family: str, method: str, checkpointing: bool, attention: str
+) -> None:
     if (family, method) in REFUSED:
         pytest.skip("the libraries refuse this method for this family")
     case = Case(
@@ -60,4 +81,6 @@ def test_the_peak_is_that_of_the_traced_step(family: str, method: str, checkpoin
         optimizer="adamw-fused",
     )
     cell = compare(family, case)
-    assert abs(cell.difference) <= KNOWN.get((family, method, checkpointing, attention), TOLERANCE), f"{cell.name}: {cell.difference:+.3%}"
+    assert abs(cell.difference) <= KNOWN.get(
+        (family, method, checkpointing, attention), TOLERANCE
+    ), f"{cell.name}: {cell.difference:+.3%}"

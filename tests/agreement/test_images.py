@@ -32,7 +32,9 @@ def image_batch(config: dict[str, Any]) -> dict[str, Any]:
     return {
         "input_ids": torch.zeros(SEQUENCES, LENGTH, **long),
         "labels": torch.zeros(SEQUENCES, LENGTH, **long),
-        "pixel_values": torch.zeros(SEQUENCES, 1, 4, 3, size, size, dtype=torch.bfloat16, device="meta"),
+        "pixel_values": torch.zeros(
+            SEQUENCES, 1, 4, 3, size, size, dtype=torch.bfloat16, device="meta"
+        ),
         "aspect_ratio_ids": torch.zeros(SEQUENCES, 1, **long),
         "aspect_ratio_mask": torch.zeros(SEQUENCES, 1, 4, **long),
         "cross_attention_mask": torch.zeros(SEQUENCES, LENGTH, 1, 4, **long),
@@ -45,7 +47,9 @@ def test_llama_3_2_vision_with_an_image(attention: str) -> None:
     config: dict[str, Any] = dict(TINY["mllama"])
     with torch.device("meta"):
         model = transformers.AutoModelForImageTextToText.from_config(
-            transformers.AutoConfig.for_model(**config), dtype=torch.bfloat16, attn_implementation=attention
+            transformers.AutoConfig.for_model(**config),
+            dtype=torch.bfloat16,
+            attn_implementation=attention,
         )
     model.train()
     batch = image_batch(config)
@@ -57,7 +61,17 @@ def test_llama_3_2_vision_with_an_image(attention: str) -> None:
 
     traced = traced_phase_peaks(trace_module(model, step, inputs=batch))
     by_rules = estimate(
-        config, micro_batch_size=SEQUENCES, sequence_length=LENGTH, precision=Precision.BF16, attention=Attention(attention), stack="hf-bare", optimizer="sgd", clip_gradients=False, batch=Batch(images=1),
-    )  # fmt: skip
+        config,
+        micro_batch_size=SEQUENCES,
+        sequence_length=LENGTH,
+        precision=Precision.BF16,
+        attention=Attention(attention),
+        stack="hf-bare",
+        optimizer="sgd",
+        clip_gradients=False,
+        batch=Batch(images=1),
+    )
     for phase in (Phase.FORWARD, Phase.BACKWARD):
-        assert by_rules.phase_peaks[phase].nbytes == pytest.approx(traced[phase], rel=TOLERANCE[attention])
+        assert by_rules.phase_peaks[phase].nbytes == pytest.approx(
+            traced[phase], rel=TOLERANCE[attention]
+        )

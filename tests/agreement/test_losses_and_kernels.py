@@ -1,4 +1,5 @@
-"""Peaks under other losses and kernels against the step that those libraries' own code takes on meta tensors."""
+"""Peaks under other losses and kernels against the step that those libraries' own code takes on
+meta tensors."""
 
 from __future__ import annotations
 
@@ -35,14 +36,28 @@ GEMMA2: dict[str, object] = {
     "sliding_window": 64,
     "final_logit_softcapping": 30.0,
 }
-GPT2: dict[str, object] = {"model_type": "gpt2", "n_embd": 256, "n_layer": 2, "n_head": 4, "vocab_size": 40000, "n_positions": 1024}
+GPT2: dict[str, object] = {
+    "model_type": "gpt2",
+    "n_embd": 256,
+    "n_layer": 2,
+    "n_head": 4,
+    "vocab_size": 40000,
+    "n_positions": 1024,
+}
 TOLERANCE = 0.001  # scalars, counters and boolean temporaries, beside tiles of 128 MiB
-CASES = [("full", "bf16", False), ("full", "bf16-amp", True), ("lora", "bf16-autocast", True), ("qlora", "bf16-autocast", False)]
+CASES = [
+    ("full", "bf16", False),
+    ("full", "bf16-amp", True),
+    ("lora", "bf16-autocast", True),
+    ("qlora", "bf16-autocast", False),
+]
 
 
 @pytest.mark.parametrize("config", [LLAMA, GEMMA2, GPT2], ids=lambda c: c["model_type"])
 @pytest.mark.parametrize(("method", "precision", "checkpointing"), CASES)
-def test_the_chunked_loss_is_trls(config: dict[str, object], method: str, precision: str, checkpointing: bool) -> None:
+def test_the_chunked_loss_is_trls(
+    config: dict[str, object], method: str, precision: str, checkpointing: bool
+) -> None:
     case = Case(
         config=config,
         method=method,
@@ -57,13 +72,18 @@ def test_the_chunked_loss_is_trls(config: dict[str, object], method: str, precis
     assert abs(cell.difference) <= TOLERANCE, f"{cell.name}: {cell.difference:+.3%}"
 
 
-# Sizes of small buffers that a fused operation makes and drops inside are rounded up together in its row; a layer here is a few MB.
+# Sizes of small buffers that a fused operation makes and drops inside are rounded up together in
+# its row; a layer here is a few MB.
 KERNELS_TOLERANCE = 0.007
 
 
 @pytest.mark.parametrize(("method", "precision", "checkpointing"), CASES)
-@pytest.mark.parametrize(("kernels", "loss"), [("hf", "fused"), ("liger", "hf"), ("napkinmath", "hf")])
-def test_patched_models_are_as_their_libraries_run_them(kernels: str, loss: str, method: str, precision: str, checkpointing: bool) -> None:
+@pytest.mark.parametrize(
+    ("kernels", "loss"), [("hf", "fused"), ("liger", "hf"), ("napkinmath", "hf")]
+)
+def test_patched_models_are_as_their_libraries_run_them(
+    kernels: str, loss: str, method: str, precision: str, checkpointing: bool
+) -> None:
     case = Case(
         config=LLAMA,
         method=method,
@@ -75,4 +95,6 @@ def test_patched_models_are_as_their_libraries_run_them(kernels: str, loss: str,
         optimizer="adamw-fused",
     )
     cell = compare(f"llama, {kernels} kernels, {loss} loss,", case)
-    assert abs(cell.difference) <= (TOLERANCE if kernels == "hf" else KERNELS_TOLERANCE), f"{cell.name}: {cell.difference:+.3%}"
+    assert abs(cell.difference) <= (TOLERANCE if kernels == "hf" else KERNELS_TOLERANCE), (
+        f"{cell.name}: {cell.difference:+.3%}"
+    )

@@ -1,4 +1,5 @@
-"""The rules' peak of a model patched by `napkinmath_kernels.patch` against the patched model's own step on meta tensors."""
+"""The rules' peak of a model patched by `napkinmath_kernels.patch` against the patched model's own
+step on meta tensors."""
 
 from __future__ import annotations
 
@@ -28,30 +29,54 @@ from napkinmath_profiler.trace import trace_config
 from napkinmath_profiler.tracing.meta_model import AdapterOptions, TrainMethod
 
 FAMILIES = ("llama", "llama_mha", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3")
-CELLS = [("full", False, "auto", 0.0), ("lora", True, "eager", 0.1), ("qlora", False, "auto", 0.0), ("qlora", True, "auto", 0.0)]
-# Tensors of these sizes are small beside the allocator's 512 bytes, and the labels' ends are counted once by the trace's stand-in.
+CELLS = [
+    ("full", False, "auto", 0.0),
+    ("lora", True, "eager", 0.1),
+    ("qlora", False, "auto", 0.0),
+    ("qlora", True, "auto", 0.0),
+]
+# Tensors of these sizes are small beside the allocator's 512 bytes, and the labels' ends are
+# counted once by the trace's stand-in.
 TOLERANCE = 0.006
 
 
-def peaks(family: str, kernels: Kernels, method: str, checkpointing: bool, attention: str, dropout: float) -> tuple[int, int]:
+def peaks(
+    family: str, kernels: Kernels, method: str, checkpointing: bool, attention: str, dropout: float
+) -> tuple[int, int]:
     """(by the rules, traced)."""
     case = Case(
-        config=TINY[family], method=method, checkpointing=checkpointing, attention=attention, dropout=dropout, optimizer="adamw-fused"
+        config=TINY[family],
+        method=method,
+        checkpointing=checkpointing,
+        attention=attention,
+        dropout=dropout,
+        optimizer="adamw-fused",
     )
     spec = read_config(TINY[family])
     config = case.train_config().replace(kernels=kernels, stack="hf-bare")
     ours = simulate(build_step(spec, resolve(spec, config, None)), steps=2)
     result = trace_config(
-        dict(TINY[family]), kernels=kernels, method=TrainMethod(method), micro_batch_size=case.batch, sequence_length=case.sequence, dtype="bf16", checkpointing=checkpointing, use_reentrant=False,
-        optimizer="adamw-fused", adapters=AdapterOptions(rank=case.rank, dropout=dropout), **_traced_attention(attention),
-    )  # fmt: skip
+        dict(TINY[family]),
+        kernels=kernels,
+        method=TrainMethod(method),
+        micro_batch_size=case.batch,
+        sequence_length=case.sequence,
+        dtype="bf16",
+        checkpointing=checkpointing,
+        use_reentrant=False,
+        optimizer="adamw-fused",
+        adapters=AdapterOptions(rank=case.rank, dropout=dropout),
+        **_traced_attention(attention),
+    )
     return max(phase_peaks(ours).values()), max(traced_phase_peaks(result).values())
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("method", "checkpointing", "attention", "dropout"), CELLS)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_peak_of_a_patched_model(family: str, method: str, checkpointing: bool, attention: str, dropout: float) -> None:
+def test_the_peak_of_a_patched_model(
+    family: str, method: str, checkpointing: bool, attention: str, dropout: float
+) -> None:
     ours, traced = peaks(family, Kernels.NAPKINMATH, method, checkpointing, attention, dropout)
     assert ours == pytest.approx(traced, rel=TOLERANCE)
 
@@ -59,8 +84,11 @@ def test_the_peak_of_a_patched_model(family: str, method: str, checkpointing: bo
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "phi3"])
 def test_the_peak_of_a_model_with_liger(family: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Frozen heads alone: off CUDA Liger sums a trained head's gradient through an fp32 copy of it."""
-    caplog.set_level(logging.CRITICAL)  # a captured warning about missing backends holds the frame it came from, and its tensors
+    """Frozen heads alone: off CUDA Liger sums a trained head's gradient through an fp32 copy of
+    it."""
+    caplog.set_level(
+        logging.CRITICAL
+    )  # a captured warning about missing backends holds the frame it came from, and its tensors
     pytest.importorskip("liger_kernel")
     ours, traced = peaks(family, Kernels.LIGER, "lora", False, "auto", 0.0)
     assert ours == pytest.approx(traced, rel=TOLERANCE)
@@ -68,7 +96,10 @@ def test_the_peak_of_a_model_with_liger(family: str, caplog: pytest.LogCaptureFi
 
 @pytest.mark.parametrize("kernels", [Kernels.NAPKINMATH, Kernels.LIGER, Kernels.UNSLOTH])
 def test_a_family_that_the_patch_does_not_know_is_refused_by_name(kernels: Kernels) -> None:
-    with pytest.raises(InputError, match=rf"--kernels {kernels.value} does not know falcon models.*use --kernels hf"):
+    with pytest.raises(
+        InputError,
+        match=rf"--kernels {kernels.value} does not know falcon models.*use --kernels hf",
+    ):
         estimate("falcon-7b", TrainConfig(kernels=kernels, adapter=AdapterConfig()))
 
 
@@ -78,6 +109,10 @@ def test_unsloth_without_adapters_is_refused() -> None:
 
 
 def test_experts_run_one_after_another() -> None:
-    """Eight experts keep what one grouped product keeps, gathered; the mixture's own sum is in place."""
-    hf, ours = (estimate("mixtral-8x7b", TrainConfig(kernels=k, adapter=AdapterConfig())) for k in (Kernels.HF, Kernels.NAPKINMATH))
+    """Eight experts keep what one grouped product keeps, gathered; the mixture's own sum is in
+    place."""
+    hf, ours = (
+        estimate("mixtral-8x7b", TrainConfig(kernels=k, adapter=AdapterConfig()))
+        for k in (Kernels.HF, Kernels.NAPKINMATH)
+    )
     assert 0.5 * hf.memory.requested < ours.memory.requested < hf.memory.requested

@@ -1,4 +1,5 @@
-"""Small configs of every family, in which the shapes differ from one another so that a confused axis shows."""
+"""Small configs of every family, in which the shapes differ from one another so that a confused
+axis shows."""
 
 from __future__ import annotations
 
@@ -8,11 +9,22 @@ Config = dict[str, object]
 
 # Sizes shared by most: 8 heads of 32 over hidden 256, an uneven feed-forward width, three layers.
 LLAMA_LIKE: Config = {
-    "hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 704, "vocab_size": 1000, "num_hidden_layers": 3,
+    "hidden_size": 256,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "intermediate_size": 704,
+    "vocab_size": 1000,
+    "num_hidden_layers": 3,
     "max_position_embeddings": 1024,
-}  # fmt: skip
+}
 
-GPT_LIKE: Config = {"n_embd": 256, "n_head": 8, "n_layer": 3, "n_positions": 1024, "vocab_size": 1000}
+GPT_LIKE: Config = {
+    "n_embd": 256,
+    "n_head": 8,
+    "n_layer": 3,
+    "n_positions": 1024,
+    "vocab_size": 1000,
+}
 
 TINY: dict[str, Config] = {
     "llama": {"model_type": "llama", **LLAMA_LIKE},
@@ -56,7 +68,13 @@ TINY: dict[str, Config] = {
     },
     "seed_oss": {"model_type": "seed_oss", **LLAMA_LIKE, "head_dim": 32},
     "ernie4_5": {"model_type": "ernie4_5", **LLAMA_LIKE, "head_dim": 48},
-    "cwm": {"model_type": "cwm", **LLAMA_LIKE, "num_hidden_layers": 4, "head_dim": 32, "sliding_window": 48},
+    "cwm": {
+        "model_type": "cwm",
+        **LLAMA_LIKE,
+        "num_hidden_layers": 4,
+        "head_dim": 32,
+        "sliding_window": 48,
+    },
     "ministral3": {"model_type": "ministral3", **LLAMA_LIKE, "head_dim": 48, "pad_token_id": 0},
     "jais2": {"model_type": "jais2", **LLAMA_LIKE},
     "youtu": {
@@ -75,28 +93,72 @@ TINY: dict[str, Config] = {
     "olmo_clip": {"model_type": "olmo", **LLAMA_LIKE, "clip_qkv": 8.0},
     "olmo2": {"model_type": "olmo2", **LLAMA_LIKE},
     "olmo3": {"model_type": "olmo3", **LLAMA_LIKE, "num_hidden_layers": 4, "sliding_window": 48},
-    "exaone4": {"model_type": "exaone4", **LLAMA_LIKE, "num_hidden_layers": 4, "sliding_window": 48},
+    "exaone4": {
+        "model_type": "exaone4",
+        **LLAMA_LIKE,
+        "num_hidden_layers": 4,
+        "sliding_window": 48,
+    },
     "smollm3": {"model_type": "smollm3", **LLAMA_LIKE, "num_hidden_layers": 4, "pad_token_id": 0},
     "arcee": {"model_type": "arcee", **LLAMA_LIKE},
     "nemotron": {"model_type": "nemotron", **LLAMA_LIKE},
     "apertus": {"model_type": "apertus", **LLAMA_LIKE},
     "helium": {"model_type": "helium", **LLAMA_LIKE, "head_dim": 32},
     "hunyuan_v1_dense": {"model_type": "hunyuan_v1_dense", **LLAMA_LIKE, "head_dim": 32},
-    "glm": {"model_type": "glm", **LLAMA_LIKE, "head_dim": 32, "num_key_value_heads": 2, "pad_token_id": 0},
-    "glm4": {"model_type": "glm4", **LLAMA_LIKE, "head_dim": 32, "num_key_value_heads": 2, "pad_token_id": 0},
+    "glm": {
+        "model_type": "glm",
+        **LLAMA_LIKE,
+        "head_dim": 32,
+        "num_key_value_heads": 2,
+        "pad_token_id": 0,
+    },
+    "glm4": {
+        "model_type": "glm4",
+        **LLAMA_LIKE,
+        "head_dim": 32,
+        "num_key_value_heads": 2,
+        "pad_token_id": 0,
+    },
     "cohere": {"model_type": "cohere", **LLAMA_LIKE},
     "cohere_qk_norm": {"model_type": "cohere", **LLAMA_LIKE, "use_qk_norm": True},
-    "cohere2": {"model_type": "cohere2", **LLAMA_LIKE, "num_hidden_layers": 4, "sliding_window": 48},
+    "cohere2": {
+        "model_type": "cohere2",
+        **LLAMA_LIKE,
+        "num_hidden_layers": 4,
+        "sliding_window": 48,
+    },
     "phi": {"model_type": "phi", **LLAMA_LIKE, "num_key_value_heads": 8},
     "stablelm": {"model_type": "stablelm", **LLAMA_LIKE, "num_key_value_heads": 8},
-    "stablelm_parallel": {"model_type": "stablelm", **LLAMA_LIKE, "use_parallel_residual": True, "qk_layernorm": True},
+    "stablelm_parallel": {
+        "model_type": "stablelm",
+        **LLAMA_LIKE,
+        "use_parallel_residual": True,
+        "qk_layernorm": True,
+    },
     "phi3": {"model_type": "phi3", **LLAMA_LIKE, "pad_token_id": 0},
-    "phi3_window": {"model_type": "phi3", **LLAMA_LIKE, "num_key_value_heads": 8, "sliding_window": 48, "pad_token_id": 0},
+    "phi3_window": {
+        "model_type": "phi3",
+        **LLAMA_LIKE,
+        "num_key_value_heads": 8,
+        "sliding_window": 48,
+        "pad_token_id": 0,
+    },
     "persimmon": {"model_type": "persimmon", **LLAMA_LIKE, "num_key_value_heads": 8},
     "gpt_neox": {"model_type": "gpt_neox", **LLAMA_LIKE, "rotary_pct": 0.25},
-    "gpt_neox_sequential": {"model_type": "gpt_neox", **LLAMA_LIKE, "use_parallel_residual": False, "hidden_act": "gelu_fast"},
+    "gpt_neox_sequential": {
+        "model_type": "gpt_neox",
+        **LLAMA_LIKE,
+        "use_parallel_residual": False,
+        "hidden_act": "gelu_fast",
+    },
     "gpt2": {"model_type": "gpt2", **GPT_LIKE},
-    "gpt2_no_dropout": {"model_type": "gpt2", **GPT_LIKE, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
+    "gpt2_no_dropout": {
+        "model_type": "gpt2",
+        **GPT_LIKE,
+        "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+    },
     "gpt_bigcode": {"model_type": "gpt_bigcode", **GPT_LIKE, "attn_pdrop": 0.0},
     "gpt_neo": {
         "model_type": "gpt_neo",
@@ -143,8 +205,21 @@ TINY: dict[str, Config] = {
         "dropout": 0.0,
     },
     "biogpt": {"model_type": "biogpt", **LLAMA_LIKE},
-    "bloom": {"model_type": "bloom", "hidden_size": 256, "n_layer": 3, "n_head": 8, "vocab_size": 1000},
-    "mpt": {"model_type": "mpt", "d_model": 256, "n_heads": 8, "n_layers": 3, "max_seq_len": 1024, "vocab_size": 1000},
+    "bloom": {
+        "model_type": "bloom",
+        "hidden_size": 256,
+        "n_layer": 3,
+        "n_head": 8,
+        "vocab_size": 1000,
+    },
+    "mpt": {
+        "model_type": "mpt",
+        "d_model": 256,
+        "n_heads": 8,
+        "n_layers": 3,
+        "max_seq_len": 1024,
+        "vocab_size": 1000,
+    },
     "falcon_7b": {
         "model_type": "falcon",
         "hidden_size": 256,

@@ -1,4 +1,5 @@
-"""`estimate batch`: a line in, a line out; bad lines aside; killed at any byte and taken up, the output is that of one run."""
+"""`estimate batch`: a line in, a line out; bad lines aside; killed at any byte and taken up, the
+output is that of one run."""
 
 from __future__ import annotations
 
@@ -27,7 +28,21 @@ GOOD = (
     '{"model": "gpt2", "bs": %d, "ctx": %d, "optimizer": "sgd", "grad_accum": 2}',
     '{"model":"gpt2","method":"lora","ctx":%d,"bs":%d}',
 )
-BAD = ("nonsense", '{"model": "gpt2", "bs": 0}', '{"model": "no such model"}', '{"bs": 1}', "[1]", '{"model": "gpt2", "bs": 1, "bz": 2}', '{"model": "gpt2", "rank": 4}', "", '{"model": "gpt2", "bs": 05}', '{"model": "gpt2", "bs": 1.5}', '{"model": "gpt2", "quant": "nf4"}', '{"a": {', "\xff\u2028")  # fmt: skip
+BAD = (
+    "nonsense",
+    '{"model": "gpt2", "bs": 0}',
+    '{"model": "no such model"}',
+    '{"bs": 1}',
+    "[1]",
+    '{"model": "gpt2", "bs": 1, "bz": 2}',
+    '{"model": "gpt2", "rank": 4}',
+    "",
+    '{"model": "gpt2", "bs": 05}',
+    '{"model": "gpt2", "bs": 1.5}',
+    '{"model": "gpt2", "quant": "nf4"}',
+    '{"a": {',
+    "\xff\u2028",
+)
 
 
 def jobs(path: Path, count: int, seed: int = 0) -> None:
@@ -58,13 +73,18 @@ def test_every_answer_is_that_of_estimate(tmp_path: Path) -> None:
     bad = [json.loads(line) for line in Path(f"{out}.bad.jsonl").read_text().splitlines()]
     assert result.priced == len(answers) and result.bad == len(bad) > 5
     numbers = [answer["line"] for answer in answers]
-    assert numbers == sorted(numbers) and set(numbers) | {b["line"] for b in bad} == {i for i, line in enumerate(lines, 1) if line.strip()}
+    assert numbers == sorted(numbers) and set(numbers) | {b["line"] for b in bad} == {
+        i for i, line in enumerate(lines, 1) if line.strip()
+    }
     for answer in random.Random(1).sample(answers, 40):
         options = json.loads(lines[answer["line"] - 1])
         assert answer.get("id") == options.pop("id", None)
         gpu = options.pop("gpu", None)
         one = estimate(options.pop("model"), train_config(options), hardware=gpu)
-        assert answer["requested_bytes"] == one.peak.nbytes and answer["peak_phase"] == next(iter(one.phase_peaks)).value
+        assert (
+            answer["requested_bytes"] == one.peak.nbytes
+            and answer["peak_phase"] == next(iter(one.phase_peaks)).value
+        )
         assert ("tokens_per_s" in answer) == (gpu is not None)
         if one.time is not None:
             assert answer["tokens_per_s"] == pytest.approx(one.time.tokens_per_s, rel=1e-12)
@@ -75,28 +95,79 @@ def test_each_bad_line_has_its_reason(tmp_path: Path) -> None:
     source.write_text("\n".join(BAD) + "\n", encoding="utf-8")
     done = run("batch", str(source), "--out", str(out))
     assert done.code == 2 and out.read_text() == ""
-    bad = {entry["line"]: entry["reason"] for entry in map(json.loads, Path(f"{out}.bad.jsonl").read_text().splitlines())}
+    bad = {
+        entry["line"]: entry["reason"]
+        for entry in map(json.loads, Path(f"{out}.bad.jsonl").read_text().splitlines())
+    }
     assert list(bad) == [i for i, line in enumerate(BAD, 1) if line.strip()]
-    for line, word in ((1, "not JSON"), (2, "--bs"), (3, "no such model"), (4, "no model"), (5, "object"), (6, "bz"), (7, "--rank"), (9, "not JSON"), (10, "--bs"), (11, "--quant")):  # fmt: skip
+    for line, word in (
+        (1, "not JSON"),
+        (2, "--bs"),
+        (3, "no such model"),
+        (4, "no model"),
+        (5, "object"),
+        (6, "bz"),
+        (7, "--rank"),
+        (9, "not JSON"),
+        (10, "--bs"),
+        (11, "--quant"),
+    ):
         assert word in bad[line], bad[line]
 
 
 def test_flags_hold_where_a_line_says_nothing(tmp_path: Path) -> None:
     source, out = tmp_path / "jobs.jsonl", tmp_path / "out.jsonl"
-    source.write_text('{"bs": 2}\n{"bs": 2, "model": "distilgpt2"}\n{"id": [1], "bs": "2", "ctx": 512.0}\n')
-    assert run("batch", str(source), "--out", str(out), "--model", "gpt2", "--ctx", "512", "--exact", "--gpu", "t4").code == 0
+    source.write_text(
+        '{"bs": 2}\n{"bs": 2, "model": "distilgpt2"}\n{"id": [1], "bs": "2", "ctx": 512.0}\n'
+    )
+    assert (
+        run(
+            "batch",
+            str(source),
+            "--out",
+            str(out),
+            "--model",
+            "gpt2",
+            "--ctx",
+            "512",
+            "--exact",
+            "--gpu",
+            "t4",
+        ).code
+        == 0
+    )
     first, second, third = map(json.loads, out.read_text().splitlines())
-    assert first["requested_bytes"] == third["requested_bytes"] > second["requested_bytes"] and third["id"] == [1]
+    assert first["requested_bytes"] == third["requested_bytes"] > second[
+        "requested_bytes"
+    ] and third["id"] == [1]
     assert first["verdict"] == "fits" and first["device_bytes"] > first["allocated_bytes"] > 0
 
 
 def test_no_line_slips_through_by_what_its_neighbours_hold() -> None:
-    """Lines that are JSON only together, keys twice, numbers inside a nested object, an id with an escape."""
-    lines = [b'{"model": "gpt2", "bs": 1}, {"model": "gpt2"}', b'{"model": "gpt2", "offload": ["optimizer"', b']}', b'{"model": "gpt2", "bs": 1, "bs": 7}', b'{"config": {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 99, "num_hidden_layers": 2, "rank": 9}, "bs": 3}', b'{"model": "gpt2", "bs": 4, "id": "a\\"b"}', b'{"model": "gpt2", "bs": 4e1}', b'{"model": "gpt2", "bs": -4}']  # fmt: skip
+    """Lines that are JSON only together, keys twice, numbers inside a nested object, an id with an
+    escape."""
+    lines = [
+        b'{"model": "gpt2", "bs": 1}, {"model": "gpt2"}',
+        b'{"model": "gpt2", "offload": ["optimizer"',
+        b"]}",
+        b'{"model": "gpt2", "bs": 1, "bs": 7}',
+        (
+            b'{"config": {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4,'
+            b' "intermediate_size": 128, "vocab_size": 99, "num_hidden_layers": 2, "rank": 9},'
+            b' "bs": 3}'
+        ),
+        b'{"model": "gpt2", "bs": 4, "id": "a\\"b"}',
+        b'{"model": "gpt2", "bs": 4e1}',
+        b'{"model": "gpt2", "bs": -4}',
+    ]
     reader = BatchLines({}, [])
     for _ in range(2):  # a template learned must not change the answer
         groups, rejects = reader.read(lines)
-        found = {place: (b, name) for g in groups for place, b, name in zip(g.places, g.sizes[0], g.ids, strict=True)}
+        found = {
+            place: (b, name)
+            for g in groups
+            for place, b, name in zip(g.places, g.sizes[0], g.ids, strict=True)
+        }
         assert sorted(rejects) == [0, 1, 2, 7]
         assert found == {3: (7, ""), 4: (3, ""), 5: (4, '"a\\"b"'), 6: (40, "")}
 
@@ -115,11 +186,19 @@ def test_cut_at_random_bytes_and_taken_up_it_is_one_run(tmp_path: Path) -> None:
     for number in range(60):
         out = tmp_path / f"cut{number}.jsonl"
         cut = 0 if number == 0 else draw.randrange(len(answers) + 1)
-        later = draw.random() < 0.5  # bad lines are written before the answers of their chunk: cut there, no answer of it is out
+        later = (
+            draw.random() < 0.5
+        )  # bad lines are written before the answers of their chunk: cut there, no answer of it is out
         lines = answers[:cut].count(b"\n")
         last = json.loads(answers[:cut].splitlines()[lines - 1])["line"] if lines else 0
-        before = [entry for entry in bad.splitlines(keepends=True) if (json.loads(entry)["line"] - 1) // 64 <= (last - 1) // 64]
-        kept = b"".join(before) + (bad[len(b"".join(before)) :][: draw.randrange(200)] if later else b"")
+        before = [
+            entry
+            for entry in bad.splitlines(keepends=True)
+            if (json.loads(entry)["line"] - 1) // 64 <= (last - 1) // 64
+        ]
+        kept = b"".join(before) + (
+            bad[len(b"".join(before)) :][: draw.randrange(200)] if later else b""
+        )
         out.write_bytes(answers[:cut])
         Path(f"{out}.bad.jsonl").write_bytes(kept)
         begin_state(source, out)
@@ -142,7 +221,13 @@ def test_lost_rejections_mean_another_start(tmp_path: Path) -> None:
 
 def begin_state(source: Path, out: Path) -> None:
     """The state file that a run of this source leaves behind when it is killed."""
-    wanted = {"format": 1, "exact": False, "input": str(source), "input_bytes": source.stat().st_size, "flags": {}}
+    wanted = {
+        "format": 1,
+        "exact": False,
+        "input": str(source),
+        "input_bytes": source.stat().st_size,
+        "flags": {},
+    }
     Path(f"{out}.state").write_text(json.dumps(wanted))
 
 
@@ -151,7 +236,14 @@ def test_killed_for_real_and_taken_up(tmp_path: Path) -> None:
     with open(source, "w") as file:
         for number in range(150_000):
             file.write(GOOD[0] % (number % 40 + 1, number % 999 + 1, 8, number) + "\n")
-    command = [sys.executable, "-c", "from napkinmath.cli.main import entry; entry()", "batch", str(source), "--out"]
+    command = [
+        sys.executable,
+        "-c",
+        "from napkinmath.cli.main import entry; entry()",
+        "batch",
+        str(source),
+        "--out",
+    ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "estimator")}
     process = subprocess.Popen([*command, str(out)], env=environment, stdout=subprocess.DEVNULL)
     for _ in range(600):
@@ -195,12 +287,22 @@ def test_the_jobs_themselves_are_never_written_over(out: str, tmp_path: Path) ->
 
 def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     """The most memory of a run over eight times the lines is within 30 MB of the shorter run's."""
-    code = "import resource, sys; from napkinmath.planning.batch import run_batch; run_batch(sys.argv[1], sys.argv[2], {}); print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    code = (
+        "import resource, sys; from napkinmath.planning.batch import run_batch;"
+        " run_batch(sys.argv[1], sys.argv[2], {});"
+        " print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
     peaks: list[int] = []
     for count in (40_000, 320_000):
         source = tmp_path / f"{count}.jsonl"
         with open(source, "w") as file:
             file.writelines(GOOD[2] % (i % 997 + 1, i % 37 + 1) + "\n" for i in range(count))
-        done = subprocess.run([sys.executable, "-c", code, str(source), f"{source}.out"], env={**os.environ, "PYTHONPATH": str(ROOT / "estimator")}, check=True, capture_output=True, text=True)  # fmt: skip
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(source), f"{source}.out"],
+            env={**os.environ, "PYTHONPATH": str(ROOT / "estimator")},
+            check=True,
+            capture_output=True,
+            text=True,
+        )
         peaks.append(int(done.stdout))
     assert peaks[1] - peaks[0] < 30_000, peaks

@@ -1,4 +1,5 @@
-"""Exports: read back they are the same estimate; the classes of transformers, PEFT and accelerate take them for real."""
+"""Exports: read back they are the same estimate; the classes of transformers, PEFT and accelerate
+take them for real."""
 
 from __future__ import annotations
 
@@ -17,16 +18,44 @@ from napkinmath.exports.names import OPTIMIZERS
 from napkinmath.inputs.job_file import read_job
 from napkinmath.inputs.options import train_config
 
-LORA: dict[str, object] = {"method": "lora", "rank": 8, "alpha": 32, "dropout": 0.05, "targets": "q_proj,v_proj"}
+LORA: dict[str, object] = {
+    "method": "lora",
+    "rank": 8,
+    "alpha": 32,
+    "dropout": 0.05,
+    "targets": "q_proj,v_proj",
+}
 CASES: dict[str, dict[str, object]] = {
     "full": {"bs": 2, "grad_accum": 4, "ctx": 1024, "optimizer": "adafactor"},
-    "full in fp32 masters": {"precision": "bf16-amp", "checkpointing": "full", "optimizer": "adamw-8bit", "clip": False},
+    "full in fp32 masters": {
+        "precision": "bf16-amp",
+        "checkpointing": "full",
+        "optimizer": "adamw-8bit",
+        "clip": False,
+    },
     "full in fp32": {"precision": "fp32", "attention": "eager"},
-    "full in pure bf16": {"precision": "bf16", "checkpointing": "full", "reentrant": True, "kernels": "liger"},
+    "full in pure bf16": {
+        "precision": "bf16",
+        "checkpointing": "full",
+        "reentrant": True,
+        "kernels": "liger",
+    },
     "full in fp16": {"precision": "fp16-amp", "optimizer": "sgd", "attention": "sdpa"},
     "lora": {**LORA, "packing": True},
-    "rank-stabilised dora": {**LORA, "method": "dora", "rslora": True, "checkpointing": "full", "train_modules": "lm_head"},
-    "qlora": {"method": "qlora", "bs": 4, "optimizer": "paged-adamw-8bit", "ctx": "4k", "attention": "flash2"},
+    "rank-stabilised dora": {
+        **LORA,
+        "method": "dora",
+        "rslora": True,
+        "checkpointing": "full",
+        "train_modules": "lm_head",
+    },
+    "qlora": {
+        "method": "qlora",
+        "bs": 4,
+        "optimizer": "paged-adamw-8bit",
+        "ctx": "4k",
+        "attention": "flash2",
+    },
     "int8": {"method": "lora", "quant": "int8", "checkpointing": "full"},
 }
 TUNE_CASES: dict[str, dict[str, object]] = {
@@ -70,7 +99,8 @@ def read_again(text: str, folder: Path) -> tuple[dict[str, object], TrainConfig]
     return options, train_config({key: value for key, value in options.items() if key != "model"})
 
 
-# axolotl's switches settle the type of the weights, and after a k-bit preparation it makes half precision of everything again
+# axolotl's switches settle the type of the weights, and after a k-bit preparation it makes half
+# precision of everything again
 AXOLOTL_CANNOT: dict[str, dict[str, object]] = {
     "full in fp32 masters": {"precision": "bf16-autocast"},
     "full in pure bf16": {"precision": "bf16-autocast"},
@@ -106,12 +136,29 @@ def test_torchtune_round_trip(name: str, tmp_path: Path) -> None:
 
 
 def test_what_a_file_cannot_say_is_said() -> None:
-    config = train_config({"method": "lora", "checkpointing": "selective", "precision": "bf16", "offload": "optimizer"})
+    config = train_config(
+        {
+            "method": "lora",
+            "checkpointing": "selective",
+            "precision": "bf16",
+            "offload": "optimizer",
+        }
+    )
     _, notes, meant = export_with_meaning(config, "llama-7b", "axolotl")
     assert meant is not None and len(notes) == 3
     for word in ("recompute.kind=selective", "precision=bf16", "offload.optimizer=True"):
         assert any(word in note for note in notes)
-    done = run("--model", "llama-7b", "--lora", "--checkpointing", "selective", "--gpu", "a100-80", "--export", "hf")
+    done = run(
+        "--model",
+        "llama-7b",
+        "--lora",
+        "--checkpointing",
+        "selective",
+        "--gpu",
+        "a100-80",
+        "--export",
+        "hf",
+    )
     assert done.code == 0 and "selective" in done.err and "as written it takes" in done.err
     assert yaml.safe_load(done.out)["gradient_checkpointing"] is True
 
@@ -135,23 +182,33 @@ def test_what_a_tool_cannot_run_is_refused(options: dict[str, object], kind: str
         export(train_config(options), "gpt2", kind)
 
 
-@pytest.mark.filterwarnings("ignore:`gradient_checkpointing:FutureWarning")  # transformers 5.23 renames it; both names are read back
+@pytest.mark.filterwarnings(
+    "ignore:`gradient_checkpointing:FutureWarning"
+)  # transformers 5.23 renames it; both names are read back
 @pytest.mark.parametrize("name", CASES)
 def test_transformers_and_peft_take_the_arguments(name: str, tmp_path: Path) -> None:
     transformers, peft = pytest.importorskip("transformers"), pytest.importorskip("peft")
     config = train_config(CASES[name])
     wanted = training_arguments(config)
-    arguments = transformers.TrainingArguments(output_dir=str(tmp_path), report_to="none", use_cpu=True, **wanted)
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path), report_to="none", use_cpu=True, **wanted
+    )
     for key, value in wanted.items():
         assert getattr(arguments, key) == value, key
     lora = lora_config(config)
     if lora is not None:
         made = peft.LoraConfig(**lora)
-        assert made.r == config.adapter.rank and made.use_dora == lora["use_dora"] and made.lora_dropout == config.adapter.dropout
+        assert (
+            made.r == config.adapter.rank
+            and made.use_dora == lora["use_dora"]
+            and made.lora_dropout == config.adapter.dropout
+        )
     quantized = quantization_config(config)
     if quantized is not None:
         made = transformers.BitsAndBytesConfig(**quantized)
-        assert made.load_in_4bit == ("load_in_4bit" in quantized) and made.load_in_8bit == ("load_in_8bit" in quantized)
+        assert made.load_in_4bit == ("load_in_4bit" in quantized) and made.load_in_8bit == (
+            "load_in_8bit" in quantized
+        )
 
 
 def test_optimizer_names_are_the_trainers() -> None:
@@ -162,7 +219,16 @@ def test_optimizer_names_are_the_trainers() -> None:
         assert train_config({"optimizer": theirs}).optimizer == ours
 
 
-@pytest.mark.parametrize("options", [{"precision": "bf16-amp"}, {"gpus": "8", "data_parallel": "fsdp2"}, {"gpus": "4", "data_parallel": "fsdp1", "sharding": "grad-op"}, {"gpus": "8", "zero": 3, "offload": "optimizer,parameters"}, {"gpus": "2"}])  # fmt: skip
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"precision": "bf16-amp"},
+        {"gpus": "8", "data_parallel": "fsdp2"},
+        {"gpus": "4", "data_parallel": "fsdp1", "sharding": "grad-op"},
+        {"gpus": "8", "zero": 3, "offload": "optimizer,parameters"},
+        {"gpus": "2"},
+    ],
+)
 def test_accelerate_loads_its_file(options: dict[str, object], tmp_path: Path) -> None:
     config_args = pytest.importorskip("accelerate.commands.config.config_args")
     config = train_config(options)
@@ -170,12 +236,30 @@ def test_accelerate_loads_its_file(options: dict[str, object], tmp_path: Path) -
     file = tmp_path / "accelerate.yaml"
     file.write_text(text)
     loaded = config_args.load_config_from_file(str(file))
-    assert loaded.num_processes == config.parallel.world_size and loaded.mixed_precision in ("no", "bf16")
-    kinds = {"fsdp2": "FSDP", "fsdp1": "FSDP", "zero3": "DEEPSPEED", "ddp": "MULTI_GPU", "none": "NO"}
+    assert loaded.num_processes == config.parallel.world_size and loaded.mixed_precision in (
+        "no",
+        "bf16",
+    )
+    kinds = {
+        "fsdp2": "FSDP",
+        "fsdp1": "FSDP",
+        "zero3": "DEEPSPEED",
+        "ddp": "MULTI_GPU",
+        "none": "NO",
+    }
     assert loaded.distributed_type.value == kinds[config.parallel.data_parallel.value]
     if "fsdp_config" in yaml.safe_load(text):
-        fields = {f"fsdp_{name}" for name in pytest.importorskip("accelerate").FullyShardedDataParallelPlugin.__dataclass_fields__}
-        unknown = set(loaded.fsdp_config) - fields - {"fsdp_version", "fsdp_offload_params", "fsdp_transformer_layer_cls_to_wrap"}
+        fields = {
+            f"fsdp_{name}"
+            for name in pytest.importorskip(
+                "accelerate"
+            ).FullyShardedDataParallelPlugin.__dataclass_fields__
+        }
+        unknown = (
+            set(loaded.fsdp_config)
+            - fields
+            - {"fsdp_version", "fsdp_offload_params", "fsdp_transformer_layer_cls_to_wrap"}
+        )
         assert not unknown, unknown
 
 
@@ -188,29 +272,58 @@ SPREAD = (
 
 
 @pytest.mark.parametrize("options", SPREAD)
-def test_an_accelerate_file_is_read_back_as_the_same_rank(options: dict[str, object], tmp_path: Path) -> None:
+def test_an_accelerate_file_is_read_back_as_the_same_rank(
+    options: dict[str, object], tmp_path: Path
+) -> None:
     config, notes = train_config(options), list[str]()
     (tmp_path / "accelerate.yaml").write_text(export(config, "llama-7b", "accelerate")[0])
     again = train_config(read_job(str(tmp_path / "accelerate.yaml"), notes))
     before, after = (estimate("llama-3.2-1b", c, hardware="a100-80") for c in (config, again))
-    assert before.memory == after.memory and before.config.parallel.world_size == after.config.parallel.world_size
-    assert not any("not priced" in note for note in notes), "what was read is not said to be left out"
+    assert (
+        before.memory == after.memory
+        and before.config.parallel.world_size == after.config.parallel.world_size
+    )
+    assert not any("not priced" in note for note in notes), (
+        "what was read is not said to be left out"
+    )
 
 
-@pytest.mark.parametrize("options", [{"gpus": "8", "zero": 3, "bs": 2, "grad_accum": 4, "offload": "optimizer,parameters"}, {"gpus": "4", "zero": 2}, {"gpus": "2", "zero": 1, "precision": "fp16-amp"}])  # fmt: skip
-def test_a_deepspeed_file_is_read_by_accelerate_and_by_us(options: dict[str, object], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"gpus": "8", "zero": 3, "bs": 2, "grad_accum": 4, "offload": "optimizer,parameters"},
+        {"gpus": "4", "zero": 2},
+        {"gpus": "2", "zero": 1, "precision": "fp16-amp"},
+    ],
+)
+def test_a_deepspeed_file_is_read_by_accelerate_and_by_us(
+    options: dict[str, object], tmp_path: Path
+) -> None:
     reader = pytest.importorskip("accelerate.utils.deepspeed").HfDeepSpeedConfig
     config = train_config(options)
     text, _ = export(config, "llama-7b", "deepspeed")
     theirs = reader(json.loads(text))
-    assert (theirs.is_zero3(), theirs.is_zero2(), theirs.is_offload()) == (options["zero"] == 3, options["zero"] == 2, "offload" in options)
+    assert (theirs.is_zero3(), theirs.is_zero2(), theirs.is_offload()) == (
+        options["zero"] == 3,
+        options["zero"] == 2,
+        "offload" in options,
+    )
     assert theirs.get_value("train_micro_batch_size_per_gpu") == options.get("bs", 1)
     (tmp_path / "zero.json").write_text(text)
     again = train_config({**read_job(str(tmp_path / "zero.json"), []), "gpus": options["gpus"]})
-    before, after = (estimate("llama-3.2-1b", c.replace(precision=Precision.BF16_AUTOCAST), hardware="a100-80") for c in (config, again))
+    before, after = (
+        estimate("llama-3.2-1b", c.replace(precision=Precision.BF16_AUTOCAST), hardware="a100-80")
+        for c in (config, again)
+    )
     assert before.memory == after.memory and before.host_bytes == after.host_bytes
-    assert again.parallel.data_parallel is config.parallel.data_parallel and again.offload == config.offload
-    assert (again.micro_batch_size, again.gradient_accumulation_steps) == (config.micro_batch_size, config.gradient_accumulation_steps)
+    assert (
+        again.parallel.data_parallel is config.parallel.data_parallel
+        and again.offload == config.offload
+    )
+    assert (again.micro_batch_size, again.gradient_accumulation_steps) == (
+        config.micro_batch_size,
+        config.gradient_accumulation_steps,
+    )
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -220,24 +333,48 @@ def test_trls_own_command_takes_the_file(name: str, tmp_path: Path) -> None:
     trl = pytest.importorskip("trl")
     config = train_config({**CASES.get(name, {"loss": "chunked"})})
     file = tmp_path / "sft.yaml"
-    file.write_text(export(config, "llama-3.2-1b", "hf")[0] + f"output_dir: {tmp_path}\nuse_cpu: true\n")
+    file.write_text(
+        export(config, "llama-3.2-1b", "hf")[0] + f"output_dir: {tmp_path}\nuse_cpu: true\n"
+    )
     parser = trl.TrlParser((trl.ScriptArguments, trl.SFTConfig, trl.ModelConfig))
-    _, arguments, model = parser.parse_args_and_config(["--config", str(file)], fail_with_unknown_args=True)
-    assert arguments.per_device_train_batch_size == config.micro_batch_size and arguments.max_length == config.sequence_length
+    _, arguments, model = parser.parse_args_and_config(
+        ["--config", str(file)], fail_with_unknown_args=True
+    )
+    assert (
+        arguments.per_device_train_batch_size == config.micro_batch_size
+        and arguments.max_length == config.sequence_length
+    )
     assert model.use_peft == (config.adapter is not None) and model.load_in_4bit == (
         config.quantization is not None and config.quantization.format == "nf4"
     )
-    assert config.adapter is None or (model.lora_r, model.use_dora) == (config.adapter.rank, config.adapter.kind.value == "dora")
-    assert arguments.loss_type in ("nll", "chunked_nll")  # the second is the first's old name since every model has a fused head
+    assert config.adapter is None or (model.lora_r, model.use_dora) == (
+        config.adapter.rank,
+        config.adapter.kind.value == "dora",
+    )
+    assert arguments.loss_type in (
+        "nll",
+        "chunked_nll",
+    )  # the second is the first's old name since every model has a fused head
 
 
 def test_deepspeed_file_adds_up() -> None:
-    config = train_config({"gpus": "8", "zero": 3, "bs": 2, "grad_accum": 4, "offload": "optimizer,parameters"})
+    config = train_config(
+        {"gpus": "8", "zero": 3, "bs": 2, "grad_accum": 4, "offload": "optimizer,parameters"}
+    )
     content = json.loads(export(config, "llama-7b", "deepspeed")[0])
-    assert content["train_batch_size"] == 2 * 4 * 8 and content["bf16"]["enabled"] and not content["fp16"]["enabled"]
+    assert (
+        content["train_batch_size"] == 2 * 4 * 8
+        and content["bf16"]["enabled"]
+        and not content["fp16"]["enabled"]
+    )
     zero = content["zero_optimization"]
-    assert zero["stage"] == 3 and zero["offload_optimizer"]["device"] == zero["offload_param"]["device"] == "cpu"
-    assert json.loads(export(train_config({}), "llama-7b", "deepspeed")[0])["zero_optimization"] == {"stage": 0}
+    assert (
+        zero["stage"] == 3
+        and zero["offload_optimizer"]["device"] == zero["offload_param"]["device"] == "cpu"
+    )
+    assert json.loads(export(train_config({}), "llama-7b", "deepspeed")[0])[
+        "zero_optimization"
+    ] == {"stage": 0}
 
 
 def test_plan_is_exported(tmp_path: Path) -> None:

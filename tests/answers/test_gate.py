@@ -1,4 +1,5 @@
-"""check, doctor, completion: the gate's exit codes, what doctor says of a bare machine, what a shell completes."""
+"""check, doctor, completion: the gate's exit codes, what doctor says of a bare machine, what a
+shell completes."""
 
 from __future__ import annotations
 
@@ -28,7 +29,12 @@ def job(tmp_path: Path) -> str:
 def test_gate_has_the_exit_codes_of_the_estimate(job: str) -> None:
     assert run("check", job, "--gpu", "rtx4090").code == 0
     done = run("check", job, "--gpu", "rtx4090", "--gpu", "rtx3060-12")
-    assert done.code == 1 and "does not fit" in done.out and "; try --" in done.out and len(done.out.splitlines()) == 2
+    assert (
+        done.code == 1
+        and "does not fit" in done.out
+        and "; try --" in done.out
+        and len(done.out.splitlines()) == 2
+    )
     codes = {run(job, "--vram", f"{mib}MiB").code: mib for mib in range(10_000, 18_000, 800)}
     assert set(codes) == {0, 1, 3}
     unsure = ("check", job, "--vram", f"{codes[3]}MiB")
@@ -38,7 +44,9 @@ def test_gate_has_the_exit_codes_of_the_estimate(job: str) -> None:
 
 def test_gate_asks_for_headroom_and_takes_many_jobs(job: str, tmp_path: Path) -> None:
     other = tmp_path / "other.json"
-    other.write_text('{"model_name_or_path": "gpt2", "per_device_train_batch_size": 1, "bf16": true}')
+    other.write_text(
+        '{"model_name_or_path": "gpt2", "per_device_train_batch_size": 1, "bf16": true}'
+    )
     done = run("check", job, str(other), "--gpu", "rtx4090", "--json")
     first, second = map(json.loads, done.out.splitlines())
     assert done.code == 0 and first["job"] == job and second["model"] == "gpt2"
@@ -48,12 +56,21 @@ def test_gate_asks_for_headroom_and_takes_many_jobs(job: str, tmp_path: Path) ->
 
 
 def test_gate_takes_the_gpus_of_the_machine(job: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_machine, "gpu_names", lambda: ("NVIDIA GeForce RTX 4090", "NVIDIA GeForce RTX 4090"))
+    monkeypatch.setattr(
+        local_machine, "gpu_names", lambda: ("NVIDIA GeForce RTX 4090", "NVIDIA GeForce RTX 4090")
+    )
     done = run("check", job)
-    assert done.code == 0 and len(done.out.splitlines()) == 1 and "RTX 4090" in done.out and "this machine" in done.err
+    assert (
+        done.code == 0
+        and len(done.out.splitlines()) == 1
+        and "RTX 4090" in done.out
+        and "this machine" in done.err
+    )
 
 
-def test_doctor_names_what_is_there_and_what_installs_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_names_what_is_there_and_what_installs_the_rest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     found = {row["what"]: row for row in json.loads(run("doctor", "--json").out)}
     assert found["Python"]["good"] and found["napkinmath"]["found"].startswith("0.")
     import numpy
@@ -61,15 +78,25 @@ def test_doctor_names_what_is_there_and_what_installs_the_rest(monkeypatch: pyte
     assert found["numpy"]["found"].startswith(numpy.__version__)
     monkeypatch.setattr("importlib.util.find_spec", lambda name, *_: None)
     bare = {row["what"]: row for row in json.loads(run("doctor", "--json").out)}
-    assert not bare["torch"]["good"] and bare["torch"]["way_out"] == "pip install 'napkinmath[profiler]'"
+    assert (
+        not bare["torch"]["good"]
+        and bare["torch"]["way_out"] == "pip install 'napkinmath[profiler]'"
+    )
 
 
 def test_doctor_knows_the_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(local_machine, "gpu_names", lambda: ("NVIDIA H100 80GB HBM3", "NVIDIA Banana 9000"))
+    monkeypatch.setattr(
+        local_machine, "gpu_names", lambda: ("NVIDIA H100 80GB HBM3", "NVIDIA Banana 9000")
+    )
     monkeypatch.setattr(local_machine, "driver_version", lambda: "570.86.15")
     done = run("doctor")
-    assert done.code == 0 and "570.86.15" in done.out and "estimate calibrate" in done.out and "not in the catalog" in done.out
+    assert (
+        done.code == 0
+        and "570.86.15" in done.out
+        and "estimate calibrate" in done.out
+        and "not in the catalog" in done.out
+    )
 
 
 def test_every_flag_of_the_tables_is_completed() -> None:
@@ -77,25 +104,46 @@ def test_every_flag_of_the_tables_is_completed() -> None:
     for _, rows in SHARED:
         for row in rows:
             assert all(name in flags[""] for name in row[0]), row[0]
-    assert {"plan", "sweep", "batch", "check", "doctor", "models", "gpus", "completion"} <= set(flags)
-    assert {"--goal", "--max-bs", "--export", "--bs"} <= set(flags["plan"]) and "--min-headroom" in flags["check"]
+    assert {"plan", "sweep", "batch", "check", "doctor", "models", "gpus", "completion"} <= set(
+        flags
+    )
+    assert {"--goal", "--max-bs", "--export", "--bs"} <= set(
+        flags["plan"]
+    ) and "--min-headroom" in flags["check"]
     assert set(choices()) <= {flag for found in flags.values() for flag in found}
     for flag, known in choices().items():
         if flag not in ("--goal", "--export"):
-            assert run("--arch", "L2 h64 a4 f128 v256", *(["--lora"] if "adapter" in flag else []), *(["--gpu", "l4"] if flag == "--display" else []), flag, known[0]).code == 0, flag  # fmt: skip
+            assert (
+                run(
+                    "--arch",
+                    "L2 h64 a4 f128 v256",
+                    *(["--lora"] if "adapter" in flag else []),
+                    *(["--gpu", "l4"] if flag == "--display" else []),
+                    flag,
+                    known[0],
+                ).code
+                == 0
+            ), flag
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash here")
 def test_bash_completes(tmp_path: Path) -> None:
     tool = tmp_path / "estimate"
-    tool.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT / "estimator"}" exec "{sys.executable}" -m napkinmath "$@"\n')
+    tool.write_text(
+        f'#!/bin/sh\nPYTHONPATH="{ROOT / "estimator"}" exec "{sys.executable}" -m napkinmath "$@"\n'
+    )
     tool.chmod(0o755)
 
     def completed(*words: str) -> list[str]:
         quoted = " ".join(f"'{word}'" for word in ("estimate", *words))
-        script = f'eval "$(estimate completion bash)"; COMP_WORDS=({quoted}); COMP_CWORD={len(words)}; _estimate; printf "%s\\n" "${{COMPREPLY[@]}}"'
+        script = (
+            f'eval "$(estimate completion bash)"; COMP_WORDS=({quoted}); COMP_CWORD={len(words)};'
+            ' _estimate; printf "%s\\n" "${COMPREPLY[@]}"'
+        )
         environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-        return subprocess.run(["bash", "-c", script], env=environment, check=True, capture_output=True, text=True).stdout.split()
+        return subprocess.run(
+            ["bash", "-c", script], env=environment, check=True, capture_output=True, text=True
+        ).stdout.split()
 
     assert completed("pl") == ["plan"]
     assert completed("plan", "--go") == ["--goal"]

@@ -1,4 +1,5 @@
-"""`estimate plan`: equal to exhaustive search on random small spaces; limits verified one step beyond."""
+"""`estimate plan`: equal to exhaustive search on random small spaces; limits verified one step
+beyond."""
 
 from __future__ import annotations
 
@@ -40,19 +41,43 @@ KNOBS: dict[str, tuple[object, ...]] = {
 }
 
 
-SPEC = read_config({"model_type": "llama", "hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 384, "vocab_size": 8000, "num_hidden_layers": 2})  # fmt: skip
+SPEC = read_config(
+    {
+        "model_type": "llama",
+        "hidden_size": 256,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 384,
+        "vocab_size": 8000,
+        "num_hidden_layers": 2,
+    }
+)
 
 
 def random_space(seed: int) -> tuple[Space, Goal]:
-    """A tiny model on GPUs cut down so that some of a few combinations fit; sizes and GPUs recur over seeds, memory and prices do not."""
+    """A tiny model on GPUs cut down so that some of a few combinations fit; sizes and GPUs recur
+    over seeds, memory and prices do not."""
     draw = random.Random(seed)
     goal = draw.choice(list(Goal))
     machines = tuple(
-        Machine(hardware=find_hardware(name, vram=find_hardware(name).context_bytes + draw.randint(250, 1100) * MIB), price_per_hour=draw.uniform(0.2, 4))
+        Machine(
+            hardware=find_hardware(
+                name, vram=find_hardware(name).context_bytes + draw.randint(250, 1100) * MIB
+            ),
+            price_per_hour=draw.uniform(0.2, 4),
+        )
         for name in draw.sample(("rtx4090", "a100-80", "t4"), draw.choice((1, 1, 2)))
-    )  # fmt: skip
+    )
     names = draw.sample(list(KNOBS), 2)
-    knobs = tuple((name, tuple(dict.fromkeys((KNOBS[name][0], *draw.sample(KNOBS[name], min(2, len(KNOBS[name]))))))) for name in names)
+    knobs = tuple(
+        (
+            name,
+            tuple(
+                dict.fromkeys((KNOBS[name][0], *draw.sample(KNOBS[name], min(2, len(KNOBS[name])))))
+            ),
+        )
+        for name in names
+    )
     space = Space(
         spec=SPEC,
         machines=machines,
@@ -64,7 +89,9 @@ def random_space(seed: int) -> tuple[Space, Goal]:
     return space, goal
 
 
-def key_of(space: Space, goal: Goal, config_changes: int, machine: Machine, e: Estimate, b: int, s: int) -> tuple[float, ...]:
+def key_of(
+    space: Space, goal: Goal, config_changes: int, machine: Machine, e: Estimate, b: int, s: int
+) -> tuple[float, ...]:
     """What the goal sorts by, from the scalar estimate: smaller is better."""
     speed = e.time.tokens_per_s if e.time is not None else 0.0
     changes = config_changes + (b != space.batches[0])
@@ -81,13 +108,20 @@ def key_of(space: Space, goal: Goal, config_changes: int, machine: Machine, e: E
     return (-s if goal is Goal.CONTEXT else -b), step(speed), changes, e.peak.nbytes
 
 
-def priced(config: TrainConfig, hardware: Hardware, _known: dict[object, Estimate] = {}) -> Estimate:  # noqa: B006
-    """The scalar estimate on a GPU cut down to some memory, which changes neither its operations nor their seconds."""
+def priced(
+    config: TrainConfig,
+    hardware: Hardware,
+    _known: dict[object, Estimate] = {},  # noqa: B006
+) -> Estimate:
+    """The scalar estimate on a GPU cut down to some memory, which changes neither its operations
+    nor their seconds."""
     key = config, hardware.gpu.name
     if key not in _known:
         _known[key] = estimate(SPEC, config, hardware=hardware.gpu)
     e = _known[key]
-    cut = Estimate(SPEC, config, e.step, e.timeline, hardware=hardware, speed=e.speed, settings=e.settings)
+    cut = Estimate(
+        SPEC, config, e.step, e.timeline, hardware=hardware, speed=e.speed, settings=e.settings
+    )
     cut._once("replays", lambda: e.replays)  # with all the memory it wants
     return cut
 
@@ -99,7 +133,10 @@ def exhaustive(space: Space, goal: Goal) -> tuple[float, ...] | None:
     names = [name for name, _ in space.knobs]
     for machine in space.machines:
         for values in product(*(values for _, values in space.knobs)):
-            options = {**dict(space.base), **{n: v for n, v in zip(names, values, strict=True) if v is not None}}
+            options = {
+                **dict(space.base),
+                **{n: v for n, v in zip(names, values, strict=True) if v is not None},
+            }
             if options.get("optimizer_in_backward"):
                 options.setdefault("clip", False)
             bf16 = machine.hardware.gpu.supports("bf16")
@@ -119,11 +156,16 @@ def exhaustive(space: Space, goal: Goal) -> tuple[float, ...] | None:
     return best
 
 
-def test_plan_is_the_exhaustive_answer_on_200_random_spaces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a combination costs does not depend on the machine's memory, so each is recorded once for all spaces that have it."""
+def test_plan_is_the_exhaustive_answer_on_200_random_spaces(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What a combination costs does not depend on the machine's memory, so each is recorded once
+    for all spaces that have it."""
     known: dict[object, Sweeper] = {}
 
-    def recorded_once(spec: ModelSpec, config: TrainConfig, hardware: Hardware, speed: Efficiency | None) -> Sweeper:
+    def recorded_once(
+        spec: ModelSpec, config: TrainConfig, hardware: Hardware, speed: Efficiency | None
+    ) -> Sweeper:
         return known.setdefault((config, hardware.gpu.name), Sweeper(spec, config, hardware, speed))
 
     monkeypatch.setattr("napkinmath.planning.sweep.Sweeper", recorded_once)
@@ -140,24 +182,59 @@ def test_plan_is_the_exhaustive_answer_on_200_random_spaces(monkeypatch: pytest.
         first = found.best[0]
         options = dict(first.options)
         changes = len([change for change in first.changes if not change.startswith("--bs ")])
-        own = key_of(space, goal, changes, first.machine, first.estimate, int(str(options["bs"])), int(str(options["ctx"])))
+        own = key_of(
+            space,
+            goal,
+            changes,
+            first.machine,
+            first.estimate,
+            int(str(options["bs"])),
+            int(str(options["ctx"])),
+        )
         assert own == best, (seed, goal, first.options)
         assert first.estimate.verdict is Verdict.FITS
     assert answered > 120 and refused > 5
 
 
 def test_ranks_count_as_changes_and_are_searched() -> None:
-    space = Space(spec=read_config({"model_type": "llama", "hidden_size": 128, "num_attention_heads": 4, "intermediate_size": 256, "vocab_size": 500, "num_hidden_layers": 2}), machines=(Machine(hardware=find_hardware("l4")),), base=(("method", "lora"),), knobs=(), ranks=(64, 8))  # fmt: skip
+    space = Space(
+        spec=read_config(
+            {
+                "model_type": "llama",
+                "hidden_size": 128,
+                "num_attention_heads": 4,
+                "intermediate_size": 256,
+                "vocab_size": 500,
+                "num_hidden_layers": 2,
+            }
+        ),
+        machines=(Machine(hardware=find_hardware("l4")),),
+        base=(("method", "lora"),),
+        knobs=(),
+        ranks=(64, 8),
+    )
     assert dict(plan(space, Goal.FEWEST_CHANGES, top=1).best[0].options)["rank"] == 64
 
 
 def test_limits_fit_and_one_step_more_does_not() -> None:
-    e = estimate("llama-3.2-1b", train_config({"method": "lora", "checkpointing": "full"}), hardware="rtx3060-12")
-    for limit, size in ((largest_batch(e), "micro_batch_size"), (longest_context(e), "sequence_length")):
+    e = estimate(
+        "llama-3.2-1b",
+        train_config({"method": "lora", "checkpointing": "full"}),
+        hardware="rtx3060-12",
+    )
+    for limit, size in (
+        (largest_batch(e), "micro_batch_size"),
+        (longest_context(e), "sequence_length"),
+    ):
         assert 1 < limit.fits <= limit.may_fit
         for value, fits in ((limit.fits, True), (limit.fits + 1, False)):
-            assert (estimate(e.spec, e.config.replace(**{size: value}), hardware=e.hardware).verdict is Verdict.FITS) is fits
-        beyond = estimate(e.spec, e.config.replace(**{size: limit.may_fit + 1}), hardware=e.hardware)
+            assert (
+                estimate(e.spec, e.config.replace(**{size: value}), hardware=e.hardware).verdict
+                is Verdict.FITS
+            ) is fits
+        beyond = estimate(
+            e.spec, e.config.replace(**{size: limit.may_fit + 1}), hardware=e.hardware
+        )
         assert beyond.verdict is Verdict.DOES_NOT_FIT
 
 
@@ -174,30 +251,67 @@ def test_search_finds_the_last_that_holds(true_limit: int) -> None:
 
 
 def test_command_prints_a_row_that_estimates_the_same() -> None:
-    done = run("plan", "--model", "llama-3.2-1b", "--gpu", "rtx3060-12", "--ctx", "1k", "--price", "0.3", "--json", "--bs", "1,2,4,8")
+    done = run(
+        "plan",
+        "--model",
+        "llama-3.2-1b",
+        "--gpu",
+        "rtx3060-12",
+        "--ctx",
+        "1k",
+        "--price",
+        "0.3",
+        "--json",
+        "--bs",
+        "1,2,4,8",
+    )
     assert done.code == 0
     found = json.loads(done.out)
     row = found["best"][0]
     flags: list[str] = []
     for key, value in row["options"].items():
         name = key.replace("_", "-")
-        flags += [f"--{name}" if value else f"--no-{name}"] if isinstance(value, bool) else [f"--{name}", str(value)]
+        flags += (
+            [f"--{name}" if value else f"--no-{name}"]
+            if isinstance(value, bool)
+            else [f"--{name}", str(value)]
+        )
     again = run("sweep", "--model", "llama-3.2-1b", *flags, "--gpu", "rtx3060-12")
     figures = dict(zip(*(line.split("\t") for line in again.out.splitlines()), strict=True))
     assert figures["verdict"] == "fits"
-    assert float(figures["tokens/s"].replace(",", "")) == pytest.approx(row["tokens_per_s"], abs=0.51)
-    assert row["price"] == pytest.approx(0.3 * row["hours"]) and row["hours"] == pytest.approx(1e9 / row["tokens_per_s"] / 3600)
+    assert float(figures["tokens/s"].replace(",", "")) == pytest.approx(
+        row["tokens_per_s"], abs=0.51
+    )
+    assert row["price"] == pytest.approx(0.3 * row["hours"]) and row["hours"] == pytest.approx(
+        1e9 / row["tokens_per_s"] / 3600
+    )
     speeds = [r["tokens_per_s"] for r in found["best"]]
     assert all(a >= b * (1 - SAME_SPEED) for a, b in pairwise(speeds))
 
 
 def test_trades_are_the_plan_with_one_knob_put_back() -> None:
-    done = run("plan", "--model", "llama-3.2-1b", "--lora", "--gpu", "rtx3060-12", "--ctx", "2k", "--json", "--top", "1")
+    done = run(
+        "plan",
+        "--model",
+        "llama-3.2-1b",
+        "--lora",
+        "--gpu",
+        "rtx3060-12",
+        "--ctx",
+        "2k",
+        "--json",
+        "--top",
+        "1",
+    )
     found = json.loads(done.out)
     back = {t["flag"].split()[0]: t for t in found["trades"]}
     assert back and all(t["saved_bytes"] != 0 or t["speed_ratio"] for t in found["trades"])
     for flag, trade in back.items():
-        options = {key: value for key, value in found["best"][0]["options"].items() if key != flag.lstrip("-").replace("-", "_")}
+        options = {
+            key: value
+            for key, value in found["best"][0]["options"].items()
+            if key != flag.lstrip("-").replace("-", "_")
+        }
         options.setdefault("bs", 1)
         without = estimate("llama-3.2-1b", train_config(options), hardware="rtx3060-12")
         assert trade["saved_bytes"] == without.peak.nbytes - found["best"][0]["requested_bytes"]
@@ -226,7 +340,9 @@ def test_cheapest_needs_prices_and_names_them() -> None:
     assert run(*argv, "--price", "H100=2").code == 2
     cheap = run(*argv, "--price", "l4=0.01", "--price", "a100-80=100", "--json", "--top", "1")
     dear = run(*argv, "--price", "l4=100", "--price", "a100-80=0.01", "--json", "--top", "1")
-    assert json.loads(cheap.out)["best"][0]["gpu"].startswith("L4") and json.loads(dear.out)["best"][0]["gpu"].startswith("A100")
+    assert json.loads(cheap.out)["best"][0]["gpu"].startswith("L4") and json.loads(dear.out)[
+        "best"
+    ][0]["gpu"].startswith("A100")
 
 
 def test_nothing_fits_is_exit_code_1() -> None:
@@ -236,7 +352,9 @@ def test_nothing_fits_is_exit_code_1() -> None:
 
 
 def test_limits_on_the_command_line() -> None:
-    done = run("plan", "--model", "llama-3.2-1b", "--lora", "--gpu", "rtx3060-12", "--max-bs", "--max-ctx")
+    done = run(
+        "plan", "--model", "llama-3.2-1b", "--lora", "--gpu", "rtx3060-12", "--max-bs", "--max-ctx"
+    )
     assert done.code == 0 and done.out.count("RTX 3060") == 2
     assert run("plan", "--model", "llama-2-70b", "--lora", "--gpu", "t4", "--max-bs").code == 1
 
@@ -253,13 +371,24 @@ def test_pareto_points_are_beaten_by_none() -> None:
 def test_plot_is_written(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     file = tmp_path / "plan.svg"
-    assert run("plan", "--model", "gpt2", "--lora", "--gpu", "t4", "--ctx", "512", "--plot", str(file)).code == 0
+    assert (
+        run(
+            "plan", "--model", "gpt2", "--lora", "--gpu", "t4", "--ctx", "512", "--plot", str(file)
+        ).code
+        == 0
+    )
     assert file.stat().st_size > 10_000
-    assert run("plan", "--model", "gpt2", "--lora", "--gpu", "t4", "--ctx", "512", "--plot", str(file)).code == 2
+    assert (
+        run(
+            "plan", "--model", "gpt2", "--lora", "--gpu", "t4", "--ctx", "512", "--plot", str(file)
+        ).code
+        == 2
+    )
 
 
 def test_meshes_of_several_gpus_are_ranked_and_fit() -> None:
-    """The first row is the fastest that a plain search over the same meshes finds; a mesh's own flags give the same estimate."""
+    """The first row is the fastest that a plain search over the same meshes finds; a mesh's own
+    flags give the same estimate."""
     argv = (
         "plan",
         "--model",
@@ -283,11 +412,22 @@ def test_meshes_of_several_gpus_are_ranked_and_fit() -> None:
     speed = default_efficiency(cluster.hardware.gpu)
     every: list[float] = []
     for kind in ("ddp", "zero1", "zero3", "fsdp2"):
-        base = train_config({"method": "lora", "bs": 2, "ctx": "2k", "checkpointing": "full", "gpus": "4", "data_parallel": kind})
+        base = train_config(
+            {
+                "method": "lora",
+                "bs": 2,
+                "ctx": "2k",
+                "checkpointing": "full",
+                "gpus": "4",
+                "data_parallel": kind,
+            }
+        )
         for config in meshes(read_model("llama-3.2-1b"), cluster, base):
             with contextlib.suppress(InputError):  # not every strategy is priced within a pipeline
                 if estimate("llama-3.2-1b", config, hardware=cluster).verdict is Verdict.FITS:
-                    every.append(price_mesh(read_model("llama-3.2-1b"), config, cluster, speed).tokens_per_s)
+                    every.append(
+                        price_mesh(read_model("llama-3.2-1b"), config, cluster, speed).tokens_per_s
+                    )
     assert speeds[0] == pytest.approx(max(every), rel=1e-9)
     assert found[0]["price"] == pytest.approx(0.5 * 4 * found[0]["hours"])
     table = run(*argv)

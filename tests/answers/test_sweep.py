@@ -12,7 +12,17 @@ from napkinmath.base.errors import InputError
 from napkinmath.inputs.several import expand, several
 from napkinmath.planning.grid import EXACT, FAST, MONEY, Family, Grid, figures, frame
 
-ARCH = {"config": {"model_type": "llama", "hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 704, "vocab_size": 1000, "num_hidden_layers": 3}}  # fmt: skip
+ARCH = {
+    "config": {
+        "model_type": "llama",
+        "hidden_size": 256,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 704,
+        "vocab_size": 1000,
+        "num_hidden_layers": 3,
+    }
+}
 
 
 @pytest.mark.parametrize(
@@ -42,7 +52,14 @@ def test_bad_ranges_are_refused(text: str) -> None:
 
 
 def test_options_of_another_method_are_left_out_of_it() -> None:
-    keys, outer, inner = expand({"method": ["full", "lora", "qlora"], "targets": "q_proj;all-linear", "rank": "8,16", "quant": "nf4"})
+    keys, outer, inner = expand(
+        {
+            "method": ["full", "lora", "qlora"],
+            "targets": "q_proj;all-linear",
+            "rank": "8,16",
+            "quant": "nf4",
+        }
+    )
     assert keys == ["method", "targets", "rank"] and inner == {"rank": ["8", "16"]}
     assert len(outer) == 5 and outer[0] == {"method": "full"} and "quant" not in outer[1]
 
@@ -74,8 +91,17 @@ def test_fast_and_exact_rows_are_those_of_estimate() -> None:
 
 
 def test_verdict_of_requested_bytes_never_contradicts_the_replay() -> None:
-    grid = {"model": "llama-3.2-1b", "method": ["lora", "full"], "gpu": "rtx3060-12", "bs": "1,2,4,8,16", "ctx": "512..8k", "checkpointing": "none,full"}  # fmt: skip
-    fast, exact = (list(Grid(grid, [], exact=exact, exact_below=0).rows()) for exact in (False, True))
+    grid = {
+        "model": "llama-3.2-1b",
+        "method": ["lora", "full"],
+        "gpu": "rtx3060-12",
+        "bs": "1,2,4,8,16",
+        "ctx": "512..8k",
+        "checkpointing": "none,full",
+    }
+    fast, exact = (
+        list(Grid(grid, [], exact=exact, exact_below=0).rows()) for exact in (False, True)
+    )
     told = 0
     for a, b in zip(fast, exact, strict=True):
         assert a[-1] in (b[-1], "cannot tell")
@@ -91,21 +117,44 @@ def test_sizes_beyond_64_bits_are_priced_all_the_same() -> None:
 
 
 def test_what_contradicts_itself_is_left_out_and_said() -> None:
-    done = run("sweep", "--arch", "L2 h64 a4 f128 v256", "--lora", "--quant", "none,gptq,nonsense", "--bs", "1,2")
+    done = run(
+        "sweep",
+        "--arch",
+        "L2 h64 a4 f128 v256",
+        "--lora",
+        "--quant",
+        "none,gptq,nonsense",
+        "--bs",
+        "1,2",
+    )
     assert done.code == 0 and len(done.out.splitlines()) == 5
     assert "left out" in done.err and "nonsense" in done.err
     assert run("sweep", "--model", "llama-7b", "--quant", "nf4", "--bs", "1,2").code == 2
 
 
 def test_csv_and_jsonl(tmp_path: Path) -> None:
-    argv = ("sweep", "--model", "gpt2", "--lora", "--bs", "1..64:1", "--ctx", "64..1024:64", "--gpu", "t4")
+    argv = (
+        "sweep",
+        "--model",
+        "gpt2",
+        "--lora",
+        "--bs",
+        "1..64:1",
+        "--ctx",
+        "64..1024:64",
+        "--gpu",
+        "t4",
+    )
     assert run(*argv, "--out", str(tmp_path / "a.csv")).code == 0
     assert run(*argv, "--out", str(tmp_path / "a.jsonl")).code == 0
     with open(tmp_path / "a.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     lines = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
     assert len(rows) == len(lines) == 64 * 16
-    assert all(int(row["requested_bytes"]) == line["requested_bytes"] for row, line in zip(rows, lines, strict=True))
+    assert all(
+        int(row["requested_bytes"]) == line["requested_bytes"]
+        for row, line in zip(rows, lines, strict=True)
+    )
     assert run(*argv, "--out", str(tmp_path / "a.csv")).code == 2
     assert run(*argv, "--out", str(tmp_path / "a.csv"), "--force").code == 0
     assert run(*argv, "--out", str(tmp_path / "a.txt")).code == 2
@@ -119,20 +168,36 @@ def test_dataframe() -> None:
     assert (found.groupby("ctx")["requested_bytes"].diff().dropna() >= 0).all()
 
 
-@pytest.mark.parametrize("flags", ["--bs 1..32 --ctx 128..1024", "--bs 1,2,4 --full --lora", "--bs 1,2,4 --gpu t4,l4 --show tokens/s"])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--bs 1..32 --ctx 128..1024",
+        "--bs 1,2,4 --full --lora",
+        "--bs 1,2,4 --gpu t4,l4 --show tokens/s",
+    ],
+)
 def test_plots_are_written(flags: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     file = tmp_path / "plot.svg"
     assert run("sweep", "--model", "gpt2", *flags.split(), "--plot", str(file)).code == 0
     text = file.read_text()
     assert text.lstrip().startswith("<?xml") and len(text) > 10_000
-    assert run("sweep", "--model", "gpt2", "--full", "--lora", "--plot", str(tmp_path / "b.png")).code == 2
+    assert (
+        run("sweep", "--model", "gpt2", "--full", "--lora", "--plot", str(tmp_path / "b.png")).code
+        == 2
+    )
 
 
 def test_price_of_a_billion_tokens() -> None:
-    grid = Grid({**ARCH, "method": "full", "gpus": "2,4", "gpu": "l4", "bs": "1", "ctx": "64"}, [], price=3.0)
+    grid = Grid(
+        {**ARCH, "method": "full", "gpus": "2,4", "gpu": "l4", "bs": "1", "ctx": "64"},
+        [],
+        price=3.0,
+    )
     assert grid.names[-2:] == MONEY
     for row in grid.rows():
         found = dict(zip(grid.names, row, strict=True))
-        assert found["gpu_hours_per_billion"] == pytest.approx(1e9 / found["tokens_per_s"] / 3600 * int(found["gpus"]))
+        assert found["gpu_hours_per_billion"] == pytest.approx(
+            1e9 / found["tokens_per_s"] / 3600 * int(found["gpus"])
+        )
         assert found["price_per_billion"] == pytest.approx(3 * found["gpu_hours_per_billion"])

@@ -1,4 +1,5 @@
-"""Workloads: each phase has the bytes that arithmetic gives, nothing leaks, evaluation costs no step time, sweeps agree."""
+"""Workloads: each phase has the bytes that arithmetic gives, nothing leaks, evaluation costs no
+step time, sweeps agree."""
 
 from __future__ import annotations
 
@@ -17,7 +18,17 @@ from napkinmath.planning.plan import Goal, Machine, open_space, plan
 from napkinmath.planning.search import largest_batch
 from napkinmath.planning.sweep import sweep
 
-SPEC = read_config({"model_type": "llama", "hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 704, "vocab_size": 5000, "num_hidden_layers": 3})  # fmt: skip
+SPEC = read_config(
+    {
+        "model_type": "llama",
+        "hidden_size": 256,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 704,
+        "vocab_size": 5000,
+        "num_hidden_layers": 3,
+    }
+)
 BASE: dict[str, object] = {"bs": 2, "ctx": 512}
 KINDS: dict[str, dict[str, object]] = {
     "dpo": {"workload": "dpo"},
@@ -41,7 +52,10 @@ def in_use_at_end(e: Estimate) -> int:
     sizes = [t.requested for t in e.timeline.tensors]
     live = 0
     for segment in e.timeline.segments:
-        net = sum(sizes[i] if action == "+" else -sizes[i] if action == "-" else 0 for action, i in segment.events)
+        net = sum(
+            sizes[i] if action == "+" else -sizes[i] if action == "-" else 0
+            for action, i in segment.events
+        )
         live += segment.repeat * net
     return live
 
@@ -52,13 +66,22 @@ def weights_of(e: Estimate) -> int:
 
 def test_preferences_without_a_reference_are_twice_the_sequences() -> None:
     pairs, plain = priced(workload="dpo", reference=False), priced(bs=4)
-    assert pairs.peak.nbytes == plain.peak.nbytes and pairs.replay.peak_reserved == plain.replay.peak_reserved
-    assert pairs.time is not None and plain.time is not None and pairs.time.tokens_per_s == plain.time.tokens_per_s
+    assert (
+        pairs.peak.nbytes == plain.peak.nbytes
+        and pairs.replay.peak_reserved == plain.replay.peak_reserved
+    )
+    assert (
+        pairs.time is not None
+        and plain.time is not None
+        and pairs.time.tokens_per_s == plain.time.tokens_per_s
+    )
 
 
 @pytest.mark.parametrize("method", ["full", "lora", "qlora"])
 def test_reference_is_a_copy_or_the_adapters_switched_off(method: str) -> None:
-    without, with_it = (priced(workload="dpo", reference=reference, method=method) for reference in (False, True))
+    without, with_it = (
+        priced(workload="dpo", reference=reference, method=method) for reference in (False, True)
+    )
     copied = 0 if method != "full" else 2 * SPEC_PARAMETERS
     assert in_use_at_end(with_it) - in_use_at_end(without) == pytest.approx(copied, rel=1e-3, abs=1)
     assert with_it.time is not None and without.time is not None
@@ -68,7 +91,8 @@ def test_reference_is_a_copy_or_the_adapters_switched_off(method: str) -> None:
 
 
 def count_parameters() -> int:
-    """Parameters of SPEC by hand: embedding, head, layers of attention, MLP and two norms, last norm."""
+    """Parameters of SPEC by hand: embedding, head, layers of attention, MLP and two norms, last
+    norm."""
     h, f, v, kv, layers = 256, 704, 5000, 128, 3
     return 2 * v * h + layers * (2 * h * h + 2 * h * kv + 3 * h * f + 2 * h) + h
 
@@ -79,19 +103,32 @@ SPEC_PARAMETERS = count_parameters()
 def test_reference_runs_while_the_policys_activations_are_held() -> None:
     e = priced(workload="dpo", checkpointing="none", ctx=2048)
     names = [segment.name for segment in e.timeline.segments]
-    first = next(i for i, name in enumerate(names) if name.startswith("reference: ") and e.timeline.segments[i].phase is Phase.FORWARD)
+    first = next(
+        i
+        for i, name in enumerate(names)
+        if name.startswith("reference: ") and e.timeline.segments[i].phase is Phase.FORWARD
+    )
     assert any(name == "CausalLmHead" for name in names[e.timeline.step_starts[0] : first])
-    assert all(s.phase is not Phase.BACKWARD for s in e.timeline.segments[e.timeline.step_starts[0] : first])
+    assert all(
+        s.phase is not Phase.BACKWARD
+        for s in e.timeline.segments[e.timeline.step_starts[0] : first]
+    )
     g = priced(workload="grpo", ctx=2048)
     order = [s.name for s in g.timeline.segments[g.timeline.step_starts[0] :]]
-    rollout, reference, own = (next(i for i, n in enumerate(order) if n.startswith(start)) for start in ("rollout", "reference", "model"))
+    rollout, reference, own = (
+        next(i for i, n in enumerate(order) if n.startswith(start))
+        for start in ("rollout", "reference", "model")
+    )
     assert rollout < reference < own
 
 
 def test_reward_model_has_no_logits() -> None:
     e, plain = priced(workload="reward"), priced(bs=4)
     logits = 4 * 512 * 5000 * 2
-    assert all(e.timeline.breakdown(point).get(Role.LOGITS, 0) < logits / 100 for point in e.phase_peaks.values())
+    assert all(
+        e.timeline.breakdown(point).get(Role.LOGITS, 0) < logits / 100
+        for point in e.phase_peaks.values()
+    )
     assert plain.breakdown[Role.LOGITS] > logits
     assert e.num_parameters == SPEC_PARAMETERS - 5000 * 256 + 256
 
@@ -99,38 +136,83 @@ def test_reward_model_has_no_logits() -> None:
 def test_teacher_brings_its_weights_and_ten_tensors_of_logits() -> None:
     e, plain = priced(workload="distill", teacher="gpt2"), priced()
     teacher = estimate("gpt2", train_config({"precision": "bf16"}))
-    assert in_use_at_end(e) - in_use_at_end(plain) == pytest.approx(2 * teacher.num_parameters, rel=0.02)
-    alike = read_config({"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 50257, "num_hidden_layers": 1})  # fmt: skip
+    assert in_use_at_end(e) - in_use_at_end(plain) == pytest.approx(
+        2 * teacher.num_parameters, rel=0.02
+    )
+    alike = read_config(
+        {
+            "model_type": "llama",
+            "hidden_size": 64,
+            "num_attention_heads": 4,
+            "intermediate_size": 128,
+            "vocab_size": 50257,
+            "num_hidden_layers": 1,
+        }
+    )
     one = estimate(alike, train_config({**BASE, "workload": "distill", "teacher": "gpt2"}))
     wide = 4 * 2 * 512 * 50257  # fp32 under autocast, as accelerate returns them
     for phase, tensors in ((Phase.FORWARD, 10), (Phase.BACKWARD, 6)):
-        assert one.timeline.breakdown(one.phase_peaks[phase])[Role.LOGITS] == pytest.approx(tensors * wide, rel=0.02)
-    chunked, without = (priced(loss="chunked", **more) for more in ({"workload": "distill", "teacher": "gpt2"}, {}))
-    assert chunked.timeline.breakdown(chunked.phase_peaks[Phase.BACKWARD])[Role.LOGITS] == without.breakdown[Role.LOGITS]
-    assert without.time is not None and chunked.time is not None and chunked.time.seconds > without.time.seconds
+        assert one.timeline.breakdown(one.phase_peaks[phase])[Role.LOGITS] == pytest.approx(
+            tensors * wide, rel=0.02
+        )
+    chunked, without = (
+        priced(loss="chunked", **more) for more in ({"workload": "distill", "teacher": "gpt2"}, {})
+    )
+    assert (
+        chunked.timeline.breakdown(chunked.phase_peaks[Phase.BACKWARD])[Role.LOGITS]
+        == without.breakdown[Role.LOGITS]
+    )
+    assert (
+        without.time is not None
+        and chunked.time is not None
+        and chunked.time.seconds > without.time.seconds
+    )
 
 
-@pytest.mark.parametrize(("options", "tokens"), [({"workload": "grpo"}, 512), ({"generate": 300}, 812)])
+@pytest.mark.parametrize(
+    ("options", "tokens"), [({"workload": "grpo"}, 512), ({"generate": 300}, 812)]
+)
 def test_cache_of_generation_is_that_of_inference(options: dict[str, object], tokens: int) -> None:
     e = priced(method="lora", **options)
     cached = {i for i, t in enumerate(e.timeline.tensors) if t.name in ("key cache", "value cache")}
-    held = sum(s.repeat * e.timeline.tensors[i].nbytes for s in e.timeline.segments if s.phase is Phase.EVALUATE for a, i in s.events if a == "+" and i in cached)  # fmt: skip
+    held = sum(
+        s.repeat * e.timeline.tensors[i].nbytes
+        for s in e.timeline.segments
+        if s.phase is Phase.EVALUATE
+        for a, i in s.events
+        if a == "+" and i in cached
+    )
     runs = len([s for s in e.timeline.segments if "next token" in s.name])
     assert held == runs * kv_cache_bytes(SPEC, batch=2, tokens=tokens)
 
 
 def test_critic_is_trained_beside_the_policy() -> None:
-    ppo, grpo = priced(workload="ppo", optimizer="adamw-fused"), priced(workload="grpo", optimizer="adamw-fused")
+    ppo, grpo = (
+        priced(workload="ppo", optimizer="adamw-fused"),
+        priced(workload="grpo", optimizer="adamw-fused"),
+    )
     states = [e.timeline.breakdown(e.phase_peaks[Phase.STEP])[Role.OPTIMIZER] for e in (ppo, grpo)]
     critic = SPEC_PARAMETERS - 5000 * 256 + 256
-    assert states[0] / states[1] == pytest.approx((SPEC_PARAMETERS + critic) / SPEC_PARAMETERS, rel=1e-2)
+    assert states[0] / states[1] == pytest.approx(
+        (SPEC_PARAMETERS + critic) / SPEC_PARAMETERS, rel=1e-2
+    )
     assert ppo.num_trained == SPEC_PARAMETERS + critic
-    assert ppo.time is not None and grpo.time is not None and ppo.time.seconds > 1.2 * grpo.time.seconds
+    assert (
+        ppo.time is not None
+        and grpo.time is not None
+        and ppo.time.seconds > 1.2 * grpo.time.seconds
+    )
 
 
 def test_rollout_reads_every_weight_for_each_token() -> None:
-    short, long = (priced(workload="grpo", completion=tokens, reference=False) for tokens in (64, 256))
-    times = [dict((p.phase, p) for p in e.time.phases)[Phase.EVALUATE].device_s for e in (short, long) if e.time is not None]
+    short, long = (
+        priced(workload="grpo", completion=tokens, reference=False) for tokens in (64, 256)
+    )
+    times = [
+        dict((p.phase, p) for p in e.time.phases)[Phase.EVALUATE].device_s
+        for e in (short, long)
+        if e.time is not None
+    ]
     assert times[1] == pytest.approx(4 * times[0], rel=0.05)
     assert times[0] > 64 * 2 * SPEC_PARAMETERS / find_hardware("a100-80").gpu.bandwidth_bytes_per_s
 
@@ -141,7 +223,9 @@ def test_evaluation_can_be_the_peak_and_takes_no_step_time() -> None:
     assert plain.time.seconds == large.time.seconds and plain.peak.nbytes == small.peak.nbytes
     assert next(iter(large.phase_peaks)) is Phase.EVALUATE and large.peak.nbytes > plain.peak.nbytes
     grown = priced(eval_bs=128).peak.nbytes - large.peak.nbytes
-    assert grown == pytest.approx(2 * (large.peak.nbytes - priced(eval_bs=32).peak.nbytes), rel=0.02)
+    assert grown == pytest.approx(
+        2 * (large.peak.nbytes - priced(eval_bs=32).peak.nbytes), rel=0.02
+    )
     assert grown >= 64 * 512 * 5000 * (2 + 4)  # 16-bit logits and their fp32 copy at least
 
 
@@ -158,30 +242,55 @@ def test_nothing_leaks_and_a_sweep_agrees(name: str, method: str) -> None:
     more = in_use_at_end(estimate(SPEC, config.replace(sequence_length=1024), hardware="a100-80"))
     assert lived == more  # what stays does not depend on the batch's length
     found = sweep(SPEC, config, sequence_length=[128, 512, 1000], hardware=find_hardware("a100-80"))
-    assert found.requested[1] == one.peak.nbytes and found.tokens_per_s is not None and one.time is not None
+    assert (
+        found.requested[1] == one.peak.nbytes
+        and found.tokens_per_s is not None
+        and one.time is not None
+    )
     assert found.tokens_per_s[1] == pytest.approx(one.time.tokens_per_s, rel=1e-12)
 
 
 def test_batches_of_pairs_are_counted_as_pairs_everywhere() -> None:
     options = {"model": "gpt2", "workload": "dpo", "bs": "1,3", "gpu": "l4", "ctx": 256}
-    fast, exact = (list(Grid(options, [], exact=flag, exact_below=0).rows()) for flag in (False, True))
+    fast, exact = (
+        list(Grid(options, [], exact=flag, exact_below=0).rows()) for flag in (False, True)
+    )
     pair = estimate("gpt2", train_config({"workload": "dpo", "bs": 3, "ctx": 256}), hardware="l4")
     assert fast[1][0] == exact[1][0] == 3 and fast[1][1] == exact[1][1] == pair.peak.nbytes
-    space = open_space(read_model("gpt2"), [Machine(hardware=find_hardware("l4"))], {"workload": ["dpo"], "ctx": ["256"], "bs": ["3"], "method": ["full"]}, Goal.TOKENS)  # fmt: skip
+    space = open_space(
+        read_model("gpt2"),
+        [Machine(hardware=find_hardware("l4"))],
+        {"workload": ["dpo"], "ctx": ["256"], "bs": ["3"], "method": ["full"]},
+        Goal.TOKENS,
+    )
     best = plan(space, Goal.TOKENS, top=1).best[0]
     assert dict(best.options)["bs"] == 3 and best.estimate.config.micro_batch_size == 6
-    limit = largest_batch(estimate("gpt2", train_config({"workload": "dpo", "ctx": 256}), hardware="l4"))
+    limit = largest_batch(
+        estimate("gpt2", train_config({"workload": "dpo", "ctx": 256}), hardware="l4")
+    )
     assert limit.at is not None and limit.at.config.micro_batch_size == 2 * limit.fits
 
 
-@pytest.mark.parametrize("flags", ["--workload distill", "--workload sft --teacher gpt2", "--workload nonsense", "--workload dpo --gpus 4", "--eval-bs 0", "--workload distill --teacher no-such-model"])  # fmt: skip
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--workload distill",
+        "--workload sft --teacher gpt2",
+        "--workload nonsense",
+        "--workload dpo --gpus 4",
+        "--eval-bs 0",
+        "--workload distill --teacher no-such-model",
+    ],
+)
 def test_what_makes_no_sense_is_refused(flags: str) -> None:
     done = run("--model", "gpt2", "--gpu", "a100-80", *flags.split())
     assert done.code == 2 and len(done.err.splitlines()) == 1
 
 
 def test_report_names_the_late_peak() -> None:
-    done = run("--model", "llama-3.2-1b", "--lora", "--bs", "1", "--gpu", "rtx4090", "--eval-bs", "16")
+    done = run(
+        "--model", "llama-3.2-1b", "--lora", "--bs", "1", "--gpu", "rtx4090", "--eval-bs", "16"
+    )
     assert "evaluat" in done.out and done.code in (1, 3)
     with pytest.raises(InputError, match="cache"):
         estimate("mamba-130m", train_config({"generate": 16, "bs": 1}))

@@ -1,4 +1,5 @@
-"""Every model of the catalog that a family reads has the parameters that its row records, which the real class was counted for."""
+"""Every model of the catalog that a family reads has the parameters that its row records, which the
+real class was counted for."""
 
 from __future__ import annotations
 
@@ -51,21 +52,50 @@ BROKEN = [
     ({"attention_dropout": 1.5}, "attention_dropout=1.5"),
     ({"num_hidden_layers": 0}, "num_hidden_layers=0"),
     ({"model_type": "gemma3_text", "layer_types": ["full_attention"]}, "layer_types has 1 entries"),
-    ({"model_type": "olmo3", "layer_types": ["full_attention", "sliding", "full_attention", "full_attention"]}, "'sliding'"),
+    (
+        {
+            "model_type": "olmo3",
+            "layer_types": ["full_attention", "sliding", "full_attention", "full_attention"],
+        },
+        "'sliding'",
+    ),
     ({"model_type": "phi", "partial_rotary_factor": 1.5}, "partial_rotary_factor=1.5"),
     ({"model_type": "smollm3", "no_rope_layers": [1, 0]}, "no_rope_layers has 2 entries"),
-    ({"model_type": "gpt_neo", "num_heads": 8, "num_layers": 4, "attention_types": [[["global"], 3]]}, "attention_types"),
-    ({"model_type": "gptj", "n_head": 8, "n_layer": 2, "n_embd": 256, "rotary_dim": 64}, "rotary_dim=64"),
     (
-        {"model_type": "codegen", "n_head": 6, "n_embd": 192, "n_layer": 2, "num_attention_heads": None, "hidden_size": None},
+        {
+            "model_type": "gpt_neo",
+            "num_heads": 8,
+            "num_layers": 4,
+            "attention_types": [[["global"], 3]],
+        },
+        "attention_types",
+    ),
+    (
+        {"model_type": "gptj", "n_head": 8, "n_layer": 2, "n_embd": 256, "rotary_dim": 64},
+        "rotary_dim=64",
+    ),
+    (
+        {
+            "model_type": "codegen",
+            "n_head": 6,
+            "n_embd": 192,
+            "n_layer": 2,
+            "num_attention_heads": None,
+            "hidden_size": None,
+        },
         "num_attention_heads=6",
     ),
-    ({"model_type": "falcon", "new_decoder_architecture": True, "num_kv_heads": 3}, "num_kv_heads=3"),
+    (
+        {"model_type": "falcon", "new_decoder_architecture": True, "num_kv_heads": 3},
+        "num_kv_heads=3",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("changes", "quoted"), BROKEN, ids=[quoted for _, quoted in BROKEN])
-def test_a_field_that_changes_shapes_is_refused_in_one_line(changes: dict[str, Any], quoted: str) -> None:
+def test_a_field_that_changes_shapes_is_refused_in_one_line(
+    changes: dict[str, Any], quoted: str
+) -> None:
     with pytest.raises(InputError) as caught:
         parameters({**LLAMA, **changes})
     assert quoted in str(caught.value)

@@ -1,4 +1,5 @@
-"""The catalog of GPUs: rows agree with the arithmetic of their architecture, and every name people write is found."""
+"""The catalog of GPUs: rows agree with the arithmetic of their architecture, and every name people
+write is found."""
 
 from __future__ import annotations
 
@@ -11,8 +12,9 @@ from napkinmath.config.hardware import Display
 GPUS = load_gpus()
 NAMES = [gpu.name for gpu in GPUS]
 
-# FLOP per clock and SM (CU), dense, from the architecture whitepapers; the 16-bit rate is that of fp16 accumulation where
-# GeForce halves the other. H20's SMs have a quarter of Hopper's matrix rate; A10G, L20 and L40 are rated at half of their chip's.
+# FLOP per clock and SM (CU), dense, from the architecture whitepapers; the 16-bit rate is that of
+# fp16 accumulation where GeForce halves the other. H20's SMs have a quarter of Hopper's matrix
+# rate; A10G, L20 and L40 are rated at half of their chip's.
 OPS_PER_CLOCK = {
     "6.0": {"fp32": 128, "fp16_fp16acc": 256},
     "7.0": {"fp32": 128, "fp16": 1024},
@@ -32,19 +34,27 @@ OPS_PER_CLOCK = {
     "gfx1100": {"fp32": 256, "fp16": 512, "bf16": 512, "int8": 512},
 }
 MATRIX_SHARE = {"H20-96GB": 1 / 4, "H20-141GB": 1 / 4, "A10G": 1 / 2, "L20": 1 / 2, "L40": 1 / 2}
-# Datasheets round to three figures and whole TFLOP/s, and a quoted boost clock to 5-15 MHz of 1,500: within 1.3% together.
+# Datasheets round to three figures and whole TFLOP/s, and a quoted boost clock to 5-15 MHz of
+# 1,500: within 1.3% together.
 DATASHEET_ROUNDING = 0.013
-# Data-centre Blackwell and GB10 are rated at a clock no whitepaper gives; the row has the highest clock the driver reports, so the
-# datasheet may lie below it (9% seen on B300) but only by rounding above.
+# Data-centre Blackwell and GB10 are rated at a clock no whitepaper gives; the row has the highest
+# clock the driver reports, so the datasheet may lie below it (9% seen on B300) but only by rounding
+# above.
 RATED_BELOW_TOP_CLOCK = {"10.0": 0.10, "10.3": 0.10, "12.1": 0.02}
 RATED_ABOVE = {"12.1": 0.06}
-# NVIDIA lists 44 TFLOP/s of fp32 for H20, 11% above its 78 SMs at 1,980 MHz; no whitepaper explains it.
+# NVIDIA lists 44 TFLOP/s of fp32 for H20, 11% above its 78 SMs at 1,980 MHz; no whitepaper explains
+# it.
 UNEXPLAINED = {("H20-96GB", "fp32"), ("H20-141GB", "fp32")}
 
 
 def _expected(gpu, kind, per_clock):
     matrix = kind != "fp32" or gpu.vendor == "amd"
-    return gpu.num_sms * per_clock * (gpu.tensor_hz if matrix else gpu.boost_hz) * (MATRIX_SHARE.get(gpu.name, 1) if matrix else 1)
+    return (
+        gpu.num_sms
+        * per_clock
+        * (gpu.tensor_hz if matrix else gpu.boost_hz)
+        * (MATRIX_SHARE.get(gpu.name, 1) if matrix else 1)
+    )
 
 
 def _listed(gpu, kind):
@@ -128,7 +138,10 @@ def test_names_people_write(written, name):
     assert find_gpu(written).name == name
 
 
-@pytest.mark.parametrize(("written", "nearest"), [("H100 SXM9", "H100-SXM"), ("RTX 4095", "RTX 409"), ("mi300y", "MI300")])
+@pytest.mark.parametrize(
+    ("written", "nearest"),
+    [("H100 SXM9", "H100-SXM"), ("RTX 4095", "RTX 409"), ("mi300y", "MI300")],
+)
 def test_unknown_names_suggest_the_nearest(written, nearest):
     with pytest.raises(InputError) as caught:
         find_gpu(written)
@@ -147,10 +160,16 @@ def test_bare_memory_and_overrides():
         find_hardware(vram="24").gpu.dense_flops_per_s("bf16")
 
 
-# Memory of A100 slices as torch and nvidia-smi show it: NVIDIA MIG user guide, "device enumeration" and the profile tables.
+# Memory of A100 slices as torch and nvidia-smi show it: NVIDIA MIG user guide, "device enumeration"
+# and the profile tables.
 @pytest.mark.parametrize(
     ("profile", "mib", "sms", "bandwidth_share"),
-    [("1g.10gb", 9728, 14, 1 / 8), ("2g.20gb", 19968, 28, 2 / 8), ("3g.40gb", 40192, 42, 4 / 8), ("4g.40gb", 40192, 56, 4 / 8)],
+    [
+        ("1g.10gb", 9728, 14, 1 / 8),
+        ("2g.20gb", 19968, 28, 2 / 8),
+        ("3g.40gb", 40192, 42, 4 / 8),
+        ("4g.40gb", 40192, 56, 4 / 8),
+    ],
 )
 def test_mig_slices_of_an_a100(profile, mib, sms, bandwidth_share):
     whole = find_gpu("a100-80")
@@ -158,7 +177,9 @@ def test_mig_slices_of_an_a100(profile, mib, sms, bandwidth_share):
     assert gpu.memory_bytes == mib * MIB
     assert gpu.num_sms == sms
     assert gpu.bandwidth_bytes_per_s == pytest.approx(whole.bandwidth_bytes_per_s * bandwidth_share)
-    assert gpu.dense_flops_per_s("bf16") == pytest.approx(whole.dense_flops_per_s("bf16") * sms / 108)
+    assert gpu.dense_flops_per_s("bf16") == pytest.approx(
+        whole.dense_flops_per_s("bf16") * sms / 108
+    )
 
 
 def test_impossible_mig_profile_is_refused():
@@ -167,7 +188,8 @@ def test_impossible_mig_profile_is_refused():
             find_hardware(text)
 
 
-# MiB outside torch's allocator, bare process or torch's own out-of-memory message (process in use - allocated - reserved).
+# MiB outside torch's allocator, bare process or torch's own out-of-memory message (process in use -
+# allocated - reserved).
 PUBLISHED_CONTEXTS = [
     ("RTX 6000 Ada", 426),
     ("RTX 3090", 256),
@@ -210,7 +232,14 @@ def test_context_of_old_torch_on_v100():
 
 
 @pytest.mark.parametrize(
-    ("name", "workspace"), [("A100", 8519680), ("4090", 8519680), ("H100", 33554432), ("5090", 33554432), ("MI300X", 134217728)]
+    ("name", "workspace"),
+    [
+        ("A100", 8519680),
+        ("4090", 8519680),
+        ("H100", 33554432),
+        ("5090", 33554432),
+        ("MI300X", 134217728),
+    ],
 )
 def test_cublas_workspace_is_torchs_default(name, workspace):
     assert find_gpu(name).cublas_workspace_bytes == workspace
@@ -234,7 +263,15 @@ def test_host_and_gpu_links_per_direction():
     assert find_gpu("A100").host_link.bytes_per_s == pytest.approx(31.5e9, rel=0.01)
     assert find_gpu("H100").host_link.bytes_per_s == pytest.approx(63.0e9, rel=0.01)
     assert find_gpu("GH200").host_link.bytes_per_s == 450e9
-    for name, gb_per_s in (("V100", 150), ("A100", 300), ("A800", 200), ("H100", 450), ("B200", 900), ("3090", 56.25), ("MI300X", 448)):
+    for name, gb_per_s in (
+        ("V100", 150),
+        ("A100", 300),
+        ("A800", 200),
+        ("H100", 450),
+        ("B200", 900),
+        ("3090", 56.25),
+        ("MI300X", 448),
+    ):
         link = find_gpu(name).gpu_link
         assert link is not None
         assert link.bytes_per_s == gb_per_s * 1e9

@@ -1,4 +1,5 @@
-"""Every row of the model catalog is well formed, and its parameter count is that of the real `transformers` model."""
+"""Every row of the model catalog is well formed, and its parameter count is that of the real
+`transformers` model."""
 
 from __future__ import annotations
 
@@ -20,12 +21,14 @@ KEYS = ["name", "aliases", "hub_id", "family", "class", "config", "parameters", 
 
 
 def plain(name: str) -> str:
-    """The name as look-ups compare it: without its owner, in lower case, any punctuation as one dash (opt-1.3b is not opt-13b)."""
+    """The name as look-ups compare it: without its owner, in lower case, any punctuation as one
+    dash (opt-1.3b is not opt-13b)."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower().rsplit("/", 1)[-1]).strip("-")
 
 
 def is_built_by_transformers(config: dict[str, Any]) -> bool:
-    """Whether the model is what `transformers` builds: its MPT has neither the biases nor the learned positions of llm-foundry's."""
+    """Whether the model is what `transformers` builds: its MPT has neither the biases nor the
+    learned positions of llm-foundry's."""
     return config["model_type"] in transformers.CONFIG_MAPPING and not config.get("learned_pos_emb")
 
 
@@ -39,7 +42,9 @@ def test_parameters_are_those_of_the_transformers_model(row: dict[str, Any]) -> 
     assert list(row) == KEYS
     assert row["parameters"] > 0 and row["source"] and row["config"]["model_type"]
     if row["class"] is None:
-        assert not is_built_by_transformers(row["config"]), "transformers builds this model: count it"
+        assert not is_built_by_transformers(row["config"]), (
+            "transformers builds this model: count it"
+        )
         return
     assert row["config"]["architectures"] == [row["class"]]
     assert count_parameters(row) == row["parameters"]

@@ -1,4 +1,5 @@
-"""Whatever is typed, the command answers with 0, 1, 2 or 3, and with one line where the answer is 2."""
+"""Whatever is typed, the command answers with 0, 1, 2 or 3, and with one line where the answer is
+2."""
 
 from __future__ import annotations
 
@@ -10,7 +11,17 @@ from cli.runs import TINY, Done, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from napkinmath.base.errors import InputError
-from napkinmath.cli.flags import BATCH, HARDWARE, METHOD, PARALLEL, QUANTIZATION, REPEAT, STEP, SWITCH, TEXT
+from napkinmath.cli.flags import (
+    BATCH,
+    HARDWARE,
+    METHOD,
+    PARALLEL,
+    QUANTIZATION,
+    REPEAT,
+    STEP,
+    SWITCH,
+    TEXT,
+)
 from napkinmath.inputs.job_file import _KINDS, read_job
 from napkinmath.inputs.options import KEYS, train_config
 from napkinmath.models.arch_string import read_arch
@@ -18,11 +29,66 @@ from napkinmath.models.arch_string import read_arch
 ROWS = [row for group in (METHOD, QUANTIZATION, BATCH, STEP, HARDWARE, PARALLEL) for row in group]
 # Words that some flag understands, so that random lines get past the first check.
 WORDS = [
-    "0", "1", "2", "8", "16", "64", "1k", "0.1", "-1", "1.5", "nan", "auto", "none", "full", "lora", "qlora", "dora", "ia3", "prefix", "nf4", "fp4", "int8", "gptq", "bf16", "fp16-amp", "fp32", "adamw", "adamw-8bit",
-    "sgd", "lion", "every:2", "sqrt", "selective", "offload", "optimizer", "eager", "sdpa", "math", "chunked", "fused", "hf", "liger", "q_proj", "q_proj,v_proj", "all-linear", "lm_head", "H100", "4090", "24GiB", "1g.10gb",
-    "linux", "expandable_segments:True", "embed_tokens", "1,2,3", "hf-2024", "hf-bare",
-]  # fmt: skip
-values = st.one_of(st.sampled_from(WORDS), st.text(max_size=12).filter(lambda text: not text.startswith("-")))
+    "0",
+    "1",
+    "2",
+    "8",
+    "16",
+    "64",
+    "1k",
+    "0.1",
+    "-1",
+    "1.5",
+    "nan",
+    "auto",
+    "none",
+    "full",
+    "lora",
+    "qlora",
+    "dora",
+    "ia3",
+    "prefix",
+    "nf4",
+    "fp4",
+    "int8",
+    "gptq",
+    "bf16",
+    "fp16-amp",
+    "fp32",
+    "adamw",
+    "adamw-8bit",
+    "sgd",
+    "lion",
+    "every:2",
+    "sqrt",
+    "selective",
+    "offload",
+    "optimizer",
+    "eager",
+    "sdpa",
+    "math",
+    "chunked",
+    "fused",
+    "hf",
+    "liger",
+    "q_proj",
+    "q_proj,v_proj",
+    "all-linear",
+    "lm_head",
+    "H100",
+    "4090",
+    "24GiB",
+    "1g.10gb",
+    "linux",
+    "expandable_segments:True",
+    "embed_tokens",
+    "1,2,3",
+    "hf-2024",
+    "hf-bare",
+]
+values = st.one_of(
+    st.sampled_from(WORDS), st.text(max_size=12).filter(lambda text: not text.startswith("-"))
+)
 
 
 @st.composite
@@ -54,9 +120,15 @@ def test_any_words(words: list[str]) -> None:
     check(run(*words))
 
 
-scalars = st.one_of(st.none(), st.booleans(), st.integers(-(10**20), 10**20), st.floats(), st.text(max_size=8))
+scalars = st.one_of(
+    st.none(), st.booleans(), st.integers(-(10**20), 10**20), st.floats(), st.text(max_size=8)
+)
 anything = st.recursive(
-    scalars, lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=5), inner, max_size=3)), max_leaves=6
+    scalars,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
+    max_leaves=6,
 )
 LLAMA = {
     "model_type": "llama",
@@ -84,7 +156,9 @@ FIELDS = [
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.dictionaries(st.sampled_from(FIELDS), st.one_of(anything, st.integers(1, 512)), max_size=3))
+@given(
+    st.dictionaries(st.sampled_from(FIELDS), st.one_of(anything, st.integers(1, 512)), max_size=3)
+)
 def test_any_config_value(changes: dict[str, object]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "config.json")
@@ -93,7 +167,9 @@ def test_any_config_value(changes: dict[str, object]) -> None:
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.dictionaries(st.sampled_from(KEYS), st.one_of(anything, st.sampled_from(WORDS)), max_size=5))
+@given(
+    st.dictionaries(st.sampled_from(KEYS), st.one_of(anything, st.sampled_from(WORDS)), max_size=5)
+)
 def test_any_option_value(options: dict[str, object]) -> None:
     """Typed values of a job file either make a configuration or an InputError."""
     try:
@@ -198,7 +274,12 @@ STARTS = {
     "torchtune": {"model": {"_component_": "x.lora_llama2_7b"}},
     "deepspeed": {"zero_optimization": {"stage": 2}},
     "accelerate": {"compute_environment": "LOCAL_MACHINE", "distributed_type": "FSDP"},
-    "megatron": {"megatron_arguments": True, "num_layers": 2, "hidden_size": 64, "num_attention_heads": 4},
+    "megatron": {
+        "megatron_arguments": True,
+        "num_layers": 2,
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+    },
 }
 
 
@@ -213,7 +294,11 @@ def test_any_foreign_job(data: st.DataObject) -> None:
     content = {
         **STARTS[kind],
         **data.draw(
-            st.dictionaries(st.sampled_from(FOREIGN_KEYS[kind]), st.one_of(anything, st.sampled_from(WORDS), st.booleans()), max_size=4)
+            st.dictionaries(
+                st.sampled_from(FOREIGN_KEYS[kind]),
+                st.one_of(anything, st.sampled_from(WORDS), st.booleans()),
+                max_size=4,
+            )
         ),
     }
     with tempfile.TemporaryDirectory() as folder:
@@ -230,7 +315,23 @@ def test_any_foreign_job(data: st.DataObject) -> None:
     st.lists(
         st.one_of(
             st.sampled_from(
-                ["L2", "h64", "a4", "kv2", "f128", "v1k", "tied", "gelu", "mqa", "encoder", "moe4x2", "MPT", "learned-pos", "gated", "dh16"]
+                [
+                    "L2",
+                    "h64",
+                    "a4",
+                    "kv2",
+                    "f128",
+                    "v1k",
+                    "tied",
+                    "gelu",
+                    "mqa",
+                    "encoder",
+                    "moe4x2",
+                    "MPT",
+                    "learned-pos",
+                    "gated",
+                    "dh16",
+                ]
             ),
             st.text(max_size=5),
         ),

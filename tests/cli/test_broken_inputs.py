@@ -1,4 +1,5 @@
-"""Every broken input gives exit code 2 and exactly one line on standard error that quotes it, never a traceback."""
+"""Every broken input gives exit code 2 and exactly one line on standard error that quotes it, never
+a traceback."""
 
 from __future__ import annotations
 
@@ -29,7 +30,10 @@ def prepare(case: Broken, folder: Path) -> list[str]:
         else:
             assert isinstance(content, Callable)
             content(path)
-    return [str(folder / word[1:]) if word.startswith("@") else "" if word == "''" else word for word in case.argv]
+    return [
+        str(folder / word[1:]) if word.startswith("@") else "" if word == "''" else word
+        for word in case.argv
+    ]
 
 
 def check(case: Broken, code: int, out: str, err: str) -> None:
@@ -52,15 +56,25 @@ def test_corpus_is_as_large_as_promised() -> None:
     assert len({(case.argv, str(case.files)) for case in CORPUS}) >= LEAST_CASES
 
 
-@pytest.mark.parametrize("case", CORPUS, ids=lambda case: " ".join(case.argv)[:60].encode("ascii", "backslashreplace").decode())
-def test_broken_input_is_refused_in_one_line(case: Broken, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "case",
+    CORPUS,
+    ids=lambda case: " ".join(case.argv)[:60].encode("ascii", "backslashreplace").decode(),
+)
+def test_broken_input_is_refused_in_one_line(
+    case: Broken, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     skip_if_root_reads_everything(case)
     code = main(prepare(case, tmp_path))
     captured = capsys.readouterr()
     check(case, code, captured.out, captured.err)
 
 
-@pytest.mark.parametrize("case", SUBPROCESS_CASES, ids=lambda case: " ".join(case.argv)[:60].encode("ascii", "backslashreplace").decode())
+@pytest.mark.parametrize(
+    "case",
+    SUBPROCESS_CASES,
+    ids=lambda case: " ".join(case.argv)[:60].encode("ascii", "backslashreplace").decode(),
+)
 def test_broken_input_through_a_real_process(case: Broken, tmp_path: Path) -> None:
     skip_if_root_reads_everything(case)
     done = run(prepare(case, tmp_path))
@@ -71,11 +85,20 @@ def run(argv: list[str], **options: object) -> subprocess.CompletedProcess[bytes
     """The command line in a process of its own."""
     code = "from napkinmath.cli.main import entry; entry()"
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "estimator")}
-    return subprocess.run([sys.executable, "-c", code, *argv], capture_output=True, env=environment, timeout=60, **options)  # type: ignore[call-overload]
+    return subprocess.run(
+        [sys.executable, "-c", code, *argv],
+        capture_output=True,
+        env=environment,
+        timeout=60,
+        **options,
+    )  # type: ignore[call-overload]
 
 
-def test_refused_permission_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Root reads everything, so the system's refusal is played where the corpus cannot provoke it."""
+def test_refused_permission_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Root reads everything, so the system's refusal is played where the corpus cannot provoke
+    it."""
     file = tmp_path / "config.json"
     file.write_text("{}")
 

@@ -36,7 +36,8 @@ def test_worst_of_several_gpus_decides() -> None:
 
 
 def test_straddled_capacity_cannot_be_told() -> None:
-    """Between the least memory that surely fits and the most that surely does not lies a band of exit code 3."""
+    """Between the least memory that surely fits and the most that surely does not lies a band of
+    exit code 3."""
     argv = ("--model", "llama-7b", "--qlora", "--bs", "4", "--json")
     codes = [run(*argv, "--vram", f"{mib}MiB").code for mib in range(10 * 1024, 18 * 1024, 400)]
     assert codes[0] == 1 and codes[-1] == 0 and 3 in codes
@@ -61,7 +62,9 @@ def test_timeline_is_written(ending: str, tmp_path: Path) -> None:
     assert f"<{ending}" in file.read_text(encoding="utf-8")
 
 
-def test_timeline_into_a_missing_folder_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timeline_into_a_missing_folder_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     done = run(*TINY, "--timeline", "no/step.svg")
     assert done.code == 2 and len(done.err.splitlines()) == 1 and "no/step.svg" in done.err
@@ -74,7 +77,10 @@ def test_models_and_gpus_are_listed_and_filtered() -> None:
     assert all("qwen" in line.lower() for line in some.out.splitlines()[1:])
     assert len(run("gpus").out.splitlines()) > 50
     assert {row["vendor"] for row in json.loads(run("gpus", "--json", "amd").out)} == {"amd"}
-    assert all(row["nominal_bytes"] >= 80 * 2**30 for row in json.loads(run("gpus", "--json", "--min-memory", "80").out))
+    assert all(
+        row["nominal_bytes"] >= 80 * 2**30
+        for row in json.loads(run("gpus", "--json", "--min-memory", "80").out)
+    )
     assert len(json.loads(run("models", "--json", "llama").out)) > 5
 
 
@@ -84,7 +90,9 @@ def test_version_is_the_package_s() -> None:
     assert f'version = "{napkinmath.__version__}"' in (ROOT / "pyproject.toml").read_text()
 
 
-@pytest.mark.parametrize("argv", [("--help",), ("models", "--help"), ("gpus", "-h"), ("version", "--help")])
+@pytest.mark.parametrize(
+    "argv", [("--help",), ("models", "--help"), ("gpus", "-h"), ("version", "--help")]
+)
 def test_help(argv: tuple[str, ...]) -> None:
     done = run(*argv)
     assert done.code == 0 and done.out.startswith("usage: estimate") and done.err == ""
@@ -100,10 +108,15 @@ def test_help_names_the_commands_that_are_there(monkeypatch: pytest.MonkeyPatch)
 def test_command_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(COMMANDS, "sweep", ("napkinmath.cli.no_such_module:run", ""))
     done = run("sweep")
-    assert (done.code, len(done.err.splitlines())) == (2, 1) and "'sweep' is not part of this installation" in done.err
+    assert (done.code, len(done.err.splitlines())) == (
+        2,
+        1,
+    ) and "'sweep' is not part of this installation" in done.err
 
 
-def test_command_that_needs_torch_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_command_that_needs_torch_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     package = tmp_path / "napkinmath_profiler_stub"
     package.mkdir()
     (package / "__init__.py").write_text("")
@@ -112,18 +125,39 @@ def test_command_that_needs_torch_names_the_extra(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(COMMANDS, "trace", ("napkinmath_profiler_stub.trace:run", ""))
     monkeypatch.setitem(main_module.EXTRAS, "napkinmath_profiler_stub", "profiler")
     done = run("trace")
-    assert done.code == 2 and "a_library_nobody_has" in done.err and "napkinmath[profiler]" in done.err
+    assert (
+        done.code == 2 and "a_library_nobody_has" in done.err and "napkinmath[profiler]" in done.err
+    )
 
 
-@pytest.mark.parametrize("argv", ["plan --gpu t4", "sweep --bs 1..400:1", "batch jobs.jsonl --out answers.jsonl"])
+@pytest.mark.parametrize(
+    "argv", ["plan --gpu t4", "sweep --bs 1..400:1", "batch jobs.jsonl --out answers.jsonl"]
+)
 def test_without_numpy_one_line_says_so(argv: str, tmp_path: Path) -> None:
     """In a process of its own, since numpy is loaded here."""
     (tmp_path / "numpy.py").write_text("raise ModuleNotFoundError('no numpy', name='numpy')\n")
     (tmp_path / "jobs.jsonl").write_text('{"model": "gpt2"}\n')
-    command = [sys.executable, "-m", "napkinmath", *argv.split(), *(() if argv.startswith("batch") else TINY)]
+    command = [
+        sys.executable,
+        "-m",
+        "napkinmath",
+        *argv.split(),
+        *(() if argv.startswith("batch") else TINY),
+    ]
     paths = os.pathsep.join([str(tmp_path), str(Path(main_module.__file__).parents[2])])
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": paths}, check=False)
-    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and "pip install numpy" in done.stderr
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": paths},
+        check=False,
+    )
+    assert (
+        done.returncode == 2
+        and len(done.stderr.splitlines()) == 1
+        and "pip install numpy" in done.stderr
+    )
 
 
 def test_interrupt_ends_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,14 +174,20 @@ def test_our_own_mistake_is_not_called_bad_input(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr("napkinmath.cli.version.run", broken)
     done = run("version")
-    assert done.code == main_module.DEFECT and "TypeError: oops" in done.err and len(done.err.splitlines()) == 1
+    assert (
+        done.code == main_module.DEFECT
+        and "TypeError: oops" in done.err
+        and len(done.err.splitlines()) == 1
+    )
 
 
 def shell(line: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """A line of shell in which `estimate` is the command of this checkout."""
     function = f"estimate() {{ {sys.executable} -c '{CODE}' \"$@\"; }}; "
     variables = {**os.environ, "PYTHONPATH": str(ROOT / "estimator"), **environment}
-    return subprocess.run(["bash", "-c", function + line], capture_output=True, text=True, env=variables, timeout=60)
+    return subprocess.run(
+        ["bash", "-c", function + line], capture_output=True, text=True, env=variables, timeout=60
+    )
 
 
 def test_reader_that_stops_reading() -> None:
@@ -168,12 +208,25 @@ def test_full_disk() -> None:
     if not os.path.exists("/dev/full"):
         pytest.skip("needs /dev/full")
     done = shell("estimate --model llama-7b > /dev/full")
-    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and "No space left" in done.stderr
+    assert (
+        done.returncode == 2
+        and len(done.stderr.splitlines()) == 1
+        and "No space left" in done.stderr
+    )
 
 
 def test_terminal_without_unicode() -> None:
-    done = shell("estimate --model llama-7b --lora; estimate --model 模型", PYTHONIOENCODING="ascii:strict", PYTHONUTF8="0", LC_ALL="C")
-    assert "llama-7b" in done.stdout and "Traceback" not in done.stderr and len(done.stderr.splitlines()) == 1
+    done = shell(
+        "estimate --model llama-7b --lora; estimate --model 模型",
+        PYTHONIOENCODING="ascii:strict",
+        PYTHONUTF8="0",
+        LC_ALL="C",
+    )
+    assert (
+        "llama-7b" in done.stdout
+        and "Traceback" not in done.stderr
+        and len(done.stderr.splitlines()) == 1
+    )
 
 
 def test_notes_go_to_standard_error(tmp_path: Path) -> None:
@@ -181,7 +234,9 @@ def test_notes_go_to_standard_error(tmp_path: Path) -> None:
     job.write_text("base_model: meta-llama/Llama-2-7b-hf\nadapter: lora\nfoo_bar: 3\n")
     done = run(str(job), "--json")
     assert done.code == 0 and json.loads(done.out)
-    assert any("foo_bar" in line for line in done.err.splitlines()) and all(line.startswith("note: ") for line in done.err.splitlines())
+    assert any("foo_bar" in line for line in done.err.splitlines()) and all(
+        line.startswith("note: ") for line in done.err.splitlines()
+    )
 
 
 @pytest.mark.parametrize("width", [60, 200])
@@ -190,7 +245,9 @@ def test_list_in_a_terminal_is_aligned_and_no_wider(
 ) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", str(width))
-    print_rows(("name", "size", "note"), [("a", "1", "x"), ("longer", "200", "y" * 150)], right=("size",))
+    print_rows(
+        ("name", "size", "note"), [("a", "1", "x"), ("longer", "200", "y" * 150)], right=("size",)
+    )
     lines = capsys.readouterr().out.splitlines()
     assert [line[:14] for line in lines] == ["name    size  ", "a          1  ", "longer   200  "]
     assert max(map(len, lines)) == min(width, 14 + 150)

@@ -10,7 +10,14 @@ from napkinmath.base.errors import InputError
 from napkinmath.base.record import Record
 from napkinmath.cli.flags import MODEL, OUTPUT, SHARED, SWITCH
 from napkinmath.cli.parser import Parser
-from napkinmath.config.parallel_config import ContextParallel, DataParallel, ParallelConfig, PipelineSchedule, Sharding, ZeroConfig
+from napkinmath.config.parallel_config import (
+    ContextParallel,
+    DataParallel,
+    ParallelConfig,
+    PipelineSchedule,
+    Sharding,
+    ZeroConfig,
+)
 from napkinmath.config.train_config import (
     AdapterConfig,
     AdapterKind,
@@ -65,7 +72,11 @@ EFFECTS: list[tuple[str, str, object]] = [
     ("--lora --adapter-dtype bfloat16", "adapter.dtype", "bf16"),
     ("--lora --rslora", "adapter.rank_stabilized", True),
     ("--lora --no-rslora", "adapter.rank_stabilized", False),
-    ("--lora --train-modules embed_tokens,lm_head", "adapter.trained_modules", ("embed_tokens", "lm_head")),
+    (
+        "--lora --train-modules embed_tokens,lm_head",
+        "adapter.trained_modules",
+        ("embed_tokens", "lm_head"),
+    ),
     ("--lora --adapters 4", "adapter.num_adapters", 4),
     ("--method prompt --virtual-tokens 8", "adapter.num_virtual_tokens", 8),
     ("--freeze embed_tokens", "frozen", ("embed_tokens",)),
@@ -136,7 +147,11 @@ EFFECTS: list[tuple[str, str, object]] = [
     ("--gpus 16 --tp 2 --no-sequence-parallel", "parallel.sequence_parallel", False),
     ("--gpus 4 --pp 4", "parallel.pipeline_parallel_size", 4),
     ("--gpus 4 --pp 4 --pp-schedule gpipe", "parallel.pipeline_schedule", PipelineSchedule.GPIPE),
-    ("--gpus 4 --pp 4 --pp-schedule interleaved --pp-chunks 2", "parallel.virtual_pipeline_size", 2),
+    (
+        "--gpus 4 --pp 4 --pp-schedule interleaved --pp-chunks 2",
+        "parallel.virtual_pipeline_size",
+        2,
+    ),
     ("--gpus 4 --pp 4 --micro-batches 16", "parallel.num_micro_batches", 16),
     ("--gpus 4 --cp 4", "parallel.context_parallel_size", 4),
     ("--gpus 4 --cp 4 --cp-kind ulysses", "parallel.context_parallel", ContextParallel.ULYSSES),
@@ -185,7 +200,9 @@ def field_of(config: object, path: str) -> object:
     return config
 
 
-@pytest.mark.parametrize(("line", "path", "value"), EFFECTS, ids=[f"{line} {path}" for line, path, _ in EFFECTS])
+@pytest.mark.parametrize(
+    ("line", "path", "value"), EFFECTS, ids=[f"{line} {path}" for line, path, _ in EFFECTS]
+)
 def test_flag_sets_its_field(line: str, path: str, value: object) -> None:
     assert field_of(train_config(parse(line)), path) == value
 
@@ -203,7 +220,11 @@ def fields_of(kind: type[Record], prefix: str = "") -> set[str]:
     }
     found: set[str] = set()
     for name in kind.__record_fields__:
-        found |= fields_of(parts[name], f"{name}.") if kind is TrainConfig and name in parts else {prefix + name}
+        found |= (
+            fields_of(parts[name], f"{name}.")
+            if kind is TrainConfig and name in parts
+            else {prefix + name}
+        )
     return found
 
 
@@ -224,7 +245,12 @@ def test_job_files_know_every_flag() -> None:
 
 
 def test_every_flag_is_tested() -> None:
-    given = {word.partition("=")[0] for line, _, _ in EFFECTS for word in line.split() if word.startswith("--")}
+    given = {
+        word.partition("=")[0]
+        for line, _, _ in EFFECTS
+        for word in line.split()
+        if word.startswith("--")
+    }
     for _, rows in SHARED:
         for flags, kind, _, _ in rows:
             names = {*flags, *({"--no-" + flags[0][2:]} if kind == SWITCH else set())}
@@ -259,7 +285,9 @@ def test_mig_vram_and_display() -> None:
     assert part is not None and whole is not None and part.memory_bytes < 0.55 * whole.memory_bytes
     (small,) = machines(parse("--gpu A100-80 --vram 10"))
     assert small is not None and small.memory_bytes == 10 * 2**30
-    held = [machines(parse(f"--gpu 4090 --display {kind}"))[0] for kind in ("none", "linux", "windows")]
+    held = [
+        machines(parse(f"--gpu 4090 --display {kind}"))[0] for kind in ("none", "linux", "windows")
+    ]
     usable = [machine.usable_bytes for machine in held if machine is not None]
     assert usable == sorted(usable, reverse=True) and len(set(usable)) == 3
 
@@ -271,8 +299,13 @@ def test_repeated_gpu_compares() -> None:
 
 
 def test_allocator_text_reaches_the_replay() -> None:
-    assert allocator_text(PARSER.parse(["--allocator", "expandable_segments:True"])) == "expandable_segments:True"
-    assert run(*TINY, "--allocator", "expandable_segments:True,roundup_power2_divisions:4").code == 0
+    assert (
+        allocator_text(PARSER.parse(["--allocator", "expandable_segments:True"]))
+        == "expandable_segments:True"
+    )
+    assert (
+        run(*TINY, "--allocator", "expandable_segments:True,roundup_power2_divisions:4").code == 0
+    )
 
 
 def test_model_flags() -> None:

@@ -1,4 +1,5 @@
-"""--hub against a hub of our own on the loopback: what is asked for, what is sent, and every way it can fail."""
+"""--hub against a hub of our own on the loopback: what is asked for, what is sent, and every way it
+can fail."""
 
 from __future__ import annotations
 
@@ -31,7 +32,10 @@ class Hub(http.server.BaseHTTPRequestHandler):
         name = self.path.split("/resolve/")[0].strip("/")
         if name == "org/moved":
             self.send_response(307)
-            self.send_header("Location", f"http://localhost:{self.server.server_address[1]}/org/tiny/resolve/main/config.json")
+            self.send_header(
+                "Location",
+                f"http://localhost:{self.server.server_address[1]}/org/tiny/resolve/main/config.json",
+            )
             self.end_headers()
             return
         status, body = {
@@ -57,7 +61,15 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     Hub.asked = []
-    for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY", "HF_TOKEN"):
+    for name in (
+        "http_proxy",
+        "HTTP_PROXY",
+        "https_proxy",
+        "HTTPS_PROXY",
+        "all_proxy",
+        "ALL_PROXY",
+        "HF_TOKEN",
+    ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("no_proxy", "*")
     address = f"http://127.0.0.1:{server.server_address[1]}"

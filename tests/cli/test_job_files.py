@@ -10,7 +10,14 @@ from cli.runs import run
 from cli.test_flags import field_of
 from napkinmath.base.errors import InputError
 from napkinmath.config.parallel_config import DataParallel, Sharding, ZeroConfig
-from napkinmath.config.train_config import AdapterKind, Attention, Kernels, Loss, Precision, RecomputeKind
+from napkinmath.config.train_config import (
+    AdapterKind,
+    Attention,
+    Kernels,
+    Loss,
+    Precision,
+    RecomputeKind,
+)
 from napkinmath.inputs.job_file import read_job, with_job_file
 from napkinmath.inputs.model_options import model_spec
 from napkinmath.inputs.options import train_config
@@ -22,97 +29,279 @@ EXPECTED: dict[str, tuple[str, dict[str, object]]] = {
     "own.yaml": (
         "llama-7b",
         {
-            "micro_batch_size": 4, "sequence_length": 4096, "gradient_accumulation_steps": 2, "adapter.rank": 32, "adapter.targets": ("q_proj", "v_proj"), "quantization.format": "nf4",
-            "recompute.kind": RecomputeKind.EVERY, "recompute.every": 2, "batch.packing": True, "batch.lengths": (512, 1024), "optimizer": "paged-adamw-8bit",
+            "micro_batch_size": 4,
+            "sequence_length": 4096,
+            "gradient_accumulation_steps": 2,
+            "adapter.rank": 32,
+            "adapter.targets": ("q_proj", "v_proj"),
+            "quantization.format": "nf4",
+            "recompute.kind": RecomputeKind.EVERY,
+            "recompute.every": 2,
+            "batch.packing": True,
+            "batch.lengths": (512, 1024),
+            "optimizer": "paged-adamw-8bit",
         },
     ),
-    "own.json": ("L2 h64 a4 kv2 f128 v256", {"micro_batch_size": 2, "recompute.kind": RecomputeKind.FULL, "clip_gradients": False, "adapter": None, "quantization": None}),
+    "own.json": (
+        "L2 h64 a4 kv2 f128 v256",
+        {
+            "micro_batch_size": 2,
+            "recompute.kind": RecomputeKind.FULL,
+            "clip_gradients": False,
+            "adapter": None,
+            "quantization": None,
+        },
+    ),
     "own_config.yaml": ("llama", {"sequence_length": 64, "training_mode": False}),
     "axolotl_qlora.yaml": (
         "llama-2-7b",
         {
-            "micro_batch_size": 2, "sequence_length": 4096, "gradient_accumulation_steps": 4, "adapter.kind": AdapterKind.LORA, "adapter.rank": 32, "adapter.alpha": 16, "adapter.dropout": 0.05,
-            "adapter.targets": ("all-linear",), "quantization.format": "nf4", "quantization.double_quant": True, "precision": Precision.BF16_AUTOCAST, "optimizer": "paged-adamw",
-            "recompute.kind": RecomputeKind.FULL, "recompute.reentrant": True, "attention": Attention.FLASH2, "batch.packing": True,
+            "micro_batch_size": 2,
+            "sequence_length": 4096,
+            "gradient_accumulation_steps": 4,
+            "adapter.kind": AdapterKind.LORA,
+            "adapter.rank": 32,
+            "adapter.alpha": 16,
+            "adapter.dropout": 0.05,
+            "adapter.targets": ("all-linear",),
+            "quantization.format": "nf4",
+            "quantization.double_quant": True,
+            "precision": Precision.BF16_AUTOCAST,
+            "optimizer": "paged-adamw",
+            "recompute.kind": RecomputeKind.FULL,
+            "recompute.reentrant": True,
+            "attention": Attention.FLASH2,
+            "batch.packing": True,
         },
     ),
     "axolotl_full.yaml": (
         "llama-7b",
         {
-            "adapter": None, "precision": Precision.BF16, "recompute.kind": RecomputeKind.FULL, "offload.checkpoints": True, "optimizer": "adamw-fused", "clip_gradients": False, "kernels": Kernels.LIGER,
-            "loss": Loss.FUSED, "sequence_length": 8192,
+            "adapter": None,
+            "precision": Precision.BF16,
+            "recompute.kind": RecomputeKind.FULL,
+            "offload.checkpoints": True,
+            "optimizer": "adamw-fused",
+            "clip_gradients": False,
+            "kernels": Kernels.LIGER,
+            "loss": Loss.FUSED,
+            "sequence_length": 8192,
         },
     ),
     "trl_qlora.yaml": (
         "llama-2-7b",
         {
-            "micro_batch_size": 2, "sequence_length": 2048, "gradient_accumulation_steps": 8, "adapter.rank": 8, "adapter.dropout": 0.05, "adapter.targets": ("q_proj", "k_proj"),
-            "adapter.trained_modules": ("lm_head",), "quantization.format": "fp4", "quantization.double_quant": False, "recompute.kind": RecomputeKind.NONE, "optimizer": "adamw-8bit",
-            "precision": Precision.BF16_AUTOCAST, "attention": Attention.FLASH2, "batch.packing": True,
+            "micro_batch_size": 2,
+            "sequence_length": 2048,
+            "gradient_accumulation_steps": 8,
+            "adapter.rank": 8,
+            "adapter.dropout": 0.05,
+            "adapter.targets": ("q_proj", "k_proj"),
+            "adapter.trained_modules": ("lm_head",),
+            "quantization.format": "fp4",
+            "quantization.double_quant": False,
+            "recompute.kind": RecomputeKind.NONE,
+            "optimizer": "adamw-8bit",
+            "precision": Precision.BF16_AUTOCAST,
+            "attention": Attention.FLASH2,
+            "batch.packing": True,
         },
     ),
-    "trl_defaults.yaml": ("llama-7b", {"micro_batch_size": 8, "sequence_length": 1024, "adapter": None, "recompute.kind": RecomputeKind.FULL, "precision": Precision.BF16_AUTOCAST}),
+    "trl_defaults.yaml": (
+        "llama-7b",
+        {
+            "micro_batch_size": 8,
+            "sequence_length": 1024,
+            "adapter": None,
+            "recompute.kind": RecomputeKind.FULL,
+            "precision": Precision.BF16_AUTOCAST,
+        },
+    ),
     "trainer.json": (
         "llama-7b",
         {
-            "micro_batch_size": 4, "gradient_accumulation_steps": 2, "recompute.kind": RecomputeKind.FULL, "recompute.reentrant": True, "precision": Precision.FP16_AMP, "optimizer": "adafactor",
-            "clip_gradients": False, "compile": True, "kernels": Kernels.LIGER, "adapter": None,
+            "micro_batch_size": 4,
+            "gradient_accumulation_steps": 2,
+            "recompute.kind": RecomputeKind.FULL,
+            "recompute.reentrant": True,
+            "precision": Precision.FP16_AMP,
+            "optimizer": "adafactor",
+            "clip_gradients": False,
+            "compile": True,
+            "kernels": Kernels.LIGER,
+            "adapter": None,
         },
     ),
     "torchtune_lora.yaml": (
         "llama-2-7b",
         {
-            "micro_batch_size": 2, "sequence_length": 4096, "gradient_accumulation_steps": 8, "adapter.rank": 8, "adapter.dtype": "bf16",
-            "adapter.targets": ("q_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"), "precision": Precision.BF16, "optimizer": "adamw-fused", "loss": Loss.CHUNKED,
-            "recompute.kind": RecomputeKind.FULL, "offload.activations": True, "offload.style": "torchtune", "stack": "torchtune", "clip_gradients": False, "batch.packing": True, "quantization": None,
+            "micro_batch_size": 2,
+            "sequence_length": 4096,
+            "gradient_accumulation_steps": 8,
+            "adapter.rank": 8,
+            "adapter.dtype": "bf16",
+            "adapter.targets": ("q_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+            "precision": Precision.BF16,
+            "optimizer": "adamw-fused",
+            "loss": Loss.CHUNKED,
+            "recompute.kind": RecomputeKind.FULL,
+            "offload.activations": True,
+            "offload.style": "torchtune",
+            "stack": "torchtune",
+            "clip_gradients": False,
+            "batch.packing": True,
+            "quantization": None,
         },
     ),
-    "torchtune_qlora.yaml": ("llama-2-7b", {"quantization.format": "nf4", "quantization.kbit_preparation": False, "optimizer": "paged-adamw-8bit", "recompute.kind": RecomputeKind.NONE}),
-    "torchtune_full.yaml": ("llama", {"adapter": None, "optimizer": "adamw-foreach", "optimizer_in_backward": True, "precision": Precision.FP32, "clip_gradients": False}),
+    "torchtune_qlora.yaml": (
+        "llama-2-7b",
+        {
+            "quantization.format": "nf4",
+            "quantization.kbit_preparation": False,
+            "optimizer": "paged-adamw-8bit",
+            "recompute.kind": RecomputeKind.NONE,
+        },
+    ),
+    "torchtune_full.yaml": (
+        "llama",
+        {
+            "adapter": None,
+            "optimizer": "adamw-foreach",
+            "optimizer_in_backward": True,
+            "precision": Precision.FP32,
+            "clip_gradients": False,
+        },
+    ),
     "llama_factory_lora.yaml": (
         "llama-2-7b",
         {
-            "micro_batch_size": 2, "sequence_length": 1024, "gradient_accumulation_steps": 4, "adapter.rank": 16, "adapter.targets": ("all-linear",), "quantization.format": "nf4",
-            "recompute.kind": RecomputeKind.FULL, "recompute.reentrant": True, "precision": Precision.BF16_AUTOCAST,
+            "micro_batch_size": 2,
+            "sequence_length": 1024,
+            "gradient_accumulation_steps": 4,
+            "adapter.rank": 16,
+            "adapter.targets": ("all-linear",),
+            "quantization.format": "nf4",
+            "recompute.kind": RecomputeKind.FULL,
+            "recompute.reentrant": True,
+            "precision": Precision.BF16_AUTOCAST,
         },
     ),
     "llama_factory_full.json": (
         "llama-7b",
         {
-            "adapter": None, "precision": Precision.BF16_AMP, "recompute.kind": RecomputeKind.NONE, "optimizer": "galore", "kernels": Kernels.LIGER, "attention": Attention.SDPA, "sequence_length": 2048,
+            "adapter": None,
+            "precision": Precision.BF16_AMP,
+            "recompute.kind": RecomputeKind.NONE,
+            "optimizer": "galore",
+            "kernels": Kernels.LIGER,
+            "attention": Attention.SDPA,
+            "sequence_length": 2048,
         },
     ),
     "deepspeed_zero3.json": (
         "",
         {
-            "micro_batch_size": 1, "parallel.data_parallel": DataParallel.ZERO3, "offload.optimizer": True, "offload.parameters": True, "parallel.nvme": ("optimizer",), "precision": Precision.BF16_AUTOCAST,
-            "parallel.zero": ZeroConfig(overlap_comm=True, reduce_bucket_size=0, prefetch_bucket_size=0, param_persistence_threshold=0, max_live_parameters=500_000_000, hpz_partition_size=1),
+            "micro_batch_size": 1,
+            "parallel.data_parallel": DataParallel.ZERO3,
+            "offload.optimizer": True,
+            "offload.parameters": True,
+            "parallel.nvme": ("optimizer",),
+            "precision": Precision.BF16_AUTOCAST,
+            "parallel.zero": ZeroConfig(
+                overlap_comm=True,
+                reduce_bucket_size=0,
+                prefetch_bucket_size=0,
+                param_persistence_threshold=0,
+                max_live_parameters=500_000_000,
+                hpz_partition_size=1,
+            ),
         },
     ),
-    "deepspeed_zero2.json": ("", {"parallel.data_parallel": DataParallel.ZERO2, "micro_batch_size": 4, "gradient_accumulation_steps": 8, "precision": Precision.FP16_AUTOCAST, "parallel.zero": ZeroConfig(overlap_comm=False, reduce_bucket_size=200_000_000, allgather_bucket_size=200_000_000)}),
+    "deepspeed_zero2.json": (
+        "",
+        {
+            "parallel.data_parallel": DataParallel.ZERO2,
+            "micro_batch_size": 4,
+            "gradient_accumulation_steps": 8,
+            "precision": Precision.FP16_AUTOCAST,
+            "parallel.zero": ZeroConfig(
+                overlap_comm=False,
+                reduce_bucket_size=200_000_000,
+                allgather_bucket_size=200_000_000,
+            ),
+        },
+    ),
     "megatron_gpt3_175b.sh": (
         "gpt2",
         {
-            "parallel.tensor_parallel_size": 8, "parallel.pipeline_parallel_size": 16, "parallel.data_parallel_size": 1, "parallel.sequence_parallel": True, "gradient_accumulation_steps": 1536,
-            "sequence_length": 2048, "precision": Precision.FP16, "recompute.kind": RecomputeKind.NONE, "stack": "megatron",
+            "parallel.tensor_parallel_size": 8,
+            "parallel.pipeline_parallel_size": 16,
+            "parallel.data_parallel_size": 1,
+            "parallel.sequence_parallel": True,
+            "gradient_accumulation_steps": 1536,
+            "sequence_length": 2048,
+            "precision": Precision.FP16,
+            "recompute.kind": RecomputeKind.NONE,
+            "stack": "megatron",
         },
     ),
     "megatron_moe.sh": (
         "mixtral",
         {
-            "parallel.tensor_parallel_size": 4, "parallel.pipeline_parallel_size": 2, "parallel.data_parallel_size": 2, "parallel.expert_parallel_size": 2, "parallel.virtual_pipeline_size": 2,
-            "parallel.data_parallel": DataParallel.ZERO1, "gradient_accumulation_steps": 64, "recompute.kind": RecomputeKind.FULL, "precision": Precision.BF16,
+            "parallel.tensor_parallel_size": 4,
+            "parallel.pipeline_parallel_size": 2,
+            "parallel.data_parallel_size": 2,
+            "parallel.expert_parallel_size": 2,
+            "parallel.virtual_pipeline_size": 2,
+            "parallel.data_parallel": DataParallel.ZERO1,
+            "gradient_accumulation_steps": 64,
+            "recompute.kind": RecomputeKind.FULL,
+            "precision": Precision.BF16,
         },
     ),
-    "accelerate_fsdp2.yaml": ("", {"parallel.data_parallel": DataParallel.FSDP2, "parallel.data_parallel_size": 16, "parallel.reshard_after_forward": True, "parallel.broadcast_loading": True, "recompute.kind": RecomputeKind.FULL, "offload.parameters": False}),
-    "accelerate_fsdp1.yaml": ("", {"parallel.data_parallel": DataParallel.FSDP1, "parallel.sharding": Sharding.HYBRID, "parallel.data_parallel_size": 8, "offload.parameters": True, "parallel.backward_prefetch": False, "parallel.full_state_dict": True}),
-    "accelerate_zero.yaml": ("", {"parallel.data_parallel": DataParallel.ZERO3, "parallel.data_parallel_size": 4, "gradient_accumulation_steps": 2, "offload.optimizer": True, "parallel.nvme": ()}),
-}  # fmt: skip
+    "accelerate_fsdp2.yaml": (
+        "",
+        {
+            "parallel.data_parallel": DataParallel.FSDP2,
+            "parallel.data_parallel_size": 16,
+            "parallel.reshard_after_forward": True,
+            "parallel.broadcast_loading": True,
+            "recompute.kind": RecomputeKind.FULL,
+            "offload.parameters": False,
+        },
+    ),
+    "accelerate_fsdp1.yaml": (
+        "",
+        {
+            "parallel.data_parallel": DataParallel.FSDP1,
+            "parallel.sharding": Sharding.HYBRID,
+            "parallel.data_parallel_size": 8,
+            "offload.parameters": True,
+            "parallel.backward_prefetch": False,
+            "parallel.full_state_dict": True,
+        },
+    ),
+    "accelerate_zero.yaml": (
+        "",
+        {
+            "parallel.data_parallel": DataParallel.ZERO3,
+            "parallel.data_parallel_size": 4,
+            "gradient_accumulation_steps": 2,
+            "offload.optimizer": True,
+            "parallel.nvme": (),
+        },
+    ),
+}
 # What each file must say aloud.
 SAID: dict[str, tuple[str, ...]] = {
     "own.yaml": (),
     "axolotl_qlora.yaml": ("axolotl", "deepspeed not priced"),
-    "trl_defaults.yaml": ("taken as 8", "taken as 1024", "gradient_checkpointing not given", "bf16 not given"),
+    "trl_defaults.yaml": (
+        "taken as 8",
+        "taken as 1024",
+        "gradient_checkpointing not given",
+        "bf16 not given",
+    ),
     "trl_qlora.yaml": ("dropout not given",),
     "torchtune_qlora.yaml": ("max_seq_len not given",),
     "llama_factory_full.json": ("ctx not given",),
@@ -144,7 +333,10 @@ def test_what_is_assumed_or_ignored_is_said(name: str) -> None:
         assert not notes
 
 
-@pytest.mark.parametrize("name", ["axolotl_qlora.yaml", "trl_qlora.yaml", "torchtune_lora.yaml", "llama_factory_lora.yaml"])
+@pytest.mark.parametrize(
+    "name",
+    ["axolotl_qlora.yaml", "trl_qlora.yaml", "torchtune_lora.yaml", "llama_factory_lora.yaml"],
+)
 def test_keys_without_influence_are_not_listed(name: str) -> None:
     notes: list[str] = []
     read_job(str(JOBS / name), notes)
@@ -154,12 +346,18 @@ def test_keys_without_influence_are_not_listed(name: str) -> None:
 @pytest.mark.parametrize("name", EXPECTED)
 def test_command_line_overrides_the_job(name: str) -> None:
     notes: list[str] = []
-    options = with_job_file({"job": str(JOBS / name), "bs": "3", "method": ["full"], "arch": "L2 h64 a4 f128 v100"}, notes)
+    options = with_job_file(
+        {"job": str(JOBS / name), "bs": "3", "method": ["full"], "arch": "L2 h64 a4 f128 v100"},
+        notes,
+    )
     config = train_config(options)
     assert (config.micro_batch_size, config.adapter, config.quantization) == (3, None, None)
     assert model_spec(options, notes).num_layers == 2
-    assert any("the command line replaces" in note for note in notes) == (name != "own.json" and EXPECTED[name][0] != ""), (
-        "own.json's arch is given again, nothing else gives way, and what names no model gives none up"
+    assert any("the command line replaces" in note for note in notes) == (
+        name != "own.json" and EXPECTED[name][0] != ""
+    ), (
+        "own.json's arch is given again, nothing else gives way, and what names no model gives"
+        " none up"
     )
 
 
@@ -172,7 +370,8 @@ def test_job_file_runs_end_to_end() -> None:
 def test_model_config_given_as_job(tmp_path: Path) -> None:
     file = tmp_path / "tiny.json"
     file.write_text(
-        '{"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 99}'
+        '{"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers":'
+        ' 2, "num_attention_heads": 4, "vocab_size": 99}'
     )
     done = run(str(file), "--ctx", "64")
     assert done.code == 0 and "tiny" in done.out
@@ -191,7 +390,11 @@ def test_yaml_needs_pyyaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_micro_steps_follow_from_deepspeeds_whole_batch(tmp_path: Path) -> None:
     job = tmp_path / "ds.json"
-    job.write_text('{"train_batch_size": 64, "train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 2}}', encoding="utf-8")
+    job.write_text(
+        '{"train_batch_size": 64, "train_micro_batch_size_per_gpu": 2, "zero_optimization":'
+        ' {"stage": 2}}',
+        encoding="utf-8",
+    )
     done = run(str(job), "--model", "llama-7b", "--full", "--gpus", "8", "--json")
     assert done.code == 0, done.err
     assert json.loads(done.out)["config"]["gradient_accumulation_steps"] == 4

@@ -1,4 +1,5 @@
-"""Every knob moves a figure: bytes of some phase, seconds, or what is trained; one that moves nothing is a promise not kept."""
+"""Every knob moves a figure: bytes of some phase, seconds, or what is trained; one that moves
+nothing is a promise not kept."""
 
 from __future__ import annotations
 
@@ -81,7 +82,11 @@ def figures(line: str, model: str = "llama-3.2-1b") -> tuple[object, ...]:
     """What a configuration costs: bytes of each part of each phase, trained parameters, seconds."""
     found = estimate(model, train_config(parse(line)), hardware="A100-80")
     assert found.time is not None
-    return tuple(point.nbytes for point in found.timeline.segment_peaks()), found.num_trained, found.time.seconds
+    return (
+        tuple(point.nbytes for point in found.timeline.segment_peaks()),
+        found.num_trained,
+        found.time.seconds,
+    )
 
 
 @pytest.mark.parametrize(("base", "turned"), TURNS, ids=[turned for _, turned in TURNS])

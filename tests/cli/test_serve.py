@@ -1,4 +1,5 @@
-"""The local page: what it answers, what it refuses, and a person's way through it in a real browser."""
+"""The local page: what it answers, what it refuses, and a person's way through it in a real
+browser."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ from napkinmath.serving.requests import KNOWN, MAX_BODY_BYTES
 from napkinmath.serving.server import FILES, PAGE, Server
 from napkinmath.serving.workers import Gone
 
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+BROWSER = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 SMALL = {"model": "smollm2-135m", "method": "lora", "bs": 2, "ctx": 512, "gpu": "rtx4090"}
 
 
@@ -41,12 +44,18 @@ def server() -> Iterator[Server]:
     running.server_close()
 
 
-def ask(server: Server, method: str, path: str, body: bytes | None = None, **headers: str) -> tuple[int, dict[str, str], bytes]:
+def ask(
+    server: Server, method: str, path: str, body: bytes | None = None, **headers: str
+) -> tuple[int, dict[str, str], bytes]:
     connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
     try:
         connection.request(method, path, body, {"Content-Type": "application/json", **headers})
         response = connection.getresponse()
-        return response.status, {name.lower(): value for name, value in response.getheaders()}, response.read()
+        return (
+            response.status,
+            {name.lower(): value for name, value in response.getheaders()},
+            response.read(),
+        )
     finally:
         connection.close()
 
@@ -60,8 +69,18 @@ def test_the_answer_is_the_estimate(server: Server) -> None:
     from napkinmath.config.train_config import AdapterConfig
 
     status, answer = post(server, "/api/estimate", SMALL)
-    e = estimate("smollm2-135m", adapter=AdapterConfig(), micro_batch_size=2, sequence_length=512, hardware="rtx4090")
-    assert status == 200 and answer["report"]["memory"]["requested"] == e.peak.nbytes and answer["report"]["verdict"] == "fits"
+    e = estimate(
+        "smollm2-135m",
+        adapter=AdapterConfig(),
+        micro_batch_size=2,
+        sequence_length=512,
+        hardware="rtx4090",
+    )
+    assert (
+        status == 200
+        and answer["report"]["memory"]["requested"] == e.peak.nbytes
+        and answer["report"]["verdict"] == "fits"
+    )
     assert post(server, "/api/estimate", SMALL) == (status, answer)
 
 
@@ -69,25 +88,49 @@ def test_formulas_add_up_to_their_components(server: Server) -> None:
     report = post(server, "/api/estimate", SMALL)[1]["report"]
     details = post(server, "/api/details", SMALL)[1]
     rows = {row["key"]: row["nbytes"] for row in report["components"]}
-    assert sum(entry["nbytes"] for entry in details["formulas"]["weights.layers"]) == rows["weights.layers"]
-    assert details["timeline_svg"].startswith("<svg") and details["operations"] and details["fits_on"]
+    assert (
+        sum(entry["nbytes"] for entry in details["formulas"]["weights.layers"])
+        == rows["weights.layers"]
+    )
+    assert (
+        details["timeline_svg"].startswith("<svg") and details["operations"] and details["fits_on"]
+    )
 
 
 def test_limits_hold_and_one_more_does_not(server: Server) -> None:
     limits = post(server, "/api/limits", {**SMALL, "gpu": None, "vram": "2GiB"})[1]
     assert limits["batch"] >= 1
-    assert post(server, "/api/estimate", {**SMALL, "gpu": None, "vram": "2GiB", "bs": limits["batch"]})[1]["report"]["verdict"] == "fits"
     assert (
-        post(server, "/api/estimate", {**SMALL, "gpu": None, "vram": "2GiB", "bs": limits["batch"] + 1})[1]["report"]["verdict"] != "fits"
+        post(
+            server, "/api/estimate", {**SMALL, "gpu": None, "vram": "2GiB", "bs": limits["batch"]}
+        )[1]["report"]["verdict"]
+        == "fits"
+    )
+    assert (
+        post(
+            server,
+            "/api/estimate",
+            {**SMALL, "gpu": None, "vram": "2GiB", "bs": limits["batch"] + 1},
+        )[1]["report"]["verdict"]
+        != "fits"
     )
 
 
 def test_a_plan_keeps_what_is_given_and_fits_the_page(server: Server) -> None:
-    asked = {"model": "smollm2-1.7b", "method": "lora", "gpu": "t4", "ctx": 1024, "rank": 8, "precision": "fp16-autocast"}
+    asked = {
+        "model": "smollm2-1.7b",
+        "method": "lora",
+        "gpu": "t4",
+        "ctx": 1024,
+        "rank": 8,
+        "precision": "fp16-autocast",
+    }
     status, found = post(server, "/api/plan", {**asked, "goal": "tokens/s"})
     first = found["best"][0]["options"]
     assert status == 200 and (first["method"], first["ctx"], first["rank"]) == ("lora", 1024, 8)
-    assert all(row["options"]["bs"] & (row["options"]["bs"] - 1) == 0 for row in found["best"]), "the slider has powers of two"
+    assert all(row["options"]["bs"] & (row["options"]["bs"] - 1) == 0 for row in found["best"]), (
+        "the slider has powers of two"
+    )
     fields = {
         "method",
         "checkpointing",
@@ -101,14 +144,25 @@ def test_a_plan_keeps_what_is_given_and_fits_the_page(server: Server) -> None:
         "rank",
         "optimizer_in_backward",
     }
-    assert all(set(row["options"]) <= fields and not row["options"]["optimizer_in_backward"] for row in found["best"])
+    assert all(
+        set(row["options"]) <= fields and not row["options"]["optimizer_in_backward"]
+        for row in found["best"]
+    )
     mine = {name: value for name, value in first.items() if name != "optimizer_in_backward"}
-    report = post(server, "/api/estimate", {"model": "smollm2-1.7b", "gpu": "t4", **mine})[1]["report"]
-    assert report["verdict"] == "fits" and report["memory"]["requested"] == found["best"][0]["requested_bytes"]
+    report = post(server, "/api/estimate", {"model": "smollm2-1.7b", "gpu": "t4", **mine})[1][
+        "report"
+    ]
+    assert (
+        report["verdict"] == "fits"
+        and report["memory"]["requested"] == found["best"][0]["requested_bytes"]
+    )
     longest = post(server, "/api/plan", {**asked, "goal": "context"})[1]["best"][0]["options"]
     assert longest["ctx"] > 1024
     assert post(server, "/api/plan", {**asked, "goal": "!!python/object"})[0] == 422
-    assert post(server, "/api/plan", {"model": "gpt2"})[0] == 422 and post(server, "/api/estimate", {**asked, "goal": "batch"})[0] == 422
+    assert (
+        post(server, "/api/plan", {"model": "gpt2"})[0] == 422
+        and post(server, "/api/estimate", {**asked, "goal": "batch"})[0] == 422
+    )
 
 
 def test_the_roofline_has_the_steps_operations_under_the_roof() -> None:
@@ -119,7 +173,10 @@ def test_the_roofline_has_the_steps_operations_under_the_roof() -> None:
     assert e.time is not None and e.hardware is not None and e.hardware.gpu.bandwidth_bytes_per_s
     device = sum(p.device_s for p in e.time.phases)
     assert sum(p.seconds for p in points) + moving == pytest.approx(device, rel=0.02)
-    roof = [min(e.time.peak_flops_per_s, p.intensity * e.hardware.gpu.bandwidth_bytes_per_s) for p in points]
+    roof = [
+        min(e.time.peak_flops_per_s, p.intensity * e.hardware.gpu.bandwidth_bytes_per_s)
+        for p in points
+    ]
     assert all(p.rate <= 1.001 * limit for p, limit in zip(points, roof, strict=True))
     picture = ElementTree.fromstring(roofline_svg(e))
     assert len(picture.findall("{*}circle")) == len(points) > 3
@@ -127,7 +184,9 @@ def test_the_roofline_has_the_steps_operations_under_the_roof() -> None:
 
 
 def test_job_files_and_commands(server: Server) -> None:
-    assert post(server, "/api/command", SMALL)[1] == {"command": "estimate --model smollm2-135m --lora --bs 2 --ctx 512 --gpu rtx4090"}
+    assert post(server, "/api/command", SMALL)[1] == {
+        "command": "estimate --model smollm2-135m --lora --bs 2 --ctx 512 --gpu rtx4090"
+    }
     answer = post(server, "/api/export/axolotl", SMALL)[1]
     assert "adapter: lora" in answer["text"] and "micro_batch_size: 2" in answer["text"]
     assert post(server, "/api/export/fortran", SMALL)[0] == 422
@@ -136,12 +195,24 @@ def test_job_files_and_commands(server: Server) -> None:
 def test_the_catalogue_has_what_the_page_offers(server: Server) -> None:
     status, _, content = ask(server, "GET", "/api/catalogue")
     lists = json.loads(content)
-    assert status == 200 and len(lists["models"]) > 300 and len(lists["gpus"]) > 50 and "axolotl" in lists["exports"]
+    assert (
+        status == 200
+        and len(lists["models"]) > 300
+        and len(lists["gpus"]) > 50
+        and "axolotl" in lists["exports"]
+    )
 
 
 def test_every_option_of_the_page_means_something() -> None:
     assert set(KEYS) >= KNOWN
-    assert not KNOWN & {"config", "hub", "calibration", "allow_stale_calibration", "nvme", "lengths"}, "options that name files"
+    assert not KNOWN & {
+        "config",
+        "hub",
+        "calibration",
+        "allow_stale_calibration",
+        "nvme",
+        "lengths",
+    }, "options that name files"
 
 
 @pytest.mark.parametrize(
@@ -197,7 +268,12 @@ def test_headers_let_the_page_do_nothing_but_ask_its_server(server: Server) -> N
         status, headers, content = ask(server, "GET", path)
         assert status == 200 and content == (Path(PAGE) / FILES[path][0]).read_bytes()
         policy = headers["content-security-policy"]
-        assert "default-src 'none'" in policy and "frame-ancestors 'none'" in policy and "unsafe" not in policy and "http" not in policy
+        assert (
+            "default-src 'none'" in policy
+            and "frame-ancestors 'none'" in policy
+            and "unsafe" not in policy
+            and "http" not in policy
+        )
         assert (
             headers["x-content-type-options"] == "nosniff"
             and headers["x-frame-options"] == "DENY"
@@ -209,9 +285,14 @@ def test_headers_let_the_page_do_nothing_but_ask_its_server(server: Server) -> N
 def test_what_is_switched_off_is_priced_and_said_so(server: Server) -> None:
     full = {"model": "smollm2-135m", "method": "full", "gpu": "rtx4090", "ctx": 64}
     off = {**full, "optimizer_in_backward": True, "clip": False}
-    peaks = [post(server, "/api/estimate", asked)[1]["report"]["memory"]["requested"] for asked in (full, off)]
+    peaks = [
+        post(server, "/api/estimate", asked)[1]["report"]["memory"]["requested"]
+        for asked in (full, off)
+    ]
     assert peaks[1] < peaks[0]
-    assert post(server, "/api/command", off)[1]["command"].endswith("--gpu rtx4090 --ctx 64 --optimizer-in-backward --no-clip")
+    assert post(server, "/api/command", off)[1]["command"].endswith(
+        "--gpu rtx4090 --ctx 64 --optimizer-in-backward --no-clip"
+    )
     assert post(server, "/api/estimate", {**full, "clip": "no"})[0] == 422
 
 
@@ -219,14 +300,24 @@ def test_the_page_is_self_contained_and_labelled() -> None:
     import re
 
     page = (Path(PAGE) / "index.html").read_text()
-    assert not re.search(r'(?:src|href)="(?!/page\.|#)', page) and "style=" not in page and "onclick" not in page
+    assert (
+        not re.search(r'(?:src|href)="(?!/page\.|#)', page)
+        and "style=" not in page
+        and "onclick" not in page
+    )
     inputs = re.findall(r"<(?:input|select)[^>]*>", page)
     labels = re.findall(r"<label[^>]*>.*?</label>", page, re.S)
-    assert len(inputs) == sum(len(re.findall(r"<(?:input|select)[^>]*>", label)) for label in labels), "each field has a label around it"
+    assert len(inputs) == sum(
+        len(re.findall(r"<(?:input|select)[^>]*>", label)) for label in labels
+    ), "each field has a label around it"
 
 
 def test_the_largest_sizes_are_answered(server: Server) -> None:
-    status, answer = post(server, "/api/estimate", {"model": "smollm2-135m", "gpu": "t4", "bs": 1 << 24, "ctx": 1 << 24})
+    status, answer = post(
+        server,
+        "/api/estimate",
+        {"model": "smollm2-135m", "gpu": "t4", "bs": 1 << 24, "ctx": 1 << 24},
+    )
     assert status == 200 and answer["report"]["verdict"] == "does not fit"
 
 
@@ -290,7 +381,9 @@ def test_an_answer_that_nobody_waits_for_is_not_made(server: Server) -> None:
 
 def test_moves_do_not_wait_for_searches(server: Server) -> None:
     lane = server.workers.long
-    searching = threading.Thread(target=lane.run, args=(time.sleep, 1.5), kwargs={"wanted": lambda: True})
+    searching = threading.Thread(
+        target=lane.run, args=(time.sleep, 1.5), kwargs={"wanted": lambda: True}
+    )
     searching.start()
     assert post(server, "/api/estimate", {**SMALL, "ctx": 576})[0] == 200 and searching.is_alive()
     searching.join()
@@ -304,16 +397,28 @@ def test_an_ended_worker_is_replaced(server: Server) -> None:
 
 
 def test_workers_end_with_a_server_that_is_killed() -> None:
-    code = "import os; from cli.test_serve import pid_of; from napkinmath.serving.workers import Lane; print(Lane(1).run(pid_of, wanted=lambda: True).decode(), flush=True); os.kill(os.getpid(), 9)"  # fmt: skip
+    code = (
+        "import os; from cli.test_serve import pid_of; from napkinmath.serving.workers import Lane;"
+        " print(Lane(1).run(pid_of, wanted=lambda: True).decode(), flush=True);"
+        " os.kill(os.getpid(), 9)"
+    )
     path = os.pathsep.join([str(Path(__file__).resolve().parents[1]), *sys.path])
-    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
     worker = int(done.stdout)
     for _ in range(100):
         try:
             os.kill(worker, 0)
         except ProcessLookupError:
             return
-        if Path(f"/proc/{worker}/stat").exists() and Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+        if (
+            Path(f"/proc/{worker}/stat").exists()
+            and Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        ):
             return  # ended; nobody has asked how
         time.sleep(0.05)
     os.kill(worker, signal.SIGKILL)
@@ -336,13 +441,17 @@ def test_an_endless_answer_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     assert outcome == workers.REFUSED and b"longer than" in reason
 
 
-def test_more_than_can_be_answered_is_refused(monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
+def test_more_than_can_be_answered_is_refused(
+    monkeypatch: pytest.MonkeyPatch, server: Server
+) -> None:
     monkeypatch.setattr(workers, "MOST_WAITING", 0)
     status, answer = post(server, "/api/estimate", {**SMALL, "ctx": 640})
     assert status == 503 and "ask again" in answer["error"]
 
 
-def test_our_own_mistakes_are_said_without_their_insides(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_our_own_mistakes_are_said_without_their_insides(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(server.workers, "quick", None)
     status, answer = post(server, "/api/estimate", {**SMALL, "ctx": 672})
     assert status == 500 and "AttributeError" in answer["error"] and "quick" not in answer["error"]
@@ -405,17 +514,41 @@ def test_a_person_goes_from_model_to_copied_config(tmp_path: Path) -> None:
         "--window-size=400,800",
     )
     try:
-        command = [str(BROWSER), *flags, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", walked.url]
-        page = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+        command = [
+            str(BROWSER),
+            *flags,
+            f"--user-data-dir={tmp_path / 'profile'}",
+            "--dump-dom",
+            walked.url,
+        ]
+        page = subprocess.run(
+            command, capture_output=True, text=True, timeout=120, check=True
+        ).stdout
     finally:
         walked.shutdown()
         walked.server_close()
     assert "WALKED #model=smollm2-360m" in page and "bs=8" in page
-    assert "FITS RTX 4090" in page and "micro_batch_size: 8" in page and "data:image/svg+xml" in page
+    assert (
+        "FITS RTX 4090" in page and "micro_batch_size: 8" in page and "data:image/svg+xml" in page
+    )
     assert "B = " in page, "the formulas of the first component are open"
     assert "Longest context at this batch" in page
-    assert "candidates priced" in page.partition("TAKEN ")[2], "a row of the plan became the configuration"
+    assert "candidates priced" in page.partition("TAKEN ")[2], (
+        "a row of the plan became the configuration"
+    )
     linked = html.unescape(page.partition("LINKED ")[2])
-    assert linked.startswith("estimate --model smollm2-135m ") and "Also set: --dropout 0.05" in linked
-    for flag in ("--bs 3", "--ctx 3000", "--rank 12", "--grad-accum 5", "--dropout 0.05", "--no-clip", "--checkpointing every:3"):
-        assert flag in linked.partition("|")[0], "a link restores what has no notch on a slider and no field"
+    assert (
+        linked.startswith("estimate --model smollm2-135m ") and "Also set: --dropout 0.05" in linked
+    )
+    for flag in (
+        "--bs 3",
+        "--ctx 3000",
+        "--rank 12",
+        "--grad-accum 5",
+        "--dropout 0.05",
+        "--no-clip",
+        "--checkpointing every:3",
+    ):
+        assert flag in linked.partition("|")[0], (
+            "a link restores what has no notch on a slider and no field"
+        )

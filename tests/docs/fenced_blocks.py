@@ -1,6 +1,7 @@
 """Fenced blocks of Markdown pages with what the comment above them says of how they are run.
 
-A comment in front of a block is `<!-- not run: REASON -->` or `<!-- given: NAME, ... -->`; no reader sees it. Behind a command, `# exits 1` says its exit code.
+A comment in front of a block is `<!-- not run: REASON -->` or `<!-- given: NAME, ... -->`; no
+reader sees it. Behind a command, `# exits 1` says its exit code.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ def exit_code(command: str) -> int:
 
 
 def blocks_of(page: Path, root: Path) -> list[Block]:
-    """Every fenced block of a page; a block without a language that starts with a command is one of sh."""
+    """Every fenced block of a page; a block without a language that starts with a command is one of
+    sh."""
     found: list[Block] = []
     said: dict[str, str] = {}
     start, language, inside = 0, "", list[str]()
@@ -65,7 +67,15 @@ def blocks_of(page: Path, root: Path) -> list[Block]:
         if start and line.strip() == "```":
             text = "\n".join(inside)
             named = language or ("sh" if text.lstrip().startswith(COMMANDS) else "text")
-            found.append(Block(page=str(page.relative_to(root)), line=start, language=named, text=text, said=said))
+            found.append(
+                Block(
+                    page=str(page.relative_to(root)),
+                    line=start,
+                    language=named,
+                    text=text,
+                    said=said,
+                )
+            )
             start, said = 0, {}
         elif start:
             inside.append(line)

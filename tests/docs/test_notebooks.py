@@ -1,4 +1,5 @@
-"""The notebooks run from top to bottom in a fresh kernel, and print what their committed outputs say."""
+"""The notebooks run from top to bottom in a fresh kernel, and print what their committed outputs
+say."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ def runner() -> ModuleType:
 
 
 def printed(cell: Any) -> str:
-    """What a cell printed, errors' stream included; nothing for cells whose figures differ by nature."""
+    """What a cell printed, errors' stream included; nothing for cells whose figures differ by
+    nature."""
     if cell.cell_type != "code" or "varies" in cell.metadata.get("tags", []):
         return ""
     return "".join(output.text for output in cell.outputs if output.output_type == "stream")
@@ -64,9 +66,13 @@ def test_notebook_prints_what_is_committed(name: str) -> None:
     committed, fresh = nbformat.read(path, as_version=4), runner().executed(path)
     for before, after in zip(committed.cells, fresh.cells, strict=True):
         told, tells = printed(before), printed(after)
-        assert NUMBER.sub("#", told).split() == NUMBER.sub("#", tells).split(), f"{name}: run `make notebooks`\n{told}\n{tells}"
+        assert NUMBER.sub("#", told).split() == NUMBER.sub("#", tells).split(), (
+            f"{name}: run `make notebooks`\n{told}\n{tells}"
+        )
         for old, new in zip(figures(told), figures(tells), strict=True):
-            assert old == pytest.approx(new, rel=MOST_OFF, abs=2), f"{name}: run `make notebooks`\n{told}\n{tells}"
+            assert old == pytest.approx(new, rel=MOST_OFF, abs=2), (
+                f"{name}: run `make notebooks`\n{told}\n{tells}"
+            )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -81,13 +87,21 @@ def test_notebook_opens_with_its_question_and_stays_small(name: str) -> None:
         and opening.source.startswith("# ")
         and re.search(r"\*\*[^*]+\?\*\*|\?$", opening.source, re.MULTILINE)
     )
-    pictures = [o for cell in notebook.cells if cell.cell_type == "code" for o in cell.outputs if "image/png" in o.get("data", {})]
+    pictures = [
+        o
+        for cell in notebook.cells
+        if cell.cell_type == "code"
+        for o in cell.outputs
+        if "image/png" in o.get("data", {})
+    ]
     assert pictures, "no picture"
     assert path.stat().st_size < LARGEST_BYTES
     for cell in notebook.cells:
         for output in cell.get("outputs", []):
             assert output.output_type != "error" and output.get("name") != "stderr"
-            assert " at 0x" not in str(output.get("data", {}).get("text/plain", "")).replace("<Figure", "")
+            assert " at 0x" not in str(output.get("data", {}).get("text/plain", "")).replace(
+                "<Figure", ""
+            )
 
 
 def test_figures_are_read_from_text() -> None:

@@ -39,7 +39,10 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     file.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m napkinmath "$@"\n', encoding="utf-8")
     file.chmod(0o755)
     monkeypatch.setenv("PATH", f"{file.parent}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(str(ROOT / name) for name in ("estimator", "profiler", "kernels")))
+    monkeypatch.setenv(
+        "PYTHONPATH",
+        os.pathsep.join(str(ROOT / name) for name in ("estimator", "profiler", "kernels")),
+    )
     folder = tmp_path / "work"
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -50,8 +53,13 @@ def completed(script: str, line: str) -> list[str]:
     """What bash offers at the end of a line, as pressing Tab would."""
     words = line.split(" ")
     quoted = " ".join(f"'{word}'" for word in words)
-    text = f"{script}\nCOMP_WORDS=({quoted})\nCOMP_CWORD={len(words) - 1}\n_estimate\nprintf '%s\\n' \"${{COMPREPLY[@]}}\"\n"
-    done = subprocess.run(["bash", "--norc", "-O", "extglob"], input=text, capture_output=True, text=True, timeout=60)
+    text = (
+        f"{script}\nCOMP_WORDS=({quoted})\nCOMP_CWORD={len(words) - 1}\n_estimate\nprintf '%s\\n'"
+        ' "${COMPREPLY[@]}"\n'
+    )
+    done = subprocess.run(
+        ["bash", "--norc", "-O", "extglob"], input=text, capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0 and not done.stderr, done.stderr
     return [found for found in done.stdout.splitlines() if found]
 
@@ -107,28 +115,55 @@ def test_bash_offers_every_command_and_only_flags_that_are_there(bash_script: st
 def test_fish_completes(line: str, offered: str, tmp_path: Path) -> None:
     script = tmp_path / "estimate.fish"
     script.write_text(printed("completion", "fish"), encoding="utf-8")
-    done = subprocess.run(["fish", "-N", "-c", f"source {script}; complete -C '{line}'"], capture_output=True, text=True, timeout=60)
-    assert [found.partition("\t")[0] for found in done.stdout.splitlines()] == [offered], done.stderr
+    done = subprocess.run(
+        ["fish", "-N", "-c", f"source {script}; complete -C '{line}'"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert [found.partition("\t")[0] for found in done.stdout.splitlines()] == [offered], (
+        done.stderr
+    )
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
 def test_scripts_of_other_shells_parse(shell: str) -> None:
     if shutil.which(shell) is None:
         pytest.skip(f"no {shell} here")
-    done = subprocess.run([shell, "-n"], input=printed("completion", shell), capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [shell, "-n"],
+        input=printed("completion", shell),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert done.returncode == 0 and not done.stderr, done.stderr
 
 
 def test_fish_quotes_are_balanced() -> None:
     for line in printed("completion", "fish").splitlines():
-        assert (line.startswith(("#", "complete -c estimate ")) and line.count("'") % 2 == 0) or line.startswith("#"), line
+        assert (
+            line.startswith(("#", "complete -c estimate ")) and line.count("'") % 2 == 0
+        ) or line.startswith("#"), line
 
 
-def test_doctor_says_versions_and_the_line_that_installs_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(doctor._WANTED, "no_such_module", ("an example", "pip install no-such-module", "no-such-module"))
+def test_doctor_says_versions_and_the_line_that_installs_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(
+        doctor._WANTED,
+        "no_such_module",
+        ("an example", "pip install no-such-module", "no-such-module"),
+    )
     text = printed("doctor")
-    assert f"{__version__} in " in text and f"{sys.version_info.major}.{sys.version_info.minor}" in text
-    assert "--  no-such-module" in text and "missing, needed for an example; pip install no-such-module" in text
+    assert (
+        f"{__version__} in " in text
+        and f"{sys.version_info.major}.{sys.version_info.minor}" in text
+    )
+    assert (
+        "--  no-such-module" in text
+        and "missing, needed for an example; pip install no-such-module" in text
+    )
     found = {row["what"]: row for row in json.loads(printed("doctor", "--json"))}
     assert found["no-such-module"]["good"] is False and found["napkinmath"]["good"] is True
     assert "GPU" in found or "driver" in found
@@ -136,10 +171,15 @@ def test_doctor_says_versions_and_the_line_that_installs_what_is_missing(monkeyp
 
 def test_doctor_tells_calibrations_by_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "napkinmath.calibration.local_machine.gpu_names", lambda: ["NVIDIA GeForce RTX 4090", "NVIDIA GeForce RTX 4090", "Riva 128"]
+        "napkinmath.calibration.local_machine.gpu_names",
+        lambda: ["NVIDIA GeForce RTX 4090", "NVIDIA GeForce RTX 4090", "Riva 128"],
     )
     monkeypatch.setattr("napkinmath.calibration.local_machine.driver_version", lambda: "580.65")
     monkeypatch.setenv("XDG_CACHE_HOME", "/nonexistent")
     text = printed("doctor")
-    assert "580.65" in text and "2 x NVIDIA GeForce RTX 4090, speeds from its datasheet; measure it: estimate calibrate" in text
+    assert (
+        "580.65" in text
+        and "2 x NVIDIA GeForce RTX 4090, speeds from its datasheet; measure it: estimate calibrate"
+        in text
+    )
     assert "Riva 128, not in the catalog" in text

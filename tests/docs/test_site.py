@@ -1,4 +1,5 @@
-"""The generated pages are up to date, the reference names every public name, and the site builds without a warning or a foreign resource."""
+"""The generated pages are up to date, the reference names every public name, and the site builds
+without a warning or a foreign resource."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 DIRECTIVE = re.compile(r"^::: (\S+)$", re.MULTILINE)
-LOADED = re.compile(r"""<(?:script|link|img|iframe)\b[^>]*(?:src|href)=["']?(?:https?:)?//|url\(["']?(?:https?:)?//|@import""")
+LOADED = re.compile(
+    r"""<(?:script|link|img|iframe)\b[^>]*(?:src|href)=["']?(?:https?:)?//|url\(["']?(?:https?:)?//|@import"""
+)
 
 
 def script(name: str) -> ModuleType:
@@ -29,16 +32,18 @@ def script(name: str) -> ModuleType:
 
 
 def test_command_line_page_is_what_the_tables_say() -> None:
-    assert (ROOT / "docs" / "cli.md").read_text(encoding="utf-8") == script("generate_cli_reference").page(), (
-        "run: python docs/generate_cli_reference.py"
-    )
+    assert (ROOT / "docs" / "cli.md").read_text(encoding="utf-8") == script(
+        "generate_cli_reference"
+    ).page(), "run: python docs/generate_cli_reference.py"
 
 
 def directives(page: str) -> list[str]:
     return DIRECTIVE.findall((ROOT / "docs" / "reference" / page).read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize(("page", "package"), [("estimator.md", napkinmath), ("kernels.md", napkinmath_kernels)])
+@pytest.mark.parametrize(
+    ("page", "package"), [("estimator.md", napkinmath), ("kernels.md", napkinmath_kernels)]
+)
 def test_reference_names_every_public_name_once(page: str, package: ModuleType) -> None:
     documented = sorted(path.rpartition(".")[2] for path in directives(page))
     assert documented == sorted(name for name in package.__all__ if not name.startswith("__"))
@@ -58,9 +63,15 @@ def test_links_hold_on_the_site() -> None:
     pages = script("site_pages")
     assert pages.site_path("README.md") == "index.md"
     assert pages.site_path("docs/answers.md") == "answers.md"
-    assert pages.site_path("notebooks/01_napkin_math_from_zero.ipynb") == "notebooks/01_napkin_math_from_zero.md"
+    assert (
+        pages.site_path("notebooks/01_napkin_math_from_zero.ipynb")
+        == "notebooks/01_napkin_math_from_zero.md"
+    )
     assert pages.repository_path("answers.md") == "docs/answers.md"
-    assert pages.with_room("text:\n- item\n- item\n\n```\ntext\n- code\n```") == "text:\n\n- item\n- item\n\n```\ntext\n- code\n```"
+    assert (
+        pages.with_room("text:\n- item\n- item\n\n```\ntext\n- code\n```")
+        == "text:\n\n- item\n- item\n\n```\ntext\n- code\n```"
+    )
     assert pages.LINK.search("see [page](https://example.org)") is None
 
 
@@ -69,18 +80,35 @@ def test_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path
     pytest.importorskip("mkdocstrings")
     surroundings = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)], cwd=ROOT, env=surroundings, capture_output=True, text=True, timeout=300
-    )  # fmt: skip
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)],
+        cwd=ROOT,
+        env=surroundings,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     made = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.html")}
-    assert {"index.html", "answers.html", "cli.html", "ARCHITECTURE.html", "reference/estimator.html", "notebooks/index.html"} <= made
+    assert {
+        "index.html",
+        "answers.html",
+        "cli.html",
+        "ARCHITECTURE.html",
+        "reference/estimator.html",
+        "notebooks/index.html",
+    } <= made
     foreign = [
-        str(path) for path in (*tmp_path.rglob("*.html"), *tmp_path.rglob("*.css")) if LOADED.search(path.read_text(encoding="utf-8"))
+        str(path)
+        for path in (*tmp_path.rglob("*.html"), *tmp_path.rglob("*.css"))
+        if LOADED.search(path.read_text(encoding="utf-8"))
     ]
     assert not foreign
     reference = (tmp_path / "reference" / "estimator.html").read_text(encoding="utf-8")
     assert "Prices one training step of a model." in reference and "micro_batch_size" in reference
-    notebook = (tmp_path / "notebooks" / "01_napkin_math_from_zero.html").read_text(encoding="utf-8")
+    notebook = (tmp_path / "notebooks" / "01_napkin_math_from_zero.html").read_text(
+        encoding="utf-8"
+    )
     assert (
-        "01_napkin_math_from_zero-1.png" in notebook and (tmp_path / "notebooks" / "01_napkin_math_from_zero-1.png").stat().st_size > 5000
+        "01_napkin_math_from_zero-1.png" in notebook
+        and (tmp_path / "notebooks" / "01_napkin_math_from_zero-1.png").stat().st_size > 5000
     )

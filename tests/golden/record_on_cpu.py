@@ -1,8 +1,10 @@
-"""Runs a recorder of whole steps, written for a GPU, on the CPU: torch.cuda's calls are answered from the books that a GPU's allocator would keep.
+"""Runs a recorder of whole steps, written for a GPU, on the CPU: torch.cuda's calls are answered
+from the books that a GPU's allocator would keep.
 
     python tests/golden/record_on_cpu.py RECORDER.py OUT [CASE NUMBER ...]
 
-The rows come out exactly as on a GPU (figures by phase, events of the allocator), of tiny shapes; the environment says that it was a CPU.
+The rows come out exactly as on a GPU (figures by phase, events of the allocator), of tiny shapes;
+the environment says that it was a CPU.
 """
 
 from __future__ import annotations
@@ -41,7 +43,15 @@ class Books(CpuMemory):
 
     def _entry(self, action: str, address: int, size: int) -> None:
         if self.trace is not None:
-            self.trace.append({"action": action, "addr": address, "size": size, "stream": 0, "time_us": time.time_ns() // 1000})
+            self.trace.append(
+                {
+                    "action": action,
+                    "addr": address,
+                    "size": size,
+                    "stream": 0,
+                    "time_us": time.time_ns() // 1000,
+                }
+            )
 
     def segments(self) -> list[dict[str, Any]]:
         """As in a snapshot; blocks as far as a reader of sums needs them."""
@@ -50,11 +60,22 @@ class Books(CpuMemory):
             held.setdefault(block.segment.address, []).append((block.address, block.size, nbytes))
         return [
             {
-                "address": s.address, "total_size": s.size, "segment_type": "small" if s.small else "large", "stream": 0,
-                "blocks": [{"address": a, "size": size, "requested_size": asked, "state": "active_allocated"} for a, size, asked in sorted(held.get(s.address, []))],
+                "address": s.address,
+                "total_size": s.size,
+                "segment_type": "small" if s.small else "large",
+                "stream": 0,
+                "blocks": [
+                    {
+                        "address": a,
+                        "size": size,
+                        "requested_size": asked,
+                        "state": "active_allocated",
+                    }
+                    for a, size, asked in sorted(held.get(s.address, []))
+                ],
             }
             for s in self._allocator.segments.values()
-        ]  # fmt: skip
+        ]
 
 
 class Event:
@@ -98,7 +119,10 @@ def answered_by(books: Books) -> None:
     for name, answer in answers.items():
         setattr(cuda, name, answer)
     cuda.memory._record_memory_history = record  # type: ignore[assignment]
-    cuda.memory._snapshot = lambda: {"segments": books.segments(), "device_traces": [list(books.trace or [])]}  # type: ignore[assignment]
+    cuda.memory._snapshot = lambda: {
+        "segments": books.segments(),
+        "device_traces": [list(books.trace or [])],
+    }  # type: ignore[assignment]
     torch._C._cuda_clearCublasWorkspaces = lambda: None  # type: ignore[attr-defined]
 
 
@@ -116,7 +140,17 @@ def main(recorder_path: str, out: str, *numbers: str) -> int:
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
-    sys.argv = [recorder_path, "--out", out, "--device", "cpu", "--only", "steps", "--skip-until", "1000"]
+    sys.argv = [
+        recorder_path,
+        "--out",
+        out,
+        "--device",
+        "cpu",
+        "--only",
+        "steps",
+        "--skip-until",
+        "1000",
+    ]
     recorder.main()  # writes the environment
     stamped = json.loads((folder / "environment.json").read_text()) | {"trial": True}
     (folder / "environment.json").write_text(json.dumps(stamped, indent=1) + "\n")
@@ -131,7 +165,13 @@ def main(recorder_path: str, out: str, *numbers: str) -> int:
                 continue
             row = recorder.record_case(case, folder, True) | {"case": number}
             file.write(json.dumps(row) + "\n")
-            print(number, case["model"], case["method"], row.get("error", row.get("oom", "")), flush=True)
+            print(
+                number,
+                case["model"],
+                case["method"],
+                row.get("error", row.get("oom", "")),
+                flush=True,
+            )
     return 0
 
 

@@ -1,7 +1,8 @@
 """Kernel tests run the Triton kernels in its interpreter, and beside it the torch reference path.
 
-A process has either the interpreter or the compiler. With NAPKINMATH_GPU_TESTS=1 and a GPU it has the compiler: then run
-`pytest tests/kernels/test_on_gpu.py`; the other files make CPU tensors for the interpreter.
+A process has either the interpreter or the compiler. With NAPKINMATH_GPU_TESTS=1 and a GPU it has
+the compiler: then run `pytest tests/kernels/test_on_gpu.py`; the other files make CPU tensors for
+the interpreter.
 """
 
 from __future__ import annotations
@@ -16,8 +17,12 @@ import torch
 
 ON_GPU = os.environ.get("NAPKINMATH_GPU_TESTS") == "1" and torch.cuda.is_available()
 if not ON_GPU:
-    os.environ["TRITON_INTERPRET"] = "1"  # before the first @triton.jit; the kernels are imported on the first launch only
-sys.path.insert(0, str(Path(__file__).parent))  # for kernel_numerics; the importlib import mode adds no path
+    os.environ["TRITON_INTERPRET"] = (
+        "1"  # before the first @triton.jit; the kernels are imported on the first launch only
+    )
+sys.path.insert(
+    0, str(Path(__file__).parent)
+)  # for kernel_numerics; the importlib import mode adds no path
 
 from napkinmath_kernels.backend import Backend, use_backend  # noqa: E402
 

@@ -1,7 +1,9 @@
-"""Compiles what a GPU's launches would compile, arguments specialised as Triton does it, for a driver that is not there; launches nothing.
+"""Compiles what a GPU's launches would compile, arguments specialised as Triton does it, for a
+driver that is not there; launches nothing.
 
-Triton makes an argument that is 1 a constant, marks those that 16 divides and takes numbers beyond 32 bits as 64: none of it happens in the
-interpreter, nor in the compile gate, where arguments are named by type. Run in a process of its own, without TRITON_INTERPRET.
+Triton makes an argument that is 1 a constant, marks those that 16 divides and takes numbers beyond
+32 bits as 64: none of it happens in the interpreter, nor in the compile gate, where arguments are
+named by type. Run in a process of its own, without TRITON_INTERPRET.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ class NoDriver:
 
 def compile_only(kernel: Any, grid: tuple[int, ...]) -> Any:
     def call(*arguments: Any, **options: Any) -> None:
-        assert all(0 < programs <= most for programs, most in zip(grid, MOST_PROGRAMS, strict=False)), (kernel, grid)
+        assert all(
+            0 < programs <= most for programs, most in zip(grid, MOST_PROGRAMS, strict=False)
+        ), (kernel, grid)
         kernel.run(*arguments, grid=grid, warmup=True, **options)
         compiled.add(kernel.fn.__name__)
 
@@ -70,7 +74,12 @@ def smallest() -> None:
     backward(swiglu(x, x), x)
     q = new(1, 1, 1, 2)
     backward(rope(q, q, torch.ones(1, 1, 2), torch.ones(1, 1, 2)), q)
-    backward(linear_cross_entropy(x, new(1, 1), torch.zeros(1, dtype=torch.int64), softcap=1.0, label_smoothing=0.1), x)
+    backward(
+        linear_cross_entropy(
+            x, new(1, 1), torch.zeros(1, dtype=torch.int64), softcap=1.0, label_smoothing=0.1
+        ),
+        x,
+    )
     q = new(1, 1, 1, 64)
     backward(flash_attention(q, q, q, causal=True, window=1), q)
     bounds = torch.tensor([0, 1], dtype=torch.int32)
@@ -83,13 +92,20 @@ def many() -> None:
     """More heads times sequences than a grid's second dimension takes."""
     q = new(1, 2, 40_000, 64)
     bounds = torch.arange(40_001, dtype=torch.int32)
-    backward(flash_attention(q, q, q, cu_seqlens_q=bounds, cu_seqlens_k=bounds, max_seqlen_q=1, max_seqlen_k=1), q)
+    backward(
+        flash_attention(
+            q, q, q, cu_seqlens_q=bounds, cu_seqlens_k=bounds, max_seqlen_q=1, max_seqlen_k=1
+        ),
+        q,
+    )
 
 
 def main() -> None:
     driver.set_active(NoDriver())
     assert not flash_attention_launch.is_interpreted()  # its tiles are those of a GPU
-    backends.is_interpreted = lambda: True  # lets CPU tensors through to the launch, which sees no interpreter
+    backends.is_interpreted = lambda: (
+        True
+    )  # lets CPU tensors through to the launch, which sees no interpreter
     torch.cuda.device = lambda _: contextlib.nullcontext()  # type: ignore[assignment, misc]
     JITFunction.__getitem__ = compile_only  # type: ignore[method-assign]
     with use_backend(Backend.TRITON):

@@ -1,4 +1,5 @@
-"""The benchmark program, tried on a CPU: its rows, its marks, and how it treats contestants that fail."""
+"""The benchmark program, tried on a CPU: its rows, its marks, and how it treats contestants that
+fail."""
 
 from __future__ import annotations
 
@@ -23,14 +24,22 @@ def run_benchmark(*arguments):
 
 
 def test_a_trial_on_a_cpu_writes_marked_rows_and_a_table(tmp_path):
-    run = run_benchmark("--device", "cpu", "--budget", "30", "--out", str(tmp_path), "--only", "norm")
+    run = run_benchmark(
+        "--device", "cpu", "--budget", "30", "--out", str(tmp_path), "--only", "norm"
+    )
     assert run.returncode == 0, run.stderr
     rows = [json.loads(line) for line in (tmp_path / "kernels.jsonl").read_text().splitlines()]
     assert all(row["trial"] and "says nothing about a GPU" in row["device"] for row in rows)
     measured = [row for row in rows if row["status"] == "measured"]
-    assert {row["contestant"] for row in measured} >= {"napkinmath", "torch"} and all(row["median_s"] > 0 for row in measured)
+    assert {row["contestant"] for row in measured} >= {"napkinmath", "torch"} and all(
+        row["median_s"] > 0 for row in measured
+    )
     assert not [row for row in rows if row["status"] in ("met", "missed", "failed", "wrong")]
-    assert {row["op"] for row in rows if row["status"] == "right"} >= {"rms_norm", "attention", "linear cross-entropy"}
+    assert {row["op"] for row in rows if row["status"] == "right"} >= {
+        "rms_norm",
+        "attention",
+        "linear cross-entropy",
+    }
     assert "of copy" in run.stdout
 
 
@@ -41,12 +50,22 @@ def test_without_a_gpu_it_says_so(tmp_path):
 
 
 def test_without_bitsandbytes_the_rest_is_measured(monkeypatch):
-    """A GPU machine may have neither it nor a network: its rows say so, and ours are of weights that our own quantizer made."""
+    """A GPU machine may have neither it nor a network: its rows say so, and ours are of weights
+    that our own quantizer made."""
     monkeypatch.setattr(quantized, "version_of", lambda package: None)
     monkeypatch.setattr(steps, "version_of", lambda package: None)
-    found = [case for make in (quantized.dequantize_cases, quantized.qlora_cases) for case in make(torch.device("cpu"), True)]
+    found = [
+        case
+        for make in (quantized.dequantize_cases, quantized.qlora_cases)
+        for case in make(torch.device("cpu"), True)
+    ]
     assert [list(case.contestants) for case in found] == [["napkinmath"]] * 2
-    assert all("bitsandbytes: not installed" in reason for case in found for name, reason in case.absent.items() if name != "unsloth")
+    assert all(
+        "bitsandbytes: not installed" in reason
+        for case in found
+        for name, reason in case.absent.items()
+        if name != "unsloth"
+    )
     for case in found:
         case.contestants["napkinmath"](case.make_inputs())
     assert not steps.is_quantized()
@@ -74,9 +93,16 @@ def sleepy(seconds):
 
 
 def test_goals_are_met_and_missed_by_the_medians(tmp_path):
-    goals = {"fast": Goal(">= 1x", 1.0), "slow": Goal(">= 1.5x", 1.5), "copy": Goal(">= 0.8", 0.8), "absent": Goal(">= 2x", 2.0)}
+    goals = {
+        "fast": Goal(">= 1x", 1.0),
+        "slow": Goal(">= 1.5x", 1.5),
+        "copy": Goal(">= 0.8", 0.8),
+        "absent": Goal(">= 2x", 2.0),
+    }
     contestants = {"napkinmath": sleepy(0.002), "fast": sleepy(0.0005), "slow": sleepy(0.006)}
-    found = rows_of(tmp_path, Case("op", "1", lambda: None, contestants, 1, traffic_bytes=10, goals=goals))
+    found = rows_of(
+        tmp_path, Case("op", "1", lambda: None, contestants, 1, traffic_bytes=10, goals=goals)
+    )
     verdicts = {row["against"]: row["status"] for row in found if row["contestant"] == "goal"}
     assert verdicts == {"fast": "missed", "slow": "met", "copy": "missed", "absent": "not measured"}
 
@@ -85,11 +111,17 @@ def test_a_failing_contestant_is_a_row(tmp_path):
     def fail(_):
         raise RuntimeError("no such kernel\nmore")
 
-    found = rows_of(tmp_path, Case("op", "1", lambda: None, {"napkinmath": sleepy(0.001), "peer": fail}, 1))
-    assert [row["reason"] for row in found if row["status"] == "failed"] == ["RuntimeError: no such kernel"]
+    found = rows_of(
+        tmp_path, Case("op", "1", lambda: None, {"napkinmath": sleepy(0.001), "peer": fail}, 1)
+    )
+    assert [row["reason"] for row in found if row["status"] == "failed"] == [
+        "RuntimeError: no such kernel"
+    ]
     assert [row["contestant"] for row in found if row["status"] == "measured"] == ["napkinmath"]
 
 
 def test_a_spent_budget_is_a_row(tmp_path):
-    found = rows_of(tmp_path, Case("op", "1", lambda: None, {"napkinmath": sleepy(0.001)}, 1), budget=0.0)
+    found = rows_of(
+        tmp_path, Case("op", "1", lambda: None, {"napkinmath": sleepy(0.001)}, 1), budget=0.0
+    )
     assert found[0]["status"] == "not measured" and "budget" in found[0]["reason"]

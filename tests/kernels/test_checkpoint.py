@@ -1,4 +1,5 @@
-"""Checkpointing: the same gradients under every policy, the bytes each keeps, offloading order, tiles, and the planner's optimum."""
+"""Checkpointing: the same gradients under every policy, the bytes each keeps, offloading order,
+tiles, and the planner's optimum."""
 
 from __future__ import annotations
 
@@ -44,7 +45,10 @@ class Layer(torch.nn.Module):
 
     def forward(self, hidden_states, scale=1.0):
         self.calls += 1
-        q, k, v = (x.unflatten(-1, (HEADS, -1)).transpose(1, 2) for x in self.qkv(self.norm(hidden_states)).chunk(3, -1))
+        q, k, v = (
+            x.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+            for x in self.qkv(self.norm(hidden_states)).chunk(3, -1)
+        )
         attended = flash_attention(q, k, v, causal=True).transpose(1, 2).flatten(2)
         hidden_states = hidden_states + F.dropout(attended, 0.2, self.training) * scale
         gate, up = self.gate_up(hidden_states).chunk(2, -1)
@@ -77,7 +81,8 @@ def test_every_policy_gives_the_gradients_of_none(how):
 
 
 def bytes_kept(how):
-    """Bytes of activations that live between forward and backward, by the storages that the graph keeps alive."""
+    """Bytes of activations that live between forward and backward, by the storages that the graph
+    keeps alive."""
     layers, x = make_layers(), torch.randn(2, 6, HIDDEN, requires_grad=True)
     own = {p.untyped_storage()._cdata for p in layers.parameters()}
     storages = {}
@@ -87,7 +92,10 @@ def bytes_kept(how):
             out = func(*args, **(kwargs or {}))
             for tensor in torch.utils._pytree.tree_leaves(out):
                 if isinstance(tensor, torch.Tensor):
-                    storages[tensor.untyped_storage()._cdata] = (weakref.ref(tensor.untyped_storage()), tensor.untyped_storage().nbytes())
+                    storages[tensor.untyped_storage()._cdata] = (
+                        weakref.ref(tensor.untyped_storage()),
+                        tensor.untyped_storage().nbytes(),
+                    )
             return out
 
     checkpoint_layers(layers, [how] * 3)
@@ -96,15 +104,26 @@ def bytes_kept(how):
         for layer in layers:
             y = layer(y)
     gc.collect()
-    alive = {pointer: size for pointer, (reference, size) in storages.items() if reference() is not None and pointer not in own}
+    alive = {
+        pointer: size
+        for pointer, (reference, size) in storages.items()
+        if reference() is not None and pointer not in own
+    }
     return sum(alive.values()) - y.untyped_storage().nbytes()
 
 
 def test_each_policy_keeps_less_than_the_one_before():
     kept = {how: bytes_kept(how) for how in Recompute}
     boundary = 2 * 6 * HIDDEN * 4
-    assert kept[Recompute.FULL] == 2 * boundary  # the inputs of layers 1 and 2; x itself was there before
-    assert kept[Recompute.FULL] < kept[Recompute.KEEP_ATTENTION] < kept[Recompute.KEEP_MATMULS] < kept[Recompute.KEEP]
+    assert (
+        kept[Recompute.FULL] == 2 * boundary
+    )  # the inputs of layers 1 and 2; x itself was there before
+    assert (
+        kept[Recompute.FULL]
+        < kept[Recompute.KEEP_ATTENTION]
+        < kept[Recompute.KEEP_MATMULS]
+        < kept[Recompute.KEEP]
+    )
 
 
 def test_selective_policies_do_not_run_the_kept_op_again():
@@ -141,7 +160,9 @@ def test_offloading_lets_go_of_the_boundary_and_fetches_one_ahead():
     checkpoint_layers(layers, [Recompute.OFFLOAD] * 3, store=store)
     boundaries = []
     for layer in layers:
-        layer.register_forward_pre_hook(lambda _, inputs: boundaries.append(weakref.ref(inputs[0].untyped_storage())))
+        layer.register_forward_pre_hook(
+            lambda _, inputs: boundaries.append(weakref.ref(inputs[0].untyped_storage()))
+        )
     hidden = layers[0](torch.randn(1, 4, HIDDEN, requires_grad=True) * 1)
     for layer in layers[1:]:
         hidden = layer(hidden)
@@ -149,11 +170,16 @@ def test_offloading_lets_go_of_the_boundary_and_fetches_one_ahead():
     assert store.num_parked == 3 and all(boundary() is None for boundary in boundaries)
     order = []
     start, fetch = store._start_back, store.fetch
-    store._start_back = lambda parked: (order.append(("start", next(n for n, p in store._parked.items() if p is parked))), start(parked))[1]
+    store._start_back = lambda parked: (
+        order.append(("start", next(n for n, p in store._parked.items() if p is parked))),
+        start(parked),
+    )[1]
     store.fetch = lambda number: (order.append(("fetch", number)), fetch(number))[1]
     hidden.sum().backward()
     assert [number for what, number in order if what == "fetch"] == [2, 1, 0]
-    assert order.index(("start", 1)) < order.index(("fetch", 1)) and order.index(("start", 0)) < order.index(("fetch", 0))
+    assert order.index(("start", 1)) < order.index(("fetch", 1)) and order.index(
+        ("start", 0)
+    ) < order.index(("fetch", 0))
     assert store.num_parked == 0
 
 
@@ -168,7 +194,8 @@ def test_host_buffers_are_reused_from_step_to_step():
 
 
 def test_a_step_that_is_broken_off_gives_its_buffers_back():
-    """A loss that is only looked at, an out-of-memory error: what was parked must not pile up, nor come back to the GPU later."""
+    """A loss that is only looked at, an out-of-memory error: what was parked must not pile up, nor
+    come back to the GPU later."""
     layers, store = make_layers(), HostStore()
     checkpoint_layers(layers, [Recompute.OFFLOAD] * 3, store=store)
     for _ in range(3):
@@ -198,7 +225,11 @@ def test_the_offloading_module_gives_the_gradients_of_the_layer_and_parks_its_in
     wrapped = torch.nn.ModuleList(OffloadCheckpoint(layer, store) for layer in layers)
     got = step(wrapped, torch.ones(2, 6, HIDDEN, requires_grad=True))
     assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
-    assert [layer.calls for layer in layers] == [3] * 3 and store.num_bytes() == 3 * 2 * 6 * HIDDEN * 4 and store.num_parked == 0
+    assert (
+        [layer.calls for layer in layers] == [3] * 3
+        and store.num_bytes() == 3 * 2 * 6 * HIDDEN * 4
+        and store.num_parked == 0
+    )
     wrapped.eval()
     wrapped[0](torch.ones(2, 6, HIDDEN, requires_grad=True)).sum().backward()
     assert layers[0].calls == 4 and store.num_parked == 0
@@ -224,7 +255,9 @@ def test_tiles_change_nothing(tokens):
     x = torch.randn(2, 4, 8, requires_grad=True)
     want = torch.autograd.grad(mlp(x).square().sum(), (x, *mlp.parameters()))
     tiled = TiledMLP(mlp, tokens)
-    for got, expected in zip(torch.autograd.grad(tiled(x).square().sum(), (x, *mlp.parameters())), want, strict=True):
+    for got, expected in zip(
+        torch.autograd.grad(tiled(x).square().sum(), (x, *mlp.parameters())), want, strict=True
+    ):
         torch.testing.assert_close(got, expected)
     with torch.no_grad():
         torch.testing.assert_close(tiled(x), mlp(x))
@@ -245,7 +278,9 @@ def test_a_tile_at_a_time_is_alive():
 def options_of(draw):
     return [
         [
-            LayerOption(f"{i}", draw(st.integers(0, 20)), draw(st.integers(0, 20)), draw(st.integers(0, 9)))
+            LayerOption(
+                f"{i}", draw(st.integers(0, 20)), draw(st.integers(0, 20)), draw(st.integers(0, 9))
+            )
             for i in range(draw(st.integers(1, 3)))
         ]
         for _ in range(draw(st.integers(1, 5)))
@@ -265,7 +300,9 @@ def peak_and_seconds(choice):
 def test_the_plan_is_the_best_of_all_choices(data):
     layers = options_of(data.draw)
     budget = data.draw(st.integers(0, 120))
-    feasible = [choice for choice in itertools.product(*layers) if peak_and_seconds(choice)[0] <= budget]
+    feasible = [
+        choice for choice in itertools.product(*layers) if peak_and_seconds(choice)[0] <= budget
+    ]
     if not feasible:
         smallest = min(peak_and_seconds(choice)[0] for choice in itertools.product(*layers))
         with pytest.raises(KernelInputError, match=f"at least {smallest} bytes"):
@@ -277,7 +314,8 @@ def test_the_plan_is_the_best_of_all_choices(data):
 
 
 def test_the_last_layers_are_kept_first():
-    """A kept layer needs no second copy in its backward, and late ones are freed before early ones run theirs."""
+    """A kept layer needs no second copy in its backward, and late ones are freed before early ones
+    run theirs."""
     options = [LayerOption("keep", 10, 0, 0.0), LayerOption("full", 1, 9, 1.0)]
     assert plan_layers([options] * 4, 40).names == ("keep",) * 4
     plan = plan_layers([options] * 4, 22)
@@ -304,9 +342,15 @@ def test_bad_input_is_refused_in_one_line():
         (lambda: checkpoint_layers(layers, full(3)), "3 policies"),
         (lambda: every(3, 0), "k=0"),
         (lambda: TiledMLP(layers[0], 0), "tile_tokens 0"),
-        (lambda: run_layer(layers[0], Recompute.OFFLOAD, torch.randn(1, 2, HIDDEN)), "without a store"),
+        (
+            lambda: run_layer(layers[0], Recompute.OFFLOAD, torch.randn(1, 2, HIDDEN)),
+            "without a store",
+        ),
         (lambda: plan_layers([[]], 10), "without options"),
-        (lambda: [checkpoint_layers(layers, full(2)) for _ in range(2)], "a Layer that is checkpointed"),
+        (
+            lambda: [checkpoint_layers(layers, full(2)) for _ in range(2)],
+            "a Layer that is checkpointed",
+        ),
     ]
     for call, says in bad:
         with pytest.raises(KernelInputError, match=says) as caught:

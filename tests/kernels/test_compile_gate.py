@@ -1,4 +1,5 @@
-"""Every shipped configuration compiles for every architecture and keeps the rules; the recorded table is current."""
+"""Every shipped configuration compiles for every architecture and keeps the rules; the recorded
+table is current."""
 
 from __future__ import annotations
 
@@ -15,13 +16,19 @@ TABLE = ROOT / "benchmarks" / "results" / "compile_gate.csv"
 
 
 if f",{triton.__version__}," not in TABLE.read_text():
-    pytest.skip(f"no rows of triton {triton.__version__}: record them with `compile_gate --write`", allow_module_level=True)
+    pytest.skip(
+        f"no rows of triton {triton.__version__}: record them with `compile_gate --write`",
+        allow_module_level=True,
+    )
 
 
 def run_gate(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """The gate in a process of its own: the interpreter's switch, set for the other tests, would hide the compiler."""
+    """The gate in a process of its own: the interpreter's switch, set for the other tests, would
+    hide the compiler."""
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "kernels"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment["PYTHONPATH"] = os.pathsep.join(
+        [str(ROOT / "kernels"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    )
     command = [sys.executable, "-m", "napkinmath_kernels.compile_gate", *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
@@ -33,24 +40,38 @@ def test_every_shipped_configuration_keeps_the_rules_and_the_table_is_current():
 
 def test_recorded_rows_are_what_the_compiler_makes_today():
     """Compiles one configuration again, so that a table edited by hand does not pass."""
-    run = run_gate("--table", str(TABLE), "--all", "--only", "rms_norm_forward h=4096", "--arch", "80", "90")
+    run = run_gate(
+        "--table", str(TABLE), "--all", "--only", "rms_norm_forward h=4096", "--arch", "80", "90"
+    )
     assert run.returncode == 0, run.stdout + run.stderr
     assert "2 configurations keep the rules, 2 compiled" in run.stdout
 
 
 @pytest.mark.parametrize(
     ("replacement", "says"),
-    [("registers", "recorded"), ("source_hash", "changed since it was recorded"), ("kernel", "no longer shipped")],
+    [
+        ("registers", "recorded"),
+        ("source_hash", "changed since it was recorded"),
+        ("kernel", "no longer shipped"),
+    ],
 )
 def test_a_wrong_table_is_noticed(tmp_path, replacement, says):
     lines = TABLE.read_text().splitlines()
     columns = lines[0].split(",")
-    index = next(i for i, line in enumerate(lines) if line.startswith("rms_norm_forward h=4096,90") and f",{triton.__version__}," in line)
+    index = next(
+        i
+        for i, line in enumerate(lines)
+        if line.startswith("rms_norm_forward h=4096,90") and f",{triton.__version__}," in line
+    )
     cells = lines[index].split(",")
     cells[columns.index(replacement)] = "7"
     lines[index] = ",".join(cells)
     table = tmp_path / "table.csv"
     table.write_text("\n".join(lines) + "\n")
-    arguments = ["--all", "--only", "rms_norm_forward h=4096", "--arch", "90"] if replacement == "registers" else []
+    arguments = (
+        ["--all", "--only", "rms_norm_forward h=4096", "--arch", "90"]
+        if replacement == "registers"
+        else []
+    )
     run = run_gate("--table", str(table), *arguments)
     assert run.returncode == 1 and says in run.stdout, run.stdout + run.stderr

@@ -1,4 +1,5 @@
-"""The cost table against the ops themselves: saved tensors by hooks, FLOPs by torch's counter, temporaries by watching allocations."""
+"""The cost table against the ops themselves: saved tensors by hooks, FLOPs by torch's counter,
+temporaries by watching allocations."""
 
 from __future__ import annotations
 
@@ -34,22 +35,41 @@ def leaf(*shape, dtype="bf16"):
 def linears_of(shapes, adapter_dtype="fp32"):
     found, described = [], []
     for out_features, in_features in shapes:
-        a, b = leaf(RANK, in_features, dtype=adapter_dtype), leaf(out_features, RANK, dtype=adapter_dtype)
-        found.append(FrozenLinear(quantize(torch.randn(out_features, in_features)), None, LoraAdapter(a, b, 1.0)))
-        described.append(costs.Linear(out_features, in_features, RANK, costs.four_bit_storage(out_features, in_features)))
+        a, b = (
+            leaf(RANK, in_features, dtype=adapter_dtype),
+            leaf(out_features, RANK, dtype=adapter_dtype),
+        )
+        found.append(
+            FrozenLinear(
+                quantize(torch.randn(out_features, in_features)), None, LoraAdapter(a, b, 1.0)
+            )
+        )
+        described.append(
+            costs.Linear(
+                out_features, in_features, RANK, costs.four_bit_storage(out_features, in_features)
+            )
+        )
     return found, described
 
 
 def qkv(dropout):
     found, described = linears_of([(HIDDEN, HIDDEN), (32, HIDDEN), (32, HIDDEN)])
     run = lambda x: qlora_linears(x, found, dropout=dropout)  # noqa: E731
-    return run, [leaf(ROWS, HIDDEN)], costs.qlora_linears(ROWS, described, "bf16", dropout=dropout > 0)
+    return (
+        run,
+        [leaf(ROWS, HIDDEN)],
+        costs.qlora_linears(ROWS, described, "bf16", dropout=dropout > 0),
+    )
 
 
 def mlp(dropout, recompute):
     found, described = linears_of([(WIDTH, HIDDEN), (WIDTH, HIDDEN), (HIDDEN, WIDTH)])
     run = lambda x: qlora_mlp(x, *found, dropout=dropout, recompute=recompute)  # noqa: E731
-    return run, [leaf(ROWS, HIDDEN)], costs.qlora_mlp(ROWS, *described, "bf16", dropout=dropout > 0, recompute=recompute)
+    return (
+        run,
+        [leaf(ROWS, HIDDEN)],
+        costs.qlora_mlp(ROWS, *described, "bf16", dropout=dropout > 0, recompute=recompute),
+    )
 
 
 def loss(trains_head, ignored, chunk_bytes=costs.CHUNK_BYTES):
@@ -57,7 +77,15 @@ def loss(trains_head, ignored, chunk_bytes=costs.CHUNK_BYTES):
     targets = torch.randint(0, 100, (ROWS,))
     targets[:ignored] = -100
     run = lambda h: linear_cross_entropy(h, weight, targets, chunk_bytes=chunk_bytes)  # noqa: E731
-    cost = costs.linear_cross_entropy(ROWS, HIDDEN, 100, "bf16", valid=ROWS - ignored, trains_head=trains_head, chunk_bytes=chunk_bytes)
+    cost = costs.linear_cross_entropy(
+        ROWS,
+        HIDDEN,
+        100,
+        "bf16",
+        valid=ROWS - ignored,
+        trains_head=trains_head,
+        chunk_bytes=chunk_bytes,
+    )
     return run, [leaf(ROWS, HIDDEN)], cost
 
 
@@ -65,17 +93,36 @@ def norm(residual, trains=True):
     weight = leaf(HIDDEN) if trains else leaf(HIDDEN).detach()
     run = lambda x, *r: rms_norm(x, weight, residual=r[0] if r else None)  # noqa: E731
     inputs = [leaf(ROWS, HIDDEN) for _ in range(2 if residual else 1)]
-    return run, inputs, costs.rms_norm(ROWS, HIDDEN, "bf16", residual=residual, trains_weight=trains, multiprocessors=PROCESSORS)
+    return (
+        run,
+        inputs,
+        costs.rms_norm(
+            ROWS,
+            HIDDEN,
+            "bf16",
+            residual=residual,
+            trains_weight=trains,
+            multiprocessors=PROCESSORS,
+        ),
+    )
 
 
 def attention():
     q, k = leaf(1, 4, 5, 64), leaf(1, 2, 7, 64)
-    return flash_attention, [q, k, leaf(1, 2, 7, 64)], costs.flash_attention(1, 4, 2, 5, 7, 64, "bf16")
+    return (
+        flash_attention,
+        [q, k, leaf(1, 2, 7, 64)],
+        costs.flash_attention(1, 4, 2, 5, 7, 64, "bf16"),
+    )
 
 
 def rotation():
     cos, sin = torch.rand(1, 5, 16), torch.rand(1, 5, 16)
-    return lambda q, k: rope(q, k, cos, sin), [leaf(2, 4, 5, 16), leaf(2, 2, 5, 16)], costs.rope(2, 4, 2, 5, 16, "bf16")
+    return (
+        lambda q, k: rope(q, k, cos, sin),
+        [leaf(2, 4, 5, 16), leaf(2, 2, 5, 16)],
+        costs.rope(2, 4, 2, 5, 16, "bf16"),
+    )
 
 
 def layer():
@@ -90,7 +137,11 @@ CASES = {
     "rms_norm, frozen": lambda: norm(False, trains=False),
     "layer_norm": layer,
     "rope": rotation,
-    "swiglu": lambda: (swiglu, [leaf(ROWS, WIDTH), leaf(ROWS, WIDTH)], costs.gated(ROWS, WIDTH, "bf16")),
+    "swiglu": lambda: (
+        swiglu,
+        [leaf(ROWS, WIDTH), leaf(ROWS, WIDTH)],
+        costs.gated(ROWS, WIDTH, "bf16"),
+    ),
     "flash_attention": attention,
     "loss, frozen head": lambda: loss(False, 0),
     "loss, trained head": lambda: loss(True, 0),
@@ -107,7 +158,9 @@ CASES = {
 def test_what_is_saved_is_what_the_table_says(case):
     run, inputs, cost = CASES[case]()
     saved = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append((tuple(t.shape), NAMES[t.dtype])) or t, lambda t: t):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda t: saved.append((tuple(t.shape), NAMES[t.dtype])) or t, lambda t: t
+    ):
         run(*inputs)
     assert Counter(saved) == Counter((tensor.shape, tensor.dtype) for tensor in cost.saved)
 
@@ -121,14 +174,19 @@ def test_saved_tensors_marked_new_are_no_inputs(case):
         outputs = run(*inputs)
     outputs = outputs if isinstance(outputs, tuple | list) else [outputs]
     given |= {y.untyped_storage().data_ptr() for y in outputs}
-    fresh = Counter((tuple(t.shape), NAMES[t.dtype]) for t in found if t.untyped_storage().data_ptr() not in given)
+    fresh = Counter(
+        (tuple(t.shape), NAMES[t.dtype])
+        for t in found
+        if t.untyped_storage().data_ptr() not in given
+    )
     for tensor in cost.saved:
         if tensor.is_new and tensor.num_bytes:
             assert fresh[tensor.shape, tensor.dtype] > 0, tensor
 
 
 class WatchAllocations(TorchDispatchMode):
-    """The most bytes alive at once in storages made inside, each counted once; the shared weight buffer is not made inside."""
+    """The most bytes alive at once in storages made inside, each counted once; the shared weight
+    buffer is not made inside."""
 
     def __init__(self):
         super().__init__()
@@ -142,11 +200,19 @@ class WatchAllocations(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        before = {t.untyped_storage()._cdata for t in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
+        before = {
+            t.untyped_storage()._cdata
+            for t in torch.utils._pytree.tree_leaves((args, kwargs))
+            if isinstance(t, torch.Tensor)
+        }
         for tensor in torch.utils._pytree.tree_leaves(result):
             if isinstance(tensor, torch.Tensor):
                 storage = tensor.untyped_storage()
-                if storage._cdata not in self._known and storage._cdata not in before and storage.nbytes():
+                if (
+                    storage._cdata not in self._known
+                    and storage._cdata not in before
+                    and storage.nbytes()
+                ):
                     self._known.add(storage._cdata)
                     self.alive += storage.nbytes()
                     self.peak = max(self.peak, self.alive)
@@ -158,19 +224,39 @@ def temporaries_of(function, *arguments):
     """Peak bytes inside less what is handed back."""
     with use_backend(Backend.TRITON), WatchAllocations() as watch:
         results = function(*arguments)
-    kept = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in results if isinstance(t, torch.Tensor)}
+    kept = {
+        t.untyped_storage()._cdata: t.untyped_storage().nbytes()
+        for t in results
+        if isinstance(t, torch.Tensor)
+    }
     return watch.peak - sum(kept.values())
 
 
 def test_backward_temporaries_of_the_norms():
     """fp32, which the interpreter runs without copies of its own."""
-    x, dy, weight, rstd, mean = torch.randn(9, 32), torch.randn(9, 32), torch.randn(32), torch.rand(9), torch.randn(9)
+    x, dy, weight, rstd, mean = (
+        torch.randn(9, 32),
+        torch.randn(9, 32),
+        torch.randn(32),
+        torch.rand(9),
+        torch.randn(9),
+    )
     cost = costs.rms_norm(9, 32, "fp32", multiprocessors=PROCESSORS)
-    assert temporaries_of(_rms_norm_backward_op._init_fn, dy, None, x, weight, rstd, 0.0, True) == cost.backward_temporary_bytes
+    assert (
+        temporaries_of(_rms_norm_backward_op._init_fn, dy, None, x, weight, rstd, 0.0, True)
+        == cost.backward_temporary_bytes
+    )
     frozen = costs.rms_norm(9, 32, "fp32", trains_weight=False)
-    assert temporaries_of(_rms_norm_backward_op._init_fn, dy, None, x, weight, rstd, 0.0, False) == frozen.backward_temporary_bytes == 0
+    assert (
+        temporaries_of(_rms_norm_backward_op._init_fn, dy, None, x, weight, rstd, 0.0, False)
+        == frozen.backward_temporary_bytes
+        == 0
+    )
     cost = costs.layer_norm(9, 32, "fp32", multiprocessors=PROCESSORS)
-    assert temporaries_of(_layer_norm_backward_op._init_fn, dy, x, weight, mean, rstd, True) == cost.backward_temporary_bytes
+    assert (
+        temporaries_of(_layer_norm_backward_op._init_fn, dy, x, weight, mean, rstd, True)
+        == cost.backward_temporary_bytes
+    )
 
 
 def test_backward_temporaries_of_attention():
@@ -179,12 +265,14 @@ def test_backward_temporaries_of_attention():
     lse = torch.randn(1, 2, 5)
     arguments = (q, k, v, o, lse, do, None, None, None, 5, 7, 0.125, False, 0)
     assert (
-        temporaries_of(_flash_backward_op._init_fn, *arguments) == costs.flash_attention(1, 2, 1, 5, 7, 64, "fp32").backward_temporary_bytes
+        temporaries_of(_flash_backward_op._init_fn, *arguments)
+        == costs.flash_attention(1, 2, 1, 5, 7, 64, "fp32").backward_temporary_bytes
     )
 
 
 def flops_of(function, inputs):
-    """Matrix products only, as torch counts them when they are seen one by one: the ops' own functions, below the dispatcher."""
+    """Matrix products only, as torch counts them when they are seen one by one: the ops' own
+    functions, below the dispatcher."""
     found = []
 
     class Count(TorchDispatchMode):
@@ -208,21 +296,49 @@ def test_flops_of_the_fused_linears_are_those_of_their_products():
     arguments = flatten(found, x)
     cost = costs.qlora_linears(ROWS, described, "fp32")
     decode = sum(linear.out_features * linear.in_features for linear in described)
-    assert flops_of(_qlora_linears_op._init_fn, (x, *arguments, 0.0, None)) == cost.forward_flops - decode
-    upstream, projections = [torch.randn(ROWS, HIDDEN), torch.randn(ROWS, 32)], [torch.randn(ROWS, RANK)] * 2
+    assert (
+        flops_of(_qlora_linears_op._init_fn, (x, *arguments, 0.0, None))
+        == cost.forward_flops - decode
+    )
+    upstream, projections = (
+        [torch.randn(ROWS, HIDDEN), torch.randn(ROWS, 32)],
+        [torch.randn(ROWS, RANK)] * 2,
+    )
     backward = (upstream, projections, x, *arguments, 0.0, None, True, [True, True])
     with torch.no_grad():
-        assert flops_of(_qlora_linears_backward_op._init_fn, backward) == cost.backward_flops - decode
+        assert (
+            flops_of(_qlora_linears_backward_op._init_fn, backward) == cost.backward_flops - decode
+        )
 
 
 @pytest.mark.parametrize("trains_head", [False, True])
 def test_flops_of_the_loss_are_those_of_its_products(trains_head):
     from napkinmath_kernels.ops.cross_entropy import _linear_cross_entropy_op
 
-    hidden, weight, targets = torch.randn(ROWS, HIDDEN), torch.randn(100, HIDDEN), torch.randint(0, 100, (ROWS,))
+    hidden, weight, targets = (
+        torch.randn(ROWS, HIDDEN),
+        torch.randn(100, HIDDEN),
+        torch.randint(0, 100, (ROWS,)),
+    )
     cost = costs.linear_cross_entropy(ROWS, HIDDEN, 100, "fp32", trains_head=trains_head)
-    arguments = (hidden, weight, targets, None, True, -100, 0.0, 0.0, 0.0, costs.CHUNK_BYTES, True, trains_head)
-    assert flops_of(_linear_cross_entropy_op._init_fn, arguments) == cost.forward_flops - 8 * ROWS * 100
+    arguments = (
+        hidden,
+        weight,
+        targets,
+        None,
+        True,
+        -100,
+        0.0,
+        0.0,
+        0.0,
+        costs.CHUNK_BYTES,
+        True,
+        trains_head,
+    )
+    assert (
+        flops_of(_linear_cross_entropy_op._init_fn, arguments)
+        == cost.forward_flops - 8 * ROWS * 100
+    )
 
 
 def test_the_decoded_weight_lies_in_the_shared_buffer():
@@ -236,7 +352,9 @@ def test_the_decoded_weight_lies_in_the_shared_buffer():
 def test_four_bit_storage_is_what_quantize_stores(nested):
     weight = quantize(torch.randn(96, 256), nested=nested)
     described = costs.four_bit_storage(96, 256, nested=nested)
-    assert [(tuple(t.shape), NAMES[t.dtype]) for t in weight.tensors()] == [(tensor.shape, tensor.dtype) for tensor in described]
+    assert [(tuple(t.shape), NAMES[t.dtype]) for t in weight.tensors()] == [
+        (tensor.shape, tensor.dtype) for tensor in described
+    ]
     assert costs.Linear(96, 256, 0, described).stored_bytes == weight.num_bytes()
 
 
@@ -245,5 +363,8 @@ def test_the_table_needs_no_torch():
     import sys
     from pathlib import Path
 
-    code = f"import sys, runpy; runpy.run_path({str(Path(costs.__file__))!r}); sys.exit('torch' in sys.modules)"
+    code = (
+        f"import sys, runpy; runpy.run_path({str(Path(costs.__file__))!r}); sys.exit('torch' in"
+        " sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,4 +1,5 @@
-"""The chunked loss: accuracy against float64 and plain torch, ignored and extreme rows, chunks, frozen heads, memory bounds."""
+"""The chunked loss: accuracy against float64 and plain torch, ignored and extreme rows, chunks,
+frozen heads, memory bounds."""
 
 from __future__ import annotations
 
@@ -7,22 +8,54 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from kernel_numerics import FLOAT_DTYPES, assert_no_worse_than_torch, inside_poison, poisoned_allocations
+from kernel_numerics import (
+    FLOAT_DTYPES,
+    assert_no_worse_than_torch,
+    inside_poison,
+    poisoned_allocations,
+)
 from napkinmath_kernels.errors import KernelInputError
-from napkinmath_kernels.ops.cross_entropy import LinearCrossEntropy, _linear_cross_entropy_op, linear_cross_entropy, rows_per_chunk
+from napkinmath_kernels.ops.cross_entropy import (
+    LinearCrossEntropy,
+    _linear_cross_entropy_op,
+    linear_cross_entropy,
+    rows_per_chunk,
+)
 from torch.autograd import gradcheck
 from torch.library import opcheck
 
-OPTIONS = [{}, {"softcap": 3.0}, {"label_smoothing": 0.1}, {"z_loss": 1e-2}, {"softcap": 5.0, "label_smoothing": 0.2, "z_loss": 1e-3}]
+OPTIONS = [
+    {},
+    {"softcap": 3.0},
+    {"label_smoothing": 0.1},
+    {"z_loss": 1e-2},
+    {"softcap": 5.0, "label_smoothing": 0.2, "z_loss": 1e-3},
+]
 
 
-def plain(hidden, weight, targets, *, softcap=0.0, label_smoothing=0.0, z_loss=0.0, ignore_index=-100, reduction="mean"):
+def plain(
+    hidden,
+    weight,
+    targets,
+    *,
+    softcap=0.0,
+    label_smoothing=0.0,
+    z_loss=0.0,
+    ignore_index=-100,
+    reduction="mean",
+):
     """Logits in the model's dtype, upcast, then torch's loss: what transformers does."""
     logits = hidden @ weight.t()
     wide = logits if logits.dtype is torch.float64 else logits.float()
     if softcap:
         wide = softcap * torch.tanh(wide / softcap)
-    loss = F.cross_entropy(wide, targets, ignore_index=ignore_index, label_smoothing=label_smoothing, reduction=reduction)
+    loss = F.cross_entropy(
+        wide,
+        targets,
+        ignore_index=ignore_index,
+        label_smoothing=label_smoothing,
+        reduction=reduction,
+    )
     if z_loss:
         valid = targets != ignore_index
         penalty = torch.logsumexp(wide, -1).square()[valid]
@@ -32,7 +65,9 @@ def plain(hidden, weight, targets, *, softcap=0.0, label_smoothing=0.0, z_loss=0
 
 def make(rows, hidden_size, vocabulary, dtype=torch.float32, ignored=0):
     hidden = torch.randn(rows, hidden_size).to(dtype).requires_grad_()
-    weight = (torch.randn(vocabulary, hidden_size) / math.sqrt(hidden_size)).to(dtype).requires_grad_()
+    weight = (
+        (torch.randn(vocabulary, hidden_size) / math.sqrt(hidden_size)).to(dtype).requires_grad_()
+    )
     targets = torch.randint(0, vocabulary, (rows,))
     targets[:ignored] = -100
     return hidden, weight, targets[torch.randperm(rows)]
@@ -41,11 +76,17 @@ def make(rows, hidden_size, vocabulary, dtype=torch.float32, ignored=0):
 @pytest.mark.parametrize("dtype", FLOAT_DTYPES)
 @pytest.mark.parametrize(("rows", "vocabulary", "ignored"), [(1, 7, 0), (5, 130, 2), (9, 1000, 0)])
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: ",".join(options) or "plain")
-def test_error_is_at_most_twice_that_of_plain_torch(backend, dtype, rows, vocabulary, ignored, options):
+def test_error_is_at_most_twice_that_of_plain_torch(
+    backend, dtype, rows, vocabulary, ignored, options
+):
     hidden, weight, targets = make(rows, 24, vocabulary, dtype, ignored)
     assert_no_worse_than_torch(
-        lambda h, w: linear_cross_entropy(h, w, targets, chunk_bytes=4 * (vocabulary + 64) * hidden.element_size(), **options),
-        lambda h, w: plain(h, w, targets, **options).to(torch.float64 if h.dtype is torch.float64 else torch.float32),
+        lambda h, w: linear_cross_entropy(
+            h, w, targets, chunk_bytes=4 * (vocabulary + 64) * hidden.element_size(), **options
+        ),
+        lambda h, w: plain(h, w, targets, **options).to(
+            torch.float64 if h.dtype is torch.float64 else torch.float32
+        ),
         [hidden, weight],
     )
 
@@ -54,7 +95,11 @@ def test_error_is_at_most_twice_that_of_plain_torch(backend, dtype, rows, vocabu
 def test_vocabularies_wider_than_a_block(triton_backend, vocabulary):
     hidden, weight, targets = make(2, 4, vocabulary)
     targets[0], targets[1] = vocabulary - 1, 8191
-    assert_no_worse_than_torch(lambda h, w: linear_cross_entropy(h, w, targets), lambda h, w: plain(h, w, targets), [hidden, weight])
+    assert_no_worse_than_torch(
+        lambda h, w: linear_cross_entropy(h, w, targets),
+        lambda h, w: plain(h, w, targets),
+        [hidden, weight],
+    )
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
@@ -64,7 +109,9 @@ def test_reductions_and_num_items(backend, reduction):
     ours = linear_cross_entropy(hidden, weight, targets, reduction=reduction)
     assert torch.allclose(ours, total if reduction == "sum" else total / 4)
     for items in (16, torch.tensor(16)):
-        assert torch.allclose(linear_cross_entropy(hidden, weight, targets, num_items=items), total / 16)
+        assert torch.allclose(
+            linear_cross_entropy(hidden, weight, targets, num_items=items), total / 16
+        )
 
 
 def test_the_chunk_size_does_not_change_the_result(backend):
@@ -82,7 +129,11 @@ def test_the_chunk_size_does_not_change_the_result(backend):
 def test_extreme_logits(backend, scale):
     hidden, weight, targets = make(4, 8, 50)
     hidden = (hidden.detach() * scale).requires_grad_()
-    assert_no_worse_than_torch(lambda h, w: linear_cross_entropy(h, w, targets), lambda h, w: plain(h, w, targets), [hidden, weight])
+    assert_no_worse_than_torch(
+        lambda h, w: linear_cross_entropy(h, w, targets),
+        lambda h, w: plain(h, w, targets),
+        [hidden, weight],
+    )
 
 
 def test_all_targets_ignored_gives_zero_and_zero_gradients(backend):
@@ -127,7 +178,9 @@ def test_nothing_outside_the_tensors_is_read_or_written(triton_backend):
 def test_a_frozen_head_saves_only_the_hidden_gradient(backend):
     hidden, weight, targets = make(4, 8, 20)
     saved = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append((tuple(t.shape), t.dtype)) or t, lambda t: t):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda t: saved.append((tuple(t.shape), t.dtype)) or t, lambda t: t
+    ):
         linear_cross_entropy(hidden, weight.detach(), targets)
     assert saved == [((4, 8), torch.float32)]
 
@@ -157,7 +210,10 @@ def test_autocast_decides_the_dtype():
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: ",".join(options) or "plain")
 def test_gradcheck(options):
     hidden, weight, targets = make(4, 3, 6, torch.float64, ignored=1)
-    assert gradcheck(lambda h, w: linear_cross_entropy(h, w, targets, chunk_bytes=100, **options), (hidden, weight))
+    assert gradcheck(
+        lambda h, w: linear_cross_entropy(h, w, targets, chunk_bytes=100, **options),
+        (hidden, weight),
+    )
 
 
 def test_opcheck():
@@ -169,12 +225,19 @@ def test_opcheck():
 def test_module_equals_the_function():
     hidden, weight, targets = make(4, 8, 20)
     module = LinearCrossEntropy(torch.nn.Parameter(weight.detach()), softcap=2.0)
-    assert torch.equal(module(hidden, targets), linear_cross_entropy(hidden, weight, targets, softcap=2.0))
+    assert torch.equal(
+        module(hidden, targets), linear_cross_entropy(hidden, weight, targets, softcap=2.0)
+    )
 
 
 @pytest.mark.parametrize(
     ("num_rows", "vocabulary", "itemsize", "chunk_bytes", "expected"),
-    [(8192, 128256, 2, 256 * 2**20, 1024), (100, 128256, 2, 256 * 2**20, 100), (8192, 128256, 2, 1, 1), (64, 1000, 2, 100_000, 48)],
+    [
+        (8192, 128256, 2, 256 * 2**20, 1024),
+        (100, 128256, 2, 256 * 2**20, 100),
+        (8192, 128256, 2, 1, 1),
+        (64, 1000, 2, 100_000, 48),
+    ],
 )
 def test_rows_per_chunk(num_rows, vocabulary, itemsize, chunk_bytes, expected):
     assert rows_per_chunk(num_rows, vocabulary, itemsize, chunk_bytes) == expected
@@ -191,7 +254,10 @@ def test_bad_input_is_refused_in_one_line():
         (lambda: linear_cross_entropy(hidden, weight, torch.full((4,), -1)), "target -1"),
         (lambda: linear_cross_entropy(hidden, weight, targets, reduction="none"), "'none'"),
         (lambda: linear_cross_entropy(hidden, weight, targets, softcap=-1), "softcap -1"),
-        (lambda: linear_cross_entropy(hidden, weight, targets, label_smoothing=1.0), "label_smoothing 1.0"),
+        (
+            lambda: linear_cross_entropy(hidden, weight, targets, label_smoothing=1.0),
+            "label_smoothing 1.0",
+        ),
         (lambda: linear_cross_entropy(hidden, weight, targets, chunk_bytes=0), "chunk_bytes 0"),
         (lambda: linear_cross_entropy(hidden, weight, targets, z_loss=-1.0), "z_loss -1.0"),
         (lambda: linear_cross_entropy(hidden, weight.to("meta"), targets), "weight on meta"),
@@ -213,15 +279,23 @@ def test_a_second_derivative_is_refused():
 @pytest.mark.parametrize("trains_head", [False, True])
 @pytest.mark.parametrize("num_items", [None, 3000])
 def test_fp16_gradients_keep_their_digits_under_a_grad_scaler(backend, trains_head, num_items):
-    """A mean over many targets makes gradients that fp16 has no digits for; a scaler lifts plain PyTorch's before they are rounded."""
+    """A mean over many targets makes gradients that fp16 has no digits for; a scaler lifts plain
+    PyTorch's before they are rounded."""
     rows, lifted = 3000, 65536.0
     hidden, weight = torch.randn(rows, 16).half(), torch.randn(11, 16) / 4
     targets = torch.randint(0, 11, (rows,))
     results = []
     for dtype in (torch.float16, torch.float64):
-        h, w = hidden.to(dtype).requires_grad_(), weight.to(dtype if dtype is torch.float64 else torch.float32).requires_grad_(trains_head)
+        h, w = (
+            hidden.to(dtype).requires_grad_(),
+            weight.to(dtype if dtype is torch.float64 else torch.float32).requires_grad_(
+                trains_head
+            ),
+        )
         if dtype is torch.float64:
-            value = F.cross_entropy(h @ w.half().double().t() if not trains_head else h @ w.t(), targets)
+            value = F.cross_entropy(
+                h @ w.half().double().t() if not trains_head else h @ w.t(), targets
+            )
         else:
             value = linear_cross_entropy(h, w, targets, num_items=num_items, chunk_bytes=256 * 1024)
         results.append(torch.autograd.grad(value * lifted, [h, w] if trains_head else [h]))

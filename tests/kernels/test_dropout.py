@@ -1,4 +1,5 @@
-"""Dropout by seed: kernel and reference agree bit for bit, Philox is the published one, rates are right, memory is respected."""
+"""Dropout by seed: kernel and reference agree bit for bit, Philox is the published one, rates are
+right, memory is respected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""FlashAttention: accuracy against float64 and plain torch, masks, grouped heads, packing, extremes, memory bounds, registration."""
+"""FlashAttention: accuracy against float64 and plain torch, masks, grouped heads, packing,
+extremes, memory bounds, registration."""
 
 from __future__ import annotations
 
@@ -6,9 +7,20 @@ import math
 
 import pytest
 import torch
-from kernel_numerics import FLOAT_DTYPES, assert_no_worse_than_torch, inside_poison, poisoned_allocations
+from kernel_numerics import (
+    FLOAT_DTYPES,
+    assert_no_worse_than_torch,
+    inside_poison,
+    poisoned_allocations,
+)
 from napkinmath_kernels.errors import KernelInputError
-from napkinmath_kernels.ops.flash_attention import FlashAttention, _flash_backward_op, _flash_op, flash_attention, visible_keys
+from napkinmath_kernels.ops.flash_attention import (
+    FlashAttention,
+    _flash_backward_op,
+    _flash_op,
+    flash_attention,
+    visible_keys,
+)
 from torch.autograd import gradcheck
 from torch.library import opcheck
 
@@ -38,30 +50,45 @@ def make(batch, heads, kv_heads, queries, keys, size=64, dtype=torch.float32):
 @pytest.mark.parametrize("mask", MASKS, ids=str)
 @pytest.mark.parametrize("shape", [(1, 1, 1, 1, 3), (1, 2, 1, 37, 37), (2, 4, 2, 19, 50)])
 def test_error_is_at_most_twice_that_of_plain_torch(backend, dtype, mask, shape):
-    assert_no_worse_than_torch(lambda *x: flash_attention(*x, **mask), lambda *x: plain(*x, **mask), make(*shape, dtype=dtype))
+    assert_no_worse_than_torch(
+        lambda *x: flash_attention(*x, **mask),
+        lambda *x: plain(*x, **mask),
+        make(*shape, dtype=dtype),
+    )
 
 
 @pytest.mark.parametrize("size", [96, 128, 256])
 def test_other_head_sizes(triton_backend, size):
     inputs = make(1, 2, 1, 20, 20, size, torch.float16)
-    assert_no_worse_than_torch(lambda *x: flash_attention(*x, causal=True), lambda *x: plain(*x, causal=True), inputs)
+    assert_no_worse_than_torch(
+        lambda *x: flash_attention(*x, causal=True), lambda *x: plain(*x, causal=True), inputs
+    )
 
 
 def test_more_queries_than_keys_leaves_rows_that_see_nothing(backend):
     q, k, v = make(1, 2, 1, 40, 7)
     o, lse = flash_attention(q, k, v, causal=True, return_lse=True)
-    assert not o[:, :, :33].any() and (lse[:, :, :33] == float("-inf")).all() and lse[:, :, 33:].isfinite().all()
+    assert (
+        not o[:, :, :33].any()
+        and (lse[:, :, :33] == float("-inf")).all()
+        and lse[:, :, 33:].isfinite().all()
+    )
     halves = [x.detach().half().requires_grad_() for x in (q, k, v)]
-    assert_no_worse_than_torch(lambda *x: flash_attention(*x, causal=True), lambda *x: plain(*x, causal=True), halves)
+    assert_no_worse_than_torch(
+        lambda *x: flash_attention(*x, causal=True), lambda *x: plain(*x, causal=True), halves
+    )
 
 
 def test_one_token_returns_its_value(backend):
-    """The gradients of q and k are differences of two equal sums: zero up to their rounding, 64 products of order one."""
+    """The gradients of q and k are differences of two equal sums: zero up to their rounding, 64
+    products of order one."""
     q, k, v = make(1, 1, 1, 1, 1)
     o = flash_attention(q, k, v)
     torch.testing.assert_close(o, v.detach())
     dq, dk, dv = torch.autograd.grad(o, (q, k, v), torch.ones_like(o))
-    assert max(dq.abs().max(), dk.abs().max()) < 64 * torch.finfo(torch.float32).eps and torch.equal(dv, torch.ones_like(v))
+    assert max(dq.abs().max(), dk.abs().max()) < 64 * torch.finfo(
+        torch.float32
+    ).eps and torch.equal(dv, torch.ones_like(v))
 
 
 def test_the_log_sum_exp_and_its_gradient(backend):
@@ -69,7 +96,9 @@ def test_the_log_sum_exp_and_its_gradient(backend):
 
     def exact(q, k, v):
         scores = q @ k.repeat_interleave(2, 1).transpose(2, 3) / 8
-        return plain(q, k, v), torch.logsumexp(scores if scores.dtype is torch.float64 else scores.float(), -1)
+        return plain(q, k, v), torch.logsumexp(
+            scores if scores.dtype is torch.float64 else scores.float(), -1
+        )
 
     assert_no_worse_than_torch(lambda *x: flash_attention(*x, return_lse=True), exact, inputs)
 
@@ -77,29 +106,44 @@ def test_the_log_sum_exp_and_its_gradient(backend):
 @pytest.mark.parametrize("mask", MASKS, ids=str)
 def test_packed_sequences_equal_separate_ones(backend, mask):
     lengths_q, lengths_k = [5, 33, 0, 1], [5, 40, 3, 1]
-    cu_q, cu_k = (torch.tensor([0, *lengths]).cumsum(0).to(torch.int32) for lengths in (lengths_q, lengths_k))
+    cu_q, cu_k = (
+        torch.tensor([0, *lengths]).cumsum(0).to(torch.int32) for lengths in (lengths_q, lengths_k)
+    )
     q, k, v = make(1, 4, 2, sum(lengths_q), sum(lengths_k))
     packed = flash_attention(q, k, v, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, **mask)
     parts = [
-        flash_attention(*(x[:, :, c[i] : c[i + 1]] for x, c in ((q, cu_q), (k, cu_k), (v, cu_k))), **mask) for i in range(len(lengths_q))
+        flash_attention(
+            *(x[:, :, c[i] : c[i + 1]] for x, c in ((q, cu_q), (k, cu_k), (v, cu_k))), **mask
+        )
+        for i in range(len(lengths_q))
     ]
     joined = torch.cat(parts, 2)
     torch.testing.assert_close(packed, joined)
     upstream = torch.randn_like(q)
-    for got, want in zip(torch.autograd.grad(packed, (q, k, v), upstream), torch.autograd.grad(joined, (q, k, v), upstream), strict=True):
+    for got, want in zip(
+        torch.autograd.grad(packed, (q, k, v), upstream),
+        torch.autograd.grad(joined, (q, k, v), upstream),
+        strict=True,
+    ):
         torch.testing.assert_close(got, want)
 
 
 def test_transposed_and_expanded_views(backend):
-    """(batch, tokens, heads, size) seen as (batch, heads, tokens, size), and an upstream gradient that is not packed."""
-    q, k, v = (x.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for x in make(2, 4, 2, 20, 20))
+    """(batch, tokens, heads, size) seen as (batch, heads, tokens, size), and an upstream gradient
+    that is not packed."""
+    q, k, v = (
+        x.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
+        for x in make(2, 4, 2, 20, 20)
+    )
     packed = [x.detach().contiguous().requires_grad_() for x in (q, k, v)]
     upstream = torch.randn(2, 20, 4, 64).transpose(1, 2)
     got = torch.autograd.grad(flash_attention(q, k, v), (q, k, v), upstream)
     want = torch.autograd.grad(flash_attention(*packed), packed, upstream.contiguous())
     for left, right in zip(got, want, strict=True):
         torch.testing.assert_close(left, right)
-    scalar = torch.autograd.grad(flash_attention(q, k, v).sum(), (v,))  # an expanded upstream, all strides zero
+    scalar = torch.autograd.grad(
+        flash_attention(q, k, v).sum(), (v,)
+    )  # an expanded upstream, all strides zero
     assert scalar[0].isfinite().all()
 
 
@@ -113,7 +157,10 @@ def test_results_need_no_copy_to_become_tokens(backend):
 def test_extreme_scores(backend, scale):
     inputs = make(1, 1, 1, 20, 20)
     results = torch.stack(
-        [flash_attention(*inputs, scale=scale).detach(), plain(*[x.double() for x in inputs], scale=scale or 1e-300).float()]
+        [
+            flash_attention(*inputs, scale=scale).detach(),
+            plain(*[x.double() for x in inputs], scale=scale or 1e-300).float(),
+        ]
     )
     torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-4)
 
@@ -145,7 +192,9 @@ def test_nothing_outside_the_tensors_is_read_or_written(triton_backend, mask):
     q, k, v = (inside_poison(x) for x in make(1, 2, 1, 37, 45, dtype=torch.bfloat16))
     with poisoned_allocations():
         o, lse = flash_attention(q, k, v, return_lse=True, **mask)
-        gradients = torch.autograd.grad(o, (q, k, v), inside_poison(torch.randn(1, 2, 37, 64, dtype=torch.bfloat16)))
+        gradients = torch.autograd.grad(
+            o, (q, k, v), inside_poison(torch.randn(1, 2, 37, 64, dtype=torch.bfloat16))
+        )
         assert all(x.isfinite().all() for x in (o, lse, *gradients))
 
 
@@ -160,7 +209,10 @@ def test_head_size_96_reads_no_neighbour(triton_backend):
 
 def test_results_repeat_bit_for_bit(backend):
     inputs = make(1, 4, 2, 40, 40)
-    first, second = (torch.autograd.grad(flash_attention(*inputs, causal=True).square().sum(), inputs) for _ in range(2))
+    first, second = (
+        torch.autograd.grad(flash_attention(*inputs, causal=True).square().sum(), inputs)
+        for _ in range(2)
+    )
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
@@ -182,7 +234,9 @@ def test_opcheck():
 
 def test_module_equals_the_function():
     q, k, v = make(1, 2, 1, 6, 6)
-    assert torch.equal(FlashAttention(window=3)(q, k, v), flash_attention(q, k, v, causal=True, window=3))
+    assert torch.equal(
+        FlashAttention(window=3)(q, k, v), flash_attention(q, k, v, causal=True, window=3)
+    )
 
 
 def test_bad_input_is_refused_in_one_line(triton_backend):
@@ -197,8 +251,14 @@ def test_bad_input_is_refused_in_one_line(triton_backend):
         (lambda: flash_attention(q[:, :3], k, v), "3 query heads and 2"),
         (lambda: flash_attention(q, k, v, window=0), "window 0"),
         (lambda: flash_attention(q, k, v, cu_seqlens_q=bounds), "one of cu_seqlens_q"),
-        (lambda: flash_attention(q, k, v, cu_seqlens_q=bounds.long(), cu_seqlens_k=bounds), "int64"),
-        (lambda: flash_attention(q, k, v, cu_seqlens_q=bounds + 1, cu_seqlens_k=bounds), r"\[1, 7\]"),
+        (
+            lambda: flash_attention(q, k, v, cu_seqlens_q=bounds.long(), cu_seqlens_k=bounds),
+            "int64",
+        ),
+        (
+            lambda: flash_attention(q, k, v, cu_seqlens_q=bounds + 1, cu_seqlens_k=bounds),
+            r"\[1, 7\]",
+        ),
     ]
     for call, says in bad:
         with pytest.raises(KernelInputError, match=says) as caught:
@@ -216,23 +276,33 @@ def test_autocast_gives_its_type_as_for_torchs_attention(backend):
 
 
 def test_rows_further_apart_than_32_bits_reach(triton_backend, tmp_path):
-    """Half a million tokens of 32 heads: token times stride passes 2^31. The file is sparse, so it takes no room."""
+    """Half a million tokens of 32 heads: token times stride passes 2^31. The file is sparse, so it
+    takes no room."""
     stride, tokens = 2**26, 35
-    far = torch.from_file(str(tmp_path / "far"), shared=True, size=(tokens - 1) * stride + 64, dtype=torch.float16)
+    far = torch.from_file(
+        str(tmp_path / "far"), shared=True, size=(tokens - 1) * stride + 64, dtype=torch.float16
+    )
     near = [x.detach() for x in make(1, 1, 1, tokens, tokens, dtype=torch.float16)]
     q = far.as_strided((1, 1, tokens, 64), (0, 64, stride, 1)).copy_(near[0]).requires_grad_()
     want = near[0].clone().requires_grad_()
     got = torch.autograd.grad(flash_attention(q, *near[1:], causal=True).sum(), q)[0]
-    assert torch.equal(got, torch.autograd.grad(flash_attention(want, *near[1:], causal=True).sum(), want)[0])
+    assert torch.equal(
+        got, torch.autograd.grad(flash_attention(want, *near[1:], causal=True).sum(), want)[0]
+    )
 
 
 def test_padding_after_the_last_packed_sequence_is_zero(triton_backend):
-    """On a GPU the bounds are not read, so they may end before the tokens do: what lies behind must not be what memory held."""
+    """On a GPU the bounds are not read, so they may end before the tokens do: what lies behind must
+    not be what memory held."""
     q, k, v = (x.detach() for x in make(1, 2, 1, 20, 20))
     bounds = torch.tensor([0, 5, 12], dtype=torch.int32)
     options = (bounds, bounds, 7, 7, 0.125, True, 0)
     with poisoned_allocations():
         o, lse = _flash_op(q, k, v, *options)
-        assert not o[:, :, 12:].any() and (lse[:, :, 12:] == float("-inf")).all() and o.isfinite().all()
+        assert (
+            not o[:, :, 12:].any()
+            and (lse[:, :, 12:] == float("-inf")).all()
+            and o.isfinite().all()
+        )
         for gradient in _flash_backward_op(q, k, v, o, lse, torch.randn_like(q), None, *options):
             assert gradient.isfinite().all() and not gradient[:, :, 12:].any()

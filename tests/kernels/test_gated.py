@@ -1,13 +1,29 @@
-"""SwiGLU and GeGLU: accuracy, odd shapes, halves of one tensor, memory bounds, special values, registration, errors."""
+"""SwiGLU and GeGLU: accuracy, odd shapes, halves of one tensor, memory bounds, special values,
+registration, errors."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 import torch.nn.functional as F
-from kernel_numerics import FLOAT_DTYPES, assert_no_worse_than_torch, inside_poison, non_contiguous, poisoned_allocations
+from kernel_numerics import (
+    FLOAT_DTYPES,
+    assert_no_worse_than_torch,
+    inside_poison,
+    non_contiguous,
+    poisoned_allocations,
+)
 from napkinmath_kernels.errors import KernelInputError
-from napkinmath_kernels.ops.gated import Activation, GatedActivation, _gated_backward_op, _gated_op, gated, gated_gradients, geglu, swiglu
+from napkinmath_kernels.ops.gated import (
+    Activation,
+    GatedActivation,
+    _gated_backward_op,
+    _gated_op,
+    gated,
+    gated_gradients,
+    geglu,
+    swiglu,
+)
 from torch.autograd import gradcheck
 from torch.library import opcheck
 
@@ -26,19 +42,25 @@ def make(shape, dtype=torch.float32, device="cpu"):
 @pytest.mark.parametrize("shape", [(1,), (1, 1), (3, 65), (2, 3, 128), (2, 2049)])
 @pytest.mark.parametrize("kind", list(Activation))
 def test_error_is_at_most_twice_that_of_plain_torch(backend, device, dtype, shape, kind):
-    assert_no_worse_than_torch(lambda gate, up: gated(gate, up, kind), PLAIN[kind], make(shape, dtype, device))
+    assert_no_worse_than_torch(
+        lambda gate, up: gated(gate, up, kind), PLAIN[kind], make(shape, dtype, device)
+    )
 
 
 def test_halves_of_one_projection(backend, device):
     """Phi-3 projects gate and up together: both are strided views of one tensor."""
     joint = torch.randn(2, 5, 96, device=device)
     gate, up = joint.chunk(2, dim=-1)
-    torch.testing.assert_close(swiglu(gate, up), swiglu(gate.contiguous(), up.contiguous()))  # torch's strided exp rounds otherwise
+    torch.testing.assert_close(
+        swiglu(gate, up), swiglu(gate.contiguous(), up.contiguous())
+    )  # torch's strided exp rounds otherwise
     gate, up = (x.requires_grad_() for x in make((4, 6), device=device))
     strided = [non_contiguous(gate), non_contiguous(up)]
     upstream = torch.randn(4, 6, device=device)
     packed = torch.autograd.grad(geglu(gate, up), (gate, up), upstream)
-    for got, want in zip(torch.autograd.grad(geglu(*strided), strided, non_contiguous(upstream)), packed, strict=True):
+    for got, want in zip(
+        torch.autograd.grad(geglu(*strided), strided, non_contiguous(upstream)), packed, strict=True
+    ):
         torch.testing.assert_close(got, want)
 
 
@@ -57,7 +79,11 @@ def test_the_gate_gradient_may_overwrite_the_upstream_one(backend, device, kind)
     want_gate, want_up = _gated_backward_op(dy, gate, up, kind)
     dup, y = torch.empty_like(up), torch.empty_like(up)
     gated_gradients(dy, gate, up, kind, dgate=dy, dup=dup, y=y)
-    assert torch.equal(dy, want_gate) and torch.equal(dup, want_up) and torch.equal(y, gated(gate, up, kind))
+    assert (
+        torch.equal(dy, want_gate)
+        and torch.equal(dup, want_up)
+        and torch.equal(y, gated(gate, up, kind))
+    )
 
 
 @pytest.mark.parametrize("special", [float("nan"), float("inf")])
@@ -71,7 +97,9 @@ def test_nan_and_inf_propagate_to_their_element(backend, device, special):
 def test_large_gates_saturate_as_torch_does(backend, device):
     gate = torch.tensor([-1e4, -100.0, 0.0, 100.0, 1e4], device=device)
     for kind, plain in PLAIN.items():
-        assert torch.allclose(gated(gate, torch.ones_like(gate), kind), plain(gate, torch.ones_like(gate)))
+        assert torch.allclose(
+            gated(gate, torch.ones_like(gate), kind), plain(gate, torch.ones_like(gate))
+        )
 
 
 def test_zero_tokens(backend, device):

@@ -1,4 +1,5 @@
-"""The tables of goals in README.md and docs/kernels.md: what is written is what the code says, and a result changes them."""
+"""The tables of goals in README.md and docs/kernels.md: what is written is what the code says, and
+a result changes them."""
 
 from __future__ import annotations
 
@@ -16,7 +17,17 @@ from kernel_rows.goals import aims, floor_seconds, step_goals, step_op  # noqa: 
 
 
 def goal_row(op, shape, against, value, device="H200", **more):
-    return json.dumps({"op": op, "shape": shape, "against": against, "contestant": "goal", "value": value, "device": device, **more})
+    return json.dumps(
+        {
+            "op": op,
+            "shape": shape,
+            "against": against,
+            "contestant": "goal",
+            "value": value,
+            "device": device,
+            **more,
+        }
+    )
 
 
 def written(tmp_path, *rows):
@@ -42,35 +53,57 @@ def test_every_goal_is_not_measured_until_a_gpu_has_run(tmp_path):
 
 def test_a_result_is_shown_with_its_device_and_verdict(tmp_path):
     goals = [("4096x4096", 0.9), ("11008x4096", 0.7)]
-    readme, sizes = written(tmp_path, *(goal_row("nf4 dequantize", shape, "copy", value) for shape, value in goals)).values()
+    readme, sizes = written(
+        tmp_path, *(goal_row("nf4 dequantize", shape, "copy", value) for shape, value in goals)
+    ).values()
     assert "0.700 (missed, H200)<br>not measured" in readme and "0.900" not in readme
-    assert "| >= 0.75 of copy bandwidth | 9.82 us | 0.900 (met, H200) |" in sizes and "0.700 (missed, H200)" in sizes
+    assert (
+        "| >= 0.75 of copy bandwidth | 9.82 us | 0.900 (met, H200) |" in sizes
+        and "0.700 (missed, H200)" in sizes
+    )
 
 
 def test_of_a_share_of_memory_the_largest_is_the_worst(tmp_path):
     against = next(name for name in step_goals() if name.startswith("memory:"))
-    rows = [goal_row(step_op(), f"{tokens} tokens", against, value) for tokens, value in ((8192, 0.4), (2048, 0.6))]
+    rows = [
+        goal_row(step_op(), f"{tokens} tokens", against, value)
+        for tokens, value in ((8192, 0.4), (2048, 0.6))
+    ]
     assert "0.600 (missed, H200)" in written(tmp_path, *rows)[kernel_table.PAGES[0]]
 
 
 def test_the_benchmark_has_a_row_for_every_aim(monkeypatch):
-    """Made on meta tensors: the names under which a GPU's rows will be looked up, without the gigabytes behind them."""
+    """Made on meta tensors: the names under which a GPU's rows will be looked up, without the
+    gigabytes behind them."""
     import torch
 
     monkeypatch.setattr(quantized, "version_of", lambda package: None)
-    makers = (quantized.dequantize_cases, quantized.qlora_cases, loss.cases, attention.cases, elementwise.cases)
+    makers = (
+        quantized.dequantize_cases,
+        quantized.qlora_cases,
+        loss.cases,
+        attention.cases,
+        elementwise.cases,
+    )
     cases = [case for make in makers for case in make(torch.device("meta"), False)]
     made = {(case.op, case.shape): case.goals.keys() for case in cases}
     wanted = {(aim.op, aim.shape): aim.goals.keys() for aim in aims() if aim.op != step_op()}
     assert made.keys() == wanted.keys()
-    assert all(made[key] <= wanted[key] and wanted[key] - made[key] <= {"flash-attn"} for key in made)
+    assert all(
+        made[key] <= wanted[key] and wanted[key] - made[key] <= {"flash-attn"} for key in made
+    )
 
 
 def test_floors_are_those_of_the_design():
-    """An NF4 weight of 11008 x 4096: 0.516 bytes a value in, 2 out, at 4.3 TB/s; a causal head of 128 over 2 x 8,192 tokens at 790 TFLOP/s."""
+    """An NF4 weight of 11008 x 4096: 0.516 bytes a value in, 2 out, at 4.3 TB/s; a causal head of
+    128 over 2 x 8,192 tokens at 790 TFLOP/s."""
     floors = {(aim.op, aim.shape): aim.floor_s for aim in aims()}
-    assert floors["nf4 dequantize", "11008x4096"] == pytest.approx(11008 * 4096 * 2.515869 / 4.3e12, rel=1e-4)
-    assert floors["attention forward", "2x8192 32/8 heads of 128"] == pytest.approx(2 * 32 * 4 * 8192**2 * 128 / 2 / 790e12)
+    assert floors["nf4 dequantize", "11008x4096"] == pytest.approx(
+        11008 * 4096 * 2.515869 / 4.3e12, rel=1e-4
+    )
+    assert floors["attention forward", "2x8192 32/8 heads of 128"] == pytest.approx(
+        2 * 32 * 4 * 8192**2 * 128 / 2 / 790e12
+    )
     assert floor_seconds(43, 0) == pytest.approx(1e-11)
 
 

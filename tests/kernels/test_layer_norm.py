@@ -5,16 +5,29 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from kernel_numerics import FLOAT_DTYPES, assert_no_worse_than_torch, inside_poison, non_contiguous, poisoned_allocations
+from kernel_numerics import (
+    FLOAT_DTYPES,
+    assert_no_worse_than_torch,
+    inside_poison,
+    non_contiguous,
+    poisoned_allocations,
+)
 from napkinmath_kernels.errors import KernelInputError
-from napkinmath_kernels.ops.layer_norm import LayerNorm, _layer_norm_backward_op, _layer_norm_op, layer_norm
+from napkinmath_kernels.ops.layer_norm import (
+    LayerNorm,
+    _layer_norm_backward_op,
+    _layer_norm_op,
+    layer_norm,
+)
 from torch.autograd import gradcheck
 from torch.library import opcheck
 
 
 def make(shape, dtype=torch.float32):
     x = (2 * torch.randn(shape) + 1).to(dtype).requires_grad_()
-    weight, bias = ((base + 0.2 * torch.randn(shape[-1])).to(dtype).requires_grad_() for base in (1.0, 0.0))
+    weight, bias = (
+        (base + 0.2 * torch.randn(shape[-1])).to(dtype).requires_grad_() for base in (1.0, 0.0)
+    )
     return x, weight, bias
 
 
@@ -39,7 +52,9 @@ def test_wide_rows_sum_their_parameter_gradients_apart(triton_backend, monkeypat
 
 def test_a_large_mean_does_not_cancel(backend):
     x, weight, bias = make((4, 64))
-    assert_no_worse_than_torch(layer_norm, plain, [(x.detach() + 1000).requires_grad_(), weight, bias])
+    assert_no_worse_than_torch(
+        layer_norm, plain, [(x.detach() + 1000).requires_grad_(), weight, bias]
+    )
 
 
 def test_strided_input_gives_what_packed_input_gives(backend):
@@ -88,7 +103,9 @@ def test_opcheck():
 
 def test_a_frozen_weight_gets_no_gradient(triton_backend):
     x, weight, bias = make((4, 16))
-    (alone,) = torch.autograd.grad(layer_norm(x, weight.detach(), bias.detach()).square().sum(), (x,))
+    (alone,) = torch.autograd.grad(
+        layer_norm(x, weight.detach(), bias.detach()).square().sum(), (x,)
+    )
     (together,) = torch.autograd.grad(layer_norm(x, weight, bias).square().sum(), (x,))
     assert torch.equal(alone, together)
 

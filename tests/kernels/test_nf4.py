@@ -1,4 +1,5 @@
-"""4-bit weights: equal to bitsandbytes bit for bit, both ways; memory bounds, special values, registration, errors."""
+"""4-bit weights: equal to bitsandbytes bit for bit, both ways; memory bounds, special values,
+registration, errors."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ SHAPES = [(1, 64), (3, 192), (130, 128), (65, 320), (1, 1), (7, 2731), (9, 130)]
 
 
 def theirs(weight, format, blocksize=64, nested=True):
-    return bnb.quantize_4bit(weight, quant_type=format, blocksize=blocksize, compress_statistics=nested)
+    return bnb.quantize_4bit(
+        weight, quant_type=format, blocksize=blocksize, compress_statistics=nested
+    )
 
 
 def weight_of(shape, dtype):
@@ -44,7 +47,9 @@ def assert_same_state(ours, packed, state):
     assert torch.equal(ours.absmax, state.absmax)
     assert ours.is_nested == state.nested
     if state.nested:
-        assert torch.equal(ours.nested_absmax, state.state2.absmax) and torch.equal(ours.nested_code, state.state2.code)
+        assert torch.equal(ours.nested_absmax, state.state2.absmax) and torch.equal(
+            ours.nested_code, state.state2.code
+        )
         assert torch.equal(ours.offset, state.offset)
 
 
@@ -98,7 +103,9 @@ def test_params4bit_is_read_without_a_copy():
 
 def test_bytes_are_the_published_bits_a_parameter():
     nested, plain = quantize(torch.randn(512, 512)), quantize(torch.randn(512, 512), nested=False)
-    tables = 4 * 16 + 4 * 256 + 4  # code, nested code, offset: bitsandbytes keeps them once a tensor
+    tables = (
+        4 * 16 + 4 * 256 + 4
+    )  # code, nested code, offset: bitsandbytes keeps them once a tensor
     numel = 512 * 512
     assert nested.num_bytes() == numel // 2 + numel // 64 + 4 * numel // (64 * 256) + tables
     assert plain.num_bytes() == numel // 2 + 4 * numel // 64 + 4 * 16
@@ -109,7 +116,11 @@ def test_nothing_outside_the_tensors_is_read_or_written(triton_backend, shape):
     weight = weight_of(shape, torch.bfloat16)
     plain = quantize(weight)
     fenced = {
-        field.name: inside_poison(value).detach() if isinstance(value := getattr(plain, field.name), torch.Tensor) else value
+        field.name: (
+            inside_poison(value).detach()
+            if isinstance(value := getattr(plain, field.name), torch.Tensor)
+            else value
+        )
         for field in dataclasses.fields(plain)
     }
     with poisoned_allocations():
@@ -195,10 +206,13 @@ def test_tables_made_inside_a_fake_mode_are_not_kept():
 
 
 def test_a_captured_graph_gets_a_buffer_of_its_own(monkeypatch):
-    """Replays write to the address they were captured with: not to one that the next larger weight lets go of."""
+    """Replays write to the address they were captured with: not to one that the next larger weight
+    lets go of."""
     made = []
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    monkeypatch.setattr(torch, "empty", lambda shape, **options: made.append((shape, options)) or torch.zeros(shape))
+    monkeypatch.setattr(
+        torch, "empty", lambda shape, **options: made.append((shape, options)) or torch.zeros(shape)
+    )
     buffer = WeightBuffer()
     for _ in range(2):
         buffer.take((2, 3), torch.bfloat16, torch.device("cuda:0"))

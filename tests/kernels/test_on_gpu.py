@@ -1,6 +1,8 @@
-"""Every kernel at sizes of real models on a GPU (NAPKINMATH_GPU_TESTS=1), against float64 and plain torch; small in the interpreter.
+"""Every kernel at sizes of real models on a GPU (NAPKINMATH_GPU_TESTS=1), against float64 and plain
+torch; small in the interpreter.
 
-What the interpreter cannot show is here: synchronisation, real tiles, bf16 as the hardware rounds it.
+What the interpreter cannot show is here: synchronisation, real tiles, bf16 as the hardware rounds
+it.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ def new(device, dtype, *shape, scale=1.0):
 @pytest.mark.parametrize("hidden", [(64, 4096), (48, 5120), (80, 16384)])
 def test_norms(device, dtype, hidden):
     rows, width = sized(device, 5, 1000), sized(device, *hidden)
-    x, weight, bias, residual = (new(device, dtype, *shape) for shape in ((rows, width), (width,), (width,), (rows, width)))
+    x, weight, bias, residual = (
+        new(device, dtype, *shape) for shape in ((rows, width), (width,), (width,), (rows, width))
+    )
 
     def plain(x, w):
         if x.dtype is torch.float64:
@@ -51,8 +55,12 @@ def test_norms(device, dtype, hidden):
 
     assert_no_worse_than_torch(lambda x, w: rms_norm(x, w, 1e-6), plain, [x, weight])
     added = lambda x, w, r: (plain(x + r, w), x + r)  # noqa: E731
-    assert_no_worse_than_torch(lambda x, w, r: rms_norm(x, w, 1e-6, residual=r), added, [x, weight, residual])
-    assert_no_worse_than_torch(layer_norm, lambda x, w, b: F.layer_norm(x, (width,), w, b), [x, weight, bias])
+    assert_no_worse_than_torch(
+        lambda x, w, r: rms_norm(x, w, 1e-6, residual=r), added, [x, weight, residual]
+    )
+    assert_no_worse_than_torch(
+        layer_norm, lambda x, w, b: F.layer_norm(x, (width,), w, b), [x, weight, bias]
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -66,14 +74,18 @@ def test_gated(device, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rope(device, dtype):
     batch, tokens, size = sized(device, (1, 5, 16), (2, 517, 128))
-    q, k = (new(device, dtype, batch, heads, tokens, size) for heads in sized(device, (4, 2), (32, 8)))
+    q, k = (
+        new(device, dtype, batch, heads, tokens, size) for heads in sized(device, (4, 2), (32, 8))
+    )
     angle = torch.rand(1, tokens, size, device=device) * 6
     cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
 
     def plain(*inputs):
         half = size // 2
         return tuple(
-            x * cos[:, None].to(x.dtype) + torch.cat((-x[..., half:], x[..., :half]), -1) * sin[:, None].to(x.dtype) for x in inputs
+            x * cos[:, None].to(x.dtype)
+            + torch.cat((-x[..., half:], x[..., :half]), -1) * sin[:, None].to(x.dtype)
+            for x in inputs
         )
 
     assert_no_worse_than_torch(lambda q, k: rope(q, k, cos, sin), plain, [q, k])
@@ -87,7 +99,10 @@ def test_attention(device, dtype, size, mask):
         pytest.skip("the interpreter's file has these")
     queries, keys = sized(device, (9, 9), (517, 777))
     heads, kv_heads = 4, 2
-    inputs = [new(device, dtype, 1, h, n, size) for h, n in ((heads, queries), (kv_heads, keys), (kv_heads, keys))]
+    inputs = [
+        new(device, dtype, 1, h, n, size)
+        for h, n in ((heads, queries), (kv_heads, keys), (kv_heads, keys))
+    ]
     position = torch.arange(queries, device=device)[:, None] + keys - queries
     distance = position - torch.arange(keys, device=device)[None]
     hidden = (distance < 0) if mask.get("causal") else torch.zeros_like(distance, dtype=torch.bool)
@@ -96,10 +111,18 @@ def test_attention(device, dtype, size, mask):
     def plain(q, k, v):
         k, v = k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)
         scores = (q @ k.transpose(2, 3) / math.sqrt(size)).masked_fill(hidden, float("-inf"))
-        return torch.softmax(scores if scores.dtype is torch.float64 else scores.float(), -1).to(q.dtype) @ v
+        return (
+            torch.softmax(scores if scores.dtype is torch.float64 else scores.float(), -1).to(
+                q.dtype
+            )
+            @ v
+        )
 
     assert_no_worse_than_torch(lambda *x: flash_attention(*x, **mask), plain, inputs)
-    first, second = (torch.autograd.grad(flash_attention(*inputs, **mask).float().square().sum(), inputs) for _ in range(2))
+    first, second = (
+        torch.autograd.grad(flash_attention(*inputs, **mask).float().square().sum(), inputs)
+        for _ in range(2)
+    )
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
@@ -107,7 +130,9 @@ def test_attention(device, dtype, size, mask):
 def test_loss(device, trains_head):
     rows, hidden, vocabulary = sized(device, (5, 8, 100), (700, 512, 50257))
     h = new(device, torch.bfloat16, rows, hidden)
-    weight = new(device, torch.bfloat16, vocabulary, hidden, scale=1 / math.sqrt(hidden)).requires_grad_(trains_head)
+    weight = new(
+        device, torch.bfloat16, vocabulary, hidden, scale=1 / math.sqrt(hidden)
+    ).requires_grad_(trains_head)
     targets = torch.randint(0, vocabulary, (rows,), device=device)
     targets[::7] = -100
     chunk_bytes = rows * vocabulary  # two chunks and a bit
@@ -116,34 +141,55 @@ def test_loss(device, trains_head):
         logits = h @ w.t()
         return F.cross_entropy(logits if logits.dtype is torch.float64 else logits.float(), targets)
 
-    assert_no_worse_than_torch(lambda h, w: linear_cross_entropy(h, w, targets, chunk_bytes=chunk_bytes), plain, [h, weight])
+    assert_no_worse_than_torch(
+        lambda h, w: linear_cross_entropy(h, w, targets, chunk_bytes=chunk_bytes),
+        plain,
+        [h, weight],
+    )
 
 
 def test_four_bit_weights_equal_bitsandbytes(device):
     bnb = pytest.importorskip("bitsandbytes.functional", reason="bitsandbytes is not installed")
     weight = torch.randn(*sized(device, (64, 128), (4096, 4096)), device=device).bfloat16()
     packed, state = bnb.quantize_4bit(weight, quant_type="nf4", compress_statistics=True)
-    assert torch.equal(dequantize(QuantizedWeight.from_bitsandbytes(packed, state)), bnb.dequantize_4bit(packed, state))
+    assert torch.equal(
+        dequantize(QuantizedWeight.from_bitsandbytes(packed, state)),
+        bnb.dequantize_4bit(packed, state),
+    )
     same = (quantize(weight).packed == packed).float().mean().item()
-    assert same == 1.0 if device == "cpu" else same > 0.999  # on a GPU bitsandbytes rounds its decision bounds to seven digits
+    assert (
+        same == 1.0 if device == "cpu" else same > 0.999
+    )  # on a GPU bitsandbytes rounds its decision bounds to seven digits
 
 
 def test_dropout_equals_its_reference(device):
     x = torch.randn(sized(device, 5000, 1_000_003), device=device)
     seed = torch.tensor([77], device=device)
-    torch.testing.assert_close(drop(x, seed, 1, 0.1), torch.where(keep_mask(x.numel(), seed, 1, 0.1), x / 0.9, 0.0))
+    torch.testing.assert_close(
+        drop(x, seed, 1, 0.1), torch.where(keep_mask(x.numel(), seed, 1, 0.1), x / 0.9, 0.0)
+    )
 
 
 def test_qlora(device):
     hidden, width, tokens = sized(device, (64, 128, 5), (1024, 2816, 600))
     shapes = [(width, hidden), (width, hidden), (hidden, width)]
-    weights = [quantize((torch.randn(*shape, device=device) / math.sqrt(shape[1])).bfloat16()) for shape in shapes]
+    weights = [
+        quantize((torch.randn(*shape, device=device) / math.sqrt(shape[1])).bfloat16())
+        for shape in shapes
+    ]
     dense = [dequantize(weight, dtype=torch.float32) for weight in weights]
     x = new(device, torch.bfloat16, tokens, hidden)
-    flat = [new(device, torch.float32, *s, scale=0.05) for out, inner in shapes for s in ((8, inner), (out, 8))]
+    flat = [
+        new(device, torch.float32, *s, scale=0.05)
+        for out, inner in shapes
+        for s in ((8, inner), (out, 8))
+    ]
 
     def linears(flat):
-        return [FrozenLinear(w, None, LoraAdapter(flat[2 * i], flat[2 * i + 1], 2.0)) for i, w in enumerate(weights)]
+        return [
+            FrozenLinear(w, None, LoraAdapter(flat[2 * i], flat[2 * i + 1], 2.0))
+            for i, w in enumerate(weights)
+        ]
 
     def one(x, i, flat):
         a, b = flat[2 * i].to(x.dtype), flat[2 * i + 1].to(x.dtype)
@@ -166,22 +212,34 @@ def test_packed_sequences(device, mask):
         mask = {**mask, "window": 3}
     bounds = torch.tensor([0, *lengths]).cumsum(0).to(device, torch.int32)
     q, k, v = (new(device, torch.bfloat16, 1, heads, total, size) for heads in (4, 2, 2))
-    packed, lse = flash_attention(q, k, v, cu_seqlens_q=bounds, cu_seqlens_k=bounds, return_lse=True, **mask)
+    packed, lse = flash_attention(
+        q, k, v, cu_seqlens_q=bounds, cu_seqlens_k=bounds, return_lse=True, **mask
+    )
     ends = bounds.tolist()
-    apart = [flash_attention(*(x[:, :, a:b] for x in (q, k, v)), return_lse=True, **mask) for a, b in itertools.pairwise(ends)]
+    apart = [
+        flash_attention(*(x[:, :, a:b] for x in (q, k, v)), return_lse=True, **mask)
+        for a, b in itertools.pairwise(ends)
+    ]
     together = [torch.cat(parts, 2) for parts in zip(*apart, strict=True)]
     upstream = torch.randn_like(packed)
-    gradients = [torch.autograd.grad(o, (q, k, v), upstream, retain_graph=True) for o in (packed, together[0])]
+    gradients = [
+        torch.autograd.grad(o, (q, k, v), upstream, retain_graph=True)
+        for o in (packed, together[0])
+    ]
     for ours, theirs in ((packed, together[0]), (lse, together[1]), *zip(*gradients, strict=True)):
         torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=2e-2)
 
 
 class Layer(torch.nn.Module):
-    """Enough work for a copy to hide behind, with dropout, so that a recompute that draws anew would show."""
+    """Enough work for a copy to hide behind, with dropout, so that a recompute that draws anew
+    would show."""
 
     def __init__(self, hidden):
         super().__init__()
-        self.up, self.down = torch.nn.Linear(hidden, 4 * hidden), torch.nn.Linear(4 * hidden, hidden)
+        self.up, self.down = (
+            torch.nn.Linear(hidden, 4 * hidden),
+            torch.nn.Linear(4 * hidden, hidden),
+        )
 
     def forward(self, x):
         return x + F.dropout(self.down(F.gelu(self.up(x))), 0.1, self.training)
@@ -201,7 +259,9 @@ def test_offloading_gives_the_gradients_of_a_recompute(device):
             out = hidden_states
             for layer in layers:
                 out = layer(out * 1)
-            gradients = torch.autograd.grad(out.float().square().mean(), [hidden_states, *layers.parameters()])
+            gradients = torch.autograd.grad(
+                out.float().square().mean(), [hidden_states, *layers.parameters()]
+            )
         found.append(gradients)
         assert handle.store.num_parked == 0
         handle.remove()
@@ -209,8 +269,12 @@ def test_offloading_gives_the_gradients_of_a_recompute(device):
 
 
 def test_the_reference_is_what_runs_when_it_is_forced(device):
-    """Also in the backward, which a GPU's autograd runs in another thread: float64 there is not for the kernels."""
-    x, weight = (torch.randn(*shape, dtype=torch.float64, device=device).requires_grad_() for shape in ((5, 64), (64,)))
+    """Also in the backward, which a GPU's autograd runs in another thread: float64 there is not for
+    the kernels."""
+    x, weight = (
+        torch.randn(*shape, dtype=torch.float64, device=device).requires_grad_()
+        for shape in ((5, 64), (64,))
+    )
     with use_backend(Backend.REFERENCE):
         ours = torch.autograd.grad(rms_norm(x, weight, 1e-6).square().sum(), (x, weight))
     plain = torch.autograd.grad(F.rms_norm(x, (64,), weight, 1e-6).square().sum(), (x, weight))
@@ -223,11 +287,18 @@ def test_a_captured_step_can_be_replayed(device):
         pytest.skip("graphs are a GPU's")
     weight = quantize((torch.randn(2048, 1024, device=device) / 32).bfloat16())
     a, b = (torch.randn(*shape, device=device).requires_grad_() for shape in ((8, 1024), (2048, 8)))
-    x, dy = torch.randn(64, 1024, device=device).bfloat16().requires_grad_(), torch.randn(64, 2048, device=device).bfloat16()
+    x, dy = (
+        torch.randn(64, 1024, device=device).bfloat16().requires_grad_(),
+        torch.randn(64, 2048, device=device).bfloat16(),
+    )
 
     def step():
         return torch.autograd.grad(
-            qlora_linears(rms_norm(x, x.new_ones(1024)), [FrozenLinear(weight, None, LoraAdapter(a, b, 1.0))]), x, dy
+            qlora_linears(
+                rms_norm(x, x.new_ones(1024)), [FrozenLinear(weight, None, LoraAdapter(a, b, 1.0))]
+            ),
+            x,
+            dy,
         )
 
     side = torch.cuda.Stream()
@@ -250,10 +321,19 @@ def test_a_patched_model(device, policy):
     hidden, tokens, vocabulary = sized(device, (64, 5, 50), (512, 700, 1000))
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
-        vocab_size=vocabulary, hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=2, num_attention_heads=hidden // 64,
-        num_key_value_heads=1, max_position_embeddings=1024,
-    )  # fmt: skip
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).to(device).train()
+        vocab_size=vocabulary,
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        num_hidden_layers=2,
+        num_attention_heads=hidden // 64,
+        num_key_value_heads=1,
+        max_position_embeddings=1024,
+    )
+    model = (
+        transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        .to(device)
+        .train()
+    )
     ids = torch.randint(3, vocabulary, (2, tokens), device=device)
     found = []
     for patched in (False, True):

@@ -18,14 +18,21 @@ KERNELS = Path(napkinmath_kernels.__file__).parents[1]
 
 
 def loaded_after(code):
-    program = f"import sys; sys.path.insert(0, {str(KERNELS)!r}); {code}; print(' '.join(m for m in ('torch', 'triton', 'transformers', 'napkinmath') if m in sys.modules))"
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    program = (
+        f"import sys; sys.path.insert(0, {str(KERNELS)!r}); {code}; print(' '.join(m for m in"
+        " ('torch', 'triton', 'transformers', 'napkinmath') if m in sys.modules))"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout.split()
 
 
 def test_importing_loads_nothing_heavy_and_patches_nothing():
     assert loaded_after("import napkinmath_kernels") == []
     assert "triton" not in loaded_after("import napkinmath_kernels.errors")
-    assert not {"transformers", "napkinmath"} & set(loaded_after("from napkinmath_kernels import patch, flash_attention, swiglu, costs"))
+    assert not {"transformers", "napkinmath"} & set(
+        loaded_after("from napkinmath_kernels import patch, flash_attention, swiglu, costs")
+    )
 
 
 @pytest.mark.parametrize("name", napkinmath_kernels.__all__)
@@ -53,7 +60,9 @@ class FakeGpuTensor:
 
 def test_an_old_gpu_is_refused_in_one_line(monkeypatch):
     monkeypatch.setattr(backends, "_capability", lambda index: (7, 5))
-    with pytest.raises(KernelInputError, match=r"compute capability 7\.5.*8\.0 or newer.*Backend\.REFERENCE"):
+    with pytest.raises(
+        KernelInputError, match=r"compute capability 7\.5.*8\.0 or newer.*Backend\.REFERENCE"
+    ):
         choose_backend("op", FakeGpuTensor())
     monkeypatch.setattr(backends, "_capability", lambda index: (8, 6))
     assert choose_backend("op", FakeGpuTensor()) is Backend.TRITON

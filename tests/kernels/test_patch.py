@@ -1,4 +1,5 @@
-"""Patched Hugging Face models: the same loss and gradients, a loss curve, PEFT and 4-bit weights on top, and everything undone."""
+"""Patched Hugging Face models: the same loss and gradients, a loss curve, PEFT and 4-bit weights on
+top, and everything undone."""
 
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ from napkinmath_kernels.errors import KernelInputError
 from napkinmath_kernels.patching import patch, unpatch
 from napkinmath_kernels.patching.deferred_logits import DeferredLogits
 
-pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # PEFT asks transformers for the old name
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:`is_gradient_checkpointing`:FutureWarning"
+)  # PEFT asks transformers for the old name
 
 SIZES = {
     "vocab_size": 96,
@@ -32,18 +35,25 @@ CONFIGS = {
     "mistral": transformers.MistralConfig(**SIZES, sliding_window=4),
     "qwen2": transformers.Qwen2Config(**SIZES),
     "qwen3": transformers.Qwen3Config(**SIZES, head_dim=16),
-    "gemma2": transformers.Gemma2Config(**SIZES, head_dim=16, sliding_window=4, query_pre_attn_scalar=16),
-    "gemma3": transformers.Gemma3TextConfig(**SIZES, head_dim=16, sliding_window=4, query_pre_attn_scalar=16),
+    "gemma2": transformers.Gemma2Config(
+        **SIZES, head_dim=16, sliding_window=4, query_pre_attn_scalar=16
+    ),
+    "gemma3": transformers.Gemma3TextConfig(
+        **SIZES, head_dim=16, sliding_window=4, query_pre_attn_scalar=16
+    ),
     "phi3": transformers.Phi3Config(**SIZES, sliding_window=4),
     "mixtral": transformers.MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2),
 }
-#: fp32 on both sides, other orders of summation: what two correct implementations of a few layers differ by.
+# : fp32 on both sides, other orders of summation: what two correct implementations of a few layers
+# differ by.
 TOLERANCE = {"rtol": 2e-4, "atol": 2e-6}
 
 
 def make(name):
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(copy.deepcopy(CONFIGS[name]), dtype=torch.float32)
+    model = transformers.AutoModelForCausalLM.from_config(
+        copy.deepcopy(CONFIGS[name]), dtype=torch.float32
+    )
     for parameter in model.parameters():  # norms start at 0 or 1, which would hide a wrong offset
         if parameter.dim() == 1:
             torch.nn.init.normal_(parameter, mean=parameter.mean().item(), std=0.1)
@@ -61,14 +71,18 @@ def loss_and_gradients(model, **inputs):
     model.zero_grad()
     loss = model(**(inputs or batch())).loss
     loss.backward()
-    return loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    return loss.detach(), {
+        name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None
+    }
 
 
 def assert_same(got, want):
     torch.testing.assert_close(got[0], want[0], **TOLERANCE)
     assert got[1].keys() == want[1].keys()
     for name, gradient in want[1].items():
-        torch.testing.assert_close(got[1][name], gradient, msg=lambda m, name=name: f"{name}: {m}", **TOLERANCE)
+        torch.testing.assert_close(
+            got[1][name], gradient, msg=lambda m, name=name: f"{name}: {m}", **TOLERANCE
+        )
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -77,12 +91,18 @@ def test_a_patched_model_gives_the_same_loss_and_gradients_and_can_be_undone(nam
     want = loss_and_gradients(model)
     attention = "keep" if name == "gemma2" else "napkinmath"
     report = patch(model, attention=attention)
-    assert len(report.replaced["rms_norm"]) >= 5 and len(report.replaced["rope"]) == 2 and report.replaced["loss"] == ["lm_head"]
+    assert (
+        len(report.replaced["rms_norm"]) >= 5
+        and len(report.replaced["rope"]) == 2
+        and report.replaced["loss"] == ["lm_head"]
+    )
     assert not report.kept
     assert_same(loss_and_gradients(model), want)
     unpatch(model)
     again = loss_and_gradients(model)
-    assert torch.equal(again[0], want[0]) and all(torch.equal(again[1][key], value) for key, value in want[1].items())
+    assert torch.equal(again[0], want[0]) and all(
+        torch.equal(again[1][key], value) for key, value in want[1].items()
+    )
     assert not any("forward" in module.__dict__ for module in model.modules())
 
 
@@ -109,7 +129,9 @@ def test_logits_are_not_made_unless_looked_at():
     output = model(**batch())
     assert isinstance(output.logits, DeferredLogits)
     torch.testing.assert_close(output.logits[:, -1], want[:, -1], **TOLERANCE)
-    assert output.logits.shape == want.shape and torch.equal(torch.argmax(output.logits, -1), want.argmax(-1))
+    assert output.logits.shape == want.shape and torch.equal(
+        torch.argmax(output.logits, -1), want.argmax(-1)
+    )
     unlabelled = model(input_ids=batch()["input_ids"]).logits
     model.eval()
     for logits in (unlabelled, model(**batch()).logits):
@@ -136,13 +158,20 @@ def test_generation_works_while_patched():
 
 
 def quantize_to_4bit(model):
-    """Every linear of the layers as bitsandbytes' NF4 with nested scales, as `from_pretrained(quantization_config=...)` makes them."""
+    """Every linear of the layers as bitsandbytes' NF4 with nested scales, as
+    `from_pretrained(quantization_config=...)` makes them."""
     from bitsandbytes.nn import Linear4bit
 
     for name, module in list(model.named_modules()):
         if type(module) is torch.nn.Linear and name != "lm_head":
             bias = module.bias is not None
-            new = Linear4bit(module.in_features, module.out_features, bias=bias, compute_dtype=torch.float32, quant_type="nf4")
+            new = Linear4bit(
+                module.in_features,
+                module.out_features,
+                bias=bias,
+                compute_dtype=torch.float32,
+                quant_type="nf4",
+            )
             new.load_state_dict(module.state_dict())
             model.set_submodule(name, new)
     model.is_loaded_in_4bit = True
@@ -150,7 +179,9 @@ def quantize_to_4bit(model):
 
 
 def with_adapters(model, dropout=0.0):
-    config = peft.LoraConfig(r=4, lora_alpha=8, lora_dropout=dropout, target_modules="all-linear", task_type="CAUSAL_LM")
+    config = peft.LoraConfig(
+        r=4, lora_alpha=8, lora_dropout=dropout, target_modules="all-linear", task_type="CAUSAL_LM"
+    )
     torch.manual_seed(2)
     model = peft.get_peft_model(model, config)
     for name, parameter in model.named_parameters():
@@ -212,7 +243,9 @@ def train_curve(patched):
     generator = torch.Generator().manual_seed(7)
     losses = []
     for _ in range(50):
-        ids = torch.randint(3, 7, (4, 8), generator=generator).repeat(1, 2)  # a copying task: the second half can be learnt
+        ids = torch.randint(3, 7, (4, 8), generator=generator).repeat(
+            1, 2
+        )  # a copying task: the second half can be learnt
         loss = model(input_ids=ids, labels=ids).loss
         loss.backward()
         optimizer.step()
@@ -223,12 +256,15 @@ def train_curve(patched):
 
 def test_the_loss_curve_of_fifty_steps_is_the_same():
     plain, patched = train_curve(False), train_curve(True)
-    assert plain[-1] < plain[0] - 0.3, "nothing was learnt, so the curves would agree whatever the gradients"
+    assert plain[-1] < plain[0] - 0.3, (
+        "nothing was learnt, so the curves would agree whatever the gradients"
+    )
     assert max(abs(a - b) for a, b in zip(plain, patched, strict=True)) < 1e-2
 
 
 def saved_bytes(model):
-    """Bytes of distinct storages saved for the backward that are not parameters, quantization constants or buffers."""
+    """Bytes of distinct storages saved for the backward that are not parameters, quantization
+    constants or buffers."""
     own = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
     for module in model.modules():
         state = getattr(getattr(module, "weight", None), "quant_state", None)
@@ -248,17 +284,25 @@ def saved_bytes(model):
 
 
 def test_a_patched_qlora_model_saves_about_a_quarter_of_what_peft_saves():
-    """The issue's bound, 0.27 of PEFT's default with dropout 0.05; measured here on whole layers in bf16 with fp32 adapters."""
+    """The issue's bound, 0.27 of PEFT's default with dropout 0.05; measured here on whole layers in
+    bf16 with fp32 adapters."""
     sizes = []
     for patched in (False, True):
-        config = transformers.LlamaConfig(**{**SIZES, "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 3})
+        config = transformers.LlamaConfig(
+            **{**SIZES, "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 3}
+        )
         torch.manual_seed(0)
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
         model = quantize_to_4bit(model)
         for module in model.modules():
             if hasattr(module, "compute_dtype"):
                 module.compute_dtype = torch.bfloat16
-        model = peft.get_peft_model(model, peft.LoraConfig(r=16, lora_dropout=0.05, target_modules="all-linear", task_type="CAUSAL_LM"))
+        model = peft.get_peft_model(
+            model,
+            peft.LoraConfig(
+                r=16, lora_dropout=0.05, target_modules="all-linear", task_type="CAUSAL_LM"
+            ),
+        )
         model.train()
         if patched:
             patch(model)
@@ -268,9 +312,12 @@ def test_a_patched_qlora_model_saves_about_a_quarter_of_what_peft_saves():
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_copy_runs_on_its_own_weights_and_is_undone_alone(name):
-    """A reference model of DPO or an average of weights is a deep copy: forwards that point at the original would train that."""
+    """A reference model of DPO or an average of weights is a deep copy: forwards that point at the
+    original would train that."""
     model = with_adapters(make(name)) if name == "llama" else make(name)
-    patch(model, attention="keep" if name == "gemma2" else "napkinmath", checkpoint=Recompute.OFFLOAD)
+    patch(
+        model, attention="keep" if name == "gemma2" else "napkinmath", checkpoint=Recompute.OFFLOAD
+    )
     want = loss_and_gradients(model)
     model.zero_grad()
     twin = copy.deepcopy(model)
@@ -295,23 +342,34 @@ def test_a_patched_model_can_be_pickled(tmp_path):
 
 @pytest.mark.parametrize("checkpoint", [None, Recompute.FULL])
 def test_hooks_of_a_device_map_are_there_again_afterwards(checkpoint):
-    """`from_pretrained(device_map=..., quantization_config=...)` gives modules a forward of accelerate's, which moves inputs."""
+    """`from_pretrained(device_map=..., quantization_config=...)` gives modules a forward of
+    accelerate's, which moves inputs."""
     import accelerate
 
     model = accelerate.dispatch_model(make("llama"), {"": "cpu"}, force_hooks=True)
-    before = {name: module.__dict__["forward"] for name, module in model.named_modules() if "forward" in module.__dict__}
+    before = {
+        name: module.__dict__["forward"]
+        for name, module in model.named_modules()
+        if "forward" in module.__dict__
+    }
     assert len(before) > 10
     want = loss_and_gradients(model)
     patch(model, attention="napkinmath", checkpoint=checkpoint)
     assert_same(loss_and_gradients(model), want)
     unpatch(model)
-    after = {name: module.__dict__["forward"] for name, module in model.named_modules() if "forward" in module.__dict__}
+    after = {
+        name: module.__dict__["forward"]
+        for name, module in model.named_modules()
+        if "forward" in module.__dict__
+    }
     assert after == before
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
 @pytest.mark.parametrize("four_bit", [False, True])
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning"
+)
 def test_torch_compile_takes_a_patched_model_in_one_graph(name, four_bit):
     model = with_adapters(quantize_to_4bit(make(name))) if four_bit else make(name)
     want = loss_and_gradients(model)
@@ -321,11 +379,19 @@ def test_torch_compile_takes_a_patched_model_in_one_graph(name, four_bit):
     model.zero_grad()
     loss = compiled(**batch()).loss
     loss.backward()
-    assert_same((loss.detach(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}), want)
+    assert_same(
+        (
+            loss.detach(),
+            {name: p.grad for name, p in model.named_parameters() if p.grad is not None},
+        ),
+        want,
+    )
 
 
 def test_unknown_models_are_refused_by_name():
-    gpt2 = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=20))
+    gpt2 = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=20)
+    )
     llama = make("llama")
     bad = [
         (lambda: patch(gpt2), "model_type 'gpt2' \\(GPT2LMHeadModel\\)"),
@@ -349,17 +415,22 @@ def test_a_failed_patch_leaves_nothing_behind():
 def test_what_cannot_be_replaced_is_named_with_its_reason():
     model = make("gemma2")
     report = patch(model, attention="napkinmath")
-    assert "attn_logit_softcapping" in report.kept["attention"] and "attn_logit_softcapping" in str(report)
+    assert "attn_logit_softcapping" in report.kept["attention"] and "attn_logit_softcapping" in str(
+        report
+    )
 
 
 def test_padding_asks_torchs_attention_for_no_grouped_heads(monkeypatch):
-    """With a mask only the kernel that holds all scores takes groups: a long padded batch would not fit."""
+    """With a mask only the kernel that holds all scores takes groups: a long padded batch would not
+    fit."""
     from napkinmath_kernels.patching.attention import attention_forward
 
     asked = []
     plain = torch.nn.functional.scaled_dot_product_attention
     monkeypatch.setattr(
-        torch.nn.functional, "scaled_dot_product_attention", lambda *x, **o: asked.append((x[1].shape[1], o)) or plain(*x, **o)
+        torch.nn.functional,
+        "scaled_dot_product_attention",
+        lambda *x, **o: asked.append((x[1].shape[1], o)) or plain(*x, **o),
     )
     q, k, v = torch.randn(2, 4, 6, 16), torch.randn(2, 2, 6, 16), torch.randn(2, 2, 6, 16)
     real = torch.ones(2, 6, dtype=torch.int64)

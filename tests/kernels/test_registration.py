@@ -1,6 +1,8 @@
-"""Every op as torch sees it: opcheck over strides, packing, dropout, biases and options, on the kernels and on the reference path.
+"""Every op as torch sees it: opcheck over strides, packing, dropout, biases and options, on the
+kernels and on the reference path.
 
-The fake implementations promise shapes and strides to torch.compile; a real result that lies otherwise breaks what was compiled.
+The fake implementations promise shapes and strides to torch.compile; a real result that lies
+otherwise breaks what was compiled.
 """
 
 from __future__ import annotations
@@ -16,7 +18,13 @@ from napkinmath_kernels.ops.flash_attention import _flash_backward_op, _flash_op
 from napkinmath_kernels.ops.gated import _gated_backward_op, _gated_op
 from napkinmath_kernels.ops.layer_norm import _layer_norm_backward_op, _layer_norm_op
 from napkinmath_kernels.ops.nf4 import _dequantize_into_op, _dequantize_op, _quantize_op, quantize
-from napkinmath_kernels.ops.qlora import FrozenLinear, LoraAdapter, _qlora_linears_backward_op, _qlora_linears_op, flatten
+from napkinmath_kernels.ops.qlora import (
+    FrozenLinear,
+    LoraAdapter,
+    _qlora_linears_backward_op,
+    _qlora_linears_op,
+    flatten,
+)
 from napkinmath_kernels.ops.qlora_mlp import _qlora_mlp_backward_op, _qlora_mlp_op
 from napkinmath_kernels.ops.rms_norm import _add_rms_norm_op, _rms_norm_backward_op, _rms_norm_op
 from napkinmath_kernels.ops.rope import _rope_in_place_op, _rope_op
@@ -30,7 +38,8 @@ def packed(*shape, dtype=torch.float32):
 
 
 def transposed(*shape, dtype=torch.float32):
-    """As heads come out of a projection: the second and third last dimensions lie in the other order."""
+    """As heads come out of a projection: the second and third last dimensions lie in the other
+    order."""
     if len(shape) < 3:
         return torch.randn(*shape[:-1], 2 * shape[-1])[..., : shape[-1]].to(dtype)
     order = [*shape[:-3], shape[-2], shape[-3], shape[-1]]
@@ -55,11 +64,17 @@ def norms(new):
     yield _add_rms_norm_op, (*train(new(2, 3, 4, 8), packed(2, 3, 4, 8), torch.randn(8)), 1e-6, 0.0)
     for dsum in (None, new(2, 3, 4, 8)):
         for trains in (False, True):
-            yield _rms_norm_backward_op, (new(2, 3, 4, 8), dsum, packed(2, 3, 4, 8), weight.detach(), rows, 0.0, trains)
+            yield (
+                _rms_norm_backward_op,
+                (new(2, 3, 4, 8), dsum, packed(2, 3, 4, 8), weight.detach(), rows, 0.0, trains),
+            )
     yield _layer_norm_op, (*train(new(2, 3, 4, 8), torch.randn(8), torch.randn(8)), 1e-5)
     yield _layer_norm_op, (*train(new(2, 3, 4, 8), torch.randn(8)), None, 1e-5)
     for trains in (False, True):
-        yield _layer_norm_backward_op, (new(2, 3, 4, 8), packed(2, 3, 4, 8), weight.detach(), rows, rows, trains)
+        yield (
+            _layer_norm_backward_op,
+            (new(2, 3, 4, 8), packed(2, 3, 4, 8), weight.detach(), rows, rows, trains),
+        )
 
 
 def gates(new):
@@ -78,13 +93,19 @@ def ropes(new):
 
 def attention(new):
     cu = torch.tensor([0, 2, 6], dtype=torch.int32)
-    for bounds, batch, options in (((None, None), 2, (6, 6, 0.1, True, 0)), ((cu, cu), 1, (4, 4, 0.1, True, 3))):
+    for bounds, batch, options in (
+        ((None, None), 2, (6, 6, 0.1, True, 0)),
+        ((cu, cu), 1, (4, 4, 0.1, True, 3)),
+    ):
         q, k, v = new(batch, 4, 6, 64), new(batch, 2, 6, 64), new(batch, 2, 6, 64)
         yield _flash_op, (*train(q.clone(), k.clone(), v.clone()), *bounds, *options)
         yield _flash_op, (q, k, v, *bounds, *options)
         o, lse = _flash_op(q, k, v, *bounds, *options)
         for dlse in (None, torch.randn_like(lse)):
-            yield _flash_backward_op, (q, k, v, o, lse, new(batch, 4, 6, 64), dlse, *bounds, *options)
+            yield (
+                _flash_backward_op,
+                (q, k, v, o, lse, new(batch, 4, 6, 64), dlse, *bounds, *options),
+            )
 
 
 def loss(new):
@@ -97,7 +118,23 @@ def loss(new):
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         yield _scale_op, (new(3, 8, dtype=dtype), torch.tensor(0.3))
     hidden = new(3, 8).requires_grad_()
-    yield _linear_cross_entropy_op, (hidden, weight.detach(), targets, torch.tensor(2), False, -100, 5.0, 0.1, 1e-3, 1, True, False)
+    yield (
+        _linear_cross_entropy_op,
+        (
+            hidden,
+            weight.detach(),
+            targets,
+            torch.tensor(2),
+            False,
+            -100,
+            5.0,
+            0.1,
+            1e-3,
+            1,
+            True,
+            False,
+        ),
+    )
 
 
 def quantization(new):
@@ -112,7 +149,13 @@ def linears_of(shapes, trains):
     found = []
     for i, (rows, columns) in enumerate(shapes):
         a, b = (torch.randn(*shape).requires_grad_(trains) for shape in ((4, columns), (rows, 4)))
-        found.append(FrozenLinear(quantize(torch.randn(rows, columns)), torch.randn(rows) if i else None, LoraAdapter(a, b, 0.5)))
+        found.append(
+            FrozenLinear(
+                quantize(torch.randn(rows, columns)),
+                torch.randn(rows) if i else None,
+                LoraAdapter(a, b, 0.5),
+            )
+        )
     return found
 
 
@@ -122,26 +165,47 @@ def qlora(new):
         linears = linears_of([(64, 64), (32, 64)], trains)
         linears.append(FrozenLinear(torch.randn(32, 64)))
         arguments = flatten(linears, x)
-        detached = [[t.detach() for t in part] if isinstance(part[0], torch.Tensor) else part for part in arguments]
+        detached = [
+            [t.detach() for t in part] if isinstance(part[0], torch.Tensor) else part
+            for part in arguments
+        ]
         for probability, seed in ((0.0, None), (0.3, SEED)):
             yield _qlora_linears_op, (new(2, 3, 64).requires_grad_(), *arguments, probability, seed)
             projections = _qlora_linears_op(x, *detached, probability, seed)[3:]
             upstream = [new(2, 3, rows) for rows in (64, 32, 32)]
             flags = (True, [trains, trains, False])
-            yield _qlora_linears_backward_op, (upstream, projections, x, *detached, probability, seed, *flags)
+            yield (
+                _qlora_linears_backward_op,
+                (upstream, projections, x, *detached, probability, seed, *flags),
+            )
 
 
 def mlp(new):
     x = new(2, 3, 64)
     arguments = flatten(linears_of([(128, 64), (128, 64), (64, 128)], True), x)
-    detached = [[t.detach() for t in part] if isinstance(part[0], torch.Tensor) else part for part in arguments]
+    detached = [
+        [t.detach() for t in part] if isinstance(part[0], torch.Tensor) else part
+        for part in arguments
+    ]
     for probability, seed in ((0.0, None), (0.3, SEED)):
         for recompute in (False, True):
             options = (probability, seed, 0)
             yield _qlora_mlp_op, (new(2, 3, 64).requires_grad_(), *arguments, *options, recompute)
             _, e, g, *projections = _qlora_mlp_op(x, *detached, *options, recompute)
             kept = [] if recompute else [e, g]
-            yield _qlora_mlp_backward_op, (new(2, 3, 64), kept, projections, x, *detached, *options, True, [True, False, True])
+            yield (
+                _qlora_mlp_backward_op,
+                (
+                    new(2, 3, 64),
+                    kept,
+                    projections,
+                    x,
+                    *detached,
+                    *options,
+                    True,
+                    [True, False, True],
+                ),
+            )
 
 
 SAMPLES = (norms, gates, ropes, attention, loss, quantization, qlora, mlp)
@@ -163,6 +227,10 @@ def test_the_kernels_results_lie_as_promised(triton_backend, samples):
 def test_no_op_is_left_out():
     for module in pkgutil.iter_modules(ops.__path__):
         importlib.import_module(f"{ops.__name__}.{module.name}")
-    registered = {name.partition(".")[0] for name in torch._C._dispatch_get_all_op_names() if name.startswith("napkinmath::")}
+    registered = {
+        name.partition(".")[0]
+        for name in torch._C._dispatch_get_all_op_names()
+        if name.startswith("napkinmath::")
+    }
     checked = {op._qualname for samples in SAMPLES for op, _ in samples(packed)}
     assert registered == checked

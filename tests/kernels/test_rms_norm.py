@@ -4,9 +4,21 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kernel_numerics import FLOAT_DTYPES, assert_no_worse_than_torch, inside_poison, non_contiguous, poisoned_allocations
+from kernel_numerics import (
+    FLOAT_DTYPES,
+    assert_no_worse_than_torch,
+    inside_poison,
+    non_contiguous,
+    poisoned_allocations,
+)
 from napkinmath_kernels.errors import KernelInputError
-from napkinmath_kernels.ops.rms_norm import RMSNorm, _add_rms_norm_op, _rms_norm_backward_op, _rms_norm_op, rms_norm
+from napkinmath_kernels.ops.rms_norm import (
+    RMSNorm,
+    _add_rms_norm_op,
+    _rms_norm_backward_op,
+    _rms_norm_op,
+    rms_norm,
+)
 from torch.autograd import gradcheck
 from torch.library import opcheck
 
@@ -18,13 +30,21 @@ def plain(x, weight, residual=None, offset=0.0):
     total = x if residual is None else x + residual
     wide = total if total.dtype is torch.float64 else total.float()
     normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPS)
-    y = normed.to(x.dtype) * (weight + offset) if offset == 0 else (normed * (weight.to(normed.dtype) + offset)).to(x.dtype)
+    y = (
+        normed.to(x.dtype) * (weight + offset)
+        if offset == 0
+        else (normed * (weight.to(normed.dtype) + offset)).to(x.dtype)
+    )
     return y if residual is None else (y, total)
 
 
 def make(shape, dtype, device="cpu"):
     x = torch.randn(shape, dtype=dtype, device=device, requires_grad=True)
-    weight = (1 + 0.2 * torch.randn(shape[-1:], dtype=torch.float32, device=device)).to(dtype).requires_grad_()
+    weight = (
+        (1 + 0.2 * torch.randn(shape[-1:], dtype=torch.float32, device=device))
+        .to(dtype)
+        .requires_grad_()
+    )
     return x, weight
 
 
@@ -33,7 +53,11 @@ def make(shape, dtype, device="cpu"):
 @pytest.mark.parametrize("offset", [0.0, 1.0])
 def test_error_is_at_most_twice_that_of_plain_torch(backend, device, dtype, shape, offset):
     x, weight = make(shape, dtype, device)
-    assert_no_worse_than_torch(lambda x, w: rms_norm(x, w, EPS, offset=offset), lambda x, w: plain(x, w, offset=offset), [x, weight])
+    assert_no_worse_than_torch(
+        lambda x, w: rms_norm(x, w, EPS, offset=offset),
+        lambda x, w: plain(x, w, offset=offset),
+        [x, weight],
+    )
 
 
 @pytest.mark.parametrize("shape", [(1, 8), (7, 65), (2, 3, 127)])
@@ -43,18 +67,23 @@ def test_rows_one_a_program(triton_backend, monkeypatch, shape):
 
     monkeypatch.setattr(kernels, "WIDEST_NARROW", 0)
     assert_no_worse_than_torch(
-        lambda x, w: rms_norm(x, w, EPS, offset=1.0), lambda x, w: plain(x, w, offset=1.0), make(shape, torch.float32)
+        lambda x, w: rms_norm(x, w, EPS, offset=1.0),
+        lambda x, w: plain(x, w, offset=1.0),
+        make(shape, torch.float32),
     )
 
 
 @pytest.mark.parametrize("rows", [1, 63, 65, 600])
 def test_tiles_of_narrow_rows(triton_backend, rows):
-    """A tile has 64 rows of 64 and the interpreter 8 programs, so 600 rows are taken in turns, the last tile in part."""
+    """A tile has 64 rows of 64 and the interpreter 8 programs, so 600 rows are taken in turns, the
+    last tile in part."""
     inputs = make((rows, 50), torch.float32)
     assert_no_worse_than_torch(lambda x, w: rms_norm(x, w, EPS), plain, inputs)
     with poisoned_allocations():
         x, weight = (inside_poison(tensor) for tensor in inputs)
-        for gradient in torch.autograd.grad(rms_norm(x, weight), (x, weight), inside_poison(torch.randn(rows, 50))):
+        for gradient in torch.autograd.grad(
+            rms_norm(x, weight), (x, weight), inside_poison(torch.randn(rows, 50))
+        ):
             assert gradient.isfinite().all()
 
 
@@ -62,14 +91,20 @@ def test_wide_rows_sum_their_weight_gradient_apart(triton_backend, monkeypatch):
     from napkinmath_kernels.triton_kernels import rms_norm as kernels
 
     monkeypatch.setattr(kernels, "WIDEST_TOGETHER", 64)
-    assert_no_worse_than_torch(lambda x, w: rms_norm(x, w, EPS), plain, make((9, 700), torch.float32))
+    assert_no_worse_than_torch(
+        lambda x, w: rms_norm(x, w, EPS), plain, make((9, 700), torch.float32)
+    )
 
 
 @pytest.mark.parametrize("dtype", FLOAT_DTYPES)
 def test_residual_is_added_and_returned(backend, device, dtype):
     x, weight = make((5, 100), dtype, device)
     residual = torch.randn_like(x).requires_grad_()
-    assert_no_worse_than_torch(lambda x, w, r: rms_norm(x, w, EPS, residual=r), lambda x, w, r: plain(x, w, r), [x, weight, residual])
+    assert_no_worse_than_torch(
+        lambda x, w, r: rms_norm(x, w, EPS, residual=r),
+        lambda x, w, r: plain(x, w, r),
+        [x, weight, residual],
+    )
 
 
 def test_strided_input_gives_what_packed_input_gives(backend, device):
@@ -78,7 +113,11 @@ def test_strided_input_gives_what_packed_input_gives(backend, device):
     assert torch.equal(rms_norm(strided, weight), rms_norm(x, weight))
     upstream = non_contiguous(torch.randn_like(x))
     packed = torch.autograd.grad(rms_norm(x, weight), (x, weight), upstream.contiguous())
-    for got, want in zip(torch.autograd.grad(rms_norm(strided, weight), (strided, weight), upstream), packed, strict=True):
+    for got, want in zip(
+        torch.autograd.grad(rms_norm(strided, weight), (strided, weight), upstream),
+        packed,
+        strict=True,
+    ):
         assert torch.equal(got, want)
 
 
@@ -106,7 +145,10 @@ def test_nan_and_inf_reach_their_row_and_no_other(backend, device, special):
 
 def test_extreme_values_do_not_overflow_fp16(backend, device):
     x = torch.full((2, 64), 60000.0, dtype=torch.float16, device=device)
-    assert torch.allclose(rms_norm(x, torch.ones(64, dtype=torch.float16, device=device)).float(), torch.ones(2, 64, device=device))
+    assert torch.allclose(
+        rms_norm(x, torch.ones(64, dtype=torch.float16, device=device)).float(),
+        torch.ones(2, 64, device=device),
+    )
 
 
 def test_results_may_be_modified_in_place(backend, device):
@@ -147,7 +189,9 @@ def test_a_frozen_weight_gets_no_gradient_and_costs_no_partial_sums(triton_backe
 
 def test_backward_repeats_bit_for_bit(backend, device):
     x, weight = make((37, 48), torch.float32, device)
-    first, second = (torch.autograd.grad(rms_norm(x, weight).square().sum(), (x, weight)) for _ in range(2))
+    first, second = (
+        torch.autograd.grad(rms_norm(x, weight).square().sum(), (x, weight)) for _ in range(2)
+    )
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
@@ -164,7 +208,12 @@ def test_module_equals_the_function():
         (torch.ones(2, 4, dtype=torch.int64), torch.ones(4), None, "int64"),
         (torch.ones(2, 4), torch.ones(3), None, r"\(3,\)"),
         (torch.ones(2, 4), torch.ones(4), torch.ones(3, 4), "residual"),
-        (torch.ones(2, 4), torch.ones(4), torch.ones(2, 4, dtype=torch.float16), "residual of dtype float16"),
+        (
+            torch.ones(2, 4),
+            torch.ones(4),
+            torch.ones(2, 4, dtype=torch.float16),
+            "residual of dtype float16",
+        ),
         (torch.ones(2, 40000), torch.ones(40000), None, "40000"),
         (torch.ones(()), torch.ones(1), None, r"\(\)"),
         (torch.ones(2, 4), torch.ones(4, device="meta"), None, "meta"),
@@ -173,4 +222,8 @@ def test_module_equals_the_function():
 def test_bad_input_is_refused_in_one_line(x, weight, residual, says):
     with pytest.raises(KernelInputError, match=says) as caught:
         rms_norm(x, weight, residual=residual)
-    assert "\n" not in str(caught.value) and "accepted" in str(caught.value) and "instead" in str(caught.value)
+    assert (
+        "\n" not in str(caught.value)
+        and "accepted" in str(caught.value)
+        and "instead" in str(caught.value)
+    )

@@ -1,4 +1,5 @@
-"""The training example: it learns, goes on from a checkpoint as if never stopped, and prints predicted against observed."""
+"""The training example: it learns, goes on from a checkpoint as if never stopped, and prints
+predicted against observed."""
 
 from __future__ import annotations
 
@@ -13,7 +14,22 @@ from napkinmath_profiler.train_loop import Progress, load_checkpoint, run_steps
 from napkinmath_profiler.train_report import MemoryFigure, comparison_lines
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
-SMALL = ["--base-steps", "6", "--steps", "6", "--bs", "2", "--ctx", "32", "--rank", "2", "--save-every", "3", "--device", "cpu"]
+SMALL = [
+    "--base-steps",
+    "6",
+    "--steps",
+    "6",
+    "--bs",
+    "2",
+    "--ctx",
+    "32",
+    "--rank",
+    "2",
+    "--save-every",
+    "3",
+    "--device",
+    "cpu",
+]
 
 
 @pytest.mark.parametrize("checkpointing", ["keep", "full"])
@@ -21,7 +37,9 @@ def test_the_whole_example_runs_and_reports(tmp_path, capsys, checkpointing):
     assert main([*SMALL, "--out", str(tmp_path), "--checkpointing", checkpointing]) == 0
     shown = capsys.readouterr().out
     ratio = float(re.search(r"ratio (\d\.\d\d)", shown).group(1))
-    assert 0.8 < ratio < 1.3, shown  # the buffers inside the fused ops, a large part of so small a step, are not seen on a CPU
+    assert 0.8 < ratio < 1.3, (
+        shown
+    )  # the buffers inside the fused ops, a large part of so small a step, are not seen on a CPU
     assert "peak memory" in shown and "observed" in shown and "qlora_qkv" in shown
     assert (tmp_path / "losses.png").stat().st_size > 5000
     saved = torch.load(tmp_path / "adapters.pt", weights_only=True)
@@ -48,9 +66,13 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_stopped(tmp_path):
     main([*SMALL, *dropout, "--out", str(whole)])
     main([*SMALL, *dropout, "--out", str(resumed), "--steps", "3"])
     main([*SMALL, *dropout, "--out", str(resumed)])
-    first, second = (torch.load(folder / "adapters.pt", weights_only=True) for folder in (whole, resumed))
+    first, second = (
+        torch.load(folder / "adapters.pt", weights_only=True) for folder in (whole, resumed)
+    )
     assert first["losses"] == second["losses"]
-    assert all(torch.equal(first["trained"][name], value) for name, value in second["trained"].items())
+    assert all(
+        torch.equal(first["trained"][name], value) for name, value in second["trained"].items()
+    )
 
 
 def test_a_checkpoint_of_other_parameters_is_refused(tmp_path):
@@ -66,7 +88,15 @@ def test_a_checkpoint_of_other_parameters_is_refused(tmp_path):
             return type("Output", (), {"loss": self.inner(input_ids.float()).square().mean()})
 
     path = tmp_path / "c.pt"
-    run_steps(Toy(model), optimizers[0], lambda step: torch.ones(1, 2), 1, checkpoint=path, save_every=1, advance=lambda loss: None)
+    run_steps(
+        Toy(model),
+        optimizers[0],
+        lambda step: torch.ones(1, 2),
+        1,
+        checkpoint=path,
+        save_every=1,
+        advance=lambda loss: None,
+    )
     with pytest.raises(ValueError, match="trains 1"):
         load_checkpoint(path, Toy(other), optimizers[1])
 
@@ -74,7 +104,11 @@ def test_a_checkpoint_of_other_parameters_is_refused(tmp_path):
 def test_the_text_is_there_and_batches_repeat():
     assert len(manual_text()) > 100_000 and b"Answer: " in arithmetic_text(10)
     batch = batches_of(b"abcdefghij", 2, 4, seed=1, device=torch.device("cpu"))
-    assert batch(3).shape == (2, 4) and torch.equal(batch(3), batch(3)) and not torch.equal(batch(3), batch(4))
+    assert (
+        batch(3).shape == (2, 4)
+        and torch.equal(batch(3), batch(3))
+        and not torch.equal(batch(3), batch(4))
+    )
 
 
 def test_the_comparison_says_what_it_compares():

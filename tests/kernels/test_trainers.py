@@ -1,4 +1,5 @@
-"""Patched models in transformers' Trainer and TRL's SFTTrainer: the losses of an unpatched run, step by step."""
+"""Patched models in transformers' Trainer and TRL's SFTTrainer: the losses of an unpatched run,
+step by step."""
 
 from __future__ import annotations
 
@@ -8,7 +9,9 @@ import transformers
 from napkinmath_kernels.patching import patch
 from test_patch import make, quantize_to_4bit, with_adapters
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning"
+)
 STEPS = 4
 
 
@@ -48,7 +51,13 @@ def losses_of(trainer):
     return found
 
 
-@pytest.mark.parametrize("more", [{"gradient_accumulation_steps": 2}, {"gradient_checkpointing": True, "label_smoothing_factor": 0.1}])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"gradient_accumulation_steps": 2},
+        {"gradient_checkpointing": True, "label_smoothing_factor": 0.1},
+    ],
+)
 @pytest.mark.parametrize("four_bit", [False, True])
 def test_transformers_trainer(tmp_path, four_bit, more):
     curves = []
@@ -56,7 +65,13 @@ def test_transformers_trainer(tmp_path, four_bit, more):
         options = transformers.TrainingArguments(str(tmp_path), **settings(**more))
         collate = transformers.default_data_collator
         model = model_of(four_bit, patched)
-        curves.append(losses_of(transformers.Trainer(model, options, train_dataset=examples(), data_collator=collate)))
+        curves.append(
+            losses_of(
+                transformers.Trainer(
+                    model, options, train_dataset=examples(), data_collator=collate
+                )
+            )
+        )
     assert curves[1] == pytest.approx(curves[0], abs=1e-3) and len(set(curves[0])) > 1
 
 
@@ -67,7 +82,9 @@ def test_sft_trainer(tmp_path, padding_free):
     from tokenizers import Tokenizer, models
 
     words = Tokenizer(models.WordLevel({f"t{i}": i for i in range(96)}, unk_token="t0"))
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, pad_token="t0", bos_token="t1", eos_token="t2", unk_token="t0")
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=words, pad_token="t0", bos_token="t1", eos_token="t2", unk_token="t0"
+    )
     curves = []
     for patched in (False, True):
         options = trl.SFTConfig(
@@ -79,5 +96,11 @@ def test_sft_trainer(tmp_path, padding_free):
         )
         dataset = datasets.Dataset.from_list(examples())
         model = model_of(False, patched)
-        curves.append(losses_of(trl.SFTTrainer(model, args=options, train_dataset=dataset, processing_class=tokenizer)))
+        curves.append(
+            losses_of(
+                trl.SFTTrainer(
+                    model, args=options, train_dataset=dataset, processing_class=tokenizer
+                )
+            )
+        )
     assert curves[1] == pytest.approx(curves[0], abs=1e-3) and len(set(curves[0])) > 1

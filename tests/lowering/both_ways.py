@@ -23,36 +23,64 @@ from napkinmath_profiler.tracing.trace_result import TraceResult
 from napkinmath_profiler.tracing.training_step import TrainingLoop
 
 LLAMA = {
-    "model_type": "llama", "hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 704,
-    "vocab_size": 512, "num_hidden_layers": 5,
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 256,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "intermediate_size": 704,
+    "vocab_size": 512,
+    "num_hidden_layers": 5,
+}
 BATCH, SEQUENCE = 2, 128
-# The token ids and labels are the batch's own in the rules and the caller's in the trace; both are the same 2 x 2 KiB.
+# The token ids and labels are the batch's own in the rules and the caller's in the trace; both are
+# the same 2 x 2 KiB.
 CLOSE = 0.002
 
 
-def by_rules(config: TrainConfig, model: dict[str, Any] = LLAMA, *, stack: str = "hf-bare") -> Timeline:
+def by_rules(
+    config: TrainConfig, model: dict[str, Any] = LLAMA, *, stack: str = "hf-bare"
+) -> Timeline:
     """Two steps by the rules; flash attention where the inputs allow."""
-    return simulate(build_step(read_config(model), Policy(config, STACKS[stack], sdpa_choice=Attention.FLASH)), steps=2)
+    return simulate(
+        build_step(read_config(model), Policy(config, STACKS[stack], sdpa_choice=Attention.FLASH)),
+        steps=2,
+    )
 
 
-def traced(model: dict[str, Any] = LLAMA, *, change: Callable[[Any], Any] | None = None, **options: Any) -> TraceResult:
+def traced(
+    model: dict[str, Any] = LLAMA, *, change: Callable[[Any], Any] | None = None, **options: Any
+) -> TraceResult:
     """Two traced steps; `change` edits the model before the optimizer is made."""
     options.setdefault("optimizer", "adamw-fused")
     options.setdefault("attention_backend", AttentionBackend.FLASH)
-    chosen = TraceOptions(micro_batch_size=BATCH, sequence_length=SEQUENCE, attention="sdpa", **options)
+    chosen = TraceOptions(
+        micro_batch_size=BATCH, sequence_length=SEQUENCE, attention="sdpa", **options
+    )
     settings = config_from(dict(model))
     built = prepared_model(settings, chosen)
     if change is not None:
         built = change(built) or built
-    inputs = example_inputs(built, settings, micro_batch_size=BATCH, sequence_length=SEQUENCE, attention_mask=False)
+    inputs = example_inputs(
+        built, settings, micro_batch_size=BATCH, sequence_length=SEQUENCE, attention_mask=False
+    )
     optimizer = OPTIMIZERS[chosen.optimizer]([p for p in built.parameters() if p.requires_grad])
-    return observe(built, TrainingLoop(built, optimizer, inputs, chosen.loop).run, inputs=inputs, settings=chosen.settings)
+    return observe(
+        built,
+        TrainingLoop(built, optimizer, inputs, chosen.loop).run,
+        inputs=inputs,
+        settings=chosen.settings,
+    )
 
 
 def train_config(**fields: Any) -> TrainConfig:
     """Pure bf16, no clipping, fused AdamW, the batch of these tests."""
-    fields = {"precision": Precision.BF16, "clip_gradients": False, "optimizer": "adamw-fused", "attention": Attention.SDPA, **fields}
+    fields = {
+        "precision": Precision.BF16,
+        "clip_gradients": False,
+        "optimizer": "adamw-fused",
+        "attention": Attention.SDPA,
+        **fields,
+    }
     return TrainConfig(micro_batch_size=BATCH, sequence_length=SEQUENCE, **fields)
 
 

@@ -1,4 +1,5 @@
-"""Experts as transformers 4 held them: modules of linears, which quantizers pack and adapters sit on."""
+"""Experts as transformers 4 held them: modules of linears, which quantizers pack and adapters sit
+on."""
 
 from __future__ import annotations
 
@@ -21,29 +22,48 @@ ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 FOUR_BIT = QuantizationConfig(format="nf4", double_quant=True, kbit_preparation=False)
 
 
-def mixtral(stack: str, *, targets: tuple[str, ...] = ATTENTION, batch: int = 1, length: int = 512, **changes: Any) -> Estimate:
+def mixtral(
+    stack: str,
+    *,
+    targets: tuple[str, ...] = ATTENTION,
+    batch: int = 1,
+    length: int = 512,
+    **changes: Any,
+) -> Estimate:
     """Mixtral under LoRA with full checkpointing, weights of 16 bits under autocast."""
     config = TrainConfig(
-        micro_batch_size=batch, sequence_length=length, stack=stack, precision=Precision.BF16_AUTOCAST, attention=Attention.FLASH2, recompute=RecomputeConfig(kind=RecomputeKind.FULL),
-        adapter=AdapterConfig(rank=16, targets=targets, dropout=0.1), **changes,
-    )  # fmt: skip
+        micro_batch_size=batch,
+        sequence_length=length,
+        stack=stack,
+        precision=Precision.BF16_AUTOCAST,
+        attention=Attention.FLASH2,
+        recompute=RecomputeConfig(kind=RecomputeKind.FULL),
+        adapter=AdapterConfig(rank=16, targets=targets, dropout=0.1),
+        **changes,
+    )
     return estimate("mixtral-8x7b", config)
 
 
 @pytest.mark.parametrize("model", ["mixtral-8x7b", "olmoe-1b-7b", "qwen1.5-moe-a2.7b"])
 def test_both_forms_have_the_same_parameters(model: str) -> None:
-    counts = {estimate(model, TrainConfig(sequence_length=64, stack=stack)).num_parameters for stack in ("hf", "hf-4.48")}
+    counts = {
+        estimate(model, TrainConfig(sequence_length=64, stack=stack)).num_parameters
+        for stack in ("hf", "hf-4.48")
+    }
     assert len(counts) == 1
 
 
 def test_four_bits_reach_the_experts_only_where_they_are_linears() -> None:
-    packed, whole = (mixtral(stack, quantization=FOUR_BIT).memory.allocated.value for stack in ("hf-4.45", "hf"))
+    packed, whole = (
+        mixtral(stack, quantization=FOUR_BIT).memory.allocated.value for stack in ("hf-4.45", "hf")
+    )
     assert packed < 30e9  # 46.7e9 parameters of half a byte and constants, and little else
     assert whole > 90e9  # 45.1e9 of them are 3-D parameters of 16 bits
 
 
 def test_adapters_reach_the_experts_by_name() -> None:
-    """Rank 16 on w1 (4096 to 14336) of 8 experts in 32 layers; w1 is no module in transformers 5, whose PEFT folds it into parameters."""
+    """Rank 16 on w1 (4096 to 14336) of 8 experts in 32 layers; w1 is no module in transformers 5,
+    whose PEFT folds it into parameters."""
     e = mixtral("hf-4.45", targets=("w1",))
     assert e.num_trained == 32 * 8 * 16 * (4096 + 14336)
 
@@ -56,6 +76,7 @@ def test_each_expert_takes_its_share_of_the_rows() -> None:
 
 @pytest.mark.parametrize(("batch", "measured"), [(4, 36.732e9), (8, 48.770e9)])
 def test_published_runs_of_mixtral_are_met(batch: int, measured: float) -> None:
-    """foundation-model-stack/fms-acceleration scripts/benchmarks/refs/a100_80gb.csv: accelerated-peft-bnb, rank 16, 4096 tokens."""
+    """foundation-model-stack/fms-acceleration scripts/benchmarks/refs/a100_80gb.csv:
+    accelerated-peft-bnb, rank 16, 4096 tokens."""
     e = mixtral("hf-4.48", batch=batch, length=4096, quantization=FOUR_BIT)
     assert e.memory.allocated.value == pytest.approx(measured, rel=0.005)

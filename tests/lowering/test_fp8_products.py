@@ -1,4 +1,5 @@
-"""What FP8 products cast, keep and leave: sizes by hand, and the two ways of scaling against each other."""
+"""What FP8 products cast, keep and leave: sizes by hand, and the two ways of scaling against each
+other."""
 
 from __future__ import annotations
 
@@ -11,9 +12,14 @@ from napkinmath.lowering.choices import resolve
 from napkinmath.models.families import read_config
 
 MODEL = {
-    "model_type": "llama", "hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 768, "vocab_size": 1000,
+    "model_type": "llama",
+    "hidden_size": 256,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "intermediate_size": 768,
+    "vocab_size": 1000,
     "num_hidden_layers": 2,
-}  # fmt: skip
+}
 TOKENS, HIDDEN, WIDTH = 2 * 384, 256, 768
 
 
@@ -22,12 +28,21 @@ def gate(precision: Precision, **fields: object) -> tuple[Op, Bindings]:
     spec = read_config(MODEL)
     config = TrainConfig(micro_batch_size=2, sequence_length=384, precision=precision, **fields)  # type: ignore[arg-type]
     step = build_step(spec, resolve(spec, config, None))
-    found = next(op for run in step.runs for op in run.block.ops if op.name == "FP8 linear" and op.module.endswith("gate_proj"))
+    found = next(
+        op
+        for run in step.runs
+        for op in run.block.ops
+        if op.name == "FP8 linear" and op.module.endswith("gate_proj")
+    )
     return found, Bindings(step.symbols)
 
 
 def made(op: Op, bind: Bindings, *, backward: bool = False) -> dict[str, int]:
-    return {t.name: bind(t.nbytes) for action, t in (op.backward if backward else op.forward) if action == ALLOC}
+    return {
+        t.name: bind(t.nbytes)
+        for action, t in (op.backward if backward else op.forward)
+        if action == ALLOC
+    }
 
 
 def test_a_tensor_has_one_scale() -> None:
@@ -47,8 +62,13 @@ def test_blocks_have_a_scale_for_each_128_of_a_row_and_each_128_by_128() -> None
 
 
 def test_only_tensor_wise_products_copy_operands_transposed() -> None:
-    names = {p: {n for n in made(*gate(p), backward=True) if "transposed" in n} for p in (Precision.FP8, Precision.FP8_BLOCK)}
-    assert names[Precision.FP8] == {f"{n} in FP8, transposed" for n in ("weight", "gradient again", "input")}
+    names = {
+        p: {n for n in made(*gate(p), backward=True) if "transposed" in n}
+        for p in (Precision.FP8, Precision.FP8_BLOCK)
+    }
+    assert names[Precision.FP8] == {
+        f"{n} in FP8, transposed" for n in ("weight", "gradient again", "input")
+    }
     assert not names[Precision.FP8_BLOCK]
 
 
@@ -61,7 +81,9 @@ def test_the_16_bit_input_is_kept_and_the_weight_is_not_cast_to_16_bits() -> Non
 
 def test_head_and_adapters_stay_in_16_bits() -> None:
     spec = read_config(MODEL)
-    step = build_step(spec, resolve(spec, TrainConfig(precision=Precision.FP8, adapter=AdapterConfig()), None))
+    step = build_step(
+        spec, resolve(spec, TrainConfig(precision=Precision.FP8, adapter=AdapterConfig()), None)
+    )
     modules = {op.module for run in step.runs for op in run.block.ops if op.name == "FP8 linear"}
     assert modules
     assert not any(m.endswith("lm_head") or "lora" in m for m in modules)

@@ -1,4 +1,5 @@
-"""The rows of catalog/kernels.py against the kernels' own cost table, and against the running operations: equality, not tolerance."""
+"""The rows of catalog/kernels.py against the kernels' own cost table, and against the running
+operations: equality, not tolerance."""
 
 from __future__ import annotations
 
@@ -25,7 +26,14 @@ from napkinmath_kernels.ops.flash_attention import flash_attention
 from napkinmath_kernels.ops.gated import swiglu
 from napkinmath_kernels.ops.layer_norm import layer_norm
 from napkinmath_kernels.ops.nf4 import quantize
-from napkinmath_kernels.ops.qlora import FrozenLinear, LoraAdapter, _qlora_linears_backward_op, _qlora_linears_op, flatten, qlora_linears
+from napkinmath_kernels.ops.qlora import (
+    FrozenLinear,
+    LoraAdapter,
+    _qlora_linears_backward_op,
+    _qlora_linears_op,
+    flatten,
+    qlora_linears,
+)
 from napkinmath_kernels.ops.qlora_mlp import _qlora_mlp_backward_op, _qlora_mlp_op, qlora_mlp
 from napkinmath_kernels.ops.rms_norm import _rms_norm_backward_op, rms_norm
 from napkinmath_kernels.ops.rope import rope
@@ -38,11 +46,18 @@ r = symbol("rows")
 BIND = Bindings({"rows": R})
 
 
-def described(out_features: int, in_features: int, rank: int = RANK) -> tuple[costs.Linear, rows.FrozenLinear]:
+def described(
+    out_features: int, in_features: int, rank: int = RANK
+) -> tuple[costs.Linear, rows.FrozenLinear]:
     stored = costs.four_bit_storage(out_features, in_features)
-    mirrored = tuple(rows.Saved(name=s.name, axes=s.shape, dtype=find_dtype(s.dtype), is_new=False) for s in stored)
+    mirrored = tuple(
+        rows.Saved(name=s.name, axes=s.shape, dtype=find_dtype(s.dtype), is_new=False)
+        for s in stored
+    )
     theirs = costs.Linear(out_features, in_features, rank, stored)
-    return theirs, rows.FrozenLinear(outputs=out_features, inputs=in_features, rank=rank, stored=mirrored)
+    return theirs, rows.FrozenLinear(
+        outputs=out_features, inputs=in_features, rank=rank, stored=mirrored
+    )
 
 
 QKV = [described(H, H), described(32, H), described(32, H)]
@@ -55,8 +70,14 @@ def pair(which: list[Any]) -> tuple[Any, Any]:
 
 CELLS: dict[str, Any] = {
     "rms_norm": lambda d: (costs.rms_norm(R, H, d), rows.rms_norm(r, H, find_dtype(d))),
-    "rms_norm, frozen": lambda d: (costs.rms_norm(R, H, d, trains_weight=False), rows.rms_norm(r, H, find_dtype(d), trains_weight=False)),
-    "rms_norm, residual": lambda d: (costs.rms_norm(R, H, d, residual=True), rows.rms_norm(r, H, find_dtype(d), residual=True)),
+    "rms_norm, frozen": lambda d: (
+        costs.rms_norm(R, H, d, trains_weight=False),
+        rows.rms_norm(r, H, find_dtype(d), trains_weight=False),
+    ),
+    "rms_norm, residual": lambda d: (
+        costs.rms_norm(R, H, d, residual=True),
+        rows.rms_norm(r, H, find_dtype(d), residual=True),
+    ),
     "rms_norm, few programs": lambda d: (
         costs.rms_norm(R, H, d, multiprocessors=4),
         rows.rms_norm(r, H, find_dtype(d), processors=4),
@@ -64,11 +85,18 @@ CELLS: dict[str, Any] = {
     "layer_norm": lambda d: (costs.layer_norm(R, H, d), rows.layer_norm(r, H, find_dtype(d))),
     "rope": lambda d: (costs.rope(2, 4, 2, 5, 16, d), rows.rope(2, 4, 2, 5, 16, find_dtype(d))),
     "gated": lambda d: (costs.gated(R, F, d), rows.gated(r, F, find_dtype(d))),
-    "flash": lambda d: (costs.flash_attention(2, 4, 2, R, R, 64, d), rows.flash_attention(2, 4, 2, r, r, 64, find_dtype(d))),
+    "flash": lambda d: (
+        costs.flash_attention(2, 4, 2, R, R, 64, d),
+        rows.flash_attention(2, 4, 2, r, r, 64, find_dtype(d)),
+    ),
     **{
         f"loss {valid} {trains} {chunk}": lambda d, valid=valid, trains=trains, chunk=chunk: (
-            costs.linear_cross_entropy(R, H, V, d, valid=valid, trains_head=trains, chunk_bytes=chunk),
-            rows.linear_cross_entropy(r, H, V, find_dtype(d), valid=valid, trains_head=trains, chunk_bytes=chunk),
+            costs.linear_cross_entropy(
+                R, H, V, d, valid=valid, trains_head=trains, chunk_bytes=chunk
+            ),
+            rows.linear_cross_entropy(
+                r, H, V, find_dtype(d), valid=valid, trains_head=trains, chunk_bytes=chunk
+            ),
         )
         for valid in (None, R - 3)
         for trains in (False, True)
@@ -77,7 +105,9 @@ CELLS: dict[str, Any] = {
     **{
         f"qkv {adapter} {dropout}": lambda d, adapter=adapter, dropout=dropout: (
             costs.qlora_linears(R, pair(QKV)[0], d, adapter_dtype=adapter, dropout=dropout),
-            rows.qlora_linears(r, pair(QKV)[1], find_dtype(d), adapter_dtype=find_dtype(adapter), dropout=dropout),
+            rows.qlora_linears(
+                r, pair(QKV)[1], find_dtype(d), adapter_dtype=find_dtype(adapter), dropout=dropout
+            ),
         )
         for adapter in ("fp32", "bf16")
         for dropout in (False, True)
@@ -97,8 +127,13 @@ CELLS: dict[str, Any] = {
 @pytest.mark.parametrize("cell", CELLS)
 def test_a_row_is_that_of_the_kernels_own_table(cell: str, dtype: str) -> None:
     theirs, ours = CELLS[cell](dtype)
-    names = [(s.name.split()[0] if cell.startswith("mlp") else s.name, s.shape, s.dtype, s.is_new) for s in theirs.saved]
-    found = [(s.name, tuple(BIND(axis) for axis in s.axes), s.dtype.name, s.is_new) for s in ours.saved]
+    names = [
+        (s.name.split()[0] if cell.startswith("mlp") else s.name, s.shape, s.dtype, s.is_new)
+        for s in theirs.saved
+    ]
+    found = [
+        (s.name, tuple(BIND(axis) for axis in s.axes), s.dtype.name, s.is_new) for s in ours.saved
+    ]
     assert [row[1:] for row in found] == [row[1:] for row in names]
     assert BIND(ours.forward_flops) == theirs.forward_flops
     assert BIND(ours.backward_flops) == theirs.backward_flops
@@ -115,9 +150,15 @@ def leaf(*shape: int, dtype: Any = torch.bfloat16) -> Any:
 
 def linears(which: list[Any], dtype: Any = torch.bfloat16) -> list[Any]:
     return [
-        FrozenLinear(quantize(torch.randn(t.out_features, t.in_features)), None, LoraAdapter(leaf(RANK, t.in_features, dtype=dtype), leaf(t.out_features, RANK, dtype=dtype), 1.0))
+        FrozenLinear(
+            quantize(torch.randn(t.out_features, t.in_features)),
+            None,
+            LoraAdapter(
+                leaf(RANK, t.in_features, dtype=dtype), leaf(t.out_features, RANK, dtype=dtype), 1.0
+            ),
+        )
         for t, _ in which
-    ]  # fmt: skip
+    ]
 
 
 def cases(name: str) -> tuple[Any, list[Any], rows.KernelCost]:
@@ -130,32 +171,59 @@ def cases(name: str) -> tuple[Any, list[Any], rows.KernelCost]:
         return lambda x: layer_norm(x, weight, bias), [leaf(R, H)], rows.layer_norm(r, H, BF16)
     if name == "rope":
         cos, sin = torch.rand(1, 5, 16), torch.rand(1, 5, 16)
-        return lambda q, k: rope(q, k, cos, sin), [leaf(2, 4, 5, 16), leaf(2, 2, 5, 16)], rows.rope(2, 4, 2, 5, 16, BF16)
+        return (
+            lambda q, k: rope(q, k, cos, sin),
+            [leaf(2, 4, 5, 16), leaf(2, 2, 5, 16)],
+            rows.rope(2, 4, 2, 5, 16, BF16),
+        )
     if name == "gated":
         return swiglu, [leaf(R, F), leaf(R, F)], rows.gated(r, F, BF16)
     if name == "flash":
-        return flash_attention, [leaf(2, 4, 5, 64), leaf(2, 2, 5, 64), leaf(2, 2, 5, 64)], rows.flash_attention(2, 4, 2, 5, 5, 64, BF16)
+        return (
+            flash_attention,
+            [leaf(2, 4, 5, 64), leaf(2, 2, 5, 64), leaf(2, 2, 5, 64)],
+            rows.flash_attention(2, 4, 2, 5, 5, 64, BF16),
+        )
     if name == "qkv":
         found = linears(QKV)
-        return lambda x: qlora_linears(x, found, dropout=0.1), [leaf(R, H)], rows.qlora_linears(r, pair(QKV)[1], BF16, adapter_dtype=BF16, dropout=True)  # fmt: skip
+        return (
+            lambda x: qlora_linears(x, found, dropout=0.1),
+            [leaf(R, H)],
+            rows.qlora_linears(r, pair(QKV)[1], BF16, adapter_dtype=BF16, dropout=True),
+        )
     if name == "mlp":
         found = linears(MLP)
-        return lambda x: qlora_mlp(x, *found), [leaf(R, H)], rows.qlora_mlp(r, pair(MLP)[1], BF16, adapter_dtype=BF16)
+        return (
+            lambda x: qlora_mlp(x, *found),
+            [leaf(R, H)],
+            rows.qlora_mlp(r, pair(MLP)[1], BF16, adapter_dtype=BF16),
+        )
     head, targets = leaf(V, H), torch.randint(0, V, (R,))
-    return lambda h: linear_cross_entropy(h, head, targets), [leaf(R, H)], rows.linear_cross_entropy(r, H, V, BF16, trains_head=True)
+    return (
+        lambda h: linear_cross_entropy(h, head, targets),
+        [leaf(R, H)],
+        rows.linear_cross_entropy(r, H, V, BF16, trains_head=True),
+    )
 
 
-@pytest.mark.parametrize("name", ["rms_norm", "layer_norm", "rope", "gated", "flash", "qkv", "mlp", "loss"])
+@pytest.mark.parametrize(
+    "name", ["rms_norm", "layer_norm", "rope", "gated", "flash", "qkv", "mlp", "loss"]
+)
 def test_a_row_saves_what_the_autograd_function_saves(name: str) -> None:
     run, inputs, row = cases(name)
     saved: list[Any] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append((tuple(t.shape), NAMES[t.dtype])) or t, lambda t: t):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda t: saved.append((tuple(t.shape), NAMES[t.dtype])) or t, lambda t: t
+    ):
         run(*inputs)
-    assert Counter(saved) == Counter((tuple(BIND(axis) for axis in s.axes), s.dtype.name) for s in row.saved)
+    assert Counter(saved) == Counter(
+        (tuple(BIND(axis) for axis in s.axes), s.dtype.name) for s in row.saved
+    )
 
 
 class Allocations(TorchDispatchMode):
-    """Every storage made inside, with its size and the order of its birth and death; numbered, for addresses are used again."""
+    """Every storage made inside, with its size and the order of its birth and death; numbered, for
+    addresses are used again."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -170,11 +238,19 @@ class Allocations(TorchDispatchMode):
         import weakref
 
         result = func(*args, **(kwargs or {}))
-        before = {t.untyped_storage()._cdata for t in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
+        before = {
+            t.untyped_storage()._cdata
+            for t in torch.utils._pytree.tree_leaves((args, kwargs))
+            if isinstance(t, torch.Tensor)
+        }
         for tensor in torch.utils._pytree.tree_leaves(result):
             if isinstance(tensor, torch.Tensor):
                 storage = tensor.untyped_storage()
-                if storage._cdata not in self.alive and storage._cdata not in before and storage.nbytes():
+                if (
+                    storage._cdata not in self.alive
+                    and storage._cdata not in before
+                    and storage.nbytes()
+                ):
                     self._made += 1
                     self.alive[storage._cdata] = self._made
                     self.events.append((self._made, storage.nbytes()))
@@ -211,7 +287,9 @@ def test_temporaries_of_the_fused_linears(dropout: float) -> None:
     arguments = flatten(linears(QKV), x)
     seed = torch.ones(1, dtype=torch.int64) if dropout else None
     row = rows.qlora_linears(r, pair(QKV)[1], BF16, adapter_dtype=BF16, dropout=dropout > 0)
-    assert temporaries(_qlora_linears_op._init_fn, x, *arguments, dropout, seed) == BIND(row.forward_temporary)
+    assert temporaries(_qlora_linears_op._init_fn, x, *arguments, dropout, seed) == BIND(
+        row.forward_temporary
+    )
     upstream = [torch.zeros(R, n, dtype=torch.bfloat16) for n in (H, 32, 32)]
     projections = [torch.zeros(R, RANK, dtype=torch.bfloat16)] * 3
     back = (upstream, projections, x, *arguments, dropout, seed, True, [True] * 3)
@@ -225,11 +303,26 @@ def test_temporaries_of_the_fused_feed_forward(dropout: float, recompute: bool) 
     x = torch.zeros(R, H, dtype=torch.bfloat16)
     arguments = flatten(linears(MLP), x)
     seed = torch.ones(1, dtype=torch.int64) if dropout else None
-    row = rows.qlora_mlp(r, pair(MLP)[1], BF16, adapter_dtype=BF16, dropout=dropout > 0, recompute=recompute)
-    assert temporaries(_qlora_mlp_op._init_fn, x, *arguments, dropout, seed, 0, recompute) == BIND(row.forward_temporary)
+    row = rows.qlora_mlp(
+        r, pair(MLP)[1], BF16, adapter_dtype=BF16, dropout=dropout > 0, recompute=recompute
+    )
+    assert temporaries(_qlora_mlp_op._init_fn, x, *arguments, dropout, seed, 0, recompute) == BIND(
+        row.forward_temporary
+    )
     kept = [] if recompute else [torch.zeros(R, F, dtype=torch.bfloat16)] * 2
     projections = [torch.zeros(R, RANK, dtype=torch.bfloat16)] * 3
-    back = (torch.zeros(R, H, dtype=torch.bfloat16), kept, projections, x, *arguments, dropout, seed, 0, True, [True] * 3)
+    back = (
+        torch.zeros(R, H, dtype=torch.bfloat16),
+        kept,
+        projections,
+        x,
+        *arguments,
+        dropout,
+        seed,
+        0,
+        True,
+        [True] * 3,
+    )
     assert temporaries(_qlora_mlp_backward_op._init_fn, *back) == BIND(row.backward_temporary)
 
 
@@ -237,11 +330,31 @@ def test_temporaries_of_the_fused_feed_forward(dropout: float, recompute: bool) 
 @pytest.mark.parametrize("ignored", [0, 3])
 @pytest.mark.parametrize("trains", [False, True])
 def test_temporaries_of_the_loss(ignored: int, trains: bool) -> None:
-    """The numbers of one value each (divisor, its inverse, a sum in float64) are up to 28 bytes that the rows leave out."""
-    hidden, head, targets = torch.zeros(R, H, dtype=torch.bfloat16), torch.zeros(V, H, dtype=torch.bfloat16), torch.zeros(R).long()
+    """The numbers of one value each (divisor, its inverse, a sum in float64) are up to 28 bytes
+    that the rows leave out."""
+    hidden, head, targets = (
+        torch.zeros(R, H, dtype=torch.bfloat16),
+        torch.zeros(V, H, dtype=torch.bfloat16),
+        torch.zeros(R).long(),
+    )
     targets[:ignored] = -100
-    row = rows.linear_cross_entropy(r, H, V, BF16, valid=R - ignored if ignored else None, trains_head=trains)
-    arguments = (hidden, head, targets, None, True, -100, 0.0, 0.0, 0.0, costs.CHUNK_BYTES, True, trains)
+    row = rows.linear_cross_entropy(
+        r, H, V, BF16, valid=R - ignored if ignored else None, trains_head=trains
+    )
+    arguments = (
+        hidden,
+        head,
+        targets,
+        None,
+        True,
+        -100,
+        0.0,
+        0.0,
+        0.0,
+        costs.CHUNK_BYTES,
+        True,
+        trains,
+    )
     found = temporaries(_linear_cross_entropy_op._init_fn, *arguments)
     assert 0 <= found - BIND(row.forward_temporary) <= 28
 
@@ -251,11 +364,19 @@ def test_temporaries_of_the_loss(ignored: int, trains: bool) -> None:
 def test_temporaries_of_the_norm(trains: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     module = importlib.import_module("napkinmath_kernels.triton_kernels.rms_norm")
     monkeypatch.setattr(module, "num_processors", lambda *_: 4)
-    x, weight, rstd = torch.zeros(R, H, dtype=torch.bfloat16), torch.zeros(H, dtype=torch.bfloat16), torch.zeros(R)
+    x, weight, rstd = (
+        torch.zeros(R, H, dtype=torch.bfloat16),
+        torch.zeros(H, dtype=torch.bfloat16),
+        torch.zeros(R),
+    )
     row = rows.rms_norm(r, H, BF16, trains_weight=trains, processors=4)
-    assert temporaries(_rms_norm_backward_op._init_fn, x, None, x, weight, rstd, 0.0, trains) == BIND(row.backward_temporary)
+    assert temporaries(
+        _rms_norm_backward_op._init_fn, x, None, x, weight, rstd, 0.0, trains
+    ) == BIND(row.backward_temporary)
 
 
 def test_a_head_stored_in_another_type_is_cast_for_its_products() -> None:
-    same, other = (rows.linear_cross_entropy(r, H, V, BF16, head_dtype=dtype) for dtype in (BF16, FP32))
+    same, other = (
+        rows.linear_cross_entropy(r, H, V, BF16, head_dtype=dtype) for dtype in (BF16, FP32)
+    )
     assert BIND(other.forward_temporary) - BIND(same.forward_temporary) == 2 * V * H

@@ -20,13 +20,21 @@ def priced(**fields: object) -> Estimate:
 
 def attention_flops(e: Estimate) -> int:
     bind = Bindings(e.step.symbols)
-    costs = [(run.count, cost) for run in e.step.runs for op in run.block.ops for cost in op.costs if isinstance(cost, AttentionCost)]
+    costs = [
+        (run.count, cost)
+        for run in e.step.runs
+        for op in run.block.ops
+        for cost in op.costs
+        if isinstance(cost, AttentionCost)
+    ]
     return sum(count * bind(cost.flops) for count, cost in costs)
 
 
 def test_packed_attention_is_the_sum_of_squares_not_the_square_of_the_sum() -> None:
     full, packed = priced(), priced(batch=Batch(packing=True, lengths=LENGTHS))
-    share = sum(length**2 for length in LENGTHS) / sum(LENGTHS) / 2048  # of the tokens' mean own length
+    share = (
+        sum(length**2 for length in LENGTHS) / sum(LENGTHS) / 2048
+    )  # of the tokens' mean own length
     assert attention_flops(packed) / attention_flops(full) == pytest.approx(share, rel=0.01)
 
 
@@ -43,7 +51,10 @@ def test_the_mask_of_packed_sequences_lies_in_memory() -> None:
 
 
 def test_the_peak_of_padded_batches_is_that_of_the_longest() -> None:
-    assert priced(batch=Batch(lengths=(100, 700)), sequence_length=2048).memory.requested == priced(sequence_length=700).memory.requested
+    assert (
+        priced(batch=Batch(lengths=(100, 700)), sequence_length=2048).memory.requested
+        == priced(sequence_length=700).memory.requested
+    )
 
 
 def test_longer_sequences_are_cut() -> None:
@@ -61,15 +72,26 @@ def test_padding_is_computed_and_not_counted() -> None:
     assert mixed.time.tokens_per_s < 0.8 * plain.time.tokens_per_s
 
 
-@pytest.mark.parametrize("engine", [kind for kind in DataParallel if kind not in (DataParallel.NONE, DataParallel.DP)])
+@pytest.mark.parametrize(
+    "engine", [kind for kind in DataParallel if kind not in (DataParallel.NONE, DataParallel.DP)]
+)
 def test_each_micro_step_of_an_engine_has_its_place_in_a_step(engine: DataParallel) -> None:
-    """Engines make the first micro-step, those between and the last differently; played in another order their books do not balance."""
+    """Engines make the first micro-step, those between and the last differently; played in another
+    order their books do not balance."""
     spread = ParallelConfig(data_parallel=engine, data_parallel_size=2)
     alike, changing = (
-        priced(batch=Batch(lengths=lengths), gradient_accumulation_steps=5, sequence_length=2048, adapter=None, parallel=spread)
+        priced(
+            batch=Batch(lengths=lengths),
+            gradient_accumulation_steps=5,
+            sequence_length=2048,
+            adapter=None,
+            parallel=spread,
+        )
         for lengths in ((2048,), LENGTHS)
     )
-    fixed = priced(gradient_accumulation_steps=5, sequence_length=2048, adapter=None, parallel=spread)
+    fixed = priced(
+        gradient_accumulation_steps=5, sequence_length=2048, adapter=None, parallel=spread
+    )
     assert alike.time is not None and changing.time is not None and fixed.time is not None
     assert alike.time.seconds == pytest.approx(fixed.time.seconds, rel=0.01)
     assert changing.time.seconds < fixed.time.seconds
@@ -77,14 +99,26 @@ def test_each_micro_step_of_an_engine_has_its_place_in_a_step(engine: DataParall
 
 
 def test_stages_exchange_tensors_of_one_shape() -> None:
-    """torch.distributed.pipelining allocates receive buffers once: every batch is padded to the longest, and padding is not counted."""
+    """torch.distributed.pipelining allocates receive buffers once: every batch is padded to the
+    longest, and padding is not counted."""
     staged = ParallelConfig(data_parallel_size=1, pipeline_parallel_size=2)
     fixed, mixed = (
-        priced(batch=Batch(lengths=n), gradient_accumulation_steps=4, sequence_length=2048, parallel=staged) for n in ((), LENGTHS)
+        priced(
+            batch=Batch(lengths=n),
+            gradient_accumulation_steps=4,
+            sequence_length=2048,
+            parallel=staged,
+        )
+        for n in ((), LENGTHS)
     )
     assert fixed.time is not None and mixed.time is not None
-    assert mixed.time.seconds == pytest.approx(fixed.time.seconds) and mixed.memory.reserved.value == fixed.memory.reserved.value
-    assert mixed.time.tokens == pytest.approx(fixed.time.tokens * sum(LENGTHS) / (len(LENGTHS) * max(LENGTHS)))
+    assert (
+        mixed.time.seconds == pytest.approx(fixed.time.seconds)
+        and mixed.memory.reserved.value == fixed.memory.reserved.value
+    )
+    assert mixed.time.tokens == pytest.approx(
+        fixed.time.tokens * sum(LENGTHS) / (len(LENGTHS) * max(LENGTHS))
+    )
 
 
 def test_ranks_that_gather_wait_for_the_longest_sequence_of_all() -> None:
@@ -97,5 +131,7 @@ def test_ranks_that_gather_wait_for_the_longest_sequence_of_all() -> None:
         for n in (2, 64)
     )
     assert one.time is not None and many.time is not None
-    assert longest_lengths(LENGTHS, 1, 4) == list(LENGTHS) and set(longest_lengths(LENGTHS, 4096)) == {max(LENGTHS)}
+    assert longest_lengths(LENGTHS, 1, 4) == list(LENGTHS) and set(
+        longest_lengths(LENGTHS, 4096)
+    ) == {max(LENGTHS)}
     assert many.time.hardware_flops > 1.8 * one.time.hardware_flops

@@ -1,4 +1,5 @@
-"""Every optimizer row against the state_dict of the real optimizer, to the byte; rows without an installed library are named."""
+"""Every optimizer row against the state_dict of the real optimizer, to the byte; rows without an
+installed library are named."""
 
 from __future__ import annotations
 
@@ -45,7 +46,11 @@ REAL: dict[str, Factory] = {
     "rmsprop-8bit": lambda p: RMSprop(p, optim_bits=8),
 }
 # Paged rows hold what their unpaged row holds; the others' libraries are not installed here.
-PAGED = {name: name.removeprefix("paged-") if name != "paged-adamw" else "adamw-bnb" for name in OPTIMIZERS if name.startswith("paged-")}
+PAGED = {
+    name: name.removeprefix("paged-") if name != "paged-adamw" else "adamw-bnb"
+    for name in OPTIMIZERS
+    if name.startswith("paged-")
+}
 PAGED |= {"paged-lion": "lion-bnb"}
 NOT_INSTALLED = {
     "adamw-foreach-2.0",
@@ -64,7 +69,8 @@ def test_every_row_is_tested_or_excused() -> None:
 
 
 def real_states(factory: Factory, dtype: torch.dtype) -> int:
-    """Bytes of the optimizer's device tensors after its first step; step counters of unfused torch optimizers are on the host."""
+    """Bytes of the optimizer's device tensors after its first step; step counters of unfused torch
+    optimizers are on the host."""
     parameters = [nn.Parameter(torch.zeros(shape, dtype=dtype)) for shape in SHAPES]
     for parameter in parameters:
         parameter.grad = torch.ones_like(parameter)
@@ -84,10 +90,15 @@ def real_states(factory: Factory, dtype: torch.dtype) -> int:
     return sum(found.values())
 
 
-def by_rules(name: str, dtype: torch.dtype, shapes: tuple[tuple[int, ...], ...] = SHAPES) -> list[Tensor]:
+def by_rules(
+    name: str, dtype: torch.dtype, shapes: tuple[tuple[int, ...], ...] = SHAPES
+) -> list[Tensor]:
     stored = DTYPES[dtype]
     weights = [
-        Weight(f"w{i}", shape, Tensor("w", shape, stored, Role.WEIGHTS), trainable=True, kind="linear") for i, shape in enumerate(shapes)
+        Weight(
+            f"w{i}", shape, Tensor("w", shape, stored, Role.WEIGHTS), trainable=True, kind="linear"
+        )
+        for i, shape in enumerate(shapes)
     ]
     run = Run(Block("", [], weights, None, None, (), {}, {}), 1, Stage(part=Part()), 0)
     states = States(find_optimizer(name), Policy(TrainConfig(), STACKS["hf"]), {})
@@ -107,17 +118,29 @@ def test_states_equal_the_real_optimizer(name: str, dtype: torch.dtype) -> None:
 
 def test_muon_keeps_one_momentum_a_matrix_and_adamw_states_elsewhere() -> None:
     matrices = tuple(shape for shape in SHAPES if len(shape) == 2)
-    assert num_bytes(by_rules("muon", torch.bfloat16, matrices)) == real_states(REAL["muon"], torch.bfloat16)
-    assert [t.name for t in by_rules("muon", torch.bfloat16, ((48,),))] == ["exp_avg of w", "exp_avg_sq of w", "step of w"]
+    assert num_bytes(by_rules("muon", torch.bfloat16, matrices)) == real_states(
+        REAL["muon"], torch.bfloat16
+    )
+    assert [t.name for t in by_rules("muon", torch.bfloat16, ((48,),))] == [
+        "exp_avg of w",
+        "exp_avg_sq of w",
+        "step of w",
+    ]
 
 
 @pytest.mark.parametrize("name", PAGED)
 def test_paged_rows_hold_the_same_and_page_large_states_only(name: str) -> None:
     shapes = ((400, 250), (300, 333), (64,))  # 100,000 elements, fewer, few
-    paged, plain = by_rules(name, torch.bfloat16, shapes), by_rules(PAGED[name], torch.bfloat16, shapes)
+    paged, plain = (
+        by_rules(name, torch.bfloat16, shapes),
+        by_rules(PAGED[name], torch.bfloat16, shapes),
+    )
     assert num_bytes(paged) == num_bytes(plain)
     managed = [t for t in paged if t.managed]
-    assert managed and all(t.nbytes == 0 and t.axes[0] in (100_000, 200_000) and "absmax" not in t.name for t in managed)
+    assert managed and all(
+        t.nbytes == 0 and t.axes[0] in (100_000, 200_000) and "absmax" not in t.name
+        for t in managed
+    )
     assert not any(t.managed for t in plain)
 
 
@@ -130,5 +153,9 @@ def test_an_open_size_prices_both_forms() -> None:
     for rank in (8, 63, 64, 65, 256):
         bind = Bindings({"r": rank})
         assert sum(bind(t.nbytes) for t in tensors if "qmap" not in t.name) == num_bytes(
-            [t for t in by_rules("adamw-8bit", torch.bfloat16, ((rank, 64),)) if "qmap" not in t.name]
+            [
+                t
+                for t in by_rules("adamw-8bit", torch.bfloat16, ((rank, 64),))
+                if "qmap" not in t.name
+            ]
         )

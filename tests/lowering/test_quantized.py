@@ -10,7 +10,14 @@ from lowering.both_ways import CLOSE, by_rules, differences, traced, train_confi
 from napkinmath.base.dtypes import FP16, INT8, INT32
 from napkinmath.base.errors import InputError
 from napkinmath.catalog.quantization import FORMATS, find_format
-from napkinmath.config.train_config import AdapterConfig, Precision, QuantizationConfig, RecomputeConfig, RecomputeKind, TrainConfig
+from napkinmath.config.train_config import (
+    AdapterConfig,
+    Precision,
+    QuantizationConfig,
+    RecomputeConfig,
+    RecomputeKind,
+    TrainConfig,
+)
 from napkinmath.estimate import estimate
 from napkinmath.ir.ledger import ALLOC, FREE, Op, Phase
 from napkinmath.ir.step import build_step
@@ -24,9 +31,12 @@ def stored(name: str, axes: tuple[int, ...], **changes: Any) -> int:
     return sum(int(t.nbytes) for t in (packed, *constants))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("axes", "nbytes"), [((4096, 4096), 8_655_940), ((11008, 4096), 23_260_996)])
+@pytest.mark.parametrize(
+    ("axes", "nbytes"), [((4096, 4096), 8_655_940), ((11008, 4096), 23_260_996)]
+)
 def test_nf4_with_double_quantization_to_the_byte(axes: tuple[int, int], nbytes: int) -> None:
-    """Half a byte, a byte a block of 64, 4 bytes for 256 blocks, and 1,092 B of tables and offset."""
+    """Half a byte, a byte a block of 64, 4 bytes for 256 blocks, and 1,092 B of tables and
+    offset."""
     assert stored("nf4", axes, double_quant=True) == nbytes
     count = axes[0] * axes[1]
     assert nbytes == count * (0.5 + 1 / 64 + 4 / (64 * 256)) + 1092
@@ -38,7 +48,10 @@ def test_nf4_without_it_is_0_5625_bytes_and_a_table() -> None:
 
 
 def test_constants_go_from_half_a_bit_to_an_eighth() -> None:
-    once, twice = (stored_bits_per_element(weight_format(QuantizationConfig(double_quant=on))) for on in (False, True))
+    once, twice = (
+        stored_bits_per_element(weight_format(QuantizationConfig(double_quant=on)))
+        for on in (False, True)
+    )
     assert once - 4 == pytest.approx(0.5, abs=1e-4)
     assert twice - 4 == pytest.approx(0.127, abs=1e-3)
 
@@ -48,8 +61,12 @@ def test_constants_go_from_half_a_bit_to_an_eighth() -> None:
 def test_nf4_is_what_bitsandbytes_allocates(shape: tuple[int, int], double: bool) -> None:
     from bitsandbytes.functional import quantize_4bit
 
-    packed, state = quantize_4bit(torch.randn(shape), blocksize=64, quant_type="nf4", compress_statistics=double)
-    tensors = [packed, state.absmax, state.code] + ([state.offset, state.state2.absmax, state.state2.code] if double else [])
+    packed, state = quantize_4bit(
+        torch.randn(shape), blocksize=64, quant_type="nf4", compress_statistics=double
+    )
+    tensors = [packed, state.absmax, state.code] + (
+        [state.offset, state.state2.absmax, state.state2.code] if double else []
+    )
     assert stored("nf4", shape, double_quant=double) == sum(t.nbytes for t in tensors)
 
 
@@ -63,12 +80,18 @@ def test_int8_is_what_bitsandbytes_allocates(shape: tuple[int, int]) -> None:
 
 
 def test_gptq_and_awq_pack_int32_words() -> None:
-    """Shapes of the modules' buffers: AutoGPTQ QuantLinear and AutoAWQ WQLinear_GEMM register these."""
+    """Shapes of the modules' buffers: AutoGPTQ QuantLinear and AutoAWQ WQLinear_GEMM register
+    these."""
     outputs, inputs, group = 4096, 11008, 128
     scales, zeros = inputs // group * outputs * 2, inputs // group * (outputs // 8) * 4
-    assert stored("gptq-int4", (outputs, inputs)) == inputs // 8 * outputs * 4 + zeros + scales + inputs * 4
+    assert (
+        stored("gptq-int4", (outputs, inputs))
+        == inputs // 8 * outputs * 4 + zeros + scales + inputs * 4
+    )
     assert stored("awq-int4", (outputs, inputs)) == inputs * (outputs // 8) * 4 + zeros + scales
-    assert stored("gptq-int4", (64, 200)) == 25 * 64 * 4 + 2 * 8 * 4 + 2 * 64 * 2 + 200 * 4  # the last group is short
+    assert (
+        stored("gptq-int4", (64, 200)) == 25 * 64 * 4 + 2 * 8 * 4 + 2 * 64 * 2 + 200 * 4
+    )  # the last group is short
 
 
 def test_hqq_keeps_scale_and_zero_point_in_half_precision() -> None:
@@ -89,8 +112,9 @@ def test_every_format_packs_a_stack_of_experts_like_its_parts() -> None:
         assert stored(name, (3, 256, 256)) == 3 * stored(name, (256, 256)), name
 
 
-# With so few tokens the trace lets a fused kernel multiply, which bitsandbytes has for 16-bit types only: a recomputation without k-bit
-# preparation peaks in the unpacked fp32 weight that the trace leaves out.
+# With so few tokens the trace lets a fused kernel multiply, which bitsandbytes has for 16-bit types
+# only: a recomputation without k-bit preparation peaks in the unpacked fp32 weight that the trace
+# leaves out.
 @pytest.mark.parametrize(("checkpointing", "kbit"), [(False, False), (False, True), (True, True)])
 def test_products_in_fp32_are_the_traced_step(checkpointing: bool, kbit: bool) -> None:
     """bnb_4bit_compute_dtype left at its default, over weights quantized from bf16."""
@@ -103,12 +127,18 @@ def test_products_in_fp32_are_the_traced_step(checkpointing: bool, kbit: bool) -
                 module.compute_dtype = torch.float32
 
     result = traced(
-        method=TrainMethod.QLORA, adapters=AdapterOptions(rank=8), quantization=QuantizationOptions(kbit_preparation=kbit), dtype="bf16", checkpointing=checkpointing, change=in_fp32,
-    )  # fmt: skip
+        method=TrainMethod.QLORA,
+        adapters=AdapterOptions(rank=8),
+        quantization=QuantizationOptions(kbit_preparation=kbit),
+        dtype="bf16",
+        checkpointing=checkpointing,
+        change=in_fp32,
+    )
     config = train_config(
-        adapter=AdapterConfig(rank=8), quantization=QuantizationConfig(compute_dtype="fp32", kbit_preparation=kbit),
+        adapter=AdapterConfig(rank=8),
+        quantization=QuantizationConfig(compute_dtype="fp32", kbit_preparation=kbit),
         recompute=RecomputeConfig(kind=RecomputeKind.FULL if checkpointing else RecomputeKind.NONE),
-    )  # fmt: skip
+    )
     found = differences(by_rules(config), result)
     assert abs(found[Phase.BACKWARD]) < CLOSE and abs(found[Phase.STEP]) < CLOSE
 
@@ -120,7 +150,10 @@ def int8_ops() -> list[Op]:
     from napkinmath.lowering.policy import Policy
     from napkinmath.models.families import read_config
 
-    config = train_config(adapter=AdapterConfig(rank=8), quantization=QuantizationConfig(format="int8", kbit_preparation=False))
+    config = train_config(
+        adapter=AdapterConfig(rank=8),
+        quantization=QuantizationConfig(format="int8", kbit_preparation=False),
+    )
     step = build_step(read_config(LLAMA), Policy(config, STACKS["hf-bare"]))
     return [op for op in step.runs[2].block.ops if op.name == "int8 linear"]
 
@@ -130,10 +163,20 @@ def test_llm_int8_sums_in_int32_and_converts_by_fp16() -> None:
     assert len(ops) == 7
     for op in ops:
         made = {t.name: t for action, t in op.forward if action == ALLOC}
-        assert made["sum in int32"].dtype is INT32 and made["output in fp16"].dtype is FP16 and made["x in int8"].dtype is INT8
+        assert (
+            made["sum in int32"].dtype is INT32
+            and made["output in fp16"].dtype is FP16
+            and made["x in int8"].dtype is INT8
+        )
         freed = {t for action, t in op.forward if action == FREE}
-        assert {t.name for t in made.values() if t not in freed} == {"output", "outlier columns of x", "outlier column numbers"}
-        assert op.inputs[0].tensor in op.saves  # ctx.tensors holds A, which the backward does not read
+        assert {t.name for t in made.values() if t not in freed} == {
+            "output",
+            "outlier columns of x",
+            "outlier column numbers",
+        }
+        assert (
+            op.inputs[0].tensor in op.saves
+        )  # ctx.tensors holds A, which the backward does not read
 
 
 def test_an_unknown_compute_type_is_refused_with_the_known_ones() -> None:
@@ -142,10 +185,14 @@ def test_an_unknown_compute_type_is_refused_with_the_known_ones() -> None:
 
 
 def test_the_host_waits_where_outliers_are_counted() -> None:
-    """Two reads back a linear: nothing is queued behind them, so the step is longer than either side of it."""
+    """Two reads back a linear: nothing is queued behind them, so the step is longer than either
+    side of it."""
     config = TrainConfig(adapter=AdapterConfig(), training_mode=False, sequence_length=1)
     int8 = QuantizationConfig(format="int8", double_quant=False, kbit_preparation=False)
-    free, waiting = (estimate("llama-65b", config.replace(quantization=q), hardware="a100-80").time for q in (QuantizationConfig(), int8))
+    free, waiting = (
+        estimate("llama-65b", config.replace(quantization=q), hardware="a100-80").time
+        for q in (QuantizationConfig(), int8)
+    )
     assert free is not None and waiting is not None
     assert sum(p.waited_s for p in free.phases) == 0
     forward = waiting.phases[0]
@@ -154,9 +201,12 @@ def test_the_host_waits_where_outliers_are_counted() -> None:
 
 
 def test_int8_of_2023_keeps_the_columns_of_x() -> None:
-    """One byte more of each input of a linear, and int8 copies of W on the way back (bitsandbytes 0.43)."""
+    """One byte more of each input of a linear, and int8 copies of W on the way back (bitsandbytes
+    0.43)."""
     int8 = QuantizationConfig(format="int8", double_quant=False, kbit_preparation=False)
-    config = TrainConfig(adapter=AdapterConfig(), quantization=int8, precision=Precision.FP16, training_mode=False)
+    config = TrainConfig(
+        adapter=AdapterConfig(), quantization=int8, precision=Precision.FP16, training_mode=False
+    )
     saved: dict[str, set[str]] = {}
     for stack in ("hf-2023", "hf"):
         e = estimate("llama-7b", config.replace(stack=stack), hardware="a100-80")

@@ -13,7 +13,11 @@ from napkinmath.config.train_config import RecomputeConfig, RecomputeKind
 from napkinmath.lowering.recompute import LayerGroup, arrange, unit_size
 from napkinmath.models.families import read_config
 from torch import nn
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 FLASH = torch.ops.aten._scaled_dot_product_flash_attention.default
 MM = torch.ops.aten.mm.default
@@ -38,7 +42,9 @@ class CheckpointedLayers(nn.Module):
 def grouped(size: int, model: Any) -> None:
     """Replaces the model's layers by checkpointed groups of `size`."""
     layers = list(model.model.layers)
-    model.model.layers = nn.ModuleList(CheckpointedLayers(layers[i : i + size]) for i in range(0, len(layers), size))
+    model.model.layers = nn.ModuleList(
+        CheckpointedLayers(layers[i : i + size]) for i in range(0, len(layers), size)
+    )
     model.model.config.num_hidden_layers = len(model.model.layers)
 
 
@@ -66,26 +72,38 @@ def test_units_of_k_layers(every: int) -> None:
 
 @pytest.mark.parametrize("every", [2, 3])
 def test_every_kth_layer_checkpointed(every: int) -> None:
-    rules = by_rules(train_config(recompute=RecomputeConfig(kind=RecomputeKind.INTERLEAVED, every=every)))
+    rules = by_rules(
+        train_config(recompute=RecomputeConfig(kind=RecomputeKind.INTERLEAVED, every=every))
+    )
     for phase, difference in differences(rules, traced(change=partial(every_kth, every))).items():
         assert abs(difference) < CLOSE, (phase, difference)
 
 
-@pytest.mark.parametrize(("keep", "ops"), [(("sdpa",), [FLASH]), (("linear",), [MM]), (("sdpa", "linear"), [FLASH, MM])])
+@pytest.mark.parametrize(
+    ("keep", "ops"), [(("sdpa",), [FLASH]), (("linear",), [MM]), (("sdpa", "linear"), [FLASH, MM])]
+)
 def test_selective_policies(keep: tuple[str, ...], ops: list[Any]) -> None:
-    rules = by_rules(train_config(recompute=RecomputeConfig(kind=RecomputeKind.SELECTIVE, keep=keep)))
+    rules = by_rules(
+        train_config(recompute=RecomputeConfig(kind=RecomputeKind.SELECTIVE, keep=keep))
+    )
     for phase, difference in differences(rules, traced(change=partial(selective, ops))).items():
         assert abs(difference) < CLOSE, (phase, difference)
 
 
 def test_group_of_one_is_full() -> None:
-    one, full = (by_rules(train_config(recompute=RecomputeConfig(kind=kind))) for kind in (RecomputeKind.EVERY, RecomputeKind.FULL))
+    one, full = (
+        by_rules(train_config(recompute=RecomputeConfig(kind=kind)))
+        for kind in (RecomputeKind.EVERY, RecomputeKind.FULL)
+    )
     assert one.peak().nbytes == full.peak().nbytes
     assert one.phase_peaks() == full.phase_peaks()
 
 
 def test_remainder_forms_a_smaller_last_unit() -> None:
-    stages = arrange(read_config({**LLAMA, "num_hidden_layers": 7}), RecomputeConfig(kind=RecomputeKind.EVERY, every=3))
+    stages = arrange(
+        read_config({**LLAMA, "num_hidden_layers": 7}),
+        RecomputeConfig(kind=RecomputeKind.EVERY, every=3),
+    )
     groups = [(len(s.part.parts), s.count) for s in stages if isinstance(s.part, LayerGroup)]
     assert groups == [(3, 2), (1, 1)]
 

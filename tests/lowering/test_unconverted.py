@@ -1,4 +1,5 @@
-"""Which linears quantization leaves whole: counted against the modules that the installed transformers would replace."""
+"""Which linears quantization leaves whole: counted against the modules that the installed
+transformers would replace."""
 
 from __future__ import annotations
 
@@ -10,7 +11,13 @@ import torch
 from agreement.tiny_configs import LLAMA_LIKE, TINY
 from napkinmath.base.expr import Bindings, product
 from napkinmath.catalog.stacks import STACKS
-from napkinmath.config.train_config import AdapterConfig, QuantizationConfig, RecomputeConfig, RecomputeKind, TrainConfig
+from napkinmath.config.train_config import (
+    AdapterConfig,
+    QuantizationConfig,
+    RecomputeConfig,
+    RecomputeKind,
+    TrainConfig,
+)
 from napkinmath.ir.step import build_step
 from napkinmath.lowering.policy import Policy
 from napkinmath.models.families import read_config
@@ -21,7 +28,13 @@ TIED_OLMO: dict[str, Any] = {"model_type": "olmo", **LLAMA_LIKE, "tie_word_embed
 KINDS = (RecomputeKind.NONE, RecomputeKind.SQRT, RecomputeKind.INTERLEAVED)
 
 
-def packed(config: dict[str, Any], *, stack: str = "hf-bare", form: str = "nf4", kind: RecomputeKind = RecomputeKind.NONE) -> int:
+def packed(
+    config: dict[str, Any],
+    *,
+    stack: str = "hf-bare",
+    form: str = "nf4",
+    kind: RecomputeKind = RecomputeKind.NONE,
+) -> int:
     """Parameters in packed weights, by the rules."""
     settings = TrainConfig(
         micro_batch_size=2,
@@ -34,7 +47,9 @@ def packed(config: dict[str, Any], *, stack: str = "hf-bare", form: str = "nf4",
     total = 0
     for run in step.runs:
         bindings = Bindings({**dict(step.spec.symbols), **dict(run.stage.symbols)})
-        total += run.count * sum(int(bindings(product(w.axes))) for w in run.block.weights if w.constants)
+        total += run.count * sum(
+            int(bindings(product(w.axes))) for w in run.block.weights if w.constants
+        )
     return total
 
 
@@ -47,23 +62,34 @@ def replaced_by_transformers(config: dict[str, Any]) -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = build_model(config_from(config), dtype="bf16", attn_implementation=None)
-    skipped = HfQuantizer.get_modules_to_not_convert(model, None, getattr(model, "_keep_in_fp32_modules", None))
-    modules = [(name, m) for name, m in model.named_modules() if type(m) is torch.nn.Linear or isinstance(m, Conv1D)]
+    skipped = HfQuantizer.get_modules_to_not_convert(
+        model, None, getattr(model, "_keep_in_fp32_modules", None)
+    )
+    modules = [
+        (name, m)
+        for name, m in model.named_modules()
+        if type(m) is torch.nn.Linear or isinstance(m, Conv1D)
+    ]
     return sum(m.weight.numel() for name, m in modules if should_convert_module(name, skipped))
 
 
-# Mamba multiplies by dt_proj's weight itself, which fails where it is packed: the rules leave it whole.
+# Mamba multiplies by dt_proj's weight itself, which fails where it is packed: the rules leave it
+# whole.
 READ_DIRECTLY = ("mamba", "jamba")
 
 
-@pytest.mark.parametrize("family", [name for name in (*TINY, "olmo tied") if name not in READ_DIRECTLY])
+@pytest.mark.parametrize(
+    "family", [name for name in (*TINY, "olmo tied") if name not in READ_DIRECTLY]
+)
 def test_packed_weights_are_those_that_transformers_replaces(family: str) -> None:
     config = dict(TINY.get(family, TIED_OLMO))
     assert packed(config) == replaced_by_transformers(config)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_tied_head_behind_norms_without_weights_leaves_the_last_projection_whole(kind: RecomputeKind) -> None:
+def test_a_tied_head_behind_norms_without_weights_leaves_the_last_projection_whole(
+    kind: RecomputeKind,
+) -> None:
     whole = packed({**TIED_OLMO, "tie_word_embeddings": False}, kind=kind)
     down = int(LLAMA_LIKE["intermediate_size"]) * int(LLAMA_LIKE["hidden_size"])
     assert packed(TIED_OLMO, kind=kind) == whole - down

@@ -1,4 +1,5 @@
-"""`logits[..., :-1, :]` in torch of 2022 to 2025: `:` is a slice too, whose backward writes zeros, and odd vocabularies round to segments of two sizes."""
+"""`logits[..., :-1, :]` in torch of 2022 to 2025: `:` is a slice too, whose backward writes zeros,
+and odd vocabularies round to segments of two sizes."""
 
 from __future__ import annotations
 
@@ -19,17 +20,23 @@ def reserved(vocabulary: int, stack: str) -> int:
         "vocab_size": vocabulary,
     }
     found = estimate(
-        config, micro_batch_size=BATCH, sequence_length=LENGTH, stack=stack, attention=Attention.FLASH2, precision=Precision.BF16
+        config,
+        micro_batch_size=BATCH,
+        sequence_length=LENGTH,
+        stack=stack,
+        attention=Attention.FLASH2,
+        precision=Precision.BF16,
     )
     return found.replay.peak_reserved
 
 
 def test_an_added_token_costs_a_whole_copy_of_the_logits_under_the_loss_in_place() -> None:
-    """fms-acceleration's runs on Mistral (32001 rows) held 2.1 GB more at batch 4 than 32000 rows would, on Granite (49152) not."""
+    """fms-acceleration's runs on Mistral (32001 rows) held 2.1 GB more at batch 4 than 32000 rows
+    would, on Granite (49152) not."""
     logits = BATCH * LENGTH * 32000 * 4
     assert (
-        BATCH * LENGTH * 32001 * 4
-    ) % LARGE_ROUNDING < LARGE_ROUNDING // 2  # the whole just spills into one more unit, the shifted copy does not
+        (BATCH * LENGTH * 32001 * 4) % LARGE_ROUNDING < LARGE_ROUNDING // 2
+    )  # the whole just spills into one more unit, the shifted copy does not
     in_place = reserved(32001, "hf-4.45-foak") - reserved(32000, "hf-4.45-foak")
     plain = reserved(32001, "hf-4.45") - reserved(32000, "hf-4.45")
     assert 0.95 * logits < in_place < 1.1 * logits
@@ -38,6 +45,8 @@ def test_an_added_token_costs_a_whole_copy_of_the_logits_under_the_loss_in_place
 
 def test_todays_torch_slices_once() -> None:
     names = [t.name for t in estimate("llama-7b", stack="hf", sequence_length=512).timeline.tensors]
-    older = [t.name for t in estimate("llama-7b", stack="hf-4.45", sequence_length=512).timeline.tensors]
+    older = [
+        t.name for t in estimate("llama-7b", stack="hf-4.45", sequence_length=512).timeline.tensors
+    ]
     assert names.count("grad of output in fp32") <= 1
     assert older.count("grad of output in fp32") == 2

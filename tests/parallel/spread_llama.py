@@ -24,30 +24,71 @@ from napkinmath.models.families import read_config
 
 BATCH, SEQUENCE = 2, 128
 LLAMA: dict[str, object] = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4,
-    "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 2048, "max_position_embeddings": 512, "tie_word_embeddings": False,
-}  # fmt: skip
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 256,
+    "intermediate_size": 688,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 2048,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+}
 # Layers of two kinds take turns, so a model has many runs of the same path.
 GEMMA: dict[str, object] = {
-    **LLAMA, "model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"], "head_dim": 32, "sliding_window": 48, "num_hidden_layers": 5,
-}  # fmt: skip
+    **LLAMA,
+    "model_type": "gemma2",
+    "architectures": ["Gemma2ForCausalLM"],
+    "head_dim": 32,
+    "sliding_window": 48,
+    "num_hidden_layers": 5,
+}
 
 
 def spread(
-    parallel: ParallelConfig, *, method: str = "full", precision: str = "bf16-autocast", checkpointing: bool = False, accumulation: int = 1, tied: bool = False, storage: str = "auto", batch: int = BATCH, around: bool = False, flat: bool = False, model: dict[str, object] = LLAMA,
-) -> Step:  # fmt: skip
+    parallel: ParallelConfig,
+    *,
+    method: str = "full",
+    precision: str = "bf16-autocast",
+    checkpointing: bool = False,
+    accumulation: int = 1,
+    tied: bool = False,
+    storage: str = "auto",
+    batch: int = BATCH,
+    around: bool = False,
+    flat: bool = False,
+    model: dict[str, object] = LLAMA,
+) -> Step:
     """One rank's step with fused AdamW and eager attention, which torch runs alike on every device.
 
     `flat`: under FSDP1 adapters share their layer's flat parameter.
     `around`: checkpoints are reentrant and lie around the layers, as before transformers 4.53.
     """
     config = TrainConfig(
-        micro_batch_size=batch, sequence_length=SEQUENCE, precision=Precision(precision), adapter=AdapterConfig(rank=8) if method != "full" else None,
-        quantization=QuantizationConfig(kbit_preparation=False, storage=storage) if method == "qlora" else None,
-        recompute=RecomputeConfig(kind=RecomputeKind.FULL if checkpointing else RecomputeKind.NONE, reentrant=around), optimizer="adamw-fused", attention=Attention.EAGER,
-        clip_gradients=False, gradient_accumulation_steps=accumulation, parallel=parallel,
-    )  # fmt: skip
-    stack = STACKS["hf-bare"].replace(transformers=(4, 48)) if around else STACKS["hf-bare"].replace(flat_adapters=flat)
+        micro_batch_size=batch,
+        sequence_length=SEQUENCE,
+        precision=Precision(precision),
+        adapter=AdapterConfig(rank=8) if method != "full" else None,
+        quantization=(
+            QuantizationConfig(kbit_preparation=False, storage=storage)
+            if method == "qlora"
+            else None
+        ),
+        recompute=RecomputeConfig(
+            kind=RecomputeKind.FULL if checkpointing else RecomputeKind.NONE, reentrant=around
+        ),
+        optimizer="adamw-fused",
+        attention=Attention.EAGER,
+        clip_gradients=False,
+        gradient_accumulation_steps=accumulation,
+        parallel=parallel,
+    )
+    stack = (
+        STACKS["hf-bare"].replace(transformers=(4, 48))
+        if around
+        else STACKS["hf-bare"].replace(flat_adapters=flat)
+    )
     return build_step(read_config({**model, "tie_word_embeddings": tied}), Policy(config, stack))
 
 

@@ -1,4 +1,5 @@
-"""Two real steps of a tiny Llama split over tensor-parallel processes by its own plan; rank 0 prints what was tracked, as JSON.
+"""Two real steps of a tiny Llama split over tensor-parallel processes by its own plan; rank 0
+prints what was tracked, as JSON.
 
 torchrun --nproc-per-node 2 tests/parallel/tensor_step_on_gloo.py
 """
@@ -20,8 +21,14 @@ from torch.distributed.device_mesh import init_device_mesh
 
 BATCH, LENGTH = 2, 128
 CONFIG = {
-    "model_type": "llama", "hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512,
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 128,
+    "intermediate_size": 192,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+}
 COLLECTIVES = {"all_reduce": "all-reduce", "all_gather_into_tensor": "all-gather"}
 
 
@@ -30,7 +37,13 @@ def main() -> None:
     dist.init_process_group("gloo")
     ranks = dist.get_world_size()
     config = config_from(dict(CONFIG))
-    options = TraceOptions(micro_batch_size=BATCH, sequence_length=LENGTH, optimizer="adamw", dtype="fp32", attention="eager")
+    options = TraceOptions(
+        micro_batch_size=BATCH,
+        sequence_length=LENGTH,
+        optimizer="adamw",
+        dtype="fp32",
+        attention="eager",
+    )
     torch.manual_seed(0)
     model = build(config, options, device="cpu")
     split_by_plan(model, init_device_mesh("cpu", (ranks,), mesh_dim_names=("tp",)))

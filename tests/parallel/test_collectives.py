@@ -12,10 +12,18 @@ from napkinmath.base.errors import InputError
 from napkinmath.base.units import GIB, MIB
 from napkinmath.catalog.gpus import find_hardware
 from napkinmath.config.cluster import Cluster, NetworkLink
-from napkinmath.timing.collectives import KINDS, algorithms, bus_factor, collective_s, communicator_bytes, fabric
+from napkinmath.timing.collectives import (
+    KINDS,
+    algorithms,
+    bus_factor,
+    collective_s,
+    communicator_bytes,
+    fabric,
+)
 
-# Microseconds of messages of 4 KiB, 2 MiB, 32 MiB and 512 MiB on 2 and 8 GPUs of a node, NCCL 2.26 to 2.29: tables of nccl-tests that
-# ai-dynamo/aiconfigurator carries (systems/data/*/comm/nccl), medians where a size was run more than once.
+# Microseconds of messages of 4 KiB, 2 MiB, 32 MiB and 512 MiB on 2 and 8 GPUs of a node, NCCL 2.26
+# to 2.29: tables of nccl-tests that ai-dynamo/aiconfigurator carries (systems/data/*/comm/nccl),
+# medians where a size was run more than once.
 SIZES = (4 << 10, 2 * MIB, 32 * MIB, 512 * MIB)
 MEASURED = (
     ("A100-SXM4-80GB", "all-reduce", 2, (10, 48, 224, 2781)),
@@ -59,12 +67,15 @@ MEASURED = (
     ("RTX PRO 6000 Blackwell Server", "all-to-all", 2, (7, 50, 642, 10448)),
     ("RTX PRO 6000 Blackwell Server", "all-to-all", 8, (17, 139, 1818, 25503)),
 )
-# Middle sizes fall between NCCL's protocols, whose switches no table shows; large ones are what a training step sends.
+# Middle sizes fall between NCCL's protocols, whose switches no table shows; large ones are what a
+# training step sends.
 MEDIAN_LARGE, WORST_LARGE, MEDIAN_ALL = 0.08, 0.45, 0.15
 
 
 def node(gpu: str, gpus: int = 8, nodes: int = 1, network: NetworkLink | None = None) -> Cluster:
-    return Cluster(hardware=find_hardware(gpu), gpus_per_node=gpus, num_nodes=nodes, network=network)
+    return Cluster(
+        hardware=find_hardware(gpu), gpus_per_node=gpus, num_nodes=nodes, network=network
+    )
 
 
 def errors(sizes: tuple[int, ...]) -> list[float]:
@@ -89,12 +100,28 @@ def test_all_sizes_take_roughly_what_was_measured() -> None:
 
 @pytest.mark.parametrize(
     ("gpu", "ranks", "gb_per_s"),
-    # Bus bandwidth of all-reduce at 8 GiB with sums in the switch: stas00/ml-engineering network/README.md.
-    [("H200", 4, 363.3), ("H200", 5, 414.2), ("H200", 6, 435.6), ("H200", 8, 473.1), ("B200", 4, 673.2), ("B200", 6, 778.2), ("B200", 8, 838.0), ("MI300X", 2, 47.7), ("MI300X", 8, 312.9)],
-)  # fmt: skip
+    # Bus bandwidth of all-reduce at 8 GiB with sums in the switch: stas00/ml-engineering
+    # network/README.md.
+    [
+        ("H200", 4, 363.3),
+        ("H200", 5, 414.2),
+        ("H200", 6, 435.6),
+        ("H200", 8, 473.1),
+        ("B200", 4, 673.2),
+        ("B200", 6, 778.2),
+        ("B200", 8, 838.0),
+        ("MI300X", 2, 47.7),
+        ("MI300X", 8, 312.9),
+    ],
+)
 def test_bus_bandwidth_of_large_all_reduces(gpu: str, ranks: int, gb_per_s: float) -> None:
     size = 8 * GIB
-    found = size / collective_s("all-reduce", size, fabric(node(gpu), ranks)) * bus_factor("all-reduce", ranks) / 1e9
+    found = (
+        size
+        / collective_s("all-reduce", size, fabric(node(gpu), ranks))
+        * bus_factor("all-reduce", ranks)
+        / 1e9
+    )
     assert found == pytest.approx(gb_per_s, rel=0.15)
 
 
@@ -112,7 +139,12 @@ def test_the_switch_sums_from_the_group_size_on_at_which_it_does() -> None:
 )
 def test_more_bytes_never_take_less_time(kind: str, size: int, ranks: int, gpu: str) -> None:
     group = fabric(node(gpu, nodes=8), ranks)
-    assert 0 < collective_s(kind, size, group) <= collective_s(kind, 2 * size, group) <= 2 * collective_s(kind, size, group)
+    assert (
+        0
+        < collective_s(kind, size, group)
+        <= collective_s(kind, 2 * size, group)
+        <= 2 * collective_s(kind, size, group)
+    )
 
 
 @given(st.integers(1, 1 << 30), st.sampled_from([2, 4, 8, 16, 64]))
@@ -127,11 +159,14 @@ def test_arrays_give_what_numbers_give() -> None:
     group = fabric(node("H100", nodes=2), 16)
     sizes = numpy.array([1 << 10, 1 << 20, 1 << 30])
     for kind in KINDS:
-        assert collective_s(kind, sizes, group) == pytest.approx([collective_s(kind, int(s), group) for s in sizes])
+        assert collective_s(kind, sizes, group) == pytest.approx(
+            [collective_s(kind, int(s), group) for s in sizes]
+        )
 
 
 def test_groups_of_a_stride_share_the_adapters_of_their_nodes() -> None:
-    """Eight groups, each with one rank a node, have an eighth of the adapters each; one group with all ranks has them all."""
+    """Eight groups, each with one rank a node, have an eighth of the adapters each; one group with
+    all ranks has them all."""
     cluster = node("H100", nodes=4)
     whole, strided = fabric(cluster, 32), fabric(cluster, 4, stride=8)
     assert (strided.nodes, whole.nodes) == (4, 4)
@@ -142,14 +177,23 @@ def test_groups_of_a_stride_share_the_adapters_of_their_nodes() -> None:
 
 def test_slow_ways_are_slower() -> None:
     size = 256 * MIB
-    ways = [node("H100"), node("A100"), node("RTX PRO 6000 Blackwell"), node("RTX 4090"), node("RTX 3090", gpus=2)]
+    ways = [
+        node("H100"),
+        node("A100"),
+        node("RTX PRO 6000 Blackwell"),
+        node("RTX 4090"),
+        node("RTX 3090", gpus=2),
+    ]
     times = [collective_s("all-gather", size, fabric(cluster, 2)) for cluster in ways]
     assert times == sorted(times)
     networks = [
         NetworkLink(kind=kind, gbit_per_s_per_gpu=rate)
         for kind, rate in (("ib-ndr", 400), ("ib-hdr", 200), ("roce", 100), ("ethernet", 1.25))
     ]
-    times = [collective_s("all-gather", size, fabric(node("A100", nodes=2, network=network), 16)) for network in networks]
+    times = [
+        collective_s("all-gather", size, fabric(node("A100", nodes=2, network=network), 16))
+        for network in networks
+    ]
     assert times == sorted(times)
 
 

@@ -1,4 +1,5 @@
-"""Context and expert parallelism: what a rank holds and sends, that books balance, and what cannot be split said in one line."""
+"""Context and expert parallelism: what a rank holds and sends, that books balance, and what cannot
+be split said in one line."""
 
 from __future__ import annotations
 
@@ -12,7 +13,12 @@ import pytest
 from napkinmath.base.errors import InputError
 from napkinmath.base.expr import Bindings
 from napkinmath.catalog.stacks import STACKS
-from napkinmath.config.parallel_config import ContextParallel, DataParallel, ParallelConfig, PipelineSchedule
+from napkinmath.config.parallel_config import (
+    ContextParallel,
+    DataParallel,
+    ParallelConfig,
+    PipelineSchedule,
+)
 from napkinmath.config.train_config import Attention, Precision, TrainConfig
 from napkinmath.ir.costs import Collective
 from napkinmath.ir.ledger import ALLOC, RUN, Phase, Work
@@ -24,16 +30,28 @@ from napkinmath.models.families import read_config
 
 ROOT = Path(__file__).resolve().parents[2]
 LLAMA = {
-    "model_type": "llama", "hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 512,
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 128,
+    "intermediate_size": 192,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 512,
+}
 MIXTRAL = {**LLAMA, "model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
 COLD_S = 0.3
 
 
-def step_of(config: dict[str, object], parallel: ParallelConfig, *, rank: int = 0, **changes: object) -> Step:
-    train = TrainConfig(micro_batch_size=2, sequence_length=256, precision=Precision.BF16, clip_gradients=False, parallel=parallel).replace(
-        **changes
-    )
+def step_of(
+    config: dict[str, object], parallel: ParallelConfig, *, rank: int = 0, **changes: object
+) -> Step:
+    train = TrainConfig(
+        micro_batch_size=2,
+        sequence_length=256,
+        precision=Precision.BF16,
+        clip_gradients=False,
+        parallel=parallel,
+    ).replace(**changes)
     return build_step(read_config(config), Policy(train, STACKS["hf-bare"]), pipeline_rank=rank)
 
 
@@ -65,44 +83,72 @@ def test_outside_attention_a_rank_is_one_with_a_shorter_sequence(kind: ContextPa
 
 def test_ring_sends_keys_and_values_around() -> None:
     found = collectives(step_of(LLAMA, ParallelConfig(context_parallel_size=4)))
-    both = 2 * 2 * 64 * 4 * 16 * 2  # keys and values of a rank: 2 sequences of 64, 4 heads of 16, in bf16
+    both = (
+        2 * 2 * 64 * 4 * 16 * 2
+    )  # keys and values of a rank: 2 sequences of 64, 4 heads of 16, in bf16
     layers = 4
-    assert found == {("context", "send", 3 * both): 2 * layers, ("context", "send", 4 * 2 * both): layers}
+    assert found == {
+        ("context", "send", 3 * both): 2 * layers,
+        ("context", "send", 4 * 2 * both): layers,
+    }
 
 
 def test_ulysses_exchanges_queries_keys_values_and_outputs() -> None:
-    found = collectives(step_of(LLAMA, ParallelConfig(context_parallel_size=4, context_parallel=ContextParallel.ULYSSES)))
+    found = collectives(
+        step_of(
+            LLAMA, ParallelConfig(context_parallel_size=4, context_parallel=ContextParallel.ULYSSES)
+        )
+    )
     query, key = 2 * 64 * 8 * 16 * 2, 2 * 64 * 4 * 16 * 2
     layers = 4
-    assert found == {("context", "all-to-all", query): 2 * 2 * layers, ("context", "all-to-all", key): 2 * 2 * layers}
+    assert found == {
+        ("context", "all-to-all", query): 2 * 2 * layers,
+        ("context", "all-to-all", key): 2 * 2 * layers,
+    }
 
 
 def test_experts_are_spread_and_tokens_travel() -> None:
-    spread = ParallelConfig(expert_parallel_size=4, data_parallel_size=4, data_parallel=DataParallel.DDP)
+    spread = ParallelConfig(
+        expert_parallel_size=4, data_parallel_size=4, data_parallel=DataParallel.DDP
+    )
     step = step_of(MIXTRAL, spread)
     bind = Bindings(step.symbols)
     experts = [w for run in step.runs for w in run.block.weights if w.kind == "experts"]
     assert {bind(w.axes[0]) for w in experts} == {2}
     rows = 2 * 256 * 2 * 128 * 2  # tokens with two experts each, in bf16
-    assert collectives(step)["expert", "all-to-all", rows] == 4 * 4  # there and back, forward and backward, in four layers
+    assert (
+        collectives(step)["expert", "all-to-all", rows] == 4 * 4
+    )  # there and back, forward and backward, in four layers
 
 
 @pytest.mark.parametrize("kind", [DataParallel.ZERO1, DataParallel.ZERO2, DataParallel.FSDP2])
 def test_an_expert_is_sharded_among_the_ranks_that_hold_it(kind: DataParallel) -> None:
-    """Of 8 ranks with experts spread over 4, two hold the same experts: each has half of their states, an eighth of all else's."""
-    step = step_of(MIXTRAL, ParallelConfig(expert_parallel_size=4, data_parallel_size=8, data_parallel=kind))
+    """Of 8 ranks with experts spread over 4, two hold the same experts: each has half of their
+    states, an eighth of all else's."""
+    step = step_of(
+        MIXTRAL, ParallelConfig(expert_parallel_size=4, data_parallel_size=8, data_parallel=kind)
+    )
     bind = Bindings(step.symbols)
     weights = [(w, run.count) for run in step.runs for w in run.block.weights if w.trainable]
     experts = sum(count * bind(w.elements) for w, count in weights if w.kind == "experts")
     others = sum(count * bind(w.elements) for w, count in weights if w.kind != "experts")
-    rows = sum(s.repeat * bind(t.nbytes) for s in step.update.states for a, t in s.events if a == ALLOC and t.axes)
-    each = 4 if kind is not DataParallel.FSDP2 else 2  # ZeRO's states are fp32, FSDP's of the type of its bf16 parameters
+    rows = sum(
+        s.repeat * bind(t.nbytes)
+        for s in step.update.states
+        for a, t in s.events
+        if a == ALLOC and t.axes
+    )
+    each = (
+        4 if kind is not DataParallel.FSDP2 else 2
+    )  # ZeRO's states are fp32, FSDP's of the type of its bf16 parameters
     assert rows == pytest.approx(2 * each * (experts / 2 + others / 8), rel=1e-3)
 
 
 @pytest.mark.parametrize("kind", [DataParallel.DDP, DataParallel.ZERO1, DataParallel.FSDP2])
 def test_gradients_of_an_expert_are_summed_among_the_ranks_that_hold_it(kind: DataParallel) -> None:
-    step = step_of(MIXTRAL, ParallelConfig(expert_parallel_size=4, data_parallel_size=8, data_parallel=kind))
+    step = step_of(
+        MIXTRAL, ParallelConfig(expert_parallel_size=4, data_parallel_size=8, data_parallel=kind)
+    )
     bind = Bindings(step.symbols)
     sent: Counter[tuple[str, int]] = Counter()
     for _, segments in step.micro_steps:
@@ -110,7 +156,10 @@ def test_gradients_of_an_expert_are_summed_among_the_ranks_that_hold_it(kind: Da
             for action, work in segment.events:
                 if action == RUN and isinstance(work, Work) and segment.phase is Phase.BACKWARD:
                     for cost in work.costs:
-                        if isinstance(cost, Collective) and cost.kind in ("all-reduce", "reduce-scatter"):
+                        if isinstance(cost, Collective) and cost.kind in (
+                            "all-reduce",
+                            "reduce-scatter",
+                        ):
                             sent[cost.axis, cost.ranks] += segment.repeat * bind(cost.moved)
     gradients = [(g, run.count) for run in step.runs for g in run.block.gradients]
     experts = sum(count * bind(g.nbytes) for g, count in gradients if "experts" in g.module)
@@ -123,12 +172,23 @@ def test_gradients_of_an_expert_are_summed_among_the_ranks_that_hold_it(kind: Da
 
 @pytest.mark.parametrize("kind", [DataParallel.ZERO3, DataParallel.FSDP1])
 def test_engines_that_hold_the_same_on_every_rank_refuse_spread_experts(kind: DataParallel) -> None:
-    with pytest.raises(InputError, match=f"{kind.value} does not spread experts over ranks; use fsdp2, zero1, zero2 or ddp"):
-        step_of(MIXTRAL, ParallelConfig(expert_parallel_size=4, data_parallel_size=8, data_parallel=kind))
+    with pytest.raises(
+        InputError,
+        match=f"{kind.value} does not spread experts over ranks; use fsdp2, zero1, zero2 or ddp",
+    ):
+        step_of(
+            MIXTRAL,
+            ParallelConfig(expert_parallel_size=4, data_parallel_size=8, data_parallel=kind),
+        )
 
 
 def test_ranks_that_share_a_sequence_sum_their_gradients() -> None:
-    step = step_of(LLAMA, ParallelConfig(context_parallel_size=4, data_parallel_size=2, data_parallel=DataParallel.DDP))
+    step = step_of(
+        LLAMA,
+        ParallelConfig(
+            context_parallel_size=4, data_parallel_size=2, data_parallel=DataParallel.DDP
+        ),
+    )
     ranks = {
         cost.ranks
         for _, segments in step.micro_steps
@@ -143,7 +203,9 @@ def test_ranks_that_share_a_sequence_sum_their_gradients() -> None:
 
 def test_the_busiest_rank_needs_more() -> None:
     def peak(**fields: float) -> int:
-        spread = ParallelConfig(expert_parallel_size=4, data_parallel_size=4, data_parallel=DataParallel.DDP, **fields)
+        spread = ParallelConfig(
+            expert_parallel_size=4, data_parallel_size=4, data_parallel=DataParallel.DDP, **fields
+        )
         return simulate(step_of(MIXTRAL, spread, sequence_length=2048)).peak().nbytes
 
     assert peak() < peak(expert_imbalance=1.5) < peak(expert_imbalance=2.0)
@@ -153,8 +215,17 @@ def test_the_busiest_rank_needs_more() -> None:
 @pytest.mark.parametrize(
     "parallel",
     [
-        ParallelConfig(context_parallel_size=2, tensor_parallel_size=2, sequence_parallel=True, pipeline_parallel_size=2),
-        ParallelConfig(context_parallel_size=2, context_parallel=ContextParallel.ULYSSES, pipeline_parallel_size=4),
+        ParallelConfig(
+            context_parallel_size=2,
+            tensor_parallel_size=2,
+            sequence_parallel=True,
+            pipeline_parallel_size=2,
+        ),
+        ParallelConfig(
+            context_parallel_size=2,
+            context_parallel=ContextParallel.ULYSSES,
+            pipeline_parallel_size=4,
+        ),
         ParallelConfig(
             pipeline_parallel_size=2,
             virtual_pipeline_size=2,
@@ -165,7 +236,13 @@ def test_the_busiest_rank_needs_more() -> None:
         ParallelConfig(pipeline_parallel_size=2, pipeline_schedule=PipelineSchedule.ZERO_BUBBLE),
         ParallelConfig(pipeline_parallel_size=4, pipeline_schedule=PipelineSchedule.NAIVE),
     ],
-    ids=["ring, tensor, pipeline", "ulysses, pipeline", "interleaved, tensor", "zero bubble", "naive"],
+    ids=[
+        "ring, tensor, pipeline",
+        "ulysses, pipeline",
+        "interleaved, tensor",
+        "zero bubble",
+        "naive",
+    ],
 )
 def test_books_balance_on_every_rank(parallel: ParallelConfig) -> None:
     for rank in range(parallel.pipeline_parallel_size):
@@ -185,47 +262,108 @@ def test_books_balance_on_every_rank(parallel: ParallelConfig) -> None:
 @pytest.mark.parametrize(
     ("parallel", "changes", "said"),
     [
-        (ParallelConfig(tensor_parallel_size=3), {}, "num_attention_heads=8 of llama does not divide by tensor_parallel_size=3; use 1, 2 or 4"),
-        (ParallelConfig(pipeline_parallel_size=8), {}, "pipeline_parallel_size=8 leaves stages without layers: the model has 4"),
-        (ParallelConfig(pipeline_parallel_size=2, virtual_pipeline_size=2, pipeline_schedule=PipelineSchedule.INTERLEAVED), {"gradient_accumulation_steps": 3}, "num_micro_batches=3 is not a multiple of pipeline_parallel_size=2"),
-        (ParallelConfig(context_parallel_size=3), {}, "sequence_length=256 does not divide into two parts for each of 3 context-parallel ranks"),
-        (ParallelConfig(context_parallel_size=2), {"attention": Attention.EAGER}, "needs a fused attention kernel"),
-        (ParallelConfig(context_parallel_size=16, context_parallel=ContextParallel.ULYSSES), {}, "Ulysses exchanges 8 attention heads"),
-        (ParallelConfig(expert_parallel_size=2, data_parallel_size=2, data_parallel=DataParallel.DDP), {}, "llama has none"),
+        (
+            ParallelConfig(tensor_parallel_size=3),
+            {},
+            (
+                "num_attention_heads=8 of llama does not divide by tensor_parallel_size=3; use 1, 2"
+                " or 4"
+            ),
+        ),
+        (
+            ParallelConfig(pipeline_parallel_size=8),
+            {},
+            "pipeline_parallel_size=8 leaves stages without layers: the model has 4",
+        ),
+        (
+            ParallelConfig(
+                pipeline_parallel_size=2,
+                virtual_pipeline_size=2,
+                pipeline_schedule=PipelineSchedule.INTERLEAVED,
+            ),
+            {"gradient_accumulation_steps": 3},
+            "num_micro_batches=3 is not a multiple of pipeline_parallel_size=2",
+        ),
+        (
+            ParallelConfig(context_parallel_size=3),
+            {},
+            (
+                "sequence_length=256 does not divide into two parts for each of 3 context-parallel"
+                " ranks"
+            ),
+        ),
+        (
+            ParallelConfig(context_parallel_size=2),
+            {"attention": Attention.EAGER},
+            "needs a fused attention kernel",
+        ),
+        (
+            ParallelConfig(context_parallel_size=16, context_parallel=ContextParallel.ULYSSES),
+            {},
+            "Ulysses exchanges 8 attention heads",
+        ),
+        (
+            ParallelConfig(
+                expert_parallel_size=2, data_parallel_size=2, data_parallel=DataParallel.DDP
+            ),
+            {},
+            "llama has none",
+        ),
     ],
-)  # fmt: skip
-def test_what_cannot_be_split_is_one_line(parallel: ParallelConfig, changes: dict[str, object], said: str) -> None:
+)
+def test_what_cannot_be_split_is_one_line(
+    parallel: ParallelConfig, changes: dict[str, object], said: str
+) -> None:
     with pytest.raises(InputError) as error:
         step_of(LLAMA, parallel, **changes)
     assert said in str(error.value) and "\n" not in str(error.value)
 
 
 def test_experts_that_do_not_divide_are_one_line() -> None:
-    with pytest.raises(InputError, match="num_experts=8 of mixtral does not divide by expert_parallel_size=3; use one of 1, 2, 4, 8"):
-        step_of(MIXTRAL, ParallelConfig(expert_parallel_size=3, data_parallel_size=3, data_parallel=DataParallel.DDP))
+    with pytest.raises(
+        InputError,
+        match=(
+            "num_experts=8 of mixtral does not divide by expert_parallel_size=3; use one of 1, 2,"
+            " 4, 8"
+        ),
+    ):
+        step_of(
+            MIXTRAL,
+            ParallelConfig(
+                expert_parallel_size=3, data_parallel_size=3, data_parallel=DataParallel.DDP
+            ),
+        )
 
 
 @pytest.mark.parametrize("family", ["mamba2", "olmo2"])
 def test_a_family_that_cannot_be_split_says_so(family: str) -> None:
     from agreement.tiny_configs import TINY
 
-    with pytest.raises(InputError, match=r"cannot be split by tensor parallelism: .*; use tensor_parallel_size=1"):
+    with pytest.raises(
+        InputError, match=r"cannot be split by tensor parallelism: .*; use tensor_parallel_size=1"
+    ):
         step_of(TINY[family], ParallelConfig(tensor_parallel_size=2))
 
 
 def test_sixteen_thousand_ranks_are_priced_at_once() -> None:
     """Cold, in a process of its own: processor time, since the machine may be busy."""
     script = (
-        "from napkinmath import estimate; from napkinmath.config.parallel_config import *; import time\n"
-        "p = ParallelConfig(tensor_parallel_size=8, sequence_parallel=True, pipeline_parallel_size=16, data_parallel_size=128, data_parallel=DataParallel.DDP, num_micro_batches=32)\n"
-        "e = estimate('llama-3.1-405b', stack='megatron', hardware='H100-80', sequence_length=8192, parallel=p)\n"
-        "assert e.config.parallel.world_size == 16384 and e.memory.allocated.value and e.time.seconds\n"
-        "print(time.process_time())"
+        "from napkinmath import estimate; from napkinmath.config.parallel_config import *; import"
+        " time\np = ParallelConfig(tensor_parallel_size=8, sequence_parallel=True,"
+        " pipeline_parallel_size=16, data_parallel_size=128, data_parallel=DataParallel.DDP,"
+        " num_micro_batches=32)\ne = estimate('llama-3.1-405b', stack='megatron',"
+        " hardware='H100-80', sequence_length=8192, parallel=p)\nassert"
+        " e.config.parallel.world_size == 16384 and e.memory.allocated.value and"
+        " e.time.seconds\nprint(time.process_time())"
     )
     spent = min(
         float(
             subprocess.run(
-                [sys.executable, "-c", script], env={"PYTHONPATH": str(ROOT / "estimator")}, capture_output=True, text=True, check=True
+                [sys.executable, "-c", script],
+                env={"PYTHONPATH": str(ROOT / "estimator")},
+                capture_output=True,
+                text=True,
+                check=True,
             ).stdout
         )
         for _ in range(2)

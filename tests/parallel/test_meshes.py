@@ -1,4 +1,5 @@
-"""Every valid mesh, the search against pricing all of them, and what an Estimate says of the winner."""
+"""Every valid mesh, the search against pricing all of them, and what an Estimate says of the
+winner."""
 
 from __future__ import annotations
 
@@ -18,72 +19,162 @@ from napkinmath.planning.meshes import fastest, meshes, price_mesh
 from napkinmath.timing.efficiency import default_efficiency
 
 MODEL = {
-    "model_type": "llama", "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 12, "num_attention_heads": 16, "num_key_value_heads": 4, "vocab_size": 32000,
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "vocab_size": 32000,
+}
 MOE = {
-    "model_type": "mixtral", "hidden_size": 1024, "intermediate_size": 3584, "num_hidden_layers": 8, "num_attention_heads": 16, "num_key_value_heads": 4, "vocab_size": 32000,
-    "num_local_experts": 8, "num_experts_per_tok": 2,
-}  # fmt: skip
+    "model_type": "mixtral",
+    "hidden_size": 1024,
+    "intermediate_size": 3584,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "vocab_size": 32000,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+}
 LATENT = {
-    "model_type": "deepseek_v3", "hidden_size": 1024, "intermediate_size": 2816, "moe_intermediate_size": 704, "num_hidden_layers": 9, "num_attention_heads": 16, "num_key_value_heads": 16,
-    "vocab_size": 32000, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1, "first_k_dense_replace": 2, "q_lora_rank": 384, "kv_lora_rank": 128, "qk_rope_head_dim": 32,
-    "qk_nope_head_dim": 64, "v_head_dim": 64, "n_group": 2, "topk_group": 1,
-}  # fmt: skip
+    "model_type": "deepseek_v3",
+    "hidden_size": 1024,
+    "intermediate_size": 2816,
+    "moe_intermediate_size": 704,
+    "num_hidden_layers": 9,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "vocab_size": 32000,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 2,
+    "q_lora_rank": 384,
+    "kv_lora_rank": 128,
+    "qk_rope_head_dim": 32,
+    "qk_nope_head_dim": 64,
+    "v_head_dim": 64,
+    "n_group": 2,
+    "topk_group": 1,
+}
 SEARCH_S = 2.0
 
 
 def cluster(gpus: int, memory_gib: int = 80) -> Cluster:
     hardware = find_hardware("H100-80").replace(memory_bytes=memory_gib << 30)
-    return Cluster(hardware=hardware, gpus_per_node=8, num_nodes=gpus // 8, network=NetworkLink(kind="InfiniBand", gbit_per_s_per_gpu=400))
+    return Cluster(
+        hardware=hardware,
+        gpus_per_node=8,
+        num_nodes=gpus // 8,
+        network=NetworkLink(kind="InfiniBand", gbit_per_s_per_gpu=400),
+    )
 
 
 def config(**changes: object) -> TrainConfig:
     return TrainConfig(
-        sequence_length=2048, stack="megatron", precision=Precision.BF16, recompute=RecomputeConfig(kind=RecomputeKind.FULL)
+        sequence_length=2048,
+        stack="megatron",
+        precision=Precision.BF16,
+        recompute=RecomputeConfig(kind=RecomputeKind.FULL),
     ).replace(**changes)
 
 
 def degrees(found: TrainConfig) -> tuple[int, int, int, int, int]:
     p = found.parallel
-    return p.tensor_parallel_size, p.pipeline_parallel_size, p.context_parallel_size, p.expert_parallel_size, p.data_parallel_size
+    return (
+        p.tensor_parallel_size,
+        p.pipeline_parallel_size,
+        p.context_parallel_size,
+        p.expert_parallel_size,
+        p.data_parallel_size,
+    )
 
 
 def test_the_meshes_are_those_that_divide() -> None:
-    found = [degrees(mesh) for mesh in meshes(read_model(MODEL), cluster(16), config(), global_batch=64)]
+    found = [
+        degrees(mesh) for mesh in meshes(read_model(MODEL), cluster(16), config(), global_batch=64)
+    ]
     assert len(set(found)) == len(found)
     expected = {
-        (t, p, c, 1, 16 // (t * p * c)) for t in (1, 2, 4, 8) for p in range(1, 13) for c in (1, 2, 4, 8, 16) if 16 % (t * p * c) == 0
+        (t, p, c, 1, 16 // (t * p * c))
+        for t in (1, 2, 4, 8)
+        for p in range(1, 13)
+        for c in (1, 2, 4, 8, 16)
+        if 16 % (t * p * c) == 0
     }
     assert set(found) == expected
 
 
 def test_experts_are_spread_within_data_and_context_ranks() -> None:
-    found = [degrees(mesh) for mesh in meshes(read_model(MOE), cluster(8), config(), global_batch=64)]
+    found = [
+        degrees(mesh) for mesh in meshes(read_model(MOE), cluster(8), config(), global_batch=64)
+    ]
     assert {e for *_, e, _ in found} == {1, 2, 4, 8}
     assert all((c * d) % e == 0 for _, _, c, e, d in found)
 
 
 PARTITIONED = {"parallel": ParallelConfig(data_parallel=DataParallel.ZERO1, data_parallel_size=2)}
-SHARDED = {"stack": "hf", "parallel": ParallelConfig(data_parallel=DataParallel.FSDP2, data_parallel_size=2)}
-INTERLEAVED = {"parallel": ParallelConfig(pipeline_schedule=PipelineSchedule.INTERLEAVED, virtual_pipeline_size=2)}
+SHARDED = {
+    "stack": "hf",
+    "parallel": ParallelConfig(data_parallel=DataParallel.FSDP2, data_parallel_size=2),
+}
+INTERLEAVED = {
+    "parallel": ParallelConfig(
+        pipeline_schedule=PipelineSchedule.INTERLEAVED, virtual_pipeline_size=2
+    )
+}
 KEPT = {"stack": "hf", "recompute": RecomputeConfig()}  # DDP of torch, no checkpointing
 
 
 @pytest.mark.parametrize(
     ("model", "memory", "changes"),
     [
-        (MODEL, 80, {}), (MODEL, 8, {}), (MODEL, 80, KEPT), (MODEL, 80, INTERLEAVED), (MODEL, 80, SHARDED), (MOE, 80, {}), (MOE, 12, {}), (MOE, 80, PARTITIONED),
-        (LATENT, 80, {}), (LATENT, 3, {}),
+        (MODEL, 80, {}),
+        (MODEL, 8, {}),
+        (MODEL, 80, KEPT),
+        (MODEL, 80, INTERLEAVED),
+        (MODEL, 80, SHARDED),
+        (MOE, 80, {}),
+        (MOE, 12, {}),
+        (MOE, 80, PARTITIONED),
+        (LATENT, 80, {}),
+        (LATENT, 3, {}),
     ],
-    ids=["dense", "dense, little memory", "all kept", "interleaved", "sharded", "experts", "experts, little memory", "partitioned", "dense and experts", "both, little memory"],
-)  # fmt: skip
-def test_the_search_finds_what_pricing_all_finds(model: dict[str, object], memory: int, changes: dict[str, object]) -> None:
-    spec, machines, chosen = read_model(model), cluster(16 if model is MODEL else 8, memory), config(**changes)
+    ids=[
+        "dense",
+        "dense, little memory",
+        "all kept",
+        "interleaved",
+        "sharded",
+        "experts",
+        "experts, little memory",
+        "partitioned",
+        "dense and experts",
+        "both, little memory",
+    ],
+)
+def test_the_search_finds_what_pricing_all_finds(
+    model: dict[str, object], memory: int, changes: dict[str, object]
+) -> None:
+    spec, machines, chosen = (
+        read_model(model),
+        cluster(16 if model is MODEL else 8, memory),
+        config(**changes),
+    )
     speed = default_efficiency(machines.hardware.gpu)
-    everything = [price_mesh(spec, mesh, machines, speed) for mesh in meshes(spec, machines, chosen, global_batch=64)]
-    fitting = sorted((p for p in everything if p.peak_bytes <= memory << 30), key=lambda p: -p.tokens_per_s)
+    everything = [
+        price_mesh(spec, mesh, machines, speed)
+        for mesh in meshes(spec, machines, chosen, global_batch=64)
+    ]
+    fitting = sorted(
+        (p for p in everything if p.peak_bytes <= memory << 30), key=lambda p: -p.tokens_per_s
+    )
     assert fitting
-    assert [p.config for p in fastest(spec, chosen, machines, speed, global_batch=64, most=3)] == [p.config for p in fitting[:3]]
+    assert [p.config for p in fastest(spec, chosen, machines, speed, global_batch=64, most=3)] == [
+        p.config for p in fitting[:3]
+    ]
     bounds, coarse = Bounds(spec, machines, speed), Bounds(spec, machines, speed)
     for price in everything:
         assert bounds.tokens_per_s(price.config) >= price.tokens_per_s
@@ -97,10 +188,21 @@ def test_the_search_finds_what_pricing_all_finds(model: dict[str, object], memor
     assert coarse.reach([p.config for p in everything]) >= fitting[0].tokens_per_s
 
 
-@pytest.mark.parametrize("schedule", [PipelineSchedule.GPIPE, PipelineSchedule.ONE_F_ONE_B, PipelineSchedule.ZERO_BUBBLE, PipelineSchedule.INTERLEAVED, PipelineSchedule.NAIVE])  # fmt: skip
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        PipelineSchedule.GPIPE,
+        PipelineSchedule.ONE_F_ONE_B,
+        PipelineSchedule.ZERO_BUBBLE,
+        PipelineSchedule.INTERLEAVED,
+        PipelineSchedule.NAIVE,
+    ],
+)
 def test_micro_batches_in_flight_are_counted_as_one_by_one(schedule: PipelineSchedule) -> None:
     chunks = 2 if schedule is PipelineSchedule.INTERLEAVED else 1
-    parallel = ParallelConfig(pipeline_parallel_size=4, pipeline_schedule=schedule, virtual_pipeline_size=chunks)
+    parallel = ParallelConfig(
+        pipeline_parallel_size=4, pipeline_schedule=schedule, virtual_pipeline_size=chunks
+    )
     for rank in range(4):
         for count in (4, 8, 24):
             order = stage_order(parallel, rank, count)

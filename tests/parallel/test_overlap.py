@@ -7,7 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from napkinmath.ir.ledger import Phase
 from napkinmath.ir.timeline import Kernel, TimelineSegment
-from napkinmath.timing.overlap import COMMUNICATION, COMMUNICATION_STREAM, COPY_STREAM, seconds_by_phase
+from napkinmath.timing.overlap import (
+    COMMUNICATION,
+    COMMUNICATION_STREAM,
+    COPY_STREAM,
+    seconds_by_phase,
+)
 
 BESIDE = 0.15  # what a collective takes of kernels beside it
 
@@ -26,7 +31,13 @@ def reduction(seconds: float) -> Kernel:
 
 def segment(phase: Phase, *kernels: Kernel, repeat: int = 1) -> TimelineSegment:
     return TimelineSegment(
-        "layer", phase, repeat, [("!", i) for i in range(len(kernels))], [], list(kernels), sum(k.seconds for k in kernels)
+        "layer",
+        phase,
+        repeat,
+        [("!", i) for i in range(len(kernels))],
+        [],
+        list(kernels),
+        sum(k.seconds for k in kernels),
     )
 
 
@@ -37,7 +48,15 @@ def total(segments: list[TimelineSegment], phase: Phase | None = None) -> float:
 
 def test_without_communication_seconds_are_summed() -> None:
     spent = seconds_by_phase(
-        [segment(Phase.FORWARD, kernel("a", 1.0), kernel("b", 2.0, "bandwidth"), kernel("c", 9.0, COPY_STREAM), repeat=3)]
+        [
+            segment(
+                Phase.FORWARD,
+                kernel("a", 1.0),
+                kernel("b", 2.0, "bandwidth"),
+                kernel("c", 9.0, COPY_STREAM),
+                repeat=3,
+            )
+        ]
     )
     assert spent == {Phase.FORWARD: {"compute": 3.0, "bandwidth": 6.0, COPY_STREAM: 27.0}}
 
@@ -50,13 +69,16 @@ def test_the_first_gather_is_waited_for_the_others_hide_behind_the_unit_before()
 
 
 def test_gathers_longer_than_computation_set_the_pace() -> None:
-    spent = seconds_by_phase([segment(Phase.FORWARD, gather(10.0), kernel("matmul", 1.0), repeat=5)])[Phase.FORWARD]
+    spent = seconds_by_phase(
+        [segment(Phase.FORWARD, gather(10.0), kernel("matmul", 1.0), repeat=5)]
+    )[Phase.FORWARD]
     assert sum(spent.values()) == pytest.approx(5 * 10.0 + 1.0, rel=0.02)
     assert spent[COMMUNICATION] > spent["compute"]
 
 
 def test_a_backward_gathers_one_unit_ahead() -> None:
-    """The gather stands in the unit before the one that needs it: waited for is what is longer than that unit; the last one hides none."""
+    """The gather stands in the unit before the one that needs it: waited for is what is longer than
+    that unit; the last one hides none."""
     layers = [segment(Phase.BACKWARD, gather(3.0), kernel("matmul", 2.0), repeat=3)]
     spent = seconds_by_phase(layers)[Phase.BACKWARD]
     assert spent[COMMUNICATION] == pytest.approx(2 * (3.0 - 2.0) + (2.0 / (1 - BESIDE) - 2.0))
@@ -75,8 +97,12 @@ def test_a_reduction_waits_for_the_one_before() -> None:
 
 
 def test_communication_in_line_is_never_hidden() -> None:
-    layers = segment(Phase.FORWARD, kernel("matmul", 1.0), kernel("all-reduce", 0.5, COMMUNICATION), repeat=8)
-    assert seconds_by_phase([layers])[Phase.FORWARD] == pytest.approx({"compute": 8.0, COMMUNICATION: 4.0})
+    layers = segment(
+        Phase.FORWARD, kernel("matmul", 1.0), kernel("all-reduce", 0.5, COMMUNICATION), repeat=8
+    )
+    assert seconds_by_phase([layers])[Phase.FORWARD] == pytest.approx(
+        {"compute": 8.0, COMMUNICATION: 4.0}
+    )
 
 
 def test_gathers_and_reductions_share_the_stream() -> None:
@@ -84,17 +110,36 @@ def test_gathers_and_reductions_share_the_stream() -> None:
     assert total([layers, segment(Phase.STEP)]) == pytest.approx(20 * 6.0, rel=0.1)
 
 
-@given(st.lists(st.tuples(st.floats(0, 5), st.floats(0.01, 5), st.floats(0, 5)), min_size=1, max_size=6), st.integers(1, 5))
-def test_a_step_takes_at_least_either_stream_and_at_most_both(layers: list[tuple[float, float, float]], repeat: int) -> None:
-    segments = [segment(Phase.BACKWARD, gather(a), kernel("matmul", b), reduction(c), repeat=repeat) for a, b, c in layers]
+@given(
+    st.lists(
+        st.tuples(st.floats(0, 5), st.floats(0.01, 5), st.floats(0, 5)), min_size=1, max_size=6
+    ),
+    st.integers(1, 5),
+)
+def test_a_step_takes_at_least_either_stream_and_at_most_both(
+    layers: list[tuple[float, float, float]], repeat: int
+) -> None:
+    segments = [
+        segment(Phase.BACKWARD, gather(a), kernel("matmul", b), reduction(c), repeat=repeat)
+        for a, b, c in layers
+    ]
     segments.append(segment(Phase.STEP))
-    computing, talking = repeat * sum(b for _, b, _ in layers), repeat * sum(a + c for a, _, c in layers)
+    computing, talking = (
+        repeat * sum(b for _, b, _ in layers),
+        repeat * sum(a + c for a, _, c in layers),
+    )
     whole = total(segments)
-    assert max(computing, talking) * (1 - 1e-6) <= whole <= (computing / (1 - BESIDE) + talking) * (1 + 1e-6)
+    assert (
+        max(computing, talking) * (1 - 1e-6)
+        <= whole
+        <= (computing / (1 - BESIDE) + talking) * (1 + 1e-6)
+    )
 
 
 @given(st.floats(0, 3), st.floats(0.1, 3), st.floats(0, 3), st.integers(2, 40))
-def test_repetitions_are_what_spelling_them_out_gives(a: float, b: float, c: float, repeat: int) -> None:
+def test_repetitions_are_what_spelling_them_out_gives(
+    a: float, b: float, c: float, repeat: int
+) -> None:
     def once(times: int) -> TimelineSegment:
         return segment(Phase.BACKWARD, gather(a), kernel("matmul", b), reduction(c), repeat=times)
 

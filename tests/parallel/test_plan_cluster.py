@@ -1,4 +1,5 @@
-"""`estimate plan --gpus N`: the fastest of all that fit, each row the same estimate again by its own flags, and what it refuses."""
+"""`estimate plan --gpus N`: the fastest of all that fit, each row the same estimate again by its
+own flags, and what it refuses."""
 
 from __future__ import annotations
 
@@ -16,7 +17,20 @@ from napkinmath.planning.meshes import meshes
 from napkinmath.planning.plan_cluster import plan_cluster
 from napkinmath.timing.efficiency import default_efficiency
 
-GIVEN = ["--model", "llama-3.2-1b", "--gpus", "4xH100", "--ctx", "1k", "--method", "full", "--checkpointing", "none", "--bs", "1,2"]
+GIVEN = [
+    "--model",
+    "llama-3.2-1b",
+    "--gpus",
+    "4xH100",
+    "--ctx",
+    "1k",
+    "--method",
+    "full",
+    "--checkpointing",
+    "none",
+    "--bs",
+    "1,2",
+]
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -30,25 +44,52 @@ def test_a_row_estimates_the_same_by_its_flags(capsys: pytest.CaptureFixture[str
     rows = json.loads(out)
     assert code == 0 and len(rows) == 6
     for row in rows:
-        options = {k: v for k, v in row["options"].items() if k not in ("gpus", "data_parallel", "pp_schedule", "tp", "pp", "cp", "ep")}
-        flags = [word for key, value in options.items() for word in (f"--{key.replace('_', '-')}", str(value))]
-        code, out, _ = run(capsys, "--model", "llama-3.2-1b", *row["mesh"].split(), *flags, "--json")
+        options = {
+            k: v
+            for k, v in row["options"].items()
+            if k not in ("gpus", "data_parallel", "pp_schedule", "tp", "pp", "cp", "ep")
+        }
+        flags = [
+            word
+            for key, value in options.items()
+            for word in (f"--{key.replace('_', '-')}", str(value))
+        ]
+        code, out, _ = run(
+            capsys, "--model", "llama-3.2-1b", *row["mesh"].split(), *flags, "--json"
+        )
         again = json.loads(out)
         assert code == 0
         assert again["memory"]["device"]["value"] == row["device_bytes"]
-        assert again["time"]["all_gpus"]["tokens_per_s"] == pytest.approx(row["tokens_per_s"], rel=1e-9)
+        assert again["time"]["all_gpus"]["tokens_per_s"] == pytest.approx(
+            row["tokens_per_s"], rel=1e-9
+        )
 
 
 def test_the_first_row_is_the_fastest_of_all() -> None:
-    spec, hardware = read_model("llama-3.2-1b"), find_hardware("H100").replace(memory_bytes=24 << 30)
+    spec, hardware = (
+        read_model("llama-3.2-1b"),
+        find_hardware("H100").replace(memory_bytes=24 << 30),
+    )
     machines, speed = Cluster(hardware=hardware, gpus_per_node=4), default_efficiency(hardware.gpu)
-    given: dict[str, list[object]] = {"ctx": ["1024"], "method": ["full"], "checkpointing": ["none", "full"], "bs": ["1", "2"]}
+    given: dict[str, list[object]] = {
+        "ctx": ["1024"],
+        "method": ["full"],
+        "checkpointing": ["none", "full"],
+        "bs": ["1", "2"],
+    }
     found = plan_cluster(spec, machines, given, speed, top=3)
     every: list[float] = []
     for kind in ("ddp", "zero1", "zero3", "fsdp2"):
         for checkpointing in given["checkpointing"]:
             for bs in given["bs"]:
-                options = {"ctx": "1024", "method": "full", "checkpointing": checkpointing, "bs": bs, "data_parallel": kind, "gpus": "4"}
+                options = {
+                    "ctx": "1024",
+                    "method": "full",
+                    "checkpointing": checkpointing,
+                    "bs": bs,
+                    "data_parallel": kind,
+                    "gpus": "4",
+                }
                 for mesh in meshes(spec, machines, train_config(options)):
                     try:
                         e = estimate(spec, mesh, hardware=machines)
@@ -62,18 +103,43 @@ def test_the_first_row_is_the_fastest_of_all() -> None:
 
 def test_degrees_that_are_given_stay(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, "plan", *GIVEN, "--tp", "2", "--json")
-    assert {word for row in json.loads(out) for word in (row["mesh"].partition("--tp ")[2][:1],)} == {"2"}
+    assert {
+        word for row in json.loads(out) for word in (row["mesh"].partition("--tp ")[2][:1],)
+    } == {"2"}
 
 
 @pytest.mark.parametrize(
     ("more", "said"),
-    [(["--tp", "3"], "3"), (["--data-parallel", "foo"], "foo"), (["--method", "potato"], "potato"), (["--bs", "0"], "0"), (["--goal", "context"], "context"), (["--pp", "100"], "100"), (["--cp", "3"], "3")],
-)  # fmt: skip
-def test_what_cannot_be_is_one_line(more: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    [
+        (["--tp", "3"], "3"),
+        (["--data-parallel", "foo"], "foo"),
+        (["--method", "potato"], "potato"),
+        (["--bs", "0"], "0"),
+        (["--goal", "context"], "context"),
+        (["--pp", "100"], "100"),
+        (["--cp", "3"], "3"),
+    ],
+)
+def test_what_cannot_be_is_one_line(
+    more: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, _, err = run(capsys, "plan", "--model", "llama-3.2-1b", "--gpus", "8xH100", *more)
     assert code == 2 and err.count("\n") == 1 and said in err
 
 
 def test_nothing_that_fits_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(capsys, "plan", "--model", "llama-3.1-405b", "--gpus", "2xT4", "--method", "full", "--bs", "1", "--ctx", "1k")
+    code, out, _ = run(
+        capsys,
+        "plan",
+        "--model",
+        "llama-3.1-405b",
+        "--gpus",
+        "2xT4",
+        "--method",
+        "full",
+        "--bs",
+        "1",
+        "--ctx",
+        "1k",
+    )
     assert code == 1 and "nothing fits" in out

@@ -1,4 +1,5 @@
-"""Tensor parallelism by the rules against torch's own DTensor on pretended ranks: transformers' tp_plan, and torch's styles with a split sequence."""
+"""Tensor parallelism by the rules against torch's own DTensor on pretended ranks: transformers'
+tp_plan, and torch's styles with a split sequence."""
 
 from __future__ import annotations
 
@@ -43,13 +44,24 @@ FAMILIES = {
     "qwen3": {"model_type": "qwen3", **SIZES, "head_dim": 32},
     "mistral": {"model_type": "mistral", **SIZES, "sliding_window": None},
 }
-TORCH_NAMES = {"all_reduce": "all-reduce", "all_gather_into_tensor": "all-gather", "reduce_scatter_tensor": "reduce-scatter"}
+TORCH_NAMES = {
+    "all_reduce": "all-reduce",
+    "all_gather_into_tensor": "all-gather",
+    "reduce_scatter_tensor": "reduce-scatter",
+}
 
 
-def analytic(config: dict[str, object], degree: int, *, sequence: bool, stack: str = "hf-bare") -> Step:
+def analytic(
+    config: dict[str, object], degree: int, *, sequence: bool, stack: str = "hf-bare"
+) -> Step:
     parallel = ParallelConfig(tensor_parallel_size=degree, sequence_parallel=sequence)
     train = TrainConfig(
-        micro_batch_size=BATCH, sequence_length=LENGTH, precision=Precision.BF16, optimizer="adamw", clip_gradients=False, parallel=parallel
+        micro_batch_size=BATCH,
+        sequence_length=LENGTH,
+        precision=Precision.BF16,
+        optimizer="adamw",
+        clip_gradients=False,
+        parallel=parallel,
     )
     return build_step(read_config(config), Policy(train, STACKS[stack]))
 
@@ -78,7 +90,11 @@ def test_the_peak_of_a_rank_is_the_traced_one(family: str, sequence: bool) -> No
     counted = Counter[tuple[str, int]]()
     for record in result.records:
         name = record.op.removeprefix("_c10d_functional.").removesuffix(".default")
-        if record.step == 0 and name in TORCH_NAMES and record.phase.value in ("forward", "backward"):
+        if (
+            record.step == 0
+            and name in TORCH_NAMES
+            and record.phase.value in ("forward", "backward")
+        ):
             share = 2 if name == "reduce_scatter_tensor" else 1
             counted[TORCH_NAMES[name], record.requested_bytes * share] += 1
     rows = BATCH * LENGTH * 4  # the loss exchanges one number a row, on its own
@@ -87,10 +103,25 @@ def test_the_peak_of_a_rank_is_the_traced_one(family: str, sequence: bool) -> No
     )
 
 
-# Families whose tp_plan in transformers splits all that can be split; others leave fused projections or shared experts whole.
+# Families whose tp_plan in transformers splits all that can be split; others leave fused
+# projections or shared experts whole.
 PLANNED = (
-    "granite", "gemma2", "starcoder2", "olmo", "smollm3", "arcee", "nemotron", "helium", "cohere", "apertus", "exaone4", "mixtral", "qwen3_moe", "deepseek_v2", "glm4_moe",
-)  # fmt: skip
+    "granite",
+    "gemma2",
+    "starcoder2",
+    "olmo",
+    "smollm3",
+    "arcee",
+    "nemotron",
+    "helium",
+    "cohere",
+    "apertus",
+    "exaone4",
+    "mixtral",
+    "qwen3_moe",
+    "deepseek_v2",
+    "glm4_moe",
+)
 
 
 @pytest.mark.parametrize("family", PLANNED)
@@ -99,17 +130,28 @@ def test_the_plan_of_each_family_is_traced_to_a_thousandth(family: str) -> None:
 
     options = TraceOptions(micro_batch_size=BATCH, sequence_length=LENGTH, optimizer="adamw")
     traced = timeline_of(trace_tensor_parallel(dict(TINY[family]), 2, options)).peak().nbytes
-    assert simulate(analytic(TINY[family], 2, sequence=False)).peak().nbytes == pytest.approx(traced, rel=0.001)
+    assert simulate(analytic(TINY[family], 2, sequence=False)).peak().nbytes == pytest.approx(
+        traced, rel=0.001
+    )
 
 
 def test_four_ranks_share_two_key_value_heads() -> None:
-    with pytest.raises(InputError, match="num_key_value_heads=2 of llama does not divide by tensor_parallel_size=4; use 1 or 2"):
-        analytic(FAMILIES["llama"], 4, sequence=False)  # torch's and transformers' splits refuse it, Megatron-LM copies heads
+    with pytest.raises(
+        InputError,
+        match=(
+            "num_key_value_heads=2 of llama does not divide by tensor_parallel_size=4; use 1 or 2"
+        ),
+    ):
+        analytic(
+            FAMILIES["llama"], 4, sequence=False
+        )  # torch's and transformers' splits refuse it, Megatron-LM copies heads
     step = analytic(FAMILIES["llama"], 4, sequence=False, stack="megatron")
     bind = Bindings(step.symbols)
     assert (step.symbols["a"], step.symbols["k"]) == (1, 1)
     layer = next(run for run in step.runs if run.count == 2)
-    sizes = {w.path.split(".")[-2]: bind(w.elements) for w in layer.block.weights if w.kind == "linear"}
+    sizes = {
+        w.path.split(".")[-2]: bind(w.elements) for w in layer.block.weights if w.kind == "linear"
+    }
     assert sizes == {
         "q_proj": 32 * 128,
         "k_proj": 32 * 128,

@@ -26,22 +26,37 @@ STATES = (Role.WEIGHTS, Role.GRADIENTS, Role.OPTIMIZER, Role.MASTER)
 CHECKPOINTED = RecomputeConfig(kind=RecomputeKind.FULL)
 MODEL = "llama-7b"
 RANKS = 64
-SMALL = ZeroConfig(reduce_bucket_size=1, prefetch_bucket_size=1, max_reuse_distance=0, param_persistence_threshold=0)
+SMALL = ZeroConfig(
+    reduce_bucket_size=1,
+    prefetch_bucket_size=1,
+    max_reuse_distance=0,
+    param_persistence_threshold=0,
+)
 TOLERANCE = 0.01
 
 
 def priced(
-    kind: DataParallel, ranks: int = RANKS, *, offload: OffloadConfig | None = None, zero: ZeroConfig = SMALL, **fields: object
+    kind: DataParallel,
+    ranks: int = RANKS,
+    *,
+    offload: OffloadConfig | None = None,
+    zero: ZeroConfig = SMALL,
+    **fields: object,
 ) -> Estimate:
     parallel = ParallelConfig(data_parallel=kind, data_parallel_size=ranks, zero=zero)
     config = TrainConfig(
-        sequence_length=64, recompute=CHECKPOINTED, parallel=parallel, clip_gradients=False, offload=offload or OffloadConfig()
+        sequence_length=64,
+        recompute=CHECKPOINTED,
+        parallel=parallel,
+        clip_gradients=False,
+        offload=offload or OffloadConfig(),
     )
     return estimate(MODEL, config, **fields)
 
 
 def states_at(e: Estimate, phase: Phase, *, roles: tuple[Role, ...] = STATES) -> int:
-    """The most bytes that parameters, gradients and states take together within a phase of the steady step."""
+    """The most bytes that parameters, gradients and states take together within a phase of the
+    steady step."""
     sizes = {role: 0 for role in roles}
     best = 0
     start = e.timeline.step_starts[-1]
@@ -49,13 +64,20 @@ def states_at(e: Estimate, phase: Phase, *, roles: tuple[Role, ...] = STATES) ->
         if index < start or segment.phase is not phase:
             continue
         for repetition, event in ((0, -1), (segment.repeat - 1, len(segment.events) - 1)):
-            counts = e.timeline.live_counts(Point(segment=index, repetition=repetition, event=event, nbytes=0))
-            total = sum(t.requested * n for t, n in zip(e.timeline.tensors, counts, strict=True) if n > 0 and t.role in sizes)
+            counts = e.timeline.live_counts(
+                Point(segment=index, repetition=repetition, event=event, nbytes=0)
+            )
+            total = sum(
+                t.requested * n
+                for t, n in zip(e.timeline.tensors, counts, strict=True)
+                if n > 0 and t.role in sizes
+            )
             best = max(best, total)
     return best
 
 
-# Bytes a parameter of weights, gradients and states while all of them live: ZeRO, arXiv 1910.02054, figure 1, with K = 12.
+# Bytes a parameter of weights, gradients and states while all of them live: ZeRO, arXiv 1910.02054,
+# figure 1, with K = 12.
 TABLE = {
     DataParallel.ZERO1: lambda n: 4 + 12 / n,
     DataParallel.ZERO2: lambda n: 2 + 14 / n,
@@ -70,26 +92,34 @@ def test_bytes_a_parameter_are_those_of_the_paper(stage: DataParallel, ranks: in
     expected = TABLE[stage](ranks) * e.num_parameters
     if stage is DataParallel.ZERO3:  # what is gathered for one layer comes on top
         layer = max(2 * 12 * 4096**2 * 1.1, 2 * 32000 * 4096)
-        found = e.timeline.breakdown(Point(segment=e.timeline.step_starts[-1] - 1, repetition=0, event=10**6, nbytes=0))
+        found = e.timeline.breakdown(
+            Point(segment=e.timeline.step_starts[-1] - 1, repetition=0, event=10**6, nbytes=0)
+        )
         held = sum(found.get(role, 0) for role in STATES)
         assert abs(held / expected - 1) < 2 * TOLERANCE or held - expected < layer * TOLERANCE
     else:
         found_bytes = states_at(e, Phase.BACKWARD)
-        one_layer = 2 * e.num_parameters / 32 * 1.6  # stage 2 makes a layer's gradients before they leave
+        one_layer = (
+            2 * e.num_parameters / 32 * 1.6
+        )  # stage 2 makes a layer's gradients before they leave
         assert expected * (1 - TOLERANCE) <= found_bytes <= expected * (1 + TOLERANCE) + one_layer
 
 
 def test_deepspeeds_estimator_for_stage_2() -> None:
-    """2 bytes a parameter and 18 over the ranks: its 4 bytes of fp32 gradients are there only within the step, beside 16-bit ones."""
+    """2 bytes a parameter and 18 over the ranks: its 4 bytes of fp32 gradients are there only
+    within the step, beside 16-bit ones."""
     e = priced(DataParallel.ZERO2, 8)
     theirs = 2 * e.num_parameters + 18 * e.num_parameters // 8
     ours = states_at(e, Phase.STEP)
-    flat_copy = 2 * e.num_parameters // 8  # 16-bit gradients are flattened before they are cast, which it leaves out
+    flat_copy = (
+        2 * e.num_parameters // 8
+    )  # 16-bit gradients are flattened before they are cast, which it leaves out
     assert abs(ours / (theirs + flat_copy) - 1) < TOLERANCE
 
 
 def test_deepspeeds_estimator_for_stage_2_with_offload() -> None:
-    """2 bytes a parameter on the device; 16 over the ranks in host memory, and a pinned 16-bit copy that it leaves out."""
+    """2 bytes a parameter on the device; 16 over the ranks in host memory, and a pinned 16-bit copy
+    that it leaves out."""
     e = priced(DataParallel.ZERO2, 8, offload=OffloadConfig(optimizer=True))
     assert abs(states_at(e, Phase.FORWARD) / (2 * e.num_parameters) - 1) < TOLERANCE
     assert abs(e.host_bytes / (18 * e.num_parameters / 8) - 1) < TOLERANCE
@@ -98,46 +128,83 @@ def test_deepspeeds_estimator_for_stage_2_with_offload() -> None:
 def test_deepspeeds_estimator_for_stage_3_with_offload() -> None:
     """On the device no more than a few layers; 18 bytes a parameter over the ranks on the host."""
     e = priced(DataParallel.ZERO3, 8, offload=OffloadConfig(optimizer=True, parameters=True))
-    assert abs(e.host_bytes / (20 * e.num_parameters / 8) - 1) < 0.11  # its 18, and the 16-bit partition of the gradients
+    assert (
+        abs(e.host_bytes / (20 * e.num_parameters / 8) - 1) < 0.11
+    )  # its 18, and the 16-bit partition of the gradients
     assert e.peak.nbytes < 0.2 * 2 * e.num_parameters
 
 
 def test_fsdp_of_the_trainer_is_twenty_bytes_over_the_ranks() -> None:
-    """fp32 shards, gradients and states are 16, and a bf16 model is read into fp32: 20.0/n where the layer gathered is counted in."""
+    """fp32 shards, gradients and states are 16, and a bf16 model is read into fp32: 20.0/n where
+    the layer gathered is counted in."""
     parallel = ParallelConfig(data_parallel=DataParallel.FSDP2, data_parallel_size=8)
-    e = estimate("llama-3.1-70b", TrainConfig(sequence_length=64, recompute=CHECKPOINTED, parallel=parallel, clip_gradients=False))
+    e = estimate(
+        "llama-3.1-70b",
+        TrainConfig(
+            sequence_length=64, recompute=CHECKPOINTED, parallel=parallel, clip_gradients=False
+        ),
+    )
     per_parameter = e.peak.nbytes * 8 / e.num_parameters
     assert 16 <= per_parameter <= 20
 
 
 def test_70b_qlora_fits_two_24_gb_cards() -> None:
-    """FSDP and QLoRA with packed weights stored as bf16, parameters in host memory: the answer.ai study of 2024."""
+    """FSDP and QLoRA with packed weights stored as bf16, parameters in host memory: the answer.ai
+    study of 2024."""
     parallel = ParallelConfig(data_parallel=DataParallel.FSDP2, data_parallel_size=2)
     config = TrainConfig(
-        sequence_length=512, adapter=AdapterConfig(rank=64), quantization=QuantizationConfig(), recompute=CHECKPOINTED, parallel=parallel, offload=OffloadConfig(optimizer=True, parameters=True)
-    )  # fmt: skip
+        sequence_length=512,
+        adapter=AdapterConfig(rank=64),
+        quantization=QuantizationConfig(),
+        recompute=CHECKPOINTED,
+        parallel=parallel,
+        offload=OffloadConfig(optimizer=True, parameters=True),
+    )
     assert estimate("llama-2-70b", config).peak.nbytes < 23 * 2**30
     replicated = config.replace(quantization=QuantizationConfig(storage="uint8"))
-    assert estimate("llama-2-70b", replicated).peak.nbytes > 33 * 2**30  # uint8 storage cannot be sharded
+    assert (
+        estimate("llama-2-70b", replicated).peak.nbytes > 33 * 2**30
+    )  # uint8 storage cannot be sharded
 
 
-@pytest.mark.parametrize("kind", [DataParallel.ZERO1, DataParallel.ZERO2, DataParallel.ZERO3, DataParallel.FSDP1, DataParallel.FSDP2])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        DataParallel.ZERO1,
+        DataParallel.ZERO2,
+        DataParallel.ZERO3,
+        DataParallel.FSDP1,
+        DataParallel.FSDP2,
+    ],
+)
 def test_more_ranks_never_take_more(kind: DataParallel) -> None:
     peaks = [priced(kind, ranks, zero=ZeroConfig()).peak.nbytes for ranks in (1, 2, 8, 64)]
     assert peaks == sorted(peaks, reverse=True)
 
 
 @pytest.mark.parametrize(
-    "kind", [DataParallel.DDP, DataParallel.ZERO1, DataParallel.ZERO2, DataParallel.ZERO3, DataParallel.FSDP1, DataParallel.FSDP2]
+    "kind",
+    [
+        DataParallel.DDP,
+        DataParallel.ZERO1,
+        DataParallel.ZERO2,
+        DataParallel.ZERO3,
+        DataParallel.FSDP1,
+        DataParallel.FSDP2,
+    ],
 )
 @pytest.mark.parametrize("accumulation", [1, 2, 3])
 @pytest.mark.parametrize("method", ["full", "lora", "qlora"])
 def test_nothing_of_a_step_outlives_it(kind: DataParallel, accumulation: int, method: str) -> None:
     """Live bytes never go below nothing, and what a step made is gone when the next one begins."""
     config = TrainConfig(
-        sequence_length=64, gradient_accumulation_steps=accumulation, adapter=AdapterConfig() if method != "full" else None, quantization=QuantizationConfig() if method == "qlora" else None,
-        parallel=ParallelConfig(data_parallel=kind, data_parallel_size=4), recompute=CHECKPOINTED if method == "qlora" else RecomputeConfig(),
-    )  # fmt: skip
+        sequence_length=64,
+        gradient_accumulation_steps=accumulation,
+        adapter=AdapterConfig() if method != "full" else None,
+        quantization=QuantizationConfig() if method == "qlora" else None,
+        parallel=ParallelConfig(data_parallel=kind, data_parallel_size=4),
+        recompute=CHECKPOINTED if method == "qlora" else RecomputeConfig(),
+    )
     e = estimate("tinyllama-1.1b", config)
     timeline = e.timeline
     counts: dict[int, int] = {}
@@ -145,31 +212,62 @@ def test_nothing_of_a_step_outlives_it(kind: DataParallel, accumulation: int, me
         for tensor, change in (
             ((index, 1 if action == "+" else -1),)
             if action in "+-"
-            else ((segment.pairs[index][0], -1), (segment.pairs[index][1], 1))
-            if action == "="
-            else ()
+            else (
+                ((segment.pairs[index][0], -1), (segment.pairs[index][1], 1))
+                if action == "="
+                else ()
+            )
         ):
             counts[tensor] = counts.get(tensor, 0) + change
-            assert counts[tensor] >= 0, f"{timeline.tensors[tensor].module}.{timeline.tensors[tensor].name} in {segment.name}"
-    lasting = (Role.WEIGHTS, Role.QUANTIZATION, Role.ADAPTERS, Role.MASTER, Role.OPTIMIZER, Role.COMMUNICATION, Role.GRADIENTS)
-    left = {timeline.tensors[i].role for i, n in counts.items() if n and timeline.tensors[i].requested}
+            assert counts[tensor] >= 0, (
+                f"{timeline.tensors[tensor].module}.{timeline.tensors[tensor].name} in"
+                f" {segment.name}"
+            )
+    lasting = (
+        Role.WEIGHTS,
+        Role.QUANTIZATION,
+        Role.ADAPTERS,
+        Role.MASTER,
+        Role.OPTIMIZER,
+        Role.COMMUNICATION,
+        Role.GRADIENTS,
+    )
+    left = {
+        timeline.tensors[i].role for i, n in counts.items() if n and timeline.tensors[i].requested
+    }
     assert left <= {*lasting, Role.WORKSPACE, Role.ACTIVATIONS, Role.LOGITS}
 
 
-# (stage, checkpointing) -> peak bytes of the second step of two ranks: DeepSpeed 0.19.8, torch 2.13, gloo on CPUs, tiny Llama of spread_llama.py;
-# DS_ACCELERATOR=cpu torchrun --nproc-per-node 2 -m napkinmath_profiler.deepspeed_ranks CONFIG --stage N [--checkpointing]
-RECORDED = {(1, False): 56_671_232, (2, False): 56_671_232, (2, True): 47_544_320, (3, False): 65_576_448, (3, True): 47_940_096}
+# (stage, checkpointing) -> peak bytes of the second step of two ranks: DeepSpeed 0.19.8, torch
+# 2.13, gloo on CPUs, tiny Llama of spread_llama.py; DS_ACCELERATOR=cpu torchrun --nproc-per-node 2
+# -m napkinmath_profiler.deepspeed_ranks CONFIG --stage N [--checkpointing]
+RECORDED = {
+    (1, False): 56_671_232,
+    (2, False): 56_671_232,
+    (2, True): 47_544_320,
+    (3, False): 65_576_448,
+    (3, True): 47_940_096,
+}
 BUCKET = 500_000
 
 
 @pytest.mark.parametrize(("stage", "checkpointing"), RECORDED)
 def test_the_peak_is_that_of_real_deepspeed_ranks(stage: int, checkpointing: bool) -> None:
     zero = ZeroConfig(
-        reduce_bucket_size=BUCKET, allgather_bucket_size=BUCKET, prefetch_bucket_size=BUCKET, param_persistence_threshold=1000
+        reduce_bucket_size=BUCKET,
+        allgather_bucket_size=BUCKET,
+        prefetch_bucket_size=BUCKET,
+        param_persistence_threshold=1000,
     )
     kind = DataParallel(f"zero{stage}")
-    step = spread(ParallelConfig(data_parallel=kind, data_parallel_size=2, zero=zero), checkpointing=checkpointing)
-    assert abs(simulate(step, steps=2).peak().nbytes / RECORDED[stage, checkpointing] - 1) < 0.5 * TOLERANCE
+    step = spread(
+        ParallelConfig(data_parallel=kind, data_parallel_size=2, zero=zero),
+        checkpointing=checkpointing,
+    )
+    assert (
+        abs(simulate(step, steps=2).peak().nbytes / RECORDED[stage, checkpointing] - 1)
+        < 0.5 * TOLERANCE
+    )
 
 
 def test_what_an_engine_does_not_do_is_refused() -> None:
@@ -182,31 +280,46 @@ def test_what_an_engine_does_not_do_is_refused() -> None:
     with pytest.raises(InputError, match="data_parallel_size=8"):
         ParallelConfig(data_parallel_size=8)
     with pytest.raises(InputError, match="1, 2, 4 or 8"):
-        ParallelConfig(data_parallel=DataParallel.FSDP2, data_parallel_size=8, sharding=Sharding.HYBRID, shard_size=3)
+        ParallelConfig(
+            data_parallel=DataParallel.FSDP2,
+            data_parallel_size=8,
+            sharding=Sharding.HYBRID,
+            shard_size=3,
+        )
 
 
 def test_the_hosts_hooks_bound_short_steps_of_stage_3_and_not_of_stage_2() -> None:
-    """Qwen-7B's steps of 256 and of 512 tokens took the same 4.0 s under ZeRO 3, 0.5 a micro-step (QwenLM/Qwen README)."""
+    """Qwen-7B's steps of 256 and of 512 tokens took the same 4.0 s under ZeRO 3, 0.5 a micro-step
+    (QwenLM/Qwen README)."""
 
     def seconds(kind: DataParallel, tokens: int) -> float:
         parallel = ParallelConfig(data_parallel=kind, data_parallel_size=2)
         config = TrainConfig(sequence_length=tokens, recompute=CHECKPOINTED, parallel=parallel)
-        found = estimate(MODEL, config, hardware=Cluster(hardware=find_hardware("A100-80"), gpus_per_node=2)).time
+        found = estimate(
+            MODEL, config, hardware=Cluster(hardware=find_hardware("A100-80"), gpus_per_node=2)
+        ).time
         assert found is not None
         return found.seconds
 
-    assert seconds(DataParallel.ZERO3, 256) == pytest.approx(seconds(DataParallel.ZERO3, 512), rel=0.02)
+    assert seconds(DataParallel.ZERO3, 256) == pytest.approx(
+        seconds(DataParallel.ZERO3, 512), rel=0.02
+    )
     assert seconds(DataParallel.ZERO3, 256) > 1.5 * seconds(DataParallel.ZERO2, 256)
     assert seconds(DataParallel.ZERO3, 256) == pytest.approx(0.5, rel=0.25)
     assert seconds(DataParallel.ZERO3, 4096) < 1.2 * seconds(DataParallel.ZERO2, 4096)
 
 
 def test_hooks_of_stage_3_take_the_host_as_long_without_other_ranks() -> None:
-    """Qwen-1.8B's full steps under finetune_ds.sh on one A100: 2.1 s for eight micro-steps of 256 tokens (QwenLM/Qwen README)."""
+    """Qwen-1.8B's full steps under finetune_ds.sh on one A100: 2.1 s for eight micro-steps of 256
+    tokens (QwenLM/Qwen README)."""
 
     def priced_on_one(stack: str) -> Estimate:
         config = TrainConfig(
-            sequence_length=256, gradient_accumulation_steps=8, recompute=CHECKPOINTED, stack=stack, precision=Precision.BF16
+            sequence_length=256,
+            gradient_accumulation_steps=8,
+            recompute=CHECKPOINTED,
+            stack=stack,
+            precision=Precision.BF16,
         )
         return estimate("qwen-1.8b", config, hardware="A100-80")
 

@@ -1,4 +1,5 @@
-"""Tracing tests run on one thread, leave the libraries' chatter out, and run without bitsandbytes but for what quantizes."""
+"""Tracing tests run on one thread, leave the libraries' chatter out, and run without bitsandbytes
+but for what quantizes."""
 
 from __future__ import annotations
 

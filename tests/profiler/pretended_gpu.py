@@ -1,6 +1,8 @@
-"""A pretended GPU: torch.cuda's functions answered over the books of CPU tensors, and every tensor for "cuda" made on the CPU.
+"""A pretended GPU: torch.cuda's functions answered over the books of CPU tensors, and every tensor
+for "cuda" made on the CPU.
 
-The parts of the programs that only a GPU reaches run on it: events, histories, limits, out of memory, several GPUs, a MIG slice. Its clock is the host's.
+The parts of the programs that only a GPU reaches run on it: events, histories, limits, out of
+memory, several GPUs, a MIG slice. Its clock is the host's.
 """
 
 from __future__ import annotations
@@ -25,7 +27,13 @@ GIB = 1 << 30
 class OnCpu(TorchFunctionMode):
     """Calls that name a CUDA device name the CPU instead; nothing is pinned."""
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
         given = kwargs or {}
         name = getattr(func, "__name__", "")
         if func is torch.device or name in ("device", "__get__"):
@@ -93,7 +101,8 @@ class Graph:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """What is pretended: so many GPUs alike, of whose memory other processes hold some; torch fails beyond ``limit_bytes``."""
+    """What is pretended: so many GPUs alike, of whose memory other processes hold some; torch fails
+    beyond ``limit_bytes``."""
 
     name: str = "NVIDIA H100 80GB HBM3"
     total_bytes: int = 80 * GIB
@@ -107,7 +116,12 @@ class PretendedGpu:
     """torch.cuda over the books of CPU tensors."""
 
     def __init__(self, card: Card) -> None:
-        self.card, self.books, self.current, self.fraction = card, CpuMemory(limit_bytes=card.limit_bytes), 0, 1.0
+        self.card, self.books, self.current, self.fraction = (
+            card,
+            CpuMemory(limit_bytes=card.limit_bytes),
+            0,
+            1.0,
+        )
         self.trace: list[dict[str, Any]] = []
         self.recording = False
         self.num_events = {True: 0, False: 0}
@@ -120,23 +134,36 @@ class PretendedGpu:
         if self.recording:
             at = time.time_ns() // 1000
             actions = ("alloc",) if is_allocation else ("free_requested", "free_completed")
-            self.trace += [{"action": action, "addr": address, "size": nbytes, "stream": 0, "time_us": at} for action in actions]
+            self.trace += [
+                {"action": action, "addr": address, "size": nbytes, "stream": 0, "time_us": at}
+                for action in actions
+            ]
 
     def stats(self, *_: Any) -> dict[str, Any]:
         books = self.books._allocator
         return {
-            "allocation": {"all": {"allocated": self.num_events[True], "freed": self.num_events[False]}},
+            "allocation": {
+                "all": {"allocated": self.num_events[True], "freed": self.num_events[False]}
+            },
             "allocated_bytes": {"all": {"current": books.allocated, "peak": books.peak_allocated}},
             "reserved_bytes": {"all": {"current": books.reserved, "peak": books.peak_reserved}},
             "num_alloc_retries": 0,
         }
 
     def memory(self, *_: Any) -> tuple[int, int]:
-        return (self.card.total_bytes - self.card.busy_bytes - self.books._allocator.reserved, self.card.total_bytes)
+        return (
+            self.card.total_bytes - self.card.busy_bytes - self.books._allocator.reserved,
+            self.card.total_bytes,
+        )
 
     def properties(self, *_: Any) -> Any:
         major, minor = self.card.capability
-        sizes = {"total_memory": self.card.total_bytes, "multi_processor_count": 132, "L2_cache_size": 50 << 20, "clock_rate": 1_980_000}
+        sizes = {
+            "total_memory": self.card.total_bytes,
+            "multi_processor_count": 132,
+            "L2_cache_size": 50 << 20,
+            "clock_rate": 1_980_000,
+        }
         return SimpleNamespace(name=self.card.name, major=major, minor=minor, uuid="0-0-0", **sizes)
 
     def record(self, enabled: Any = "all", **_: Any) -> None:
@@ -145,8 +172,14 @@ class PretendedGpu:
             self.trace = []
 
     def snapshot(self, *_: Any) -> dict[str, Any]:
-        traces = [list(self.trace) if index == self.current else [] for index in range(self.card.count)]
-        return {"device_traces": traces, "segments": list(_segments(self.books._allocator)), "allocator_settings": {}}
+        traces = [
+            list(self.trace) if index == self.current else [] for index in range(self.card.count)
+        ]
+        return {
+            "device_traces": traces,
+            "segments": list(_segments(self.books._allocator)),
+            "allocator_settings": {},
+        }
 
     def choose(self, device: Any) -> None:
         self.current = getattr(device, "index", device) or 0
@@ -175,19 +208,45 @@ class PretendedGpu:
     def _answers(self) -> Iterator[tuple[Any, str, Any]]:
         card, books = self.card, self.books._allocator
         values = {
-            "is_available": True, "device_count": card.count, "get_device_name": card.name, "get_device_capability": card.capability, "init": None,
-            "_lazy_init": None, "is_initialized": True, "synchronize": None, "is_current_stream_capturing": False, "is_bf16_supported": True,
-            "manual_seed": None, "manual_seed_all": None, "reset_accumulated_memory_stats": None,
-        }  # fmt: skip
+            "is_available": True,
+            "device_count": card.count,
+            "get_device_name": card.name,
+            "get_device_capability": card.capability,
+            "init": None,
+            "_lazy_init": None,
+            "is_initialized": True,
+            "synchronize": None,
+            "is_current_stream_capturing": False,
+            "is_bf16_supported": True,
+            "manual_seed": None,
+            "manual_seed_all": None,
+            "reset_accumulated_memory_stats": None,
+        }
         calls = {
-            "get_device_properties": self.properties, "current_device": lambda: self.current, "set_device": self.choose, "device": self.chosen,
-            "empty_cache": lambda: books.empty_cache() and None, "mem_get_info": self.memory, "memory_stats_as_nested_dict": self.stats,
-            "memory_allocated": lambda *_: books.allocated, "memory_reserved": lambda *_: books.reserved, "max_memory_allocated": lambda *_: books.peak_allocated,
-            "max_memory_reserved": lambda *_: books.peak_reserved, "reset_peak_memory_stats": lambda *_: self.books.reset_peaks(),
-            "set_per_process_memory_fraction": lambda share, *_: setattr(self, "fraction", share), "Event": Event, "CUDAGraph": Graph, "Stream": Stream,
-            "graph": lambda *_, **__: nullcontext(), "stream": lambda _: nullcontext(), "current_stream": Stream,
-        }  # fmt: skip
-        yield from ((torch.cuda, name, lambda *_, value=value, **__: value) for name, value in values.items())
+            "get_device_properties": self.properties,
+            "current_device": lambda: self.current,
+            "set_device": self.choose,
+            "device": self.chosen,
+            "empty_cache": lambda: books.empty_cache() and None,
+            "mem_get_info": self.memory,
+            "memory_stats_as_nested_dict": self.stats,
+            "memory_allocated": lambda *_: books.allocated,
+            "memory_reserved": lambda *_: books.reserved,
+            "max_memory_allocated": lambda *_: books.peak_allocated,
+            "max_memory_reserved": lambda *_: books.peak_reserved,
+            "reset_peak_memory_stats": lambda *_: self.books.reset_peaks(),
+            "set_per_process_memory_fraction": lambda share, *_: setattr(self, "fraction", share),
+            "Event": Event,
+            "CUDAGraph": Graph,
+            "Stream": Stream,
+            "graph": lambda *_, **__: nullcontext(),
+            "stream": lambda _: nullcontext(),
+            "current_stream": Stream,
+        }
+        yield from (
+            (torch.cuda, name, lambda *_, value=value, **__: value)
+            for name, value in values.items()
+        )
         yield from ((torch.cuda, name, call) for name, call in calls.items())
         yield torch.cuda.memory, "_record_memory_history", self.record
         yield torch.cuda.memory, "_snapshot", self.snapshot
@@ -197,7 +256,9 @@ class PretendedGpu:
         yield CudaMemory, "address_of", lambda _, tensor: self.books.address_of(tensor)
 
     def _attach(self, observe: Any) -> None:
-        self.books.on_out_of_memory(lambda asked: observe(self.current, asked, self.card.total_bytes, 0))
+        self.books.on_out_of_memory(
+            lambda asked: observe(self.current, asked, self.card.total_bytes, 0)
+        )
 
 
 def _segments(books: CachingAllocator) -> Iterator[dict[str, Any]]:
@@ -233,7 +294,8 @@ def _segments(books: CachingAllocator) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def pretended_gpu(**card: Any) -> Iterator[PretendedGpu]:
-    """``torch.cuda`` as if there were what ``Card`` says. Libraries that look for a GPU as they are loaded are loaded before."""
+    """``torch.cuda`` as if there were what ``Card`` says. Libraries that look for a GPU as they are
+    loaded are loaded before."""
     import bitsandbytes
     import peft
     import transformers

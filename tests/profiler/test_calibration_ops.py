@@ -1,4 +1,5 @@
-"""Operations: timed, fitted to the time model's own formulas, drawn; and what goes wrong said plainly."""
+"""Operations: timed, fitted to the time model's own formulas, drawn; and what goes wrong said
+plainly."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ from napkinmath_profiler.calibration.timing import Timing, throttling, time_call
 from napkinmath_profiler.measuring import device_memory
 
 CPU = Device(torch.device("cpu"), "CPU under test")
-# The weak pull towards the datasheet leaves a point that stands alone this far off; a timing scatters by as much.
+# The weak pull towards the datasheet leaves a point that stands alone this far off; a timing
+# scatters by as much.
 RECOVERED = 0.04
 
 
@@ -54,20 +56,35 @@ def gpu_cases() -> list[OpCase]:
         for m in (256, 2048, 8192)
         for n, k in ((4096, 4096), (11008, 4096), (1024, 1024))
     ]
-    cases += [op_cases.elementwise(kind, rows, 4096) for kind in ("cast", "add", "silu") for rows in (1024, 8192)]
+    cases += [
+        op_cases.elementwise(kind, rows, 4096)
+        for kind in ("cast", "add", "silu")
+        for rows in (1024, 8192)
+    ]
     for kernel in ("flash", "efficient"):
         for length, head_dim in ((512, 128), (2048, 64), (2048, 128), (8192, 128)):
-            cases += [op_cases.attention(kernel, 2, 32, 8, length, head_dim, causal=True, backward=backward) for backward in (False, True)]
-    cases += [op_cases.host_copy(nbytes, to_host=True, pinned=pinned) for nbytes in (1 << 20, 1 << 27) for pinned in (True, False)]
+            cases += [
+                op_cases.attention(
+                    kernel, 2, 32, 8, length, head_dim, causal=True, backward=backward
+                )
+                for backward in (False, True)
+            ]
+    cases += [
+        op_cases.host_copy(nbytes, to_host=True, pinned=pinned)
+        for nbytes in (1 << 20, 1 << 27)
+        for pinned in (True, False)
+    ]
     return [*cases, op_cases.dequantize(4096, 4096, "bitsandbytes")]
 
 
 @pytest.mark.parametrize("name", ["H100", "A100-80", "RTX 4090"])
 def test_fit_finds_the_speeds_that_made_the_points(name: str) -> None:
-    """A GPU that is 15% slower in products, 10% in memory, a fifth in attention and slow to start: every point is met again."""
+    """A GPU that is 15% slower in products, 10% in memory, a fifth in attention and slow to start:
+    every point is met again."""
     prior = default_efficiency(find_gpu(name))
     curves = {
-        kernel: curve.replace(share=curve.share * 0.8, backward_share=curve.backward_share * 0.85) for kernel, curve in prior.attention
+        kernel: curve.replace(share=curve.share * 0.8, backward_share=curve.backward_share * 0.85)
+        for kernel, curve in prior.attention
     }
     true = prior.replace(
         matmul_flops_per_s=tuple((dtype, rate * 0.85) for dtype, rate in prior.matmul_flops_per_s),
@@ -91,14 +108,20 @@ def test_one_wild_point_does_not_move_the_rates() -> None:
     wild = next(i for i, p in enumerate(points) if p.case.op == "gemm")
     points[wild] = OpPoint(points[wild].case, Timing((points[wild].timing.median_s * 6,)))  # type: ignore[union-attr]
     found = fitted(prior, points)
-    assert dict(found.matmul_flops_per_s)["bf16"] == pytest.approx(dict(prior.matmul_flops_per_s)["bf16"], rel=RECOVERED)
+    assert dict(found.matmul_flops_per_s)["bf16"] == pytest.approx(
+        dict(prior.matmul_flops_per_s)["bf16"], rel=RECOVERED
+    )
 
 
 def test_a_cache_that_hits_always_is_no_cache_without_end() -> None:
-    """Copies that fit a processor's cache take less than the model grants at any speed of the cache: its rate stays one."""
+    """Copies that fit a processor's cache take less than the model grants at any speed of the
+    cache: its rate stays one."""
     prior = default_efficiency(find_gpu("H100"))
     rates = {1 << 16: 9e10, 1 << 20: 9e10, 1 << 23: 6e10, 1 << 25: 3.6e10}
-    points = [OpPoint(op_cases.copy(nbytes), Timing((2 * nbytes / rate,))) for nbytes, rate in rates.items()]
+    points = [
+        OpPoint(op_cases.copy(nbytes), Timing((2 * nbytes / rate,)))
+        for nbytes, rate in rates.items()
+    ]
     found = fitted(prior.replace(stream_bytes_per_s=3.6e10, l2_bytes_per_s=4e10), points)
     assert found.l2_bytes_per_s <= 10 * found.stream_bytes_per_s
 
@@ -114,7 +137,9 @@ def test_rates_are_what_the_file_takes(tmp_path: Path) -> None:
     gpu = find_gpu("H100")
     speed = default_efficiency(gpu).replace(stream_bytes_per_s=2.5e12)
     path = tmp_path / "c.json"
-    path.write_text(json.dumps({"napkinmath_calibration": 1, "gpu": "H100", "rates": rates_of(speed)}))
+    path.write_text(
+        json.dumps({"napkinmath_calibration": 1, "gpu": "H100", "rates": rates_of(speed)})
+    )
     assert read_calibration(str(path), gpu).efficiency(gpu) == speed
 
 
@@ -124,18 +149,27 @@ def test_the_plan_of_a_cpu_runs_whole() -> None:
     assert [p.reason for p in points if p.timing is None] == []
     gpu, facts = gpu_of(CPU, points)
     assert facts["kind"] == "cpu" and gpu.context_bytes == 0
-    assert all(rate > 0 for rate in dict(fitted(default_efficiency(gpu), points).matmul_flops_per_s).values())
+    assert all(
+        rate > 0
+        for rate in dict(fitted(default_efficiency(gpu), points).matmul_flops_per_s).values()
+    )
 
 
 def test_operations_of_a_model_come_from_its_ledger() -> None:
     model = estimate("tinyllama-1.1b", micro_batch_size=2, sequence_length=512)
-    found = [(c.op, c.arguments.get("m"), c.arguments.get("n"), c.arguments.get("k")) for c in model_ops(model)]
+    found = [
+        (c.op, c.arguments.get("m"), c.arguments.get("n"), c.arguments.get("k"))
+        for c in model_ops(model)
+    ]
     assert ("gemm", 1024, 5632, 2048) in found
     assert any(op == "attention" for op, *_ in found)
 
 
 def test_a_gpu_case_on_a_cpu_says_why_not() -> None:
-    assert measure_op(op_cases.host_copy(1024, to_host=True, pinned=True), CPU, ample()).reason == "needs a GPU"
+    assert (
+        measure_op(op_cases.host_copy(1024, to_host=True, pinned=True), CPU, ample()).reason
+        == "needs a GPU"
+    )
 
 
 def test_a_case_larger_than_the_share_is_left_out() -> None:
@@ -151,8 +185,12 @@ def failing(error: Exception) -> OpCase:
 
 
 @pytest.mark.parametrize(
-    ("error", "reason"), [(torch.OutOfMemoryError("CUDA out of memory"), "out of memory"), (RuntimeError("no kernel image\nis available"), "RuntimeError: no kernel image")]
-)  # fmt: skip
+    ("error", "reason"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), "out of memory"),
+        (RuntimeError("no kernel image\nis available"), "RuntimeError: no kernel image"),
+    ],
+)
 def test_a_case_that_fails_costs_the_others_nothing(error: Exception, reason: str) -> None:
     first, second = measure_ops([failing(error), op_cases.copy(1024)], CPU, ample(), [])
     assert first.timing is None and first.reason == reason
@@ -160,7 +198,9 @@ def test_a_case_that_fails_costs_the_others_nothing(error: Exception, reason: st
 
 
 def test_a_spent_budget_is_a_reason() -> None:
-    assert measure_op(op_cases.copy(1024), CPU, ample(seconds=-1.0)).reason == "the budget was spent"
+    assert (
+        measure_op(op_cases.copy(1024), CPU, ample(seconds=-1.0)).reason == "the budget was spent"
+    )
 
 
 # ---------------------------------------------------------------- spread and throttling
@@ -232,7 +272,9 @@ def test_of_several_gpus_the_named_one_is_taken(monkeypatch: pytest.MonkeyPatch)
 def test_several_gpus_have_their_links_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     two_gpus(monkeypatch)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
-    found = {c.arguments["operation"] for c in planned(choose_device("cuda:0")) if c.op == "gpu link"}
+    found = {
+        c.arguments["operation"] for c in planned(choose_device("cuda:0")) if c.op == "gpu link"
+    }
     assert found == {"peer copy", "all-reduce"}
 
 
@@ -242,7 +284,9 @@ def test_a_mig_slice_is_not_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gpu is not None and gpu.name.endswith("MIG 3g.40gb") and gpu.num_sms < 108
 
 
-def test_a_gpu_the_catalog_lacks_is_described_by_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_the_catalog_lacks_is_described_by_what_was_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     two_gpus(monkeypatch, "NVIDIA Q9000")
     assert choose_device("cuda").catalogued is None
 
@@ -267,13 +311,17 @@ def test_a_full_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_torch_is_held_to_the_allowance(monkeypatch: pytest.MonkeyPatch) -> None:
     device, held = busy(monkeypatch, 40 << 30, 80 << 30), []
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 0)
-    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share, _: held.append(share))
+    monkeypatch.setattr(
+        torch.cuda, "set_per_process_memory_fraction", lambda share, _: held.append(share)
+    )
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
     monkeypatch.setattr(device_memory, "_shares", {})
     allowances.hold_to(device, Allowance(20 << 30, 10.0))
     assert held == [0.25]
     memory = device_memory.CudaMemory(device.torch_device)
-    memory.limit(0.9)  # a measurement inside takes no more than was allowed, and what was allowed holds after it
+    memory.limit(
+        0.9
+    )  # a measurement inside takes no more than was allowed, and what was allowed holds after it
     memory.unlimit()
     assert held == [0.25, 0.25, 0.25]
     memory.limit(0.1)
@@ -282,7 +330,9 @@ def test_torch_is_held_to_the_allowance(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_cpu_is_named_with_its_threads() -> None:
-    assert devices.cpu_name().startswith("CPU ") and devices.cpu_name().endswith(("thread", "threads"))
+    assert devices.cpu_name().startswith("CPU ") and devices.cpu_name().endswith(
+        ("thread", "threads")
+    )
 
 
 # ---------------------------------------------------------------- the commands
@@ -304,10 +354,31 @@ def test_bench_on_a_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
             }
         )
     )
-    code = main(["bench", "--device", "cpu", "--budget", "8", "--model", str(config), "--ctx", "32", "--plot", str(plot), "--json"])
+    code = main(
+        [
+            "bench",
+            "--device",
+            "cpu",
+            "--budget",
+            "8",
+            "--model",
+            str(config),
+            "--ctx",
+            "32",
+            "--plot",
+            str(plot),
+            "--json",
+        ]
+    )
     content = json.loads(capsys.readouterr().out)
     assert code == 0 and plot.stat().st_size > 10_000
-    assert {row["op"] for row in content["ops"]} >= {"copy", "gemm", "elementwise", "launch", "attention"}
+    assert {row["op"] for row in content["ops"]} >= {
+        "copy",
+        "gemm",
+        "elementwise",
+        "launch",
+        "attention",
+    }
     assert any(row["name"] == "linear" and row["flops"] > 0 for row in content["model_ops"])
 
 
@@ -318,17 +389,27 @@ def test_bench_prints_tables(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_long_reason_leaves_the_table_its_columns() -> None:
-    """On a GPU some operation always fails, with a sentence: at 80 columns the names and figures of the others stay."""
+    """On a GPU some operation always fails, with a sentence: at 80 columns the names and figures of
+    the others stay."""
     from napkinmath_profiler.calibration.report import ops_table, unmeasured_lines
     from rich.console import Console
 
     console = Console(width=80, record=True, file=io.StringIO())
-    good, bad = op_cases.gemm(8192, 8192, 8192, "bf16"), op_cases.attention("cudnn", 1, 32, 32, 2048, 128, causal=True, backward=False)
+    good, bad = (
+        op_cases.gemm(8192, 8192, 8192, "bf16"),
+        op_cases.attention("cudnn", 1, 32, 32, 2048, 128, causal=True, backward=False),
+    )
     reason = "RuntimeError: No available kernel. Aborting execution. " * 2
-    points = [OpPoint(good, Timing((1.0, 1.0, 1.0))), OpPoint(bad, None, reason), OpPoint(good, None, reason)]
+    points = [
+        OpPoint(good, Timing((1.0, 1.0, 1.0))),
+        OpPoint(bad, None, reason),
+        OpPoint(good, None, reason),
+    ]
     console.print(ops_table(points))
     text = console.export_text()
-    assert good.label in text and bad.label in text and "1.00 s" in text and "No available" not in text
+    assert (
+        good.label in text and bad.label in text and "1.00 s" in text and "No available" not in text
+    )
     (line,) = unmeasured_lines(points)
     assert line == f"not measured: attention {bad.label}, gemm {good.label}: {reason}"
 
@@ -338,7 +419,9 @@ def test_a_model_under_the_roof(tmp_path: Path) -> None:
     ops = model_ops_of(model)
     assert ops[0].name == "linear" and ops[0].kind == "gemm"
     assert model.time is not None
-    assert sum(op.seconds for op in ops) == pytest.approx(sum(p.device_s for p in model.time.phases))
+    assert sum(op.seconds for op in ops) == pytest.approx(
+        sum(p.device_s for p in model.time.phases)
+    )
     speed = default_efficiency(find_gpu("H100"))
     points = [pretended(case, speed) for case in gpu_cases()]
     ceilings = ceilings_of(points)
@@ -354,11 +437,19 @@ def test_a_roof_needs_walls() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["bench", "--device", "cpu", "--plot", "roof.gif"], ["bench", "--gpu", "H100"], ["calibrate", "--gpu", "H100", "--device", "cpu"]],
+    [
+        ["bench", "--device", "cpu", "--plot", "roof.gif"],
+        ["bench", "--gpu", "H100"],
+        ["calibrate", "--gpu", "H100", "--device", "cpu"],
+    ],
 )
 def test_bad_arguments_are_quoted(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 2
-    assert arguments[-1] in capsys.readouterr().err or arguments[2] in capsys.readouterr().err or "H100" in arguments
+    assert (
+        arguments[-1] in capsys.readouterr().err
+        or arguments[2] in capsys.readouterr().err
+        or "H100" in arguments
+    )
 
 
 @pytest.mark.gpu
@@ -374,7 +465,9 @@ def test_no_gpu_on_the_command_line() -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
     code = "import sys; from napkinmath.cli.main import main; sys.exit(main(['calibrate']))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=_environment())
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=_environment()
+    )
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "--device cpu" in done.stderr
 
 
@@ -382,4 +475,9 @@ def _environment() -> dict[str, str]:
     import os
 
     root = Path(__file__).resolve().parents[2]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(str(root / folder) for folder in ("estimator", "profiler", "kernels"))}
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(
+            str(root / folder) for folder in ("estimator", "profiler", "kernels")
+        ),
+    }

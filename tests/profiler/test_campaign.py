@@ -1,4 +1,5 @@
-"""The GPU campaign tried out on a CPU: every stage runs, a run goes on where one stopped, the report reads what was written."""
+"""The GPU campaign tried out on a CPU: every stage runs, a run goes on where one stopped, the
+report reads what was written."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ STAGES = "ceilings,watching,steps,predictions"
 def dry_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run stopped after one case, its last line cut off, and gone on with."""
     out = tmp_path_factory.mktemp("campaign")
-    assert campaign.main(["--dry-run", "--out", str(out), "--only", "steps", "--cases", "gpt2"]) == 0
+    assert (
+        campaign.main(["--dry-run", "--out", str(out), "--only", "steps", "--cases", "gpt2"]) == 0
+    )
     before = (out / "steps.jsonl").read_text()
     with open(out / "steps.jsonl", "a") as file:
         file.write('{"case": "cut off')
@@ -52,15 +55,28 @@ def test_every_case_is_measured_once_and_marked_as_a_trial(dry_run: Path) -> Non
 def test_the_trace_gives_what_was_measured(dry_run: Path) -> None:
     """On a CPU, where the trace makes the CPU's choices, to the byte; the estimate is of a GPU."""
     for result in accuracy.results_of(dry_run):
-        assert result.predicted["traced"]["allocated"] == result.measured["memory"]["allocated"], result.measured["case"]
-        assert result.predicted["traced"]["requested_by_phase"] == result.measured["requested_by_phase"]
-        assert abs(result.predicted["analytic"]["allocated"] / result.measured["memory"]["allocated"] - 1) < 0.1
+        assert result.predicted["traced"]["allocated"] == result.measured["memory"]["allocated"], (
+            result.measured["case"]
+        )
+        assert (
+            result.predicted["traced"]["requested_by_phase"]
+            == result.measured["requested_by_phase"]
+        )
+        assert (
+            abs(
+                result.predicted["analytic"]["allocated"] / result.measured["memory"]["allocated"]
+                - 1
+            )
+            < 0.1
+        )
 
 
 def test_the_kept_history_replays_to_the_measured_figures(dry_run: Path) -> None:
     measured = {row["case"]: row for row in read_rows(dry_run / "steps.jsonl")}
     histories = list(read_histories(dry_run))
-    assert [history.case for history in histories] == [case.name for case in tiny_cases() if case.history]
+    assert [history.case for history in histories] == [
+        case.name for case in tiny_cases() if case.history
+    ]
     for history in histories:
         found, memory = replayed(history), measured[history.case]["memory"]
         assert (found.allocated, found.reserved) == (memory["allocated"], memory["reserved"])
@@ -71,30 +87,56 @@ def test_the_report_says_that_nothing_was_measured_on_a_gpu(dry_run: Path) -> No
     assert "say nothing about a GPU" in text
     assert f"| allocated | traced | {len(tiny_cases())} | 0.00% | 0.00% |" in text
     assert "| step time | calibrated | 0 | not measured |" in text
-    assert all((dry_run / name).read_bytes().startswith(b"\x89PNG") for name in ("accuracy.png", "histories.png"))
+    assert all(
+        (dry_run / name).read_bytes().startswith(b"\x89PNG")
+        for name in ("accuracy.png", "histories.png")
+    )
     assert accuracy.main([str(dry_run)]) == 0
 
 
-def test_a_spent_budget_ends_the_run_and_names_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps stop being begun, no prediction is made after the deadline, and a machine without matplotlib gets its tables."""
+def test_a_spent_budget_ends_the_run_and_names_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps stop being begun, no prediction is made after the deadline, and a machine without
+    matplotlib gets its tables."""
     monkeypatch.setattr(accuracy, "find_spec", lambda _: None)
-    assert campaign.main(["--dry-run", "--out", str(tmp_path), "--only", "steps", "--cases", "tinyllama"]) == 0
-    assert campaign.main(["--dry-run", "--out", str(tmp_path), "--only", "steps,predictions", "--budget", "0"]) == 0
-    assert len(read_rows(tmp_path / "steps.jsonl")) == 1 and not (tmp_path / "predictions.jsonl").exists()
+    assert (
+        campaign.main(
+            ["--dry-run", "--out", str(tmp_path), "--only", "steps", "--cases", "tinyllama"]
+        )
+        == 0
+    )
+    assert (
+        campaign.main(
+            ["--dry-run", "--out", str(tmp_path), "--only", "steps,predictions", "--budget", "0"]
+        )
+        == 0
+    )
+    assert (
+        len(read_rows(tmp_path / "steps.jsonl")) == 1
+        and not (tmp_path / "predictions.jsonl").exists()
+    )
     text = (tmp_path / "report.md").read_text()
     assert "1 cases have no predictions yet" in text and "No pictures: matplotlib" in text
     assert not (tmp_path / "accuracy.png").exists()
 
 
-def test_programs_of_their_own_end_with_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that hangs is ended while there is time to say so: where a command may take 600 s, a run of 540 must not."""
+def test_programs_of_their_own_end_with_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that hangs is ended while there is time to say so: where a command may take 600 s, a run
+    of 540 must not."""
     limits: list[float] = []
-    monkeypatch.setattr(campaign, "run_command", lambda _command, limit_s, _log: limits.append(limit_s) or "done")
+    monkeypatch.setattr(
+        campaign, "run_command", lambda _command, limit_s, _log: limits.append(limit_s) or "done"
+    )
     monkeypatch.setattr(campaign, "is_finished", lambda _: False)
     nothing = SimpleNamespace(wait=lambda timeout=None: 0, kill=lambda: None)
     monkeypatch.setattr(campaign.subprocess, "Popen", lambda *_, **__: nothing)
     for left in (500.0, 10.0, -5.0):
-        run = campaign.Campaign(tmp_path, torch.device("cpu"), time.monotonic() + left, 540.0, tiny=False)
+        run = campaign.Campaign(
+            tmp_path, torch.device("cpu"), time.monotonic() + left, 540.0, tiny=False
+        )
         campaign.calibrate(run)
         campaign.run_kernels(dataclasses.replace(run, deadline=time.monotonic() + min(left, 1.0)))
         assert all(limit <= max(0.0, left) + campaign.GRACE_S for limit in limits[-2:])
@@ -102,22 +144,43 @@ def test_programs_of_their_own_end_with_the_run(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_second_run_measures_nothing_again(dry_run: Path) -> None:
-    before = {name: (dry_run / name).read_bytes() for name in ("steps.jsonl", "predictions.jsonl", "ceilings.json", "watch.json")}
+    before = {
+        name: (dry_run / name).read_bytes()
+        for name in ("steps.jsonl", "predictions.jsonl", "ceilings.json", "watch.json")
+    }
     assert campaign.main(["--dry-run", "--out", str(dry_run), "--only", STAGES]) == 0
     assert before == {name: (dry_run / name).read_bytes() for name in before}
 
 
-def test_a_stage_that_fails_costs_the_others_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stage_that_fails_costs_the_others_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     monkeypatch.setattr(campaign, "ceilings", broken)
-    assert campaign.main(["--dry-run", "--out", str(tmp_path), "--only", "ceilings,steps", "--cases", "tinyllama"]) == 0
+    assert (
+        campaign.main(
+            [
+                "--dry-run",
+                "--out",
+                str(tmp_path),
+                "--only",
+                "ceilings,steps",
+                "--cases",
+                "tinyllama",
+            ]
+        )
+        == 0
+    )
     assert len(read_rows(tmp_path / "steps.jsonl")) == 1
 
 
-def test_a_case_that_breaks_the_gpus_context_is_left_to_a_new_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After an illegal access every call fails: the cases left are not each written down as failed, and the culprit is not tried again."""
+def test_a_case_that_breaks_the_gpus_context_is_left_to_a_new_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an illegal access every call fails: the cases left are not each written down as failed,
+    and the culprit is not tried again."""
 
     class CompilationError(Exception):
         """A compiler's error is no RuntimeError."""
@@ -128,10 +191,14 @@ def test_a_case_that_breaks_the_gpus_context_is_left_to_a_new_process(tmp_path: 
     monkeypatch.setattr(measured, "measure_step", fail)
     monkeypatch.setattr(measured, "is_lost", lambda _: True)
     started: list[list[str]] = []
-    monkeypatch.setattr(campaign, "run_command", lambda command, *_: started.append(command) or "steps: done")
+    monkeypatch.setattr(
+        campaign, "run_command", lambda command, *_: started.append(command) or "steps: done"
+    )
     campaign.main(["--dry-run", "--out", str(tmp_path), "--only", "steps"])
     rows = read_rows(tmp_path / "steps.jsonl")
-    assert [row["status"] for row in rows] == [measured.LOST] and "CompilationError" in rows[0]["reason"]
+    assert [row["status"] for row in rows] == [measured.LOST] and "CompilationError" in rows[0][
+        "reason"
+    ]
     assert len(started) == 1 and "steps" in started[0] and campaign.RETRIED == ("failed",)
 
 
@@ -144,10 +211,25 @@ def test_a_gpu_that_answers_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None
     assert measured.is_lost(torch.device("cuda:0"))
 
 
-def test_kernels_stand_in_the_report_and_are_begun_again_where_they_were_stopped(tmp_path: Path) -> None:
+def test_kernels_stand_in_the_report_and_are_begun_again_where_they_were_stopped(
+    tmp_path: Path,
+) -> None:
     rows: list[Row] = [
-        {"op": "rope", "shape": "check", "contestant": "napkinmath", "status": "wrong", "relative_error": 0.5},
-        {"op": "swiglu", "shape": "8x8", "contestant": "goal", "goal": ">= 0.80 of copy bandwidth", "status": "met", "value": 0.91},
+        {
+            "op": "rope",
+            "shape": "check",
+            "contestant": "napkinmath",
+            "status": "wrong",
+            "relative_error": 0.5,
+        },
+        {
+            "op": "swiglu",
+            "shape": "8x8",
+            "contestant": "goal",
+            "goal": ">= 0.80 of copy bandwidth",
+            "status": "met",
+            "value": 0.91,
+        },
         {
             "op": "swiglu",
             "shape": "8x8",
@@ -161,7 +243,10 @@ def test_kernels_stand_in_the_report_and_are_begun_again_where_they_were_stopped
     path.write_text("".join(json.dumps({"device": "Some GPU", **row}) + "\n" for row in rows))
     text = "\n".join(kernel_lines(tmp_path))
     assert "Some GPU" in text and "rope check (napkinmath): wrong relative error 0.5" in text
-    assert "| swiglu | 8x8 | >= 0.80 of copy bandwidth | 0.910 | met |" in text and "not measured: liger did not run" in text
+    assert (
+        "| swiglu | 8x8 | >= 0.80 of copy bandwidth | 0.910 | met |" in text
+        and "not measured: liger did not run" in text
+    )
     assert not is_finished(path)
     path.write_text(path.read_text() + json.dumps({"op": "finished", "status": "info"}) + "\n")
     assert is_finished(path) and kernel_lines(tmp_path / "elsewhere") == []
@@ -170,7 +255,8 @@ def test_kernels_stand_in_the_report_and_are_begun_again_where_they_were_stopped
 def test_a_full_disk_ends_the_run_with_what_was_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The second row finds no room: the first is whole, the message says what to do, and the same command goes on."""
+    """The second row finds no room: the first is whole, the message says what to do, and the same
+    command goes on."""
     add = Rows.add
 
     def full(rows: Rows, row: Row) -> Row:
@@ -189,11 +275,14 @@ def test_a_full_disk_ends_the_run_with_what_was_kept(
     monkeypatch.setattr(Rows, "add", add)
     assert campaign.main(command) == 0
     names = [row["case"] for row in read_rows(tmp_path / "steps.jsonl")]
-    assert names[0] == first[0] and len(names) == len(set(names)) == sum("l" in case.name for case in tiny_cases())
+    assert names[0] == first[0] and len(names) == len(set(names)) == sum(
+        "l" in case.name for case in tiny_cases()
+    )
 
 
 def test_a_history_cut_off_costs_no_other(tmp_path: Path) -> None:
-    """Killed while a history was written: what was there before and what a later run appends are read."""
+    """Killed while a history was written: what was there before and what a later run appends are
+    read."""
     path = tmp_path / "events.jsonl.gz"
     for name in "abc":
         append_row(path, {"case": name, "filler": list(range(5000))})
@@ -205,9 +294,15 @@ def test_a_history_cut_off_costs_no_other(tmp_path: Path) -> None:
 
 def test_doubtful_cases_are_named(tmp_path: Path) -> None:
     wide = {**FOREIGN, "whole_step": {"median_s": 0.25, "p10_s": 0.24, "p90_s": 0.37, "runs": 5}}
-    (tmp_path / "steps.jsonl").write_text(json.dumps(FOREIGN) + "\n" + json.dumps({**wide, "batch": 1}) + "\n")
+    (tmp_path / "steps.jsonl").write_text(
+        json.dumps(FOREIGN) + "\n" + json.dumps({**wide, "batch": 1}) + "\n"
+    )
     lines = accuracy.doubtful_lines(tmp_path)
-    assert lines[0].startswith("1 measured case") and "batch=1" in lines[1] and "spread of 52%" in lines[1]
+    assert (
+        lines[0].startswith("1 measured case")
+        and "batch=1" in lines[1]
+        and "spread of 52%" in lines[1]
+    )
 
 
 def test_the_campaign_covers_what_it_should() -> None:
@@ -249,34 +344,79 @@ def test_rows_are_read_up_to_a_line_that_was_cut_off(tmp_path: Path) -> None:
     assert Rows(path).names("measured") == {"b"}
 
 
-PHASE = {"peak_allocated": 3 << 30, "peak_reserved": 4 << 30, "device_used": 5 << 30, "seconds": 0.1}
+PHASE = {
+    "peak_allocated": 3 << 30,
+    "peak_reserved": 4 << 30,
+    "device_used": 5 << 30,
+    "seconds": 0.1,
+}
 FOREIGN = {
-    "model": "tinyllama", "layers": 22, "method": "lora", "checkpointing": True, "attention": "sdpa", "batch": 2, "context": 1024, "optimizer": "foreach",
-    "autocast": False, "train": True, "dropout": 0.0, "reentrant": False, "device": "cuda", "small": False, "before": {"allocated": 1 << 20, "reserved": 2 << 20},
+    "model": "tinyllama",
+    "layers": 22,
+    "method": "lora",
+    "checkpointing": True,
+    "attention": "sdpa",
+    "batch": 2,
+    "context": 1024,
+    "optimizer": "foreach",
+    "autocast": False,
+    "train": True,
+    "dropout": 0.0,
+    "reentrant": False,
+    "device": "cuda",
+    "small": False,
+    "before": {"allocated": 1 << 20, "reserved": 2 << 20},
     "step0": [{"phase": p, **PHASE} for p in ("forward", "backward", "step", "zero_grad")],
-    "step1": [{"phase": p, **PHASE, "peak_allocated": (3 << 30) + 512} for p in ("forward", "backward", "step", "zero_grad")],
-    "whole_step": {"median_s": 0.25, "p10_s": 0.24, "p90_s": 0.27, "runs": 5}, "tokens_per_s": 8192.0,
-}  # fmt: skip
+    "step1": [
+        {"phase": p, **PHASE, "peak_allocated": (3 << 30) + 512}
+        for p in ("forward", "backward", "step", "zero_grad")
+    ],
+    "whole_step": {"median_s": 0.25, "p10_s": 0.24, "p90_s": 0.27, "runs": 5},
+    "tokens_per_s": 8192.0,
+}
 
 
 def test_rows_of_the_other_recorder_are_read() -> None:
-    assert is_foreign(FOREIGN) and not is_foreign({"case": "x", "options": {}, "status": "measured"})
+    assert is_foreign(FOREIGN) and not is_foreign(
+        {"case": "x", "options": {}, "status": "measured"}
+    )
     row = translated(FOREIGN)
     assert row["status"] == "measured" and row["memory"]["allocated"] == (3 << 30) + 512 - (1 << 20)
     config = train_config(row["options"])
-    assert config.adapter is not None and config.adapter.targets == ("q_proj", "v_proj") and config.micro_batch_size == 2
+    assert (
+        config.adapter is not None
+        and config.adapter.targets == ("q_proj", "v_proj")
+        and config.micro_batch_size == 2
+    )
     assert translated({**FOREIGN, "oom": "CUDA out of memory"})["status"] == "out of memory"
     quantized = train_config(
-        flags_of({**FOREIGN, "method": "qlora-kbit", "train": False, "autocast": True, "quant": "fp4", "double_quant": False})
+        flags_of(
+            {
+                **FOREIGN,
+                "method": "qlora-kbit",
+                "train": False,
+                "autocast": True,
+                "quant": "fp4",
+                "double_quant": False,
+            }
+        )
     )
-    assert quantized.quantization is not None and quantized.quantization.kbit_preparation and not quantized.quantization.double_quant
+    assert (
+        quantized.quantization is not None
+        and quantized.quantization.kbit_preparation
+        and not quantized.quantization.double_quant
+    )
     assert quantized.precision.value == "bf16-autocast" and not quantized.training_mode
 
 
 def test_the_other_recorders_folder_gives_a_report(tmp_path: Path) -> None:
-    (tmp_path / "environment.json").write_text(json.dumps({"gpu": "NVIDIA H200", "versions": {"torch": "2.11.0"}}))
+    (tmp_path / "environment.json").write_text(
+        json.dumps({"gpu": "NVIDIA H200", "versions": {"torch": "2.11.0"}})
+    )
     (tmp_path / "steps.jsonl").write_text(json.dumps(FOREIGN) + "\n")
     found = accuracy.write_report(tmp_path, tmp_path / "out", pictures=False, traced=False)
     assert len(found) == 1 and found[0].predicted["analytic"]["step_s"] > 0
-    error = found[0].predicted["analytic"]["allocated"] / found[0].measured["memory"]["allocated"] - 1
+    error = (
+        found[0].predicted["analytic"]["allocated"] / found[0].measured["memory"]["allocated"] - 1
+    )
     assert f"{error:+.1%}" in (tmp_path / "out" / "report.md").read_text()

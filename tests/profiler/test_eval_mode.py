@@ -1,4 +1,5 @@
-"""A model left in eval mode, as loading leaves it: its own dropout is off, that of adapters, made in training mode, is not."""
+"""A model left in eval mode, as loading leaves it: its own dropout is off, that of adapters, made
+in training mode, is not."""
 
 from __future__ import annotations
 
@@ -31,15 +32,24 @@ LORA: dict[str, Any] = {"bs": 2, "ctx": 64, "method": "lora", "precision": "bf16
 
 def traced_and_priced(family: str, flags: dict[str, Any]) -> tuple[int, int]:
     config = train_config(flags)
-    found = trace_options(config_from(CONFIGS[family]), options_from(config, compute_capability=(9, 0)))
-    return replay(timeline_of(found)).peak_allocated, estimate(CONFIGS[family], config).replay.peak_allocated
+    found = trace_options(
+        config_from(CONFIGS[family]), options_from(config, compute_capability=(9, 0))
+    )
+    return (
+        replay(timeline_of(found)).peak_allocated,
+        estimate(CONFIGS[family], config).replay.peak_allocated,
+    )
 
 
 def test_peft_makes_its_modules_in_training_mode() -> None:
     model = prepared_model(config_from(GPT2), options_from(train_config({**LORA, "dropout": 0.05})))
     training = {name: module.training for name, module in model.named_modules()}
     assert all(is_on for name, is_on in training.items() if ".lora_dropout." in name)
-    assert not any(is_on for name, is_on in training.items() if name.endswith((".mlp", ".attn", ".ln_1", ".resid_dropout", ".base_layer")))
+    assert not any(
+        is_on
+        for name, is_on in training.items()
+        if name.endswith((".mlp", ".attn", ".ln_1", ".resid_dropout", ".base_layer"))
+    )
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
@@ -51,6 +61,7 @@ def test_trace_and_estimate_agree(family: str, dropout: float) -> None:
 
 def test_dropout_of_adapters_costs_as_much_as_in_training() -> None:
     without, left, training = (
-        traced_and_priced("llama", {**LORA, **flags}) for flags in ({}, {"dropout": 0.05}, {"dropout": 0.05, "eval": False})
+        traced_and_priced("llama", {**LORA, **flags})
+        for flags in ({}, {"dropout": 0.05}, {"dropout": 0.05, "eval": False})
     )
     assert left == training and min(left) > max(without)

@@ -1,4 +1,5 @@
-"""The trace of a shorter model, written out, is the trace of the whole model: every event, every byte."""
+"""The trace of a shorter model, written out, is the trace of the whole model: every event, every
+byte."""
 
 from __future__ import annotations
 
@@ -21,15 +22,22 @@ METHODS: dict[str, dict[str, object]] = {
     "checkpointed": {"checkpointing": True, "optimizer": "adamw-fused"},
     "reentrant lora": {"method": TrainMethod.LORA, "checkpointing": True, "use_reentrant": True},
     "qlora, loop optimizer": {"method": TrainMethod.QLORA, "optimizer": "adamw"},
-    "autocast": {"loop": LoopOptions(autocast_dtype=torch.bfloat16, convert_outputs_to_fp32=True), "dtype": "fp32", "checkpointing": True},
+    "autocast": {
+        "loop": LoopOptions(autocast_dtype=torch.bfloat16, convert_outputs_to_fp32=True),
+        "dtype": "fp32",
+        "checkpointing": True,
+    },
     "autocast lora": {
         "checkpointing": True,
         "loop": LoopOptions(autocast_dtype=torch.bfloat16, max_grad_norm=1.0),
         "method": TrainMethod.LORA,
     },
-    "accumulated and clipped": {"loop": LoopOptions(gradient_accumulation_steps=2, max_grad_norm=1.0)},
+    "accumulated and clipped": {
+        "loop": LoopOptions(gradient_accumulation_steps=2, max_grad_norm=1.0)
+    },
 }
-# Layers: uniform, alternating, one in four, dense first, hybrid in an uneven order, two towers; no deeper than it takes to leave some out.
+# Layers: uniform, alternating, one in four, dense first, hybrid in an uneven order, two towers; no
+# deeper than it takes to leave some out.
 DEEP: dict[str, tuple[int, dict[str, object]]] = {
     "llama": (9, {}),
     "gpt2": (7, {}),
@@ -44,19 +52,39 @@ DEEP: dict[str, tuple[int, dict[str, object]]] = {
 
 def deepened(family: str) -> Config:
     depth, changes = DEEP[family]
-    return {**FAMILIES[family], **{name: depth for name in DEPTH_NAMES if name in FAMILIES[family]}, **changes}
+    return {
+        **FAMILIES[family],
+        **{name: depth for name in DEPTH_NAMES if name in FAMILIES[family]},
+        **changes,
+    }
 
 
 def everything_of(result: TraceResult) -> list[tuple[object, ...]]:
     rows: list[tuple[object, ...]] = []
     for event in result.events:
         record = result.records[event.storage_id]
-        rows.append((*event, record.requested_bytes, record.op, record.role, record.name, record.born, record.died, record.died_phase))
+        rows.append(
+            (
+                *event,
+                record.requested_bytes,
+                record.op,
+                record.role,
+                record.name,
+                record.born,
+                record.died,
+                record.died_phase,
+            )
+        )
     return rows
 
 
 # Every method on uniform layers; on the others the two in which most differs.
-CASES = [(family, method) for family in DEEP for method in METHODS if family == "llama" or method in ("full", "autocast lora")]
+CASES = [
+    (family, method)
+    for family in DEEP
+    for method in METHODS
+    if family == "llama" or method in ("full", "autocast lora")
+]
 
 
 @pytest.mark.parametrize("family", sorted(DEEP))
@@ -77,7 +105,8 @@ def test_extrapolated_equals_all_layers(family: str, method: str) -> None:
 
 
 def test_the_peak_moves_between_phases_with_depth_and_extrapolation_follows() -> None:
-    """TinyLlama, full, checkpointed: few layers peak in the loss, 22 in the optimizer step, at 10 bytes a parameter."""
+    """TinyLlama, full, checkpointed: few layers peak in the loss, 22 in the optimizer step, at 10
+    bytes a parameter."""
     config = {
         **FAMILIES["llama"],
         "hidden_size": 2048,
@@ -88,10 +117,15 @@ def test_the_peak_moves_between_phases_with_depth_and_extrapolation_follows() ->
         "tie_word_embeddings": False,
     }
     options = TraceOptions(sequence_length=2048, micro_batch_size=4, checkpointing=True)
-    phases = {depth: trace_options({**config, "num_hidden_layers": depth}, options, all_layers=False).peak for depth in (3, 22)}
+    phases = {
+        depth: trace_options({**config, "num_hidden_layers": depth}, options, all_layers=False).peak
+        for depth in (3, 22)
+    }
     assert phases[3].phase.value == "backward"
     assert phases[22].phase.value == "optimizer"
-    assert phases[22].requested_bytes / 2**30 == pytest.approx(10.25, abs=0.005)  # as measured when this design was tried
+    assert phases[22].requested_bytes / 2**30 == pytest.approx(
+        10.25, abs=0.005
+    )  # as measured when this design was tried
 
 
 @pytest.mark.parametrize(
@@ -127,7 +161,11 @@ def test_events_that_do_not_repeat_are_refused() -> None:
     config = config_from({**FAMILIES["llama"], "num_hidden_layers": 6})
     result = trace_options(copy.deepcopy(config), TraceOptions(sequence_length=16))
     model_stack = find_stacks(_model(config))[0]
-    victim = next(r for r in result.records if r.module == "model.layers.3.mlp.gate_proj" and r.phase.value == "forward")
+    victim = next(
+        r
+        for r in result.records
+        if r.module == "model.layers.3.mlp.gate_proj" and r.phase.value == "forward"
+    )
     victim.requested_bytes += 512
     longer = type(model_stack)(model_stack.path, (0,) * 9)
     with pytest.raises(NotRepeating, match="alike in kind"):

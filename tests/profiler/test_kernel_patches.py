@@ -1,4 +1,5 @@
-"""Other libraries' kernels and losses, traced as their own code runs them: Liger's, TRL's and ours."""
+"""Other libraries' kernels and losses, traced as their own code runs them: Liger's, TRL's and
+ours."""
 
 from __future__ import annotations
 
@@ -24,7 +25,12 @@ LLAMA = {
 ALL_LOGITS = TOKENS * VOCABULARY * 4
 
 
-def traced(kernels: Kernels = Kernels.HF, loss: Loss = Loss.HF, method: TrainMethod = TrainMethod.FULL, **options: object) -> TraceResult:
+def traced(
+    kernels: Kernels = Kernels.HF,
+    loss: Loss = Loss.HF,
+    method: TrainMethod = TrainMethod.FULL,
+    **options: object,
+) -> TraceResult:
     return trace_config(
         options.pop("config", LLAMA),
         kernels=kernels,
@@ -47,8 +53,12 @@ def test_liger_holds_no_logits_and_launches_its_kernels() -> None:
     plain, patched = traced(), traced(Kernels.LIGER)
     assert patched.choices["triton launches"] > 0 and "triton launches" not in plain.choices
     assert largest(plain) == ALL_LOGITS
-    # Liger's chunk: as many rows as make logits no larger than the input, so TOKENS x HIDDEN in bf16, rounded up to a power of two.
-    assert max(r.rounded_bytes for r in patched.records if r.shape and r.shape[-1] == VOCABULARY) <= 2 * TOKENS * HIDDEN * 2
+    # Liger's chunk: as many rows as make logits no larger than the input, so TOKENS x HIDDEN in
+    # bf16, rounded up to a power of two.
+    assert (
+        max(r.rounded_bytes for r in patched.records if r.shape and r.shape[-1] == VOCABULARY)
+        <= 2 * TOKENS * HIDDEN * 2
+    )
 
 
 def test_only_the_loss_of_liger() -> None:
@@ -62,7 +72,9 @@ def test_trls_head_reads_the_vocabulary_in_tiles() -> None:
     pytest.importorskip("trl")
     chunked = traced(loss=Loss.CHUNKED, config={**LLAMA, "vocab_size": 80_000})
     assert chunked.choices["boolean index"] > 0 and chunked.choices["triton launches"] > 0
-    tiles = [r for r in chunked.records if r.shape and r.shape[-1] == 32_768]  # trl/trainer/utils.py _CHUNKED_LOGPROB_CHUNK_SIZE
+    tiles = [
+        r for r in chunked.records if r.shape and r.shape[-1] == 32_768
+    ]  # trl/trainer/utils.py _CHUNKED_LOGPROB_CHUNK_SIZE
     assert tiles and {r.shape[0] for r in tiles} == {TOKENS - 1}
     assert not any(r.shape and r.shape[-1] == 80_000 for r in chunked.records)
 
@@ -72,7 +84,9 @@ def test_our_kernels_are_traced_from_inside(method: TrainMethod) -> None:
     pytest.importorskip("triton")
     result = traced(Kernels.NAPKINMATH, method=method)
     assert result.choices["opened kernels"] > 0
-    assert any(r.op.startswith("aten.") and r.shape == (TOKENS - 1, HIDDEN) for r in result.records), "the loss gathers the valid rows"
+    assert any(
+        r.op.startswith("aten.") and r.shape == (TOKENS - 1, HIDDEN) for r in result.records
+    ), "the loss gathers the valid rows"
     assert result.peak_bytes < traced(method=method).peak_bytes
 
 
@@ -81,24 +95,39 @@ def test_a_patch_ends_with_its_trace() -> None:
     from transformers.models.llama import modeling_llama
 
     names = ("LlamaRMSNorm", "LlamaMLP", "apply_rotary_pos_emb")
-    before = [getattr(modeling_llama, name) for name in names], modeling_llama.LlamaForCausalLM.forward
+    before = (
+        [getattr(modeling_llama, name) for name in names],
+        modeling_llama.LlamaForCausalLM.forward,
+    )
     first = traced()
     traced(Kernels.LIGER)
-    assert before == ([getattr(modeling_llama, name) for name in names], modeling_llama.LlamaForCausalLM.forward)
+    assert before == (
+        [getattr(modeling_llama, name) for name in names],
+        modeling_llama.LlamaForCausalLM.forward,
+    )
     again = traced()
     assert [e[:2] for e in first.events] == [e[:2] for e in again.events]
 
 
 def test_what_a_library_does_not_know_is_named() -> None:
     pytest.importorskip("liger_kernel")
-    config = {"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 2, "vocab_size": 64, "n_positions": 1024}
+    config = {
+        "model_type": "gpt2",
+        "n_embd": 32,
+        "n_layer": 1,
+        "n_head": 2,
+        "vocab_size": 64,
+        "n_positions": 1024,
+    }
     with pytest.raises(TraceError, match="does not know model type 'gpt2'"):
         traced(Kernels.LIGER, config=config)
     with pytest.raises(TraceError, match="unsloth"):
         trace(LLAMA, TrainConfig(kernels=Kernels.UNSLOTH))
 
 
-def test_the_command_takes_kernels_and_loss(capsys: pytest.CaptureFixture[str], tmp_path: object) -> None:
+def test_the_command_takes_kernels_and_loss(
+    capsys: pytest.CaptureFixture[str], tmp_path: object
+) -> None:
     pytest.importorskip("trl")
     from napkinmath_profiler.trace_cli import run
 
@@ -116,7 +145,10 @@ def test_a_mask_selects_everything_through_a_table_of_positions() -> None:
     counts: Counter[str] = Counter()
     tracker = StorageTracker("meta", ModulePaths(), OpHandlers(counts).table(cuda=True), None)
     with tracker:
-        x, mask = torch.empty(4, 6, 8, device="meta"), torch.empty(4, 6, dtype=torch.bool, device="meta")
+        x, mask = (
+            torch.empty(4, 6, 8, device="meta"),
+            torch.empty(4, 6, dtype=torch.bool, device="meta"),
+        )
         assert x[mask].shape == (24, 8)
         assert torch.equal(x, x)
     assert counts["boolean index"] == 1 and counts["scalar answers"] == 1
@@ -129,5 +161,7 @@ def test_a_real_quantization_follows_one_without_values(monkeypatch: pytest.Monk
     meta = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).to("meta")
     meta.all_tied_weights_keys, meta.get_output_embeddings = {}, lambda: None  # type: ignore[assignment]
     quantize_4bit(meta, compute_dtype="bf16", options=QuantizationOptions(double_quant=True))
-    packed, state = functional.quantize_4bit(torch.randn(64, 64), blocksize=64, quant_type="nf4", compress_statistics=True)
+    packed, state = functional.quantize_4bit(
+        torch.randn(64, 64), blocksize=64, quant_type="nf4", compress_statistics=True
+    )
     assert functional.dequantize_4bit(packed, state).isfinite().all()

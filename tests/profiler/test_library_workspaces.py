@@ -1,4 +1,5 @@
-"""cuBLAS's workspaces, which no operation of a trace asks for: where a GPU is known they are part of what is traced, as of what is priced."""
+"""cuBLAS's workspaces, which no operation of a trace asks for: where a GPU is known they are part
+of what is traced, as of what is priced."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ AGREED = 0.01  # of what is traced and priced of so small a model, beside its wo
 
 @pytest.fixture(scope="module")
 def plain() -> TraceResult:
-    return trace_options(config_from(FAMILIES["llama"]), options_from(train_config(FLAGS), compute_capability=(9, 0)))
+    return trace_options(
+        config_from(FAMILIES["llama"]), options_from(train_config(FLAGS), compute_capability=(9, 0))
+    )
 
 
 def test_a_trace_for_a_gpu_holds_what_the_estimate_for_it_holds(plain: TraceResult) -> None:
@@ -33,7 +36,9 @@ def test_a_trace_for_a_gpu_holds_what_the_estimate_for_it_holds(plain: TraceResu
     priced = estimate(FAMILIES["llama"], train_config(FLAGS), hardware=hardware).replay
     traced = replay(timeline_of(with_product_workspaces(plain, workspace)))
     assert traced.peak_allocated - 2 * workspace == replay(timeline_of(plain)).peak_allocated
-    assert traced.peak_allocated - 2 * workspace == pytest.approx(priced.peak_allocated - 2 * workspace, rel=AGREED)
+    assert traced.peak_allocated - 2 * workspace == pytest.approx(
+        priced.peak_allocated - 2 * workspace, rel=AGREED
+    )
     assert traced.peak_reserved == priced.peak_reserved
 
 
@@ -46,7 +51,9 @@ def test_each_thread_has_one_from_its_first_product_on(plain: TraceResult) -> No
     for record in made:
         after = found.events[record.born + 1]
         assert found.events[record.born].storage_id == record.storage_id
-        assert found.records[after.storage_id].op.startswith("aten.mm") and after.phase is record.phase
+        assert (
+            found.records[after.storage_id].op.startswith("aten.mm") and after.phase is record.phase
+        )
     assert len(found.events) == len(plain.events) + 2
 
 

@@ -39,7 +39,9 @@ def test_a_meta_module_is_traced_through_all_its_phases() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=True)
     timeline = trace(model=model, optimizer=optimizer, step=one_step)
     assert timeline.stamp.origin == "traced"
-    assert {Phase.LOAD, Phase.FORWARD, Phase.BACKWARD, Phase.CLIP, Phase.STEP} <= {s.phase for s in timeline.segments}
+    assert {Phase.LOAD, Phase.FORWARD, Phase.BACKWARD, Phase.CLIP, Phase.STEP} <= {
+        s.phase for s in timeline.segments
+    }
     parameters = sum((p.numel() * 4 + 511) // 512 * 512 for p in model.parameters())
     assert timeline.end_bytes() == 2 * parameters, "weights and momentum remain"
     assert sum(timeline.breakdown(timeline.peak()).values()) == timeline.peak().nbytes
@@ -60,14 +62,20 @@ def test_a_module_with_data_and_a_closed_step_is_observed_where_it_is() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     timeline = trace(model=model, step=lambda: one_step(model, optimizer))
     assert timeline.stamp.origin == "observed on cpu"
-    assert timeline.breakdown(timeline.peak())[Role.WEIGHTS] == sum(p.numel() * 4 for p in model.parameters())
+    assert timeline.breakdown(timeline.peak())[Role.WEIGHTS] == sum(
+        p.numel() * 4 for p in model.parameters()
+    )
 
 
 def test_the_activation_of_the_relu_is_what_backward_holds() -> None:
     model = Tower("meta")
     result = trace_module(model, one_step, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
     assert {r.shape for r in result.records if r.role is StorageRole.INPUTS} == {(BATCH, WIDTH)}
-    saved = {(r.op, r.shape) for r in result.saved_records() if r.role is StorageRole.SAVED_ACTIVATIONS and r.shape}
+    saved = {
+        (r.op, r.shape)
+        for r in result.saved_records()
+        if r.role is StorageRole.SAVED_ACTIVATIONS and r.shape
+    }
     assert saved == {
         ("aten.relu.default", (BATCH, 4 * WIDTH)),
         ("aten.addmm.default", (BATCH, WIDTH)),
@@ -85,7 +93,9 @@ def test_gradient_accumulation_is_seen_as_micro_steps() -> None:
         optimizer.zero_grad()
 
     result = trace_module(model, accumulate, optimizer=optimizer)
-    assert {(e.step, e.micro_step) for e in result.events if e.phase is TracePhase.BACKWARD} == {(s, m) for s in (0, 1) for m in (0, 1, 2)}
+    assert {(e.step, e.micro_step) for e in result.events if e.phase is TracePhase.BACKWARD} == {
+        (s, m) for s in (0, 1) for m in (0, 1, 2)
+    }
 
 
 class Picky(nn.Module):
@@ -114,9 +124,15 @@ def test_reading_real_data_is_named() -> None:
 def test_what_a_library_raises_is_named_with_its_file_and_line() -> None:
     from napkinmath_profiler.tracing.meta_model import build_model, config_from
 
-    model = build_model(config_from({"model_type": "llama", **COMMON}), dtype="bf16", attn_implementation=None)
+    model = build_model(
+        config_from({"model_type": "llama", **COMMON}), dtype="bf16", attn_implementation=None
+    )
     with pytest.raises(
-        TraceError, match=r"the code of transformers fails in .*ValueError.*transformers/models/llama/modeling_llama\.py:\d+"
+        TraceError,
+        match=(
+            r"the code of transformers fails in"
+            r" .*ValueError.*transformers/models/llama/modeling_llama\.py:\d+"
+        ),
     ):
         trace_module(model, lambda m, o: m())
 

@@ -1,4 +1,5 @@
-"""What a training holds at a moment, read off autograd's graph and the running code: complete, by module, and with nothing changed by the reading."""
+"""What a training holds at a moment, read off autograd's graph and the running code: complete, by
+module, and with nothing changed by the reading."""
 
 from __future__ import annotations
 
@@ -38,12 +39,18 @@ class Model(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
-            x = checkpoint(layer, x, use_reentrant=self.how == "reentrant") if self.how else layer(x)
+            x = (
+                checkpoint(layer, x, use_reentrant=self.how == "reentrant")
+                if self.how
+                else layer(x)
+            )
         return x
 
 
 def found(model: nn.Module, books: CpuMemory) -> Live:
-    return live_tensors(model, [tensor for _, tensor in held_tensors(model, None)], books.address_of)
+    return live_tensors(
+        model, [tensor for _, tensor in held_tensors(model, None)], books.address_of
+    )
 
 
 def size(tensors: Any) -> int:
@@ -63,12 +70,20 @@ def test_every_byte_is_accounted_for_by_module() -> None:
         books.adopt([x])
         out = model(x)
         live = found(model, books)
-    assert size(live.saved) + size(live.in_use) + sum(held_by_role(model, None).values()) == books.current()[0]
-    by_module = {module: size(t for t in live.saved if t.module == module) for module in {t.module for t in live.saved}}
+    assert (
+        size(live.saved) + size(live.in_use) + sum(held_by_role(model, None).values())
+        == books.current()[0]
+    )
+    by_module = {
+        module: size(t for t in live.saved if t.module == module)
+        for module in {t.module for t in live.saved}
+    }
     # A layer keeps its input, the input of silu and its output; the last sum is the program's own.
     assert sum(by_module.values()) == 3 * LAYERS * BLOCK
     assert by_module["layers.1.down"] == BLOCK and by_module["layers.0.up"] == BLOCK
-    assert [(t.nbytes, t.holder) for t in live.in_use] == [(BLOCK, "test_every_byte_is_accounted_for_by_module")]
+    assert [(t.nbytes, t.holder) for t in live.in_use] == [
+        (BLOCK, "test_every_byte_is_accounted_for_by_module")
+    ]
     assert out.shape == (ROWS, WIDTH)
 
 
@@ -82,7 +97,10 @@ def test_a_checkpoint_keeps_its_inputs_and_recomputes_nothing_for_us(how: str) -
         out = model(x)
         live = found(model, books)
     assert size(live.saved) == LAYERS * BLOCK and len(calls) == 1
-    assert size(live.saved) + size(live.in_use) + sum(held_by_role(model, None).values()) == books.current()[0]
+    assert (
+        size(live.saved) + size(live.in_use) + sum(held_by_role(model, None).values())
+        == books.current()[0]
+    )
     assert out.grad_fn is not None
 
 
@@ -125,7 +143,8 @@ def test_no_hook_unpacks_and_what_it_packed_counts() -> None:
 
 
 def test_reading_keeps_nothing_alive() -> None:
-    """A loop that frees its loss after running out of memory gets the bytes back, though its variables were read."""
+    """A loop that frees its loss after running out of memory gets the bytes back, though its
+    variables were read."""
     model, books, x = start()
     out = model(x)
     end = weakref.ref(out)
@@ -141,7 +160,10 @@ def test_a_report_says_what_is_kept_by_module(tmp_path: Path) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     path = tmp_path / "report.txt"
     books = CpuMemory(limit_bytes=64 * MIB)
-    with pytest.raises(torch.OutOfMemoryError), watch(model, optimizer, memory=books, report=path, warn=lambda _: None):
+    with (
+        pytest.raises(torch.OutOfMemoryError),
+        watch(model, optimizer, memory=books, report=path, warn=lambda _: None),
+    ):
         for rows in (ROWS, 256 * ROWS):
             model(x.repeat(rows // ROWS, 1)).sum().backward()
             optimizer.step()
@@ -153,7 +175,9 @@ def test_a_report_says_what_is_kept_by_module(tmp_path: Path) -> None:
     assert "what the running code holds" in text
 
 
-def test_a_graph_that_cannot_be_read_costs_only_its_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_that_cannot_be_read_costs_only_its_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from napkinmath_profiler import watch as watching
 
     def broken(*_: object) -> Live:
@@ -162,6 +186,9 @@ def test_a_graph_that_cannot_be_read_costs_only_its_part(tmp_path: Path, monkeyp
     monkeypatch.setattr(watching, "live_tensors", broken)
     model, _, x = start()
     path = tmp_path / "report.txt"
-    with pytest.raises(torch.OutOfMemoryError), watch(model, memory=CpuMemory(limit_bytes=4 * MIB), report=path, warn=lambda _: None):
+    with (
+        pytest.raises(torch.OutOfMemoryError),
+        watch(model, memory=CpuMemory(limit_bytes=4 * MIB), report=path, warn=lambda _: None),
+    ):
         model(x.repeat(64, 1))
     assert "activations, temporaries and what else" in path.read_text()

@@ -1,4 +1,5 @@
-"""What a measurement reads and writes on a GPU's machine, from recorded text and snapshots: labels, stamps, kept histories."""
+"""What a measurement reads and writes on a GPU's machine, from recorded text and snapshots: labels,
+stamps, kept histories."""
 
 from __future__ import annotations
 
@@ -13,7 +14,13 @@ import torch
 from napkinmath.base.errors import InputError
 from napkinmath.ir.timeline import Timeline
 from napkinmath_profiler.measuring import environment
-from napkinmath_profiler.measuring.device_memory import BlockEvent, CpuMemory, CudaMemory, MemoryFigures, block_events
+from napkinmath_profiler.measuring.device_memory import (
+    BlockEvent,
+    CpuMemory,
+    CudaMemory,
+    MemoryFigures,
+    block_events,
+)
 from napkinmath_profiler.measuring.environment import (
     busy_notes,
     describe_environment,
@@ -34,21 +41,34 @@ from napkinmath_profiler.tracing.storage_events import StorageRecord, StorageRol
 from napkinmath_profiler.tracing.trace_result import TraceResult
 
 CONFIG = {
-    "model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 128,
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 128,
     "max_position_embeddings": 64,
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
 def recorded() -> tuple[TraceResult, Timeline]:
-    options = TraceOptions(dtype="fp32", micro_batch_size=2, sequence_length=16, optimizer="adamw-fused")
-    found = measure_step(CONFIG, options, MeasureOptions(device="cpu", num_steps=0, stand_in=CpuMemory()))
+    options = TraceOptions(
+        dtype="fp32", micro_batch_size=2, sequence_length=16, optimizer="adamw-fused"
+    )
+    found = measure_step(
+        CONFIG, options, MeasureOptions(device="cpu", num_steps=0, stand_in=CpuMemory())
+    )
     assert found.result is not None and found.timeline is not None
     return found.result, found.timeline
 
 
-def bare_snapshot(result: TraceResult, timeline: Timeline) -> tuple[dict[str, Any], dict[int, StorageRecord]]:
-    """What PyTorch would have recorded of those steps without stacks, and what was there before by address: that has no event."""
+def bare_snapshot(
+    result: TraceResult, timeline: Timeline
+) -> tuple[dict[str, Any], dict[int, StorageRecord]]:
+    """What PyTorch would have recorded of those steps without stacks, and what was there before by
+    address: that has no event."""
     snapshot = snapshot_of(timeline)
     before = [record for record in result.records if record.phase is TracePhase.SETUP]
     setup, present = len(before), {}
@@ -65,7 +85,9 @@ def bare_snapshot(result: TraceResult, timeline: Timeline) -> tuple[dict[str, An
     return {**snapshot, "device_traces": [trace]}, present
 
 
-def test_labels_say_who_held_each_block(recorded: tuple[TraceResult, Timeline], tmp_path: Path) -> None:
+def test_labels_say_who_held_each_block(
+    recorded: tuple[TraceResult, Timeline], tmp_path: Path
+) -> None:
     result, timeline = recorded
     snapshot, present = bare_snapshot(result, timeline)
     write_labelled(snapshot, result, tmp_path / "s.pickle", present)
@@ -74,7 +96,9 @@ def test_labels_say_who_held_each_block(recorded: tuple[TraceResult, Timeline], 
     allocations = [e for e in labelled["device_traces"][0] if e["action"] == "alloc"]
     born = [r for r in result.records if r.phase is not TracePhase.SETUP]
     assert [e["size"] for e in allocations] == [r.requested_bytes for r in born]
-    assert [e["frames"][0]["name"] for e in allocations if e["frames"]] == [r.name or r.op or r.phase.value for r in born]
+    assert [e["frames"][0]["name"] for e in allocations if e["frames"]] == [
+        r.name or r.op or r.phase.value for r in born
+    ]
     read = read_snapshot(tmp_path / "s.pickle").timeline
     point, original = read.peak(), timeline.peak()
     assert point.nbytes == original.nbytes
@@ -83,7 +107,9 @@ def test_labels_say_who_held_each_block(recorded: tuple[TraceResult, Timeline], 
         write_labelled(snapshot, result, tmp_path / "s.pickle")
 
 
-def test_pytorchs_own_viewer_reads_a_labelled_snapshot(recorded: tuple[TraceResult, Timeline]) -> None:
+def test_pytorchs_own_viewer_reads_a_labelled_snapshot(
+    recorded: tuple[TraceResult, Timeline],
+) -> None:
     from torch.cuda import _memory_viz
 
     labelled = label_snapshot(bare_snapshot(*recorded)[0], recorded[0])
@@ -95,7 +121,13 @@ def test_pytorchs_own_viewer_reads_a_labelled_snapshot(recorded: tuple[TraceResu
 def test_bookings_of_a_trace() -> None:
     trace = [
         {"action": "segment_alloc", "addr": 0, "size": 2 << 20, "stream": 0},
-        {"action": "alloc", "addr": 0, "size": 100, "stream": 0, "frames": [{"name": "f", "filename": "a.py", "line": 1}]},
+        {
+            "action": "alloc",
+            "addr": 0,
+            "size": 100,
+            "stream": 0,
+            "frames": [{"name": "f", "filename": "a.py", "line": 1}],
+        },
         {"action": "free_requested", "addr": 0, "size": 100, "stream": 0},
         {"action": "free_completed", "addr": 0, "size": 100, "stream": 0},
         {"action": "snapshot", "addr": 0, "size": 0, "stream": 0},
@@ -103,7 +135,9 @@ def test_bookings_of_a_trace() -> None:
     assert [(e.is_allocation, e.nbytes) for e in block_events(trace)] == [(True, 100), (False, 100)]
 
 
-def place(position: int, phase: TracePhase, module: str = "", step: int = 0, scope: int = 0) -> Place:
+def place(
+    position: int, phase: TracePhase, module: str = "", step: int = 0, scope: int = 0
+) -> Place:
     return Place(position, phase, module, step, 0, scope, False)
 
 
@@ -124,7 +158,16 @@ PLACES = [
 
 
 def test_a_history_is_joined_with_what_was_noted() -> None:
-    events = [born(1, 1000), born(2, 600), gone(2), born(2, 700), gone(1), born(3, 512), born(4, 2048), gone(4)]
+    events = [
+        born(1, 1000),
+        born(2, 600),
+        gone(2),
+        born(2, 700),
+        gone(1),
+        born(3, 512),
+        born(4, 2048),
+        gone(4),
+    ]
     claims = [
         Claim(0, 9, 4096, StorageRole.WEIGHTS, "w"),
         Claim(4, 2, 700, StorageRole.GRADIENTS, "w"),
@@ -147,15 +190,31 @@ def test_a_history_is_joined_with_what_was_noted() -> None:
 def test_an_address_used_again_is_another_storage() -> None:
     events = [born(1, 512), gone(1), born(1, 512), born(2, 512)]
     result = read_history(
-        events, PLACES, [Claim(1, 1, 512, StorageRole.GRADIENTS, "first"), Claim(4, 1, 512, StorageRole.GRADIENTS, "second")]
+        events,
+        PLACES,
+        [
+            Claim(1, 1, 512, StorageRole.GRADIENTS, "first"),
+            Claim(4, 1, 512, StorageRole.GRADIENTS, "second"),
+        ],
     )
     assert [r.name for r in result.records] == ["first", "second", ""]
 
 
 def test_what_a_library_keeps_is_no_activation() -> None:
-    events = [born(1, 1 << 20), born(2, 512), gone(2), born(3, 512), gone(3), born(4, 512), born(5, 512)]
+    events = [
+        born(1, 1 << 20),
+        born(2, 512),
+        gone(2),
+        born(3, 512),
+        gone(3),
+        born(4, 512),
+        born(5, 512),
+    ]
     result = read_history(events, PLACES, [])
-    assert result.records[0].role is StorageRole.WORKSPACE and result.records[0].name == LIBRARY_WORKSPACE
+    assert (
+        result.records[0].role is StorageRole.WORKSPACE
+        and result.records[0].name == LIBRARY_WORKSPACE
+    )
 
 
 def test_dropped_events_shift_what_was_noted() -> None:
@@ -170,8 +229,14 @@ def test_dropped_events_shift_what_was_noted() -> None:
 
 def test_a_long_history_is_joined_in_a_moment() -> None:
     events = [event for i in range(50_000) for event in (born(i % 97, 512), gone(i % 97))]
-    places = [place(i, TracePhase.FORWARD, f"layers.{i % 32}", step=i // 50_000, scope=i) for i in range(0, 100_000, 10)]
-    claims = [Claim(i + 1, (i // 2) % 97, 512, StorageRole.GRADIENTS, str(i)) for i in range(0, 100_000, 20)]
+    places = [
+        place(i, TracePhase.FORWARD, f"layers.{i % 32}", step=i // 50_000, scope=i)
+        for i in range(0, 100_000, 10)
+    ]
+    claims = [
+        Claim(i + 1, (i // 2) % 97, 512, StorageRole.GRADIENTS, str(i))
+        for i in range(0, 100_000, 20)
+    ]
     result = read_history(events, places, claims)
     assert len(result.records) == 50_000 and result.peak_bytes == 512 and result.seconds == 0
     assert sum(r.role is StorageRole.GRADIENTS for r in result.records) == len(claims)
@@ -181,7 +246,8 @@ def test_a_slowed_clock_is_said() -> None:
     facts = smi_values("570.86.15, 1200, 1980, 0x0000000000000024, Disabled, 84\n")
     assert facts["driver"] == "570.86.15"
     assert throttling_notes(facts) == [
-        "the driver slowed the GPU while it was measured: power cap, heat (software) (clock 1200 of 1980 MHz)"
+        "the driver slowed the GPU while it was measured: power cap, heat (software) (clock 1200 of"
+        " 1980 MHz)"
     ]
     assert throttling_notes({**facts, "throttling": "0x0000000000000001"}) == []
     assert throttling_notes({"throttling": "[N/A]"}) == [] and throttling_notes({}) == []
@@ -192,18 +258,25 @@ def test_a_slowed_clock_is_said() -> None:
 def test_the_environment_is_stamped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     found = describe_environment(torch.device("cpu"))
-    assert found["device"] == "cpu" and found["torch"] and found["allocator"] == "expandable_segments:True"
+    assert (
+        found["device"] == "cpu"
+        and found["torch"]
+        and found["allocator"] == "expandable_segments:True"
+    )
 
 
 def test_a_mig_slice_is_said_and_its_driver_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """nvidia-smi has no answer for a slice's id: driver and mode are asked of the machine, clocks of nobody."""
+    """nvidia-smi has no answer for a slice's id: driver and mode are asked of the machine, clocks
+    of nobody."""
     asked: list[list[str]] = []
 
     def smi(command: list[str], **_: Any) -> Any:
         asked.append(command)
         if any(word.startswith("--id=") for word in command):
             raise subprocess.CalledProcessError(6, command)
-        return subprocess.CompletedProcess(command, 0, stdout="570.86.15, 1200, 1980, 0x0000000000000024, Enabled, 84\n")
+        return subprocess.CompletedProcess(
+            command, 0, stdout="570.86.15, 1200, 1980, 0x0000000000000024, Enabled, 84\n"
+        )
 
     monkeypatch.setattr(environment.subprocess, "run", smi)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="1f0c"))
@@ -215,11 +288,23 @@ def test_a_mig_slice_is_said_and_its_driver_known(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_busy_gpu_is_said() -> None:
-    figures = {"allocated": 0, "reserved": 0, "peak_allocated": 0, "peak_reserved": 0, "device_total": 80 << 30}
+    figures = {
+        "allocated": 0,
+        "reserved": 0,
+        "peak_allocated": 0,
+        "peak_reserved": 0,
+        "device_total": 80 << 30,
+    }
     assert busy_notes(MemoryFigures(**figures, device_used=600 << 20)) == []
-    assert "20.0 GiB of the GPU were taken" in busy_notes(MemoryFigures(**figures, device_used=20 << 30))[0]
+    assert (
+        "20.0 GiB of the GPU were taken"
+        in busy_notes(MemoryFigures(**figures, device_used=20 << 30))[0]
+    )
     assert busy_notes(None) == []
-    assert disturbance_notes(1000, 1000) == [] and "1.00 GiB more" in disturbance_notes(3 << 30, 2 << 30)[0]
+    assert (
+        disturbance_notes(1000, 1000) == []
+        and "1.00 GiB more" in disturbance_notes(3 << 30, 2 << 30)[0]
+    )
 
 
 class FakeCuda:
@@ -233,7 +318,9 @@ class FakeCuda:
             note(is_allocation, address, nbytes)
             if self.recording:
                 for action in ("alloc",) if is_allocation else ("free_requested", "free_completed"):
-                    self.trace.append({"action": action, "addr": address, "size": nbytes, "stream": 0})
+                    self.trace.append(
+                        {"action": action, "addr": address, "size": nbytes, "stream": 0}
+                    )
 
         monkeypatch.setattr(self.books, "_note", noted)
         for name in (
@@ -246,7 +333,11 @@ class FakeCuda:
         ):
             monkeypatch.setattr(torch.cuda, name, getattr(self, name))
         monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", self.record)
-        monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda device: {"device_traces": [[], list(self.trace)], "segments": []})
+        monkeypatch.setattr(
+            torch.cuda.memory,
+            "_snapshot",
+            lambda device: {"device_traces": [[], list(self.trace)], "segments": []},
+        )
 
     def init(self) -> None:
         return None
@@ -296,7 +387,11 @@ def test_a_gpus_allocator_is_read_by_its_own_counts(monkeypatch: pytest.MonkeyPa
         memory.reset_peaks()
         assert memory.peaks() == memory.current()
         figures = memory.figures()
-        assert (figures.device_used, figures.device_total, figures.num_retries) == (20 << 30, 80 << 30, 2)
+        assert (figures.device_used, figures.device_total, figures.num_retries) == (
+            20 << 30,
+            80 << 30,
+            2,
+        )
         memory.limit(0.5)
         assert fake.fraction == pytest.approx((4 + 30) / 80)
         memory.unlimit()

@@ -1,4 +1,5 @@
-"""Real steps on a CPU: measured, traced and extrapolated agree to the byte; the history's attribution agrees with the tracker's."""
+"""Real steps on a CPU: measured, traced and extrapolated agree to the byte; the history's
+attribution agrees with the tracker's."""
 
 from __future__ import annotations
 
@@ -24,10 +25,27 @@ from napkinmath_profiler.tracing.storage_events import StorageRole
 from napkinmath_profiler.tracing.trace_result import TraceResult
 from napkinmath_profiler.tracing.training_step import LoopOptions
 
-SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 128}
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 128,
+}
 CONFIGS: dict[str, dict[str, Any]] = {
-    "llama": {"model_type": "llama", "num_hidden_layers": 7, "max_position_embeddings": 64, **SIZES},
-    "gemma2": {"model_type": "gemma2", "num_hidden_layers": 10, "head_dim": 8, "max_position_embeddings": 64, **SIZES},
+    "llama": {
+        "model_type": "llama",
+        "num_hidden_layers": 7,
+        "max_position_embeddings": 64,
+        **SIZES,
+    },
+    "gemma2": {
+        "model_type": "gemma2",
+        "num_hidden_layers": 10,
+        "head_dim": 8,
+        "max_position_embeddings": 64,
+        **SIZES,
+    },
     "gpt2": {
         "model_type": "gpt2",
         "n_layer": 7,
@@ -45,16 +63,23 @@ METHODS: dict[str, dict[str, Any]] = {
     "lora": {"method": TrainMethod.LORA},
     "accumulated": {"loop": LoopOptions(gradient_accumulation_steps=2, max_grad_norm=1.0)},
 }
-# Where PyTorch keeps them on the host, the step counters of AdamW are no device's; "adamw-fused" keeps them beside the parameters.
+# Where PyTorch keeps them on the host, the step counters of AdamW are no device's; "adamw-fused"
+# keeps them beside the parameters.
 OPTIMIZER = "adamw-fused"
 
 
 def options(**changes: Any) -> TraceOptions:
-    return TraceOptions(dtype="fp32", micro_batch_size=2, sequence_length=16, optimizer=OPTIMIZER, **changes)
+    return TraceOptions(
+        dtype="fp32", micro_batch_size=2, sequence_length=16, optimizer=OPTIMIZER, **changes
+    )
 
 
 def measured(config: dict[str, Any], chosen: TraceOptions, **how: Any) -> Measurement:
-    return measure_step(config, chosen, MeasureOptions(**{"device": "cpu", "num_steps": 1, "num_warmup_steps": 0, **how}))
+    return measure_step(
+        config,
+        chosen,
+        MeasureOptions(**{"device": "cpu", "num_steps": 1, "num_warmup_steps": 0, **how}),
+    )
 
 
 @cache
@@ -63,16 +88,26 @@ def tracked(family: str, method: str) -> Measurement:
 
 
 def events_of(result: TraceResult) -> list[tuple[bool, int, str, str, int]]:
-    """Bookings in order; a tensor without bytes takes none (checkpointing makes one on the host)."""
+    """Bookings in order; a tensor without bytes takes none (checkpointing makes one on the
+    host)."""
     records = result.records
-    return [(e.is_allocation, n, e.phase.value, e.module, e.step) for e in result.events if (n := records[e.storage_id].rounded_bytes)]
+    return [
+        (e.is_allocation, n, e.phase.value, e.module, e.step)
+        for e in result.events
+        if (n := records[e.storage_id].rounded_bytes)
+    ]
 
 
 def phase_peaks(timeline: Timeline) -> dict[Phase, int]:
     return {phase: point.nbytes for phase, point in timeline.phase_peaks().items()}
 
 
-CASES = [(family, method) for family in CONFIGS for method in METHODS if method != "accumulated" or family == "llama"]
+CASES = [
+    (family, method)
+    for family in CONFIGS
+    for method in METHODS
+    if method != "accumulated" or family == "llama"
+]
 FEW_LAYERS = [
     ("llama", "full"),
     ("llama", "checkpointing"),
@@ -89,7 +124,9 @@ def test_a_measured_step_is_the_traced_one(family: str, method: str) -> None:
     chosen, found = options(**METHODS[method]), tracked(family, method)
     assert found.result is not None and found.timeline is not None
     assert found.timeline.stamp.origin == "measured"
-    assert events_of(found.result) == events_of(traced_without_choices(config_from(CONFIGS[family]), chosen))
+    assert events_of(found.result) == events_of(
+        traced_without_choices(config_from(CONFIGS[family]), chosen)
+    )
 
 
 @pytest.mark.parametrize(("family", "method"), FEW_LAYERS)
@@ -113,26 +150,43 @@ def test_the_allocators_history_tells_what_the_tracker_sees(family: str, method:
     by_tracker = tracked(family, method)
     by_history = measured(CONFIGS[family], chosen, stand_in=CpuMemory(), num_steps=2)
     one, other = by_tracker.timeline, by_history.timeline
-    assert one is not None and other is not None and by_history.memory is not None and by_tracker.memory is not None
+    assert (
+        one is not None
+        and other is not None
+        and by_history.memory is not None
+        and by_tracker.memory is not None
+    )
     assert phase_peaks(one) == phase_peaks(other)
     assert by_history.memory.allocated == by_tracker.memory.allocated
     assert max(s.peak_allocated for s in by_history.phases.values()) <= by_history.memory.allocated
     certain = (Role.WEIGHTS, Role.ADAPTERS, Role.GRADIENTS, Role.OPTIMIZER, Role.UNEXPLAINED)
     for point in one.phase_peaks().values():
-        here, there = one.breakdown(point), other.breakdown(other.phase_peaks()[one.segments[point.segment].phase])
+        here, there = (
+            one.breakdown(point),
+            other.breakdown(other.phase_peaks()[one.segments[point.segment].phase]),
+        )
         assert [here.get(role, 0) for role in certain] == [there.get(role, 0) for role in certain]
     assert other.breakdown(other.peak()).get(Role.UNEXPLAINED, 0) == 0
 
 
 def test_what_was_allocated_before_is_no_part_of_the_step() -> None:
-    """A process that measures again holds something from the time before: neither the figures nor the split by role count it."""
+    """A process that measures again holds something from the time before: neither the figures nor
+    the split by role count it."""
     kept, books = torch.empty(1 << 20), CpuMemory()
     books.adopt([kept])
-    found, clean = (measured(CONFIGS["llama"], options(), stand_in=memory, num_steps=2) for memory in (books, CpuMemory()))
+    found, clean = (
+        measured(CONFIGS["llama"], options(), stand_in=memory, num_steps=2)
+        for memory in (books, CpuMemory())
+    )
     assert found.memory is not None and clean.memory is not None and found.timeline is not None
     assert found.memory.before_allocated == kept.nbytes
-    assert (found.memory.requested, found.memory.allocated) == (clean.memory.requested, clean.memory.allocated)
-    assert found.memory.reserved >= clean.memory.reserved  # a segment that was there serves the step, too
+    assert (found.memory.requested, found.memory.allocated) == (
+        clean.memory.requested,
+        clean.memory.allocated,
+    )
+    assert (
+        found.memory.reserved >= clean.memory.reserved
+    )  # a segment that was there serves the step, too
     assert Role.UNEXPLAINED not in found.timeline.breakdown(found.timeline.peak())
     assert not any("the notes taken" in note for note in found.notes)
 
@@ -140,9 +194,15 @@ def test_what_was_allocated_before_is_no_part_of_the_step() -> None:
 def test_modules_are_known_in_the_backward_too() -> None:
     found = measured(CONFIGS["llama"], options(), stand_in=CpuMemory()).result
     assert found is not None
-    named = [r for r in found.records if r.phase.value == "backward" and r.role is not StorageRole.GRADIENTS]
+    named = [
+        r
+        for r in found.records
+        if r.phase.value == "backward" and r.role is not StorageRole.GRADIENTS
+    ]
     assert named and all(r.module for r in named if "layers.3" in r.module)
-    assert {f"model.layers.{i}" for i in range(7)} <= {".".join(r.module.split(".")[:3]) for r in named}
+    assert {f"model.layers.{i}" for i in range(7)} <= {
+        ".".join(r.module.split(".")[:3]) for r in named
+    }
 
 
 def test_quantized_weights_have_data_and_their_constants_are_found() -> None:
@@ -160,7 +220,9 @@ def test_running_out_of_memory_keeps_what_was_learned_and_frees_the_rest(limit_m
     free = measured(config, options(), stand_in=CpuMemory())
     assert free.memory is not None and free.memory.allocated > limit_mib << 20
     books = (
-        CpuMemory(limit_bytes=limit_mib << 20) if limit_mib == 1 else CpuMemory(limit_bytes=free.memory.allocated - (1 << 20) >> 21 << 21)
+        CpuMemory(limit_bytes=limit_mib << 20)
+        if limit_mib == 1
+        else CpuMemory(limit_bytes=free.memory.allocated - (1 << 20) >> 21 << 21)
     )
     found = measured(config, options(), stand_in=books)
     assert found.failure is not None and "Tried to allocate" in found.failure.message
@@ -168,7 +230,11 @@ def test_running_out_of_memory_keeps_what_was_learned_and_frees_the_rest(limit_m
     if limit_mib == 1:
         assert found.failure.stage == "building"
     else:
-        assert found.failure.stage == "attributing" and found.failure.phase and found.failure.held_by_role["parameters"] > 0
+        assert (
+            found.failure.stage == "attributing"
+            and found.failure.phase
+            and found.failure.held_by_role["parameters"] > 0
+        )
         assert found.timeline is not None and found.timeline.peak().nbytes > 1 << 20
 
 
@@ -176,21 +242,31 @@ BEYOND_THE_ALLOCATOR = [
     RuntimeError("CUDA error: out of memory"),
     RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
     RuntimeError(
-        "[enforce fail at alloc_cpu.cpp:119] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes."
+        "[enforce fail at alloc_cpu.cpp:119] err == 0. DefaultCPUAllocator: can't allocate memory:"
+        " you tried to allocate 8 bytes."
     ),
     MemoryError(),
 ]
 
 
-@pytest.mark.parametrize("error", BEYOND_THE_ALLOCATOR, ids=lambda error: str(error)[:24] or type(error).__name__)
-def test_running_out_beyond_the_allocator_is_out_of_memory_too(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The driver's, a library's or the host's own refusal in the timed steps: the attributed ones are kept."""
+@pytest.mark.parametrize(
+    "error", BEYOND_THE_ALLOCATOR, ids=lambda error: str(error)[:24] or type(error).__name__
+)
+def test_running_out_beyond_the_allocator_is_out_of_memory_too(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver's, a library's or the host's own refusal in the timed steps: the attributed ones
+    are kept."""
 
     def failing(self: MeasuredLoop, count: int) -> None:
         raise error
 
     whole = MeasuredLoop.timed_steps
-    monkeypatch.setattr(MeasuredLoop, "timed_steps", lambda self, count: whole(self, count) if count == 2 else failing(self, count))
+    monkeypatch.setattr(
+        MeasuredLoop,
+        "timed_steps",
+        lambda self, count: whole(self, count) if count == 2 else failing(self, count),
+    )
     found = measured(CONFIGS["llama"], options(), num_steps=3)
     assert found.failure is not None and found.failure.stage == "timing"
     assert found.failure.message == (str(error) or "the host's memory ran out")
@@ -207,7 +283,8 @@ def test_other_errors_are_no_exhaustion(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_of_several_gpus_the_measured_one_is_current(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CUDA events and caches are those of the current device: it has to be the one measured, and only meanwhile."""
+    """CUDA events and caches are those of the current device: it has to be the one measured, and
+    only meanwhile."""
     current = [0]
 
     class OnDevice:
@@ -240,7 +317,9 @@ def test_of_several_gpus_the_measured_one_is_current(monkeypatch: pytest.MonkeyP
 
 
 def test_one_two_and_three_layers() -> None:
-    found = measure_layers(CONFIGS["llama"], options(), MeasureOptions(device="cpu", num_steps=1, num_warmup_steps=0))
+    found = measure_layers(
+        CONFIGS["llama"], options(), MeasureOptions(device="cpu", num_steps=1, num_warmup_steps=0)
+    )
     assert [m.num_layers for m in found] == [1, 2, 3] and all(m.total_layers == 7 for m in found)
     peaks = [m.timeline.peak().nbytes for m in found if m.timeline is not None]
     assert peaks[2] - peaks[1] == peaks[1] - peaks[0] > 0
@@ -293,6 +372,11 @@ def test_devices_that_are_not_there_are_refused() -> None:
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_a_gpus_history_is_attributed(method: str) -> None:
     found = measure_step(CONFIGS["llama"], options(**METHODS[method]), MeasureOptions(num_steps=3))
-    assert found.failure is None and found.timeline is not None and found.memory is not None and found.snapshot is not None
+    assert (
+        found.failure is None
+        and found.timeline is not None
+        and found.memory is not None
+        and found.snapshot is not None
+    )
     assert found.timeline.breakdown(found.timeline.peak()).get(Role.UNEXPLAINED, 0) == 0
     assert found.memory.requested <= found.memory.allocated <= found.memory.reserved

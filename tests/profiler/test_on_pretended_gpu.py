@@ -1,4 +1,5 @@
-"""What only a GPU reaches, run over a pretended one: whole commands, so that nothing dies for a small reason on the first real GPU."""
+"""What only a GPU reaches, run over a pretended one: whole commands, so that nothing dies for a
+small reason on the first real GPU."""
 
 from __future__ import annotations
 
@@ -24,11 +25,19 @@ from profiler.pretended_gpu import pretended_gpu
 from torch.cuda import _memory_viz
 
 SMALL: dict[str, Any] = {
-    "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 256, "num_hidden_layers": 5,
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 256,
+    "num_hidden_layers": 5,
     "max_position_embeddings": 64,
-}  # fmt: skip
+}
 STEP = ("--bs", "2", "--ctx", "32", "--attention", "eager")
-WORKSPACES = 2 * (32 << 20)  # cuBLAS's on Hopper: traced and priced for a real one, not made by a pretended one
+WORKSPACES = 2 * (
+    32 << 20
+)  # cuBLAS's on Hopper: traced and priced for a real one, not made by a pretended one
 SAME = 0.02  # a CPU's kernels keep other small tensors, of a model this small
 TABLES = 4096  # bitsandbytes keeps its tables of codes on the device
 
@@ -55,29 +64,75 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_calibrate_and_the_estimate_after_it(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    only_host = SimpleNamespace(CPU=torch.profiler.ProfilerActivity.CPU, CUDA=torch.profiler.ProfilerActivity.CPU)
-    monkeypatch.setattr(op_classes, "ProfilerActivity", only_host)  # named twice, which the profiler refuses
+    only_host = SimpleNamespace(
+        CPU=torch.profiler.ProfilerActivity.CPU, CUDA=torch.profiler.ProfilerActivity.CPU
+    )
+    monkeypatch.setattr(
+        op_classes, "ProfilerActivity", only_host
+    )  # named twice, which the profiler refuses
     monkeypatch.setattr(layer_runs, "points_for", lambda batch, length: [(batch, length)])
-    monkeypatch.setattr(calibrate_cli, "LayerOptions", functools.partial(LayerOptions, rounds=1, num_steps=2))
+    monkeypatch.setattr(
+        calibrate_cli, "LayerOptions", functools.partial(LayerOptions, rounds=1, num_steps=2)
+    )
     with pretended_gpu() as gpu:
-        code = main(["calibrate", "--model", model, *STEP, "--lora", "--precision", "bf16", "--budget", "60", "--share", "0.25", "--json"])
+        code = main(
+            [
+                "calibrate",
+                "--model",
+                model,
+                *STEP,
+                "--lora",
+                "--precision",
+                "bf16",
+                "--budget",
+                "60",
+                "--share",
+                "0.25",
+                "--json",
+            ]
+        )
         assert gpu.fraction == pytest.approx(0.25 * (80 - 0.5) / 80, abs=0.01)
         assert gpu.books._allocator.allocated == 0  # everything was freed
     found = json.loads(capsys.readouterr().out)
-    assert code == 0 and found["gpu"] == "H100-SXM5-80GB" and Path(found["path"]).is_relative_to(tmp_path / "cache")
+    assert (
+        code == 0
+        and found["gpu"] == "H100-SXM5-80GB"
+        and Path(found["path"]).is_relative_to(tmp_path / "cache")
+    )
     assert found["stamp"]["compute_capability"] == "9.0" and found["stamp"]["cuda"] == "13.0"
     assert found["layers"], found["notes"]
     (layers,) = found["layers"]
     assert layers["points"][0]["memory"] is not None, found["notes"]
-    assert any("kinds of operation were not measured: ValueError" in note for note in found["notes"])  # and cost nothing else
-    timed = {(row["op"], row.get("how", row.get("memory"))): "median_s" in row for row in found["ops"]}
+    assert any(
+        "kinds of operation were not measured: ValueError" in note for note in found["notes"]
+    )  # and cost nothing else
+    timed = {
+        (row["op"], row.get("how", row.get("memory"))): "median_s" in row for row in found["ops"]
+    }
     assert timed["launch", "graph"] and timed["host copy", "pinned"]
-    assert main(["--model", model, *STEP, "--lora", "--precision", "bf16", "--gpu", "h100", "--allow-stale-calibration"]) == 0
+    assert (
+        main(
+            [
+                "--model",
+                model,
+                *STEP,
+                "--lora",
+                "--precision",
+                "bf16",
+                "--gpu",
+                "h100",
+                "--allow-stale-calibration",
+            ]
+        )
+        == 0
+    )
     assert "by real layers" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("index", [0, 1])
-def test_measure_and_its_snapshot(model: str, index: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_measure_and_its_snapshot(
+    model: str, index: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "history.pickle"
     with pretended_gpu(count=2) as gpu:
         command = [
@@ -102,13 +157,23 @@ def test_measure_and_its_snapshot(model: str, index: int, tmp_path: Path, capsys
     assert measured["allocated"] == pytest.approx(traced["allocated"] - WORKSPACES, rel=SAME)
     assert measured["reserved"] >= measured["allocated"]
     snapshot = pickle.loads(path.read_bytes())
-    assert f"Device {index}" in _memory_viz.trace(snapshot) and "embed_tokens" in str(snapshot["device_traces"][index])
-    assert "script" in _memory_viz.trace_plot(snapshot) and "segments" in _memory_viz.segsum(snapshot)
-    assert read_snapshot(path).timeline.peak().nbytes == pytest.approx(measured["requested"], rel=SAME)
+    assert f"Device {index}" in _memory_viz.trace(snapshot) and "embed_tokens" in str(
+        snapshot["device_traces"][index]
+    )
+    assert "script" in _memory_viz.trace_plot(snapshot) and "segments" in _memory_viz.segsum(
+        snapshot
+    )
+    assert read_snapshot(path).timeline.peak().nbytes == pytest.approx(
+        measured["requested"], rel=SAME
+    )
 
 
 def test_running_out_on_a_busy_slice(model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    slice_of = {"name": "NVIDIA H100 80GB HBM3 MIG 3g.40gb", "total_bytes": 40 << 30, "busy_bytes": 20 << 30}
+    slice_of = {
+        "name": "NVIDIA H100 80GB HBM3 MIG 3g.40gb",
+        "total_bytes": 40 << 30,
+        "busy_bytes": 20 << 30,
+    }
     with pretended_gpu(**slice_of, limit_bytes=2 << 20) as gpu:
         assert main(["measure", "--model", model, *STEP, "--precision", "bf16"]) == 1
         assert gpu.books._allocator.allocated == 0
@@ -117,7 +182,9 @@ def test_running_out_on_a_busy_slice(model: str, capsys: pytest.CaptureFixture[s
     assert "MIG slice (3g.40gb)" in text and "20.0 GiB of the GPU were taken before" in text
 
 
-def test_the_campaign_measures_keeps_and_replays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_campaign_measures_keeps_and_replays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(cases.CONFIGS, "tinyllama", SMALL)
     plain = {"attention": "eager", "bs": 2, "ctx": 32}
     found = [
@@ -126,19 +193,34 @@ def test_the_campaign_measures_keeps_and_replays(tmp_path: Path, monkeypatch: py
         cases.case("tinyllama", 2, method="qlora", precision="bf16-autocast", **plain),
     ]
     monkeypatch.setattr(campaign, "all_cases", lambda: found)
-    monkeypatch.setattr(campaign, "watch_overhead", functools.partial(campaign.watch_overhead, rounds=1, steps=1))
+    monkeypatch.setattr(
+        campaign, "watch_overhead", functools.partial(campaign.watch_overhead, rounds=1, steps=1)
+    )
     with pretended_gpu() as gpu:
-        assert campaign.main(["--budget", "200", "--only", "watching,steps,predictions", "--out", str(tmp_path)]) == 0
+        assert (
+            campaign.main(
+                ["--budget", "200", "--only", "watching,steps,predictions", "--out", str(tmp_path)]
+            )
+            == 0
+        )
         assert gpu.books._allocator.allocated <= TABLES  # of the watched model, too
     rows = campaign.Rows(tmp_path / "steps.jsonl").rows
-    assert [row["status"] for row in rows] == ["measured"] * 3 and not any(row["trial"] for row in rows)
+    assert [row["status"] for row in rows] == ["measured"] * 3 and not any(
+        row["trial"] for row in rows
+    )
     assert all(row["memory"]["before_allocated"] == 0 for row in rows)
     for result in accuracy.results_of(tmp_path)[:2]:
         allocated = result.measured["memory"]["allocated"]
-        assert result.predicted["traced"]["allocated"] - WORKSPACES == pytest.approx(allocated, rel=SAME)
-        assert result.predicted["analytic"]["allocated"] - WORKSPACES == pytest.approx(allocated, rel=SAME)
+        assert result.predicted["traced"]["allocated"] - WORKSPACES == pytest.approx(
+            allocated, rel=SAME
+        )
+        assert result.predicted["analytic"]["allocated"] - WORKSPACES == pytest.approx(
+            allocated, rel=SAME
+        )
     (line,) = [
-        line for line in (tmp_path / "report.md").read_text().splitlines() if line.startswith("| tinyllama/L2/") and "+0.00%" in line
+        line
+        for line in (tmp_path / "report.md").read_text().splitlines()
+        if line.startswith("| tinyllama/L2/") and "+0.00%" in line
     ]
     assert line.count("+0.00%") == 2  # allocated and reserved of the replayed history
 
@@ -146,8 +228,13 @@ def test_the_campaign_measures_keeps_and_replays(tmp_path: Path, monkeypatch: py
 def test_a_watch_on_a_gpu_reports_and_lets_go(tmp_path: Path) -> None:
     path = tmp_path / "report.txt"
     with pretended_gpu(limit_bytes=8 << 20) as gpu:
-        model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 256))
-        with pytest.raises(torch.OutOfMemoryError), watch(model, report=path, warn=lambda _: None) as watching:
+        model = torch.nn.Sequential(
+            torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 256)
+        )
+        with (
+            pytest.raises(torch.OutOfMemoryError),
+            watch(model, report=path, warn=lambda _: None) as watching,
+        ):
             model(torch.randn(64, 256, device="cuda")).sum().backward()
             model(torch.randn(8192, 256, device="cuda"))
         assert isinstance(watching._memory, CudaMemory) and watching.report_path == str(path)

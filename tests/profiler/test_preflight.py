@@ -1,4 +1,5 @@
-"""The pre-flight check on live objects and inside the libraries' own trainers: what it reads, catches, and leaves alone."""
+"""The pre-flight check on live objects and inside the libraries' own trainers: what it reads,
+catches, and leaves alone."""
 
 from __future__ import annotations
 
@@ -19,7 +20,13 @@ import torch
 from napkinmath.base.errors import DoesNotFit
 from napkinmath.catalog.gpus import find_hardware
 from napkinmath.config.hardware import Hardware
-from napkinmath.config.train_config import AdapterKind, Attention, Precision, RecomputeKind, TrainConfig
+from napkinmath.config.train_config import (
+    AdapterKind,
+    Attention,
+    Precision,
+    RecomputeKind,
+    TrainConfig,
+)
 from napkinmath.estimate import Verdict
 from napkinmath_profiler.preflight import preflight
 from napkinmath_profiler.preflight.batch_shape import longest_of
@@ -29,7 +36,14 @@ from peft import LoraConfig, get_peft_model
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-SIZES = dict(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, vocab_size=4096)
+SIZES = dict(
+    hidden_size=64,
+    intermediate_size=128,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    vocab_size=4096,
+)
 
 
 def llama(dtype: torch.dtype = torch.bfloat16, **changes: Any) -> LlamaForCausalLM:
@@ -44,20 +58,52 @@ def texts(found: Any) -> str:
 def test_a_plain_model_is_read_as_it_is() -> None:
     model = llama()
     model.model.embed_tokens.requires_grad_(False)
-    found = preflight(model, torch.optim.AdamW(model.parameters()), {"input_ids": torch.zeros(3, 128, dtype=torch.long)}, hardware="t4")
+    found = preflight(
+        model,
+        torch.optim.AdamW(model.parameters()),
+        {"input_ids": torch.zeros(3, 128, dtype=torch.long)},
+        hardware="t4",
+    )
     config = found.estimate.config
-    assert (config.micro_batch_size, config.sequence_length, config.optimizer) == (3, 128, "adamw-foreach")
-    assert config.precision is Precision.BF16 and config.attention is Attention.SDPA and config.frozen == ("embed_tokens",)
-    assert found.live.num_trained == found.estimate.num_trained == sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert (config.micro_batch_size, config.sequence_length, config.optimizer) == (
+        3,
+        128,
+        "adamw-foreach",
+    )
+    assert (
+        config.precision is Precision.BF16
+        and config.attention is Attention.SDPA
+        and config.frozen == ("embed_tokens",)
+    )
+    assert (
+        found.live.num_trained
+        == found.estimate.num_trained
+        == sum(p.numel() for p in model.parameters() if p.requires_grad)
+    )
     assert found.verdict is Verdict.FITS and "FITS" not in str(found) and "fits on T4" in str(found)
 
 
 def test_adapters_are_read_from_peft() -> None:
-    settings = LoraConfig(r=4, target_modules=["q_proj", "down_proj"], lora_dropout=0.1, use_dora=True, modules_to_save=["lm_head"])
+    settings = LoraConfig(
+        r=4,
+        target_modules=["q_proj", "down_proj"],
+        lora_dropout=0.1,
+        use_dora=True,
+        modules_to_save=["lm_head"],
+    )
     model = get_peft_model(llama(), settings)
     adapter = preflight(model, "adamw-fused", (1, 64)).estimate.config.adapter
-    assert adapter is not None and adapter.kind is AdapterKind.DORA and adapter.rank == 4 and adapter.dropout == 0.1
-    assert adapter.targets == ("down_proj", "q_proj") and adapter.trained_modules == ("lm_head",) and adapter.dtype == "fp32"
+    assert (
+        adapter is not None
+        and adapter.kind is AdapterKind.DORA
+        and adapter.rank == 4
+        and adapter.dropout == 0.1
+    )
+    assert (
+        adapter.targets == ("down_proj", "q_proj")
+        and adapter.trained_modules == ("lm_head",)
+        and adapter.dtype == "fp32"
+    )
 
 
 def test_the_adapters_of_the_estimate_are_as_many_as_live() -> None:
@@ -72,13 +118,26 @@ def test_quantized_models_are_read_from_bitsandbytes() -> None:
     from napkinmath_profiler.tracing.meta_model import TrainMethod, config_from
 
     mapping = {"model_type": "llama", **SIZES}
-    model = prepared_model(config_from(mapping), TraceOptions(method=TrainMethod.QLORA, checkpointing=True))
+    model = prepared_model(
+        config_from(mapping), TraceOptions(method=TrainMethod.QLORA, checkpointing=True)
+    )
     found = preflight(model, "paged-adamw-8bit", (1, 64), autocast_dtype=torch.bfloat16)
     quantization = found.estimate.config.quantization
-    assert quantization is not None and quantization.format == "nf4" and quantization.double_quant and quantization.kbit_preparation
-    assert quantization.keep == ("lm_head",) and found.estimate.config.precision is Precision.BF16_AUTOCAST
+    assert (
+        quantization is not None
+        and quantization.format == "nf4"
+        and quantization.double_quant
+        and quantization.kbit_preparation
+    )
+    assert (
+        quantization.keep == ("lm_head",)
+        and found.estimate.config.precision is Precision.BF16_AUTOCAST
+    )
     assert found.estimate.config.recompute.kind is RecomputeKind.FULL
-    assert found.live.num_parameters == found.estimate.num_parameters and found.live.num_trained == found.estimate.num_trained
+    assert (
+        found.live.num_parameters == found.estimate.num_parameters
+        and found.live.num_trained == found.estimate.num_trained
+    )
 
 
 def test_eval_mode_with_checkpointing_is_caught() -> None:
@@ -86,7 +145,11 @@ def test_eval_mode_with_checkpointing_is_caught() -> None:
     model.gradient_checkpointing_enable()
     assert "eval mode" not in texts(preflight(model, "sgd", (4, 512)))
     found = preflight(model.eval(), "sgd", (4, 512))
-    assert "eval mode" in texts(found) and found.estimate.peak.nbytes > preflight(model.train(), "sgd", (4, 512)).estimate.peak.nbytes
+    assert (
+        "eval mode" in texts(found)
+        and found.estimate.peak.nbytes
+        > preflight(model.train(), "sgd", (4, 512)).estimate.peak.nbytes
+    )
 
 
 def test_checkpointing_asked_for_and_not_on_is_caught() -> None:
@@ -95,8 +158,16 @@ def test_checkpointing_asked_for_and_not_on_is_caught() -> None:
 
 
 def test_wide_adapters_logits_and_the_cache_are_caught() -> None:
-    found = preflight(get_peft_model(llama(num_hidden_layers=8), LoraConfig(r=4, target_modules="all-linear")), "sgd", (4, 512))
-    assert "adapters are fp32" in texts(found) and "logits" in texts(found) and "use_cache" in texts(found)
+    found = preflight(
+        get_peft_model(llama(num_hidden_layers=8), LoraConfig(r=4, target_modules="all-linear")),
+        "sgd",
+        (4, 512),
+    )
+    assert (
+        "adapters are fp32" in texts(found)
+        and "logits" in texts(found)
+        and "use_cache" in texts(found)
+    )
     model = llama()
     model.config.use_cache = False
     assert "use_cache" not in texts(preflight(model, "sgd", (4, 512)))
@@ -106,7 +177,9 @@ def test_attention_that_falls_to_the_math_path_is_caught() -> None:
     model = llama(torch.float32)
     found = preflight(model, "sgd", (2, 2048), hardware="a100-80")
     assert "math path" in texts(found)
-    assert "math path" not in texts(preflight(model, "sgd", (2, 2048), hardware="a100-80", autocast_dtype=torch.bfloat16))
+    assert "math path" not in texts(
+        preflight(model, "sgd", (2, 2048), hardware="a100-80", autocast_dtype=torch.bfloat16)
+    )
 
 
 def test_states_of_the_first_step_are_named() -> None:
@@ -127,14 +200,20 @@ def test_other_processes_are_named_and_counted() -> None:
     busy = free.replace(display=(held, held, held))
     found = preflight(llama(), "sgd", (1, 64), hardware=busy)
     assert "other processes hold 3.00 GiB" in texts(found)
-    assert isinstance(found.estimate.hardware, Hardware) and found.estimate.hardware.usable_bytes == free.usable_bytes - held
+    assert (
+        isinstance(found.estimate.hardware, Hardware)
+        and found.estimate.hardware.usable_bytes == free.usable_bytes - held
+    )
 
 
 def test_what_cannot_fit_is_refused_with_a_way_out() -> None:
     model = llama()
     with pytest.raises(DoesNotFit, match=r"batch 4096 x 8192, needs .* T4 has .*; try"):
         preflight(model, "adamw-fused", (4096, 8192), hardware="t4")
-    assert preflight(model, "adamw-fused", (4096, 8192), hardware="t4", raises=False).verdict is Verdict.DOES_NOT_FIT
+    assert (
+        preflight(model, "adamw-fused", (4096, 8192), hardware="t4", raises=False).verdict
+        is Verdict.DOES_NOT_FIT
+    )
 
 
 @pytest.mark.parametrize(
@@ -164,7 +243,10 @@ def test_optimizers_of_torch(make: Any, name: str) -> None:
 )
 def test_optimizers_of_bitsandbytes(kind: str, name: str) -> None:
     bitsandbytes = pytest.importorskip("bitsandbytes")
-    assert optimizer_name(getattr(bitsandbytes.optim, kind)([torch.nn.Parameter(torch.zeros(2))])) == name
+    assert (
+        optimizer_name(getattr(bitsandbytes.optim, kind)([torch.nn.Parameter(torch.zeros(2))]))
+        == name
+    )
 
 
 def test_what_cannot_be_read_is_named() -> None:
@@ -198,18 +280,36 @@ class Rows(torch.utils.data.Dataset):
         return {"input_ids": ids, "labels": ids}
 
 
-def train(folder: Path, callbacks: list[Any], **arguments: Any) -> tuple[list[float], torch.Tensor, dict[str, torch.Tensor]]:
-    """Losses of a short training by Transformers' own Trainer, the random state after it and the model that came out."""
+def train(
+    folder: Path, callbacks: list[Any], **arguments: Any
+) -> tuple[list[float], torch.Tensor, dict[str, torch.Tensor]]:
+    """Losses of a short training by Transformers' own Trainer, the random state after it and the
+    model that came out."""
     from transformers import Trainer, TrainingArguments
 
     torch.manual_seed(1)
     model = llama(torch.float32, attention_dropout=0.1)
     settings: dict[str, Any] = dict(
-        output_dir=str(folder), max_steps=3, per_device_train_batch_size=2, logging_steps=1, report_to=[], use_cpu=True, save_strategy="no"
+        output_dir=str(folder),
+        max_steps=3,
+        per_device_train_batch_size=2,
+        logging_steps=1,
+        report_to=[],
+        use_cpu=True,
+        save_strategy="no",
     )
-    trainer = Trainer(model=model, args=TrainingArguments(**{**settings, **arguments}), train_dataset=Rows(), callbacks=callbacks)
+    trainer = Trainer(
+        model=model,
+        args=TrainingArguments(**{**settings, **arguments}),
+        train_dataset=Rows(),
+        callbacks=callbacks,
+    )
     trainer.train()
-    return [row["loss"] for row in trainer.state.log_history if "loss" in row], torch.get_rng_state(), model.state_dict()
+    return (
+        [row["loss"] for row in trainer.state.log_history if "loss" in row],
+        torch.get_rng_state(),
+        model.state_dict(),
+    )
 
 
 def test_the_trainer_learns_the_same_with_the_check(tmp_path: Path) -> None:
@@ -227,7 +327,9 @@ def test_the_trainer_learns_the_same_with_the_check(tmp_path: Path) -> None:
     callback = Timed(hardware="t4")
     plain, checked = train(tmp_path, []), train(tmp_path, [callback])
     assert plain[0] == checked[0] and torch.equal(plain[1], checked[1])
-    assert plain[2].keys() == checked[2].keys() and all(torch.equal(plain[2][name], checked[2][name]) for name in plain[2])
+    assert plain[2].keys() == checked[2].keys() and all(
+        torch.equal(plain[2][name], checked[2][name]) for name in plain[2]
+    )
     assert 0 < callback.seconds < 1, "it adds less than a second"
     assert callback.found is not None and callback.found.verdict is Verdict.FITS
     assert callback.found.shape.micro_batch_size == 2 and callback.found.shape.sequence_length == 16
@@ -242,18 +344,36 @@ def test_the_trainer_stops_before_a_step_that_cannot_fit(tmp_path: Path) -> None
 
 
 def test_the_trainers_train_mode_is_not_taken_for_eval_mode(tmp_path: Path) -> None:
-    """from_pretrained leaves eval mode, in which checkpointing is off; the Trainer sets train mode later than it calls back."""
+    """from_pretrained leaves eval mode, in which checkpointing is off; the Trainer sets train mode
+    later than it calls back."""
     from napkinmath_profiler.preflight.trainer_callback import PreflightCallback
     from transformers import Trainer, TrainingArguments
 
     callback = PreflightCallback(hardware="t4")
-    arguments = TrainingArguments(output_dir=str(tmp_path), max_steps=1, gradient_checkpointing=True, report_to=[], use_cpu=True, save_strategy="no")  # fmt: skip
-    Trainer(model=llama(torch.float32).eval(), args=arguments, train_dataset=Rows(), callbacks=[callback]).train()
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path),
+        max_steps=1,
+        gradient_checkpointing=True,
+        report_to=[],
+        use_cpu=True,
+        save_strategy="no",
+    )
+    Trainer(
+        model=llama(torch.float32).eval(),
+        args=arguments,
+        train_dataset=Rows(),
+        callbacks=[callback],
+    ).train()
     assert callback.found is not None and "eval mode" not in texts(callback.found)
-    assert callback.found.estimate.config.recompute.kind is RecomputeKind.FULL and callback.found.estimate.step.policy.recomputes
+    assert (
+        callback.found.estimate.config.recompute.kind is RecomputeKind.FULL
+        and callback.found.estimate.step.policy.recomputes
+    )
 
 
-def test_the_check_never_ends_a_training_by_a_mistake_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+def test_the_check_never_ends_a_training_by_a_mistake_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
     from napkinmath_profiler.preflight import trainer_callback
 
     monkeypatch.setattr(trainer_callback, "preflight", lambda *_, **__: 1 // 0)
@@ -272,7 +392,11 @@ def test_rows_that_draw_random_numbers_change_nothing() -> None:
             return super().__getitem__(index)
 
     def states() -> tuple[object, ...]:
-        return random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+        return (
+            random.getstate(),
+            numpy.random.get_state()[1].tolist(),
+            torch.get_rng_state().tolist(),
+        )
 
     model, before = llama(), states()
     weights = [p.clone() for p in model.parameters()]
@@ -285,9 +409,14 @@ def test_rows_that_draw_random_numbers_change_nothing() -> None:
 
 def test_large_datasets_are_read_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     datasets = pytest.importorskip("datasets")
-    data = datasets.Dataset.from_dict({"input_ids": [[1] * (1 + i % 700) for i in range(20_000)], "other": ["x"] * 20_000}).shuffle(seed=0)
+    data = datasets.Dataset.from_dict(
+        {"input_ids": [[1] * (1 + i % 700) for i in range(20_000)], "other": ["x"] * 20_000}
+    ).shuffle(seed=0)
     found = longest_of(data, 4)
-    assert (found.sequence_length, found.usual_length) == (700, 345) and found.rows_seen == found.num_rows == 20_000
+    assert (found.sequence_length, found.usual_length) == (
+        700,
+        345,
+    ) and found.rows_seen == found.num_rows == 20_000
 
     class Slow(Rows):
         def __getitem__(self, index: int) -> dict[str, Any]:
@@ -300,23 +429,41 @@ def test_large_datasets_are_read_in_time(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "rows looked at, of 5,000" in texts(cut) or cut.shape.sequence_length == 16
 
 
-def test_memory_that_others_and_this_process_hold_is_read_from_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The device's own figures stand for a GPU: 24 GiB, of which 6 GiB belong to others and 2 GiB to tensors of this process."""
+def test_memory_that_others_and_this_process_hold_is_read_from_the_driver(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The device's own figures stand for a GPU: 24 GiB, of which 6 GiB belong to others and 2 GiB
+    to tensors of this process."""
     gib = 1 << 30
-    properties = type("Properties", (), {"name": "NVIDIA GeForce RTX 4090", "total_memory": 24 * gib})()
-    answers = {"is_available": True, "current_device": 0, "get_device_properties": properties, "memory_reserved": 3 * gib, "memory_allocated": 2 * gib}  # fmt: skip
+    properties = type(
+        "Properties", (), {"name": "NVIDIA GeForce RTX 4090", "total_memory": 24 * gib}
+    )()
+    answers = {
+        "is_available": True,
+        "current_device": 0,
+        "get_device_properties": properties,
+        "memory_reserved": 3 * gib,
+        "memory_allocated": 2 * gib,
+    }
     for name, value in answers.items():
         monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
     context = find_hardware("rtx4090").context_bytes
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (24 * gib - 9 * gib - context, 24 * gib))
+    monkeypatch.setattr(
+        torch.cuda, "mem_get_info", lambda *_: (24 * gib - 9 * gib - context, 24 * gib)
+    )
     found = preflight(llama(), "sgd", (1, 64))
     assert found.held_by_others == 6 * gib and found.held_here == 2 * gib
-    assert "other processes hold 6.00 GiB" in texts(found) and "this process holds 2.00 GiB" in texts(found)
-    assert found.estimate.hardware is not None and found.estimate.hardware.others_bytes[0] == 8 * gib
+    assert "other processes hold 6.00 GiB" in texts(
+        found
+    ) and "this process holds 2.00 GiB" in texts(found)
+    assert (
+        found.estimate.hardware is not None and found.estimate.hardware.others_bytes[0] == 8 * gib
+    )
 
 
 def test_sharded_models_are_read_through_their_wrappers() -> None:
-    """On pretended ranks: FSDP2's parameters count whole, and the step is priced for one rank of four."""
+    """On pretended ranks: FSDP2's parameters count whole, and the step is priced for one rank of
+    four."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -332,8 +479,13 @@ def test_sharded_models_are_read_through_their_wrappers() -> None:
         parallel = found.estimate.config.parallel
         assert parallel.data_parallel.value == "fsdp2" and parallel.data_parallel_size == 4
         assert found.live.num_parameters == found.estimate.num_parameters == plain
-        wrapped = preflight(torch.nn.parallel.DistributedDataParallel(llama()), "adamw-fused", (1, 64))
-        assert wrapped.live.wrappers == ("DistributedDataParallel",) and wrapped.estimate.config.parallel.data_parallel.value == "ddp"
+        wrapped = preflight(
+            torch.nn.parallel.DistributedDataParallel(llama()), "adamw-fused", (1, 64)
+        )
+        assert (
+            wrapped.live.wrappers == ("DistributedDataParallel",)
+            and wrapped.estimate.config.parallel.data_parallel.value == "ddp"
+        )
     finally:
         torch.distributed.destroy_process_group()
 
@@ -353,12 +505,19 @@ def test_deepspeeds_engine_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("napkinmath_profiler.preflight.check._world_size", lambda: 8)
     found = preflight(DeepSpeedEngine(llama(), 3), "adamw-fused", (1, 64))
     assert found.live.wrappers == ("DeepSpeedEngine",)
-    assert found.estimate.config.parallel.data_parallel.value == "zero3" and found.estimate.config.parallel.data_parallel_size == 8
+    assert (
+        found.estimate.config.parallel.data_parallel.value == "zero3"
+        and found.estimate.config.parallel.data_parallel_size == 8
+    )
 
 
 def test_half_precision_is_only_asked_of_who_uses_it() -> None:
-    assert "no matrix units for bf16" not in texts(preflight(llama(torch.float32), "sgd", (1, 64), hardware="t4"))
-    assert "no matrix units for bf16" in texts(preflight(llama(torch.bfloat16), "sgd", (1, 64), hardware="t4"))
+    assert "no matrix units for bf16" not in texts(
+        preflight(llama(torch.float32), "sgd", (1, 64), hardware="t4")
+    )
+    assert "no matrix units for bf16" in texts(
+        preflight(llama(torch.bfloat16), "sgd", (1, 64), hardware="t4")
+    )
 
 
 def test_an_accelerated_loop_is_checked() -> None:
@@ -369,7 +528,10 @@ def test_an_accelerated_loop_is_checked() -> None:
     model = llama(torch.float32)
     model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
     found = preflight_accelerated(accelerator, model, optimizer, (2, 32), hardware="t4")
-    assert found.estimate.config.gradient_accumulation_steps == 4 and found.estimate.config.optimizer == "adamw-foreach"
+    assert (
+        found.estimate.config.gradient_accumulation_steps == 4
+        and found.estimate.config.optimizer == "adamw-foreach"
+    )
 
 
 def test_a_lightning_module_is_checked() -> None:

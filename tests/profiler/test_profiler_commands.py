@@ -19,13 +19,15 @@ from profiler.traced_families import FAMILIES
 
 GIB, MIB = 1 << 30, 1 << 20
 MESSAGE = (
-    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.95 GiB. GPU 0 has a total capacity of 23.65 GiB of which 615.06 MiB is "
-    "free. Process 77 has 1.50 GiB memory in use. Including non-PyTorch memory, this process has 21.50 GiB memory in use. Of the allocated "
-    "memory 17.81 GiB is allocated by PyTorch, and 3.20 GiB is reserved by PyTorch but unallocated. If reserved but unallocated memory is large try ..."
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.95 GiB. GPU 0 has a total"
+    " capacity of 23.65 GiB of which 615.06 MiB is free. Process 77 has 1.50 GiB memory in use."
+    " Including non-PyTorch memory, this process has 21.50 GiB memory in use. Of the allocated"
+    " memory 17.81 GiB is allocated by PyTorch, and 3.20 GiB is reserved by PyTorch but"
+    " unallocated. If reserved but unallocated memory is large try ..."
 )
 OLD_MESSAGE = (
-    "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB (GPU 0; 15.78 GiB total capacity; 13.00 GiB already allocated; "
-    "1.20 GiB free; 13.50 GiB reserved in total by PyTorch)"
+    "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB (GPU 0; 15.78 GiB total capacity;"
+    " 13.00 GiB already allocated; 1.20 GiB free; 13.50 GiB reserved in total by PyTorch)"
 )
 
 
@@ -41,27 +43,97 @@ def output_of(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0
     return capsys.readouterr().out
 
 
-def test_trace_reports_what_a_person_asks_first(model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    text = output_of(capsys, "trace", "--model", model, "--full", "--ctx", "64", "--stack", "hf-bare", "--precision", "bf16")
-    for part in ("traced", "memory", "peak at", "kept for the backward", "one step", "as on CUDA", "2 layers written out", "torch "):
+def test_trace_reports_what_a_person_asks_first(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = output_of(
+        capsys,
+        "trace",
+        "--model",
+        model,
+        "--full",
+        "--ctx",
+        "64",
+        "--stack",
+        "hf-bare",
+        "--precision",
+        "bf16",
+    )
+    for part in (
+        "traced",
+        "memory",
+        "peak at",
+        "kept for the backward",
+        "one step",
+        "as on CUDA",
+        "2 layers written out",
+        "torch ",
+    ):
         assert part in text
 
 
 def test_trace_as_json_is_the_trace(model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    document = json.loads(output_of(capsys, "trace", "--model", model, "--lora", "--ctx", "64", "--precision", "bf16", "--json"))
-    assert sum(document["roles_at_peak"].values()) == document["memory"]["requested"] == document["peak"]["requested"]
-    assert document["memory"]["requested"] <= document["memory"]["allocated"] <= document["memory"]["reserved"]
+    document = json.loads(
+        output_of(
+            capsys,
+            "trace",
+            "--model",
+            model,
+            "--lora",
+            "--ctx",
+            "64",
+            "--precision",
+            "bf16",
+            "--json",
+        )
+    )
+    assert (
+        sum(document["roles_at_peak"].values())
+        == document["memory"]["requested"]
+        == document["peak"]["requested"]
+    )
+    assert (
+        document["memory"]["requested"]
+        <= document["memory"]["allocated"]
+        <= document["memory"]["reserved"]
+    )
     assert document["versions"]["torch"]
 
 
-def test_trace_says_that_checkpointing_does_nothing_in_eval_mode(model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    text = output_of(capsys, "trace", "--model", model, "--ctx", "512", "--checkpointing", "full", "--eval", "--precision", "bf16")
+def test_trace_says_that_checkpointing_does_nothing_in_eval_mode(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = output_of(
+        capsys,
+        "trace",
+        "--model",
+        model,
+        "--ctx",
+        "512",
+        "--checkpointing",
+        "full",
+        "--eval",
+        "--precision",
+        "bf16",
+    )
     assert "checkpointing is requested but the model is in eval mode" in text
 
 
 def test_trace_exits_with_the_verdict(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "FITS" in output_of(capsys, "trace", "--model", model, "--ctx", "64", "--gpu", "T4")
-    output_of(capsys, "trace", "--model", model, "--ctx", "64", "--bs", "100000", "--vram", "16GiB", code=1)
+    output_of(
+        capsys,
+        "trace",
+        "--model",
+        model,
+        "--ctx",
+        "64",
+        "--bs",
+        "100000",
+        "--vram",
+        "16GiB",
+        code=1,
+    )
 
 
 @pytest.mark.parametrize(
@@ -81,10 +153,23 @@ def test_what_cannot_be_traced_is_said_in_one_line(
     assert part in error and error.count("\n") == 1
 
 
-def test_allocator_replays_a_snapshot(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_allocator_replays_a_snapshot(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     snapshot = str(tmp_path / "step.pickle")
     output_of(capsys, "trace", "--model", model, "--ctx", "64", "--snapshot", snapshot)
-    document = json.loads(output_of(capsys, "allocator", snapshot, "--conf", "expandable_segments:True", "--conf", "", "--json"))
+    document = json.loads(
+        output_of(
+            capsys,
+            "allocator",
+            snapshot,
+            "--conf",
+            "expandable_segments:True",
+            "--conf",
+            "",
+            "--json",
+        )
+    )
     assert document["settings"]["default"]["peak_reserved"] == document["recorded"]["reserved_peak"]
     assert "expandable_segments:True" in document["settings"]
     output_of(capsys, "allocator", snapshot, "--vram", "1MiB", code=1)
@@ -96,9 +181,18 @@ def test_a_trace_keeps_to_learned_positions() -> None:
     from napkinmath_profiler.trace_cli import within_positions
 
     notes: list[str] = []
-    assert within_positions({"model": "gpt2"}, notes)["ctx"] == 1024 and "learned positions for no more" in notes[0]
-    assert within_positions({"model": "gpt2", "ctx": "5000"}, notes)["ctx"] == "5000" and "index error" in notes[1]
-    assert within_positions({"model": "tinyllama"}, notes) == {"model": "tinyllama"} and len(notes) == 2
+    assert (
+        within_positions({"model": "gpt2"}, notes)["ctx"] == 1024
+        and "learned positions for no more" in notes[0]
+    )
+    assert (
+        within_positions({"model": "gpt2", "ctx": "5000"}, notes)["ctx"] == "5000"
+        and "index error" in notes[1]
+    )
+    assert (
+        within_positions({"model": "tinyllama"}, notes) == {"model": "tinyllama"}
+        and len(notes) == 2
+    )
 
 
 def test_figures_of_a_message_are_read() -> None:
@@ -108,11 +202,17 @@ def test_figures_of_a_message_are_read() -> None:
     assert message.other_processes == round(1.5 * GIB)
     assert message.outside_pytorch == round(21.5 * GIB) - round(17.81 * GIB) - round(3.2 * GIB)
     old = read_message(OLD_MESSAGE)
-    assert (old.capacity, old.allocated, old.unallocated) == (round(15.78 * GIB), 13 * GIB, GIB // 2)
+    assert (old.capacity, old.allocated, old.unallocated) == (
+        round(15.78 * GIB),
+        13 * GIB,
+        GIB // 2,
+    )
     assert old.missing == 2 * GIB - round(1.2 * GIB) - GIB // 2
 
 
-def test_oom_tells_fragmentation_from_need_and_from_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_oom_tells_fragmentation_from_need_and_from_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def explained(text: str) -> str:
         file = tmp_path / "message.txt"
         file.write_text(text)
@@ -120,24 +220,40 @@ def test_oom_tells_fragmentation_from_need_and_from_others(tmp_path: Path, capsy
 
     assert "expandable_segments:True" in explained(MESSAGE)
     assert "too little" in explained(OLD_MESSAGE)
-    others = MESSAGE.replace("3.20 GiB is reserved", "0.20 GiB is reserved").replace("has 1.50 GiB", "has 9.50 GiB")
+    others = MESSAGE.replace("3.20 GiB is reserved", "0.20 GiB is reserved").replace(
+        "has 1.50 GiB", "has 9.50 GiB"
+    )
     assert "another process" in explained(others)
 
 
-def test_oom_names_the_tensor_of_that_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_oom_names_the_tensor_of_that_size(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "message.txt"
     file.write_text(
-        "CUDA out of memory. Tried to allocate 1000.00 MiB. GPU 0 has a total capacity of 15.00 GiB of which 15.06 MiB is free."
+        "CUDA out of memory. Tried to allocate 1000.00 MiB. GPU 0 has a total capacity of 15.00 GiB"
+        " of which 15.06 MiB is free."
     )
-    text = output_of(capsys, "oom", str(file), "--model", "tinyllama", "--qlora", "--bs", "4", "--ctx", "2048")
+    text = output_of(
+        capsys, "oom", str(file), "--model", "tinyllama", "--qlora", "--bs", "4", "--ctx", "2048"
+    )
     assert "log_softmax" in text and "--loss chunked" in text
 
 
-def test_a_change_is_enough_where_the_whole_step_then_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_change_is_enough_where_the_whole_step_then_fits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "message.txt"
-    file.write_text("CUDA out of memory. Tried to allocate 100.00 MiB. GPU 0 has a total capacity of 15.00 GiB of which 15.06 MiB is free.")
+    file.write_text(
+        "CUDA out of memory. Tried to allocate 100.00 MiB. GPU 0 has a total capacity of 15.00 GiB"
+        " of which 15.06 MiB is free."
+    )
     text = output_of(capsys, "oom", str(file), "--model", "llama-2-7b", "--full", "--ctx", "1024")
-    assert "of 15.0 GiB that PyTorch can have" in text and "(not enough alone)" in text and "(enough)" not in text
+    assert (
+        "of 15.0 GiB that PyTorch can have" in text
+        and "(not enough alone)" in text
+        and "(enough)" not in text
+    )
 
 
 def test_other_text_is_no_message() -> None:
@@ -145,7 +261,9 @@ def test_other_text_is_no_message() -> None:
         read_message("Segmentation fault")
 
 
-def test_compare_sides_agree_and_sum(model: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_compare_sides_agree_and_sum(
+    model: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     picture = tmp_path / "bars.svg"
     flags = ("--model", model, "--lora", "--ctx", "64", "--precision", "bf16")
     document = json.loads(output_of(capsys, "compare", *flags, "--json", "--picture", str(picture)))
@@ -158,11 +276,15 @@ def test_compare_sides_agree_and_sum(model: str, capsys: pytest.CaptureFixture[s
     assert "UNEXPLAINED" in output_of(capsys, "compare", *flags)
 
 
-def test_compare_takes_a_snapshot_as_the_measured_side(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_takes_a_snapshot_as_the_measured_side(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     snapshot = str(tmp_path / "step.pickle")
     flags = ("--model", model, "--ctx", "64")
     output_of(capsys, "trace", *flags, "--snapshot", snapshot)
-    document = json.loads(output_of(capsys, "compare", "analytic", "traced", snapshot, *flags, "--json"))
+    document = json.loads(
+        output_of(capsys, "compare", "analytic", "traced", snapshot, *flags, "--json")
+    )
     assert document["peak"]["measured"] == document["peak"]["traced"]
 
 
@@ -172,7 +294,10 @@ def test_one_side_cannot_be_compared(model: str, capsys: pytest.CaptureFixture[s
 
 
 def test_module_groups_drop_wrappers_and_numbers() -> None:
-    assert module_group("base_model.model.model.layers.3.self_attn.q_proj.lora_A.default") == "layers.*.self_attn.q_proj"
+    assert (
+        module_group("base_model.model.model.layers.3.self_attn.q_proj.lora_A.default")
+        == "layers.*.self_attn.q_proj"
+    )
     assert module_group("model.layers.11.mlp.act_fn") == "layers.*.mlp"
     assert module_group("") == "(root)"
 
@@ -180,13 +305,29 @@ def test_module_groups_drop_wrappers_and_numbers() -> None:
 def test_what_only_one_side_knows_is_a_difference_not_a_gap() -> None:
     one, other = (timeline_of(trace_config(FAMILIES["llama"], sequence_length=s)) for s in (16, 32))
     result = compare({"a": one, "b": other})
-    assert [sum(column) for column in zip(*result.by_module.values(), strict=True)] == list(result.totals)
+    assert [sum(column) for column in zip(*result.by_module.values(), strict=True)] == list(
+        result.totals
+    )
 
 
-@pytest.mark.parametrize(("command", "frozen"), [(["calibration", "show"], False), (["--model", "gpt2"], True)])
-def test_long_commands_end_with_a_collection(command: list[str], frozen: bool, tmp_path: Path) -> None:
-    """What they loaded is freed before the process ends: triton's bindings print a page about every object left over."""
-    code = f"import gc, sys; sys.argv[1:] = {command!r}; from napkinmath.cli.main import entry\ntry: entry()\nexcept SystemExit: print('frozen', gc.get_freeze_count() > 0)"
-    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+@pytest.mark.parametrize(
+    ("command", "frozen"), [(["calibration", "show"], False), (["--model", "gpt2"], True)]
+)
+def test_long_commands_end_with_a_collection(
+    command: list[str], frozen: bool, tmp_path: Path
+) -> None:
+    """What they loaded is freed before the process ends: triton's bindings print a page about every
+    object left over."""
+    code = (
+        f"import gc, sys; sys.argv[1:] = {command!r}; from napkinmath.cli.main import entry\ntry:"
+        " entry()\nexcept SystemExit: print('frozen', gc.get_freeze_count() > 0)"
+    )
+    environment = {
+        **os.environ,
+        "XDG_CACHE_HOME": str(tmp_path),
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True
+    )
     assert done.stdout.rstrip().endswith(f"frozen {frozen}")

@@ -1,4 +1,5 @@
-"""Recorded results under tests/golden: histories replayed, rows of either recorder translated, priced, traced and reported."""
+"""Recorded results under tests/golden: histories replayed, rows of either recorder translated,
+priced, traced and reported."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ from napkinmath.inputs.options import train_config
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 FOLDERS = sorted(path.parent for path in GOLDEN.glob("*/steps.jsonl"))
 RECORDER = GOLDEN / "recorder-on-cpu"
-STEP_COUNTERS = 512 * 80  # the optimizer's counters, a block each on a CPU; a GPU's stay in host memory
+STEP_COUNTERS = (
+    512 * 80
+)  # the optimizer's counters, a block each on a CPU; a GPU's stay in host memory
 
 
 def is_a_cpus(folder: Path) -> bool:
@@ -31,8 +34,13 @@ def is_a_cpus(folder: Path) -> bool:
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
 def test_recorded_histories_replay_to_what_was_measured(folder: Path) -> None:
-    """Peak allocated within 1% and reserved within 3% of the recorded device; to the byte where a CPU kept the books."""
-    measured = {row["case"]: row["memory"] for row in accuracy.read_steps(folder) if row["status"] == "measured"}
+    """Peak allocated within 1% and reserved within 3% of the recorded device; to the byte where a
+    CPU kept the books."""
+    measured = {
+        row["case"]: row["memory"]
+        for row in accuracy.read_steps(folder)
+        if row["status"] == "measured"
+    }
     settings = accuracy.allocator_settings(accuracy.Facts.of(folder).environment)
     histories = list(read_histories(folder))
     assert histories
@@ -63,15 +71,28 @@ def recorded_histories() -> list[History]:
 
 
 def test_every_phase_of_both_steps_replays() -> None:
-    """The recorder's figures are cut at its phases' ends, by the microsecond; the replay's have to be the same there."""
+    """The recorder's figures are cut at its phases' ends, by the microsecond; the replay's have to
+    be the same there."""
     histories = recorded_histories()
     assert len(histories) == 4 and sum(len(history.segments) for history in histories) >= 2
     for history in histories:
-        assert history.parts[0] == BUILDING and history.parts[1:5] == ("forward 0", "backward 0", "step 0", "zero_grad 0")
-        for part, recorded, ours in zip(history.parts, history.peaks, replayed(history).peaks, strict=True):
+        assert history.parts[0] == BUILDING and history.parts[1:5] == (
+            "forward 0",
+            "backward 0",
+            "step 0",
+            "zero_grad 0",
+        )
+        for part, recorded, ours in zip(
+            history.parts, history.peaks, replayed(history).peaks, strict=True
+        ):
             assert recorded is None or recorded == ours, (history.case, part)
         assert replayed(history).first_other_segment(history.segments) is None
-        assert {phase_of(part) for part in history.parts} == {BUILDING, "forward", "backward", "optimizer"}
+        assert {phase_of(part) for part in history.parts} == {
+            BUILDING,
+            "forward",
+            "backward",
+            "optimizer",
+        }
 
 
 def test_a_segment_of_another_size_is_named() -> None:
@@ -85,8 +106,13 @@ def test_a_segment_of_another_size_is_named() -> None:
 def test_what_was_there_before_is_part_of_the_replay(tmp_path: Path) -> None:
     with gzip.open(RECORDER / "events.jsonl.gz", "rt") as file:
         row = json.loads(next(file))
-    before = [[2 << 40, 3 << 20, (3 << 20) - 100, "active_allocated"], [3 << 40, 17 << 20, 0, "inactive"]]
-    row["segments_at_start"] = [{"address": 2 << 40, "bytes": 20 << 20, "type": "large", "stream": 0, "blocks": before}]
+    before = [
+        [2 << 40, 3 << 20, (3 << 20) - 100, "active_allocated"],
+        [3 << 40, 17 << 20, 0, "inactive"],
+    ]
+    row["segments_at_start"] = [
+        {"address": 2 << 40, "bytes": 20 << 20, "type": "large", "stream": 0, "blocks": before}
+    ]
     with gzip.open(tmp_path / "events.jsonl.gz", "wt") as file:
         file.write(json.dumps(row) + "\n")
     plain, found = recorded_histories()[0], next(read_histories(tmp_path))
@@ -117,7 +143,8 @@ def test_cases_have_names_of_their_own() -> None:
 
 @pytest.mark.parametrize("row", CASES, ids=lambda row: row["case"].partition(",dropout")[0])
 def test_translated_flags_mean_the_recorded_step(row: Row) -> None:
-    """The trace of the translated step gives the recorded peak but for the counters; where PyTorch's CPU casts otherwise, the estimate does."""
+    """The trace of the translated step gives the recorded peak but for the counters; where
+    PyTorch's CPU casts otherwise, the estimate does."""
     assert row["status"] == "measured"
     found = predict(row, None, None)
     measured = row["memory"]["allocated"]
@@ -132,7 +159,10 @@ def test_the_recorder_keeps_the_outputs_through_the_backward() -> None:
     """The loop's variable holds the logits: a bare loop that drops them is another step."""
     row = next(row for row in CASES if row["options"]["method"] == "lora" and row["layers"] == 1)
     config = train_config(row["options"])
-    kept, dropped = (estimate(row["config"], config.replace(stack=stack)).replay.peak_allocated for stack in ("hf-loop", "hf-bare"))
+    kept, dropped = (
+        estimate(row["config"], config.replace(stack=stack)).replay.peak_allocated
+        for stack in ("hf-loop", "hf-bare")
+    )
     logits = 2 * 64 * 256
     assert kept - dropped == logits
     assert kept == pytest.approx(row["memory"]["allocated"], rel=0.01)
@@ -142,12 +172,18 @@ def test_sizes_are_the_recorded_ones() -> None:
     row = next(read for read in read_rows(RECORDER / "steps.jsonl") if read["model"] == "gemma3-1b")
     config = config_of("gemma3-1b", row["layers"], small=True)
     assert (config["hidden_size"], config["num_hidden_layers"], config["head_dim"]) == (64, 2, 256)
-    assert flags_of(row)["ctx"] == 64 and flags_of({**row, "small": False})["ctx"] == row["context"] == 1024
+    assert (
+        flags_of(row)["ctx"] == 64
+        and flags_of({**row, "small": False})["ctx"] == row["context"] == 1024
+    )
     assert config_of("gemma3-1b", 26, small=False)["hidden_size"] == 1152
 
 
 FAILURES = {
-    "out of memory": {"oom": "CUDA out of memory. Tried to allocate 2.00 GiB.", "at": {"allocated": 1}},
+    "out of memory": {
+        "oom": "CUDA out of memory. Tried to allocate 2.00 GiB.",
+        "at": {"allocated": 1},
+    },
     "failed": {"error": "ModuleNotFoundError: No module named 'bitsandbytes'", "where": "..."},
 }
 
@@ -155,7 +191,11 @@ FAILURES = {
 @pytest.mark.parametrize("status", sorted(FAILURES))
 def test_what_the_recorder_could_not_measure_is_said(status: str, tmp_path: Path) -> None:
     row = read_rows(RECORDER / "steps.jsonl")[0]
-    cut = {key: value for key, value in row.items() if key not in ("step0", "step1", "whole_step", "steady")} | FAILURES[status]
+    cut = {
+        key: value
+        for key, value in row.items()
+        if key not in ("step0", "step1", "whole_step", "steady")
+    } | FAILURES[status]
     assert translated(cut)["status"] == status
     shutil.copy(RECORDER / "environment.json", tmp_path)
     (tmp_path / "steps.jsonl").write_text(json.dumps(cut) + "\n")
@@ -171,12 +211,20 @@ def test_the_recorders_folder_is_reported_as_it_is(tmp_path: Path) -> None:
     found = accuracy.write_report(tmp_path, tmp_path / "out", pictures=True, traced=False)
     assert len(found) == len(CASES)
     said = (tmp_path / "out" / "report.md").read_text()
-    assert "say nothing about a GPU" in said and said.count("+0.00% |") >= 2 * len(recorded_histories())
+    assert "say nothing about a GPU" in said and said.count("+0.00% |") >= 2 * len(
+        recorded_histories()
+    )
     assert (tmp_path / "out" / "histories.png").stat().st_size > 10_000
 
 
 def test_a_gpus_environment_gives_its_capability(tmp_path: Path) -> None:
-    environment = {"gpu": "NVIDIA H100 80GB HBM3", "device": "cuda", "capability": [9, 0], "allocator_conf": "expandable_segments:True", "versions": {"torch": "2.11.0"}}  # fmt: skip
+    environment = {
+        "gpu": "NVIDIA H100 80GB HBM3",
+        "device": "cuda",
+        "capability": [9, 0],
+        "allocator_conf": "expandable_segments:True",
+        "versions": {"torch": "2.11.0"},
+    }
     (tmp_path / "environment.json").write_text(json.dumps(environment))
     shutil.copy(RECORDER / "steps.jsonl", tmp_path)
     facts = accuracy.Facts.of(tmp_path)
@@ -194,14 +242,22 @@ def test_an_unknown_allocator_setting_is_quoted() -> None:
 
 
 def test_committed_benchmarks_hold_what_is_promised() -> None:
-    """On a CPU: every peak carried over to the byte, seconds within 15% at the median, watching below half a percent of a step."""
+    """On a CPU: every peak carried over to the byte, seconds within 15% at the median, watching
+    below half a percent of a step."""
     results = GOLDEN.parents[1] / "benchmarks" / "results" / "cpu"
     carried = json.loads((results / "extrapolation.json").read_text())["rows"]
     assert len(carried) >= 12
     assert all(told == real for row in carried for told, real in row["bytes"].values())
     errors = [
-        abs(sum(told for told, _ in row["seconds"].values()) / sum(real for _, real in row["seconds"].values()) - 1) for row in carried
+        abs(
+            sum(told for told, _ in row["seconds"].values())
+            / sum(real for _, real in row["seconds"].values())
+            - 1
+        )
+        for row in carried
     ]
     assert statistics.median(errors) < 0.15
     watched = json.loads((results / "watch_overhead.json").read_text())
-    assert watched["stamp"]["torch"] and all(row["share_inside_watch"] < 0.005 for row in watched["rows"])
+    assert watched["stamp"]["torch"] and all(
+        row["share_inside_watch"] < 0.005 for row in watched["rows"]
+    )

@@ -1,4 +1,5 @@
-"""Snapshots: written ones are read by PyTorch's own memory_viz, read ones replay to the same figures, hostile ones run nothing."""
+"""Snapshots: written ones are read by PyTorch's own memory_viz, read ones replay to the same
+figures, hostile ones run nothing."""
 
 from __future__ import annotations
 
@@ -35,15 +36,22 @@ def timeline() -> Timeline:
 def small_timeline(*steps: tuple[str, int]) -> Timeline:
     """('+', bytes) allocates, ('-', n) frees the n-th allocation."""
     sizes = [size for action, size in steps if action == "+"]
-    tensors = [TensorInfo(f"t{i}", Role.ACTIVATIONS, "m", size, (size + 511) // 512 * 512) for i, size in enumerate(sizes)]
+    tensors = [
+        TensorInfo(f"t{i}", Role.ACTIVATIONS, "m", size, (size + 511) // 512 * 512)
+        for i, size in enumerate(sizes)
+    ]
     events: list[tuple[str, int]] = []
     for action, value in steps:
         events.append((action, sum(a == "+" for a, _ in events) if action == "+" else value))
-    return Timeline(tensors, [TimelineSegment("all", Phase.FORWARD, 1, events, [])], Stamp(origin="analytic"))
+    return Timeline(
+        tensors, [TimelineSegment("all", Phase.FORWARD, 1, events, [])], Stamp(origin="analytic")
+    )
 
 
 @pytest.mark.parametrize("expandable", [False, True])
-def test_pytorchs_memory_viz_reads_a_predicted_snapshot(timeline: Timeline, expandable: bool) -> None:
+def test_pytorchs_memory_viz_reads_a_predicted_snapshot(
+    timeline: Timeline, expandable: bool
+) -> None:
     from torch.cuda import _memory_viz
 
     snapshot = snapshot_of(timeline, AllocatorSettings(expandable_segments=expandable))
@@ -54,16 +62,23 @@ def test_pytorchs_memory_viz_reads_a_predicted_snapshot(timeline: Timeline, expa
         assert "alloc" in _memory_viz.trace(snapshot)
 
 
-def test_a_written_snapshot_reads_back_to_the_same_figures(timeline: Timeline, tmp_path: Path) -> None:
+def test_a_written_snapshot_reads_back_to_the_same_figures(
+    timeline: Timeline, tmp_path: Path
+) -> None:
     file = tmp_path / "step.pickle"
     write_snapshot(timeline, file)
     recorded = read_snapshot(file)
     books = replay(timeline)
     assert recorded.timeline.peak().nbytes == timeline.peak().nbytes
-    assert recorded.timeline.breakdown(recorded.timeline.peak()) == timeline.breakdown(timeline.peak())
+    assert recorded.timeline.breakdown(recorded.timeline.peak()) == timeline.breakdown(
+        timeline.peak()
+    )
     assert recorded.peak_reserved == books.peak_reserved
     again = replay(recorded.timeline)
-    assert (again.peak_allocated, again.peak_reserved) == (books.peak_allocated, books.peak_reserved)
+    assert (again.peak_allocated, again.peak_reserved) == (
+        books.peak_allocated,
+        books.peak_reserved,
+    )
 
 
 def test_blocks_fill_their_segments_and_do_not_overlap(timeline: Timeline) -> None:
@@ -86,14 +101,33 @@ def test_nothing_is_written_over_without_force(timeline: Timeline, tmp_path: Pat
     assert os.listdir(tmp_path) == ["step.pickle"]
 
 
-def trace_entry(action: str, address: int, size: int, frames: list[dict[str, object]]) -> dict[str, object]:
-    return {"action": action, "addr": address, "size": size, "stream": 0, "time_us": 1, "frames": frames}
+def trace_entry(
+    action: str, address: int, size: int, frames: list[dict[str, object]]
+) -> dict[str, object]:
+    return {
+        "action": action,
+        "addr": address,
+        "size": size,
+        "stream": 0,
+        "time_us": 1,
+        "frames": frames,
+    }
 
 
-def recorded_bytes(trace: list[dict[str, object]], blocks: list[dict[str, object]], *, protocol: int = 4) -> bytes:
+def recorded_bytes(
+    trace: list[dict[str, object]], blocks: list[dict[str, object]], *, protocol: int = 4
+) -> bytes:
     total = sum(int(b["size"]) for b in blocks)  # type: ignore[call-overload]
-    segment = {"address": 0x100000, "total_size": total, "blocks": blocks, "stream": 0, "segment_type": "large"}
-    return pickle.dumps({"segments": [segment] if blocks else [], "device_traces": [trace]}, protocol=protocol)
+    segment = {
+        "address": 0x100000,
+        "total_size": total,
+        "blocks": blocks,
+        "stream": 0,
+        "segment_type": "large",
+    }
+    return pickle.dumps(
+        {"segments": [segment] if blocks else [], "device_traces": [trace]}, protocol=protocol
+    )
 
 
 USER = {"filename": "/home/me/train.py", "line": 7, "name": "step"}
@@ -103,7 +137,12 @@ OPTIMIZER = {"filename": "/env/torch/optim/adamw.py", "line": 3, "name": "step"}
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 def test_what_was_there_before_the_recording_comes_first(protocol: int) -> None:
-    block = {"size": 4 * MIB, "requested_size": 4 * MIB - 100, "state": "active_allocated", "address": 0x100000}
+    block = {
+        "size": 4 * MIB,
+        "requested_size": 4 * MIB - 100,
+        "state": "active_allocated",
+        "address": 0x100000,
+    }
     trace = [
         trace_entry("alloc", 5, 2 * MIB, [USER]),
         trace_entry("free_completed", 9, MIB, [USER]),
@@ -111,36 +150,60 @@ def test_what_was_there_before_the_recording_comes_first(protocol: int) -> None:
     ]
     timeline = read_snapshot_bytes(recorded_bytes(trace, [block], protocol=protocol), "x").timeline
     assert timeline.segments[0].phase is Phase.LOAD
-    assert [timeline.tensors[i].nbytes for _, i in timeline.segments[0].events] == [MIB, 4 * MIB - 100]
+    assert [timeline.tensors[i].nbytes for _, i in timeline.segments[0].events] == [
+        MIB,
+        4 * MIB - 100,
+    ]
     assert timeline.peak().nbytes == MIB + 4 * MIB + 2 * MIB
     assert timeline.end_bytes() == 4 * MIB
 
 
 def test_call_stacks_give_place_role_and_phase() -> None:
-    trace = [trace_entry("alloc", i, 512, frames) for i, frames in enumerate([[USER], [BACKWARD, USER], [OPTIMIZER, USER]])]
+    trace = [
+        trace_entry("alloc", i, 512, frames)
+        for i, frames in enumerate([[USER], [BACKWARD, USER], [OPTIMIZER, USER]])
+    ]
     timeline = read_snapshot_bytes(recorded_bytes(trace, []), "x").timeline
     assert {t.name for t in timeline.tensors} == {"train.py:7 step"}
-    assert [t.role for t in timeline.tensors] == [Role.UNEXPLAINED, Role.ACTIVATION_GRADIENTS, Role.OPTIMIZER]
+    assert [t.role for t in timeline.tensors] == [
+        Role.UNEXPLAINED,
+        Role.ACTIVATION_GRADIENTS,
+        Role.OPTIMIZER,
+    ]
     assert [s.phase for s in timeline.segments] == [Phase.FORWARD, Phase.BACKWARD, Phase.STEP]
 
 
 def test_entries_alike_are_read_in_one_piece_and_alike() -> None:
-    """Thousands of entries in the layout of the first take the fast path; every one must come out as pickle gives it."""
-    trace = [trace_entry("alloc", i << 24, 1 + (i * 7919) % (1 << 33), [USER, BACKWARD][: i % 3]) for i in range(3000)]
+    """Thousands of entries in the layout of the first take the fast path; every one must come out
+    as pickle gives it."""
+    trace = [
+        trace_entry("alloc", i << 24, 1 + (i * 7919) % (1 << 33), [USER, BACKWARD][: i % 3])
+        for i in range(3000)
+    ]
     seen: list[tuple[object, ...]] = []
 
     def listen(entry: dict[str, object]) -> bool:
         if "action" not in entry:
             return False
-        seen.append((entry["action"], entry["addr"], entry["size"], [f["name"] for f in entry["frames"]]))  # type: ignore[attr-defined]
+        seen.append(
+            (entry["action"], entry["addr"], entry["size"], [f["name"] for f in entry["frames"]])
+        )  # type: ignore[attr-defined]
         return True
 
-    StreamedPickle(recorded_bytes(trace, []), "x", listen, ("action", "addr", "size", "frames")).load()
-    assert seen == [(e["action"], e["addr"], e["size"], [f["name"] for f in e["frames"]]) for e in trace]  # type: ignore[attr-defined]
+    StreamedPickle(
+        recorded_bytes(trace, []), "x", listen, ("action", "addr", "size", "frames")
+    ).load()
+    assert seen == [
+        (e["action"], e["addr"], e["size"], [f["name"] for f in e["frames"]]) for e in trace
+    ]  # type: ignore[attr-defined]
 
 
 plain = st.recursive(
-    st.none() | st.booleans() | st.integers(-(1 << 62), 1 << 62) | st.floats(allow_nan=False) | st.text(max_size=20),
+    st.none()
+    | st.booleans()
+    | st.integers(-(1 << 62), 1 << 62)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=20),
     lambda inner: (
         st.lists(inner.filter(lambda v: v != {}), max_size=4)
         | st.dictionaries(st.text(max_size=5), inner, max_size=4)
@@ -198,7 +261,13 @@ def test_a_truncated_or_damaged_pickle_is_one_clear_error(data: st.DataObject) -
 
 
 @pytest.mark.parametrize(
-    ("content", "match"), [(b"", "empty"), (pickle.dumps([1, 2]), "no memory snapshot"), (b"PK\x03\x04", "offset"), (b"{}", "offset")]
+    ("content", "match"),
+    [
+        (b"", "empty"),
+        (pickle.dumps([1, 2]), "no memory snapshot"),
+        (b"PK\x03\x04", "offset"),
+        (b"{}", "offset"),
+    ],
 )
 def test_other_files_are_named(content: bytes, match: str, tmp_path: Path) -> None:
     file = tmp_path / "x.pickle"
@@ -213,7 +282,8 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 def test_fragmentation_that_expandable_segments_mend() -> None:
-    """15 MiB blocks between small survivors: freed, their segments cannot serve 30 MiB requests; growing segments can."""
+    """15 MiB blocks between small survivors: freed, their segments cannot serve 30 MiB requests;
+    growing segments can."""
     steps: list[tuple[str, int]] = []
     for _ in range(8):
         steps += [("+", 15 * MIB), ("+", 3 * MIB)]
@@ -228,12 +298,16 @@ def replays_of(timeline: Timeline, settings_: tuple[str, ...]) -> dict[str, obje
     return replays(recorded, settings_)  # type: ignore[return-value]
 
 
-def test_the_chrome_trace_has_the_peak_the_phases_and_the_largest_tensor(timeline: Timeline, tmp_path: Path) -> None:
+def test_the_chrome_trace_has_the_peak_the_phases_and_the_largest_tensor(
+    timeline: Timeline, tmp_path: Path
+) -> None:
     events = chrome_events(timeline)
     assert max(sum(e["args"].values()) for e in events if e["ph"] == "C") == timeline.peak().nbytes
     assert {e["cat"] for e in events if e.get("cat")} >= {"forward", "backward", "optimizer step"}
     largest = max(t.requested for t in timeline.tensors)
-    assert max(e["args"]["bytes"] for e in events if e.get("pid") == 3 and e["ph"] == "X") == largest
+    assert (
+        max(e["args"]["bytes"] for e in events if e.get("pid") == 3 and e["ph"] == "X") == largest
+    )
     file = tmp_path / "step.json"
     write_chrome_trace(timeline, file)
     assert json.loads(file.read_text())["traceEvents"]

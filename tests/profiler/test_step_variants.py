@@ -1,4 +1,5 @@
-"""Variants of a step that change what is kept and when: gradient scaling, selective checkpointing, torch.compile, caches."""
+"""Variants of a step that change what is kept and when: gradient scaling, selective checkpointing,
+torch.compile, caches."""
 
 from __future__ import annotations
 
@@ -12,7 +13,11 @@ from napkinmath_profiler.tracing.trace_result import TraceResult
 from napkinmath_profiler.tracing.training_step import LoopOptions
 from profiler.traced_families import FAMILIES
 from torch import nn
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 WIDTH, ROWS = 64, 32
 
@@ -20,9 +25,15 @@ WIDTH, ROWS = 64, 32
 def test_a_gradient_scaler_unscales_and_steps() -> None:
     loop = LoopOptions(autocast_dtype=torch.float16, max_grad_norm=1.0)
     result = trace_config(FAMILIES["llama"], sequence_length=16, dtype="fp32", loop=loop)
-    assert result.persistent_bytes()[StorageRole.OPTIMIZER_STATES] > 0, "no overflow was found, so the step was taken"
+    assert result.persistent_bytes()[StorageRole.OPTIMIZER_STATES] > 0, (
+        "no overflow was found, so the step was taken"
+    )
     assert {e.step for e in result.events if e.phase is TracePhase.OPTIMIZER} >= {0}
-    products = {r.dtype for r in result.records if r.op == "aten.mm.default" and r.phase is TracePhase.FORWARD}
+    products = {
+        r.dtype
+        for r in result.records
+        if r.op == "aten.mm.default" and r.phase is TracePhase.FORWARD
+    }
     assert products == {"float16"}
 
 
@@ -43,7 +54,11 @@ class Block(nn.Module):
             return checkpoint(self._inner, x, use_reentrant=False)
 
         def policy(_: object, op: object, *__: object, **___: object) -> CheckpointPolicy:
-            return CheckpointPolicy.MUST_SAVE if op in self._kept else CheckpointPolicy.PREFER_RECOMPUTE  # type: ignore[operator]
+            return (
+                CheckpointPolicy.MUST_SAVE
+                if op in self._kept
+                else CheckpointPolicy.PREFER_RECOMPUTE
+            )  # type: ignore[operator]
 
         contexts = functools.partial(create_selective_checkpoint_contexts, policy)
         return checkpoint(self._inner, x, use_reentrant=False, context_fn=contexts)
@@ -69,21 +84,36 @@ def test_a_selective_policy_keeps_what_it_names() -> None:
 
 def test_a_compiled_step_keeps_what_the_partitioner_says() -> None:
     config = {**FAMILIES["llama"], "hidden_size": 128, "intermediate_size": 512}
-    eager, compiled = (trace_config(config, sequence_length=256, loop=LoopOptions(compile=flag)) for flag in (False, True))
+    eager, compiled = (
+        trace_config(config, sequence_length=256, loop=LoopOptions(compile=flag))
+        for flag in (False, True)
+    )
     assert compiled.saved_bytes < 0.9 * eager.saved_bytes
     assert compiled.persistent_bytes() == eager.persistent_bytes()
-    assert {r.module for r in compiled.saved_records()} >= {"model.layers.0.mlp", "model.layers.1.mlp"}
-    leftover = [r for r in compiled.live_at(len(compiled.events) - 1) if r.role in (StorageRole.SAVED_ACTIVATIONS, StorageRole.LOGITS)]
+    assert {r.module for r in compiled.saved_records()} >= {
+        "model.layers.0.mlp",
+        "model.layers.1.mlp",
+    }
+    leftover = [
+        r
+        for r in compiled.live_at(len(compiled.events) - 1)
+        if r.role in (StorageRole.SAVED_ACTIVATIONS, StorageRole.LOGITS)
+    ]
     assert leftover == []
 
 
 def test_outputs_kept_through_the_backward_hold_the_logits() -> None:
-    gone, kept = (trace_config(FAMILIES["llama"], sequence_length=256, loop=LoopOptions(keep_outputs=flag)) for flag in (False, True))
+    gone, kept = (
+        trace_config(FAMILIES["llama"], sequence_length=256, loop=LoopOptions(keep_outputs=flag))
+        for flag in (False, True)
+    )
     assert kept.saved_bytes - gone.saved_bytes >= 256 * 512 * 2  # rows x vocabulary in bfloat16
 
 
 def test_accumulated_gradients_are_made_once() -> None:
-    result = trace_config(FAMILIES["llama"], sequence_length=16, loop=LoopOptions(gradient_accumulation_steps=3))
+    result = trace_config(
+        FAMILIES["llama"], sequence_length=16, loop=LoopOptions(gradient_accumulation_steps=3)
+    )
     held = result.persistent_bytes()
     assert held[StorageRole.GRADIENTS] == held[StorageRole.WEIGHTS]
 
@@ -92,6 +122,8 @@ def test_accumulated_gradients_are_made_once() -> None:
 def test_trainable_bytes_follow_the_method(method: str) -> None:
     from napkinmath_profiler.tracing.meta_model import TrainMethod
 
-    held = trace_config(FAMILIES["llama"], sequence_length=16, method=TrainMethod(method)).persistent_bytes()
+    held = trace_config(
+        FAMILIES["llama"], sequence_length=16, method=TrainMethod(method)
+    ).persistent_bytes()
     trained = held[StorageRole.ADAPTER_WEIGHTS if method == "lora" else StorageRole.WEIGHTS]
     assert held[StorageRole.GRADIENTS] == trained

@@ -34,7 +34,9 @@ def assert_sound(result: TraceResult) -> None:
     assert not [r for r in result.records if r.role in (None, StorageRole.UNATTRIBUTED)]
     peak = result.peak
     assert sum(result.bytes_by_role(peak.event_index).values()) == peak.requested_bytes
-    assert peak.requested_bytes == max(moment.requested_bytes for moment in result.peak_by_phase().values())
+    assert peak.requested_bytes == max(
+        moment.requested_bytes for moment in result.peak_by_phase().values()
+    )
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -42,7 +44,9 @@ def assert_sound(result: TraceResult) -> None:
 def test_trace_is_sound(family: str, method: str) -> None:
     if method.startswith("lora") and family in WITHOUT_ALL_LINEAR_LORA:
         pytest.skip("PEFT refuses all-linear here")
-    assert_sound(trace_config(FAMILIES[family], sequence_length=16, micro_batch_size=2, **METHODS[method]))
+    assert_sound(
+        trace_config(FAMILIES[family], sequence_length=16, micro_batch_size=2, **METHODS[method])
+    )
 
 
 @pytest.mark.parametrize("method", [TrainMethod.FULL, TrainMethod.LORA, TrainMethod.QLORA])
@@ -64,6 +68,7 @@ def test_persistent_bytes_are_those_of_the_parameters() -> None:
 
 def test_eval_mode_switches_checkpointing_off() -> None:
     training, evaluating = (
-        trace_config(FAMILIES["llama"], sequence_length=64, checkpointing=True, training=training) for training in (True, False)
+        trace_config(FAMILIES["llama"], sequence_length=64, checkpointing=True, training=training)
+        for training in (True, False)
     )
     assert evaluating.saved_bytes > 2 * training.saved_bytes

@@ -1,4 +1,5 @@
-"""Following a training on the books that a GPU's allocator would keep: phases, drift before memory runs out, the report when it has."""
+"""Following a training on the books that a GPU's allocator would keep: phases, drift before memory
+runs out, the report when it has."""
 
 from __future__ import annotations
 
@@ -31,7 +32,12 @@ def model_and_optimizer() -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 def train(
-    model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, *, batch: Callable[[int], int] = lambda _: BATCH, keep: Any = None
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    steps: int,
+    *,
+    batch: Callable[[int], int] = lambda _: BATCH,
+    keep: Any = None,
 ) -> None:
     for step in range(steps):
         loss = model(torch.randn(batch(step), WIDTH)).square().mean()
@@ -46,7 +52,13 @@ def train(
 def watched(steps: int = 4, *, limit: int | None = None, **how: Any) -> Watching:
     said: list[str] = []
     model, optimizer = model_and_optimizer()
-    with watch(model, optimizer, memory=CpuMemory(limit_bytes=limit), warn=said.append, **how.pop("watch", {})) as watching:
+    with watch(
+        model,
+        optimizer,
+        memory=CpuMemory(limit_bytes=limit),
+        warn=said.append,
+        **how.pop("watch", {}),
+    ) as watching:
         train(model, optimizer, steps, **how)
     assert len(said) == len(watching.warnings)
     return watching
@@ -91,25 +103,37 @@ def test_a_longer_batch_is_told_before_it_runs() -> None:
     watching = watched(5, batch=lambda step: lengths[step], watch={"limit_bytes": 24 * MIB})
     assert [w.kind for w in watching.warnings] == ["longer batch"]
     assert watching.warnings[0].step == 4 and "32,768 tokens" in watching.warnings[0].text
-    assert watching.records[4].peak > 24 * MIB  # it would have run out, and was told so by what the shorter ones took
+    assert (
+        watching.records[4].peak > 24 * MIB
+    )  # it would have run out, and was told so by what the shorter ones took
 
 
 def records_of(values: list[tuple[int, int]]) -> list[StepRecord]:
-    return [StepRecord(i, 64, {"backward": peak}, peak // 2, reserved, reserved) for i, (peak, reserved) in enumerate(values)]
+    return [
+        StepRecord(i, 64, {"backward": peak}, peak // 2, reserved, reserved)
+        for i, (peak, reserved) in enumerate(values)
+    ]
 
 
 def test_under_accumulation_the_longest_micro_batch_counts() -> None:
-    """Four micro-batches a step: one twice as long as any before is longer, though the step's sum of tokens is not."""
+    """Four micro-batches a step: one twice as long as any before is longer, though the step's sum
+    of tokens is not."""
     model, optimizer = model_and_optimizer()
     said: list[str] = []
-    with watch(model, optimizer, memory=CpuMemory(), limit_bytes=5 * MIB, warn=said.append) as watching:
+    with watch(
+        model, optimizer, memory=CpuMemory(), limit_bytes=5 * MIB, warn=said.append
+    ) as watching:
         for step in range(5):
             for part in range(4):
-                model(torch.randn(1024 if (step, part) == (4, 2) else BATCH, WIDTH)).square().mean().backward()
+                model(
+                    torch.randn(1024 if (step, part) == (4, 2) else BATCH, WIDTH)
+                ).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
     assert watching.records[0].tokens == 4 * BATCH and watching.records[0].largest == BATCH
-    assert [w.kind for w in watching.warnings] == ["longer batch"] and "1,024 tokens, the longest so far had 64" in said[0]
+    assert [w.kind for w in watching.warnings] == [
+        "longer batch"
+    ] and "1,024 tokens, the longest so far had 64" in said[0]
 
 
 @pytest.mark.filterwarnings("ignore")  # Lightning's, of workers and of epochs
@@ -128,8 +152,15 @@ def test_a_lightning_fit_is_followed(tmp_path: Path, caplog: pytest.LogCaptureFi
             return torch.optim.AdamW(self.parameters(), foreach=False)
 
     def fit(books: CpuMemory, rows: int) -> Any:
-        callback = lightning_callback(memory=books, report=tmp_path / "report.txt", warn=lambda _: None)
-        quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+        callback = lightning_callback(
+            memory=books, report=tmp_path / "report.txt", warn=lambda _: None
+        )
+        quiet = {
+            "logger": False,
+            "enable_checkpointing": False,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+        }
         trainer = lightning.Trainer(max_steps=3, accelerator="cpu", callbacks=[callback], **quiet)
         data = torch.utils.data.TensorDataset(torch.randn(3 * rows, WIDTH))
         try:
@@ -141,7 +172,10 @@ def test_a_lightning_fit_is_followed(tmp_path: Path, caplog: pytest.LogCaptureFi
     with caplog.at_level("INFO", logger="napkinmath.watch"):
         watching = fit(CpuMemory(), BATCH)
     assert [record.tokens for record in watching.records] == [BATCH] * 3
-    assert all({"forward", "backward", "optimizer step"} <= set(record.peaks) for record in watching.records)
+    assert all(
+        {"forward", "backward", "optimizer step"} <= set(record.peaks)
+        for record in watching.records
+    )
     assert "memory of the training" in caplog.text
     with pytest.raises(torch.OutOfMemoryError):
         fit(CpuMemory(limit_bytes=60 * MIB), 8192)
@@ -151,9 +185,18 @@ def test_a_lightning_fit_is_followed(tmp_path: Path, caplog: pytest.LogCaptureFi
 def test_fragmentation_is_a_cache_that_grows_without_the_tensors() -> None:
     grows = records_of([(1000 * MIB, (1100 + 20 * i) * MIB) for i in range(12)])
     warning = drift.fragmentation(grows)
-    assert warning is not None and "140 MiB more than 7 steps ago" in warning.text and "expandable_segments" in warning.text
+    assert (
+        warning is not None
+        and "140 MiB more than 7 steps ago" in warning.text
+        and "expandable_segments" in warning.text
+    )
     assert drift.fragmentation(records_of([(1000 * MIB, 1100 * MIB)] * 12)) is None
-    assert drift.fragmentation(records_of([((1000 + 20 * i) * MIB, (1100 + 20 * i) * MIB) for i in range(12)])) is None
+    assert (
+        drift.fragmentation(
+            records_of([((1000 + 20 * i) * MIB, (1100 + 20 * i) * MIB) for i in range(12)])
+        )
+        is None
+    )
     uneven = [((1000 - 300 * (i % 2)) * MIB, (1100 + (i % 2)) * MIB) for i in range(12)]
     assert drift.fragmentation(records_of(uneven)) is None
 
@@ -176,7 +219,12 @@ def test_running_out_writes_what_was_there_and_what_to_change(tmp_path: Path) ->
     path = tmp_path / "report.txt"
     predicted = estimate("TinyLlama-1.1B", micro_batch_size=1, sequence_length=128)
     with pytest.raises(torch.OutOfMemoryError):
-        watched(5, limit=24 * MIB, batch=lambda step: 64 if step < 3 else 1 << 14, watch={"report": path, "predicted": predicted})
+        watched(
+            5,
+            limit=24 * MIB,
+            batch=lambda step: 64 if step < 3 else 1 << 14,
+            watch={"report": path, "predicted": predicted},
+        )
     text = path.read_text()
     weights = sum(p.nbytes for p in model_and_optimizer()[0].parameters())
     assert text.startswith("asked for 16") and "step 3, forward" in text.splitlines()[0]
@@ -190,18 +238,31 @@ def test_a_report_that_cannot_be_written_hides_no_error(tmp_path: Path) -> None:
     with pytest.raises(torch.OutOfMemoryError):
         said: list[str] = []
         model, optimizer = model_and_optimizer()
-        with watch(model, optimizer, memory=CpuMemory(limit_bytes=4 * MIB), report=tmp_path / "no" / "folder", warn=said.append):
+        with watch(
+            model,
+            optimizer,
+            memory=CpuMemory(limit_bytes=4 * MIB),
+            report=tmp_path / "no" / "folder",
+            warn=said.append,
+        ):
             train(model, optimizer, 3, batch=lambda _: 1 << 14)
     assert any("no report could be written" in line for line in said)
 
 
 @pytest.mark.parametrize(
-    "error", [RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), MemoryError()]
+    "error",
+    [
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        MemoryError(),
+    ],
 )
 def test_running_out_past_the_allocator_is_reported_too(tmp_path: Path, error: Exception) -> None:
     model, optimizer = model_and_optimizer()
     path = tmp_path / "report.txt"
-    with pytest.raises(type(error)), watch(model, optimizer, memory=CpuMemory(), report=path, warn=lambda _: None):
+    with (
+        pytest.raises(type(error)),
+        watch(model, optimizer, memory=CpuMemory(), report=path, warn=lambda _: None),
+    ):
         train(model, optimizer, 2)
         raise error
     assert path.read_text().startswith("ran out in step 2, between steps")
@@ -209,7 +270,10 @@ def test_running_out_past_the_allocator_is_reported_too(tmp_path: Path, error: E
 
 def test_other_errors_write_no_report(tmp_path: Path) -> None:
     model, optimizer = model_and_optimizer()
-    with pytest.raises(RuntimeError), watch(model, optimizer, memory=CpuMemory(), report=tmp_path / "report.txt"):
+    with (
+        pytest.raises(RuntimeError),
+        watch(model, optimizer, memory=CpuMemory(), report=tmp_path / "report.txt"),
+    ):
         raise RuntimeError("shapes do not match")
     assert not (tmp_path / "report.txt").exists()
 
@@ -227,12 +291,17 @@ def test_without_a_gpu_it_is_said_what_can_be_watched(caplog: pytest.LogCaptureF
     assert callback.watching is None and "not watched: no CUDA device" in caplog.text
 
 
-def test_a_watch_that_is_over_keeps_nothing_of_the_training(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """PyTorch keeps its observers of exhaustion for good: a model watched once must not stay on the GPU through one."""
+def test_a_watch_that_is_over_keeps_nothing_of_the_training(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """PyTorch keeps its observers of exhaustion for good: a model watched once must not stay on the
+    GPU through one."""
     from napkinmath_profiler.measuring import device_memory
 
     attached: list[Callable[..., None]] = []
-    monkeypatch.setattr(torch._C, "_cuda_attach_out_of_memory_observer", attached.append, raising=False)
+    monkeypatch.setattr(
+        torch._C, "_cuda_attach_out_of_memory_observer", attached.append, raising=False
+    )
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
     device_memory._attach_observer.cache_clear()
     told: list[int] = []
@@ -305,17 +374,25 @@ sys.exit(7)
 """
 
 
-def test_the_command_runs_a_script_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_runs_a_script_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(SCRIPT)
     assert run(["--device", "cpu", "train.py", "3", "8"]) == 7
     assert "3 steps" in capsys.readouterr().err
-    assert run(["--device", "cpu", "--limit", "4MiB", "--report", "oom.txt", "train.py", "3", "65536"]) == 1
+    assert (
+        run(["--device", "cpu", "--limit", "4MiB", "--report", "oom.txt", "train.py", "3", "65536"])
+        == 1
+    )
     assert "asked for 64" in (tmp_path / "oom.txt").read_text()
 
 
 def test_words_before_the_script_are_ours() -> None:
-    assert split(["--bs", "4", "train.py", "--bs", "8"]) == (["--bs", "4"], ["train.py", "--bs", "8"])
+    assert split(["--bs", "4", "train.py", "--bs", "8"]) == (
+        ["--bs", "4"],
+        ["train.py", "--bs", "8"],
+    )
     assert split(["--bs", "4", "--", "train", "x"]) == (["--bs", "4"], ["train", "x"])
     assert split(["-m", "runpy", "x.py"]) == ([], ["-m", "runpy", "x.py"])
     assert split(["-m", "llama-7b", "train.py"]) == (["-m", "llama-7b"], ["train.py"])

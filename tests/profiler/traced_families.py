@@ -1,4 +1,5 @@
-"""Tiny configs of many architectures, as small as their code allows, for tracing real steps of each."""
+"""Tiny configs of many architectures, as small as their code allows, for tracing real steps of
+each."""
 
 from __future__ import annotations
 
@@ -82,7 +83,14 @@ OWN: dict[str, Config] = {
     "bert": {},
     "roberta": {},
     "distilbert": {"dim": 64, "n_heads": 4, "n_layers": 2, "hidden_dim": 128},
-    "t5": {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0},
+    "t5": {
+        "d_model": 64,
+        "d_kv": 16,
+        "d_ff": 128,
+        "num_layers": 2,
+        "num_heads": 4,
+        "decoder_start_token_id": 0,
+    },
     "vit": {"image_size": 32, "patch_size": 8},
     "llama4_text": {**EXPERTS, "head_dim": 16, "intermediate_size_mlp": 128},
     "qwen3_next": {
@@ -95,13 +103,23 @@ OWN: dict[str, Config] = {
         "linear_value_head_dim": 16,
         "shared_expert_intermediate_size": 32,
     },
-    "mamba2": {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 1, "expand": 2, "chunk_size": 32},
+    "mamba2": {
+        "num_heads": 8,
+        "head_dim": 16,
+        "state_size": 16,
+        "n_groups": 1,
+        "expand": 2,
+        "chunk_size": 32,
+    },
     "falcon_h1": {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_ssm": 128, "mamba_d_state": 16},
     "nemotron": {},
     "lfm2": {},
     "modernbert": {"pad_token_id": 0},
 }
-FAMILIES: dict[str, Config] = {name: {"model_type": name, **COMMON, **own} for name, own in OWN.items()}
+FAMILIES: dict[str, Config] = {
+    name: {"model_type": name, **COMMON, **own} for name, own in OWN.items()
+}
 
-# PEFT refuses these with its "all-linear" targets (Mamba's out_proj) or breaks on a router that is a Linear and returns a tuple.
+# PEFT refuses these with its "all-linear" targets (Mamba's out_proj) or breaks on a router that is
+# a Linear and returns a tuple.
 WITHOUT_ALL_LINEAR_LORA = frozenset({"mamba2", "falcon_h1", "llama4_text"})

@@ -5,14 +5,27 @@ from __future__ import annotations
 from functools import cache
 
 from hypothesis import strategies as st
-from napkinmath.config.train_config import AdapterConfig, Loss, QuantizationConfig, RecomputeConfig, RecomputeKind, TrainConfig
+from napkinmath.config.train_config import (
+    AdapterConfig,
+    Loss,
+    QuantizationConfig,
+    RecomputeConfig,
+    RecomputeKind,
+    TrainConfig,
+)
 from napkinmath.estimate import Estimate, estimate
 from napkinmath.ir.ledger import Phase, Role
 from napkinmath.ir.timeline import Kernel, Stamp, TensorInfo, Timeline, TimelineSegment
 
 LLAMA_7B = {
-    "model_type": "llama", "_name_or_path": "llama-7b", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "intermediate_size": 11008, "vocab_size": 32000,
-}  # fmt: skip
+    "model_type": "llama",
+    "_name_or_path": "llama-7b",
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "intermediate_size": 11008,
+    "vocab_size": 32000,
+}
 FULL_CHECKPOINTING = RecomputeConfig(kind=RecomputeKind.FULL)
 CONFIGS = {
     "qlora": TrainConfig(
@@ -22,10 +35,16 @@ CONFIGS = {
         recompute=FULL_CHECKPOINTING,
         optimizer="paged-adamw-8bit",
     ),
-    "lora": TrainConfig(micro_batch_size=2, adapter=AdapterConfig(targets=("q_proj", "v_proj"), dropout=0.05)),
+    "lora": TrainConfig(
+        micro_batch_size=2, adapter=AdapterConfig(targets=("q_proj", "v_proj"), dropout=0.05)
+    ),
     "full": TrainConfig(micro_batch_size=1, recompute=FULL_CHECKPOINTING),
-    "full, chunked loss": TrainConfig(loss=Loss.CHUNKED, gradient_accumulation_steps=3, optimizer="adamw-foreach"),
-    "eval mode": TrainConfig(adapter=AdapterConfig(), recompute=FULL_CHECKPOINTING, training_mode=False),
+    "full, chunked loss": TrainConfig(
+        loss=Loss.CHUNKED, gradient_accumulation_steps=3, optimizer="adamw-foreach"
+    ),
+    "eval mode": TrainConfig(
+        adapter=AdapterConfig(), recompute=FULL_CHECKPOINTING, training_mode=False
+    ),
 }
 
 
@@ -51,12 +70,17 @@ def tiny(name: str = "tiny") -> Estimate:
     )
 
 
-PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.STEP)  # a saving phase would end the step that is drawn
+PHASES = (
+    Phase.FORWARD,
+    Phase.BACKWARD,
+    Phase.STEP,
+)  # a saving phase would end the step that is drawn
 
 
 @st.composite
 def timelines(draw: st.DrawFn) -> Timeline:
-    """Any valid timeline: what is freed was alive, segments repeat, kernels take time or none do."""
+    """Any valid timeline: what is freed was alive, segments repeat, kernels take time or none
+    do."""
     sizes = draw(st.lists(st.integers(1, 5000), min_size=1, max_size=8))
     roles = draw(st.lists(st.sampled_from(list(Role)), min_size=len(sizes), max_size=len(sizes)))
     tensors = [
@@ -71,7 +95,9 @@ def timelines(draw: st.DrawFn) -> Timeline:
 
 
 @st.composite
-def _segment(draw: st.DrawFn, tensors: list[TensorInfo], alive: list[int], timed: bool) -> TimelineSegment:
+def _segment(
+    draw: st.DrawFn, tensors: list[TensorInfo], alive: list[int], timed: bool
+) -> TimelineSegment:
     events: list[tuple[str, int]] = []
     kernels: list[Kernel] = []
     pairs: list[tuple[int, int]] = []
@@ -79,9 +105,20 @@ def _segment(draw: st.DrawFn, tensors: list[TensorInfo], alive: list[int], timed
     for action in draw(st.lists(st.sampled_from("+-!="), max_size=12)):
         if action == "!":
             events.append(("!", len(kernels)))
-            kernels.append(Kernel(f"op{len(kernels)}", "", draw(st.floats(0, 1)) if timed else 0.0, 10, 10, "compute"))
+            kernels.append(
+                Kernel(
+                    f"op{len(kernels)}",
+                    "",
+                    draw(st.floats(0, 1)) if timed else 0.0,
+                    10,
+                    10,
+                    "compute",
+                )
+            )
             continue
-        here = [i for i in range(len(alive)) if alive[i] + change[i] > 0 and change[i] > 0]  # made in this repetition
+        here = [
+            i for i in range(len(alive)) if alive[i] + change[i] > 0 and change[i] > 0
+        ]  # made in this repetition
         tensor = draw(st.integers(0, len(alive) - 1))
         if action == "+":
             change[tensor] += 1

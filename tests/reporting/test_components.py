@@ -58,16 +58,28 @@ def test_rows_of_any_timeline_sum_to_its_peak(timeline: Timeline) -> None:
         (Role.ACTIVATIONS, "model.layers.*.self_attn.q_norm", "rsqrt", "activations.norm"),
         (Role.WEIGHTS, "model.layers.self_attn.q_proj.weight", "weight", "weights.layers"),
         (Role.WEIGHTS, "bert.encoder.layer.*.output.LayerNorm.weight", "weight", "weights.other"),
-        (Role.ACTIVATIONS, "encoder.block.*.layer.0.SelfAttention.q", "output", "activations.attention"),
+        (
+            Role.ACTIVATIONS,
+            "encoder.block.*.layer.0.SelfAttention.q",
+            "output",
+            "activations.attention",
+        ),
         (Role.ACTIVATIONS, "encoder.block.*.layer.1.DenseReluDense", "relu", "activations.mlp"),
-        (Role.ACTIVATIONS, "bert.encoder.layer.*.attention.output", "dropout", "activations.attention"),
+        (
+            Role.ACTIVATIONS,
+            "bert.encoder.layer.*.attention.output",
+            "dropout",
+            "activations.attention",
+        ),
         (Role.ACTIVATIONS, "bert.encoder.layer.*.output", "add", "activations.residual"),
         (Role.ACTIVATIONS, "model", "input ids", "activations.other"),
         (Role.UNEXPLAINED, "anything", "?", "unexplained"),
         (Role.LOGITS, "lm_head", "output", "logits"),
     ],
 )
-def test_a_tensor_belongs_to_the_row_of_its_role_and_module(role: Role, module: str, name: str, key: str) -> None:
+def test_a_tensor_belongs_to_the_row_of_its_role_and_module(
+    role: Role, module: str, name: str, key: str
+) -> None:
     assert component_key(TensorInfo(name, role, module, 8, 512)) == key
 
 
@@ -77,10 +89,20 @@ def test_every_role_has_a_row() -> None:
 
 
 def test_what_nobody_explained_is_listed_as_unknown() -> None:
-    tensors = [TensorInfo("a", Role.WEIGHTS, "model.layers.0.mlp", 1000, 1024), TensorInfo("b", Role.UNEXPLAINED, "", 5000, 5120)]
-    timeline = Timeline(tensors, [TimelineSegment("s", Phase.FORWARD, 1, [("+", 0), ("+", 1)], [])], Stamp(origin="measured"))
+    tensors = [
+        TensorInfo("a", Role.WEIGHTS, "model.layers.0.mlp", 1000, 1024),
+        TensorInfo("b", Role.UNEXPLAINED, "", 5000, 5120),
+    ]
+    timeline = Timeline(
+        tensors,
+        [TimelineSegment("s", Phase.FORWARD, 1, [("+", 0), ("+", 1)], [])],
+        Stamp(origin="measured"),
+    )
     rows = components_at(timeline, timeline.peak())
-    assert [(row.label, row.nbytes) for row in rows] == [("weights of the layers", 1024), ("unknown", 5120)]
+    assert [(row.label, row.nbytes) for row in rows] == [
+        ("weights of the layers", 1024),
+        ("unknown", 5120),
+    ]
 
 
 def test_phrases_come_from_the_tensors() -> None:
@@ -90,14 +112,23 @@ def test_phrases_come_from_the_tensors() -> None:
     assert "b·s·v fp32" in rows["logits"].origin
     assert "4 B (fp32)" in rows["adapters"].origin
     bits = float(rows["quantization"].origin.split(" bit")[0])
-    linears = [elements for kind, elements in facts_of(priced("qlora")).weights.values() if kind == "linear"]
+    linears = [
+        elements
+        for kind, elements in facts_of(priced("qlora")).weights.values()
+        if kind == "linear"
+    ]
     assert bits == pytest.approx(8 * rows["quantization"].nbytes / (32 * sum(linears)), abs=5e-4)
 
 
 def test_without_facts_the_phrases_still_say_how_many_and_how_large() -> None:
     timeline = priced("full").timeline
-    with_facts, without = (components_at(timeline, timeline.peak(), facts) for facts in (facts_of(priced("full")), Facts()))
-    assert [(r.key, r.nbytes, r.num_tensors) for r in with_facts] == [(r.key, r.nbytes, r.num_tensors) for r in without]
+    with_facts, without = (
+        components_at(timeline, timeline.peak(), facts)
+        for facts in (facts_of(priced("full")), Facts())
+    )
+    assert [(r.key, r.nbytes, r.num_tensors) for r in with_facts] == [
+        (r.key, r.nbytes, r.num_tensors) for r in without
+    ]
     assert without[0].origin == "224 tensors, 6.48B x 2 B (bf16)"
 
 

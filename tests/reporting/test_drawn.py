@@ -1,4 +1,5 @@
-"""What is drawn: columns that hold the highest moment, thinning that keeps the peak and shows nothing that was not there."""
+"""What is drawn: columns that hold the highest moment, thinning that keeps the peak and shows
+nothing that was not there."""
 
 from __future__ import annotations
 
@@ -50,11 +51,15 @@ def test_phases_cover_the_axis_in_order(timeline: Timeline) -> None:
 
 
 @given(timelines(), st.integers(1, 40))
-def test_the_envelope_on_the_screen_agrees_with_the_picture(timeline: Timeline, number: int) -> None:
+def test_the_envelope_on_the_screen_agrees_with_the_picture(
+    timeline: Timeline, number: int
+) -> None:
     envelope = curve.envelope(timeline, number)
     assert max(envelope.values) == max(timeline.peak().nbytes, 0)
     assert envelope.in_seconds == drawn.has_seconds(drawn.shown(timeline))
-    assert [span.phase for span in envelope.spans] == [span.phase for span in drawn.columns(drawn.shown(timeline), 3).spans]
+    assert [span.phase for span in envelope.spans] == [
+        span.phase for span in drawn.columns(drawn.shown(timeline), 3).spans
+    ]
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -74,7 +79,9 @@ def test_thinning_keeps_the_peak_and_adds_nothing(name: str, most_events: int) -
 
 @settings(max_examples=60)
 @given(timelines(), st.integers(3, 60))
-def test_a_thinned_run_never_shows_more_than_there_was(timeline: Timeline, most_events: int) -> None:
+def test_a_thinned_run_never_shows_more_than_there_was(
+    timeline: Timeline, most_events: int
+) -> None:
     thin = drawn.shown(timeline, most_events=most_events)
     peak = max(timeline.peak().nbytes, 0)
     columns = drawn.columns(thin, 16)
@@ -106,4 +113,6 @@ def test_saving_is_no_part_of_the_step_that_is_drawn() -> None:
     spans = curve.envelope(e.timeline, 40).spans
     assert Phase.SAVE not in {span.phase for span in spans}
     assert spans[0].phase is Phase.FORWARD
-    assert curve.envelope(e.timeline, 40).extent == pytest.approx(sum(p.device_s for p in e.time.phases if p.phase is not Phase.SAVE))
+    assert curve.envelope(e.timeline, 40).extent == pytest.approx(
+        sum(p.device_s for p in e.time.phases if p.phase is not Phase.SAVE)
+    )

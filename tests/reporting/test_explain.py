@@ -8,7 +8,14 @@ from fractions import Fraction
 
 import pytest
 from napkinmath.report.components import components_at, held_by_component
-from napkinmath.report.explain import Scopes, cost_entries, explanation_text, formula_of, stored_bytes, tensor_entries
+from napkinmath.report.explain import (
+    Scopes,
+    cost_entries,
+    explanation_text,
+    formula_of,
+    stored_bytes,
+    tensor_entries,
+)
 
 from reporting.priced import CONFIGS, priced
 
@@ -29,7 +36,11 @@ def test_every_tensor_at_the_peak_has_a_formula_that_gives_its_bytes(name: str) 
             assert scopes.of(tensor) is not None, tensor.name
             formula, numbers = formula_of(tensor, scopes)
             plain = numbers if numbers != formula else re.sub(r" \w+$", "", numbers)
-            assert math.ceil(evaluate(plain)) == stored_bytes(tensor), (tensor.name, formula, numbers)
+            assert math.ceil(evaluate(plain)) == stored_bytes(tensor), (
+                tensor.name,
+                formula,
+                numbers,
+            )
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -50,21 +61,38 @@ def test_the_costs_of_a_phase_add_up_to_its_device_time(name: str) -> None:
     assert e.time is not None
     lines = cost_entries(e)
     for phase in e.time.phases:
-        assert sum(entry.amount for entry in lines[phase.phase.value]) == pytest.approx(phase.device_s, rel=1e-9)
+        assert sum(entry.amount for entry in lines[phase.phase.value]) == pytest.approx(
+            phase.device_s, rel=1e-9
+        )
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_cost_line_says_its_value_in_symbols_and_in_numbers(name: str) -> None:
     for entries in cost_entries(priced(name)).values():
         for text in (entry.formula for entry in entries):
-            match = re.match(r"(\d+) x .+ (FLOP|B moved) = \1 x (.+) = \1 x ([\d.]+) ?([A-Za-z]*)$", text)
+            match = re.match(
+                r"(\d+) x .+ (FLOP|B moved) = \1 x (.+) = \1 x ([\d.]+) ?([A-Za-z]*)$", text
+            )
             if match is None:
                 assert "formulas with less than" in text
                 continue
-            scale = {"": 1, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+            scale = {
+                "": 1,
+                "K": 1e3,
+                "M": 1e6,
+                "B": 1e9,
+                "T": 1e12,
+                "KiB": 2**10,
+                "MiB": 2**20,
+                "GiB": 2**30,
+            }
             unit = "" if match[2] == "B moved" and match[5] == "B" else match[5]
-            if "/" not in re.sub(r"⌈[^⌈⌉]*⌉", "", match[3]):  # a floor outside ceilings reads like a quotient
-                assert float(evaluate(match[3])) == pytest.approx(float(match[4]) * scale[unit], rel=0.01), text
+            if "/" not in re.sub(
+                r"⌈[^⌈⌉]*⌉", "", match[3]
+            ):  # a floor outside ceilings reads like a quotient
+                assert float(evaluate(match[3])) == pytest.approx(
+                    float(match[4]) * scale[unit], rel=0.01
+                ), text
 
 
 @pytest.mark.parametrize("width", [80, 120, 160])

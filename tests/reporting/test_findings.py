@@ -1,9 +1,16 @@
-"""What a report says is off: runs that fail, kernels that are not taken, sequences longer than a model has positions for."""
+"""What a report says is off: runs that fail, kernels that are not taken, sequences longer than a
+model has positions for."""
 
 from __future__ import annotations
 
 import pytest
-from napkinmath.config.train_config import AdapterConfig, Attention, Precision, QuantizationConfig, TrainConfig
+from napkinmath.config.train_config import (
+    AdapterConfig,
+    Attention,
+    Precision,
+    QuantizationConfig,
+    TrainConfig,
+)
 from napkinmath.estimate import Estimate, estimate
 from napkinmath.inputs.jobs import priced
 
@@ -14,14 +21,23 @@ def said(e: Estimate) -> str:
 
 @pytest.mark.parametrize(
     ("model", "longest"),
-    [("gpt2", 1024), ("opt-125m", 2048), ("bert-large", 512), ("roberta-base", 512), ("bart-large", 1024), ("llama-7b", 0)],
+    [
+        ("gpt2", 1024),
+        ("opt-125m", 2048),
+        ("bert-large", 512),
+        ("roberta-base", 512),
+        ("bart-large", 1024),
+        ("llama-7b", 0),
+    ],
 )
 def test_learned_positions_limit_a_sequence(model: str, longest: int) -> None:
     e = estimate(model, sequence_length=longest or 8192)
     assert e.spec.longest_sequence == longest
     assert "index error" not in said(e)
     if longest:
-        assert f"a sequence of {longest + 1:,} fails" in said(estimate(model, sequence_length=longest + 1))
+        assert f"a sequence of {longest + 1:,} fails" in said(
+            estimate(model, sequence_length=longest + 1)
+        )
 
 
 def test_a_context_that_is_not_given_is_one_the_model_has() -> None:
@@ -47,15 +63,27 @@ def test_attention_that_has_no_kernel_is_not_blamed_on_types(name: str) -> None:
 
 
 def test_flash_attn_is_given_the_type_of_loading() -> None:
-    """k-bit preparation makes q, k, v fp32; transformers casts them back for flash-attn, SDPA falls to its math path."""
-    config = TrainConfig(precision=Precision.BF16, adapter=AdapterConfig(), quantization=QuantizationConfig())
-    sdpa, flash = (estimate("mistral-7b", config, attention=kind) for kind in (Attention.SDPA, Attention.FLASH2))
+    """k-bit preparation makes q, k, v fp32; transformers casts them back for flash-attn, SDPA falls
+    to its math path."""
+    config = TrainConfig(
+        precision=Precision.BF16, adapter=AdapterConfig(), quantization=QuantizationConfig()
+    )
+    sdpa, flash = (
+        estimate("mistral-7b", config, attention=kind)
+        for kind in (Attention.SDPA, Attention.FLASH2)
+    )
     assert flash.memory.requested < sdpa.memory.requested
     kernels = {op.name for run in flash.step.runs for op in run.block.ops}
     assert "sdpa flash" in kernels and not any(name.startswith("q k^T") for name in kernels)
 
 
 def test_flash_attn_refuses_fp32_and_old_gpus() -> None:
-    assert "a run fails" in said(estimate("mistral-7b", attention=Attention.FLASH2, precision=Precision.FP32))
-    assert "compute capability 8.0" in said(estimate("mistral-7b", attention=Attention.FLASH2, hardware="t4"))
-    assert "compute capability" not in said(estimate("mistral-7b", attention=Attention.FLASH2, hardware="a100-80"))
+    assert "a run fails" in said(
+        estimate("mistral-7b", attention=Attention.FLASH2, precision=Precision.FP32)
+    )
+    assert "compute capability 8.0" in said(
+        estimate("mistral-7b", attention=Attention.FLASH2, hardware="t4")
+    )
+    assert "compute capability" not in said(
+        estimate("mistral-7b", attention=Attention.FLASH2, hardware="a100-80")
+    )

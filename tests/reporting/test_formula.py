@@ -5,7 +5,17 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from napkinmath.base.expr import Bindings, Expr, Size, ceil_div, maximum, minimum, render, round_up_to, symbol
+from napkinmath.base.expr import (
+    Bindings,
+    Expr,
+    Size,
+    ceil_div,
+    maximum,
+    minimum,
+    render,
+    round_up_to,
+    symbol,
+)
 from napkinmath.report.formula import simplify
 
 b, s, h, f = (symbol(name) for name in ("b", "s", "h", "f"))
@@ -16,9 +26,15 @@ def _grow(inner: st.SearchStrategy[Size]) -> st.SearchStrategy[Size]:
     pairs = st.tuples(inner, inner)
     divided = st.tuples(inner, st.integers(1, 64))
     return st.one_of(
-        pairs.map(lambda p: p[0] + p[1]), pairs.map(lambda p: p[0] - p[1]), pairs.map(lambda p: p[0] * p[1]), divided.map(lambda p: ceil_div(*p)), divided.map(lambda p: p[0] // p[1]),
-        pairs.map(lambda p: minimum(*p)), pairs.map(lambda p: maximum(*p)), divided.map(lambda p: round_up_to(*p)),
-    )  # fmt: skip
+        pairs.map(lambda p: p[0] + p[1]),
+        pairs.map(lambda p: p[0] - p[1]),
+        pairs.map(lambda p: p[0] * p[1]),
+        divided.map(lambda p: ceil_div(*p)),
+        divided.map(lambda p: p[0] // p[1]),
+        pairs.map(lambda p: minimum(*p)),
+        pairs.map(lambda p: maximum(*p)),
+        divided.map(lambda p: round_up_to(*p)),
+    )
 
 
 @given(st.recursive(LEAVES, _grow, max_leaves=14), st.tuples(*[st.integers(1, 9999)] * 4))

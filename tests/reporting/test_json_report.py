@@ -24,13 +24,18 @@ def schema() -> dict[str, Any]:
 
 
 def strict(part: Any) -> Any:
-    """The schema refusing keys it does not list: readers must bear added keys, our own output must have none undocumented."""
+    """The schema refusing keys it does not list: readers must bear added keys, our own output must
+    have none undocumented."""
     if isinstance(part, list):
         return [strict(item) for item in part]
     if not isinstance(part, dict):
         return part
     closed = {name: strict(item) for name, item in part.items()}
-    return {"additionalProperties": False, **closed} if "object" in part.get("type", ()) and "properties" in part else closed
+    return (
+        {"additionalProperties": False, **closed}
+        if "object" in part.get("type", ()) and "properties" in part
+        else closed
+    )
 
 
 def validate(document: dict[str, Any], schema: dict[str, Any]) -> None:
@@ -46,7 +51,11 @@ def test_every_estimate_is_valid(name: str, gpu: str | None, schema: dict[str, A
 def test_the_schema_is_one_and_refuses_what_it_does_not_know(schema: dict[str, Any]) -> None:
     jsonschema.validators.Draft202012Validator.check_schema(schema)
     document = json.loads(to_json(priced("lora")))
-    for broken in ({**document, "schema": 2}, {**document, "new": 1}, {k: v for k, v in document.items() if k != "peak"}):
+    for broken in (
+        {**document, "schema": 2},
+        {**document, "new": 1},
+        {k: v for k, v in document.items() if k != "peak"},
+    ):
         with pytest.raises(jsonschema.ValidationError):
             validate(broken, schema)
 
@@ -60,14 +69,26 @@ def test_the_schema_knows_every_role_and_phase(schema: dict[str, Any]) -> None:
 def test_figures_are_the_estimates_and_sum(name: str) -> None:
     e = priced(name)
     document = json.loads(to_json(e))
-    assert sum(row["nbytes"] for row in document["components"]) == document["memory"]["device"]["value"]
-    assert document["peak"]["nbytes"] == document["memory"]["requested"] == e.peak.nbytes == max(document["step_curve"]["nbytes"])
-    assert [point["nbytes"] for point in document["phase_peaks"]] == sorted((p.nbytes for p in e.phase_peaks.values()), reverse=True)
+    assert (
+        sum(row["nbytes"] for row in document["components"])
+        == document["memory"]["device"]["value"]
+    )
+    assert (
+        document["peak"]["nbytes"]
+        == document["memory"]["requested"]
+        == e.peak.nbytes
+        == max(document["step_curve"]["nbytes"])
+    )
+    assert [point["nbytes"] for point in document["phase_peaks"]] == sorted(
+        (p.nbytes for p in e.phase_peaks.values()), reverse=True
+    )
     assert e.time is not None
     assert document["time"]["tokens_per_s"] == e.time.tokens_per_s
     assert document["exit_code"] == e.verdict.exit_code
     assert len(document["fits_on"]) == len(e.fits_on) >= 50
-    assert document["step_curve"]["phases"][-1]["end"] == pytest.approx(document["step_curve"]["extent"])
+    assert document["step_curve"]["phases"][-1]["end"] == pytest.approx(
+        document["step_curve"]["extent"]
+    )
 
 
 def test_keys_keep_their_order_and_the_text_its_form(schema: dict[str, Any]) -> None:
@@ -84,7 +105,9 @@ def test_any_name_survives() -> None:
 
 
 def test_the_page_is_made_from_the_schema(schema: dict[str, Any]) -> None:
-    spec = importlib.util.spec_from_file_location("generate_json_schema", ROOT / "docs" / "generate_json_schema.py")
+    spec = importlib.util.spec_from_file_location(
+        "generate_json_schema", ROOT / "docs" / "generate_json_schema.py"
+    )
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -1,4 +1,5 @@
-"""The report's largest sizes: by requested bytes, exact to one more, and never below what the step at hand shows."""
+"""The report's largest sizes: by requested bytes, exact to one more, and never below what the step
+at hand shows."""
 
 from __future__ import annotations
 
@@ -22,11 +23,19 @@ from napkinmath.report.words import headline, largest_sizes, rate
 
 FULL = RecomputeConfig(kind=RecomputeKind.FULL)
 CASES: dict[str, tuple[str, TrainConfig, str]] = {
-    "qlora": ("llama-3.2-1b", TrainConfig(adapter=AdapterConfig(), quantization=QuantizationConfig(), recompute=FULL), "RTX-4090"),
+    "qlora": (
+        "llama-3.2-1b",
+        TrainConfig(adapter=AdapterConfig(), quantization=QuantizationConfig(), recompute=FULL),
+        "RTX-4090",
+    ),
     "full": ("llama-3.2-1b", TrainConfig(), "A100-80"),
     "window": ("gemma-3-1b", TrainConfig(adapter=AdapterConfig()), "RTX-4090"),
     "eager": ("gpt2", TrainConfig(attention=Attention.EAGER, sequence_length=512), "T4"),
-    "prompt": ("llama-3.2-1b", TrainConfig(adapter=AdapterConfig(kind=AdapterKind.PROMPT), sequence_length=1000), "RTX-4090"),
+    "prompt": (
+        "llama-3.2-1b",
+        TrainConfig(adapter=AdapterConfig(kind=AdapterKind.PROMPT), sequence_length=1000),
+        "RTX-4090",
+    ),
     "too large": ("llama-3.1-8b", TrainConfig(sequence_length=4096), "RTX-4090"),
 }
 
@@ -67,7 +76,9 @@ def test_the_estimate_is_left_as_it_was() -> None:
 def test_nothing_is_said_without_a_gpu_or_with_several_lengths() -> None:
     assert largest(estimate("gpt2")) is None
     assert largest_sizes(estimate("gpt2")) == []
-    assert largest(estimate("gpt2", TrainConfig(batch=Batch(lengths=(10, 20))), hardware="T4")) is None
+    assert (
+        largest(estimate("gpt2", TrainConfig(batch=Batch(lengths=(10, 20))), hardware="T4")) is None
+    )
 
 
 def test_a_model_of_images_has_no_sequence_length() -> None:

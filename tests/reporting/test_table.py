@@ -9,7 +9,15 @@ import pytest
 from napkinmath.base.units import GIB
 from napkinmath.estimate import Estimate, Range, Verdict
 from napkinmath.report.components import components_of
-from napkinmath.report.screen import PIPE_WIDTH, bar, cut, sparkline, terminal_width, wants_color, wrap
+from napkinmath.report.screen import (
+    PIPE_WIDTH,
+    bar,
+    cut,
+    sparkline,
+    terminal_width,
+    wants_color,
+    wrap,
+)
 from napkinmath.report.table import print_report, report_text
 
 from reporting.priced import CONFIGS, priced, tiny
@@ -32,10 +40,15 @@ def test_what_is_asked_first_is_said_first(name: str) -> None:
     lines = text.splitlines()
     assert lines[0].startswith("llama-7b (6.74B parameters)")
     assert lines[0].endswith("RTX 4090, 23.6 GiB")
-    assert {Verdict.FITS: "FITS", Verdict.DOES_NOT_FIT: "DOES NOT FIT", Verdict.UNKNOWN: "CANNOT TELL"}[priced(name).verdict] in lines[
-        2
-    ] + lines[3]
-    places = [text.index(word) for word in ("memory", "peak at", "where it comes from", "one step", "speed", "assumed")]
+    assert {
+        Verdict.FITS: "FITS",
+        Verdict.DOES_NOT_FIT: "DOES NOT FIT",
+        Verdict.UNKNOWN: "CANNOT TELL",
+    }[priced(name).verdict] in lines[2] + lines[3]
+    places = [
+        text.index(word)
+        for word in ("memory", "peak at", "where it comes from", "one step", "speed", "assumed")
+    ]
     assert places == sorted(places)
 
 
@@ -55,8 +68,15 @@ def test_the_table_shows_the_components_in_gib_and_their_sum(name: str) -> None:
 def test_the_three_figures_stand_with_their_ranges() -> None:
     memory = priced("full").memory
     text = report_text(priced("full"), width=120)
-    for name, figure in (("allocated", memory.allocated), ("reserved", memory.reserved), ("device", memory.device)):
-        assert f"{name} {figure.value / GIB:.1f} ({figure.low / GIB:.1f}-{figure.high / GIB:.1f})" in text
+    for name, figure in (
+        ("allocated", memory.allocated),
+        ("reserved", memory.reserved),
+        ("device", memory.device),
+    ):
+        assert (
+            f"{name} {figure.value / GIB:.1f} ({figure.low / GIB:.1f}-{figure.high / GIB:.1f})"
+            in text
+        )
 
 
 def test_speed_is_the_estimates() -> None:
@@ -66,7 +86,9 @@ def test_speed_is_the_estimates() -> None:
     assert f"{time.tokens_per_s:,.0f} tokens/s" in text
     assert f"MFU {time.mfu:.0%}" in text
     assert f"HFU {time.hfu:.0%}" in text
-    assert "--gpu" in report_text(priced("qlora", None), width=120).split("speed")[1].splitlines()[0]
+    assert (
+        "--gpu" in report_text(priced("qlora", None), width=120).split("speed")[1].splitlines()[0]
+    )
 
 
 def test_without_a_gpu_the_list_of_gpus_answers() -> None:
@@ -81,12 +103,18 @@ def test_without_a_gpu_the_list_of_gpus_answers() -> None:
         (Verdict.FITS, "RTX 4090", "to spare of 23.6 GiB"),
         (Verdict.DOES_NOT_FIT, "RTX 3060 Ti", "GiB too much for 7."),
         (Verdict.UNKNOWN, "RTX 3060 Ti", "GiB too much and"),
-        (Verdict.DOES_NOT_FIT, "RTX 4090", "but in pieces too small (fragmentation)   try --allocator expandable_segments:True"),
+        (
+            Verdict.DOES_NOT_FIT,
+            "RTX 4090",
+            "but in pieces too small (fragmentation)   try --allocator expandable_segments:True",
+        ),
         (Verdict.UNKNOWN, "RTX 4090", "but in pieces too small"),
         (Verdict.NOT_ASKED, "RTX 4090", "memory"),
     ],
 )
-def test_each_verdict_has_its_words(verdict: Verdict, gpu: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_verdict_has_its_words(
+    verdict: Verdict, gpu: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Estimate, "verdict", verdict)
     assert words in report_text(priced("qlora", gpu), width=160)
 

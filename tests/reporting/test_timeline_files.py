@@ -30,7 +30,10 @@ NASTY = "</script><script>alert(1)</script>&<\"'{{data}}\x1b]0;\u202e"
 
 def nasty() -> Timeline:
     """A measured timeline whose names try to break out of every format."""
-    tensors = [TensorInfo(NASTY, Role.ACTIVATIONS, NASTY, 1000, 1024, NASTY, (), NASTY), TensorInfo("w", Role.WEIGHTS, "m", 3000, 3072)]
+    tensors = [
+        TensorInfo(NASTY, Role.ACTIVATIONS, NASTY, 1000, 1024, NASTY, (), NASTY),
+        TensorInfo("w", Role.WEIGHTS, "m", 3000, 3072),
+    ]
     return Timeline(
         tensors,
         [TimelineSegment(NASTY, Phase.FORWARD, 1, [("+", 1), ("+", 0), ("-", 0)], [])],
@@ -46,7 +49,13 @@ def test_svg_is_well_formed_and_says_what_the_estimate_says(name: str) -> None:
     e = priced(name)
     root = ElementTree.fromstring(timeline_svg(e.timeline, e))
     words = " ".join(node.text or "" for node in root.iter(f"{SVG}text"))
-    for expected in ("llama-7b", "backward", f"peak {format_bytes(e.peak.nbytes)}", "RTX 4090: 23.6 GiB", "time within the step, "):
+    for expected in (
+        "llama-7b",
+        "backward",
+        f"peak {format_bytes(e.peak.nbytes)}",
+        "RTX 4090: 23.6 GiB",
+        "time within the step, ",
+    ):
         assert expected in words
     bands = [node for node in root.iter(f"{SVG}path")]
     assert len(bands) == len(picture(e.timeline, e, title="", num_columns=846).columns.roles)
@@ -59,7 +68,11 @@ def test_svg_draws_the_peak_at_its_height() -> None:
     dot = next(root.iter(f"{SVG}circle"))
     top = 92 + (620 - 62 - 92) * (1 - e.peak.nbytes / p.top)
     assert float(dot.get("cy", "")) == pytest.approx(top, abs=0.06)
-    heights = [float(y) for node in root.iter(f"{SVG}path") for y in re.findall(r"[ML][\d.]+ ([\d.]+)", node.get("d", ""))]
+    heights = [
+        float(y)
+        for node in root.iter(f"{SVG}path")
+        for y in re.findall(r"[ML][\d.]+ ([\d.]+)", node.get("d", ""))
+    ]
     assert min(heights) == pytest.approx(top, abs=0.06)
 
 
@@ -82,7 +95,9 @@ def test_a_gpu_far_above_the_peak_is_named_beside_the_plot() -> None:
 @pytest.mark.parametrize("timeline", [priced("qlora").timeline, nasty()], ids=["qlora", "nasty"])
 def test_html_needs_nothing_from_outside(timeline: Timeline) -> None:
     page = timeline_html(timeline)
-    assert not re.search(r"""(src|href)\s*=|@import|url\(|\bfetch\(|XMLHttpRequest|import\(""", page)
+    assert not re.search(
+        r"""(src|href)\s*=|@import|url\(|\bfetch\(|XMLHttpRequest|import\(""", page
+    )
     addresses = set(re.findall(r"https?://[^\s\"'<]+", page))
     assert addresses <= {"http://www.w3.org/2000/svg"}
     assert "default-src 'none'" in page
@@ -114,7 +129,10 @@ def test_the_page_works_by_keyboard_and_pointer(tmp_path: Path) -> None:
     e = priced("qlora")
     page = tmp_path / "step.html"
     write_timeline(e, page)
-    press = "const c=document.getElementById('plot'),key=k=>c.dispatchEvent(new KeyboardEvent('keydown',{key:k,bubbles:true}));"
+    press = (
+        "const c=document.getElementById('plot'),key=k=>c.dispatchEvent(new"
+        " KeyboardEvent('keydown',{key:k,bubbles:true}));"
+    )
     text = page_after(page, press + "key('p');")
     assert f'id="sum">{format_bytes(e.peak.nbytes)}<' in text
     assert "log_softmax" in text
@@ -126,7 +144,8 @@ def test_the_page_works_by_keyboard_and_pointer(tmp_path: Path) -> None:
     pointed = page_after(
         page,
         "const c=document.getElementById('plot'),b=c.getBoundingClientRect();"
-        "c.dispatchEvent(new PointerEvent('pointermove',{clientX:b.left+b.width/2,clientY:b.bottom-60,bubbles:true}));",
+        "c.dispatchEvent(new"
+        " PointerEvent('pointermove',{clientX:b.left+b.width/2,clientY:b.bottom-60,bubbles:true}));",
     )
     tip = pointed.split('id="tip"')[1].split("</section>")[0]
     assert "weight" in tip
@@ -146,11 +165,18 @@ def test_names_cannot_run_scripts_in_the_page(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", [".svg", ".html", ".png", ".SVG"])
 @pytest.mark.parametrize("source", ["estimate", "timeline", "nasty"])
-def test_a_file_is_written_for_estimates_and_any_timeline(tmp_path: Path, suffix: str, source: str) -> None:
+def test_a_file_is_written_for_estimates_and_any_timeline(
+    tmp_path: Path, suffix: str, source: str
+) -> None:
     path = tmp_path / f"step{suffix}"
-    write_timeline({"estimate": priced("lora"), "timeline": priced("lora").timeline, "nasty": nasty()}[source], path)
+    write_timeline(
+        {"estimate": priced("lora"), "timeline": priced("lora").timeline, "nasty": nasty()}[source],
+        path,
+    )
     content = path.read_bytes()
-    assert content.startswith({".svg": b"<svg", ".html": b"<!doctype html>", ".png": b"\x89PNG\r\n\x1a\n"}[suffix.lower()])
+    assert content.startswith(
+        {".svg": b"<svg", ".html": b"<!doctype html>", ".png": b"\x89PNG\r\n\x1a\n"}[suffix.lower()]
+    )
     assert os.listdir(tmp_path) == [path.name]
 
 
@@ -196,7 +222,9 @@ def test_a_folder_and_a_device_are_refused_even_with_force(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("broken", ["fsync", "replace"])
-def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_nothing_behind(
+    tmp_path: Path, broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "step.svg").write_text("mine")
 
     def full(*_: object) -> None:
@@ -209,7 +237,9 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, broken: str, monkeypa
     assert (tmp_path / "step.svg").read_text() == "mine"
 
 
-def test_without_matplotlib_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_matplotlib_the_extra_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in [m for m in sys.modules if m.partition(".")[0] == "matplotlib"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib", None)

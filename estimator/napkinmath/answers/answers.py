@@ -1,4 +1,5 @@
-"""Answers read off an estimate: does it fit, on what, what would help, what is off, what was assumed."""
+"""Answers read off an estimate: does it fit, on what, what would help, what is off, what was
+assumed."""
 
 from __future__ import annotations
 
@@ -42,8 +43,9 @@ MOST_CHANGES = 5
 def verdict_on(e: Estimate, hardware: Hardware) -> Verdict:
     """Fits, does not, or the range straddles what the device offers.
 
-    The allocator returns cached segments before it gives up, so what must fit is not its peak reservation but the replay
-    under the device's limit; that is tried with the range's upper end, then with its lower end.
+    The allocator returns cached segments before it gives up, so what must fit is not its peak
+    reservation but the replay under the device's limit; that is tried with the range's upper end,
+    then with its lower end.
     """
     return _verdict(e, hardware, _passes)
 
@@ -53,7 +55,11 @@ def _verdict(e: Estimate, hardware: Hardware, passes: Callable[[Estimate, float]
     low_usable, high_usable = hardware.usable_range
     if passes(e, low_usable * allocated.value / allocated.high):
         return Verdict.FITS
-    return Verdict.UNKNOWN if passes(e, high_usable * allocated.value / allocated.low) else Verdict.DOES_NOT_FIT
+    return (
+        Verdict.UNKNOWN
+        if passes(e, high_usable * allocated.value / allocated.low)
+        else Verdict.DOES_NOT_FIT
+    )
 
 
 def _passes(e: Estimate, limit: float) -> bool:
@@ -66,7 +72,8 @@ def _passes(e: Estimate, limit: float) -> bool:
 
 
 def _would_pass(e: Estimate, limit: float) -> bool:
-    """The same without another replay: whether what could not have been returned stays below the limit."""
+    """The same without another replay: whether what could not have been returned stays below the
+    limit."""
     return limit >= e.replay.peak_unreturnable
 
 
@@ -81,7 +88,12 @@ def fits_on(e: Estimate) -> tuple[Fit, ...]:
         hardware = Hardware(gpu=gpu, memory_bytes=gpu.memory_bytes)
         headroom = gpu.memory_bytes - allocated - hardware.context_bytes
         found.append(
-            Fit(gpu=gpu.name, capacity_bytes=gpu.memory_bytes, headroom_bytes=headroom, verdict=_verdict(e, hardware, _would_pass))
+            Fit(
+                gpu=gpu.name,
+                capacity_bytes=gpu.memory_bytes,
+                headroom_bytes=headroom,
+                verdict=_verdict(e, hardware, _would_pass),
+            )
         )
     return tuple(found)
 
@@ -90,20 +102,31 @@ def fits_on(e: Estimate) -> tuple[Fit, ...]:
 
 
 class Candidate:
-    """A change to try: the flag, what it means, and the configuration it makes (None where it does not apply)."""
+    """A change to try: the flag, what it means, and the configuration it makes (None where it does
+    not apply)."""
 
     __slots__ = ("apply", "flag", "meaning")
 
-    def __init__(self, flag: str, meaning: str, apply: Callable[[TrainConfig], TrainConfig | None]) -> None:
+    def __init__(
+        self, flag: str, meaning: str, apply: Callable[[TrainConfig], TrainConfig | None]
+    ) -> None:
         self.flag, self.meaning, self.apply = flag, meaning, apply
 
 
 def _checkpointing(c: TrainConfig) -> TrainConfig | None:
-    return c.replace(recompute=RecomputeConfig(kind=RecomputeKind.FULL)) if c.recompute.kind is RecomputeKind.NONE else None
+    return (
+        c.replace(recompute=RecomputeConfig(kind=RecomputeKind.FULL))
+        if c.recompute.kind is RecomputeKind.NONE
+        else None
+    )
 
 
 def _training_mode(c: TrainConfig) -> TrainConfig | None:
-    return c.replace(training_mode=True) if not c.training_mode and c.recompute.kind is not RecomputeKind.NONE else None
+    return (
+        c.replace(training_mode=True)
+        if not c.training_mode and c.recompute.kind is not RecomputeKind.NONE
+        else None
+    )
 
 
 def _chunked(c: TrainConfig) -> TrainConfig | None:
@@ -111,23 +134,37 @@ def _chunked(c: TrainConfig) -> TrainConfig | None:
 
 
 def _flash(c: TrainConfig) -> TrainConfig | None:
-    return c.replace(attention=Attention.AUTO) if c.attention in (Attention.EAGER, Attention.MATH) else None
+    return (
+        c.replace(attention=Attention.AUTO)
+        if c.attention in (Attention.EAGER, Attention.MATH)
+        else None
+    )
 
 
 def _adapter_bf16(c: TrainConfig) -> TrainConfig | None:
     return (
         c.replace(adapter=c.adapter.replace(dtype="bf16"))
-        if c.adapter is not None and c.adapter.dtype in ("auto", "fp32") and c.precision is not Precision.FP32
+        if c.adapter is not None
+        and c.adapter.dtype in ("auto", "fp32")
+        and c.precision is not Precision.FP32
         else None
     )
 
 
 def _eight_bit(c: TrainConfig) -> TrainConfig | None:
-    return c.replace(optimizer="adamw-8bit") if "8bit" not in c.optimizer and c.adapter is None else None
+    return (
+        c.replace(optimizer="adamw-8bit")
+        if "8bit" not in c.optimizer and c.adapter is None
+        else None
+    )
 
 
 def _fused(c: TrainConfig) -> TrainConfig | None:
-    return c.replace(optimizer="adamw-fused") if c.optimizer in ("adamw", "adamw-foreach", "adamw_torch") else None
+    return (
+        c.replace(optimizer="adamw-fused")
+        if c.optimizer in ("adamw", "adamw-foreach", "adamw_torch")
+        else None
+    )
 
 
 def _lora(c: TrainConfig) -> TrainConfig | None:
@@ -135,14 +172,24 @@ def _lora(c: TrainConfig) -> TrainConfig | None:
 
 
 def _qlora(c: TrainConfig) -> TrainConfig | None:
-    return c.replace(quantization=QuantizationConfig()) if c.adapter is not None and c.quantization is None else None
+    return (
+        c.replace(quantization=QuantizationConfig())
+        if c.adapter is not None and c.quantization is None
+        else None
+    )
 
 
 def _halved(c: TrainConfig) -> TrainConfig | None:
     b = c.micro_batch_size
     return (
-        c.replace(micro_batch_size=b // 2, gradient_accumulation_steps=c.gradient_accumulation_steps * 2)
-        if isinstance(b, int) and b > 1 and not b % 2 and not c.optimizer_in_backward and c.workload.sequences == 1
+        c.replace(
+            micro_batch_size=b // 2, gradient_accumulation_steps=c.gradient_accumulation_steps * 2
+        )
+        if isinstance(b, int)
+        and b > 1
+        and not b % 2
+        and not c.optimizer_in_backward
+        and c.workload.sequences == 1
         else None
     )
 
@@ -177,14 +224,18 @@ def _sharded(c: TrainConfig) -> TrainConfig | None:
 
 CANDIDATES = (
     Candidate("--fsdp", "parameters, gradients and states in shards over the ranks", _sharded),
-    Candidate("--train-mode", "call model.train(): checkpointing is inactive in eval mode", _training_mode),
+    Candidate(
+        "--train-mode", "call model.train(): checkpointing is inactive in eval mode", _training_mode
+    ),
     Candidate("--checkpointing full", "gradient checkpointing", _checkpointing),
     Candidate("--attention auto", "a fused attention kernel instead of stored scores", _flash),
     Candidate("--loss chunked", "chunked loss: never all logits at once", _chunked),
     Candidate("--adapter-dtype bf16", "adapters in bf16", _adapter_bf16),
     Candidate("--optimizer adamw-fused", "fused optimizer: no parameter-sized temporary", _fused),
     Candidate("--optimizer adamw-8bit", "8-bit optimizer states", _eight_bit),
-    Candidate("--optimizer-in-backward", "update in the backward: gradients never all alive", _in_backward),
+    Candidate(
+        "--optimizer-in-backward", "update in the backward: gradients never all alive", _in_backward
+    ),
     Candidate("--double-quant", "double quantization of the constants", _double_quant),
     Candidate("--qlora", "4-bit base weights", _qlora),
     Candidate("--lora", "LoRA instead of full fine-tuning", _lora),
@@ -217,24 +268,45 @@ def _change(e: Estimate, saved: int, candidate: Candidate, changed: TrainConfig)
         policy = _compared(e, changed)[1]
         other = _tokens_per_s(e, changed, policy)
         ratio = other / e.priced_time.tokens_per_s if other is not None else None
-    flag = candidate.flag.format(bs=changed.micro_batch_size, accum=changed.gradient_accumulation_steps)
+    flag = candidate.flag.format(
+        bs=changed.micro_batch_size, accum=changed.gradient_accumulation_steps
+    )
     return Change(flag=flag, meaning=candidate.meaning, saved_bytes=saved, speed_ratio=ratio)
 
 
 def _tokens_per_s(e: Estimate, changed: TrainConfig, policy: Policy) -> float | None:
-    """What another configuration leaves; of a pipeline out of its stages' kernels alone, where neither lengths nor pages have a part in it."""
+    """What another configuration leaves; of a pipeline out of its stages' kernels alone, where
+    neither lengths nor pages have a part in it."""
     from napkinmath.estimate import estimate_of
     from napkinmath.lowering.optimizer import chosen_optimizer
 
     apart = changed.batch.lengths or chosen_optimizer(policy).paged
-    if changed.parallel.pipeline_parallel_size > 1 and e.speed is not None and e.cluster is not None and not apart:
+    if (
+        changed.parallel.pipeline_parallel_size > 1
+        and e.speed is not None
+        and e.cluster is not None
+        and not apart
+    ):
         from napkinmath.timing.collectives import network_on
         from napkinmath.timing.pipeline_time import pipelined_tokens_per_s
         from napkinmath.timing.schedule import Clock
 
-        tokens = Bindings(e.step.symbols)(changed.micro_batch_size * changed.sequence_length) * changed.gradient_accumulation_steps
-        return pipelined_tokens_per_s(e.spec, policy, Clock(e.speed, policy, network_on(e.cluster, changed.parallel)), tokens)
-    other = estimate_of(e.spec, changed, policy, hardware=e.hardware, speed=e.speed, settings=e.settings, cluster=e.cluster).time
+        tokens = (
+            Bindings(e.step.symbols)(changed.micro_batch_size * changed.sequence_length)
+            * changed.gradient_accumulation_steps
+        )
+        return pipelined_tokens_per_s(
+            e.spec, policy, Clock(e.speed, policy, network_on(e.cluster, changed.parallel)), tokens
+        )
+    other = estimate_of(
+        e.spec,
+        changed,
+        policy,
+        hardware=e.hardware,
+        speed=e.speed,
+        settings=e.settings,
+        cluster=e.cluster,
+    ).time
     return None if other is None else other.tokens_per_s
 
 
@@ -247,7 +319,10 @@ def _compared(e: Estimate, changed: TrainConfig) -> tuple[int, Policy]:
     found = e.compared.get(changed)
     if found is None:
         policy = resolve(e.spec, changed, e.hardware)
-        found = e.compared[changed] = (e.peak.nbytes - worst_peak(e.spec, policy, steps=steps_priced(changed)), policy)
+        found = e.compared[changed] = (
+            e.peak.nbytes - worst_peak(e.spec, policy, steps=steps_priced(changed)),
+            policy,
+        )
     return found
 
 
@@ -258,7 +333,17 @@ def findings(e: Estimate) -> tuple[Finding, ...]:
     """What costs memory without being asked for, most expensive first."""
     found = [
         finding
-        for rule in (_too_long, _no_flash, _inactive_checkpointing, _no_bf16, _whole_experts, _wide_adapters, _step_peak, _scores, _logits)
+        for rule in (
+            _too_long,
+            _no_flash,
+            _inactive_checkpointing,
+            _no_bf16,
+            _whole_experts,
+            _wide_adapters,
+            _step_peak,
+            _scores,
+            _logits,
+        )
         if (finding := rule(e)) is not None
     ]
     return tuple(sorted(found, key=lambda f: -f.nbytes))
@@ -268,7 +353,12 @@ def _too_long(e: Estimate) -> Finding | None:
     length, longest = Bindings(e.step.symbols)(e.config.sequence_length), e.spec.longest_sequence
     if not 0 < longest < length:
         return None
-    return Finding(text=f"{e.spec.name} has learned positions for {longest:,} tokens: a sequence of {length:,} fails with an index error")
+    return Finding(
+        text=(
+            f"{e.spec.name} has learned positions for {longest:,} tokens: a sequence of {length:,}"
+            " fails with an index error"
+        )
+    )
 
 
 def _no_flash(e: Estimate) -> Finding | None:
@@ -276,13 +366,27 @@ def _no_flash(e: Estimate) -> Finding | None:
         return None
     policy = e.step.policy
     if policy.attended_dtype(policy.rule.parameters) is FP32:
-        return Finding(text="flash-attn takes fp16 and bf16 alone and q, k, v are fp32, so a run fails; priced with SDPA's kernels")
+        return Finding(
+            text=(
+                "flash-attn takes fp16 and bf16 alone and q, k, v are fp32, so a run fails; priced"
+                " with SDPA's kernels"
+            )
+        )
     if e.hardware is None:
         return None
     gpu = e.hardware.gpu
-    if gpu.vendor != "nvidia" or not gpu.compute_capability or int(gpu.compute_capability.split(".")[0]) >= 8:
+    if (
+        gpu.vendor != "nvidia"
+        or not gpu.compute_capability
+        or int(gpu.compute_capability.split(".")[0]) >= 8
+    ):
         return None
-    return Finding(text=f"flash-attn 2 needs compute capability 8.0 and {gpu.name} has {gpu.compute_capability}: use --attention sdpa")
+    return Finding(
+        text=(
+            f"flash-attn 2 needs compute capability 8.0 and {gpu.name} has"
+            f" {gpu.compute_capability}: use --attention sdpa"
+        )
+    )
 
 
 def _inactive_checkpointing(e: Estimate) -> Finding | None:
@@ -291,7 +395,10 @@ def _inactive_checkpointing(e: Estimate) -> Finding | None:
         return None
     cost = _saved(e, config.replace(training_mode=True))
     return Finding(
-        text=f"checkpointing was requested but the model is in eval mode, so it is inactive: {format_bytes(cost)} more; call model.train()",
+        text=(
+            "checkpointing was requested but the model is in eval mode, so it is inactive:"
+            f" {format_bytes(cost)} more; call model.train()"
+        ),
         nbytes=cost,
     )
 
@@ -301,7 +408,12 @@ def _no_bf16(e: Estimate) -> Finding | None:
         return None
     if (e.step.policy.autocast or e.step.policy.loaded_dtype) is not BF16:
         return None
-    return Finding(text=f"{e.hardware.gpu.name} has no matrix units for bf16, which runs without them or fails: use --precision fp16-amp")
+    return Finding(
+        text=(
+            f"{e.hardware.gpu.name} has no matrix units for bf16, which runs without them or fails:"
+            " use --precision fp16-amp"
+        )
+    )
 
 
 def _whole_experts(e: Estimate) -> Finding | None:
@@ -316,7 +428,10 @@ def _whole_experts(e: Estimate) -> Finding | None:
     if not held:
         return None
     return Finding(
-        text=f"experts are 3-D parameters, which quantization leaves alone (it replaces nn.Linear): they take {format_bytes(held)} in {dtype}",
+        text=(
+            "experts are 3-D parameters, which quantization leaves alone (it replaces nn.Linear):"
+            f" they take {format_bytes(held)} in {dtype}"
+        ),
         nbytes=held,
     )
 
@@ -329,7 +444,10 @@ def _wide_adapters(e: Estimate) -> Finding | None:
     if cost < LEAST_SAVING * e.peak.nbytes:
         return None
     return Finding(
-        text=f"adapters are fp32, so the input of each adapted linear is kept in fp32 too: bf16 adapters save {format_bytes(cost)}",
+        text=(
+            "adapters are fp32, so the input of each adapted linear is kept in fp32 too: bf16"
+            f" adapters save {format_bytes(cost)}"
+        ),
         nbytes=cost,
     )
 
@@ -342,7 +460,11 @@ def _step_peak(e: Estimate) -> Finding | None:
     peaks = list(e.phase_peaks.values())
     cost = peaks[0].nbytes - peaks[1].nbytes
     return Finding(
-        text=f"the optimizer step, not the backward, sets the peak: a fused optimizer saves up to {format_bytes(cost)}", nbytes=cost
+        text=(
+            "the optimizer step, not the backward, sets the peak: a fused optimizer saves up to"
+            f" {format_bytes(cost)}"
+        ),
+        nbytes=cost,
     )
 
 
@@ -353,7 +475,10 @@ def _scores(e: Estimate) -> Finding | None:
     products = {op.name for run in e.step.runs for op in run.block.ops}
     if MATH_PATH_SINGLE in products:
         return Finding(
-            text="a single key/value head is broadcast, which no fused kernel takes, so SDPA falls to the math path and holds b·a·s² scores"
+            text=(
+                "a single key/value head is broadcast, which no fused kernel takes, so SDPA falls"
+                " to the math path and holds b·a·s² scores"
+            )
         )
     if MATH_PATH not in products or policy.sdpa_choice is Attention.MATH:
         return None
@@ -364,7 +489,9 @@ def _scores(e: Estimate) -> Finding | None:
     else:
         text = f"q, k, v are fp32 with grouped heads, so {scores}"
         cost, way = _saved(e, config.replace(precision=Precision.BF16_AUTOCAST)), "autocast"
-    return Finding(text=f"{text}: {way} saves {format_bytes(cost)}" if cost > 0 else text, nbytes=max(cost, 0))
+    return Finding(
+        text=f"{text}: {way} saves {format_bytes(cost)}" if cost > 0 else text, nbytes=max(cost, 0)
+    )
 
 
 def _logits(e: Estimate) -> Finding | None:
@@ -372,7 +499,10 @@ def _logits(e: Estimate) -> Finding | None:
     if held < 0.25 * e.peak.nbytes or e.config.loss is not Loss.HF:
         return None
     return Finding(
-        text=f"logits and their copies are {held / e.peak.nbytes:.0%} of the peak ({format_bytes(held)}): a chunked or fused loss never holds them all",
+        text=(
+            f"logits and their copies are {held / e.peak.nbytes:.0%} of the peak"
+            f" ({format_bytes(held)}): a chunked or fused loss never holds them all"
+        ),
         nbytes=held,
     )
 
@@ -396,7 +526,10 @@ def assumptions(e: Estimate) -> tuple[str, ...]:
     if config.adapter is not None and config.adapter.dtype == "auto":
         sharded = config.parallel.data_parallel.is_fsdp and policy.loaded_rule.autocast is not None
         how = "stored as PEFT makes them, gathered in" if sharded else "in"
-        found.append(f"adapters {how} {policy.adapter_dtype}: what {'FSDP with mixed precision' if sharded else 'PEFT'} does")
+        found.append(
+            f"adapters {how} {policy.adapter_dtype}: what"
+            f" {'FSDP with mixed precision' if sharded else 'PEFT'} does"
+        )
     if not config.batch.lengths and reads_tokens(e.step):
         found.append("every sequence is as long as the context")
     return tuple(found)

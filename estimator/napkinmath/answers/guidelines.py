@@ -1,4 +1,5 @@
-"""Guidelines of the field, each held against the numbers of one configuration on one GPU: where they disagree, the numbers say by how much."""
+"""Guidelines of the field, each held against the numbers of one configuration on one GPU: where
+they disagree, the numbers say by how much."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# A saving of this share of the peak, or a change of speed of this share, is worth following a guideline for.
+# A saving of this share of the peak, or a change of speed of this share, is worth following a
+# guideline for.
 WORTH_MEMORY, WORTH_SPEED = 0.05, 0.03
 # Checkpointing runs the forward twice: 4/3 of the products on paper, about 20% by rule of thumb.
 ON_PAPER, RULE_OF_THUMB = 1 / 3, 0.20
@@ -40,7 +42,8 @@ class Advice(Record):
 
 
 def guidelines(e: Estimate) -> tuple[Advice, ...]:
-    """Every guideline that bears on the configuration, those that disagree first. Needs a GPU with known speeds."""
+    """Every guideline that bears on the configuration, those that disagree first. Needs a GPU with
+    known speeds."""
     if e.hardware is None or e.time is None:
         raise InputError("guidelines compare speeds; add --gpu NAME")
     found: list[Advice] = []
@@ -66,7 +69,11 @@ def _faster(e: Estimate, other: Estimate) -> float:
 
 
 def _percent(share: float) -> str:
-    return "as fast" if abs(share) < 0.005 else f"{abs(share):.0%} {'faster' if share > 0 else 'slower'}"
+    return (
+        "as fast"
+        if abs(share) < 0.005
+        else f"{abs(share):.0%} {'faster' if share > 0 else 'slower'}"
+    )
 
 
 def _memory(nbytes: int, of: int = 0) -> str:
@@ -89,7 +96,10 @@ def bf16(e: Estimate) -> Advice | None:
         return Advice(
             name="bf16",
             field=field,
-            here=f"{gpu.name} has no matrix units for it: fp16 with loss scaling, --precision fp16-amp",
+            here=(
+                f"{gpu.name} has no matrix units for it: fp16 with loss scaling, --precision"
+                " fp16-amp"
+            ),
             agrees=False,
         )
     plain = e.config.replace(precision=Precision.BF16_AUTOCAST)
@@ -98,8 +108,12 @@ def bf16(e: Estimate) -> Advice | None:
     return Advice(
         name="bf16",
         field=field,
-        here=f"against tf32 {_percent(_faster(here, there))}, {_memory(_saved(here, there), there.peak.nbytes)}",
-        agrees=_faster(here, there) > WORTH_SPEED or _saved(here, there) > WORTH_MEMORY * there.peak.nbytes,
+        here=(
+            f"against tf32 {_percent(_faster(here, there))},"
+            f" {_memory(_saved(here, there), there.peak.nbytes)}"
+        ),
+        agrees=_faster(here, there) > WORTH_SPEED
+        or _saved(here, there) > WORTH_MEMORY * there.peak.nbytes,
     )
 
 
@@ -113,7 +127,10 @@ def flash_attention(e: Estimate) -> Advice | None:
     return Advice(
         name="flash attention",
         field="use flash attention",
-        here=f"against stored scores {_percent(faster)}, {_memory(saved, stored.peak.nbytes)} at {e.config.sequence_length} tokens",
+        here=(
+            f"against stored scores {_percent(faster)}, {_memory(saved, stored.peak.nbytes)} at"
+            f" {e.config.sequence_length} tokens"
+        ),
         agrees=saved > WORTH_MEMORY * stored.peak.nbytes or faster > WORTH_SPEED,
     )
 
@@ -125,11 +142,18 @@ def lora(e: Estimate) -> Advice | None:
     adapted = same_but(e, _trainable(e.config, adapter=e.config.adapter or AdapterConfig()))
     full = same_but(e, _trainable(e.config, adapter=None))
     saved, faster = _saved(adapted, full), _faster(adapted, full)
-    why = "what it saves are gradients and optimizer states, activations stay" if saved > 0 else "gradients and states are small already, and the adapters' own activations come on top"  # fmt: skip
+    why = (
+        "what it saves are gradients and optimizer states, activations stay"
+        if saved > 0
+        else "gradients and states are small already, and the adapters' own activations come on top"
+    )
     return Advice(
         name="LoRA",
         field="LoRA takes a fraction of the memory",
-        here=f"against full fine-tuning {_memory(saved, full.peak.nbytes)}, {_percent(faster)}: {why}",
+        here=(
+            f"against full fine-tuning {_memory(saved, full.peak.nbytes)}, {_percent(faster)}:"
+            f" {why}"
+        ),
         agrees=saved > 0.25 * full.peak.nbytes,
     )
 
@@ -142,22 +166,34 @@ def qlora(e: Estimate) -> Advice | None:
     """4-bit weights save memory and cost time for unpacking."""
     if e.config.adapter is None:
         return None
-    packed = same_but(e, e.config.replace(quantization=e.config.quantization or QuantizationConfig()))
+    packed = same_but(
+        e, e.config.replace(quantization=e.config.quantization or QuantizationConfig())
+    )
     dense = same_but(e, e.config.replace(quantization=None))
     saved, faster = _saved(packed, dense), _faster(packed, dense)
     return Advice(
         name="QLoRA",
         field="4-bit weights save most of the memory",
-        here=f"against 16-bit weights {_memory(saved, dense.peak.nbytes)}, {_percent(faster)}{'' if saved >= 0 else ': what is not packed, k-bit preparation makes fp32'}",
+        here=(
+            f"against 16-bit weights {_memory(saved, dense.peak.nbytes)},"
+            f" {_percent(faster)}{'' if saved >= 0 else ': what is not packed, k-bit preparation makes fp32'}"
+        ),
         agrees=saved > 0.3 * dense.peak.nbytes,
     )
 
 
 def checkpointing(e: Estimate) -> Advice | None:
-    """Checkpointing: a third more on paper, a fifth by rule of thumb; here what the clock says, and the memory it is for."""
-    plain = e.config.replace(recompute=RecomputeConfig(), offload=e.config.offload.replace(checkpoints=False))
+    """Checkpointing: a third more on paper, a fifth by rule of thumb; here what the clock says, and
+    the memory it is for."""
+    plain = e.config.replace(
+        recompute=RecomputeConfig(), offload=e.config.offload.replace(checkpoints=False)
+    )
     checked = e.config.replace(
-        recompute=e.config.recompute if e.config.recompute.kind is not RecomputeKind.NONE else RecomputeConfig(kind=RecomputeKind.FULL)
+        recompute=(
+            e.config.recompute
+            if e.config.recompute.kind is not RecomputeKind.NONE
+            else RecomputeConfig(kind=RecomputeKind.FULL)
+        )
     )
     on, off = same_but(e, checked), same_but(e, plain)
     slower, saved = _faster(off, on), _saved(on, off)
@@ -165,7 +201,10 @@ def checkpointing(e: Estimate) -> Advice | None:
     near = RULE_OF_THUMB - 0.05 <= slower <= ON_PAPER + 0.05
     note = "" if worth else "; it saves too little to be worth it here"
     if worth and slower > ON_PAPER + 0.05 and e.config.adapter is not None:
-        note = "; frozen weights have no gradient, so the forward that runs again is half of the products, not a third"
+        note = (
+            "; frozen weights have no gradient, so the forward that runs again is half of the"
+            " products, not a third"
+        )
     return Advice(
         name="checkpointing",
         field=f"costs {ON_PAPER:.0%} on paper, about {RULE_OF_THUMB:.0%} by rule of thumb",
@@ -185,7 +224,10 @@ def packing(e: Estimate) -> Advice | None:
     return Advice(
         name="packing",
         field="pack short sequences",
-        here=f"{share:.0%} of what a batch of {batch} computes is padding: packed, the same data take {share:.0%} fewer tokens",
+        here=(
+            f"{share:.0%} of what a batch of {batch} computes is padding: packed, the same data"
+            f" take {share:.0%} fewer tokens"
+        ),
         agrees=share > WORTH_SPEED,
     )
 
@@ -203,27 +245,40 @@ def eight_bit(e: Estimate) -> Advice | None:
     return Advice(
         name="8-bit optimizer",
         field="8-bit optimizers save three quarters of the states",
-        here=f"the states are {format_bytes(states)} of {format_bytes(large.peak.nbytes)}{share}: {_memory(saved)} at the peak, {_percent(_faster(small, large))}",
+        here=(
+            f"the states are {format_bytes(states)} of {format_bytes(large.peak.nbytes)}{share}:"
+            f" {_memory(saved)} at the peak, {_percent(_faster(small, large))}"
+        ),
         agrees=saved > WORTH_MEMORY * large.peak.nbytes,
     )
 
 
 def accumulation(e: Estimate) -> Advice | None:
-    """Accumulation is for batches that do not fit: where twice the micro-batch fits, half the micro-steps are faster."""
+    """Accumulation is for batches that do not fit: where twice the micro-batch fits, half the
+    micro-steps are faster."""
     count, batch = e.config.gradient_accumulation_steps, e.config.micro_batch_size
     if count < 2 or count % 2 or not isinstance(batch, int):
         return None
-    larger = same_but(e, e.config.replace(micro_batch_size=2 * batch, gradient_accumulation_steps=count // 2))
+    larger = same_but(
+        e, e.config.replace(micro_batch_size=2 * batch, gradient_accumulation_steps=count // 2)
+    )
     fits = larger.verdict is Verdict.FITS
     faster = _faster(larger, e)
-    said = f"--bs {2 * batch} --grad-accum {count // 2} {'fits and is ' + _percent(faster) if fits else 'does not surely fit'}"
+    said = (
+        f"--bs {2 * batch} --grad-accum {count // 2}"
+        f" {'fits and is ' + _percent(faster) if fits else 'does not surely fit'}"
+    )
     return Advice(
-        name="gradient accumulation", field="accumulate where the batch does not fit", here=said, agrees=not fits or faster < WORTH_SPEED
+        name="gradient accumulation",
+        field="accumulate where the batch does not fit",
+        here=said,
+        agrees=not fits or faster < WORTH_SPEED,
     )
 
 
 def bound(e: Estimate) -> Advice | None:
-    """Training is bound by compute; small batches, quantized weights and optimizers are bound by bandwidth or by launches."""
+    """Training is bound by compute; small batches, quantized weights and optimizers are bound by
+    bandwidth or by launches."""
     assert e.time is not None and e.hardware is not None
     shares = {name: e.time.share(name) for name in (COMPUTE, BANDWIDTH, LAUNCH)}
     name = max(shares, key=lambda key: shares[key])
@@ -235,27 +290,45 @@ def bound(e: Estimate) -> Advice | None:
     return Advice(
         name="bound",
         field="training is bound by compute",
-        here=f"{', '.join(f'{share:.0%} {key}' for key, share in shares.items() if share >= 0.005)} on {e.hardware.gpu.name}: {rent[name]}",
+        here=(
+            f"{', '.join(f'{share:.0%} {key}' for key, share in shares.items() if share >= 0.005)}"
+            f" on {e.hardware.gpu.name}: {rent[name]}"
+        ),
         agrees=name == COMPUTE,
     )
 
 
 def several_gpus(e: Estimate) -> Advice | None:
-    """On several GPUs first bf16, LoRA, checkpointing and ZeRO-3: that recipe on the same GPUs, beside what is run."""
+    """On several GPUs first bf16, LoRA, checkpointing and ZeRO-3: that recipe on the same GPUs,
+    beside what is run."""
     parallel = e.config.parallel
     if e.cluster is None or parallel.world_size < 2:
         return None
-    sharded = ParallelConfig(data_parallel=DataParallel.ZERO3, data_parallel_size=parallel.world_size)
+    sharded = ParallelConfig(
+        data_parallel=DataParallel.ZERO3, data_parallel_size=parallel.world_size
+    )
     recipe = e.config.replace(
-        precision=Precision.BF16_AUTOCAST, adapter=e.config.adapter or AdapterConfig(), quantization=None, recompute=RecomputeConfig(kind=RecomputeKind.FULL), parallel=sharded, frozen=()
-    )  # fmt: skip
+        precision=Precision.BF16_AUTOCAST,
+        adapter=e.config.adapter or AdapterConfig(),
+        quantization=None,
+        recompute=RecomputeConfig(kind=RecomputeKind.FULL),
+        parallel=sharded,
+        frozen=(),
+    )
     first = same_but(e, recipe)
     speed, saved = _faster(first, e), _saved(first, e)
-    agrees = first.verdict is Verdict.FITS and (speed > -WORTH_SPEED or e.verdict is not Verdict.FITS)
+    agrees = first.verdict is Verdict.FITS and (
+        speed > -WORTH_SPEED or e.verdict is not Verdict.FITS
+    )
     return Advice(
         name="several GPUs",
         field="first bf16, LoRA, checkpointing and ZeRO-3",
-        here=f"--lora --checkpointing full --zero 3 {'fits' if first.verdict is Verdict.FITS else 'does not surely fit'} and is {_percent(speed)}{' than' if abs(speed) >= 0.005 else ' as'} this, {_memory(saved, e.peak.nbytes)} a GPU",
+        here=(
+            "--lora --checkpointing full --zero 3"
+            f" {'fits' if first.verdict is Verdict.FITS else 'does not surely fit'} and is"
+            f" {_percent(speed)}{' than' if abs(speed) >= 0.005 else ' as'} this,"
+            f" {_memory(saved, e.peak.nbytes)} a GPU"
+        ),
         agrees=agrees,
     )
 

@@ -1,9 +1,12 @@
-"""Host memory of one machine: what its ranks read the checkpoint into, what they keep there while training, what is on NVMe.
+"""Host memory of one machine: what its ranks read the checkpoint into, what they keep there while
+training, what is on NVMe.
 
-Sources: transformers 5.23 modeling_utils.py from_pretrained (a model in CPU memory, in every process), integrations/fsdp.py
-is_fsdp_enabled with is_local_dist_rank_0 (one process a machine reads, the others hold meta tensors); accelerate 1.14
-utils/fsdp_utils.py fsdp2_prepare_model (what is trained becomes fp32 before it is sharded); transformers integrations/deepspeed.py
-(under stage 3 a model is made in partitions, and one rank's state dict is scattered); deepspeed runtime/zero/offload_config.py.
+Sources: transformers 5.23 modeling_utils.py from_pretrained (a model in CPU memory, in every
+process), integrations/fsdp.py is_fsdp_enabled with is_local_dist_rank_0 (one process a machine
+reads, the others hold meta tensors); accelerate 1.14 utils/fsdp_utils.py fsdp2_prepare_model (what
+is trained becomes fp32 before it is sharded); transformers integrations/deepspeed.py (under stage 3
+a model is made in partitions, and one rank's state dict is scattered); deepspeed
+runtime/zero/offload_config.py.
 """
 
 from __future__ import annotations
@@ -22,7 +25,8 @@ CHECKPOINT_BITS = 16  # as most checkpoints are stored
 
 
 class HostMemory(Record):
-    """Bytes of one machine: `ranks` processes, at loading and while training; `nvme` on its disks; `capacity` 0 where not known."""
+    """Bytes of one machine: `ranks` processes, at loading and while training; `nvme` on its disks;
+    `capacity` 0 where not known."""
 
     ranks: int
     loading: int
@@ -47,22 +51,35 @@ def host_memory(e: Estimate) -> HostMemory:
     """Host memory of a machine for a step on many GPUs."""
     parallel, cluster = e.config.parallel, e.cluster
     ranks = cluster.gpus_per_node if cluster is not None else min(parallel.world_size, ASSUMED_NODE)
-    readers = 1 if parallel.broadcast_loading or parallel.data_parallel is DataParallel.ZERO3 else ranks
+    readers = (
+        1 if parallel.broadcast_loading or parallel.data_parallel is DataParallel.ZERO3 else ranks
+    )
     nvme = nvme_bytes(e)
     return HostMemory(
-        ranks=ranks, loading=readers * model_bytes(e), loading_by=readers, training=max(ranks * e.host_bytes - ranks * nvme, 0), nvme=ranks * nvme, capacity=cluster.host_bytes if cluster is not None else 0
-    )  # fmt: skip
+        ranks=ranks,
+        loading=readers * model_bytes(e),
+        loading_by=readers,
+        training=max(ranks * e.host_bytes - ranks * nvme, 0),
+        nvme=ranks * nvme,
+        capacity=cluster.host_bytes if cluster is not None else 0,
+    )
 
 
 def model_bytes(e: Estimate) -> int:
-    """What one process holds of the model before it is on the device: in the type of loading, or in fp32 what FSDP will train."""
+    """What one process holds of the model before it is on the device: in the type of loading, or in
+    fp32 what FSDP will train."""
     policy, total = e.step.policy, 0
     top = Bindings(e.step.symbols)
     for run in e.step.runs:
         bind = top.extended(dict(run.stage.symbols))
         for weight in run.block.weights:
             if not weight.tied_to and weight.kind != "adapter":
-                total += run.count * bind(weight.elements) * _loaded_bits(weight, policy.config.parallel.data_parallel.is_fsdp, e) // 8
+                total += (
+                    run.count
+                    * bind(weight.elements)
+                    * _loaded_bits(weight, policy.config.parallel.data_parallel.is_fsdp, e)
+                    // 8
+                )
     return total
 
 
@@ -81,12 +98,24 @@ def nvme_bytes(e: Estimate) -> int:
         return 0
     from napkinmath.ir.ledger import Role
 
-    roles = {"optimizer": (Role.OPTIMIZER, Role.MASTER, Role.GRADIENTS), "parameters": (Role.WEIGHTS, Role.QUANTIZATION, Role.ADAPTERS)}
+    roles = {
+        "optimizer": (Role.OPTIMIZER, Role.MASTER, Role.GRADIENTS),
+        "parameters": (Role.WEIGHTS, Role.QUANTIZATION, Role.ADAPTERS),
+    }
     chosen = {role for name in wanted for role in roles[name]}
     end = len(e.timeline.segments) - 1
     from napkinmath.ir.timeline import Point
 
     counts = e.timeline.live_counts(
-        Point(segment=end, repetition=e.timeline.segments[end].repeat - 1, event=len(e.timeline.segments[end].events), nbytes=0)
+        Point(
+            segment=end,
+            repetition=e.timeline.segments[end].repeat - 1,
+            event=len(e.timeline.segments[end].events),
+            nbytes=0,
+        )
     )
-    return sum(t.host_bytes * n for t, n in zip(e.timeline.tensors, counts, strict=True) if n > 0 and t.role in chosen)
+    return sum(
+        t.host_bytes * n
+        for t, n in zip(e.timeline.tensors, counts, strict=True)
+        if n > 0 and t.role in chosen
+    )

@@ -1,8 +1,10 @@
-"""Ranges around the figures: the span in which nine of ten measurements that nobody fitted are expected.
+"""Ranges around the figures: the span in which nine of ten measurements that nobody fitted are
+expected.
 
-Allocated bytes follow from the operations, and err by a few per cent. What is reserved beyond them depends on the order in which blocks
-of many sizes come and go, so its doubt is a share of the allocator's cache and of the largest logits, which leave the largest
-holes. What had to be assumed widens all of it. `benchmarks/held_out_ranges.py` prints the quantiles that the constants come from.
+Allocated bytes follow from the operations, and err by a few per cent. What is reserved beyond them
+depends on the order in which blocks of many sizes come and go, so its doubt is a share of the
+allocator's cache and of the largest logits, which leave the largest holes. What had to be assumed
+widens all of it. `benchmarks/held_out_ranges.py` prints the quantiles that the constants come from.
 """
 
 from __future__ import annotations
@@ -21,64 +23,96 @@ if TYPE_CHECKING:
 
 
 class Spread(Record):
-    """How far measurements lie from a figure: shares of the figure itself, of the cache below it, and of cache and logits above it."""
+    """How far measurements lie from a figure: shares of the figure itself, of the cache below it,
+    and of cache and logits above it."""
 
     base: float
     cache_below: float = 0.0
     cache_above: float = 0.0
 
 
-# From held_out_ranges.py, "all sources". Of allocated the 95th percentile over sources of equal weight, rounded up; of reserved and device
-# figures the narrowest spans that hold nine of ten in every source of at least ten, and on average over sources; above, 0.3 would do for that,
-# but memory that was not expected ends a run.
+# From held_out_ranges.py, "all sources". Of allocated the 95th percentile over sources of equal
+# weight, rounded up; of reserved and device figures the narrowest spans that hold nine of ten in
+# every source of at least ten, and on average over sources; above, 0.3 would do for that, but
+# memory that was not expected ends a run.
 ALLOCATED = Spread(base=0.025)
 RESERVED = Spread(base=0.025, cache_below=0.3, cache_above=0.5)
-# Lengths that change from batch to batch: one source (ms-swift), whose 10th and 90th percentile these are, around the mean over orders.
+# Lengths that change from batch to batch: one source (ms-swift), whose 10th and 90th percentile
+# these are, around the mean over orders.
 RESERVED_BY_LENGTHS = Spread(base=0.05, cache_below=0.4, cache_above=0.65)
-# Seconds of a step: the 90th percentile either way is 0.10 and 0.11 over four sources, which is few, so a little more; where the host is the
-# slower side the CPU, which no table names, makes up to 40% of the difference (13 to 35 us a kernel, napkinmath.timing.efficiency).
+# Seconds of a step: the 90th percentile either way is 0.10 and 0.11 over four sources, which is
+# few, so a little more; where the host is the slower side the CPU, which no table names, makes up
+# to 40% of the difference (13 to 35 us a kernel, napkinmath.timing.efficiency).
 _SECONDS_BELOW, _SECONDS_ABOVE, _HOST_SHARE = 0.13, 0.16, 0.4
-# What a doubt adds (below, above), as a share of the figure. Of the first four the tables tell: stack is the blind mode's 90th percentile of
-# allocated where no tool is named; sequence torchtune's tutorials; weights whether full training keeps fp32 beside 16 bits (2.2 times
-# the bytes: QwenLM/Qwen, DeepSpeed). The others are reasoned: a wrong unit is 1.074, checkpointing unstated leaves a half or less.
+# What a doubt adds (below, above), as a share of the figure. Of the first four the tables tell:
+# stack is the blind mode's 90th percentile of allocated where no tool is named; sequence
+# torchtune's tutorials; weights whether full training keeps fp32 beside 16 bits (2.2 times the
+# bytes: QwenLM/Qwen, DeepSpeed). The others are reasoned: a wrong unit is 1.074, checkpointing
+# unstated leaves a half or less.
 DOUBTS: dict[str, tuple[float, float]] = {
-    "stack": (0.07, 0.07), "gpu": (0.03, 0.02), "sequence": (0.03, 0.08), "weights": (0.05, 1.2), "unit": (0.07, 0.0), "checkpointing": (0.5, 0.05), "rank": (0.02, 0.02), "targets": (0.05, 0.05),
-    "method": (0.10, 0.13), "model": (0.15, 0.15), "optimizer": (0.03, 0.03), "unknown optimizer": (0.25, 0.1), "offload": (0.3, 0.5), "attention": (0.05, 0.05),
-}  # fmt: skip
+    "stack": (0.07, 0.07),
+    "gpu": (0.03, 0.02),
+    "sequence": (0.03, 0.08),
+    "weights": (0.05, 1.2),
+    "unit": (0.07, 0.0),
+    "checkpointing": (0.5, 0.05),
+    "rank": (0.02, 0.02),
+    "targets": (0.05, 0.05),
+    "method": (0.10, 0.13),
+    "model": (0.15, 0.15),
+    "optimizer": (0.03, 0.03),
+    "unknown optimizer": (0.25, 0.1),
+    "offload": (0.3, 0.5),
+    "attention": (0.05, 0.05),
+}
 
 
 def memory_ranges(e: Estimate, doubts: Iterable[str] = ()) -> Memory:
-    """Requested, allocated, reserved and device peaks, each with its span; `doubts` name what was assumed (keys of DOUBTS)."""
+    """Requested, allocated, reserved and device peaks, each with its span; `doubts` name what was
+    assumed (keys of DOUBTS)."""
     books = within_device(e)
     context = e.hardware.context_bytes if e.hardware is not None else 0
     below, above = doubt(doubts)
     allocated = books.peak_allocated
     several = len(e.replays) > 1
-    reserved = reserved_range(books, largest_logits(e), RESERVED_BY_LENGTHS if several else RESERVED, below, above)
+    reserved = reserved_range(
+        books, largest_logits(e), RESERVED_BY_LENGTHS if several else RESERVED, below, above
+    )
     if several:
         reserved = over_orders(e, reserved, allocated)
     shown = reserved if several else lasting_range(e, books, reserved, below, above)
     device = Range(low=shown.low + context, value=shown.value + context, high=shown.high + context)
     return Memory(
         requested=e.peak.nbytes,
-        allocated=Range(low=allocated * (1 - ALLOCATED.base - below), value=allocated, high=allocated * (1 + ALLOCATED.base + above)),
+        allocated=Range(
+            low=allocated * (1 - ALLOCATED.base - below),
+            value=allocated,
+            high=allocated * (1 + ALLOCATED.base + above),
+        ),
         reserved=reserved,
         device=device,
     )
 
 
 def reserved_range(books: Replay, logits: int, spread: Spread, below: float, above: float) -> Range:
-    """The span of reserved bytes: the cache that was predicted may be half there, or grow by as much as logits leave behind."""
+    """The span of reserved bytes: the cache that was predicted may be half there, or grow by as
+    much as logits leave behind."""
     value = books.peak_reserved
     cache = value - books.peak_allocated
     low = value * (1 - spread.base - below) - spread.cache_below * cache
-    return Range(low=max(low, 0.0), value=value, high=value * (1 + spread.base + above) + spread.cache_above * (cache + logits))
+    return Range(
+        low=max(low, 0.0),
+        value=value,
+        high=value * (1 + spread.base + above) + spread.cache_above * (cache + logits),
+    )
 
 
 def lasting_range(e: Estimate, books: Replay, reserved: Range, below: float, above: float) -> Range:
-    """What nvidia-smi shows when polled: a device that fills up makes the allocator return its cache, and the height before that is over in a moment.
+    """What nvidia-smi shows when polled: a device that fills up makes the allocator return its
+    cache, and the height before that is over in a moment.
 
-    What lasts is held at the end of the steady step. The moment itself may still be caught, so the span reaches up to it.
+    What lasts is held at the end of the steady step. The moment itself may still be caught, so the
+    span reaches up to it.
     """
     if not books.num_retries:
         return reserved
@@ -88,7 +122,8 @@ def lasting_range(e: Estimate, books: Replay, reserved: Range, below: float, abo
 
 
 def doubt(doubts: Iterable[str]) -> tuple[float, float]:
-    """(below, above) of several independent doubts: the root of the sum of squares; an unknown one counts nothing."""
+    """(below, above) of several independent doubts: the root of the sum of squares; an unknown one
+    counts nothing."""
     known = [DOUBTS[name] for name in doubts if name in DOUBTS]
     return sum(low * low for low, _ in known) ** 0.5, sum(high * high for _, high in known) ** 0.5
 
@@ -99,20 +134,27 @@ def largest_logits(e: Estimate) -> int:
 
 
 def over_orders(e: Estimate, span: Range, allocated: int) -> Range:
-    """The mean over the orders of lengths that were replayed, as far as the device lets them, and the span widened to all of them.
+    """The mean over the orders of lengths that were replayed, as far as the device lets them, and
+    the span widened to all of them.
 
-    Orders round what they allocate differently; the mean is never below what the one shown has `allocated`.
+    Orders round what they allocate differently; the mean is never below what the one shown has
+    `allocated`.
     """
     found = within_orders(e)
     value = max(sum(found) / len(found), allocated)
     shift = value - span.value
-    return Range(low=min(span.low + shift, found[0]), value=value, high=max(span.high + shift, found[-1]))
+    return Range(
+        low=min(span.low + shift, found[0]), value=value, high=max(span.high + shift, found[-1])
+    )
 
 
 def within_orders(e: Estimate) -> list[int]:
     """What each order of lengths reserved, least first; a full device gives no more than it has."""
     ceiling = e.hardware.usable_bytes if e.hardware is not None else None
-    return [r.peak_reserved if ceiling is None else min(r.peak_reserved, max(ceiling, r.peak_allocated)) for r in e.replays]
+    return [
+        r.peak_reserved if ceiling is None else min(r.peak_reserved, max(ceiling, r.peak_allocated))
+        for r in e.replays
+    ]
 
 
 def seconds_range(e: Estimate, doubts: Iterable[str] = ()) -> Range | None:
@@ -123,7 +165,9 @@ def seconds_range(e: Estimate, doubts: Iterable[str] = ()) -> Range | None:
     value, waiting = found.seconds, _HOST_SHARE * found.share("launch")
     below, above = doubt(name for name in doubts if name in ("stack", "attention", "targets"))
     return Range(
-        low=value * max(0.1, 1 - _SECONDS_BELOW - below - waiting), value=value, high=value * (1 + _SECONDS_ABOVE + above + waiting)
+        low=value * max(0.1, 1 - _SECONDS_BELOW - below - waiting),
+        value=value,
+        high=value * (1 + _SECONDS_ABOVE + above + waiting),
     )
 
 
@@ -133,14 +177,20 @@ def tokens_range(e: Estimate, doubts: Iterable[str] = ()) -> Range | None:
     return (
         None
         if seconds is None or found is None
-        else Range(low=found.tokens / seconds.high, value=found.tokens / seconds.value, high=found.tokens / seconds.low)
+        else Range(
+            low=found.tokens / seconds.high,
+            value=found.tokens / seconds.value,
+            high=found.tokens / seconds.low,
+        )
     )
 
 
 def within_device(e: Estimate) -> Replay:
-    """The replay under what the device offers, where the free-running one would reserve more and the step goes through all the same.
+    """The replay under what the device offers, where the free-running one would reserve more and
+    the step goes through all the same.
 
-    A full device makes the allocator return its cached segments and try again, so that reservation never shows more than there is.
+    A full device makes the allocator return its cached segments and try again, so that reservation
+    never shows more than there is.
     """
     free = e.replay
     if e.hardware is None or free.peak_reserved <= e.hardware.usable_bytes or free.out_of_memory:

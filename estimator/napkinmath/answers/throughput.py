@@ -1,4 +1,5 @@
-"""Throughput: what a step's time means for all GPUs: tokens a second, waiting, GPU-hours, energy and money per billion tokens."""
+"""Throughput: what a step's time means for all GPUs: tokens a second, waiting, GPU-hours, energy
+and money per billion tokens."""
 
 from __future__ import annotations
 
@@ -9,8 +10,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.estimate import Estimate
 
-# A server draws this much for each watt of its GPUs: DGX A100 6.5 kW for 8 x 400 W and DGX H100 10.2 kW for 8 x 700 W at most (their user
-# guides); cooling and power distribution of the building are not counted.
+# A server draws this much for each watt of its GPUs: DGX A100 6.5 kW for 8 x 400 W and DGX H100
+# 10.2 kW for 8 x 700 W at most (their user guides); cooling and power distribution of the building
+# are not counted.
 _SERVER_PER_GPU_WATT = 1.9
 
 
@@ -24,7 +26,8 @@ class Throughput(Record):
     mfu: float
     hfu: float
     communication_share: float
-    """What the step would be shorter by without communication: waiting, and what kernels lose beside it."""
+    """What the step would be shorter by without communication: waiting, and what kernels lose
+    beside it."""
     bubble_share: float
     """Pipeline stages waiting for each other."""
     host_copy_share: float
@@ -47,13 +50,17 @@ class Throughput(Record):
 
     @property
     def kwh_per_billion(self) -> float:
-        """Electricity of the servers for 10^9 tokens, with GPUs at their rated power: an upper estimate."""
+        """Electricity of the servers for 10^9 tokens, with GPUs at their rated power: an upper
+        estimate."""
         return self.gpu_hours_per_billion * self.gpu_watts * _SERVER_PER_GPU_WATT / 1000
 
     def price_per_billion(self, price_per_gpu_hour: float) -> float:
         """Money for 10^9 tokens, in the currency of the price of one GPU for one hour."""
         if not 0 <= price_per_gpu_hour < 1e6:
-            raise InputError(f"price {shown(price_per_gpu_hour)} is not a price of one GPU for one hour; give e.g. 2.50")
+            raise InputError(
+                f"price {shown(price_per_gpu_hour)} is not a price of one GPU for one hour; give"
+                " e.g. 2.50"
+            )
         return self.gpu_hours_per_billion * price_per_gpu_hour
 
 
@@ -69,7 +76,14 @@ def throughput(e: Estimate) -> Throughput | None:
         return None
     parallel = e.config.parallel
     return Throughput(
-        gpus=parallel.world_size, seconds=time.seconds, tokens=time.tokens * parallel.data_parallel_size, mfu=time.mfu, hfu=time.hfu,
-        communication_share=time.share("communication"), bubble_share=time.bubble_s / time.seconds, host_copy_share=time.share("host link"),
-        launch_share=time.share("launch"), gpu_watts=e.hardware.gpu.tdp_w,
-    )  # fmt: skip
+        gpus=parallel.world_size,
+        seconds=time.seconds,
+        tokens=time.tokens * parallel.data_parallel_size,
+        mfu=time.mfu,
+        hfu=time.hfu,
+        communication_share=time.share("communication"),
+        bubble_share=time.bubble_s / time.seconds,
+        host_copy_share=time.share("host link"),
+        launch_share=time.share("launch"),
+        gpu_watts=e.hardware.gpu.tdp_w,
+    )

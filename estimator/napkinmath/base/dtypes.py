@@ -7,7 +7,8 @@ from napkinmath.base.record import Record
 
 
 class DType(Record):
-    """A storage type of `bits` bits per element; `floating` says whether autograd differentiates through it."""
+    """A storage type of `bits` bits per element; `floating` says whether autograd differentiates
+    through it."""
 
     name: str
     bits: int
@@ -37,7 +38,10 @@ UINT8 = DType(name="uint8", bits=8, floating=False)
 BOOL = DType(name="bool", bits=8, floating=False)
 INT4 = DType(name="int4", bits=4, floating=False)
 
-DTYPES = {d.name: d for d in (FP64, FP32, BF16, FP16, FP8_E4M3, FP8_E5M2, INT64, INT32, INT8, UINT8, BOOL, INT4)}
+DTYPES = {
+    d.name: d
+    for d in (FP64, FP32, BF16, FP16, FP8_E4M3, FP8_E5M2, INT64, INT32, INT8, UINT8, BOOL, INT4)
+}
 _ALIASES = {
     "float32": "fp32",
     "float": "fp32",

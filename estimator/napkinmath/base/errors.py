@@ -1,4 +1,5 @@
-"""Errors a user can cause, each one line that quotes the input, names the rule broken and says the way out.
+"""Errors a user can cause, each one line that quotes the input, names the rule broken and says the
+way out.
 
 NapkinError            base; library code raises, only the command line prints
 ├── InputError         bad input (exit code 2)

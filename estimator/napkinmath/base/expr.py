@@ -1,7 +1,10 @@
-"""Symbolic sizes: one declaration gives the number, the formula shown to the user, and the vectorised sweep.
+"""Symbolic sizes: one declaration gives the number, the formula shown to the user, and the
+vectorised sweep.
 
-An `Expr` is an immutable, interned tree over named symbols: equal trees are one object, so that equality is identity. Bind the symbols to ints for the estimate, to numpy integer
-arrays for a sweep; `str()` gives the formula. Letters follow Korthikanti et al. (arXiv 2205.05198); see `SYMBOLS`.
+An `Expr` is an immutable, interned tree over named symbols: equal trees are one object, so that
+equality is identity. Bind the symbols to ints for the estimate, to numpy integer arrays for a
+sweep; `str()` gives the formula. Letters follow Korthikanti et al. (arXiv 2205.05198); see
+`SYMBOLS`.
 """
 
 from __future__ import annotations
@@ -16,17 +19,33 @@ else:
     Size = object  # named in annotations only
 
 SYMBOLS = {
-    "b": "micro-batch size", "s": "sequence length", "h": "hidden size", "a": "attention heads", "k": "key/value heads", "dh": "head size",
-    "f": "feed-forward width", "v": "vocabulary size", "L": "layers", "e": "experts", "topk": "experts a token visits", "r": "LoRA rank",
-    "fe": "expert width", "fs": "shared expert width", "w": "attention window", "st": "target length", "t": "tensor-parallel degree", "d": "data-parallel degree",
-}  # fmt: skip
+    "b": "micro-batch size",
+    "s": "sequence length",
+    "h": "hidden size",
+    "a": "attention heads",
+    "k": "key/value heads",
+    "dh": "head size",
+    "f": "feed-forward width",
+    "v": "vocabulary size",
+    "L": "layers",
+    "e": "experts",
+    "topk": "experts a token visits",
+    "r": "LoRA rank",
+    "fe": "expert width",
+    "fs": "shared expert width",
+    "w": "attention window",
+    "st": "target length",
+    "t": "tensor-parallel degree",
+    "d": "data-parallel degree",
+}
 
 _interned: dict[tuple[Any, ...], Expr] = {}
 _products: dict[tuple[Size, ...], Size] = {}
 
 
 class Expr:
-    """A size as a tree: a symbol, or an operator over Exprs and ints. Interned, so equal trees are one object."""
+    """A size as a tree: a symbol, or an operator over Exprs and ints. Interned, so equal trees are
+    one object."""
 
     __slots__ = ("args", "op")
     op: str
@@ -115,18 +134,26 @@ def product(axes: tuple[Size, ...]) -> Size:
 
 
 class Bindings:
-    """Values of symbols (ints, or numpy integer arrays that broadcast together), with every evaluated subtree remembered."""
+    """Values of symbols (ints, or numpy integer arrays that broadcast together), with every
+    evaluated subtree remembered."""
 
     __slots__ = ("_memo", "derived", "values")
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self.values = dict(values)
-        self.derived: dict[Any, Any] = {}  # what others compute from these bindings and want to remember
+        self.derived: dict[
+            Any, Any
+        ] = {}  # what others compute from these bindings and want to remember
         self._memo: dict[Expr, Any] = {}
 
     def extended(self, values: Mapping[str, Any]) -> Bindings:
-        """The same bindings with some symbols bound otherwise: a vision tower's own hidden size, or an expression in the symbols as they are."""
-        return Bindings({**self.values, **{name: self(value) for name, value in values.items()}}) if values else self
+        """The same bindings with some symbols bound otherwise: a vision tower's own hidden size, or
+        an expression in the symbols as they are."""
+        return (
+            Bindings({**self.values, **{name: self(value) for name, value in values.items()}})
+            if values
+            else self
+        )
 
     def __call__(self, expr: Size) -> Any:
         """The value of an expression; raises KeyError naming a symbol without a value."""
@@ -162,7 +189,8 @@ class Bindings:
         return _extreme(op, x, y)
 
     def _add_up(self, expr: Size) -> None:
-        """Remembers the partial sums of a long sum from its first term on: bytes of a thousand experts are deeper than Python recurses."""
+        """Remembers the partial sums of a long sum from its first term on: bytes of a thousand
+        experts are deeper than Python recurses."""
         memo = self._memo
         waiting: list[Expr] = []
         while isinstance(expr, Expr) and expr.op == "+" and expr not in memo:
@@ -192,7 +220,8 @@ _PRECEDENCE = {"+": 1, "-": 1, "*": 2, "//": 2}
 
 
 def render(expr: Size, values: Mapping[str, Any] | None = None) -> str:
-    """The formula as text, with symbols, or with their values when given: 'b·s·f' or '4·2048·11008'."""
+    """The formula as text, with symbols, or with their values when given: 'b·s·f' or
+    '4·2048·11008'."""
     return _render(expr, values, 0)
 
 

@@ -1,6 +1,8 @@
-"""JSON without `import json`, whose modules bring `re` along: 10 of the 80 ms that the cold command takes.
+"""JSON without `import json`, whose modules bring `re` along: 10 of the 80 ms that the cold command
+takes.
 
-CPython's own accelerators do the work, as they do for `json` itself; where another interpreter has none, `json` does.
+CPython's own accelerators do the work, as they do for `json` itself; where another interpreter has
+none, `json` does.
 """
 
 from __future__ import annotations
@@ -42,14 +44,17 @@ def loads(text: str) -> Any:
 
 
 def dumps(value: object) -> str:
-    """The value as ASCII JSON, as json.dumps(value, allow_nan=False) writes it; TypeError or ValueError where it cannot."""
+    """The value as ASCII JSON, as json.dumps(value, allow_nan=False) writes it; TypeError or
+    ValueError where it cannot."""
     try:
         from _json import encode_basestring_ascii, make_encoder
     except ImportError:
         import json
 
         return json.dumps(value, allow_nan=False)
-    encoder = make_encoder({}, _refuse, encode_basestring_ascii, None, *SEPARATORS, False, False, False)
+    encoder = make_encoder(
+        {}, _refuse, encode_basestring_ascii, None, *SEPARATORS, False, False, False
+    )
     return "".join(encoder(value, 0))
 
 

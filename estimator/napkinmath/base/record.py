@@ -1,7 +1,8 @@
-"""Record: a frozen, slotted, keyword-only base class with the semantics of a dataclass and none of its start-up cost.
+"""Record: a frozen, slotted, keyword-only base class with the semantics of a dataclass and none of
+its start-up cost.
 
-`import dataclasses` takes 10 ms and each decorated class 0.3 ms, more than the whole estimate may take; type checkers
-see an ordinary frozen keyword-only dataclass through `dataclass_transform`.
+`import dataclasses` takes 10 ms and each decorated class 0.3 ms, more than the whole estimate may
+take; type checkers see an ordinary frozen keyword-only dataclass through `dataclass_transform`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ class RecordMeta(type):
     def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> RecordMeta:
         own: dict[str, str] = namespace.get("__annotations__", {})
         fields: list[str] = [f for base in bases for f in getattr(base, "__record_fields__", ())]
-        defaults: dict[str, Any] = {k: v for base in bases for k, v in getattr(base, "__record_defaults__", {}).items()}
+        defaults: dict[str, Any] = {
+            k: v for base in bases for k, v in getattr(base, "__record_defaults__", {}).items()
+        }
         for field in own:
             if "ClassVar" in str(own[field]):
                 continue
@@ -47,7 +50,8 @@ class RecordMeta(type):
 
 
 class Record(metaclass=RecordMeta):
-    """Base of the nouns: subclass with annotated fields; override `validate` to reject bad combinations."""
+    """Base of the nouns: subclass with annotated fields; override `validate` to reject bad
+    combinations."""
 
     __record_fields__: ClassVar[tuple[str, ...]]
     __record_defaults__: ClassVar[dict[str, object]]
@@ -63,7 +67,8 @@ class Record(metaclass=RecordMeta):
                 raise TypeError(f"{type(self).__name__} needs {field}=...")
         if values:
             raise TypeError(
-                f"{type(self).__name__} has no field {', '.join(map(repr, values))}; it has {', '.join(self.__record_fields__)}"
+                f"{type(self).__name__} has no field {', '.join(map(repr, values))}; it has"
+                f" {', '.join(self.__record_fields__)}"
             )
         self.validate()
 

@@ -1,4 +1,5 @@
-"""Units: GiB = 2**30 for memory everywhere, GB = 10**9 only for datasheet bandwidth and where a user's input says so."""
+"""Units: GiB = 2**30 for memory everywhere, GB = 10**9 only for datasheet bandwidth and where a
+user's input says so."""
 
 from __future__ import annotations
 
@@ -8,8 +9,21 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 KB, MB, GB = 10**3, 10**6, 10**9
 
 _BYTE_SUFFIXES = {
-    "": GIB, "g": GIB, "gib": GIB, "gb": GB, "m": MIB, "mib": MIB, "mb": MB, "k": KIB, "kib": KIB, "kb": KB, "b": 1, "t": GIB << 10, "tib": GIB << 10, "tb": 10**12,
-}  # fmt: skip
+    "": GIB,
+    "g": GIB,
+    "gib": GIB,
+    "gb": GB,
+    "m": MIB,
+    "mib": MIB,
+    "mb": MB,
+    "k": KIB,
+    "kib": KIB,
+    "kb": KB,
+    "b": 1,
+    "t": GIB << 10,
+    "tib": GIB << 10,
+    "tb": 10**12,
+}
 _COUNT_SUFFIXES = {"": 1, "k": 1 << 10, "m": 1 << 20}
 
 
@@ -30,7 +44,9 @@ def parse_bytes(text: str, *, what: str = "size") -> int:
         if not 0 < value < 1 << 60:
             raise ValueError
     except (KeyError, ValueError, OverflowError):
-        raise InputError(f"{what} {shown(text)} is not a memory size; write e.g. 24, 24GiB, 80GB or 15360MiB") from None
+        raise InputError(
+            f"{what} {shown(text)} is not a memory size; write e.g. 24, 24GiB, 80GB or 15360MiB"
+        ) from None
     return int(value)
 
 
@@ -42,9 +58,13 @@ def parse_count(text: str, *, what: str, low: int = 1, high: int = 1 << 40) -> i
         if value != int(value):
             raise ValueError
     except (KeyError, ValueError, OverflowError):
-        raise InputError(f"{what} {shown(text)} is not a whole number; write e.g. 2048 or 2k") from None
+        raise InputError(
+            f"{what} {shown(text)} is not a whole number; write e.g. 2048 or 2k"
+        ) from None
     if not low <= value <= high:
-        raise InputError(f"{what} {shown(text)} is out of range; give a whole number from {low} to {high}")
+        raise InputError(
+            f"{what} {shown(text)} is out of range; give a whole number from {low} to {high}"
+        )
     return int(value)
 
 

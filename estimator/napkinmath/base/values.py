@@ -1,4 +1,5 @@
-"""Single values as people write them, in a flag (text) or a job file (typed): each parser quotes what it cannot understand."""
+"""Single values as people write them, in a flag (text) or a job file (typed): each parser quotes
+what it cannot understand."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ def count(value: object, what: str, *, low: int = 1, high: int = 1 << 40) -> int
     ):
         raise InputError(f"{what} {shown(value)} is not a whole number; write e.g. 2048 or 2k")
     if not low <= value <= high:
-        raise InputError(f"{what} {shown(value)} is out of range; give a whole number from {low} to {high}")
+        raise InputError(
+            f"{what} {shown(value)} is out of range; give a whole number from {low} to {high}"
+        )
     return int(value)
 
 
@@ -41,9 +44,13 @@ def number(value: object, what: str, *, low: float = 0.0, high: float = 1.0) -> 
             raise ValueError
         found = float(value)
     except (ValueError, OverflowError):
-        raise InputError(f"{what} {shown(value)} is not a number; give one from {low:g} to {high:g}") from None
+        raise InputError(
+            f"{what} {shown(value)} is not a number; give one from {low:g} to {high:g}"
+        ) from None
     if not low <= found <= high:
-        raise InputError(f"{what} {shown(value)} is out of range; give a number from {low:g} to {high:g}")
+        raise InputError(
+            f"{what} {shown(value)} is out of range; give a number from {low:g} to {high:g}"
+        )
     return found
 
 
@@ -84,7 +91,9 @@ def mapping(value: object, what: str) -> dict[str, object]:
 def names(value: object, what: str) -> tuple[str, ...]:
     """Names separated by commas, or a list of them."""
     items: list[object] = [*value.split(",")] if isinstance(value, str) else listed(value)
-    found = tuple(text(item, what) for item in items if not (isinstance(item, str) and not item.strip()))
+    found = tuple(
+        text(item, what) for item in items if not (isinstance(item, str) and not item.strip())
+    )
     if not found:
         raise InputError(f"{what} {shown(value)} names nothing; write e.g. q_proj,v_proj")
     return found
@@ -93,11 +102,15 @@ def names(value: object, what: str) -> tuple[str, ...]:
 def size(value: object, what: str) -> int:
     """A memory size in bytes; a bare number is GiB."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        raise InputError(f"{what} {shown(value)} is not a memory size; write e.g. 24, 24GiB, 80GB or 15360MiB")
+        raise InputError(
+            f"{what} {shown(value)} is not a memory size; write e.g. 24, 24GiB, 80GB or 15360MiB"
+        )
     return parse_bytes(str(value), what=what)
 
 
-def choice(value: object, kinds: type[Choice], what: str, aliases: dict[str, str] | None = None) -> Choice:
+def choice(
+    value: object, kinds: type[Choice], what: str, aliases: dict[str, str] | None = None
+) -> Choice:
     """A member of an enumeration by its value; case, '_' and '-' do not matter."""
     given = text(value, what)
     _refuse_several(given, what)
@@ -106,9 +119,13 @@ def choice(value: object, kinds: type[Choice], what: str, aliases: dict[str, str
         if member.value == (aliases or {}).get(key, key):
             return member
     known = [str(member.value) for member in kinds]
-    raise InputError(f"{what} {shown(given)} is unknown; use one of {', '.join(known)}{suggest(key, known)}")
+    raise InputError(
+        f"{what} {shown(given)} is unknown; use one of {', '.join(known)}{suggest(key, known)}"
+    )
 
 
 def _refuse_several(value: str, what: str) -> None:
     if "," in value.strip(","):
-        raise InputError(f"{what} {shown(value)} has several values; give one, or use `estimate sweep`")
+        raise InputError(
+            f"{what} {shown(value)} has several values; give one, or use `estimate sweep`"
+        )

@@ -1,7 +1,9 @@
-"""calibrated_time: a step's time where its own layers were measured: each phase as long as they say, not as its operations add up.
+"""calibrated_time: a step's time where its own layers were measured: each phase as long as they
+say, not as its operations add up.
 
-At a measured batch and length the phase is intercept + slopes x layers. Elsewhere the analytic phase is scaled by what measured over analytic
-was at the measured points, the nearest counting most, so that the shape of the curve stays the analytic one.
+At a measured batch and length the phase is intercept + slopes x layers. Elsewhere the analytic
+phase is scaled by what measured over analytic was at the measured points, the nearest counting
+most, so that the shape of the curve stays the analytic one.
 """
 
 from __future__ import annotations
@@ -27,17 +29,33 @@ COVERED = {
 
 
 def matching_layers(calibration: Calibration, e: Estimate) -> MeasuredLayers | None:
-    """The layers of a calibration that are those of this step, whatever their number; None where they were not measured."""
-    if not calibration.layers or not isinstance(e.config.micro_batch_size, int) or not isinstance(e.config.sequence_length, int):
+    """The layers of a calibration that are those of this step, whatever their number; None where
+    they were not measured."""
+    if (
+        not calibration.layers
+        or not isinstance(e.config.micro_batch_size, int)
+        or not isinstance(e.config.sequence_length, int)
+    ):
         return None
     key = layers_key(e.spec, e.config, e.step.update.optimizer.name)
-    return next((layers for layers in calibration.layers if layers.key == key and layers.order_in(e.spec) is not None), None)
+    return next(
+        (
+            layers
+            for layers in calibration.layers
+            if layers.key == key and layers.order_in(e.spec) is not None
+        ),
+        None,
+    )
 
 
 def calibrated_time(time: StepTime, layers: MeasuredLayers, e: Estimate) -> StepTime:
     """The step's time by its measured layers."""
     order = layers.order_in(e.spec)
-    assert order is not None and isinstance(e.config.micro_batch_size, int) and isinstance(e.config.sequence_length, int)
+    assert (
+        order is not None
+        and isinstance(e.config.micro_batch_size, int)
+        and isinstance(e.config.sequence_length, int)
+    )
     counts = counts_of(order, len(set(layers.order)))
     points = nearest_points(layers, e.config.micro_batch_size, e.config.sequence_length)
     factors: dict[Phase, float] = {}
@@ -49,19 +67,26 @@ def calibrated_time(time: StepTime, layers: MeasuredLayers, e: Estimate) -> Step
 
 
 def measured_peaks(e: Estimate) -> dict[str, int]:
-    """Requested bytes at the peak of each phase by the measured layers; empty where this batch and length were not measured."""
+    """Requested bytes at the peak of each phase by the measured layers; empty where this batch and
+    length were not measured."""
     layers = e.measured_layers
     order = layers.order_in(e.spec) if layers is not None else None
     if layers is None or order is None or e.config.gradient_accumulation_steps > 1:
         return {}
     for point in layers.points:
-        if (point.micro_batch_size, point.sequence_length) == (e.config.micro_batch_size, e.config.sequence_length) and point.memory:
+        if (point.micro_batch_size, point.sequence_length) == (
+            e.config.micro_batch_size,
+            e.config.sequence_length,
+        ) and point.memory:
             return point.memory.phase_peaks(order)
     return {}
 
 
-def nearest_points(layers: MeasuredLayers, batch: int, length: int) -> list[tuple[float, LayerPoint]]:
-    """The measured points that count at a batch and length, with weights that sum to one: the point itself, or by inverse square distance."""
+def nearest_points(
+    layers: MeasuredLayers, batch: int, length: int
+) -> list[tuple[float, LayerPoint]]:
+    """The measured points that count at a batch and length, with weights that sum to one: the point
+    itself, or by inverse square distance."""
     from math import log
 
     def distance(point: LayerPoint) -> float:
@@ -75,7 +100,9 @@ def nearest_points(layers: MeasuredLayers, batch: int, length: int) -> list[tupl
     return [(weight / sum(weights), point) for weight, point in zip(weights, nearest, strict=True)]
 
 
-def _ratios(point: LayerPoint, counts: list[int], e: Estimate, time: StepTime) -> dict[Phase, float]:
+def _ratios(
+    point: LayerPoint, counts: list[int], e: Estimate, time: StepTime
+) -> dict[Phase, float]:
     """Measured over analytic seconds of one micro-step, by phase of the estimate."""
     analytic = _analytic(point, e, time)
     found: dict[Phase, float] = {}
@@ -90,15 +117,26 @@ def _ratios(point: LayerPoint, counts: list[int], e: Estimate, time: StepTime) -
 
 def _analytic(point: LayerPoint, e: Estimate, time: StepTime) -> dict[Phase, float]:
     """Seconds of the phases at a measured point, with one micro-step, as the operations add up."""
-    own = e.config.micro_batch_size == point.micro_batch_size and e.config.sequence_length == point.sequence_length
+    own = (
+        e.config.micro_batch_size == point.micro_batch_size
+        and e.config.sequence_length == point.sequence_length
+    )
     if own and e.config.gradient_accumulation_steps == 1:
         return {phase.phase: phase.seconds for phase in time.phases}
     from napkinmath.estimate import estimate
 
-    config = e.config.replace(micro_batch_size=point.micro_batch_size, sequence_length=point.sequence_length, gradient_accumulation_steps=1)
+    config = e.config.replace(
+        micro_batch_size=point.micro_batch_size,
+        sequence_length=point.sequence_length,
+        gradient_accumulation_steps=1,
+    )
     other = estimate(e.spec, config, hardware=e.hardware, efficiency=e.speed).time
     return {} if other is None else {phase.phase: phase.seconds for phase in other.phases}
 
 
 def _scaled(phase: PhaseTime, factor: float) -> PhaseTime:
-    return phase.replace(device_s=phase.device_s * factor, host_s=phase.host_s * factor, waited_s=phase.waited_s * factor)
+    return phase.replace(
+        device_s=phase.device_s * factor,
+        host_s=phase.host_s * factor,
+        waited_s=phase.waited_s * factor,
+    )

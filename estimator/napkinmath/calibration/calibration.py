@@ -1,9 +1,12 @@
-"""Calibration: speeds and layers measured on a GPU, in a file, that replace what its datasheet implies.
+"""Calibration: speeds and layers measured on a GPU, in a file, that replace what its datasheet
+implies.
 
-The file is a JSON object: {"napkinmath_calibration": 1, "gpu": NAME, "stamp": {...}, "rates": {FIELD: VALUE, ...}, "layers": [...], ...}. A
-rate is a field of `Efficiency` (FLOP/s, bytes/s, seconds, shares); `matmul_flops_per_s` pairs a format with its rate, `attention` a kernel
-with its curve. `stamp` says on what it was measured, `device` describes a machine that the catalog lacks (a CPU, a new GPU), `layers` is
-what real layers took (`napkinmath.calibration.measured_layers`). What else is in the file (single measurements, notes) is for people.
+The file is a JSON object: {"napkinmath_calibration": 1, "gpu": NAME, "stamp": {...}, "rates":
+{FIELD: VALUE, ...}, "layers": [...], ...}. A rate is a field of `Efficiency` (FLOP/s, bytes/s,
+seconds, shares); `matmul_flops_per_s` pairs a format with its rate, `attention` a kernel with its
+curve. `stamp` says on what it was measured, `device` describes a machine that the catalog lacks (a
+CPU, a new GPU), `layers` is what real layers took (`napkinmath.calibration.measured_layers`). What
+else is in the file (single measurements, notes) is for people.
 """
 
 from __future__ import annotations
@@ -33,7 +36,8 @@ STAMPED = {"torch": "torch", "driver": "driver"}
 
 
 class Calibration(Record):
-    """A calibration file that has been read: whose speeds, measured on what, and which layers beside."""
+    """A calibration file that has been read: whose speeds, measured on what, and which layers
+    beside."""
 
     path: str
     gpu: str
@@ -48,7 +52,9 @@ class Calibration(Record):
         from napkinmath.timing.efficiency import default_efficiency
 
         base = default_efficiency(gpu)
-        return base.replace(**{key: _value(base, key, value, self.path) for key, value in self.rates})
+        return base.replace(
+            **{key: _value(base, key, value, self.path) for key, value in self.rates}
+        )
 
     @property
     def date(self) -> str:
@@ -61,11 +67,19 @@ def load_calibration(path: str) -> Calibration:
     content = config_file.parse(config_file.read_text(path, what=WHAT), path, what=WHAT)
     here = f"{WHAT} {config_file.quoted(path)}"
     if content.get("napkinmath_calibration") != VERSION:
-        raise InputError(f'{here} does not say "napkinmath_calibration": {VERSION}; make one with `estimate calibrate`')
+        raise InputError(
+            f'{here} does not say "napkinmath_calibration": {VERSION}; make one with `estimate'
+            " calibrate`"
+        )
     if not values.is_mapping(content.get("rates")):
-        raise InputError(f'{here} of GPU {shown(content.get("gpu"))} has no object "rates"; make one with `estimate calibrate`')
+        raise InputError(
+            f'{here} of GPU {shown(content.get("gpu"))} has no object "rates"; make one with'
+            " `estimate calibrate`"
+        )
     if not isinstance(content.get("gpu"), str):
-        raise InputError(f"{here} is of GPU {shown(content.get('gpu'))}; make one with `estimate calibrate`")
+        raise InputError(
+            f"{here} is of GPU {shown(content.get('gpu'))}; make one with `estimate calibrate`"
+        )
     return Calibration(
         path=path,
         gpu=content["gpu"],
@@ -78,19 +92,22 @@ def load_calibration(path: str) -> Calibration:
 
 
 def read_calibration(path: str, gpu: Gpu, *, allow_stale: bool = False) -> Calibration:
-    """A calibration for this GPU and this machine; raises InputError where it is of another GPU, driver or torch, unless allowed."""
+    """A calibration for this GPU and this machine; raises InputError where it is of another GPU,
+    driver or torch, unless allowed."""
     calibration = load_calibration(path)
     calibration.efficiency(gpu)  # refuses rates that are none
     reasons = staleness(calibration, gpu)
     if reasons and not allow_stale:
         raise InputError(
-            f"{WHAT} {config_file.quoted(path)} is stale: {'; '.join(reasons)}; measure again with `estimate calibrate`, or add --allow-stale-calibration"
+            f"{WHAT} {config_file.quoted(path)} is stale: {'; '.join(reasons)}; measure again with"
+            " `estimate calibrate`, or add --allow-stale-calibration"
         )
     return calibration
 
 
 def staleness(calibration: Calibration, gpu: Gpu) -> tuple[str, ...]:
-    """Why a calibration does not hold for this GPU here: another GPU, driver or torch. What is not known on this machine is not compared."""
+    """Why a calibration does not hold for this GPU here: another GPU, driver or torch. What is not
+    known on this machine is not compared."""
     found: list[str] = []
     if not is_of(calibration, gpu):
         found.append(f"it is of GPU {shown(calibration.gpu)}, not of {gpu.name}")
@@ -125,7 +142,8 @@ def is_of(calibration: Calibration, gpu: Gpu) -> bool:
 
 
 def device_gpu(calibration: Calibration) -> Gpu:
-    """The machine a calibration was measured on: a GPU of the catalog, else as the file itself describes it."""
+    """The machine a calibration was measured on: a GPU of the catalog, else as the file itself
+    describes it."""
     from napkinmath.catalog.gpus import find_hardware
 
     if calibration.device:
@@ -134,19 +152,27 @@ def device_gpu(calibration: Calibration) -> Gpu:
 
 
 def described_gpu(name: str, device: Mapping[str, object]) -> Gpu:
-    """A `Gpu` from a calibration's own description: memory_bytes, bandwidth_bytes_per_s, dense_flops, num_sms, hz, l2_bytes, host_bytes_per_s."""
+    """A `Gpu` from a calibration's own description: memory_bytes, bandwidth_bytes_per_s,
+    dense_flops, num_sms, hz, l2_bytes, host_bytes_per_s."""
     from napkinmath.config.hardware import Gpu, HostLink
 
     what = f"{WHAT}: device"
-    rate = {key: _positive(device.get(key), what, key) for key in ("bandwidth_bytes_per_s", "hz", "host_bytes_per_s")}
+    rate = {
+        key: _positive(device.get(key), what, key)
+        for key in ("bandwidth_bytes_per_s", "hz", "host_bytes_per_s")
+    }
     dense = values.mapping(device.get("dense_flops"), f"{what}: dense_flops")
     return Gpu(
         name=name,
         vendor=str(device.get("vendor", "unknown")),
         architecture="unknown",
         compute_capability=str(device.get("compute_capability", "")),
-        nominal_bytes=values.count(device.get("memory_bytes"), f"{what}: memory_bytes", high=1 << 60),
-        memory_bytes=values.count(device.get("memory_bytes"), f"{what}: memory_bytes", high=1 << 60),
+        nominal_bytes=values.count(
+            device.get("memory_bytes"), f"{what}: memory_bytes", high=1 << 60
+        ),
+        memory_bytes=values.count(
+            device.get("memory_bytes"), f"{what}: memory_bytes", high=1 << 60
+        ),
         bandwidth_bytes_per_s=rate["bandwidth_bytes_per_s"],
         dense_flops=tuple((dtype, _positive(flops, what, dtype)) for dtype, flops in dense.items()),
         num_sms=values.count(device.get("num_sms"), f"{what}: num_sms"),
@@ -154,7 +180,9 @@ def described_gpu(name: str, device: Mapping[str, object]) -> Gpu:
         tensor_hz=rate["hz"],
         l2_bytes=values.count(device.get("l2_bytes"), f"{what}: l2_bytes"),
         tdp_w=0.0,
-        host_link=HostLink(kind="memory", generation=0, gb_per_s_per_direction=rate["host_bytes_per_s"] / 1e9),
+        host_link=HostLink(
+            kind="memory", generation=0, gb_per_s_per_direction=rate["host_bytes_per_s"] / 1e9
+        ),
         unified_memory=False,
     )
 
@@ -170,7 +198,9 @@ def cache_folder() -> str:
 
 def cache_path(gpu_name: str) -> str:
     """The file of one GPU in the cache."""
-    return os.path.join(cache_folder(), "".join(c if c.isalnum() else "-" for c in gpu_name.lower()) + ".json")
+    return os.path.join(
+        cache_folder(), "".join(c if c.isalnum() else "-" for c in gpu_name.lower()) + ".json"
+    )
 
 
 def cached_calibration(gpu: Gpu) -> str | None:
@@ -213,8 +243,13 @@ def _value(base: Efficiency, key: str, value: object, path: str) -> object:
     if key != "matmul_flops_per_s":
         return _positive(value, here, key)
     if not values.is_mapping(value):
-        raise InputError(f'{here}: {key} {shown(value)} is not an object such as {{"bf16": 2.4e14}}')
-    measured = {dtype: _positive(rate, here, f"{key} {dtype}") for dtype, rate in values.mapping(value, key).items()}
+        raise InputError(
+            f'{here}: {key} {shown(value)} is not an object such as {{"bf16": 2.4e14}}'
+        )
+    measured = {
+        dtype: _positive(rate, here, f"{key} {dtype}")
+        for dtype, rate in values.mapping(value, key).items()
+    }
     return tuple({**dict(base.matmul_flops_per_s), **measured}.items())
 
 
@@ -222,18 +257,29 @@ def _curves(base: Efficiency, value: object, here: str) -> tuple[tuple[str, Atte
     curves = dict(base.attention)
     for kernel, fields in values.mapping(value, f"{here}: attention").items():
         if kernel not in curves:
-            raise InputError(f"{here}: attention kernel {shown(kernel)} is unknown{suggest(kernel, list(curves))}")
+            raise InputError(
+                f"{here}: attention kernel {shown(kernel)} is"
+                f" unknown{suggest(kernel, list(curves))}"
+            )
         given = values.mapping(fields, f"{here}: attention {kernel}")
         unknown = [field for field in given if field not in dict(curves[kernel].items())]
         if unknown:
             raise InputError(
-                f"{here}: attention {kernel} has no field {shown(unknown[0])}; it has {', '.join(dict(curves[kernel].items()))}"
+                f"{here}: attention {kernel} has no field {shown(unknown[0])}; it has"
+                f" {', '.join(dict(curves[kernel].items()))}"
             )
-        curves[kernel] = curves[kernel].replace(**{field: _positive(number, here, f"{kernel} {field}") for field, number in given.items()})
+        curves[kernel] = curves[kernel].replace(
+            **{
+                field: _positive(number, here, f"{kernel} {field}")
+                for field, number in given.items()
+            }
+        )
     return tuple(curves.items())
 
 
 def _positive(value: object, here: str, what: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e30:
-        raise InputError(f"{here}: {what} {shown(value)} is not a positive number; measure it again")
+        raise InputError(
+            f"{here}: {what} {shown(value)} is not a positive number; measure it again"
+        )
     return float(value)

@@ -1,4 +1,5 @@
-"""What of this machine bears on a calibration, read without loading torch: the NVIDIA driver, its GPUs, the installed torch."""
+"""What of this machine bears on a calibration, read without loading torch: the NVIDIA driver, its
+GPUs, the installed torch."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ GPU_FOLDER = "/proc/driver/nvidia/gpus"
 
 
 def driver_version() -> str:
-    """The NVIDIA kernel driver, such as '570.86.15'; empty where there is none, or where the system has no such file (Windows)."""
+    """The NVIDIA kernel driver, such as '570.86.15'; empty where there is none, or where the system
+    has no such file (Windows)."""
     for word in _read(DRIVER_FILE).split():
         if "." in word and all(part.isdigit() for part in word.split(".")):
             return word

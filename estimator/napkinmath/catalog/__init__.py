@@ -1,1 +1,2 @@
-"""The one place of each thing that has many rows: models, GPUs, optimizers, quantizations, kernels."""
+"""The one place of each thing that has many rows: models, GPUs, optimizers, quantizations,
+kernels."""

@@ -32,16 +32,32 @@ def load_gpus() -> list[Gpu]:
 
 
 def find_gpu(name: str) -> Gpu:
-    """The GPU a name means: case, spaces, dashes, vendor words and 'GB' don't matter. InputError names the nearest."""
+    """The GPU a name means: case, spaces, dashes, vendor words and 'GB' don't matter. InputError
+    names the nearest."""
     gpu = _name_index().get(_key(name)) or _name_index().get(_short_key(name))
     if gpu is None:
-        raise InputError(f"GPU {shown(name)} is unknown{_nearest(name)}; name one of the catalog or give its memory with --vram")
+        raise InputError(
+            f"GPU {shown(name)} is unknown{_nearest(name)}; name one of the catalog or give its"
+            " memory with --vram"
+        )
     return gpu
 
 
-def find_hardware(name: str | None = None, *, vram: str | int | None = None, display: tuple[int, int, int] = Display.NONE) -> Hardware:
-    """The hardware of `--gpu NAME`, a MIG slice ("A100-80 MIG 3g.40gb") or bare memory (`vram`: '24', '24GiB' or bytes)."""
-    given = None if vram is None else vram if isinstance(vram, int) else parse_bytes(vram, what="--vram")
+def find_hardware(
+    name: str | None = None,
+    *,
+    vram: str | int | None = None,
+    display: tuple[int, int, int] = Display.NONE,
+) -> Hardware:
+    """The hardware of `--gpu NAME`, a MIG slice ("A100-80 MIG 3g.40gb") or bare memory (`vram`:
+    '24', '24GiB' or bytes)."""
+    given = (
+        None
+        if vram is None
+        else vram
+        if isinstance(vram, int)
+        else parse_bytes(vram, what="--vram")
+    )
     if name is None:
         if given is None:
             raise InputError("no GPU was named; give --gpu NAME or --vram SIZE")
@@ -50,11 +66,14 @@ def find_hardware(name: str | None = None, *, vram: str | int | None = None, dis
     gpu = find_gpu(whole)
     if profile:
         gpu = _mig_slice(gpu, profile)
-    return Hardware(gpu=gpu, memory_bytes=gpu.memory_bytes if given is None else given, display=display)
+    return Hardware(
+        gpu=gpu, memory_bytes=gpu.memory_bytes if given is None else given, display=display
+    )
 
 
 def memory_only_gpu(memory_bytes: int) -> Gpu:
-    """A GPU of which only the memory is known: it has no rates, and the context of a mid-sized card."""
+    """A GPU of which only the memory is known: it has no rates, and the context of a mid-sized
+    card."""
     return Gpu(
         name=f"{memory_bytes / (1 << 30):g} GiB",
         vendor="unknown",
@@ -114,7 +133,8 @@ def _name_index() -> dict[str, Gpu]:
 
 
 def _key(name: str) -> str:
-    """'NVIDIA A100-SXM4-80GB' -> 'a100sxm480': lower case, no vendor word, no punctuation, no 'gb' after a number, no (note)."""
+    """'NVIDIA A100-SXM4-80GB' -> 'a100sxm480': lower case, no vendor word, no punctuation, no 'gb'
+    after a number, no (note)."""
     text = name.lower()
     while "(" in text and ")" in text[text.index("(") :]:
         start = text.index("(")
@@ -147,7 +167,8 @@ def _without_unit(text: str, unit: str) -> str:
 
 
 def _nearest(name: str) -> str:
-    """'; did you mean ...?' with catalog names, compared by key so that punctuation does not count."""
+    """'; did you mean ...?' with catalog names, compared by key so that punctuation does not
+    count."""
     import difflib
 
     by_key = _name_index()
@@ -158,8 +179,8 @@ def _nearest(name: str) -> str:
     return f"; did you mean {', '.join(names[:3])}?" if names else ""
 
 
-# MIG: (architecture, or the A30 by name) -> compute slices and memory slices of the device, from NVIDIA's MIG user guide,
-# "supported MIG profiles". A profile is "<compute slices>g.<memory>gb".
+# MIG: (architecture, or the A30 by name) -> compute slices and memory slices of the device, from
+# NVIDIA's MIG user guide, "supported MIG profiles". A profile is "<compute slices>g.<memory>gb".
 _MIG_ARCHITECTURES = {"8.0", "9.0", "10.0", "10.3", "12.0"}
 
 
@@ -174,22 +195,37 @@ def _split_mig(name: str) -> tuple[str, str]:
 
 
 def _mig_slice(gpu: Gpu, profile: str) -> Gpu:
-    """The slice of a GPU a MIG profile names: its share of SMs by compute slices, of memory, bandwidth and L2 by memory slices."""
+    """The slice of a GPU a MIG profile names: its share of SMs by compute slices, of memory,
+    bandwidth and L2 by memory slices."""
     compute_text, _, memory_text = profile.partition("g.")
     memory_number = memory_text.removesuffix("gb").removesuffix("+me")
-    if gpu.compute_capability not in _MIG_ARCHITECTURES or not compute_text.isdigit() or not memory_number.isdigit():
-        raise InputError(f"MIG profile {shown(profile)} on {gpu.name} is not understood; write e.g. 'A100-80 MIG 3g.40gb'")
-    num_slices, compute_slices = (4, 4) if gpu.name == "A30" or gpu.compute_capability == "12.0" else (8, 7)
+    if (
+        gpu.compute_capability not in _MIG_ARCHITECTURES
+        or not compute_text.isdigit()
+        or not memory_number.isdigit()
+    ):
+        raise InputError(
+            f"MIG profile {shown(profile)} on {gpu.name} is not understood; write e.g. 'A100-80 MIG"
+            " 3g.40gb'"
+        )
+    num_slices, compute_slices = (
+        (4, 4) if gpu.name == "A30" or gpu.compute_capability == "12.0" else (8, 7)
+    )
     compute = int(compute_text)
     memory_slices = max(1, round(int(memory_number) / (gpu.nominal_bytes / (1 << 30)) * num_slices))
     if not 1 <= compute <= compute_slices or memory_slices > num_slices:
-        raise InputError(f"MIG profile {shown(profile)} does not exist on {gpu.name}; compute slices are 1 to {compute_slices}")
-    # 14 of an A100's 108 SMs and 16 of an H100's 132 belong to a compute slice; SMs left over are not used under MIG.
+        raise InputError(
+            f"MIG profile {shown(profile)} does not exist on {gpu.name}; compute slices are 1 to"
+            f" {compute_slices}"
+        )
+    # 14 of an A100's 108 SMs and 16 of an H100's 132 belong to a compute slice; SMs left over are
+    # not used under MIG.
     per_slice = 16 if gpu.compute_capability == "9.0" else gpu.num_sms // compute_slices // 2 * 2
     sms = per_slice * compute
     compute_share, memory_share = sms / gpu.num_sms, memory_slices / num_slices
     total = gpu.nvidia_smi_bytes or gpu.memory_bytes
-    # What the driver keeps of a slice, by the A100's published slices: 9,728 of 10,240 MiB, 19,968 of 20,480, 40,192 of 40,960.
+    # What the driver keeps of a slice, by the A100's published slices: 9,728 of 10,240 MiB, 19,968
+    # of 20,480, 40,192 of 40,960.
     kept = total * (3 / 320 if memory_slices > 2 else 1 / 160)
     return gpu.replace(
         name=f"{gpu.name} MIG {compute}g.{memory_number}gb",

@@ -1,9 +1,11 @@
-"""Patched operations, a row each: what it saves, what it needs for a while, its FLOPs and the bytes it moves, as formulas over sizes.
+"""Patched operations, a row each: what it saves, what it needs for a while, its FLOPs and the bytes
+it moves, as formulas over sizes.
 
-The rows of `napkinmath` are those of kernels/napkinmath_kernels/costs.py and are held to the running operations by
-tests/lowering/test_kernel_rows.py. Bytes are of requested tensors. One multiply-add is 2 FLOP; an element-wise operation counts 1 for
-each arithmetic operation on a value. Traffic is what must cross the memory bus once. Temporaries are the most alive at once beyond inputs,
-results and saved tensors.
+The rows of `napkinmath` are those of kernels/napkinmath_kernels/costs.py and are held to the
+running operations by tests/lowering/test_kernel_rows.py. Bytes are of requested tensors. One
+multiply-add is 2 FLOP; an element-wise operation counts 1 for each arithmetic operation on a value.
+Traffic is what must cross the memory bus once. Temporaries are the most alive at once beyond
+inputs, results and saved tensors.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ DEFAULT_PROCESSORS = 132  # of an H100 or H200, where no GPU is named
 
 
 class Saved(Record):
-    """A tensor held from forward to backward; `is_new` if the operation made it for that, not if it is an input, parameter or result."""
+    """A tensor held from forward to backward; `is_new` if the operation made it for that, not if it
+    is an input, parameter or result."""
 
     name: str
     axes: tuple[Size, ...]
@@ -56,11 +59,23 @@ def _nbytes(dtype: DType) -> int:
     return dtype.bits // 8
 
 
-def rms_norm(rows: Size, hidden: Size, dtype: DType, *, residual: bool = False, trains_weight: bool = True, processors: int = DEFAULT_PROCESSORS, weight_dtype: DType | None = None) -> KernelCost:  # fmt: skip
-    """x (or x + residual, which is a result) and the row's 1/rms in fp32; with a trained weight the backward leaves partial sums."""
+def rms_norm(
+    rows: Size,
+    hidden: Size,
+    dtype: DType,
+    *,
+    residual: bool = False,
+    trains_weight: bool = True,
+    processors: int = DEFAULT_PROCESSORS,
+    weight_dtype: DType | None = None,
+) -> KernelCost:
+    """x (or x + residual, which is a result) and the row's 1/rms in fp32; with a trained weight the
+    backward leaves partial sums."""
     item, values = _nbytes(dtype), rows * hidden
     saved = (
-        Saved(name="x + residual" if residual else "x", axes=(rows, hidden), dtype=dtype, is_new=False),
+        Saved(
+            name="x + residual" if residual else "x", axes=(rows, hidden), dtype=dtype, is_new=False
+        ),
         Saved(name="weight", axes=(hidden,), dtype=weight_dtype or dtype, is_new=False),
         Saved(name="rstd", axes=(rows,), dtype=FP32, is_new=True),
     )
@@ -71,13 +86,21 @@ def rms_norm(rows: Size, hidden: Size, dtype: DType, *, residual: bool = False, 
         forward_flops=(5 if residual else 4) * values,
         backward_flops=(9 + 2 * trains_weight + residual) * values,
         forward_moved=(4 if residual else 2) * values * item + hidden * item + rows * 4,
-        backward_moved=(4 if residual else 3) * values * item + (1 + trains_weight) * hidden * item + rows * 4 + 2 * partial,
+        backward_moved=(4 if residual else 3) * values * item
+        + (1 + trains_weight) * hidden * item
+        + rows * 4
+        + 2 * partial,
         backward_temporary=partial + rounding,
     )
 
 
 def layer_norm(
-    rows: Size, hidden: Size, dtype: DType, *, trains_parameters: bool = True, processors: int = DEFAULT_PROCESSORS
+    rows: Size,
+    hidden: Size,
+    dtype: DType,
+    *,
+    trains_parameters: bool = True,
+    processors: int = DEFAULT_PROCESSORS,
 ) -> KernelCost:
     """With a bias: x, and the row's mean and 1/deviation in fp32."""
     item, values = _nbytes(dtype), rows * hidden
@@ -88,38 +111,68 @@ def layer_norm(
         Saved(name="rstd", axes=(rows,), dtype=FP32, is_new=True),
     )
     partial = 2 * minimum(rows, 2 * processors) * hidden * 4 if trains_parameters else 0
-    sums = (2 * hidden * 4 if dtype is not FP32 else 0) + 2 * hidden * item if trains_parameters else 0
+    sums = (
+        (2 * hidden * 4 if dtype is not FP32 else 0) + 2 * hidden * item if trains_parameters else 0
+    )
     return KernelCost(
         saved=saved,
         forward_flops=7 * values,
         backward_flops=(11 + 4 * trains_parameters) * values,
         forward_moved=2 * values * item + 2 * hidden * item + rows * 8,
-        backward_moved=3 * values * item + (1 + 2 * trains_parameters) * hidden * item + rows * 8 + 2 * partial,
+        backward_moved=3 * values * item
+        + (1 + 2 * trains_parameters) * hidden * item
+        + rows * 8
+        + 2 * partial,
         backward_temporary=partial + sums,
     )
 
 
-def rope(batch: Size, q_heads: Size, k_heads: Size, tokens: Size, size: Size, dtype: DType, table_dtype: DType = FP32) -> KernelCost:
+def rope(
+    batch: Size,
+    q_heads: Size,
+    k_heads: Size,
+    tokens: Size,
+    size: Size,
+    dtype: DType,
+    table_dtype: DType = FP32,
+) -> KernelCost:
     """Queries and keys in one launch: cos and sin, which every layer shares."""
     table = (1, tokens, size)
     values = batch * (q_heads + k_heads) * tokens * size
     moved = 2 * values * _nbytes(dtype) + 2 * tokens * size * _nbytes(table_dtype)
-    saved = tuple(Saved(name=name, axes=table, dtype=table_dtype, is_new=False) for name in ("cos", "sin"))
-    return KernelCost(saved=saved, forward_flops=3 * values, backward_flops=3 * values, forward_moved=moved, backward_moved=moved)
+    saved = tuple(
+        Saved(name=name, axes=table, dtype=table_dtype, is_new=False) for name in ("cos", "sin")
+    )
+    return KernelCost(
+        saved=saved,
+        forward_flops=3 * values,
+        backward_flops=3 * values,
+        forward_moved=moved,
+        backward_moved=moved,
+    )
 
 
 def gated(rows: Size, width: Size, dtype: DType) -> KernelCost:
     """act(gate) * up: gate and up."""
     values = rows * width
-    saved = tuple(Saved(name=name, axes=(rows, width), dtype=dtype, is_new=False) for name in ("gate", "up"))
+    saved = tuple(
+        Saved(name=name, axes=(rows, width), dtype=dtype, is_new=False) for name in ("gate", "up")
+    )
     item = _nbytes(dtype)
     return KernelCost(
-        saved=saved, forward_flops=6 * values, backward_flops=12 * values, forward_moved=3 * values * item, backward_moved=5 * values * item
+        saved=saved,
+        forward_flops=6 * values,
+        backward_flops=12 * values,
+        forward_moved=3 * values * item,
+        backward_moved=5 * values * item,
     )
 
 
-def flash_attention(batch: Size, heads: Size, kv_heads: Size, queries: Size, keys: Size, size: Size, dtype: DType) -> KernelCost:
-    """q, k, v, o and the log-sum-exp; the backward computes the scores in both of its kernels: 7 products against the forward's 2."""
+def flash_attention(
+    batch: Size, heads: Size, kv_heads: Size, queries: Size, keys: Size, size: Size, dtype: DType
+) -> KernelCost:
+    """q, k, v, o and the log-sum-exp; the backward computes the scores in both of its kernels: 7
+    products against the forward's 2."""
     item = _nbytes(dtype)
     q_bytes, kv_bytes = batch * heads * queries * size * item, batch * kv_heads * keys * size * item
     statistics = batch * heads * queries * 4
@@ -142,17 +195,30 @@ def flash_attention(batch: Size, heads: Size, kv_heads: Size, queries: Size, key
 
 
 def loss_chunk_limit(vocabulary: int, dtype: DType, chunk_bytes: int = CHUNK_BYTES) -> int:
-    """Rows whose logits fit a chunk, where there are as many: a multiple of 128 if that many fit."""
+    """Rows whose logits fit a chunk, where there are as many: a multiple of 128 if that many
+    fit."""
     padded = -(-vocabulary // _CHUNK_COLUMNS) * _CHUNK_COLUMNS
     rows = max(1, chunk_bytes // (padded * _nbytes(dtype)))
     return rows - rows % _CHUNK_ROWS if rows >= _CHUNK_ROWS else rows
 
 
-def linear_cross_entropy(rows: Size, hidden: Size, vocabulary: int, dtype: DType, *, valid: Size | None = None, trains_head: bool = False, head_dtype: DType | None = None, chunk_bytes: int = CHUNK_BYTES) -> KernelCost:  # fmt: skip
-    """Head and loss by chunks of logits; the forward computes the gradients and keeps them. `valid` of `rows` targets are not ignored.
+def linear_cross_entropy(
+    rows: Size,
+    hidden: Size,
+    vocabulary: int,
+    dtype: DType,
+    *,
+    valid: Size | None = None,
+    trains_head: bool = False,
+    head_dtype: DType | None = None,
+    chunk_bytes: int = CHUNK_BYTES,
+) -> KernelCost:
+    """Head and loss by chunks of logits; the forward computes the gradients and keeps them. `valid`
+    of `rows` targets are not ignored.
 
-    Temporaries beside the chunk: the rows' losses; with ignored rows copies of the others, of their gradients and of their labels; the head
-    in the type of the products where it is stored in another; fp32 sums of its gradient where there is more than one chunk; a count.
+    Temporaries beside the chunk: the rows' losses; with ignored rows copies of the others, of their
+    gradients and of their labels; the head in the type of the products where it is stored in
+    another; fp32 sums of its gradient where there is more than one chunk; a count.
     """
     item, some_ignored = _nbytes(dtype), valid is not None
     valid = rows if valid is None else valid
@@ -165,12 +231,17 @@ def linear_cross_entropy(rows: Size, hidden: Size, vocabulary: int, dtype: DType
     if trains_head:
         saved.append(Saved(name="d weight", axes=(vocabulary, hidden), dtype=stored, is_new=True))
     gathered = 2 * valid * hidden * item + valid * 16 if some_ignored else 0
-    sums = minimum(num_chunks - 1, 1) * head * 4 if trains_head and dtype is not FP32 and stored is not FP32 else 0
+    sums = (
+        minimum(num_chunks - 1, 1) * head * 4
+        if trains_head and dtype is not FP32 and stored is not FP32
+        else 0
+    )
     cast = head * item if stored is not dtype else 0
     logits = valid * vocabulary * item
     return KernelCost(
         saved=tuple(saved),
-        forward_flops=(6 if trains_head else 4) * valid * hidden * vocabulary + 8 * valid * vocabulary,
+        forward_flops=(6 if trains_head else 4) * valid * hidden * vocabulary
+        + 8 * valid * vocabulary,
         backward_flops=rows * hidden + (head if trains_head else 0),
         forward_moved=(6 if trains_head else 5) * logits
         + (2 + trains_head) * valid * hidden * item
@@ -181,7 +252,8 @@ def linear_cross_entropy(rows: Size, hidden: Size, vocabulary: int, dtype: DType
 
 
 class FrozenLinear(Record):
-    """A frozen linear of a fused adapter operation: its size, its adapter's rank (0: none), and the stored tensors of a packed weight."""
+    """A frozen linear of a fused adapter operation: its size, its adapter's rank (0: none), and the
+    stored tensors of a packed weight."""
 
     outputs: Size
     inputs: Size
@@ -205,7 +277,9 @@ class FrozenLinear(Record):
         decode = self.elements if self.stored else 0
         return base + thin + decode, base + 2 * thin + decode
 
-    def forward_temporary(self, rows: Size, dtype: DType, adapter_dtype: DType, *, dropout: bool) -> Size:
+    def forward_temporary(
+        self, rows: Size, dtype: DType, adapter_dtype: DType, *, dropout: bool
+    ) -> Size:
         """The dropped x and A in x's type while x A^T is made; B in x's type after that."""
         if not self.rank:
             return 0
@@ -213,8 +287,11 @@ class FrozenLinear(Record):
         dropped = rows * self.inputs * _nbytes(dtype) if dropout else 0
         return maximum(dropped + cast * self.inputs, cast * self.outputs)
 
-    def backward_temporary(self, rows: Size, dtype: DType, adapter_dtype: DType, *, dropout: bool, before: Size = 0) -> Size:
-        """dy B, and beside it B or A in x's type, with dropout the adapter's share of dx or the dropped x.
+    def backward_temporary(
+        self, rows: Size, dtype: DType, adapter_dtype: DType, *, dropout: bool, before: Size = 0
+    ) -> Size:
+        """dy B, and beside it B or A in x's type, with dropout the adapter's share of dx or the
+        dropped x.
 
         `before` is the rank of the linear ahead, whose dy B is dropped as this one's has been made.
         """
@@ -223,7 +300,9 @@ class FrozenLinear(Record):
         item = _nbytes(dtype)
         cast = 0 if adapter_dtype is dtype else self.rank * item
         share = rows * self.inputs * item if dropout else 0
-        return rows * self.rank * item + maximum(rows * before * item + cast * self.outputs, share + cast * self.inputs)
+        return rows * self.rank * item + maximum(
+            rows * before * item + cast * self.outputs, share + cast * self.inputs
+        )
 
 
 def _sum(sizes: Iterable[Size]) -> Size:
@@ -234,22 +313,43 @@ def _sum(sizes: Iterable[Size]) -> Size:
 
 
 def _adapter_tensors(linears: tuple[FrozenLinear, ...], dtype: DType) -> tuple[Saved, ...]:
-    first = [Saved(name="A", axes=(x.rank, x.inputs) if x.rank else (0,), dtype=dtype, is_new=False) for x in linears]
-    return (*first, *(Saved(name="B", axes=(x.outputs, x.rank) if x.rank else (0,), dtype=dtype, is_new=False) for x in linears))
+    first = [
+        Saved(name="A", axes=(x.rank, x.inputs) if x.rank else (0,), dtype=dtype, is_new=False)
+        for x in linears
+    ]
+    return (
+        *first,
+        *(
+            Saved(name="B", axes=(x.outputs, x.rank) if x.rank else (0,), dtype=dtype, is_new=False)
+            for x in linears
+        ),
+    )
 
 
 def _projections(rows: Size, linears: tuple[FrozenLinear, ...], dtype: DType) -> tuple[Saved, ...]:
-    return tuple(Saved(name="x A^T", axes=(rows, x.rank) if x.rank else (0,), dtype=dtype, is_new=True) for x in linears)
+    return tuple(
+        Saved(name="x A^T", axes=(rows, x.rank) if x.rank else (0,), dtype=dtype, is_new=True)
+        for x in linears
+    )
 
 
 def _seed(dropout: bool) -> tuple[Saved, ...]:
     return (Saved(name="seed", axes=(1,), dtype=INT64, is_new=True),) if dropout else ()
 
 
-def qlora_linears(rows: Size, linears: tuple[FrozenLinear, ...], dtype: DType, *, adapter_dtype: DType = FP32, dropout: bool = False) -> KernelCost:  # fmt: skip
-    """Linears that read one x, which is saved once: each adapter's projection beside it, and with dropout a seed.
+def qlora_linears(
+    rows: Size,
+    linears: tuple[FrozenLinear, ...],
+    dtype: DType,
+    *,
+    adapter_dtype: DType = FP32,
+    dropout: bool = False,
+) -> KernelCost:
+    """Linears that read one x, which is saved once: each adapter's projection beside it, and with
+    dropout a seed.
 
-    The decoded weight lies in a buffer that all operations share and is not counted among the temporaries.
+    The decoded weight lies in a buffer that all operations share and is not counted among the
+    temporaries.
     """
     item, x_bytes = _nbytes(dtype), rows * linears[0].inputs * _nbytes(dtype)
     saved = (
@@ -260,12 +360,18 @@ def qlora_linears(rows: Size, linears: tuple[FrozenLinear, ...], dtype: DType, *
         *_seed(dropout),
     )
     flops = [x.flops(rows) for x in linears]
-    decoded, y_bytes = _sum(x.elements for x in linears) * item, _sum(x.outputs for x in linears) * rows * item
+    decoded, y_bytes = (
+        _sum(x.elements for x in linears) * item,
+        _sum(x.outputs for x in linears) * rows * item,
+    )
     stored = _sum(x.stored_bytes for x in linears)
     forward = backward = before = 0
     for x in linears:
         forward = maximum(forward, x.forward_temporary(rows, dtype, adapter_dtype, dropout=dropout))
-        backward = maximum(backward, x.backward_temporary(rows, dtype, adapter_dtype, dropout=dropout, before=before))
+        backward = maximum(
+            backward,
+            x.backward_temporary(rows, dtype, adapter_dtype, dropout=dropout, before=before),
+        )
         before = x.rank
     return KernelCost(
         saved=saved,
@@ -278,15 +384,36 @@ def qlora_linears(rows: Size, linears: tuple[FrozenLinear, ...], dtype: DType, *
     )
 
 
-def qlora_mlp(rows: Size, linears: tuple[FrozenLinear, FrozenLinear, FrozenLinear], dtype: DType, *, adapter_dtype: DType = FP32, dropout: bool = False, recompute: bool = False) -> KernelCost:  # fmt: skip
-    """Gate, up and down in one operation: x, both outputs of the first two unless `recompute`, projections, and a seed with dropout.
+def qlora_mlp(
+    rows: Size,
+    linears: tuple[FrozenLinear, FrozenLinear, FrozenLinear],
+    dtype: DType,
+    *,
+    adapter_dtype: DType = FP32,
+    dropout: bool = False,
+    recompute: bool = False,
+) -> KernelCost:
+    """Gate, up and down in one operation: x, both outputs of the first two unless `recompute`,
+    projections, and a seed with dropout.
 
-    Temporaries of the backward: the gradients of the product and of up, and the product again, beside the last linear's own.
+    Temporaries of the backward: the gradients of the product and of up, and the product again,
+    beside the last linear's own.
     """
     gate, up, down = linears
     item, width = _nbytes(dtype), gate.outputs
-    wide = () if recompute else tuple(Saved(name=name, axes=(rows, width), dtype=dtype, is_new=True) for name in ("gate", "up"))
-    biases = tuple(Saved(name="bias", axes=(0,), dtype=dtype, is_new=False) for _ in range(2)) if recompute else ()
+    wide = (
+        ()
+        if recompute
+        else tuple(
+            Saved(name=name, axes=(rows, width), dtype=dtype, is_new=True)
+            for name in ("gate", "up")
+        )
+    )
+    biases = (
+        tuple(Saved(name="bias", axes=(0,), dtype=dtype, is_new=False) for _ in range(2))
+        if recompute
+        else ()
+    )
     saved = (
         Saved(name="x", axes=(rows, gate.inputs), dtype=dtype, is_new=False),
         *_seed(dropout),
@@ -297,21 +424,33 @@ def qlora_mlp(rows: Size, linears: tuple[FrozenLinear, FrozenLinear, FrozenLinea
     )
     first, second, third = (x.flops(rows) for x in linears)
     values, x_bytes = rows * width, rows * gate.inputs * item
-    decoded, stored = _sum(x.elements for x in linears) * item, _sum(x.stored_bytes for x in linears)
+    decoded, stored = (
+        _sum(x.elements for x in linears) * item,
+        _sum(x.stored_bytes for x in linears),
+    )
     again = first[0] + second[0] if recompute else 0
     h_bytes = values * item
     recomputed = 2 * h_bytes if recompute else 0
     options = {"dropout": dropout}
     thin = rows * down.rank * item
     last = 3 * h_bytes + down.backward_temporary(rows, dtype, adapter_dtype, **options)
-    others = maximum(gate.backward_temporary(rows, dtype, adapter_dtype, **options), up.backward_temporary(rows, dtype, adapter_dtype, before=gate.rank, **options))  # fmt: skip
+    others = maximum(
+        gate.backward_temporary(rows, dtype, adapter_dtype, **options),
+        up.backward_temporary(rows, dtype, adapter_dtype, before=gate.rank, **options),
+    )
     return KernelCost(
         saved=saved,
         forward_flops=first[0] + second[0] + third[0] + 6 * values,
         backward_flops=first[1] + second[1] + third[1] + again + 12 * values,
-        forward_moved=stored + 2 * decoded + 5 * x_bytes + 3 * (2 * h_bytes + x_bytes) + 5 * h_bytes,
+        forward_moved=stored
+        + 2 * decoded
+        + 5 * x_bytes
+        + 3 * (2 * h_bytes + x_bytes)
+        + 5 * h_bytes,
         backward_moved=stored + 2 * decoded + 12 * x_bytes + 15 * h_bytes + 4 * recomputed,
-        forward_temporary=h_bytes + recomputed + down.forward_temporary(rows, dtype, adapter_dtype, **options),
+        forward_temporary=h_bytes
+        + recomputed
+        + down.forward_temporary(rows, dtype, adapter_dtype, **options),
         backward_temporary=recomputed + maximum(last, 2 * h_bytes + thin + others),
     )
 
@@ -325,10 +464,12 @@ class KernelSet(Record):
     families: tuple[str, ...]
     """Families whose classes the patch knows."""
     fresh_norms: tuple[str, ...] = ()
-    """Families whose norms write their gradient beside the incoming one where others overwrite it."""
+    """Families whose norms write their gradient beside the incoming one where others overwrite
+    it."""
     norm_in_place: bool = False
     rope: str = "new"
-    """'new' returns new tensors; 'in place' turns them where they lie, both ways; 'in place forward' only forward."""
+    """'new' returns new tensors; 'in place' turns them where they lie, both ways; 'in place
+    forward' only forward."""
     gate_in_place: bool = False
     """The gradients of gate and up overwrite them."""
     gate: bool = True
@@ -349,16 +490,52 @@ KERNEL_SETS: dict[str, KernelSet] = {
     row.name: row
     for row in (
         KernelSet(
-            name="napkinmath", meaning="napkinmath_kernels.patch(model)", source="kernels/napkinmath_kernels/patching/patch.py", families=_OURS, adapters=True, norm_processors=2,
+            name="napkinmath",
+            meaning="napkinmath_kernels.patch(model)",
+            source="kernels/napkinmath_kernels/patching/patch.py",
+            families=_OURS,
+            adapters=True,
+            norm_processors=2,
         ),
         KernelSet(
-            name="liger", meaning="Liger's norm, rotary, gate and fused linear cross-entropy", source="liger-kernel 0.8.5 transformers/monkey_patch.py, ops/rms_norm.py, ops/rope.py, ops/swiglu.py, ops/fused_linear_cross_entropy.py",
-            families=("llama", "smollm3", "mistral", "ministral", "gemma", "gemma2", "gemma3_text", "qwen2", "qwen3", "phi3"),
-            fresh_norms=("gemma2", "gemma3_text"), norm_in_place=True, rope="in place", gate_in_place=True, copies_halves=True,
+            name="liger",
+            meaning="Liger's norm, rotary, gate and fused linear cross-entropy",
+            source=(
+                "liger-kernel 0.8.5 transformers/monkey_patch.py, ops/rms_norm.py, ops/rope.py,"
+                " ops/swiglu.py, ops/fused_linear_cross_entropy.py"
+            ),
+            families=(
+                "llama",
+                "smollm3",
+                "mistral",
+                "ministral",
+                "gemma",
+                "gemma2",
+                "gemma3_text",
+                "qwen2",
+                "qwen3",
+                "phi3",
+            ),
+            fresh_norms=("gemma2", "gemma3_text"),
+            norm_in_place=True,
+            rope="in place",
+            gate_in_place=True,
+            copies_halves=True,
         ),
         KernelSet(
-            name="unsloth", meaning="unsloth's norm, rotary, adapter and loss operations", source="unsloth 2026.10 kernels/fast_lora.py, rms_layernorm.py, rope_embedding.py, models/llama.py; unsloth_zoo fused_losses/fused_linear.py",
-            families=("llama", "mistral", "qwen2", "qwen3", "gemma"), fresh_norms=("gemma",), norm_in_place=True, rope="in place forward", gate=False, adapters=True, adapters_only=True,
+            name="unsloth",
+            meaning="unsloth's norm, rotary, adapter and loss operations",
+            source=(
+                "unsloth 2026.10 kernels/fast_lora.py, rms_layernorm.py, rope_embedding.py,"
+                " models/llama.py; unsloth_zoo fused_losses/fused_linear.py"
+            ),
+            families=("llama", "mistral", "qwen2", "qwen3", "gemma"),
+            fresh_norms=("gemma",),
+            norm_in_place=True,
+            rope="in place forward",
+            gate=False,
+            adapters=True,
+            adapters_only=True,
         ),
     )
-}  # fmt: skip
+}

@@ -1,6 +1,8 @@
-"""The catalog of links: what large collectives attain of a link's rate, what a hop takes, and the names of networks.
+"""The catalog of links: what large collectives attain of a link's rate, what a hop takes, and the
+names of networks.
 
-Rates of a GPU's own links are in gpus.json; here is what of them is left (links.json, each row with its sources).
+Rates of a GPU's own links are in gpus.json; here is what of them is left (links.json, each row with
+its sources).
 """
 
 from __future__ import annotations
@@ -19,9 +21,11 @@ _tables: dict[str, Any] = {}
 
 
 class Attained(Record):
-    """What collectives get of a link: share of its rate for large messages, seconds of a hop, and the sources.
+    """What collectives get of a link: share of its rate for large messages, seconds of a hop, and
+    the sources.
 
-    `sharp_share` is the share where the switch itself sums (NVLink SHARP), from groups of `sharp_from` GPUs on; 0 where it does not.
+    `sharp_share` is the share where the switch itself sums (NVLink SHARP), from groups of
+    `sharp_from` GPUs on; 0 where it does not.
     """
 
     share: float
@@ -52,27 +56,36 @@ def find_network(name: str) -> Network:
         if key in (_key(network.name), *(_key(alias) for alias in network.aliases)):
             return network
     known = [network.name for network in load_networks()]
-    raise InputError(f"network {shown(name)} is unknown{suggest(name, known)}; use one of {', '.join(known)}, or Gbit/s per GPU")
+    raise InputError(
+        f"network {shown(name)} is unknown{suggest(name, known)}; use one of {', '.join(known)}, or"
+        " Gbit/s per GPU"
+    )
 
 
 def network_named(text: str, gpus_per_node: int) -> NetworkLink:
-    """The link that '400', 'ib-ndr', 'roce:200' (Gbit/s of one GPU) or '4x ib-hdr' (ports of one node) describes."""
+    """The link that '400', 'ib-ndr', 'roce:200' (Gbit/s of one GPU) or '4x ib-hdr' (ports of one
+    node) describes."""
     plain = text.strip().lower()
     ports, times, rest = plain.partition("x")
     if times and ports.strip().isdigit():
         network = find_network(rest.strip())
-        return NetworkLink(kind=network.name, gbit_per_s_per_gpu=int(ports) * network.gbit_per_s / gpus_per_node)
+        return NetworkLink(
+            kind=network.name, gbit_per_s_per_gpu=int(ports) * network.gbit_per_s / gpus_per_node
+        )
     name, colon, rate = plain.partition(":")
     if colon:
         return NetworkLink(kind=find_network(name).name, gbit_per_s_per_gpu=_rate(rate, text))
     if plain.replace(".", "", 1).isdigit():
-        return NetworkLink(kind="roce" if float(plain) >= 25 else "ethernet", gbit_per_s_per_gpu=_rate(plain, text))
+        return NetworkLink(
+            kind="roce" if float(plain) >= 25 else "ethernet", gbit_per_s_per_gpu=_rate(plain, text)
+        )
     network = find_network(plain)
     return NetworkLink(kind=network.name, gbit_per_s_per_gpu=network.gbit_per_s)
 
 
 def default_network(gpu: Gpu) -> NetworkLink:
-    """What nodes of this GPU usually have; Ethernet of 100 Gbit/s for eight where nothing is usual."""
+    """What nodes of this GPU usually have; Ethernet of 100 Gbit/s for eight where nothing is
+    usual."""
     name = gpu.name.lower()
     for row in _table()["default_networks"]:
         if any(name.startswith(prefix) for prefix in row["gpus"]):
@@ -82,7 +95,8 @@ def default_network(gpu: Gpu) -> NetworkLink:
 
 
 def attained_on_network(kind: str) -> Attained:
-    """What collectives get of a network's rate; a kind that is not in the catalog is taken for RoCE."""
+    """What collectives get of a network's rate; a kind that is not in the catalog is taken for
+    RoCE."""
     for row in _table()["networks"]:
         if row["name"] == kind:
             return _attained(row)
@@ -90,7 +104,8 @@ def attained_on_network(kind: str) -> Attained:
 
 
 def attained_on_gpu_link(kind: str, generation: int) -> Attained:
-    """What collectives get of a GPU's own links; generation 0 of a kind stands for those that are not listed."""
+    """What collectives get of a GPU's own links; generation 0 of a kind stands for those that are
+    not listed."""
     rows: list[dict[str, Any]] = [row for row in _table()["gpu_links"] if row["kind"] == kind]
     for row in rows:
         if row["generation"] in (generation, 0):
@@ -99,8 +114,11 @@ def attained_on_gpu_link(kind: str, generation: int) -> Attained:
 
 
 def attained_on_pcie(*, ranks: int, through_host: bool) -> Attained:
-    """What collectives get of PCI Express: a pair, more GPUs that share root complexes, or copies through host memory."""
-    return _attained(_table()["pcie"]["through-host" if through_host else "pair" if ranks <= 2 else "shared"])
+    """What collectives get of PCI Express: a pair, more GPUs that share root complexes, or copies
+    through host memory."""
+    return _attained(
+        _table()["pcie"]["through-host" if through_host else "pair" if ranks <= 2 else "shared"]
+    )
 
 
 def _table() -> dict[str, Any]:
@@ -115,15 +133,23 @@ def _table() -> dict[str, Any]:
 
 
 def _network(row: dict[str, Any]) -> Network:
-    return Network(name=row["name"], aliases=tuple(row["aliases"]), gbit_per_s=row["gbit_per_s"], attained=_attained(row))
+    return Network(
+        name=row["name"],
+        aliases=tuple(row["aliases"]),
+        gbit_per_s=row["gbit_per_s"],
+        attained=_attained(row),
+    )
 
 
 def _attained(row: dict[str, Any]) -> Attained:
     sources = _table()["sources"]
     return Attained(
-        share=row["share"], hop_s=row["hop_us"] * 1e-6, sources=tuple(sources[key] for key in row["sources"]),
-        sharp_share=row.get("sharp_share", 0.0), sharp_from=row.get("sharp_from", 0),
-    )  # fmt: skip
+        share=row["share"],
+        hop_s=row["hop_us"] * 1e-6,
+        sources=tuple(sources[key] for key in row["sources"]),
+        sharp_share=row.get("sharp_share", 0.0),
+        sharp_from=row.get("sharp_from", 0),
+    )
 
 
 def _rate(text: str, whole: str) -> float:
@@ -132,7 +158,9 @@ def _rate(text: str, whole: str) -> float:
     except ValueError:
         rate = 0.0
     if not 0 < rate <= 1e5:
-        raise InputError(f"network {shown(whole)} has no rate; write Gbit/s of one GPU, e.g. 400 or roce:200")
+        raise InputError(
+            f"network {shown(whole)} has no rate; write Gbit/s of one GPU, e.g. 400 or roce:200"
+        )
     return rate
 
 

@@ -1,7 +1,8 @@
 """read_model: a ModelSpec from a catalogued name, a config.json, its folder, or a mapping.
 
-models.json is a JSON array with one row a line. A name is found by scanning for its line and parsing only that one; the
-last part of a path, in lower case, with each run of punctuation as one dash, is what is compared.
+models.json is a JSON array with one row a line. A name is found by scanning for its line and
+parsing only that one; the last part of a path, in lower case, with each run of punctuation as one
+dash, is what is compared.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
     from napkinmath.ir.model_spec import ModelSpec
 
 CATALOG = os.path.join(os.path.dirname(__file__), "models.json")
-# Endings that say how a checkpoint was tuned or packed; its shapes are those of the model without them.
+# Endings that say how a checkpoint was tuned or packed; its shapes are those of the model without
+# them.
 _TUNINGS = (
     "hf",
     "instruct",
@@ -41,17 +43,22 @@ _TUNINGS = (
 )
 
 
-def read_model(given: str | os.PathLike[str] | Mapping[str, object], *, name: str = "") -> ModelSpec:
+def read_model(
+    given: str | os.PathLike[str] | Mapping[str, object], *, name: str = ""
+) -> ModelSpec:
     """The model of a catalogued name, a config file, a folder with one, or a config as a mapping.
 
-    A name that is in the catalog wins over a folder of that name unless it is written as a path ("./gpt2"). Raises InputError
-    for anything that cannot be read, with the nearest names.
+    A name that is in the catalog wins over a folder of that name unless it is written as a path
+    ("./gpt2"). Raises InputError for anything that cannot be read, with the nearest names.
     """
     from napkinmath.models.families import read_config
 
     if not isinstance(given, (str, os.PathLike)):
         if not hasattr(given, "keys"):
-            raise InputError(f"model {shown(given)} is neither a name, a path nor a config's mapping; write e.g. 'llama-7b'")
+            raise InputError(
+                f"model {shown(given)} is neither a name, a path nor a config's mapping; write e.g."
+                " 'llama-7b'"
+            )
         return read_config(given, name=name, source="a mapping")
     text = os.fspath(given)
     if "\0" in text:
@@ -64,7 +71,9 @@ def read_model(given: str | os.PathLike[str] | Mapping[str, object], *, name: st
     path = config_file.find(text)
     if path is None:
         raise unknown_model(text)
-    return read_config(config_file.read(path), name=name or config_file.model_name(path), source=path)
+    return read_config(
+        config_file.read(path), name=name or config_file.model_name(path), source=path
+    )
 
 
 def find_row(name: str) -> dict[str, Any] | None:
@@ -89,14 +98,20 @@ def load_rows() -> list[dict[str, Any]]:
 
 
 def name_key(name: str) -> str:
-    """'meta-llama/Llama-3.1_8B' -> 'llama-3-1-8b': the last part of a path, lower case, each run of punctuation as one dash."""
+    """'meta-llama/Llama-3.1_8B' -> 'llama-3-1-8b': the last part of a path, lower case, each run of
+    punctuation as one dash."""
     last = name.strip().rstrip("/").rpartition("/")[2].lower()
     return "-".join("".join(c if c.isalnum() else " " for c in last).split())
 
 
 def joined_key(key: str) -> str:
-    """'llama-2-7b' -> 'llama2-7b': dashes only between digits, so that 'llama2-7b' is the same but opt-1.3b is not opt-13b."""
-    kept = [c for i, c in enumerate(key) if c != "-" or (key[i - 1].isdigit() and key[i + 1 : i + 2].isdigit())]
+    """'llama-2-7b' -> 'llama2-7b': dashes only between digits, so that 'llama2-7b' is the same but
+    opt-1.3b is not opt-13b."""
+    kept = [
+        c
+        for i, c in enumerate(key)
+        if c != "-" or (key[i - 1].isdigit() and key[i + 1 : i + 2].isdigit())
+    ]
     return "".join(kept)
 
 
@@ -104,13 +119,20 @@ def unknown_model(name: str) -> InputError:
     """The error for a name that is neither catalogued nor a path, with the nearest names."""
     names = [row_name for row_name, _, _ in _heads(_text())]
     nearest = suggest(name_key(name), names) or "; see `estimate models`"
-    return InputError(f"model {shown(name)} is unknown{nearest} (a config.json, its folder, --arch or --hub with a hub id also work)")
+    return InputError(
+        f"model {shown(name)} is unknown{nearest} (a config.json, its folder, --arch or --hub with"
+        " a hub id also work)"
+    )
 
 
 def _is_path(given: object, text: str) -> bool:
     if not isinstance(given, str):
         return True
-    return text.startswith((".", "/", "~", "\\")) or text.endswith((".json", os.sep)) or (os.sep in text and os.path.exists(text))
+    return (
+        text.startswith((".", "/", "~", "\\"))
+        or text.endswith((".json", os.sep))
+        or (os.sep in text and os.path.exists(text))
+    )
 
 
 def _text() -> str:
@@ -130,7 +152,8 @@ def _exact_line(text: str, name: str) -> int:
 
 
 def _tolerant_line(text: str, key: str) -> int:
-    """Where the line begins whose name, alias or hub id has that key, as written, with dashes joined, or without a tuning's ending; -1 if none."""
+    """Where the line begins whose name, alias or hub id has that key, as written, with dashes
+    joined, or without a tuning's ending; -1 if none."""
     by_key: dict[str, int] = {}
     by_joined: dict[str, int] = {}
     for _, names, start in _heads(text):
@@ -159,7 +182,8 @@ def _heads(text: str) -> list[tuple[str, list[str], int]]:
 
 
 def _without_tunings(key: str) -> list[str]:
-    """The key, then with endings like '-instruct' and '-bnb-4bit' taken off one after the other, and 'meta-' from its front."""
+    """The key, then with endings like '-instruct' and '-bnb-4bit' taken off one after the other,
+    and 'meta-' from its front."""
     candidates = [key]
     shorter = key
     while True:

@@ -1,4 +1,5 @@
-"""Optimizers, one row each: what they keep for every trained parameter, and what exists only during the step."""
+"""Optimizers, one row each: what they keep for every trained parameter, and what exists only during
+the step."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ PAGED = 100_000  # elements from which bitsandbytes puts states into paged memor
 
 
 class State(Record):
-    """One tensor kept for a parameter: elements as a function of its shape, and a type (None: the parameter's own)."""
+    """One tensor kept for a parameter: elements as a function of its shape, and a type (None: the
+    parameter's own)."""
 
     name: str
     dtype: DType | None = None
@@ -35,7 +37,8 @@ class State(Record):
 
 
 class Temporary(Record):
-    """A tensor that the step of one parameter makes; a second one of the same name replaces the first, as a Python variable does."""
+    """A tensor that the step of one parameter makes; a second one of the same name replaces the
+    first, as a Python variable does."""
 
     name: str
     dtype: DType | None = None
@@ -52,9 +55,11 @@ class Optimizer(Record):
     source: str
     states: tuple[State, ...] = ()
     foreach_copies: int = 0
-    """Parameter-sized temporaries that a foreach implementation holds for all parameters of a type at once."""
+    """Parameter-sized temporaries that a foreach implementation holds for all parameters of a type
+    at once."""
     script: tuple[Temporary | str, ...] = ()
-    """Temporaries of a for-loop in order; a name alone ends that temporary's life. What is left lives until replaced."""
+    """Temporaries of a for-loop in order; a name alone ends that temporary's life. What is left
+    lives until replaced."""
     traffic_passes: float = 7.0
     """Parameter-sized reads and writes of the step, states included in their own type."""
     paged: bool = False
@@ -112,22 +117,36 @@ def gram(axes: Axes) -> Size:
 
 def low_rank(rank: int) -> Callable[[Axes], Size]:
     """A gradient projected on `rank` directions: rank times the longer side of a matrix."""
-    return lambda axes: minimum(rank, minimum(axes[0], axes[-1])) * maximum(axes[0], axes[-1]) if len(axes) > 1 else product(axes)
+    return lambda axes: (
+        minimum(rank, minimum(axes[0], axes[-1])) * maximum(axes[0], axes[-1])
+        if len(axes) > 1
+        else product(axes)
+    )
 
 
 def projector(rank: int) -> Callable[[Axes], Size]:
     """GaLore's projection matrix: rank times the shorter side."""
-    return lambda axes: minimum(rank, minimum(axes[0], axes[-1])) * minimum(axes[0], axes[-1]) if len(axes) > 1 else 0
+    return lambda axes: (
+        minimum(rank, minimum(axes[0], axes[-1])) * minimum(axes[0], axes[-1])
+        if len(axes) > 1
+        else 0
+    )
 
 
 def _eight_bit(
-    name: str, number: int, elements: Callable[[Axes], Size] | None = None, scales: Callable[[Axes], Size] = blocks_of_256
+    name: str,
+    number: int,
+    elements: Callable[[Axes], Size] | None = None,
+    scales: Callable[[Axes], Size] = blocks_of_256,
 ) -> tuple[State, ...]:
-    """A bitsandbytes state: 8 bits with scales and a shared map, or 32 bits for a small parameter."""
+    """A bitsandbytes state: 8 bits with scales and a shared map, or 32 bits for a small
+    parameter."""
     return (
-        State(name=name, dtype=UINT8, elements=elements, at_least=SMALL, pageable=True), State(name=name, dtype=FP32, elements=elements, below=SMALL),
-        State(name=f"absmax{number}", dtype=FP32, elements=scales, at_least=SMALL), State(name=f"qmap{number}", dtype=FP32, elements=table, shared=True, at_least=SMALL),
-    )  # fmt: skip
+        State(name=name, dtype=UINT8, elements=elements, at_least=SMALL, pageable=True),
+        State(name=name, dtype=FP32, elements=elements, below=SMALL),
+        State(name=f"absmax{number}", dtype=FP32, elements=scales, at_least=SMALL),
+        State(name=f"qmap{number}", dtype=FP32, elements=table, shared=True, at_least=SMALL),
+    )
 
 
 def _wide(name: str, elements: Callable[[Axes], Size] | None = None) -> State:
@@ -152,84 +171,366 @@ _GALORE = (
 OPTIMIZERS: dict[str, Optimizer] = {
     row.name: row
     for row in (
-        Optimizer(name="sgd", meaning="SGD without momentum", source=_TORCH + "sgd.py", traffic_passes=3),
-        Optimizer(name="momentum", meaning="SGD with momentum", source=_TORCH + "sgd.py", states=(State(name="momentum_buffer"),), traffic_passes=5),
-        Optimizer(name="adamw", meaning="AdamW, for-loop implementation", source=_TORCH + "adam.py _single_tensor_adam", states=_ADAM, script=_ROOT, traffic_passes=16, launches_per_parameter=12),
-        Optimizer(name="adamw-foreach", meaning="AdamW, foreach implementation", source=_TORCH + "adam.py _multi_tensor_adam: exp_avg_sq_sqrt", states=_ADAM, foreach_copies=1, traffic_passes=14),
-        Optimizer(name="adamw-foreach-2.0", meaning="AdamW, foreach implementation of torch 2.0", source="torch 2.0 optim/adamw.py _multi_tensor_adamw: exp_avg_sq_sqrt and denom", states=_ADAM, foreach_copies=2, traffic_passes=16),
-        Optimizer(name="adamw-fused", meaning="AdamW, fused implementation", source=_TORCH + "adam.py _fused_adam", states=(*_ADAM, _STEP), traffic_passes=7),
-        Optimizer(name="adagrad", meaning="Adagrad, foreach implementation", source=_TORCH + "adagrad.py _multi_tensor_adagrad: std, numerator", states=(State(name="sum"),), foreach_copies=2, traffic_passes=10),
-        Optimizer(name="rmsprop", meaning="RMSprop, foreach implementation", source=_TORCH + "rmsprop.py _multi_tensor_rmsprop: avg", states=(State(name="square_avg"),), foreach_copies=1, traffic_passes=10),
-        Optimizer(name="adamw-8bit", meaning="bitsandbytes AdamW with 8-bit states", source=_BNB, states=_ADAM_8BIT, traffic_passes=5, launches_per_parameter=1),
-        Optimizer(name="adamw-bnb", meaning="bitsandbytes AdamW with 32-bit states", source=_BNB, states=_ADAM_32BIT, traffic_passes=11, launches_per_parameter=1),
         Optimizer(
-            name="adamw-8bit-torchao", meaning="torchao AdamW with 8-bit states, its step compiled for each parameter", source="torchao 0.6 prototype/low_bit_optim/adam.py single_param_adam, quant_utils.py quantize_8bit_with_qmap",
-            states=_ADAM_8BIT, traffic_passes=9, launches_per_parameter=4,
-            script=(Temporary(name="new exp_avg", dtype=FP32), Temporary(name="new exp_avg_sq", dtype=FP32), Temporary(name="scaled blocks", dtype=FP32), Temporary(name="codes", dtype=UINT8)),
+            name="sgd", meaning="SGD without momentum", source=_TORCH + "sgd.py", traffic_passes=3
         ),
-        Optimizer(name="paged-adamw-8bit", meaning="bitsandbytes 8-bit AdamW, states in paged memory", source=_BNB, states=_ADAM_8BIT, traffic_passes=5, paged=True, launches_per_parameter=1),
-        Optimizer(name="paged-adamw", meaning="bitsandbytes AdamW, 32-bit states in paged memory", source=_BNB, states=_ADAM_32BIT, traffic_passes=11, paged=True, launches_per_parameter=1),
-        Optimizer(name="ademamix", meaning="bitsandbytes AdEMAMix, three moments in 32 bits", source="bitsandbytes 0.50 optim/ademamix.py", states=_ADEMAMIX_32BIT, traffic_passes=15, launches_per_parameter=1),
-        Optimizer(name="ademamix-8bit", meaning="bitsandbytes AdEMAMix, three moments in 8 bits", source="bitsandbytes 0.50 optim/ademamix.py", states=_ADEMAMIX_8BIT, traffic_passes=6, launches_per_parameter=1),
-        Optimizer(name="paged-ademamix", meaning="bitsandbytes AdEMAMix in paged memory", source="bitsandbytes 0.50 optim/ademamix.py", states=_ADEMAMIX_32BIT, traffic_passes=15, paged=True, launches_per_parameter=1),
-        Optimizer(name="paged-ademamix-8bit", meaning="bitsandbytes 8-bit AdEMAMix in paged memory", source="bitsandbytes 0.50 optim/ademamix.py", states=_ADEMAMIX_8BIT, traffic_passes=6, paged=True, launches_per_parameter=1),
         Optimizer(
-            name="adafactor", meaning="Adafactor with factored second moment, no momentum", source="transformers 5.23 optimization.py Adafactor.step",
-            states=(State(name="exp_avg_sq_row", dtype=FP32, elements=rows), State(name="exp_avg_sq_col", dtype=FP32, elements=columns), State(name="RMS", dtype=FP32, elements=scalar)), traffic_passes=12, launches_per_parameter=20,
+            name="momentum",
+            meaning="SGD with momentum",
+            source=_TORCH + "sgd.py",
+            states=(State(name="momentum_buffer"),),
+            traffic_passes=5,
+        ),
+        Optimizer(
+            name="adamw",
+            meaning="AdamW, for-loop implementation",
+            source=_TORCH + "adam.py _single_tensor_adam",
+            states=_ADAM,
+            script=_ROOT,
+            traffic_passes=16,
+            launches_per_parameter=12,
+        ),
+        Optimizer(
+            name="adamw-foreach",
+            meaning="AdamW, foreach implementation",
+            source=_TORCH + "adam.py _multi_tensor_adam: exp_avg_sq_sqrt",
+            states=_ADAM,
+            foreach_copies=1,
+            traffic_passes=14,
+        ),
+        Optimizer(
+            name="adamw-foreach-2.0",
+            meaning="AdamW, foreach implementation of torch 2.0",
+            source="torch 2.0 optim/adamw.py _multi_tensor_adamw: exp_avg_sq_sqrt and denom",
+            states=_ADAM,
+            foreach_copies=2,
+            traffic_passes=16,
+        ),
+        Optimizer(
+            name="adamw-fused",
+            meaning="AdamW, fused implementation",
+            source=_TORCH + "adam.py _fused_adam",
+            states=(*_ADAM, _STEP),
+            traffic_passes=7,
+        ),
+        Optimizer(
+            name="adagrad",
+            meaning="Adagrad, foreach implementation",
+            source=_TORCH + "adagrad.py _multi_tensor_adagrad: std, numerator",
+            states=(State(name="sum"),),
+            foreach_copies=2,
+            traffic_passes=10,
+        ),
+        Optimizer(
+            name="rmsprop",
+            meaning="RMSprop, foreach implementation",
+            source=_TORCH + "rmsprop.py _multi_tensor_rmsprop: avg",
+            states=(State(name="square_avg"),),
+            foreach_copies=1,
+            traffic_passes=10,
+        ),
+        Optimizer(
+            name="adamw-8bit",
+            meaning="bitsandbytes AdamW with 8-bit states",
+            source=_BNB,
+            states=_ADAM_8BIT,
+            traffic_passes=5,
+            launches_per_parameter=1,
+        ),
+        Optimizer(
+            name="adamw-bnb",
+            meaning="bitsandbytes AdamW with 32-bit states",
+            source=_BNB,
+            states=_ADAM_32BIT,
+            traffic_passes=11,
+            launches_per_parameter=1,
+        ),
+        Optimizer(
+            name="adamw-8bit-torchao",
+            meaning="torchao AdamW with 8-bit states, its step compiled for each parameter",
+            source=(
+                "torchao 0.6 prototype/low_bit_optim/adam.py single_param_adam, quant_utils.py"
+                " quantize_8bit_with_qmap"
+            ),
+            states=_ADAM_8BIT,
+            traffic_passes=9,
+            launches_per_parameter=4,
             script=(
-                Temporary(name="gradient", dtype=FP32, half_only=True), Temporary(name="parameter", dtype=FP32, half_only=True), Temporary(name="square", dtype=FP32),
-                Temporary(name="update", dtype=FP32), "square", Temporary(name="update", dtype=FP32), Temporary(name="negative", dtype=FP32), "negative", "gradient",
+                Temporary(name="new exp_avg", dtype=FP32),
+                Temporary(name="new exp_avg_sq", dtype=FP32),
+                Temporary(name="scaled blocks", dtype=FP32),
+                Temporary(name="codes", dtype=UINT8),
             ),
         ),
-        Optimizer(name="lion", meaning="Lion, one momentum", source="arXiv 2302.06675; github.com/lucidrains/lion-pytorch", states=(State(name="exp_avg"),), script=(Temporary(name="scaled"), Temporary(name="update"), "scaled"), traffic_passes=9, launches_per_parameter=6),
-        Optimizer(name="lion-bnb", meaning="bitsandbytes Lion with a 32-bit momentum", source=_BNB, states=(_wide("state1"),), traffic_passes=5, launches_per_parameter=1),
-        Optimizer(name="lion-8bit", meaning="bitsandbytes Lion with an 8-bit momentum", source=_BNB, states=_eight_bit("state1", 1), traffic_passes=4, launches_per_parameter=1),
-        Optimizer(name="paged-lion", meaning="bitsandbytes Lion, 32-bit momentum in paged memory", source=_BNB, states=(_wide("state1"),), traffic_passes=5, paged=True, launches_per_parameter=1),
-        Optimizer(name="paged-lion-8bit", meaning="bitsandbytes 8-bit Lion in paged memory", source=_BNB, states=_eight_bit("state1", 1), traffic_passes=4, paged=True, launches_per_parameter=1),
-        Optimizer(name="rmsprop-bnb", meaning="bitsandbytes RMSprop with a 32-bit state", source=_BNB, states=(_wide("state1"),), traffic_passes=5, launches_per_parameter=1),
-        Optimizer(name="rmsprop-8bit", meaning="bitsandbytes RMSprop with an 8-bit state", source=_BNB, states=_eight_bit("state1", 1), traffic_passes=4, launches_per_parameter=1),
         Optimizer(
-            name="muon", meaning="Muon on matrices (momentum, five Newton-Schulz steps in bf16), AdamW elsewhere", source=_TORCH + "_muon.py _single_tensor_muon, _zeropower_via_newtonschulz",
-            states=(State(name="momentum_buffer"),), traffic_passes=11, launches_per_parameter=30, matrix_only=True, newton_schulz_steps=5,
+            name="paged-adamw-8bit",
+            meaning="bitsandbytes 8-bit AdamW, states in paged memory",
+            source=_BNB,
+            states=_ADAM_8BIT,
+            traffic_passes=5,
+            paged=True,
+            launches_per_parameter=1,
+        ),
+        Optimizer(
+            name="paged-adamw",
+            meaning="bitsandbytes AdamW, 32-bit states in paged memory",
+            source=_BNB,
+            states=_ADAM_32BIT,
+            traffic_passes=11,
+            paged=True,
+            launches_per_parameter=1,
+        ),
+        Optimizer(
+            name="ademamix",
+            meaning="bitsandbytes AdEMAMix, three moments in 32 bits",
+            source="bitsandbytes 0.50 optim/ademamix.py",
+            states=_ADEMAMIX_32BIT,
+            traffic_passes=15,
+            launches_per_parameter=1,
+        ),
+        Optimizer(
+            name="ademamix-8bit",
+            meaning="bitsandbytes AdEMAMix, three moments in 8 bits",
+            source="bitsandbytes 0.50 optim/ademamix.py",
+            states=_ADEMAMIX_8BIT,
+            traffic_passes=6,
+            launches_per_parameter=1,
+        ),
+        Optimizer(
+            name="paged-ademamix",
+            meaning="bitsandbytes AdEMAMix in paged memory",
+            source="bitsandbytes 0.50 optim/ademamix.py",
+            states=_ADEMAMIX_32BIT,
+            traffic_passes=15,
+            paged=True,
+            launches_per_parameter=1,
+        ),
+        Optimizer(
+            name="paged-ademamix-8bit",
+            meaning="bitsandbytes 8-bit AdEMAMix in paged memory",
+            source="bitsandbytes 0.50 optim/ademamix.py",
+            states=_ADEMAMIX_8BIT,
+            traffic_passes=6,
+            paged=True,
+            launches_per_parameter=1,
+        ),
+        Optimizer(
+            name="adafactor",
+            meaning="Adafactor with factored second moment, no momentum",
+            source="transformers 5.23 optimization.py Adafactor.step",
+            states=(
+                State(name="exp_avg_sq_row", dtype=FP32, elements=rows),
+                State(name="exp_avg_sq_col", dtype=FP32, elements=columns),
+                State(name="RMS", dtype=FP32, elements=scalar),
+            ),
+            traffic_passes=12,
+            launches_per_parameter=20,
             script=(
-                Temporary(name="update"), Temporary(name="gram", dtype=BF16, elements=gram), Temporary(name="gram update", dtype=BF16, elements=gram), Temporary(name="orthogonal", dtype=BF16),
-                Temporary(name="gram", dtype=BF16, elements=gram), Temporary(name="gram update", dtype=BF16, elements=gram), Temporary(name="orthogonal", dtype=BF16), "gram", "gram update", "update",
+                Temporary(name="gradient", dtype=FP32, half_only=True),
+                Temporary(name="parameter", dtype=FP32, half_only=True),
+                Temporary(name="square", dtype=FP32),
+                Temporary(name="update", dtype=FP32),
+                "square",
+                Temporary(name="update", dtype=FP32),
+                Temporary(name="negative", dtype=FP32),
+                "negative",
+                "gradient",
             ),
         ),
         Optimizer(
-            name="galore", meaning="GaLore: Adam moments in a rank-128 projection", source="arXiv 2403.03507; galore_torch/adamw.py, galore_projector.py", states=_GALORE, traffic_passes=10, launches_per_parameter=14,
+            name="lion",
+            meaning="Lion, one momentum",
+            source="arXiv 2302.06675; github.com/lucidrains/lion-pytorch",
+            states=(State(name="exp_avg"),),
+            script=(Temporary(name="scaled"), Temporary(name="update"), "scaled"),
+            traffic_passes=9,
+            launches_per_parameter=6,
+        ),
+        Optimizer(
+            name="lion-bnb",
+            meaning="bitsandbytes Lion with a 32-bit momentum",
+            source=_BNB,
+            states=(_wide("state1"),),
+            traffic_passes=5,
+            launches_per_parameter=1,
+        ),
+        Optimizer(
+            name="lion-8bit",
+            meaning="bitsandbytes Lion with an 8-bit momentum",
+            source=_BNB,
+            states=_eight_bit("state1", 1),
+            traffic_passes=4,
+            launches_per_parameter=1,
+        ),
+        Optimizer(
+            name="paged-lion",
+            meaning="bitsandbytes Lion, 32-bit momentum in paged memory",
+            source=_BNB,
+            states=(_wide("state1"),),
+            traffic_passes=5,
+            paged=True,
+            launches_per_parameter=1,
+        ),
+        Optimizer(
+            name="paged-lion-8bit",
+            meaning="bitsandbytes 8-bit Lion in paged memory",
+            source=_BNB,
+            states=_eight_bit("state1", 1),
+            traffic_passes=4,
+            paged=True,
+            launches_per_parameter=1,
+        ),
+        Optimizer(
+            name="rmsprop-bnb",
+            meaning="bitsandbytes RMSprop with a 32-bit state",
+            source=_BNB,
+            states=(_wide("state1"),),
+            traffic_passes=5,
+            launches_per_parameter=1,
+        ),
+        Optimizer(
+            name="rmsprop-8bit",
+            meaning="bitsandbytes RMSprop with an 8-bit state",
+            source=_BNB,
+            states=_eight_bit("state1", 1),
+            traffic_passes=4,
+            launches_per_parameter=1,
+        ),
+        Optimizer(
+            name="muon",
+            meaning=(
+                "Muon on matrices (momentum, five Newton-Schulz steps in bf16), AdamW elsewhere"
+            ),
+            source=_TORCH + "_muon.py _single_tensor_muon, _zeropower_via_newtonschulz",
+            states=(State(name="momentum_buffer"),),
+            traffic_passes=11,
+            launches_per_parameter=30,
+            matrix_only=True,
+            newton_schulz_steps=5,
             script=(
-                Temporary(name="matrix", dtype=FP32, half_only=True), Temporary(name="left vectors", dtype=FP32), Temporary(name="right vectors", dtype=FP32, elements=gram), "matrix", "left vectors", "right vectors",
-                Temporary(name="projected", elements=low_rank(128)), Temporary(name="denominator", elements=low_rank(128)), Temporary(name="step", elements=low_rank(128)), Temporary(name="projected back"), Temporary(name="scaled"), "projected back",
+                Temporary(name="update"),
+                Temporary(name="gram", dtype=BF16, elements=gram),
+                Temporary(name="gram update", dtype=BF16, elements=gram),
+                Temporary(name="orthogonal", dtype=BF16),
+                Temporary(name="gram", dtype=BF16, elements=gram),
+                Temporary(name="gram update", dtype=BF16, elements=gram),
+                Temporary(name="orthogonal", dtype=BF16),
+                "gram",
+                "gram update",
+                "update",
             ),
         ),
         Optimizer(
-            name="apollo", meaning="APOLLO: Adam moments in a rank-256 random projection made from a seed", source="arXiv 2412.05270; apollo_torch/apollo.py", traffic_passes=10, launches_per_parameter=14,
-            states=(State(name="exp_avg", elements=low_rank(256)), State(name="exp_avg_sq", elements=low_rank(256))),
+            name="galore",
+            meaning="GaLore: Adam moments in a rank-128 projection",
+            source="arXiv 2403.03507; galore_torch/adamw.py, galore_projector.py",
+            states=_GALORE,
+            traffic_passes=10,
+            launches_per_parameter=14,
             script=(
-                Temporary(name="projection", elements=projector(256)), Temporary(name="projected", elements=low_rank(256)), "projection", Temporary(name="denominator", elements=low_rank(256)),
-                Temporary(name="step", elements=low_rank(256)), Temporary(name="scaled gradient"), Temporary(name="scaled gradient"),
+                Temporary(name="matrix", dtype=FP32, half_only=True),
+                Temporary(name="left vectors", dtype=FP32),
+                Temporary(name="right vectors", dtype=FP32, elements=gram),
+                "matrix",
+                "left vectors",
+                "right vectors",
+                Temporary(name="projected", elements=low_rank(128)),
+                Temporary(name="denominator", elements=low_rank(128)),
+                Temporary(name="step", elements=low_rank(128)),
+                Temporary(name="projected back"),
+                Temporary(name="scaled"),
+                "projected back",
             ),
         ),
-        Optimizer(name="lomo", meaning="LOMO: SGD fused into the backward, no states, no stored gradients", source="arXiv 2306.09782", traffic_passes=3, launches_per_parameter=2, in_backward=True),
         Optimizer(
-            name="anyprecision-adamw", meaning="AdamW with states and Kahan compensation in the parameter's type", source="torchdistx optimizers/anyprecision_optimizer.py", states=(*_ADAM, State(name="compensation")),
-            script=(*_ROOT, Temporary(name="before")), traffic_passes=18, launches_per_parameter=14,
+            name="apollo",
+            meaning="APOLLO: Adam moments in a rank-256 random projection made from a seed",
+            source="arXiv 2412.05270; apollo_torch/apollo.py",
+            traffic_passes=10,
+            launches_per_parameter=14,
+            states=(
+                State(name="exp_avg", elements=low_rank(256)),
+                State(name="exp_avg_sq", elements=low_rank(256)),
+            ),
+            script=(
+                Temporary(name="projection", elements=projector(256)),
+                Temporary(name="projected", elements=low_rank(256)),
+                "projection",
+                Temporary(name="denominator", elements=low_rank(256)),
+                Temporary(name="step", elements=low_rank(256)),
+                Temporary(name="scaled gradient"),
+                Temporary(name="scaled gradient"),
+            ),
         ),
-        Optimizer(name="anyprecision-adamw-fp32", meaning="the Trainer's adamw_anyprecision: fp32 moments, no compensation", source="transformers 5.23 trainer_optimizer.py; torchdistx optimizers/anyprecision_optimizer.py", states=(State(name="exp_avg", dtype=FP32), State(name="exp_avg_sq", dtype=FP32)), script=(Temporary(name="root", dtype=FP32), Temporary(name="denominator", dtype=FP32), "root"), traffic_passes=16, launches_per_parameter=12),
+        Optimizer(
+            name="lomo",
+            meaning="LOMO: SGD fused into the backward, no states, no stored gradients",
+            source="arXiv 2306.09782",
+            traffic_passes=3,
+            launches_per_parameter=2,
+            in_backward=True,
+        ),
+        Optimizer(
+            name="anyprecision-adamw",
+            meaning="AdamW with states and Kahan compensation in the parameter's type",
+            source="torchdistx optimizers/anyprecision_optimizer.py",
+            states=(*_ADAM, State(name="compensation")),
+            script=(*_ROOT, Temporary(name="before")),
+            traffic_passes=18,
+            launches_per_parameter=14,
+        ),
+        Optimizer(
+            name="anyprecision-adamw-fp32",
+            meaning="the Trainer's adamw_anyprecision: fp32 moments, no compensation",
+            source=(
+                "transformers 5.23 trainer_optimizer.py; torchdistx"
+                " optimizers/anyprecision_optimizer.py"
+            ),
+            states=(State(name="exp_avg", dtype=FP32), State(name="exp_avg_sq", dtype=FP32)),
+            script=(
+                Temporary(name="root", dtype=FP32),
+                Temporary(name="denominator", dtype=FP32),
+                "root",
+            ),
+            traffic_passes=16,
+            launches_per_parameter=12,
+        ),
     )
-}  # fmt: skip
+}
 ALIASES = {
-    "adamw_torch": "adamw-foreach", "adamw_torch_fused": "adamw-fused", "adamw_bnb_8bit": "adamw-8bit", "adamw_8bit": "adamw-8bit", "paged_adamw_8bit": "paged-adamw-8bit", "paged_adamw_32bit": "paged-adamw",
-    "adam": "adamw", "sgd-momentum": "momentum", "adamw-loop": "adamw", "adamw_hf": "adamw", "lion_32bit": "lion-bnb", "lion_8bit": "lion-8bit", "paged_lion_32bit": "paged-lion", "paged_lion_8bit": "paged-lion-8bit",
-    "galore_adamw": "galore", "apollo_adamw": "apollo", "adamw_anyprecision": "anyprecision-adamw-fp32", "ademamix_8bit": "ademamix-8bit", "paged_ademamix_32bit": "paged-ademamix", "paged_ademamix_8bit": "paged-ademamix-8bit",
-    "rmsprop_bnb": "rmsprop-bnb", "rmsprop_bnb_8bit": "rmsprop-8bit", "rmsprop_bnb_32bit": "rmsprop-bnb",
-}  # fmt: skip
+    "adamw_torch": "adamw-foreach",
+    "adamw_torch_fused": "adamw-fused",
+    "adamw_bnb_8bit": "adamw-8bit",
+    "adamw_8bit": "adamw-8bit",
+    "paged_adamw_8bit": "paged-adamw-8bit",
+    "paged_adamw_32bit": "paged-adamw",
+    "adam": "adamw",
+    "sgd-momentum": "momentum",
+    "adamw-loop": "adamw",
+    "adamw_hf": "adamw",
+    "lion_32bit": "lion-bnb",
+    "lion_8bit": "lion-8bit",
+    "paged_lion_32bit": "paged-lion",
+    "paged_lion_8bit": "paged-lion-8bit",
+    "galore_adamw": "galore",
+    "apollo_adamw": "apollo",
+    "adamw_anyprecision": "anyprecision-adamw-fp32",
+    "ademamix_8bit": "ademamix-8bit",
+    "paged_ademamix_32bit": "paged-ademamix",
+    "paged_ademamix_8bit": "paged-ademamix-8bit",
+    "rmsprop_bnb": "rmsprop-bnb",
+    "rmsprop_bnb_8bit": "rmsprop-8bit",
+    "rmsprop_bnb_32bit": "rmsprop-bnb",
+}
 
 
 def find_optimizer(name: str) -> Optimizer:
-    """The row of that name or of the Trainer's `optim` string; raises InputError with the nearest names."""
+    """The row of that name or of the Trainer's `optim` string; raises InputError with the nearest
+    names."""
     row = OPTIMIZERS.get(ALIASES.get(name.lower(), name.lower()))
     if row is None:
-        raise InputError(f"optimizer {shown(name)} is unknown; use one of {', '.join(OPTIMIZERS)}{suggest(name, [*OPTIMIZERS, *ALIASES])}")
+        raise InputError(
+            f"optimizer {shown(name)} is unknown; use one of"
+            f" {', '.join(OPTIMIZERS)}{suggest(name, [*OPTIMIZERS, *ALIASES])}"
+        )
     return row

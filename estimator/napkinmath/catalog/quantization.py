@@ -8,28 +8,135 @@ from napkinmath.lowering.quantized import Grouping, WeightFormat
 
 _BNB = "bitsandbytes 0.50 functional.py quantize_4bit, QuantState"
 
-_GPTQ = "GPTQ (arXiv 2210.17323); gptqmodel and AutoGPTQ QuantLinear: qweight, qzeros, scales, g_idx"
+_GPTQ = (
+    "GPTQ (arXiv 2210.17323); gptqmodel and AutoGPTQ QuantLinear: qweight, qzeros, scales, g_idx"
+)
 
 FORMATS: dict[str, WeightFormat] = {
     row.name: row
     for row in (
-        WeightFormat(name="nf4", meaning="4-bit NormalFloat, blocks of 64", source=_BNB, bits=4, group_size=64, table_elements=16, output_is_cloned=True),
-        WeightFormat(name="fp4", meaning="4-bit float, blocks of 64", source=_BNB, bits=4, group_size=64, table_elements=16, output_is_cloned=True),
-        WeightFormat(name="int8", meaning="LLM.int8(), one scale a row", source="bitsandbytes 0.50 nn/modules.py Int8Params", bits=8, group_size=1, grouping=Grouping.ROW, dequantize_kernel="int8", unpacks_whole=False, multiplies_integers=True),
-        WeightFormat(name="gptq-int4", meaning="grouped int4 in int32 words", source=_GPTQ, bits=4, group_size=128, grouping=Grouping.INPUT, words="inputs", scale_dtype=FP16, zero_point_bits=4, group_index=True, dequantize_kernel="int4", widened_rest=False),
-        WeightFormat(name="gptq-int8", meaning="grouped int8 in int32 words", source=_GPTQ, bits=8, group_size=128, grouping=Grouping.INPUT, words="inputs", scale_dtype=FP16, zero_point_bits=8, group_index=True, dequantize_kernel="int4", widened_rest=False),
-        WeightFormat(name="awq-int4", meaning="activation-aware grouped int4", source="AWQ (arXiv 2306.00978); AutoAWQ WQLinear_GEMM: qweight, qzeros, scales", bits=4, group_size=128, grouping=Grouping.INPUT, words="outputs", scale_dtype=FP16, zero_point_bits=4, dequantize_kernel="int4"),
-        WeightFormat(name="hqq-int4", meaning="half-quadratic int4, zero points in half precision", source="HQQ (github.com/mobiusml/hqq core/quantize.py)", bits=4, group_size=64, scale_dtype=BF16, zero_point_bits=16, dequantize_kernel="int4", widened_rest=False),
-        WeightFormat(name="mxfp4", meaning="4-bit float, blocks of 32 inputs with an 8-bit power-of-two scale", source="OCP Microscaling Formats v1.0", bits=4, group_size=32, grouping=Grouping.INPUT, scale_dtype=UINT8, dequantize_kernel="int4"),
-        WeightFormat(name="nvfp4", meaning="4-bit float, blocks of 16 inputs with an FP8 scale, one fp32 scale a tensor", source="NVIDIA NVFP4 as ModelOpt and compressed-tensors store it: weight_scale, weight_scale_2", bits=4, group_size=16, grouping=Grouping.INPUT, scale_dtype=FP8_E4M3, tensor_scales=1, dequantize_kernel="int4"),
+        WeightFormat(
+            name="nf4",
+            meaning="4-bit NormalFloat, blocks of 64",
+            source=_BNB,
+            bits=4,
+            group_size=64,
+            table_elements=16,
+            output_is_cloned=True,
+        ),
+        WeightFormat(
+            name="fp4",
+            meaning="4-bit float, blocks of 64",
+            source=_BNB,
+            bits=4,
+            group_size=64,
+            table_elements=16,
+            output_is_cloned=True,
+        ),
+        WeightFormat(
+            name="int8",
+            meaning="LLM.int8(), one scale a row",
+            source="bitsandbytes 0.50 nn/modules.py Int8Params",
+            bits=8,
+            group_size=1,
+            grouping=Grouping.ROW,
+            dequantize_kernel="int8",
+            unpacks_whole=False,
+            multiplies_integers=True,
+        ),
+        WeightFormat(
+            name="gptq-int4",
+            meaning="grouped int4 in int32 words",
+            source=_GPTQ,
+            bits=4,
+            group_size=128,
+            grouping=Grouping.INPUT,
+            words="inputs",
+            scale_dtype=FP16,
+            zero_point_bits=4,
+            group_index=True,
+            dequantize_kernel="int4",
+            widened_rest=False,
+        ),
+        WeightFormat(
+            name="gptq-int8",
+            meaning="grouped int8 in int32 words",
+            source=_GPTQ,
+            bits=8,
+            group_size=128,
+            grouping=Grouping.INPUT,
+            words="inputs",
+            scale_dtype=FP16,
+            zero_point_bits=8,
+            group_index=True,
+            dequantize_kernel="int4",
+            widened_rest=False,
+        ),
+        WeightFormat(
+            name="awq-int4",
+            meaning="activation-aware grouped int4",
+            source="AWQ (arXiv 2306.00978); AutoAWQ WQLinear_GEMM: qweight, qzeros, scales",
+            bits=4,
+            group_size=128,
+            grouping=Grouping.INPUT,
+            words="outputs",
+            scale_dtype=FP16,
+            zero_point_bits=4,
+            dequantize_kernel="int4",
+        ),
+        WeightFormat(
+            name="hqq-int4",
+            meaning="half-quadratic int4, zero points in half precision",
+            source="HQQ (github.com/mobiusml/hqq core/quantize.py)",
+            bits=4,
+            group_size=64,
+            scale_dtype=BF16,
+            zero_point_bits=16,
+            dequantize_kernel="int4",
+            widened_rest=False,
+        ),
+        WeightFormat(
+            name="mxfp4",
+            meaning="4-bit float, blocks of 32 inputs with an 8-bit power-of-two scale",
+            source="OCP Microscaling Formats v1.0",
+            bits=4,
+            group_size=32,
+            grouping=Grouping.INPUT,
+            scale_dtype=UINT8,
+            dequantize_kernel="int4",
+        ),
+        WeightFormat(
+            name="nvfp4",
+            meaning="4-bit float, blocks of 16 inputs with an FP8 scale, one fp32 scale a tensor",
+            source=(
+                "NVIDIA NVFP4 as ModelOpt and compressed-tensors store it: weight_scale,"
+                " weight_scale_2"
+            ),
+            bits=4,
+            group_size=16,
+            grouping=Grouping.INPUT,
+            scale_dtype=FP8_E4M3,
+            tensor_scales=1,
+            dequantize_kernel="int4",
+        ),
     )
-}  # fmt: skip
-ALIASES = {"int4": "gptq-int4", "gptq": "gptq-int4", "awq": "awq-int4", "hqq": "hqq-int4", "int8-bnb": "int8", "llm.int8": "int8"}
+}
+ALIASES = {
+    "int4": "gptq-int4",
+    "gptq": "gptq-int4",
+    "awq": "awq-int4",
+    "hqq": "hqq-int4",
+    "int8-bnb": "int8",
+    "llm.int8": "int8",
+}
 
 
 def find_format(name: str) -> WeightFormat:
     """The row of that name; raises InputError with the nearest names."""
     row = FORMATS.get(ALIASES.get(name.lower(), name.lower()))
     if row is None:
-        raise InputError(f"quantization {shown(name)} is unknown; use one of {', '.join(FORMATS)}{suggest(name, list(FORMATS))}")
+        raise InputError(
+            f"quantization {shown(name)} is unknown; use one of"
+            f" {', '.join(FORMATS)}{suggest(name, list(FORMATS))}"
+        )
     return row

@@ -1,4 +1,5 @@
-"""`estimate batch FILE.jsonl --out OUT.jsonl`: a job a line, an answer a line, in constant memory; goes on where it was killed."""
+"""`estimate batch FILE.jsonl --out OUT.jsonl`: a job a line, an answer a line, in constant memory;
+goes on where it was killed."""
 
 from __future__ import annotations
 
@@ -16,14 +17,25 @@ if TYPE_CHECKING:
     from napkinmath.cli.flags import Row
 
 _OUTPUT: tuple[Row, ...] = (
-    (("--out", "-o"), TEXT, "OUT.jsonl", "where the answers go; bad lines go to OUT.jsonl.bad.jsonl"),
-    (("--exact",), ON, "", "replay the allocator for every job: all figures, some fifty jobs a second"),
+    (
+        ("--out", "-o"),
+        TEXT,
+        "OUT.jsonl",
+        "where the answers go; bad lines go to OUT.jsonl.bad.jsonl",
+    ),
+    (
+        ("--exact",),
+        ON,
+        "",
+        "replay the allocator for every job: all figures, some fifty jobs a second",
+    ),
     (("--force",), ON, "", "start again where an output is there"),
     DEBUG,
 )
 _DESCRIPTION = (
-    'Price a file of jobs, one JSON object a line with the keys of a job file: {"model": "llama-7b", "method": "lora", "bs": 4}. Flags hold '
-    'where a line says nothing. A key "id" comes back with the answer. Killed at any moment, the same command goes on.'
+    'Price a file of jobs, one JSON object a line with the keys of a job file: {"model":'
+    ' "llama-7b", "method": "lora", "bs": 4}. Flags hold where a line says nothing. A key "id"'
+    " comes back with the answer. Killed at any moment, the same command goes on."
 )
 MOST_NOTES = 10
 
@@ -31,11 +43,16 @@ MOST_NOTES = 10
 def run(argv: Sequence[str]) -> int:
     """Prices the file; returns 0 where every line was understood, else 2."""
     groups = (*((name, rows) for name, rows in SHARED if name != "output"), ("output", _OUTPUT))
-    parser = Parser("estimate batch", _DESCRIPTION, groups, positional=("file", "FILE.jsonl", "the jobs"))
+    parser = Parser(
+        "estimate batch", _DESCRIPTION, groups, positional=("file", "FILE.jsonl", "the jobs")
+    )
     options = parser.parse(argv)
     source, out = options.pop("file", None), options.pop("out", None)
     if not isinstance(source, str) or not isinstance(out, str):
-        raise InputError("batch needs a file of jobs and --out; write estimate batch jobs.jsonl --out answers.jsonl")
+        raise InputError(
+            "batch needs a file of jobs and --out; write estimate batch jobs.jsonl --out"
+            " answers.jsonl"
+        )
     exact, force = options.pop("exact", None) is not None, options.pop("force", None) is not None
     options.pop("debug", None)
     from napkinmath.planning.batch import run_batch
@@ -48,15 +65,19 @@ def run(argv: Sequence[str]) -> int:
         print(f"note: {note}", file=sys.stderr)
     went_on = f" (went on after line {result.taken_over:,})" if result.taken_over else ""
     print(
-        f"{result.priced:,} job{'' if result.priced == 1 else 's'} priced into {out}{went_on}, {progress.rate(result.priced):,.0f} a second"
+        f"{result.priced:,} job{'' if result.priced == 1 else 's'} priced into {out}{went_on},"
+        f" {progress.rate(result.priced):,.0f} a second"
     )
     if result.bad:
-        print(f"{result.bad:,} bad lines, each with its reason, in {out}.bad.jsonl", file=sys.stderr)
+        print(
+            f"{result.bad:,} bad lines, each with its reason, in {out}.bad.jsonl", file=sys.stderr
+        )
     return 2 if result.bad else 0
 
 
 def _collect_seldom() -> None:
-    """Answers hold no cycles, and there are many of them: the collector would look at them again and again."""
+    """Answers hold no cycles, and there are many of them: the collector would look at them again
+    and again."""
     import gc
 
     gc.freeze()
@@ -80,7 +101,10 @@ class _Progress:
         share, elapsed = read / self._total, time.perf_counter() - self._start
         filled = "█" * int(30 * share)
         print(
-            f"\r{filled:<30} {share:4.0%}  {lines:,} lines  {elapsed * (1 - share) / max(share, 1e-9):.0f} s left ", end="", file=sys.stderr
+            f"\r{filled:<30} {share:4.0%}  {lines:,} lines "
+            f" {elapsed * (1 - share) / max(share, 1e-9):.0f} s left ",
+            end="",
+            file=sys.stderr,
         )
 
     def end(self) -> None:

@@ -1,4 +1,5 @@
-"""`estimate calibration show|diff|remove`: the calibration files that are kept, what is in them, how two differ, and their end."""
+"""`estimate calibration show|diff|remove`: the calibration files that are kept, what is in them,
+how two differ, and their end."""
 
 from __future__ import annotations
 
@@ -8,7 +9,14 @@ import os
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, NapkinError, shown, suggest
 from napkinmath.base.units import format_seconds
-from napkinmath.calibration.calibration import Calibration, cache_folder, cache_path, device_gpu, load_calibration, staleness
+from napkinmath.calibration.calibration import (
+    Calibration,
+    cache_folder,
+    cache_path,
+    device_gpu,
+    load_calibration,
+    staleness,
+)
 from napkinmath.cli.flags import DEBUG, ON
 from napkinmath.cli.parser import Parser
 
@@ -18,7 +26,10 @@ if TYPE_CHECKING:
 
     from napkinmath.calibration.measured_layers import MeasuredLayers
 
-_DESCRIPTION = "Show the calibrations that `estimate calibrate` keeps, one of them in full, how two differ, or remove one. WHICH is a file or a GPU's name."
+_DESCRIPTION = (
+    "Show the calibrations that `estimate calibrate` keeps, one of them in full, how two differ, or"
+    " remove one. WHICH is a file or a GPU's name."
+)
 _OWN = (
     (("--all",), ON, "", "remove: every calibration in the cache"),
     (("--json",), ON, "", "show: the file as JSON"),
@@ -30,15 +41,23 @@ NOTABLE = 0.02  # of a rate, below which two calibrations agree
 def run(argv: Sequence[str]) -> int:
     """Does what the first word says; returns the exit code."""
     parser = Parser(
-        "estimate calibration", _DESCRIPTION, (("calibration", _OWN),), positional=("words", "show|diff|remove [WHICH]...", "what to do, and with which"),
-    )  # fmt: skip
+        "estimate calibration",
+        _DESCRIPTION,
+        (("calibration", _OWN),),
+        positional=("words", "show|diff|remove [WHICH]...", "what to do, and with which"),
+    )
     options = parser.parse(argv)
     words = [str(word) for word in values.listed(options.get("words", []))]
-    actions: dict[str, Callable[[list[str], dict[str, object]], int]] = {"show": _show, "diff": _diff, "remove": _remove}
+    actions: dict[str, Callable[[list[str], dict[str, object]], int]] = {
+        "show": _show,
+        "diff": _diff,
+        "remove": _remove,
+    }
     action = words[0] if words else "show"
     if action not in actions:
         raise InputError(
-            f"{shown(action)} is nothing that can be done with calibrations{suggest(action, list(actions))}; use {', '.join(actions)}"
+            f"{shown(action)} is nothing that can be done with"
+            f" calibrations{suggest(action, list(actions))}; use {', '.join(actions)}"
         )
     return actions[action](words[1:], options)
 
@@ -84,7 +103,8 @@ def _headline(path: str) -> str:
     stale = "   STALE: " + "; ".join(_stale(calibration)) if _stale(calibration) else ""
     what = f"   layers of {layers}" if layers else "   speeds only"
     return (
-        f"{calibration.gpu}   {calibration.date or 'undated'}   torch {torch}{f', driver {driver}' if driver else ''}{what}   {path}{stale}"
+        f"{calibration.gpu}   {calibration.date or 'undated'}   torch"
+        f" {torch}{f', driver {driver}' if driver else ''}{what}   {path}{stale}"
     )
 
 
@@ -105,11 +125,15 @@ def _layer_lines(layers: MeasuredLayers) -> Iterator[str]:
     for point in layers.points:
         for phase, fit in point.seconds:
             slopes = " + ".join(f"{format_seconds(slope)} a layer" for slope in fit.slopes)
-            yield f"  {point.micro_batch_size} x {point.sequence_length:<6} {phase:<18} {format_seconds(fit.intercept)} + {slopes}"
+            yield (
+                f"  {point.micro_batch_size} x {point.sequence_length:<6} {phase:<18}"
+                f" {format_seconds(fit.intercept)} + {slopes}"
+            )
 
 
 def flat_rates(calibration: Calibration) -> dict[str, float]:
-    """Every number of the rates under one name: 'matmul_flops_per_s bf16', 'attention flash share'."""
+    """Every number of the rates under one name: 'matmul_flops_per_s bf16', 'attention flash
+    share'."""
     found: dict[str, float] = {}
 
     def add(name: str, value: object) -> None:
@@ -126,7 +150,10 @@ def flat_rates(calibration: Calibration) -> dict[str, float]:
 
 def _diff(which: list[str], _: dict[str, object]) -> int:
     if len(which) != 2:
-        raise InputError("diff takes two calibrations, each a file or a GPU's name; write e.g. estimate calibration diff old.json H100")
+        raise InputError(
+            "diff takes two calibrations, each a file or a GPU's name; write e.g. estimate"
+            " calibration diff old.json H100"
+        )
     old, new = (load_calibration(find(text)) for text in which)
     for line in differences(old, new):
         print(line)
@@ -138,7 +165,9 @@ def differences(old: Calibration, new: Calibration) -> list[str]:
     lines = [f"gpu: {old.gpu} -> {new.gpu}"] if old.gpu != new.gpu else []
     before, after = dict(old.stamp), dict(new.stamp)
     lines += [
-        f"{key}: {before.get(key, 'none')} -> {after.get(key, 'none')}" for key in {**before, **after} if before.get(key) != after.get(key)
+        f"{key}: {before.get(key, 'none')} -> {after.get(key, 'none')}"
+        for key in {**before, **after}
+        if before.get(key) != after.get(key)
     ]
     rates, others = flat_rates(old), flat_rates(new)
     for name in {**rates, **others}:
@@ -154,7 +183,11 @@ def differences(old: Calibration, new: Calibration) -> list[str]:
         else:
             lines += _layer_differences(known, layers)
     keys = {layers.key for layers in new.layers}
-    lines += [f"layers of {layers.model} ({layers.what}): only in the first" for layers in old.layers if layers.key not in keys]
+    lines += [
+        f"layers of {layers.model} ({layers.what}): only in the first"
+        for layers in old.layers
+        if layers.key not in keys
+    ]
     return lines or [f"no difference above {NOTABLE:.0%}"]
 
 
@@ -162,7 +195,11 @@ def _layer_differences(old: MeasuredLayers, new: MeasuredLayers) -> list[str]:
     from napkinmath.calibration.measured_layers import counts_of
 
     counts = counts_of(new.order, len(set(new.order)))
-    before = {(p.micro_batch_size, p.sequence_length, phase): fit.at(counts) for p in old.points for phase, fit in p.seconds}
+    before = {
+        (p.micro_batch_size, p.sequence_length, phase): fit.at(counts)
+        for p in old.points
+        for phase, fit in p.seconds
+    }
     lines: list[str] = []
     for point in new.points:
         for phase, fit in point.seconds:
@@ -170,13 +207,18 @@ def _layer_differences(old: MeasuredLayers, new: MeasuredLayers) -> list[str]:
             b = fit.at(counts)
             if a and abs(b / a - 1) > NOTABLE:
                 place = f"{new.model} {point.micro_batch_size} x {point.sequence_length} {phase}"
-                lines.append(f"{place}: {format_seconds(a)} -> {format_seconds(b)} ({b / a - 1:+.1%})")
+                lines.append(
+                    f"{place}: {format_seconds(a)} -> {format_seconds(b)} ({b / a - 1:+.1%})"
+                )
     return lines
 
 
 def _remove(which: list[str], options: dict[str, object]) -> int:
     if bool(options.get("all")) == bool(which):
-        raise InputError("remove takes calibrations by file or GPU, or --all; write e.g. estimate calibration remove H100")
+        raise InputError(
+            "remove takes calibrations by file or GPU, or --all; write e.g. estimate calibration"
+            " remove H100"
+        )
     paths = list(_kept()) if options.get("all") else [find(text) for text in which]
     for path in paths:
         if not options.get("all"):
@@ -193,7 +235,10 @@ def find(text: str) -> str:
     if os.path.exists(text):
         return text
     if text.endswith(".json") or os.sep in text:
-        raise InputError(f"calibration file {shown(text)} does not exist; `estimate calibration show` lists those in the cache")
+        raise InputError(
+            f"calibration file {shown(text)} does not exist; `estimate calibration show` lists"
+            " those in the cache"
+        )
     from napkinmath.catalog.gpus import find_hardware
 
     names = [text]
@@ -202,11 +247,21 @@ def find(text: str) -> str:
     for name in names:
         if os.path.exists(cache_path(name)):
             return cache_path(name)
-    matching = [path for path in _kept() if os.path.basename(path).startswith(os.path.basename(cache_path(text)).removesuffix(".json"))]
+    matching = [
+        path
+        for path in _kept()
+        if os.path.basename(path).startswith(
+            os.path.basename(cache_path(text)).removesuffix(".json")
+        )
+    ]
     if len(matching) == 1:
         return matching[0]
     kept = [os.path.basename(path) for path in _kept()]
-    there = f"there are {', '.join(kept)}" if kept else "there is none: make one with `estimate calibrate`"
+    there = (
+        f"there are {', '.join(kept)}"
+        if kept
+        else "there is none: make one with `estimate calibrate`"
+    )
     raise InputError(f"no calibration of {shown(text)} is kept; {there}")
 
 

@@ -1,4 +1,5 @@
-"""`estimate check JOB ... [flags]`: a gate for CI and SLURM: one line a job and GPU, and an exit code."""
+"""`estimate check JOB ... [flags]`: a gate for CI and SLURM: one line a job and GPU, and an exit
+code."""
 
 from __future__ import annotations
 
@@ -17,23 +18,39 @@ if TYPE_CHECKING:
     from napkinmath.estimate import Estimate
 
 _OWN: tuple[Row, ...] = (
-    (("--min-headroom",), TEXT, "SIZE", "memory that has to be left on the device, e.g. 2GiB [none]"),
+    (
+        ("--min-headroom",),
+        TEXT,
+        "SIZE",
+        "memory that has to be left on the device, e.g. 2GiB [none]",
+    ),
     (("--lenient",), ON, "", "let pass what cannot be told"),
     (("--json",), ON, "", "one JSON object a job and GPU, a line each"),
     DEBUG,
 )
 _DESCRIPTION = (
-    "Fail a build, or a SLURM job before it queues, that would run out of memory. Put `estimate check job.yaml --gpu a100-80 || exit 1` before "
-    "srun. Without --gpu the GPUs of this machine are taken."
+    "Fail a build, or a SLURM job before it queues, that would run out of memory. Put `estimate"
+    " check job.yaml --gpu a100-80 || exit 1` before srun. Without --gpu the GPUs of this machine"
+    " are taken."
 )
 
 
 def run(argv: Sequence[str]) -> int:
-    """Prints the verdicts; returns 0 where all fit, 1 where one does not, else 3 where one cannot be told."""
+    """Prints the verdicts; returns 0 where all fit, 1 where one does not, else 3 where one cannot
+    be told."""
     groups = (*((name, rows) for name, rows in SHARED if name != "output"), ("check", _OWN))
-    options = Parser("estimate check", _DESCRIPTION, groups, positional=("jobs", "JOB...", "job files of any kind")).parse(argv)
+    options = Parser(
+        "estimate check",
+        _DESCRIPTION,
+        groups,
+        positional=("jobs", "JOB...", "job files of any kind"),
+    ).parse(argv)
     jobs = options.pop("jobs", None)
-    headroom, lenient, as_json = options.pop("min_headroom", None), options.pop("lenient", None), options.pop("json", None)
+    headroom, lenient, as_json = (
+        options.pop("min_headroom", None),
+        options.pop("lenient", None),
+        options.pop("json", None),
+    )
     options.pop("debug", None)
     from napkinmath.base import values
 
@@ -57,9 +74,13 @@ def _estimates(job: object, options: dict[str, object]) -> list[Estimate]:
 
         here = list(dict.fromkeys(gpu_names()))
         if not here:
-            raise InputError("no GPU was named and this machine has none that its driver lists; add --gpu NAME")
+            raise InputError(
+                "no GPU was named and this machine has none that its driver lists; add --gpu NAME"
+            )
         notes.append(f"checked on the GPUs of this machine: {', '.join(here)}")
-        found = make_estimates({**options, "gpu": here, **({"job": job} if job is not None else {})}, [])
+        found = make_estimates(
+            {**options, "gpu": here, **({"job": job} if job is not None else {})}, []
+        )
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     return found
@@ -83,7 +104,10 @@ def _line(job: object, e: Estimate, code: int, room: int) -> str:
     if code == 1 and e.verdict.exit_code != 1:
         what = f"fits, but leaves less than {room / GIB:.1f} GiB"
     device = e.memory.device
-    figures = f"{device.value / GIB:.1f} GiB ({device.low / GIB:.1f}-{device.high / GIB:.1f}) of {e.hardware.memory_bytes / GIB:.1f}"
+    figures = (
+        f"{device.value / GIB:.1f} GiB ({device.low / GIB:.1f}-{device.high / GIB:.1f}) of"
+        f" {e.hardware.memory_bytes / GIB:.1f}"
+    )
     help_line = f"; try {e.changes[0].flag}" if code == 1 and e.changes else ""
     return f"{job or e.spec.name} on {e.hardware.gpu.name}: {what}, {figures}{help_line}"
 
@@ -94,4 +118,12 @@ def _as_json(job: object, e: Estimate, code: int) -> str:
     from napkinmath.planning.grid import figures
 
     assert e.hardware is not None
-    return json.dumps({"job": job, "model": e.spec.name, "gpu": e.hardware.gpu.name, "exit_code": code, **figures(e)})
+    return json.dumps(
+        {
+            "job": job,
+            "model": e.spec.name,
+            "gpu": e.hardware.gpu.name,
+            "exit_code": code,
+            **figures(e),
+        }
+    )

@@ -1,4 +1,5 @@
-"""`estimate completion bash|zsh|fish`: a completion script made from the same flag tables that the commands are parsed with."""
+"""`estimate completion bash|zsh|fish`: a completion script made from the same flag tables that the
+commands are parsed with."""
 
 from __future__ import annotations
 
@@ -12,11 +13,12 @@ if TYPE_CHECKING:
 SHELLS = ("bash", "zsh", "fish")
 _PARSER = Parser(
     "estimate completion",
-    "Print a completion script. bash: eval \"$(estimate completion bash)\" in ~/.bashrc; zsh: the same in ~/.zshrc after compinit; "
-    "fish: estimate completion fish > ~/.config/fish/completions/estimate.fish",
+    'Print a completion script. bash: eval "$(estimate completion bash)" in ~/.bashrc; zsh: the'
+    " same in ~/.zshrc after compinit; fish: estimate completion fish >"
+    " ~/.config/fish/completions/estimate.fish",
     (),
     positional=("shell", "SHELL", "bash, zsh or fish"),
-)  # fmt: skip
+)
 _NAMES = ("--model", "-m", "--gpu", "-g")
 
 
@@ -30,7 +32,8 @@ def run(argv: Sequence[str]) -> int:
 
 
 def flags_by_command() -> dict[str, dict[str, str]]:
-    """command -> flag -> its meaning, of every command that is installed; '' is the estimate itself."""
+    """command -> flag -> its meaning, of every command that is installed; '' is the estimate
+    itself."""
     from importlib.util import find_spec
 
     from napkinmath.cli.main import COMMANDS
@@ -44,10 +47,13 @@ def flags_by_command() -> dict[str, dict[str, str]]:
 
 
 def late_commands() -> tuple[str, ...]:
-    """Commands of the other packages: they import torch, so their flags are asked for at the first Tab and not in every new shell."""
+    """Commands of the other packages: they import torch, so their flags are asked for at the first
+    Tab and not in every new shell."""
     from napkinmath.cli.main import COMMANDS
 
-    return tuple(name for name, (target, _) in COMMANDS.items() if not target.startswith("napkinmath."))
+    return tuple(
+        name for name, (target, _) in COMMANDS.items() if not target.startswith("napkinmath.")
+    )
 
 
 def _flags(command: str) -> dict[str, str]:
@@ -85,17 +91,29 @@ def choices() -> dict[str, tuple[str, ...]]:
     from napkinmath.planning.plan import Goal
 
     return {
-        "--precision": tuple(p.value for p in Precision), "--attention": tuple(a.value for a in Attention), "--loss": tuple(x.value for x in Loss), "--kernels": tuple(k.value for k in Kernels),
-        "--method": tuple(METHODS), "--optimizer": ("auto", *OPTIMIZERS), "--stack": tuple(STACKS), "--checkpointing": ("none", "full", "sqrt", "selective", "offload"), "--goal": tuple(g.value for g in Goal),
-        "--export": tuple(KINDS), "--display": ("none", "linux", "windows"), "--adapter-dtype": ("auto", "fp32", "bf16", "fp16"),
-    }  # fmt: skip
+        "--precision": tuple(p.value for p in Precision),
+        "--attention": tuple(a.value for a in Attention),
+        "--loss": tuple(x.value for x in Loss),
+        "--kernels": tuple(k.value for k in Kernels),
+        "--method": tuple(METHODS),
+        "--optimizer": ("auto", *OPTIMIZERS),
+        "--stack": tuple(STACKS),
+        "--checkpointing": ("none", "full", "sqrt", "selective", "offload"),
+        "--goal": tuple(g.value for g in Goal),
+        "--export": tuple(KINDS),
+        "--display": ("none", "linux", "windows"),
+        "--adapter-dtype": ("auto", "fp32", "bf16", "fp16"),
+    }
 
 
 def _bash(flags: dict[str, dict[str, str]]) -> str:
     commands = " ".join([*(name for name in flags if name), *late_commands()])
-    cases = "\n".join(f'    {name}) words="{" ".join(found)}" ;;' for name, found in flags.items() if name)
+    cases = "\n".join(
+        f'    {name}) words="{" ".join(found)}" ;;' for name, found in flags.items() if name
+    )
     values = "\n".join(
-        f'    {flag}) COMPREPLY=($(compgen -W "{" ".join(known)}" -- "$current")); return ;;' for flag, known in choices().items()
+        f'    {flag}) COMPREPLY=($(compgen -W "{" ".join(known)}" -- "$current")); return ;;'
+        for flag, known in choices().items()
     )
     return f"""# bash completion of estimate: eval "$(estimate completion bash)"
 _estimate() {{
@@ -132,23 +150,39 @@ def _zsh(flags: dict[str, dict[str, str]]) -> str:
 
 
 def _fish(flags: dict[str, dict[str, str]]) -> str:
-    lines = ["# fish completion of estimate: estimate completion fish > ~/.config/fish/completions/estimate.fish"]
+    lines = [
+        "# fish completion of estimate: estimate completion fish >"
+        " ~/.config/fish/completions/estimate.fish"
+    ]
     names = " ".join([*(name for name in flags if name), *late_commands()])
     lines.append(f"complete -c estimate -n '__fish_is_first_token' -a '{names}'")
     known = choices()
     for command, found in flags.items():
-        where = f"'__fish_seen_subcommand_from {command}'" if command else f"'not __fish_seen_subcommand_from {names}'"
+        where = (
+            f"'__fish_seen_subcommand_from {command}'"
+            if command
+            else f"'not __fish_seen_subcommand_from {names}'"
+        )
         for flag, meaning in found.items():
             if not flag.startswith("--"):
                 continue
             values = f" -x -a '{' '.join(known[flag])}'" if flag in known else ""
-            values = " -x -a '(estimate models 2>/dev/null | tail -n +2 | cut -f1)'" if flag == "--model" else values
-            values = ' -x -a \'(estimate gpus 2>/dev/null | tail -n +2 | cut -f1 | tr "A-Z " "a-z-")\'' if flag == "--gpu" else values
+            values = (
+                " -x -a '(estimate models 2>/dev/null | tail -n +2 | cut -f1)'"
+                if flag == "--model"
+                else values
+            )
+            values = (
+                ' -x -a \'(estimate gpus 2>/dev/null | tail -n +2 | cut -f1 | tr "A-Z " "a-z-")\''
+                if flag == "--gpu"
+                else values
+            )
             text = meaning.replace("'", "")
             lines.append(f"complete -c estimate -n {where} -l {flag[2:]}{values} -d '{text}'")
     for command in late_commands():
         where = f"'__fish_seen_subcommand_from {command}'"
         lines.append(
-            f"complete -c estimate -n {where} -a \"(estimate {command} --help 2>/dev/null | string match -ra -- '--[a-z][a-z0-9-]*' | sort -u)\""
+            f'complete -c estimate -n {where} -a "(estimate {command} --help 2>/dev/null | string'
+            " match -ra -- '--[a-z][a-z0-9-]*' | sort -u)\""
         )
     return "\n".join(lines)

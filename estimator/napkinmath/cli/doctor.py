@@ -1,4 +1,5 @@
-"""`estimate doctor`: versions, GPUs, calibrations, and what is missing with the line that installs it."""
+"""`estimate doctor`: versions, GPUs, calibrations, and what is missing with the line that installs
+it."""
 
 from __future__ import annotations
 
@@ -12,7 +13,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_PARSER = Parser("estimate doctor", "What is installed, what works here, and what is missing.", (("output", ((("--json",), ON, "", "the findings as JSON"), DEBUG)),))  # fmt: skip
+_PARSER = Parser(
+    "estimate doctor",
+    "What is installed, what works here, and what is missing.",
+    (("output", ((("--json",), ON, "", "the findings as JSON"), DEBUG)),),
+)
 # package -> (what needs it, the line that installs it)
 _WANTED = {
     "yaml": ("job files in YAML", "pip install pyyaml", "PyYAML"),
@@ -24,14 +29,19 @@ _WANTED = {
     "torch": ("trace, measure, calibrate", "pip install 'napkinmath[profiler]'", "torch"),
     "transformers": ("trace, measure", "pip install 'napkinmath[profiler]'", "transformers"),
     "peft": ("tracing adapters", "pip install 'napkinmath[profiler]'", "peft"),
-    "bitsandbytes": ("tracing 4- and 8-bit weights", "pip install 'napkinmath[profiler]'", "bitsandbytes"),
+    "bitsandbytes": (
+        "tracing 4- and 8-bit weights",
+        "pip install 'napkinmath[profiler]'",
+        "bitsandbytes",
+    ),
     "accelerate": ("tracing the Trainer", "pip install 'napkinmath[profiler]'", "accelerate"),
     "triton": ("the training kernels", "pip install 'napkinmath[kernels]'", "triton"),
 }
 
 
 class Finding(Record):
-    """One line: what was looked at, what was found, whether it is in order, and the line that mends it."""
+    """One line: what was looked at, what was found, whether it is in order, and the line that mends
+    it."""
 
     what: str
     found: str
@@ -51,7 +61,10 @@ def run(argv: Sequence[str]) -> int:
     width = max(len(finding.what) for finding in found)
     for finding in found:
         mark = "ok" if finding.good else "--"
-        print(f"{mark}  {finding.what:<{width}}  {finding.found}{f'; {finding.way_out}' if finding.way_out else ''}")
+        print(
+            f"{mark}  {finding.what:<{width}} "
+            f" {finding.found}{f'; {finding.way_out}' if finding.way_out else ''}"
+        )
     return 0
 
 
@@ -63,9 +76,14 @@ def _versions() -> list[Finding]:
 
     return [
         Finding(what="napkinmath", found=f"{__version__} in {_folder()}"),
-        Finding(what="Python", found=f"{platform.python_version()} on {platform.system()} {platform.machine()}", good=sys.version_info >= (3, 10), way_out="" if sys.version_info >= (3, 10) else "napkinmath needs 3.10 or newer"),
+        Finding(
+            what="Python",
+            found=f"{platform.python_version()} on {platform.system()} {platform.machine()}",
+            good=sys.version_info >= (3, 10),
+            way_out="" if sys.version_info >= (3, 10) else "napkinmath needs 3.10 or newer",
+        ),
         Finding(what="catalog", found=f"{len(load_gpus())} GPUs, {_num_models()} models"),
-    ]  # fmt: skip
+    ]
 
 
 def _folder() -> str:
@@ -91,7 +109,14 @@ def _packages() -> list[Finding]:
     found: list[Finding] = []
     for module, (purpose, line, distribution) in _WANTED.items():
         if find_spec(module) is None:
-            found.append(Finding(what=distribution, found=f"missing, needed for {purpose}", good=False, way_out=line))
+            found.append(
+                Finding(
+                    what=distribution,
+                    found=f"missing, needed for {purpose}",
+                    good=False,
+                    way_out=line,
+                )
+            )
             continue
         try:
             number = version(distribution)
@@ -107,10 +132,17 @@ def _gpus() -> list[Finding]:
     names = gpu_names()
     if not names:
         return [
-            Finding(what="GPU", found="none that the NVIDIA driver lists: estimates need none, measurements do", good=False, way_out="name one with --gpu")
-        ]  # fmt: skip
+            Finding(
+                what="GPU",
+                found="none that the NVIDIA driver lists: estimates need none, measurements do",
+                good=False,
+                way_out="name one with --gpu",
+            )
+        ]
     found = [Finding(what="driver", found=driver_version() or "of unknown version")]
-    return found + [finding for name in dict.fromkeys(names) for finding in _gpu(name, names.count(name))]
+    return found + [
+        finding for name in dict.fromkeys(names) for finding in _gpu(name, names.count(name))
+    ]
 
 
 def _gpu(name: str, count: int) -> list[Finding]:
@@ -122,9 +154,30 @@ def _gpu(name: str, count: int) -> list[Finding]:
     try:
         gpu = find_gpu(name)
     except InputError:
-        return [Finding(what="GPU", found=f"{label}, not in the catalog", good=False, way_out="estimate calibrate describes it")]
+        return [
+            Finding(
+                what="GPU",
+                found=f"{label}, not in the catalog",
+                good=False,
+                way_out="estimate calibrate describes it",
+            )
+        ]
     path = cached_calibration(gpu)
     if path is None:
-        return [Finding(what="GPU", found=f"{label}, speeds from its datasheet", good=False, way_out="measure it: estimate calibrate")]
+        return [
+            Finding(
+                what="GPU",
+                found=f"{label}, speeds from its datasheet",
+                good=False,
+                way_out="measure it: estimate calibrate",
+            )
+        ]
     stale = staleness(load_calibration(path), gpu)
-    return [Finding(what="GPU", found=f"{label}, calibrated in {path}", good=not stale, way_out=f"stale ({'; '.join(stale)}): estimate calibrate" if stale else "")]  # fmt: skip
+    return [
+        Finding(
+            what="GPU",
+            found=f"{label}, calibrated in {path}",
+            good=not stale,
+            way_out=f"stale ({'; '.join(stale)}): estimate calibrate" if stale else "",
+        )
+    ]

@@ -15,8 +15,21 @@ if TYPE_CHECKING:
 
     from napkinmath.estimate import Estimate
 
-_DESCRIPTION = "What one training step of a language model costs in memory and time, what it is made of, and on which GPUs it fits."
-_MONEY = ("money", ((("--price",), TEXT, "P", "money for one hour of one GPU, for the price of a billion tokens"),))
+_DESCRIPTION = (
+    "What one training step of a language model costs in memory and time, what it is made of, and"
+    " on which GPUs it fits."
+)
+_MONEY = (
+    "money",
+    (
+        (
+            ("--price",),
+            TEXT,
+            "P",
+            "money for one hour of one GPU, for the price of a billion tokens",
+        ),
+    ),
+)
 _TIMELINE_KINDS = (".html", ".svg", ".png")
 
 
@@ -60,11 +73,20 @@ def make_estimates(given: dict[str, Any], notes: list[str]) -> list[Estimate]:
 
 def _parser() -> Parser:
     return Parser(
-        "estimate", _DESCRIPTION, (*SHARED, _MONEY),
-        positional=("job", "JOB", "a job file: ours, or one of axolotl, TRL, the HF Trainer, torchtune, LLaMA-Factory, accelerate or DeepSpeed (YAML or JSON)"),
+        "estimate",
+        _DESCRIPTION,
+        (*SHARED, _MONEY),
+        positional=(
+            "job",
+            "JOB",
+            (
+                "a job file: ours, or one of axolotl, TRL, the HF Trainer, torchtune,"
+                " LLaMA-Factory, accelerate or DeepSpeed (YAML or JSON)"
+            ),
+        ),
         usage="estimate --model NAME [flags] | estimate JOB.yaml [flags] | estimate COMMAND ...",
         ending=_ending,
-    )  # fmt: skip
+    )
 
 
 def _ending() -> str:
@@ -87,7 +109,9 @@ def _check_output(options: dict[str, Any]) -> None:
         raise InputError("--json and --explain are two forms of the same answer; give one of them")
     file = options.get("timeline")
     if file is not None and not file.lower().endswith(_TIMELINE_KINDS):
-        raise InputError(f"--timeline {shown(file)} has no known ending; use {', '.join(_TIMELINE_KINDS)}")
+        raise InputError(
+            f"--timeline {shown(file)} has no known ending; use {', '.join(_TIMELINE_KINDS)}"
+        )
     if file is not None and len(options.get("gpu", ())) > 1:
         raise InputError(f"--timeline {shown(file)} shows one step; give one --gpu")
 
@@ -96,7 +120,13 @@ def _print(estimates: list[Estimate], options: dict[str, Any]) -> None:
     if "export" in options:
         from napkinmath.cli.exporting import write_export
 
-        write_export(estimates[0], str(options.get("model", estimates[0].spec.name)), options["export"], None, force=False)
+        write_export(
+            estimates[0],
+            str(options.get("model", estimates[0].spec.name)),
+            options["export"],
+            None,
+            force=False,
+        )
         return
     if "timeline" in options:
         from napkinmath.report.plot import write_timeline

@@ -9,7 +9,8 @@ if TYPE_CHECKING:
 
 
 def write_export(e: Estimate, model: str, kind: str, out: str | None, *, force: bool) -> None:
-    """Prints the config of that kind, or writes it to `out`; what the tool cannot say goes to standard error."""
+    """Prints the config of that kind, or writes it to `out`; what the tool cannot say goes to
+    standard error."""
     import sys
 
     from napkinmath.exports import export_with_meaning
@@ -36,4 +37,6 @@ def _as_written(e: Estimate, meant: TrainConfig | None, notes: list[str]) -> lis
         return []
     other = same_but(e, meant)
     before, after = (format_bytes(x.memory.device.value) for x in (e, other))
-    return [f"as written it takes {after} of the device where {before} was meant: {other.verdict.value}"]
+    return [
+        f"as written it takes {after} of the device where {before} was meant: {other.verdict.value}"
+    ]

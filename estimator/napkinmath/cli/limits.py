@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 
 
 def print_limits(estimates: list[Estimate], *, batch: bool, context: bool) -> int:
-    """Prints each limit with the estimates on both sides of it; returns 1 where not even the smallest fits somewhere."""
+    """Prints each limit with the estimates on both sides of it; returns 1 where not even the
+    smallest fits somewhere."""
     from napkinmath.planning.search import largest_batch, longest_context
 
     code = 0
@@ -27,10 +28,16 @@ def limit_line(e: Estimate, limit: Limit) -> str:
     """'largest batch on A100: 7 (74.1 GiB of 79.3); 8 cannot be told, 9 does not fit'."""
     assert e.hardware is not None
     name = "largest batch" if limit.what == "batch" else "longest context"
-    given = f"at {e.config.sequence_length} tokens" if limit.what == "batch" else f"at batch {e.config.micro_batch_size}"
+    given = (
+        f"at {e.config.sequence_length} tokens"
+        if limit.what == "batch"
+        else f"at batch {e.config.micro_batch_size}"
+    )
     start = f"{name} of {e.spec.name} on {e.hardware.gpu.name} {given}: "
     if not limit.fits:
-        return f"{start}none surely fits" + (f"; up to {limit.may_fit:,} cannot be told" if limit.may_fit else "")
+        return f"{start}none surely fits" + (
+            f"; up to {limit.may_fit:,} cannot be told" if limit.may_fit else ""
+        )
     assert limit.at is not None
     device = limit.at.memory.device.value / GIB
     line = f"{start}{limit.fits:,}   {device:.1f} of {e.hardware.memory_bytes / GIB:.1f} GiB"
@@ -39,5 +46,9 @@ def limit_line(e: Estimate, limit: Limit) -> str:
     elif limit.beyond is not None:
         line += f"   {limit.fits + 1:,}: {limit.beyond.verdict.value}"
     else:
-        line += "   which is all the model has positions for" if limit.fits == e.spec.longest_sequence else "   the search's end"
+        line += (
+            "   which is all the model has positions for"
+            if limit.fits == e.spec.longest_sequence
+            else "   the search's end"
+        )
     return line

@@ -1,4 +1,5 @@
-"""`estimate gpus [WORD ...]`: the catalog of GPUs, filtered by words of name, alias, vendor or architecture."""
+"""`estimate gpus [WORD ...]`: the catalog of GPUs, filtered by words of name, alias, vendor or
+architecture."""
 
 from __future__ import annotations
 
@@ -17,8 +18,21 @@ _PARSER = Parser(
     "estimate gpus",
     "List the catalog of GPUs. Words filter by name, alias, vendor or architecture.",
     (
-        ("filter", ((("--min-memory",), TEXT, "SIZE", "only GPUs with at least this much memory, e.g. 24GiB"),)),
-        ("output", ((("--json",), ON, "", "the rows as JSON, with the source of each number"), DEBUG)),
+        (
+            "filter",
+            (
+                (
+                    ("--min-memory",),
+                    TEXT,
+                    "SIZE",
+                    "only GPUs with at least this much memory, e.g. 24GiB",
+                ),
+            ),
+        ),
+        (
+            "output",
+            ((("--json",), ON, "", "the rows as JSON, with the source of each number"), DEBUG),
+        ),
     ),
     positional=("words", "WORD...", "e.g. h100, ampere, amd"),
 )
@@ -32,15 +46,25 @@ def run(argv: Sequence[str]) -> int:
     from napkinmath.cli.listing import matches, words_of
 
     words = words_of(options)
-    least = parse_bytes(str(options["min_memory"]), what="--min-memory") if "min_memory" in options else 0
+    least = (
+        parse_bytes(str(options["min_memory"]), what="--min-memory")
+        if "min_memory" in options
+        else 0
+    )
     rows = [
         gpu
         for gpu in load_gpus()
-        if gpu.nominal_bytes >= least and matches(words, gpu.name, *gpu.aliases, gpu.vendor, gpu.architecture, gpu.compute_capability)
+        if gpu.nominal_bytes >= least
+        and matches(
+            words, gpu.name, *gpu.aliases, gpu.vendor, gpu.architecture, gpu.compute_capability
+        )
     ]
     if not rows:
         asked = " ".join(words) or options.get("min_memory", "")
-        raise InputError(f"no GPU of the catalog matches {shown(asked)}; ask for less, or nothing for the whole list")
+        raise InputError(
+            f"no GPU of the catalog matches {shown(asked)}; ask for less, or nothing for the whole"
+            " list"
+        )
     _print(rows, as_json="json" in options)
     return 0
 
@@ -54,7 +78,14 @@ def _print(gpus: list[Gpu], *, as_json: bool) -> None:
     from napkinmath.base.units import GIB
     from napkinmath.cli.listing import print_rows
 
-    heads = ("name", "GiB", "GB/s", *(f"{rate} TFLOP/s" for rate in _RATES), "architecture", "also known as")
+    heads = (
+        "name",
+        "GiB",
+        "GB/s",
+        *(f"{rate} TFLOP/s" for rate in _RATES),
+        "architecture",
+        "also known as",
+    )
     table = [
         (
             gpu.name,
@@ -79,5 +110,8 @@ def _plain(value: object) -> object:
     from napkinmath.base.record import Record
 
     if isinstance(value, Record):
-        return {field: dict(item) if field in ("dense_flops", "sources") else _plain(item) for field, item in value.items()}
+        return {
+            field: dict(item) if field in ("dense_flops", "sources") else _plain(item)
+            for field, item in value.items()
+        }
     return list(value) if isinstance(value, tuple) else value  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]

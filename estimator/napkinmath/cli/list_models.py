@@ -1,4 +1,5 @@
-"""`estimate models [WORD ...]`: the catalog of models, filtered by words of name, alias, family or hub id."""
+"""`estimate models [WORD ...]`: the catalog of models, filtered by words of name, alias, family or
+hub id."""
 
 from __future__ import annotations
 
@@ -29,10 +30,20 @@ def run(argv: Sequence[str]) -> int:
     rows = [
         row
         for row in load_rows()
-        if matches(words, row["name"], *row["aliases"], row["family"], str(row["config"].get("model_type")), row["hub_id"] or "")
+        if matches(
+            words,
+            row["name"],
+            *row["aliases"],
+            row["family"],
+            str(row["config"].get("model_type")),
+            row["hub_id"] or "",
+        )
     ]
     if not rows:
-        raise InputError(f"no model of the catalog matches {shown(' '.join(words))}; use fewer words, or none for the whole list")
+        raise InputError(
+            f"no model of the catalog matches {shown(' '.join(words))}; use fewer words, or none"
+            " for the whole list"
+        )
     _print(rows, as_json="json" in options)
     return 0
 
@@ -57,4 +68,8 @@ def _print(rows: list[dict[str, Any]], *, as_json: bool) -> None:
         )
         for row in rows
     ]
-    print_rows(("name", "parameters", "family", "model_type", "hub id", "also known as"), table, right=("parameters",))
+    print_rows(
+        ("name", "parameters", "family", "model_type", "hub id", "also known as"),
+        table,
+        right=("parameters",),
+    )

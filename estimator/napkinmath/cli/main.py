@@ -1,6 +1,7 @@
 """`estimate`: finds the command, runs it, and turns what goes wrong into one line and an exit code.
 
-Exit codes: 0 fits, or nothing to fit on was named; 1 does not fit; 2 bad input; 3 cannot tell; 130 interrupted.
+Exit codes: 0 fits, or nothing to fit on was named; 1 does not fit; 2 bad input; 3 cannot tell; 130
+interrupted.
 """
 
 from __future__ import annotations
@@ -13,22 +14,41 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-# name -> ("module:function", what it does); imported when called. A function takes the remaining arguments and returns an exit code (None: 0).
+# name -> ("module:function", what it does); imported when called. A function takes the remaining
+# arguments and returns an exit code (None: 0).
 COMMANDS: dict[str, tuple[str, str]] = {
     "models": ("napkinmath.cli.list_models:run", "list the catalog of models"),
     "gpus": ("napkinmath.cli.list_gpus:run", "list the catalog of GPUs"),
     "version": ("napkinmath.cli.version:run", "print the version"),
-    "trace": ("napkinmath_profiler.trace_cli:run", "run the real libraries on tensors without storage"),
+    "trace": (
+        "napkinmath_profiler.trace_cli:run",
+        "run the real libraries on tensors without storage",
+    ),
     "allocator": ("napkinmath_profiler.allocator_cli:run", "what allocator settings would do"),
     "oom": ("napkinmath_profiler.oom_cli:run", "explain an out-of-memory message or snapshot"),
-    "compare": ("napkinmath_profiler.compare_cli:run", "analytic, traced and measured side by side"),
-    "calibrate": ("napkinmath_profiler.calibrate_cli:run", "measure this device and real layers of a model"),
-    "calibration": ("napkinmath.cli.calibration_command:run", "show, compare or remove calibrations"),
+    "compare": (
+        "napkinmath_profiler.compare_cli:run",
+        "analytic, traced and measured side by side",
+    ),
+    "calibrate": (
+        "napkinmath_profiler.calibrate_cli:run",
+        "measure this device and real layers of a model",
+    ),
+    "calibration": (
+        "napkinmath.cli.calibration_command:run",
+        "show, compare or remove calibrations",
+    ),
     "measure": ("napkinmath_profiler.measure_cli:run", "measure a training step on this GPU"),
-    "bench": ("napkinmath_profiler.bench_cli:run", "ceilings of this device, and a model's operations under them"),
+    "bench": (
+        "napkinmath_profiler.bench_cli:run",
+        "ceilings of this device, and a model's operations under them",
+    ),
     "watch": ("napkinmath_profiler.watch_cli:run", "follow a running training's memory"),
     "links": ("napkinmath.cli.links:run", "time and bandwidth of collectives by message size"),
-    "plan": ("napkinmath.cli.plan:run", "what to run: the fastest, longest, cheapest configuration that fits"),
+    "plan": (
+        "napkinmath.cli.plan:run",
+        "what to run: the fastest, longest, cheapest configuration that fits",
+    ),
     "check": ("napkinmath.cli.check:run", "fail a build or a SLURM job that would not fit"),
     "sweep": ("napkinmath.cli.sweep:run", "every combination of options with several values"),
     "batch": ("napkinmath.cli.batch:run", "many jobs from a file of JSON lines"),
@@ -63,12 +83,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def entry() -> None:
-    """The console script: main() in a process that is short, so that nothing is collected on the way or at its end."""
+    """The console script: main() in a process that is short, so that nothing is collected on the
+    way or at its end."""
     import gc
 
     gc.disable()
     code = main()
-    if not gc.isenabled():  # a command that ran for long may have loaded what complains of objects left over (triton's bindings)
+    # a command that ran for long may have loaded what complains of objects left over (triton's
+    # bindings)
+    if not gc.isenabled():
         gc.freeze()
     sys.exit(code)
 
@@ -80,14 +103,24 @@ def _explained(error: Exception) -> int:
     if isinstance(error, OSError):
         _discard_output()
         return _complain(
-            f"{shown(error.filename) + ': ' if error.filename else ''}{error.strerror or error}; check the path and the disk", 2
+            f"{shown(error.filename) + ': ' if error.filename else ''}{error.strerror or error};"
+            " check the path and the disk",
+            2,
         )
     if isinstance(error, ImportError) and (error.name or "").partition(".")[0] == "numpy":
-        return _complain("numpy is missing, which comes with napkinmath and evaluates many configurations at once: pip install numpy", 2)
+        return _complain(
+            "numpy is missing, which comes with napkinmath and evaluates many configurations at"
+            " once: pip install numpy",
+            2,
+        )
     if isinstance(error, (RecursionError, MemoryError)):
-        return _complain("the input is too large or too deeply nested for this machine; make it smaller", 2)
+        return _complain(
+            "the input is too large or too deeply nested for this machine; make it smaller", 2
+        )
     return _complain(
-        f"{type(error).__name__}: {error}; this is a defect of napkinmath: run again with --debug and report the traceback", DEFECT
+        f"{type(error).__name__}: {error}; this is a defect of napkinmath: run again with --debug"
+        " and report the traceback",
+        DEFECT,
     )
 
 
@@ -116,14 +149,21 @@ def _load(name: str, target: str) -> Callable[[list[str]], int | None]:
         missing = (error.name or "").partition(".")[0]
         package = module.partition(".")[0]
         if missing in ("napkinmath", package) and (error.name or "") == module:
-            raise InputError(f"command {shown(name)} is not part of this installation; see `estimate --help` for what is") from None
+            raise InputError(
+                f"command {shown(name)} is not part of this installation; see `estimate --help` for"
+                " what is"
+            ) from None
         if package in EXTRAS:
             raise InputError(
-                f"command {shown(name)} needs {missing or package}; install it with: pip install 'napkinmath[{EXTRAS[package]}]'"
+                f"command {shown(name)} needs {missing or package}; install it with: pip install"
+                f" 'napkinmath[{EXTRAS[package]}]'"
             ) from None
         raise
     except AttributeError:
-        raise InputError(f"command {shown(name)} is not part of this installation; see `estimate --help` for what is") from None
+        raise InputError(
+            f"command {shown(name)} is not part of this installation; see `estimate --help` for"
+            " what is"
+        ) from None
 
 
 def _refuse_unknown(name: str) -> None:
@@ -136,8 +176,13 @@ def _refuse_unknown(name: str) -> None:
 
     row = find_row(name)
     if row is not None:
-        raise InputError(f"{shown(name)} is a model, not a command; write `estimate --model {name}`")
-    raise InputError(f"command {shown(name)} is unknown{suggest(name, list(COMMANDS))}; commands: {', '.join(COMMANDS)}, or a job file")
+        raise InputError(
+            f"{shown(name)} is a model, not a command; write `estimate --model {name}`"
+        )
+    raise InputError(
+        f"command {shown(name)} is unknown{suggest(name, list(COMMANDS))}; commands:"
+        f" {', '.join(COMMANDS)}, or a job file"
+    )
 
 
 def _complain(message: str, code: int) -> int:
@@ -152,12 +197,15 @@ def _complain(message: str, code: int) -> int:
 
 
 def _settle_output() -> None:
-    """Gives a closed standard output a place to go, and lets a narrow encoding replace what it lacks."""
+    """Gives a closed standard output a place to go, and lets a narrow encoding replace what it
+    lacks."""
     if sys.stdout is None:  # pyright: ignore[reportUnnecessaryComparison]
         import os
 
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
-    elif (getattr(sys.stdout, "encoding", None) or "utf-8").lower().replace("-", "") != "utf8" and hasattr(sys.stdout, "reconfigure"):
+    elif (getattr(sys.stdout, "encoding", None) or "utf-8").lower().replace(
+        "-", ""
+    ) != "utf8" and hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # pyright: ignore[reportUnknownMemberType, reportAttributeAccessIssue]
 
 

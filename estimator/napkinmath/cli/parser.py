@@ -1,4 +1,5 @@
-"""Parser: a command line read against rows of flags into options; an option is there only if it was given.
+"""Parser: a command line read against rows of flags into options; an option is there only if it was
+given.
 
 argparse takes 6 ms to load and fill with these flags, a tenth of the whole command.
 """
@@ -21,7 +22,8 @@ _HELP_COLUMN = 34
 class Parser:
     """The flags of one command.
 
-    `positional` is (key, metavar, help) of what may stand without a flag, any number of times if the metavar ends in '...'.
+    `positional` is (key, metavar, help) of what may stand without a flag, any number of times if
+    the metavar ends in '...'.
     """
 
     def __init__(
@@ -34,7 +36,13 @@ class Parser:
         usage: str = "",
         ending: Callable[[], str] | None = None,
     ) -> None:
-        self.command, self.description, self.groups, self.positional, self.ending = command, description, groups, positional, ending
+        self.command, self.description, self.groups, self.positional, self.ending = (
+            command,
+            description,
+            groups,
+            positional,
+            ending,
+        )
         self.usage = usage or f"{command} {f'[{positional[1]}] ' if positional else ''}[flags]"
         self._rows: dict[str, Row] = {}
         for _, rows in groups:
@@ -45,7 +53,8 @@ class Parser:
                     self._rows[_negated(row)] = row
 
     def parse(self, argv: Sequence[str]) -> dict[str, object]:
-        """Options by key; raises InputError for anything not understood, SystemExit after --help."""
+        """Options by key; raises InputError for anything not understood, SystemExit after
+        --help."""
         options: dict[str, object] = {}
         words = list(argv)
         at = 0
@@ -66,7 +75,10 @@ class Parser:
             row = self._find(name)
             if row[1] not in (TEXT, REPEAT):
                 if equals:
-                    raise InputError(f"flag {name} takes no value, but {shown(value)} was given; write {name} alone")
+                    raise InputError(
+                        f"flag {name} takes no value, but {shown(value)} was given; write {name}"
+                        " alone"
+                    )
                 self._set(options, row, name)
                 continue
             if not equals:
@@ -96,7 +108,9 @@ class Parser:
     def _next_value(self, words: list[str], at: int, name: str, row: Row) -> str:
         if at >= len(words) or words[at].startswith("--") or words[at] in self._rows:
             found = f", but {shown(words[at])} follows" if at < len(words) else ""
-            raise InputError(f"flag {name} needs a value{found}; write e.g. {name} {row[2].strip() or 'VALUE'}")
+            raise InputError(
+                f"flag {name} needs a value{found}; write e.g. {name} {row[2].strip() or 'VALUE'}"
+            )
         return words[at]
 
     def _set(self, options: dict[str, object], row: Row, name: str) -> None:
@@ -105,7 +119,9 @@ class Parser:
             return
         on, key = name != _negated(row) or row[1] == ON, _key(row)
         if options.get(key, on) is not on:
-            raise InputError(f"{row[0][0]} and {_negated(row)} contradict each other; give one of them")
+            raise InputError(
+                f"{row[0][0]} and {_negated(row)} contradict each other; give one of them"
+            )
         options[key] = on
 
     def _add_positional(self, options: dict[str, object], word: str) -> None:
@@ -115,7 +131,10 @@ class Parser:
         if metavar.endswith("..."):
             _append(options, key, word)
         elif options.setdefault(key, word) is not word:
-            raise InputError(f"{shown(word)} is left over after {shown(options[key])}; see `{self.command} --help`")
+            raise InputError(
+                f"{shown(word)} is left over after {shown(options[key])}; see `{self.command}"
+                " --help`"
+            )
 
 
 def _set_value(options: dict[str, object], row: Row, name: str, value: str) -> None:
@@ -124,7 +143,10 @@ def _set_value(options: dict[str, object], row: Row, name: str, value: str) -> N
         _append(options, key, value)
         return
     if options.setdefault(key, value) != value:
-        raise InputError(f"{name} is given twice, as {shown(options[key])} and {shown(value)}; give one, or use `estimate sweep`")
+        raise InputError(
+            f"{name} is given twice, as {shown(options[key])} and {shown(value)}; give one, or use"
+            " `estimate sweep`"
+        )
 
 
 def _append(options: dict[str, object], key: str, value: str) -> None:

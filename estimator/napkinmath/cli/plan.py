@@ -1,4 +1,5 @@
-"""`estimate plan --model M --gpu NAME [flags]`: searches what is left open and ranks what fits by a goal."""
+"""`estimate plan --model M --gpu NAME [flags]`: searches what is left open and ranks what fits by a
+goal."""
 
 from __future__ import annotations
 
@@ -20,36 +21,60 @@ if TYPE_CHECKING:
 _OWN: tuple[Row, ...] = (
     (("--goal",), TEXT, "NAME", "tokens/s, context, batch, cheapest, fewest-changes [tokens/s]"),
     (("--tokens",), TEXT, "N", "tokens of the whole run, for hours and money: 1b, 300m [1b]"),
-    (("--price",), REPEAT, "[NAME=]P", "money for one hour of a GPU; NAME=P where several GPUs are named"),
+    (
+        ("--price",),
+        REPEAT,
+        "[NAME=]P",
+        "money for one hour of a GPU; NAME=P where several GPUs are named",
+    ),
     (("--top",), TEXT, "N", "rows of the table [8]"),
     (("--max-bs",), ON, "", "the largest batch of the configuration given, instead of a search"),
     (("--max-ctx",), ON, "", "the longest context of the configuration given, instead of a search"),
     (("--plot",), TEXT, "FILE", "draw speed against memory as .png or .svg"),
-    (("--export",), TEXT, "KIND", "print the best as a config: hf, axolotl, torchtune, accelerate, deepspeed"),
+    (
+        ("--export",),
+        TEXT,
+        "KIND",
+        "print the best as a config: hf, axolotl, torchtune, accelerate, deepspeed",
+    ),
     (("--out", "-o"), TEXT, "FILE", "write the exported config here"),
     (("--json",), ON, "", "the ranked rows as JSON"),
     (("--force",), ON, "", "replace a file that is there"),
     DEBUG,
 )
 _DESCRIPTION = (
-    "What should I run? Options that are given stay as they are (several values: any of them), what is left open is searched: method, precision, "
-    "checkpointing, optimizer, loss, kernels, batch; with --gpus N every mesh of tensor, pipeline, context and data parallelism. For --goal fewest-changes the options given are where to start from. Methods learn "
-    "differently, which no row of the table prices: give --lora or --full where that is settled."
+    "What should I run? Options that are given stay as they are (several values: any of them), what"
+    " is left open is searched: method, precision, checkpointing, optimizer, loss, kernels, batch;"
+    " with --gpus N every mesh of tensor, pipeline, context and data parallelism. For --goal"
+    " fewest-changes the options given are where to start from. Methods learn differently, which no"
+    " row of the table prices: give --lora or --full where that is settled."
 )
 MOST_TOKENS = 1e18
 
 
 def run(argv: Sequence[str]) -> int:
     """Prints the plan; returns 0 where something fits, else 1."""
-    parser = Parser("estimate plan", _DESCRIPTION, several_flags(_OWN, "plan"), positional=("job", "JOB", "a job file to start from"))
+    parser = Parser(
+        "estimate plan",
+        _DESCRIPTION,
+        several_flags(_OWN, "plan"),
+        positional=("job", "JOB", "a job file to start from"),
+    )
     options = parser.parse(argv)
-    own = {key: options.pop(key, None) for key in (row[0][0].lstrip("-").replace("-", "_") for row in _OWN)}
+    own = {
+        key: options.pop(key, None)
+        for key in (row[0][0].lstrip("-").replace("-", "_") for row in _OWN)
+    }
     notes: list[str] = []
     from napkinmath.config.lengths import with_lengths
     from napkinmath.inputs.job_file import with_job_file
 
     options = with_lengths(with_job_file(options, notes))
-    code = _limits(options, own, notes) if own["max_bs"] or own["max_ctx"] else _plan(options, own, notes)
+    code = (
+        _limits(options, own, notes)
+        if own["max_bs"] or own["max_ctx"]
+        else _plan(options, own, notes)
+    )
     for note in dict.fromkeys(notes):
         print(f"note: {note}", file=sys.stderr)
     return code
@@ -60,8 +85,13 @@ def _limits(options: dict[str, object], own: Mapping[str, Any], notes: list[str]
     from napkinmath.cli.limits import print_limits
     from napkinmath.inputs.jobs import priced
 
-    single = {key: value if key in ("gpu", "method") else listed(value)[0] for key, value in options.items()}
-    return print_limits(priced(single, notes), batch=own["max_bs"] is not None, context=own["max_ctx"] is not None)
+    single = {
+        key: value if key in ("gpu", "method") else listed(value)[0]
+        for key, value in options.items()
+    }
+    return print_limits(
+        priced(single, notes), batch=own["max_bs"] is not None, context=own["max_ctx"] is not None
+    )
 
 
 def _plan(options: dict[str, object], own: Mapping[str, Any], notes: list[str]) -> int:
@@ -76,15 +106,27 @@ def _plan(options: dict[str, object], own: Mapping[str, Any], notes: list[str]) 
 
     goal = values.choice(own["goal"] or "tokens/s", Goal, "--goal")
     tokens = read_tokens(own["tokens"] or "1b")
-    names = {key: options.pop(key) for key in ("model", "arch", "config", "hub", "allocator") if key in options}
-    names = {key: several(key, value)[0] if key != "arch" else values.listed(value)[0] for key, value in names.items()}
+    names = {
+        key: options.pop(key)
+        for key in ("model", "arch", "config", "hub", "allocator")
+        if key in options
+    }
+    names = {
+        key: several(key, value)[0] if key != "arch" else values.listed(value)[0]
+        for key, value in names.items()
+    }
     spec = model_spec(names, notes)
     if "gpus" in options and number_and_type({"gpus": values.listed(options["gpus"])[0]})[0] > 1:
         return plan_on_cluster(spec, options, own, notes, tokens)
     machines = _machines(options, own["price"] or [], notes, goal)
     given = {key: several(key, value) for key, value in options.items()}
     space = open_space(spec, machines, given, goal, allocator=allocator_text(names))
-    found = plan(space, goal, top=values.count(own["top"] or 8, "--top", high=1000), clouds=own["plot"] is not None)
+    found = plan(
+        space,
+        goal,
+        top=values.count(own["top"] or 8, "--top", high=1000),
+        clouds=own["plot"] is not None,
+    )
     traded = trades(space, found.best[0]) if found.best else ()
     if own["json"]:
         from napkinmath.report.plan_json import plan_json
@@ -106,16 +148,36 @@ def _export(found: Plan, own: Mapping[str, Any], names: Mapping[str, object]) ->
     from napkinmath.cli.exporting import write_export
 
     best = found.best[0]
-    write_export(best.estimate, str(names.get("model", found.space.spec.name)), own["export"], own["out"], force=own["force"] is not None)
+    write_export(
+        best.estimate,
+        str(names.get("model", found.space.spec.name)),
+        own["export"],
+        own["out"],
+        force=own["force"] is not None,
+    )
 
 
-def _machines(options: dict[str, object], prices: Sequence[str], notes: list[str], goal: Goal) -> list[Machine]:
-    """The GPUs named, each with its calibrated speeds and its price; their options are taken out."""
+def _machines(
+    options: dict[str, object], prices: Sequence[str], notes: list[str], goal: Goal
+) -> list[Machine]:
+    """The GPUs named, each with its calibrated speeds and its price; their options are taken
+    out."""
     from napkinmath.base.values import listed
     from napkinmath.inputs.hardware_options import calibration_on, machines
     from napkinmath.planning.plan import Machine
 
-    keys = ("gpu", "gpus", "nodes", "vram", "mig", "display", "calibration", "allow_stale_calibration", "network", "host_ram")
+    keys = (
+        "gpu",
+        "gpus",
+        "nodes",
+        "vram",
+        "mig",
+        "display",
+        "calibration",
+        "allow_stale_calibration",
+        "network",
+        "host_ram",
+    )
     own = {key: options.pop(key) for key in keys if key in options}
     own = {key: value if key == "gpu" else listed(value)[0] for key, value in own.items()}
     if "gpu" in own:
@@ -123,14 +185,25 @@ def _machines(options: dict[str, object], prices: Sequence[str], notes: list[str
     found: list[Machine] = []
     for hardware in machines(own):
         if hardware is None:
-            raise InputError("a plan is for a GPU; add --gpu NAME, several times to compare (list: `estimate gpus`)")
+            raise InputError(
+                "a plan is for a GPU; add --gpu NAME, several times to compare (list: `estimate"
+                " gpus`)"
+            )
         calibration = calibration_on(hardware, own, notes)
         speed = calibration.efficiency(hardware.gpu) if calibration is not None else None
-        found.append(Machine(hardware=hardware, efficiency=speed, price_per_hour=price_of(hardware.gpu.name, prices)))
+        found.append(
+            Machine(
+                hardware=hardware,
+                efficiency=speed,
+                price_per_hour=price_of(hardware.gpu.name, prices),
+            )
+        )
     for text in prices:
         name = text.rpartition("=")[0]
         if name and price_of_name(name) not in [m.hardware.gpu.name for m in found]:
-            raise InputError(f"--price {shown(text)} is of a GPU that is not asked about; add --gpu {name}")
+            raise InputError(
+                f"--price {shown(text)} is of a GPU that is not asked about; add --gpu {name}"
+            )
     return found
 
 
@@ -166,5 +239,7 @@ def read_tokens(text: str) -> float:
     except ValueError:
         found = 0.0
     if not 0 < found <= MOST_TOKENS:
-        raise InputError(f"--tokens {shown(text)} is not a number of tokens; write e.g. 1b, 300m or 5000000")
+        raise InputError(
+            f"--tokens {shown(text)} is not a number of tokens; write e.g. 1b, 300m or 5000000"
+        )
     return found

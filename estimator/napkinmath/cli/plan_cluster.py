@@ -14,11 +14,27 @@ if TYPE_CHECKING:
     from napkinmath.ir.model_spec import ModelSpec
     from napkinmath.planning.plan_cluster import ClusterCandidate
 
-_MACHINE = ("gpu", "vram", "mig", "display", "network", "host_ram", "calibration", "allow_stale_calibration")
+_MACHINE = (
+    "gpu",
+    "vram",
+    "mig",
+    "display",
+    "network",
+    "host_ram",
+    "calibration",
+    "allow_stale_calibration",
+)
 
 
-def plan_on_cluster(spec: ModelSpec, options: dict[str, object], own: Mapping[str, Any], notes: list[str], tokens: float) -> int:
-    """Plans for --goal tokens/s or cheapest, which are the same on one kind of GPU; returns 0 where something fits, else 1."""
+def plan_on_cluster(
+    spec: ModelSpec,
+    options: dict[str, object],
+    own: Mapping[str, Any],
+    notes: list[str],
+    tokens: float,
+) -> int:
+    """Plans for --goal tokens/s or cheapest, which are the same on one kind of GPU; returns 0 where
+    something fits, else 1."""
     from napkinmath.base import values
     from napkinmath.cli.plan import price_of
     from napkinmath.inputs.hardware_options import calibration_on, cluster_of, machines
@@ -27,18 +43,30 @@ def plan_on_cluster(spec: ModelSpec, options: dict[str, object], own: Mapping[st
     from napkinmath.timing.efficiency import default_efficiency
 
     if own["goal"] not in (None, "tokens/s", "cheapest"):
-        raise InputError(f"--goal {own['goal']} is searched on one GPU; on several use tokens/s or cheapest")
+        raise InputError(
+            f"--goal {own['goal']} is searched on one GPU; on several use tokens/s or cheapest"
+        )
     machine = {key: options.pop(key) for key in _MACHINE if key in options}
-    machine = {key: value if key == "gpu" else values.listed(value)[0] for key, value in machine.items()}
-    machine |= {key: values.listed(options.pop(key))[0] for key in ("gpus", "nodes") if key in options}
+    machine = {
+        key: value if key == "gpu" else values.listed(value)[0] for key, value in machine.items()
+    }
+    machine |= {
+        key: values.listed(options.pop(key))[0] for key in ("gpus", "nodes") if key in options
+    }
     hardware = machines(machine)[0]
     cluster: Any = cluster_of(hardware, machine)
     if hardware is None or not hardware.gpu.dense_flops:
         raise InputError("meshes are ranked by speed; name a GPU with --gpus NxTYPE")
     calibration = calibration_on(hardware, machine, notes)
-    speed = calibration.efficiency(hardware.gpu) if calibration is not None else default_efficiency(hardware.gpu)
+    speed = (
+        calibration.efficiency(hardware.gpu)
+        if calibration is not None
+        else default_efficiency(hardware.gpu)
+    )
     given = {key: several(key, value) for key, value in options.items()}
-    best = plan_cluster(spec, cluster, given, speed, top=values.count(own["top"] or 8, "--top", high=100))
+    best = plan_cluster(
+        spec, cluster, given, speed, top=values.count(own["top"] or 8, "--top", high=100)
+    )
     price = price_of(hardware.gpu.name, own["price"] or [])
     if own["json"]:
         import json
@@ -49,7 +77,9 @@ def plan_on_cluster(spec: ModelSpec, options: dict[str, object], own: Mapping[st
     return 0 if best else 1
 
 
-def _row(candidate: ClusterCandidate, cluster: Cluster, tokens: float, price: float | None) -> dict[str, object]:
+def _row(
+    candidate: ClusterCandidate, cluster: Cluster, tokens: float, price: float | None
+) -> dict[str, object]:
     """One row with its figures; tokens/s are those of all GPUs together."""
     from napkinmath.planning.plan_cluster import mesh_flags
 
@@ -66,13 +96,25 @@ def _row(candidate: ClusterCandidate, cluster: Cluster, tokens: float, price: fl
     }
 
 
-def _print(spec: ModelSpec, cluster: Cluster, best: list[ClusterCandidate], tokens: float, price: float | None) -> None:
+def _print(
+    spec: ModelSpec,
+    cluster: Cluster,
+    best: list[ClusterCandidate],
+    tokens: float,
+    price: float | None,
+) -> None:
     from napkinmath.report.columns import aligned
     from napkinmath.report.plan_table import print_advice
 
-    print(f"{spec.name} on {cluster.num_gpus} x {cluster.hardware.gpu.name}: the fastest meshes that fit")
+    print(
+        f"{spec.name} on {cluster.num_gpus} x {cluster.hardware.gpu.name}: the fastest meshes"
+        " that fit"
+    )
     if not best:
-        print("nothing fits: no mesh of these GPUs does; name more or larger GPUs, a smaller model or less context")
+        print(
+            "nothing fits: no mesh of these GPUs does; name more or larger GPUs, a smaller model or"
+            " less context"
+        )
         return
     heads = [
         "#",
@@ -93,10 +135,25 @@ def _print(spec: ModelSpec, cluster: Cluster, best: list[ClusterCandidate], toke
             for key, value in row["options"].items()
             if key not in ("gpus", "data_parallel", "method", "tp", "pp", "cp", "ep", "pp_schedule")
         }
-        flags = " ".join([f"--method {row['options'].get('method', 'full')}", *(f"--{key.replace('_', '-')} {value}" for key, value in options.items())])  # fmt: skip
+        flags = " ".join(
+            [
+                f"--method {row['options'].get('method', 'full')}",
+                *(f"--{key.replace('_', '-')} {value}" for key, value in options.items()),
+            ]
+        )
         rows.append(
-            [str(number), str(row["options"]["bs"]), f"{row['device_bytes'] / GIB:.1f}", f"{row['headroom_bytes'] / GIB:+.1f}", f"{row['tokens_per_s']:,.0f}", f"{row['hours']:,.2f}", *([f"{row['price']:,.2f}"] if price is not None else []), row["mesh"], flags]
-        )  # fmt: skip
+            [
+                str(number),
+                str(row["options"]["bs"]),
+                f"{row['device_bytes'] / GIB:.1f}",
+                f"{row['headroom_bytes'] / GIB:+.1f}",
+                f"{row['tokens_per_s']:,.0f}",
+                f"{row['hours']:,.2f}",
+                *([f"{row['price']:,.2f}"] if price is not None else []),
+                row["mesh"],
+                flags,
+            ]
+        )
     print("\n".join(aligned(heads, rows, right=heads[:-2], indent="  ")))
     print_advice(best[0].estimate)
     print(f"run it:      estimate --model {spec.name} {rows[0][-2]} {rows[0][-1]}")

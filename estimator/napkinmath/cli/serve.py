@@ -14,7 +14,12 @@ if TYPE_CHECKING:
 
 DEFAULT_PORT = 8420
 _FLAGS = (
-    (("--port", "-p"), TEXT, "N", f"port on the loopback interface; 0 takes a free one [{DEFAULT_PORT}]"),
+    (
+        ("--port", "-p"),
+        TEXT,
+        "N",
+        f"port on the loopback interface; 0 takes a free one [{DEFAULT_PORT}]",
+    ),
     (("--open",), ON, "", "open the page in the browser"),
 )
 
@@ -22,7 +27,9 @@ _FLAGS = (
 def run(argv: Sequence[str]) -> int:
     """Serves until interrupted."""
     options = Parser(
-        "estimate serve", "The report in a browser: sliders, timeline, formulas. Loopback only, offline.", (("page", _FLAGS),)
+        "estimate serve",
+        "The report in a browser: sliders, timeline, formulas. Loopback only, offline.",
+        (("page", _FLAGS),),
     ).parse(argv)
     server = make_server(str(options.get("port", DEFAULT_PORT)))
     print(f"napkinmath is at {server.url}   (Ctrl-C ends it)", flush=True)
@@ -48,4 +55,7 @@ def make_server(port: str) -> Server:
     try:
         return Server(int(port))
     except OSError as error:
-        raise InputError(f"--port {port} cannot be used ({error.strerror}); use another one, or 0 for any that is free") from error
+        raise InputError(
+            f"--port {port} cannot be used ({error.strerror}); use another one, or 0 for any that"
+            " is free"
+        ) from error

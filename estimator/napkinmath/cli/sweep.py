@@ -1,4 +1,5 @@
-"""`estimate sweep [flags]`: any flag takes several values or a range; a table, CSV, Parquet or a plot of every combination."""
+"""`estimate sweep [flags]`: any flag takes several values or a range; a table, CSV, Parquet or a
+plot of every combination."""
 
 from __future__ import annotations
 
@@ -19,15 +20,27 @@ if TYPE_CHECKING:
 _OUTPUT: tuple[Row, ...] = (
     (("--exact",), ON, "", "replay the allocator for every job [for 64 jobs or fewer]"),
     (("--out", "-o"), TEXT, "FILE", "write .csv, .jsonl or .parquet instead of a table"),
-    (("--plot",), TEXT, "FILE", "draw .png or .svg: a heat map of two numbers that vary, lines of one"),
-    (("--price",), TEXT, "P", "money for one hour of one GPU: GPU-hours and money for a billion tokens"),
+    (
+        ("--plot",),
+        TEXT,
+        "FILE",
+        "draw .png or .svg: a heat map of two numbers that vary, lines of one",
+    ),
+    (
+        ("--price",),
+        TEXT,
+        "P",
+        "money for one hour of one GPU: GPU-hours and money for a billion tokens",
+    ),
     (("--show",), TEXT, "NAME", "what is drawn: memory, tokens/s [memory]"),
     (("--force",), ON, "", "replace a file that is there"),
     DEBUG,
 )
 _DESCRIPTION = (
-    "Price every combination of options with several values: --bs 1,2,4 or --ctx 1k..128k (doubling) or --rank 8..64:8 (by steps); lists "
-    "that hold commas themselves are divided by ';'. Jobs that differ in batch, length and rank only are priced hundreds of thousands a second."
+    "Price every combination of options with several values: --bs 1,2,4 or --ctx 1k..128k"
+    " (doubling) or --rank 8..64:8 (by steps); lists that hold commas themselves are divided by"
+    " ';'. Jobs that differ in batch, length and rank only are priced hundreds of thousands a"
+    " second."
 )
 MOST_SHOWN = 60
 
@@ -39,13 +52,20 @@ def several_rows(rows: tuple[Row, ...]) -> tuple[Row, ...]:
 
 def several_flags(own: tuple[Row, ...], title: str = "output") -> tuple[Group, ...]:
     """The shared flags but the report's own, each taking several values, and a command's own."""
-    return (*((name, several_rows(rows)) for name, rows in SHARED if name != "output"), (title, own))
+    return (
+        *((name, several_rows(rows)) for name, rows in SHARED if name != "output"),
+        (title, own),
+    )
 
 
 def run(argv: Sequence[str]) -> int:
-    """Prices the grid and prints, writes or draws it; returns 0, or 2 where nothing could be priced."""
+    """Prices the grid and prints, writes or draws it; returns 0, or 2 where nothing could be
+    priced."""
     parser = Parser(
-        "estimate sweep", _DESCRIPTION, several_flags(_OUTPUT), positional=("job", "JOB", "a job file whose values the flags replace")
+        "estimate sweep",
+        _DESCRIPTION,
+        several_flags(_OUTPUT),
+        positional=("job", "JOB", "a job file whose values the flags replace"),
     )
     options = parser.parse(argv)
     own = {row[0][0].lstrip("-"): options.pop(row[0][0].lstrip("-"), None) for row in _OUTPUT}
@@ -55,8 +75,15 @@ def run(argv: Sequence[str]) -> int:
     from napkinmath.inputs.job_file import with_job_file
     from napkinmath.planning.grid import Grid
 
-    price = None if own["price"] is None else values.number(own["price"], "--price", low=0.0, high=1e6)
-    grid = Grid(with_lengths(with_job_file(options, notes)), notes, exact=own["exact"] is not None, price=price)
+    price = (
+        None if own["price"] is None else values.number(own["price"], "--price", low=0.0, high=1e6)
+    )
+    grid = Grid(
+        with_lengths(with_job_file(options, notes)),
+        notes,
+        exact=own["exact"] is not None,
+        price=price,
+    )
     _write(grid, own)
     for note in [*dict.fromkeys(notes), *refusals(grid.refused)]:
         print(f"note: {note}", file=sys.stderr)
@@ -65,7 +92,10 @@ def run(argv: Sequence[str]) -> int:
 
 def refusals(refused: dict[str, int]) -> list[str]:
     """What was left out, and why."""
-    return [f"left out {count} combination{'s' if count > 1 else ''}: {reason}" for reason, count in refused.items()]
+    return [
+        f"left out {count} combination{'s' if count > 1 else ''}: {reason}"
+        for reason, count in refused.items()
+    ]
 
 
 def _write(grid: Grid, own: dict[str, Any]) -> None:
@@ -78,7 +108,9 @@ def _write(grid: Grid, own: dict[str, Any]) -> None:
         if len(rows) > MOST_SHOWN and sys.stdout.isatty():
             print(f"... and {len(rows) - MOST_SHOWN:,} more; write them with --out FILE.csv")
         return
-    rows: Iterable[tuple[Any, ...]] = grid.rows() if own["plot"] is None else list(_first_refused(grid))
+    rows: Iterable[tuple[Any, ...]] = (
+        grid.rows() if own["plot"] is None else list(_first_refused(grid))
+    )
     if own["out"] is not None:
         count = write_grid(grid, rows, own["out"], force=own["force"] is not None)
         print(f"{count:,} jobs written to {own['out']}")
@@ -86,7 +118,9 @@ def _write(grid: Grid, own: dict[str, Any]) -> None:
         from napkinmath.report.grid_plot import write_plot
 
         assert isinstance(rows, list)
-        write_plot(grid, rows, own["plot"], show=own["show"] or "memory", force=own["force"] is not None)
+        write_plot(
+            grid, rows, own["plot"], show=own["show"] or "memory", force=own["force"] is not None
+        )
         print(f"plot written to {own['plot']}")
 
 

@@ -20,11 +20,14 @@ class NetworkLink(Record):
 
     def validate(self) -> None:
         if self.gbit_per_s_per_gpu <= 0:
-            raise InputError(f"a network of {self.gbit_per_s_per_gpu:g} Gbit/s carries nothing; give e.g. 400")
+            raise InputError(
+                f"a network of {self.gbit_per_s_per_gpu:g} Gbit/s carries nothing; give e.g. 400"
+            )
 
 
 class Cluster(Record):
-    """`num_nodes` machines with `gpus_per_node` GPUs each; `host_bytes` is the memory of one machine, 0 where it is not known."""
+    """`num_nodes` machines with `gpus_per_node` GPUs each; `host_bytes` is the memory of one
+    machine, 0 where it is not known."""
 
     hardware: Hardware
     gpus_per_node: int = 1
@@ -35,9 +38,15 @@ class Cluster(Record):
 
     def validate(self) -> None:
         if self.gpus_per_node < 1 or self.num_nodes < 1:
-            raise InputError(f"a cluster of {self.num_nodes} nodes with {self.gpus_per_node} GPUs has no GPU; use 1 or more of both")
+            raise InputError(
+                f"a cluster of {self.num_nodes} nodes with {self.gpus_per_node} GPUs has no GPU;"
+                " use 1 or more of both"
+            )
         if self.host_bytes < 0:
-            raise InputError(f"host_bytes={self.host_bytes} is negative; give the memory of one node, e.g. {1024 * GIB}")
+            raise InputError(
+                f"host_bytes={self.host_bytes} is negative; give the memory of one node, e.g."
+                f" {1024 * GIB}"
+            )
 
     @property
     def num_gpus(self) -> int:

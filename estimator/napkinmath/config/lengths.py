@@ -1,4 +1,5 @@
-"""What a data set's lengths mean: the share of padding, the tokens of a packed batch, lengths read from a file."""
+"""What a data set's lengths mean: the share of padding, the tokens of a packed batch, lengths read
+from a file."""
 
 from __future__ import annotations
 
@@ -13,30 +14,46 @@ SAMPLE = 4096
 
 
 def padded_share(lengths: Sequence[int], batch: int) -> float:
-    """The share of padding in batches drawn from a sample and padded to their longest: one less mean over expected longest."""
+    """The share of padding in batches drawn from a sample and padded to their longest: one less
+    mean over expected longest."""
     ordered, count = sorted(lengths), len(lengths)
-    longest = sum(length * (((i + 1) / count) ** batch - (i / count) ** batch) for i, length in enumerate(ordered))
+    longest = sum(
+        length * (((i + 1) / count) ** batch - (i / count) ** batch)
+        for i, length in enumerate(ordered)
+    )
     return max(0.0, 1 - sum(ordered) / count / longest)
 
 
 def read_lengths(path: str) -> tuple[int, ...]:
-    """Lengths from a text file (numbers divided by white space or commas) or a JSON list, or one a line of JSON Lines under "length".
+    """Lengths from a text file (numbers divided by white space or commas) or a JSON list, or one a
+    line of JSON Lines under "length".
 
-    A long file is thinned to SAMPLE quantiles, the shortest and the longest kept. Raises InputError for anything else.
+    A long file is thinned to SAMPLE quantiles, the shortest and the longest kept. Raises InputError
+    for anything else.
     """
     try:
         with open(path, encoding="utf-8") as file:
             text = file.read(MOST_LENGTHS * 8)
     except OSError as error:
-        raise InputError(f"--lengths {shown(path, limit=200)}: {error.strerror}; name a file of numbers, or give numbers") from None
-    found = _jsonl(text, path) if text.lstrip().startswith("{") else [_number(word, path) for word in text.strip("[] \n").replace(",", " ").split()]  # fmt: skip
+        raise InputError(
+            f"--lengths {shown(path, limit=200)}: {error.strerror}; name a file of numbers, or give"
+            " numbers"
+        ) from None
+    found = (
+        _jsonl(text, path)
+        if text.lstrip().startswith("{")
+        else [_number(word, path) for word in text.strip("[] \n").replace(",", " ").split()]
+    )
     if not found:
-        raise InputError(f"--lengths {shown(path, limit=200)} holds no lengths; write one number a line")
+        raise InputError(
+            f"--lengths {shown(path, limit=200)} holds no lengths; write one number a line"
+        )
     return thinned(found)
 
 
 def with_lengths(options: Mapping[str, object]) -> dict[str, object]:
-    """Options of a command line with the file that --lengths names read; what a server or a batch is sent never names a file."""
+    """Options of a command line with the file that --lengths names read; what a server or a batch
+    is sent never names a file."""
     found = dict(options)
     given = found.get("lengths")
     word = given[0] if isinstance(given, list) and given else given  # pyright: ignore[reportUnknownVariableType]
@@ -46,7 +63,8 @@ def with_lengths(options: Mapping[str, object]) -> dict[str, object]:
 
 
 def thinned(lengths: Sequence[int]) -> tuple[int, ...]:
-    """At most SAMPLE lengths with the same distribution: quantiles, the shortest and the longest among them."""
+    """At most SAMPLE lengths with the same distribution: quantiles, the shortest and the longest
+    among them."""
     ordered = sorted(lengths)
     if len(ordered) <= SAMPLE:
         return tuple(lengths)
@@ -64,7 +82,8 @@ def _jsonl(text: str, path: str) -> list[int]:
                 found.append(_number(json.loads(line)["length"], path))
             except (ValueError, KeyError, TypeError):
                 raise InputError(
-                    f'--lengths {shown(path, limit=200)} has the line {shown(line, limit=50)}; write {{"length": 512}} a line'
+                    f"--lengths {shown(path, limit=200)} has the line {shown(line, limit=50)};"
+                    ' write {"length": 512} a line'
                 ) from None
     return found
 
@@ -76,6 +95,7 @@ def _number(word: object, path: str) -> int:
             raise ValueError
     except ValueError:
         raise InputError(
-            f"--lengths {shown(path, limit=200)} holds {shown(word, limit=40)}, which is no length; write whole numbers from 1 on"
+            f"--lengths {shown(path, limit=200)} holds {shown(word, limit=40)}, which is no length;"
+            " write whole numbers from 1 on"
         ) from None
     return value

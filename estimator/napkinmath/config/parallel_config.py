@@ -67,7 +67,8 @@ class ContextParallel(str, Enum):
 
 
 class ZeroConfig(Record):
-    """DeepSpeed's `zero_optimization`; sizes in elements, 0 where the integration's 'auto' sets them from the hidden size.
+    """DeepSpeed's `zero_optimization`; sizes in elements, 0 where the integration's 'auto' sets
+    them from the hidden size.
 
     Defaults: DeepSpeed runtime/zero/config.py DeepSpeedZeroConfig.
     """
@@ -85,7 +86,8 @@ class ZeroConfig(Record):
     """None: on for stage 3, off for 1 and 2."""
     round_robin_gradients: bool = False
     hpz_partition_size: int = 1
-    """ZeRO++: ranks that keep a second copy of the 16-bit parameters among them, so that gathers in the backward stay within."""
+    """ZeRO++: ranks that keep a second copy of the 16-bit parameters among them, so that gathers in
+    the backward stay within."""
     mics_shard_size: int = 0
     """MiCS: ranks that share one copy; 0 is off."""
     quantized_weights: bool = False
@@ -103,11 +105,19 @@ class ZeroConfig(Record):
             "sub_group_size",
         ):
             if getattr(self, name) < 0:
-                raise InputError(f"{name}={shown(getattr(self, name))} is negative; give a number of elements, e.g. 500000000")
+                raise InputError(
+                    f"{name}={shown(getattr(self, name))} is negative; give a number of elements,"
+                    " e.g. 500000000"
+                )
         if self.param_persistence_threshold < 0:
-            raise InputError(f"param_persistence_threshold={shown(self.param_persistence_threshold)} is negative; use 0 or more elements")
+            raise InputError(
+                f"param_persistence_threshold={shown(self.param_persistence_threshold)} is"
+                " negative; use 0 or more elements"
+            )
         if self.hpz_partition_size < 1 or self.mics_shard_size < 0:
-            raise InputError("hpz_partition_size is 1 (off) or more, mics_shard_size 0 (off) or more")
+            raise InputError(
+                "hpz_partition_size is 1 (off) or more, mics_shard_size 0 (off) or more"
+            )
 
 
 class ParallelConfig(Record):
@@ -123,7 +133,8 @@ class ParallelConfig(Record):
     expert_imbalance: float = 1.0
     """Tokens of the busiest expert-parallel rank over the mean."""
     expert_capacity: float = 0.0
-    """Capacity factor: rows beyond it times the mean are dropped and buffers are padded to it; 0 drops none."""
+    """Capacity factor: rows beyond it times the mean are dropped and buffers are padded to it; 0
+    drops none."""
     sequence_parallel: bool = False
     """Norms and dropout on s/t of the sequence between tensor-parallel regions."""
     context_parallel: ContextParallel = ContextParallel.RING
@@ -135,23 +146,27 @@ class ParallelConfig(Record):
 
     sharding: Sharding = Sharding.FULL
     shard_size: int = 0
-    """Data-parallel ranks that hold one copy together; 0 is all, or with a hybrid strategy the GPUs of a node."""
+    """Data-parallel ranks that hold one copy together; 0 is all, or with a hybrid strategy the GPUs
+    of a node."""
     reshard_after_forward: bool | None = None
     """FSDP2's own switch; None: as the sharding strategy says."""
     wrap: str = "auto"
-    """Which modules are FSDP units: 'carved' (layers, embedding, norm with head), 'layer' (layers, all else is the root's), 'none' (the
-    whole model is one); 'auto' is what accelerate does: carved with FSDP2, layer with FSDP1."""
+    """Which modules are FSDP units: 'carved' (layers, embedding, norm with head), 'layer' (layers,
+    all else is the root's), 'none' (the whole model is one); 'auto' is what accelerate does: carved
+    with FSDP2, layer with FSDP1."""
     forward_prefetch: bool = False
     """FSDP1: the next unit is gathered before the current one runs."""
     backward_prefetch: bool = True
     limit_all_gathers: bool = True
     """FSDP1: at most two units are gathered at a time."""
     sharded_dtype: str = "auto"
-    """Type of sharded parameters: 'auto' is fp32 for what is trained in mixed precision, as accelerate upcasts it."""
+    """Type of sharded parameters: 'auto' is fp32 for what is trained in mixed precision, as
+    accelerate upcasts it."""
     reduce_dtype: str = "auto"
     """Type of the gradients' reduction: 'auto' is that of computation."""
     sync_each_batch: bool = False
-    """Gradients are reduced in every micro-step instead of the last one only, which keeps them unsharded in between."""
+    """Gradients are reduced in every micro-step instead of the last one only, which keeps them
+    unsharded in between."""
 
     bucket_mb: int = 25
     """DDP's bucket_cap_mb."""
@@ -161,7 +176,8 @@ class ParallelConfig(Record):
     nvme: tuple[str, ...] = ()
     """What of the offloaded lies on NVMe instead of in host memory: 'optimizer', 'parameters'."""
     broadcast_loading: bool = False
-    """Only one rank of a node reads the checkpoint and broadcasts it (accelerate's cpu_ram_efficient_loading)."""
+    """Only one rank of a node reads the checkpoint and broadcasts it (accelerate's
+    cpu_ram_efficient_loading)."""
     full_state_dict: bool = False
     """A checkpoint is gathered on rank 0 instead of being saved in shards."""
 
@@ -169,19 +185,29 @@ class ParallelConfig(Record):
         for name in _DEGREES:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_RANKS:
-                raise InputError(f"{name}={shown(value)} is not a number of ranks; use 1 to {MAX_RANKS}")
+                raise InputError(
+                    f"{name}={shown(value)} is not a number of ranks; use 1 to {MAX_RANKS}"
+                )
         for name, kind in _KINDS.items():
             if not isinstance(getattr(self, name), kind):
-                raise InputError(f"{name}={shown(getattr(self, name))} is unknown; use one of {', '.join(m.value for m in kind)}")
+                raise InputError(
+                    f"{name}={shown(getattr(self, name))} is unknown; use one of"
+                    f" {', '.join(m.value for m in kind)}"
+                )
         self._validate_sharding()
         self._validate_mesh()
         for name in ("sharded_dtype", "reduce_dtype"):
             if getattr(self, name) not in MIXED_DTYPES:
-                raise InputError(f"{name}={shown(getattr(self, name))} is unknown; use one of {', '.join(MIXED_DTYPES)}")
+                raise InputError(
+                    f"{name}={shown(getattr(self, name))} is unknown; use one of"
+                    f" {', '.join(MIXED_DTYPES)}"
+                )
         if self.wrap not in ("auto", "carved", "layer", "none"):
             raise InputError(f"wrap={shown(self.wrap)} is unknown; use auto, carved, layer or none")
         if not 1 <= self.bucket_mb <= 1 << 20:
-            raise InputError(f"bucket_mb={shown(self.bucket_mb)} is out of range; use 1 or more, usually 25")
+            raise InputError(
+                f"bucket_mb={shown(self.bucket_mb)} is out of range; use 1 or more, usually 25"
+            )
         for name in self.nvme:
             if name not in ("optimizer", "parameters"):
                 raise InputError(f"nvme={shown(name)} is unknown; use optimizer or parameters")
@@ -190,37 +216,74 @@ class ParallelConfig(Record):
         size, kind = self.data_parallel_size, self.data_parallel
         if size > 1 and kind is DataParallel.NONE:
             choices = ", ".join(m.value for m in DataParallel if m is not DataParallel.NONE)
-            raise InputError(f"data_parallel_size={size} needs a way to share the work; set data_parallel to one of {choices}")
+            raise InputError(
+                f"data_parallel_size={size} needs a way to share the work; set data_parallel to one"
+                f" of {choices}"
+            )
         if self.sharding is not Sharding.FULL and not kind.is_fsdp:
-            raise InputError(f"sharding={self.sharding.value} is FSDP's, not {kind.value}'s; use data_parallel fsdp1 or fsdp2")
+            raise InputError(
+                f"sharding={self.sharding.value} is FSDP's, not {kind.value}'s; use data_parallel"
+                " fsdp1 or fsdp2"
+            )
         if self.shard_size < 0 or (self.shard_size and size % self.shard_size):
-            raise InputError(f"shard_size={self.shard_size} does not divide {size} data-parallel ranks; use one of {divisors(size)}")
+            raise InputError(
+                f"shard_size={self.shard_size} does not divide {size} data-parallel ranks; use one"
+                f" of {divisors(size)}"
+            )
         zero = self.zero
-        for name, group in (("hpz_partition_size", zero.hpz_partition_size), ("mics_shard_size", zero.mics_shard_size)):
+        for name, group in (
+            ("hpz_partition_size", zero.hpz_partition_size),
+            ("mics_shard_size", zero.mics_shard_size),
+        ):
             if group > 1 and (kind is not DataParallel.ZERO3 or size % group):
-                raise InputError(f"{name}={group} needs zero3 and a divisor of {size} data-parallel ranks; use one of {divisors(size)}")
+                raise InputError(
+                    f"{name}={group} needs zero3 and a divisor of {size} data-parallel ranks; use"
+                    f" one of {divisors(size)}"
+                )
 
     def _validate_mesh(self) -> None:
         if self.sequence_parallel and self.tensor_parallel_size == 1:
-            raise InputError("sequence_parallel splits between tensor-parallel ranks; set tensor_parallel_size to 2 or more")
+            raise InputError(
+                "sequence_parallel splits between tensor-parallel ranks; set tensor_parallel_size"
+                " to 2 or more"
+            )
         ranks = self.data_parallel_size * self.context_parallel_size
         if ranks % self.expert_parallel_size:
             raise InputError(
-                f"expert_parallel_size={self.expert_parallel_size} does not divide {ranks} data- and context-parallel rank{'s' if ranks > 1 else ''}; use {'one of ' if ranks > 1 else ''}{divisors(ranks)}"
+                f"expert_parallel_size={self.expert_parallel_size} does not divide {ranks} data-"
+                f" and context-parallel rank{'s' if ranks > 1 else ''}; use"
+                f" {'one of ' if ranks > 1 else ''}{divisors(ranks)}"
             )
         if self.expert_imbalance < 1 or self.expert_capacity < 0:
-            raise InputError("expert_imbalance is 1 (even) or more, expert_capacity 0 (no limit) or more, e.g. 1.25")
+            raise InputError(
+                "expert_imbalance is 1 (even) or more, expert_capacity 0 (no limit) or more, e.g."
+                " 1.25"
+            )
         if self.virtual_pipeline_size < 1 or self.num_micro_batches < 0:
-            raise InputError("virtual_pipeline_size is 1 or more, num_micro_batches 0 (the accumulation steps) or more")
-        if self.virtual_pipeline_size > 1 and self.pipeline_schedule not in (PipelineSchedule.INTERLEAVED, PipelineSchedule.ZERO_BUBBLE):
-            raise InputError(f"virtual_pipeline_size={self.virtual_pipeline_size} needs pipeline_schedule interleaved or zero-bubble")
+            raise InputError(
+                "virtual_pipeline_size is 1 or more, num_micro_batches 0 (the accumulation steps)"
+                " or more"
+            )
+        if self.virtual_pipeline_size > 1 and self.pipeline_schedule not in (
+            PipelineSchedule.INTERLEAVED,
+            PipelineSchedule.ZERO_BUBBLE,
+        ):
+            raise InputError(
+                f"virtual_pipeline_size={self.virtual_pipeline_size} needs pipeline_schedule"
+                " interleaved or zero-bubble"
+            )
 
     # ------------------------------------------------------------ degrees
 
     @property
     def world_size(self) -> int:
         """Ranks in all."""
-        return self.data_parallel_size * self.tensor_parallel_size * self.pipeline_parallel_size * self.context_parallel_size
+        return (
+            self.data_parallel_size
+            * self.tensor_parallel_size
+            * self.pipeline_parallel_size
+            * self.context_parallel_size
+        )
 
     @property
     def is_hybrid(self) -> bool:
@@ -228,12 +291,18 @@ class ParallelConfig(Record):
 
     @property
     def shard_degree(self) -> int:
-        """Ranks that hold one copy of what is sharded: of the data-parallel axis, each with all its context-parallel ranks.
+        """Ranks that hold one copy of what is sharded: of the data-parallel axis, each with all its
+        context-parallel ranks.
 
-        Sources: torchtitan distributed/parallel_dims.py (the mesh dp_shard_cp), DeepSpeed runtime/engine.py (seq_data_parallel_group).
+        Sources: torchtitan distributed/parallel_dims.py (the mesh dp_shard_cp), DeepSpeed
+        runtime/engine.py (seq_data_parallel_group).
         """
         size, context = self.data_parallel_size, self.context_parallel_size
-        if self.sharding is Sharding.NO_SHARD or self.data_parallel in (DataParallel.NONE, DataParallel.DP, DataParallel.DDP):
+        if self.sharding is Sharding.NO_SHARD or self.data_parallel in (
+            DataParallel.NONE,
+            DataParallel.DP,
+            DataParallel.DDP,
+        ):
             return 1
         if self.zero.mics_shard_size:
             return self.zero.mics_shard_size
@@ -254,13 +323,22 @@ class ParallelConfig(Record):
 
     @property
     def reshards(self) -> bool:
-        """Whether gathered parameters are dropped after the forward: not between micro-batches of a pipeline, unless that is asked for."""
+        """Whether gathered parameters are dropped after the forward: not between micro-batches of a
+        pipeline, unless that is asked for."""
         if self.reshard_after_forward is not None:
             return self.reshard_after_forward
-        return self.sharding in (Sharding.FULL, Sharding.HYBRID) and self.pipeline_parallel_size == 1
+        return (
+            self.sharding in (Sharding.FULL, Sharding.HYBRID) and self.pipeline_parallel_size == 1
+        )
 
 
-_DEGREES = ("data_parallel_size", "tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size", "expert_parallel_size")
+_DEGREES = (
+    "data_parallel_size",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "context_parallel_size",
+    "expert_parallel_size",
+)
 _KINDS: dict[str, type[Enum]] = {
     "data_parallel": DataParallel,
     "sharding": Sharding,

@@ -14,7 +14,16 @@ if TYPE_CHECKING:
     from napkinmath.base.expr import Size
 
 MAX_SIZE = 1 << 40
-BITSANDBYTES_BLOCKS = (32, 64, 128, 256, 512, 1024, 2048, 4096)  # bitsandbytes 0.50 _ops.py quantize_4bit
+BITSANDBYTES_BLOCKS = (
+    32,
+    64,
+    128,
+    256,
+    512,
+    1024,
+    2048,
+    4096,
+)  # bitsandbytes 0.50 _ops.py quantize_4bit
 
 
 class Precision(str, Enum):
@@ -86,11 +95,16 @@ class Kernels(str, Enum):
 
 
 def _check_types(record: Record, *, optional: bool = False, **kinds: type[object]) -> None:
-    """Raises where a field is not of its kind: "eager" is not Attention.EAGER, and would be compared with it in vain."""
+    """Raises where a field is not of its kind: "eager" is not Attention.EAGER, and would be
+    compared with it in vain."""
     for name, kind in kinds.items():
         value = getattr(record, name)
         if not isinstance(value, kind) and not (optional and value is None):
-            members = ", ".join(f"{kind.__name__}.{m.name}" for m in kind) if issubclass(kind, Enum) else f"{kind.__name__}(...)"
+            members = (
+                ", ".join(f"{kind.__name__}.{m.name}" for m in kind)
+                if issubclass(kind, Enum)
+                else f"{kind.__name__}(...)"
+            )
             raise InputError(f"{name}={shown(value)} is not of type {kind.__name__}; use {members}")
 
 
@@ -105,10 +119,12 @@ class AdapterConfig(Record):
     """Module names, or 'all-linear' (every linear but the head)."""
     dropout: float = 0.0
     dtype: str = "auto"
-    """'auto' is what PEFT does: fp32 where the base is fp16, bf16 or quantized; 'base' is autocast_adapter_dtype=False: the type of a dense base."""
+    """'auto' is what PEFT does: fp32 where the base is fp16, bf16 or quantized; 'base' is
+    autocast_adapter_dtype=False: the type of a dense base."""
     rank_stabilized: bool = False
     trained_modules: tuple[str, ...] = ()
-    """Full modules trained and saved beside the adapters (PEFT's modules_to_save), e.g. ('embed_tokens', 'lm_head')."""
+    """Full modules trained and saved beside the adapters (PEFT's modules_to_save), e.g.
+    ('embed_tokens', 'lm_head')."""
     num_adapters: int = 1
     """Adapters resident at once; one is trained, the others take weight memory only."""
     num_virtual_tokens: int = 20
@@ -117,13 +133,26 @@ class AdapterConfig(Record):
     def validate(self) -> None:
         _check_types(self, kind=AdapterKind)
         if isinstance(self.rank, int) and not 1 <= self.rank <= 1 << 16:
-            raise InputError(f"rank {shown(self.rank)} is out of range; use 1 to 65536, usually 8 to 256")
+            raise InputError(
+                f"rank {shown(self.rank)} is out of range; use 1 to 65536, usually 8 to 256"
+            )
         if not 0 <= self.dropout < 1:
-            raise InputError(f"adapter dropout {shown(self.dropout)} is not a probability; use 0 <= p < 1")
+            raise InputError(
+                f"adapter dropout {shown(self.dropout)} is not a probability; use 0 <= p < 1"
+            )
         if self.dtype not in ("auto", "base", "fp32", "bf16", "fp16"):
-            raise InputError(f"adapter dtype {shown(self.dtype)} is unknown; use auto, base, fp32, bf16 or fp16")
-        if not self.targets and self.kind in (AdapterKind.LORA, AdapterKind.DORA, AdapterKind.QALORA, AdapterKind.IA3):
-            raise InputError("adapter targets are empty; name modules such as q_proj,v_proj or use all-linear")
+            raise InputError(
+                f"adapter dtype {shown(self.dtype)} is unknown; use auto, base, fp32, bf16 or fp16"
+            )
+        if not self.targets and self.kind in (
+            AdapterKind.LORA,
+            AdapterKind.DORA,
+            AdapterKind.QALORA,
+            AdapterKind.IA3,
+        ):
+            raise InputError(
+                "adapter targets are empty; name modules such as q_proj,v_proj or use all-linear"
+            )
         if self.num_adapters < 1 or self.num_virtual_tokens < 1:
             raise InputError("num_adapters and num_virtual_tokens must be at least 1")
 
@@ -136,23 +165,37 @@ class QuantizationConfig(Record):
     group_size: int = 0
     """Elements that share one scale; 0 is the format's own default."""
     kbit_preparation: bool = True
-    """peft.prepare_model_for_kbit_training: embeddings, norms and head in fp32, checkpointing switched on."""
+    """peft.prepare_model_for_kbit_training: embeddings, norms and head in fp32, checkpointing
+    switched on."""
     compute_dtype: str = "auto"
-    """Type of the products: 'auto' is the precision's own; fp32 is what bitsandbytes does where nothing is said (bnb_4bit_compute_dtype)."""
+    """Type of the products: 'auto' is the precision's own; fp32 is what bitsandbytes does where
+    nothing is said (bnb_4bit_compute_dtype)."""
     keep: tuple[str, ...] = ("lm_head",)
     """Modules left unquantized."""
     storage: str = "auto"
-    """Type whose elements hold packed 4-bit weights (bnb_4bit_quant_storage): 'auto' is bf16 where they are sharded, else uint8, which cannot be."""
+    """Type whose elements hold packed 4-bit weights (bnb_4bit_quant_storage): 'auto' is bf16 where
+    they are sharded, else uint8, which cannot be."""
 
     def validate(self) -> None:
         if self.compute_dtype not in ("auto", "fp32", "bf16", "fp16"):
-            raise InputError(f"compute_dtype {shown(self.compute_dtype)} is unknown; use auto, fp32, bf16 or fp16")
+            raise InputError(
+                f"compute_dtype {shown(self.compute_dtype)} is unknown; use auto, fp32, bf16 or"
+                " fp16"
+            )
         if self.storage not in ("auto", "uint8", "bf16", "fp16", "fp32"):
-            raise InputError(f"storage {shown(self.storage)} is unknown; use auto, uint8, bf16, fp16 or fp32")
+            raise InputError(
+                f"storage {shown(self.storage)} is unknown; use auto, uint8, bf16, fp16 or fp32"
+            )
         if self.group_size < 0:
-            raise InputError(f"group_size={self.group_size} is negative; use 0 for the format's own, or 16 to 1024")
+            raise InputError(
+                f"group_size={self.group_size} is negative; use 0 for the format's own, or 16 to"
+                " 1024"
+            )
         if self.format in ("nf4", "fp4") and self.group_size not in (0, *BITSANDBYTES_BLOCKS):
-            raise InputError(f"group_size={self.group_size} is no block of {self.format}; use {', '.join(map(str, BITSANDBYTES_BLOCKS))}")
+            raise InputError(
+                f"group_size={self.group_size} is no block of {self.format}; use"
+                f" {', '.join(map(str, BITSANDBYTES_BLOCKS))}"
+            )
 
 
 class RecomputeConfig(Record):
@@ -160,26 +203,35 @@ class RecomputeConfig(Record):
 
     kind: RecomputeKind = RecomputeKind.NONE
     every: int = 1
-    """With EVERY: a checkpoint at every k-th layer, k layers recomputed together. With INTERLEAVED: only every k-th layer is checkpointed."""
+    """With EVERY: a checkpoint at every k-th layer, k layers recomputed together. With INTERLEAVED:
+    only every k-th layer is checkpointed."""
     reentrant: bool = False
     keep: tuple[str, ...] = ("sdpa",)
-    """With SELECTIVE: operations whose outputs are kept (names as in the record: sdpa, linear, ...; or modules: o_proj, ...)."""
+    """With SELECTIVE: operations whose outputs are kept (names as in the record: sdpa, linear, ...;
+    or modules: o_proj, ...)."""
 
     def validate(self) -> None:
         _check_types(self, kind=RecomputeKind)
         if self.every < 1:
-            raise InputError(f"checkpointing every:{self.every} is not possible; use every:1 or more")
+            raise InputError(
+                f"checkpointing every:{self.every} is not possible; use every:1 or more"
+            )
         if self.kind is RecomputeKind.SELECTIVE and self.reentrant:
-            raise InputError("selective checkpointing needs use_reentrant=False; drop reentrant, or use full checkpointing")
+            raise InputError(
+                "selective checkpointing needs use_reentrant=False; drop reentrant, or use full"
+                " checkpointing"
+            )
 
 
 class OffloadConfig(Record):
     """What lives in host memory and crosses the host link during the step."""
 
     optimizer: bool = False
-    """Optimizer states, master weights and the update itself on the host; gradients leave the device as they are made."""
+    """Optimizer states, master weights and the update itself on the host; gradients leave the
+    device as they are made."""
     parameters: bool = False
-    """Weights of the layers on the host, brought to the device for their forward and their backward."""
+    """Weights of the layers on the host, brought to the device for their forward and their
+    backward."""
     activations: bool = False
     """Tensors saved for the backward (of checkpointed layers: their inputs)."""
     checkpoints: bool = False
@@ -192,7 +244,9 @@ class OffloadConfig(Record):
 
     def validate(self) -> None:
         if self.prefetch < 0:
-            raise InputError(f"prefetch={self.prefetch} is negative; use 0 (no layer ahead) or more")
+            raise InputError(
+                f"prefetch={self.prefetch} is negative; use 0 (no layer ahead) or more"
+            )
 
 
 class Batch(Record):
@@ -208,7 +262,8 @@ class Batch(Record):
 
 
 class TrainConfig(Record):
-    """One training step, on one GPU unless `parallel` says otherwise. Every default is printed as assumed."""
+    """One training step, on one GPU unless `parallel` says otherwise. Every default is printed as
+    assumed."""
 
     micro_batch_size: Size = 1
     sequence_length: Size = 2048
@@ -229,14 +284,17 @@ class TrainConfig(Record):
     stack: str = "hf"
     """The library and era whose behaviour is priced: a row of catalog/stacks.py."""
     training_mode: bool = True
-    """False prices forward and backward of a model left in eval mode: dropout off and checkpointing inactive."""
+    """False prices forward and backward of a model left in eval mode: dropout off and checkpointing
+    inactive."""
     compile: bool = False
     frozen: tuple[str, ...] = ()
     """Modules that full fine-tuning leaves untrained."""
     parallel: ParallelConfig = ParallelConfig()
-    """How the step is spread over many GPUs; batch and lengths above are those of one data-parallel rank."""
+    """How the step is spread over many GPUs; batch and lengths above are those of one data-parallel
+    rank."""
     workload: Workload = Workload()
-    """Preferences, distillation, rollouts; evaluation and generation in the middle. Its batch counts sequences: a pair is two."""
+    """Preferences, distillation, rollouts; evaluation and generation in the middle. Its batch
+    counts sequences: a pair is two."""
 
     def validate(self) -> None:
         _check_types(
@@ -255,18 +313,38 @@ class TrainConfig(Record):
         for name in ("micro_batch_size", "sequence_length", "gradient_accumulation_steps"):
             value = getattr(self, name)
             if isinstance(value, str):
-                raise InputError(f"{name} {shown(value)} is not a positive whole number; use 1 or more")
-            if isinstance(value, bool) or (isinstance(value, (int, float)) and (not isinstance(value, int) or not 1 <= value <= MAX_SIZE)):
-                raise InputError(f"{name} {shown(value)} is not a positive whole number; use 1 or more")
+                raise InputError(
+                    f"{name} {shown(value)} is not a positive whole number; use 1 or more"
+                )
+            if isinstance(value, bool) or (
+                isinstance(value, (int, float))
+                and (not isinstance(value, int) or not 1 <= value <= MAX_SIZE)
+            ):
+                raise InputError(
+                    f"{name} {shown(value)} is not a positive whole number; use 1 or more"
+                )
         if self.quantization is not None and self.adapter is None:
-            raise InputError("a quantized base cannot be trained itself; add an adapter (--qlora, or adapter=AdapterConfig())")
+            raise InputError(
+                "a quantized base cannot be trained itself; add an adapter (--qlora, or"
+                " adapter=AdapterConfig())"
+            )
         if self.offload.parameters and self.adapter is None and not self.offload.optimizer:
             raise InputError(
-                "trained parameters in host memory are updated there: --offload optimizer,parameters (offload.optimizer too), or train adapters"
+                "trained parameters in host memory are updated there: --offload"
+                " optimizer,parameters (offload.optimizer too), or train adapters"
             )
         if self.offload.checkpoints and self.recompute.kind is RecomputeKind.NONE:
-            raise InputError("there are no checkpoints to offload without checkpointing: --checkpointing offload, or --offload activations")
+            raise InputError(
+                "there are no checkpoints to offload without checkpointing: --checkpointing"
+                " offload, or --offload activations"
+            )
         if self.optimizer_in_backward and self.offload.optimizer:
-            raise InputError("optimizer_in_backward updates on the device and offload.optimizer on the host; choose one")
+            raise InputError(
+                "optimizer_in_backward updates on the device and offload.optimizer on the host;"
+                " choose one"
+            )
         if self.optimizer_in_backward and self.gradient_accumulation_steps > 1:
-            raise InputError("optimizer_in_backward frees gradients at once and cannot accumulate; use gradient_accumulation_steps=1")
+            raise InputError(
+                "optimizer_in_backward frees gradients at once and cannot accumulate; use"
+                " gradient_accumulation_steps=1"
+            )

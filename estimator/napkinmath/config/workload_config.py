@@ -1,4 +1,5 @@
-"""Workload: what is trained besides plain next-token prediction, and what happens in the middle of training."""
+"""Workload: what is trained besides plain next-token prediction, and what happens in the middle of
+training."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ class Workload(Record):
     teacher: str = ""
     """Catalogued name of the model that teaches (distill) or scores rollouts (grpo, ppo)."""
     reference: bool = True
-    """The reference's log-probabilities are computed in the step; False: computed before training, or not needed (beta 0)."""
+    """The reference's log-probabilities are computed in the step; False: computed before training,
+    or not needed (beta 0)."""
     completion_tokens: int = 0
     """Tokens that a rollout generates; 0 is half the sequence."""
     eval_batch: int = 0
@@ -56,8 +58,16 @@ class Workload(Record):
 
     def validate(self) -> None:
         if min(self.completion_tokens, self.eval_batch, self.generate_tokens) < 0:
-            raise InputError("completion_tokens, eval_batch and generate_tokens are counts; use 0 for none")
+            raise InputError(
+                "completion_tokens, eval_batch and generate_tokens are counts; use 0 for none"
+            )
         if self.kind is WorkloadKind.DISTILL and not self.teacher:
             raise InputError("distillation needs a teacher; add --teacher MODEL")
-        if self.teacher and self.kind not in (WorkloadKind.DISTILL, WorkloadKind.GRPO, WorkloadKind.PPO):
-            raise InputError(f"a teacher has no part in {self.kind.value}; use --workload distill, grpo or ppo")
+        if self.teacher and self.kind not in (
+            WorkloadKind.DISTILL,
+            WorkloadKind.GRPO,
+            WorkloadKind.PPO,
+        ):
+            raise InputError(
+                f"a teacher has no part in {self.kind.value}; use --workload distill, grpo or ppo"
+            )

@@ -1,6 +1,8 @@
-"""export: a configuration as the file of another tool, with a note for everything that file cannot say.
+"""export: a configuration as the file of another tool, with a note for everything that file cannot
+say.
 
-What the file says is not claimed but read back by the same readers that job files go through (napkinmath.inputs), and compared.
+What the file says is not claimed but read back by the same readers that job files go through
+(napkinmath.inputs), and compared.
 """
 
 from __future__ import annotations
@@ -26,14 +28,20 @@ _SAME_PRICE = ("alpha",)  # fields that change neither bytes nor seconds
 
 
 def export(config: TrainConfig, model: str, kind: str) -> tuple[str, list[str]]:
-    """(the file's text, notes on what it cannot say). Raises InputError for an unknown kind or what the tool cannot run at all."""
+    """(the file's text, notes on what it cannot say). Raises InputError for an unknown kind or what
+    the tool cannot run at all."""
     return export_with_meaning(config, model, kind)[:2]
 
 
-def export_with_meaning(config: TrainConfig, model: str, kind: str) -> tuple[str, list[str], TrainConfig | None]:
-    """The same with the configuration that the file describes; None for the files that describe only how processes are started."""
+def export_with_meaning(
+    config: TrainConfig, model: str, kind: str
+) -> tuple[str, list[str], TrainConfig | None]:
+    """The same with the configuration that the file describes; None for the files that describe
+    only how processes are started."""
     if kind not in KINDS:
-        raise InputError(f"--export {shown(kind)} is unknown; use {', '.join(KINDS)}{suggest(kind, list(KINDS))}")
+        raise InputError(
+            f"--export {shown(kind)} is unknown; use {', '.join(KINDS)}{suggest(kind, list(KINDS))}"
+        )
     module, is_job, is_json = KINDS[kind]
     write: Callable[[TrainConfig, str], Content] = __import__(module, fromlist=["write"]).write
     content = write(config, model)
@@ -55,13 +63,18 @@ def read_back(content: Content, kind: str) -> TrainConfig:
     from napkinmath.inputs.options import train_config
 
     module = {"hf": "trainer"}.get(kind, kind)
-    read: Callable[[ForeignJob], dict[str, object]] = __import__(f"napkinmath.inputs.{module}", fromlist=["read"]).read
+    read: Callable[[ForeignJob], dict[str, object]] = __import__(
+        f"napkinmath.inputs.{module}", fromlist=["read"]
+    ).read
     options = read(ForeignJob(kind, content, []))
-    return train_config({key: value for key, value in options.items() if key not in ("model", "config")})
+    return train_config(
+        {key: value for key, value in options.items() if key not in ("model", "config")}
+    )
 
 
 def settled(config: TrainConfig) -> TrainConfig:
-    """The same step with what 'auto' means spelled out and what has no price left at its default."""
+    """The same step with what 'auto' means spelled out and what has no price left at its
+    default."""
     from napkinmath.lowering.choices import find_stack
 
     if config.optimizer == "auto":
@@ -72,8 +85,12 @@ def settled(config: TrainConfig) -> TrainConfig:
 
 
 def differences(wanted: TrainConfig, found: TrainConfig) -> list[str]:
-    """'optimizer_in_backward=True (the file means False)' for every field in which two configurations differ."""
-    return [f"{name}={_word(ours)} (it means {_word(theirs)})" for name, ours, theirs in _differing(settled(wanted), settled(found), "")]
+    """'optimizer_in_backward=True (the file means False)' for every field in which two
+    configurations differ."""
+    return [
+        f"{name}={_word(ours)} (it means {_word(theirs)})"
+        for name, ours, theirs in _differing(settled(wanted), settled(found), "")
+    ]
 
 
 def _differing(ours: object, theirs: object, path: str) -> list[tuple[str, object, object]]:
@@ -81,7 +98,11 @@ def _differing(ours: object, theirs: object, path: str) -> list[tuple[str, objec
 
     if isinstance(ours, Record) and isinstance(theirs, Record) and type(ours) is type(theirs):
         other = dict(theirs.items())
-        return [row for name, value in ours.items() for row in _differing(value, other[name], f"{path}.{name}" if path else name)]
+        return [
+            row
+            for name, value in ours.items()
+            for row in _differing(value, other[name], f"{path}.{name}" if path else name)
+        ]
     return [] if ours == theirs else [(path, ours, theirs)]
 
 

@@ -1,4 +1,5 @@
-"""accelerate's launch config, with its FSDP section (accelerate 1.15 commands/config/config_args.py, utils/dataclasses.py)."""
+"""accelerate's launch config, with its FSDP section (accelerate 1.15
+commands/config/config_args.py, utils/dataclasses.py)."""
 
 from __future__ import annotations
 
@@ -6,14 +7,28 @@ from napkinmath.base.errors import InputError
 from napkinmath.config.parallel_config import DataParallel, ParallelConfig, Sharding
 from napkinmath.config.train_config import TrainConfig
 
-_STRATEGIES = {Sharding.FULL: "FULL_SHARD", Sharding.GRAD_OP: "SHARD_GRAD_OP", Sharding.HYBRID: "HYBRID_SHARD", Sharding.HYBRID_GRAD_OP: "HYBRID_SHARD_ZERO2", Sharding.NO_SHARD: "NO_SHARD"}  # fmt: skip
+_STRATEGIES = {
+    Sharding.FULL: "FULL_SHARD",
+    Sharding.GRAD_OP: "SHARD_GRAD_OP",
+    Sharding.HYBRID: "HYBRID_SHARD",
+    Sharding.HYBRID_GRAD_OP: "HYBRID_SHARD_ZERO2",
+    Sharding.NO_SHARD: "NO_SHARD",
+}
 
 
 def write(config: TrainConfig, model: str) -> dict[str, object]:
     """The file of `accelerate launch --config_file`; it names no model."""
     parallel = config.parallel
-    if parallel.tensor_parallel_size * parallel.pipeline_parallel_size * parallel.context_parallel_size > 1:
-        raise InputError("accelerate's config file spreads data only; leave --tp, --pp and --cp out, or use another tool")
+    if (
+        parallel.tensor_parallel_size
+        * parallel.pipeline_parallel_size
+        * parallel.context_parallel_size
+        > 1
+    ):
+        raise InputError(
+            "accelerate's config file spreads data only; leave --tp, --pp and --cp out, or use"
+            " another tool"
+        )
     precision = config.precision.value
     content: dict[str, object] = {
         "compute_environment": "LOCAL_MACHINE",
@@ -47,13 +62,19 @@ def _fsdp(config: TrainConfig) -> dict[str, object]:
     common: dict[str, object] = {
         "fsdp_auto_wrap_policy": "NO_WRAP" if parallel.wrap == "none" else "TRANSFORMER_BASED_WRAP",
         "fsdp_offload_params": config.offload.parameters,
-        "fsdp_state_dict_type": "FULL_STATE_DICT" if parallel.full_state_dict else "SHARDED_STATE_DICT",
+        "fsdp_state_dict_type": (
+            "FULL_STATE_DICT" if parallel.full_state_dict else "SHARDED_STATE_DICT"
+        ),
         "fsdp_activation_checkpointing": False,
         "fsdp_cpu_ram_efficient_loading": parallel.broadcast_loading,
     }
     if parallel.data_parallel is DataParallel.FSDP2:
         keeps = parallel.sharding in (Sharding.GRAD_OP, Sharding.HYBRID_GRAD_OP)
-        reshard = parallel.reshard_after_forward if parallel.reshard_after_forward is not None else not keeps
+        reshard = (
+            parallel.reshard_after_forward
+            if parallel.reshard_after_forward is not None
+            else not keeps
+        )
         return {"fsdp_version": 2, "fsdp_reshard_after_forward": reshard, **common}
     return {
         "fsdp_version": 1,

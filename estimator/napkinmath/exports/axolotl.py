@@ -1,12 +1,31 @@
-"""axolotl's YAML (axolotl 0.19 utils/schemas/config.py, integrations/; utils/config resolve_dtype for what its types mean)."""
+"""axolotl's YAML (axolotl 0.19 utils/schemas/config.py, integrations/; utils/config resolve_dtype
+for what its types mean)."""
 
 from __future__ import annotations
 
-from napkinmath.config.train_config import AdapterConfig, AdapterKind, Attention, Kernels, Loss, RecomputeKind, TrainConfig
+from napkinmath.config.train_config import (
+    AdapterConfig,
+    AdapterKind,
+    Attention,
+    Kernels,
+    Loss,
+    RecomputeKind,
+    TrainConfig,
+)
 from napkinmath.exports.names import lora_only, number, optimizer_name
 
-_ATTENTION = {Attention.FLASH2: "flash_attention_2", Attention.SDPA: "sdpa", Attention.EAGER: "eager", Attention.EFFICIENT: "xformers"}
-_LIGER = ("liger_rope", "liger_rms_norm", "liger_glu_activation", "liger_fused_linear_cross_entropy")
+_ATTENTION = {
+    Attention.FLASH2: "flash_attention_2",
+    Attention.SDPA: "sdpa",
+    Attention.EAGER: "eager",
+    Attention.EFFICIENT: "xformers",
+}
+_LIGER = (
+    "liger_rope",
+    "liger_rms_norm",
+    "liger_glu_activation",
+    "liger_fused_linear_cross_entropy",
+)
 _LORA_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
 _CUT_CROSS_ENTROPY = "axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"
 
@@ -74,7 +93,11 @@ def _adapter(config: TrainConfig, adapter: AdapterConfig) -> dict[str, object]:
     found: dict[str, object] = {"adapter": "qlora" if four else "lora"}
     if quantized is not None:
         found["load_in_4bit" if four else "load_in_8bit"] = True
-    found |= {"lora_r": number(adapter.rank), "lora_alpha": adapter.alpha or number(adapter.rank), "lora_dropout": adapter.dropout}
+    found |= {
+        "lora_r": number(adapter.rank),
+        "lora_alpha": adapter.alpha or number(adapter.rank),
+        "lora_dropout": adapter.dropout,
+    }
     if adapter.targets == ("all-linear",):
         found["lora_target_linear"] = True
     else:

@@ -1,4 +1,5 @@
-"""DeepSpeed's JSON (DeepSpeed runtime/config.py, runtime/zero/config.py), every size spelled out so that nothing is left to 'auto'."""
+"""DeepSpeed's JSON (DeepSpeed runtime/config.py, runtime/zero/config.py), every size spelled out so
+that nothing is left to 'auto'."""
 
 from __future__ import annotations
 
@@ -16,11 +17,19 @@ def stage(config: TrainConfig) -> int:
 
 
 def write(config: TrainConfig, model: str) -> dict[str, object]:
-    """The file of `deepspeed=` in TrainingArguments; it names no model and leaves the optimizer to the Trainer."""
+    """The file of `deepspeed=` in TrainingArguments; it names no model and leaves the optimizer to
+    the Trainer."""
     parallel = config.parallel
     if parallel.data_parallel.is_fsdp:
-        raise InputError("FSDP and DeepSpeed exclude each other; use --zero 3, or --export accelerate")
-    if parallel.tensor_parallel_size * parallel.pipeline_parallel_size * parallel.context_parallel_size > 1:
+        raise InputError(
+            "FSDP and DeepSpeed exclude each other; use --zero 3, or --export accelerate"
+        )
+    if (
+        parallel.tensor_parallel_size
+        * parallel.pipeline_parallel_size
+        * parallel.context_parallel_size
+        > 1
+    ):
         raise InputError("DeepSpeed's config file spreads data only; leave --tp, --pp and --cp out")
     micro, accumulation = number(config.micro_batch_size), config.gradient_accumulation_steps
     return {
@@ -50,9 +59,15 @@ def _zero(config: TrainConfig) -> dict[str, object]:
             "pin_memory": config.offload.pinned,
         }
     if stage(config) < 3:
-        return found | {"allgather_bucket_size": sizes.allgather_bucket_size, "round_robin_gradients": sizes.round_robin_gradients}
+        return found | {
+            "allgather_bucket_size": sizes.allgather_bucket_size,
+            "round_robin_gradients": sizes.round_robin_gradients,
+        }
     if config.offload.parameters:
-        found["offload_param"] = {"device": "nvme" if "parameters" in config.parallel.nvme else "cpu", "pin_memory": config.offload.pinned}
+        found["offload_param"] = {
+            "device": "nvme" if "parameters" in config.parallel.nvme else "cpu",
+            "pin_memory": config.offload.pinned,
+        }
     return found | {
         "stage3_prefetch_bucket_size": sizes.prefetch_bucket_size,
         "stage3_param_persistence_threshold": sizes.param_persistence_threshold,

@@ -1,13 +1,21 @@
-"""transformers' TrainingArguments and PEFT's LoraConfig, as one file of TRL's `sft` command, or as keyword arguments of the classes."""
+"""transformers' TrainingArguments and PEFT's LoraConfig, as one file of TRL's `sft` command, or as
+keyword arguments of the classes."""
 
 from __future__ import annotations
 
 from napkinmath.config.train_config import AdapterKind, Kernels, Loss, RecomputeKind, TrainConfig
-from napkinmath.exports.names import attention_name, lora_only, number, optimizer_name, precision_switches
+from napkinmath.exports.names import (
+    attention_name,
+    lora_only,
+    number,
+    optimizer_name,
+    precision_switches,
+)
 
 
 def write(config: TrainConfig, model: str) -> dict[str, object]:
-    """The whole file: model, TrainingArguments, TRL's SFTConfig and ModelConfig (trl sft --config FILE)."""
+    """The whole file: model, TrainingArguments, TRL's SFTConfig and ModelConfig (trl sft --config
+    FILE)."""
     content: dict[str, object] = {"model_name_or_path": model}
     weights = precision_switches(config)[1]
     if weights:
@@ -55,7 +63,9 @@ def lora_config(config: TrainConfig) -> dict[str, object] | None:
         "r": number(adapter.rank),
         "lora_alpha": adapter.alpha or number(adapter.rank),
         "lora_dropout": adapter.dropout,
-        "target_modules": "all-linear" if adapter.targets == ("all-linear",) else list(adapter.targets),
+        "target_modules": (
+            "all-linear" if adapter.targets == ("all-linear",) else list(adapter.targets)
+        ),
         "modules_to_save": list(adapter.trained_modules) or None,
         "use_rslora": adapter.rank_stabilized,
         "use_dora": adapter.kind is AdapterKind.DORA,
@@ -63,16 +73,24 @@ def lora_config(config: TrainConfig) -> dict[str, object] | None:
 
 
 def quantization_config(config: TrainConfig) -> dict[str, object] | None:
-    """Keyword arguments of transformers.BitsAndBytesConfig, types as text; None for a dense base."""
+    """Keyword arguments of transformers.BitsAndBytesConfig, types as text; None for a dense
+    base."""
     quantization = config.quantization
     if quantization is None:
         return None
     lora_only(config, "hf")
     if quantization.format == "int8":
         return {"load_in_8bit": True}
-    dtype = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}.get(quantization.compute_dtype)
+    dtype = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}.get(
+        quantization.compute_dtype
+    )
     compute = dtype or ("float16" if config.precision.value.startswith("fp16") else "bfloat16")
-    return {"load_in_4bit": True, "bnb_4bit_quant_type": quantization.format, "bnb_4bit_use_double_quant": quantization.double_quant, "bnb_4bit_compute_dtype": compute}  # fmt: skip
+    return {
+        "load_in_4bit": True,
+        "bnb_4bit_quant_type": quantization.format,
+        "bnb_4bit_use_double_quant": quantization.double_quant,
+        "bnb_4bit_compute_dtype": compute,
+    }
 
 
 def _peft(config: TrainConfig) -> dict[str, object]:
@@ -96,4 +114,8 @@ def _quantization(config: TrainConfig) -> dict[str, object]:
     found = quantization_config(config)
     if found is None or "load_in_8bit" in found:
         return found or {}
-    return {"load_in_4bit": True, "bnb_4bit_quant_type": found["bnb_4bit_quant_type"], "use_bnb_nested_quant": found["bnb_4bit_use_double_quant"]}  # fmt: skip
+    return {
+        "load_in_4bit": True,
+        "bnb_4bit_quant_type": found["bnb_4bit_quant_type"],
+        "use_bnb_nested_quant": found["bnb_4bit_use_double_quant"],
+    }

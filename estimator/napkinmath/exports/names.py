@@ -1,4 +1,5 @@
-"""Names that several tools share: the Trainer's optimizers, attention, and how a precision is switched on."""
+"""Names that several tools share: the Trainer's optimizers, attention, and how a precision is
+switched on."""
 
 from __future__ import annotations
 
@@ -6,21 +7,50 @@ from napkinmath.base.errors import InputError, shown
 from napkinmath.config.train_config import AdapterKind, Attention, Precision, TrainConfig
 from napkinmath.lowering.choices import find_stack
 
-# our row -> `optim` of transformers' TrainingArguments (transformers 5.23 training_args.py OptimizerNames)
+# our row -> `optim` of transformers' TrainingArguments (transformers 5.23 training_args.py
+# OptimizerNames)
 OPTIMIZERS = {
-    "adamw-fused": "adamw_torch_fused", "adamw-foreach": "adamw_torch", "adamw-8bit": "adamw_8bit", "paged-adamw-8bit": "paged_adamw_8bit", "paged-adamw": "paged_adamw_32bit", "adafactor": "adafactor",
-    "sgd": "sgd", "adagrad": "adagrad", "rmsprop": "rmsprop", "lion-bnb": "lion_32bit", "lion-8bit": "lion_8bit", "paged-lion": "paged_lion_32bit", "paged-lion-8bit": "paged_lion_8bit", "rmsprop-bnb": "rmsprop_bnb",
-    "rmsprop-8bit": "rmsprop_bnb_8bit", "ademamix": "ademamix", "ademamix-8bit": "ademamix_8bit", "paged-ademamix": "paged_ademamix_32bit", "paged-ademamix-8bit": "paged_ademamix_8bit", "galore": "galore_adamw",
+    "adamw-fused": "adamw_torch_fused",
+    "adamw-foreach": "adamw_torch",
+    "adamw-8bit": "adamw_8bit",
+    "paged-adamw-8bit": "paged_adamw_8bit",
+    "paged-adamw": "paged_adamw_32bit",
+    "adafactor": "adafactor",
+    "sgd": "sgd",
+    "adagrad": "adagrad",
+    "rmsprop": "rmsprop",
+    "lion-bnb": "lion_32bit",
+    "lion-8bit": "lion_8bit",
+    "paged-lion": "paged_lion_32bit",
+    "paged-lion-8bit": "paged_lion_8bit",
+    "rmsprop-bnb": "rmsprop_bnb",
+    "rmsprop-8bit": "rmsprop_bnb_8bit",
+    "ademamix": "ademamix",
+    "ademamix-8bit": "ademamix_8bit",
+    "paged-ademamix": "paged_ademamix_32bit",
+    "paged-ademamix-8bit": "paged_ademamix_8bit",
+    "galore": "galore_adamw",
     "apollo": "apollo_adamw",
-}  # fmt: skip
-_ATTENTION = {Attention.EAGER: "eager", Attention.SDPA: "sdpa", Attention.FLASH2: "flash_attention_2"}
+}
+_ATTENTION = {
+    Attention.EAGER: "eager",
+    Attention.SDPA: "sdpa",
+    Attention.FLASH2: "flash_attention_2",
+}
 
 
 def optimizer_name(config: TrainConfig) -> str:
     """The Trainer's name of the optimizer; raises InputError where it has none."""
-    name = find_stack(config.stack).default_optimizer if config.optimizer == "auto" else config.optimizer
+    name = (
+        find_stack(config.stack).default_optimizer
+        if config.optimizer == "auto"
+        else config.optimizer
+    )
     if name not in OPTIMIZERS:
-        raise InputError(f"optimizer {shown(name)} is not one of the Trainer's; use e.g. adamw-fused, adamw-8bit or adafactor")
+        raise InputError(
+            f"optimizer {shown(name)} is not one of the Trainer's; use e.g. adamw-fused, adamw-8bit"
+            " or adafactor"
+        )
     return OPTIMIZERS[name]
 
 
@@ -42,16 +72,27 @@ def precision_switches(config: TrainConfig) -> tuple[dict[str, bool], str]:
         Precision.TF32: ({"bf16": False, "tf32": True}, ""),
     }
     if config.precision not in found:
-        raise InputError(f"precision {config.precision.value} has no switch there; use bf16-autocast, bf16-amp, fp16-amp or fp32")
+        raise InputError(
+            f"precision {config.precision.value} has no switch there; use bf16-autocast, bf16-amp,"
+            " fp16-amp or fp32"
+        )
     return found[config.precision]
 
 
 def lora_only(config: TrainConfig, tool: str) -> None:
     """Raises InputError for adapters the tool's file does not know."""
-    if config.adapter is not None and config.adapter.kind not in (AdapterKind.LORA, AdapterKind.DORA):
-        raise InputError(f"{tool}'s file knows no {config.adapter.kind.value} adapters; use --lora or --method dora")
+    if config.adapter is not None and config.adapter.kind not in (
+        AdapterKind.LORA,
+        AdapterKind.DORA,
+    ):
+        raise InputError(
+            f"{tool}'s file knows no {config.adapter.kind.value} adapters; use --lora or --method"
+            " dora"
+        )
     if config.quantization is not None and config.quantization.format not in ("nf4", "fp4", "int8"):
-        raise InputError(f"{tool}'s file cannot load {config.quantization.format} weights; use nf4 or int8")
+        raise InputError(
+            f"{tool}'s file cannot load {config.quantization.format} weights; use nf4 or int8"
+        )
 
 
 def number(size: object) -> int:

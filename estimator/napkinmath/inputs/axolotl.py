@@ -1,4 +1,5 @@
-"""axolotl's YAML: base_model, adapter, sequence_len, micro_batch_size and their neighbours (axolotl 0.19 utils/schemas, utils/config)."""
+"""axolotl's YAML: base_model, adapter, sequence_len, micro_batch_size and their neighbours (axolotl
+0.19 utils/schemas, utils/config)."""
 
 from __future__ import annotations
 
@@ -44,7 +45,9 @@ def _read_quantization(job: ForeignJob, adapter: object) -> bool:
     if four and eight:
         raise InputError("load_in_4bit and load_in_8bit are both true; keep one of them")
     if adapter == "qlora" and eight:
-        raise InputError("adapter: qlora contradicts load_in_8bit: true; use adapter: lora or load_in_4bit: true")
+        raise InputError(
+            "adapter: qlora contradicts load_in_8bit: true; use adapter: lora or load_in_4bit: true"
+        )
     if adapter == "qlora" or four:
         job.give("quant", "nf4")
         job.give("double_quant", True)
@@ -57,17 +60,27 @@ def _read_quantization(job: ForeignJob, adapter: object) -> bool:
 
 def _read_adapter(job: ForeignJob, adapter: object, *, quantized: bool) -> None:
     rank, alpha, dropout = job.take("lora_r"), job.take("lora_alpha"), job.take("lora_dropout")
-    targets, linear, saved = job.take("lora_target_modules"), job.switch("lora_target_linear"), job.take("lora_modules_to_save")
+    targets, linear, saved = (
+        job.take("lora_target_modules"),
+        job.switch("lora_target_linear"),
+        job.take("lora_modules_to_save"),
+    )
     dora, rslora = job.switch("peft_use_dora"), job.switch("peft_use_rslora")
     if adapter is None:
         if quantized:
             raise InputError("a quantized base needs an adapter to train; set adapter: qlora")
         unfrozen = job.take("unfrozen_parameters")
         if unfrozen:
-            job.note(f"unfrozen_parameters {shown(unfrozen)} not priced: every parameter is trained; give --freeze for what is not")
+            job.note(
+                f"unfrozen_parameters {shown(unfrozen)} not priced: every parameter is trained;"
+                " give --freeze for what is not"
+            )
         return
     if adapter not in _ADAPTERS:
-        raise InputError(f"adapter {shown(adapter)} is unknown; use lora or qlora{suggest(str(adapter), list(_ADAPTERS))}")
+        raise InputError(
+            f"adapter {shown(adapter)} is unknown; use lora or"
+            f" qlora{suggest(str(adapter), list(_ADAPTERS))}"
+        )
     job.give("method", "dora" if dora else "lora")
     job.give("rank", 8 if rank is None else rank)
     job.give("alpha", alpha)
@@ -79,8 +92,12 @@ def _read_adapter(job: ForeignJob, adapter: object, *, quantized: bool) -> None:
     if rslora:
         job.give("rslora", True)
     if quantized:
-        job.give("kbit", False)  # loaders/model.py makes embeddings, head and norms half precision again after the k-bit preparation
-    if job.take("peft_autocast_adapter_dtype") is not None and not job.switch("peft_autocast_adapter_dtype"):
+        job.give(
+            "kbit", False
+        )  # loaders/model.py makes embeddings, head and norms half precision again after the k-bit preparation
+    if job.take("peft_autocast_adapter_dtype") is not None and not job.switch(
+        "peft_autocast_adapter_dtype"
+    ):
         job.give("adapter_dtype", "bf16")
 
 
@@ -111,11 +128,21 @@ def _read_attention(job: ForeignJob) -> None:
     }
     chosen = [ours for key, ours in flags.items() if job.switch(key)]
     if len(set(chosen)) > 1:
-        raise InputError(f"{' and '.join(key for key in flags if job.content.get(key))} are both true; keep one of them")
+        raise InputError(
+            f"{' and '.join(key for key in flags if job.content.get(key))} are both true; keep one"
+            " of them"
+        )
     attention = chosen[0] if chosen else named
     job.give("attention", attention)
-    if job.options.get("method") is None and attention in (None, "sdpa", "eager") and not job.switch("cut_cross_entropy"):
-        job.note("without flash attention axolotl keeps embeddings and norms of a full fine-tuning in fp32: not priced")
+    if (
+        job.options.get("method") is None
+        and attention in (None, "sdpa", "eager")
+        and not job.switch("cut_cross_entropy")
+    ):
+        job.note(
+            "without flash attention axolotl keeps embeddings and norms of a full fine-tuning in"
+            " fp32: not priced"
+        )
 
 
 def _read_kernels(job: ForeignJob) -> None:
@@ -127,17 +154,29 @@ def _read_kernels(job: ForeignJob) -> None:
     if any("cut_cross_entropy" in name for name in names) or job.switch("cut_cross_entropy"):
         job.give("loss", "fused")
     given = [key for key in _LORA_KERNELS if job.take(key) is not None]
-    if not given and job.options.get("method") not in (None, "full") and job.options.get("quant") != "int8":
-        job.note("axolotl may turn its lora_*_kernel on where none is given: priced without; give lora_mlp_kernel: true or false")
+    if (
+        not given
+        and job.options.get("method") not in (None, "full")
+        and job.options.get("quant") != "int8"
+    ):
+        job.note(
+            "axolotl may turn its lora_*_kernel on where none is given: priced without; give"
+            " lora_mlp_kernel: true or false"
+        )
     if any(job.switch(key) for key in given):
         job.give("kernels", "unsloth")
         job.note("lora_*_kernel taken as unsloth's patches, from which they come")
-    if job.switch("unsloth_lora_mlp") or job.switch("unsloth_lora_qkv") or job.switch("unsloth_cross_entropy_loss"):
+    if (
+        job.switch("unsloth_lora_mlp")
+        or job.switch("unsloth_lora_qkv")
+        or job.switch("unsloth_cross_entropy_loss")
+    ):
         job.give("kernels", "unsloth")
 
 
 def _read_precision(job: ForeignJob) -> None:
-    """Its switches settle the type of the weights too, whatever torch_dtype says (utils/config resolve_dtype)."""
+    """Its switches settle the type of the weights too, whatever torch_dtype says (utils/config
+    resolve_dtype)."""
     bf16, fp16 = job.take("bf16"), job.take("fp16")
     half = job.switch("float16")
     if job.take("torch_dtype", "dtype") is not None:
@@ -153,12 +192,17 @@ def _read_precision(job: ForeignJob) -> None:
     if bf16 is None and automatic:
         job.note("bf16 not given, taken as auto: true on the GPUs that have it")
     if automatic or (bf16 is not None and job.switch("bf16")) or job.switch("bfloat16"):
-        job.give("precision", "bf16-autocast")  # bfloat16: true reaches TrainingArguments as bf16 too
+        job.give(
+            "precision", "bf16-autocast"
+        )  # bfloat16: true reaches TrainingArguments as bf16 too
     elif uses_fp16:
         job.give("precision", "fp16-autocast")
     elif half or job.switch("load_in_8bit"):
         job.give("precision", "fp16")
     else:
         tf32 = job.take("tf32")
-        job.give("precision", "tf32" if str("auto" if tf32 is None else tf32).lower() in ("auto", "true") else "fp32")
+        job.give(
+            "precision",
+            "tf32" if str("auto" if tf32 is None else tf32).lower() in ("auto", "true") else "fp32",
+        )
     job.take("tf32")

@@ -1,7 +1,8 @@
-"""DeepSpeed's JSON: ZeRO stage and buffers, offload, precision, batch; 'auto' is what the Trainer's integration fills in.
+"""DeepSpeed's JSON: ZeRO stage and buffers, offload, precision, batch; 'auto' is what the Trainer's
+integration fills in.
 
-Keys and defaults: DeepSpeed 0.19 runtime/zero/config.py, offload_config.py, runtime/constants.py; what 'auto' becomes: transformers 5.23
-integrations/deepspeed.py HfTrainerDeepSpeedConfig.
+Keys and defaults: DeepSpeed 0.19 runtime/zero/config.py, offload_config.py, runtime/constants.py;
+what 'auto' becomes: transformers 5.23 integrations/deepspeed.py HfTrainerDeepSpeedConfig.
 """
 
 from __future__ import annotations
@@ -20,29 +21,97 @@ if TYPE_CHECKING:
 AUTO = "auto"
 # DeepSpeed's key -> ZeroConfig's field; 'auto' gives 0, which is set from the hidden size.
 _SIZES = {
-    "reduce_bucket_size": "reduce_bucket_size", "allgather_bucket_size": "allgather_bucket_size", "sub_group_size": "sub_group_size", "stage3_prefetch_bucket_size": "prefetch_bucket_size",
-    "prefetch_bucket_size": "prefetch_bucket_size", "stage3_max_live_parameters": "max_live_parameters", "max_live_parameters": "max_live_parameters", "stage3_max_reuse_distance": "max_reuse_distance",
-    "max_reuse_distance": "max_reuse_distance", "stage3_param_persistence_threshold": "param_persistence_threshold", "param_persistence_threshold": "param_persistence_threshold",
-}  # fmt: skip
+    "reduce_bucket_size": "reduce_bucket_size",
+    "allgather_bucket_size": "allgather_bucket_size",
+    "sub_group_size": "sub_group_size",
+    "stage3_prefetch_bucket_size": "prefetch_bucket_size",
+    "prefetch_bucket_size": "prefetch_bucket_size",
+    "stage3_max_live_parameters": "max_live_parameters",
+    "max_live_parameters": "max_live_parameters",
+    "stage3_max_reuse_distance": "max_reuse_distance",
+    "max_reuse_distance": "max_reuse_distance",
+    "stage3_param_persistence_threshold": "param_persistence_threshold",
+    "param_persistence_threshold": "param_persistence_threshold",
+}
 _COUNTS = {"zero_hpz_partition_size": "hpz_partition_size", "mics_shard_size": "mics_shard_size"}
 _SWITCHES = {
-    "contiguous_gradients": "contiguous_gradients", "overlap_comm": "overlap_comm", "round_robin_gradients": "round_robin_gradients", "zero_quantized_weights": "quantized_weights",
+    "contiguous_gradients": "contiguous_gradients",
+    "overlap_comm": "overlap_comm",
+    "round_robin_gradients": "round_robin_gradients",
+    "zero_quantized_weights": "quantized_weights",
     "zero_quantized_gradients": "quantized_gradients",
-}  # fmt: skip
+}
 # Understood, and without effect on what is priced.
 _ZERO_OTHER = (
-    "stage", "offload_optimizer", "offload_param", "cpu_offload", "reduce_scatter", "allgather_partitions", "use_multi_rank_bucket_allreduce", "load_from_fp32_weights", "elastic_checkpoint",
-    "stage3_gather_16bit_weights_on_model_save", "gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save", "ignore_unused_parameters", "legacy_stage1", "memory_efficient_linear",
-    "pipeline_loading_checkpoint", "override_module_apply", "zero_quantized_nontrainable_weights", "mics_hierarchical_params_gather", "log_trace_cache_warnings", "model_persistence_threshold",
-    "stage3_model_persistence_threshold", "use_all_reduce_for_fetch_params", "stage3_use_all_reduce_for_fetch_params", "module_granularity_threshold", "stage3_module_granularity_threshold", "leaf_module",
-)  # fmt: skip
+    "stage",
+    "offload_optimizer",
+    "offload_param",
+    "cpu_offload",
+    "reduce_scatter",
+    "allgather_partitions",
+    "use_multi_rank_bucket_allreduce",
+    "load_from_fp32_weights",
+    "elastic_checkpoint",
+    "stage3_gather_16bit_weights_on_model_save",
+    "gather_16bit_weights_on_model_save",
+    "stage3_gather_fp16_weights_on_model_save",
+    "ignore_unused_parameters",
+    "legacy_stage1",
+    "memory_efficient_linear",
+    "pipeline_loading_checkpoint",
+    "override_module_apply",
+    "zero_quantized_nontrainable_weights",
+    "mics_hierarchical_params_gather",
+    "log_trace_cache_warnings",
+    "model_persistence_threshold",
+    "stage3_model_persistence_threshold",
+    "use_all_reduce_for_fetch_params",
+    "stage3_use_all_reduce_for_fetch_params",
+    "module_granularity_threshold",
+    "stage3_module_granularity_threshold",
+    "leaf_module",
+)
 _TOP = (
-    "scheduler", "steps_per_print", "wall_clock_breakdown", "dump_state", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "communication_data_type", "prescale_gradients",
-    "gradient_predivide_factor", "flops_profiler", "tensorboard", "wandb", "comet", "csv_monitor", "comms_logger", "aio", "seq_parallel_communication_data_type", "sparse_gradients",
-    "memory_breakdown", "checkpoint", "data_types", "amp", "monitor_config", "graph_harvesting", "zero_load_from_fp32_weights", "activation_checkpointing", "disable_allgather", "fp32_allreduce",
-    "data_efficiency", "compile", "hybrid_engine",
-)  # fmt: skip
-_OPTIMIZERS = {"adam": "adamw-fused", "adamw": "adamw-fused", "lion": "lion", "sgd": "sgd", "adagrad": "adagrad", "muon": "muon"}
+    "scheduler",
+    "steps_per_print",
+    "wall_clock_breakdown",
+    "dump_state",
+    "zero_allow_untested_optimizer",
+    "zero_force_ds_cpu_optimizer",
+    "communication_data_type",
+    "prescale_gradients",
+    "gradient_predivide_factor",
+    "flops_profiler",
+    "tensorboard",
+    "wandb",
+    "comet",
+    "csv_monitor",
+    "comms_logger",
+    "aio",
+    "seq_parallel_communication_data_type",
+    "sparse_gradients",
+    "memory_breakdown",
+    "checkpoint",
+    "data_types",
+    "amp",
+    "monitor_config",
+    "graph_harvesting",
+    "zero_load_from_fp32_weights",
+    "activation_checkpointing",
+    "disable_allgather",
+    "fp32_allreduce",
+    "data_efficiency",
+    "compile",
+    "hybrid_engine",
+)
+_OPTIMIZERS = {
+    "adam": "adamw-fused",
+    "adamw": "adamw-fused",
+    "lion": "lion",
+    "sgd": "sgd",
+    "adagrad": "adagrad",
+    "muon": "muon",
+}
 DEVICES = ("none", "cpu", "nvme")
 
 
@@ -77,16 +146,25 @@ def read(job: ForeignJob) -> dict[str, object]:
 
 
 def _read_batch(job: ForeignJob) -> None:
-    """Of the three sizes one may be absent and follows from the others (DeepSpeed runtime/config.py _set_batch_related_parameters)."""
+    """Of the three sizes one may be absent and follows from the others (DeepSpeed runtime/config.py
+    _set_batch_related_parameters)."""
     rows, micro_steps, whole = (
-        job.take(key) for key in ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size")
+        job.take(key)
+        for key in (
+            "train_micro_batch_size_per_gpu",
+            "gradient_accumulation_steps",
+            "train_batch_size",
+        )
     )
     give_number(job, "bs", rows)
     give_number(job, "grad_accum", micro_steps)
     if micro_steps is None and rows is not None:
         give_number(job, "global_batch", whole)
     elif rows is None and whole not in (None, AUTO):
-        job.note(f"train_batch_size {whole} is of all ranks together: without train_micro_batch_size_per_gpu give --bs")
+        job.note(
+            f"train_batch_size {whole} is of all ranks together: without"
+            " train_micro_batch_size_per_gpu give --bs"
+        )
 
 
 def give_number(job: ForeignJob, option: str, value: object) -> None:
@@ -137,7 +215,13 @@ def read_zero(job: ForeignJob, zero: Mapping[str, object]) -> None:
     job.give("zero_options", ZeroConfig(**fields))
     read_offload(
         job,
-        {name: device_of(zero, name, section) for name, section in (("optimizer", "offload_optimizer"), ("parameters", "offload_param"))},
+        {
+            name: device_of(zero, name, section)
+            for name, section in (
+                ("optimizer", "offload_optimizer"),
+                ("parameters", "offload_param"),
+            )
+        },
     )
 
 
@@ -148,7 +232,10 @@ def device_of(zero: Mapping[str, object], name: str, section: str) -> str:
         return "cpu" if name == "optimizer" and zero.get("cpu_offload") is True else "none"
     device = str(values.mapping(given, section).get("device", "none")).lower()
     if device not in DEVICES:
-        raise InputError(f"{section} device {shown(device)} is unknown; use one of {', '.join(DEVICES)}{suggest(device, list(DEVICES))}")
+        raise InputError(
+            f"{section} device {shown(device)} is unknown; use one of"
+            f" {', '.join(DEVICES)}{suggest(device, list(DEVICES))}"
+        )
     return device
 
 
@@ -164,4 +251,6 @@ def _refuse_unknown(section: Mapping[str, object], known: list[str], what: str) 
     for key in section:
         if key not in known:
             near = suggest(key, known)
-            raise InputError(f"{what} {shown(key)} is unknown{near or '; see deepspeed.ai/docs/config-json'}")
+            raise InputError(
+                f"{what} {shown(key)} is unknown{near or '; see deepspeed.ai/docs/config-json'}"
+            )

@@ -1,4 +1,5 @@
-"""What the readers of other tools' job files share: keys taken one by one, so that those nobody took can be said aloud."""
+"""What the readers of other tools' job files share: keys taken one by one, so that those nobody
+took can be said aloud."""
 
 from __future__ import annotations
 
@@ -11,20 +12,125 @@ if TYPE_CHECKING:
 
 # Keys that change neither memory nor time of a training step, by their beginning or whole.
 _HARMLESS_STARTS = (
-    "adam_", "chat_template", "checkpoint_", "comet_", "dataset", "data_", "ddp_", "debug", "early_stopping", "eval", "hf_", "hub_", "include_", "key_", "load_best", "logging", "log_", "loss_watchdog",
-    "lr_", "mlflow_", "neptune", "num_train", "output_", "plot_", "push_to", "report_to", "resume", "save", "seed", "special_", "strict", "swanlab", "test_", "tokenizer", "tokens", "train_on", "trust_", "val_",
-    "wandb", "warmup", "ray_", "profiler", "metric", "preprocessing", "preview",
-)  # fmt: skip
+    "adam_",
+    "chat_template",
+    "checkpoint_",
+    "comet_",
+    "dataset",
+    "data_",
+    "ddp_",
+    "debug",
+    "early_stopping",
+    "eval",
+    "hf_",
+    "hub_",
+    "include_",
+    "key_",
+    "load_best",
+    "logging",
+    "log_",
+    "loss_watchdog",
+    "lr_",
+    "mlflow_",
+    "neptune",
+    "num_train",
+    "output_",
+    "plot_",
+    "push_to",
+    "report_to",
+    "resume",
+    "save",
+    "seed",
+    "special_",
+    "strict",
+    "swanlab",
+    "test_",
+    "tokenizer",
+    "tokens",
+    "train_on",
+    "trust_",
+    "val_",
+    "wandb",
+    "warmup",
+    "ray_",
+    "profiler",
+    "metric",
+    "preprocessing",
+    "preview",
+)
 _HARMLESS = frozenset(
     {
-        "base_model_config", "base_model_ignore_patterns", "bnb_config_kwargs", "cache_dir", "cosine_min_lr_ratio", "do_eval", "do_predict", "do_train", "epochs", "experimental_skip_move_to_device", "extra_special_tokens",
-        "group_by_length", "hub", "is_falcon_derived_model", "is_llama_derived_model", "is_mistral_derived_model", "is_qwen_derived_model", "learning_rate", "length_column_name", "local_rank", "lora_fan_in_fan_out",
-        "lora_model_dir", "max_samples", "max_steps", "max_steps_per_epoch", "model_revision", "model_type", "momentum", "num_epochs", "optim_args", "overwrite_cache", "overwrite_output_dir", "remove_unused_columns",
-        "revision_of_model", "run_name", "shuffle", "shuffle_dataset", "shuffle_merged_datasets", "split_batches", "stage", "template", "torchdistx_path", "weight_decay", "xpu", "device", "name", "version", "type_of_model",
-        "preprocess_num_proc", "label_names", "mask_history", "eos_token", "pad_token", "role_field", "padding_side", "metrics", "rl_beta", "disable_tqdm", "fsdp_cpu_ram_efficient_loading", "packing_strategy",
-        "neftune_noise_alpha", "flash_attn_fuse_qkv", "ddp", "bos_token", "unk_token", "average_tokens_across_devices", "completion_only_loss", "assistant_only_loss", "truncation_mode",
+        "base_model_config",
+        "base_model_ignore_patterns",
+        "bnb_config_kwargs",
+        "cache_dir",
+        "cosine_min_lr_ratio",
+        "do_eval",
+        "do_predict",
+        "do_train",
+        "epochs",
+        "experimental_skip_move_to_device",
+        "extra_special_tokens",
+        "group_by_length",
+        "hub",
+        "is_falcon_derived_model",
+        "is_llama_derived_model",
+        "is_mistral_derived_model",
+        "is_qwen_derived_model",
+        "learning_rate",
+        "length_column_name",
+        "local_rank",
+        "lora_fan_in_fan_out",
+        "lora_model_dir",
+        "max_samples",
+        "max_steps",
+        "max_steps_per_epoch",
+        "model_revision",
+        "model_type",
+        "momentum",
+        "num_epochs",
+        "optim_args",
+        "overwrite_cache",
+        "overwrite_output_dir",
+        "remove_unused_columns",
+        "revision_of_model",
+        "run_name",
+        "shuffle",
+        "shuffle_dataset",
+        "shuffle_merged_datasets",
+        "split_batches",
+        "stage",
+        "template",
+        "torchdistx_path",
+        "weight_decay",
+        "xpu",
+        "device",
+        "name",
+        "version",
+        "type_of_model",
+        "preprocess_num_proc",
+        "label_names",
+        "mask_history",
+        "eos_token",
+        "pad_token",
+        "role_field",
+        "padding_side",
+        "metrics",
+        "rl_beta",
+        "disable_tqdm",
+        "fsdp_cpu_ram_efficient_loading",
+        "packing_strategy",
+        "neftune_noise_alpha",
+        "flash_attn_fuse_qkv",
+        "ddp",
+        "bos_token",
+        "unk_token",
+        "average_tokens_across_devices",
+        "completion_only_loss",
+        "assistant_only_loss",
+        "truncation_mode",
     }
-)  # fmt: skip
+)
 _SHARDING = (
     "deepspeed",
     "fsdp",
@@ -88,14 +194,26 @@ class ForeignJob:
         ignored = [
             key
             for key, value in self.content.items()
-            if key not in self._taken and key not in _SHARDING and _may_matter(key) and value not in (None, False, "", [], {})
+            if key not in self._taken
+            and key not in _SHARDING
+            and _may_matter(key)
+            and value not in (None, False, "", [], {})
         ]
         if ignored:
             self.note(f"ignored: {', '.join(ignored)}")
         return self.options
 
 
-def precision_of(job: ForeignJob, *, bf16: bool, fp16: bool, tf32: bool, weights: str, quantized: bool, adapter: bool) -> str:
+def precision_of(
+    job: ForeignJob,
+    *,
+    bf16: bool,
+    fp16: bool,
+    tf32: bool,
+    weights: str,
+    quantized: bool,
+    adapter: bool,
+) -> str:
     """Our precision for a Trainer's bf16 / fp16 switches and the type weights are loaded in."""
     if bf16 and fp16:
         raise InputError("bf16 and fp16 are both true; keep one of them")
@@ -123,7 +241,13 @@ def attention_word(value: object) -> str | None:
     word = str(value).lower()
     if "flash" in word or word in ("fa2", "fa3"):
         return "flash2"
-    return {"disabled": "eager", "sdpa": "sdpa", "eager": "eager", "auto": "auto", "flex_attention": "sdpa"}.get(word, word)
+    return {
+        "disabled": "eager",
+        "sdpa": "sdpa",
+        "eager": "eager",
+        "auto": "auto",
+        "flex_attention": "sdpa",
+    }.get(word, word)
 
 
 def _may_matter(key: str) -> bool:

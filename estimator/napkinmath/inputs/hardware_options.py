@@ -1,4 +1,5 @@
-"""The machine that options name: GPUs, a MIG slice, bare memory, what else is on it, its measured speeds and allocator settings."""
+"""The machine that options name: GPUs, a MIG slice, bare memory, what else is on it, its measured
+speeds and allocator settings."""
 
 from __future__ import annotations
 
@@ -25,16 +26,21 @@ def machines(options: Options) -> list[Hardware | None]:
     if not names and "vram" not in options:
         for key in ("mig", "display"):
             if key in options:
-                raise InputError(f"--{key} {shown(options[key])} says nothing without a GPU; add --gpu NAME")
+                raise InputError(
+                    f"--{key} {shown(options[key])} says nothing without a GPU; add --gpu NAME"
+                )
         return [None]
     if len(names) > 1 and ("vram" in options or "mig" in options):
         key = "vram" if "vram" in options else "mig"
-        raise InputError(f"--{key} {shown(options[key])} with {len(names)} GPUs is ambiguous; give one --gpu")
-    return [_machine(name, options) for name in (names or [None])]
+        raise InputError(
+            f"--{key} {shown(options[key])} with {len(names)} GPUs is ambiguous; give one --gpu"
+        )
+    return [_machine(name, options) for name in names or [None]]
 
 
 def cluster_of(machine: Hardware | None, options: Options) -> Cluster | Hardware | None:
-    """The cluster of --gpus and --nodes around one of its GPUs; the GPU itself where it is alone."""
+    """The cluster of --gpus and --nodes around one of its GPUs; the GPU itself where it is
+    alone."""
     if not any(key in options for key in ("gpus", "nodes", "network", "host_ram")):
         return machine
     from napkinmath.inputs.parallel_options import gpus_and_nodes
@@ -43,7 +49,8 @@ def cluster_of(machine: Hardware | None, options: Options) -> Cluster | Hardware
     for key in ("network", "host_ram"):
         if key in options and (machine is None or (key == "network" and nodes == 1)):
             raise InputError(
-                f"--{key.replace('_', '-')} {shown(options[key])} says nothing without {'nodes; add --nodes N' if machine else 'GPUs; add --gpus NxTYPE'}"
+                f"--{key.replace('_', '-')} {shown(options[key])} says nothing without"
+                f" {'nodes; add --nodes N' if machine else 'GPUs; add --gpus NxTYPE'}"
             )
     if machine is None or gpus == 1:
         return machine
@@ -51,7 +58,11 @@ def cluster_of(machine: Hardware | None, options: Options) -> Cluster | Hardware
 
     host_bytes = values.size(options["host_ram"], "--host-ram") if "host_ram" in options else 0
     return Cluster(
-        hardware=machine, gpus_per_node=gpus // nodes, num_nodes=nodes, network=_network(options, gpus // nodes), host_bytes=host_bytes
+        hardware=machine,
+        gpus_per_node=gpus // nodes,
+        num_nodes=nodes,
+        network=_network(options, gpus // nodes),
+        host_bytes=host_bytes,
     )
 
 
@@ -78,17 +89,27 @@ def allocator_text(options: Options) -> str:
     return values.text(options["allocator"], "--allocator") if "allocator" in options else ""
 
 
-def calibration_on(machine: Hardware | None, options: Options, notes: list[str]) -> Calibration | None:
-    """The calibration named, or the one in the cache for this GPU unless it is stale; None leaves the datasheet's speeds."""
+def calibration_on(
+    machine: Hardware | None, options: Options, notes: list[str]
+) -> Calibration | None:
+    """The calibration named, or the one in the cache for this GPU unless it is stale; None leaves
+    the datasheet's speeds."""
     if machine is None and "calibration" not in options:
         return None
-    from napkinmath.calibration.calibration import cached_calibration, load_calibration, read_calibration, staleness
+    from napkinmath.calibration.calibration import (
+        cached_calibration,
+        load_calibration,
+        read_calibration,
+        staleness,
+    )
 
     allow_stale = bool(options.get("allow_stale_calibration"))
     if "calibration" in options:
         file = values.text(options["calibration"], "--calibration")
         if machine is None:
-            raise InputError(f"--calibration {shown(file)} says nothing without a GPU; add --gpu NAME")
+            raise InputError(
+                f"--calibration {shown(file)} says nothing without a GPU; add --gpu NAME"
+            )
         return read_calibration(file, machine.gpu, allow_stale=allow_stale)
     cached = cached_calibration(machine.gpu) if machine is not None else None
     if cached is None or machine is None:
@@ -96,7 +117,8 @@ def calibration_on(machine: Hardware | None, options: Options, notes: list[str])
     reasons = staleness(load_calibration(cached), machine.gpu)
     if reasons and not allow_stale:
         notes.append(
-            f"the calibration {cached} is stale and was not used: {'; '.join(reasons)}; run `estimate calibrate`, or add --allow-stale-calibration"
+            f"the calibration {cached} is stale and was not used: {'; '.join(reasons)}; run"
+            " `estimate calibrate`, or add --allow-stale-calibration"
         )
         return None
     return read_calibration(cached, machine.gpu, allow_stale=True)
@@ -119,10 +141,18 @@ def _machine(name: str | None, options: Options) -> Hardware:
 def _display(options: Options) -> tuple[int, int, int]:
     from napkinmath.config.hardware import Display
 
-    kinds = {"none": Display.NONE, "linux": Display.LINUX_DESKTOP, "windows": Display.WDDM, "wddm": Display.WDDM}
+    kinds = {
+        "none": Display.NONE,
+        "linux": Display.LINUX_DESKTOP,
+        "windows": Display.WDDM,
+        "wddm": Display.WDDM,
+    }
     name = values.text(options.get("display", "none"), "--display").lower()
     if name not in kinds:
-        raise InputError(f"--display {shown(options['display'])} is unknown; use none, linux or windows{suggest(name, list(kinds))}")
+        raise InputError(
+            f"--display {shown(options['display'])} is unknown; use none, linux or"
+            f" windows{suggest(name, list(kinds))}"
+        )
     return kinds[name]
 
 
@@ -134,5 +164,8 @@ def _from_gpus(options: Options, names: list[str]) -> list[str]:
 
     kind = number_and_type(options)[1]
     if kind and names:
-        raise InputError(f"--gpus {shown(options['gpus'])} and --gpu {shown(names[0])} both name the GPU; give one of them")
+        raise InputError(
+            f"--gpus {shown(options['gpus'])} and --gpu {shown(names[0])} both name the GPU; give"
+            " one of them"
+        )
     return [kind] if kind else []

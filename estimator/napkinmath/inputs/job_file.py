@@ -1,4 +1,5 @@
-"""Job files: ours, those of axolotl, TRL / HF Trainer, torchtune and LLaMA-Factory, and how accelerate and DeepSpeed spread them."""
+"""Job files: ours, those of axolotl, TRL / HF Trainer, torchtune and LLaMA-Factory, and how
+accelerate and DeepSpeed spread them."""
 
 from __future__ import annotations
 
@@ -17,9 +18,18 @@ WHAT = "job file"
 _MODEL_KEYS = ("model", "arch", "config")
 # Other spellings of an option's key in our own job files.
 _OTHER_NAMES = {
-    "micro_batch_size": "bs", "batch_size": "bs", "sequence_length": "ctx", "seq_len": "ctx", "context": "ctx", "gradient_accumulation_steps": "grad_accum", "gradient_checkpointing": "checkpointing",
-    "recompute": "checkpointing", "quantization": "quant", "adapter_rank": "rank", "gradient_clipping": "clip",
-}  # fmt: skip
+    "micro_batch_size": "bs",
+    "batch_size": "bs",
+    "sequence_length": "ctx",
+    "seq_len": "ctx",
+    "context": "ctx",
+    "gradient_accumulation_steps": "grad_accum",
+    "gradient_checkpointing": "checkpointing",
+    "recompute": "checkpointing",
+    "quantization": "quant",
+    "adapter_rank": "rank",
+    "gradient_clipping": "clip",
+}
 _KINDS: dict[str, tuple[str, str]] = {
     "torchtune": ("napkinmath.inputs.torchtune", "torchtune"),
     "axolotl": ("napkinmath.inputs.axolotl", "axolotl"),
@@ -60,13 +70,20 @@ def read_job(path: str, notes: list[str]) -> dict[str, object]:
 
 def kind_of(content: Mapping[str, object], path: str) -> str:
     """Whose job file this is: a key of _KINDS, 'own' or 'model config'."""
-    if any(values.is_mapping(value) and "_component_" in values.mapping(value, WHAT) for value in content.values()):
+    if any(
+        values.is_mapping(value) and "_component_" in values.mapping(value, WHAT)
+        for value in content.values()
+    ):
         return "torchtune"
     if "megatron_arguments" in content:
         return "megatron"
     if "base_model" in content:
         return "axolotl"
-    if "finetuning_type" in content or "cutoff_len" in content or ("stage" in content and "model_name_or_path" in content):
+    if (
+        "finetuning_type" in content
+        or "cutoff_len" in content
+        or ("stage" in content and "model_name_or_path" in content)
+    ):
         return "llama-factory"
     if "train_micro_batch_size_per_gpu" in content or "zero_optimization" in content:
         return "deepspeed"
@@ -74,9 +91,14 @@ def kind_of(content: Mapping[str, object], path: str) -> str:
         return "accelerate"
     if "peft_type" in content:
         raise InputError(
-            f"{WHAT} {quoted(path)} is an adapter's config; give its base with --model and --lora --rank {shown(content.get('r', 16))}"
+            f"{WHAT} {quoted(path)} is an adapter's config; give its base with --model and --lora"
+            f" --rank {shown(content.get('r', 16))}"
         )
-    if "model_name_or_path" in content or any(key.startswith(("per_device_", "per_gpu_")) for key in content) or "optim" in content:
+    if (
+        "model_name_or_path" in content
+        or any(key.startswith(("per_device_", "per_gpu_")) for key in content)
+        or "optim" in content
+    ):
         return "trainer"
     if "model_type" in content and "model" not in content:
         return "model config"
@@ -95,10 +117,15 @@ def _load(path: str) -> dict[str, object]:
 
         if is_arguments(text):
             return arguments(text)
-    value = config_file.parse(text, path, what=WHAT) if path.endswith(".json") else _parse_yaml(text, path)
+    value = (
+        config_file.parse(text, path, what=WHAT)
+        if path.endswith(".json")
+        else _parse_yaml(text, path)
+    )
     if not values.is_mapping(value):
         raise InputError(
-            f"{WHAT} {quoted(path)} holds {shown(value, limit=40)} at its top level, not keys and values; write e.g. model: llama-7b"
+            f"{WHAT} {quoted(path)} holds {shown(value, limit=40)} at its top level, not keys and"
+            " values; write e.g. model: llama-7b"
         )
     _refuse_explosion(value, path)
     return values.mapping(value, WHAT)
@@ -108,27 +135,41 @@ def _parse_yaml(text: str, path: str) -> object:
     try:
         import yaml
     except ImportError:
-        raise InputError(f"{WHAT} {quoted(path)} is YAML, which needs PyYAML; pip install pyyaml, or write it as .json") from None
+        raise InputError(
+            f"{WHAT} {quoted(path)} is YAML, which needs PyYAML; pip install pyyaml, or write it as"
+            " .json"
+        ) from None
     try:
         return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = f" at line {mark.line + 1} column {mark.column + 1}" if mark else ""
-        raise InputError(f"{WHAT} {quoted(path)} is not plain YAML: {error.problem or error.context}{place}; repair it") from None
+        raise InputError(
+            f"{WHAT} {quoted(path)} is not plain YAML: {error.problem or error.context}{place};"
+            " repair it"
+        ) from None
     except (yaml.YAMLError, ValueError) as error:
-        raise InputError(f"{WHAT} {quoted(path)} is not plain YAML: {str(error).splitlines()[0]}; repair it") from None
+        raise InputError(
+            f"{WHAT} {quoted(path)} is not plain YAML: {str(error).splitlines()[0]}; repair it"
+        ) from None
     except RecursionError:
-        raise InputError(f"{WHAT} {quoted(path)} is nested too deeply; write plain keys and values") from None
+        raise InputError(
+            f"{WHAT} {quoted(path)} is nested too deeply; write plain keys and values"
+        ) from None
 
 
 def _refuse_explosion(value: object, path: str) -> None:
-    """Raises where aliases multiply a small file into a huge or endless one, before anything walks or shows it."""
+    """Raises where aliases multiply a small file into a huge or endless one, before anything walks
+    or shows it."""
     waiting, seen = [value], 0
     while waiting:
         item = waiting.pop()
         seen += 1
         if seen > MAX_VALUES:
-            raise InputError(f"{WHAT} {quoted(path)} expands to more than {MAX_VALUES} values; remove the aliases that multiply it")
+            raise InputError(
+                f"{WHAT} {quoted(path)} expands to more than {MAX_VALUES} values; remove the"
+                " aliases that multiply it"
+            )
         if values.is_mapping(item):
             waiting.extend(values.mapping(item, WHAT).values())
         elif isinstance(item, (list, tuple, set)):
@@ -136,17 +177,22 @@ def _refuse_explosion(value: object, path: str) -> None:
 
 
 def own_options(content: Mapping[str, object], path: str) -> dict[str, object]:
-    """Our own file: every key is an option, with dashes or underscores; an unknown one is refused."""
+    """Our own file: every key is an option, with dashes or underscores; an unknown one is
+    refused."""
     options: dict[str, object] = {}
     for given, value in content.items():
         key = given.strip().lower().replace("-", "_")
         key = _OTHER_NAMES.get(key, key)
         if key not in KEYS:
             raise InputError(
-                f"{WHAT} {quoted(path)} has the unknown key {shown(given)}{suggest(key, [*KEYS, *_OTHER_NAMES])}; keys are the flags of `estimate --help`"
+                f"{WHAT} {quoted(path)} has the unknown key"
+                f" {shown(given)}{suggest(key, [*KEYS, *_OTHER_NAMES])}; keys are the flags of"
+                " `estimate --help`"
             )
         if key in options:
-            raise InputError(f"{WHAT} {quoted(path)} gives {key} twice, again as {shown(given)}; keep one")
+            raise InputError(
+                f"{WHAT} {quoted(path)} gives {key} twice, again as {shown(given)}; keep one"
+            )
         if value is not None:
             options[key] = "none" if value is False and key in ("quant", "offload") else value
     return options
@@ -160,11 +206,19 @@ def _make_way(from_file: dict[str, object], given: Mapping[str, object], notes: 
     if "method" in given:
         methods = values.listed(given["method"])
         if "full" in methods:
-            dropped += [key for key in (*ADAPTER_OPTIONS, "quant", *QUANT_OPTIONS) if key in from_file and key not in given]
+            dropped += [
+                key
+                for key in (*ADAPTER_OPTIONS, "quant", *QUANT_OPTIONS)
+                if key in from_file and key not in given
+            ]
         elif "lora" in methods and "quant" not in given:
-            dropped += [key for key in ("quant", *QUANT_OPTIONS) if key in from_file and key not in given]
+            dropped += [
+                key for key in ("quant", *QUANT_OPTIONS) if key in from_file and key not in given
+            ]
     if any(key in given for key in ("data_parallel", "zero")):
-        dropped += [key for key in ("data_parallel", "zero") if key in from_file and key not in given]
+        dropped += [
+            key for key in ("data_parallel", "zero") if key in from_file and key not in given
+        ]
     for key in dropped:
         del from_file[key]
     if dropped:

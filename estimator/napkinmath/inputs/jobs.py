@@ -13,23 +13,41 @@ if TYPE_CHECKING:
 
 
 def priced(options: Mapping[str, object], notes: list[str]) -> list[Estimate]:
-    """One estimate, or one for each GPU named; `notes` receives what was decided for the user. Raises InputError."""
+    """One estimate, or one for each GPU named; `notes` receives what was decided for the user.
+    Raises InputError."""
     from napkinmath.estimate import estimate
-    from napkinmath.inputs.hardware_options import allocator_text, calibration_on, cluster_of, machines
+    from napkinmath.inputs.hardware_options import (
+        allocator_text,
+        calibration_on,
+        cluster_of,
+        machines,
+    )
     from napkinmath.inputs.model_options import model_spec
     from napkinmath.inputs.options import train_config
 
     config = train_config(options)
     spec = model_spec(options, notes)
     longest = spec.longest_sequence
-    if "ctx" not in options and isinstance(config.sequence_length, int) and 0 < longest < config.sequence_length:
+    if (
+        "ctx" not in options
+        and isinstance(config.sequence_length, int)
+        and 0 < longest < config.sequence_length
+    ):
         notes.append(f"--ctx {longest}: {spec.name} has learned positions for no more")
         config = config.replace(sequence_length=longest)
     allocator = allocator_text(options)
     found: list[Estimate] = []
     for machine in machines(options):
         calibration = calibration_on(machine, options, notes)
-        found.append(estimate(spec, config, hardware=cluster_of(machine, options), allocator=allocator, calibration=calibration))
+        found.append(
+            estimate(
+                spec,
+                config,
+                hardware=cluster_of(machine, options),
+                allocator=allocator,
+                calibration=calibration,
+            )
+        )
     _refuse_untrained(found[0])
     _refuse_idle(found[0], options)
     return found
@@ -37,16 +55,28 @@ def priced(options: Mapping[str, object], notes: list[str]) -> list[Estimate]:
 
 def _refuse_idle(e: Estimate, options: Mapping[str, object]) -> None:
     """Raises where something was asked for that this model has not."""
-    if "images" in options and e.config.batch.images and not any(stage.modality == "image" for stage in e.spec.stages):
-        raise InputError(f"--images {shown(options['images'])}: {e.spec.name} reads no images; leave it out")
+    if (
+        "images" in options
+        and e.config.batch.images
+        and not any(stage.modality == "image" for stage in e.spec.stages)
+    ):
+        raise InputError(
+            f"--images {shown(options['images'])}: {e.spec.name} reads no images; leave it out"
+        )
     if e.config.recompute.kind is RecomputeKind.SELECTIVE and e.step.policy.recomputes:
         from napkinmath.lowering.recompute import is_kept
 
         keep = e.config.recompute.keep
-        if not any(is_kept(op, keep) for run in e.step.runs if run.stage.checkpointed for op in run.block.ops):
+        if not any(
+            is_kept(op, keep)
+            for run in e.step.runs
+            if run.stage.checkpointed
+            for op in run.block.ops
+        ):
             *others, last = (word for word in ("sdpa", "linear", "o_proj") if word not in keep)
             raise InputError(
-                f"--checkpointing selective:{','.join(keep)} names no operation of {e.spec.name}; use e.g. {', '.join(others)} or {last}"
+                f"--checkpointing selective:{','.join(keep)} names no operation of {e.spec.name};"
+                f" use e.g. {', '.join(others)} or {last}"
             )
 
 
@@ -56,8 +86,17 @@ def _refuse_untrained(e: Estimate) -> None:
         return
     adapter = e.config.adapter
     if adapter is None:
-        raise InputError(f"--freeze {shown(','.join(e.config.frozen))} leaves nothing of {e.spec.name} to train; freeze less")
+        raise InputError(
+            f"--freeze {shown(','.join(e.config.frozen))} leaves nothing of {e.spec.name} to train;"
+            " freeze less"
+        )
     if adapter.targets == ("all-linear",):
-        raise InputError(f"--method {adapter.kind.value} leaves nothing of {e.spec.name} to train; use --lora, or --full")
+        raise InputError(
+            f"--method {adapter.kind.value} leaves nothing of {e.spec.name} to train; use --lora,"
+            " or --full"
+        )
     names = shown(",".join(adapter.targets))
-    raise InputError(f"--targets {names} matches no module of {e.spec.name}; use all-linear, or names such as q_proj,v_proj")
+    raise InputError(
+        f"--targets {names} matches no module of {e.spec.name}; use all-linear, or names such as"
+        " q_proj,v_proj"
+    )

@@ -1,4 +1,5 @@
-"""LLaMA-Factory's YAML or JSON: finetuning_type, cutoff_len, quantization_bit over TrainingArguments (its src/llamafactory/hparams)."""
+"""LLaMA-Factory's YAML or JSON: finetuning_type, cutoff_len, quantization_bit over
+TrainingArguments (its src/llamafactory/hparams)."""
 
 from __future__ import annotations
 
@@ -7,7 +8,13 @@ from napkinmath.inputs.foreign import ForeignJob, attention_word
 from napkinmath.inputs.trainer import read_batch, read_step
 
 _KINDS = ("lora", "full", "freeze", "oft")
-_METHODS = {"bnb": "nf4", "bitsandbytes": "nf4", "hqq": "hqq-int4", "gptq": "gptq-int4", "awq": "awq-int4"}
+_METHODS = {
+    "bnb": "nf4",
+    "bitsandbytes": "nf4",
+    "hqq": "hqq-int4",
+    "gptq": "gptq-int4",
+    "awq": "awq-int4",
+}
 
 
 def read(job: ForeignJob) -> dict[str, object]:
@@ -24,11 +31,17 @@ def read(job: ForeignJob) -> dict[str, object]:
     kind = job.take("finetuning_type") or "lora"
     quantized = _read_quantization(job)
     if kind not in _KINDS:
-        raise InputError(f"finetuning_type {shown(kind)} is unknown; use lora, full or freeze{suggest(str(kind), list(_KINDS))}")
+        raise InputError(
+            f"finetuning_type {shown(kind)} is unknown; use lora, full or"
+            f" freeze{suggest(str(kind), list(_KINDS))}"
+        )
     if kind == "oft":
         raise InputError("finetuning_type 'oft' is not modelled; use lora, full or freeze")
     if quantized and kind != "lora":
-        raise InputError(f"quantization_bit with finetuning_type {shown(kind)}: a quantized base needs adapters; use finetuning_type: lora")
+        raise InputError(
+            f"quantization_bit with finetuning_type {shown(kind)}: a quantized base needs adapters;"
+            " use finetuning_type: lora"
+        )
     _read_adapter(job, str(kind))
     _read_checkpointing(job)
     read_step(job)
@@ -51,7 +64,9 @@ def _read_quantization(job: ForeignJob) -> bool:
     if bits not in (4, 8, "4", "8"):
         raise InputError(f"quantization_bit {shown(bits)} is not modelled; use 4 or 8")
     if str(method) not in _METHODS:
-        raise InputError(f"quantization_method {shown(method)} is not modelled; use bnb, hqq, gptq or awq")
+        raise InputError(
+            f"quantization_method {shown(method)} is not modelled; use bnb, hqq, gptq or awq"
+        )
     bnb = _METHODS[str(method)] == "nf4"
     if int(str(bits)) == 8:
         job.give("quant", "int8" if bnb else "gptq-int8")
@@ -69,7 +84,8 @@ def _read_adapter(job: ForeignJob, kind: str) -> None:
     frozen = job.take("freeze_trainable_layers"), job.take("freeze_trainable_modules")
     if kind == "freeze":
         job.note(
-            f"finetuning_type freeze ({frozen[0] or 2} trained layers) is priced as full; give --freeze for the modules that stay fixed"
+            f"finetuning_type freeze ({frozen[0] or 2} trained layers) is priced as full; give"
+            " --freeze for the modules that stay fixed"
         )
     if kind != "lora":
         job.give("method", "full")
@@ -88,7 +104,9 @@ def _read_checkpointing(job: ForeignJob) -> None:
     """On unless disabled, whatever gradient_checkpointing says; reentrant by default."""
     job.take("gradient_checkpointing")
     off = job.switch("disable_gradient_checkpointing")
-    job.give("checkpointing", "none" if off else "offload" if job.switch("use_unsloth_gc") else "full")
+    job.give(
+        "checkpointing", "none" if off else "offload" if job.switch("use_unsloth_gc") else "full"
+    )
     reentrant = job.switch("use_reentrant_gc", default=True)
     if not off:
         job.give("reentrant", reentrant)

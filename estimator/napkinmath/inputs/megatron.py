@@ -1,4 +1,5 @@
-"""Megatron-LM's arguments, from a launch script or a file of them (Megatron-LM training/arguments.py)."""
+"""Megatron-LM's arguments, from a launch script or a file of them (Megatron-LM
+training/arguments.py)."""
 
 from __future__ import annotations
 
@@ -9,9 +10,17 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.inputs.foreign import ForeignJob
 
-_MARKS = ("--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--num-layers", "--micro-batch-size")
+_MARKS = (
+    "--tensor-model-parallel-size",
+    "--pipeline-model-parallel-size",
+    "--num-layers",
+    "--micro-batch-size",
+)
 _DEFAULT_VOCABULARY = 50257  # GPT-2's tokenizer, which the published launch scripts use
-_GPUS_PER_NODE, _NODES = ("GPUS_PER_NODE", "NPROC_PER_NODE", "nproc_per_node", "nproc-per-node"), ("NNODES", "NUM_NODES", "nnodes")
+_GPUS_PER_NODE, _NODES = (
+    ("GPUS_PER_NODE", "NPROC_PER_NODE", "nproc_per_node", "nproc-per-node"),
+    ("NNODES", "NUM_NODES", "nnodes"),
+)
 
 
 def is_arguments(text: str) -> bool:
@@ -20,29 +29,43 @@ def is_arguments(text: str) -> bool:
 
 
 def arguments(text: str) -> dict[str, object]:
-    """Every `--name value` of a script as name -> value, switches as True; shell variables are filled in where the script sets them."""
+    """Every `--name value` of a script as name -> value, switches as True; shell variables are
+    filled in where the script sets them."""
     import re
 
     text = re.sub(r"(^|\s)#.*", " ", text)
     text = re.sub(r"(\w+)=(\"?)\$\{\1:-([^}]*)\}", r"\1=\2\3", text)  # NAME=${NAME:-default}
-    variables = {m[1]: m[2].strip("\"'") for m in re.finditer(r"(?:^|[\s;])(\w+)=(\"[^\"]*\"|'[^']*'|[^\s()\"']+)", text)}
+    variables = {
+        m[1]: m[2].strip("\"'")
+        for m in re.finditer(r"(?:^|[\s;])(\w+)=(\"[^\"]*\"|'[^']*'|[^\s()\"']+)", text)
+    }
 
     def filled(word: str) -> str:
         for _ in range(8):
-            replaced = re.sub(r"\$\{?(\w+)(?::-([^}]*))?\}?", lambda m: variables.get(m[1], m[2] or m[0]), word)
+            replaced = re.sub(
+                r"\$\{?(\w+)(?::-([^}]*))?\}?", lambda m: variables.get(m[1], m[2] or m[0]), word
+            )
             if replaced == word:
                 return word
             word = replaced
         return word
 
     words = [word for word in re.split(r"[\s\"'()\\]+|(?<=[\w}])=(?=\$|\d)", text) if word]
-    found: dict[str, object] = {name: filled(value) for name, value in variables.items() if name in (*_GPUS_PER_NODE, *_NODES)}
+    found: dict[str, object] = {
+        name: filled(value)
+        for name, value in variables.items()
+        if name in (*_GPUS_PER_NODE, *_NODES)
+    }
     for index, word in enumerate(words):
         if not word.startswith("--"):
             continue
         following = words[index + 1] if index + 1 < len(words) else "--"
         name = word[2:].replace("-", "_")
-        found[name] = True if following.startswith("-") and not following.lstrip("-").isdigit() else _number(filled(following))
+        found[name] = (
+            True
+            if following.startswith("-") and not following.lstrip("-").isdigit()
+            else _number(filled(following))
+        )
     return {"megatron_arguments": True, **found}
 
 
@@ -75,14 +98,21 @@ def _count(job: ForeignJob, name: str) -> int | None:
 
 
 def _model(job: ForeignJob) -> dict[str, object]:
-    """Sizes as the config of the family that runs the same operations: Llama's or Mixtral's with SwiGLU and RMSNorm, else GPT-2's."""
-    sizes = {name: _count(job, name) for name in ("num_layers", "hidden_size", "num_attention_heads")}
+    """Sizes as the config of the family that runs the same operations: Llama's or Mixtral's with
+    SwiGLU and RMSNorm, else GPT-2's."""
+    sizes = {
+        name: _count(job, name) for name in ("num_layers", "hidden_size", "num_attention_heads")
+    }
     missing = [f"--{name.replace('_', '-')}" for name, value in sizes.items() if value is None]
     if missing:
-        raise InputError(f"Megatron-LM's arguments lack {', '.join(missing)}; give them, or a model with --model")
+        raise InputError(
+            f"Megatron-LM's arguments lack {', '.join(missing)}; give them, or a model with --model"
+        )
     layers, hidden, heads = (int(value or 0) for value in sizes.values())
     gated = bool(job.take("swiglu"))
-    width = _count(job, "ffn_hidden_size") or (64 * ((8 * hidden // 3 + 63) // 64) if gated else 4 * hidden)
+    width = _count(job, "ffn_hidden_size") or (
+        64 * ((8 * hidden // 3 + 63) // 64) if gated else 4 * hidden
+    )
     vocabulary = _count(job, "vocab_size") or _count(job, "padded_vocab_size")
     if vocabulary is None:
         vocabulary = _DEFAULT_VOCABULARY
@@ -92,8 +122,12 @@ def _model(job: ForeignJob) -> dict[str, object]:
         job.take("num_query_groups")
     experts, chosen = _count(job, "num_experts"), _count(job, "moe_router_topk")
     width = _count(job, "moe_ffn_hidden_size") or width if experts else width
-    multiple = (_count(job, "make_vocab_size_divisible_by") or 128) * (_count(job, "tensor_model_parallel_size") or 1)
-    vocabulary = -(-vocabulary // multiple) * multiple  # training/global_vars.py _vocab_size_with_padding
+    multiple = (_count(job, "make_vocab_size_divisible_by") or 128) * (
+        _count(job, "tensor_model_parallel_size") or 1
+    )
+    vocabulary = (
+        -(-vocabulary // multiple) * multiple
+    )  # training/global_vars.py _vocab_size_with_padding
     for name in (
         "normalization",
         "disable_bias_linear",
@@ -109,52 +143,92 @@ def _model(job: ForeignJob) -> dict[str, object]:
             job.note("experts without --swiglu are priced with it")
         else:
             return {
-                "model_type": "gpt2", "n_embd": hidden, "n_layer": layers, "n_head": heads, "n_inner": width, "vocab_size": vocabulary,
-                "activation_function": "gelu", **_dropouts(job),
-                "n_positions": _count(job, "max_position_embeddings") or 1024, "tie_word_embeddings": not job.take("untie_embeddings_and_output_weights"),
-            }  # fmt: skip
+                "model_type": "gpt2",
+                "n_embd": hidden,
+                "n_layer": layers,
+                "n_head": heads,
+                "n_inner": width,
+                "vocab_size": vocabulary,
+                "activation_function": "gelu",
+                **_dropouts(job),
+                "n_positions": _count(job, "max_position_embeddings") or 1024,
+                "tie_word_embeddings": not job.take("untie_embeddings_and_output_weights"),
+            }
     config: dict[str, object] = {
-        "model_type": "mixtral" if experts else "llama", "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": groups or heads,
-        "intermediate_size": width, "vocab_size": vocabulary, "tie_word_embeddings": not job.take("untie_embeddings_and_output_weights"),
-    }  # fmt: skip
+        "model_type": "mixtral" if experts else "llama",
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": groups or heads,
+        "intermediate_size": width,
+        "vocab_size": vocabulary,
+        "tie_word_embeddings": not job.take("untie_embeddings_and_output_weights"),
+    }
     job.take("max_position_embeddings")
     if _dropouts(job)["resid_pdrop"]:
         job.note("the hidden dropout of this layer is not priced, as if --hidden-dropout 0")
-    return {**config, "num_local_experts": experts, "num_experts_per_tok": chosen or 2} if experts else config
+    return (
+        {**config, "num_local_experts": experts, "num_experts_per_tok": chosen or 2}
+        if experts
+        else config
+    )
 
 
 def _dropouts(job: ForeignJob) -> dict[str, float]:
     """0.1 unless given, as training/arguments.py has it."""
     given = {name: job.take(name) for name in ("hidden_dropout", "attention_dropout")}
-    hidden, attention = (0.1 if value is None else values.number(value, f"--{name.replace('_', '-')}") for name, value in given.items())
+    hidden, attention = (
+        0.1 if value is None else values.number(value, f"--{name.replace('_', '-')}")
+        for name, value in given.items()
+    )
     return {"resid_pdrop": hidden, "embd_pdrop": hidden, "attn_pdrop": attention}
 
 
 def _recompute(job: ForeignJob) -> None:
-    granularity, method, layers = job.take("recompute_granularity"), job.take("recompute_method"), _count(job, "recompute_num_layers")
+    granularity, method, layers = (
+        job.take("recompute_granularity"),
+        job.take("recompute_method"),
+        _count(job, "recompute_num_layers"),
+    )
     if granularity == "full":
         if method == "block":
             job.note("--recompute-method block is priced as every layer recomputed")
-        job.give("checkpointing", f"every:{layers}" if method == "uniform" and (layers or 1) > 1 else "full")
+        job.give(
+            "checkpointing",
+            f"every:{layers}" if method == "uniform" and (layers or 1) > 1 else "full",
+        )
         return
     if granularity == "selective" or job.take("recompute_activations"):
-        job.note("selective recomputation of the attention core is what a fused attention kernel does; nothing else is recomputed")
+        job.note(
+            "selective recomputation of the attention core is what a fused attention kernel does;"
+            " nothing else is recomputed"
+        )
     elif granularity is not None:
-        raise InputError(f"--recompute-granularity {shown(granularity)} is unknown; use full or selective")
+        raise InputError(
+            f"--recompute-granularity {shown(granularity)} is unknown; use full or selective"
+        )
     job.give("checkpointing", "none")
 
 
 def _mesh(job: ForeignJob, rows: int) -> None:
-    """Degrees; the data-parallel ranks are what is left of the GPUs, or what the scripts' batch says."""
+    """Degrees; the data-parallel ranks are what is left of the GPUs, or what the scripts' batch
+    says."""
     tensor, pipeline, context = (
-        _count(job, name) or 1 for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
+        _count(job, name) or 1
+        for name in (
+            "tensor_model_parallel_size",
+            "pipeline_model_parallel_size",
+            "context_parallel_size",
+        )
     )
     expert = _count(job, "expert_model_parallel_size")
     each, nodes = _first(job, _GPUS_PER_NODE), _first(job, _NODES)
     inner = tensor * pipeline * context
     gpus = (each or 1) * (nodes or 1)
     if each is None or gpus % inner:
-        job.note(f"the number of GPUs not given, taken as {inner} (one data-parallel rank); add --gpus N")
+        job.note(
+            f"the number of GPUs not given, taken as {inner} (one data-parallel rank); add --gpus N"
+        )
         gpus = inner
     job.give("gpus", gpus)
     if nodes is not None and each is not None and gpus == each * nodes:
@@ -170,7 +244,8 @@ def _mesh(job: ForeignJob, rows: int) -> None:
     if whole is not None:
         if whole % (rows * data):
             raise InputError(
-                f"--global-batch-size {whole} is not a multiple of {rows} x {data} (micro-batch x data-parallel ranks); use {rows * data}, {2 * rows * data}, ..."
+                f"--global-batch-size {whole} is not a multiple of {rows} x {data} (micro-batch x"
+                f" data-parallel ranks); use {rows * data}, {2 * rows * data}, ..."
             )
         job.give("grad_accum", whole // (rows * data))
     if job.take("use_distributed_optimizer"):
@@ -191,7 +266,10 @@ def _first(job: ForeignJob, names: tuple[str, ...]) -> int | None:
 
 def _chunks(job: ForeignJob, pipeline: int) -> None:
     """Model chunks of a rank, given as such or by the layers of one."""
-    each, chunks = _count(job, "num_layers_per_virtual_pipeline_stage"), _count(job, "num_virtual_stages_per_pipeline_rank")
+    each, chunks = (
+        _count(job, "num_layers_per_virtual_pipeline_stage"),
+        _count(job, "num_virtual_stages_per_pipeline_rank"),
+    )
     if each is not None:
         chunks = int(str(job.content.get("num_layers"))) // (pipeline * each)
     if chunks and chunks > 1:

@@ -1,4 +1,5 @@
-"""The model that options name: a catalogued name or path, bare numbers, a config inside a job file, or a hub id."""
+"""The model that options name: a catalogued name or path, bare numbers, a config inside a job file,
+or a hub id."""
 
 from __future__ import annotations
 
@@ -16,10 +17,13 @@ def model_spec(options: Mapping[str, object], notes: list[str]) -> ModelSpec:
     """Reads the model; exactly one of --model, --arch and a job file's config must say which."""
     ways = [key for key in ("model", "arch", "config") if key in options]
     if not ways:
-        raise InputError("no model was named; give --model NAME (list: `estimate models`), --arch, or a job file")
+        raise InputError(
+            "no model was named; give --model NAME (list: `estimate models`), --arch, or a job file"
+        )
     if len(ways) > 1:
         raise InputError(
-            f"--{ways[0]} {shown(options[ways[0]])} and --{ways[1]} {shown(options[ways[1]])} both name the model; give one of them"
+            f"--{ways[0]} {shown(options[ways[0]])} and --{ways[1]} {shown(options[ways[1]])} both"
+            " name the model; give one of them"
         )
     if ways[0] == "arch":
         return _from_arch(options, notes)
@@ -44,10 +48,14 @@ def _from_arch(options: Mapping[str, object], notes: list[str]) -> ModelSpec:
     from napkinmath.models.families import read_config
 
     if "hub" in options:
-        raise InputError(f"--hub has no meaning with --arch {shown(options['arch'])}; leave one of them out")
+        raise InputError(
+            f"--hub has no meaning with --arch {shown(options['arch'])}; leave one of them out"
+        )
     text = values.text(options["arch"], "--arch")
     context = values.count(options.get("ctx", 2048), "--ctx")
-    return read_config(read_arch(text, notes, positions=context), name=" ".join(text.split()), source="--arch")
+    return read_config(
+        read_arch(text, notes, positions=context), name=" ".join(text.split()), source="--arch"
+    )
 
 
 def _from_mapping(config: object) -> ModelSpec:

@@ -1,4 +1,5 @@
-"""Many GPUs as options say it: how many, in how many machines, and how the step is spread over them."""
+"""Many GPUs as options say it: how many, in how many machines, and how the step is spread over
+them."""
 
 from __future__ import annotations
 
@@ -38,11 +39,20 @@ _COUNTS = (
     ("bucket_mb", "bucket_mb"),
 )
 _SWITCHES = (
-    ("sequence_parallel", "sequence_parallel"), ("reshard", "reshard_after_forward"), ("forward_prefetch", "forward_prefetch"), ("backward_prefetch", "backward_prefetch"),
-    ("limit_all_gathers", "limit_all_gathers"), ("sync_each_batch", "sync_each_batch"), ("bucket_view", "gradient_as_bucket_view"), ("broadcast_loading", "broadcast_loading"),
+    ("sequence_parallel", "sequence_parallel"),
+    ("reshard", "reshard_after_forward"),
+    ("forward_prefetch", "forward_prefetch"),
+    ("backward_prefetch", "backward_prefetch"),
+    ("limit_all_gathers", "limit_all_gathers"),
+    ("sync_each_batch", "sync_each_batch"),
+    ("bucket_view", "gradient_as_bucket_view"),
+    ("broadcast_loading", "broadcast_loading"),
     ("full_state_dict", "full_state_dict"),
-)  # fmt: skip
-_FACTORS = (("expert_imbalance", 1.0), ("expert_capacity", 0.0))  # with the least value that means anything
+)
+_FACTORS = (
+    ("expert_imbalance", 1.0),
+    ("expert_capacity", 0.0),
+)  # with the least value that means anything
 _CHOICES: tuple[tuple[str, str, type[Enum]], ...] = (
     ("cp_kind", "context_parallel", ContextParallel),
     ("pp_schedule", "pipeline_schedule", PipelineSchedule),
@@ -61,7 +71,10 @@ def number_and_type(options: Options) -> tuple[int, str]:
     number = given.lower().partition("x")[0]
     kind = given[len(number) + 1 :].strip()
     if number and len(given) > len(number) and not kind:
-        raise InputError(f"--gpus {shown(given)} names no GPU after the x; write e.g. --gpus {number}xA100-80, or --gpus {number}")
+        raise InputError(
+            f"--gpus {shown(given)} names no GPU after the x; write e.g. --gpus {number}xA100-80,"
+            f" or --gpus {number}"
+        )
     return values.count(number or given, "--gpus", high=MAX_RANKS), kind
 
 
@@ -69,15 +82,23 @@ def gpus_and_nodes(options: Options) -> tuple[int, int]:
     """(GPUs in all, machines); without --nodes as few machines as take eight GPUs each."""
     gpus, _ = number_and_type(options)
     if "nodes" not in options:
-        return gpus, gpus // largest_divisor(gpus, ASSUMED_NODE) if gpus > 2 * ASSUMED_NODE or gpus % ASSUMED_NODE == 0 else 1
+        return gpus, (
+            gpus // largest_divisor(gpus, ASSUMED_NODE)
+            if gpus > 2 * ASSUMED_NODE or gpus % ASSUMED_NODE == 0
+            else 1
+        )
     nodes = values.count(options["nodes"], "--nodes", high=MAX_RANKS)
     if gpus % nodes:
-        raise InputError(f"--nodes {nodes} does not divide --gpus {gpus}; give the GPUs of all machines together, e.g. --gpus {8 * nodes}")
+        raise InputError(
+            f"--nodes {nodes} does not divide --gpus {gpus}; give the GPUs of all machines"
+            f" together, e.g. --gpus {8 * nodes}"
+        )
     return gpus, nodes
 
 
 def parallel_config(options: Options) -> ParallelConfig:
-    """The mesh and its strategy; the data-parallel axis takes the GPUs that the other axes leave."""
+    """The mesh and its strategy; the data-parallel axis takes the GPUs that the other axes
+    leave."""
     gpus, _ = gpus_and_nodes(options)
     fields: dict[str, Any] = {}
     for key, field in _DEGREES:
@@ -104,12 +125,24 @@ def parallel_config(options: Options) -> ParallelConfig:
     if "nvme" in options:
         fields["nvme"] = values.names(options["nvme"], "--nvme")
     fields["zero"] = _zero(options)
-    inner = fields.get("tensor_parallel_size", 1) * fields.get("pipeline_parallel_size", 1) * fields.get("context_parallel_size", 1)
+    inner = (
+        fields.get("tensor_parallel_size", 1)
+        * fields.get("pipeline_parallel_size", 1)
+        * fields.get("context_parallel_size", 1)
+    )
     if gpus % inner:
-        raise InputError(f"--tp x --pp x --cp = {inner} does not divide --gpus {gpus}; use a product of {divisors(gpus)}")
+        raise InputError(
+            f"--tp x --pp x --cp = {inner} does not divide --gpus {gpus}; use a product of"
+            f" {divisors(gpus)}"
+        )
     fields["data_parallel_size"] = gpus // inner
-    fields["data_parallel"] = _strategy(options, gpus // inner * fields.get("context_parallel_size", 1))
-    if fields.get("pipeline_schedule") is PipelineSchedule.INTERLEAVED and fields.get("pipeline_parallel_size", 1) > 1:
+    fields["data_parallel"] = _strategy(
+        options, gpus // inner * fields.get("context_parallel_size", 1)
+    )
+    if (
+        fields.get("pipeline_schedule") is PipelineSchedule.INTERLEAVED
+        and fields.get("pipeline_parallel_size", 1) > 1
+    ):
         fields.setdefault("virtual_pipeline_size", _LEAST_CHUNKS)
     fields.setdefault("sequence_parallel", fields.get("tensor_parallel_size", 1) > 1)
     return ParallelConfig(**fields)
@@ -128,16 +161,30 @@ def _zero(options: Options) -> ZeroConfig:
 
 
 def _strategy(options: Options, size: int) -> DataParallel:
-    """The one strategy named; DistributedDataParallel where several ranks sum gradients and none was."""
-    named = [values.text(name, "--data-parallel") for name in values.listed(options.get("data_parallel", ()))]
+    """The one strategy named; DistributedDataParallel where several ranks sum gradients and none
+    was."""
+    named = [
+        values.text(name, "--data-parallel")
+        for name in values.listed(options.get("data_parallel", ()))
+    ]
     if "zero" in options:
         stage = values.count(options["zero"], "--zero", low=0, high=1 << 20)
         if stage > 3:
-            raise InputError(f"--zero {shown(options['zero'])} is no stage of ZeRO; use 1, 2 or 3 (0 is --ddp)")
+            raise InputError(
+                f"--zero {shown(options['zero'])} is no stage of ZeRO; use 1, 2 or 3 (0 is --ddp)"
+            )
         named.append(f"zero{stage}" if stage else "ddp")
-    found = list(dict.fromkeys(values.choice(name, DataParallel, "--data-parallel", _STRATEGY_ALIASES) for name in named))
+    found = list(
+        dict.fromkeys(
+            values.choice(name, DataParallel, "--data-parallel", _STRATEGY_ALIASES)
+            for name in named
+        )
+    )
     if len(found) > 1:
-        raise InputError(f"--data-parallel {', '.join(f.value for f in found)} exclude each other; give one of them")
+        raise InputError(
+            f"--data-parallel {', '.join(f.value for f in found)} exclude each other; give one of"
+            " them"
+        )
     if found:
         return found[0]
     return DataParallel.DDP if size > 1 else DataParallel.NONE

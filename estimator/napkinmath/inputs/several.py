@@ -1,4 +1,5 @@
-"""Options that take several values: '1,2,4', '1k..128k' (doubling), '512..4096:512' (by steps), or a flag given more than once."""
+"""Options that take several values: '1,2,4', '1k..128k' (doubling), '512..4096:512' (by steps), or
+a flag given more than once."""
 
 from __future__ import annotations
 
@@ -15,15 +16,48 @@ if TYPE_CHECKING:
 
 MAX_VALUES = 1 << 20
 # A comma is part of one value of these; several are divided by ';'.
-LISTS = frozenset({"targets", "lengths", "offload", "train_modules", "keep_modules", "freeze", "allocator", "nvme"})
+LISTS = frozenset(
+    {
+        "targets",
+        "lengths",
+        "offload",
+        "train_modules",
+        "keep_modules",
+        "freeze",
+        "allocator",
+        "nvme",
+    }
+)
 # Whole numbers, which a range may run over.
-NUMBERS = frozenset({"bs", "ctx", "rank", "grad_accum", "global_batch", "target_ctx", "alpha", "adapters", "virtual_tokens", "images", "group_size", "prefetch", "gpus", "tp", "pp", "cp", "ep", "nodes"})  # fmt: skip
+NUMBERS = frozenset(
+    {
+        "bs",
+        "ctx",
+        "rank",
+        "grad_accum",
+        "global_batch",
+        "target_ctx",
+        "alpha",
+        "adapters",
+        "virtual_tokens",
+        "images",
+        "group_size",
+        "prefetch",
+        "gpus",
+        "tp",
+        "pp",
+        "cp",
+        "ep",
+        "nodes",
+    }
+)
 # What a sweep leaves open within one record of the step.
 OPEN = ("bs", "ctx", "rank")
 
 
 def several(key: str, given: object) -> list[object]:
-    """The values of one option, in the order given, each once. Raises InputError for an empty or endless range."""
+    """The values of one option, in the order given, each once. Raises InputError for an empty or
+    endless range."""
     texts = listed(given)
     found: list[object] = []
     for text in texts:
@@ -33,7 +67,10 @@ def several(key: str, given: object) -> list[object]:
         for part in text.split(";" if key in LISTS or text.startswith("selective:") else ","):
             part = part.strip()
             if not part:
-                raise InputError(f"{flag(key)} {shown(text)} has an empty value between its separators; write e.g. 1,2,4")
+                raise InputError(
+                    f"{flag(key)} {shown(text)} has an empty value between its separators; write"
+                    " e.g. 1,2,4"
+                )
             found += _range(key, part) if ".." in part and key in NUMBERS else [part]
     return list({repr(value): value for value in found}.values())
 
@@ -54,22 +91,32 @@ def _range(key: str, text: str) -> list[object]:
         return [*found, high]
     step = parse_count(step_text, what=what)
     if (high - low) // step >= MAX_VALUES:
-        raise InputError(f"{what} {shown(text)} has more than {MAX_VALUES} values; use a larger step")
+        raise InputError(
+            f"{what} {shown(text)} has more than {MAX_VALUES} values; use a larger step"
+        )
     return list(range(low, high + 1, step))
 
 
-def expand(options: Mapping[str, object]) -> tuple[list[str], list[dict[str, object]], dict[str, list[object]]]:
-    """(keys that vary, combinations of all options but batch, length and rank, values of those three).
+def expand(
+    options: Mapping[str, object],
+) -> tuple[list[str], list[dict[str, object]], dict[str, list[object]]]:
+    """(keys that vary, combinations of all options but batch, length and rank, values of those
+    three).
 
-    An option that says nothing about a method (a rank with full fine-tuning) is left out of that method's combinations.
+    An option that says nothing about a method (a rank with full fine-tuning) is left out of that
+    method's combinations.
     """
     values = {key: several(key, value) for key, value in options.items()}
     varied = [key for key, found in values.items() if len(found) > 1]
-    opened = tuple(key for key in OPEN if key != "bs") if "global_batch" in values else OPEN  # there the micro-steps depend on the batch
+    opened = (
+        tuple(key for key in OPEN if key != "bs") if "global_batch" in values else OPEN
+    )  # there the micro-steps depend on the batch
     inner = {key: values.pop(key) for key in opened if key in values}
     made: dict[str, dict[str, object]] = {}
     for combination in product(*values.values()):
-        one = _meaningful(dict(zip(values, combination, strict=True)), several_methods="method" in varied)
+        one = _meaningful(
+            dict(zip(values, combination, strict=True)), several_methods="method" in varied
+        )
         made.setdefault(repr(one), one)
     return varied, list(made.values()), inner
 
@@ -85,13 +132,27 @@ def _meaningful(options: dict[str, object], *, several_methods: bool) -> dict[st
     elif method in ("lora", "dora"):
         dropped = ("quant", *QUANT_OPTIONS)
     else:
-        return options if method != "ia3" else {k: v for k, v in options.items() if k not in ("rank", "alpha", "dropout", "rslora")}
+        return (
+            options
+            if method != "ia3"
+            else {
+                k: v for k, v in options.items() if k not in ("rank", "alpha", "dropout", "rslora")
+            }
+        )
     return {key: value for key, value in options.items() if key not in dropped}
 
 
-def inner_values(inner: Mapping[str, list[object]], options: Mapping[str, object]) -> Iterator[tuple[str, list[object]]]:
+def inner_values(
+    inner: Mapping[str, list[object]], options: Mapping[str, object]
+) -> Iterator[tuple[str, list[object]]]:
     """Batch, length and rank as far as they mean something for these options."""
-    full = str(options.get("method", "full")).lower() in ("full", "pretrain", "full-finetune", "fft", "ia3")
+    full = str(options.get("method", "full")).lower() in (
+        "full",
+        "pretrain",
+        "full-finetune",
+        "fft",
+        "ia3",
+    )
     for key, found in inner.items():
         if not (key == "rank" and full):
             yield key, found

@@ -1,4 +1,5 @@
-"""torchtune's recipe YAML: components named by `_component_`, a pure dtype, its own flags for activations (torchtune recipes/configs)."""
+"""torchtune's recipe YAML: components named by `_component_`, a pure dtype, its own flags for
+activations (torchtune recipes/configs)."""
 
 from __future__ import annotations
 
@@ -13,9 +14,16 @@ if TYPE_CHECKING:
 _MODULES = {"output_proj": "o_proj", "w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 _MLP = ("gate_proj", "up_proj", "down_proj")
 _OPTIMIZERS = {
-    "pagedadamw8bit": "paged-adamw-8bit", "adamw8bit": "adamw-8bit", "pagedadamw": "paged-adamw", "pagedadamw32bit": "paged-adamw", "lion": "lion", "sgd": "sgd", "adafactor": "adafactor",
-    "adamwfp8": "adamw-8bit", "cpuoffloadoptimizer": "adamw-fused",
-}  # fmt: skip
+    "pagedadamw8bit": "paged-adamw-8bit",
+    "adamw8bit": "adamw-8bit",
+    "pagedadamw": "paged-adamw",
+    "pagedadamw32bit": "paged-adamw",
+    "lion": "lion",
+    "sgd": "sgd",
+    "adafactor": "adafactor",
+    "adamwfp8": "adamw-8bit",
+    "cpuoffloadoptimizer": "adamw-fused",
+}
 _KNOBS = (
     "lora_attn_modules",
     "apply_lora_to_mlp",
@@ -46,7 +54,9 @@ def read(job: ForeignJob) -> dict[str, object]:
     if "chunked" in loss or "linearcrossentropy" in loss:
         job.give("loss", "chunked")
     dtype = dtype_word(job.take("dtype")) or "fp32"
-    job.give("precision", {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}.get(dtype, dtype))
+    job.give(
+        "precision", {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}.get(dtype, dtype)
+    )
     job.give("checkpointing", "full" if job.switch("enable_activation_checkpointing") else "none")
     if job.switch("enable_activation_offloading"):
         job.give("offload", "activations")
@@ -68,16 +78,27 @@ def _read_model(job: ForeignJob, model: Mapping[str, object], builder: str) -> N
         if isinstance(name, str) and find_row(name) is not None:
             job.give("model", name)
             return
-    raise InputError(f"model {shown(model.get('_component_'))} is not in the catalog; give --model NAME beside the recipe")
+    raise InputError(
+        f"model {shown(model.get('_component_'))} is not in the catalog; give --model NAME beside"
+        " the recipe"
+    )
 
 
 def _explicit_config(model: Mapping[str, object]) -> dict[str, object]:
     """A builder with its sizes spelled out, as a Llama config."""
     fields = {
-        "hidden_size": "embed_dim", "num_hidden_layers": "num_layers", "num_attention_heads": "num_heads", "num_key_value_heads": "num_kv_heads", "vocab_size": "vocab_size",
-        "intermediate_size": "intermediate_dim", "head_dim": "head_dim",
-    }  # fmt: skip
-    return {"model_type": "llama", **{ours: model[theirs] for ours, theirs in fields.items() if model.get(theirs) is not None}}
+        "hidden_size": "embed_dim",
+        "num_hidden_layers": "num_layers",
+        "num_attention_heads": "num_heads",
+        "num_key_value_heads": "num_kv_heads",
+        "vocab_size": "vocab_size",
+        "intermediate_size": "intermediate_dim",
+        "head_dim": "head_dim",
+    }
+    return {
+        "model_type": "llama",
+        **{ours: model[theirs] for ours, theirs in fields.items() if model.get(theirs) is not None},
+    }
 
 
 def _read_adapter(job: ForeignJob, model: Mapping[str, object], builder: str) -> None:
@@ -95,15 +116,22 @@ def _read_adapter(job: ForeignJob, model: Mapping[str, object], builder: str) ->
     job.give("rank", model.get("lora_rank", 8))
     job.give("alpha", model.get("lora_alpha"))
     job.give("dropout", model.get("lora_dropout"))
-    job.give("adapter_dtype", "bf16" if dtype_word(job.take("dtype")) in ("bf16", "bfloat16") else None)
+    job.give(
+        "adapter_dtype", "bf16" if dtype_word(job.take("dtype")) in ("bf16", "bfloat16") else None
+    )
     attention = model.get("lora_attn_modules") or ()
     if isinstance(attention, str):
-        raise InputError(f"lora_attn_modules {shown(attention)} is not a list; write e.g. ['q_proj', 'v_proj']")
+        raise InputError(
+            f"lora_attn_modules {shown(attention)} is not a list; write e.g. ['q_proj', 'v_proj']"
+        )
     targets = [_MODULES.get(str(name), str(name)) for name in values.listed(attention)]
     targets += _MLP if model.get("apply_lora_to_mlp") else ()
     targets += ("lm_head",) if model.get("apply_lora_to_output") else ()
     if not targets:
-        raise InputError(f"lora_attn_modules {shown(model.get('lora_attn_modules'))} names no module; write e.g. ['q_proj', 'v_proj']")
+        raise InputError(
+            f"lora_attn_modules {shown(model.get('lora_attn_modules'))} names no module; write e.g."
+            " ['q_proj', 'v_proj']"
+        )
     job.give("targets", list(dict.fromkeys(targets)))
 
 
@@ -111,9 +139,13 @@ def _read_length(job: ForeignJob) -> None:
     length = job.mapping("tokenizer").get("max_seq_len")
     dataset = job.take("dataset")
     if values.is_mapping(dataset):
-        job.give("packing", True if values.mapping(dataset, "dataset").get("packed") is True else None)
+        job.give(
+            "packing", True if values.mapping(dataset, "dataset").get("packed") is True else None
+        )
     if length is None:
-        job.note("tokenizer.max_seq_len not given, sequence length taken as 2048; give --ctx for another")
+        job.note(
+            "tokenizer.max_seq_len not given, sequence length taken as 2048; give --ctx for another"
+        )
     job.give("ctx", length)
 
 
@@ -125,7 +157,10 @@ def _read_optimizer(job: ForeignJob) -> None:
     elif name in _OPTIMIZERS:
         job.give("optimizer", _OPTIMIZERS[name])
     else:
-        raise InputError(f"optimizer {shown(optimizer.get('_component_'))} is not modelled; give --optimizer NAME beside the recipe")
+        raise InputError(
+            f"optimizer {shown(optimizer.get('_component_'))} is not modelled; give --optimizer"
+            " NAME beside the recipe"
+        )
     if job.switch("optimizer_in_bwd"):
         job.give("optimizer_in_backward", True)
         job.give("clip", False)  # the recipe has no gradients left to clip

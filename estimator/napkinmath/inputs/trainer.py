@@ -1,4 +1,5 @@
-"""Job files of the HF Trainer and TRL: TrainingArguments or SFTConfig, with TRL's ModelConfig keys in the same file.
+"""Job files of the HF Trainer and TRL: TrainingArguments or SFTConfig, with TRL's ModelConfig keys
+in the same file.
 
 Defaults as in transformers 5.23 training_args.py and TRL 1.x sft_config.py, model_config.py.
 """
@@ -36,14 +37,25 @@ def read(job: ForeignJob) -> dict[str, object]:
     if job.take("packing") is not None:
         job.give("packing", job.content["packing"])
     quantized = read_bitsandbytes(job)
-    adapter = job.switch("use_peft") or (quantized and trl) or ("lora_r" in job.content and job.content.get("use_peft") is None)
+    adapter = (
+        job.switch("use_peft")
+        or (quantized and trl)
+        or ("lora_r" in job.content and job.content.get("use_peft") is None)
+    )
     _read_lora(job, adapter=adapter, quantized=quantized)
     read_checkpointing(job, default=trl, quantized=quantized)
     if job.switch("activation_offloading"):
         job.give("offload", "activations")
     read_step(job)
     _read_loss(job)
-    job.give("attention", "flash2" if job.switch("use_flash_attention_2") else attention_word(job.take("attn_implementation")))
+    job.give(
+        "attention",
+        (
+            "flash2"
+            if job.switch("use_flash_attention_2")
+            else attention_word(job.take("attn_implementation"))
+        ),
+    )
     bf16 = job.take("bf16")
     fp16 = job.switch("fp16")
     use_bf16 = bool(trl and not fp16) if bf16 is None else job.switch("bf16")
@@ -54,7 +66,15 @@ def read(job: ForeignJob) -> dict[str, object]:
         job.note("neither bf16 nor fp16 is set: weights taken as float32")
     job.give(
         "precision",
-        precision_of(job, bf16=use_bf16, fp16=fp16, tf32=job.switch("tf32"), weights=weights, quantized=quantized, adapter=adapter),
+        precision_of(
+            job,
+            bf16=use_bf16,
+            fp16=fp16,
+            tf32=job.switch("tf32"),
+            weights=weights,
+            quantized=quantized,
+            adapter=adapter,
+        ),
     )
     return job.finish()
 
@@ -84,9 +104,14 @@ def read_step(job: ForeignJob) -> None:
 
 def read_checkpointing(job: ForeignJob, *, default: bool, quantized: bool) -> None:
     """gradient_checkpointing and its keywords; on by itself with a k-bit base."""
-    names = ("activation_checkpointing", "gradient_checkpointing")  # the newer name wins (transformers 5.23 training_args.py)
+    names = (
+        "activation_checkpointing",
+        "gradient_checkpointing",
+    )  # the newer name wins (transformers 5.23 training_args.py)
     value = job.take(*names)
-    keywords = job.mapping("activation_checkpointing_kwargs") or job.mapping("gradient_checkpointing_kwargs")
+    keywords = job.mapping("activation_checkpointing_kwargs") or job.mapping(
+        "gradient_checkpointing_kwargs"
+    )
     if value is None and default:
         job.note("gradient_checkpointing not given, taken as true (SFTConfig's default)")
     on = job.switch(*names, default=default or quantized)
@@ -127,7 +152,11 @@ def _read_lora(job: ForeignJob, *, adapter: bool, quantized: bool) -> None:
     else:
         job.give("dropout", dropout)
     if targets is None:
-        job.assume("targets", "all-linear", "PEFT's own default depends on the model, usually q_proj and v_proj")
+        job.assume(
+            "targets",
+            "all-linear",
+            "PEFT's own default depends on the model, usually q_proj and v_proj",
+        )
     else:
         job.give("targets", targets)
     job.give("train_modules", saved)

@@ -1,4 +1,5 @@
-"""What an operation costs the device: a few physical kinds, each with FLOPs and bytes moved as expressions.
+"""What an operation costs the device: a few physical kinds, each with FLOPs and bytes moved as
+expressions.
 
 The schedule turns them into seconds with the efficiencies of the GPU; one multiply-add is 2 FLOP.
 """
@@ -31,11 +32,14 @@ class Gemm:
 
     @property
     def moved(self) -> Size:
-        return ceil_div(self.batch * (self.m * self.k + self.k * self.n + self.m * self.n) * self.dtype.bits, 8)
+        return ceil_div(
+            self.batch * (self.m * self.k + self.k * self.n + self.m * self.n) * self.dtype.bits, 8
+        )
 
 
 class Move:
-    """One memory-bound kernel that reads and writes `moved` bytes; `launches` counts its kernels, `waits` says that the host reads its result."""
+    """One memory-bound kernel that reads and writes `moved` bytes; `launches` counts its kernels,
+    `waits` says that the host reads its result."""
 
     __slots__ = ("launches", "moved", "waits")
     flops = 0
@@ -45,11 +49,38 @@ class Move:
 
 
 class Attention:
-    """A fused attention kernel; `flops` counts the scores that the mask or window leaves, backward 2.5 times forward."""
+    """A fused attention kernel; `flops` counts the scores that the mask or window leaves, backward
+    2.5 times forward."""
 
-    __slots__ = ("backward", "causal", "dtype", "head_dim", "heads", "kernel", "kv_heads", "rows", "s_kv", "s_q", "window")
+    __slots__ = (
+        "backward",
+        "causal",
+        "dtype",
+        "head_dim",
+        "heads",
+        "kernel",
+        "kv_heads",
+        "rows",
+        "s_kv",
+        "s_q",
+        "window",
+    )
 
-    def __init__(self, kernel: str, rows: Size, heads: Size, kv_heads: Size, s_q: Size, s_kv: Size, head_dim: Size, *, causal: bool, window: Size | None, dtype: DType, backward: bool) -> None:  # fmt: skip
+    def __init__(
+        self,
+        kernel: str,
+        rows: Size,
+        heads: Size,
+        kv_heads: Size,
+        s_q: Size,
+        s_kv: Size,
+        head_dim: Size,
+        *,
+        causal: bool,
+        window: Size | None,
+        dtype: DType,
+        backward: bool,
+    ) -> None:
         self.kernel, self.rows, self.heads, self.kv_heads, self.s_q, self.s_kv, self.head_dim = (
             kernel,
             rows,
@@ -64,12 +95,21 @@ class Attention:
     @property
     def flops(self) -> Size:
         full = 4 * self.rows * self.heads * self.s_q * self.s_kv * self.head_dim
-        counted = full // 2 if self.causal and not isinstance(full, int) else full // 2 if self.causal else full
+        counted = (
+            full // 2
+            if self.causal and not isinstance(full, int)
+            else full // 2
+            if self.causal
+            else full
+        )
         return 5 * counted // 2 if self.backward else counted
 
     @property
     def moved(self) -> Size:
-        queries, keys = self.rows * self.s_q * self.heads * self.head_dim, self.rows * self.s_kv * self.kv_heads * self.head_dim
+        queries, keys = (
+            self.rows * self.s_q * self.heads * self.head_dim,
+            self.rows * self.s_kv * self.kv_heads * self.head_dim,
+        )
         return (2 * queries + 2 * keys) * (self.dtype.bits // 8) * (2 if self.backward else 1)
 
 
@@ -88,40 +128,61 @@ class Dequantize:
 
 
 class HostCopy:
-    """A copy between host and device; it `overlaps` with computation on a stream of its own, which needs pinned memory."""
+    """A copy between host and device; it `overlaps` with computation on a stream of its own, which
+    needs pinned memory."""
 
     __slots__ = ("moved", "overlaps", "pinned", "to_host")
     flops = 0
 
-    def __init__(self, moved: Size, *, to_host: bool, pinned: bool = True, overlaps: bool = True) -> None:
-        self.moved, self.to_host, self.pinned, self.overlaps = moved, to_host, pinned, overlaps and pinned
+    def __init__(
+        self, moved: Size, *, to_host: bool, pinned: bool = True, overlaps: bool = True
+    ) -> None:
+        self.moved, self.to_host, self.pinned, self.overlaps = (
+            moved,
+            to_host,
+            pinned,
+            overlaps and pinned,
+        )
 
 
 class Collective:
-    """Communication of `ranks` ranks along an `axis` of the mesh, on a stream of its own unless it does not `overlap`.
+    """Communication of `ranks` ranks along an `axis` of the mesh, on a stream of its own unless it
+    does not `overlap`.
 
-    `kind`: all-gather, reduce-scatter, all-reduce, broadcast, reduce, all-to-all, send. `moved` are the bytes of the whole message: what
-    a gather makes, what a reduction reads, what one rank has in an all-to-all. `axis`: data (all data-parallel ranks), shard and replica
-    (its two halves under hybrid sharding), the same with 'expert' before it, tensor, context, expert, pipeline.
+    `kind`: all-gather, reduce-scatter, all-reduce, broadcast, reduce, all-to-all, send. `moved` are
+    the bytes of the whole message: what a gather makes, what a reduction reads, what one rank has
+    in an all-to-all. `axis`: data (all data-parallel ranks), shard and replica (its two halves
+    under hybrid sharding), the same with 'expert' before it, tensor, context, expert, pipeline.
     """
 
     __slots__ = ("axis", "kind", "moved", "overlaps", "ranks")
     flops = 0
 
-    def __init__(self, kind: str, moved: Size, *, ranks: int, axis: str, overlaps: bool = True) -> None:
-        self.kind, self.moved, self.ranks, self.axis, self.overlaps = kind, moved, ranks, axis, overlaps
+    def __init__(
+        self, kind: str, moved: Size, *, ranks: int, axis: str, overlaps: bool = True
+    ) -> None:
+        self.kind, self.moved, self.ranks, self.axis, self.overlaps = (
+            kind,
+            moved,
+            ranks,
+            axis,
+            overlaps,
+        )
 
 
 # Of a checkpointed layer, forward and backward: napkinmath.timing.efficiency has the measurements.
 CHECKPOINT_DISPATCHES = (100, 300)
-# Of one parameter that ZeRO 3 fetches, releases and reduces, forward and backward, with recomputation: 2.3 and 6.3 ms more a layer of nine
-# parameters than without DeepSpeed, where a checkpointed layer alone takes 3.0 (DeepSpeed 0.19.8, torch 2.13, one rank, one EPYC core,
-# layers of 64). By it Qwen-1.8B's steps take 2.1 to 2.3 s from 256 to 2048 tokens alike (QwenLM/Qwen README).
+# Of one parameter that ZeRO 3 fetches, releases and reduces, forward and backward, with
+# recomputation: 2.3 and 6.3 ms more a layer of nine parameters than without DeepSpeed, where a
+# checkpointed layer alone takes 3.0 (DeepSpeed 0.19.8, torch 2.13, one rank, one EPYC core, layers
+# of 64). By it Qwen-1.8B's steps take 2.1 to 2.3 s from 256 to 2048 tokens alike (QwenLM/Qwen
+# README).
 HOOK_DISPATCHES = (16, 350)
 
 
 class Dispatch:
-    """Work of the host alone, as long as issuing `count` kernels takes it; the device does nothing for it."""
+    """Work of the host alone, as long as issuing `count` kernels takes it; the device does nothing
+    for it."""
 
     __slots__ = ("count",)
     flops = 0

@@ -1,4 +1,5 @@
-"""The intermediate form: tensors with named axes and roles, the operations over them, and the blocks they make up."""
+"""The intermediate form: tensors with named axes and roles, the operations over them, and the
+blocks they make up."""
 
 from __future__ import annotations
 
@@ -13,13 +14,15 @@ if TYPE_CHECKING:
 
     from napkinmath.ir.costs import Cost
 
-    # (action, what): a tensor to allocate or free, a pair of slots to hand over between, or work to run.
+    # (action, what): a tensor to allocate or free, a pair of slots to hand over between, or work to
+    # run.
     Event = tuple[str, "Tensor" | tuple["Tensor", "Tensor"] | "Work"]
     Steps = tuple[tuple[str, "Tensor"], ...]
 else:
     Steps = Event = object  # named in annotations only
 
-ALLOCATION_GRANULE = 512  # bytes; kMinBlockSize of c10/cuda/CUDACachingAllocator.cpp: every request is rounded up to it
+# bytes; kMinBlockSize of c10/cuda/CUDACachingAllocator.cpp: every request is rounded up to it
+ALLOCATION_GRANULE = 512
 
 
 class Role(str, Enum):
@@ -58,7 +61,8 @@ _sizes: dict[tuple[tuple[Size, ...], int], tuple[Size, Size]] = {}
 
 
 def storage_sizes(axes: tuple[Size, ...], bits: int) -> tuple[Size, Size]:
-    """(bytes of a storage, what is asked of the allocator for it); remembered, as many tensors are alike."""
+    """(bytes of a storage, what is asked of the allocator for it); remembered, as many tensors are
+    alike."""
     elements = product(axes)
     stored = elements * (bits // 8) if bits >= 8 else ceil_div(elements * bits, 8)
     found = _sizes[axes, bits] = stored, round_up_to(stored, ALLOCATION_GRANULE)
@@ -66,13 +70,25 @@ def storage_sizes(axes: tuple[Size, ...], bits: int) -> tuple[Size, Size]:
 
 
 class Tensor:
-    """One storage: `axes` are its extents (symbols and numbers), so that bytes, formula and sweep come from one declaration.
+    """One storage: `axes` are its extents (symbols and numbers), so that bytes, formula and sweep
+    come from one declaration.
 
-    A tensor in host memory (`host`) takes none of the allocator's bytes; `host_bytes` is what it takes there. A `managed` one is in
-    unified memory, on the device while there is room.
+    A tensor in host memory (`host`) takes none of the allocator's bytes; `host_bytes` is what it
+    takes there. A `managed` one is in unified memory, on the device while there is room.
     """
 
-    __slots__ = ("axes", "dtype", "host_bytes", "managed", "module", "name", "nbytes", "requested", "role", "source")
+    __slots__ = (
+        "axes",
+        "dtype",
+        "host_bytes",
+        "managed",
+        "module",
+        "name",
+        "nbytes",
+        "requested",
+        "role",
+        "source",
+    )
 
     def __init__(
         self,
@@ -86,7 +102,14 @@ class Tensor:
         host: bool = False,
         managed: bool = False,
     ) -> None:
-        self.name, self.axes, self.dtype, self.role, self.module, self.source = name, axes, dtype, role, module, source
+        self.name, self.axes, self.dtype, self.role, self.module, self.source = (
+            name,
+            axes,
+            dtype,
+            role,
+            module,
+            source,
+        )
         stored, requested = _sizes.get((axes, dtype.bits)) or storage_sizes(axes, dtype.bits)
         self.nbytes: Size = 0 if host else stored
         self.requested: Size = 0 if host else requested
@@ -103,27 +126,70 @@ class Value:
     __slots__ = ("_shared_gradient", "axes", "dtype", "requires_grad", "tensor", "weight")
 
     def __init__(
-        self, tensor: Tensor, axes: tuple[Size, ...], dtype: DType, requires_grad: bool = False, weight: Weight | None = None
+        self,
+        tensor: Tensor,
+        axes: tuple[Size, ...],
+        dtype: DType,
+        requires_grad: bool = False,
+        weight: Weight | None = None,
     ) -> None:
-        self.tensor, self.axes, self.dtype, self.requires_grad, self.weight = tensor, axes, dtype, requires_grad, weight
+        self.tensor, self.axes, self.dtype, self.requires_grad, self.weight = (
+            tensor,
+            axes,
+            dtype,
+            requires_grad,
+            weight,
+        )
         self._shared_gradient: Tensor | None = None
 
     def shared_gradient(self) -> Tensor:
         """The slot that collects the gradient of a value which many blocks read."""
         if self._shared_gradient is None:
             self._shared_gradient = Tensor(
-                f"grad of {self.tensor.name}", self.axes, self.dtype, Role.ACTIVATION_GRADIENTS, self.tensor.module
+                f"grad of {self.tensor.name}",
+                self.axes,
+                self.dtype,
+                Role.ACTIVATION_GRADIENTS,
+                self.tensor.module,
             )
         return self._shared_gradient
 
 
 class Weight:
-    """A parameter or buffer of the model: what is stored, whether it is trained, and its full shape before any packing."""
+    """A parameter or buffer of the model: what is stored, whether it is trained, and its full shape
+    before any packing."""
 
-    __slots__ = ("axes", "buffer", "constants", "kind", "path", "tensor", "tied_to", "trainable", "value")
+    __slots__ = (
+        "axes",
+        "buffer",
+        "constants",
+        "kind",
+        "path",
+        "tensor",
+        "tied_to",
+        "trainable",
+        "value",
+    )
 
-    def __init__(self, path: str, axes: tuple[Size, ...], tensor: Tensor, *, trainable: bool, kind: str, constants: tuple[Tensor, ...] = (), buffer: bool = False, tied_to: str = "") -> None:  # fmt: skip
-        self.path, self.axes, self.tensor, self.trainable, self.kind = path, axes, tensor, trainable, kind
+    def __init__(
+        self,
+        path: str,
+        axes: tuple[Size, ...],
+        tensor: Tensor,
+        *,
+        trainable: bool,
+        kind: str,
+        constants: tuple[Tensor, ...] = (),
+        buffer: bool = False,
+        tied_to: str = "",
+    ) -> None:
+        self.path, self.axes, self.tensor, self.trainable, self.kind = (
+            path,
+            axes,
+            tensor,
+            trainable,
+            kind,
+        )
         self.constants, self.buffer, self.tied_to = constants, buffer, tied_to
         self.value = Value(tensor, axes, tensor.dtype, trainable, self)
 
@@ -133,13 +199,15 @@ class Weight:
         return product(self.axes)
 
 
-# Actions of an event: allocate and free a tensor, hand a tensor's storage on to another slot, run kernels.
+# Actions of an event: allocate and free a tensor, hand a tensor's storage on to another slot, run
+# kernels.
 BATCH = "batch"  # source of a tensor that the caller made and holds: token ids, labels
 ALLOC, FREE, TAKE, RUN = "+", "-", "=", "!"
 
 
 class Work:
-    """Kernels that an event runs: the operation they belong to (None: the engine's or the optimizer's own) and their costs."""
+    """Kernels that an event runs: the operation they belong to (None: the engine's or the
+    optimizer's own) and their costs."""
 
     __slots__ = ("backward", "costs", "op")
 
@@ -148,7 +216,8 @@ class Work:
 
 
 class Gradient:
-    """How a gradient reaches one input: a tensor that the backward steps allocate, or the incoming gradient itself (`tensor` None)."""
+    """How a gradient reaches one input: a tensor that the backward steps allocate, or the incoming
+    gradient itself (`tensor` None)."""
 
     __slots__ = ("of", "output", "tensor")
 
@@ -157,22 +226,50 @@ class Gradient:
 
 
 class Op:
-    """One operation: what it allocates forward and backward, what it keeps in between, and what both cost."""
+    """One operation: what it allocates forward and backward, what it keeps in between, and what
+    both cost."""
 
     __slots__ = (
-        "_backward_work", "_work", "backward", "backward_costs", "costs", "fitting", "forward", "gradients", "inputs", "module", "name", "outputs", "saves",
-    )  # fmt: skip
+        "_backward_work",
+        "_work",
+        "backward",
+        "backward_costs",
+        "costs",
+        "fitting",
+        "forward",
+        "gradients",
+        "inputs",
+        "module",
+        "name",
+        "outputs",
+        "saves",
+    )
 
-    def __init__(self, name: str, module: str, inputs: tuple[Value, ...], outputs: tuple[Value, ...], *, forward: Steps, saves: tuple[Tensor, ...], costs: Sequence[Cost], backward: Steps, gradients: tuple[Gradient, ...], backward_costs: Sequence[Cost]) -> None:  # fmt: skip
+    def __init__(
+        self,
+        name: str,
+        module: str,
+        inputs: tuple[Value, ...],
+        outputs: tuple[Value, ...],
+        *,
+        forward: Steps,
+        saves: tuple[Tensor, ...],
+        costs: Sequence[Cost],
+        backward: Steps,
+        gradients: tuple[Gradient, ...],
+        backward_costs: Sequence[Cost],
+    ) -> None:
         self.name, self.module, self.inputs, self.outputs = name, module, inputs, outputs
         self.forward, self.saves, self.costs = forward, saves, costs
         self.backward, self.gradients, self.backward_costs = backward, gradients, backward_costs
-        self.fitting: Steps = ()  # after the backward: the engine brings gradients to the inputs' shapes and types
+        # after the backward: the engine brings gradients to the inputs' shapes and types
+        self.fitting: Steps = ()
         self._work: Work | None = None
         self._backward_work: Work | None = None
 
     def work(self, *, backward: bool) -> Work:
-        """Its kernels as events run them, one object however often they do: what is alike is priced once."""
+        """Its kernels as events run them, one object however often they do: what is alike is priced
+        once."""
         if backward:
             if self._backward_work is None or self._backward_work.costs is not self.backward_costs:
                 self._backward_work = Work(self, self.backward_costs, True)
@@ -183,7 +280,8 @@ class Op:
 
 
 class Block:
-    """A recorded piece of the model: what one layer (or the embedding, or head and loss) does to its input."""
+    """A recorded piece of the model: what one layer (or the embedding, or head and loss) does to
+    its input."""
 
     __slots__ = (
         "cached",
@@ -200,10 +298,32 @@ class Block:
         "weights",
     )
 
-    def __init__(self, name: str, ops: list[Op], weights: list[Weight], input: Value | None, output: Value | None, externals: tuple[Value, ...], last_use: dict[Tensor, int], symbols: dict[str, int]) -> None:  # fmt: skip
-        self.name, self.ops, self.weights, self.input, self.output = name, ops, weights, input, output
+    def __init__(
+        self,
+        name: str,
+        ops: list[Op],
+        weights: list[Weight],
+        input: Value | None,
+        output: Value | None,
+        externals: tuple[Value, ...],
+        last_use: dict[Tensor, int],
+        symbols: dict[str, int],
+    ) -> None:
+        self.name, self.ops, self.weights, self.input, self.output = (
+            name,
+            ops,
+            weights,
+            input,
+            output,
+        )
         self.externals, self.last_use, self.symbols = externals, last_use, symbols
-        self.cached: frozenset[Tensor] = frozenset()  # weight casts that live as long as the autocast region
-        self.returned: Tensor | None = None  # a second result, which the model's loop over layers holds
-        self.graph_use: dict[Tensor, int] = {}  # the last operation up to which a graph that is thrown away holds a tensor
+        self.cached: frozenset[Tensor] = (
+            frozenset()
+        )  # weight casts that live as long as the autocast region
+        self.returned: Tensor | None = (
+            None  # a second result, which the model's loop over layers holds
+        )
+        self.graph_use: dict[
+            Tensor, int
+        ] = {}  # the last operation up to which a graph that is thrown away holds a tensor
         self.gradients: list[Tensor] = []  # what its backward leaves in `.grad`

@@ -14,18 +14,21 @@ if TYPE_CHECKING:
 class Part(Record):
     """A piece of a model that can record its forward: an embedding, a kind of layer, head and loss.
 
-    Parts are plain data made by a family's mapping from a config, equal where their numbers are equal.
+    Parts are plain data made by a family's mapping from a config, equal where their numbers are
+    equal.
     """
 
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         """Records the forward on the tape and returns the output that the next stage reads.
 
-        `shared` holds what every stage can read (rotary tables, masks, encoder states); a part may publish into it.
+        `shared` holds what every stage can read (rotary tables, masks, encoder states); a part may
+        publish into it.
         """
         raise NotImplementedError
 
     def output_needs_grad(self, policy: Policy) -> bool:
-        """Whether the output of a part that reads the model's input is made to need a gradient, so that checkpoints have one."""
+        """Whether the output of a part that reads the model's input is made to need a gradient, so
+        that checkpoints have one."""
         return policy.inputs_require_grad
 
     @property
@@ -47,9 +50,11 @@ class Stage(Record):
     publishes: str = ""
     """Name under which the last copy's output is shared instead of handed on (encoder states)."""
     closes: tuple[str, ...] = ()
-    """Shared values that nothing holds once this stage has returned (the encoder's position bias), unless a backward needs them."""
+    """Shared values that nothing holds once this stage has returned (the encoder's position bias),
+    unless a backward needs them."""
     modality: str = ""
-    """'image': runs only where the batch has images; without, its weights lie idle. 'across': so does a layer of the text. 'idle': never runs for the loss."""
+    """'image': runs only where the batch has images; without, its weights lie idle. 'across': so
+    does a layer of the text. 'idle': never runs for the loss."""
 
 
 class ModelSpec(Record):
@@ -69,6 +74,7 @@ class ModelSpec(Record):
 
     @property
     def longest_sequence(self) -> int:
-        """Tokens that the model has learned positions for: a longer sequence fails with an index error. 0 where nothing limits it."""
+        """Tokens that the model has learned positions for: a longer sequence fails with an index
+        error. 0 where nothing limits it."""
         limits = [limit for stage in self.stages if (limit := stage.part.longest_sequence)]
         return min(limits, default=0)

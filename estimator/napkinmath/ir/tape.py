@@ -1,14 +1,26 @@
-"""The tape: family builders write a layer's forward here as the library executes it; autograd's rules are recorded beside it.
+"""The tape: family builders write a layer's forward here as the library executes it; autograd's
+rules are recorded beside it.
 
-What an operation keeps for its backward depends on which inputs need a gradient, as in PyTorch, so a frozen or
-quantized weight, an adapter or an evaluation pass changes the record and nothing else.
+What an operation keeps for its backward depends on which inputs need a gradient, as in PyTorch, so
+a frozen or quantized weight, an adapter or an evaluation pass changes the record and nothing else.
 """
 
 from __future__ import annotations
 
 from napkinmath.base.dtypes import DType
 from napkinmath.base.expr import Bindings, Size, product
-from napkinmath.ir.ledger import ALLOC, FREE, Block, Gradient, Op, Role, Steps, Tensor, Value, Weight
+from napkinmath.ir.ledger import (
+    ALLOC,
+    FREE,
+    Block,
+    Gradient,
+    Op,
+    Role,
+    Steps,
+    Tensor,
+    Value,
+    Weight,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,10 +30,13 @@ if TYPE_CHECKING:
     from napkinmath.ir.costs import Cost
     from napkinmath.lowering.policy import Policy
 
-# How the gradient of an input comes about; `None` in a list of gradients means that none is computed.
+# How the gradient of an input comes about; `None` in a list of gradients means that none is
+# computed.
 PASS = "pass"  # the incoming gradient itself, or a view of it
 LIKE = "like"  # a new tensor shaped and typed like the input
-REDUCE = "reduce"  # a product as large as the output, summed to the input's shape (a broadcast input)
+REDUCE = (  # a product as large as the output, summed to the input's shape (a broadcast input)
+    "reduce"
+)
 
 
 class Scope:
@@ -37,15 +52,18 @@ class Scope:
     _graph: list[Tensor]
 
     def local(self, *values: Value) -> None:
-        """Keeps values alive until the call returns: Python holds a local variable even when nothing uses it again."""
+        """Keeps values alive until the call returns: Python holds a local variable even when
+        nothing uses it again."""
         self._locals.extend(v.tensor for v in values)
 
     def graph(self, *values: Value) -> None:
-        """Keeps values alive until the call returns by a graph that is dropped there: not where checkpointing keeps no graph."""
+        """Keeps values alive until the call returns by a graph that is dropped there: not where
+        checkpointing keeps no graph."""
         self._graph.extend(v.tensor for v in values)
 
     def release(self, *values: Value) -> None:
-        """Ends the life of locals early, as `del x` or rebinding the name does: after the last operation recorded."""
+        """Ends the life of locals early, as `del x` or rebinding the name does: after the last
+        operation recorded."""
         for value in values:
             if value.tensor in self._locals:
                 self._locals.remove(value.tensor)
@@ -55,7 +73,12 @@ class Scope:
         self._tape.module = joined(self._outer, self.name)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._tape.module = self._outer
         self._tape.touch(*self._locals)
         for tensor in self._graph:
@@ -68,7 +91,8 @@ def joined(outer: str, inner: str) -> str:
 
 
 class Tape:
-    """Records the operations of one block under a policy (precision, what is trained, how linears are lowered)."""
+    """Records the operations of one block under a policy (precision, what is trained, how linears
+    are lowered)."""
 
     def __init__(self, policy: Policy, sizes: Mapping[str, int] | None = None) -> None:
         self.policy = policy
@@ -80,10 +104,17 @@ class Tape:
         self.last_use: dict[Tensor, int] = {}
         self.graph_use: dict[Tensor, int] = {}
         self.casts: dict[tuple[int, DType], Value] = {}  # autocast's cache of weight casts
-        self.entered: dict[int, Value] = {}  # what tensor parallelism has gathered for the linears that read one value
-        self.cast_once: dict[int, Value] = {}  # inputs of FP8 linears, which a compiler casts once for all that read them
+        self.entered: dict[
+            int, Value
+        ] = {}  # what tensor parallelism has gathered for the linears that read one value
+        self.cast_once: dict[
+            int, Value
+        ] = {}  # inputs of FP8 linears, which a compiler casts once for all that read them
         self.returned: Tensor | None = None  # a layer's second result
-        self.outliving: list[Tensor] = []  # results that the model's caller holds until the forward is over (a key/value cache)
+        self.outliving: list[
+            Tensor
+            # results that the model's caller holds until the forward is over (a key/value cache)
+        ] = []
 
     # ------------------------------------------------------------ structure
 
@@ -97,87 +128,176 @@ class Tape:
             self.last_use[tensor] = max(len(self.ops) - 1, 0)
 
     def keep(self, *values: Value) -> None:
-        """Keeps values alive to the end of the block: a caller outside the current scopes holds them."""
+        """Keeps values alive to the end of the block: a caller outside the current scopes holds
+        them."""
         self._kept.extend(v.tensor for v in values)
 
     def hand_back(self, value: Value) -> None:
-        """A layer's second result: the model's loop over layers holds it until the next layer has returned."""
+        """A layer's second result: the model's loop over layers holds it until the next layer has
+        returned."""
         self.keep(value)
         self.returned = value.tensor
 
     def known(self, size: Size) -> int:
-        """The value of a size made of the model's own symbols (a head size); KeyError where b or s is in it."""
+        """The value of a size made of the model's own symbols (a head size); KeyError where b or s
+        is in it."""
         return size if isinstance(size, int) else int(Bindings(self.sizes)(size))
 
     def weight(
-        self, name: str, axes: tuple[Size, ...], *, kind: str = "other", dtype: DType | None = None, buffer: bool = False, tied_to: str = ""
+        self,
+        name: str,
+        axes: tuple[Size, ...],
+        *,
+        kind: str = "other",
+        dtype: DType | None = None,
+        buffer: bool = False,
+        tied_to: str = "",
     ) -> Weight:
-        """Declares a parameter (or buffer) of the current module; `kind` is linear, embedding, norm, bias, conv, experts, head or other."""
+        """Declares a parameter (or buffer) of the current module; `kind` is linear, embedding,
+        norm, bias, conv, experts, head or other."""
         path = joined(self.module, name)
         if (known := self.declared(path)) is not None:
             return known
-        made = self.policy.make_weight(path, axes, kind=kind, dtype=dtype, buffer=buffer, tied_to=tied_to)
+        made = self.policy.make_weight(
+            path, axes, kind=kind, dtype=dtype, buffer=buffer, tied_to=tied_to
+        )
         self.weights.append(made)
         if not tied_to and self.policy.keeps_original(made):
             original = Tensor(
-                f"{name} before training", axes, made.tensor.dtype, Role.WEIGHTS, path, "peft utils/other.py ModulesToSaveWrapper"
+                f"{name} before training",
+                axes,
+                made.tensor.dtype,
+                Role.WEIGHTS,
+                path,
+                "peft utils/other.py ModulesToSaveWrapper",
             )
-            self.weights.append(Weight(f"{path}.original", axes, original, trainable=False, kind=kind, buffer=True))
+            self.weights.append(
+                Weight(f"{path}.original", axes, original, trainable=False, kind=kind, buffer=True)
+            )
         return made
 
     def declared(self, path: str) -> Weight | None:
-        """The weight of that path where this block has it already: a module that runs twice has its weights once."""
+        """The weight of that path where this block has it already: a module that runs twice has its
+        weights once."""
         return next((w for w in self.weights if w.path == path), None)
 
-    def tensor(self, name: str, axes: tuple[Size, ...], dtype: DType, role: Role = Role.ACTIVATIONS) -> Tensor:
+    def tensor(
+        self, name: str, axes: tuple[Size, ...], dtype: DType, role: Role = Role.ACTIVATIONS
+    ) -> Tensor:
         """A storage of the current module that an operation's steps allocate."""
         return Tensor(name, axes, dtype, role, self.module)
 
     def block(
-        self, name: str, input: Value | None, output: Value | None, externals: Sequence[Value] = (), symbols: dict[str, int] | None = None
+        self,
+        name: str,
+        input: Value | None,
+        output: Value | None,
+        externals: Sequence[Value] = (),
+        symbols: dict[str, int] | None = None,
     ) -> Block:
         """Closes the record."""
         self.touch(*self._kept)
-        block = Block(name, self.ops, self.weights, input, output, tuple(externals), self.last_use, symbols or {})
+        block = Block(
+            name,
+            self.ops,
+            self.weights,
+            input,
+            output,
+            tuple(externals),
+            self.last_use,
+            symbols or {},
+        )
         block.graph_use, block.returned = self.graph_use, self.returned
         return block
 
     # ------------------------------------------------------------ operations
 
-    def append(self, name: str, inputs: Sequence[Value], outputs: Sequence[Value], *, forward: Steps, saves: Sequence[Tensor] = (), costs: Sequence[Cost] = (), backward: Steps = (), gradients: Sequence[Gradient] = (), backward_costs: Sequence[Cost] = ()) -> None:  # fmt: skip
-        """Records an operation given in full; one whose outputs need no gradient has no node to save for."""
+    def append(
+        self,
+        name: str,
+        inputs: Sequence[Value],
+        outputs: Sequence[Value],
+        *,
+        forward: Steps,
+        saves: Sequence[Tensor] = (),
+        costs: Sequence[Cost] = (),
+        backward: Steps = (),
+        gradients: Sequence[Gradient] = (),
+        backward_costs: Sequence[Cost] = (),
+    ) -> None:
+        """Records an operation given in full; one whose outputs need no gradient has no node to
+        save for."""
         saves = saves if any(out.requires_grad for out in outputs) else ()
         self.ops.append(
-            Op(name, self.module, tuple(inputs), tuple(outputs), forward=forward, saves=tuple(saves), costs=costs, backward=backward, gradients=tuple(gradients), backward_costs=backward_costs)
-        )  # fmt: skip
+            Op(
+                name,
+                self.module,
+                tuple(inputs),
+                tuple(outputs),
+                forward=forward,
+                saves=tuple(saves),
+                costs=costs,
+                backward=backward,
+                gradients=tuple(gradients),
+                backward_costs=backward_costs,
+            )
+        )
         index = len(self.ops) - 1
         for value in (*inputs, *outputs):
             self.last_use[value.tensor] = index
 
-    def view(self, x: Value, axes: tuple[Size, ...], name: str = "view", *, copies_gradient: bool = False) -> Value:
-        """The same storage with other axes (view, transpose, expand); its gradient is a view of the incoming one.
+    def view(
+        self, x: Value, axes: tuple[Size, ...], name: str = "view", *, copies_gradient: bool = False
+    ) -> Value:
+        """The same storage with other axes (view, transpose, expand); its gradient is a view of the
+        incoming one.
 
-        `copies_gradient`: the incoming gradient's layout cannot be viewed that way, so autograd's reshape copies it.
+        `copies_gradient`: the incoming gradient's layout cannot be viewed that way, so autograd's
+        reshape copies it.
         """
         out = Value(x.tensor, axes, x.dtype, x.requires_grad)
         if x.requires_grad:
             made = self.gradient_of(x) if copies_gradient else None
-            self.append(name, (x,), (out,), forward=(), backward=((ALLOC, made),) if made else (), gradients=(Gradient(x, made),))
+            self.append(
+                name,
+                (x,),
+                (out,),
+                forward=(),
+                backward=((ALLOC, made),) if made else (),
+                gradients=(Gradient(x, made),),
+            )
         return out
 
     def op(
-        self, name: str, inputs: Sequence[Value], axes: tuple[Size, ...], dtype: DType, *, saves: Sequence[Value | Tensor | None] = (), gradients: Sequence[str | None] = (), label: str = "",
-        role: Role = Role.ACTIVATIONS, costs: Sequence[Cost] = (), backward_costs: Sequence[Cost] = (), temporaries: Sequence[Tensor] = (), backward_temporaries: Sequence[Tensor] = (),
-    ) -> Value:  # fmt: skip
+        self,
+        name: str,
+        inputs: Sequence[Value],
+        axes: tuple[Size, ...],
+        dtype: DType,
+        *,
+        saves: Sequence[Value | Tensor | None] = (),
+        gradients: Sequence[str | None] = (),
+        label: str = "",
+        role: Role = Role.ACTIVATIONS,
+        costs: Sequence[Cost] = (),
+        backward_costs: Sequence[Cost] = (),
+        temporaries: Sequence[Tensor] = (),
+        backward_temporaries: Sequence[Tensor] = (),
+    ) -> Value:
         """Records an operation with one new output.
 
-        `gradients[i]` says how input i gets its gradient (LIKE, PASS, REDUCE or None) if it needs one; `saves` lists what the
-        backward reads, given that some input needs a gradient (None entries are skipped). Temporaries live during the op.
+        `gradients[i]` says how input i gets its gradient (LIKE, PASS, REDUCE or None) if it needs
+        one; `saves` lists what the backward reads, given that some input needs a gradient (None
+        entries are skipped). Temporaries live during the op.
         """
         needs = [x.requires_grad for x in inputs]
         tensor = Tensor(label or name, axes, dtype, role, self.module)
         out = Value(tensor, axes, dtype, any(needs) and dtype.floating)
-        forward = (*((ALLOC, t) for t in temporaries), (ALLOC, tensor), *((FREE, t) for t in temporaries))
+        forward = (
+            *((ALLOC, t) for t in temporaries),
+            (ALLOC, tensor),
+            *((FREE, t) for t in temporaries),
+        )
         if not out.requires_grad:
             self.append(name, inputs, (out,), forward=forward, costs=costs)
             return out
@@ -203,12 +323,23 @@ class Tape:
         self.ops[-1].fitting = tuple(sums)
         return out
 
-    def _gradient(self, x: Value, how: str, out: Value, steps: list[tuple[str, Tensor]], sums: list[tuple[str, Tensor]]) -> Gradient:
+    def _gradient(
+        self,
+        x: Value,
+        how: str,
+        out: Value,
+        steps: list[tuple[str, Tensor]],
+        sums: list[tuple[str, Tensor]],
+    ) -> Gradient:
         if how == PASS:
             return Gradient(x, None)
         gradient = self.gradient_of(x)
-        if how == REDUCE:  # the engine sums to the input's shape after the node has made all its products
-            full = Tensor("product before the sum", out.axes, out.dtype, Role.WORKSPACE, self.module)
+        if (
+            how == REDUCE
+        ):  # the engine sums to the input's shape after the node has made all its products
+            full = Tensor(
+                "product before the sum", out.axes, out.dtype, Role.WORKSPACE, self.module
+            )
             steps.append((ALLOC, full))
             sums += [(ALLOC, gradient), (FREE, full)]
         else:
@@ -218,7 +349,13 @@ class Tape:
     def gradient_of(self, x: Value) -> Tensor:
         """The tensor that will hold the gradient of a value: of role gradients for a weight."""
         role = Role.GRADIENTS if x.weight is not None else Role.ACTIVATION_GRADIENTS
-        return Tensor(f"grad of {x.tensor.name}", x.axes, x.dtype, role, x.tensor.module if x.weight else self.module)
+        return Tensor(
+            f"grad of {x.tensor.name}",
+            x.axes,
+            x.dtype,
+            role,
+            x.tensor.module if x.weight else self.module,
+        )
 
 
 def elements(x: Value) -> Size:

@@ -1,8 +1,10 @@
-"""Timeline: bytes and seconds over a training run, the one type for analytic, traced and measured steps.
+"""Timeline: bytes and seconds over a training run, the one type for analytic, traced and measured
+steps.
 
-A timeline is a table of tensors and a list of segments; a segment repeats its events `repeat` times (a layer's forward), so
-the analytic path stays small, and `events()` spells everything out for plots, the allocator replay and comparisons. Peaks
-and breakdowns are read off the segments: within a repeated segment the live bytes are linear in the repetition.
+A timeline is a table of tensors and a list of segments; a segment repeats its events `repeat` times
+(a layer's forward), so the analytic path stays small, and `events()` spells everything out for
+plots, the allocator replay and comparisons. Peaks and breakdowns are read off the segments: within
+a repeated segment the live bytes are linear in the repetition.
 """
 
 from __future__ import annotations
@@ -16,9 +18,21 @@ if TYPE_CHECKING:
 
 
 class TensorInfo:
-    """A row of the tensor table: `requested` is `nbytes` rounded up to 512 B; `host_bytes` is what it takes of the host's memory, or of unified memory if `managed`."""
+    """A row of the tensor table: `requested` is `nbytes` rounded up to 512 B; `host_bytes` is what
+    it takes of the host's memory, or of unified memory if `managed`."""
 
-    __slots__ = ("axes", "dtype", "host_bytes", "managed", "module", "name", "nbytes", "requested", "role", "source")
+    __slots__ = (
+        "axes",
+        "dtype",
+        "host_bytes",
+        "managed",
+        "module",
+        "name",
+        "nbytes",
+        "requested",
+        "role",
+        "source",
+    )
 
     def __init__(
         self,
@@ -34,7 +48,16 @@ class TensorInfo:
         managed: bool = False,
     ) -> None:
         self.host_bytes, self.managed = host_bytes, managed
-        self.name, self.role, self.module, self.nbytes, self.requested, self.dtype, self.axes, self.source = (
+        (
+            self.name,
+            self.role,
+            self.module,
+            self.nbytes,
+            self.requested,
+            self.dtype,
+            self.axes,
+            self.source,
+        ) = (
             name,
             role,
             module,
@@ -49,8 +72,8 @@ class TensorInfo:
 class TimelineSegment:
     """`repeat` times the same events. An event is (action, tensor index, seconds):
 
-    '+' allocates and '-' frees a tensor, '!' runs kernels for some seconds (index is into `kernels`), '=' hands the block of
-    the second tensor on to the first (index is the pair's).
+    '+' allocates and '-' frees a tensor, '!' runs kernels for some seconds (index is into
+    `kernels`), '=' hands the block of the second tensor on to the first (index is the pair's).
     """
 
     __slots__ = ("events", "kernels", "name", "pairs", "phase", "repeat", "seconds")
@@ -65,7 +88,13 @@ class TimelineSegment:
         kernels: list[Kernel] | None = None,
         seconds: float = 0.0,
     ) -> None:
-        self.name, self.phase, self.repeat, self.events, self.pairs = name, phase, repeat, events, pairs
+        self.name, self.phase, self.repeat, self.events, self.pairs = (
+            name,
+            phase,
+            repeat,
+            events,
+            pairs,
+        )
         self.kernels: list[Kernel] = kernels or []
         self.seconds = seconds  # of one repetition
 
@@ -76,7 +105,16 @@ class Kernel:
     __slots__ = ("bound", "flops", "launches", "module", "moved", "name", "seconds", "waits")
 
     def __init__(
-        self, name: str, module: str, seconds: float, flops: int, moved: int, bound: str, launches: int = 1, *, waits: bool = False
+        self,
+        name: str,
+        module: str,
+        seconds: float,
+        flops: int,
+        moved: int,
+        bound: str,
+        launches: int = 1,
+        *,
+        waits: bool = False,
     ) -> None:
         self.waits = waits  # the host reads a result of it: nothing is queued behind
         self.name, self.module, self.seconds, self.flops, self.moved, self.bound, self.launches = (
@@ -91,7 +129,8 @@ class Kernel:
 
 
 class Point(Record):
-    """A moment of the timeline: after event `event` of repetition `repetition` of segment `segment`."""
+    """A moment of the timeline: after event `event` of repetition `repetition` of segment
+    `segment`."""
 
     segment: int
     repetition: int
@@ -100,7 +139,8 @@ class Point(Record):
 
 
 class Stamp(Record):
-    """Where a timeline comes from: 'analytic', 'traced' or 'measured', with library versions and device."""
+    """Where a timeline comes from: 'analytic', 'traced' or 'measured', with library versions and
+    device."""
 
     origin: str
     details: tuple[tuple[str, str], ...] = ()
@@ -111,7 +151,13 @@ class Timeline:
 
     __slots__ = ("segments", "stamp", "step_starts", "tensors")
 
-    def __init__(self, tensors: list[TensorInfo], segments: list[TimelineSegment], stamp: Stamp, step_starts: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self,
+        tensors: list[TensorInfo],
+        segments: list[TimelineSegment],
+        stamp: Stamp,
+        step_starts: tuple[int, ...] = (),
+    ) -> None:
         self.tensors, self.segments, self.stamp = tensors, segments, stamp
         self.step_starts = step_starts  # index of the first segment of each training step
 
@@ -129,7 +175,9 @@ class Timeline:
                 profile = profiles[id(segment)] = segment_profile(segment, sizes)
             high, at, delta = profile
             last = segment.repeat - 1 if delta > 0 else 0
-            found.append(Point(segment=index, repetition=last, event=at, nbytes=base + last * delta + high))
+            found.append(
+                Point(segment=index, repetition=last, event=at, nbytes=base + last * delta + high)
+            )
             base += segment.repeat * delta
         return found
 
@@ -201,11 +249,14 @@ class Timeline:
     @property
     def seconds(self) -> float:
         """Duration of everything but loading and saving."""
-        return sum(s.seconds * s.repeat for s in self.segments if s.phase not in (Phase.LOAD, Phase.SAVE))
+        return sum(
+            s.seconds * s.repeat for s in self.segments if s.phase not in (Phase.LOAD, Phase.SAVE)
+        )
 
 
 def segment_profile(segment: TimelineSegment, sizes: list[int]) -> tuple[int, int, int]:
-    """(highest live bytes within one repetition relative to its start, event of it, net change of one repetition)."""
+    """(highest live bytes within one repetition relative to its start, event of it, net change of
+    one repetition)."""
     live = high = 0
     at = -1
     for position, (action, tensor) in enumerate(segment.events):

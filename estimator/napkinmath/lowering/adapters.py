@@ -1,6 +1,7 @@
 """Adapters around a linear, op by op as PEFT runs them.
 
-Source: peft 0.21 tuners/lora/layer.py Linear.forward (dense base) and tuners/lora/bnb.py Linear4bit.forward.
+Source: peft 0.21 tuners/lora/layer.py Linear.forward (dense base) and tuners/lora/bnb.py
+Linear4bit.forward.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ def adapted_linear(
     weight: Weight,
     bias: Value | None = None,
 ) -> Value:
-    """The linear with its adapter: base output plus scaling · B(A(dropout(x))), or what the adapter's kind makes of it.
+    """The linear with its adapter: base output plus scaling · B(A(dropout(x))), or what the
+    adapter's kind makes of it.
 
     Whether the weight is quantized says which of PEFT's two forwards runs.
     """
@@ -49,11 +51,15 @@ def adapted_linear(
         frame.local(x)
         result = base(x)
         if quantized and t.policy.format is not None and t.policy.format.output_is_cloned:
-            result = copy(t, result, name="clone")  # PEFT's guard against backward through views of 4-bit outputs
+            result = copy(
+                t, result, name="clone"
+            )  # PEFT's guard against backward through views of 4-bit outputs
         dtype = result.dtype
         source = x
         if not quantized or t.policy.autocast is None:
-            source = cast(t, source, t.policy.adapter_dtype)  # _cast_input_dtype; the caller's arguments hold the original
+            source = cast(
+                t, source, t.policy.adapter_dtype
+            )  # _cast_input_dtype; the caller's arguments hold the original
             frame.local(source)
         if config.kind is AdapterKind.DORA:
             from napkinmath.lowering.dora import dora_update
@@ -66,31 +72,46 @@ def adapted_linear(
 
 
 def _update(t: Tape, source: Value, outputs: Size, config: AdapterConfig, role: Role) -> Value:
-    """scaling · B(A(dropout(x))); QA-LoRA averages x over the groups of the quantized weight first and scales the averages."""
+    """scaling · B(A(dropout(x))); QA-LoRA averages x over the groups of the quantized weight first
+    and scales the averages."""
     x = dropout(t, source, config.dropout, of_adapter=True)
     if config.kind is AdapterKind.QALORA:
         x = _group_averages(t, x)
     a, b = low_rank_pair(t, x.axes[-1], outputs, config)
-    return scale(t, dense_linear(t, dense_linear(t, x, a, None, label="A x"), b, None, label="B A x", role=role))
+    return scale(
+        t,
+        dense_linear(
+            t, dense_linear(t, x, a, None, label="A x"), b, None, label="B A x", role=role
+        ),
+    )
 
 
 def _group_averages(t: Tape, x: Value) -> Value:
-    """Means of x over each group of inputs that share a scale, times the group's size: two small tensors.
+    """Means of x over each group of inputs that share a scale, times the group's size: two small
+    tensors.
 
     Source: peft 0.21 tuners/lora/variants.py QALoraLinearVariant.forward (arXiv 2309.14717).
     """
     size = t.policy.format.group_size if t.policy.format is not None else DEFAULT_GROUP
     axes = (*x.axes[:-1], x.axes[-1] // size)
     mean = t.op(
-        "mean over groups", (x,), axes, x.dtype, gradients=(LIKE,), costs=(Move(traffic(x)),), backward_costs=(Move(2 * traffic(x), 2),)
+        "mean over groups",
+        (x,),
+        axes,
+        x.dtype,
+        gradients=(LIKE,),
+        costs=(Move(traffic(x)),),
+        backward_costs=(Move(2 * traffic(x), 2),),
     )
     return scale(t, mean)
 
 
 def adapted_embedding(t: Tape, ids: Value, base: Value, rows: Size) -> Value:
-    """LoRA on an embedding: rows of A looked up in its transposed view, times B; the gradient of A is laid out anew as A is.
+    """LoRA on an embedding: rows of A looked up in its transposed view, times B; the gradient of A
+    is laid out anew as A is.
 
-    Source: peft 0.21 tuners/lora/layer.py Embedding.forward (lora_embedding_A, lora_embedding_B); no dropout there.
+    Source: peft 0.21 tuners/lora/layer.py Embedding.forward (lora_embedding_A, lora_embedding_B);
+    no dropout there.
     """
     from napkinmath.ops.index import embedding, input_leaf
 
@@ -98,7 +119,10 @@ def adapted_embedding(t: Tape, ids: Value, base: Value, rows: Size) -> Value:
     config = t.policy.adapter
     assert config is not None
     if config.kind is not AdapterKind.LORA:
-        raise InputError(f"{config.kind.value} on the embedding {t.module} is not priced; use --lora, or --train-modules to train it whole")
+        raise InputError(
+            f"{config.kind.value} on the embedding {t.module} is not priced; use --lora, or"
+            " --train-modules to train it whole"
+        )
     with t.scope() as frame, t.scope("lora"):
         frame.local(base)
         a = lora_weight(t, "lora_embedding_A", (config.rank, rows))
@@ -109,23 +133,33 @@ def adapted_embedding(t: Tape, ids: Value, base: Value, rows: Size) -> Value:
         gradient = op.gradients[0].tensor
         assert gradient is not None
         laid = Tensor("gradient of the transposed view", a.axes, a.dtype, Role.WORKSPACE, t.module)
-        op.backward = tuple((action, laid if tensor is gradient else tensor) for action, tensor in op.backward)
+        op.backward = tuple(
+            (action, laid if tensor is gradient else tensor) for action, tensor in op.backward
+        )
         op.fitting = ((ALLOC, gradient), (FREE, laid))
         update = scale(t, dense_linear(t, looked, b, None, label="A[ids] B"))
         return cast(t, add(t, base, update), base.dtype)
 
 
-def low_rank_pair(t: Tape, inputs: Size, outputs: Size, config: AdapterConfig) -> tuple[Value, Value]:
+def low_rank_pair(
+    t: Tape, inputs: Size, outputs: Size, config: AdapterConfig
+) -> tuple[Value, Value]:
     """The two trained matrices of a low-rank adapter: (rank, inputs) and (outputs, rank)."""
     with t.scope("lora"):
-        return lora_weight(t, "lora_A.weight", (config.rank, inputs)), lora_weight(t, "lora_B.weight", (outputs, config.rank))
+        return lora_weight(t, "lora_A.weight", (config.rank, inputs)), lora_weight(
+            t, "lora_B.weight", (outputs, config.rank)
+        )
 
 
-def fused_adapted_linear(t: Tape, x: Value, outputs: Size, base: Callable[[Value], Value], config: AdapterConfig) -> Value:
-    """Base product and adapter as one autograd node, which keeps x and, with dropout, the dropped copy of x.
+def fused_adapted_linear(
+    t: Tape, x: Value, outputs: Size, base: Callable[[Value], Value], config: AdapterConfig
+) -> Value:
+    """Base product and adapter as one autograd node, which keeps x and, with dropout, the dropped
+    copy of x.
 
-    The update is added to the base product in place; backward adds the adapter's share to the gradient of x in place. Source:
-    unsloth kernels/fast_lora.py LoRA_QKV and LoRA_W with dropout, as carried by fms-acceleration fused_ops/unsloth_lora/bnb/fast_lora.py.
+    The update is added to the base product in place; backward adds the adapter's share to the
+    gradient of x in place. Source: unsloth kernels/fast_lora.py LoRA_QKV and LoRA_W with dropout,
+    as carried by fms-acceleration fused_ops/unsloth_lora/bnb/fast_lora.py.
     """
     result = base(x)
     a, b = low_rank_pair(t, x.axes[-1], outputs, config)
@@ -133,34 +167,60 @@ def fused_adapted_linear(t: Tape, x: Value, outputs: Size, base: Callable[[Value
     dropped = t.tensor("dropped input", x.axes, dtype) if config.dropout else None
     low = t.tensor("A x", (*x.axes[:-1], config.rank), dtype, Role.WORKSPACE)
     update = t.tensor("B A x", (*x.axes[:-1], outputs), dtype, Role.WORKSPACE)
-    forward = (*(((ALLOC, dropped),) if dropped else ()), (ALLOC, low), (ALLOC, update), (FREE, update), (FREE, low))
+    forward = (
+        *(((ALLOC, dropped),) if dropped else ()),
+        (ALLOC, low),
+        (ALLOC, update),
+        (FREE, update),
+        (FREE, low),
+    )
     gradients = tuple(Gradient(w, t.gradient_of(w)) for w in (a, b))
     share = t.tensor("adapter's share of the gradient", x.axes, dtype, Role.WORKSPACE)
     made = tuple(g.tensor for g in gradients if g.tensor is not None)
     out = Value(result.tensor, result.axes, dtype, True)
     gemms = (Gemm(rows, config.rank, x.axes[-1], dtype), Gemm(rows, outputs, config.rank, dtype))
     t.append(
-        "adapter in one node", (x, result, a, b), (out,), forward=forward, saves=(x.tensor, *((dropped,) if dropped else ())), costs=(*gemms, Move(3 * traffic(result))),
-        backward=(*((ALLOC, m) for m in made), (ALLOC, share), (FREE, share)), gradients=(Gradient(result, None), *gradients), backward_costs=(*gemms, *gemms, Move(3 * traffic(x))),
-    )  # fmt: skip
+        "adapter in one node",
+        (x, result, a, b),
+        (out,),
+        forward=forward,
+        saves=(x.tensor, *((dropped,) if dropped else ())),
+        costs=(*gemms, Move(3 * traffic(result))),
+        backward=(*((ALLOC, m) for m in made), (ALLOC, share), (FREE, share)),
+        gradients=(Gradient(result, None), *gradients),
+        backward_costs=(*gemms, *gemms, Move(3 * traffic(x))),
+    )
     if dropped is not None:
         t.last_use[dropped] = len(t.ops) - 1
     return out
 
 
 def lora_weight(t: Tape, name: str, axes: tuple[Size, ...]) -> Value:
-    """A trained adapter tensor in the adapter's type; further adapters that are resident take its bytes again, and nothing else."""
+    """A trained adapter tensor in the adapter's type; further adapters that are resident take its
+    bytes again, and nothing else."""
     config = t.policy.adapter
     assert config is not None
     if (known := t.declared(f"{t.module}.{name}")) is not None:
         return known.value
     dtype = t.policy.adapter_dtype
-    weight = Weight(f"{t.module}.{name}", axes, Tensor(name, axes, dtype, Role.ADAPTERS, t.module), trainable=True, kind="adapter")
+    weight = Weight(
+        f"{t.module}.{name}",
+        axes,
+        Tensor(name, axes, dtype, Role.ADAPTERS, t.module),
+        trainable=True,
+        kind="adapter",
+    )
     t.weights.append(weight)
     if config.num_adapters > 1:
         idle = (config.num_adapters - 1, *axes)
         label = f"{name} of the other adapters"
         t.weights.append(
-            Weight(f"{t.module}.{label}", idle, Tensor(label, idle, dtype, Role.ADAPTERS, t.module), trainable=False, kind="adapter")
+            Weight(
+                f"{t.module}.{label}",
+                idle,
+                Tensor(label, idle, dtype, Role.ADAPTERS, t.module),
+                trainable=False,
+                kind="adapter",
+            )
         )
     return weight.value

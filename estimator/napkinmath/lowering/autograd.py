@@ -1,13 +1,27 @@
-"""From a recorded block to allocator events: its forward (kept, checkpointed or recomputed) and its backward.
+"""From a recorded block to allocator events: its forward (kept, checkpointed or recomputed) and its
+backward.
 
-The backward follows PyTorch's engine: nodes in reverse order of creation, a second gradient of a value added in place
-where the first is not shared (torch/csrc/autograd/input_buffer.cpp), saved tensors released as each node has run.
+The backward follows PyTorch's engine: nodes in reverse order of creation, a second gradient of a
+value added in place where the first is not shared (torch/csrc/autograd/input_buffer.cpp), saved
+tensors released as each node has run.
 """
 
 from __future__ import annotations
 
 from napkinmath.ir.costs import Move, traffic
-from napkinmath.ir.ledger import ALLOC, FREE, RUN, TAKE, Block, Op, Role, Tensor, Value, Weight, Work
+from napkinmath.ir.ledger import (
+    ALLOC,
+    FREE,
+    RUN,
+    TAKE,
+    Block,
+    Op,
+    Role,
+    Tensor,
+    Value,
+    Weight,
+    Work,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,12 +36,19 @@ if TYPE_CHECKING:
 class Forward:
     """A block's forward as events, and the tensors that outlive it.
 
-    `unreached` go with the block's graph: selected ones that a recomputation stopped before, and what it made again and still holds.
+    `unreached` go with the block's graph: selected ones that a recomputation stopped before, and
+    what it made again and still holds.
     """
 
     __slots__ = ("events", "kept", "unreached", "until_end")
 
-    def __init__(self, events: list[Event], kept: set[Tensor], until_end: list[Tensor], unreached: list[Tensor]) -> None:
+    def __init__(
+        self,
+        events: list[Event],
+        kept: set[Tensor],
+        until_end: list[Tensor],
+        unreached: list[Tensor],
+    ) -> None:
         self.events, self.kept, self.until_end, self.unreached = events, kept, until_end, unreached
 
 
@@ -36,7 +57,9 @@ def saved_tensors(block: Block) -> set[Tensor]:
     return {tensor for op in block.ops for tensor in op.saves}
 
 
-def _frees_after(block: Block, kept: set[Tensor], not_before: dict[Tensor, int]) -> dict[int, list[Tensor]]:
+def _frees_after(
+    block: Block, kept: set[Tensor], not_before: dict[Tensor, int]
+) -> dict[int, list[Tensor]]:
     """Which of the block's own tensors die after which operation."""
     owned = {t for op in block.ops for kind, t in op.forward if kind == ALLOC} - {
         t for op in block.ops for kind, t in op.forward if kind == FREE
@@ -54,15 +77,32 @@ def _frees_after(block: Block, kept: set[Tensor], not_before: dict[Tensor, int])
 
 
 def forward_events(
-    block: Block, *, keep: bool, holds_input: bool, cached: frozenset[Tensor] = frozenset(), stop_early: bool = False, selected: frozenset[Tensor] = frozenset(), replay: bool = False, offload: SavedOffload | None = None, is_layer: bool = False,
-) -> Forward:  # fmt: skip
-    """The forward with its saved tensors kept, or freed as soon as nothing reads them (`keep=False`, checkpointing).
+    block: Block,
+    *,
+    keep: bool,
+    holds_input: bool,
+    cached: frozenset[Tensor] = frozenset(),
+    stop_early: bool = False,
+    selected: frozenset[Tensor] = frozenset(),
+    replay: bool = False,
+    offload: SavedOffload | None = None,
+    is_layer: bool = False,
+) -> Forward:
+    """The forward with its saved tensors kept, or freed as soon as nothing reads them
+    (`keep=False`, checkpointing).
 
-    `holds_input`: the input is a checkpoint and stays until the block's backward is done. `cached` tensors (autocast's weight casts) live to the end of the forward pass. `stop_early` ends a recomputation at the
-    last operation that saves something, as torch.utils.checkpoint does without reentrance. `selected` tensors outlive a checkpointed forward and are there
-    already when it is run again (`replay`); `offload` sends saved tensors to the host. The caller of a layer (`is_layer`) holds its input until it returns.
+    `holds_input`: the input is a checkpoint and stays until the block's backward is done. `cached`
+    tensors (autocast's weight casts) live to the end of the forward pass. `stop_early` ends a
+    recomputation at the last operation that saves something, as torch.utils.checkpoint does without
+    reentrance. `selected` tensors outlive a checkpointed forward and are there already when it is
+    run again (`replay`); `offload` sends saved tensors to the host. The caller of a layer
+    (`is_layer`) holds its input until it returns.
     """
-    kept = saved_tensors(block) - (offload.gone if offload is not None else set()) if keep else set[Tensor]()
+    kept = (
+        saved_tensors(block) - (offload.gone if offload is not None else set())
+        if keep
+        else set[Tensor]()
+    )
     held = kept | cached if replay else kept | cached | selected
     if block.input is not None and holds_input:
         held = held | {block.input.tensor}
@@ -75,7 +115,9 @@ def forward_events(
     last = _stop(block) if stop_early else len(block.ops) - 1
     events: list[Event] = []
     again = made_again(block) if replay else {}
-    unreached = [t for op in block.ops[last + 1 :] for _, t in op.forward if replay and t in selected]
+    unreached = [
+        t for op in block.ops[last + 1 :] for _, t in op.forward if replay and t in selected
+    ]
     alive: dict[Tensor, None] = {t: None for t in selected if replay and t not in unreached}
     for index, op in enumerate(block.ops[: last + 1]):
         if not (replay and any(tensor in selected for _, tensor in op.forward)):
@@ -102,16 +144,19 @@ def forward_events(
 
 
 def made_again(block: Block) -> dict[Tensor, Tensor]:
-    """Stand-ins for what a recomputed block hands to later ones: the first copy is theirs, the second the recomputation's own."""
+    """Stand-ins for what a recomputed block hands to later ones: the first copy is theirs, the
+    second the recomputation's own."""
     shared = {value.tensor for value in block.externals}
     made = {t: None for op in block.ops for kind, t in op.forward if kind == ALLOC and t in shared}
     return {t: Tensor(f"{t.name}, made again", t.axes, t.dtype, t.role, t.module) for t in made}
 
 
 def _stop(block: Block) -> int:
-    """The last operation that a recomputation with early stop runs: packing the last saved tensor raises.
+    """The last operation that a recomputation with early stop runs: packing the last saved tensor
+    raises.
 
-    Inputs are packed before the kernel runs, results after it (torch's generated VariableType functions).
+    Inputs are packed before the kernel runs, results after it (torch's generated VariableType
+    functions).
     """
     last = max((i for i, op in enumerate(block.ops) if op.saves), default=-1)
     if last < 0:
@@ -150,11 +195,17 @@ class Backward:
         self.hooked: list[tuple[GradientHook, Weight, Tensor]] = []
         self.offload = offload
         self.unpacks = bool(recompute)
-        self.recompute = recompute  # the forward again, run when the first node asks for a tensor it saved
+        self.recompute = (
+            recompute  # the forward again, run when the first node asks for a tensor it saved
+        )
         self.events: list[Event] = []
         self.accumulate = accumulate  # gradients of an earlier micro-step exist already
-        self.filled = filled or {}  # path of a weight -> its gradient, made by another block already (tied weights)
-        self.opened = opened  # ids of the shared values whose gradient slot a later block has filled already
+        self.filled = (
+            filled or {}
+        )  # path of a weight -> its gradient, made by another block already (tied weights)
+        self.opened = (
+            opened  # ids of the shared values whose gradient slot a later block has filled already
+        )
         self.keeps_input = keeps_input  # a checkpoint holds the input until the whole block is done
         self.at: dict[int, _Pending] = {}  # id(value) -> gradient waiting there
         self.values: dict[int, Value] = {}
@@ -163,7 +214,8 @@ class Backward:
         self.external_tensors = {id(v): v for v in block.externals}
 
     def run(self, incoming: Tensor | None) -> Tensor | None:
-        """Backward from the gradient of the block's output; returns the gradient of its input, if it needs one."""
+        """Backward from the gradient of the block's output; returns the gradient of its input, if
+        it needs one."""
         block = self.block
         if incoming is not None and block.output is not None:
             self._hold(block.output, _Pending(incoming))
@@ -183,13 +235,20 @@ class Backward:
         for key, value in self.external_tensors.items():
             if key in self.opened and key in made and value is not self.block.output:
                 pending = _Pending(
-                    Tensor(f"grad of {value.tensor.name}", value.axes, value.dtype, Role.ACTIVATION_GRADIENTS, self.block.name)
+                    Tensor(
+                        f"grad of {value.tensor.name}",
+                        value.axes,
+                        value.dtype,
+                        Role.ACTIVATION_GRADIENTS,
+                        self.block.name,
+                    )
                 )
                 self.events.append((TAKE, (value.shared_gradient(), pending.tensor)))
                 self._hold(value, pending)
 
     def _last_savers(self) -> dict[int, list[Tensor]]:
-        """The operation after whose backward each saved tensor dies: the first, in forward order, that saved it."""
+        """The operation after whose backward each saved tensor dies: the first, in forward order,
+        that saved it."""
         owned = {t for op in self.block.ops for kind, t in op.forward if kind == ALLOC}
         if self.block.input is not None and not self.keeps_input:
             owned.add(self.block.input.tensor)
@@ -208,11 +267,14 @@ class Backward:
         return users
 
     def _node(self, index: int, op: Op, released: list[Tensor]) -> None:
-        """One node: its backward runs, its incoming gradients and saved tensors go, then its results are handed on."""
+        """One node: its backward runs, its incoming gradients and saved tensors go, then its
+        results are handed on."""
         waiting = [self.at.pop(id(out), None) for out in op.outputs]
         reloads = self.offload.reloads.get(index, ()) if self.offload is not None else ()
         if not any(waiting):
-            self.events += [(FREE, reload.host) for reload in reloads] + [(FREE, tensor) for tensor in released]
+            self.events += [(FREE, reload.host) for reload in reloads] + [
+                (FREE, tensor) for tensor in released
+            ]
             return
         if self.recompute and op.saves:
             self.events.extend(self.recompute)
@@ -233,7 +295,9 @@ class Backward:
         outgoing: list[tuple[Value, _Pending]] = []
         for gradient in op.gradients:
             pending = (
-                waiting[gradient.output] if gradient.tensor is None else made.setdefault(id(gradient.tensor), _Pending(gradient.tensor))
+                waiting[gradient.output]
+                if gradient.tensor is None
+                else made.setdefault(id(gradient.tensor), _Pending(gradient.tensor))
             )
             if pending is not None:
                 pending.holders += 1
@@ -270,7 +334,15 @@ class Backward:
             self.events.append((RUN, Work(None, add, True)))
             self._drop(new)
             return
-        summed = _Pending(Tensor("sum of gradients", value.axes, value.dtype, Role.ACTIVATION_GRADIENTS, new.tensor.module))
+        summed = _Pending(
+            Tensor(
+                "sum of gradients",
+                value.axes,
+                value.dtype,
+                Role.ACTIVATION_GRADIENTS,
+                new.tensor.module,
+            )
+        )
         self.events += [(ALLOC, summed.tensor), (RUN, Work(None, add, True))]
         del self.at[id(value)]
         self._drop(old)
@@ -278,7 +350,8 @@ class Backward:
         self._hold(value, summed)
 
     def _accumulate(self, value: Value, new: _Pending) -> None:
-        """AccumulateGrad: the first gradient becomes `.grad`, later ones (another micro-step, a tied weight) are added to it."""
+        """AccumulateGrad: the first gradient becomes `.grad`, later ones (another micro-step, a
+        tied weight) are added to it."""
         new.holders += 1
         weight = value.weight
         assert weight is not None
@@ -319,7 +392,8 @@ class Backward:
         return result
 
     def _external(self, value: Value, pending: _Pending) -> None:
-        """A gradient of a tensor that many blocks read (encoder states): the first is kept, later ones are added to it."""
+        """A gradient of a tensor that many blocks read (encoder states): the first is kept, later
+        ones are added to it."""
         if id(value) not in self.opened:
             self.events.append((TAKE, (pending.tensor, value.shared_gradient())))
         else:

@@ -1,4 +1,5 @@
-"""resolve: settles what 'auto' means for a model, a configuration and a GPU, and makes the Policy that the step is recorded under."""
+"""resolve: settles what 'auto' means for a model, a configuration and a GPU, and makes the Policy
+that the step is recorded under."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ if TYPE_CHECKING:
 
 
 def resolve(spec: ModelSpec, config: TrainConfig, hardware: Hardware | None) -> Policy:
-    """The policy of a configuration; raises InputError where model, method and hardware contradict each other."""
+    """The policy of a configuration; raises InputError where model, method and hardware contradict
+    each other."""
     config = settle_adapter(spec, settle_batch(config))
     patch = None
     if config.kernels is not Kernels.HF:
@@ -32,7 +34,8 @@ def resolve(spec: ModelSpec, config: TrainConfig, hardware: Hardware | None) -> 
 
 
 def settle_adapter(spec: ModelSpec, config: TrainConfig) -> TrainConfig:
-    """The modules that IA3 scales where none are named; InputError for methods whose step is not recorded."""
+    """The modules that IA3 scales where none are named; InputError for methods whose step is not
+    recorded."""
     adapter = config.adapter
     if adapter is None:
         return config
@@ -48,15 +51,19 @@ def settle_adapter(spec: ModelSpec, config: TrainConfig) -> TrainConfig:
 
 
 def settle_batch(config: TrainConfig) -> TrainConfig:
-    """Sequences of several lengths: cut to the sequence length; padded, the longest is the one that the peak is of.
+    """Sequences of several lengths: cut to the sequence length; padded, the longest is the one that
+    the peak is of.
 
-    Packed sequences go through flash-attn where nothing else is named, as TRL asks (trl trainer/sft_trainer.py padding_free), whose
-    kernels take the ends of the sequences; SDPA is given a mask of them.
+    Packed sequences go through flash-attn where nothing else is named, as TRL asks (trl
+    trainer/sft_trainer.py padding_free), whose kernels take the ends of the sequences; SDPA is
+    given a mask of them.
     """
     batch, length = config.batch, config.sequence_length
     if batch.lengths and isinstance(length, int):
         batch = batch.replace(lengths=tuple(min(one, length) for one in batch.lengths))
-        config = config.replace(batch=batch, sequence_length=length if batch.packing else max(batch.lengths))
+        config = config.replace(
+            batch=batch, sequence_length=length if batch.packing else max(batch.lengths)
+        )
     if batch.packing and config.attention is Attention.AUTO:
         config = config.replace(attention=Attention.FLASH2)
     return config
@@ -68,17 +75,27 @@ def find_stack(name: str) -> Stack:
 
     row = STACKS.get(name)
     if row is None:
-        raise InputError(f"stack {shown(name)} is unknown; use one of {', '.join(STACKS)}{suggest(name, list(STACKS))}")
+        raise InputError(
+            f"stack {shown(name)} is unknown; use one of"
+            f" {', '.join(STACKS)}{suggest(name, list(STACKS))}"
+        )
     return row
 
 
 def sdpa_choice(config: TrainConfig, hardware: Hardware | None) -> Attention:
-    """The fused kernel that attention runs on: what was named, else FlashAttention where the GPU has it, else memory-efficient.
+    """The fused kernel that attention runs on: what was named, else FlashAttention where the GPU
+    has it, else memory-efficient.
 
-    PyTorch's flash kernels need compute capability 8.0; Volta and Turing run the memory-efficient ones
-    (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp check_sm_version).
+    PyTorch's flash kernels need compute capability 8.0; Volta and Turing run the memory-efficient
+    ones (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp check_sm_version).
     """
-    named = {Attention.MATH, Attention.EFFICIENT, Attention.FLASH, Attention.FLASH2, Attention.CUDNN}
+    named = {
+        Attention.MATH,
+        Attention.EFFICIENT,
+        Attention.FLASH,
+        Attention.FLASH2,
+        Attention.CUDNN,
+    }
     if config.attention in named:
         return config.attention
     if hardware is not None and hardware.gpu.vendor == "nvidia" and hardware.gpu.compute_capability:

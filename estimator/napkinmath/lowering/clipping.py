@@ -1,7 +1,8 @@
 """Between backward and update: the loss scaler's unscaling and gradient clipping.
 
-Sources: torch 2.13 nn/utils/clip_grad.py clip_grad_norm_ with foreach; aten/src/ATen/native/cuda/ForeachReduceOp.cu
-(one tensor of partial norms, one of norms); amp/grad_scaler.py.
+Sources: torch 2.13 nn/utils/clip_grad.py clip_grad_norm_ with foreach;
+aten/src/ATen/native/cuda/ForeachReduceOp.cu (one tensor of partial norms, one of norms);
+amp/grad_scaler.py.
 """
 
 from __future__ import annotations
@@ -17,12 +18,20 @@ if TYPE_CHECKING:
     from napkinmath.ir.step import Run, Segment
     from napkinmath.lowering.policy import Policy
 
-FOREACH_CHUNK = 65536  # elements of one block of a multi-tensor kernel: kChunkSize of MultiTensorApply.cuh
+FOREACH_CHUNK = (
+    65536  # elements of one block of a multi-tensor kernel: kChunkSize of MultiTensorApply.cuh
+)
 
 
 def lower_clipping(owners: list[Run], policy: Policy) -> list[Segment]:
-    """The segments of unscaling and clipping; none where a hook updates each parameter in the backward."""
-    from napkinmath.lowering.optimizer import chosen_optimizer, segments, trained, updates_in_backward
+    """The segments of unscaling and clipping; none where a hook updates each parameter in the
+    backward."""
+    from napkinmath.lowering.optimizer import (
+        chosen_optimizer,
+        segments,
+        trained,
+        updates_in_backward,
+    )
 
     if updates_in_backward(chosen_optimizer(policy), policy):
         return []
@@ -34,7 +43,9 @@ def lower_clipping(owners: list[Run], policy: Policy) -> list[Segment]:
         dtypes = dict.fromkeys(w.tensor.dtype for run in owners for w in trained(run))
         for dtype in dtypes:
             found += _norms(owners, dtype)
-        found += segments("gradient norm", Phase.CLIP, owners, lambda run: [_moves(trained(run), 3, 2)])
+        found += segments(
+            "gradient norm", Phase.CLIP, owners, lambda run: [_moves(trained(run), 3, 2)]
+        )
         found += _norms_released(found)
     return found
 
@@ -47,7 +58,8 @@ def _moves(weights: list[Weight], passes: int, launches: int) -> Event:
 
 
 def _norms(owners: list[Run], dtype: DType) -> list[Segment]:
-    """Partial norms of a type's gradients (freed at once), one norm a tensor, their stack and the total."""
+    """Partial norms of a type's gradients (freed at once), one norm a tensor, their stack and the
+    total."""
     from napkinmath.ir.step import Segment
     from napkinmath.lowering.optimizer import trained
 
@@ -55,7 +67,9 @@ def _norms(owners: list[Run], dtype: DType) -> list[Segment]:
     for run in owners:
         weights = [w for w in trained(run) if w.tensor.dtype is dtype]
         count += run.count * len(weights)
-        if not run.stage.symbols:  # a tower's own sizes are not bound here; the text tower has the largest tensors
+        if (
+            not run.stage.symbols
+        ):  # a tower's own sizes are not bound here; the text tower has the largest tensors
             chunks += [ceil_div(w.elements, FOREACH_CHUNK) for w in weights]
     widest: Size = 1
     for chunk in dict.fromkeys(chunks):
@@ -63,9 +77,19 @@ def _norms(owners: list[Run], dtype: DType) -> list[Segment]:
     partials = Tensor("partial norms", (count, widest), FP32, Role.WORKSPACE)
     norms = [
         Tensor(name, axes, dtype, Role.WORKSPACE)
-        for name, axes in (("norms", (count,)), ("stacked norms", (count,)), ("total norm", (1,)), ("clipping factor", (1,)))
+        for name, axes in (
+            ("norms", (count,)),
+            ("stacked norms", (count,)),
+            ("total norm", (1,)),
+            ("clipping factor", (1,)),
+        )
     ]
-    events: list[Event] = [(ALLOC, partials), (ALLOC, norms[0]), (FREE, partials), *((ALLOC, t) for t in norms[1:])]
+    events: list[Event] = [
+        (ALLOC, partials),
+        (ALLOC, norms[0]),
+        (FREE, partials),
+        *((ALLOC, t) for t in norms[1:]),
+    ]
     return [Segment(f"norms of {dtype} gradients", Phase.CLIP, events)]
 
 
@@ -85,8 +109,15 @@ def _norms_released(made: list[Segment]) -> list[Segment]:
 
 
 def _scaler(owners: list[Run]) -> list[Segment]:
-    """Four fp32 scalars: scale and growth tracker stay, the inverse scale and the found-inf flag are made each step."""
+    """Four fp32 scalars: scale and growth tracker stay, the inverse scale and the found-inf flag
+    are made each step."""
     from napkinmath.ir.step import Segment
 
-    made = [Tensor(name, (1,), FP32, Role.WORKSPACE) for name in ("inverse loss scale", "found inf")]
-    return [Segment("loss scaler", Phase.CLIP, [*((ALLOC, t) for t in made), *((FREE, t) for t in made)])]
+    made = [
+        Tensor(name, (1,), FP32, Role.WORKSPACE) for name in ("inverse loss scale", "found inf")
+    ]
+    return [
+        Segment(
+            "loss scaler", Phase.CLIP, [*((ALLOC, t) for t in made), *((FREE, t) for t in made)]
+        )
+    ]

@@ -1,6 +1,8 @@
-"""DoRA: a low-rank update whose columns are rescaled to learned magnitudes, with the norm of the updated weight computed in every forward.
+"""DoRA: a low-rank update whose columns are rescaled to learned magnitudes, with the norm of the
+updated weight computed in every forward.
 
-Source: peft 0.21 tuners/lora/dora.py DoraLinearLayer.forward, tuners/lora/variants.py DoraLinearVariant.forward.
+Source: peft 0.21 tuners/lora/dora.py DoraLinearLayer.forward, tuners/lora/variants.py
+DoraLinearVariant.forward.
 """
 
 from __future__ import annotations
@@ -24,11 +26,21 @@ if TYPE_CHECKING:
     from napkinmath.ir.tape import Scope, Tape
 
 
-def dora_update(t: Tape, result: Value, source: Value, weight: Weight, bias: Value | None, outputs: Size, config: AdapterConfig) -> Value:
-    """result + (m / |W + B·A| - 1) · base + m / |W + B·A| · scaling · B(A(x)); with dropout the base product is computed again from the dropped x.
+def dora_update(
+    t: Tape,
+    result: Value,
+    source: Value,
+    weight: Weight,
+    bias: Value | None,
+    outputs: Size,
+    config: AdapterConfig,
+) -> Value:
+    """result + (m / |W + B·A| - 1) · base + m / |W + B·A| · scaling · B(A(x)); with dropout the
+    base product is computed again from the dropped x.
 
-    The norm is a constant to autograd, yet B·A goes through an identity matrix as large as the input is wide, whose products stay
-    alive, graph and all, to the end of the adapter's forward; so does W in the type of x.
+    The norm is a constant to autograd, yet B·A goes through an identity matrix as large as the
+    input is wide, whose products stay alive, graph and all, to the end of the adapter's forward; so
+    does W in the type of x.
     """
     with t.scope() as caller:
         a, b = low_rank_pair(t, source.axes[-1], outputs, config)
@@ -40,13 +52,21 @@ def dora_update(t: Tape, result: Value, source: Value, weight: Weight, bias: Val
         with t.scope() as frame:
             matrix, norm = _matrix_and_norm(t, frame, x, a, b, weight)
             ratio = t.op(
-                "div", (magnitude, norm), (outputs,), magnitude.dtype, saves=(norm,), gradients=(LIKE, None),
-                costs=(Move(3 * traffic(magnitude)),), backward_costs=(Move(3 * traffic(magnitude)),),
-            )  # fmt: skip
+                "div",
+                (magnitude, norm),
+                (outputs,),
+                magnitude.dtype,
+                saves=(norm,),
+                gradients=(LIKE, None),
+                costs=(Move(3 * traffic(magnitude)),),
+                backward_costs=(Move(3 * traffic(magnitude)),),
+            )
             low = dense_linear(t, dense_linear(t, x, a, None, label="A x"), b, None, label="B A x")
             frame.local(ratio, low)
             base = (
-                dense_linear(t, x, matrix, None, label="base product of the dropped input") if dropped else _without_bias(t, result, bias)
+                dense_linear(t, x, matrix, None, label="base product of the dropped input")
+                if dropped
+                else _without_bias(t, result, bias)
             )
             frame.local(base)
             rescaled = mul_mixed(t, shift(t, ratio), base)
@@ -57,10 +77,19 @@ def dora_update(t: Tape, result: Value, source: Value, weight: Weight, bias: Val
 def _without_bias(t: Tape, result: Value, bias: Value | None) -> Value:
     if bias is None:
         return result
-    return t.op("sub", (result, bias), result.axes, result.dtype, gradients=(PASS, None), costs=(Move(2 * traffic(result)),))
+    return t.op(
+        "sub",
+        (result, bias),
+        result.axes,
+        result.dtype,
+        gradients=(PASS, None),
+        costs=(Move(2 * traffic(result)),),
+    )
 
 
-def _matrix_and_norm(t: Tape, frame: Scope, x: Value, a: Value, b: Value, weight: Weight) -> tuple[Value, Value]:
+def _matrix_and_norm(
+    t: Tape, frame: Scope, x: Value, a: Value, b: Value, weight: Weight
+) -> tuple[Value, Value]:
     """W in the type of x, and the norm of each row of W + scaling · B·A."""
     outputs, inputs = weight.axes
     with t.scope() as inner:
@@ -73,10 +102,16 @@ def _matrix_and_norm(t: Tape, frame: Scope, x: Value, a: Value, b: Value, weight
     matrix = cast(t, _whole_weight(t, weight), x.dtype)
     frame.local(delta, matrix)
     with t.scope() as inner:
-        total = add(t, Value(matrix.tensor, weight.axes, matrix.dtype), scale(t, Value(delta.tensor, weight.axes, delta.dtype)))
+        total = add(
+            t,
+            Value(matrix.tensor, weight.axes, matrix.dtype),
+            scale(t, Value(delta.tensor, weight.axes, delta.dtype)),
+        )
         inner.local(total)
         narrowest = FP32 if t.policy.autocast is not None else total.dtype
-        norm = t.op("norm of each row", (total,), (outputs,), narrowest, costs=(Move(traffic(total)),))
+        norm = t.op(
+            "norm of each row", (total,), (outputs,), narrowest, costs=(Move(traffic(total)),)
+        )
         norm = cast(t, norm, total.dtype)
     frame.local(norm)
     return matrix, norm
@@ -88,7 +123,13 @@ def _product_apart(t: Tape, x: Value, w: Value) -> tuple[Value, Value]:
         x, w = cast(t, x, t.policy.autocast), autocast_weight(t, w)
     axes = (*x.axes[:-1], w.axes[0])
     out = Value(t.tensor("product of the norm", axes, x.dtype), axes, x.dtype)
-    t.append("linear", (x, w), (out,), forward=((ALLOC, out.tensor),), costs=(Gemm(product(x.axes[:-1]), w.axes[0], w.axes[1], x.dtype),))
+    t.append(
+        "linear",
+        (x, w),
+        (out,),
+        forward=((ALLOC, out.tensor),),
+        costs=(Gemm(product(x.axes[:-1]), w.axes[0], w.axes[1], x.dtype),),
+    )
     return out, x
 
 
@@ -99,9 +140,17 @@ def _whole_weight(t: Tape, weight: Weight) -> Value:
         return Value(weight.tensor, weight.axes, weight.tensor.dtype)
     compute = t.policy.compute_dtype
     *temporaries, unpacked = fmt.unpacked(t, weight, compute, whole=True)
-    steps = (*((ALLOC, y) for y in temporaries), (ALLOC, unpacked), *((FREE, y) for y in temporaries))
+    steps = (
+        *((ALLOC, y) for y in temporaries),
+        (ALLOC, unpacked),
+        *((FREE, y) for y in temporaries),
+    )
     out = Value(unpacked, weight.axes, compute)
     t.append(
-        "dequantize", (weight.value,), (out,), forward=steps, costs=(Dequantize(fmt.dequantize_kernel, weight.elements, fmt.bits, compute),)
+        "dequantize",
+        (weight.value,),
+        (out,),
+        forward=steps,
+        costs=(Dequantize(fmt.dequantize_kernel, weight.elements, fmt.bits, compute),),
     )
     return out

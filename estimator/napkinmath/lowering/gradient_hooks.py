@@ -1,7 +1,9 @@
-"""What happens to a parameter's gradient the moment it is made: updated at once, added to an fp32 buffer, or sent to the host.
+"""What happens to a parameter's gradient the moment it is made: updated at once, added to an fp32
+buffer, or sent to the host.
 
-Hooks run when the node that made the gradient is done and its saved tensors are released (torch/csrc/autograd/engine.cpp
-evaluate_function), so nothing else of the layer is held for them. A tied weight's hook runs once both its gradients are summed.
+Hooks run when the node that made the gradient is done and its saved tensors are released
+(torch/csrc/autograd/engine.cpp evaluate_function), so nothing else of the layer is held for them. A
+tied weight's hook runs once both its gradients are summed.
 """
 
 from __future__ import annotations
@@ -24,7 +26,11 @@ class GradientHook:
 
     __slots__ = ("events", "takes")
 
-    def __init__(self, events: Callable[[Weight, Tensor], list[Event]], takes: Callable[[Weight], bool] = lambda weight: True) -> None:
+    def __init__(
+        self,
+        events: Callable[[Weight, Tensor], list[Event]],
+        takes: Callable[[Weight], bool] = lambda weight: True,
+    ) -> None:
         self.events, self.takes = events, takes
 
 
@@ -40,10 +46,15 @@ def gradient_hook(policy: Policy) -> GradientHook | None:
     if policy.config.offload.optimizer:
         pinned = policy.config.offload.pinned
         return GradientHook(
-            lambda weight, gradient: [(RUN, Work(None, (HostCopy(gradient.nbytes, to_host=True, pinned=pinned),), True)), (FREE, gradient)]
+            lambda weight, gradient: [
+                (RUN, Work(None, (HostCopy(gradient.nbytes, to_host=True, pinned=pinned),), True)),
+                (FREE, gradient),
+            ]
         )
     if updates_in_backward(row, policy):
-        return GradientHook(lambda weight, gradient: [*update_events(row, [weight]), (FREE, gradient)])
+        return GradientHook(
+            lambda weight, gradient: [*update_events(row, [weight]), (FREE, gradient)]
+        )
     if policy.stack.main_gradients:
         return GradientHook(_to_main_gradient, _is_16_bit)
     return None
@@ -54,5 +65,9 @@ def _is_16_bit(weight: Weight) -> bool:
 
 
 def _to_main_gradient(weight: Weight, gradient: Tensor) -> list[Event]:
-    """Adds to the fp32 buffer that lives through the run (Megatron-LM distributed/param_and_grad_buffer.py main_grad)."""
-    return [(RUN, Work(None, (Move(gradient.nbytes + 8 * product(weight.axes)),), True)), (FREE, gradient)]
+    """Adds to the fp32 buffer that lives through the run (Megatron-LM
+    distributed/param_and_grad_buffer.py main_grad)."""
+    return [
+        (RUN, Work(None, (Move(gradient.nbytes + 8 * product(weight.axes)),), True)),
+        (FREE, gradient),
+    ]

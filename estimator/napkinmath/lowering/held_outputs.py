@@ -1,4 +1,5 @@
-"""Outputs that a loop's variable keeps through the optimizer step, until the next forward binds it anew."""
+"""Outputs that a loop's variable keeps through the optimizer step, until the next forward binds it
+anew."""
 
 from __future__ import annotations
 
@@ -13,12 +14,18 @@ RETURNED = "returned logits"
 
 
 def hold_through_update(update: Update, runs: list[Run]) -> None:
-    """Keeps the logits that the head returned from clipping to zero_grad. Source: litgpt 0.4 finetune/full.py, lora.py fit."""
+    """Keeps the logits that the head returned from clipping to zero_grad. Source: litgpt 0.4
+    finetune/full.py, lora.py fit."""
     from napkinmath.ir.step import Segment
 
-    made = next((v.tensor for op in runs[-1].block.ops for v in op.outputs if v.tensor.name == RETURNED), None)
+    made = next(
+        (v.tensor for op in runs[-1].block.ops for v in op.outputs if v.tensor.name == RETURNED),
+        None,
+    )
     if made is None:
         return
-    held = Tensor("returned logits, still bound", made.axes, made.dtype, made.role, made.module, made.source)
+    held = Tensor(
+        "returned logits, still bound", made.axes, made.dtype, made.role, made.module, made.source
+    )
     update.clip = [Segment("loop's variables", Phase.STEP, [(ALLOC, held)]), *update.clip]
     update.zero = [*update.zero, Segment("loop's variables", Phase.STEP, [(FREE, held)])]

@@ -15,10 +15,12 @@ if TYPE_CHECKING:
 
 
 def load_segments(runs: list[Run], policy: Policy) -> list[Segment]:
-    """Every weight arrives in the checkpoint's 16 bits; it is cast or quantized on the device, a tensor at a time.
+    """Every weight arrives in the checkpoint's 16 bits; it is cast or quantized on the device, a
+    tensor at a time.
 
-    k-bit preparation then makes what was left unquantized fp32, once all is loaded. Sources: transformers 5.23
-    core_model_loading.py; bitsandbytes 0.50 nn/modules.py Params4bit._quantize; peft 0.21 utils/other.py prepare_model_for_kbit_training.
+    k-bit preparation then makes what was left unquantized fp32, once all is loaded. Sources:
+    transformers 5.23 core_model_loading.py; bitsandbytes 0.50 nn/modules.py Params4bit._quantize;
+    peft 0.21 utils/other.py prepare_model_for_kbit_training.
     """
     from napkinmath.ir.step import Segment
 
@@ -26,9 +28,19 @@ def load_segments(runs: list[Run], policy: Policy) -> list[Segment]:
     prepared: list[Segment] = []
     for run in runs:
         here, later = _load_block(run.block.weights, policy)
-        loaded.append(Segment(f"weights of {run.name}", Phase.LOAD, here, run.count, run.stage.symbols))
+        loaded.append(
+            Segment(f"weights of {run.name}", Phase.LOAD, here, run.count, run.stage.symbols)
+        )
         if later:
-            prepared.append(Segment(f"k-bit preparation of {run.name}", Phase.LOAD, later, run.count, run.stage.symbols))
+            prepared.append(
+                Segment(
+                    f"k-bit preparation of {run.name}",
+                    Phase.LOAD,
+                    later,
+                    run.count,
+                    run.stage.symbols,
+                )
+            )
     return loaded + prepared
 
 
@@ -44,18 +56,25 @@ def _load_block(weights: list[Weight], policy: Policy) -> tuple[list[Event], lis
         if weight.kind == "adapter" or weight.buffer or weight.tensor.dtype in (BF16, FP16):
             now += stored
             continue
-        arrived = Tensor(f"{weight.tensor.name} as loaded", weight.axes, BF16, Role.WEIGHTS, weight.path)
+        arrived = Tensor(
+            f"{weight.tensor.name} as loaded", weight.axes, BF16, Role.WEIGHTS, weight.path
+        )
         if preparing and not weight.constants and weight.tensor.dtype is FP32:
             now.append((ALLOC, arrived))
             later += [*stored, (FREE, arrived)]
         else:
-            search = nearest_code_search(weight) if weight.constants and policy.stack.quantizes_by_search else []
+            search = (
+                nearest_code_search(weight)
+                if weight.constants and policy.stack.quantizes_by_search
+                else []
+            )
             now += [(ALLOC, arrived), *search, *stored, (FREE, arrived)]
     return now, later
 
 
 def nearest_code_search(weight: Weight) -> list[Event]:
-    """torchao's NF4 before it went by chunks: every element beside all 16 codes, twice, then the index of the nearest.
+    """torchao's NF4 before it went by chunks: every element beside all 16 codes, twice, then the
+    index of the nearest.
 
     Source: torchao 0.1 dtypes/nf4tensor.py convert_to_norm_float_weight, quantize_tensor_nearest.
     """
@@ -80,7 +99,8 @@ def nearest_code_search(weight: Weight) -> list[Event]:
 
 
 def save_segments(runs: list[Run], policy: Policy) -> list[Segment]:
-    """Saving what was trained: tensors are copied to the host one by one, the device holds nothing more."""
+    """Saving what was trained: tensors are copied to the host one by one, the device holds nothing
+    more."""
     from napkinmath.ir.step import Segment
 
     segments: list[Segment] = []
@@ -91,5 +111,9 @@ def save_segments(runs: list[Run], policy: Policy) -> list[Segment]:
                 moved = moved + weight.tensor.nbytes
         if not isinstance(moved, int) or moved:
             work = Work(None, (HostCopy(moved, to_host=True, pinned=False),), False)
-            segments.append(Segment(f"saving {run.name}", Phase.SAVE, [(RUN, work)], run.count, run.stage.symbols))
+            segments.append(
+                Segment(
+                    f"saving {run.name}", Phase.SAVE, [(RUN, work)], run.count, run.stage.symbols
+                )
+            )
     return segments

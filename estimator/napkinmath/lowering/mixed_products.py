@@ -1,4 +1,5 @@
-"""Products of two floating tensors of different type or shape, with the full-size gradients that autograd makes on the way."""
+"""Products of two floating tensors of different type or shape, with the full-size gradients that
+autograd makes on the way."""
 
 from __future__ import annotations
 
@@ -14,8 +15,9 @@ if TYPE_CHECKING:
 def mul_mixed(t: Tape, x: Value, y: Value) -> Value:
     """x * y in the wider type; keeps each factor that the other's gradient needs.
 
-    Backward makes both products in the result's shape and type, y's first; the engine then sums a broadcast one and casts a narrower
-    one. Source: torch tools/autograd/derivatives.yaml mul.Tensor, torch/csrc/autograd/engine.cpp validate_outputs.
+    Backward makes both products in the result's shape and type, y's first; the engine then sums a
+    broadcast one and casts a narrower one. Source: torch tools/autograd/derivatives.yaml
+    mul.Tensor, torch/csrc/autograd/engine.cpp validate_outputs.
     """
     dtype = promote(x.dtype, y.dtype)
     axes = x.axes if len(x.axes) >= len(y.axes) else y.axes
@@ -25,9 +27,16 @@ def mul_mixed(t: Tape, x: Value, y: Value) -> Value:
     saves = [kept.tensor for kept, other in ((y, x), (x, y)) if other.requires_grad]
     moved = traffic(x, y, out)
     t.append(
-        "mul", (x, y), (out,), forward=((ALLOC, out.tensor),), saves=saves, costs=(Move(moved),), backward=_backward(t, out, gradients),
-        gradients=gradients, backward_costs=(Move(2 * moved, 2 * len(gradients)),),
-    )  # fmt: skip
+        "mul",
+        (x, y),
+        (out,),
+        forward=((ALLOC, out.tensor),),
+        saves=saves,
+        costs=(Move(moved),),
+        backward=_backward(t, out, gradients),
+        gradients=gradients,
+        backward_costs=(Move(2 * moved, 2 * len(gradients)),),
+    )
     return out
 
 

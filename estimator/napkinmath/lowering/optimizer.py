@@ -1,6 +1,7 @@
 """The end of the step: master weights, the optimizer's states and temporaries, zero_grad.
 
-Clipping and loss scaling are in lowering/clipping.py, what offload moves to the host in lowering/host_optimizer.py.
+Clipping and loss scaling are in lowering/clipping.py, what offload moves to the host in
+lowering/host_optimizer.py.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 
 
 class Update:
-    """What happens around the optimizer, as segments: masters at load, clipping, states (first step only), the update, zero_grad."""
+    """What happens around the optimizer, as segments: masters at load, clipping, states (first step
+    only), the update, zero_grad."""
 
     __slots__ = ("clip", "load", "optimizer", "states", "work", "zero")
 
@@ -36,7 +38,14 @@ class Update:
         work: list[Segment],
         zero: list[Segment],
     ) -> None:
-        self.optimizer, self.load, self.clip, self.states, self.work, self.zero = optimizer, load, clip, states, work, zero
+        self.optimizer, self.load, self.clip, self.states, self.work, self.zero = (
+            optimizer,
+            load,
+            clip,
+            states,
+            work,
+            zero,
+        )
 
 
 def trained(run: Run) -> list[Weight]:
@@ -51,7 +60,8 @@ def chosen_optimizer(policy: Policy) -> Optimizer:
 
 
 def lower_update(runs: list[Run], policy: Policy, sizes: dict[str, int]) -> Update:
-    """Segments of clipping, first and later optimizer steps, and zero_grad; `sizes` are the model's, for rules that turn on them."""
+    """Segments of clipping, first and later optimizer steps, and zero_grad; `sizes` are the
+    model's, for rules that turn on them."""
     from napkinmath.lowering.clipping import lower_clipping
 
     row = chosen_optimizer(policy)
@@ -63,39 +73,77 @@ def lower_update(runs: list[Run], policy: Policy, sizes: dict[str, int]) -> Upda
     states = States(row, policy, sizes)
     return Update(
         row,
-        load=segments("master weights", Phase.LOAD, owners, lambda run: [(ALLOC, t) for w in trained(run) for t in states.masters(w)]),
+        load=segments(
+            "master weights",
+            Phase.LOAD,
+            owners,
+            lambda run: [(ALLOC, t) for w in trained(run) for t in states.masters(w)],
+        ),
         clip=lower_clipping(owners, policy),
-        states=segments("states", Phase.STEP, owners, lambda run: [(ALLOC, t) for w in trained(run) for t in states.of(run, w)])
+        states=segments(
+            "states",
+            Phase.STEP,
+            owners,
+            lambda run: [(ALLOC, t) for w in trained(run) for t in states.of(run, w)],
+        )
         + states.shared_segment(owners),
         work=_work(row, owners, policy),
-        zero=segments("zero_grad", Phase.STEP, runs, lambda run: [(FREE, t) for t in run.block.gradients]),
+        zero=segments(
+            "zero_grad", Phase.STEP, runs, lambda run: [(FREE, t) for t in run.block.gradients]
+        ),
     )
 
 
-def segments(label: str, phase: Phase, owners: list[Run], events_of: Callable[[Run], list[Event]]) -> list[Segment]:
+def segments(
+    label: str, phase: Phase, owners: list[Run], events_of: Callable[[Run], list[Event]]
+) -> list[Segment]:
     """One segment a run of equal blocks, repeated for each of them."""
     from napkinmath.ir.step import Segment
 
-    return [Segment(f"{label} of {run.name}", phase, events, run.count, run.stage.symbols) for run in owners if (events := events_of(run))]
+    return [
+        Segment(f"{label} of {run.name}", phase, events, run.count, run.stage.symbols)
+        for run in owners
+        if (events := events_of(run))
+    ]
 
 
 # ---------------------------------------------------------------- states
 
 
 class States:
-    """Makes the persistent tensors of an optimizer: masters, states of each parameter, tables that all share."""
+    """Makes the persistent tensors of an optimizer: masters, states of each parameter, tables that
+    all share."""
 
     def __init__(self, row: Optimizer, policy: Policy, sizes: dict[str, int]) -> None:
         self.row, self.policy, self.sizes = row, policy, sizes
         self.shared: dict[str, Tensor] = {}
 
     def masters(self, weight: Weight) -> list[Tensor]:
-        """The fp32 copy that a half-precision parameter is updated through, and its fp32 gradient buffer."""
+        """The fp32 copy that a half-precision parameter is updated through, and its fp32 gradient
+        buffer."""
         stack, found = self.policy.stack, list[Tensor]()
         if stack.master_weights and weight.tensor.dtype is not FP32:
-            found.append(Tensor(f"master of {weight.tensor.name}", weight.axes, FP32, Role.MASTER, weight.path, stack.source))
+            found.append(
+                Tensor(
+                    f"master of {weight.tensor.name}",
+                    weight.axes,
+                    FP32,
+                    Role.MASTER,
+                    weight.path,
+                    stack.source,
+                )
+            )
         if stack.main_gradients and weight.tensor.dtype is not FP32:
-            found.append(Tensor(f"main gradient of {weight.tensor.name}", weight.axes, FP32, Role.GRADIENTS, weight.path, stack.source))
+            found.append(
+                Tensor(
+                    f"main gradient of {weight.tensor.name}",
+                    weight.axes,
+                    FP32,
+                    Role.GRADIENTS,
+                    weight.path,
+                    stack.source,
+                )
+            )
         return found
 
     def of(self, run: Run, weight: Weight) -> list[Tensor]:
@@ -109,7 +157,17 @@ class States:
             present = _present(state, weight.elements, known)
             if state.shared:
                 if present != 0:
-                    self.shared.setdefault(state.name, Tensor(state.name, (count,), state.dtype or dtype, Role.OPTIMIZER, "", row.source))
+                    self.shared.setdefault(
+                        state.name,
+                        Tensor(
+                            state.name,
+                            (count,),
+                            state.dtype or dtype,
+                            Role.OPTIMIZER,
+                            "",
+                            row.source,
+                        ),
+                    )
                 continue
             if present != 0 and count != 0:
                 count = count * present
@@ -150,7 +208,8 @@ def applied_to(row: Optimizer, weight: Weight) -> Optimizer:
 
 
 def _present(state: State, elements: Size, known: int | None) -> Size:
-    """1 where a parameter of that size has the state, else 0; an expression where its size is open."""
+    """1 where a parameter of that size has the state, else 0; an expression where its size is
+    open."""
     if not state.at_least and not state.below:
         return 1
     limit = state.at_least or state.below
@@ -173,7 +232,14 @@ def _work(row: Optimizer, owners: list[Run], policy: Policy) -> list[Segment]:
     flat, wide = (
         {
             id(run): [
-                Tensor(f"{name} of {w.tensor.name}", w.axes, dtype or w.tensor.dtype, Role.GRADIENTS, w.path) for w in narrow[id(run)]
+                Tensor(
+                    f"{name} of {w.tensor.name}",
+                    w.axes,
+                    dtype or w.tensor.dtype,
+                    Role.GRADIENTS,
+                    w.path,
+                )
+                for w in narrow[id(run)]
             ]
             for run in owners
         }
@@ -181,9 +247,12 @@ def _work(row: Optimizer, owners: list[Run], policy: Policy) -> list[Segment]:
     )
 
     def moved(name: str, action: str, tensors: dict[int, list[Tensor]]) -> list[Segment]:
-        return segments(name, Phase.STEP, owners, lambda run: [(action, t) for t in tensors[id(run)]])
+        return segments(
+            name, Phase.STEP, owners, lambda run: [(action, t) for t in tensors[id(run)]]
+        )
 
-    # flatten_dense_tensors_aligned(averaged_gradients).to(fp32): the flat 16-bit copy lives until the cast is done.
+    # flatten_dense_tensors_aligned(averaged_gradients).to(fp32): the flat 16-bit copy lives until
+    # the cast is done.
     cast = [
         *moved("flattened gradients", ALLOC, flat),
         *moved("fp32 gradients", ALLOC, wide),
@@ -198,7 +267,8 @@ def updates_in_backward(row: Optimizer, policy: Policy) -> bool:
 
 
 def _foreach(row: Optimizer, owners: list[Run]) -> list[Segment]:
-    """Parameters of one type at a time; a type's temporaries live until the next type's are made (a rebound variable)."""
+    """Parameters of one type at a time; a type's temporaries live until the next type's are made (a
+    rebound variable)."""
     made: list[Segment] = []
     last: list[Segment] = []
     for dtype in dict.fromkeys(w.tensor.dtype for run in owners for w in trained(run)):
@@ -211,20 +281,35 @@ def _foreach(row: Optimizer, owners: list[Run]) -> list[Segment]:
             ]
             for run in owners
         }
-        made += segments("foreach temporaries", Phase.STEP, owners, lambda run, held=held: [(ALLOC, t) for t in held[id(run)]])
+        made += segments(
+            "foreach temporaries",
+            Phase.STEP,
+            owners,
+            lambda run, held=held: [(ALLOC, t) for t in held[id(run)]],
+        )
         made += last
         made += segments(
             "update",
             Phase.STEP,
             owners,
-            lambda run, dtype=dtype: [(RUN, Work(None, costs(row, w), False)) for w in trained(run) if w.tensor.dtype is dtype],
+            lambda run, dtype=dtype: [
+                (RUN, Work(None, costs(row, w), False))
+                for w in trained(run)
+                if w.tensor.dtype is dtype
+            ],
         )
-        last = segments("foreach temporaries released", Phase.STEP, owners, lambda run, held=held: [(FREE, t) for t in held[id(run)]])
+        last = segments(
+            "foreach temporaries released",
+            Phase.STEP,
+            owners,
+            lambda run, held=held: [(FREE, t) for t in held[id(run)]],
+        )
     return made + last
 
 
 def update_events(row: Optimizer, weights: list[Weight]) -> list[Event]:
-    """The update of parameters one after the other, with the temporaries of each; the last one's variables die at the end."""
+    """The update of parameters one after the other, with the temporaries of each; the last one's
+    variables die at the end."""
     events: list[Event] = []
     bound: dict[str, Tensor] = {}
     for weight in weights:
@@ -249,11 +334,18 @@ def _temporary(line: Temporary, weight: Weight) -> Tensor | None:
     if line.half_only and weight.tensor.dtype is FP32:
         return None
     axes = (line.elements(weight.axes),) if line.elements else weight.axes
-    return Tensor(f"{line.name} of the step", axes, line.dtype or weight.tensor.dtype, Role.WORKSPACE, weight.path)
+    return Tensor(
+        f"{line.name} of the step",
+        axes,
+        line.dtype or weight.tensor.dtype,
+        Role.WORKSPACE,
+        weight.path,
+    )
 
 
 def costs(row: Optimizer, weight: Weight) -> list[Cost]:
-    """Bytes that the update of one parameter moves (parameter, gradient, states read and written), and the products Muon runs."""
+    """Bytes that the update of one parameter moves (parameter, gradient, states read and written),
+    and the products Muon runs."""
     row = applied_to(row, weight)
     states: Size = 0
     for state in row.states:
@@ -262,8 +354,14 @@ def costs(row: Optimizer, weight: Weight) -> list[Cost]:
         count = state.elements(weight.axes) if state.elements else weight.elements
         states = states + ceil_div(count * (state.dtype or weight.tensor.dtype).bits, 8)
     extra = max(int(row.traffic_passes) - 7, 0)
-    found: list[Cost] = [Move((3 + extra) * weight.tensor.nbytes + 2 * states, max(row.launches_per_parameter, 1))]
+    found: list[Cost] = [
+        Move((3 + extra) * weight.tensor.nbytes + 2 * states, max(row.launches_per_parameter, 1))
+    ]
     if row.newton_schulz_steps and len(weight.axes) == 2:
         short, long = minimum(*weight.axes), maximum(*weight.axes)
-        found += [Gemm(short, short, long, BF16), Gemm(short, short, short, BF16), Gemm(short, long, short, BF16)] * row.newton_schulz_steps
+        found += [
+            Gemm(short, short, long, BF16),
+            Gemm(short, short, short, BF16),
+            Gemm(short, long, short, BF16),
+        ] * row.newton_schulz_steps
     return found

@@ -1,7 +1,9 @@
-"""Weights of the layers in host memory: each layer's are copied to the device for its forward and again for its backward.
+"""Weights of the layers in host memory: each layer's are copied to the device for its forward and
+again for its backward.
 
-While one layer runs, `prefetch` others are on their way. Trained weights need the optimizer on the host too. Sources:
-ZeRO-Infinity (arXiv 2104.07857); accelerate hooks.py AlignDevicesHook with offload; diffusers' and torchao's streaming alike.
+While one layer runs, `prefetch` others are on their way. Trained weights need the optimizer on the
+host too. Sources: ZeRO-Infinity (arXiv 2104.07857); accelerate hooks.py AlignDevicesHook with
+offload; diffusers' and torchao's streaming alike.
 """
 
 from __future__ import annotations
@@ -17,25 +19,42 @@ if TYPE_CHECKING:
 
 
 def streamed_tensors(run: Run) -> list[Tensor]:
-    """What of a run's block is streamed: everything stored but adapters, for layers; nothing for embeddings and head."""
+    """What of a run's block is streamed: everything stored but adapters, for layers; nothing for
+    embeddings and head."""
     if not run.stage.checkpointed:
         return []
-    return [t for w in run.block.weights if not w.tied_to and w.tensor.role is not Role.ADAPTERS for t in (w.tensor, *w.constants)]
+    return [
+        t
+        for w in run.block.weights
+        if not w.tied_to and w.tensor.role is not Role.ADAPTERS
+        for t in (w.tensor, *w.constants)
+    ]
 
 
 def load_on_host(load: list[Segment], runs: list[Run]) -> list[Segment]:
     """The loading segments with streamed weights in host memory."""
     from napkinmath.ir.step import Segment
 
-    moved = {t: Tensor(t.name, t.axes, t.dtype, t.role, t.module, t.source, host=True) for run in runs for t in streamed_tensors(run)}
+    moved = {
+        t: Tensor(t.name, t.axes, t.dtype, t.role, t.module, t.source, host=True)
+        for run in runs
+        for t in streamed_tensors(run)
+    }
     return [
-        Segment(s.name, s.phase, [(a, moved.get(p, p)) if isinstance(p, Tensor) else (a, p) for a, p in s.events], s.repeat, s.symbols)
+        Segment(
+            s.name,
+            s.phase,
+            [(a, moved.get(p, p)) if isinstance(p, Tensor) else (a, p) for a, p in s.events],
+            s.repeat,
+            s.symbols,
+        )
         for s in load
     ]  # type: ignore[misc]
 
 
 def stream(segments: list[Segment], runs: list[Run], policy: Policy) -> list[Segment]:
-    """A micro-step's segments with every streamed layer's weights brought in before and dropped after it."""
+    """A micro-step's segments with every streamed layer's weights brought in before and dropped
+    after it."""
     from napkinmath.ir.step import Segment
 
     offload = policy.config.offload
@@ -47,13 +66,44 @@ def stream(segments: list[Segment], runs: list[Run], policy: Policy) -> list[Seg
             found.append(segment)
             continue
         ahead = [
-            Tensor(f"{t.name} on its way", t.axes, t.dtype, t.role, t.module, t.source) for t in tensors for _ in range(offload.prefetch)
+            Tensor(f"{t.name} on its way", t.axes, t.dtype, t.role, t.module, t.source)
+            for t in tensors
+            for _ in range(offload.prefetch)
         ]
         copies: list[Event] = [
-            (RUN, Work(None, (HostCopy(t.nbytes, to_host=False, pinned=offload.pinned),), segment.phase is Phase.BACKWARD)) for t in tensors
+            (
+                RUN,
+                Work(
+                    None,
+                    (HostCopy(t.nbytes, to_host=False, pinned=offload.pinned),),
+                    segment.phase is Phase.BACKWARD,
+                ),
+            )
+            for t in tensors
         ]
-        events: list[Event] = [*((ALLOC, t) for t in tensors), *copies, *segment.events, *((FREE, t) for t in tensors)]
-        found.append(Segment(f"prefetch of {segment.name}", segment.phase, [(ALLOC, t) for t in ahead], 1, segment.symbols))
+        events: list[Event] = [
+            *((ALLOC, t) for t in tensors),
+            *copies,
+            *segment.events,
+            *((FREE, t) for t in tensors),
+        ]
+        found.append(
+            Segment(
+                f"prefetch of {segment.name}",
+                segment.phase,
+                [(ALLOC, t) for t in ahead],
+                1,
+                segment.symbols,
+            )
+        )
         found.append(Segment(segment.name, segment.phase, events, segment.repeat, segment.symbols))
-        found.append(Segment(f"end of the prefetch of {segment.name}", segment.phase, [(FREE, t) for t in ahead], 1, segment.symbols))
+        found.append(
+            Segment(
+                f"end of the prefetch of {segment.name}",
+                segment.phase,
+                [(FREE, t) for t in ahead],
+                1,
+                segment.symbols,
+            )
+        )
     return found

@@ -1,4 +1,5 @@
-"""Which set of patched operations runs, and what it asks of the model and of the rest of the configuration."""
+"""Which set of patched operations runs, and what it asks of the model and of the rest of the
+configuration."""
 
 from __future__ import annotations
 
@@ -12,27 +13,41 @@ if TYPE_CHECKING:
 
 
 def settle_patch(spec: ModelSpec, config: TrainConfig) -> tuple[KernelSet, TrainConfig]:
-    """The set for the model's family, and the configuration as it leaves it; InputError where it knows no such model or training.
+    """The set for the model's family, and the configuration as it leaves it; InputError where it
+    knows no such model or training.
 
-    unsloth prepares a quantized model itself and widens nothing (models/_utils.py prepare_model_for_training).
+    unsloth prepares a quantized model itself and widens nothing (models/_utils.py
+    prepare_model_for_training).
     """
     from napkinmath.catalog.kernels import KERNEL_SETS
     from napkinmath.lowering.choices import find_stack
 
     row = KERNEL_SETS[config.kernels.value]
     if spec.family not in row.families:
-        raise InputError(f"--kernels {row.name} does not know {spec.family} models, only {', '.join(row.families)}; use --kernels hf")
+        raise InputError(
+            f"--kernels {row.name} does not know {spec.family} models, only"
+            f" {', '.join(row.families)}; use --kernels hf"
+        )
     if find_stack(config.stack).modelling:
         raise InputError(
-            f"--kernels {row.name} patches the classes of transformers, which stack {config.stack} does not run; use --kernels hf"
+            f"--kernels {row.name} patches the classes of transformers, which stack {config.stack}"
+            " does not run; use --kernels hf"
         )
     if config.compile:
-        raise InputError(f"--kernels {row.name} with --compile: the compiler fuses these operations itself; drop one of the two")
+        raise InputError(
+            f"--kernels {row.name} with --compile: the compiler fuses these operations itself; drop"
+            " one of the two"
+        )
     if row.adapters_only:
         if config.adapter is None or config.adapter.kind is not AdapterKind.LORA:
-            raise InputError(f"--kernels {row.name} fuses LoRA adapters and nothing else here; add --lora or --qlora, or use --kernels hf")
+            raise InputError(
+                f"--kernels {row.name} fuses LoRA adapters and nothing else here; add --lora or"
+                " --qlora, or use --kernels hf"
+            )
         if config.quantization is not None:
-            config = config.replace(quantization=config.quantization.replace(kbit_preparation=False))
+            config = config.replace(
+                quantization=config.quantization.replace(kbit_preparation=False)
+            )
     if spec.family in row.fresh_norms:
         row = row.replace(norm_in_place=False)
     return row, config

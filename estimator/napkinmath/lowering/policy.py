@@ -1,11 +1,18 @@
-"""Policy: the decisions a training configuration makes for every weight and linear of the model, in one place."""
+"""Policy: the decisions a training configuration makes for every weight and linear of the model, in
+one place."""
 
 from __future__ import annotations
 
 from napkinmath.base.dtypes import BF16, FP32, DType, find_dtype
 from napkinmath.base.expr import Size
 from napkinmath.config.parallel_config import PipelineSchedule
-from napkinmath.config.train_config import AdapterConfig, AdapterKind, Attention, RecomputeKind, TrainConfig
+from napkinmath.config.train_config import (
+    AdapterConfig,
+    AdapterKind,
+    Attention,
+    RecomputeKind,
+    TrainConfig,
+)
 from napkinmath.ir.ledger import Role, Tensor, Value, Weight
 from napkinmath.lowering.precision import PRECISIONS, computed_rule
 
@@ -21,14 +28,16 @@ if TYPE_CHECKING:
     from napkinmath.lowering.parallel.tensor import TensorSplit
     from napkinmath.lowering.quantized import WeightFormat
 
-# What quantizers pack and what all-linear adapts: both every nn.Linear, but for projections whose names PEFT moves to the experts,
-# and for classifiers and subclasses of nn.Linear (some routers), which bitsandbytes leaves whole.
+# What quantizers pack and what all-linear adapts: both every nn.Linear, but for projections whose
+# names PEFT moves to the experts, and for classifiers and subclasses of nn.Linear (some routers),
+# which bitsandbytes leaves whole.
 QUANTIZED_KINDS = ("linear", "linear without adapter")
 ADAPTED_KINDS = ("linear", "unquantized linear")
 
 
 class Policy:
-    """Precision, training mode, what is trained, and how linears are lowered; made once per estimate from a TrainConfig."""
+    """Precision, training mode, what is trained, and how linears are lowered; made once per
+    estimate from a TrainConfig."""
 
     def __init__(
         self,
@@ -41,7 +50,9 @@ class Policy:
         patch: KernelSet | None = None,
         processors: int = 132,
     ) -> None:
-        self.loaded_rule = PRECISIONS[config.precision]  # types as loaded; a sharded engine may compute in another
+        self.loaded_rule = PRECISIONS[
+            config.precision
+        ]  # types as loaded; a sharded engine may compute in another
         rule = computed_rule(self.loaded_rule, config.parallel)
         self.config, self.stack, self.rule = config, stack, rule
         self.autocast: DType | None = rule.autocast
@@ -52,10 +63,15 @@ class Policy:
         self.thresholds: dict[str, set[int]] = {}
         self.patch = patch
         self.processors = processors
-        self.recorded: tuple[ModelSpec, list[Run], dict[str, Value]] | None = None  # of a pipeline, whose ranks are cut from it
+        self.recorded: tuple[ModelSpec, list[Run], dict[str, Value]] | None = (
+            None  # of a pipeline, whose ranks are cut from it
+        )
         self.rank_steps: dict[int, tuple[ModelSpec, Step]] = {}  # what stages.rank_step has built
-        self.left_whole = ""  # module of the part being recorded that the quantizer leaves (lowering/unconverted.py)
-        self.decoded: list[int] = []  # bytes of the weights that patched operations decode into one buffer
+        # module of the part being recorded that the quantizer leaves (lowering/unconverted.py)
+        self.left_whole = ""
+        self.decoded: list[
+            int
+        ] = []  # bytes of the weights that patched operations decode into one buffer
         self.format: WeightFormat | None = None
         self.experts: ExpertSplit | None = None
         if config.parallel.expert_parallel_size > 1:
@@ -89,50 +105,76 @@ class Policy:
 
     @property
     def shards(self) -> bool:
-        """Whether an engine stores parts of the parameters and gathers them for computation (FSDP, ZeRO)."""
+        """Whether an engine stores parts of the parameters and gathers them for computation (FSDP,
+        ZeRO)."""
         kind = self.config.parallel.data_parallel
         return kind.is_fsdp or kind.is_zero
 
     @property
     def quant_storage(self) -> str:
-        """Type that holds packed 4-bit weights: where parameters are sharded, one that can be (bnb_4bit_quant_storage).
+        """Type that holds packed 4-bit weights: where parameters are sharded, one that can be
+        (bnb_4bit_quant_storage).
 
-        GPTQ's and AWQ's int32 words are buffers, which every rank has whole (gptqmodel nn_modules/qlinear register_buffer).
+        GPTQ's and AWQ's int32 words are buffers, which every rank has whole (gptqmodel
+        nn_modules/qlinear register_buffer).
         """
         quantization = self.config.quantization
         if quantization is not None and quantization.storage != "auto":
             return quantization.storage
-        return "bf16" if self.shards and not (self.format is not None and self.format.words) else "uint8"
+        return (
+            "bf16"
+            if self.shards and not (self.format is not None and self.format.words)
+            else "uint8"
+        )
 
     def virtual_tokens(self, kind: AdapterKind) -> int:
         """How many virtual tokens a method of that kind trains, 0 under another."""
-        return self.adapter.num_virtual_tokens if self.adapter is not None and self.adapter.kind is kind else 0
+        return (
+            self.adapter.num_virtual_tokens
+            if self.adapter is not None and self.adapter.kind is kind
+            else 0
+        )
 
     @property
     def inputs_require_grad(self) -> bool:
-        """`enable_input_require_grads()`: PeftModel calls it on a base whose checkpointing is on (peft 0.21 peft_model.py).
+        """`enable_input_require_grads()`: PeftModel calls it on a base whose checkpointing is on
+        (peft 0.21 peft_model.py).
 
-        Switching checkpointing on calls it too where a model reads tokens (transformers 5.23 modeling_utils.py _activation_checkpointing_enable).
+        Switching checkpointing on calls it too where a model reads tokens (transformers 5.23
+        modeling_utils.py _activation_checkpointing_enable).
         """
         return self.adapter is not None and self.recomputes
 
     @property
     def pixels_require_grad(self) -> bool:
-        """The same where a model reads pixels: PeftModel leaves a quantized base to k-bit preparation, which asks for the reentrant form alone.
+        """The same where a model reads pixels: PeftModel leaves a quantized base to k-bit
+        preparation, which asks for the reentrant form alone.
 
-        Source: peft 0.21 peft_model.py _prepare_model_for_gradient_checkpointing, utils/other.py prepare_model_for_kbit_training.
+        Source: peft 0.21 peft_model.py _prepare_model_for_gradient_checkpointing, utils/other.py
+        prepare_model_for_kbit_training.
         """
         return self.inputs_require_grad and (self.config.quantization is None or self.reentrant)
 
     # ------------------------------------------------------------ weights
 
-    def make_weight(self, path: str, axes: tuple[Size, ...], *, kind: str, dtype: DType | None, buffer: bool, tied_to: str) -> Weight:
-        """Storage of a named parameter: its type after loading and k-bit preparation, packed if quantized, trained or frozen."""
+    def make_weight(
+        self,
+        path: str,
+        axes: tuple[Size, ...],
+        *,
+        kind: str,
+        dtype: DType | None,
+        buffer: bool,
+        tied_to: str,
+    ) -> Weight:
+        """Storage of a named parameter: its type after loading and k-bit preparation, packed if
+        quantized, trained or frozen."""
         name = path.rpartition(".")[2]
         trainable = not buffer and kind != "statistics" and self.is_trained(path)
         role = Role.ADAPTERS if self.adapter is not None and trainable else Role.WEIGHTS
         if self.adapter is not None and trainable:
-            tied_to = ""  # ModulesToSaveWrapper trains a copy of the module, which is tied to nothing
+            # ModulesToSaveWrapper trains a copy of the module, which is tied to nothing
+            tied_to = ""
         if (
             self.format is not None
             and (kind in QUANTIZED_KINDS or (kind == "experts" and self.format.packs_experts))
@@ -140,39 +182,71 @@ class Policy:
             and not trainable
         ):
             packed, constants = self.format.pack(name, axes, path)
-            return Weight(path, axes, packed, trainable=False, kind=kind, constants=constants, buffer=buffer, tied_to=tied_to)
+            return Weight(
+                path,
+                axes,
+                packed,
+                trainable=False,
+                kind=kind,
+                constants=constants,
+                buffer=buffer,
+                tied_to=tied_to,
+            )
         stored = dtype or self.parameter_dtype(kind)
-        return Weight(path, axes, Tensor(name, axes, stored, role, path), trainable=trainable, kind=kind, buffer=buffer, tied_to=tied_to)
+        return Weight(
+            path,
+            axes,
+            Tensor(name, axes, stored, role, path),
+            trainable=trainable,
+            kind=kind,
+            buffer=buffer,
+            tied_to=tied_to,
+        )
 
     def parameter_dtype(self, kind: str) -> DType:
-        """Type of an unquantized parameter: k-bit preparation makes what is left unquantized fp32."""
+        """Type of an unquantized parameter: k-bit preparation makes what is left unquantized
+        fp32."""
         quantization = self.config.quantization
         if quantization is not None:
             cast_back = self.stack.half_embeddings and kind in ("embedding", "head")
-            widened = quantization.kbit_preparation and not self.shards and (self.format is None or self.format.widened_rest)
+            widened = (
+                quantization.kbit_preparation
+                and not self.shards
+                and (self.format is None or self.format.widened_rest)
+            )
             return FP32 if widened and not cast_back else self.compute_dtype
         return self.rule.parameters
 
     @property
     def loaded_dtype(self) -> DType:
-        """Type in which the model is loaded, which floating buffers keep whatever is done to the parameters."""
+        """Type in which the model is loaded, which floating buffers keep whatever is done to the
+        parameters."""
         return self.rule.parameters if self.config.quantization is None else self.compute_dtype
 
     @property
     def compute_dtype(self) -> DType:
-        """Type in which quantized weights are multiplied and unprepared parameters of a quantized model are kept."""
+        """Type in which quantized weights are multiplied and unprepared parameters of a quantized
+        model are kept."""
         return self.autocast or (self.rule.parameters if self.rule.parameters is not FP32 else BF16)
 
     def keeps_original(self, weight: Weight) -> bool:
-        """Whether PEFT holds the untrained original beside a module that is trained whole (modules_to_save)."""
-        return self.adapter is not None and weight.trainable and not weight.tied_to and not weight.buffer
+        """Whether PEFT holds the untrained original beside a module that is trained whole
+        (modules_to_save)."""
+        return (
+            self.adapter is not None
+            and weight.trainable
+            and not weight.tied_to
+            and not weight.buffer
+        )
 
     @property
     def product_dtype(self) -> DType:
         """Type in which quantized weights are multiplied (bnb_4bit_compute_dtype)."""
         quantization = self.config.quantization
         return (
-            self.compute_dtype if quantization is None or quantization.compute_dtype == "auto" else find_dtype(quantization.compute_dtype)
+            self.compute_dtype
+            if quantization is None or quantization.compute_dtype == "auto"
+            else find_dtype(quantization.compute_dtype)
         )
 
     def _kept_whole(self, path: str) -> bool:
@@ -182,8 +256,11 @@ class Policy:
         if quantization is None:
             return False
         outer, module = path.split(".")[:-2], path.split(".")[-2:][0]
-        # lm_head is the product with the vocabulary; the layers of a head of that name (RobertaLMHead.dense) are packed
-        return module in quantization.keep or any(part in quantization.keep and part != "lm_head" for part in outer)
+        # lm_head is the product with the vocabulary; the layers of a head of that name
+        # (RobertaLMHead.dense) are packed
+        return module in quantization.keep or any(
+            part in quantization.keep and part != "lm_head" for part in outer
+        )
 
     def is_trained(self, path: str) -> bool:
         """Whether a base parameter gets a gradient."""
@@ -194,25 +271,55 @@ class Policy:
 
     @property
     def holds_logits(self) -> bool:
-        """Whether logits live until the micro-batch's backward is over: the caller keeps them, or torch's last pipeline stage does."""
+        """Whether logits live until the micro-batch's backward is over: the caller keeps them, or
+        torch's last pipeline stage does."""
         return self.stack.logits_held or self.keeps_stage_buffers
 
     @property
     def keeps_stage_buffers(self) -> bool:
-        """Whether stages are torch's, which hold their outputs and a receive buffer for each micro-batch (distributed/pipelining/stage.py)."""
+        """Whether stages are torch's, which hold their outputs and a receive buffer for each
+        micro-batch (distributed/pipelining/stage.py)."""
         parallel = self.config.parallel
-        pipelined = parallel.pipeline_parallel_size > 1 and parallel.pipeline_schedule is not PipelineSchedule.NAIVE
+        pipelined = (
+            parallel.pipeline_parallel_size > 1
+            and parallel.pipeline_schedule is not PipelineSchedule.NAIVE
+        )
         return pipelined and not self.stack.name.startswith("megatron")
 
     # ------------------------------------------------------------ linears
 
-    def linear(self, t: Tape, x: Value, outputs: Size, *, bias: bool, kind: str, role: Role, weight: Weight | None) -> Value:
+    def linear(
+        self,
+        t: Tape,
+        x: Value,
+        outputs: Size,
+        *,
+        bias: bool,
+        kind: str,
+        role: Role,
+        weight: Weight | None,
+    ) -> Value:
         """Lowers one linear of the model: dense or dequantized, with its adapters around it."""
         if self.tensor is not None:
-            return self.tensor.linear(t, x, outputs, kind, lambda source: self._whole_linear(t, source, outputs, bias, kind, role, weight))
+            return self.tensor.linear(
+                t,
+                x,
+                outputs,
+                kind,
+                lambda source: self._whole_linear(t, source, outputs, bias, kind, role, weight),
+            )
         return self._whole_linear(t, x, outputs, bias, kind, role, weight)
 
-    def _whole_linear(self, t: Tape, x: Value, outputs: Size, bias: bool, kind: str, role: Role, weight: Weight | None) -> Value:
+    def _whole_linear(
+        self,
+        t: Tape,
+        x: Value,
+        outputs: Size,
+        bias: bool,
+        kind: str,
+        role: Role,
+        weight: Weight | None,
+    ) -> Value:
         from napkinmath.ops.matmul import dense_linear
 
         if self.patch is not None and self.patch.adapters and kind != "head":
@@ -223,7 +330,11 @@ class Policy:
                 return out
         w = weight or t.weight("weight", (outputs, x.axes[-1]), kind=kind)
         b = (
-            t.weight("bias", (outputs,), kind="bias", dtype=self.product_dtype if w.constants else None).value if bias else None
+            t.weight(
+                "bias", (outputs,), kind="bias", dtype=self.product_dtype if w.constants else None
+            ).value
+            if bias
+            else None
         )  # Linear4bit.forward casts it for good
 
         def base(source: Value) -> Value:
@@ -251,7 +362,8 @@ class Policy:
         return any(path == name or path.endswith("." + name) for name in adapter.targets)
 
     def adapts_parameter(self, names: tuple[str, ...]) -> bool:
-        """Whether LoRA sits on a parameter that replaced modules of these names (peft utils/transformers_weight_conversion.py)."""
+        """Whether LoRA sits on a parameter that replaced modules of these names (peft
+        utils/transformers_weight_conversion.py)."""
         adapter = self.adapter
         if adapter is None or adapter.kind is not AdapterKind.LORA or not names:
             return False
@@ -259,7 +371,8 @@ class Policy:
 
     @property
     def adapter_dtype(self) -> DType:
-        """Type of adapter weights: PEFT keeps them in fp32 over a half-precision or quantized base unless told otherwise."""
+        """Type of adapter weights: PEFT keeps them in fp32 over a half-precision or quantized base
+        unless told otherwise."""
         assert self.adapter is not None
         if self.shards and self.loaded_rule.autocast is not None:
             return self.loaded_rule.autocast  # gathered, or kept, in the type of computation
@@ -275,9 +388,11 @@ class Policy:
         return self.config.sequence_length // self.config.parallel.context_parallel_size
 
     def at_least(self, symbol: str, value: int) -> bool:
-        """Whether b or s reaches a value at which the library runs other operations (a batch of 2, an attention window).
+        """Whether b or s reaches a value at which the library runs other operations (a batch of 2,
+        an attention window).
 
-        The values asked for are kept in `thresholds`: between two of them one record holds for every size.
+        The values asked for are kept in `thresholds`: between two of them one record holds for
+        every size.
         """
         self.thresholds.setdefault(symbol, set()).add(value)
         size = self.config.micro_batch_size if symbol == "b" else self.sequence_length
@@ -287,31 +402,41 @@ class Policy:
 
     @property
     def masks_packed(self) -> bool:
-        """Whether packed sequences are told apart by a mask: by every kernel but flash-attn's, which take their ends."""
+        """Whether packed sequences are told apart by a mask: by every kernel but flash-attn's,
+        which take their ends."""
         return self.config.batch.packing and self.config.attention is not Attention.FLASH2
 
     @property
     def packed_length(self) -> int:
-        """Length of the sequence that a packed token is in, on average: the sum of squares over the sum; 0 where they are not known."""
+        """Length of the sequence that a packed token is in, on average: the sum of squares over the
+        sum; 0 where they are not known."""
         batch = self.config.batch
         if not batch.packing or self.masks_packed or not batch.lengths:
             return 0
         return max(1, round(sum(length * length for length in batch.lengths) / sum(batch.lengths)))
 
     def attended_dtype(self, dtype: DType) -> DType:
-        """Type in which q, k, v of a type reach a fused kernel: autocast's, or the type of loading where flash-attn is given fp32.
+        """Type in which q, k, v of a type reach a fused kernel: autocast's, or the type of loading
+        where flash-attn is given fp32.
 
         Source: transformers 5.23 integrations/flash_attention.py get_target_dtype.
         """
         if self.autocast is not None:
             return self.autocast
-        cast_back = self.sdpa_choice is Attention.FLASH2 and dtype is FP32 and self.config.quantization is not None
+        cast_back = (
+            self.sdpa_choice is Attention.FLASH2
+            and dtype is FP32
+            and self.config.quantization is not None
+        )
         return self.loaded_dtype if cast_back else dtype
 
     def sdpa_kernel(self, dtype: DType, *, head_size: Size, masked: bool, grouped: bool) -> str:
-        """The kernel SDPA would pick on CUDA for these inputs (aten/native/transformers/cuda/sdp_utils.cpp)."""
+        """The kernel SDPA would pick on CUDA for these inputs
+        (aten/native/transformers/cuda/sdp_utils.cpp)."""
         choice = self.sdpa_choice
-        if choice in (Attention.FLASH, Attention.FLASH2, Attention.CUDNN) and (dtype is FP32 or masked):
+        if choice in (Attention.FLASH, Attention.FLASH2, Attention.CUDNN) and (
+            dtype is FP32 or masked
+        ):
             choice = Attention.EFFICIENT
         if choice is Attention.EFFICIENT and grouped and not masked:
             return "math"

@@ -12,23 +12,28 @@ if TYPE_CHECKING:
 
 
 class PrecisionRule(Record):
-    """One row: `parameters` as stored, `autocast` as computed (None: as stored), and the GEMM rate that applies."""
+    """One row: `parameters` as stored, `autocast` as computed (None: as stored), and the GEMM rate
+    that applies."""
 
     parameters: DType
     autocast: DType | None = None
     gemm: str = ""
-    """FLOP/s row of the GPU that utilisation is measured against where it is not the operands' type (tf32, fp8)."""
+    """FLOP/s row of the GPU that utilisation is measured against where it is not the operands' type
+    (tf32, fp8)."""
     loss_scaling: bool = False
     fp8_block: int | None = None
-    """Linears but the head multiply in FP8: side of the blocks that share a scale, 0 for one scale a tensor."""
+    """Linears but the head multiply in FP8: side of the blocks that share a scale, 0 for one scale
+    a tensor."""
     meaning: str = ""
 
 
 def computed_rule(rule: PrecisionRule, parallel: ParallelConfig) -> PrecisionRule:
-    """The types a rank computes in: FSDP gathers parameters in the type of mixed precision, DeepSpeed keeps them in it without autocast.
+    """The types a rank computes in: FSDP gathers parameters in the type of mixed precision,
+    DeepSpeed keeps them in it without autocast.
 
-    With FP8 and a named sharded type FSDP's policy is all the mixed precision there is, as in torchtitan (parallelize_llama.py apply_fsdp).
-    Sources: accelerate 1.14 utils/dataclasses.py FullyShardedDataParallelPlugin.set_mixed_precision; DeepSpeed runtime/engine.py
+    With FP8 and a named sharded type FSDP's policy is all the mixed precision there is, as in
+    torchtitan (parallelize_llama.py apply_fsdp). Sources: accelerate 1.14 utils/dataclasses.py
+    FullyShardedDataParallelPlugin.set_mixed_precision; DeepSpeed runtime/engine.py
     _configure_distributed_model.
     """
     if rule.autocast is None:
@@ -36,18 +41,61 @@ def computed_rule(rule: PrecisionRule, parallel: ParallelConfig) -> PrecisionRul
     if parallel.data_parallel.is_fsdp:
         alone = rule.fp8_block is not None and parallel.sharded_dtype != "auto"
         return rule.replace(parameters=rule.autocast, autocast=None if alone else rule.autocast)
-    return rule.replace(parameters=rule.autocast, autocast=None) if parallel.data_parallel.is_zero else rule
+    return (
+        rule.replace(parameters=rule.autocast, autocast=None)
+        if parallel.data_parallel.is_zero
+        else rule
+    )
 
 
 PRECISIONS: dict[Precision, PrecisionRule] = {
     Precision.BF16: PrecisionRule(parameters=BF16, meaning="everything in bf16"),
-    Precision.BF16_AUTOCAST: PrecisionRule(parameters=BF16, autocast=BF16, meaning="bf16 weights under bf16 autocast: the Trainer's bf16=True on a model loaded in its own dtype"),
-    Precision.BF16_AMP: PrecisionRule(parameters=FP32, autocast=BF16, meaning="fp32 master weights under bf16 autocast"),
+    Precision.BF16_AUTOCAST: PrecisionRule(
+        parameters=BF16,
+        autocast=BF16,
+        meaning=(
+            "bf16 weights under bf16 autocast: the Trainer's bf16=True on a model loaded in its own"
+            " dtype"
+        ),
+    ),
+    Precision.BF16_AMP: PrecisionRule(
+        parameters=FP32, autocast=BF16, meaning="fp32 master weights under bf16 autocast"
+    ),
     Precision.FP16: PrecisionRule(parameters=FP16, meaning="everything in fp16"),
-    Precision.FP16_AMP: PrecisionRule(parameters=FP32, autocast=FP16, loss_scaling=True, meaning="fp32 master weights under fp16 autocast with loss scaling"),
-    Precision.FP16_AUTOCAST: PrecisionRule(parameters=FP16, autocast=FP16, loss_scaling=True, meaning="fp16 weights under fp16 autocast with loss scaling: the Trainer's fp16=True on a frozen or quantized base"),
+    Precision.FP16_AMP: PrecisionRule(
+        parameters=FP32,
+        autocast=FP16,
+        loss_scaling=True,
+        meaning="fp32 master weights under fp16 autocast with loss scaling",
+    ),
+    Precision.FP16_AUTOCAST: PrecisionRule(
+        parameters=FP16,
+        autocast=FP16,
+        loss_scaling=True,
+        meaning=(
+            "fp16 weights under fp16 autocast with loss scaling: the Trainer's fp16=True on a"
+            " frozen or quantized base"
+        ),
+    ),
     Precision.FP32: PrecisionRule(parameters=FP32, meaning="everything in fp32"),
-    Precision.TF32: PrecisionRule(parameters=FP32, gemm="tf32", meaning="fp32 storage, TF32 matrix products"),
-    Precision.FP8: PrecisionRule(parameters=FP32, autocast=BF16, gemm="fp8", fp8_block=0, meaning="fp32 weights, bf16 activations, tensor-scaled E4M3/E5M2 products"),
-    Precision.FP8_BLOCK: PrecisionRule(parameters=FP32, autocast=BF16, gemm="fp8", fp8_block=128, meaning="fp32 weights, bf16 activations, products with a scale for each 128x128 block of weights and each 128 activations"),
-}  # fmt: skip
+    Precision.TF32: PrecisionRule(
+        parameters=FP32, gemm="tf32", meaning="fp32 storage, TF32 matrix products"
+    ),
+    Precision.FP8: PrecisionRule(
+        parameters=FP32,
+        autocast=BF16,
+        gemm="fp8",
+        fp8_block=0,
+        meaning="fp32 weights, bf16 activations, tensor-scaled E4M3/E5M2 products",
+    ),
+    Precision.FP8_BLOCK: PrecisionRule(
+        parameters=FP32,
+        autocast=BF16,
+        gemm="fp8",
+        fp8_block=128,
+        meaning=(
+            "fp32 weights, bf16 activations, products with a scale for each 128x128 block of"
+            " weights and each 128 activations"
+        ),
+    ),
+}

@@ -35,7 +35,8 @@ class Grouping(str, Enum):
 
 
 class WeightFormat(Record):
-    """A quantized storage format: packed bits, scales for each group, and how a product unpacks it."""
+    """A quantized storage format: packed bits, scales for each group, and how a product unpacks
+    it."""
 
     name: str
     meaning: str
@@ -44,7 +45,8 @@ class WeightFormat(Record):
     group_size: int
     grouping: Grouping = Grouping.FLAT
     words: str = ""
-    """'inputs' or 'outputs': values packed into int32 words along that axis, zero points along the outputs; '' packs bytes."""
+    """'inputs' or 'outputs': values packed into int32 words along that axis, zero points along the
+    outputs; '' packs bytes."""
     scale_dtype: DType = FP32
     zero_point_bits: int = 0
     """Bits of the zero point of each group, 0 where the format is symmetric."""
@@ -55,18 +57,22 @@ class WeightFormat(Record):
     group_index: bool = False
     """An int32 for each input says which group it belongs to."""
     double_quant: bool = False
-    """Scales themselves quantized to 8 bits in blocks of 256 with an fp32 scale each, a 256-entry table and one offset a tensor."""
+    """Scales themselves quantized to 8 bits in blocks of 256 with an fp32 scale each, a 256-entry
+    table and one offset a tensor."""
     dequantize_kernel: str = "nf4"
     unpacks_whole: bool = True
-    """A full-size copy of the weight exists while it is multiplied (false: the kernel unpacks tiles)."""
+    """A full-size copy of the weight exists while it is multiplied (false: the kernel unpacks
+    tiles)."""
     multiplies_integers: bool = False
     """The forward quantizes the activations and multiplies int8 by int8 (LLM.int8())."""
     packs_experts: bool = False
     """The library packs experts held as 3-D parameters too (bitsandbytes packs only nn.Linear)."""
     widened_rest: bool = True
-    """k-bit preparation makes what is left unquantized fp32 (peft utils/other.py prepare_model_for_kbit_training leaves GPTQ and HQQ models alone)."""
+    """k-bit preparation makes what is left unquantized fp32 (peft utils/other.py
+    prepare_model_for_kbit_training leaves GPTQ and HQQ models alone)."""
     output_is_cloned: bool = False
-    """PEFT copies the output of the product before it adds an adapter's (4-bit layers of bitsandbytes)."""
+    """PEFT copies the output of the product before it adds an adapter's (4-bit layers of
+    bitsandbytes)."""
 
     @property
     def of_bitsandbytes(self) -> bool:
@@ -74,18 +80,23 @@ class WeightFormat(Record):
         return self.source.startswith("bitsandbytes")
 
     def decoder(self, stack: Stack) -> str:
-        """The kernel that unpacks: libraries of 2023 unpacked GPTQ's int32 words by torch operations where they trained.
+        """The kernel that unpacks: libraries of 2023 unpacked GPTQ's int32 words by torch
+        operations where they trained.
 
-        Source: AutoGPTQ 0.4 nn_modules/qlinear/qlinear_cuda_old.py forward; its fused kernels had no backward.
+        Source: AutoGPTQ 0.4 nn_modules/qlinear/qlinear_cuda_old.py forward; its fused kernels had
+        no backward.
         """
         by_operations = self.words == "inputs" and (0, 0) < stack.transformers < (4, 38)
         return "int4-ops" if by_operations else self.dequantize_kernel
 
-    def pack(self, name: str, axes: tuple[Size, ...], path: str) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def pack(
+        self, name: str, axes: tuple[Size, ...], path: str
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The packed tensor of a weight (..., outputs, inputs), and its constants."""
         packed = Tensor(name, *self._packed(axes), Role.WEIGHTS, path, self.source)
         return packed, tuple(
-            Tensor(label, size, dtype, Role.QUANTIZATION, path, self.source) for label, size, dtype in self._constants(axes)
+            Tensor(label, size, dtype, Role.QUANTIZATION, path, self.source)
+            for label, size, dtype in self._constants(axes)
         )
 
     def _packed(self, axes: tuple[Size, ...]) -> tuple[tuple[Size, ...], DType]:
@@ -126,13 +137,24 @@ class WeightFormat(Record):
         if self.group_index:
             yield "group of each input", (*axes[:-2], axes[-1]), INT32
 
-    def _zero_points(self, axes: tuple[Size, ...], groups: Size) -> tuple[str, tuple[Size, ...], DType]:
+    def _zero_points(
+        self, axes: tuple[Size, ...], groups: Size
+    ) -> tuple[str, tuple[Size, ...], DType]:
         if not self.words:
             return "zero points", (ceil_div(groups * self.zero_point_bits, 8),), UINT8
-        return "zero points", (*axes[:-2], ceil_div(axes[-1], self.group_size), ceil_div(axes[-2] * self.zero_point_bits, 32)), INT32
+        return (
+            "zero points",
+            (
+                *axes[:-2],
+                ceil_div(axes[-1], self.group_size),
+                ceil_div(axes[-2] * self.zero_point_bits, 32),
+            ),
+            INT32,
+        )
 
     def linear(self, t: Tape, x: Value, w: Weight, bias: Value | None, *, role: Role) -> Value:
-        """y = x·W^T with W unpacked into the compute type for the product, forward and again backward; x is not kept."""
+        """y = x·W^T with W unpacked into the compute type for the product, forward and again
+        backward; x is not kept."""
         if self.multiplies_integers:
             from napkinmath.lowering.int8_products import int8_linear
 
@@ -150,29 +172,53 @@ class WeightFormat(Record):
         again, gone = self._unpacked_again(t, w, compute, allocs, frees)
         unpack = Dequantize(self.decoder(t.policy.stack), w.elements, self.bits, compute)
         gradient = Gradient(x, t.gradient_of(x)) if x.requires_grad else None
-        backward = (*again, (ALLOC, gradient.tensor), *gone) if gradient is not None and gradient.tensor is not None else ()
+        backward = (
+            (*again, (ALLOC, gradient.tensor), *gone)
+            if gradient is not None and gradient.tensor is not None
+            else ()
+        )
         t.append(
-            f"{self.name} linear", (x, w.value), (out,), forward=(*allocs, (ALLOC, tensor), *frees), costs=(unpack, Gemm(rows, outputs, inputs, compute)),
+            f"{self.name} linear",
+            (x, w.value),
+            (out,),
+            forward=(*allocs, (ALLOC, tensor), *frees),
+            costs=(unpack, Gemm(rows, outputs, inputs, compute)),
             saves=(x.tensor,) if t.policy.stack.quantized_keeps_input and x.requires_grad else (),
-            backward=backward, gradients=(gradient,) if gradient else (), backward_costs=(unpack, Gemm(rows, inputs, outputs, compute)),
-        )  # fmt: skip
+            backward=backward,
+            gradients=(gradient,) if gradient else (),
+            backward_costs=(unpack, Gemm(rows, inputs, outputs, compute)),
+        )
         if bias is not None and bias.requires_grad:  # a frozen bias is added by the product itself
             out = add(t, out, Value(bias.tensor, axes, compute, bias.requires_grad))
-        return cast(t, out, source_dtype)  # Linear4bit.forward returns the type it was given, under autocast too
+        return cast(
+            t, out, source_dtype
+        )  # Linear4bit.forward returns the type it was given, under autocast too
 
     def _unpacked_again(
-        self, t: Tape, w: Weight, compute: DType, allocs: list[tuple[str, Tensor]], frees: list[tuple[str, Tensor]]
+        self,
+        t: Tape,
+        w: Weight,
+        compute: DType,
+        allocs: list[tuple[str, Tensor]],
+        frees: list[tuple[str, Tensor]],
     ) -> tuple[list[tuple[str, Tensor]], list[tuple[str, Tensor]]]:
-        """What the backward unpacks: into the type that the weight was quantized from, then into that of the product."""
+        """What the backward unpacks: into the type that the weight was quantized from, then into
+        that of the product."""
         stored = t.policy.compute_dtype
         if stored is compute or not self.unpacks_whole:
             return allocs, frees
         *scales, whole = self.unpacked(t, w, stored)
         wide = t.tensor("unpacked weight", w.axes, compute, Role.WORKSPACE)
-        return [*((ALLOC, y) for y in (*scales, whole)), *((FREE, y) for y in scales), (ALLOC, wide), (FREE, whole)], [(FREE, wide)]
+        return [
+            *((ALLOC, y) for y in (*scales, whole)),
+            *((FREE, y) for y in scales),
+            (ALLOC, wide),
+            (FREE, whole),
+        ], [(FREE, wide)]
 
     def unpacked(self, t: Tape, w: Weight, compute: DType, *, whole: bool = False) -> list[Tensor]:
-        """What exists while a weight is unpacked: nested scales in fp32, before and after adding the offset, then the weight."""
+        """What exists while a weight is unpacked: nested scales in fp32, before and after adding
+        the offset, then the weight."""
         made: list[Tensor] = []
         if self.double_quant:
             made.append(t.tensor("scales in fp32", (self.groups(w.axes),), FP32, Role.WORKSPACE))
@@ -197,7 +243,8 @@ def weight_format(config: QuantizationConfig) -> WeightFormat:
 
 
 def stored_bits_per_element(fmt: WeightFormat, axes: tuple[int, int] = (4096, 4096)) -> float:
-    """Bits a parameter of a weight of that shape costs with all its constants: 4.127 for NF4 with double quantization."""
+    """Bits a parameter of a weight of that shape costs with all its constants: 4.127 for NF4 with
+    double quantization."""
     packed, constants = fmt.pack("weight", axes, "")
     stored = sum(t.nbytes for t in (packed, *constants))
     assert isinstance(stored, int)

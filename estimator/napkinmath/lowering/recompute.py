@@ -1,9 +1,11 @@
-"""Recompute: which layers form a checkpoint unit, and which results a selective policy keeps inside one.
+"""Recompute: which layers form a checkpoint unit, and which results a selective policy keeps inside
+one.
 
-FULL checkpoints every layer; EVERY k treats k neighbouring layers as one unit (Megatron-LM's uniform method), SQRT takes k
-near the square root of the depth (arXiv 1604.06174); INTERLEAVED checkpoints each k-th layer and leaves the rest alone
-(transformers 5.23 modeling_utils.py every_n_layers, torchtitan's selective option); SELECTIVE keeps the outputs of named
-operations (torch 2.13 utils/checkpoint.py create_selective_checkpoint_contexts).
+FULL checkpoints every layer; EVERY k treats k neighbouring layers as one unit (Megatron-LM's
+uniform method), SQRT takes k near the square root of the depth (arXiv 1604.06174); INTERLEAVED
+checkpoints each k-th layer and leaves the rest alone (transformers 5.23 modeling_utils.py
+every_n_layers, torchtitan's selective option); SELECTIVE keeps the outputs of named operations
+(torch 2.13 utils/checkpoint.py create_selective_checkpoint_contexts).
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ def unit_size(config: RecomputeConfig, num_layers: int) -> int:
 
 
 def arrange(spec: ModelSpec, config: RecomputeConfig) -> tuple[Stage, ...]:
-    """The model's stages with checkpoint units of the configured size; what is left over forms a smaller last unit."""
+    """The model's stages with checkpoint units of the configured size; what is left over forms a
+    smaller last unit."""
     if config.kind is RecomputeKind.INTERLEAVED:
         return _interleaved(spec.stages, config.every)
     if config.kind not in (RecomputeKind.EVERY, RecomputeKind.SQRT):
@@ -92,7 +95,9 @@ def _interleaved(stages: tuple[Stage, ...], every: int) -> tuple[Stage, ...]:
             continue
         for _ in range(stage.count):
             checkpointed = index % every == 0
-            if arranged and arranged[-1].replace(count=1) == stage.replace(count=1, checkpointed=checkpointed):
+            if arranged and arranged[-1].replace(count=1) == stage.replace(
+                count=1, checkpointed=checkpointed
+            ):
                 arranged[-1] = arranged[-1].replace(count=arranged[-1].count + 1)
             else:
                 arranged.append(stage.replace(count=1, checkpointed=checkpointed, publishes=""))
@@ -102,9 +107,12 @@ def _interleaved(stages: tuple[Stage, ...], every: int) -> tuple[Stage, ...]:
 
 
 def is_kept(op: Op, keep: tuple[str, ...]) -> bool:
-    """Whether a selective policy keeps an operation's outputs: `keep` holds words of operation names, or modules' last names."""
+    """Whether a selective policy keeps an operation's outputs: `keep` holds words of operation
+    names, or modules' last names."""
     leaf = op.module.rpartition(".")[2]
-    return any(word in keep for word in op.name.split()) or (leaf in keep and op.name.endswith("linear"))
+    return any(word in keep for word in op.name.split()) or (
+        leaf in keep and op.name.endswith("linear")
+    )
 
 
 def own_results(op: Op) -> list[Tensor]:

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 
 class Unit:
-    """A block with what happens to its activations: kept, recomputed, partly kept, or in host memory."""
+    """A block with what happens to its activations: kept, recomputed, partly kept, or in host
+    memory."""
 
     __slots__ = (
         "block",
@@ -43,12 +44,24 @@ class Unit:
         self.is_layer = stage.checkpointed
         self.checkpointed = policy.recomputes and stage.checkpointed
         self.selected = self._selected(policy) if self.checkpointed else frozenset[Tensor]()
-        self.offload = self._saved_offload(policy) if offload.activations and not self.checkpointed else None
+        self.offload = (
+            self._saved_offload(policy) if offload.activations and not self.checkpointed else None
+        )
         to_host = (
-            self.checkpointed and block.output is not None and block.output.requires_grad and (offload.checkpoints or offload.activations)
+            self.checkpointed
+            and block.output is not None
+            and block.output.requires_grad
+            and (offload.checkpoints or offload.activations)
         )
         self.host_input = (
-            Tensor("checkpoint in host memory", block.input.axes, block.input.dtype, Role.ACTIVATIONS, block.name, host=True)
+            Tensor(
+                "checkpoint in host memory",
+                block.input.axes,
+                block.input.dtype,
+                Role.ACTIVATIONS,
+                block.name,
+                host=True,
+            )
             if to_host and block.input is not None
             else None
         )
@@ -57,7 +70,9 @@ class Unit:
         output = self.block.output
         if output is not None and not output.requires_grad:  # no graph holds what would be kept
             return frozenset()
-        return selected(self.block, policy.config.recompute) - ({output.tensor} if output is not None else set())
+        return selected(self.block, policy.config.recompute) - (
+            {output.tensor} if output is not None else set()
+        )
 
     def _saved_offload(self, policy: Policy) -> SavedOffload | None:
         if self.block.output is None or not self.block.output.requires_grad:
@@ -67,7 +82,8 @@ class Unit:
         return SavedOffload(self.block, find_style(policy.config.offload.style), pinned=self.pinned)
 
     def forward(self) -> Forward:
-        """The block's forward; its input, if a checkpoint, goes to the host once the next layer has its own."""
+        """The block's forward; its input, if a checkpoint, goes to the host once the next layer has
+        its own."""
         checkpointed = self.checkpointed
         forward = forward_events(
             self.block,
@@ -81,7 +97,11 @@ class Unit:
         if checkpointed or self.hooked:
             forward.events.append(self._bookkeeping(backward=False))
         if self.host_input is not None and self.block.input is not None:
-            forward.events += [(ALLOC, self.host_input), self._copy(to_host=True, backward=False), (FREE, self.block.input.tensor)]
+            forward.events += [
+                (ALLOC, self.host_input),
+                self._copy(to_host=True, backward=False),
+                (FREE, self.block.input.tensor),
+            ]
         return forward
 
     def _outliving(self) -> frozenset[Tensor]:
@@ -89,15 +109,28 @@ class Unit:
         return self.block.cached if returned is None else self.block.cached | {returned}
 
     def backward(
-        self, incoming: Tensor, *, accumulate: bool, filled: dict[str, Tensor], opened: frozenset[int] = frozenset()
+        self,
+        incoming: Tensor,
+        *,
+        accumulate: bool,
+        filled: dict[str, Tensor],
+        opened: frozenset[int] = frozenset(),
     ) -> tuple[Backward, Tensor | None]:
-        """The block's backward from the gradient of its output; returns it with the gradient of its input."""
+        """The block's backward from the gradient of its output; returns it with the gradient of its
+        input."""
         block, checkpointed = self.block, self.checkpointed
         recompute: list[Event] = []
         unreached: list[Tensor] = []
         held = True
         if checkpointed:
-            again = forward_events(block, keep=True, holds_input=True, stop_early=not self.reentrant, selected=self.selected, replay=True)
+            again = forward_events(
+                block,
+                keep=True,
+                holds_input=True,
+                stop_early=not self.reentrant,
+                selected=self.selected,
+                replay=True,
+            )
             recompute, held = self._fetched(again.events)
             unreached = again.unreached
         backward = Backward(
@@ -115,20 +148,31 @@ class Unit:
         if self.reentrant:  # CheckpointFunction.backward runs the forward first
             backward.events += recompute
         result = backward.run(incoming)
-        backward.events += [(FREE, tensor) for tensor in unreached]  # the cache of kept results goes with the graph
-        if checkpointed and self.reentrant and block.output is not None:  # the recomputed output is a local of CheckpointFunction.backward
+        backward.events += [
+            (FREE, tensor) for tensor in unreached
+        ]  # the cache of kept results goes with the graph
+        if (
+            checkpointed and self.reentrant and block.output is not None
+        ):  # the recomputed output is a local of CheckpointFunction.backward
             backward.events.append((FREE, block.output.tensor))
         return backward, result
 
     def _fetched(self, recompute: list[Event]) -> tuple[list[Event], bool]:
-        """The recomputation with its input brought back first; whether the input stays to the end of the backward.
+        """The recomputation with its input brought back first; whether the input stays to the end
+        of the backward.
 
-        Without reentrance the copy is an argument of the recomputation and lives on only where it is saved again.
+        Without reentrance the copy is an argument of the recomputation and lives on only where it
+        is saved again.
         """
         if self.host_input is None or self.block.input is None:
             return recompute, True
         copy = self.block.input.tensor
-        recompute = [(ALLOC, copy), self._copy(to_host=False, backward=True), (FREE, self.host_input), *recompute]
+        recompute = [
+            (ALLOC, copy),
+            self._copy(to_host=False, backward=True),
+            (FREE, self.host_input),
+            *recompute,
+        ]
         if self.reentrant:
             return recompute, True
         if copy not in saved_tensors(self.block):
@@ -136,12 +180,25 @@ class Unit:
         return recompute, False
 
     def _bookkeeping(self, *, backward: bool) -> Event:
-        """What a checkpoint, and hooks around every parameter, take the host besides its operations."""
-        count = CHECKPOINT_DISPATCHES[backward] * self.checkpointed + HOOK_DISPATCHES[backward] * self.hooked
+        """What a checkpoint, and hooks around every parameter, take the host besides its
+        operations."""
+        count = (
+            CHECKPOINT_DISPATCHES[backward] * self.checkpointed
+            + HOOK_DISPATCHES[backward] * self.hooked
+        )
         return RUN, Work(None, (Dispatch(count),), backward)
 
     def _copy(self, *, to_host: bool, backward: bool) -> Event:
         assert self.host_input is not None
         return RUN, Work(
-            None, (HostCopy(self.host_input.host_bytes, to_host=to_host, pinned=self.pinned, overlaps=self.reentrant),), backward
+            None,
+            (
+                HostCopy(
+                    self.host_input.host_bytes,
+                    to_host=to_host,
+                    pinned=self.pinned,
+                    overlaps=self.reentrant,
+                ),
+            ),
+            backward,
         )

@@ -1,9 +1,12 @@
-"""Prompt and prefix tuning: trained vectors in front of the embeddings, or of every layer's keys and values.
+"""Prompt and prefix tuning: trained vectors in front of the embeddings, or of every layer's keys
+and values.
 
-Prompt: V trained embeddings are looked up for every sequence and put before its own, so that all layers run over V tokens more. Prefix:
-one trained row a virtual token holds its keys and values of all layers; each layer puts them before its own, so that attention reads V
-more and the rest runs as before. Source: peft 0.21 peft_model.py PeftModelForCausalLM.forward, PeftModel.get_prompt,
-tuners/prompt_tuning/model.py PromptEmbedding, tuners/prefix_tuning/model.py PrefixEncoder (no projection, its default).
+Prompt: V trained embeddings are looked up for every sequence and put before its own, so that all
+layers run over V tokens more. Prefix: one trained row a virtual token holds its keys and values of
+all layers; each layer puts them before its own, so that attention reads V more and the rest runs as
+before. Source: peft 0.21 peft_model.py PeftModelForCausalLM.forward, PeftModel.get_prompt,
+tuners/prompt_tuning/model.py PromptEmbedding, tuners/prefix_tuning/model.py PrefixEncoder (no
+projection, its default).
 """
 
 from __future__ import annotations
@@ -25,15 +28,30 @@ if TYPE_CHECKING:
 PREFIX = "prefix"
 
 
-def settle_virtual_tokens(spec: ModelSpec, config: TrainConfig, adapter: AdapterConfig) -> TrainConfig:
-    """The configuration with a prompt's tokens counted in; InputError for models and settings that the library or the record has not."""
+def settle_virtual_tokens(
+    spec: ModelSpec, config: TrainConfig, adapter: AdapterConfig
+) -> TrainConfig:
+    """The configuration with a prompt's tokens counted in; InputError for models and settings that
+    the library or the record has not."""
     method = adapter.kind.value
     encodes = _is_t5(spec) and adapter.kind is AdapterKind.PROMPT
     if not encodes and not _is_known(spec):
-        raise InputError(f"{method} tuning is priced for decoders alone whose attention has plain heads, not for {spec.family}; use --lora")
-    if adapter.kind is AdapterKind.PREFIX and config.recompute.kind is not RecomputeKind.NONE and config.training_mode:
-        raise InputError("prefix tuning does not work with gradient checkpointing (peft refuses it); add --checkpointing none")
-    if encodes and not config.batch.target_length:  # the prompt lengthens what the encoder reads alone
+        raise InputError(
+            f"{method} tuning is priced for decoders alone whose attention has plain heads, not for"
+            f" {spec.family}; use --lora"
+        )
+    if (
+        adapter.kind is AdapterKind.PREFIX
+        and config.recompute.kind is not RecomputeKind.NONE
+        and config.training_mode
+    ):
+        raise InputError(
+            "prefix tuning does not work with gradient checkpointing (peft refuses it); add"
+            " --checkpointing none"
+        )
+    if (
+        encodes and not config.batch.target_length
+    ):  # the prompt lengthens what the encoder reads alone
         config = config.replace(batch=config.batch.replace(target_length=config.sequence_length))
     if adapter.kind is AdapterKind.PROMPT:
         return config.replace(sequence_length=config.sequence_length + adapter.num_virtual_tokens)
@@ -52,7 +70,9 @@ def _is_known(spec: ModelSpec) -> bool:
     from napkinmath.models.layers.packed_attention import PackedAttention
     from napkinmath.models.layers.positions import PositionedEmbedding
 
-    attentions = [getattr(stage.part, "attention", None) for stage in spec.stages if stage.checkpointed]
+    attentions = [
+        getattr(stage.part, "attention", None) for stage in spec.stages if stage.checkpointed
+    ]
     return isinstance(spec.stages[0].part, (TokenEmbedding, PositionedEmbedding)) and all(
         isinstance(attention, (GroupedQueryAttention, PackedAttention)) for attention in attentions
     )
@@ -66,19 +86,26 @@ def with_virtual_tokens(t: Tape, x: Value, shared: dict[str, Value]) -> Value:
         found = _looked_up(t, (*batch, count), width)
         with t.scope() as frame:
             frame.local(x, shared["labels"])
-            shared["labels"] = constant(t, "labels with virtual tokens", (*batch, length + count), INT64)
+            shared["labels"] = constant(
+                t, "labels with virtual tokens", (*batch, length + count), INT64
+            )
             return concatenate(t, (cast(t, found, x.dtype), x), (*batch, symbol("s"), width))
     count = t.policy.virtual_tokens(AdapterKind.PREFIX)
     if count:
         k, dh, layers = symbol("k"), symbol("dh"), symbol("L")
-        found = cast(t, _looked_up(t, (x.axes[0], count), 2 * layers * k * dh), t.policy.loaded_dtype)
+        found = cast(
+            t, _looked_up(t, (x.axes[0], count), 2 * layers * k * dh), t.policy.loaded_dtype
+        )
         split = t.view(found, (x.axes[0], count, 2 * layers, k, dh))
-        shared[PREFIX] = copy(t, split, name="prefix by layer")  # the cache copies each layer's part
+        shared[PREFIX] = copy(
+            t, split, name="prefix by layer"
+        )  # the cache copies each layer's part
     return x
 
 
 def with_encoder_prompt(t: Tape, x: Value) -> Value:
-    """An encoder's embeddings behind a prompt's; its table has as many rows for the decoder, which are looked up and left (T5)."""
+    """An encoder's embeddings behind a prompt's; its table has as many rows for the decoder, which
+    are looked up and left (T5)."""
     count = t.policy.virtual_tokens(AdapterKind.PROMPT)
     if not count:
         return x
@@ -96,14 +123,31 @@ def _looked_up(t: Tape, axes: tuple[Size, ...], width: Size) -> Value:
 
 
 def with_prefix(t: Tape, key: Value, value: Value, prefix: Value) -> tuple[Value, Value]:
-    """Keys and values of axes (b, heads, s, dh) behind the layer's part of the prefix; the key/value cache holds both to the end."""
+    """Keys and values of axes (b, heads, s, dh) behind the layer's part of the prefix; the
+    key/value cache holds both to the end."""
     rows, heads, length, size = key.axes
     count = t.policy.virtual_tokens(AdapterKind.PREFIX)
-    parts = tuple(Value(prefix.tensor, (rows, heads, count, size), prefix.dtype, prefix.requires_grad) for _ in range(2))
+    parts = tuple(
+        Value(prefix.tensor, (rows, heads, count, size), prefix.dtype, prefix.requires_grad)
+        for _ in range(2)
+    )
     gradient = t.gradient_of(prefix)
-    t.append("prefix of the layer", (prefix,), parts, forward=(), backward=((ALLOC, gradient),), gradients=(Gradient(prefix, gradient),))
+    t.append(
+        "prefix of the layer",
+        (prefix,),
+        parts,
+        forward=(),
+        backward=((ALLOC, gradient),),
+        gradients=(Gradient(prefix, gradient),),
+    )
     joined: list[Value] = []
     for part, own in zip(parts, (key, value), strict=True):
-        joined.append(concatenate(t, (cast(t, part, own.dtype) if own.dtype is FP32 else part, own), (rows, heads, length + count, size)))
+        joined.append(
+            concatenate(
+                t,
+                (cast(t, part, own.dtype) if own.dtype is FP32 else part, own),
+                (rows, heads, length + count, size),
+            )
+        )
         t.outliving.append(joined[-1].tensor)
     return joined[0], joined[1]

@@ -1,1 +1,2 @@
-"""Bytes over time: the simulated step, the caching allocator's replay, and the ranks of a pipeline."""
+"""Bytes over time: the simulated step, the caching allocator's replay, and the ranks of a
+pipeline."""

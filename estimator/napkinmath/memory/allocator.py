@@ -1,9 +1,11 @@
-"""Replay of PyTorch's CUDA caching allocator over a timeline: what it books (allocated) and what it holds (reserved).
+"""Replay of PyTorch's CUDA caching allocator over a timeline: what it books (allocated) and what it
+holds (reserved).
 
-Rules of c10/cuda/CUDACachingAllocator.cpp (torch 2.10 to 2.13): requests round up to 512 B; up to 1 MiB they come from 2 MiB
-segments of the small pool, up to 10 MiB from 20 MiB segments, above from segments rounded to 2 MiB; best fit by (size,
-address); a small block splits if 512 B remain, a large one if more than 1 MiB remains (any, with expandable segments);
-free neighbours merge; when the device is full, cached segments are returned and the request is tried again. Blocks are booked
+Rules of c10/cuda/CUDACachingAllocator.cpp (torch 2.10 to 2.13): requests round up to 512 B; up to 1
+MiB they come from 2 MiB segments of the small pool, up to 10 MiB from 20 MiB segments, above from
+segments rounded to 2 MiB; best fit by (size, address); a small block splits if 512 B remain, a
+large one if more than 1 MiB remains (any, with expandable segments); free neighbours merge; when
+the device is full, cached segments are returned and the request is tried again. Blocks are booked
 whole, so an unsplit remainder counts as allocated.
 """
 
@@ -35,27 +37,39 @@ _ADDRESS_MASK = (1 << _ADDRESS_BITS) - 1
 
 
 class AllocatorSettings(Record):
-    """What PYTORCH_ALLOC_CONF (formerly PYTORCH_CUDA_ALLOC_CONF) can change, and the memory there is."""
+    """What PYTORCH_ALLOC_CONF (formerly PYTORCH_CUDA_ALLOC_CONF) can change, and the memory there
+    is."""
 
     expandable_segments: bool = False
     max_split_bytes: int = UNLIMITED
     roundup_power2_divisions: int = 0
     garbage_collection_threshold: float = 0.0
-    """Share of the memory limit above which old cached segments are returned; acts only under a limit."""
+    """Share of the memory limit above which old cached segments are returned; acts only under a
+    limit."""
     large_segment_bytes: int = LARGE_SEGMENT
     limit_bytes: int = UNLIMITED
 
     def validate(self) -> None:
         if self.max_split_bytes < LARGE_SEGMENT:
-            raise InputError(f"max_split_size_mb:{self.max_split_bytes // MIB} is too small; PyTorch accepts values above 20")
+            raise InputError(
+                f"max_split_size_mb:{self.max_split_bytes // MIB} is too small; PyTorch accepts"
+                " values above 20"
+            )
         if self.roundup_power2_divisions & (self.roundup_power2_divisions - 1):
-            raise InputError(f"roundup_power2_divisions:{self.roundup_power2_divisions} is not a power of two; use 1, 2, 4, 8, ...")
+            raise InputError(
+                f"roundup_power2_divisions:{self.roundup_power2_divisions} is not a power of two;"
+                " use 1, 2, 4, 8, ..."
+            )
         if not 0 <= self.garbage_collection_threshold < 1:
-            raise InputError(f"garbage_collection_threshold:{self.garbage_collection_threshold} is not a share; use 0 < x < 1")
+            raise InputError(
+                f"garbage_collection_threshold:{self.garbage_collection_threshold} is not a share;"
+                " use 0 < x < 1"
+            )
 
 
 def parse_settings(text: str, *, limit_bytes: int = UNLIMITED) -> AllocatorSettings:
-    """'expandable_segments:True,max_split_size_mb:128' as settings; raises InputError quoting an unknown or malformed entry."""
+    """'expandable_segments:True,max_split_size_mb:128' as settings; raises InputError quoting an
+    unknown or malformed entry."""
     values: dict[str, Any] = {"limit_bytes": limit_bytes}
     for entry in filter(None, (e.strip() for e in text.split(","))):
         key, _, value = (part.strip() for part in entry.partition(":"))
@@ -72,13 +86,16 @@ def parse_settings(text: str, *, limit_bytes: int = UNLIMITED) -> AllocatorSetti
                 values[key] = float(value)
             elif key != "backend" or value != "native":
                 raise InputError(
-                    f"allocator setting {shown(entry)} is not modelled; known: expandable_segments, max_split_size_mb, roundup_power2_divisions, garbage_collection_threshold, large_segment_size_mb, backend:native"
+                    f"allocator setting {shown(entry)} is not modelled; known: expandable_segments,"
+                    " max_split_size_mb, roundup_power2_divisions, garbage_collection_threshold,"
+                    " large_segment_size_mb, backend:native"
                 )
         except (KeyError, ValueError) as error:
             if isinstance(error, InputError):
                 raise
             raise InputError(
-                f"allocator setting {shown(entry)} has no valid value; write e.g. expandable_segments:True or max_split_size_mb:128"
+                f"allocator setting {shown(entry)} has no valid value; write e.g."
+                " expandable_segments:True or max_split_size_mb:128"
             ) from None
     return AllocatorSettings(**values)
 
@@ -88,9 +105,15 @@ class OutOfMemory(Exception):
 
     def __init__(self, requested: int, allocated: int, reserved: int, limit: int) -> None:
         super().__init__(
-            f"tried to allocate {format_bytes(requested)}; {format_bytes(allocated)} allocated, {format_bytes(reserved)} reserved of {limit / GIB:.2f} GiB"
+            f"tried to allocate {format_bytes(requested)}; {format_bytes(allocated)} allocated,"
+            f" {format_bytes(reserved)} reserved of {limit / GIB:.2f} GiB"
         )
-        self.requested, self.allocated, self.reserved, self.limit = requested, allocated, reserved, limit
+        self.requested, self.allocated, self.reserved, self.limit = (
+            requested,
+            allocated,
+            reserved,
+            limit,
+        )
 
 
 class Block:
@@ -99,7 +122,13 @@ class Block:
     __slots__ = ("address", "after", "before", "free", "segment", "size", "small")
 
     def __init__(
-        self, address: int, size: int, small: bool, segment: Segment, before: Block | None = None, after: Block | None = None
+        self,
+        address: int,
+        size: int,
+        small: bool,
+        segment: Segment,
+        before: Block | None = None,
+        after: Block | None = None,
     ) -> None:
         self.address, self.size, self.small, self.segment = address, size, small, segment
         self.before, self.after, self.free = before, after, True
@@ -117,16 +146,22 @@ class Segment:
 
 
 class CachingAllocator:
-    """The allocator's state: `allocated`, `reserved`, their peaks, free blocks of both pools, live segments."""
+    """The allocator's state: `allocated`, `reserved`, their peaks, free blocks of both pools, live
+    segments."""
 
     def __init__(self, settings: AllocatorSettings | None = None) -> None:
         self.settings = settings or AllocatorSettings()
         self.allocated = self.reserved = self.peak_allocated = self.peak_reserved = 0
-        self.peak_unreturnable = 0  # highest reservation less what empty_cache() would have returned at that moment
+        self.peak_unreturnable = (
+            0  # highest reservation less what empty_cache() would have returned at that moment
+        )
         self._whole = 0  # bytes of segments that are one free block
         self.num_retries = 0
         self.segments: dict[int, Segment] = {}
-        self._free: tuple[list[int], list[int]] = ([], [])  # keys (size << bits | address) of free blocks; large, small pool
+        self._free: tuple[list[int], list[int]] = (
+            [],
+            [],
+        )  # keys (size << bits | address) of free blocks; large, small pool
         self._at: dict[int, Block] = {}  # free blocks by address
         self._next_address = LARGE_ROUNDING
         self._expandable: list[Segment | None] = [None, None]
@@ -144,7 +179,11 @@ class CachingAllocator:
         small = size <= SMALL_LIMIT
         free = self._free[small]
         index = bisect_left(free, size << _ADDRESS_BITS)
-        if index < len(free) and (small or self._max_split == UNLIMITED or self._may_take(free[index] >> _ADDRESS_BITS, size)):
+        if index < len(free) and (
+            small
+            or self._max_split == UNLIMITED
+            or self._may_take(free[index] >> _ADDRESS_BITS, size)
+        ):
             block = self._at.pop(free.pop(index) & _ADDRESS_MASK)
             if block.size == block.segment.size:
                 self._whole -= block.size
@@ -153,7 +192,9 @@ class CachingAllocator:
             block = self._new_block(size, small, nbytes)
             self._note_unreturnable()
         remaining = block.size - size
-        if remaining and (small or self._splits_finely or (remaining > SMALL_LIMIT and size < self._max_split)):
+        if remaining and (
+            small or self._splits_finely or (remaining > SMALL_LIMIT and size < self._max_split)
+        ):
             segment, after, address = block.segment, block.after, block.address + size
             rest = Block(address, remaining, small, segment, block, after)
             if after is not None:
@@ -174,7 +215,8 @@ class CachingAllocator:
         return block
 
     def _note_unreturnable(self) -> None:
-        """Called where it can have grown: a segment is new or no longer one free block, or (expandable) anything was booked."""
+        """Called where it can have grown: a segment is new or no longer one free block, or
+        (expandable) anything was booked."""
         now = self.reserved - self._whole
         if self._splits_finely:
             now = min(self.reserved, self.allocated + self._page(0) + self._page(1))
@@ -223,7 +265,8 @@ class CachingAllocator:
         return returned
 
     def free_keys(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """(size, address) of every free block, one number each, of both pools: with what is booked, all there is to the layout."""
+        """(size, address) of every free block, one number each, of both pools: with what is booked,
+        all there is to the layout."""
         large, small = self._free
         return tuple(large), tuple(small)
 
@@ -242,7 +285,8 @@ class CachingAllocator:
         return (nbytes + GRANULE - 1) // GRANULE * GRANULE
 
     def _may_take(self, found: int, size: int) -> bool:
-        """max_split_size_mb: blocks above it serve no smaller request, and larger requests only within 20 MiB."""
+        """max_split_size_mb: blocks above it serve no smaller request, and larger requests only
+        within 20 MiB."""
         limit = self._max_split
         return not (size < limit <= found) and not (size >= limit and found >= size + LARGE_SEGMENT)
 
@@ -279,7 +323,8 @@ class CachingAllocator:
             self.peak_reserved = self.reserved
 
     def _expand(self, size: int, small: bool, nbytes: int) -> Block:
-        """Maps more pages (2 MiB small pool, 20 MiB large pool) at the end of the pool's one growing segment."""
+        """Maps more pages (2 MiB small pool, 20 MiB large pool) at the end of the pool's one
+        growing segment."""
         segment = self._expandable[small]
         if segment is None:
             segment = self._expandable[small] = Segment(self._next_address, 0, small)
@@ -331,9 +376,11 @@ class CachingAllocator:
         return block.size
 
     def _unmap(self, block: Block) -> int:
-        """Unmaps the whole pages of a free block of a growing segment; a hole stays in its place, and what shares pages with others is kept.
+        """Unmaps the whole pages of a free block of a growing segment; a hole stays in its place,
+        and what shares pages with others is kept.
 
-        Source: torch c10/cuda/CUDACachingAllocator.cpp release_blocks, unmap_block. Holes are not mapped again here: pages come at the end.
+        Source: torch c10/cuda/CUDACachingAllocator.cpp release_blocks, unmap_block. Holes are not
+        mapped again here: pages come at the end.
         """
         segment, page = block.segment, self._page(block.small)
         offset = block.address - segment.address
@@ -341,7 +388,11 @@ class CachingAllocator:
         if end <= start:
             return 0
         self._forget(block)
-        pieces = [(offset, start - offset, True), (start, end - start, False), (end, offset + block.size - end, True)]
+        pieces = [
+            (offset, start - offset, True),
+            (start, end - start, False),
+            (end, offset + block.size - end, True),
+        ]
         if block.after is None:  # at the segment's end, which recedes
             pieces = pieces[:1]
             segment.size = start
@@ -371,7 +422,10 @@ class CachingAllocator:
         threshold = self.settings.garbage_collection_threshold * self.settings.limit_bytes
         if self.reserved + want <= threshold:
             return
-        whole = sorted((b for b in self._at.values() if b.size == b.segment.size), key=lambda b: b.segment.last_used)
+        whole = sorted(
+            (b for b in self._at.values() if b.size == b.segment.size),
+            key=lambda b: b.segment.last_used,
+        )
         for block in whole:
             if self.reserved + want <= threshold:
                 return
@@ -384,7 +438,8 @@ class Replay(Record):
     peak_allocated: int
     peak_reserved: int
     peak_unreturnable: int
-    """Least reservation that would have done, had the cache been emptied all the time: what a full device comes down to."""
+    """Least reservation that would have done, had the cache been emptied all the time: what a full
+    device comes down to."""
     end_allocated: int
     end_reserved: int
     inactive_split_bytes: int
@@ -426,14 +481,20 @@ class Books:
 
     def play(self, row: list[TimelineSegment]) -> None:
         """Books the events of segments; tensors of no bytes take none. Raises OutOfMemory."""
-        sizes, held, malloc, free = self.sizes, self.held, self.allocator.malloc, self.allocator.free
+        sizes, held, malloc, free = (
+            self.sizes,
+            self.held,
+            self.allocator.malloc,
+            self.allocator.free,
+        )
         for segment in row:
             pairs, events = segment.pairs, self._booked.get(segment)
             if events is None:
                 events = self._booked[segment] = [
                     (action, index)
                     for action, index in segment.events
-                    if (action in "+-" and sizes[index]) or (action == "=" and sizes[pairs[index][0]])
+                    if (action in "+-" and sizes[index])
+                    or (action == "=" and sizes[pairs[index][0]])
                 ]
             for _ in range(segment.repeat):
                 for action, index in events:
@@ -446,14 +507,21 @@ class Books:
                         held[new].append(held[old].pop())
 
     def state(self) -> object:
-        """All that decides what follows; where old segments are collected, which goes by age, no two states are alike."""
+        """All that decides what follows; where old segments are collected, which goes by age, no
+        two states are alike."""
         allocator = self.allocator
         if allocator.settings.garbage_collection_threshold:
             return object()
-        return allocator.free_keys(), allocator.reserved, allocator.num_retries, [[b.address for b in blocks] for blocks in self.held]
+        return (
+            allocator.free_keys(),
+            allocator.reserved,
+            allocator.num_retries,
+            [[b.address for b in blocks] for blocks in self.held],
+        )
 
     def play_on(self, timeline: Timeline) -> None:
-        """Books a timeline; a row of segments that follows itself and leaves the books as it found them is through, however often it comes.
+        """Books a timeline; a row of segments that follows itself and leaves the books as it found
+        them is through, however often it comes.
 
         One that leaves as many bytes as it found, elsewhere, is through after STEADY times.
         """
@@ -478,6 +546,13 @@ def replay(timeline: Timeline, settings: AllocatorSettings | None = None) -> Rep
     except OutOfMemory as error:
         failed = str(error)
     return Replay(
-        peak_allocated=allocator.peak_allocated, peak_reserved=allocator.peak_reserved, peak_unreturnable=allocator.peak_unreturnable, end_allocated=allocator.allocated,
-        end_reserved=allocator.reserved, inactive_split_bytes=allocator.inactive_split_bytes(), num_segments=len(allocator.segments), num_retries=allocator.num_retries, out_of_memory=failed,
-    )  # fmt: skip
+        peak_allocated=allocator.peak_allocated,
+        peak_reserved=allocator.peak_reserved,
+        peak_unreturnable=allocator.peak_unreturnable,
+        end_allocated=allocator.allocated,
+        end_reserved=allocator.reserved,
+        inactive_split_bytes=allocator.inactive_split_bytes(),
+        num_segments=len(allocator.segments),
+        num_retries=allocator.num_retries,
+        out_of_memory=failed,
+    )

@@ -1,4 +1,5 @@
-"""The ranks of a pipeline: which one needs the most memory, and every stage's figures; ranks that are alike are priced once."""
+"""The ranks of a pipeline: which one needs the most memory, and every stage's figures; ranks that
+are alike are priced once."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ def worst_peak(spec: ModelSpec, policy: Policy, *, steps: int = 2) -> int:
 
 
 def _worst(spec: ModelSpec, policy: Policy, steps: int) -> tuple[int, Step]:
-    """(peak, step) of the rank with the highest; the peak is left 0 where there is nothing to compare."""
+    """(peak, step) of the rank with the highest; the peak is left 0 where there is nothing to
+    compare."""
     parallel = policy.config.parallel
     if parallel.pipeline_parallel_size == 1:
         return 0, build_step(spec, policy)
@@ -49,11 +51,15 @@ def _worst(spec: ModelSpec, policy: Policy, steps: int) -> tuple[int, Step]:
     ranks = distinct_ranks(parallel, spec.num_layers, num_micro_batches(policy))
     built = [rank_step(spec, policy, rank) for rank in ranks]
     scopes = Scopes(built[0].symbols)
-    return max(((peak_bytes(step, steps=steps, scopes=scopes), step) for step in built), key=lambda item: item[0])
+    return max(
+        ((peak_bytes(step, steps=steps, scopes=scopes), step) for step in built),
+        key=lambda item: item[0],
+    )
 
 
 def rank_step(spec: ModelSpec, policy: Policy, rank: int) -> Step:
-    """The step of one pipeline rank, built once for a policy: its memory and its time are asked for apart."""
+    """The step of one pipeline rank, built once for a policy: its memory and its time are asked for
+    apart."""
     known, found = policy.rank_steps.get(rank, (None, None))
     if found is None or known is not spec:
         found = build_step(spec, policy, pipeline_rank=rank)
@@ -62,10 +68,11 @@ def rank_step(spec: ModelSpec, policy: Policy, rank: int) -> Step:
 
 
 def distinct_ranks(parallel: ParallelConfig, num_layers: int, micro_batches: int) -> list[int]:
-    """Ranks of which one has the highest peak: first, last, and of the others the first with each number of layers and in flight.
+    """Ranks of which one has the highest peak: first, last, and of the others the first with each
+    number of layers and in flight.
 
-    Among equal stages without embedding and head, one with more micro-batches in flight needs more; so of those with as many layers
-    the one with the most in flight stands for all.
+    Among equal stages without embedding and head, one with more micro-batches in flight needs more;
+    so of those with as many layers the one with the most in flight stands for all.
     """
     from napkinmath.lowering.parallel.stage_order import in_flight, stage_order
 
@@ -104,13 +111,21 @@ def stage_figures(spec: ModelSpec, policy: Policy, *, steps: int = 2) -> tuple[S
         if key not in found:
             found[key] = peak_bytes(rank_step(spec, policy, rank), steps=steps)
         rows.append(
-            StageFigures(rank=rank, num_layers=layers[rank], in_flight=held, peak_bytes=found[key], embeds=key[2], computes_loss=key[3])
+            StageFigures(
+                rank=rank,
+                num_layers=layers[rank],
+                in_flight=held,
+                peak_bytes=found[key],
+                embeds=key[2],
+                computes_loss=key[3],
+            )
         )
     return tuple(rows)
 
 
 class WholeModel:
-    """The runs of the model on one GPU with their sizes, of which parameters are counted; no rank has them all."""
+    """The runs of the model on one GPU with their sizes, of which parameters are counted; no rank
+    has them all."""
 
     __slots__ = ("runs", "symbols")
 
@@ -120,4 +135,8 @@ class WholeModel:
         config = policy.config.replace(parallel=ParallelConfig())
         alone = Alone(config, policy.stack, sdpa_choice=policy.sdpa_choice)
         self.runs: list[Run] = record_runs(spec, alone)[0]
-        self.symbols: dict[str, object] = {**dict(spec.symbols), "b": config.micro_batch_size, "s": config.sequence_length}
+        self.symbols: dict[str, object] = {
+            **dict(spec.symbols),
+            "b": config.micro_batch_size,
+            "s": config.sequence_length,
+        }

@@ -1,4 +1,5 @@
-"""simulate: binds a step's symbols and lays its segments out as a Timeline; the same rules bind arrays in a sweep."""
+"""simulate: binds a step's symbols and lays its segments out as a Timeline; the same rules bind
+arrays in a sweep."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 def run_order(step: Step, *, steps: int = 2) -> tuple[list[Segment], tuple[int, ...]]:
     """The segments of loading, of `steps` training steps and of saving, and where each step starts.
 
-    The first step creates the optimizer's states, later ones find them; `steps=1` is a later one, its states there from the start.
+    The first step creates the optimizer's states, later ones find them; `steps=1` is a later one,
+    its states there from the start.
     """
     order = list(step.load)
     starts: list[int] = []
@@ -40,16 +42,24 @@ def run_order(step: Step, *, steps: int = 2) -> tuple[list[Segment], tuple[int, 
 
 
 def with_workspaces(segments: list[Segment], step: Step) -> list[Segment]:
-    """The first step: each thread that multiplies, the caller's and autograd's, gets its cuBLAS workspace just before and keeps it."""
+    """The first step: each thread that multiplies, the caller's and autograd's, gets its cuBLAS
+    workspace just before and keeps it."""
     found: list[Segment] = []
-    waiting = {phase: segment for phase, segment in zip((Phase.FORWARD, Phase.BACKWARD), step.workspaces, strict=False)}
+    waiting = {
+        phase: segment
+        for phase, segment in zip((Phase.FORWARD, Phase.BACKWARD), step.workspaces, strict=False)
+    }
     for segment in segments:
         at = first_product(segment) if segment.phase in waiting else -1
         if at < 0:
             found.append(segment)
             continue
         workspace = waiting.pop(segment.phase)
-        found.append(segment.copy(events=[*segment.events[:at], *workspace.events, *segment.events[at:]], repeat=1))
+        found.append(
+            segment.copy(
+                events=[*segment.events[:at], *workspace.events, *segment.events[at:]], repeat=1
+            )
+        )
         if segment.repeat > 1:
             found.append(segment.copy(repeat=segment.repeat - 1))
     return found
@@ -58,7 +68,11 @@ def with_workspaces(segments: list[Segment], step: Step) -> list[Segment]:
 def first_product(segment: Segment) -> int:
     """Position of the first matrix product's allocation; -1 where there is none."""
     for position, (action, payload) in enumerate(segment.events):
-        if action == RUN and isinstance(payload, Work) and any(isinstance(cost, Gemm) for cost in payload.costs):
+        if (
+            action == RUN
+            and isinstance(payload, Work)
+            and any(isinstance(cost, Gemm) for cost in payload.costs)
+        ):
             return position
     return -1
 
@@ -112,13 +126,16 @@ def simulate(step: Step, clock: Clock | None = None, *, steps: int = 2) -> Timel
     for segment in order:
         found = made.get(id(segment))
         if found is None:
-            found = made[id(segment)] = lay_out(segment, scopes.of(segment.symbols), index_of, clock)
+            found = made[id(segment)] = lay_out(
+                segment, scopes.of(segment.symbols), index_of, clock
+            )
         ordered.append(found)
     return Timeline(infos, ordered, Stamp(origin="analytic"), starts)
 
 
 def running(step: Step, clock: Clock, scopes: Scopes | None = None) -> Timeline:
-    """The kernels of one later step without its tensors: all that its time is read off. Ranks of one job may share their `scopes`."""
+    """The kernels of one later step without its tensors: all that its time is read off. Ranks of
+    one job may share their `scopes`."""
     scopes = scopes or Scopes(step.symbols)
     made: dict[int, TimelineSegment] = {}
     ordered: list[TimelineSegment] = []
@@ -127,15 +144,29 @@ def running(step: Step, clock: Clock, scopes: Scopes | None = None) -> Timeline:
         found = made.get(id(segment))
         if found is None:
             bind = scopes.of(segment.symbols)
-            kernels = [k for _, payload in segment.events if isinstance(payload, Work) for k in clock.kernels(payload, bind)]
-            found = TimelineSegment(segment.name, segment.phase, segment.repeat, [], [], kernels, sum(k.seconds for k in kernels))
+            kernels = [
+                k
+                for _, payload in segment.events
+                if isinstance(payload, Work)
+                for k in clock.kernels(payload, bind)
+            ]
+            found = TimelineSegment(
+                segment.name,
+                segment.phase,
+                segment.repeat,
+                [],
+                [],
+                kernels,
+                sum(k.seconds for k in kernels),
+            )
             made[id(segment)] = found
         ordered.append(found)
     return Timeline([], ordered, Stamp(origin="analytic"), (0,))
 
 
 def peak_bytes(step: Step, *, steps: int = 2, scopes: Scopes | None = None) -> int:
-    """The highest requested bytes alone, as `simulate(step).peak().nbytes` gives them, without the timeline."""
+    """The highest requested bytes alone, as `simulate(step).peak().nbytes` gives them, without the
+    timeline."""
     scopes = scopes or Scopes(step.symbols)
     profiles: dict[int, tuple[int, int]] = {}
     base = peak = 0
@@ -169,11 +200,25 @@ def _profile(segment: Segment, bind: Bindings) -> tuple[int, int]:
 
 def managed_bytes(step: Step, scopes: Scopes) -> int:
     """The unified memory that a step's paged optimizer states take."""
-    states = [(segment, tensor) for segment in step.update.states for _, tensor in segment.events if isinstance(tensor, Tensor)]
-    return sum(segment.repeat * scopes.of(segment.symbols)(tensor.host_bytes) for segment, tensor in states if tensor.managed)
+    states = [
+        (segment, tensor)
+        for segment in step.update.states
+        for _, tensor in segment.events
+        if isinstance(tensor, Tensor)
+    ]
+    return sum(
+        segment.repeat * scopes.of(segment.symbols)(tensor.host_bytes)
+        for segment, tensor in states
+        if tensor.managed
+    )
 
 
-def lay_out(segment: Segment, bind: Bindings, index_of: Callable[[Tensor, Bindings], int], clock: Clock | None) -> TimelineSegment:
+def lay_out(
+    segment: Segment,
+    bind: Bindings,
+    index_of: Callable[[Tensor, Bindings], int],
+    clock: Clock | None,
+) -> TimelineSegment:
     """A segment with its sizes bound, its tensors numbered by `index_of`, and its work priced."""
     events: list[tuple[str, int]] = []
     pairs: list[tuple[int, int]] = []
@@ -188,4 +233,12 @@ def lay_out(segment: Segment, bind: Bindings, index_of: Callable[[Tensor, Bindin
         else:
             events.append((TAKE, len(pairs)))
             pairs.append((index_of(payload[0], bind), index_of(payload[1], bind)))
-    return TimelineSegment(segment.name, segment.phase, segment.repeat, events, pairs, kernels, sum(k.seconds for k in kernels))
+    return TimelineSegment(
+        segment.name,
+        segment.phase,
+        segment.repeat,
+        events,
+        pairs,
+        kernels,
+        sum(k.seconds for k in kernels),
+    )

@@ -1,7 +1,9 @@
-"""Batches padded to their longest sequence: the allocator's books over micro-steps of changing length.
+"""Batches padded to their longest sequence: the allocator's books over micro-steps of changing
+length.
 
-Every length asks for blocks of other sizes, so that cached blocks are split and new ones reserved: what is reserved depends on the
-order in which lengths come and may be twice what one length needs. Several orders are replayed.
+Every length asks for blocks of other sizes, so that cached blocks are split and new ones reserved:
+what is reserved depends on the order in which lengths come and may be twice what one length needs.
+Several orders are replayed.
 """
 
 from __future__ import annotations
@@ -26,11 +28,18 @@ if TYPE_CHECKING:
 NUM_ORDERS = 3
 NUM_MICRO_STEPS = 32
 LONGEST_STEP = 4
-_MULTIPLIER, _INCREMENT, _MODULUS = 6364136223846793005, 1442695040888963407, 1 << 64  # Knuth's MMIX generator
+_MULTIPLIER, _INCREMENT, _MODULUS = (
+    6364136223846793005,
+    1442695040888963407,
+    1 << 64,
+)  # Knuth's MMIX generator
 
 
-def micro_step_lengths(lengths: Sequence[int], batch: int, order: int, count: int = NUM_MICRO_STEPS) -> list[int]:
-    """Lengths of `count` micro-steps of `batch` sequences drawn from a sample, each padded to its longest; `order` is the seed."""
+def micro_step_lengths(
+    lengths: Sequence[int], batch: int, order: int, count: int = NUM_MICRO_STEPS
+) -> list[int]:
+    """Lengths of `count` micro-steps of `batch` sequences drawn from a sample, each padded to its
+    longest; `order` is the seed."""
     state = order + 1
     found: list[int] = []
     for _ in range(count):
@@ -42,17 +51,32 @@ def micro_step_lengths(lengths: Sequence[int], batch: int, order: int, count: in
     return found
 
 
-def longest_lengths(lengths: Sequence[int], sequences: int, count: int = NUM_MICRO_STEPS) -> list[int]:
-    """Lengths of `count` micro-steps in which all ranks wait for the longest of `sequences` drawn from a sample.
+def longest_lengths(
+    lengths: Sequence[int], sequences: int, count: int = NUM_MICRO_STEPS
+) -> list[int]:
+    """Lengths of `count` micro-steps in which all ranks wait for the longest of `sequences` drawn
+    from a sample.
 
-    The longest of n is below a quantile u with probability u^n, so a uniform number's n-th root is the quantile that it lies at.
+    The longest of n is below a quantile u with probability u^n, so a uniform number's n-th root is
+    the quantile that it lies at.
     """
     ranked = sorted(lengths)
-    return [ranked[min(len(ranked) - 1, int(len(ranked) * ((i + 0.5) / count) ** (1 / sequences)))] for i in range(count)]
+    return [
+        ranked[min(len(ranked) - 1, int(len(ranked) * ((i + 0.5) / count) ** (1 / sequences)))]
+        for i in range(count)
+    ]
 
 
-def replays(step: Step, lengths: Sequence[int], batch: int, settings: AllocatorSettings, *, orders: int = NUM_ORDERS) -> list[Replay]:
-    """The books over several orders of the sample's lengths, least reserved first; each order has the longest somewhere."""
+def replays(
+    step: Step,
+    lengths: Sequence[int],
+    batch: int,
+    settings: AllocatorSettings,
+    *,
+    orders: int = NUM_ORDERS,
+) -> list[Replay]:
+    """The books over several orders of the sample's lengths, least reserved first; each order has
+    the longest somewhere."""
     found: list[Replay] = []
     for order in range(orders):
         drawn = micro_step_lengths(lengths, batch, order)
@@ -62,7 +86,8 @@ def replays(step: Step, lengths: Sequence[int], batch: int, settings: AllocatorS
 
 
 def timeline_of(step: Step, lengths: Sequence[int]) -> Timeline:
-    """Loading, then a micro-step of each length; the optimizer steps as accumulation says, but after the fourth at the latest."""
+    """Loading, then a micro-step of each length; the optimizer steps as accumulation says, but
+    after the fourth at the latest."""
     layout = _Layout(step)
     layout.add([*step.load, *step.workspaces], lengths[0])
     turns = _turns(step)
@@ -70,22 +95,37 @@ def timeline_of(step: Step, lengths: Sequence[int]) -> Timeline:
     for index, length in enumerate(lengths):
         layout.add(turns[index % every], length)
         if index % every == every - 1:
-            layout.add([*step.update.clip, *(step.update.states if index < every else ()), *step.update.work, *step.update.zero], length)
+            layout.add(
+                [
+                    *step.update.clip,
+                    *(step.update.states if index < every else ()),
+                    *step.update.work,
+                    *step.update.zero,
+                ],
+                length,
+            )
     return Timeline(layout.infos, layout.order, Stamp(origin="analytic"))
 
 
 def _turns(step: Step) -> list[list[Segment]]:
-    """The micro-steps of one optimizer step, at most four: the first, those between, and the last, where engines reduce."""
-    kinds = [segments for repeat, segments in step.micro_steps for _ in range(min(repeat, LONGEST_STEP))]
+    """The micro-steps of one optimizer step, at most four: the first, those between, and the last,
+    where engines reduce."""
+    kinds = [
+        segments for repeat, segments in step.micro_steps for _ in range(min(repeat, LONGEST_STEP))
+    ]
     return kinds if len(kinds) <= LONGEST_STEP else [*kinds[: LONGEST_STEP - 1], kinds[-1]]
 
 
-def varied_time(step: Step, timeline: Timeline, clock: Clock, start: int) -> tuple[tuple[PhaseTime, ...], int, int, int]:
-    """Mean over micro-steps padded to their longest: (phases, tokens that are not padding, model FLOP, hardware FLOP) of a step.
+def varied_time(
+    step: Step, timeline: Timeline, clock: Clock, start: int
+) -> tuple[tuple[PhaseTime, ...], int, int, int]:
+    """Mean over micro-steps padded to their longest: (phases, tokens that are not padding, model
+    FLOP, hardware FLOP) of a step.
 
     Where ranks meet in every micro-step, all of them take the time of the longest sequence of all.
 
-    `timeline` is the step at its longest, whose update from segment `start` on does not depend on lengths.
+    `timeline` is the step at its longest, whose update from segment `start` on does not depend on
+    lengths.
     """
     config = step.policy.config
     batch = config.micro_batch_size
@@ -94,19 +134,35 @@ def varied_time(step: Step, timeline: Timeline, clock: Clock, start: int) -> tup
     parallel = config.parallel
     gathers = parallel.data_parallel.is_fsdp or parallel.data_parallel is DataParallel.ZERO3
     if parallel.data_parallel_size > 1 and (gathers or config.gradient_accumulation_steps == 1):
-        drawn = longest_lengths(config.batch.lengths, batch * parallel.data_parallel_size)  # ranks meet in every micro-step
+        drawn = longest_lengths(
+            config.batch.lengths, batch * parallel.data_parallel_size
+        )  # ranks meet in every micro-step
     spent: dict[Phase, PhaseTime] = {}
     done = 0.0
     for repeat, segments in step.micro_steps:
         layout, share = _Layout(step, clock), repeat / len(drawn)
         for length in drawn:
             layout.add(segments, length)
-        for found in phase_times(Timeline(layout.infos, layout.order, Stamp(origin="analytic")), clock.speed, first_segment=0):
+        for found in phase_times(
+            Timeline(layout.infos, layout.order, Stamp(origin="analytic")),
+            clock.speed,
+            first_segment=0,
+        ):
             spent[found.phase] = _added(spent.get(found.phase), found, share)
-        done += share * sum(segment.repeat * sum(kernel.flops for kernel in segment.kernels) for segment in layout.order)
+        done += share * sum(
+            segment.repeat * sum(kernel.flops for kernel in segment.kernels)
+            for segment in layout.order
+        )
     phases = list(spent.values())
-    phases += [found for found in phase_times(timeline, clock.speed, first_segment=start) if found.phase not in spent]
-    tokens = round(sum(config.batch.lengths) / len(config.batch.lengths) * batch) * config.gradient_accumulation_steps
+    phases += [
+        found
+        for found in phase_times(timeline, clock.speed, first_segment=start)
+        if found.phase not in spent
+    ]
+    tokens = (
+        round(sum(config.batch.lengths) / len(config.batch.lengths) * batch)
+        * config.gradient_accumulation_steps
+    )
     needed = sum(model_flops(step, length) for length in drawn) // len(drawn)
     return tuple(phases), tokens, needed, round(done)
 
@@ -114,11 +170,17 @@ def varied_time(step: Step, timeline: Timeline, clock: Clock, start: int) -> tup
 def _added(before: PhaseTime | None, found: PhaseTime, share: float) -> PhaseTime:
     """A share of a phase's time on top of what other micro-steps spent in it."""
     times = {name: getattr(found, name) * share for name in ("device_s", "host_s", "waited_s")}
-    return found.replace(**{name: value + (getattr(before, name) if before is not None else 0.0) for name, value in times.items()})
+    return found.replace(
+        **{
+            name: value + (getattr(before, name) if before is not None else 0.0)
+            for name, value in times.items()
+        }
+    )
 
 
 class _Layout:
-    """Segments bound to one length after the other; a tensor whose size changes with the length is a tensor of its own."""
+    """Segments bound to one length after the other; a tensor whose size changes with the length is
+    a tensor of its own."""
 
     def __init__(self, step: Step, clock: Clock | None = None) -> None:
         self.step, self.clock = step, clock
@@ -134,7 +196,9 @@ class _Layout:
             made = self._made.get((id(segment), length))
             if made is None:
                 bind = top.extended(dict(segment.symbols))
-                made = self._made[id(segment), length] = lay_out(segment, bind, self._index_of, self.clock)
+                made = self._made[id(segment), length] = lay_out(
+                    segment, bind, self._index_of, self.clock
+                )
             self.order.append(made)
 
     def _index_of(self, tensor: Tensor, bind: Bindings) -> int:
@@ -144,7 +208,14 @@ class _Layout:
             found = self._index[tensor, nbytes] = len(self.infos)
             self.infos.append(
                 TensorInfo(
-                    tensor.name, tensor.role, tensor.module, nbytes, bind(tensor.requested), tensor.dtype.name, tensor.axes, tensor.source
+                    tensor.name,
+                    tensor.role,
+                    tensor.module,
+                    nbytes,
+                    bind(tensor.requested),
+                    tensor.dtype.name,
+                    tensor.axes,
+                    tensor.source,
                 )
             )
         return found

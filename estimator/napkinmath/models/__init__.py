@@ -1,1 +1,2 @@
-"""Code that knows architectures: a config becomes a ModelSpec (families), whose layers record their operations."""
+"""Code that knows architectures: a config becomes a ModelSpec (families), whose layers record their
+operations."""

@@ -1,7 +1,9 @@
-"""Bare numbers as a model: "L32 h4096 a32 kv8 f14336 v128256" becomes the config of the nearest family.
+"""Bare numbers as a model: "L32 h4096 a32 kv8 f14336 v128256" becomes the config of the nearest
+family.
 
-Letters are those of the formulas: L layers, h hidden, a heads, kv (or k) key-value heads, dh head size, f (or ffn) FFN width, v
-vocabulary. Words add what numbers do not say: tied, gated, gelu, fused-gelu (one kernel), no-dropout, mqa, bias, learned-pos, encoder, moe8x2, or a family's name.
+Letters are those of the formulas: L layers, h hidden, a heads, kv (or k) key-value heads, dh head
+size, f (or ffn) FFN width, v vocabulary. Words add what numbers do not say: tied, gated, gelu,
+fused-gelu (one kernel), no-dropout, mqa, bias, learned-pos, encoder, moe8x2, or a family's name.
 """
 
 from __future__ import annotations
@@ -16,7 +18,18 @@ if TYPE_CHECKING:
     from typing import Any
 
 EXAMPLE = "L32 h4096 a32 kv8 f14336 v128256"
-_KEYS = {"l": "L", "h": "h", "a": "a", "kv": "k", "k": "k", "dh": "dh", "f": "f", "ffn": "f", "v": "v", "p": "p"}
+_KEYS = {
+    "l": "L",
+    "h": "h",
+    "a": "a",
+    "kv": "k",
+    "k": "k",
+    "dh": "dh",
+    "f": "f",
+    "ffn": "f",
+    "v": "v",
+    "p": "p",
+}
 _NAMES = {
     "L": "layers",
     "h": "hidden size",
@@ -28,10 +41,28 @@ _NAMES = {
     "p": "positions",
 }
 _FLAGS = {
-    "tied": "tied", "untied": "untied", "gated": "gated", "swiglu": "gated", "silu": "gated", "geglu": "geglu", "gelu": "gelu", "relu": "relu", "mqa": "mqa", "mha": "mha", "gqa": "gqa",
-    "learned-pos": "learned-pos", "learned_pos": "learned-pos", "alibi": "alibi", "rope": "rope", "encoder": "encoder", "decoder": "decoder", "bias": "bias", "no-bias": "no-bias",
-    "no-dropout": "no-dropout", "fused-gelu": "fused-gelu",
-}  # fmt: skip
+    "tied": "tied",
+    "untied": "untied",
+    "gated": "gated",
+    "swiglu": "gated",
+    "silu": "gated",
+    "geglu": "geglu",
+    "gelu": "gelu",
+    "relu": "relu",
+    "mqa": "mqa",
+    "mha": "mha",
+    "gqa": "gqa",
+    "learned-pos": "learned-pos",
+    "learned_pos": "learned-pos",
+    "alibi": "alibi",
+    "rope": "rope",
+    "encoder": "encoder",
+    "decoder": "decoder",
+    "bias": "bias",
+    "no-bias": "no-bias",
+    "no-dropout": "no-dropout",
+    "fused-gelu": "fused-gelu",
+}
 _LARGEST = 1 << 31
 
 
@@ -50,7 +81,9 @@ class Arch:
     def require(self, key: str) -> int:
         """A number that has no sensible default."""
         if key not in self.numbers:
-            raise InputError(f"--arch {shown(self.text)} lacks {key} ({_NAMES[key]}); write e.g. {EXAMPLE}")
+            raise InputError(
+                f"--arch {shown(self.text)} lacks {key} ({_NAMES[key]}); write e.g. {EXAMPLE}"
+            )
         return self.numbers[key]
 
     def assume(self, key: str, value: int, why: str) -> int:
@@ -61,17 +94,21 @@ class Arch:
         return value
 
     def one_of(self, *flags: str) -> str:
-        """The flag among these that was given, or an empty string; two of them contradict each other."""
+        """The flag among these that was given, or an empty string; two of them contradict each
+        other."""
         found = [flag for flag in flags if flag in self.flags]
         if len(found) > 1:
-            raise InputError(f"--arch {shown(self.text)} says {found[0]} and {found[1]}; keep one of them")
+            raise InputError(
+                f"--arch {shown(self.text)} says {found[0]} and {found[1]}; keep one of them"
+            )
         return found[0] if found else ""
 
 
 def read_arch(text: str, notes: list[str] | None = None, *, positions: int = 0) -> dict[str, Any]:
     """The config that an architecture string describes; `notes` receives what was assumed.
 
-    `positions` is the length of a learned position table where `p` is not given: at least 2048 (512 for an encoder).
+    `positions` is the length of a learned position table where `p` is not given: at least 2048 (512
+    for an encoder).
     """
     arch = parse_arch(text)
     arch.positions = positions
@@ -99,7 +136,10 @@ def parse_arch(text: str) -> Arch:
             arch.family = lower.replace("-", "_")
         else:
             known = [*sorted(set(_FLAGS)), "moe8x2"]
-            raise InputError(f"--arch {shown(text)}: {shown(word)} is not understood{suggest(lower, known)}; write e.g. {EXAMPLE} tied")
+            raise InputError(
+                f"--arch {shown(text)}: {shown(word)} is not understood{suggest(lower, known)};"
+                f" write e.g. {EXAMPLE} tied"
+            )
     return arch
 
 
@@ -115,11 +155,20 @@ def _without_remarks(arch: Arch) -> str:
 
 def _add_number(arch: Arch, key: str, word: str, number: str) -> None:
     if key in arch.numbers:
-        raise InputError(f"--arch {shown(arch.text)} gives {key} ({_NAMES[key]}) twice, again with {shown(word)}; keep one")
-    if key == "v" and number.lower().endswith("k"):  # vocabularies are quoted in thousands, sizes in 1024s
-        arch.numbers[key] = parse_count(number[:-1], what=f"--arch {word}:", high=_LARGEST // 1000) * 1000
+        raise InputError(
+            f"--arch {shown(arch.text)} gives {key} ({_NAMES[key]}) twice, again with"
+            f" {shown(word)}; keep one"
+        )
+    if key == "v" and number.lower().endswith(
+        "k"
+    ):  # vocabularies are quoted in thousands, sizes in 1024s
+        arch.numbers[key] = (
+            parse_count(number[:-1], what=f"--arch {word}:", high=_LARGEST // 1000) * 1000
+        )
     else:
-        arch.numbers[key] = parse_count(number, what=f"--arch {word}:", high=MAX_LAYERS if key == "L" else _LARGEST)
+        arch.numbers[key] = parse_count(
+            number, what=f"--arch {word}:", high=MAX_LAYERS if key == "L" else _LARGEST
+        )
 
 
 def _experts(word: str, number: str) -> tuple[int, int]:
@@ -139,19 +188,30 @@ def _check_heads(arch: Arch) -> None:
         size = 128 if hidden >= 2048 and hidden % 128 == 0 else 64
         if hidden % size:
             raise InputError(
-                f"--arch {shown(arch.text)} lacks a (heads) and h{hidden} is not a multiple of 64; write e.g. a{max(1, hidden // 64)}"
+                f"--arch {shown(arch.text)} lacks a (heads) and h{hidden} is not a multiple of 64;"
+                f" write e.g. a{max(1, hidden // 64)}"
             )
         heads = arch.numbers["a"] = arch.assume("a", hidden // size, f"head size {size}")
     if "dh" not in arch.numbers and hidden % heads:
-        raise InputError(f"--arch {shown(arch.text)}: h{hidden} is not divisible by a{heads}; change one, or give the head size as dh128")
+        raise InputError(
+            f"--arch {shown(arch.text)}: h{hidden} is not divisible by a{heads}; change one, or"
+            " give the head size as dh128"
+        )
     if arch.one_of("mqa", "mha", "gqa") == "mqa" and arch.numbers.setdefault("k", 1) != 1:
-        raise InputError(f"--arch {shown(arch.text)} says mqa and kv{arch.numbers['k']}; multi-query attention has kv1")
+        raise InputError(
+            f"--arch {shown(arch.text)} says mqa and kv{arch.numbers['k']}; multi-query attention"
+            " has kv1"
+        )
     if heads % arch.numbers.get("k", heads):
-        raise InputError(f"--arch {shown(arch.text)}: a{heads} is not divisible by kv{arch.numbers['k']}; change one of them")
+        raise InputError(
+            f"--arch {shown(arch.text)}: a{heads} is not divisible by kv{arch.numbers['k']}; change"
+            " one of them"
+        )
 
 
 def _layout(arch: Arch) -> Callable[[Arch], dict[str, Any]]:
-    """The config of which family has this shape: what was named, else what the words and the FFN width imply."""
+    """The config of which family has this shape: what was named, else what the words and the FFN
+    width imply."""
     arch.one_of("tied", "untied")
     arch.one_of("encoder", "decoder")
     arch.one_of("gated", "gelu", "relu")
@@ -162,10 +222,18 @@ def _layout(arch: Arch) -> Callable[[Arch], dict[str, Any]]:
         return _bert
     if arch.experts[0] or arch.family == "mixtral":
         return _mixtral
-    ungated = arch.one_of("gelu", "relu") or "learned-pos" in arch.flags or arch.family in ("gpt", "gpt2")
-    if not ungated and "gated" not in arch.flags and arch.family != "llama" and _four_times_hidden(arch):
+    ungated = (
+        arch.one_of("gelu", "relu") or "learned-pos" in arch.flags or arch.family in ("gpt", "gpt2")
+    )
+    if (
+        not ungated
+        and "gated" not in arch.flags
+        and arch.family != "llama"
+        and _four_times_hidden(arch)
+    ):
         arch.notes.append(
-            "--arch: f is 4 h without grouped heads, taken as a GPT-2 layer (ungated GELU, learned positions, biases); add 'gated' for a Llama layer"
+            "--arch: f is 4 h without grouped heads, taken as a GPT-2 layer (ungated GELU, learned"
+            " positions, biases); add 'gated' for a Llama layer"
         )
         ungated = "gelu"
     if not ungated:
@@ -175,11 +243,17 @@ def _layout(arch: Arch) -> Callable[[Arch], dict[str, Any]]:
 
 def _four_times_hidden(arch: Arch) -> bool:
     heads = arch.numbers["a"]
-    return arch.numbers.get("f") == 4 * arch.numbers["h"] and arch.numbers.get("k", heads) in (1, heads)
+    return arch.numbers.get("f") == 4 * arch.numbers["h"] and arch.numbers.get("k", heads) in (
+        1,
+        heads,
+    )
 
 
 def _common(arch: Arch, model_type: str, *, vocabulary: int) -> dict[str, Any]:
-    return {"model_type": model_type, "vocab_size": arch.assume("v", vocabulary, "as in the family")}
+    return {
+        "model_type": model_type,
+        "vocab_size": arch.assume("v", vocabulary, "as in the family"),
+    }
 
 
 def _llama(arch: Arch) -> dict[str, Any]:
@@ -190,7 +264,9 @@ def _llama(arch: Arch) -> dict[str, Any]:
         "hidden_size": hidden,
         "num_attention_heads": heads,
         "num_key_value_heads": arch.numbers.get("k", heads),
-        "intermediate_size": arch.assume("f", round_up(hidden * 8 // 3, 256), "8/3 h rounded up to 256"),
+        "intermediate_size": arch.assume(
+            "f", round_up(hidden * 8 // 3, 256), "8/3 h rounded up to 256"
+        ),
         "tie_word_embeddings": "tied" in arch.flags,
         "attention_bias": "bias" in arch.flags,
         "mlp_bias": "bias" in arch.flags,
@@ -206,14 +282,20 @@ def _mixtral(arch: Arch) -> dict[str, Any]:
     config = _llama(arch)
     for key in ("attention_bias", "mlp_bias"):
         del config[key]
-    return {**config, "model_type": "mixtral", "num_local_experts": experts, "num_experts_per_tok": active}
+    return {
+        **config,
+        "model_type": "mixtral",
+        "num_local_experts": experts,
+        "num_experts_per_tok": active,
+    }
 
 
 def _gpt2(arch: Arch) -> dict[str, Any]:
     hidden, heads = arch.require("h"), arch.numbers["a"]
     if arch.numbers.get("k", heads) != heads:
         raise InputError(
-            f"--arch {shown(arch.text)}: kv{arch.numbers['k']} with an ungated GPT layer is not known; use kv1 (mqa), or 'gated' for a Llama layer"
+            f"--arch {shown(arch.text)}: kv{arch.numbers['k']} with an ungated GPT layer is not"
+            " known; use kv1 (mqa), or 'gated' for a Llama layer"
         )
     _refuse_head_size(arch)
     return {
@@ -223,8 +305,14 @@ def _gpt2(arch: Arch) -> dict[str, Any]:
         "n_head": heads,
         "n_inner": arch.assume("f", 4 * hidden, "4 h"),
         "n_positions": arch.numbers.get("p", max(2048, arch.positions)),
-        "activation_function": "relu" if "relu" in arch.flags else "gelu" if "fused-gelu" in arch.flags else "gelu_new",
-        **({"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0} if "no-dropout" in arch.flags else {}),
+        "activation_function": (
+            "relu" if "relu" in arch.flags else "gelu" if "fused-gelu" in arch.flags else "gelu_new"
+        ),
+        **(
+            {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+            if "no-dropout" in arch.flags
+            else {}
+        ),
         "tie_word_embeddings": "untied" not in arch.flags,
     }
 
@@ -236,7 +324,11 @@ def _gpt_bigcode(arch: Arch) -> dict[str, Any]:
 def _gpt2_like(arch: Arch) -> dict[str, Any]:
     heads_only = Arch(arch.text)
     heads_only.numbers = {key: value for key, value in arch.numbers.items() if key != "k"}
-    heads_only.flags, heads_only.notes, heads_only.positions = arch.flags, arch.notes, arch.positions
+    heads_only.flags, heads_only.notes, heads_only.positions = (
+        arch.flags,
+        arch.notes,
+        arch.positions,
+    )
     return _gpt2(heads_only)
 
 
@@ -245,7 +337,10 @@ def _mpt(arch: Arch) -> dict[str, Any]:
     _refuse_head_size(arch)
     width = arch.assume("f", 4 * hidden, "4 h")
     if width % hidden:
-        raise InputError(f"--arch {shown(arch.text)}: f{width} is not a multiple of h{hidden}, as MPT has it; use f{4 * hidden}")
+        raise InputError(
+            f"--arch {shown(arch.text)}: f{width} is not a multiple of h{hidden}, as MPT has it;"
+            f" use f{4 * hidden}"
+        )
     return {
         **_common(arch, "mpt", vocabulary=50368),
         "n_layers": arch.require("L"),
@@ -277,5 +372,6 @@ def _bert(arch: Arch) -> dict[str, Any]:
 def _refuse_head_size(arch: Arch) -> None:
     if "dh" in arch.numbers and arch.numbers["dh"] * arch.numbers["a"] != arch.numbers["h"]:
         raise InputError(
-            f"--arch {shown(arch.text)}: dh{arch.numbers['dh']} times a{arch.numbers['a']} is not h{arch.numbers['h']}; only Llama-like layers have a free head size"
+            f"--arch {shown(arch.text)}: dh{arch.numbers['dh']} times a{arch.numbers['a']} is not"
+            f" h{arch.numbers['h']}; only Llama-like layers have a free head size"
         )

@@ -18,7 +18,8 @@ LONGEST_PATH = 160
 
 
 def find(text: str) -> str | None:
-    """The config file a path means: itself, or config.json in that folder; None where nothing of that name exists."""
+    """The config file a path means: itself, or config.json in that folder; None where nothing of
+    that name exists."""
     if "\0" in text:
         raise InputError(f"path {quoted(text)} is not a path; remove its null character")
     path = os.path.expanduser(text)
@@ -27,12 +28,16 @@ def find(text: str) -> str | None:
     if os.path.lexists(path):
         return path
     if text.endswith(".json") or text.startswith((".", "/", "~")):
-        raise InputError(f"config file {shown(text)} does not exist; check the path, or name a model of `estimate models`")
+        raise InputError(
+            f"config file {shown(text)} does not exist; check the path, or name a model of"
+            " `estimate models`"
+        )
     return _cached_by_hub(text)
 
 
 def read(path: str) -> Mapping[str, Any]:
-    """The JSON object in a config file; raises InputError for one that is too large, unreadable, broken or not an object."""
+    """The JSON object in a config file; raises InputError for one that is too large, unreadable,
+    broken or not an object."""
     return parse(read_text(path, what="config file"), path, what="config file")
 
 
@@ -48,17 +53,25 @@ def read_text(path: str, *, what: str) -> str:
                 raise InputError(f"{what} {shown_path} is not a regular file; give a file's path")
             if status.st_size > MAX_FILE_BYTES:
                 raise InputError(
-                    f"{what} {shown_path} has {status.st_size} bytes, more than the {MAX_FILE_BYTES} a config can have; give the model's config.json, not its weights"
+                    f"{what} {shown_path} has {status.st_size} bytes, more than the"
+                    f" {MAX_FILE_BYTES} a config can have; give the model's config.json, not its"
+                    " weights"
                 )
             return file.read(MAX_FILE_BYTES + 1).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise InputError(f"{what} {shown_path} is not text in UTF-8 (byte {error.start}); give a text file") from None
+        raise InputError(
+            f"{what} {shown_path} is not text in UTF-8 (byte {error.start}); give a text file"
+        ) from None
     except IsADirectoryError:
         raise InputError(f"{what} {shown_path} is a folder; give a file's path") from None
     except PermissionError:
-        raise InputError(f"{what} {shown_path} cannot be read: permission denied; change its mode or copy it") from None
+        raise InputError(
+            f"{what} {shown_path} cannot be read: permission denied; change its mode or copy it"
+        ) from None
     except OSError as error:
-        raise InputError(f"{what} {shown_path} cannot be read: {error.strerror or error}; check the path") from None
+        raise InputError(
+            f"{what} {shown_path} cannot be read: {error.strerror or error}; check the path"
+        ) from None
 
 
 def parse(text: str, path: str, *, what: str) -> dict[str, Any]:
@@ -69,20 +82,30 @@ def parse(text: str, path: str, *, what: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except RecursionError:
-        raise InputError(f"{what} {shown_path} is nested too deeply; give a plain config.json") from None
+        raise InputError(
+            f"{what} {shown_path} is nested too deeply; give a plain config.json"
+        ) from None
     except json.JSONDecodeError as error:
         raise InputError(
-            f"{what} {shown_path} is not valid JSON: {error.msg} at line {error.lineno} column {error.colno}; repair it or download it again"
+            f"{what} {shown_path} is not valid JSON: {error.msg} at line {error.lineno} column"
+            f" {error.colno}; repair it or download it again"
         ) from None
     except ValueError as error:
-        raise InputError(f"{what} {shown_path} holds a number that cannot be read ({str(error).partition(';')[0]}); repair it") from None
+        raise InputError(
+            f"{what} {shown_path} holds a number that cannot be read"
+            f" ({str(error).partition(';')[0]}); repair it"
+        ) from None
     if not isinstance(value, dict):
-        raise InputError(f"{what} {shown_path} holds {_kind(value)} at its top level, not an object; give a Hugging Face config.json")
+        raise InputError(
+            f"{what} {shown_path} holds {_kind(value)} at its top level, not an object; give a"
+            " Hugging Face config.json"
+        )
     return value  # pyright: ignore[reportUnknownVariableType]
 
 
 def quoted(path: str) -> str:
-    """A path as messages show it: its end is what tells files apart, so a long one loses its front."""
+    """A path as messages show it: its end is what tells files apart, so a long one loses its
+    front."""
     return (
         shown(path, limit=2 * LONGEST_PATH)
         if len(path) <= LONGEST_PATH
@@ -91,7 +114,8 @@ def quoted(path: str) -> str:
 
 
 def model_name(path: str) -> str:
-    """What a config file's model is called: its folder, or the file's name where it is not config.json."""
+    """What a config file's model is called: its folder, or the file's name where it is not
+    config.json."""
     folder, file = os.path.split(os.path.abspath(path))
     return os.path.basename(folder) or file if file == "config.json" else file.removesuffix(".json")
 
@@ -106,20 +130,34 @@ def _in_folder(path: str, text: str) -> str:
     if os.path.lexists(file):
         return file
     if not os.access(path, os.R_OK | os.X_OK):
-        raise InputError(f"folder {quoted(text)} cannot be read: permission denied; change its mode or give a config.json")
+        raise InputError(
+            f"folder {quoted(text)} cannot be read: permission denied; change its mode or give a"
+            " config.json"
+        )
     if os.path.exists(os.path.join(path, "adapter_config.json")):
-        raise InputError(f"folder {quoted(text)} holds an adapter, not a model; give its base model and --lora with the adapter's rank")
-    raise InputError(f"folder {quoted(text)} has no config.json; give a model's folder, or a name of `estimate models`")
+        raise InputError(
+            f"folder {quoted(text)} holds an adapter, not a model; give its base model and --lora"
+            " with the adapter's rank"
+        )
+    raise InputError(
+        f"folder {quoted(text)} has no config.json; give a model's folder, or a name of `estimate"
+        " models`"
+    )
 
 
 def _cached_by_hub(text: str) -> str | None:
-    """The newest config.json of a hub id that the hub's client has already downloaded; None if there is none."""
+    """The newest config.json of a hub id that the hub's client has already downloaded; None if
+    there is none."""
     if text.count("/") != 1:
         return None
-    home = os.environ.get("HF_HUB_CACHE") or os.path.join(os.environ.get("HF_HOME") or os.path.expanduser("~/.cache/huggingface"), "hub")
+    home = os.environ.get("HF_HUB_CACHE") or os.path.join(
+        os.environ.get("HF_HOME") or os.path.expanduser("~/.cache/huggingface"), "hub"
+    )
     snapshots = os.path.join(home, "models--" + text.replace("/", "--"), "snapshots")
     try:
-        found = [os.path.join(snapshots, revision, "config.json") for revision in os.listdir(snapshots)]
+        found = [
+            os.path.join(snapshots, revision, "config.json") for revision in os.listdir(snapshots)
+        ]
         found = [file for file in found if os.path.exists(file)]
         return max(found, key=os.path.getmtime) if found else None
     except (OSError, ValueError):
@@ -127,6 +165,11 @@ def _cached_by_hub(text: str) -> str | None:
 
 
 def _kind(value: object) -> str:
-    return {"list": "a list", "str": "a string", "int": "a number", "float": "a number", "bool": "a boolean", "NoneType": "null"}.get(
-        type(value).__name__, type(value).__name__
-    )
+    return {
+        "list": "a list",
+        "str": "a string",
+        "int": "a number",
+        "float": "a number",
+        "bool": "a boolean",
+        "NoneType": "null",
+    }.get(type(value).__name__, type(value).__name__)

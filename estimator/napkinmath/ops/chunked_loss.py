@@ -1,6 +1,8 @@
-"""TRL's chunked log-probabilities: head and loss over tiles of tokens and vocabulary, logits made again in the backward.
+"""TRL's chunked log-probabilities: head and loss over tiles of tokens and vocabulary, logits made
+again in the backward.
 
-Source: trl 1.16 kernels/chunked_logprob.py ChunkedLogProbFunction, trainer/utils.py add_fused_lm_head.
+Source: trl 1.16 kernels/chunked_logprob.py ChunkedLogProbFunction, trainer/utils.py
+add_fused_lm_head.
 """
 
 from __future__ import annotations
@@ -14,13 +16,16 @@ from napkinmath.ops.index import constant, slice_of
 
 TOKENS_A_TILE = 4096  # kernels/chunked_logprob.py TOKEN_CHUNK_SIZE
 WORDS_A_TILE = 32768  # trainer/utils.py _CHUNKED_LOGPROB_CHUNK_SIZE
-# Running statistics of each token: maximum, two sums and a sum of squares of exponentials, sum of logits, maximum before the target, its logit.
+# Running statistics of each token: maximum, two sums and a sum of squares of exponentials, sum of
+# logits, maximum before the target, its logit.
 NUM_STATISTICS = 7
-NUM_OUTPUTS = 3  # log-probability, entropy, whether the target is the likeliest: put back into the batch's shape
+# log-probability, entropy, whether the target is the likeliest: put back into the batch's shape
+NUM_OUTPUTS = 3
 
 
 def chunked_log_probabilities(t: Tape, hidden: Value, w: Value) -> Value:
-    """The loss of every position but the last, from hidden states (..., s, h) and the head's weight (v, h)."""
+    """The loss of every position but the last, from hidden states (..., s, h) and the head's weight
+    (v, h)."""
     *batch, length, _ = hidden.axes
     scored = (*batch, length - 1)
     rows = product(scored)
@@ -31,24 +36,42 @@ def chunked_log_probabilities(t: Tape, hidden: Value, w: Value) -> Value:
         frame.local(chosen)
         targets = _positions_then(t, "targets to score", (rows,), INT64, scored)
         log_probabilities = _projected(t, chosen, w, targets, rows)
-        outputs = [t.tensor(f"output {i + 1} in the batch's shape", scored, FP32, Role.LOGITS) for i in range(NUM_OUTPUTS)]
+        outputs = [
+            t.tensor(f"output {i + 1} in the batch's shape", scored, FP32, Role.LOGITS)
+            for i in range(NUM_OUTPUTS)
+        ]
         loss = t.tensor("loss", (1,), FP32, Role.LOGITS)
         out = Value(loss, (1,), FP32, log_probabilities.requires_grad)
         gradient = t.tensor("gradient of the log-probabilities", (rows,), FP32, Role.LOGITS)
         t.append(
-            "loss of the scored labels", (log_probabilities,), (out,), forward=(*((ALLOC, x) for x in outputs), (ALLOC, loss)), saves=(mask.tensor,) if out.requires_grad else (),
-            costs=(Move(6 * 4 * rows),), backward=((ALLOC, gradient),), gradients=(Gradient(log_probabilities, gradient),) if out.requires_grad else (), backward_costs=(Move(8 * rows),),
-        )  # fmt: skip
+            "loss of the scored labels",
+            (log_probabilities,),
+            (out,),
+            forward=(*((ALLOC, x) for x in outputs), (ALLOC, loss)),
+            saves=(mask.tensor,) if out.requires_grad else (),
+            costs=(Move(6 * 4 * rows),),
+            backward=((ALLOC, gradient),),
+            gradients=(Gradient(log_probabilities, gradient),) if out.requires_grad else (),
+            backward_costs=(Move(8 * rows),),
+        )
         t.touch(*outputs)
     return out
 
 
-def _positions_then(t: Tape, name: str, axes: tuple[Size, ...], dtype: DType, scored: tuple[Size, ...]) -> Value:
+def _positions_then(
+    t: Tape, name: str, axes: tuple[Size, ...], dtype: DType, scored: tuple[Size, ...]
+) -> Value:
     """Something gathered by a mask: a table of positions, an int64 a dimension, lives meanwhile."""
     table = t.tensor("positions of a mask", (len(scored), product(scored)), INT64, Role.WORKSPACE)
     made = t.tensor(name, axes, dtype, Role.LOGITS)
     out = Value(made, axes, dtype)
-    t.append(name, (), (out,), forward=((ALLOC, table), (ALLOC, made), (FREE, table)), costs=(Move(2 * traffic(out)),))
+    t.append(
+        name,
+        (),
+        (out,),
+        forward=((ALLOC, table), (ALLOC, made), (FREE, table)),
+        costs=(Move(2 * traffic(out)),),
+    )
     return out
 
 
@@ -68,12 +91,17 @@ def _selected(t: Tape, x: Value, mask: Value, rows: Size) -> Value:
 
 
 def _projected(t: Tape, x: Value, w: Value, targets: Value, rows: Size) -> Value:
-    """The autograd function: statistics tile by tile forward, tiles made again and turned into gradients in fp32 backward."""
+    """The autograd function: statistics tile by tile forward, tiles made again and turned into
+    gradients in fp32 backward."""
     vocabulary, width = w.axes
     computed = x.dtype if t.policy.autocast is None else t.policy.autocast
-    statistics = [t.tensor(f"statistic {i + 1} of each token", (rows,), FP32, Role.LOGITS) for i in range(NUM_STATISTICS)]
+    statistics = [
+        t.tensor(f"statistic {i + 1} of each token", (rows,), FP32, Role.LOGITS)
+        for i in range(NUM_STATISTICS)
+    ]
     normalizer, entropy, made = (
-        t.tensor(n, (rows,), FP32, Role.LOGITS) for n in ("log of the sum of exponentials", "entropy", "log-probabilities")
+        t.tensor(n, (rows,), FP32, Role.LOGITS)
+        for n in ("log of the sum of exponentials", "entropy", "log-probabilities")
     )
     out = Value(made, (rows,), FP32, x.requires_grad or w.requires_grad)
     kept = (x.tensor, targets.tensor, normalizer, entropy)
@@ -93,40 +121,84 @@ def _projected(t: Tape, x: Value, w: Value, targets: Value, rows: Size) -> Value
     for value in (x, w):
         if value.requires_grad:
             final = t.gradient_of(value)
-            wide = final if value.dtype is FP32 else t.tensor(f"{final.name} in fp32", value.axes, FP32, final.role)
+            wide = (
+                final
+                if value.dtype is FP32
+                else t.tensor(f"{final.name} in fp32", value.axes, FP32, final.role)
+            )
             backward.append((ALLOC, wide))
             sums.append((wide, final))
             gradients.append(Gradient(value, final))
     into, away = _tile(t, rows, computed, x, w, keeps_last_weights=True)
     narrowed = [(wide, final) for wide, final in sums if wide is not final]
-    steps: Steps = (*backward, *into, *((ALLOC, final) for _, final in narrowed), *((FREE, wide) for wide, _ in narrowed), *away)
-    products = [Gemm(rows, width, vocabulary, computed)] * x.requires_grad + [Gemm(vocabulary, width, rows, computed)] * w.requires_grad
+    steps: Steps = (
+        *backward,
+        *into,
+        *((ALLOC, final) for _, final in narrowed),
+        *((FREE, wide) for wide, _ in narrowed),
+        *away,
+    )
+    products = [Gemm(rows, width, vocabulary, computed)] * x.requires_grad + [
+        Gemm(vocabulary, width, rows, computed)
+    ] * w.requires_grad
     t.append(
-        "chunked_log_probabilities", (x, w), (out,), forward=forward, saves=kept if out.requires_grad else (), costs=(tokens, Move(read)),
-        backward=steps, gradients=gradients, backward_costs=(tokens, Move(2 * read), *products),
-    )  # fmt: skip
+        "chunked_log_probabilities",
+        (x, w),
+        (out,),
+        forward=forward,
+        saves=kept if out.requires_grad else (),
+        costs=(tokens, Move(read)),
+        backward=steps,
+        gradients=gradients,
+        backward_costs=(tokens, Move(2 * read), *products),
+    )
     t.touch(targets.tensor, normalizer, entropy)
     return out
 
 
-def _tile(t: Tape, rows: Size, computed: DType, x: Value, w: Value, *, keeps_last_weights: bool) -> tuple[Steps, Steps]:
-    """What the loop over tiles makes, and lets go at its end: logits of a tile, and casts of the hidden states and weights in it.
+def _tile(
+    t: Tape, rows: Size, computed: DType, x: Value, w: Value, *, keeps_last_weights: bool
+) -> tuple[Steps, Steps]:
+    """What the loop over tiles makes, and lets go at its end: logits of a tile, and casts of the
+    hidden states and weights in it.
 
-    A loop's variable is made anew before the old one goes, so two casts of one kind live where there are two tiles.
+    A loop's variable is made anew before the old one goes, so two casts of one kind live where
+    there are two tiles.
     """
     vocabulary, width = w.axes
-    buffer = t.tensor("logits of a tile", (minimum(rows, TOKENS_A_TILE), WORDS_A_TILE), computed, Role.LOGITS)
+    buffer = t.tensor(
+        "logits of a tile", (minimum(rows, TOKENS_A_TILE), WORDS_A_TILE), computed, Role.LOGITS
+    )
     made: list[Tensor] = [buffer]
     if x.dtype is not computed:
-        made += _in_turn(t, "hidden states of a tile", rows, TOKENS_A_TILE, width, computed, both=True)
+        made += _in_turn(
+            t, "hidden states of a tile", rows, TOKENS_A_TILE, width, computed, both=True
+        )
     if w.dtype is not computed:
-        made += _in_turn(t, "weights of a tile", vocabulary, WORDS_A_TILE, width, computed, both=keeps_last_weights)
+        made += _in_turn(
+            t,
+            "weights of a tile",
+            vocabulary,
+            WORDS_A_TILE,
+            width,
+            computed,
+            both=keeps_last_weights,
+        )
     return tuple((ALLOC, x) for x in made), tuple((FREE, x) for x in made)
 
 
-def _in_turn(t: Tape, name: str, count: Size, tile: int, width: Size, dtype: DType, *, both: bool) -> list[Tensor]:
+def _in_turn(
+    t: Tape, name: str, count: Size, tile: int, width: Size, dtype: DType, *, both: bool
+) -> list[Tensor]:
     first = minimum(count, tile)
     made = [t.tensor(f"{name} in {dtype.name}", (first, width), dtype, Role.WORKSPACE)]
     if both:
-        made.append(t.tensor(f"next {name} in {dtype.name}", (minimum(count, 2 * tile) - first, width), dtype, Role.WORKSPACE))
+        made.append(
+            t.tensor(
+                f"next {name} in {dtype.name}",
+                (minimum(count, 2 * tile) - first, width),
+                dtype,
+                Role.WORKSPACE,
+            )
+        )
     return made

@@ -1,4 +1,5 @@
-"""Convolutions: patch embeddings of images, and the short causal convolutions of state-space layers."""
+"""Convolutions: patch embeddings of images, and the short causal convolutions of state-space
+layers."""
 
 from __future__ import annotations
 
@@ -9,11 +10,21 @@ from napkinmath.ir.tape import Tape
 
 
 def patch_projection(
-    t: Tape, pixels: Value, name: str, out: tuple[Size, ...], kernel: tuple[Size, ...], channels: Size, width: Size, *, bias: bool = True
+    t: Tape,
+    pixels: Value,
+    name: str,
+    out: tuple[Size, ...],
+    kernel: tuple[Size, ...],
+    channels: Size,
+    width: Size,
+    *,
+    bias: bool = True,
 ) -> Value:
-    """A convolution whose stride is its kernel: patches of `kernel` extents over `channels` become rows of `width`.
+    """A convolution whose stride is its kernel: patches of `kernel` extents over `channels` become
+    rows of `width`.
 
-    `out` has the axes of the output. The pixels need no gradient: it keeps them for the weight's gradient.
+    `out` has the axes of the output. The pixels need no gradient: it keeps them for the weight's
+    gradient.
     """
     with t.scope(name):
         weight = t.weight("weight", (width, channels, *kernel), kind="conv").value
@@ -34,15 +45,28 @@ def patch_projection(
         costs=(cost,),
         backward=tuple((ALLOC, g.tensor) for g in gradients if g.tensor),
         gradients=gradients,
-        backward_costs=(Gemm(width, inner, rows, weight.dtype), Move(traffic(result))) if needs else (),
+        backward_costs=(
+            (Gemm(width, inner, rows, weight.dtype), Move(traffic(result))) if needs else ()
+        ),
     )
     return result
 
 
-def causal_convolution(t: Tape, x: Value, name: str, channels: Size, kernel: int, *, bias: bool = True, activated: bool = True) -> Value:
-    """A depthwise convolution over time padded on both sides, cut to the length, SiLU: transformers' causal_conv1d_fn without its kernel.
+def causal_convolution(
+    t: Tape,
+    x: Value,
+    name: str,
+    channels: Size,
+    kernel: int,
+    *,
+    bias: bool = True,
+    activated: bool = True,
+) -> Value:
+    """A depthwise convolution over time padded on both sides, cut to the length, SiLU:
+    transformers' causal_conv1d_fn without its kernel.
 
-    x has axes (rows, channels, length); the convolution's output is `kernel` - 1 longer and is kept, as SiLU's input.
+    x has axes (rows, channels, length); the convolution's output is `kernel` - 1 longer and is
+    kept, as SiLU's input.
     """
     from napkinmath.ops.elementwise import silu
     from napkinmath.ops.index import slice_of
@@ -56,7 +80,9 @@ def causal_convolution(t: Tape, x: Value, name: str, channels: Size, kernel: int
         needing = [v for v in (x, *parameters) if v.requires_grad]
         padded = Value(t.tensor("convolved", axes, weight.dtype), axes, weight.dtype, bool(needing))
         gradients = [Gradient(v, t.gradient_of(v)) for v in needing]
-        saves = (x.tensor, weight.tensor) if needing else ()  # one formula for all three gradients: both, trained or not
+        saves = (
+            (x.tensor, weight.tensor) if needing else ()
+        )  # one formula for all three gradients: both, trained or not
         cost = Move((1 + kernel) * traffic(x))
         t.append(
             "conv1d",

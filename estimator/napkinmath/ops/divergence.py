@@ -10,10 +10,12 @@ from napkinmath.ops.index import slice_of
 
 
 def reverse_kl(t: Tape, student: Value, teacher: Value) -> Value:
-    """KL(student || teacher) of all but the last position, summed over what the labels do not mask: ten tensors of b·s·v at its height.
+    """KL(student || teacher) of all but the last position, summed over what the labels do not mask:
+    ten tensors of b·s·v at its height.
 
-    Both logits are divided by the temperature, both log-probabilities and the masked divergence are locals until the function returns;
-    autograd keeps the student's log-probabilities, their exponential and the difference. Source: trl 1.16 experimental/gkd/gkd_trainer.py
+    Both logits are divided by the temperature, both log-probabilities and the masked divergence are
+    locals until the function returns; autograd keeps the student's log-probabilities, their
+    exponential and the difference. Source: trl 1.16 experimental/gkd/gkd_trainer.py
     generalized_jsd_loss (beta 1); aten/src/ATen/native/Loss.cpp _kl_div_log_target.
     """
     first = len(t.ops)
@@ -26,13 +28,23 @@ def reverse_kl(t: Tape, student: Value, teacher: Value) -> Value:
         frame.local(own, taught)
         probabilities = unary(t, "exp", own, saves=OUTPUT)
         moved = 3 * traffic(own)
-        difference = t.op("sub", (own, taught), axes, own.dtype, gradients=(PASS, PASS), costs=(Move(moved),))
+        difference = t.op(
+            "sub", (own, taught), axes, own.dtype, gradients=(PASS, PASS), costs=(Move(moved),)
+        )
         divergence = mul(t, probabilities, difference)
         masked = t.op(
-            "index by mask", (divergence,), axes, own.dtype, gradients=(LIKE,), costs=(Move(moved),), backward_costs=(Move(moved, 2),)
+            "index by mask",
+            (divergence,),
+            axes,
+            own.dtype,
+            gradients=(LIKE,),
+            costs=(Move(moved),),
+            backward_costs=(Move(moved, 2),),
         )
         frame.local(masked)
-        loss = t.op("sum", (masked,), (1,), own.dtype, gradients=(PASS,), costs=(Move(traffic(own)),))
+        loss = t.op(
+            "sum", (masked,), (1,), own.dtype, gradients=(PASS,), costs=(Move(traffic(own)),)
+        )
     for op in t.ops[first:]:
         for value in op.outputs:
             value.tensor.role = Role.LOGITS

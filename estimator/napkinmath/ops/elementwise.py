@@ -18,11 +18,30 @@ def promote(x: DType, y: DType) -> DType:
     return FP32 if x.bits == y.bits or FP32 in (x, y) else x if x.bits > y.bits else y
 
 
-def unary(t: Tape, name: str, x: Value, *, saves: str = INPUT, dtype: DType | None = None, role: Role = Role.ACTIVATIONS) -> Value:
-    """A pointwise function of one tensor that keeps its input, its output or nothing for the backward."""
+def unary(
+    t: Tape,
+    name: str,
+    x: Value,
+    *,
+    saves: str = INPUT,
+    dtype: DType | None = None,
+    role: Role = Role.ACTIVATIONS,
+) -> Value:
+    """A pointwise function of one tensor that keeps its input, its output or nothing for the
+    backward."""
     out_dtype = dtype or x.dtype
     moved = traffic(x) + traffic(Value(x.tensor, x.axes, out_dtype))
-    out = t.op(name, (x,), x.axes, out_dtype, saves=(x,) if saves == INPUT else (), gradients=(LIKE,), costs=(Move(moved),), backward_costs=(Move(moved + (traffic(x) if saves != NOTHING else 0)),), role=role)  # fmt: skip
+    out = t.op(
+        name,
+        (x,),
+        x.axes,
+        out_dtype,
+        saves=(x,) if saves == INPUT else (),
+        gradients=(LIKE,),
+        costs=(Move(moved),),
+        backward_costs=(Move(moved + (traffic(x) if saves != NOTHING else 0)),),
+        role=role,
+    )
     if saves == OUTPUT and out.requires_grad:
         t.ops[-1].saves = (out.tensor,)
     return out
@@ -65,7 +84,9 @@ def scale(t: Tape, x: Value) -> Value:
 
 def shift(t: Tape, x: Value) -> Value:
     """x plus a Python number: the gradient passes through."""
-    return t.op("add scalar", (x,), x.axes, x.dtype, gradients=(PASS,), costs=(Move(2 * traffic(x)),))
+    return t.op(
+        "add scalar", (x,), x.axes, x.dtype, gradients=(PASS,), costs=(Move(2 * traffic(x)),)
+    )
 
 
 def square(t: Tape, x: Value) -> Value:
@@ -79,7 +100,8 @@ def cube(t: Tape, x: Value) -> Value:
 
 
 def _power(t: Tape, x: Value, names: tuple[str, str]) -> Value:
-    """x ** n, in fp32 under autocast: its backward makes x ** (n - 1), then n times that, then the gradient in one expression."""
+    """x ** n, in fp32 under autocast: its backward makes x ** (n - 1), then n times that, then the
+    gradient in one expression."""
     if t.policy.autocast is not None:
         x = cast(t, x, FP32)
     power, doubled = (t.tensor(n, x.axes, x.dtype, Role.WORKSPACE) for n in names)
@@ -96,13 +118,21 @@ def _power(t: Tape, x: Value, names: tuple[str, str]) -> Value:
     if out.requires_grad:
         gradient = t.ops[-1].gradients[0].tensor
         assert gradient is not None
-        t.ops[-1].backward = ((ALLOC, power), (ALLOC, doubled), (ALLOC, gradient), (FREE, power), (FREE, doubled))
+        t.ops[-1].backward = (
+            (ALLOC, power),
+            (ALLOC, doubled),
+            (ALLOC, gradient),
+            (FREE, power),
+            (FREE, doubled),
+        )
     return out
 
 
 def rsqrt(t: Tape, x: Value) -> Value:
     """1 / sqrt(x); keeps its output; its backward cubes it and scales it on the way."""
-    temporaries = tuple(t.tensor(n, x.axes, x.dtype, Role.WORKSPACE) for n in ("y ** 3", "-y ** 3 / 2"))
+    temporaries = tuple(
+        t.tensor(n, x.axes, x.dtype, Role.WORKSPACE) for n in ("y ** 3", "-y ** 3 / 2")
+    )
     out = t.op(
         "rsqrt",
         (x,),
@@ -119,64 +149,121 @@ def rsqrt(t: Tape, x: Value) -> Value:
 
 
 def cast(t: Tape, x: Value, dtype: DType, *, role: Role = Role.ACTIVATIONS) -> Value:
-    """`x.to(dtype)`: nothing where the type is that already, else a copy; the gradient is cast back."""
+    """`x.to(dtype)`: nothing where the type is that already, else a copy; the gradient is cast
+    back."""
     if x.dtype is dtype:
         return x
     out_bytes = traffic(Value(x.tensor, x.axes, dtype))
-    return t.op("to", (x,), x.axes, dtype, gradients=(LIKE,), label=f"{x.tensor.name} in {dtype}", costs=(Move(traffic(x) + out_bytes),), backward_costs=(Move(traffic(x) + out_bytes),), role=role)  # fmt: skip
+    return t.op(
+        "to",
+        (x,),
+        x.axes,
+        dtype,
+        gradients=(LIKE,),
+        label=f"{x.tensor.name} in {dtype}",
+        costs=(Move(traffic(x) + out_bytes),),
+        backward_costs=(Move(traffic(x) + out_bytes),),
+        role=role,
+    )
 
 
-def copy(t: Tape, x: Value, axes: tuple[Size, ...] | None = None, name: str = "contiguous", *, role: Role = Role.ACTIVATIONS) -> Value:
-    """A copy with another layout (`contiguous`, or a `reshape` that cannot be a view); its gradient is a view."""
-    return t.op(name, (x,), axes or x.axes, x.dtype, gradients=(PASS,), costs=(Move(2 * traffic(x)),), role=role)
+def copy(
+    t: Tape,
+    x: Value,
+    axes: tuple[Size, ...] | None = None,
+    name: str = "contiguous",
+    *,
+    role: Role = Role.ACTIVATIONS,
+) -> Value:
+    """A copy with another layout (`contiguous`, or a `reshape` that cannot be a view); its gradient
+    is a view."""
+    return t.op(
+        name,
+        (x,),
+        axes or x.axes,
+        x.dtype,
+        gradients=(PASS,),
+        costs=(Move(2 * traffic(x)),),
+        role=role,
+    )
 
 
 def add(t: Tape, x: Value, y: Value) -> Value:
     """x + y of one shape: the incoming gradient goes to both."""
     dtype = promote(x.dtype, y.dtype)
-    return t.op("add", (x, y), x.axes, dtype, gradients=tuple(PASS if v.dtype is dtype else LIKE for v in (x, y)), costs=(Move(traffic(x, y) + traffic(Value(x.tensor, x.axes, dtype))),))  # fmt: skip
+    return t.op(
+        "add",
+        (x, y),
+        x.axes,
+        dtype,
+        gradients=tuple(PASS if v.dtype is dtype else LIKE for v in (x, y)),
+        costs=(Move(traffic(x, y) + traffic(Value(x.tensor, x.axes, dtype))),),
+    )
 
 
 def add_(t: Tape, x: Value, y: Value) -> Value:
     """x += y in place: no new storage."""
     out = Value(x.tensor, x.axes, x.dtype, x.requires_grad or y.requires_grad)
     gradients = [Gradient(v, None) for v in (x, y) if v.requires_grad]
-    t.append("add_", (x, y), (out,), forward=(), gradients=gradients, costs=(Move(traffic(x, x, y)),))
+    t.append(
+        "add_", (x, y), (out,), forward=(), gradients=gradients, costs=(Move(traffic(x, x, y)),)
+    )
     return out
 
 
 def clamp_(t: Tape, x: Value) -> Value:
-    """x clamped in place: a copy of x is kept for the backward, which makes a mask and the gradient."""
+    """x clamped in place: a copy of x is kept for the backward, which makes a mask and the
+    gradient."""
     kept = t.tensor("x before clamping", x.axes, x.dtype)
     out = Value(x.tensor, x.axes, x.dtype, x.requires_grad)
     if not x.requires_grad:
         t.append("clamp_", (x,), (out,), forward=(), costs=(Move(2 * traffic(x)),))
         return out
     gradient = t.gradient_of(x)
-    mask = tuple(t.tensor(n, x.axes, BOOL, Role.WORKSPACE) for n in ("x >= low", "x <= high", "inside"))
+    mask = tuple(
+        t.tensor(n, x.axes, BOOL, Role.WORKSPACE) for n in ("x >= low", "x <= high", "inside")
+    )
     backward = (*((ALLOC, m) for m in mask), (ALLOC, gradient), *((FREE, m) for m in mask))
     t.append(
-        "clamp_", (x,), (out,), forward=((ALLOC, kept),), saves=(kept,), costs=(Move(4 * traffic(x), 2),), backward=backward, gradients=(Gradient(x, gradient),),
+        "clamp_",
+        (x,),
+        (out,),
+        forward=((ALLOC, kept),),
+        saves=(kept,),
+        costs=(Move(4 * traffic(x), 2),),
+        backward=backward,
+        gradients=(Gradient(x, gradient),),
         backward_costs=(Move(5 * traffic(x), 4),),
-    )  # fmt: skip
+    )
     t.last_use[kept] = len(t.ops) - 1
     return out
 
 
 def mul(t: Tape, x: Value, y: Value) -> Value:
-    """x * y; keeps each factor that the other's gradient needs. A smaller factor is broadcast, its gradient summed; that of a narrower type is cast after the product."""
+    """x * y; keeps each factor that the other's gradient needs. A smaller factor is broadcast, its
+    gradient summed; that of a narrower type is cast after the product."""
     dtype = promote(x.dtype, y.dtype)
     out_axes = x.axes if len(x.axes) >= len(y.axes) else y.axes
     how = tuple(LIKE if v.axes == out_axes and v.dtype is dtype else REDUCE for v in (x, y))
     saves = (y if x.requires_grad else None, x if y.requires_grad else None)
     moved = traffic(x, y) + traffic(Value(x.tensor, out_axes, dtype))
-    return t.op("mul", (x, y), out_axes, dtype, saves=saves, gradients=how, costs=(Move(moved),), backward_costs=(Move(2 * moved, 2),))
+    return t.op(
+        "mul",
+        (x, y),
+        out_axes,
+        dtype,
+        saves=saves,
+        gradients=how,
+        costs=(Move(moved),),
+        backward_costs=(Move(2 * moved, 2),),
+    )
 
 
 def softmax(t: Tape, x: Value, *, dtype: DType | None = None) -> Value:
     """Softmax over the last axis in `dtype` (autocast makes it fp32); keeps its output.
 
-    The input is cast first; only fp16 to fp32 is one kernel (aten/src/ATen/native/SoftMax.cpp softmax).
+    The input is cast first; only fp16 to fp32 is one kernel (aten/src/ATen/native/SoftMax.cpp
+    softmax).
     """
     wanted = dtype or (FP32 if t.policy.autocast is not None else x.dtype)
     source = x if x.dtype is FP16 and wanted is FP32 else cast(t, x, wanted)
@@ -187,16 +274,31 @@ def softmax(t: Tape, x: Value, *, dtype: DType | None = None) -> Value:
 
 
 def dropout(t: Tape, x: Value, probability: float, *, of_adapter: bool = False) -> Value:
-    """Dropout in training: nothing at probability 0 or in eval mode; on CUDA a bool mask is kept (native_dropout).
+    """Dropout in training: nothing at probability 0 or in eval mode; on CUDA a bool mask is kept
+    (native_dropout).
 
-    An adapter's is there in a model that was left in eval mode too: PEFT makes its modules in training mode (tuners/lora/layer.py update_layer).
+    An adapter's is there in a model that was left in eval mode too: PEFT makes its modules in
+    training mode (tuners/lora/layer.py update_layer).
     """
     if probability == 0 or not (t.policy.training or of_adapter):
         return x
     mask = t.tensor("dropout mask", x.axes, BOOL)
     out_bytes = traffic(x)
-    out = t.op("dropout", (x,), x.axes, x.dtype, saves=(mask,), gradients=(LIKE,), costs=(Move(2 * out_bytes + traffic(Value(mask, x.axes, BOOL))),), backward_costs=(Move(2 * out_bytes + traffic(Value(mask, x.axes, BOOL))),))  # fmt: skip
+    out = t.op(
+        "dropout",
+        (x,),
+        x.axes,
+        x.dtype,
+        saves=(mask,),
+        gradients=(LIKE,),
+        costs=(Move(2 * out_bytes + traffic(Value(mask, x.axes, BOOL))),),
+        backward_costs=(Move(2 * out_bytes + traffic(Value(mask, x.axes, BOOL))),),
+    )
     op = t.ops[-1]
-    op.forward = (*op.forward, (ALLOC, mask)) if out.requires_grad else (*op.forward, (ALLOC, mask), (FREE, mask))
+    op.forward = (
+        (*op.forward, (ALLOC, mask))
+        if out.requires_grad
+        else (*op.forward, (ALLOC, mask), (FREE, mask))
+    )
     t.last_use[mask] = len(t.ops) - 1
     return out

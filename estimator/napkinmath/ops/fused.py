@@ -1,7 +1,9 @@
-"""Operations that a compiler or a hand-written kernel runs as one: what only the chain in between would have kept is recomputed.
+"""Operations that a compiler or a hand-written kernel runs as one: what only the chain in between
+would have kept is recomputed.
 
-What inductor keeps was read off torch's min-cut partitioner on a decoder layer: inputs of matrix products and of attention, gate and
-up, one fp32 statistic a row of each norm, and neither the fp32 copies nor the activation's output.
+What inductor keeps was read off torch's min-cut partitioner on a decoder layer: inputs of matrix
+products and of attention, gate and up, one fp32 statistic a row of each norm, and neither the fp32
+copies nor the activation's output.
 """
 
 from __future__ import annotations
@@ -30,4 +32,12 @@ def gated_activation(t: Tape, gate: Value, up: Value) -> Value:
 
 def rotary_fused(t: Tape, x: Value) -> Value:
     """The rotated heads in one kernel; keeps nothing but the tables."""
-    return t.op("rotary", (x,), x.axes, x.dtype, gradients=(LIKE,), costs=(Move(2 * traffic(x)),), backward_costs=(Move(2 * traffic(x)),))
+    return t.op(
+        "rotary",
+        (x,),
+        x.axes,
+        x.dtype,
+        gradients=(LIKE,),
+        costs=(Move(2 * traffic(x)),),
+        backward_costs=(Move(2 * traffic(x)),),
+    )

@@ -20,13 +20,15 @@ def linear(
     role: Role = Role.ACTIVATIONS,
     weight: Weight | None = None,
 ) -> Value:
-    """A named `nn.Linear` of the model, lowered as the policy says: plain, quantized, with adapters."""
+    """A named `nn.Linear` of the model, lowered as the policy says: plain, quantized, with
+    adapters."""
     with t.scope(name):
         return t.policy.linear(t, x, outputs, bias=bias, kind=kind, role=role, weight=weight)
 
 
 def autocast_weight(t: Tape, w: Value) -> Value:
-    """The weight in autocast's type; trained fp32 leaves are cast once and cached until the autocast region ends."""
+    """The weight in autocast's type; trained fp32 leaves are cast once and cached until the
+    autocast region ends."""
     dtype = t.policy.autocast
     if dtype is None or w.dtype is dtype:
         return w
@@ -39,7 +41,15 @@ def autocast_weight(t: Tape, w: Value) -> Value:
     return found
 
 
-def dense_linear(t: Tape, x: Value, w: Value, bias: Value | None, *, role: Role = Role.ACTIVATIONS, label: str = "") -> Value:
+def dense_linear(
+    t: Tape,
+    x: Value,
+    w: Value,
+    bias: Value | None,
+    *,
+    role: Role = Role.ACTIVATIONS,
+    label: str = "",
+) -> Value:
     """`F.linear`: keeps x where the weight is trained, and the weight where x needs a gradient."""
     if t.policy.autocast is not None:
         x = cast(t, x, t.policy.autocast)
@@ -63,13 +73,44 @@ def dense_linear(t: Tape, x: Value, w: Value, bias: Value | None, *, role: Role 
         costs.append(Move(traffic(out)))
     saves = [v.tensor for v, kept in ((x, w.requires_grad), (w, x.requires_grad)) if kept]
     backward = tuple((ALLOC, g.tensor) for g in gradients if g.tensor is not None)
-    t.append("linear", inputs_list, (out,), forward=((ALLOC, tensor),), saves=saves, costs=(Gemm(rows, outputs, inputs, x.dtype),), backward=backward, gradients=gradients, backward_costs=costs)  # fmt: skip
+    t.append(
+        "linear",
+        inputs_list,
+        (out,),
+        forward=((ALLOC, tensor),),
+        saves=saves,
+        costs=(Gemm(rows, outputs, inputs, x.dtype),),
+        backward=backward,
+        gradients=gradients,
+        backward_costs=costs,
+    )
     return out
 
 
-def bmm(t: Tape, x: Value, y: Value, batch: Size, m: Size, n: Size, k: Size, axes: tuple[Size, ...], *, name: str = "bmm") -> Value:
-    """`batch` products (m x k)·(k x n) of activations; keeps both factors; the second factor's gradient is made first."""
+def bmm(
+    t: Tape,
+    x: Value,
+    y: Value,
+    batch: Size,
+    m: Size,
+    n: Size,
+    k: Size,
+    axes: tuple[Size, ...],
+    *,
+    name: str = "bmm",
+) -> Value:
+    """`batch` products (m x k)·(k x n) of activations; keeps both factors; the second factor's
+    gradient is made first."""
     if t.policy.autocast is not None:
         x, y = cast(t, x, t.policy.autocast), cast(t, y, t.policy.autocast)
     saves = (y if x.requires_grad else None, x if y.requires_grad else None)
-    return t.op(name, (y, x), axes, x.dtype, saves=saves, gradients=("like", "like"), costs=(Gemm(m, n, k, x.dtype, batch),), backward_costs=(Gemm(m, k, n, x.dtype, batch), Gemm(k, n, m, x.dtype, batch)))  # fmt: skip
+    return t.op(
+        name,
+        (y, x),
+        axes,
+        x.dtype,
+        saves=saves,
+        gradients=("like", "like"),
+        costs=(Gemm(m, n, k, x.dtype, batch),),
+        backward_costs=(Gemm(m, k, n, x.dtype, batch), Gemm(k, n, m, x.dtype, batch)),
+    )

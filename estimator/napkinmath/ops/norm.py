@@ -11,23 +11,41 @@ from napkinmath.ops.elementwise import cast, mul, rsqrt, shift, square
 
 
 def mean_square(t: Tape, x: Value) -> Value:
-    """`x.pow(2).mean(-1, keepdim=True)`: the backward of the mean expands the row gradient to the full shape."""
+    """`x.pow(2).mean(-1, keepdim=True)`: the backward of the mean expands the row gradient to the
+    full shape."""
     squared = square(t, x)
     return t.op(
-        "mean", (squared,), (*x.axes[:-1], 1), x.dtype, gradients=(LIKE,), costs=(Move(traffic(x)),), backward_costs=(Move(traffic(x)),)
+        "mean",
+        (squared,),
+        (*x.axes[:-1], 1),
+        x.dtype,
+        gradients=(LIKE,),
+        costs=(Move(traffic(x)),),
+        backward_costs=(Move(traffic(x)),),
     )
 
 
 def rms_norm_eager(
-    t: Tape, x: Value, *, name: str, width: Size | None = None, scale_in_fp32: bool = False, cast_last: bool = False
+    t: Tape,
+    x: Value,
+    *,
+    name: str,
+    width: Size | None = None,
+    scale_in_fp32: bool = False,
+    cast_last: bool = False,
 ) -> Value:
-    """transformers' LlamaRMSNorm: cast to fp32, x * rsqrt(mean(x^2) + eps), cast back, times the weight.
+    """transformers' LlamaRMSNorm: cast to fp32, x * rsqrt(mean(x^2) + eps), cast back, times the
+    weight.
 
-    `scale_in_fp32` is Gemma's form, (1 + weight) in fp32 and the cast last; `cast_last` is GPT-OSS's, weight * x in fp32 and the cast last. Source: transformers 5.23
-    models/llama/modeling_llama.py LlamaRMSNorm.forward and models/gemma/modeling_gemma.py GemmaRMSNorm.forward.
+    `scale_in_fp32` is Gemma's form, (1 + weight) in fp32 and the cast last; `cast_last` is
+    GPT-OSS's, weight * x in fp32 and the cast last. Source: transformers 5.23
+    models/llama/modeling_llama.py LlamaRMSNorm.forward and models/gemma/modeling_gemma.py
+    GemmaRMSNorm.forward.
     """
     with t.scope(name) as frame:
-        weight = t.weight("weight", (width if width is not None else x.axes[-1],), kind="norm").value
+        weight = t.weight(
+            "weight", (width if width is not None else x.axes[-1],), kind="norm"
+        ).value
         wide = cast(t, x, FP32)
         frame.local(wide)
         variance = mean_square(t, wide)
@@ -46,17 +64,33 @@ def rms_norm_eager(
 
 def _row_scale(t: Tape, x: Value, rows: Value) -> Value:
     """x times one factor a row; the factor's gradient is a full product summed over the row."""
-    return t.op("mul rows", (x, rows), x.axes, x.dtype, saves=(rows if x.requires_grad else None, x if rows.requires_grad else None), gradients=(LIKE, REDUCE), costs=(Move(2 * traffic(x)),), backward_costs=(Move(6 * traffic(x), 3),))  # fmt: skip
+    return t.op(
+        "mul rows",
+        (x, rows),
+        x.axes,
+        x.dtype,
+        saves=(rows if x.requires_grad else None, x if rows.requires_grad else None),
+        gradients=(LIKE, REDUCE),
+        costs=(Move(2 * traffic(x)),),
+        backward_costs=(Move(6 * traffic(x), 3),),
+    )
 
 
 def layer_norm_eager(t: Tape, x: Value, *, name: str, axes: tuple[Size, ...]) -> Value:
-    """Cohere's LayerNorm in fp32: the mean is subtracted twice, once for the variance (models/cohere CohereLayerNorm.forward)."""
+    """Cohere's LayerNorm in fp32: the mean is subtracted twice, once for the variance
+    (models/cohere CohereLayerNorm.forward)."""
     with t.scope(name) as frame:
         weight = t.weight("weight", axes, kind="norm").value
         wide = cast(t, x, FP32)
         frame.local(wide)
         mean = t.op(
-            "mean", (wide,), (*x.axes[:-1], 1), FP32, gradients=(LIKE,), costs=(Move(traffic(wide)),), backward_costs=(Move(traffic(wide)),)
+            "mean",
+            (wide,),
+            (*x.axes[:-1], 1),
+            FP32,
+            gradients=(LIKE,),
+            costs=(Move(traffic(wide)),),
+            backward_costs=(Move(traffic(wide)),),
         )
         frame.local(mean)
         variance = mean_square(t, _subtract_rows(t, wide, mean))
@@ -83,13 +117,23 @@ def layer_norm_plain(t: Tape, x: Value, *, name: str) -> Value:
     """OLMo's LayerNorm: no parameters, fp32 inside (models/olmo OlmoLayerNorm.forward)."""
     return cast(
         t,
-        _fused(t, cast(t, x, FP32), name=name, op="layer_norm", statistics=("mean", "rstd"), bias=False, affine=False, width=None),
+        _fused(
+            t,
+            cast(t, x, FP32),
+            name=name,
+            op="layer_norm",
+            statistics=("mean", "rstd"),
+            bias=False,
+            affine=False,
+            width=None,
+        ),
         x.dtype,
     )
 
 
 def layer_norm_one_plus(t: Tape, x: Value, *, name: str) -> Value:
-    """Nemotron's LayerNorm: (1 + weight) made anew, autocast off inside (models/nemotron NemotronLayerNorm1P.forward)."""
+    """Nemotron's LayerNorm: (1 + weight) made anew, autocast off inside (models/nemotron
+    NemotronLayerNorm1P.forward)."""
     with t.scope(name):
         weight, bias = (t.weight(n, (x.axes[-1],), kind="norm").value for n in ("weight", "bias"))
         values = [x, shift(t, weight), bias]
@@ -98,17 +142,47 @@ def layer_norm_one_plus(t: Tape, x: Value, *, name: str) -> Value:
         return _normalize(t, values[0], values[1:], op="layer_norm", statistics=("mean", "rstd"))
 
 
-def layer_norm(t: Tape, x: Value, *, name: str, bias: bool = True, affine: bool = True, width: Size | None = None) -> Value:
-    """`nn.LayerNorm`: one kernel; keeps x and two fp32 statistics a row. Autocast runs and returns it in fp32."""
-    return _fused(t, x, name=name, op="layer_norm", statistics=("mean", "rstd"), bias=bias, affine=affine, width=width)
+def layer_norm(
+    t: Tape,
+    x: Value,
+    *,
+    name: str,
+    bias: bool = True,
+    affine: bool = True,
+    width: Size | None = None,
+) -> Value:
+    """`nn.LayerNorm`: one kernel; keeps x and two fp32 statistics a row. Autocast runs and returns
+    it in fp32."""
+    return _fused(
+        t,
+        x,
+        name=name,
+        op="layer_norm",
+        statistics=("mean", "rstd"),
+        bias=bias,
+        affine=affine,
+        width=width,
+    )
 
 
 def rms_norm_fused(t: Tape, x: Value, *, name: str, width: Size | None = None) -> Value:
     """`F.rms_norm` as one kernel; keeps x and one fp32 statistic a row."""
-    return _fused(t, x, name=name, op="rms_norm", statistics=("rstd",), bias=False, affine=True, width=width)
+    return _fused(
+        t, x, name=name, op="rms_norm", statistics=("rstd",), bias=False, affine=True, width=width
+    )
 
 
-def _fused(t: Tape, x: Value, *, name: str, op: str, statistics: tuple[str, ...], bias: bool, affine: bool, width: Size | None) -> Value:
+def _fused(
+    t: Tape,
+    x: Value,
+    *,
+    name: str,
+    op: str,
+    statistics: tuple[str, ...],
+    bias: bool,
+    affine: bool,
+    width: Size | None,
+) -> Value:
     with t.scope(name):
         axis = (width if width is not None else x.axes[-1],)
         parameters = [t.weight("weight", axis, kind="norm").value] if affine else []
@@ -119,7 +193,9 @@ def _fused(t: Tape, x: Value, *, name: str, op: str, statistics: tuple[str, ...]
         return _normalize(t, x, parameters, op=op, statistics=statistics)
 
 
-def _normalize(t: Tape, x: Value, parameters: list[Value], *, op: str, statistics: tuple[str, ...]) -> Value:
+def _normalize(
+    t: Tape, x: Value, parameters: list[Value], *, op: str, statistics: tuple[str, ...]
+) -> Value:
     with t.scope():
         rows = tuple(t.tensor(s, (*x.axes[:-1], 1), FP32) for s in statistics)
         tensor = t.tensor(op, x.axes, x.dtype)
@@ -129,22 +205,45 @@ def _normalize(t: Tape, x: Value, parameters: list[Value], *, op: str, statistic
         forward = ((ALLOC, tensor), *((ALLOC, r) for r in rows))
         if not out.requires_grad:
             forward = (*forward, *((FREE, r) for r in rows))
-        t.append(op, values, (out,), forward=forward, saves=(x.tensor, *rows) if out.requires_grad else (), costs=(Move(2 * traffic(x)),), backward=tuple((ALLOC, g.tensor) for g in gradients if g.tensor), gradients=gradients, backward_costs=(Move(4 * traffic(x), 2),))  # fmt: skip
+        t.append(
+            op,
+            values,
+            (out,),
+            forward=forward,
+            saves=(x.tensor, *rows) if out.requires_grad else (),
+            costs=(Move(2 * traffic(x)),),
+            backward=tuple((ALLOC, g.tensor) for g in gradients if g.tensor),
+            gradients=gradients,
+            backward_costs=(Move(4 * traffic(x), 2),),
+        )
         for row in rows:
             t.last_use[row] = len(t.ops) - 1
         return out
 
 
 def rms_norm_in_place(t: Tape, x: Value, *, name: str, width: Size | None = None) -> Value:
-    """unsloth's RMSNorm kernel: keeps x and one fp32 statistic a row; the gradient overwrites the incoming one, the weight gets none.
+    """unsloth's RMSNorm kernel: keeps x and one fp32 statistic a row; the gradient overwrites the
+    incoming one, the weight gets none.
 
     Source: unsloth kernels/rms_layernorm.py Fast_RMS_Layernorm, as carried by fms-acceleration.
     """
     with t.scope(name):
         weight = t.weight("weight", (width if width is not None else x.axes[-1],), kind="norm")
         weight.trainable = False
-        tensor, rows = t.tensor("rms_norm", x.axes, x.dtype), t.tensor("rstd", (*x.axes[:-1], 1), FP32)
+        tensor, rows = (
+            t.tensor("rms_norm", x.axes, x.dtype),
+            t.tensor("rstd", (*x.axes[:-1], 1), FP32),
+        )
         out = Value(tensor, x.axes, x.dtype, x.requires_grad)
-        t.append("rms_norm in place", (x, weight.value), (out,), forward=((ALLOC, tensor), (ALLOC, rows)), saves=(x.tensor, rows) if x.requires_grad else (), costs=(Move(2 * traffic(x)),), gradients=(Gradient(x, None),) if x.requires_grad else (), backward_costs=(Move(3 * traffic(x)),))  # fmt: skip
+        t.append(
+            "rms_norm in place",
+            (x, weight.value),
+            (out,),
+            forward=((ALLOC, tensor), (ALLOC, rows)),
+            saves=(x.tensor, rows) if x.requires_grad else (),
+            costs=(Move(2 * traffic(x)),),
+            gradients=(Gradient(x, None),) if x.requires_grad else (),
+            backward_costs=(Move(3 * traffic(x)),),
+        )
         t.last_use[rows] = len(t.ops) - 1
         return out

@@ -1,4 +1,5 @@
-"""Rotary embeddings other than transformers' rotate_half: on halves, on interleaved pairs, and as complex numbers."""
+"""Rotary embeddings other than transformers' rotate_half: on halves, on interleaved pairs, and as
+complex numbers."""
 
 from __future__ import annotations
 
@@ -21,11 +22,19 @@ if TYPE_CHECKING:
 def subtract(t: Tape, x: Value, y: Value) -> Value:
     """x - y of one shape: the gradient passes to x and is negated for y."""
     return t.op(
-        "sub", (x, y), x.axes, x.dtype, gradients=(PASS, LIKE), costs=(Move(3 * traffic(x)),), backward_costs=(Move(2 * traffic(x)),)
+        "sub",
+        (x, y),
+        x.axes,
+        x.dtype,
+        gradients=(PASS, LIKE),
+        costs=(Move(3 * traffic(x)),),
+        backward_costs=(Move(2 * traffic(x)),),
     )
 
 
-def turn(t: Tape, first: Value, second: Value, cos: Value, sin: Value, axes: tuple[object, ...]) -> Value:
+def turn(
+    t: Tape, first: Value, second: Value, cos: Value, sin: Value, axes: tuple[object, ...]
+) -> Value:
     """(first * cos - second * sin, second * cos + first * sin), concatenated."""
     with t.scope() as frame:
         frame.local(first, second)
@@ -37,20 +46,23 @@ def turn(t: Tape, first: Value, second: Value, cos: Value, sin: Value, axes: tup
 
 
 def rotary_halves(t: Tape, x: Value, cos: Value, sin: Value) -> Value:
-    """GPT-OSS: the two halves of each head turned by tables of half the head size (models/gpt_oss _apply_rotary_emb)."""
+    """GPT-OSS: the two halves of each head turned by tables of half the head size (models/gpt_oss
+    _apply_rotary_emb)."""
     half = x.axes[-1] // 2
     first, second = chunk(t, x, (half, half))
     return turn(t, first, second, cos, sin, x.axes)
 
 
 def rotary_pairs(t: Tape, x: Value, cos: Value, sin: Value) -> Value:
-    """DeepSeek V3: even and odd elements turned (models/deepseek_v3 apply_rotary_pos_emb_interleave); strided slices."""
+    """DeepSeek V3: even and odd elements turned (models/deepseek_v3
+    apply_rotary_pos_emb_interleave); strided slices."""
     half = (*x.axes[:-1], x.axes[-1] // 2)
     return turn(t, slice_of(t, x, half), slice_of(t, x, half), cos, sin, x.axes)
 
 
 def rotary_complex(t: Tape, q: Value, key: Value, table: Value) -> tuple[Value, Value]:
-    """DeepSeek V2 and Llama 4: pairs as complex fp32 numbers times a complex table, back to the input's type.
+    """DeepSeek V2 and Llama 4: pairs as complex fp32 numbers times a complex table, back to the
+    input's type.
 
     A complex product is as large as its fp32 operand. Source: models/deepseek_v2 apply_rotary_emb.
     """
@@ -75,12 +87,14 @@ def rotary_complex(t: Tape, q: Value, key: Value, table: Value) -> tuple[Value, 
 
 
 def rotary_interleaved(t: Tape, x: Value, cos: Value, sin: Value) -> Value:
-    """x * cos + rotated pairs * sin: every other element negated, stacked with its neighbour (models/cohere, glm, helium rotate_half)."""
+    """x * cos + rotated pairs * sin: every other element negated, stacked with its neighbour
+    (models/cohere, glm, helium rotate_half)."""
     return add(t, mul(t, x, cos), mul(t, rotate_pairs(t, x), sin))
 
 
 def interleaved_table(t: Tape, table: Value) -> Value:
-    """Half of a rotary table with every entry twice, made anew in each layer (models/glm, helium apply_rotary_pos_emb)."""
+    """Half of a rotary table with every entry twice, made anew in each layer (models/glm, helium
+    apply_rotary_pos_emb)."""
     out = constant(t, "interleaved table", table.axes, table.dtype)
     t.touch(table.tensor)
     return out
@@ -101,13 +115,15 @@ def rotary_interleaved_fp32(t: Tape, x: Value, cos: Value, sin: Value) -> Value:
 
 
 def rotary_interleaved_wide(t: Tape, x: Value, cos: Value, sin: Value) -> Value:
-    """Pairs turned in the input's type, products with fp32 tables, cast back at the end (models/ernie4_5 apply_rotary_pos_emb)."""
+    """Pairs turned in the input's type, products with fp32 tables, cast back at the end
+    (models/ernie4_5 apply_rotary_pos_emb)."""
     plain = mul(t, cast(t, x, FP32), cos)
     return cast(t, add(t, plain, mul(t, cast(t, rotate_pairs(t, x), FP32), sin)), x.dtype)
 
 
 def rotary_fp32_tables(t: Tape, x: Value, cos: Value, sin: Value) -> Value:
-    """rotate_half with fp32 tables: products and sum in fp32, cast back at the end (models/olmo apply_rotary_pos_emb)."""
+    """rotate_half with fp32 tables: products and sum in fp32, cast back at the end (models/olmo
+    apply_rotary_pos_emb)."""
     return cast(t, rotary(t, x, cos, sin), x.dtype)
 
 
@@ -121,22 +137,42 @@ def rotary_partial(
     turn: Callable[[Tape, Value, Value, Value], Value],
     held_by: Scope | None = None,
 ) -> tuple[Value, Value]:
-    """The first `size` elements of each head turned, the rest put back behind them (models/phi, stablelm, nemotron, glm).
+    """The first `size` elements of each head turned, the rest put back behind them (models/phi,
+    stablelm, nemotron, glm).
 
-    `held_by`: the calling function whose locals the pieces are, where the rotation is not a function of its own.
+    `held_by`: the calling function whose locals the pieces are, where the rotation is not a
+    function of its own.
     """
     with t.scope() as own:
         frame = held_by or own
         frame.local(q, key)
-        parts = [(slice_of(t, x, (*x.axes[:-1], size)), slice_of(t, x, (*x.axes[:-1], x.axes[-1] - size))) for x in (q, key)]
+        parts = [
+            (
+                slice_of(t, x, (*x.axes[:-1], size)),
+                slice_of(t, x, (*x.axes[:-1], x.axes[-1] - size)),
+            )
+            for x in (q, key)
+        ]
         turned = [turn(t, first, cos, sin) for first, _ in parts]
         frame.local(*turned)
-        joined = [concatenate(t, (first, rest), x.axes) for first, (_, rest), x in zip(turned, parts, (q, key), strict=True)]
+        joined = [
+            concatenate(t, (first, rest), x.axes)
+            for first, (_, rest), x in zip(turned, parts, (q, key), strict=True)
+        ]
         return joined[0], joined[1]
 
 
 def rotary_in_place(t: Tape, x: Value) -> Value:
-    """unsloth's kernel: turns the heads where they lie, forward and backward; keeps nothing but the tables (kernels/rope_embedding.py)."""
+    """unsloth's kernel: turns the heads where they lie, forward and backward; keeps nothing but the
+    tables (kernels/rope_embedding.py)."""
     out = Value(x.tensor, x.axes, x.dtype, x.requires_grad)
-    t.append("rotary in place", (x,), (out,), forward=(), costs=(Move(2 * traffic(x)),), gradients=(Gradient(x, None),) if x.requires_grad else (), backward_costs=(Move(2 * traffic(x)),))  # fmt: skip
+    t.append(
+        "rotary in place",
+        (x,),
+        (out,),
+        forward=(),
+        costs=(Move(2 * traffic(x)),),
+        gradients=(Gradient(x, None),) if x.requires_grad else (),
+        backward_costs=(Move(2 * traffic(x)),),
+    )
     return out

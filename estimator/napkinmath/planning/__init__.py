@@ -1,1 +1,2 @@
-"""Many configurations: sweeps, searches, the largest that fits, plans for one GPU and for a cluster."""
+"""Many configurations: sweeps, searches, the largest that fits, plans for one GPU and for a
+cluster."""

@@ -1,7 +1,9 @@
-"""run_batch: a file of jobs, one JSON object a line, priced in constant memory into one JSON object a line.
+"""run_batch: a file of jobs, one JSON object a line, priced in constant memory into one JSON object
+a line.
 
-Lines go in chunks: their bad lines to the side file first, then their answers to the output, so that whatever moment the run is killed at, what
-is whole in both files tells where to go on. It goes on at the start of that chunk, and so evaluates exactly what a run without a break would.
+Lines go in chunks: their bad lines to the side file first, then their answers to the output, so
+that whatever moment the run is killed at, what is whole in both files tells where to go on. It goes
+on at the start of that chunk, and so evaluates exactly what a run without a break would.
 """
 
 from __future__ import annotations
@@ -32,21 +34,41 @@ class BatchResult:
         self.notes: list[str] = []
 
 
-def run_batch(source: str, out: str, given: Mapping[str, object], *, exact: bool = False, force: bool = False, progress: Callable[[int, int], None] | None = None) -> BatchResult:  # fmt: skip
+def run_batch(
+    source: str,
+    out: str,
+    given: Mapping[str, object],
+    *,
+    exact: bool = False,
+    force: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> BatchResult:
     """Prices every line of `source` into `out`; bad lines go with their reason to `out`.bad.jsonl.
 
-    A run that was killed is taken up by the same call; `force` starts again. `progress` gets bytes read and lines done. Raises InputError
-    where the output belongs to another run.
+    A run that was killed is taken up by the same call; `force` starts again. `progress` gets bytes
+    read and lines done. Raises InputError where the output belongs to another run.
     """
     result = BatchResult()
     state, bad = out + ".state", out + ".bad.jsonl"
-    wanted: dict[str, object] = {"format": _FORMAT, "exact": exact, "input": os.path.abspath(source), "input_bytes": os.path.getsize(source), "flags": dict(given)}  # fmt: skip
+    wanted: dict[str, object] = {
+        "format": _FORMAT,
+        "exact": exact,
+        "input": os.path.abspath(source),
+        "input_bytes": os.path.getsize(source),
+        "flags": dict(given),
+    }
     for written in (out, f"{out}.bad.jsonl"):
         if os.path.exists(written) and os.path.samefile(source, written):
-            raise InputError(f"{shown(written)} would be written over the jobs that are read; name another --out")
+            raise InputError(
+                f"{shown(written)} would be written over the jobs that are read; name another --out"
+            )
     resumed = _is_resumable(out, state, wanted, force=force)
     reader = BatchLines(given, result.notes)
-    with open(source, "rb") as lines, open(out, "r+b" if resumed else "wb") as answers, open(bad, "r+b" if resumed and os.path.exists(bad) else "wb") as rejects:  # fmt: skip
+    with (
+        open(source, "rb") as lines,
+        open(out, "r+b" if resumed else "wb") as answers,
+        open(bad, "r+b" if resumed and os.path.exists(bad) else "wb") as rejects,
+    ):
         if not resumed:
             with open(state, "w", encoding="utf-8") as file:
                 json.dump(wanted, file)
@@ -68,18 +90,24 @@ def run_batch(source: str, out: str, given: Mapping[str, object], *, exact: bool
 
 
 def _is_resumable(out: str, state: str, wanted: dict[str, object], *, force: bool) -> bool:
-    """Whether an earlier run of the same jobs left its output; InputError where the output is of another run, or whole."""
+    """Whether an earlier run of the same jobs left its output; InputError where the output is of
+    another run, or whole."""
     if force or not os.path.exists(out):
         return False
     if not os.path.exists(state):
-        raise InputError(f"--out {shown(out)} exists; add --force to replace it, or name another file")
+        raise InputError(
+            f"--out {shown(out)} exists; add --force to replace it, or name another file"
+        )
     try:
         with open(state, encoding="utf-8") as file:
             left = json.load(file)
     except ValueError:
         return False  # killed while it was written: nothing was priced yet
     if left != json.loads(json.dumps(wanted)):
-        raise InputError(f"--out {shown(out)} was begun with other jobs or flags; add --force to start again, or name another file")
+        raise InputError(
+            f"--out {shown(out)} was begun with other jobs or flags; add --force to start again, or"
+            " name another file"
+        )
     return True
 
 
@@ -95,11 +123,16 @@ def _take(lines: BinaryIO, count: int) -> Iterator[bytes]:
 
 
 def _take_up(lines: BinaryIO, answers: BinaryIO, rejects: BinaryIO) -> int:
-    """Cuts both outputs back to whole chunks, skips the input to there, and returns its line number."""
+    """Cuts both outputs back to whole chunks, skips the input to there, and returns its line
+    number."""
     ends = _whole_chunks(answers), _whole_chunks(rejects)
     last = _last_line(answers)
-    chunk = (last - 1) // CHUNK_LINES if last else 0  # the chunk of the last answer may not be whole
-    counted = [_cut(file, found, chunk) for file, found in zip((answers, rejects), ends, strict=True)]
+    chunk = (
+        (last - 1) // CHUNK_LINES if last else 0
+    )  # the chunk of the last answer may not be whole
+    counted = [
+        _cut(file, found, chunk) for file, found in zip((answers, rejects), ends, strict=True)
+    ]
     jobs = sum(1 for line in _take(lines, chunk * CHUNK_LINES) if line.strip())
     if sum(counted) != jobs:  # something was lost that was on the disk: begin again
         for file in (lines, answers, rejects):
@@ -111,7 +144,8 @@ def _take_up(lines: BinaryIO, answers: BinaryIO, rejects: BinaryIO) -> int:
 
 
 def _whole_chunks(file: BinaryIO) -> dict[int, tuple[int, int]]:
-    """chunk -> (offset at which its entries start, entries before them); a line that is not whole ends the file."""
+    """chunk -> (offset at which its entries start, entries before them); a line that is not whole
+    ends the file."""
     found: dict[int, tuple[int, int]] = {}
     file.seek(0)
     offset = count = 0
@@ -157,8 +191,11 @@ def _line_number(line: bytes) -> int | None:
 # ---------------------------------------------------------------- a chunk
 
 
-def _price(chunk: list[bytes], done: int, reader: BatchLines, *, exact: bool) -> tuple[list[str], list[str]]:
-    """(answers, rejections) of consecutive lines, each in the order of the lines; empty lines give neither."""
+def _price(
+    chunk: list[bytes], done: int, reader: BatchLines, *, exact: bool
+) -> tuple[list[str], list[str]]:
+    """(answers, rejections) of consecutive lines, each in the order of the lines; empty lines give
+    neither."""
     answers: list[str] = [""] * len(chunk)
     groups, rejects = reader.read(chunk)
     for jobs in groups:
@@ -184,13 +221,19 @@ def _answer(jobs: Jobs, done: int, answers: list[str]) -> None:
     """The answers of one family's jobs, put in their places."""
     rows = jobs.family.quickly(*jobs.sizes)
     said: dict[tuple[str, str | None], str] = {}
-    for place, name, (requested, phase, seconds, speed, verdict) in zip(jobs.places, jobs.ids, rows, strict=True):
+    for place, name, (requested, phase, seconds, speed, verdict) in zip(
+        jobs.places, jobs.ids, rows, strict=True
+    ):
         words = said.get((phase, verdict))
         if words is None:
-            words = said[phase, verdict] = f'"peak_phase": "{phase}", "verdict": {json.dumps(verdict)}'
+            words = said[phase, verdict] = (
+                f'"peak_phase": "{phase}", "verdict": {json.dumps(verdict)}'
+            )
         own = f'"id": {name}, ' if name else ""
         time = "" if seconds is None else f', "seconds": {seconds!r}, "tokens_per_s": {speed!r}'
-        answers[place] = f'{{"line": {done + place + 1}, {own}"requested_bytes": {requested}, {words}{time}}}\n'
+        answers[place] = (
+            f'{{"line": {done + place + 1}, {own}"requested_bytes": {requested}, {words}{time}}}\n'
+        )
 
 
 def _answer_exactly(jobs: Jobs, done: int, answers: list[str], rejects: dict[int, str]) -> None:
@@ -201,4 +244,7 @@ def _answer_exactly(jobs: Jobs, done: int, answers: list[str], rejects: dict[int
             rejects[place] = str(error)
             continue
         own = {"id": json.loads(name)} if name else {}
-        answers[place] = json.dumps({"line": done + place + 1, **own, **{key: found[key] for key in EXACT}}) + "\n"
+        answers[place] = (
+            json.dumps({"line": done + place + 1, **own, **{key: found[key] for key in EXACT}})
+            + "\n"
+        )

@@ -1,7 +1,8 @@
 """BatchLines: lines of JSON read into families of jobs, most of them without parsing JSON at all.
 
-Lines of one file mostly differ in a few numbers. A line is split at "bs", "ctx", "rank" and "id"; what is left is its template, which is parsed
-once. A line that does not match a template that was checked goes through the JSON parser.
+Lines of one file mostly differ in a few numbers. A line is split at "bs", "ctx", "rank" and "id";
+what is left is its template, which is parsed once. A line that does not match a template that was
+checked goes through the JSON parser.
 """
 
 from __future__ import annotations
@@ -26,16 +27,24 @@ _NAMES = {b"bs": 0, b"ctx": 1, b"rank": 2}
 
 
 class Template:
-    """What a line is without its open numbers: its family, which size stands in which part of the line, and the sizes it does not give."""
+    """What a line is without its open numbers: its family, which size stands in which part of the
+    line, and the sizes it does not give."""
 
     __slots__ = ("family", "id_at", "places", "sizes")
 
-    def __init__(self, family: Family, sizes: tuple[int, int, int], places: tuple[tuple[int, int], ...], id_at: int) -> None:
+    def __init__(
+        self,
+        family: Family,
+        sizes: tuple[int, int, int],
+        places: tuple[tuple[int, int], ...],
+        id_at: int,
+    ) -> None:
         self.family, self.sizes, self.places, self.id_at = family, sizes, places, id_at
 
 
 class Jobs:
-    """Jobs of one family in a chunk: where their lines are, their three sizes, and their ids as JSON text ('' where there is none)."""
+    """Jobs of one family in a chunk: where their lines are, their three sizes, and their ids as
+    JSON text ('' where there is none)."""
 
     __slots__ = ("family", "ids", "places", "sizes")
 
@@ -54,7 +63,8 @@ class Jobs:
 
 
 class BatchLines:
-    """Reads lines into jobs; options of the command line hold where a line says nothing. `notes` receives what was decided."""
+    """Reads lines into jobs; options of the command line hold where a line says nothing. `notes`
+    receives what was decided."""
 
     def __init__(self, given: Mapping[str, object], notes: list[str]) -> None:
         self.given, self.notes = dict(given), notes
@@ -62,7 +72,8 @@ class BatchLines:
         self._templates: dict[tuple[bytes, ...], Template | None] = {}
 
     def read(self, chunk: list[bytes]) -> tuple[list[Jobs], dict[int, str]]:
-        """The jobs of consecutive lines by family, and why the other lines are none; empty lines are neither."""
+        """The jobs of consecutive lines by family, and why the other lines are none; empty lines
+        are neither."""
         split, templates = _OPEN_FIELDS.split, self._templates
         matched: dict[int, tuple[Template, list[int], list[list[bytes]]]] = {}
         others: list[int] = []
@@ -84,7 +95,9 @@ class BatchLines:
             others += _add_matched(jobs, template, places, lines)
         return self._parsed(chunk, others, groups)
 
-    def _parsed(self, chunk: list[bytes], others: list[int], groups: dict[int, Jobs]) -> tuple[list[Jobs], dict[int, str]]:
+    def _parsed(
+        self, chunk: list[bytes], others: list[int], groups: dict[int, Jobs]
+    ) -> tuple[list[Jobs], dict[int, str]]:
         rejects: dict[int, str] = {}
         for place in others:
             if not chunk[place].strip():
@@ -106,17 +119,24 @@ class BatchLines:
         return found
 
     def _template(self, line: bytes, names: list[bytes], texts: list[bytes]) -> Template | None:
-        if len(set(names)) < len(names) or any(name in _NAMES and text[:1] == b'"' for name, text in zip(names, texts, strict=True)):
+        if len(set(names)) < len(names) or any(
+            name in _NAMES and text[:1] == b'"' for name, text in zip(names, texts, strict=True)
+        ):
             return None
         try:
             content = values.mapping(json.loads(line), "line")
-            plain = all(json.loads(text) == content.get(name.decode()) for name, text in zip(names, texts, strict=True))
+            plain = all(
+                json.loads(text) == content.get(name.decode())
+                for name, text in zip(names, texts, strict=True)
+            )
         except (ValueError, RecursionError):  # InputError is a ValueError
             return None
         if (
             not plain
             or "arch" in {**self.given, **content}
-            or any(key in content for key in ("bs", "ctx", "rank", "id") if key.encode() not in names)
+            or any(
+                key in content for key in ("bs", "ctx", "rank", "id") if key.encode() not in names
+            )
         ):
             return None
         try:
@@ -132,7 +152,9 @@ class BatchLines:
     def _parse(self, line: bytes) -> tuple[Family, tuple[int, int, int], str]:
         """A line through the JSON parser."""
         if len(line) > MOST_BYTES:
-            raise InputError(f"the line has {len(line)} bytes; a job takes no more than {MOST_BYTES}")
+            raise InputError(
+                f"the line has {len(line)} bytes; a job takes no more than {MOST_BYTES}"
+            )
         try:
             content = json.loads(line)
         except RecursionError:
@@ -140,18 +162,29 @@ class BatchLines:
         except ValueError as error:
             raise InputError(f"not JSON: {error}") from None
         if not isinstance(content, dict):
-            raise InputError(f'{shown(content, limit=40)} is not an object; write e.g. {{"model": "llama-7b", "bs": 4}}')
+            raise InputError(
+                f'{shown(content, limit=40)} is not an object; write e.g. {{"model": "llama-7b",'
+                ' "bs": 4}'
+            )
         found = values.mapping(content, "line")  # pyright: ignore[reportUnknownArgumentType]
         name = json.dumps(found.pop("id")) if "id" in found else ""
         from napkinmath.inputs.job_file import own_options
 
         options = {**self.given, **own_options(found, "line")}
         family = self._family(options)
-        sizes = [values.count(options[key], "--" + key, high=MOST_RANK if key == "rank" else 1 << 40) if key in options else own for key, own in zip(OPEN, family.sizes, strict=True)]  # fmt: skip
+        sizes = [
+            (
+                values.count(options[key], "--" + key, high=MOST_RANK if key == "rank" else 1 << 40)
+                if key in options
+                else own
+            )
+            for key, own in zip(OPEN, family.sizes, strict=True)
+        ]
         return family, (sizes[0], sizes[1], sizes[2]), name
 
     def _family(self, options: dict[str, object]) -> Family:
-        """The family of these options, its first job with the sizes that are the defaults of all."""
+        """The family of these options, its first job with the sizes that are the defaults of
+        all."""
         alike = {key: value for key, value in options.items() if key not in OPEN}
         if "arch" in options and "ctx" in options:
             alike["ctx"] = options["ctx"]
@@ -173,7 +206,9 @@ class BatchLines:
         return found
 
 
-def _add_matched(jobs: Jobs, template: Template, places: list[int], lines: list[list[bytes]]) -> list[int]:
+def _add_matched(
+    jobs: Jobs, template: Template, places: list[int], lines: list[list[bytes]]
+) -> list[int]:
     """Adds the lines of a template; returns the places of those whose numbers are out of range."""
     columns = [[size] * len(places) for size in template.sizes]
     for index, at in template.places:

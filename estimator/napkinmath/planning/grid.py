@@ -1,6 +1,8 @@
-"""Grid: many jobs at once. Jobs that differ in batch, length and rank only share one record of the step and are priced as arrays.
+"""Grid: many jobs at once. Jobs that differ in batch, length and rank only share one record of the
+step and are priced as arrays.
 
-What cannot be left open (several GPUs, sequences of varied lengths, sizes that would overflow 64 bits) goes through `estimate` job by job.
+What cannot be left open (several GPUs, sequences of varied lengths, sizes that would overflow 64
+bits) goes through `estimate` job by job.
 """
 
 from __future__ import annotations
@@ -20,17 +22,30 @@ if TYPE_CHECKING:
     from napkinmath.config.hardware import Hardware
     from napkinmath.planning.sweep import Sweeper
 
-# Beyond these tokens, and tokens times length, a sum of bytes or FLOPs might leave 64 bits: priced with Python's own numbers instead.
+# Beyond these tokens, and tokens times length, a sum of bytes or FLOPs might leave 64 bits: priced
+# with Python's own numbers instead.
 MOST_TOKENS, MOST_SCORES = 1 << 31, 1 << 44
-# The most that an allocator held beyond the requested bytes, over what was replayed: 1.23 times (docs/answers.md).
+# The most that an allocator held beyond the requested bytes, over what was replayed: 1.23 times
+# (docs/answers.md).
 MOST_HELD = 1.25
 FAST = ("requested_bytes", "peak_phase", "seconds", "tokens_per_s", "verdict")
-EXACT = ("requested_bytes", "allocated_bytes", "reserved_bytes", "device_bytes", "headroom_bytes", "peak_phase", "seconds", "tokens_per_s", "verdict")  # fmt: skip
+EXACT = (
+    "requested_bytes",
+    "allocated_bytes",
+    "reserved_bytes",
+    "device_bytes",
+    "headroom_bytes",
+    "peak_phase",
+    "seconds",
+    "tokens_per_s",
+    "verdict",
+)
 MONEY = ("gpu_hours_per_billion", "price_per_billion")
 
 
 class Family:
-    """Jobs alike in everything but batch, length and rank, on one GPU; `notes` receives what was decided for the user."""
+    """Jobs alike in everything but batch, length and rank, on one GPU; `notes` receives what was
+    decided for the user."""
 
     def __init__(self, options: Mapping[str, object], notes: list[str]) -> None:
         from napkinmath.inputs.jobs import priced
@@ -52,30 +67,53 @@ class Family:
         """Whether batch, length and rank may be left open in one record."""
         config = self.config
         alone = config.parallel.world_size == 1 and not config.offload.parameters
-        return alone and not config.batch.lengths and "arch" not in self.options and getattr(self.template, "calibration", None) is None
+        return (
+            alone
+            and not config.batch.lengths
+            and "arch" not in self.options
+            and getattr(self.template, "calibration", None) is None
+        )
 
     @property
     def sizes(self) -> tuple[int, int, int]:
         """Batch, length and rank of the first job."""
         config = self.config
         rank = number(config.adapter.rank) if config.adapter is not None else 1
-        return number(config.micro_batch_size) // config.workload.sequences, number(config.sequence_length), rank
+        return (
+            number(config.micro_batch_size) // config.workload.sequences,
+            number(config.sequence_length),
+            rank,
+        )
 
     def sized(self, batch: int, length: int, rank: int) -> TrainConfig:
         """The configuration with these sizes."""
-        config = self.config.replace(micro_batch_size=batch * self.config.workload.sequences, sequence_length=length)
-        return config if config.adapter is None else config.replace(adapter=config.adapter.replace(rank=rank))
+        config = self.config.replace(
+            micro_batch_size=batch * self.config.workload.sequences, sequence_length=length
+        )
+        return (
+            config
+            if config.adapter is None
+            else config.replace(adapter=config.adapter.replace(rank=rank))
+        )
 
     def estimate(self, batch: int, length: int, rank: int) -> Estimate:
         """One job through `estimate`."""
         e = self.template
-        return estimate(e.spec, self.sized(batch, length, rank), hardware=e.cluster or e.hardware, efficiency=e.speed, allocator=e.settings)
+        return estimate(
+            e.spec,
+            self.sized(batch, length, rank),
+            hardware=e.cluster or e.hardware,
+            efficiency=e.speed,
+            allocator=e.settings,
+        )
 
     def exactly(self, batch: int, length: int, rank: int) -> dict[str, Any]:
         """Every figure of one job, the allocator replayed."""
         return figures(self.estimate(batch, length, rank))
 
-    def quickly(self, batches: Sequence[int], lengths: Sequence[int], ranks: Sequence[int]) -> Iterator[tuple[Any, ...]]:
+    def quickly(
+        self, batches: Sequence[int], lengths: Sequence[int], ranks: Sequence[int]
+    ) -> Iterator[tuple[Any, ...]]:
         """Rows of FAST, one for each job given by three equally long sequences."""
         import numpy as np
 
@@ -90,14 +128,24 @@ class Family:
         cells = [column.astype(np.int64) for column in (b, s, r)]
         where: Any = None
         if b.size > 1 and b.max() < 1 << 24:  # equal sizes once: the three fit 63 bits
-            _, first, where = np.unique(cells[0] << 39 | cells[1] << 17 | cells[2], return_index=True, return_inverse=True)
+            _, first, where = np.unique(
+                cells[0] << 39 | cells[1] << 17 | cells[2], return_index=True, return_inverse=True
+            )
             cells = [column[first] for column in cells]
         found = self.sweeper(*cells)
-        columns: list[Any] = [found.requested, np.array([phase.value for phase in PHASES], object)[found.winner]]
+        columns: list[Any] = [
+            found.requested,
+            np.array([phase.value for phase in PHASES], object)[found.winner],
+        ]
         nothing = np.full(len(cells[0]), None)
-        columns += [nothing if column is None else column for column in (found.seconds, found.tokens_per_s)]
+        columns += [
+            nothing if column is None else column for column in (found.seconds, found.tokens_per_s)
+        ]
         columns.append(self.verdicts(found.requested))
-        yield from zip(*((column if where is None else column[where]).tolist() for column in columns), strict=True)
+        yield from zip(
+            *((column if where is None else column[where]).tolist() for column in columns),
+            strict=True,
+        )
 
     def _one(self, e: Estimate) -> tuple[Any, ...]:
         """The row of FAST of one estimate, without a replay."""
@@ -110,7 +158,13 @@ class Family:
         if self.template.hardware is None:
             return None
         low, high = self._limits
-        found = Verdict.DOES_NOT_FIT if requested > high else Verdict.FITS if requested * MOST_HELD <= low else Verdict.UNKNOWN
+        found = (
+            Verdict.DOES_NOT_FIT
+            if requested > high
+            else Verdict.FITS
+            if requested * MOST_HELD <= low
+            else Verdict.UNKNOWN
+        )
         return found.value
 
     @property
@@ -125,17 +179,22 @@ class Family:
         if self._sweeper is None:
             from napkinmath.planning.sweep import Sweeper
 
-            self._sweeper = Sweeper(self.template.spec, self.config, self.template.hardware, self.template.speed)
+            self._sweeper = Sweeper(
+                self.template.spec, self.config, self.template.hardware, self.template.speed
+            )
         return self._sweeper
 
     def verdicts(self, requested: Any) -> Any:
-        """What requested bytes alone tell: more than the device has surely do not fit, 1 / MOST_HELD of it surely do."""
+        """What requested bytes alone tell: more than the device has surely do not fit, 1 /
+        MOST_HELD of it surely do."""
         import numpy as np
 
         if self.template.hardware is None:
             return np.full(len(requested), None)
         low, high = self._limits
-        names = np.array([Verdict.UNKNOWN.value, Verdict.FITS.value, Verdict.DOES_NOT_FIT.value], object)
+        names = np.array(
+            [Verdict.UNKNOWN.value, Verdict.FITS.value, Verdict.DOES_NOT_FIT.value], object
+        )
         return names[np.where(requested > high, 2, np.where(requested * MOST_HELD <= low, 1, 0))]
 
 
@@ -146,7 +205,8 @@ def number(size: Size) -> int:
 
 
 def limits(e: Estimate) -> tuple[float, float]:
-    """Bytes that surely are there for the allocator, and bytes beyond which nothing fits, each with the figure's own range taken off."""
+    """Bytes that surely are there for the allocator, and bytes beyond which nothing fits, each with
+    the figure's own range taken off."""
     assert e.hardware is not None
     low, high = e.hardware.usable_range
     allocated = e.memory.allocated
@@ -182,21 +242,39 @@ def figures(e: Estimate) -> dict[str, Any]:
 
 
 class Grid:
-    """Every combination of options with several values: `keys` vary, `names` are the columns, `rows` the jobs in order.
+    """Every combination of options with several values: `keys` vary, `names` are the columns,
+    `rows` the jobs in order.
 
-    A combination that contradicts itself is left out, its reason counted in `refused`; `hardware` has the GPUs named once rows were made.
-    With a `price` of an hour of one GPU, rows end with what a billion tokens take.
+    A combination that contradicts itself is left out, its reason counted in `refused`; `hardware`
+    has the GPUs named once rows were made. With a `price` of an hour of one GPU, rows end with what
+    a billion tokens take.
     """
 
-    def __init__(self, options: Mapping[str, object], notes: list[str], *, exact_below: int = 64, exact: bool = False, price: float | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        options: Mapping[str, object],
+        notes: list[str],
+        *,
+        exact_below: int = 64,
+        exact: bool = False,
+        price: float | None = None,
+    ) -> None:
         self.keys, self._outer, self._inner = expand(options)
         self.refused: dict[str, int] = {}
         self.hardware: dict[str, Hardware] = {}
-        self.summary = ", ".join(f"{key} {several(key, value)[0]}" for key, value in options.items() if key not in self.keys)
+        self.summary = ", ".join(
+            f"{key} {several(key, value)[0]}"
+            for key, value in options.items()
+            if key not in self.keys
+        )
         self._notes = notes
         self.exact = exact or self.num_jobs <= exact_below
         self.price = price
-        self.names = (*self.keys, *(EXACT if self.exact else FAST), *(() if price is None else MONEY))
+        self.names = (
+            *self.keys,
+            *(EXACT if self.exact else FAST),
+            *(() if price is None else MONEY),
+        )
 
     @property
     def num_jobs(self) -> int:
@@ -218,17 +296,33 @@ class Grid:
             except InputError as error:
                 self.refused[str(error)] = self.refused.get(str(error), 0) + 1
 
-    def _family_rows(self, options: dict[str, object], inner: dict[str, list[object]]) -> Iterator[tuple[Any, ...]]:
-        sizes = {key: [values.count(value, "--" + key) for value in found] for key, found in inner.items()}
+    def _family_rows(
+        self, options: dict[str, object], inner: dict[str, list[object]]
+    ) -> Iterator[tuple[Any, ...]]:
+        sizes = {
+            key: [values.count(value, "--" + key) for value in found]
+            for key, found in inner.items()
+        }
         family = Family({**options, **{key: found[0] for key, found in sizes.items()}}, self._notes)
         if family.template.hardware is not None:
             self.hardware[family.template.hardware.gpu.name] = family.template.hardware
-        batches, lengths, ranks = (sizes.get(key, [own]) for key, own in zip(OPEN, family.sizes, strict=True))
+        batches, lengths, ranks = (
+            sizes.get(key, [own]) for key, own in zip(OPEN, family.sizes, strict=True)
+        )
         jobs = [(b, s, r) for b in batches for s in lengths for r in ranks]
         columns = [[job[i] for job in jobs] for i in range(3)]
-        labels = [columns[OPEN.index(key)] if key in sizes else [options.get(key)] * len(jobs) for key in self.keys]
-        priced = (self._exact_row(family, job) for job in jobs) if self.exact else family.quickly(*columns)
-        for label, row in zip(zip(*labels, strict=True) if labels else [()] * len(jobs), priced, strict=True):
+        labels = [
+            columns[OPEN.index(key)] if key in sizes else [options.get(key)] * len(jobs)
+            for key in self.keys
+        ]
+        priced = (
+            (self._exact_row(family, job) for job in jobs)
+            if self.exact
+            else family.quickly(*columns)
+        )
+        for label, row in zip(
+            zip(*labels, strict=True) if labels else [()] * len(jobs), priced, strict=True
+        ):
             yield (*label, *row, *self._money(family, row))
 
     def _money(self, family: Family, row: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -249,9 +343,11 @@ class Grid:
 
 
 def frame(options: Mapping[str, object], *, exact: bool = False) -> Any:
-    """A pandas DataFrame with one row for every combination of the options, e.g. {"model": "llama-7b", "bs": "1..64", "ctx": "1k,2k"}.
+    """A pandas DataFrame with one row for every combination of the options, e.g. {"model":
+    "llama-7b", "bs": "1..64", "ctx": "1k,2k"}.
 
-    `exact` replays the allocator for every job instead of giving requested bytes only. Raises InputError where pandas is missing.
+    `exact` replays the allocator for every job instead of giving requested bytes only. Raises
+    InputError where pandas is missing.
     """
     try:
         import pandas as pd  # pyright: ignore[reportMissingTypeStubs]

@@ -1,7 +1,9 @@
-"""Largest batch and longest context by the requested peak alone: what the report can afford beside one estimate.
+"""Largest batch and longest context by the requested peak alone: what the report can afford beside
+one estimate.
 
-The peak is evaluated exactly at each size that is tried; what the allocator adds is taken to stay the share that it is in the estimate
-at hand. `estimate batch` and `estimate context` replay the allocator at every size instead (napkinmath.planning.search).
+The peak is evaluated exactly at each size that is tried; what the allocator adds is taken to stay
+the share that it is in the estimate at hand. `estimate batch` and `estimate context` replay the
+allocator at every size instead (napkinmath.planning.search).
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ MOST_BATCH, MOST_CONTEXT = 1 << 16, 1 << 24
 
 
 class Largest:
-    """Sizes at which the step still surely fits the estimate's GPU; None where the question has no one answer."""
+    """Sizes at which the step still surely fits the estimate's GPU; None where the question has no
+    one answer."""
 
     def __init__(self, e: Estimate) -> None:
         self.e = e
@@ -41,11 +44,14 @@ class Largest:
         return self._held(batch, lambda size: self._peak(size, length), MOST_BATCH)
 
     def context(self) -> int:
-        """The longest context at the estimate's micro-batch, in tokens of the batch; 0 where not even one fits."""
+        """The longest context at the estimate's micro-batch, in tokens of the batch; 0 where not
+        even one fits."""
         batch, length = self.sizes
         own = self.e.config.sequence_length
         virtual = length - own if isinstance(own, int) else 0  # a prompt's tokens
-        found = max(0, self._held(length, lambda size: self._peak(batch, size), MOST_CONTEXT) - virtual)
+        found = max(
+            0, self._held(length, lambda size: self._peak(batch, size), MOST_CONTEXT) - virtual
+        )
         return min(found, self.e.spec.longest_sequence or found)
 
     def _held(self, size: int, peak: Callable[[int], int], most: int) -> int:
@@ -61,7 +67,10 @@ class Largest:
         if fits and at_high <= limit:
             return high
         share = (limit - at_low) / (at_high - at_low) if at_low and at_high > at_low else 0.5
-        tried, reach = low + int((high - low) * share), 1  # on the chord, which a nearly straight line meets within a few
+        tried, reach = (
+            low + int((high - low) * share),
+            1,
+        )  # on the chord, which a nearly straight line meets within a few
         while high - low > 1:
             tried = min(high - 1, max(low + 1, tried))
             if peak(tried) <= limit:
@@ -91,19 +100,29 @@ class Largest:
         """On which side of each size at which the library runs other operations."""
         thresholds = self.step.policy.thresholds
         sizes = {"b": batch, "s": length}
-        return tuple(sizes[symbol] >= value for symbol in sorted(thresholds) for value in sorted(thresholds[symbol]))
+        return tuple(
+            sizes[symbol] >= value
+            for symbol in sorted(thresholds)
+            for value in sorted(thresholds[symbol])
+        )
 
 
 def is_asked(e: Estimate) -> bool:
     """Whether there is one GPU, and sizes that are numbers: else the question has no one answer."""
     config, parallel = e.config, e.config.parallel
-    ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size * parallel.context_parallel_size * parallel.data_parallel_size
+    ranks = (
+        parallel.tensor_parallel_size
+        * parallel.pipeline_parallel_size
+        * parallel.context_parallel_size
+        * parallel.data_parallel_size
+    )
     numbers = isinstance(config.micro_batch_size, int) and isinstance(config.sequence_length, int)
     return e.hardware is not None and numbers and ranks == 1 and not config.batch.lengths
 
 
 def largest(e: Estimate) -> tuple[int, int] | None:
-    """(largest batch, longest context), each with the other as it is; None without one GPU and sizes that are numbers."""
+    """(largest batch, longest context), each with the other as it is; None without one GPU and
+    sizes that are numbers."""
     if not is_asked(e):
         return None
     found = Largest(e)

@@ -1,7 +1,9 @@
-"""What a mesh costs at least, out of one recorded model for each way of splitting a layer (tensor, context, expert degrees).
+"""What a mesh costs at least, out of one recorded model for each way of splitting a layer (tensor,
+context, expert degrees).
 
-Layers cost the same wherever they stand, so a stage takes at least the kernels of its layers that nothing can hide, and holds at least
-their weights, states and what they keep of the micro-batches in flight.
+Layers cost the same wherever they stand, so a stage takes at least the kernels of its layers that
+nothing can hide, and holds at least their weights, states and what they keep of the micro-batches
+in flight.
 """
 
 from __future__ import annotations
@@ -32,19 +34,23 @@ if TYPE_CHECKING:
 
     SplitKey = tuple[int, int, int, bool]
 
-# Splitting a step over more GPUs makes all of them together faster only by smaller tensors being found in the cache.
+# Splitting a step over more GPUs makes all of them together faster only by smaller tensors being
+# found in the cache.
 CACHE_GAIN = 1.25
 _AXES = ("tensor", "context", "expert")  # of the degrees that split a layer
 _MICRO_STEPS = 3  # the first makes gradients, the second adds to them, the last also sends them
 
 
 class Cost:
-    """What layers, or an end of the model, cost at least; seconds are of the device and of the host that issues its kernels."""
+    """What layers, or an end of the model, cost at least; seconds are of the device and of the host
+    that issues its kernels."""
 
     __slots__ = ("first_s", "gradient_bytes", "kept_bytes", "later_s", "stored_bytes", "update_s")
 
     def __init__(self) -> None:
-        self.first_s = [0.0] * 4  # of the first micro-batch: device and host forward, device and host backward
+        self.first_s = [
+            0.0
+        ] * 4  # of the first micro-batch: device and host forward, device and host backward
         self.later_s = [0.0] * 4  # of one that adds its gradients to others
         self.update_s = 0.0  # of the device in an optimizer step
         self.stored_bytes = 0  # weights and optimizer states
@@ -67,12 +73,15 @@ class Cost:
 
     def seconds(self, micro_batches: int) -> list[tuple[float, float]]:
         """(of the device, of the host) forward and backward."""
-        found = [x + (micro_batches - 1) * y for x, y in zip(self.first_s, self.later_s, strict=True)]
+        found = [
+            x + (micro_batches - 1) * y for x, y in zip(self.first_s, self.later_s, strict=True)
+        ]
         return [(found[0], found[1]), (found[2], found[3])]
 
 
 class Split:
-    """The costs of the model's parts under one split of a layer: (layers in a row, each one's cost), and those of the model's ends."""
+    """The costs of the model's parts under one split of a layer: (layers in a row, each one's
+    cost), and those of the model's ends."""
 
     __slots__ = ("after", "before", "layers", "whole")
 
@@ -90,7 +99,8 @@ class Split:
 
 
 class Bounds:
-    """Lower bounds of seconds and bytes of meshes, by the degrees that split a layer; a split is measured when a mesh asks for it."""
+    """Lower bounds of seconds and bytes of meshes, by the degrees that split a layer; a split is
+    measured when a mesh asks for it."""
 
     def __init__(self, spec: ModelSpec, cluster: Cluster, speed: Efficiency) -> None:
         self.spec, self.cluster, self.speed = spec, cluster, speed
@@ -101,13 +111,18 @@ class Bounds:
 
     def tokens_per_s(self, config: TrainConfig) -> float:
         """More than this a mesh cannot do."""
-        split, parallel, steps = self.split(config), config.parallel, config.gradient_accumulation_steps
+        split, parallel, steps = (
+            self.split(config),
+            config.parallel,
+            config.gradient_accumulation_steps,
+        )
         stages, chunks = parallel.pipeline_parallel_size, parallel.virtual_pipeline_size
         pace = slowest_factor(parallel.world_size)
         ranks = {rank: self._rank(split, config, rank)[0] for rank in timed_ranks(stages)}
         phases = {rank: cost.seconds(steps) for rank, cost in ranks.items()}
         seconds = max(
-            max(pace * sum(device for device, _ in found), sum(host for _, host in found)) + pace * ranks[rank].update_s
+            max(pace * sum(device for device, _ in found), sum(host for _, host in found))
+            + pace * ranks[rank].update_s
             for rank, found in phases.items()
         )
         if stages > 1:
@@ -126,26 +141,43 @@ class Bounds:
         return most
 
     def stored_bytes(self, config: TrainConfig) -> int:
-        """The same without measuring the mesh's split, out of any that cuts weights alike; 0 where none has been measured."""
+        """The same without measuring the mesh's split, out of any that cuts weights alike; 0 where
+        none has been measured."""
         wanted = _key(config)
-        split = next((split for key, split in self._known.items() if (key[0], *key[2:]) == (wanted[0], *wanted[2:])), None)
+        split = next(
+            (
+                split
+                for key, split in self._known.items()
+                if (key[0], *key[2:]) == (wanted[0], *wanted[2:])
+            ),
+            None,
+        )
         if split is None:
             return 0
-        return max(self._rank(split, config, rank)[0].stored_bytes for rank in timed_ranks(config.parallel.pipeline_parallel_size))
+        return max(
+            self._rank(split, config, rank)[0].stored_bytes
+            for rank in timed_ranks(config.parallel.pipeline_parallel_size)
+        )
 
     def ceiling(self, config: TrainConfig) -> float:
-        """The same without measuring the mesh's split, out of coarser ones that have been; infinite where none has."""
+        """The same without measuring the mesh's split, out of coarser ones that have been; infinite
+        where none has."""
         wanted = _key(config)
         found = float("inf")
         for key, split in self._known.items():
             if refines(wanted, key):
                 device_s = slowest_factor(config.parallel.world_size) * split.whole.least_s
-                tokens = int(config.micro_batch_size * config.sequence_length) * config.parallel.world_size / (key[0] * key[1])  # pyright: ignore[reportArgumentType]
+                tokens = (
+                    int(config.micro_batch_size * config.sequence_length)  # pyright: ignore[reportArgumentType]
+                    * config.parallel.world_size
+                    / (key[0] * key[1])
+                )
                 found = min(found, CACHE_GAIN * tokens / device_s)
         return found
 
     def reach(self, among: list[TrainConfig]) -> float:
-        """More than this none of the meshes can do that fits; raises InputError where all are refused."""
+        """More than this none of the meshes can do that fits; raises InputError where all are
+        refused."""
         best, accepted, refused = 0.0, False, None
         for config in sorted(among, key=fineness):
             try:
@@ -156,7 +188,9 @@ class Bounds:
                 continue
             accepted = True
             if self.stored_bytes(config) <= self.cluster.hardware.memory_bytes:
-                best = max(best, self.tokens_per_s(config) if self.knows(config) else self.ceiling(config))
+                best = max(
+                    best, self.tokens_per_s(config) if self.knows(config) else self.ceiling(config)
+                )
         if refused is not None and not accepted:
             raise refused
         return best
@@ -171,9 +205,16 @@ class Bounds:
         chunks = [split.whole]
         if stages > 1:
             counts = layers_per_stage(self.spec.num_layers, config.parallel)
-            chunks = [split.between(sum(counts[:index]), sum(counts[: index + 1])) for index in range(rank, len(counts), stages)]
+            chunks = [
+                split.between(sum(counts[:index]), sum(counts[: index + 1]))
+                for index in range(rank, len(counts), stages)
+            ]
         whole = Cost()
-        for part in [*chunks, *([split.before] if rank == 0 else []), *([split.after] if rank == stages - 1 else [])]:
+        for part in [
+            *chunks,
+            *([split.before] if rank == 0 else []),
+            *([split.after] if rank == stages - 1 else []),
+        ]:
             whole.add(part)
         return whole, chunks
 
@@ -186,7 +227,8 @@ class Bounds:
     # ------------------------------------------------------------ of a split
 
     def split(self, config: TrainConfig) -> Split:
-        """The costs under a mesh's split of a layer; raises InputError where an engine refuses it."""
+        """The costs under a mesh's split of a layer; raises InputError where an engine refuses
+        it."""
         key = _key(config)
         if key in self._refused:
             raise self._refused[key]
@@ -200,15 +242,24 @@ class Bounds:
         return found
 
     def _measure(self, config: TrainConfig) -> Split:
-        """One recorded model without a pipeline, its stages' ranks beside the data-parallel ones."""
+        """One recorded model without a pipeline, its stages' ranks beside the data-parallel
+        ones."""
         parallel = config.parallel
         alone = parallel.data_parallel is DataParallel.NONE
         whole = parallel.replace(
-            pipeline_parallel_size=1, virtual_pipeline_size=1, pipeline_schedule=PipelineSchedule.ONE_F_ONE_B,
-            data_parallel_size=1 if alone else parallel.data_parallel_size * parallel.pipeline_parallel_size,
-        )  # fmt: skip
+            pipeline_parallel_size=1,
+            virtual_pipeline_size=1,
+            pipeline_schedule=PipelineSchedule.ONE_F_ONE_B,
+            data_parallel_size=(
+                1 if alone else parallel.data_parallel_size * parallel.pipeline_parallel_size
+            ),
+        )
         steps = 1 if config.optimizer_in_backward else _MICRO_STEPS
-        policy = resolve(self.spec, config.replace(parallel=whole, gradient_accumulation_steps=steps), self.cluster.hardware)
+        policy = resolve(
+            self.spec,
+            config.replace(parallel=whole, gradient_accumulation_steps=steps),
+            self.cluster.hardware,
+        )
         step = build_step(self.spec, policy)
         return split_of(step, Clock(self.speed, policy, network_on(self.cluster, parallel)))
 
@@ -221,29 +272,39 @@ def fineness(config: TrainConfig) -> int:
 def refines(fine: SplitKey, coarse: SplitKey) -> bool:
     """Whether a split cuts the pieces of another and can only be slower for it.
 
-    Experts may be faster spread, and attention over more parts of a sequence is another kernel or sees less of its window.
+    Experts may be faster spread, and attention over more parts of a sequence is another kernel or
+    sees less of its window.
     """
     return fine[1:] == coarse[1:] and fine[0] % coarse[0] == 0
 
 
 def _key(config: TrainConfig) -> SplitKey:
-    """What a layer's split depends on: its degrees, and whether there are other ranks to share anything with."""
+    """What a layer's split depends on: its degrees, and whether there are other ranks to share
+    anything with."""
     parallel = config.parallel
     return (
-        parallel.tensor_parallel_size, parallel.context_parallel_size, parallel.expert_parallel_size, parallel.data_parallel is DataParallel.NONE,
-    )  # fmt: skip
+        parallel.tensor_parallel_size,
+        parallel.context_parallel_size,
+        parallel.expert_parallel_size,
+        parallel.data_parallel is DataParallel.NONE,
+    )
 
 
 def num_tokens(config: TrainConfig) -> int:
     """Tokens of a step over all ranks."""
-    return int(config.micro_batch_size * config.sequence_length) * config.gradient_accumulation_steps * config.parallel.data_parallel_size  # pyright: ignore[reportArgumentType]
+    return (
+        int(config.micro_batch_size * config.sequence_length)  # pyright: ignore[reportArgumentType]
+        * config.gradient_accumulation_steps
+        * config.parallel.data_parallel_size
+    )
 
 
 # ---------------------------------------------------------------- out of a step
 
 
 def split_of(step: Step, clock: Clock) -> Split:
-    """The costs of a step's runs, out of its segments. Tied weights' gradients are summed where both ends meet, so their backward is left out."""
+    """The costs of a step's runs, out of its segments. Tied weights' gradients are summed where
+    both ends meet, so their backward is left out."""
     scopes = Scopes(step.symbols)
     tied = any(weight.tied_to for run in step.runs for weight in run.block.weights)
     before, after, layers = Cost(), Cost(), list[tuple[int, Cost]]()
@@ -260,26 +321,51 @@ def split_of(step: Step, clock: Clock) -> Split:
 def _cost(run: Run, step: Step, clock: Clock, scopes: Scopes, *, backward: bool) -> Cost:
     """One copy of a run."""
     found = Cost()
-    first, *later = [_micro_step_s(run, segments, clock, scopes, backward=backward) for _, segments in step.micro_steps]
-    found.first_s, found.later_s = first, [min(values) for values in zip(*(later or [first]), strict=True)]
+    first, *later = [
+        _micro_step_s(run, segments, clock, scopes, backward=backward)
+        for _, segments in step.micro_steps
+    ]
+    found.first_s, found.later_s = (
+        first,
+        [min(values) for values in zip(*(later or [first]), strict=True)],
+    )
     forward = [s for s in step.micro_steps[0][1] if s.name == run.name and s.phase is Phase.FORWARD]
     found.kept_bytes = max(0, min((_net(s, scopes) for s in forward), default=0))
-    found.update_s = sum(s.repeat * _device_s(_kernels(s, clock, scopes)) for s in step.update.work if _is_of(s, run)) / run.count
-    found.stored_bytes = max(0, sum(s.repeat * _net(s, scopes) for s in (*step.load, *step.update.states) if _is_of(s, run)) // run.count)
+    found.update_s = (
+        sum(
+            s.repeat * _device_s(_kernels(s, clock, scopes))
+            for s in step.update.work
+            if _is_of(s, run)
+        )
+        / run.count
+    )
+    found.stored_bytes = max(
+        0,
+        sum(s.repeat * _net(s, scopes) for s in (*step.load, *step.update.states) if _is_of(s, run))
+        // run.count,
+    )
     if not step.policy.stack.gradients_kept and not step.policy.shards:
         bind = scopes.of(run.stage.symbols)
         found.gradient_bytes = sum(bind(t.requested) for t in run.block.gradients)
     return found
 
 
-def _micro_step_s(run: Run, segments: list[Segment], clock: Clock, scopes: Scopes, *, backward: bool) -> list[float]:
+def _micro_step_s(
+    run: Run, segments: list[Segment], clock: Clock, scopes: Scopes, *, backward: bool
+) -> list[float]:
     """Seconds of one copy in a micro-step: device and host forward, device and host backward."""
     found: list[float] = []
     for phase in (Phase.FORWARD, Phase.BACKWARD):
-        own = [(s.repeat, _kernels(s, clock, scopes)) for s in segments if s.name == run.name and s.phase is phase]
+        own = [
+            (s.repeat, _kernels(s, clock, scopes))
+            for s in segments
+            if s.name == run.name and s.phase is phase
+        ]
         if phase is Phase.BACKWARD and not backward:
             own = []
-        launches = _of_a_copy(run, [(repeat, sum(k.launches for k in kernels)) for repeat, kernels in own])
+        launches = _of_a_copy(
+            run, [(repeat, sum(k.launches for k in kernels)) for repeat, kernels in own]
+        )
         found.append(_of_a_copy(run, [(repeat, _device_s(kernels)) for repeat, kernels in own]))
         found.append(dispatch_s(launches, phase is Phase.BACKWARD, clock.speed))
     return found
@@ -290,15 +376,20 @@ def _is_of(segment: Segment, run: Run) -> bool:
 
 
 def _of_a_copy(run: Run, found: list[tuple[int, float]]) -> float:
-    """The least of one copy, out of (repeat, what each has): segments that share the copies among them, or pieces of every copy."""
+    """The least of one copy, out of (repeat, what each has): segments that share the copies among
+    them, or pieces of every copy."""
     if sum(repeat for repeat, _ in found) == run.count:
         return min(value for _, value in found)
     return sum(repeat * value for repeat, value in found) / run.count
 
 
 def _kernels(segment: Segment, clock: Clock, scopes: Scopes) -> list[Kernel]:
-    """All but what data-parallel ranks exchange, and copy for it: a mesh with stages has fewer of them, and may do so once a step."""
-    bind, shared = scopes.of(segment.symbols), clock.policy.shards and segment.phase in (Phase.FORWARD, Phase.BACKWARD)
+    """All but what data-parallel ranks exchange, and copy for it: a mesh with stages has fewer of
+    them, and may do so once a step."""
+    bind, shared = (
+        scopes.of(segment.symbols),
+        clock.policy.shards and segment.phase in (Phase.FORWARD, Phase.BACKWARD),
+    )
     return [
         kernel
         for _, payload in segment.events
@@ -316,5 +407,9 @@ def _device_s(kernels: list[Kernel]) -> float:
 def _net(segment: Segment, scopes: Scopes) -> int:
     """Bytes that one repetition leaves."""
     bind = scopes.of(segment.symbols)
-    tensors = [(action, payload) for action, payload in segment.events if isinstance(payload, Tensor)]
-    return sum(bind(tensor.requested) * (1 if action == ALLOC else -1) for action, tensor in tensors)
+    tensors = [
+        (action, payload) for action, payload in segment.events if isinstance(payload, Tensor)
+    ]
+    return sum(
+        bind(tensor.requested) * (1 if action == ALLOC else -1) for action, tensor in tensors
+    )

@@ -1,7 +1,8 @@
-"""Meshes: every way of laying tensor, pipeline, context, expert and data parallelism over a cluster, and the fastest that fits.
+"""Meshes: every way of laying tensor, pipeline, context, expert and data parallelism over a
+cluster, and the fastest that fits.
 
-Meshes are priced in full in the order of what they could reach at most (`mesh_bounds`) until none left can be better, so the answer is
-that of pricing all.
+Meshes are priced in full in the order of what they could reach at most (`mesh_bounds`) until none
+left can be better, so the answer is that of pricing all.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
 
 
 class MeshPrice(Record):
-    """A mesh with the requested bytes of the rank that needs most, the seconds of a step and the tokens of all GPUs a second."""
+    """A mesh with the requested bytes of the rank that needs most, the seconds of a step and the
+    tokens of all GPUs a second."""
 
     config: TrainConfig
     peak_bytes: int
@@ -49,25 +51,37 @@ class MeshPrice(Record):
         return self.config.parallel
 
 
-def meshes(spec: ModelSpec, cluster: Cluster, config: TrainConfig, *, global_batch: int = 0) -> list[TrainConfig]:
+def meshes(
+    spec: ModelSpec, cluster: Cluster, config: TrainConfig, *, global_batch: int = 0
+) -> list[TrainConfig]:
     """The configuration under every mesh that the model, the sequence and the cluster allow.
 
-    Tensor-parallel groups stay within a node. `global_batch` counts the sequences of a step over all ranks: what one data-parallel rank
-    has of it comes as micro-batches; 0 leaves the accumulation steps as they are. Raises InputError where none is valid.
+    Tensor-parallel groups stay within a node. `global_batch` counts the sequences of a step over
+    all ranks: what one data-parallel rank has of it comes as micro-batches; 0 leaves the
+    accumulation steps as they are. Raises InputError where none is valid.
     """
     found = list(_meshes(spec, cluster, config, global_batch))
     if not found:
-        batch = f" of {global_batch} sequences in micro-batches of {config.micro_batch_size}" if global_batch else ""
+        batch = (
+            f" of {global_batch} sequences in micro-batches of {config.micro_batch_size}"
+            if global_batch
+            else ""
+        )
         raise InputError(
-            f"no mesh of {cluster.num_gpus} GPUs{batch} suits {spec.name}; use a number of GPUs and a batch with more divisors"
+            f"no mesh of {cluster.num_gpus} GPUs{batch} suits {spec.name}; use a number of GPUs and"
+            " a batch with more divisors"
         )
     return found
 
 
-def _meshes(spec: ModelSpec, cluster: Cluster, config: TrainConfig, global_batch: int) -> Iterator[TrainConfig]:
+def _meshes(
+    spec: ModelSpec, cluster: Cluster, config: TrainConfig, global_batch: int
+) -> Iterator[TrainConfig]:
     gpus, base = cluster.num_gpus, config.parallel
     experts = dict(spec.symbols).get("e", 1) or 1
-    for tensor in valid_degrees(spec, cluster.gpus_per_node, copies_heads=config.stack.startswith("megatron")):
+    for tensor in valid_degrees(
+        spec, cluster.gpus_per_node, copies_heads=config.stack.startswith("megatron")
+    ):
         if gpus % tensor or cluster.gpus_per_node % tensor:
             continue
         for pipeline in divisors_of(gpus // tensor, spec.num_layers // base.virtual_pipeline_size):
@@ -76,17 +90,28 @@ def _meshes(spec: ModelSpec, cluster: Cluster, config: TrainConfig, global_batch
                     continue
                 data = gpus // (tensor * pipeline * context)
                 steps = _accumulated(config, global_batch, data)
-                if not steps or (base.virtual_pipeline_size > 1 and pipeline > 1 and steps % pipeline):
+                if not steps or (
+                    base.virtual_pipeline_size > 1 and pipeline > 1 and steps % pipeline
+                ):
                     continue
                 for expert in divisors_of(data * context, experts):
                     if experts % expert == 0:
                         yield config.replace(
                             gradient_accumulation_steps=steps,
-                            parallel=_mesh(base, tensor=tensor, pipeline=pipeline, context=context, expert=expert, data=data),
+                            parallel=_mesh(
+                                base,
+                                tensor=tensor,
+                                pipeline=pipeline,
+                                context=context,
+                                expert=expert,
+                                data=data,
+                            ),
                         )
 
 
-def _mesh(base: ParallelConfig, *, tensor: int, pipeline: int, context: int, expert: int, data: int) -> ParallelConfig:
+def _mesh(
+    base: ParallelConfig, *, tensor: int, pipeline: int, context: int, expert: int, data: int
+) -> ParallelConfig:
     kind = base.data_parallel
     if data * context == 1:
         kind = DataParallel.NONE
@@ -95,10 +120,18 @@ def _mesh(base: ParallelConfig, *, tensor: int, pipeline: int, context: int, exp
     chunks = base.virtual_pipeline_size if pipeline > 1 else 1
     interleaved = base.pipeline_schedule is PipelineSchedule.INTERLEAVED and chunks == 1
     return base.replace(
-        tensor_parallel_size=tensor, pipeline_parallel_size=pipeline, context_parallel_size=context, expert_parallel_size=expert, data_parallel_size=data, data_parallel=kind,
-        sequence_parallel=tensor > 1, virtual_pipeline_size=chunks, num_micro_batches=0, shard_size=0,
+        tensor_parallel_size=tensor,
+        pipeline_parallel_size=pipeline,
+        context_parallel_size=context,
+        expert_parallel_size=expert,
+        data_parallel_size=data,
+        data_parallel=kind,
+        sequence_parallel=tensor > 1,
+        virtual_pipeline_size=chunks,
+        num_micro_batches=0,
+        shard_size=0,
         pipeline_schedule=PipelineSchedule.ONE_F_ONE_B if interleaved else base.pipeline_schedule,
-    )  # fmt: skip
+    )
 
 
 def divisors_of(number: int, most: int) -> list[int]:
@@ -108,7 +141,9 @@ def divisors_of(number: int, most: int) -> list[int]:
 
 def _shares_sequence(config: TrainConfig, ranks: int) -> bool:
     length = config.sequence_length
-    return ranks == 1 or (isinstance(length, int) and length % (2 * ranks) == 0 and length // ranks >= 128)
+    return ranks == 1 or (
+        isinstance(length, int) and length % (2 * ranks) == 0 and length // ranks >= 128
+    )
 
 
 def _accumulated(config: TrainConfig, global_batch: int, data: int) -> int:
@@ -122,48 +157,87 @@ def _accumulated(config: TrainConfig, global_batch: int, data: int) -> int:
 # ---------------------------------------------------------------- price
 
 
-def price_mesh(spec: ModelSpec, config: TrainConfig, cluster: Cluster, speed: Efficiency) -> MeshPrice:
-    """Peak and time of a step: of the rank that needs most, of the slowest stage with its waiting."""
+def price_mesh(
+    spec: ModelSpec, config: TrainConfig, cluster: Cluster, speed: Efficiency
+) -> MeshPrice:
+    """Peak and time of a step: of the rank that needs most, of the slowest stage with its
+    waiting."""
     policy = resolve(spec, config, cluster.hardware)
     parallel = config.parallel
     clock = Clock(speed, policy, network_on(cluster, parallel) if cluster.num_gpus > 1 else None)
     stages = parallel.pipeline_parallel_size
     timed = timed_ranks(stages)
-    ranks = sorted({*timed, *distinct_ranks(parallel, spec.num_layers, num_micro_batches(policy))}) if stages > 1 else timed
+    ranks = (
+        sorted({*timed, *distinct_ranks(parallel, spec.num_layers, num_micro_batches(policy))})
+        if stages > 1
+        else timed
+    )
     built = {rank: build_step(spec, policy, pipeline_rank=rank) for rank in ranks}
     scopes = Scopes(built[0].symbols)
     peak = max(peak_bytes(step, scopes=scopes) for step in built.values())
     managed = max(managed_bytes(built[rank], scopes) for rank in timed)
-    priced = {rank: phase_times(running(built[rank], clock, scopes), speed, first_segment=0) for rank in timed}
+    priced = {
+        rank: phase_times(running(built[rank], clock, scopes), speed, first_segment=0)
+        for rank in timed
+    }
     slowest, bubble = slowest_stage(priced.values(), parallel.world_size), 0.0
     if stages > 1:
-        usual = sum(p.seconds for p in priced[stages // 2] if p.phase in (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD))
+        usual = sum(
+            p.seconds
+            for p in priced[stages // 2]
+            if p.phase in (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD)
+        )
         count = num_micro_batches(policy)
-        bubble = waiting_s(parallel.pipeline_schedule, stages, parallel.virtual_pipeline_size, count, usual / count)
+        bubble = waiting_s(
+            parallel.pipeline_schedule, stages, parallel.virtual_pipeline_size, count, usual / count
+        )
     slowest = at_the_slowest_pace(slowest, parallel.world_size)
     time = StepTime(
-        phases=slowest, bubble_s=bubble, paging_s=paging_s(managed, peak, cluster.hardware, speed) if managed else 0.0, tokens=num_tokens(config), model_flops=0,
-        hardware_flops=0, peak_flops_per_s=1.0,
-    )  # fmt: skip
-    return MeshPrice(config=config, peak_bytes=peak, seconds=time.seconds, tokens_per_s=time.tokens_per_s)
+        phases=slowest,
+        bubble_s=bubble,
+        paging_s=paging_s(managed, peak, cluster.hardware, speed) if managed else 0.0,
+        tokens=num_tokens(config),
+        model_flops=0,
+        hardware_flops=0,
+        peak_flops_per_s=1.0,
+    )
+    return MeshPrice(
+        config=config, peak_bytes=peak, seconds=time.seconds, tokens_per_s=time.tokens_per_s
+    )
 
 
 def fastest(
-    spec: ModelSpec, config: TrainConfig, cluster: Cluster, speed: Efficiency, *, global_batch: int = 0, most: int = 1,
-    among: list[TrainConfig] | None = None, above: float = 0.0, bounds: Bounds | None = None,
-) -> list[MeshPrice]:  # fmt: skip
-    """The `most` fastest meshes whose requested bytes fit a GPU, fastest first: fewer where fewer fit.
+    spec: ModelSpec,
+    config: TrainConfig,
+    cluster: Cluster,
+    speed: Efficiency,
+    *,
+    global_batch: int = 0,
+    most: int = 1,
+    among: list[TrainConfig] | None = None,
+    above: float = 0.0,
+    bounds: Bounds | None = None,
+) -> list[MeshPrice]:
+    """The `most` fastest meshes whose requested bytes fit a GPU, fastest first: fewer where fewer
+    fit.
 
-    A peak of requested bytes below the memory excludes nothing that fits; whether the winner does is for its Estimate to verify. `among`
-    are the meshes to choose from (all of `meshes`), of which those that no engine runs are left out; `above`: slower ones are of no
-    interest. Raises InputError where none is valid, or each is refused.
+    A peak of requested bytes below the memory excludes nothing that fits; whether the winner does
+    is for its Estimate to verify. `among` are the meshes to choose from (all of `meshes`), of which
+    those that no engine runs are left out; `above`: slower ones are of no interest. Raises
+    InputError where none is valid, or each is refused.
     """
     bounds = bounds or Bounds(spec, cluster, speed)
     limit = cluster.hardware.memory_bytes
     found: list[MeshPrice] = []
     refused: InputError | None = None
-    waiting = _Waiting(bounds, meshes(spec, cluster, config, global_batch=global_batch) if among is None else among, limit)
-    while (mesh := waiting.next(max(above, found[-1].tokens_per_s if len(found) == most else 0.0))) is not None:
+    waiting = _Waiting(
+        bounds,
+        meshes(spec, cluster, config, global_batch=global_batch) if among is None else among,
+        limit,
+    )
+    while (
+        mesh := waiting.next(max(above, found[-1].tokens_per_s if len(found) == most else 0.0))
+    ) is not None:
         try:
             if bounds.bytes(mesh) > limit:
                 continue
@@ -180,17 +254,23 @@ def fastest(
 
 
 class _Waiting:
-    """Meshes in the order of what they cannot exceed; what is only known of coarser splits is measured when its turn comes."""
+    """Meshes in the order of what they cannot exceed; what is only known of coarser splits is
+    measured when its turn comes."""
 
     def __init__(self, bounds: Bounds, among: list[TrainConfig], limit: int) -> None:
         self.bounds, self.among, self.limit = bounds, among, limit
         self.refused: InputError | None = None
         self.accepted = False
-        # (least bound first, number of the mesh, whether it is the mesh's own); coarse splits come before fine ones.
-        self._heap = [(-inf, number, False) for number in sorted(range(len(among)), key=lambda n: fineness(among[n]))]
+        # (least bound first, number of the mesh, whether it is the mesh's own); coarse splits come
+        # before fine ones.
+        self._heap = [
+            (-inf, number, False)
+            for number in sorted(range(len(among)), key=lambda n: fineness(among[n]))
+        ]
 
     def next(self, above: float) -> TrainConfig | None:
-        """The mesh that could be the fastest of those left; None where none could do more than `above`."""
+        """The mesh that could be the fastest of those left; None where none could do more than
+        `above`."""
         while self._heap and -self._heap[0][0] > above:
             bound, number, own = heappop(self._heap)
             mesh = self.among[number]

@@ -1,4 +1,5 @@
-"""plan_cluster: what to run on several GPUs: every valid mesh under a few combinations of knobs, the fastest that fit verified in full."""
+"""plan_cluster: what to run on several GPUs: every valid mesh under a few combinations of knobs,
+the fastest that fit verified in full."""
 
 from __future__ import annotations
 
@@ -28,7 +29,12 @@ OPEN_KNOBS: tuple[tuple[str, tuple[object, ...]], ...] = (
 )
 _EACH = 2  # meshes of one combination that are verified
 _SPARE = 2  # times as many as are wanted are kept, for some will not fit
-_DEGREES = {"tp": "tensor_parallel_size", "pp": "pipeline_parallel_size", "cp": "context_parallel_size", "ep": "expert_parallel_size"}
+_DEGREES = {
+    "tp": "tensor_parallel_size",
+    "pp": "pipeline_parallel_size",
+    "cp": "context_parallel_size",
+    "ep": "expert_parallel_size",
+}
 
 
 class ClusterCandidate(Record):
@@ -39,11 +45,20 @@ class ClusterCandidate(Record):
     estimate: Estimate
 
 
-def plan_cluster(spec: ModelSpec, cluster: Cluster, given: Mapping[str, Sequence[object]], speed: Efficiency, *, top: int = 8) -> list[ClusterCandidate]:  # fmt: skip
-    """The fastest combinations and meshes that fit, fastest first; options given stay, the rest of OPEN_KNOBS is tried.
+def plan_cluster(
+    spec: ModelSpec,
+    cluster: Cluster,
+    given: Mapping[str, Sequence[object]],
+    speed: Efficiency,
+    *,
+    top: int = 8,
+) -> list[ClusterCandidate]:
+    """The fastest combinations and meshes that fit, fastest first; options given stay, the rest of
+    OPEN_KNOBS is tried.
 
-    Combinations are searched in the order of what they could reach, and left out once enough is known to be faster. Raises InputError
-    where the options given contradict each other or the cluster in every combination.
+    Combinations are searched in the order of what they could reach, and left out once enough is
+    known to be faster. Raises InputError where the options given contradict each other or the
+    cluster in every combination.
     """
     waiting, refused = _combinations(spec, cluster, given, speed)
     if not waiting and refused is not None:
@@ -57,20 +72,34 @@ def plan_cluster(spec: ModelSpec, cluster: Cluster, given: Mapping[str, Sequence
             break
         try:
             found = fastest(
-                spec, combination.config, cluster, speed, most=_EACH, among=combination.meshes, above=floor, bounds=combination.bounds
+                spec,
+                combination.config,
+                cluster,
+                speed,
+                most=_EACH,
+                among=combination.meshes,
+                above=floor,
+                bounds=combination.bounds,
             )
             searched = True
         except InputError as error:
             refused = refused or error
             continue
-        priced = sorted([*priced, *((price, combination.options) for price in found)], key=lambda item: -item[0].tokens_per_s)
+        priced = sorted(
+            [*priced, *((price, combination.options) for price in found)],
+            key=lambda item: -item[0].tokens_per_s,
+        )
     if not searched and refused is not None:
         raise refused
     return _verified(spec, cluster, speed, priced, top)
 
 
 def _verified(
-    spec: ModelSpec, cluster: Cluster, speed: Efficiency, priced: list[tuple[MeshPrice, dict[str, object]]], top: int
+    spec: ModelSpec,
+    cluster: Cluster,
+    speed: Efficiency,
+    priced: list[tuple[MeshPrice, dict[str, object]]],
+    top: int,
 ) -> list[ClusterCandidate]:
     """The first `top` that a whole estimate finds fitting."""
     best: list[ClusterCandidate] = []
@@ -107,33 +136,52 @@ def _combinations(
     found: list[tuple[float, _Combination]] = []
     refused: InputError | None = None
     for values in product(*knobs.values()):
-        options = {name: value for name, value in zip(knobs, values, strict=True) if value is not None}
+        options = {
+            name: value for name, value in zip(knobs, values, strict=True) if value is not None
+        }
         options["gpus"] = str(cluster.num_gpus)
         try:
             config = train_config(options)
-            among = [mesh for mesh in meshes(spec, cluster, config) if _keeps(mesh, config, options)]
+            among = [
+                mesh for mesh in meshes(spec, cluster, config) if _keeps(mesh, config, options)
+            ]
             if not among:
-                raise InputError(f"no mesh of {cluster.num_gpus} GPUs has the degrees given; leave out --tp, --pp, --cp or --ep")
+                raise InputError(
+                    f"no mesh of {cluster.num_gpus} GPUs has the degrees given; leave out --tp,"
+                    " --pp, --cp or --ep"
+                )
             bounds = Bounds(spec, cluster, speed)
             ceiling = bounds.reach(among)
         except InputError as error:
             refused = refused or error
             continue
-        found.append((ceiling, _Combination(options=options, config=config, meshes=among, bounds=bounds)))
+        found.append(
+            (ceiling, _Combination(options=options, config=config, meshes=among, bounds=bounds))
+        )
     return sorted(found, key=lambda item: -item[0]), refused
 
 
 def _keeps(mesh: TrainConfig, config: TrainConfig, options: dict[str, object]) -> bool:
     """Whether a mesh has the degrees that were given."""
-    return all(getattr(mesh.parallel, name) == getattr(config.parallel, name) for flag, name in _DEGREES.items() if flag in options)
+    return all(
+        getattr(mesh.parallel, name) == getattr(config.parallel, name)
+        for flag, name in _DEGREES.items()
+        if flag in options
+    )
 
 
 def mesh_flags(candidate: ClusterCandidate, gpu: str) -> str:
-    """The mesh as flags of `estimate`: '--gpus 8xH100 --data-parallel fsdp2', '--gpus 8xH100 --tp 2 --data-parallel zero3'."""
+    """The mesh as flags of `estimate`: '--gpus 8xH100 --data-parallel fsdp2', '--gpus 8xH100 --tp 2
+    --data-parallel zero3'."""
     parallel = candidate.price.parallel
     name = f"{parallel.world_size}x{gpu}"
     words = [f'--gpus "{name}"' if " " in name else f"--gpus {name}"]
-    for flag, degree in (("tp", parallel.tensor_parallel_size), ("pp", parallel.pipeline_parallel_size), ("cp", parallel.context_parallel_size), ("ep", parallel.expert_parallel_size)):  # fmt: skip
+    for flag, degree in (
+        ("tp", parallel.tensor_parallel_size),
+        ("pp", parallel.pipeline_parallel_size),
+        ("cp", parallel.context_parallel_size),
+        ("ep", parallel.expert_parallel_size),
+    ):
         if degree > 1:
             words.append(f"--{flag} {degree}")
     if parallel.pipeline_parallel_size > 1:

@@ -1,4 +1,5 @@
-"""Largest batch and longest context that fit: guessed by requested bytes, bracketed and halved, verified by one step more that does not fit."""
+"""Largest batch and longest context that fit: guessed by requested bytes, bracketed and halved,
+verified by one step more that does not fit."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ MOST_SECANTS = 4
 
 
 class Limit(Record):
-    """How far a size can go: `fits` surely does (0: not even 1), `may_fit` is the last that the range does not exclude, one more does not fit."""
+    """How far a size can go: `fits` surely does (0: not even 1), `may_fit` is the last that the
+    range does not exclude, one more does not fit."""
 
     what: str
     fits: int
@@ -25,27 +27,44 @@ class Limit(Record):
     at: Estimate | None = None
     """The estimate at `fits`."""
     beyond: Estimate | None = None
-    """The estimate one step beyond `fits`, which does not surely fit; None where the search's own end was reached."""
+    """The estimate one step beyond `fits`, which does not surely fit; None where the search's own
+    end was reached."""
 
 
 def largest_batch(e: Estimate) -> Limit:
     """The largest micro-batch that fits the estimate's GPU, everything else as it is."""
-    return _limit(e, "batch", lambda config, size: config.replace(micro_batch_size=size * config.workload.sequences), MOST_BATCH)
+    return _limit(
+        e,
+        "batch",
+        lambda config, size: config.replace(micro_batch_size=size * config.workload.sequences),
+        MOST_BATCH,
+    )
 
 
 def longest_context(e: Estimate) -> Limit:
     """The longest sequence that fits the estimate's GPU, to the token."""
-    return _limit(e, "context", lambda config, size: config.replace(sequence_length=size), e.spec.longest_sequence or MOST_CONTEXT)
+    return _limit(
+        e,
+        "context",
+        lambda config, size: config.replace(sequence_length=size),
+        e.spec.longest_sequence or MOST_CONTEXT,
+    )
 
 
 def same_but(e: Estimate, config: TrainConfig) -> Estimate:
     """The same model on the same machine under another configuration."""
-    return estimate(e.spec, config, hardware=e.cluster or e.hardware, efficiency=e.speed, allocator=e.settings)
+    return estimate(
+        e.spec, config, hardware=e.cluster or e.hardware, efficiency=e.speed, allocator=e.settings
+    )
 
 
-def _limit(e: Estimate, what: str, sized: Callable[[TrainConfig, int], TrainConfig], most: int) -> Limit:
+def _limit(
+    e: Estimate, what: str, sized: Callable[[TrainConfig, int], TrainConfig], most: int
+) -> Limit:
     if e.hardware is None:
-        raise InputError(f"the largest {shown(what)} that fits is a question about a GPU; add --gpu NAME")
+        raise InputError(
+            f"the largest {shown(what)} that fits is a question about a GPU; add --gpu NAME"
+        )
     seen: dict[int, Estimate] = {}
 
     def at(size: int) -> Estimate:
@@ -55,7 +74,9 @@ def _limit(e: Estimate, what: str, sized: Callable[[TrainConfig, int], TrainConf
 
     sure, last = _guesses(e, what, at)
     fits = last_that(lambda size: at(size).verdict is Verdict.FITS, most, guess=sure)
-    may_fit = last_that(lambda size: at(size).verdict is not Verdict.DOES_NOT_FIT, most, low=fits, guess=last)
+    may_fit = last_that(
+        lambda size: at(size).verdict is not Verdict.DOES_NOT_FIT, most, low=fits, guess=last
+    )
     return Limit(
         what=what,
         fits=fits,
@@ -66,9 +87,11 @@ def _limit(e: Estimate, what: str, sized: Callable[[TrainConfig, int], TrainConf
 
 
 def _guesses(e: Estimate, what: str, at: Callable[[int], Estimate]) -> tuple[int, int]:
-    """Where both limits should be, 0 where that is no quick question: a wrong guess costs time, never the answer.
+    """Where both limits should be, 0 where that is no quick question: a wrong guess costs time,
+    never the answer.
 
-    From requested bytes alone, then along the chord of what an empty cache would leave reserved, which grows nearly straight.
+    From requested bytes alone, then along the chord of what an empty cache would leave reserved,
+    which grows nearly straight.
     """
     from napkinmath.planning.largest import Largest, is_asked
 
@@ -80,7 +103,9 @@ def _guesses(e: Estimate, what: str, at: Callable[[int], Estimate]) -> tuple[int
     allocated = at(start).memory.allocated
     ratios = allocated.value / allocated.high, allocated.value / allocated.low
     sure = _on_chord(lambda size: at(size).replay.peak_unreturnable, low_usable * ratios[0], start)
-    return sure, _on_chord(lambda size: at(size).replay.peak_unreturnable, high_usable * ratios[1], max(start, sure))
+    return sure, _on_chord(
+        lambda size: at(size).replay.peak_unreturnable, high_usable * ratios[1], max(start, sure)
+    )
 
 
 def _on_chord(held: Callable[[int], int], limit: float, start: int) -> int:
@@ -90,14 +115,19 @@ def _on_chord(held: Callable[[int], int], limit: float, start: int) -> int:
         rise = held(size) - held(before)
         if size == before or rise <= 0:
             break
-        before, size = size, max(1, min(2 * size, int(size + (limit - held(size)) * (size - before) / rise)))
+        before, size = (
+            size,
+            max(1, min(2 * size, int(size + (limit - held(size)) * (size - before) / rise))),
+        )
     return size
 
 
 def last_that(holds: Callable[[int], bool], most: int, *, low: int = 0, guess: int = 0) -> int:
-    """The largest whole number up to `most` for which a predicate that turns false once still holds.
+    """The largest whole number up to `most` for which a predicate that turns false once still
+    holds.
 
-    `low` is known to hold; from `guess` the search steps outwards until the answer is bracketed, then halves.
+    `low` is known to hold; from `guess` the search steps outwards until the answer is bracketed,
+    then halves.
     """
     guess = min(max(guess, low + 1), most)
     high, step = most + 1, 1

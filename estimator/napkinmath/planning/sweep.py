@@ -1,8 +1,10 @@
-"""sweep, Sweeper: the same rules with numpy arrays bound to batch, sequence and rank: hundreds of thousands of configurations a second.
+"""sweep, Sweeper: the same rules with numpy arrays bound to batch, sequence and rank: hundreds of
+thousands of configurations a second.
 
-A step's structure (which tensors exist, in which order) hardly depends on these three, so it is recorded with the symbols left open,
-once between any two sizes at which the library runs other operations; every event is then one addition of arrays. Anything else
-that varies is a new structure: one call a combination.
+A step's structure (which tensors exist, in which order) hardly depends on these three, so it is
+recorded with the symbols left open, once between any two sizes at which the library runs other
+operations; every event is then one addition of arrays. Anything else that varies is a new
+structure: one call a combination.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ PHASES = tuple(Phase)
 
 
 class SweepResult(Record):
-    """Arrays of one shape: peak bytes as the formulas give them (each tensor rounded to 512 B), winning phase, and speed."""
+    """Arrays of one shape: peak bytes as the formulas give them (each tensor rounded to 512 B),
+    winning phase, and speed."""
 
     requested: Ints
     winner: Ints
@@ -49,10 +52,20 @@ class SweepResult(Record):
     tokens_per_s: Floats | None = None
 
 
-def sweep(spec: ModelSpec, config: TrainConfig, *, micro_batch_size: ArrayLike | None = None, sequence_length: ArrayLike | None = None, rank: ArrayLike | None = None, hardware: Hardware | None = None) -> SweepResult:  # fmt: skip
-    """Peak memory (and speed, given hardware with known rates) of every combination of the broadcast arrays.
+def sweep(
+    spec: ModelSpec,
+    config: TrainConfig,
+    *,
+    micro_batch_size: ArrayLike | None = None,
+    sequence_length: ArrayLike | None = None,
+    rank: ArrayLike | None = None,
+    hardware: Hardware | None = None,
+) -> SweepResult:
+    """Peak memory (and speed, given hardware with known rates) of every combination of the
+    broadcast arrays.
 
-    The figures are those of `estimate(...)` for each combination: requested bytes equal `estimate(...).peak.nbytes`.
+    The figures are those of `estimate(...)` for each combination: requested bytes equal
+    `estimate(...).peak.nbytes`.
     """
     ranks = (config.adapter.rank if config.adapter is not None else 1) if rank is None else rank
     return Sweeper(spec, config, hardware)(
@@ -63,22 +76,34 @@ def sweep(spec: ModelSpec, config: TrainConfig, *, micro_batch_size: ArrayLike |
 
 
 class Sweeper:
-    """One configuration whose batch, length and rank stay open; what was recorded for some sizes is kept for the next call.
+    """One configuration whose batch, length and rank stay open; what was recorded for some sizes is
+    kept for the next call.
 
     `efficiency` replaces the hardware's default speeds.
     """
 
     def __init__(
-        self, spec: ModelSpec, config: TrainConfig, hardware: Hardware | None = None, efficiency: Efficiency | None = None
+        self,
+        spec: ModelSpec,
+        config: TrainConfig,
+        hardware: Hardware | None = None,
+        efficiency: Efficiency | None = None,
     ) -> None:
         self.spec, self.config, self.hardware = spec, config, hardware
         self._speed = efficiency or _default_speed(hardware)
         self._structures: list[_Structure] = []
 
-    def __call__(self, micro_batch_size: ArrayLike | Size, sequence_length: ArrayLike | Size, rank: ArrayLike | Size = 1) -> SweepResult:
+    def __call__(
+        self,
+        micro_batch_size: ArrayLike | Size,
+        sequence_length: ArrayLike | Size,
+        rank: ArrayLike | Size = 1,
+    ) -> SweepResult:
         """The figures of every combination of the broadcast arrays."""
         b, s, r = np.broadcast_arrays(
-            _positive("micro_batch_size", micro_batch_size), _positive("sequence_length", sequence_length), _positive("rank", rank)
+            _positive("micro_batch_size", micro_batch_size),
+            _positive("sequence_length", sequence_length),
+            _positive("rank", rank),
         )
         b_flat, s_flat, r_flat = b.ravel(), s.ravel(), r.ravel()
         requested: Ints = np.empty(b.size, np.int64)
@@ -90,49 +115,85 @@ class Sweeper:
             here, left = left[alike], left[~alike]
             for i in range(0, here.size, CHUNK):
                 cells = here[i : i + CHUNK]
-                _evaluate(structure, (b_flat[cells], s_flat[cells], r_flat[cells]), cells, requested, winner, seconds)
-        found = SweepResult(requested=np.reshape(requested, b.shape), winner=np.reshape(winner, b.shape))
+                _evaluate(
+                    structure,
+                    (b_flat[cells], s_flat[cells], r_flat[cells]),
+                    cells,
+                    requested,
+                    winner,
+                    seconds,
+                )
+        found = SweepResult(
+            requested=np.reshape(requested, b.shape), winner=np.reshape(winner, b.shape)
+        )
         if self._speed is None:
             return found
         seconds = np.reshape(seconds, b.shape)
-        return found.replace(seconds=seconds, tokens_per_s=b * s * self.config.gradient_accumulation_steps / seconds)
+        return found.replace(
+            seconds=seconds, tokens_per_s=b * s * self.config.gradient_accumulation_steps / seconds
+        )
 
     def _structure(self, b: Ints, s: Ints, r: Ints) -> tuple[_Structure, Bools]:
         """The step of the first cell with its sizes left open, and which cells share it."""
         for known in self._structures:
             if known.covers(b[:1], s[:1], r[:1])[0]:
                 return known, known.covers(b, s, r)
-        made = _recorded(self.spec, self.config, self.hardware, self._speed, (int(b[0]), int(s[0]), int(r[0])))
+        made = _recorded(
+            self.spec, self.config, self.hardware, self._speed, (int(b[0]), int(s[0]), int(r[0]))
+        )
         self._structures.append(made)
         return made, made.covers(b, s, r)
 
 
 class _Structure:
-    """A step recorded at some sizes, with the sizes at which the library would have run other operations.
+    """A step recorded at some sizes, with the sizes at which the library would have run other
+    operations.
 
-    `Policy.thresholds` notes those (a batch of 2, an attention window): the record holds for the cells on the same side of all of them. Where
-    the optimizer's states turn on a parameter's size, it holds for one rank.
+    `Policy.thresholds` notes those (a batch of 2, an attention window): the record holds for the
+    cells on the same side of all of them. Where the optimizer's states turn on a parameter's size,
+    it holds for one rank.
     """
 
     __slots__ = ("clock", "hardware", "sides", "sizes", "step", "turns_on_rank")
 
     def __init__(
-        self, step: Step, clock: Clock | None, hardware: Hardware | None, sizes: tuple[int, int, int], *, turns_on_rank: bool
+        self,
+        step: Step,
+        clock: Clock | None,
+        hardware: Hardware | None,
+        sizes: tuple[int, int, int],
+        *,
+        turns_on_rank: bool,
     ) -> None:
-        self.step, self.clock, self.hardware, self.sizes, self.turns_on_rank = step, clock, hardware, sizes, turns_on_rank
+        self.step, self.clock, self.hardware, self.sizes, self.turns_on_rank = (
+            step,
+            clock,
+            hardware,
+            sizes,
+            turns_on_rank,
+        )
         self.sides = {name: tuple(step.policy.thresholds.get(name, ())) for name in ("b", "s")}
 
     def covers(self, b: Ints, s: Ints, r: Ints) -> Bools:
         """Which cells the record holds for."""
         alike = r == self.sizes[2] if self.turns_on_rank else np.ones(b.shape, np.bool_)
         parts = self.step.policy.config.parallel.context_parallel_size
-        for name, values, own in (("b", b, self.sizes[0]), ("s", s // parts, self.sizes[1] // parts)):
+        for name, values, own in (
+            ("b", b, self.sizes[0]),
+            ("s", s // parts, self.sizes[1] // parts),
+        ):
             for threshold in self.sides[name]:
                 alike &= (values >= threshold) == (own >= threshold)
         return alike
 
 
-def _recorded(spec: ModelSpec, config: TrainConfig, hardware: Hardware | None, speed: Efficiency | None, sizes: tuple[int, int, int]) -> _Structure:  # fmt: skip
+def _recorded(
+    spec: ModelSpec,
+    config: TrainConfig,
+    hardware: Hardware | None,
+    speed: Efficiency | None,
+    sizes: tuple[int, int, int],
+) -> _Structure:
     from napkinmath.ir.step import build_step
     from napkinmath.lowering.choices import resolve
     from napkinmath.lowering.optimizer import chosen_optimizer
@@ -141,11 +202,21 @@ def _recorded(spec: ModelSpec, config: TrainConfig, hardware: Hardware | None, s
     first = config.replace(micro_batch_size=sizes[0], sequence_length=sizes[1])
     paged = False
     if config.adapter is not None:
-        paged = chosen_optimizer(resolve(spec, first, hardware)).paged  # which states are paged turns on a parameter's size
-        first = first.replace(adapter=config.adapter.replace(rank=sizes[2] if paged else symbol("r")))
+        paged = chosen_optimizer(
+            resolve(spec, first, hardware)
+        ).paged  # which states are paged turns on a parameter's size
+        first = first.replace(
+            adapter=config.adapter.replace(rank=sizes[2] if paged else symbol("r"))
+        )
     policy = resolve(spec, first, hardware)
     step = build_step(spec, policy)
-    return _Structure(step, Clock(speed, policy) if speed is not None else None, hardware, sizes, turns_on_rank=paged)
+    return _Structure(
+        step,
+        Clock(speed, policy) if speed is not None else None,
+        hardware,
+        sizes,
+        turns_on_rank=paged,
+    )
 
 
 def _positive(name: str, values: Any) -> Ints:
@@ -153,7 +224,10 @@ def _positive(name: str, values: Any) -> Ints:
 
     array = np.asarray(values)
     if array.dtype.kind not in "iu" or (array < 1).any():
-        raise InputError(f"{name} {shown(values)} holds something else than positive whole numbers; use 1 or more")
+        raise InputError(
+            f"{name} {shown(values)} holds something else than positive whole numbers; use 1 or"
+            " more"
+        )
     return array.astype(np.int64)
 
 
@@ -166,7 +240,8 @@ def _default_speed(hardware: Hardware | None) -> Efficiency | None:
 
 
 class _Profile:
-    """One segment over all configurations: highest live bytes within a repetition, and its net change."""
+    """One segment over all configurations: highest live bytes within a repetition, and its net
+    change."""
 
     __slots__ = ("high", "net")
 
@@ -174,7 +249,14 @@ class _Profile:
         self.high, self.net = high, net
 
 
-def _evaluate(structure: _Structure, sizes: tuple[Ints, Ints, Ints], cells: Ints, requested: Ints, winners: Ints, times: Floats) -> None:
+def _evaluate(
+    structure: _Structure,
+    sizes: tuple[Ints, Ints, Ints],
+    cells: Ints,
+    requested: Ints,
+    winners: Ints,
+    times: Floats,
+) -> None:
     step, clock = structure.step, structure.clock
     b, s, r = sizes
     s = s // step.policy.config.parallel.context_parallel_size
@@ -186,7 +268,9 @@ def _evaluate(structure: _Structure, sizes: tuple[Ints, Ints, Ints], cells: Ints
     base, peak, winner = np.zeros_like(b), np.full_like(b, -1), np.zeros_like(b)
     for segment in order:
         bind = scopes.setdefault(segment.symbols, top.extended(dict(segment.symbols)))
-        profile = profiles.get(id(segment)) or profiles.setdefault(id(segment), _profile(segment, bind, b))
+        profile = profiles.get(id(segment)) or profiles.setdefault(
+            id(segment), _profile(segment, bind, b)
+        )
         highest = base + profile.high + (segment.repeat - 1) * np.maximum(profile.net, 0)
         higher = highest > peak
         peak = np.where(higher, highest, peak)
@@ -199,13 +283,17 @@ def _evaluate(structure: _Structure, sizes: tuple[Ints, Ints, Ints], cells: Ints
             times[cells] += paging_s(managed, peak, structure.hardware, clock.speed)
 
 
-def _managed(order: list[Segment], scopes: dict[tuple[tuple[str, Size], ...], Bindings]) -> Ints | int | None:
+def _managed(
+    order: list[Segment], scopes: dict[tuple[tuple[str, Size], ...], Bindings]
+) -> Ints | int | None:
     """Bytes of unified memory, which a step never gives back; None where it has none."""
     found: Ints | int | None = None
     for segment in order:
         for action, payload in segment.events:
             if action == ALLOC and isinstance(payload, Tensor) and payload.managed:
-                found = (0 if found is None else found) + segment.repeat * scopes[segment.symbols](payload.host_bytes)
+                found = (0 if found is None else found) + segment.repeat * scopes[segment.symbols](
+                    payload.host_bytes
+                )
     return found
 
 
@@ -228,8 +316,11 @@ def _profile(segment: Segment, bind: Bindings, like: Ints) -> _Profile:
     return _Profile(high, live)
 
 
-def _seconds(segments: list[Segment], scopes: dict[tuple[tuple[str, Size], ...], Bindings], clock: Clock) -> Floats:
-    """Seconds of the steady step: the longer of the device's and the host's sum, before the update and in it (StepTime.seconds)."""
+def _seconds(
+    segments: list[Segment], scopes: dict[tuple[tuple[str, Size], ...], Bindings], clock: Clock
+) -> Floats:
+    """Seconds of the steady step: the longer of the device's and the host's sum, before the update
+    and in it (StepTime.seconds)."""
     known: dict[int, tuple[Floats | float, Floats | float, int, Floats | float]] = {}
     device: dict[Phase, Floats | float] = {}
     copies: dict[Phase, Floats | float] = {}  # on a stream beside the computation
@@ -238,22 +329,29 @@ def _seconds(segments: list[Segment], scopes: dict[tuple[tuple[str, Size], ...],
         if segment.phase is Phase.SAVE:
             continue
         if id(segment) not in known:
-            known[id(segment)] = _segment_seconds(segment, scopes[segment.symbols], clock, issue_s(segment.phase, clock.speed))
+            known[id(segment)] = _segment_seconds(
+                segment, scopes[segment.symbols], clock, issue_s(segment.phase, clock.speed)
+            )
         seconds, beside, launches, waited = known[id(segment)]
         device[segment.phase] = device.get(segment.phase, 0.0) + segment.repeat * seconds
         copies[segment.phase] = copies.get(segment.phase, 0.0) + segment.repeat * beside
-        host[segment.phase is Phase.STEP] += segment.repeat * (launches * issue_s(segment.phase, clock.speed) + waited)
+        host[segment.phase is Phase.STEP] += segment.repeat * (
+            launches * issue_s(segment.phase, clock.speed) + waited
+        )
     busy = {phase: np.maximum(device[phase], copies[phase]) for phase in device}
     found: Floats = np.zeros(1)
     for update in (False, True):
-        found = found + np.maximum(sum(busy[phase] for phase in busy if (phase is Phase.STEP) is update), host[update])
+        found = found + np.maximum(
+            sum(busy[phase] for phase in busy if (phase is Phase.STEP) is update), host[update]
+        )
     return found
 
 
 def _segment_seconds(
     segment: Segment, bind: Bindings, clock: Clock, issue_s: float
 ) -> tuple[Floats | float, Floats | float, int, Floats | float]:
-    """(seconds of computation, seconds of copies beside it, launches, seconds that the host waits) of one repetition."""
+    """(seconds of computation, seconds of copies beside it, launches, seconds that the host waits)
+    of one repetition."""
     queue: list[tuple[Any, int, bool]] = []
     total: Floats | float = 0.0
     beside: Floats | float = 0.0

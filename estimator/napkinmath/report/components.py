@@ -1,7 +1,7 @@
 """Components: what the device figure is made of at one moment, read off a Timeline.
 
-Every tensor belongs to exactly one row, so the rows sum to the moment's bytes; with allocator slack and device context
-they sum to the device figure.
+Every tensor belongs to exactly one row, so the rows sum to the moment's bytes; with allocator slack
+and device context they sum to the device figure.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 
 class Component(Record):
-    """A row: bytes at a moment, how many tensors hold them, and where they come from in one phrase."""
+    """A row: bytes at a moment, how many tensors hold them, and where they come from in one
+    phrase."""
 
     key: str
     label: str
@@ -41,10 +42,16 @@ def held_by_component(timeline: Timeline, point: Point) -> dict[str, Held]:
 
 def held_on_host(timeline: Timeline, point: Point) -> Held:
     """(tensor, copies alive in host or unified memory) at a moment."""
-    return [(t, n) for t, n in zip(timeline.tensors, timeline.live_counts(point), strict=True) if n and t.host_bytes]
+    return [
+        (t, n)
+        for t, n in zip(timeline.tensors, timeline.live_counts(point), strict=True)
+        if n and t.host_bytes
+    ]
 
 
-def components_at(timeline: Timeline, point: Point, facts: Facts = NO_FACTS) -> tuple[Component, ...]:
+def components_at(
+    timeline: Timeline, point: Point, facts: Facts = NO_FACTS
+) -> tuple[Component, ...]:
     """The rows of a moment; their bytes sum to the point's."""
     rows: list[Component] = []
     for key, held in held_by_component(timeline, point).items():
@@ -63,7 +70,8 @@ def components_at(timeline: Timeline, point: Point, facts: Facts = NO_FACTS) -> 
 
 
 def components_of(estimate: Estimate) -> tuple[Component, ...]:
-    """The rows of an estimate's peak with allocator slack and device context; they sum to the device figure."""
+    """The rows of an estimate's peak with allocator slack and device context; they sum to the
+    device figure."""
     rows = list(components_at(estimate.timeline, estimate.peak, facts_of(estimate)))
     memory = estimate.memory
     requested, allocated, reserved, device = (
@@ -73,34 +81,51 @@ def components_of(estimate: Estimate) -> tuple[Component, ...]:
         int(memory.device.value),
     )
     hardware = estimate.hardware
-    held = min(reserved, device - hardware.context_bytes) if hardware is not None else reserved  # a full device holds less than it once did
+    held = (
+        min(reserved, device - hardware.context_bytes) if hardware is not None else reserved
+    )  # a full device holds less than it once did
     rows.append(
         _extra(
             "slack",
             Role.SLACK,
             held - requested,
-            f"rounding {format_bytes(allocated - requested)} + cache {format_bytes(held - allocated)}",
+            f"rounding {format_bytes(allocated - requested)} + cache"
+            f" {format_bytes(held - allocated)}",
         )
     )
     outside = device - held
     context = min(outside, hardware.context_bytes) if hardware is not None else outside
     if outside > context:
-        rows.append(_extra("managed", Role.OPTIMIZER, outside - context, "unified memory, on the device while there is room"))
+        rows.append(
+            _extra(
+                "managed",
+                Role.OPTIMIZER,
+                outside - context,
+                "unified memory, on the device while there is room",
+            )
+        )
     where = hardware.gpu.name if hardware is not None else "no GPU named"
     rows.append(_extra("context", Role.CONTEXT, context, f"CUDA context, kernels: {where}"))
     return tuple(rows)
 
 
 def headroom(estimate: Estimate) -> Range | None:
-    """Bytes left beside tensors and context once the allocator has returned its cache, and its range; None where no device is named."""
+    """Bytes left beside tensors and context once the allocator has returned its cache, and its
+    range; None where no device is named."""
     from napkinmath.estimate import Range
 
     hardware, allocated = estimate.hardware, estimate.memory.allocated
     if hardware is None:
         return None
     low, high = hardware.usable_range
-    return Range(low=low - allocated.high, value=hardware.usable_bytes - allocated.value, high=high - allocated.low)
+    return Range(
+        low=low - allocated.high,
+        value=hardware.usable_bytes - allocated.value,
+        high=high - allocated.low,
+    )
 
 
 def _extra(key: str, role: Role, nbytes: int, origin: str) -> Component:
-    return Component(key=key, label=LABELS[key], role=role, nbytes=nbytes, num_tensors=0, origin=origin)
+    return Component(
+        key=key, label=LABELS[key], role=role, nbytes=nbytes, num_tensors=0, origin=origin
+    )

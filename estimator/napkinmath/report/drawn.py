@@ -1,7 +1,9 @@
-"""What of a timeline is drawn: the steady step in columns by role, thinned so that the peak stays exact.
+"""What of a timeline is drawn: the steady step in columns by role, thinned so that the peak stays
+exact.
 
-A column shows the highest moment inside it. Of very many equal micro-steps the first and the last are kept; of very many events,
-small tensors are lumped together at no more than what they really held, so that nothing drawn exceeds what was there.
+A column shows the highest moment inside it. Of very many equal micro-steps the first and the last
+are kept; of very many events, small tensors are lumped together at no more than what they really
+held, so that nothing drawn exceeds what was there.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ MOST_EVENTS = 300_000
 
 
 class Shown(Record):
-    """The segments that are drawn, copies alive before them, and how many micro-steps were left out."""
+    """The segments that are drawn, copies alive before them, and how many micro-steps were left
+    out."""
 
     timeline: Timeline
     segments: tuple[int, ...]
@@ -35,14 +38,15 @@ class Shown(Record):
 
 
 def shown(timeline: Timeline, *, most_events: int = MOST_EVENTS) -> Shown:
-    """The steady step, or the whole run where the peak lies outside it; thinned above `most_events`."""
+    """The steady step, or the whole run where the peak lies outside it; thinned above
+    `most_events`."""
     found = _kept_segments(timeline, most_events)
     if num_events(timeline, found.segments) > most_events:
         from napkinmath.report.lump import lumped
 
-        found = _kept_segments(lumped(timeline, found.segments, found.counts, found.peak, most_events), 1 << 62).replace(
-            left_out=found.left_out
-        )
+        found = _kept_segments(
+            lumped(timeline, found.segments, found.counts, found.peak, most_events), 1 << 62
+        ).replace(left_out=found.left_out)
     return found
 
 
@@ -57,7 +61,12 @@ def _kept_segments(timeline: Timeline, most_events: int) -> Shown:
     left_out = 0
     if num_events(timeline, order) > most_events:
         order, left_out = _without_repeats(timeline, order)
-    return Shown(timeline=timeline, segments=tuple(order), counts=tuple(_counts_before(timeline, start)), left_out=left_out)
+    return Shown(
+        timeline=timeline,
+        segments=tuple(order),
+        counts=tuple(_counts_before(timeline, start)),
+        left_out=left_out,
+    )
 
 
 def _counts_before(timeline: Timeline, start: int) -> list[int]:
@@ -65,11 +74,14 @@ def _counts_before(timeline: Timeline, start: int) -> list[int]:
     if start == 0:
         return [0] * len(timeline.tensors)
     last = timeline.segments[start - 1]
-    return timeline.live_counts(Point(segment=start - 1, repetition=last.repeat - 1, event=len(last.events) - 1, nbytes=0))
+    return timeline.live_counts(
+        Point(segment=start - 1, repetition=last.repeat - 1, event=len(last.events) - 1, nbytes=0)
+    )
 
 
 def _without_repeats(timeline: Timeline, order: list[int]) -> tuple[list[int], int]:
-    """Of a block of segments that recurs again and again (micro-steps) only the first and the last."""
+    """Of a block of segments that recurs again and again (micro-steps) only the first and the
+    last."""
     places: dict[int, list[int]] = {}
     for position, index in enumerate(order):
         places.setdefault(id(timeline.segments[index]), []).append(position)
@@ -100,17 +112,22 @@ class Columns(Record):
     @property
     def totals(self) -> tuple[int, ...]:
         """The height of each column."""
-        return tuple(map(sum, zip(*self.heights, strict=True))) if self.heights else (0,) * self.number
+        return (
+            tuple(map(sum, zip(*self.heights, strict=True))) if self.heights else (0,) * self.number
+        )
 
 
 def event_lengths(segment: TimelineSegment, in_seconds: bool) -> list[float]:
-    """How far each event of a segment moves along the axis: a kernel by its seconds; evenly where only the segment's are known."""
+    """How far each event of a segment moves along the axis: a kernel by its seconds; evenly where
+    only the segment's are known."""
     number = len(segment.events)
     if not in_seconds:
         return [1.0] * number
     if not any(kernel.seconds for kernel in segment.kernels):
         return [segment.seconds / number] * number if number else []
-    return [segment.kernels[index].seconds if action == "!" else 0.0 for action, index in segment.events]
+    return [
+        segment.kernels[index].seconds if action == "!" else 0.0 for action, index in segment.events
+    ]
 
 
 def has_seconds(found: Shown) -> bool:
@@ -118,7 +135,9 @@ def has_seconds(found: Shown) -> bool:
     return any(found.timeline.segments[index].seconds for index in found.segments)
 
 
-def steps(found: Shown, in_seconds: bool) -> Iterator[tuple[TimelineSegment, str, int, float, float]]:
+def steps(
+    found: Shown, in_seconds: bool
+) -> Iterator[tuple[TimelineSegment, str, int, float, float]]:
     """(segment, action, index, x before, x after) of every event drawn, repetitions spelled out."""
     x = 0.0
     segments = found.timeline.segments
@@ -142,7 +161,12 @@ def columns(found: Shown, number: int) -> Columns:
     for place, size, count in zip(places, sizes, found.counts, strict=True):
         level[place] += size * count
     segments = timeline.segments
-    extent = sum(sum(event_lengths(segments[i], in_seconds)) * segments[i].repeat for i in found.segments) or 1.0
+    extent = (
+        sum(
+            sum(event_lengths(segments[i], in_seconds)) * segments[i].repeat for i in found.segments
+        )
+        or 1.0
+    )
     total, column = sum(level), 0
     best, kept = [-1] * number, [level] * number
     best[0], kept[0] = total, list(level)

@@ -1,7 +1,8 @@
-"""--explain: every line of the report as formula, numbers, value and source, read off the tensors' axes and the operations' costs.
+"""--explain: every line of the report as formula, numbers, value and source, read off the tensors'
+axes and the operations' costs.
 
-Nothing here knows a formula: a tensor's bytes are its axes times its type, an operation's FLOP and bytes moved are the expressions
-that the clock prices.
+Nothing here knows a formula: a tensor's bytes are its axes times its type, an operation's FLOP and
+bytes moved are the expressions that the clock prices.
 """
 
 from __future__ import annotations
@@ -13,7 +14,14 @@ from napkinmath.report import words
 from napkinmath.report.components import components_of, held_by_component, held_on_host
 from napkinmath.report.formula import simplify
 from napkinmath.report.parts import LABELS
-from napkinmath.report.screen import Screen, is_unicode, standard_output, terminal_width, wants_color, wrap
+from napkinmath.report.screen import (
+    Screen,
+    is_unicode,
+    standard_output,
+    terminal_width,
+    wants_color,
+    wrap,
+)
 from napkinmath.report.tensors import stored_type, tensor_axes
 
 TYPE_CHECKING = False
@@ -31,14 +39,29 @@ MOST_PLACES = 8
 LEAST_SHARE = 0.001  # of a phase's seconds, below which a formula is only counted
 
 
-def print_explain(estimate: Estimate, *, width: int | None = None, color: bool | None = None, stream: TextIO | None = None) -> None:
+def print_explain(
+    estimate: Estimate,
+    *,
+    width: int | None = None,
+    color: bool | None = None,
+    stream: TextIO | None = None,
+) -> None:
     """Prints the explanation; width and colours follow the stream unless given."""
     out = stream or standard_output()
     wide = width or terminal_width(out)
-    out.write(explanation_text(estimate, width=wide, color=wants_color(out) if color is None else color, unicode=is_unicode(out)))
+    out.write(
+        explanation_text(
+            estimate,
+            width=wide,
+            color=wants_color(out) if color is None else color,
+            unicode=is_unicode(out),
+        )
+    )
 
 
-def explanation_text(estimate: Estimate, *, width: int = 120, color: bool = False, unicode: bool = True) -> str:
+def explanation_text(
+    estimate: Estimate, *, width: int = 120, color: bool = False, unicode: bool = True
+) -> str:
     """The explanation as text."""
     screen = Screen(width, color=color, unicode=unicode)
     scopes = Scopes(estimate)
@@ -51,7 +74,8 @@ def explanation_text(estimate: Estimate, *, width: int = 120, color: bool = Fals
 
 
 class Scopes:
-    """Values of the symbols: the model's, and those of stages that bind some otherwise (a vision tower)."""
+    """Values of the symbols: the model's, and those of stages that bind some otherwise (a vision
+    tower)."""
 
     def __init__(self, estimate: Estimate) -> None:
         step = estimate.step
@@ -89,24 +113,47 @@ def formula_bytes(tensor: TensorInfo, bindings: Bindings) -> int | None:
 
 def _symbols(screen: Screen, scopes: Scopes) -> None:
     screen.line(("symbols", "bold"))
-    screen.flow("", [f"{name} = {value} {SYMBOLS.get(name, '')}".rstrip() for name, value in scopes.top.values.items()], indent=2)
+    screen.flow(
+        "",
+        [
+            f"{name} = {value} {SYMBOLS.get(name, '')}".rstrip()
+            for name, value in scopes.top.values.items()
+        ],
+        indent=2,
+    )
 
 
 def _memory(screen: Screen, e: Estimate, scopes: Scopes) -> None:
     screen.line("")
-    screen.line(("memory", "bold"), f" at the peak, {words.moment(e.timeline, e.peak)}: bytes = copies x formula = copies x numbers")
+    screen.line(
+        ("memory", "bold"),
+        f" at the peak, {words.moment(e.timeline, e.peak)}: bytes = copies x formula = copies x"
+        " numbers",
+    )
     rows = {row.key: row for row in components_of(e)}
     for key, held in held_by_component(e.timeline, e.peak).items():
         screen.line("")
         sources = {t.source for t, _ in held}
-        said_once = f"   [{words.printable(next(iter(sources)))}]" if len(sources) == 1 and any(sources) else ""
-        screen.flow("", [f"{LABELS[key]}  {format_bytes(rows[key].nbytes)}   {words.printable(rows[key].origin)}{said_once}"], indent=2)
+        said_once = (
+            f"   [{words.printable(next(iter(sources)))}]"
+            if len(sources) == 1 and any(sources)
+            else ""
+        )
+        screen.flow(
+            "",
+            [
+                f"{LABELS[key]}  {format_bytes(rows[key].nbytes)}  "
+                f" {words.printable(rows[key].origin)}{said_once}"
+            ],
+            indent=2,
+        )
         for entry in tensor_entries(held, scopes, with_source=not said_once):
             _line(screen, format_bytes(entry.amount), entry.formula, entry.what)
 
 
 class Entry:
-    """One explained figure: bytes or seconds in all, of so many copies or calls, by which formula, and what it is."""
+    """One explained figure: bytes or seconds in all, of so many copies or calls, by which formula,
+    and what it is."""
 
     __slots__ = ("amount", "count", "formula", "what")
 
@@ -127,7 +174,8 @@ def _line(screen: Screen, value: str, formula: str, what: str) -> None:
 
 
 def tensor_entries(held: Held, scopes: Scopes, *, with_source: bool = True) -> list[Entry]:
-    """Every distinct formula with its bytes, where its tensors are, and its source; largest first."""
+    """Every distinct formula with its bytes, where its tensors are, and its source; largest
+    first."""
     groups: dict[tuple[Any, ...], dict[str, list[tuple[TensorInfo, int]]]] = {}
     for tensor, count in held:
         key = *formula_of(tensor, scopes), stored_bytes(tensor), tensor.source
@@ -135,7 +183,10 @@ def tensor_entries(held: Held, scopes: Scopes, *, with_source: bool = True) -> l
     entries: list[Entry] = []
     for (formula, numbers, nbytes, source), names in groups.items():
         for alike, members in _with_same_modules(names):
-            count, total = sum(n for _, n in members), sum((t.requested or t.host_bytes) * n for t, n in members)
+            count, total = (
+                sum(n for _, n in members),
+                sum((t.requested or t.host_bytes) * n for t, n in members),
+            )
             times = f"{count} x " if count > 1 else ""
             text = f"{times}{formula}" + (f" = {times}{numbers}" if numbers != formula else "")
             booked = members[0][0].requested
@@ -146,8 +197,11 @@ def tensor_entries(held: Held, scopes: Scopes, *, with_source: bool = True) -> l
     return sorted(entries, key=lambda entry: -entry.amount)
 
 
-def _with_same_modules(names: dict[str, list[tuple[TensorInfo, int]]]) -> list[tuple[list[str], list[tuple[TensorInfo, int]]]]:
-    """Tensors of one formula whose names occur in exactly the same modules, together (exp_avg and exp_avg_sq)."""
+def _with_same_modules(
+    names: dict[str, list[tuple[TensorInfo, int]]],
+) -> list[tuple[list[str], list[tuple[TensorInfo, int]]]]:
+    """Tensors of one formula whose names occur in exactly the same modules, together (exp_avg and
+    exp_avg_sq)."""
     merged: dict[frozenset[str], tuple[list[str], list[tuple[TensorInfo, int]]]] = {}
     for name, members in names.items():
         alike, together = merged.setdefault(frozenset(t.module for t, _ in members), ([], []))
@@ -157,7 +211,8 @@ def _with_same_modules(names: dict[str, list[tuple[TensorInfo, int]]]) -> list[t
 
 
 def formula_of(tensor: TensorInfo, scopes: Scopes) -> tuple[str, str]:
-    """A tensor's bytes with symbols and with numbers; both are the plain size where no formula is known."""
+    """A tensor's bytes with symbols and with numbers; both are the plain size where no formula is
+    known."""
     bindings = scopes.of(tensor)
     dtype = stored_type(tensor)
     if bindings is None or dtype is None:
@@ -168,7 +223,10 @@ def formula_of(tensor: TensorInfo, scopes: Scopes) -> tuple[str, str]:
     if not isinstance(elements, Expr):
         plain = f"{elements} x {each} {dtype.name}"
         return plain, plain
-    return f"{_factor(elements)} x {each} {dtype.name}", f"{_factor(elements, bindings.values)} x {each}"
+    return (
+        f"{_factor(elements)} x {each} {dtype.name}",
+        f"{_factor(elements, bindings.values)} x {each}",
+    )
 
 
 def _factor(elements: Size, values: dict[str, Any] | None = None) -> str:
@@ -177,7 +235,8 @@ def _factor(elements: Size, values: dict[str, Any] | None = None) -> str:
 
 
 def _places(modules: list[str], names: list[str]) -> str:
-    """'model.layers.*.self_attn.{q_proj, k_proj}': modules with what they share said once, and without the tensor's own name."""
+    """'model.layers.*.self_attn.{q_proj, k_proj}': modules with what they share said once, and
+    without the tensor's own name."""
     paths = list(dict.fromkeys(_without_name(module, names) for module in modules if module))
     if len(paths) <= 1:
         return words.printable(paths[0]) if paths else ""
@@ -188,8 +247,13 @@ def _places(modules: list[str], names: list[str]) -> str:
     while all(len(p) > start + end + 1 for p in parts) and len({p[-1 - end] for p in parts}) == 1:
         end += 1
     middles = list(dict.fromkeys(".".join(p[start : len(p) - end]) for p in parts))
-    some = ", ".join(middles[:MOST_PLACES]) + (f" and {len(middles) - MOST_PLACES} more" if len(middles) > MOST_PLACES else "")
-    prefix, suffix = ".".join(parts[0][:start]), ".".join(parts[0][len(parts[0]) - end :] if end else [])
+    some = ", ".join(middles[:MOST_PLACES]) + (
+        f" and {len(middles) - MOST_PLACES} more" if len(middles) > MOST_PLACES else ""
+    )
+    prefix, suffix = (
+        ".".join(parts[0][:start]),
+        ".".join(parts[0][len(parts[0]) - end :] if end else []),
+    )
     return words.printable(".".join(part for part in (prefix, "{" + some + "}", suffix) if part))
 
 
@@ -204,12 +268,16 @@ def _without_name(module: str, names: list[str]) -> str:
 
 def _host(screen: Screen, e: Estimate, scopes: Scopes) -> None:
     held = held_on_host(e.timeline, e.peak)
-    for name, members in (("host memory", [m for m in held if not m[0].managed]), ("unified memory", [m for m in held if m[0].managed])):
+    for name, members in (
+        ("host memory", [m for m in held if not m[0].managed]),
+        ("unified memory", [m for m in held if m[0].managed]),
+    ):
         if members:
             screen.line("")
             screen.line(
                 (f"  {name}", "bold"),
-                f"  {format_bytes(sum(t.host_bytes * n for t, n in members))} at that moment, outside the allocator's books",
+                f"  {format_bytes(sum(t.host_bytes * n for t, n in members))} at that moment,"
+                " outside the allocator's books",
             )
             for entry in tensor_entries(members, scopes):
                 _line(screen, format_bytes(entry.amount), entry.formula, entry.what)
@@ -219,16 +287,27 @@ def _totals(screen: Screen, e: Estimate) -> None:
     context = next(row for row in components_of(e) if row.key == "context")
     memory, replay = e.memory, e.replay
     usual = dict(type(e.settings)().items())
-    changed = ", ".join(f"{name}={value}" for name, value in e.settings.items() if value != usual[name])
-    holds = f"{replay.num_segments} segments at its end, {format_bytes(replay.inactive_split_bytes)} of them free beside booked blocks"
+    changed = ", ".join(
+        f"{name}={value}" for name, value in e.settings.items() if value != usual[name]
+    )
+    holds = (
+        f"{replay.num_segments} segments at its end, {format_bytes(replay.inactive_split_bytes)} of"
+        " them free beside booked blocks"
+    )
     screen.line("")
     screen.line(("  from requested to device", "bold"))
-    _line(screen, format_bytes(memory.requested), "requested", "the sum of the tensors above, each rounded up to 512 B")
+    _line(
+        screen,
+        format_bytes(memory.requested),
+        "requested",
+        "the sum of the tensors above, each rounded up to 512 B",
+    )
     _line(
         screen,
         format_bytes(memory.allocated.value),
         f"allocated{_span(memory.allocated)}",
-        f"replay of the caching allocator{f' with {changed}' if changed else ''}; a block too small to split is booked whole",
+        f"replay of the caching allocator{f' with {changed}' if changed else ''}; a block too small"
+        " to split is booked whole",
     )
     _line(
         screen,
@@ -263,7 +342,10 @@ def _time(screen: Screen, e: Estimate) -> None:
         screen.line("")
         known = seconds.get(phase)
         total = format_seconds(known.seconds if known else sum(entry.amount for entry in entries))
-        screen.line((f"  {phase}", "bold"), f"  {total}, " + (f"bound by {known.bound}" if known else "no part of the step"))
+        screen.line(
+            (f"  {phase}", "bold"),
+            f"  {total}, " + (f"bound by {known.bound}" if known else "no part of the step"),
+        )
         for entry in entries:
             _line(screen, format_seconds(entry.amount), entry.formula, entry.what)
     screen.line("")
@@ -271,13 +353,22 @@ def _time(screen: Screen, e: Estimate) -> None:
     step, peak = f"{time.seconds:.4g} s", f"{time.peak_flops_per_s:.4g} FLOP/s"
     _line(screen, f"{time.tokens_per_s:,.0f}", f"tokens/s = {time.tokens} / {step}", "")
     _line(
-        screen, f"{time.mfu:.1%}", f"MFU = {time.model_flops:.4g} FLOP / {step} / {peak}", "what the model needs, recomputation not counted"
+        screen,
+        f"{time.mfu:.1%}",
+        f"MFU = {time.model_flops:.4g} FLOP / {step} / {peak}",
+        "what the model needs, recomputation not counted",
     )
-    _line(screen, f"{time.hfu:.1%}", f"HFU = {time.hardware_flops:.4g} FLOP / {step} / {peak}", "everything computed")
+    _line(
+        screen,
+        f"{time.hfu:.1%}",
+        f"HFU = {time.hardware_flops:.4g} FLOP / {step} / {peak}",
+        "everything computed",
+    )
 
 
 def cost_entries(e: Estimate) -> dict[str, list[Entry]]:
-    """For each phase of a steady step every distinct operation and formula with its seconds, the most expensive first."""
+    """For each phase of a steady step every distinct operation and formula with its seconds, the
+    most expensive first."""
     from napkinmath.memory.simulate import run_order
     from napkinmath.timing.schedule import Clock
 
@@ -291,7 +382,12 @@ def cost_entries(e: Estimate) -> dict[str, list[Entry]]:
         for _, work in segment.events:
             if isinstance(work, Work):
                 for cost, kernel in zip(work.costs, clock.kernels(work, bind), strict=True):
-                    key = _operation(work, segment), type(cost).__name__.lower(), *_cost_formula(cost, bind), kernel.bound
+                    key = (
+                        _operation(work, segment),
+                        type(cost).__name__.lower(),
+                        *_cost_formula(cost, bind),
+                        kernel.bound,
+                    )
                     groups.setdefault(key, Calls()).add(work, kernel.seconds, segment.repeat)
     return {phase: _call_entries(groups) for phase, groups in phases.items() if groups}
 
@@ -314,24 +410,35 @@ class Calls:
 
 def _operation(work: Work, segment: Segment) -> str:
     if work.op is None:
-        return "adding gradients" if segment.phase is Phase.BACKWARD else segment.name.partition(" of ")[0]
+        return (
+            "adding gradients"
+            if segment.phase is Phase.BACKWARD
+            else segment.name.partition(" of ")[0]
+        )
     again = segment.phase is Phase.BACKWARD and not work.backward
     return f"{words.printable(work.op.name)}{' again' if again else ''}"
 
 
 def _cost_formula(cost: Cost, bind: Bindings) -> tuple[str, str, str]:
-    """FLOP of a product, bytes moved of anything else: with symbols, with numbers, and the value."""
+    """FLOP of a product, bytes moved of anything else: with symbols, with numbers, and the
+    value."""
     size, unit = (cost.flops, "FLOP") if cost.flops else (cost.moved, "B moved")
     value = bind(size)
     short = simplify(size)
-    return f"{_factor(short)} {unit}", _factor(short, bind.values), format_count(value) if cost.flops else format_bytes(value)
+    return (
+        f"{_factor(short)} {unit}",
+        _factor(short, bind.values),
+        format_count(value) if cost.flops else format_bytes(value),
+    )
 
 
 def _call_entries(groups: dict[tuple[str, ...], Calls]) -> list[Entry]:
     total = sum(calls.seconds for calls in groups.values())
     entries: list[Entry] = []
     small = Calls()
-    for (name, kind, formula, numbers, value, bound), calls in sorted(groups.items(), key=lambda item: -item[1].seconds):
+    for (name, kind, formula, numbers, value, bound), calls in sorted(
+        groups.items(), key=lambda item: -item[1].seconds
+    ):
         if calls.seconds < LEAST_SHARE * total:
             small.count += calls.count
             small.seconds += calls.seconds

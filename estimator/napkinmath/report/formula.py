@@ -1,6 +1,8 @@
-"""Formulas made shorter for a reader by exact identities: like terms collected, a divisor cancelled against a factor.
+"""Formulas made shorter for a reader by exact identities: like terms collected, a divisor cancelled
+against a factor.
 
-A simplified expression evaluates to the same integer under every binding of its symbols (tests/report/test_formula.py).
+A simplified expression evaluates to the same integer under every binding of its symbols
+(tests/report/test_formula.py).
 """
 
 from __future__ import annotations
@@ -11,7 +13,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.base.expr import Size
 
-    Terms = dict[tuple["Size", ...], int]  # factors of each term -> its whole-number coefficient, in order of appearance
+    Terms = dict[
+        tuple["Size", ...], int
+    ]  # factors of each term -> its whole-number coefficient, in order of appearance
 
 
 def simplify(size: Size) -> Size:
@@ -45,7 +49,14 @@ def _same(terms: Terms, factors: tuple[Size, ...]) -> tuple[Size, ...]:
     if factors in terms:
         return factors
     wanted = sorted(map(id, factors))
-    return next((known for known in terms if len(known) == len(factors) and sorted(map(id, known)) == wanted), factors)
+    return next(
+        (
+            known
+            for known in terms
+            if len(known) == len(factors) and sorted(map(id, known)) == wanted
+        ),
+        factors,
+    )
 
 
 def _product(left: Terms, right: Terms) -> Terms:
@@ -89,5 +100,11 @@ def _assemble(terms: Terms) -> Size:
         product: Size = abs(coefficient)
         for factor in factors:
             product = product * factor
-        total = product if total == 0 and coefficient > 0 else total + product if coefficient > 0 else total - product
+        total = (
+            product
+            if total == 0 and coefficient > 0
+            else total + product
+            if coefficient > 0
+            else total - product
+        )
     return total

@@ -16,15 +16,20 @@ if TYPE_CHECKING:
 SUFFIXES = (".csv", ".jsonl", ".parquet")
 
 
-def write_grid(grid: Grid, rows: Iterable[tuple[Any, ...]], path: str, *, force: bool = False) -> int:
-    """Writes every row and returns their number; raises InputError for an unknown ending or a file that is there."""
+def write_grid(
+    grid: Grid, rows: Iterable[tuple[Any, ...]], path: str, *, force: bool = False
+) -> int:
+    """Writes every row and returns their number; raises InputError for an unknown ending or a file
+    that is there."""
     suffix = os.path.splitext(path)[1].lower()
     if suffix not in SUFFIXES:
         raise InputError(f"--out {shown(path)} has no known ending; use {', '.join(SUFFIXES)}")
     refuse_existing(path, force)
     temporary = f"{path}.{os.getpid()}.part"
     try:
-        count = {".csv": _csv, ".jsonl": _jsonl, ".parquet": _parquet}[suffix](grid, rows, temporary)
+        count = {".csv": _csv, ".jsonl": _jsonl, ".parquet": _parquet}[suffix](
+            grid, rows, temporary
+        )
         os.replace(temporary, path)
     finally:
         if os.path.lexists(temporary):
@@ -71,5 +76,8 @@ def _parquet(grid: Grid, rows: Iterable[tuple[Any, ...]], path: str) -> int:
         table = pd.DataFrame(rows, columns=list(grid.names))
         table.to_parquet(path, index=False)  # pyright: ignore[reportUnknownMemberType]
     except ImportError:
-        raise InputError("Parquet needs pandas and pyarrow: pip install pandas pyarrow; .csv and .jsonl need neither") from None
+        raise InputError(
+            "Parquet needs pandas and pyarrow: pip install pandas pyarrow; .csv and .jsonl need"
+            " neither"
+        ) from None
     return len(table)

@@ -1,4 +1,5 @@
-"""A sweep drawn with matplotlib (the extra `plots`): a heat map of two numbers that vary, lines of one; GPU capacities drawn in."""
+"""A sweep drawn with matplotlib (the extra `plots`): a heat map of two numbers that vary, lines of
+one; GPU capacities drawn in."""
 
 from __future__ import annotations
 
@@ -16,21 +17,46 @@ if TYPE_CHECKING:
     from napkinmath.planning.grid import Grid
 
 INK, FAINT, GRID_LINE = "#1d2733", "#5c6873", "#dfe4e8"
-_TITLES = {"bs": "batch", "ctx": "sequence length", "rank": "LoRA rank", "grad_accum": "gradient accumulation", "gpus": "GPUs"}
-# Capacities that are drawn in where no GPU is named: box sizes, of which the driver and the CUDA context keep about 0.8 GiB.
+_TITLES = {
+    "bs": "batch",
+    "ctx": "sequence length",
+    "rank": "LoRA rank",
+    "grad_accum": "gradient accumulation",
+    "gpus": "GPUs",
+}
+# Capacities that are drawn in where no GPU is named: box sizes, of which the driver and the CUDA
+# context keep about 0.8 GiB.
 _CARDS = (8, 16, 24, 48, 80, 141, 192)
 _KEPT_GIB = 0.8
-_LINE_COLORS = ("#3b6fb6", "#c8781e", "#3f8f4f", "#a04a9c", "#b5362c", "#4a9aa8", "#7d6a2f", "#5b3a8c")
+_LINE_COLORS = (
+    "#3b6fb6",
+    "#c8781e",
+    "#3f8f4f",
+    "#a04a9c",
+    "#b5362c",
+    "#4a9aa8",
+    "#7d6a2f",
+    "#5b3a8c",
+)
 
 
-def write_plot(grid: Grid, rows: Sequence[tuple[Any, ...]], path: str, *, show: str = "memory", force: bool = False) -> None:
+def write_plot(
+    grid: Grid,
+    rows: Sequence[tuple[Any, ...]],
+    path: str,
+    *,
+    show: str = "memory",
+    force: bool = False,
+) -> None:
     """Draws the rows; raises InputError where nothing numeric varies, or matplotlib is missing."""
     if os.path.splitext(path)[1].lower() not in (".png", ".svg"):
         raise InputError(f"--plot {shown(path)} has no known ending; use .png or .svg")
     if show not in ("memory", "tokens/s"):
         raise InputError(f"--show {shown(show)} is unknown; use memory or tokens/s")
     refuse_existing(path, force)
-    numeric = [key for key in grid.keys if all(isinstance(row[grid.names.index(key)], int) for row in rows)]
+    numeric = [
+        key for key in grid.keys if all(isinstance(row[grid.names.index(key)], int) for row in rows)
+    ]
     if not numeric:
         raise InputError("--plot needs a number that varies; give e.g. --bs 1..64 or --ctx 1k..64k")
     figures = load_matplotlib("figure")
@@ -55,8 +81,12 @@ def write_plot(grid: Grid, rows: Sequence[tuple[Any, ...]], path: str, *, show: 
         _lines(axes, grid, rows, numeric[-1], value, show, cards)
     figure.text(0.09, 0.94, label, fontsize=13, fontweight="bold", color=INK)
     lines = "; lines: where a GPU is full, its CUDA context taken off" if show == "memory" else ""
-    figure.text(0.09, 0.9, (grid.summary + lines)[:150], fontsize=8.5, color=FAINT, parse_math=False)
-    figure.savefig(path, metadata={"Date": None} if path.lower().endswith(".svg") else {"Software": None})
+    figure.text(
+        0.09, 0.9, (grid.summary + lines)[:150], fontsize=8.5, color=FAINT, parse_math=False
+    )
+    figure.savefig(
+        path, metadata={"Date": None} if path.lower().endswith(".svg") else {"Software": None}
+    )
 
 
 def _value(grid: Grid, rows: Sequence[tuple[Any, ...]], show: str) -> tuple[list[float], str]:
@@ -72,7 +102,16 @@ def _value(grid: Grid, rows: Sequence[tuple[Any, ...]], show: str) -> tuple[list
     return [row[index] / GIB for row in rows], f"peak memory {what} by tensors, GiB"
 
 
-def _heat(figure: Any, axes: Any, grid: Grid, rows: Sequence[tuple[Any, ...]], keys: list[str], value: list[float], show: str, cards: dict[str, float]) -> None:  # fmt: skip
+def _heat(
+    figure: Any,
+    axes: Any,
+    grid: Grid,
+    rows: Sequence[tuple[Any, ...]],
+    keys: list[str],
+    value: list[float],
+    show: str,
+    cards: dict[str, float],
+) -> None:
     import numpy as np
 
     x_at, y_at = (grid.names.index(key) for key in keys)
@@ -82,8 +121,18 @@ def _heat(figure: Any, axes: Any, grid: Grid, rows: Sequence[tuple[Any, ...]], k
         field[ys.index(row[y_at]), xs.index(row[x_at])] = number
     colors = load_matplotlib("colors")
     positive = field[np.isfinite(field)]
-    norm = colors.LogNorm(positive.min(), positive.max()) if show == "memory" and positive.max() > 4 * positive.min() else None
-    image = axes.imshow(field, origin="lower", aspect="auto", cmap="YlGnBu" if show == "memory" else "viridis", norm=norm)
+    norm = (
+        colors.LogNorm(positive.min(), positive.max())
+        if show == "memory" and positive.max() > 4 * positive.min()
+        else None
+    )
+    image = axes.imshow(
+        field,
+        origin="lower",
+        aspect="auto",
+        cmap="YlGnBu" if show == "memory" else "viridis",
+        norm=norm,
+    )
     if show == "memory" and min(len(xs), len(ys)) > 1:
         _contours(axes, field, cards)
     _ticks(axes.set_xticks, xs)
@@ -108,7 +157,11 @@ def _cards(grid: Grid) -> dict[str, float]:
 
 def _contours(axes: Any, field: Any, cards: dict[str, float]) -> None:
     """Lines along which each GPU is full."""
-    levels = {level: name for name, level in sorted(cards.items(), key=lambda item: item[1]) if field.min() < level < field.max()}
+    levels = {
+        level: name
+        for name, level in sorted(cards.items(), key=lambda item: item[1])
+        if field.min() < level < field.max()
+    }
     if not levels:
         return
     lines = axes.contour(field, levels=list(levels), colors=INK, linewidths=1.1)
@@ -125,7 +178,15 @@ def _cell_numbers(axes: Any, field: Any, norm: Any) -> None:
             number = field[y, x]
             if number == number:
                 share = norm(number) if norm is not None else number / top
-                axes.text(x, y, f"{number:.3g}" if number < 1000 else f"{number:,.0f}", ha="center", va="center", fontsize=7.5, color="white" if share > 0.6 else INK)  # fmt: skip
+                axes.text(
+                    x,
+                    y,
+                    f"{number:.3g}" if number < 1000 else f"{number:,.0f}",
+                    ha="center",
+                    va="center",
+                    fontsize=7.5,
+                    color="white" if share > 0.6 else INK,
+                )
 
 
 def _ticks(place: Any, numbers: Sequence[int]) -> None:
@@ -138,7 +199,15 @@ def _short(number: int) -> str:
     return f"{number >> 10}k" if number >= 1024 and not number % 1024 else str(number)
 
 
-def _lines(axes: Any, grid: Grid, rows: Sequence[tuple[Any, ...]], key: str, value: list[float], show: str, cards: dict[str, float]) -> None:  # fmt: skip
+def _lines(
+    axes: Any,
+    grid: Grid,
+    rows: Sequence[tuple[Any, ...]],
+    key: str,
+    value: list[float],
+    show: str,
+    cards: dict[str, float],
+) -> None:
     x_at = grid.names.index(key)
     others = [
         grid.names.index(k) for k in grid.keys if k != key and not (k == "gpu" and show == "memory")
@@ -149,18 +218,39 @@ def _lines(axes: Any, grid: Grid, rows: Sequence[tuple[Any, ...]], key: str, val
         if not points or points[-1][0] < row[x_at]:
             points.append((row[x_at], number))
     if len(series) > 24:
-        raise InputError(f"{len(series)} lines would not be told apart; vary two numbers for a heat map, or fewer options")
+        raise InputError(
+            f"{len(series)} lines would not be told apart; vary two numbers for a heat map, or"
+            " fewer options"
+        )
     for number, (name, points) in enumerate(series.items()):
         points.sort()
         color = _LINE_COLORS[number % len(_LINE_COLORS)]
         style = ("-", "--", ":")[number // len(_LINE_COLORS) % 3]
-        axes.plot([p[0] for p in points], [p[1] for p in points], style, color=color, linewidth=1.8, marker="o" if len(points) < 20 else None, markersize=3.5, label=", ".join(map(str, name)))  # fmt: skip
+        axes.plot(
+            [p[0] for p in points],
+            [p[1] for p in points],
+            style,
+            color=color,
+            linewidth=1.8,
+            marker="o" if len(points) < 20 else None,
+            markersize=3.5,
+            label=", ".join(map(str, name)),
+        )
     top = max(value)
     if show == "memory":
         for name, level in cards.items():
             if 0.25 * min(value) < level < 1.15 * top:
                 axes.axhline(level, color=FAINT, linewidth=0.8, linestyle=(0, (5, 4)))
-                axes.annotate(name, (1, level), xycoords=("axes fraction", "data"), xytext=(-4, 3), textcoords="offset points", ha="right", fontsize=8, color=FAINT)  # fmt: skip
+                axes.annotate(
+                    name,
+                    (1, level),
+                    xycoords=("axes fraction", "data"),
+                    xytext=(-4, 3),
+                    textcoords="offset points",
+                    ha="right",
+                    fontsize=8,
+                    color=FAINT,
+                )
     numbers = sorted({row[x_at] for row in rows})
     ticks = numbers if len(numbers) <= 12 else numbers[:: -(-len(numbers) // 10)]
     if numbers[-1] >= 8 * numbers[0] and numbers[0] > 0:
@@ -175,7 +265,12 @@ def _lines(axes: Any, grid: Grid, rows: Sequence[tuple[Any, ...]], key: str, val
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     if len(series) > 1:
-        axes.legend(frameon=False, fontsize=8.5, title=", ".join(grid.names[i] for i in others), title_fontsize=8.5)
+        axes.legend(
+            frameon=False,
+            fontsize=8.5,
+            title=", ".join(grid.names[i] for i in others),
+            title_fontsize=8.5,
+        )
 
 
 def load_matplotlib(module: str) -> Any:

@@ -1,4 +1,5 @@
-"""The rows of a sweep as a table: aligned on a terminal, tab-separated where the output is read by a program."""
+"""The rows of a sweep as a table: aligned on a terminal, tab-separated where the output is read by
+a program."""
 
 from __future__ import annotations
 
@@ -21,7 +22,11 @@ def print_grid(grid: Grid, rows: Sequence[tuple[Any, ...]]) -> None:
     heads = [_head(grid.names[i]) for i in shown]
     cells = [[_cell(grid.names[i], row[i]) for i in shown] for row in rows]
     texts = {"verdict", "peak_phase", *grid.keys} - {"bs", "ctx", "rank", "grad_accum"}
-    print_columns(heads, cells, right=[head for head, i in zip(heads, shown, strict=True) if grid.names[i] not in texts])
+    print_columns(
+        heads,
+        cells,
+        right=[head for head, i in zip(heads, shown, strict=True) if grid.names[i] not in texts],
+    )
 
 
 def _head(name: str) -> str:

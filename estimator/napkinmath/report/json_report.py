@@ -1,6 +1,8 @@
-"""--json: everything the table has, as one JSON object of a versioned schema (report/schema/estimate-1.json, docs/json_schema.md).
+"""--json: everything the table has, as one JSON object of a versioned schema
+(report/schema/estimate-1.json, docs/json_schema.md).
 
-Bytes are ints, seconds floats, shares between 0 and 1; keys keep their order; what is not known is null.
+Bytes are ints, seconds floats, shares between 0 and 1; keys keep their order; what is not known is
+null.
 """
 
 from __future__ import annotations
@@ -30,7 +32,11 @@ def to_json(estimate: Estimate) -> str:
     """The estimate as a JSON document in ASCII, a top-level key a line."""
     from napkinmath.base.json_text import dumps
 
-    return "{\n" + ",\n".join(f'  "{key}": {dumps(value)}' for key, value in as_mapping(estimate).items()) + "\n}\n"
+    return (
+        "{\n"
+        + ",\n".join(f'  "{key}": {dumps(value)}' for key, value in as_mapping(estimate).items())
+        + "\n}\n"
+    )
 
 
 def as_mapping(e: Estimate) -> dict[str, Any]:
@@ -39,7 +45,8 @@ def as_mapping(e: Estimate) -> dict[str, Any]:
 
 
 def figures(e: Estimate) -> dict[str, Any]:
-    """What the step costs: everything but the comparisons with other configurations and other GPUs, which take longer."""
+    """What the step costs: everything but the comparisons with other configurations and other GPUs,
+    which take longer."""
     return {
         "schema": SCHEMA_VERSION,
         "model": _model(e),
@@ -64,10 +71,23 @@ def advice(e: Estimate) -> dict[str, Any]:
     """Which GPUs it fits, what to change, what is off, what was assumed."""
     return {
         "fits_on": [
-            {"gpu": f.gpu, "capacity_bytes": f.capacity_bytes, "headroom_bytes": f.headroom_bytes, "verdict": f.verdict.value}
+            {
+                "gpu": f.gpu,
+                "capacity_bytes": f.capacity_bytes,
+                "headroom_bytes": f.headroom_bytes,
+                "verdict": f.verdict.value,
+            }
             for f in e.fits_on
         ],
-        "changes": [{"flag": c.flag, "meaning": c.meaning, "saved_bytes": c.saved_bytes, "speed_ratio": c.speed_ratio} for c in e.changes],
+        "changes": [
+            {
+                "flag": c.flag,
+                "meaning": c.meaning,
+                "saved_bytes": c.saved_bytes,
+                "speed_ratio": c.speed_ratio,
+            }
+            for c in e.changes
+        ],
         "findings": [{"text": f.text, "nbytes": f.nbytes} for f in e.findings],
         "assumptions": list(e.assumptions),
     }
@@ -134,7 +154,8 @@ def _memory(e: Estimate) -> dict[str, Any]:
 
 
 def _spread(e: Estimate) -> dict[str, Any] | None:
-    """How the step is spread over many GPUs, and what one machine's memory takes; None on one GPU."""
+    """How the step is spread over many GPUs, and what one machine's memory takes; None on one
+    GPU."""
     parallel, cluster = e.config.parallel, e.cluster
     if parallel.world_size == 1:
         return None
@@ -158,7 +179,9 @@ def _range(value: Range) -> dict[str, int]:
 def _allocator(e: Estimate) -> dict[str, Any]:
     replay = e.replay
     return {
-        "settings": {name: None if value == UNLIMITED else value for name, value in e.settings.items()},
+        "settings": {
+            name: None if value == UNLIMITED else value for name, value in e.settings.items()
+        },
         "peak_allocated": replay.peak_allocated,
         "peak_reserved": replay.peak_reserved,
         "end_allocated": replay.end_allocated,
@@ -172,7 +195,12 @@ def _allocator(e: Estimate) -> dict[str, Any]:
 
 def _point(e: Estimate, point: Point) -> dict[str, Any]:
     segment = e.timeline.segments[point.segment]
-    return {"phase": segment.phase.value, "segment": segment.name, "repetition": point.repetition, "nbytes": point.nbytes}
+    return {
+        "phase": segment.phase.value,
+        "segment": segment.name,
+        "repetition": point.repetition,
+        "nbytes": point.nbytes,
+    }
 
 
 def _component(row: Any) -> dict[str, Any]:
@@ -192,7 +220,10 @@ def _curve(e: Estimate) -> dict[str, Any]:
         "axis": "seconds" if drawn.in_seconds else "events",
         "extent": drawn.extent,
         "nbytes": list(drawn.values),
-        "phases": [{"phase": s.phase.value, "start": s.start, "end": s.end, "nbytes": s.nbytes} for s in drawn.spans],
+        "phases": [
+            {"phase": s.phase.value, "start": s.start, "end": s.end, "nbytes": s.nbytes}
+            for s in drawn.spans
+        ],
     }
 
 
@@ -214,10 +245,15 @@ def _all_gpus(e: Estimate) -> dict[str, Any] | None:
         return None
     price = e.price_per_gpu_hour
     return {
-        "gpus": whole.gpus, "tokens_per_s": whole.tokens_per_s, "tokens_per_s_per_gpu": whole.tokens_per_s_per_gpu, "communication_share": whole.communication_share, "bubble_share": whole.bubble_share,
-        "gpu_hours_per_billion_tokens": whole.gpu_hours_per_billion, "kwh_per_billion_tokens": whole.kwh_per_billion,
+        "gpus": whole.gpus,
+        "tokens_per_s": whole.tokens_per_s,
+        "tokens_per_s_per_gpu": whole.tokens_per_s_per_gpu,
+        "communication_share": whole.communication_share,
+        "bubble_share": whole.bubble_share,
+        "gpu_hours_per_billion_tokens": whole.gpu_hours_per_billion,
+        "kwh_per_billion_tokens": whole.kwh_per_billion,
         "price_per_billion_tokens": None if price is None else whole.price_per_billion(price),
-    }  # fmt: skip
+    }
 
 
 def _time(e: Estimate) -> dict[str, Any] | None:
@@ -237,7 +273,13 @@ def _time(e: Estimate) -> dict[str, Any] | None:
         "shares": {bound: time.share(bound) for bound in BOUNDS},
         "all_gpus": _all_gpus(e),
         "phases": [
-            {"phase": p.phase.value, "seconds": p.seconds, "device_s": p.device_s, "host_s": p.host_s, "bound": p.bound}
+            {
+                "phase": p.phase.value,
+                "seconds": p.seconds,
+                "device_s": p.device_s,
+                "host_s": p.host_s,
+                "bound": p.bound,
+            }
             for p in time.phases
         ],
     }

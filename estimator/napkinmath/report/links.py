@@ -1,4 +1,5 @@
-"""The table of `estimate links`: seconds and bus bandwidth of each collective by message size, and what the links are."""
+"""The table of `estimate links`: seconds and bus bandwidth of each collective by message size, and
+what the links are."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
 
 
 class Message(Record):
-    """One message: its collective, bytes, fastest algorithm, seconds, and bus bandwidth in bytes/s."""
+    """One message: its collective, bytes, fastest algorithm, seconds, and bus bandwidth in
+    bytes/s."""
 
     kind: str
     nbytes: int
@@ -32,9 +34,15 @@ class LinkTable(Record):
     messages: tuple[Message, ...]
 
 
-def link_table(cluster: Cluster, group: Fabric, kinds: Sequence[str], sizes: Sequence[int]) -> LinkTable:
+def link_table(
+    cluster: Cluster, group: Fabric, kinds: Sequence[str], sizes: Sequence[int]
+) -> LinkTable:
     """Prices every message."""
-    return LinkTable(cluster=cluster, group=group, messages=tuple(_message(kind, size, group) for kind in kinds for size in sizes))
+    return LinkTable(
+        cluster=cluster,
+        group=group,
+        messages=tuple(_message(kind, size, group) for kind in kinds for size in sizes),
+    )
 
 
 def _message(kind: str, nbytes: int, group: Fabric) -> Message:
@@ -56,7 +64,14 @@ def print_links(table: LinkTable, *, as_json: bool) -> None:
         print(line)
     heads = ("collective", "message", "time", "bus GB/s", "algorithm")
     rows = [
-        (m.kind, format_bytes(m.nbytes), format_seconds(m.seconds), f"{m.bus_bytes_per_s / 1e9:.4g}", m.algorithm) for m in table.messages
+        (
+            m.kind,
+            format_bytes(m.nbytes),
+            format_seconds(m.seconds),
+            f"{m.bus_bytes_per_s / 1e9:.4g}",
+            m.algorithm,
+        )
+        for m in table.messages
     ]
     print_rows(heads, rows, right=heads[1:4])
 
@@ -65,18 +80,30 @@ def described(table: LinkTable) -> list[str]:
     """What the group and its links are, one line each."""
     cluster, group = table.cluster, table.group
     gpu = cluster.hardware.gpu
-    lines = [f"{group.ranks} ranks on {group.nodes} node{'s' if group.nodes > 1 else ''} of {cluster.gpus_per_node} x {gpu.name}"]
+    lines = [
+        f"{group.ranks} ranks on {group.nodes} node{'s' if group.nodes > 1 else ''} of"
+        f" {cluster.gpus_per_node} x {gpu.name}"
+    ]
     link, linked = gpu.gpu_link, is_linked(cluster, group)
-    way = f"{link.kind} {link.generation}, {link.gb_per_s_per_direction:g} GB/s" if link is not None and linked else (
-        f"{gpu.host_link.kind} {gpu.host_link.generation} x{gpu.host_link.lanes}, {gpu.host_link.bytes_per_s / 1e9:.3g} GB/s"
-    )  # fmt: skip
-    lines.append(f"within a node: {way} each way, {group.bus_bytes_per_s / 1e9:.3g} attained by a ring, {group.hop_s * 1e6:.2g} us a hop")
+    way = (
+        f"{link.kind} {link.generation}, {link.gb_per_s_per_direction:g} GB/s"
+        if link is not None and linked
+        else (
+            f"{gpu.host_link.kind} {gpu.host_link.generation} x{gpu.host_link.lanes},"
+            f" {gpu.host_link.bytes_per_s / 1e9:.3g} GB/s"
+        )
+    )
+    lines.append(
+        f"within a node: {way} each way, {group.bus_bytes_per_s / 1e9:.3g} attained by a ring,"
+        f" {group.hop_s * 1e6:.2g} us a hop"
+    )
     if group.nodes > 1:
         network = network_of(cluster)
         assumed = "" if cluster.network is not None else " (assumed)"
         lines.append(
-            f"between nodes: {network.kind}, {network.gbit_per_s_per_gpu:g} Gbit/s per GPU{assumed}, {group.network_bytes_per_s / 1e9:.3g} GB/s "
-            f"attained by the group's ranks of a node, {group.network_hop_s * 1e6:.2g} us a hop"
+            f"between nodes: {network.kind}, {network.gbit_per_s_per_gpu:g} Gbit/s per"
+            f" GPU{assumed}, {group.network_bytes_per_s / 1e9:.3g} GB/s attained by the group's"
+            f" ranks of a node, {group.network_hop_s * 1e6:.2g} us a hop"
         )
     return lines
 
@@ -86,7 +113,13 @@ def _plain(table: LinkTable) -> dict[str, Any]:
 
     group = table.group
     return {
-        "gpu": table.cluster.hardware.gpu.name, "ranks": group.ranks, "nodes": group.nodes, "bus_bytes_per_s": group.bus_bytes_per_s, "hop_s": group.hop_s,
-        "network_bytes_per_s": group.network_bytes_per_s, "network_hop_s": group.network_hop_s, "sources": list(sources(table.cluster, group)),
+        "gpu": table.cluster.hardware.gpu.name,
+        "ranks": group.ranks,
+        "nodes": group.nodes,
+        "bus_bytes_per_s": group.bus_bytes_per_s,
+        "hop_s": group.hop_s,
+        "network_bytes_per_s": group.network_bytes_per_s,
+        "network_hop_s": group.network_hop_s,
+        "sources": list(sources(table.cluster, group)),
         "messages": [dict(m.items()) for m in table.messages],
-    }  # fmt: skip
+    }

@@ -1,4 +1,5 @@
-"""The plot of `estimate links`: time and bus bandwidth by message size, on logarithmic axes, as SVG or PNG."""
+"""The plot of `estimate links`: time and bus bandwidth by message size, on logarithmic axes, as SVG
+or PNG."""
 
 from __future__ import annotations
 
@@ -20,12 +21,17 @@ _WIDTH, _HEIGHT, _LEFT, _TOP, _PANEL_WIDTH, _PANEL_HEIGHT = 980, 420, 80, 60, 36
 
 
 def write_link_plot(table: LinkTable, path: str, *, force: bool = False) -> None:
-    """Writes the plot; InputError for an unknown suffix, an existing file without `force`, or one that cannot be written."""
+    """Writes the plot; InputError for an unknown suffix, an existing file without `force`, or one
+    that cannot be written."""
     suffix = os.path.splitext(path)[1].lower()
     if suffix not in (".svg", ".png"):
-        raise InputError(f"plot file {shown(path, limit=200)} has no known suffix; use .svg or .png")
+        raise InputError(
+            f"plot file {shown(path, limit=200)} has no known suffix; use .svg or .png"
+        )
     if os.path.lexists(path) and not force:
-        raise InputError(f"plot file {shown(path, limit=200)} exists; add --force to replace it, or name another")
+        raise InputError(
+            f"plot file {shown(path, limit=200)} exists; add --force to replace it, or name another"
+        )
     try:
         if suffix == ".svg":
             with open(path, "w", encoding="utf-8") as file:
@@ -34,28 +40,44 @@ def write_link_plot(table: LinkTable, path: str, *, force: bool = False) -> None
             _write_png(table, path)
     except OSError as error:
         raise InputError(
-            f"cannot write plot file {shown(path, limit=200)}: {error.strerror or error}; name a file in a folder that exists"
+            f"cannot write plot file {shown(path, limit=200)}: {error.strerror or error}; name a"
+            " file in a folder that exists"
         ) from None
 
 
 def link_svg(table: LinkTable) -> str:
     """The plot as an SVG document: seconds on the left, bus bandwidth on the right."""
     kinds = list(dict.fromkeys(m.kind for m in table.messages))
-    seconds = [[(float(m.nbytes), m.seconds) for m in table.messages if m.kind == kind] for kind in kinds]
-    rates = [[(float(m.nbytes), m.bus_bytes_per_s / 1e9) for m in table.messages if m.kind == kind] for kind in kinds]
-    lines = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{_HEIGHT}" font-family="sans-serif" font-size="12">']
+    seconds = [
+        [(float(m.nbytes), m.seconds) for m in table.messages if m.kind == kind] for kind in kinds
+    ]
+    rates = [
+        [(float(m.nbytes), m.bus_bytes_per_s / 1e9) for m in table.messages if m.kind == kind]
+        for kind in kinds
+    ]
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{_HEIGHT}"'
+        ' font-family="sans-serif" font-size="12">'
+    ]
     lines.append(f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/>')
     lines.append(f'<text x="{_LEFT}" y="22" font-size="14">{described(table)[0]}</text>')
     lines += _panel(_LEFT, seconds, "time", format_seconds)
-    lines += _panel(_LEFT + _PANEL_WIDTH + 110, rates, "bus bandwidth", lambda value: f"{value:g} GB/s")
+    lines += _panel(
+        _LEFT + _PANEL_WIDTH + 110, rates, "bus bandwidth", lambda value: f"{value:g} GB/s"
+    )
     for index, kind in enumerate(kinds):
         x = _LEFT + 120 * index
-        lines.append(f'<rect x="{x}" y="{_HEIGHT - 24}" width="12" height="12" fill="{_COLOURS[index % len(_COLOURS)]}"/>')
+        lines.append(
+            f'<rect x="{x}" y="{_HEIGHT - 24}" width="12" height="12"'
+            f' fill="{_COLOURS[index % len(_COLOURS)]}"/>'
+        )
         lines.append(f'<text x="{x + 17}" y="{_HEIGHT - 14}">{kind}</text>')
     return "\n".join([*lines, "</svg>", ""])
 
 
-def _panel(left: int, series: Sequence[Sequence[Point]], title: str, label: Callable[[float], str]) -> list[str]:
+def _panel(
+    left: int, series: Sequence[Sequence[Point]], title: str, label: Callable[[float], str]
+) -> list[str]:
     from math import ceil, floor, log10
 
     xs = [log10(x) for points in series for x, _ in points]
@@ -73,14 +95,21 @@ def _panel(left: int, series: Sequence[Sequence[Point]], title: str, label: Call
     for power in range(low_y, high_y + 1):
         y = bottom - (power - low_y) / (high_y - low_y) * _PANEL_HEIGHT
         lines.append(f'<path d="M{left} {y:.1f}h{_PANEL_WIDTH}" stroke="#dddddd"/>')
-        lines.append(f'<text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end">{label(10.0**power)}</text>')
+        lines.append(
+            f'<text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end">{label(10.0**power)}</text>'
+        )
     sizes = sorted({x for points in series for x, _ in points})
     for size in sizes[:: max(1, len(sizes) // 4)]:
         x = place(size, 10.0**low_y).partition(",")[0]
-        lines.append(f'<text x="{x}" y="{bottom + 18}" text-anchor="middle">{format_bytes(size)}</text>')
+        lines.append(
+            f'<text x="{x}" y="{bottom + 18}" text-anchor="middle">{format_bytes(size)}</text>'
+        )
     for index, points in enumerate(series):
         path = " ".join(place(x, y) for x, y in points)
-        lines.append(f'<polyline points="{path}" fill="none" stroke="{_COLOURS[index % len(_COLOURS)]}" stroke-width="1.8"/>')
+        lines.append(
+            f'<polyline points="{path}" fill="none" stroke="{_COLOURS[index % len(_COLOURS)]}"'
+            ' stroke-width="1.8"/>'
+        )
     return lines
 
 
@@ -89,14 +118,25 @@ def _write_png(table: LinkTable, path: str) -> None:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        raise InputError(f"plot file {shown(path, limit=200)} needs matplotlib; install it, or name an .svg file") from None
+        raise InputError(
+            f"plot file {shown(path, limit=200)} needs matplotlib; install it, or name an .svg file"
+        ) from None
     figure: Any = Figure(figsize=(9.8, 4.2))
     FigureCanvasAgg(figure)
     for place, (title, scale) in enumerate((("time, s", 0), ("bus bandwidth, GB/s", 1)), start=1):
         axis = figure.add_subplot(1, 2, place)
         for index, kind in enumerate(dict.fromkeys(m.kind for m in table.messages)):
-            points = [(m.nbytes, m.bus_bytes_per_s / 1e9 if scale else m.seconds) for m in table.messages if m.kind == kind]
-            axis.loglog([x for x, _ in points], [y for _, y in points], color=_COLOURS[index % len(_COLOURS)], label=kind)
+            points = [
+                (m.nbytes, m.bus_bytes_per_s / 1e9 if scale else m.seconds)
+                for m in table.messages
+                if m.kind == kind
+            ]
+            axis.loglog(
+                [x for x, _ in points],
+                [y for _, y in points],
+                color=_COLOURS[index % len(_COLOURS)],
+                label=kind,
+            )
         axis.set_title(title)
         axis.set_xlabel("message, bytes")
         axis.grid(alpha=0.3)

@@ -1,7 +1,8 @@
-"""Timelines of very many events made smaller: small tensors lumped by role, kernels joined, the peak exact.
+"""Timelines of very many events made smaller: small tensors lumped by role, kernels joined, the
+peak exact.
 
-The lump of a role is drawn at the least that its tensors held between two redraws, so that no moment shows more than there was
-and the highest moment stays the highest.
+The lump of a role is drawn at the least that its tensors held between two redraws, so that no
+moment shows more than there was and the highest moment stays the highest.
 """
 
 from __future__ import annotations
@@ -21,22 +22,38 @@ if TYPE_CHECKING:
 LEAST_RISE = 0.002  # of the peak: a smaller rise of a lump is not drawn
 
 
-def lumped(timeline: Timeline, segments: Sequence[int], counts: Sequence[int], peak: Point, most_events: int) -> Timeline:
-    """These segments, repetitions spelled out, in about `most_events` events; `counts` is what is alive before them."""
+def lumped(
+    timeline: Timeline,
+    segments: Sequence[int],
+    counts: Sequence[int],
+    peak: Point,
+    most_events: int,
+) -> Timeline:
+    """These segments, repetitions spelled out, in about `most_events` events; `counts` is what is
+    alive before them."""
     number = sum(len(timeline.segments[i].events) * timeline.segments[i].repeat for i in segments)
     lump = Lump(
-        timeline, _threshold(timeline, segments, most_events // 3), max(2, 3 * number // most_events), int(LEAST_RISE * peak.nbytes)
+        timeline,
+        _threshold(timeline, segments, most_events // 3),
+        max(2, 3 * number // most_events),
+        int(LEAST_RISE * peak.nbytes),
     )
     made = [lump.opening(counts)]
     for index in segments:
         segment = timeline.segments[index]
         for repetition in range(segment.repeat):
-            made.append(lump.rewrite(segment, peak.event if (index, repetition) == (peak.segment, peak.repetition) else -1))
+            made.append(
+                lump.rewrite(
+                    segment,
+                    peak.event if (index, repetition) == (peak.segment, peak.repetition) else -1,
+                )
+            )
     return Timeline(lump.tensors, made, timeline.stamp, (1,))
 
 
 def _threshold(timeline: Timeline, segments: Sequence[int], most_events: int) -> int:
-    """The size below which tensors are lumped, so that no more than `most_events` events of larger ones are left."""
+    """The size below which tensors are lumped, so that no more than `most_events` events of larger
+    ones are left."""
     numbers: dict[int, int] = {}
     for index in segments:
         segment = timeline.segments[index]
@@ -53,7 +70,8 @@ def _threshold(timeline: Timeline, segments: Sequence[int], most_events: int) ->
 
 
 class Lump:
-    """Rewrites segments; keeps what the small tensors of each role hold, and what is drawn for them."""
+    """Rewrites segments; keeps what the small tensors of each role hold, and what is drawn for
+    them."""
 
     def __init__(self, timeline: Timeline, threshold: int, stride: int, least_rise: int) -> None:
         self.tensors: list[TensorInfo] = list(timeline.tensors)
@@ -101,7 +119,9 @@ class Lump:
             elif position % self._stride == self._stride - 1:
                 self._flush(self._least)
         self._flush(self._least)
-        return TimelineSegment(segment.name, segment.phase, 1, self._events, pairs, kernels, segment.seconds)
+        return TimelineSegment(
+            segment.name, segment.phase, 1, self._events, pairs, kernels, segment.seconds
+        )
 
     def _hand_on(self, old: int, new: int, pairs: list[tuple[int, int]]) -> None:
         if self._small[old] or self._small[new]:
@@ -139,7 +159,15 @@ class Lump:
             if level:
                 self._drawn[role] = len(self.tensors)
                 self._events.append(("+", len(self.tensors)))
-                self.tensors.append(TensorInfo(f"tensors below {format_bytes(self._threshold)} together", role, "", level, level))
+                self.tensors.append(
+                    TensorInfo(
+                        f"tensors below {format_bytes(self._threshold)} together",
+                        role,
+                        "",
+                        level,
+                        level,
+                    )
+                )
 
 
 def _joined(first: Kernel, second: Kernel) -> Kernel:

@@ -28,7 +28,8 @@ SMALL_SHARE = 0.01  # of a row, below which a group of tensors is only counted
 
 
 class Facts(Record):
-    """What an estimate knows beyond its timeline: `weights` maps a parameter's path to (kind, elements of one copy)."""
+    """What an estimate knows beyond its timeline: `weights` maps a parameter's path to (kind,
+    elements of one copy)."""
 
     weights: dict[str, tuple[str, int]] = {}  # noqa: RUF012
     recomputes: bool = False
@@ -49,7 +50,9 @@ def facts_of(estimate: Estimate) -> Facts:
         bind = top.extended(dict(run.stage.symbols))
         for weight in run.block.weights:
             weights[weight.path] = weight.kind, bind(weight.elements)
-    return Facts(weights=weights, recomputes=step.policy.recomputes, num_trained=count_parameters(step)[1])
+    return Facts(
+        weights=weights, recomputes=step.policy.recomputes, num_trained=count_parameters(step)[1]
+    )
 
 
 def origin_of(key: str, held: Held, nbytes: int, facts: Facts) -> str:
@@ -75,9 +78,13 @@ def _layers_origin(held: Held, nbytes: int, facts: Facts) -> str:
         elements += size * count
         word = next((plural for stem, plural in _KINDS if stem in kind), "others")
         kinds[word] = kinds.get(word, 0) + count
-    if any(tensor.module not in facts.weights for tensor, _ in held):  # parts of many parameters in one buffer
+    if any(
+        tensor.module not in facts.weights for tensor, _ in held
+    ):  # parts of many parameters in one buffer
         return _per_element(held)
-    what = " + ".join(f"{number} {word}" for word, number in sorted(kinds.items(), key=lambda item: -item[1]))
+    what = " + ".join(
+        f"{number} {word}" for word, number in sorted(kinds.items(), key=lambda item: -item[1])
+    )
     return f"{what}, {format_count(elements)} x {_short(nbytes / elements)} B"
 
 
@@ -105,7 +112,9 @@ def _constants_origin(held: Held, nbytes: int, facts: Facts) -> str:
     copies: dict[str, int] = {}
     first: dict[str, str] = {}
     for tensor, count in held:
-        if first.setdefault(tensor.module, tensor.name) == tensor.name:  # one constant of each parameter counts its copies
+        if (
+            first.setdefault(tensor.module, tensor.name) == tensor.name
+        ):  # one constant of each parameter counts its copies
             copies[tensor.module] = copies.get(tensor.module, 0) + count
     total = sum(facts.weights.get(module, ("", 0))[1] * count for module, count in copies.items())
     text = ", ".join(_largest_names(held, 2))
@@ -130,7 +139,9 @@ def _per_element(held: Held) -> str:
     for dtype, (count, nbytes, elements) in sorted(by_dtype.items(), key=lambda item: -item[1][1]):
         number = f"{count} tensor{'' if count == 1 else 's'}"
         texts.append(
-            f"{number}, {format_count(elements)} x {_short(nbytes / elements)} B ({dtype})" if elements else f"{number} {dtype}".rstrip()
+            f"{number}, {format_count(elements)} x {_short(nbytes / elements)} B ({dtype})"
+            if elements
+            else f"{number} {dtype}".rstrip()
         )
     return "; ".join(texts[:2])
 
@@ -141,11 +152,16 @@ def _states_origin(held: Held, nbytes: int, facts: Facts) -> str:
         name = tensor.name.partition(" of ")[0].rpartition(".")[2]
         names[name] = names.get(name, 0) + tensor.requested * count
     text = ", ".join(sorted(names, key=lambda n: -names[n])[:2])
-    return f"{_short(nbytes / facts.num_trained)} B a trained parameter: {text}" if facts.num_trained else text
+    return (
+        f"{_short(nbytes / facts.num_trained)} B a trained parameter: {text}"
+        if facts.num_trained
+        else text
+    )
 
 
 def _shapes(held: Held, checkpoints: str) -> str:
-    """'32 x b·s·h bf16 + 2 x b·s·f fp32': the two largest groups of equal size, and how many other tensors."""
+    """'32 x b·s·h bf16 + 2 x b·s·f fp32': the two largest groups of equal size, and how many other
+    tensors."""
     groups: dict[tuple[int, str], list[int]] = {}
     texts: dict[tuple[int, str], str] = {}
     kept: dict[tuple[int, str], int] = {}

@@ -1,7 +1,9 @@
-"""One colour a role, the same in SVG, HTML, PNG and the terminal; told apart by colour-blind readers too.
+"""One colour a role, the same in SVG, HTML, PNG and the terminal; told apart by colour-blind
+readers too.
 
-What stays for the whole run is blue, green or purple, what comes and goes with a step is yellow to red, what no tensor explains is
-grey. Bands that can touch differ by at least 18 (CIE76) for normal sight and each of three deficiencies: tests/report/test_palette.py.
+What stays for the whole run is blue, green or purple, what comes and goes with a step is yellow to
+red, what no tensor explains is grey. Bands that can touch differ by at least 18 (CIE76) for normal
+sight and each of three deficiencies: tests/report/test_palette.py.
 """
 
 from __future__ import annotations

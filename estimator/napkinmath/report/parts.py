@@ -45,12 +45,28 @@ _BY_ROLE: dict[Role, str] = {
     Role.SLACK: "slack",
     Role.CONTEXT: "context",
 }
-# Words in a module path that say what a layer's tensor is for; the innermost part that has one decides.
+# Words in a module path that say what a layer's tensor is for; the innermost part that has one
+# decides.
 _PARTS = (
-    ("norm", "norm"), ("ln_", "norm"), ("attn", "attention"), ("attention", "attention"), ("mixer", "attention"), ("rotary", "attention"), ("mlp", "mlp"), ("ffn", "mlp"), ("feed_forward", "mlp"),
-    ("feedforward", "mlp"), ("expert", "mlp"), ("moe", "mlp"), ("intermediate", "mlp"), ("denserelu", "mlp"), ("densegated", "mlp"),
-)  # fmt: skip
-_LAYERS = frozenset(("layers", "layer", "h", "block", "blocks"))  # what families call their list of layers
+    ("norm", "norm"),
+    ("ln_", "norm"),
+    ("attn", "attention"),
+    ("attention", "attention"),
+    ("mixer", "attention"),
+    ("rotary", "attention"),
+    ("mlp", "mlp"),
+    ("ffn", "mlp"),
+    ("feed_forward", "mlp"),
+    ("feedforward", "mlp"),
+    ("expert", "mlp"),
+    ("moe", "mlp"),
+    ("intermediate", "mlp"),
+    ("denserelu", "mlp"),
+    ("densegated", "mlp"),
+)
+_LAYERS = frozenset(
+    ("layers", "layer", "h", "block", "blocks")
+)  # what families call their list of layers
 RESIDUAL_NAMES = ("hidden states", "hidden states between blocks")
 
 
@@ -58,7 +74,11 @@ def component_key(tensor: TensorInfo) -> str:
     """The row a tensor belongs to."""
     role = tensor.role
     if role is Role.WEIGHTS:
-        return "weights.layers" if in_layer(tensor.module) and not is_norm(tensor.module) else "weights.other"
+        return (
+            "weights.layers"
+            if in_layer(tensor.module) and not is_norm(tensor.module)
+            else "weights.other"
+        )
     if role is Role.ACTIVATIONS:
         return "activations." + _activation_part(tensor)
     return _BY_ROLE.get(role, "unexplained")

@@ -1,4 +1,5 @@
-"""What a picture of a timeline says, whatever draws it: title, axes, bands, phases, capacity line, the peak and what it is made of."""
+"""What a picture of a timeline says, whatever draws it: title, axes, bands, phases, capacity line,
+the peak and what it is made of."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
     from napkinmath.ir.timeline import Timeline
 
 LARGEST_PARTS = 5
-FAR = 3.0  # a line above this multiple of the peak is named, not drawn: it would flatten everything else
+# a line above this multiple of the peak is named, not drawn: it would flatten everything else
+FAR = 3.0
 
 
 class Line(Record):
@@ -48,19 +50,31 @@ class Picture(Record):
     unit_name: str
 
 
-def picture(timeline: Timeline, estimate: Estimate | None, *, title: str, num_columns: int) -> Picture:
+def picture(
+    timeline: Timeline, estimate: Estimate | None, *, title: str, num_columns: int
+) -> Picture:
     """The picture of a timeline, with the estimate's names and figures where there is one."""
     found = drawn.shown(timeline)
     columns = drawn.columns(found, num_columns)
     peak = found.peak
     rows = sorted(
-        components_at(found.timeline, peak, facts_of(estimate) if estimate is not None else NO_FACTS), key=lambda row: -row.nbytes
+        components_at(
+            found.timeline, peak, facts_of(estimate) if estimate is not None else NO_FACTS
+        ),
+        key=lambda row: -row.nbytes,
     )
     by_role: dict[Role, int] = {}
     for row in rows:
         by_role[row.role] = by_role.get(row.role, 0) + row.nbytes
     lines = [line for line in _lines(estimate) if line.nbytes <= FAR * peak.nbytes]
-    unit, name = next(((size, text) for size, text in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")) if peak.nbytes >= size), (1, "B"))
+    unit, name = next(
+        (
+            (size, text)
+            for size, text in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"))
+            if peak.nbytes >= size
+        ),
+        (1, "B"),
+    )
     operation = words.operation(found.timeline, peak)
     return Picture(
         title=title or default_title(timeline, estimate),
@@ -80,7 +94,11 @@ def picture(timeline: Timeline, estimate: Estimate | None, *, title: str, num_co
 
 def default_title(timeline: Timeline, estimate: Estimate | None) -> str:
     """The model's name, or where the timeline comes from."""
-    return words.model_name(estimate) if estimate is not None else f"{timeline.stamp.origin} memory timeline"
+    return (
+        words.model_name(estimate)
+        if estimate is not None
+        else f"{timeline.stamp.origin} memory timeline"
+    )
 
 
 def subtitle(timeline: Timeline, estimate: Estimate | None, found: Shown) -> str:
@@ -97,9 +115,19 @@ def subtitle(timeline: Timeline, estimate: Estimate | None, found: Shown) -> str
 def _lines(estimate: Estimate | None) -> list[Line]:
     if estimate is None:
         return []
-    lines = [Line(label="peak on the device, with allocator slack and context", nbytes=int(estimate.memory.device.value))]
+    lines = [
+        Line(
+            label="peak on the device, with allocator slack and context",
+            nbytes=int(estimate.memory.device.value),
+        )
+    ]
     if estimate.hardware is not None:
-        lines.append(Line(label=words.printable(estimate.hardware.gpu.name), nbytes=estimate.hardware.memory_bytes))
+        lines.append(
+            Line(
+                label=words.printable(estimate.hardware.gpu.name),
+                nbytes=estimate.hardware.memory_bytes,
+            )
+        )
     return lines
 
 
@@ -109,13 +137,21 @@ def amount(nbytes: int, unit: int) -> str:
 
 
 def beside(p: Picture, characters: int) -> list[tuple[str, bool]]:
-    """The lines of text under the legend, and whether each is a heading: the peak, what it is made of, lines above the plot."""
-    rows = [(f"peak {format_bytes(p.peak_nbytes)}", True), *((row, False) for row in wrap(p.peak_moment, characters))]
+    """The lines of text under the legend, and whether each is a heading: the peak, what it is made
+    of, lines above the plot."""
+    rows = [
+        (f"peak {format_bytes(p.peak_nbytes)}", True),
+        *((row, False) for row in wrap(p.peak_moment, characters)),
+    ]
     rows += [("largest parts", True), *((part, False) for part in p.peak_parts)]
     if p.beyond:
         rows += [
             ("above this plot", True),
-            *((row, False) for line in p.beyond for row in wrap(f"{line.label}: {format_bytes(line.nbytes)}", characters)),
+            *(
+                (row, False)
+                for line in p.beyond
+                for row in wrap(f"{line.label}: {format_bytes(line.nbytes)}", characters)
+            ),
         ]
     return rows
 
@@ -149,4 +185,7 @@ def number(value: float) -> str:
 
 def time_unit(extent: float) -> tuple[float, str]:
     """The unit that suits an axis of so many seconds."""
-    return next(((size, name) for size, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")) if extent >= size), (1e-6, "us"))
+    return next(
+        ((size, name) for size, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")) if extent >= size),
+        (1e-6, "us"),
+    )

@@ -1,4 +1,5 @@
-"""A plan as JSON: the ranked rows with the options that make them, and what each change of the best is worth."""
+"""A plan as JSON: the ranked rows with the options that make them, and what each change of the best
+is worth."""
 
 from __future__ import annotations
 
@@ -23,7 +24,10 @@ def plan_mapping(plan: Plan, traded: tuple[Trade, ...], *, tokens: float) -> dic
         "num_verified": plan.num_verified,
         "tokens": tokens,
         "best": [_row(candidate, tokens) for candidate in plan.best],
-        "trades": [{"flag": t.flag, "saved_bytes": t.saved_bytes, "speed_ratio": t.speed_ratio} for t in traded],
+        "trades": [
+            {"flag": t.flag, "saved_bytes": t.saved_bytes, "speed_ratio": t.speed_ratio}
+            for t in traded
+        ],
     }
 
 

@@ -1,4 +1,5 @@
-"""A plan drawn: every candidate by memory and speed, those nothing beats in both joined by a line, the best marked."""
+"""A plan drawn: every candidate by memory and speed, those nothing beats in both joined by a line,
+the best marked."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ _OTHER = "#a04a9c"
 
 
 def pareto(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The points that no other beats in both: less memory and more speed; from little memory to much."""
+    """The points that no other beats in both: less memory and more speed; from little memory to
+    much."""
     found: list[tuple[float, float]] = []
     for memory, speed in sorted(points, key=lambda p: (p[0], -p[1])):
         if not found or speed > found[-1][1]:
@@ -27,7 +29,8 @@ def pareto(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def write_plan_plot(plan: Plan, path: str, *, force: bool = False) -> None:
-    """Draws the first machine's candidates into a .png or .svg; raises InputError where matplotlib is missing or the file is there."""
+    """Draws the first machine's candidates into a .png or .svg; raises InputError where matplotlib
+    is missing or the file is there."""
     refuse_existing(path, force)
     figures, agg = load_matplotlib("figure"), load_matplotlib("backends.backend_agg")
     machine = plan.best[0].machine if plan.best else plan.space.machines[0]
@@ -40,18 +43,63 @@ def write_plan_plot(plan: Plan, path: str, *, force: bool = False) -> None:
     for cloud in plan.clouds:
         if cloud.gpu != machine.hardware.gpu.name:
             continue
-        points = [(n / GIB + context, speed) for n, speed in zip(cloud.requested, cloud.tokens_per_s, strict=True) if speed]
-        groups.setdefault(str(dict(cloud.options).get("method", "full")), []).extend(p for p in points if p[0] < 2 * capacity)
+        points = [
+            (n / GIB + context, speed)
+            for n, speed in zip(cloud.requested, cloud.tokens_per_s, strict=True)
+            if speed
+        ]
+        groups.setdefault(str(dict(cloud.options).get("method", "full")), []).extend(
+            p for p in points if p[0] < 2 * capacity
+        )
         inside += [p for p in points if p[0] <= capacity]
     for method, points in groups.items():
-        axes.plot([p[0] for p in points], [p[1] for p in points], ".", markersize=5, alpha=0.5, color=_COLORS.get(method, _OTHER), label=method, markeredgewidth=0)  # fmt: skip
+        axes.plot(
+            [p[0] for p in points],
+            [p[1] for p in points],
+            ".",
+            markersize=5,
+            alpha=0.5,
+            color=_COLORS.get(method, _OTHER),
+            label=method,
+            markeredgewidth=0,
+        )
     line = pareto(inside)
-    axes.step([p[0] for p in line], [p[1] for p in line], where="post", color=INK, linewidth=1.2, label="nothing is faster in less")
+    axes.step(
+        [p[0] for p in line],
+        [p[1] for p in line],
+        where="post",
+        color=INK,
+        linewidth=1.2,
+        label="nothing is faster in less",
+    )
     axes.axvline(capacity, color=FAINT, linewidth=1, linestyle=(0, (5, 4)))
-    axes.annotate(f"{machine.hardware.gpu.name}, {capacity:.1f} GiB", (capacity, 0.015), xycoords=("data", "axes fraction"), xytext=(5, 0), textcoords="offset points", fontsize=8.5, color=FAINT)  # fmt: skip
+    axes.annotate(
+        f"{machine.hardware.gpu.name}, {capacity:.1f} GiB",
+        (capacity, 0.015),
+        xycoords=("data", "axes fraction"),
+        xytext=(5, 0),
+        textcoords="offset points",
+        fontsize=8.5,
+        color=FAINT,
+    )
     _mark(axes, plan)
-    figure.text(0.09, 0.94, f"{plan.space.spec.name}: speed against memory", fontsize=13, fontweight="bold", color=INK, parse_math=False)
-    figure.text(0.09, 0.9, f"{plan.num_candidates:,} candidates; each dot a batch of one combination, its requested bytes and the CUDA context", fontsize=8.5, color=FAINT)  # fmt: skip
+    figure.text(
+        0.09,
+        0.94,
+        f"{plan.space.spec.name}: speed against memory",
+        fontsize=13,
+        fontweight="bold",
+        color=INK,
+        parse_math=False,
+    )
+    figure.text(
+        0.09,
+        0.9,
+        f"{plan.num_candidates:,} candidates; each dot a batch of one combination, its requested"
+        " bytes and the CUDA context",
+        fontsize=8.5,
+        color=FAINT,
+    )
     axes.set_xlabel("GiB at the peak", color=FAINT)
     axes.set_ylabel("tokens/s", color=FAINT)
     axes.set_xlim(0, None)
@@ -59,11 +107,15 @@ def write_plan_plot(plan: Plan, path: str, *, force: bool = False) -> None:
     axes.set_axisbelow(True)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    legend = axes.legend(frameon=True, framealpha=0.9, edgecolor="none", fontsize=8.5, loc="lower right")
+    legend = axes.legend(
+        frameon=True, framealpha=0.9, edgecolor="none", fontsize=8.5, loc="lower right"
+    )
     for handle in legend.legend_handles:
         handle.set_alpha(1)
         handle.set_markersize(7)
-    figure.savefig(path, metadata={"Date": None} if path.lower().endswith(".svg") else {"Software": None})
+    figure.savefig(
+        path, metadata={"Date": None} if path.lower().endswith(".svg") else {"Software": None}
+    )
 
 
 def _mark(axes: Any, plan: Plan) -> None:
@@ -74,5 +126,22 @@ def _mark(axes: Any, plan: Plan) -> None:
         if candidate.machine is not machine:
             continue
         x = (candidate.estimate.peak.nbytes + candidate.machine.hardware.context_bytes) / GIB
-        axes.plot([x], [candidate.tokens_per_s], "o", markersize=6, markerfacecolor="white", markeredgecolor=INK, markeredgewidth=1.3)
-        axes.annotate(str(number), (x, candidate.tokens_per_s), xytext=(0, 6), textcoords="offset points", fontsize=8, ha="center", color=INK, path_effects=[halo])  # fmt: skip
+        axes.plot(
+            [x],
+            [candidate.tokens_per_s],
+            "o",
+            markersize=6,
+            markerfacecolor="white",
+            markeredgecolor=INK,
+            markeredgewidth=1.3,
+        )
+        axes.annotate(
+            str(number),
+            (x, candidate.tokens_per_s),
+            xytext=(0, 6),
+            textcoords="offset points",
+            fontsize=8,
+            ha="center",
+            color=INK,
+            path_effects=[halo],
+        )

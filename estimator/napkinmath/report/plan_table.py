@@ -1,4 +1,5 @@
-"""A plan in words: the ranked table, what each change of the best trades, and the command that runs it."""
+"""A plan in words: the ranked table, what each change of the best trades, and the command that runs
+it."""
 
 from __future__ import annotations
 
@@ -18,19 +19,46 @@ def print_plan(plan: Plan, traded: tuple[Trade, ...], *, tokens: float) -> None:
     space = plan.space
     machines = ", ".join(machine.hardware.gpu.name for machine in space.machines)
     print(f"{space.spec.name} on {machines}: best by {plan.goal.value}")
-    print(f"{plan.num_candidates:,} candidates priced, {plan.num_verified} replayed in the allocator")
+    print(
+        f"{plan.num_candidates:,} candidates priced, {plan.num_verified} replayed in the allocator"
+    )
     if not plan.best:
-        print("nothing fits: no combination of what is left open does; name a larger GPU, a smaller model or less context")
+        print(
+            "nothing fits: no combination of what is left open does; name a larger GPU, a smaller"
+            " model or less context"
+        )
         return
-    heads = ["#", "GPU", "bs", "ctx", "GiB", "headroom", "tokens/s", f"hours for {format_count(tokens)}", "set"]
+    heads = [
+        "#",
+        "GPU",
+        "bs",
+        "ctx",
+        "GiB",
+        "headroom",
+        "tokens/s",
+        f"hours for {format_count(tokens)}",
+        "set",
+    ]
     priced = any(candidate.price(tokens) is not None for candidate in plan.best)
     if priced:
         heads.insert(8, "money")
-    rows = [_row(number, candidate, tokens, priced=priced) for number, candidate in enumerate(plan.best, 1)]
+    rows = [
+        _row(number, candidate, tokens, priced=priced)
+        for number, candidate in enumerate(plan.best, 1)
+    ]
     several = len(space.machines) > 1
     drop = None if several else 1
     shown = [[cell for i, cell in enumerate(row) if i != drop] for row in (heads, *rows)]
-    print("\n".join(aligned(shown[0], shown[1:], right=[h for h in heads if h not in ("GPU", "set")], indent="  ")))
+    print(
+        "\n".join(
+            aligned(
+                shown[0],
+                shown[1:],
+                right=[h for h in heads if h not in ("GPU", "set")],
+                indent="  ",
+            )
+        )
+    )
     _print_trades(plan.best[0], traded)
     print_advice(plan.best[0].estimate)
     print(f"run it:      estimate --model {space.spec.name} {command_flags(plan.best[0])}")
@@ -50,12 +78,17 @@ def _row(number: int, candidate: Candidate, tokens: float, *, priced: bool) -> l
         f"{candidate.tokens_per_s:,.0f}" if candidate.tokens_per_s else "-",
         f"{candidate.hours(tokens):,.1f}" if candidate.tokens_per_s else "-",
         *([f"{price:,.2f}" if price is not None else "-"] if priced else []),
-        " ".join(change for change in candidate.changes if not change.startswith("--bs ")) or "(as it is)",
+        " ".join(change for change in candidate.changes if not change.startswith("--bs "))
+        or "(as it is)",
     ]
 
 
 def _print_trades(best: Candidate, traded: tuple[Trade, ...]) -> None:
-    rows = [[trade.flag, _saved(trade), _faster(trade)] for trade in traded if abs(trade.saved_bytes) > _WORTH_A_LINE * best.estimate.peak.nbytes or _moves(trade)]  # fmt: skip
+    rows = [
+        [trade.flag, _saved(trade), _faster(trade)]
+        for trade in traded
+        if abs(trade.saved_bytes) > _WORTH_A_LINE * best.estimate.peak.nbytes or _moves(trade)
+    ]
     if rows:
         print("what each change of the first is worth, the others kept:")
         print("\n".join(aligned(["", "memory", "speed"], rows, indent="  ")[1:]))
@@ -67,14 +100,20 @@ def print_advice(best: Estimate) -> None:
 
     if best.time is None:
         return
-    rows = [[advice.name, f'"{advice.field}"', f"here: {advice.here}"] for advice in guidelines(best) if not advice.agrees]
+    rows = [
+        [advice.name, f'"{advice.field}"', f"here: {advice.here}"]
+        for advice in guidelines(best)
+        if not advice.agrees
+    ]
     if rows:
         print("where the numbers disagree with the field's guidelines:")
         print("\n".join(f"  {name}: {field}; {here}" for name, field, here in rows))
 
 
 def _saved(trade: Trade) -> str:
-    return f"{'saves' if trade.saved_bytes >= 0 else 'costs'} {format_bytes(abs(trade.saved_bytes))}"
+    return (
+        f"{'saves' if trade.saved_bytes >= 0 else 'costs'} {format_bytes(abs(trade.saved_bytes))}"
+    )
 
 
 def _moves(trade: Trade) -> bool:
@@ -85,7 +124,11 @@ def _faster(trade: Trade) -> str:
     if trade.speed_ratio is None:
         return ""
     percent = 100 * (trade.speed_ratio - 1)
-    return "same speed" if abs(percent) < 0.5 else f"{abs(percent):.0f}% {'faster' if percent > 0 else 'slower'}"
+    return (
+        "same speed"
+        if abs(percent) < 0.5
+        else f"{abs(percent):.0f}% {'faster' if percent > 0 else 'slower'}"
+    )
 
 
 def command_flags(candidate: Candidate) -> str:
@@ -94,7 +137,9 @@ def command_flags(candidate: Candidate) -> str:
     for key, value in dict(candidate.options).items():
         name = key.replace("_", "-")
         if key == "method":
-            words.append(f"--{value}" if value in ("full", "lora", "qlora") else f"--method {value}")
+            words.append(
+                f"--{value}" if value in ("full", "lora", "qlora") else f"--method {value}"
+            )
         elif isinstance(value, bool):
             words.append(f"--{name}" if value else f"--no-{name}")
         else:

@@ -14,18 +14,29 @@ if TYPE_CHECKING:
 SUFFIXES = (".svg", ".html", ".png")
 
 
-def write_timeline(source: Estimate | Timeline, path: str | os.PathLike[str], *, title: str = "", force: bool = False) -> None:
+def write_timeline(
+    source: Estimate | Timeline,
+    path: str | os.PathLike[str],
+    *,
+    title: str = "",
+    force: bool = False,
+) -> None:
     """Draws memory over one step into `path` (.svg, .html or .png).
 
-    `source` is an estimate, or any timeline: analytic, traced or measured. Raises InputError for an unknown suffix, an existing file
-    without `force`, a file that cannot be written, and PNG without matplotlib; nothing half-written is left behind.
+    `source` is an estimate, or any timeline: analytic, traced or measured. Raises InputError for an
+    unknown suffix, an existing file without `force`, a file that cannot be written, and PNG without
+    matplotlib; nothing half-written is left behind.
     """
     name = os.fspath(path)
     suffix = os.path.splitext(name)[1].lower()
     if suffix not in SUFFIXES:
-        raise InputError(f"timeline file {shown(name, limit=200)} has no known suffix; use .svg, .html or .png")
+        raise InputError(
+            f"timeline file {shown(name, limit=200)} has no known suffix; use .svg, .html or .png"
+        )
     _refuse_existing(name, force)
-    timeline, estimate = (source, None) if isinstance(source, Timeline) else (source.timeline, source)
+    timeline, estimate = (
+        (source, None) if isinstance(source, Timeline) else (source.timeline, source)
+    )
     _write_whole(name, _drawing(suffix, timeline, estimate, title))
 
 
@@ -33,9 +44,14 @@ def _refuse_existing(name: str, force: bool) -> None:
     if os.path.isdir(name):
         raise InputError(f"timeline file {shown(name, limit=200)} is a folder; name a file in it")
     if os.path.exists(name) and not os.path.isfile(name):
-        raise InputError(f"timeline file {shown(name, limit=200)} is not a regular file; name another")
+        raise InputError(
+            f"timeline file {shown(name, limit=200)} is not a regular file; name another"
+        )
     if os.path.lexists(name) and not force:
-        raise InputError(f"timeline file {shown(name, limit=200)} exists; add --force to replace it, or name another")
+        raise InputError(
+            f"timeline file {shown(name, limit=200)} exists; add --force to replace it, or name"
+            " another"
+        )
 
 
 def _drawing(suffix: str, timeline: Timeline, estimate: Estimate | None, title: str) -> bytes:
@@ -69,5 +85,6 @@ def _write_whole(name: str, content: bytes) -> None:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise InputError(
-            f"cannot write timeline file {shown(name, limit=200)}: {reason}; name a file in a folder that exists and can be written"
+            f"cannot write timeline file {shown(name, limit=200)}: {reason}; name a file in a"
+            " folder that exists and can be written"
         ) from None

@@ -1,4 +1,5 @@
-"""The roofline of one step: its products and attention by FLOPs a byte and FLOP/s, under what the GPU moves and computes at best."""
+"""The roofline of one step: its products and attention by FLOPs a byte and FLOP/s, under what the
+GPU moves and computes at best."""
 
 from __future__ import annotations
 
@@ -56,7 +57,10 @@ def points_of(e: Estimate) -> tuple[list[RooflinePoint], float]:
             totals = found.setdefault((kernel.name, segment.phase), [0.0, 0.0, 0.0])
             for i, value in enumerate((kernel.flops, kernel.moved, kernel.seconds)):
                 totals[i] += value * segment.repeat
-    points = [RooflinePoint(name=name, phase=phase, flops=f, moved=m, seconds=s) for (name, phase), (f, m, s) in found.items()]
+    points = [
+        RooflinePoint(name=name, phase=phase, flops=f, moved=m, seconds=s)
+        for (name, phase), (f, m, s) in found.items()
+    ]
     return sorted(points, key=lambda p: -p.seconds), moving
 
 
@@ -70,14 +74,20 @@ def roofline_svg(e: Estimate) -> str:
     peak, bandwidth = e.time.peak_flops_per_s, float(e.hardware.gpu.bandwidth_bytes_per_s)
     plane = _Plane(points, peak, bandwidth)
     share = moving / (moving + sum(p.seconds for p in points))
-    text = f"{share:.0%} of the GPU's time only moves bytes and has no place here; a circle's area is its share of the rest"
+    text = (
+        f"{share:.0%} of the GPU's time only moves bytes and has no place here; a circle's area is"
+        " its share of the rest"
+    )
     body = [
         *plane.axes(),
         *plane.roof(e.hardware.gpu.name),
         *plane.circles(points),
         _text(LEFT, HEIGHT - 4, text, size=10, colour="#586273"),
     ]
-    return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="11" fill="#1d2430">{"".join(body)}</svg>'
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}"'
+        f' font-family="sans-serif" font-size="11" fill="#1d2430">{"".join(body)}</svg>'
+    )
 
 
 class _Plane:
@@ -94,17 +104,34 @@ class _Plane:
         return LEFT + (WIDTH - LEFT - RIGHT) * (log10(intensity) - self.x0) / (self.x1 - self.x0)
 
     def y(self, rate: float) -> float:
-        return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (log10(rate) - self.y0) / (self.y1 - self.y0)
+        return (
+            HEIGHT
+            - BOTTOM
+            - (HEIGHT - TOP - BOTTOM) * (log10(rate) - self.y0) / (self.y1 - self.y0)
+        )
 
     def axes(self) -> list[str]:
         found: list[str] = []
         for power in range(self.x0, self.x1 + 1):
             x = self.x(10.0**power)
-            found += [_line(x, TOP, x, HEIGHT - BOTTOM, "#e3e7ed"), _text(x, HEIGHT - BOTTOM + 14, f"{10.0**power:g}", anchor="middle")]
+            found += [
+                _line(x, TOP, x, HEIGHT - BOTTOM, "#e3e7ed"),
+                _text(x, HEIGHT - BOTTOM + 14, f"{10.0**power:g}", anchor="middle"),
+            ]
         for power in range(self.y0, self.y1 + 1):
             y = self.y(10.0**power)
-            found += [_line(LEFT, y, WIDTH - RIGHT, y, "#e3e7ed"), _text(LEFT - 6, y + 4, _flops(10.0**power), anchor="end")]
-        found.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - BOTTOM + 28, "FLOP a byte moved", anchor="middle"))
+            found += [
+                _line(LEFT, y, WIDTH - RIGHT, y, "#e3e7ed"),
+                _text(LEFT - 6, y + 4, _flops(10.0**power), anchor="end"),
+            ]
+        found.append(
+            _text(
+                (LEFT + WIDTH - RIGHT) / 2,
+                HEIGHT - BOTTOM + 28,
+                "FLOP a byte moved",
+                anchor="middle",
+            )
+        )
         return [*found, _text(6, 14, "FLOP/s")]
 
     def roof(self, gpu: str) -> list[str]:
@@ -113,7 +140,14 @@ class _Plane:
         top = self.y(self.peak)
         label = f"{gpu}: {_flops(self.peak)}FLOP/s, {self.bandwidth / 1e9:,.0f} GB/s"
         return [
-            _line(self.x(left), self.y(left * self.bandwidth), self.x(ridge), top, "#1d2430", width=1.5),
+            _line(
+                self.x(left),
+                self.y(left * self.bandwidth),
+                self.x(ridge),
+                top,
+                "#1d2430",
+                width=1.5,
+            ),
             _line(self.x(ridge), top, WIDTH - RIGHT, top, "#1d2430", width=1.5),
             _text(WIDTH - RIGHT, TOP - 12, label, anchor="end"),
         ]
@@ -125,20 +159,33 @@ class _Plane:
         for number, p in enumerate(points):
             x, y, radius = self.x(p.intensity), self.y(p.rate), 3 + 26 * (p.seconds / whole) ** 0.5
             colour = COLOURS.get(p.phase, OTHER)
-            found.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}" fill="{colour}" fill-opacity="0.55" stroke="{colour}"/>')
+            found.append(
+                f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}" fill="{colour}"'
+                f' fill-opacity="0.55" stroke="{colour}"/>'
+            )
             if number >= MOST_LABELS:
                 continue
             beside = y + 4
-            while any(abs(beside - other) < 11 and abs(x + radius - near) < 20 for near, other in taken):
+            while any(
+                abs(beside - other) < 11 and abs(x + radius - near) < 20 for near, other in taken
+            ):
                 beside -= 11
             taken.append((x + radius, beside))
             found.append(_text(x + radius + 3, beside, str(number + 1), size=10))
             text = (
-                f"{number + 1}  {printable(p.name)}, {p.phase.value}: {p.seconds / whole:.0%} of the time, {p.rate / self.peak:.0%} of peak"
+                f"{number + 1}  {printable(p.name)}, {p.phase.value}: {p.seconds / whole:.0%} of"
+                f" the time, {p.rate / self.peak:.0%} of peak"
             )
             legend = HEIGHT - BOTTOM - 8 - 14 * (min(MOST_LABELS, len(points)) - 1 - number)
             found.append(
-                _text(WIDTH - RIGHT - 4, legend, text, anchor="end", size=10, colour=colour if p.phase is Phase.FORWARD else "#9a4a0b")
+                _text(
+                    WIDTH - RIGHT - 4,
+                    legend,
+                    text,
+                    anchor="end",
+                    size=10,
+                    colour=colour if p.phase is Phase.FORWARD else "#9a4a0b",
+                )
             )
         return found
 
@@ -151,8 +198,16 @@ def _flops(rate: float) -> str:
 
 
 def _line(x1: float, y1: float, x2: float, y2: float, colour: str, *, width: float = 1.0) -> str:
-    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}" stroke-width="{width:g}"/>'
+    return (
+        f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}"'
+        f' stroke-width="{width:g}"/>'
+    )
 
 
-def _text(x: float, y: float, text: str, *, anchor: str = "start", size: int = 11, colour: str = "#1d2430") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}" fill="{colour}">{escape(text)}</text>'
+def _text(
+    x: float, y: float, text: str, *, anchor: str = "start", size: int = 11, colour: str = "#1d2430"
+) -> str:
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}"'
+        f' fill="{colour}">{escape(text)}</text>'
+    )

@@ -1,4 +1,5 @@
-"""Lines of styled text for a terminal: widths, colours that vanish in a pipe, and ASCII where the encoding has no more."""
+"""Lines of styled text for a terminal: widths, colours that vanish in a pipe, and ASCII where the
+encoding has no more."""
 
 from __future__ import annotations
 
@@ -51,7 +52,8 @@ def terminal_width(stream: TextIO) -> int:
 
 
 def wants_color(stream: TextIO) -> bool:
-    """Colours on a terminal that can show them; NO_COLOR and FORCE_COLOR decide where set (no-color.org, force-color.org)."""
+    """Colours on a terminal that can show them; NO_COLOR and FORCE_COLOR decide where set
+    (no-color.org, force-color.org)."""
     if os.environ.get("NO_COLOR"):
         return False
     if os.environ.get("FORCE_COLOR"):
@@ -75,10 +77,21 @@ class Screen:
 
     def line(self, *parts: str | Part) -> None:
         """One line, cut at the width."""
-        self._lines.append(cut([part if isinstance(part, tuple) else (part, "") for part in parts], self.width))
+        self._lines.append(
+            cut([part if isinstance(part, tuple) else (part, "") for part in parts], self.width)
+        )
 
-    def flow(self, label: str, items: list[str], *, indent: int, separator: str = "   ", style: str = "dim") -> None:
-        """A label, then items that wrap between each other (and an item longer than a line between its words)."""
+    def flow(
+        self,
+        label: str,
+        items: list[str],
+        *,
+        indent: int,
+        separator: str = "   ",
+        style: str = "dim",
+    ) -> None:
+        """A label, then items that wrap between each other (and an item longer than a line between
+        its words)."""
         room = self.width - indent
         rows: list[str] = []
         for item in items:
@@ -94,7 +107,17 @@ class Screen:
         return "".join(self._render(line) + "\n" for line in self._lines)
 
     def _render(self, line: list[Part]) -> str:
-        parts = [(text if self.unicode else text.translate(_ASCII).encode("ascii", "replace").decode(), style) for text, style in line]
+        parts = [
+            (
+                (
+                    text
+                    if self.unicode
+                    else text.translate(_ASCII).encode("ascii", "replace").decode()
+                ),
+                style,
+            )
+            for text, style in line
+        ]
         if not self.color:
             return "".join(text for text, _ in parts).rstrip()
         return "".join(_styled(text, style) for text, style in parts).rstrip()
@@ -146,7 +169,10 @@ def bar(share: float, width: int, *, unicode: bool) -> str:
 def sparkline(values: tuple[int, ...]) -> str:
     """Values as eighths of a line's height, from the least to the greatest of them."""
     low, high = min(values, default=0), max(values, default=0)
-    return "".join(SPARKS[min((value - low) * 8 // (high - low), 7)] if high > low else SPARKS[0] for value in values)
+    return "".join(
+        SPARKS[min((value - low) * 8 // (high - low), 7)] if high > low else SPARKS[0]
+        for value in values
+    )
 
 
 def standard_output() -> TextIO:

@@ -1,4 +1,5 @@
-"""The screen: fits or not, by how much, what sets the peak, what it is made of, how fast, what to change; in that order."""
+"""The screen: fits or not, by how much, what sets the peak, what it is made of, how fast, what to
+change; in that order."""
 
 from __future__ import annotations
 
@@ -9,7 +10,15 @@ from napkinmath.report import curve, words
 from napkinmath.report.components import components_of, headroom
 from napkinmath.report.palette import BAD, COLORS, GOOD, UNSURE
 from napkinmath.report.parts import LABELS
-from napkinmath.report.screen import Screen, bar, is_unicode, sparkline, standard_output, terminal_width, wants_color
+from napkinmath.report.screen import (
+    Screen,
+    bar,
+    is_unicode,
+    sparkline,
+    standard_output,
+    terminal_width,
+    wants_color,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,7 +28,9 @@ if TYPE_CHECKING:
     from napkinmath.report.components import Component
 
 INDENT = 13
-LEAST_SHARE = 0.001  # of the device figure, below which a part of the activations has no line of its own
+LEAST_SHARE = (
+    0.001  # of the device figure, below which a part of the activations has no line of its own
+)
 MOST_NAMES, MOST_SIZES = 2, 6
 _VERDICTS = {
     Verdict.FITS: ("FITS", GOOD),
@@ -29,17 +40,28 @@ _VERDICTS = {
 }
 
 
-def print_report(estimate: Estimate, *, width: int | None = None, color: bool | None = None, stream: TextIO | None = None) -> None:
+def print_report(
+    estimate: Estimate,
+    *,
+    width: int | None = None,
+    color: bool | None = None,
+    stream: TextIO | None = None,
+) -> None:
     """Prints the report; width and colours follow the stream unless given."""
     out = stream or standard_output()
     out.write(
         report_text(
-            estimate, width=width or terminal_width(out), color=wants_color(out) if color is None else color, unicode=is_unicode(out)
+            estimate,
+            width=width or terminal_width(out),
+            color=wants_color(out) if color is None else color,
+            unicode=is_unicode(out),
         )
     )
 
 
-def report_text(estimate: Estimate, *, width: int = 100, color: bool = False, unicode: bool = True) -> str:
+def report_text(
+    estimate: Estimate, *, width: int = 100, color: bool = False, unicode: bool = True
+) -> str:
     """The report as text."""
     screen = Screen(width, color=color, unicode=unicode)
     _head(screen, estimate)
@@ -52,7 +74,12 @@ def report_text(estimate: Estimate, *, width: int = 100, color: bool = False, un
     _fits(screen, estimate)
     for finding in estimate.findings:
         screen.flow("  note", [words.printable(finding.text)], indent=INDENT, style=UNSURE)
-    screen.flow("  assumed", [words.printable(text) for text in estimate.assumptions], indent=INDENT, separator="; ")
+    screen.flow(
+        "  assumed",
+        [words.printable(text) for text in estimate.assumptions],
+        indent=INDENT,
+        separator="; ",
+    )
     return screen.text()
 
 
@@ -69,7 +96,9 @@ def _head(screen: Screen, e: Estimate) -> None:
     screen.line((name, "bold"), " " * max(gap, 0), (where, "bold"))
     screen.flow("", words.headline(e), indent=2, separator=", ")
     if mesh := words.mesh(e):
-        screen.flow("", [*mesh, "figures are of the rank that needs most"], indent=2, separator=", ")
+        screen.flow(
+            "", [*mesh, "figures are of the rank that needs most"], indent=2, separator=", "
+        )
 
 
 def _verdict(screen: Screen, e: Estimate) -> None:
@@ -79,10 +108,18 @@ def _verdict(screen: Screen, e: Estimate) -> None:
         cached = e.hardware.usable_bytes - e.memory.reserved.value
         of = f"of {_gib(e.hardware.memory_bytes)} GiB"
         if e.verdict is not Verdict.FITS and spare.low >= 0:
-            how = f"tensors would leave {_gib(spare.value)} {of}, but in pieces too small (fragmentation)"
-            more = "" if e.settings.expandable_segments else "try --allocator expandable_segments:True"
+            how = (
+                f"tensors would leave {_gib(spare.value)} {of}, but in pieces too small"
+                " (fragmentation)"
+            )
+            more = (
+                "" if e.settings.expandable_segments else "try --allocator expandable_segments:True"
+            )
         elif e.verdict is Verdict.UNKNOWN:
-            how, more = f"between {_gib(-spare.low)} GiB too much and {_gib(spare.high)} GiB to spare {of}", ""
+            how, more = (
+                f"between {_gib(-spare.low)} GiB too much and {_gib(spare.high)} GiB to spare {of}",
+                "",
+            )
         elif e.verdict is Verdict.FITS:
             how = f"{_gib(spare.value)} GiB to spare {of} ({_gib(spare.low)}-{_gib(spare.high)})"
             more = (
@@ -91,15 +128,33 @@ def _verdict(screen: Screen, e: Estimate) -> None:
                 else "only where the allocator returns its cache, which costs time"
             )
         else:
-            how, more = f"{_gib(-spare.value)} GiB too much for {_gib(e.hardware.memory_bytes)} GiB", ""
+            how, more = (
+                f"{_gib(-spare.value)} GiB too much for {_gib(e.hardware.memory_bytes)} GiB",
+                "",
+            )
         fitting = len(text) + len(how) + len(more) + 8 <= screen.width
-        screen.line("  ", (text, f"bold {style}"), f"   {how}", (f"   {more}" if fitting else "", "dim"))
+        screen.line(
+            "  ", (text, f"bold {style}"), f"   {how}", (f"   {more}" if fitting else "", "dim")
+        )
     memory = e.memory
     figures = [
-        _figure(name, value) for name, value in (("allocated", memory.allocated), ("reserved", memory.reserved), ("device", memory.device))
+        _figure(name, value)
+        for name, value in (
+            ("allocated", memory.allocated),
+            ("reserved", memory.reserved),
+            ("device", memory.device),
+        )
     ]
-    managed = "unified memory, in and out in every step:" if e.time is not None and e.time.paging_s else "unified memory"
-    elsewhere = [f"{what} {format_bytes(size)}" for what, size in (("host memory", e.host_bytes), (managed, e.managed_bytes)) if size]
+    managed = (
+        "unified memory, in and out in every step:"
+        if e.time is not None and e.time.paging_s
+        else "unified memory"
+    )
+    elsewhere = [
+        f"{what} {format_bytes(size)}"
+        for what, size in (("host memory", e.host_bytes), (managed, e.managed_bytes))
+        if size
+    ]
     screen.flow("  memory", [*figures[:-1], figures[-1] + " GiB", *elsewhere], indent=INDENT)
     if host := words.host_memory(e):
         screen.flow("  host RAM", host, indent=INDENT)
@@ -115,9 +170,17 @@ def _figure(name: str, value: Range) -> str:
 def _peak(screen: Screen, e: Estimate) -> None:
     peaks = list(e.phase_peaks.items())
     op = words.operation(e.timeline, e.peak)
-    first = f"{words.moment(e.timeline, e.peak)}{f', {op}' if op else ''}: {format_bytes(e.peak.nbytes)} requested"
-    others = [f"{words.phase_word(phase)} {_difference(point.nbytes - e.peak.nbytes)}" for phase, point in peaks[1:4]]
-    screen.flow("  peak at", [first, *(["then " + ", ".join(others)] if others else [])], indent=INDENT)
+    first = (
+        f"{words.moment(e.timeline, e.peak)}{f', {op}' if op else ''}:"
+        f" {format_bytes(e.peak.nbytes)} requested"
+    )
+    others = [
+        f"{words.phase_word(phase)} {_difference(point.nbytes - e.peak.nbytes)}"
+        for phase, point in peaks[1:4]
+    ]
+    screen.flow(
+        "  peak at", [first, *(["then " + ", ".join(others)] if others else [])], indent=INDENT
+    )
 
 
 # ---------------------------------------------------------------- what it is made of
@@ -129,28 +192,43 @@ def _components(screen: Screen, components: tuple[Component, ...]) -> None:
     unit, name = (GIB, "GiB") if total >= GIB else (MIB, "MiB")
     labels = max(len(row.label) for row in rows)
     bar_width = max(8, min(20, screen.width - labels - 66))
-    screen.line((f"  {'at the peak'.ljust(labels)} {name:>8}  {'':{bar_width}} where it comes from", "dim"))
+    screen.line(
+        (f"  {'at the peak'.ljust(labels)} {name:>8}  {'':{bar_width}} where it comes from", "dim")
+    )
     largest = max(row.nbytes for row in rows) or 1
     for row in rows:
         drawn = bar(max(row.nbytes, 0) / largest, bar_width, unicode=screen.unicode)
         left = f"  {row.label.ljust(labels)} {_amount(row.nbytes, unit):>8}  "
-        screen.line(left, (drawn.ljust(bar_width), COLORS[row.role]), (f" {words.printable(row.origin)}", "dim"))
+        screen.line(
+            left,
+            (drawn.ljust(bar_width), COLORS[row.role]),
+            (f" {words.printable(row.origin)}", "dim"),
+        )
     screen.line((f"  {'on the device'.ljust(labels)} {_amount(total, unit):>8}", "bold"))
 
 
 def _folded(rows: tuple[Component, ...], total: int) -> list[Component]:
-    """The rows with bytes, in the order of the table; parts of the activations too small to see become one row."""
+    """The rows with bytes, in the order of the table; parts of the activations too small to see
+    become one row."""
     shown: list[Component] = []
     small: list[Component] = []
     for row in rows:
         if row.nbytes:
-            (small if row.role is Role.ACTIVATIONS and row.nbytes < LEAST_SHARE * total else shown).append(row)
+            (
+                small
+                if row.role is Role.ACTIVATIONS and row.nbytes < LEAST_SHARE * total
+                else shown
+            ).append(row)
     if len(small) < 2:
         return [row for row in rows if row.nbytes]
     number, nbytes = sum(row.num_tensors for row in small), sum(row.nbytes for row in small)
     parts = ", ".join(row.label.partition(": ")[2] for row in small)
     folded = small[0].replace(
-        key="activations.other", label=LABELS["activations.other"], nbytes=nbytes, num_tensors=number, origin=f"{number} tensors: {parts}"
+        key="activations.other",
+        label=LABELS["activations.other"],
+        nbytes=nbytes,
+        num_tensors=number,
+        origin=f"{number} tensors: {parts}",
     )
     order = list(LABELS)
     return sorted([*shown, folded], key=lambda row: order.index(row.key))
@@ -172,7 +250,11 @@ def _step(screen: Screen, e: Estimate) -> None:
     for span in drawn.spans:
         start, end = (int(x / drawn.extent * columns) for x in (span.start, span.end))
         name = words.phase_word(span.phase)
-        text = f"|{name} {format_seconds(seconds[span.phase])}" if span.phase in seconds else f"|{name}"
+        text = (
+            f"|{name} {format_seconds(seconds[span.phase])}"
+            if span.phase in seconds
+            else f"|{name}"
+        )
         if len(text) < end - start:
             ruler[start : start + len(text)] = text
             named.add(span.phase)
@@ -181,7 +263,9 @@ def _step(screen: Screen, e: Estimate) -> None:
     screen.line(" " * INDENT, ("".join(ruler).rstrip(), "dim"))
     span = f"between {format_bytes(min(drawn.values))} and {format_bytes(max(drawn.values))}"
     short = [text for phase, text in left.items() if phase not in named]
-    screen.flow("", [span, *(["too short to draw: " + ", ".join(short)] if short else [])], indent=INDENT)
+    screen.flow(
+        "", [span, *(["too short to draw: " + ", ".join(short)] if short else [])], indent=INDENT
+    )
 
 
 COLORS_OF_SPARK = GOOD
@@ -195,8 +279,17 @@ def _speed(screen: Screen, e: Estimate) -> None:
     source = words.speed_source(e)
     whole = e.throughput
     several = whole is not None and whole.gpus > 1
-    speed = f"{whole.tokens_per_s_per_gpu:,.0f} tokens/s a GPU" if whole is not None and several else words.rate(e)
-    rates = [f"{format_seconds(time.seconds)}/step", speed, f"MFU {time.mfu:.0%}", f"HFU {time.hfu:.0%}"]
+    speed = (
+        f"{whole.tokens_per_s_per_gpu:,.0f} tokens/s a GPU"
+        if whole is not None and several
+        else words.rate(e)
+    )
+    rates = [
+        f"{format_seconds(time.seconds)}/step",
+        speed,
+        f"MFU {time.mfu:.0%}",
+        f"HFU {time.hfu:.0%}",
+    ]
     bounds = ("compute", "bandwidth", "launch", "host link", "communication")
     shares = [f"{bound} {time.share(bound):.0%}" for bound in bounds if time.share(bound) >= 0.005]
     if whole is not None and whole.bubble_share >= 0.005:
@@ -229,7 +322,9 @@ def _changes(screen: Screen, changes: tuple[Change, ...]) -> None:
 
 def _tempo(ratio: float) -> str:
     percent = round(100 * (ratio - 1))
-    return "same speed" if percent == 0 else f"{abs(percent)}% {'faster' if percent > 0 else 'slower'}"
+    return (
+        "same speed" if percent == 0 else f"{abs(percent)}% {'faster' if percent > 0 else 'slower'}"
+    )
 
 
 def _fits(screen: Screen, e: Estimate) -> None:
@@ -240,7 +335,13 @@ def _fits(screen: Screen, e: Estimate) -> None:
     screen.flow(
         label,
         _by_size(good)
-        or [f"none of the other {len(e.fits_on)} GPUs in the catalog" if own else f"none of the {len(e.fits_on)} GPUs in the catalog"],
+        or [
+            (
+                f"none of the other {len(e.fits_on)} GPUs in the catalog"
+                if own
+                else f"none of the {len(e.fits_on)} GPUs in the catalog"
+            )
+        ],
         indent=INDENT,
     )
     if unsure:
@@ -250,7 +351,8 @@ def _fits(screen: Screen, e: Estimate) -> None:
 
 
 def _by_size(fits: list[Fit]) -> list[str]:
-    """'16 GiB T4, A16 +9': GPUs of one size together, those with the shortest names first, the smallest few sizes."""
+    """'16 GiB T4, A16 +9': GPUs of one size together, those with the shortest names first, the
+    smallest few sizes."""
     from napkinmath.catalog.gpus import load_gpus
 
     nominal = {gpu.name: gpu.nominal_bytes for gpu in load_gpus()}
@@ -261,12 +363,18 @@ def _by_size(fits: list[Fit]) -> list[str]:
     texts: list[str] = []
     for size in order[:MOST_SIZES]:
         names = sorted(sizes[size], key=len)
-        texts.append(f"{size} GiB {', '.join(names[:MOST_NAMES])}{f' +{len(names) - MOST_NAMES}' if len(names) > MOST_NAMES else ''}")
+        texts.append(
+            f"{size} GiB"
+            f" {', '.join(names[:MOST_NAMES])}{f' +{len(names) - MOST_NAMES}' if len(names) > MOST_NAMES else ''}"
+        )
     larger = sum(len(sizes[size]) for size in order[MOST_SIZES:])
     if not larger:
         return texts
     low, high = order[MOST_SIZES], order[-1]
-    return [*texts, f"and {larger} of {low} GiB" if low == high else f"and {larger} from {low} to {high} GiB"]
+    return [
+        *texts,
+        f"and {larger} of {low} GiB" if low == high else f"and {larger} from {low} to {high} GiB",
+    ]
 
 
 # ---------------------------------------------------------------- numbers

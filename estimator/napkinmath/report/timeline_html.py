@@ -1,7 +1,9 @@
-"""The timeline as one HTML page that needs nothing else: zoom, hover, a legend that toggles; by pointer and by keyboard.
+"""The timeline as one HTML page that needs nothing else: zoom, hover, a legend that toggles; by
+pointer and by keyboard.
 
-The page carries the tensors, the distinct segments and their order, as the Timeline does, and spells them out itself; scripts and
-styles are inlined from timeline_page.js and timeline_page.css, and its content policy forbids fetching anything.
+The page carries the tensors, the distinct segments and their order, as the Timeline does, and
+spells them out itself; scripts and styles are inlined from timeline_page.js and timeline_page.css,
+and its content policy forbids fetching anything.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ def timeline_html(timeline: Timeline, estimate: Estimate | None = None, *, title
         "style": _asset("timeline_page.css"),
         "script": _asset("timeline_page.js"),
         "still": svg(still),
-        "summary": "; ".join(escape(row) for row, heading in beside(still, WIDTH + HEIGHT) if not heading),
+        "summary": "; ".join(
+            escape(row) for row, heading in beside(still, WIDTH + HEIGHT) if not heading
+        ),
     }
     page = PAGE
     for name, value in values.items():
@@ -50,12 +54,18 @@ def page_data(timeline: Timeline, still: Picture) -> str:
     import json
 
     found = drawn.shown(timeline)
-    data = {"lines": [{"label": line.label, "bytes": line.nbytes} for line in (*still.lines, *still.beyond)], **compact(found)}
+    data = {
+        "lines": [
+            {"label": line.label, "bytes": line.nbytes} for line in (*still.lines, *still.beyond)
+        ],
+        **compact(found),
+    }
     return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c").replace("{{", "{\\u007b")
 
 
 def compact(found: Shown) -> dict[str, Any]:
-    """Roles, tensors, distinct segments, their order, and what is alive before them; only what is drawn."""
+    """Roles, tensors, distinct segments, their order, and what is alive before them; only what is
+    drawn."""
     timeline = found.timeline
     used = _used(found)
     place = {tensor: number for number, tensor in enumerate(used)}
@@ -82,7 +92,9 @@ def compact(found: Shown) -> dict[str, Any]:
 def _used(found: Shown) -> list[int]:
     """Tensors that are alive before, or occur in, the segments drawn."""
     used = {t: None for t, n in enumerate(found.counts) if n}
-    for segment in {id(s): s for s in (found.timeline.segments[i] for i in found.segments)}.values():
+    for segment in {
+        id(s): s for s in (found.timeline.segments[i] for i in found.segments)
+    }.values():
         for action, index in segment.events:
             if action in "+-":
                 used[index] = None
@@ -93,8 +105,18 @@ def _used(found: Shown) -> list[int]:
 
 def _tensor(tensor: TensorInfo, roles: list[Role]) -> list[Any]:
     shape = shape_text(tensor) if tensor_axes(tensor) else ""
-    name = tensor.name.removeprefix(f"{tensor.module}.")  # a traced parameter is named by its whole path
-    return [name, roles.index(tensor.role), tensor.module, tensor.requested, shape, type_name(tensor), tensor.source]
+    name = tensor.name.removeprefix(
+        f"{tensor.module}."
+    )  # a traced parameter is named by its whole path
+    return [
+        name,
+        roles.index(tensor.role),
+        tensor.module,
+        tensor.requested,
+        shape,
+        type_name(tensor),
+        tensor.source,
+    ]
 
 
 def _segment(segment: TimelineSegment, place: dict[int, int]) -> dict[str, Any]:

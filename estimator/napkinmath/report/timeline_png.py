@@ -69,7 +69,15 @@ def _draw(axes: Any, p: Picture) -> None:
     axes.set_ylim(0, p.top / p.unit)
     axes.set_yticks(values := ticks(p.top / p.unit), [number(v) for v in values])
     axes.set_xticks(values := ticks(columns.extent / scale, most=9), [number(v) for v in values])
-    axes.set_xlabel(f"time within the step, {name}" if columns.in_seconds else "events in order (no times known)", color=FAINT, fontsize=9)
+    axes.set_xlabel(
+        (
+            f"time within the step, {name}"
+            if columns.in_seconds
+            else "events in order (no times known)"
+        ),
+        color=FAINT,
+        fontsize=9,
+    )
     axes.tick_params(colors=FAINT, labelsize=9)
     axes.grid(axis="y", color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
@@ -82,7 +90,9 @@ def _words(figure: Any, axes: Any, p: Picture) -> None:
     columns = p.columns
     scale = time_unit(columns.extent)[0] if columns.in_seconds else 1.0
     plain: dict[str, Any] = {"parse_math": False}
-    figure.text(0.062, 0.945, words.printable(p.title), fontsize=13, fontweight="bold", color=INK, **plain)
+    figure.text(
+        0.062, 0.945, words.printable(p.title), fontsize=13, fontweight="bold", color=INK, **plain
+    )
     figure.text(0.062, 0.905, words.printable(p.subtitle)[:150], fontsize=8.5, color=FAINT, **plain)
     figure.text(0.055, 0.852, p.unit_name, fontsize=9, color=FAINT, ha="right")
     for span in columns.spans:
@@ -100,8 +110,20 @@ def _words(figure: Any, axes: Any, p: Picture) -> None:
     late = columns.peak_x > 0.88 * columns.extent
     crowded = any(0 <= line.nbytes - p.peak_nbytes < 0.045 * p.top for line in p.lines)
     axes.plot([x], [y], "o", color=INK, markersize=5, clip_on=False)
-    beside_dot = {"xytext": (-8 if late else 8, -13 if crowded else 4), "textcoords": "offset points", "ha": "right" if late else "left"}
-    axes.annotate(f"peak {format_bytes(p.peak_nbytes)}", (x, y), fontsize=9, fontweight="bold", color=INK, path_effects=halo, **beside_dot)
+    beside_dot = {
+        "xytext": (-8 if late else 8, -13 if crowded else 4),
+        "textcoords": "offset points",
+        "ha": "right" if late else "left",
+    }
+    axes.annotate(
+        f"peak {format_bytes(p.peak_nbytes)}",
+        (x, y),
+        fontsize=9,
+        fontweight="bold",
+        color=INK,
+        path_effects=halo,
+        **beside_dot,
+    )
     _panel(figure, p)
 
 
@@ -117,7 +139,10 @@ def _matplotlib(module: str) -> Any:
     try:
         return import_module(f"matplotlib.{module}")
     except ImportError:
-        raise InputError("a PNG needs matplotlib: pip install 'napkinmath[plots]'; .svg and .html need nothing more") from None
+        raise InputError(
+            "a PNG needs matplotlib: pip install 'napkinmath[plots]'; .svg and .html need nothing"
+            " more"
+        ) from None
 
 
 def _panel(figure: Any, p: Picture) -> None:
@@ -131,8 +156,24 @@ def _panel(figure: Any, p: Picture) -> None:
         figure.text(right, y, amount(nbytes, p.unit), fontsize=9, color=INK, ha="right")
     y -= 0.035
     figure.text(left + 0.018, y, "all tensors", fontsize=9, color=INK, fontweight="bold")
-    figure.text(right, y, amount(p.peak_nbytes, p.unit), fontsize=9, color=INK, ha="right", fontweight="bold")
+    figure.text(
+        right,
+        y,
+        amount(p.peak_nbytes, p.unit),
+        fontsize=9,
+        color=INK,
+        ha="right",
+        fontweight="bold",
+    )
     y -= 0.022
     for row, heading in beside(p, PANEL_CHARACTERS):
         y -= 0.036 if heading else 0.028
-        figure.text(left, y, row, fontsize=9 if heading else 8.5, color=INK, fontweight="bold" if heading else "normal", parse_math=False)
+        figure.text(
+            left,
+            y,
+            row,
+            fontsize=9 if heading else 8.5,
+            color=INK,
+            fontweight="bold" if heading else "normal",
+            parse_math=False,
+        )

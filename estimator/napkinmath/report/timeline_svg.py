@@ -1,4 +1,5 @@
-"""The timeline as SVG, written directly: stacked bands by role, phases, the peak and what it is made of; light and dark."""
+"""The timeline as SVG, written directly: stacked bands by role, phases, the peak and what it is
+made of; light and dark."""
 
 from __future__ import annotations
 
@@ -34,12 +35,21 @@ def timeline_svg(timeline: Timeline, estimate: Estimate | None = None, *, title:
 def svg(p: Picture) -> str:
     """A picture as an SVG document."""
     frame = Frame(p)
-    body = [_head(p), *_grid(p, frame), *_bands(p, frame), *_phases(p, frame), *_lines(p, frame), _peak(p, frame), *_panel(p)]
+    body = [
+        _head(p),
+        *_grid(p, frame),
+        *_bands(p, frame),
+        *_phases(p, frame),
+        *_lines(p, frame),
+        _peak(p, frame),
+        *_panel(p),
+    ]
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}"'
-        ' role="img" aria-labelledby="title desc">'
-        f'<title id="title">{escape(p.title)}</title><desc id="desc">{escape("; ".join(row for row, _ in beside(p, WIDTH)))}</desc>'
-        f'<style>{STYLE}</style><rect class="paper" width="{WIDTH}" height="{HEIGHT}"/>' + "\n".join(body) + "</svg>\n"
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}"'
+        f' height="{HEIGHT}" role="img" aria-labelledby="title desc"><title'
+        f' id="title">{escape(p.title)}</title><desc'
+        f' id="desc">{escape("; ".join(row for row, _ in beside(p, WIDTH)))}</desc><style>{STYLE}</style><rect'
+        f' class="paper" width="{WIDTH}" height="{HEIGHT}"/>' + "\n".join(body) + "</svg>\n"
     )
 
 
@@ -61,7 +71,13 @@ class Frame:
 
 def escape(text: str) -> str:
     """Text as XML character data."""
-    return words.printable(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace('"', "&quot;")
+    return (
+        words.printable(text)
+        .replace("&", "&amp;")
+        .replace("<", "&lt;")
+        .replace(">", "&gt;")
+        .replace('"', "&quot;")
+    )
 
 
 def text(x: float, y: float, content: str, *, kind: str = "", anchor: str = "start") -> str:
@@ -97,11 +113,18 @@ def _grid(p: Picture, frame: Frame) -> list[str]:
     for tick in ticks(columns.extent / size, most=9):
         x = frame.x(tick * size)
         parts.append(
-            f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{frame.bottom}" y2="{frame.bottom + 5}"/>'
+            f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{frame.bottom}"'
+            f' y2="{frame.bottom + 5}"/>'
             + text(x, frame.bottom + 19, number(tick), kind="faint", anchor="middle")
         )
-    what = f"time within the step, {name}" if columns.in_seconds else "events in order (no times known)"
-    parts.append(text((frame.left + frame.right) / 2, frame.bottom + 42, what, kind="faint", anchor="middle"))
+    what = (
+        f"time within the step, {name}"
+        if columns.in_seconds
+        else "events in order (no times known)"
+    )
+    parts.append(
+        text((frame.left + frame.right) / 2, frame.bottom + 42, what, kind="faint", anchor="middle")
+    )
     return parts
 
 
@@ -112,16 +135,24 @@ def _bands(p: Picture, frame: Frame) -> list[str]:
     parts: list[str] = []
     for role, heights in zip(columns.roles, columns.heights, strict=True):
         upper = [low + height for low, height in zip(lower, heights, strict=True)]
-        outline = "".join(_outline(upper, frame, width)) + "".join(_outline(lower, frame, width, backwards=True))
+        outline = "".join(_outline(upper, frame, width)) + "".join(
+            _outline(lower, frame, width, backwards=True)
+        )
         parts.append(
-            f'<path fill="{COLORS[role]}" stroke="{COLORS[role]}" stroke-width=".4" d="M{outline[1:]}Z"><title>{escape(role.value)}</title></path>'
+            f'<path fill="{COLORS[role]}" stroke="{COLORS[role]}" stroke-width=".4"'
+            f' d="M{outline[1:]}Z"><title>{escape(role.value)}</title></path>'
         )
         lower = upper
-    parts.append(f'<line class="axis" x1="{frame.left}" x2="{frame.right}" y1="{frame.bottom}" y2="{frame.bottom}"/>')
+    parts.append(
+        f'<line class="axis" x1="{frame.left}" x2="{frame.right}" y1="{frame.bottom}"'
+        f' y2="{frame.bottom}"/>'
+    )
     return parts
 
 
-def _outline(values: list[int], frame: Frame, width: float, *, backwards: bool = False) -> list[str]:
+def _outline(
+    values: list[int], frame: Frame, width: float, *, backwards: bool = False
+) -> list[str]:
     """Steps along the columns, equal neighbours joined."""
     runs: list[tuple[float, float, int]] = []
     start = 0
@@ -130,22 +161,31 @@ def _outline(values: list[int], frame: Frame, width: float, *, backwards: bool =
             runs.append((frame.left + start * width, frame.left + column * width, values[start]))
             start = column
     if backwards:
-        return [f"L{x1:.1f} {frame.y(v):.1f}L{x0:.1f} {frame.y(v):.1f}" for x0, x1, v in reversed(runs)]
+        return [
+            f"L{x1:.1f} {frame.y(v):.1f}L{x0:.1f} {frame.y(v):.1f}" for x0, x1, v in reversed(runs)
+        ]
     return [f"L{x0:.1f} {frame.y(v):.1f}L{x1:.1f} {frame.y(v):.1f}" for x0, x1, v in runs]
 
 
 def _phases(p: Picture, frame: Frame) -> list[str]:
-    """A dashed line where each phase starts, its name above where there is room, else in a hover text."""
+    """A dashed line where each phase starts, its name above where there is room, else in a hover
+    text."""
     parts: list[str] = []
     for span in p.columns.spans:
         x0, x1 = frame.x(span.start), frame.x(span.end)
         label = words.phase_word(span.phase)
         if span.start > 0:
-            parts.append(f'<line class="phase" x1="{x0:.1f}" x2="{x0:.1f}" y1="{frame.top - 14}" y2="{frame.bottom}"/>')
+            parts.append(
+                f'<line class="phase" x1="{x0:.1f}" x2="{x0:.1f}" y1="{frame.top - 14}"'
+                f' y2="{frame.bottom}"/>'
+            )
         if x1 - x0 > len(label) * CHARACTER + 6:
             parts.append(text(x0 + 4, frame.top - 6, label, kind="faint"))
         hover = f"<title>{escape(span.phase.value)}, peak {format_bytes(span.nbytes)}</title>"
-        parts.append(f'<rect class="hover" x="{x0:.1f}" y="{frame.top - 18}" width="{max(x1 - x0, 1):.1f}" height="18">{hover}</rect>')
+        parts.append(
+            f'<rect class="hover" x="{x0:.1f}" y="{frame.top - 18}" width="{max(x1 - x0, 1):.1f}"'
+            f' height="18">{hover}</rect>'
+        )
     return parts
 
 
@@ -154,7 +194,13 @@ def _lines(p: Picture, frame: Frame) -> list[str]:
     for line in p.lines:
         y = frame.y(line.nbytes)
         ends = f'x1="{frame.left}" x2="{frame.right}" y1="{y:.1f}" y2="{y:.1f}"'
-        label = text(frame.right - 6, y - 5, f"{line.label}: {format_bytes(line.nbytes)}", kind="halo", anchor="end")
+        label = text(
+            frame.right - 6,
+            y - 5,
+            f"{line.label}: {format_bytes(line.nbytes)}",
+            kind="halo",
+            anchor="end",
+        )
         parts.append(f'<line class="under" {ends}/><line class="line" {ends}/>{label}')
     return parts
 
@@ -166,9 +212,16 @@ def _panel(p: Picture) -> list[str]:
     for role, nbytes in p.legend:
         y += 22
         swatch = f'<rect x="{x}" y="{y - 11}" width="13" height="13" rx="2" fill="{COLORS[role]}"/>'
-        parts.append(swatch + text(x + 21, y, role.value) + text(end, y, amount(nbytes, p.unit), anchor="end"))
+        parts.append(
+            swatch
+            + text(x + 21, y, role.value)
+            + text(end, y, amount(nbytes, p.unit), anchor="end")
+        )
     y += 22
-    parts.append(text(x + 21, y, "all tensors", kind="bold") + text(end, y, amount(p.peak_nbytes, p.unit), kind="bold", anchor="end"))
+    parts.append(
+        text(x + 21, y, "all tensors", kind="bold")
+        + text(end, y, amount(p.peak_nbytes, p.unit), kind="bold", anchor="end")
+    )
     y += 14
     for row, heading in beside(p, int((end - x) / CHARACTER)):
         y += 22 if heading else 17
@@ -182,5 +235,11 @@ def _peak(p: Picture, frame: Frame) -> str:
     label = f"peak {format_bytes(p.peak_nbytes)}"
     late = x + 10 + len(label) * CHARACTER > frame.right
     crowded = any(0 <= y - frame.y(line.nbytes) < 20 for line in p.lines)
-    name = text(x - 9 if late else x + 9, y + 15 if crowded else y - 4, label, kind="bold halo", anchor="end" if late else "start")
+    name = text(
+        x - 9 if late else x + 9,
+        y + 15 if crowded else y - 4,
+        label,
+        kind="bold halo",
+        anchor="end" if late else "start",
+    )
     return f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="4"/>{name}'

@@ -1,4 +1,5 @@
-"""What is priced, in words: model, method, batch, recomputation, attention, optimizer; phases and moments too."""
+"""What is priced, in words: model, method, batch, recomputation, attention, optimizer; phases and
+moments too."""
 
 from __future__ import annotations
 
@@ -30,12 +31,14 @@ _RANKED = (AdapterKind.LORA, AdapterKind.DORA, AdapterKind.QALORA)
 
 
 def printable(text: str) -> str:
-    """Text from a file or a flag without control characters, so that it cannot move the cursor or end a line."""
+    """Text from a file or a flag without control characters, so that it cannot move the cursor or
+    end a line."""
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def headline(estimate: Estimate) -> list[str]:
-    """What is priced, in phrases: 'QLoRA nf4 + double quant, r16 all-linear', 'batch 4 x 2048', ..."""
+    """What is priced, in phrases: 'QLoRA nf4 + double quant, r16 all-linear', 'batch 4 x 2048',
+    ..."""
     config = estimate.config
     phrases = [
         _method(config),
@@ -57,15 +60,24 @@ def headline(estimate: Estimate) -> list[str]:
 
 
 def mesh(estimate: Estimate) -> list[str]:
-    """How the step is spread, in phrases: '8 x A100-80 in 1 node', 'fsdp2 full over 8'; nothing on one GPU."""
+    """How the step is spread, in phrases: '8 x A100-80 in 1 node', 'fsdp2 full over 8'; nothing on
+    one GPU."""
     parallel, cluster = estimate.config.parallel, estimate.cluster
     if parallel.world_size == 1:
         return []
-    nodes = f" in {cluster.num_nodes} node{'s' if cluster.num_nodes > 1 else ''}" if cluster is not None else ""
+    nodes = (
+        f" in {cluster.num_nodes} node{'s' if cluster.num_nodes > 1 else ''}"
+        if cluster is not None
+        else ""
+    )
     phrases = [f"one of {parallel.world_size} ranks{nodes}"]
     if parallel.data_parallel_size > 1:
         sharding = f" {parallel.sharding.value}" if parallel.data_parallel.is_fsdp else ""
-        copies = f", {parallel.replica_degree} copies" if parallel.shard_degree > 1 and parallel.replica_degree > 1 else ""
+        copies = (
+            f", {parallel.replica_degree} copies"
+            if parallel.shard_degree > 1 and parallel.replica_degree > 1
+            else ""
+        )
         over = parallel.shard_degree if copies else parallel.data_parallel_size
         phrases.append(f"{parallel.data_parallel.value}{sharding} over {over}{copies}")
     for name, size in (
@@ -83,23 +95,32 @@ def _schedule(parallel: ParallelConfig) -> str:
     """The order of a pipeline's work where it is not the usual one: ' (interleaved, 2 chunks)'."""
     if parallel.pipeline_schedule is PipelineSchedule.ONE_F_ONE_B:
         return ""
-    chunks = f", {parallel.virtual_pipeline_size} chunks" if parallel.virtual_pipeline_size > 1 else ""
+    chunks = (
+        f", {parallel.virtual_pipeline_size} chunks" if parallel.virtual_pipeline_size > 1 else ""
+    )
     return f" ({parallel.pipeline_schedule.value}{chunks})"
 
 
 def host_memory(estimate: Estimate) -> list[str]:
-    """What one machine's memory has to take, in phrases: 'loading 120 GiB (8 x 15.0)', 'training 33.6 GiB (8 x 4.2)'; nothing on one GPU."""
+    """What one machine's memory has to take, in phrases: 'loading 120 GiB (8 x 15.0)', 'training
+    33.6 GiB (8 x 4.2)'; nothing on one GPU."""
     if estimate.config.parallel.world_size == 1:
         return []
     host = estimate.host_memory
-    each = f"{host.loading_by} x {format_bytes(host.loading // host.loading_by)}" if host.loading_by > 1 else "one process"
+    each = (
+        f"{host.loading_by} x {format_bytes(host.loading // host.loading_by)}"
+        if host.loading_by > 1
+        else "one process"
+    )
     phrases = [f"loading {format_bytes(host.loading)} ({each})"]
     if host.training:
         phrases.append(f"training {format_bytes(host.training)}")
     if host.nvme:
         phrases.append(f"on NVMe {format_bytes(host.nvme)}")
     if host.capacity:
-        phrases.append(f"of {format_bytes(host.capacity)} a node: {'enough' if host.fits else 'TOO LITTLE'}")
+        phrases.append(
+            f"of {format_bytes(host.capacity)} a node: {'enough' if host.fits else 'TOO LITTLE'}"
+        )
     else:
         phrases.append("a node")
     return phrases
@@ -124,13 +145,23 @@ def _method(config: TrainConfig) -> str:
         name = f"Q{name} {stored}" if adapter.kind is AdapterKind.LORA else f"{name} over {stored}"
     if adapter.kind in _RANKED:
         return f"{name}, r{adapter.rank} {','.join(adapter.targets)}"
-    return f"{name}, {adapter.num_virtual_tokens} tokens" if adapter.kind in (AdapterKind.PROMPT, AdapterKind.PREFIX) else name
+    return (
+        f"{name}, {adapter.num_virtual_tokens} tokens"
+        if adapter.kind in (AdapterKind.PROMPT, AdapterKind.PREFIX)
+        else name
+    )
 
 
 def _batch(estimate: Estimate) -> str:
     config = estimate.config
     steps, lengths = config.gradient_accumulation_steps, config.batch.lengths
-    each = f" x {config.sequence_length}" if reads_tokens(estimate.step) else " images" if config.micro_batch_size != 1 else " image"
+    each = (
+        f" x {config.sequence_length}"
+        if reads_tokens(estimate.step)
+        else " images"
+        if config.micro_batch_size != 1
+        else " image"
+    )
     if lengths and not config.batch.packing:
         each = f", padded to the longest of each ({min(lengths)}-{min(max(lengths), config.sequence_length)} tokens)"  # type: ignore[type-var]
     return (
@@ -151,7 +182,8 @@ def rate(estimate: Estimate) -> str:
 
 
 def largest_sizes(estimate: Estimate) -> list[str]:
-    """'batch up to 9 at 2048', 'context up to 18,000 at batch 1': by requested bytes; nothing without a GPU."""
+    """'batch up to 9 at 2048', 'context up to 18,000 at batch 1': by requested bytes; nothing
+    without a GPU."""
     if estimate.hardware is None:
         return []
     from napkinmath.planning.largest import largest
@@ -164,16 +196,20 @@ def largest_sizes(estimate: Estimate) -> list[str]:
     if not reads_tokens(estimate.step):
         return [f"batch up to {batch:,}"]
     largest_batch = f"batch up to {batch:,}" if batch else "no batch"
-    return [f"{largest_batch} at {config.sequence_length}", f"context up to {context:,} at batch {config.micro_batch_size}"]
+    return [
+        f"{largest_batch} at {config.sequence_length}",
+        f"context up to {context:,} at batch {config.micro_batch_size}",
+    ]
 
 
 def _recompute(config: TrainConfig) -> str:
     recompute = config.recompute
     if recompute.kind is RecomputeKind.NONE:
         return "no checkpointing"
-    name = {RecomputeKind.FULL: "checkpointing", RecomputeKind.EVERY: f"checkpointing every {recompute.every}"}.get(
-        recompute.kind, f"checkpointing {recompute.kind.value}"
-    )
+    name = {
+        RecomputeKind.FULL: "checkpointing",
+        RecomputeKind.EVERY: f"checkpointing every {recompute.every}",
+    }.get(recompute.kind, f"checkpointing {recompute.kind.value}")
     return name if config.training_mode else f"{name} (inactive)"
 
 
@@ -203,16 +239,25 @@ PHASE_WORDS = {Phase.CLIP: "clipping", Phase.STEP: "step"}
 
 
 def measured_memory(estimate: Estimate) -> list[str]:
-    """What real layers, carried over to the whole model, say of its peak beside what was priced; nothing where they cannot."""
+    """What real layers, carried over to the whole model, say of its peak beside what was priced;
+    nothing where they cannot."""
     from napkinmath.calibration.calibrated_time import measured_peaks
 
     peaks = measured_peaks(estimate)
     if not peaks:
         return []
     highest, priced = max(peaks.values()), estimate.peak.nbytes
-    phases = ", ".join(f"{phase} {format_bytes(nbytes)}" for phase, nbytes in peaks.items() if nbytes < highest)
+    phases = ", ".join(
+        f"{phase} {format_bytes(nbytes)}" for phase, nbytes in peaks.items() if nbytes < highest
+    )
     winner = next(phase for phase, nbytes in peaks.items() if nbytes == highest)
-    return [f"{format_bytes(highest)} requested in the {winner}, by real layers ({highest / priced - 1:+.1%} of the priced)", phases]
+    return [
+        (
+            f"{format_bytes(highest)} requested in the {winner}, by real layers"
+            f" ({highest / priced - 1:+.1%} of the priced)"
+        ),
+        phases,
+    ]
 
 
 def speed_source(estimate: Estimate) -> str:
@@ -239,19 +284,29 @@ def moment(timeline: Timeline, point: Point) -> str:
 
 
 def _copy_name(segment: TimelineSegment, repetition: int) -> str:
-    """'model.layers.1..31' in its first repetition -> 'model.layers.1', backward 'model.layers.31'; 'CausalLmHead' -> 'causal lm head'."""
+    """'model.layers.1..31' in its first repetition -> 'model.layers.1', backward 'model.layers.31';
+    'CausalLmHead' -> 'causal lm head'."""
     stem, _, numbers = segment.name.rpartition(".")
     if ".." in segment.name:
         stem, _, last = segment.name.partition("..")
         stem, _, first = stem.rpartition(".")
         if first.isdigit() and last.isdigit():
-            number = int(last) - repetition if segment.phase is Phase.BACKWARD else int(first) + repetition
+            number = (
+                int(last) - repetition
+                if segment.phase is Phase.BACKWARD
+                else int(first) + repetition
+            )
             return f"{stem}.{number}"
-    return segment.name if stem or not numbers[:1].isupper() else "".join(" " + c.lower() if c.isupper() else c for c in numbers).strip()
+    return (
+        segment.name
+        if stem or not numbers[:1].isupper()
+        else "".join(" " + c.lower() if c.isupper() else c for c in numbers).strip()
+    )
 
 
 def operation(timeline: Timeline, point: Point) -> str:
-    """The operation during which a point is reached: the next one that runs, else the last; empty where none is known."""
+    """The operation during which a point is reached: the next one that runs, else the last; empty
+    where none is known."""
     segment = timeline.segments[point.segment]
     later = [index for action, index in segment.events[point.event + 1 :] if action == "!"]
     earlier = [index for action, index in segment.events[: point.event + 1] if action == "!"]
@@ -261,8 +316,20 @@ def operation(timeline: Timeline, point: Point) -> str:
 
 def in_all(whole: Throughput, price_per_gpu_hour: float | None) -> list[str]:
     """All GPUs together: tokens a second, and what a billion tokens take."""
-    parts = [f"{whole.tokens_per_s:,.0f} tokens/s on {whole.gpus:,} GPUs" if whole.gpus > 1 else f"{whole.tokens_per_s:,.0f} tokens/s"]
-    parts.append(f"a billion tokens: {whole.gpu_hours_per_billion:,.1f} GPU-hours, at most {whole.kwh_per_billion:,.0f} kWh")
+    parts = [
+        (
+            f"{whole.tokens_per_s:,.0f} tokens/s on {whole.gpus:,} GPUs"
+            if whole.gpus > 1
+            else f"{whole.tokens_per_s:,.0f} tokens/s"
+        )
+    ]
+    parts.append(
+        f"a billion tokens: {whole.gpu_hours_per_billion:,.1f} GPU-hours, at most"
+        f" {whole.kwh_per_billion:,.0f} kWh"
+    )
     if price_per_gpu_hour is not None:
-        parts.append(f"{whole.price_per_billion(price_per_gpu_hour):,.2f} at {price_per_gpu_hour:g} a GPU-hour")
+        parts.append(
+            f"{whole.price_per_billion(price_per_gpu_hour):,.2f} at {price_per_gpu_hour:g} a"
+            " GPU-hour"
+        )
     return parts

@@ -1,4 +1,5 @@
-"""Answers to requests: the estimate's own JSON, its timeline, the formulas behind each component, and job files."""
+"""Answers to requests: the estimate's own JSON, its timeline, the formulas behind each component,
+and job files."""
 
 from __future__ import annotations
 
@@ -40,7 +41,10 @@ def catalogue() -> dict[str, Any]:
     from napkinmath.exports import KINDS
 
     return {
-        "models": [{"name": row["name"], "parameters": row["parameters"], "family": row["family"]} for row in load_rows()],
+        "models": [
+            {"name": row["name"], "parameters": row["parameters"], "family": row["family"]}
+            for row in load_rows()
+        ],
         "gpus": [{"name": gpu.name, "memory_bytes": gpu.memory_bytes} for gpu in load_gpus()],
         "optimizers": list(OPTIMIZERS),
         "precisions": [p.value for p in Precision],
@@ -60,7 +64,8 @@ def answer(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def details(options: Mapping[str, Any]) -> dict[str, Any]:
-    """What follows: the timeline, the formulas behind each component and operation, other GPUs and what to change."""
+    """What follows: the timeline, the formulas behind each component and operation, other GPUs and
+    what to change."""
     from napkinmath.report.json_report import advice
     from napkinmath.report.roofline_svg import roofline_svg
     from napkinmath.report.timeline_svg import timeline_svg
@@ -90,24 +95,41 @@ def job_file(options: Mapping[str, Any], kind: str) -> dict[str, Any]:
 
 
 def best(options: Mapping[str, Any]) -> dict[str, Any]:
-    """What to run: the options given stay, `goal` says what is best, the batch and what was left at its default are searched."""
+    """What to run: the options given stay, `goal` says what is best, the batch and what was left at
+    its default are searched."""
     from napkinmath.inputs.hardware_options import machines
     from napkinmath.inputs.model_options import model_spec
     from napkinmath.planning.plan import Goal, Machine, open_space, plan, trades
     from napkinmath.report.plan_json import plan_mapping
 
-    kept = {name: value for name, value in options.items() if name not in ("goal", "bs", "grad_accum", "gpu", "vram", "mig")}
+    kept = {
+        name: value
+        for name, value in options.items()
+        if name not in ("goal", "bs", "grad_accum", "gpu", "vram", "mig")
+    }
     spec = model_spec({name: kept.pop(name) for name in ("model", "arch") if name in kept}, [])
-    found = [hardware for hardware in machines({name: options[name] for name in ("gpu", "vram", "mig") if name in options}) if hardware]
+    found = [
+        hardware
+        for hardware in machines(
+            {name: options[name] for name in ("gpu", "vram", "mig") if name in options}
+        )
+        if hardware
+    ]
     if not found:
         raise InputError("a plan is for a GPU; choose one")
     goal = values.choice(str(options.get("goal", Goal.TOKENS.value)), Goal, "goal")
     if goal is Goal.CONTEXT:
         kept.pop("ctx", None)
     # Powers of two, and nothing that the page has no field for.
-    given: dict[str, Sequence[object]] = {**{name: (value,) for name, value in kept.items()}, "bs": BATCHES, "optimizer_in_backward": (kept.get("optimizer_in_backward", False),)}  # fmt: skip
+    given: dict[str, Sequence[object]] = {
+        **{name: (value,) for name, value in kept.items()},
+        "bs": BATCHES,
+        "optimizer_in_backward": (kept.get("optimizer_in_backward", False),),
+    }
     planned = plan(open_space(spec, [Machine(hardware=h) for h in found], given, goal), goal)
-    return plan_mapping(planned, trades(planned.space, planned.best[0]) if planned.best else (), tokens=1e9)
+    return plan_mapping(
+        planned, trades(planned.space, planned.best[0]) if planned.best else (), tokens=1e9
+    )
 
 
 def command(options: Mapping[str, Any]) -> str:
@@ -119,38 +141,57 @@ def command(options: Mapping[str, Any]) -> str:
             words.append(f"--{value}")
         else:
             words += [
-                flag if one is True else f"--no-{flag[2:]}" if one is False else f"{flag} {_quoted(one)}" for one in values.listed(value)
+                (
+                    flag
+                    if one is True
+                    else f"--no-{flag[2:]}"
+                    if one is False
+                    else f"{flag} {_quoted(one)}"
+                )
+                for one in values.listed(value)
             ]
     return " ".join(words)
 
 
 def formulas(e: Estimate) -> dict[str, list[dict[str, Any]]]:
-    """For each component its largest tensors: bytes, formula with symbols and numbers, and where it is from."""
+    """For each component its largest tensors: bytes, formula with symbols and numbers, and where it
+    is from."""
     from napkinmath.report.components import held_by_component
     from napkinmath.report.explain import Scopes, tensor_entries
 
     scopes = Scopes(e)
     return {
-        key: [{"nbytes": int(x.amount), "formula": x.formula, "what": x.what} for x in tensor_entries(held, scopes)[:MOST_FORMULAS]]
+        key: [
+            {"nbytes": int(x.amount), "formula": x.formula, "what": x.what}
+            for x in tensor_entries(held, scopes)[:MOST_FORMULAS]
+        ]
         for key, held in held_by_component(e.timeline, e.peak).items()
     }
 
 
 def operations(e: Estimate) -> list[dict[str, Any]]:
-    """The most expensive operations of each phase with their seconds, formula and bound; none without a known speed."""
+    """The most expensive operations of each phase with their seconds, formula and bound; none
+    without a known speed."""
     if e.speed is None or e.config.parallel.pipeline_parallel_size > 1:
         return []
     from napkinmath.report.explain import cost_entries
 
     return [
-        {"phase": phase, "seconds": x.amount, "count": x.count, "formula": x.formula, "what": x.what}
+        {
+            "phase": phase,
+            "seconds": x.amount,
+            "count": x.count,
+            "formula": x.formula,
+            "what": x.what,
+        }
         for phase, entries in cost_entries(e).items()
         for x in entries[:MOST_OPERATIONS]
     ]
 
 
 def limits(options: Mapping[str, Any]) -> dict[str, int]:
-    """The largest batch and the longest context that surely fit the GPU; nothing where no GPU was named."""
+    """The largest batch and the longest context that surely fit the GPU; nothing where no GPU was
+    named."""
     e, _ = _priced(options)
     if e.hardware is None:
         return {}
@@ -159,8 +200,17 @@ def limits(options: Mapping[str, Any]) -> dict[str, int]:
     return {"batch": largest_batch(e).fits, "context": longest_context(e).fits}
 
 
-ANSWERS = {"/api/estimate": answer, "/api/details": details, "/api/limits": limits, "/api/plan": best, "/api/command": command_line}
-LATER, SEARCHES = frozenset(("/api/details",)), frozenset(("/api/limits", "/api/plan"))  # anything else is what a move waits for
+ANSWERS = {
+    "/api/estimate": answer,
+    "/api/details": details,
+    "/api/limits": limits,
+    "/api/plan": best,
+    "/api/command": command_line,
+}
+LATER, SEARCHES = (
+    frozenset(("/api/details",)),
+    frozenset(("/api/limits", "/api/plan")),
+)  # anything else is what a move waits for
 WORDS = {"/api/plan": frozenset(("goal",))}  # that an answer takes besides the options
 
 

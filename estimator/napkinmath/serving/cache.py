@@ -24,7 +24,8 @@ class Cache:
         self._coming: dict[Hashable, Future[bytes]] = {}
 
     def get(self, key: Hashable, make: Callable[[], bytes]) -> bytes:
-        """The kept answer, the one that somebody else is waiting for, or a new one; raises what `make` raises."""
+        """The kept answer, the one that somebody else is waiting for, or a new one; raises what
+        `make` raises."""
         while True:
             with self._lock:
                 found = self._kept.get(key)

@@ -1,4 +1,5 @@
-"""What a request may ask: the flags of the command line that name no file, each of a known kind; everything else is refused."""
+"""What a request may ask: the flags of the command line that name no file, each of a known kind;
+everything else is refused."""
 
 from __future__ import annotations
 
@@ -18,7 +19,19 @@ MAX_TOKENS = 1 << 24  # batch, context: beyond it a page has no use for the answ
 MAX_MICRO_STEPS = 1024  # each is replayed
 
 SWITCHES = frozenset(
-    ("double_quant", "kbit", "clip", "reentrant", "eval", "compile", "packing", "pinned", "rslora", "optimizer_in_backward", "reference")
+    (
+        "double_quant",
+        "kbit",
+        "clip",
+        "reentrant",
+        "eval",
+        "compile",
+        "packing",
+        "pinned",
+        "rslora",
+        "optimizer_in_backward",
+        "reference",
+    )
 )
 NUMBERS = frozenset(
     (
@@ -41,13 +54,34 @@ NUMBERS = frozenset(
     )
 )
 WORDS = frozenset(
-    ("arch", "method", "gpus", "data_parallel", "targets", "adapter_dtype", "quant", "precision", "optimizer", "checkpointing", "attention", "loss", "kernels", "stack", "offload", "vram", "mig", "dropout", "workload")
-)  # fmt: skip
+    (
+        "arch",
+        "method",
+        "gpus",
+        "data_parallel",
+        "targets",
+        "adapter_dtype",
+        "quant",
+        "precision",
+        "optimizer",
+        "checkpointing",
+        "attention",
+        "loss",
+        "kernels",
+        "stack",
+        "offload",
+        "vram",
+        "mig",
+        "dropout",
+        "workload",
+    )
+)
 KNOWN = frozenset(("model", "gpu")) | SWITCHES | NUMBERS | WORDS
 
 
 def options_of(body: bytes, *, more: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """The options that a JSON body asks for, `more` being words that this answer takes besides; raises InputError for anything else."""
+    """The options that a JSON body asks for, `more` being words that this answer takes besides;
+    raises InputError for anything else."""
     if len(body) > MAX_BODY_BYTES:
         raise InputError(f"a request of {len(body)} bytes is too large; at most {MAX_BODY_BYTES}")
     try:
@@ -57,13 +91,22 @@ def options_of(body: bytes, *, more: frozenset[str] = frozenset()) -> dict[str, 
     if not values.is_mapping(given):
         raise InputError("the request is not a JSON object of options")
     asked = values.mapping(given, "request").items()
-    found = {name: value for name, value in asked if value not in (None, "") and (value is not False or name in SWITCHES - {"eval"})}
-    return {name: _text(name, value) if name in more else _value(name, value) for name, value in found.items()}
+    found = {
+        name: value
+        for name, value in asked
+        if value not in (None, "") and (value is not False or name in SWITCHES - {"eval"})
+    }
+    return {
+        name: _text(name, value) if name in more else _value(name, value)
+        for name, value in found.items()
+    }
 
 
 def _value(name: str, value: Any) -> Any:
     if name not in KNOWN:
-        raise InputError(f"option {shown(name)} is not one of the page's{suggest(str(name), sorted(KNOWN))}")
+        raise InputError(
+            f"option {shown(name)} is not one of the page's{suggest(str(name), sorted(KNOWN))}"
+        )
     if name == "model":
         return _catalogued(value)
     if name == "gpu":
@@ -87,12 +130,16 @@ def _text(name: str, value: object) -> str:
 
 
 def _catalogued(value: object) -> str:
-    """A model by its catalogued name only: a path or a hub id would be a way from a request to the file system or the network."""
+    """A model by its catalogued name only: a path or a hub id would be a way from a request to the
+    file system or the network."""
     from napkinmath.catalog.models import find_row
 
     row = find_row(_text("model", value))
     if row is None:
-        raise InputError(f"model {shown(value)} is not in the catalogue; the page takes catalogued names, or arch for bare numbers")
+        raise InputError(
+            f"model {shown(value)} is not in the catalogue; the page takes catalogued names, or"
+            " arch for bare numbers"
+        )
     return str(row["name"])
 
 

@@ -1,4 +1,5 @@
-"""The server: loopback only, a few kinds of answers, bounded requests, and headers that let the page do nothing but ask it."""
+"""The server: loopback only, a few kinds of answers, bounded requests, and headers that let the
+page do nothing but ask it."""
 
 from __future__ import annotations
 
@@ -29,7 +30,10 @@ FILES = {
 }
 # Nothing from anywhere but here, in no frame; the timeline is an image of this very answer.
 HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src"
+        " data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
     "Referrer-Policy": "no-referrer",
@@ -64,7 +68,9 @@ class Server(ThreadingHTTPServer):
             return self.shutdown_request(request)
         super().process_request(request, client_address)
 
-    def process_request_thread(self, request: socket.socket | tuple[bytes, socket.socket], client_address: Any) -> None:
+    def process_request_thread(
+        self, request: socket.socket | tuple[bytes, socket.socket], client_address: Any
+    ) -> None:
         """The connection to its end."""
         try:
             super().process_request_thread(request, client_address)
@@ -100,7 +106,8 @@ def _read(name: str) -> bytes:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """GET the page's three files and the catalogue; POST options to one of ANSWERS or export/KIND."""
+    """GET the page's three files and the catalogue; POST options to one of ANSWERS or
+    export/KIND."""
 
     server: Server  # pyright: ignore[reportIncompatibleVariableOverride]
     protocol_version = "HTTP/1.1"
@@ -115,7 +122,9 @@ class Handler(BaseHTTPRequestHandler):
         if not self._is_local():
             return
         if path == "/api/catalogue":
-            self._answer(lambda: self.server.cache.get("catalogue", lambda: _encoded(answers.catalogue())))
+            self._answer(
+                lambda: self.server.cache.get("catalogue", lambda: _encoded(answers.catalogue()))
+            )
         elif path in self.server.files:
             content, kind = self.server.files[path]
             self._send(HTTPStatus.OK, content, kind)
@@ -131,7 +140,10 @@ class Handler(BaseHTTPRequestHandler):
         path = self.path
         if not _is_answered(path):
             known = ", ".join(answers.ANSWERS)
-            return self._fail(HTTPStatus.NOT_FOUND, f"there is no answer at {path[:80]!r}; ask {known} or /api/export/KIND")
+            return self._fail(
+                HTTPStatus.NOT_FOUND,
+                f"there is no answer at {path[:80]!r}; ask {known} or /api/export/KIND",
+            )
         body = self._body()
         if body is None:
             return
@@ -140,13 +152,22 @@ class Handler(BaseHTTPRequestHandler):
             options = options_of(body, more=answers.WORDS.get(path, frozenset()))
             key = (path, tuple(sorted((name, str(value)) for name, value in options.items())))
             workers = self.server.workers
-            lane = workers.later if path in answers.LATER else workers.long if path in answers.SEARCHES else workers.quick
-            return self.server.cache.get(key, lambda: lane.run(answers.encoded, path, options, wanted=self._is_there))
+            lane = (
+                workers.later
+                if path in answers.LATER
+                else workers.long
+                if path in answers.SEARCHES
+                else workers.quick
+            )
+            return self.server.cache.get(
+                key, lambda: lane.run(answers.encoded, path, options, wanted=self._is_there)
+            )
 
         self._answer(answer)
 
     def _is_local(self) -> bool:
-        """Only a browser that was told this very address: another name that resolves here may be somebody else's page."""
+        """Only a browser that was told this very address: another name that resolves here may be
+        somebody else's page."""
         if self.headers.get("Host") in self.server.hosts:
             return True
         self._fail(HTTPStatus.MISDIRECTED_REQUEST, f"this page is at {self.server.url} only")
@@ -171,7 +192,10 @@ class Handler(BaseHTTPRequestHandler):
             self._fail(HTTPStatus.LENGTH_REQUIRED, "say how long the options are (Content-Length)")
             return None
         if int(announced) > MAX_BODY_BYTES:
-            self._fail(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"options of {announced[:20]} bytes are too large; at most {MAX_BODY_BYTES}")
+            self._fail(
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+                f"options of {announced[:20]} bytes are too large; at most {MAX_BODY_BYTES}",
+            )
             return None
         return self.rfile.read(int(announced))
 
@@ -188,7 +212,9 @@ class Handler(BaseHTTPRequestHandler):
         except Exception as error:  # our own mistake: said without its insides
             self.log_error("%s: %s", type(error).__name__, error)
             return self._fail(
-                HTTPStatus.INTERNAL_SERVER_ERROR, f"this configuration could not be priced ({type(error).__name__}); please report it"
+                HTTPStatus.INTERNAL_SERVER_ERROR,
+                f"this configuration could not be priced ({type(error).__name__}); please"
+                " report it",
             )
         self._send(HTTPStatus.OK, content, "application/json")
 

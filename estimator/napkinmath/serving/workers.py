@@ -1,4 +1,5 @@
-"""Processes that price, in lanes: a slider's move never waits behind a long answer, nor for the interpreter lock of another move."""
+"""Processes that price, in lanes: a slider's move never waits behind a long answer, nor for the
+interpreter lock of another move."""
 
 from __future__ import annotations
 
@@ -50,10 +51,15 @@ class Lane:
     def _started(self) -> ProcessPoolExecutor:
         # Not forked: other threads of this process may hold locks at that moment.
         context = multiprocessing.get_context("spawn")
-        return ProcessPoolExecutor(self._size, mp_context=context, initializer=_begin, initargs=(self._nice,))
+        return ProcessPoolExecutor(
+            self._size, mp_context=context, initializer=_begin, initargs=(self._nice,)
+        )
 
-    def run(self, make: Callable[..., bytes], *arguments: object, wanted: Callable[[], bool]) -> bytes:
-        """The answer, made in one of the processes when its turn has come and if it is `wanted` then.
+    def run(
+        self, make: Callable[..., bytes], *arguments: object, wanted: Callable[[], bool]
+    ) -> bytes:
+        """The answer, made in one of the processes when its turn has come and if it is `wanted`
+        then.
 
         Raises Busy, Gone, Failed, or NapkinError where `make` does.
         """
@@ -79,14 +85,17 @@ class Lane:
         pool = self._pool
         try:
             return pool.submit(_made, make, *arguments).result()
-        except BrokenExecutor as error:  # killed from outside, for memory perhaps: the next one gets new processes
+        except (
+            BrokenExecutor
+        ) as error:  # killed from outside, for memory perhaps: the next one gets new processes
             with self._lock:
                 if self._pool is pool:
                     self._pool = self._started()
             raise Busy("the process that priced this was ended; ask again") from error
 
     def warm(self, begin: Callable[[], bytes]) -> None:
-        """Starts the processes with something to do, so that the first to ask does not wait for them."""
+        """Starts the processes with something to do, so that the first to ask does not wait for
+        them."""
         for _ in range(self._size):
             self._pool.submit(_made, begin)
 
@@ -96,7 +105,8 @@ class Lane:
 
 
 class Workers:
-    """A lane for moves, one for what the page shows after them, and one for searches, each less urgent than the one before."""
+    """A lane for moves, one for what the page shows after them, and one for searches, each less
+    urgent than the one before."""
 
     def __init__(self) -> None:
         self.quick = Lane(max(1, min(MOST_QUICK, os.cpu_count() or 1)))
@@ -130,7 +140,10 @@ def _begin(nice: int) -> None:
         import resource
 
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
-        resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES if hard == resource.RLIM_INFINITY else min(MOST_BYTES, hard), hard))
+        resource.setrlimit(
+            resource.RLIMIT_AS,
+            (MOST_BYTES if hard == resource.RLIM_INFINITY else min(MOST_BYTES, hard), hard),
+        )
     except (ImportError, ValueError, OSError):  # Windows has none; others may refuse
         pass
 
@@ -146,11 +159,14 @@ def _end_with_the_server() -> None:
 
 
 def _too_long(signum: int, frame: FrameType | None) -> None:
-    raise TooLong(f"this takes longer than {SECONDS_TO_PRICE} s; ask for less, or use the command line")
+    raise TooLong(
+        f"this takes longer than {SECONDS_TO_PRICE} s; ask for less, or use the command line"
+    )
 
 
 def _made(make: Callable[..., bytes], *arguments: object) -> tuple[str, bytes]:
-    """(how it went, the answer or the reason): exceptions are not sent, since not every one survives being pickled."""
+    """(how it went, the answer or the reason): exceptions are not sent, since not every one
+    survives being pickled."""
     timed = hasattr(signal, "setitimer")
     if timed:
         signal.setitimer(signal.ITIMER_REAL, SECONDS_TO_PRICE)

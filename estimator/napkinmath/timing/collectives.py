@@ -1,9 +1,11 @@
-"""Seconds of collectives on a cluster, as NCCL runs them: rings that pipeline, sums in the switch, trees between nodes.
+"""Seconds of collectives on a cluster, as NCCL runs them: rings that pipeline, sums in the switch,
+trees between nodes.
 
-A ring of p steps cuts the message into chunks; with the best chunk it takes `(sqrt(wire) + sqrt(hops))^2`, where `wire` is the message
-at the link's bandwidth and `hops` the sum of the steps' latencies: the time of a small message is its hops, of a large one its bytes, and
-the rise between them needs no further constant. Message sizes are those of nccl-tests: what a gather makes, what a reduction reads, what
-one rank holds in an all-to-all. Sizes may be numbers or numpy arrays.
+A ring of p steps cuts the message into chunks; with the best chunk it takes `(sqrt(wire) +
+sqrt(hops))^2`, where `wire` is the message at the link's bandwidth and `hops` the sum of the steps'
+latencies: the time of a small message is its hops, of a large one its bytes, and the rise between
+them needs no further constant. Message sizes are those of nccl-tests: what a gather makes, what a
+reduction reads, what one rank holds in an all-to-all. Sizes may be numbers or numpy arrays.
 """
 
 from __future__ import annotations
@@ -11,7 +13,12 @@ from __future__ import annotations
 from napkinmath.base.errors import InputError, shown
 from napkinmath.base.record import Record
 from napkinmath.base.units import MIB
-from napkinmath.catalog.links import attained_on_gpu_link, attained_on_network, attained_on_pcie, default_network
+from napkinmath.catalog.links import (
+    attained_on_gpu_link,
+    attained_on_network,
+    attained_on_pcie,
+    default_network,
+)
 from napkinmath.config.cluster import Cluster, NetworkLink
 
 TYPE_CHECKING = False
@@ -28,28 +35,35 @@ if TYPE_CHECKING:
     Seconds: TypeAlias = Any
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce", "all-to-all", "send")
-# Start of a collective's kernel: 8 us on A100 and B200, 5 on H100 and RTX PRO 6000 (nccl-tests tables of ai-dynamo/aiconfigurator).
+# Start of a collective's kernel: 8 us on A100 and B200, 5 on H100 and RTX PRO 6000 (nccl-tests
+# tables of ai-dynamo/aiconfigurator).
 _START_S = 7e-6
-# A rank's own part is copied (or summed) within the GPU while the ring runs, on the same few SMs: multiples of the ring's bandwidth that
-# give the tables' times of 2, 4 and 8 A100 (all-gather 75, 96, 103 GB/s at 0.5 GB).
+# A rank's own part is copied (or summed) within the GPU while the ring runs, on the same few SMs:
+# multiples of the ring's bandwidth that give the tables' times of 2, 4 and 8 A100 (all-gather 75,
+# 96, 103 GB/s at 0.5 GB).
 _COPY_SPEED = {"all-gather": 1.6, "send": 1e9}
 _SUM_SPEED = 2.45
-_LEAST_COPY_BYTES_PER_S = 300e9  # where the ring is PCI Express, the copy within the GPU is still one of its memory
-# Summing in the switch starts slower (NCCL src/graph/tuning.cc, hardware latency of NVLS) and pipelines with larger chunks.
+_LEAST_COPY_BYTES_PER_S = (
+    300e9  # where the ring is PCI Express, the copy within the GPU is still one of its memory
+)
+# Summing in the switch starts slower (NCCL src/graph/tuning.cc, hardware latency of NVLS) and
+# pipelines with larger chunks.
 _SHARP_START_S = 25e-6
 _SHARP_CHUNK_S = 1.3e-6
 # A tree's links carry what a ring's do, less a loss: NCCL src/graph/tuning.cc takes 0.92.
 _TREE_SHARE = 0.92
-# Device memory of the first communicator outside torch's allocator: 342 MiB with two ranks, 392 MiB with more (ai-dynamo/aiconfigurator
-# systems/*.yaml, nccl_mem).
+# Device memory of the first communicator outside torch's allocator: 342 MiB with two ranks, 392 MiB
+# with more (ai-dynamo/aiconfigurator systems/*.yaml, nccl_mem).
 _COMMUNICATOR_BYTES = 342 * MIB
 _COMMUNICATOR_BYTES_MANY = 392 * MIB
-# Each further one shares the kernels but has buffers of its own: NCCL_BUFFSIZE of 4 MiB on the two ends of 8 to 12 channels.
+# Each further one shares the kernels but has buffers of its own: NCCL_BUFFSIZE of 4 MiB on the two
+# ends of 8 to 12 channels.
 _FURTHER_COMMUNICATOR_BYTES = 80 * MIB
 
 
 class Fabric(Record):
-    """What a group of ranks sees: bytes/s of its ring within a node, and of its share of the adapters between nodes; seconds of a hop."""
+    """What a group of ranks sees: bytes/s of its ring within a node, and of its share of the
+    adapters between nodes; seconds of a hop."""
 
     ranks: int
     nodes: int
@@ -64,13 +78,21 @@ class Fabric(Record):
         """Of a ring through all ranks."""
         if self.nodes == 1:
             return self.bus_bytes_per_s
-        return self.network_bytes_per_s if self.ranks == self.nodes else min(self.bus_bytes_per_s, self.network_bytes_per_s)
+        return (
+            self.network_bytes_per_s
+            if self.ranks == self.nodes
+            else min(self.bus_bytes_per_s, self.network_bytes_per_s)
+        )
 
 
 def fabric(cluster: Cluster, ranks: int, stride: int = 1) -> Fabric:
-    """The fabric of a group of `ranks` ranks that lie `stride` apart; InputError where the cluster has not as many."""
+    """The fabric of a group of `ranks` ranks that lie `stride` apart; InputError where the cluster
+    has not as many."""
     if ranks < 1 or stride < 1 or ranks * stride > cluster.num_gpus:
-        raise InputError(f"a group of {ranks} ranks, {shown(stride)} apart, does not fit {cluster.num_gpus} GPUs; use fewer ranks")
+        raise InputError(
+            f"a group of {ranks} ranks, {shown(stride)} apart, does not fit {cluster.num_gpus}"
+            " GPUs; use fewer ranks"
+        )
     per_node = max(1, min(ranks, cluster.gpus_per_node // stride))
     nodes = -(-ranks // per_node)
     bus, hop, sharp = _within_node(cluster.hardware.gpu, per_node)
@@ -79,9 +101,14 @@ def fabric(cluster: Cluster, ranks: int, stride: int = 1) -> Fabric:
     link = network_of(cluster)
     attained = attained_on_network(link.kind)
     return Fabric(
-        ranks=ranks, nodes=nodes, bus_bytes_per_s=bus, hop_s=hop, sharp_bytes_per_s=sharp,
-        network_bytes_per_s=per_node * link.bytes_per_s * attained.share, network_hop_s=attained.hop_s,
-    )  # fmt: skip
+        ranks=ranks,
+        nodes=nodes,
+        bus_bytes_per_s=bus,
+        hop_s=hop,
+        sharp_bytes_per_s=sharp,
+        network_bytes_per_s=per_node * link.bytes_per_s * attained.share,
+        network_hop_s=attained.hop_s,
+    )
 
 
 def network_of(cluster: Cluster) -> NetworkLink:
@@ -100,41 +127,58 @@ def sources(cluster: Cluster, group: Fabric) -> tuple[str, ...]:
     within = (
         attained_on_gpu_link(gpu.gpu_link.kind, gpu.gpu_link.generation)
         if gpu.gpu_link is not None and is_linked(cluster, group)
-        else attained_on_pcie(ranks=-(-group.ranks // group.nodes), through_host=not has_peer_access(gpu))
+        else attained_on_pcie(
+            ranks=-(-group.ranks // group.nodes), through_host=not has_peer_access(gpu)
+        )
     )
     between = attained_on_network(network_of(cluster).kind).sources if group.nodes > 1 else ()
     return tuple(dict.fromkeys((*within.sources, *between)))
 
 
 def _within_node(gpu: Gpu, ranks: int) -> tuple[float, float, float]:
-    """(bytes/s of a ring, seconds of a hop, bytes/s of sums in the switch) among some GPUs of a node."""
+    """(bytes/s of a ring, seconds of a hop, bytes/s of sums in the switch) among some GPUs of a
+    node."""
     link = gpu.gpu_link
     if link is not None and has_links_for(gpu, ranks):
         attained = attained_on_gpu_link(link.kind, link.generation)
-        sharp = attained.sharp_share * link.bytes_per_s if attained.sharp_from and ranks >= attained.sharp_from else 0.0
+        sharp = (
+            attained.sharp_share * link.bytes_per_s
+            if attained.sharp_from and ranks >= attained.sharp_from
+            else 0.0
+        )
         return attained.share * link.bytes_per_s * _links_used(gpu, ranks), attained.hop_s, sharp
     through_host = not has_peer_access(gpu)
     attained = attained_on_pcie(ranks=ranks, through_host=through_host)
     # A desktop processor has 16 lanes for graphics cards, which two cards share.
-    lanes = 0.5 if through_host and ranks == 2 and gpu.host_link.lanes == 16 and not gpu.host_link.own_lanes else 1.0
+    lanes = (
+        0.5
+        if through_host and ranks == 2 and gpu.host_link.lanes == 16 and not gpu.host_link.own_lanes
+        else 1.0
+    )
     return attained.share * gpu.host_link.bytes_per_s * lanes, attained.hop_s, 0.0
 
 
 def is_switched(gpu: Gpu) -> bool:
     """Whether all GPUs of a node reach each other at the full rate of their links (NVSwitch)."""
-    return ("SXM" in gpu.name and gpu.compute_capability not in ("6.0", "7.0")) or gpu.name.startswith(("GH", "GB2", "GB3", "H20-"))
+    return (
+        "SXM" in gpu.name and gpu.compute_capability not in ("6.0", "7.0")
+    ) or gpu.name.startswith(("GH", "GB2", "GB3", "H20-"))
 
 
 def has_links_for(gpu: Gpu, ranks: int) -> bool:
-    """Whether a group communicates over the GPUs' own links: bridges join pairs only, and GeForce cards seldom have one."""
+    """Whether a group communicates over the GPUs' own links: bridges join pairs only, and GeForce
+    cards seldom have one."""
     if gpu.gpu_link is None or gpu.name.startswith(("RTX 20", "RTX 30", "Titan")):
         return False
     return is_switched(gpu) or gpu.gpu_link.kind != "nvlink" or "SXM" in gpu.name or ranks == 2
 
 
 def has_peer_access(gpu: Gpu) -> bool:
-    """Whether GPUs read each other's memory over PCI Express; the driver denies it to GeForce cards."""
-    return not gpu.name.startswith(("RTX 20", "RTX 30", "RTX 40", "RTX 50", "Titan")) or gpu.name.startswith(("RTX 4000", "RTX 5000"))
+    """Whether GPUs read each other's memory over PCI Express; the driver denies it to GeForce
+    cards."""
+    return not gpu.name.startswith(
+        ("RTX 20", "RTX 30", "RTX 40", "RTX 50", "Titan")
+    ) or gpu.name.startswith(("RTX 4000", "RTX 5000"))
 
 
 def _links_used(gpu: Gpu, ranks: int) -> float:
@@ -143,13 +187,16 @@ def _links_used(gpu: Gpu, ranks: int) -> float:
         return 1.0
     if gpu.gpu_link.kind == "infinity-fabric":
         return min(1.0, (ranks - 1) / 7)
-    if "SXM" in gpu.name:  # the hybrid cube mesh of eight: a pair shares two of six links, four use half
+    if (
+        "SXM" in gpu.name
+    ):  # the hybrid cube mesh of eight: a pair shares two of six links, four use half
         return {2: 1 / 3, 3: 1 / 2, 4: 1 / 2}.get(ranks, 1.0)
     return 1.0
 
 
 def collective_s(kind: str, nbytes: Sizes, group: Fabric) -> Seconds:
-    """Seconds of one collective of `nbytes` by the fastest algorithm; InputError for a kind that does not exist."""
+    """Seconds of one collective of `nbytes` by the fastest algorithm; InputError for a kind that
+    does not exist."""
     return _fastest(algorithms(kind, nbytes, group))
 
 
@@ -180,7 +227,8 @@ def bus_factor(kind: str, ranks: int) -> float:
 
 
 def communicator_bytes(group_sizes: tuple[int, ...]) -> int:
-    """Device memory, outside torch's allocator, of one communicator for each group size above one."""
+    """Device memory, outside torch's allocator, of one communicator for each group size above
+    one."""
     sizes = [size for size in group_sizes if size > 1]
     if not sizes:
         return 0
@@ -188,8 +236,11 @@ def communicator_bytes(group_sizes: tuple[int, ...]) -> int:
     return first + (len(sizes) - 1) * _FURTHER_COMMUNICATOR_BYTES
 
 
-def network_on(cluster: Cluster, parallel: ParallelConfig) -> Callable[[Collective, Bindings], Seconds]:
-    """What prices a step's collectives: groups by axis of the mesh, tensor-parallel ranks innermost, pipeline stages outermost."""
+def network_on(
+    cluster: Cluster, parallel: ParallelConfig
+) -> Callable[[Collective, Bindings], Seconds]:
+    """What prices a step's collectives: groups by axis of the mesh, tensor-parallel ranks
+    innermost, pipeline stages outermost."""
     fabrics: dict[tuple[str, int], Fabric] = {}
     strides = axis_strides(parallel)
 
@@ -197,7 +248,9 @@ def network_on(cluster: Cluster, parallel: ParallelConfig) -> Callable[[Collecti
         key = (cost.axis, cost.ranks)
         if key not in fabrics:
             stride = strides.get(cost.axis, 1)
-            if cost.axis == "pipeline":  # a send goes from one stage to the next, however many there are
+            if (
+                cost.axis == "pipeline"
+            ):  # a send goes from one stage to the next, however many there are
                 fabrics[key] = fabric(cluster, 2, stride)
             else:
                 fabrics[key] = fabric(cluster, cost.ranks, stride)
@@ -207,9 +260,12 @@ def network_on(cluster: Cluster, parallel: ParallelConfig) -> Callable[[Collecti
 
 
 def group_sizes(parallel: ParallelConfig) -> tuple[int, ...]:
-    """Ranks of each communicator that a rank is in: one an axis, the two halves of hybrid sharding apart."""
+    """Ranks of each communicator that a rank is in: one an axis, the two halves of hybrid sharding
+    apart."""
     whole = parallel.data_parallel_size * parallel.context_parallel_size
-    data = (parallel.shard_degree, parallel.replica_degree) if parallel.shard_degree > 1 else (whole,)
+    data = (
+        (parallel.shard_degree, parallel.replica_degree) if parallel.shard_degree > 1 else (whole,)
+    )
     experts = parallel.expert_parallel_size
     return (
         *data,
@@ -222,17 +278,29 @@ def group_sizes(parallel: ParallelConfig) -> tuple[int, ...]:
 
 
 def axis_strides(parallel: ParallelConfig) -> dict[str, int]:
-    """How far apart neighbours on an axis lie: tensor, context, data (shards within replicas), pipeline, from the inside out.
+    """How far apart neighbours on an axis lie: tensor, context, data (shards within replicas),
+    pipeline, from the inside out.
 
-    Ranks that share a sequence share weights too, so sums and shards run over both; experts are spread over neighbours among them.
+    Ranks that share a sequence share weights too, so sums and shards run over both; experts are
+    spread over neighbours among them.
     """
-    tensor, expert = parallel.tensor_parallel_size, parallel.tensor_parallel_size * parallel.expert_parallel_size
+    tensor, expert = (
+        parallel.tensor_parallel_size,
+        parallel.tensor_parallel_size * parallel.expert_parallel_size,
+    )
     replica = tensor * parallel.shard_degree
     return {
-        "tensor": 1, "context": tensor, "expert": tensor, "data": tensor, "shard": tensor, "replica": replica,
-        "expert data": expert, "expert shard": expert, "expert replica": max(replica, expert),
+        "tensor": 1,
+        "context": tensor,
+        "expert": tensor,
+        "data": tensor,
+        "shard": tensor,
+        "replica": replica,
+        "expert data": expert,
+        "expert shard": expert,
+        "expert replica": max(replica, expert),
         "pipeline": tensor * parallel.context_parallel_size * parallel.data_parallel_size,
-    }  # fmt: skip
+    }
 
 
 # ---------------------------------------------------------------- algorithms
@@ -250,21 +318,30 @@ def _ring_s(kind: str, nbytes: Sizes, group: Fabric) -> Seconds:
 
 
 def _tree_s(nbytes: Sizes, group: Fabric) -> Seconds:
-    """Two binary trees over the nodes, a chain within each; between two nodes either link carries half of what a ring's does."""
+    """Two binary trees over the nodes, a chain within each; between two nodes either link carries
+    half of what a ring's does."""
     per_node = group.ranks / group.nodes
     carried = 1.0 if group.nodes == 2 else 2.0
-    wire = nbytes * max(carried / group.network_bytes_per_s, 2.0 * (per_node > 1) / group.bus_bytes_per_s) / _TREE_SHARE
+    wire = (
+        nbytes
+        * max(carried / group.network_bytes_per_s, 2.0 * (per_node > 1) / group.bus_bytes_per_s)
+        / _TREE_SHARE
+    )
     hops = 2 * ((per_node - 1) * group.hop_s + (group.nodes - 1).bit_length() * group.network_hop_s)
     return _START_S + _pipelined(wire, hops)
 
 
 def _sharp_s(nbytes: Sizes, group: Fabric) -> Seconds:
-    """The switch sums what it is read through and multicasts what is written: (1 + 1/n) of the message per GPU."""
+    """The switch sums what it is read through and multicasts what is written: (1 + 1/n) of the
+    message per GPU."""
     per_node = group.ranks / group.nodes
     wire = nbytes * (1 + 1 / per_node) / group.sharp_bytes_per_s
     hops = _SHARP_CHUNK_S
     if group.nodes > 1:
-        wire = _larger(wire, nbytes * (1.0 if group.nodes == 2 else 2.0) / group.network_bytes_per_s / _TREE_SHARE)
+        wire = _larger(
+            wire,
+            nbytes * (1.0 if group.nodes == 2 else 2.0) / group.network_bytes_per_s / _TREE_SHARE,
+        )
         hops += 2 * (group.nodes - 1).bit_length() * group.network_hop_s
     return _SHARP_START_S + _pipelined(wire, hops)
 
@@ -273,18 +350,30 @@ def _all_to_all_s(nbytes: Sizes, group: Fabric) -> Seconds:
     """Every rank sends a part to every other; the parts for other nodes go through the adapters."""
     n, per_node = group.ranks, group.ranks / group.nodes
     inside = nbytes * (per_node - 1) / n / group.bus_bytes_per_s
-    outside = nbytes * (n - per_node) / n / (group.network_bytes_per_s / per_node) if group.nodes > 1 else 0.0
+    outside = (
+        nbytes * (n - per_node) / n / (group.network_bytes_per_s / per_node)
+        if group.nodes > 1
+        else 0.0
+    )
     hops = group.hop_s * (per_node - 1) + group.network_hop_s * (group.nodes - 1) ** 0.5
     return _START_S + _pipelined(inside + outside, hops) + _own_part_s("all-to-all", nbytes, group)
 
 
 def _own_part_s(kind: str, nbytes: Sizes, group: Fabric) -> Seconds:
-    return nbytes / group.ranks / max(group.bus_bytes_per_s * _COPY_SPEED.get(kind, _SUM_SPEED), _LEAST_COPY_BYTES_PER_S)
+    return (
+        nbytes
+        / group.ranks
+        / max(group.bus_bytes_per_s * _COPY_SPEED.get(kind, _SUM_SPEED), _LEAST_COPY_BYTES_PER_S)
+    )
 
 
 def _path(group: Fabric) -> float:
     """Bytes/s from one rank to the next."""
-    return group.bus_bytes_per_s if group.nodes == 1 else group.network_bytes_per_s * group.nodes / group.ranks
+    return (
+        group.bus_bytes_per_s
+        if group.nodes == 1
+        else group.network_bytes_per_s * group.nodes / group.ranks
+    )
 
 
 def _pipelined(wire: Seconds, hops: Seconds) -> Seconds:

@@ -1,8 +1,11 @@
-"""Seconds of the physical kinds of work on a GPU, for sizes as numbers or numpy arrays (which broadcast).
+"""Seconds of the physical kinds of work on a GPU, for sizes as numbers or numpy arrays (which
+broadcast).
 
-Matrix products are cut into tiles that fill the SMs in waves, after a fixed start; attention adds work per score that does not
-overlap; everything else moves bytes, after the start of a kernel; 4-bit decoding is bound by instructions. Each function takes a `Gpu`,
-whose rates `napkinmath.timing.attainable` derives from the datasheet, or an `Efficiency` in which a calibration has replaced some.
+Matrix products are cut into tiles that fill the SMs in waves, after a fixed start; attention adds
+work per score that does not overlap; everything else moves bytes, after the start of a kernel;
+4-bit decoding is bound by instructions. Each function takes a `Gpu`, whose rates
+`napkinmath.timing.attainable` derives from the datasheet, or an `Efficiency` in which a calibration
+has replaced some.
 """
 
 from __future__ import annotations
@@ -24,66 +27,91 @@ if TYPE_CHECKING:
 # Tiles a library has for any product: (rows, columns), largest first.
 TILES = ((128, 256), (128, 128), (64, 64))
 _LARGEST_FEED = 1 / 128 + 1 / 256
-# Start of a product, of a wave, of a split sum, and the cost of small tiles: fitted together on 141 bf16 products of 0.03 to 550
-# GFLOP on H100 (openxla/xla matmul_interpolator_data.h), median error 5%, 90th percentile 13%.
+# Start of a product, of a wave, of a split sum, and the cost of small tiles: fitted together on 141
+# bf16 products of 0.03 to 550 GFLOP on H100 (openxla/xla matmul_interpolator_data.h), median error
+# 5%, 90th percentile 13%.
 _GEMM_START_S = 4.7e-6
 _WAVE_START_S = 0.6e-6
 _SPLIT_S = 2.0e-6
 _FEED_COST = 18.0
 _MIN_K_PER_SPLIT = 1024
-# Rows that do not start on 16 bytes: 107-116 TFLOP/s for N = 2055-2073 against 156 for N = 2040 on RTX 4090 (pytorch issue 181718).
+# Rows that do not start on 16 bytes: 107-116 TFLOP/s for N = 2055-2073 against 156 for N = 2040 on
+# RTX 4090 (pytorch issue 181718).
 _UNALIGNED_SHARE = 0.72
-# On Hopper and data-centre Blackwell such a product also loses the kernels built on the tensor memory accelerator (`mma.sync` instead).
+# On Hopper and data-centre Blackwell such a product also loses the kernels built on the tensor
+# memory accelerator (`mma.sync` instead).
 _NO_TMA_SHARE = 0.68
-# Batched products with such rows leave the matrix units, and reach this share of the fp32 lanes: heads of 108 instead of 216 cost GPT-182B
-# 38 and 40 s of an iteration for 3.9e14 FLOP on an A100, 9 TFLOP/s (bigscience train/tr11-176B-ml/chronicles-prequel.md, NHEADS 128 against
+# Batched products with such rows leave the matrix units, and reach this share of the fp32 lanes:
+# heads of 108 instead of 216 cost GPT-182B
+# 38 and 40 s of an iteration for 3.9e14 FLOP on an A100, 9 TFLOP/s (bigscience
+# train/tr11-176B-ml/chronicles-prequel.md, NHEADS 128 against
 # 64 at NHIDDEN 13824, tensor 8 and 4; CUDA 11). Not seen on Hopper and later, and not taken there.
 _UNALIGNED_BATCH_SHARE = 0.46
-# torch's pointwise kernels that cast, broadcast or walk strides leave the vectorized path, and column sums run below it; together with
-# the reductions of a norm they reach about this much of a plain copy (Liger-Kernel benchmark csv, RMSNorm of transformers on A100:
+# torch's pointwise kernels that cast, broadcast or walk strides leave the vectorized path, and
+# column sums run below it; together with the reductions of a norm they reach about this much of a
+# plain copy (Liger-Kernel benchmark csv, RMSNorm of transformers on A100:
 # 6.9 ms for the ~9 GB that its eager forward and backward move at hidden size 32768).
 _EAGER_SHARE = 0.8
-# Time of a streaming kernel is a + V / b: a = 2.5-2.7 us launched one by one, 1.3 us from a graph (te42kyfo/gpu-benches
-# gpu-small-kernels, A100 and H200).
+# Time of a streaming kernel is a + V / b: a = 2.5-2.7 us launched one by one, 1.3 us from a graph
+# (te42kyfo/gpu-benches gpu-small-kernels, A100 and H200).
 _KERNEL_START_S = 2.5e-6
-# Of a kernel's traffic the reads can hit what the kernel before left in L2, the writes drain to memory.
+# Of a kernel's traffic the reads can hit what the kernel before left in L2, the writes drain to
+# memory.
 _L2_HIT_SHARE = 0.5
-# Loading, the last rescaling and storing of one tile of queries cost what this many more keys would. Forward: FA2 causal on H100
-# reaches 298, 319, 335 TFLOP/s at 2k, 4k, 16k (FlashAttention-3 paper). Backward: 190, 239, 264, 280, 299 at 512 to 8k on H100,
+# Loading, the last rescaling and storing of one tile of queries cost what this many more keys
+# would. Forward: FA2 causal on H100 reaches 298, 319, 335 TFLOP/s at 2k, 4k, 16k (FlashAttention-3
+# paper). Backward: 190, 239, 264, 280, 299 at 512 to 8k on H100,
 # 53, 63, 70, 75, 77 on RTX A5000 (flash-attention PR 2688, gpu-mode/ring-attention issue 10).
 _ATTENTION_TILE = 128
 _TILE_START_KEYS = 100.0
 _TILE_START_KEYS_BACKWARD = 250.0
-# Tiles of unequal length leave SMs idle at the end: causal against full at 16k, FA2 335 of 370, cuDNN 539 of 595, FA3 616 of 648.
+# Tiles of unequal length leave SMs idle at the end: causal against full at 16k, FA2 335 of 370,
+# cuDNN 539 of 595, FA3 616 of 648.
 _CAUSAL_BALANCE = 0.94
-# Instructions per value of the decoding kernels, counted in their sm_90 code: bitsandbytes 0.50 with its lookup table 26.5 and a gather
-# from a table in registers 8.8; the select tree before bitsandbytes PR 1746 took 1.36-2.07x as long. int4 and int8: shift, mask,
-# convert, scale, on packed pairs.
-INSTRUCTIONS_PER_VALUE = {"nf4": 26.5, "fp4": 26.5, "nf4-tree": 42.4, "nf4-gather": 8.8, "int4": 12.0, "int8": 8.0}
+# Instructions per value of the decoding kernels, counted in their sm_90 code: bitsandbytes 0.50
+# with its lookup table 26.5 and a gather from a table in registers 8.8; the select tree before
+# bitsandbytes PR 1746 took 1.36-2.07x as long. int4 and int8: shift, mask, convert, scale, on
+# packed pairs.
+INSTRUCTIONS_PER_VALUE = {
+    "nf4": 26.5,
+    "fp4": 26.5,
+    "nf4-tree": 42.4,
+    "nf4-gather": 8.8,
+    "int4": 12.0,
+    "int8": 8.0,
+}
 _HOST_COPY_START_S = 10e-6
-# torch's own operations unpack GPTQ words (AutoGPTQ 0.4 qlinear_cuda_old.py forward): shift to int32 (0.5 read, 4 written), to int8
-# (4, 1), mask (1, 1), subtract the zero points (1, 1), scale into 16 bits (1, 2). Qwen-7B's GPTQ steps of 256 tokens are 225 ms longer
-# than its LoRA steps (QwenLM/Qwen README), these bytes take 219 ms on an A100; Qwen-1.8B 50 and 41 ms.
+# torch's own operations unpack GPTQ words (AutoGPTQ 0.4 qlinear_cuda_old.py forward): shift to
+# int32 (0.5 read, 4 written), to int8 (4, 1), mask (1, 1), subtract the zero points (1, 1), scale
+# into 16 bits (1, 2). Qwen-7B's GPTQ steps of 256 tokens are 225 ms longer than its LoRA steps
+# (QwenLM/Qwen README), these bytes take 219 ms on an A100; Qwen-1.8B 50 and 41 ms.
 _OPERATION_BYTES_PER_VALUE = 16.5
 UNPACKING_OPERATIONS = 10  # five on the weights, five on their zero points
-# The host's side of eager mode: so much for each kernel (Python and modules' hooks forward, autograd's engine backward), and for each
-# checkpointed layer as much as costs.CHECKPOINT_DISPATCHES kernels (state of the random generators kept and restored, a backward within the backward).
-# Forward: BLOOM's LLM.int8() steps of one token, 33 kernels a linear, take 282 ms (huggingface.co/blog/hf-bitsandbytes-integration).
-# The sum: steps too short for the GPU, all with recomputation, on hosts of 2021 to 2023, in ms a layer and micro-step: 4.7 and 5.2
-# (Qwen-7B and 1.8B with LoRA, QwenLM/Qwen README, 84 kernels forward and 218 backward here), 3.4 to 3.9 (bert-large in fp16, transformers
-# perf_train_gpu_one, 37 and 107), 3.3 (Megatron's layers of 1,024, VIA-Research/vTrain ground truth, 20 and 61). Left out of the fit in
-# turn, the three come out 12% too short, 4% too long and 7% too short. A fast core and today's libraries need half or less: without a
-# device a Llama layer of transformers 5.23 on torch 2.13 takes 200 us forward for about 40 kernels and 250 us backward for about 80, and a
-# checkpoint 280 us more (one EPYC core, tiny tensors).
+# The host's side of eager mode: so much for each kernel (Python and modules' hooks forward,
+# autograd's engine backward), and for each checkpointed layer as much as
+# costs.CHECKPOINT_DISPATCHES kernels (state of the random generators kept and restored, a backward
+# within the backward). Forward: BLOOM's LLM.int8() steps of one token, 33 kernels a linear, take
+# 282 ms (huggingface.co/blog/hf-bitsandbytes-integration). The sum: steps too short for the GPU,
+# all with recomputation, on hosts of 2021 to 2023, in ms a layer and micro-step: 4.7 and 5.2
+# (Qwen-7B and 1.8B with LoRA, QwenLM/Qwen README, 84 kernels forward and 218 backward here), 3.4 to
+# 3.9 (bert-large in fp16, transformers perf_train_gpu_one, 37 and 107), 3.3 (Megatron's layers of
+# 1,024, VIA-Research/vTrain ground truth, 20 and 61). Left out of the fit in turn, the three come
+# out 12% too short, 4% too long and 7% too short. A fast core and today's libraries need half or
+# less: without a device a Llama layer of transformers 5.23 on torch 2.13 takes 200 us forward for
+# about 40 kernels and 250 us backward for about 80, and a checkpoint 280 us more (one EPYC core,
+# tiny tensors).
 _DISPATCH_FORWARD_S = 20e-6
 _DISPATCH_BACKWARD_S = 2.5e-6
-# The optimizer's loop over parameters is Python too, without modules: transformers' AdamW and Adafactor on bert-large's 391 tensors leave
-# 55 to 110 ms of a step that the device's work does not fill (perf_train_gpu_one, rows in fp32 and fp16).
+# The optimizer's loop over parameters is Python too, without modules: transformers' AdamW and
+# Adafactor on bert-large's 391 tensors leave
+# 55 to 110 ms of a step that the device's work does not fill (perf_train_gpu_one, rows in fp32 and
+# fp16).
 _UPDATE_SHARE = 0.75
 
 
 class Efficiency(Record):
-    """What one GPU attains: rates in FLOP/s or bytes/s, starts in seconds, shares of another rate."""
+    """What one GPU attains: rates in FLOP/s or bytes/s, starts in seconds, shares of another
+    rate."""
 
     gpu: Gpu
     matmul_flops_per_s: tuple[tuple[str, float], ...]
@@ -118,21 +146,30 @@ class Efficiency(Record):
         for known, curve in self.attention:
             if known == kind:
                 return curve
-        raise InputError(f"attention kernel {kind!r} is unknown; use one of {', '.join(name for name, _ in self.attention)}, math")
+        raise InputError(
+            f"attention kernel {kind!r} is unknown; use one of"
+            f" {', '.join(name for name, _ in self.attention)}, math"
+        )
 
 
 _defaults: dict[str, Efficiency] = {}
 
 
 def default_efficiency(gpu: Gpu) -> Efficiency:
-    """The efficiency that a GPU's datasheet implies; InputError where it has no rates (bare `--vram`)."""
+    """The efficiency that a GPU's datasheet implies; InputError where it has no rates (bare
+    `--vram`)."""
     found = _defaults.get(gpu.name)
     if found is None or found.gpu is not gpu:
         if not gpu.dense_flops or not gpu.bandwidth_bytes_per_s:
-            raise InputError(f"{gpu.name} has no known speed, only memory; name a GPU with --gpu to get times")
+            raise InputError(
+                f"{gpu.name} has no known speed, only memory; name a GPU with --gpu to get times"
+            )
         found = _defaults[gpu.name] = Efficiency(
             gpu=gpu,
-            matmul_flops_per_s=tuple((k, attainable.matmul_flops_per_s(gpu, k)) for k in ("fp32", "tf32", "fp16", "bf16", "fp8", "int8")),
+            matmul_flops_per_s=tuple(
+                (k, attainable.matmul_flops_per_s(gpu, k))
+                for k in ("fp32", "tf32", "fp16", "bf16", "fp8", "int8")
+            ),
             attention=tuple(attainable.attention_curves(gpu).items()),
             attention_hz=attainable.attention_hz(gpu),
             stream_bytes_per_s=attainable.stream_bytes_per_s(gpu),
@@ -145,7 +182,14 @@ def default_efficiency(gpu: Gpu) -> Efficiency:
 
 
 def gemm_s(
-    m: Sizes, n: Sizes, k: Sizes, dtype: DType | str, gpu: Gpu | Efficiency, *, batch: Sizes = 1, aligned: Sizes | None = None
+    m: Sizes,
+    n: Sizes,
+    k: Sizes,
+    dtype: DType | str,
+    gpu: Gpu | Efficiency,
+    *,
+    batch: Sizes = 1,
+    aligned: Sizes | None = None,
 ) -> Seconds:
     """Seconds of `batch` products (m x k)·(k x n).
 
@@ -156,7 +200,9 @@ def gemm_s(
     compute = _tiled_s(m, n, k, batch, e, dtype) * _misalignment(n, k, element_bytes, aligned, e)
     if element_bytes == 2 and aligned is None and not attainable.has_wgmma(e.gpu):
         lanes = 2.0 * batch * m * n * k / (_UNALIGNED_BATCH_SHARE * e.gpu.dense_flops_per_s("fp32"))
-        compute = _larger(compute, lanes * (batch > 1) * (1.0 - 1.0 * _rows_aligned(n, k, element_bytes)))
+        compute = _larger(
+            compute, lanes * (batch > 1) * (1.0 - 1.0 * _rows_aligned(n, k, element_bytes))
+        )
     moved = element_bytes * batch * (m * k + k * n + m * n)
     return e.gemm_start_s + _larger(compute, moved / e.stream_bytes_per_s)
 
@@ -175,46 +221,71 @@ def attention_s(
     backward: bool,
     gpu: Gpu | Efficiency,
 ) -> Seconds:
-    """Seconds of scaled dot-product attention by a kernel: flash (or flash2), flash3, efficient, cudnn, math.
+    """Seconds of scaled dot-product attention by a kernel: flash (or flash2), flash3, efficient,
+    cudnn, math.
 
-    `window` is the number of keys a query sees, itself included. `backward` is backward alone, not both.
+    `window` is the number of keys a query sees, itself included. `backward` is backward alone, not
+    both.
     """
     e = _efficiency(gpu)
     if kind in ("math", "eager"):
         return _math_attention_s(b * heads, s_q, s_kv, head_dim, causal, dtype, backward, e)
     clocks = _clocks_per_score(e, kind, head_dim, dtype, backward)
-    keys = _mean_keys(s_q, s_kv, causal, window) + (_TILE_START_KEYS_BACKWARD if backward else _TILE_START_KEYS)
+    keys = _mean_keys(s_q, s_kv, causal, window) + (
+        _TILE_START_KEYS_BACKWARD if backward else _TILE_START_KEYS
+    )
     tiles = b * heads * -(-s_q // _ATTENTION_TILE)
     busy = _wave_share(tiles, e.gpu.num_sms) * (_CAUSAL_BALANCE if causal else 1.0)
     compute = tiles * _ATTENTION_TILE * keys * clocks / (e.gpu.num_sms * e.attention_hz * busy)
     kernels = 3 if backward else 1  # row sums of dO·O, the gradients, the conversion of dQ
-    moved = _element_bytes(dtype) * (2 if backward else 1) * b * head_dim * (2 * heads * s_q + 2 * kv_heads * s_kv)
+    moved = (
+        _element_bytes(dtype)
+        * (2 if backward else 1)
+        * b
+        * head_dim
+        * (2 * heads * s_q + 2 * kv_heads * s_kv)
+    )
     return kernels * e.kernel_start_s + _larger(compute, moved / e.stream_bytes_per_s)
 
 
-def elementwise_s(bytes_moved: Sizes, gpu: Gpu | Efficiency, *, launches: Sizes = 1, fused: bool = False) -> Seconds:
-    """Seconds of kernels that read and write `bytes_moved` bytes in all: casts, additions, norms, softmax, optimizer steps.
+def elementwise_s(
+    bytes_moved: Sizes, gpu: Gpu | Efficiency, *, launches: Sizes = 1, fused: bool = False
+) -> Seconds:
+    """Seconds of kernels that read and write `bytes_moved` bytes in all: casts, additions, norms,
+    softmax, optimizer steps.
 
-    `launches` kernels share the bytes. `fused` says they were written to stream (copies, foreach and fused optimizers, Liger, compiled
-    code), not torch's general pointwise kernels.
+    `launches` kernels share the bytes. `fused` says they were written to stream (copies, foreach
+    and fused optimizers, Liger, compiled code), not torch's general pointwise kernels.
     """
     e = _efficiency(gpu)
     stream = e.stream_bytes_per_s * (1.0 if fused else e.eager_share)
     fits = _larger(1.0 - bytes_moved / _larger(launches, 1) / e.gpu.l2_bytes, 0.0)
     hit = _L2_HIT_SHARE * fits
-    return launches * e.kernel_start_s + bytes_moved * (hit / e.l2_bytes_per_s + (1.0 - hit) / stream)
+    return launches * e.kernel_start_s + bytes_moved * (
+        hit / e.l2_bytes_per_s + (1.0 - hit) / stream
+    )
 
 
 def dequantize_s(
-    kind: str, elements: Sizes, gpu: Gpu | Efficiency, *, packed_bits: float = 4.127, output_bytes: int = 2, nested: bool = True
+    kind: str,
+    elements: Sizes,
+    gpu: Gpu | Efficiency,
+    *,
+    packed_bits: float = 4.127,
+    output_bytes: int = 2,
+    nested: bool = True,
 ) -> Seconds:
-    """Seconds of expanding `elements` quantized weights: the slower of moving them and of the instructions per value.
+    """Seconds of expanding `elements` quantized weights: the slower of moving them and of the
+    instructions per value.
 
-    `nested` constants take two small kernels before (bitsandbytes 0.50, MatMul4Bit: dequantize absmax, add the offset).
+    `nested` constants take two small kernels before (bitsandbytes 0.50, MatMul4Bit: dequantize
+    absmax, add the offset).
     """
     e = _efficiency(gpu)
     if kind == "int4-ops":
-        return UNPACKING_OPERATIONS * e.kernel_start_s + elements * _OPERATION_BYTES_PER_VALUE / (e.stream_bytes_per_s * e.eager_share)
+        return UNPACKING_OPERATIONS * e.kernel_start_s + elements * _OPERATION_BYTES_PER_VALUE / (
+            e.stream_bytes_per_s * e.eager_share
+        )
     instructions = INSTRUCTIONS_PER_VALUE.get(kind, INSTRUCTIONS_PER_VALUE["int4"])
     decode = elements * instructions / e.decode_instructions_per_s
     move = elements * (packed_bits / 8 + output_bytes) / e.stream_bytes_per_s
@@ -229,11 +300,16 @@ def dequantize_nf4_s(elements: Sizes, gpu: Gpu | Efficiency) -> Seconds:
 def host_copy_s(bytes_moved: Sizes, pinned: bool, gpu: Gpu | Efficiency) -> Seconds:
     """Seconds of one copy between host and device, either direction."""
     e = _efficiency(gpu)
-    return e.host_copy_start_s + bytes_moved / (e.pinned_bytes_per_s if pinned else e.pageable_bytes_per_s)
+    return e.host_copy_start_s + bytes_moved / (
+        e.pinned_bytes_per_s if pinned else e.pageable_bytes_per_s
+    )
 
 
-def dispatch_s(kernels: Sizes, backward: bool, gpu: Gpu | Efficiency, *, update: bool = False) -> Seconds:
-    """Seconds the host needs to issue kernels one by one in eager mode; the device waits where this is the longer time."""
+def dispatch_s(
+    kernels: Sizes, backward: bool, gpu: Gpu | Efficiency, *, update: bool = False
+) -> Seconds:
+    """Seconds the host needs to issue kernels one by one in eager mode; the device waits where this
+    is the longer time."""
     e = _efficiency(gpu)
     if update:
         return kernels * e.dispatch_forward_s * _UPDATE_SHARE
@@ -246,11 +322,14 @@ def matmul_key(dtype: DType | str) -> str:
     return "fp8" if key.startswith("fp8") else key
 
 
-def _tiled_s(m: Sizes, n: Sizes, k: Sizes, batch: Sizes, e: Efficiency, dtype: DType | str) -> Seconds:
+def _tiled_s(
+    m: Sizes, n: Sizes, k: Sizes, batch: Sizes, e: Efficiency, dtype: DType | str
+) -> Seconds:
     """Seconds of the best tiling: whole waves of tiles over the SMs, k split among idle SMs."""
     sms = e.gpu.num_sms
     rate = e.matmul_rate(dtype) / sms
-    # Small tiles load more per FLOP; how much that costs depends on the appetite of the matrix units.
+    # Small tiles load more per FLOP; how much that costs depends on the appetite of the matrix
+    # units.
     feed_cost = e.feed_cost * min(1.0, attainable.matmul_ops(e.gpu, matmul_key(dtype)) / 2048.0)
     best: Seconds = None
     for rows, columns in TILES:
@@ -264,7 +343,9 @@ def _tiled_s(m: Sizes, n: Sizes, k: Sizes, batch: Sizes, e: Efficiency, dtype: D
     return best
 
 
-def _misalignment(n: Sizes, k: Sizes, element_bytes: int, aligned: Sizes | None, e: Efficiency) -> Sizes:
+def _misalignment(
+    n: Sizes, k: Sizes, element_bytes: int, aligned: Sizes | None, e: Efficiency
+) -> Sizes:
     """Factor on the time of a product whose rows do not start on 16 bytes."""
     known: Sizes = _rows_aligned(n, k, element_bytes) if aligned is None else aligned
     share = e.unaligned_share * (_NO_TMA_SHARE if attainable.has_wgmma(e.gpu) else 1.0)
@@ -277,17 +358,24 @@ def _rows_aligned(n: Sizes, k: Sizes, element_bytes: int) -> Sizes:
     return (n % multiple == 0) & (k % multiple == 0)
 
 
-def _clocks_per_score(e: Efficiency, kind: str, head_dim: Sizes, dtype: DType | str, backward: bool) -> Sizes:
-    """Clocks of one SM per query-key pair: 2 products forward, 5 backward, and what does not overlap with them."""
+def _clocks_per_score(
+    e: Efficiency, kind: str, head_dim: Sizes, dtype: DType | str, backward: bool
+) -> Sizes:
+    """Clocks of one SM per query-key pair: 2 products forward, 5 backward, and what does not
+    overlap with them."""
     curve = e.attention_curve(kind)
     ops = attainable.matmul_ops(e.gpu, matmul_key(dtype))
     if backward:
-        return 10 * head_dim / min(curve.backward_share * ops, curve.backward_cap) + curve.backward_other
+        return (
+            10 * head_dim / min(curve.backward_share * ops, curve.backward_cap)
+            + curve.backward_other
+        )
     return 4 * head_dim / min(curve.share * ops, curve.cap) + curve.other
 
 
 def _mean_keys(s_q: Sizes, s_kv: Sizes, causal: bool, window: Sizes | None) -> Sizes:
-    """Keys that the tiles of queries visit on average, masked ones in partly masked tiles included."""
+    """Keys that the tiles of queries visit on average, masked ones in partly masked tiles
+    included."""
     if window is None:
         return s_kv - s_q / 2.0 + _ATTENTION_TILE / 2.0 if causal else s_kv * 1.0
     seen = _smaller(window, s_kv)
@@ -298,19 +386,30 @@ def _mean_keys(s_q: Sizes, s_kv: Sizes, causal: bool, window: Sizes | None) -> S
 
 
 def _wave_share(tiles: Sizes, sms: int) -> Sizes:
-    """Busy share of the SMs: half of the loss of whole waves, since tiles differ in length and SMs hold two."""
+    """Busy share of the SMs: half of the loss of whole waves, since tiles differ in length and SMs
+    hold two."""
     waves = tiles / sms
     return waves / (0.5 * (waves + -(-tiles // sms)))
 
 
 def _math_attention_s(
-    batch: Sizes, s_q: Sizes, s_kv: Sizes, head_dim: Sizes, causal: bool, dtype: DType | str, backward: bool, e: Efficiency
+    batch: Sizes,
+    s_q: Sizes,
+    s_kv: Sizes,
+    head_dim: Sizes,
+    causal: bool,
+    dtype: DType | str,
+    backward: bool,
+    e: Efficiency,
 ) -> Seconds:
-    """Scores as a tensor: batched products, and passes over batch·s_q·s_kv elements for mask, softmax and their gradients."""
+    """Scores as a tensor: batched products, and passes over batch·s_q·s_kv elements for mask,
+    softmax and their gradients."""
     scores = gemm_s(s_q, s_kv, head_dim, dtype, e, batch=batch)
     values = gemm_s(s_q, head_dim, s_kv, dtype, e, batch=batch)
     passes = 5 if backward else 4 if causal else 2
-    softmax = elementwise_s(passes * _element_bytes(dtype) * batch * s_q * s_kv, e, launches=passes // 2)
+    softmax = elementwise_s(
+        passes * _element_bytes(dtype) * batch * s_q * s_kv, e, launches=passes // 2
+    )
     return (2 if backward else 1) * (scores + values) + softmax
 
 
@@ -320,7 +419,15 @@ def _efficiency(gpu: Gpu | Efficiency) -> Efficiency:
 
 def _element_bytes(dtype: DType | str) -> int:
     key = str(dtype)
-    return 4 if "32" in key else 8 if "64" in key else 1 if key.startswith("fp8") or key == "int8" else 2
+    return (
+        4
+        if "32" in key
+        else 8
+        if "64" in key
+        else 1
+        if key.startswith("fp8") or key == "int8"
+        else 2
+    )
 
 
 def _larger(a: Any, b: Any) -> Any:

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 def model_flops(step: Step, length: int = 0) -> int:
     """Forward and backward of all micro-steps without recomputation; one multiply-add is 2 FLOP.
 
-    A frozen weight's gradient is not computed and not counted. `length` replaces the sequence length.
+    A frozen weight's gradient is not computed and not counted. `length` replaces the sequence
+    length.
     """
     top = Bindings({**step.symbols, "s": length, "st": length} if length else step.symbols)
     total = 0
@@ -26,4 +27,7 @@ def model_flops(step: Step, length: int = 0) -> int:
 
 def hardware_flops(timeline: Timeline, first_segment: int) -> int:
     """All floating-point work from a segment on, recomputation included."""
-    return sum(segment.repeat * sum(kernel.flops for kernel in segment.kernels) for segment in timeline.segments[first_segment:])
+    return sum(
+        segment.repeat * sum(kernel.flops for kernel in segment.kernels)
+        for segment in timeline.segments[first_segment:]
+    )

@@ -1,9 +1,13 @@
-"""Streams: kernels of a step on a compute stream and a communication stream, with what waits for what.
+"""Streams: kernels of a step on a compute stream and a communication stream, with what waits for
+what.
 
-Parameters gathered in a forward are asked for while the unit before runs and waited for before their own; those gathered in a backward
-are asked for where they stand and waited for in the next unit. Reductions start when their gradients are there; the reduction after
-waits for them, and so does the optimizer. Collectives share one stream, as one communicator's do, and while one runs the kernels beside it
-have fewer SMs. Communication time is what a step would be shorter by without any: waiting, and what kernels lose beside collectives. Sources: torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param_group.py, nn/parallel/distributed.py.
+Parameters gathered in a forward are asked for while the unit before runs and waited for before
+their own; those gathered in a backward are asked for where they stand and waited for in the next
+unit. Reductions start when their gradients are there; the reduction after waits for them, and so
+does the optimizer. Collectives share one stream, as one communicator's do, and while one runs the
+kernels beside it have fewer SMs. Communication time is what a step would be shorter by without any:
+waiting, and what kernels lose beside collectives. Sources: torch 2.13
+distributed/fsdp/_fully_shard/_fsdp_param_group.py, nn/parallel/distributed.py.
 """
 
 from __future__ import annotations
@@ -16,21 +20,27 @@ if TYPE_CHECKING:
 
     from napkinmath.ir.timeline import TimelineSegment
 
-    # Of a segment: seconds, seconds by what they are spent on, and the state after it, relative to its end.
+    # Of a segment: seconds, seconds by what they are spent on, and the state after it, relative to
+    # its end.
     Played = tuple[float, dict[str, float], tuple[float, float, float, float]]
 
 COMMUNICATION = "communication"
-COMMUNICATION_STREAM = "communication stream"  # a collective that runs beside the others; what they wait for it is communication time
-COPY_STREAM = "copy stream"  # the same for copies between host and device, whose waiting is host link time
+# a collective that runs beside the others; what they wait for it is communication time
+COMMUNICATION_STREAM = "communication stream"
+COPY_STREAM = (  # the same for copies between host and device, whose waiting is host link time
+    "copy stream"
+)
 REDUCTIONS = ("reduce-scatter", "all-reduce", "reduce")
-# SMs that a collective's channels take from kernels beside it: NCCL opens up to 24 channels on A100 (108 SMs) and H100 (132), one block each.
+# SMs that a collective's channels take from kernels beside it: NCCL opens up to 24 channels on A100
+# (108 SMs) and H100 (132), one block each.
 _OCCUPIED_SHARE = 0.15
 _SETTLED_S = 1e-9  # states closer than this are the same
 _IDLE = (0.0, 0.0, 0.0, 0.0)  # both streams start now
 
 
 def seconds_by_phase(segments: Iterable[TimelineSegment]) -> dict[Phase, dict[str, float]]:
-    """Device seconds of each phase by what they are spent on; copies beside the kernels are listed, not waited for."""
+    """Device seconds of each phase by what they are spent on; copies beside the kernels are listed,
+    not waited for."""
     streams = _Streams()
     for segment in segments:
         streams.play(segment)
@@ -38,7 +48,8 @@ def seconds_by_phase(segments: Iterable[TimelineSegment]) -> dict[Phase, dict[st
 
 
 class _Streams:
-    """Where the streams stand, in seconds relative to the compute stream, and what has been spent."""
+    """Where the streams stand, in seconds relative to the compute stream, and what has been
+    spent."""
 
     def __init__(self) -> None:
         self.spent: dict[Phase, dict[str, float]] = {}
@@ -55,14 +66,22 @@ class _Streams:
         while left:
             before = self.state
             _, parts, self.state = self._played(segment)
-            alike = left if all(abs(a - b) < _SETTLED_S for a, b in zip(before, self.state, strict=True)) else 1
+            alike = (
+                left
+                if all(abs(a - b) < _SETTLED_S for a, b in zip(before, self.state, strict=True))
+                else 1
+            )
             for bound, seconds in parts.items():
                 spent[bound] = spent.get(bound, 0.0) + seconds * alike
             left -= alike
 
     def _enter(self, phase: Phase) -> None:
         """Clipping and the optimizer wait for every reduction; the time belongs to the backward."""
-        if self.phase is not None and phase is not self.phase and phase not in (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD):
+        if (
+            self.phase is not None
+            and phase is not self.phase
+            and phase not in (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD)
+        ):
             waited = max(self.state[0], self.state[1], 0.0)
             if waited:
                 spent = self.spent[self.phase]
@@ -71,7 +90,11 @@ class _Streams:
         self.phase = phase
 
     def _played(self, segment: TimelineSegment) -> Played:
-        state = self.state if self._communicates(segment) or self.state[0] > 0 or self.state[1] > 0 else _IDLE
+        state = (
+            self.state
+            if self._communicates(segment) or self.state[0] > 0 or self.state[1] > 0
+            else _IDLE
+        )
         key = (id(segment), tuple(round(value / _SETTLED_S) for value in state))
         found = self.known.get(key)
         if found is None:
@@ -81,13 +104,16 @@ class _Streams:
     def _communicates(self, segment: TimelineSegment) -> bool:
         found = self.simple.get(id(segment))
         if found is None:
-            found = self.simple[id(segment)] = any(k.bound in (COMMUNICATION_STREAM, COMMUNICATION) for k in segment.kernels)
+            found = self.simple[id(segment)] = any(
+                k.bound in (COMMUNICATION_STREAM, COMMUNICATION) for k in segment.kernels
+            )
         return found
 
 
 def _run(segment: TimelineSegment, state: tuple[float, float, float, float]) -> Played:
-    """One repetition. State: when the communication stream is free, what is gathered for this segment, the start of the last one's
-    kernels, and the end of the last reduction; all relative to now."""
+    """One repetition. State: when the communication stream is free, what is gathered for this
+    segment, the start of the last one's kernels, and the end of the last reduction; all relative to
+    now."""
     free, gathered, asked, reduced = state
     now = 0.0
     parts: dict[str, float] = {}
@@ -108,7 +134,9 @@ def _run(segment: TimelineSegment, state: tuple[float, float, float, float]) -> 
                 start = max(free, min(asked, now))
                 free = needed = start + kernel.seconds
                 hidden = min(free, now) - start
-                now = _wait(now, now + hidden * _OCCUPIED_SHARE, parts)  # the unit before was slower for it
+                now = _wait(
+                    now, now + hidden * _OCCUPIED_SHARE, parts
+                )  # the unit before was slower for it
             continue
         now = _wait(now, needed, parts)
         started = now if started < 0 else started
@@ -122,8 +150,13 @@ def _run(segment: TimelineSegment, state: tuple[float, float, float, float]) -> 
         now = _wait(now + kernel.seconds, end, parts)
     gathered = gathered if backward else needed
     asked = (started if started >= 0 else min(asked, now)) - now
-    # What is over long ago makes no difference any more; written so, states that act alike are alike.
-    return now, parts, (max(free - now, asked), max(gathered - now, 0.0), asked, max(reduced - now, 0.0))
+    # What is over long ago makes no difference any more; written so, states that act alike are
+    # alike.
+    return (
+        now,
+        parts,
+        (max(free - now, asked), max(gathered - now, 0.0), asked, max(reduced - now, 0.0)),
+    )
 
 
 def _wait(now: float, until: float, parts: dict[str, float]) -> float:

@@ -1,8 +1,9 @@
-"""Time of a pipelined step: its slowest stage sets the pace, and the others wait while the pipeline fills and drains.
+"""Time of a pipelined step: its slowest stage sets the pace, and the others wait while the pipeline
+fills and drains.
 
-A stage idles for `(p - 1) / v` micro-batches of p stages with v chunks each (GPipe, Huang et al. 2019; interleaved 1F1B, Narayanan et al.
-2021, section 2.2); zero-bubble schedules leave a third of that (ZB-H1, Qi et al. 2023). Layers split without a pipeline run one stage at
-a time.
+A stage idles for `(p - 1) / v` micro-batches of p stages with v chunks each (GPipe, Huang et al.
+2019; interleaved 1F1B, Narayanan et al. 2021, section 2.2); zero-bubble schedules leave a third of
+that (ZB-H1, Qi et al. 2023). Layers split without a pipeline run one stage at a time.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ _ZERO_BUBBLE_SHARE = 1 / 3
 _PIPELINED = (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD)
 
 
-def pipeline_time(spec: ModelSpec, policy: Policy, clock: Clock) -> tuple[tuple[PhaseTime, ...], float]:
+def pipeline_time(
+    spec: ModelSpec, policy: Policy, clock: Clock
+) -> tuple[tuple[PhaseTime, ...], float]:
     """(phases of the slowest stage, seconds in which it waits for the others)."""
     from napkinmath.lowering.parallel.pipeline import num_micro_batches
 
@@ -34,10 +37,19 @@ def pipeline_time(spec: ModelSpec, policy: Policy, clock: Clock) -> tuple[tuple[
     stages = parallel.pipeline_parallel_size
     built = {rank: rank_step(spec, policy, rank) for rank in timed_ranks(stages)}
     scopes = Scopes(built[0].symbols)
-    priced = {rank: phase_times(running(step, clock, scopes), clock.speed, first_segment=0) for rank, step in built.items()}
+    priced = {
+        rank: phase_times(running(step, clock, scopes), clock.speed, first_segment=0)
+        for rank, step in built.items()
+    }
     slowest = slowest_stage(priced.values(), parallel.world_size)
     usual = _busy_s(priced[stages // 2]) / num_micro_batches(policy)
-    return slowest, waiting_s(parallel.pipeline_schedule, stages, parallel.virtual_pipeline_size, num_micro_batches(policy), usual)
+    return slowest, waiting_s(
+        parallel.pipeline_schedule,
+        stages,
+        parallel.virtual_pipeline_size,
+        num_micro_batches(policy),
+        usual,
+    )
 
 
 def pipelined_tokens_per_s(spec: ModelSpec, policy: Policy, clock: Clock, tokens: int) -> float:
@@ -46,9 +58,18 @@ def pipelined_tokens_per_s(spec: ModelSpec, policy: Policy, clock: Clock, tokens
     return _step(phases, policy.config.parallel.world_size, bubble, tokens).tokens_per_s
 
 
-def _step(phases: tuple[PhaseTime, ...], ranks: int, bubble_s: float = 0.0, tokens: int = 0) -> StepTime:
+def _step(
+    phases: tuple[PhaseTime, ...], ranks: int, bubble_s: float = 0.0, tokens: int = 0
+) -> StepTime:
     paced = at_the_slowest_pace(phases, ranks)
-    return StepTime(phases=paced, bubble_s=bubble_s, tokens=tokens, model_flops=0, hardware_flops=0, peak_flops_per_s=1.0)
+    return StepTime(
+        phases=paced,
+        bubble_s=bubble_s,
+        tokens=tokens,
+        model_flops=0,
+        hardware_flops=0,
+        peak_flops_per_s=1.0,
+    )
 
 
 def slowest_stage(stages: Iterable[tuple[PhaseTime, ...]], ranks: int) -> tuple[PhaseTime, ...]:
@@ -57,12 +78,16 @@ def slowest_stage(stages: Iterable[tuple[PhaseTime, ...]], ranks: int) -> tuple[
 
 
 def timed_ranks(stages: int) -> list[int]:
-    """The first, a middle and the last stage, which are priced: the others are like the middle one."""
+    """The first, a middle and the last stage, which are priced: the others are like the middle
+    one."""
     return sorted({0, stages // 2, stages - 1})
 
 
-def waiting_s(schedule: PipelineSchedule, stages: int, chunks: int, micro_batches: int, micro_batch_s: float) -> float:
-    """Seconds that a stage idles in a step, where one micro-batch takes it `micro_batch_s` forward and backward."""
+def waiting_s(
+    schedule: PipelineSchedule, stages: int, chunks: int, micro_batches: int, micro_batch_s: float
+) -> float:
+    """Seconds that a stage idles in a step, where one micro-batch takes it `micro_batch_s` forward
+    and backward."""
     if schedule is PipelineSchedule.NAIVE:
         return (stages - 1) * micro_batches * micro_batch_s
     share = _ZERO_BUBBLE_SHARE if schedule is PipelineSchedule.ZERO_BUBBLE else 1.0

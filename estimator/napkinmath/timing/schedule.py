@@ -8,7 +8,12 @@ from napkinmath.ir.costs import Attention, Collective, Dequantize, Dispatch, Gem
 from napkinmath.ir.ledger import Phase
 from napkinmath.ir.timeline import Kernel
 from napkinmath.timing import efficiency
-from napkinmath.timing.overlap import COMMUNICATION, COMMUNICATION_STREAM, COPY_STREAM, seconds_by_phase
+from napkinmath.timing.overlap import (
+    COMMUNICATION,
+    COMMUNICATION_STREAM,
+    COPY_STREAM,
+    seconds_by_phase,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,19 +34,29 @@ _DEQUANTIZE_KERNELS = 3
 
 
 class Clock:
-    """Seconds of operations on one GPU under one policy; sizes are bound by the caller (ints, or arrays in a sweep)."""
+    """Seconds of operations on one GPU under one policy; sizes are bound by the caller (ints, or
+    arrays in a sweep)."""
 
-    def __init__(self, speed: Efficiency, policy: Policy, network: Callable[[Collective, Bindings], float] | None = None) -> None:
+    def __init__(
+        self,
+        speed: Efficiency,
+        policy: Policy,
+        network: Callable[[Collective, Bindings], float] | None = None,
+    ) -> None:
         self.speed, self.policy = speed, policy
         self.network = network  # seconds of a collective on the cluster; None prices none
-        self._gemm_dtype = policy.rule.gemm if policy.rule.fp8_block is None else ""  # FP8 products say so themselves
+        self._gemm_dtype = (
+            policy.rule.gemm if policy.rule.fp8_block is None else ""
+        )  # FP8 products say so themselves
 
     def kernels(self, work: Work, bind: Bindings) -> list[Kernel]:
         """The kernels of an event with their seconds; the same for the same bindings."""
         found = bind.derived.get(work)
         if found is None:
             name, module = (work.op.name, work.op.module) if work.op is not None else ("update", "")
-            found = bind.derived[work] = [self._kernel(name, module, cost, bind) for cost in work.costs]
+            found = bind.derived[work] = [
+                self._kernel(name, module, cost, bind) for cost in work.costs
+            ]
         return found
 
     def _kernel(self, name: str, module: str, cost: Cost, bind: Bindings) -> Kernel:
@@ -50,21 +65,36 @@ class Clock:
         bound = (
             (COPY_STREAM if cost.overlaps else HOST_LINK)
             if isinstance(cost, HostCopy)
-            else (COMMUNICATION_STREAM if cost.overlaps else COMMUNICATION)
-            if isinstance(cost, Collective)
-            else COMPUTE
-            if isinstance(cost, (Gemm, Attention)) and not self._memory_bound(seconds, moved)
-            else BANDWIDTH
+            else (
+                (COMMUNICATION_STREAM if cost.overlaps else COMMUNICATION)
+                if isinstance(cost, Collective)
+                else (
+                    COMPUTE
+                    if isinstance(cost, (Gemm, Attention))
+                    and not self._memory_bound(seconds, moved)
+                    else BANDWIDTH
+                )
+            )
         )
         if isinstance(cost, Collective):
             name = cost.kind
-        return Kernel(name, module, seconds, flops, moved, bound, launches, waits=isinstance(cost, Move) and cost.waits)
+        return Kernel(
+            name,
+            module,
+            seconds,
+            flops,
+            moved,
+            bound,
+            launches,
+            waits=isinstance(cost, Move) and cost.waits,
+        )
 
     def _memory_bound(self, seconds: Any, moved: Any) -> bool:
         return moved / self.speed.stream_bytes_per_s > 0.8 * seconds
 
     def seconds(self, cost: Cost, bind: Bindings) -> tuple[Any, int]:
-        """(seconds, kernel launches) of a cost; equal costs are priced once for the same bindings."""
+        """(seconds, kernel launches) of a cost; equal costs are priced once for the same
+        bindings."""
         key = (cost.__class__, *[getattr(cost, slot) for slot in cost.__slots__])
         found = bind.derived.get(key)
         if found is None:
@@ -74,20 +104,48 @@ class Clock:
     def _price(self, cost: Cost, bind: Bindings) -> tuple[Any, int]:
         speed = self.speed
         if isinstance(cost, Gemm):
-            return efficiency.gemm_s(
-                bind(cost.m), bind(cost.n), bind(cost.k), self._gemm_dtype or cost.dtype, speed, batch=bind(cost.batch)
-            ), 1
+            return (
+                efficiency.gemm_s(
+                    bind(cost.m),
+                    bind(cost.n),
+                    bind(cost.k),
+                    self._gemm_dtype or cost.dtype,
+                    speed,
+                    batch=bind(cost.batch),
+                ),
+                1,
+            )
         if isinstance(cost, Move):
             launches = bind(cost.launches)
             return efficiency.elementwise_s(bind(cost.moved), speed, launches=launches), launches
         if isinstance(cost, Attention):
             window = bind(cost.window) if cost.window is not None else None
-            kernel = "flash1" if cost.kernel == "flash" and self.policy.config.attention is FlashAttention.FLASH1 else cost.kernel
-            return efficiency.attention_s(
-                kernel, bind(cost.rows), bind(cost.heads), bind(cost.kv_heads), bind(cost.s_q), bind(cost.s_kv), bind(cost.head_dim), cost.causal, window, cost.dtype, cost.backward, speed
-            ), _ATTENTION_KERNELS[cost.backward]  # fmt: skip
+            kernel = (
+                "flash1"
+                if cost.kernel == "flash" and self.policy.config.attention is FlashAttention.FLASH1
+                else cost.kernel
+            )
+            return (
+                efficiency.attention_s(
+                    kernel,
+                    bind(cost.rows),
+                    bind(cost.heads),
+                    bind(cost.kv_heads),
+                    bind(cost.s_q),
+                    bind(cost.s_kv),
+                    bind(cost.head_dim),
+                    cost.causal,
+                    window,
+                    cost.dtype,
+                    cost.backward,
+                    speed,
+                ),
+                _ATTENTION_KERNELS[cost.backward],
+            )
         if isinstance(cost, Dequantize):
-            launches = efficiency.UNPACKING_OPERATIONS if cost.kind == "int4-ops" else _DEQUANTIZE_KERNELS
+            launches = (
+                efficiency.UNPACKING_OPERATIONS if cost.kind == "int4-ops" else _DEQUANTIZE_KERNELS
+            )
             return efficiency.dequantize_s(cost.kind, bind(cost.elements), speed), launches
         if isinstance(cost, Collective):
             return self.network(cost, bind) if self.network is not None else 0.0, 1
@@ -97,7 +155,8 @@ class Clock:
 
 
 class PhaseTime(Record):
-    """One phase of the step: device seconds, host seconds to issue it, and shares of device time by bound."""
+    """One phase of the step: device seconds, host seconds to issue it, and shares of device time by
+    bound."""
 
     phase: Phase
     device_s: float
@@ -113,7 +172,8 @@ class PhaseTime(Record):
 
     @property
     def seconds(self) -> float:
-        """The longer of device and host: the queue lets one run ahead of the other within a phase."""
+        """The longer of device and host: the queue lets one run ahead of the other within a
+        phase."""
         return max(self.device_s, self.issued_s)
 
     @property
@@ -135,7 +195,8 @@ class StepTime(Record):
     """Everything computed, recomputation too."""
     peak_flops_per_s: float
     measured_s: float = 0.0
-    """The whole step where the phases are as measured, gaps included; 0 where its operations were priced."""
+    """The whole step where the phases are as measured, gaps included; 0 where its operations were
+    priced."""
     bubble_s: float = 0.0
     """Waiting for other pipeline stages."""
     paging_s: float = 0.0
@@ -143,14 +204,19 @@ class StepTime(Record):
 
     @property
     def seconds(self) -> float:
-        """Device and host overlap, the slower one counts; before the update, and in it: the loop reads the loss in between, which waits
-        for the device (transformers 4 trainer.py logging_nan_inf_filter, GradScaler.step's found_inf). What a pipeline waits comes on top,
+        """Device and host overlap, the slower one counts; before the update, and in it: the loop
+        reads the loss in between, which waits for the device (transformers 4 trainer.py
+        logging_nan_inf_filter, GradScaler.step's found_inf). What a pipeline waits comes on top,
         and what pages take."""
         update = [p for p in self.phases if p.phase is Phase.STEP]
         before = [p for p in self.phases if p.phase is not Phase.STEP]
         return (
             self.measured_s
-            or sum(max(sum(p.device_s for p in part), sum(p.issued_s for p in part)) for part in (before, update)) + self.bubble_s
+            or sum(
+                max(sum(p.device_s for p in part), sum(p.issued_s for p in part))
+                for part in (before, update)
+            )
+            + self.bubble_s
         ) + self.paging_s
 
     @property
@@ -174,18 +240,27 @@ class StepTime(Record):
         if bound == LAUNCH:
             return max(0.0, 1 - (device + self.bubble_s + self.paging_s) / self.seconds)
         pages = self.paging_s if bound == HOST_LINK else 0.0
-        return (sum(dict(p.shares).get(bound, 0.0) * p.device_s for p in self.phases) + pages) / self.seconds
+        return (
+            sum(dict(p.shares).get(bound, 0.0) * p.device_s for p in self.phases) + pages
+        ) / self.seconds
 
 
 def issue_s(phase: Phase, speed: Efficiency) -> float:
-    """Host seconds of one kernel: modules' Python in the forward, autograd's engine in the backward, a loop over parameters in the update."""
-    return efficiency.dispatch_s(1, phase not in (Phase.FORWARD, Phase.LOSS), speed, update=phase is Phase.STEP)
+    """Host seconds of one kernel: modules' Python in the forward, autograd's engine in the
+    backward, a loop over parameters in the update."""
+    return efficiency.dispatch_s(
+        1, phase not in (Phase.FORWARD, Phase.LOSS), speed, update=phase is Phase.STEP
+    )
 
 
-def waited_s(queue: Sequence[tuple[Any, int, bool]], issue_s: float, larger: Callable[[Any, Any], Any]) -> Any:
-    """Seconds that the host waits in one of many copies of a segment: two queues side by side, at their steady pace.
+def waited_s(
+    queue: Sequence[tuple[Any, int, bool]], issue_s: float, larger: Callable[[Any, Any], Any]
+) -> Any:
+    """Seconds that the host waits in one of many copies of a segment: two queues side by side, at
+    their steady pace.
 
-    `queue`: seconds, launches and whether the host waits, of each kernel; `larger` is max, or numpy's for arrays of seconds.
+    `queue`: seconds, launches and whether the host waits, of each kernel; `larger` is max, or
+    numpy's for arrays of seconds.
     """
     host = device = waited = before = 0.0
     for _ in range(2):
@@ -209,9 +284,13 @@ def _host_s(segment: TimelineSegment, speed: Efficiency) -> tuple[float, float]:
     return issued, waited_s(queue, each, max) * segment.repeat
 
 
-def phase_times(timeline: Timeline, speed: Efficiency, *, first_segment: int) -> tuple[PhaseTime, ...]:
+def phase_times(
+    timeline: Timeline, speed: Efficiency, *, first_segment: int
+) -> tuple[PhaseTime, ...]:
     """Device and host seconds of each phase from a segment on, in order of occurrence."""
-    segments = [segment for segment in timeline.segments[first_segment:] if segment.phase is not Phase.SAVE]
+    segments = [
+        segment for segment in timeline.segments[first_segment:] if segment.phase is not Phase.SAVE
+    ]
     host: dict[Phase, float] = {}
     waited: dict[Phase, float] = {}
     known: dict[int, tuple[float, float]] = {}  # a step repeats the same segments

@@ -6,13 +6,15 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.timing.schedule import PhaseTime
 
-# Standard deviation of one kind of GPU's speed under load: the same product's time varies by about 8% over the GPUs of a cluster, power and
-# temperature limits being each chip's own (Sinha et al., SC 2022, "Not All GPUs Are Created Equal"); taken as four standard deviations.
+# Standard deviation of one kind of GPU's speed under load: the same product's time varies by about
+# 8% over the GPUs of a cluster, power and temperature limits being each chip's own (Sinha et al.,
+# SC 2022, "Not All GPUs Are Created Equal"); taken as four standard deviations.
 _DEVIATION = 0.02
 
 
 def slowest_factor(ranks: int) -> float:
-    """The slowest rank's time over the mean: the expected largest of so many normal deviations, sqrt(2 ln n) of them."""
+    """The slowest rank's time over the mean: the expected largest of so many normal deviations,
+    sqrt(2 ln n) of them."""
     from math import log
 
     return 1.0 + _DEVIATION * (2 * log(ranks)) ** 0.5 if ranks > 1 else 1.0

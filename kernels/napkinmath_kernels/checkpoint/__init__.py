@@ -1,6 +1,15 @@
-"""Activation checkpointing: what a layer keeps, what it computes again, what it moves to the host, and which layers do which."""
+"""Activation checkpointing: what a layer keeps, what it computes again, what it moves to the host,
+and which layers do which."""
 
-from .layers import CheckpointHandle, OffloadCheckpoint, Recompute, checkpoint_layers, every, full, run_layer
+from .layers import (
+    CheckpointHandle,
+    OffloadCheckpoint,
+    Recompute,
+    checkpoint_layers,
+    every,
+    full,
+    run_layer,
+)
 from .offload import HostStore
 from .planner import LayerOption, Plan, plan_layers
 from .tiled import TiledMLP

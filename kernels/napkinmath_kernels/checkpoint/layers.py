@@ -1,7 +1,7 @@
 """How a layer is checkpointed: a policy for each, applied to a model's layers and taken off again.
 
-Built on torch.utils.checkpoint without reentrant autograd; selective policies name the ops whose outputs are kept. The fused ops of this
-package are custom ops, so policies see them by name.
+Built on torch.utils.checkpoint without reentrant autograd; selective policies name the ops whose
+outputs are kept. The fused ops of this package are custom ops, so policies see them by name.
 """
 
 from __future__ import annotations
@@ -14,7 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 from ..errors import KernelInputError
 from .offload import HostStore
@@ -30,7 +34,8 @@ class Recompute(enum.Enum):
     KEEP_ATTENTION = "keep-attention"
     """Keeps its input and the attention's output, the costliest op to repeat on long sequences."""
     KEEP_MATMULS = "keep-matmuls"
-    """Keeps its input and the outputs of matrix products and attention; norms and activations are computed again."""
+    """Keeps its input and the outputs of matrix products and attention; norms and activations are
+    computed again."""
     OFFLOAD = "offload"
     """Keeps its input in host memory and computes the rest again."""
 
@@ -43,12 +48,28 @@ _ATTENTION = (
     "aten::_flash_attention_forward",
     "napkinmath::flash_attention",
 )
-_MATMULS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "napkinmath::qlora_linears", "bitsandbytes::gemm_4bit")
-KEPT_OPS = {Recompute.KEEP_ATTENTION: frozenset(_ATTENTION), Recompute.KEEP_MATMULS: frozenset((*_ATTENTION, *_MATMULS))}
+_MATMULS = (
+    "aten::mm",
+    "aten::addmm",
+    "aten::bmm",
+    "aten::baddbmm",
+    "napkinmath::qlora_linears",
+    "bitsandbytes::gemm_4bit",
+)
+KEPT_OPS = {
+    Recompute.KEEP_ATTENTION: frozenset(_ATTENTION),
+    Recompute.KEEP_MATMULS: frozenset((*_ATTENTION, *_MATMULS)),
+}
 
 
-def _keep_named(kept: frozenset[str], _context: Any, op: Any, *_arguments: Any, **_options: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if op.name().partition(".")[0] in kept else CheckpointPolicy.PREFER_RECOMPUTE
+def _keep_named(
+    kept: frozenset[str], _context: Any, op: Any, *_arguments: Any, **_options: Any
+) -> CheckpointPolicy:
+    return (
+        CheckpointPolicy.MUST_SAVE
+        if op.name().partition(".")[0] in kept
+        else CheckpointPolicy.PREFER_RECOMPUTE
+    )
 
 
 def run_layer(
@@ -60,19 +81,31 @@ def run_layer(
     kept: frozenset[str] | None = None,
     **options: Any,
 ) -> Any:
-    """function(hidden, ...), checkpointed as `how` says. `kept` names further ops (`namespace::name`) whose outputs stay.
+    """function(hidden, ...), checkpointed as `how` says. `kept` names further ops
+    (`namespace::name`) whose outputs stay.
 
     OFFLOAD needs a `store`. Without gradients every policy is a plain call.
     """
     if how is Recompute.KEEP or not torch.is_grad_enabled():
         return function(hidden, *arguments, **options)
     if how is Recompute.OFFLOAD and store is None:
-        raise KernelInputError("run_layer", "OFFLOAD without a store", "a HostStore shared by the model's layers", "Recompute.FULL")
-    outside = store.hooks(hidden) if how is Recompute.OFFLOAD and store is not None else contextlib.nullcontext()
+        raise KernelInputError(
+            "run_layer",
+            "OFFLOAD without a store",
+            "a HostStore shared by the model's layers",
+            "Recompute.FULL",
+        )
+    outside = (
+        store.hooks(hidden)
+        if how is Recompute.OFFLOAD and store is not None
+        else contextlib.nullcontext()
+    )
     names = KEPT_OPS.get(how, frozenset()) | (kept or frozenset())
     extra: dict[str, Any] = {}
     if names:
-        extra["context_fn"] = functools.partial(create_selective_checkpoint_contexts, functools.partial(_keep_named, names))
+        extra["context_fn"] = functools.partial(
+            create_selective_checkpoint_contexts, functools.partial(_keep_named, names)
+        )
     with outside:
         return checkpoint(function, hidden, *arguments, use_reentrant=False, **extra, **options)
 
@@ -99,7 +132,8 @@ def set_forward(module: torch.nn.Module, forward: Callable[..., Any] | None) -> 
 
 @dataclass(eq=False)
 class CheckpointedForward:
-    """A layer's forward under a policy while it is training. An object, so that a copy of the layer has one of its own."""
+    """A layer's forward under a policy while it is training. An object, so that a copy of the layer
+    has one of its own."""
 
     layer: torch.nn.Module
     own: Callable[..., Any]
@@ -112,7 +146,15 @@ class CheckpointedForward:
             return self.own(hidden_states, *arguments, **options)
         if self.how is not Recompute.KEEP and options.get("past_key_values") is not None:
             options["past_key_values"] = None  # a recompute would append to the cache again
-        return run_layer(self.own, self.how, hidden_states, *arguments, store=self.store, kept=self.kept, **options)
+        return run_layer(
+            self.own,
+            self.how,
+            hidden_states,
+            *arguments,
+            store=self.store,
+            kept=self.kept,
+            **options,
+        )
 
 
 class CheckpointHandle:
@@ -130,18 +172,39 @@ class CheckpointHandle:
 
 
 def checkpoint_layers(
-    layers: Sequence[torch.nn.Module], policies: Sequence[Recompute], *, kept: frozenset[str] | None = None, store: HostStore | None = None
+    layers: Sequence[torch.nn.Module],
+    policies: Sequence[Recompute],
+    *,
+    kept: frozenset[str] | None = None,
+    store: HostStore | None = None,
 ) -> CheckpointHandle:
-    """Makes each layer, whose first argument is the hidden states, run as its policy says while it is training."""
+    """Makes each layer, whose first argument is the hidden states, run as its policy says while it
+    is training."""
     if len(layers) != len(policies):
-        raise KernelInputError("checkpoint_layers", f"{len(policies)} policies", f"{len(layers)}, one a layer", "full(len(layers))")
+        raise KernelInputError(
+            "checkpoint_layers",
+            f"{len(policies)} policies",
+            f"{len(layers)}, one a layer",
+            "full(len(layers))",
+        )
     unknown = [how for how in policies if not isinstance(how, Recompute)]
     if unknown:
         names = ", ".join(f"Recompute.{how.name}" for how in Recompute)
-        raise KernelInputError("checkpoint_layers", f"policy {unknown[0]!r}", names, "full(len(layers))")
-    taken = [type(layer).__name__ for layer in layers if isinstance(layer.__dict__.get("forward"), CheckpointedForward)]
+        raise KernelInputError(
+            "checkpoint_layers", f"policy {unknown[0]!r}", names, "full(len(layers))"
+        )
+    taken = [
+        type(layer).__name__
+        for layer in layers
+        if isinstance(layer.__dict__.get("forward"), CheckpointedForward)
+    ]
     if taken:
-        raise KernelInputError("checkpoint_layers", f"a {taken[0]} that is checkpointed", "layers not yet wrapped", "handle.remove() first")
+        raise KernelInputError(
+            "checkpoint_layers",
+            f"a {taken[0]} that is checkpointed",
+            "layers not yet wrapped",
+            "handle.remove() first",
+        )
     store = store or HostStore()
     handle = CheckpointHandle(layers, store)
     for layer, how in zip(layers, policies, strict=True):
@@ -150,9 +213,11 @@ def checkpoint_layers(
 
 
 class OffloadCheckpoint(torch.nn.Module):
-    """A layer whose input waits for the backward in host memory, which computes the rest again; in evaluation the layer itself.
+    """A layer whose input waits for the backward in host memory, which computes the rest again; in
+    evaluation the layer itself.
 
-    Give the layers of a model one `store`: it brings back the input of the layer before while the backward of this one runs.
+    Give the layers of a model one `store`: it brings back the input of the layer before while the
+    backward of this one runs.
     """
 
     def __init__(self, layer: torch.nn.Module, store: HostStore | None = None) -> None:
@@ -164,4 +229,6 @@ class OffloadCheckpoint(torch.nn.Module):
         """layer(hidden_states, ...); see `run_layer`."""
         if not self.training:
             return self.layer(hidden_states, *arguments, **options)
-        return run_layer(self.layer, Recompute.OFFLOAD, hidden_states, *arguments, store=self.store, **options)
+        return run_layer(
+            self.layer, Recompute.OFFLOAD, hidden_states, *arguments, store=self.store, **options
+        )

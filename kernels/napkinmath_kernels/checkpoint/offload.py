@@ -1,4 +1,5 @@
-"""Layer inputs that wait for the backward in host memory: copied out on a side stream, and back one layer ahead of need."""
+"""Layer inputs that wait for the backward in host memory: copied out on a side stream, and back one
+layer ahead of need."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ class _Parked:
 
 
 class _Ticket:
-    """What the graph keeps in place of a parked tensor; when it goes, with a backward or without one, so does the tensor."""
+    """What the graph keeps in place of a parked tensor; when it goes, with a backward or without
+    one, so does the tensor."""
 
     def __init__(self, store: HostStore, number: int, requires_grad: bool) -> None:
         self.fetch = lambda: store.fetch(number).requires_grad_(requires_grad)
@@ -34,8 +36,9 @@ class _Ticket:
 class HostStore:
     """Parks tensors in pinned host buffers, which are kept and reused from step to step.
 
-    On CUDA the copies run on a stream of the store's own: out while the next layer computes, back for layer i - 1 when layer i asks
-    for its own. On a CPU a copy is a copy, so that the same code can be tested. A store serves one model on one device.
+    On CUDA the copies run on a stream of the store's own: out while the next layer computes, back
+    for layer i - 1 when layer i asks for its own. On a CPU a copy is a copy, so that the same code
+    can be tested. A store serves one model on one device.
     """
 
     def __init__(self) -> None:
@@ -45,7 +48,10 @@ class HostStore:
         self._stream: torch.cuda.Stream | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return HostStore, ()  # a copy of a model starts with an empty store: streams, events and what is parked are of this one
+        return (
+            HostStore,
+            (),
+        )  # a copy of a model starts with an empty store: streams, events and what is parked are of this one
 
     @property
     def num_parked(self) -> int:
@@ -54,12 +60,18 @@ class HostStore:
 
     def num_bytes(self) -> int:
         """Bytes of host memory held, used and free."""
-        held = [parked.host for parked in self._parked.values()] + [x for free in self._free.values() for x in free]
+        held = [parked.host for parked in self._parked.values()] + [
+            x for free in self._free.values() for x in free
+        ]
         return sum(x.numel() * x.element_size() for x in held)
 
     def _buffer(self, x: torch.Tensor) -> torch.Tensor:
         free = self._free.get((x.shape, x.dtype))
-        return free.pop() if free else torch.empty(x.shape, dtype=x.dtype, device="cpu", pin_memory=x.is_cuda)
+        return (
+            free.pop()
+            if free
+            else torch.empty(x.shape, dtype=x.dtype, device="cpu", pin_memory=x.is_cuda)
+        )
 
     def _side_stream(self, device: torch.device) -> torch.cuda.Stream:
         if self._stream is None:
@@ -76,7 +88,9 @@ class HostStore:
             with torch.cuda.stream(stream):
                 host.copy_(x, non_blocking=True)
                 copied = stream.record_event()
-            x.record_stream(stream)  # the allocator must not hand x's memory out before the copy has read it
+            x.record_stream(
+                stream
+            )  # the allocator must not hand x's memory out before the copy has read it
         else:
             host.copy_(x)
         number = next(self._numbers)
@@ -93,17 +107,27 @@ class HostStore:
         with torch.cuda.stream(stream):
             if parked.copied is not None:
                 stream.wait_event(parked.copied)
-            parked.back = torch.empty(parked.host.shape, dtype=parked.host.dtype, device=parked.device)
+            parked.back = torch.empty(
+                parked.host.shape, dtype=parked.host.dtype, device=parked.device
+            )
             parked.back.copy_(parked.host, non_blocking=True)
             parked.ready = stream.record_event()
 
     def fetch(self, number: int) -> torch.Tensor:
-        """The parked tensor on its device; starts the copy of the one parked before it, which the backward asks for next."""
+        """The parked tensor on its device; starts the copy of the one parked before it, which the
+        backward asks for next."""
         parked = self._parked.get(number)
         if parked is None:
-            raise KernelInputError("HostStore", "a second backward over one forward", "one backward a forward", "Recompute.FULL")
+            raise KernelInputError(
+                "HostStore",
+                "a second backward over one forward",
+                "one backward a forward",
+                "Recompute.FULL",
+            )
         self._start_back(parked)
-        previous = max((other for other in list(self._parked) if other < number), default=None)  # a copy: tickets go at any time
+        previous = max(
+            (other for other in list(self._parked) if other < number), default=None
+        )  # a copy: tickets go at any time
         if previous is not None:
             self._start_back(self._parked[previous])
         assert parked.back is not None
@@ -115,7 +139,8 @@ class HostStore:
         return parked.back
 
     def forget(self, number: int) -> None:
-        """Gives the buffer of a tensor back that no backward asked for: a step that was broken off, a loss that was only looked at."""
+        """Gives the buffer of a tensor back that no backward asked for: a step that was broken off,
+        a loss that was only looked at."""
         parked = self._parked.get(number)
         if parked is not None:
             self._release(number, parked)
@@ -125,9 +150,13 @@ class HostStore:
         self._free.setdefault((parked.host.shape, parked.host.dtype), []).append(parked.host)
 
     def hooks(self, boundary: torch.Tensor) -> torch.autograd.graph.saved_tensors_hooks:
-        """Hooks that park `boundary`, wherever it is saved inside, and leave every other tensor alone."""
+        """Hooks that park `boundary`, wherever it is saved inside, and leave every other tensor
+        alone."""
 
-        address, shape = boundary.data_ptr(), boundary.shape  # not the tensor itself: these hooks live as long as the graph
+        address, shape = (
+            boundary.data_ptr(),
+            boundary.shape,
+        )  # not the tensor itself: these hooks live as long as the graph
         del boundary
 
         def pack(x: torch.Tensor) -> torch.Tensor | _Ticket:

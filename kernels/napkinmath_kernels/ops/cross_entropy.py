@@ -1,17 +1,21 @@
-"""The loss of a language model's head without its logits: chunks of rows, gradients computed in the forward.
+"""The loss of a language model's head without its logits: chunks of rows, gradients computed in the
+forward.
 
     s = softcap tanh(h W^T / softcap)                                      (softcap 0: s = h W^T)
     loss_i = (1 - e) (lse(s_i) - s_i[t_i]) + e (lse(s_i) - mean(s_i)) + z lse(s_i)^2
     loss = sum of loss_i over targets that are not ignore_index / (their number, `num_items`, or 1)
 
-Rows whose target is ignored are dropped before the first GEMM. A chunk holds `chunk_bytes` of logits; its kernel turns them into
-their gradient in place, and two GEMMs (three with a trained head) use them at once. So the forward keeps d hidden (T x h, hidden's
-dtype) and, for a trained head only, d weight (v x h), and the backward multiplies them by the upstream gradient.
-Temporaries: one chunk of logits; fp32 sums of d weight when there is more than one chunk; copies of the kept rows if any is ignored.
-In fp16 a mean's gradients, of the order of 1 / T, are held T times as large until the backward: they would lose their digits, or all,
-before a GradScaler can lift them. The upstream gradient multiplies in fp32.
-No valid target at all gives loss 0 and zero gradients. FLOPs 4 T h v (6 T h v with a trained head). See `costs.linear_cross_entropy`.
-Sources: Hsu et al. 2024 (arXiv 2410.10989) for gradients in the forward; Wijmans et al. 2024 (arXiv 2411.09009) for filtering.
+Rows whose target is ignored are dropped before the first GEMM. A chunk holds `chunk_bytes` of
+logits; its kernel turns them into their gradient in place, and two GEMMs (three with a trained
+head) use them at once. So the forward keeps d hidden (T x h, hidden's dtype) and, for a trained
+head only, d weight (v x h), and the backward multiplies them by the upstream gradient. Temporaries:
+one chunk of logits; fp32 sums of d weight when there is more than one chunk; copies of the kept
+rows if any is ignored. In fp16 a mean's gradients, of the order of 1 / T, are held T times as large
+until the backward: they would lose their digits, or all, before a GradScaler can lift them. The
+upstream gradient multiplies in fp32. No valid target at all gives loss 0 and zero gradients. FLOPs
+4 T h v (6 T h v with a trained head). See `costs.linear_cross_entropy`. Sources: Hsu et al. 2024
+(arXiv 2410.10989) for gradients in the forward; Wijmans et al. 2024 (arXiv 2411.09009) for
+filtering.
 """
 
 from __future__ import annotations
@@ -31,7 +35,8 @@ NO_CUDA_GRAPH = (torch.Tag.cudagraph_unsafe,)
 DEFAULT_CHUNK_BYTES = 256 * 2**20
 #: Chunks are whole multiples of this many rows, the tile of a large GEMM.
 ROW_MULTIPLE = 128
-#: Rows of the buffer are padded to a multiple of this, so that its kernel's accesses are 16 bytes wide for any vocabulary.
+# : Rows of the buffer are padded to a multiple of this, so that its kernel's accesses are 16 bytes
+# wide for any vocabulary.
 COLUMN_MULTIPLE = 64
 
 
@@ -41,7 +46,8 @@ def padded_columns(vocabulary: int) -> int:
 
 
 def rows_per_chunk(num_rows: int, vocabulary: int, itemsize: int, chunk_bytes: int) -> int:
-    """Rows whose logits fit `chunk_bytes`: a multiple of 128 where that many fit, never less than one or more than there are."""
+    """Rows whose logits fit `chunk_bytes`: a multiple of 128 where that many fit, never less than
+    one or more than there are."""
     rows = max(1, chunk_bytes // (padded_columns(vocabulary) * itemsize))
     if rows >= ROW_MULTIPLE:
         rows -= rows % ROW_MULTIPLE
@@ -62,18 +68,26 @@ def reference_chunk(
     z_weight: float,
     gradient: bool,
 ) -> None:
-    """Writes the rows' losses and, if `gradient`, replaces the logits by scale times their gradient; in plain torch."""
+    """Writes the rows' losses and, if `gradient`, replaces the logits by scale times their
+    gradient; in plain torch."""
     wide = _compute(logits)
     bent = torch.tanh(wide / softcap) if softcap > 0 else None
     capped = wide if bent is None else softcap * bent
     log_sum = torch.logsumexp(capped, -1)
     chosen = capped.gather(1, targets[:, None]).squeeze(1)
-    smoothed = smoothing * capped.mean(-1) if smoothing else 0.0  # 0 times the mean of a masked vocabulary would be NaN
+    smoothed = (
+        smoothing * capped.mean(-1) if smoothing else 0.0
+    )  # 0 times the mean of a masked vocabulary would be NaN
     losses.copy_(log_sum - (1 - smoothing) * chosen - smoothed + z_weight * log_sum.square())
     if not gradient:
         return
-    slope = torch.softmax(capped, -1) * (1 + 2 * z_weight * log_sum)[:, None] - smoothing / logits.shape[1]
-    slope.scatter_add_(1, targets[:, None], slope.new_full((1, 1), smoothing - 1).expand(targets.shape[0], 1))
+    slope = (
+        torch.softmax(capped, -1) * (1 + 2 * z_weight * log_sum)[:, None]
+        - smoothing / logits.shape[1]
+    )
+    slope.scatter_add_(
+        1, targets[:, None], slope.new_full((1, 1), smoothing - 1).expand(targets.shape[0], 1)
+    )
     if bent is not None:
         slope *= 1 - bent.square()
     logits.copy_(slope * scale)
@@ -88,24 +102,39 @@ def _run_chunk(*arguments: Any) -> None:
         reference_chunk(*arguments)
 
 
-def _lift(hidden: torch.Tensor, weight: torch.Tensor, is_mean: bool, weight_gradient: bool) -> float:
-    """A power of two that the gradients of fp16 hidden states are held times, known from shapes and types alone; 1 for other types.
+def _lift(
+    hidden: torch.Tensor, weight: torch.Tensor, is_mean: bool, weight_gradient: bool
+) -> float:
+    """A power of two that the gradients of fp16 hidden states are held times, known from shapes and
+    types alone; 1 for other types.
 
-    A fourth of the rows at most, so that few valid targets among many ignored ones overflow nothing. None where a sum is not divided,
-    or where d weight is fp16 too: of many tokens it would overflow.
+    A fourth of the rows at most, so that few valid targets among many ignored ones overflow
+    nothing. None where a sum is not divided, or where d weight is fp16 too: of many tokens it would
+    overflow.
     """
-    if hidden.dtype is not torch.float16 or not is_mean or (weight_gradient and weight.dtype is torch.float16):
+    if (
+        hidden.dtype is not torch.float16
+        or not is_mean
+        or (weight_gradient and weight.dtype is torch.float16)
+    ):
         return 1.0
     return float(2 ** max(0, hidden.shape[0].bit_length() - 3))
 
 
 class _WeightGradient:
-    """Sums d weight over chunks, in fp32 where there is more than one: bf16 sums would round once a chunk."""
+    """Sums d weight over chunks, in fp32 where there is more than one: bf16 sums would round once a
+    chunk."""
 
-    def __init__(self, weight: torch.Tensor, dtype: torch.dtype, num_chunks: int, lift: float) -> None:
+    def __init__(
+        self, weight: torch.Tensor, dtype: torch.dtype, num_chunks: int, lift: float
+    ) -> None:
         self._lift = lift
-        wide = dtype in (torch.bfloat16, torch.float16) and (num_chunks > 1 or weight.dtype is torch.float32)
-        self._sum = torch.empty(weight.shape, dtype=torch.float32 if wide else dtype, device=weight.device)
+        wide = dtype in (torch.bfloat16, torch.float16) and (
+            num_chunks > 1 or weight.dtype is torch.float32
+        )
+        self._sum = torch.empty(
+            weight.shape, dtype=torch.float32 if wide else dtype, device=weight.device
+        )
         self._is_empty = True
         self._dtype = weight.dtype
 
@@ -116,7 +145,9 @@ class _WeightGradient:
         if self._sum.dtype is gradient.dtype:
             self._sum.addmm_(left, hidden, beta=0 if first else 1)
         elif acts_as_gpu(gradient):
-            torch.ops.aten.addmm.dtype_out(self._sum, left, hidden, torch.float32, beta=0 if first else 1, out=self._sum)
+            torch.ops.aten.addmm.dtype_out(
+                self._sum, left, hidden, torch.float32, beta=0 if first else 1, out=self._sum
+            )
         else:
             self._sum.addmm_(left.float(), hidden.float(), beta=0 if first else 1)
 
@@ -129,17 +160,29 @@ class _WeightGradient:
         return self._sum.to(self._dtype)
 
 
-def _keep_valid(targets: torch.Tensor, vocabulary: int, ignore_index: int) -> tuple[int, torch.Tensor | None]:
-    """(number of valid targets, their indices or None if all are); one synchronisation with the GPU."""
+def _keep_valid(
+    targets: torch.Tensor, vocabulary: int, ignore_index: int
+) -> tuple[int, torch.Tensor | None]:
+    """(number of valid targets, their indices or None if all are); one synchronisation with the
+    GPU."""
     valid = targets != ignore_index
-    if targets.is_meta:  # no values to count: as in a language model's batch, whose last label has no next token, one is ignored
-        return targets.shape[0] - 1, torch.nonzero_static(valid, size=targets.shape[0] - 1).squeeze(1)
+    # no values to count: as in a language model's batch, whose last label has no next token, one is
+    # ignored
+    if targets.is_meta:
+        return targets.shape[0] - 1, torch.nonzero_static(valid, size=targets.shape[0] - 1).squeeze(
+            1
+        )
     outside = valid & ((targets < 0) | (targets >= vocabulary))
     num_valid, num_outside = torch.stack((valid.sum(), outside.sum())).tolist()
     if num_outside:
         worst = targets[outside][0].item()
         accepted = f"0 to {vocabulary - 1}, or ignore_index={ignore_index}"
-        raise KernelInputError("linear_cross_entropy", f"target {worst}", accepted, "check the tokenizer against the head's vocabulary")
+        raise KernelInputError(
+            "linear_cross_entropy",
+            f"target {worst}",
+            accepted,
+            "check the tokenizer against the head's vocabulary",
+        )
     if num_valid == targets.shape[0]:
         return num_valid, None
     return num_valid, torch.nonzero_static(valid, size=num_valid).squeeze(1)
@@ -164,31 +207,62 @@ def _forward(
     rows = hidden if kept is None else hidden.index_select(0, kept)
     labels = targets if kept is None else targets.index_select(0, kept)
     statistics = torch.float64 if hidden.dtype is torch.float64 else torch.float32
-    divisor = num_items if num_items is not None else torch.tensor(max(1, num_valid) if mean else 1, device=hidden.device)
+    divisor = (
+        num_items
+        if num_items is not None
+        else torch.tensor(max(1, num_valid) if mean else 1, device=hidden.device)
+    )
     divisor = divisor.to(hidden.device, statistics)
-    divisor = torch.where(divisor == 0, torch.ones_like(divisor), divisor)  # a batch without a valid target: 0, and not 0 / 0
+    divisor = torch.where(
+        divisor == 0, torch.ones_like(divisor), divisor
+    )  # a batch without a valid target: 0, and not 0 / 0
     lift = _lift(hidden, weight, mean or num_items is not None, weight_gradient)
     scale = divisor.reciprocal() if lift == 1.0 else lift / divisor
     losses = torch.empty((num_valid,), dtype=statistics, device=hidden.device)
-    d_rows = torch.empty((num_valid, hidden.shape[1]), dtype=hidden.dtype, device=hidden.device) if hidden_gradient else None
+    d_rows = (
+        torch.empty((num_valid, hidden.shape[1]), dtype=hidden.dtype, device=hidden.device)
+        if hidden_gradient
+        else None
+    )
     step = rows_per_chunk(max(1, num_valid), head.shape[0], hidden.element_size(), chunk_bytes)
-    sums = _WeightGradient(weight, hidden.dtype, -(-num_valid // step), lift) if weight_gradient else None
-    buffer = torch.empty((step, padded_columns(head.shape[0])), dtype=hidden.dtype, device=hidden.device)[:, : head.shape[0]]
+    sums = (
+        _WeightGradient(weight, hidden.dtype, -(-num_valid // step), lift)
+        if weight_gradient
+        else None
+    )
+    buffer = torch.empty(
+        (step, padded_columns(head.shape[0])), dtype=hidden.dtype, device=hidden.device
+    )[:, : head.shape[0]]
     for first in range(0, num_valid, step):
         last = min(first + step, num_valid)
         logits = torch.mm(rows[first:last], head.t(), out=buffer[: last - first])
         gradient = hidden_gradient or weight_gradient
-        _run_chunk(logits, labels[first:last], losses[first:last], scale, softcap, smoothing, z_weight, gradient)
+        _run_chunk(
+            logits,
+            labels[first:last],
+            losses[first:last],
+            scale,
+            softcap,
+            smoothing,
+            z_weight,
+            gradient,
+        )
         if d_rows is not None:
             torch.mm(logits, head, out=d_rows[first:last])
         if sums is not None:
             sums.add(logits, rows[first:last])
     d_hidden = d_rows
     if d_rows is not None and kept is not None:
-        d_hidden = torch.zeros(hidden.shape, dtype=hidden.dtype, device=hidden.device).index_copy_(0, kept, d_rows)
+        d_hidden = torch.zeros(hidden.shape, dtype=hidden.dtype, device=hidden.device).index_copy_(
+            0, kept, d_rows
+        )
     nothing = hidden.new_empty(0)
     loss = (losses.sum(dtype=torch.float64) / divisor).to(statistics)
-    return loss, nothing if d_hidden is None else d_hidden, nothing.clone() if sums is None else sums.result()
+    return (
+        loss,
+        nothing if d_hidden is None else d_hidden,
+        nothing.clone() if sums is None else sums.result(),
+    )
 
 
 @torch.library.custom_op("napkinmath::linear_cross_entropy", mutates_args=(), tags=NO_CUDA_GRAPH)
@@ -207,15 +281,34 @@ def _linear_cross_entropy_op(
     weight_gradient: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return _forward(
-        hidden, weight, targets, num_items, mean, ignore_index, softcap, smoothing, z_weight, chunk_bytes, hidden_gradient, weight_gradient
+        hidden,
+        weight,
+        targets,
+        num_items,
+        mean,
+        ignore_index,
+        softcap,
+        smoothing,
+        z_weight,
+        chunk_bytes,
+        hidden_gradient,
+        weight_gradient,
     )
 
 
 @_linear_cross_entropy_op.register_fake
-def _(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, *options: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _(
+    hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, *options: Any
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     hidden_gradient, weight_gradient = options[-2:]
-    loss = hidden.new_empty((), dtype=torch.float64 if hidden.dtype is torch.float64 else torch.float32)
-    return loss, hidden.new_empty(hidden.shape if hidden_gradient else (0,)), weight.new_empty(weight.shape if weight_gradient else (0,))
+    loss = hidden.new_empty(
+        (), dtype=torch.float64 if hidden.dtype is torch.float64 else torch.float32
+    )
+    return (
+        loss,
+        hidden.new_empty(hidden.shape if hidden_gradient else (0,)),
+        weight.new_empty(weight.shape if weight_gradient else (0,)),
+    )
 
 
 @torch.library.custom_op("napkinmath::scale_gradient", mutates_args=())
@@ -242,7 +335,9 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) 
     hidden, weight, _, num_items, mean = inputs[:5]
     ctx.has = inputs[-2:]
     ctx.lift = _lift(hidden, weight, mean or num_items is not None, ctx.has[1])
-    ctx.save_for_backward(*(gradient for gradient, has in zip((d_hidden, d_weight), ctx.has, strict=True) if has))
+    ctx.save_for_backward(
+        *(gradient for gradient, has in zip((d_hidden, d_weight), ctx.has, strict=True) if has)
+    )
     ctx.mark_non_differentiable(d_hidden, d_weight)
     ctx.set_materialize_grads(False)
 
@@ -250,10 +345,18 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) 
 def _autograd(ctx: Any, upstream: torch.Tensor | None, *_: None) -> tuple[torch.Tensor | None, ...]:
     if upstream is None:
         return (None,) * 12
-    checks.refuse_second_derivative("linear_cross_entropy", FALLBACK)  # what is saved would pass for a constant
+    checks.refuse_second_derivative(
+        "linear_cross_entropy", FALLBACK
+    )  # what is saved would pass for a constant
     saved = iter(ctx.saved_tensors)
-    factors = (upstream if ctx.lift == 1.0 else upstream / ctx.lift, upstream)  # d weight was brought down in fp32
-    d_hidden, d_weight = (_scale_op(next(saved), factor) if has else None for has, factor in zip(ctx.has, factors, strict=True))
+    factors = (
+        upstream if ctx.lift == 1.0 else upstream / ctx.lift,
+        upstream,
+    )  # d weight was brought down in fp32
+    d_hidden, d_weight = (
+        _scale_op(next(saved), factor) if has else None
+        for has, factor in zip(ctx.has, factors, strict=True)
+    )
     return (d_hidden, d_weight, *(None,) * 10)
 
 
@@ -267,35 +370,79 @@ def _check(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) ->
     checks.require_dtype(op, "weight", weight, FALLBACK)
     has_values = hidden.dim() >= 2 and hidden.shape[-1] > 0 and weight.shape[:1] != (0,)
     sizes = f"hidden of shape {tuple(hidden.shape)}, weight {tuple(weight.shape)}"
-    checks.require(has_values, op, sizes, "(..., hidden_size) and (vocabulary, hidden_size), neither empty", FALLBACK)
+    checks.require(
+        has_values,
+        op,
+        sizes,
+        "(..., hidden_size) and (vocabulary, hidden_size), neither empty",
+        FALLBACK,
+    )
     shapes = f"weight of shape {tuple(weight.shape)} for hidden {tuple(hidden.shape)}"
-    checks.require(weight.dim() == 2 and weight.shape[1] == hidden.shape[-1], op, shapes, f"(vocabulary, {hidden.shape[-1]})", FALLBACK)
+    checks.require(
+        weight.dim() == 2 and weight.shape[1] == hidden.shape[-1],
+        op,
+        shapes,
+        f"(vocabulary, {hidden.shape[-1]})",
+        FALLBACK,
+    )
     checks.require_shape(op, "targets", targets, tuple(hidden.shape[:-1]), FALLBACK)
-    checks.require(targets.dtype is torch.int64, op, f"targets of {targets.dtype}", "int64", "targets.long()")
+    checks.require(
+        targets.dtype is torch.int64, op, f"targets of {targets.dtype}", "int64", "targets.long()"
+    )
     checks.require_same_device(op, FALLBACK, hidden=hidden, weight=weight, targets=targets)
 
 
-def _check_options(reduction: str, ignore_index: int, softcap: float, label_smoothing: float, z_loss: float, chunk_bytes: int) -> None:
+def _check_options(
+    reduction: str,
+    ignore_index: int,
+    softcap: float,
+    label_smoothing: float,
+    z_loss: float,
+    chunk_bytes: int,
+) -> None:
     op = "linear_cross_entropy"
-    for name, value in (("softcap", softcap), ("label_smoothing", label_smoothing), ("z_loss", z_loss)):
-        checks.require(checks.is_number(value), op, f"{name} {value!r}", "a finite number", FALLBACK)
+    for name, value in (
+        ("softcap", softcap),
+        ("label_smoothing", label_smoothing),
+        ("z_loss", z_loss),
+    ):
+        checks.require(
+            checks.is_number(value), op, f"{name} {value!r}", "a finite number", FALLBACK
+        )
     for name, value in (("ignore_index", ignore_index), ("chunk_bytes", chunk_bytes)):
         checks.require(checks.is_whole(value), op, f"{name} {value!r}", "an int", FALLBACK)
-    checks.require(reduction in ("mean", "sum"), op, f"reduction {reduction!r}", "'mean' or 'sum'", f"{FALLBACK}(reduction='none')")
+    checks.require(
+        reduction in ("mean", "sum"),
+        op,
+        f"reduction {reduction!r}",
+        "'mean' or 'sum'",
+        f"{FALLBACK}(reduction='none')",
+    )
     checks.require(softcap >= 0, op, f"softcap {softcap}", "0 (none) or a positive cap", FALLBACK)
-    checks.require(0 <= label_smoothing < 1, op, f"label_smoothing {label_smoothing}", "0 up to, not including, 1", FALLBACK)
+    checks.require(
+        0 <= label_smoothing < 1,
+        op,
+        f"label_smoothing {label_smoothing}",
+        "0 up to, not including, 1",
+        FALLBACK,
+    )
     checks.require(z_loss >= 0, op, f"z_loss {z_loss}", "0 or a positive weight", FALLBACK)
-    checks.require(chunk_bytes > 0, op, f"chunk_bytes {chunk_bytes}", "a positive number of bytes", FALLBACK)
+    checks.require(
+        chunk_bytes > 0, op, f"chunk_bytes {chunk_bytes}", "a positive number of bytes", FALLBACK
+    )
 
 
 def _divisor(num_items: Any, hidden: torch.Tensor) -> torch.Tensor | None:
-    """`num_items` as a scalar on hidden's device; a tensor's value is not looked at, which would wait for the GPU."""
+    """`num_items` as a scalar on hidden's device; a tensor's value is not looked at, which would
+    wait for the GPU."""
     if num_items is None:
         return None
     accepted = "None, a positive number, or a tensor of one that requires no gradient"
     if isinstance(num_items, torch.Tensor):
         fits = num_items.numel() == 1 and not num_items.requires_grad
-        shown = f"num_items of shape {tuple(num_items.shape)}, requires_grad={num_items.requires_grad}"
+        shown = (
+            f"num_items of shape {tuple(num_items.shape)}, requires_grad={num_items.requires_grad}"
+        )
         checks.require(fits, "linear_cross_entropy", shown, accepted, FALLBACK)
         return num_items.reshape(()).to(hidden.device)
     fits = checks.is_number(num_items) and num_items > 0
@@ -316,11 +463,12 @@ def linear_cross_entropy(
     z_loss: float = 0.0,
     chunk_bytes: int = DEFAULT_CHUNK_BYTES,
 ) -> torch.Tensor:
-    """cross_entropy(softcap(hidden @ weight.T), targets), an fp32 scalar, without holding the logits.
+    """cross_entropy(softcap(hidden @ weight.T), targets), an fp32 scalar, without holding the
+    logits.
 
-    hidden (..., h) bf16, fp16 or fp32; weight (v, h), computed in hidden's dtype; targets (...) int64. `num_items` divides the sum in
-    place of the number of valid targets, as HF's trainers ask with gradient accumulation. Raises KernelInputError, also for targets
-    outside the vocabulary.
+    hidden (..., h) bf16, fp16 or fp32; weight (v, h), computed in hidden's dtype; targets (...)
+    int64. `num_items` divides the sum in place of the number of valid targets, as HF's trainers ask
+    with gradient accumulation. Raises KernelInputError, also for targets outside the vocabulary.
     """
     _check(hidden, weight, targets)
     _check_options(reduction, ignore_index, softcap, label_smoothing, z_loss, chunk_bytes)
@@ -344,7 +492,8 @@ def linear_cross_entropy(
 
 
 class LinearCrossEntropy(torch.nn.Module):
-    """A language-model head fused with its loss; `weight` (vocabulary, hidden) may be shared with the embedding."""
+    """A language-model head fused with its loss; `weight` (vocabulary, hidden) may be shared with
+    the embedding."""
 
     def __init__(self, weight: torch.nn.Parameter, **options: Any) -> None:
         super().__init__()

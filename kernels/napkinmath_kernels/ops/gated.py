@@ -1,7 +1,7 @@
 """Gated activations: y = act(gate) * up, with SiLU (SwiGLU) or GELU (GeGLU).
 
-Computed in fp32 and rounded once. Saved for the backward: gate and up, the inputs themselves; no temporaries.
-Bytes moved: forward 3 tensors, backward 5. Source: Shazeer 2020 (arXiv 2002.05202).
+Computed in fp32 and rounded once. Saved for the backward: gate and up, the inputs themselves; no
+temporaries. Bytes moved: forward 3 tensors, backward 5. Source: Shazeer 2020 (arXiv 2002.05202).
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ def _value_and_slope(x: torch.Tensor, kind: int) -> tuple[torch.Tensor, torch.Te
         root = math.sqrt(2 / math.pi)
         inner = 2 * root * x * (1 + 0.044715 * x * x)
         sigmoid, complement = torch.sigmoid(inner), torch.sigmoid(-inner)
-        return x * sigmoid, sigmoid + 2 * x * sigmoid * complement * root * (1 + 3 * 0.044715 * x * x)
+        return x * sigmoid, sigmoid + 2 * x * sigmoid * complement * root * (
+            1 + 3 * 0.044715 * x * x
+        )
     cumulative = 0.5 * (1 + torch.erf(x / math.sqrt(2)))
     return x * cumulative, cumulative + x * torch.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
 
@@ -71,7 +73,8 @@ def gated_gradients(
     dup: torch.Tensor,
     y: torch.Tensor | None = None,
 ) -> None:
-    """Writes dgate (which may be dy itself), dup, and act(gate) * up into y if given; below the dispatcher."""
+    """Writes dgate (which may be dy itself), dup, and act(gate) * up into y if given; below the
+    dispatcher."""
     if runs_triton("gated", gate):
         from ..triton_kernels.gated import gated_backward
 
@@ -96,7 +99,9 @@ def _(gate: torch.Tensor, up: torch.Tensor, kind: int) -> torch.Tensor:
 
 
 @torch.library.custom_op("napkinmath::gated_backward", mutates_args=())
-def _gated_backward_op(dy: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, kind: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _gated_backward_op(
+    dy: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, kind: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     dgate = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
     dup = torch.empty(up.shape, dtype=up.dtype, device=up.device)
     gated_gradients(dy, gate, up, kind, dgate=dgate, dup=dup)
@@ -104,7 +109,9 @@ def _gated_backward_op(dy: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, k
 
 
 @_gated_backward_op.register_fake
-def _(dy: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, kind: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _(
+    dy: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, kind: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     return gate.new_empty(gate.shape), up.new_empty(up.shape)
 
 
@@ -122,11 +129,18 @@ _gated_op.register_autograd(_autograd, setup_context=_setup)
 
 
 def gated(gate: torch.Tensor, up: torch.Tensor, activation: Activation) -> torch.Tensor:
-    """act(gate) * up of two tensors of one shape and dtype (bf16, fp16, fp32). Raises KernelInputError."""
+    """act(gate) * up of two tensors of one shape and dtype (bf16, fp16, fp32). Raises
+    KernelInputError."""
     checks.require_tensors("gated", FALLBACK, gate=gate, up=up)
     checks.require_dtype("gated", "gate", gate, FALLBACK)
     fits = gate.dim() > 0 and gate.shape[-1] > 0
-    checks.require(fits, "gated", f"gate of shape {tuple(gate.shape)}", "(..., hidden), hidden 1 or more", FALLBACK)
+    checks.require(
+        fits,
+        "gated",
+        f"gate of shape {tuple(gate.shape)}",
+        "(..., hidden), hidden 1 or more",
+        FALLBACK,
+    )
     checks.require_shape("gated", "up", up, tuple(gate.shape), FALLBACK)
     checks.require_dtype("gated", "up", up, FALLBACK, (gate.dtype,))
     checks.require_same_device("gated", FALLBACK, gate=gate, up=up)
@@ -138,19 +152,34 @@ def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     return gated(gate, up, Activation.SILU)
 
 
-def geglu(gate: torch.Tensor, up: torch.Tensor, *, approximate: Literal["tanh", "none"] = "tanh") -> torch.Tensor:
+def geglu(
+    gate: torch.Tensor, up: torch.Tensor, *, approximate: Literal["tanh", "none"] = "tanh"
+) -> torch.Tensor:
     """gelu(gate, approximate) * up."""
-    checks.require(approximate in ("tanh", "none"), "geglu", f"approximate={approximate!r}", "'tanh' or 'none'", FALLBACK)
+    checks.require(
+        approximate in ("tanh", "none"),
+        "geglu",
+        f"approximate={approximate!r}",
+        "'tanh' or 'none'",
+        FALLBACK,
+    )
     return gated(gate, up, Activation.GELU_TANH if approximate == "tanh" else Activation.GELU)
 
 
 class GatedActivation(torch.nn.Module):
-    """act(gate) * up as a module, by transformers' name of the activation ("silu", "gelu_pytorch_tanh", "gelu")."""
+    """act(gate) * up as a module, by transformers' name of the activation ("silu",
+    "gelu_pytorch_tanh", "gelu")."""
 
     def __init__(self, activation: str = "silu") -> None:
         super().__init__()
         known = ", ".join(ACTIVATIONS)
-        checks.require(activation in ACTIVATIONS, "GatedActivation", f"activation {activation!r}", known, FALLBACK)
+        checks.require(
+            activation in ACTIVATIONS,
+            "GatedActivation",
+            f"activation {activation!r}",
+            known,
+            FALLBACK,
+        )
         self.activation = ACTIVATIONS[activation]
 
     def forward(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:

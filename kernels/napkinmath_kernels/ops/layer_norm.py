@@ -1,8 +1,8 @@
 """Layer norm: y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias, over the last dimension.
 
-Everything is computed in fp32 and rounded once. Saved for the backward: x, weight, mean and rstd (rows, fp32 each). Temporaries:
-backward with trained parameters, fp32 partial sums (2 x min(rows, 2 x multiprocessors) x hidden). See `costs.layer_norm`.
-Source: Ba et al. 2016 (arXiv 1607.06450).
+Everything is computed in fp32 and rounded once. Saved for the backward: x, weight, mean and rstd
+(rows, fp32 each). Temporaries: backward with trained parameters, fp32 partial sums (2 x min(rows, 2
+x multiprocessors) x hidden). See `costs.layer_norm`. Source: Ba et al. 2016 (arXiv 1607.06450).
 """
 
 from __future__ import annotations
@@ -35,13 +35,20 @@ def reference_forward(
 
 
 def reference_backward(
-    dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor, parameter_gradients: bool
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    parameter_gradients: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     """(dx, dweight, dbias) of `reference_forward`; the latter two None unless asked for."""
     wide_dy = _compute(dy)
     normed = (_compute(x) - mean[..., None]) * rstd[..., None]
     g = wide_dy * _compute(weight)
-    dx = (g - g.mean(-1, keepdim=True) - normed * (g * normed).mean(-1, keepdim=True)) * rstd[..., None]
+    dx = (g - g.mean(-1, keepdim=True) - normed * (g * normed).mean(-1, keepdim=True)) * rstd[
+        ..., None
+    ]
     if not parameter_gradients:
         return dx.to(x.dtype), None, None
     hidden = weight.shape[0]
@@ -50,7 +57,9 @@ def reference_backward(
 
 
 def _statistics(x: torch.Tensor) -> torch.Tensor:
-    return x.new_empty(x.shape[:-1], dtype=torch.float64 if x.dtype is torch.float64 else torch.float32)
+    return x.new_empty(
+        x.shape[:-1], dtype=torch.float64 if x.dtype is torch.float64 else torch.float32
+    )
 
 
 @torch.library.custom_op("napkinmath::layer_norm", mutates_args=())
@@ -61,30 +70,48 @@ def _layer_norm_op(
         from ..triton_kernels.layer_norm import layer_norm_forward
 
         return layer_norm_forward(x, weight, bias, eps)
-    y, mean, rstd = reference_forward(x, weight, bias, eps)  # its results lie as its inputs do, the kernels' one after another
+    y, mean, rstd = reference_forward(
+        x, weight, bias, eps
+    )  # its results lie as its inputs do, the kernels' one after another
     return y.contiguous(), mean.contiguous(), rstd.contiguous()
 
 
 @_layer_norm_op.register_fake
-def _(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return x.new_empty(x.shape), _statistics(x), _statistics(x)
 
 
 @torch.library.custom_op("napkinmath::layer_norm_backward", mutates_args=())
 def _layer_norm_backward_op(
-    dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor, parameter_gradients: bool
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    parameter_gradients: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     if runs_triton("layer_norm", x):
         from ..triton_kernels.layer_norm import layer_norm_backward as backward
     else:
         backward = reference_backward
     dx, dweight, dbias = backward(dy, x, weight, mean, rstd, parameter_gradients)
-    return dx.contiguous(), x.new_empty(0) if dweight is None else dweight, x.new_empty(0) if dbias is None else dbias
+    return (
+        dx.contiguous(),
+        x.new_empty(0) if dweight is None else dweight,
+        x.new_empty(0) if dbias is None else dbias,
+    )
 
 
 @_layer_norm_backward_op.register_fake
 def _(
-    dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor, parameter_gradients: bool
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    parameter_gradients: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     like = weight if parameter_gradients else x.new_empty(0)
     return x.new_empty(x.shape), like.new_empty(like.shape), like.new_empty(like.shape)
@@ -110,15 +137,30 @@ def _autograd(ctx: Any, dy: torch.Tensor | None, *_: None) -> tuple[torch.Tensor
 _layer_norm_op.register_autograd(_autograd, setup_context=_setup)
 
 
-def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, eps: float = 1e-5) -> torch.Tensor:
-    """Layer norm over the last dimension: x (..., hidden) bf16, fp16 or fp32, weight and bias (hidden). Raises KernelInputError."""
+def layer_norm(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, eps: float = 1e-5
+) -> torch.Tensor:
+    """Layer norm over the last dimension: x (..., hidden) bf16, fp16 or fp32, weight and bias
+    (hidden). Raises KernelInputError."""
     added = {} if bias is None else {"bias": bias}
     checks.require_tensors("layer_norm", FALLBACK, x=x, weight=weight, **added)
     checks.require_dtype("layer_norm", "x", x, FALLBACK)
     checks.require_dtype("layer_norm", "weight", weight, FALLBACK)
-    checks.require(checks.is_number(eps) and eps >= 0, "layer_norm", f"eps {eps!r}", "0 or a positive number", FALLBACK)
+    checks.require(
+        checks.is_number(eps) and eps >= 0,
+        "layer_norm",
+        f"eps {eps!r}",
+        "0 or a positive number",
+        FALLBACK,
+    )
     fits = x.dim() >= 1 and 0 < x.shape[-1] <= MAX_HIDDEN
-    checks.require(fits, "layer_norm", f"x of shape {tuple(x.shape)}", f"(..., hidden), hidden 1 to {MAX_HIDDEN}", FALLBACK)
+    checks.require(
+        fits,
+        "layer_norm",
+        f"x of shape {tuple(x.shape)}",
+        f"(..., hidden), hidden 1 to {MAX_HIDDEN}",
+        FALLBACK,
+    )
     checks.require_same_device("layer_norm", FALLBACK, x=x, weight=weight, bias=bias)
     for name, parameter in (("weight", weight), ("bias", bias)):
         if parameter is not None:
@@ -128,9 +170,17 @@ def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None 
 
 
 class LayerNorm(torch.nn.Module):
-    """Layer norm with a weight and, unless `bias=False`, a bias; equivalent to torch.nn.LayerNorm over one dimension."""
+    """Layer norm with a weight and, unless `bias=False`, a bias; equivalent to torch.nn.LayerNorm
+    over one dimension."""
 
-    def __init__(self, hidden_size: int, eps: float = 1e-5, *, bias: bool = True, dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self,
+        hidden_size: int,
+        eps: float = 1e-5,
+        *,
+        bias: bool = True,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.ones(hidden_size, dtype=dtype))
         self.bias = torch.nn.Parameter(torch.zeros(hidden_size, dtype=dtype)) if bias else None

@@ -1,10 +1,12 @@
-"""Linears over frozen 4-bit (or dense) weights with LoRA adapters, that read one x: one for a projection, three for Q, K and V.
+"""Linears over frozen 4-bit (or dense) weights with LoRA adapters, that read one x: one for a
+projection, three for Q, K and V.
 
     y_i = x W_i^T + bias_i + scaling_i * dropout_i(x) A_i^T B_i^T
 
-Forward: decode W_i into the shared buffer, one GEMM, two thin ones. Backward: decode W_i again, one GEMM for dx, three thin ones.
-Saved for the backward: x once for all of them (T x in, x's dtype), dropout(x) A_i^T (T x r), and the parameters; with dropout a seed of
-8 bytes in place of masks. Temporaries: one decoded weight; the dropped x with dropout. FLOPs and bytes: `costs.qlora_linears`.
+Forward: decode W_i into the shared buffer, one GEMM, two thin ones. Backward: decode W_i again, one
+GEMM for dx, three thin ones. Saved for the backward: x once for all of them (T x in, x's dtype),
+dropout(x) A_i^T (T x r), and the parameters; with dropout a seed of 8 bytes in place of masks.
+Temporaries: one decoded weight; the dropped x with dropout. FLOPs and bytes: `costs.qlora_linears`.
 Sources: Hu et al. 2021 (arXiv 2106.09685), Dettmers et al. 2023 (arXiv 2305.14314).
 """
 
@@ -23,10 +25,18 @@ from ..backend import choose_backend
 from ..errors import KernelInputError
 from .dropout import new_seed
 from .nf4 import QuantizedWeight, quantize
-from .qlora_branch import LAYOUT_WIDTH, branches, no_gradients, rows_of, weight_layout, weight_tensors
+from .qlora_branch import (
+    LAYOUT_WIDTH,
+    branches,
+    no_gradients,
+    rows_of,
+    weight_layout,
+    weight_tensors,
+)
 
 FALLBACK = "peft's own LoRA layer"
-#: The shared weight buffer outlives a graph's memory: torch.compile leaves these ops out of its CUDA graphs.
+# : The shared weight buffer outlives a graph's memory: torch.compile leaves these ops out of its
+# CUDA graphs.
 NO_CUDA_GRAPH = (torch.Tag.cudagraph_unsafe,)
 
 
@@ -58,10 +68,17 @@ def _qlora_linears_op(
 
 @_qlora_linears_op.register_fake
 def _(
-    x: torch.Tensor, stored: list[torch.Tensor], layout: list[int], biases: Any, lora_a: list[torch.Tensor], *_: Any
+    x: torch.Tensor,
+    stored: list[torch.Tensor],
+    layout: list[int],
+    biases: Any,
+    lora_a: list[torch.Tensor],
+    *_: Any,
 ) -> list[torch.Tensor]:
     outputs = [x.new_empty((*x.shape[:-1], rows)) for rows in layout[1::LAYOUT_WIDTH]]
-    return outputs + [x.new_empty((math.prod(x.shape[:-1]), a.shape[0]) if a.numel() else (0,)) for a in lora_a]
+    return outputs + [
+        x.new_empty((math.prod(x.shape[:-1]), a.shape[0]) if a.numel() else (0,)) for a in lora_a
+    ]
 
 
 @torch.library.custom_op("napkinmath::qlora_linears_backward", mutates_args=(), tags=NO_CUDA_GRAPH)
@@ -83,31 +100,52 @@ def _qlora_linears_backward_op(
     rows = rows_of(x)
     dx = torch.empty(x.shape if input_gradient else (0,), dtype=x.dtype, device=x.device)
     adapters: list[torch.Tensor] = []
-    for i, branch in enumerate(branches(stored, layout, biases, lora_a, lora_b, scalings, probability, seed)):
+    for i, branch in enumerate(
+        branches(stored, layout, biases, lora_a, lora_b, scalings, probability, seed)
+    ):
         dy = rows_of(gradients[i])
         through_b = branch.through_b(dy)
         if input_gradient:
             branch.input_gradient(dy, through_b, dx.view(rows.shape), add=i > 0)
         trained = branch.has_adapter and trains[i]
-        adapters += branch.adapter_gradients(dy, rows, projections[i], through_b) if trained else no_gradients(x)
+        adapters += (
+            branch.adapter_gradients(dy, rows, projections[i], through_b)
+            if trained
+            else no_gradients(x)
+        )
     return [dx, *adapters]
 
 
 @_qlora_linears_backward_op.register_fake
 def _(
-    gradients: Any, projections: Any, x: torch.Tensor, stored: Any, layout: Any, biases: Any, lora_a: Any, lora_b: Any, *rest: Any
+    gradients: Any,
+    projections: Any,
+    x: torch.Tensor,
+    stored: Any,
+    layout: Any,
+    biases: Any,
+    lora_a: Any,
+    lora_b: Any,
+    *rest: Any,
 ) -> list[torch.Tensor]:
     input_gradient, trains = rest[-2:]
     return fake_gradients(x, lora_a, lora_b, input_gradient, trains)
 
 
 def fake_gradients(
-    x: torch.Tensor, lora_a: Sequence[torch.Tensor], lora_b: Sequence[torch.Tensor], input_gradient: bool, trains: Sequence[bool]
+    x: torch.Tensor,
+    lora_a: Sequence[torch.Tensor],
+    lora_b: Sequence[torch.Tensor],
+    input_gradient: bool,
+    trains: Sequence[bool],
 ) -> list[torch.Tensor]:
-    """Shapes of what a backward op returns: dx, then (dA, dB) of each linear, empty where not asked for."""
+    """Shapes of what a backward op returns: dx, then (dA, dB) of each linear, empty where not asked
+    for."""
     found = [x.new_empty(x.shape if input_gradient else (0,))]
     for a, b, train in zip(lora_a, lora_b, trains, strict=True):
-        found += [a.new_empty(a.shape), b.new_empty(b.shape)] if train and a.numel() else no_gradients(x)
+        found += (
+            [a.new_empty(a.shape), b.new_empty(b.shape)] if train and a.numel() else no_gradients(x)
+        )
     return found
 
 
@@ -120,7 +158,9 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> Non
     projections = output[count:]
     ctx.mark_non_differentiable(*projections)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(x, *stored, *lora_a, *lora_b, *projections, *([seed] if ctx.has_seed else []))
+    ctx.save_for_backward(
+        x, *stored, *lora_a, *lora_b, *projections, *([seed] if ctx.has_seed else [])
+    )
 
 
 def _autograd(ctx: Any, gradients: list[torch.Tensor]) -> tuple[Any, ...]:
@@ -134,12 +174,29 @@ def _autograd(ctx: Any, gradients: list[torch.Tensor]) -> tuple[Any, ...]:
     biases = [x.new_empty(0)] * count
     arguments = (stored, ctx.layout, biases, lora_a, lora_b, ctx.scalings, ctx.probability, seed)
     upstream = [
-        x.new_zeros((*x.shape[:-1], ctx.layout[i * LAYOUT_WIDTH + 1])) if dy is None else dy for i, dy in enumerate(gradients[:count])
+        x.new_zeros((*x.shape[:-1], ctx.layout[i * LAYOUT_WIDTH + 1])) if dy is None else dy
+        for i, dy in enumerate(gradients[:count])
     ]
-    dx, *adapters = _qlora_linears_backward_op(upstream, projections, x, *arguments, needs_x, list(needs_a))
-    d_a = [gradient if needs else None for gradient, needs in zip(adapters[::2], needs_a, strict=True)]
-    d_b = [gradient if needs else None for gradient, needs in zip(adapters[1::2], needs_a, strict=True)]
-    return dx if needs_x else None, [None] * num_stored, None, [None] * count, d_a, d_b, None, None, None
+    dx, *adapters = _qlora_linears_backward_op(
+        upstream, projections, x, *arguments, needs_x, list(needs_a)
+    )
+    d_a = [
+        gradient if needs else None for gradient, needs in zip(adapters[::2], needs_a, strict=True)
+    ]
+    d_b = [
+        gradient if needs else None for gradient, needs in zip(adapters[1::2], needs_a, strict=True)
+    ]
+    return (
+        dx if needs_x else None,
+        [None] * num_stored,
+        None,
+        [None] * count,
+        d_a,
+        d_b,
+        None,
+        None,
+        None,
+    )
 
 
 _qlora_linears_op.register_autograd(_autograd, setup_context=_setup)
@@ -147,7 +204,8 @@ _qlora_linears_op.register_autograd(_autograd, setup_context=_setup)
 
 @dataclass(frozen=True, eq=False)
 class LoraAdapter:
-    """A LoRA adapter: a (r, in) and b (out, r), bf16, fp16 or fp32 masters (computed in x's dtype), and what their product is scaled by."""
+    """A LoRA adapter: a (r, in) and b (out, r), bf16, fp16 or fp32 masters (computed in x's dtype),
+    and what their product is scaled by."""
 
     a: torch.Tensor
     b: torch.Tensor
@@ -177,13 +235,25 @@ def flatten(linears: Sequence[FrozenLinear], x: torch.Tensor) -> tuple[Any, ...]
     )
 
 
-def check_linears(op: str, x: torch.Tensor, linears: Sequence[FrozenLinear], dropout: float) -> None:
+def check_linears(
+    op: str, x: torch.Tensor, linears: Sequence[FrozenLinear], dropout: float
+) -> None:
     """Raises KernelInputError unless every linear takes x and every adapter fits its linear."""
     checks.require_tensors(op, FALLBACK, x=x)
     checks.require_dtype(op, "x", x, FALLBACK)
-    checks.require(checks.is_number(dropout) and 0.0 <= dropout < 1.0, op, f"dropout {dropout}", "0 up to, not including, 1", FALLBACK)
     checks.require(
-        x.dim() >= 1 and len(linears) > 0, op, f"x of shape {tuple(x.shape)}, {len(linears)} linears", "(..., in), 1 or more", FALLBACK
+        checks.is_number(dropout) and 0.0 <= dropout < 1.0,
+        op,
+        f"dropout {dropout}",
+        "0 up to, not including, 1",
+        FALLBACK,
+    )
+    checks.require(
+        x.dim() >= 1 and len(linears) > 0,
+        op,
+        f"x of shape {tuple(x.shape)}, {len(linears)} linears",
+        "(..., in), 1 or more",
+        FALLBACK,
     )
     choose_backend(op, x)
     for linear in linears:
@@ -196,10 +266,17 @@ def _check_linear(op: str, x: torch.Tensor, linear: FrozenLinear) -> None:
         checks.require_dtype(op, "weight", linear.weight, FALLBACK)
     shape = tuple(linear.weight.shape)
     fits = len(shape) == 2 and shape[1] == x.shape[-1]
-    checks.require(fits, op, f"weight {shape} for x {tuple(x.shape)}", f"(out, {x.shape[-1]})", FALLBACK)
+    checks.require(
+        fits, op, f"weight {shape} for x {tuple(x.shape)}", f"(out, {x.shape[-1]})", FALLBACK
+    )
     first = weight_tensors(linear.weight)[0]
     if first.requires_grad:
-        raise KernelInputError(op, "a base weight that requires a gradient", "a frozen one", "torch.nn.functional.linear")
+        raise KernelInputError(
+            op,
+            "a base weight that requires a gradient",
+            "a frozen one",
+            "torch.nn.functional.linear",
+        )
     adapter = linear.adapter
     lora = {} if adapter is None else {"lora_a": adapter.a, "lora_b": adapter.b}
     checks.require_tensors(op, FALLBACK, **lora)
@@ -207,20 +284,47 @@ def _check_linear(op: str, x: torch.Tensor, linear: FrozenLinear) -> None:
     if linear.bias is not None:
         checks.require_dtype(op, "bias", linear.bias, FALLBACK)
         checks.require_shape(op, "bias", linear.bias, (shape[0],), FALLBACK)
-        checks.require(not linear.bias.requires_grad, op, "a bias that requires a gradient", "a frozen one", FALLBACK)
+        checks.require(
+            not linear.bias.requires_grad,
+            op,
+            "a bias that requires a gradient",
+            "a frozen one",
+            FALLBACK,
+        )
     if adapter is not None:
         a, b = adapter.a, adapter.b
-        checks.require(checks.is_number(adapter.scaling), op, f"scaling {adapter.scaling!r}", "a finite number", FALLBACK)
+        checks.require(
+            checks.is_number(adapter.scaling),
+            op,
+            f"scaling {adapter.scaling!r}",
+            "a finite number",
+            FALLBACK,
+        )
         checks.require_dtype(op, "lora_a", a, FALLBACK)
         checks.require_dtype(op, "lora_b", b, FALLBACK, (a.dtype,))
-        matches = a.dim() == 2 and b.dim() == 2 and a.shape == (b.shape[1], shape[1]) and b.shape[0] == shape[0]
+        matches = (
+            a.dim() == 2
+            and b.dim() == 2
+            and a.shape == (b.shape[1], shape[1])
+            and b.shape[0] == shape[0]
+        )
         matches = matches and a.shape[0] > 0
         accepted = f"(r, {shape[1]}) and ({shape[0]}, r), r 1 or more"
-        checks.require(matches, op, f"adapter a {tuple(a.shape)}, b {tuple(b.shape)}", accepted, FALLBACK)
-        checks.require(a.requires_grad == b.requires_grad, op, "one adapter matrix trained without the other", "both or neither", FALLBACK)
+        checks.require(
+            matches, op, f"adapter a {tuple(a.shape)}, b {tuple(b.shape)}", accepted, FALLBACK
+        )
+        checks.require(
+            a.requires_grad == b.requires_grad,
+            op,
+            "one adapter matrix trained without the other",
+            "both or neither",
+            FALLBACK,
+        )
 
 
-def checked_seed(op: str, x: torch.Tensor, dropout: float, seed: torch.Tensor | None) -> torch.Tensor | None:
+def checked_seed(
+    op: str, x: torch.Tensor, dropout: float, seed: torch.Tensor | None
+) -> torch.Tensor | None:
     """The seed of this call: none without dropout, a new one unless it is given."""
     if dropout == 0.0:
         return None
@@ -234,12 +338,17 @@ def checked_seed(op: str, x: torch.Tensor, dropout: float, seed: torch.Tensor | 
 
 
 def qlora_linears(
-    x: torch.Tensor, linears: Sequence[FrozenLinear], *, dropout: float = 0.0, seed: torch.Tensor | None = None
+    x: torch.Tensor,
+    linears: Sequence[FrozenLinear],
+    *,
+    dropout: float = 0.0,
+    seed: torch.Tensor | None = None,
 ) -> list[torch.Tensor]:
     """One output for each linear, (..., out_i) in x's dtype (autocast's where it is on).
 
-    x (..., in) bf16, fp16 or fp32. `dropout` acts on the adapters' input, each by a mask of its own; pass 0 in evaluation. The seed,
-    (1,) int64, is drawn from the device's generator unless given. Raises KernelInputError.
+    x (..., in) bf16, fp16 or fp32. `dropout` acts on the adapters' input, each by a mask of its
+    own; pass 0 in evaluation. The seed, (1,) int64, is drawn from the device's generator unless
+    given. Raises KernelInputError.
     """
     check_linears("qlora_linears", x, linears, dropout)
     x = to_autocast_dtype(x)
@@ -260,21 +369,56 @@ def qlora_linear(
 ) -> torch.Tensor:
     """x W^T + bias + scaling * dropout(x) A^T B^T; see `qlora_linears`."""
     if (lora_a is None) != (lora_b is None):
-        raise KernelInputError("qlora_linear", "one of lora_a and lora_b", "both or neither", FALLBACK)
-    adapter = LoraAdapter(lora_a, lora_b, scaling) if lora_a is not None and lora_b is not None else None
+        raise KernelInputError(
+            "qlora_linear", "one of lora_a and lora_b", "both or neither", FALLBACK
+        )
+    adapter = (
+        LoraAdapter(lora_a, lora_b, scaling) if lora_a is not None and lora_b is not None else None
+    )
     return qlora_linears(x, [FrozenLinear(weight, bias, adapter)], dropout=dropout, seed=seed)[0]
 
 
-def _check_module(weight: Any, rank: Any, alpha: Any, bias: torch.Tensor | None, dropout: Any, adapter_dtype: torch.dtype) -> None:
+def _check_module(
+    weight: Any,
+    rank: Any,
+    alpha: Any,
+    bias: torch.Tensor | None,
+    dropout: Any,
+    adapter_dtype: torch.dtype,
+) -> None:
     op = "QLoRALinear"
     if not isinstance(weight, QuantizedWeight):
         checks.require_tensors(op, FALLBACK, weight=weight)
-    checks.require(len(weight.shape) == 2, op, f"a weight of shape {tuple(weight.shape)}", "(out, in)", FALLBACK)
+    checks.require(
+        len(weight.shape) == 2,
+        op,
+        f"a weight of shape {tuple(weight.shape)}",
+        "(out, in)",
+        FALLBACK,
+    )
     checks.require(checks.is_whole(rank) and rank > 0, op, f"rank {rank!r}", "1 or more", FALLBACK)
-    checks.require(alpha is None or checks.is_number(alpha), op, f"alpha {alpha!r}", "None or a finite number", FALLBACK)
-    checks.require(checks.is_number(dropout) and 0.0 <= dropout < 1.0, op, f"dropout {dropout!r}", "0 up to, not including, 1", FALLBACK)
+    checks.require(
+        alpha is None or checks.is_number(alpha),
+        op,
+        f"alpha {alpha!r}",
+        "None or a finite number",
+        FALLBACK,
+    )
+    checks.require(
+        checks.is_number(dropout) and 0.0 <= dropout < 1.0,
+        op,
+        f"dropout {dropout!r}",
+        "0 up to, not including, 1",
+        FALLBACK,
+    )
     names = checks.dtype_names((*checks.KERNEL_DTYPES, torch.float64))
-    checks.require(adapter_dtype in (*checks.KERNEL_DTYPES, torch.float64), op, f"adapter_dtype {adapter_dtype}", names, FALLBACK)
+    checks.require(
+        adapter_dtype in (*checks.KERNEL_DTYPES, torch.float64),
+        op,
+        f"adapter_dtype {adapter_dtype}",
+        names,
+        FALLBACK,
+    )
     if bias is not None:
         checks.require_shape(op, "bias", bias, (weight.shape[0],), FALLBACK)
 
@@ -282,7 +426,8 @@ def _check_module(weight: Any, rank: Any, alpha: Any, bias: torch.Tensor | None,
 class QLoRALinear(torch.nn.Module):
     """A frozen linear, quantized to 4 bits, with a LoRA adapter that starts as zero.
 
-    `lora_a` is drawn as Kaiming uniform and `lora_b` is zero, as PEFT has it; scaling is alpha / rank.
+    `lora_a` is drawn as Kaiming uniform and `lora_b` is zero, as PEFT has it; scaling is alpha /
+    rank.
     """
 
     def __init__(
@@ -303,19 +448,27 @@ class QLoRALinear(torch.nn.Module):
         device = weight_tensors(weight)[0].device
         out_features, in_features = weight.shape
         self.register_buffer("bias", bias)
-        self.lora_a = torch.nn.Parameter(torch.empty(rank, in_features, dtype=adapter_dtype, device=device))
-        self.lora_b = torch.nn.Parameter(torch.zeros(out_features, rank, dtype=adapter_dtype, device=device))
+        self.lora_a = torch.nn.Parameter(
+            torch.empty(rank, in_features, dtype=adapter_dtype, device=device)
+        )
+        self.lora_b = torch.nn.Parameter(
+            torch.zeros(out_features, rank, dtype=adapter_dtype, device=device)
+        )
         torch.nn.init.kaiming_uniform_(self.lora_a, a=math.sqrt(5))
 
     @staticmethod
-    def from_linear(linear: torch.nn.Linear, rank: int, alpha: float | None = None, **options: Any) -> QLoRALinear:
+    def from_linear(
+        linear: torch.nn.Linear, rank: int, alpha: float | None = None, **options: Any
+    ) -> QLoRALinear:
         """Quantizes a linear's weight to NF4 with nested scales."""
         bias = None if linear.bias is None else linear.bias.detach()
         return QLoRALinear(quantize(linear.weight.detach()), rank, alpha, bias=bias, **options)
 
     def frozen(self) -> FrozenLinear:
         """What the fused ops take."""
-        return FrozenLinear(self.weight, self.bias, LoraAdapter(self.lora_a, self.lora_b, self.scaling))
+        return FrozenLinear(
+            self.weight, self.bias, LoraAdapter(self.lora_a, self.lora_b, self.scaling)
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """See `qlora_linear`."""
@@ -323,7 +476,8 @@ class QLoRALinear(torch.nn.Module):
 
 
 class QLoRAQKV(torch.nn.Module):
-    """The query, key and value projections of one x, which is read and saved once; K and V may be narrower (grouped heads)."""
+    """The query, key and value projections of one x, which is read and saved once; K and V may be
+    narrower (grouped heads)."""
 
     def __init__(self, q: QLoRALinear, k: QLoRALinear, v: QLoRALinear) -> None:
         super().__init__()
@@ -332,4 +486,6 @@ class QLoRAQKV(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
         """[q, k, v] of x; see `qlora_linears`."""
         dropout = self.q.dropout if self.training else 0.0
-        return qlora_linears(x, [self.q.frozen(), self.k.frozen(), self.v.frozen()], dropout=dropout)
+        return qlora_linears(
+            x, [self.q.frozen(), self.k.frozen(), self.v.frozen()], dropout=dropout
+        )

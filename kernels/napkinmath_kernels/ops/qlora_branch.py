@@ -1,8 +1,10 @@
-"""One frozen linear with its LoRA adapter, as the fused QLoRA ops see it: plain functions below the dispatcher.
+"""One frozen linear with its LoRA adapter, as the fused QLoRA ops see it: plain functions below the
+dispatcher.
 
     y = x W^T + bias + scaling * dropout(x) A^T B^T
 
-W is decoded into the shared buffer just before the GEMM that needs it, so one decoded weight exists at a time.
+W is decoded into the shared buffer just before the GEMM that needs it, so one decoded weight exists
+at a time.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from ..weight_buffer import SHARED_BUFFER
 from .dropout import add_dropped, drop
 from .nf4 import QuantizedWeight, decode_into
 
-#: Integers that describe one stored weight: how many tensors it has, its shape (out, in), and its block sizes.
+# : Integers that describe one stored weight: how many tensors it has, its shape (out, in), and its
+# block sizes.
 LAYOUT_WIDTH = 5
 
 
@@ -38,8 +41,11 @@ def weight_layout(weight: QuantizedWeight | torch.Tensor) -> list[int]:
     return [1, *weight.shape, 0, 0]
 
 
-def multiply_to(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype, scaling: float = 1.0) -> torch.Tensor:
-    """scaling * a @ b in `dtype`, accumulated and kept in fp32 where `dtype` is fp32 and a is not."""
+def multiply_to(
+    a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype, scaling: float = 1.0
+) -> torch.Tensor:
+    """scaling * a @ b in `dtype`, accumulated and kept in fp32 where `dtype` is fp32 and a is
+    not."""
     if dtype is a.dtype:
         product = torch.mm(a, b)
     elif acts_as_gpu(a) and dtype is torch.float32:
@@ -51,7 +57,8 @@ def multiply_to(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype, scaling: f
 
 @dataclass(frozen=True)
 class Branch:
-    """A linear during one call. lora_a (r, in) and lora_b (out, r) are empty where there is no adapter, bias where there is none."""
+    """A linear during one call. lora_a (r, in) and lora_b (out, r) are empty where there is no
+    adapter, bias where there is none."""
 
     stored: Sequence[torch.Tensor]
     shape: tuple[int, int]
@@ -86,10 +93,15 @@ class Branch:
 
     def adapter_input(self, x: torch.Tensor) -> torch.Tensor:
         """dropout(x), or x itself."""
-        return drop(x, self.seed, self.stream, self.probability) if self.drops and self.seed is not None else x
+        return (
+            drop(x, self.seed, self.stream, self.probability)
+            if self.drops and self.seed is not None
+            else x
+        )
 
     def forward(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        """Writes y into `out` (rows, out_features); returns dropout(x) A^T (rows, r), empty without an adapter."""
+        """Writes y into `out` (rows, out_features); returns dropout(x) A^T (rows, r), empty without
+        an adapter."""
         weight = self.weight(x.dtype).t()
         if self.bias.numel():
             torch.addmm(self.bias.to(x.dtype), x, weight, out=out)
@@ -101,7 +113,9 @@ class Branch:
         out.addmm_(projected, self.lora_b.to(x.dtype).t(), alpha=self.scaling)
         return projected
 
-    def input_gradient(self, dy: torch.Tensor, through_b: torch.Tensor, dx: torch.Tensor, *, add: bool) -> None:
+    def input_gradient(
+        self, dy: torch.Tensor, through_b: torch.Tensor, dx: torch.Tensor, *, add: bool
+    ) -> None:
         """Writes dy W + the adapter's part into dx (rows, in), or adds it."""
         weight = self.weight(dy.dtype)
         if add:
@@ -117,7 +131,8 @@ class Branch:
             dx.addmm_(through_b, a)
 
     def through_b(self, dy: torch.Tensor) -> torch.Tensor:
-        """scaling * dy B (rows, r), which both gradients of the adapter's input side start from; empty without an adapter."""
+        """scaling * dy B (rows, r), which both gradients of the adapter's input side start from;
+        empty without an adapter."""
         if not self.has_adapter:
             return dy.new_empty(0)
         return torch.mm(dy, self.lora_b.to(dy.dtype)).mul_(self.scaling)
@@ -149,9 +164,25 @@ def branches(
     found: list[Branch] = []
     first = 0
     for i in range(len(lora_a)):
-        count, rows, columns, blocksize, nested_blocksize = layout[i * LAYOUT_WIDTH : (i + 1) * LAYOUT_WIDTH]
+        count, rows, columns, blocksize, nested_blocksize = layout[
+            i * LAYOUT_WIDTH : (i + 1) * LAYOUT_WIDTH
+        ]
         part = stored[first : first + count]
         first += count
         shape = (rows, columns)
-        found.append(Branch(part, shape, blocksize, nested_blocksize, biases[i], lora_a[i], lora_b[i], scalings[i], probability, seed, i))
+        found.append(
+            Branch(
+                part,
+                shape,
+                blocksize,
+                nested_blocksize,
+                biases[i],
+                lora_a[i],
+                lora_b[i],
+                scalings[i],
+                probability,
+                seed,
+                i,
+            )
+        )
     return found

@@ -2,10 +2,11 @@
 
     y = x' / sqrt(mean(x'^2, -1) + eps) * (weight + offset)        x' = x, or x + residual (rounded to x's dtype and returned)
 
-Everything is computed in fp32 and rounded once. `offset` is 1 for Gemma, whose stored weight is the distance from one.
-Saved for the backward: x' (rows x hidden, x's dtype; the input itself when there is no residual), weight, and rstd (rows, fp32).
-Temporaries: backward with a trained weight, fp32 partial sums (min(rows, 2 x multiprocessors) x hidden). See `costs.rms_norm`.
-Source: Zhang & Sennrich 2019 (arXiv 1910.07467).
+Everything is computed in fp32 and rounded once. `offset` is 1 for Gemma, whose stored weight is the
+distance from one. Saved for the backward: x' (rows x hidden, x's dtype; the input itself when there
+is no residual), weight, and rstd (rows, fp32). Temporaries: backward with a trained weight, fp32
+partial sums (min(rows, 2 x multiprocessors) x hidden). See `costs.rms_norm`. Source: Zhang &
+Sennrich 2019 (arXiv 1910.07467).
 """
 
 from __future__ import annotations
@@ -46,22 +47,31 @@ def reference_backward(
     offset: float,
     weight_gradient: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """(dx, dweight or None) of `reference_forward`, where x is what was saved (the sum when there was a residual)."""
+    """(dx, dweight or None) of `reference_forward`, where x is what was saved (the sum when there
+    was a residual)."""
     wide_dy = _compute(dy)
     normed = _compute(x) * rstd[..., None]
     g = wide_dy * (_compute(weight) + offset)
     dx = (g - normed * (g * normed).mean(-1, keepdim=True)) * rstd[..., None]
     if dsum is not None:
         dx = dx + _compute(dsum)
-    return dx.to(x.dtype), (wide_dy * normed).reshape(-1, weight.shape[0]).sum(0).to(weight.dtype) if weight_gradient else None
+    return dx.to(x.dtype), (
+        (wide_dy * normed).reshape(-1, weight.shape[0]).sum(0).to(weight.dtype)
+        if weight_gradient
+        else None
+    )
 
 
-def _forward(x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float, offset: float) -> tuple[Any, Any, Any]:
+def _forward(
+    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float, offset: float
+) -> tuple[Any, Any, Any]:
     if runs_triton("rms_norm", x):
         from ..triton_kernels.rms_norm import rms_norm_forward
 
         return rms_norm_forward(x, residual, weight, eps, offset)
-    y, total, rstd = reference_forward(x, residual, weight, eps, offset)  # its results lie as its inputs do, the kernels' one after another
+    y, total, rstd = reference_forward(
+        x, residual, weight, eps, offset
+    )  # its results lie as its inputs do, the kernels' one after another
     return y.contiguous(), None if total is None else total.contiguous(), rstd.contiguous()
 
 
@@ -87,13 +97,17 @@ def _statistics_dtype(x: torch.Tensor) -> torch.dtype:
 
 
 @torch.library.custom_op("napkinmath::rms_norm", mutates_args=())
-def _rms_norm_op(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float) -> tuple[torch.Tensor, torch.Tensor]:
+def _rms_norm_op(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float
+) -> tuple[torch.Tensor, torch.Tensor]:
     y, _, rstd = _forward(x, None, weight, eps, offset)
     return y, rstd
 
 
 @_rms_norm_op.register_fake
-def _(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float) -> tuple[torch.Tensor, torch.Tensor]:
+def _(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float
+) -> tuple[torch.Tensor, torch.Tensor]:
     return x.new_empty(x.shape), x.new_empty(x.shape[:-1], dtype=_statistics_dtype(x))
 
 
@@ -109,7 +123,11 @@ def _add_rms_norm_op(
 def _(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, offset: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return x.new_empty(x.shape), x.new_empty(x.shape), x.new_empty(x.shape[:-1], dtype=_statistics_dtype(x))
+    return (
+        x.new_empty(x.shape),
+        x.new_empty(x.shape),
+        x.new_empty(x.shape[:-1], dtype=_statistics_dtype(x)),
+    )
 
 
 @torch.library.custom_op("napkinmath::rms_norm_backward", mutates_args=())
@@ -135,7 +153,9 @@ def _(
     offset: float,
     weight_gradient: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    return x.new_empty(x.shape), weight.new_empty(weight.shape) if weight_gradient else x.new_empty(0)
+    return x.new_empty(x.shape), (
+        weight.new_empty(weight.shape) if weight_gradient else x.new_empty(0)
+    )
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
@@ -146,7 +166,9 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) 
     ctx.set_materialize_grads(False)
 
 
-def _gradients(ctx: Any, dy: torch.Tensor | None, dsum: torch.Tensor | None, weight_index: int) -> tuple[torch.Tensor | None, ...]:
+def _gradients(
+    ctx: Any, dy: torch.Tensor | None, dsum: torch.Tensor | None, weight_index: int
+) -> tuple[torch.Tensor | None, ...]:
     x, weight, rstd = ctx.saved_tensors
     if dy is None:
         return dsum, None
@@ -156,7 +178,9 @@ def _gradients(ctx: Any, dy: torch.Tensor | None, dsum: torch.Tensor | None, wei
     return dx, dweight if weight_gradient else None
 
 
-def _rms_norm_autograd(ctx: Any, dy: torch.Tensor | None, _drstd: None) -> tuple[torch.Tensor | None, ...]:
+def _rms_norm_autograd(
+    ctx: Any, dy: torch.Tensor | None, _drstd: None
+) -> tuple[torch.Tensor | None, ...]:
     dx, dweight = _gradients(ctx, dy, None, 1)
     return dx, dweight, None, None
 
@@ -169,7 +193,9 @@ def _setup_add(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ..
     ctx.set_materialize_grads(False)
 
 
-def _add_rms_norm_autograd(ctx: Any, dy: torch.Tensor | None, dsum: torch.Tensor | None, _drstd: None) -> tuple[torch.Tensor | None, ...]:
+def _add_rms_norm_autograd(
+    ctx: Any, dy: torch.Tensor | None, dsum: torch.Tensor | None, _drstd: None
+) -> tuple[torch.Tensor | None, ...]:
     dx, dweight = _gradients(ctx, dy, dsum, 2)
     return dx, dx, dweight, None, None
 
@@ -178,14 +204,30 @@ _rms_norm_op.register_autograd(_rms_norm_autograd, setup_context=_setup)
 _add_rms_norm_op.register_autograd(_add_rms_norm_autograd, setup_context=_setup_add)
 
 
-def _check(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None, eps: float, offset: float) -> None:
+def _check(
+    x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None, eps: float, offset: float
+) -> None:
     added = {} if residual is None else {"residual": residual}
     checks.require_tensors("rms_norm", FALLBACK, x=x, weight=weight, **added)
-    checks.require(checks.is_number(eps) and eps >= 0, "rms_norm", f"eps {eps!r}", "0 or a positive number", FALLBACK)
-    checks.require(checks.is_number(offset), "rms_norm", f"offset {offset!r}", "a finite number", FALLBACK)
+    checks.require(
+        checks.is_number(eps) and eps >= 0,
+        "rms_norm",
+        f"eps {eps!r}",
+        "0 or a positive number",
+        FALLBACK,
+    )
+    checks.require(
+        checks.is_number(offset), "rms_norm", f"offset {offset!r}", "a finite number", FALLBACK
+    )
     checks.require_dtype("rms_norm", "x", x, FALLBACK)
     shape_is_fine = x.dim() >= 1 and 0 < x.shape[-1] <= MAX_HIDDEN
-    checks.require(shape_is_fine, "rms_norm", f"x of shape {tuple(x.shape)}", f"(..., hidden), hidden 1 to {MAX_HIDDEN}", FALLBACK)
+    checks.require(
+        shape_is_fine,
+        "rms_norm",
+        f"x of shape {tuple(x.shape)}",
+        f"(..., hidden), hidden 1 to {MAX_HIDDEN}",
+        FALLBACK,
+    )
     checks.require_shape("rms_norm", "weight", weight, (x.shape[-1],), FALLBACK)
     checks.require_dtype("rms_norm", "weight", weight, FALLBACK)
     checks.require_same_device("rms_norm", FALLBACK, x=x, weight=weight, residual=residual)
@@ -195,11 +237,18 @@ def _check(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None,
 
 
 def rms_norm(
-    x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6, *, residual: torch.Tensor | None = None, offset: float = 0.0
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float = 1e-6,
+    *,
+    residual: torch.Tensor | None = None,
+    offset: float = 0.0,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """RMS norm over the last dimension; with `residual`, the pair (norm(x + residual), x + residual).
+    """RMS norm over the last dimension; with `residual`, the pair (norm(x + residual), x +
+    residual).
 
-    x, residual (..., hidden) bf16, fp16 or fp32; weight (hidden). Returns x's dtype. Raises KernelInputError.
+    x, residual (..., hidden) bf16, fp16 or fp32; weight (hidden). Returns x's dtype. Raises
+    KernelInputError.
     """
     _check(x, weight, residual, eps, offset)
     if residual is None:
@@ -208,14 +257,24 @@ def rms_norm(
 
 
 class RMSNorm(torch.nn.Module):
-    """RMS norm with a weight; equivalent to transformers' LlamaRMSNorm (`offset=0`) or Gemma's (`offset=1`)."""
+    """RMS norm with a weight; equivalent to transformers' LlamaRMSNorm (`offset=0`) or Gemma's
+    (`offset=1`)."""
 
-    def __init__(self, hidden_size: int, eps: float = 1e-6, *, offset: float = 0.0, dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self,
+        hidden_size: int,
+        eps: float = 1e-6,
+        *,
+        offset: float = 0.0,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.full((hidden_size,), 1.0 - offset, dtype=dtype))
         self.eps = eps
         self.offset = offset
 
-    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        self, x: torch.Tensor, residual: torch.Tensor | None = None
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """See `rms_norm`."""
         return rms_norm(x, self.weight, self.eps, residual=residual, offset=self.offset)

@@ -1,4 +1,5 @@
-"""`flash_attention` as an attention implementation of transformers, registered under the name "napkinmath" when a model asks for it."""
+"""`flash_attention` as an attention implementation of transformers, registered under the name
+"napkinmath" when a model asks for it."""
 
 from __future__ import annotations
 
@@ -13,16 +14,32 @@ from ..ops.flash_attention import FALLBACK, HEAD_SIZES, flash_attention, visible
 NAME = "napkinmath"
 
 
-def _fits(query: torch.Tensor, mask: torch.Tensor | None, dropout: float, softcap: float | None, arguments: dict[str, Any]) -> bool:
+def _fits(
+    query: torch.Tensor,
+    mask: torch.Tensor | None,
+    dropout: float,
+    softcap: float | None,
+    arguments: dict[str, Any],
+) -> bool:
     on_gpu = acts_as_gpu(query)
-    takes = query.dtype in (torch.bfloat16, torch.float16) and query.shape[3] in HEAD_SIZES if on_gpu else query.dtype.is_floating_point
+    takes = (
+        query.dtype in (torch.bfloat16, torch.float16) and query.shape[3] in HEAD_SIZES
+        if on_gpu
+        else query.dtype.is_floating_point
+    )
     plain = (
-        mask is None and dropout == 0.0 and softcap is None and arguments.get("position_bias") is None and arguments.get("s_aux") is None
+        mask is None
+        and dropout == 0.0
+        and softcap is None
+        and arguments.get("position_bias") is None
+        and arguments.get("s_aux") is None
     )
     return takes and plain and arguments.get("cache") is None
 
 
-def _bool_mask(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, causal: bool, window: int) -> torch.Tensor | None:
+def _bool_mask(
+    query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, causal: bool, window: int
+) -> torch.Tensor | None:
     """What transformers' flash mask (batch, keys; 1 where a token is real) means as SDPA's mask."""
     visible = visible_keys(query.shape[2], key.shape[2], causal, window, query.device)
     if mask is None or mask.dim() != 2:
@@ -32,11 +49,16 @@ def _bool_mask(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None
 
 
 def _for_every_query_head(x: torch.Tensor, heads: int) -> torch.Tensor:
-    """K or V (batch, K/V heads, keys, size) with `heads` heads: under a mask SDPA's kernels but the one that holds all scores take no groups."""
+    """K or V (batch, K/V heads, keys, size) with `heads` heads: under a mask SDPA's kernels but the
+    one that holds all scores take no groups."""
     batch, kv_heads, keys, size = x.shape
     if kv_heads == heads:
         return x
-    return x[:, :, None].expand(batch, kv_heads, heads // kv_heads, keys, size).reshape(batch, heads, keys, size)
+    return (
+        x[:, :, None]
+        .expand(batch, kv_heads, heads // kv_heads, keys, size)
+        .reshape(batch, heads, keys, size)
+    )
 
 
 def _length(given: Any) -> int | None:
@@ -59,14 +81,21 @@ def attention_forward(
 ) -> tuple[torch.Tensor, None]:
     """transformers' attention interface: (batch, tokens, heads, size) and no weights.
 
-    Padding masks, dropout and head sizes that the kernel does not take go to SDPA with an explicit mask; soft-capping, which SDPA
-    cannot do, is refused.
+    Padding masks, dropout and head sizes that the kernel does not take go to SDPA with an explicit
+    mask; soft-capping, which SDPA cannot do, is refused.
     """
-    query, key, value = (to_autocast_dtype(x) for x in (query, key, value))  # a norm of queries with an fp32 weight makes them fp32
-    causal = (getattr(module, "is_causal", True) if is_causal is None else is_causal) and query.shape[2] > 1
+    query, key, value = (
+        to_autocast_dtype(x) for x in (query, key, value)
+    )  # a norm of queries with an fp32 weight makes them fp32
+    causal = (
+        getattr(module, "is_causal", True) if is_causal is None else is_causal
+    ) and query.shape[2] > 1
     window = sliding_window or 0
     if softcap is not None:
-        raise ValueError(f"attention soft-capping (softcap={softcap}) is not computed here; use attn_implementation='eager'")
+        raise ValueError(
+            f"attention soft-capping (softcap={softcap}) is not computed here; use"
+            " attn_implementation='eager'"
+        )
     if _fits(query, attention_mask, dropout, softcap, arguments):
         packed: dict[str, Any] = {}
         if arguments.get("cu_seq_lens_q") is not None and query.shape[0] == 1:
@@ -76,12 +105,16 @@ def attention_forward(
                 "max_seqlen_q": _length(arguments.get("max_length_q")),
                 "max_seqlen_k": _length(arguments.get("max_length_k")),
             }
-        o = flash_attention(query, key, value, causal=causal, scale=scaling, window=sliding_window, **packed)
+        o = flash_attention(
+            query, key, value, causal=causal, scale=scaling, window=sliding_window, **packed
+        )
         assert isinstance(o, torch.Tensor)
     else:
         mask = _bool_mask(query, key, attention_mask, causal, window)
         key, value = (_for_every_query_head(x, query.shape[1]) for x in (key, value))
-        o = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout, scale=scaling)
+        o = torch.nn.functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, dropout_p=dropout, scale=scaling
+        )
     return o.transpose(1, 2), None
 
 
@@ -97,7 +130,10 @@ def register() -> None:
 def refusal(config: Any) -> str:
     """Why this model's attention cannot be ours, or an empty string."""
     if getattr(config, "attn_logit_softcapping", None):
-        return f"attn_logit_softcapping={config.attn_logit_softcapping} is not computed; {FALLBACK} does not either: stays eager"
+        return (
+            f"attn_logit_softcapping={config.attn_logit_softcapping} is not computed; {FALLBACK}"
+            " does not either: stays eager"
+        )
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     if size not in HEAD_SIZES and torch.cuda.is_available():
         return f"head size {size} is not one of {', '.join(map(str, HEAD_SIZES))}"

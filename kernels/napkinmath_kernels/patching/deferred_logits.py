@@ -1,8 +1,11 @@
-"""Logits that are not computed until somebody looks: what the patched head returns, and what the patched loss understands.
+"""Logits that are not computed until somebody looks: what the patched head returns, and what the
+patched loss understands.
 
-A Hugging Face causal model computes `logits = lm_head(hidden)`, may soft-cap them, and hands them to `self.loss_function`. The head then
-returns this object in their place while training with labels; the loss takes hidden states and weight out of it and never makes the
-logits. Anything else that is done to it (indexing, a torch function, an attribute) makes the real ones, with their gradient.
+A Hugging Face causal model computes `logits = lm_head(hidden)`, may soft-cap them, and hands them
+to `self.loss_function`. The head then returns this object in their place while training with
+labels; the loss takes hidden states and weight out of it and never makes the logits. Anything else
+that is done to it (indexing, a torch function, an attribute) makes the real ones, with their
+gradient.
 """
 
 from __future__ import annotations
@@ -17,12 +20,20 @@ from ..ops.cross_entropy import linear_cross_entropy
 
 
 class DeferredLogits:
-    """softcap(hidden @ weight.T), not computed. Soft-capping is followed through `x / cap`, `torch.tanh`, `x * cap`."""
+    """softcap(hidden @ weight.T), not computed. Soft-capping is followed through `x / cap`,
+    `torch.tanh`, `x * cap`."""
 
-    __iter__ = None  # ModelOutput asks whether its first field can be iterated; logits are a tensor there, and so is this
+    # ModelOutput asks whether its first field can be iterated; logits are a tensor there, and so is
+    # this
+    __iter__ = None
 
     def __init__(
-        self, hidden: torch.Tensor, weight: torch.Tensor, softcap: float = 0.0, divided_by: float = 0.0, bent: bool = False
+        self,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        softcap: float = 0.0,
+        divided_by: float = 0.0,
+        bent: bool = False,
     ) -> None:
         self._hidden = hidden
         self._weight = weight
@@ -30,7 +41,9 @@ class DeferredLogits:
         self._divided_by = divided_by
         self._bent = bent
 
-    def _step(self, *, softcap: float = 0.0, divided_by: float = 0.0, bent: bool = False) -> DeferredLogits:
+    def _step(
+        self, *, softcap: float = 0.0, divided_by: float = 0.0, bent: bool = False
+    ) -> DeferredLogits:
         return DeferredLogits(self._hidden, self._weight, softcap, divided_by, bent)
 
     @property
@@ -48,11 +61,24 @@ class DeferredLogits:
         return self.materialize() * factor
 
     @classmethod
-    def __torch_function__(cls, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        cls,
+        function: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Any = None,
+    ) -> Any:
         first = args[0] if args else None
-        if function in (torch.tanh, torch.Tensor.tanh) and isinstance(first, cls) and first._divided_by and not first._bent:
+        if (
+            function in (torch.tanh, torch.Tensor.tanh)
+            and isinstance(first, cls)
+            and first._divided_by
+            and not first._bent
+        ):
             return first._step(divided_by=first._divided_by, bent=True)
-        made = torch.utils._pytree.tree_map_only(cls, lambda x: x.materialize(), (args, kwargs or {}))
+        made = torch.utils._pytree.tree_map_only(
+            cls, lambda x: x.materialize(), (args, kwargs or {})
+        )
         return function(*made[0], **made[1])
 
     def materialize(self) -> torch.Tensor:
@@ -64,7 +90,9 @@ class DeferredLogits:
             logits = logits / self._divided_by
         return torch.tanh(logits) if self._bent else logits
 
-    def loss(self, targets: torch.Tensor, ignore_index: int, num_items: torch.Tensor | int | None) -> torch.Tensor:
+    def loss(
+        self, targets: torch.Tensor, ignore_index: int, num_items: torch.Tensor | int | None
+    ) -> torch.Tensor:
         """Their cross-entropy against targets of hidden's leading shape; without them."""
         if not self._is_plain and not self._softcap:
             raise AssertionError("a loss was asked of half-capped logits")
@@ -92,7 +120,9 @@ class LabelWatch:
 
     has_labels: bool = False
 
-    def __call__(self, _module: torch.nn.Module, _arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+    def __call__(
+        self, _module: torch.nn.Module, _arguments: tuple[Any, ...], options: dict[str, Any]
+    ) -> None:
         self.has_labels = options.get("labels") is not None
 
 
@@ -112,7 +142,8 @@ class HeadForward:
 
 @dataclass(eq=False)
 class CausalLmLoss:
-    """A loss function as transformers calls it, which takes deferred logits and leaves others to `fallback`."""
+    """A loss function as transformers calls it, which takes deferred logits and leaves others to
+    `fallback`."""
 
     fallback: Callable[..., torch.Tensor]
 
@@ -127,7 +158,9 @@ class CausalLmLoss:
         **kwargs: Any,
     ) -> torch.Tensor:
         if not isinstance(logits, DeferredLogits):
-            return self.fallback(logits, labels, vocab_size, num_items_in_batch, ignore_index, shift_labels, **kwargs)
+            return self.fallback(
+                logits, labels, vocab_size, num_items_in_batch, ignore_index, shift_labels, **kwargs
+            )
         if shift_labels is None:
             shift_labels = torch.nn.functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]
         return logits.loss(shift_labels, ignore_index, num_items_in_batch)

@@ -1,4 +1,5 @@
-"""The one place that knows transformers' classes: what each family calls its parts, by class name. A family is a row."""
+"""The one place that knows transformers' classes: what each family calls its parts, by class name.
+A family is a row."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Family:
-    """Class names of one architecture's parts; `norm_offset` is what its norm adds to the stored weight."""
+    """Class names of one architecture's parts; `norm_offset` is what its norm adds to the stored
+    weight."""
 
     norm: str
     attention: str

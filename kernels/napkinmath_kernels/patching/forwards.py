@@ -1,4 +1,5 @@
-"""Forwards that take the place of modules' own, each made for one module and falling back to its own forward where it must."""
+"""Forwards that take the place of modules' own, each made for one module and falling back to its
+own forward where it must."""
 
 from __future__ import annotations
 
@@ -32,16 +33,21 @@ class NormForward:
     @staticmethod
     def of(module: torch.nn.Module, offset: float) -> NormForward:
         """With the epsilon under the name that the module has it."""
-        return NormForward(module, offset, float(getattr(module, "variance_epsilon", None) or module.eps))
+        return NormForward(
+            module, offset, float(getattr(module, "variance_epsilon", None) or module.eps)
+        )
 
     def __call__(self, hidden_states: torch.Tensor) -> Any:
         return rms_norm(hidden_states, self.module.weight, self.eps, offset=self.offset)
 
 
-def rotate(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, unsqueeze_dim: int = 1) -> Any:
+def rotate(
+    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, unsqueeze_dim: int = 1
+) -> Any:
     """transformers' apply_rotary_pos_emb in one launch.
 
-    Not in place: a selective checkpoint that keeps the projections' outputs would keep them rotated, and rotate them again.
+    Not in place: a selective checkpoint that keeps the projections' outputs would keep them
+    rotated, and rotate them again.
     """
     assert unsqueeze_dim == 1, "the patched attentions hold heads before tokens"
     return rope(q, k, cos, sin)
@@ -51,15 +57,18 @@ _rotating: dict[type, types.FunctionType] = {}
 
 
 def _rotating_function(kind: type) -> types.FunctionType:
-    """A copy of the class's forward that calls `rotate` for its rotary function; nothing else sees it.
+    """A copy of the class's forward that calls `rotate` for its rotary function; nothing else sees
+    it.
 
-    One for all modules of a class, with a code object of its own: torch.compile keeps what it compiled by code object, and looks for it
-    among that function's globals.
+    One for all modules of a class, with a code object of its own: torch.compile keeps what it
+    compiled by code object, and looks for it among that function's globals.
     """
     if kind not in _rotating:
         own = kind.forward  # type: ignore[attr-defined]
         names = {**own.__globals__, "apply_rotary_pos_emb": rotate}
-        copy = types.FunctionType(own.__code__.replace(), names, own.__name__, own.__defaults__, own.__closure__)
+        copy = types.FunctionType(
+            own.__code__.replace(), names, own.__name__, own.__defaults__, own.__closure__
+        )
         copy.__kwdefaults__ = own.__kwdefaults__
         _rotating[kind] = copy
     return _rotating[kind]
@@ -95,20 +104,29 @@ class LinearForward:
         found = None if arguments or options else read_linear(self.module)
         if found is None:
             return self.own(x, *arguments, **options)
-        y = qlora_linears(x.to(found.compute_dtype or x.dtype), [found.linear], dropout=found.dropout)[0]
+        y = qlora_linears(
+            x.to(found.compute_dtype or x.dtype), [found.linear], dropout=found.dropout
+        )[0]
         return y.to(x.dtype) if found.compute_dtype is not None else y
 
 
 class SharedProjections:
-    """Linears that are called one after another on the same x: the first computes all, the others hand out theirs."""
+    """Linears that are called one after another on the same x: the first computes all, the others
+    hand out theirs."""
 
     def __init__(self, modules: list[torch.nn.Module], own: list[Forward]) -> None:
-        self._alone = [LinearForward(module, forward) for module, forward in zip(modules, own, strict=True)]
+        self._alone = [
+            LinearForward(module, forward) for module, forward in zip(modules, own, strict=True)
+        ]
         self._x: torch.Tensor | None = None
         self._waiting: dict[int, torch.Tensor] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_alone": self._alone, "_x": None, "_waiting": {}}  # what waits is of a step, not of the model
+        return {
+            "_alone": self._alone,
+            "_x": None,
+            "_waiting": {},
+        }  # what waits is of a step, not of the model
 
     def run(self, index: int, x: torch.Tensor, *arguments: Any, **options: Any) -> Any:
         """The index-th linear of x."""
@@ -127,7 +145,9 @@ class SharedProjections:
         if found is None:
             return self._alone[index](x)
         dtype = found[0].compute_dtype
-        outputs = qlora_linears(x.to(dtype or x.dtype), [one.linear for one in found], dropout=found[0].dropout)
+        outputs = qlora_linears(
+            x.to(dtype or x.dtype), [one.linear for one in found], dropout=found[0].dropout
+        )
         if dtype is not None:
             outputs = [y.to(x.dtype) for y in outputs]
         self._x, self._waiting = x, dict(enumerate(outputs[1:], start=1))
@@ -147,7 +167,8 @@ class ProjectionForward:
 
 @dataclass(eq=False)
 class MlpForward:
-    """A gated MLP: one op if its three linears can be fused, else their own forwards around the fused activation."""
+    """A gated MLP: one op if its three linears can be fused, else their own forwards around the
+    fused activation."""
 
     module: torch.nn.Module
     activation: Activation
@@ -155,11 +176,16 @@ class MlpForward:
     def __call__(self, x: torch.Tensor) -> Any:
         module = self.module
         found = read_group([module.gate_proj, module.up_proj, module.down_proj])
-        if found is None or all(one.linear.adapter is None and isinstance(one.linear.weight, torch.Tensor) for one in found):
+        if found is None or all(
+            one.linear.adapter is None and isinstance(one.linear.weight, torch.Tensor)
+            for one in found
+        ):
             return module.down_proj(gated(module.gate_proj(x), module.up_proj(x), self.activation))
         dtype = found[0].compute_dtype
         linears = (one.linear for one in found)
-        y = qlora_mlp(x.to(dtype or x.dtype), *linears, activation=self.activation, dropout=found[0].dropout)
+        y = qlora_mlp(
+            x.to(dtype or x.dtype), *linears, activation=self.activation, dropout=found[0].dropout
+        )
         return y.to(x.dtype) if dtype is not None else y
 
 
@@ -182,14 +208,20 @@ class ExpertsForward:
     module: torch.nn.Module
     activation: Activation
 
-    def __call__(self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    ) -> torch.Tensor:
         module = self.module
         out = torch.zeros_like(hidden_states)
         for expert in top_k_index.unique().tolist():
             if expert >= module.num_experts:
                 continue
             token, place = torch.where(top_k_index == expert)
-            gate, up = torch.nn.functional.linear(hidden_states[token], module.gate_up_proj[expert]).chunk(2, dim=-1)
-            y = torch.nn.functional.linear(gated(gate, up, self.activation), module.down_proj[expert])
+            gate, up = torch.nn.functional.linear(
+                hidden_states[token], module.gate_up_proj[expert]
+            ).chunk(2, dim=-1)
+            y = torch.nn.functional.linear(
+                gated(gate, up, self.activation), module.down_proj[expert]
+            )
             out.index_add_(0, token, (y * top_k_weights[token, place, None]).to(out.dtype))
         return out

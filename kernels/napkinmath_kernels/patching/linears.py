@@ -1,7 +1,8 @@
-"""Reading a linear of a Hugging Face model, PEFT's and bitsandbytes' wrappers included, as the fused ops take it.
+"""Reading a linear of a Hugging Face model, PEFT's and bitsandbytes' wrappers included, as the
+fused ops take it.
 
-Read anew at every call, because adapters are switched, merged and moved while a model lives; what cannot be fused right now gives None,
-and the caller runs the module's own forward.
+Read anew at every call, because adapters are switched, merged and moved while a model lives; what
+cannot be fused right now gives None, and the caller runs the module's own forward.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from ..ops.qlora import FrozenLinear, LoraAdapter
 
 @dataclass(frozen=True, eq=False)
 class ReadLinear:
-    """A linear that can be fused, the dropout in front of its adapter, and the dtype that its base computes in (None: x's)."""
+    """A linear that can be fused, the dropout in front of its adapter, and the dtype that its base
+    computes in (None: x's)."""
 
     linear: FrozenLinear
     dropout: float
@@ -32,14 +34,17 @@ def _read_base(base: torch.nn.Module) -> tuple[Any, torch.dtype | None] | None:
     if type(weight).__name__ == "Params4bit":
         if state is None or getattr(state, "packing_format_for_cpu", False):
             return None  # not on its device yet, or repacked for inference
-        return QuantizedWeight.from_bitsandbytes(weight.data, state), getattr(base, "compute_dtype", None)
+        return QuantizedWeight.from_bitsandbytes(weight.data, state), getattr(
+            base, "compute_dtype", None
+        )
     if weight.dtype not in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
         return None
     return weight, None
 
 
 def _read_adapter(module: Any) -> tuple[LoraAdapter | None, float] | None:
-    """(adapter, dropout) of a PEFT LoRA layer, (None, 0) if its adapters are off, None if it does more than plain LoRA."""
+    """(adapter, dropout) of a PEFT LoRA layer, (None, 0) if its adapters are off, None if it does
+    more than plain LoRA."""
     if module.disable_adapters:
         return (None, 0.0) if not module.merged else None
     active = [name for name in module.active_adapters if name in module.lora_A]
@@ -49,7 +54,11 @@ def _read_adapter(module: Any) -> tuple[LoraAdapter | None, float] | None:
         return None, 0.0
     name = active[0]
     a, b = module.lora_A[name], module.lora_B[name]
-    if name in getattr(module, "lora_variant", {}) or b.bias is not None or not isinstance(a, torch.nn.Linear):
+    if (
+        name in getattr(module, "lora_variant", {})
+        or b.bias is not None
+        or not isinstance(a, torch.nn.Linear)
+    ):
         return None
     drop = module.lora_dropout[name]
     if not isinstance(drop, torch.nn.Dropout | torch.nn.Identity):
@@ -85,6 +94,7 @@ def read_group(modules: list[torch.nn.Module]) -> list[ReadLinear] | None:
 
 
 def is_worth_fusing(module: torch.nn.Module) -> bool:
-    """True for a linear with a LoRA adapter or a 4-bit weight; a plain one is best left to torch."""
+    """True for a linear with a LoRA adapter or a 4-bit weight; a plain one is best left to
+    torch."""
     base = getattr(module, "base_layer", module)
     return hasattr(module, "lora_A") or type(getattr(base, "weight", None)).__name__ == "Params4bit"

@@ -1,6 +1,8 @@
-"""`patch` and `unpatch`: this package's kernels inside a Hugging Face model, reversibly and one model at a time.
+"""`patch` and `unpatch`: this package's kernels inside a Hugging Face model, reversibly and one
+model at a time.
 
-Forwards are set on the model's own modules; attention and loss go through transformers' registration interfaces. Importing does nothing.
+Forwards are set on the model's own modules; attention and loss go through transformers'
+registration interfaces. Importing does nothing.
 """
 
 from __future__ import annotations
@@ -34,13 +36,20 @@ class PatchReport:
     _undo: list[Callable[[], None]] = field(default_factory=list, repr=False)
 
     def __str__(self) -> str:
-        rows = [f"{kind:<12} {len(names):>4}  {names[0]}{' ...' if len(names) > 1 else ''}" for kind, names in self.replaced.items()]
-        return "\n".join(rows + [f"kept         {name}: {reason}" for name, reason in self.kept.items()])
+        rows = [
+            f"{kind:<12} {len(names):>4}  {names[0]}{' ...' if len(names) > 1 else ''}"
+            for kind, names in self.replaced.items()
+        ]
+        return "\n".join(
+            rows + [f"kept         {name}: {reason}" for name, reason in self.kept.items()]
+        )
 
     def _note(self, kind: str, name: str) -> None:
         self.replaced.setdefault(kind, []).append(name)
 
-    def _set_forward(self, kind: str, name: str, module: torch.nn.Module, forward: Callable[..., Any]) -> None:
+    def _set_forward(
+        self, kind: str, name: str, module: torch.nn.Module, forward: Callable[..., Any]
+    ) -> None:
         self._replace(module, forward)
         self._note(kind, name)
 
@@ -51,36 +60,56 @@ class PatchReport:
 
 def _causal_model(model: torch.nn.Module) -> torch.nn.Module:
     """The transformers model inside PEFT's wrapper, or the model itself."""
-    return model.get_base_model() if hasattr(model, "peft_config") and hasattr(model, "get_base_model") else model
+    return (
+        model.get_base_model()
+        if hasattr(model, "peft_config") and hasattr(model, "get_base_model")
+        else model
+    )
 
 
 def _family(model: torch.nn.Module) -> Family:
     kind = getattr(getattr(model, "config", None), "model_type", None)
     if kind not in FAMILIES:
         given = f"model_type {kind!r} ({type(model).__name__})"
-        raise KernelInputError("patch", given, ", ".join(FAMILIES), "the model unpatched, or its modules replaced by hand")
+        raise KernelInputError(
+            "patch",
+            given,
+            ", ".join(FAMILIES),
+            "the model unpatched, or its modules replaced by hand",
+        )
     return FAMILIES[kind]
 
 
 def _activation(config: Any) -> Activation:
     name = getattr(config, "hidden_act", None) or getattr(config, "hidden_activation", None)
     if name not in ACTIVATIONS:
-        raise KernelInputError("patch", f"activation {name!r}", ", ".join(ACTIVATIONS), "patch(..., mlp=False)")
+        raise KernelInputError(
+            "patch", f"activation {name!r}", ", ".join(ACTIVATIONS), "patch(..., mlp=False)"
+        )
     return ACTIVATIONS[name]
 
 
 def _named(model: torch.nn.Module, class_name: str) -> list[tuple[str, torch.nn.Module]]:
-    found = [(name, module) for name, module in model.named_modules() if type(module).__name__ == class_name]
+    found = [
+        (name, module)
+        for name, module in model.named_modules()
+        if type(module).__name__ == class_name
+    ]
     if not found:
         raise KernelInputError(
-            "patch", f"no {class_name} in {type(model).__name__}", "the classes of its model_type", "switch that part off"
+            "patch",
+            f"no {class_name} in {type(model).__name__}",
+            "the classes of its model_type",
+            "switch that part off",
         )
     return found
 
 
 def _patch_norms(model: torch.nn.Module, family: Family, report: PatchReport) -> None:
     for name, module in _named(model, family.norm):
-        report._set_forward("rms_norm", name, module, forwards.NormForward.of(module, family.norm_offset))
+        report._set_forward(
+            "rms_norm", name, module, forwards.NormForward.of(module, family.norm_offset)
+        )
 
 
 def _patch_rope(model: torch.nn.Module, family: Family, report: PatchReport) -> None:
@@ -95,7 +124,9 @@ def _patch_mlp(model: torch.nn.Module, family: Family, report: PatchReport) -> N
     activation = _activation(model.config)
     if family.experts:
         for name, module in _named(model, family.experts):
-            report._set_forward("experts", name, module, forwards.ExpertsForward(module, activation))
+            report._set_forward(
+                "experts", name, module, forwards.ExpertsForward(module, activation)
+            )
         return
     make = forwards.FusedMlpForward if family.fused_gate_up else forwards.MlpForward
     for name, module in _named(model, family.mlp):
@@ -115,10 +146,17 @@ def _patch_linears(model: torch.nn.Module, family: Family, report: PatchReport) 
         report._note("qlora_qkv", name)
     for name, module in model.named_modules():
         owner = name.rpartition(".")[0]
-        if ".lora_" in name or owner.endswith("base_layer") or name.endswith("base_layer") or id(module) in grouped:
+        if (
+            ".lora_" in name
+            or owner.endswith("base_layer")
+            or name.endswith("base_layer")
+            or id(module) in grouped
+        ):
             continue
         if is_worth_fusing(module) and not name.endswith("lm_head"):
-            report._set_forward("qlora_linear", name, module, forwards.LinearForward(module, module.forward))
+            report._set_forward(
+                "qlora_linear", name, module, forwards.LinearForward(module, module.forward)
+            )
 
 
 def _patch_attention(model: torch.nn.Module, report: PatchReport) -> None:
@@ -153,7 +191,9 @@ def _restore_loss(model: torch.nn.Module, own: Any) -> None:
         model.loss_function = own
 
 
-def _patch_checkpointing(model: torch.nn.Module, policies: Recompute | Sequence[Recompute], report: PatchReport) -> None:
+def _patch_checkpointing(
+    model: torch.nn.Module, policies: Recompute | Sequence[Recompute], report: PatchReport
+) -> None:
     layers = list(model.get_decoder().layers)
     chosen = [policies] * len(layers) if isinstance(policies, Recompute) else list(policies)
     handle: CheckpointHandle = checkpoint_layers(layers, chosen)
@@ -172,20 +212,31 @@ def patch(
     attention: Literal["keep", "sdpa", "napkinmath"] = "keep",
     checkpoint: Recompute | Sequence[Recompute] | None = None,
 ) -> PatchReport:
-    """Replaces parts of a llama, mistral, qwen2/3, gemma2/3, phi3 or mixtral model, with PEFT on top or not; returns what was replaced.
+    """Replaces parts of a llama, mistral, qwen2/3, gemma2/3, phi3 or mixtral model, with PEFT on
+    top or not; returns what was replaced.
 
-    `attention` chooses among transformers' implementations by name and by default keeps the model's; `checkpoint` gives a policy for all
-    layers or one for each. Raises KernelInputError for a model it does not know, one that is patched already, or a part it cannot name.
+    `attention` chooses among transformers' implementations by name and by default keeps the
+    model's; `checkpoint` gives a policy for all layers or one for each. Raises KernelInputError for
+    a model it does not know, one that is patched already, or a part it cannot name.
     """
     target = _causal_model(model)
     family = _family(target)
     if _MARK in target.__dict__:
-        raise KernelInputError("patch", "a model that is patched already", "an unpatched one", "unpatch(model) first")
+        raise KernelInputError(
+            "patch", "a model that is patched already", "an unpatched one", "unpatch(model) first"
+        )
     if attention not in ("keep", "sdpa", "napkinmath"):
-        raise KernelInputError("patch", f"attention={attention!r}", "'keep', 'sdpa', 'napkinmath'", 'attention="sdpa"')
+        raise KernelInputError(
+            "patch", f"attention={attention!r}", "'keep', 'sdpa', 'napkinmath'", 'attention="sdpa"'
+        )
     report = PatchReport()
     try:
-        for wanted, step in ((norm, _patch_norms), (rope, _patch_rope), (mlp, _patch_mlp), (qlora, _patch_linears)):
+        for wanted, step in (
+            (norm, _patch_norms),
+            (rope, _patch_rope),
+            (mlp, _patch_mlp),
+            (qlora, _patch_linears),
+        ):
             if wanted:
                 step(target, family, report)
         if attention == "napkinmath":
@@ -211,7 +262,8 @@ def _undo(report: PatchReport) -> None:
 
 
 def unpatch(model: torch.nn.Module) -> None:
-    """Takes everything that `patch` put in out again; does nothing to a model that is not patched."""
+    """Takes everything that `patch` put in out again; does nothing to a model that is not
+    patched."""
     report = _causal_model(model).__dict__.pop(_MARK, None)
     if report is not None:
         _undo(report)

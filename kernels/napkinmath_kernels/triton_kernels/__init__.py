@@ -1,1 +1,2 @@
-"""The Triton kernels themselves. Imported on the first launch only, so that the package works where Triton is missing."""
+"""The Triton kernels themselves. Imported on the first launch only, so that the package works where
+Triton is missing."""

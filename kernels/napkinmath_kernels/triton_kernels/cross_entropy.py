@@ -1,4 +1,5 @@
-"""Triton kernel of the cross-entropy of a chunk of logits, which it overwrites with their gradient."""
+"""Triton kernel of the cross-entropy of a chunk of logits, which it overwrites with their
+gradient."""
 
 from __future__ import annotations
 
@@ -9,16 +10,22 @@ import triton.language as tl
 from .launch import Shipped, launch
 
 MAX_BLOCK = 8192
-#: Few, wide programs: rows in flight are read a second time, and fewer of them stay in the level-2 cache.
+# : Few, wide programs: rows in flight are read a second time, and fewer of them stay in the level-2
+# cache.
 NUM_WARPS = 16
 SCALE_BLOCK, SCALE_WARPS = 2048, 8
 
 
 @triton.jit
 def _tanh(x):
-    """tanh to fp32 accuracy: the exponential form loses small arguments to cancellation, so those take its series."""
+    """tanh to fp32 accuracy: the exponential form loses small arguments to cancellation, so those
+    take its series."""
     square = x * x
-    series = x * (1.0 + square * (-0.3333333333333333 + square * (0.13333333333333333 + square * -0.053968253968253971)))
+    series = x * (
+        1.0
+        + square
+        * (-0.3333333333333333 + square * (0.13333333333333333 + square * -0.053968253968253971))
+    )
     magnitude = tl.abs(x)
     large = 1.0 - 2.0 / (tl.exp(2.0 * magnitude) + 1.0)
     return tl.where(magnitude < 0.1, series, tl.where(x < 0, -large, large))
@@ -40,10 +47,11 @@ def _cross_entropy(
     GRADIENT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """loss = (1 - e) (lse - s_t) + e (lse - mean s) + z lse^2, with s = cap tanh(x / cap); logits become scale * d loss / d x.
+    """loss = (1 - e) (lse - s_t) + e (lse - mean s) + z lse^2, with s = cap tanh(x / cap); logits
+    become scale * d loss / d x.
 
-    A row is padded to logits_stride, a multiple of 64, so that loads and stores stay 16 bytes wide for any vocabulary; what is in
-    the padding is read and written, and means nothing.
+    A row is padded to logits_stride, a multiple of 64, so that loads and stores stay 16 bytes wide
+    for any vocabulary; what is in the padding is read and written, and means nothing.
     """
     row = tl.program_id(0)
     start = logits_ptr + row.to(tl.int64) * logits_stride
@@ -64,7 +72,9 @@ def _cross_entropy(
         if HAS_SMOOTHING:
             logit_sum += tl.sum(tl.where(columns < vocabulary, logit, 0.0), 0)
         bigger = tl.maximum(largest, tl.max(logit, 0))
-        reference = tl.where(bigger == float("-inf"), 0.0, bigger)  # nothing finite yet: -inf - -inf would be NaN
+        reference = tl.where(
+            bigger == float("-inf"), 0.0, bigger
+        )  # nothing finite yet: -inf - -inf would be NaN
         total = total * tl.exp(largest - reference) + tl.sum(tl.exp(logit - reference), 0)
         largest = bigger
     log_sum = largest + tl.log(total)
@@ -74,7 +84,9 @@ def _cross_entropy(
     tl.store(losses_ptr + row, tl.where(inside, loss, float("nan")))
     if GRADIENT:
         scale = tl.load(scale_ptr)
-        weight = (1.0 + 2.0 * z_weight * log_sum) / total  # exp(logit - lse) would carry lse's rounding into every value
+        weight = (
+            1.0 + 2.0 * z_weight * log_sum
+        ) / total  # exp(logit - lse) would carry lse's rounding into every value
         for first in range(0, vocabulary, BLOCK):
             columns = first + tl.arange(0, BLOCK)
             logit = tl.load(start + columns, mask=columns < logits_stride, other=0.0).to(tl.float32)
@@ -88,11 +100,17 @@ def _cross_entropy(
                 gradient -= smoothing / vocabulary
             gradient -= tl.where(columns == target, 1.0 - smoothing, 0.0)
             gradient *= slope * scale
-            tl.store(start + columns, gradient.to(logits_ptr.dtype.element_ty), mask=columns < logits_stride)
+            tl.store(
+                start + columns,
+                gradient.to(logits_ptr.dtype.element_ty),
+                mask=columns < logits_stride,
+            )
 
 
 def _max_block(has_softcap: bool) -> int:
-    return MAX_BLOCK // 2 if has_softcap else MAX_BLOCK  # tanh needs more registers: 8,192 spills on sm_90
+    return (
+        MAX_BLOCK // 2 if has_softcap else MAX_BLOCK
+    )  # tanh needs more registers: 8,192 spills on sm_90
 
 
 def cross_entropy_of_chunk(
@@ -105,7 +123,8 @@ def cross_entropy_of_chunk(
     z_weight: float,
     gradient: bool,
 ) -> None:
-    """Writes the rows' losses and, if `gradient`, replaces the logits (rows, vocabulary) by scale times their gradient."""
+    """Writes the rows' losses and, if `gradient`, replaces the logits (rows, vocabulary) by scale
+    times their gradient."""
     rows, vocabulary = logits.shape
     launch(
         _cross_entropy,
@@ -130,7 +149,8 @@ def cross_entropy_of_chunk(
 
 @triton.jit
 def _scale(x_ptr, out_ptr, factor_ptr, numel, BLOCK: tl.constexpr):
-    """out = factor x in fp32, rounded once: a factor rounded to x's type would be off by up to 0.4% in bf16, and 65,536 infinite in fp16."""
+    """out = factor x in fp32, rounded once: a factor rounded to x's type would be off by up to 0.4%
+    in bf16, and 65,536 infinite in fp16."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(x_ptr + at, mask=at < numel, other=0.0).to(tl.float32)
     tl.store(out_ptr + at, (x * tl.load(factor_ptr)).to(out_ptr.dtype.element_ty), mask=at < numel)
@@ -139,22 +159,58 @@ def _scale(x_ptr, out_ptr, factor_ptr, numel, BLOCK: tl.constexpr):
 def scale(x: torch.Tensor, factor: torch.Tensor, out: torch.Tensor) -> None:
     """Writes factor x into `out`; both contiguous, the factor one fp32 value."""
     grid = (triton.cdiv(x.numel(), SCALE_BLOCK),)
-    launch(_scale, grid, x, out, factor, x.numel(), BLOCK=SCALE_BLOCK, num_warps=SCALE_WARPS, num_stages=1)
+    launch(
+        _scale,
+        grid,
+        x,
+        out,
+        factor,
+        x.numel(),
+        BLOCK=SCALE_BLOCK,
+        num_warps=SCALE_WARPS,
+        num_stages=1,
+    )
 
 
 def shipped() -> list[Shipped]:
     """With and without soft-capping and smoothing; the scaling of the gradients in the backward."""
     more = {"factor_ptr": "*fp32", "numel": "i64"}
-    found = [Shipped("scale_gradient", _scale, {"BLOCK": SCALE_BLOCK}, SCALE_WARPS, 1, types=more, aligned=("numel",))]
-    types = {"targets_ptr": "*i64", "losses_ptr": "*fp32", "scale_ptr": "*fp32", "softcap": "fp32", "smoothing": "fp32", "z_weight": "fp32"}
+    found = [
+        Shipped(
+            "scale_gradient",
+            _scale,
+            {"BLOCK": SCALE_BLOCK},
+            SCALE_WARPS,
+            1,
+            types=more,
+            aligned=("numel",),
+        )
+    ]
+    types = {
+        "targets_ptr": "*i64",
+        "losses_ptr": "*fp32",
+        "scale_ptr": "*fp32",
+        "softcap": "fp32",
+        "smoothing": "fp32",
+        "z_weight": "fp32",
+    }
     return found + [
         Shipped(
             f"cross_entropy {name}",
             _cross_entropy,
-            {"HAS_SOFTCAP": capped, "HAS_SMOOTHING": smoothed, "GRADIENT": True, "BLOCK": _max_block(capped)},
+            {
+                "HAS_SOFTCAP": capped,
+                "HAS_SMOOTHING": smoothed,
+                "GRADIENT": True,
+                "BLOCK": _max_block(capped),
+            },
             NUM_WARPS,
             1,
             types=types,
         )
-        for name, capped, smoothed in (("plain", False, False), ("soft-capped", True, False), ("smoothed", False, True))
+        for name, capped, smoothed in (
+            ("plain", False, False),
+            ("soft-capped", True, False),
+            ("smoothed", False, True),
+        )
     ]

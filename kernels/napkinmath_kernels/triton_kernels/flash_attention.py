@@ -1,9 +1,12 @@
-"""Triton kernels of FlashAttention: forward, and a backward of two kernels without atomics, so that results repeat bit for bit.
+"""Triton kernels of FlashAttention: forward, and a backward of two kernels without atomics, so that
+results repeat bit for bit.
 
-Query row i of a sequence of S queries and T keys stands at position i + T - S: causal attention is aligned at the lower right, as in
-FlashAttention-2. A window of w keeps the keys less than w positions away. Grouped heads: query head h reads K/V head h // GROUP, and
-the dK/dV program of a K/V head walks over its group. Packed sequences: rows of sequence b are cu_seqlens[b] to cu_seqlens[b + 1].
-Sources: Dao 2023 (arXiv 2307.08691); Ainslie et al. 2023 (arXiv 2305.13245) for grouped heads.
+Query row i of a sequence of S queries and T keys stands at position i + T - S: causal attention is
+aligned at the lower right, as in FlashAttention-2. A window of w keeps the keys less than w
+positions away. Grouped heads: query head h reads K/V head h // GROUP, and the dK/dV program of a
+K/V head walks over its group. Packed sequences: rows of sequence b are cu_seqlens[b] to
+cu_seqlens[b + 1]. Sources: Dao 2023 (arXiv 2307.08691); Ainslie et al. 2023 (arXiv 2305.13245) for
+grouped heads.
 """
 
 from __future__ import annotations
@@ -15,16 +18,29 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def _load_rows(start_ptr, first, stride, count, MASKED: tl.constexpr, SIZE: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr):
-    """BLOCK_R rows of BLOCK_D values from row `first` on, the values past SIZE as zero; rows past `count` too if MASKED.
+def _load_rows(
+    start_ptr,
+    first,
+    stride,
+    count,
+    MASKED: tl.constexpr,
+    SIZE: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """BLOCK_R rows of BLOCK_D values from row `first` on, the values past SIZE as zero; rows past
+    `count` too if MASKED.
 
-    The way to the first row is one 64-bit number: rows times stride passes 2^31 where a long sequence has many heads.
+    The way to the first row is one 64-bit number: rows times stride passes 2^31 where a long
+    sequence has many heads.
     """
     column = tl.arange(0, BLOCK_D)
     row = tl.arange(0, BLOCK_R)
     at = start_ptr + tl.cast(first, tl.int64) * stride + (row[:, None] * stride + column[None, :])
     if MASKED:
-        return tl.load(at, mask=(first + row < count)[:, None] & (column < SIZE)[None, :], other=0.0)
+        return tl.load(
+            at, mask=(first + row < count)[:, None] & (column < SIZE)[None, :], other=0.0
+        )
     elif SIZE == BLOCK_D:
         return tl.load(at)
     else:
@@ -32,7 +48,16 @@ def _load_rows(start_ptr, first, stride, count, MASKED: tl.constexpr, SIZE: tl.c
 
 
 @triton.jit
-def _store_rows(start_ptr, first, stride, count, values, SIZE: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr):
+def _store_rows(
+    start_ptr,
+    first,
+    stride,
+    count,
+    values,
+    SIZE: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
     """The counterpart of `_load_rows`, masked."""
     column = tl.arange(0, BLOCK_D)
     row = tl.arange(0, BLOCK_R)
@@ -71,9 +96,17 @@ def _sequence(cu_queries_ptr, cu_keys_ptr, batch, queries, keys, VARLEN: tl.cons
 
 @triton.jit
 def _key_range(
-    first_row, queries, keys, window, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
+    first_row,
+    queries,
+    keys,
+    window,
+    CAUSAL: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):
-    """(start, start of the blocks that need no mask, their end, end) of the keys that a block of queries sees."""
+    """(start, start of the blocks that need no mask, their end, end) of the keys that a block of
+    queries sees."""
     position = first_row + keys - queries
     start = 0
     stop = keys
@@ -119,10 +152,11 @@ def _attend(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Online softmax over the keys from start to stop; scaled scores are in units of log2, so that exp2 does.
+    """Online softmax over the keys from start to stop; scaled scores are in units of log2, so that
+    exp2 does.
 
-    A positive scale leaves the order of the scores: their largest is scaled alone, and the scores themselves in the multiply-add that
-    subtracts it. Of another scale each score is scaled first.
+    A positive scale leaves the order of the scores: their largest is scaled alone, and the scores
+    themselves in the multiply-add that subtracts it. Of another scale each score is scaled first.
     """
     for first in range(start, stop, BLOCK_N):
         key = first + tl.arange(0, BLOCK_N)
@@ -131,7 +165,9 @@ def _attend(
         if not POSITIVE:
             score *= scale
         if MASKED:
-            visible = _is_visible(row[:, None], key[None, :], queries, keys, window, CAUSAL, WINDOWED)
+            visible = _is_visible(
+                row[:, None], key[None, :], queries, keys, window, CAUSAL, WINDOWED
+            )
             score = tl.where(visible, score, float("-inf"))
         bigger = tl.max(score, 1)
         if POSITIVE:
@@ -139,8 +175,14 @@ def _attend(
         bigger = tl.maximum(largest, bigger)
         reference = bigger
         if MASKED:
-            reference = tl.where(bigger == float("-inf"), 0.0, bigger)  # no key seen yet: -inf - -inf would be NaN
-        weight = tl.exp2(score * scale - reference[:, None]) if POSITIVE else tl.exp2(score - reference[:, None])
+            reference = tl.where(
+                bigger == float("-inf"), 0.0, bigger
+            )  # no key seen yet: -inf - -inf would be NaN
+        weight = (
+            tl.exp2(score * scale - reference[:, None])
+            if POSITIVE
+            else tl.exp2(score - reference[:, None])
+        )
         shrink = tl.exp2(largest - reference)
         total = total * shrink + tl.sum(weight, 1)
         v = _load_rows(v_start, first, v_stride, keys, MASKED, SIZE, BLOCK_N, BLOCK_D)
@@ -191,41 +233,126 @@ def _flash_forward(
     """o = softmax(scale q k^T) v and its log-sum-exp for a block of queries of one head."""
     head = tl.program_id(1)
     batch = tl.program_id(2)
-    first_query, first_key, queries, keys = _sequence(cu_queries_ptr, cu_keys_ptr, batch, queries, keys, VARLEN)
+    first_query, first_key, queries, keys = _sequence(
+        cu_queries_ptr, cu_keys_ptr, batch, queries, keys, VARLEN
+    )
     block = tl.num_programs(0) - 1 - tl.program_id(0)  # causal: the longest rows first
     first_row = block * BLOCK_M
     if first_row < queries:
         batch64 = batch.to(tl.int64)
         head64 = head.to(tl.int64)
         row = first_row + tl.arange(0, BLOCK_M)
-        q_start = q_ptr + batch64 * q_batch_stride + head64 * q_head_stride + first_query * q_token_stride
-        k_start = k_ptr + batch64 * k_batch_stride + (head64 // GROUP) * k_head_stride + first_key * k_token_stride
-        v_start = v_ptr + batch64 * v_batch_stride + (head64 // GROUP) * v_head_stride + first_key * v_token_stride
+        q_start = (
+            q_ptr + batch64 * q_batch_stride + head64 * q_head_stride + first_query * q_token_stride
+        )
+        k_start = (
+            k_ptr
+            + batch64 * k_batch_stride
+            + (head64 // GROUP) * k_head_stride
+            + first_key * k_token_stride
+        )
+        v_start = (
+            v_ptr
+            + batch64 * v_batch_stride
+            + (head64 // GROUP) * v_head_stride
+            + first_key * v_token_stride
+        )
         q = _load_rows(q_start, first_row, q_token_stride, queries, True, SIZE, BLOCK_M, BLOCK_D)
         acc = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
         total = tl.zeros([BLOCK_M], dtype=tl.float32)
         largest = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
         scale2 = scale * LOG2_E
-        start, inner, whole, stop = _key_range(first_row, queries, keys, window, CAUSAL, WINDOWED, BLOCK_M, BLOCK_N)
+        start, inner, whole, stop = _key_range(
+            first_row, queries, keys, window, CAUSAL, WINDOWED, BLOCK_M, BLOCK_N
+        )
         if WINDOWED:
             acc, total, largest = _attend(
-                acc, total, largest, q, row, k_start, v_start, k_token_stride, v_token_stride, start, tl.minimum(inner, stop), queries,
-                keys, scale2, window, True, CAUSAL, WINDOWED, POSITIVE, PRECISION, SIZE, BLOCK_N, BLOCK_D,
-            )  # fmt: skip
+                acc,
+                total,
+                largest,
+                q,
+                row,
+                k_start,
+                v_start,
+                k_token_stride,
+                v_token_stride,
+                start,
+                tl.minimum(inner, stop),
+                queries,
+                keys,
+                scale2,
+                window,
+                True,
+                CAUSAL,
+                WINDOWED,
+                POSITIVE,
+                PRECISION,
+                SIZE,
+                BLOCK_N,
+                BLOCK_D,
+            )
         acc, total, largest = _attend(
-            acc, total, largest, q, row, k_start, v_start, k_token_stride, v_token_stride, inner, whole, queries, keys, scale2, window,
-            False, CAUSAL, WINDOWED, POSITIVE, PRECISION, SIZE, BLOCK_N, BLOCK_D,
-        )  # fmt: skip
+            acc,
+            total,
+            largest,
+            q,
+            row,
+            k_start,
+            v_start,
+            k_token_stride,
+            v_token_stride,
+            inner,
+            whole,
+            queries,
+            keys,
+            scale2,
+            window,
+            False,
+            CAUSAL,
+            WINDOWED,
+            POSITIVE,
+            PRECISION,
+            SIZE,
+            BLOCK_N,
+            BLOCK_D,
+        )
         acc, total, largest = _attend(
-            acc, total, largest, q, row, k_start, v_start, k_token_stride, v_token_stride, whole, stop, queries, keys, scale2, window,
-            True, CAUSAL, WINDOWED, POSITIVE, PRECISION, SIZE, BLOCK_N, BLOCK_D,
-        )  # fmt: skip
+            acc,
+            total,
+            largest,
+            q,
+            row,
+            k_start,
+            v_start,
+            k_token_stride,
+            v_token_stride,
+            whole,
+            stop,
+            queries,
+            keys,
+            scale2,
+            window,
+            True,
+            CAUSAL,
+            WINDOWED,
+            POSITIVE,
+            PRECISION,
+            SIZE,
+            BLOCK_N,
+            BLOCK_D,
+        )
         seen = total != 0.0
         o = acc / tl.where(seen, total, 1.0)[:, None]
         lse = tl.where(seen, largest / LOG2_E + tl.log(tl.where(seen, total, 1.0)), float("-inf"))
-        o_start = o_ptr + batch64 * o_batch_stride + head64 * o_head_stride + first_query * o_token_stride
+        o_start = (
+            o_ptr + batch64 * o_batch_stride + head64 * o_head_stride + first_query * o_token_stride
+        )
         _store_rows(o_start, first_row, o_token_stride, queries, o, SIZE, BLOCK_M, BLOCK_D)
-        tl.store(lse_ptr + batch64 * lse_batch + head64 * lse_head + first_query + row, lse, mask=row < queries)
+        tl.store(
+            lse_ptr + batch64 * lse_batch + head64 * lse_head + first_query + row,
+            lse,
+            mask=row < queries,
+        )
 
 
 @triton.jit
@@ -250,18 +377,29 @@ def _flash_delta(
     BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """delta = sum(o do) - dlse for a block of queries of one head: what the softmax's gradient subtracts."""
+    """delta = sum(o do) - dlse for a block of queries of one head: what the softmax's gradient
+    subtracts."""
     head = tl.program_id(1)
     batch = tl.program_id(2)
-    first_query, _, queries, _ = _sequence(cu_queries_ptr, cu_queries_ptr, batch, queries, queries, VARLEN)
+    first_query, _, queries, _ = _sequence(
+        cu_queries_ptr, cu_queries_ptr, batch, queries, queries, VARLEN
+    )
     batch64 = batch.to(tl.int64)
     head64 = head.to(tl.int64)
     first_row = tl.program_id(0) * BLOCK_M
     row = first_row + tl.arange(0, BLOCK_M)
-    o_start = o_ptr + batch64 * o_batch_stride + head64 * o_head_stride + first_query * o_token_stride
-    do_start = do_ptr + batch64 * do_batch_stride + head64 * do_head_stride + first_query * do_token_stride
-    o = _load_rows(o_start, first_row, o_token_stride, queries, True, SIZE, BLOCK_M, BLOCK_D).to(tl.float32)
-    do = _load_rows(do_start, first_row, do_token_stride, queries, True, SIZE, BLOCK_M, BLOCK_D).to(tl.float32)
+    o_start = (
+        o_ptr + batch64 * o_batch_stride + head64 * o_head_stride + first_query * o_token_stride
+    )
+    do_start = (
+        do_ptr + batch64 * do_batch_stride + head64 * do_head_stride + first_query * do_token_stride
+    )
+    o = _load_rows(o_start, first_row, o_token_stride, queries, True, SIZE, BLOCK_M, BLOCK_D).to(
+        tl.float32
+    )
+    do = _load_rows(do_start, first_row, do_token_stride, queries, True, SIZE, BLOCK_M, BLOCK_D).to(
+        tl.float32
+    )
     delta = tl.sum(o * do, 1)
     at = batch64 * lse_batch + head64 * lse_head + first_query + row
     if HAS_DLSE:
@@ -295,16 +433,20 @@ def _accumulate_dkdv(
     BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Adds what the queries from start to stop give to dk and dv of a block of keys; tiles are (keys, queries).
+    """Adds what the queries from start to stop give to dk and dv of a block of keys; tiles are
+    (keys, queries).
 
-    One loop with a cheap mask, not a masked and an unmasked one: two held too many addresses in registers and spilled. Rows past the
-    end need no mask, since their lse is read as infinite, nor do keys past the end, since they are not stored.
+    One loop with a cheap mask, not a masked and an unmasked one: two held too many addresses in
+    registers and spilled. Rows past the end need no mask, since their lse is read as infinite, nor
+    do keys past the end, since they are not stored.
     """
     for first in range(start, stop, BLOCK_M):
         row = first + tl.arange(0, BLOCK_M)
         q = _load_rows(q_start, first, q_stride, queries, True, SIZE, BLOCK_M, BLOCK_D)
         do = _load_rows(do_start, first, do_stride, queries, True, SIZE, BLOCK_M, BLOCK_D)
-        lse = tl.load(lse_start + row, mask=row < queries, other=float("inf")) * LOG2_E  # exp2(score - inf) = 0 for rows that are not
+        lse = (
+            tl.load(lse_start + row, mask=row < queries, other=float("inf")) * LOG2_E
+        )  # exp2(score - inf) = 0 for rows that are not
         delta = tl.load(delta_start + row, mask=row < queries, other=0.0)
         weight = tl.exp2(tl.dot(k, tl.trans(q), input_precision=PRECISION) * scale - lse[None, :])
         distance = (row + keys - queries)[None, :] - key[:, None]
@@ -367,14 +509,20 @@ def _flash_backward_dkdv(
     """dk and dv of a block of keys of one K/V head, summed over the query heads of its group."""
     head = tl.program_id(1)
     batch = tl.program_id(2)
-    first_query, first_key, queries, keys = _sequence(cu_queries_ptr, cu_keys_ptr, batch, queries, keys, VARLEN)
+    first_query, first_key, queries, keys = _sequence(
+        cu_queries_ptr, cu_keys_ptr, batch, queries, keys, VARLEN
+    )
     first = tl.program_id(0) * BLOCK_N
     if first < keys:
         batch64 = batch.to(tl.int64)
         head64 = head.to(tl.int64)
         key = first + tl.arange(0, BLOCK_N)
-        k_start = k_ptr + batch64 * k_batch_stride + head64 * k_head_stride + first_key * k_token_stride
-        v_start = v_ptr + batch64 * v_batch_stride + head64 * v_head_stride + first_key * v_token_stride
+        k_start = (
+            k_ptr + batch64 * k_batch_stride + head64 * k_head_stride + first_key * k_token_stride
+        )
+        v_start = (
+            v_ptr + batch64 * v_batch_stride + head64 * v_head_stride + first_key * v_token_stride
+        )
         k = _load_rows(k_start, first, k_token_stride, keys, True, SIZE, BLOCK_N, BLOCK_D)
         v = _load_rows(v_start, first, v_token_stride, keys, True, SIZE, BLOCK_N, BLOCK_D)
         dk = tl.zeros([BLOCK_N, BLOCK_D], dtype=tl.float32)
@@ -390,13 +538,44 @@ def _flash_backward_dkdv(
             stop = tl.minimum(queries, tl.maximum(first + BLOCK_N - 1 + window - offset, 0))
         for member in range(GROUP):
             q_head = head64 * GROUP + member
-            q_start = q_ptr + batch64 * q_batch_stride + q_head * q_head_stride + first_query * q_token_stride
-            do_start = do_ptr + batch64 * do_batch_stride + q_head * do_head_stride + first_query * do_token_stride
+            q_start = (
+                q_ptr
+                + batch64 * q_batch_stride
+                + q_head * q_head_stride
+                + first_query * q_token_stride
+            )
+            do_start = (
+                do_ptr
+                + batch64 * do_batch_stride
+                + q_head * do_head_stride
+                + first_query * do_token_stride
+            )
             statistics = batch64 * lse_batch + q_head * lse_head + first_query
             dk, dv = _accumulate_dkdv(
-                dk, dv, k, v, key, q_start, do_start, lse_ptr + statistics, delta_ptr + statistics, q_token_stride, do_token_stride,
-                start, stop, queries, keys, scale * LOG2_E, window, CAUSAL, WINDOWED, PRECISION, SIZE, BLOCK_M, BLOCK_D,
-            )  # fmt: skip
+                dk,
+                dv,
+                k,
+                v,
+                key,
+                q_start,
+                do_start,
+                lse_ptr + statistics,
+                delta_ptr + statistics,
+                q_token_stride,
+                do_token_stride,
+                start,
+                stop,
+                queries,
+                keys,
+                scale * LOG2_E,
+                window,
+                CAUSAL,
+                WINDOWED,
+                PRECISION,
+                SIZE,
+                BLOCK_M,
+                BLOCK_D,
+            )
         at = batch64 * dk_batch_stride + head64 * dk_head_stride + first_key * dk_token_stride
         _store_rows(dk_ptr + at, first, dk_token_stride, keys, dk * scale, SIZE, BLOCK_N, BLOCK_D)
         _store_rows(dv_ptr + at, first, dk_token_stride, keys, dv, SIZE, BLOCK_N, BLOCK_D)
@@ -435,7 +614,9 @@ def _accumulate_dq(
         v = _load_rows(v_start, first, v_stride, keys, MASKED, SIZE, BLOCK_N, BLOCK_D)
         weight = tl.exp2(tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale - lse[:, None])
         if MASKED:
-            visible = _is_visible(row[:, None], key[None, :], queries, keys, window, CAUSAL, WINDOWED)
+            visible = _is_visible(
+                row[:, None], key[None, :], queries, keys, window, CAUSAL, WINDOWED
+            )
             weight = tl.where(visible, weight, 0.0)
         dweight = tl.dot(do, tl.trans(v), input_precision=PRECISION)
         dscore = weight * (dweight - delta[:, None])
@@ -488,36 +669,127 @@ def _flash_backward_dq(
     """dq of a block of queries of one head."""
     head = tl.program_id(1)
     batch = tl.program_id(2)
-    first_query, first_key, queries, keys = _sequence(cu_queries_ptr, cu_keys_ptr, batch, queries, keys, VARLEN)
+    first_query, first_key, queries, keys = _sequence(
+        cu_queries_ptr, cu_keys_ptr, batch, queries, keys, VARLEN
+    )
     block = tl.num_programs(0) - 1 - tl.program_id(0)
     first_row = block * BLOCK_M
     if first_row < queries:
         batch64 = batch.to(tl.int64)
         head64 = head.to(tl.int64)
         row = first_row + tl.arange(0, BLOCK_M)
-        q_start = q_ptr + batch64 * q_batch_stride + head64 * q_head_stride + first_query * q_token_stride
-        do_start = do_ptr + batch64 * do_batch_stride + head64 * do_head_stride + first_query * do_token_stride
-        k_start = k_ptr + batch64 * k_batch_stride + (head64 // GROUP) * k_head_stride + first_key * k_token_stride
-        v_start = v_ptr + batch64 * v_batch_stride + (head64 // GROUP) * v_head_stride + first_key * v_token_stride
+        q_start = (
+            q_ptr + batch64 * q_batch_stride + head64 * q_head_stride + first_query * q_token_stride
+        )
+        do_start = (
+            do_ptr
+            + batch64 * do_batch_stride
+            + head64 * do_head_stride
+            + first_query * do_token_stride
+        )
+        k_start = (
+            k_ptr
+            + batch64 * k_batch_stride
+            + (head64 // GROUP) * k_head_stride
+            + first_key * k_token_stride
+        )
+        v_start = (
+            v_ptr
+            + batch64 * v_batch_stride
+            + (head64 // GROUP) * v_head_stride
+            + first_key * v_token_stride
+        )
         statistics = batch64 * lse_batch + head64 * lse_head + first_query + row
         q = _load_rows(q_start, first_row, q_token_stride, queries, True, SIZE, BLOCK_M, BLOCK_D)
         do = _load_rows(do_start, first_row, do_token_stride, queries, True, SIZE, BLOCK_M, BLOCK_D)
         lse = tl.load(lse_ptr + statistics, mask=row < queries, other=float("inf")) * LOG2_E
         delta = tl.load(delta_ptr + statistics, mask=row < queries, other=0.0)
         dq = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
-        start, inner, whole, stop = _key_range(first_row, queries, keys, window, CAUSAL, WINDOWED, BLOCK_M, BLOCK_N)
+        start, inner, whole, stop = _key_range(
+            first_row, queries, keys, window, CAUSAL, WINDOWED, BLOCK_M, BLOCK_N
+        )
         if WINDOWED:
             dq = _accumulate_dq(
-                dq, q, do, lse, delta, row, k_start, v_start, k_token_stride, v_token_stride, start, tl.minimum(inner, stop), queries, keys,
-                scale * LOG2_E, window, True, CAUSAL, WINDOWED, PRECISION, SIZE, BLOCK_N, BLOCK_D,
-            )  # fmt: skip
+                dq,
+                q,
+                do,
+                lse,
+                delta,
+                row,
+                k_start,
+                v_start,
+                k_token_stride,
+                v_token_stride,
+                start,
+                tl.minimum(inner, stop),
+                queries,
+                keys,
+                scale * LOG2_E,
+                window,
+                True,
+                CAUSAL,
+                WINDOWED,
+                PRECISION,
+                SIZE,
+                BLOCK_N,
+                BLOCK_D,
+            )
         dq = _accumulate_dq(
-            dq, q, do, lse, delta, row, k_start, v_start, k_token_stride, v_token_stride, inner, whole, queries, keys, scale * LOG2_E,
-            window, False, CAUSAL, WINDOWED, PRECISION, SIZE, BLOCK_N, BLOCK_D,
-        )  # fmt: skip
+            dq,
+            q,
+            do,
+            lse,
+            delta,
+            row,
+            k_start,
+            v_start,
+            k_token_stride,
+            v_token_stride,
+            inner,
+            whole,
+            queries,
+            keys,
+            scale * LOG2_E,
+            window,
+            False,
+            CAUSAL,
+            WINDOWED,
+            PRECISION,
+            SIZE,
+            BLOCK_N,
+            BLOCK_D,
+        )
         dq = _accumulate_dq(
-            dq, q, do, lse, delta, row, k_start, v_start, k_token_stride, v_token_stride, whole, stop, queries, keys, scale * LOG2_E,
-            window, True, CAUSAL, WINDOWED, PRECISION, SIZE, BLOCK_N, BLOCK_D,
-        )  # fmt: skip
-        dq_start = dq_ptr + batch64 * dq_batch_stride + head64 * dq_head_stride + first_query * dq_token_stride
-        _store_rows(dq_start, first_row, dq_token_stride, queries, dq * scale, SIZE, BLOCK_M, BLOCK_D)
+            dq,
+            q,
+            do,
+            lse,
+            delta,
+            row,
+            k_start,
+            v_start,
+            k_token_stride,
+            v_token_stride,
+            whole,
+            stop,
+            queries,
+            keys,
+            scale * LOG2_E,
+            window,
+            True,
+            CAUSAL,
+            WINDOWED,
+            PRECISION,
+            SIZE,
+            BLOCK_N,
+            BLOCK_D,
+        )
+        dq_start = (
+            dq_ptr
+            + batch64 * dq_batch_stride
+            + head64 * dq_head_stride
+            + first_query * dq_token_stride
+        )
+        _store_rows(
+            dq_start, first_row, dq_token_stride, queries, dq * scale, SIZE, BLOCK_M, BLOCK_D
+        )

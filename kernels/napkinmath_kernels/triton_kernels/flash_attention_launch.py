@@ -1,4 +1,5 @@
-"""Tiles of the FlashAttention kernels for each architecture and head size, their launches, and what the compile gate holds."""
+"""Tiles of the FlashAttention kernels for each architecture and head size, their launches, and what
+the compile gate holds."""
 
 from __future__ import annotations
 
@@ -27,29 +28,56 @@ class Tile:
 
 Tiles = dict[int, dict[int, Tile]]
 
-#: GeForce and workstation GPUs: 99 KiB of shared memory a block, also where their number is above a data centre's.
+# : GeForce and workstation GPUs: 99 KiB of shared memory a block, also where their number is above
+# a data centre's.
 SMALL = (86, 89, 120)
-#: The largest tiles that compiled without spills under triton 3.6 and 3.9, by head size and architecture; the compile gate holds them
+# : The largest tiles that compiled without spills under triton 3.6 and 3.9, by head size and
+# architecture; the compile gate holds them
 #: to it. Head size 96 is padded to 128 and shares its tiles.
 FORWARD = {
     64: {100: Tile(64, 64, 8, 3)} | dict.fromkeys((80, 90, *SMALL), Tile(128, 64, 8, 3)),
-    128: dict.fromkeys((80, 90, 100), Tile(128, 64, 8, 3)) | dict.fromkeys(SMALL, Tile(128, 64, 8, 2)),
-    256: {90: Tile(128, 32, 8, 2), 100: Tile(64, 64, 8, 2)} | dict.fromkeys((80, *SMALL), Tile(64, 32, 8, 2)),
+    128: (
+        dict.fromkeys((80, 90, 100), Tile(128, 64, 8, 3))
+        | dict.fromkeys(SMALL, Tile(128, 64, 8, 2))
+    ),
+    256: (
+        {90: Tile(128, 32, 8, 2), 100: Tile(64, 64, 8, 2)}
+        | dict.fromkeys((80, *SMALL), Tile(64, 32, 8, 2))
+    ),
 }
 BACKWARD_DKDV = {
-    64: {90: Tile(64, 128, 8, 2), 100: Tile(64, 64, 8, 2)} | dict.fromkeys((80, *SMALL), Tile(32, 64, 4, 2)),
-    128: {80: Tile(64, 64, 8, 2), 90: Tile(32, 128, 8, 2)} | dict.fromkeys((100, *SMALL), Tile(32, 64, 8, 2)),
+    64: (
+        {90: Tile(64, 128, 8, 2), 100: Tile(64, 64, 8, 2)}
+        | dict.fromkeys((80, *SMALL), Tile(32, 64, 4, 2))
+    ),
+    128: (
+        {80: Tile(64, 64, 8, 2), 90: Tile(32, 128, 8, 2)}
+        | dict.fromkeys((100, *SMALL), Tile(32, 64, 8, 2))
+    ),
     256: dict.fromkeys(ALL_ARCHITECTURES, Tile(32, 32, 8, 1)),
 }
 BACKWARD_DQ = {
     64: dict.fromkeys(ALL_ARCHITECTURES, Tile(128, 64, 8, 2)),
-    128: {80: Tile(64, 64, 8, 2), 90: Tile(128, 64, 8, 2), 100: Tile(64, 64, 8, 2)} | dict.fromkeys(SMALL, Tile(64, 64, 8, 1)),
-    256: dict.fromkeys((80, 100), Tile(64, 32, 8, 1)) | dict.fromkeys((90, *SMALL), Tile(32, 32, 4, 1)),
+    128: (
+        {80: Tile(64, 64, 8, 2), 90: Tile(128, 64, 8, 2), 100: Tile(64, 64, 8, 2)}
+        | dict.fromkeys(SMALL, Tile(64, 64, 8, 1))
+    ),
+    256: (
+        dict.fromkeys((80, 100), Tile(64, 32, 8, 1))
+        | dict.fromkeys((90, *SMALL), Tile(32, 32, 4, 1))
+    ),
 }
-#: Windows and packing hold more bounds and offsets in registers: where the tile above spilled with them, they take this one.
-BOUNDED_FORWARD = FORWARD | {64: FORWARD[64] | {100: Tile(64, 64, 8, 2)}, 128: FORWARD[128] | {80: Tile(64, 64, 8, 3)}}
+# : Windows and packing hold more bounds and offsets in registers: where the tile above spilled with
+# them, they take this one.
+BOUNDED_FORWARD = FORWARD | {
+    64: FORWARD[64] | {100: Tile(64, 64, 8, 2)},
+    128: FORWARD[128] | {80: Tile(64, 64, 8, 3)},
+}
 BOUNDED_DKDV = BACKWARD_DKDV | {
-    64: {90: Tile(64, 64, 8, 2), 100: Tile(32, 64, 4, 2), 120: Tile(32, 64, 8, 1)} | dict.fromkeys((80, 86, 89), Tile(16, 64, 4, 2)),
+    64: (
+        {90: Tile(64, 64, 8, 2), 100: Tile(32, 64, 4, 2), 120: Tile(32, 64, 8, 1)}
+        | dict.fromkeys((80, 86, 89), Tile(16, 64, 4, 2))
+    ),
     128: {80: Tile(32, 32, 8, 2)} | dict.fromkeys((90, 100, *SMALL), Tile(32, 64, 8, 2)),
 }
 BOUNDED_DQ = BACKWARD_DQ | {
@@ -57,8 +85,12 @@ BOUNDED_DQ = BACKWARD_DQ | {
     128: BACKWARD_DQ[128] | {80: Tile(64, 64, 8, 1), 90: Tile(64, 64, 8, 2)},
 }
 #: A window is three loops over the keys: masked at both of its edges, and not between them.
-WINDOWED_FORWARD = BOUNDED_FORWARD | {128: BOUNDED_FORWARD[128] | dict.fromkeys(SMALL, Tile(128, 32, 8, 3))}
-PACKED_WINDOWED_FORWARD = WINDOWED_FORWARD | {256: WINDOWED_FORWARD[256] | {90: Tile(128, 32, 8, 1)}}
+WINDOWED_FORWARD = BOUNDED_FORWARD | {
+    128: BOUNDED_FORWARD[128] | dict.fromkeys(SMALL, Tile(128, 32, 8, 3))
+}
+PACKED_WINDOWED_FORWARD = WINDOWED_FORWARD | {
+    256: WINDOWED_FORWARD[256] | {90: Tile(128, 32, 8, 1)}
+}
 #: Small enough that a test's short sequences still span several blocks of both kinds.
 INTERPRETED = Tile(32, 16, 4, 1)
 
@@ -91,7 +123,8 @@ def padded_size(size: int) -> int:
 
 
 def _fitting(table: Tiles, size: int, architecture: int) -> Tile:
-    """The tile for a head size on a GPU: its architecture's, or that of the newest one before it."""
+    """The tile for a head size on a GPU: its architecture's, or that of the newest one before
+    it."""
     by_architecture = table[padded_size(size)]
     return by_architecture[max(known for known in by_architecture if known <= architecture)]
 
@@ -107,7 +140,9 @@ def _packed(x: torch.Tensor) -> torch.Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def _switches(q: torch.Tensor, k: torch.Tensor, causal: bool, window: int, packed: bool) -> dict[str, Any]:
+def _switches(
+    q: torch.Tensor, k: torch.Tensor, causal: bool, window: int, packed: bool
+) -> dict[str, Any]:
     return {
         "GROUP": q.shape[1] // k.shape[1],
         "CAUSAL": causal,
@@ -124,12 +159,18 @@ def _batches(q: torch.Tensor, cu_q: torch.Tensor | None) -> int:
 
 
 def _strides(*tensors: torch.Tensor, packed: bool) -> list[int]:
-    """Batch, head and token strides of each; packed sequences are found by their first row, not by a batch stride."""
-    return [stride for x in tensors for stride in (0 if packed else x.stride(0), x.stride(1), x.stride(2))]
+    """Batch, head and token strides of each; packed sequences are found by their first row, not by
+    a batch stride."""
+    return [
+        stride
+        for x in tensors
+        for stride in (0 if packed else x.stride(0), x.stride(1), x.stride(2))
+    ]
 
 
 def _results(*like: torch.Tensor, packed: bool) -> list[torch.Tensor]:
-    """Where a kernel writes: zeros for packed sequences, since padding after the last one is written by nobody."""
+    """Where a kernel writes: zeros for packed sequences, since padding after the last one is
+    written by nobody."""
     return [empty_token_major(x).zero_() if packed else empty_token_major(x) for x in like]
 
 
@@ -181,7 +222,12 @@ def flash_forward(
 
 
 def _delta(
-    o: torch.Tensor, do: torch.Tensor, lse: torch.Tensor, dlse: torch.Tensor | None, cu_q: torch.Tensor | None, max_q: int
+    o: torch.Tensor,
+    do: torch.Tensor,
+    lse: torch.Tensor,
+    dlse: torch.Tensor | None,
+    cu_q: torch.Tensor | None,
+    max_q: int,
 ) -> torch.Tensor:
     delta = torch.empty(lse.shape, dtype=torch.float32, device=lse.device)
     packed = cu_q is not None
@@ -239,7 +285,20 @@ def flash_backward(
     launch(
         _flash_backward_dkdv,
         (triton.cdiv(max_k, tile.keys), k.shape[1], _batches(q, cu_q)),
-        *(q, k, v, do, lse, delta, dk, dv, *bounds, *_strides(q, k, v, do, dk, packed=packed), *statistics, *sizes),
+        *(
+            q,
+            k,
+            v,
+            do,
+            lse,
+            delta,
+            dk,
+            dv,
+            *bounds,
+            *_strides(q, k, v, do, dk, packed=packed),
+            *statistics,
+            *sizes,
+        ),
         **switches,
         BLOCK_M=tile.queries,
         BLOCK_N=tile.keys,
@@ -250,7 +309,19 @@ def flash_backward(
     launch(
         _flash_backward_dq,
         (triton.cdiv(max_q, tile.queries), q.shape[1], _batches(q, cu_q)),
-        *(q, k, v, do, lse, delta, dq, *bounds, *_strides(q, k, v, do, dq, packed=packed), *statistics, *sizes),
+        *(
+            q,
+            k,
+            v,
+            do,
+            lse,
+            delta,
+            dq,
+            *bounds,
+            *_strides(q, k, v, do, dq, packed=packed),
+            *statistics,
+            *sizes,
+        ),
         **switches,
         BLOCK_M=tile.queries,
         BLOCK_N=tile.keys,
@@ -268,23 +339,50 @@ VARIANTS = {
     "packed": (True, False, True),
     "packed window": (True, True, True),
 }
-TYPES = {"lse_ptr": "*fp32", "delta_ptr": "*fp32", "dlse_ptr": "*fp32", "cu_queries_ptr": "*i32", "cu_keys_ptr": "*i32", "scale": "fp32"}
+TYPES = {
+    "lse_ptr": "*fp32",
+    "delta_ptr": "*fp32",
+    "dlse_ptr": "*fp32",
+    "cu_queries_ptr": "*i32",
+    "cu_keys_ptr": "*i32",
+    "scale": "fp32",
+}
 
 
-def _shipped(name: str, kernel: Any, tiles: Callable[[bool, bool], Tiles], size: int, variant: str, half: bool = False) -> list[Shipped]:
+def _shipped(
+    name: str,
+    kernel: Any,
+    tiles: Callable[[bool, bool], Tiles],
+    size: int,
+    variant: str,
+    half: bool = False,
+) -> list[Shipped]:
     causal, windowed, packed = VARIANTS[variant]
-    halves = {argument: "*fp16" for argument in kernel.arg_names if argument.endswith("_ptr") and half}
-    types = halves | {argument: kind for argument, kind in TYPES.items() if argument in kernel.arg_names}
+    halves = {
+        argument: "*fp16" for argument in kernel.arg_names if argument.endswith("_ptr") and half
+    }
+    types = halves | {
+        argument: kind for argument, kind in TYPES.items() if argument in kernel.arg_names
+    }
     by_tile: dict[Tile, list[int]] = {}
     for architecture in ALL_ARCHITECTURES:
-        by_tile.setdefault(_fitting(tiles(packed, windowed), size, architecture), []).append(architecture)
+        by_tile.setdefault(_fitting(tiles(packed, windowed), size, architecture), []).append(
+            architecture
+        )
     switches = {"GROUP": 4, "CAUSAL": causal, "WINDOWED": windowed, "VARLEN": packed}
-    switches |= {"PRECISION": "ieee", "SIZE": size} | ({"POSITIVE": True} if "POSITIVE" in kernel.arg_names else {})
+    switches |= {"PRECISION": "ieee", "SIZE": size} | (
+        {"POSITIVE": True} if "POSITIVE" in kernel.arg_names else {}
+    )
     return [
         Shipped(
             f"{name} d={size} {variant}{' fp16' if half else ''}",
             kernel,
-            {**switches, "BLOCK_M": tile.queries, "BLOCK_N": tile.keys, "BLOCK_D": padded_size(size)},
+            {
+                **switches,
+                "BLOCK_M": tile.queries,
+                "BLOCK_N": tile.keys,
+                "BLOCK_D": padded_size(size),
+            },
             tile.warps,
             tile.stages,
             types=types,
@@ -296,7 +394,8 @@ def _shipped(name: str, kernel: Any, tiles: Callable[[bool, bool], Tiles], size:
 
 
 def shipped() -> list[Shipped]:
-    """Every head size and variant with the tile that each architecture gets, in bf16; causal attention in fp16 too."""
+    """Every head size and variant with the tile that each architecture gets, in bf16; causal
+    attention in fp16 too."""
     kernels = (
         ("flash_forward", _flash_forward, forward_tiles),
         ("flash_backward_dkdv", _flash_backward_dkdv, dkdv_tiles),
@@ -313,8 +412,26 @@ def shipped() -> list[Shipped]:
     for name, kernel, tiles in kernels:
         for size in (64, 128, 256):
             found += _shipped(name, kernel, tiles, size, "causal", half=True)
-    types = {argument: kind for argument, kind in TYPES.items() if argument in _flash_delta.arg_names}
+    types = {
+        argument: kind for argument, kind in TYPES.items() if argument in _flash_delta.arg_names
+    }
     for size in (64, 128, 256):
-        switches = {"HAS_DLSE": size == 64, "VARLEN": size == 64, "SIZE": size, "BLOCK_M": _delta_rows(size), "BLOCK_D": size}
-        found.append(Shipped(f"flash_delta d={size}", _flash_delta, switches, 4, 1, types=types, has_wide_stores=False))
+        switches = {
+            "HAS_DLSE": size == 64,
+            "VARLEN": size == 64,
+            "SIZE": size,
+            "BLOCK_M": _delta_rows(size),
+            "BLOCK_D": size,
+        }
+        found.append(
+            Shipped(
+                f"flash_delta d={size}",
+                _flash_delta,
+                switches,
+                4,
+                1,
+                types=types,
+                has_wide_stores=False,
+            )
+        )
     return found

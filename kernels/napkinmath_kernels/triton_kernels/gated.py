@@ -1,4 +1,5 @@
-"""Triton kernels of gated activations: y = act(gate) * up, and the backward that also hands back y."""
+"""Triton kernels of gated activations: y = act(gate) * up, and the backward that also hands back
+y."""
 
 from __future__ import annotations
 
@@ -27,8 +28,12 @@ def _activation(x, KIND: tl.constexpr):
         inner = 0.7978845608028654 * x * (1.0 + 0.044715 * x * x)
         sigmoid = tl.sigmoid(2.0 * inner)  # (1 + tanh(inner)) / 2, without tanh's cancellation
         value = x * sigmoid
-        complement = tl.sigmoid(-2.0 * inner)  # 1 - sigmoid would cancel where the sigmoid saturates
-        slope = sigmoid + 2.0 * x * sigmoid * complement * 0.7978845608028654 * (1.0 + 0.134145 * x * x)
+        complement = tl.sigmoid(
+            -2.0 * inner
+        )  # 1 - sigmoid would cancel where the sigmoid saturates
+        slope = sigmoid + 2.0 * x * sigmoid * complement * 0.7978845608028654 * (
+            1.0 + 0.134145 * x * x
+        )
     else:
         cumulative = 0.5 * (1.0 + tl.erf(x * 0.7071067811865476))
         value = x * cumulative
@@ -37,7 +42,9 @@ def _activation(x, KIND: tl.constexpr):
 
 
 @triton.jit
-def _gated_forward(gate_ptr, up_ptr, y_ptr, gate_stride, up_stride, hidden, KIND: tl.constexpr, BLOCK: tl.constexpr):
+def _gated_forward(
+    gate_ptr, up_ptr, y_ptr, gate_stride, up_stride, hidden, KIND: tl.constexpr, BLOCK: tl.constexpr
+):
     """One block of columns of one row."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -64,7 +71,8 @@ def _gated_backward(
     RECOMPUTE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """dgate = dy up act'(gate), dup = dy act(gate), and y again if asked. dgate may lie over dy: each value is read, then written."""
+    """dgate = dy up act'(gate), dup = dy act(gate), and y again if asked. dgate may lie over dy:
+    each value is read, then written."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = columns < hidden
@@ -119,7 +127,8 @@ def gated_backward(
     dup: torch.Tensor,
     y: torch.Tensor | None = None,
 ) -> None:
-    """Writes the gradients into the contiguous dgate (which may be dy itself) and dup, and act(gate) * up into y if given."""
+    """Writes the gradients into the contiguous dgate (which may be dy itself) and dup, and
+    act(gate) * up into y if given."""
     dy_rows, gate_rows, up_rows = as_rows(dy), as_rows(gate), as_rows(up)
     hidden = gate.shape[-1]
     strides = (dy_rows.stride(0), gate_rows.stride(0), up_rows.stride(0))
@@ -146,7 +155,15 @@ def shipped() -> list[Shipped]:
     """Each activation, forward and backward."""
     found: list[Shipped] = []
     for kind, name in enumerate(("silu", "gelu_tanh", "gelu")):
-        found.append(Shipped(f"gated_forward {name}", _gated_forward, {"KIND": kind, "BLOCK": BLOCK}, NUM_WARPS, 1))
+        found.append(
+            Shipped(
+                f"gated_forward {name}",
+                _gated_forward,
+                {"KIND": kind, "BLOCK": BLOCK},
+                NUM_WARPS,
+                1,
+            )
+        )
         switches = {"KIND": kind, "RECOMPUTE": True, "BLOCK": BLOCK}
         found.append(Shipped(f"gated_backward {name}", _gated_backward, switches, NUM_WARPS, 1))
     return found

@@ -17,9 +17,20 @@ STRIP_ROWS, STRIP_COLUMNS = 4, 512
 
 @triton.jit
 def _layer_norm_forward(
-    x_ptr, weight_ptr, bias_ptr, y_ptr, mean_ptr, rstd_ptr, x_stride, hidden, eps, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr
+    x_ptr,
+    weight_ptr,
+    bias_ptr,
+    y_ptr,
+    mean_ptr,
+    rstd_ptr,
+    x_stride,
+    hidden,
+    eps,
+    HAS_BIAS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
-    """y = (x - mean) / sqrt(var + eps) * weight + bias; the variance is of the centred values, so it does not cancel."""
+    """y = (x - mean) / sqrt(var + eps) * weight + bias; the variance is of the centred values, so
+    it does not cancel."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     mask = columns < hidden
@@ -52,7 +63,8 @@ def _layer_norm_backward(
     PARAMETER_GRADIENTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """dx = rstd (g - mean(g) - xhat mean(g xhat)), g = dy weight; a program sums dy xhat and dy over its rows."""
+    """dx = rstd (g - mean(g) - xhat mean(g xhat)), g = dy weight; a program sums dy xhat and dy
+    over its rows."""
     columns = tl.arange(0, BLOCK)
     mask = columns < hidden
     weight = tl.load(weight_ptr + columns, mask=mask, other=0.0).to(tl.float32)
@@ -90,7 +102,8 @@ def _layer_norm_parameter_gradients(
     BLOCK_ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The same sums over a strip of rows for a block of columns: what rows too wide for one program's registers use."""
+    """The same sums over a strip of rows for a block of columns: what rows too wide for one
+    program's registers use."""
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     dw = tl.zeros([BLOCK], dtype=tl.float32)
     db = tl.zeros([BLOCK], dtype=tl.float32)
@@ -98,8 +111,12 @@ def _layer_norm_parameter_gradients(
         row = start + tl.arange(0, BLOCK_ROWS)
         mask = (row < rows)[:, None] & (columns < hidden)[None, :]
         row64 = row.to(tl.int64)[:, None]
-        dy = tl.load(dy_ptr + row64 * dy_stride + columns[None, :], mask=mask, other=0.0).to(tl.float32)
-        x = tl.load(x_ptr + row64 * x_stride + columns[None, :], mask=mask, other=0.0).to(tl.float32)
+        dy = tl.load(dy_ptr + row64 * dy_stride + columns[None, :], mask=mask, other=0.0).to(
+            tl.float32
+        )
+        x = tl.load(x_ptr + row64 * x_stride + columns[None, :], mask=mask, other=0.0).to(
+            tl.float32
+        )
         mean = tl.load(mean_ptr + row, mask=row < rows, other=0.0)
         rstd = tl.load(rstd_ptr + row, mask=row < rows, other=0.0)
         dw += tl.sum(dy * (x - mean[:, None]) * rstd[:, None], 0)
@@ -139,15 +156,25 @@ def layer_norm_forward(
 
 
 def layer_norm_backward(
-    dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor, parameter_gradients: bool
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    parameter_gradients: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """(dx, dweight, dbias), the latter two None unless asked for; sums are taken in a fixed order."""
+    """(dx, dweight, dbias), the latter two None unless asked for; sums are taken in a fixed
+    order."""
     rows, upstream = as_rows(x), as_rows(dy)
     num_rows, hidden = rows.shape
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     programs = backward_programs(x, num_rows)
     block = triton.next_power_of_2(hidden)
-    partial = torch.empty((2, programs, hidden), dtype=torch.float32, device=x.device) if parameter_gradients else None
+    partial = (
+        torch.empty((2, programs, hidden), dtype=torch.float32, device=x.device)
+        if parameter_gradients
+        else None
+    )
     dw, db = (rstd, rstd) if partial is None else partial
     together = parameter_gradients and block <= WIDEST_TOGETHER
     strides = (upstream.stride(0), rows.stride(0))
@@ -197,7 +224,13 @@ def layer_norm_backward(
 
 def shipped() -> list[Shipped]:
     """Hidden sizes of real models, with everything switched on."""
-    floats = {"mean_ptr": "*fp32", "rstd_ptr": "*fp32", "dw_ptr": "*fp32", "db_ptr": "*fp32", "eps": "fp32"}
+    floats = {
+        "mean_ptr": "*fp32",
+        "rstd_ptr": "*fp32",
+        "dw_ptr": "*fp32",
+        "db_ptr": "*fp32",
+        "eps": "fp32",
+    }
 
     def types(kernel: object) -> dict[str, str]:
         return {name: kind for name, kind in floats.items() if name in kernel.arg_names}  # type: ignore[attr-defined]
@@ -208,8 +241,21 @@ def shipped() -> list[Shipped]:
     for hidden in (1024, 4096, 16384):
         warps = row_warps(hidden)
         name = f"layer_norm_forward h={hidden}"
-        found.append(Shipped(name, _layer_norm_forward, {"HAS_BIAS": True, "BLOCK": hidden}, warps, 1, types=types(_layer_norm_forward)))
+        found.append(
+            Shipped(
+                name,
+                _layer_norm_forward,
+                {"HAS_BIAS": True, "BLOCK": hidden},
+                warps,
+                1,
+                types=types(_layer_norm_forward),
+            )
+        )
         switches = {"PARAMETER_GRADIENTS": hidden <= WIDEST_TOGETHER, "BLOCK": hidden}
         name = f"layer_norm_backward h={hidden}"
-        found.append(Shipped(name, _layer_norm_backward, switches, warps, 1, types=types(_layer_norm_backward)))
+        found.append(
+            Shipped(
+                name, _layer_norm_backward, switches, warps, 1, types=types(_layer_norm_backward)
+            )
+        )
     return found

@@ -1,4 +1,5 @@
-"""Triton kernels of 4-bit quantization: blocks of values that share a scale, two values a byte, the first in the high half."""
+"""Triton kernels of 4-bit quantization: blocks of values that share a scale, two values a byte, the
+first in the high half."""
 
 from __future__ import annotations
 
@@ -9,10 +10,12 @@ import triton.language as tl
 from ..ops.nf4 import BLOCK_SIZES
 from .launch import Shipped, launch
 
-#: Bytes of packed values a program takes. 4,096 (128 blocks of 64 values) gave 7.9 machine instructions a value on sm_90; 1,024 gave 12.3.
+# : Bytes of packed values a program takes. 4,096 (128 blocks of 64 values) gave 7.9 machine
+# instructions a value on sm_90; 1,024 gave 12.3.
 BYTES_PER_PROGRAM = 4096
 NUM_WARPS = 4
-#: One rounding for the product and one for the sum, as bitsandbytes has it in two launches: a fused multiply-add would round once.
+# : One rounding for the product and one for the sum, as bitsandbytes has it in two launches: a
+# fused multiply-add would round once.
 EXACT = {"enable_fp_fusion": False}
 
 
@@ -33,7 +36,8 @@ def _dequantize(
     BLOCKS: tl.constexpr,
     BYTES: tl.constexpr,
 ):
-    """value = code[nibble] * absmax[block]; a nested absmax is nested_code[byte] * nested_absmax[block // NESTED_BLOCK] + offset.
+    """value = code[nibble] * absmax[block]; a nested absmax is nested_code[byte] *
+    nested_absmax[block // NESTED_BLOCK] + offset.
 
     RAGGED: the last block is not whole, and its last byte may hold one value.
     """
@@ -52,7 +56,9 @@ def _dequantize(
         inside = at < (numel + 1) // 2
     packed = tl.load(packed_ptr + at, mask=inside, other=0).to(tl.int32)
     code = tl.load(code_ptr + tl.arange(0, 16))
-    flat = tl.reshape(packed, (BLOCKS * BYTES,))  # a flat gather reads 16 table entries; one along rows copies the table to every row
+    flat = tl.reshape(
+        packed, (BLOCKS * BYTES,)
+    )  # a flat gather reads 16 table entries; one along rows copies the table to every row
     high = tl.reshape(tl.gather(code, flat >> 4, 0), (BLOCKS, BYTES)) * absmax[:, None]
     low = tl.reshape(tl.gather(code, flat & 15, 0), (BLOCKS, BYTES)) * absmax[:, None]
     values = tl.reshape(tl.join(high, low), (BLOCKS, 2 * BYTES)).to(out_ptr.dtype.element_ty)
@@ -77,7 +83,8 @@ def _quantize(
     BLOCKS: tl.constexpr,
     BYTES: tl.constexpr,
 ):
-    """absmax[block] = max |w|; nibble = order[number of bounds below w / absmax]. A NaN counts as above every bound.
+    """absmax[block] = max |w|; nibble = order[number of bounds below w / absmax]. A NaN counts as
+    above every bound.
 
     RAGGED: the last block is not whole; what is missing of it counts as zeros.
     """
@@ -98,7 +105,9 @@ def _quantize(
     index = tl.zeros((BLOCKS, 2 * BYTES), dtype=tl.int32)
     for i in tl.static_range(15):
         index += tl.where(scaled <= tl.load(bounds_ptr + i), 0, 1)
-    nibble = tl.gather(tl.load(order_ptr + tl.arange(0, 16)), tl.reshape(index, (BLOCKS * 2 * BYTES,)), 0)
+    nibble = tl.gather(
+        tl.load(order_ptr + tl.arange(0, 16)), tl.reshape(index, (BLOCKS * 2 * BYTES,)), 0
+    )
     high, low = tl.split(tl.reshape(nibble, (BLOCKS, BYTES, 2)))
     byte = tl.arange(0, BYTES)
     place = block[:, None] * BYTES + byte[None, :]
@@ -111,7 +120,8 @@ def _quantize(
 def _warps(blocksize: int) -> int:
     """Fewer warps where blocks are wide: a thread then covers whole rows and reads each scale once.
 
-    On sm_90 blocks of 128 gave 7.4 instructions a value in two warps and 9.2 in four, blocks of 256 6.1 in one and 9.1 in two.
+    On sm_90 blocks of 128 gave 7.4 instructions a value in two warps and 9.2 in four, blocks of 256
+    6.1 in one and 9.1 in two.
     """
     if blocksize <= 64:
         return NUM_WARPS
@@ -131,7 +141,8 @@ def dequantize(
     nested_blocksize: int,
     out: torch.Tensor,
 ) -> None:
-    """Writes the values into `out`, contiguous, in one launch. `nested` is (code, absmax, offset)."""
+    """Writes the values into `out`, contiguous, in one launch. `nested` is (code, absmax,
+    offset)."""
     blocks = triton.cdiv(out.numel(), blocksize)
     per_program = _blocks_per_program(blocksize)
     nested_code, nested_absmax, offset = nested if nested is not None else (code, code, code)
@@ -159,7 +170,12 @@ def dequantize(
 
 
 def quantize(
-    weight: torch.Tensor, bounds: torch.Tensor, order: torch.Tensor, blocksize: int, packed: torch.Tensor, absmax: torch.Tensor
+    weight: torch.Tensor,
+    bounds: torch.Tensor,
+    order: torch.Tensor,
+    blocksize: int,
+    packed: torch.Tensor,
+    absmax: torch.Tensor,
 ) -> None:
     """Writes the packed nibbles and the blocks' fp32 scales of a contiguous `weight`."""
     blocks = triton.cdiv(weight.numel(), blocksize)
@@ -184,23 +200,53 @@ def quantize(
 
 
 def shipped() -> list[Shipped]:
-    """Every block size to bf16 from nested scales; 64 (bitsandbytes' default) from plain ones, with a ragged end and to fp32 too."""
-    tables = {"packed_ptr": "*u8", "code_ptr": "*fp32", "nested_code_ptr": "*fp32", "nested_absmax_ptr": "*fp32", "offset_ptr": "*fp32"}
+    """Every block size to bf16 from nested scales; 64 (bitsandbytes' default) from plain ones, with
+    a ragged end and to fp32 too."""
+    tables = {
+        "packed_ptr": "*u8",
+        "code_ptr": "*fp32",
+        "nested_code_ptr": "*fp32",
+        "nested_absmax_ptr": "*fp32",
+        "offset_ptr": "*fp32",
+    }
     found: list[Shipped] = []
-    sizes = [(size, nested, "") for size in BLOCK_SIZES for nested in (True, False) if nested or size == 64]
+    sizes = [
+        (size, nested, "")
+        for size in BLOCK_SIZES
+        for nested in (True, False)
+        if nested or size == 64
+    ]
     for blocksize, nested, more in [*sizes, (64, True, "ragged"), (64, True, "fp32")]:
         blocks = _blocks_per_program(blocksize)
         wide = {"out_ptr": "*fp32"} if more == "fp32" else {}
         found.append(
             Shipped(
-                " ".join(filter(None, (f"dequantize_4bit block={blocksize}", "nested" if nested else "", more))),
+                " ".join(
+                    filter(
+                        None,
+                        (f"dequantize_4bit block={blocksize}", "nested" if nested else "", more),
+                    )
+                ),
                 _dequantize,
-                {"RAGGED": more == "ragged", "NESTED": nested, "NESTED_BLOCK": 256, "BLOCKS": blocks, "BYTES": blocksize // 2},
+                {
+                    "RAGGED": more == "ragged",
+                    "NESTED": nested,
+                    "NESTED_BLOCK": 256,
+                    "BLOCKS": blocks,
+                    "BYTES": blocksize // 2,
+                },
                 _warps(blocksize),
                 1,
-                types={**tables, **wide, "absmax_ptr": "*u8" if nested else "*fp32", "numel": "i64"},
+                types={
+                    **tables,
+                    **wide,
+                    "absmax_ptr": "*u8" if nested else "*fp32",
+                    "numel": "i64",
+                },
                 values_per_program=2 * BYTES_PER_PROGRAM,
-                max_instructions_per_value=0.0 if more == "ragged" else 9.0,  # no weight of a model has such an end
+                max_instructions_per_value=(
+                    0.0 if more == "ragged" else 9.0
+                ),  # no weight of a model has such an end
                 has_wide_loads=more != "ragged",
                 has_wide_stores=more != "ragged",
                 forbidden="FFMA",
@@ -214,7 +260,13 @@ def shipped() -> list[Shipped]:
             {"RAGGED": False, "BLOCKS": _blocks_per_program(64) // 4, "BYTES": 32},
             NUM_WARPS,
             1,
-            types={"numel": "i64", "bounds_ptr": "*fp32", "order_ptr": "*i32", "packed_ptr": "*u8", "absmax_ptr": "*fp32"},
+            types={
+                "numel": "i64",
+                "bounds_ptr": "*fp32",
+                "order_ptr": "*i32",
+                "packed_ptr": "*u8",
+                "absmax_ptr": "*fp32",
+            },
             options=EXACT,
             has_wide_stores=False,  # runs once, when a model is loaded
         )

@@ -1,4 +1,5 @@
-"""Triton kernels of RMS norm: one row a program forward, a strip of rows a program backward; narrow rows, as of heads, by the tile."""
+"""Triton kernels of RMS norm: one row a program forward, a strip of rows a program backward; narrow
+rows, as of heads, by the tile."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from .launch import Shipped, launch, num_processors
 #: Widest block whose row, weight and weight gradient stay in one program's registers.
 WIDEST_TOGETHER = 8192
 STRIP_ROWS, STRIP_COLUMNS = 4, 512
-#: Rows up to this wide are taken by the tile: the norms of queries and keys have one of 128 values for every head of every token.
+# : Rows up to this wide are taken by the tile: the norms of queries and keys have one of 128 values
+# for every head of every token.
 WIDEST_NARROW = 512
 TILE_VALUES = 4096
 TILE_WARPS = 8
@@ -34,36 +36,55 @@ def _rms_norm_forward(
     HAS_RESIDUAL: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """y = x' / sqrt(mean(x'^2) + eps) * (weight + offset), with x' = x + residual, written to sum_ptr when there is one."""
+    """y = x' / sqrt(mean(x'^2) + eps) * (weight + offset), with x' = x + residual, written to
+    sum_ptr when there is one."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     mask = columns < hidden
     x = tl.load(x_ptr + row * x_stride + columns, mask=mask, other=0.0).to(tl.float32)
     if HAS_RESIDUAL:
-        x += tl.load(residual_ptr + row * residual_stride + columns, mask=mask, other=0.0).to(tl.float32)
+        x += tl.load(residual_ptr + row * residual_stride + columns, mask=mask, other=0.0).to(
+            tl.float32
+        )
         rounded = x.to(sum_ptr.dtype.element_ty)
         tl.store(sum_ptr + row * hidden + columns, rounded, mask=mask)
         x = rounded.to(tl.float32)  # the backward sees the stored sum, so the forward uses it too
     weight = tl.load(weight_ptr + columns, mask=mask, other=0.0).to(tl.float32) + offset
     rstd = 1.0 / tl.sqrt(tl.sum(x * x, 0) / hidden + eps)
     tl.store(rstd_ptr + row, rstd)
-    tl.store(y_ptr + row * hidden + columns, (x * rstd * weight).to(y_ptr.dtype.element_ty), mask=mask)
+    tl.store(
+        y_ptr + row * hidden + columns, (x * rstd * weight).to(y_ptr.dtype.element_ty), mask=mask
+    )
 
 
 @triton.jit
 def _rms_norm_forward_narrow(
-    x_ptr, weight_ptr, y_ptr, rstd_ptr, x_stride, rows, hidden, eps, offset, ROWS: tl.constexpr, BLOCK: tl.constexpr
+    x_ptr,
+    weight_ptr,
+    y_ptr,
+    rstd_ptr,
+    x_stride,
+    rows,
+    hidden,
+    eps,
+    offset,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     """The same, without a residual, for a tile of rows."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK)
     mask = (row < rows)[:, None] & (columns < hidden)[None, :]
-    x = tl.load(x_ptr + row[:, None] * x_stride + columns[None, :], mask=mask, other=0.0).to(tl.float32)
+    x = tl.load(x_ptr + row[:, None] * x_stride + columns[None, :], mask=mask, other=0.0).to(
+        tl.float32
+    )
     weight = tl.load(weight_ptr + columns, mask=columns < hidden, other=0.0).to(tl.float32) + offset
     rstd = 1.0 / tl.sqrt(tl.sum(x * x, 1) / hidden + eps)
     tl.store(rstd_ptr + row, rstd, mask=row < rows)
     y = x * rstd[:, None] * weight[None, :]
-    tl.store(y_ptr + row[:, None] * hidden + columns[None, :], y.to(y_ptr.dtype.element_ty), mask=mask)
+    tl.store(
+        y_ptr + row[:, None] * hidden + columns[None, :], y.to(y_ptr.dtype.element_ty), mask=mask
+    )
 
 
 @triton.jit
@@ -85,18 +106,29 @@ def _rms_norm_backward_narrow(
 ):
     """The backward, without a gradient of the sum, a tile of rows at a time."""
     columns = tl.arange(0, BLOCK)
-    weight = tl.load(weight_ptr + columns, mask=columns < hidden, other=0.0).to(tl.float32)[None, :] + offset
+    weight = (
+        tl.load(weight_ptr + columns, mask=columns < hidden, other=0.0).to(tl.float32)[None, :]
+        + offset
+    )
     dw = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
     for start in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
         row = tl.cast(start, tl.int64) + tl.arange(0, ROWS)
         mask = (row < rows)[:, None] & (columns < hidden)[None, :]
-        dy = tl.load(dy_ptr + row[:, None] * dy_stride + columns[None, :], mask=mask, other=0.0).to(tl.float32)
-        x = tl.load(x_ptr + row[:, None] * x_stride + columns[None, :], mask=mask, other=0.0).to(tl.float32)
+        dy = tl.load(dy_ptr + row[:, None] * dy_stride + columns[None, :], mask=mask, other=0.0).to(
+            tl.float32
+        )
+        x = tl.load(x_ptr + row[:, None] * x_stride + columns[None, :], mask=mask, other=0.0).to(
+            tl.float32
+        )
         rstd = tl.load(rstd_ptr + row, mask=row < rows, other=0.0)[:, None]
         normed = x * rstd
         g = dy * weight
         dx = (g - normed * (tl.sum(g * normed, 1) / hidden)[:, None]) * rstd
-        tl.store(dx_ptr + row[:, None] * hidden + columns[None, :], dx.to(dx_ptr.dtype.element_ty), mask=mask)
+        tl.store(
+            dx_ptr + row[:, None] * hidden + columns[None, :],
+            dx.to(dx_ptr.dtype.element_ty),
+            mask=mask,
+        )
         if WEIGHT_GRADIENT:
             dw += dy * normed
     if WEIGHT_GRADIENT:
@@ -122,7 +154,8 @@ def _rms_norm_backward(
     WEIGHT_GRADIENT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """dx = rstd (g - xhat mean(g xhat)) with g = dy (weight + offset); a program sums dy xhat over its rows into one row of dw."""
+    """dx = rstd (g - xhat mean(g xhat)) with g = dy (weight + offset); a program sums dy xhat over
+    its rows into one row of dw."""
     columns = tl.arange(0, BLOCK)
     mask = columns < hidden
     weight = tl.load(weight_ptr + columns, mask=mask, other=0.0).to(tl.float32) + offset
@@ -136,7 +169,9 @@ def _rms_norm_backward(
         g = dy * weight
         dx = (g - normed * (tl.sum(g * normed, 0) / hidden)) * rstd
         if HAS_DSUM:
-            dx += tl.load(dsum_ptr + row64 * dsum_stride + columns, mask=mask, other=0.0).to(tl.float32)
+            dx += tl.load(dsum_ptr + row64 * dsum_stride + columns, mask=mask, other=0.0).to(
+                tl.float32
+            )
         tl.store(dx_ptr + row64 * hidden + columns, dx.to(dx_ptr.dtype.element_ty), mask=mask)
         if WEIGHT_GRADIENT:
             dw += dy * normed
@@ -146,30 +181,50 @@ def _rms_norm_backward(
 
 @triton.jit
 def _rms_norm_weight_gradient(
-    dy_ptr, x_ptr, rstd_ptr, dw_ptr, dy_stride, x_stride, rows, hidden, BLOCK_ROWS: tl.constexpr, BLOCK: tl.constexpr
+    dy_ptr,
+    x_ptr,
+    rstd_ptr,
+    dw_ptr,
+    dy_stride,
+    x_stride,
+    rows,
+    hidden,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
-    """Partial sums of dy xhat over a strip of rows, for a block of columns: what rows too wide for one program's registers use."""
+    """Partial sums of dy xhat over a strip of rows, for a block of columns: what rows too wide for
+    one program's registers use."""
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     dw = tl.zeros([BLOCK], dtype=tl.float32)
     for start in range(tl.program_id(0) * BLOCK_ROWS, rows, tl.num_programs(0) * BLOCK_ROWS):
         row = start + tl.arange(0, BLOCK_ROWS)
         mask = (row < rows)[:, None] & (columns < hidden)[None, :]
         row64 = row.to(tl.int64)[:, None]
-        dy = tl.load(dy_ptr + row64 * dy_stride + columns[None, :], mask=mask, other=0.0).to(tl.float32)
-        x = tl.load(x_ptr + row64 * x_stride + columns[None, :], mask=mask, other=0.0).to(tl.float32)
+        dy = tl.load(dy_ptr + row64 * dy_stride + columns[None, :], mask=mask, other=0.0).to(
+            tl.float32
+        )
+        x = tl.load(x_ptr + row64 * x_stride + columns[None, :], mask=mask, other=0.0).to(
+            tl.float32
+        )
         rstd = tl.load(rstd_ptr + row, mask=row < rows, other=0.0)
         dw += tl.sum(dy * x * rstd[:, None], 0)
     tl.store(dw_ptr + tl.program_id(0) * hidden + columns, dw, mask=columns < hidden)
 
 
 def row_warps(block: int) -> int:
-    """Warps for a row of `block` values: at least 8 values a thread (one 16-byte access of bf16), at most 16 warps."""
+    """Warps for a row of `block` values: at least 8 values a thread (one 16-byte access of bf16),
+    at most 16 warps."""
     return max(1, min(16, block // 512))
 
 
 def _narrow(block: int) -> dict[str, int]:
     """Options of a launch over tiles of narrow rows."""
-    return {"ROWS": max(1, TILE_VALUES // block), "BLOCK": block, "num_warps": TILE_WARPS, "num_stages": 1}
+    return {
+        "ROWS": max(1, TILE_VALUES // block),
+        "BLOCK": block,
+        "num_warps": TILE_WARPS,
+        "num_stages": 1,
+    }
 
 
 def rms_norm_forward(
@@ -185,7 +240,16 @@ def rms_norm_forward(
     if residual is None and block <= WIDEST_NARROW:
         options = _narrow(block)
         sizes = (rows.stride(0), num_rows, hidden, eps, offset)
-        launch(_rms_norm_forward_narrow, (triton.cdiv(num_rows, options["ROWS"]),), rows, weight.contiguous(), y, rstd, *sizes, **options)
+        launch(
+            _rms_norm_forward_narrow,
+            (triton.cdiv(num_rows, options["ROWS"]),),
+            rows,
+            weight.contiguous(),
+            y,
+            rstd,
+            *sizes,
+            **options,
+        )
         return y, None, rstd
     launch(
         _rms_norm_forward,
@@ -210,7 +274,8 @@ def rms_norm_forward(
 
 
 def backward_programs(x: torch.Tensor, rows: int) -> int:
-    """Programs of a backward over `rows`: two a multiprocessor, each of which leaves one fp32 row of partial sums."""
+    """Programs of a backward over `rows`: two a multiprocessor, each of which leaves one fp32 row
+    of partial sums."""
     return min(rows, 2 * num_processors(x))
 
 
@@ -223,12 +288,17 @@ def rms_norm_backward(
     offset: float,
     weight_gradient: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """(dx, dweight or None); the partial sums of dweight are added in a fixed order, so the result repeats bit for bit."""
+    """(dx, dweight or None); the partial sums of dweight are added in a fixed order, so the result
+    repeats bit for bit."""
     rows, upstream, upstream_sum = as_rows(x), as_rows(dy), as_rows(dy if dsum is None else dsum)
     num_rows, hidden = rows.shape
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     programs = backward_programs(x, num_rows)
-    partial = torch.empty((programs, hidden), dtype=torch.float32, device=x.device) if weight_gradient else None
+    partial = (
+        torch.empty((programs, hidden), dtype=torch.float32, device=x.device)
+        if weight_gradient
+        else None
+    )
     block = triton.next_power_of_2(hidden)
     if dsum is None and block <= WIDEST_NARROW:
         launch(
@@ -303,15 +373,30 @@ def shipped() -> list[Shipped]:
     ]
     for size in (64, 128, 256, 512):
         switches = {"ROWS": TILE_VALUES // size, "BLOCK": size}
-        for kernel, more in ((_rms_norm_forward_narrow, {}), (_rms_norm_backward_narrow, {"WEIGHT_GRADIENT": True})):
+        for kernel, more in (
+            (_rms_norm_forward_narrow, {}),
+            (_rms_norm_backward_narrow, {"WEIGHT_GRADIENT": True}),
+        ):
             types = {name: kind for name, kind in floats.items() if name in kernel.arg_names}
             name = f"{kernel.__name__.removeprefix('_')} h={size}"
             found.append(Shipped(name, kernel, {**more, **switches}, TILE_WARPS, 1, types=types))
     for hidden in (1024, 4096, 8192, 16384):
         warps = row_warps(hidden)
-        forward, backward = {"HAS_RESIDUAL": True}, {"HAS_DSUM": True, "WEIGHT_GRADIENT": hidden <= WIDEST_TOGETHER}
+        forward, backward = (
+            {"HAS_RESIDUAL": True},
+            {"HAS_DSUM": True, "WEIGHT_GRADIENT": hidden <= WIDEST_TOGETHER},
+        )
         for kernel, switches in ((_rms_norm_forward, forward), (_rms_norm_backward, backward)):
             types = {name: kind for name, kind in floats.items() if name in kernel.arg_names}
             name = kernel.__name__.removeprefix("_")
-            found.append(Shipped(f"{name} h={hidden}", kernel, {**switches, "BLOCK": hidden}, warps, 1, types=types))
+            found.append(
+                Shipped(
+                    f"{name} h={hidden}",
+                    kernel,
+                    {**switches, "BLOCK": hidden},
+                    warps,
+                    1,
+                    types=types,
+                )
+            )
     return found

@@ -33,25 +33,31 @@ class Allowance:
         return Allowance(self.nbytes, max(0.0, self.seconds_left) * share)
 
 
-def allowance(device: Device, *, share: float, seconds: float, notes: list[str], at_most: int | None = None) -> Allowance:
-    """A share of what is free on the device; says so where other processes hold some of it, and refuses where too little is left."""
+def allowance(
+    device: Device, *, share: float, seconds: float, notes: list[str], at_most: int | None = None
+) -> Allowance:
+    """A share of what is free on the device; says so where other processes hold some of it, and
+    refuses where too little is left."""
     free, total = device.memory()
     nbytes = int(free * share)
     if at_most is not None:
         nbytes = min(nbytes, at_most)
     if nbytes < LEAST_BYTES:
         raise InputError(
-            f"{device.name} has {format_bytes(free)} of {format_bytes(total)} free and a share of {share:g} is {format_bytes(nbytes)}, less than the "
-            f"{format_bytes(LEAST_BYTES)} a measurement needs; stop what else uses it, or raise --share"
+            f"{device.name} has {format_bytes(free)} of {format_bytes(total)} free and a share of"
+            f" {share:g} is {format_bytes(nbytes)}, less than the {format_bytes(LEAST_BYTES)} a"
+            " measurement needs; stop what else uses it, or raise --share"
         )
     if device.is_cuda and total - free > BUSY_SHARE * total:
         notes.append(
-            f"other programs held {format_bytes(total - free)} of {format_bytes(total)}: speeds may be lower than those of an idle GPU"
+            f"other programs held {format_bytes(total - free)} of {format_bytes(total)}: speeds may"
+            " be lower than those of an idle GPU"
         )
     return Allowance(nbytes, seconds)
 
 
 def hold_to(device: Device, allowed: Allowance) -> None:
-    """Make torch itself refuse more than the allowance on a GPU, so that a mistake of ours cannot hurt another process."""
+    """Make torch itself refuse more than the allowance on a GPU, so that a mistake of ours cannot
+    hurt another process."""
     if device.is_cuda:
         hold_to_bytes(device.torch_device, allowed.nbytes)

@@ -78,10 +78,16 @@ class Calibrated:
 
 
 def calibrate(
-    device: Device, allowed: Allowance, model: ModelToMeasure | None = None, *,
-    how: LayerOptions | None = None, notes: list[str] | None = None, advance: Callable[[str], object] = lambda _: None,
-) -> Calibrated:  # fmt: skip
-    """Measure a device, and a model's layers if one is given, within an allowance of memory and seconds.
+    device: Device,
+    allowed: Allowance,
+    model: ModelToMeasure | None = None,
+    *,
+    how: LayerOptions | None = None,
+    notes: list[str] | None = None,
+    advance: Callable[[str], object] = lambda _: None,
+) -> Calibrated:
+    """Measure a device, and a model's layers if one is given, within an allowance of memory and
+    seconds.
 
     What could not be measured is told in the result's notes; nothing measured is lost to it.
     """
@@ -103,7 +109,9 @@ def calibrate(
         assert priced is not None
         options = options_from(model.train, compute_capability=_capability(gpu))
         try:
-            layers = measure_layers(model.config, options, priced, device, allowed, notes, how=how, advance=advance)
+            layers = measure_layers(
+                model.config, options, priced, device, allowed, notes, how=how, advance=advance
+            )
         except Exception as reason:  # what was measured of single operations is kept
             notes.append(f"no layers were measured: {_said(reason)}")
     return Calibrated(device, gpu, facts, points, speed, layers, stamp_of(device), notes)
@@ -119,7 +127,9 @@ def _said(reason: Exception) -> str:
 def _priced(model: ModelToMeasure | None, gpu: Gpu | None) -> Estimate | None:
     if model is None or gpu is None:
         return None
-    return estimate(model.spec, model.train, hardware=Hardware(gpu=gpu, memory_bytes=gpu.memory_bytes))
+    return estimate(
+        model.spec, model.train, hardware=Hardware(gpu=gpu, memory_bytes=gpu.memory_bytes)
+    )
 
 
 def _capability(gpu: Gpu) -> tuple[int, int]:

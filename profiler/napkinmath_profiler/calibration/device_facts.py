@@ -1,4 +1,5 @@
-"""A device that the catalog lacks, described by what was measured on it: enough for the time model to start from."""
+"""A device that the catalog lacks, described by what was measured on it: enough for the time model
+to start from."""
 
 from __future__ import annotations
 
@@ -21,9 +22,19 @@ COUNTED_DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8", "int8")
 def device_facts(device: Device, points: Sequence[OpPoint]) -> dict[str, Any]:
     """The `device` object of a calibration file."""
     copies = [p.bytes_per_s for p in points if p.case.op == "copy" and p.timing is not None]
-    largest = max((p for p in points if p.case.op == "copy" and p.timing is not None), key=lambda p: p.case.moved, default=None)
+    largest = max(
+        (p for p in points if p.case.op == "copy" and p.timing is not None),
+        key=lambda p: p.case.moved,
+        default=None,
+    )
     bandwidth = largest.bytes_per_s if largest is not None else max(copies, default=1e10)
-    links = [p.bytes_per_s for p in points if p.case.op == "host copy" and p.timing is not None and p.case.arguments["memory"] == "pinned"]
+    links = [
+        p.bytes_per_s
+        for p in points
+        if p.case.op == "host copy"
+        and p.timing is not None
+        and p.case.arguments["memory"] == "pinned"
+    ]
     found = {
         "kind": device.torch_device.type,
         "memory_bytes": device.memory()[1],
@@ -34,7 +45,12 @@ def device_facts(device: Device, points: Sequence[OpPoint]) -> dict[str, Any]:
     return found | (
         _of_gpu(device)
         if device.is_cuda
-        else {"vendor": "cpu", "num_sms": torch.get_num_threads(), "hz": _cpu_hz(), "l2_bytes": _cpu_cache()}
+        else {
+            "vendor": "cpu",
+            "num_sms": torch.get_num_threads(),
+            "hz": _cpu_hz(),
+            "l2_bytes": _cpu_cache(),
+        }
     )
 
 
@@ -54,7 +70,10 @@ def _dense(points: Sequence[OpPoint]) -> dict[str, float]:
             dtype = point.case.arguments["dtype"]
             best[dtype] = max(best.get(dtype, 0.0), point.flops_per_s)
     plain = best.get("fp32") or max(best.values(), default=1e10)
-    return {dtype: best.get(dtype, best.get("bf16", plain) if dtype == "fp16" else plain) for dtype in COUNTED_DTYPES}
+    return {
+        dtype: best.get(dtype, best.get("bf16", plain) if dtype == "fp16" else plain)
+        for dtype in COUNTED_DTYPES
+    }
 
 
 def _of_gpu(device: Device) -> dict[str, Any]:
@@ -62,7 +81,11 @@ def _of_gpu(device: Device) -> dict[str, Any]:
     is_amd = getattr(torch.version, "hip", None) is not None
     return {
         "vendor": "amd" if is_amd else "nvidia",
-        "compute_capability": getattr(properties, "gcnArchName", "") if is_amd else f"{properties.major}.{properties.minor}",
+        "compute_capability": (
+            getattr(properties, "gcnArchName", "")
+            if is_amd
+            else f"{properties.major}.{properties.minor}"
+        ),
         "num_sms": properties.multi_processor_count,
         "hz": float(getattr(properties, "clock_rate", 0) or 0) * 1e3 or TYPICAL_HZ,
         "l2_bytes": int(getattr(properties, "L2_cache_size", 0)) or TYPICAL_L2_BYTES,

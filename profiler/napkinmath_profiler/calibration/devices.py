@@ -1,4 +1,5 @@
-"""The device to measure: found by name or refused with what to do, its free memory, and what the catalog knows about it."""
+"""The device to measure: found by name or refused with what to do, its free memory, and what the
+catalog knows about it."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ class Device:
 
     @property
     def catalogued(self) -> Gpu | None:
-        """The catalog's row, for a MIG slice its part; None for a CPU or a GPU that the catalog lacks."""
+        """The catalog's row, for a MIG slice its part; None for a CPU or a GPU that the catalog
+        lacks."""
         if not self.is_cuda:
             return None
         try:
@@ -62,7 +64,8 @@ class Device:
 
 
 def choose_device(text: str | None) -> Device:
-    """The device of --device: 'cuda', 'cuda:N' or 'cpu'; the first GPU where nothing is said. InputError says what to do."""
+    """The device of --device: 'cuda', 'cuda:N' or 'cpu'; the first GPU where nothing is said.
+    InputError says what to do."""
     if text is not None and text.lower() == "cpu":
         return Device(torch.device("cpu"), cpu_name())
     name = (text or "cuda").lower()
@@ -70,12 +73,16 @@ def choose_device(text: str | None) -> Device:
     if kind != "cuda" or not (number.isdigit() or not number):
         raise InputError(f"--device {shown(text)} is unknown; write cuda, cuda:0 or cpu")
     if not torch.cuda.is_available():
-        raise InputError(f"no GPU can be used: {why_no_gpu()}; to try the whole way out on the CPU, add --device cpu")
+        raise InputError(
+            f"no GPU can be used: {why_no_gpu()}; to try the whole way out on the CPU, add"
+            " --device cpu"
+        )
     index = int(number or 0)
     count = torch.cuda.device_count()
     if index >= count:
         raise InputError(
-            f"--device {shown(text)} does not exist: there {'is one GPU' if count == 1 else f'are {count} GPUs'}, cuda:0 to cuda:{count - 1}"
+            f"--device {shown(text)} does not exist: there"
+            f" {'is one GPU' if count == 1 else f'are {count} GPUs'}, cuda:0 to cuda:{count - 1}"
         )
     torch.cuda.set_device(index)
     return Device(torch.device("cuda", index), torch.cuda.get_device_name(index))
@@ -83,7 +90,11 @@ def choose_device(text: str | None) -> Device:
 
 def cpu_name() -> str:
     """'CPU <model>, N threads': the number of threads is part of its speed."""
-    models = [line.partition(":")[2].strip() for line in _text(CPUINFO).splitlines() if line.startswith("model name")]
+    models = [
+        line.partition(":")[2].strip()
+        for line in _text(CPUINFO).splitlines()
+        if line.startswith("model name")
+    ]
     model = models[0] if models else platform.processor() or platform.machine()
     return f"CPU {model}, {torch.get_num_threads()} thread{'s' * (torch.get_num_threads() != 1)}"
 

@@ -1,4 +1,5 @@
-"""The host's part of eager mode: steps of a model so small that the device waits for the host, over the kernels they launch."""
+"""The host's part of eager mode: steps of a model so small that the device waits for the host, over
+the kernels they launch."""
 
 from __future__ import annotations
 
@@ -18,35 +19,64 @@ from napkinmath_profiler.measuring.runner import MeasureOptions, measure_step
 from napkinmath_profiler.tracing.trace_options import options_from
 
 TINY: dict[str, Any] = {
-    "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 64, "num_hidden_layers": 4, "max_position_embeddings": 64,
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "vocab_size": 64,
+    "num_hidden_layers": 4,
+    "max_position_embeddings": 64,
+}
 NUM_STEPS = 10
 LEAST_S = 1e-7
 
 
-def measured_dispatch(speed: Efficiency, device: Device, allowed: Allowance, notes: list[str]) -> Efficiency:
-    """``speed`` with the host's seconds per kernel, forward and backward, as a tiny Llama's steps show them.
+def measured_dispatch(
+    speed: Efficiency, device: Device, allowed: Allowance, notes: list[str]
+) -> Efficiency:
+    """``speed`` with the host's seconds per kernel, forward and backward, as a tiny Llama's steps
+    show them.
 
-    On a CPU the "device" is the host, whose kernels take time too: their part, as priced, is taken off.
+    On a CPU the "device" is the host, whose kernels take time too: their part, as priced, is taken
+    off.
     """
     if allowed.seconds_left < 2.0:
         notes.append("the host's part of a step was not measured, the budget was spent")
         return speed
-    train = TrainConfig(micro_batch_size=1, sequence_length=8, precision=Precision.BF16 if device.is_cuda else Precision.FP32)
-    how = MeasureOptions(device=str(device.torch_device), attribute=False, num_steps=NUM_STEPS, num_warmup_steps=NUM_WARMUP_STEPS)
+    train = TrainConfig(
+        micro_batch_size=1,
+        sequence_length=8,
+        precision=Precision.BF16 if device.is_cuda else Precision.FP32,
+    )
+    how = MeasureOptions(
+        device=str(device.torch_device),
+        attribute=False,
+        num_steps=NUM_STEPS,
+        num_warmup_steps=NUM_WARMUP_STEPS,
+    )
     found = measure_step(dict(TINY), options_from(train), how)
     if found.failure is not None:
         notes.append("the host's part of a step was not measured: out of memory")
         return speed
     seconds = medians(found.steps[NUM_WARMUP_STEPS:])
     priced = estimate(
-        read_config(dict(TINY)), train, hardware=Hardware(gpu=speed.gpu, memory_bytes=speed.gpu.memory_bytes), efficiency=speed
+        read_config(dict(TINY)),
+        train,
+        hardware=Hardware(gpu=speed.gpu, memory_bytes=speed.gpu.memory_bytes),
+        efficiency=speed,
     ).time
     assert priced is not None
     phases = {phase.phase: phase for phase in priced.phases}
-    measured = {"dispatch_forward_s": seconds[Phase.FORWARD] + seconds.get(Phase.LOSS, 0.0), "dispatch_backward_s": seconds[Phase.BACKWARD]}
+    measured = {
+        "dispatch_forward_s": seconds[Phase.FORWARD] + seconds.get(Phase.LOSS, 0.0),
+        "dispatch_backward_s": seconds[Phase.BACKWARD],
+    }
     changes: dict[str, float] = {}
-    for name, phase in (("dispatch_forward_s", Phase.FORWARD), ("dispatch_backward_s", Phase.BACKWARD)):
+    for name, phase in (
+        ("dispatch_forward_s", Phase.FORWARD),
+        ("dispatch_backward_s", Phase.BACKWARD),
+    ):
         kernels = phases[phase].host_s / getattr(speed, name)
         own = 0.0 if device.is_cuda else phases[phase].device_s
         changes[name] = max(LEAST_S, (measured[name] - own) / kernels)

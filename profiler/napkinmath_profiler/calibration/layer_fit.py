@@ -1,4 +1,5 @@
-"""Intercept and slope per layer, for the seconds and the bytes of each phase, from runs of one to three layers."""
+"""Intercept and slope per layer, for the seconds and the bytes of each phase, from runs of one to
+three layers."""
 
 from __future__ import annotations
 
@@ -13,10 +14,14 @@ from napkinmath_profiler.calibration.layer_stretches import Bytes, CutRun, Piece
 from napkinmath_profiler.calibration.op_classes import OpClasses
 
 
-def fit_linear(counts: Sequence[Sequence[int]], found: Sequence[float], *, not_negative: bool = False) -> Linear:
-    """Least squares over the numbers of layers of each kind; what the runs do not tell apart is shared evenly.
+def fit_linear(
+    counts: Sequence[Sequence[int]], found: Sequence[float], *, not_negative: bool = False
+) -> Linear:
+    """Least squares over the numbers of layers of each kind; what the runs do not tell apart is
+    shared evenly.
 
-    ``not_negative``: a slope below zero is noise; it becomes zero and the intercept is fitted again.
+    ``not_negative``: a slope below zero is noise; it becomes zero and the intercept is fitted
+    again.
     """
     rows = numpy.array([[1.0, *row] for row in counts])
     solution = numpy.linalg.lstsq(rows, numpy.array(found, dtype=float), rcond=None)[0]
@@ -34,12 +39,17 @@ def fit_linear(counts: Sequence[Sequence[int]], found: Sequence[float], *, not_n
     return Linear(intercept=float(solution[0]), slopes=tuple(float(s) for s in solution[1:]))
 
 
-def fit_seconds(plan: LayerPlan, runs: Mapping[tuple[int, ...], Mapping[Phase, float]]) -> dict[str, Linear]:
+def fit_seconds(
+    plan: LayerPlan, runs: Mapping[tuple[int, ...], Mapping[Phase, float]]
+) -> dict[str, Linear]:
     """Seconds of each phase that every run has; the loss counts as part of the forward."""
     counts = [plan.counts(run) for run in runs]
     joined = [_with_loss(figures) for figures in runs.values()]
     phases = [phase for phase in Phase if all(phase in figures for figures in joined)]
-    return {phase.value: fit_linear(counts, [figures[phase] for figures in joined], not_negative=True) for phase in phases}
+    return {
+        phase.value: fit_linear(counts, [figures[phase] for figures in joined], not_negative=True)
+        for phase in phases
+    }
 
 
 def _with_loss(figures: Mapping[Phase, float]) -> dict[Phase, float]:
@@ -49,13 +59,20 @@ def _with_loss(figures: Mapping[Phase, float]) -> dict[Phase, float]:
     return found
 
 
-def fit_classes(plan: LayerPlan, runs: Mapping[tuple[int, ...], OpClasses]) -> tuple[tuple[str, tuple[tuple[str, Linear], ...]], ...]:
+def fit_classes(
+    plan: LayerPlan, runs: Mapping[tuple[int, ...], OpClasses]
+) -> tuple[tuple[str, tuple[tuple[str, Linear], ...]], ...]:
     """Seconds of each phase by kind of operation; a kind that some runs lack took no time there."""
     counts = [plan.counts(run) for run in runs]
     found: list[tuple[str, tuple[tuple[str, Linear], ...]]] = []
     for phase in Phase:
         kinds = sorted({kind for classes in runs.values() for kind in classes.get(phase, {})})
-        fits = {kind: fit_linear(counts, [c.get(phase, {}).get(kind, 0.0) for c in runs.values()], not_negative=True) for kind in kinds}
+        fits = {
+            kind: fit_linear(
+                counts, [c.get(phase, {}).get(kind, 0.0) for c in runs.values()], not_negative=True
+            )
+            for kind in kinds
+        }
         if fits:
             found.append((phase.value, tuple(fits.items())))
     return tuple(found)
@@ -66,9 +83,11 @@ class NotAligned(Exception):
 
 
 def fit_memory(plan: LayerPlan, runs: Mapping[tuple[int, ...], CutRun]) -> tuple[LayerMemory, int]:
-    """The bytes of a whole model from short runs, and by how many bytes the runs themselves miss the fit; raises NotAligned.
+    """The bytes of a whole model from short runs, and by how many bytes the runs themselves miss
+    the fit; raises NotAligned.
 
-    A run of one layer, which is first and last at once, takes no part: its single layer is another context.
+    A run of one layer, which is first and last at once, takes no part: its single layer is another
+    context.
     """
     deepest = max(plan.runs, key=len)
     if deepest not in runs:
@@ -80,7 +99,9 @@ def fit_memory(plan: LayerPlan, runs: Mapping[tuple[int, ...], CutRun]) -> tuple
     def line(values: Sequence[int]) -> Linear:
         nonlocal missed
         fit = fit_linear(counts, values)
-        missed = max([missed, *(abs(fit.at(row) - value) for row, value in zip(counts, values, strict=True))])
+        missed = max(
+            [missed, *(abs(fit.at(row) - value) for row, value in zip(counts, values, strict=True))]
+        )
         return fit
 
     turns: list[Turn] = []
@@ -88,26 +109,49 @@ def fit_memory(plan: LayerPlan, runs: Mapping[tuple[int, ...], CutRun]) -> tuple
         whole = pieces[list(deep).index(deepest)]
         if whole.outside is not None:
             stretches = [piece.outside or Bytes() for piece in pieces]
-            outside = Stretch(net=line([b.net for b in stretches]), high=line([b.high for b in stretches]))
+            outside = Stretch(
+                net=line([b.net for b in stretches]), high=line([b.high for b in stretches])
+            )
             turns.append(Turn(step=whole.step, phase=whole.phase.value, outside=outside))
         else:
             layers = _layers(plan, deepest, whole)
             turns.append(
-                Turn(step=whole.step, phase=whole.phase.value, layers=layers, descending=any(piece.descending for piece in pieces))
+                Turn(
+                    step=whole.step,
+                    phase=whole.phase.value,
+                    layers=layers,
+                    descending=any(piece.descending for piece in pieces),
+                )
             )
     base = line([found.base for found in deep.values()])
     return LayerMemory(base=base, turns=tuple(turns)), round(missed)
 
 
 def _layers(plan: LayerPlan, run: tuple[int, ...], piece: Piece) -> tuple[KindStretches, ...]:
-    """What the first, those between and the last of each kind do in a sweep; nothing where the sweep leaves a layer out."""
+    """What the first, those between and the last of each kind do in a sweep; nothing where the
+    sweep leaves a layer out."""
     found = dict(piece.layers)
     flat = (0.0,) * len(set(plan.order))
     kinds: list[KindStretches] = []
     for kind in range(len(flat)):
-        own = [found.get(position, Bytes()) for position, layer in enumerate(run) if plan.order[layer] == kind]
-        stretches = [Stretch(net=Linear(intercept=b.net, slopes=flat), high=Linear(intercept=b.high, slopes=flat)) for b in own]
-        kinds.append(KindStretches(first=stretches[0], between=stretches[1] if len(stretches) > 2 else None, last=stretches[-1]))
+        own = [
+            found.get(position, Bytes())
+            for position, layer in enumerate(run)
+            if plan.order[layer] == kind
+        ]
+        stretches = [
+            Stretch(
+                net=Linear(intercept=b.net, slopes=flat), high=Linear(intercept=b.high, slopes=flat)
+            )
+            for b in own
+        ]
+        kinds.append(
+            KindStretches(
+                first=stretches[0],
+                between=stretches[1] if len(stretches) > 2 else None,
+                last=stretches[-1],
+            )
+        )
     return tuple(kinds)
 
 

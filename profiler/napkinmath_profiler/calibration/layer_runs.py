@@ -1,4 +1,5 @@
-"""Run the short models of a plan at a few batches and lengths, within the allowance, and fit what their phases take."""
+"""Run the short models of a plan at a few batches and lengths, within the allowance, and fit what
+their phases take."""
 
 from __future__ import annotations
 
@@ -18,7 +19,12 @@ from napkinmath.ir.ledger import Phase
 
 from napkinmath_profiler.calibration.allowance import Allowance
 from napkinmath_profiler.calibration.devices import Device
-from napkinmath_profiler.calibration.layer_fit import NotAligned, fit_classes, fit_memory, fit_seconds
+from napkinmath_profiler.calibration.layer_fit import (
+    NotAligned,
+    fit_classes,
+    fit_memory,
+    fit_seconds,
+)
 from napkinmath_profiler.calibration.layer_plan import LayerPlan, plan_layers, short_config
 from napkinmath_profiler.calibration.layer_stretches import CutRun, cut, merged
 from napkinmath_profiler.calibration.op_classes import OpClasses, joined, profiled
@@ -31,13 +37,15 @@ from napkinmath_profiler.trace import TraceOptions
 from napkinmath_profiler.tracing.meta_model import config_from
 
 NUM_STEPS, NUM_WARMUP_STEPS = 5, 2
-ROUNDS = 3  # runs of different depth take turns, so that a clock that drifts does not look like a layer's cost
+# runs of different depth take turns, so that a clock that drifts does not look like a layer's cost
+ROUNDS = 3
 UNSTEADY = 0.25  # 10th to 90th percentile of a step's samples over their median
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerOptions:
-    """How to run the layers; ``stand_in`` makes the books that a GPU's allocator would keep, for a CPU that stands in for one."""
+    """How to run the layers; ``stand_in`` makes the books that a GPU's allocator would keep, for a
+    CPU that stands in for one."""
 
     share: float = 0.5
     rounds: int = ROUNDS
@@ -62,25 +70,38 @@ class _Point:
 
 
 def points_for(batch: int, length: int) -> list[tuple[int, int]]:
-    """The batch and length at hand first, then half as long, then half as long and twice as many: enough to see both."""
+    """The batch and length at hand first, then half as long, then half as long and twice as many:
+    enough to see both."""
     half = max(16, length // 2)
     return list(dict.fromkeys([(batch, length), (batch, half), (2 * batch, half)]))
 
 
 def measure_layers(
-    config: Any, options: TraceOptions, model: Estimate, device: Device, allowed: Allowance, notes: list[str], *,
-    how: LayerOptions | None = None, points: Sequence[tuple[int, int]] = (), advance: Callable[[str], object] = lambda _: None,
-) -> MeasuredLayers | None:  # fmt: skip
-    """Real layers of ``config`` as ``options`` train them, fitted; None where too little was learned, and ``notes`` say why.
+    config: Any,
+    options: TraceOptions,
+    model: Estimate,
+    device: Device,
+    allowed: Allowance,
+    notes: list[str],
+    *,
+    how: LayerOptions | None = None,
+    points: Sequence[tuple[int, int]] = (),
+    advance: Callable[[str], object] = lambda _: None,
+) -> MeasuredLayers | None:
+    """Real layers of ``config`` as ``options`` train them, fitted; None where too little was
+    learned, and ``notes`` say why.
 
-    ``model`` is the same step as the estimator prices it: it names the measurement. Out of memory ends a point, not the others.
+    ``model`` is the same step as the estimator prices it: it names the measurement. Out of memory
+    ends a point, not the others.
     """
     config, how = config_from(config), how or LayerOptions()
     plan = plan_layers(config, options)
     runner = _LayerRunner(config, options, plan, device, allowed, notes, how, advance)
     wanted = points or points_for(options.micro_batch_size, options.sequence_length)
     with quick_collections():
-        found = [point for batch, length in wanted if (point := runner.point(batch, length)) is not None]
+        found = [
+            point for batch, length in wanted if (point := runner.point(batch, length)) is not None
+        ]
     if not found:
         return None
     return MeasuredLayers(
@@ -94,7 +115,8 @@ def measure_layers(
 
 @contextmanager
 def quick_collections() -> Iterator[None]:
-    """Every run is followed by a garbage collection, which would look through all of the libraries' objects each time (0.3 s)."""
+    """Every run is followed by a garbage collection, which would look through all of the libraries'
+    objects each time (0.3 s)."""
     gc.collect()
     gc.freeze()
     try:
@@ -108,14 +130,23 @@ def what_text(options: TraceOptions, model: Estimate) -> str:
     words = [options.method.value, model.config.precision.value]
     if options.checkpointing:
         words.append("checkpointing")
-    return ", ".join([*words, f"kernels {model.config.kernels.value}", model.step.update.optimizer.name])
+    return ", ".join(
+        [*words, f"kernels {model.config.kernels.value}", model.step.update.optimizer.name]
+    )
 
 
 class _LayerRunner:
     def __init__(
-        self, config: Any, options: TraceOptions, plan: LayerPlan, device: Device, allowed: Allowance, notes: list[str], how: LayerOptions,
+        self,
+        config: Any,
+        options: TraceOptions,
+        plan: LayerPlan,
+        device: Device,
+        allowed: Allowance,
+        notes: list[str],
+        how: LayerOptions,
         advance: Callable[[str], object],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._config, self._options, self._plan, self._device = config, options, plan, device
         self._allowed, self._notes, self._how, self._advance = allowed, notes, how, advance
         self._longest_s = 0.0
@@ -162,16 +193,34 @@ class _LayerRunner:
             if point.failed or self._allowed.seconds_left < self._longest_s:
                 return
             self._advance(f"{len(run)} layers, {point.name}, kinds of operation")
-            options = dataclasses.replace(self._options, micro_batch_size=point.micro_batch_size, sequence_length=point.sequence_length)
+            options = dataclasses.replace(
+                self._options,
+                micro_batch_size=point.micro_batch_size,
+                sequence_length=point.sequence_length,
+            )
             try:
                 with exhaustion_as_one_error():
-                    point.classes[run] = joined(profiled(short_config(self._config, run, len(self._plan.order)), options, self._device))
+                    point.classes[run] = joined(
+                        profiled(
+                            short_config(self._config, run, len(self._plan.order)),
+                            options,
+                            self._device,
+                        )
+                    )
             except torch.OutOfMemoryError:
-                self._notes.append(f"{point.name}: {len(run)} layers under the profiler ran out of memory; the rest is kept")
+                self._notes.append(
+                    f"{point.name}: {len(run)} layers under the profiler ran out of memory; the"
+                    " rest is kept"
+                )
                 return
-            except Exception as reason:  # of a profiler that may not look (CUPTI's privileges, another one at work): what was timed is kept
+            # of a profiler that may not look (CUPTI's privileges, another one at work): what was
+            # timed is kept
+            except Exception as reason:
                 said = next(iter(str(reason).splitlines()), "")[:200]
-                self._notes.append(f"kinds of operation were not measured: {type(reason).__name__}: {said}; the rest is kept")
+                self._notes.append(
+                    f"kinds of operation were not measured: {type(reason).__name__}: {said}; the"
+                    " rest is kept"
+                )
                 self._has_classes = True
                 return
             finally:
@@ -179,13 +228,22 @@ class _LayerRunner:
                 self._device.release()
         self._has_classes = True
 
-    def _measure(self, point: _Point, run: tuple[int, ...], *, attribute: bool, num_steps: int) -> Measurement | None:
+    def _measure(
+        self, point: _Point, run: tuple[int, ...], *, attribute: bool, num_steps: int
+    ) -> Measurement | None:
         """One run; None where it did not fit the budget or the memory."""
         if point.failed or self._allowed.seconds_left < self._longest_s:
             return None
-        self._advance(f"{len(run)} layer{'s' * (len(run) > 1)}, {point.name}, {'memory' if attribute else 'time'}")
+        self._advance(
+            f"{len(run)} layer{'s' * (len(run) > 1)}, {point.name},"
+            f" {'memory' if attribute else 'time'}"
+        )
         started = time.monotonic()
-        options = dataclasses.replace(self._options, micro_batch_size=point.micro_batch_size, sequence_length=point.sequence_length)
+        options = dataclasses.replace(
+            self._options,
+            micro_batch_size=point.micro_batch_size,
+            sequence_length=point.sequence_length,
+        )
         how = MeasureOptions(
             device=str(self._device.torch_device),
             num_steps=num_steps,
@@ -195,31 +253,53 @@ class _LayerRunner:
             stand_in=self._how.stand_in() if self._how.stand_in is not None and attribute else None,
         )
         try:
-            measured = measure_step(short_config(self._config, run, len(self._plan.order)), options, how)
-            failure = None if measured.failure is None else f"in the {measured.failure.phase or measured.failure.stage}"
+            measured = measure_step(
+                short_config(self._config, run, len(self._plan.order)), options, how
+            )
+            failure = (
+                None
+                if measured.failure is None
+                else f"in the {measured.failure.phase or measured.failure.stage}"
+            )
         except torch.OutOfMemoryError:
             measured, failure = None, "while it was built"
         self._longest_s = max(self._longest_s, time.monotonic() - started)
         if failure is not None:
             point.failed = True
-            self._notes.append(f"{point.name}: {len(run)} layers ran out of memory {failure}; what fewer layers showed is kept")
+            self._notes.append(
+                f"{point.name}: {len(run)} layers ran out of memory {failure}; what fewer layers"
+                " showed is kept"
+            )
         return measured if failure is None else None
 
     def _note_scatter(self, point: _Point) -> None:
         widest = 0.0
         for rounds in point.rounds.values():
             totals = sorted(seconds_of(step) for steps in rounds for step in steps)
-            widest = max(widest, (totals[-1 - len(totals) // 10] - totals[len(totals) // 10]) / statistics.median(totals))
+            widest = max(
+                widest,
+                (totals[-1 - len(totals) // 10] - totals[len(totals) // 10])
+                / statistics.median(totals),
+            )
         if widest > UNSTEADY:
-            self._notes.append(f"{point.name}: steps scattered by up to {widest:.0%}: the clock changed, or another process ran")
+            self._notes.append(
+                f"{point.name}: steps scattered by up to {widest:.0%}: the clock changed, or"
+                " another process ran"
+            )
 
     def _fitted(self, point: _Point) -> LayerPoint:
-        seconds = fit_seconds(self._plan, {run: medians(settled(rounds, self._device)) for run, rounds in point.rounds.items()})
+        seconds = fit_seconds(
+            self._plan,
+            {run: medians(settled(rounds, self._device)) for run, rounds in point.rounds.items()},
+        )
         memory = None
         try:
             memory, missed = fit_memory(self._plan, point.cuts)
             if missed:
-                self._notes.append(f"{point.name}: bytes are not exactly linear in the layers; the fit misses a run by {missed} bytes")
+                self._notes.append(
+                    f"{point.name}: bytes are not exactly linear in the layers; the fit misses a"
+                    f" run by {missed} bytes"
+                )
         except NotAligned as reason:
             self._notes.append(f"{point.name}: no memory of the whole model, since {reason}")
         return LayerPoint(
@@ -228,12 +308,17 @@ class _LayerRunner:
             seconds=tuple(seconds.items()),
             memory=memory,
             num_runs=len(point.rounds),
-            classes=fit_classes(self._plan, point.classes) if len(point.classes) == len(self._plan.runs) else (),
+            classes=(
+                fit_classes(self._plan, point.classes)
+                if len(point.classes) == len(self._plan.runs)
+                else ()
+            ),
         )
 
 
 def settled(rounds: Sequence[Sequence[StepFigures]], device: Device) -> list[StepFigures]:
-    """The steps that count: all of them on a GPU; on a CPU those of the quickest round, since other processes only ever add time there."""
+    """The steps that count: all of them on a GPU; on a CPU those of the quickest round, since other
+    processes only ever add time there."""
     if device.is_cuda:
         return [step for steps in rounds for step in steps]
     return list(min(rounds, key=lambda steps: statistics.median(map(seconds_of, steps))))
@@ -247,4 +332,7 @@ def seconds_of(step: StepFigures) -> float:
 def medians(steps: Sequence[StepFigures]) -> dict[Phase, float]:
     """The median seconds of each phase."""
     phases = [phase for phase in Phase if any(phase in step for step in steps)]
-    return {phase: statistics.median(step[phase].seconds for step in steps if phase in step) for phase in phases}
+    return {
+        phase: statistics.median(step[phase].seconds for step in steps if phase in step)
+        for phase in phases
+    }

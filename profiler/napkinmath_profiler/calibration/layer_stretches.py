@@ -1,4 +1,5 @@
-"""A recorded run cut into stretches: outside the layers, and within each of them, phase by phase, in order."""
+"""A recorded run cut into stretches: outside the layers, and within each of them, phase by phase,
+in order."""
 
 from __future__ import annotations
 
@@ -11,8 +12,9 @@ from napkinmath_profiler.tracing.storage_events import StorageEvent, TracePhase
 from napkinmath_profiler.tracing.trace_result import TraceResult
 from napkinmath_profiler.tracing.traced_timeline import PHASES
 
-# Clipping makes a list with a number a gradient, which grows with the layers in steps of less than what an allocation is rounded to: it
-# is taken as asked for, and the sum is rounded once the number of layers is known.
+# Clipping makes a list with a number a gradient, which grows with the layers in steps of less than
+# what an allocation is rounded to: it is taken as asked for, and the sum is rounded once the number
+# of layers is known.
 SCALAR_BYTES = 8
 
 
@@ -86,7 +88,11 @@ class _Cutter:
 
     def _is_list(self, event: StorageEvent) -> bool:
         nbytes = self._result.records[event.storage_id].requested_bytes
-        return event.phase is TracePhase.CLIP and nbytes > SCALAR_BYTES and nbytes % ALLOCATION_GRANULE > 0
+        return (
+            event.phase is TracePhase.CLIP
+            and nbytes > SCALAR_BYTES
+            and nbytes % ALLOCATION_GRANULE > 0
+        )
 
     def take(self, event: StorageEvent) -> None:
         turn = (event.step, event.micro_step, PHASES[event.phase])
@@ -137,13 +143,18 @@ class _Cutter:
     def _number(self, path: str) -> int | None:
         if path not in self._numbers:
             at = path.find(self._prefix)
-            digits = path[at + len(self._prefix) :].partition(".")[0] if at == 0 or (at > 0 and path[at - 1] == ".") else ""
+            digits = (
+                path[at + len(self._prefix) :].partition(".")[0]
+                if at == 0 or (at > 0 and path[at - 1] == ".")
+                else ""
+            )
             self._numbers[path] = int(digits) if digits.isdigit() else None
         return self._numbers[path]
 
 
 def merged(pieces: Sequence[Piece]) -> list[Piece]:
-    """Pieces with neighbouring outside stretches of one phase joined, so that runs of different depth can be laid side by side."""
+    """Pieces with neighbouring outside stretches of one phase joined, so that runs of different
+    depth can be laid side by side."""
     found: list[Piece] = []
     for piece in pieces:
         before = found[-1] if found else None

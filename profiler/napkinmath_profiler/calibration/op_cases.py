@@ -1,6 +1,8 @@
-"""Operations to time: how to make their inputs, what they compute and move, and what the time model says of them.
+"""Operations to time: how to make their inputs, what they compute and move, and what the time model
+says of them.
 
-A case holds no tensors: `make` allocates one set of inputs on a device and returns the call, so that sets can be rotated and freed.
+A case holds no tensors: `make` allocates one set of inputs on a device and returns the call, so
+that sets can be rotated and freed.
 """
 
 from __future__ import annotations
@@ -17,13 +19,19 @@ from napkinmath.timing.efficiency import Efficiency
 
 from napkinmath_profiler.calibration.devices import Device
 
-DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
 Call = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True)
 class OpCase:
-    """One operation at one size. `moved` counts bytes read and written, `held` those of one set of inputs and outputs."""
+    """One operation at one size. `moved` counts bytes read and written, `held` those of one set of
+    inputs and outputs."""
 
     op: str
     arguments: dict[str, Any]
@@ -44,7 +52,10 @@ _LABELS: dict[str, Callable[[dict[str, Any]], str]] = {
     "copy": lambda a: format_bytes(a["nbytes"]),
     "elementwise": lambda a: f"{a['kind']} {a['rows']} x {a['columns']}",
     "gemm": lambda a: f"{a['dtype']} {_batched(a)}{a['m']}x{a['n']}x{a['k']}",
-    "attention": lambda a: f"{a['kernel']} {a['rows']}x{a['heads']}x{a['length']}x{a['head_dim']}{' back' if a['backward'] else ''}",
+    "attention": lambda a: (
+        f"{a['kernel']}"
+        f" {a['rows']}x{a['heads']}x{a['length']}x{a['head_dim']}{' back' if a['backward'] else ''}"
+    ),
     "launch": lambda a: f"{a['count']} kernels, {a['how']}",
     "adamw": lambda a: f"{a['flavour']}, {a['count'] / 1e6:.3g}M numbers",
     "host copy": lambda a: f"{a['memory']} {a['direction']} {format_bytes(a['nbytes'])}",
@@ -66,12 +77,18 @@ def copy(nbytes: int) -> OpCase:
         return lambda: target.copy_(source)
 
     return OpCase(
-        "copy", {"nbytes": nbytes}, make, lambda e: efficiency.elementwise_s(2 * nbytes, e, fused=True), moved=2 * nbytes, held=2 * nbytes
+        "copy",
+        {"nbytes": nbytes},
+        make,
+        lambda e: efficiency.elementwise_s(2 * nbytes, e, fused=True),
+        moved=2 * nbytes,
+        held=2 * nbytes,
     )
 
 
 def elementwise(kind: str, rows: int, columns: int) -> OpCase:
-    """One of torch's pointwise or reducing kernels on bf16 of (rows, columns): cast, add, silu, softmax."""
+    """One of torch's pointwise or reducing kernels on bf16 of (rows, columns): cast, add, silu,
+    softmax."""
     count = rows * columns
     moved = {"cast": 6, "add": 6, "silu": 4, "softmax": 4}[kind] * count
 
@@ -103,7 +120,10 @@ def gemm(m: int, n: int, k: int, dtype: str, batch: int = 1) -> OpCase:
 
     def make(device: Device) -> Call:
         if batch == 1:
-            x, w = (torch.randn(rows, k, device=device.torch_device).to(DTYPES[dtype]) for rows in (m, n))
+            x, w = (
+                torch.randn(rows, k, device=device.torch_device).to(DTYPES[dtype])
+                for rows in (m, n)
+            )
             return _in_tf32(lambda: F.linear(x, w)) if dtype == "tf32" else lambda: F.linear(x, w)
         a = torch.randn(batch, m, k, device=device.torch_device).to(DTYPES[dtype])
         b = torch.randn(batch, k, n, device=device.torch_device).to(DTYPES[dtype])
@@ -122,7 +142,8 @@ def gemm(m: int, n: int, k: int, dtype: str, batch: int = 1) -> OpCase:
 
 
 def _in_tf32(call: Call) -> Call:
-    """The call with fp32 products in TF32, as `torch.set_float32_matmul_precision("high")` has them."""
+    """The call with fp32 products in TF32, as `torch.set_float32_matmul_precision("high")` has
+    them."""
 
     def run() -> object:
         torch.set_float32_matmul_precision("high")
@@ -134,20 +155,34 @@ def _in_tf32(call: Call) -> Call:
     return run
 
 
-def attention(kernel: str, rows: int, heads: int, kv_heads: int, length: int, head_dim: int, *, causal: bool, backward: bool) -> OpCase:
+def attention(
+    kernel: str,
+    rows: int,
+    heads: int,
+    kv_heads: int,
+    length: int,
+    head_dim: int,
+    *,
+    causal: bool,
+    backward: bool,
+) -> OpCase:
     """Scaled dot-product attention in bf16 by one kernel; the backward is timed alone."""
     scores = 4 * rows * heads * length * length * head_dim // (2 if causal else 1)
     moved = (2 if backward else 1) * 2 * rows * length * head_dim * (2 * heads + 2 * kv_heads)
 
     def make(device: Device) -> Call:
         q, k, v = (
-            torch.randn(rows, count, length, head_dim, device=device.torch_device).to(torch.bfloat16).requires_grad_(backward)
+            torch.randn(rows, count, length, head_dim, device=device.torch_device)
+            .to(torch.bfloat16)
+            .requires_grad_(backward)
             for count in (heads, kv_heads, kv_heads)
         )
 
         def forward() -> torch.Tensor:
             with _only(kernel, device):
-                return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=heads != kv_heads)
+                return F.scaled_dot_product_attention(
+                    q, k, v, is_causal=causal, enable_gqa=heads != kv_heads
+                )
 
         if not backward:
             return forward
@@ -156,7 +191,20 @@ def attention(kernel: str, rows: int, heads: int, kv_heads: int, length: int, he
         return lambda: torch.autograd.grad(out, (q, k, v), gradient, retain_graph=True)
 
     def predict(e: Efficiency) -> float:
-        return efficiency.attention_s(kernel, rows, heads, kv_heads, length, length, head_dim, causal, None, "bf16", backward, e)
+        return efficiency.attention_s(
+            kernel,
+            rows,
+            heads,
+            kv_heads,
+            length,
+            length,
+            head_dim,
+            causal,
+            None,
+            "bf16",
+            backward,
+            e,
+        )
 
     arguments = {
         "kernel": kernel,
@@ -167,7 +215,15 @@ def attention(kernel: str, rows: int, heads: int, kv_heads: int, length: int, he
         "causal": causal,
         "backward": backward,
     }
-    return OpCase("attention", arguments, make, predict, flops=5 * scores // 2 if backward else scores, moved=moved, held=4 * moved)
+    return OpCase(
+        "attention",
+        arguments,
+        make,
+        predict,
+        flops=5 * scores // 2 if backward else scores,
+        moved=moved,
+        held=4 * moved,
+    )
 
 
 def _only(kernel: str, device: Device) -> Any:
@@ -175,12 +231,17 @@ def _only(kernel: str, device: Device) -> Any:
 
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    backends = {"flash": SDPBackend.FLASH_ATTENTION, "efficient": SDPBackend.EFFICIENT_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
+    backends = {
+        "flash": SDPBackend.FLASH_ATTENTION,
+        "efficient": SDPBackend.EFFICIENT_ATTENTION,
+        "cudnn": SDPBackend.CUDNN_ATTENTION,
+    }
     return sdpa_kernel(backends[kernel]) if device.is_cuda else nullcontext()
 
 
 def launches(*, graphed: bool) -> OpCase:
-    """A hundred additions to one number: issued one by one, or replayed from a CUDA graph, which leaves the device's own start."""
+    """A hundred additions to one number: issued one by one, or replayed from a CUDA graph, which
+    leaves the device's own start."""
     count = 100
 
     def make(device: Device) -> Call:
@@ -199,7 +260,14 @@ def launches(*, graphed: bool) -> OpCase:
             run()
         return graph.replay
 
-    return OpCase("launch", {"how": "graph" if graphed else "eager", "count": count}, make, None, held=512, needs_cuda=graphed)
+    return OpCase(
+        "launch",
+        {"how": "graph" if graphed else "eager", "count": count},
+        make,
+        None,
+        held=512,
+        needs_cuda=graphed,
+    )
 
 
 def adamw(count: int, flavour: str) -> OpCase:
@@ -207,14 +275,32 @@ def adamw(count: int, flavour: str) -> OpCase:
     moved = 7 * 4 * count
 
     def make(device: Device) -> Call:
-        parameters = [torch.zeros(count // 16, device=device.torch_device, requires_grad=True) for _ in range(16)]
+        parameters = [
+            torch.zeros(count // 16, device=device.torch_device, requires_grad=True)
+            for _ in range(16)
+        ]
         for parameter in parameters:
             parameter.grad = torch.ones_like(parameter)
-        flags = {"fused": {"fused": True}, "foreach": {"foreach": True}, "loop": {"foreach": False}}[flavour]
+        flags = {
+            "fused": {"fused": True},
+            "foreach": {"foreach": True},
+            "loop": {"foreach": False},
+        }[flavour]
         return torch.optim.AdamW(parameters, lr=1e-6, **flags).step
 
-    predict = (lambda e: efficiency.elementwise_s(moved, e, launches=4, fused=True)) if flavour == "fused" else None
-    return OpCase("adamw", {"flavour": flavour, "count": count}, make, predict, moved=moved, held=4 * 4 * count)
+    predict = (
+        (lambda e: efficiency.elementwise_s(moved, e, launches=4, fused=True))
+        if flavour == "fused"
+        else None
+    )
+    return OpCase(
+        "adamw",
+        {"flavour": flavour, "count": count},
+        make,
+        predict,
+        moved=moved,
+        held=4 * 4 * count,
+    )
 
 
 def host_copy(nbytes: int, *, to_host: bool, pinned: bool) -> OpCase:
@@ -226,14 +312,25 @@ def host_copy(nbytes: int, *, to_host: bool, pinned: bool) -> OpCase:
         target, source = (host, there) if to_host else (there, host)
         return lambda: target.copy_(source, non_blocking=pinned)
 
-    arguments = {"nbytes": nbytes, "direction": "to host" if to_host else "to device", "memory": "pinned" if pinned else "pageable"}
+    arguments = {
+        "nbytes": nbytes,
+        "direction": "to host" if to_host else "to device",
+        "memory": "pinned" if pinned else "pageable",
+    }
     return OpCase(
-        "host copy", arguments, make, lambda e: efficiency.host_copy_s(nbytes, pinned, e), moved=nbytes, held=nbytes, needs_cuda=True
+        "host copy",
+        arguments,
+        make,
+        lambda e: efficiency.host_copy_s(nbytes, pinned, e),
+        moved=nbytes,
+        held=nbytes,
+        needs_cuda=True,
     )
 
 
 def dequantize(rows: int, columns: int, provider: str) -> OpCase:
-    """NF4 weights of (rows, columns) with double quantization expanded to bf16, by bitsandbytes or by our kernels."""
+    """NF4 weights of (rows, columns) with double quantization expanded to bf16, by bitsandbytes or
+    by our kernels."""
     count = rows * columns
     moved = count // 2 + 2 * count + count // 64
 
@@ -242,7 +339,9 @@ def dequantize(rows: int, columns: int, provider: str) -> OpCase:
             from napkinmath_kernels import dequantize as expand
             from napkinmath_kernels import quantize
 
-            ours = quantize(torch.randn(rows, columns, device=device.torch_device).to(torch.bfloat16))
+            ours = quantize(
+                torch.randn(rows, columns, device=device.torch_device).to(torch.bfloat16)
+            )
             return lambda: expand(ours)
         import bitsandbytes.functional as bnb
 
@@ -250,9 +349,16 @@ def dequantize(rows: int, columns: int, provider: str) -> OpCase:
         packed, state = bnb.quantize_4bit(weights, quant_type="nf4", compress_statistics=True)
         return lambda: bnb.dequantize_4bit(packed, state)
 
-    predict = (lambda e: efficiency.dequantize_nf4_s(count, e)) if provider == "bitsandbytes" else None
+    predict = (
+        (lambda e: efficiency.dequantize_nf4_s(count, e)) if provider == "bitsandbytes" else None
+    )
     return OpCase(
-        "dequantize", {"provider": provider, "rows": rows, "columns": columns}, make, predict, moved=moved, held=moved + 2 * count
+        "dequantize",
+        {"provider": provider, "rows": rows, "columns": columns},
+        make,
+        predict,
+        moved=moved,
+        held=moved + 2 * count,
     )
 
 
@@ -260,11 +366,22 @@ def between_gpus(nbytes: int, operation: str) -> OpCase:
     """NCCL over every visible GPU from one process, or a copy to the next one."""
 
     def make(device: Device) -> Call:
-        others = [torch.zeros(nbytes // 4, device=f"cuda:{number}") for number in range(torch.cuda.device_count())]
+        others = [
+            torch.zeros(nbytes // 4, device=f"cuda:{number}")
+            for number in range(torch.cuda.device_count())
+        ]
         if operation == "peer copy":
             return lambda: others[1].copy_(others[0], non_blocking=True)
         import torch.cuda.nccl as nccl
 
         return lambda: nccl.all_reduce(others)
 
-    return OpCase("gpu link", {"operation": operation, "nbytes": nbytes}, make, None, moved=nbytes, held=nbytes, needs_cuda=True)
+    return OpCase(
+        "gpu link",
+        {"operation": operation, "nbytes": nbytes},
+        make,
+        None,
+        moved=nbytes,
+        held=nbytes,
+        needs_cuda=True,
+    )

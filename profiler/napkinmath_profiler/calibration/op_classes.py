@@ -29,7 +29,16 @@ PRODUCTS, ATTENTION, DECODING, COPIES, ELEMENTWISE = (
 )
 # Parts of the names of aten's and the libraries' operations, in the order they are tried.
 NAMES = (
-    (ATTENTION, ("scaled_dot_product", "flash_attention", "efficient_attention", "_fused_sdp", "cudnn_attention")),
+    (
+        ATTENTION,
+        (
+            "scaled_dot_product",
+            "flash_attention",
+            "efficient_attention",
+            "_fused_sdp",
+            "cudnn_attention",
+        ),
+    ),
     (DECODING, ("dequantize", "bitsandbytes")),
     (PRODUCTS, ("addmm", "::mm", "bmm", "baddbmm", "_scaled_mm", "gemm", "mkldnn_linear")),
     (COPIES, ("copy_", "::cat", "::clone", "fill_", "zero_", "Memcpy", "Memset")),
@@ -44,15 +53,20 @@ def class_of(name: str) -> str:
 
 
 def profiled(config: Any, options: TraceOptions, device: Device) -> OpClasses:
-    """Seconds by phase and kind of operation of one steady step: on a GPU of its kernels, on a CPU of the operations themselves.
+    """Seconds by phase and kind of operation of one steady step: on a GPU of its kernels, on a CPU
+    of the operations themselves.
 
     The profiler slows the host down, so these are shares to be read, not speeds.
     """
-    options = dataclasses.replace(options, loop=dataclasses.replace(options.loop, device_type=device.torch_device.type))
+    options = dataclasses.replace(
+        options, loop=dataclasses.replace(options.loop, device_type=device.torch_device.type)
+    )
     where = str(device.torch_device)
     with real_model(config, options, where) as model:
         inputs = real_inputs(model, config, options, where)
-        loop = MeasuredLoop(model, optimizer_of(model, options), inputs, options.loop, device=device.torch_device)
+        loop = MeasuredLoop(
+            model, optimizer_of(model, options), inputs, options.loop, device=device.torch_device
+        )
         loop.timed_steps(2)
         marks = _Marks()
         loop.listeners.append(marks.begin)
@@ -66,7 +80,8 @@ def profiled(config: Any, options: TraceOptions, device: Device) -> OpClasses:
 
 @contextmanager
 def _without_kineto_lines() -> Iterator[None]:
-    """Kineto writes a line for its every start and stop to the process's standard error, whatever its log level."""
+    """Kineto writes a line for its every start and stop to the process's standard error, whatever
+    its log level."""
     sys.stderr.flush()
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
@@ -108,7 +123,9 @@ def _by_phase(events: Any, *, on_gpu: bool) -> OpClasses:
         if event.name.startswith(MARK) or event.device_type.name != "CPU":
             continue
         seconds = (event.self_device_time_total if on_gpu else event.self_cpu_time_total) / 1e6
-        phase = next((name for start, end, name in ranges if start <= event.time_range.start < end), None)
+        phase = next(
+            (name for start, end, name in ranges if start <= event.time_range.start < end), None
+        )
         if seconds > 0 and phase is not None:
             of_phase = found.setdefault(Phase(phase), {})
             kind = class_of(event.name)

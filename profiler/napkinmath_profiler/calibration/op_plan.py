@@ -1,4 +1,5 @@
-"""Which operations to time on a device: its ceilings, the shapes of ordinary layers, and those of a model at hand."""
+"""Which operations to time on a device: its ceilings, the shapes of ordinary layers, and those of a
+model at hand."""
 
 from __future__ import annotations
 
@@ -62,7 +63,16 @@ def _attention(device: Device) -> Iterator[OpCase]:
     for kernel in [*kernels, *(["cudnn"] if major >= 9 else [])]:
         for length, head_dim in ((2048, 128), (8192, 128), (2048, 64), (512, 128)):
             for backward in (False, True):
-                yield op_cases.attention(kernel, max(1, 4096 // length), 32, 32, length, head_dim, causal=True, backward=backward)
+                yield op_cases.attention(
+                    kernel,
+                    max(1, 4096 // length),
+                    32,
+                    32,
+                    length,
+                    head_dim,
+                    causal=True,
+                    backward=backward,
+                )
 
 
 def _on_cpu() -> Iterator[OpCase]:
@@ -73,7 +83,13 @@ def _on_cpu() -> Iterator[OpCase]:
     yield op_cases.gemm(256, 256, 256, "bf16")
     for nbytes in (1 << 16, 1 << 20, 1 << 23):
         yield op_cases.copy(nbytes)
-    for m, n, k in ((64, 64, 64), (64, 256, 256), (256, 768, 256), (512, 256, 768), (512, 512, 512)):
+    for m, n, k in (
+        (64, 64, 64),
+        (64, 256, 256),
+        (256, 768, 256),
+        (512, 256, 768),
+        (512, 512, 512),
+    ):
         yield op_cases.gemm(m, n, k, "fp32")
     for kind in ("cast", "add", "silu", "softmax"):
         for rows in (64, 1024):
@@ -94,7 +110,8 @@ def _dequantize(shapes: tuple[tuple[int, int], ...]) -> Iterator[OpCase]:
 
 
 def model_ops(model: Estimate) -> list[OpCase]:
-    """The matrix products and attention calls of a model's step that take most of it, from the estimator's own ledger."""
+    """The matrix products and attention calls of a model's step that take most of it, from the
+    estimator's own ledger."""
     weights: dict[str, tuple[float, OpCase]] = {}
     top = Bindings(model.step.symbols)
     for _, segments in model.step.micro_steps:
@@ -106,7 +123,10 @@ def model_ops(model: Estimate) -> list[OpCase]:
                         case = _case_of(cost, bind, str(model.step.policy.rule.gemm or ""))
                         if case is not None:
                             known = weights.get(repr(case.arguments), (0.0, case))[0]
-                            weights[repr(case.arguments)] = (known + segment.repeat * bind(cost.flops), case)
+                            weights[repr(case.arguments)] = (
+                                known + segment.repeat * bind(cost.flops),
+                                case,
+                            )
     found = sorted(weights.values(), key=lambda item: -item[0])
     return [case for _, case in found[:MOST_MODEL_OPS]]
 
@@ -117,7 +137,21 @@ def _case_of(cost: object, bind: Bindings, rule: str) -> OpCase | None:
         if dtype not in op_cases.DTYPES:
             return None
         return op_cases.gemm(bind(cost.m), bind(cost.n), bind(cost.k), dtype, bind(cost.batch))
-    if isinstance(cost, Attention) and cost.kernel in ("flash", "efficient", "cudnn") and cost.window is None:
-        sizes = (bind(cost.rows), bind(cost.heads), bind(cost.kv_heads), bind(cost.s_q), bind(cost.head_dim))
-        return op_cases.attention(cost.kernel, *sizes, causal=cost.causal, backward=cost.backward) if bind(cost.s_kv) == sizes[3] else None
+    if (
+        isinstance(cost, Attention)
+        and cost.kernel in ("flash", "efficient", "cudnn")
+        and cost.window is None
+    ):
+        sizes = (
+            bind(cost.rows),
+            bind(cost.heads),
+            bind(cost.kv_heads),
+            bind(cost.s_q),
+            bind(cost.head_dim),
+        )
+        return (
+            op_cases.attention(cost.kernel, *sizes, causal=cost.causal, backward=cost.backward)
+            if bind(cost.s_kv) == sizes[3]
+            else None
+        )
     return None

@@ -1,4 +1,5 @@
-"""Run the planned operations within an allowance: each a point with its median and spread, or the reason why there is none."""
+"""Run the planned operations within an allowance: each a point with its median and spread, or the
+reason why there is none."""
 
 from __future__ import annotations
 
@@ -59,16 +60,24 @@ class OpPoint:
 
 
 def measure_ops(
-    cases: Iterable[OpCase], device: Device, allowed: Allowance, notes: list[str], advance: Callable[[str], object] = lambda _: None
+    cases: Iterable[OpCase],
+    device: Device,
+    allowed: Allowance,
+    notes: list[str],
+    advance: Callable[[str], object] = lambda _: None,
 ) -> list[OpPoint]:
-    """Every case as a point; what does not fit the allowance or the budget, or fails, says so and costs the others nothing."""
+    """Every case as a point; what does not fit the allowance or the budget, or fails, says so and
+    costs the others nothing."""
     found: list[OpPoint] = []
     sustained = False
     for case in cases:
         advance(f"{case.op} {case.label}")
         seconds = SECONDS_A_CASE
         if case.op in SUSTAINED and not sustained:
-            sustained, seconds = True, min(SUSTAINED_S, max(SECONDS_A_CASE, allowed.seconds_left / 10))
+            sustained, seconds = (
+                True,
+                min(SUSTAINED_S, max(SECONDS_A_CASE, allowed.seconds_left / 10)),
+            )
         point = measure_op(case, device, allowed, seconds)
         if point.timing is not None and seconds > SECONDS_A_CASE:
             said = throttling(point.timing)
@@ -78,7 +87,9 @@ def measure_ops(
     return found
 
 
-def measure_op(case: OpCase, device: Device, allowed: Allowance, seconds: float = SECONDS_A_CASE) -> OpPoint:
+def measure_op(
+    case: OpCase, device: Device, allowed: Allowance, seconds: float = SECONDS_A_CASE
+) -> OpPoint:
     """One case; frees everything it held, whatever happened."""
     if case.needs_cuda and not device.is_cuda:
         return OpPoint(case, None, "needs a GPU")
@@ -88,11 +99,22 @@ def measure_op(case: OpCase, device: Device, allowed: Allowance, seconds: float 
         return OpPoint(case, None, f"needs {case.held >> 20} MiB, more than the allowance")
     try:
         with exhaustion_as_one_error():
-            return OpPoint(case, time_calls(_rotated(case, device, allowed), device, seconds=min(seconds, max(0.02, allowed.seconds_left))))
+            return OpPoint(
+                case,
+                time_calls(
+                    _rotated(case, device, allowed),
+                    device,
+                    seconds=min(seconds, max(0.02, allowed.seconds_left)),
+                ),
+            )
     except torch.OutOfMemoryError:
         return OpPoint(case, None, "out of memory")
     except Exception as error:  # an operation that this build lacks must not cost the others
-        return OpPoint(case, None, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:160])
+        return OpPoint(
+            case,
+            None,
+            f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:160],
+        )
     finally:
         device.release()
 

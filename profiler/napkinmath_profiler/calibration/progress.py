@@ -14,13 +14,20 @@ from napkinmath_profiler.calibration.allowance import Allowance
 
 @contextmanager
 def progress(allowed: Allowance) -> Iterator[Callable[[str], None]]:
-    """Yields a function that is told what is measured next; the bar shows how much of the budget is spent."""
+    """Yields a function that is told what is measured next; the bar shows how much of the budget is
+    spent."""
     console = Console(stderr=True)
     columns = (BarColumn(bar_width=24), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty()) as bar:
+    with Progress(
+        *columns, console=console, transient=True, disable=not sys.stderr.isatty()
+    ) as bar:
         task = bar.add_task("", total=allowed.seconds)
 
         def advance(what: str) -> None:
-            bar.update(task, completed=min(allowed.seconds, allowed.seconds - allowed.seconds_left), description=what)
+            bar.update(
+                task,
+                completed=min(allowed.seconds, allowed.seconds - allowed.seconds_left),
+                description=what,
+            )
 
         yield advance

@@ -1,4 +1,5 @@
-"""A calibration on the screen: what the device attains, what a layer takes, what to know about it."""
+"""A calibration on the screen: what the device attains, what a layer takes, what to know about
+it."""
 
 from __future__ import annotations
 
@@ -29,10 +30,14 @@ RATES = {
 
 def table(title: str, *columns: str, numbers: int) -> Table:
     """A plain table whose last ``numbers`` columns are figures."""
-    made = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    made = Table(
+        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False
+    )
     for position, column in enumerate(columns):
         made.add_column(
-            column, justify="right" if position >= len(columns) - numbers else "left", no_wrap=position >= len(columns) - numbers
+            column,
+            justify="right" if position >= len(columns) - numbers else "left",
+            no_wrap=position >= len(columns) - numbers,
         )
     return made
 
@@ -40,7 +45,9 @@ def table(title: str, *columns: str, numbers: int) -> Table:
 def print_calibrated(found: Calibrated, console: Console, path: str, *, in_cache: bool) -> None:
     """Everything that was measured."""
     console.print(
-        f"[bold]{found.device.name}[/bold]  torch {found.stamp['torch']}  driver {found.stamp.get('driver', 'none')}", highlight=False
+        f"[bold]{found.device.name}[/bold]  torch {found.stamp['torch']}  driver"
+        f" {found.stamp.get('driver', 'none')}",
+        highlight=False,
     )
     console.print(rates_table(found.speed))
     if found.layers is not None:
@@ -79,12 +86,18 @@ def rates_table(speed: Efficiency) -> Table:
     for name, words in RATES.items():
         measured, expected = getattr(speed, name), getattr(prior, name)
         if measured != expected:
-            made.add_row(words, _rate(name, measured), _rate(name, expected), f"{measured / expected:.2f}")
+            made.add_row(
+                words, _rate(name, measured), _rate(name, expected), f"{measured / expected:.2f}"
+            )
     return made
 
 
 def _rate(name: str, value: float) -> str:
-    return f"{value * 1e6:.3g} us" if name.endswith("_s") and not name.endswith("per_s") else f"{value / 1e9:.4g} G/s"
+    return (
+        f"{value * 1e6:.3g} us"
+        if name.endswith("_s") and not name.endswith("per_s")
+        else f"{value / 1e9:.4g} G/s"
+    )
 
 
 def layers_table(layers: MeasuredLayers) -> Table:
@@ -93,13 +106,27 @@ def layers_table(layers: MeasuredLayers) -> Table:
     counts = counts_of(layers.order, kinds)
     names = ["a layer"] if kinds == 1 else [f"a layer of kind {kind}" for kind in range(kinds)]
     title = f"layers of {layers.model} ({layers.what}); {len(layers.order)} in the whole model"
-    made = table(title, "batch x length", "phase", "besides", *names, "whole model", "peak", numbers=4 + kinds - 1)
+    made = table(
+        title,
+        "batch x length",
+        "phase",
+        "besides",
+        *names,
+        "whole model",
+        "peak",
+        numbers=4 + kinds - 1,
+    )
     for point in layers.points:
         peaks = point.memory.phase_peaks(layers.order) if point.memory is not None else {}
         place = f"{point.micro_batch_size} x {point.sequence_length}"
         for phase, fit in point.seconds:
             peak = format_bytes(peaks[phase]) if phase in peaks else ""
-            made.add_row(place, phase, *(format_seconds(s) for s in (fit.intercept, *fit.slopes, fit.at(counts))), peak)
+            made.add_row(
+                place,
+                phase,
+                *(format_seconds(s) for s in (fit.intercept, *fit.slopes, fit.at(counts))),
+                peak,
+            )
             place = ""
         total = sum(fit.at(counts) for _, fit in point.seconds)
         made.add_row(
@@ -122,7 +149,8 @@ def classes_table(layers: MeasuredLayers) -> Table | None:
     kinds = sorted({kind for _, own in point.classes for kind, _ in own})
     phases = [phase for phase, _ in point.classes]
     made = table(
-        f"kinds of operation, {point.micro_batch_size} x {point.sequence_length}, by torch's profiler",
+        f"kinds of operation, {point.micro_batch_size} x {point.sequence_length}, by torch's"
+        " profiler",
         "share of the phase",
         *phases,
         numbers=len(phases),
@@ -139,8 +167,17 @@ def classes_table(layers: MeasuredLayers) -> Table | None:
 
 
 def ops_table(points: Sequence[OpPoint], speed: Efficiency | None = None) -> Table:
-    """Every operation with its spread and what it attains; ``speed`` adds what the time model says over what was measured."""
-    columns = ("operation", "size (mxnxk)", "median", "spread", "TFLOP/s", "GB/s", *(("model",) if speed is not None else ()))
+    """Every operation with its spread and what it attains; ``speed`` adds what the time model says
+    over what was measured."""
+    columns = (
+        "operation",
+        "size (mxnxk)",
+        "median",
+        "spread",
+        "TFLOP/s",
+        "GB/s",
+        *(("model",) if speed is not None else ()),
+    )
     made = table("operations", *columns, numbers=len(columns) - 2)
     for point in points:
         if point.timing is None:
@@ -153,7 +190,11 @@ def ops_table(points: Sequence[OpPoint], speed: Efficiency | None = None) -> Tab
             f"{point.bytes_per_s / 1e9:.4g}" if point.case.moved else "",
         ]
         if speed is not None:
-            cells.append(f"{point.case.predict(speed) / point.timing.median_s:.2f}" if point.case.predict is not None else "")
+            cells.append(
+                f"{point.case.predict(speed) / point.timing.median_s:.2f}"
+                if point.case.predict is not None
+                else ""
+            )
         made.add_row(point.case.op, point.case.label, *cells)
     return made
 
@@ -164,4 +205,7 @@ def unmeasured_lines(points: Sequence[OpPoint]) -> list[str]:
     for point in points:
         if point.timing is None:
             found.setdefault(point.reason, []).append(f"{point.case.op} {point.case.label}")
-    return [f"not measured: {', '.join(dict.fromkeys(names))}: {reason}" for reason, names in found.items()]
+    return [
+        f"not measured: {', '.join(dict.fromkeys(names))}: {reason}"
+        for reason, names in found.items()
+    ]

@@ -1,4 +1,5 @@
-"""The device's roofline as a picture: its measured ceilings, the operations under them, and a model's own from the estimator's ledger."""
+"""The device's roofline as a picture: its measured ceilings, the operations under them, and a
+model's own from the estimator's ledger."""
 
 from __future__ import annotations
 
@@ -48,14 +49,21 @@ class Ceilings:
 
 def ceilings_of(points: Sequence[OpPoint]) -> Ceilings:
     """The best that was measured; InputError where the copy or every product failed."""
-    large = max((p for p in points if p.case.op == "copy" and p.timing), key=lambda p: p.case.moved, default=None)
+    large = max(
+        (p for p in points if p.case.op == "copy" and p.timing),
+        key=lambda p: p.case.moved,
+        default=None,
+    )
     products: dict[str, float] = {}
     for point in points:
         if point.case.op == "gemm" and point.timing is not None:
             dtype = point.case.arguments["dtype"]
             products[dtype] = max(products.get(dtype, 0.0), point.flops_per_s)
     if large is None or not products:
-        raise InputError("a roofline needs a copy and a matrix product, and neither was measured in time; raise --budget")
+        raise InputError(
+            "a roofline needs a copy and a matrix product, and neither was measured in time; raise"
+            " --budget"
+        )
     return Ceilings(large.bytes_per_s, products)
 
 
@@ -66,11 +74,16 @@ def model_ops_of(model: Estimate) -> list[ModelOp]:
         if segment.phase is Phase.SAVE:
             continue
         for kernel in segment.kernels:
-            totals = found.setdefault((kernel.name, kind_of(kernel), segment.phase.value), [0, 0, 0.0])
+            totals = found.setdefault(
+                (kernel.name, kind_of(kernel), segment.phase.value), [0, 0, 0.0]
+            )
             totals[0] += kernel.flops * segment.repeat
             totals[1] += kernel.moved * segment.repeat
             totals[2] += kernel.seconds * segment.repeat
-    ops = [ModelOp(name, kind, phase, int(flops), int(moved), seconds) for (name, kind, phase), (flops, moved, seconds) in found.items()]
+    ops = [
+        ModelOp(name, kind, phase, int(flops), int(moved), seconds)
+        for (name, kind, phase), (flops, moved, seconds) in found.items()
+    ]
     return sorted(ops, key=lambda op: -op.seconds)
 
 
@@ -81,7 +94,9 @@ def kind_of(kernel: Kernel) -> str:
     return "attention" if "attention" in kernel.name or "sdpa" in kernel.name else "gemm"
 
 
-def write_roofline(path: str, points: Sequence[OpPoint], *, title: str, ops: Sequence[ModelOp] = ()) -> None:
+def write_roofline(
+    path: str, points: Sequence[OpPoint], *, title: str, ops: Sequence[ModelOp] = ()
+) -> None:
     """Writes the picture to a .png or .svg file."""
     if not path.lower().endswith((".png", ".svg")):
         raise InputError(f"--plot {shown(path)} has no known ending; use .png or .svg")
@@ -103,7 +118,9 @@ def write_roofline(path: str, points: Sequence[OpPoint], *, title: str, ops: Seq
     axes.set_xlim(left, right)
     lowest = min(p.flops_per_s for p in points if p.timing is not None and p.case.flops)
     axes.set_ylim(min(lowest, ceilings.bytes_per_s * left) / 2, top * 2.5)
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}" if value >= 1 else f"1/{1 / value:g}")
+    axes.xaxis.set_major_formatter(
+        lambda value, _: f"{value:g}" if value >= 1 else f"1/{1 / value:g}"
+    )
     axes.set_xlabel("arithmetic intensity, FLOP / byte")
     axes.set_ylabel("attained, FLOP/s")
     axes.set_title(title, loc="left", fontsize=11)
@@ -113,9 +130,16 @@ def write_roofline(path: str, points: Sequence[OpPoint], *, title: str, ops: Seq
     figure.savefig(path)
 
 
-def _span(ceilings: Ceilings, points: Sequence[OpPoint], ops: Sequence[ModelOp]) -> tuple[float, float]:
-    """From a few octaves left of the first operation to right of the last; the ridge always between."""
-    found = [p.case.flops / p.case.moved for p in points if p.timing is not None and p.case.flops and p.case.moved]
+def _span(
+    ceilings: Ceilings, points: Sequence[OpPoint], ops: Sequence[ModelOp]
+) -> tuple[float, float]:
+    """From a few octaves left of the first operation to right of the last; the ridge always
+    between."""
+    found = [
+        p.case.flops / p.case.moved
+        for p in points
+        if p.timing is not None and p.case.flops and p.case.moved
+    ]
     found += [op.intensity for op in ops if op.flops and op.moved]
     found.append(max(ceilings.flops_per_s.values()) / ceilings.bytes_per_s)
     return min(1.0, min(found) / 4), 2.0 ** (int(log2(max(found))) + 4)
@@ -123,9 +147,17 @@ def _span(ceilings: Ceilings, points: Sequence[OpPoint], ops: Sequence[ModelOp])
 
 def _draw_roof(axes: Any, ceilings: Ceilings, left: float, right: float) -> None:
     """The slope of the memory, and a flat line for each type of product."""
-    for number, (dtype, rate) in enumerate(sorted(ceilings.flops_per_s.items(), key=lambda item: -item[1])):
+    for number, (dtype, rate) in enumerate(
+        sorted(ceilings.flops_per_s.items(), key=lambda item: -item[1])
+    ):
         ridge = rate / ceilings.bytes_per_s
-        axes.plot([ridge, right], [rate, rate], color="#444444", linewidth=1.4, linestyle=("-", "--", ":", "-.")[number % 4])
+        axes.plot(
+            [ridge, right],
+            [rate, rate],
+            color="#444444",
+            linewidth=1.4,
+            linestyle=("-", "--", ":", "-.")[number % 4],
+        )
         axes.annotate(
             f"{dtype}  {rate / 1e12:.3g} TFLOP/s",
             (right, rate),
@@ -137,10 +169,21 @@ def _draw_roof(axes: Any, ceilings: Ceilings, left: float, right: float) -> None
         )
     ridge = max(ceilings.flops_per_s.values()) / ceilings.bytes_per_s
     start = left
-    axes.plot([start, ridge], [ceilings.bytes_per_s * start, ceilings.bytes_per_s * ridge], color="#444444", linewidth=1.4)
+    axes.plot(
+        [start, ridge],
+        [ceilings.bytes_per_s * start, ceilings.bytes_per_s * ridge],
+        color="#444444",
+        linewidth=1.4,
+    )
     axes.annotate(
-        f"copy  {ceilings.bytes_per_s / 1e9:.3g} GB/s", (start, ceilings.bytes_per_s * start), xytext=(10, 2), textcoords="offset points", fontsize=8, color="#444444", rotation=0
-    )  # fmt: skip
+        f"copy  {ceilings.bytes_per_s / 1e9:.3g} GB/s",
+        (start, ceilings.bytes_per_s * start),
+        xytext=(10, 2),
+        textcoords="offset points",
+        fontsize=8,
+        color="#444444",
+        rotation=0,
+    )
 
 
 def _draw_points(axes: Any, points: Sequence[OpPoint]) -> None:
@@ -148,11 +191,21 @@ def _draw_points(axes: Any, points: Sequence[OpPoint]) -> None:
         here = [p for p in points if p.case.op == kind and p.timing is not None and p.case.moved]
         if here:
             xs, ys = [p.case.flops / p.case.moved for p in here], [p.flops_per_s for p in here]
-            axes.scatter(xs, ys, s=26, marker=MARKS[kind], color=COLORS[kind], alpha=0.85, linewidths=0, label=f"{kind}, measured")
+            axes.scatter(
+                xs,
+                ys,
+                s=26,
+                marker=MARKS[kind],
+                color=COLORS[kind],
+                alpha=0.85,
+                linewidths=0,
+                label=f"{kind}, measured",
+            )
 
 
 def _draw_model(axes: Any, ops: Sequence[ModelOp]) -> None:
-    """A model's operations at their intensity, area by share of the step; those that move bytes only stand at the left edge."""
+    """A model's operations at their intensity, area by share of the step; those that move bytes
+    only stand at the left edge."""
     counted = [op for op in ops if op.seconds > 0]
     total = sum(op.seconds for op in counted)
     for kind in ("gemm", "attention"):
@@ -160,8 +213,15 @@ def _draw_model(axes: Any, ops: Sequence[ModelOp]) -> None:
         if here:
             sizes = [24 + 900 * op.seconds / total for op in here]
             axes.scatter(
-                [op.intensity for op in here], [op.flops / op.seconds for op in here], s=sizes, marker=MARKS[kind], facecolors="none", edgecolors=COLORS[kind], linewidths=1.4, label=f"{kind} of the model, priced"
-            )  # fmt: skip
+                [op.intensity for op in here],
+                [op.flops / op.seconds for op in here],
+                s=sizes,
+                marker=MARKS[kind],
+                facecolors="none",
+                edgecolors=COLORS[kind],
+                linewidths=1.4,
+                label=f"{kind} of the model, priced",
+            )
     moving = [op for op in counted if op.kind == "other"]
     if moving:
         share = sum(op.seconds for op in moving) / total
@@ -169,5 +229,10 @@ def _draw_model(axes: Any, ops: Sequence[ModelOp]) -> None:
     lines = [f"{op.seconds / total:4.0%}  {op.name}, {op.phase}" for op in counted[:MOST_LABELS]]
     if lines:
         text = "share of the step, priced\n" + "\n".join(lines)
-        box = {"facecolor": "white", "edgecolor": "#cccccc", "alpha": 0.9, "boxstyle": "round,pad=0.4"}
+        box = {
+            "facecolor": "white",
+            "edgecolor": "#cccccc",
+            "alpha": 0.9,
+            "boxstyle": "round,pad=0.4",
+        }
         axes.text(0.012, 0.98, text, transform=axes.transAxes, va="top", fontsize=8, bbox=box)

@@ -1,4 +1,5 @@
-"""The stamp of a measurement: when, on what device and driver, with which libraries; what a later estimate compares."""
+"""The stamp of a measurement: when, on what device and driver, with which libraries; what a later
+estimate compares."""
 
 from __future__ import annotations
 
@@ -13,7 +14,15 @@ from napkinmath.calibration import local_machine
 
 from napkinmath_profiler.calibration.devices import Device
 
-LIBRARIES = ("transformers", "peft", "accelerate", "bitsandbytes", "triton", "flash-attn", "liger-kernel")
+LIBRARIES = (
+    "transformers",
+    "peft",
+    "accelerate",
+    "bitsandbytes",
+    "triton",
+    "flash-attn",
+    "liger-kernel",
+)
 
 
 def stamp_of(device: Device) -> dict[str, str]:

@@ -1,4 +1,5 @@
-"""Calibration files on disk: written whole or not at all, measured layers of other models kept beside the new ones."""
+"""Calibration files on disk: written whole or not at all, measured layers of other models kept
+beside the new ones."""
 
 from __future__ import annotations
 
@@ -16,16 +17,20 @@ PARTIAL = ".partial"
 
 
 def save(content: dict[str, Any], path: str) -> None:
-    """Write a calibration file: to a file beside it, to the disk, and then in its place, so that no reader ever sees half of one.
+    """Write a calibration file: to a file beside it, to the disk, and then in its place, so that no
+    reader ever sees half of one.
 
-    InputError where the disk is full or the folder cannot be written; what stood at ``path`` before is still there then.
+    InputError where the disk is full or the folder cannot be written; what stood at ``path`` before
+    is still there then.
     """
     folder = os.path.dirname(os.path.abspath(path))
     partial = ""
     try:
         os.makedirs(folder, exist_ok=True)
         _sweep(folder, os.path.basename(path))
-        handle, partial = tempfile.mkstemp(dir=folder, prefix=f"{os.path.basename(path)}.", suffix=PARTIAL)
+        handle, partial = tempfile.mkstemp(
+            dir=folder, prefix=f"{os.path.basename(path)}.", suffix=PARTIAL
+        )
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             json.dump(content, file, indent=1, allow_nan=False)
             file.write("\n")
@@ -35,16 +40,26 @@ def save(content: dict[str, Any], path: str) -> None:
     except OSError as error:
         if partial and os.path.exists(partial):
             os.unlink(partial)
-        raise InputError(f"calibration could not be written to {shown(path)}: {_reason(error)}; nothing that was there is lost") from error
+        raise InputError(
+            f"calibration could not be written to {shown(path)}: {_reason(error)}; nothing that was"
+            " there is lost"
+        ) from error
 
 
 def merged_layers(content: dict[str, Any], path: str) -> dict[str, Any]:
-    """``content`` with the layers of other models that a file at ``path`` holds, if it was measured in the same surroundings."""
+    """``content`` with the layers of other models that a file at ``path`` holds, if it was measured
+    in the same surroundings."""
     try:
         with open(path, encoding="utf-8") as file:
             known = json.load(file)
-        same = known["gpu"] == content["gpu"] and all(known["stamp"].get(key) == content["stamp"].get(key) for key in STAMPED)
-        kept = [layers for layers in known.get("layers", []) if layers["key"] not in {new["key"] for new in content["layers"]}]
+        same = known["gpu"] == content["gpu"] and all(
+            known["stamp"].get(key) == content["stamp"].get(key) for key in STAMPED
+        )
+        kept = [
+            layers
+            for layers in known.get("layers", [])
+            if layers["key"] not in {new["key"] for new in content["layers"]}
+        ]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return content
     return {**content, "layers": [*content["layers"], *kept]} if same else content

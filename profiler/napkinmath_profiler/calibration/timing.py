@@ -1,7 +1,8 @@
-"""Seconds of one call on a device: samples over rotated inputs, with their spread and whether they grew while we looked.
+"""Seconds of one call on a device: samples over rotated inputs, with their spread and whether they
+grew while we looked.
 
-CUDA events on a GPU, the wall clock on a CPU. Short calls on a GPU are queued behind each other, so that a sample is long against the
-clock's resolution and the host's part is hidden.
+CUDA events on a GPU, the wall clock on a CPU. Short calls on a GPU are queued behind each other, so
+that a sample is long against the clock's resolution and the host's part is hidden.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from napkinmath_profiler.calibration.devices import Device
 FEWEST_SAMPLES, MOST_SAMPLES = 5, 60
 SAMPLE_S = 2e-3
 MOST_QUEUED = 200
-# A clock that is turned down shows as samples that grow, or scatter, while the work stays the same. A GPU at a steady clock repeats a large
-# product within a few percent; boosting and thermal limits move it by 10% and more.
+# A clock that is turned down shows as samples that grow, or scatter, while the work stays the same.
+# A GPU at a steady clock repeats a large product within a few percent; boosting and thermal limits
+# move it by 10% and more.
 GROWTH_NOTICED = 1.07
 SPREAD_NOTICED = 0.20
 
@@ -62,14 +64,27 @@ def throttling(timing: Timing) -> str | None:
     if len(timing.samples) < FEWEST_SAMPLES:
         return None
     if timing.growth > GROWTH_NOTICED:
-        return f"became {timing.growth - 1:.0%} slower while measured: the clock was turned down (power or heat), or another process came"
+        return (
+            f"became {timing.growth - 1:.0%} slower while measured: the clock was turned down"
+            " (power or heat), or another process came"
+        )
     if timing.spread > SPREAD_NOTICED:
-        return f"scattered by {timing.spread:.0%}: clocks that change, or another process on the device"
+        return (
+            f"scattered by {timing.spread:.0%}: clocks that change, or another process on the"
+            " device"
+        )
     return None
 
 
-def time_calls(calls: Sequence[Callable[[], object]], device: Device, *, seconds: float, most: int = MOST_SAMPLES) -> Timing:
-    """Time ``calls`` in turn (one for each set of inputs) for about ``seconds``, after a warm-up on each."""
+def time_calls(
+    calls: Sequence[Callable[[], object]],
+    device: Device,
+    *,
+    seconds: float,
+    most: int = MOST_SAMPLES,
+) -> Timing:
+    """Time ``calls`` in turn (one for each set of inputs) for about ``seconds``, after a warm-up on
+    each."""
     for call in calls[:4]:
         call()
     device.synchronize()
@@ -80,10 +95,14 @@ def time_calls(calls: Sequence[Callable[[], object]], device: Device, *, seconds
     queued = max(1, min(MOST_QUEUED, int(SAMPLE_S / once)))
     count = max(FEWEST_SAMPLES, min(most, int(seconds / (once * queued))))
     sample = _event_sample if device.is_cuda else _wall_sample
-    return Timing(tuple(sample(calls, number * queued, queued, device) / queued for number in range(count)))
+    return Timing(
+        tuple(sample(calls, number * queued, queued, device) / queued for number in range(count))
+    )
 
 
-def _event_sample(calls: Sequence[Callable[[], object]], first: int, queued: int, device: Device) -> float:
+def _event_sample(
+    calls: Sequence[Callable[[], object]], first: int, queued: int, device: Device
+) -> float:
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     begin.record()
     for number in range(first, first + queued):
@@ -93,7 +112,9 @@ def _event_sample(calls: Sequence[Callable[[], object]], first: int, queued: int
     return begin.elapsed_time(end) / 1e3
 
 
-def _wall_sample(calls: Sequence[Callable[[], object]], first: int, queued: int, device: Device) -> float:
+def _wall_sample(
+    calls: Sequence[Callable[[], object]], first: int, queued: int, device: Device
+) -> float:
     begin = time.perf_counter()
     for number in range(first, first + queued):
         calls[number % len(calls)]()

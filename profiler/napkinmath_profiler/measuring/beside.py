@@ -1,4 +1,5 @@
-"""What to hold a measurement against: the same step priced analytically, and traced without storage."""
+"""What to hold a measurement against: the same step priced analytically, and traced without
+storage."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ from napkinmath_profiler.tracing.training_step import TrainingLoop
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One column: a timeline (None where only figures are known), the allocator's figures, seconds by phase where priced."""
+    """One column: a timeline (None where only figures are known), the allocator's figures, seconds
+    by phase where priced."""
 
     name: str
     timeline: Timeline | None
@@ -42,7 +44,11 @@ class Side:
 
 
 def analytic_side(
-    mapping: Mapping[str, Any], config: TrainConfig, *, hardware: Any = None, calibration: Any = None
+    mapping: Mapping[str, Any],
+    config: TrainConfig,
+    *,
+    hardware: Any = None,
+    calibration: Any = None,
 ) -> tuple[Side | None, str]:
     """The estimate's column, or why there is none."""
     try:
@@ -67,12 +73,17 @@ def side_of_estimate(found: Estimate) -> Side:
     )
 
 
-def traced_side(config: Any, options: TraceOptions, device: torch.device, *, workspace_bytes: int = 0) -> Side:
-    """The trace's column: with CUDA's choices and cuBLAS's workspaces of so many bytes beside a GPU, with a CPU's beside a CPU."""
+def traced_side(
+    config: Any, options: TraceOptions, device: torch.device, *, workspace_bytes: int = 0
+) -> Side:
+    """The trace's column: with CUDA's choices and cuBLAS's workspaces of so many bytes beside a
+    GPU, with a CPU's beside a CPU."""
     config = copy.deepcopy(config)
     if device.type == "cuda":
         options = with_capability(options, device)
-        result = with_product_workspaces(trace_options(config, options, all_layers=False), workspace_bytes)
+        result = with_product_workspaces(
+            trace_options(config, options, all_layers=False), workspace_bytes
+        )
     else:
         result = traced_without_choices(config, options)
     return side_of_timeline("traced", timeline_of(result))
@@ -84,8 +95,11 @@ def with_capability(options: TraceOptions, device: torch.device) -> TraceOptions
 
 
 def traced_without_choices(config: Any, options: TraceOptions) -> TraceResult:
-    """The step on meta tensors as the libraries run it there, with a CPU's choices and none of CUDA's."""
-    options = dataclasses.replace(options, loop=dataclasses.replace(options.loop, device_type="cpu"))
+    """The step on meta tensors as the libraries run it there, with a CPU's choices and none of
+    CUDA's."""
+    options = dataclasses.replace(
+        options, loop=dataclasses.replace(options.loop, device_type="cpu")
+    )
     model = build(config, options)
     with libraries_restored(model), cpu_choices():
         model = prepared(model, options)
@@ -105,4 +119,13 @@ def side_of_timeline(name: str, timeline: Timeline) -> Side:
     """A column of a timeline, its allocator figures replayed."""
     books = replay(timeline)
     peaks = {phase: point.nbytes for phase, point in timeline.phase_peaks().items()}
-    return Side(name, timeline, timeline.peak().nbytes, books.peak_allocated, books.peak_reserved, None, peaks, {})
+    return Side(
+        name,
+        timeline,
+        timeline.peak().nbytes,
+        books.peak_allocated,
+        books.peak_reserved,
+        None,
+        peaks,
+        {},
+    )

@@ -1,4 +1,5 @@
-"""What a CPU runs where the meta device would decompose: so that a trace without storage is of the same step that a CPU measures."""
+"""What a CPU runs where the meta device would decompose: so that a trace without storage is of the
+same step that a CPU measures."""
 
 from __future__ import annotations
 
@@ -21,8 +22,17 @@ def cpu_choices() -> Iterator[None]:
     with ExitStack() as stack:
         stack.callback(library._destroy)
         for module in ("torch.optim.optimizer", "torch.utils._foreach_utils"):
-            stack.enter_context(mock.patch(f"{module}._get_fused_kernels_supported_devices", lambda: ["cpu", "meta"]))
-        stack.enter_context(mock.patch("torch.utils._foreach_utils._get_foreach_kernels_supported_devices", lambda: ["meta"]))
+            stack.enter_context(
+                mock.patch(
+                    f"{module}._get_fused_kernels_supported_devices", lambda: ["cpu", "meta"]
+                )
+            )
+        stack.enter_context(
+            mock.patch(
+                "torch.utils._foreach_utils._get_foreach_kernels_supported_devices",
+                lambda: ["meta"],
+            )
+        )
         yield
 
 
@@ -36,15 +46,25 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """Attention by the kernel that PyTorch itself picks for CPU tensors of these shapes (query (b, a, s, d))."""
-    like = [torch.empty(t.shape, dtype=t.dtype, requires_grad=t.requires_grad) for t in (query, key, value)]
+    """Attention by the kernel that PyTorch itself picks for CPU tensors of these shapes (query (b,
+    a, s, d))."""
+    like = [
+        torch.empty(t.shape, dtype=t.dtype, requires_grad=t.requires_grad)
+        for t in (query, key, value)
+    ]
     mask = None if attn_mask is None else torch.empty(attn_mask.shape, dtype=attn_mask.dtype)
-    choice = torch._fused_sdp_choice(*like, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-    if attn_mask is not None and attn_mask.dtype == torch.bool:  # attention.cpp: convert_boolean_attn_mask
-        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(attn_mask.logical_not(), -math.inf)
+    choice = torch._fused_sdp_choice(
+        *like, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+    )
+    if (
+        attn_mask is not None and attn_mask.dtype == torch.bool
+    ):  # attention.cpp: convert_boolean_attn_mask
+        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(
+            attn_mask.logical_not(), -math.inf
+        )
     if choice == FLASH_ON_CPU:
         kernel = aten._scaled_dot_product_flash_attention_for_cpu
         return kernel(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
-    return aten._scaled_dot_product_attention_math(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)[
-        0
-    ]
+    return aten._scaled_dot_product_attention_math(
+        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+    )[0]

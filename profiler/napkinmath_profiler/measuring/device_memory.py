@@ -1,7 +1,9 @@
-"""One view of a device's allocator: its figures, its position in the sequence of events, its history.
+"""One view of a device's allocator: its figures, its position in the sequence of events, its
+history.
 
-``CudaMemory`` asks PyTorch. ``CpuMemory`` keeps the books that the CUDA allocator would keep for the same storages, so that every
-program that reads a GPU's allocator runs, and is tested, without one.
+``CudaMemory`` asks PyTorch. ``CpuMemory`` keeps the books that the CUDA allocator would keep for
+the same storages, so that every program that reads a GPU's allocator runs, and is tested, without
+one.
 """
 
 from __future__ import annotations
@@ -18,12 +20,15 @@ import torch
 from napkinmath.memory.allocator import AllocatorSettings, Block, CachingAllocator, OutOfMemory
 from torch.utils._python_dispatch import TorchDispatchMode
 
-MAX_HISTORY_ENTRIES = 4_000_000  # some 100 bytes each in the allocator; of more, the oldest are dropped
+MAX_HISTORY_ENTRIES = (
+    4_000_000  # some 100 bytes each in the allocator; of more, the oldest are dropped
+)
 Frames = list[dict[str, Any]]
 
 
 class BlockEvent(NamedTuple):
-    """A block booked or returned by the allocator: its address, the bytes asked for, the Python stack where recorded."""
+    """A block booked or returned by the allocator: its address, the bytes asked for, the Python
+    stack where recorded."""
 
     is_allocation: bool
     address: int
@@ -33,7 +38,8 @@ class BlockEvent(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryFigures:
-    """Bytes now and at their peaks since the last reset; ``device_used`` is the whole GPU's, other processes included."""
+    """Bytes now and at their peaks since the last reset; ``device_used`` is the whole GPU's, other
+    processes included."""
 
     allocated: int
     reserved: int
@@ -51,7 +57,11 @@ class CudaMemory:
 
     def __init__(self, device: torch.device) -> None:
         torch.cuda.init()  # before that the allocator has no figures
-        self.device = device if device.index is not None else torch.device("cuda", torch.cuda.current_device())
+        self.device = (
+            device
+            if device.index is not None
+            else torch.device("cuda", torch.cuda.current_device())
+        )
         self._start = 0
         self._share_before = 1.0
         self.recorded: dict[str, Any] | None = None
@@ -104,7 +114,8 @@ class CudaMemory:
         torch.cuda.reset_peak_memory_stats(self.device)
 
     def position(self) -> int:
-        """How many events the history has recorded so far: allocations and frees, counted by the allocator itself."""
+        """How many events the history has recorded so far: allocations and frees, counted by the
+        allocator itself."""
         counts = torch.cuda.memory_stats_as_nested_dict(self.device)["allocation"]["all"]
         return counts["allocated"] + counts["freed"] - self._start
 
@@ -114,7 +125,11 @@ class CudaMemory:
         events: list[BlockEvent] = []
         context = "all" if stacks else None
         torch.cuda.memory._record_memory_history(
-            enabled="all", context=context, stacks="python", max_entries=MAX_HISTORY_ENTRIES, device=self.device
+            enabled="all",
+            context=context,
+            stacks="python",
+            max_entries=MAX_HISTORY_ENTRIES,
+            device=self.device,
         )
         self._start = 0
         self._start = self.position()
@@ -131,7 +146,8 @@ class CudaMemory:
         torch.cuda.synchronize(self.device)
 
     def on_out_of_memory(self, call: Callable[[int], None]) -> Callable[[], None]:
-        """Have ``call`` told of the bytes asked for whenever memory runs out, before the error is raised; the result ends that."""
+        """Have ``call`` told of the bytes asked for whenever memory runs out, before the error is
+        raised; the result ends that."""
         _attach_observer()
         told = (self.device.index, call)
         _told_of_exhaustion.append(told)
@@ -144,7 +160,9 @@ class CudaMemory:
 
     def limit(self, share: float) -> None:
         """Never hold more than ``share`` of what is free now."""
-        self._share_before = hold_to_bytes(self.device, share * torch.cuda.mem_get_info(self.device)[0])
+        self._share_before = hold_to_bytes(
+            self.device, share * torch.cuda.mem_get_info(self.device)[0]
+        )
 
     def unlimit(self) -> None:
         """Take back what ``limit`` set: the share that was there before holds again."""
@@ -155,7 +173,8 @@ _shares: dict[int | None, float] = {}
 
 
 def hold_to_bytes(device: torch.device, nbytes: float) -> float:
-    """Have torch refuse more than ``nbytes`` beyond what it holds of a GPU, and never more than it was allowed; the share that was there before."""
+    """Have torch refuse more than ``nbytes`` beyond what it holds of a GPU, and never more than it
+    was allowed; the share that was there before."""
     before = _shares.get(device.index, 1.0)
     total = torch.cuda.mem_get_info(device)[1]
     _set_share(device, min(before, (torch.cuda.memory_reserved(device) + nbytes) / total))
@@ -172,7 +191,8 @@ _told_of_exhaustion: list[tuple[int, Callable[[int], None]]] = []
 
 @cache
 def _attach_observer() -> None:
-    """PyTorch keeps an observer for good, and with it all that it knows: the one it is given knows a list."""
+    """PyTorch keeps an observer for good, and with it all that it knows: the one it is given knows
+    a list."""
 
     def observe(device: int, nbytes: int, _limit: int, _free: int) -> None:
         for index, call in list(_told_of_exhaustion):
@@ -183,26 +203,33 @@ def _attach_observer() -> None:
 
 
 def block_events(trace: Iterable[dict[str, Any]]) -> list[BlockEvent]:
-    """The allocator's bookings and returns among the entries of a snapshot's device trace, in order.
+    """The allocator's bookings and returns among the entries of a snapshot's device trace, in
+    order.
 
-    A return counts when it is requested: then the allocator's count of allocations drops, whichever stream the block waits for.
+    A return counts when it is requested: then the allocator's count of allocations drops, whichever
+    stream the block waits for.
     """
     return [
-        BlockEvent(entry["action"] == "alloc", entry["addr"], entry["size"], entry.get("frames") or [])
+        BlockEvent(
+            entry["action"] == "alloc", entry["addr"], entry["size"], entry.get("frames") or []
+        )
         for entry in trace
         if entry["action"] in ("alloc", "free_requested")
     ]
 
 
 class CpuMemory(TorchDispatchMode):
-    """The books of a CUDA caching allocator over the storages of CPU tensors made inside the block, and those adopted.
+    """The books of a CUDA caching allocator over the storages of CPU tensors made inside the block,
+    and those adopted.
 
     ``limit_bytes`` makes it raise ``torch.OutOfMemoryError`` as the CUDA allocator would.
     """
 
     kind = "cpu"
 
-    def __init__(self, settings: AllocatorSettings | None = None, *, limit_bytes: int | None = None) -> None:
+    def __init__(
+        self, settings: AllocatorSettings | None = None, *, limit_bytes: int | None = None
+    ) -> None:
         super().__init__()
         if limit_bytes is not None:
             settings = (settings or AllocatorSettings()).replace(limit_bytes=limit_bytes)
@@ -217,12 +244,23 @@ class CpuMemory(TorchDispatchMode):
         self._observers: list[Callable[[int], None]] = []
         self.recorded: dict[str, Any] | None = None
 
-    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._is_closed = True
         self._references.clear()
         super().__exit__(exc_type, exc, trace)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
         """Run ``func`` and book the storages it made."""
         out = func(*args, **(kwargs or {}))
         self.adopt(_tensors(out))
@@ -242,7 +280,9 @@ class CpuMemory(TorchDispatchMode):
             except OutOfMemory as full:
                 for call in list(self._observers):
                     call(storage.nbytes())
-                raise torch.OutOfMemoryError(f"CPU stand-in for CUDA out of memory. {str(full).replace('tried', 'Tried', 1)}") from None
+                raise torch.OutOfMemoryError(
+                    f"CPU stand-in for CUDA out of memory. {str(full).replace('tried', 'Tried', 1)}"
+                ) from None
             self._blocks[key] = (block, storage.nbytes())
             self._references[key] = weakref.ref(storage, lambda _, key=key: self._returned(key))
             self._note(True, block.address, storage.nbytes())
@@ -263,7 +303,8 @@ class CpuMemory(TorchDispatchMode):
             self._recording.append(BlockEvent(is_allocation, address, nbytes, []))
 
     def on_out_of_memory(self, call: Callable[[int], None]) -> Callable[[], None]:
-        """Have ``call`` told of the bytes asked for whenever memory runs out, before the error is raised; the result ends that."""
+        """Have ``call`` told of the bytes asked for whenever memory runs out, before the error is
+        raised; the result ends that."""
         self._observers.append(call)
         return lambda: self._observers.remove(call)
 
@@ -276,7 +317,10 @@ class CpuMemory(TorchDispatchMode):
         """As the CUDA allocator would give them."""
         books = self._allocator
         return MemoryFigures(
-            allocated=books.allocated, reserved=books.reserved, peak_allocated=books.peak_allocated, peak_reserved=books.peak_reserved
+            allocated=books.allocated,
+            reserved=books.reserved,
+            peak_allocated=books.peak_allocated,
+            peak_reserved=books.peak_reserved,
         )
 
     def peaks(self) -> tuple[int, int]:
@@ -289,7 +333,10 @@ class CpuMemory(TorchDispatchMode):
 
     def reset_peaks(self) -> None:
         """Peaks start again from what is there now."""
-        self._allocator.peak_allocated, self._allocator.peak_reserved = self._allocator.allocated, self._allocator.reserved
+        self._allocator.peak_allocated, self._allocator.peak_reserved = (
+            self._allocator.allocated,
+            self._allocator.reserved,
+        )
 
     def position(self) -> int:
         """How many events the history has recorded so far."""

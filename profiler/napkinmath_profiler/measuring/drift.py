@@ -1,4 +1,5 @@
-"""Reads drift off the figures of training steps: what grows, how fast, and when the memory there is will be spent."""
+"""Reads drift off the figures of training steps: what grows, how fast, and when the memory there is
+will be spent."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ FRAGMENTED_SHARE = 0.02  # of what is reserved: growth of the cache beyond the t
 
 @dataclass(slots=True)
 class StepRecord:
-    """One training step: tokens it saw, peaks of allocated bytes by phase, and what was there at its end."""
+    """One training step: tokens it saw, peaks of allocated bytes by phase, and what was there at
+    its end."""
 
     step: int
     tokens: int = 0
@@ -55,19 +57,25 @@ def leak(records: Sequence[StepRecord], limit: int | None) -> DriftWarning | Non
     window = [r for r in records if r.step >= SETTLING_STEPS][-WINDOW:]
     if len(window) < WINDOW:
         return None
-    growth = [after.end_allocated - before.end_allocated for before, after in itertools.pairwise(window)]
+    growth = [
+        after.end_allocated - before.end_allocated for before, after in itertools.pairwise(window)
+    ]
     total = window[-1].end_allocated - window[0].end_allocated
     if total < SMALLEST_GROWTH or sum(g > 0 for g in growth) < GROWING_SHARE * len(growth):
         return None
     each = max(1, round(statistics.median(growth)))
-    text = f"what stays allocated after a step has grown by {format_bytes(total)} in {len(growth)} steps, {format_bytes(each)} a step"
+    text = (
+        f"what stays allocated after a step has grown by {format_bytes(total)} in {len(growth)}"
+        f" steps, {format_bytes(each)} a step"
+    )
     if limit:
         left = max(0, limit - max(r.peak for r in window)) // each
         text += f"; at this rate memory runs out in about {left:,} steps"
     return DriftWarning(
         "leak",
         window[-1].step,
-        text + ". Something keeps tensors, or a graph through them: losses summed without .item(), outputs in a list",
+        text + ". Something keeps tensors, or a graph through them: losses summed without .item(),"
+        " outputs in a list",
     )
 
 
@@ -85,14 +93,18 @@ def fragmentation(records: Sequence[StepRecord]) -> DriftWarning | None:
     if extra < max(SMALLEST_FRAGMENT, FRAGMENTED_SHARE * window[0].peak_reserved):
         return None
     text = (
-        f"the allocator holds {format_bytes(gaps[-1])} beyond the most that tensors have needed, {format_bytes(extra)} more than {len(window) - 1} steps ago: "
-        "its cache fragments. Set PYTORCH_ALLOC_CONF=expandable_segments:True, or pad batches to few lengths"
+        f"the allocator holds {format_bytes(gaps[-1])} beyond the most that tensors have needed,"
+        f" {format_bytes(extra)} more than {len(window) - 1} steps ago: its cache fragments. Set"
+        " PYTORCH_ALLOC_CONF=expandable_segments:True, or pad batches to few lengths"
     )
     return DriftWarning("fragmentation", window[-1].step, text)
 
 
-def longer_batch(records: Sequence[StepRecord], tokens: int, limit: int | None) -> DriftWarning | None:
-    """A batch longer than any before, told before it runs: what it will take if memory goes on as it went with the tokens."""
+def longer_batch(
+    records: Sequence[StepRecord], tokens: int, limit: int | None
+) -> DriftWarning | None:
+    """A batch longer than any before, told before it runs: what it will take if memory goes on as
+    it went with the tokens."""
     settled = [r for r in records if r.largest and r.step >= SETTLING_STEPS]
     if len(settled) < 2:
         return None
@@ -101,28 +113,43 @@ def longer_batch(records: Sequence[StepRecord], tokens: int, limit: int | None) 
         return None
     slope = _bytes_a_token(settled)
     expected = longest.peak + round(slope * (tokens - longest.largest))
-    text = f"a batch of {tokens:,} tokens, the longest so far had {longest.largest:,} and peaked at {format_bytes(longest.peak)}; about {format_bytes(expected)} expected"
+    text = (
+        f"a batch of {tokens:,} tokens, the longest so far had {longest.largest:,} and peaked at"
+        f" {format_bytes(longest.peak)}; about {format_bytes(expected)} expected"
+    )
     if limit and expected > limit:
-        return DriftWarning("longer batch", records[-1].step + 1, f"{text}, {format_bytes(expected - limit)} more than there is")
+        return DriftWarning(
+            "longer batch",
+            records[-1].step + 1,
+            f"{text}, {format_bytes(expected - limit)} more than there is",
+        )
     if limit and expected > 0.95 * limit:
-        return DriftWarning("longer batch", records[-1].step + 1, f"{text}, within 5% of what there is")
+        return DriftWarning(
+            "longer batch", records[-1].step + 1, f"{text}, within 5% of what there is"
+        )
     return None
 
 
 def _bytes_a_token(records: Sequence[StepRecord]) -> float:
-    """Slope of the peak over tokens; from one length alone, all that is above what stays after the step."""
+    """Slope of the peak over tokens; from one length alone, all that is above what stays after the
+    step."""
     shortest, longest = min(records, key=lambda r: r.largest), max(records, key=lambda r: r.largest)
     if longest.largest > shortest.largest:
         return max(0.0, (longest.peak - shortest.peak) / (longest.largest - shortest.largest))
     return max(0, longest.peak - longest.end_allocated) / longest.largest
 
 
-def beyond_prediction(records: Sequence[StepRecord], predicted: int | None, tokens: int | None) -> DriftWarning | None:
+def beyond_prediction(
+    records: Sequence[StepRecord], predicted: int | None, tokens: int | None
+) -> DriftWarning | None:
     """More is allocated than was predicted, for no longer a batch."""
     last = records[-1]
     if not predicted or last.peak <= predicted or (tokens and last.tokens > tokens):
         return None
     phase = max(last.peaks, key=lambda name: last.peaks[name])
     more = last.peak - predicted
-    text = f"{format_bytes(last.peak)} were allocated in the {phase}, {format_bytes(more)} ({more / predicted:.1%}) more than the {format_bytes(predicted)} predicted"
+    text = (
+        f"{format_bytes(last.peak)} were allocated in the {phase}, {format_bytes(more)}"
+        f" ({more / predicted:.1%}) more than the {format_bytes(predicted)} predicted"
+    )
     return DriftWarning("beyond prediction", last.step, text)

@@ -15,7 +15,9 @@ from napkinmath_profiler.measuring.measured_loop import Spread
 from napkinmath_profiler.tracing.observation import installed_versions
 
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-UNSTEADY = 0.15  # a step's 10th to 90th percentile over its median; a quiet GPU at a fixed clock stays within a few hundredths
+# a step's 10th to 90th percentile over its median; a quiet GPU at a fixed clock stays within a few
+# hundredths
+UNSTEADY = 0.15
 SMI_FIELDS = {
     "driver": "driver_version",
     "clock": "clocks.sm",
@@ -30,7 +32,13 @@ LARGEST_CONTEXT = GIB  # CUDA's own memory of a process on the GPU: some hundred
 BUSY_SHARE = 0.01
 DISTURBED_SHARE = 0.001
 # nvml.h: nvmlClocksThrottleReason*; idle and application clocks are no slowing down
-THROTTLE_REASONS = {0x4: "power cap", 0x8: "hardware slowdown", 0x20: "heat (software)", 0x40: "heat (hardware)", 0x80: "power brake"}
+THROTTLE_REASONS = {
+    0x4: "power cap",
+    0x8: "hardware slowdown",
+    0x20: "heat (software)",
+    0x40: "heat (hardware)",
+    0x80: "power brake",
+}
 
 
 def describe_environment(device: torch.device) -> dict[str, str]:
@@ -52,9 +60,11 @@ def describe_environment(device: torch.device) -> dict[str, str]:
 
 
 def smi_facts(device: torch.device) -> dict[str, str]:
-    """Driver, clocks and MIG mode as nvidia-smi tells them; empty on a CPU, or where it is missing or says nothing.
+    """Driver, clocks and MIG mode as nvidia-smi tells them; empty on a CPU, or where it is missing
+    or says nothing.
 
-    It knows a MIG slice by no id of PyTorch's: then driver and mode are those of the first GPU, and nothing is said of clocks.
+    It knows a MIG slice by no id of PyTorch's: then driver and mode are those of the first GPU, and
+    nothing is said of clocks.
     """
     if device.type != "cuda":
         return {}
@@ -66,9 +76,16 @@ def smi_facts(device: torch.device) -> dict[str, str]:
 
 
 def _smi_answer(which: list[str]) -> dict[str, str]:
-    command = ["nvidia-smi", f"--query-gpu={','.join(SMI_FIELDS.values())}", "--format=csv,noheader,nounits", *which]
+    command = [
+        "nvidia-smi",
+        f"--query-gpu={','.join(SMI_FIELDS.values())}",
+        "--format=csv,noheader,nounits",
+        *which,
+    ]
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=SMI_TIMEOUT_S, check=True).stdout
+        answer = subprocess.run(
+            command, capture_output=True, text=True, timeout=SMI_TIMEOUT_S, check=True
+        ).stdout
     except (OSError, subprocess.SubprocessError):
         return {}
     return smi_values(answer)
@@ -89,7 +106,11 @@ def throttling_notes(facts: Mapping[str, str]) -> list[str]:
     reasons = [name for bit, name in THROTTLE_REASONS.items() if active & bit]
     if not reasons:
         return []
-    clock = f" (clock {facts['clock']} of {facts['maximum clock']} MHz)" if "clock" in facts and "maximum clock" in facts else ""
+    clock = (
+        f" (clock {facts['clock']} of {facts['maximum clock']} MHz)"
+        if "clock" in facts and "maximum clock" in facts
+        else ""
+    )
     return [f"the driver slowed the GPU while it was measured: {', '.join(reasons)}{clock}"]
 
 
@@ -98,19 +119,24 @@ def spread_notes(step: Spread | None) -> list[str]:
     if step is None or step.num_samples < 3 or step.relative <= UNSTEADY:
         return []
     return [
-        f"steps took {step.low_s:.4g} to {step.high_s:.4g} s: a spread of {step.relative:.0%}, more than a steady clock gives; "
-        "another process, clock throttling or a cold start may be in it"
+        f"steps took {step.low_s:.4g} to {step.high_s:.4g} s: a spread of {step.relative:.0%}, more"
+        " than a steady clock gives; another process, clock throttling or a cold start may be"
+        " in it"
     ]
 
 
 def busy_notes(before: MemoryFigures | None) -> list[str]:
-    """What others hold of the GPU: their work slows the steps, and their memory is part of the device's figure."""
+    """What others hold of the GPU: their work slows the steps, and their memory is part of the
+    device's figure."""
     if before is None or before.device_used is None or before.device_total is None:
         return []
     others = before.device_used - before.reserved
     if others < max(LARGEST_CONTEXT, BUSY_SHARE * before.device_total):
         return []
-    return [f"{format_bytes(others)} of the GPU were taken before anything was built, more than a context needs: another process is on it"]
+    return [
+        f"{format_bytes(others)} of the GPU were taken before anything was built, more than a"
+        " context needs: another process is on it"
+    ]
 
 
 def slice_notes(device_name: str) -> list[str]:
@@ -118,14 +144,19 @@ def slice_notes(device_name: str) -> list[str]:
     _, is_slice, profile = device_name.partition(" MIG ")
     if not is_slice:
         return []
-    return [f"this is a MIG slice ({profile}): memory and speed are the slice's, and neighbours share its GPU's power and clock"]
+    return [
+        f"this is a MIG slice ({profile}): memory and speed are the slice's, and neighbours share"
+        " its GPU's power and clock"
+    ]
 
 
 def disturbance_notes(attributed: int, undisturbed: int) -> list[str]:
-    """Whether taking notes changed what was allocated: the attributed steps ask for no more than the others have booked."""
+    """Whether taking notes changed what was allocated: the attributed steps ask for no more than
+    the others have booked."""
     if not attributed or not undisturbed or attributed <= (1 + DISTURBED_SHARE) * undisturbed:
         return []
     more = attributed - undisturbed
     return [
-        f"the attributed steps asked for {format_bytes(more)} more than the undisturbed ones booked: the notes taken, or the run, changed the step"
+        f"the attributed steps asked for {format_bytes(more)} more than the undisturbed ones"
+        " booked: the notes taken, or the run, changed the step"
     ]

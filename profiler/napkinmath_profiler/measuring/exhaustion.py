@@ -1,4 +1,5 @@
-"""Which errors mean that memory ran out: PyTorch's own, and those of whoever asks the driver or the system past its allocator."""
+"""Which errors mean that memory ran out: PyTorch's own, and those of whoever asks the driver or the
+system past its allocator."""
 
 from __future__ import annotations
 
@@ -7,8 +8,15 @@ from contextlib import contextmanager
 
 import torch
 
-# The driver's answer, cuBLAS's and cuDNN's when a handle or a workspace finds no room, and the CPU allocator's (c10/core/impl/alloc_cpu.cpp).
-PHRASES = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", "can't allocate memory", "not enough memory")
+# The driver's answer, cuBLAS's and cuDNN's when a handle or a workspace finds no room, and the CPU
+# allocator's (c10/core/impl/alloc_cpu.cpp).
+PHRASES = (
+    "out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "can't allocate memory",
+    "not enough memory",
+)
 
 
 def is_exhaustion(error: BaseException) -> bool:
@@ -20,7 +28,8 @@ def is_exhaustion(error: BaseException) -> bool:
 
 @contextmanager
 def exhaustion_as_one_error() -> Iterator[None]:
-    """Raise every error that says that memory ran out as ``torch.OutOfMemoryError``, with its own words; let others pass."""
+    """Raise every error that says that memory ran out as ``torch.OutOfMemoryError``, with its own
+    words; let others pass."""
     try:
         yield
     except torch.OutOfMemoryError:

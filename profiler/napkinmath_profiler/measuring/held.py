@@ -10,8 +10,11 @@ from torch import nn
 from napkinmath_profiler.tracing.meta_model import quantization_constants
 
 
-def held_tensors(model: nn.Module | None, optimizer: torch.optim.Optimizer | None) -> Iterator[tuple[str, torch.Tensor]]:
-    """Parameters, gradients, quantization constants, buffers and optimizer states, each with its role."""
+def held_tensors(
+    model: nn.Module | None, optimizer: torch.optim.Optimizer | None
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Parameters, gradients, quantization constants, buffers and optimizer states, each with its
+    role."""
     if model is not None:
         for parameter in model.parameters():
             yield "parameters", parameter
@@ -28,7 +31,9 @@ def held_tensors(model: nn.Module | None, optimizer: torch.optim.Optimizer | Non
                     yield "optimizer states", value
 
 
-def held_by_role(model: nn.Module | None, optimizer: torch.optim.Optimizer | None) -> dict[str, int]:
+def held_by_role(
+    model: nn.Module | None, optimizer: torch.optim.Optimizer | None
+) -> dict[str, int]:
     """Bytes by role, each storage once."""
     found: dict[str, int] = {}
     seen: set[int] = set()

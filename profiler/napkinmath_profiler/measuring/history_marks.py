@@ -1,8 +1,10 @@
-"""What ran between which events of the allocator's history: phases, modules and owners, noted while a step runs.
+"""What ran between which events of the allocator's history: phases, modules and owners, noted while
+a step runs.
 
-Nothing here changes what the step allocates. Modules announce themselves by hooks, saved tensors by autograd's hooks for them (so a
-backward node is known by the module whose forward saved what it reads), gradients as they are accumulated, optimizer states after the
-step; each note carries the allocator's own count of events, so no clock has to be trusted.
+Nothing here changes what the step allocates. Modules announce themselves by hooks, saved tensors by
+autograd's hooks for them (so a backward node is known by the module whose forward saved what it
+reads), gradients as they are accumulated, optimizer states after the step; each note carries the
+allocator's own count of events, so no clock has to be trusted.
 """
 
 from __future__ import annotations
@@ -54,7 +56,8 @@ class _Saved:
 
 
 class HistoryMarks:
-    """Collects places and claims while a loop runs; ``phase_begins`` is to be called at each phase."""
+    """Collects places and claims while a loop runs; ``phase_begins`` is to be called at each
+    phase."""
 
     def __init__(self, model: nn.Module, memory: DeviceMemory) -> None:
         self._model, self._memory = model, memory
@@ -74,14 +77,18 @@ class HistoryMarks:
     def mark(self, tensor: torch.Tensor | None, role: StorageRole, name: str = "") -> None:
         """Say what holds ``tensor``'s storage now."""
         if isinstance(tensor, torch.Tensor) and (address := self._memory.address_of(tensor)):
-            self.claims.append(Claim(self._position(), address, tensor.untyped_storage().nbytes(), role, name))
+            self.claims.append(
+                Claim(self._position(), address, tensor.untyped_storage().nbytes(), role, name)
+            )
 
     def mark_all(self, named: Iterable[tuple[str, torch.Tensor]], role: StorageRole) -> None:
         """``mark`` for each (name, tensor) pair."""
         for name, tensor in named:
             self.mark(tensor, role, name)
 
-    def mark_present(self, inputs: dict[str, torch.Tensor], optimizer: torch.optim.Optimizer | None) -> None:
+    def mark_present(
+        self, inputs: dict[str, torch.Tensor], optimizer: torch.optim.Optimizer | None
+    ) -> None:
         """Claim what is there before the first step."""
         mark_persistent(self._model, inputs, self)  # type: ignore[arg-type]
         if optimizer is not None:
@@ -100,7 +107,8 @@ class HistoryMarks:
     # ------------------------------------------------------------ places: what runs
 
     def phase_begins(self, phase: TracePhase) -> None:
-        """The loop enters ``phase``; a forward after an update is the next step's, after a backward the next micro-step's."""
+        """The loop enters ``phase``; a forward after an update is the next step's, after a backward
+        the next micro-step's."""
         if phase is TracePhase.FORWARD:
             if self._phase in (TracePhase.ZERO_GRAD, TracePhase.OPTIMIZER):
                 self._step, self._micro_step = self._step + 1, 0
@@ -111,8 +119,16 @@ class HistoryMarks:
         self._place(self._stack[-1])
 
     def _place(self, module: str, *, of_loss: bool = False) -> None:
-        phase = TracePhase.RECOMPUTE if self._phase is TracePhase.BACKWARD and len(self._stack) > 1 else self._phase
-        self.places.append(Place(self._position(), phase, module, self._step, self._micro_step, self._scope, of_loss))
+        phase = (
+            TracePhase.RECOMPUTE
+            if self._phase is TracePhase.BACKWARD and len(self._stack) > 1
+            else self._phase
+        )
+        self.places.append(
+            Place(
+                self._position(), phase, module, self._step, self._micro_step, self._scope, of_loss
+            )
+        )
 
     def _module_begins(self, module: nn.Module, _: Any) -> None:
         name = self._names.get(id(module))
@@ -127,7 +143,9 @@ class HistoryMarks:
         if name is None or len(self._stack) == 1:
             return
         self._stack.pop()
-        if len(self._stack) == 1 and self._phase is TracePhase.BACKWARD:  # a recompute ends: what follows is that part's backward
+        if (
+            len(self._stack) == 1 and self._phase is TracePhase.BACKWARD
+        ):  # a recompute ends: what follows is that part's backward
             self._scope += 1
             self._place(name)
         else:
@@ -136,7 +154,8 @@ class HistoryMarks:
     def _pack(self, tensor: torch.Tensor) -> _Saved:
         if address := self._memory.address_of(tensor):
             self.saved.append((self._position(), address))
-        # Detached: a node that saved its own output would keep itself alive through it, for good where no backward comes to free it.
+        # Detached: a node that saved its own output would keep itself alive through it, for good
+        # where no backward comes to free it.
         return _Saved(tensor.detach(), self._stack[-1], self._phase is TracePhase.LOSS)
 
     def _unpack(self, saved: _Saved) -> torch.Tensor:
@@ -157,7 +176,15 @@ class HistoryMarks:
             stack.callback(register_module_forward_hook(self._module_ends, always_call=True).remove)
             for name, parameter in self._model.named_parameters():
                 if parameter.requires_grad:
-                    stack.callback(parameter.register_post_accumulate_grad_hook(self._gradient_marker(name)).remove)
-            stack.callback(register_optimizer_step_post_hook(lambda optimizer, *_: self._claim_states(optimizer)).remove)
+                    stack.callback(
+                        parameter.register_post_accumulate_grad_hook(
+                            self._gradient_marker(name)
+                        ).remove
+                    )
+            stack.callback(
+                register_optimizer_step_post_hook(
+                    lambda optimizer, *_: self._claim_states(optimizer)
+                ).remove
+            )
             stack.enter_context(torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack))
             yield

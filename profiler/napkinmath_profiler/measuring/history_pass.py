@@ -1,4 +1,5 @@
-"""Steps under the allocator's recorded history, and the history read back as the record that a trace gives."""
+"""Steps under the allocator's recorded history, and the history read back as the record that a
+trace gives."""
 
 from __future__ import annotations
 
@@ -17,7 +18,12 @@ from napkinmath_profiler.measuring.measured_loop import MeasuredLoop
 from napkinmath_profiler.tracing.attribution import attribute
 from napkinmath_profiler.tracing.observation import installed_versions
 from napkinmath_profiler.tracing.step_phases import output_head
-from napkinmath_profiler.tracing.storage_events import StorageEvent, StorageRecord, StorageRole, TracePhase
+from napkinmath_profiler.tracing.storage_events import (
+    StorageEvent,
+    StorageRecord,
+    StorageRole,
+    TracePhase,
+)
 from napkinmath_profiler.tracing.trace_result import TraceResult
 
 LIBRARY_WORKSPACE = "kept by a library (cuBLAS, cuDNN)"
@@ -27,7 +33,8 @@ LIBRARY_FOLDERS = ("/torch/", "<frozen")
 
 
 class HistoryPass:
-    """Runs a loop's steps under history; ``result`` is what was recorded, also of steps that ran out of memory."""
+    """Runs a loop's steps under history; ``result`` is what was recorded, also of steps that ran
+    out of memory."""
 
     def __init__(
         self,
@@ -39,9 +46,16 @@ class HistoryPass:
         *,
         foreign_bytes: int = 0,
     ) -> None:
-        """``foreign_bytes`` were allocated before the model was built, and are no part of what is measured."""
+        """``foreign_bytes`` were allocated before the model was built, and are no part of what is
+        measured."""
         self._foreign_bytes = foreign_bytes
-        self._model, self._loop, self._inputs, self._optimizer, self._memory = model, loop, inputs, optimizer, memory
+        self._model, self._loop, self._inputs, self._optimizer, self._memory = (
+            model,
+            loop,
+            inputs,
+            optimizer,
+            memory,
+        )
         self._marks = HistoryMarks(model, memory)
         self._events: list[BlockEvent] = []
         self._allocated_before = 0
@@ -64,14 +78,22 @@ class HistoryPass:
 
     def present_in(self, result: TraceResult) -> dict[int, StorageRecord]:
         """By address, the storages of ``result`` that were there before the recording."""
-        named = {record.name: record for record in result.records if record.phase is TracePhase.SETUP}
-        return {claim.address: named[claim.name] for claim in self._marks.claims if claim.position == 0 and claim.name in named}
+        named = {
+            record.name: record for record in result.records if record.phase is TracePhase.SETUP
+        }
+        return {
+            claim.address: named[claim.name]
+            for claim in self._marks.claims
+            if claim.position == 0 and claim.name in named
+        }
 
     @property
     def result(self) -> TraceResult:
         """The history as records and events, each attributed."""
         head = output_head(self._model)
-        head_path = next((path for path, module in self._model.named_modules() if module is head), None)
+        head_path = next(
+            (path for path, module in self._model.named_modules() if module is head), None
+        )
         return read_history(
             self._events,
             self._marks.places,
@@ -99,8 +121,9 @@ def read_history(
 ) -> TraceResult:
     """Join the allocator's events with what was noted beside them.
 
-    ``claims`` at position 0 are what was there before the first event; of ``allocated_before`` bytes what no claim names comes as
-    one storage of its own. ``first_position`` is the number of events that were dropped before the first one here.
+    ``claims`` at position 0 are what was there before the first event; of ``allocated_before``
+    bytes what no claim names comes as one storage of its own. ``first_position`` is the number of
+    events that were dropped before the first one here.
     """
     reader = _Reader(places)
     reader.place_present([claim for claim in claims if claim.position == 0], allocated_before)
@@ -184,13 +207,28 @@ class _Reader:
         if record is None:  # was there before, unknown to anyone: part of what BEFORE sums up
             return
         here = self._here
-        record.died, record.died_phase, record.died_scope, record.died_module = len(self.events), here.phase, here.scope, here.module
+        record.died, record.died_phase, record.died_scope, record.died_module = (
+            len(self.events),
+            here.phase,
+            here.scope,
+            here.module,
+        )
         self._deaths[record.storage_id] = position
         self._note(False, record)
 
     def _note(self, is_allocation: bool, record: StorageRecord) -> None:
         here = self._here
-        self.events.append(StorageEvent(is_allocation, record.storage_id, here.phase, here.module, record.op, here.step, here.micro_step))
+        self.events.append(
+            StorageEvent(
+                is_allocation,
+                record.storage_id,
+                here.phase,
+                here.module,
+                record.op,
+                here.step,
+                here.micro_step,
+            )
+        )
 
     def _holder(self, position: int, address: int) -> StorageRecord | None:
         """Who held ``address`` after the first ``position`` events."""
@@ -219,7 +257,11 @@ class _Reader:
         """What nobody claims and what is still there after a later step is a library's."""
         last = max((event.step for event in self.events), default=0)
         for record in self.records:
-            if record.role in (None, StorageRole.SAVED_ACTIVATIONS) and record.died is None and record.step < last:
+            if (
+                record.role in (None, StorageRole.SAVED_ACTIVATIONS)
+                and record.died is None
+                and record.step < last
+            ):
                 record.role, record.name = StorageRole.WORKSPACE, LIBRARY_WORKSPACE
 
     def step_marks(self) -> dict[str, int]:
@@ -228,7 +270,10 @@ class _Reader:
         previous: StorageEvent | None = None
         for index, event in enumerate(self.events):
             if previous is not None and previous.phase is not event.phase:
-                if event.phase in (TracePhase.BACKWARD, TracePhase.RECOMPUTE) and previous.phase in (TracePhase.FORWARD, TracePhase.LOSS):
+                if event.phase in (
+                    TracePhase.BACKWARD,
+                    TracePhase.RECOMPUTE,
+                ) and previous.phase in (TracePhase.FORWARD, TracePhase.LOSS):
                     marks[f"forward_end:{event.step}:{event.micro_step}"] = index - 1
                 elif event.phase is TracePhase.ZERO_GRAD:
                     marks[f"step_end:{event.step}"] = index - 1

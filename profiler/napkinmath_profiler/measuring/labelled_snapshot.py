@@ -1,7 +1,7 @@
 """A recorded snapshot in which every block says what it is, where its call stack would stand.
 
-PyTorch's memory_viz shows a block's frames; without recorded stacks there are none, and the owner, role and module that the
-measurement found take their place. With stacks they come on top of them.
+PyTorch's memory_viz shows a block's frames; without recorded stacks there are none, and the owner,
+role and module that the measurement found take their place. With stacks they come on top of them.
 """
 
 from __future__ import annotations
@@ -20,13 +20,20 @@ Frames = list[dict[str, Any]]
 
 
 def label_snapshot(
-    snapshot: dict[str, Any], result: TraceResult, present: Mapping[int, StorageRecord] | None = None, *, device_index: int = 0
+    snapshot: dict[str, Any],
+    result: TraceResult,
+    present: Mapping[int, StorageRecord] | None = None,
+    *,
+    device_index: int = 0,
 ) -> dict[str, Any]:
-    """``snapshot`` with labels on the events that ``result`` was read from, and on the blocks that were alive at its end.
+    """``snapshot`` with labels on the events that ``result`` was read from, and on the blocks that
+    were alive at its end.
 
     ``present`` says by address what was there before the recording, which has no event.
     """
-    live: dict[int, Frames] = {address: _frames(record) for address, record in (present or {}).items()}
+    live: dict[int, Frames] = {
+        address: _frames(record) for address, record in (present or {}).items()
+    }
     recorded = iter([r for r in result.records if r.phase.value != "setup"])
     trace: list[dict[str, Any]] = []
     for entry in snapshot["device_traces"][device_index]:
@@ -35,20 +42,32 @@ def label_snapshot(
             record = next(recorded, None)
             if record is not None:
                 live[address] = _frames(record)
-        label = live.get(address, []) if action in ("alloc", "free_requested", "free_completed") else []
-        trace.append({**entry, "frames": [*label, *(entry.get("frames") or [])]} if label else entry)
+        label = (
+            live.get(address, []) if action in ("alloc", "free_requested", "free_completed") else []
+        )
+        trace.append(
+            {**entry, "frames": [*label, *(entry.get("frames") or [])]} if label else entry
+        )
         if action == "free_completed":
             live.pop(address, None)
     traces = list(snapshot["device_traces"])
     traces[device_index] = trace
-    return {**snapshot, "device_traces": traces, "segments": [_labelled_segment(s, live) for s in snapshot["segments"]]}
+    return {
+        **snapshot,
+        "device_traces": traces,
+        "segments": [_labelled_segment(s, live) for s in snapshot["segments"]],
+    }
 
 
 def _labelled_segment(segment: dict[str, Any], live: dict[int, Frames]) -> dict[str, Any]:
     def labelled(blocks: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
         address = segment["address"]
         for block in blocks:
-            label = live.get(block.get("address", address), []) if block.get("state") == "active_allocated" else []
+            label = (
+                live.get(block.get("address", address), [])
+                if block.get("state") == "active_allocated"
+                else []
+            )
             yield {**block, "frames": [*label, *(block.get("frames") or [])]} if label else block
             address += block["size"]
 

@@ -1,8 +1,11 @@
-"""What a training holds at one moment beside its parameters, read off autograd's graph and the running code: nothing is noted beforehand.
+"""What a training holds at one moment beside its parameters, read off autograd's graph and the
+running code: nothing is noted beforehand.
 
-The graph is walked from the tensors that the frames of all threads hold. Saved tensors are read as they are kept, so that no hook unpacks
-(a checkpoint would recompute, an offload copy back); what a hook has packed counts where it is a tensor of the device. Nodes are made in the order
-the forward ran: a node that saves a parameter belongs to the parameter's module, one between two such to what both names have in common.
+The graph is walked from the tensors that the frames of all threads hold. Saved tensors are read as
+they are kept, so that no hook unpacks (a checkpoint would recompute, an offload copy back); what a
+hook has packed counts where it is a tensor of the device. Nodes are made in the order the forward
+ran: a node that saves a parameter belongs to the parameter's module, one between two such to what
+both names have in common.
 """
 
 from __future__ import annotations
@@ -28,7 +31,8 @@ AddressOf = Callable[[torch.Tensor], int]
 
 @dataclass(frozen=True, slots=True)
 class LiveTensor:
-    """A storage that is alive: where it belongs, what made or holds it, and of which shape the tensor is."""
+    """A storage that is alive: where it belongs, what made or holds it, and of which shape the
+    tensor is."""
 
     module: str
     holder: str
@@ -47,7 +51,8 @@ class Live:
 
 @dataclass(slots=True)
 class _Node:
-    """An autograd node: its place in the order of execution, the module known of it, what it keeps."""
+    """An autograd node: its place in the order of execution, the module known of it, what it
+    keeps."""
 
     name: str
     number: int
@@ -55,22 +60,34 @@ class _Node:
     kept: list[torch.Tensor]
 
 
-def live_tensors(model: nn.Module | None, known: Iterable[torch.Tensor], address_of: AddressOf) -> Live:
-    """The live storages that are none of the ``known`` tensors' (parameters, gradients, optimizer states).
+def live_tensors(
+    model: nn.Module | None, known: Iterable[torch.Tensor], address_of: AddressOf
+) -> Live:
+    """The live storages that are none of the ``known`` tensors' (parameters, gradients, optimizer
+    states).
 
-    ``address_of`` tells a storage by a number that no other has, and 0 for one that is not on the device (``DeviceMemory.address_of``).
+    ``address_of`` tells a storage by a number that no other has, and 0 for one that is not on the
+    device (``DeviceMemory.address_of``).
     """
     counted = {address_of(tensor) for tensor in known} | {0}
     names = _names(model)
     held = [(place, tensor) for frame in _frames() for place, tensor in _tensors_of(frame, names)]
-    homes = {address_of(p): name.rpartition(".")[0] for name, p in model.named_parameters()} if model is not None else {}
-    nodes = _nodes([tensor for _, tensor in held], lambda tensor: homes.get(address_of(tensor) or -1))
+    homes = (
+        {address_of(p): name.rpartition(".")[0] for name, p in model.named_parameters()}
+        if model is not None
+        else {}
+    )
+    nodes = _nodes(
+        [tensor for _, tensor in held], lambda tensor: homes.get(address_of(tensor) or -1)
+    )
 
     def new(tensor: torch.Tensor, module: str, holder: str) -> Iterator[LiveTensor]:
         if (address := address_of(tensor)) not in counted:
             counted.add(address)
             dtype = str(tensor.dtype).removeprefix("torch.")
-            yield LiveTensor(module, holder, tensor.untyped_storage().nbytes(), tuple(tensor.shape), dtype)
+            yield LiveTensor(
+                module, holder, tensor.untyped_storage().nbytes(), tuple(tensor.shape), dtype
+            )
 
     saved = [
         found
@@ -103,7 +120,8 @@ def _names(model: nn.Module | None) -> dict[int, str]:
 
 
 def _frames() -> Iterator[FrameType]:
-    """The frames of all threads, the innermost of each first: a GPU's backward runs on a thread of autograd's own."""
+    """The frames of all threads, the innermost of each first: a GPU's backward runs on a thread of
+    autograd's own."""
     for top in sys._current_frames().values():
         frame: FrameType | None = top
         while frame is not None:
@@ -111,12 +129,18 @@ def _frames() -> Iterator[FrameType]:
             frame = frame.f_back
 
 
-def _tensors_of(frame: FrameType, names: Mapping[int, str]) -> Iterator[tuple[tuple[str, str], torch.Tensor]]:
-    """Tensors in a frame's variables, and in the containers there, with the module and the code that hold them."""
+def _tensors_of(
+    frame: FrameType, names: Mapping[int, str]
+) -> Iterator[tuple[tuple[str, str], torch.Tensor]]:
+    """Tensors in a frame's variables, and in the containers there, with the module and the code
+    that hold them."""
     if os.path.dirname(frame.f_code.co_filename) == OWN_FOLDER:
         return
     with _variables(frame) as variables:
-        place = (names.get(id(variables.get("self")), ""), getattr(frame.f_code, "co_qualname", frame.f_code.co_name))
+        place = (
+            names.get(id(variables.get("self")), ""),
+            getattr(frame.f_code, "co_qualname", frame.f_code.co_name),
+        )
         for value in list(variables.values()):
             for tensor in _tensors_in(value, depth=2):
                 yield place, tensor
@@ -124,7 +148,8 @@ def _tensors_of(frame: FrameType, names: Mapping[int, str]) -> Iterator[tuple[tu
 
 @contextmanager
 def _variables(frame: FrameType) -> Iterator[Mapping[str, Any]]:
-    """A frame's variables. Up to Python 3.12 a function's frame keeps the dictionary it gives, and what is in it alive: it is emptied again."""
+    """A frame's variables. Up to Python 3.12 a function's frame keeps the dictionary it gives, and
+    what is in it alive: it is emptied again."""
     variables = frame.f_locals
     try:
         yield variables
@@ -147,8 +172,11 @@ def _tensors_in(value: Any, depth: int) -> Iterator[torch.Tensor]:
 # ---------------------------------------------------------------- autograd's graph
 
 
-def _nodes(roots: Iterable[torch.Tensor], home_of: Callable[[torch.Tensor], str | None]) -> list[_Node]:
-    """Every node behind the roots, in the order in which the forward made them; ``home_of`` knows the module of a parameter."""
+def _nodes(
+    roots: Iterable[torch.Tensor], home_of: Callable[[torch.Tensor], str | None]
+) -> list[_Node]:
+    """Every node behind the roots, in the order in which the forward made them; ``home_of`` knows
+    the module of a parameter."""
     waiting = [root.grad_fn for root in roots if root.grad_fn is not None]
     seen: set[Any] = set()
     found: list[_Node] = []
@@ -162,13 +190,26 @@ def _nodes(roots: Iterable[torch.Tensor], home_of: Callable[[torch.Tensor], str 
         if hasattr(node, "variable"):  # a parameter's end of the graph
             continue
         saved = list(_raw_saved(node))
-        kept = [tensor for raw in saved for tensor in _tensors_in(getattr(raw, "data", None), depth=2)]
+        kept = [
+            tensor for raw in saved for tensor in _tensors_in(getattr(raw, "data", None), depth=2)
+        ]
         for raw in saved:
             for checkpoint in _checkpoints(raw):
                 kept += _kept_by(checkpoint, raw.data)
-                waiting += filter(None, [getattr(getattr(checkpoint, "input_saver", None), "grad_fn", None)])
-        touched = map(home_of, [*kept, *(leaf.variable for leaf in following if hasattr(leaf, "variable"))])
-        found.append(_Node(node.name(), node._sequence_nr(), next((m for m in touched if m is not None), None), kept))
+                waiting += filter(
+                    None, [getattr(getattr(checkpoint, "input_saver", None), "grad_fn", None)]
+                )
+        touched = map(
+            home_of, [*kept, *(leaf.variable for leaf in following if hasattr(leaf, "variable"))]
+        )
+        found.append(
+            _Node(
+                node.name(),
+                node._sequence_nr(),
+                next((m for m in touched if m is not None), None),
+                kept,
+            )
+        )
     return sorted(found, key=lambda node: node.number)
 
 
@@ -185,9 +226,11 @@ def _raw_saved(node: Any) -> Iterator[Any]:
 
 
 def _checkpoints(raw: Any) -> Iterator[Any]:
-    """The checkpoint (one that does not re-enter) whose hook would recompute what was saved here: it alone knows its inputs.
+    """The checkpoint (one that does not re-enter) whose hook would recompute what was saved here:
+    it alone knows its inputs.
 
-    Source: torch/utils/checkpoint.py _CheckpointFrame: saved_args; before 2.13 the node of input_saver.
+    Source: torch/utils/checkpoint.py _CheckpointFrame: saved_args; before 2.13 the node of
+    input_saver.
     """
     for cell in getattr(getattr(raw, "unpack_hook", None), "__closure__", None) or ():
         try:
@@ -204,11 +247,14 @@ def _kept_by(checkpoint: Any, holder: Any) -> Iterator[torch.Tensor]:
         yield from _tensors_in(getattr(raw, "data", raw), depth=2)
     handles = getattr(holder, "handles", {})
     for number, again in dict(getattr(checkpoint, "recomputed", {})).items():
-        yield from _tensors_in(again.get(handles.get(number)) if handles.get(number) is not None else None, depth=1)
+        yield from _tensors_in(
+            again.get(handles.get(number)) if handles.get(number) is not None else None, depth=1
+        )
 
 
 def _modules_in_order(nodes: list[_Node]) -> list[str]:
-    """The module of each node: its own, or what the last one before and the first one after have in common."""
+    """The module of each node: its own, or what the last one before and the first one after have in
+    common."""
     before: list[str | None] = []
     last: str | None = None
     for node in nodes:
@@ -220,7 +266,10 @@ def _modules_in_order(nodes: list[_Node]) -> list[str]:
         last = node.module if node.module is not None else last
         after.append(last)
     after.reverse()
-    return [node.module if node.module is not None else _common(b, a) for node, b, a in zip(nodes, before, after, strict=True)]
+    return [
+        node.module if node.module is not None else _common(b, a)
+        for node, b, a in zip(nodes, before, after, strict=True)
+    ]
 
 
 def _common(one: str | None, other: str | None) -> str:

@@ -1,4 +1,5 @@
-"""The traced training loop on a real device, with its phases timed and the allocator's peak read at each of their ends."""
+"""The traced training loop on a real device, with its phases timed and the allocator's peak read at
+each of their ends."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from napkinmath_profiler.tracing.training_step import LoopOptions, TrainingLoop
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Median, 10th and 90th percentile of samples in seconds; the range of all where there are fewer than ten."""
+    """Median, 10th and 90th percentile of samples in seconds; the range of all where there are
+    fewer than ten."""
 
     median_s: float
     low_s: float
@@ -30,19 +32,26 @@ class Spread:
 
     @property
     def relative(self) -> float:
-        """Width of the range over the median: what clock throttling and other processes make large."""
+        """Width of the range over the median: what clock throttling and other processes make
+        large."""
         return (self.high_s - self.low_s) / self.median_s if self.median_s else 0.0
 
 
 def spread_of(samples: Sequence[float]) -> Spread:
     """The spread of at least one sample."""
     ordered = sorted(samples)
-    return Spread(statistics.median(ordered), ordered[len(ordered) // 10], ordered[-1 - len(ordered) // 10], len(ordered))
+    return Spread(
+        statistics.median(ordered),
+        ordered[len(ordered) // 10],
+        ordered[-1 - len(ordered) // 10],
+        len(ordered),
+    )
 
 
 @dataclass(slots=True)
 class PhaseFigures:
-    """One phase of one step: seconds, and the peaks of allocated and reserved bytes in it (0 where they were not read)."""
+    """One phase of one step: seconds, and the peaks of allocated and reserved bytes in it (0 where
+    they were not read)."""
 
     seconds: float = 0.0
     peak_allocated: int = 0
@@ -82,7 +91,8 @@ class _Mark:
 class MeasuredLoop(TrainingLoop):
     """``TrainingLoop`` that knows how long each phase of each step took.
 
-    ``listeners`` are told of every phase as it begins. What follows the output head inside a forward is the loss.
+    ``listeners`` are told of every phase as it begins. What follows the output head inside a
+    forward is the loss.
     """
 
     def __init__(
@@ -143,7 +153,11 @@ class MeasuredLoop(TrainingLoop):
         return self.steps[first:]
 
     def _head_done(self) -> None:
-        if self.phase is TracePhase.FORWARD and torch._C._current_graph_task_id() == -1 and not torch.compiler.is_compiling():
+        if (
+            self.phase is TracePhase.FORWARD
+            and torch._C._current_graph_task_id() == -1
+            and not torch.compiler.is_compiling()
+        ):
             self.enter(TracePhase.LOSS)
 
     def _figures(self) -> StepFigures:
@@ -166,7 +180,9 @@ class PhaseSummary:
     peak_reserved: int
 
 
-def summarize(steps: Sequence[StepFigures], timed: Sequence[StepFigures]) -> dict[Phase, PhaseSummary]:
+def summarize(
+    steps: Sequence[StepFigures], timed: Sequence[StepFigures]
+) -> dict[Phase, PhaseSummary]:
     """Every phase that occurs, in the order of a step."""
     phases = [phase for phase in Phase if any(phase in step for step in timed)]
     return {

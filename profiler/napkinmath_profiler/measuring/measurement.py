@@ -17,9 +17,10 @@ from napkinmath_profiler.tracing.trace_result import TraceResult
 class MeasuredMemory:
     """Peak bytes of the measured steps.
 
-    ``requested`` is what the program asked for, each tensor rounded to 512 B, as the timeline has it. ``allocated`` and
-    ``reserved`` are the allocator's, less what was there before the model was built; on a CPU they are replayed from the
-    timeline. ``device_used`` is the whole GPU's at its highest reading, other processes included; None on a CPU.
+    ``requested`` is what the program asked for, each tensor rounded to 512 B, as the timeline has
+    it. ``allocated`` and ``reserved`` are the allocator's, less what was there before the model was
+    built; on a CPU they are replayed from the timeline. ``device_used`` is the whole GPU's at its
+    highest reading, other processes included; None on a CPU.
     """
 
     requested: int
@@ -49,7 +50,8 @@ class OutOfMemoryReport:
 class Measurement:
     """One model's training steps as they ran.
 
-    ``steps`` are all steps of the timing pass, warm-up included; ``phases`` and ``step`` are over the timed ones.
+    ``steps`` are all steps of the timing pass, warm-up included; ``phases`` and ``step`` are over
+    the timed ones.
     """
 
     num_layers: int
@@ -74,4 +76,8 @@ class Measurement:
     @property
     def tokens_per_s(self) -> float | None:
         """Tokens a second at the median step."""
-        return None if self.step is None or not self.step.median_s else self.tokens / self.step.median_s
+        return (
+            None
+            if self.step is None or not self.step.median_s
+            else self.tokens / self.step.median_s
+        )

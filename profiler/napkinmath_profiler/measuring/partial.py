@@ -1,4 +1,5 @@
-"""A model too large for the device: measure the fewest layers that show every context, and write out the rest."""
+"""A model too large for the device: measure the fewest layers that show every context, and write
+out the rest."""
 
 from __future__ import annotations
 
@@ -24,12 +25,15 @@ def num_layers_of(config: Any) -> int:
 
 
 def with_kept(config: Any, kept: Sequence[int]) -> Any:
-    """A copy of ``config`` with only the ``kept`` layers; lists with one entry a layer are cut with them."""
+    """A copy of ``config`` with only the ``kept`` layers; lists with one entry a layer are cut with
+    them."""
     config = copy.deepcopy(config_from(config))
     text = config.get_text_config()
     total = num_layers_of(config)
     if not kept or not all(0 <= index < total for index in kept):
-        raise InputError(f"{len(kept)} layers cannot be measured of a model with {total}; use 1 to {total}")
+        raise InputError(
+            f"{len(kept)} layers cannot be measured of a model with {total}; use 1 to {total}"
+        )
     for name, value in list(vars(text).items()):
         if isinstance(value, (list, tuple)) and len(value) == total:
             setattr(text, name, type(value)(value[index] for index in kept))
@@ -39,7 +43,8 @@ def with_kept(config: Any, kept: Sequence[int]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class LayerPlan:
-    """Which layers to measure: ``kept``, and beside them the shorter ``slope`` that tells seconds a layer; () where all are measured."""
+    """Which layers to measure: ``kept``, and beside them the shorter ``slope`` that tells seconds a
+    layer; () where all are measured."""
 
     kept: tuple[int, ...]
     slope: tuple[int, ...]
@@ -51,21 +56,30 @@ class LayerPlan:
         return self.stack is None
 
 
-def plan_layers(config: Any, options: TraceOptions, fits: Callable[[int], bool], *, wanted: int | None = None) -> LayerPlan:
-    """All layers if they fit (or ``wanted`` of them), else the fewest that show every context, else as many as fit.
+def plan_layers(
+    config: Any, options: TraceOptions, fits: Callable[[int], bool], *, wanted: int | None = None
+) -> LayerPlan:
+    """All layers if they fit (or ``wanted`` of them), else the fewest that show every context, else
+    as many as fit.
 
     ``fits`` says whether a model of so many layers can be measured.
     """
     config = config_from(config)
     total = num_layers_of(config)
     if wanted is not None and wanted > total:
-        raise InputError(f"{wanted} layers cannot be measured of a model with {total}; use 1 to {total}")
+        raise InputError(
+            f"{wanted} layers cannot be measured of a model with {total}; use 1 to {total}"
+        )
     if wanted == total or (wanted is None and fits(total)):
         return LayerPlan(tuple(range(total)), (), None)
     stacks = find_stacks(build(copy.deepcopy(config), options))
     if len(stacks) != 1 or len(stacks[0].kinds) != total:
         kept = tuple(range(wanted or _largest(fits, total)))
-        return LayerPlan(kept, kept[: len(kept) // 2], None if len(kept) == total else LayerStack("", tuple(range(total))))
+        return LayerPlan(
+            kept,
+            kept[: len(kept) // 2],
+            None if len(kept) == total else LayerStack("", tuple(range(total))),
+        )
     kept = tuple(kept_layers(stacks[0].kinds))
     if wanted is not None:
         kept = tuple(range(wanted)) if wanted < len(kept) else _spread(kept, wanted, total)
@@ -88,7 +102,8 @@ def _largest(fits: Callable[[int], bool], most: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class WholeModel:
-    """The whole model from measured layers: its events where they repeat (else only the peak of each phase), and its seconds by phase."""
+    """The whole model from measured layers: its events where they repeat (else only the peak of
+    each phase), and its seconds by phase."""
 
     result: TraceResult | None
     phase_peaks: dict[Phase, int]
@@ -97,11 +112,18 @@ class WholeModel:
 
 
 def whole_model(measured: Measurement, shorter: Measurement | None, plan: LayerPlan) -> WholeModel:
-    """What ``measured`` says of all layers; ``shorter`` gives the slope of seconds and, where events do not repeat, of bytes."""
+    """What ``measured`` says of all layers; ``shorter`` gives the slope of seconds and, where
+    events do not repeat, of bytes."""
     assert plan.stack is not None and measured.result is not None and measured.timeline is not None
     total, count = len(plan.stack.kinds), len(plan.kept)
     missing = total - count
-    seconds = _lines({p: s.seconds.median_s for p, s in measured.phases.items()}, shorter and _seconds(shorter), count, plan, missing)
+    seconds = _lines(
+        {p: s.seconds.median_s for p, s in measured.phases.items()},
+        shorter and _seconds(shorter),
+        count,
+        plan,
+        missing,
+    )
     try:
         result = extrapolated(measured.result, plan.stack, plan.kept)
         from napkinmath_profiler.tracing.traced_timeline import timeline_of
@@ -109,24 +131,41 @@ def whole_model(measured: Measurement, shorter: Measurement | None, plan: LayerP
         peaks = {phase: point.nbytes for phase, point in timeline_of(result).phase_peaks().items()}
         return WholeModel(result, peaks, seconds, missing)
     except NotRepeating:
-        here = {phase: float(point.nbytes) for phase, point in measured.timeline.phase_peaks().items()}
+        here = {
+            phase: float(point.nbytes) for phase, point in measured.timeline.phase_peaks().items()
+        }
         there = None
         if shorter is not None and shorter.timeline is not None:
-            there = {phase: float(point.nbytes) for phase, point in shorter.timeline.phase_peaks().items()}
+            there = {
+                phase: float(point.nbytes)
+                for phase, point in shorter.timeline.phase_peaks().items()
+            }
         lines = _lines(here, there, count, plan, missing)
-        return WholeModel(None, {phase: round(value) for phase, value in lines.items()}, seconds, missing)
+        return WholeModel(
+            None, {phase: round(value) for phase, value in lines.items()}, seconds, missing
+        )
 
 
 def _seconds(measurement: Measurement) -> dict[Phase, float]:
     return {phase: summary.seconds.median_s for phase, summary in measurement.phases.items()}
 
 
-def _lines(here: dict[Phase, float], shorter: dict[Phase, float] | None, count: int, plan: LayerPlan, missing: int) -> dict[Phase, float]:
-    """Each phase's line through two numbers of layers, at all of them; nothing without a second point.
+def _lines(
+    here: dict[Phase, float],
+    shorter: dict[Phase, float] | None,
+    count: int,
+    plan: LayerPlan,
+    missing: int,
+) -> dict[Phase, float]:
+    """Each phase's line through two numbers of layers, at all of them; nothing without a second
+    point.
 
     More layers never take less: where noise says so, the line is level.
     """
     if not shorter or not plan.slope or count == len(plan.slope):
         return {}
     step = count - len(plan.slope)
-    return {phase: value + missing * max(0.0, value - shorter.get(phase, value)) / step for phase, value in here.items()}
+    return {
+        phase: value + missing * max(0.0, value - shorter.get(phase, value)) / step
+        for phase, value in here.items()
+    }

@@ -21,9 +21,11 @@ WEIGHT_STD = 0.02
 
 @contextmanager
 def real_model(config: Any, options: TraceOptions, device: str) -> Iterator[nn.Module]:
-    """``config``'s model on ``device`` as the user's libraries set it up for training; what patches changed is undone after the block.
+    """``config``'s model on ``device`` as the user's libraries set it up for training; what patches
+    changed is undone after the block.
 
-    Weights that are to be quantized are made one at a time, so building takes little more memory than the finished model.
+    Weights that are to be quantized are made one at a time, so building takes little more memory
+    than the finished model.
     """
     for library in ("bitsandbytes", "transformers"):
         logging.getLogger(library).setLevel(logging.CRITICAL)
@@ -60,7 +62,9 @@ def _linears_without_data() -> Iterator[None]:
         yield
 
 
-def real_inputs(model: nn.Module, config: Any, options: TraceOptions, device: str) -> dict[str, Any]:
+def real_inputs(
+    model: nn.Module, config: Any, options: TraceOptions, device: str
+) -> dict[str, Any]:
     """A random batch with labels, of the shapes that the trace takes."""
     generator = torch.Generator().manual_seed(SEED)
     shaped = example_inputs(
@@ -78,7 +82,11 @@ def real_inputs(model: nn.Module, config: Any, options: TraceOptions, device: st
         elif like.is_floating_point():
             made = torch.randn(like.shape, generator=generator).to(like.dtype)
         else:
-            limit = vocabulary if name == "input_ids" or like.dim() > 1 else int(getattr(config, "num_labels", 2) or 2)
+            limit = (
+                vocabulary
+                if name == "input_ids" or like.dim() > 1
+                else int(getattr(config, "num_labels", 2) or 2)
+            )
             made = torch.randint(0, limit, like.shape, generator=generator, dtype=like.dtype)
         batch[name] = made.to(device)
     return {**batch, **forward_arguments(options.loss)}

@@ -31,7 +31,8 @@ STEP_PHASES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureReport:
-    """Everything the report shows; ``measured`` is the column of the whole model, written out from ``measurement`` where that is part of it."""
+    """Everything the report shows; ``measured`` is the column of the whole model, written out from
+    ``measurement`` where that is part of it."""
 
     title: str
     what: list[str]
@@ -94,7 +95,11 @@ def _extent(screen: Screen, report: MeasureReport) -> None:
     if report.whole is None:
         return
     m = report.measurement
-    rest = "the rest written out from like ones" if report.whole.result is not None else "peaks drawn out along a line, phase by phase"
+    rest = (
+        "the rest written out from like ones"
+        if report.whole.result is not None
+        else "peaks drawn out along a line, phase by phase"
+    )
     screen.line((f"  {m.num_layers} of {m.total_layers} layers measured, {rest}", UNSURE))
 
 
@@ -102,11 +107,15 @@ def _failure(screen: Screen, report: MeasureReport) -> None:
     failure = report.measurement.failure
     if failure is None:
         return
-    where = f"while {failure.stage}" + (f", step {failure.step}, {failure.phase}" if failure.phase else "")
+    where = f"while {failure.stage}" + (
+        f", step {failure.step}, {failure.phase}" if failure.phase else ""
+    )
     screen.line("  ", ("OUT OF MEMORY", f"bold {BAD}"), f"   {where}")
     screen.flow("", [failure.message], indent=2)
     held = [f"{role} {format_bytes(size)}" for role, size in failure.held_by_role.items()]
-    figures = [f"{name.replace('_', ' ')} {format_bytes(size)}" for name, size in failure.figures.items()]
+    figures = [
+        f"{name.replace('_', ' ')} {format_bytes(size)}" for name, size in failure.figures.items()
+    ]
     if held:
         screen.flow("  held", held, indent=INDENT, separator=", ")
     if figures:
@@ -115,16 +124,29 @@ def _failure(screen: Screen, report: MeasureReport) -> None:
 
 def _header(screen: Screen, title: str, sides: list[Side]) -> None:
     names = "".join(f"{side.name:>{COLUMN}}" for side in sides)
-    screen.line((f"  {title:24}{names}{'measured - predicted':>24}" if len(sides) > 1 else f"  {title:24}{names}", "dim"))
+    screen.line(
+        (
+            (
+                f"  {title:24}{names}{'measured - predicted':>24}"
+                if len(sides) > 1
+                else f"  {title:24}{names}"
+            ),
+            "dim",
+        )
+    )
 
 
 def _row(screen: Screen, name: str, values: list[float | None], unit: float, digits: int) -> None:
     if all(value is None for value in values):
         return
-    cells = "".join(f"{'-':>{COLUMN}}" if v is None else f"{v / unit:>{COLUMN}.{digits}f}" for v in values)
+    cells = "".join(
+        f"{'-':>{COLUMN}}" if v is None else f"{v / unit:>{COLUMN}.{digits}f}" for v in values
+    )
     first, last = values[0], values[-1]
     difference = (
-        f"{(last - first) / unit:+.{digits}f} ({(last - first) / first:+.1%})" if len(values) > 1 and first and last is not None else ""
+        f"{(last - first) / unit:+.{digits}f} ({(last - first) / first:+.1%})"
+        if len(values) > 1 and first and last is not None
+        else ""
     )
     screen.line(f"  {name:24}{cells}{difference:>24}")
 
@@ -144,7 +166,10 @@ def _phases(screen: Screen, report: MeasureReport) -> None:
     unit, name = _unit(report)
     _header(screen, f"requested by phase, {name}", report.sides)
     for name, phases in STEP_PHASES.items():
-        peaks = [max((side.phase_peaks.get(phase, 0) for phase in phases), default=0) or None for side in report.sides]
+        peaks = [
+            max((side.phase_peaks.get(phase, 0) for phase in phases), default=0) or None
+            for side in report.sides
+        ]
         _row(screen, name, peaks, unit, 3)
 
 
@@ -154,12 +179,21 @@ def _seconds(screen: Screen, report: MeasureReport) -> None:
         return
     _header(screen, "milliseconds", sides)
     for name, phases in STEP_PHASES.items():
-        _row(screen, name, [sum(side.seconds.get(phase, 0.0) for phase in phases) or None for side in sides], 1e-3, 2)
+        _row(
+            screen,
+            name,
+            [sum(side.seconds.get(phase, 0.0) for phase in phases) or None for side in sides],
+            1e-3,
+            2,
+        )
     _row(screen, "step", [sum(side.seconds.values()) for side in sides], 1e-3, 2)
     step = report.measurement.step
     if step is not None:
         part = "" if report.whole is None else f" with {report.measurement.num_layers} layers"
-        screen.line(f"  {'':24}measured {step.num_samples} steps{part}: {step.low_s * 1e3:.2f} to {step.high_s * 1e3:.2f} ms")
+        screen.line(
+            f"  {'':24}measured {step.num_samples} steps{part}: {step.low_s * 1e3:.2f} to"
+            f" {step.high_s * 1e3:.2f} ms"
+        )
     if report.tokens_per_s is not None:
         screen.line(("  speed".ljust(26), "dim"), f"{report.tokens_per_s:,.0f} tokens/s")
 
@@ -194,16 +228,18 @@ def as_mapping(report: MeasureReport) -> dict[str, Any]:
         "step_seconds": None if m.step is None else _spread(m.step),
         "tokens_per_s": report.tokens_per_s,
         "comparison": comparison.as_mapping(comparison.compare(timelines)) if timelines else None,
-        "out_of_memory": None
-        if failure is None
-        else {
-            "message": failure.message,
-            "stage": failure.stage,
-            "phase": failure.phase,
-            "step": failure.step,
-            "figures": failure.figures,
-            "held_by_role": failure.held_by_role,
-        },
+        "out_of_memory": (
+            None
+            if failure is None
+            else {
+                "message": failure.message,
+                "stage": failure.stage,
+                "phase": failure.phase,
+                "step": failure.step,
+                "figures": failure.figures,
+                "held_by_role": failure.held_by_role,
+            }
+        ),
         "notes": [*m.notes, *report.notes],
         "environment": m.environment,
     }
@@ -222,8 +258,17 @@ def _side_mapping(side: Side) -> dict[str, Any]:
 
 def _phase_mapping(report: MeasureReport, phase: Phase) -> dict[str, Any]:
     summary = report.measurement.phases[phase]
-    return {"seconds": _spread(summary.seconds), "peak_allocated": summary.peak_allocated, "peak_reserved": summary.peak_reserved}
+    return {
+        "seconds": _spread(summary.seconds),
+        "peak_allocated": summary.peak_allocated,
+        "peak_reserved": summary.peak_reserved,
+    }
 
 
 def _spread(spread: Any) -> dict[str, float]:
-    return {"median": spread.median_s, "low": spread.low_s, "high": spread.high_s, "samples": spread.num_samples}
+    return {
+        "median": spread.median_s,
+        "low": spread.low_s,
+        "high": spread.high_s,
+        "samples": spread.num_samples,
+    }

@@ -1,4 +1,5 @@
-"""``measure_step``: build a real model, run whole training steps, and give back what they did to memory and how long they took."""
+"""``measure_step``: build a real model, run whole training steps, and give back what they did to
+memory and how long they took."""
 
 from __future__ import annotations
 
@@ -13,7 +14,12 @@ import torch
 from napkinmath.memory.allocator import replay
 from torch import nn
 
-from napkinmath_profiler.measuring.device_memory import CpuMemory, CudaMemory, DeviceMemory, MemoryFigures
+from napkinmath_profiler.measuring.device_memory import (
+    CpuMemory,
+    CudaMemory,
+    DeviceMemory,
+    MemoryFigures,
+)
 from napkinmath_profiler.measuring.device_names import device_named
 from napkinmath_profiler.measuring.environment import (
     busy_notes,
@@ -27,7 +33,12 @@ from napkinmath_profiler.measuring.environment import (
 from napkinmath_profiler.measuring.exhaustion import exhaustion_as_one_error
 from napkinmath_profiler.measuring.held import held_by_role
 from napkinmath_profiler.measuring.history_pass import HistoryPass
-from napkinmath_profiler.measuring.measured_loop import MeasuredLoop, StepFigures, step_spread, summarize
+from napkinmath_profiler.measuring.measured_loop import (
+    MeasuredLoop,
+    StepFigures,
+    step_spread,
+    summarize,
+)
 from napkinmath_profiler.measuring.measurement import MeasuredMemory, Measurement, OutOfMemoryReport
 from napkinmath_profiler.measuring.partial import num_layers_of, with_kept
 from napkinmath_profiler.measuring.real_model import optimizer_of, real_inputs, real_model
@@ -48,9 +59,10 @@ MEASURED = "measured"
 class MeasureOptions:
     """How to measure; what is measured is said by ``TraceOptions``.
 
-    ``num_layers`` None is all of them; ``kept`` names the layers instead. ``attribute`` records every allocation of two steps with who made it, which slows those
-    steps down, and then runs ``num_warmup_steps`` and ``num_steps`` undisturbed ones for the clock; ``num_steps`` 0 leaves them out.
-    ``memory_share`` is how much of the GPU's free memory may be taken.
+    ``num_layers`` None is all of them; ``kept`` names the layers instead. ``attribute`` records
+    every allocation of two steps with who made it, which slows those steps down, and then runs
+    ``num_warmup_steps`` and ``num_steps`` undisturbed ones for the clock; ``num_steps`` 0 leaves
+    them out. ``memory_share`` is how much of the GPU's free memory may be taken.
     """
 
     device: str = DEFAULT_DEVICE
@@ -62,43 +74,62 @@ class MeasureOptions:
     stacks: bool = False
     memory_share: float = 0.95
     stand_in: CpuMemory | None = None
-    """On a CPU, run what a GPU would be measured by over these books instead of the trace's tracker."""
+    """On a CPU, run what a GPU would be measured by over these books instead of the trace's
+    tracker."""
 
 
-def measure_step(config: Any, options: TraceOptions, how: MeasureOptions | None = None) -> Measurement:
-    """Measure ``config``'s training step (a mapping, a path, a transformers config) as ``options`` describe it.
+def measure_step(
+    config: Any, options: TraceOptions, how: MeasureOptions | None = None
+) -> Measurement:
+    """Measure ``config``'s training step (a mapping, a path, a transformers config) as ``options``
+    describe it.
 
-    Out of memory is no error: the measurement says where it happened and what was learned. Everything is freed before returning.
-    Raises InputError without the device asked for.
+    Out of memory is no error: the measurement says where it happened and what was learned.
+    Everything is freed before returning. Raises InputError without the device asked for.
     """
     return _Run(config, options, how or MeasureOptions()).run()
 
 
 def measure_layers(
-    config: Any, options: TraceOptions, how: MeasureOptions | None = None, *, counts: Sequence[int] = (1, 2, 3)
+    config: Any,
+    options: TraceOptions,
+    how: MeasureOptions | None = None,
+    *,
+    counts: Sequence[int] = (1, 2, 3),
 ) -> list[Measurement]:
     """The same step with each number of layers; stops after the first that runs out of memory."""
     found: list[Measurement] = []
     for count in counts:
-        found.append(measure_step(config, options, dataclasses.replace(how or MeasureOptions(), num_layers=count)))
+        found.append(
+            measure_step(
+                config, options, dataclasses.replace(how or MeasureOptions(), num_layers=count)
+            )
+        )
         if found[-1].failure is not None:
             break
     return found
 
 
 class _Run:
-    """One measurement, stage by stage; whatever stage runs out of memory, what the earlier ones found is kept."""
+    """One measurement, stage by stage; whatever stage runs out of memory, what the earlier ones
+    found is kept."""
 
     def __init__(self, config: Any, options: TraceOptions, how: MeasureOptions) -> None:
         self._how = how
         self._device = device_named(how.device)
         config = config_from(config)
         self._total = num_layers_of(config)
-        kept = how.kept if how.kept is not None else range(self._total if how.num_layers is None else how.num_layers)
+        kept = (
+            how.kept
+            if how.kept is not None
+            else range(self._total if how.num_layers is None else how.num_layers)
+        )
         self._config, self._num_layers = with_kept(config, tuple(kept)), len(kept)
         loop = dataclasses.replace(options.loop, device_type=self._device.type)
         self._options = dataclasses.replace(options, loop=loop)
-        self._memory: DeviceMemory | None = CudaMemory(self._device) if self._device.type == "cuda" else how.stand_in
+        self._memory: DeviceMemory | None = (
+            CudaMemory(self._device) if self._device.type == "cuda" else how.stand_in
+        )
         self._snapshot: dict[str, Any] | None = None
         self._present: dict[int, StorageRecord] = {}
         self._stage, self._loop = "building", None
@@ -115,7 +146,8 @@ class _Run:
         self._failure: OutOfMemoryReport | None = None
 
     def run(self) -> Measurement:
-        # Events, caches and workspaces are those of the current device: of several GPUs the one measured has to be it.
+        # Events, caches and workspaces are those of the current device: of several GPUs the one
+        # measured has to be it.
         with torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext():
             if self._device.type == "cuda":
                 self._release()
@@ -145,7 +177,9 @@ class _Run:
     def _stages(self) -> None:
         self._build()
         if self._how.attribute and self._options.loop.compile:
-            self._notes.append("a compiled step was timed, not attributed: hooks would break its graph")
+            self._notes.append(
+                "a compiled step was timed, not attributed: hooks would break its graph"
+            )
         elif self._how.attribute:
             self._stage = "attributing"
             self._attribute()
@@ -162,7 +196,9 @@ class _Run:
     def _new_loop(self, memory: DeviceMemory | None) -> MeasuredLoop:
         assert self._model is not None
         options: LoopOptions = self._options.loop
-        self._loop = MeasuredLoop(self._model, self._optimizer, self._inputs, options, device=self._device, memory=memory)
+        self._loop = MeasuredLoop(
+            self._model, self._optimizer, self._inputs, options, device=self._device, memory=memory
+        )
         return self._loop
 
     def _attribute(self) -> None:
@@ -170,16 +206,30 @@ class _Run:
         loop = self._new_loop(None)
         if self._memory is None:
             self._result = observe(
-                self._model, lambda: _discard(loop.timed_steps(NUM_ATTRIBUTED_STEPS)), inputs=self._inputs, settings=None, device_type="cpu"
+                self._model,
+                lambda: _discard(loop.timed_steps(NUM_ATTRIBUTED_STEPS)),
+                inputs=self._inputs,
+                settings=None,
+                device_type="cpu",
             )
         else:
             foreign = self._before.allocated if self._before is not None else 0
-            recording = HistoryPass(self._model, loop, self._inputs, self._optimizer, self._memory, foreign_bytes=foreign)
+            recording = HistoryPass(
+                self._model,
+                loop,
+                self._inputs,
+                self._optimizer,
+                self._memory,
+                foreign_bytes=foreign,
+            )
             try:
                 recording.run(NUM_ATTRIBUTED_STEPS, stacks=self._how.stacks)
             finally:
                 self._result = recording.result
-                self._snapshot, self._present = self._memory.recorded, recording.present_in(self._result)
+                self._snapshot, self._present = (
+                    self._memory.recorded,
+                    recording.present_in(self._result),
+                )
         self._start_over()
 
     def _start_over(self) -> None:
@@ -241,7 +291,9 @@ class _Run:
             num_layers=self._num_layers,
             total_layers=self._total,
             device=environment["device"],
-            tokens=self._options.micro_batch_size * self._options.sequence_length * self._options.loop.gradient_accumulation_steps,
+            tokens=self._options.micro_batch_size
+            * self._options.sequence_length
+            * self._options.loop.gradient_accumulation_steps,
             timeline=timeline,
             result=self._result,
             memory=memory,
@@ -249,7 +301,13 @@ class _Run:
             phases=summarize(steps, timed) if timed else {},
             step=step,
             environment=environment,
-            notes=(*self._notes, *slice_notes(environment["device"]), *busy_notes(self._before), *spread_notes(step), *self._throttling),
+            notes=(
+                *self._notes,
+                *slice_notes(environment["device"]),
+                *busy_notes(self._before),
+                *spread_notes(step),
+                *self._throttling,
+            ),
             failure=self._failure,
             snapshot=self._snapshot,
             present=self._present,
@@ -262,7 +320,9 @@ class _Run:
             if timeline is None:
                 return None
             books = replay(timeline)
-            return MeasuredMemory(requested=requested, allocated=books.peak_allocated, reserved=books.peak_reserved)
+            return MeasuredMemory(
+                requested=requested, allocated=books.peak_allocated, reserved=books.peak_reserved
+            )
         assert self._before is not None
         peaks = [figures for step in steps for figures in step.values()]
         if not peaks:
@@ -270,7 +330,8 @@ class _Run:
         return MeasuredMemory(
             requested=requested,
             allocated=max(p.peak_allocated for p in peaks) - self._before.allocated,
-            # A segment that was there for something else also serves the step: only what was booked in it is not the step's.
+            # A segment that was there for something else also serves the step: only what was booked
+            # in it is not the step's.
             reserved=max(p.peak_reserved for p in peaks) - self._before.allocated,
             device_used=self._device_used,
             before_allocated=self._before.allocated,

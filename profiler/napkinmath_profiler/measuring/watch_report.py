@@ -18,11 +18,19 @@ MOST_MODULES = 12
 MOST_CHANGES = 6
 MOST_STEPS = 5
 MOST_TENSORS = 8
-FORWARD, BACKWARD, OPTIMIZER, BETWEEN = PHASES = ("forward", "backward", "optimizer step", "between steps")
+FORWARD, BACKWARD, OPTIMIZER, BETWEEN = PHASES = (
+    "forward",
+    "backward",
+    "optimizer step",
+    "between steps",
+)
 
 
 def summary_lines(
-    records: Sequence[StepRecord], warnings: Sequence[DriftWarning], predicted: Estimate | int | None, seconds_spent: float
+    records: Sequence[StepRecord],
+    warnings: Sequence[DriftWarning],
+    predicted: Estimate | int | None,
+    seconds_spent: float,
 ) -> list[str]:
     """Peaks by phase, beside the prediction."""
     if not records:
@@ -30,16 +38,22 @@ def summary_lines(
     phases = {name: size for name in PHASES if (size := max(r.peaks.get(name, 0) for r in records))}
     first, steady = records[0], records[len(records) // 2 :]
     lines = [
-        f"{len(records):,} steps, allocated at most {format_bytes(max(phases.values()))}, reserved at most {format_bytes(max(r.peak_reserved for r in records))}"
+        f"{len(records):,} steps, allocated at most {format_bytes(max(phases.values()))}, reserved"
+        f" at most {format_bytes(max(r.peak_reserved for r in records))}"
     ]
     lines += [f"  {name:16} {format_bytes(size)}" for name, size in phases.items()]
     lines.append(
-        f"  first step {format_bytes(first.peak)}, later ones {format_bytes(min(r.peak for r in steady))} to {format_bytes(max(r.peak for r in steady))}"
+        f"  first step {format_bytes(first.peak)}, later ones"
+        f" {format_bytes(min(r.peak for r in steady))} to"
+        f" {format_bytes(max(r.peak for r in steady))}"
     )
     bytes_predicted = predicted_bytes(predicted)
     if bytes_predicted:
         peak = max(phases.values())
-        lines.append(f"  predicted        {format_bytes(bytes_predicted)}; measured is {peak / bytes_predicted - 1:+.1%}")
+        lines.append(
+            f"  predicted        {format_bytes(bytes_predicted)}; measured is"
+            f" {peak / bytes_predicted - 1:+.1%}"
+        )
     lines += [f"  {w.kind} at step {w.step}: {w.text}" for w in warnings]
     lines.append(f"  watching took {seconds_spent / len(records) * 1e6:.0f} us a step")
     return lines
@@ -65,7 +79,8 @@ def out_of_memory_lines(
     module: str,
     live: Live | None = None,
 ) -> list[str]:
-    """The report: the request, what was there by role and module, what was predicted, what went before, what to change."""
+    """The report: the request, what was there by role and module, what was predicted, what went
+    before, what to change."""
     asked_for = f"asked for {format_bytes(asked)} " if asked is not None else "ran out "
     lines = [f"{asked_for}in step {record.step}, {phase}" + (f", {module}" if module else "")]
     lines.append(
@@ -75,7 +90,8 @@ def out_of_memory_lines(
     if figures.device_total is not None and figures.device_used is not None:
         others = figures.device_used - figures.reserved
         lines.append(
-            f"the device has {format_bytes(figures.device_total)}; {format_bytes(others)} of it are the context's and other processes'"
+            f"the device has {format_bytes(figures.device_total)}; {format_bytes(others)} of it are"
+            " the context's and other processes'"
         )
     lines += ["", "what was there, by role"]
     lines += _roles(figures, model, optimizer, live)
@@ -92,7 +108,8 @@ def out_of_memory_lines(
     if records:
         lines += ["", "the steps before"]
         lines += [
-            f"  step {r.step}: {r.tokens:,} tokens, peak {format_bytes(r.peak)}, {format_bytes(r.end_allocated)} left, {format_bytes(r.peak_reserved)} reserved"
+            f"  step {r.step}: {r.tokens:,} tokens, peak {format_bytes(r.peak)},"
+            f" {format_bytes(r.end_allocated)} left, {format_bytes(r.peak_reserved)} reserved"
             for r in records[-MOST_STEPS:]
         ]
     lines += [f"  warned at step {w.step}: {w.kind}: {w.text}" for w in warnings]
@@ -101,14 +118,24 @@ def out_of_memory_lines(
     return lines
 
 
-def _roles(figures: MemoryFigures, model: nn.Module | None, optimizer: torch.optim.Optimizer | None, live: Live | None) -> list[str]:
+def _roles(
+    figures: MemoryFigures,
+    model: nn.Module | None,
+    optimizer: torch.optim.Optimizer | None,
+    live: Live | None,
+) -> list[str]:
     rows = list(held_by_role(model, optimizer).items())
     rest = figures.allocated - sum(size for _, size in rows)
     if live is None:
         rows.append(("activations, temporaries and what else the program holds", max(0, rest)))
     else:
-        saved, in_use = (sum(tensor.nbytes for tensor in found) for found in (live.saved, live.in_use))
-        rows += [("activations, kept for the backward", saved), ("tensors that the running code holds", in_use)]
+        saved, in_use = (
+            sum(tensor.nbytes for tensor in found) for found in (live.saved, live.in_use)
+        )
+        rows += [
+            ("activations, kept for the backward", saved),
+            ("tensors that the running code holds", in_use),
+        ]
         rows.append(("temporaries, and what else the program holds", max(0, rest - saved - in_use)))
     rows.append(("cached by the allocator, in no tensor", figures.reserved - figures.allocated))
     return [f"  {format_bytes(size):>12}  {name}" for name, size in rows]
@@ -123,16 +150,26 @@ def _kept(saved: Sequence[LiveTensor]) -> list[str]:
     lines: list[str] = []
     for place, group in ranked[:MOST_MODULES]:
         largest = max(group, key=lambda tensor: tensor.nbytes)
-        what = f"the largest {format_bytes(largest.nbytes)}, {list(largest.shape)} {largest.dtype} of {largest.holder}"
-        lines.append(f"  {format_bytes(sum(t.nbytes for t in group)):>12}  {place}: {len(group):,} tensor{'s' * (len(group) > 1)}, {what}")
+        what = (
+            f"the largest {format_bytes(largest.nbytes)}, {list(largest.shape)} {largest.dtype} of"
+            f" {largest.holder}"
+        )
+        lines.append(
+            f"  {format_bytes(sum(t.nbytes for t in group)):>12}  {place}: {len(group):,}"
+            f" tensor{'s' * (len(group) > 1)}, {what}"
+        )
     others = sum(tensor.nbytes for _, group in ranked[MOST_MODULES:] for tensor in group)
-    return lines + ([f"  {format_bytes(others):>12}  {len(ranked) - MOST_MODULES} others"] if others else [])
+    return lines + (
+        [f"  {format_bytes(others):>12}  {len(ranked) - MOST_MODULES} others"] if others else []
+    )
 
 
 def _in_use(found: Sequence[LiveTensor]) -> list[str]:
     ranked = sorted(found, key=lambda tensor: -tensor.nbytes)[:MOST_TENSORS]
     return [
-        f"  {format_bytes(t.nbytes):>12}  {list(t.shape)} {t.dtype} in {t.holder}" + (f" of {t.module}" if t.module else "") for t in ranked
+        f"  {format_bytes(t.nbytes):>12}  {list(t.shape)} {t.dtype} in {t.holder}"
+        + (f" of {t.module}" if t.module else "")
+        for t in ranked
     ]
 
 
@@ -150,7 +187,8 @@ def _modules(model: nn.Module) -> list[str]:
         group[1] += parameter.grad.nbytes if parameter.grad is not None else 0
     ranked = sorted(groups.items(), key=lambda item: -sum(item[1]))[:MOST_MODULES]
     return [
-        f"  {format_bytes(sum(sizes)):>12}  {name}" + (f", {format_bytes(sizes[1])} of it gradients" if sizes[1] else "")
+        f"  {format_bytes(sum(sizes)):>12}  {name}"
+        + (f", {format_bytes(sizes[1])} of it gradients" if sizes[1] else "")
         for name, sizes in ranked
     ]
 
@@ -160,29 +198,48 @@ def _prediction(predicted: Estimate | int | None, phase: str) -> list[str]:
         return []
     if not isinstance(predicted, Estimate):
         return ["", f"predicted: {format_bytes(predicted)} allocated at the peak"]
-    peaks = ", ".join(f"{p.value} {format_bytes(point.nbytes)}" for p, point in predicted.phase_peaks.items())
-    lines = ["", f"predicted: {format_bytes(round(predicted.memory.allocated.value))} allocated at the peak; by phase {peaks}"]
-    return lines + [f"  {format_bytes(size):>12}  {role.value}" for role, size in predicted.breakdown.items()]
+    peaks = ", ".join(
+        f"{p.value} {format_bytes(point.nbytes)}" for p, point in predicted.phase_peaks.items()
+    )
+    lines = [
+        "",
+        (
+            f"predicted: {format_bytes(round(predicted.memory.allocated.value))} allocated at the"
+            f" peak; by phase {peaks}"
+        ),
+    ]
+    return lines + [
+        f"  {format_bytes(size):>12}  {role.value}" for role, size in predicted.breakdown.items()
+    ]
 
 
-def _changes(figures: MemoryFigures, record: StepRecord, records: Sequence[StepRecord], predicted: Estimate | int | None) -> list[str]:
+def _changes(
+    figures: MemoryFigures,
+    record: StepRecord,
+    records: Sequence[StepRecord],
+    predicted: Estimate | int | None,
+) -> list[str]:
     lines: list[str] = []
     cached = figures.reserved - figures.allocated
     if cached > 0.05 * max(1, figures.reserved):
         lines.append(
-            f"  {format_bytes(cached)} are cached but in pieces: PYTORCH_ALLOC_CONF=expandable_segments:True lets pieces grow together"
+            f"  {format_bytes(cached)} are cached but in pieces:"
+            " PYTORCH_ALLOC_CONF=expandable_segments:True lets pieces grow together"
         )
     longest = max((r.largest for r in records), default=0)
     if longest and record.largest > longest:
         lines.append(
-            f"  this batch had {record.largest:,} tokens, {record.largest / longest:.1f} times the longest before: cap the length, or sort and pack"
+            f"  this batch had {record.largest:,} tokens, {record.largest / longest:.1f} times the"
+            " longest before: cap the length, or sort and pack"
         )
     if isinstance(predicted, Estimate):
         lines += [
-            f"  {change.flag}: {change.meaning}, saves {format_bytes(change.saved_bytes)}" for change in predicted.changes[:MOST_CHANGES]
+            f"  {change.flag}: {change.meaning}, saves {format_bytes(change.saved_bytes)}"
+            for change in predicted.changes[:MOST_CHANGES]
         ]
     if not lines:
         lines.append(
-            "  a smaller micro-batch with more gradient accumulation, or activation checkpointing; `estimate --model ...` prices each"
+            "  a smaller micro-batch with more gradient accumulation, or activation checkpointing;"
+            " `estimate --model ...` prices each"
         )
     return lines

@@ -1,4 +1,5 @@
-"""The pre-flight check: live model, optimizer and batch read as they are, priced, and judged before the first step."""
+"""The pre-flight check: live model, optimizer and batch read as they are, priced, and judged before
+the first step."""
 
 from napkinmath_profiler.preflight.check import Preflight, preflight
 

@@ -1,4 +1,5 @@
-"""The shape of what will be trained on: a batch, a shape, a data loader or a dataset, of which the longest sequence counts."""
+"""The shape of what will be trained on: a batch, a shape, a data loader or a dataset, of which the
+longest sequence counts."""
 
 from __future__ import annotations
 
@@ -38,29 +39,46 @@ def shape_of(batch: Any) -> BatchShape:
         found = next((batch[name] for name in IDS if name in batch), None)
         if found is None:
             raise TraceError(
-                f"the batch has none of {', '.join(IDS)} but {', '.join(map(str, batch))}; give batch=(batch_size, sequence_length)"
+                f"the batch has none of {', '.join(IDS)} but {', '.join(map(str, batch))}; give"
+                " batch=(batch_size, sequence_length)"
             )
         batch = found
     if isinstance(batch, torch.Tensor):
         batch = tuple(batch.shape[:2])
-    if isinstance(batch, (tuple, list)) and len(batch) == 2 and all(isinstance(n, int) and n > 0 for n in batch):
+    if (
+        isinstance(batch, (tuple, list))
+        and len(batch) == 2
+        and all(isinstance(n, int) and n > 0 for n in batch)
+    ):
         return BatchShape(batch[0], batch[1])
     raise TraceError(
-        f"batch {str(batch)[:60]!r} is not a batch; give a mapping with input_ids, a tensor (b, s) or (batch_size, sequence_length)"
+        f"batch {str(batch)[:60]!r} is not a batch; give a mapping with input_ids, a tensor (b, s)"
+        " or (batch_size, sequence_length)"
     )
 
 
 def longest_of(dataset: Any, micro_batch_size: int, *, at_most: int = 0) -> BatchShape:
-    """The longest and the median row of a dataset that is tokenized already; a batch is padded to its longest row.
+    """The longest and the median row of a dataset that is tokenized already; a batch is padded to
+    its longest row.
 
-    ``at_most``: the length to which the loop truncates, 0 for none. Rows are read for SECONDS_TO_READ, from all over the dataset.
-    Iterable datasets are not read: their rows would be gone.
+    ``at_most``: the length to which the loop truncates, 0 for none. Rows are read for
+    SECONDS_TO_READ, from all over the dataset. Iterable datasets are not read: their rows would be
+    gone.
     """
     lengths = sorted(_lengths(dataset))
     if not lengths:
-        raise TraceError("the dataset has no tokenized rows (input_ids or length); give batch=(batch_size, sequence_length)")
+        raise TraceError(
+            "the dataset has no tokenized rows (input_ids or length); give batch=(batch_size,"
+            " sequence_length)"
+        )
     limit = at_most or lengths[-1]
-    return BatchShape(micro_batch_size, min(lengths[-1], limit), min(lengths[len(lengths) // 2], limit), len(lengths), len(dataset))
+    return BatchShape(
+        micro_batch_size,
+        min(lengths[-1], limit),
+        min(lengths[len(lengths) // 2], limit),
+        len(lengths),
+        len(dataset),
+    )
 
 
 def _lengths(dataset: Any) -> list[int]:
@@ -91,8 +109,11 @@ def _columns(columns: set[str]) -> list[str]:
 
 
 def _all_over(starts: Sequence[int]) -> Iterator[int]:
-    """Every start, neighbours far apart: by the golden ratio, which leaves the largest gap smallest whenever one stops."""
-    return iter(sorted(starts, key=lambda start: (start // ROWS_AT_ONCE * 0.6180339887498949) % 1.0))
+    """Every start, neighbours far apart: by the golden ratio, which leaves the largest gap smallest
+    whenever one stops."""
+    return iter(
+        sorted(starts, key=lambda start: (start // ROWS_AT_ONCE * 0.6180339887498949) % 1.0)
+    )
 
 
 def _of_table(table: Any) -> list[int]:
@@ -102,7 +123,10 @@ def _of_table(table: Any) -> list[int]:
     for name in LENGTHS:
         if name in table.column_names:
             return [int(n) for n in table[name].to_pylist()]
-    of = {name: pyarrow.compute.list_value_length(table[name]).to_pylist() for name in table.column_names}
+    of = {
+        name: pyarrow.compute.list_value_length(table[name]).to_pylist()
+        for name in table.column_names
+    }
     if "input_ids" in of:
         return of["input_ids"]
     return [_pair({name: values[i] for name, values in of.items()}) for i in range(table.num_rows)]
@@ -118,4 +142,6 @@ def _of_row(row: Any) -> list[int]:
 
 
 def _pair(lengths: Mapping[str, int]) -> int:
-    return lengths.get(PROMPT, 0) + max((n for name, n in lengths.items() if name != PROMPT), default=0)
+    return lengths.get(PROMPT, 0) + max(
+        (n for name, n in lengths.items() if name != PROMPT), default=0
+    )

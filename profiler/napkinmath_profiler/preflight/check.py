@@ -1,4 +1,5 @@
-"""``preflight``: the live objects read, priced and judged; raises ``DoesNotFit`` where even the optimistic end cannot fit."""
+"""``preflight``: the live objects read, priced and judged; raises ``DoesNotFit`` where even the
+optimistic end cannot fit."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ from napkinmath_profiler.preflight.live_optimizer import optimizer_name, state_b
 from napkinmath_profiler.preflight.random_states import random_states_kept
 
 OTHERS_WORTH_SAYING = 256 * MIB
-COUNTS_AGREE = 0.001  # share of the parameters by which a model may differ from its config before that is said
+COUNTS_AGREE = (
+    0.001  # share of the parameters by which a model may differ from its config before that is said
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +38,8 @@ class Preflight:
     findings: tuple[Finding, ...]
     held_by_others: int = 0
     held_here: int = 0
-    """Bytes that this process holds on the device and that are neither the model's nor its optimizer's."""
+    """Bytes that this process holds on the device and that are neither the model's nor its
+    optimizer's."""
 
     @property
     def verdict(self) -> Verdict:
@@ -47,8 +51,14 @@ class Preflight:
         lines = [
             f"{self.live.name}: {self.verdict.value}"
             + (f" on {machine.gpu.name}, {format_bytes(machine.memory_bytes)}" if machine else ""),
-            f"  batch {self.shape.micro_batch_size} x {self.shape.sequence_length}, {self.live.num_trained:,} of {self.live.num_parameters:,} parameters trained",
-            f"  allocated {_span(memory.allocated)}   reserved {_span(memory.reserved)}   device {_span(memory.device)} GiB",
+            (
+                f"  batch {self.shape.micro_batch_size} x {self.shape.sequence_length},"
+                f" {self.live.num_trained:,} of {self.live.num_parameters:,} parameters trained"
+            ),
+            (
+                f"  allocated {_span(memory.allocated)}   reserved {_span(memory.reserved)}  "
+                f" device {_span(memory.device)} GiB"
+            ),
         ]
         return "\n".join([*lines, *(f"  - {finding.text}" for finding in self.findings)])
 
@@ -71,29 +81,46 @@ def preflight(
     requested_checkpointing: bool | None = None,
     raises: bool = True,
 ) -> Preflight:
-    """Prices the training step that live objects are about to take, without running, changing or allocating anything.
+    """Prices the training step that live objects are about to take, without running, changing or
+    allocating anything.
 
-    ``optimizer``: a torch optimizer (or a name of the catalogue's); ``batch``: a batch, a tensor (b, s) or (b, s) itself; with ``dataset``
-    (tokenized) its longest row is what must fit, cut to ``max_length``. ``hardware``: a GPU by name; the current CUDA device where there
-    is one. ``autocast_dtype``: of the region that the loop will open (None: the one that is open now). ``training``: the mode that the loop
-    will set (None: the one the model is in). ``train_config`` gives what no object knows: accumulation, clipping, loss, stack, workload.
-    Random states are left as they are, whatever a dataset's rows draw. Raises DoesNotFit where even the optimistic end of the range does not fit,
-    unless ``raises`` is False; TraceError where an object cannot be read.
+    ``optimizer``: a torch optimizer (or a name of the catalogue's); ``batch``: a batch, a tensor
+    (b, s) or (b, s) itself; with ``dataset`` (tokenized) its longest row is what must fit, cut to
+    ``max_length``. ``hardware``: a GPU by name; the current CUDA device where there is one.
+    ``autocast_dtype``: of the region that the loop will open (None: the one that is open now).
+    ``training``: the mode that the loop will set (None: the one the model is in). ``train_config``
+    gives what no object knows: accumulation, clipping, loss, stack, workload. Random states are
+    left as they are, whatever a dataset's rows draw. Raises DoesNotFit where even the optimistic
+    end of the range does not fit, unless ``raises`` is False; TraceError where an object cannot be
+    read.
     """
     config = train_config or TrainConfig(stack="hf-bare")
-    live = read_model(model, autocast_dtype=autocast_dtype or _open_autocast(), shards=_world_size())
+    live = read_model(
+        model, autocast_dtype=autocast_dtype or _open_autocast(), shards=_world_size()
+    )
     with random_states_kept():
         shape = _shape(batch, dataset, max_length, config)
     config = settled(live, config).replace(
-        micro_batch_size=shape.micro_batch_size, sequence_length=shape.sequence_length, optimizer=_optimizer(optimizer, config)
+        micro_batch_size=shape.micro_batch_size,
+        sequence_length=shape.sequence_length,
+        optimizer=_optimizer(optimizer, config),
     )
     if training is not None:
         config = config.replace(training_mode=training)
-    asked = live.requested_checkpointing if requested_checkpointing is None else requested_checkpointing
+    asked = (
+        live.requested_checkpointing if requested_checkpointing is None else requested_checkpointing
+    )
     machine, others, own = _machine(hardware, live, optimizer, config)
     priced = estimate(live.config, config, hardware=machine)
     findings = [*_findings(priced, live, shape, others, asked=asked), *_held_here(own)]
-    found = Preflight(estimate=priced, live=live, shape=shape, held_by_others=others, held_here=own, findings=tuple(findings))
+    found = Preflight(
+        estimate=priced,
+        live=live,
+        shape=shape,
+        held_by_others=others,
+        held_here=own,
+        findings=tuple(findings),
+    )
     if raises and priced.verdict is Verdict.DOES_NOT_FIT:
         raise DoesNotFit(_refusal(found))
     return found
@@ -122,11 +149,18 @@ def _open_autocast() -> torch.dtype | None:
 
 def _world_size() -> int:
     distributed = torch.distributed
-    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+    return (
+        distributed.get_world_size()
+        if distributed.is_available() and distributed.is_initialized()
+        else 1
+    )
 
 
-def _machine(hardware: str | Hardware | None, live: LiveModel, optimizer: Any, config: TrainConfig) -> tuple[Hardware | None, int, int]:
-    """(the device, what other processes hold of it, what this one holds beside the model and its optimizer)."""
+def _machine(
+    hardware: str | Hardware | None, live: LiveModel, optimizer: Any, config: TrainConfig
+) -> tuple[Hardware | None, int, int]:
+    """(the device, what other processes hold of it, what this one holds beside the model and its
+    optimizer)."""
     if isinstance(hardware, Hardware):
         return hardware, hardware.others_bytes[0], 0
     if hardware is not None or not torch.cuda.is_available():
@@ -138,8 +172,16 @@ def _machine(hardware: str | Hardware | None, live: LiveModel, optimizer: Any, c
     except InputError:
         machine = find_hardware(vram=total)
     others = max(0, total - free - torch.cuda.memory_reserved() - machine.context_bytes)
-    copies = 2 if config.workload.kind is WorkloadKind.DPO and config.workload.reference and config.adapter is None else 1
-    own = max(0, torch.cuda.memory_allocated() - copies * live.device_bytes - state_bytes(optimizer))
+    copies = (
+        2
+        if config.workload.kind is WorkloadKind.DPO
+        and config.workload.reference
+        and config.adapter is None
+        else 1
+    )
+    own = max(
+        0, torch.cuda.memory_allocated() - copies * live.device_bytes - state_bytes(optimizer)
+    )
     gone = others + own
     return machine.replace(display=(gone, gone, gone)), others, own
 
@@ -147,8 +189,17 @@ def _machine(hardware: str | Hardware | None, live: LiveModel, optimizer: Any, c
 # ---------------------------------------------------------------- what is found
 
 
-def _findings(e: Estimate, live: LiveModel, shape: BatchShape, others: int, *, asked: bool) -> tuple[Finding, ...]:
-    found = [_unlike_its_config(e, live), _others(e, others), _first_step(e), _cache(e, live), _longest(e, shape), _upcast(e)]
+def _findings(
+    e: Estimate, live: LiveModel, shape: BatchShape, others: int, *, asked: bool
+) -> tuple[Finding, ...]:
+    found = [
+        _unlike_its_config(e, live),
+        _others(e, others),
+        _first_step(e),
+        _cache(e, live),
+        _longest(e, shape),
+        _upcast(e),
+    ]
     if asked and e.config.recompute.kind is RecomputeKind.NONE:
         found.append(_never_enabled(e))
     return tuple(f for f in (*e.findings, *found) if f is not None)
@@ -160,15 +211,24 @@ def _saves(e: Estimate, changed: TrainConfig) -> int:
 
 def _never_enabled(e: Estimate) -> Finding:
     cost = _saves(e, e.config.replace(recompute=RecomputeConfig(kind=RecomputeKind.FULL)))
-    text = f"checkpointing was asked for, but no layer has it on: {format_bytes(cost)} more; call model.gradient_checkpointing_enable()"
+    text = (
+        f"checkpointing was asked for, but no layer has it on: {format_bytes(cost)} more; call"
+        " model.gradient_checkpointing_enable()"
+    )
     return Finding(text=text, nbytes=cost)
 
 
 def _unlike_its_config(e: Estimate, live: LiveModel) -> Finding | None:
-    for what, has, priced in (("", live.num_parameters, e.num_parameters), (" trained", live.num_trained, e.num_trained)):
+    for what, has, priced in (
+        ("", live.num_parameters, e.num_parameters),
+        (" trained", live.num_trained, e.num_trained),
+    ):
         if abs(has - priced) > COUNTS_AGREE * priced:
             return Finding(
-                text=f"the live model has {has:,}{what} parameters and {priced:,} were priced: what was added, cut or frozen is not"
+                text=(
+                    f"the live model has {has:,}{what} parameters and {priced:,} were priced: what"
+                    " was added, cut or frozen is not"
+                )
             )
     return None
 
@@ -177,7 +237,10 @@ def _others(e: Estimate, others: int) -> Finding | None:
     if others < OTHERS_WORTH_SAYING or e.hardware is None:
         return None
     return Finding(
-        text=f"other processes hold {format_bytes(others)} of the GPU: end them, or count on {format_bytes(e.hardware.usable_bytes)}",
+        text=(
+            f"other processes hold {format_bytes(others)} of the GPU: end them, or count on"
+            f" {format_bytes(e.hardware.usable_bytes)}"
+        ),
         nbytes=others,
     )
 
@@ -185,7 +248,10 @@ def _others(e: Estimate, others: int) -> Finding | None:
 def _held_here(own: int) -> tuple[Finding, ...]:
     if own < OTHERS_WORTH_SAYING:
         return ()
-    text = f"this process holds {format_bytes(own)} on the GPU beside the model and its optimizer: let go of it before training"
+    text = (
+        f"this process holds {format_bytes(own)} on the GPU beside the model and its optimizer: let"
+        " go of it before training"
+    )
     return (Finding(text=text, nbytes=own),)
 
 
@@ -194,7 +260,10 @@ def _first_step(e: Estimate) -> Finding | None:
     if states < e.peak.nbytes // 10:
         return None
     return Finding(
-        text=f"the optimizer's states, {format_bytes(states)}, are made in the first step: memory after loading does not show them yet",
+        text=(
+            f"the optimizer's states, {format_bytes(states)}, are made in the first step: memory"
+            " after loading does not show them yet"
+        ),
         nbytes=0,
     )
 
@@ -202,7 +271,12 @@ def _first_step(e: Estimate) -> Finding | None:
 def _cache(e: Estimate, live: LiveModel) -> Finding | None:
     if not live.uses_cache or e.config.recompute.kind is not RecomputeKind.NONE:
         return None
-    return Finding(text="config.use_cache is on: training keeps a key/value cache that nothing reads; set model.config.use_cache = False")
+    return Finding(
+        text=(
+            "config.use_cache is on: training keeps a key/value cache that nothing reads; set"
+            " model.config.use_cache = False"
+        )
+    )
 
 
 def _longest(e: Estimate, shape: BatchShape) -> Finding | None:
@@ -210,9 +284,15 @@ def _longest(e: Estimate, shape: BatchShape) -> Finding | None:
         return None
     usual = estimate(e.spec, e.config.replace(sequence_length=shape.usual_length)).peak.nbytes
     seen = (
-        f"{shape.rows_seen:,} rows" if shape.rows_seen >= shape.num_rows else f"{shape.rows_seen:,} rows looked at, of {shape.num_rows:,},"
+        f"{shape.rows_seen:,} rows"
+        if shape.rows_seen >= shape.num_rows
+        else f"{shape.rows_seen:,} rows looked at, of {shape.num_rows:,},"
     )
-    text = f"the longest of {seen} has {shape.sequence_length:,} tokens, the median {shape.usual_length:,}: that one batch needs {format_bytes(e.peak.nbytes - usual)} more than a usual one"
+    text = (
+        f"the longest of {seen} has {shape.sequence_length:,} tokens, the median"
+        f" {shape.usual_length:,}: that one batch needs {format_bytes(e.peak.nbytes - usual)} more"
+        " than a usual one"
+    )
     return Finding(text=text, nbytes=e.peak.nbytes - usual)
 
 
@@ -222,7 +302,10 @@ def _upcast(e: Estimate) -> Finding | None:
     if e.config.loss is not Loss.HF or not 0.1 * e.peak.nbytes <= held < 0.25 * e.peak.nbytes:
         return None
     return Finding(
-        text=f"logits are held in fp32 beside their 16-bit copy, {format_bytes(held)} at the peak: a chunked or fused loss holds none",
+        text=(
+            f"logits are held in fp32 beside their 16-bit copy, {format_bytes(held)} at the peak: a"
+            " chunked or fused loss holds none"
+        ),
         nbytes=held,
     )
 
@@ -231,9 +314,12 @@ def _refusal(found: Preflight) -> str:
     e = found.estimate
     machine = e.hardware
     assert machine is not None
-    changes = ", ".join(f"{change.meaning} (-{format_bytes(change.saved_bytes)})" for change in e.changes[:2])
+    changes = ", ".join(
+        f"{change.meaning} (-{format_bytes(change.saved_bytes)})" for change in e.changes[:2]
+    )
     way = f"; try {changes}" if changes else "; take a larger GPU or shard the model"
     return (
-        f"{found.live.name}, batch {found.shape.micro_batch_size} x {found.shape.sequence_length}, needs {format_bytes(int(e.memory.device.low))} at least "
-        f"and {machine.gpu.name} has {format_bytes(machine.memory_bytes)}{way}"
+        f"{found.live.name}, batch {found.shape.micro_batch_size} x {found.shape.sequence_length},"
+        f" needs {format_bytes(int(e.memory.device.low))} at least and {machine.gpu.name} has"
+        f" {format_bytes(machine.memory_bytes)}{way}"
     )

@@ -23,12 +23,16 @@ AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 
 
 class PreflightLightning(Callback):
-    """Checks before the first step; the transformers model is the module itself or the first attribute of it that is one.
+    """Checks before the first step; the transformers model is the module itself or the first
+    attribute of it that is one.
 
-    ``batch``: a batch or (batch_size, sequence_length); without one the first batch of the loader is looked at.
+    ``batch``: a batch or (batch_size, sequence_length); without one the first batch of the loader
+    is looked at.
     """
 
-    def __init__(self, batch: Any = None, *, hardware: str | Hardware | None = None, raises: bool = True) -> None:
+    def __init__(
+        self, batch: Any = None, *, hardware: str | Hardware | None = None, raises: bool = True
+    ) -> None:
         self.batch, self.hardware, self.raises = batch, hardware, raises
         self.found: Preflight | None = None
 
@@ -59,7 +63,17 @@ class PreflightLightning(Callback):
 def _language_model(module: nn.Module) -> nn.Module:
     if hasattr(getattr(module, "config", None), "to_dict"):
         return module
-    found = next((child for child in module.children() if hasattr(getattr(child, "config", None), "to_dict")), None)
+    found = next(
+        (
+            child
+            for child in module.children()
+            if hasattr(getattr(child, "config", None), "to_dict")
+        ),
+        None,
+    )
     if found is None:
-        raise TraceError(f"{type(module).__name__} has no transformers model among its attributes; call preflight(model=...) yourself")
+        raise TraceError(
+            f"{type(module).__name__} has no transformers model among its attributes; call"
+            " preflight(model=...) yourself"
+        )
     return found

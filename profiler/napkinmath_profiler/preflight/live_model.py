@@ -1,4 +1,5 @@
-"""A live model read as a ``TrainConfig``: what is trained, in which types, and which of its switches are truly on."""
+"""A live model read as a ``TrainConfig``: what is trained, in which types, and which of its
+switches are truly on."""
 
 from __future__ import annotations
 
@@ -41,7 +42,12 @@ PRECISIONS = {
     (torch.float16, None): Precision.FP16,
     (torch.float16, torch.float16): Precision.FP16_AUTOCAST,
 }
-ADAPTER_KINDS = {"LORA": AdapterKind.LORA, "IA3": AdapterKind.IA3, "PROMPT_TUNING": AdapterKind.PROMPT, "PREFIX_TUNING": AdapterKind.PREFIX}
+ADAPTER_KINDS = {
+    "LORA": AdapterKind.LORA,
+    "IA3": AdapterKind.IA3,
+    "PROMPT_TUNING": AdapterKind.PROMPT,
+    "PREFIX_TUNING": AdapterKind.PREFIX,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,28 +70,40 @@ class LiveModel:
     uses_cache: bool
 
 
-def read_model(model: nn.Module, *, autocast_dtype: torch.dtype | None = None, shards: int = 1) -> LiveModel:
-    """Reads ``model`` without running or changing it; raises TraceError for one without a transformers config.
+def read_model(
+    model: nn.Module, *, autocast_dtype: torch.dtype | None = None, shards: int = 1
+) -> LiveModel:
+    """Reads ``model`` without running or changing it; raises TraceError for one without a
+    transformers config.
 
-    ``autocast_dtype``: the region's that the training loop will open; ``shards``: ranks that share a sharded model.
+    ``autocast_dtype``: the region's that the training loop will open; ``shards``: ranks that share
+    a sharded model.
     """
     inner, wrappers = unwrapped(model)
     base, adapters = _without_adapters(inner)
     config = getattr(base, "config", None)
     if config is None or not hasattr(config, "to_dict"):
         raise TraceError(
-            f"{type(base).__name__} has no transformers config, so its layers are not known by rule; "
-            "trace its own step: napkinmath_profiler.trace.trace(model=..., step=...)"
+            f"{type(base).__name__} has no transformers config, so its layers are not known by"
+            " rule; trace its own step: napkinmath_profiler.trace.trace(model=..., step=...)"
         )
     checkpointing, reentrant = _checkpointing(base)
     quantized = _quantized(base)
-    computed = quantized[1] if quantized is not None and quantized[1] is not None else _weight_dtype(base)
+    computed = (
+        quantized[1] if quantized is not None and quantized[1] is not None else _weight_dtype(base)
+    )
     trained = [p for p in inner.parameters() if p.requires_grad]
     settings: dict[str, Any] = {
         "precision": _precision(computed, autocast_dtype),
         "training_mode": base.training,
-        "recompute": RecomputeConfig(kind=RecomputeKind.FULL, reentrant=reentrant) if checkpointing else RecomputeConfig(),
-        "attention": ATTENTION.get(getattr(config, "_attn_implementation", None) or "", Attention.AUTO),
+        "recompute": (
+            RecomputeConfig(kind=RecomputeKind.FULL, reentrant=reentrant)
+            if checkpointing
+            else RecomputeConfig()
+        ),
+        "attention": ATTENTION.get(
+            getattr(config, "_attn_implementation", None) or "", Attention.AUTO
+        ),
     }
     if adapters is not None:
         settings["adapter"] = _adapter(inner, adapters)
@@ -111,7 +129,8 @@ def read_model(model: nn.Module, *, autocast_dtype: torch.dtype | None = None, s
 
 
 def unwrapped(model: nn.Module) -> tuple[Any, tuple[str, ...]]:
-    """The model inside DDP, FSDP, DeepSpeed, torch.compile and the like, and what was around it, outermost first."""
+    """The model inside DDP, FSDP, DeepSpeed, torch.compile and the like, and what was around it,
+    outermost first."""
     wrappers: list[str] = []
     current: Any = model
     while True:
@@ -135,7 +154,11 @@ def _without_adapters(model: Any) -> tuple[Any, Any]:
     """(the transformers model, PEFT's config of the active adapter or None)."""
     configs = getattr(model, "peft_config", None)
     if configs and hasattr(model, "get_base_model"):
-        active = model.active_adapter if isinstance(model.active_adapter, str) else model.active_adapter[0]
+        active = (
+            model.active_adapter
+            if isinstance(model.active_adapter, str)
+            else model.active_adapter[0]
+        )
         return model.get_base_model(), configs[active]
     return model, None
 
@@ -152,7 +175,11 @@ def _count(parameter: torch.Tensor) -> int:
 
 
 def _device_bytes(model: nn.Module) -> int:
-    held = [*model.parameters(), *model.buffers(), *(p.grad for p in model.parameters() if p.grad is not None)]
+    held = [
+        *model.parameters(),
+        *model.buffers(),
+        *(p.grad for p in model.parameters() if p.grad is not None),
+    ]
     return sum(t.numel() * t.element_size() for t in held if t.device.type == "cuda")
 
 
@@ -168,9 +195,13 @@ def _weight_dtype(base: nn.Module) -> torch.dtype:
 def _precision(computed: torch.dtype, autocast: torch.dtype | None) -> Precision:
     if computed is torch.float32 and autocast is None and torch.backends.cuda.matmul.allow_tf32:
         return Precision.TF32
-    found = PRECISIONS.get((computed, autocast)) or PRECISIONS.get((computed, None if autocast is None else computed))
+    found = PRECISIONS.get((computed, autocast)) or PRECISIONS.get(
+        (computed, None if autocast is None else computed)
+    )
     if found is None:
-        raise TraceError(f"weights of {computed} are not priced; load the model in float32, bfloat16 or float16")
+        raise TraceError(
+            f"weights of {computed} are not priced; load the model in float32, bfloat16 or float16"
+        )
     return found
 
 
@@ -190,37 +221,67 @@ def _quantized(base: nn.Module) -> tuple[QuantizationConfig, torch.dtype | None]
         if kind == "Linear4bit":
             weight: Any = module.weight
             state = getattr(weight, "quant_state", None)
-            nested = bool(state.nested) if state is not None else bool(getattr(weight, "compress_statistics", True))
+            nested = (
+                bool(state.nested)
+                if state is not None
+                else bool(getattr(weight, "compress_statistics", True))
+            )
             computed = getattr(module, "compute_dtype", None) or getattr(state, "dtype", None)
             keep = _kept(base, kind)
-            settings = QuantizationConfig(format=getattr(weight, "quant_type", "nf4"), double_quant=nested, keep=keep)
-            return (settings.replace(compute_dtype="fp32"), torch.bfloat16) if computed is torch.float32 else (settings, computed)
+            settings = QuantizationConfig(
+                format=getattr(weight, "quant_type", "nf4"), double_quant=nested, keep=keep
+            )
+            return (
+                (settings.replace(compute_dtype="fp32"), torch.bfloat16)
+                if computed is torch.float32
+                else (settings, computed)
+            )
         if kind == "Linear8bitLt":
-            return QuantizationConfig(format="int8", double_quant=False, keep=_kept(base, kind)), torch.float16
+            return (
+                QuantizationConfig(format="int8", double_quant=False, keep=_kept(base, kind)),
+                torch.float16,
+            )
     return None
 
 
 def _kept(base: nn.Module, quantized: str) -> tuple[str, ...]:
     """Linears that were left as they are, by their last name."""
-    plain = {name.rpartition(".")[2] for name, module in base.named_modules() if type(module) is nn.Linear and not _is_adapter(name)}
+    plain = {
+        name.rpartition(".")[2]
+        for name, module in base.named_modules()
+        if type(module) is nn.Linear and not _is_adapter(name)
+    }
     return tuple(sorted(plain - {"base_layer", "default"})) or ("lm_head",)
 
 
 def _is_widened(base: nn.Module) -> bool:
     """prepare_model_for_kbit_training leaves no 16-bit parameter: norms are float32."""
-    norms = [p for n, p in base.named_parameters() if p.dim() == 1 and "norm" in n.lower() and p.is_floating_point()]
+    norms = [
+        p
+        for n, p in base.named_parameters()
+        if p.dim() == 1 and "norm" in n.lower() and p.is_floating_point()
+    ]
     return bool(norms) and all(p.dtype is torch.float32 for p in norms)
 
 
 def _adapter(model: nn.Module, config: Any) -> AdapterConfig:
     kind = ADAPTER_KINDS.get(getattr(config.peft_type, "value", str(config.peft_type)))
     if kind is None:
-        raise TraceError(f"adapter {config.peft_type} is not priced; LoRA, DoRA, IA3, prompt and prefix tuning are")
+        raise TraceError(
+            f"adapter {config.peft_type} is not priced; LoRA, DoRA, IA3, prompt and prefix"
+            " tuning are"
+        )
     if kind in (AdapterKind.PROMPT, AdapterKind.PREFIX):
         return AdapterConfig(kind=kind, num_virtual_tokens=config.num_virtual_tokens)
     dtypes = {p.dtype for n, p in model.named_parameters() if "lora_" in n or "ia3_" in n}
     adapted = tuple(
-        sorted({name.rpartition(".lora_A")[0].rpartition(".")[2] for name, _ in model.named_modules() if name.endswith(".lora_A")})
+        sorted(
+            {
+                name.rpartition(".lora_A")[0].rpartition(".")[2]
+                for name, _ in model.named_modules()
+                if name.endswith(".lora_A")
+            }
+        )
     )
     dtype = find_dtype(str(next(iter(dtypes)))).name if len(dtypes) == 1 else "auto"
     if kind is AdapterKind.IA3:
@@ -239,8 +300,13 @@ def _adapter(model: nn.Module, config: Any) -> AdapterConfig:
 
 
 def _frozen(base: nn.Module) -> tuple[str, ...]:
-    """Submodules of which nothing is trained while the rest is, by name; single layers of a stack have none."""
-    return tuple(dict.fromkeys(_topmost_frozen(base))) if any(p.requires_grad for p in base.parameters()) else ()
+    """Submodules of which nothing is trained while the rest is, by name; single layers of a stack
+    have none."""
+    return (
+        tuple(dict.fromkeys(_topmost_frozen(base)))
+        if any(p.requires_grad for p in base.parameters())
+        else ()
+    )
 
 
 def _topmost_frozen(module: nn.Module) -> Iterator[str]:
@@ -257,9 +323,14 @@ def _parallel(wrappers: tuple[str, ...], model: Any, shards: int) -> ParallelCon
         return None
     if "DeepSpeedEngine" in wrappers:
         stage = int(model.zero_optimization_stage())
-        return ParallelConfig(data_parallel=DataParallel(f"zero{stage}") if stage else DataParallel.DDP, data_parallel_size=shards)
+        return ParallelConfig(
+            data_parallel=DataParallel(f"zero{stage}") if stage else DataParallel.DDP,
+            data_parallel_size=shards,
+        )
     if "FullyShardedDataParallel" in wrappers:
-        return ParallelConfig(data_parallel=DataParallel.FSDP1, data_parallel_size=shards, sharding=Sharding.FULL)
+        return ParallelConfig(
+            data_parallel=DataParallel.FSDP1, data_parallel_size=shards, sharding=Sharding.FULL
+        )
     if any(type(m).__name__.startswith("FSDP") for m in model.modules()):
         return ParallelConfig(data_parallel=DataParallel.FSDP2, data_parallel_size=shards)
     if "DistributedDataParallel" in wrappers:

@@ -12,7 +12,13 @@ from napkinmath_profiler.tracing.trace_errors import TraceError
 
 TORCH = {"SGD": "sgd", "Adagrad": "adagrad", "RMSprop": "rmsprop", "Muon": "muon"}
 # bitsandbytes' class names without "Paged", "8bit" and "32bit"
-BITSANDBYTES = {"Adam": "adamw", "AdamW": "adamw", "Lion": "lion", "AdEMAMix": "ademamix", "RMSprop": "rmsprop"}
+BITSANDBYTES = {
+    "Adam": "adamw",
+    "AdamW": "adamw",
+    "Lion": "lion",
+    "AdEMAMix": "ademamix",
+    "RMSprop": "rmsprop",
+}
 OTHERS = {
     "GaLoreAdamW": "galore",
     "Adafactor": "adafactor",
@@ -48,7 +54,9 @@ def _of_bitsandbytes(kind: str, optimizer: Any) -> str:
     plain = kind.removeprefix("Paged").removesuffix("8bit").removesuffix("32bit")
     base = BITSANDBYTES.get(plain, plain.lower())
     is_paged = bool(getattr(optimizer, "is_paged", False))
-    is_8bit = kind.endswith("8bit") or getattr(getattr(optimizer, "args", None), "optim_bits", 32) == 8
+    is_8bit = (
+        kind.endswith("8bit") or getattr(getattr(optimizer, "args", None), "optim_bits", 32) == 8
+    )
     if is_8bit:
         return f"{'paged-' if is_paged else ''}{base}-8bit"
     return f"paged-{base}" if is_paged else base if base == "ademamix" else f"{base}-bnb"
@@ -60,14 +68,22 @@ def _known(name: str, optimizer: Any) -> str:
     except InputError as unknown:
         kind = f"{type(optimizer).__module__}.{type(optimizer).__name__}"
         raise TraceError(
-            f"optimizer {kind} is not in the catalogue; say which is nearest with optimizer='adamw-fused' or another name"
+            f"optimizer {kind} is not in the catalogue; say which is nearest with"
+            " optimizer='adamw-fused' or another name"
         ) from unknown
 
 
 def state_bytes(optimizer: Any) -> int:
-    """Bytes of an optimizer's states on an accelerator; 0 of one that has made none yet, or is only a name."""
+    """Bytes of an optimizer's states on an accelerator; 0 of one that has made none yet, or is only
+    a name."""
     while hasattr(optimizer, "optimizer"):
         optimizer = optimizer.optimizer
     states = getattr(optimizer, "state", None) or {}
-    tensors = [value for state in states.values() if isinstance(state, dict) for value in state.values() if isinstance(value, torch.Tensor)]
+    tensors = [
+        value
+        for state in states.values()
+        if isinstance(state, dict)
+        for value in state.values()
+        if isinstance(value, torch.Tensor)
+    ]
     return sum(t.numel() * t.element_size() for t in tensors if t.device.type == "cuda")

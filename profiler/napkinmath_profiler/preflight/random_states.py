@@ -12,7 +12,8 @@ import torch
 
 @contextmanager
 def random_states_kept() -> Iterator[None]:
-    """Python's, NumPy's (where it is loaded) and torch's generators of the CPU are afterwards what they were."""
+    """Python's, NumPy's (where it is loaded) and torch's generators of the CPU are afterwards what
+    they were."""
     numpy = sys.modules.get("numpy")
     own, tensors = random.getstate(), torch.get_rng_state()
     arrays = numpy.random.get_state() if numpy is not None else None

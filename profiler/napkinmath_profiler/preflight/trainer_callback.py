@@ -1,4 +1,5 @@
-"""The pre-flight check inside Transformers' Trainer and TRL's trainers, which are its subclasses."""
+"""The pre-flight check inside Transformers' Trainer and TRL's trainers, which are its
+subclasses."""
 
 from __future__ import annotations
 
@@ -15,17 +16,24 @@ from transformers import TrainerCallback
 from napkinmath_profiler.preflight.batch_shape import BatchShape, longest_of
 from napkinmath_profiler.preflight.check import Preflight, preflight
 from napkinmath_profiler.preflight.random_states import random_states_kept
-from napkinmath_profiler.preflight.trl_trainers import ROLLOUTS, ROWS_A_SAMPLE, loss_of, rollout_shape, workload_of
+from napkinmath_profiler.preflight.trl_trainers import (
+    ROLLOUTS,
+    ROWS_A_SAMPLE,
+    loss_of,
+    rollout_shape,
+    workload_of,
+)
 from napkinmath_profiler.tracing.trace_errors import TraceError
 
 logger = logging.getLogger("napkinmath")
 
 
 class PreflightCallback(TrainerCallback):
-    """Checks when training begins, before the first step: logs what it finds, raises DoesNotFit where nothing could fit.
+    """Checks when training begins, before the first step: logs what it finds, raises DoesNotFit
+    where nothing could fit.
 
-    ``hardware``: a GPU by name instead of the current device; ``raises`` False only logs. An object that cannot be read is a warning,
-    never the end of a training.
+    ``hardware``: a GPU by name instead of the current device; ``raises`` False only logs. An object
+    that cannot be read is a warning, never the end of a training.
     """
 
     def __init__(self, *, hardware: str | Hardware | None = None, raises: bool = True) -> None:
@@ -41,7 +49,9 @@ class PreflightCallback(TrainerCallback):
             raise
         except Exception as unread:
             logger.warning(
-                "pre-flight check left out: %s%s", "" if isinstance(unread, NapkinError) else f"{type(unread).__name__}: ", unread
+                "pre-flight check left out: %s%s",
+                "" if isinstance(unread, NapkinError) else f"{type(unread).__name__}: ",
+                unread,
             )
             return
         if args.process_index == 0:
@@ -74,7 +84,9 @@ def config_of(args: Any) -> TrainConfig:
         clip_gradients=bool(args.max_grad_norm),
         compile=bool(args.torch_compile),
         loss=loss_of(args),
-        workload=workload_of(args) if args.world_size == 1 else Workload(),  # on several GPUs the plain step is priced
+        workload=(
+            workload_of(args) if args.world_size == 1 else Workload()
+        ),  # on several GPUs the plain step is priced
     )
 
 

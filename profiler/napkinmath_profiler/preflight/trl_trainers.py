@@ -1,4 +1,5 @@
-"""TRL's trainers by their settings: what runs beside the step, how the loss is computed, and how long a sequence can get.
+"""TRL's trainers by their settings: what runs beside the step, how the loss is computed, and how
+long a sequence can get.
 
 Source: trl 1.16 trainer/{sft,dpo,kto,reward,grpo,rloo}_trainer.py and their configs.
 """
@@ -13,7 +14,8 @@ from napkinmath.config.workload_config import Workload, WorkloadKind
 from napkinmath_profiler.preflight.batch_shape import BatchShape
 from napkinmath_profiler.tracing.trace_errors import TraceError
 
-# Sequences of a micro-batch for each row of the dataset: the chosen and the rejected answer run together.
+# Sequences of a micro-batch for each row of the dataset: the chosen and the rejected answer run
+# together.
 ROWS_A_SAMPLE = {"DPOConfig": 2, "RewardConfig": 2, "ORPOConfig": 2, "CPOConfig": 2}
 ROLLOUTS = frozenset(("GRPOConfig", "RLOOConfig"))
 FUSED_HEADS = frozenset(("SFTConfig", "DPOConfig", "KTOConfig")) | ROLLOUTS
@@ -24,11 +26,17 @@ def workload_of(args: Any) -> Workload:
     """What a trainer's settings add to the step; the plain step for those of no known trainer."""
     kind = type(args).__name__
     if kind in ("DPOConfig", "KTOConfig"):
-        return Workload(kind=WorkloadKind.DPO, reference=not getattr(args, "precompute_ref_log_probs", False))
+        return Workload(
+            kind=WorkloadKind.DPO, reference=not getattr(args, "precompute_ref_log_probs", False)
+        )
     if kind == "RewardConfig":
         return Workload(kind=WorkloadKind.REWARD)
     if kind in ROLLOUTS and not getattr(args, "use_vllm", False):
-        return Workload(kind=WorkloadKind.GRPO, reference=bool(args.beta), completion_tokens=args.max_completion_length)
+        return Workload(
+            kind=WorkloadKind.GRPO,
+            reference=bool(args.beta),
+            completion_tokens=args.max_completion_length,
+        )
     if kind in ROLLOUTS and args.beta:
         return Workload(kind=WorkloadKind.DPO)  # vLLM generates; the reference's forward stays
     return Workload()
@@ -42,7 +50,8 @@ def loss_of(args: Any) -> Loss:
 
 
 def has_fused_heads() -> bool:
-    """TRL since its trainers put a fused head on every model (trl/trainer/utils.py add_fused_lm_head)."""
+    """TRL since its trainers put a fused head on every model (trl/trainer/utils.py
+    add_fused_lm_head)."""
     try:
         from trl.trainer import utils
     except ImportError:
@@ -51,14 +60,18 @@ def has_fused_heads() -> bool:
 
 
 def rollout_shape(args: Any, dataset: Any, tokenizer: Any) -> BatchShape:
-    """Completions of a micro-batch, as long as the longest prompt and all that may be generated; TraceError without prompts."""
+    """Completions of a micro-batch, as long as the longest prompt and all that may be generated;
+    TraceError without prompts."""
     prompt = getattr(args, "max_prompt_length", None) or _longest_prompt(dataset, tokenizer)
     return BatchShape(args.per_device_train_batch_size, prompt + args.max_completion_length)
 
 
 def _longest_prompt(dataset: Any, tokenizer: Any) -> int:
     if tokenizer is None or "prompt" not in (getattr(dataset, "column_names", None) or ()):
-        raise TraceError("the dataset has no prompts that could be measured; call preflight(batch=(completions, longest sequence))")
+        raise TraceError(
+            "the dataset has no prompts that could be measured; call preflight(batch=(completions,"
+            " longest sequence))"
+        )
     prompts = sorted(dataset["prompt"], key=lambda p: len(str(p)))[-PROMPTS_TOKENIZED:]
     return max(_num_tokens(prompt, tokenizer) for prompt in prompts)
 

@@ -1,1 +1,2 @@
-"""PyTorch's CUDA memory snapshots: read without running code from them, written from predicted steps, replayed."""
+"""PyTorch's CUDA memory snapshots: read without running code from them, written from predicted
+steps, replayed."""

@@ -1,4 +1,5 @@
-"""A timeline as a Chrome / Perfetto trace: memory by role as counters, phases and the largest tensors as bars."""
+"""A timeline as a Chrome / Perfetto trace: memory by role as counters, phases and the largest
+tensors as bars."""
 
 from __future__ import annotations
 
@@ -15,7 +16,9 @@ MAX_TENSORS = 400
 MEMORY, PHASES, TENSORS = 1, 2, 3  # process ids: one group of rows each
 
 
-def write_chrome_trace(timeline: Timeline, path: str | os.PathLike[str], *, force: bool = False) -> None:
+def write_chrome_trace(
+    timeline: Timeline, path: str | os.PathLike[str], *, force: bool = False
+) -> None:
     """Write the JSON that chrome://tracing and ui.perfetto.dev open."""
     text = json.dumps({"traceEvents": chrome_events(timeline), "displayTimeUnit": "ms"}).encode()
 
@@ -28,7 +31,10 @@ def write_chrome_trace(timeline: Timeline, path: str | os.PathLike[str], *, forc
 def chrome_events(timeline: Timeline) -> list[dict[str, Any]]:
     """The trace events; without seconds an event of the timeline takes a microsecond."""
     names = ((MEMORY, "memory by role"), (PHASES, "phases"), (TENSORS, "largest tensors"))
-    found: list[dict[str, Any]] = [{"ph": "M", "pid": pid, "name": "process_name", "args": {"name": name}} for pid, name in names]
+    found: list[dict[str, Any]] = [
+        {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": name}}
+        for pid, name in names
+    ]
     born: dict[int, list[int]] = {}
     lives: list[tuple[int, int, int]] = []
     totals: dict[str, int] = {}
@@ -50,7 +56,15 @@ def chrome_events(timeline: Timeline) -> list[dict[str, Any]]:
                     _add(totals, timeline, new, 1)
                 samples.append((clock, dict(totals)))
         if clock > start:
-            bar = {"ph": "X", "pid": PHASES, "tid": 1, "name": segment.name, "cat": segment.phase.value, "ts": start, "dur": clock - start}
+            bar = {
+                "ph": "X",
+                "pid": PHASES,
+                "tid": 1,
+                "name": segment.name,
+                "cat": segment.phase.value,
+                "ts": start,
+                "dur": clock - start,
+            }
             found.append(bar)
     lives += [(index, moment, clock) for index, moments in born.items() for moment in moments]
     return found + _counters(samples) + _tensors(timeline, lives)
@@ -64,8 +78,14 @@ def _add(totals: dict[str, int], timeline: Timeline, index: int, sign: int) -> N
 def _counters(samples: list[tuple[int, dict[str, int]]]) -> list[dict[str, Any]]:
     """At most MAX_COUNTERS samples, the highest of each stretch."""
     stride = max(1, -(-len(samples) // MAX_COUNTERS))
-    highest = [max(samples[i : i + stride], key=lambda sample: sum(sample[1].values())) for i in range(0, len(samples), stride)]
-    return [{"ph": "C", "pid": MEMORY, "name": "bytes", "ts": clock, "args": totals} for clock, totals in highest]
+    highest = [
+        max(samples[i : i + stride], key=lambda sample: sum(sample[1].values()))
+        for i in range(0, len(samples), stride)
+    ]
+    return [
+        {"ph": "C", "pid": MEMORY, "name": "bytes", "ts": clock, "args": totals}
+        for clock, totals in highest
+    ]
 
 
 def _tensors(timeline: Timeline, lives: list[tuple[int, int, int]]) -> list[dict[str, Any]]:
@@ -79,7 +99,12 @@ def _tensors(timeline: Timeline, lives: list[tuple[int, int, int]]) -> list[dict
             rows.append(0)
         rows[row] = end
         tensor = timeline.tensors[index]
-        details = {"bytes": tensor.requested, "role": tensor.role.value, "module": tensor.module, "dtype": tensor.dtype}
+        details = {
+            "bytes": tensor.requested,
+            "role": tensor.role.value,
+            "module": tensor.module,
+            "dtype": tensor.dtype,
+        }
         found.append(
             {
                 "ph": "X",

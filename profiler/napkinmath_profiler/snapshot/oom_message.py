@@ -7,7 +7,17 @@ from dataclasses import dataclass
 
 from napkinmath.base.errors import InputError, shown
 
-UNITS = {"bytes": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30}
+UNITS = {
+    "bytes": 1,
+    "b": 1,
+    "kib": 1 << 10,
+    "mib": 1 << 20,
+    "gib": 1 << 30,
+    "tib": 1 << 40,
+    "kb": 1 << 10,
+    "mb": 1 << 20,
+    "gb": 1 << 30,
+}
 SIZE = r"([\d.]+)\s*(bytes|[KMGT]i?B|B)"
 # What each phrase of the message says; wordings of torch 1.x to 2.13, and of HIP builds.
 PHRASES: dict[str, tuple[str, ...]] = {
@@ -15,8 +25,14 @@ PHRASES: dict[str, tuple[str, ...]] = {
     "capacity": (rf"total capacity of {SIZE}", rf"{SIZE} total capacity"),
     "free": (rf"of which {SIZE} is free", rf"{SIZE} free"),
     "this_process": (rf"this process has {SIZE} memory in use",),
-    "allocated": (rf"Of the allocated memory {SIZE} is allocated by PyTorch", rf"{SIZE} already allocated"),
-    "unallocated": (rf"{SIZE} is reserved by PyTorch but unallocated", rf"{SIZE} reserved but unallocated"),
+    "allocated": (
+        rf"Of the allocated memory {SIZE} is allocated by PyTorch",
+        rf"{SIZE} already allocated",
+    ),
+    "unallocated": (
+        rf"{SIZE} is reserved by PyTorch but unallocated",
+        rf"{SIZE} reserved but unallocated",
+    ),
     "reserved": (rf"{SIZE} reserved in total by PyTorch",),
     "limit": (rf"{SIZE} allowed",),
     "pools": (rf"with {SIZE} allocated in private pools",),
@@ -39,14 +55,16 @@ class OutOfMemoryMessage:
 
     @property
     def outside_pytorch(self) -> int | None:
-        """What this process holds beside PyTorch's allocator: the CUDA context, NCCL, other libraries."""
+        """What this process holds beside PyTorch's allocator: the CUDA context, NCCL, other
+        libraries."""
         if None in (self.this_process, self.allocated, self.unallocated):
             return None
         return max(0, self.this_process - self.allocated - self.unallocated)  # type: ignore[operator]
 
     @property
     def room(self) -> int | None:
-        """What PyTorch's allocator of this process could hold at most; None where the message names no capacity."""
+        """What PyTorch's allocator of this process could hold at most; None where the message names
+        no capacity."""
         if self.capacity is None:
             return self.limit
         left = max(0, self.capacity - self.other_processes - (self.outside_pytorch or 0))
@@ -65,7 +83,8 @@ def read_message(text: str) -> OutOfMemoryMessage:
     found = {key: _first(patterns, text) for key, patterns in PHRASES.items()}
     if found["tried"] is None:
         raise InputError(
-            f"{shown(' '.join(text.split()))} is no CUDA out-of-memory message (no 'Tried to allocate'); paste the whole error line"
+            f"{shown(' '.join(text.split()))} is no CUDA out-of-memory message (no 'Tried to"
+            " allocate'); paste the whole error line"
         )
     unallocated = found["unallocated"]
     if unallocated is None and found["reserved"] is not None and found["allocated"] is not None:
@@ -75,7 +94,9 @@ def read_message(text: str) -> OutOfMemoryMessage:
         capacity=found["capacity"],
         free=found["free"],
         this_process=found["this_process"],
-        other_processes=sum(_bytes(number, unit) for _, number, unit in OTHER_PROCESS.findall(text)),
+        other_processes=sum(
+            _bytes(number, unit) for _, number, unit in OTHER_PROCESS.findall(text)
+        ),
         allocated=found["allocated"],
         unallocated=unallocated,
         limit=found["limit"],
@@ -94,4 +115,6 @@ def _bytes(number: str, unit: str) -> int:
     try:
         return round(float(number) * UNITS[unit.lower()])
     except ValueError:
-        raise InputError(f"{shown(number)} {unit} is no size; paste the message as PyTorch printed it") from None
+        raise InputError(
+            f"{shown(number)} {unit} is no size; paste the message as PyTorch printed it"
+        ) from None

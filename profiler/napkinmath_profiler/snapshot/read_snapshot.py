@@ -1,7 +1,8 @@
 """A recorded CUDA memory snapshot as a ``Timeline``: streamed, without running code from it.
 
-Records what ``torch.cuda.memory._dump_snapshot`` wrote: the event trace, and the segments as they were at the end. What was
-allocated before the recording began is known by its end only and comes first, as a tensor of its own.
+Records what ``torch.cuda.memory._dump_snapshot`` wrote: the event trace, and the segments as they
+were at the end. What was allocated before the recording began is known by its end only and comes
+first, as a tensor of its own.
 """
 
 from __future__ import annotations
@@ -22,12 +23,22 @@ from napkinmath_profiler.snapshot.streamed_pickle import StreamedPickle
 GRANULE = 512
 TRACE_KEYS = ("action", "addr", "size", "frames")
 GROWS, SHRINKS = ("segment_alloc", "segment_map"), ("segment_free", "segment_unmap")
-LIBRARY_FOLDERS = ("/torch/", "/site-packages/", "/dist-packages/", "<frozen", "??", ".cpp", ".cu", ".h")
+LIBRARY_FOLDERS = (
+    "/torch/",
+    "/site-packages/",
+    "/dist-packages/",
+    "<frozen",
+    "??",
+    ".cpp",
+    ".cu",
+    ".h",
+)
 
 
 @dataclass(slots=True)
 class RecordedSnapshot:
-    """What a snapshot holds: the timeline, how much was reserved as recorded, and the out-of-memory moments."""
+    """What a snapshot holds: the timeline, how much was reserved as recorded, and the out-of-memory
+    moments."""
 
     timeline: Timeline
     peak_reserved: int
@@ -38,7 +49,8 @@ class RecordedSnapshot:
 
 
 def read_snapshot(path: str | os.PathLike[str]) -> RecordedSnapshot:
-    """Read a ``memory_snapshot.pickle``; raises InputError for what is none, truncated, corrupt or wants code run."""
+    """Read a ``memory_snapshot.pickle``; raises InputError for what is none, truncated, corrupt or
+    wants code run."""
     name = shown(os.fspath(path), limit=200)
     try:
         with open(path, "rb") as file:
@@ -47,16 +59,23 @@ def read_snapshot(path: str | os.PathLike[str]) -> RecordedSnapshot:
             with mmap(file.fileno(), 0, access=ACCESS_READ) as data:
                 return read_snapshot_bytes(data, name)
     except OSError as error:
-        raise InputError(f"{name} cannot be read: {error.strerror or error}; check the path") from None
+        raise InputError(
+            f"{name} cannot be read: {error.strerror or error}; check the path"
+        ) from None
 
 
 def read_snapshot_bytes(data: bytes | mmap, name: str) -> RecordedSnapshot:
     """The same from bytes."""
     builder = _Builder()
     snapshot = StreamedPickle(data, name, builder.listen, TRACE_KEYS).load()
-    if not isinstance(snapshot, dict) or "segments" not in snapshot or "device_traces" not in snapshot:
+    if (
+        not isinstance(snapshot, dict)
+        or "segments" not in snapshot
+        or "device_traces" not in snapshot
+    ):
         raise InputError(
-            f"{name} is a pickle, but no memory snapshot (no segments and device_traces); dump one with torch.cuda.memory._dump_snapshot"
+            f"{name} is a pickle, but no memory snapshot (no segments and device_traces); dump one"
+            " with torch.cuda.memory._dump_snapshot"
         )
     return builder.finish(snapshot)
 
@@ -122,7 +141,11 @@ class _Builder:
                 size = block.get("requested_size", block.get("size", 0))
                 self._before.append(len(self._tensors))
                 frames = block.get("frames")
-                label, role = self._read_frames(frames)[:2] if frames else ("allocated before the recording", Role.UNEXPLAINED)
+                label, role = (
+                    self._read_frames(frames)[:2]
+                    if frames
+                    else ("allocated before the recording", Role.UNEXPLAINED)
+                )
                 self._tensors.append(_tensor(label, role, size))
         end_reserved = sum(segment.get("total_size", 0) for segment in segments)
         start = end_reserved - self._reserved[-1]
@@ -138,7 +161,17 @@ class _Builder:
 
     def _segments(self) -> list[TimelineSegment]:
         found = (
-            [TimelineSegment("before the recording", Phase.LOAD, 1, [("+", index) for index in self._before], [])] if self._before else []
+            [
+                TimelineSegment(
+                    "before the recording",
+                    Phase.LOAD,
+                    1,
+                    [("+", index) for index in self._before],
+                    [],
+                )
+            ]
+            if self._before
+            else []
         )
         current: Phase | None = None
         for is_birth, index, phase in self._events:
@@ -163,13 +196,27 @@ def _active_blocks(segments: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any
 
 
 def _meaning(frames: list[Any]) -> tuple[str, Role, Phase]:
-    """What a call stack says: the user's innermost line, and the role and phase of what is allocated there."""
-    texts = [(str(f.get("name", "")), str(f.get("filename", "")), f.get("line", 0)) for f in frames if isinstance(f, dict)]
+    """What a call stack says: the user's innermost line, and the role and phase of what is
+    allocated there."""
+    texts = [
+        (str(f.get("name", "")), str(f.get("filename", "")), f.get("line", 0))
+        for f in frames
+        if isinstance(f, dict)
+    ]
     if texts and texts[0][1] == "napkinmath" and len(texts) > 1:  # a predicted step written by us
         role = next((r for r in Role if r.value == texts[1][0]), Role.UNEXPLAINED)
         return f"{texts[-1][0]} {texts[0][0]}", role, Phase.FORWARD
-    label = next((f"{file.rpartition('/')[2]}:{line} {name}" for name, file, line in texts if not _is_library(file)), "")
-    label = label or next((f"{file.rpartition('/')[2]}:{line} {name}" for name, file, line in texts), "no call stack")
+    label = next(
+        (
+            f"{file.rpartition('/')[2]}:{line} {name}"
+            for name, file, line in texts
+            if not _is_library(file)
+        ),
+        "",
+    )
+    label = label or next(
+        (f"{file.rpartition('/')[2]}:{line} {name}" for name, file, line in texts), "no call stack"
+    )
     joined = " ".join(f"{file} {name}" for name, file, _ in texts)
     if "/torch/optim/" in joined or "optimizer" in joined.lower():
         return label, Role.OPTIMIZER, Phase.STEP

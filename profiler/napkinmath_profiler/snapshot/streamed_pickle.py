@@ -1,7 +1,9 @@
-"""A pickle of plain values, read in one pass over a memory map: no code is run, and what a listener has taken is dropped.
+"""A pickle of plain values, read in one pass over a memory map: no code is run, and what a listener
+has taken is dropped.
 
-``pickle.load`` of a 1 GB snapshot builds ten times its bytes in objects and would call whatever the file names. Here only
-the opcodes that plain dicts, lists, tuples, strings and numbers need are known; any other one is refused with its offset.
+``pickle.load`` of a 1 GB snapshot builds ten times its bytes in objects and would call whatever the
+file names. Here only the opcodes that plain dicts, lists, tuples, strings and numbers need are
+known; any other one is refused with its offset.
 """
 
 from __future__ import annotations
@@ -37,9 +39,12 @@ _CODE = {
 # A list of nothing but references to earlier objects: the frames of a call stack seen before.
 _REFERENCES = re.compile(rb"\](\x94|q.|r....)\(((?:h.|j....)+)e", re.DOTALL)
 _REFERENCE = re.compile(rb"h(.)|j(....)", re.DOTALL)
-# A value inside a dict that is like the one before: a reference, an integer, a constant, a list of references or an empty list.
+# A value inside a dict that is like the one before: a reference, an integer, a constant, a list of
+# references or an empty list.
 _VALUE = (
-    rb"(h.|j....|K.|M..|J....|" + b"|".join(rb"\x8a%c.{%d}" % (n, n) for n in range(1, 9)) + rb"|N|\x88|\x89|\]\x94\((?:h.|j....)+e|\]\x94)"
+    rb"(h.|j....|K.|M..|J....|"
+    + b"|".join(rb"\x8a%c.{%d}" % (n, n) for n in range(1, 9))
+    + rb"|N|\x88|\x89|\]\x94\((?:h.|j....)+e|\]\x94)"
 )
 
 
@@ -48,22 +53,33 @@ def _reference_to(index: int) -> bytes:
 
 
 class StreamedPickle:
-    """One pass over ``data``: ``load()`` gives the value, after ``listener`` has seen and perhaps taken dicts out of it.
+    """One pass over ``data``: ``load()`` gives the value, after ``listener`` has seen and perhaps
+    taken dicts out of it.
 
-    Once the listener has taken a dict, the ones like it are given to it with their ``wanted`` keys only.
+    Once the listener has taken a dict, the ones like it are given to it with their ``wanted`` keys
+    only.
     """
 
-    def __init__(self, data: bytes | mmap, name: str, listener: Listener | None = None, wanted: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        data: bytes | mmap,
+        name: str,
+        listener: Listener | None = None,
+        wanted: tuple[str, ...] = (),
+    ) -> None:
         self._data, self._name, self._listener, self._wanted = data, name, listener, wanted
         self._memo: list[Any] = []
         self._lists: dict[bytes, list[Any]] = {}
         self._text_indices: dict[str, int] = {}
-        self._layout: tuple[str, ...] = ()  # keys of the dicts that the listener takes, and what their bytes look like
+        self._layout: tuple[
+            str, ...
+        ] = ()  # keys of the dicts that the listener takes, and what their bytes look like
         self._taken: list[tuple[str, int]] = []
         self._like: re.Pattern[bytes] | None = None
 
     def load(self) -> Any:
-        """The value; raises InputError naming the offset of what is corrupt, truncated or not plain."""
+        """The value; raises InputError naming the offset of what is corrupt, truncated or not
+        plain."""
         stack: list[Any] = []
         position = 0
         data = self._data
@@ -78,21 +94,36 @@ class StreamedPickle:
                 position = handler(self, data, position + 1, stack)
         except IndexError:
             raise InputError(
-                f"{self._name} ends at offset {len(data)} in the middle of a value; it is truncated: record the snapshot again"
+                f"{self._name} ends at offset {len(data)} in the middle of a value; it is"
+                " truncated: record the snapshot again"
             ) from None
-        except (struct.error, UnicodeDecodeError, TypeError, ValueError, AttributeError, KeyError) as error:
+        except (
+            struct.error,
+            UnicodeDecodeError,
+            TypeError,
+            ValueError,
+            AttributeError,
+            KeyError,
+        ) as error:
             if isinstance(error, InputError):
                 raise
-            raise InputError(f"{self._name} is corrupt at offset {position}: {error}; record the snapshot again") from None
+            raise InputError(
+                f"{self._name} is corrupt at offset {position}: {error}; record the snapshot again"
+            ) from None
 
     def _refusal(self, code: int, position: int) -> InputError:
         if code in _CODE:
             return InputError(
-                f"{self._name} wants code run at offset {position} ({_CODE[code]}); a memory snapshot is plain data, so this file is refused"
+                f"{self._name} wants code run at offset {position} ({_CODE[code]}); a memory"
+                " snapshot is plain data, so this file is refused"
             )
-        return InputError(f"{self._name} has an unknown opcode 0x{code:02x} at offset {position}; it is no pickle of a memory snapshot")
+        return InputError(
+            f"{self._name} has an unknown opcode 0x{code:02x} at offset {position}; it is no pickle"
+            " of a memory snapshot"
+        )
 
-    # Each handler takes (data, position after the opcode, stack) and gives the next opcode's position.
+    # Each handler takes (data, position after the opcode, stack) and gives the next opcode's
+    # position.
 
     def _skip_protocol(self, data: Any, at: int, stack: list[Any]) -> int:
         return at + 1
@@ -162,7 +193,9 @@ class StreamedPickle:
                 self._memo.append(None)
         entry = {key: self._value(values[index]) for key, index in self._taken}
         if self._listener is not None and not self._listener(entry):
-            entry = {key: self._value(value) for key, value in zip(self._layout, values, strict=True)}
+            entry = {
+                key: self._value(value) for key, value in zip(self._layout, values, strict=True)
+            }
             stack.append(entry)
         else:
             stack.append({})
@@ -187,7 +220,10 @@ class StreamedPickle:
     def _references(self, body: bytes) -> list[Any]:
         value = self._lists.get(body)
         if value is None:
-            value = self._lists[body] = [self._memo[m[0][0] if m[0] else int.from_bytes(m[1], "little")] for m in _REFERENCE.findall(body)]
+            value = self._lists[body] = [
+                self._memo[m[0][0] if m[0] else int.from_bytes(m[1], "little")]
+                for m in _REFERENCE.findall(body)
+            ]
         return value
 
     def _empty_list(self, data: Any, at: int, stack: list[Any]) -> int:
@@ -309,7 +345,9 @@ class StreamedPickle:
         target = stack[mark - 1]
         if type(target) is not list:
             raise ValueError("items are appended to what is no list")
-        target.extend(value for value in stack[mark + 1 :] if value != {})  # dropped dicts are empty
+        target.extend(
+            value for value in stack[mark + 1 :] if value != {}
+        )  # dropped dicts are empty
         del stack[mark:]
         return at
 

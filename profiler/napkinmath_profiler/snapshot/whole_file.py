@@ -9,13 +9,18 @@ from typing import BinaryIO
 from napkinmath.base.errors import InputError, shown
 
 
-def write_whole(path: str | os.PathLike[str], write: Callable[[BinaryIO], None], *, force: bool) -> None:
-    """Call ``write`` on a temporary neighbour of ``path`` and rename it; raises InputError for an existing file without ``force``."""
+def write_whole(
+    path: str | os.PathLike[str], write: Callable[[BinaryIO], None], *, force: bool
+) -> None:
+    """Call ``write`` on a temporary neighbour of ``path`` and rename it; raises InputError for an
+    existing file without ``force``."""
     name = os.fspath(path)
     if os.path.isdir(name):
         raise InputError(f"{shown(name, limit=200)} is a folder; name a file in it")
     if os.path.lexists(name) and not force:
-        raise InputError(f"{shown(name, limit=200)} exists; add --force to replace it, or name another")
+        raise InputError(
+            f"{shown(name, limit=200)} exists; add --force to replace it, or name another"
+        )
     folder, base = os.path.split(os.path.abspath(name))
     temporary = os.path.join(folder, f".{base[:100]}.{os.getpid()}.part")
     try:
@@ -23,7 +28,10 @@ def write_whole(path: str | os.PathLike[str], write: Callable[[BinaryIO], None],
             write(file)
         os.replace(temporary, name)
     except OSError as error:
-        raise InputError(f"{shown(name, limit=200)} cannot be written: {error.strerror or error}; check the folder and the disk") from None
+        raise InputError(
+            f"{shown(name, limit=200)} cannot be written: {error.strerror or error}; check the"
+            " folder and the disk"
+        ) from None
     finally:
         if os.path.lexists(temporary):
             os.unlink(temporary)

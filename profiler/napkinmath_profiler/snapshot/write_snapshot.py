@@ -1,4 +1,5 @@
-"""A timeline as a CUDA memory snapshot that PyTorch's own memory_viz reads: segments, blocks and the event trace."""
+"""A timeline as a CUDA memory snapshot that PyTorch's own memory_viz reads: segments, blocks and
+the event trace."""
 
 from __future__ import annotations
 
@@ -12,12 +13,18 @@ from napkinmath.memory.allocator import AllocatorSettings, Block, CachingAllocat
 from napkinmath_profiler.snapshot.whole_file import write_whole
 
 BASE_ADDRESS = 0x7F00_0000_0000
-EVENT_MICROSECONDS = 1  # a predicted event has an order, not a time; a microsecond each keeps plots readable
+EVENT_MICROSECONDS = (
+    1  # a predicted event has an order, not a time; a microsecond each keeps plots readable
+)
 STREAM = 0
 
 
 def write_snapshot(
-    timeline: Timeline, path: str | os.PathLike[str], *, settings: AllocatorSettings | None = None, force: bool = False
+    timeline: Timeline,
+    path: str | os.PathLike[str],
+    *,
+    settings: AllocatorSettings | None = None,
+    force: bool = False,
 ) -> None:
     """Replay ``timeline`` and pickle what ``torch.cuda.memory._snapshot()`` would have given."""
     snapshot = snapshot_of(timeline, settings)
@@ -29,7 +36,8 @@ def write_snapshot(
 
 
 def snapshot_of(timeline: Timeline, settings: AllocatorSettings | None = None) -> dict[str, Any]:
-    """The snapshot dict: ``segments``, ``device_traces``, ``allocator_settings``, ``external_annotations``."""
+    """The snapshot dict: ``segments``, ``device_traces``, ``allocator_settings``,
+    ``external_annotations``."""
     return _Recorder(timeline, settings).run()
 
 
@@ -70,7 +78,9 @@ class _Recorder:
         block = self._allocator.malloc(self._timeline.tensors[index].nbytes)
         self._note_segments()
         self._owner[block.address] = index
-        self._note("alloc", block.address, self._timeline.tensors[index].nbytes, self._frames[index])
+        self._note(
+            "alloc", block.address, self._timeline.tensors[index].nbytes, self._frames[index]
+        )
         return block
 
     def _free(self, block: Block, index: int) -> None:
@@ -87,17 +97,31 @@ class _Recorder:
             return
         mapped = self._settings.expandable_segments
         for address in self._segments.keys() - now.keys():
-            self._note("segment_unmap" if mapped else "segment_free", address, self._segments[address], [])
+            self._note(
+                "segment_unmap" if mapped else "segment_free", address, self._segments[address], []
+            )
         for address, size in now.items():
             before = self._segments.get(address, 0)
             if size > before:
-                self._note("segment_map" if mapped else "segment_alloc", address + before, size - before, [])
+                self._note(
+                    "segment_map" if mapped else "segment_alloc",
+                    address + before,
+                    size - before,
+                    [],
+                )
         self._segments = now
 
     def _note(self, action: str, address: int, size: int, frames: list[dict[str, Any]]) -> None:
         self._clock += EVENT_MICROSECONDS
         self._trace.append(
-            {"action": action, "addr": BASE_ADDRESS + address, "size": size, "stream": STREAM, "time_us": self._clock, "frames": frames}
+            {
+                "action": action,
+                "addr": BASE_ADDRESS + address,
+                "size": size,
+                "stream": STREAM,
+                "time_us": self._clock,
+                "frames": frames,
+            }
         )
 
     def _segment(self, address: int) -> dict[str, Any]:

@@ -1,7 +1,9 @@
-"""Which kernel CUDA's ``scaled_dot_product_attention`` runs, and the calls around it, for meta tensors.
+"""Which kernel CUDA's ``scaled_dot_product_attention`` runs, and the calls around it, for meta
+tensors.
 
-Source: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (``can_use_*_attention``, ``priority_order``) and
-aten/src/ATen/native/transformers/attention.cpp (padding and masks) of PyTorch 2.13.
+Source: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (``can_use_*_attention``,
+``priority_order``) and aten/src/ATen/native/transformers/attention.cpp (padding and masks) of
+PyTorch 2.13.
 """
 
 from __future__ import annotations
@@ -65,7 +67,8 @@ class AttentionCall:
 
 @cache
 def efficient_supports_gqa() -> bool:
-    """Whether the installed PyTorch's memory-efficient kernel takes grouped heads (its headers then speak of ``supports_mqa``)."""
+    """Whether the installed PyTorch's memory-efficient kernel takes grouped heads (its headers then
+    speak of ``supports_mqa``)."""
     header = Path(torch.__file__).parent / "include" / SDPA_HEADER
     return header.exists() and "supports_mqa" in header.read_text()
 
@@ -73,7 +76,13 @@ def efficient_supports_gqa() -> bool:
 def flash_fits(call: AttentionCall, capability: tuple[int, int]) -> bool:
     """``can_use_flash_attention`` for dense tensors."""
     query, key, value = call.head_sizes
-    if capability < (8, 0) or not call.is_half or call.has_mask or not query == key == value or query > MAX_FLASH_HEAD_SIZE:
+    if (
+        capability < (8, 0)
+        or not call.is_half
+        or call.has_mask
+        or not query == key == value
+        or query > MAX_FLASH_HEAD_SIZE
+    ):
         return False
     if call.is_causal and call.query_shape[-2] != call.key_shape[-2]:
         return False
@@ -103,9 +112,21 @@ def efficient_fits(call: AttentionCall, capability: tuple[int, int]) -> bool:
 def cudnn_fits(call: AttentionCall, capability: tuple[int, int]) -> bool:
     """``can_use_cudnn_attention`` for dense tensors, without what only the newest cuDNN adds."""
     query, key, value = call.head_sizes
-    small = query <= MAX_CUDNN_HEAD_SIZE and value <= MAX_CUDNN_HEAD_SIZE and query % 8 == 0 and value % 8 == 0
+    small = (
+        query <= MAX_CUDNN_HEAD_SIZE
+        and value <= MAX_CUDNN_HEAD_SIZE
+        and query % 8 == 0
+        and value % 8 == 0
+    )
     dropout_fits = call.dropout_p * 16 == int(call.dropout_p * 16)
-    return capability >= (8, 0) and call.is_half and small and query == key and dropout_fits and (call.same_heads or call.enable_gqa)
+    return (
+        capability >= (8, 0)
+        and call.is_half
+        and small
+        and query == key
+        and dropout_fits
+        and (call.same_heads or call.enable_gqa)
+    )
 
 
 FITS: dict[AttentionBackend, Callable[[AttentionCall, tuple[int, int]], bool]] = {
@@ -115,8 +136,11 @@ FITS: dict[AttentionBackend, Callable[[AttentionCall, tuple[int, int]], bool]] =
 }
 
 
-def choose_attention(wanted: AttentionBackend, call: AttentionCall, capability: tuple[int, int]) -> AttentionBackend:
-    """The backend for one call: CUDA's order of preference, or ``wanted`` alone, with math when nothing fits.
+def choose_attention(
+    wanted: AttentionBackend, call: AttentionCall, capability: tuple[int, int]
+) -> AttentionBackend:
+    """The backend for one call: CUDA's order of preference, or ``wanted`` alone, with math when
+    nothing fits.
 
     On compute capability 9.x and 10.x PyTorch with cuDNN above 9.15 asks cuDNN first.
     """
@@ -126,11 +150,16 @@ def choose_attention(wanted: AttentionBackend, call: AttentionCall, capability: 
             order.insert(0, AttentionBackend.CUDNN)
     else:
         order = [wanted] if wanted in FITS else []
-    return next((backend for backend in order if FITS[backend](call, capability)), AttentionBackend.MATH)
+    return next(
+        (backend for backend in order if FITS[backend](call, capability)), AttentionBackend.MATH
+    )
 
 
-def sdpa_function(wanted: AttentionBackend, capability: tuple[int, int], chosen: Counter[str]) -> Callable[..., torch.Tensor]:
-    """A replacement of ``aten::scaled_dot_product_attention`` that makes CUDA's choice and counts it in ``chosen``."""
+def sdpa_function(
+    wanted: AttentionBackend, capability: tuple[int, int], chosen: Counter[str]
+) -> Callable[..., torch.Tensor]:
+    """A replacement of ``aten::scaled_dot_product_attention`` that makes CUDA's choice and counts
+    it in ``chosen``."""
 
     def scaled_dot_product_attention(
         query: torch.Tensor,
@@ -163,13 +192,23 @@ def sdpa_function(wanted: AttentionBackend, capability: tuple[int, int], chosen:
             return _flash(query, key, value, dropout_p, is_causal, scale)
         if backend is AttentionBackend.EFFICIENT:
             mask = _aligned_mask(attn_mask, query, key) if attn_mask is not None else None
-            return aten._scaled_dot_product_efficient_attention(query, key, value, mask, needs_grad, dropout_p, is_causal, scale=scale)[0]
+            return aten._scaled_dot_product_efficient_attention(
+                query, key, value, mask, needs_grad, dropout_p, is_causal, scale=scale
+            )[0]
         if backend is AttentionBackend.CUDNN:
             return aten._scaled_dot_product_cudnn_attention(
                 query, key, value, attn_mask, needs_grad, dropout_p, is_causal, False, scale=scale
             )[0]
         return aten._scaled_dot_product_attention_math(
-            query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
+            query,
+            key,
+            value,
+            attn_mask,
+            dropout_p,
+            is_causal,
+            None,
+            scale=scale,
+            enable_gqa=enable_gqa,
         )[0]
 
     return scaled_dot_product_attention
@@ -182,20 +221,35 @@ def _additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask.logical_not(), float("-inf"))
 
 
-def _flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout_p: float, is_causal: bool, scale: float | None) -> torch.Tensor:
-    """Flash with the head size padded to a multiple of 8, as ``scaled_dot_product_attention`` pads it on CUDA."""
+def _flash(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+) -> torch.Tensor:
+    """Flash with the head size padded to a multiple of 8, as ``scaled_dot_product_attention`` pads
+    it on CUDA."""
     head_size = q.shape[-1]
     if head_size % 8 == 0:
-        return aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal, False, scale=scale)[0]
+        return aten._scaled_dot_product_flash_attention(
+            q, k, v, dropout_p, is_causal, False, scale=scale
+        )[0]
     pad = 8 - head_size % 8
     q, k, v = (F.pad(x, (0, pad)) for x in (q, k, v))
     scale = head_size**-0.5 if scale is None else scale
-    return aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal, False, scale=scale)[0][..., :head_size]
+    return aten._scaled_dot_product_flash_attention(
+        q, k, v, dropout_p, is_causal, False, scale=scale
+    )[0][..., :head_size]
 
 
 def _aligned_mask(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """The additive mask as the efficient kernel takes it: last dimension padded to a multiple of 16, then expanded."""
+    """The additive mask as the efficient kernel takes it: last dimension padded to a multiple of
+    16, then expanded."""
     last = mask.shape[-1]
     if last % EFFICIENT_MASK_ALIGNMENT:
-        mask = F.pad(mask, (0, EFFICIENT_MASK_ALIGNMENT - last % EFFICIENT_MASK_ALIGNMENT))[..., :last]
+        mask = F.pad(mask, (0, EFFICIENT_MASK_ALIGNMENT - last % EFFICIENT_MASK_ALIGNMENT))[
+            ..., :last
+        ]
     return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])

@@ -1,4 +1,5 @@
-"""Tell storages apart by what held them: marks first, then how long they outlived the code that made them."""
+"""Tell storages apart by what held them: marks first, then how long they outlived the code that
+made them."""
 
 from __future__ import annotations
 
@@ -13,8 +14,9 @@ BETWEEN_STEPS = (TracePhase.SETUP, TracePhase.ZERO_GRAD, TracePhase.BETWEEN)
 def attribute(records: Iterable[StorageRecord], head_module: str | None) -> None:
     """Settle the role of every record that nothing marked.
 
-    In forward: what dies in it was a temporary, what outlives it was held for backward. In backward and recompute the
-    same holds for one autograd node or one recomputation. What the loss and the output head made are logits.
+    In forward: what dies in it was a temporary, what outlives it was held for backward. In backward
+    and recompute the same holds for one autograd node or one recomputation. What the loss and the
+    output head made are logits.
     """
     for record in records:
         if record.role is None:
@@ -35,7 +37,11 @@ def _role(record: StorageRecord, head_module: str | None) -> StorageRole:
         return StorageRole.LOGITS
     same_scope = record.died_scope == record.scope
     if record.phase is TracePhase.FORWARD:
-        return StorageRole.TEMPORARIES if record.died_phase is TracePhase.FORWARD and same_scope else StorageRole.SAVED_ACTIVATIONS
+        return (
+            StorageRole.TEMPORARIES
+            if record.died_phase is TracePhase.FORWARD and same_scope
+            else StorageRole.SAVED_ACTIVATIONS
+        )
     if record.phase is TracePhase.RECOMPUTE:
         return StorageRole.TEMPORARIES if same_scope else StorageRole.SAVED_ACTIVATIONS
     if record.phase is TracePhase.BACKWARD:

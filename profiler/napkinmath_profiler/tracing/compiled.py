@@ -1,8 +1,10 @@
-"""``torch.compile`` without a GPU: real Dynamo and AOTAutograd, the saved tensors of the min-cut partitioner.
+"""``torch.compile`` without a GPU: real Dynamo and AOTAutograd, the saved tensors of the min-cut
+partitioner.
 
-Inductor's decompositions and partitioner decide what a compiled step keeps for its backward; the graphs are then run op by
-op, so temporaries inside one are those of unfused code, an upper bound. Dynamo compiles nothing under a dispatch mode, so the
-tracker steps aside while the compiled module is called and comes back inside each graph.
+Inductor's decompositions and partitioner decide what a compiled step keeps for its backward; the
+graphs are then run op by op, so temporaries inside one are those of unfused code, an upper bound.
+Dynamo compiles nothing under a dispatch mode, so the tracker steps aside while the compiled module
+is called and comes back inside each graph.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ STACK_KEYS = ("nn_module_stack", "fwd_nn_module_stack")
 
 
 def compiled(model: nn.Module) -> Callable[..., Any]:
-    """``model``'s call as ``torch.compile`` would make it; works under an active tracker and without one."""
+    """``model``'s call as ``torch.compile`` would make it; works under an active tracker and
+    without one."""
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch.partitioners import min_cut_rematerialization_partition
     from torch._inductor.decomposition import select_decomp_table
@@ -38,7 +41,10 @@ def compiled(model: nn.Module) -> Callable[..., Any]:
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         tracker = StorageTracker.active
-        with nullcontext() if tracker is None else tracker.paths.unfollowed(), _disable_current_modes():
+        with (
+            nullcontext() if tracker is None else tracker.paths.unfollowed(),
+            _disable_current_modes(),
+        ):
             return call(*args, **kwargs)
 
     return forward
@@ -83,11 +89,14 @@ class _NodeByNode(fx.Interpreter):
 
 
 def _module_of(node: fx.Node) -> str:
-    """``model.layers.3`` out of ``L['self']._modules['model'].layers['3']`` in the node's innermost module."""
+    """``model.layers.3`` out of ``L['self']._modules['model'].layers['3']`` in the node's innermost
+    module."""
     for key in STACK_KEYS:
         stack = node.meta.get(key)
         if stack:
             path = re.sub(r"^L\['[^']*'\]", "", str(list(stack.values())[-1][0]))
-            path = re.sub(r"_modules\['([^']*)'\]", r"\1", path).replace("['", ".").replace("']", "")
+            path = (
+                re.sub(r"_modules\['([^']*)'\]", r"\1", path).replace("['", ".").replace("']", "")
+            )
             return re.sub(r"\[(\d+)\]", r".\1", path).strip(".")
     return ""

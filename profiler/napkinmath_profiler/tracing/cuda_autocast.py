@@ -1,8 +1,9 @@
 """CUDA's autocast on the meta device, by the op lists of the installed PyTorch.
 
-Meta tensors carry no autocast dispatch key, so ``torch.autocast("cuda")`` would leave them alone. Here the
-``AutocastCUDA`` key is switched on for the thread (it is excluded again whenever autocast is disabled, which is how
-PyTorch itself turns autocast off) and the listed ops get kernels that cast meta tensors as CUDA's cast CUDA tensors.
+Meta tensors carry no autocast dispatch key, so ``torch.autocast("cuda")`` would leave them alone.
+Here the ``AutocastCUDA`` key is switched on for the thread (it is excluded again whenever autocast
+is disabled, which is how PyTorch itself turns autocast off) and the listed ops get kernels that
+cast meta tensors as CUDA's cast CUDA tensors.
 """
 
 from __future__ import annotations
@@ -28,23 +29,30 @@ CASTING_LISTS = ("LOWER_PRECISION_FP", "FP32", "FP32_SET_OPT_DTYPE", "PROMOTE")
 
 @cache
 def autocast_lists() -> dict[str, tuple[str, ...]]:
-    """List name -> op names (``name`` or ``name.overload``), read from the header the installed torch ships."""
+    """List name -> op names (``name`` or ``name.overload``), read from the header the installed
+    torch ships."""
     header = Path(torch.__file__).parent / "include" / AUTOCAST_HEADER
     if not header.exists():
-        raise FileNotFoundError(f"{header} is missing, so CUDA's autocast lists are unknown; reinstall torch with its headers")
+        raise FileNotFoundError(
+            f"{header} is missing, so CUDA's autocast lists are unknown; reinstall torch with its"
+            " headers"
+        )
     text = header.read_text()
     lists: dict[str, tuple[str, ...]] = {}
     for name in CASTING_LISTS:
         body = re.search(rf"#define AT_FORALL_{name}\(_\)((?:.*\\\n)*.*\n)", text)
         if body is None:
-            raise ValueError(f"{header} has no list AT_FORALL_{name}; this torch version is not understood")
+            raise ValueError(
+                f"{header} has no list AT_FORALL_{name}; this torch version is not understood"
+            )
         entries = re.findall(r"\b_\((\w+)(?:,\s*(\w+))?\)", body.group(1))
         lists[name] = tuple(f"{op}.{overload}" if overload else op for op, overload in entries)
     return lists
 
 
 class MetaAutocast:
-    """The casting rules and the weight cache of ``aten/src/ATen/autocast_mode.cpp``, for meta tensors."""
+    """The casting rules and the weight cache of ``aten/src/ATen/autocast_mode.cpp``, for meta
+    tensors."""
 
     def __init__(self) -> None:
         self.num_casting_calls = 0
@@ -56,7 +64,10 @@ class MetaAutocast:
 
     def _eligible(self, value: Any) -> bool:
         return (
-            isinstance(value, torch.Tensor) and value.device.type == "meta" and value.is_floating_point() and value.dtype != torch.float64
+            isinstance(value, torch.Tensor)
+            and value.device.type == "meta"
+            and value.is_floating_point()
+            and value.dtype != torch.float64
         )
 
     def _cast(self, value: Any, dtype: torch.dtype) -> Any:
@@ -88,7 +99,9 @@ class MetaAutocast:
             elif self._eligible(value):
                 yield value
 
-    def _target(self, kind: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype | None:
+    def _target(
+        self, kind: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> torch.dtype | None:
         if kind == "LOWER_PRECISION_FP":
             return torch.get_autocast_dtype("cuda")
         if kind == "FP32":
@@ -105,7 +118,11 @@ class MetaAutocast:
             self.num_casting_calls += 1
             with torch._C._ExcludeDispatchKeyGuard(AUTOCAST_KEYS):
                 if kind == "FP32_SET_OPT_DTYPE":
-                    given = kwargs.get("dtype") or (args[dtype_index] if dtype_index is not None and dtype_index < len(args) else None)
+                    given = kwargs.get("dtype") or (
+                        args[dtype_index]
+                        if dtype_index is not None and dtype_index < len(args)
+                        else None
+                    )
                     if self._eligible(args[0]) and given is None:
                         args = args[:dtype_index]
                         kwargs = {**kwargs, "dtype": torch.float32}
@@ -125,7 +142,8 @@ def _overload(name: str) -> Any:
 
 @contextmanager
 def meta_autocast() -> Iterator[MetaAutocast]:
-    """Make ``torch.autocast("cuda", ...)`` act on meta tensors inside the block, as it acts on CUDA tensors."""
+    """Make ``torch.autocast("cuda", ...)`` act on meta tensors inside the block, as it acts on CUDA
+    tensors."""
     autocast = MetaAutocast()
     library = torch.library.Library("aten", "IMPL")
     original_clear = torch.clear_autocast_cache
@@ -138,11 +156,15 @@ def meta_autocast() -> Iterator[MetaAutocast]:
         _register(library, autocast)
         stack.callback(library._destroy)
         stack.enter_context(mock.patch("torch.clear_autocast_cache", clear))
-        stack.enter_context(mock.patch("torch.cuda.amp.common.amp_definitely_not_available", lambda: False))
+        stack.enter_context(
+            mock.patch("torch.cuda.amp.common.amp_definitely_not_available", lambda: False)
+        )
         stack.enter_context(mock.patch("torch.cuda.is_bf16_supported", lambda *_, **__: True))
         _treat_meta_as_cuda(stack)
         torch._C._dispatch_tls_set_dispatch_key_included(DispatchKey.AutocastCUDA, True)
-        stack.callback(torch._C._dispatch_tls_set_dispatch_key_included, DispatchKey.AutocastCUDA, False)
+        stack.callback(
+            torch._C._dispatch_tls_set_dispatch_key_included, DispatchKey.AutocastCUDA, False
+        )
         yield autocast
 
 
@@ -161,7 +183,8 @@ def _asked_of_cuda(ask: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _treat_meta_as_cuda(stack: ExitStack) -> None:
-    """Code that asks a tensor's device for its autocast state must hear CUDA's: checkpointing, RoPE, parametrizations."""
+    """Code that asks a tensor's device for its autocast state must hear CUDA's: checkpointing,
+    RoPE, parametrizations."""
     from torch.utils import checkpoint
 
     initialize = torch.autocast.__init__
@@ -175,7 +198,11 @@ def _treat_meta_as_cuda(stack: ExitStack) -> None:
 
     infer = checkpoint._infer_device_type
     stack.enter_context(
-        mock.patch.object(checkpoint, "_infer_device_type", lambda *args: "cuda" if (found := infer(*args)) == "meta" else found)
+        mock.patch.object(
+            checkpoint,
+            "_infer_device_type",
+            lambda *args: "cuda" if (found := infer(*args)) == "meta" else found,
+        )
     )
     generic = sys.modules.get("transformers.utils.generic")
     original = getattr(generic, "maybe_autocast", None)

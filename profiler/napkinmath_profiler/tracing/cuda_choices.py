@@ -1,6 +1,8 @@
-"""What a CUDA build of PyTorch chooses where the meta device chooses otherwise, each as a named override.
+"""What a CUDA build of PyTorch chooses where the meta device chooses otherwise, each as a named
+override.
 
-Every override counts how often it acted (``AppliedChoices.counts``), so that a report lists it with its source.
+Every override counts how often it acted (``AppliedChoices.counts``), so that a report lists it with
+its source.
 """
 
 from __future__ import annotations
@@ -36,31 +38,65 @@ CHOICES: dict[str, CudaChoice] = {
     for choice in (
         CudaChoice(
             "sdpa",
-            "attention runs cuDNN, flash, efficient or math by dtype, mask, head size, grouped heads and architecture",
+            "attention runs cuDNN, flash, efficient or math by dtype, mask, head size, grouped"
+            " heads and architecture",
             "aten/src/ATen/native/transformers/cuda/sdp_utils.cpp",
         ),
         CudaChoice(
-            "dropout", "dropout is one kernel that saves a bool mask", "aten/src/ATen/native/Dropout.cpp is_fused_kernel_acceptable"
+            "dropout",
+            "dropout is one kernel that saves a bool mask",
+            "aten/src/ATen/native/Dropout.cpp is_fused_kernel_acceptable",
         ),
-        CudaChoice("autocast", "casts by CUDA's op lists, cast weights cached", "the installed torch/include/ATen/autocast_mode.h"),
-        CudaChoice("foreach and fused optimizers", "multi-tensor and fused updates are taken", "torch/utils/_foreach_utils.py"),
-        CudaChoice("scalar answers", "a tensor asked for its value answers true or one", "transformers asks .all() of masks"),
-        CudaChoice("grouped_mm", "grouped products take float32 and float16", "aten/src/ATen/native/cuda/GroupedBlas.cpp"),
+        CudaChoice(
+            "autocast",
+            "casts by CUDA's op lists, cast weights cached",
+            "the installed torch/include/ATen/autocast_mode.h",
+        ),
+        CudaChoice(
+            "foreach and fused optimizers",
+            "multi-tensor and fused updates are taken",
+            "torch/utils/_foreach_utils.py",
+        ),
+        CudaChoice(
+            "scalar answers",
+            "a tensor asked for its value answers true or one",
+            "transformers asks .all() of masks",
+        ),
+        CudaChoice(
+            "grouped_mm",
+            "grouped products take float32 and float16",
+            "aten/src/ATen/native/cuda/GroupedBlas.cpp",
+        ),
         CudaChoice(
             "bitsandbytes gemm_4bit",
             "with many tokens the whole weight is dequantized, then linear runs",
             "bitsandbytes/backends/cuda/ops.py gemm_4bit",
         ),
-        CudaChoice("kernel workspaces", "buffers that kernels request inside one op", "napkinmath_profiler/tracing/kernel_workspaces.py"),
-        CudaChoice("paged memory", "paged optimizer states live in unified memory", "bitsandbytes/functional.py get_paged"),
+        CudaChoice(
+            "kernel workspaces",
+            "buffers that kernels request inside one op",
+            "napkinmath_profiler/tracing/kernel_workspaces.py",
+        ),
+        CudaChoice(
+            "paged memory",
+            "paged optimizer states live in unified memory",
+            "bitsandbytes/functional.py get_paged",
+        ),
         CudaChoice(
             "gradient sums",
-            "the engine adds a second gradient into the first where nobody else holds it, which no dispatch mode lets it do",
+            "the engine adds a second gradient into the first where nobody else holds it, which no"
+            " dispatch mode lets it do",
             "torch/csrc/autograd/input_buffer.cpp can_accumulate_inplace",
         ),
-        CudaChoice("triton launches", "a kernel writes into what was allocated before it", "triton/runtime/jit.py JITFunction.run"),
         CudaChoice(
-            "opened kernels", "the ops' own bodies run, so that buffers between launches are seen", "kernels/napkinmath_kernels/ops"
+            "triton launches",
+            "a kernel writes into what was allocated before it",
+            "triton/runtime/jit.py JITFunction.run",
+        ),
+        CudaChoice(
+            "opened kernels",
+            "the ops' own bodies run, so that buffers between launches are seen",
+            "kernels/napkinmath_kernels/ops",
         ),
         CudaChoice(
             "boolean index",
@@ -72,14 +108,19 @@ CHOICES: dict[str, CudaChoice] = {
             "an index's gradient is put into fresh zeros in place",
             "torch/csrc/autograd/FunctionsManual.cpp index_backward",
         ),
-        CudaChoice("half softmax", "softmax reads float16 and writes float32 in one kernel", "aten/src/ATen/native/SoftMax.cpp softmax"),
+        CudaChoice(
+            "half softmax",
+            "softmax reads float16 and writes float32 in one kernel",
+            "aten/src/ATen/native/SoftMax.cpp softmax",
+        ),
     )
 }
 
 
 @dataclass(slots=True)
 class AppliedChoices:
-    """How often each override acted in one trace, and which attention kernel was picked how often."""
+    """How often each override acted in one trace, and which attention kernel was picked how
+    often."""
 
     counts: Counter[str] = field(default_factory=Counter)
     attention: Counter[str] = field(default_factory=Counter)
@@ -97,7 +138,9 @@ def _dropout_function(applied: AppliedChoices) -> Callable[..., torch.Tensor]:
     return dropout
 
 
-def _softmax_function(applied: AppliedChoices, kernel: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+def _softmax_function(
+    applied: AppliedChoices, kernel: Callable[..., torch.Tensor]
+) -> Callable[..., torch.Tensor]:
     def softmax(input: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         if input.dtype == torch.float16 and dtype == torch.float32:
             applied.counts["half softmax"] += 1
@@ -116,7 +159,8 @@ def cuda_choices(
 ) -> Iterator[None]:
     """Give the meta device CUDA's choices inside the block, recompute during backward included.
 
-    ``mark_managed`` is told of tensors that live in unified memory. Registered at the dispatcher's ``AutogradMeta`` key because a function mode is off while backward runs.
+    ``mark_managed`` is told of tensors that live in unified memory. Registered at the dispatcher's
+    ``AutogradMeta`` key because a function mode is off while backward runs.
     """
     library = torch.library.Library("aten", "IMPL")
     attention = sdpa_function(backend, capability, applied.attention)
@@ -130,7 +174,10 @@ def cuda_choices(
         stack.enter_context(trl_on_cuda())
         stack.enter_context(liger_on_cuda())
         for module in ("torch.optim.optimizer", "torch.utils._foreach_utils"):
-            for name in ("_get_foreach_kernels_supported_devices", "_get_fused_kernels_supported_devices"):
+            for name in (
+                "_get_foreach_kernels_supported_devices",
+                "_get_fused_kernels_supported_devices",
+            ):
                 stack.enter_context(mock.patch(f"{module}.{name}", lambda: ["cuda", "meta"]))
         _page_optimizer_states(stack, applied, mark_managed)
         try:
@@ -141,13 +188,17 @@ def cuda_choices(
             applied.counts["autocast"] += autocast.num_casting_calls
 
 
-def _page_optimizer_states(stack: ExitStack, applied: AppliedChoices, mark_managed: Callable[[torch.Tensor], None] | None) -> None:
+def _page_optimizer_states(
+    stack: ExitStack, applied: AppliedChoices, mark_managed: Callable[[torch.Tensor], None] | None
+) -> None:
     """bitsandbytes' paged states are buffers of unified memory that its CUDA library hands out."""
     functional = sys.modules.get("bitsandbytes.functional")
     if functional is None:
         return
 
-    def get_paged(*shape: int, dtype: torch.dtype = torch.float32, device: torch.device | None = None) -> torch.Tensor:
+    def get_paged(
+        *shape: int, dtype: torch.dtype = torch.float32, device: torch.device | None = None
+    ) -> torch.Tensor:
         paged = torch.empty(shape, dtype=dtype, device="meta")
         paged.is_paged = True  # type: ignore[attr-defined]
         if mark_managed is not None:
@@ -158,6 +209,10 @@ def _page_optimizer_states(stack: ExitStack, applied: AppliedChoices, mark_manag
     def nothing(*_: object, **__: object) -> None:
         """Filling and prefetching move pages, not tensors."""
 
-    for name, replacement in (("get_paged", get_paged), ("fill", nothing), ("prefetch_tensor", nothing)):
+    for name, replacement in (
+        ("get_paged", get_paged),
+        ("fill", nothing),
+        ("prefetch_tensor", nothing),
+    ):
         if hasattr(functional, name):
             stack.enter_context(mock.patch.object(functional, name, replacement))

@@ -1,4 +1,5 @@
-"""Other people's kernels and losses put into a transformers model, by the entry points that their own users call."""
+"""Other people's kernels and losses put into a transformers model, by the entry points that their
+own users call."""
 
 from __future__ import annotations
 
@@ -16,19 +17,37 @@ from torch import nn
 from napkinmath_profiler.tracing.meta_model import forget_meta_tables
 from napkinmath_profiler.tracing.trace_errors import TraceError
 
-LIGER_LOSS_ONLY = {"rope": False, "rms_norm": False, "swiglu": False, "geglu": False, "cross_entropy": False, "layer_norm": False}
+LIGER_LOSS_ONLY = {
+    "rope": False,
+    "rms_norm": False,
+    "swiglu": False,
+    "geglu": False,
+    "cross_entropy": False,
+    "layer_norm": False,
+}
 TRL_OUTPUTS = ("log_probs", "entropy", "is_top1")  # trl/trainer/sft_trainer.py SFTTrainer.__init__
 
 
 def patch_library(model: nn.Module, kernels: Kernels, loss: Loss) -> None:
-    """Patches a plain transformers model in place, before quantization and adapters, as its users' libraries do.
+    """Patches a plain transformers model in place, before quantization and adapters, as its users'
+    libraries do.
 
     Raises TraceError where the library is not installed or does not know the model.
     """
     if kernels is Kernels.UNSLOTH:
-        raise TraceError("unsloth's patches need a GPU to be imported; use the analytic estimate for kernels=unsloth")
+        raise TraceError(
+            "unsloth's patches need a GPU to be imported; use the analytic estimate for"
+            " kernels=unsloth"
+        )
     if kernels is Kernels.LIGER:
-        _apply_liger(model, {"fused_linear_cross_entropy": False, "cross_entropy": False} if loss is Loss.CHUNKED else {})
+        _apply_liger(
+            model,
+            (
+                {"fused_linear_cross_entropy": False, "cross_entropy": False}
+                if loss is Loss.CHUNKED
+                else {}
+            ),
+        )
     elif loss is Loss.FUSED and kernels is Kernels.HF:
         _apply_liger(model, {**LIGER_LOSS_ONLY, "fused_linear_cross_entropy": True})
     if loss is Loss.CHUNKED:
@@ -43,7 +62,9 @@ def patch_adapted(model: nn.Module, kernels: Kernels) -> None:
         from napkinmath_kernels.patching import patch
         from napkinmath_kernels.weight_buffer import SHARED_BUFFER
     except ImportError as missing:
-        raise TraceError("napkinmath's kernels need triton; `pip install napkinmath[kernels]`") from missing
+        raise TraceError(
+            "napkinmath's kernels need triton; `pip install napkinmath[kernels]`"
+        ) from missing
     SHARED_BUFFER.release()  # each trace makes its own, as a process does
     patch(model)
 
@@ -54,23 +75,33 @@ def forward_arguments(loss: Loss) -> dict[str, Any]:
 
 
 def _apply_liger(model: nn.Module, chosen: dict[str, bool]) -> None:
-    """transformers/integrations/liger.py apply_liger_kernel, which the Trainer calls for use_liger_kernel=True."""
+    """transformers/integrations/liger.py apply_liger_kernel, which the Trainer calls for
+    use_liger_kernel=True."""
     try:
         from liger_kernel.transformers import _apply_liger_kernel_to_instance
         from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
     except ImportError as missing:
-        raise TraceError("liger-kernel is not installed; `pip install liger-kernel`, or use the analytic estimate") from missing
+        raise TraceError(
+            "liger-kernel is not installed; `pip install liger-kernel`, or use the analytic"
+            " estimate"
+        ) from missing
     kind = model.config.model_type  # type: ignore[union-attr]
     apply = MODEL_TYPE_TO_APPLY_LIGER_FN.get(kind)
     if apply is None:
-        raise TraceError(f"liger-kernel does not know model type {kind!r}; it knows {', '.join(sorted(MODEL_TYPE_TO_APPLY_LIGER_FN))}")
+        raise TraceError(
+            f"liger-kernel does not know model type {kind!r}; it knows"
+            f" {', '.join(sorted(MODEL_TYPE_TO_APPLY_LIGER_FN))}"
+        )
     _find_implementations()
     known = inspect.signature(apply).parameters
-    _apply_liger_kernel_to_instance(model=model, **{name: value for name, value in chosen.items() if name in known})
+    _apply_liger_kernel_to_instance(
+        model=model, **{name: value for name, value in chosen.items() if name in known}
+    )
 
 
 def _find_implementations() -> None:
-    """Liger looks for its backends at an operation's first call; imports that fail there would keep frames, and so tensors, alive."""
+    """Liger looks for its backends at an operation's first call; imports that fail there would keep
+    frames, and so tensors, alive."""
     try:
         from liger_kernel.backends import registry
     except ImportError:  # versions before 0.8 have none
@@ -80,21 +111,40 @@ def _find_implementations() -> None:
 
 
 def _apply_trl_head(model: nn.Module) -> None:
-    """TRL's chunked log-probabilities: the head runs tile by tile and no logits are held (trl/kernels/chunked_logprob.py)."""
+    """TRL's chunked log-probabilities: the head runs tile by tile and no logits are held
+    (trl/kernels/chunked_logprob.py)."""
     try:
         from trl.trainer.utils import add_fused_lm_head
     except ImportError as missing:
-        raise TraceError("the chunked loss is TRL's (>= 1.10): `pip install trl`, or use the analytic estimate") from missing
+        raise TraceError(
+            "the chunked loss is TRL's (>= 1.10): `pip install trl`, or use the analytic estimate"
+        ) from missing
     add_fused_lm_head(model, outputs=TRL_OUTPUTS)  # type: ignore[arg-type]
 
 
 @contextmanager
 def libraries_restored(model: nn.Module) -> Iterator[None]:
-    """Undoes afterwards what a trace changed beyond its model: names and forwards in the modeling modules, bitsandbytes' tables."""
-    modules = {sys.modules[kind.__module__] for kind in map(type, model.modules()) if kind.__module__ in sys.modules}
-    names = [(module, dict(vars(module))) for module in modules if module.__name__.startswith("transformers.models.")]
-    classes = [value for _, known in names for value in known.values() if isinstance(value, type) and issubclass(value, nn.Module)]
-    forwards = [(kind, kind.__dict__["forward"]) for kind in set(classes) if "forward" in kind.__dict__]
+    """Undoes afterwards what a trace changed beyond its model: names and forwards in the modeling
+    modules, bitsandbytes' tables."""
+    modules = {
+        sys.modules[kind.__module__]
+        for kind in map(type, model.modules())
+        if kind.__module__ in sys.modules
+    }
+    names = [
+        (module, dict(vars(module)))
+        for module in modules
+        if module.__name__.startswith("transformers.models.")
+    ]
+    classes = [
+        value
+        for _, known in names
+        for value in known.values()
+        if isinstance(value, type) and issubclass(value, nn.Module)
+    ]
+    forwards = [
+        (kind, kind.__dict__["forward"]) for kind in set(classes) if "forward" in kind.__dict__
+    ]
     try:
         yield
     finally:
@@ -107,7 +157,8 @@ def libraries_restored(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def trl_on_cuda() -> Iterator[None]:
-    """TRL asks for the device's name before it launches a kernel or a product with fp32 output: on meta it gets CUDA's answers."""
+    """TRL asks for the device's name before it launches a kernel or a product with fp32 output: on
+    meta it gets CUDA's answers."""
     if "trl" not in sys.modules:  # nothing of it runs, and importing it takes longer than a trace
         yield
         return
@@ -125,22 +176,31 @@ def trl_on_cuda() -> Iterator[None]:
         for module in (chunked_logprob, utils):
             if hasattr(module, "_use_triton"):
                 stack.enter_context(mock.patch.object(module, "_use_triton", use_triton))
-        stack.enter_context(mock.patch.object(chunked_logprob, "_addmm_fp32", _in_place_product(chunked_logprob._addmm_fp32)))
+        stack.enter_context(
+            mock.patch.object(
+                chunked_logprob, "_addmm_fp32", _in_place_product(chunked_logprob._addmm_fp32)
+            )
+        )
         yield
 
 
 def _in_place_product(add: Callable[..., None]) -> Callable[..., None]:
     def product(acc: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
         if acc.device.type != "meta":
-            add(acc, a, b)  # on CUDA one GEMM writes fp32 over the accumulator: nothing is allocated
+            add(
+                acc, a, b
+            )  # on CUDA one GEMM writes fp32 over the accumulator: nothing is allocated
 
     return product
 
 
 @contextmanager
 def liger_on_cuda() -> Iterator[None]:
-    """Liger's fused loss on CUDA multiplies into its buffers: logits into one storage, weight gradients by addmm onto their sum."""
-    if "liger_kernel" not in sys.modules:  # nothing of it runs, and importing it takes longer than a trace
+    """Liger's fused loss on CUDA multiplies into its buffers: logits into one storage, weight
+    gradients by addmm onto their sum."""
+    if (
+        "liger_kernel" not in sys.modules
+    ):  # nothing of it runs, and importing it takes longer than a trace
         yield
         return
     try:
@@ -150,20 +210,27 @@ def liger_on_cuda() -> Iterator[None]:
         return
     with ExitStack() as stack:
         if hasattr(fused, "_can_use_mm_out"):
-            stack.enter_context(mock.patch.object(fused, "_can_use_mm_out", _multiplies_into_storage))
+            stack.enter_context(
+                mock.patch.object(fused, "_can_use_mm_out", _multiplies_into_storage)
+            )
             stack.enter_context(mock.patch.object(fused, "torch", _TorchOfLiger()))
         yield
 
 
 def _multiplies_into_storage(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """liger_kernel/ops/fused_linear_cross_entropy.py _can_use_mm_out for a CUDA tensor."""
-    if torch.is_grad_enabled() or x.dtype != weight.dtype or x.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+    if (
+        torch.is_grad_enabled()
+        or x.dtype != weight.dtype
+        or x.dtype not in (torch.float16, torch.bfloat16, torch.float32)
+    ):
         return False
     return not torch.is_autocast_enabled("cuda") or x.dtype == torch.get_autocast_dtype("cuda")
 
 
 class _TorchOfLiger:
-    """torch, but for a product on meta without ``out``: the fused loss has one, which on CUDA is an addmm onto the sum it is added to."""
+    """torch, but for a product on meta without ``out``: the fused loss has one, which on CUDA is an
+    addmm onto the sum it is added to."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)

@@ -1,4 +1,5 @@
-"""Buffers that CUDA kernels allocate inside one op: invisible on meta, alive together with the op's outputs.
+"""Buffers that CUDA kernels allocate inside one op: invisible on meta, alive together with the op's
+outputs.
 
 Each entry names its source; the sizes are what those sources request from PyTorch's allocator.
 """
@@ -30,43 +31,64 @@ def flash_attention_backward(args: tuple[Any, ...], out: Any) -> Workspaces:
     batch, heads, rows, size = query.shape
     key_heads, key_rows = key.shape[1], key.shape[2]
     padded_rows, padded_size = _up(rows, 128), _up(size, 32 if size <= 128 else 64)
-    found = [("flash softmax_d", batch * heads * padded_rows * 4), ("flash dq_accum", batch * padded_rows * heads * padded_size * 4)]
+    found = [
+        ("flash softmax_d", batch * heads * padded_rows * 4),
+        ("flash dq_accum", batch * padded_rows * heads * padded_size * 4),
+    ]
     if key_heads != heads:
-        found += [(f"flash {n}_expanded", batch * key_rows * heads * size * query.element_size()) for n in ("dk", "dv")]
+        found += [
+            (f"flash {n}_expanded", batch * key_rows * heads * size * query.element_size())
+            for n in ("dk", "dv")
+        ]
     return found
 
 
 def efficient_attention_backward(args: tuple[Any, ...], out: Any) -> Workspaces:
     """Row sums and the float32 staging of dq in tiles, each with a lock.
 
-    Source: attention_backward.cu (delta, workspace) and mem_eff_attention/kernel_backward.h (GradQTempStorage,
-    workspace_elements_gq) for compute capability 8.0 and 9.0, where dk and dv stay in registers.
+    Source: attention_backward.cu (delta, workspace) and mem_eff_attention/kernel_backward.h
+    (GradQTempStorage, workspace_elements_gq) for compute capability 8.0 and 9.0, where dk and dv
+    stay in registers.
     """
     query = args[1]
     batch, heads, rows, size = query.shape
     tile = 64 if size <= 64 else 128
     tile_bytes = tile * tile * 4 + 16
     tiles = -(-rows // tile) * -(-size // tile)
-    return [("efficient delta", batch * heads * rows * 4), ("efficient dq staging", batch * heads * tiles * tile_bytes)]
+    return [
+        ("efficient delta", batch * heads * rows * 4),
+        ("efficient dq staging", batch * heads * tiles * tile_bytes),
+    ]
 
 
 def embedding_backward(args: tuple[Any, ...], out: Any) -> Workspaces:
     """Sorted indices, segment tables and one float32 row of partial sums per index.
 
-    Source: Embedding.cu embedding_dense_backward_cuda and EmbeddingBackwardKernel.cu embedding_backward_cuda_kernel.
+    Source: Embedding.cu embedding_dense_backward_cuda and EmbeddingBackwardKernel.cu
+    embedding_backward_cuda_kernel.
     """
     grad, indices, _, padding_idx = args[:4]
     count = indices.numel()
     if count <= FEW_INDICES and padding_idx < 0:
         return []
     index_bytes = count * indices.element_size()
-    tables = ("sorted indices", "original indices", "segment offsets", "partials per segment", "partial offsets", "partial segments")
+    tables = (
+        "sorted indices",
+        "original indices",
+        "segment offsets",
+        "partials per segment",
+        "partial offsets",
+        "partial segments",
+    )
     accumulate_bytes = max(4, grad.element_size())
-    return [(f"embedding {name}", index_bytes) for name in tables] + [("embedding partial sums", count * grad.shape[-1] * accumulate_bytes)]
+    return [(f"embedding {name}", index_bytes) for name in tables] + [
+        ("embedding partial sums", count * grad.shape[-1] * accumulate_bytes)
+    ]
 
 
 def foreach_norm(args: tuple[Any, ...], out: Any) -> Workspaces:
-    """One partial norm per tensor and chunk. Source: aten/src/ATen/native/cuda/ForeachReduceOp.cu foreach_tensor_norm_cuda."""
+    """One partial norm per tensor and chunk. Source: aten/src/ATen/native/cuda/ForeachReduceOp.cu
+    foreach_tensor_norm_cuda."""
     tensors = args[0]
     if not tensors:
         return []

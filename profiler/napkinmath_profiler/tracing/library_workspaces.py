@@ -1,7 +1,9 @@
-"""What torch allocates for cuBLAS and keeps: no operation of the trace asks for it, so it is put beside the operations that make it.
+"""What torch allocates for cuBLAS and keeps: no operation of the trace asks for it, so it is put
+beside the operations that make it.
 
-Source: torch 2.11 aten/src/ATen/cuda/CublasHandlePool.cpp getCUDABlasLtWorkspace: one a thread and stream, on the thread's first product, through
-the caching allocator. The forward runs on the caller's thread, the backward on autograd's.
+Source: torch 2.11 aten/src/ATen/cuda/CublasHandlePool.cpp getCUDABlasLtWorkspace: one a thread and
+stream, on the thread's first product, through the caching allocator. The forward runs on the
+caller's thread, the backward on autograd's.
 """
 
 from __future__ import annotations
@@ -9,19 +11,32 @@ from __future__ import annotations
 import dataclasses
 from bisect import bisect_right
 
-from napkinmath_profiler.tracing.storage_events import StorageEvent, StorageRecord, StorageRole, TracePhase
+from napkinmath_profiler.tracing.storage_events import (
+    StorageEvent,
+    StorageRecord,
+    StorageRole,
+    TracePhase,
+)
 from napkinmath_profiler.tracing.trace_result import TraceResult
 
 PRODUCTS = frozenset({"mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv"})
-THREADS = (("forward", (TracePhase.FORWARD, TracePhase.LOSS)), ("backward", (TracePhase.BACKWARD, TracePhase.RECOMPUTE)))
+THREADS = (
+    ("forward", (TracePhase.FORWARD, TracePhase.LOSS)),
+    ("backward", (TracePhase.BACKWARD, TracePhase.RECOMPUTE)),
+)
 
 
 def with_product_workspaces(result: TraceResult, nbytes: int) -> TraceResult:
-    """``result`` with ``nbytes`` more on each thread's first product, never returned; as it is for 0 bytes.
+    """``result`` with ``nbytes`` more on each thread's first product, never returned; as it is for
+    0 bytes.
 
     The bytes are a GPU's: ``Gpu.cublas_workspace_bytes``.
     """
-    firsts = sorted((place, name) for name, phases in THREADS if (place := _first_product(result, phases)) is not None)
+    firsts = sorted(
+        (place, name)
+        for name, phases in THREADS
+        if (place := _first_product(result, phases)) is not None
+    )
     if not nbytes or not firsts:
         return result
     places = [place for place, _ in firsts]
@@ -30,21 +45,42 @@ def with_product_workspaces(result: TraceResult, nbytes: int) -> TraceResult:
     for number, (place, name) in reversed(list(enumerate(firsts))):
         before = result.events[place]
         record = StorageRecord(
-            storage_id=len(result.records) + number, requested_bytes=nbytes, shape=(nbytes,), dtype="uint8", op="cuBLAS", module="", phase=before.phase,
-            step=before.step, micro_step=before.micro_step, born=place + number, scope=result.records[before.storage_id].scope,
-            role=StorageRole.WORKSPACE, name=f"cuBLAS workspace, {name}",
-        )  # fmt: skip
+            storage_id=len(result.records) + number,
+            requested_bytes=nbytes,
+            shape=(nbytes,),
+            dtype="uint8",
+            op="cuBLAS",
+            module="",
+            phase=before.phase,
+            step=before.step,
+            micro_step=before.micro_step,
+            born=place + number,
+            scope=result.records[before.storage_id].scope,
+            role=StorageRole.WORKSPACE,
+            name=f"cuBLAS workspace, {name}",
+        )
         made.append(record)
-        events.insert(place, StorageEvent(True, record.storage_id, before.phase, "", record.op, before.step, before.micro_step))
+        events.insert(
+            place,
+            StorageEvent(
+                True, record.storage_id, before.phase, "", record.op, before.step, before.micro_step
+            ),
+        )
     moved = [_moved(record, places) for record in result.records]
     marks = {name: index + bisect_right(places, index) for name, index in result.marks.items()}
-    return dataclasses.replace(result, records=[*moved, *reversed(made)], events=events, marks=marks, _cache={})
+    return dataclasses.replace(
+        result, records=[*moved, *reversed(made)], events=events, marks=marks, _cache={}
+    )
 
 
 def _first_product(result: TraceResult, phases: tuple[TracePhase, ...]) -> int | None:
     """Index of the event at which the first product of these phases allocates its output."""
     for index, event in enumerate(result.events):
-        if event.is_allocation and event.phase in phases and _is_product(result.records[event.storage_id].op):
+        if (
+            event.is_allocation
+            and event.phase in phases
+            and _is_product(result.records[event.storage_id].op)
+        ):
             return index
     return None
 
@@ -55,4 +91,6 @@ def _is_product(op: str) -> bool:
 
 def _moved(record: StorageRecord, places: list[int]) -> StorageRecord:
     died = record.died if record.died is None else record.died + bisect_right(places, record.died)
-    return dataclasses.replace(record, born=record.born + bisect_right(places, record.born), died=died)
+    return dataclasses.replace(
+        record, born=record.born + bisect_right(places, record.born), died=died
+    )

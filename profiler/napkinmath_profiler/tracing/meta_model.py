@@ -45,7 +45,8 @@ class TrainMethod(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterOptions:
-    """LoRA as PEFT takes it; ``adapter_dtype`` None means what PEFT does (float32 over a 16-bit base)."""
+    """LoRA as PEFT takes it; ``adapter_dtype`` None means what PEFT does (float32 over a 16-bit
+    base)."""
 
     rank: int = 16
     alpha: int = 32
@@ -69,13 +70,17 @@ class QuantizationOptions:
 
 
 def config_from(source: Any) -> Any:
-    """A ``PretrainedConfig`` from a mapping, a path to a config.json or its folder, or a config as it is."""
+    """A ``PretrainedConfig`` from a mapping, a path to a config.json or its folder, or a config as
+    it is."""
     from transformers import AutoConfig
 
     if isinstance(source, Mapping):
         values = dict(source)
         if "model_type" not in values:
-            raise ValueError("the config has no model_type, so transformers cannot tell which model it is; add one, such as llama")
+            raise ValueError(
+                "the config has no model_type, so transformers cannot tell which model it is; add"
+                " one, such as llama"
+            )
         return AutoConfig.for_model(values.pop("model_type"), **values)
     if isinstance(source, (str, bytes)) or hasattr(source, "__fspath__"):
         return AutoConfig.from_pretrained(source)
@@ -88,23 +93,36 @@ def auto_class(config: Any) -> Any:
 
     architecture = (getattr(config, "architectures", None) or [""])[0]
     for suffix, name in CLASS_OF_ARCHITECTURE_SUFFIX.items():
-        if architecture.endswith(suffix) and type(config) in getattr(transformers, name)._model_mapping:
+        if (
+            architecture.endswith(suffix)
+            and type(config) in getattr(transformers, name)._model_mapping
+        ):
             return getattr(transformers, name)
-    # A config of two towers may also be mapped to its text alone (mllama): the whole model is what is trained.
+    # A config of two towers may also be mapped to its text alone (mllama): the whole model is what
+    # is trained.
     first = ("AutoModelForImageTextToText",) if hasattr(config, "vision_config") else ()
     for name in (*first, *LANGUAGE_LOSS_CLASSES):
         candidate = getattr(transformers, name)
         if type(config) in candidate._model_mapping:
             return candidate
-    raise ValueError(f"no transformers auto class with a loss knows the config type {type(config).__name__}; pass a live model instead")
+    raise ValueError(
+        f"no transformers auto class with a loss knows the config type {type(config).__name__};"
+        " pass a live model instead"
+    )
 
 
-def build_model(config: Any, *, dtype: str, attn_implementation: str | None, device: str = "meta") -> nn.Module:
+def build_model(
+    config: Any, *, dtype: str, attn_implementation: str | None, device: str = "meta"
+) -> nn.Module:
     """The transformers model of ``config`` on ``device``, in ``dtype``, in training mode.
 
-    ``attn_implementation`` None is what transformers takes by itself: SDPA where the model has it, else eager.
+    ``attn_implementation`` None is what transformers takes by itself: SDPA where the model has it,
+    else eager.
     """
-    if getattr(config, "is_encoder_decoder", False) and getattr(config, "decoder_start_token_id", None) is None:
+    if (
+        getattr(config, "is_encoder_decoder", False)
+        and getattr(config, "decoder_start_token_id", None) is None
+    ):
         config.decoder_start_token_id = getattr(config, "pad_token_id", None) or 0
     with torch.device(device), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -116,7 +134,8 @@ def build_model(config: Any, *, dtype: str, attn_implementation: str | None, dev
 
 
 def _keep_in_float32(model: nn.Module, dtype: torch.dtype) -> None:
-    """Keep in float32 what ``from_pretrained`` keeps (transformers modeling_utils.py, ``_keep_in_fp32_modules``)."""
+    """Keep in float32 what ``from_pretrained`` keeps (transformers modeling_utils.py,
+    ``_keep_in_fp32_modules``)."""
     kept: set[str] = set()
     if dtype == torch.float16:
         kept |= set(getattr(model, "_keep_in_fp32_modules", None) or ())
@@ -131,7 +150,8 @@ def _keep_in_float32(model: nn.Module, dtype: torch.dtype) -> None:
 
 
 def bitsandbytes_package() -> Any:
-    """bitsandbytes, imported without its remarks on this machine's lack of a GPU; TraceError where it is not installed."""
+    """bitsandbytes, imported without its remarks on this machine's lack of a GPU; TraceError where
+    it is not installed."""
     import logging
 
     logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)
@@ -139,13 +159,17 @@ def bitsandbytes_package() -> Any:
         import bitsandbytes
     except ImportError as reason:
         raise TraceError(
-            f"this step needs bitsandbytes ({reason}); pip install bitsandbytes, or leave quantized weights and 8-bit states out"
+            f"this step needs bitsandbytes ({reason}); pip install bitsandbytes, or leave quantized"
+            " weights and 8-bit states out"
         ) from None
     return bitsandbytes
 
 
-def quantize_4bit(model: nn.Module, *, compute_dtype: str, options: QuantizationOptions, device: str = "meta") -> nn.Module:
-    """Replace the linears transformers would replace by bitsandbytes ``Linear4bit``; off the meta device their weights are random."""
+def quantize_4bit(
+    model: nn.Module, *, compute_dtype: str, options: QuantizationOptions, device: str = "meta"
+) -> nn.Module:
+    """Replace the linears transformers would replace by bitsandbytes ``Linear4bit``; off the meta
+    device their weights are random."""
     bitsandbytes = bitsandbytes_package()
     from transformers import BitsAndBytesConfig
     from transformers.integrations.bitsandbytes import replace_with_bnb_linear
@@ -158,7 +182,9 @@ def quantize_4bit(model: nn.Module, *, compute_dtype: str, options: Quantization
         bnb_4bit_compute_dtype=DTYPES[compute_dtype],
         bnb_4bit_quant_storage=DTYPES.get(options.quant_storage, torch.uint8),
     )
-    skipped = HfQuantizer.get_modules_to_not_convert(model, None, getattr(model, "_keep_in_fp32_modules", None))
+    skipped = HfQuantizer.get_modules_to_not_convert(
+        model, None, getattr(model, "_keep_in_fp32_modules", None)
+    )
     model = replace_with_bnb_linear(model, skipped, settings)
     for module in model.modules():
         if isinstance(module, bitsandbytes.nn.Linear4bit):
@@ -177,20 +203,27 @@ def quantize_4bit(model: nn.Module, *, compute_dtype: str, options: Quantization
 
 
 def forget_meta_tables() -> None:
-    """Empties bitsandbytes' cache of code tables of those without values, which it would hand a later, real quantization."""
+    """Empties bitsandbytes' cache of code tables of those without values, which it would hand a
+    later, real quantization."""
     tables = getattr(sys.modules.get("bitsandbytes.functional"), "name2qmap", {})
     for name in [name for name, table in tables.items() if getattr(table, "is_meta", False)]:
         del tables[name]
 
 
 def _give_data(module: Any, dtype: torch.dtype, device: str) -> None:
-    """Random values for a ``Linear4bit`` on meta, spread as a model's initialization spreads them."""
+    """Random values for a ``Linear4bit`` on meta, spread as a model's initialization spreads
+    them."""
     weight = module.weight
     data = torch.empty(weight.shape, dtype=dtype, device=device).normal_(0.0, 0.02)
-    kept = {name: getattr(weight, name) for name in ("quant_type", "compress_statistics", "blocksize", "quant_storage")}
+    kept = {
+        name: getattr(weight, name)
+        for name in ("quant_type", "compress_statistics", "blocksize", "quant_storage")
+    }
     module.weight = type(weight)(data, requires_grad=False, module=module, **kept)
     if module.bias is not None:
-        module.bias = nn.Parameter(torch.zeros(module.bias.shape, dtype=dtype, device=device), requires_grad=False)
+        module.bias = nn.Parameter(
+            torch.zeros(module.bias.shape, dtype=dtype, device=device), requires_grad=False
+        )
 
 
 def prepare_for_kbit(model: nn.Module, *, checkpointing: bool, use_reentrant: bool) -> nn.Module:
@@ -200,11 +233,15 @@ def prepare_for_kbit(model: nn.Module, *, checkpointing: bool, use_reentrant: bo
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         return prepare_model_for_kbit_training(
-            model, use_gradient_checkpointing=checkpointing, gradient_checkpointing_kwargs={"use_reentrant": use_reentrant}
+            model,
+            use_gradient_checkpointing=checkpointing,
+            gradient_checkpointing_kwargs={"use_reentrant": use_reentrant},
         )
 
 
-def enable_checkpointing(model: Any, *, use_reentrant: bool, every: int = 1, offload: bool = False) -> None:
+def enable_checkpointing(
+    model: Any, *, use_reentrant: bool, every: int = 1, offload: bool = False
+) -> None:
     """transformers' activation checkpointing, by the name the installed version has for it."""
     kwargs = {"use_reentrant": use_reentrant}
     if hasattr(model, "activation_checkpointing_enable"):
@@ -214,7 +251,10 @@ def enable_checkpointing(model: Any, *, use_reentrant: bool, every: int = 1, off
     elif every == 1 and not offload:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=kwargs)
     else:
-        raise ValueError("the installed transformers checkpoints every layer or none; upgrade it for every:K and offload")
+        raise ValueError(
+            "the installed transformers checkpoints every layer or none; upgrade it for every:K and"
+            " offload"
+        )
 
 
 def add_adapters(model: nn.Module, options: AdapterOptions, *, device: str = "meta") -> nn.Module:
@@ -246,7 +286,9 @@ def quantization_constants(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
     found: list[tuple[str, torch.Tensor]] = []
     for path, module in model.named_modules():
         held = getattr(getattr(module, "weight", None), "quant_state", None)
-        state = held if held is not None else getattr(module, "quant_state", None)  # a sharded weight has left it to its module
+        state = (
+            held if held is not None else getattr(module, "quant_state", None)
+        )  # a sharded weight has left it to its module
         for prefix, owner in (("", state), ("state2.", getattr(state, "state2", None))):
             for name in ("absmax", "code", "offset"):
                 tensor = getattr(owner, name, None)
@@ -255,7 +297,14 @@ def quantization_constants(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
     return found
 
 
-def example_inputs(model: nn.Module, config: Any, *, micro_batch_size: int, sequence_length: int, attention_mask: bool) -> dict[str, Any]:
+def example_inputs(
+    model: nn.Module,
+    config: Any,
+    *,
+    micro_batch_size: int,
+    sequence_length: int,
+    attention_mask: bool,
+) -> dict[str, Any]:
     """Meta inputs and labels for the loss of ``model``."""
     with torch.device("meta"):
         if getattr(model, "main_input_name", "input_ids") == "pixel_values":
@@ -263,11 +312,16 @@ def example_inputs(model: nn.Module, config: Any, *, micro_batch_size: int, sequ
             height, width = size if isinstance(size, (tuple, list)) else (size, size)
             dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
             return {
-                "pixel_values": torch.empty(micro_batch_size, config.num_channels, height, width, dtype=dtype),
+                "pixel_values": torch.empty(
+                    micro_batch_size, config.num_channels, height, width, dtype=dtype
+                ),
                 "labels": torch.empty(micro_batch_size, dtype=torch.long),
             }
         shape = (micro_batch_size, sequence_length)
-        inputs = {"input_ids": torch.empty(shape, dtype=torch.long), "labels": torch.empty(shape, dtype=torch.long)}
+        inputs = {
+            "input_ids": torch.empty(shape, dtype=torch.long),
+            "labels": torch.empty(shape, dtype=torch.long),
+        }
         if attention_mask:
             inputs["attention_mask"] = torch.empty(shape, dtype=torch.long)
     return inputs
@@ -287,6 +341,7 @@ def configs_of(model: nn.Module) -> list[Any]:
 
 
 def set_use_cache(model: nn.Module, use_cache: bool) -> None:
-    """Say whether forwards fill a key/value cache: transformers' Trainer switches it off, a bare loop leaves the default on."""
+    """Say whether forwards fill a key/value cache: transformers' Trainer switches it off, a bare
+    loop leaves the default on."""
     for config in configs_of(model):
         config.use_cache = use_cache

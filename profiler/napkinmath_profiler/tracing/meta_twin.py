@@ -9,11 +9,16 @@ import torch
 from torch import nn
 
 
-def meta_twin(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> tuple[nn.Module, torch.optim.Optimizer | None]:
-    """Deep copies in which every parameter, buffer, gradient and optimizer state is a meta tensor of the same type and shape."""
+def meta_twin(
+    model: nn.Module, optimizer: torch.optim.Optimizer | None
+) -> tuple[nn.Module, torch.optim.Optimizer | None]:
+    """Deep copies in which every parameter, buffer, gradient and optimizer state is a meta tensor
+    of the same type and shape."""
     memo: dict[int, Any] = {}
     for parameter in model.parameters():
-        twin = nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=parameter.requires_grad)
+        twin = nn.Parameter(
+            torch.empty_like(parameter, device="meta"), requires_grad=parameter.requires_grad
+        )
         if parameter.grad is not None:
             twin.grad = torch.empty_like(parameter.grad, device="meta")
         memo[id(parameter)] = twin

@@ -11,7 +11,8 @@ from torch import nn
 
 
 def repeated_module(path: str) -> str:
-    """The part of a module's path up to its first number (``model.layers.3``), or the whole path without one."""
+    """The part of a module's path up to its first number (``model.layers.3``), or the whole path
+    without one."""
     parts = path.split(".")
     for index, part in enumerate(parts):
         if part.isdigit():
@@ -26,8 +27,9 @@ def _nothing() -> None:
 class ModulePaths:
     """The stack of modules being called, and the module each autograd node was recorded in.
 
-    An autograd node carries the sequence number it was made with; whatever numbers were handed out while a module
-    was on top of the stack belong to it, so a backward op finds its module by its node's number.
+    An autograd node carries the sequence number it was made with; whatever numbers were handed out
+    while a module was on top of the stack belong to it, so a backward op finds its module by its
+    node's number.
     """
 
     def __init__(self) -> None:
@@ -44,7 +46,8 @@ class ModulePaths:
         self._original_call = nn.Module.__call__
 
     def name_modules(self, root: nn.Module, prefix: str = "") -> None:
-        """Give every submodule of ``root`` its dotted path; a module reached twice keeps its first path."""
+        """Give every submodule of ``root`` its dotted path; a module reached twice keeps its first
+        path."""
         for path, module in root.named_modules():
             self._names.setdefault(id(module), f"{prefix}{path}")
         for path, parameter in root.named_parameters():
@@ -61,15 +64,23 @@ class ModulePaths:
         return len(self._stack) - 1
 
     def note_sequence(self) -> None:
-        """Assign every autograd sequence number handed out since the last call to the module on top of the stack."""
-        num_new = torch._C._autograd._get_sequence_nr() - self._first_sequence - len(self._path_of_sequence)
+        """Assign every autograd sequence number handed out since the last call to the module on top
+        of the stack."""
+        num_new = (
+            torch._C._autograd._get_sequence_nr()
+            - self._first_sequence
+            - len(self._path_of_sequence)
+        )
         if num_new > 0:
             if self.in_loss:
-                self._loss_sequences.update(range(len(self._path_of_sequence), len(self._path_of_sequence) + num_new))
+                self._loss_sequences.update(
+                    range(len(self._path_of_sequence), len(self._path_of_sequence) + num_new)
+                )
             self._path_of_sequence.extend([self._stack[-1]] * num_new)
 
     def of_node(self, node: Any) -> str:
-        """Dotted path of the module whose forward recorded autograd ``node``; empty when unknown."""
+        """Dotted path of the module whose forward recorded autograd ``node``; empty when
+        unknown."""
         if self.told:
             return self.told
         variable = getattr(node, "variable", None)
@@ -80,7 +91,8 @@ class ModulePaths:
 
     @contextmanager
     def inside(self, path: str) -> Iterator[None]:
-        """Say that what happens in the block belongs to the module at ``path``; nothing said when that is not known."""
+        """Say that what happens in the block belongs to the module at ``path``; nothing said when
+        that is not known."""
         if not path:
             yield
             return
@@ -94,7 +106,8 @@ class ModulePaths:
 
     @contextmanager
     def unfollowed(self) -> Iterator[None]:
-        """One call of the root in which modules are left as they are: for code that is compiled from them."""
+        """One call of the root in which modules are left as they are: for code that is compiled
+        from them."""
         self.on_root_call()
         following = nn.Module.__call__
         nn.Module.__call__ = self._original_call  # type: ignore[method-assign]
@@ -109,7 +122,8 @@ class ModulePaths:
 
     @contextmanager
     def followed(self) -> Iterator[None]:
-        """Follow every ``nn.Module`` call made inside the block, those of a recompute during backward included."""
+        """Follow every ``nn.Module`` call made inside the block, those of a recompute during
+        backward included."""
         original_call = self._original_call = nn.Module.__call__
         names, stack = self._names, self._stack
 

@@ -27,7 +27,15 @@ from napkinmath_profiler.tracing.storage_tracker import StorageTracker
 from napkinmath_profiler.tracing.trace_errors import explained
 from napkinmath_profiler.tracing.trace_result import TraceResult
 
-STAMPED_LIBRARIES = ("torch", "transformers", "peft", "bitsandbytes", "accelerate", "trl", "liger-kernel")
+STAMPED_LIBRARIES = (
+    "torch",
+    "transformers",
+    "peft",
+    "bitsandbytes",
+    "accelerate",
+    "trl",
+    "liger-kernel",
+)
 ADAPTER_MARKS = ("lora_", "ia3_", "prompt_encoder", "prefix_encoder", "modules_to_save")
 
 
@@ -55,15 +63,31 @@ def observe(
     """
     applied, paths = AppliedChoices(), ModulePaths()
     paths.name_modules(model)
-    handlers = OpHandlers(applied.counts).table(cuda=settings is not None) if device_type == "meta" else None
-    tracker = StorageTracker(device_type, paths, handlers, WORKSPACES if settings and settings.kernel_workspaces else None)
+    handlers = (
+        OpHandlers(applied.counts).table(cuda=settings is not None)
+        if device_type == "meta"
+        else None
+    )
+    tracker = StorageTracker(
+        device_type,
+        paths,
+        handlers,
+        WORKSPACES if settings and settings.kernel_workspaces else None,
+    )
     tracker.sums_in_place = settings is not None and settings.sums_in_place
     started = time.perf_counter()
     mark_persistent(model, inputs or {}, tracker)
     with ExitStack() as stack:
         stack.enter_context(_undisturbed())
         if settings:
-            stack.enter_context(cuda_choices(settings.attention_backend, settings.compute_capability, applied, tracker.mark_managed))
+            stack.enter_context(
+                cuda_choices(
+                    settings.attention_backend,
+                    settings.compute_capability,
+                    applied,
+                    tracker.mark_managed,
+                )
+            )
         stack.enter_context(paths.followed())
         stack.enter_context(StepPhases(model, tracker, paths).followed())
         StorageTracker.active = tracker
@@ -81,7 +105,10 @@ def observe(
     applied.counts["kernel workspaces"] += tracker.num_workspaces
     applied.counts["gradient sums"] += tracker.num_sums_in_place
     head = output_head(model)
-    attribute(tracker.records, next((path for path, module in model.named_modules() if module is head), None))
+    attribute(
+        tracker.records,
+        next((path for path, module in model.named_modules() if module is head), None),
+    )
     return TraceResult(
         records=tracker.records,
         events=tracker.events,
@@ -96,19 +123,25 @@ def observe(
 
 
 def mark_persistent(model: nn.Module, inputs: Mapping[str, Any], tracker: StorageTracker) -> None:
-    """Register what is there before the first step: quantization constants, parameters, buffers, the batch."""
+    """Register what is there before the first step: quantization constants, parameters, buffers,
+    the batch."""
     tracker.mark_all(quantization_constants(model), StorageRole.QUANTIZATION_CONSTANTS)
     for name, parameter in model.named_parameters():
         is_adapter = parameter.requires_grad and any(mark in name for mark in ADAPTER_MARKS)
-        tracker.mark(parameter, StorageRole.ADAPTER_WEIGHTS if is_adapter else StorageRole.WEIGHTS, name)
+        tracker.mark(
+            parameter, StorageRole.ADAPTER_WEIGHTS if is_adapter else StorageRole.WEIGHTS, name
+        )
         tracker.mark(parameter.grad, StorageRole.GRADIENTS, name)
     tracker.mark_all(model.named_buffers(), StorageRole.BUFFERS)
-    tracker.mark_all(((n, t) for n, t in inputs.items() if isinstance(t, torch.Tensor)), StorageRole.INPUTS)
+    tracker.mark_all(
+        ((n, t) for n, t in inputs.items() if isinstance(t, torch.Tensor)), StorageRole.INPUTS
+    )
 
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """No cyclic collection, whose moments are not the program's, and no warnings about the meta device."""
+    """No cyclic collection, whose moments are not the program's, and no warnings about the meta
+    device."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

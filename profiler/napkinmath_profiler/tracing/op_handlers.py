@@ -1,4 +1,5 @@
-"""Ops that the tracker runs differently from the meta device, because CUDA does: answers, decompositions, missing dtypes."""
+"""Ops that the tracker runs differently from the meta device, because CUDA does: answers,
+decompositions, missing dtypes."""
 
 from __future__ import annotations
 
@@ -12,19 +13,24 @@ import torch.nn.functional as F
 from napkinmath_profiler.tracing.storage_events import TracePhase
 
 aten = torch.ops.aten
-# bitsandbytes/backends/cuda/ops.py: _gemm_4bit_custom_max_m. With fewer tokens the fused kernel may run, by GPU.
+# bitsandbytes/backends/cuda/ops.py: _gemm_4bit_custom_max_m. With fewer tokens the fused kernel may
+# run, by GPU.
 SMALL_GEMM_TOKENS = 1536
 
 
 class OpHandlers:
-    """Handlers that count how often each acted, by the name under which CUDA's choices list them."""
+    """Handlers that count how often each acted, by the name under which CUDA's choices list
+    them."""
 
     def __init__(self, counts: Counter[str]) -> None:
         self._counts = counts
-        self._finite: set[int] = set()  # storages that say whether gradients overflowed: they did not
+        self._finite: set[int] = (
+            set()
+        )  # storages that say whether gradients overflowed: they did not
 
     def table(self, *, cuda: bool) -> dict[Any, Any]:
-        """Op overload -> handler ``(tracker, func, args, kwargs) -> out``; without ``cuda`` only what meta cannot do at all."""
+        """Op overload -> handler ``(tracker, func, args, kwargs) -> out``; without ``cuda`` only
+        what meta cannot do at all."""
         table: dict[Any, Any] = {
             aten._local_scalar_dense.default: self.scalar_answer,
             aten._grouped_mm.default: self.grouped_mm,
@@ -42,11 +48,18 @@ class OpHandlers:
         return table | self.opened()
 
     def opened(self) -> dict[Any, Any]:
-        """Our own kernels' ops, run from inside: their fakes give outputs, their bodies the buffers between launches too."""
+        """Our own kernels' ops, run from inside: their fakes give outputs, their bodies the buffers
+        between launches too."""
         from torch._library.custom_ops import OPDEFS
 
-        ours = {name: definition for name, definition in OPDEFS.items() if name.startswith("napkinmath::")}
-        return {definition._opoverload: self._body(definition._init_fn) for definition in ours.values()}
+        ours = {
+            name: definition
+            for name, definition in OPDEFS.items()
+            if name.startswith("napkinmath::")
+        }
+        return {
+            definition._opoverload: self._body(definition._init_fn) for definition in ours.values()
+        }
 
     def _body(self, function: Callable[..., Any]) -> Any:
         def run(tracker: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -56,8 +69,11 @@ class OpHandlers:
 
         return run
 
-    def scalar_answer(self, tracker: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Asked for a meta tensor's value: true, 1.0 or 1 (masks are full, norms are finite, steps have been taken)."""
+    def scalar_answer(
+        self, tracker: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Asked for a meta tensor's value: true, 1.0 or 1 (masks are full, norms are finite, steps
+        have been taken)."""
         tensor = args[0]
         if tensor.device.type != "meta":
             return func(*args, **kwargs)
@@ -68,45 +84,72 @@ class OpHandlers:
             return 0.0
         return 1.0 if tensor.is_floating_point() else 1
 
-    def check_finite(self, tracker: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def check_finite(
+        self, tracker: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """A gradient scaler's look for overflow: found none, so its step is taken."""
         out = func(*args, **kwargs)
         if args[1].device.type == "meta":
             self._finite.add(args[1].untyped_storage()._cdata)
         return out
 
-    def grouped_mm(self, tracker: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The meta kernel takes bfloat16 only; CUDA takes float32 and float16 too, one product a group into the same output."""
+    def grouped_mm(
+        self, tracker: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """The meta kernel takes bfloat16 only; CUDA takes float32 and float16 too, one product a
+        group into the same output."""
         dtype = args[0].dtype
         if dtype == torch.bfloat16 or args[0].device.type != "meta":
             return func(*args, **kwargs)
         self._counts["grouped_mm"] += 1
-        like = func(*(a.to(torch.bfloat16) if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in args), **kwargs)
+        like = func(
+            *(
+                a.to(torch.bfloat16) if isinstance(a, torch.Tensor) and a.is_floating_point() else a
+                for a in args
+            ),
+            **kwargs,
+        )
         return torch.empty_strided(like.shape, like.stride(), dtype=dtype, device="meta")
 
-    def addmm_into(self, tracker: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A product added to float32 sums in place; before torch 2.12 the meta device takes the type for a factor and fails."""
+    def addmm_into(
+        self, tracker: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """A product added to float32 sums in place; before torch 2.12 the meta device takes the
+        type for a factor and fails."""
         return kwargs["out"] if args[0].device.type == "meta" else func(*args, **kwargs)
 
-    def index_put(self, tracker: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The backward of an index writes into the zeros that it has just made; any dispatch mode makes it copy them."""
+    def index_put(
+        self, tracker: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """The backward of an index writes into the zeros that it has just made; any dispatch mode
+        makes it copy them."""
         tensor, accumulate = args[0], args[3] if len(args) > 3 else kwargs.get("accumulate", False)
-        if tensor.device.type != "meta" or not accumulate or tracker.phase is not TracePhase.BACKWARD:
+        if (
+            tensor.device.type != "meta"
+            or not accumulate
+            or tracker.phase is not TracePhase.BACKWARD
+        ):
             return func(*args, **kwargs)
         self._counts["index backward"] += 1
         return tensor
 
     def equal(self, tracker: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Two meta tensors of one shape are equal: who asks compares an incoming gradient with one, or a mask with itself."""
+        """Two meta tensors of one shape are equal: who asks compares an incoming gradient with one,
+        or a mask with itself."""
         if args[0].device.type != "meta" and args[1].device.type != "meta":
             return func(*args, **kwargs)
         self._counts["scalar answers"] += 1
         return args[0].shape == args[1].shape
 
-    def boolean_index(self, tracker: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A mask selects everything; CUDA makes a table of the positions, one int64 column a dimension, and gathers by it."""
+    def boolean_index(
+        self, tracker: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """A mask selects everything; CUDA makes a table of the positions, one int64 column a
+        dimension, and gathers by it."""
         tensor, indices = args
-        if tensor.device.type != "meta" or not any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices):
+        if tensor.device.type != "meta" or not any(
+            i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices
+        ):
             return func(*args, **kwargs)
         self._counts["boolean index"] += 1
         positions: list[Any] = []
@@ -119,7 +162,9 @@ class OpHandlers:
                 positions.extend(table.unbind(0))
             return aten.index.Tensor(tensor, positions)
 
-    def gemm_4bit(self, tracker: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def gemm_4bit(
+        self, tracker: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """With many tokens bitsandbytes dequantizes scales and weight, then calls ``linear``."""
         bound = dict(zip([a.name for a in func._schema.arguments], args, strict=False), **kwargs)
         a, weight_shape = bound["A"], bound["shapeB"]

@@ -1,4 +1,5 @@
-"""Finds out what a training loop is doing without being told: from calls of the root module, the engine and the optimizer."""
+"""Finds out what a training loop is doing without being told: from calls of the root module, the
+engine and the optimizer."""
 
 from __future__ import annotations
 
@@ -9,7 +10,10 @@ from unittest import mock
 
 import torch
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from napkinmath_profiler.tracing.module_paths import ModulePaths
 from napkinmath_profiler.tracing.storage_events import StorageRole, TracePhase
@@ -17,10 +21,12 @@ from napkinmath_profiler.tracing.storage_tracker import StorageTracker
 
 
 class StepPhases:
-    """Moves the tracker's phase, step and micro-step as the loop goes: forward, loss, backward, clip, optimizer, zero_grad.
+    """Moves the tracker's phase, step and micro-step as the loop goes: forward, loss, backward,
+    clip, optimizer, zero_grad.
 
-    A call of the root module outside backward starts a forward; after an optimizer step it starts the next step, after a
-    backward the next micro-step. What follows the output head inside a forward is the loss.
+    A call of the root module outside backward starts a forward; after an optimizer step it starts
+    the next step, after a backward the next micro-step. What follows the output head inside a
+    forward is the loss.
     """
 
     def __init__(self, model: nn.Module, tracker: StorageTracker, paths: ModulePaths) -> None:
@@ -35,14 +41,34 @@ class StepPhases:
             stack.enter_context(mock.patch.object(self._paths, "on_root_call", self._root_called))
             head = output_head(self._model)
             if head is not None:
-                stack.callback(head.register_forward_hook(lambda *_: None if torch.compiler.is_compiling() else self._head_done()).remove)
+                stack.callback(
+                    head.register_forward_hook(
+                        lambda *_: None if torch.compiler.is_compiling() else self._head_done()
+                    ).remove
+                )
             for name, parameter in self._model.named_parameters():
                 if parameter.requires_grad:
-                    stack.callback(parameter.register_post_accumulate_grad_hook(self._gradient_marker(name)).remove)
-            stack.callback(register_optimizer_step_pre_hook(lambda *_: tracker.set_phase(TracePhase.OPTIMIZER)).remove)
-            stack.callback(register_optimizer_step_post_hook(lambda optimizer, *_: self._optimizer_done(optimizer)).remove)
+                    stack.callback(
+                        parameter.register_post_accumulate_grad_hook(
+                            self._gradient_marker(name)
+                        ).remove
+                    )
+            stack.callback(
+                register_optimizer_step_pre_hook(
+                    lambda *_: tracker.set_phase(TracePhase.OPTIMIZER)
+                ).remove
+            )
+            stack.callback(
+                register_optimizer_step_post_hook(
+                    lambda optimizer, *_: self._optimizer_done(optimizer)
+                ).remove
+            )
             for owner in (nn.utils, nn.utils.clip_grad):
-                stack.enter_context(mock.patch.object(owner, "clip_grad_norm_", self._clipping(owner.clip_grad_norm_)))
+                stack.enter_context(
+                    mock.patch.object(
+                        owner, "clip_grad_norm_", self._clipping(owner.clip_grad_norm_)
+                    )
+                )
             yield
 
     def _root_called(self) -> None:
@@ -65,14 +91,20 @@ class StepPhases:
 
     def _optimizer_done(self, optimizer: torch.optim.Optimizer) -> None:
         for parameter, state in optimizer.state.items():
-            owner = self._names.get(id(parameter), "?") if isinstance(parameter, torch.Tensor) else str(parameter)
+            owner = (
+                self._names.get(id(parameter), "?")
+                if isinstance(parameter, torch.Tensor)
+                else str(parameter)
+            )
             for key, value in state.items() if isinstance(state, dict) else ():
                 if isinstance(value, torch.Tensor):
                     self._tracker.mark(value, StorageRole.OPTIMIZER_STATES, f"{owner}.{key}")
         self._tracker.set_phase(TracePhase.ZERO_GRAD)
 
     def _clipping(self, clip: Callable[..., Any]) -> Callable[..., Any]:
-        def clip_grad_norm_(parameters: Any, *args: Any, foreach: bool | None = None, **kwargs: Any) -> Any:
+        def clip_grad_norm_(
+            parameters: Any, *args: Any, foreach: bool | None = None, **kwargs: Any
+        ) -> Any:
             self._tracker.set_phase(TracePhase.CLIP)
             return clip(parameters, *args, foreach=foreach, **kwargs)
 

@@ -1,4 +1,5 @@
-"""The flat record of a trace: one ``StorageRecord`` a storage, one ``StorageEvent`` a birth or a death."""
+"""The flat record of a trace: one ``StorageRecord`` a storage, one ``StorageEvent`` a birth or a
+death."""
 
 from __future__ import annotations
 
@@ -10,8 +11,13 @@ ALLOCATION_GRANULARITY_BYTES = 512  # c10/cuda/CUDACachingAllocator.cpp: kMinBlo
 
 
 def rounded_bytes(num_bytes: int) -> int:
-    """Bytes the CUDA caching allocator books for a request: the next multiple of 512, and nothing for nothing."""
-    return (num_bytes + ALLOCATION_GRANULARITY_BYTES - 1) // ALLOCATION_GRANULARITY_BYTES * ALLOCATION_GRANULARITY_BYTES
+    """Bytes the CUDA caching allocator books for a request: the next multiple of 512, and nothing
+    for nothing."""
+    return (
+        (num_bytes + ALLOCATION_GRANULARITY_BYTES - 1)
+        // ALLOCATION_GRANULARITY_BYTES
+        * ALLOCATION_GRANULARITY_BYTES
+    )
 
 
 class TracePhase(str, Enum):
@@ -62,7 +68,8 @@ PERSISTENT_ROLES = frozenset(
 
 @dataclass(slots=True, eq=False)
 class StorageRecord:
-    """One storage's life: who asked for it, for how many bytes, when, and when it went (``None``: still there)."""
+    """One storage's life: who asked for it, for how many bytes, when, and when it went (``None``:
+    still there)."""
 
     storage_id: int
     requested_bytes: int
@@ -96,7 +103,8 @@ class StorageRecord:
 
 
 class StorageEvent(NamedTuple):
-    """A birth (``is_allocation``) or a death at one moment of the trace; its time is its index in the list."""
+    """A birth (``is_allocation``) or a death at one moment of the trace; its time is its index in
+    the list."""
 
     is_allocation: bool
     storage_id: int

@@ -12,7 +12,12 @@ from torch.autograd.function import BackwardCFunction
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from napkinmath_profiler.tracing.module_paths import ModulePaths, repeated_module
-from napkinmath_profiler.tracing.storage_events import StorageEvent, StorageRecord, StorageRole, TracePhase
+from napkinmath_profiler.tracing.storage_events import (
+    StorageEvent,
+    StorageRecord,
+    StorageRole,
+    TracePhase,
+)
 
 ADD = torch.ops.aten.add.Tensor
 PER_PARAMETER_PHASES = frozenset({TracePhase.CLIP, TracePhase.OPTIMIZER})
@@ -23,7 +28,8 @@ Handler = Callable[["StorageTracker", Any, tuple[Any, ...], dict[str, Any]], Any
 
 @dataclass(slots=True)
 class _PendingSum:
-    """A sum of two gradients whose fate is open: its record is the first operand's if that dies before anything else is done."""
+    """A sum of two gradients whose fate is open: its record is the first operand's if that dies
+    before anything else is done."""
 
     key: int
     first: StorageRecord
@@ -31,9 +37,11 @@ class _PendingSum:
 
 
 class StorageTracker(TorchDispatchMode):
-    """Registers each new storage on ``device_type`` and a weak reference whose callback records its death.
+    """Registers each new storage on ``device_type`` and a weak reference whose callback records its
+    death.
 
-    ``handlers`` maps an op overload to a function run in its place (CUDA's choices). The tracker itself makes none.
+    ``handlers`` maps an op overload to a function run in its place (CUDA's choices). The tracker
+    itself makes none.
     """
 
     active: StorageTracker | None = None
@@ -44,7 +52,9 @@ class StorageTracker(TorchDispatchMode):
         device_type: str,
         paths: ModulePaths,
         handlers: dict[Any, Handler] | None = None,
-        workspaces: dict[Any, Callable[[tuple[Any, ...], Any], list[tuple[str, int]]]] | None = None,
+        workspaces: (
+            dict[Any, Callable[[tuple[Any, ...], Any], list[tuple[str, int]]]] | None
+        ) = None,
     ) -> None:
         super().__init__()
         self.device_type = device_type
@@ -82,7 +92,8 @@ class StorageTracker(TorchDispatchMode):
         return self._module
 
     def set_phase(self, phase: TracePhase) -> None:
-        """Say what the program does from now on; ``marks`` keeps the last event before each backward and after each step."""
+        """Say what the program does from now on; ``marks`` keeps the last event before each
+        backward and after each step."""
         if phase is TracePhase.BACKWARD:
             self.marks[f"forward_end:{self.step}:{self.micro_step}"] = len(self.events) - 1
         elif phase is TracePhase.ZERO_GRAD:
@@ -93,22 +104,35 @@ class StorageTracker(TorchDispatchMode):
         self._locate(None)
 
     def _locate(self, node: Any) -> None:
-        """Settle the phase, module and scope of the op being run; a scope is one backward node or one recompute."""
+        """Settle the phase, module and scope of the op being run; a scope is one backward node or
+        one recompute."""
         paths = self.paths
         phase = self.phase
         in_loss = False
         if phase is TracePhase.BACKWARD:
             in_engine = torch._C._current_graph_task_id() != -1
-            if paths.depth or (in_engine and torch.is_grad_enabled()):  # a checkpointed forward may be called without its module
+            if paths.depth or (
+                in_engine and torch.is_grad_enabled()
+            ):  # a checkpointed forward may be called without its module
                 phase = TracePhase.RECOMPUTE
-                self._module = paths.current if paths.depth else repeated_module(paths.of_node(node)) if node is not None else ""
+                self._module = (
+                    paths.current
+                    if paths.depth
+                    else repeated_module(paths.of_node(node))
+                    if node is not None
+                    else ""
+                )
                 key: tuple[Any, ...] = (phase, torch._C._current_graph_task_id())
             elif node is not None:
                 self._module = paths.of_node(node)
                 key = (phase, node._sequence_nr(), node.name())
                 in_loss = self.paths.is_of_loss(node)
             elif not in_engine:
-                phase, self._module, key = TracePhase.BETWEEN, "", (TracePhase.BETWEEN, self.micro_step)
+                phase, self._module, key = (
+                    TracePhase.BETWEEN,
+                    "",
+                    (TracePhase.BETWEEN, self.micro_step),
+                )
             else:
                 self._module, key = "", (phase,)
         else:
@@ -119,9 +143,17 @@ class StorageTracker(TorchDispatchMode):
         self._op_phase = phase
         self._op_in_loss = in_loss
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
         """Run ``func`` (or the handler given for it) and register the storages it made."""
-        if any(hasattr(kind, "__tensor_flatten__") and kind.__name__ == "DTensor" for kind in types):
+        if any(
+            hasattr(kind, "__tensor_flatten__") and kind.__name__ == "DTensor" for kind in types
+        ):
             return NotImplemented  # it runs its operations on the local tensors, which come by here
         kwargs = kwargs or {}
         self.num_ops += 1
@@ -141,7 +173,12 @@ class StorageTracker(TorchDispatchMode):
             out = args[0]
         else:
             out = func(*args, **kwargs) if handler is None else handler(self, func, args, kwargs)
-        if func is ADD and self.sums_in_place and self._op_phase is TracePhase.BACKWARD and in_backward:
+        if (
+            func is ADD
+            and self.sums_in_place
+            and self._op_phase is TracePhase.BACKWARD
+            and in_backward
+        ):
             self._register_sum(out, args[0], is_python_node=isinstance(node, BackwardCFunction))
         elif self._op_phase in PER_PARAMETER_PHASES:
             self._register_owned(out, args)
@@ -153,13 +190,25 @@ class StorageTracker(TorchDispatchMode):
         return out
 
     def _register_sum(self, out: torch.Tensor, first: Any, *, is_python_node: bool) -> None:
-        """The engine adds a gradient to another: in place, if nobody but the engine holds that one (see ``_died``).
+        """The engine adds a gradient to another: in place, if nobody but the engine holds that one
+        (see ``_died``).
 
-        Formulas of autograd's own nodes add nothing out of place; a Python function may, but to what it made itself.
+        Formulas of autograd's own nodes add nothing out of place; a Python function may, but to
+        what it made itself.
         """
-        before = self._live.get(first.untyped_storage()._cdata) if isinstance(first, torch.Tensor) else None
+        before = (
+            self._live.get(first.untyped_storage()._cdata)
+            if isinstance(first, torch.Tensor)
+            else None
+        )
         record = self._register(out)
-        if before is None or record is None or record is before or record.born != len(self.events) - 1 or not _is_dense(first):
+        if (
+            before is None
+            or record is None
+            or record is before
+            or record.born != len(self.events) - 1
+            or not _is_dense(first)
+        ):
             return
         if is_python_node and before.scope == self._scope:
             return
@@ -176,16 +225,22 @@ class StorageTracker(TorchDispatchMode):
         self.num_sums_in_place += 1
 
     def _updated_module(self, args: tuple[Any, ...], before: str) -> str:
-        """The module whose parameter an optimizer's op works on: none for all at once, the one before for what is not known."""
+        """The module whose parameter an optimizer's op works on: none for all at once, the one
+        before for what is not known."""
         if args and isinstance(args[0], (list, tuple)):
             return ""
         return self.owner_of(args[0] if args else None).rpartition(".")[0] or before
 
     def _register_owned(self, out: Any, args: tuple[Any, ...]) -> None:
-        """Register outputs of an update, each owned by the parameter whose storage it was computed from."""
+        """Register outputs of an update, each owned by the parameter whose storage it was computed
+        from."""
         source = args[0] if args else None
         outputs = out if isinstance(out, (list, tuple)) else [out]
-        sources = source if isinstance(source, (list, tuple)) and len(source) == len(outputs) else [source] * len(outputs)
+        sources = (
+            source
+            if isinstance(source, (list, tuple)) and len(source) == len(outputs)
+            else [source] * len(outputs)
+        )
         for item, origin in zip(outputs, sources, strict=True):
             if isinstance(item, torch.Tensor):
                 record = self._register(item)
@@ -222,7 +277,9 @@ class StorageTracker(TorchDispatchMode):
         record = self._live.get(key)
         if record is not None:
             return record
-        record = self._new_record(storage.nbytes(), tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+        record = self._new_record(
+            storage.nbytes(), tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
+        )
         self._live[key] = record
         self._references[key] = weakref.ref(storage, lambda _, key=key: self._died(key))
         return record
@@ -240,13 +297,15 @@ class StorageTracker(TorchDispatchMode):
             self._bury(record)
 
     def note_resize(self, tensor: torch.Tensor) -> None:
-        """A storage changed its size in place (FSDP's gathered parameters): the old one is dead, a new one born unless it is empty."""
+        """A storage changed its size in place (FSDP's gathered parameters): the old one is dead, a
+        new one born unless it is empty."""
         self._died(tensor.untyped_storage()._cdata)
         if tensor.untyped_storage().size():
             self._register(tensor)
 
     def mark(self, tensor: torch.Tensor | None, role: StorageRole, name: str = "") -> None:
-        """Say what holds ``tensor``'s storage, registering it first if it was there before the tracker."""
+        """Say what holds ``tensor``'s storage, registering it first if it was there before the
+        tracker."""
         if tensor is None:
             return
         record = self._register(tensor)
@@ -267,14 +326,20 @@ class StorageTracker(TorchDispatchMode):
 
     def _record_workspaces(self, requests: list[tuple[str, int]]) -> None:
         """Record kernel-internal buffers: all born beside the op's outputs, then all dead."""
-        made = [self._new_record(num_bytes, (num_bytes,), "uint8", name) for name, num_bytes in requests if num_bytes > 0]
+        made = [
+            self._new_record(num_bytes, (num_bytes,), "uint8", name)
+            for name, num_bytes in requests
+            if num_bytes > 0
+        ]
         self.num_workspaces += len(made)
         for record in made:
             record.role = StorageRole.WORKSPACE
         for record in made:
             self._bury(record)
 
-    def _new_record(self, num_bytes: int, shape: tuple[int, ...], dtype: str, name: str = "") -> StorageRecord:
+    def _new_record(
+        self, num_bytes: int, shape: tuple[int, ...], dtype: str, name: str = ""
+    ) -> StorageRecord:
         record = StorageRecord(
             storage_id=len(self.records),
             requested_bytes=num_bytes,
@@ -291,14 +356,34 @@ class StorageTracker(TorchDispatchMode):
             of_loss=self._op_in_loss,
         )
         self.records.append(record)
-        self.events.append(StorageEvent(True, record.storage_id, record.phase, record.module, record.op, self.step, self.micro_step))
+        self.events.append(
+            StorageEvent(
+                True,
+                record.storage_id,
+                record.phase,
+                record.module,
+                record.op,
+                self.step,
+                self.micro_step,
+            )
+        )
         return record
 
     def _bury(self, record: StorageRecord) -> None:
         record.died = len(self.events)
         record.died_phase, record.died_scope = self._op_phase, self._scope
         record.died_op, record.died_module = self._op, self._module
-        self.events.append(StorageEvent(False, record.storage_id, self._op_phase, self._module, self._op, self.step, self.micro_step))
+        self.events.append(
+            StorageEvent(
+                False,
+                record.storage_id,
+                self._op_phase,
+                self._module,
+                self._op,
+                self.step,
+                self.micro_step,
+            )
+        )
 
     def stop(self) -> None:
         """Forget the storages still alive, so that what is freed later is not part of the trace."""
@@ -309,7 +394,10 @@ class StorageTracker(TorchDispatchMode):
 def _is_dense(tensor: torch.Tensor) -> bool:
     """Whether ``tensor`` fills its memory without overlap, in whatever order of dimensions."""
     expected = 1
-    for size, stride in sorted(((n, s) for n, s in zip(tensor.shape, tensor.stride(), strict=True) if n > 1), key=lambda item: item[1]):
+    for size, stride in sorted(
+        ((n, s) for n, s in zip(tensor.shape, tensor.stride(), strict=True) if n > 1),
+        key=lambda item: item[1],
+    ):
         if stride != expected:
             return False
         expected *= size

@@ -1,4 +1,5 @@
-"""What is off about a traced step: each finding in one sentence, with the bytes that a second trace says it costs."""
+"""What is off about a traced step: each finding in one sentence, with the bytes that a second trace
+says it costs."""
 
 from __future__ import annotations
 
@@ -25,12 +26,22 @@ class Finding:
     num_bytes: int
 
 
-def findings(result: TraceResult, options: TraceOptions, again: TraceAgain, *, vocabulary: int) -> list[Finding]:
+def findings(
+    result: TraceResult, options: TraceOptions, again: TraceAgain, *, vocabulary: int
+) -> list[Finding]:
     """Everything found, dearest first; ``again`` traces the same model under other options."""
     peak = result.peak_bytes
-    found = [_eval_mode(result, options, again), _optimizer_peak(result, options, again), _math_attention(result, options, again)]
+    found = [
+        _eval_mode(result, options, again),
+        _optimizer_peak(result, options, again),
+        _math_attention(result, options, again),
+    ]
     found += [_adapter_type(result, options, again), _held_logits(result, options, vocabulary)]
-    worth = [finding for finding in found if finding is not None and finding.num_bytes >= LEAST_SHARE * peak]
+    worth = [
+        finding
+        for finding in found
+        if finding is not None and finding.num_bytes >= LEAST_SHARE * peak
+    ]
     return sorted(worth, key=lambda finding: -finding.num_bytes)
 
 
@@ -43,18 +54,31 @@ def _eval_mode(result: TraceResult, options: TraceOptions, again: TraceAgain) ->
         return None
     saving = _saving(result, again(replace(options, training=True)))
     return Finding(
-        f"checkpointing is requested but the model is in eval mode, so it does nothing: +{format_bytes(saving)}; call model.train()", saving
+        "checkpointing is requested but the model is in eval mode, so it does nothing:"
+        f" +{format_bytes(saving)}; call model.train()",
+        saving,
     )
 
 
-def _optimizer_peak(result: TraceResult, options: TraceOptions, again: TraceAgain) -> Finding | None:
-    if result.peak.phase is not TracePhase.OPTIMIZER or options.optimizer not in ("adamw", "adamw-foreach"):
+def _optimizer_peak(
+    result: TraceResult, options: TraceOptions, again: TraceAgain
+) -> Finding | None:
+    if result.peak.phase is not TracePhase.OPTIMIZER or options.optimizer not in (
+        "adamw",
+        "adamw-foreach",
+    ):
         return None
     saving = _saving(result, again(replace(options, optimizer="adamw-fused")))
-    return Finding(f"the optimizer step, not the backward, sets the peak: fused=True saves {format_bytes(saving)}", saving)
+    return Finding(
+        "the optimizer step, not the backward, sets the peak: fused=True saves"
+        f" {format_bytes(saving)}",
+        saving,
+    )
 
 
-def _math_attention(result: TraceResult, options: TraceOptions, again: TraceAgain) -> Finding | None:
+def _math_attention(
+    result: TraceResult, options: TraceOptions, again: TraceAgain
+) -> Finding | None:
     if not result.attention.get("math") or options.loop.autocast_dtype is not None:
         return None
     import torch
@@ -64,22 +88,39 @@ def _math_attention(result: TraceResult, options: TraceOptions, again: TraceAgai
         return None
     saving = _saving(result, changed)
     return Finding(
-        f"q, k and v are of a type that only SDPA's math path takes, which holds the scores: autocast saves {format_bytes(saving)}", saving
+        "q, k and v are of a type that only SDPA's math path takes, which holds the scores:"
+        f" autocast saves {format_bytes(saving)}",
+        saving,
     )
 
 
 def _adapter_type(result: TraceResult, options: TraceOptions, again: TraceAgain) -> Finding | None:
-    if options.method is TrainMethod.FULL or options.adapters.adapter_dtype is not None or options.dtype == "fp32":
+    if (
+        options.method is TrainMethod.FULL
+        or options.adapters.adapter_dtype is not None
+        or options.dtype == "fp32"
+    ):
         return None
     layers: dict[str, int] = {}
     for record in result.saved_records():
-        if record.dtype == "float32" and record.op == "aten._to_copy.default" and record.role is StorageRole.SAVED_ACTIVATIONS:
+        if (
+            record.dtype == "float32"
+            and record.op == "aten._to_copy.default"
+            and record.role is StorageRole.SAVED_ACTIVATIONS
+        ):
             layer = _layer_of(record)
             layers[layer] = layers.get(layer, 0) + 1
     layers.pop("", None)
-    saving = _saving(result, again(replace(options, adapters=replace(options.adapters, adapter_dtype=options.dtype))))
+    saving = _saving(
+        result,
+        again(replace(options, adapters=replace(options.adapters, adapter_dtype=options.dtype))),
+    )
     times = f" and x is saved {max(layers.values())} times a layer" if layers else ""
-    return Finding(f"LoRA adapters are float32{times}: {options.dtype} adapters would save {format_bytes(saving)}", saving)
+    return Finding(
+        f"LoRA adapters are float32{times}: {options.dtype} adapters would save"
+        f" {format_bytes(saving)}",
+        saving,
+    )
 
 
 def _layer_of(record: StorageRecord) -> str:
@@ -89,7 +130,9 @@ def _layer_of(record: StorageRecord) -> str:
 
 def _held_logits(result: TraceResult, options: TraceOptions, vocabulary: int) -> Finding | None:
     elements = options.micro_batch_size * options.sequence_length * vocabulary
-    near = elements - options.micro_batch_size * vocabulary  # a shifted copy lacks the last position
+    near = (
+        elements - options.micro_batch_size * vocabulary
+    )  # a shifted copy lacks the last position
     held = [
         r
         for r in result.live_at(result.peak.event_index)
@@ -98,8 +141,14 @@ def _held_logits(result: TraceResult, options: TraceOptions, vocabulary: int) ->
     if len(held) < 2:
         return None
     total = sum(r.rounded_bytes for r in held)
-    return Finding(f"logits are held {_times(len(held))} at the peak, {format_bytes(total)}: a chunked or fused loss holds none", total)
+    return Finding(
+        f"logits are held {_times(len(held))} at the peak, {format_bytes(total)}: a chunked or"
+        " fused loss holds none",
+        total,
+    )
 
 
 def _times(count: int) -> str:
-    return {2: "twice", 3: "three times", 4: "four times", 5: "five times"}.get(count, f"{count} times")
+    return {2: "twice", 3: "three times", 4: "four times", 5: "five times"}.get(
+        count, f"{count} times"
+    )

@@ -6,7 +6,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from napkinmath.config.train_config import AdapterKind, Attention, Kernels, Loss, Precision, RecomputeKind, TrainConfig
+from napkinmath.config.train_config import (
+    AdapterKind,
+    Attention,
+    Kernels,
+    Loss,
+    Precision,
+    RecomputeKind,
+    TrainConfig,
+)
 from napkinmath.lowering.choices import find_stack
 
 from napkinmath_profiler.tracing.attention_choice import AttentionBackend
@@ -74,13 +82,22 @@ class TraceOptions:
         )
 
 
-def options_from(config: TrainConfig, *, compute_capability: tuple[int, int] = (8, 0)) -> TraceOptions:
-    """``config`` as ``TraceOptions``; raises TraceError for what no real library code can be run for here."""
+def options_from(
+    config: TrainConfig, *, compute_capability: tuple[int, int] = (8, 0)
+) -> TraceOptions:
+    """``config`` as ``TraceOptions``; raises TraceError for what no real library code can be run
+    for here."""
     _refuse_untraceable(config)
     dtype, autocast = PRECISIONS[config.precision]
     attention, backend = ATTENTION[config.attention]
     adapter, quantization = config.adapter, config.quantization
-    method = TrainMethod.FULL if adapter is None else TrainMethod.LORA if quantization is None else TrainMethod.QLORA
+    method = (
+        TrainMethod.FULL
+        if adapter is None
+        else TrainMethod.LORA
+        if quantization is None
+        else TrainMethod.QLORA
+    )
     is_trainer = config.stack == "hf"
     return TraceOptions(
         method=method,
@@ -88,17 +105,23 @@ def options_from(config: TrainConfig, *, compute_capability: tuple[int, int] = (
         sequence_length=_whole(config.sequence_length),
         dtype=dtype,
         checkpointing=config.recompute.kind in (RecomputeKind.FULL, RecomputeKind.EVERY),
-        checkpoint_every=config.recompute.every if config.recompute.kind is RecomputeKind.EVERY else 1,
+        checkpoint_every=(
+            config.recompute.every if config.recompute.kind is RecomputeKind.EVERY else 1
+        ),
         use_reentrant=config.recompute.reentrant,
         attention=attention,
         attention_backend=backend,
         compute_capability=compute_capability,
         optimizer=_optimizer(config),
         adapters=_adapters(config),
-        quantization=QuantizationOptions()
-        if quantization is None
-        else QuantizationOptions(
-            quant_type=quantization.format, double_quant=quantization.double_quant, kbit_preparation=quantization.kbit_preparation
+        quantization=(
+            QuantizationOptions()
+            if quantization is None
+            else QuantizationOptions(
+                quant_type=quantization.format,
+                double_quant=quantization.double_quant,
+                kbit_preparation=quantization.kbit_preparation,
+            )
         ),
         loop=LoopOptions(
             gradient_accumulation_steps=config.gradient_accumulation_steps,
@@ -116,7 +139,10 @@ def options_from(config: TrainConfig, *, compute_capability: tuple[int, int] = (
 
 def _whole(value: Any) -> int:
     if not isinstance(value, int):
-        raise TraceError(f"a trace runs one size, not {type(value).__name__}; give whole numbers and sweep with the analytic estimate")
+        raise TraceError(
+            f"a trace runs one size, not {type(value).__name__}; give whole numbers and sweep with"
+            " the analytic estimate"
+        )
     return value
 
 
@@ -125,7 +151,9 @@ def _optimizer(config: TrainConfig) -> str:
     if name == "auto":
         name = "adamw-fused" if config.stack == "hf" else "adamw-foreach"
     if name not in OPTIMIZERS:
-        raise TraceError(f"optimizer {name!r} cannot be traced; known: {', '.join(sorted(OPTIMIZERS))}")
+        raise TraceError(
+            f"optimizer {name!r} cannot be traced; known: {', '.join(sorted(OPTIMIZERS))}"
+        )
     return name
 
 
@@ -148,18 +176,30 @@ def _adapters(config: TrainConfig) -> AdapterOptions:
 def _refuse_untraceable(config: TrainConfig) -> None:
     if config.precision not in PRECISIONS:
         raise TraceError(
-            f"precision {config.precision.value} runs no code that transformers has; trace bf16, fp16 or fp32 with or without autocast"
+            f"precision {config.precision.value} runs no code that transformers has; trace bf16,"
+            " fp16 or fp32 with or without autocast"
         )
-    if config.adapter is not None and config.adapter.kind not in (AdapterKind.LORA, AdapterKind.DORA):
+    if config.adapter is not None and config.adapter.kind not in (
+        AdapterKind.LORA,
+        AdapterKind.DORA,
+    ):
         raise TraceError(
-            f"adapter {config.adapter.kind.value} is not traced from a config; wrap the model yourself and trace the live module"
+            f"adapter {config.adapter.kind.value} is not traced from a config; wrap the model"
+            " yourself and trace the live module"
         )
     if config.quantization is not None and config.quantization.format not in ("nf4", "fp4"):
-        raise TraceError(f"quantization {config.quantization.format!r} is not traced; nf4 and fp4 run real bitsandbytes modules")
+        raise TraceError(
+            f"quantization {config.quantization.format!r} is not traced; nf4 and fp4 run real"
+            " bitsandbytes modules"
+        )
     if config.recompute.kind not in (RecomputeKind.NONE, RecomputeKind.FULL, RecomputeKind.EVERY):
         raise TraceError(
-            f"checkpointing {config.recompute.kind.value} is not what transformers does; trace the live module with your policy"
+            f"checkpointing {config.recompute.kind.value} is not what transformers does; trace the"
+            " live module with your policy"
         )
     offload = config.offload
     if offload.optimizer or offload.parameters or offload.activations:
-        raise TraceError("offloading moves bytes to the host, which a trace does not follow; use the analytic estimate")
+        raise TraceError(
+            "offloading moves bytes to the host, which a trace does not follow; use the analytic"
+            " estimate"
+        )

@@ -6,7 +6,13 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
-from napkinmath_profiler.tracing.storage_events import PERSISTENT_ROLES, StorageEvent, StorageRecord, StorageRole, TracePhase
+from napkinmath_profiler.tracing.storage_events import (
+    PERSISTENT_ROLES,
+    StorageEvent,
+    StorageRecord,
+    StorageRole,
+    TracePhase,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +67,9 @@ class TraceResult:
             after.append(live)
             best = by_phase.get((event.step, event.phase))
             if best is None or live > best.requested_bytes:
-                moment = PeakMoment(live, index, event.phase, event.module, event.op, event.step, event.micro_step)
+                moment = PeakMoment(
+                    live, index, event.phase, event.module, event.op, event.step, event.micro_step
+                )
                 by_phase[event.step, event.phase] = moment
                 if peak is None or live > peak.requested_bytes:
                     peak = moment
@@ -92,44 +100,63 @@ class TraceResult:
 
     def live_at(self, event_index: int) -> list[StorageRecord]:
         """The storages alive right after event ``event_index``, in order of birth."""
-        return [r for r in self.records if r.born <= event_index and (r.died is None or r.died > event_index)]
+        return [
+            r
+            for r in self.records
+            if r.born <= event_index and (r.died is None or r.died > event_index)
+        ]
 
     def live_bytes_at(self, event_index: int) -> int:
         """Requested bytes alive right after event ``event_index``."""
         return self._curves().after_event[event_index]
 
     def bytes_by_role(self, event_index: int) -> dict[StorageRole, int]:
-        """Live requested bytes by role right after event ``event_index``; they sum to ``live_bytes_at``."""
+        """Live requested bytes by role right after event ``event_index``; they sum to
+        ``live_bytes_at``."""
         totals: dict[StorageRole, int] = defaultdict(int)
         for record in self.live_at(event_index):
             totals[record.role or StorageRole.UNATTRIBUTED] += record.rounded_bytes
         return dict(totals)
 
     def saved_records(self, step: int = 0) -> list[StorageRecord]:
-        """Storages born in the forward or the loss of ``step`` and alive when its (first) forward had ended."""
+        """Storages born in the forward or the loss of ``step`` and alive when its (first) forward
+        had ended."""
         end = self.marks[f"forward_end:{step}:0"]
         kept_anyway = PERSISTENT_ROLES | {StorageRole.WORKSPACE}
-        return [r for r in self.live_at(end) if r.phase in (TracePhase.FORWARD, TracePhase.LOSS) and r.role not in kept_anyway]
+        return [
+            r
+            for r in self.live_at(end)
+            if r.phase in (TracePhase.FORWARD, TracePhase.LOSS) and r.role not in kept_anyway
+        ]
 
     @property
     def saved_bytes(self) -> int:
-        """Requested bytes made by the first forward and loss that are alive at the start of backward."""
+        """Requested bytes made by the first forward and loss that are alive at the start of
+        backward."""
         return sum(r.rounded_bytes for r in self.saved_records())
 
     def persistent_bytes(self) -> dict[StorageRole, int]:
-        """Largest live bytes of each persistent role at any time (gradients: when all are there)."""
+        """Largest live bytes of each persistent role at any time (gradients: when all are
+        there)."""
         live: dict[StorageRole, int] = defaultdict(int)
         best: dict[StorageRole, int] = defaultdict(int)
         for event in self.events:
             record = self.records[event.storage_id]
             if record.role in PERSISTENT_ROLES:
-                live[record.role] += record.rounded_bytes if event.is_allocation else -record.rounded_bytes
+                live[record.role] += (
+                    record.rounded_bytes if event.is_allocation else -record.rounded_bytes
+                )
                 best[record.role] = max(best[record.role], live[record.role])
         return dict(best)
 
-    def grouped_at(self, event_index: int) -> list[tuple[tuple[str, str, str, tuple[int, ...], str, str], int, int]]:
-        """Live storages grouped by (role, module with layer numbers starred, op, shape, dtype, phase), with count and bytes."""
-        groups: dict[tuple[str, str, str, tuple[int, ...], str, str], list[int]] = defaultdict(lambda: [0, 0])
+    def grouped_at(
+        self, event_index: int
+    ) -> list[tuple[tuple[str, str, str, tuple[int, ...], str, str], int, int]]:
+        """Live storages grouped by (role, module with layer numbers starred, op, shape, dtype,
+        phase), with count and bytes."""
+        groups: dict[tuple[str, str, str, tuple[int, ...], str, str], list[int]] = defaultdict(
+            lambda: [0, 0]
+        )
         for r in self.live_at(event_index):
             role = (r.role or StorageRole.UNATTRIBUTED).value
             key = (role, starred(r.name or r.module), r.op, r.shape, r.dtype, r.phase.value)

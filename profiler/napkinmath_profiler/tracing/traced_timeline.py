@@ -38,7 +38,8 @@ PHASES: dict[TracePhase, Phase] = {
 
 
 def timeline_of(result: TraceResult, *, origin: str = "traced") -> Timeline:
-    """Every storage a row of the tensor table, every stretch of one phase and layer a segment that happens once."""
+    """Every storage a row of the tensor table, every stretch of one phase and layer a segment that
+    happens once."""
     tensors = [
         TensorInfo(
             record.name or record.op,
@@ -54,7 +55,9 @@ def timeline_of(result: TraceResult, *, origin: str = "traced") -> Timeline:
         )
         for record in result.records
     ]
-    details = tuple(sorted(result.versions.items())) + tuple((f"cuda choice: {name}", str(n)) for name, n in sorted(result.choices.items()))
+    details = tuple(sorted(result.versions.items())) + tuple(
+        (f"cuda choice: {name}", str(n)) for name, n in sorted(result.choices.items())
+    )
     segments, step_starts = _segments(result.events)
     return Timeline(tensors, segments, Stamp(origin=origin, details=details), step_starts)
 

@@ -1,4 +1,5 @@
-"""A training loop as people write it around a transformers model, for when the user gives only a config."""
+"""A training loop as people write it around a transformers model, for when the user gives only a
+config."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from napkinmath_profiler.tracing.storage_events import TracePhase
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopOptions:
-    """How the loop is written: micro-steps, clipping, precision, and whether the model's outputs outlive the forward."""
+    """How the loop is written: micro-steps, clipping, precision, and whether the model's outputs
+    outlive the forward."""
 
     num_steps: int = 2
     gradient_accumulation_steps: int = 1
@@ -29,10 +31,22 @@ class LoopOptions:
 
 
 class TrainingLoop:
-    """Forward with loss, backward, clipping, optimizer step and zero_grad, ``num_steps`` times over one batch."""
+    """Forward with loss, backward, clipping, optimizer step and zero_grad, ``num_steps`` times over
+    one batch."""
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None, inputs: Mapping[str, Any], options: LoopOptions) -> None:
-        self._model, self._optimizer, self._inputs, self._options = model, optimizer, inputs, options
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None,
+        inputs: Mapping[str, Any],
+        options: LoopOptions,
+    ) -> None:
+        self._model, self._optimizer, self._inputs, self._options = (
+            model,
+            optimizer,
+            inputs,
+            options,
+        )
         self._trainable = [p for p in model.parameters() if p.requires_grad]
         self._scaler: torch.amp.GradScaler | None = None
 
@@ -43,7 +57,8 @@ class TrainingLoop:
             self.one_step(forward)
 
     def begin(self) -> Callable[..., Any]:
-        """The forward to give to ``one_step``; float16 autocast comes with a gradient scaler, as in the Trainer."""
+        """The forward to give to ``one_step``; float16 autocast comes with a gradient scaler, as in
+        the Trainer."""
         if self._options.autocast_dtype == torch.float16:
             self._scaler = torch.amp.GradScaler(self._options.device_type)
         return self._forward()
@@ -61,7 +76,8 @@ class TrainingLoop:
         return compiled(self._model)
 
     def _forward(self) -> Callable[..., Any]:
-        """The model's call under autocast, its outputs made float32 as accelerate's ``prepare_model`` does."""
+        """The model's call under autocast, its outputs made float32 as accelerate's
+        ``prepare_model`` does."""
         options = self._options
         forward: Callable[..., Any] = self._compiled() if options.compile else self._model.__call__
         if options.autocast_dtype is None:

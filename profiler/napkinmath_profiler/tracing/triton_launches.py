@@ -1,4 +1,5 @@
-"""Triton kernels launched on meta tensors: the launch does nothing, since what a kernel reads and writes was allocated before it."""
+"""Triton kernels launched on meta tensors: the launch does nothing, since what a kernel reads and
+writes was allocated before it."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from unittest import mock
 
 import torch
 
-# Every class whose `run` a launch can end in: compiled, autotuned (which would time the kernel), under heuristics, interpreted.
+# Every class whose `run` a launch can end in: compiled, autotuned (which would time the kernel),
+# under heuristics, interpreted.
 LAUNCHERS = (
     ("triton.runtime.jit", "JITFunction"),
     ("triton.runtime.autotuner", "Autotuner"),
@@ -27,7 +29,9 @@ def triton_launches(counts: Counter[str]) -> Iterator[None]:
         for module, name in LAUNCHERS:
             launcher = _launcher(module, name)
             if launcher is not None:
-                stack.enter_context(mock.patch.object(launcher, "run", _skipping(launcher.run, counts)))
+                stack.enter_context(
+                    mock.patch.object(launcher, "run", _skipping(launcher.run, counts))
+                )
         yield
 
 
@@ -40,7 +44,10 @@ def _launcher(module: str, name: str) -> Any:
 
 def _skipping(run: Callable[..., Any], counts: Counter[str]) -> Callable[..., Any]:
     def launch(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if any(isinstance(a, torch.Tensor) and a.device.type == "meta" for a in (*args, *kwargs.values())):
+        if any(
+            isinstance(a, torch.Tensor) and a.device.type == "meta"
+            for a in (*args, *kwargs.values())
+        ):
             counts["triton launches"] += 1
             return None
         return run(self, *args, **kwargs)

@@ -1,1 +1,2 @@
-"""Data parallelism: who stores which part of parameters, gradients and states, and what is gathered and reduced when."""
+"""Data parallelism: who stores which part of parameters, gradients and states, and what is gathered
+and reduced when."""

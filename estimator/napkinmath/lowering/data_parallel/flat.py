@@ -22,10 +22,25 @@ def elements_of(weights: list[Weight]) -> Size:
 
 
 def partition(
-    name: str, weights: list[Weight], parallel: ParallelConfig, dtype: DType, role: Role, run: Run, *, host: bool = False
+    name: str,
+    weights: list[Weight],
+    parallel: ParallelConfig,
+    dtype: DType,
+    role: Role,
+    run: Run,
+    *,
+    host: bool = False,
 ) -> Tensor:
     """A rank's part of a row of weights, as long as every other's."""
-    return Tensor(name, (own_elements(weights, parallel),), dtype, role, run.block.name, "DeepSpeed runtime/zero", host=host)
+    return Tensor(
+        name,
+        (own_elements(weights, parallel),),
+        dtype,
+        role,
+        run.block.name,
+        "DeepSpeed runtime/zero",
+        host=host,
+    )
 
 
 def trained_weights(run: Run) -> list[Weight]:

@@ -1,9 +1,11 @@
 """FSDP1 (FullyShardedDataParallel): one flat, padded parameter a unit.
 
-Gathering makes the flat parameter whole in the type of computation, its modules use views of it, and its backward concatenates the
-views' gradients into one. Sources: torch 2.13 distributed/fsdp/_flat_param.py (_use_low_precision_shard, _alloc_padded_unsharded_flat_param,
-_use_unsharded_views), _runtime_utils.py (_post_backward_hook, _reduce_grad), peft 0.21 utils/other.py fsdp_auto_wrap_policy, which
-gives trained adapters flat parameters of their own. Without such a policy the gradient is one of the whole layer, frozen weights too.
+Gathering makes the flat parameter whole in the type of computation, its modules use views of it,
+and its backward concatenates the views' gradients into one. Sources: torch 2.13
+distributed/fsdp/_flat_param.py (_use_low_precision_shard, _alloc_padded_unsharded_flat_param,
+_use_unsharded_views), _runtime_utils.py (_post_backward_hook, _reduce_grad), peft 0.21
+utils/other.py fsdp_auto_wrap_policy, which gives trained adapters flat parameters of their own.
+Without such a policy the gradient is one of the whole layer, frozen weights too.
 """
 
 from __future__ import annotations
@@ -39,14 +41,23 @@ class FlatPiece(Piece):
         self.symbols: Symbols = run.stage.symbols
         self.name, self.copies = run.name, run.count
         self.output = self.reduce_input = None
-        self.zeros: Tensor | None = None  # gradients of frozen views, which the split's backward fills in (split_with_sizes_backward)
+        self.zeros: Tensor | None = (
+            # gradients of frozen views, which the split's backward fills in
+            # (split_with_sizes_backward)
+            None
+        )
         self.parts: list[Weight] = []
         self.gathered: list[Tensor] = []
         self.casts: list[Tensor] = []
         self.flat_gradient = self.reduced = self.gradient = self.host_gradient = None
-        self.kept_gradient: Tensor | None = None  # the whole gradient that micro-steps without a reduction add up
+        self.kept_gradient: Tensor | None = (
+            None  # the whole gradient that micro-steps without a reduction add up
+        )
         weights = [w for w in run.block.weights if is_sharded(w, policy)]
-        frozen, trained = [w for w in weights if not w.trainable and not w.constants], [w for w in weights if w.trainable]
+        frozen, trained = (
+            [w for w in weights if not w.trainable and not w.constants],
+            [w for w in weights if w.trainable],
+        )
         if frozen and trained and has_flat_adapters(policy):
             self._flatten(frozen + trained, run, policy)
             self._split(frozen, trained)
@@ -58,60 +69,135 @@ class FlatPiece(Piece):
                 self._packed(weight)
         self.sent = self.own_bytes()
         if offload.parameters:
-            self.casts += [_buffer("part from the host", p.tensor.axes, p.tensor, run) for p in self.parts]
+            self.casts += [
+                _buffer("part from the host", p.tensor.axes, p.tensor, run) for p in self.parts
+            ]
             self.host_gradient = on_host(self.gradient) if self.gradient is not None else None
 
     def _split(self, frozen: list[Weight], trained: list[Weight]) -> None:
-        """The rank's part of a flat parameter that adapters share: the optimizer sees what is trained in it."""
+        """The rank's part of a flat parameter that adapters share: the optimizer sees what is
+        trained in it."""
         whole = self.parts.pop()
         assert self.flat_gradient is not None
         like = self.flat_gradient
-        self.zeros = Tensor("zeros for frozen weights", (elements_of(frozen),), like.dtype, Role.GRADIENTS, like.module, SOURCE)
+        self.zeros = Tensor(
+            "zeros for frozen weights",
+            (elements_of(frozen),),
+            like.dtype,
+            Role.GRADIENTS,
+            like.module,
+            SOURCE,
+        )
         for group, name in ((frozen, "frozen"), (trained, "trained")):
             axes = (ceil_div(elements_of(group), self.ranks),)
-            tensor = Tensor(whole.tensor.name, axes, whole.tensor.dtype, group[0].tensor.role, whole.tensor.module, SOURCE)
-            self.parts.append(Weight(f"{whole.tensor.module}.{name}", axes, tensor, trainable=group is trained, kind="flat"))
+            tensor = Tensor(
+                whole.tensor.name,
+                axes,
+                whole.tensor.dtype,
+                group[0].tensor.role,
+                whole.tensor.module,
+                SOURCE,
+            )
+            self.parts.append(
+                Weight(
+                    f"{whole.tensor.module}.{name}",
+                    axes,
+                    tensor,
+                    trainable=group is trained,
+                    kind="flat",
+                )
+            )
 
     def _flatten(self, group: list[Weight], run: Run, policy: Policy) -> None:
         computed, stored = group[0].tensor.dtype, stored_dtype(group[0], policy)
         elements = elements_of(group)
         part = ceil_div(elements, self.ranks)
         trainable = group[-1].trainable
-        tensor = Tensor("flat parameter", (part,), stored, group[0].tensor.role, run.block.name, SOURCE)
+        tensor = Tensor(
+            "flat parameter", (part,), stored, group[0].tensor.role, run.block.name, SOURCE
+        )
         self.parts.append(
-            Weight(f"{run.block.name}.{'trained' if trainable else 'frozen'}", (part,), tensor, trainable=trainable, kind="flat")
+            Weight(
+                f"{run.block.name}.{'trained' if trainable else 'frozen'}",
+                (part,),
+                tensor,
+                trainable=trainable,
+                kind="flat",
+            )
         )
         if stored is not computed:
-            self.casts.append(Tensor("part to gather", (part,), computed, Role.COMMUNICATION, run.block.name, SOURCE))
+            self.casts.append(
+                Tensor(
+                    "part to gather", (part,), computed, Role.COMMUNICATION, run.block.name, SOURCE
+                )
+            )
         if self.ranks > 1 or stored is not computed:
             self.gathered.append(
-                Tensor("gathered flat parameter", (self.ranks * part,), computed, group[0].tensor.role, run.block.name, SOURCE)
+                Tensor(
+                    "gathered flat parameter",
+                    (self.ranks * part,),
+                    computed,
+                    group[0].tensor.role,
+                    run.block.name,
+                    SOURCE,
+                )
             )
         if trainable:
             wanted = policy.config.parallel.reduce_dtype
             reduced = computed if wanted == "auto" else find_dtype(wanted)
             self.flat_gradient = Tensor(
-                "gradient of the flat parameter", (self.ranks * part,), computed, Role.GRADIENTS, run.block.name, SOURCE
+                "gradient of the flat parameter",
+                (self.ranks * part,),
+                computed,
+                Role.GRADIENTS,
+                run.block.name,
+                SOURCE,
             )
-            self.reduced = Tensor("reduced gradients", (part,), reduced, Role.GRADIENTS, run.block.name, SOURCE)
+            self.reduced = Tensor(
+                "reduced gradients", (part,), reduced, Role.GRADIENTS, run.block.name, SOURCE
+            )
             self.gradient = (
-                self.reduced if reduced is stored else Tensor("sharded gradients", (part,), stored, Role.GRADIENTS, run.block.name, SOURCE)
+                self.reduced
+                if reduced is stored
+                else Tensor(
+                    "sharded gradients", (part,), stored, Role.GRADIENTS, run.block.name, SOURCE
+                )
             )
             if reduced is not computed:
-                self.reduce_input = Tensor("gradients to reduce", (self.ranks * part,), reduced, Role.COMMUNICATION, run.block.name, SOURCE)
+                self.reduce_input = Tensor(
+                    "gradients to reduce",
+                    (self.ranks * part,),
+                    reduced,
+                    Role.COMMUNICATION,
+                    run.block.name,
+                    SOURCE,
+                )
 
     def _packed(self, weight: Weight) -> None:
         part = ceil_div(weight.tensor.nbytes, self.ranks)
         tensor = Tensor(weight.tensor.name, (part,), UINT8, Role.WEIGHTS, weight.path, SOURCE)
-        self.parts.append(Weight(weight.path, tensor.axes, tensor, trainable=False, kind=weight.kind))
-        self.gathered.append(Tensor(f"gathered {weight.tensor.name}", (self.ranks * part,), UINT8, Role.WEIGHTS, weight.path, SOURCE))
+        self.parts.append(
+            Weight(weight.path, tensor.axes, tensor, trainable=False, kind=weight.kind)
+        )
+        self.gathered.append(
+            Tensor(
+                f"gathered {weight.tensor.name}",
+                (self.ranks * part,),
+                UINT8,
+                Role.WEIGHTS,
+                weight.path,
+                SOURCE,
+            )
+        )
 
     def own_bytes(self) -> tuple[Both, Both, Both]:
         gathered: Size = 0
         for tensor in self.gathered:
             gathered = gathered + tensor.nbytes
         source = self.reduce_input or self.flat_gradient
-        reduced, summed = (tensor.nbytes if tensor is not None else 0 for tensor in (source, self.reduced))
+        reduced, summed = (
+            tensor.nbytes if tensor is not None else 0 for tensor in (source, self.reduced)
+        )
         return (gathered, 0), (reduced, 0), (summed, 0)
 
     # ------------------------------------------------------------ events
@@ -121,11 +207,14 @@ class FlatPiece(Piece):
         return self.flat_gradient is not None
 
     def gather(self, *, backward: bool) -> list[Event]:
-        """The whole flat parameter; the rank's part in the gathered type goes once the gather is done."""
+        """The whole flat parameter; the rank's part in the gathered type goes once the gather is
+        done."""
         if not self.gathered:
             return []
         copied: list[Event] = [
-            (RUN, Work(None, (HostCopy(c.nbytes, to_host=False),), backward)) for c in self.casts if c.name.endswith("from the host")
+            (RUN, Work(None, (HostCopy(c.nbytes, to_host=False),), backward))
+            for c in self.casts
+            if c.name.endswith("from the host")
         ]
         return [
             *((ALLOC, c) for c in self.casts),
@@ -140,7 +229,8 @@ class FlatPiece(Piece):
         return []
 
     def flatten_gradients(self) -> list[Event]:
-        """The views' gradients are concatenated into the flat parameter's, while it is still whole."""
+        """The views' gradients are concatenated into the flat parameter's, while it is still
+        whole."""
         if self.flat_gradient is None:
             return []
         copy = Work(None, (Move(2 * self.flat_gradient.nbytes),), True)
@@ -156,23 +246,34 @@ class FlatPiece(Piece):
     def accumulate(self, gradients: list[Tensor], *, held: bool) -> list[Event]:
         """A flat gradient that is not reduced: the first one stays, later ones are added to it.
 
-        Source: torch 2.13 distributed/fsdp/_runtime_utils.py _post_backward_hook (under no_sync the unsharded .grad stays).
+        Source: torch 2.13 distributed/fsdp/_runtime_utils.py _post_backward_hook (under no_sync the
+        unsharded .grad stays).
         """
         if self.flat_gradient is None:
             return []
         flat = self.flat_gradient
         if self.kept_gradient is None:
-            self.kept_gradient = Tensor("whole gradient of the flat parameter", flat.axes, flat.dtype, Role.GRADIENTS, flat.module, SOURCE)
+            self.kept_gradient = Tensor(
+                "whole gradient of the flat parameter",
+                flat.axes,
+                flat.dtype,
+                Role.GRADIENTS,
+                flat.module,
+                SOURCE,
+            )
         if not held:
             return [(TAKE, (flat, self.kept_gradient))]
         return [(RUN, Work(None, (Move(3 * flat.nbytes),), True)), (FREE, flat)]
 
     def copy_in(self, gradients: list[Tensor], *, held: bool = False) -> list[Event]:
-        """The flat gradient, or the `held` sum, cast where the reduction has a type of its own, becomes the rank's part."""
+        """The flat gradient, or the `held` sum, cast where the reduction has a type of its own,
+        becomes the rank's part."""
         whole = self.kept_gradient if held else self.flat_gradient
         if whole is None or self.reduced is None:
             return []
-        cast: list[Event] = [(ALLOC, self.reduce_input), (FREE, whole)] if self.reduce_input is not None else []
+        cast: list[Event] = (
+            [(ALLOC, self.reduce_input), (FREE, whole)] if self.reduce_input is not None else []
+        )
         source = self.reduce_input or whole
         return [*cast, (ALLOC, self.reduced), *self.reductions(), (FREE, source)]
 

@@ -1,12 +1,16 @@
 """What FSDP1 does differently where layers are frozen, or checkpointed from around their units.
 
-A unit without a gradient of its own is resharded by a hook on its inputs. Where reentrant checkpointing recomputes the unit itself, these
-inputs are leaves, and the hook refers to the node that accumulates their gradients: leaf and gradient stay until the whole backward is
-over. Such a recomputation also lets its parameters go at its end, and they are gathered once more for the backward. Adapters, flat
-parameters of their own within the layer, come between two layers in the order by which the next one is asked for early, so it is asked for
-as the last adapter goes backward. Sources: torch 2.13 distributed/fsdp/_runtime_utils.py _register_post_backward_reshard_only_hook,
-_post_forward, _get_handle_to_prefetch, autograd/graph.py register_multi_grad_hook; transformers checkpointed from around the layer until
-GradientCheckpointingLayer came with 4.53 (modeling_layers.py). Real ranks: tests/parallel/test_real_ranks.py.
+A unit without a gradient of its own is resharded by a hook on its inputs. Where reentrant
+checkpointing recomputes the unit itself, these inputs are leaves, and the hook refers to the node
+that accumulates their gradients: leaf and gradient stay until the whole backward is over. Such a
+recomputation also lets its parameters go at its end, and they are gathered once more for the
+backward. Adapters, flat parameters of their own within the layer, come between two layers in the
+order by which the next one is asked for early, so it is asked for as the last adapter goes
+backward. Sources: torch 2.13 distributed/fsdp/_runtime_utils.py
+_register_post_backward_reshard_only_hook, _post_forward, _get_handle_to_prefetch, autograd/graph.py
+register_multi_grad_hook; transformers checkpointed from around the layer until
+GradientCheckpointingLayer came with 4.53 (modeling_layers.py). Real ranks:
+tests/parallel/test_real_ranks.py.
 """
 
 from __future__ import annotations
@@ -25,14 +29,33 @@ _CHECKPOINTS_WITHIN = (4, 53)
 
 
 def held_by_hook(run: Run, policy: Policy) -> tuple[Tensor, Tensor] | None:
-    """(input, its gradient) of a layer, held from its backward on; None where no hook holds them."""
+    """(input, its gradient) of a layer, held from its backward on; None where no hook holds
+    them."""
     entered, own = run.block.input, own_weights(run, policy)
-    if not is_recomputed_around(run, policy) or entered is None or not entered.requires_grad or not own or any(w.trainable for w in own):
+    if (
+        not is_recomputed_around(run, policy)
+        or entered is None
+        or not entered.requires_grad
+        or not own
+        or any(w.trainable for w in own)
+    ):
         return None
     name = run.block.name
     return (
-        Tensor("recomputed input held by FSDP's hook", entered.axes, entered.dtype, Role.ACTIVATIONS, name),
-        Tensor("gradient held by FSDP's hook", entered.axes, entered.dtype, Role.ACTIVATION_GRADIENTS, name),
+        Tensor(
+            "recomputed input held by FSDP's hook",
+            entered.axes,
+            entered.dtype,
+            Role.ACTIVATIONS,
+            name,
+        ),
+        Tensor(
+            "gradient held by FSDP's hook",
+            entered.axes,
+            entered.dtype,
+            Role.ACTIVATION_GRADIENTS,
+            name,
+        ),
     )
 
 
@@ -45,14 +68,22 @@ def regathers(run: Run, policy: Policy) -> bool:
 def is_recomputed_around(run: Run, policy: Policy) -> bool:
     """Whether reentrant checkpointing runs an FSDP1 unit's hooks a second time."""
     fsdp1 = policy.config.parallel.data_parallel is DataParallel.FSDP1
-    within = policy.stack.checkpoints_within or bool(policy.stack.modelling) or policy.stack.transformers >= _CHECKPOINTS_WITHIN
-    return fsdp1 and policy.reentrant and not within and policy.recomputes and run.stage.checkpointed
+    within = (
+        policy.stack.checkpoints_within
+        or bool(policy.stack.modelling)
+        or policy.stack.transformers >= _CHECKPOINTS_WITHIN
+    )
+    return (
+        fsdp1 and policy.reentrant and not within and policy.recomputes and run.stage.checkpointed
+    )
 
 
 def sums_of_views(runs: list[Run], index: int, events: list[Event], policy: Policy) -> list[Event]:
-    """Events in which a second gradient of a tied weight is added: its views are no leaves, so the sum of both is a third tensor.
+    """Events in which a second gradient of a tied weight is added: its views are no leaves, so the
+    sum of both is a third tensor.
 
-    Source: torch csrc/autograd/input_buffer.cpp accumulate, which adds in place only what nobody else refers to.
+    Source: torch csrc/autograd/input_buffer.cpp accumulate, which adds in place only what nobody
+    else refers to.
     """
     tied = {weight.tied_to for run in runs for weight in run.block.weights if weight.tied_to}
     shared = [w for w in runs[index].block.weights if w.path in tied and w.trainable]
@@ -60,8 +91,20 @@ def sums_of_views(runs: list[Run], index: int, events: list[Event], policy: Poli
         return events
     found: list[Event] = []
     for action, payload in events:
-        if action == FREE and isinstance(payload, Tensor) and payload.role is Role.GRADIENTS and payload.axes == shared[0].axes:
-            total = Tensor("sum of tied gradients", payload.axes, payload.dtype, payload.role, payload.module, payload.source)
+        if (
+            action == FREE
+            and isinstance(payload, Tensor)
+            and payload.role is Role.GRADIENTS
+            and payload.axes == shared[0].axes
+        ):
+            total = Tensor(
+                "sum of tied gradients",
+                payload.axes,
+                payload.dtype,
+                payload.role,
+                payload.module,
+                payload.source,
+            )
             found += [(ALLOC, total), (FREE, total)]
         found.append((action, payload))  # type: ignore[arg-type]
     return found
@@ -69,18 +112,24 @@ def sums_of_views(runs: list[Run], index: int, events: list[Event], policy: Poli
 
 def has_units_within(run: Run, policy: Policy) -> bool:
     """Whether adapters are flat parameters of their own within a frozen layer's."""
-    adapters = any(w.trainable and w.tensor.role is Role.ADAPTERS for w in run.block.weights) and not has_flat_adapters(policy)
+    adapters = any(
+        w.trainable and w.tensor.role is Role.ADAPTERS for w in run.block.weights
+    ) and not has_flat_adapters(policy)
     return policy.config.parallel.data_parallel is DataParallel.FSDP1 and adapters
 
 
 def has_flat_adapters(policy: Policy) -> bool:
-    """Whether adapters share the flat parameter of their layer: use_orig_params without PEFT's wrapping policy, as Fabric has it.
+    """Whether adapters share the flat parameter of their layer: use_orig_params without PEFT's
+    wrapping policy, as Fabric has it.
 
-    Source: lightning fabric/strategies/fsdp.py FSDPStrategy; litgpt finetune/lora.py auto_wrap_policy={Block}.
+    Source: lightning fabric/strategies/fsdp.py FSDPStrategy; litgpt finetune/lora.py
+    auto_wrap_policy={Block}.
     """
     return policy.stack.flat_adapters
 
 
 def own_weights(run: Run, policy: Policy) -> list[Weight]:
     """What the layer's own flat parameter is made of."""
-    return [w for w in run.block.weights if is_sharded(w, policy) and w.tensor.role is not Role.ADAPTERS]
+    return [
+        w for w in run.block.weights if is_sharded(w, policy) and w.tensor.role is not Role.ADAPTERS
+    ]

@@ -1,13 +1,21 @@
-"""FSDP2 (torch's fully_shard): a micro-step's segments with units gathered before they run and their gradients reduced after.
+"""FSDP2 (torch's fully_shard): a micro-step's segments with units gathered before they run and
+their gradients reduced after.
 
-Source: torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param_group.py, _fsdp_state.py, in the order in which they make and drop tensors.
+Source: torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param_group.py, _fsdp_state.py, in the order
+in which they make and drop tensors.
 """
 
 from __future__ import annotations
 
 from napkinmath.config.parallel_config import DataParallel
 from napkinmath.ir.ledger import ALLOC, FREE, Phase, Tensor
-from napkinmath.lowering.data_parallel.fsdp1_hooks import has_units_within, held_by_hook, is_recomputed_around, regathers, sums_of_views
+from napkinmath.lowering.data_parallel.fsdp1_hooks import (
+    has_units_within,
+    held_by_hook,
+    is_recomputed_around,
+    regathers,
+    sums_of_views,
+)
 from napkinmath.lowering.data_parallel.pieces import Symbols, keeps_sums
 from napkinmath.lowering.data_parallel.units import Unit, units_of
 
@@ -24,7 +32,8 @@ Chunk = tuple[Symbols, "list[Event]"]
 
 
 class FullyShard:
-    """Walks the segments of micro-steps and keeps track of what is gathered, on its way, or being reduced."""
+    """Walks the segments of micro-steps and keeps track of what is gathered, on its way, or being
+    reduced."""
 
     def __init__(self, runs: list[Run], policy: Policy) -> None:
         self.runs, self.policy = runs, policy
@@ -32,11 +41,15 @@ class FullyShard:
         self.units = units_of(runs, policy)
         self.unit_of = {index: unit for unit in self.units for index in unit.runs}
         self.index_of = {run.name: index for index, run in enumerate(runs)}
-        self.gradients: dict[int, list[Tensor]] = {}  # of each run, made in a micro-step and unsharded
+        self.gradients: dict[
+            int, list[Tensor]
+        ] = {}  # of each run, made in a micro-step and unsharded
         self._reset()
 
     def _reset(self) -> None:
-        self.copied: Unit | None = None  # forward: the unit whose all-gather output waits for the next copy-out
+        self.copied: Unit | None = (
+            None  # forward: the unit whose all-gather output waits for the next copy-out
+        )
         self.fetched: list[Unit] = []  # all-gather outputs that nobody has copied out
         self.whole: set[int] = set()  # ids of units that are gathered
         self.reducing: Unit | None = None  # the unit whose reduce-scatter input is still held
@@ -46,15 +59,21 @@ class FullyShard:
 
     # ------------------------------------------------------------ one micro-step
 
-    def micro_step(self, segments: list[Segment], *, reduces: bool, first: bool, held: bool = False) -> list[Segment]:
-        """The segments of a micro-step; `reduces` its gradients or keeps them whole, `first` to find no reduced gradients yet.
+    def micro_step(
+        self, segments: list[Segment], *, reduces: bool, first: bool, held: bool = False
+    ) -> list[Segment]:
+        """The segments of a micro-step; `reduces` its gradients or keeps them whole, `first` to
+        find no reduced gradients yet.
 
         `held`: sums of the gradients of micro-steps before are there.
         """
         self._reset()
         self.reduces, self.first, self.held = reduces, first, held
         self.out: list[Segment] = []
-        left = {Phase.FORWARD: self._copies(segments, Phase.FORWARD), Phase.BACKWARD: self._copies(segments, Phase.BACKWARD)}
+        left = {
+            Phase.FORWARD: self._copies(segments, Phase.FORWARD),
+            Phase.BACKWARD: self._copies(segments, Phase.BACKWARD),
+        }
         self.steps_back = left[Phase.BACKWARD].copy()
         backward = False
         for segment in segments:
@@ -113,11 +132,16 @@ class FullyShard:
                 if not self.unit_of[index].ending:
                     collected = self._collect(self.unit_of[index])
             kept = [event for _, events in collected for event in events]
-            self.out.append(segment.copy(events=[*segment.events, *kept], repeat=segment.repeat) if kept else segment)
+            self.out.append(
+                segment.copy(events=[*segment.events, *kept], repeat=segment.repeat)
+                if kept
+                else segment
+            )
         return self.out
 
     def reduced(self) -> list[Segment]:
-        """The reductions of what all backwards left, unit by unit as modules are listed: the root's first."""
+        """The reductions of what all backwards left, unit by unit as modules are listed: the root's
+        first."""
         from napkinmath.ir.step import Segment
 
         self.reduces, self.first, self.held, self.out = True, True, self.sums, []
@@ -135,7 +159,8 @@ class FullyShard:
         return self.out
 
     def _spread(self, segment: Segment, index: int, *, ends: bool) -> None:
-        """A segment's first copy, those in between, which are alike, and its last one, after which another unit follows."""
+        """A segment's first copy, those in between, which are alike, and its last one, after which
+        another unit follows."""
         backward = segment.phase is Phase.BACKWARD
         counts = [1, segment.repeat - 1] if segment.repeat > 1 else [1]
         if backward and ends and segment.repeat > 1:
@@ -145,7 +170,11 @@ class FullyShard:
             done += repeat
             last = ends and done == segment.repeat
             before, self.times = len(self.out), repeat
-            chunks = self._backward(segment, index, last=last) if backward else self._forward(segment, index)
+            chunks = (
+                self._backward(segment, index, last=last)
+                if backward
+                else self._forward(segment, index)
+            )
             self._emit(segment, chunks)
             if repeat > 1:
                 assert len(self.out) == before + 1, "copies of a layer differ"
@@ -163,7 +192,9 @@ class FullyShard:
                 merged[-1][1].extend(events)
             else:
                 merged.append((symbols, list(events)))
-        self.out += [Segment(like.name, like.phase, events, 1, symbols) for symbols, events in merged]
+        self.out += [
+            Segment(like.name, like.phase, events, 1, symbols) for symbols, events in merged
+        ]
 
     # ------------------------------------------------------------ forward
 
@@ -182,8 +213,11 @@ class FullyShard:
         return chunks
 
     def _unshard_forward(self, unit: Unit) -> list[Chunk]:
-        """All-gather, copy-out of whole parameters, and only then the last unit's output goes: a local variable holds it so long."""
-        chunks = _each(unit, lambda p: p.gather(backward=False)) + _each(unit, lambda p: p.copy_out(backward=False))
+        """All-gather, copy-out of whole parameters, and only then the last unit's output goes: a
+        local variable holds it so long."""
+        chunks = _each(unit, lambda p: p.gather(backward=False)) + _each(
+            unit, lambda p: p.copy_out(backward=False)
+        )
         if self.copied is not None:
             chunks += _each(self.copied, lambda p: p.drop_output())
         self.copied = unit
@@ -192,7 +226,11 @@ class FullyShard:
 
     def _end_of_forward(self) -> None:
         if self.copied is not None:
-            self._tail("all-gather output released", Phase.FORWARD, _each(self.copied, lambda p: p.drop_output()))
+            self._tail(
+                "all-gather output released",
+                Phase.FORWARD,
+                _each(self.copied, lambda p: p.drop_output()),
+            )
             self.copied = None
 
     # ------------------------------------------------------------ backward
@@ -212,14 +250,18 @@ class FullyShard:
                 chunks += _each(unit, lambda p: p.gather_again())
             if index == unit.runs[-1] and not late:  # the first of its runs to go backward
                 chunks += self._prefetch(unit, last=last)
-        chunks.append((segment.symbols, sums_of_views(self.runs, index, segment.events[at:], self.policy)))
+        chunks.append(
+            (segment.symbols, sums_of_views(self.runs, index, segment.events[at:], self.policy))
+        )
         if late:
             chunks += self._prefetch(unit, last=last)
         self.gradients[index] = _weight_gradients(self.runs[index])
         if not unit.ending:
             chunks += self._post_backward(unit, last=last)
         if unit.is_layer and (held := held_by_hook(self.runs[index], self.policy)) is not None:
-            kept = list(held) if self.hooked else [held[0]]  # the gradient of the last layer's input is still on its way
+            kept = (
+                list(held) if self.hooked else [held[0]]
+            )  # the gradient of the last layer's input is still on its way
             self.hooked = True
             chunks.append((segment.symbols, [(ALLOC, tensor) for tensor in kept]))
             dropped: Chunk = (segment.symbols, [(FREE, tensor) for tensor in kept])
@@ -227,12 +269,17 @@ class FullyShard:
         return chunks
 
     def _entry(self, unit: Unit, index: int, segment: Segment) -> int:
-        """Position at which the gradient of the unit's output is there: of the head, after the loss has gone backward."""
+        """Position at which the gradient of the unit's output is there: of the head, after the loss
+        has gone backward."""
         if unit.is_layer or unit.outer or index != len(self.runs) - 1:
             return 0
         block = self.runs[index].block
         paths = {w.path for w in block.weights}
-        users = [op for op in block.ops if any(v.weight is not None and v.weight.path in paths for v in op.inputs)]
+        users = [
+            op
+            for op in block.ops
+            if any(v.weight is not None and v.weight.path in paths for v in op.inputs)
+        ]
         return _first_event(segment.events, users[-1]) if users else 0
 
     def _unshard_backward(self, unit: Unit) -> list[Chunk]:
@@ -245,10 +292,15 @@ class FullyShard:
         else:
             chunks += _each(unit, lambda p: p.gather(backward=True))
         self.whole.add(id(unit))
-        return [*chunks, *_each(unit, lambda p: p.copy_out(backward=True)), *_each(unit, lambda p: p.drop_output())]
+        return [
+            *chunks,
+            *_each(unit, lambda p: p.copy_out(backward=True)),
+            *_each(unit, lambda p: p.drop_output()),
+        ]
 
     def _prefetch(self, unit: Unit, *, last: bool) -> list[Chunk]:
-        """The unit that finished its forward before this one is gathered: of a layer, its neighbour or what comes before the layers."""
+        """The unit that finished its forward before this one is gathered: of a layer, its neighbour
+        or what comes before the layers."""
         parallel = self.policy.config.parallel
         if parallel.data_parallel is DataParallel.FSDP1 and not parallel.backward_prefetch:
             return []
@@ -263,14 +315,22 @@ class FullyShard:
             target = self.units[position - 1]
             if id(target) in self.whole:
                 return []
-        if target in self.fetched or (target.is_layer and is_recomputed_around(self.runs[target.runs[0]], self.policy)):
-            return []  # the first forward made no graph, and so no hook that would ask for the parameters
+        if target in self.fetched or (
+            target.is_layer and is_recomputed_around(self.runs[target.runs[0]], self.policy)
+        ):
+            # the first forward made no graph, and so no hook that would ask for the parameters
+            return []
         self.fetched.append(target)
         return _each(target, lambda p: p.gather(backward=True))
 
     def _post_backward(self, unit: Unit, *, last: bool = True) -> list[Chunk]:
-        """What the backward of a unit ends with: its gradients are collected, and reduced where this micro-step's are."""
-        return self._collect(unit) + self._reshard(unit, last=last) + (self._reduce(unit) if self.reduces else [])
+        """What the backward of a unit ends with: its gradients are collected, and reduced where
+        this micro-step's are."""
+        return (
+            self._collect(unit)
+            + self._reshard(unit, last=last)
+            + (self._reduce(unit) if self.reduces else [])
+        )
 
     def _collect(self, unit: Unit) -> list[Chunk]:
         """Gradients made one flat gradient, or added to the sums of the micro-steps before."""
@@ -311,7 +371,8 @@ class FullyShard:
         return next(self.gradients.get(i, []) for i in unit.runs if self.runs[i].name == piece.name)
 
     def _end_of_backward(self) -> None:
-        """What no gradient of an input announced: enclosing units, then those that end with the backward, as modules are listed."""
+        """What no gradient of an input announced: enclosing units, then those that end with the
+        backward, as modules are listed."""
         chunks: list[Chunk] = []
         self.times = 1
         for unit in sorted((u for u in self.units if u.ending), key=lambda u: not u.outer):
@@ -333,7 +394,12 @@ class FullyShard:
 
 
 def _each(unit: Unit, events_of: Callable[[Piece], list[Event]]) -> list[Chunk]:
-    return [chunk for piece in unit.pieces if (events := events_of(piece)) for chunk in unit.of_every_copy(piece, events)]
+    return [
+        chunk
+        for piece in unit.pieces
+        if (events := events_of(piece))
+        for chunk in unit.of_every_copy(piece, events)
+    ]
 
 
 def _weight_gradients(run: Run) -> list[Tensor]:
@@ -343,4 +409,6 @@ def _weight_gradients(run: Run) -> list[Tensor]:
 def _first_event(events: list[Event], op: Op) -> int:
     """Where an operation's backward begins among the events of its block."""
     own = {tensor for action, tensor in op.backward if action == ALLOC}
-    return next((i for i, (action, payload) in enumerate(events) if action == ALLOC and payload in own), 0)
+    return next(
+        (i for i, (action, payload) in enumerate(events) if action == ALLOC and payload in own), 0
+    )

@@ -1,8 +1,10 @@
-"""FSDP2 within a pipeline: a stage is gathered once a step, and its gradients are reduced after the last micro-batch.
+"""FSDP2 within a pipeline: a stage is gathered once a step, and its gradients are reduced after the
+last micro-batch.
 
-Parameters stay gathered between micro-batches, which would else gather them again each; gradients add up whole until the schedule's end.
-Sources: torch 2.13 distributed/pipelining/stage.py backward_maybe_with_nosync, perform_reduce_grad; torchtitan models/llama3/
-parallelize.py (reshard_after_forward_policy "default": not under a pipeline).
+Parameters stay gathered between micro-batches, which would else gather them again each; gradients
+add up whole until the schedule's end. Sources: torch 2.13 distributed/pipelining/stage.py
+backward_maybe_with_nosync, perform_reduce_grad; torchtitan models/llama3/ parallelize.py
+(reshard_after_forward_policy "default": not under a pipeline).
 """
 
 from __future__ import annotations
@@ -22,13 +24,19 @@ if TYPE_CHECKING:
 class ShardedStages:
     """The model chunks of one pipeline rank, each an FSDP2 module of its own."""
 
-    def __init__(self, chunks: list[list[Run]], shared: dict[str, Value], policy: Policy, rank: int) -> None:
+    def __init__(
+        self, chunks: list[list[Run]], shared: dict[str, Value], policy: Policy, rank: int
+    ) -> None:
         self.walkers = [FullyShard(chunk, policy) for chunk in chunks]
         self.shared, self.policy, self.rank = shared, policy, rank
 
     def micro_steps(self) -> list[tuple[int, list[Segment]]]:
-        """The schedule's turns, each chunk's first forward with its gathers, and the reductions at the end."""
-        first, later = ([self._halves(walker, first=is_first) for walker in self.walkers] for is_first in (True, False))
+        """The schedule's turns, each chunk's first forward with its gathers, and the reductions at
+        the end."""
+        first, later = (
+            [self._halves(walker, first=is_first) for walker in self.walkers]
+            for is_first in (True, False)
+        )
         turns = scheduled(self.policy, self.rank, first, later)
         reductions = [segment for walker in self.walkers for segment in walker.reduced()]
         return [*turns, (1, reductions)]
@@ -38,7 +46,14 @@ class ShardedStages:
         from napkinmath.ir.step import lower_micro_step
 
         accumulate = not first and not walker.sums
-        segments = lower_micro_step(walker.runs, made_by(walker.runs, self.shared), self.policy, accumulate=accumulate)
-        start = next((i for i, segment in enumerate(segments) if segment.phase is Phase.BACKWARD), len(segments))
+        segments = lower_micro_step(
+            walker.runs, made_by(walker.runs, self.shared), self.policy, accumulate=accumulate
+        )
+        start = next(
+            (i for i, segment in enumerate(segments) if segment.phase is Phase.BACKWARD),
+            len(segments),
+        )
         forward, backward = segments[:start], segments[start:]
-        return walker.gathered_once(forward) if first else forward, walker.summed(backward, held=not first)
+        return walker.gathered_once(forward) if first else forward, walker.summed(
+            backward, held=not first
+        )

@@ -1,8 +1,10 @@
-"""Which ranks hold the same weight: all data-parallel ranks, or, where experts are spread, those with the same experts.
+"""Which ranks hold the same weight: all data-parallel ranks, or, where experts are spread, those
+with the same experts.
 
-An expert is on one of e expert-parallel ranks, so only 1/e of the data-parallel ranks share it: they shard it and sum its gradient among
-themselves. Sources: torchtitan distributed/parallel_dims.py (the efsdp mesh), Megatron-LM core/parallel_state.py (expert data-parallel
-group), DeepSpeed utils/groups.py (expert_data_parallel_group).
+An expert is on one of e expert-parallel ranks, so only 1/e of the data-parallel ranks share it:
+they shard it and sum its gradient among themselves. Sources: torchtitan
+distributed/parallel_dims.py (the efsdp mesh), Megatron-LM core/parallel_state.py (expert
+data-parallel group), DeepSpeed utils/groups.py (expert_data_parallel_group).
 """
 
 from __future__ import annotations
@@ -25,25 +27,35 @@ EXPERT_AXES = {"shard": "expert shard", "replica": "expert replica", "data": "ex
 
 
 def is_spread(path: str, parallel: ParallelConfig) -> bool:
-    """Whether a weight (or the gradient in its module) is one of experts that ranks divide among themselves."""
+    """Whether a weight (or the gradient in its module) is one of experts that ranks divide among
+    themselves."""
     return parallel.expert_parallel_size > 1 and "experts" in path.split(".")
 
 
 def shard_ranks(parallel: ParallelConfig, *, spread: bool) -> int:
     """Ranks that hold one copy together."""
-    return max(1, parallel.shard_degree // parallel.expert_parallel_size) if spread else parallel.shard_degree
+    return (
+        max(1, parallel.shard_degree // parallel.expert_parallel_size)
+        if spread
+        else parallel.shard_degree
+    )
 
 
 def replica_ranks(parallel: ParallelConfig, *, spread: bool) -> int:
     """Copies of what is sharded."""
     if not spread:
         return parallel.replica_degree
-    holders = parallel.data_parallel_size * parallel.context_parallel_size // parallel.expert_parallel_size
+    holders = (
+        parallel.data_parallel_size
+        * parallel.context_parallel_size
+        // parallel.expert_parallel_size
+    )
     return max(1, holders // shard_ranks(parallel, spread=True))
 
 
 def data_ranks(parallel: ParallelConfig, *, spread: bool) -> int:
-    """Ranks that sum a gradient where nothing is sharded; ranks that share a sequence are among them."""
+    """Ranks that sum a gradient where nothing is sharded; ranks that share a sequence are among
+    them."""
     ranks = parallel.data_parallel_size * parallel.context_parallel_size
     return ranks // parallel.expert_parallel_size if spread else ranks
 
@@ -73,29 +85,55 @@ def split_bytes(tensors: Iterable[Tensor], parallel: ParallelConfig) -> tuple[Si
     return dense, spread
 
 
-def collectives(kind: str, moved: tuple[Size, Size], parallel: ParallelConfig, axis: str, *, overlaps: bool = True) -> list[Collective]:
-    """A collective over an axis: that of what all ranks hold, and that of the experts among the ranks that hold them."""
+def collectives(
+    kind: str,
+    moved: tuple[Size, Size],
+    parallel: ParallelConfig,
+    axis: str,
+    *,
+    overlaps: bool = True,
+) -> list[Collective]:
+    """A collective over an axis: that of what all ranks hold, and that of the experts among the
+    ranks that hold them."""
     ranks_of = {"shard": shard_ranks, "replica": replica_ranks, "data": data_ranks}[axis]
     found: list[Collective] = []
     for nbytes, spread in zip(moved, (False, True), strict=True):
         ranks = ranks_of(parallel, spread=spread)
         if ranks > 1 and not (isinstance(nbytes, int) and nbytes == 0):
-            found.append(Collective(kind, nbytes, ranks=ranks, axis=EXPERT_AXES[axis] if spread else axis, overlaps=overlaps))
+            found.append(
+                Collective(
+                    kind,
+                    nbytes,
+                    ranks=ranks,
+                    axis=EXPERT_AXES[axis] if spread else axis,
+                    overlaps=overlaps,
+                )
+            )
     return found
 
 
 def check_spread_engine(parallel: ParallelConfig) -> None:
-    """Raises InputError for engines that cannot hold different experts on different data-parallel ranks.
+    """Raises InputError for engines that cannot hold different experts on different data-parallel
+    ranks.
 
-    Sources: DeepSpeed runtime/engine.py _configure_zero_optimizer ("MoE not supported with Stage 3"); FSDP1 has one flat parameter a unit.
+    Sources: DeepSpeed runtime/engine.py _configure_zero_optimizer ("MoE not supported with Stage
+    3"); FSDP1 has one flat parameter a unit.
     """
     kind = parallel.data_parallel
-    if parallel.expert_parallel_size > 1 and kind in (DataParallel.ZERO3, DataParallel.FSDP1, DataParallel.DP):
-        raise InputError(f"{kind.value} does not spread experts over ranks; use fsdp2, zero1, zero2 or ddp, or expert_parallel_size=1")
+    if parallel.expert_parallel_size > 1 and kind in (
+        DataParallel.ZERO3,
+        DataParallel.FSDP1,
+        DataParallel.DP,
+    ):
+        raise InputError(
+            f"{kind.value} does not spread experts over ranks; use fsdp2, zero1, zero2 or ddp, or"
+            " expert_parallel_size=1"
+        )
 
 
 def with_every_run(last: list[Segment], runs: list[Run]) -> list[Segment]:
-    """The last turn of a step, opened by the runs that have no backward in it: other chunks of an interleaved stage are done before.
+    """The last turn of a step, opened by the runs that have no backward in it: other chunks of an
+    interleaved stage are done before.
 
     Their gradients are summed while the last turn runs.
     """
@@ -103,7 +141,11 @@ def with_every_run(last: list[Segment], runs: list[Run]) -> list[Segment]:
 
     present = {segment.name for segment in last if segment.phase is Phase.BACKWARD}
     trained = [run for run in runs if any(w.trainable and not w.tied_to for w in run.block.weights)]
-    return [Segment(run.name, Phase.BACKWARD, [], run.count, run.stage.symbols) for run in trained if run.name not in present] + last
+    return [
+        Segment(run.name, Phase.BACKWARD, [], run.count, run.stage.symbols)
+        for run in trained
+        if run.name not in present
+    ] + last
 
 
 def part_of(nbytes: tuple[Size, Size], parallel: ParallelConfig) -> tuple[Size, Size]:
@@ -113,6 +155,14 @@ def part_of(nbytes: tuple[Size, Size], parallel: ParallelConfig) -> tuple[Size, 
 
 
 __all__ = [
-    "check_spread_engine", "collectives", "data_ranks", "is_spread", "own_elements", "part_of", "replica_ranks", "shard_ranks", "split_bytes",
+    "check_spread_engine",
+    "collectives",
+    "data_ranks",
+    "is_spread",
+    "own_elements",
+    "part_of",
+    "replica_ranks",
+    "shard_ranks",
+    "split_bytes",
     "with_every_run",
-]  # fmt: skip
+]

@@ -1,7 +1,9 @@
-"""Pieces: what FSDP2 makes of one run's parameters when it gathers them and reduces their gradients.
+"""Pieces: what FSDP2 makes of one run's parameters when it gathers them and reduces their
+gradients.
 
-Sources: torch 2.13 distributed/fsdp/_fully_shard/_fsdp_collectives.py foreach_all_gather, foreach_all_gather_copy_out,
-foreach_reduce; _fsdp_param_group.py unshard, wait_for_unshard, post_backward.
+Sources: torch 2.13 distributed/fsdp/_fully_shard/_fsdp_collectives.py foreach_all_gather,
+foreach_all_gather_copy_out, foreach_reduce; _fsdp_param_group.py unshard, wait_for_unshard,
+post_backward.
 """
 
 from __future__ import annotations
@@ -11,7 +13,12 @@ from napkinmath.base.expr import Size, ceil_div
 from napkinmath.config.parallel_config import DataParallel
 from napkinmath.ir.costs import HostCopy, Move
 from napkinmath.ir.ledger import ALLOC, FREE, RUN, TAKE, Role, Tensor, Work
-from napkinmath.lowering.data_parallel.holders import collectives, is_spread, shard_ranks, split_bytes
+from napkinmath.lowering.data_parallel.holders import (
+    collectives,
+    is_spread,
+    shard_ranks,
+    split_bytes,
+)
 from napkinmath.lowering.data_parallel.stored import on_host, ranks_of, row_shards
 
 TYPE_CHECKING = False
@@ -28,7 +35,8 @@ Symbols = tuple[tuple[str, Size], ...]
 
 
 def keeps_sums(policy: Policy) -> bool:
-    """Whether gradients that are not reduced are added up in tensors of their own: FSDP1's whole flat ones, or of the type that is reduced."""
+    """Whether gradients that are not reduced are added up in tensors of their own: FSDP1's whole
+    flat ones, or of the type that is reduced."""
     parallel = policy.config.parallel
     return parallel.data_parallel is DataParallel.FSDP1 or (
         parallel.data_parallel is DataParallel.FSDP2 and parallel.reduce_dtype != "auto"
@@ -38,13 +46,33 @@ def keeps_sums(policy: Policy) -> bool:
 class Piece:
     """One run's share of a unit: stored rows, and the buffers of its gather and of its reduction.
 
-    `output` is the all-gather's result, from which whole parameters (`gathered`) are copied out; `casts` exist while the rank's
-    rows are copied in, in the type that is gathered. `reduce_input` holds all gradients for the reduce-scatter, `reduced` the rank's
-    part of them, `gradient` the same in the type of the stored parameters. `sent` are the bytes that its gather, its reduction and its
-    all-reduce carry, of what all ranks hold and of spread experts: those of the whole unit, if it is the last piece of several.
+    `output` is the all-gather's result, from which whole parameters (`gathered`) are copied out;
+    `casts` exist while the rank's rows are copied in, in the type that is gathered. `reduce_input`
+    holds all gradients for the reduce-scatter, `reduced` the rank's part of them, `gradient` the
+    same in the type of the stored parameters. `sent` are the bytes that its gather, its reduction
+    and its all-reduce carry, of what all ranks hold and of spread experts: those of the whole unit,
+    if it is the last piece of several.
     """
 
-    __slots__ = ("casts", "copies", "gathered", "gradient", "host_gradient", "name", "output", "parallel", "parts", "ranks", "reduce_input", "reduced", "replicas", "sent", "sums", "symbols", "widths")  # fmt: skip
+    __slots__ = (
+        "casts",
+        "copies",
+        "gathered",
+        "gradient",
+        "host_gradient",
+        "name",
+        "output",
+        "parallel",
+        "parts",
+        "ranks",
+        "reduce_input",
+        "reduced",
+        "replicas",
+        "sent",
+        "sums",
+        "symbols",
+        "widths",
+    )
 
     def __init__(self, run: Run, policy: Policy) -> None:
         parallel = self.parallel = policy.config.parallel
@@ -63,16 +91,36 @@ class Piece:
         for weight, part in pairs:
             dtype = part.tensor.dtype if weight.constants else weight.tensor.dtype
             whole = (ranks_of(weight, policy) * part.axes[0], *part.axes[1:])
-            self.gathered.append(Tensor(f"gathered {weight.tensor.name}", whole, dtype, weight.tensor.role, weight.path, SOURCE))
+            self.gathered.append(
+                Tensor(
+                    f"gathered {weight.tensor.name}",
+                    whole,
+                    dtype,
+                    weight.tensor.role,
+                    weight.path,
+                    SOURCE,
+                )
+            )
             gathered_bytes = gathered_bytes + self.gathered[-1].nbytes
             if offloaded:
-                self.casts.append(_buffer(f"{weight.tensor.name} from the host", part.axes, part.tensor.dtype, weight.path))
+                self.casts.append(
+                    _buffer(
+                        f"{weight.tensor.name} from the host",
+                        part.axes,
+                        part.tensor.dtype,
+                        weight.path,
+                    )
+                )
             if part.tensor.dtype is not dtype and offloaded:
-                self.casts.append(_buffer(f"{weight.tensor.name} to gather", part.axes, dtype, weight.path))
+                self.casts.append(
+                    _buffer(f"{weight.tensor.name} to gather", part.axes, dtype, weight.path)
+                )
             elif part.tensor.dtype is not dtype:
                 cast_elements, cast_dtype = cast_elements + part.elements, dtype
         if cast_dtype is not None:
-            self.casts.append(_buffer("rows to gather", (cast_elements,), cast_dtype, run.block.name))
+            self.casts.append(
+                _buffer("rows to gather", (cast_elements,), cast_dtype, run.block.name)
+            )
         self.output = _flat("all-gather output", gathered_bytes, run) if self.ranks > 1 else None
         self._reduction(run, policy)
         self.sent = self.own_bytes()
@@ -82,7 +130,9 @@ class Piece:
         gathered = split_bytes(self.gathered, self.parallel) if self.output is not None else (0, 0)
         if self.reduced is None or self.reduce_input is None:
             return gathered, (0, 0), (0, 0)
-        dense, spread = (ceil_div(elements * self.reduced.dtype.bits, 8) for elements in self.widths)
+        dense, spread = (
+            ceil_div(elements * self.reduced.dtype.bits, 8) for elements in self.widths
+        )
         ranks = shard_ranks(self.parallel, spread=True)
         return gathered, (self.ranks * dense, ranks * spread), (dense, spread)
 
@@ -103,13 +153,25 @@ class Piece:
         weight, part = trained[0]
         dtype = weight.tensor.dtype if wanted == "auto" else find_dtype(wanted)
         self.reduce_input = _buffer(
-            "reduce-scatter input", (self.ranks * dense + shard_ranks(self.parallel, spread=True) * spread,), dtype, run.block.name
+            "reduce-scatter input",
+            (self.ranks * dense + shard_ranks(self.parallel, spread=True) * spread,),
+            dtype,
+            run.block.name,
         )
-        self.reduced = Tensor("reduced gradients", (elements,), dtype, Role.GRADIENTS, run.block.name, SOURCE)
+        self.reduced = Tensor(
+            "reduced gradients", (elements,), dtype, Role.GRADIENTS, run.block.name, SOURCE
+        )
         self.gradient = (
             self.reduced
             if dtype is part.tensor.dtype
-            else Tensor("sharded gradients", (elements,), part.tensor.dtype, Role.GRADIENTS, run.block.name, SOURCE)
+            else Tensor(
+                "sharded gradients",
+                (elements,),
+                part.tensor.dtype,
+                Role.GRADIENTS,
+                run.block.name,
+                SOURCE,
+            )
         )
         if policy.config.offload.parameters:
             self.host_gradient = on_host(self.gradient)
@@ -134,7 +196,9 @@ class Piece:
         if self.output is None or not self.parts:
             return []
         copied: list[Event] = [
-            (RUN, Work(None, (HostCopy(c.nbytes, to_host=False),), backward)) for c in self.casts if c.name.endswith("from the host")
+            (RUN, Work(None, (HostCopy(c.nbytes, to_host=False),), backward))
+            for c in self.casts
+            if c.name.endswith("from the host")
         ]
         return [
             *((ALLOC, c) for c in self.casts),
@@ -144,14 +208,18 @@ class Piece:
             *((FREE, c) for c in reversed(self.casts)),
         ]
 
-    def collective(self, kind: str, moved: Both, *, backward: bool, overlaps: bool = True) -> list[Event]:
-        """One collective of the unit (experts that are spread have their own), of which only one piece speaks."""
+    def collective(
+        self, kind: str, moved: Both, *, backward: bool, overlaps: bool = True
+    ) -> list[Event]:
+        """One collective of the unit (experts that are spread have their own), of which only one
+        piece speaks."""
         axis = "replica" if kind == "all-reduce" else "shard"
         found = collectives(kind, moved, self.parallel, axis, overlaps=overlaps)
         return [(RUN, Work(None, (cost,), backward)) for cost in found]
 
     def gather_again(self) -> list[Event]:
-        """A gather that nothing hides, of parameters which the recomputed forward has just let go."""
+        """A gather that nothing hides, of parameters which the recomputed forward has just let
+        go."""
         return self.collective("all-gather", self.sent[0], backward=True, overlaps=False)
 
     def copy_out(self, *, backward: bool) -> list[Event]:
@@ -170,9 +238,11 @@ class Piece:
         return [(FREE, t) for t in self.gathered]
 
     def accumulate(self, gradients: list[Tensor], *, held: bool) -> list[Event]:
-        """Gradients that are not reduced become those of the reduction's type, later ones are added to them.
+        """Gradients that are not reduced become those of the reduction's type, later ones are added
+        to them.
 
-        Source: torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param.py to_accumulated_grad_if_needed, accumulate_unsharded_grad_if_needed.
+        Source: torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param.py
+        to_accumulated_grad_if_needed, accumulate_unsharded_grad_if_needed.
         """
         events: list[Event] = []
         for gradient in gradients if self.reduced is not None else ():
@@ -180,7 +250,12 @@ class Piece:
             total = self.sums.get(gradient)
             if total is None:
                 total = self.sums[gradient] = Tensor(
-                    f"sum of {gradient.name}", gradient.axes, dtype, Role.GRADIENTS, gradient.module, SOURCE
+                    f"sum of {gradient.name}",
+                    gradient.axes,
+                    dtype,
+                    Role.GRADIENTS,
+                    gradient.module,
+                    SOURCE,
                 )
             moved = Work(None, (Move(gradient.nbytes + (2 if held else 1) * total.nbytes),), True)
             if held:
@@ -192,22 +267,31 @@ class Piece:
         return events
 
     def copy_in(self, gradients: list[Tensor], *, held: bool = False) -> list[Event]:
-        """All gradients, or their `held` sums, are copied into the reduce-scatter's input and go; then the rank's part of the sum is made."""
+        """All gradients, or their `held` sums, are copied into the reduce-scatter's input and go;
+        then the rank's part of the sum is made."""
         if self.reduce_input is None or self.reduced is None:
             return []
         gradients = [self.sums[g] for g in gradients] if held else gradients
         moved = Move(2 * self.reduce_input.nbytes, 1)
-        events: list[Event] = [(ALLOC, self.reduce_input), (RUN, Work(None, (moved,), True)), *((FREE, g) for g in gradients)]
+        events: list[Event] = [
+            (ALLOC, self.reduce_input),
+            (RUN, Work(None, (moved,), True)),
+            *((FREE, g) for g in gradients),
+        ]
         return [*events, (ALLOC, self.reduced), *self.reductions()]
 
     def reductions(self) -> list[Event]:
         """The reduce-scatter over the ranks of a copy, then the all-reduce over the copies."""
-        return self.collective("reduce-scatter", self.sent[1], backward=True) + self.collective("all-reduce", self.sent[2], backward=True)
+        return self.collective("reduce-scatter", self.sent[1], backward=True) + self.collective(
+            "all-reduce", self.sent[2], backward=True
+        )
 
     def settle(self, *, first: bool) -> tuple[list[Event], list[Event]]:
-        """(events that bring the reduced gradients to their place, those that drop what is held to the end of the backward).
+        """(events that bring the reduced gradients to their place, those that drop what is held to
+        the end of the backward).
 
-        With copies of the sharded model (`replicas`) the buffer of the all-reduce stays referenced until the backward is over.
+        With copies of the sharded model (`replicas`) the buffer of the all-reduce stays referenced
+        until the backward is over.
         """
         if self.reduced is None or self.gradient is None:
             return [], []
@@ -218,9 +302,16 @@ class Piece:
             (later if self.replicas > 1 else events).append((FREE, self.reduced))
         if self.host_gradient is not None:
             copy = Work(None, (HostCopy(self.gradient.nbytes, to_host=True),), True)
-            events += [*([(ALLOC, self.host_gradient)] if first else []), (RUN, copy), (FREE, self.gradient)]
+            events += [
+                *([(ALLOC, self.host_gradient)] if first else []),
+                (RUN, copy),
+                (FREE, self.gradient),
+            ]
         elif not first:  # added to the gradients of earlier micro-steps
-            events += [(RUN, Work(None, (Move(3 * self.gradient.nbytes),), True)), (FREE, self.gradient)]
+            events += [
+                (RUN, Work(None, (Move(3 * self.gradient.nbytes),), True)),
+                (FREE, self.gradient),
+            ]
         return events, later
 
     def drop_reduce_input(self) -> list[Event]:

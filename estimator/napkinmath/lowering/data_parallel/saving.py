@@ -1,6 +1,8 @@
-"""Saving under sharding: every rank writes its shard, or whole parameters are gathered one after the other for rank 0 to write.
+"""Saving under sharding: every rank writes its shard, or whole parameters are gathered one after
+the other for rank 0 to write.
 
-Source: torch 2.13 distributed/checkpoint/state_dict.py get_model_state_dict (full_state_dict, cpu_offload), one parameter at a time.
+Source: torch 2.13 distributed/checkpoint/state_dict.py get_model_state_dict (full_state_dict,
+cpu_offload), one parameter at a time.
 """
 
 from __future__ import annotations
@@ -31,12 +33,27 @@ def save_sharded(runs: list[Run], owned: list[Run], policy: Policy) -> list[Segm
         for weight in run.block.weights:
             if not weight.trainable or weight.tied_to:
                 continue
-            whole = Tensor(f"whole {weight.tensor.name}", weight.axes, stored_dtype(weight, policy), Role.WEIGHTS, weight.path)
-            gathers = collectives("all-gather", split_bytes([whole], parallel), parallel, "shard", overlaps=False)
+            whole = Tensor(
+                f"whole {weight.tensor.name}",
+                weight.axes,
+                stored_dtype(weight, policy),
+                Role.WEIGHTS,
+                weight.path,
+            )
+            gathers = collectives(
+                "all-gather", split_bytes([whole], parallel), parallel, "shard", overlaps=False
+            )
             copy = Work(None, (HostCopy(whole.nbytes, to_host=True, pinned=False),), False)
-            events += [(ALLOC, whole), (RUN, Work(None, gathers, False)), (RUN, copy), (FREE, whole)]
+            events += [
+                (ALLOC, whole),
+                (RUN, Work(None, gathers, False)),
+                (RUN, copy),
+                (FREE, whole),
+            ]
         if events:
-            found.append(Segment(f"saving {run.name}", Phase.SAVE, events, run.count, run.stage.symbols))
+            found.append(
+                Segment(f"saving {run.name}", Phase.SAVE, events, run.count, run.stage.symbols)
+            )
     return found
 
 

@@ -1,4 +1,5 @@
-"""What one rank stores: each weight's part in the type that it is kept in, and shadow runs that loading, clipping and update work on."""
+"""What one rank stores: each weight's part in the type that it is kept in, and shadow runs that
+loading, clipping and update work on."""
 
 from __future__ import annotations
 
@@ -13,14 +14,16 @@ if TYPE_CHECKING:
     from napkinmath.ir.step import Run
     from napkinmath.lowering.policy import Policy
 
-STORAGE_BYTES = 2  # packed 4-bit weights are stored as bf16 numbers, so that they can be sharded like any parameter
+# packed 4-bit weights are stored as bf16 numbers, so that they can be sharded like any parameter
+STORAGE_BYTES = 2
 
 
 def stored_dtype(weight: Weight, policy: Policy) -> DType:
-    """Type in which a dense parameter is kept between gathers: fp32 where it is trained in mixed precision, else as loaded.
+    """Type in which a dense parameter is kept between gathers: fp32 where it is trained in mixed
+    precision, else as loaded.
 
-    Over a 4-bit base nothing is upcast, but PEFT makes adapters fp32 by itself; FSDP1's flat parameters want one type. Source: accelerate
-    1.14 utils/fsdp_utils.py fsdp2_prepare_model.
+    Over a 4-bit base nothing is upcast, but PEFT makes adapters fp32 by itself; FSDP1's flat
+    parameters want one type. Source: accelerate 1.14 utils/fsdp_utils.py fsdp2_prepare_model.
     """
     wanted = policy.config.parallel.sharded_dtype
     if weight.trainable and wanted != "auto":
@@ -30,38 +33,58 @@ def stored_dtype(weight: Weight, policy: Policy) -> DType:
     if weight.trainable:
         adapter = policy.adapter
         kept = policy.format is not None and (
-            policy.config.parallel.data_parallel is DataParallel.FSDP1 or (adapter is not None and adapter.dtype not in ("auto", "fp32"))
+            policy.config.parallel.data_parallel is DataParallel.FSDP1
+            or (adapter is not None and adapter.dtype not in ("auto", "fp32"))
         )
         return weight.tensor.dtype if kept else FP32
     return weight.tensor.dtype if policy.format is not None else policy.loaded_rule.parameters
 
 
 def is_sharded(weight: Weight, policy: Policy) -> bool:
-    """Whether a weight is split over the ranks: parameters are, buffers and constants of quantization are not."""
+    """Whether a weight is split over the ranks: parameters are, buffers and constants of
+    quantization are not."""
     if weight.buffer or weight.tied_to:
         return False
     return not (weight.constants and policy.quant_storage == "uint8")
 
 
 def row_shard(weight: Weight, dtype: DType, ranks: int, role: Role | None = None) -> Tensor:
-    """The padded rows of one rank: FSDP2 splits dimension 0, and every rank holds as many rows as the first.
+    """The padded rows of one rank: FSDP2 splits dimension 0, and every rank holds as many rows as
+    the first.
 
-    Source: torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param.py _init_sharded_param, padded_sharded_param_size.
+    Source: torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param.py _init_sharded_param,
+    padded_sharded_param_size.
     """
     axes = row_axes(weight, ranks)
-    return Tensor(weight.tensor.name, axes, UINT8 if weight.constants else dtype, role or weight.tensor.role, weight.path)
+    return Tensor(
+        weight.tensor.name,
+        axes,
+        UINT8 if weight.constants else dtype,
+        role or weight.tensor.role,
+        weight.path,
+    )
 
 
 def row_axes(weight: Weight, ranks: int) -> tuple[Size, ...]:
     """Axes of a rank's rows; a packed weight is one column of 16-bit words."""
     if weight.constants:
-        return (STORAGE_BYTES * ceil_div(ceil_div(product(weight.tensor.axes) * weight.tensor.dtype.bits, 8), STORAGE_BYTES * ranks),)
+        return (
+            STORAGE_BYTES
+            * ceil_div(
+                ceil_div(product(weight.tensor.axes) * weight.tensor.dtype.bits, 8),
+                STORAGE_BYTES * ranks,
+            ),
+        )
     return (ceil_div(weight.axes[0], ranks), *weight.axes[1:])
 
 
 def row_shards(run: Run, policy: Policy) -> list[tuple[Weight, Weight]]:
     """(weight of the model, the rank's part of it) of each weight of a run that is split."""
-    return [(w, _part(w, policy, ranks_of(w, policy))) for w in run.block.weights if is_sharded(w, policy)]
+    return [
+        (w, _part(w, policy, ranks_of(w, policy)))
+        for w in run.block.weights
+        if is_sharded(w, policy)
+    ]
 
 
 def ranks_of(weight: Weight, policy: Policy) -> int:
@@ -72,7 +95,14 @@ def ranks_of(weight: Weight, policy: Policy) -> int:
 
 def _part(weight: Weight, policy: Policy, ranks: int) -> Weight:
     tensor = row_shard(weight, stored_dtype(weight, policy), ranks)
-    return Weight(weight.path, tensor.axes, tensor, trainable=weight.trainable, kind=weight.kind, constants=weight.constants)
+    return Weight(
+        weight.path,
+        tensor.axes,
+        tensor,
+        trainable=weight.trainable,
+        kind=weight.kind,
+        constants=weight.constants,
+    )
 
 
 def shadow(run: Run, weights: list[Weight], gradients: list[Tensor]) -> Run:
@@ -86,4 +116,6 @@ def shadow(run: Run, weights: list[Weight], gradients: list[Tensor]) -> Run:
 
 def on_host(tensor: Tensor) -> Tensor:
     """The same tensor in host memory."""
-    return Tensor(tensor.name, tensor.axes, tensor.dtype, tensor.role, tensor.module, tensor.source, host=True)
+    return Tensor(
+        tensor.name, tensor.axes, tensor.dtype, tensor.role, tensor.module, tensor.source, host=True
+    )

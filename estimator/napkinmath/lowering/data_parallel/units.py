@@ -1,8 +1,10 @@
-"""FSDP units: which runs' parameters are gathered together, and in which order units finish their forward.
+"""FSDP units: which runs' parameters are gathered together, and in which order units finish their
+forward.
 
-Layers are units of their own. 'carved' is what accelerate makes today: the embedding a unit, final norm and head another that stays
-gathered, the rest the root's; 'layer' leaves all but the layers to the root (torch's tutorials, accelerate before 1.14, FSDP1);
-'none' makes one unit of the model. Source: accelerate 1.14 utils/fsdp_utils.py fsdp2_prepare_model.
+Layers are units of their own. 'carved' is what accelerate makes today: the embedding a unit, final
+norm and head another that stays gathered, the rest the root's; 'layer' leaves all but the layers to
+the root (torch's tutorials, accelerate before 1.14, FSDP1); 'none' makes one unit of the model.
+Source: accelerate 1.14 utils/fsdp_utils.py fsdp2_prepare_model.
 """
 
 from __future__ import annotations
@@ -22,15 +24,26 @@ if TYPE_CHECKING:
 
 
 class Unit:
-    """The runs (by index) whose parameters are gathered together; a layer's run is many units, one a copy.
+    """The runs (by index) whose parameters are gathered together; a layer's run is many units, one
+    a copy.
 
-    `resident` units stay gathered from the forward to the end of their backward; an `ending` unit reduces its gradients once
-    the whole backward is done, since nothing that enters it has a gradient; an `outer` one encloses the model.
+    `resident` units stay gathered from the forward to the end of their backward; an `ending` unit
+    reduces its gradients once the whole backward is done, since nothing that enters it has a
+    gradient; an `outer` one encloses the model.
     """
 
     __slots__ = ("ending", "is_layer", "outer", "pieces", "resident", "runs")
 
-    def __init__(self, runs: list[int], pieces: list[Piece], *, is_layer: bool, resident: bool, ending: bool, outer: bool = False) -> None:
+    def __init__(
+        self,
+        runs: list[int],
+        pieces: list[Piece],
+        *,
+        is_layer: bool,
+        resident: bool,
+        ending: bool,
+        outer: bool = False,
+    ) -> None:
         self.runs, self.pieces = runs, [p for p in pieces if p.parts]
         self.is_layer, self.resident, self.ending, self.outer = is_layer, resident, ending, outer
         own = [_times(piece.own_bytes(), 1 if is_layer else piece.copies) for piece in self.pieces]
@@ -41,7 +54,8 @@ class Unit:
                 piece.sent = sent
 
     def of_every_copy(self, piece: Piece, events: list[Event]) -> list[Chunk]:
-        """Chunks of a piece's events: once for a layer, which is a unit each time; else for all copies of its run, whose messages are one."""
+        """Chunks of a piece's events: once for a layer, which is a unit each time; else for all
+        copies of its run, whose messages are one."""
         if not events or self.is_layer or piece.copies == 1:
             return [(piece.symbols, events)]
         silent = [event for event in events if event[0] != RUN]
@@ -58,7 +72,10 @@ def _speak_as_one(pieces: list[Piece], own: list[tuple[Both, Both, Both]]) -> No
     for piece in pieces:
         piece.sent = (nothing, nothing, nothing)
     reducing = [piece for piece in pieces if piece.reduces]
-    gathered, reduced, summed = ((sum_of([sizes[i][0] for sizes in own]), sum_of([sizes[i][1] for sizes in own])) for i in range(3))
+    gathered, reduced, summed = (
+        (sum_of([sizes[i][0] for sizes in own]), sum_of([sizes[i][1] for sizes in own]))
+        for i in range(3)
+    )
     pieces[-1].sent = (gathered, nothing, nothing)
     if reducing:
         last = reducing[-1]
@@ -84,24 +101,51 @@ def units_of(runs: list[Run], policy: Policy) -> list[Unit]:
     else:
         pieces = [Piece(run, policy) for run in runs]
     wrap = parallel.wrap if parallel.wrap != "auto" else "layer" if flat else "carved"
-    paths = {run.path for run in runs if run.stage.checkpointed or run.stage.count > 1}  # a layer that is not checkpointed is one too
-    layers: set[int] = set() if wrap == "none" else {i for i, run in enumerate(runs) if run.path in paths}
+    paths = {
+        run.path for run in runs if run.stage.checkpointed or run.stage.count > 1
+    }  # a layer that is not checkpointed is one too
+    layers: set[int] = (
+        set() if wrap == "none" else {i for i, run in enumerate(runs) if run.path in paths}
+    )
     last = len(runs) - 1
     rest = [i for i in range(len(runs)) if i not in layers]
     carved = wrap == "carved" and bool(layers)
     tied = any(w.tied_to for w in runs[last].block.weights)
-    head = ([0, last] if tied and 0 not in layers else [last]) if carved and last not in layers else []
+    head = (
+        ([0, last] if tied and 0 not in layers else [last]) if carved and last not in layers else []
+    )
     entrance = [0] if carved and 0 not in layers and 0 not in head else []
     root = [i for i in rest if i not in head and i not in entrance]
     resident = not parallel.reshards
     found: list[Unit] = []
     for index in range(len(runs)):
         if index in layers:
-            found.append(Unit([index], [pieces[index]], is_layer=True, resident=resident, ending=False))
+            found.append(
+                Unit([index], [pieces[index]], is_layer=True, resident=resident, ending=False)
+            )
         elif entrance == [index]:
-            found.append(Unit([index], [pieces[index]], is_layer=False, resident=resident, ending=True))
+            found.append(
+                Unit([index], [pieces[index]], is_layer=False, resident=resident, ending=True)
+            )
         elif head and index == last:
-            found.append(Unit(head, [pieces[i] for i in head], is_layer=False, resident=True, ending=len(head) > 1))
+            found.append(
+                Unit(
+                    head,
+                    [pieces[i] for i in head],
+                    is_layer=False,
+                    resident=True,
+                    ending=len(head) > 1,
+                )
+            )
     if root:
-        found.append(Unit(root, [pieces[i] for i in root], is_layer=False, resident=True, ending=True, outer=True))
+        found.append(
+            Unit(
+                root,
+                [pieces[i] for i in root],
+                is_layer=False,
+                resident=True,
+                ending=True,
+                outer=True,
+            )
+        )
     return [unit for unit in found if unit.pieces]

@@ -1,1 +1,2 @@
-"""Parallelism: how a step is spread over ranks, as rules of recording and choices over recorded runs."""
+"""Parallelism: how a step is spread over ranks, as rules of recording and choices over recorded
+runs."""

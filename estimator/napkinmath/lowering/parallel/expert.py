@@ -1,10 +1,13 @@
-"""Expert parallelism: each rank holds whole experts; tokens travel to them and their outputs travel back.
+"""Expert parallelism: each rank holds whole experts; tokens travel to them and their outputs travel
+back.
 
-A rank receives as many rows as it sends where routing is even. `expert_imbalance` says how many times the mean the busiest rank receives;
-with `expert_capacity` rows beyond capacity x mean are dropped and buffers are as large as it.
+A rank receives as many rows as it sends where routing is even. `expert_imbalance` says how many
+times the mean the busiest rank receives; with `expert_capacity` rows beyond capacity x mean are
+dropped and buffers are as large as it.
 
-Sources: transformers 5.23 distributed/expert_parallel.py AllToAllEP; Lepikhin et al. (arXiv 2006.16668, capacity); Megatron-LM
-core/transformer/moe/token_dispatcher.py MoEAlltoAllTokenDispatcher.
+Sources: transformers 5.23 distributed/expert_parallel.py AllToAllEP; Lepikhin et al. (arXiv
+2006.16668, capacity); Megatron-LM core/transformer/moe/token_dispatcher.py
+MoEAlltoAllTokenDispatcher.
 """
 
 from __future__ import annotations
@@ -42,7 +45,9 @@ class ExpertSplit:
         """Rows that the busiest rank receives, of `sent` that every rank sends."""
         return sent if self.percent == 100 else ceil_div(sent * self.percent, 100)
 
-    def dispatch(self, t: Tape, frame: Scope, x: Value, indices: Value, rows: Size, count: Size) -> tuple[Value, Value]:
+    def dispatch(
+        self, t: Tape, frame: Scope, x: Value, indices: Value, rows: Size, count: Size
+    ) -> tuple[Value, Value]:
         """(received rows, the order in which rows were sent) for x of axes (tokens, h)."""
         from napkinmath.ops.index import constant
         from napkinmath.ops.routing import sort_by_expert, take_rows
@@ -63,45 +68,87 @@ class ExpertSplit:
         axes = (rows, *x.axes[1:])
         out = Value(t.tensor("exchanged rows", axes, x.dtype), axes, x.dtype, x.requires_grad)
         larger = out if self.percent >= 100 and rows is not x.axes[0] else x
-        cost = Collective("all-to-all", traffic(larger), ranks=self.degree, axis=AXIS, overlaps=False)
+        cost = Collective(
+            "all-to-all", traffic(larger), ranks=self.degree, axis=AXIS, overlaps=False
+        )
         made = t.gradient_of(x) if x.requires_grad else None
         t.append(
-            "all-to-all", (x,), (out,), forward=((ALLOC, out.tensor),), costs=(cost,), backward=((ALLOC, made),) if made is not None else (),
-            gradients=(Gradient(x, made),) if made is not None else (), backward_costs=(cost,),
-        )  # fmt: skip
+            "all-to-all",
+            (x,),
+            (out,),
+            forward=((ALLOC, out.tensor),),
+            costs=(cost,),
+            backward=((ALLOC, made),) if made is not None else (),
+            gradients=(Gradient(x, made),) if made is not None else (),
+            backward_costs=(cost,),
+        )
         return out
 
-    def combine(self, t: Tape, x: Value, weights: Value, order: Value, rows: Size, tokens: Size) -> Value:
+    def combine(
+        self, t: Tape, x: Value, weights: Value, order: Value, rows: Size, tokens: Size
+    ) -> Value:
         """Expert outputs back at the ranks of their tokens, in order, weighed and summed."""
         with t.scope() as frame:
             back = self.exchanged(t, x, rows)
             ordered = t.op(
-                "index_put", (back,), back.axes, back.dtype, saves=(order,), gradients=(LIKE,), costs=(Move(2 * traffic(back), 2),), backward_costs=(Move(2 * traffic(back)),)
-            )  # fmt: skip
+                "index_put",
+                (back,),
+                back.axes,
+                back.dtype,
+                saves=(order,),
+                gradients=(LIKE,),
+                costs=(Move(2 * traffic(back), 2),),
+                backward_costs=(Move(2 * traffic(back)),),
+            )
             frame.local(back, ordered)
             weighed = t.op(
-                "mul routing weights", (ordered, t.view(weights, (rows, 1))), ordered.axes, ordered.dtype, saves=(ordered, weights), gradients=(LIKE, "reduce"),
-                costs=(Move(2 * traffic(ordered)),), backward_costs=(Move(4 * traffic(ordered), 3),),
-            )  # fmt: skip
+                "mul routing weights",
+                (ordered, t.view(weights, (rows, 1))),
+                ordered.axes,
+                ordered.dtype,
+                saves=(ordered, weights),
+                gradients=(LIKE, "reduce"),
+                costs=(Move(2 * traffic(ordered)),),
+                backward_costs=(Move(4 * traffic(ordered), 3),),
+            )
             return t.op(
-                "sum over choices", (weighed,), (tokens, x.axes[-1]), weighed.dtype, gradients=("pass",), costs=(Move(traffic(weighed)),)
+                "sum over choices",
+                (weighed,),
+                (tokens, x.axes[-1]),
+                weighed.dtype,
+                gradients=("pass",),
+                costs=(Move(traffic(weighed)),),
             )
 
 
 def check_experts(spec: ModelSpec, parallel: ParallelConfig) -> None:
-    """Raises InputError where a model has no experts, or not a multiple of the ranks, or an engine cannot hold different ones."""
+    """Raises InputError where a model has no experts, or not a multiple of the ranks, or an engine
+    cannot hold different ones."""
     check_spread_engine(parallel)
     degree, count = parallel.expert_parallel_size, dict(spec.symbols).get("e", 0)
     if not count:
-        raise InputError(f"expert_parallel_size={degree} spreads experts, but {spec.name} has none; use 1")
+        raise InputError(
+            f"expert_parallel_size={degree} spreads experts, but {spec.name} has none; use 1"
+        )
     if count % degree:
         valid = ", ".join(str(n) for n in range(1, count + 1) if count % n == 0)
-        raise InputError(f"num_experts={count} of {spec.name} does not divide by expert_parallel_size={degree}; use one of {valid}")
+        raise InputError(
+            f"num_experts={count} of {spec.name} does not divide by expert_parallel_size={degree};"
+            f" use one of {valid}"
+        )
 
 
 def check_spread(runs: list[Run], name: str) -> None:
-    """Raises InputError for experts that are one product over all of them, which no rank can do alone."""
+    """Raises InputError for experts that are one product over all of them, which no rank can do
+    alone."""
     from napkinmath.models.layers.symbols import e
 
-    if any(weight.kind == "experts" and e in weight.axes for run in runs for weight in run.block.weights):
-        raise InputError(f"the experts of {name} are one product over all of them and are not spread; use expert_parallel_size=1")
+    if any(
+        weight.kind == "experts" and e in weight.axes
+        for run in runs
+        for weight in run.block.weights
+    ):
+        raise InputError(
+            f"the experts of {name} are one product over all of them and are not spread; use"
+            " expert_parallel_size=1"
+        )

@@ -1,7 +1,9 @@
-"""Pipeline parallelism: a rank's layers out of a recorded model, and its micro-batches in the order of the schedule.
+"""Pipeline parallelism: a rank's layers out of a recorded model, and its micro-batches in the order
+of the schedule.
 
-Every stage is the same record cut elsewhere: the first keeps what comes before the layers, the last what comes after, and all make the
-tables that layers read. What a stage receives and sends are b·s·h of hidden states and of their gradient.
+Every stage is the same record cut elsewhere: the first keeps what comes before the layers, the last
+what comes after, and all make the tables that layers read. What a stage receives and sends are
+b·s·h of hidden states and of their gradient.
 """
 
 from __future__ import annotations
@@ -10,7 +12,13 @@ from napkinmath.base.errors import InputError
 from napkinmath.config.parallel_config import PipelineSchedule
 from napkinmath.ir.costs import Collective, traffic
 from napkinmath.ir.ledger import ALLOC, BATCH, Block, Op, Phase, Role, Tensor, Value, Weight
-from napkinmath.lowering.parallel.stage_order import FORWARD, check_micro_batches, in_flight, layers_per_stage, stage_order
+from napkinmath.lowering.parallel.stage_order import (
+    FORWARD,
+    check_micro_batches,
+    in_flight,
+    layers_per_stage,
+    stage_order,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,17 +35,32 @@ def num_micro_batches(policy: Policy) -> int:
 
 
 class Pieces:
-    """A recorded model as a pipeline cuts it: what comes before the layers, each layer's run, what comes after."""
+    """A recorded model as a pipeline cuts it: what comes before the layers, each layer's run, what
+    comes after."""
 
     def __init__(self, runs: list[Run], name: str) -> None:
-        layers = [i for i, run in enumerate(runs) if run.stage.checkpointed and not run.stage.modality and run.block.ops]
+        layers = [
+            i
+            for i, run in enumerate(runs)
+            if run.stage.checkpointed and not run.stage.modality and run.block.ops
+        ]
         if not layers:
-            raise InputError(f"{name} has no row of equal layers to cut into pipeline stages; use pipeline_parallel_size=1")
-        if layers != list(range(layers[0], layers[-1] + 1)) or any(runs[i].stage.publishes for i in layers):
-            raise InputError(f"{name} has several towers of layers, which a pipeline does not cut here; use pipeline_parallel_size=1")
+            raise InputError(
+                f"{name} has no row of equal layers to cut into pipeline stages; use"
+                " pipeline_parallel_size=1"
+            )
+        if layers != list(range(layers[0], layers[-1] + 1)) or any(
+            runs[i].stage.publishes for i in layers
+        ):
+            raise InputError(
+                f"{name} has several towers of layers, which a pipeline does not cut here; use"
+                " pipeline_parallel_size=1"
+            )
         self.before, self.after = runs[: layers[0]], runs[layers[-1] + 1 :]
         self.layers = [run for i in layers for run in [runs[i]] * runs[i].count]
-        self.offsets = [run.first + k for i in layers for run in [runs[i]] for k in range(run.count)]
+        self.offsets = [
+            run.first + k for i in layers for run in [runs[i]] for k in range(run.count)
+        ]
 
     def between(self, start: int, stop: int) -> list[Run]:
         """The runs of layers start to stop."""
@@ -53,7 +76,9 @@ class Pieces:
         return found
 
 
-def stage_chunks(runs: list[Run], shared: dict[str, Value], policy: Policy, rank: int, name: str) -> list[list[Run]]:
+def stage_chunks(
+    runs: list[Run], shared: dict[str, Value], policy: Policy, rank: int, name: str
+) -> list[list[Run]]:
     """The runs of each model chunk that a pipeline rank holds, in the order of the model."""
     parallel = policy.config.parallel
     pieces = Pieces(runs, name)
@@ -63,7 +88,9 @@ def stage_chunks(runs: list[Run], shared: dict[str, Value], policy: Policy, rank
     for index in range(rank, len(counts), parallel.pipeline_parallel_size):
         start = sum(counts[:index])
         inner = pieces.between(start, start + counts[index])
-        before = pieces.before if index == 0 else [entrance(pieces.before, inner[0], shared, policy)]
+        before = (
+            pieces.before if index == 0 else [entrance(pieces.before, inner[0], shared, policy)]
+        )
         after = (
             [untied(run) for run in pieces.after]
             if index == len(counts) - 1 and index > 0
@@ -76,7 +103,8 @@ def stage_chunks(runs: list[Run], shared: dict[str, Value], policy: Policy, rank
 
 
 def untied(run: Run) -> Run:
-    """A head whose embedding is on another stage holds a copy of the weight; the two gradients are summed."""
+    """A head whose embedding is on another stage holds a copy of the weight; the two gradients are
+    summed."""
     for weight in run.block.weights:
         weight.tied_to = ""
     return run
@@ -86,7 +114,8 @@ def untied(run: Run) -> Run:
 
 
 def entrance(before: list[Run], first: Run, shared: dict[str, Value], policy: Policy) -> Run:
-    """The start of a stage that embeds nothing: hidden states are received, tables and masks are made."""
+    """The start of a stage that embeds nothing: hidden states are received, tables and masks are
+    made."""
     from napkinmath.ir.model_spec import Part, Stage
     from napkinmath.ir.step import STAGE_ENTRANCE, Run
 
@@ -94,22 +123,49 @@ def entrance(before: list[Run], first: Run, shared: dict[str, Value], policy: Po
     assert given is not None
     kept, weights, last_use = _tables(before, shared)
     received = Value(
-        Tensor("received hidden states", given.axes, given.dtype, Role.ACTIVATIONS), given.axes, given.dtype, given.requires_grad
+        Tensor("received hidden states", given.axes, given.dtype, Role.ACTIVATIONS),
+        given.axes,
+        given.dtype,
+        given.requires_grad,
     )
     costs = _passing_on(received, policy)
     receive = Op(
-        "receive", "", (), (received,), forward=((ALLOC, received.tensor),), saves=(), costs=costs, backward=(), gradients=(),
+        "receive",
+        "",
+        (),
+        (received,),
+        forward=((ALLOC, received.tensor),),
+        saves=(),
+        costs=costs,
+        backward=(),
+        gradients=(),
         backward_costs=costs if received.requires_grad else (),
-    )  # fmt: skip
+    )
     last_use = {tensor: index + 1 for tensor, index in last_use.items()} | {received.tensor: 0}
-    block = Block(STAGE_ENTRANCE, [receive, *kept], weights, None, received, tuple(shared.values()), last_use, {})
-    return Run(block, 1, Stage(part=Part(), path=STAGE_ENTRANCE, symbols=before[-1].stage.symbols if before else ()), 0)
+    block = Block(
+        STAGE_ENTRANCE,
+        [receive, *kept],
+        weights,
+        None,
+        received,
+        tuple(shared.values()),
+        last_use,
+        {},
+    )
+    return Run(
+        block,
+        1,
+        Stage(part=Part(), path=STAGE_ENTRANCE, symbols=before[-1].stage.symbols if before else ()),
+        0,
+    )
 
 
 def _passing_on(received: Value, policy: Policy) -> tuple[Collective, ...]:
-    """A send from stage to stage. Megatron's tensor-parallel ranks hold the same hidden states: each sends its part, and they gather.
+    """A send from stage to stage. Megatron's tensor-parallel ranks hold the same hidden states:
+    each sends its part, and they gather.
 
-    Sources: Megatron-LM arguments.py scatter_gather_tensors_in_pipeline; DeepSpeed runtime/pipe/engine.py is_pipe_partitioned.
+    Sources: Megatron-LM arguments.py scatter_gather_tensors_in_pipeline; DeepSpeed
+    runtime/pipe/engine.py is_pipe_partitioned.
     """
     parallel, moved = policy.config.parallel, traffic(received)
     overlaps = parallel.pipeline_schedule is not PipelineSchedule.NAIVE
@@ -122,8 +178,11 @@ def _passing_on(received: Value, policy: Policy) -> tuple[Collective, ...]:
     )
 
 
-def _tables(before: list[Run], shared: dict[str, Value]) -> tuple[list[Op], list[Weight], dict[Tensor, int]]:
-    """The operations before the layers that read neither the batch nor a parameter, the buffers, and where their tensors end."""
+def _tables(
+    before: list[Run], shared: dict[str, Value]
+) -> tuple[list[Op], list[Weight], dict[Tensor, int]]:
+    """The operations before the layers that read neither the batch nor a parameter, the buffers,
+    and where their tensors end."""
     wanted = {value.tensor for value in shared.values() if value.tensor.source != BATCH}
     kept: list[Op] = []
     last_use: dict[Tensor, int] = {}
@@ -131,7 +190,10 @@ def _tables(before: list[Run], shared: dict[str, Value]) -> tuple[list[Op], list
     for run in before:
         block, marred, places = run.block, set[int](), list[int]()
         for op in block.ops:
-            reads = any(id(value) in marred or (value.weight is not None and not value.weight.buffer) for value in op.inputs)
+            reads = any(
+                id(value) in marred or (value.weight is not None and not value.weight.buffer)
+                for value in op.inputs
+            )
             batch = any(value.tensor.source == BATCH for value in op.outputs)
             if reads or batch or not (op.outputs and op.forward):
                 marred |= {id(value) for value in op.outputs}
@@ -139,7 +201,9 @@ def _tables(before: list[Run], shared: dict[str, Value]) -> tuple[list[Op], list
                 kept.append(op)
             places.append(len(kept) - 1)
         for tensor, index in block.last_use.items():
-            last_use[tensor] = max(places[index], 0) if tensor not in wanted else max(len(kept) - 1, 0)
+            last_use[tensor] = (
+                max(places[index], 0) if tensor not in wanted else max(len(kept) - 1, 0)
+            )
         buffers += [weight for weight in block.weights if weight.buffer]
     made = {tensor for op in kept for _, tensor in op.forward}
     return kept, buffers, {tensor: index for tensor, index in last_use.items() if tensor in made}
@@ -148,47 +212,85 @@ def _tables(before: list[Run], shared: dict[str, Value]) -> tuple[list[Op], list
 # ---------------------------------------------------------------- order
 
 
-def pipelined(chunks: list[list[Run]], shared: dict[str, Value], policy: Policy, rank: int) -> list[tuple[int, list[Segment]]]:
-    """The step's forwards and backwards in the schedule's order; a chunk's first backward makes gradients, later ones add to them."""
+def pipelined(
+    chunks: list[list[Run]], shared: dict[str, Value], policy: Policy, rank: int
+) -> list[tuple[int, list[Segment]]]:
+    """The step's forwards and backwards in the schedule's order; a chunk's first backward makes
+    gradients, later ones add to them."""
     from napkinmath.ir.step import lower_micro_step
 
     own = [made_by(chunk, shared) for chunk in chunks]
-    first = [_halves(lower_micro_step(chunk, made, policy, accumulate=False)) for chunk, made in zip(chunks, own, strict=True)]
-    later = [_halves(lower_micro_step(chunk, made, policy, accumulate=True)) for chunk, made in zip(chunks, own, strict=True)]
+    first = [
+        _halves(lower_micro_step(chunk, made, policy, accumulate=False))
+        for chunk, made in zip(chunks, own, strict=True)
+    ]
+    later = [
+        _halves(lower_micro_step(chunk, made, policy, accumulate=True))
+        for chunk, made in zip(chunks, own, strict=True)
+    ]
     return scheduled(policy, rank, first, later)
 
 
-def scheduled(policy: Policy, rank: int, first: list[Halves], later: list[Halves]) -> list[tuple[int, list[Segment]]]:
-    """Halves of each chunk's first micro-batch and of later ones, in a rank's order: (times, segments)."""
+def scheduled(
+    policy: Policy, rank: int, first: list[Halves], later: list[Halves]
+) -> list[tuple[int, list[Segment]]]:
+    """Halves of each chunk's first micro-batch and of later ones, in a rank's order: (times,
+    segments)."""
     seen: set[tuple[str, int]] = set()
     found: list[tuple[int, list[Segment]]] = []
     for times, turns in stage_order(policy.config.parallel, rank, num_micro_batches(policy)):
         fresh = set(turns) - seen  # a chunk's first forward and first backward belong together
         if fresh:
-            found.append((1, [segment for turn in turns for segment in (first if turn in fresh else later)[turn[1]][turn[0] != FORWARD]]))
+            found.append(
+                (
+                    1,
+                    [
+                        segment
+                        for turn in turns
+                        for segment in (first if turn in fresh else later)[turn[1]][
+                            turn[0] != FORWARD
+                        ]
+                    ],
+                )
+            )
             seen |= fresh
             times -= 1
         if times:
-            found.append((times, [segment for what, chunk in turns for segment in later[chunk][what != FORWARD]]))
+            found.append(
+                (
+                    times,
+                    [segment for what, chunk in turns for segment in later[chunk][what != FORWARD]],
+                )
+            )
     return found
 
 
 def made_by(runs: list[Run], shared: dict[str, Value]) -> dict[str, Value]:
     """The shared values that some runs make themselves."""
-    made = {tensor for run in runs for op in run.block.ops for action, tensor in op.forward if action == ALLOC}
+    made = {
+        tensor
+        for run in runs
+        for op in run.block.ops
+        for action, tensor in op.forward
+        if action == ALLOC
+    }
     return {name: value for name, value in shared.items() if value.tensor in made}
 
 
 def _halves(segments: list[Segment]) -> Halves:
     """A micro-step's forward and backward."""
-    start = next((i for i, segment in enumerate(segments) if segment.phase is Phase.BACKWARD), len(segments))
+    start = next(
+        (i for i, segment in enumerate(segments) if segment.phase is Phase.BACKWARD), len(segments)
+    )
     return segments[:start], segments[start:]
 
 
 def waiting_buffers(chunks: list[list[Run]], policy: Policy, rank: int) -> list[Segment]:
-    """torch's stages make a buffer for every micro-batch they will receive, forward and backward; those in use are counted where they are used.
+    """torch's stages make a buffer for every micro-batch they will receive, forward and backward;
+    those in use are counted where they are used.
 
-    Source: torch 2.13 distributed/pipelining/stage.py PipelineStage._create_act_recv_info, _create_grad_recv_info.
+    Source: torch 2.13 distributed/pipelining/stage.py PipelineStage._create_act_recv_info,
+    _create_grad_recv_info.
     """
     from napkinmath.ir.step import STAGE_ENTRANCE, Segment
 
@@ -201,11 +303,27 @@ def waiting_buffers(chunks: list[list[Run]], policy: Policy, rank: int) -> list[
         received, sent = runs[0].block.output, runs[-1].block.output
         if runs[0].name == STAGE_ENTRANCE and received is not None:
             events += [(ALLOC, _buffer("activations", received))] * (count - held)
-            if received.requires_grad and parallel.pipeline_schedule is not PipelineSchedule.GPIPE:  # waited for with the next one
-                events.append((ALLOC, Tensor("gradient on its way to the stage before", received.axes, received.dtype, Role.COMMUNICATION)))
+            if (
+                received.requires_grad and parallel.pipeline_schedule is not PipelineSchedule.GPIPE
+            ):  # waited for with the next one
+                events.append(
+                    (
+                        ALLOC,
+                        Tensor(
+                            "gradient on its way to the stage before",
+                            received.axes,
+                            received.dtype,
+                            Role.COMMUNICATION,
+                        ),
+                    )
+                )
         if sent is not None and runs[-1].stage.checkpointed and sent.requires_grad:
             events += [(ALLOC, _buffer("gradients", sent))] * (count - 1)
-    return [Segment("receive buffers of waiting micro-batches", Phase.LOAD, list(events))] if events else []
+    return (
+        [Segment("receive buffers of waiting micro-batches", Phase.LOAD, list(events))]
+        if events
+        else []
+    )
 
 
 def _buffer(what: str, like: Value) -> Tensor:

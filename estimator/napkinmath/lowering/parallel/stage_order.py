@@ -1,7 +1,9 @@
-"""In which order a pipeline stage runs the forwards and backwards of its micro-batches, and what the pipeline idles.
+"""In which order a pipeline stage runs the forwards and backwards of its micro-batches, and what
+the pipeline idles.
 
-Sources: Huang et al. (arXiv 1811.06965, GPipe); Narayanan et al. (arXiv 2104.04473, 1F1B and interleaved); Qi et al. (arXiv
-2401.10241, zero bubble); Megatron-LM core/pipeline_parallel/schedules.py; torch 2.13 distributed/pipelining/schedules.py.
+Sources: Huang et al. (arXiv 1811.06965, GPipe); Narayanan et al. (arXiv 2104.04473, 1F1B and
+interleaved); Qi et al. (arXiv 2401.10241, zero bubble); Megatron-LM
+core/pipeline_parallel/schedules.py; torch 2.13 distributed/pipelining/schedules.py.
 """
 
 from __future__ import annotations
@@ -17,24 +19,39 @@ FORWARD, BACKWARD = "forward", "backward"
 Turn = tuple[str, int]  # what runs, and of which of the rank's chunks
 
 
-def stage_order(parallel: ParallelConfig, rank: int, num_micro_batches: int) -> list[tuple[int, list[Turn]]]:
+def stage_order(
+    parallel: ParallelConfig, rank: int, num_micro_batches: int
+) -> list[tuple[int, list[Turn]]]:
     """(times, turns) of one rank's step: neighbours that repeat are written once."""
     stages, kind = parallel.pipeline_parallel_size, parallel.pipeline_schedule
     one: list[Turn] = [(FORWARD, 0), (BACKWARD, 0)]
     if parallel.virtual_pipeline_size > 1:
-        return [(1, [turn]) for turn in interleaved_turns(stages, parallel.virtual_pipeline_size, rank, num_micro_batches)]
+        return [
+            (1, [turn])
+            for turn in interleaved_turns(
+                stages, parallel.virtual_pipeline_size, rank, num_micro_batches
+            )
+        ]
     if kind is PipelineSchedule.NAIVE:
         return [(num_micro_batches, one)]
-    ahead = num_micro_batches if kind is PipelineSchedule.GPIPE else stages if kind is PipelineSchedule.ZERO_BUBBLE else stages - rank
+    ahead = (
+        num_micro_batches
+        if kind is PipelineSchedule.GPIPE
+        else stages
+        if kind is PipelineSchedule.ZERO_BUBBLE
+        else stages - rank
+    )
     ahead = min(ahead, num_micro_batches)
     blocks = [(ahead - 1, one[:1]), (num_micro_batches - ahead + 1, one), (ahead - 1, one[1:])]
     return [(times, turns) for times, turns in blocks if times]
 
 
 def interleaved_turns(stages: int, chunks: int, rank: int, num_micro_batches: int) -> list[Turn]:
-    """Megatron-LM's order: groups of as many micro-batches as there are stages pass through chunk after chunk.
+    """Megatron-LM's order: groups of as many micro-batches as there are stages pass through chunk
+    after chunk.
 
-    Source: Megatron-LM core/pipeline_parallel/schedules.py forward_backward_pipelining_with_interleaving.
+    Source: Megatron-LM core/pipeline_parallel/schedules.py
+    forward_backward_pipelining_with_interleaving.
     """
     total = num_micro_batches * chunks
     warmup = min(total, 2 * (stages - rank - 1) + (chunks - 1) * stages)
@@ -66,10 +83,12 @@ def in_flight(order: list[tuple[int, list[Turn]]]) -> dict[int, int]:
 
 
 def bubble_fraction(parallel: ParallelConfig, num_micro_batches: int) -> float:
-    """Idle over busy time of a pipeline of equal stages, (p-1)/(m·v) but for schedules that fill or never overlap.
+    """Idle over busy time of a pipeline of equal stages, (p-1)/(m·v) but for schedules that fill or
+    never overlap.
 
-    Naive: one stage works at a time, p-1. Zero bubble: the weight gradients, a third of a micro-batch's work, fill the wait (ZB-H1 of arXiv
-    2401.10241: (p-1)(f + b - w) against (p-1)(f + b + w) with forward, input and weight gradients of one length).
+    Naive: one stage works at a time, p-1. Zero bubble: the weight gradients, a third of a
+    micro-batch's work, fill the wait (ZB-H1 of arXiv 2401.10241: (p-1)(f + b - w) against (p-1)(f +
+    b + w) with forward, input and weight gradients of one length).
     """
     stages = parallel.pipeline_parallel_size
     if parallel.pipeline_schedule is PipelineSchedule.NAIVE:
@@ -79,15 +98,21 @@ def bubble_fraction(parallel: ParallelConfig, num_micro_batches: int) -> float:
 
 
 def layers_per_stage(num_layers: int, parallel: ParallelConfig) -> list[int]:
-    """Layers of every stage, as even as they come; what is left over goes to the stages in the middle, which hold no embedding or head.
+    """Layers of every stage, as even as they come; what is left over goes to the stages in the
+    middle, which hold no embedding or head.
 
     Raises InputError where a stage would be without layers.
     """
     stages = parallel.pipeline_parallel_size * parallel.virtual_pipeline_size
     if stages > num_layers:
-        chunks = f" with virtual_pipeline_size={parallel.virtual_pipeline_size}" if parallel.virtual_pipeline_size > 1 else ""
+        chunks = (
+            f" with virtual_pipeline_size={parallel.virtual_pipeline_size}"
+            if parallel.virtual_pipeline_size > 1
+            else ""
+        )
         raise InputError(
-            f"pipeline_parallel_size={parallel.pipeline_parallel_size}{chunks} leaves stages without layers: the model has {num_layers}; use at most {num_layers} stages in all"
+            f"pipeline_parallel_size={parallel.pipeline_parallel_size}{chunks} leaves stages"
+            f" without layers: the model has {num_layers}; use at most {num_layers} stages in all"
         )
     each, left = divmod(num_layers, stages)
     counts = [each] * stages
@@ -102,5 +127,7 @@ def check_micro_batches(parallel: ParallelConfig, num_micro_batches: int) -> Non
     stages = parallel.pipeline_parallel_size
     if parallel.virtual_pipeline_size > 1 and num_micro_batches % stages:
         raise InputError(
-            f"num_micro_batches={num_micro_batches} is not a multiple of pipeline_parallel_size={stages}, which the interleaved schedule needs; use {stages}, {2 * stages}, {3 * stages}, ..."
+            f"num_micro_batches={num_micro_batches} is not a multiple of"
+            f" pipeline_parallel_size={stages}, which the interleaved schedule needs; use {stages},"
+            f" {2 * stages}, {3 * stages}, ..."
         )

@@ -1,4 +1,5 @@
-"""Families: one mapping each from a Hugging Face config to a ModelSpec; the only place that asks for a model type."""
+"""Families: one mapping each from a Hugging Face config to a ModelSpec; the only place that asks
+for a model type."""
 
 from __future__ import annotations
 
@@ -131,20 +132,31 @@ MODELLING: dict[str, str] = {
 }
 
 
-def read_config(config: Mapping[str, object], *, name: str = "", source: str = "", modelling: str = "") -> ModelSpec:
-    """The model that a `config.json` describes; raises InputError naming what is missing, contradictory or unknown.
+def read_config(
+    config: Mapping[str, object], *, name: str = "", source: str = "", modelling: str = ""
+) -> ModelSpec:
+    """The model that a `config.json` describes; raises InputError naming what is missing,
+    contradictory or unknown.
 
-    `modelling`: the library whose classes run it, where they are not transformers' (a row of MODELLING).
+    `modelling`: the library whose classes run it, where they are not transformers' (a row of
+    MODELLING).
     """
     from napkinmath.models.families.config import Config
 
     model_type = config.get("model_type")
     row = MODELLING[modelling] if modelling else FAMILIES.get(str(model_type))
     if row is None:
-        near = suggest(str(model_type), list(FAMILIES)) if model_type else '; add it, e.g. "model_type": "llama"'
+        near = (
+            suggest(str(model_type), list(FAMILIES))
+            if model_type
+            else '; add it, e.g. "model_type": "llama"'
+        )
         raise InputError(
-            f"model_type {shown(model_type)} is not one of the {len(FAMILIES)} families known{near}; `estimate trace --model PATH` runs any class that transformers has"
+            f"model_type {shown(model_type)} is not one of the {len(FAMILIES)} families"
+            f" known{near}; `estimate trace --model PATH` runs any class that transformers has"
         )
     module, _, function = row.partition(":")
-    mapping = getattr(__import__(f"napkinmath.models.families.{module}", fromlist=[function]), function)
+    mapping = getattr(
+        __import__(f"napkinmath.models.families.{module}", fromlist=[function]), function
+    )
     return mapping(Config(config, name or str(config.get("_name_or_path") or model_type), source))

@@ -9,13 +9,28 @@ from napkinmath.models.layers.bart import BartEmbedding, BartHead, BartLayer
 
 
 def bart(c: Config) -> ModelSpec:
-    """BartForConditionalGeneration (transformers models/bart); the decoder's length is the symbol st."""
-    width, heads, probability = c.size("d_model"), c.size("encoder_attention_heads"), c.probability("dropout", 0.1)
+    """BartForConditionalGeneration (transformers models/bart); the decoder's length is the symbol
+    st."""
+    width, heads, probability = (
+        c.size("d_model"),
+        c.size("encoder_attention_heads"),
+        c.probability("dropout", 0.1),
+    )
     if c.size("decoder_attention_heads", heads) != heads:
-        raise InputError("encoder_attention_heads and decoder_attention_heads differ; this family needs them equal")
+        raise InputError(
+            "encoder_attention_heads and decoder_attention_heads differ; this family needs them"
+            " equal"
+        )
     c.divides("d_model", "encoder_attention_heads", width, heads)
     encoders, decoders = c.size("encoder_layers"), c.size("decoder_layers")
-    symbols = {"h": width, "a": heads, "k": heads, "dh": width // heads, "v": c.size("vocab_size"), "L": encoders + decoders}
+    symbols = {
+        "h": width,
+        "a": heads,
+        "k": heads,
+        "dh": width // heads,
+        "v": c.size("vocab_size"),
+        "L": encoders + decoders,
+    }
     entrance = BartEmbedding(positions=c.size("max_position_embeddings", 1024), dropout=probability)
     layer = BartLayer(
         width=c.size("encoder_ffn_dim"),

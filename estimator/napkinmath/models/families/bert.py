@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from napkinmath.ir.model_spec import ModelSpec, Part, Stage
 from napkinmath.models.families.config import Config
-from napkinmath.models.layers.encoder import BertLayer, BidirectionalAttention, DistilBertLayer, EncoderEmbedding
+from napkinmath.models.layers.encoder import (
+    BertLayer,
+    BidirectionalAttention,
+    DistilBertLayer,
+    EncoderEmbedding,
+)
 from napkinmath.models.layers.symbols import b, s
 from napkinmath.models.layers.task_heads import ClassificationHead, MaskedLmHead, MeanOutput
 
@@ -12,14 +17,17 @@ SEQUENCE_CLASSIFICATION = "ForSequenceClassification"
 
 
 def head_class(c: Config, default: str) -> str:
-    """What follows the model's name in `architectures`: ForMaskedLM, ForSequenceClassification, Model."""
+    """What follows the model's name in `architectures`: ForMaskedLM, ForSequenceClassification,
+    Model."""
     name = (c.names("architectures") or (default,))[0]
     return name[name.index("For") :] if "For" in name else "Model"
 
 
 def num_labels(c: Config, default: int = 2) -> int:
     """Classes of a classification head: num_labels, or as many as id2label names."""
-    return c.size("num_labels", len(c.nested("id2label").values) if c.values.get("id2label") else default)
+    return c.size(
+        "num_labels", len(c.nested("id2label").values) if c.values.get("id2label") else default
+    )
 
 
 def encoder_symbols(
@@ -33,24 +41,54 @@ def encoder_symbols(
     """h, a, k, dh, f, v, L of an encoder."""
     size, count = c.size(hidden), c.size(heads)
     c.divides(hidden, heads, size, count)
-    return {"h": size, "a": count, "k": count, "dh": size // count, "f": c.size(width), "v": c.size("vocab_size", 1), "L": c.size(layers)}
+    return {
+        "h": size,
+        "a": count,
+        "k": count,
+        "dh": size // count,
+        "f": c.size(width),
+        "v": c.size("vocab_size", 1),
+        "L": c.size(layers),
+    }
 
 
 def bert(c: Config) -> ModelSpec:
     """BertForMaskedLM and BertForSequenceClassification (transformers models/bert)."""
-    mlm = MaskedLmHead(tied_to="bert.embeddings.word_embeddings.weight", activation=c.text("hidden_act", "gelu"))
-    return _bert(c, "bert", mlm, pooler="bert.pooler.dense", segments=c.size("type_vocab_size", 2), from_ids=False)
+    mlm = MaskedLmHead(
+        tied_to="bert.embeddings.word_embeddings.weight", activation=c.text("hidden_act", "gelu")
+    )
+    return _bert(
+        c,
+        "bert",
+        mlm,
+        pooler="bert.pooler.dense",
+        segments=c.size("type_vocab_size", 2),
+        from_ids=False,
+    )
 
 
 def roberta(c: Config) -> ModelSpec:
-    """RobertaForMaskedLM, XLMRobertaForMaskedLM and their sequence classifiers (transformers models/roberta)."""
+    """RobertaForMaskedLM, XLMRobertaForMaskedLM and their sequence classifiers (transformers
+    models/roberta)."""
     mlm = MaskedLmHead(
-        dense="lm_head.dense", norm="lm_head.layer_norm", decoder="lm_head.decoder", tied_to="roberta.embeddings.word_embeddings.weight"
+        dense="lm_head.dense",
+        norm="lm_head.layer_norm",
+        decoder="lm_head.decoder",
+        tied_to="roberta.embeddings.word_embeddings.weight",
     )
-    return _bert(c, "roberta", mlm, pooler="classifier.dense", segments=c.size("type_vocab_size", 1), from_ids=True)
+    return _bert(
+        c,
+        "roberta",
+        mlm,
+        pooler="classifier.dense",
+        segments=c.size("type_vocab_size", 1),
+        from_ids=True,
+    )
 
 
-def _bert(c: Config, name: str, mlm: MaskedLmHead, *, pooler: str, segments: int, from_ids: bool) -> ModelSpec:
+def _bert(
+    c: Config, name: str, mlm: MaskedLmHead, *, pooler: str, segments: int, from_ids: bool
+) -> ModelSpec:
     symbols, kind = encoder_symbols(c), head_class(c, "ForMaskedLM")
     hidden_dropout = c.number("hidden_dropout_prob", 0.1)
     classified = kind == SEQUENCE_CLASSIFICATION
@@ -69,19 +107,34 @@ def _bert(c: Config, name: str, mlm: MaskedLmHead, *, pooler: str, segments: int
     head: Part = mlm if kind == "ForMaskedLM" else MeanOutput()
     if classified:
         last = "classifier.out_proj" if from_ids else "classifier"
-        head = ClassificationHead(labels=num_labels(c), pooler=pooler, dropout=c.number("classifier_dropout", hidden_dropout), name=last)
+        head = ClassificationHead(
+            labels=num_labels(c),
+            pooler=pooler,
+            dropout=c.number("classifier_dropout", hidden_dropout),
+            name=last,
+        )
     return encoder(c, symbols, name, embedding, layer, head)
 
 
 def distilbert(c: Config) -> ModelSpec:
     """DistilBertForMaskedLM and its sequence classifier (transformers models/distilbert)."""
-    symbols = encoder_symbols(c, hidden="dim", heads="n_heads", width="hidden_dim", layers="n_layers")
-    kind, probability, activation = head_class(c, "ForMaskedLM"), c.number("dropout", 0.1), c.text("activation", "gelu")
+    symbols = encoder_symbols(
+        c, hidden="dim", heads="n_heads", width="hidden_dim", layers="n_layers"
+    )
+    kind, probability, activation = (
+        head_class(c, "ForMaskedLM"),
+        c.number("dropout", 0.1),
+        c.text("activation", "gelu"),
+    )
     classified = kind == SEQUENCE_CLASSIFICATION
     embedding = EncoderEmbedding(
-        positions=c.size("max_position_embeddings", 512), dropout=probability, labels=(b,) if classified else (b, s)
+        positions=c.size("max_position_embeddings", 512),
+        dropout=probability,
+        labels=(b,) if classified else (b, s),
     )
-    attention = BidirectionalAttention(names=("q_lin", "k_lin", "v_lin"), dropout=c.number("attention_dropout", 0.1))
+    attention = BidirectionalAttention(
+        names=("q_lin", "k_lin", "v_lin"), dropout=c.number("attention_dropout", 0.1)
+    )
     head: Part = MaskedLmHead(
         dense="vocab_transform",
         norm="vocab_layer_norm",
@@ -91,14 +144,24 @@ def distilbert(c: Config) -> ModelSpec:
     )
     if classified:
         head = ClassificationHead(
-            labels=num_labels(c), pooler="pre_classifier", activation="relu", dropout=c.number("seq_classif_dropout", 0.2)
+            labels=num_labels(c),
+            pooler="pre_classifier",
+            activation="relu",
+            dropout=c.number("seq_classif_dropout", 0.2),
         )
     layer = DistilBertLayer(attention=attention, activation=activation, dropout=probability)
     return encoder(c, symbols, "distilbert", embedding, layer, head, path="transformer.layer")
 
 
 def encoder(
-    c: Config, symbols: dict[str, int], name: str, embedding: Part, layer: Part, head: Part, *, path: str = "encoder.layer"
+    c: Config,
+    symbols: dict[str, int],
+    name: str,
+    embedding: Part,
+    layer: Part,
+    head: Part,
+    *,
+    path: str = "encoder.layer",
 ) -> ModelSpec:
     """Embeddings, equal layers and a head under the model's name."""
     return c.spec(

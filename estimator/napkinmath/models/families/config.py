@@ -28,7 +28,10 @@ class Config:
         value = self.values.get(field)
         if value is None:
             if default is None:
-                raise InputError(f"config of {shown(self.name)} lacks {field!r}; add it, or use a complete config.json")
+                raise InputError(
+                    f"config of {shown(self.name)} lacks {field!r}; add it, or use a complete"
+                    " config.json"
+                )
             return default
         if (
             isinstance(value, bool)
@@ -40,7 +43,10 @@ class Config:
             raise InputError(f"config field {field}={shown(value)} is not a whole number")
         high = MAX_LAYERS if "layer" in field or field == "depth" else MAX_EXTENT
         if not low <= value <= high:
-            raise InputError(f"config field {field}={shown(value)} is out of range; it must be from {low} to {high}")
+            raise InputError(
+                f"config field {field}={shown(value)} is out of range; it must be from {low} to"
+                f" {high}"
+            )
         return int(value)
 
     def whole(self, field: str, default: int) -> int:
@@ -75,7 +81,11 @@ class Config:
         value = self.values.get(field)
         if value is None:
             return default
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not -1e300 < value < 1e300:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, (int, float))
+            or not -1e300 < value < 1e300
+        ):
             raise InputError(f"config field {field}={shown(value)} is not a number")
         return float(value)
 
@@ -83,7 +93,9 @@ class Config:
         """A list of strings; empty where absent."""
         found = [item for item in self.listed(field) if isinstance(item, str)]
         if len(found) != len(self.listed(field)):
-            raise InputError(f"config field {field}={shown(self.values[field])} is not a list of strings")
+            raise InputError(
+                f"config field {field}={shown(self.values[field])} is not a list of strings"
+            )
         return tuple(found)
 
     def listed(self, field: str) -> list[object]:
@@ -97,9 +109,15 @@ class Config:
 
     def sizes(self, field: str) -> tuple[int, ...]:
         """A list of whole numbers of at least 0; empty where absent."""
-        found = [item for item in self.listed(field) if isinstance(item, int) and not isinstance(item, bool) and 0 <= item <= MAX_EXTENT]
+        found = [
+            item
+            for item in self.listed(field)
+            if isinstance(item, int) and not isinstance(item, bool) and 0 <= item <= MAX_EXTENT
+        ]
         if len(found) != len(self.listed(field)):
-            raise InputError(f"config field {field}={shown(self.values[field])} is not a list of whole numbers")
+            raise InputError(
+                f"config field {field}={shown(self.values[field])} is not a list of whole numbers"
+            )
         return tuple(found)
 
     def nested(self, field: str) -> Config:
@@ -112,7 +130,9 @@ class Config:
     def divides(self, field: str, divisor: str, value: int, by: int) -> None:
         """Raises unless `by` divides `value`."""
         if value % by:
-            raise InputError(f"{field}={value} is not divisible by {divisor}={by}; change one of them")
+            raise InputError(
+                f"{field}={value} is not divisible by {divisor}={by}; change one of them"
+            )
 
     def activation(self, field: str, default: str) -> str:
         """The name of an activation function that the layers know."""
@@ -120,14 +140,19 @@ class Config:
 
         name = self.text(field, default)
         if name not in ACTIVATIONS:
-            raise InputError(f"config field {field}={shown(name)} is not a known activation; known: {', '.join(sorted(ACTIVATIONS))}")
+            raise InputError(
+                f"config field {field}={shown(name)} is not a known activation; known:"
+                f" {', '.join(sorted(ACTIVATIONS))}"
+            )
         return name
 
     def probability(self, field: str, default: float = 0.0) -> float:
         """A dropout probability."""
         value = self.number(field, default)
         if not 0 <= value < 1:
-            raise InputError(f"config field {field}={shown(value)} is not a probability; use 0 <= p < 1")
+            raise InputError(
+                f"config field {field}={shown(value)} is not a probability; use 0 <= p < 1"
+            )
         return value
 
     def sliding_layers(self, count: int, default: list[bool]) -> list[bool]:
@@ -137,22 +162,30 @@ class Config:
         types = self.names("layer_types")
         unknown = [name for name in types if name not in ("full_attention", "sliding_attention")]
         if unknown:
-            raise InputError(f"config field layer_types has {shown(unknown[0])}; this family knows full_attention and sliding_attention")
+            raise InputError(
+                f"config field layer_types has {shown(unknown[0])}; this family knows"
+                " full_attention and sliding_attention"
+            )
         self.same_length("layer_types", len(types), count)
         return [name == "sliding_attention" for name in types]
 
     def rotated(self, head_size: int, default: float = 1.0) -> int:
-        """How many elements of each head are rotated, from `partial_rotary_factor`, at the top or in `rope_parameters`."""
+        """How many elements of each head are rotated, from `partial_rotary_factor`, at the top or
+        in `rope_parameters`."""
         for name in ("rope_parameters", "rope_scaling"):
             if isinstance(self.values.get(name), dict):
                 default = self.nested(name).number("partial_rotary_factor", default)
         fraction = self.number("partial_rotary_factor", default)
         if not 0 < fraction <= 1:
-            raise InputError(f"config field partial_rotary_factor={shown(fraction)} is out of range; use more than 0 and at most 1")
+            raise InputError(
+                f"config field partial_rotary_factor={shown(fraction)} is out of range; use more"
+                " than 0 and at most 1"
+            )
         return int(head_size * fraction)
 
     def renamed(self, names: dict[str, str]) -> Config:
-        """The same config with a family's own field names replaced by the usual ones, which win where both are given."""
+        """The same config with a family's own field names replaced by the usual ones, which win
+        where both are given."""
         values = dict(self.values)
         for own, usual in names.items():
             if own in values and values.get(usual) is None:
@@ -162,11 +195,20 @@ class Config:
     def same_length(self, field: str, length: int, layers: int) -> None:
         """Raises unless a list has an entry for every layer."""
         if length != layers:
-            raise InputError(f"config field {field} has {length} entries but the model has {layers} layers; make them agree")
+            raise InputError(
+                f"config field {field} has {length} entries but the model has {layers} layers; make"
+                " them agree"
+            )
 
     def spec(self, stages: tuple[Stage, ...], symbols: dict[str, int], *, family: str) -> ModelSpec:
         """The finished ModelSpec."""
-        return ModelSpec(name=self.name, family=family, stages=stages, symbols=tuple(symbols.items()), source=self.source)
+        return ModelSpec(
+            name=self.name,
+            family=family,
+            stages=stages,
+            symbols=tuple(symbols.items()),
+            source=self.source,
+        )
 
 
 def runs(parts: list[Stage]) -> tuple[Stage, ...]:

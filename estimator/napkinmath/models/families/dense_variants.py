@@ -19,74 +19,177 @@ if TYPE_CHECKING:
 SLIDING_TABLES = " of sliding layers"
 WIDE_TABLES = TokenEmbedding(wide_tables=True)
 LAYER_NORM = Norm(kind=NormKind.LAYER)
-POST_NAMES: dict[str, Any] = {"names": ("", ""), "post_names": ("post_attention_layernorm", "post_feedforward_layernorm")}
+POST_NAMES: dict[str, Any] = {
+    "names": ("", ""),
+    "post_names": ("post_attention_layernorm", "post_feedforward_layernorm"),
+}
 
 
 def starcoder2(c: Config) -> ModelSpec:
-    """Starcoder2ForCausalLM: LayerNorm, biases, two-linear feed-forward, a window on every layer (transformers models/starcoder2)."""
+    """Starcoder2ForCausalLM: LayerNorm, biases, two-linear feed-forward, a window on every layer
+    (transformers models/starcoder2)."""
     symbols = dense_symbols(c, kv_default=2)
-    window, bias, dropout = c.size("sliding_window", 0, low=0), c.flag("use_bias", True), c.probability("residual_dropout")
+    window, bias, dropout = (
+        c.size("sliding_window", 0, low=0),
+        c.flag("use_bias", True),
+        c.probability("residual_dropout"),
+    )
     layer = DecoderLayer(
-        attention=GroupedQueryAttention(window=window, output_dropout=dropout, **attention_fields(c, symbols, bias=bias)),
-        mlp=PlainMlp(activation=c.activation("hidden_act", "gelu_pytorch_tanh"), bias=bias, names=("c_fc", "c_proj"), dropout=dropout), norm=LAYER_NORM,
-    )  # fmt: skip
-    embedding = TokenEmbedding(full_mask=not window, windows=(window,) if window else (), dropout=c.probability("embedding_dropout"))
-    return decoder(c, symbols, [layer] * symbols["L"], "starcoder2", embedding=embedding, head=CausalLmHead(norm=LAYER_NORM), tied=True)
+        attention=GroupedQueryAttention(
+            window=window, output_dropout=dropout, **attention_fields(c, symbols, bias=bias)
+        ),
+        mlp=PlainMlp(
+            activation=c.activation("hidden_act", "gelu_pytorch_tanh"),
+            bias=bias,
+            names=("c_fc", "c_proj"),
+            dropout=dropout,
+        ),
+        norm=LAYER_NORM,
+    )
+    embedding = TokenEmbedding(
+        full_mask=not window,
+        windows=(window,) if window else (),
+        dropout=c.probability("embedding_dropout"),
+    )
+    return decoder(
+        c,
+        symbols,
+        [layer] * symbols["L"],
+        "starcoder2",
+        embedding=embedding,
+        head=CausalLmHead(norm=LAYER_NORM),
+        tied=True,
+    )
 
 
 def layer_tables(sliding: list[bool], **fields: Any) -> TokenEmbedding:
     """An embedding with rotary tables for each kind of layer that occurs."""
-    tables = tuple(name for name, used in (("", not all(sliding)), (SLIDING_TABLES, any(sliding))) if used)
+    tables = tuple(
+        name for name, used in (("", not all(sliding)), (SLIDING_TABLES, any(sliding))) if used
+    )
     return TokenEmbedding(tables=tables, **fields)
 
 
 def olmo(c: Config) -> ModelSpec:
-    """OlmoForCausalLM: LayerNorm without parameters in fp32, projections clipped where the config says so (transformers models/olmo)."""
+    """OlmoForCausalLM: LayerNorm without parameters in fp32, projections clipped where the config
+    says so (transformers models/olmo)."""
     symbols, norm = dense_symbols(c), Norm(kind=NormKind.LAYER_PLAIN)
     layer = DecoderLayer(
-        attention=GroupedQueryAttention(rotation=Rotation.HALVES_FP32, clipped="clip_qkv" in c, **attention_fields(c, symbols)), mlp=GatedMlp(activation=c.activation("hidden_act", "silu")), norm=norm
-    )  # fmt: skip
-    return decoder(c, symbols, [layer] * symbols["L"], "olmo", embedding=WIDE_TABLES, head=CausalLmHead(norm=norm), padded=True)
+        attention=GroupedQueryAttention(
+            rotation=Rotation.HALVES_FP32, clipped="clip_qkv" in c, **attention_fields(c, symbols)
+        ),
+        mlp=GatedMlp(activation=c.activation("hidden_act", "silu")),
+        norm=norm,
+    )
+    return decoder(
+        c,
+        symbols,
+        [layer] * symbols["L"],
+        "olmo",
+        embedding=WIDE_TABLES,
+        head=CausalLmHead(norm=norm),
+        padded=True,
+    )
 
 
 def olmo2(c: Config) -> ModelSpec:
-    """Olmo2ForCausalLM: norms after each sublayer, and over all query and all key heads (transformers models/olmo2)."""
+    """Olmo2ForCausalLM: norms after each sublayer, and over all query and all key heads
+    (transformers models/olmo2)."""
     symbols, norm = dense_symbols(c), Norm(kind=NormKind.RMS_CAST_LAST)
-    attention = GroupedQueryAttention(rotation=Rotation.HALVES_FP32, wide_norm=norm, **attention_fields(c, symbols))
-    layer = DecoderLayer(attention=attention, mlp=GatedMlp(activation=c.activation("hidden_act", "silu")), norm=norm, **POST_NAMES)
-    return decoder(c, symbols, [layer] * symbols["L"], "olmo2", embedding=WIDE_TABLES, head=CausalLmHead(norm=norm), padded=True)
+    attention = GroupedQueryAttention(
+        rotation=Rotation.HALVES_FP32, wide_norm=norm, **attention_fields(c, symbols)
+    )
+    layer = DecoderLayer(
+        attention=attention,
+        mlp=GatedMlp(activation=c.activation("hidden_act", "silu")),
+        norm=norm,
+        **POST_NAMES,
+    )
+    return decoder(
+        c,
+        symbols,
+        [layer] * symbols["L"],
+        "olmo2",
+        embedding=WIDE_TABLES,
+        head=CausalLmHead(norm=norm),
+        padded=True,
+    )
 
 
 def olmo3(c: Config) -> ModelSpec:
-    """Olmo3ForCausalLM: OLMo 2 with a window on three layers of four (transformers models/olmo3)."""
+    """Olmo3ForCausalLM: OLMo 2 with a window on three layers of four (transformers
+    models/olmo3)."""
     symbols, norm = dense_symbols(c), Norm(kind=NormKind.RMS_CAST_LAST)
     sliding = c.sliding_layers(symbols["L"], [(index + 1) % 4 > 0 for index in range(symbols["L"])])
-    fields, mlp = attention_fields(c, symbols), GatedMlp(activation=c.activation("hidden_act", "silu"))
+    fields, mlp = (
+        attention_fields(c, symbols),
+        GatedMlp(activation=c.activation("hidden_act", "silu")),
+    )
     return sliding_stack(
-        c, symbols, sliding, c.size("sliding_window", 4096),
-        lambda w: DecoderLayer(attention=GroupedQueryAttention(rotation=Rotation.HALVES_FP32, window=w, tables=SLIDING_TABLES if w else "", wide_norm=norm, **fields), mlp=mlp, norm=norm, **POST_NAMES), "olmo3", embedding=layer_tables(sliding, wide_tables=True), head=CausalLmHead(norm=norm), padded=True,
-    )  # fmt: skip
+        c,
+        symbols,
+        sliding,
+        c.size("sliding_window", 4096),
+        lambda w: DecoderLayer(
+            attention=GroupedQueryAttention(
+                rotation=Rotation.HALVES_FP32,
+                window=w,
+                tables=SLIDING_TABLES if w else "",
+                wide_norm=norm,
+                **fields,
+            ),
+            mlp=mlp,
+            norm=norm,
+            **POST_NAMES,
+        ),
+        "olmo3",
+        embedding=layer_tables(sliding, wide_tables=True),
+        head=CausalLmHead(norm=norm),
+        padded=True,
+    )
 
 
 def exaone4(c: Config) -> ModelSpec:
-    """Exaone4ForCausalLM: norms after each sublayer and on each head; full layers do not rotate (transformers models/exaone4)."""
+    """Exaone4ForCausalLM: norms after each sublayer and on each head; full layers do not rotate
+    (transformers models/exaone4)."""
     symbols = dense_symbols(c, kv_default=None if "num_key_value_heads" in c.values else 32)
     layers = symbols["L"]
     window = c.size("sliding_window", 0, low=0) if "sliding_window" in c.values else 4096
     pattern = c.size("sliding_window_pattern", 4, low=0) if window else 0
-    sliding = c.sliding_layers(layers, [pattern > 0 and (index + 1) % pattern > 0 for index in range(layers)])
-    fields, mlp = attention_fields(c, symbols, bias=False), GatedMlp(activation=c.activation("hidden_act", "silu"))
+    sliding = c.sliding_layers(
+        layers, [pattern > 0 and (index + 1) % pattern > 0 for index in range(layers)]
+    )
+    fields, mlp = (
+        attention_fields(c, symbols, bias=False),
+        GatedMlp(activation=c.activation("hidden_act", "silu")),
+    )
     return sliding_stack(
-        c, symbols, sliding, window,
-        lambda w: DecoderLayer(attention=GroupedQueryAttention(window=w, rotary=w > 0 or not window, head_norm=Norm(), norm_transposed=True, **fields), mlp=mlp, **POST_NAMES), "exaone4",
-    )  # fmt: skip
+        c,
+        symbols,
+        sliding,
+        window,
+        lambda w: DecoderLayer(
+            attention=GroupedQueryAttention(
+                window=w,
+                rotary=w > 0 or not window,
+                head_norm=Norm(),
+                norm_transposed=True,
+                **fields,
+            ),
+            mlp=mlp,
+            **POST_NAMES,
+        ),
+        "exaone4",
+    )
 
 
 def smollm3(c: Config) -> ModelSpec:
     """SmolLM3ForCausalLM: every fourth layer does not rotate (transformers models/smollm3)."""
     symbols = dense_symbols(c, kv_default=4)
     layers, interval = symbols["L"], c.size("no_rope_layer_interval", 4)
-    rotates = [flag != 0 for flag in c.sizes("no_rope_layers")] or [(index + 1) % interval != 0 for index in range(layers)]
+    rotates = [flag != 0 for flag in c.sizes("no_rope_layers")] or [
+        (index + 1) % interval != 0 for index in range(layers)
+    ]
     fields = attention_fields(c, symbols)
     mlp = GatedMlp(activation=c.activation("hidden_act", "silu"), bias=c.flag("mlp_bias"))
     window = c.size("sliding_window", 0, low=0) if c.flag("use_sliding_window") else 0
@@ -94,39 +197,74 @@ def smollm3(c: Config) -> ModelSpec:
     c.same_length("no_rope_layers", len(rotates), layers)
 
     def layer(index: int) -> Part:
-        attention = GroupedQueryAttention(rotary=rotates[index], window=window if sliding[index] else 0, **fields)
+        attention = GroupedQueryAttention(
+            rotary=rotates[index], window=window if sliding[index] else 0, **fields
+        )
         return DecoderLayer(attention=attention, mlp=mlp)
 
     embedding = TokenEmbedding(windows=(window,) if window and any(sliding) else ())
-    return decoder(c, symbols, [layer(index) for index in range(layers)], "smollm3", embedding=embedding, tied=True, padded=True)
+    return decoder(
+        c,
+        symbols,
+        [layer(index) for index in range(layers)],
+        "smollm3",
+        embedding=embedding,
+        tied=True,
+        padded=True,
+    )
 
 
 def arcee(c: Config) -> ModelSpec:
     """ArceeForCausalLM: Llama's attention, two linears around relu² (transformers models/arcee)."""
     symbols = dense_symbols(c)
-    mlp = PlainMlp(activation=c.activation("hidden_act", "relu2"), bias=c.flag("mlp_bias"), names=("up_proj", "down_proj"))
+    mlp = PlainMlp(
+        activation=c.activation("hidden_act", "relu2"),
+        bias=c.flag("mlp_bias"),
+        names=("up_proj", "down_proj"),
+    )
     layer = DecoderLayer(attention=GroupedQueryAttention(**attention_fields(c, symbols)), mlp=mlp)
     return decoder(c, symbols, [layer] * symbols["L"], "arcee")
 
 
 def nemotron(c: Config) -> ModelSpec:
-    """NemotronForCausalLM: LayerNorm of (1 + weight), half of each head rotated, two linears around relu² (transformers models/nemotron)."""
+    """NemotronForCausalLM: LayerNorm of (1 + weight), half of each head rotated, two linears around
+    relu² (transformers models/nemotron)."""
     symbols, norm = dense_symbols(c), Norm(kind=NormKind.LAYER_ONE_PLUS)
     rotated = c.rotated(symbols["dh"], 0.5)
-    mlp = PlainMlp(activation=c.activation("hidden_act", "relu2"), bias=c.flag("mlp_bias"), names=("up_proj", "down_proj"))
-    layer = DecoderLayer(attention=GroupedQueryAttention(rotary_size=rotated, **attention_fields(c, symbols)), mlp=mlp, norm=norm)
+    mlp = PlainMlp(
+        activation=c.activation("hidden_act", "relu2"),
+        bias=c.flag("mlp_bias"),
+        names=("up_proj", "down_proj"),
+    )
+    layer = DecoderLayer(
+        attention=GroupedQueryAttention(rotary_size=rotated, **attention_fields(c, symbols)),
+        mlp=mlp,
+        norm=norm,
+    )
     return decoder(
-        c, symbols, [layer] * symbols["L"], "nemotron", embedding=TokenEmbedding(rotary_size=rotated), head=CausalLmHead(norm=norm)
+        c,
+        symbols,
+        [layer] * symbols["L"],
+        "nemotron",
+        embedding=TokenEmbedding(rotary_size=rotated),
+        head=CausalLmHead(norm=norm),
     )
 
 
 def apertus(c: Config) -> ModelSpec:
-    """ApertusForCausalLM: a norm on each head, xIELU with two trained numbers a layer (transformers models/apertus)."""
+    """ApertusForCausalLM: a norm on each head, xIELU with two trained numbers a layer (transformers
+    models/apertus)."""
     symbols = dense_symbols(c)
-    mlp = PlainMlp(activation=c.activation("hidden_act", "xielu"), bias=False, names=("up_proj", "down_proj"))
+    mlp = PlainMlp(
+        activation=c.activation("hidden_act", "xielu"), bias=False, names=("up_proj", "down_proj")
+    )
     layer = DecoderLayer(
-        attention=GroupedQueryAttention(head_norm=Norm(), norm_transposed=True, **attention_fields(c, symbols)), mlp=mlp, names=("attention_layernorm", "feedforward_layernorm")
-    )  # fmt: skip
+        attention=GroupedQueryAttention(
+            head_norm=Norm(), norm_transposed=True, **attention_fields(c, symbols)
+        ),
+        mlp=mlp,
+        names=("attention_layernorm", "feedforward_layernorm"),
+    )
     return decoder(c, symbols, [layer] * symbols["L"], "apertus", padded=True)
 
 
@@ -135,23 +273,40 @@ def helium(c: Config) -> ModelSpec:
     symbols = dense_symbols(c, kv_default=20, head_size_default=128)
     fields = attention_fields(c, symbols, output_bias=False)
     layer = DecoderLayer(
-        attention=GroupedQueryAttention(rotation=Rotation.PAIRS, **fields), mlp=GatedMlp(activation=c.activation("hidden_act", "silu"), bias=c.flag("mlp_bias")), norm=Norm(kind=NormKind.RMS_CAST_LAST),
-    )  # fmt: skip
-    return decoder(c, symbols, [layer] * symbols["L"], "helium", head=CausalLmHead(norm=Norm(kind=NormKind.RMS_CAST_LAST)), padded=True)
+        attention=GroupedQueryAttention(rotation=Rotation.PAIRS, **fields),
+        mlp=GatedMlp(activation=c.activation("hidden_act", "silu"), bias=c.flag("mlp_bias")),
+        norm=Norm(kind=NormKind.RMS_CAST_LAST),
+    )
+    return decoder(
+        c,
+        symbols,
+        [layer] * symbols["L"],
+        "helium",
+        head=CausalLmHead(norm=Norm(kind=NormKind.RMS_CAST_LAST)),
+        padded=True,
+    )
 
 
 def hunyuan(c: Config) -> ModelSpec:
-    """HunYuanDenseV1ForCausalLM: a norm on each head after the rotation (transformers models/hunyuan_v1_dense)."""
+    """HunYuanDenseV1ForCausalLM: a norm on each head after the rotation (transformers
+    models/hunyuan_v1_dense)."""
     symbols = dense_symbols(c)
     attention = GroupedQueryAttention(
-        head_norm=Norm(), norm_transposed=True, norm_after_rotation=True, norm_names=("query_layernorm", "key_layernorm"), **attention_fields(c, symbols)
-    )  # fmt: skip
-    layer = DecoderLayer(attention=attention, mlp=GatedMlp(activation=c.activation("hidden_act", "silu")))
+        head_norm=Norm(),
+        norm_transposed=True,
+        norm_after_rotation=True,
+        norm_names=("query_layernorm", "key_layernorm"),
+        **attention_fields(c, symbols),
+    )
+    layer = DecoderLayer(
+        attention=attention, mlp=GatedMlp(activation=c.activation("hidden_act", "silu"))
+    )
     return decoder(c, symbols, [layer] * symbols["L"], "hunyuan_v1_dense", padded=True)
 
 
 def glm(c: Config) -> ModelSpec:
-    """GlmForCausalLM: half of each head rotated in pairs, gate and up in one linear (transformers models/glm)."""
+    """GlmForCausalLM: half of each head rotated in pairs, gate and up in one linear (transformers
+    models/glm)."""
     return _glm(c, "glm", {})
 
 
@@ -165,30 +320,63 @@ def _glm(c: Config, family: str, names: dict[str, Any]) -> ModelSpec:
     rotated = c.rotated(symbols["dh"], 0.5)
     fields = attention_fields(c, symbols, bias=c.flag("attention_bias", True), output_bias=False)
     attention = GroupedQueryAttention(rotation=Rotation.PAIRS, rotary_size=rotated, **fields)
-    layer = DecoderLayer(attention=attention, mlp=FusedGatedMlp(activation=c.activation("hidden_act", "silu")), **names)
-    return decoder(c, symbols, [layer] * symbols["L"], family, embedding=TokenEmbedding(rotary_size=rotated), padded=True)
+    layer = DecoderLayer(
+        attention=attention,
+        mlp=FusedGatedMlp(activation=c.activation("hidden_act", "silu")),
+        **names,
+    )
+    return decoder(
+        c,
+        symbols,
+        [layer] * symbols["L"],
+        family,
+        embedding=TokenEmbedding(rotary_size=rotated),
+        padded=True,
+    )
 
 
 def cohere(c: Config) -> ModelSpec:
-    """CohereForCausalLM: attention and feed-forward side by side, a norm with a mean, rotation in pairs and fp32 (transformers models/cohere)."""
+    """CohereForCausalLM: attention and feed-forward side by side, a norm with a mean, rotation in
+    pairs and fp32 (transformers models/cohere)."""
     symbols, norm = dense_symbols(c), Norm(kind=NormKind.LAYER_EAGER)
     attention = GroupedQueryAttention(
-        rotation=Rotation.PAIRS_FP32, head_norm=norm if c.flag("use_qk_norm") else None, norm_per_head=True, **attention_fields(c, symbols)
-    )  # fmt: skip
-    layer = ParallelLayer(attention=attention, mlp=GatedMlp(activation=c.activation("hidden_act", "silu")), norm=norm)
-    return decoder(c, symbols, [layer] * symbols["L"], "cohere", head=CausalLmHead(norm=norm, scaled=True), tied=True, padded=True)
+        rotation=Rotation.PAIRS_FP32,
+        head_norm=norm if c.flag("use_qk_norm") else None,
+        norm_per_head=True,
+        **attention_fields(c, symbols),
+    )
+    layer = ParallelLayer(
+        attention=attention, mlp=GatedMlp(activation=c.activation("hidden_act", "silu")), norm=norm
+    )
+    return decoder(
+        c,
+        symbols,
+        [layer] * symbols["L"],
+        "cohere",
+        head=CausalLmHead(norm=norm, scaled=True),
+        tied=True,
+        padded=True,
+    )
 
 
 def cohere2(c: Config) -> ModelSpec:
-    """Cohere2ForCausalLM: Cohere with a window and rotation on three layers of four, neither on the fourth (transformers models/cohere2)."""
+    """Cohere2ForCausalLM: Cohere with a window and rotation on three layers of four, neither on the
+    fourth (transformers models/cohere2)."""
     symbols, norm = dense_symbols(c), Norm(kind=NormKind.LAYER_EAGER)
     layers, pattern = symbols["L"], c.size("sliding_window_pattern", 4)
     sliding = c.sliding_layers(layers, [(index + 1) % pattern > 0 for index in range(layers)])
-    fields, mlp = attention_fields(c, symbols), GatedMlp(activation=c.activation("hidden_act", "silu"))
+    fields, mlp = (
+        attention_fields(c, symbols),
+        GatedMlp(activation=c.activation("hidden_act", "silu")),
+    )
 
     def layer(window: int) -> Part:
         return ParallelLayer(
-            attention=GroupedQueryAttention(rotation=Rotation.PAIRS_FP32, rotary=window > 0, window=window, **fields), mlp=mlp, norm=norm
+            attention=GroupedQueryAttention(
+                rotation=Rotation.PAIRS_FP32, rotary=window > 0, window=window, **fields
+            ),
+            mlp=mlp,
+            norm=norm,
         )
 
     return sliding_stack(
@@ -205,16 +393,26 @@ def cohere2(c: Config) -> ModelSpec:
 
 
 def phi(c: Config) -> ModelSpec:
-    """PhiForCausalLM: attention and feed-forward side by side under one LayerNorm, part of each head rotated (transformers models/phi)."""
+    """PhiForCausalLM: attention and feed-forward side by side under one LayerNorm, part of each
+    head rotated (transformers models/phi)."""
     symbols = dense_symbols(c)
     rotated = c.rotated(symbols["dh"], 0.5)
     attention = GroupedQueryAttention(
-        rotary_size=rotated, holds_pieces=True, head_norm=LAYER_NORM if c.flag("qk_layernorm") else None, norm_transposed=True, norm_names=("q_layernorm", "k_layernorm"),
-        names=("q_proj", "k_proj", "v_proj", "dense"), **attention_fields(c, symbols, bias=True),
-    )  # fmt: skip
+        rotary_size=rotated,
+        holds_pieces=True,
+        head_norm=LAYER_NORM if c.flag("qk_layernorm") else None,
+        norm_transposed=True,
+        norm_names=("q_layernorm", "k_layernorm"),
+        names=("q_proj", "k_proj", "v_proj", "dense"),
+        **attention_fields(c, symbols, bias=True),
+    )
     layer = ParallelLayer(
-        attention=attention, mlp=PlainMlp(activation=c.activation("hidden_act", "gelu_new")), norm=LAYER_NORM, residual_last=True, dropout=c.probability("resid_pdrop")
-    )  # fmt: skip
+        attention=attention,
+        mlp=PlainMlp(activation=c.activation("hidden_act", "gelu_new")),
+        norm=LAYER_NORM,
+        residual_last=True,
+        dropout=c.probability("resid_pdrop"),
+    )
     embedding = TokenEmbedding(rotary_size=rotated, dropout=c.probability("embd_pdrop"))
     return decoder(
         c,
@@ -227,16 +425,26 @@ def phi(c: Config) -> ModelSpec:
 
 
 def stablelm(c: Config) -> ModelSpec:
-    """StableLmForCausalLM: LayerNorm, a quarter of each head rotated, side by side in some sizes (transformers models/stablelm)."""
+    """StableLmForCausalLM: LayerNorm, a quarter of each head rotated, side by side in some sizes
+    (transformers models/stablelm)."""
     symbols = dense_symbols(c, kv_default=None if "num_key_value_heads" in c.values else 32)
     rotated, dropout = c.rotated(symbols["dh"], 0.25), c.probability("hidden_dropout")
     attention = GroupedQueryAttention(
-        rotary_size=rotated, holds_pieces=True, norm_each=c.flag("qk_layernorm"), norm_names=("q_layernorm", "k_layernorm"), **attention_fields(c, symbols, bias=c.flag("use_qkv_bias"), output_bias=False)
-    )  # fmt: skip
+        rotary_size=rotated,
+        holds_pieces=True,
+        norm_each=c.flag("qk_layernorm"),
+        norm_names=("q_layernorm", "k_layernorm"),
+        **attention_fields(c, symbols, bias=c.flag("use_qkv_bias"), output_bias=False),
+    )
     mlp = GatedMlp(activation=c.activation("hidden_act", "silu"), dropout=dropout)
     layer: Part = DecoderLayer(attention=attention, mlp=mlp, norm=LAYER_NORM, holds_attention=True)
     if c.flag("use_parallel_residual"):
         layer = ParallelLayer(attention=attention, mlp=mlp, norm=LAYER_NORM)
     return decoder(
-        c, symbols, [layer] * symbols["L"], "stablelm", embedding=TokenEmbedding(rotary_size=rotated), head=CausalLmHead(norm=LAYER_NORM)
+        c,
+        symbols,
+        [layer] * symbols["L"],
+        "stablelm",
+        embedding=TokenEmbedding(rotary_size=rotated),
+        head=CausalLmHead(norm=LAYER_NORM),
     )

@@ -19,15 +19,22 @@ if TYPE_CHECKING:
 
 NORM = Norm(kind=NormKind.RMS_GEMMA)
 SANDWICH: dict[str, Any] = {
-    "norm": NORM, "names": ("input_layernorm", "pre_feedforward_layernorm"), "post_names": ("post_attention_layernorm", "post_feedforward_layernorm"),
-}  # fmt: skip
+    "norm": NORM,
+    "names": ("input_layernorm", "pre_feedforward_layernorm"),
+    "post_names": ("post_attention_layernorm", "post_feedforward_layernorm"),
+}
 
 
 def gemma(c: Config) -> ModelSpec:
-    """GemmaForCausalLM: scaled embeddings, norms of (1 + weight) in fp32, one head size for all widths (transformers models/gemma)."""
+    """GemmaForCausalLM: scaled embeddings, norms of (1 + weight) in fp32, one head size for all
+    widths (transformers models/gemma)."""
     symbols = dense_symbols(c, kv_default=16, head_size_default=256)
     activation = c.activation("hidden_act", "gelu_pytorch_tanh")
-    layer = DecoderLayer(attention=GroupedQueryAttention(**attention_fields(c, symbols)), mlp=GatedMlp(activation=activation), norm=NORM)
+    layer = DecoderLayer(
+        attention=GroupedQueryAttention(**attention_fields(c, symbols)),
+        mlp=GatedMlp(activation=activation),
+        norm=NORM,
+    )
     return decoder(
         c,
         symbols,
@@ -41,9 +48,11 @@ def gemma(c: Config) -> ModelSpec:
 
 
 def gemma2(c: Config) -> ModelSpec:
-    """Gemma2ForCausalLM: a norm before and after each sublayer, capped scores and logits, every other layer with a window.
+    """Gemma2ForCausalLM: a norm before and after each sublayer, capped scores and logits, every
+    other layer with a window.
 
-    transformers 5.23 has no SDPA form of it (models/gemma2 Gemma2PreTrainedModel._supports_sdpa): eager, whatever is asked.
+    transformers 5.23 has no SDPA form of it (models/gemma2 Gemma2PreTrainedModel._supports_sdpa):
+    eager, whatever is asked.
     """
     symbols = dense_symbols(c, kv_default=4, head_size_default=256)
     layers = symbols["L"]
@@ -52,14 +61,26 @@ def gemma2(c: Config) -> ModelSpec:
     capped = c.number("attn_logit_softcapping", 50.0) > 0
     mlp = GatedMlp(activation=c.activation("hidden_activation", "gelu_pytorch_tanh"))
     return sliding_stack(
-        c, symbols, sliding, c.size("sliding_window", 4096),
-        lambda w: DecoderLayer(attention=GroupedQueryAttention(window=w, capped=capped, eager_only=True, **fields), mlp=mlp, **SANDWICH), "gemma2",
-        embedding=TokenEmbedding(scaled_inside=True, masked=True), head=CausalLmHead(norm=NORM, capped=c.number("final_logit_softcapping", 30.0) > 0), tied=True, padded=True,
-    )  # fmt: skip
+        c,
+        symbols,
+        sliding,
+        c.size("sliding_window", 4096),
+        lambda w: DecoderLayer(
+            attention=GroupedQueryAttention(window=w, capped=capped, eager_only=True, **fields),
+            mlp=mlp,
+            **SANDWICH,
+        ),
+        "gemma2",
+        embedding=TokenEmbedding(scaled_inside=True, masked=True),
+        head=CausalLmHead(norm=NORM, capped=c.number("final_logit_softcapping", 30.0) > 0),
+        tied=True,
+        padded=True,
+    )
 
 
 def vaultgemma(c: Config) -> ModelSpec:
-    """VaultGemmaForCausalLM: Gemma 2 without the norms after the sublayers (transformers models/vaultgemma)."""
+    """VaultGemmaForCausalLM: Gemma 2 without the norms after the sublayers (transformers
+    models/vaultgemma)."""
     symbols = dense_symbols(c, kv_default=4, head_size_default=256)
     layers = symbols["L"]
     sliding = c.sliding_layers(layers, [index % 2 == 0 for index in range(layers)])
@@ -68,14 +89,26 @@ def vaultgemma(c: Config) -> ModelSpec:
     mlp = GatedMlp(activation=c.activation("hidden_activation", "gelu_pytorch_tanh"))
     names: dict[str, Any] = {"norm": NORM, "names": SANDWICH["names"]}
     return sliding_stack(
-        c, symbols, sliding, c.size("sliding_window", 4096),
-        lambda w: DecoderLayer(attention=GroupedQueryAttention(window=w, capped=capped, eager_only=True, **fields), mlp=mlp, **names), "vaultgemma",
-        embedding=TokenEmbedding(scaled_inside=True, masked=True), head=CausalLmHead(norm=NORM, capped=c.number("final_logit_softcapping", 30.0) > 0), tied=True, padded=True,
-    )  # fmt: skip
+        c,
+        symbols,
+        sliding,
+        c.size("sliding_window", 4096),
+        lambda w: DecoderLayer(
+            attention=GroupedQueryAttention(window=w, capped=capped, eager_only=True, **fields),
+            mlp=mlp,
+            **names,
+        ),
+        "vaultgemma",
+        embedding=TokenEmbedding(scaled_inside=True, masked=True),
+        head=CausalLmHead(norm=NORM, capped=c.number("final_logit_softcapping", 30.0) > 0),
+        tied=True,
+        padded=True,
+    )
 
 
 def gemma3_text(c: Config) -> ModelSpec:
-    """Gemma3ForCausalLM: five layers with a window to one without, a norm on each head, rotary tables for either kind of layer."""
+    """Gemma3ForCausalLM: five layers with a window to one without, a norm on each head, rotary
+    tables for either kind of layer."""
     symbols = dense_symbols(c, kv_default=4, head_size_default=256)
     layers, pattern = symbols["L"], c.size("sliding_window_pattern", 6)
     sliding = c.sliding_layers(layers, [(index + 1) % pattern > 0 for index in range(layers)])
@@ -84,11 +117,24 @@ def gemma3_text(c: Config) -> ModelSpec:
 
     def layer(window: int) -> DecoderLayer:
         attention = GroupedQueryAttention(
-            window=window, tables=SLIDING_TABLES if window else "", head_norm=NORM, norm_transposed=True, **fields
+            window=window,
+            tables=SLIDING_TABLES if window else "",
+            head_norm=NORM,
+            norm_transposed=True,
+            **fields,
         )
         return DecoderLayer(attention=attention, mlp=mlp, **SANDWICH)
 
     head = CausalLmHead(norm=NORM, capped="final_logit_softcapping" in c)
     return sliding_stack(
-        c, symbols, sliding, c.size("sliding_window", 4096), layer, "gemma3_text", embedding=layer_tables(sliding, scaled_inside=True), head=head, tied=True, padded=True
-    )  # fmt: skip
+        c,
+        symbols,
+        sliding,
+        c.size("sliding_window", 4096),
+        layer,
+        "gemma3_text",
+        embedding=layer_tables(sliding, scaled_inside=True),
+        head=head,
+        tied=True,
+        padded=True,
+    )

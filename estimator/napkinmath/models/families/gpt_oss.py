@@ -1,4 +1,5 @@
-"""GPT-OSS: attention sinks, alternating sliding and full layers, experts with biases stored transposed."""
+"""GPT-OSS: attention sinks, alternating sliding and full layers, experts with biases stored
+transposed."""
 
 from __future__ import annotations
 
@@ -16,13 +17,16 @@ from napkinmath.models.layers.symbols import dh
 
 
 def gpt_oss(c: Config) -> ModelSpec:
-    """GptOssForCausalLM (transformers models/gpt_oss), weights in the precision of the run (dequantized from MXFP4)."""
+    """GptOssForCausalLM (transformers models/gpt_oss), weights in the precision of the run
+    (dequantized from MXFP4)."""
     symbols = {
         **dense_symbols(c, kv_default=8, head_size_default=64),
         **expert_symbols(c, experts="num_local_experts", width="intermediate_size", topk_default=4),
     }
     window, layers = c.size("sliding_window", 128), symbols["L"]
-    types = c.names("layer_types") or tuple("sliding_attention" if i % 2 == 0 else "full_attention" for i in range(layers))
+    types = c.names("layer_types") or tuple(
+        "sliding_attention" if i % 2 == 0 else "full_attention" for i in range(layers)
+    )
     norm = Norm(kind=NormKind.RMS_CAST_LAST)
     mixture = MixtureOfExperts(
         router=Router(name="router", scoring=Scoring.CHOSEN, bias=True, fp32_scores=False),
@@ -37,10 +41,18 @@ def gpt_oss(c: Config) -> ModelSpec:
         )
         return DecoderLayer(attention=attention, mlp=mixture, norm=norm)
 
-    stages = [Stage(part=layer(types[i]), path="model.layers", checkpointed=True) for i in range(layers)]
-    embedding = TokenEmbedding(rotary_size=dh // 2, masked=True, windows=(window,) if "sliding_attention" in types else ())
+    stages = [
+        Stage(part=layer(types[i]), path="model.layers", checkpointed=True) for i in range(layers)
+    ]
+    embedding = TokenEmbedding(
+        rotary_size=dh // 2, masked=True, windows=(window,) if "sliding_attention" in types else ()
+    )
     return c.spec(
-        (Stage(part=embedding, path="model"), *runs(stages), Stage(part=CausalLmHead(norm=norm, tied_to=tied(c)))),
+        (
+            Stage(part=embedding, path="model"),
+            *runs(stages),
+            Stage(part=CausalLmHead(norm=norm, tied_to=tied(c))),
+        ),
         symbols,
         family="gpt_oss",
     )

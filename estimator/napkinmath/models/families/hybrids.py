@@ -1,4 +1,5 @@
-"""Hybrids: state-space or convolutional layers with attention layers in between (Jamba, Granite 4, Nemotron-H, Bamba, LFM2)."""
+"""Hybrids: state-space or convolutional layers with attention layers in between (Jamba, Granite 4,
+Nemotron-H, Bamba, LFM2)."""
 
 from __future__ import annotations
 
@@ -23,11 +24,16 @@ MAMBA_NAMES = ("mamba", "linear_attention")  # of transformers 4 and 5
 
 
 def jamba(c: Config) -> ModelSpec:
-    """JambaForCausalLM: one attention layer in a period, experts in every other feed-forward (transformers models/jamba)."""
+    """JambaForCausalLM: one attention layer in a period, experts in every other feed-forward
+    (transformers models/jamba)."""
     symbols, activation = dense_symbols(c, kv_default=8), c.activation("hidden_act", "silu")
     experts = c.size("num_experts", 16)
     symbols |= {"e": experts, "topk": c.size("num_experts_per_tok", 2), "fe": symbols["f"]}
-    rank = c.size("mamba_dt_rank") if isinstance(c.values.get("mamba_dt_rank"), int) else -(-symbols["h"] // 16)
+    rank = (
+        c.size("mamba_dt_rank")
+        if isinstance(c.values.get("mamba_dt_rank"), int)
+        else -(-symbols["h"] // 16)
+    )
     mixer = MambaMixer(
         inner=c.size("mamba_expand", 2) * symbols["h"],
         state=c.size("mamba_d_state", 16),
@@ -42,7 +48,11 @@ def jamba(c: Config) -> ModelSpec:
     )
     attention = GroupedQueryAttention(rotary=False, **attention_fields(c, symbols, bias=False))
     dense = GatedMlp(activation=activation, scope="feed_forward")
-    mixture = MixtureOfExperts(router=Router(name="router", cast_back=True), experts=Experts(activation=activation), scope="feed_forward")
+    mixture = MixtureOfExperts(
+        router=Router(name="router", cast_back=True),
+        experts=Experts(activation=activation),
+        scope="feed_forward",
+    )
     attends = (c.size("attn_layer_period", 8), c.size("attn_layer_offset", 4, low=0))
     mixes = (c.size("expert_layer_period", 2), c.size("expert_layer_offset", 1, low=0))
     layers: list[Part] = [
@@ -54,11 +64,14 @@ def jamba(c: Config) -> ModelSpec:
         for i in range(symbols["L"])
     ]
     head = CausalLmHead(norm_name="model.final_layernorm")
-    return decoder(c, symbols, layers, "jamba", embedding=TokenEmbedding(rotary=False), head=head, padded=True)
+    return decoder(
+        c, symbols, layers, "jamba", embedding=TokenEmbedding(rotary=False), head=head, padded=True
+    )
 
 
 def granitemoehybrid(c: Config) -> ModelSpec:
-    """GraniteMoeHybridForCausalLM, Granite 4: Mamba 2 with few attention layers, shared and routed experts (transformers models/granitemoehybrid)."""
+    """GraniteMoeHybridForCausalLM, Granite 4: Mamba 2 with few attention layers, shared and routed
+    experts (transformers models/granitemoehybrid)."""
     symbols, activation = dense_symbols(c), c.activation("hidden_act", "silu")
     experts = c.size("num_local_experts", 8, low=0)
     symbols |= {
@@ -70,7 +83,11 @@ def granitemoehybrid(c: Config) -> ModelSpec:
     types = c.names("layer_types") or c.names("layers_block_type") or ("mamba",) * symbols["L"]
     c.same_length("layer_types", len(types), symbols["L"])
     heads = c.size("mamba_n_heads", 128)
-    size = c.size("mamba_d_head") if isinstance(c.values.get("mamba_d_head"), int) else c.size("mamba_expand", 2) * symbols["h"] // heads
+    size = (
+        c.size("mamba_d_head")
+        if isinstance(c.values.get("mamba_d_head"), int)
+        else c.size("mamba_expand", 2) * symbols["h"] // heads
+    )
     groups = c.size("mamba_n_groups", 1)
     mixer = Mamba2Mixer(
         heads=heads,
@@ -87,7 +104,9 @@ def granitemoehybrid(c: Config) -> ModelSpec:
     )
     rotary = c.text("position_embedding_type", "") == "rope"
     attention = GroupedQueryAttention(rotary=rotary, **attention_fields(c, symbols))
-    shared = FusedGatedMlp(activation=activation, width=fs, names=("input_linear", "output_linear"), scope="shared_mlp")
+    shared = FusedGatedMlp(
+        activation=activation, width=fs, names=("input_linear", "output_linear"), scope="shared_mlp"
+    )
     mixture = MixtureOfExperts(
         router=Router(name="router", scoring=Scoring.CHOSEN, cast_back=True),
         experts=Experts(activation=activation),
@@ -96,14 +115,23 @@ def granitemoehybrid(c: Config) -> ModelSpec:
         shared_outside=True,
     )
     mlp = mixture if experts else shared
-    layers: list[Part] = [DecoderLayer(attention=mixer if kind in MAMBA_NAMES else attention, mlp=mlp, scaled=True) for kind in types]
+    layers: list[Part] = [
+        DecoderLayer(attention=mixer if kind in MAMBA_NAMES else attention, mlp=mlp, scaled=True)
+        for kind in types
+    ]
     return decoder(
-        c, symbols, layers, "granitemoehybrid", embedding=TokenEmbedding(rotary=rotary, scaled=True), head=CausalLmHead(scaled=True)
+        c,
+        symbols,
+        layers,
+        "granitemoehybrid",
+        embedding=TokenEmbedding(rotary=rotary, scaled=True),
+        head=CausalLmHead(scaled=True),
     )
 
 
 def nemotron_h(c: Config) -> ModelSpec:
-    """NemotronHForCausalLM: every layer is one mixer, Mamba 2, attention, feed-forward or experts (transformers models/nemotron_h)."""
+    """NemotronHForCausalLM: every layer is one mixer, Mamba 2, attention, feed-forward or experts
+    (transformers models/nemotron_h)."""
     hidden, heads = c.size("hidden_size"), c.size("num_attention_heads", 32)
     kinds = _nemotron_layers(c)
     symbols = {
@@ -113,9 +141,21 @@ def nemotron_h(c: Config) -> ModelSpec:
         "dh": c.size("head_dim", 128),
         "f": c.size("intermediate_size", 21504),
     }
-    symbols |= {"v": c.size("vocab_size"), "L": len(kinds), "e": c.size("n_routed_experts", 8), "topk": c.size("num_experts_per_tok", 2)}
-    symbols |= {"fe": c.size("moe_intermediate_size", 7688), "fs": c.size("moe_shared_expert_intermediate_size", 7688)}
-    groups, activation, bias = c.size("n_groups", 8), c.activation("mlp_hidden_act", "relu2"), c.flag("mlp_bias")
+    symbols |= {
+        "v": c.size("vocab_size"),
+        "L": len(kinds),
+        "e": c.size("n_routed_experts", 8),
+        "topk": c.size("num_experts_per_tok", 2),
+    }
+    symbols |= {
+        "fe": c.size("moe_intermediate_size", 7688),
+        "fs": c.size("moe_shared_expert_intermediate_size", 7688),
+    }
+    groups, activation, bias = (
+        c.size("n_groups", 8),
+        c.activation("mlp_hidden_act", "relu2"),
+        c.flag("mlp_bias"),
+    )
     mamba = Mamba2Mixer(
         heads=c.size("mamba_num_heads", 128),
         size=c.size("mamba_head_dim", 64),
@@ -127,7 +167,9 @@ def nemotron_h(c: Config) -> ModelSpec:
         conv_bias=c.flag("use_conv_bias", True),
         norm_groups=groups,
     )
-    plain = PlainMlp(activation=activation, bias=bias, names=("up_proj", "down_proj"), scope="mixer")
+    plain = PlainMlp(
+        activation=activation, bias=bias, names=("up_proj", "down_proj"), scope="mixer"
+    )
     mixture = MixtureOfExperts(
         router=sigmoid_router(c, groups=1).replace(adapted_as=()),
         experts=Experts(activation=activation, gated=False),
@@ -135,12 +177,24 @@ def nemotron_h(c: Config) -> ModelSpec:
         latent=c.size("moe_latent_size", 0, low=0),
         scope="mixer",
     )
-    attention = GroupedQueryAttention(rotary=False, scope="mixer", **attention_fields(c, symbols, bias=False))
+    attention = GroupedQueryAttention(
+        rotary=False, scope="mixer", **attention_fields(c, symbols, bias=False)
+    )
     mixers = {"linear_attention": mamba, "full_attention": attention, "mlp": plain, "moe": mixture}
     norm = Norm(kind=NormKind.RMS_CAST_LAST)
-    layers: list[Part] = [MixerLayer(mixer=mixers[kind], norm=norm, residual_in_fp32=c.flag("residual_in_fp32")) for kind in kinds]
+    layers: list[Part] = [
+        MixerLayer(mixer=mixers[kind], norm=norm, residual_in_fp32=c.flag("residual_in_fp32"))
+        for kind in kinds
+    ]
     embedding = TokenEmbedding(rotary=False, name="embeddings")
-    return decoder(c, symbols, layers, "nemotron_h", embedding=embedding, head=CausalLmHead(norm=norm, norm_name="model.norm_f"))
+    return decoder(
+        c,
+        symbols,
+        layers,
+        "nemotron_h",
+        embedding=embedding,
+        head=CausalLmHead(norm=norm, norm_name="model.norm_f"),
+    )
 
 
 def _nemotron_layers(c: Config) -> list[str]:
@@ -153,16 +207,22 @@ def _nemotron_layers(c: Config) -> list[str]:
     unknown = [kind for kind in kinds if kind not in letters.values()]
     if unknown or not kinds:
         raise InputError(
-            f"config field hybrid_override_pattern={shown(pattern)} of {shown(c.name)} does not name its layers; use letters M, E, * and -"
+            f"config field hybrid_override_pattern={shown(pattern)} of {shown(c.name)} does not"
+            " name its layers; use letters M, E, * and -"
         )
     return kinds
 
 
 def bamba(c: Config) -> ModelSpec:
-    """BambaForCausalLM: Mamba 2 with attention at the listed layers, half of each head rotated (transformers models/bamba)."""
+    """BambaForCausalLM: Mamba 2 with attention at the listed layers, half of each head rotated
+    (transformers models/bamba)."""
     symbols, activation = dense_symbols(c, kv_default=8), c.activation("hidden_act", "silu")
     heads, groups = c.size("mamba_n_heads", 128), c.size("mamba_n_groups", 1)
-    size = c.size("mamba_d_head") if isinstance(c.values.get("mamba_d_head"), int) else c.size("mamba_expand", 2) * symbols["h"] // heads
+    size = (
+        c.size("mamba_d_head")
+        if isinstance(c.values.get("mamba_d_head"), int)
+        else c.size("mamba_expand", 2) * symbols["h"] // heads
+    )
     mixer = Mamba2Mixer(
         heads=heads,
         size=size,
@@ -176,38 +236,74 @@ def bamba(c: Config) -> ModelSpec:
         adapted=True,
     )
     rotated = c.rotated(symbols["dh"], 0.5)
-    attention = GroupedQueryAttention(rotary_size=rotated, **attention_fields(c, symbols, bias=False))
+    attention = GroupedQueryAttention(
+        rotary_size=rotated, **attention_fields(c, symbols, bias=False)
+    )
     attends = set(c.sizes("attn_layer_indices"))
     mlp = GatedMlp(activation=activation, bias=c.flag("mlp_bias"), scope="feed_forward")
     layers: list[Part] = [
-        DecoderLayer(attention=attention if i in attends else mixer, mlp=mlp, names=("input_layernorm", "pre_ff_layernorm"))
+        DecoderLayer(
+            attention=attention if i in attends else mixer,
+            mlp=mlp,
+            names=("input_layernorm", "pre_ff_layernorm"),
+        )
         for i in range(symbols["L"])
     ]
     return decoder(
-        c, symbols, layers, "bamba", embedding=TokenEmbedding(rotary_size=rotated), head=CausalLmHead(norm_name="model.final_layernorm")
+        c,
+        symbols,
+        layers,
+        "bamba",
+        embedding=TokenEmbedding(rotary_size=rotated),
+        head=CausalLmHead(norm_name="model.final_layernorm"),
     )
 
 
 def lfm2(c: Config) -> ModelSpec:
-    """Lfm2ForCausalLM: gated short convolutions, attention at the listed layers (transformers models/lfm2)."""
+    """Lfm2ForCausalLM: gated short convolutions, attention at the listed layers (transformers
+    models/lfm2)."""
     c = c.renamed({"tie_embedding": "tie_word_embeddings"})
-    symbols = dense_symbols(c, kv_default=8, ffn="block_ff_dim" if "block_ff_dim" in c else "intermediate_size")
+    symbols = dense_symbols(
+        c, kv_default=8, ffn="block_ff_dim" if "block_ff_dim" in c else "intermediate_size"
+    )
     if c.flag("block_auto_adjust_ff_dim", True):
-        width, multiple = int(c.number("block_ffn_dim_multiplier", 1.0) * (2 * symbols["f"] // 3)), c.size("block_multiple_of", 256)
+        width, multiple = (
+            int(c.number("block_ffn_dim_multiplier", 1.0) * (2 * symbols["f"] // 3)),
+            c.size("block_multiple_of", 256),
+        )
         symbols["f"] = -(-width // multiple) * multiple
     attends = set(c.sizes("full_attn_idxs") if "full_attn_idxs" in c else range(symbols["L"]))
-    kinds = c.names("layer_types") or tuple("full_attention" if i in attends else "conv" for i in range(symbols["L"]))
+    kinds = c.names("layer_types") or tuple(
+        "full_attention" if i in attends else "conv" for i in range(symbols["L"])
+    )
     c.same_length("layer_types", len(kinds), symbols["L"])
     unknown = [kind for kind in kinds if kind not in ("full_attention", "conv")]
     if unknown:
-        raise InputError(f"config field layer_types has {shown(unknown[0])}; this family knows full_attention and conv")
+        raise InputError(
+            f"config field layer_types has {shown(unknown[0])}; this family knows full_attention"
+            " and conv"
+        )
     attention = GroupedQueryAttention(
-        grouped=symbols["k"] != symbols["a"], head_norm=Norm(), norm_names=("q_layernorm", "k_layernorm"), names=("q_proj", "k_proj", "v_proj", "out_proj")
-    )  # fmt: skip
+        grouped=symbols["k"] != symbols["a"],
+        head_norm=Norm(),
+        norm_names=("q_layernorm", "k_layernorm"),
+        names=("q_proj", "k_proj", "v_proj", "out_proj"),
+    )
     convolution = ShortConvolution(kernel=c.size("conv_L_cache", 3), bias=c.flag("conv_bias"))
     mlp = GatedMlp(names=("w1", "w3", "w2"), scope="feed_forward")
     names = ("operator_norm", "ffn_norm")
     layers: list[Part] = [
-        DecoderLayer(attention=attention if kind == "full_attention" else convolution, mlp=mlp, names=names) for kind in kinds
+        DecoderLayer(
+            attention=attention if kind == "full_attention" else convolution, mlp=mlp, names=names
+        )
+        for kind in kinds
     ]
-    return decoder(c, symbols, layers, "lfm2", head=CausalLmHead(norm_name="model.embedding_norm"), tied=True, padded=True)
+    return decoder(
+        c,
+        symbols,
+        layers,
+        "lfm2",
+        head=CausalLmHead(norm_name="model.embedding_norm"),
+        tied=True,
+        padded=True,
+    )

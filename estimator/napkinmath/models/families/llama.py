@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 
 
 def dense_symbols(
-    c: Config, *, kv_default: int | None = None, head_size_default: int = 0, ffn: str = "intermediate_size"
+    c: Config,
+    *,
+    kv_default: int | None = None,
+    head_size_default: int = 0,
+    ffn: str = "intermediate_size",
 ) -> dict[str, int]:
     """h, a, k, dh, f, v, L of a dense decoder, with divisibility checked."""
     hidden, heads = c.size("hidden_size"), c.size("num_attention_heads")
@@ -43,26 +47,46 @@ def one_head_each(symbols: dict[str, int]) -> dict[str, int]:
     return {**symbols, "k": symbols["a"]}
 
 
-def attention_fields(c: Config, symbols: dict[str, int], *, bias: bool | None = None, output_bias: bool | None = None) -> dict[str, Any]:
+def attention_fields(
+    c: Config, symbols: dict[str, int], *, bias: bool | None = None, output_bias: bool | None = None
+) -> dict[str, Any]:
     """What most attentions read from their config: grouping, biases, dropout."""
     biased = c.flag("attention_bias") if bias is None else bias
     return {
-        "grouped": symbols["k"] != symbols["a"], "bias": biased, "output_bias": biased if output_bias is None else output_bias,
+        "grouped": symbols["k"] != symbols["a"],
+        "bias": biased,
+        "output_bias": biased if output_bias is None else output_bias,
         "dropout": c.probability("attention_dropout"),
-    }  # fmt: skip
+    }
 
 
 def decoder(
-    c: Config, symbols: dict[str, int], layers: list[Part], family: str, *, embedding: TokenEmbedding | None = None, head: CausalLmHead | None = None, tied: bool = False, padded: bool = False, path: str = "model",
-) -> ModelSpec:  # fmt: skip
-    """Embedding, layers and head; neighbouring equal layers become one stage. `tied` and `padded` are the family's defaults."""
+    c: Config,
+    symbols: dict[str, int],
+    layers: list[Part],
+    family: str,
+    *,
+    embedding: TokenEmbedding | None = None,
+    head: CausalLmHead | None = None,
+    tied: bool = False,
+    padded: bool = False,
+    path: str = "model",
+) -> ModelSpec:
+    """Embedding, layers and head; neighbouring equal layers become one stage. `tied` and `padded`
+    are the family's defaults."""
     embedding = embedding or TokenEmbedding()
     head = head or CausalLmHead()
     if c.flag("tie_word_embeddings", tied):
         head = head.replace(tied_to=f"{path}.{embedding.name}.weight")
     stages = [Stage(part=part, path=f"{path}.layers", checkpointed=True) for part in layers]
     return c.spec(
-        (Stage(part=embedding.replace(padded=pads(c, padded)), path=path), *runs(stages), Stage(part=head)), symbols, family=family
+        (
+            Stage(part=embedding.replace(padded=pads(c, padded)), path=path),
+            *runs(stages),
+            Stage(part=head),
+        ),
+        symbols,
+        family=family,
     )
 
 
@@ -82,21 +106,26 @@ def llama(c: Config) -> ModelSpec:
 
 
 def internlm3(c: Config) -> ModelSpec:
-    """InternLM3: Llama's layer with separate switches for the biases of q, k, v and of the output (its published modeling code)."""
+    """InternLM3: Llama's layer with separate switches for the biases of q, k, v and of the output
+    (its published modeling code)."""
     symbols = dense_symbols(c)
     fields = attention_fields(c, symbols, bias=c.flag("qkv_bias"), output_bias=c.flag("bias"))
     layer = DecoderLayer(
-        attention=GroupedQueryAttention(**fields), mlp=GatedMlp(activation=c.activation("hidden_act", "silu"), bias=c.flag("bias"))
+        attention=GroupedQueryAttention(**fields),
+        mlp=GatedMlp(activation=c.activation("hidden_act", "silu"), bias=c.flag("bias")),
     )
     return decoder(c, symbols, [layer] * symbols["L"], "internlm3")
 
 
 def mistral(c: Config) -> ModelSpec:
-    """MistralForCausalLM: every layer has the window, if there is one (transformers models/mistral)."""
+    """MistralForCausalLM: every layer has the window, if there is one (transformers
+    models/mistral)."""
     symbols = dense_symbols(c, kv_default=8)
     window = c.size("sliding_window", 0, low=0) if "sliding_window" in c.values else 4096
     layer = DecoderLayer(
-        attention=GroupedQueryAttention(window=window, flash_repeats_before=(4, 48), **attention_fields(c, symbols, bias=False)),
+        attention=GroupedQueryAttention(
+            window=window, flash_repeats_before=(4, 48), **attention_fields(c, symbols, bias=False)
+        ),
         mlp=GatedMlp(activation=c.activation("hidden_act", "silu")),
     )
     embedding = TokenEmbedding(full_mask=not window, windows=(window,) if window else ())
@@ -115,7 +144,8 @@ def sliding_stack(
     padded: bool = False,
     **parts: Any,
 ) -> ModelSpec:
-    """A decoder in which some layers have a window: `layer_of(window)` makes a layer, 0 for a full one."""
+    """A decoder in which some layers have a window: `layer_of(window)` makes a layer, 0 for a full
+    one."""
     made = {flag: layer_of(window if flag else 0) for flag in set(sliding)}
     given = parts.pop("embedding", None)
     embedding = given if isinstance(given, TokenEmbedding) else TokenEmbedding()
@@ -138,15 +168,23 @@ def ministral(c: Config) -> ModelSpec:
     mlp = GatedMlp(activation=c.activation("hidden_act", "silu"))
     fields = attention_fields(c, symbols, bias=False)
     return sliding_stack(
-        c, symbols, c.sliding_layers(symbols["L"], [window > 0] * symbols["L"]), window, lambda w: DecoderLayer(attention=GroupedQueryAttention(window=w, **fields), mlp=mlp), "ministral"
-    )  # fmt: skip
+        c,
+        symbols,
+        c.sliding_layers(symbols["L"], [window > 0] * symbols["L"]),
+        window,
+        lambda w: DecoderLayer(attention=GroupedQueryAttention(window=w, **fields), mlp=mlp),
+        "ministral",
+    )
 
 
 def qwen_window(c: Config, layers: int) -> tuple[list[bool], int]:
     """Layers from `max_window_layers` on have the window, if `use_sliding_window`."""
     window = c.size("sliding_window", 4096, low=0) if c.flag("use_sliding_window") else 0
     first = c.size("max_window_layers", 28, low=0)
-    return c.sliding_layers(layers, [window > 0 and index >= first for index in range(layers)]), window
+    return (
+        c.sliding_layers(layers, [window > 0 and index >= first for index in range(layers)]),
+        window,
+    )
 
 
 def qwen2(c: Config) -> ModelSpec:
@@ -160,14 +198,19 @@ def qwen2(c: Config) -> ModelSpec:
         symbols,
         sliding,
         window,
-        lambda w: DecoderLayer(attention=GroupedQueryAttention(window=w, flash_repeats_before=(4, 48), **fields), mlp=mlp),
+        lambda w: DecoderLayer(
+            attention=GroupedQueryAttention(window=w, flash_repeats_before=(4, 48), **fields),
+            mlp=mlp,
+        ),
         "qwen2",
     )
 
 
 def qwen3(c: Config) -> ModelSpec:
     """Qwen3ForCausalLM: a norm on each query and key head (transformers models/qwen3)."""
-    symbols = dense_symbols(c, kv_default=None if "num_key_value_heads" in c.values else 32, head_size_default=128)
+    symbols = dense_symbols(
+        c, kv_default=None if "num_key_value_heads" in c.values else 32, head_size_default=128
+    )
     sliding, window = qwen_window(c, symbols["L"])
     mlp = GatedMlp(activation=c.activation("hidden_act", "silu"))
     fields = attention_fields(c, symbols)
@@ -176,15 +219,27 @@ def qwen3(c: Config) -> ModelSpec:
         symbols,
         sliding,
         window,
-        lambda w: DecoderLayer(attention=GroupedQueryAttention(window=w, head_norm=Norm(), **fields), mlp=mlp),
+        lambda w: DecoderLayer(
+            attention=GroupedQueryAttention(window=w, head_norm=Norm(), **fields), mlp=mlp
+        ),
         "qwen3",
     )
 
 
 def granite(c: Config) -> ModelSpec:
-    """GraniteForCausalLM: embeddings, residuals, scores and logits each multiplied by a number (transformers models/granite)."""
+    """GraniteForCausalLM: embeddings, residuals, scores and logits each multiplied by a number
+    (transformers models/granite)."""
     symbols = dense_symbols(c)
     layer = DecoderLayer(
-        attention=GroupedQueryAttention(**attention_fields(c, symbols)), mlp=GatedMlp(activation=c.activation("hidden_act", "silu"), bias=c.flag("mlp_bias")), scaled=True,
-    )  # fmt: skip
-    return decoder(c, symbols, [layer] * symbols["L"], "granite", embedding=TokenEmbedding(scaled=True), head=CausalLmHead(scaled=True))
+        attention=GroupedQueryAttention(**attention_fields(c, symbols)),
+        mlp=GatedMlp(activation=c.activation("hidden_act", "silu"), bias=c.flag("mlp_bias")),
+        scaled=True,
+    )
+    return decoder(
+        c,
+        symbols,
+        [layer] * symbols["L"],
+        "granite",
+        embedding=TokenEmbedding(scaled=True),
+        head=CausalLmHead(scaled=True),
+    )

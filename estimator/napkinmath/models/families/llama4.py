@@ -9,24 +9,46 @@ from napkinmath.models.families.vision_language import image
 from napkinmath.models.layers.decoder import DecoderLayer
 from napkinmath.models.layers.embedding import TokenEmbedding
 from napkinmath.models.layers.head import CausalLmHead
-from napkinmath.models.layers.llama4 import AllExperts, ComplexBidirectionalAttention, Llama4Attention, Llama4Patches, PixelShuffle
+from napkinmath.models.layers.llama4 import (
+    AllExperts,
+    ComplexBidirectionalAttention,
+    Llama4Attention,
+    Llama4Patches,
+    PixelShuffle,
+)
 from napkinmath.models.layers.mlp import GatedMlp
 from napkinmath.models.layers.norm import Norm, NormKind
 from napkinmath.models.layers.symbols import fe
-from napkinmath.models.layers.vision_towers import LinearProjector, TowerLayer, TowerNorm, WithImages
+from napkinmath.models.layers.vision_towers import (
+    LinearProjector,
+    TowerLayer,
+    TowerNorm,
+    WithImages,
+)
 
 
 def llama4_text(c: Config) -> ModelSpec:
     """Llama4ForCausalLM (transformers models/llama4)."""
     symbols = dense_symbols(c, kv_default=8, head_size_default=128)
     symbols["f"] = c.size("intermediate_size_mlp", 16384)
-    symbols |= {"e": c.size("num_local_experts", 16), "topk": c.size("num_experts_per_tok", 1), "fe": c.size("intermediate_size")}
-    layers, chunk, activation = symbols["L"], c.size("attention_chunk_size", 0, low=0), c.activation("hidden_act", "silu")
+    symbols |= {
+        "e": c.size("num_local_experts", 16),
+        "topk": c.size("num_experts_per_tok", 1),
+        "fe": c.size("intermediate_size"),
+    }
+    layers, chunk, activation = (
+        symbols["L"],
+        c.size("attention_chunk_size", 0, low=0),
+        c.activation("hidden_act", "silu"),
+    )
     every = c.size("no_rope_layer_interval", 4)
     turned = c.sizes("no_rope_layers") or tuple(int((i + 1) % every != 0) for i in range(layers))
     step = c.size("interleave_moe_layer_step", 1)
     sparse = set(c.sizes("moe_layers") if "moe_layers" in c else range(step - 1, layers, step))
-    expert = AllExperts(shared=GatedMlp(activation=activation, width=fe, scope="shared_expert"), activation=activation)
+    expert = AllExperts(
+        shared=GatedMlp(activation=activation, width=fe, scope="shared_expert"),
+        activation=activation,
+    )
     dense = GatedMlp(activation=activation, scope="feed_forward")
 
     def layer(index: int) -> Part:
@@ -45,13 +67,17 @@ def llama4_text(c: Config) -> ModelSpec:
 
 
 def llama4(c: Config) -> ModelSpec:
-    """Llama4ForConditionalGeneration: one tile an image unless the batch has more images (transformers models/llama4)."""
+    """Llama4ForConditionalGeneration: one tile an image unless the batch has more images
+    (transformers models/llama4)."""
     v = c.nested("vision_config")
     text = llama4_text(c.nested("text_config"))
     stages = image(
         [
             *_tower(v),
-            Stage(part=LinearProjector(outputs=dict(text.symbols)["h"], name="linear_1", bias=False), path="multi_modal_projector"),
+            Stage(
+                part=LinearProjector(outputs=dict(text.symbols)["h"], name="linear_1", bias=False),
+                path="multi_modal_projector",
+            ),
         ]
     )
     for stage in text.stages:
@@ -70,7 +96,9 @@ def _tower(v: Config) -> list[Stage]:
     patch = v.size("patch_size", 14)
     patches = (v.size("image_size", 448) // patch) ** 2
     merged = round(1 / v.number("pixel_shuffle_ratio", 0.5) ** 2)
-    attention = ComplexBidirectionalAttention(names=("q_proj", "k_proj", "v_proj"), heads=heads, size=width // heads, rotary=True)
+    attention = ComplexBidirectionalAttention(
+        names=("q_proj", "k_proj", "v_proj"), heads=heads, size=width // heads, rotary=True
+    )
     layer = TowerLayer(
         attention=attention,
         width=width,
@@ -78,7 +106,13 @@ def _tower(v: Config) -> list[Stage]:
         names=("input_layernorm", "post_attention_layernorm"),
         output="o_proj",
     )
-    first = Llama4Patches(length=patches, width=width, patch=(patch, patch), channels=v.size("num_channels", 3), rotary_size=width // heads)
+    first = Llama4Patches(
+        length=patches,
+        width=width,
+        patch=(patch, patch),
+        channels=v.size("num_channels", 3),
+        rotary_size=width // heads,
+    )
     adapter = PixelShuffle(
         inputs=width,
         tokens=patches // merged,
@@ -89,7 +123,15 @@ def _tower(v: Config) -> list[Stage]:
     )
     return [
         Stage(part=first, path="vision_model"),
-        Stage(part=layer, count=v.size("num_hidden_layers", 34), path="vision_model.model.layers", checkpointed=True),
-        Stage(part=TowerNorm(norm=Norm(kind=NormKind.LAYER), name="layernorm_post"), path="vision_model"),
+        Stage(
+            part=layer,
+            count=v.size("num_hidden_layers", 34),
+            path="vision_model.model.layers",
+            checkpointed=True,
+        ),
+        Stage(
+            part=TowerNorm(norm=Norm(kind=NormKind.LAYER), name="layernorm_post"),
+            path="vision_model",
+        ),
         Stage(part=adapter, path="vision_model.vision_adapter"),
     ]

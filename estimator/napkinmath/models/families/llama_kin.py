@@ -1,4 +1,5 @@
-"""Llama's layer with one thing changed: Seed-OSS, ERNIE 4.5, CWM, Ministral 3, Jais 2, HyperCLOVA X, Youtu."""
+"""Llama's layer with one thing changed: Seed-OSS, ERNIE 4.5, CWM, Ministral 3, Jais 2, HyperCLOVA
+X, Youtu."""
 
 from __future__ import annotations
 
@@ -15,35 +16,66 @@ from napkinmath.models.layers.norm import Norm, NormKind
 
 
 def seed_oss(c: Config) -> ModelSpec:
-    """SeedOssForCausalLM: biases on q, k and v, dropout of what is added to the residual (transformers models/seed_oss)."""
-    symbols, dropout = dense_symbols(c, head_size_default=128), c.probability("residual_dropout", 0.1)
-    fields = attention_fields(c, symbols, bias=c.flag("attention_bias", True), output_bias=c.flag("attention_out_bias"))
+    """SeedOssForCausalLM: biases on q, k and v, dropout of what is added to the residual
+    (transformers models/seed_oss)."""
+    symbols, dropout = (
+        dense_symbols(c, head_size_default=128),
+        c.probability("residual_dropout", 0.1),
+    )
+    fields = attention_fields(
+        c, symbols, bias=c.flag("attention_bias", True), output_bias=c.flag("attention_out_bias")
+    )
     fields["dropout"] = c.probability("attention_dropout", 0.1)
     layer = DecoderLayer(
         attention=GroupedQueryAttention(output_dropout=dropout, **fields),
-        mlp=GatedMlp(activation=c.activation("hidden_act", "silu"), bias=c.flag("mlp_bias"), dropout=dropout),
+        mlp=GatedMlp(
+            activation=c.activation("hidden_act", "silu"), bias=c.flag("mlp_bias"), dropout=dropout
+        ),
     )
     return decoder(c, symbols, [layer] * symbols["L"], "seed_oss")
 
 
 def ernie4_5(c: Config) -> ModelSpec:
-    """Ernie4_5ForCausalLM: pairs turned in fp32, one switch for all biases (transformers models/ernie4_5)."""
+    """Ernie4_5ForCausalLM: pairs turned in fp32, one switch for all biases (transformers
+    models/ernie4_5)."""
     symbols, bias = dense_symbols(c, kv_default=2, head_size_default=128), c.flag("use_bias")
     layer = DecoderLayer(
-        attention=GroupedQueryAttention(rotation=Rotation.PAIRS_WIDE, grouped=symbols["k"] != symbols["a"], bias=bias, output_bias=bias),
+        attention=GroupedQueryAttention(
+            rotation=Rotation.PAIRS_WIDE,
+            grouped=symbols["k"] != symbols["a"],
+            bias=bias,
+            output_bias=bias,
+        ),
         mlp=GatedMlp(activation=c.activation("hidden_act", "silu"), bias=bias),
     )
-    return decoder(c, symbols, [layer] * symbols["L"], "ernie4_5", embedding=TokenEmbedding(wide_tables=True), tied=True, padded=True)
+    return decoder(
+        c,
+        symbols,
+        [layer] * symbols["L"],
+        "ernie4_5",
+        embedding=TokenEmbedding(wide_tables=True),
+        tied=True,
+        padded=True,
+    )
 
 
 def cwm(c: Config) -> ModelSpec:
-    """CwmForCausalLM: a window on three layers of four, the first one full (transformers models/cwm)."""
+    """CwmForCausalLM: a window on three layers of four, the first one full (transformers
+    models/cwm)."""
     symbols = dense_symbols(c, kv_default=8, head_size_default=128)
     sliding = c.sliding_layers(symbols["L"], [index % 4 > 0 for index in range(symbols["L"])])
-    fields, mlp = attention_fields(c, symbols, bias=False), GatedMlp(activation=c.activation("hidden_act", "silu"))
+    fields, mlp = (
+        attention_fields(c, symbols, bias=False),
+        GatedMlp(activation=c.activation("hidden_act", "silu")),
+    )
     return sliding_stack(
-        c, symbols, sliding, c.size("sliding_window", 8192), lambda w: DecoderLayer(attention=GroupedQueryAttention(window=w, **fields), mlp=mlp), "cwm"
-    )  # fmt: skip
+        c,
+        symbols,
+        sliding,
+        c.size("sliding_window", 8192),
+        lambda w: DecoderLayer(attention=GroupedQueryAttention(window=w, **fields), mlp=mlp),
+        "cwm",
+    )
 
 
 def ministral3(c: Config) -> ModelSpec:
@@ -51,17 +83,25 @@ def ministral3(c: Config) -> ModelSpec:
     symbols = dense_symbols(c, kv_default=8, head_size_default=128)
     window = c.size("sliding_window", 0, low=0)
     layer = DecoderLayer(
-        attention=GroupedQueryAttention(window=window, scaled_by_position=True, **attention_fields(c, symbols, bias=False)),
+        attention=GroupedQueryAttention(
+            window=window, scaled_by_position=True, **attention_fields(c, symbols, bias=False)
+        ),
         mlp=GatedMlp(activation=c.activation("hidden_act", "silu")),
     )
     embedding = TokenEmbedding(full_mask=not window, windows=(window,) if window else ())
-    return decoder(c, symbols, [layer] * symbols["L"], "ministral3", embedding=embedding, padded=True)
+    return decoder(
+        c, symbols, [layer] * symbols["L"], "ministral3", embedding=embedding, padded=True
+    )
 
 
 def jais2(c: Config) -> ModelSpec:
     """Jais2ForCausalLM: LayerNorm, biases, two linears around relu² (transformers models/jais2)."""
     symbols, norm = dense_symbols(c), Norm(kind=NormKind.LAYER)
-    mlp = PlainMlp(activation=c.activation("hidden_act", "relu2"), bias=c.flag("mlp_bias", True), names=("up_proj", "down_proj"))
+    mlp = PlainMlp(
+        activation=c.activation("hidden_act", "relu2"),
+        bias=c.flag("mlp_bias", True),
+        names=("up_proj", "down_proj"),
+    )
     fields = attention_fields(c, symbols, bias=c.flag("attention_bias", True))
     layer = DecoderLayer(attention=GroupedQueryAttention(**fields), mlp=mlp, norm=norm)
     return decoder(c, symbols, [layer] * symbols["L"], "jais2", head=CausalLmHead(norm=norm))
@@ -71,7 +111,26 @@ def youtu(c: Config) -> ModelSpec:
     """YoutuForCausalLM: latent attention, dense feed-forward (transformers models/youtu)."""
     attention = latent_attention(c, "pairs" if c.flag("rope_interleave", True) else "halves")
     heads = c.size("num_attention_heads")
-    symbols = {"h": c.size("hidden_size"), "a": heads, "k": heads, "dh": attention.plain + attention.turned}
-    symbols |= {"f": c.size("intermediate_size"), "v": c.size("vocab_size"), "L": c.size("num_hidden_layers")}
-    layer = DecoderLayer(attention=attention, mlp=GatedMlp(activation=c.activation("hidden_act", "silu"), bias=c.flag("mlp_bias")))
-    return decoder(c, symbols, [layer] * symbols["L"], "youtu", embedding=TokenEmbedding(rotary_size=attention.turned), tied=True)
+    symbols = {
+        "h": c.size("hidden_size"),
+        "a": heads,
+        "k": heads,
+        "dh": attention.plain + attention.turned,
+    }
+    symbols |= {
+        "f": c.size("intermediate_size"),
+        "v": c.size("vocab_size"),
+        "L": c.size("num_hidden_layers"),
+    }
+    layer = DecoderLayer(
+        attention=attention,
+        mlp=GatedMlp(activation=c.activation("hidden_act", "silu"), bias=c.flag("mlp_bias")),
+    )
+    return decoder(
+        c,
+        symbols,
+        [layer] * symbols["L"],
+        "youtu",
+        embedding=TokenEmbedding(rotary_size=attention.turned),
+        tied=True,
+    )

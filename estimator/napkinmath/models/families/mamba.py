@@ -19,14 +19,19 @@ def mamba(c: Config) -> ModelSpec:
 
 
 def falcon_mamba(c: Config) -> ModelSpec:
-    """FalconMambaForCausalLM: steps, B and C normed without weights (transformers models/falcon_mamba)."""
+    """FalconMambaForCausalLM: steps, B and C normed without weights (transformers
+    models/falcon_mamba)."""
     return _mamba(c, Norm(), "falcon_mamba")
 
 
 def _mamba(c: Config, norm: Norm | None, family: str) -> ModelSpec:
     hidden, layers = c.size("hidden_size"), c.size("num_hidden_layers")
     inner = c.size("intermediate_size", int(c.number("expand", 2) * hidden))
-    rank = c.size("time_step_rank") if isinstance(c.values.get("time_step_rank"), int) else -(-hidden // 16)
+    rank = (
+        c.size("time_step_rank")
+        if isinstance(c.values.get("time_step_rank"), int)
+        else -(-hidden // 16)
+    )
     mixer = MambaMixer(
         inner=inner,
         state=c.size("state_size", 16),
@@ -40,12 +45,24 @@ def _mamba(c: Config, norm: Norm | None, family: str) -> ModelSpec:
     return stateful(c, layer, layers, {"h": hidden, "v": c.size("vocab_size")}, family)
 
 
-def stateful(c: Config, layer: Part, layers: int, symbols: dict[str, int], family: str, *, tied_default: bool = True) -> ModelSpec:
-    """Embeddings under `backbone`, equal layers, a norm and a head, tied unless the config says otherwise."""
+def stateful(
+    c: Config,
+    layer: Part,
+    layers: int,
+    symbols: dict[str, int],
+    family: str,
+    *,
+    tied_default: bool = True,
+) -> ModelSpec:
+    """Embeddings under `backbone`, equal layers, a norm and a head, tied unless the config says
+    otherwise."""
     tied = "backbone.embeddings.weight" if c.flag("tie_word_embeddings", tied_default) else ""
     return c.spec(
         (
-            Stage(part=TokenEmbedding(rotary=False, name="embeddings", full_mask=False), path="backbone"),
+            Stage(
+                part=TokenEmbedding(rotary=False, name="embeddings", full_mask=False),
+                path="backbone",
+            ),
             Stage(part=layer, count=layers, path="backbone.layers", checkpointed=True),
             Stage(part=CausalLmHead(norm_name="backbone.norm_f", tied_to=tied)),
         ),
@@ -61,7 +78,8 @@ def mamba2(c: Config) -> ModelSpec:
     inner = int(c.number("expand", 2) * hidden)
     if heads * size != inner:
         raise InputError(
-            f"num_heads={heads} times head_dim={size} is {heads * size}, not expand · hidden_size = {inner}; change one of them"
+            f"num_heads={heads} times head_dim={size} is {heads * size}, not expand · hidden_size ="
+            f" {inner}; change one of them"
         )
     mixer = Mamba2Mixer(
         heads=heads,
@@ -75,4 +93,11 @@ def mamba2(c: Config) -> ModelSpec:
         norm_groups=groups,
     )
     layer = MixerLayer(mixer=mixer, residual_in_fp32=c.flag("residual_in_fp32", True))
-    return stateful(c, layer, c.size("num_hidden_layers"), {"h": hidden, "v": c.size("vocab_size")}, "mamba2", tied_default=False)
+    return stateful(
+        c,
+        layer,
+        c.size("num_hidden_layers"),
+        {"h": hidden, "v": c.size("vocab_size")},
+        "mamba2",
+        tied_default=False,
+    )

@@ -1,4 +1,5 @@
-"""Llama 3.2 Vision: Llama's layers with layers of cross-attention to the tiles of images in between."""
+"""Llama 3.2 Vision: Llama's layers with layers of cross-attention to the tiles of images in
+between."""
 
 from __future__ import annotations
 
@@ -30,7 +31,11 @@ def mllama(c: Config) -> ModelSpec:
     """MllamaForConditionalGeneration: tower, projector, text (transformers models/mllama)."""
     vision, text = c.nested("vision_config"), c.nested("text_config")
     tower, tiles, patches = _tower(vision)
-    return c.spec((*tower, *_text(text, TEXT, tiles, patches)), dense_symbols(text, kv_default=8), family="mllama")
+    return c.spec(
+        (*tower, *_text(text, TEXT, tiles, patches)),
+        dense_symbols(text, kv_default=8),
+        family="mllama",
+    )
 
 
 def mllama_text(c: Config) -> ModelSpec:
@@ -42,13 +47,29 @@ def _text(c: Config, path: str, tiles: int, patches: int) -> tuple[Stage, ...]:
     symbols = dense_symbols(c, kv_default=8)
     fields = {**attention_fields(c, symbols, bias=False)}
     fields.pop("dropout")
-    attention, mlp = GroupedQueryAttention(**fields), GatedMlp(activation=c.activation("hidden_act", "silu"))
-    across = set(c.sizes("cross_attention_layers") if "cross_attention_layers" in c else range(3, symbols["L"], 5))
-    layer = Stage(part=DecoderLayer(attention=attention, mlp=mlp), path=f"{path}.layers", checkpointed=True)
-    crossing = layer.replace(part=CrossAttentionLayer(attention=attention, mlp=mlp, patches=tiles * patches), modality="across")
+    attention, mlp = (
+        GroupedQueryAttention(**fields),
+        GatedMlp(activation=c.activation("hidden_act", "silu")),
+    )
+    across = set(
+        c.sizes("cross_attention_layers")
+        if "cross_attention_layers" in c
+        else range(3, symbols["L"], 5)
+    )
+    layer = Stage(
+        part=DecoderLayer(attention=attention, mlp=mlp), path=f"{path}.layers", checkpointed=True
+    )
+    crossing = layer.replace(
+        part=CrossAttentionLayer(attention=attention, mlp=mlp, patches=tiles * patches),
+        modality="across",
+    )
     layers = runs([crossing if index in across else layer for index in range(symbols["L"])])
-    embedding = WithCrossMask(text=TokenEmbedding(extra_rows=EXTRA_ROWS, padded=True), tiles=tiles, patches=patches)
-    head = CausalLmHead(norm_name=f"{path}.norm", upcast=path == "model")  # the joint model leaves them as they are
+    embedding = WithCrossMask(
+        text=TokenEmbedding(extra_rows=EXTRA_ROWS, padded=True), tiles=tiles, patches=patches
+    )
+    head = CausalLmHead(
+        norm_name=f"{path}.norm", upcast=path == "model"
+    )  # the joint model leaves them as they are
     return (Stage(part=embedding, path=path), *layers, Stage(part=head))
 
 
@@ -64,17 +85,46 @@ def _tower(v: Config) -> tuple[tuple[Stage, ...], int, int]:
     ratios = 1 + (len(v.listed("supported_aspect_ratios")) or 8)
     taken = len(v.sizes("intermediate_layers_indices")) or 5
     layer = TowerLayer(
-        attention=TileAttention(heads=heads, size=width // heads), width=width, inner=v.size("intermediate_size", 5120), activation=v.activation("hidden_act", "gelu"),
-        output_bias=False, names=("input_layernorm", "post_attention_layernorm"), output="o_proj",
-    )  # fmt: skip
-    first = Tiles(
-        tiles=tiles, patches=patches, width=width, patch=v.size("patch_size", 14), channels=v.size("num_channels", 3), ratios=ratios
+        attention=TileAttention(heads=heads, size=width // heads),
+        width=width,
+        inner=v.size("intermediate_size", 5120),
+        activation=v.activation("hidden_act", "gelu"),
+        output_bias=False,
+        names=("input_layernorm", "post_attention_layernorm"),
+        output="o_proj",
     )
-    last = Stage(part=TileFeatures(tiles=tiles, patches=patches, inner=taken), path="model", modality="image", publishes="image features")
+    first = Tiles(
+        tiles=tiles,
+        patches=patches,
+        width=width,
+        patch=v.size("patch_size", 14),
+        channels=v.size("num_channels", 3),
+        ratios=ratios,
+    )
+    last = Stage(
+        part=TileFeatures(tiles=tiles, patches=patches, inner=taken),
+        path="model",
+        modality="image",
+        publishes="image features",
+    )
     return (
-        Stage(part=first, path=TOWER, modality="image"),
-        Stage(part=layer, count=v.size("num_hidden_layers", 32), path=f"{TOWER}.transformer.layers", modality="image"),
-        Stage(part=BetweenEncoders(tiles=tiles, ratios=ratios), path=TOWER, modality="image"),
-        Stage(part=GatedTowerLayer(layer=layer), count=v.size("num_global_layers", 8), path=f"{TOWER}.global_transformer.layers", modality="image"),
-        last,
-    ), tiles, patches  # fmt: skip
+        (
+            Stage(part=first, path=TOWER, modality="image"),
+            Stage(
+                part=layer,
+                count=v.size("num_hidden_layers", 32),
+                path=f"{TOWER}.transformer.layers",
+                modality="image",
+            ),
+            Stage(part=BetweenEncoders(tiles=tiles, ratios=ratios), path=TOWER, modality="image"),
+            Stage(
+                part=GatedTowerLayer(layer=layer),
+                count=v.size("num_global_layers", 8),
+                path=f"{TOWER}.global_transformer.layers",
+                modality="image",
+            ),
+            last,
+        ),
+        tiles,
+        patches,
+    )

@@ -13,11 +13,22 @@ from napkinmath.models.layers.task_heads import MaskedLmHead
 def modernbert(c: Config) -> ModelSpec:
     """ModernBertForMaskedLM (transformers models/modernbert)."""
     symbols = encoder_symbols(c)
-    layers, every, half = symbols["L"], c.size("global_attn_every_n_layers", 3), c.size("local_attention", 128) // 2
+    layers, every, half = (
+        symbols["L"],
+        c.size("global_attn_every_n_layers", 3),
+        c.size("local_attention", 128) // 2,
+    )
     slides = c.sliding_layers(layers, [index % every > 0 for index in range(layers)])
     norm = Norm(kind=NormKind.LAYER if c.flag("norm_bias") else NormKind.LAYER_NO_BIAS)
-    tables = tuple(name for name, used in ((" full", not all(slides)), (" sliding", any(slides))) if used)
-    entrance = ModernBertEmbedding(norm=norm, window=half if any(slides) else 0, tables=tables, dropout=c.probability("embedding_dropout"))
+    tables = tuple(
+        name for name, used in ((" full", not all(slides)), (" sliding", any(slides))) if used
+    )
+    entrance = ModernBertEmbedding(
+        norm=norm,
+        window=half if any(slides) else 0,
+        tables=tables,
+        dropout=c.probability("embedding_dropout"),
+    )
     layer = ModernBertLayer(
         norm=norm,
         activation=c.activation("hidden_activation", "gelu"),
@@ -27,14 +38,18 @@ def modernbert(c: Config) -> ModelSpec:
         mlp_dropout=c.probability("mlp_dropout"),
     )
     body = [
-        layer.replace(first=index == 0, window=half if slide else 0, tables=" sliding" if slide else " full")
+        layer.replace(
+            first=index == 0, window=half if slide else 0, tables=" sliding" if slide else " full"
+        )
         for index, slide in enumerate(slides)
     ]
     head = MaskedLmHead(
         dense="head.dense",
         norm="head.norm",
         decoder="decoder",
-        tied_to="model.embeddings.tok_embeddings.weight" if c.flag("tie_word_embeddings", True) else "",
+        tied_to=(
+            "model.embeddings.tok_embeddings.weight" if c.flag("tie_word_embeddings", True) else ""
+        ),
         activation=c.activation("classifier_activation", "gelu"),
         dense_bias=c.flag("classifier_bias"),
         norm_bias=c.flag("norm_bias"),

@@ -14,8 +14,9 @@ from napkinmath.models.layers.moe import Experts, MixtureOfExperts, Router, Scor
 from napkinmath.models.layers.norm import Norm, NormKind
 from napkinmath.models.layers.symbols import fs
 
-# Names of transformers 4 that PEFT 0.21 translates, by the pattern of the model type (utils/transformers_weight_conversion.py
-# with transformers' conversion_mapping.py); model types outside those patterns get no adapters on experts and router.
+# Names of transformers 4 that PEFT 0.21 translates, by the pattern of the model type
+# (utils/transformers_weight_conversion.py with transformers' conversion_mapping.py); model types
+# outside those patterns get no adapters on experts and router.
 MIXTRAL_NAMES = (("w1", "w3"), ("w2",))
 QWEN_NAMES = (("gate_proj", "up_proj"), ("down_proj",))
 # The same linears as modules of one expert each, in transformers 4: gate, up, down.
@@ -24,13 +25,17 @@ QWEN_MODULES = ("gate_proj", "up_proj", "down_proj")
 ROUTER_NAME = ("gate",)
 
 
-def expert_symbols(c: Config, *, experts: str, width: str, topk: str = "num_experts_per_tok", topk_default: int = 2) -> dict[str, int]:
+def expert_symbols(
+    c: Config, *, experts: str, width: str, topk: str = "num_experts_per_tok", topk_default: int = 2
+) -> dict[str, int]:
     """e, topk and fe, with the choice checked against the number of experts."""
     from napkinmath.base.errors import InputError
 
     count, chosen = c.size(experts), c.size(topk, topk_default)
     if chosen > count:
-        raise InputError(f"{topk}={chosen} is more than {experts}={count}; choose at most all experts")
+        raise InputError(
+            f"{topk}={chosen} is more than {experts}={count}; choose at most all experts"
+        )
     return {"e": count, "topk": chosen, "fe": c.size(width)}
 
 
@@ -46,13 +51,20 @@ def windowed(window: int) -> TokenEmbedding:
 
 def mixtral(c: Config) -> ModelSpec:
     """MixtralForCausalLM (transformers models/mixtral)."""
-    symbols = {**dense_symbols(c, kv_default=8), **expert_symbols(c, experts="num_local_experts", width="intermediate_size")}
+    symbols = {
+        **dense_symbols(c, kv_default=8),
+        **expert_symbols(c, experts="num_local_experts", width="intermediate_size"),
+    }
     window = c.size("sliding_window", 0, low=0)
     layer = DecoderLayer(
         attention=GroupedQueryAttention(window=window, **attention_fields(c, symbols, bias=False)),
         mlp=MixtureOfExperts(
             router=Router(normalized=True, adapted_as=ROUTER_NAME),
-            experts=Experts(activation=c.activation("hidden_act", "silu"), adapted_as=MIXTRAL_NAMES, modules=MIXTRAL_MODULES),
+            experts=Experts(
+                activation=c.activation("hidden_act", "silu"),
+                adapted_as=MIXTRAL_NAMES,
+                modules=MIXTRAL_MODULES,
+            ),
         ),
     )
     return decoder(c, symbols, [layer] * symbols["L"], "mixtral", embedding=windowed(window))
@@ -60,65 +72,120 @@ def mixtral(c: Config) -> ModelSpec:
 
 def qwen2_moe(c: Config) -> ModelSpec:
     """Qwen2MoeForCausalLM (transformers models/qwen2_moe)."""
-    symbols = {**dense_symbols(c, kv_default=16), **expert_symbols(c, experts="num_experts", width="moe_intermediate_size", topk_default=4)}
+    symbols = {
+        **dense_symbols(c, kv_default=16),
+        **expert_symbols(c, experts="num_experts", width="moe_intermediate_size", topk_default=4),
+    }
     symbols["fs"] = c.size("shared_expert_intermediate_size", 5632)
-    attention = GroupedQueryAttention(**attention_fields(c, symbols, bias=c.flag("qkv_bias", True), output_bias=False))
+    attention = GroupedQueryAttention(
+        **attention_fields(c, symbols, bias=c.flag("qkv_bias", True), output_bias=False)
+    )
     activation = c.activation("hidden_act", "silu")
     mixture = MixtureOfExperts(
         router=Router(normalized=c.flag("norm_topk_prob"), cast_back=True),
         experts=Experts(activation=activation, modules=QWEN_MODULES),
-        shared=SharedExpert(mlp=GatedMlp(activation=activation, width=fs, scope="shared_expert"), gated=True, first=True),
+        shared=SharedExpert(
+            mlp=GatedMlp(activation=activation, width=fs, scope="shared_expert"),
+            gated=True,
+            first=True,
+        ),
     )
-    return decoder(c, symbols, sparse_layers(c, symbols["L"], attention, mixture, GatedMlp(activation=activation)), "qwen2_moe")
+    return decoder(
+        c,
+        symbols,
+        sparse_layers(c, symbols["L"], attention, mixture, GatedMlp(activation=activation)),
+        "qwen2_moe",
+    )
 
 
 def qwen3_moe(c: Config) -> ModelSpec:
     """Qwen3MoeForCausalLM (transformers models/qwen3_moe)."""
-    experts = Experts(activation=c.activation("hidden_act", "silu"), adapted_as=QWEN_NAMES, modules=QWEN_MODULES)
+    experts = Experts(
+        activation=c.activation("hidden_act", "silu"), adapted_as=QWEN_NAMES, modules=QWEN_MODULES
+    )
     return _qwen3_moe(c, experts, ROUTER_NAME, unadapted(experts.activation))
 
 
 def qwen3_vl_moe_text(c: Config) -> ModelSpec:
-    """The text of Qwen3VLMoe, whose experts all-linear leaves alone: it is no model that peft translates (utils/transformers_weight_conversion.py)."""
+    """The text of Qwen3VLMoe, whose experts all-linear leaves alone: it is no model that peft
+    translates (utils/transformers_weight_conversion.py)."""
     experts = Experts(activation=c.activation("hidden_act", "silu"))
     return _qwen3_moe(c, experts, (), GatedMlp(activation=experts.activation))
 
 
-def _qwen3_moe(c: Config, experts: Experts, router_name: tuple[str, ...], dense: GatedMlp) -> ModelSpec:
-    symbols = {**dense_symbols(c, kv_default=4), **expert_symbols(c, experts="num_experts", width="moe_intermediate_size", topk_default=8)}
+def _qwen3_moe(
+    c: Config, experts: Experts, router_name: tuple[str, ...], dense: GatedMlp
+) -> ModelSpec:
+    symbols = {
+        **dense_symbols(c, kv_default=4),
+        **expert_symbols(c, experts="num_experts", width="moe_intermediate_size", topk_default=8),
+    }
     attention = GroupedQueryAttention(head_norm=Norm(), **attention_fields(c, symbols))
-    mixture = MixtureOfExperts(router=Router(normalized=c.flag("norm_topk_prob"), cast_back=True, adapted_as=router_name), experts=experts)
-    return decoder(c, symbols, sparse_layers(c, symbols["L"], attention, mixture, dense), "qwen3_moe")
+    mixture = MixtureOfExperts(
+        router=Router(normalized=c.flag("norm_topk_prob"), cast_back=True, adapted_as=router_name),
+        experts=experts,
+    )
+    return decoder(
+        c, symbols, sparse_layers(c, symbols["L"], attention, mixture, dense), "qwen3_moe"
+    )
 
 
 def unadapted(activation: str, **fields: object) -> GatedMlp:
-    """A dense feed-forward whose projections PEFT's all-linear leaves out, because it has moved their names to the experts."""
+    """A dense feed-forward whose projections PEFT's all-linear leaves out, because it has moved
+    their names to the experts."""
     return GatedMlp(activation=activation, kind="linear without adapter").replace(**fields)
 
 
-def sparse_layers(c: Config, layers: int, attention: GroupedQueryAttention, mixture: MixtureOfExperts, dense: GatedMlp) -> list[Part]:
-    """Qwen's rule: layer i is sparse unless listed in mlp_only_layers or (i + 1) is not a multiple of decoder_sparse_step."""
+def sparse_layers(
+    c: Config,
+    layers: int,
+    attention: GroupedQueryAttention,
+    mixture: MixtureOfExperts,
+    dense: GatedMlp,
+) -> list[Part]:
+    """Qwen's rule: layer i is sparse unless listed in mlp_only_layers or (i + 1) is not a multiple
+    of decoder_sparse_step."""
     dense_only, every = c.sizes("mlp_only_layers"), c.size("decoder_sparse_step", 1)
-    plain, sparse = DecoderLayer(attention=attention, mlp=dense), DecoderLayer(attention=attention, mlp=mixture)
-    return [sparse if i not in dense_only and (i + 1) % every == 0 else plain for i in range(layers)]
+    plain, sparse = (
+        DecoderLayer(attention=attention, mlp=dense),
+        DecoderLayer(attention=attention, mlp=mixture),
+    )
+    return [
+        sparse if i not in dense_only and (i + 1) % every == 0 else plain for i in range(layers)
+    ]
 
 
 def olmoe(c: Config) -> ModelSpec:
     """OlmoeForCausalLM: norms over all query and all key heads (transformers models/olmoe)."""
-    symbols = {**dense_symbols(c), **expert_symbols(c, experts="num_experts", width="intermediate_size", topk_default=8)}
+    symbols = {
+        **dense_symbols(c),
+        **expert_symbols(c, experts="num_experts", width="intermediate_size", topk_default=8),
+    }
     layer = DecoderLayer(
-        attention=GroupedQueryAttention(wide_norm=Norm(), clipped="clip_qkv" in c, **attention_fields(c, symbols)),
+        attention=GroupedQueryAttention(
+            wide_norm=Norm(), clipped="clip_qkv" in c, **attention_fields(c, symbols)
+        ),
         mlp=MixtureOfExperts(
-            router=Router(normalized=c.flag("norm_topk_prob"), cast_back=True, adapted_as=ROUTER_NAME),
-            experts=Experts(activation=c.activation("hidden_act", "silu"), adapted_as=QWEN_NAMES, modules=QWEN_MODULES),
+            router=Router(
+                normalized=c.flag("norm_topk_prob"), cast_back=True, adapted_as=ROUTER_NAME
+            ),
+            experts=Experts(
+                activation=c.activation("hidden_act", "silu"),
+                adapted_as=QWEN_NAMES,
+                modules=QWEN_MODULES,
+            ),
         ),
     )
     return decoder(c, symbols, [layer] * symbols["L"], "olmoe", padded=True)
 
 
 def granitemoe(c: Config) -> ModelSpec:
-    """GraniteMoeForCausalLM: Granite's multipliers, softmax over the chosen experts (transformers models/granitemoe)."""
-    symbols = {**dense_symbols(c), **expert_symbols(c, experts="num_local_experts", width="intermediate_size")}
+    """GraniteMoeForCausalLM: Granite's multipliers, softmax over the chosen experts (transformers
+    models/granitemoe)."""
+    symbols = {
+        **dense_symbols(c),
+        **expert_symbols(c, experts="num_local_experts", width="intermediate_size"),
+    }
     layer = DecoderLayer(
         attention=GroupedQueryAttention(**attention_fields(c, symbols)),
         mlp=MixtureOfExperts(
@@ -128,15 +195,27 @@ def granitemoe(c: Config) -> ModelSpec:
         ),
         scaled=True,
     )
-    return decoder(c, symbols, [layer] * symbols["L"], "granitemoe", embedding=TokenEmbedding(scaled=True), head=CausalLmHead(scaled=True))
+    return decoder(
+        c,
+        symbols,
+        [layer] * symbols["L"],
+        "granitemoe",
+        embedding=TokenEmbedding(scaled=True),
+        head=CausalLmHead(scaled=True),
+    )
 
 
 def phimoe(c: Config) -> ModelSpec:
-    """PhimoeForCausalLM: LayerNorm, biases, the sparse mixer as router (transformers models/phimoe).
+    """PhimoeForCausalLM: LayerNorm, biases, the sparse mixer as router (transformers
+    models/phimoe).
 
-    The router is a subclass of nn.Linear that returns a tuple: PEFT's all-linear picks it and fails, so it is priced without an adapter.
+    The router is a subclass of nn.Linear that returns a tuple: PEFT's all-linear picks it and
+    fails, so it is priced without an adapter.
     """
-    symbols = {**dense_symbols(c, kv_default=8), **expert_symbols(c, experts="num_local_experts", width="intermediate_size")}
+    symbols = {
+        **dense_symbols(c, kv_default=8),
+        **expert_symbols(c, experts="num_local_experts", width="intermediate_size"),
+    }
     window, norm = c.size("sliding_window", 0, low=0), Norm(kind=NormKind.LAYER)
     layer = DecoderLayer(
         attention=GroupedQueryAttention(window=window, **attention_fields(c, symbols)),
@@ -147,12 +226,20 @@ def phimoe(c: Config) -> ModelSpec:
         norm=norm,
     )
     head = CausalLmHead(norm=norm, bias=c.flag("lm_head_bias"))
-    return decoder(c, symbols, [layer] * symbols["L"], "phimoe", embedding=windowed(window), head=head)
+    return decoder(
+        c, symbols, [layer] * symbols["L"], "phimoe", embedding=windowed(window), head=head
+    )
 
 
 def glm4_moe(c: Config) -> ModelSpec:
-    """Glm4MoeForCausalLM: half of each head rotated, dense first layers, sigmoid routing, a shared expert (transformers models/glm4_moe)."""
-    symbols = {**dense_symbols(c), **expert_symbols(c, experts="n_routed_experts", width="moe_intermediate_size", topk_default=8)}
+    """Glm4MoeForCausalLM: half of each head rotated, dense first layers, sigmoid routing, a shared
+    expert (transformers models/glm4_moe)."""
+    symbols = {
+        **dense_symbols(c),
+        **expert_symbols(
+            c, experts="n_routed_experts", width="moe_intermediate_size", topk_default=8
+        ),
+    }
     symbols["fs"] = symbols["fe"] * c.size("n_shared_experts", 1)
     rotated, activation = c.rotated(symbols["dh"], 0.5), c.activation("hidden_act", "silu")
     attention = GroupedQueryAttention(
@@ -165,14 +252,18 @@ def glm4_moe(c: Config) -> ModelSpec:
         experts=Experts(activation=activation, adapted_as=QWEN_NAMES, modules=QWEN_MODULES),
         shared=SharedExpert(mlp=unadapted(activation, width=fs, scope="shared_experts")),
     )
-    dense, sparse = DecoderLayer(attention=attention, mlp=unadapted(activation)), DecoderLayer(attention=attention, mlp=mixture)
+    dense, sparse = (
+        DecoderLayer(attention=attention, mlp=unadapted(activation)),
+        DecoderLayer(attention=attention, mlp=mixture),
+    )
     first = c.size("first_k_dense_replace", 1, low=0)
     layers: list[Part] = [dense if i < first else sparse for i in range(symbols["L"])]
     return decoder(c, symbols, layers, "glm4_moe", embedding=TokenEmbedding(rotary_size=rotated))
 
 
 def sigmoid_router(c: Config, *, groups: int) -> Router:
-    """DeepSeek V3's router, in fp32, with a correction bias; one group takes the same masks as several."""
+    """DeepSeek V3's router, in fp32, with a correction bias; one group takes the same masks as
+    several."""
     return Router(
         scoring=Scoring.SIGMOID,
         fp32=True,
@@ -185,25 +276,53 @@ def sigmoid_router(c: Config, *, groups: int) -> Router:
 
 
 def minimax_m2(c: Config) -> ModelSpec:
-    """MiniMaxM2ForCausalLM: norms over all query and key heads, part of each head rotated, sigmoid routing (transformers models/minimax_m2)."""
-    symbols = {**dense_symbols(c), **expert_symbols(c, experts="num_local_experts", width="intermediate_size", topk_default=8)}
+    """MiniMaxM2ForCausalLM: norms over all query and key heads, part of each head rotated, sigmoid
+    routing (transformers models/minimax_m2)."""
+    symbols = {
+        **dense_symbols(c),
+        **expert_symbols(c, experts="num_local_experts", width="intermediate_size", topk_default=8),
+    }
     rotated = c.size("rotary_dim", c.rotated(symbols["dh"]))
     layer = DecoderLayer(
-        attention=GroupedQueryAttention(wide_norm=Norm(), rotary_size=rotated, **attention_fields(c, symbols, bias=False)),
+        attention=GroupedQueryAttention(
+            wide_norm=Norm(), rotary_size=rotated, **attention_fields(c, symbols, bias=False)
+        ),
         mlp=MixtureOfExperts(
-            router=Router(scoring=Scoring.SIGMOID, normalized=True, correction_bias=True, bias_outside=True, adapted_as=ROUTER_NAME),
-            experts=Experts(activation=c.activation("hidden_act", "silu"), adapted_as=MIXTRAL_NAMES, modules=MIXTRAL_MODULES),
+            router=Router(
+                scoring=Scoring.SIGMOID,
+                normalized=True,
+                correction_bias=True,
+                bias_outside=True,
+                adapted_as=ROUTER_NAME,
+            ),
+            experts=Experts(
+                activation=c.activation("hidden_act", "silu"),
+                adapted_as=MIXTRAL_NAMES,
+                modules=MIXTRAL_MODULES,
+            ),
         ),
     )
-    return decoder(c, symbols, [layer] * symbols["L"], "minimax_m2", embedding=TokenEmbedding(rotary_size=rotated))
+    return decoder(
+        c,
+        symbols,
+        [layer] * symbols["L"],
+        "minimax_m2",
+        embedding=TokenEmbedding(rotary_size=rotated),
+    )
 
 
 def deepseek_moe(c: Config) -> ModelSpec:
     """DeepseekForCausalLM, the first DeepSeekMoE: plain attention, softmax routing, shared experts.
 
-    transformers has no class for it; its own code keeps every expert as a module. Source: deepseek-ai/deepseek-moe-16b-base modeling_deepseek.py.
+    transformers has no class for it; its own code keeps every expert as a module. Source:
+    deepseek-ai/deepseek-moe-16b-base modeling_deepseek.py.
     """
-    symbols = {**dense_symbols(c), **expert_symbols(c, experts="n_routed_experts", width="moe_intermediate_size", topk_default=6)}
+    symbols = {
+        **dense_symbols(c),
+        **expert_symbols(
+            c, experts="n_routed_experts", width="moe_intermediate_size", topk_default=6
+        ),
+    }
     symbols["fs"] = symbols["fe"] * c.size("n_shared_experts", 2)
     activation = c.activation("hidden_act", "silu")
     attention = GroupedQueryAttention(**attention_fields(c, symbols))
@@ -213,5 +332,10 @@ def deepseek_moe(c: Config) -> ModelSpec:
         shared=SharedExpert(mlp=GatedMlp(activation=activation, width=fs, scope="shared_experts")),
     )
     dense = DecoderLayer(attention=attention, mlp=GatedMlp(activation=activation))
-    sparse, first = DecoderLayer(attention=attention, mlp=mixture), c.size("first_k_dense_replace", 1, low=0)
-    return decoder(c, symbols, [dense if i < first else sparse for i in range(symbols["L"])], "deepseek")
+    sparse, first = (
+        DecoderLayer(attention=attention, mlp=mixture),
+        c.size("first_k_dense_replace", 1, low=0),
+    )
+    return decoder(
+        c, symbols, [dense if i < first else sparse for i in range(symbols["L"])], "deepseek"
+    )

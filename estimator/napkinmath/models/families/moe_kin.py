@@ -1,4 +1,5 @@
-"""Mixtures of experts a small step from another family's: ERNIE 4.5, dots.llm1, GLM 4.7 Flash, Solar Open, FlexOlmo, Granite's shared expert."""
+"""Mixtures of experts a small step from another family's: ERNIE 4.5, dots.llm1, GLM 4.7 Flash,
+Solar Open, FlexOlmo, Granite's shared expert."""
 
 from __future__ import annotations
 
@@ -7,7 +8,14 @@ from napkinmath.ir.model_spec import ModelSpec, Part
 from napkinmath.models.families.config import Config
 from napkinmath.models.families.deepseek import latent_attention
 from napkinmath.models.families.llama import attention_fields, decoder, dense_symbols
-from napkinmath.models.families.moe import QWEN_MODULES, QWEN_NAMES, ROUTER_NAME, expert_symbols, sigmoid_router, unadapted
+from napkinmath.models.families.moe import (
+    QWEN_MODULES,
+    QWEN_NAMES,
+    ROUTER_NAME,
+    expert_symbols,
+    sigmoid_router,
+    unadapted,
+)
 from napkinmath.models.layers.attention import GroupedQueryAttention, Rotation
 from napkinmath.models.layers.decoder import DecoderLayer
 from napkinmath.models.layers.embedding import TokenEmbedding
@@ -23,19 +31,24 @@ if TYPE_CHECKING:
 
 
 def layer_kinds(c: Config, layers: int, first_sparse: int) -> list[bool]:
-    """Which layers hold experts, from `mlp_layer_types`; without it, those from `first_sparse` on."""
+    """Which layers hold experts, from `mlp_layer_types`; without it, those from `first_sparse`
+    on."""
     if "mlp_layer_types" not in c:
         return [index >= first_sparse for index in range(layers)]
     kinds = c.names("mlp_layer_types")
     c.same_length("mlp_layer_types", len(kinds), layers)
     unknown = [kind for kind in kinds if kind not in ("dense", "sparse")]
     if unknown:
-        raise InputError(f"config field mlp_layer_types has {shown(unknown[0])}; this family knows dense and sparse")
+        raise InputError(
+            f"config field mlp_layer_types has {shown(unknown[0])}; this family knows dense and"
+            " sparse"
+        )
     return [kind == "sparse" for kind in kinds]
 
 
 def _sigmoid_mixture(c: Config, activation: str) -> MixtureOfExperts:
-    """DeepSeek V3's mixture under the names of Qwen's experts, one group of them unless the config says otherwise."""
+    """DeepSeek V3's mixture under the names of Qwen's experts, one group of them unless the config
+    says otherwise."""
     return MixtureOfExperts(
         router=sigmoid_router(c, groups=1),
         experts=Experts(activation=activation, adapted_as=QWEN_NAMES, modules=QWEN_MODULES),
@@ -43,38 +56,65 @@ def _sigmoid_mixture(c: Config, activation: str) -> MixtureOfExperts:
     )
 
 
-def _layers(kinds: list[bool], attention: Sublayer, activation: str, mixture: MixtureOfExperts) -> list[Part]:
-    dense, sparse = DecoderLayer(attention=attention, mlp=unadapted(activation)), DecoderLayer(attention=attention, mlp=mixture)
+def _layers(
+    kinds: list[bool], attention: Sublayer, activation: str, mixture: MixtureOfExperts
+) -> list[Part]:
+    dense, sparse = (
+        DecoderLayer(attention=attention, mlp=unadapted(activation)),
+        DecoderLayer(attention=attention, mlp=mixture),
+    )
     return [sparse if kind else dense for kind in kinds]
 
 
 def glm4_moe_lite(c: Config) -> ModelSpec:
-    """Glm4MoeLiteForCausalLM: DeepSeek V3's attention and mixture, the first layer dense (transformers models/glm4_moe_lite)."""
+    """Glm4MoeLiteForCausalLM: DeepSeek V3's attention and mixture, the first layer dense
+    (transformers models/glm4_moe_lite)."""
     attention = latent_attention(c, "pairs" if c.flag("rope_interleave", True) else "halves")
     heads, layers = c.size("num_attention_heads"), c.size("num_hidden_layers")
-    symbols = {"h": c.size("hidden_size"), "a": heads, "k": heads, "dh": attention.plain + attention.turned}
+    symbols = {
+        "h": c.size("hidden_size"),
+        "a": heads,
+        "k": heads,
+        "dh": attention.plain + attention.turned,
+    }
     symbols |= {"f": c.size("intermediate_size"), "v": c.size("vocab_size"), "L": layers}
-    symbols |= expert_symbols(c, experts="n_routed_experts", width="moe_intermediate_size", topk_default=4)
+    symbols |= expert_symbols(
+        c, experts="n_routed_experts", width="moe_intermediate_size", topk_default=4
+    )
     symbols["fs"] = symbols["fe"] * c.size("n_shared_experts", 1)
     activation = c.activation("hidden_act", "silu")
-    parts = _layers(layer_kinds(c, layers, 1), attention, activation, _sigmoid_mixture(c, activation))
-    return decoder(c, symbols, parts, "glm4_moe_lite", embedding=TokenEmbedding(rotary_size=attention.turned))
+    parts = _layers(
+        layer_kinds(c, layers, 1), attention, activation, _sigmoid_mixture(c, activation)
+    )
+    return decoder(
+        c, symbols, parts, "glm4_moe_lite", embedding=TokenEmbedding(rotary_size=attention.turned)
+    )
 
 
 def dots1(c: Config) -> ModelSpec:
     """Dots1ForCausalLM: Qwen 3's attention, DeepSeek V3's mixture (transformers models/dots1)."""
-    symbols = {**dense_symbols(c), **expert_symbols(c, experts="n_routed_experts", width="moe_intermediate_size", topk_default=6)}
+    symbols = {
+        **dense_symbols(c),
+        **expert_symbols(
+            c, experts="n_routed_experts", width="moe_intermediate_size", topk_default=6
+        ),
+    }
     symbols["fs"] = symbols["fe"] * c.size("n_shared_experts", 1)
     activation = c.activation("hidden_act", "silu")
     attention = GroupedQueryAttention(head_norm=Norm(), **attention_fields(c, symbols))
     kinds = layer_kinds(c, symbols["L"], c.size("first_k_dense_replace", 0, low=0))
-    return decoder(c, symbols, _layers(kinds, attention, activation, _sigmoid_mixture(c, activation)), "dots1")
+    return decoder(
+        c, symbols, _layers(kinds, attention, activation, _sigmoid_mixture(c, activation)), "dots1"
+    )
 
 
 def solar_open(c: Config) -> ModelSpec:
-    """SolarOpenForCausalLM: Llama's attention, GLM 4.5's mixture in every layer (transformers models/solar_open)."""
+    """SolarOpenForCausalLM: Llama's attention, GLM 4.5's mixture in every layer (transformers
+    models/solar_open)."""
     symbols = dense_symbols(c, kv_default=8, head_size_default=128, ffn="moe_intermediate_size")
-    symbols |= expert_symbols(c, experts="n_routed_experts", width="moe_intermediate_size", topk_default=8)
+    symbols |= expert_symbols(
+        c, experts="n_routed_experts", width="moe_intermediate_size", topk_default=8
+    )
     symbols["fs"] = symbols["fe"] * c.size("n_shared_experts", 1)
     activation = c.activation("hidden_act", "silu")
     attention = GroupedQueryAttention(**attention_fields(c, symbols, output_bias=False))
@@ -83,12 +123,29 @@ def solar_open(c: Config) -> ModelSpec:
 
 
 def ernie4_5_moe(c: Config) -> ModelSpec:
-    """Ernie4_5_MoeForCausalLM: ERNIE 4.5's attention, softmax routing in fp32 with a bias for the choice (transformers models/ernie4_5_moe)."""
-    symbols = {**dense_symbols(c, kv_default=4), **expert_symbols(c, experts="moe_num_experts", width="moe_intermediate_size", topk="moe_k", topk_default=6)}  # fmt: skip
+    """Ernie4_5_MoeForCausalLM: ERNIE 4.5's attention, softmax routing in fp32 with a bias for the
+    choice (transformers models/ernie4_5_moe)."""
+    symbols = {
+        **dense_symbols(c, kv_default=4),
+        **expert_symbols(
+            c,
+            experts="moe_num_experts",
+            width="moe_intermediate_size",
+            topk="moe_k",
+            topk_default=6,
+        ),
+    }
     symbols["fs"] = symbols["fe"] * max(c.size("moe_num_shared_experts", 2, low=0), 1)
     bias, activation = c.flag("use_bias"), c.activation("hidden_act", "silu")
-    attention = GroupedQueryAttention(rotation=Rotation.PAIRS_WIDE, grouped=symbols["k"] != symbols["a"], bias=bias, output_bias=bias)
-    common = SharedExpert(mlp=unadapted(activation, bias=bias, width=fs, scope="shared_experts"), first=True)
+    attention = GroupedQueryAttention(
+        rotation=Rotation.PAIRS_WIDE,
+        grouped=symbols["k"] != symbols["a"],
+        bias=bias,
+        output_bias=bias,
+    )
+    common = SharedExpert(
+        mlp=unadapted(activation, bias=bias, width=fs, scope="shared_experts"), first=True
+    )
     mixture = MixtureOfExperts(
         router=Router(
             scoring=Scoring.SOFTMAX_BIASED,
@@ -102,36 +159,77 @@ def ernie4_5_moe(c: Config) -> ModelSpec:
         experts=Experts(activation=activation, adapted_as=QWEN_NAMES, modules=QWEN_MODULES),
         shared=common if c.size("moe_num_shared_experts", 2, low=0) else None,
     )
-    start, end, every = c.size("moe_layer_start_index", 1, low=0), c.whole("moe_layer_end_index", -1), c.size("moe_layer_interval", 1)
+    start, end, every = (
+        c.size("moe_layer_start_index", 1, low=0),
+        c.whole("moe_layer_end_index", -1),
+        c.size("moe_layer_interval", 1),
+    )
     last = symbols["L"] - 1 if end == -1 else end
     kinds = [(index + 1) % every == 0 and start <= index <= last for index in range(symbols["L"])]
-    dense, sparse = DecoderLayer(attention=attention, mlp=unadapted(activation, bias=bias)), DecoderLayer(attention=attention, mlp=mixture)
+    dense, sparse = (
+        DecoderLayer(attention=attention, mlp=unadapted(activation, bias=bias)),
+        DecoderLayer(attention=attention, mlp=mixture),
+    )
     layers: list[Part] = [sparse if kind else dense for kind in kinds]
     head = CausalLmHead(bias=bias)
-    return decoder(c, symbols, layers, "ernie4_5_moe", embedding=TokenEmbedding(wide_tables=True), head=head, tied=True, padded=True)
+    return decoder(
+        c,
+        symbols,
+        layers,
+        "ernie4_5_moe",
+        embedding=TokenEmbedding(wide_tables=True),
+        head=head,
+        tied=True,
+        padded=True,
+    )
 
 
 def flex_olmo(c: Config) -> ModelSpec:
     """FlexOlmoForCausalLM: OLMo 2's norms around a mixture (transformers models/flex_olmo)."""
     from napkinmath.models.families.dense_variants import POST_NAMES, WIDE_TABLES
 
-    symbols, norm = {**dense_symbols(c), **expert_symbols(c, experts="num_experts", width="intermediate_size", topk_default=5)}, Norm(kind=NormKind.RMS_CAST_LAST)  # fmt: skip
+    symbols, norm = (
+        {
+            **dense_symbols(c),
+            **expert_symbols(c, experts="num_experts", width="intermediate_size", topk_default=5),
+        },
+        Norm(kind=NormKind.RMS_CAST_LAST),
+    )
     activation = c.activation("hidden_act", "silu")
-    attention = GroupedQueryAttention(rotation=Rotation.HALVES_FP32, wide_norm=norm, **attention_fields(c, symbols))
+    attention = GroupedQueryAttention(
+        rotation=Rotation.HALVES_FP32, wide_norm=norm, **attention_fields(c, symbols)
+    )
     mixture = MixtureOfExperts(
         router=Router(normalized=c.flag("norm_topk_prob"), cast_back=True, adapted_as=ROUTER_NAME),
         experts=Experts(activation=activation, adapted_as=QWEN_NAMES, modules=QWEN_MODULES),
     )
     layer = DecoderLayer(attention=attention, mlp=mixture, norm=norm, **POST_NAMES)
-    return decoder(c, symbols, [layer] * symbols["L"], "flex_olmo", embedding=WIDE_TABLES, head=CausalLmHead(norm=norm), padded=True)
+    return decoder(
+        c,
+        symbols,
+        [layer] * symbols["L"],
+        "flex_olmo",
+        embedding=WIDE_TABLES,
+        head=CausalLmHead(norm=norm),
+        padded=True,
+    )
 
 
 def granitemoeshared(c: Config) -> ModelSpec:
-    """GraniteMoeSharedForCausalLM: Granite's mixture beside a shared expert (transformers models/granitemoeshared)."""
-    symbols = {**dense_symbols(c), **expert_symbols(c, experts="num_local_experts", width="intermediate_size")}
-    width, activation = c.size("shared_intermediate_size", 0, low=0), c.activation("hidden_act", "silu")
+    """GraniteMoeSharedForCausalLM: Granite's mixture beside a shared expert (transformers
+    models/granitemoeshared)."""
+    symbols = {
+        **dense_symbols(c),
+        **expert_symbols(c, experts="num_local_experts", width="intermediate_size"),
+    }
+    width, activation = (
+        c.size("shared_intermediate_size", 0, low=0),
+        c.activation("hidden_act", "silu"),
+    )
     symbols["fs"] = max(width, 1)
-    common = FusedGatedMlp(activation=activation, width=fs, names=("input_linear", "output_linear"), scope="shared_mlp")
+    common = FusedGatedMlp(
+        activation=activation, width=fs, names=("input_linear", "output_linear"), scope="shared_mlp"
+    )
     mixture = MixtureOfExperts(
         router=Router(name="router", scoring=Scoring.CHOSEN, cast_back=True),
         experts=Experts(activation=activation),
@@ -139,6 +237,10 @@ def granitemoeshared(c: Config) -> ModelSpec:
         scope="block_sparse_moe",
         shared_outside=True,
     )
-    layer = DecoderLayer(attention=GroupedQueryAttention(**attention_fields(c, symbols)), mlp=mixture, scaled=True)
+    layer = DecoderLayer(
+        attention=GroupedQueryAttention(**attention_fields(c, symbols)), mlp=mixture, scaled=True
+    )
     embedding, head = TokenEmbedding(scaled=True), CausalLmHead(scaled=True)
-    return decoder(c, symbols, [layer] * symbols["L"], "granitemoeshared", embedding=embedding, head=head)
+    return decoder(
+        c, symbols, [layer] * symbols["L"], "granitemoeshared", embedding=embedding, head=head
+    )

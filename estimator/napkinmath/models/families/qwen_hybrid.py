@@ -30,7 +30,10 @@ def qwen3_next(c: Config) -> ModelSpec:
     mixture = _mixture(c, activation, translated=True)
     every, dense_only = c.size("decoder_sparse_step", 1), c.sizes("mlp_only_layers")
     dense = unadapted(activation)
-    mlps: list[Sublayer] = [mixture if i not in dense_only and (i + 1) % every == 0 else dense for i in range(symbols["L"])]
+    mlps: list[Sublayer] = [
+        mixture if i not in dense_only and (i + 1) % every == 0 else dense
+        for i in range(symbols["L"])
+    ]
     return _hybrid(c, symbols, mlps, "qwen3_next", joint=True)
 
 
@@ -44,15 +47,22 @@ def qwen3_5_text(c: Config) -> ModelSpec:
 def qwen3_5_moe_text(c: Config) -> ModelSpec:
     """Qwen3_5MoeForCausalLM (transformers models/qwen3_5_moe)."""
     symbols = {**_symbols(c, width="moe_intermediate_size"), **_expert_symbols(c, topk=8)}
-    mlps: list[Sublayer] = [_mixture(c, c.activation("hidden_act", "silu"), translated=False, normalized=True)] * symbols["L"]
+    mlps: list[Sublayer] = [
+        _mixture(c, c.activation("hidden_act", "silu"), translated=False, normalized=True)
+    ] * symbols["L"]
     return _hybrid(c, symbols, mlps, "qwen3_5_moe", joint=False)
 
 
 def qwen3_5(c: Config) -> ModelSpec:
-    """Qwen3_5ForConditionalGeneration and its mixture of experts: Qwen 3 VL's tower before the hybrid (transformers models/qwen3_5)."""
+    """Qwen3_5ForConditionalGeneration and its mixture of experts: Qwen 3 VL's tower before the
+    hybrid (transformers models/qwen3_5)."""
     text = c.nested("text_config")
     if "tie_word_embeddings" in c and "tie_word_embeddings" not in text:
-        text = Config({**text.values, "tie_word_embeddings": c.flag("tie_word_embeddings")}, text.name, text.source)
+        text = Config(
+            {**text.values, "tie_word_embeddings": c.flag("tie_word_embeddings")},
+            text.name,
+            text.source,
+        )
     spec = qwen3_5_moe_text(text) if "num_experts" in text else qwen3_5_text(text)
     return qwen3_tower(c, spec, spec.family)
 
@@ -62,26 +72,40 @@ def _symbols(c: Config, *, width: str = "intermediate_size") -> dict[str, int]:
 
 
 def _expert_symbols(c: Config, *, topk: int) -> dict[str, int]:
-    symbols = expert_symbols(c, experts="num_experts", width="moe_intermediate_size", topk_default=topk)
+    symbols = expert_symbols(
+        c, experts="num_experts", width="moe_intermediate_size", topk_default=topk
+    )
     return {**symbols, "fs": c.size("shared_expert_intermediate_size", 512)}
 
 
-def _mixture(c: Config, activation: str, *, translated: bool, normalized: bool = False) -> MixtureOfExperts:
+def _mixture(
+    c: Config, activation: str, *, translated: bool, normalized: bool = False
+) -> MixtureOfExperts:
     kind = "linear without adapter" if translated else "linear"
     return MixtureOfExperts(
         router=Router(
-            normalized=normalized or c.flag("norm_topk_prob", True), cast_back=True, adapted_as=ROUTER_NAME if translated else ()
+            normalized=normalized or c.flag("norm_topk_prob", True),
+            cast_back=True,
+            adapted_as=ROUTER_NAME if translated else (),
         ),
         experts=Experts(activation=activation, adapted_as=QWEN_NAMES if translated else ((), ())),
-        shared=SharedExpert(mlp=GatedMlp(activation=activation, width=fs, scope="shared_expert", kind=kind), gated=True, first=True),
+        shared=SharedExpert(
+            mlp=GatedMlp(activation=activation, width=fs, scope="shared_expert", kind=kind),
+            gated=True,
+            first=True,
+        ),
     )
 
 
-def _hybrid(c: Config, symbols: dict[str, int], mlps: list[Sublayer], family: str, *, joint: bool) -> ModelSpec:
+def _hybrid(
+    c: Config, symbols: dict[str, int], mlps: list[Sublayer], family: str, *, joint: bool
+) -> ModelSpec:
     rotated = c.rotated(symbols["dh"], 0.25)
     fields = attention_fields(c, symbols)
     attention = GatedAttention(
-        bias=bool(fields["bias"]), rotary_size=rotated if rotated != symbols["dh"] else 0, dropout=c.number("attention_dropout", 0.0)
+        bias=bool(fields["bias"]),
+        rotary_size=rotated if rotated != symbols["dh"] else 0,
+        dropout=c.number("attention_dropout", 0.0),
     )
     delta = GatedDeltaNet(
         key_heads=c.size("linear_num_key_heads", 16),
@@ -93,10 +117,21 @@ def _hybrid(c: Config, symbols: dict[str, int], mlps: list[Sublayer], family: st
     )
     c.divides("linear_num_value_heads", "linear_num_key_heads", delta.value_heads, delta.key_heads)
     every = c.size("full_attention_interval", 4)
-    types = c.names("layer_types") or tuple("linear_attention" if (i + 1) % every else "full_attention" for i in range(symbols["L"]))
+    types = c.names("layer_types") or tuple(
+        "linear_attention" if (i + 1) % every else "full_attention" for i in range(symbols["L"])
+    )
     c.same_length("layer_types", len(types), symbols["L"])
     layers: list[Part] = [
-        DecoderLayer(attention=delta if kind == "linear_attention" else attention, mlp=mlp, norm=NORM)
+        DecoderLayer(
+            attention=delta if kind == "linear_attention" else attention, mlp=mlp, norm=NORM
+        )
         for kind, mlp in zip(types, mlps, strict=True)
     ]
-    return decoder(c, symbols, layers, family, embedding=TokenEmbedding(rotary_size=rotated), head=CausalLmHead(norm=NORM))
+    return decoder(
+        c,
+        symbols,
+        layers,
+        family,
+        embedding=TokenEmbedding(rotary_size=rotated),
+        head=CausalLmHead(norm=NORM),
+    )

@@ -10,7 +10,8 @@ from napkinmath.models.layers.t5 import T5Block, T5Embedding, T5Head, T5StackEnd
 def t5(c: Config) -> ModelSpec:
     """T5ForConditionalGeneration (transformers models/t5); the decoder's length is the symbol st.
 
-    transformers 5 ties the head always; `tie_word_embeddings: false` (T5 1.1, Flan-T5) only leaves out the scaling before it.
+    transformers 5 ties the head always; `tie_word_embeddings: false` (T5 1.1, Flan-T5) only leaves
+    out the scaling before it.
     """
     return _t5(c, "relu", scaled=c.flag("tie_word_embeddings", True))
 
@@ -40,7 +41,12 @@ def _t5(c: Config, default: str, *, scaled: bool) -> ModelSpec:
     stages = (
         Stage(part=entrance),
         *_blocks(block, "encoder.block", layers, buckets),
-        Stage(part=T5StackEnd(dropout=probability), path="encoder", publishes="encoder states", closes=("encoder bias",)),
+        Stage(
+            part=T5StackEnd(dropout=probability),
+            path="encoder",
+            publishes="encoder states",
+            closes=("encoder bias",),
+        ),
         Stage(part=entrance.replace(decoder=True)),
         *_blocks(block.replace(decoder=True), "decoder.block", decoders, buckets),
         Stage(part=T5StackEnd(dropout=probability), path="decoder"),
@@ -52,4 +58,8 @@ def _t5(c: Config, default: str, *, scaled: bool) -> ModelSpec:
 def _blocks(block: T5Block, path: str, count: int, buckets: int) -> tuple[Stage, ...]:
     """A stack's blocks: the first makes the position bias and hands it to the others."""
     first = Stage(part=block.replace(buckets=buckets), path=path, checkpointed=True)
-    return (first, Stage(part=block, count=count - 1, path=path, checkpointed=True)) if count > 1 else (first,)
+    return (
+        (first, Stage(part=block, count=count - 1, path=path, checkpointed=True))
+        if count > 1
+        else (first,)
+    )

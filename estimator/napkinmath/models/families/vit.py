@@ -25,7 +25,13 @@ def vit(c: Config) -> ModelSpec:
     symbols = encoder_symbols(c)
     image, patch = pair(c, "image_size", 224), pair(c, "patch_size", 16)
     probability, bias = c.number("hidden_dropout_prob", 0.0), c.flag("qkv_bias", True)
-    embedding = PatchEmbedding(image=image, patch=patch, channels=c.size("num_channels", 3), width=symbols["h"], dropout=probability)
+    embedding = PatchEmbedding(
+        image=image,
+        patch=patch,
+        channels=c.size("num_channels", 3),
+        width=symbols["h"],
+        dropout=probability,
+    )
     layer = VisionLayer(
         attention=BidirectionalAttention(
             names=("q_proj", "k_proj", "v_proj"),

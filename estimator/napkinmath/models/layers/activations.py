@@ -1,4 +1,5 @@
-"""Activation functions by the names that configs give them, as transformers 5.23 activations.py runs them."""
+"""Activation functions by the names that configs give them, as transformers 5.23 activations.py
+runs them."""
 
 from __future__ import annotations
 
@@ -42,14 +43,28 @@ def quick_gelu(t: Tape, x: Value) -> Value:
 
 
 def bloom_gelu(t: Tape, x: Value) -> Value:
-    """GELU by tanh in an autograd function of its own, which keeps x and computes both ways in small steps (models/bloom GeLUFunction)."""
+    """GELU by tanh in an autograd function of its own, which keeps x and computes both ways in
+    small steps (models/bloom GeLUFunction)."""
     made = [t.tensor(f"step {number}", x.axes, x.dtype, Role.WORKSPACE) for number in range(8)]
     out = Value(t.tensor("gelu", x.axes, x.dtype), x.axes, x.dtype, x.requires_grad)
     half, scaled, cubed, inner, product, squashed, plus_one, _ = made
     forward = (
-        (ALLOC, half), (ALLOC, scaled), (ALLOC, cubed), (ALLOC, inner), (FREE, cubed), (ALLOC, product), (FREE, scaled), (FREE, inner), (ALLOC, squashed), (FREE, product),
-        (ALLOC, plus_one), (FREE, squashed), (ALLOC, out.tensor), (FREE, half), (FREE, plus_one),
-    )  # fmt: skip
+        (ALLOC, half),
+        (ALLOC, scaled),
+        (ALLOC, cubed),
+        (ALLOC, inner),
+        (FREE, cubed),
+        (ALLOC, product),
+        (FREE, scaled),
+        (FREE, inner),
+        (ALLOC, squashed),
+        (FREE, product),
+        (ALLOC, plus_one),
+        (FREE, squashed),
+        (ALLOC, out.tensor),
+        (FREE, half),
+        (FREE, plus_one),
+    )
     cost = (Move(20 * traffic(x), 9),)
     if not x.requires_grad:
         t.append("bloom gelu", (x,), (out,), forward=forward, costs=cost)
@@ -59,10 +74,32 @@ def bloom_gelu(t: Tape, x: Value) -> Value:
         t.tensor(f"backward step {number}", x.axes, x.dtype, Role.WORKSPACE) for number in range(6)
     )
     backward = (
-        (ALLOC, first), (ALLOC, second), (ALLOC, third), (FREE, first), (FREE, second), (ALLOC, tanh_out), (FREE, third), (ALLOC, first), (ALLOC, second), (ALLOC, third), (ALLOC, fourth),
-        (FREE, third), (ALLOC, third), (FREE, second), (FREE, fourth), (ALLOC, second), (FREE, first), (FREE, third), (ALLOC, fourth), (ALLOC, factor), (FREE, second), (FREE, fourth),
-        (ALLOC, gradient), (FREE, factor), (FREE, tanh_out),
-    )  # fmt: skip
+        (ALLOC, first),
+        (ALLOC, second),
+        (ALLOC, third),
+        (FREE, first),
+        (FREE, second),
+        (ALLOC, tanh_out),
+        (FREE, third),
+        (ALLOC, first),
+        (ALLOC, second),
+        (ALLOC, third),
+        (ALLOC, fourth),
+        (FREE, third),
+        (ALLOC, third),
+        (FREE, second),
+        (FREE, fourth),
+        (ALLOC, second),
+        (FREE, first),
+        (FREE, third),
+        (ALLOC, fourth),
+        (ALLOC, factor),
+        (FREE, second),
+        (FREE, fourth),
+        (ALLOC, gradient),
+        (FREE, factor),
+        (FREE, tanh_out),
+    )
     t.append(
         "bloom gelu",
         (x,),
@@ -86,7 +123,8 @@ def relu2(t: Tape, x: Value) -> Value:
 
 
 def xielu(t: Tape, x: Value) -> Value:
-    """xIELU in Python: two trained numbers a layer, and every step a tensor as large as x (XIELUActivation._xielu_python)."""
+    """xIELU in Python: two trained numbers a layer, and every step a tensor as large as x
+    (XIELUActivation._xielu_python)."""
     with t.scope("act_fn") as frame:
         positive, negative = (t.weight(name, (1,)).value for name in ("alpha_p", "alpha_n"))
         beta, least = (t.weight(name, (1,), buffer=True).value for name in ("beta", "eps"))
@@ -127,7 +165,8 @@ def expm1(t: Tape, x: Value) -> Value:
 
 
 def minimum_of(t: Tape, x: Value, least: Value) -> Value:
-    """min(x, a number held in a tensor); keeps x; its backward compares twice and halves where equal."""
+    """min(x, a number held in a tensor); keeps x; its backward compares twice and halves where
+    equal."""
     halves = (
         *(t.tensor(n, x.axes, BOOL, Role.WORKSPACE) for n in ("x == least", "x > least")),
         t.tensor("half of the gradient", x.axes, x.dtype, Role.WORKSPACE),
@@ -146,7 +185,16 @@ def minimum_of(t: Tape, x: Value, least: Value) -> Value:
 
 
 ACTIVATIONS = {
-    "silu": elementwise.silu, "swish": elementwise.silu, "gelu": elementwise.gelu, "gelu_pytorch_tanh": elementwise.gelu, "gelu_python_tanh": gelu_new,
-    "gelu_new": gelu_new, "gelu_fast": gelu_fast, "bloom_gelu": bloom_gelu, "relu": elementwise.relu, "relu2": relu2, "xielu": xielu,
+    "silu": elementwise.silu,
+    "swish": elementwise.silu,
+    "gelu": elementwise.gelu,
+    "gelu_pytorch_tanh": elementwise.gelu,
+    "gelu_python_tanh": gelu_new,
+    "gelu_new": gelu_new,
+    "gelu_fast": gelu_fast,
+    "bloom_gelu": bloom_gelu,
+    "relu": elementwise.relu,
+    "relu2": relu2,
+    "xielu": xielu,
     "quick_gelu": quick_gelu,
-}  # fmt: skip
+}

@@ -22,7 +22,8 @@ class AlibiEmbedding(Part):
     norm_name: str = "word_embeddings_layernorm"
     padded: bool = False
     bias_rows: Size = 0
-    """Key positions of an fp32 bias without a batch axis (MPT); 0 is one in the model's type for each sequence (BLOOM)."""
+    """Key positions of an fp32 bias without a batch axis (MPT); 0 is one in the model's type for
+    each sequence (BLOOM)."""
     alibi: bool = True
     bool_mask: bool = False
     """Layers read the mask as bools (MPT)."""

@@ -1,4 +1,5 @@
-"""Self-attention with grouped key/value heads and rotary embeddings, as transformers' LlamaAttention and its kin."""
+"""Self-attention with grouped key/value heads and rotary embeddings, as transformers'
+LlamaAttention and its kin."""
 
 from __future__ import annotations
 
@@ -54,7 +55,8 @@ class GroupedQueryAttention(Record):
     rotary_size: int = 0
     """Rotated part of each head, split off and put back; 0 rotates heads whole."""
     holds_pieces: bool = False
-    """The split happens in the attention's own forward, whose locals the pieces stay (Phi, StableLM)."""
+    """The split happens in the attention's own forward, whose locals the pieces stay (Phi,
+    StableLM)."""
     tables: str = ""
     """Which of several rotary tables is read (Gemma 3: local)."""
     window: int = 0
@@ -85,7 +87,8 @@ class GroupedQueryAttention(Record):
     query_scaled: bool = False
     """Queries are scaled as they are projected (OPT)."""
     flash_repeats_before: tuple[int, int] = (0, 0)
-    """Version of transformers before which this family's FlashAttention path repeated keys and values per query head."""
+    """Version of transformers before which this family's FlashAttention path repeated keys and
+    values per query head."""
     dropout: float = 0.0
     output_dropout: float = 0.0
     names: tuple[str, str, str, str] = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -97,28 +100,43 @@ class GroupedQueryAttention(Record):
             frame.local(x)
             kv, dense = self.kv_heads, self.dense_gradients(t, x, shared)
             fused = self._fused(t, x)
-            projected = fused[:2] if fused else [self._projected(t, x, which, heads) for which, heads in ((0, a), (1, kv))]
-            q, key = (self._heads(t, p, which, heads, dense) for p, which, heads in zip(projected, (0, 1), (a, kv), strict=True))
-            value = split_heads(t, fused[2] if fused else self._projected(t, x, 2, kv), kv, copies=dense)
+            projected = (
+                fused[:2]
+                if fused
+                else [self._projected(t, x, which, heads) for which, heads in ((0, a), (1, kv))]
+            )
+            q, key = (
+                self._heads(t, p, which, heads, dense)
+                for p, which, heads in zip(projected, (0, 1), (a, kv), strict=True)
+            )
+            value = split_heads(
+                t, fused[2] if fused else self._projected(t, x, 2, kv), kv, copies=dense
+            )
             return self.finish(t, frame, q, key, value, shared)
 
     def _fused(self, t: Tape, x: Value) -> list[Value]:
-        """Queries, keys and values out of one patched operation, where the patch has one for these projections."""
+        """Queries, keys and values out of one patched operation, where the patch has one for these
+        projections."""
         patch = t.policy.patch
         if patch is None or not patch.adapters:
             return []
         from napkinmath.models.layers.patched_linears import fused_projections
 
         widths = (a * dh, self.kv_heads * dh, self.kv_heads * dh)
-        return fused_projections(t, x, tuple(zip(self.names[:3], widths, strict=True)), bias=self.bias)
+        return fused_projections(
+            t, x, tuple(zip(self.names[:3], widths, strict=True)), bias=self.bias
+        )
 
     @property
     def kv_heads(self) -> Size:
         """Key/value heads."""
         return k if self.grouped else a
 
-    def finish(self, t: Tape, frame: Scope, q: Value, key: Value, value: Value, shared: dict[str, Value]) -> Value:
-        """Rotation, attention and output projection of q, k, v of axes (b, heads, s, dh); `frame` is the attention's forward."""
+    def finish(
+        self, t: Tape, frame: Scope, q: Value, key: Value, value: Value, shared: dict[str, Value]
+    ) -> Value:
+        """Rotation, attention and output projection of q, k, v of axes (b, heads, s, dh); `frame`
+        is the attention's forward."""
         if self.rotary:
             patched = t.policy.patch is not None and self.rotation is Rotation.HALVES
             q, key = (self._rotate_patched if patched else self._rotate)(t, q, key, shared, frame)
@@ -136,15 +154,32 @@ class GroupedQueryAttention(Record):
             key, value = with_prefix(t, key, value, shared["prefix"])
         groups: Size = a // k if self.grouped else 1
         if self.grouped and repeats_keys(t, self.flash_repeats_before, self.eager_only):
-            key, value = repeat_heads(t, key, groups, (b, a, s, dh)), repeat_heads(t, value, groups, (b, a, s, dh))
+            key, value = (
+                repeat_heads(t, key, groups, (b, a, s, dh)),
+                repeat_heads(t, value, groups, (b, a, s, dh)),
+            )
             groups = 1
         frame.local(q, key, value)
         out = attend(
-            t, q, key, value, shared, groups=groups, window=self.window, dropout_p=self.dropout, capped=self.capped, eager_only=self.eager_only, contiguous=self._heads_lie_outside(t),
+            t,
+            q,
+            key,
+            value,
+            shared,
+            groups=groups,
+            window=self.window,
+            dropout_p=self.dropout,
+            capped=self.capped,
+            eager_only=self.eager_only,
+            contiguous=self._heads_lie_outside(t),
             wide_softmax=self.wide_softmax,
-        )  # fmt: skip
+        )
         frame.local(out)
-        return dropout(t, linear(t, t.view(out, (b, s, a * dh)), self.names[3], h, bias=self.output_bias), self.output_dropout)
+        return dropout(
+            t,
+            linear(t, t.view(out, (b, s, a * dh)), self.names[3], h, bias=self.output_bias),
+            self.output_dropout,
+        )
 
     def _projected(self, t: Tape, x: Value, which: int, heads: Size) -> Value:
         out = linear(t, x, self.names[which], heads * dh, bias=self.bias)
@@ -159,7 +194,9 @@ class GroupedQueryAttention(Record):
     def _heads(self, t: Tape, projected: Value, which: int, heads: Size, dense: bool) -> Value:
         copies = self.copies_rotated(t, dense=dense) and t.known(heads) > 1
         if self.norm_each:
-            return norm_of_each_head(t, split_heads(t, projected, heads, copies=copies), self.norm_names[which])
+            return norm_of_each_head(
+                t, split_heads(t, projected, heads, copies=copies), self.norm_names[which]
+            )
         if self.head_norm is None or self.norm_after_rotation:
             return split_heads(t, projected, heads, copies=copies)
         name = self.norm_names[which]
@@ -167,31 +204,46 @@ class GroupedQueryAttention(Record):
             return self.head_norm.record(t, split_heads(t, projected, heads, copies=copies), name)
         viewed = t.view(projected, (b, s, heads, dh))
         if t.policy.patch is not None:
-            return t.view(self.head_norm.record(t, viewed, name), (b, heads, s, dh), copies_gradient=copies)
-        return t.view(self.head_norm.record(t, viewed, name, (heads, dh) if self.norm_per_head else None), (b, heads, s, dh))
+            return t.view(
+                self.head_norm.record(t, viewed, name), (b, heads, s, dh), copies_gradient=copies
+            )
+        return t.view(
+            self.head_norm.record(t, viewed, name, (heads, dh) if self.norm_per_head else None),
+            (b, heads, s, dh),
+        )
 
     def _heads_lie_outside(self, t: Tape) -> bool:
-        """Whether q and k lie in memory with the heads outside the rows: where a rotation has put them together anew, or a patched norm."""
+        """Whether q and k lie in memory with the heads outside the rows: where a rotation has put
+        them together anew, or a patched norm."""
         patch = t.policy.patch
         if patch is None:
             return self.rotary_size > 0
         return patch.rope == "new" and self.norm_transposed and self.head_norm is not None
 
     def copies_rotated(self, t: Tape, *, dense: bool) -> bool:
-        """Whether the gradient of the split heads is copied: what makes it hands it back with the heads outside the rows."""
+        """Whether the gradient of the split heads is copied: what makes it hands it back with the
+        heads outside the rows."""
         if t.policy.patch is not None:
-            return self.norm_transposed or (dense and (t.policy.patch.rope == "new" or not self.rotary))
+            return self.norm_transposed or (
+                dense and (t.policy.patch.rope == "new" or not self.rotary)
+            )
         return (self.rotary and t.policy.stack.rotary == "eager") or dense
 
-    def _rotate_patched(self, t: Tape, q: Value, key: Value, shared: dict[str, Value], caller: Scope) -> tuple[Value, Value]:
+    def _rotate_patched(
+        self, t: Tape, q: Value, key: Value, shared: dict[str, Value], caller: Scope
+    ) -> tuple[Value, Value]:
         from napkinmath.models.layers.patched import patched_rotary
 
         with t.scope() as frame:
             frame.local(q, key)
             dense = self.dense_gradients(t, q, shared)
-            return patched_rotary(t, q, key, shared[f"cos{self.tables}"], dense=dense, sliced=not self.names[1])
+            return patched_rotary(
+                t, q, key, shared[f"cos{self.tables}"], dense=dense, sliced=not self.names[1]
+            )
 
-    def _rotate(self, t: Tape, q: Value, key: Value, shared: dict[str, Value], caller: Scope) -> tuple[Value, Value]:
+    def _rotate(
+        self, t: Tape, q: Value, key: Value, shared: dict[str, Value], caller: Scope
+    ) -> tuple[Value, Value]:
         cos, sin = shared[f"cos{self.tables}"], shared[f"sin{self.tables}"]
         turn = {
             Rotation.HALVES: rotary,
@@ -200,14 +252,20 @@ class GroupedQueryAttention(Record):
             Rotation.PAIRS_WIDE: rotary_interleaved_wide,
             Rotation.HALVES_FP32: rotary_fp32_tables,
         }[self.rotation]
-        if t.policy.stack.rotary == "in place" and self.rotation is Rotation.HALVES and not self.rotary_size:
+        if (
+            t.policy.stack.rotary == "in place"
+            and self.rotation is Rotation.HALVES
+            and not self.rotary_size
+        ):
             return rotary_in_place(t, q), rotary_in_place(t, key)
         if t.policy.config.compile:
             return rotary_fused(t, q), rotary_fused(t, key)
         if self.rotation in (Rotation.PAIRS, Rotation.PAIRS_WIDE):
             cos, sin = interleaved_table(t, cos), interleaved_table(t, sin)
         if self.rotary_size:
-            return rotary_partial(t, q, key, cos, sin, self.rotary_size, turn, caller if self.holds_pieces else None)
+            return rotary_partial(
+                t, q, key, cos, sin, self.rotary_size, turn, caller if self.holds_pieces else None
+            )
         with t.scope() as frame:
             frame.local(q, key, cos, sin)
             turned = turn(t, q, cos, sin)
@@ -215,38 +273,59 @@ class GroupedQueryAttention(Record):
             return turned, turn(t, key, cos, sin)
 
     def dense_gradients(self, t: Tape, x: Value, shared: dict[str, Value]) -> bool:
-        return dense_gradients(t, x.dtype, shared, grouped=self.grouped, window=self.window, eager_only=self.eager_only)
+        return dense_gradients(
+            t, x.dtype, shared, grouped=self.grouped, window=self.window, eager_only=self.eager_only
+        )
 
 
 def scaled_by_position(t: Tape, q: Value) -> Value:
-    """q times a number for each position, made anew in each layer (models/ministral3 get_llama_4_attn_scale)."""
+    """q times a number for each position, made anew in each layer (models/ministral3
+    get_llama_4_attn_scale)."""
     steps = [constant(t, f"scale of positions, step {i + 1}", (1, 1, s, 1), FP32) for i in range(2)]
     factor = cast(t, steps[-1], q.dtype)
     t.touch(steps[-1].tensor)
-    return t.op("mul", (q, factor), q.axes, q.dtype, saves=(factor,), gradients=(LIKE, None), costs=(Move(2 * traffic(q)),), backward_costs=(Move(2 * traffic(q)),))  # fmt: skip
+    return t.op(
+        "mul",
+        (q, factor),
+        q.axes,
+        q.dtype,
+        saves=(factor,),
+        gradients=(LIKE, None),
+        costs=(Move(2 * traffic(q)),),
+        backward_costs=(Move(2 * traffic(q)),),
+    )
 
 
 def norm_of_each_head(t: Tape, x: Value, name: str) -> Value:
-    """Heads split, each through its own LayerNorm, and put together again (models/stablelm StableLmLayerNormPerHead)."""
+    """Heads split, each through its own LayerNorm, and put together again (models/stablelm
+    StableLmLayerNormPerHead)."""
     heads = t.known(x.axes[1])
     with t.scope(name), t.scope("norms") as frame:
         parts = chunk(t, x, (dh,) * heads, name="split")
         parts = tuple(Value(p.tensor, (b, 1, s, dh), p.dtype, p.requires_grad) for p in parts)
         t.ops[-1].outputs = parts if x.requires_grad else t.ops[-1].outputs
         frame.local(*parts)
-        return concatenate(t, tuple(layer_norm(t, part, name=str(index), bias=False) for index, part in enumerate(parts)), x.axes)
+        return concatenate(
+            t,
+            tuple(
+                layer_norm(t, part, name=str(index), bias=False) for index, part in enumerate(parts)
+            ),
+            x.axes,
+        )
 
 
 def split_heads(t: Tape, projected: Value, heads: Size, *, copies: bool) -> Value:
-    """(b, s, heads·dh) seen as (b, heads, s, dh); `copies`: the gradient comes back laid out that way and is copied."""
+    """(b, s, heads·dh) seen as (b, heads, s, dh); `copies`: the gradient comes back laid out that
+    way and is copied."""
     return t.view(projected, (b, heads, s, dh), copies_gradient=copies and t.known(heads) > 1)
 
 
 def repeats_keys(t: Tape, flash_before: tuple[int, int], eager_only: bool) -> bool:
     """Whether this version repeats keys and values per query head before a fused kernel.
 
-    SDPA got `enable_gqa` with transformers 4.53; FlashAttention takes grouped heads as they are, but some families repeated them until
-    4.48 all the same (models/mistral/modeling_mistral.py MistralFlashAttention2 of 4.45).
+    SDPA got `enable_gqa` with transformers 4.53; FlashAttention takes grouped heads as they are,
+    but some families repeated them until 4.48 all the same (models/mistral/modeling_mistral.py
+    MistralFlashAttention2 of 4.45).
     """
     if runs_eager(t, eager_only):
         return False
@@ -259,22 +338,65 @@ def runs_eager(t: Tape, eager_only: bool) -> bool:
     return eager_only or t.policy.config.attention is Attention.EAGER
 
 
-def dense_gradients(t: Tape, dtype: DType, shared: dict[str, Value], *, grouped: bool, window: int = 0, eager_only: bool = False) -> bool:
-    """Whether attention returns gradients with the heads outside the rows, as matmul does and the fused kernels do not."""
+def dense_gradients(
+    t: Tape,
+    dtype: DType,
+    shared: dict[str, Value],
+    *,
+    grouped: bool,
+    window: int = 0,
+    eager_only: bool = False,
+) -> bool:
+    """Whether attention returns gradients with the heads outside the rows, as matmul does and the
+    fused kernels do not."""
     if runs_eager(t, eager_only):
         return True
     masked = shared.get(mask_name(window)) is not None
-    kernel = t.policy.sdpa_kernel(t.policy.attended_dtype(dtype), head_size=dh, masked=masked, grouped=grouped and not masked)
+    kernel = t.policy.sdpa_kernel(
+        t.policy.attended_dtype(dtype), head_size=dh, masked=masked, grouped=grouped and not masked
+    )
     return kernel == "math" or (masked and grouped)
 
 
 def attend(
-    t: Tape, q: Value, key: Value, value: Value, shared: dict[str, Value], *, groups: Size, window: int = 0, dropout_p: float = 0.0, capped: bool = False, eager_only: bool = False, contiguous: bool = False, wide_softmax: bool = True,
-) -> Value:  # fmt: skip
-    """Attention as configured, over q, k, v of axes (b, heads, s, dh); returns (b, s, heads, dh)."""
+    t: Tape,
+    q: Value,
+    key: Value,
+    value: Value,
+    shared: dict[str, Value],
+    *,
+    groups: Size,
+    window: int = 0,
+    dropout_p: float = 0.0,
+    capped: bool = False,
+    eager_only: bool = False,
+    contiguous: bool = False,
+    wide_softmax: bool = True,
+) -> Value:
+    """Attention as configured, over q, k, v of axes (b, heads, s, dh); returns (b, s, heads,
+    dh)."""
     mask = shared.get(mask_name(window)) or shared.get("mask")
     if runs_eager(t, eager_only):
         return eager_attention(
-            t, q, key, value, groups=groups, mask=mask, dropout_p=dropout_p, capped=capped, contiguous=contiguous, fp32_softmax=wide_softmax
+            t,
+            q,
+            key,
+            value,
+            groups=groups,
+            mask=mask,
+            dropout_p=dropout_p,
+            capped=capped,
+            contiguous=contiguous,
+            fp32_softmax=wide_softmax,
         )
-    return sdpa(t, q, key, value, groups=groups, mask=mask, window=window or None, dropout_p=dropout_p, contiguous=contiguous)
+    return sdpa(
+        t,
+        q,
+        key,
+        value,
+        groups=groups,
+        mask=mask,
+        window=window or None,
+        dropout_p=dropout_p,
+        contiguous=contiguous,
+    )

@@ -1,6 +1,8 @@
-"""BART: encoder and decoder layers with a norm after each residual, learned positions, biases everywhere.
+"""BART: encoder and decoder layers with a norm after each residual, learned positions, biases
+everywhere.
 
-Source: transformers 5.23 models/bart/modeling_bart.py. With labels given, the decoder builds no cache.
+Source: transformers 5.23 models/bart/modeling_bart.py. With labels given, the decoder builds no
+cache.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from napkinmath.ops.norm import layer_norm
 
 
 class BartEmbedding(Part):
-    """The entrance of a stack: shared embeddings times a number, learned positions, LayerNorm, dropout."""
+    """The entrance of a stack: shared embeddings times a number, learned positions, LayerNorm,
+    dropout."""
 
     decoder: bool = False
     positions: int
@@ -40,7 +43,9 @@ class BartEmbedding(Part):
             shared["labels"] = model_input(t, "labels", (b, st), INT64)
             ids = constant(t, "shifted labels", (b, st), INT64)
             with t.scope("embed_tokens"):
-                table = t.weight("weight", (v, h), kind="embedding", tied_to="model.encoder.embed_tokens.weight")
+                table = t.weight(
+                    "weight", (v, h), kind="embedding", tied_to="model.encoder.embed_tokens.weight"
+                )
             words = embedding(t, ids, "embed_tokens", v, h, padded=True, weight=table)
         else:
             ids = shared["input_ids"] = model_input(t, "input ids", (b, s), INT64)
@@ -51,14 +56,21 @@ class BartEmbedding(Part):
             if self.decoder and t.policy.config.attention is Attention.EAGER:
                 shared["decoder mask"] = constant(t, "causal mask", (b, 1, st, st), words.dtype)
             rows: Size = 1 if self.decoder else b
-            places = embedding(t, constant(t, "position ids", (rows, length), INT64), "embed_positions", self.positions + 2, h)
+            places = embedding(
+                t,
+                constant(t, "position ids", (rows, length), INT64),
+                "embed_positions",
+                self.positions + 2,
+                h,
+            )
             frame.local(places)
             total = add_broadcast(t, words, places) if self.decoder else add(t, words, places)
             return dropout(t, layer_norm(t, total, name="layernorm_embedding"), self.dropout)
 
 
 class BartLayer(Part):
-    """Self-attention, cross-attention in the decoder, feed-forward; dropout, residual and norm after each."""
+    """Self-attention, cross-attention in the decoder, feed-forward; dropout, residual and norm
+    after each."""
 
     decoder: bool = False
     width: int
@@ -73,7 +85,9 @@ class BartLayer(Part):
             with t.scope() as frame:
                 frame.local(x)
                 attended = self._attention(t, x, scope, shared)
-                x = layer_norm(t, add(t, x, dropout(t, attended, self.dropout)), name=f"{scope}_layer_norm")
+                x = layer_norm(
+                    t, add(t, x, dropout(t, attended, self.dropout)), name=f"{scope}_layer_norm"
+                )
         with t.scope() as frame:
             frame.local(x)
             wide = activate(t, linear(t, x, "fc1", self.width, bias=True), self.activation)
@@ -88,18 +102,34 @@ class BartLayer(Part):
         with t.scope(scope) as frame:
             frame.local(x)
             q = self._heads(t, x, "q_proj", x.axes[1])
-            key, value = self._heads(t, source, "k_proj", keys), self._heads(t, source, "v_proj", keys)
+            key, value = (
+                self._heads(t, source, "k_proj", keys),
+                self._heads(t, source, "v_proj", keys),
+            )
             frame.local(q, key, value)
             if t.policy.config.attention is Attention.EAGER:
                 mask = shared["decoder mask"] if causal else None
-                out = eager_attention(t, q, key, value, groups=1, mask=mask, dropout_p=self.attention_dropout, fp32_softmax=False)
+                out = eager_attention(
+                    t,
+                    q,
+                    key,
+                    value,
+                    groups=1,
+                    mask=mask,
+                    dropout_p=self.attention_dropout,
+                    fp32_softmax=False,
+                )
             else:
-                out = sdpa(t, q, key, value, groups=1, causal=causal, dropout_p=self.attention_dropout)
+                out = sdpa(
+                    t, q, key, value, groups=1, causal=causal, dropout_p=self.attention_dropout
+                )
             frame.local(out)
             return linear(t, t.view(out, (b, x.axes[1], a * dh)), "out_proj", h, bias=True)
 
     def _heads(self, t: Tape, x: Value, name: str, length: Size) -> Value:
-        return t.view(t.view(linear(t, x, name, a * dh, bias=True), (b, length, a, dh)), (b, a, length, dh))
+        return t.view(
+            t.view(linear(t, x, name, a * dh, bias=True), (b, length, a, dh)), (b, a, length, dh)
+        )
 
 
 class BartHead(Part):
@@ -114,6 +144,8 @@ class BartHead(Part):
             bias = t.weight("final_logits_bias", (1, v), kind="norm", buffer=True).value
             with t.scope("lm_head"):
                 weight = t.weight("weight", (v, h), kind="head", tied_to=self.tied_to)
-            logits = add(t, linear(t, x, "lm_head", v, kind="head", role=Role.LOGITS, weight=weight), bias)
+            logits = add(
+                t, linear(t, x, "lm_head", v, kind="head", role=Role.LOGITS, weight=weight), bias
+            )
             frame.local(logits)
             return cross_entropy(t, logits, upcast=False)

@@ -1,7 +1,8 @@
-"""Head and loss of litgpt's fine-tuning: logits by chunks of tokens, returned as fp32 and kept by the loop until the next step.
+"""Head and loss of litgpt's fine-tuning: logits by chunks of tokens, returned as fp32 and kept by
+the loop until the next step.
 
-Source: litgpt 0.4 lora.py GPT.forward (lm_head_chunk_size), utils.py chunked_cross_entropy, finetune/lora.py fit; lightning fabric
-plugins/precision/half.py HalfPrecision.convert_output.
+Source: litgpt 0.4 lora.py GPT.forward (lm_head_chunk_size), utils.py chunked_cross_entropy,
+finetune/lora.py fit; lightning fabric plugins/precision/half.py HalfPrecision.convert_output.
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ class ChunkedHead(Part):
             frame.local(x)
             hidden = self.norm.record(t, x, "transformer.ln_f")
             logits = linear(t, hidden, "lm_head", v, bias=self.bias, role=Role.LOGITS)
-            if self.capped and t.policy.adapter is None:  # the path by chunks returns them as they are
+            if (
+                self.capped and t.policy.adapter is None
+            ):  # the path by chunks returns them as they are
                 logits = scale(t, tanh(t, scale(t, logits)))
             frame.local(logits)
             returned = _returned(t, logits)
@@ -69,18 +72,25 @@ class ChunkedHead(Part):
         head = next(w for w in t.weights if w.path.endswith("lm_head.weight"))
         if t.policy.adapter is not None:  # the head itself ran in chunks
             return chunked_loss(t, logits, head)
-        with t.scope() as frame:  # logits[..., :-1, :] reshaped: a copy, then split into chunks of rows
-            flat = copy(t, slice_of(t, logits, logits.axes), name="shifted logits", role=Role.LOGITS)
+        with (
+            t.scope() as frame
+        ):  # logits[..., :-1, :] reshaped: a copy, then split into chunks of rows
+            flat = copy(
+                t, slice_of(t, logits, logits.axes), name="shifted logits", role=Role.LOGITS
+            )
             frame.local(flat)
             return chunked_loss(t, flat, None)
 
 
 def _returned(t: Tape, logits: Value) -> Value:
-    """The fp32 copy that the precision plugin makes of every output; the gradient comes back a chunk at a time."""
+    """The fp32 copy that the precision plugin makes of every output; the gradient comes back a
+    chunk at a time."""
     tensor = t.tensor(RETURNED, logits.axes, FP32, Role.LOGITS)
     out = Value(tensor, logits.axes, FP32, logits.requires_grad)
     whole = t.policy.adapter is None
-    grad = t.gradient_of(logits) if whole else _chunk(t, "gradient of a chunk", logits, logits.dtype)
+    grad = (
+        t.gradient_of(logits) if whole else _chunk(t, "gradient of a chunk", logits, logits.dtype)
+    )
     grad.role = Role.LOGITS
     moved = traffic(logits, out)
     t.append(
@@ -97,20 +107,34 @@ def _returned(t: Tape, logits: Value) -> Value:
 
 
 def chunked_loss(t: Tape, logits: Value, head: Weight | None) -> Value:
-    """Cross-entropy of each chunk of tokens: log-probabilities of all chunks stay, gradients are made chunk by chunk.
+    """Cross-entropy of each chunk of tokens: log-probabilities of all chunks stay, gradients are
+    made chunk by chunk.
 
-    With `head` the gradient of a chunk goes through the head before the next chunk is begun, so that a packed head is unpacked
-    while all other log-probabilities are still there; without it the chunks' gradients are joined into one of the whole.
+    With `head` the gradient of a chunk goes through the head before the next chunk is begun, so
+    that a packed head is unpacked while all other log-probabilities are still there; without it the
+    chunks' gradients are joined into one of the whole.
     """
     last = _chunk(t, "log-probabilities of a chunk", logits, FP32)
-    others = t.tensor("log-probabilities of the other chunks", (*logits.axes[:-2], maximum(s - CHUNK, 0), v), FP32, Role.LOGITS)
+    others = t.tensor(
+        "log-probabilities of the other chunks",
+        (*logits.axes[:-2], maximum(s - CHUNK, 0), v),
+        FP32,
+        Role.LOGITS,
+    )
     losses = t.tensor("loss of each token", (b, s), FP32, Role.LOGITS)
     out = Value(losses, (b, s), FP32, logits.requires_grad)
-    first, second = (_chunk(t, name, logits, FP32) for name in ("gradient of log-probabilities", "gradient of a chunk"))
+    first, second = (
+        _chunk(t, name, logits, FP32)
+        for name in ("gradient of log-probabilities", "gradient of a chunk")
+    )
     steps: list[tuple[str, Tensor]] = [(ALLOC, first), (ALLOC, second), (FREE, first), (FREE, last)]
     if head is not None:
         half = _chunk(t, "gradient of a chunk in 16 bits", logits, BF16)
-        unpacked = t.policy.format.unpacked(t, head, t.policy.compute_dtype) if head.constants and t.policy.format is not None else []
+        unpacked = (
+            t.policy.format.unpacked(t, head, t.policy.compute_dtype)
+            if head.constants and t.policy.format is not None
+            else []
+        )
         steps += [
             (ALLOC, half),
             (FREE, second),

@@ -1,4 +1,5 @@
-"""DeBERTa V2 and V3: attention whose scores add content-to-position and position-to-content products; transformers has it eager only.
+"""DeBERTa V2 and V3: attention whose scores add content-to-position and position-to-content
+products; transformers has it eager only.
 
 Source: transformers 5.23 models/deberta_v2/modeling_deberta_v2.py.
 """
@@ -22,7 +23,8 @@ from napkinmath.ops.routing import gather
 
 
 class DebertaEmbedding(Part):
-    """Token (and position and segment) embeddings, LayerNorm, the padding mask, dropout; then what all layers share."""
+    """Token (and position and segment) embeddings, LayerNorm, the padding mask, dropout; then what
+    all layers share."""
 
     reach: int
     """Positions that the model can number."""
@@ -48,30 +50,49 @@ class DebertaEmbedding(Part):
             total = input_leaf(t, embedding(t, ids, "word_embeddings", v, h, padded=True))
             frame.local(total)
             if self.positions:
-                places = embedding(t, constant(t, "position ids", (1, s), INT64), "position_embeddings", self.positions, h)
+                places = embedding(
+                    t,
+                    constant(t, "position ids", (1, s), INT64),
+                    "position_embeddings",
+                    self.positions,
+                    h,
+                )
                 total = add_broadcast(t, total, places)
             if self.segments:
                 segments = constant(t, "token type ids", (b, s), INT64)
-                total = add(t, total, embedding(t, segments, "token_type_embeddings", self.segments, h))
+                total = add(
+                    t, total, embedding(t, segments, "token_type_embeddings", self.segments, h)
+                )
             normed = layer_norm(t, total, name="LayerNorm")
-            mask = constant(t, "mask in the model's type", (b, s, 1), normed.dtype) if normed.dtype is not FP32 else padding
+            mask = (
+                constant(t, "mask in the model's type", (b, s, 1), normed.dtype)
+                if normed.dtype is not FP32
+                else padding
+            )
             out = dropout(t, mul(t, normed, mask), self.dropout)
         shared["pairs"] = constant(t, "mask of pairs", (b, 1, s, s), FP32)
         self._distances(t, shared)
         return out
 
     def _distances(self, t: Tape, shared: dict[str, Value]) -> None:
-        """Bucketed distance of every pair as int64, with the steps of make_log_bucket_position; the table of relative positions."""
+        """Bucketed distance of every pair as int64, with the steps of make_log_bucket_position; the
+        table of relative positions."""
         with t.scope() as frame:
-            steps = [constant(t, f"relative positions, step {i + 1}", (s, s), INT64) for i in range(3)]
+            steps = [
+                constant(t, f"relative positions, step {i + 1}", (s, s), INT64) for i in range(3)
+            ]
             frame.local(*steps)
-            logs = [constant(t, f"logarithmic positions, step {i + 1}", (s, s), FP32) for i in range(3)]
+            logs = [
+                constant(t, f"logarithmic positions, step {i + 1}", (s, s), FP32) for i in range(3)
+            ]
             frame.local(*logs)
             shared["distances"] = constant(t, "relative positions", (1, 1, s, s), INT64)
         with t.scope("encoder"):
             with t.scope("rel_embeddings"):
                 table = t.weight("weight", (self.distances, h), kind="embedding").value
-            shared["distance table"] = layer_norm(t, table, name="LayerNorm") if self.normed else table
+            shared["distance table"] = (
+                layer_norm(t, table, name="LayerNorm") if self.normed else table
+            )
 
 
 class DisentangledAttention(Record):
@@ -86,11 +107,15 @@ class DisentangledAttention(Record):
 
     def record(self, t: Tape, x: Value, shared: dict[str, Value]) -> Value:
         """Attention over x of axes (b, s, h); returns (b, s, a · dh)."""
-        names = ("query_proj", "key_proj") if self.shared_keys else ("pos_query_proj", "pos_key_proj")
+        names = (
+            ("query_proj", "key_proj") if self.shared_keys else ("pos_query_proj", "pos_key_proj")
+        )
         table, count, scores = shared["distance table"], self.distances, (b, a, s, s)
         with t.scope() as frame:
             frame.local(x)
-            q, key, value = (self._heads(t, x, name) for name in ("query_proj", "key_proj", "value_proj"))
+            q, key, value = (
+                self._heads(t, x, name) for name in ("query_proj", "key_proj", "value_proj")
+            )
             frame.local(q, key, value)
             weights = bmm(t, q, scale(t, key), b * a, s, s, dh, scores, name="q k^T")
             frame.local(weights)
@@ -107,7 +132,11 @@ class DisentangledAttention(Record):
                 for kind, side in (("c2p", q), ("p2c", key)):
                     if kind in self.types:
                         picked = self._positions(t, inner, side, made[kind], shared)
-                        bias = add_(t, bias, scale(t, picked)) if bias is not None else scale(t, scale(t, picked))
+                        bias = (
+                            add_(t, bias, scale(t, picked))
+                            if bias is not None
+                            else scale(t, scale(t, picked))
+                        )
                         inner.local(bias)
             if bias is not None:
                 frame.local(bias)
@@ -148,13 +177,32 @@ class DisentangledAttention(Record):
             (b, a, self.distances, dh),
             one.dtype,
             gradients=(LIKE,),
-            costs=(Move(traffic(one) + traffic(Value(one.tensor, (b, a, self.distances, dh), one.dtype))),),
-            backward_costs=(Move(traffic(Value(one.tensor, (b, a, self.distances, dh), one.dtype))),),
+            costs=(
+                Move(
+                    traffic(one) + traffic(Value(one.tensor, (b, a, self.distances, dh), one.dtype))
+                ),
+            ),
+            backward_costs=(
+                Move(traffic(Value(one.tensor, (b, a, self.distances, dh), one.dtype))),
+            ),
         )
 
-    def _positions(self, t: Tape, frame: Scope, side: Value, table: Value, shared: dict[str, Value]) -> Value:
-        """Products with every distance, of which each pair picks its own; the picks, int64 of s², are kept."""
-        products = bmm(t, side, table, b * a, s, self.distances, dh, (b, a, s, self.distances), name="relative scores")
+    def _positions(
+        self, t: Tape, frame: Scope, side: Value, table: Value, shared: dict[str, Value]
+    ) -> Value:
+        """Products with every distance, of which each pair picks its own; the picks, int64 of s²,
+        are kept."""
+        products = bmm(
+            t,
+            side,
+            table,
+            b * a,
+            s,
+            self.distances,
+            dh,
+            (b, a, s, self.distances),
+            name="relative scores",
+        )
         distances = shared["distances"]
         moved = constant(t, "distances from zero", distances.axes, INT64)
         t.touch(distances.tensor)

@@ -1,4 +1,5 @@
-"""Decoder layers: attention and feed-forward one after the other, or side by side, with norms before or after."""
+"""Decoder layers: attention and feed-forward one after the other, or side by side, with norms
+before or after."""
 
 from __future__ import annotations
 
@@ -14,13 +15,15 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     class Sublayer(Protocol):
-        """Attention or feed-forward: reads the normed hidden states, returns what is added to the residual."""
+        """Attention or feed-forward: reads the normed hidden states, returns what is added to the
+        residual."""
 
         def record(self, t: Tape, x: Value, shared: dict[str, Value]) -> Value: ...
 
 
 class DecoderLayer(Part):
-    """residual + attention(norm), then residual + feed-forward(norm), as LlamaDecoderLayer.forward and its kin."""
+    """residual + attention(norm), then residual + feed-forward(norm), as LlamaDecoderLayer.forward
+    and its kin."""
 
     attention: Sublayer
     mlp: Sublayer
@@ -34,24 +37,33 @@ class DecoderLayer(Part):
     dropout: float = 0.0
     """Dropout of what is added to the residual."""
     holds_attention: bool = False
-    """Names of their own keep the first norm's and the attention's output alive to the end (StableLM, Falcon)."""
+    """Names of their own keep the first norm's and the attention's output alive to the end
+    (StableLM, Falcon)."""
 
     norms_last: bool = False
     """Each norm follows the residual's sum (OPT 350M)."""
     names_outputs: bool = False
-    """Norm and sublayer outputs are alive under names of their own as the residual is added, the attention's to the end (GPT-2)."""
+    """Norm and sublayer outputs are alive under names of their own as the residual is added, the
+    attention's to the end (GPT-2)."""
     names_attention: bool = True
-    """With `names_outputs`: the attention's output has a name (not where the attention adds the residual itself, BLOOM)."""
+    """With `names_outputs`: the attention's output has a name (not where the attention adds the
+    residual itself, BLOOM)."""
 
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         assert x is not None
         middle = self._residual(t, x, self.attention, 0, shared)
         return self._residual(t, middle, self.mlp, 1, shared)
 
-    def _residual(self, t: Tape, x: Value, part: Sublayer, which: int, shared: dict[str, Value]) -> Value:
+    def _residual(
+        self, t: Tape, x: Value, part: Sublayer, which: int, shared: dict[str, Value]
+    ) -> Value:
         with t.scope() as frame:
             frame.local(x)
-            normed = self.norm.record(t, x, self.names[which]) if self.names[which] and not self.norms_last else x
+            normed = (
+                self.norm.record(t, x, self.names[which])
+                if self.names[which] and not self.norms_last
+                else x
+            )
             out = part.record(t, normed, shared)
             if self.holds_attention and not which:
                 t.keep(normed, out)
@@ -74,7 +86,8 @@ class DecoderLayer(Part):
 
 
 class ParallelLayer(Part):
-    """residual + attention(norm) + feed-forward(norm), both reading the same input (GPT-J, Phi, Cohere, GPT-NeoX)."""
+    """residual + attention(norm) + feed-forward(norm), both reading the same input (GPT-J, Phi,
+    Cohere, GPT-NeoX)."""
 
     attention: Sublayer
     mlp: Sublayer
@@ -84,7 +97,8 @@ class ParallelLayer(Part):
     residual_last: bool = False
     """attention + feed-forward + residual, rather than residual + attention + feed-forward."""
     mlp_first: bool = False
-    """The norm's output is not held under a name: norms are made in place of the arguments (GPT-NeoX)."""
+    """The norm's output is not held under a name: norms are made in place of the arguments
+    (GPT-NeoX)."""
     dropout: float = 0.0
 
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:

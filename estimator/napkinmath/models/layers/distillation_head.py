@@ -13,7 +13,8 @@ from napkinmath.ops.index import constant
 
 
 def returned_logits(t: Tape, head: CausalLmHead, x: Value) -> Value:
-    """What a model without labels returns: fp32 under autocast (accelerate utils/operations.py convert_outputs_to_fp32)."""
+    """What a model without labels returns: fp32 under autocast (accelerate utils/operations.py
+    convert_outputs_to_fp32)."""
     with t.scope() as frame:
         logits = head.logits(t, x)
         frame.local(logits)
@@ -31,7 +32,8 @@ class LogitsHead(Part):
 
 
 class DistillationHead(Part):
-    """A language model's head whose logits leave the model, since the trainer computes the loss (trl gkd_trainer.py compute_loss)."""
+    """A language model's head whose logits leave the model, since the trainer computes the loss
+    (trl gkd_trainer.py compute_loss)."""
 
     head: CausalLmHead = CausalLmHead()
 

@@ -1,4 +1,5 @@
-"""The entrance of a language model: token ids, embeddings, rotary tables and the attention mask that all layers share."""
+"""The entrance of a language model: token ids, embeddings, rotary tables and the attention mask
+that all layers share."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ class TokenEmbedding(Part):
     rotary_size: Size = 0
     """Rotated part of the head; 0 is the whole head."""
     complex_rotary: bool = False
-    """One table of complex fp32 numbers, a pair each, instead of cos and sin (DeepSeek V2, Llama 4)."""
+    """One table of complex fp32 numbers, a pair each, instead of cos and sin (DeepSeek V2, Llama
+    4)."""
     tables: tuple[str, ...] = ("",)
     """Names of the rotary tables, where sliding layers have their own (Gemma 3)."""
     wide_tables: bool = False
@@ -47,20 +49,29 @@ class TokenEmbedding(Part):
 
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         ids = token_ids(t, shared)
-        out = embedding(t, ids, self.name, v + self.extra_rows if self.extra_rows else v, h, padded=self.padded)
+        out = embedding(
+            t, ids, self.name, v + self.extra_rows if self.extra_rows else v, h, padded=self.padded
+        )
         if self.scaled_inside:
             out = scale(t, out)
         out = behind_virtual_tokens(t, input_leaf(t, out), shared)
         if self.scaled:
             out = scale(t, out)
-        causal_masks(t, shared, out.dtype, full=self.full_mask, windows=self.windows, eager_only=self.masked)
+        causal_masks(
+            t, shared, out.dtype, full=self.full_mask, windows=self.windows, eager_only=self.masked
+        )
         out = dropout(t, out, self.dropout)
         if self.complex_rotary:
             shared["rotary"] = constant(t, "rotary table", (1, s, self.rotary_size or dh), FP32)
         elif self.rotary:
             for suffix in self.tables:
                 rotary_tables(
-                    t, shared, self.rotary_size or dh, FP32 if self.wide_tables else out.dtype, suffix, rows=b if self.tables_per_row else 1
+                    t,
+                    shared,
+                    self.rotary_size or dh,
+                    FP32 if self.wide_tables else out.dtype,
+                    suffix,
+                    rows=b if self.tables_per_row else 1,
                 )
         return out
 
@@ -70,18 +81,26 @@ def token_ids(t: Tape, shared: dict[str, Value]) -> Value:
     own = s - t.policy.virtual_tokens(AdapterKind.PROMPT)
     ids = shared["input_ids"] = model_input(t, "input ids", (b, own), INT64)
     shared["labels"] = model_input(t, "labels", (b, own), INT64)
-    if t.policy.config.batch.packing:  # the batch brings its own, which say where sequences begin; flash-attn is given their ends
+    if (
+        t.policy.config.batch.packing
+    ):  # the batch brings its own, which say where sequences begin; flash-attn is given their ends
         shared["position ids"] = model_input(t, "position ids", (b, s), INT64)
         if not t.policy.masks_packed:
-            shared["cu_seqlens"] = constant(t, "ends of the sequences", (2, num_sequences(t) + 1), INT32)
+            shared["cu_seqlens"] = constant(
+                t, "ends of the sequences", (2, num_sequences(t) + 1), INT32
+            )
     else:
         shared["position ids"] = constant(t, "position ids", (1, s), INT64)
     return ids
 
 
 def behind_virtual_tokens(t: Tape, x: Value, shared: dict[str, Value]) -> Value:
-    """The embeddings with a trained prompt before them; a trained prefix is published for the layers."""
-    if t.policy.adapter is None or t.policy.adapter.kind not in (AdapterKind.PROMPT, AdapterKind.PREFIX):
+    """The embeddings with a trained prompt before them; a trained prefix is published for the
+    layers."""
+    if t.policy.adapter is None or t.policy.adapter.kind not in (
+        AdapterKind.PROMPT,
+        AdapterKind.PREFIX,
+    ):
         return x
     from napkinmath.lowering.virtual_tokens import with_virtual_tokens
 
@@ -89,13 +108,17 @@ def behind_virtual_tokens(t: Tape, x: Value, shared: dict[str, Value]) -> Value:
 
 
 def num_sequences(t: Tape) -> Size:
-    """Sequences packed into a batch: as many of their mean length as fill it, or one a row where lengths are not known."""
+    """Sequences packed into a batch: as many of their mean length as fill it, or one a row where
+    lengths are not known."""
     lengths = t.policy.config.batch.lengths
     return ceil_div(b * s * len(lengths), sum(lengths)) if lengths else b
 
 
-def rotary_tables(t: Tape, shared: dict[str, Value], size: Size, dtype: DType, suffix: str = "", *, rows: Size = 1) -> None:
-    """cos and sin of every position, computed in fp32 and cast to the type of the hidden states (or kept).
+def rotary_tables(
+    t: Tape, shared: dict[str, Value], size: Size, dtype: DType, suffix: str = "", *, rows: Size = 1
+) -> None:
+    """cos and sin of every position, computed in fp32 and cast to the type of the hidden states (or
+    kept).
 
     Source: transformers 5.23 models/llama/modeling_llama.py LlamaRotaryEmbedding.forward.
     """

@@ -25,9 +25,11 @@ if TYPE_CHECKING:
 
 
 class BidirectionalAttention(Record):
-    """Attention of every position to every other: projections with bias, no mask, softmax in the model's type.
+    """Attention of every position to every other: projections with bias, no mask, softmax in the
+    model's type.
 
-    Source: transformers 5.23 models/bert/modeling_bert.py BertSelfAttention, models/vit/modeling_vit.py ViTAttention.
+    Source: transformers 5.23 models/bert/modeling_bert.py BertSelfAttention,
+    models/vit/modeling_vit.py ViTAttention.
     """
 
     names: tuple[str, str, str] = ("query", "key", "value")
@@ -40,16 +42,29 @@ class BidirectionalAttention(Record):
     """Queries and keys are turned by the tower's tables, in the model's type (Pixtral)."""
 
     def record(self, t: Tape, x: Value, shared: dict[str, Value] | None = None) -> Value:
-        """Attention over x of axes (rows, length, width); returns (rows, length, heads · size), before any output projection."""
+        """Attention over x of axes (rows, length, width); returns (rows, length, heads · size),
+        before any output projection."""
         rows, length, _ = x.axes
         with t.scope() as frame:
             frame.local(x)
-            q, k, v_ = (self._heads(t, x, name, bias) for name, bias in zip(self.names, self.bias, strict=True))
+            q, k, v_ = (
+                self._heads(t, x, name, bias)
+                for name, bias in zip(self.names, self.bias, strict=True)
+            )
             if self.rotary and shared is not None:
                 q, k = self.turn(t, q, k, shared)
             frame.local(q, k, v_)
             if t.policy.config.attention is Attention.EAGER:
-                out = eager_attention(t, q, k, v_, groups=1, mask=None, dropout_p=self.dropout, fp32_softmax=self.fp32_softmax)
+                out = eager_attention(
+                    t,
+                    q,
+                    k,
+                    v_,
+                    groups=1,
+                    mask=None,
+                    dropout_p=self.dropout,
+                    fp32_softmax=self.fp32_softmax,
+                )
             else:
                 out = sdpa(t, q, k, v_, groups=1, causal=False, dropout_p=self.dropout)
             return t.view(out, (rows, length, self.heads * self.size))
@@ -61,7 +76,10 @@ class BidirectionalAttention(Record):
 
     def _heads(self, t: Tape, x: Value, name: str, bias: bool) -> Value:
         rows, length, _ = x.axes
-        projected = t.view(linear(t, x, name, self.heads * self.size, bias=bias), (rows, length, self.heads, self.size))
+        projected = t.view(
+            linear(t, x, name, self.heads * self.size, bias=bias),
+            (rows, length, self.heads, self.size),
+        )
         return t.view(projected, (rows, self.heads, length, self.size))
 
 
@@ -86,12 +104,15 @@ class EncoderEmbedding(Part):
     """Token types; 0 is none (DistilBERT)."""
     dropout: float = 0.1
     position_of_each_token: bool = False
-    """Positions are counted from the ids, a row of them for every sequence (RoBERTa), not one row for all."""
+    """Positions are counted from the ids, a row of them for every sequence (RoBERTa), not one row
+    for all."""
     labels: tuple[Size, ...] = (b, s)
 
     @property
     def longest_sequence(self) -> int:
-        return self.positions - (2 if self.position_of_each_token else 0)  # rows up to the padding index are not used
+        return self.positions - (
+            2 if self.position_of_each_token else 0
+        )  # rows up to the padding index are not used
 
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         ids = shared["input_ids"] = model_input(t, "input ids", (b, s), INT64)
@@ -104,13 +125,29 @@ class EncoderEmbedding(Part):
             frame.local(words)
             total = words
             if self.segments:
-                segments = embedding(t, constant(t, "token type ids", (b, s), INT64), "token_type_embeddings", self.segments, h)
+                segments = embedding(
+                    t,
+                    constant(t, "token type ids", (b, s), INT64),
+                    "token_type_embeddings",
+                    self.segments,
+                    h,
+                )
                 frame.local(segments)
                 total = add(t, total, segments)
             rows = b if self.position_of_each_token else 1
-            places = embedding(t, constant(t, "position ids", (rows, s), INT64), "position_embeddings", self.positions, h)
+            places = embedding(
+                t,
+                constant(t, "position ids", (rows, s), INT64),
+                "position_embeddings",
+                self.positions,
+                h,
+            )
             frame.local(places)
-            total = add(t, total, places) if self.position_of_each_token else add_broadcast(t, total, places)
+            total = (
+                add(t, total, places)
+                if self.position_of_each_token
+                else add_broadcast(t, total, places)
+            )
             return dropout(t, layer_norm(t, total, name="LayerNorm"), self.dropout)
 
 
@@ -143,7 +180,8 @@ class BertLayer(Part):
 
 
 class DistilBertLayer(Part):
-    """DistilBERT's TransformerBlock: the output projection inside the attention, dropout after the feed-forward only."""
+    """DistilBERT's TransformerBlock: the output projection inside the attention, dropout after the
+    feed-forward only."""
 
     attention: BidirectionalAttention = BidirectionalAttention(names=("q_lin", "k_lin", "v_lin"))
     activation: str = "gelu"

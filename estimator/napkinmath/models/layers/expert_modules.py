@@ -1,8 +1,10 @@
-"""A mixture's experts as transformers 4 held them: a list of modules with `nn.Linear`s, run one after another over their tokens.
+"""A mixture's experts as transformers 4 held them: a list of modules with `nn.Linear`s, run one
+after another over their tokens.
 
-So quantizers packed every expert and PEFT's all-linear adapted it, where transformers 5 holds one 3-D parameter that neither
-touches. Tokens are taken to be spread evenly. Source: transformers 4.45 models/mixtral/modeling_mixtral.py
-MixtralSparseMoeBlock.forward, models/qwen2_moe/modeling_qwen2_moe.py Qwen2MoeSparseMoeBlock.forward.
+So quantizers packed every expert and PEFT's all-linear adapted it, where transformers 5 holds one
+3-D parameter that neither touches. Tokens are taken to be spread evenly. Source: transformers 4.45
+models/mixtral/modeling_mixtral.py MixtralSparseMoeBlock.forward,
+models/qwen2_moe/modeling_qwen2_moe.py Qwen2MoeSparseMoeBlock.forward.
 """
 
 from __future__ import annotations
@@ -25,11 +27,18 @@ FIRST_FUSED = (5, 0)
 
 def runs_experts_as_modules(t: Tape) -> bool:
     """Whether the stack's transformers is one that held each expert as a module."""
-    return (0, 0) < t.policy.stack.transformers < FIRST_FUSED and t.policy.patch is None and t.policy.experts is None
+    return (
+        (0, 0) < t.policy.stack.transformers < FIRST_FUSED
+        and t.policy.patch is None
+        and t.policy.experts is None
+    )
 
 
-def experts_by_module(t: Tape, x: Value, weights: Value, names: tuple[str, str, str], width: Size, activation: str) -> Value:
-    """The weighted sum of each token's experts; x is (tokens, h), weights are (tokens, topk); names are gate, up and down."""
+def experts_by_module(
+    t: Tape, x: Value, weights: Value, names: tuple[str, str, str], width: Size, activation: str
+) -> Value:
+    """The weighted sum of each token's experts; x is (tokens, h), weights are (tokens, topk); names
+    are gate, up and down."""
     share = ceil_div(TOKENS * topk, t.known(e))
     flat = t.view(weights, (product(weights.axes),))
     with t.scope("experts") as frame:
@@ -38,12 +47,19 @@ def experts_by_module(t: Tape, x: Value, weights: Value, names: tuple[str, str, 
         out = constant(t, "sum over experts", x.axes, x.dtype)
         for number in range(t.known(e)):
             with t.scope(str(number)) as turn:
-                token, place = (constant(t, name, (share,), INT64) for name in ("tokens of an expert", "places of an expert"))
+                token, place = (
+                    constant(t, name, (share,), INT64)
+                    for name in ("tokens of an expert", "places of an expert")
+                )
                 rows = routing.take_rows(t, x, token, "rows of an expert")
                 turn.local(token, place, rows)
                 gate = activate(t, linear(t, rows, names[0], width), activation)
                 y = linear(t, mul(t, gate, linear(t, rows, names[1], width)), names[2], x.axes[-1])
-                weighed = routing.weigh_rows(t, y, t.view(routing.take_rows(t, flat, token, "weights of an expert"), (share, 1)))
+                weighed = routing.weigh_rows(
+                    t,
+                    y,
+                    t.view(routing.take_rows(t, flat, token, "weights of an expert"), (share, 1)),
+                )
                 turn.local(y, weighed)
                 out = add_rows(t, out, cast(t, weighed, x.dtype), token)
     return out

@@ -1,4 +1,5 @@
-"""Falcon's attention and layer, in the forms of its sizes: one key/value head, grouped heads expanded, or as many as query heads."""
+"""Falcon's attention and layer, in the forms of its sizes: one key/value head, grouped heads
+expanded, or as many as query heads."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ from napkinmath.ops.elementwise import add, add_, copy, dropout
 from napkinmath.ops.index import constant, embedding, input_leaf, rotary, slice_of
 from napkinmath.ops.matmul import linear
 
-# FalconLinear is a subclass of nn.Linear, and transformers 5 quantizes modules of exactly that class (integrations/bitsandbytes.py).
+# FalconLinear is a subclass of nn.Linear, and transformers 5 quantizes modules of exactly that
+# class (integrations/bitsandbytes.py).
 KIND = "unquantized linear"
 
 
@@ -44,7 +46,13 @@ class FalconAttention(Record):
 
     def record(self, t: Tape, x: Value, shared: dict[str, Value]) -> Value:
         """Attention over x of axes (b, s, h)."""
-        width: Size = 3 * a if self.heads is FalconHeads.FULL else a + 2 if self.heads is FalconHeads.SINGLE else a + 2 * k
+        width: Size = (
+            3 * a
+            if self.heads is FalconHeads.FULL
+            else a + 2
+            if self.heads is FalconHeads.SINGLE
+            else a + 2 * k
+        )
         with t.scope("self_attention") as frame:
             frame.local(x)
             packed = linear(t, x, "query_key_value", width * dh, bias=self.bias, kind=KIND)
@@ -64,11 +72,15 @@ class FalconAttention(Record):
     def _split(self, t: Tape, packed: Value) -> tuple[Value, Value, Value]:
         if self.heads is FalconHeads.FULL:
             viewed = t.view(packed, (b, s, a, 3, dh))
-            q, key, value = (t.view(slice_of(t, viewed, (b, s, a, dh)), (b, a, s, dh)) for _ in range(3))
+            q, key, value = (
+                t.view(slice_of(t, viewed, (b, s, a, dh)), (b, a, s, dh)) for _ in range(3)
+            )
             return q, key, value
         count: Size = 1 if self.heads is FalconHeads.SINGLE else k
         q = slice_of(t, packed, (b, s, a, dh))
-        key, value = (copy(t, slice_of(t, packed, (b, s, count, dh)), name="indexed head") for _ in range(2))
+        key, value = (
+            copy(t, slice_of(t, packed, (b, s, count, dh)), name="indexed head") for _ in range(2)
+        )
         if self.heads is FalconHeads.GROUPED:
             with t.scope() as frame:
                 frame.local(key, value)
@@ -81,20 +93,40 @@ class FalconAttention(Record):
         """Heads broadcast over their group and flattened into a copy; the gradient is summed."""
         return t.op("broadcast", (part,), (b, s, a, dh), part.dtype, gradients=("like",))
 
-    def _attend(self, t: Tape, frame: Scope, q: Value, key: Value, value: Value, shared: dict[str, Value], dtype: DType) -> Value:
+    def _attend(
+        self,
+        t: Tape,
+        frame: Scope,
+        q: Value,
+        key: Value,
+        value: Value,
+        shared: dict[str, Value],
+        dtype: DType,
+    ) -> Value:
         if runs_eager(t, False):
             return falcon_attention(
-                t, frame, q, key, value, mask=shared["mask"], alibi=shared.get("alibi"), dtype=dtype, dropout_p=self.dropout
+                t,
+                frame,
+                q,
+                key,
+                value,
+                mask=shared["mask"],
+                alibi=shared.get("alibi"),
+                dtype=dtype,
+                dropout_p=self.dropout,
             )
         if (
             self.heads is FalconHeads.SINGLE and t.known(a) > 1
         ):  # SDPA is called without enable_gqa, so that no fused kernel takes a single head
             return math_attention(t, q, key, value, groups=1, mask=shared.get("mask"))
-        return attend(t, q, key, value, shared, groups=1, dropout_p=self.dropout if self.alibi else 0.0)
+        return attend(
+            t, q, key, value, shared, groups=1, dropout_p=self.dropout if self.alibi else 0.0
+        )
 
 
 class FalconEmbedding(Part):
-    """Token embeddings, rotary tables whether used or not, and a mask in every case, with ALiBi one of b·a·s² (models/falcon FalconModel.forward)."""
+    """Token embeddings, rotary tables whether used or not, and a mask in every case, with ALiBi one
+    of b·a·s² (models/falcon FalconModel.forward)."""
 
     alibi: bool = False
     padded: bool = False

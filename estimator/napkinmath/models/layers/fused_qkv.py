@@ -1,4 +1,5 @@
-"""Attention of libraries that project queries, keys and values by one linear: litgpt's CausalSelfAttention.
+"""Attention of libraries that project queries, keys and values by one linear: litgpt's
+CausalSelfAttention.
 
 Source: litgpt 0.4 model.py CausalSelfAttention, lora.py LoRAQKVLinear.
 """
@@ -22,7 +23,8 @@ PROJECTIONS = ("query", "key", "value")
 
 
 class FusedQkvAttention(Record):
-    """One linear for q, k and v; grouped heads expanded to copies; rotary in fp32, cast back, concatenated with what is not rotated."""
+    """One linear for q, k and v; grouped heads expanded to copies; rotary in fp32, cast back,
+    concatenated with what is not rotated."""
 
     bias: bool = False
     rotary_size: int = 0
@@ -47,7 +49,11 @@ class FusedQkvAttention(Record):
     def _packed(self, t: Tape, x: Value) -> Value:
         out = linear(t, x, self.names[0], (a + 2 * k) * dh, bias=self.bias)
         adapter = t.policy.adapter
-        enabled = [p for p in PROJECTIONS if adapter is not None and (p in adapter.targets or adapter.targets == ("all-linear",))]
+        enabled = [
+            p
+            for p in PROJECTIONS
+            if adapter is not None and (p in adapter.targets or adapter.targets == ("all-linear",))
+        ]
         if adapter is None or not enabled:
             return out
         widths = {"query": a * dh, "key": k * dh, "value": k * dh}
@@ -57,9 +63,13 @@ class FusedQkvAttention(Record):
         with t.scope(self.names[0]), t.scope("lora"):
             first = lora_weight(t, "lora_A", (adapter.rank * len(enabled), x.axes[-1]))
             second = lora_weight(t, "lora_B", (outputs, adapter.rank))
-        low = dense_linear(t, dropout(t, x, adapter.dropout, of_adapter=True), first, None, label="A x")
+        low = dense_linear(
+            t, dropout(t, x, adapter.dropout, of_adapter=True), first, None, label="A x"
+        )
         update = dense_linear(t, t.view(low, (b, s, adapter.rank)), second, None, label="B A x")
-        if len(enabled) < len(PROJECTIONS):  # zero_pad: zeros, and index_copy_ of the update into them, which keeps the update
+        if len(enabled) < len(
+            PROJECTIONS
+        ):  # zero_pad: zeros, and index_copy_ of the update into them, which keeps the update
             update = t.op(
                 "index_copy_",
                 (update,),
@@ -76,11 +86,16 @@ class FusedQkvAttention(Record):
         """Views of the packed projection where heads are not grouped, copies where they are."""
         grouped = t.known(a) != t.known(k)
         whole = self._shared_gradient(t, packed)
-        q, key, value = (Value(whole.tensor, (b, heads, s, dh), whole.dtype, whole.requires_grad) for heads in (a, k, k))
+        q, key, value = (
+            Value(whole.tensor, (b, heads, s, dh), whole.dtype, whole.requires_grad)
+            for heads in (a, k, k)
+        )
         self._views(t, whole, (q, key, value))
         if grouped:
             q = copy(t, q)
-            key, value = (repeat_heads(t, x, a // k, (b, a, s, dh), copies=True) for x in (key, value))
+            key, value = (
+                repeat_heads(t, x, a // k, (b, a, s, dh), copies=True) for x in (key, value)
+            )
         return q, key, value
 
     def _shared_gradient(self, t: Tape, packed: Value) -> Value:
@@ -90,9 +105,14 @@ class FusedQkvAttention(Record):
         """split: the gradients of the parts are concatenated into one of the whole."""
         joined = t.gradient_of(whole) if whole.requires_grad else None
         t.append(
-            "split", (whole,), parts, forward=(), backward=((ALLOC, joined),) if joined else (), gradients=(Gradient(whole, joined),) if joined else (),
+            "split",
+            (whole,),
+            parts,
+            forward=(),
+            backward=((ALLOC, joined),) if joined else (),
+            gradients=(Gradient(whole, joined),) if joined else (),
             backward_costs=(Move(2 * traffic(whole)),),
-        )  # fmt: skip
+        )
 
     def _turn(self, t: Tape, x: Value, shared: dict[str, Value]) -> Value:
         with t.scope() as frame:
@@ -101,7 +121,12 @@ class FusedQkvAttention(Record):
             turned = cast(t, rotary(t, part, shared["cos"], shared["sin"]), x.dtype)
             frame.local(turned)
             return t.op(
-                "cat", (turned, x), x.axes, x.dtype, gradients=("pass", "like" if self.rotary_size else None), costs=(Move(2 * traffic(x)),)
+                "cat",
+                (turned, x),
+                x.axes,
+                x.dtype,
+                gradients=("pass", "like" if self.rotary_size else None),
+                costs=(Move(2 * traffic(x)),),
             )
 
     def _attend(self, t: Tape, q: Value, key: Value, value: Value) -> Value:

@@ -1,7 +1,9 @@
-"""Gated delta networks (Qwen 3 Next, Qwen 3.5): the chunked rule as transformers runs it in torch, and attention with an output gate.
+"""Gated delta networks (Qwen 3 Next, Qwen 3.5): the chunked rule as transformers runs it in torch,
+and attention with an output gate.
 
-The torch form is what is priced; fla's fused kernel (`chunk_gated_delta_rule`), which transformers takes where it is installed, keeps
-less. Sources: transformers 5.23 models/qwen3_next/modeling_qwen3_next.py Qwen3NextGatedDeltaNet, torch_chunk_gated_delta_rule;
+The torch form is what is priced; fla's fused kernel (`chunk_gated_delta_rule`), which transformers
+takes where it is installed, keeps less. Sources: transformers 5.23
+models/qwen3_next/modeling_qwen3_next.py Qwen3NextGatedDeltaNet, torch_chunk_gated_delta_rule;
 models/qwen3_5/modeling_qwen3_5.py.
 """
 
@@ -21,7 +23,18 @@ from napkinmath.models.layers.norm import Norm, NormKind
 from napkinmath.models.layers.symbols import a, b, dh, h, k, s
 from napkinmath.ops.attention import eager_attention, sdpa
 from napkinmath.ops.convolution import causal_convolution
-from napkinmath.ops.elementwise import cast, copy, mul, neg, rsqrt, scale, shift, sigmoid, silu, unary
+from napkinmath.ops.elementwise import (
+    cast,
+    copy,
+    mul,
+    neg,
+    rsqrt,
+    scale,
+    shift,
+    sigmoid,
+    silu,
+    unary,
+)
 from napkinmath.ops.index import concatenate, constant, rotary
 from napkinmath.ops.matmul import bmm, linear
 from napkinmath.ops.norm import mean_square
@@ -32,7 +45,8 @@ CHUNK = 64  # torch_chunk_gated_delta_rule's default
 
 
 class GatedDeltaNet(Record):
-    """Linear attention with a decaying state updated by the delta rule, over grouped key and value heads."""
+    """Linear attention with a decaying state updated by the delta rule, over grouped key and value
+    heads."""
 
     key_heads: int
     value_heads: int
@@ -40,7 +54,8 @@ class GatedDeltaNet(Record):
     value_size: int
     kernel: int = 4
     joint: bool = True
-    """Two projections, interleaved by key head (Qwen 3 Next); four separate ones otherwise (Qwen 3.5)."""
+    """Two projections, interleaved by key head (Qwen 3 Next); four separate ones otherwise (Qwen
+    3.5)."""
 
     @property
     def keys(self) -> int:
@@ -59,8 +74,12 @@ class GatedDeltaNet(Record):
             mixed, gate, learn, rate = self._projected(t, x)
             frame.local(mixed, gate, learn, rate)
             channels = 2 * self.keys + self.values
-            mixed = causal_convolution(t, t.view(mixed, (b, channels, s)), "conv1d", channels, self.kernel, bias=False)
-            q, k, v = chunk(t, t.view(mixed, (b, s, channels)), (self.keys, self.keys, self.values), "split")
+            mixed = causal_convolution(
+                t, t.view(mixed, (b, channels, s)), "conv1d", channels, self.kernel, bias=False
+            )
+            q, k, v = chunk(
+                t, t.view(mixed, (b, s, channels)), (self.keys, self.keys, self.values), "split"
+            )
             beta = sigmoid(t, learn)
             decay = self._decay(t, rate)
             frame.local(mixed, beta, decay)
@@ -79,33 +98,59 @@ class GatedDeltaNet(Record):
                 linear(t, x, "in_proj_b", self.value_heads),
                 linear(t, x, "in_proj_a", self.value_heads),
             )
-        both, small = linear(t, x, "in_proj_qkvz", 2 * self.keys + 2 * self.values), linear(t, x, "in_proj_ba", 2 * self.value_heads)
+        both, small = (
+            linear(t, x, "in_proj_qkvz", 2 * self.keys + 2 * self.values),
+            linear(t, x, "in_proj_ba", 2 * self.value_heads),
+        )
         with t.scope() as frame:
             frame.local(both, small)
-            q, k, v, gate = chunk(t, both, (self.keys, self.keys, self.values, self.values), "split")
+            q, k, v, gate = chunk(
+                t, both, (self.keys, self.keys, self.values, self.values), "split"
+            )
             learn, rate = chunk(t, small, (self.value_heads, self.value_heads), "split")
-            v, gate, learn, rate = (copy(t, part, name="reshape") for part in (v, gate, learn, rate))
+            v, gate, learn, rate = (
+                copy(t, part, name="reshape") for part in (v, gate, learn, rate)
+            )
             q, k = (copy(t, part, name="reshape") for part in (q, k))
             frame.local(q, k, v)
             return concatenate(t, (q, k, v), (b, s, 2 * self.keys + self.values)), gate, learn, rate
 
     def _decay(self, t: Tape, rate: Value) -> Value:
         bias = t.weight("dt_bias", (self.value_heads,)).value
-        speed = neg(t, unary(t, "exp", cast(t, t.weight("A_log", (self.value_heads,)).value, FP32), saves="output"))
+        speed = neg(
+            t,
+            unary(
+                t,
+                "exp",
+                cast(t, t.weight("A_log", (self.value_heads,)).value, FP32),
+                saves="output",
+            ),
+        )
         wide = cast(t, rate, FP32)
         step = unary(
-            t, "softplus", t.op("add bias", (wide, bias), wide.axes, FP32, gradients=("pass", REDUCE), costs=(Move(2 * traffic(wide)),))
+            t,
+            "softplus",
+            t.op(
+                "add bias",
+                (wide, bias),
+                wide.axes,
+                FP32,
+                gradients=("pass", REDUCE),
+                costs=(Move(2 * traffic(wide)),),
+            ),
         )
         return outer(t, "A dt", (speed, step), step.axes)
 
     def _rule(self, t: Tape, q: Value, k: Value, v: Value, decay: Value, beta: Value) -> Value:
-        """The rule over chunks, in fp32; returns (b, s, value heads, value size) in the model's type."""
+        """The rule over chunks, in fp32; returns (b, s, value heads, value size) in the model's
+        type."""
         heads, chunks = self.value_heads, ceil_div(s, CHUNK)
         long = chunks * CHUNK
         key_rows, value_rows = (b, heads, long, self.key_size), (b, heads, long, self.value_size)
         square: tuple[Size, ...] = (b, heads, chunks, CHUNK, CHUNK)
         batch = b * heads * chunks
-        # Inputs in fp32 already are not copied heads first, `.to(fp32, memory_format=contiguous)` being nothing to do; products over chunks do it instead.
+        # Inputs in fp32 already are not copied heads first, `.to(fp32, memory_format=contiguous)`
+        # being nothing to do; products over chunks do it instead.
         strided = q.dtype is FP32
         with t.scope() as frame:
             q, k = (self._heads(t, y, self.key_heads, self.key_size) for y in (q, k))
@@ -118,19 +163,59 @@ class GatedDeltaNet(Record):
             frame.local(q, k, v, beta, decay, v_beta, k_beta)
             upper = constant(t, "upper triangle", (CHUNK, CHUNK), BOOL)
             running = unary(t, "cumsum", decay, saves="nothing")
-            pairs = t.op("sub pairs", (running,), square, FP32, gradients=(REDUCE,), costs=(Move(2 * traffic(running)),))
+            pairs = t.op(
+                "sub pairs",
+                (running,),
+                square,
+                FP32,
+                gradients=(REDUCE,),
+                costs=(Move(2 * traffic(running)),),
+            )
             masked = t.op(
-                "masked_fill", (pairs, upper), square, FP32, saves=(upper,), gradients=(LIKE, None), costs=(Move(2 * traffic(pairs)),)
+                "masked_fill",
+                (pairs, upper),
+                square,
+                FP32,
+                saves=(upper,),
+                gradients=(LIKE, None),
+                costs=(Move(2 * traffic(pairs)),),
             )
             between = unary(t, "exp", masked, saves="output")
             frame.local(upper, running, between)
             system = mul(
-                t, bmm(t, *_operands(t, k_beta, k, strided=strided), batch, CHUNK, CHUNK, self.key_size, square, name="k_beta k^T"), between
+                t,
+                bmm(
+                    t,
+                    *_operands(t, k_beta, k, strided=strided),
+                    batch,
+                    CHUNK,
+                    CHUNK,
+                    self.key_size,
+                    square,
+                    name="k_beta k^T",
+                ),
+                between,
             )
-            inside = mul(t, bmm(t, *_operands(t, q, k, strided=strided), batch, CHUNK, CHUNK, self.key_size, square, name="q k^T"), between)
+            inside = mul(
+                t,
+                bmm(
+                    t,
+                    *_operands(t, q, k, strided=strided),
+                    batch,
+                    CHUNK,
+                    CHUNK,
+                    self.key_size,
+                    square,
+                    name="q k^T",
+                ),
+                between,
+            )
             decayed = weighed(t, k_beta, unary(t, "exp", running, saves="output"))
             frame.local(system, inside, decayed)
-            new_values, old_keys = solve(t, system, v_beta, value_rows), solve(t, system, decayed, key_rows)
+            new_values, old_keys = (
+                solve(t, system, v_beta, value_rows),
+                solve(t, system, decayed, key_rows),
+            )
             q = weighed(t, q, unary(t, "exp", running, saves="output"))
             k = weighed(t, k, unary(t, "exp", neg(t, running), saves="output"))
             frame.local(new_values, old_keys)
@@ -141,10 +226,19 @@ class GatedDeltaNet(Record):
     def _heads(self, t: Tape, x: Value, heads: int, size: int) -> Value:
         """Query or key heads repeated for the value heads they serve, in fp32, heads first."""
         if heads != self.value_heads:
-            x = t.op("repeat_interleave", (x,), (b, s, self.value_heads, size), x.dtype, gradients=(LIKE,), costs=(Move(2 * traffic(x)),))
+            x = t.op(
+                "repeat_interleave",
+                (x,),
+                (b, s, self.value_heads, size),
+                x.dtype,
+                gradients=(LIKE,),
+                costs=(Move(2 * traffic(x)),),
+            )
         return cast(t, t.view(x, (b, self.value_heads, s, size)), FP32)
 
-    def _walk(self, t: Tape, values: Value, keys: Value, q: Value, k: Value, inside: Value, chunks: Size) -> Value:
+    def _walk(
+        self, t: Tape, values: Value, keys: Value, q: Value, k: Value, inside: Value, chunks: Size
+    ) -> Value:
         """The loop over chunks: each reads and updates the state; corrections and states are kept.
 
         Backward of a chunk's slices makes zeros as large as the whole tensor that is sliced.
@@ -157,23 +251,44 @@ class GatedDeltaNet(Record):
             for n in ("read of the state", "read inside", "their sum")
         ]
         inputs = (values, keys, q, k, inside)
-        out = Value(t.tensor("output", values.axes, FP32), values.axes, FP32, any(v.requires_grad for v in inputs))
+        out = Value(
+            t.tensor("output", values.axes, FP32),
+            values.axes,
+            FP32,
+            any(v.requires_grad for v in inputs),
+        )
         each = b * self.value_heads * chunks
         costs = (
             Gemm(CHUNK, self.value_size, self.key_size, FP32, 2 * each),
             Gemm(CHUNK, self.value_size, CHUNK, FP32, each),
             Gemm(self.key_size, self.value_size, CHUNK, FP32, each),
         )
-        forward = [(ALLOC, out.tensor), (ALLOC, states), (ALLOC, corrected), *((ALLOC, w) for w in work), *((FREE, w) for w in work)]
+        forward = [
+            (ALLOC, out.tensor),
+            (ALLOC, states),
+            (ALLOC, corrected),
+            *((ALLOC, w) for w in work),
+            *((FREE, w) for w in work),
+        ]
         if not out.requires_grad:
-            t.append("delta rule", inputs, (out,), forward=(*forward, (FREE, states), (FREE, corrected)), costs=costs)
+            t.append(
+                "delta rule",
+                inputs,
+                (out,),
+                forward=(*forward, (FREE, states), (FREE, corrected)),
+                costs=costs,
+            )
             return out
         gradients = [Gradient(v, t.gradient_of(v)) for v in inputs if v.requires_grad]
         zeros = [
             t.tensor("zeros of one chunk's slice", inside.axes, FP32, Role.WORKSPACE),
             t.tensor("gradient before the copy", values.axes, FP32, Role.WORKSPACE),
         ]
-        backward = (*((ALLOC, g.tensor) for g in gradients if g.tensor), *((ALLOC, z) for z in zeros), *((FREE, z) for z in zeros))
+        backward = (
+            *((ALLOC, g.tensor) for g in gradients if g.tensor),
+            *((ALLOC, z) for z in zeros),
+            *((FREE, z) for z in zeros),
+        )
         saves = (states, corrected, *(v.tensor for v in (keys, q, k, inside)))
         t.append(
             "delta rule",
@@ -194,13 +309,18 @@ class GatedDeltaNet(Record):
             weight = t.weight("weight", (self.value_size,), kind="norm").value
             wide = cast(t, x, FP32)
             frame.local(wide)
-            normed = mul(t, weight, cast(t, weigh_rows(t, wide, rsqrt(t, shift(t, mean_square(t, wide)))), x.dtype))
+            normed = mul(
+                t,
+                weight,
+                cast(t, weigh_rows(t, wide, rsqrt(t, shift(t, mean_square(t, wide)))), x.dtype),
+            )
             frame.local(normed)
             return cast(t, mul(t, normed, silu(t, cast(t, gate, FP32))), x.dtype)
 
 
 def _operands(t: Tape, x: Value, y: Value, *, strided: bool) -> tuple[Value, Value]:
-    """Both factors of a product over rows, heads and chunks, which matmul folds into one batch axis: a copy of each where chunks lie inside heads."""
+    """Both factors of a product over rows, heads and chunks, which matmul folds into one batch
+    axis: a copy of each where chunks lie inside heads."""
     if not strided:
         return x, y
     return copy(t, x, name="operand of matmul"), copy(t, y, name="operand of matmul")
@@ -217,7 +337,8 @@ def weighed(t: Tape, x: Value, rows: Value) -> Value:
 
 
 def solve(t: Tape, system: Value, right: Value, axes: tuple[Size, ...]) -> Value:
-    """`torch.linalg.solve_triangular`: keeps the system and its result; backward solves again and makes the system's gradient."""
+    """`torch.linalg.solve_triangular`: keeps the system and its result; backward solves again and
+    makes the system's gradient."""
     out = t.op(
         "solve_triangular",
         (system, right),
@@ -234,7 +355,8 @@ def solve(t: Tape, system: Value, right: Value, axes: tuple[Size, ...]) -> Value
 
 
 class GatedAttention(Record):
-    """Grouped-query attention whose query projection also yields a sigmoid gate on the output (Qwen3NextAttention)."""
+    """Grouped-query attention whose query projection also yields a sigmoid gate on the output
+    (Qwen3NextAttention)."""
 
     bias: bool = False
     rotary_size: int = 0
@@ -249,7 +371,9 @@ class GatedAttention(Record):
             q, gate = chunk(t, both, (dh, dh))
             gate = copy(t, gate, (b, s, a * dh), name="reshape")
             q = self.norm.record(t, q, "q_norm")
-            key = self.norm.record(t, t.view(linear(t, x, "k_proj", k * dh, bias=self.bias), (b, s, k, dh)), "k_norm")
+            key = self.norm.record(
+                t, t.view(linear(t, x, "k_proj", k * dh, bias=self.bias), (b, s, k, dh)), "k_norm"
+            )
             value = t.view(linear(t, x, "v_proj", k * dh, bias=self.bias), (b, k, s, dh))
             q, key = t.view(q, (b, a, s, dh)), t.view(key, (b, k, s, dh))
             cos, sin = shared["cos"], shared["sin"]
@@ -266,5 +390,7 @@ class GatedAttention(Record):
 
     def _attend(self, t: Tape, q: Value, key: Value, value: Value, mask: Value | None) -> Value:
         if t.policy.config.attention is Attention.EAGER:
-            return eager_attention(t, q, key, value, groups=a // k, mask=mask, dropout_p=self.dropout)
+            return eager_attention(
+                t, q, key, value, groups=a // k, mask=mask, dropout_p=self.dropout
+            )
         return sdpa(t, q, key, value, groups=a // k, mask=mask, dropout_p=self.dropout)

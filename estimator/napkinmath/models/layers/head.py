@@ -17,7 +17,8 @@ from napkinmath.ops.loss import cross_entropy, cross_entropy_in_place, output_ch
 from napkinmath.ops.matmul import linear
 
 KEEPS_SOME_LOGITS = (4, 45)
-"""Version of transformers since which Llama's kin feed `hidden_states[:, -num_logits_to_keep:, :]` to the head."""
+"""Version of transformers since which Llama's kin feed `hidden_states[:, -num_logits_to_keep:, :]`
+to the head."""
 
 
 class CausalLmHead(Part):
@@ -39,7 +40,8 @@ class CausalLmHead(Part):
     upcast: bool = False
     """The model's own forward makes the logits fp32 (Llama 3.2 Vision's text alone)."""
     shared_loss_since: tuple[int, int] = (4, 46)
-    """Version of transformers since which this model's loss is loss_utils.ForCausalLMLoss; before, its own forward computed it."""
+    """Version of transformers since which this model's loss is loss_utils.ForCausalLMLoss; before,
+    its own forward computed it."""
     own_loss_upcasts: bool = True
     """Its own loss made an fp32 copy of the logits first (Llama's kin; GPT-2's kin did not)."""
 
@@ -48,7 +50,16 @@ class CausalLmHead(Part):
         hidden = self._narrowed(t, x)
         with t.scope() as frame:
             frame.local(hidden)
-            found = linear(t, hidden, self.name, v, bias=self.bias, kind="head", role=Role.LOGITS, weight=self._tied(t, hidden))
+            found = linear(
+                t,
+                hidden,
+                self.name,
+                v,
+                bias=self.bias,
+                kind="head",
+                role=Role.LOGITS,
+                weight=self._tied(t, hidden),
+            )
             if self.scaled or self.capped:
                 found = self._rescaled(t, found)
             return cast(t, found, FP32, role=Role.LOGITS) if self.upcast else found
@@ -57,7 +68,11 @@ class CausalLmHead(Part):
         with t.scope() as frame:
             frame.local(x)
             hidden = self.norm.record(t, x, self.norm_name) if self.norm else x
-            return linear(t, hidden, self.project_name, self.project_out) if self.project_out else hidden
+            return (
+                linear(t, hidden, self.project_name, self.project_out)
+                if self.project_out
+                else hidden
+            )
 
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         assert x is not None
@@ -66,7 +81,16 @@ class CausalLmHead(Part):
         with t.scope() as frame:
             frame.local(hidden)
             if t.policy.config.loss is Loss.CHUNKED and stack.output_chunks:
-                logits = linear(t, hidden, self.name, v, bias=self.bias, kind="head", role=Role.LOGITS, weight=self._tied(t, hidden))
+                logits = linear(
+                    t,
+                    hidden,
+                    self.name,
+                    v,
+                    bias=self.bias,
+                    kind="head",
+                    role=Role.LOGITS,
+                    weight=self._tied(t, hidden),
+                )
                 head = next(w for w in t.weights if w.kind == "head")
                 return output_chunks_cross_entropy(t, logits, head.value, stack.output_chunks)
             if t.policy.config.loss is not Loss.HF:
@@ -83,10 +107,23 @@ class CausalLmHead(Part):
                 return liger_loss(t, hidden, weight)
             if t.policy.patch is not None and (loss := self._patched(t, hidden)) is not None:
                 return loss
-            if stack.slices_whole and self.own_loss_upcasts and stack.transformers >= KEEPS_SOME_LOGITS:
+            if (
+                stack.slices_whole
+                and self.own_loss_upcasts
+                and stack.transformers >= KEEPS_SOME_LOGITS
+            ):
                 for _ in hidden.axes:
                     hidden = slice_of(t, hidden, hidden.axes)
-            logits = linear(t, hidden, self.name, v, bias=self.bias, kind="head", role=Role.LOGITS, weight=self._tied(t, hidden))
+            logits = linear(
+                t,
+                hidden,
+                self.name,
+                v,
+                bias=self.bias,
+                kind="head",
+                role=Role.LOGITS,
+                weight=self._tied(t, hidden),
+            )
             if self.scaled or self.capped:
                 logits = self._rescaled(t, logits)
             own = stack.transformers < self.shared_loss_since
@@ -101,7 +138,8 @@ class CausalLmHead(Part):
         return loss
 
     def _patched(self, t: Tape, hidden: Value) -> Value | None:
-        """Head and loss in one patched operation; None for a head with a bias, an adapter or a trained copy, and out of training."""
+        """Head and loss in one patched operation; None for a head with a bias, an adapter or a
+        trained copy, and out of training."""
         from napkinmath.models.layers.patched import patched_loss
 
         if self.bias or self.scaled or not t.policy.training:
@@ -153,6 +191,13 @@ class CausalLmHead(Part):
 
 
 def wide_outputs(t: Tape, logits: Value) -> None:
-    """accelerate's fp32 copy of what an autocast forward returns, gone before the backward (utils/operations.py convert_outputs_to_fp32)."""
+    """accelerate's fp32 copy of what an autocast forward returns, gone before the backward
+    (utils/operations.py convert_outputs_to_fp32)."""
     made = t.tensor("returned logits in fp32", logits.axes, FP32, Role.LOGITS)
-    t.append("outputs to fp32", (logits,), (), forward=((ALLOC, made), (FREE, made)), costs=(Move(3 * traffic(logits)),))
+    t.append(
+        "outputs to fp32",
+        (logits,),
+        (),
+        forward=((ALLOC, made), (FREE, made)),
+        costs=(Move(3 * traffic(logits)),),
+    )

@@ -1,4 +1,5 @@
-"""DeepSeek's multi-head latent attention: keys and values expanded from one compressed row a token."""
+"""DeepSeek's multi-head latent attention: keys and values expanded from one compressed row a
+token."""
 
 from __future__ import annotations
 
@@ -18,10 +19,12 @@ from napkinmath.ops.routing import chunk
 
 
 class LatentAttention(Record):
-    """Queries (optionally through a low rank), one latent row for keys and values, a rotary part shared by all heads.
+    """Queries (optionally through a low rank), one latent row for keys and values, a rotary part
+    shared by all heads.
 
-    The head of q and k (`plain` + `turned`) is wider than that of v, so flash cannot run it: SDPA takes its
-    memory-efficient kernel. Source: transformers 5.23 models/deepseek_v3/modeling_deepseek_v3.py DeepseekV3Attention,
+    The head of q and k (`plain` + `turned`) is wider than that of v, so flash cannot run it: SDPA
+    takes its memory-efficient kernel. Source: transformers 5.23
+    models/deepseek_v3/modeling_deepseek_v3.py DeepseekV3Attention,
     models/deepseek_v2/modeling_deepseek_v2.py DeepseekV2Attention.
     """
 
@@ -47,7 +50,11 @@ class LatentAttention(Record):
             if t.policy.tensor is not None:
                 x = t.policy.tensor.whole_sequence(t, x)
             frame.local(x)
-            q = t.view(t.view(self._queries(t, x, head), (b, s, a, head)), (b, a, s, head), copies_gradient=True)
+            q = t.view(
+                t.view(self._queries(t, x, head), (b, s, a, head)),
+                (b, a, s, head),
+                copies_gradient=True,
+            )
             q_plain, q_turned = chunk(t, q, (self.plain, self.turned))
             latent = linear(t, x, "kv_a_proj_with_mqa", self.kv_rank + self.turned, bias=self.bias)
             frame.local(q, latent)
@@ -68,9 +75,13 @@ class LatentAttention(Record):
         if not self.q_rank:
             return linear(t, x, "q_proj", a * head)
         low = linear(t, x, "q_a_proj", self.q_rank, bias=self.bias)
-        return linear(t, self.norm.record(t, low, "q_a_layernorm", self.q_rank), "q_b_proj", a * head)
+        return linear(
+            t, self.norm.record(t, low, "q_a_layernorm", self.q_rank), "q_b_proj", a * head
+        )
 
-    def _rotate(self, t: Tape, q: Value, key: Value, shared: dict[str, Value]) -> tuple[Value, Value]:
+    def _rotate(
+        self, t: Tape, q: Value, key: Value, shared: dict[str, Value]
+    ) -> tuple[Value, Value]:
         with t.scope() as frame:
             frame.local(q, key)
             if self.form == "complex":
@@ -84,25 +95,35 @@ class LatentAttention(Record):
         with t.scope() as frame:
             frame.local(latent, turned)
             width = self.plain + self.value
-            both = t.view(linear(t, t.view(latent, (b, 1, s, self.kv_rank)), "kv_b_proj", a * width), (b, s, a, width))
+            both = t.view(
+                linear(t, t.view(latent, (b, 1, s, self.kv_rank)), "kv_b_proj", a * width),
+                (b, s, a, width),
+            )
             both = t.view(both, (b, a, s, width), copies_gradient=True)
             frame.local(both)
             plain, value = chunk(t, both, (self.plain, self.value), "split")
             every = t.view(turned, (b, a, s, self.turned), "expand", copies_gradient=True)
             return _filled(t, plain, every, (b, a, s, head)), value
 
-    def _attend(self, t: Tape, q: Value, key: Value, value: Value, shared: dict[str, Value]) -> Value:
+    def _attend(
+        self, t: Tape, q: Value, key: Value, value: Value, shared: dict[str, Value]
+    ) -> Value:
         mask = shared.get("mask")
         if t.policy.config.attention is Attention.EAGER:
             return eager_attention(t, q, key, value, groups=1, mask=mask, dropout_p=self.dropout)
-        kernel = t.policy.sdpa_kernel(q.dtype, head_size=q.axes[-1], masked=mask is not None, grouped=False)
+        kernel = t.policy.sdpa_kernel(
+            q.dtype, head_size=q.axes[-1], masked=mask is not None, grouped=False
+        )
         if kernel == "math":
             return math_attention(t, q, key, value, groups=1, mask=mask, dropout_p=self.dropout)
-        return fused(t, "efficient" if kernel == "flash" else kernel, q, key, value, causal=True, window=None)
+        return fused(
+            t, "efficient" if kernel == "flash" else kernel, q, key, value, causal=True, window=None
+        )
 
 
 def _filled(t: Tape, first: Value, second: Value, axes: tuple[Size, ...]) -> Value:
-    """A new tensor filled by two copies into its slices; backward copies the whole gradient and the slice, once for each (CopySlices)."""
+    """A new tensor filled by two copies into its slices; backward copies the whole gradient and the
+    slice, once for each (CopySlices)."""
     tensor = t.tensor("keys", axes, first.dtype)
     out = Value(tensor, axes, first.dtype, first.requires_grad or second.requires_grad)
     backward: list[tuple[str, Tensor]] = []

@@ -1,4 +1,5 @@
-"""Llama 4: chunked attention with rotation as complex numbers, layers without rotation, and experts that all see every token.
+"""Llama 4: chunked attention with rotation as complex numbers, layers without rotation, and experts
+that all see every token.
 
 Source: transformers 5.23 models/llama4/modeling_llama4.py.
 """
@@ -29,7 +30,8 @@ from napkinmath.ops.rotary import rotary_complex
 
 
 class Llama4Attention(Record):
-    """Grouped-query attention; `rotated` layers turn q and k (and norm them), others may scale q by position."""
+    """Grouped-query attention; `rotated` layers turn q and k (and norm them), others may scale q by
+    position."""
 
     rotated: bool = True
     normed: bool = True
@@ -44,7 +46,8 @@ class Llama4Attention(Record):
         with t.scope("self_attn") as frame:
             frame.local(x)
             q, key = (
-                t.view(linear(t, x, name, heads * dh, bias=self.bias), (b, s, heads, dh)) for name, heads in (("q_proj", a), ("k_proj", k))
+                t.view(linear(t, x, name, heads * dh, bias=self.bias), (b, s, heads, dh))
+                for name, heads in (("q_proj", a), ("k_proj", k))
             )
             value = t.view(linear(t, x, "v_proj", k * dh, bias=self.bias), (b, k, s, dh))
             if self.rotated:
@@ -75,7 +78,16 @@ class Llama4Attention(Record):
 
     def _attend(self, t: Tape, q: Value, key: Value, value: Value, mask: Value | None) -> Value:
         if t.policy.config.attention is Attention.EAGER:
-            return eager_attention(t, q, key, value, groups=a // k, mask=mask, dropout_p=self.dropout, fp32_softmax=False)
+            return eager_attention(
+                t,
+                q,
+                key,
+                value,
+                groups=a // k,
+                mask=mask,
+                dropout_p=self.dropout,
+                fp32_softmax=False,
+            )
         return sdpa(t, q, key, value, groups=a // k, mask=mask, dropout_p=self.dropout)
 
 
@@ -90,10 +102,11 @@ def l2_norm(t: Tape, x: Value) -> Value:
 
 
 class AllExperts(Record):
-    """Every expert runs on every token, weighed by a score that is zero for those not chosen: e copies of the hidden states.
+    """Every expert runs on every token, weighed by a score that is zero for those not chosen: e
+    copies of the hidden states.
 
-    transformers has no grouped form of it. The router is a subclass of nn.Linear that returns a tuple: PEFT's all-linear picks it and
-    fails, so it is priced without an adapter.
+    transformers has no grouped form of it. The router is a subclass of nn.Linear that returns a
+    tuple: PEFT's all-linear picks it and fails, so it is priced without an adapter.
     """
 
     shared: GatedMlp
@@ -121,7 +134,14 @@ class AllExperts(Record):
             out = self._experts(t, routed)
             frame.local(out)
             common = self.shared.record(t, flat, shared)
-            summed = t.op("sum over experts", (out,), (TOKENS, h), x.dtype, gradients=(LIKE,), costs=(Move(traffic(out)),))
+            summed = t.op(
+                "sum over experts",
+                (out,),
+                (TOKENS, h),
+                x.dtype,
+                gradients=(LIKE,),
+                costs=(Move(traffic(out)),),
+            )
             return t.view(add_(t, common, summed), x.axes)
 
     def _scores(self, t: Tape, x: Value) -> Value:
@@ -170,7 +190,8 @@ def batched(t: Tape, x: Value, w: Value, axes: tuple[Size, ...]) -> Value:
 
 
 class Llama4Patches(Patches):
-    """Patches by unfolding and one linear, the class token last, positions as a parameter, a norm."""
+    """Patches by unfolding and one linear, the class token last, positions as a parameter, a
+    norm."""
 
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         from napkinmath.ops.index import concatenate
@@ -178,18 +199,31 @@ class Llama4Patches(Patches):
         images: Size = b * max(t.policy.config.batch.images, 1)
         dtype = t.policy.autocast or t.policy.compute_dtype
         inputs = self.channels * self.patch[0] * self.patch[1]
-        pixels = shared["pixel values"] = model_input(t, "pixel values", (images, self.length, inputs), dtype)
+        pixels = shared["pixel values"] = model_input(
+            t, "pixel values", (images, self.length, inputs), dtype
+        )
         with t.scope("patch_embedding"):
             unfolded = constant(t, "unfolded patches", (images, self.length, inputs), dtype)
             t.touch(pixels.tensor)
             out = input_leaf(t, linear(t, unfolded, "linear", self.width))
         token = t.weight("class_embedding", (self.width,)).value
         out = concatenate(
-            t, (out, t.view(token, (images, 1, self.width), "expand", copies_gradient=True)), (images, self.length + 1, self.width)
+            t,
+            (out, t.view(token, (images, 1, self.width), "expand", copies_gradient=True)),
+            (images, self.length + 1, self.width),
         )
         places = t.weight("positional_embedding_vlm", (self.length + 1, self.width)).value
-        out = t.op("add positions", (out, places), out.axes, out.dtype, gradients=(PASS, LIKE), costs=(Move(2 * traffic(out)),))
-        shared["vision rotary"] = constant(t, "rotary table", (self.length + 1, self.rotary_size), FP32)
+        out = t.op(
+            "add positions",
+            (out, places),
+            out.axes,
+            out.dtype,
+            gradients=(PASS, LIKE),
+            costs=(Move(2 * traffic(out)),),
+        )
+        shared["vision rotary"] = constant(
+            t, "rotary table", (self.length + 1, self.rotary_size), FP32
+        )
         from napkinmath.models.layers.norm import Norm, NormKind
 
         return Norm(kind=NormKind.LAYER).record(t, out, "layernorm_pre")
@@ -204,7 +238,8 @@ class ComplexBidirectionalAttention(BidirectionalAttention):
 
 
 class PixelShuffle(Part):
-    """The class token dropped, squares of patches folded into one row, two linears each with an activation (Llama4VisionPixelShuffleMLP)."""
+    """The class token dropped, squares of patches folded into one row, two linears each with an
+    activation (Llama4VisionPixelShuffleMLP)."""
 
     inputs: int
     tokens: int
@@ -223,5 +258,7 @@ class PixelShuffle(Part):
             frame.local(x)
             x = slice_of(t, x, (images, self.tokens * self.merged, self.inputs))
             folded = copy(t, copy(t, x), (images, self.tokens, self.inputs * self.merged))
-            wide = dropout(t, activate(t, linear(t, folded, "mlp.fc1", self.inner), "gelu"), self.dropout)
+            wide = dropout(
+                t, activate(t, linear(t, folded, "mlp.fc1", self.inner), "gelu"), self.dropout
+            )
             return activate(t, linear(t, wide, "mlp.fc2", self.outputs), "gelu")

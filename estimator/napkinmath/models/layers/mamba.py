@@ -1,7 +1,8 @@
 """Mamba's selective scan: transformers' torch loop over time, and mamba_ssm's fused kernel.
 
-`Stack.scan_kernels` says whether the kernels (mamba_ssm, causal_conv1d) are installed. Sources: transformers 5.23
-models/mamba/modeling_mamba.py MambaMixer, mamba_selective_scan; mamba_ssm ops/selective_scan_interface.py MambaInnerFn.
+`Stack.scan_kernels` says whether the kernels (mamba_ssm, causal_conv1d) are installed. Sources:
+transformers 5.23 models/mamba/modeling_mamba.py MambaMixer, mamba_selective_scan; mamba_ssm
+ops/selective_scan_interface.py MambaInnerFn.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ from napkinmath.ops.elementwise import add, cast, copy, mul, neg, silu, unary
 from napkinmath.ops.matmul import linear
 from napkinmath.ops.routing import chunk
 
-KERNEL_CHUNK = 2048  # tokens between the states that selective_scan_cuda keeps (csrc/selective_scan/selective_scan.cpp)
+# tokens between the states that selective_scan_cuda keeps (csrc/selective_scan/selective_scan.cpp)
+KERNEL_CHUNK = 2048
 
 
 class MambaMixer(Record):
-    """Projection to hidden and gate, short causal convolution, scan with input-dependent steps, projection back."""
+    """Projection to hidden and gate, short causal convolution, scan with input-dependent steps,
+    projection back."""
 
     inner: int
     state: int
@@ -53,7 +56,9 @@ class MambaMixer(Record):
                 return self._fused(t, both, decay, skip)
             hidden, gate = chunk(t, both, (self.inner, self.inner))
             hidden, gate = (t.view(v, (b, self.inner, s), "transpose") for v in (hidden, gate))
-            hidden = causal_convolution(t, hidden, "conv1d", self.inner, self.kernel, bias=self.conv_bias)
+            hidden = causal_convolution(
+                t, hidden, "conv1d", self.inner, self.kernel, bias=self.conv_bias
+            )
             frame.local(hidden)
             steps, inputs, outputs = self._coefficients(t, hidden)
             frame.local(steps, inputs, outputs)
@@ -77,7 +82,8 @@ class MambaMixer(Record):
             step, inputs, outputs = chunk(t, low, (self.rank, self.state, self.state), "split")
             if self.norm is not None and self.norm_names:
                 step, inputs, outputs = (
-                    self.norm.record(t, v, name) for v, name in zip((step, inputs, outputs), self.norm_names, strict=True)
+                    self.norm.record(t, v, name)
+                    for v, name in zip((step, inputs, outputs), self.norm_names, strict=True)
                 )
             elif self.norm is not None:
                 step, inputs, outputs = (plain_rms(t, v) for v in (step, inputs, outputs))
@@ -96,10 +102,27 @@ class MambaMixer(Record):
                 costs=(cost,),
                 backward_costs=(cost, cost),
             )
-            biased = t.op("add bias", (spread, bias), axes, step.dtype, gradients=(PASS, LIKE), costs=(Move(2 * traffic(spread)),))
+            biased = t.op(
+                "add bias",
+                (spread, bias),
+                axes,
+                step.dtype,
+                gradients=(PASS, LIKE),
+                costs=(Move(2 * traffic(spread)),),
+            )
             return unary(t, "softplus", biased), inputs, outputs
 
-    def _scan(self, t: Tape, hidden: Value, steps: Value, decay: Value, inputs: Value, outputs: Value, skip: Value, gate: Value) -> Value:
+    def _scan(
+        self,
+        t: Tape,
+        hidden: Value,
+        steps: Value,
+        decay: Value,
+        inputs: Value,
+        outputs: Value,
+        skip: Value,
+        gate: Value,
+    ) -> Value:
         states: tuple[Size, ...] = (b, self.inner, s, self.state)
         with t.scope() as frame:
             product = outer(t, "A dt", (decay, steps), states)
@@ -117,17 +140,30 @@ class MambaMixer(Record):
             return mul(t, total, silu(t, gate))
 
     def _fused(self, t: Tape, both: Value, decay: Value, skip: Value) -> Value:
-        """mamba_inner_fn: one autograd function from the first projection's output to the last's; x_proj, dt_proj and out_proj run inside it."""
+        """mamba_inner_fn: one autograd function from the first projection's output to the last's;
+        x_proj, dt_proj and out_proj run inside it."""
         axes = {
-            "conv1d.weight": (self.inner, 1, self.kernel), "x_proj.weight": (self.rank + 2 * self.state, self.inner), "dt_proj.weight": (self.inner, self.rank),
-            "dt_proj.bias": (self.inner,), "out_proj.weight": (h, self.inner),
-        }  # fmt: skip
+            "conv1d.weight": (self.inner, 1, self.kernel),
+            "x_proj.weight": (self.rank + 2 * self.state, self.inner),
+            "dt_proj.weight": (self.inner, self.rank),
+            "dt_proj.bias": (self.inner,),
+            "out_proj.weight": (h, self.inner),
+        }
         axes |= {"conv1d.bias": (self.inner,)} if self.conv_bias else {}
         axes |= {"out_proj.bias": (h,)} if self.bias else {}
         weights = [t.weight(name, shape, kind="scan").value for name, shape in axes.items()]
-        row, low, narrow = (b, self.inner, s), (b * s, self.rank + 2 * self.state), (b, 1, self.state, s)
+        row, low, narrow = (
+            (b, self.inner, s),
+            (b * s, self.rank + 2 * self.state),
+            (b, 1, self.state, s),
+        )
 
-        def made(name: str, shape: tuple[Size, ...], dtype: DType = both.dtype, role: Role = Role.ACTIVATIONS) -> Tensor:
+        def made(
+            name: str,
+            shape: tuple[Size, ...],
+            dtype: DType = both.dtype,
+            role: Role = Role.ACTIVATIONS,
+        ) -> Tensor:
             return t.tensor(name, shape, dtype, role)
 
         pair = (b, 2 * self.inner, s)
@@ -138,10 +174,23 @@ class MambaMixer(Record):
             made("C", narrow),
             made("scan output", row),
         ]
-        saved.append(made("states of each chunk", (b, self.inner, ceil_div(s, KERNEL_CHUNK), 2 * self.state), FP32))
-        passing = [made(name, row, role=Role.WORKSPACE) for name in ("convolved", "steps", "gated output")]
+        saved.append(
+            made(
+                "states of each chunk",
+                (b, self.inner, ceil_div(s, KERNEL_CHUNK), 2 * self.state),
+                FP32,
+            )
+        )
+        passing = [
+            made(name, row, role=Role.WORKSPACE) for name in ("convolved", "steps", "gated output")
+        ]
         out = Value(made("output", (b, s, h)), (b, s, h), both.dtype, True)
-        forward = (*((ALLOC, x) for x in saved), *((ALLOC, x) for x in passing), (ALLOC, out.tensor), *((FREE, x) for x in passing))
+        forward = (
+            *((ALLOC, x) for x in saved),
+            *((ALLOC, x) for x in passing),
+            (ALLOC, out.tensor),
+            *((FREE, x) for x in passing),
+        )
         needing = [v for v in (both, decay, skip, *weights) if v.requires_grad]
         out.requires_grad = bool(needing)
         costs = (
@@ -151,7 +200,13 @@ class MambaMixer(Record):
             Move(10 * traffic(both), 3),
         )
         if not needing:
-            t.append("mamba_inner", (both, decay, skip, *weights), (out,), forward=(*forward, *((FREE, x) for x in saved)), costs=costs)
+            t.append(
+                "mamba_inner",
+                (both, decay, skip, *weights),
+                (out,),
+                forward=(*forward, *((FREE, x) for x in saved)),
+                costs=costs,
+            )
             return out
         gradients = [Gradient(v, t.gradient_of(v)) for v in needing]
         work = [
@@ -168,42 +223,94 @@ class MambaMixer(Record):
         work += [made(f"grad of {name}", narrow, FP32, Role.WORKSPACE) for name in ("B", "C")] + [
             made("grad of steps, B and C", low, role=Role.WORKSPACE)
         ]
-        backward = (*((ALLOC, x) for x in work), *((ALLOC, g.tensor) for g in gradients if g.tensor), *((FREE, x) for x in work))
-        t.append("mamba_inner", (both, decay, skip, *weights), (out,), forward=forward, saves=(*saved, decay.tensor, skip.tensor, *(w.tensor for w in weights)), costs=costs, backward=backward, gradients=gradients, backward_costs=costs * 3)  # fmt: skip
+        backward = (
+            *((ALLOC, x) for x in work),
+            *((ALLOC, g.tensor) for g in gradients if g.tensor),
+            *((FREE, x) for x in work),
+        )
+        t.append(
+            "mamba_inner",
+            (both, decay, skip, *weights),
+            (out,),
+            forward=forward,
+            saves=(*saved, decay.tensor, skip.tensor, *(w.tensor for w in weights)),
+            costs=costs,
+            backward=backward,
+            gradients=gradients,
+            backward_costs=costs * 3,
+        )
         for tensor in saved:
             t.touch(tensor)
         return out
 
 
 def outer(t: Tape, name: str, factors: tuple[Value, Value], axes: tuple[Size, ...]) -> Value:
-    """A product in fp32 of two tensors broadcast to `axes`: keeps both; each gradient is a full product, summed where broadcast."""
+    """A product in fp32 of two tensors broadcast to `axes`: keeps both; each gradient is a full
+    product, summed where broadcast."""
     x, y = factors
     saves = (y if x.requires_grad else None, x if y.requires_grad else None)
     moved = traffic(Value(x.tensor, axes, FP32))
     how = tuple(LIKE if v.axes == axes and v.dtype is FP32 else REDUCE for v in factors)
-    return t.op(name, factors, axes, FP32, saves=saves, gradients=how, costs=(Move(moved),), backward_costs=(Move(4 * moved, 2),))
+    return t.op(
+        name,
+        factors,
+        axes,
+        FP32,
+        saves=saves,
+        gradients=how,
+        costs=(Move(moved),),
+        backward_costs=(Move(4 * moved, 2),),
+    )
 
 
-def recurrence(t: Tape, decays: Value, driven: Value, outputs: Value, hidden: Value, inner: int, state: int) -> Value:
-    """The loop over time: state = decay · state + input, output = state · C, one small tensor a step, stacked at the end.
+def recurrence(
+    t: Tape, decays: Value, driven: Value, outputs: Value, hidden: Value, inner: int, state: int
+) -> Value:
+    """The loop over time: state = decay · state + input, output = state · C, one small tensor a
+    step, stacked at the end.
 
-    Every step keeps its state in fp32 and in the model's type. Backward of a step's slices makes zeros as large as all the
-    decays and all the inputs, and adds them to the gradients gathered so far.
+    Every step keeps its state in fp32 and in the model's type. Backward of a step's slices makes
+    zeros as large as all the decays and all the inputs, and adds them to the gradients gathered so
+    far.
     """
     row, axes = (b, inner, s), (s, b, inner, state)
-    states, narrow = t.tensor("states of every step", axes, FP32), t.tensor("states of every step in the model's type", axes, hidden.dtype)
+    states, narrow = (
+        t.tensor("states of every step", axes, FP32),
+        t.tensor("states of every step in the model's type", axes, hidden.dtype),
+    )
     each = t.tensor("outputs of every step", row, hidden.dtype, Role.WORKSPACE)
-    out = Value(t.tensor("stacked outputs", row, hidden.dtype), row, hidden.dtype, any(v.requires_grad for v in (decays, driven, outputs)))
-    saves = [states, *([narrow] if outputs.requires_grad else []), outputs.tensor, decays.tensor] if out.requires_grad else []
+    out = Value(
+        t.tensor("stacked outputs", row, hidden.dtype),
+        row,
+        hidden.dtype,
+        any(v.requires_grad for v in (decays, driven, outputs)),
+    )
+    saves = (
+        [states, *([narrow] if outputs.requires_grad else []), outputs.tensor, decays.tensor]
+        if out.requires_grad
+        else []
+    )
     passing = [each] + [x for x in (states, narrow) if x not in saves]
-    forward = ((ALLOC, states), (ALLOC, narrow), (ALLOC, each), (ALLOC, out.tensor), *((FREE, x) for x in passing))
+    forward = (
+        (ALLOC, states),
+        (ALLOC, narrow),
+        (ALLOC, each),
+        (ALLOC, out.tensor),
+        *((FREE, x) for x in passing),
+    )
     cost = Move(4 * traffic(decays), 4 * state)
     if not out.requires_grad:
         t.append("scan", (decays, driven, outputs), (out,), forward=forward, costs=(cost,))
         return out
-    gradients = [Gradient(v, t.gradient_of(v)) for v in (decays, driven, outputs) if v.requires_grad]
+    gradients = [
+        Gradient(v, t.gradient_of(v)) for v in (decays, driven, outputs) if v.requires_grad
+    ]
     zeros = [t.tensor("zeros of one step's slice", decays.axes, FP32, Role.WORKSPACE)]
-    backward = (*((ALLOC, g.tensor) for g in gradients if g.tensor), *((ALLOC, z) for z in zeros), *((FREE, z) for z in zeros))
+    backward = (
+        *((ALLOC, g.tensor) for g in gradients if g.tensor),
+        *((ALLOC, z) for z in zeros),
+        *((FREE, z) for z in zeros),
+    )
     t.append(
         "scan",
         (decays, driven, outputs),

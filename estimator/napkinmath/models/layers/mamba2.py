@@ -1,8 +1,8 @@
 """Mamba 2's state-space duality: transformers' chunked form in torch, and mamba_ssm's fused kernel.
 
-Sources: transformers 5.23 models/mamba2/modeling_mamba2.py mamba2_chunk_scan, segment_sum, MambaRMSNormGated; mamba_ssm
-ops/triton/ssd_combined.py MambaSplitConv1dScanCombinedFn (it saves the projection's output, the scan's output and the norm's
-row factors, and recomputes the rest).
+Sources: transformers 5.23 models/mamba2/modeling_mamba2.py mamba2_chunk_scan, segment_sum,
+MambaRMSNormGated; mamba_ssm ops/triton/ssd_combined.py MambaSplitConv1dScanCombinedFn (it saves the
+projection's output, the scan's output and the norm's row factors, and recomputes the rest).
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from napkinmath.ops.routing import chunk, weigh_rows
 
 
 class Mamba2Mixer(Record):
-    """One projection to gate, hidden, B, C and steps; convolution; chunked scan; gated norm; projection back."""
+    """One projection to gate, hidden, B, C and steps; convolution; chunked scan; gated norm;
+    projection back."""
 
     heads: int
     size: int
@@ -56,22 +57,59 @@ class Mamba2Mixer(Record):
         """Mixes x of axes (b, s, h)."""
         with t.scope(self.scope) as frame:
             frame.local(x)
-            whole = linear(t, x, "in_proj", self.inner + self.convolved + self.heads, bias=self.bias)
+            whole = linear(
+                t, x, "in_proj", self.inner + self.convolved + self.heads, bias=self.bias
+            )
             frame.local(whole)
-            decay = neg(t, unary(t, "exp", cast(t, t.weight("A_log", (self.heads,)).value, FP32), saves="output"))
-            skip, step_bias = t.weight("D", (self.heads,)).value, t.weight("dt_bias", (self.heads,)).value
+            decay = neg(
+                t,
+                unary(
+                    t, "exp", cast(t, t.weight("A_log", (self.heads,)).value, FP32), saves="output"
+                ),
+            )
+            skip, step_bias = (
+                t.weight("D", (self.heads,)).value,
+                t.weight("dt_bias", (self.heads,)).value,
+            )
             if t.policy.stack.scan_kernels and self.fused:
                 return self._kernel(t, whole, decay, skip, step_bias)
             gate, mixed, steps = chunk(t, whole, (self.inner, self.convolved, self.heads), "split")
-            mixed = causal_convolution(t, t.view(mixed, (b, self.convolved, s)), "conv1d", self.convolved, self.kernel, bias=self.conv_bias)
+            mixed = causal_convolution(
+                t,
+                t.view(mixed, (b, self.convolved, s)),
+                "conv1d",
+                self.convolved,
+                self.kernel,
+                bias=self.conv_bias,
+            )
             mixed = t.view(mixed, (b, s, self.convolved))
-            hidden, inputs, outputs = chunk(t, mixed, (self.inner, self.groups * self.state, self.groups * self.state), "split")
+            hidden, inputs, outputs = chunk(
+                t, mixed, (self.inner, self.groups * self.state, self.groups * self.state), "split"
+            )
             frame.local(decay, mixed)
-            scanned = self._scan(t, t.view(hidden, (b, s, self.heads, self.size)), steps, step_bias, decay, inputs, outputs, skip)
+            scanned = self._scan(
+                t,
+                t.view(hidden, (b, s, self.heads, self.size)),
+                steps,
+                step_bias,
+                decay,
+                inputs,
+                outputs,
+                skip,
+            )
             frame.local(scanned)
-            normed = cast(t, self._gated_norm(t, t.view(scanned, (b, s, self.inner)), gate), x.dtype)
+            normed = cast(
+                t, self._gated_norm(t, t.view(scanned, (b, s, self.inner)), gate), x.dtype
+            )
             frame.local(normed)
-            return linear(t, normed, "out_proj", h, bias=self.bias, kind="linear" if self.adapted else "linear without adapter")
+            return linear(
+                t,
+                normed,
+                "out_proj",
+                h,
+                bias=self.bias,
+                kind="linear" if self.adapted else "linear without adapter",
+            )
 
     def _gated_norm(self, t: Tape, x: Value, gate: Value) -> Value:
         with t.scope("norm") as frame:
@@ -83,7 +121,17 @@ class Mamba2Mixer(Record):
             frame.local(normed)
             return mul(t, t.view(normed, (b, s, self.inner)), weight)
 
-    def _scan(self, t: Tape, x: Value, steps: Value, step_bias: Value, decay: Value, inputs: Value, outputs: Value, skip: Value) -> Value:
+    def _scan(
+        self,
+        t: Tape,
+        x: Value,
+        steps: Value,
+        step_bias: Value,
+        decay: Value,
+        inputs: Value,
+        outputs: Value,
+        skip: Value,
+    ) -> Value:
         """The scan in chunks of `chunk` tokens, all in fp32; returns (b, s, heads, size)."""
         chunks = ceil_div(s, self.chunk)
         padded = chunks * self.chunk
@@ -100,7 +148,12 @@ class Mamba2Mixer(Record):
                     t,
                     "softplus",
                     t.op(
-                        "add bias", (steps, step_bias), steps.axes, steps.dtype, gradients=(PASS, LIKE), costs=(Move(2 * traffic(steps)),)
+                        "add bias",
+                        (steps, step_bias),
+                        steps.axes,
+                        steps.dtype,
+                        gradients=(PASS, LIKE),
+                        costs=(Move(2 * traffic(steps)),),
                     ),
                 ),
             )
@@ -115,14 +168,29 @@ class Mamba2Mixer(Record):
             summed = unary(t, "cumsum", decays, saves="nothing")
             frame.local(driven, decays, keys, queries, summed)
             within = segment_decays(t, decays, square)
-            scores = contract(t, "C B", queries, keys, batch, self.chunk, self.chunk, self.state, square)
+            scores = contract(
+                t, "C B", queries, keys, batch, self.chunk, self.chunk, self.state, square
+            )
             masked = mul(t, scores, within)
             frame.local(within, scores, masked)
-            diagonal = contract(t, "M x", masked, driven, batch, self.chunk, self.size, self.chunk, rows, dense=(True, False))
+            diagonal = contract(
+                t,
+                "M x",
+                masked,
+                driven,
+                batch,
+                self.chunk,
+                self.size,
+                self.chunk,
+                rows,
+                dense=(True, False),
+            )
             fading = unary(t, "exp", shift(t, summed), saves="output")
             faded = outer(t, "B decay", (keys, fading), wide_rows)
             frame.local(diagonal, fading, faded)
-            states = contract(t, "B x", faded, driven, batch, self.size, self.state, self.chunk, per_chunk)
+            states = contract(
+                t, "B x", faded, driven, batch, self.size, self.state, self.chunk, per_chunk
+            )
             before = t.op(
                 "cat",
                 (states,),
@@ -136,7 +204,9 @@ class Mamba2Mixer(Record):
             frame.local(carried)
             starts = slice_of(t, carried, per_chunk)
             rising = unary(t, "exp", summed, saves="output")
-            reached = contract(t, "C states", queries, starts, batch, self.chunk, self.size, self.state, rows)
+            reached = contract(
+                t, "C states", queries, starts, batch, self.chunk, self.size, self.state, rows
+            )
             off = outer(t, "C states decay", (reached, rising), rows)
             frame.local(rising, reached, off)
             total = copy(t, add(t, diagonal, off))
@@ -149,10 +219,18 @@ class Mamba2Mixer(Record):
         """B or C in fp32, repeated for every head of its group."""
         wide = cast(t, x, FP32)
         axes = (b, s, self.heads, self.state)
-        return t.op("repeat_interleave", (wide,), axes, FP32, gradients=(LIKE,), costs=(Move(2 * traffic(Value(wide.tensor, axes, FP32))),))
+        return t.op(
+            "repeat_interleave",
+            (wide,),
+            axes,
+            FP32,
+            gradients=(LIKE,),
+            costs=(Move(2 * traffic(Value(wide.tensor, axes, FP32))),),
+        )
 
     def _carry(self, t: Tape, decays: Value, before: Value, chunks: Size) -> Value:
-        """States at the starts of chunks from the states that each chunk adds: a product over pairs of chunks."""
+        """States at the starts of chunks from the states that each chunk adds: a product over pairs
+        of chunks."""
         pairs = (b, self.heads, chunks + 1, chunks + 1)
         weights = constant(t, "decays between chunks", pairs, FP32)
         dense = copy(t, before)
@@ -171,7 +249,8 @@ class Mamba2Mixer(Record):
         return out
 
     def _kernel(self, t: Tape, whole: Value, decay: Value, skip: Value, step_bias: Value) -> Value:
-        """mamba_split_conv1d_scan_combined: everything after the first projection, out_proj included, as one autograd function."""
+        """mamba_split_conv1d_scan_combined: everything after the first projection, out_proj
+        included, as one autograd function."""
         axes: dict[str, tuple[Size, ...]] = {
             "conv1d.weight": (self.convolved, 1, self.kernel),
             "norm.weight": (self.inner,),
@@ -184,7 +263,9 @@ class Mamba2Mixer(Record):
         chunks = ceil_div(s, self.chunk)
         row, dtype = (b, s, self.inner), whole.dtype
 
-        def made(name: str, shape: tuple[Size, ...], wide: bool = False, role: Role = Role.WORKSPACE) -> Tensor:
+        def made(
+            name: str, shape: tuple[Size, ...], wide: bool = False, role: Role = Role.WORKSPACE
+        ) -> Tensor:
             return t.tensor(name, shape, FP32 if wide else dtype, role)
 
         states = (b, chunks, self.heads, self.size, self.state)
@@ -208,9 +289,20 @@ class Mamba2Mixer(Record):
             Gemm(self.chunk, self.size, self.chunk, dtype, b * chunks * self.heads),
             Gemm(b * s, h, self.inner, dtype),
         )
-        forward = (*((ALLOC, x) for x in passing), *((ALLOC, x) for x in saved), (ALLOC, out.tensor), *((FREE, x) for x in passing))
+        forward = (
+            *((ALLOC, x) for x in passing),
+            *((ALLOC, x) for x in saved),
+            (ALLOC, out.tensor),
+            *((FREE, x) for x in passing),
+        )
         if not needing:
-            t.append("mamba2_split_conv1d_scan", inputs, (out,), forward=(*forward, *((FREE, x) for x in saved)), costs=costs)
+            t.append(
+                "mamba2_split_conv1d_scan",
+                inputs,
+                (out,),
+                forward=(*forward, *((FREE, x) for x in saved)),
+                costs=costs,
+            )
             return out
         gradients = [Gradient(v, t.gradient_of(v)) for v in needing]
         work = [
@@ -221,7 +313,11 @@ class Mamba2Mixer(Record):
             made("grads of states", (2, *states), True),
         ]
         again = [t.tensor(x.name, x.axes, x.dtype, Role.WORKSPACE) for x in work]
-        backward = (*((ALLOC, x) for x in again), *((ALLOC, g.tensor) for g in gradients if g.tensor), *((FREE, x) for x in again))
+        backward = (
+            *((ALLOC, x) for x in again),
+            *((ALLOC, g.tensor) for g in gradients if g.tensor),
+            *((FREE, x) for x in again),
+        )
         t.append(
             "mamba2_split_conv1d_scan",
             inputs,
@@ -256,19 +352,38 @@ def contract(
     *,
     dense: tuple[bool, bool] = (False, False),
 ) -> Value:
-    """`torch.einsum` of two tensors whose batch axes lie inside: each operand that is not dense is copied, then one batched product."""
-    left, right = (v if ready else copy(t, v, name=f"{name}: operand") for v, ready in zip((x, y), dense, strict=True))
+    """`torch.einsum` of two tensors whose batch axes lie inside: each operand that is not dense is
+    copied, then one batched product."""
+    left, right = (
+        v if ready else copy(t, v, name=f"{name}: operand")
+        for v, ready in zip((x, y), dense, strict=True)
+    )
     return bmm(t, left, right, batch, m, n, k, axes, name=name)
 
 
 def segment_decays(t: Tape, x: Value, square: tuple[Size, ...]) -> Value:
-    """exp(segment_sum(x)): decays between all pairs of positions of a chunk; keeps its output and two small masks."""
+    """exp(segment_sum(x)): decays between all pairs of positions of a chunk; keeps its output and
+    two small masks."""
     with t.scope() as frame:
         masks = [constant(t, f"mask {i + 1}", square[-2:], BOOL) for i in range(2)]
-        first = t.op("masked_fill", (x, masks[0]), square, FP32, saves=(masks[0],), gradients=(REDUCE, None), costs=(Move(8 * traffic(x)),))
+        first = t.op(
+            "masked_fill",
+            (x, masks[0]),
+            square,
+            FP32,
+            saves=(masks[0],),
+            gradients=(REDUCE, None),
+            costs=(Move(8 * traffic(x)),),
+        )
         running = unary(t, "cumsum", first, saves="nothing")
         frame.local(running)
         second = t.op(
-            "masked_fill", (running, masks[1]), square, FP32, saves=(masks[1],), gradients=(LIKE, None), costs=(Move(2 * traffic(running)),)
+            "masked_fill",
+            (running, masks[1]),
+            square,
+            FP32,
+            saves=(masks[1],),
+            gradients=(LIKE, None),
+            costs=(Move(2 * traffic(running)),),
         )
         return unary(t, "exp", second, saves="output")

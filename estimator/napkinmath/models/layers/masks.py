@@ -17,13 +17,20 @@ def mask_name(window: int) -> str:
 
 
 def causal_masks(
-    t: Tape, shared: dict[str, Value], dtype: DType, *, full: bool = True, windows: tuple[int, ...] = (), eager_only: bool = False
+    t: Tape,
+    shared: dict[str, Value],
+    dtype: DType,
+    *,
+    full: bool = True,
+    windows: tuple[int, ...] = (),
+    eager_only: bool = False,
 ) -> None:
-    """Publishes the masks of full and sliding layers: additive ones for eager attention, a bool one where SDPA cannot do without.
+    """Publishes the masks of full and sliding layers: additive ones for eager attention, a bool one
+    where SDPA cannot do without.
 
-    SDPA takes causality as a flag; a window needs a mask as soon as the sequence is as long as the window. The flash-attn package takes
-    both as arguments. Source:
-    transformers 5.23 masking_utils.py eager_mask, sdpa_mask, _ignore_causal_mask_sdpa.
+    SDPA takes causality as a flag; a window needs a mask as soon as the sequence is as long as the
+    window. The flash-attn package takes both as arguments. Source: transformers 5.23
+    masking_utils.py eager_mask, sdpa_mask, _ignore_causal_mask_sdpa.
     """
     eager = eager_only or t.policy.config.attention is Attention.EAGER
     keys = s + t.policy.virtual_tokens(AdapterKind.PREFIX)
@@ -32,14 +39,22 @@ def causal_masks(
             visible = visible_positions(t, window, keys)
             shared[mask_name(window)] = constant(t, "attention mask", (b, 1, s, keys), dtype)
             t.touch(visible.tensor)
-        elif keys is not s and t.policy.config.attention is not Attention.FLASH2:  # causality as a flag is for square scores
-            shared[mask_name(window)] = Value(visible_positions(t, window, keys).tensor, (b, 1, s, keys), BOOL)
+        elif (
+            keys is not s and t.policy.config.attention is not Attention.FLASH2
+        ):  # causality as a flag is for square scores
+            shared[mask_name(window)] = Value(
+                visible_positions(t, window, keys).tensor, (b, 1, s, keys), BOOL
+            )
         elif t.policy.masks_packed:
             ends = constant(t, "sequence of each token", (b, s), INT64)
             allowed = constant(t, "same sequence", (b, 1, s, s), BOOL)
             shared[mask_name(window)] = constant(t, "mask of packed sequences", (b, 1, s, s), BOOL)
             t.touch(ends.tensor, allowed.tensor)
-        elif window and t.policy.config.attention is not Attention.FLASH2 and t.policy.at_least("s", window):
+        elif (
+            window
+            and t.policy.config.attention is not Attention.FLASH2
+            and t.policy.at_least("s", window)
+        ):
             visible = visible_positions(t, window)
             shared[mask_name(window)] = Value(visible.tensor, (b, 1, s, s), BOOL)
 

@@ -1,6 +1,8 @@
-"""Llama 3.2 Vision: a tower over the tiles of an image, and text layers that attend to its features across.
+"""Llama 3.2 Vision: a tower over the tiles of an image, and text layers that attend to its features
+across.
 
-Source: transformers 5.23 models/mllama/modeling_mllama.py. A stage of them runs only where the batch has images.
+Source: transformers 5.23 models/mllama/modeling_mllama.py. A stage of them runs only where the
+batch has images.
 """
 
 from __future__ import annotations
@@ -39,12 +41,20 @@ def gated(t: Tape, x: Value, gate: str) -> Value:
     factor = tanh(t, weight)
     saves = (x if factor.requires_grad else None, factor if x.requires_grad else None)
     return t.op(
-        "mul gate", (x, factor), x.axes, x.dtype, saves=saves, gradients=(LIKE, REDUCE), costs=(Move(2 * traffic(x)),), backward_costs=(Move(4 * traffic(x), 2),)
-    )  # fmt: skip
+        "mul gate",
+        (x, factor),
+        x.axes,
+        x.dtype,
+        saves=saves,
+        gradients=(LIKE, REDUCE),
+        costs=(Move(2 * traffic(x)),),
+        backward_costs=(Move(4 * traffic(x), 2),),
+    )
 
 
 class Tiles(Part):
-    """Tiles through a convolution, embeddings of their place, a class token, learned positions, a norm, padding to eights."""
+    """Tiles through a convolution, embeddings of their place, a class token, learned positions, a
+    norm, padding to eights."""
 
     tiles: int
     patches: int
@@ -59,22 +69,53 @@ class Tiles(Part):
         count, width, tiles = images(t), self.width, self.tiles
         dtype = t.policy.autocast or t.policy.compute_dtype
         pixels = shared["pixel values"] = model_input(
-            t, "pixel values", (count, tiles, self.patches - 1, self.channels * self.patch**2), dtype
+            t,
+            "pixel values",
+            (count, tiles, self.patches - 1, self.channels * self.patch**2),
+            dtype,
         )
         ratios = shared["aspect ratios"] = model_input(t, "aspect ratio ids", (count, 1), INT64)
         plain = (count, tiles, self.patches - 1, width)
-        out = input_leaf(t, patch_projection(t, pixels, "patch_embedding", plain, (self.patch,) * 2, self.channels, width, bias=False))
+        out = input_leaf(
+            t,
+            patch_projection(
+                t,
+                pixels,
+                "patch_embedding",
+                plain,
+                (self.patch,) * 2,
+                self.channels,
+                width,
+                bias=False,
+            ),
+        )
         out = placed(t, out, ratios, "pre_tile_positional_embedding", self.ratios, tiles)
-        token = t.view(t.weight("class_embedding", (width,)).value, (count, tiles, 1, width), "expand", copies_gradient=True)
+        token = t.view(
+            t.weight("class_embedding", (width,)).value,
+            (count, tiles, 1, width),
+            "expand",
+            copies_gradient=True,
+        )
         out = concatenate(t, (token, out), (count, tiles, self.patches, width))
         with t.scope("gated_positional_embedding"):
             table = t.weight("embedding", (self.patches, width)).value
-            out = add_broadcast(t, out, t.view(gated(t, table, "gate"), (1, 1, self.patches, width)))
-            places = embedding(t, ratios, "tile_embedding", self.ratios, tiles * self.patches * width)
+            out = add_broadcast(
+                t, out, t.view(gated(t, table, "gate"), (1, 1, self.patches, width))
+            )
+            places = embedding(
+                t, ratios, "tile_embedding", self.ratios, tiles * self.patches * width
+            )
             out = add(t, out, gated(t, t.view(places, out.axes), "gate"))
         out = LAYER.record(t, out, "layernorm_pre")
         length = (self.patches + 7) // 8 * 8
-        padded = t.op("pad", (out,), (count, tiles, length, width), out.dtype, gradients=(LIKE,), costs=(Move(2 * traffic(out)),))
+        padded = t.op(
+            "pad",
+            (out,),
+            (count, tiles, length, width),
+            out.dtype,
+            gradients=(LIKE,),
+            costs=(Move(2 * traffic(out)),),
+        )
         square = (count, 1, tiles * length, tiles * length)
         product = constant(t, "padded patches by padded patches", square, out.dtype)
         shared["tile mask"] = constant(t, "mask of padded patches", square, out.dtype)
@@ -91,23 +132,32 @@ def placed(t: Tape, x: Value, ratios: Value, name: str, rows: int, tiles: int) -
 
 
 class TileAttention(Record):
-    """Every patch of an image to every other, tiles together, without biases and under the mask of the padding."""
+    """Every patch of an image to every other, tiles together, without biases and under the mask of
+    the padding."""
 
     heads: int
     size: int
 
     def record(self, t: Tape, x: Value, shared: dict[str, Value]) -> Value:
-        """Attention over x of axes (images, tiles · patches, width), before the output projection."""
+        """Attention over x of axes (images, tiles · patches, width), before the output
+        projection."""
         rows, length, _ = x.axes
         with t.scope() as frame:
             frame.local(x)
             q, key, value = (
-                t.view(linear(t, x, f"{name}_proj", self.heads * self.size), (rows, self.heads, length, self.size)) for name in "qkv"
+                t.view(
+                    linear(t, x, f"{name}_proj", self.heads * self.size),
+                    (rows, self.heads, length, self.size),
+                )
+                for name in "qkv"
             )
             frame.local(q, key, value)
             mask = shared["tile mask"]
             attend = eager_attention if runs_eager(t, False) else sdpa
-            return t.view(attend(t, q, key, value, groups=1, mask=mask), (rows, length, self.heads * self.size))
+            return t.view(
+                attend(t, q, key, value, groups=1, mask=mask),
+                (rows, length, self.heads * self.size),
+            )
 
 
 class GatedTowerLayer(Part):
@@ -122,7 +172,13 @@ class GatedTowerLayer(Part):
             frame.local(x)
             normed = layer.norm.record(t, x, layer.names[0])
             with t.scope(layer.scope):
-                attended = linear(t, layer.attention.record(t, normed, shared), layer.output, layer.width, bias=layer.output_bias)
+                attended = linear(
+                    t,
+                    layer.attention.record(t, normed, shared),
+                    layer.output,
+                    layer.width,
+                    bias=layer.output_bias,
+                )
             middle = add(t, x, gated(t, attended, "gate_attn"))
             frame.local(middle)
             with t.scope(layer.mlp_scope):
@@ -139,12 +195,25 @@ class BetweenEncoders(Part):
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         assert x is not None
         rows, length, width = x.axes
-        out = t.view(LAYER.record(t, x, "layernorm_post"), (rows, self.tiles, length // self.tiles, width))
-        return t.view(placed(t, out, shared["aspect ratios"], "post_tile_positional_embedding", self.ratios, self.tiles), x.axes)
+        out = t.view(
+            LAYER.record(t, x, "layernorm_post"), (rows, self.tiles, length // self.tiles, width)
+        )
+        return t.view(
+            placed(
+                t,
+                out,
+                shared["aspect ratios"],
+                "post_tile_positional_embedding",
+                self.ratios,
+                self.tiles,
+            ),
+            x.axes,
+        )
 
 
 class TileFeatures(Part):
-    """The last states and those of some inner layers side by side, without the padding; then one linear into the text's width.
+    """The last states and those of some inner layers side by side, without the padding; then one
+    linear into the text's width.
 
     The inner layers' states are priced as copies of the last.
     """
@@ -160,7 +229,9 @@ class TileFeatures(Part):
         last = slice_of(t, x, (rows, self.tiles, self.patches, width))
         stacked = concatenate(t, (x,) * self.inner, (rows, length, width, self.inner), name="stack")
         kept = copy(t, slice_of(t, stacked, (rows, self.tiles, self.patches, width * self.inner)))
-        both = concatenate(t, (last, kept), (rows, self.tiles, self.patches, width * (1 + self.inner)))
+        both = concatenate(
+            t, (last, kept), (rows, self.tiles, self.patches, width * (1 + self.inner))
+        )
         with t.scope("multi_modal_projector"):
             projected = linear(t, both, "", h, bias=True)
         per_sequence = max(t.policy.config.batch.images, 1) * self.tiles * self.patches
@@ -207,10 +278,21 @@ class CrossAttentionLayer(Part):
             attended = self._attended(t, self.norm.record(t, x, "input_layernorm"), shared)
             middle = add(t, x, gated(t, attended, "cross_attn_attn_gate"))
             frame.local(middle)
-            fed = self.mlp.record(t, self.norm.record(t, middle, "post_attention_layernorm"), shared)
+            fed = self.mlp.record(
+                t, self.norm.record(t, middle, "post_attention_layernorm"), shared
+            )
             seen = shared.get("rows with an image")
             if seen is not None:
-                fed = t.op("mul", (fed, seen), fed.axes, fed.dtype, saves=(seen,), gradients=(LIKE, None), costs=(Move(2 * traffic(fed)),), backward_costs=(Move(2 * traffic(fed)),))  # fmt: skip
+                fed = t.op(
+                    "mul",
+                    (fed, seen),
+                    fed.axes,
+                    fed.dtype,
+                    saves=(seen,),
+                    gradients=(LIKE, None),
+                    costs=(Move(2 * traffic(fed)),),
+                    backward_costs=(Move(2 * traffic(fed)),),
+                )
             return add(t, middle, gated(t, fed, "cross_attn_mlp_gate"))
 
     def _attended(self, t: Tape, x: Value, shared: dict[str, Value]) -> Value:
@@ -218,11 +300,16 @@ class CrossAttentionLayer(Part):
         kv: Size = k if self.attention.grouped else a
         with t.scope("cross_attn") as frame:
             frame.local(x)
-            features = shared.get("image features") or constant(t, "no image features", (b, keys, h), x.dtype)
+            features = shared.get("image features") or constant(
+                t, "no image features", (b, keys, h), x.dtype
+            )
             frame.local(features)
-            q = self.norm.record(t, split_heads(t, linear(t, x, "q_proj", a * dh), a, copies=True), "q_norm")
+            q = self.norm.record(
+                t, split_heads(t, linear(t, x, "q_proj", a * dh), a, copies=True), "q_norm"
+            )
             key, value = (
-                t.view(linear(t, features, name, kv * dh), (b, kv, keys, dh), copies_gradient=True) for name in ("k_proj", "v_proj")
+                t.view(linear(t, features, name, kv * dh), (b, kv, keys, dh), copies_gradient=True)
+                for name in ("k_proj", "v_proj")
             )
             key = self.norm.record(t, key, "k_norm")
             frame.local(q, key, value)

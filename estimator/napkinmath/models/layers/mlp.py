@@ -35,26 +35,43 @@ class GatedMlp(Record):
                 return dropout(t, self._patched(t, x), self.dropout)
             gate = linear(t, x, self.names[0], self.width, bias=self.bias, kind=self.kind)
             if t.policy.config.compile or t.policy.stack.fused_gate:
-                product = gated_activation(t, gate, linear(t, x, self.names[1], self.width, bias=self.bias, kind=self.kind))
+                product = gated_activation(
+                    t, gate, linear(t, x, self.names[1], self.width, bias=self.bias, kind=self.kind)
+                )
             else:
                 gate = activate(t, gate, self.activation)
-                product = mul(t, gate, linear(t, x, self.names[1], self.width, bias=self.bias, kind=self.kind))
-            return dropout(t, linear(t, product, self.names[2], x.axes[-1], bias=self.bias, kind=self.kind), self.dropout)
+                product = mul(
+                    t, gate, linear(t, x, self.names[1], self.width, bias=self.bias, kind=self.kind)
+                )
+            return dropout(
+                t,
+                linear(t, product, self.names[2], x.axes[-1], bias=self.bias, kind=self.kind),
+                self.dropout,
+            )
 
     def _patched(self, t: Tape, x: Value) -> Value:
-        """One operation where the projections can be fused, else the patched gate between them, or the library's."""
+        """One operation where the projections can be fused, else the patched gate between them, or
+        the library's."""
         from napkinmath.models.layers.patched import active, patched_gate
         from napkinmath.models.layers.patched_linears import fused_feed_forward
 
-        whole = fused_feed_forward(t, x, self.names, self.width, bias=self.bias, kind=self.kind) if active(t).adapters else None
+        whole = (
+            fused_feed_forward(t, x, self.names, self.width, bias=self.bias, kind=self.kind)
+            if active(t).adapters
+            else None
+        )
         if whole is not None:
             return whole
         gate = linear(t, x, self.names[0], self.width, bias=self.bias, kind=self.kind)
         if active(t).gate:
-            product = patched_gate(t, gate, linear(t, x, self.names[1], self.width, bias=self.bias, kind=self.kind))
+            product = patched_gate(
+                t, gate, linear(t, x, self.names[1], self.width, bias=self.bias, kind=self.kind)
+            )
         else:
             gate = activate(t, gate, self.activation)
-            product = mul(t, gate, linear(t, x, self.names[1], self.width, bias=self.bias, kind=self.kind))
+            product = mul(
+                t, gate, linear(t, x, self.names[1], self.width, bias=self.bias, kind=self.kind)
+            )
         return linear(t, product, self.names[2], x.axes[-1], bias=self.bias, kind=self.kind)
 
 
@@ -96,13 +113,22 @@ class PlainMlp(Record):
     """Dropout between activation and second linear."""
     kind: str = "linear"
     inlined: bool = False
-    """Written out in the layer's own forward, which gives the input's name to each result in turn (OPT)."""
+    """Written out in the layer's own forward, which gives the input's name to each result in turn
+    (OPT)."""
 
     def record(self, t: Tape, x: Value, shared: dict[str, Value]) -> Value:
         """Feed-forward of x."""
         with t.scope(self.scope) as frame:
             if not self.inlined:
                 frame.local(x)
-            middle = activate(t, linear(t, x, self.names[0], self.width, bias=self.bias, kind=self.kind), self.activation)
+            middle = activate(
+                t,
+                linear(t, x, self.names[0], self.width, bias=self.bias, kind=self.kind),
+                self.activation,
+            )
             middle = dropout(t, middle, self.inner_dropout)
-            return dropout(t, linear(t, middle, self.names[1], x.axes[-1], bias=self.bias, kind=self.kind), self.dropout)
+            return dropout(
+                t,
+                linear(t, middle, self.names[1], x.axes[-1], bias=self.bias, kind=self.kind),
+                self.dropout,
+            )

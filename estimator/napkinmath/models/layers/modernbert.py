@@ -1,6 +1,8 @@
-"""ModernBERT: a bidirectional pre-norm encoder with rotary embeddings in fp32 and windows on most layers.
+"""ModernBERT: a bidirectional pre-norm encoder with rotary embeddings in fp32 and windows on most
+layers.
 
-Source: transformers 5.23 models/modernbert/modeling_modernbert.py, masking_utils.py create_bidirectional_sliding_window_mask.
+Source: transformers 5.23 models/modernbert/modeling_modernbert.py, masking_utils.py
+create_bidirectional_sliding_window_mask.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ NORM = Norm(kind=NormKind.LAYER_NO_BIAS)
 
 
 class ModernBertEmbedding(Part):
-    """Token embeddings, LayerNorm, dropout; the masks of windows and the rotary tables of each kind of layer."""
+    """Token embeddings, LayerNorm, dropout; the masks of windows and the rotary tables of each kind
+    of layer."""
 
     norm: Norm = NORM
     window: int = 0
@@ -67,7 +70,8 @@ class ModernBertEmbedding(Part):
 
 
 class ModernBertLayer(Part):
-    """residual + attention(norm), then residual + gated feed-forward(norm); the first layer's attention reads the embeddings unnormed."""
+    """residual + attention(norm), then residual + gated feed-forward(norm); the first layer's
+    attention reads the embeddings unnormed."""
 
     norm: Norm = NORM
     first: bool = False
@@ -83,7 +87,9 @@ class ModernBertLayer(Part):
         assert x is not None
         with t.scope() as frame:
             frame.local(x)
-            attended = self._attention(t, x if self.first else self.norm.record(t, x, "attn_norm"), shared)
+            attended = self._attention(
+                t, x if self.first else self.norm.record(t, x, "attn_norm"), shared
+            )
             frame.local(attended)
             x = add(t, x, attended)
             frame.local(x)
@@ -94,15 +100,37 @@ class ModernBertLayer(Part):
         with t.scope("attn") as frame:
             frame.local(x)
             packed = linear(t, x, "Wqkv", 3 * a * dh, bias=self.attention_bias)
-            q, k, value = (split_heads(t, part, a, copies=False) for part in chunk(t, packed, (a * dh,) * 3, name="unbind"))
+            q, k, value = (
+                split_heads(t, part, a, copies=False)
+                for part in chunk(t, packed, (a * dh,) * 3, name="unbind")
+            )
             frame.local(q, k, value)
             q, k = self._turn(t, q, k, shared)
             frame.local(q, k)
             if runs_eager(t, False):
-                out = eager_attention(t, q, k, value, groups=1, mask=mask, dropout_p=self.attention_dropout, contiguous=False)
+                out = eager_attention(
+                    t,
+                    q,
+                    k,
+                    value,
+                    groups=1,
+                    mask=mask,
+                    dropout_p=self.attention_dropout,
+                    contiguous=False,
+                )
             else:
                 window = 2 * self.window + 1 if self.window else None
-                out = sdpa(t, q, k, value, groups=1, mask=mask, causal=False, window=window, dropout_p=self.attention_dropout)
+                out = sdpa(
+                    t,
+                    q,
+                    k,
+                    value,
+                    groups=1,
+                    mask=mask,
+                    causal=False,
+                    window=window,
+                    dropout_p=self.attention_dropout,
+                )
             frame.local(out)
             out = linear(t, t.view(out, (b, s, a * dh)), "Wo", h, bias=self.attention_bias)
             return dropout(t, out, self.attention_dropout)

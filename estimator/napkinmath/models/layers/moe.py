@@ -1,4 +1,5 @@
-"""Mixture-of-experts feed-forward: routers, experts held as 3-D parameters, and the block that joins them with shared experts."""
+"""Mixture-of-experts feed-forward: routers, experts held as 3-D parameters, and the block that
+joins them with shared experts."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ class Scoring(str, Enum):
 
 
 class Router(Record):
-    """Scores every expert for every token and picks `topk` of them; its logits are tokens x experts."""
+    """Scores every expert for every token and picks `topk` of them; its logits are tokens x
+    experts."""
 
     scoring: Scoring = Scoring.SOFTMAX
     name: str = "gate"
@@ -63,11 +65,13 @@ class Router(Record):
     groups: int = 0
     """Experts are first narrowed down to the best of this many groups; 0 is no grouping."""
     adapted_as: tuple[str, ...] = ()
-    """Module names of transformers 4 that PEFT translates into an adapter on the router's parameter."""
+    """Module names of transformers 4 that PEFT translates into an adapter on the router's
+    parameter."""
     correction_bias: bool = False
     """A buffer of one fp32 number an expert is added for the choice (not for the weight)."""
     kept_fp32: bool = False
-    """The weight is fp32 whatever the model is loaded in, and the bias a parameter that is never trained (ERNIE 4.5)."""
+    """The weight is fp32 whatever the model is loaded in, and the bias a parameter that is never
+    trained (ERNIE 4.5)."""
 
     def record(self, t: Tape, x: Value) -> tuple[Value, Value]:
         """Weights and indices, of axes (tokens, topk), for x of axes (tokens, h)."""
@@ -95,13 +99,19 @@ class Router(Record):
 
     def _choose(self, t: Tape, frame: Scope, logits: Value) -> tuple[Value, Value]:
         if self.scoring in (Scoring.CHOSEN, Scoring.SIGMOID_CHOSEN):
-            values, indices = routing.top_k(t, cast(t, logits, FP32) if self.fp32_scores else logits, topk)
-            return (softmax(t, values) if self.scoring is Scoring.CHOSEN else sigmoid(t, values)), indices
+            values, indices = routing.top_k(
+                t, cast(t, logits, FP32) if self.fp32_scores else logits, topk
+            )
+            return (
+                softmax(t, values) if self.scoring is Scoring.CHOSEN else sigmoid(t, values)
+            ), indices
         if self.scoring is Scoring.SPARSE_MIXER:
             return self._sparse_mixer(t, frame, logits)
         wide = cast(t, logits, FP32) if self.fp32_scores else logits
         if self.scoring in (Scoring.SIGMOID, Scoring.SOFTMAX_BIASED):
-            weights, indices = self._chosen_apart(t, frame, sigmoid(t, wide) if self.scoring is Scoring.SIGMOID else softmax(t, wide))
+            weights, indices = self._chosen_apart(
+                t, frame, sigmoid(t, wide) if self.scoring is Scoring.SIGMOID else softmax(t, wide)
+            )
         else:
             scores = softmax(t, wide)
             frame.local(scores)
@@ -115,7 +125,8 @@ class Router(Record):
         return weights, indices
 
     def _sparse_mixer(self, t: Tape, frame: Scope, logits: Value) -> tuple[Value, Value]:
-        """One choice after the other: scores far from the best are masked out, a softmax, a sampled expert, its weight gathered.
+        """One choice after the other: scores far from the best are masked out, a softmax, a sampled
+        expert, its weight gathered.
 
         Source: transformers 5.23 models/phimoe/modeling_phimoe.py sparsemixer, PhimoeMultiplier.
         """
@@ -123,9 +134,23 @@ class Router(Record):
         one = (TOKENS, 1)
         for _ in range(2):
             far = constant(t, "far from the best", logits.axes, BOOL)
-            gates = t.op("masked_fill", (logits, far), logits.axes, logits.dtype, saves=(far,), gradients=("like", None))
+            gates = t.op(
+                "masked_fill",
+                (logits, far),
+                logits.axes,
+                logits.dtype,
+                saves=(far,),
+                gradients=("like", None),
+            )
             scores, chosen = softmax(t, gates), constant(t, "sampled expert", one, INT64)
-            weight = t.op("multiplier", (scores, chosen), one, logits.dtype, saves=(scores, chosen), gradients=("like", None))
+            weight = t.op(
+                "multiplier",
+                (scores, chosen),
+                one,
+                logits.dtype,
+                saves=(scores, chosen),
+                gradients=("like", None),
+            )
             frame.local(far, gates, scores, chosen, weight)
             multipliers.append(weight)
         weights = concatenate(t, (multipliers[0], multipliers[1]), (TOKENS, topk))
@@ -138,7 +163,9 @@ class Router(Record):
         if self.correction_bias:
             wide = t.policy.parameter_dtype("buffer") if self.bias_outside else FP32
             kind = "statistics" if self.kept_fp32 else "buffer"
-            buffer = t.weight("e_score_correction_bias", (e,), kind=kind, dtype=wide, buffer=not self.kept_fp32).value
+            buffer = t.weight(
+                "e_score_correction_bias", (e,), kind=kind, dtype=wide, buffer=not self.kept_fp32
+            ).value
             choice = add(t, choice, Value(buffer.tensor, choice.axes, FP32))
             frame.local(choice)
         if self.groups > 1:
@@ -147,27 +174,40 @@ class Router(Record):
         return routing.gather(t, scores, indices), indices
 
     def _grouped(self, t: Tape, frame: Scope, scores: Value) -> Value:
-        """Scores of experts outside the best groups masked out: two masks of tokens x experts, and the masked copy."""
+        """Scores of experts outside the best groups masked out: two masks of tokens x experts, and
+        the masked copy."""
         mask = constant(t, "group mask", (TOKENS, e), FP32)
         frame.local(mask)
         inverse = constant(t, "inverted group mask", (TOKENS, e), BOOL)
-        return t.op("masked_fill", (scores, inverse), scores.axes, scores.dtype, saves=(inverse,), gradients=("like", None))
+        return t.op(
+            "masked_fill",
+            (scores, inverse),
+            scores.axes,
+            scores.dtype,
+            saves=(inverse,),
+            gradients=("like", None),
+        )
 
 
 class Stack:
-    """One expert parameter as recorded: its weight, bias, low-rank factors if adapted, and output width."""
+    """One expert parameter as recorded: its weight, bias, low-rank factors if adapted, and output
+    width."""
 
     __slots__ = ("bias", "factors", "outputs", "weight")
 
-    def __init__(self, weight: Weight, bias: Value | None, factors: tuple[Value, Value] | None, outputs: Size) -> None:
+    def __init__(
+        self, weight: Weight, bias: Value | None, factors: tuple[Value, Value] | None, outputs: Size
+    ) -> None:
         self.weight, self.bias, self.factors, self.outputs = weight, bias, factors, outputs
 
 
 class Experts(Record):
-    """All experts of a layer as two (or one gated) 3-D parameters, run by grouped products over rows sorted by expert.
+    """All experts of a layer as two (or one gated) 3-D parameters, run by grouped products over
+    rows sorted by expert.
 
-    The default of transformers 5 on CUDA of compute capability 8.0 up (`experts_implementation="grouped_mm"`). bitsandbytes
-    does not quantize 3-D parameters; PEFT adapts them only for the model types whose old linears it translates. Source: transformers 5.23
+    The default of transformers 5 on CUDA of compute capability 8.0 up
+    (`experts_implementation="grouped_mm"`). bitsandbytes does not quantize 3-D parameters; PEFT
+    adapts them only for the model types whose old linears it translates. Source: transformers 5.23
     integrations/moe.py grouped_mm_experts_forward.
     """
 
@@ -180,17 +220,23 @@ class Experts(Record):
     """GPT-OSS's gate: interleaved halves, both clamped, x * sigmoid(alpha x) * (up + 1)."""
     width: Size = fe
     adapted_as: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
-    """Module names of transformers 4 that PEFT translates into adapters on the first and on the second parameter."""
+    """Module names of transformers 4 that PEFT translates into adapters on the first and on the
+    second parameter."""
     modules: tuple[str, str, str] | None = None
-    """Linears (gate, up, down) of the modules that transformers 4 held the experts as; None where it held parameters too."""
+    """Linears (gate, up, down) of the modules that transformers 4 held the experts as; None where
+    it held parameters too."""
     name: str = "experts"
 
     def record(self, t: Tape, x: Value, weights: Value, indices: Value) -> Value:
-        """The weighted sum of each token's experts; x is (tokens, h), weights and indices are (tokens, topk)."""
+        """The weighted sum of each token's experts; x is (tokens, h), weights and indices are
+        (tokens, topk)."""
         rows = TOKENS * topk
         inputs = x.axes[-1]
         if self.modules is not None and (0, 0) < t.policy.stack.transformers < (5, 0):
-            from napkinmath.models.layers.expert_modules import experts_by_module, runs_experts_as_modules
+            from napkinmath.models.layers.expert_modules import (
+                experts_by_module,
+                runs_experts_as_modules,
+            )
 
             if runs_experts_as_modules(t):
                 return experts_by_module(t, x, weights, self.modules, self.width, self.activation)
@@ -215,8 +261,18 @@ class Experts(Record):
             out = self._grouped(t, received, ones, one, arrived, 1, split.experts(e))
             return cast(t, split.combine(t, out, weights, order, rows, TOKENS), x.dtype)
 
-    def _grouped(self, t: Tape, x: Value, weights: Value, indices: Value, tokens: Size, choices: Size, count: Size) -> Value:
-        """The experts held here over rows sorted by expert; `tokens` rows with `choices` of `count` experts each."""
+    def _grouped(
+        self,
+        t: Tape,
+        x: Value,
+        weights: Value,
+        indices: Value,
+        tokens: Size,
+        choices: Size,
+        count: Size,
+    ) -> Value:
+        """The experts held here over rows sorted by expert; `tokens` rows with `choices` of `count`
+        experts each."""
         rows = tokens * choices
         with t.scope() as frame:
             frame.local(x, weights, indices)
@@ -242,23 +298,43 @@ class Experts(Record):
             return cast(t, summed, x.dtype)
 
     def _stacks(self, t: Tape, frame: Scope, inputs: Size, count: Size = e) -> tuple[Stack, Stack]:
-        """The two expert parameters with their biases and, where PEFT adapts them, low-rank factors (the second's are made first)."""
+        """The two expert parameters with their biases and, where PEFT adapts them, low-rank factors
+        (the second's are made first)."""
         outputs = (2 if self.gated else 1) * self.width
-        shapes = (("gate_up_proj" if self.gated else "up_proj", inputs, outputs), ("down_proj", self.width, inputs))
+        shapes = (
+            ("gate_up_proj" if self.gated else "up_proj", inputs, outputs),
+            ("down_proj", self.width, inputs),
+        )
         stacks: list[Stack] = []
-        for (name, rows, columns), names in zip(reversed(shapes), reversed(self.adapted_as), strict=True):
-            weight = t.weight(name, (count, rows, columns) if self.transposed else (count, columns, rows), kind="experts")
-            bias = t.weight(f"{name}_bias", (count, columns), kind="bias").value if self.bias else None
+        for (name, rows, columns), names in zip(
+            reversed(shapes), reversed(self.adapted_as), strict=True
+        ):
+            weight = t.weight(
+                name,
+                (count, rows, columns) if self.transposed else (count, columns, rows),
+                kind="experts",
+            )
+            bias = (
+                t.weight(f"{name}_bias", (count, columns), kind="bias").value if self.bias else None
+            )
             factors = None
             if t.policy.adapts_parameter(names):
                 from napkinmath.lowering.expert_adapters import adapted_experts
 
-                factors = adapted_experts(t, frame, weight, fused=len(names), transposed=self.transposed)
+                factors = adapted_experts(
+                    t, frame, weight, fused=len(names), transposed=self.transposed
+                )
             stacks.append(Stack(weight, bias, factors, columns))
         return stacks[1], stacks[0]
 
-    def _product(self, t: Tape, x: Value, stack: Stack, offsets: Value, experts: Value, count: Size) -> Value:
-        bias = routing.take_rows(t, stack.bias, experts, "bias of each row") if stack.bias is not None else None
+    def _product(
+        self, t: Tape, x: Value, stack: Stack, offsets: Value, experts: Value, count: Size
+    ) -> Value:
+        bias = (
+            routing.take_rows(t, stack.bias, experts, "bias of each row")
+            if stack.bias is not None
+            else None
+        )
         weight = stack.weight.value
         if stack.factors is not None:
             from napkinmath.lowering.expert_adapters import fold
@@ -296,7 +372,8 @@ def _clamped_gate(t: Tape, both: Value, width: Size) -> Value:
 
 
 class SharedExpert(Record):
-    """A feed-forward that every token visits, added to the routed experts; optionally weighed by a sigmoid gate."""
+    """A feed-forward that every token visits, added to the routed experts; optionally weighed by a
+    sigmoid gate."""
 
     mlp: FeedForward
     gated: bool = False
@@ -335,7 +412,11 @@ class MixtureOfExperts(Record):
             if split is not None:
                 return self._split(t, x, split, shared)
             flat = t.view(x, (TOKENS, x.axes[-1]))
-            common = self.shared.mlp.record(t, flat, shared) if self.shared is not None and self.shared.first else None
+            common = (
+                self.shared.mlp.record(t, flat, shared)
+                if self.shared is not None and self.shared.first
+                else None
+            )
             weights, indices = self.router.record(t, flat)
             frame.local(weights, indices)
             out = self._routed(t, flat, weights, indices)
@@ -349,7 +430,8 @@ class MixtureOfExperts(Record):
             return t.view(add(t, out, common), x.axes)
 
     def _split(self, t: Tape, x: Value, split: TensorSplit, shared: dict[str, Value]) -> Value:
-        """Every tensor-parallel rank runs all experts on its share of their width, on all tokens; the parts are summed."""
+        """Every tensor-parallel rank runs all experts on its share of their width, on all tokens;
+        the parts are summed."""
         with t.scope() as frame:
             whole = split.whole_sequence(t, x)
             flat = t.view(whole, (TOKENS, x.axes[-1]))
@@ -366,4 +448,6 @@ class MixtureOfExperts(Record):
         if not self.latent:
             return self.experts.record(t, x, weights, indices)
         narrow = linear(t, x, "fc1_latent_proj", self.latent)
-        return linear(t, self.experts.record(t, narrow, weights, indices), "fc2_latent_proj", x.axes[-1])
+        return linear(
+            t, self.experts.record(t, narrow, weights, indices), "fc2_latent_proj", x.axes[-1]
+        )

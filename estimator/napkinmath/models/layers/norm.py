@@ -43,7 +43,9 @@ class Norm(Record):
 
     kind: NormKind = NormKind.RMS
 
-    def record(self, t: Tape, x: Value, name: str, axes: Size | tuple[Size, ...] | None = None) -> Value:
+    def record(
+        self, t: Tape, x: Value, name: str, axes: Size | tuple[Size, ...] | None = None
+    ) -> Value:
         """Applies the norm named `name`; `axes` are its weight's, the last of x unless given."""
         if not isinstance(axes, tuple):
             axes = (x.axes[-1] if axes is None else axes,)
@@ -63,7 +65,12 @@ class Norm(Record):
             if t.policy.stack.rms_norm == "in place":
                 return rms_norm_in_place(t, x, name=name, width=width)
             return rms_norm_eager(
-                t, x, name=name, width=width, scale_in_fp32=self.kind is NormKind.RMS_GEMMA, cast_last=self.kind is NormKind.RMS_CAST_LAST
+                t,
+                x,
+                name=name,
+                width=width,
+                scale_in_fp32=self.kind is NormKind.RMS_GEMMA,
+                cast_last=self.kind is NormKind.RMS_CAST_LAST,
             )
         if self.kind is NormKind.LAYER_EAGER:
             return layer_norm_eager(t, x, name=name, axes=axes)
@@ -71,4 +78,10 @@ class Norm(Record):
             return layer_norm_plain(t, x, name=name)
         if self.kind is NormKind.LAYER_ONE_PLUS:
             return layer_norm_one_plus(t, x, name=name)
-        return layer_norm(t, x, name=name, bias=self.kind is NormKind.LAYER, affine=self.kind is not NormKind.LAYER_NO_AFFINE)
+        return layer_norm(
+            t,
+            x,
+            name=name,
+            bias=self.kind is NormKind.LAYER,
+            affine=self.kind is not NormKind.LAYER_NO_AFFINE,
+        )

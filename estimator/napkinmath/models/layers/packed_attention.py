@@ -1,4 +1,5 @@
-"""Attention whose queries, keys and values come out of one linear, in the ways families take them apart."""
+"""Attention whose queries, keys and values come out of one linear, in the ways families take them
+apart."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from napkinmath.ops.routing import chunk
 
 
 class Packing(str, Enum):
-    """How the packed projection is taken apart; what differs is the backward: one concatenation, or a zero-filled copy for each part."""
+    """How the packed projection is taken apart; what differs is the backward: one concatenation, or
+    a zero-filled copy for each part."""
 
     SPLIT = "split of the last axis"
     SLICES = "slices of the last axis"
@@ -25,12 +27,14 @@ class Packing(str, Enum):
 
 
 class PackedAttention(Record):
-    """One linear, taken apart, then as `core` goes on; the linear has the first of the core's names."""
+    """One linear, taken apart, then as `core` goes on; the linear has the first of the core's
+    names."""
 
     core: GroupedQueryAttention
     packing: Packing = Packing.SPLIT
     cached_before: tuple[int, int] = (0, 0)
-    """Version of transformers before which training built a key/value cache of views, checkpointing or not: the packed projections live until the forward is over."""
+    """Version of transformers before which training built a key/value cache of views, checkpointing
+    or not: the packed projections live until the forward is over."""
 
     def record(self, t: Tape, x: Value, shared: dict[str, Value]) -> Value:
         """Attention over x of axes (b, s, h)."""
@@ -38,13 +42,17 @@ class PackedAttention(Record):
         with t.scope(core.scope) as frame:
             frame.local(x)
             packed = linear(t, x, core.names[0], (a + 2 * core.kv_heads) * dh, bias=core.bias)
-            if t.policy.stack.transformers < self.cached_before and t.policy.stack.transformers > (0, 0):
+            if t.policy.stack.transformers < self.cached_before and t.policy.stack.transformers > (
+                0,
+                0,
+            ):
                 t.outliving.append(packed.tensor)
             q, key, value = self.parts(t, packed, dense=core.dense_gradients(t, x, shared))
             return core.finish(t, frame, q, key, value, shared)
 
     def parts(self, t: Tape, packed: Value, *, dense: bool) -> tuple[Value, Value, Value]:
-        """q, k, v of axes (b, heads, s, dh); `dense`: their gradients come back with the heads outside the rows."""
+        """q, k, v of axes (b, heads, s, dh); `dense`: their gradients come back with the heads
+        outside the rows."""
         core = self.core
         if self.packing is Packing.HEADS:
             viewed = t.view(packed, (b, a, s, 3 * dh), copies_gradient=t.known(a) > 1)
@@ -59,9 +67,16 @@ class PackedAttention(Record):
         else:
             pieces = chunk(t, packed, widths, name="split")
         heads = (a, core.kv_heads, core.kv_heads)
-        rotated = core.copies_rotated(t, dense=dense) if t.policy.patch is not None else core.rotary or dense
+        rotated = (
+            core.copies_rotated(t, dense=dense)
+            if t.policy.patch is not None
+            else core.rotary or dense
+        )
         copied = (rotated, rotated, dense)
-        return tuple(split_heads(t, piece, count, copies=copies) for piece, count, copies in zip(pieces, heads, copied, strict=True))  # type: ignore[return-value]
+        return tuple(
+            split_heads(t, piece, count, copies=copies)
+            for piece, count, copies in zip(pieces, heads, copied, strict=True)
+        )  # type: ignore[return-value]
 
     def _selected(self, t: Tape, viewed: Value, which: int) -> Value:
         part = slice_of(t, viewed, (b, s, a, dh))

@@ -1,4 +1,5 @@
-"""Norm, rotation, gate and loss as a set of patched operations runs them: recorded from the rows of catalog/kernels.py.
+"""Norm, rotation, gate and loss as a set of patched operations runs them: recorded from the rows of
+catalog/kernels.py.
 
 The fused projections are in patched_linears.py.
 """
@@ -37,9 +38,11 @@ def scratch(t: Tape, name: str, nbytes: Size) -> tuple[Steps, Steps]:
 
 
 def patched_norm(t: Tape, x: Value, *, name: str, width: Size) -> Value:
-    """RMS norm in one kernel each way, in the type of x; keeps x and one fp32 statistic a row. The gradient may overwrite the incoming one.
+    """RMS norm in one kernel each way, in the type of x; keeps x and one fp32 statistic a row. The
+    gradient may overwrite the incoming one.
 
-    Heads in front of positions do not lie in rows: ours copies them for each reading, the others once, and keep the copy.
+    Heads in front of positions do not lie in rows: ours copies them for each reading, the others
+    once, and keep the copy.
     """
     patch = active(t)
     transposed = len(x.axes) == 4 and x.axes[2] is s
@@ -53,65 +56,126 @@ def patched_norm(t: Tape, x: Value, *, name: str, width: Size) -> Value:
         trains = weight.requires_grad
         processors = patch.norm_processors * t.policy.processors // 2
         cost = kernels.rms_norm(
-            product(x.axes[:-1]), width, x.dtype, trains_weight=trains, processors=processors, weight_dtype=weight.dtype
+            product(x.axes[:-1]),
+            width,
+            x.dtype,
+            trains_weight=trains,
+            processors=processors,
+            weight_dtype=weight.dtype,
         )
-        tensor, statistics = t.tensor("rms_norm", x.axes, x.dtype), t.tensor("rstd", x.axes[:-1], FP32)
+        tensor, statistics = (
+            t.tensor("rms_norm", x.axes, x.dtype),
+            t.tensor("rstd", x.axes[:-1], FP32),
+        )
         out = Value(tensor, x.axes, x.dtype, x.requires_grad or trains)
         rows, dropped = scratch(t, "heads laid out in rows", copies)
         forward: Steps = (*rows, (ALLOC, tensor), (ALLOC, statistics), *dropped)
         if not out.requires_grad:
-            t.append("patched rms_norm", (x, weight), (out,), forward=(*forward, (FREE, statistics)), costs=(Move(cost.forward_moved),))
+            t.append(
+                "patched rms_norm",
+                (x, weight),
+                (out,),
+                forward=(*forward, (FREE, statistics)),
+                costs=(Move(cost.forward_moved),),
+            )
             return out
         fresh = t.gradient_of(x) if x.requires_grad and not patch.norm_in_place else None
         of_weight = t.gradient_of(weight) if trains else None
-        made, gone = scratch(t, "partial sums of the weight's gradient", cost.backward_temporary + again)
-        backward = (*(((ALLOC, fresh),) if fresh else ()), *made, *(((ALLOC, of_weight),) if of_weight else ()), *gone)
+        made, gone = scratch(
+            t, "partial sums of the weight's gradient", cost.backward_temporary + again
+        )
+        backward = (
+            *(((ALLOC, fresh),) if fresh else ()),
+            *made,
+            *(((ALLOC, of_weight),) if of_weight else ()),
+            *gone,
+        )
         gradients = [Gradient(x, fresh)] if x.requires_grad else []
         gradients += [Gradient(weight, of_weight)] if of_weight else []
         t.append(
-            "patched rms_norm", (x, weight), (out,), forward=forward, saves=(x.tensor, statistics), costs=(Move(cost.forward_moved),), backward=backward, gradients=gradients,
+            "patched rms_norm",
+            (x, weight),
+            (out,),
+            forward=forward,
+            saves=(x.tensor, statistics),
+            costs=(Move(cost.forward_moved),),
+            backward=backward,
+            gradients=gradients,
             backward_costs=(Move(cost.backward_moved),),
-        )  # fmt: skip
+        )
         t.last_use[statistics] = len(t.ops) - 1
         return out
 
 
-def patched_rotary(t: Tape, q: Value, key: Value, table: Value, *, dense: bool, sliced: bool = False) -> tuple[Value, Value]:
-    """Queries and keys of axes (b, heads, s, dh) turned in one launch: in new tensors or where they lie.
+def patched_rotary(
+    t: Tape, q: Value, key: Value, table: Value, *, dense: bool, sliced: bool = False
+) -> tuple[Value, Value]:
+    """Queries and keys of axes (b, heads, s, dh) turned in one launch: in new tensors or where they
+    lie.
 
-    `dense`: gradients come back with the heads outside the rows; kernels that work in place then work on a copy.
-    `sliced`: queries and keys lie side by side in one projection, which such a kernel takes apart first.
+    `dense`: gradients come back with the heads outside the rows; kernels that work in place then
+    work on a copy. `sliced`: queries and keys lie side by side in one projection, which such a
+    kernel takes apart first.
     """
     how = active(t).rope
     moves = how == "new" or sliced
-    cost = kernels.rope(q.axes[0], q.axes[1], key.axes[1], q.axes[2], q.axes[3], q.dtype, table.dtype)
+    cost = kernels.rope(
+        q.axes[0], q.axes[1], key.axes[1], q.axes[2], q.axes[3], q.dtype, table.dtype
+    )
     needs = q.requires_grad or key.requires_grad
     pairs = ((q, "turned queries"), (key, "turned keys"))
     made = [t.tensor(label, x.axes, x.dtype) if moves else x.tensor for x, label in pairs]
-    outs = tuple(Value(tensor, x.axes, x.dtype, needs) for tensor, (x, _) in zip(made, pairs, strict=True))
-    fresh = [t.gradient_of(x) if how != "in place" or dense else None for x, _ in pairs] if needs else []
+    outs = tuple(
+        Value(tensor, x.axes, x.dtype, needs) for tensor, (x, _) in zip(made, pairs, strict=True)
+    )
+    fresh = (
+        [t.gradient_of(x) if how != "in place" or dense else None for x, _ in pairs]
+        if needs
+        else []
+    )
     backward = [(ALLOC, gradient) for gradient in fresh if gradient is not None]
-    gradients = [Gradient(x, g, output) for output, ((x, _), g) in enumerate(zip(pairs, fresh, strict=False)) if x.requires_grad]
-    backward += [(FREE, g) for (x, _), g in zip(pairs, fresh, strict=False) if g is not None and not x.requires_grad]
+    gradients = [
+        Gradient(x, g, output)
+        for output, ((x, _), g) in enumerate(zip(pairs, fresh, strict=False))
+        if x.requires_grad
+    ]
+    backward += [
+        (FREE, g)
+        for (x, _), g in zip(pairs, fresh, strict=False)
+        if g is not None and not x.requires_grad
+    ]
     forward = tuple((ALLOC, tensor) for tensor in made) if moves else ()
     t.append(
-        "patched rotary", (q, key, table), outs, forward=forward, costs=(Move(cost.forward_moved),), backward=tuple(backward), gradients=gradients,
+        "patched rotary",
+        (q, key, table),
+        outs,
+        forward=forward,
+        costs=(Move(cost.forward_moved),),
+        backward=tuple(backward),
+        gradients=gradients,
         backward_costs=(Move(cost.backward_moved),) if needs else (),
-    )  # fmt: skip
+    )
     return outs[0], outs[1]
 
 
 def patched_gate(t: Tape, gate: Value, up: Value, *, joint: bool = False) -> Value:
-    """act(gate) * up in one kernel each way; keeps both, whose gradients may overwrite them. `joint`: both are halves of one tensor."""
+    """act(gate) * up in one kernel each way; keeps both, whose gradients may overwrite them.
+    `joint`: both are halves of one tensor."""
     patch = active(t)
     if joint and patch.copies_halves:
         gate, up = copy(t, gate, name="gate's half"), copy(t, up, name="up's half")
     cost = kernels.gated(product(gate.axes[:-1]), gate.axes[-1], gate.dtype)
     overwrites = patch.gate_in_place
     out = t.op(
-        "patched gate", (gate, up), gate.axes, gate.dtype, saves=(gate, up), gradients=("like", "like"), costs=(Move(cost.forward_moved),),
+        "patched gate",
+        (gate, up),
+        gate.axes,
+        gate.dtype,
+        saves=(gate, up),
+        gradients=("like", "like"),
+        costs=(Move(cost.forward_moved),),
         backward_costs=(Move(cost.backward_moved),),
-    )  # fmt: skip
+    )
     op = t.ops[-1]
     if overwrites and out.requires_grad:
         op.gradients = tuple(Gradient(g.of, g.of.tensor) for g in op.gradients)
@@ -135,14 +199,18 @@ def patched_loss(t: Tape, hidden: Value, weight: Value) -> Value:
         width = t.known(hidden.axes[-1])
         least = max(512, 1 << ((512 * 151936 // vocabulary).bit_length() - 1))
         chunk = minimum(4096, maximum_rows(rows, width, vocabulary, least))
-        return linear_cross_entropy(t, hidden, weight, chunk_rows=chunk, chunk_copies=1, chunk_dtype=FP32)
+        return linear_cross_entropy(
+            t, hidden, weight, chunk_rows=chunk, chunk_copies=1, chunk_dtype=FP32
+        )
 
 
 def liger_loss(t: Tape, hidden: Value, weight: Value) -> Value:
-    """As many logits as hidden states at a time, rounded up to a power of two; gradients in the types of what they belong to.
+    """As many logits as hidden states at a time, rounded up to a power of two; gradients in the
+    types of what they belong to.
 
-    Under autocast the weight is cast for the products with the gradients, once, and its transpose for those that make logits, each
-    time: a view is no leaf, which autocast's cache asks for. Source: liger-kernel 0.8.5 ops/fused_linear_cross_entropy.py.
+    Under autocast the weight is cast for the products with the gradients, once, and its transpose
+    for those that make logits, each time: a view is no leaf, which autocast's cache asks for.
+    Source: liger-kernel 0.8.5 ops/fused_linear_cross_entropy.py.
     """
     rows, vocabulary = product(hidden.axes[:-1]), t.known(weight.axes[0])
     chunk = power_of_two(ceil_div(rows, ceil_div(vocabulary, t.known(hidden.axes[-1]))))
@@ -151,40 +219,73 @@ def liger_loss(t: Tape, hidden: Value, weight: Value) -> Value:
     if weight.dtype is not computed:
         if weight.requires_grad:
             autocast_weight(t, weight)
-        casts.append(t.tensor(f"transposed weight in {computed}", weight.axes, computed, Role.WORKSPACE))
-    return linear_cross_entropy(t, hidden, weight, chunk_rows=chunk, chunk_copies=1, chunk_dtype=computed, temporaries=casts)
+        casts.append(
+            t.tensor(f"transposed weight in {computed}", weight.axes, computed, Role.WORKSPACE)
+        )
+    return linear_cross_entropy(
+        t, hidden, weight, chunk_rows=chunk, chunk_copies=1, chunk_dtype=computed, temporaries=casts
+    )
 
 
 def maximum_rows(rows: Size, width: int, vocabulary: int, least: int) -> Size:
-    """unsloth_zoo's fused_linear_rows: a power of two not above rows · width / vocabulary, and at least `least`."""
+    """unsloth_zoo's fused_linear_rows: a power of two not above rows · width / vocabulary, and at
+    least `least`."""
     from napkinmath.base.expr import maximum
 
     return maximum(min(least, 4096), power_of_two((rows * width) // vocabulary + 1) // 2)
 
 
 def _chunks_of_bytes(t: Tape, hidden: Value, weight: Value) -> Value:
-    """Ours: chunks of so many bytes; the last position of each sequence has no label, so the others are copied together."""
+    """Ours: chunks of so many bytes; the last position of each sequence has no label, so the others
+    are copied together."""
     if t.policy.autocast is not None:
         hidden = cast(t, hidden, t.policy.autocast)
     *batch, length, width = hidden.axes
-    rows, valid, vocabulary = product(hidden.axes[:-1]), product((*batch, length - 1)), t.known(weight.axes[0])
+    rows, valid, vocabulary = (
+        product(hidden.axes[:-1]),
+        product((*batch, length - 1)),
+        t.known(weight.axes[0]),
+    )
     dtype = hidden.dtype
     cost = kernels.linear_cross_entropy(
-        rows, width, vocabulary, dtype, valid=valid, trains_head=weight.requires_grad, head_dtype=weight.dtype
+        rows,
+        width,
+        vocabulary,
+        dtype,
+        valid=valid,
+        trains_head=weight.requires_grad,
+        head_dtype=weight.dtype,
     )
     loss = t.tensor("loss", (1,), FP32, Role.LOGITS)
     out = Value(loss, (1,), FP32, hidden.requires_grad or weight.requires_grad)
     sources = [x for x in (hidden, weight) if x.requires_grad]
-    kept = [Tensor(f"gradient of {x.tensor.name}, kept", x.axes, x.dtype, _role(x), t.module) for x in sources]
+    kept = [
+        Tensor(f"gradient of {x.tensor.name}, kept", x.axes, x.dtype, _role(x), t.module)
+        for x in sources
+    ]
     made, gone = scratch(t, "chunk of logits and copies of rows", cost.forward_temporary)
     for step in made:
         step[1].role = Role.LOGITS
     forward = (*((ALLOC, k) for k in kept), *made, (ALLOC, loss), *gone)
     gradients = [Gradient(x, t.gradient_of(x)) for x in sources]
     t.append(
-        "linear_cross_entropy", (hidden, weight), (out,), forward=forward, saves=kept, costs=_loss_costs(cost, rows=valid, width=width, vocabulary=vocabulary, like=hidden, trains=weight.requires_grad),
-        backward=tuple((ALLOC, g.tensor) for g in gradients if g.tensor), gradients=gradients, backward_costs=(Move(cost.backward_moved),),
-    )  # fmt: skip
+        "linear_cross_entropy",
+        (hidden, weight),
+        (out,),
+        forward=forward,
+        saves=kept,
+        costs=_loss_costs(
+            cost,
+            rows=valid,
+            width=width,
+            vocabulary=vocabulary,
+            like=hidden,
+            trains=weight.requires_grad,
+        ),
+        backward=tuple((ALLOC, g.tensor) for g in gradients if g.tensor),
+        gradients=gradients,
+        backward_costs=(Move(cost.backward_moved),),
+    )
     for tensor in (loss, *kept):
         t.last_use[tensor] = len(t.ops) - 1
     return out
@@ -194,9 +295,14 @@ def _role(x: Value) -> Role:
     return Role.GRADIENTS if x.weight is not None else Role.ACTIVATION_GRADIENTS
 
 
-def _loss_costs(cost: KernelCost, *, rows: Size, width: Size, vocabulary: int, like: Value, trains: bool) -> list[Gemm | Move]:
+def _loss_costs(
+    cost: KernelCost, *, rows: Size, width: Size, vocabulary: int, like: Value, trains: bool
+) -> list[Gemm | Move]:
     """The products, and the passes over the logits beside them."""
     item = like.dtype.bits // 8
-    products = [Gemm(rows, vocabulary, width, like.dtype), Gemm(rows, width, vocabulary, like.dtype)]
+    products = [
+        Gemm(rows, vocabulary, width, like.dtype),
+        Gemm(rows, width, vocabulary, like.dtype),
+    ]
     products += [Gemm(vocabulary, width, rows, like.dtype)] * trains
     return [*products, Move(2 * rows * vocabulary * item)]

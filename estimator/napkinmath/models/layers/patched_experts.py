@@ -1,6 +1,8 @@
-"""A mixture's experts one after another over the tokens routed to each, as the patched forward runs them.
+"""A mixture's experts one after another over the tokens routed to each, as the patched forward runs
+them.
 
-Source: kernels/napkinmath_kernels/patching/forwards.py experts_forward. Tokens are taken to be spread evenly.
+Source: kernels/napkinmath_kernels/patching/forwards.py experts_forward. Tokens are taken to be
+spread evenly.
 """
 
 from __future__ import annotations
@@ -31,16 +33,25 @@ def experts_in_turn(t: Tape, x: Value, weights: Value, stacks: tuple[Stack, Stac
         frame.local(*matrices)
         for _ in range(t.known(e)):
             with t.scope() as turn:
-                token, place = (constant(t, name, (share,), INT64) for name in ("tokens of an expert", "places of an expert"))
+                token, place = (
+                    constant(t, name, (share,), INT64)
+                    for name in ("tokens of an expert", "places of an expert")
+                )
                 turn.local(token, place)
                 rows = routing.take_rows(t, x, token, "rows of an expert")
                 both = dense_linear(t, rows, _one(t, matrices[0]), None)
                 gate, up = routing.chunk(t, both, (both.axes[-1] // 2, both.axes[-1] // 2))
                 turn.local(gate, up)
-                y = dense_linear(t, patched_gate(t, gate, up, joint=True), _one(t, matrices[1]), None)
+                y = dense_linear(
+                    t, patched_gate(t, gate, up, joint=True), _one(t, matrices[1]), None
+                )
                 turn.local(y)
                 flat = t.view(weights, (product(weights.axes),))
-                weighed = routing.weigh_rows(t, y, t.view(routing.take_rows(t, flat, token, "weights of an expert"), (share, 1)))
+                weighed = routing.weigh_rows(
+                    t,
+                    y,
+                    t.view(routing.take_rows(t, flat, token, "weights of an expert"), (share, 1)),
+                )
                 out = add_rows(t, out, cast(t, weighed, x.dtype), token)
     return out
 
@@ -65,7 +76,14 @@ def add_rows(t: Tape, out: Value, rows: Value, token: Value) -> Value:
     gradients = [Gradient(out, None)] if out.requires_grad else []
     gradients += [Gradient(rows, gathered)] if gathered else []
     t.append(
-        "index_add_", (out, rows, token), (result,), forward=(), saves=(token.tensor,) if gathered else (), costs=(Move(3 * traffic(rows)),),
-        backward=((ALLOC, gathered),) if gathered else (), gradients=gradients, backward_costs=(Move(2 * traffic(rows)),) if gathered else (),
-    )  # fmt: skip
+        "index_add_",
+        (out, rows, token),
+        (result,),
+        forward=(),
+        saves=(token.tensor,) if gathered else (),
+        costs=(Move(3 * traffic(rows)),),
+        backward=((ALLOC, gathered),) if gathered else (),
+        gradients=gradients,
+        backward_costs=(Move(2 * traffic(rows)),) if gathered else (),
+    )
     return result

@@ -1,7 +1,9 @@
-"""Frozen linears with LoRA adapters as a set of patched operations runs them: several that read one x, or a whole feed-forward, in one node.
+"""Frozen linears with LoRA adapters as a set of patched operations runs them: several that read one
+x, or a whole feed-forward, in one node.
 
-Ours keep each adapter's projection of x; unsloth's make it again and write the gradient of x over x. Both decode 4-bit weights into a
-buffer that lives on. Sources: kernels/napkinmath_kernels/ops/qlora.py, qlora_mlp.py, patching/linears.py; unsloth 2026.10
+Ours keep each adapter's projection of x; unsloth's make it again and write the gradient of x over
+x. Both decode 4-bit weights into a buffer that lives on. Sources:
+kernels/napkinmath_kernels/ops/qlora.py, qlora_mlp.py, patching/linears.py; unsloth 2026.10
 kernels/fast_lora.py LoRA_QKV, LoRA_W, LoRA_MLP, kernels/utils.py fast_dequantize.
 """
 
@@ -27,11 +29,14 @@ if TYPE_CHECKING:
 
 
 class Branch:
-    """A linear that can be fused: its weight, frozen bias, low-rank pair if it has one, and sizes."""
+    """A linear that can be fused: its weight, frozen bias, low-rank pair if it has one, and
+    sizes."""
 
     __slots__ = ("pair", "shape", "weight")
 
-    def __init__(self, weight: Weight, pair: tuple[Value, Value] | None, shape: FrozenLinear) -> None:
+    def __init__(
+        self, weight: Weight, pair: tuple[Value, Value] | None, shape: FrozenLinear
+    ) -> None:
         self.weight, self.pair, self.shape = weight, pair, shape
 
 
@@ -41,12 +46,17 @@ def branch(t: Tape, x: Value, name: str, outputs: Size, *, bias: bool, kind: str
         return branch_here(t, x, outputs, bias=bias, kind=kind)
 
 
-def branch_here(t: Tape, x: Value, outputs: Size, *, bias: bool, kind: str, weight: Weight | None = None) -> Branch | None:
-    """The same of the linear whose scope is open: frozen, dense or 4-bit, with plain LoRA or none."""
+def branch_here(
+    t: Tape, x: Value, outputs: Size, *, bias: bool, kind: str, weight: Weight | None = None
+) -> Branch | None:
+    """The same of the linear whose scope is open: frozen, dense or 4-bit, with plain LoRA or
+    none."""
     policy = t.policy
     weight = weight or t.weight("weight", (outputs, x.axes[-1]), kind=kind)
     packed = bool(weight.constants)
-    if weight.trainable or (packed and (policy.format is None or policy.format.name not in ("nf4", "fp4"))):
+    if weight.trainable or (
+        packed and (policy.format is None or policy.format.name not in ("nf4", "fp4"))
+    ):
         return None
     pair, rank = None, 0
     if policy.adapter is not None and policy.targets(t.module, kind):
@@ -55,12 +65,21 @@ def branch_here(t: Tape, x: Value, outputs: Size, *, bias: bool, kind: str, weig
         pair, rank = low_rank_pair(t, x.axes[-1], outputs, policy.adapter), policy.adapter.rank
     elif not packed and policy.adapter is None:
         return None
-    if bias and t.weight("bias", (outputs,), kind="bias").trainable:  # stays as it is: Linear4bit.forward, which casts it, does not run
+    if (
+        bias and t.weight("bias", (outputs,), kind="bias").trainable
+    ):  # stays as it is: Linear4bit.forward, which casts it, does not run
         return None
     stored = (
-        tuple(Saved(name=s.name, axes=s.axes, dtype=s.dtype, is_new=False) for s in (weight.tensor, *weight.constants)) if packed else ()
+        tuple(
+            Saved(name=s.name, axes=s.axes, dtype=s.dtype, is_new=False)
+            for s in (weight.tensor, *weight.constants)
+        )
+        if packed
+        else ()
     )
-    return Branch(weight, pair, FrozenLinear(outputs=outputs, inputs=x.axes[-1], rank=rank, stored=stored))
+    return Branch(
+        weight, pair, FrozenLinear(outputs=outputs, inputs=x.axes[-1], rank=rank, stored=stored)
+    )
 
 
 def is_worth_fusing(found: Branch | None) -> bool:
@@ -74,7 +93,8 @@ def drops(t: Tape) -> bool:
 
 
 def as_group(t: Tape, found: Sequence[Branch | None]) -> list[Branch] | None:
-    """All of them, or None where one cannot be fused or they differ in dropout; unsloth's want an adapter on each."""
+    """All of them, or None where one cannot be fused or they differ in dropout; unsloth's want an
+    adapter on each."""
     known = [one for one in found if one is not None]
     with_adapter = [one for one in known if one.pair is not None]
     if len(known) < len(found) or (drops(t) and 0 < len(with_adapter) < len(known)):
@@ -86,15 +106,21 @@ def as_group(t: Tape, found: Sequence[Branch | None]) -> list[Branch] | None:
     return known
 
 
-def fused_projections(t: Tape, x: Value, linears: tuple[tuple[str, Size], ...], *, bias: bool) -> list[Value]:
-    """Queries, keys and values from one operation; nothing where their linears are left to themselves."""
+def fused_projections(
+    t: Tape, x: Value, linears: tuple[tuple[str, Size], ...], *, bias: bool
+) -> list[Value]:
+    """Queries, keys and values from one operation; nothing where their linears are left to
+    themselves."""
     found = [branch(t, x, name, outputs, bias=bias, kind="linear") for name, outputs in linears]
     group = as_group(t, found) if all(is_worth_fusing(one) for one in found) else None
     return [] if group is None else fused_linears(t, x, group)
 
 
-def fused_feed_forward(t: Tape, x: Value, names: tuple[str, str, str], width: Size, *, bias: bool, kind: str) -> Value | None:
-    """The whole feed-forward as one operation, or None: a dense one without adapters has nothing to fuse."""
+def fused_feed_forward(
+    t: Tape, x: Value, names: tuple[str, str, str], width: Size, *, bias: bool, kind: str
+) -> Value | None:
+    """The whole feed-forward as one operation, or None: a dense one without adapters has nothing to
+    fuse."""
     middle = Value(x.tensor, (*x.axes[:-1], width), x.dtype, x.requires_grad)
     found = [branch(t, x, name, width, bias=bias, kind=kind) for name in names[:2]]
     found.append(branch(t, middle, names[2], x.axes[-1], bias=bias, kind=kind))
@@ -102,7 +128,9 @@ def fused_feed_forward(t: Tape, x: Value, names: tuple[str, str, str], width: Si
     return None if group is None else fused_mlp(t, x, group)
 
 
-def single_linear(t: Tape, x: Value, outputs: Size, *, bias: bool, kind: str, weight: Weight | None) -> Value | None:
+def single_linear(
+    t: Tape, x: Value, outputs: Size, *, bias: bool, kind: str, weight: Weight | None
+) -> Value | None:
     """One linear with its adapter; unsloth has one for the attention's output alone."""
     if active(t).adapters_only and not t.module.endswith(".o_proj"):
         return None
@@ -144,31 +172,55 @@ def _record(t: Tape, x: Value, group: Sequence[Branch]) -> list[Value]:
     if not needs:
         t.append("fused linears", (x,), outs, forward=forward, costs=costs)
         return outs
-    # three projections write over what the attention's norm made for them, the last keeps its own gradient
+    # three projections write over what the attention's norm made for them, the last keeps its own
+    # gradient
     reuse = in_place and len(group) > 1
-    backward, gradients = _backward(t, x, group, cost.backward_temporary, dtype, in_place=reuse, casts=in_place)
+    backward, gradients = _backward(
+        t, x, group, cost.backward_temporary, dtype, in_place=reuse, casts=in_place
+    )
     t.append(
-        "fused linears", (x, *pairs), outs, forward=forward, saves=(x.tensor, *kept), costs=costs, backward=backward, gradients=gradients,
+        "fused linears",
+        (x, *pairs),
+        outs,
+        forward=forward,
+        saves=(x.tensor, *kept),
+        costs=costs,
+        backward=backward,
+        gradients=gradients,
         backward_costs=[c for one in group for c in _backward_products(one, rows, dtype)],
-    )  # fmt: skip
+    )
     for tensor in kept:
         t.last_use[tensor] = len(t.ops) - 1
     return outs
 
 
-def _kept(t: Tape, x: Value, new: Sequence[Saved], group: Sequence[Branch], *, in_place: bool) -> list[Tensor]:
+def _kept(
+    t: Tape, x: Value, new: Sequence[Saved], group: Sequence[Branch], *, in_place: bool
+) -> list[Tensor]:
     """What is made to be saved: ours projections and a seed; unsloth's the masks of dropout."""
     if in_place:
-        return [t.tensor("dropout mask", x.axes, BOOL) for one in group if one.pair is not None and drops(t)]
-    return [t.tensor(s.name, s.axes, s.dtype) for s in new if s.axes != (0,) and s.dtype is not INT64] + [
-        t.tensor(s.name, s.axes, s.dtype) for s in new if s.dtype is INT64
-    ]
+        return [
+            t.tensor("dropout mask", x.axes, BOOL)
+            for one in group
+            if one.pair is not None and drops(t)
+        ]
+    return [
+        t.tensor(s.name, s.axes, s.dtype) for s in new if s.axes != (0,) and s.dtype is not INT64
+    ] + [t.tensor(s.name, s.axes, s.dtype) for s in new if s.dtype is INT64]
 
 
 def _backward(
-    t: Tape, x: Value, group: Sequence[Branch], temporary: Size, dtype: DType, *, in_place: bool, casts: bool
+    t: Tape,
+    x: Value,
+    group: Sequence[Branch],
+    temporary: Size,
+    dtype: DType,
+    *,
+    in_place: bool,
+    casts: bool,
 ) -> tuple[tuple[tuple[str, Tensor], ...], list[Gradient]]:
-    """The gradient of x, then each adapter's; `casts`: made in the products' type, which the engine casts to the adapters'."""
+    """The gradient of x, then each adapter's; `casts`: made in the products' type, which the engine
+    casts to the adapters'."""
     gradients: list[Gradient] = []
     steps: list[tuple[str, Tensor]] = []
     if x.requires_grad:
@@ -182,7 +234,11 @@ def _backward(
         for value in one.pair or ():
             gradients.append(Gradient(value, t.gradient_of(value)))
             if casts and value.dtype is not dtype:
-                narrow.append(t.tensor("adapter's gradient before its cast", value.axes, dtype, Role.WORKSPACE))
+                narrow.append(
+                    t.tensor(
+                        "adapter's gradient before its cast", value.axes, dtype, Role.WORKSPACE
+                    )
+                )
                 steps.append((ALLOC, narrow[-1]))
             else:
                 steps.append((ALLOC, gradients[-1].tensor))  # type: ignore[arg-type]
@@ -198,7 +254,10 @@ def _products(one: Branch, rows: Size, dtype: DType) -> list[Cost]:
     costs: list[Cost] = [Dequantize("nf4", shape.elements, 4, dtype)] if shape.stored else []
     costs.append(Gemm(rows, shape.outputs, shape.inputs, dtype))
     if shape.rank:
-        costs += [Gemm(rows, shape.rank, shape.inputs, dtype), Gemm(rows, shape.outputs, shape.rank, dtype)]
+        costs += [
+            Gemm(rows, shape.rank, shape.inputs, dtype),
+            Gemm(rows, shape.outputs, shape.rank, dtype),
+        ]
     return costs
 
 
@@ -207,13 +266,21 @@ def _backward_products(one: Branch, rows: Size, dtype: DType) -> list[Cost]:
     costs: list[Cost] = [Dequantize("nf4", shape.elements, 4, dtype)] if shape.stored else []
     costs.append(Gemm(rows, shape.inputs, shape.outputs, dtype))
     if shape.rank:
-        thin = [Gemm(rows, shape.rank, shape.outputs, dtype), Gemm(rows, shape.inputs, shape.rank, dtype)]
-        costs += [*thin, Gemm(shape.rank, shape.inputs, rows, dtype), Gemm(shape.outputs, shape.rank, rows, dtype)]
+        thin = [
+            Gemm(rows, shape.rank, shape.outputs, dtype),
+            Gemm(rows, shape.inputs, shape.rank, dtype),
+        ]
+        costs += [
+            *thin,
+            Gemm(shape.rank, shape.inputs, rows, dtype),
+            Gemm(shape.outputs, shape.rank, rows, dtype),
+        ]
     return costs
 
 
 def note_buffers(t: Tape, group: Sequence[Branch], dtype: DType) -> None:
-    """Remembers how large the buffer must be that weights are decoded into; it is made once, before the first forward."""
+    """Remembers how large the buffer must be that weights are decoded into; it is made once, before
+    the first forward."""
     for one in group:
         if one.shape.stored:
             t.policy.decoded.append(t.known(one.shape.elements) * dtype.bits // 8)
@@ -227,10 +294,21 @@ def fused_mlp(t: Tape, x: Value, group: Sequence[Branch]) -> Value:
 
 
 def _record_mlp(t: Tape, x: Value, group: Sequence[Branch]) -> Value:
-    dtype, rows, dropped, in_place = x.dtype, product(x.axes[:-1]), drops(t), active(t).adapters_only
+    dtype, rows, dropped, in_place = (
+        x.dtype,
+        product(x.axes[:-1]),
+        drops(t),
+        active(t).adapters_only,
+    )
     adapter_dtype = t.policy.adapter_dtype if t.policy.adapter is not None else dtype
     gate, up, down = group
-    cost = kernels.qlora_mlp(rows, (gate.shape, up.shape, down.shape), dtype, adapter_dtype=adapter_dtype, dropout=dropped)
+    cost = kernels.qlora_mlp(
+        rows,
+        (gate.shape, up.shape, down.shape),
+        dtype,
+        adapter_dtype=adapter_dtype,
+        dropout=dropped,
+    )
     pairs = [value for one in group if one.pair is not None for value in one.pair]
     output = t.tensor("output", (*x.axes[:-1], down.shape.outputs), dtype)
     out = Value(output, output.axes, dtype, x.requires_grad or bool(pairs))
@@ -246,14 +324,29 @@ def _record_mlp(t: Tape, x: Value, group: Sequence[Branch]) -> Value:
     costs: list[Cost] = [c for one in group for c in _products(one, rows, dtype)]
     costs.append(Move(3 * gate_moved))
     if not out.requires_grad:
-        t.append("fused feed-forward", (x,), (out,), forward=(*forward, *((FREE, k) for k in kept)), costs=costs)
+        t.append(
+            "fused feed-forward",
+            (x,),
+            (out,),
+            forward=(*forward, *((FREE, k) for k in kept)),
+            costs=costs,
+        )
         return out
-    backward, gradients = (_unsloth_mlp_backward if in_place else _mlp_backward)(t, x, group, wide, dtype)
+    backward, gradients = (_unsloth_mlp_backward if in_place else _mlp_backward)(
+        t, x, group, wide, dtype
+    )
     back: list[Cost] = [c for one in group for c in _backward_products(one, rows, dtype)]
     t.append(
-        "fused feed-forward", (x, *pairs), (out,), forward=forward, saves=(x.tensor, *kept), costs=costs, backward=backward, gradients=gradients,
+        "fused feed-forward",
+        (x, *pairs),
+        (out,),
+        forward=forward,
+        saves=(x.tensor, *kept),
+        costs=costs,
+        backward=backward,
+        gradients=gradients,
         backward_costs=[*back, Move(6 * gate_moved)],
-    )  # fmt: skip
+    )
     for tensor in kept:
         t.last_use[tensor] = len(t.ops) - 1
     return out
@@ -262,17 +355,25 @@ def _record_mlp(t: Tape, x: Value, group: Sequence[Branch]) -> Value:
 def _mlp_backward(
     t: Tape, x: Value, group: Sequence[Branch], wide: Sequence[Tensor], dtype: DType
 ) -> tuple[tuple[tuple[str, Tensor], ...], list[Gradient]]:
-    """The down projection's adapter with the product made again; then the product is dropped, and gate and up follow."""
+    """The down projection's adapter with the product made again; then the product is dropped, and
+    gate and up follow."""
     rows = product(x.axes[:-1])
     adapter_dtype = t.policy.adapter_dtype if t.policy.adapter is not None else dtype
-    of_h, of_up, again = (t.tensor(n, wide[0].axes, dtype, Role.WORKSPACE) for n in ("gradient of the product", "gradient of up", "the product again"))  # fmt: skip
+    of_h, of_up, again = (
+        t.tensor(n, wide[0].axes, dtype, Role.WORKSPACE)
+        for n in ("gradient of the product", "gradient of up", "the product again")
+    )
     steps: list[tuple[str, Tensor]] = [(ALLOC, of_h), (ALLOC, of_up), (ALLOC, again)]
     gradients: list[Gradient] = []
-    through, closed = scratch(t, "gradient through down's adapter", rows * group[2].shape.rank * (dtype.bits // 8))
+    through, closed = scratch(
+        t, "gradient through down's adapter", rows * group[2].shape.rank * (dtype.bits // 8)
+    )
     for which in (2, 0, 1):
         one = group[which]
         before = group[0].shape.rank if which == 1 else 0
-        need = one.shape.backward_temporary(rows, dtype, adapter_dtype, dropout=drops(t), before=before)
+        need = one.shape.backward_temporary(
+            rows, dtype, adapter_dtype, dropout=drops(t), before=before
+        )
         if which == 2:
             need = need - rows * one.shape.rank * (dtype.bits // 8)
             steps += through
@@ -293,9 +394,14 @@ def _mlp_backward(
 def _unsloth_mlp_backward(
     t: Tape, x: Value, group: Sequence[Branch], wide: Sequence[Tensor], dtype: DType
 ) -> tuple[tuple[tuple[str, Tensor], ...], list[Gradient]]:
-    """One new tensor as wide as the product; gate and up are overwritten by their gradients, and x by its own."""
+    """One new tensor as wide as the product; gate and up are overwritten by their gradients, and x
+    by its own."""
     product_gradient = t.tensor("gradient of the product", wide[0].axes, dtype, Role.WORKSPACE)
-    largest = t.tensor("unpacked weight", group[1].weight.axes, dtype, Role.WORKSPACE) if group[1].shape.stored else None
+    largest = (
+        t.tensor("unpacked weight", group[1].weight.axes, dtype, Role.WORKSPACE)
+        if group[1].shape.stored
+        else None
+    )
     steps, gradients = _backward(t, x, group, 0, dtype, in_place=True, casts=True)
     unpack = ((ALLOC, largest), (FREE, largest)) if largest is not None else ()
     return ((ALLOC, product_gradient), *steps, *unpack, (FREE, product_gradient)), gradients

@@ -76,7 +76,8 @@ class PositionedEmbedding(Part):
 
 
 def add_positions(t: Tape, x: Value, positions: Value) -> Value:
-    """x + positions, the same for every sequence unless they have a batch axis of their own; their gradient is summed over the batch."""
+    """x + positions, the same for every sequence unless they have a batch axis of their own; their
+    gradient is summed over the batch."""
     summed = positions.axes[0] == 1 and t.policy.at_least("b", 2)
     return t.op(
         "add",

@@ -1,4 +1,5 @@
-"""The head of a reward model or a critic: one score for each token, of which the last one's counts (transformers ForSequenceClassification)."""
+"""The head of a reward model or a critic: one score for each token, of which the last one's counts
+(transformers ForSequenceClassification)."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from napkinmath.ops.matmul import linear
 
 
 class ScoreHead(Part):
-    """Norm, one output a token, and a mean that stands for the loss over scores, which are too few to matter."""
+    """Norm, one output a token, and a mean that stands for the loss over scores, which are too few
+    to matter."""
 
     norm: Norm | None = Norm()
     norm_name: str = "model.norm"
@@ -28,4 +30,12 @@ class ScoreHead(Part):
             scores = linear(t, hidden, "score", 1, bias=False, role=Role.LOGITS)
             frame.local(scores)
             last = slice_of(t, scores, (b, 1))
-            return t.op("mean", (last,), (1,), FP32 if t.policy.autocast else last.dtype, gradients=(LIKE,), costs=(Move(traffic(last)),), role=Role.LOGITS)  # fmt: skip
+            return t.op(
+                "mean",
+                (last,),
+                (1,),
+                FP32 if t.policy.autocast else last.dtype,
+                gradients=(LIKE,),
+                costs=(Move(traffic(last)),),
+                role=Role.LOGITS,
+            )

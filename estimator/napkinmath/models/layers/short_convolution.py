@@ -1,4 +1,5 @@
-"""LFM2's gated short convolution: what goes into it and what comes out are multiplied by projections of the same input.
+"""LFM2's gated short convolution: what goes into it and what comes out are multiplied by
+projections of the same input.
 
 Source: transformers 5.23 models/lfm2/modeling_lfm2.py Lfm2ShortConv.
 """
@@ -28,10 +29,17 @@ class ShortConvolution(Record):
             frame.local(x)
             whole = linear(t, x, "in_proj", 3 * h, bias=self.bias)
             frame.local(whole)
-            before, after, values = (Value(part.tensor, (b, h, s), part.dtype, part.requires_grad) for part in chunk(t, whole, (h, h, h)))
-            t.ops[-1].outputs = (before, after, values) if whole.requires_grad else t.ops[-1].outputs
+            before, after, values = (
+                Value(part.tensor, (b, h, s), part.dtype, part.requires_grad)
+                for part in chunk(t, whole, (h, h, h))
+            )
+            t.ops[-1].outputs = (
+                (before, after, values) if whole.requires_grad else t.ops[-1].outputs
+            )
             gated = mul(t, before, values)
-            convolved = causal_convolution(t, gated, "conv", h, self.kernel, bias=self.bias, activated=False)
+            convolved = causal_convolution(
+                t, gated, "conv", h, self.kernel, bias=self.bias, activated=False
+            )
             y = mul(t, after, convolved)
             frame.local(convolved)
             y = copy(t, y, (b, s, h))

@@ -1,4 +1,5 @@
-"""GPT-OSS attention: grouped heads with one learned sink a head in the softmax, full and sliding layers in turn."""
+"""GPT-OSS attention: grouped heads with one learned sink a head in the softmax, full and sliding
+layers in turn."""
 
 from __future__ import annotations
 
@@ -19,9 +20,11 @@ from napkinmath.ops.rotary import rotary_halves
 
 
 class SinkAttention(Record):
-    """transformers has no SDPA form of it: eager runs unless a flash kernel that knows sinks is asked for.
+    """transformers has no SDPA form of it: eager runs unless a flash kernel that knows sinks is
+    asked for.
 
-    Source: transformers 5.23 models/gpt_oss/modeling_gpt_oss.py GptOssAttention, eager_attention_forward.
+    Source: transformers 5.23 models/gpt_oss/modeling_gpt_oss.py GptOssAttention,
+    eager_attention_forward.
     """
 
     bias: bool = True
@@ -33,14 +36,19 @@ class SinkAttention(Record):
         with t.scope("self_attn") as frame:
             frame.local(x)
             sinks = t.weight("sinks", (a,)).value
-            q, key, value = (self._heads(t, x, name, heads) for name, heads in (("q_proj", a), ("k_proj", k), ("v_proj", k)))
+            q, key, value = (
+                self._heads(t, x, name, heads)
+                for name, heads in (("q_proj", a), ("k_proj", k), ("v_proj", k))
+            )
             turned = rotary_halves(t, q, shared["cos"], shared["sin"])
             frame.local(turned)
             keys = rotary_halves(t, key, shared["cos"], shared["sin"])
             t.touch(q.tensor, key.tensor)
             frame.local(keys, value)
             if t.policy.config.attention in (Attention.FLASH, Attention.FLASH2):
-                out = fused(t, "flash", turned, keys, value, causal=True, window=self.window or None)
+                out = fused(
+                    t, "flash", turned, keys, value, causal=True, window=self.window or None
+                )
             else:
                 out = self._eager(t, turned, keys, value, sinks, shared[mask_name(self.window)])
             frame.local(out)
@@ -50,7 +58,9 @@ class SinkAttention(Record):
         projected = t.view(linear(t, x, name, heads * dh, bias=self.bias), (b, s, heads, dh))
         return t.view(projected, (b, heads, s, dh), copies_gradient=True)
 
-    def _eager(self, t: Tape, q: Value, key: Value, value: Value, sinks: Value, mask: Value) -> Value:
+    def _eager(
+        self, t: Tape, q: Value, key: Value, value: Value, sinks: Value, mask: Value
+    ) -> Value:
         scores, combined = (b, a, s, s), (b, a, s, s + 1)
         with t.scope() as frame:
             keys, values = (repeat_heads(t, x, a // k, (b, a, s, dh)) for x in (key, value))
@@ -62,7 +72,9 @@ class SinkAttention(Record):
             frame.local(logits)
             probabilities = softmax(t, logits, dtype=logits.dtype)
             frame.local(probabilities)
-            kept = cast(t, dropout(t, slice_of(t, probabilities, scores), self.dropout), value.dtype)
+            kept = cast(
+                t, dropout(t, slice_of(t, probabilities, scores), self.dropout), value.dtype
+            )
             t.touch(weights.tensor)
             frame.local(kept)
             out = bmm(t, kept, values, b * a, s, dh, s, (b, a, s, dh), name="scores v")
@@ -70,7 +82,8 @@ class SinkAttention(Record):
 
 
 def subtract_row_maximum(t: Tape, x: Value) -> Value:
-    """x - x.max(-1, keepdim=True).values: keeps where the maxima were; backward negates, sums a row, scatters into zeros like x."""
+    """x - x.max(-1, keepdim=True).values: keeps where the maxima were; backward negates, sums a
+    row, scatters into zeros like x."""
     indices = t.tensor("places of the maxima", (*x.axes[:-1], 1), INT64)
     maxima = t.tensor("maxima", (*x.axes[:-1], 1), x.dtype)
     rows = Value(maxima, maxima.axes, x.dtype, x.requires_grad)

@@ -1,6 +1,8 @@
-"""T5: encoder and decoder blocks with a learned relative position bias that the first block of a stack shares with the rest.
+"""T5: encoder and decoder blocks with a learned relative position bias that the first block of a
+stack shares with the rest.
 
-Source: transformers 5.23 models/t5/modeling_t5.py, integrations/sdpa_attention.py create_position_bias_mask.
+Source: transformers 5.23 models/t5/modeling_t5.py, integrations/sdpa_attention.py
+create_position_bias_mask.
 """
 
 from __future__ import annotations
@@ -28,12 +30,15 @@ st = symbol("st")
 
 
 def t5_norm(t: Tape, x: Value, name: str) -> Value:
-    """x · rsqrt(mean of squares) in fp32, cast to the weight's type where that is 16-bit, times the weight (T5LayerNorm)."""
+    """x · rsqrt(mean of squares) in fp32, cast to the weight's type where that is 16-bit, times the
+    weight (T5LayerNorm)."""
     with t.scope(name):
         weight = t.weight("weight", (h,), kind="norm").value
         inverse = rsqrt(t, shift(t, mean_square(t, cast_to(t, x, FP32))))
         normed = weigh_rows(t, x, inverse)
-        return mul(t, weight, cast_to(t, normed, weight.dtype) if weight.dtype is not FP32 else normed)
+        return mul(
+            t, weight, cast_to(t, normed, weight.dtype) if weight.dtype is not FP32 else normed
+        )
 
 
 class T5Embedding(Part):
@@ -48,7 +53,9 @@ class T5Embedding(Part):
             shared["labels"] = model_input(t, "labels", (b, st), INT64)
             ids = constant(t, "shifted labels", (b, st), INT64)
         else:
-            ids = shared["input_ids"] = model_input(t, "input ids", (b, s - t.policy.virtual_tokens(AdapterKind.PROMPT)), INT64)
+            ids = shared["input_ids"] = model_input(
+                t, "input ids", (b, s - t.policy.virtual_tokens(AdapterKind.PROMPT)), INT64
+            )
         if self.decoder:
             with t.scope(f"{stack}.embed_tokens"):
                 table = t.weight("weight", (v, h), kind="embedding", tied_to="shared.weight")
@@ -69,13 +76,15 @@ class T5Embedding(Part):
 
 
 class T5Attention(Record):
-    """Attention with an additive bias, without scaling by the head size; keys and values of the encoder where `cross`."""
+    """Attention with an additive bias, without scaling by the head size; keys and values of the
+    encoder where `cross`."""
 
     decoder: bool = False
     cross: bool = False
     dropout: float = 0.1
     buckets: int = 0
-    """In the first block of a stack, which makes the bias that the others read: rows of its table; 0 in the others."""
+    """In the first block of a stack, which makes the bias that the others read: rows of its table;
+    0 in the others."""
 
     def record(self, t: Tape, x: Value, shared: dict[str, Value]) -> Value:
         """Attention of x, of axes (b, length, h)."""
@@ -83,7 +92,9 @@ class T5Attention(Record):
         keys: Size = s if self.cross or not self.decoder else st
         source = shared["encoder states"] if self.cross else x
         name = "cross bias" if self.cross else "decoder bias" if self.decoder else "encoder bias"
-        cached = self.decoder and not t.policy.recomputes  # the decoder builds a cache in training too, unless checkpointed
+        cached = (
+            self.decoder and not t.policy.recomputes
+        )  # the decoder builds a cache in training too, unless checkpointed
         with t.scope("EncDecAttention" if self.cross else "SelfAttention") as frame:
             frame.local(x)
             q = self._heads(t, x, "q", queries)
@@ -99,19 +110,36 @@ class T5Attention(Record):
                 mask = shared["decoder mask"] if self.decoder and not self.cross else None
                 out = self._eager(t, q, k, value, bias, mask, dense=cached)
             else:
-                out = sdpa(t, q, k, value, groups=1, mask=self._additive(t, bias, queries), causal=False, dropout_p=self.dropout)
+                out = sdpa(
+                    t,
+                    q,
+                    k,
+                    value,
+                    groups=1,
+                    mask=self._additive(t, bias, queries),
+                    causal=False,
+                    dropout_p=self.dropout,
+                )
             frame.local(out)
             return linear(t, t.view(out, (b, queries, a * dh)), "o", h)
 
     def _bias(self, t: Tape, length: Size) -> Value:
-        """compute_bias: integer tables of every pair of positions, then a look-up of one number a head."""
-        tables = [constant(t, f"relative positions, table {i + 1}", (length, length), INT64) for i in range(6)]
+        """compute_bias: integer tables of every pair of positions, then a look-up of one number a
+        head."""
+        tables = [
+            constant(t, f"relative positions, table {i + 1}", (length, length), INT64)
+            for i in range(6)
+        ]
         t.touch(*(table.tensor for table in tables))
         buckets = constant(t, "buckets", (length, length), INT64)
-        return t.view(embedding(t, buckets, "relative_attention_bias", self.buckets, a), (1, a, length, length))
+        return t.view(
+            embedding(t, buckets, "relative_attention_bias", self.buckets, a),
+            (1, a, length, length),
+        )
 
     def _zero_bias(self, t: Tape, x: Value) -> Value:
-        """The bias of cross-attention, which asks for a gradient where the layer is checkpointed."""
+        """The bias of cross-attention, which asks for a gradient where the layer is
+        checkpointed."""
         zeros = constant(t, "zero bias of cross-attention", (1, a, st, s), x.dtype)
         zeros.requires_grad = t.policy.recomputes
         return zeros
@@ -120,7 +148,8 @@ class T5Attention(Record):
         return t.view(t.view(linear(t, x, name, a * dh), (b, length, a, dh)), (b, a, length, dh))
 
     def _additive(self, t: Tape, bias: Value, length: Size) -> Value:
-        """The bias as SDPA's mask: made contiguous in every layer, future positions masked out first in the decoder."""
+        """The bias as SDPA's mask: made contiguous in every layer, future positions masked out
+        first in the decoder."""
         if self.cross:
             return bias
         if self.decoder:
@@ -137,7 +166,17 @@ class T5Attention(Record):
             )
         return copy(t, bias)
 
-    def _eager(self, t: Tape, q: Value, k: Value, value: Value, bias: Value, mask: Value | None, *, dense: bool) -> Value:
+    def _eager(
+        self,
+        t: Tape,
+        q: Value,
+        k: Value,
+        value: Value,
+        bias: Value,
+        mask: Value | None,
+        *,
+        dense: bool,
+    ) -> Value:
         scores = (b, a, q.axes[2], k.axes[2])
         with t.scope() as frame:
             weights = scale(
@@ -169,13 +208,22 @@ class T5Attention(Record):
             frame.local(weights)
             t.keep(weights)
             out = bmm(
-                t, weights, dense_operand(t, value, dense=dense), b * a, q.axes[2], dh, k.axes[2], (b, a, q.axes[2], dh), name="scores v"
+                t,
+                weights,
+                dense_operand(t, value, dense=dense),
+                b * a,
+                q.axes[2],
+                dh,
+                k.axes[2],
+                (b, a, q.axes[2], dh),
+                name="scores v",
             )
             return rows_first(t, out)
 
 
 class T5Block(Part):
-    """Self-attention, cross-attention in the decoder, feed-forward, each normed before and dropped out after."""
+    """Self-attention, cross-attention in the decoder, feed-forward, each normed before and dropped
+    out after."""
 
     decoder: bool = False
     gated: bool = False
@@ -212,7 +260,9 @@ class T5Block(Part):
                 wide = mul(t, gate, linear(t, x, "wi_1", f))
             else:
                 wide = activate(t, linear(t, x, "wi", f), self.activation)
-            return linear(t, dropout(t, wide, self.dropout), "wo", h, kind="unquantized linear")  # _keep_in_fp32_modules
+            return linear(
+                t, dropout(t, wide, self.dropout), "wo", h, kind="unquantized linear"
+            )  # _keep_in_fp32_modules
 
 
 class T5StackEnd(Part):
@@ -229,7 +279,8 @@ class T5StackEnd(Part):
 
 
 class T5Head(Part):
-    """Optional scaling by the square root of the width, the head, cross-entropy in the logits' type."""
+    """Optional scaling by the square root of the width, the head, cross-entropy in the logits'
+    type."""
 
     tied_to: str = ""
     scaled: bool = False

@@ -1,4 +1,5 @@
-"""Heads of encoders: masked language modelling, classification of a sequence or an image, and none."""
+"""Heads of encoders: masked language modelling, classification of a sequence or an image, and
+none."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from napkinmath.ops.norm import layer_norm
 
 
 class MaskedLmHead(Part):
-    """Dense, activation, LayerNorm, and a decoder tied to the word embeddings with its own bias; the loss is not shifted."""
+    """Dense, activation, LayerNorm, and a decoder tied to the word embeddings with its own bias;
+    the loss is not shifted."""
 
     dense: str = "cls.predictions.transform.dense"
     norm: str = "cls.predictions.transform.LayerNorm"
@@ -29,7 +31,8 @@ class MaskedLmHead(Part):
     norm_bias: bool = True
     decoder_bias: bool = True
     upcast: bool = False
-    """Logits are copied to fp32 before the loss (loss_utils.ForMaskedLMLoss, which ModernBERT calls and BERT does not)."""
+    """Logits are copied to fp32 before the loss (loss_utils.ForMaskedLMLoss, which ModernBERT calls
+    and BERT does not)."""
 
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         assert x is not None
@@ -39,7 +42,16 @@ class MaskedLmHead(Part):
             hidden = layer_norm(t, hidden, name=self.norm, bias=self.norm_bias)
             with t.scope(self.decoder):
                 weight = t.weight("weight", (v, h), kind="head", tied_to=self.tied_to)
-            logits = linear(t, hidden, self.decoder, v, bias=self.decoder_bias, kind="head", role=Role.LOGITS, weight=weight)
+            logits = linear(
+                t,
+                hidden,
+                self.decoder,
+                v,
+                bias=self.decoder_bias,
+                kind="head",
+                role=Role.LOGITS,
+                weight=weight,
+            )
             frame.local(logits)
             return cross_entropy(t, logits, upcast=self.upcast)
 
@@ -68,7 +80,11 @@ class ClassificationHead(Part):
             first = slice_of(t, x, (b, x.axes[-1]))
             if self.pooler:
                 dense = linear(t, first, self.pooler, self.width, bias=True)
-                first = tanh(t, dense) if self.activation == "tanh" else activate(t, dense, self.activation)
+                first = (
+                    tanh(t, dense)
+                    if self.activation == "tanh"
+                    else activate(t, dense, self.activation)
+                )
                 frame.local(first)
             dropped = dropout(t, first, self.dropout)
             frame.local(dropped)
@@ -78,7 +94,8 @@ class ClassificationHead(Part):
 
 
 class MeanOutput(Part):
-    """No head: the mean of the last hidden states (or of the pooled first token) stands for a loss."""
+    """No head: the mean of the last hidden states (or of the pooled first token) stands for a
+    loss."""
 
     norm: str = ""
     pooler: str = ""
@@ -88,7 +105,15 @@ class MeanOutput(Part):
         if self.norm:
             x = layer_norm(t, x, name=self.norm)
         if self.pooler:
-            x = tanh(t, linear(t, slice_of(t, x, (b, x.axes[-1])), self.pooler, x.axes[-1], bias=True))
+            x = tanh(
+                t, linear(t, slice_of(t, x, (b, x.axes[-1])), self.pooler, x.axes[-1], bias=True)
+            )
         return t.op(
-            "mean", (x,), (1,), FP32 if t.policy.autocast else x.dtype, gradients=(LIKE,), costs=(Move(traffic(x)),), role=Role.LOGITS
+            "mean",
+            (x,),
+            (1,),
+            FP32 if t.policy.autocast else x.dtype,
+            gradients=(LIKE,),
+            costs=(Move(traffic(x)),),
+            role=Role.LOGITS,
         )

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 
 class PatchEmbedding(Part):
-    """Patches of an image through a convolution, a class token in front, learned positions, dropout (ViTEmbeddings)."""
+    """Patches of an image through a convolution, a class token in front, learned positions, dropout
+    (ViTEmbeddings)."""
 
     image: tuple[int, int]
     patch: tuple[int, int]
@@ -40,11 +41,15 @@ class PatchEmbedding(Part):
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         token = t.weight("cls_token", (1, 1, self.width)).value
         positions = t.weight("position_embeddings", (1, self.length, self.width)).value
-        pixels = shared["pixel values"] = model_input(t, "pixel values", (b, self.channels, *self.image), token.dtype)
+        pixels = shared["pixel values"] = model_input(
+            t, "pixel values", (b, self.channels, *self.image), token.dtype
+        )
         shared["labels"] = model_input(t, "labels", (b,), INT64)
         patches = (b, self.length - 1, self.width)
         with t.scope("patch_embeddings"):
-            rows = patch_projection(t, pixels, "projection", patches, self.patch, self.channels, self.width)
+            rows = patch_projection(
+                t, pixels, "projection", patches, self.patch, self.channels, self.width
+            )
             if self.output_needs_grad(t.policy):
                 rows = input_leaf(t, rows)
         first = t.view(token, (b, 1, self.width), "expand", copies_gradient=True)
@@ -71,7 +76,9 @@ class VisionLayer(Part):
             normed = layer_norm(t, x, name=self.names[0])
             frame.local(normed)
             with t.scope(self.scope):
-                attended = linear(t, self.attention.record(t, normed), self.output, self.width, bias=True)
+                attended = linear(
+                    t, self.attention.record(t, normed), self.output, self.width, bias=True
+                )
             frame.release(normed)
             middle = add(t, dropout(t, attended, self.dropout), x)
             frame.release(x)

@@ -1,7 +1,9 @@
-"""Vision towers of vision-language models: patches, layers, projectors, and the place where image features enter the text.
+"""Vision towers of vision-language models: patches, layers, projectors, and the place where image
+features enter the text.
 
-Every image has the same size here; `rows` of a tower are the images of the batch. Sources: transformers 5.23 models/clip,
-models/siglip, models/pixtral, models/qwen2_vl, models/qwen2_5_vl, models/qwen3_vl, models/llava, models/gemma3, models/mistral3.
+Every image has the same size here; `rows` of a tower are the images of the batch. Sources:
+transformers 5.23 models/clip, models/siglip, models/pixtral, models/qwen2_vl, models/qwen2_5_vl,
+models/qwen3_vl, models/llava, models/gemma3, models/mistral3.
 """
 
 from __future__ import annotations
@@ -21,20 +23,30 @@ from napkinmath.models.layers.symbols import b, s
 from napkinmath.ops.attention import eager_attention, sdpa
 from napkinmath.ops.convolution import patch_projection
 from napkinmath.ops.elementwise import add, cast, copy, mul
-from napkinmath.ops.index import concatenate, constant, embedding, input_leaf, model_input, rotary, slice_of
+from napkinmath.ops.index import (
+    concatenate,
+    constant,
+    embedding,
+    input_leaf,
+    model_input,
+    rotary,
+    slice_of,
+)
 from napkinmath.ops.matmul import linear
 
 TYPE_CHECKING = False
 
 
 class Patches(Part):
-    """Images cut into patches by a convolution, with a class token, learned positions and a norm where the tower has them."""
+    """Images cut into patches by a convolution, with a class token, learned positions and a norm
+    where the tower has them."""
 
     length: int
     """Patches of an image."""
     width: int
     patch: tuple[int, ...]
-    """Extents of a patch: height and width, with a number of frames before them in Qwen's towers."""
+    """Extents of a patch: height and width, with a number of frames before them in Qwen's
+    towers."""
     channels: int = 3
     bias: bool = False
     token: str = ""
@@ -52,17 +64,33 @@ class Patches(Part):
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         images: Size = b * max(t.policy.config.batch.images, 1)
         dtype = t.policy.autocast or t.policy.compute_dtype
-        pixels = shared["pixel values"] = model_input(t, "pixel values", (images, self.length, self._inputs()), dtype)
+        pixels = shared["pixel values"] = model_input(
+            t, "pixel values", (images, self.length, self._inputs()), dtype
+        )
         rows = (images, self.length, self.width)
         with t.scope(self.scope):
-            out = input_leaf(t, patch_projection(t, pixels, self.convolution, rows, self.patch, self.channels, self.width, bias=self.bias))
+            out = input_leaf(
+                t,
+                patch_projection(
+                    t,
+                    pixels,
+                    self.convolution,
+                    rows,
+                    self.patch,
+                    self.channels,
+                    self.width,
+                    bias=self.bias,
+                ),
+            )
             if self.token:
                 token = t.weight(self.token, (self.width,)).value
                 first = t.view(token, (images, 1, self.width), "expand", copies_gradient=True)
                 out = concatenate(t, (first, out), (images, self.length + 1, self.width))
             if self.positions:
                 places = constant(t, "position ids", (1, out.axes[1]), INT64)
-                out = add_broadcast(t, out, embedding(t, places, self.table, self.positions, self.width))
+                out = add_broadcast(
+                    t, out, embedding(t, places, self.table, self.positions, self.width)
+                )
         if self.rotary_size:
             for name in ("vision cos", "vision sin"):
                 shared[name] = constant(t, name, (self.length, self.rotary_size), FP32)
@@ -76,7 +104,8 @@ class Patches(Part):
 
 
 class VisionAttention(Record):
-    """q, k and v from one projection, a rotary embedding in fp32, attention within each image (Qwen's towers)."""
+    """q, k and v from one projection, a rotary embedding in fp32, attention within each image
+    (Qwen's towers)."""
 
     heads: int
     size: int
@@ -95,20 +124,25 @@ class VisionAttention(Record):
             q, k, v = (t.view(y, (rows, self.heads, length, self.size)) for y in (q, k, v))
             frame.local(q, k, v)
             if t.policy.config.attention is Attention.EAGER:
-                out = eager_attention(t, q, k, v, groups=1, mask=None, fp32_softmax=self.fp32_softmax)
+                out = eager_attention(
+                    t, q, k, v, groups=1, mask=None, fp32_softmax=self.fp32_softmax
+                )
             else:
                 out = sdpa(t, q, k, v, groups=1, causal=False)
             return t.view(out, (rows, length, inner))
 
     def _turned(self, t: Tape, x: Value, shared: dict[str, Value]) -> Value:
-        return cast(t, rotary(t, cast(t, x, FP32), shared["vision cos"], shared["vision sin"]), x.dtype)
+        return cast(
+            t, rotary(t, cast(t, x, FP32), shared["vision cos"], shared["vision sin"]), x.dtype
+        )
 
 
 if TYPE_CHECKING:
     from typing import Protocol
 
     class TowerAttention(Protocol):
-        """Attention of a tower: hidden states of axes (images, patches, width), before the output projection."""
+        """Attention of a tower: hidden states of axes (images, patches, width), before the output
+        projection."""
 
         def record(self, t: Tape, x: Value, shared: dict[str, Value]) -> Value: ...
 
@@ -151,7 +185,9 @@ class TowerLayer(Part):
         """The feed-forward of what has been normed."""
         with t.scope() as frame:
             frame.local(x)
-            wide = activate(t, linear(t, x, self.mlp[0], self.inner, bias=self.mlp_bias), self.activation)
+            wide = activate(
+                t, linear(t, x, self.mlp[0], self.inner, bias=self.mlp_bias), self.activation
+            )
             if self.gated:
                 wide = mul(t, wide, linear(t, x, self.mlp[1], self.inner, bias=self.mlp_bias))
             return linear(t, wide, self.mlp[-1], self.width, bias=self.mlp_bias)
@@ -169,7 +205,8 @@ class TowerNorm(Part):
 
 
 class MlpProjector(Part):
-    """Image features into the text's width: optional norm, neighbouring patches merged into one row, two linears."""
+    """Image features into the text's width: optional norm, neighbouring patches merged into one
+    row, two linears."""
 
     inputs: int
     outputs: int
@@ -208,7 +245,11 @@ class MlpProjector(Part):
             if self.merger:
                 x = linear(t, x, self.merger, self.inputs)
             frame.local(x)
-            wide = activate(t, linear(t, x, self.linears[0], self.inner or self.outputs, bias=self.bias), self.activation)
+            wide = activate(
+                t,
+                linear(t, x, self.linears[0], self.inner or self.outputs, bias=self.bias),
+                self.activation,
+            )
             return linear(t, wide, self.linears[1], self.outputs, bias=self.bias)
 
 
@@ -234,7 +275,9 @@ class PooledProjector(Part):
             backward_costs=(Move(traffic(x)),),
         )
         normed = Norm(kind=NormKind.RMS_GEMMA).record(t, pooled, "mm_soft_emb_norm")
-        weight = t.weight("mm_input_projection_weight", (self.inputs, self.outputs), kind="projection").value
+        weight = t.weight(
+            "mm_input_projection_weight", (self.inputs, self.outputs), kind="projection"
+        ).value
         cost = Gemm(images * self.tokens, self.outputs, self.inputs, x.dtype)
         return t.op(
             "matmul",
@@ -262,7 +305,8 @@ class LinearProjector(Part):
 
 
 class WithImages(Part):
-    """The text's entrance: token embeddings in which placeholders are replaced by image features (masked_scatter)."""
+    """The text's entrance: token embeddings in which placeholders are replaced by image features
+    (masked_scatter)."""
 
     text: Part
 

@@ -1,4 +1,5 @@
-"""A transformers model under FSDP2, wrapped by accelerate and run by torch's own fully_shard, on ranks that only pretend."""
+"""A transformers model under FSDP2, wrapped by accelerate and run by torch's own fully_shard, on
+ranks that only pretend."""
 
 from __future__ import annotations
 
@@ -49,7 +50,9 @@ class Traffic:
         self.num_calls[kind] = self.num_calls.get(kind, 0) + 1
 
 
-def trace_fully_sharded(config: Any, sharding: ShardingOptions, options: TraceOptions) -> tuple[TraceResult, Traffic]:
+def trace_fully_sharded(
+    config: Any, sharding: ShardingOptions, options: TraceOptions
+) -> tuple[TraceResult, Traffic]:
     """Two steps of rank 0 on meta tensors, and what its collectives carried."""
     traffic = Traffic()
     world_size = sharding.shard_degree * sharding.replica_degree
@@ -57,17 +60,30 @@ def trace_fully_sharded(config: Any, sharding: ShardingOptions, options: TraceOp
         config = config_from(config)
         model = prepared(build(config, options), options)
         inputs = example_inputs(
-            model, config, micro_batch_size=options.micro_batch_size, sequence_length=options.sequence_length, attention_mask=False
+            model,
+            config,
+            micro_batch_size=options.micro_batch_size,
+            sequence_length=options.sequence_length,
+            attention_mask=False,
         )
-        inputs["position_ids"] = torch.empty((1, options.sequence_length), dtype=torch.int64, device="meta")
+        inputs["position_ids"] = torch.empty(
+            (1, options.sequence_length), dtype=torch.int64, device="meta"
+        )
         shard(model, sharding)
-        loop = SyncingLoop(model, optimizer_of(model, options), inputs, options.loop, each_batch=sharding.sync_each_batch)
+        loop = SyncingLoop(
+            model,
+            optimizer_of(model, options),
+            inputs,
+            options.loop,
+            each_batch=sharding.sync_each_batch,
+        )
         with resizes_seen(), planning_unseen():
             return observe(model, loop.run, inputs=inputs, settings=options.settings), traffic
 
 
 class SyncingLoop(TrainingLoop):
-    """A loop that reduces gradients in the last micro-step only, as accelerate's ``no_sync`` makes it, or in each."""
+    """A loop that reduces gradients in the last micro-step only, as accelerate's ``no_sync`` makes
+    it, or in each."""
 
     def __init__(self, model: Any, *arguments: Any, each_batch: bool) -> None:
         super().__init__(model, *arguments)
@@ -83,7 +99,8 @@ class SyncingLoop(TrainingLoop):
 
 
 def shard(model: nn.Module, sharding: ShardingOptions) -> None:
-    """``fully_shard`` by accelerate's function, or by hand over the decoder layers and the model."""
+    """``fully_shard`` by accelerate's function, or by hand over the decoder layers and the
+    model."""
     mesh = (
         meta_mesh((sharding.replica_degree, sharding.shard_degree), ("replicate", "shard"))
         if sharding.replica_degree > 1
@@ -105,7 +122,8 @@ def _types(sharding: ShardingOptions) -> Any:
 
 
 def shard_by_layers(model: nn.Module, mesh: Any, sharding: ShardingOptions) -> None:
-    """The decoder layers and the model, as in torch's tutorials; under mixed precision parts are fp32."""
+    """The decoder layers and the model, as in torch's tutorials; under mixed precision parts are
+    fp32."""
     from torch.distributed.fsdp import fully_shard
 
     policy = _types(sharding)
@@ -115,7 +133,12 @@ def shard_by_layers(model: nn.Module, mesh: Any, sharding: ShardingOptions) -> N
                 parameter.data = parameter.data.to(torch.float32)
     for module in list(model.modules()):
         if type(module).__name__ in (getattr(model, "_no_split_modules", None) or ()):
-            fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=sharding.reshard_after_forward)
+            fully_shard(
+                module,
+                mesh=mesh,
+                mp_policy=policy,
+                reshard_after_forward=sharding.reshard_after_forward,
+            )
     fully_shard(model, mesh=mesh, mp_policy=policy)
 
 
@@ -150,7 +173,8 @@ def by_accelerate(model: nn.Module, mesh: Any, policy: Any, sharding: ShardingOp
 
 @contextmanager
 def meta_streams() -> Iterator[None]:
-    """Streams and events for the device called meta, as the CPU has them: nothing waits; and parameters may be on it."""
+    """Streams and events for the device called meta, as the CPU has them: nothing waits; and
+    parameters may be on it."""
     device: Any = torch.meta  # type: ignore[attr-defined]
     for name in ("Stream", "current_stream", "stream"):
         setattr(device, name, getattr(torch.cpu, name))
@@ -158,9 +182,17 @@ def meta_streams() -> Iterator[None]:
     with ExitStack() as stack:
         module = "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup"
         stack.enter_context(mock.patch(f"{module}._validate_no_meta_params", lambda self: None))
-        stack.enter_context(mock.patch("torch.accelerator.current_stream", lambda *_: torch.cpu.current_stream()))
-        stack.enter_context(mock.patch("torch.cpu.Stream.record_event", lambda self, event=None: _Event(), create=True))
-        stack.enter_context(mock.patch("torch.cpu.Stream.wait_event", lambda self, event: None, create=True))
+        stack.enter_context(
+            mock.patch("torch.accelerator.current_stream", lambda *_: torch.cpu.current_stream())
+        )
+        stack.enter_context(
+            mock.patch(
+                "torch.cpu.Stream.record_event", lambda self, event=None: _Event(), create=True
+            )
+        )
+        stack.enter_context(
+            mock.patch("torch.cpu.Stream.wait_event", lambda self, event: None, create=True)
+        )
         yield
 
 
@@ -200,7 +232,8 @@ def counted(traffic: Traffic) -> Iterator[None]:
 
 @contextmanager
 def resizes_seen() -> Iterator[None]:
-    """Gathered parameters keep their storage object and change its size: each time a death or a birth for the tracker."""
+    """Gathered parameters keep their storage object and change its size: each time a death or a
+    birth for the tracker."""
     from torch.distributed.fsdp import _flat_param
     from torch.distributed.fsdp._fully_shard import _fsdp_param
 
@@ -215,7 +248,10 @@ def resizes_seen() -> Iterator[None]:
         return resized
 
     with ExitStack() as stack:
-        for module, names in ((_fsdp_param, ("alloc_storage", "free_storage")), (_flat_param, ("_alloc_storage", "_free_storage"))):
+        for module, names in (
+            (_fsdp_param, ("alloc_storage", "free_storage")),
+            (_flat_param, ("_alloc_storage", "_free_storage")),
+        ):
             for name in names:
                 stack.enter_context(mock.patch.object(module, name, seen(getattr(module, name))))
         yield
@@ -223,7 +259,8 @@ def resizes_seen() -> Iterator[None]:
 
 @contextmanager
 def planning_unseen() -> Iterator[None]:
-    """DTensor tries an operation on whole fake tensors to learn the shape of its result: no memory of any device."""
+    """DTensor tries an operation on whole fake tensors to learn the shape of its result: no memory
+    of any device."""
     from torch.distributed.tensor._sharding_prop import ShardingPropagator
     from torch.utils._python_dispatch import _disable_current_modes
 

@@ -1,4 +1,5 @@
-"""One rank of a pipelined step: transformers' layers under torch.distributed.pipelining, over a process group that only pretends."""
+"""One rank of a pipelined step: transformers' layers under torch.distributed.pipelining, over a
+process group that only pretends."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ SCHEDULES = {"gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B"}
 
 
 class StageModule(nn.Module):
-    """Some layers of a Llama-like model: the first stage with the embedding, the last with norm and head."""
+    """Some layers of a Llama-like model: the first stage with the embedding, the last with norm and
+    head."""
 
     def __init__(self, model: Any, layers: range) -> None:
         super().__init__()
@@ -41,19 +43,30 @@ class StageModule(nn.Module):
         self._no_split_modules = model._no_split_modules
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Token ids on the first stage, else hidden states; hidden states, or logits on the last stage."""
+        """Token ids on the first stage, else hidden states; hidden states, or logits on the last
+        stage."""
         hidden = x if self.embed_tokens is None else self.embed_tokens(x)
         positions = torch.arange(hidden.shape[1], device=hidden.device)[None]
         tables = self.rotary_emb(hidden, positions)
         for layer in self.layers:
             hidden = layer(hidden, attention_mask=None, position_embeddings=tables)
-        return hidden if self.norm is None or self.lm_head is None else self.lm_head(self.norm(hidden))
+        return (
+            hidden if self.norm is None or self.lm_head is None else self.lm_head(self.norm(hidden))
+        )
 
 
 def trace_pipeline(
-    config: Any, layers: tuple[int, ...], stage: int, options: TraceOptions, *, schedule: str = "1f1b", num_micro_batches: int = 4, sharding: ShardingOptions | None = None
-) -> TraceResult:  # fmt: skip
-    """Two steps of the rank that holds ``stage``; ``layers`` counts the layers of every stage, ``sharding`` puts FSDP2 over its ranks."""
+    config: Any,
+    layers: tuple[int, ...],
+    stage: int,
+    options: TraceOptions,
+    *,
+    schedule: str = "1f1b",
+    num_micro_batches: int = 4,
+    sharding: ShardingOptions | None = None,
+) -> TraceResult:
+    """Two steps of the rank that holds ``stage``; ``layers`` counts the layers of every stage,
+    ``sharding`` puts FSDP2 over its ranks."""
     from torch.distributed import pipelining
     from transformers.loss.loss_utils import ForCausalLMLoss
 
@@ -70,27 +83,51 @@ def trace_pipeline(
                 seen.enter_context(context)
             shard_by_layers(module, mesh["shard"], sharding)
         rows, length = options.micro_batch_size, options.sequence_length
-        batch = example_inputs(model, config, micro_batch_size=rows * num_micro_batches, sequence_length=length, attention_mask=False)
-        hidden = torch.empty((rows, length, config.hidden_size), dtype=dtype, device="meta", requires_grad=True)
+        batch = example_inputs(
+            model,
+            config,
+            micro_batch_size=rows * num_micro_batches,
+            sequence_length=length,
+            attention_mask=False,
+        )
+        hidden = torch.empty(
+            (rows, length, config.hidden_size), dtype=dtype, device="meta", requires_grad=True
+        )
         logits = torch.empty((rows, length, config.vocab_size), dtype=dtype, device="meta")
         ids = batch["input_ids"][:rows]
         is_last = stage == len(layers) - 1
         part = pipelining.PipelineStage(
-            module, stage, len(layers), torch.device("meta"), input_args=ids if stage == 0 else hidden, output_args=logits if is_last else hidden,
+            module,
+            stage,
+            len(layers),
+            torch.device("meta"),
+            input_args=ids if stage == 0 else hidden,
+            output_args=logits if is_last else hidden,
             group=mesh["pipeline"].get_group(),
-        )  # fmt: skip
+        )
         run = getattr(pipelining, SCHEDULES[schedule])(
-            part, num_micro_batches, loss_fn=lambda out, labels: ForCausalLMLoss(out, labels, config.vocab_size), scale_grads=False
+            part,
+            num_micro_batches,
+            loss_fn=lambda out, labels: ForCausalLMLoss(out, labels, config.vocab_size),
+            scale_grads=False,
         )
         optimizer = optimizer_of(module, options)
         given = [batch["input_ids"]] if stage == 0 else []
 
         def loop() -> None:
             for _ in range(2):
-                run.step(*given, **({"target": batch["labels"]} if is_last else {}), return_outputs=False)
+                run.step(
+                    *given, **({"target": batch["labels"]} if is_last else {}), return_outputs=False
+                )
                 if optimizer is not None:
                     optimizer.step()
                     optimizer.zero_grad(set_to_none=True)
 
-        kept = {"input_ids": batch["input_ids"]} if stage == 0 else {"labels": batch["labels"]} if is_last else {}
+        kept = (
+            {"input_ids": batch["input_ids"]}
+            if stage == 0
+            else {"labels": batch["labels"]}
+            if is_last
+            else {}
+        )
         return observe(module, loop, inputs=kept, settings=options.settings)

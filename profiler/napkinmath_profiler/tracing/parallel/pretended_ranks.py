@@ -1,4 +1,5 @@
-"""A process group of any size in one process: collectives return at once, tensors on meta have no data to exchange."""
+"""A process group of any size in one process: collectives return at once, tensors on meta have no
+data to exchange."""
 
 from __future__ import annotations
 
@@ -13,13 +14,17 @@ import torch.distributed as dist
 
 @contextmanager
 def pretended_ranks(world_size: int, *, rank: int = 0) -> Iterator[None]:
-    """torch's ``fake`` backend with ``world_size`` ranks, of which this process is ``rank``; meta counts as a device."""
+    """torch's ``fake`` backend with ``world_size`` ranks, of which this process is ``rank``; meta
+    counts as a device."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     had_meta = hasattr(torch, "meta")
     if not had_meta:
         torch.meta = SimpleNamespace(
-            device_count=lambda: 1, is_initialized=lambda: True, current_device=lambda: 0, set_device=lambda _: None
+            device_count=lambda: 1,
+            is_initialized=lambda: True,
+            current_device=lambda: 0,
+            set_device=lambda _: None,
         )  # type: ignore[attr-defined]
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
     exchange = dist.batch_isend_irecv

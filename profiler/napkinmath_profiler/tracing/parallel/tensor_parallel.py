@@ -1,4 +1,5 @@
-"""A transformers model split over tensor-parallel ranks by the libraries themselves: its own plan, or torch's styles with a split sequence."""
+"""A transformers model split over tensor-parallel ranks by the libraries themselves: its own plan,
+or torch's styles with a split sequence."""
 
 from __future__ import annotations
 
@@ -20,8 +21,11 @@ from napkinmath_profiler.tracing.training_step import TrainingLoop
 COLUMNS, ROWS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), ("o_proj", "down_proj")
 
 
-def trace_tensor_parallel(config: Any, degree: int, options: TraceOptions, *, sequence: bool = False) -> TraceResult:
-    """Two steps of rank 0 of ``degree``, by transformers' ``tp_plan``, or with ``sequence`` by torch's styles and ``loss_parallel``."""
+def trace_tensor_parallel(
+    config: Any, degree: int, options: TraceOptions, *, sequence: bool = False
+) -> TraceResult:
+    """Two steps of rank 0 of ``degree``, by transformers' ``tp_plan``, or with ``sequence`` by
+    torch's styles and ``loss_parallel``."""
     from torch.distributed.tensor.parallel import loss_parallel
 
     with pretended_ranks(degree):
@@ -29,11 +33,17 @@ def trace_tensor_parallel(config: Any, degree: int, options: TraceOptions, *, se
         config = config_from(config)
         model = build(config, options)
         inputs = example_inputs(
-            model, config, micro_batch_size=options.micro_batch_size, sequence_length=options.sequence_length, attention_mask=False
+            model,
+            config,
+            micro_batch_size=options.micro_batch_size,
+            sequence_length=options.sequence_length,
+            attention_mask=False,
         )
         if sequence:
             split_with_sequence(model, mesh)
-            inputs["position_ids"] = torch.empty((1, options.sequence_length), dtype=torch.int64, device="meta")
+            inputs["position_ids"] = torch.empty(
+                (1, options.sequence_length), dtype=torch.int64, device="meta"
+            )
         else:
             split_by_plan(model, mesh)
         model = prepared(model, options)
@@ -43,12 +53,18 @@ def trace_tensor_parallel(config: Any, degree: int, options: TraceOptions, *, se
 
 
 def split_by_plan(model: Any, mesh: Any) -> None:
-    """The model's own ``tp_plan``, parameters sharded and forwards wrapped as ``from_pretrained(tp_plan=...)`` does."""
-    from transformers.distributed.tensor_parallel import ALL_PARALLEL_STYLES, apply_tensor_parallelism
+    """The model's own ``tp_plan``, parameters sharded and forwards wrapped as
+    ``from_pretrained(tp_plan=...)`` does."""
+    from transformers.distributed.tensor_parallel import (
+        ALL_PARALLEL_STYLES,
+        apply_tensor_parallelism,
+    )
 
     plan = model.tp_plan
     named = [
-        (name, plan[star]) for name, _ in [*model.named_modules(), *model.named_parameters()] if (star := re.sub(r"\d+", "*", name)) in plan
+        (name, plan[star])
+        for name, _ in [*model.named_modules(), *model.named_parameters()]
+        if (star := re.sub(r"\d+", "*", name)) in plan
     ]
     modules = dict(model.named_modules())
     for name, style in named:
@@ -60,7 +76,8 @@ def split_by_plan(model: Any, mesh: Any) -> None:
 
 
 def split_with_sequence(model: nn.Module, mesh: Any) -> None:
-    """torch's styles as torchtitan composes them for Llama: norms and residuals on a share of the sequence, logits on one of the vocabulary."""
+    """torch's styles as torchtitan composes them for Llama: norms and residuals on a share of the
+    sequence, logits on one of the vocabulary."""
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,
@@ -73,7 +90,9 @@ def split_with_sequence(model: nn.Module, mesh: Any) -> None:
     top = {
         "model.embed_tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
         "model.norm": SequenceParallel(use_local_output=True),
-        "lm_head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False),
+        "lm_head": ColwiseParallel(
+            input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False
+        ),
     }
     parallelize_module(model, mesh, top)
     whole = {"hidden_states": Shard(1)}, {"hidden_states": Replicate()}
@@ -81,11 +100,19 @@ def split_with_sequence(model: nn.Module, mesh: Any) -> None:
         plan: dict[str, Any] = {
             "input_layernorm": SequenceParallel(use_local_output=True),
             "post_attention_layernorm": SequenceParallel(use_local_output=True),
-            "self_attn": PrepareModuleInput(input_kwarg_layouts=whole[0], desired_input_kwarg_layouts=whole[1]),
-            "mlp": PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)),
+            "self_attn": PrepareModuleInput(
+                input_kwarg_layouts=whole[0], desired_input_kwarg_layouts=whole[1]
+            ),
+            "mlp": PrepareModuleInput(
+                input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)
+            ),
         }
         for scope in ("self_attn", "mlp"):
             for name, child in getattr(layer, scope).named_children():
                 if isinstance(child, nn.Linear):
-                    plan[f"{scope}.{name}"] = ColwiseParallel() if name in COLUMNS else RowwiseParallel(output_layouts=Shard(1))
+                    plan[f"{scope}.{name}"] = (
+                        ColwiseParallel()
+                        if name in COLUMNS
+                        else RowwiseParallel(output_layouts=Shard(1))
+                    )
         parallelize_module(layer, mesh, plan)
