@@ -1,15 +1,20 @@
-"""The arrows of docs/ARCHITECTURE.md: which package may import which, read from the syntax trees;
-and no path root is a package."""
+"""The arrows of docs/ARCHITECTURE.md: rooms import lower rooms only, whatever form the import has."""
 
 from __future__ import annotations
 
 import ast
-import pathlib
+import sys
+from pathlib import Path
 
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-CORE = ROOT / "estimator" / "napkinmath"
+ROOT = next(
+    folder for folder in Path(__file__).resolve().parents if (folder / "estimator").is_dir()
+)
+sys.path.insert(0, str(ROOT / "docs"))
+
+import import_graph as graph  # noqa: E402
+
 FORBIDDEN_IN_CORE = {
     "torch",
     "transformers",
@@ -20,109 +25,26 @@ FORBIDDEN_IN_CORE = {
     "napkinmath_kernels",
 }
 NUMPY_ALLOWED = {"sweep.py"}
-# Lower layers know nothing of the layers after them; a module is ranked by its path's longest
-# listed prefix.
-LAYERS = (
-    ("units", "errors", "record", "json_text"),
-    ("expr", "dtypes"),
-    ("parallel_config", "workload_config"),
-    (
-        "train_config",
-        "model_spec",
-        "hardware",
-        "attainable",
-        "efficiency",
-        "catalog.gpus",
-        "cluster",
-    ),
-    ("costs", "ledger"),
-    ("tape", "ops"),
-    ("lowering", "catalog", "passes"),
-    ("step", "timeline"),
-    (
-        "simulate",
-        "stages",
-        "schedule",
-        "flops",
-        "allocator",
-        "varied_lengths",
-        "collectives",
-        "overlap",
-        "pipeline_time",
-        "throughput",
-        "stragglers",
-        "paging",
-    ),
-    (
-        "estimate",
-        "answers",
-        "largest",
-        "host_memory",
-        "accuracy",
-        "sweep",
-        "grid",
-        "batch",
-        "batch_lines",
-        "search",
-        "plan",
-        "plan_cluster",
-        "mesh_bounds",
-        "meshes",
-        "guidelines",
-        "lengths",
-        "exports",
-        "scaling",
-        "workloads",
-        "inference",
-        "inputs",
-        "calibration",
-        "calibrated_time",
-        "measured_layers",
-        "local_machine",
-    ),
-    ("report",),
-    ("serving",),
-    ("cli", "__main__"),
-)
+SLOW_TO_LOAD = {"numpy", "pandas", "matplotlib", "rich", "dataclasses", "yaml"}
+MOST_LOOSE_FILES = 8
+# Two modules that import each other at run time, and why they must.
+PAIRS: dict[tuple[str, str], str] = {}
 
 
-def imports_of(path: pathlib.Path, *, top_level_only: bool = False) -> set[str]:
-    """Dotted names that a file imports; at module level only, if asked, and never those for the
-    type checker alone."""
+def roots(path: Path, *, at_load_only: bool) -> set[str]:
+    """First words of everything that a file imports."""
     tree = ast.parse(path.read_text())
-    nodes = tree.body if top_level_only else list(ast.walk(tree))
-    skipped = {
-        id(n)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
-        for n in ast.walk(node)
-    }
     found: set[str] = set()
-    for node in nodes:
-        if id(node) in skipped:
-            continue
+    for node in tree.body if at_load_only else ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            found |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
+            found.add(node.module.split(".")[0])
     return found
 
 
-def core_files() -> list[pathlib.Path]:
-    return sorted(CORE.rglob("*.py"))
-
-
-def rank(module: str) -> int | None:
-    """The layer of a module of the core."""
-    name = module.removeprefix("napkinmath.")
-    best: tuple[int, int] | None = None
-    for level, names in enumerate(LAYERS):
-        for prefix in names:
-            if (name == prefix or name.startswith(prefix + ".")) and (
-                best is None or len(prefix) > best[0]
-            ):
-                best = (len(prefix), level)
-    return best[1] if best else None
+def core_files() -> list[Path]:
+    return sorted(graph.CORE.rglob("*.py"))
 
 
 @pytest.mark.parametrize("root", ["estimator", "profiler", "kernels"])
@@ -130,30 +52,43 @@ def test_path_roots_are_not_packages(root: str) -> None:
     assert not (ROOT / root / "__init__.py").exists()
 
 
-@pytest.mark.parametrize("path", core_files(), ids=lambda p: str(p.relative_to(CORE)))
-def test_core_imports_neither_torch_nor_the_other_packages(path: pathlib.Path) -> None:
-    roots = {name.split(".")[0] for name in imports_of(path)}
-    assert not roots & FORBIDDEN_IN_CORE
+@pytest.mark.parametrize("path", core_files(), ids=lambda p: str(p.relative_to(graph.CORE)))
+def test_core_imports_neither_torch_nor_the_other_packages(path: Path) -> None:
+    assert not roots(path, at_load_only=False) & FORBIDDEN_IN_CORE
     if path.name not in NUMPY_ALLOWED:
-        at_import = {name.split(".")[0] for name in imports_of(path, top_level_only=True)}
-        assert not at_import & {"numpy", "pandas", "matplotlib", "rich", "dataclasses", "yaml"}
+        assert not roots(path, at_load_only=True) & SLOW_TO_LOAD
 
 
-@pytest.mark.parametrize("path", core_files(), ids=lambda p: str(p.relative_to(CORE)))
-def test_core_modules_import_only_lower_layers_when_loaded(path: pathlib.Path) -> None:
-    own = ".".join(path.relative_to(CORE.parent).with_suffix("").parts).removesuffix(".__init__")
-    level = rank(own)
-    if own == "napkinmath":
+def test_every_folder_is_a_room_and_few_files_are_loose() -> None:
+    folders = {p.name for p in graph.CORE.iterdir() if p.is_dir() and p.name != "__pycache__"}
+    assert folders == set(graph.ROOMS)
+    assert len(list(graph.CORE.glob("*.py"))) <= MOST_LOOSE_FILES
+
+
+@pytest.mark.parametrize("path", core_files(), ids=lambda p: str(p.relative_to(graph.CORE)))
+def test_rooms_import_lower_rooms_only(path: Path) -> None:
+    """At the top, within functions, for the type checker and by name in a string."""
+    if graph.name_of(path) in graph.DOORS:
         return
-    assert level is not None, f"{own} is in no layer; add it to LAYERS and docs/ARCHITECTURE.md"
-    for name in imports_of(path, top_level_only=True):
-        if name.startswith("napkinmath."):
-            other = rank(name)
-            assert other is not None and other <= level, f"{own} imports {name}, which is above it"
+    for found in graph.imports_of(path):
+        assert found.target not in graph.DOORS, f"{found} goes through the front door"
+        above = graph.rank(found.target) > graph.rank(found.source)
+        assert not above, f"{path}:{found.line} imports {found.target}, of a higher room"
+
+
+def test_modules_that_import_each_other_are_a_pair_with_a_reason() -> None:
+    assert set(graph.circles()) == set(PAIRS)
+
+
+def test_every_kind_of_import_is_seen() -> None:
+    """The reader itself: all four forms, each from a file that has it."""
+    kinds = {found.kind for found in graph.all_imports()}
+    assert kinds == set(graph.Kind)
+    named = {(found.source, found.target) for found in graph.all_imports()}
+    assert ("napkinmath.cli.main", "napkinmath.cli.plan") in named  # a string in a table
+    assert ("napkinmath.models.families", "napkinmath.models.families") not in named
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "kernels").rglob("*.py")), ids=lambda p: p.name)
-def test_kernels_import_nothing_of_ours(path: pathlib.Path) -> None:
-    assert not {
-        n for n in imports_of(path) if n.split(".")[0] in ("napkinmath", "napkinmath_profiler")
-    }
+def test_kernels_import_nothing_of_ours(path: Path) -> None:
+    assert not roots(path, at_load_only=False) & {"napkinmath", "napkinmath_profiler"}
