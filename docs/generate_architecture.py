@@ -4,10 +4,10 @@ through them.
     python docs/generate_architecture.py          # writes docs/img/rooms.svg
     python docs/generate_architecture.py --walk   # prints the walk
 
-The picture is a matrix: a row imports the columns that are marked in it. Nothing above the diagonal
-is marked, for a room imports lower rooms only. The walk is the order in which modules are entered
-first between `estimate()` and the printed report, everything being imported before: a move is a
-change of room, a climb a move to a higher one. `base`, which every room uses, is not counted.
+The picture is a matrix: a row imports the columns that are marked in it. Nothing left of the
+diagonal is marked, for a room imports lower rooms only. The walk is the order in which modules are
+entered first between `estimate()` and the printed report, everything being imported before: a move
+is a change of room, a climb a move to a higher one. `base`, which every room uses, is not counted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from import_graph import CORE, ROOMS, Kind, all_imports, modules, room_of
 
 PICTURE = Path(__file__).resolve().parent / "img" / "rooms.svg"
-CELL, TOP, NAMES, WORDS = 26, 96, 96, 640
+CELL, TOP, NAMES, WORDS = 26, 96, 96, 700
 LINE, TEXT, FAINT, MARK, TYPES = "#d5dbe0", "#1f2933", "#66727d", "#3b5b92", "#ffffff"
 UNCOUNTED = "base"
 

@@ -11,7 +11,9 @@ import napkinmath
 import pytest
 from napkinmath.moved import END, MOVED, new_paths
 
-ROOT = next(folder for folder in Path(__file__).resolve().parents if (folder / "estimator").is_dir())
+ROOT = next(
+    folder for folder in Path(__file__).resolve().parents if (folder / "estimator").is_dir()
+)
 
 
 def forget(name: str) -> None:

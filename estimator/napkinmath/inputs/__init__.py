@@ -1,2 +1,1 @@
-"""What a user already has, a job file of ours or of another tool, read into one mapping of options
-and from there into records."""
+"""What a user already has (options, a job file of ours or of another tool), read into records."""

@@ -1,2 +1,4 @@
-"""The intermediate form of a training step: tensors, operations, blocks, segments and the timeline;
-plain data and the tape that records it."""
+"""The intermediate form of a training step, and the tape that records it.
+
+Tensors, operations, blocks, segments and the timeline are plain data.
+"""

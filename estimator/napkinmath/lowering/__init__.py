@@ -1,2 +1,1 @@
-"""How the plain model is lowered under a training configuration: precision, quantization, adapters,
-and the backward pass."""
+"""How the plain model is lowered under a training configuration, down to the backward pass."""
