@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from napkinmath import Precision, TrainConfig, local_machine
+from napkinmath import Precision, TrainConfig
 from napkinmath.base.errors import InputError
+from napkinmath.calibration import local_machine
 from napkinmath.calibration.calibrated_time import measured_peaks
 from napkinmath.calibration.calibration import (
     cache_path,

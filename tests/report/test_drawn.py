@@ -12,8 +12,7 @@ from napkinmath.ir.ledger import Phase
 from napkinmath.ir.timeline import Timeline
 from napkinmath.report import curve, drawn
 from napkinmath.report.palette import STACK
-
-from reporting.priced import CONFIGS, priced, spelled_out, timelines
+from priced import CONFIGS, priced, spelled_out, timelines
 
 
 @given(timelines(), st.integers(1, 40))
@@ -94,8 +93,7 @@ def test_a_thinned_run_never_shows_more_than_there_was(
 
 def test_of_many_equal_micro_steps_the_first_and_the_last_are_drawn() -> None:
     from napkinmath.estimate import estimate
-
-    from reporting.priced import LLAMA_7B
+    from priced import LLAMA_7B
 
     e = estimate(LLAMA_7B, CONFIGS["qlora"].replace(gradient_accumulation_steps=40))
     found = drawn.shown(e.timeline, most_events=100_000)

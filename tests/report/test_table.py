@@ -19,8 +19,7 @@ from napkinmath.report.screen import (
     wrap,
 )
 from napkinmath.report.table import print_report, report_text
-
-from reporting.priced import CONFIGS, priced, tiny
+from priced import CONFIGS, priced, tiny
 
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 

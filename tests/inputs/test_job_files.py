@@ -22,7 +22,7 @@ from napkinmath.inputs.job_file import read_job, with_job_file
 from napkinmath.inputs.model_options import model_spec
 from napkinmath.inputs.options import train_config
 
-JOBS = Path(__file__).parent / "jobs"
+JOBS = Path(__file__).resolve().parents[1] / "cli" / "jobs"
 
 # file -> (model's name, fields of the TrainConfig)
 EXPECTED: dict[str, tuple[str, dict[str, object]]] = {

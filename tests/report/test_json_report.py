@@ -11,8 +11,7 @@ import jsonschema
 import pytest
 from napkinmath.ir.ledger import Phase, Role
 from napkinmath.report.json_report import SCHEMA_VERSION, to_json
-
-from reporting.priced import CONFIGS, priced, tiny
+from priced import CONFIGS, priced, tiny
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = ROOT / "estimator" / "napkinmath" / "report" / "schema" / f"estimate-{SCHEMA_VERSION}.json"

@@ -9,8 +9,7 @@ from napkinmath.ir.timeline import Point, Stamp, TensorInfo, Timeline, TimelineS
 from napkinmath.report.components import components_at, components_of
 from napkinmath.report.origins import Facts, facts_of
 from napkinmath.report.parts import LABELS, component_key
-
-from reporting.priced import CONFIGS, priced, timelines
+from priced import CONFIGS, priced, timelines
 
 
 @pytest.mark.parametrize("name", CONFIGS)

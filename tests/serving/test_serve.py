@@ -398,7 +398,7 @@ def test_an_ended_worker_is_replaced(server: Server) -> None:
 
 def test_workers_end_with_a_server_that_is_killed() -> None:
     code = (
-        "import os; from cli.test_serve import pid_of; from napkinmath.serving.workers import Lane;"
+        "import os; from serving.test_serve import pid_of; from napkinmath.serving.workers import Lane;"
         " print(Lane(1).run(pid_of, wanted=lambda: True).decode(), flush=True);"
         " os.kill(os.getpid(), 9)"
     )

@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 from hypothesis import HealthCheck, given, settings
+from interact import BROWSER, page_after
 from napkinmath.base.errors import InputError
 from napkinmath.base.units import format_bytes
 from napkinmath.ir.ledger import Phase, Role
@@ -20,9 +21,7 @@ from napkinmath.report.picture import number, picture, ticks
 from napkinmath.report.plot import write_timeline
 from napkinmath.report.timeline_html import compact, timeline_html
 from napkinmath.report.timeline_svg import timeline_svg
-
-from reporting.interact import BROWSER, page_after
-from reporting.priced import CONFIGS, priced, spelled_out, timelines
+from priced import CONFIGS, priced, spelled_out, timelines
 
 SVG = "{http://www.w3.org/2000/svg}"
 NASTY = "</script><script>alert(1)</script>&<\"'{{data}}\x1b]0;\u202e"

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import yaml
-from answers.test_exports import CASES, TUNE_CASES
+from exports.test_exports import CASES, TUNE_CASES
 from napkinmath.estimate import estimate
 from napkinmath.exports import export
 from napkinmath.exports.torchtune import _BUILDERS

@@ -311,7 +311,7 @@ def test_tinyllama_qlora_of_2024_is_explained_but_for_a_fiftieth() -> None:
     assert ladder()[-1][1].replay.peak_reserved / GB == pytest.approx(
         MEASURED_RESERVED_GB, rel=0.02
     )
-    page = (pathlib.Path(__file__).parent.parent / "docs" / "tinyllama.md").read_text()
+    page = (pathlib.Path(__file__).parents[2] / "docs" / "tinyllama.md").read_text()
     assert all(f"| {value:.2f} |" in page for value in rungs)
 
 

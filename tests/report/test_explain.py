@@ -16,8 +16,7 @@ from napkinmath.report.explain import (
     stored_bytes,
     tensor_entries,
 )
-
-from reporting.priced import CONFIGS, priced
+from priced import CONFIGS, priced
 
 
 def evaluate(numbers: str) -> Fraction:

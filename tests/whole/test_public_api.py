@@ -12,7 +12,7 @@ from pathlib import Path
 import napkinmath
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "estimator" / "napkinmath" / "__init__.py"
 HEAVY = (
     "torch",

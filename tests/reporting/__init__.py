@@ -1,1 +1,0 @@
-"""The report: what it prints, draws and writes."""
