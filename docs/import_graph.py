@@ -1,7 +1,7 @@
 """Who imports whom in the estimator, read from the syntax trees: at the top, in functions, for the
 type checker, by name in a string.
 
-ROOMS is the one list of the rooms and their rank; `tests/test_import_arrows.py` holds the code to
+ROOMS is the one list of the rooms and their rank; `tests/whole/test_import_arrows.py` holds the code to
 it, and `docs/generate_architecture.py` draws it.
 """
 
