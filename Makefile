@@ -45,7 +45,7 @@ notebooks: $(VENV)/.test          ## run the notebooks and write what they print
 	$(BIN)/python notebooks/execute.py
 
 gpu:                              ## ten minutes on a GPU: calibration, whole steps, kernels
-	$(PYTHON) benchmarks/campaign.py --budget 540 --out benchmarks/results/new
+	$(PYTHON) benchmarks/campaign/campaign.py --budget 540 --out benchmarks/results/new
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache

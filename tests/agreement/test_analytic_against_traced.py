@@ -2,7 +2,7 @@
 family.
 
 Four cells a family, chosen so that each method, checkpointing or not, and both ways of attention
-occur; the whole matrix is benchmarks/agreement_matrix.py. The sizes are small, so that a tensor too
+occur; the whole matrix is benchmarks/accuracy/agreement_matrix.py. The sizes are small, so that a tensor too
 many or too few is a large share of the peak.
 """
 

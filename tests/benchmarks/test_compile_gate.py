@@ -13,6 +13,7 @@ import triton
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = ROOT / "benchmarks" / "results" / "compile_gate.csv"
+GATE = ROOT / "benchmarks" / "kernels" / "compile_gate.py"
 
 
 if f",{triton.__version__}," not in TABLE.read_text():
@@ -29,7 +30,7 @@ def run_gate(*arguments: str) -> subprocess.CompletedProcess[str]:
     environment["PYTHONPATH"] = os.pathsep.join(
         [str(ROOT / "kernels"), *filter(None, [os.environ.get("PYTHONPATH")])]
     )
-    command = [sys.executable, "-m", "napkinmath_kernels.compile_gate", *arguments]
+    command = [sys.executable, str(GATE), *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT / "benchmarks"))
+sys.path.append(str(ROOT / "benchmarks" / "kernels"))
 import kernel_table  # noqa: E402
 from kernel_rows import attention, elementwise, loss, quantized  # noqa: E402
 from kernel_rows.goals import aims, floor_seconds, step_goals, step_op  # noqa: E402
@@ -40,7 +40,9 @@ def written(tmp_path, *rows):
 def test_the_pages_have_the_table_of_today(page):
     text = page.read_text(encoding="utf-8")
     table = kernel_table.tables(kernel_table.recorded())[page]
-    assert kernel_table.with_table(text, table) == text, "run python benchmarks/kernel_table.py"
+    assert kernel_table.with_table(text, table) == text, (
+        "run python benchmarks/kernels/kernel_table.py"
+    )
 
 
 def test_every_goal_is_not_measured_until_a_gpu_has_run(tmp_path):

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "benchmarks"))
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "benchmarks" / "accuracy"))
 
 from napkinmath.catalog.gpus import find_hardware
 from napkinmath.config.parallel_config import (

@@ -427,7 +427,7 @@ def test_the_command_writes_json_and_a_table_of_predictions(tmp_path: pathlib.Pa
             },
         ],
     )
-    script = pathlib.Path(__file__).parents[2] / "benchmarks" / "published.py"
+    script = pathlib.Path(__file__).parents[2] / "benchmarks" / "accuracy" / "published.py"
     ran = subprocess.run(
         [
             sys.executable,

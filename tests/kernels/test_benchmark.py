@@ -12,14 +12,14 @@ import pytest
 import torch
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT / "benchmarks"))
+sys.path.append(str(ROOT / "benchmarks" / "kernels"))
 import kernel_speed  # noqa: E402
 from kernel_rows import quantized, steps  # noqa: E402
 from kernel_rows.timing import Case, Clock, Goal, Rows, run_case  # noqa: E402
 
 
 def run_benchmark(*arguments):
-    command = [sys.executable, str(ROOT / "benchmarks" / "kernel_speed.py"), *arguments]
+    command = [sys.executable, str(ROOT / "benchmarks" / "kernels" / "kernel_speed.py"), *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 

@@ -4,7 +4,7 @@ expected.
 Allocated bytes follow from the operations, and err by a few per cent. What is reserved beyond them
 depends on the order in which blocks of many sizes come and go, so its doubt is a share of the
 allocator's cache and of the largest logits, which leave the largest holes. What had to be assumed
-widens all of it. `benchmarks/held_out_ranges.py` prints the quantiles that the constants come from.
+widens all of it. `benchmarks/accuracy/held_out_ranges.py` prints the quantiles that the constants come from.
 """
 
 from __future__ import annotations

@@ -1,0 +1,293 @@
+"""Where the constants of napkinmath.answers.ranges come from: errors on published runs, one source
+left out at a time.
+
+    python benchmarks/accuracy/held_out_ranges.py [--memory CSV] [--throughput CSV] [--blind]
+
+Each source weighs the same however many rows it has. A line without its source gives the constants
+that the others would have set, and what share of the left-out source's measurements they cover.
+Single-GPU rows only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "estimator"))
+
+from napkinmath.answers.ranges import doubt, largest_logits, memory_ranges, within_device
+from published.predict import Outcome, measured_speed
+from published.rows import ALLOCATED, DEVICE, Row, Unreadable, read_rows
+from published.understand import understand
+
+DATA = Path(__file__).resolve().parents[1] / "data"
+COVERED = 0.9
+FEW = 10
+BASES = [i / 200 for i in range(2, 21)]
+SHARES = [i / 10 for i in range(11)]
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One measurement beside its prediction, in bytes (or tokens a second), and what its range may
+    be made of."""
+
+    source: str
+    quantity: str
+    measured: float
+    predicted: float
+    cache: float = 0.0
+    logits: float = 0.0
+    doubts: tuple[float, float] = (0.0, 0.0)
+    """What assumptions and an unsure unit add below and above, as shares of the prediction."""
+    varied: bool = False
+    assumed: bool = False
+    launch_bound: bool = False
+
+    @property
+    def error(self) -> float:
+        """Relative: measured over predicted, less one."""
+        return self.measured / self.predicted - 1
+
+
+@dataclass(frozen=True)
+class Constants:
+    """What a set of observations sets, as in napkinmath.answers.ranges."""
+
+    allocated: float
+    base: float
+    cache_below: float
+    cache_above: float
+    varied_below: float
+    varied_above: float
+    seconds_below: float
+    seconds_above: float
+
+    def covers(self, o: Observation) -> bool:
+        """Whether the span around an observation's prediction holds the measurement."""
+        value = o.predicted
+        if o.quantity == ALLOCATED:
+            return -self.allocated - o.doubts[0] <= o.error <= self.allocated + o.doubts[1]
+        if o.quantity == "seconds":
+            return (
+                1 / (1 + self.seconds_above) <= o.measured / value <= 1 / (1 - self.seconds_below)
+            )
+        below, above = (
+            (self.varied_below, self.varied_above)
+            if o.varied
+            else (self.cache_below, self.cache_above)
+        )
+        return _inside(o, self.base, below, above)
+
+
+def quantile(found: Sequence[tuple[str, float]], share: float) -> float:
+    """The value below which `share` of the weight lies, every source having the same; 0 of
+    nothing."""
+    counts: dict[str, int] = {}
+    for source, _ in found:
+        counts[source] = counts.get(source, 0) + 1
+    total = 0.0
+    for source, value in sorted(found, key=lambda item: item[1]):
+        total += 1 / counts[source] / len(counts)
+        if total >= share - 1e-9:
+            return value
+    return 0.0
+
+
+def constants(observations: Iterable[Observation]) -> Constants:
+    """Quantiles of allocated and of speeds; of reserved and device figures the narrowest spans with
+    which memory is covered well enough."""
+    observations = list(observations)
+    known = [o for o in observations if not o.assumed]  # what was assumed has widths of its own
+    allocated = (
+        math.ceil(
+            200
+            * _quantile((o for o in known if o.quantity == ALLOCATED), lambda o: abs(o.error), 0.95)
+        )
+        / 200
+    )
+    base, cache_below, cache_above = narrowest(
+        [o for o in observations if o.quantity not in (ALLOCATED, "seconds") and not o.varied],
+        allocated,
+    )
+
+    def below(o: Observation) -> float:
+        return max(0.0, (o.predicted * (1 - base) - o.measured) / o.cache) if o.cache else 0.0
+
+    def above(o: Observation) -> float:
+        return (
+            max(0.0, (o.measured - o.predicted * (1 + base)) / (o.cache + o.logits))
+            if o.cache + o.logits
+            else 0.0
+        )
+
+    varied = [o for o in known if o.varied and o.quantity != "seconds"]
+    speeds = [o for o in known if o.quantity == "seconds" and not o.launch_bound]
+    return Constants(
+        allocated=allocated,
+        base=base,
+        cache_below=cache_below,
+        cache_above=cache_above,
+        varied_below=_quantile(varied, below, 0.9),
+        varied_above=_quantile(varied, above, 0.9),
+        seconds_below=_quantile(speeds, lambda o: 1 - o.predicted / o.measured, 0.9),
+        seconds_above=_quantile(speeds, lambda o: o.predicted / o.measured - 1, 0.9),
+    )
+
+
+def narrowest(found: Sequence[Observation], allocated: float) -> tuple[float, float, float]:
+    """(base, share of the cache below, share of cache and logits above) of the least width that
+    holds nine of ten figures.
+
+    Nine of ten of every source and on average over sources; those of few figures have no say of
+    their own, since one run would decide. The base is no less than that of allocated bytes, which
+    reserved ones contain. The width is the average over sources.
+    """
+    groups = by_source((o.source, o) for o in found)
+    large = [group for group in groups.values() if len(group) >= FEW] or list(groups.values())
+    best, least = (max(BASES), max(SHARES), max(SHARES)), math.inf
+    for spans in itertools.product(
+        [b for b in BASES if b >= allocated] or [max(BASES)], SHARES, SHARES
+    ):
+        width = sum(sum(_width(o, *spans) for o in group) / len(group) for group in groups.values())
+        if width >= least or not all(_held(group, spans) >= COVERED for group in large):
+            continue
+        if sum(_held(group, spans) for group in groups.values()) >= COVERED * len(groups):
+            best, least = spans, width
+    return best
+
+
+def _held(group: Sequence[Observation], spans: tuple[float, float, float]) -> float:
+    return sum(_inside(o, *spans) for o in group) / len(group)
+
+
+def _width(o: Observation, base: float, below: float, above: float) -> float:
+    return 2 * base + sum(o.doubts) + (below * o.cache + above * (o.cache + o.logits)) / o.predicted
+
+
+def _inside(o: Observation, base: float, below: float, above: float) -> bool:
+    low = o.predicted * (1 - base - o.doubts[0]) - below * o.cache
+    high = o.predicted * (1 + base + o.doubts[1]) + above * (o.cache + o.logits)
+    return low <= o.measured <= high
+
+
+def by_source(found: Iterable[tuple[str, Observation]]) -> dict[str, list[Observation]]:
+    """Observations by who measured them."""
+    groups: dict[str, list[Observation]] = {}
+    for source, o in found:
+        groups.setdefault(source, []).append(o)
+    return groups
+
+
+def _quantile(
+    found: Iterable[Observation], value: Callable[[Observation], float], share: float
+) -> float:
+    return max(0.0, quantile([(o.source, value(o)) for o in found], share))
+
+
+def observe(rows: Iterable[Row], *, blind: bool = False) -> list[Observation]:
+    """Every measurement of every row on one GPU that can be read."""
+    found: list[Observation] = []
+    for row in rows:
+        try:
+            if row.whole("n_gpus", 1) == 1:
+                found += _of_row(row, blind)
+        except Unreadable:
+            continue
+    return found
+
+
+def _of_row(row: Row, blind: bool) -> list[Observation]:
+    job = understand(row, blind=blind)
+    outcome = Outcome(job)
+    e, doubts = outcome.estimate, doubt(outcome.doubts)
+    books, logits, memory = within_device(e), float(largest_logits(e)), memory_ranges(e)
+    varied, assumed = (
+        len(e.replays) > 1,
+        bool(set(job.assumed) & {"stack", "sequence", "weights", "checkpointing"}),
+    )
+    found: list[Observation] = []
+    for quantity, value in row.measured():
+        context = e.hardware.context_bytes if quantity == DEVICE and e.hardware is not None else 0
+        held = memory.device.value - context if quantity == DEVICE else memory.reserved.value
+        predicted = books.peak_allocated if quantity == ALLOCATED else held + context
+        cache = max(0.0, held - books.peak_allocated)
+        found.append(
+            Observation(
+                row.source,
+                quantity,
+                value * row.bytes_per_unit,
+                predicted,
+                cache,
+                logits,
+                doubts,
+                varied,
+                assumed,
+            )
+        )
+    speed = measured_speed(row)
+    if speed is not None and e.time is not None:
+        found.append(
+            Observation(
+                row.source,
+                "seconds",
+                speed,
+                e.time.tokens_per_s,
+                assumed=assumed,
+                launch_bound=e.time.share("launch") > 0.05,
+            )
+        )
+    return found
+
+
+def table(observations: list[Observation]) -> str:
+    """The constants of all sources, and of all but one with the share of it that they cover."""
+    names = list(Constants.__dataclass_fields__)
+    lines = [
+        "| source left out | rows | " + " | ".join(names) + " | covers memory | covers speed |",
+        "|---" * (len(names) + 4) + "|",
+    ]
+    lines.append(_line("none: all sources", observations, constants(observations)))
+    for source in sorted({o.source for o in observations}):
+        own = [o for o in observations if o.source == source]
+        lines.append(_line(source, own, constants(o for o in observations if o.source != source)))
+    return "\n".join(lines)
+
+
+def _line(name: str, own: list[Observation], found: Constants) -> str:
+    values = " | ".join(f"{getattr(found, field):.3f}" for field in Constants.__dataclass_fields__)
+    shares = (
+        _share([o for o in own if (o.quantity == "seconds") is speed], found)
+        for speed in (False, True)
+    )
+    return f"| {name} | {len(own)} | {values} | {' | '.join(shares)} |"
+
+
+def _share(own: list[Observation], found: Constants) -> str:
+    return f"{sum(found.covers(o) for o in own) / len(own):.0%}" if own else "-"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--memory", type=Path, default=DATA / "memory.csv")
+    parser.add_argument("--throughput", type=Path, default=DATA / "throughput.csv")
+    parser.add_argument(
+        "--blind", action="store_true", help="read every row by the generic rules only"
+    )
+    options = parser.parse_args()
+    rows = {
+        row.row_id: row for path in (options.throughput, options.memory) for row in read_rows(path)
+    }
+    print(table(observe(rows.values(), blind=options.blind)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

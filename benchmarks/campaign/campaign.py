@@ -1,0 +1,396 @@
+"""Ten minutes on a GPU: its ceilings, a calibration, whole training steps of six architectures, the
+kernels, the cost of watching.
+
+    python benchmarks/campaign/campaign.py --budget 540 --out benchmarks/results/new      (or: make gpu)
+
+Every figure is on the disk as soon as it is there. The same command goes on where an earlier one
+stopped; cases run cheapest first. At the end come a table and pictures (benchmarks/campaign/report.py makes
+them again from the files alone). `--dry-run` tries the program out on a CPU in tiny shapes, in half
+a minute; its rows are marked as a trial and say nothing about a GPU.
+
+    OUT/environment.json   GPU, driver, allocator settings, versions
+    OUT/ceilings.json      copy bandwidth and matrix products
+    OUT/calibration.json   what `estimate calibrate` makes here
+    OUT/steps.jsonl        a row a case: bytes and seconds by phase, or why there are none
+    OUT/events.jsonl.gz    for a dozen cases the allocator's life over two steps
+    OUT/predictions.jsonl  the estimate's and the trace's figures of the same cases
+    OUT/kernels.jsonl      the kernels' benchmark; OUT/watch.json the cost of watch()
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = [str(ROOT / name) for name in ("estimator", "profiler", "kernels", "benchmarks/campaign")]
+sys.path[:0] = FOLDERS
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import torch  # noqa: E402
+from campaign_parts import accuracy  # noqa: E402
+from campaign_parts.cases import CONFIGS, Case, all_cases, tiny_cases, tiny_config  # noqa: E402
+from campaign_parts.ceilings import ceilings  # noqa: E402
+from campaign_parts.kernel_goals import KERNELS as KERNEL_ROWS  # noqa: E402
+from campaign_parts.kernel_goals import is_finished  # noqa: E402
+from campaign_parts.ledger import Rows  # noqa: E402
+from campaign_parts.measured import LOST, measure_case  # noqa: E402
+from campaign_parts.overhead import watch_overhead  # noqa: E402
+from campaign_parts.predicted import predict  # noqa: E402
+from napkinmath.base.errors import InputError  # noqa: E402
+from napkinmath_profiler.measuring.device_names import device_named  # noqa: E402
+from napkinmath_profiler.measuring.environment import describe_environment  # noqa: E402
+from napkinmath_profiler.trace import TraceOptions  # noqa: E402
+
+# Shares of the budget; what a stage leaves goes to those after it.
+CEILINGS, CALIBRATION, WATCHING, STEPS, KERNELS = 0.02, 0.16, 0.03, 0.56, 0.18
+PREDICTIONS = 1 - CEILINGS - CALIBRATION - WATCHING - STEPS - KERNELS
+STEPS_ALONE = 1 - KERNELS - PREDICTIONS  # the share of its budget that a process gives to steps
+SLOWEST_CASE_S = 25.0  # a case of a whole 8B model is not begun with less left
+GRACE_S = 15.0  # a budget of 540 s is for places that end a command after 600
+RETRIED = ("failed",)
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+@dataclass(frozen=True, slots=True)
+class Campaign:
+    """One run: where it writes, on what, and until when (time.monotonic)."""
+
+    out: Path
+    device: torch.device
+    deadline: float
+    budget_s: float
+    tiny: bool
+
+    @property
+    def seconds_left(self) -> float:
+        """Of the whole budget."""
+        return self.deadline - time.monotonic()
+
+    def at_most(self, seconds: float) -> float:
+        """A limit for a program of its own: it may overrun its share, and the run as a whole by no
+        more than ``GRACE_S``."""
+        return min(seconds, max(0.0, self.seconds_left) + GRACE_S)
+
+    def say(self, text: str) -> None:
+        """One line of progress."""
+        print(f"[{max(0.0, self.seconds_left):5.0f} s left] {text}", flush=True)
+
+
+def options_of(arguments: list[str] | None) -> argparse.Namespace:
+    """The command's options."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--budget", type=float, default=540.0, help="seconds the whole run may take"
+    )
+    parser.add_argument("--out", type=Path, required=True, help="folder for the results")
+    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="tiny shapes on the CPU: shows that the program works, nothing else",
+    )
+    parser.add_argument(
+        "--only",
+        default="",
+        help="comma-separated stages: ceilings, calibration, watching, steps, kernels, predictions",
+    )
+    parser.add_argument("--cases", default="", help="only cases whose name contains this")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Exit code 0; 2 without the device asked for; 1 if nothing was measured, or the disk is
+    full."""
+    options = options_of(arguments)
+    try:
+        device = device_named("cpu" if options.dry_run else options.device)
+    except InputError as reason:
+        print(f"{reason}; --dry-run tries the program out on the CPU", file=sys.stderr)
+        return 2
+    if device.index is not None:  # events and caches are the current device's
+        torch.cuda.set_device(device)
+    try:
+        return run(options, device)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        print(
+            f"the disk is full; what is in {options.out} is whole: free some space and run the same"
+            " command again",
+            file=sys.stderr,
+        )
+        return 1
+
+
+def run(options: argparse.Namespace, device: torch.device) -> int:
+    """All stages, then the report."""
+    options.out.mkdir(parents=True, exist_ok=True)
+    wanted = set(filter(None, options.only.split(",")))
+    campaign = Campaign(
+        options.out, device, time.monotonic() + options.budget, options.budget, options.dry_run
+    )
+    if wanted != {"predictions"}:
+        write_json(
+            options.out / "environment.json",
+            describe_environment(device) | {"trial": options.dry_run},
+        )
+    for name, stage in stages(options).items():
+        if not wanted or name in wanted:
+            attempt(campaign, name, stage)
+    if wanted == {"predictions"}:
+        return 0
+    accuracy.write_report(
+        options.out, options.out, pictures=True, made=False
+    )  # what predictions are missing would take longer than there is
+    print((options.out / "report.md").read_text())
+    return 0 if Rows(options.out / "steps.jsonl").names("measured") else 1
+
+
+def stages(options: argparse.Namespace) -> dict[str, Callable[[Campaign], None]]:
+    """What is done, in order: what other stages and later estimates need most first."""
+    cases = [
+        case
+        for case in (tiny_cases() if options.dry_run else all_cases())
+        if options.cases in case.name
+    ]
+    return {
+        "ceilings": measure_ceilings,
+        "calibration": calibrate,
+        "watching": measure_watching,
+        "steps": lambda campaign: measure_steps(campaign, cases),
+        "kernels": run_kernels,
+        "predictions": make_predictions,
+    }
+
+
+def attempt(campaign: Campaign, name: str, stage: Callable[[Campaign], None]) -> None:
+    """Run a stage; one that fails costs the others nothing. A full disk ends them all: nothing more
+    could be kept."""
+    try:
+        stage(campaign)
+    except Exception as error:  # whatever a driver or a library does
+        if isinstance(error, OSError) and error.errno in FULL:
+            raise
+        campaign.say(f"{name}: {type(error).__name__}: {str(error)[:200]}")
+
+
+def measure_ceilings(campaign: Campaign) -> None:
+    """Copy bandwidth and matrix products."""
+    path = campaign.out / "ceilings.json"
+    if not path.exists():
+        write_json(path, ceilings(campaign.device, CEILINGS * campaign.budget_s))
+        campaign.say("ceilings measured")
+
+
+def calibrate(campaign: Campaign) -> None:
+    """`estimate calibrate`, in a process of its own."""
+    path = campaign.out / "calibration.json"
+    if path.exists():
+        return
+    budget = max(5.0, min(CALIBRATION * campaign.budget_s, campaign.seconds_left))
+    model = path.with_name("model.json")
+    write_json(model, tiny_config(tiny_cases()[1]) if campaign.tiny else CONFIGS["llama3-8b"])
+    command = [
+        sys.executable,
+        "-m",
+        "napkinmath",
+        "calibrate",
+        "--device",
+        str(campaign.device),
+        "--budget",
+        f"{budget:.0f}",
+        "--out",
+        str(path),
+    ]
+    if not campaign.tiny:
+        command += [
+            "--model",
+            str(model),
+            "--lora",
+            "--ctx",
+            "1024",
+            "--bs",
+            "2",
+            "--precision",
+            "bf16",
+        ]
+    campaign.say(
+        run_command(command, campaign.at_most(budget * 2 + 30), campaign.out / "calibration.log")
+    )
+    model.unlink()
+
+
+def measure_watching(campaign: Campaign) -> None:
+    """Steps with watch() and without."""
+    path = campaign.out / "watch.json"
+    if path.exists():
+        return
+    small = tiny_config(tiny_cases()[0])
+    config = small if campaign.tiny else CONFIGS["tinyllama"]
+    size = (
+        {"micro_batch_size": 2, "sequence_length": 32, "dtype": "fp32"}
+        if campaign.tiny
+        else {"micro_batch_size": 1, "sequence_length": 512}
+    )
+    write_json(path, watch_overhead(config, TraceOptions(**size), campaign.device))  # type: ignore[arg-type]
+    campaign.say("watching measured")
+
+
+def measure_steps(campaign: Campaign, cases: list[Case]) -> None:
+    """Every case that has no row yet, while there is time."""
+    rows = Rows(campaign.out / "steps.jsonl")
+    done = rows.names() - (rows.names(*RETRIED) - rows.names("measured"))
+    events = campaign.out / "events.jsonl.gz"
+    until = campaign.deadline - (
+        0.0 if campaign.tiny else (KERNELS + PREDICTIONS) * campaign.budget_s
+    )
+    longest = 0.0
+    for number, case in enumerate(cases):
+        if case.name in done:
+            continue
+        needed = (
+            0.0 if campaign.tiny else max(longest, SLOWEST_CASE_S if case.layers >= 32 else 0.0)
+        )
+        if time.monotonic() + needed > until:
+            campaign.say(
+                f"steps: out of time, {sum(c.name not in done for c in cases[number:])} cases left;"
+                " run the same command again"
+            )
+            return
+        row = rows.add(measure_case(case, campaign.device, tiny=campaign.tiny, events=events))
+        longest = max(longest, row.get("wall_s", 0.0))
+        campaign.say(line_of(row))
+        if row["status"] == LOST:
+            campaign.say(go_on_anew(campaign, until - time.monotonic()))
+            return
+
+
+def go_on_anew(campaign: Campaign, seconds: float) -> str:
+    """The cases that are left, in a process that the GPU still answers."""
+    command = [
+        sys.executable,
+        __file__,
+        "--only",
+        "steps",
+        "--budget",
+        f"{seconds / STEPS_ALONE:.0f}",
+        "--out",
+        str(campaign.out),
+    ]
+    return run_command(
+        [*command, "--device", str(campaign.device)],
+        seconds + SLOWEST_CASE_S,
+        campaign.out / "steps.log",
+    )
+
+
+def line_of(row: dict[str, Any]) -> str:
+    """A measured case on one line."""
+    memory, speed = row.get("memory"), row.get("tokens_per_s")
+    figures = (
+        f"{memory['allocated'] / 2**30:8.3f} GiB"
+        if memory
+        else f"{row['status']}: {row.get('reason', '')[:80]}"
+    )
+    return f"{row['case']:90} {figures}" + (f" {speed:10,.0f} tokens/s" if speed else "")
+
+
+def run_kernels(campaign: Campaign) -> None:
+    """The kernels' benchmark, in a process of its own; beside it, on the processor's other cores,
+    the predictions."""
+    if campaign.tiny or is_finished(campaign.out / KERNEL_ROWS):
+        return
+    budget = max(10.0, min(KERNELS * campaign.budget_s, campaign.seconds_left))
+    predicting = [
+        sys.executable,
+        __file__,
+        "--only",
+        "predictions",
+        "--budget",
+        f"{budget:.0f}",
+        "--out",
+        str(campaign.out),
+    ]
+    beside = subprocess.Popen(predicting, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    script = str(ROOT / "benchmarks" / "kernels" / "kernel_speed.py")
+    command = [
+        sys.executable,
+        script,
+        "--budget",
+        f"{budget:.0f}",
+        "--out",
+        str(campaign.out),
+        "--device",
+        str(campaign.device),
+    ]
+    try:
+        campaign.say(
+            run_command(command, campaign.at_most(budget + 60), campaign.out / "kernels.log")
+        )
+        beside.wait(timeout=max(1.0, campaign.seconds_left))
+    except subprocess.TimeoutExpired:
+        campaign.say("predictions: still under way")
+    finally:
+        beside.kill()
+        beside.wait()
+
+
+def make_predictions(campaign: Campaign) -> None:
+    """The estimate's and the trace's figures of every measured case, with the libraries that were
+    measured."""
+    steps = Rows(campaign.out / "steps.jsonl")
+    rows = Rows(campaign.out / "predictions.jsonl")
+    facts = accuracy.Facts.of(campaign.out)
+    done = rows.names()
+    for row in steps.rows:
+        if row.get("status") != "measured" or row["case"] in done:
+            continue
+        if campaign.seconds_left < 0:
+            campaign.say(
+                "predictions: out of time; benchmarks/campaign/report.py makes the rest anywhere"
+            )
+            return
+        rows.add(predict(row, facts.hardware, facts.calibration))
+        done.add(row["case"])
+
+
+def run_command(command: list[str], limit_s: float, log: Path) -> str:
+    """Runs a program with this project on its path, its output into ``log``; says how it went."""
+    path = os.pathsep.join([*FOLDERS, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    with open(log, "w", encoding="utf-8") as file:
+        try:
+            code = subprocess.run(
+                command,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                timeout=limit_s,
+                env={**os.environ, "PYTHONPATH": path},
+                check=False,
+            ).returncode
+        except subprocess.TimeoutExpired:
+            return f"{log.stem}: stopped after {limit_s:.0f} s"
+    return f"{log.stem}: done" if code == 0 else f"{log.stem}: exit code {code}, see {log.name}"
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Whole or not at all."""
+    partial = path.with_suffix(".part")
+    partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    os.replace(partial, path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

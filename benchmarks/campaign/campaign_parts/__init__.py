@@ -1,0 +1,1 @@
+"""Parts of benchmarks/campaign/campaign.py and benchmarks/campaign/report.py."""

@@ -1,1 +1,0 @@
-"""Parts of benchmarks/campaign.py and benchmarks/report.py."""

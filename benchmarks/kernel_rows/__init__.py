@@ -1,1 +1,0 @@
-"""The rows of `python benchmarks/kernel_speed.py`: a module for each op, and how they are timed."""
