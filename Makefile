@@ -20,10 +20,26 @@ $(VENV)/.light: $(VENV)/bin/python pyproject.toml $(shell find estimator -name '
 	touch $@
 
 # torch is pinned: its CPU build installs in seconds, an unpinned torch brings gigabytes of CUDA packages
-$(VENV)/.test: $(VENV)/bin/python pyproject.toml
-	$(BIN)/python -m pip install --quiet torch==2.13.0
-	$(BIN)/python -m pip install --quiet -e '.[profiler,kernels,plots,test,docs,dev]'
+TORCH := torch==2.13.0
+EXTRAS := .[profiler,kernels,plots,test,docs,dev]
+# the hashes in constraints.txt are of wheels of this Python; elsewhere the extras' own ranges hold
+CI_PYTHON := import platform as p; print(p.python_implementation(), *p.python_version_tuple()[:2], p.system(), p.machine())
+
+$(VENV)/.test: $(VENV)/bin/python pyproject.toml constraints.txt
+	if [ "$$($(BIN)/python -c '$(CI_PYTHON)')" = "CPython 3 11 Linux x86_64" ]; then \
+	  $(BIN)/python -m pip install --quiet --no-deps --require-hashes -r constraints.txt && \
+	  $(BIN)/python -m pip install --quiet $(TORCH) && \
+	  $(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e . && \
+	  $(BIN)/python -m pip check --quiet; \
+	else \
+	  $(BIN)/python -m pip install --quiet $(TORCH) && $(BIN)/python -m pip install --quiet -e '$(EXTRAS)'; \
+	fi
 	touch $@
+
+constraints: $(VENV)/bin/python   ## resolve everything anew and write the exact versions down
+	mkdir -p build
+	$(BIN)/python -m pip install --quiet --dry-run --ignore-installed --report build/resolved.json $(TORCH) -e '$(EXTRAS)'
+	$(BIN)/python .ci/constraints.py < build/resolved.json > constraints.txt
 
 install-test: $(VENV)/.test
 
