@@ -18,7 +18,7 @@ from napkinmath.lowering.data_parallel.stored import stored_dtype
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.estimate import Estimate
+    from napkinmath.answers.estimate import Estimate
     from napkinmath.ir.ledger import Weight
 
 CHECKPOINT_BITS = 16  # as most checkpoints are stored

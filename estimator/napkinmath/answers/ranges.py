@@ -9,8 +9,8 @@ widens all of it. `benchmarks/held_out_ranges.py` prints the quantiles that the 
 
 from __future__ import annotations
 
+from napkinmath.answers.figures import Memory, Range
 from napkinmath.base.record import Record
-from napkinmath.estimate import Memory, Range
 from napkinmath.ir.ledger import Role
 from napkinmath.memory.allocator import replay
 
@@ -18,7 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from napkinmath.estimate import Estimate
+    from napkinmath.answers.estimate import Estimate
     from napkinmath.memory.allocator import Replay
 
 

@@ -14,8 +14,15 @@ if TYPE_CHECKING:
     from typing import Any
 
     from napkinmath.base.expr import Size
+    from napkinmath.config.train_config import TrainConfig
+    from napkinmath.ir.clock import WorkClock
     from napkinmath.ir.step import Segment, Step
-    from napkinmath.timing.schedule import Clock
+
+
+def steps_priced(config: TrainConfig) -> int:
+    """Two steps, or one later one with adapters, whose states are too small for it to matter in
+    which holes the first step puts them."""
+    return 2 if config.adapter is None else 1
 
 
 def run_order(step: Step, *, steps: int = 2) -> tuple[list[Segment], tuple[int, ...]]:
@@ -94,7 +101,7 @@ class Scopes:
         return found
 
 
-def simulate(step: Step, clock: Clock | None = None, *, steps: int = 2) -> Timeline:
+def simulate(step: Step, clock: WorkClock | None = None, *, steps: int = 2) -> Timeline:
     """The timeline of loading the model and running `steps` steps."""
     scopes = Scopes(step.symbols)
     table: dict[Tensor, int] = {}
@@ -133,7 +140,7 @@ def simulate(step: Step, clock: Clock | None = None, *, steps: int = 2) -> Timel
     return Timeline(infos, ordered, Stamp(origin="analytic"), starts)
 
 
-def running(step: Step, clock: Clock, scopes: Scopes | None = None) -> Timeline:
+def running(step: Step, clock: WorkClock, scopes: Scopes | None = None) -> Timeline:
     """The kernels of one later step without its tensors: all that its time is read off. Ranks of
     one job may share their `scopes`."""
     scopes = scopes or Scopes(step.symbols)
@@ -217,7 +224,7 @@ def lay_out(
     segment: Segment,
     bind: Bindings,
     index_of: Callable[[Tensor, Bindings], int],
-    clock: Clock | None,
+    clock: WorkClock | None,
 ) -> TimelineSegment:
     """A segment with its sizes bound, its tensors numbered by `index_of`, and its work priced."""
     events: list[tuple[str, int]] = []

@@ -14,7 +14,8 @@ from napkinmath.report.parts import LABELS, component_key
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.estimate import Estimate, Range
+    from napkinmath.answers.estimate import Estimate
+    from napkinmath.answers.figures import Range
     from napkinmath.ir.timeline import Point, Timeline
     from napkinmath.report.origins import Held
 
@@ -112,7 +113,7 @@ def components_of(estimate: Estimate) -> tuple[Component, ...]:
 def headroom(estimate: Estimate) -> Range | None:
     """Bytes left beside tensors and context once the allocator has returned its cache, and its
     range; None where no device is named."""
-    from napkinmath.estimate import Range
+    from napkinmath.answers.figures import Range
 
     hardware, allocated = estimate.hardware, estimate.memory.allocated
     if hardware is None:

@@ -28,8 +28,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, TextIO
 
+    from napkinmath.answers.estimate import Estimate
+    from napkinmath.answers.figures import Range
     from napkinmath.base.expr import Size
-    from napkinmath.estimate import Estimate, Range
     from napkinmath.ir.costs import Cost
     from napkinmath.ir.step import Segment
     from napkinmath.ir.timeline import TensorInfo

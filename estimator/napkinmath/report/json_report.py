@@ -19,8 +19,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from napkinmath.answers.estimate import Estimate
+    from napkinmath.answers.figures import Range
     from napkinmath.config.hardware import Hardware
-    from napkinmath.estimate import Estimate, Range
     from napkinmath.ir.timeline import Point
 
 SCHEMA_VERSION = 1

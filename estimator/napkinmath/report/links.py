@@ -58,7 +58,7 @@ def print_links(table: LinkTable, *, as_json: bool) -> None:
 
         print(json.dumps(_plain(table), indent=1))
         return
-    from napkinmath.cli.listing import print_rows
+    from napkinmath.report.listing import print_rows
 
     for line in described(table):
         print(line)

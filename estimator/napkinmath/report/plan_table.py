@@ -8,7 +8,7 @@ from napkinmath.report.columns import aligned
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.estimate import Estimate
+    from napkinmath.answers.estimate import Estimate
     from napkinmath.planning.plan import Candidate, Plan, Trade
 
 _WORTH_A_LINE = 0.01
@@ -96,7 +96,7 @@ def _print_trades(best: Candidate, traded: tuple[Trade, ...]) -> None:
 
 def print_advice(best: Estimate) -> None:
     """The field's guidelines that the numbers contradict here."""
-    from napkinmath.answers.guidelines import guidelines
+    from napkinmath.planning.guidelines import guidelines
 
     if best.time is None:
         return

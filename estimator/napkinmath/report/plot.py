@@ -9,7 +9,7 @@ from napkinmath.ir.timeline import Timeline
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.estimate import Estimate
+    from napkinmath.answers.estimate import Estimate
 
 SUFFIXES = (".svg", ".html", ".png")
 

@@ -3,8 +3,8 @@ change; in that order."""
 
 from __future__ import annotations
 
+from napkinmath.answers.figures import Verdict
 from napkinmath.base.units import GIB, MIB, format_bytes, format_seconds
-from napkinmath.estimate import Verdict
 from napkinmath.ir.ledger import Phase, Role
 from napkinmath.report import curve, words
 from napkinmath.report.components import components_of, headroom
@@ -24,7 +24,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import TextIO
 
-    from napkinmath.estimate import Change, Estimate, Fit, Range
+    from napkinmath.answers.estimate import Estimate
+    from napkinmath.answers.figures import Change, Fit, Range
     from napkinmath.report.components import Component
 
 INDENT = 13

@@ -20,7 +20,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from napkinmath.estimate import Estimate
+    from napkinmath.answers.estimate import Estimate
     from napkinmath.ir.ledger import Role
     from napkinmath.ir.timeline import TensorInfo, Timeline, TimelineSegment
     from napkinmath.report.drawn import Shown

@@ -12,7 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from napkinmath.estimate import Estimate
+    from napkinmath.answers.estimate import Estimate
     from napkinmath.ir.timeline import Timeline
 
 COLUMNS, PANEL_CHARACTERS = 1400, 36

@@ -3,6 +3,8 @@ they disagree, the numbers say by how much."""
 
 from __future__ import annotations
 
+from napkinmath.answers.estimate import Estimate
+from napkinmath.answers.figures import Verdict
 from napkinmath.base.errors import InputError
 from napkinmath.base.record import Record
 from napkinmath.base.units import format_bytes
@@ -16,7 +18,6 @@ from napkinmath.config.train_config import (
     RecomputeKind,
     TrainConfig,
 )
-from napkinmath.estimate import Estimate, Verdict
 from napkinmath.ir.ledger import Role
 from napkinmath.planning.search import same_but
 from napkinmath.timing.schedule import BANDWIDTH, COMPUTE, LAUNCH
