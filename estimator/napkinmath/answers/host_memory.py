@@ -14,6 +14,8 @@ from __future__ import annotations
 from napkinmath.base.expr import Bindings
 from napkinmath.base.record import Record
 from napkinmath.config.parallel_config import ASSUMED_NODE, DataParallel
+from napkinmath.ir.ledger import Role
+from napkinmath.ir.timeline import Point
 from napkinmath.lowering.data_parallel.stored import stored_dtype
 
 TYPE_CHECKING = False
@@ -96,16 +98,12 @@ def nvme_bytes(e: Estimate) -> int:
     wanted = e.config.parallel.nvme
     if not wanted:
         return 0
-    from napkinmath.ir.ledger import Role
-
     roles = {
         "optimizer": (Role.OPTIMIZER, Role.MASTER, Role.GRADIENTS),
         "parameters": (Role.WEIGHTS, Role.QUANTIZATION, Role.ADAPTERS),
     }
     chosen = {role for name in wanted for role in roles[name]}
     end = len(e.timeline.segments) - 1
-    from napkinmath.ir.timeline import Point
-
     counts = e.timeline.live_counts(
         Point(
             segment=end,

@@ -6,7 +6,9 @@ from __future__ import annotations
 from napkinmath.base.dtypes import BF16, DType
 from napkinmath.base.errors import InputError, shown
 from napkinmath.base.expr import Bindings
+from napkinmath.catalog.models import read_model
 from napkinmath.ir.model_spec import ModelSpec
+from napkinmath.models.layers.attention import GroupedQueryAttention
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,9 +30,6 @@ def kv_cache_bytes(
     (latents, a state). Source: transformers 5.23 cache_utils.py DynamicLayer,
     DynamicSlidingWindowLayer.
     """
-    from napkinmath.catalog.models import read_model
-    from napkinmath.models.layers.attention import GroupedQueryAttention
-
     spec = model if isinstance(model, ModelSpec) else read_model(model)
     if min(batch, tokens, num_beams) < 1:
         raise InputError(

@@ -8,6 +8,8 @@ most, so that the shape of the curve stays the analytic one.
 
 from __future__ import annotations
 
+from math import log
+
 from napkinmath.calibration.measured_layers import counts_of, layers_key
 from napkinmath.ir.ledger import Phase
 
@@ -104,7 +106,6 @@ def nearest_points(
 ) -> list[tuple[float, LayerPoint]]:
     """The measured points that count at a batch and length, with weights that sum to one: the point
     itself, or by inverse square distance."""
-    from math import log
 
     def distance(point: LayerPoint) -> float:
         tokens = log(point.micro_batch_size * point.sequence_length / (batch * length))

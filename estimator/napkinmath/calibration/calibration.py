@@ -16,7 +16,10 @@ import os
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown, suggest
 from napkinmath.base.record import Record
+from napkinmath.catalog.gpus import find_gpu, find_hardware
+from napkinmath.config.hardware import Gpu, HostLink
 from napkinmath.models import config_file
+from napkinmath.timing.efficiency import default_efficiency
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,7 +27,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from napkinmath.calibration.measured_layers import MeasuredLayers
-    from napkinmath.config.hardware import Gpu
     from napkinmath.timing.attainable import AttentionCurve
     from napkinmath.timing.efficiency import Efficiency
 
@@ -49,8 +51,6 @@ class Calibration(Record):
 
     def efficiency(self, gpu: Gpu) -> Efficiency:
         """The speeds of a GPU with the measured ones in place."""
-        from napkinmath.timing.efficiency import default_efficiency
-
         base = default_efficiency(gpu)
         return base.replace(
             **{key: _value(base, key, value, self.path) for key, value in self.rates}
@@ -133,8 +133,6 @@ def is_of(calibration: Calibration, gpu: Gpu) -> bool:
     """Whether a calibration was measured on this GPU; a MIG slice is not the whole GPU."""
     if calibration.gpu == gpu.name:
         return True
-    from napkinmath.catalog.gpus import find_hardware
-
     try:
         return find_hardware(calibration.gpu).gpu.name == gpu.name
     except InputError:
@@ -144,8 +142,6 @@ def is_of(calibration: Calibration, gpu: Gpu) -> bool:
 def device_gpu(calibration: Calibration) -> Gpu:
     """The machine a calibration was measured on: a GPU of the catalog, else as the file itself
     describes it."""
-    from napkinmath.catalog.gpus import find_hardware
-
     if calibration.device:
         return described_gpu(calibration.gpu, dict(calibration.device))
     return find_hardware(calibration.gpu).gpu
@@ -154,8 +150,6 @@ def device_gpu(calibration: Calibration) -> Gpu:
 def described_gpu(name: str, device: Mapping[str, object]) -> Gpu:
     """A `Gpu` from a calibration's own description: memory_bytes, bandwidth_bytes_per_s,
     dense_flops, num_sms, hz, l2_bytes, host_bytes_per_s."""
-    from napkinmath.config.hardware import Gpu, HostLink
-
     what = f"{WHAT}: device"
     rate = {
         key: _positive(device.get(key), what, key)
@@ -225,8 +219,6 @@ def _layers(content: Mapping[str, Any], here: str) -> tuple[MeasuredLayers, ...]
 
 
 def _same_gpu(name: str, known: str) -> bool:
-    from napkinmath.catalog.gpus import find_gpu
-
     try:
         return name == known or find_gpu(name).name == known
     except InputError:

@@ -8,6 +8,7 @@ from napkinmath.answers.figures import Verdict
 from napkinmath.base.errors import InputError
 from napkinmath.base.record import Record
 from napkinmath.base.units import format_bytes
+from napkinmath.config.lengths import padded_share
 from napkinmath.config.parallel_config import DataParallel, ParallelConfig
 from napkinmath.config.train_config import (
     AdapterConfig,
@@ -219,8 +220,6 @@ def packing(e: Estimate) -> Advice | None:
     lengths, batch = e.config.batch.lengths, e.config.micro_batch_size
     if not lengths or not isinstance(batch, int):
         return None
-    from napkinmath.config.lengths import padded_share
-
     share = padded_share(lengths, batch)
     return Advice(
         name="packing",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from enum import Enum
 
+from napkinmath.base.json_text import dumps
 from napkinmath.base.record import Record
 from napkinmath.memory.allocator import UNLIMITED
 from napkinmath.report import curve
@@ -31,8 +32,6 @@ BOUNDS = ("compute", "bandwidth", "launch", "host link", "communication")
 
 def to_json(estimate: Estimate) -> str:
     """The estimate as a JSON document in ASCII, a top-level key a line."""
-    from napkinmath.base.json_text import dumps
-
     return (
         "{\n"
         + ",\n".join(f'  "{key}": {dumps(value)}' for key, value in as_mapping(estimate).items())

@@ -4,6 +4,7 @@ it."""
 from __future__ import annotations
 
 from napkinmath.base.units import GIB, format_bytes, format_count
+from napkinmath.planning.guidelines import guidelines
 from napkinmath.report.columns import aligned
 
 TYPE_CHECKING = False
@@ -96,8 +97,6 @@ def _print_trades(best: Candidate, traded: tuple[Trade, ...]) -> None:
 
 def print_advice(best: Estimate) -> None:
     """The field's guidelines that the numbers contradict here."""
-    from napkinmath.planning.guidelines import guidelines
-
     if best.time is None:
         return
     rows = [
