@@ -13,7 +13,7 @@ from napkinmath.config.parallel_config import largest_divisor
 from napkinmath.config.train_config import TrainConfig
 from napkinmath.ir.model_spec import ModelSpec
 from napkinmath.lowering.choices import resolve
-from napkinmath.memory.allocator import parse_settings
+from napkinmath.memory.allocator_settings import parse_settings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from napkinmath.calibration.calibration import Calibration
     from napkinmath.config.cluster import Cluster
     from napkinmath.config.parallel_config import ParallelConfig
-    from napkinmath.memory.allocator import AllocatorSettings
+    from napkinmath.memory.allocator_settings import AllocatorSettings
     from napkinmath.timing.efficiency import Efficiency
 
 

@@ -13,8 +13,8 @@ from napkinmath.answers.ranges import memory_ranges
 from napkinmath.answers.verdict import fits_on, verdict_on
 from napkinmath.config.parallel_config import PipelineSchedule
 from napkinmath.lowering.choices import resolve
-from napkinmath.memory.allocator import replay
 from napkinmath.memory.pipeline_ranks import WholeModel, stage_figures, worst_peak, worst_step
+from napkinmath.memory.replay import replay
 from napkinmath.memory.simulate import simulate, steps_priced
 
 TYPE_CHECKING = False
@@ -32,8 +32,9 @@ if TYPE_CHECKING:
     from napkinmath.ir.step import Step
     from napkinmath.ir.timeline import Point, Timeline
     from napkinmath.lowering.policy import Policy
-    from napkinmath.memory.allocator import AllocatorSettings, Replay
+    from napkinmath.memory.allocator_settings import AllocatorSettings
     from napkinmath.memory.pipeline_ranks import StageFigures
+    from napkinmath.memory.replay import Replay
     from napkinmath.timing.efficiency import Efficiency
     from napkinmath.timing.schedule import StepTime
 

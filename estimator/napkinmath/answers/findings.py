@@ -59,14 +59,10 @@ def _no_flash(e: Estimate) -> Finding | None:
                 " with SDPA's kernels"
             )
         )
-    if e.hardware is None:
+    gpu = e.hardware.gpu if e.hardware is not None else None
+    if gpu is None or gpu.vendor != "nvidia" or not gpu.compute_capability:
         return None
-    gpu = e.hardware.gpu
-    if (
-        gpu.vendor != "nvidia"
-        or not gpu.compute_capability
-        or int(gpu.compute_capability.split(".")[0]) >= 8
-    ):
+    if int(gpu.compute_capability.split(".")[0]) >= 8:
         return None
     return Finding(
         text=(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from napkinmath.answers.figures import Fit, Verdict
 from napkinmath.catalog.gpus import load_gpus
 from napkinmath.config.hardware import Hardware
-from napkinmath.memory.allocator import replay
+from napkinmath.memory.replay import replay
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

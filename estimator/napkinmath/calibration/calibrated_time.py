@@ -43,21 +43,11 @@ def matching_layers(
 
     `optimizer` is the one that 'auto' came to.
     """
-    if (
-        not calibration.layers
-        or not isinstance(config.micro_batch_size, int)
-        or not isinstance(config.sequence_length, int)
-    ):
+    if not isinstance(config.micro_batch_size, int) or not isinstance(config.sequence_length, int):
         return None
     key = layers_key(spec, config, optimizer)
-    return next(
-        (
-            layers
-            for layers in calibration.layers
-            if layers.key == key and layers.order_in(spec) is not None
-        ),
-        None,
-    )
+    alike = (layers for layers in calibration.layers if layers.key == key)
+    return next((layers for layers in alike if layers.order_in(spec) is not None), None)
 
 
 def calibrated_time(

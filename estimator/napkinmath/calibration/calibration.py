@@ -71,18 +71,16 @@ def load_calibration(path: str) -> Calibration:
             f'{here} does not say "napkinmath_calibration": {VERSION}; make one with `estimate'
             " calibrate`"
         )
+    gpu = content.get("gpu")
     if not values.is_mapping(content.get("rates")):
         raise InputError(
-            f'{here} of GPU {shown(content.get("gpu"))} has no object "rates"; make one with'
-            " `estimate calibrate`"
+            f'{here} of GPU {shown(gpu)} has no object "rates"; make one with `estimate calibrate`'
         )
-    if not isinstance(content.get("gpu"), str):
-        raise InputError(
-            f"{here} is of GPU {shown(content.get('gpu'))}; make one with `estimate calibrate`"
-        )
+    if not isinstance(gpu, str):
+        raise InputError(f"{here} is of GPU {shown(gpu)}; make one with `estimate calibrate`")
     return Calibration(
         path=path,
-        gpu=content["gpu"],
+        gpu=gpu,
         stamp=tuple((key, str(value)) for key, value in _mapping(content, "stamp", here)),
         rates=tuple(_mapping(content, "rates", here)),
         device=tuple(_mapping(content, "device", here)),
@@ -156,17 +154,15 @@ def described_gpu(name: str, device: Mapping[str, object]) -> Gpu:
         for key in ("bandwidth_bytes_per_s", "hz", "host_bytes_per_s")
     }
     dense = values.mapping(device.get("dense_flops"), f"{what}: dense_flops")
+    memory = values.count(device.get("memory_bytes"), f"{what}: memory_bytes", high=1 << 60)
+    host_gb_per_s = rate["host_bytes_per_s"] / 1e9
     return Gpu(
         name=name,
         vendor=str(device.get("vendor", "unknown")),
         architecture="unknown",
         compute_capability=str(device.get("compute_capability", "")),
-        nominal_bytes=values.count(
-            device.get("memory_bytes"), f"{what}: memory_bytes", high=1 << 60
-        ),
-        memory_bytes=values.count(
-            device.get("memory_bytes"), f"{what}: memory_bytes", high=1 << 60
-        ),
+        nominal_bytes=memory,
+        memory_bytes=memory,
         bandwidth_bytes_per_s=rate["bandwidth_bytes_per_s"],
         dense_flops=tuple((dtype, _positive(flops, what, dtype)) for dtype, flops in dense.items()),
         num_sms=values.count(device.get("num_sms"), f"{what}: num_sms"),
@@ -174,9 +170,7 @@ def described_gpu(name: str, device: Mapping[str, object]) -> Gpu:
         tensor_hz=rate["hz"],
         l2_bytes=values.count(device.get("l2_bytes"), f"{what}: l2_bytes"),
         tdp_w=0.0,
-        host_link=HostLink(
-            kind="memory", generation=0, gb_per_s_per_direction=rate["host_bytes_per_s"] / 1e9
-        ),
+        host_link=HostLink(kind="memory", generation=0, gb_per_s_per_direction=host_gb_per_s),
         unified_memory=False,
     )
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from napkinmath.base.expr import Bindings
 from napkinmath.ir.timeline import Stamp, TensorInfo, Timeline, TimelineSegment
-from napkinmath.memory.allocator import Replay, replay
-from napkinmath.memory.simulate import lay_out
+from napkinmath.memory.replay import Replay, replay
+from napkinmath.memory.simulate import bound_tensor, lay_out
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from napkinmath.ir.clock import WorkClock
     from napkinmath.ir.ledger import Tensor
     from napkinmath.ir.step import Segment, Step
-    from napkinmath.memory.allocator import AllocatorSettings
+    from napkinmath.memory.allocator_settings import AllocatorSettings
 
 NUM_ORDERS = 3
 NUM_MICRO_STEPS = 32
@@ -141,16 +141,5 @@ class VariedLayout:
         found = self._index.get((tensor, nbytes))
         if found is None:
             found = self._index[tensor, nbytes] = len(self.infos)
-            self.infos.append(
-                TensorInfo(
-                    tensor.name,
-                    tensor.role,
-                    tensor.module,
-                    nbytes,
-                    bind(tensor.requested),
-                    tensor.dtype.name,
-                    tensor.axes,
-                    tensor.source,
-                )
-            )
+            self.infos.append(bound_tensor(tensor, bind))
         return found

@@ -11,7 +11,7 @@ from enum import Enum
 
 from napkinmath.base.json_text import dumps
 from napkinmath.base.record import Record
-from napkinmath.memory.allocator import UNLIMITED
+from napkinmath.memory.allocator_settings import UNLIMITED
 from napkinmath.report import curve
 from napkinmath.report.components import components_of, headroom
 from napkinmath.report.words import operation

@@ -6,11 +6,12 @@ from __future__ import annotations
 from napkinmath.config.parallel_config import DataParallel
 from napkinmath.ir.timeline import Stamp, Timeline
 from napkinmath.memory.varied_lengths import VariedLayout, longest_lengths, micro_step_lengths
-from napkinmath.timing.flops import model_flops
+from napkinmath.timing.flops import hardware_flops, model_flops
 from napkinmath.timing.schedule import phase_times
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from napkinmath.config.train_config import TrainConfig
     from napkinmath.ir.ledger import Phase
     from napkinmath.ir.step import Step
     from napkinmath.timing.schedule import Clock, PhaseTime
@@ -28,43 +29,38 @@ def varied_time(
     lengths.
     """
     config = step.policy.config
-    batch = config.micro_batch_size
-    assert isinstance(batch, int)
-    drawn = micro_step_lengths(config.batch.lengths, batch, 0)
-    parallel = config.parallel
-    gathers = parallel.data_parallel.is_fsdp or parallel.data_parallel is DataParallel.ZERO3
-    if parallel.data_parallel_size > 1 and (gathers or config.gradient_accumulation_steps == 1):
-        drawn = longest_lengths(
-            config.batch.lengths, batch * parallel.data_parallel_size
-        )  # ranks meet in every micro-step
+    assert isinstance(config.micro_batch_size, int)
+    drawn = _drawn_lengths(config, config.micro_batch_size)
     spent: dict[Phase, PhaseTime] = {}
     done = 0.0
     for repeat, segments in step.micro_steps:
         layout, share = VariedLayout(step, clock), repeat / len(drawn)
         for length in drawn:
             layout.add(segments, length)
-        for found in phase_times(
-            Timeline(layout.infos, layout.order, Stamp(origin="analytic")),
-            clock.speed,
-            first_segment=0,
-        ):
+        varied = Timeline(layout.infos, layout.order, Stamp(origin="analytic"))
+        for found in phase_times(varied, clock.speed, first_segment=0):
             spent[found.phase] = _added(spent.get(found.phase), found, share)
-        done += share * sum(
-            segment.repeat * sum(kernel.flops for kernel in segment.kernels)
-            for segment in layout.order
-        )
-    phases = list(spent.values())
-    phases += [
-        found
-        for found in phase_times(timeline, clock.speed, first_segment=start)
-        if found.phase not in spent
-    ]
-    tokens = (
-        round(sum(config.batch.lengths) / len(config.batch.lengths) * batch)
-        * config.gradient_accumulation_steps
-    )
+        done += share * hardware_flops(varied, 0)
+    update = phase_times(timeline, clock.speed, first_segment=start)
+    phases = (*spent.values(), *(found for found in update if found.phase not in spent))
     needed = sum(model_flops(step, length) for length in drawn) // len(drawn)
-    return tuple(phases), tokens, needed, round(done)
+    return phases, _tokens(config, config.micro_batch_size), needed, round(done)
+
+
+def _drawn_lengths(config: TrainConfig, batch: int) -> list[int]:
+    """The lengths that micro-steps are padded to: of one rank's batches, or of all ranks' where
+    they meet in every micro-step."""
+    parallel, lengths = config.parallel, config.batch.lengths
+    gathers = parallel.data_parallel.is_fsdp or parallel.data_parallel is DataParallel.ZERO3
+    if parallel.data_parallel_size > 1 and (gathers or config.gradient_accumulation_steps == 1):
+        return longest_lengths(lengths, batch * parallel.data_parallel_size)
+    return micro_step_lengths(lengths, batch, 0)
+
+
+def _tokens(config: TrainConfig, batch: int) -> int:
+    """Tokens of a step that are not padding."""
+    lengths = config.batch.lengths
+    return round(sum(lengths) / len(lengths) * batch) * config.gradient_accumulation_steps
 
 
 def _added(before: PhaseTime | None, found: PhaseTime, share: float) -> PhaseTime:
