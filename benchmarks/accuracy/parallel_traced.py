@@ -46,7 +46,7 @@ from napkinmath.ir.ledger import Tensor
 from napkinmath.ir.step import build_step
 from napkinmath.ir.timeline import Timeline
 from napkinmath.lowering.policy import Policy
-from napkinmath.memory.allocator import replay
+from napkinmath.memory.replay import replay
 from napkinmath.memory.simulate import simulate
 from napkinmath.models.families import read_config
 from napkinmath_profiler.tracing.meta_model import AdapterOptions, QuantizationOptions, TrainMethod

@@ -24,7 +24,7 @@ from napkinmath.config.train_config import (  # noqa: E402
     TrainConfig,
 )
 from napkinmath.estimate import Estimate, estimate  # noqa: E402
-from napkinmath.memory.allocator import replay  # noqa: E402
+from napkinmath.memory.replay import replay  # noqa: E402
 
 GB = 10**9
 MEASURED_ALLOCATED_GB, MEASURED_RESERVED_GB = 6.42, 7.09

@@ -98,7 +98,7 @@ def read(path: str, results: Any) -> None:
 def attribute(count: int, results: Any) -> None:
     """Joins so many bookings and returns with the notes taken beside them, replays them, and
     reports processor seconds and peak resident bytes."""
-    from napkinmath.memory.allocator import replay
+    from napkinmath.memory.replay import replay
     from napkinmath_profiler.measuring.device_memory import BlockEvent
     from napkinmath_profiler.measuring.history_marks import Claim, Place
     from napkinmath_profiler.measuring.history_pass import read_history

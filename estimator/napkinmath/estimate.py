@@ -1,393 +1,30 @@
-"""estimate(): one call from a model and a training configuration to an Estimate, whose every figure
-is read off one Timeline."""
+"""estimate(): one call from a model and a training configuration to an Estimate."""
 
 from __future__ import annotations
 
-from enum import Enum
-
-from napkinmath.base.expr import Bindings
-from napkinmath.base.record import Record
+from napkinmath.answers.estimate import Estimate as Estimate
+from napkinmath.answers.estimate import as_accumulated, estimate_of
+from napkinmath.answers.figures import Verdict as Verdict
+from napkinmath.base.errors import InputError, shown
+from napkinmath.catalog.gpus import find_hardware
+from napkinmath.catalog.models import read_model
+from napkinmath.config.hardware import Gpu, Hardware
+from napkinmath.config.parallel_config import largest_divisor
 from napkinmath.config.train_config import TrainConfig
-from napkinmath.ir.ledger import Phase, Role
 from napkinmath.ir.model_spec import ModelSpec
-from napkinmath.ir.step import Step
-from napkinmath.ir.timeline import Point, Timeline
-from napkinmath.lowering.policy import Policy
-from napkinmath.memory.allocator import AllocatorSettings, Replay, replay
-from napkinmath.memory.pipeline_ranks import StageFigures, WholeModel, stage_figures, worst_step
-from napkinmath.memory.simulate import simulate
-from napkinmath.timing.schedule import Clock, StepTime, phase_times
+from napkinmath.lowering.choices import resolve
+from napkinmath.memory.allocator_settings import parse_settings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from typing import Any
 
-    from napkinmath.answers.host_memory import HostMemory
-    from napkinmath.answers.throughput import Throughput
     from napkinmath.calibration.calibration import Calibration
-    from napkinmath.calibration.measured_layers import MeasuredLayers
     from napkinmath.config.cluster import Cluster
-    from napkinmath.config.hardware import Gpu, Hardware
     from napkinmath.config.parallel_config import ParallelConfig
-    from napkinmath.ir.costs import Collective
+    from napkinmath.memory.allocator_settings import AllocatorSettings
     from napkinmath.timing.efficiency import Efficiency
-    from napkinmath.timing.schedule import PhaseTime
-
-
-class Range(Record):
-    """A figure and the span in which nine of ten measurements are expected."""
-
-    low: float
-    value: float
-    high: float
-
-
-class Memory(Record):
-    """Peak bytes: `requested` by the program, `allocated` and `reserved` by the allocator, `device`
-    as nvidia-smi shows it."""
-
-    requested: int
-    allocated: Range
-    reserved: Range
-    device: Range
-
-
-class Verdict(str, Enum):
-    """Whether a step fits a device; each value has the command's exit code."""
-
-    FITS = "fits"
-    DOES_NOT_FIT = "does not fit"
-    UNKNOWN = "cannot tell"
-    NOT_ASKED = "no device named"
-
-    @property
-    def exit_code(self) -> int:
-        """0 fits or nothing asked, 1 does not fit, 3 cannot tell."""
-        return {"fits": 0, "no device named": 0, "does not fit": 1, "cannot tell": 3}[self.value]
-
-
-class Fit(Record):
-    """One GPU's answer: its memory, what the step needs of it, and the verdict."""
-
-    gpu: str
-    capacity_bytes: int
-    headroom_bytes: int
-    verdict: Verdict
-
-
-class Change(Record):
-    """Something to turn on: what it saves at the peak, and the speed it leaves (ratio of tokens/s;
-    None without a GPU)."""
-
-    flag: str
-    meaning: str
-    saved_bytes: int
-    speed_ratio: float | None = None
-
-
-class Finding(Record):
-    """Something off about the configuration, in one sentence, with the bytes it costs where
-    known."""
-
-    text: str
-    nbytes: int = 0
-
-
-class Estimate:
-    """The priced training step. Figures are computed when first asked for."""
-
-    def __init__(
-        self,
-        spec: ModelSpec,
-        config: TrainConfig,
-        step: Step,
-        timeline: Timeline,
-        *,
-        hardware: Hardware | None,
-        speed: Efficiency | None,
-        settings: AllocatorSettings,
-        cluster: Cluster | None = None,
-    ) -> None:
-        self.spec, self.config, self.step, self.timeline = spec, config, step, timeline
-        self.hardware, self.speed, self.settings, self.cluster = hardware, speed, settings, cluster
-        self.calibration: Calibration | None = None
-        self.price_per_gpu_hour: float | None = None
-        self._cache: dict[str, Any] = {}
-        # What other configurations would save, and how they are lowered, as the answers ask for it.
-        self.compared: dict[TrainConfig, tuple[int, Policy]] = {}
-
-    def _once(self, key: str, make: Any) -> Any:
-        if key not in self._cache:
-            self._cache[key] = make()
-        return self._cache[key]
-
-    # ------------------------------------------------------------ memory
-
-    @property
-    def peak(self) -> Point:
-        """The moment of most requested bytes."""
-        return self._once("peak", self.timeline.peak)
-
-    @property
-    def phase_peaks(self) -> dict[Phase, Point]:
-        """The highest point of each phase, highest first: the winner and the runners-up."""
-        return self._once("phases", self.timeline.phase_peaks)
-
-    @property
-    def replay(self) -> Replay:
-        """The allocator's books over loading and two steps; the median of several orders where
-        lengths vary."""
-        return self.replays[len(self.replays) // 2]
-
-    @property
-    def replays(self) -> list[Replay]:
-        """The books over the steps priced, or over several orders of the batch's lengths, least
-        reserved first."""
-        return self._once("replays", self._replays)
-
-    def _replays(self) -> list[Replay]:
-        batch = self.config.micro_batch_size
-        if not self._lengths_change or not isinstance(batch, int):
-            return [replay(self.timeline, self.settings)]
-        from napkinmath.memory.varied_lengths import replays
-
-        return replays(self.step, self.step.policy.config.batch.lengths, batch, self.settings)
-
-    @property
-    def _lengths_change(self) -> bool:
-        """Whether every batch is padded to its own longest; stages of a schedule exchange tensors
-        of one shape, padded to the limit."""
-        from napkinmath.config.parallel_config import PipelineSchedule
-
-        batch, parallel = self.config.batch, self.config.parallel
-        scheduled = (
-            parallel.pipeline_parallel_size > 1
-            and parallel.pipeline_schedule is not PipelineSchedule.NAIVE
-        )
-        return bool(batch.lengths) and not batch.packing and not scheduled
-
-    @property
-    def memory(self) -> Memory:
-        """Requested, allocated, reserved and device peaks with their ranges."""
-        from napkinmath.answers.ranges import memory_ranges
-
-        return self._once("memory", lambda: memory_ranges(self))
-
-    @property
-    def breakdown(self) -> dict[Role, int]:
-        """Bytes by role at the peak; with allocator slack and device context they sum to the device
-        figure."""
-        return self._once("breakdown", lambda: self.timeline.breakdown(self.peak))
-
-    @property
-    def host_bytes(self) -> int:
-        """Host memory of everything offloaded, at its peak; 0 where nothing is."""
-        return self._once("host", self.timeline.host_peak)
-
-    @property
-    def host_memory(self) -> HostMemory:
-        """Host memory of one machine with all its ranks: loading, training, NVMe."""
-        from napkinmath.answers.host_memory import host_memory
-
-        return self._once("host memory", lambda: host_memory(self))
-
-    @property
-    def managed_bytes(self) -> int:
-        """Unified memory of paged optimizer states: on the device while there is room, outside the
-        allocator's books."""
-        return self._once("managed", lambda: self.timeline.host_peak(managed=True))
-
-    @property
-    def num_parameters(self) -> int:
-        """Parameters of the base model, tied ones once."""
-        return self._counted[0]
-
-    @property
-    def num_trained(self) -> int:
-        """Parameters that get a gradient, adapters included."""
-        return self._counted[1]
-
-    @property
-    def _counted(self) -> tuple[int, int]:
-        parallel = self.config.parallel
-        spread = (
-            parallel.tensor_parallel_size > 1
-            or parallel.pipeline_parallel_size > 1
-            or parallel.expert_parallel_size > 1
-        )
-        return self._once(
-            "parameters",
-            lambda: count_parameters(
-                WholeModel(self.spec, self.step.policy) if spread else self.step
-            ),
-        )
-
-    @property
-    def stages(self) -> tuple[StageFigures, ...]:
-        """Figures of every pipeline rank; this estimate is that of the one that needs the most
-        memory."""
-        return self._once(
-            "stages",
-            lambda: stage_figures(self.spec, self.step.policy, steps=steps_priced(self.config)),
-        )
-
-    # ------------------------------------------------------------ time
-
-    @property
-    def time(self) -> StepTime | None:
-        """The steady step's time, by its measured layers where a calibration has them; None where
-        the hardware has no known speed."""
-        return self._once("time", self._calibrated)
-
-    @property
-    def priced_time(self) -> StepTime | None:
-        """The steady step's time as its operations add up, to be held against another
-        configuration's."""
-        return self._once("priced time", self._time)
-
-    def _calibrated(self) -> StepTime | None:
-        if self.priced_time is None or self.measured_layers is None:
-            return self.priced_time
-        from napkinmath.calibration.calibrated_time import calibrated_time
-
-        return calibrated_time(self.priced_time, self.measured_layers, self)
-
-    def _time(self) -> StepTime | None:
-        if self.speed is None or self.hardware is None:
-            return None
-        from napkinmath.timing.flops import hardware_flops, model_flops
-
-        config = self.config
-        rule = self.step.policy.rule
-        peak = self.hardware.gpu.dense_flops_per_s(
-            rule.gemm
-            or (
-                rule.autocast or self.step.policy.compute_dtype
-                if config.quantization
-                else rule.autocast or rule.parameters
-            )
-        )
-        start, bind = self.timeline.step_starts[-1], Bindings(self.step.symbols)
-        if (
-            self._lengths_change
-            and isinstance(config.micro_batch_size, int)
-            and config.parallel.pipeline_parallel_size == 1
-        ):
-            from napkinmath.memory.varied_lengths import varied_time
-
-            clock = Clock(self.speed, self.step.policy, _network(self.cluster, config))
-            phases, tokens, needed, done = varied_time(self.step, self.timeline, clock, start)
-            return StepTime(
-                phases=self._paced(phases),
-                tokens=tokens,
-                model_flops=needed,
-                hardware_flops=done,
-                peak_flops_per_s=peak,
-                paging_s=self._paging_s(self.speed),
-            )
-        phases, bubble = self._phases(start)
-        lengths = () if config.batch.packing else self.step.policy.config.batch.lengths
-        filled = sum(lengths) / (len(lengths) * max(lengths)) if lengths else 1.0
-        return StepTime(
-            phases=phases,
-            bubble_s=bubble,
-            paging_s=self._paging_s(self.speed),
-            tokens=round(bind(config.micro_batch_size * config.sequence_length) * filled)
-            * config.gradient_accumulation_steps,
-            model_flops=model_flops(self.step),
-            hardware_flops=hardware_flops(self.timeline, start),
-            peak_flops_per_s=peak,
-        )
-
-    def _paging_s(self, speed: Efficiency) -> float:
-        if not self.managed_bytes or self.hardware is None:
-            return 0.0
-        from napkinmath.timing.paging import paging_s
-
-        return paging_s(self.managed_bytes, self.peak.nbytes, self.hardware, speed)
-
-    def _phases(self, start: int) -> tuple[tuple[PhaseTime, ...], float]:
-        """(phases, seconds of waiting for other pipeline stages)."""
-        assert self.speed is not None
-        if self.config.parallel.pipeline_parallel_size == 1:
-            return self._paced(phase_times(self.timeline, self.speed, first_segment=start)), 0.0
-        from napkinmath.timing.pipeline_time import pipeline_time
-
-        policy = self.step.policy
-        phases, bubble = pipeline_time(
-            self.spec, policy, Clock(self.speed, policy, _network(self.cluster, self.config))
-        )
-        return self._paced(phases), bubble
-
-    def _paced(self, phases: tuple[PhaseTime, ...]) -> tuple[PhaseTime, ...]:
-        """At the pace of the slowest of several ranks."""
-        ranks = self.config.parallel.world_size
-        if ranks == 1:
-            return phases
-        from napkinmath.timing.stragglers import at_the_slowest_pace
-
-        return at_the_slowest_pace(phases, ranks)
-
-    @property
-    def throughput(self) -> Throughput | None:
-        """The step's time over all GPUs: tokens a second, communication, bubble, GPU-hours; None
-        where the hardware has no known speed."""
-        from napkinmath.answers.throughput import throughput
-
-        return self._once("throughput", lambda: throughput(self))
-
-    @property
-    def measured_layers(self) -> MeasuredLayers | None:
-        """The calibration's measurement of this very step's layers, if it has one."""
-        if self.calibration is None or not self.calibration.layers:
-            return None
-        from napkinmath.calibration.calibrated_time import matching_layers
-
-        calibration = self.calibration
-        return self._once("measured layers", lambda: matching_layers(calibration, self))
-
-    # ------------------------------------------------------------ answers
-
-    @property
-    def verdict(self) -> Verdict:
-        """Whether it fits the hardware named."""
-        from napkinmath.answers.answers import verdict_on
-
-        hardware = self.hardware
-        return (
-            Verdict.NOT_ASKED
-            if hardware is None
-            else self._once("verdict", lambda: verdict_on(self, hardware))
-        )
-
-    @property
-    def fits_on(self) -> tuple[Fit, ...]:
-        """The catalogued GPUs from small to large, each with its verdict."""
-        from napkinmath.answers.answers import fits_on
-
-        return self._once("fits_on", lambda: fits_on(self))
-
-    @property
-    def changes(self) -> tuple[Change, ...]:
-        """The changes that would save most at the peak, best first."""
-        from napkinmath.answers.answers import changes
-
-        return self._once("changes", lambda: changes(self))
-
-    @property
-    def findings(self) -> tuple[Finding, ...]:
-        """What is off about the configuration."""
-        from napkinmath.answers.answers import findings
-
-        return self._once("findings", lambda: findings(self))
-
-    @property
-    def assumptions(self) -> tuple[str, ...]:
-        """Every value that was not given but assumed."""
-        from napkinmath.answers.answers import assumptions
-
-        return self._once("assumptions", lambda: assumptions(self))
 
 
 def estimate(
@@ -408,10 +45,7 @@ def estimate(
     read of one) prices on the device it was measured on. `efficiency` replaces the GPU's default
     speeds by calibrated ones. Raises InputError for anything that cannot be understood.
     """
-    from napkinmath.lowering.choices import resolve
-    from napkinmath.memory.allocator import parse_settings
-
-    spec = model if isinstance(model, ModelSpec) else _read(model)
+    spec = model if isinstance(model, ModelSpec) else read_model(model)
     config = (config or TrainConfig()).replace(**changes) if changes else config or TrainConfig()
     machine, cluster = _hardware(hardware)
     if machine is None and calibration is not None:
@@ -419,10 +53,7 @@ def estimate(
     if cluster is not None:
         config = config.replace(parallel=on_cluster(config.parallel, cluster))
         machine = _with_communicators(cluster, config)
-    if (
-        config.parallel.num_micro_batches
-    ):  # a pipelined step's micro-batches are its accumulation steps
-        config = config.replace(gradient_accumulation_steps=config.parallel.num_micro_batches)
+    config = as_accumulated(config)
     measured = _calibration(calibration, machine)
     speed = efficiency or (
         measured.efficiency(machine.gpu)
@@ -430,7 +61,7 @@ def estimate(
         else _default_speed(machine)
     )
     settings = parse_settings(allocator) if isinstance(allocator, str) else allocator
-    found = estimate_of(
+    return estimate_of(
         spec,
         config,
         resolve(spec, config, machine),
@@ -438,35 +69,7 @@ def estimate(
         speed=speed,
         settings=settings,
         cluster=cluster,
-    )
-    found.calibration = measured
-    return found
-
-
-def estimate_of(
-    spec: ModelSpec,
-    config: TrainConfig,
-    policy: Policy,
-    *,
-    hardware: Hardware | None,
-    speed: Efficiency | None,
-    settings: AllocatorSettings,
-    cluster: Cluster | None,
-) -> Estimate:
-    """The estimate of a configuration under the policy it resolves to; what that has recorded and
-    built of a pipeline serves again."""
-    step = worst_step(spec, policy, steps=steps_priced(config))
-    clock = Clock(speed, policy, _network(cluster, config)) if speed is not None else None
-    timeline = simulate(step, clock, steps=steps_priced(config))
-    return Estimate(
-        spec,
-        config,
-        step,
-        timeline,
-        hardware=hardware,
-        speed=speed,
-        settings=settings,
-        cluster=cluster,
+        calibration=measured,
     )
 
 
@@ -481,22 +84,9 @@ def _with_communicators(cluster: Cluster, config: TrainConfig) -> Hardware:
     )
 
 
-def _network(
-    cluster: Cluster | None, config: TrainConfig
-) -> Callable[[Collective, Bindings], float] | None:
-    if cluster is None or cluster.num_gpus == 1:
-        return None
-    from napkinmath.timing.collectives import network_on
-
-    return network_on(cluster, config.parallel)
-
-
 def on_cluster(parallel: ParallelConfig, cluster: Cluster) -> ParallelConfig:
     """The mesh with hybrid groups as large as a node; raises InputError where it has not as many
     ranks as there are GPUs."""
-    from napkinmath.base.errors import InputError
-    from napkinmath.config.parallel_config import largest_divisor
-
     if parallel.world_size != cluster.num_gpus:
         raise InputError(
             f"a mesh of {parallel.world_size} ranks does not fit {cluster.num_gpus} GPUs; make the"
@@ -512,31 +102,16 @@ def on_cluster(parallel: ParallelConfig, cluster: Cluster) -> ParallelConfig:
     return parallel
 
 
-def steps_priced(config: TrainConfig) -> int:
-    """Two steps, or one later one with adapters, whose states are too small for it to matter in
-    which holes the first step puts them."""
-    return 2 if config.adapter is None else 1
-
-
-def _read(model: str | Mapping[str, object]) -> ModelSpec:
-    from napkinmath.catalog.models import read_model
-
-    return read_model(model)
-
-
 def _hardware(
     given: str | Gpu | Hardware | Cluster | None,
 ) -> tuple[Hardware | None, Cluster | None]:
     """(the GPU, the cluster it is one of, if one was given)."""
     if given is None:
         return None, None
-    from napkinmath.base.errors import InputError, shown
-    from napkinmath.catalog.gpus import find_hardware
-    from napkinmath.config.cluster import Cluster
-    from napkinmath.config.hardware import Gpu, Hardware
-
     if isinstance(given, str):
         return find_hardware(given), None
+    from napkinmath.config.cluster import Cluster
+
     if isinstance(given, Cluster):
         return given.hardware, given
     if isinstance(given, Gpu):
@@ -552,7 +127,6 @@ def _hardware(
 def _measured_hardware(given: str | Calibration) -> Hardware:
     """The device that a calibration was measured on."""
     from napkinmath.calibration.calibration import device_gpu, load_calibration
-    from napkinmath.config.hardware import Hardware
 
     gpu = device_gpu(load_calibration(given) if isinstance(given, str) else given)
     return Hardware(gpu=gpu, memory_bytes=gpu.memory_bytes)
@@ -572,17 +146,3 @@ def _default_speed(hardware: Hardware | None) -> Efficiency | None:
     from napkinmath.timing.efficiency import default_efficiency
 
     return default_efficiency(hardware.gpu)
-
-
-def count_parameters(step: Step | WholeModel) -> tuple[int, int]:
-    """(base parameters, trained parameters), tied ones once, buffers not counted."""
-    base = trained = 0
-    top = Bindings(step.symbols)
-    for run in step.runs:
-        bind = top.extended(dict(run.stage.symbols))
-        for weight in run.block.weights:
-            if not weight.tied_to and not weight.buffer:
-                count = bind(weight.elements) * run.count
-                base += count if weight.kind != "adapter" else 0
-                trained += count if weight.trainable else 0
-    return base, trained

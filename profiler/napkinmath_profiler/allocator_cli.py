@@ -11,7 +11,8 @@ from napkinmath.base.errors import InputError
 from napkinmath.base.units import GIB, format_bytes, parse_bytes
 from napkinmath.cli.flags import DEBUG, ON, REPEAT, TEXT
 from napkinmath.cli.parser import Parser
-from napkinmath.memory.allocator import UNLIMITED, Replay, parse_settings, replay
+from napkinmath.memory.allocator_settings import UNLIMITED, parse_settings
+from napkinmath.memory.replay import Replay, replay
 
 from napkinmath_profiler.snapshot.read_snapshot import RecordedSnapshot, read_snapshot
 

@@ -16,7 +16,8 @@ from napkinmath.cli.parser import Parser
 from napkinmath.config.hardware import Hardware
 from napkinmath.config.train_config import Kernels, Loss, TrainConfig
 from napkinmath.ir.timeline import Timeline
-from napkinmath.memory.allocator import parse_settings, replay
+from napkinmath.memory.allocator_settings import parse_settings
+from napkinmath.memory.replay import replay
 from napkinmath.report.screen import is_unicode, standard_output, terminal_width, wants_color
 
 from napkinmath_profiler.trace import TraceOptions, trace_options

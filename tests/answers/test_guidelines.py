@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 from cli.runs import run
-from napkinmath.answers.guidelines import Advice, guidelines
 from napkinmath.base.errors import InputError
 from napkinmath.catalog.gpus import find_hardware
 from napkinmath.config.cluster import Cluster
 from napkinmath.config.lengths import SAMPLE, padded_share, read_lengths, thinned
 from napkinmath.estimate import estimate
 from napkinmath.inputs.options import train_config
+from napkinmath.planning.guidelines import Advice, guidelines
 
 
 def advice(name: str, model: str, gpu: str, **options: object) -> Advice:

@@ -12,6 +12,7 @@ from campaign_parts import accuracy
 from campaign_parts.foreign_ops import op_lines, points_of
 from napkinmath.catalog.gpus import find_gpu
 from napkinmath.timing import efficiency
+from napkinmath.timing.attention import attention_s
 from napkinmath.timing.efficiency import Efficiency, default_efficiency
 
 GPU = find_gpu("H200")
@@ -70,9 +71,7 @@ def recorded_by(e: Efficiency) -> list[dict[str, Any]]:
     for backend, kernel in (("FLASH_ATTENTION", "flash"), ("CUDNN_ATTENTION", "cudnn")):
         for batch, seq in ((4, 2048), (1, 8192)):
             forward, backward = (
-                efficiency.attention_s(
-                    kernel, batch, 32, 32, seq, seq, 128, True, None, "bf16", back, e
-                )
+                attention_s(kernel, batch, 32, 32, seq, seq, 128, True, None, "bf16", back, e)
                 for back in (False, True)
             )
             for is_backward, seconds in ((False, forward), (True, forward + backward)):

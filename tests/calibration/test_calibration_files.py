@@ -17,7 +17,6 @@ import pytest
 from napkinmath import Precision, TrainConfig
 from napkinmath.base.errors import InputError
 from napkinmath.calibration import local_machine
-from napkinmath.calibration.calibrated_time import measured_peaks
 from napkinmath.calibration.calibration import (
     cache_path,
     load_calibration,
@@ -281,15 +280,10 @@ def test_memory_is_laid_end_to_end() -> None:
 
 def test_measured_memory_is_told_at_the_measured_point_only(tmp_path: Path) -> None:
     path = written(tmp_path / "c.json", layers=[to_json(layers())])
-    assert measured_peaks(estimate(MODEL, TRAIN, hardware="H100", calibration=path)) == {
-        "forward": 512 * (100 + 22 * 50 + 10 + 20 * 20 + 100)
-    }
-    assert (
-        measured_peaks(
-            estimate(MODEL, TRAIN.replace(sequence_length=512), hardware="H100", calibration=path)
-        )
-        == {}
-    )
+    measured = estimate(MODEL, TRAIN, hardware="H100", calibration=path)
+    assert measured.measured_peaks == {"forward": 512 * (100 + 22 * 50 + 10 + 20 * 20 + 100)}
+    longer = TRAIN.replace(sequence_length=512)
+    assert estimate(MODEL, longer, hardware="H100", calibration=path).measured_peaks == {}
 
 
 def test_kinds_of_layers_are_numbered_as_they_come() -> None:

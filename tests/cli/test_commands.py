@@ -12,8 +12,8 @@ import napkinmath
 import pytest
 from cli.runs import TINY, run
 from napkinmath.cli import main as main_module
-from napkinmath.cli.listing import print_rows
 from napkinmath.cli.main import COMMANDS
+from napkinmath.report.listing import print_rows
 
 ROOT = Path(__file__).resolve().parents[2]
 CODE = "from napkinmath.cli.main import entry; entry()"

@@ -12,16 +12,9 @@ from napkinmath.base.errors import InputError
 from napkinmath.base.units import MIB
 from napkinmath.ir.ledger import ALLOC, FREE, Phase, Role
 from napkinmath.ir.timeline import Stamp, TensorInfo, Timeline, TimelineSegment
-from napkinmath.memory.allocator import (
-    STEADY,
-    AllocatorSettings,
-    Block,
-    Books,
-    CachingAllocator,
-    OutOfMemory,
-    parse_settings,
-    replay,
-)
+from napkinmath.memory.allocator import Block, CachingAllocator, OutOfMemory
+from napkinmath.memory.allocator_settings import AllocatorSettings, parse_settings
+from napkinmath.memory.replay import STEADY, Books, replay
 
 EXPANDABLE = AllocatorSettings(expandable_segments=True)
 

@@ -6,10 +6,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from napkinmath.answers.parameters import count_parameters
 from napkinmath.base.errors import InputError
 from napkinmath.catalog.stacks import STACKS
 from napkinmath.config.train_config import TrainConfig
-from napkinmath.estimate import count_parameters
 from napkinmath.ir.step import build_step
 from napkinmath.lowering.policy import Policy
 from napkinmath.models.families import FAMILIES, read_config

@@ -24,7 +24,7 @@ from napkinmath.ir.costs import Collective
 from napkinmath.ir.ledger import ALLOC, RUN, Phase, Work
 from napkinmath.ir.step import Step, build_step
 from napkinmath.lowering.policy import Policy
-from napkinmath.memory.allocator import replay
+from napkinmath.memory.replay import replay
 from napkinmath.memory.simulate import simulate
 from napkinmath.models.families import read_config
 

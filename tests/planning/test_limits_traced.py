@@ -20,7 +20,7 @@ from napkinmath.config.train_config import (
     TrainConfig,
 )
 from napkinmath.estimate import Estimate, Verdict, estimate
-from napkinmath.memory.allocator import replay
+from napkinmath.memory.replay import replay
 from napkinmath.planning.search import largest_batch, longest_context
 from napkinmath_profiler.trace import trace
 

@@ -122,7 +122,7 @@ def priced(
     cut = Estimate(
         SPEC, config, e.step, e.timeline, hardware=hardware, speed=e.speed, settings=e.settings
     )
-    cut._once("replays", lambda: e.replays)  # with all the memory it wants
+    cut.replays = e.replays  # with all the memory it wants
     return cut
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from napkinmath.estimate import estimate
 from napkinmath.inputs.options import train_config
-from napkinmath.memory.allocator import replay
+from napkinmath.memory.replay import replay
 from napkinmath_profiler.trace import prepared_model, trace_options
 from napkinmath_profiler.tracing.meta_model import config_from
 from napkinmath_profiler.tracing.trace_options import options_from

@@ -7,7 +7,7 @@ import pytest
 from napkinmath.catalog.gpus import find_hardware
 from napkinmath.estimate import estimate
 from napkinmath.inputs.options import train_config
-from napkinmath.memory.allocator import replay
+from napkinmath.memory.replay import replay
 from napkinmath_profiler.trace import trace_options
 from napkinmath_profiler.tracing.library_workspaces import with_product_workspaces
 from napkinmath_profiler.tracing.meta_model import config_from

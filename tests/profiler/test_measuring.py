@@ -11,7 +11,7 @@ import torch
 from napkinmath.base.errors import InputError
 from napkinmath.ir.ledger import Phase, Role
 from napkinmath.ir.timeline import Timeline
-from napkinmath.memory.allocator import AllocatorSettings
+from napkinmath.memory.allocator_settings import AllocatorSettings
 from napkinmath_profiler.measuring import runner
 from napkinmath_profiler.measuring.beside import traced_without_choices
 from napkinmath_profiler.measuring.device_memory import CpuMemory

@@ -6,8 +6,9 @@ import io
 import re
 
 import pytest
+from napkinmath.answers.figures import Range
 from napkinmath.base.units import GIB
-from napkinmath.estimate import Estimate, Range, Verdict
+from napkinmath.estimate import Verdict
 from napkinmath.report.components import components_of
 from napkinmath.report.screen import (
     PIPE_WIDTH,
@@ -114,15 +115,16 @@ def test_without_a_gpu_the_list_of_gpus_answers() -> None:
 def test_each_verdict_has_its_words(
     verdict: Verdict, gpu: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Estimate, "verdict", verdict)
-    assert words in report_text(priced("qlora", gpu), width=160)
+    e = priced("qlora", gpu)
+    monkeypatch.setattr(e, "verdict", verdict)
+    assert words in report_text(e, width=160)
 
 
 def test_a_fit_that_needs_the_cache_back_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     e = priced("qlora")
     full = e.memory.replace(reserved=Range(low=30 * GIB, value=31 * GIB, high=32 * GIB))
-    monkeypatch.setattr(Estimate, "memory", full)
-    monkeypatch.setattr(Estimate, "verdict", Verdict.FITS)
+    monkeypatch.setattr(e, "memory", full)
+    monkeypatch.setattr(e, "verdict", Verdict.FITS)
     assert "only where the allocator returns its cache" in report_text(e, width=120)
 
 

@@ -18,8 +18,8 @@ from napkinmath.config.train_config import Precision, RecomputeConfig, Recompute
 from napkinmath.estimate import estimate
 from napkinmath.ir.costs import CHECKPOINT_DISPATCHES
 from napkinmath.ir.ledger import Phase
+from napkinmath.timing.attention import attention_s
 from napkinmath.timing.efficiency import (
-    attention_s,
     default_efficiency,
     dequantize_nf4_s,
     dequantize_s,

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from napkinmath.answers.answers import verdict_on
+from napkinmath.answers.figures import Range
 from napkinmath.answers.ranges import memory_ranges, tokens_range
+from napkinmath.answers.verdict import verdict_on
 from napkinmath.config.lengths import padded_share
-from napkinmath.estimate import Estimate, Range, Verdict, estimate
+from napkinmath.estimate import Estimate, Verdict, estimate
 
 from published.data_sets import counts_padding
 from published.identify import gpu_memory

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from napkinmath.memory.allocator import Block, CachingAllocator, parse_settings
+from napkinmath.memory.allocator import Block, CachingAllocator
+from napkinmath.memory.allocator_settings import parse_settings
 
 from campaign_parts.foreign_rows import case_name
 from campaign_parts.ledger import Row, compressed_rows

@@ -14,14 +14,20 @@ from __future__ import annotations
 from napkinmath.base.expr import Bindings
 from napkinmath.base.record import Record
 from napkinmath.config.parallel_config import ASSUMED_NODE, DataParallel
+from napkinmath.ir.ledger import Role
+from napkinmath.ir.timeline import Point
 from napkinmath.lowering.data_parallel.stored import stored_dtype
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.estimate import Estimate
+    from napkinmath.answers.estimate import Estimate
     from napkinmath.ir.ledger import Weight
 
 CHECKPOINT_BITS = 16  # as most checkpoints are stored
+_ROLES_ON_NVME = {
+    "optimizer": (Role.OPTIMIZER, Role.MASTER, Role.GRADIENTS),
+    "parameters": (Role.WEIGHTS, Role.QUANTIZATION, Role.ADAPTERS),
+}
 
 
 class HostMemory(Record):
@@ -93,29 +99,14 @@ def _loaded_bits(weight: Weight, fsdp: bool, e: Estimate) -> int:
 
 def nvme_bytes(e: Estimate) -> int:
     """Of one rank's offloaded tensors, what lies on NVMe: by role, from the timeline's tensors."""
-    wanted = e.config.parallel.nvme
-    if not wanted:
+    chosen = {role for name in e.config.parallel.nvme for role in _ROLES_ON_NVME[name]}
+    if not chosen:
         return 0
-    from napkinmath.ir.ledger import Role
-
-    roles = {
-        "optimizer": (Role.OPTIMIZER, Role.MASTER, Role.GRADIENTS),
-        "parameters": (Role.WEIGHTS, Role.QUANTIZATION, Role.ADAPTERS),
-    }
-    chosen = {role for name in wanted for role in roles[name]}
-    end = len(e.timeline.segments) - 1
-    from napkinmath.ir.timeline import Point
-
-    counts = e.timeline.live_counts(
-        Point(
-            segment=end,
-            repetition=e.timeline.segments[end].repeat - 1,
-            event=len(e.timeline.segments[end].events),
-            nbytes=0,
-        )
-    )
+    last = len(e.timeline.segments) - 1
+    segment = e.timeline.segments[last]
+    end = Point(segment=last, repetition=segment.repeat - 1, event=len(segment.events), nbytes=0)
     return sum(
         t.host_bytes * n
-        for t, n in zip(e.timeline.tensors, counts, strict=True)
+        for t, n in zip(e.timeline.tensors, e.timeline.live_counts(end), strict=True)
         if n > 0 and t.role in chosen
     )

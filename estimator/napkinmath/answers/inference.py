@@ -6,11 +6,15 @@ from __future__ import annotations
 from napkinmath.base.dtypes import BF16, DType
 from napkinmath.base.errors import InputError, shown
 from napkinmath.base.expr import Bindings
+from napkinmath.catalog.models import read_model
 from napkinmath.ir.model_spec import ModelSpec
+from napkinmath.models.layers.attention import GroupedQueryAttention
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from napkinmath.ir.model_spec import Stage
 
 
 def kv_cache_bytes(
@@ -28,26 +32,29 @@ def kv_cache_bytes(
     (latents, a state). Source: transformers 5.23 cache_utils.py DynamicLayer,
     DynamicSlidingWindowLayer.
     """
-    from napkinmath.catalog.models import read_model
-    from napkinmath.models.layers.attention import GroupedQueryAttention
-
     spec = model if isinstance(model, ModelSpec) else read_model(model)
     if min(batch, tokens, num_beams) < 1:
         raise InputError(
             f"batch={batch}, tokens={tokens}, num_beams={num_beams}: each must be at least 1"
         )
-    bind, values = Bindings(dict(spec.symbols)), 0
-    for stage in spec.stages:
-        if not stage.checkpointed:
-            continue
-        attention = getattr(stage.part, "attention", None)
-        if not isinstance(attention, GroupedQueryAttention):
-            raise InputError(
-                f"the cache of {shown(spec.name)} is not one of keys and values in each layer; only"
-                " grouped-query attention is priced"
-            )
-        here = bind.extended(dict(stage.symbols))
-        heads = here.values["k"] if attention.grouped else here.values["a"]
-        seen = min(tokens, attention.window) if attention.window else tokens
-        values += stage.count * 2 * heads * here.values["dh"] * seen
+    top = Bindings(dict(spec.symbols))
+    values = sum(
+        stage.count * _values_of(stage, top, tokens, spec.name)
+        for stage in spec.stages
+        if stage.checkpointed
+    )
     return values * batch * num_beams * dtype.bits // 8
+
+
+def _values_of(stage: Stage, top: Bindings, tokens: int, name: str) -> int:
+    """Keys and values that one layer keeps of a sequence."""
+    attention = getattr(stage.part, "attention", None)
+    if not isinstance(attention, GroupedQueryAttention):
+        raise InputError(
+            f"the cache of {shown(name)} is not one of keys and values in each layer; only"
+            " grouped-query attention is priced"
+        )
+    here = top.extended(dict(stage.symbols)).values
+    heads = here["k"] if attention.grouped else here["a"]
+    seen = min(tokens, attention.window) if attention.window else tokens
+    return 2 * heads * here["dh"] * seen

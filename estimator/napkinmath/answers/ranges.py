@@ -9,17 +9,17 @@ widens all of it. `benchmarks/accuracy/held_out_ranges.py` prints the quantiles 
 
 from __future__ import annotations
 
+from napkinmath.answers.figures import Memory, Range
 from napkinmath.base.record import Record
-from napkinmath.estimate import Memory, Range
 from napkinmath.ir.ledger import Role
-from napkinmath.memory.allocator import replay
+from napkinmath.memory.replay import replay
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from napkinmath.estimate import Estimate
-    from napkinmath.memory.allocator import Replay
+    from napkinmath.answers.estimate import Estimate
+    from napkinmath.memory.replay import Replay
 
 
 class Spread(Record):
@@ -75,13 +75,11 @@ def memory_ranges(e: Estimate, doubts: Iterable[str] = ()) -> Memory:
     below, above = doubt(doubts)
     allocated = books.peak_allocated
     several = len(e.replays) > 1
-    reserved = reserved_range(
-        books, largest_logits(e), RESERVED_BY_LENGTHS if several else RESERVED, below, above
-    )
+    spread = RESERVED_BY_LENGTHS if several else RESERVED
+    reserved = reserved_range(books, largest_logits(e), spread, below, above)
     if several:
         reserved = over_orders(e, reserved, allocated)
     shown = reserved if several else lasting_range(e, books, reserved, below, above)
-    device = Range(low=shown.low + context, value=shown.value + context, high=shown.high + context)
     return Memory(
         requested=e.peak.nbytes,
         allocated=Range(
@@ -90,7 +88,9 @@ def memory_ranges(e: Estimate, doubts: Iterable[str] = ()) -> Memory:
             high=allocated * (1 + ALLOCATED.base + above),
         ),
         reserved=reserved,
-        device=device,
+        device=Range(
+            low=shown.low + context, value=shown.value + context, high=shown.high + context
+        ),
     )
 
 

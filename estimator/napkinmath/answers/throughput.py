@@ -8,7 +8,7 @@ from napkinmath.base.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.estimate import Estimate
+    from napkinmath.answers.estimate import Estimate
 
 # A server draws this much for each watt of its GPUs: DGX A100 6.5 kW for 8 x 400 W and DGX H100
 # 10.2 kW for 8 x 700 W at most (their user guides); cooling and power distribution of the building

@@ -8,15 +8,22 @@ most, so that the shape of the curve stays the analytic one.
 
 from __future__ import annotations
 
+from math import log
+
 from napkinmath.calibration.measured_layers import counts_of, layers_key
 from napkinmath.ir.ledger import Phase
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from napkinmath.calibration.calibration import Calibration
     from napkinmath.calibration.measured_layers import LayerPoint, MeasuredLayers
-    from napkinmath.estimate import Estimate
+    from napkinmath.config.train_config import TrainConfig
+    from napkinmath.ir.model_spec import ModelSpec
     from napkinmath.timing.schedule import PhaseTime, StepTime
+
+    TimeOf = Callable[[TrainConfig], StepTime | None]
 
 MOST_POINTS = 3
 # Which phases of the estimate a measured one covers: a loop's forward ends with the loss.
@@ -28,58 +35,60 @@ COVERED = {
 }
 
 
-def matching_layers(calibration: Calibration, e: Estimate) -> MeasuredLayers | None:
+def matching_layers(
+    calibration: Calibration, spec: ModelSpec, config: TrainConfig, optimizer: str
+) -> MeasuredLayers | None:
     """The layers of a calibration that are those of this step, whatever their number; None where
-    they were not measured."""
-    if (
-        not calibration.layers
-        or not isinstance(e.config.micro_batch_size, int)
-        or not isinstance(e.config.sequence_length, int)
-    ):
+    they were not measured.
+
+    `optimizer` is the one that 'auto' came to.
+    """
+    if not isinstance(config.micro_batch_size, int) or not isinstance(config.sequence_length, int):
         return None
-    key = layers_key(e.spec, e.config, e.step.update.optimizer.name)
-    return next(
-        (
-            layers
-            for layers in calibration.layers
-            if layers.key == key and layers.order_in(e.spec) is not None
-        ),
-        None,
-    )
+    key = layers_key(spec, config, optimizer)
+    alike = (layers for layers in calibration.layers if layers.key == key)
+    return next((layers for layers in alike if layers.order_in(spec) is not None), None)
 
 
-def calibrated_time(time: StepTime, layers: MeasuredLayers, e: Estimate) -> StepTime:
-    """The step's time by its measured layers."""
-    order = layers.order_in(e.spec)
+def calibrated_time(
+    time: StepTime, layers: MeasuredLayers, spec: ModelSpec, config: TrainConfig, time_of: TimeOf
+) -> StepTime:
+    """The step's time by its measured layers; `time_of` gives another configuration's as its
+    operations add up."""
+    order = layers.order_in(spec)
     assert (
         order is not None
-        and isinstance(e.config.micro_batch_size, int)
-        and isinstance(e.config.sequence_length, int)
+        and isinstance(config.micro_batch_size, int)
+        and isinstance(config.sequence_length, int)
     )
     counts = counts_of(order, len(set(layers.order)))
-    points = nearest_points(layers, e.config.micro_batch_size, e.config.sequence_length)
     factors: dict[Phase, float] = {}
-    for weight, point in points:
-        for phase, ratio in _ratios(point, counts, e, time).items():
+    for weight, point in nearest_points(layers, config.micro_batch_size, config.sequence_length):
+        analytic = _analytic(point, config, time, time_of)
+        for phase, ratio in _ratios(point, counts, analytic).items():
             factors[phase] = factors.get(phase, 0.0) + weight * ratio
     phases = tuple(_scaled(phase, factors.get(phase.phase, 1.0)) for phase in time.phases)
     return time.replace(phases=phases, measured_s=sum(phase.seconds for phase in phases))
 
 
-def measured_peaks(e: Estimate) -> dict[str, int]:
+def measured_peaks(layers: MeasuredLayers, spec: ModelSpec, config: TrainConfig) -> dict[str, int]:
     """Requested bytes at the peak of each phase by the measured layers; empty where this batch and
     length were not measured."""
-    layers = e.measured_layers
-    order = layers.order_in(e.spec) if layers is not None else None
-    if layers is None or order is None or e.config.gradient_accumulation_steps > 1:
+    order = layers.order_in(spec)
+    if order is None or config.gradient_accumulation_steps > 1:
         return {}
     for point in layers.points:
-        if (point.micro_batch_size, point.sequence_length) == (
-            e.config.micro_batch_size,
-            e.config.sequence_length,
-        ) and point.memory:
+        if _is_at(point, config) and point.memory:
             return point.memory.phase_peaks(order)
     return {}
+
+
+def _is_at(point: LayerPoint, config: TrainConfig) -> bool:
+    """Whether a point was measured at the configuration's batch and length."""
+    return (point.micro_batch_size, point.sequence_length) == (
+        config.micro_batch_size,
+        config.sequence_length,
+    )
 
 
 def nearest_points(
@@ -87,7 +96,6 @@ def nearest_points(
 ) -> list[tuple[float, LayerPoint]]:
     """The measured points that count at a batch and length, with weights that sum to one: the point
     itself, or by inverse square distance."""
-    from math import log
 
     def distance(point: LayerPoint) -> float:
         tokens = log(point.micro_batch_size * point.sequence_length / (batch * length))
@@ -101,10 +109,9 @@ def nearest_points(
 
 
 def _ratios(
-    point: LayerPoint, counts: list[int], e: Estimate, time: StepTime
+    point: LayerPoint, counts: list[int], analytic: dict[Phase, float]
 ) -> dict[Phase, float]:
     """Measured over analytic seconds of one micro-step, by phase of the estimate."""
-    analytic = _analytic(point, e, time)
     found: dict[Phase, float] = {}
     for name, fit in point.seconds:
         phases = [phase for phase in COVERED.get(name, ()) if phase in analytic]
@@ -115,23 +122,22 @@ def _ratios(
     return found
 
 
-def _analytic(point: LayerPoint, e: Estimate, time: StepTime) -> dict[Phase, float]:
+def _analytic(
+    point: LayerPoint, config: TrainConfig, time: StepTime, time_of: TimeOf
+) -> dict[Phase, float]:
     """Seconds of the phases at a measured point, with one micro-step, as the operations add up."""
-    own = (
-        e.config.micro_batch_size == point.micro_batch_size
-        and e.config.sequence_length == point.sequence_length
-    )
-    if own and e.config.gradient_accumulation_steps == 1:
-        return {phase.phase: phase.seconds for phase in time.phases}
-    from napkinmath.estimate import estimate
-
-    config = e.config.replace(
-        micro_batch_size=point.micro_batch_size,
-        sequence_length=point.sequence_length,
-        gradient_accumulation_steps=1,
-    )
-    other = estimate(e.spec, config, hardware=e.hardware, efficiency=e.speed).time
-    return {} if other is None else {phase.phase: phase.seconds for phase in other.phases}
+    if not _is_at(point, config) or config.gradient_accumulation_steps > 1:
+        other = time_of(
+            config.replace(
+                micro_batch_size=point.micro_batch_size,
+                sequence_length=point.sequence_length,
+                gradient_accumulation_steps=1,
+            )
+        )
+        if other is None:
+            return {}
+        time = other
+    return {phase.phase: phase.seconds for phase in time.phases}
 
 
 def _scaled(phase: PhaseTime, factor: float) -> PhaseTime:

@@ -16,7 +16,10 @@ import os
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown, suggest
 from napkinmath.base.record import Record
+from napkinmath.catalog.gpus import find_gpu, find_hardware
+from napkinmath.config.hardware import Gpu, HostLink
 from napkinmath.models import config_file
+from napkinmath.timing.efficiency import default_efficiency
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,7 +27,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from napkinmath.calibration.measured_layers import MeasuredLayers
-    from napkinmath.config.hardware import Gpu
     from napkinmath.timing.attainable import AttentionCurve
     from napkinmath.timing.efficiency import Efficiency
 
@@ -49,8 +51,6 @@ class Calibration(Record):
 
     def efficiency(self, gpu: Gpu) -> Efficiency:
         """The speeds of a GPU with the measured ones in place."""
-        from napkinmath.timing.efficiency import default_efficiency
-
         base = default_efficiency(gpu)
         return base.replace(
             **{key: _value(base, key, value, self.path) for key, value in self.rates}
@@ -71,18 +71,16 @@ def load_calibration(path: str) -> Calibration:
             f'{here} does not say "napkinmath_calibration": {VERSION}; make one with `estimate'
             " calibrate`"
         )
+    gpu = content.get("gpu")
     if not values.is_mapping(content.get("rates")):
         raise InputError(
-            f'{here} of GPU {shown(content.get("gpu"))} has no object "rates"; make one with'
-            " `estimate calibrate`"
+            f'{here} of GPU {shown(gpu)} has no object "rates"; make one with `estimate calibrate`'
         )
-    if not isinstance(content.get("gpu"), str):
-        raise InputError(
-            f"{here} is of GPU {shown(content.get('gpu'))}; make one with `estimate calibrate`"
-        )
+    if not isinstance(gpu, str):
+        raise InputError(f"{here} is of GPU {shown(gpu)}; make one with `estimate calibrate`")
     return Calibration(
         path=path,
-        gpu=content["gpu"],
+        gpu=gpu,
         stamp=tuple((key, str(value)) for key, value in _mapping(content, "stamp", here)),
         rates=tuple(_mapping(content, "rates", here)),
         device=tuple(_mapping(content, "device", here)),
@@ -133,8 +131,6 @@ def is_of(calibration: Calibration, gpu: Gpu) -> bool:
     """Whether a calibration was measured on this GPU; a MIG slice is not the whole GPU."""
     if calibration.gpu == gpu.name:
         return True
-    from napkinmath.catalog.gpus import find_hardware
-
     try:
         return find_hardware(calibration.gpu).gpu.name == gpu.name
     except InputError:
@@ -144,8 +140,6 @@ def is_of(calibration: Calibration, gpu: Gpu) -> bool:
 def device_gpu(calibration: Calibration) -> Gpu:
     """The machine a calibration was measured on: a GPU of the catalog, else as the file itself
     describes it."""
-    from napkinmath.catalog.gpus import find_hardware
-
     if calibration.device:
         return described_gpu(calibration.gpu, dict(calibration.device))
     return find_hardware(calibration.gpu).gpu
@@ -154,25 +148,21 @@ def device_gpu(calibration: Calibration) -> Gpu:
 def described_gpu(name: str, device: Mapping[str, object]) -> Gpu:
     """A `Gpu` from a calibration's own description: memory_bytes, bandwidth_bytes_per_s,
     dense_flops, num_sms, hz, l2_bytes, host_bytes_per_s."""
-    from napkinmath.config.hardware import Gpu, HostLink
-
     what = f"{WHAT}: device"
     rate = {
         key: _positive(device.get(key), what, key)
         for key in ("bandwidth_bytes_per_s", "hz", "host_bytes_per_s")
     }
     dense = values.mapping(device.get("dense_flops"), f"{what}: dense_flops")
+    memory = values.count(device.get("memory_bytes"), f"{what}: memory_bytes", high=1 << 60)
+    host_gb_per_s = rate["host_bytes_per_s"] / 1e9
     return Gpu(
         name=name,
         vendor=str(device.get("vendor", "unknown")),
         architecture="unknown",
         compute_capability=str(device.get("compute_capability", "")),
-        nominal_bytes=values.count(
-            device.get("memory_bytes"), f"{what}: memory_bytes", high=1 << 60
-        ),
-        memory_bytes=values.count(
-            device.get("memory_bytes"), f"{what}: memory_bytes", high=1 << 60
-        ),
+        nominal_bytes=memory,
+        memory_bytes=memory,
         bandwidth_bytes_per_s=rate["bandwidth_bytes_per_s"],
         dense_flops=tuple((dtype, _positive(flops, what, dtype)) for dtype, flops in dense.items()),
         num_sms=values.count(device.get("num_sms"), f"{what}: num_sms"),
@@ -180,9 +170,7 @@ def described_gpu(name: str, device: Mapping[str, object]) -> Gpu:
         tensor_hz=rate["hz"],
         l2_bytes=values.count(device.get("l2_bytes"), f"{what}: l2_bytes"),
         tdp_w=0.0,
-        host_link=HostLink(
-            kind="memory", generation=0, gb_per_s_per_direction=rate["host_bytes_per_s"] / 1e9
-        ),
+        host_link=HostLink(kind="memory", generation=0, gb_per_s_per_direction=host_gb_per_s),
         unified_memory=False,
     )
 
@@ -225,8 +213,6 @@ def _layers(content: Mapping[str, Any], here: str) -> tuple[MeasuredLayers, ...]
 
 
 def _same_gpu(name: str, known: str) -> bool:
-    from napkinmath.catalog.gpus import find_gpu
-
     try:
         return name == known or find_gpu(name).name == known
     except InputError:

@@ -8,6 +8,8 @@ stretches of all layers are laid end to end and the peak is read off them.
 
 from __future__ import annotations
 
+from hashlib import sha256
+
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown
 from napkinmath.base.record import Record
@@ -141,8 +143,6 @@ def layers_key(spec: ModelSpec, config: TrainConfig, optimizer: str) -> str:
 
     `optimizer` is the one that 'auto' came to.
     """
-    from hashlib import sha256
-
     kinds: list[object] = []
     for stage in spec.stages:
         if stage.part not in kinds:

@@ -14,8 +14,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from napkinmath.answers.estimate import Estimate
     from napkinmath.cli.flags import Row
-    from napkinmath.estimate import Estimate
 
 _OWN: tuple[Row, ...] = (
     (

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from napkinmath.estimate import Estimate
+    from napkinmath.answers.estimate import Estimate
 
 _DESCRIPTION = (
     "What one training step of a language model costs in memory and time, what it is made of, and"
@@ -43,8 +43,8 @@ def run(argv: Sequence[str]) -> int:
     if price is not None:
         from napkinmath.base import values
 
-        for e in estimates:
-            e.price_per_gpu_hour = values.number(price, "--price", low=0.0, high=1e6)
+        each = values.number(price, "--price", low=0.0, high=1e6)
+        estimates = [e.with_price(each) for e in estimates]
     _print(estimates, options)
     for note in notes:
         print(f"note: {note}", file=sys.stderr)

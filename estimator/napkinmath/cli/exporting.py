@@ -4,8 +4,8 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from napkinmath.answers.estimate import Estimate
     from napkinmath.config.train_config import TrainConfig
-    from napkinmath.estimate import Estimate
 
 
 def write_export(e: Estimate, model: str, kind: str, out: str | None, *, force: bool) -> None:

@@ -6,7 +6,7 @@ from napkinmath.base.units import GIB
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.estimate import Estimate
+    from napkinmath.answers.estimate import Estimate
     from napkinmath.planning.search import Limit
 
 

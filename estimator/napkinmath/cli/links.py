@@ -158,7 +158,7 @@ def _list_networks(options: Mapping[str, object]) -> int:
             )
         )
         return 0
-    from napkinmath.cli.listing import print_rows
+    from napkinmath.report.listing import print_rows
 
     heads = ("name", "Gbit/s a port", "GB/s attained", "hop, us", "also known as")
     rows = [

@@ -43,7 +43,7 @@ def run(argv: Sequence[str]) -> int:
     options = _PARSER.parse(argv)
     from napkinmath.base.units import parse_bytes
     from napkinmath.catalog.gpus import load_gpus
-    from napkinmath.cli.listing import matches, words_of
+    from napkinmath.report.listing import matches, words_of
 
     words = words_of(options)
     least = (
@@ -76,7 +76,7 @@ def _print(gpus: list[Gpu], *, as_json: bool) -> None:
         print(json.dumps([_plain(gpu) for gpu in gpus], indent=1))
         return
     from napkinmath.base.units import GIB
-    from napkinmath.cli.listing import print_rows
+    from napkinmath.report.listing import print_rows
 
     heads = (
         "name",

@@ -24,7 +24,7 @@ def run(argv: Sequence[str]) -> int:
     """Prints the rows that match; none is an error."""
     options = _PARSER.parse(argv)
     from napkinmath.catalog.models import load_rows
-    from napkinmath.cli.listing import matches, words_of
+    from napkinmath.report.listing import matches, words_of
 
     words = words_of(options)
     rows = [
@@ -55,7 +55,7 @@ def _print(rows: list[dict[str, Any]], *, as_json: bool) -> None:
         print(json.dumps(rows, indent=1))
         return
     from napkinmath.base.units import format_count
-    from napkinmath.cli.listing import print_rows
+    from napkinmath.report.listing import print_rows
 
     table = [
         (

@@ -9,7 +9,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from napkinmath.estimate import Estimate
+    from napkinmath.answers.estimate import Estimate
 
 
 def priced(options: Mapping[str, object], notes: list[str]) -> list[Estimate]:

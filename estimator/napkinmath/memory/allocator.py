@@ -1,5 +1,4 @@
-"""Replay of PyTorch's CUDA caching allocator over a timeline: what it books (allocated) and what it
-holds (reserved).
+"""PyTorch's CUDA caching allocator: what it books (allocated) and what it holds (reserved).
 
 Rules of c10/cuda/CUDACachingAllocator.cpp (torch 2.10 to 2.13): requests round up to 512 B; up to 1
 MiB they come from 2 MiB segments of the small pool, up to 10 MiB from 20 MiB segments, above from
@@ -13,91 +12,16 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 
-from napkinmath.base.errors import InputError, shown
-from napkinmath.base.record import Record
 from napkinmath.base.units import GIB, MIB, format_bytes
-from napkinmath.ir.timeline import segment_profile
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import Any
-
-    from napkinmath.ir.timeline import Timeline, TimelineSegment
+from napkinmath.memory.allocator_settings import LARGE_SEGMENT, UNLIMITED, AllocatorSettings
 
 GRANULE = 512
 SMALL_LIMIT = MIB
 SMALL_SEGMENT = 2 * MIB
-LARGE_SEGMENT = 20 * MIB
 LARGE_LIMIT = 10 * MIB
 LARGE_ROUNDING = 2 * MIB
-UNLIMITED = 1 << 62
 _ADDRESS_BITS = 80  # more than any batch that can be asked for
 _ADDRESS_MASK = (1 << _ADDRESS_BITS) - 1
-
-
-class AllocatorSettings(Record):
-    """What PYTORCH_ALLOC_CONF (formerly PYTORCH_CUDA_ALLOC_CONF) can change, and the memory there
-    is."""
-
-    expandable_segments: bool = False
-    max_split_bytes: int = UNLIMITED
-    roundup_power2_divisions: int = 0
-    garbage_collection_threshold: float = 0.0
-    """Share of the memory limit above which old cached segments are returned; acts only under a
-    limit."""
-    large_segment_bytes: int = LARGE_SEGMENT
-    limit_bytes: int = UNLIMITED
-
-    def validate(self) -> None:
-        if self.max_split_bytes < LARGE_SEGMENT:
-            raise InputError(
-                f"max_split_size_mb:{self.max_split_bytes // MIB} is too small; PyTorch accepts"
-                " values above 20"
-            )
-        if self.roundup_power2_divisions & (self.roundup_power2_divisions - 1):
-            raise InputError(
-                f"roundup_power2_divisions:{self.roundup_power2_divisions} is not a power of two;"
-                " use 1, 2, 4, 8, ..."
-            )
-        if not 0 <= self.garbage_collection_threshold < 1:
-            raise InputError(
-                f"garbage_collection_threshold:{self.garbage_collection_threshold} is not a share;"
-                " use 0 < x < 1"
-            )
-
-
-def parse_settings(text: str, *, limit_bytes: int = UNLIMITED) -> AllocatorSettings:
-    """'expandable_segments:True,max_split_size_mb:128' as settings; raises InputError quoting an
-    unknown or malformed entry."""
-    values: dict[str, Any] = {"limit_bytes": limit_bytes}
-    for entry in filter(None, (e.strip() for e in text.split(","))):
-        key, _, value = (part.strip() for part in entry.partition(":"))
-        try:
-            if key == "expandable_segments":
-                values[key] = {"true": True, "false": False}[value.lower()]
-            elif key == "max_split_size_mb":
-                values["max_split_bytes"] = int(value) * MIB
-            elif key == "large_segment_size_mb":
-                values["large_segment_bytes"] = int(value) * MIB
-            elif key == "roundup_power2_divisions":
-                values[key] = int(value)
-            elif key == "garbage_collection_threshold":
-                values[key] = float(value)
-            elif key != "backend" or value != "native":
-                raise InputError(
-                    f"allocator setting {shown(entry)} is not modelled; known: expandable_segments,"
-                    " max_split_size_mb, roundup_power2_divisions, garbage_collection_threshold,"
-                    " large_segment_size_mb, backend:native"
-                )
-        except (KeyError, ValueError) as error:
-            if isinstance(error, InputError):
-                raise
-            raise InputError(
-                f"allocator setting {shown(entry)} has no valid value; write e.g."
-                " expandable_segments:True or max_split_size_mb:128"
-            ) from None
-    return AllocatorSettings(**values)
 
 
 class OutOfMemory(Exception):
@@ -333,22 +257,25 @@ class CachingAllocator:
         if self.reserved + self._missing(segment, size) > self.settings.limit_bytes:
             self.num_retries += 1
             self.empty_cache()
-        want, last = self._missing(segment, size), segment.last
+        want = self._missing(segment, size)
         if self.reserved + want > self.settings.limit_bytes:
             raise OutOfMemory(nbytes, self.allocated, self.reserved, self.settings.limit_bytes)
-        tail = last.size if last is not None and last.free else 0
-        if tail and last is not None:
-            self._forget(last)
-            last.size += want
-            block = last
-        else:
-            block = Block(segment.address + segment.size, want, small, segment)
-            block.before = last
-            if last is not None:
-                last.after = block
-            segment.last = block
+        block = self._lengthened(segment, want)
         segment.size += want
         self._grow(want)
+        return block
+
+    def _lengthened(self, segment: Segment, want: int) -> Block:
+        """The free block at a growing segment's end, with `want` bytes more; out of its pool."""
+        last = segment.last
+        if last is not None and last.free and last.size:
+            self._forget(last)
+            last.size += want
+            return last
+        block = Block(segment.address + segment.size, want, segment.small, segment, last)
+        if last is not None:
+            last.after = block
+        segment.last = block
         return block
 
     def _page(self, small: int) -> int:
@@ -396,12 +323,18 @@ class CachingAllocator:
         if block.after is None:  # at the segment's end, which recedes
             pieces = pieces[:1]
             segment.size = start
-        before, after = block.before, block.after
+        self._replace(block, pieces)
+        self.reserved -= end - start
+        return end - start
+
+    def _replace(self, block: Block, pieces: list[tuple[int, int, bool]]) -> None:
+        """Puts (offset in the segment, size, free) pieces in the place of a forgotten block."""
+        segment, before, after = block.segment, block.before, block.after
         for where, size, free in pieces:
             if not size:
                 continue
-            piece = Block(segment.address + where, size, block.small, segment)
-            piece.free, piece.before = free, before
+            piece = Block(segment.address + where, size, block.small, segment, before)
+            piece.free = free
             if before is not None:
                 before.after = piece
             if free:
@@ -414,8 +347,6 @@ class CachingAllocator:
             after.before = before
         else:
             segment.last = before
-        self.reserved -= end - start
-        return end - start
 
     def _collect(self, want: int) -> None:
         """Returns the least recently used cached segments while reserved is above the threshold."""
@@ -430,129 +361,3 @@ class CachingAllocator:
             if self.reserved + want <= threshold:
                 return
             self._release(block)
-
-
-class Replay(Record):
-    """What a timeline costs in the allocator's books."""
-
-    peak_allocated: int
-    peak_reserved: int
-    peak_unreturnable: int
-    """Least reservation that would have done, had the cache been emptied all the time: what a full
-    device comes down to."""
-    end_allocated: int
-    end_reserved: int
-    inactive_split_bytes: int
-    num_segments: int
-    num_retries: int
-    out_of_memory: str = ""
-    """The failed request, if a limit was set and hit; the peaks are then those reached before."""
-
-
-STEADY = 6  # repetitions of equal micro-steps after which the books are taken to repeat too
-
-
-def rows(segments: list[TimelineSegment]) -> Iterator[tuple[list[TimelineSegment], int]]:
-    """(row of segments, how often it comes in a row), in order; what comes once comes alone."""
-    after: dict[int, int] = {}  # where a segment comes next
-    periods = [0] * len(segments)
-    for at in range(len(segments) - 1, -1, -1):
-        periods[at] = after.get(id(segments[at]), at) - at
-        after[id(segments[at])] = at
-    at = 0
-    while at < len(segments):
-        period, times = periods[at] or 1, 1
-        row = segments[at : at + period]
-        while periods[at] and segments[at + times * period : at + (times + 1) * period] == row:
-            times += 1
-        if times == 1:
-            row = row[:1]
-        at += times * len(row)
-        yield row, times
-
-
-class Books:
-    """An allocator under a timeline's events, and the blocks that each tensor has of it."""
-
-    def __init__(self, sizes: list[int], settings: AllocatorSettings | None) -> None:
-        self.allocator, self.sizes = CachingAllocator(settings), sizes
-        self.held: list[list[Block]] = [[] for _ in sizes]
-        self._booked: dict[TimelineSegment, list[tuple[str, int]]] = {}
-
-    def play(self, row: list[TimelineSegment]) -> None:
-        """Books the events of segments; tensors of no bytes take none. Raises OutOfMemory."""
-        sizes, held, malloc, free = (
-            self.sizes,
-            self.held,
-            self.allocator.malloc,
-            self.allocator.free,
-        )
-        for segment in row:
-            pairs, events = segment.pairs, self._booked.get(segment)
-            if events is None:
-                events = self._booked[segment] = [
-                    (action, index)
-                    for action, index in segment.events
-                    if (action in "+-" and sizes[index])
-                    or (action == "=" and sizes[pairs[index][0]])
-                ]
-            for _ in range(segment.repeat):
-                for action, index in events:
-                    if action == "+":
-                        held[index].append(malloc(sizes[index]))
-                    elif action == "-":
-                        free(held[index].pop())
-                    else:
-                        old, new = pairs[index]
-                        held[new].append(held[old].pop())
-
-    def state(self) -> object:
-        """All that decides what follows; where old segments are collected, which goes by age, no
-        two states are alike."""
-        allocator = self.allocator
-        if allocator.settings.garbage_collection_threshold:
-            return object()
-        return (
-            allocator.free_keys(),
-            allocator.reserved,
-            allocator.num_retries,
-            [[b.address for b in blocks] for blocks in self.held],
-        )
-
-    def play_on(self, timeline: Timeline) -> None:
-        """Books a timeline; a row of segments that follows itself and leaves the books as it found
-        them is through, however often it comes.
-
-        One that leaves as many bytes as it found, elsewhere, is through after STEADY times.
-        """
-        for row, times in rows(timeline.segments):
-            grows = times > STEADY and self._grows(row)
-            for _ in range(times if grows else min(times, STEADY)):
-                before = self.state() if times > 1 else None
-                self.play(row)
-                if times > 1 and before == self.state():
-                    break
-
-    def _grows(self, row: list[TimelineSegment]) -> bool:
-        return sum(segment.repeat * segment_profile(segment, self.sizes)[2] for segment in row) != 0
-
-
-def replay(timeline: Timeline, settings: AllocatorSettings | None = None) -> Replay:
-    """Replays a timeline's events in order."""
-    books = Books([t.nbytes for t in timeline.tensors], settings)
-    allocator, failed = books.allocator, ""
-    try:
-        books.play_on(timeline)
-    except OutOfMemory as error:
-        failed = str(error)
-    return Replay(
-        peak_allocated=allocator.peak_allocated,
-        peak_reserved=allocator.peak_reserved,
-        peak_unreturnable=allocator.peak_unreturnable,
-        end_allocated=allocator.allocated,
-        end_reserved=allocator.reserved,
-        inactive_split_bytes=allocator.inactive_split_bytes(),
-        num_segments=len(allocator.segments),
-        num_retries=allocator.num_retries,
-        out_of_memory=failed,
-    )

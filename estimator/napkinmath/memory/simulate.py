@@ -14,8 +14,15 @@ if TYPE_CHECKING:
     from typing import Any
 
     from napkinmath.base.expr import Size
+    from napkinmath.config.train_config import TrainConfig
+    from napkinmath.ir.clock import WorkClock
     from napkinmath.ir.step import Segment, Step
-    from napkinmath.timing.schedule import Clock
+
+
+def steps_priced(config: TrainConfig) -> int:
+    """Two steps, or one later one with adapters, whose states are too small for it to matter in
+    which holes the first step puts them."""
+    return 2 if config.adapter is None else 1
 
 
 def run_order(step: Step, *, steps: int = 2) -> tuple[list[Segment], tuple[int, ...]]:
@@ -94,74 +101,71 @@ class Scopes:
         return found
 
 
-def simulate(step: Step, clock: Clock | None = None, *, steps: int = 2) -> Timeline:
+def simulate(step: Step, clock: WorkClock | None = None, *, steps: int = 2) -> Timeline:
     """The timeline of loading the model and running `steps` steps."""
     scopes = Scopes(step.symbols)
     table: dict[Tensor, int] = {}
     infos: list[TensorInfo] = []
-    made: dict[int, TimelineSegment] = {}
-    ordered: list[TimelineSegment] = []
 
     def index_of(tensor: Tensor, bind: Bindings) -> int:
         found = table.get(tensor)
         if found is None:
             found = table[tensor] = len(infos)
-            infos.append(
-                TensorInfo(
-                    tensor.name,
-                    tensor.role,
-                    tensor.module,
-                    bind(tensor.nbytes),
-                    bind(tensor.requested),
-                    tensor.dtype.name,
-                    tensor.axes,
-                    tensor.source,
-                    bind(tensor.host_bytes),
-                    tensor.managed,
-                )
-            )
+            infos.append(bound_tensor(tensor, bind))
         return found
 
+    def laid_out(segment: Segment) -> TimelineSegment:
+        return lay_out(segment, scopes.of(segment.symbols), index_of, clock)
+
     order, starts = run_order(step, steps=steps)
-    for segment in order:
-        found = made.get(id(segment))
-        if found is None:
-            found = made[id(segment)] = lay_out(
-                segment, scopes.of(segment.symbols), index_of, clock
-            )
-        ordered.append(found)
-    return Timeline(infos, ordered, Stamp(origin="analytic"), starts)
+    return Timeline(infos, _each_once(order, laid_out), Stamp(origin="analytic"), starts)
 
 
-def running(step: Step, clock: Clock, scopes: Scopes | None = None) -> Timeline:
+def bound_tensor(tensor: Tensor, bind: Bindings) -> TensorInfo:
+    """A tensor with its sizes bound."""
+    return TensorInfo(
+        tensor.name,
+        tensor.role,
+        tensor.module,
+        bind(tensor.nbytes),
+        bind(tensor.requested),
+        tensor.dtype.name,
+        tensor.axes,
+        tensor.source,
+        bind(tensor.host_bytes),
+        tensor.managed,
+    )
+
+
+def running(step: Step, clock: WorkClock, scopes: Scopes | None = None) -> Timeline:
     """The kernels of one later step without its tensors: all that its time is read off. Ranks of
     one job may share their `scopes`."""
-    scopes = scopes or Scopes(step.symbols)
-    made: dict[int, TimelineSegment] = {}
-    ordered: list[TimelineSegment] = []
+    bound = scopes or Scopes(step.symbols)
+
+    def priced(segment: Segment) -> TimelineSegment:
+        bind = bound.of(segment.symbols)
+        works = [payload for _, payload in segment.events if isinstance(payload, Work)]
+        kernels = [k for work in works for k in clock.kernels(work, bind)]
+        seconds = sum(k.seconds for k in kernels)
+        return TimelineSegment(
+            segment.name, segment.phase, segment.repeat, [], [], kernels, seconds
+        )
+
     order, starts = run_order(step, steps=1)
-    for segment in order[starts[-1] :]:
-        found = made.get(id(segment))
-        if found is None:
-            bind = scopes.of(segment.symbols)
-            kernels = [
-                k
-                for _, payload in segment.events
-                if isinstance(payload, Work)
-                for k in clock.kernels(payload, bind)
-            ]
-            found = TimelineSegment(
-                segment.name,
-                segment.phase,
-                segment.repeat,
-                [],
-                [],
-                kernels,
-                sum(k.seconds for k in kernels),
-            )
-            made[id(segment)] = found
-        ordered.append(found)
-    return Timeline([], ordered, Stamp(origin="analytic"), (0,))
+    return Timeline([], _each_once(order[starts[-1] :], priced), Stamp(origin="analytic"), (0,))
+
+
+def _each_once(
+    order: list[Segment], make: Callable[[Segment], TimelineSegment]
+) -> list[TimelineSegment]:
+    """What is made of each segment in order; of one that comes again, only once."""
+    made: dict[int, TimelineSegment] = {}
+    found: list[TimelineSegment] = []
+    for segment in order:
+        if id(segment) not in made:
+            made[id(segment)] = make(segment)
+        found.append(made[id(segment)])
+    return found
 
 
 def peak_bytes(step: Step, *, steps: int = 2, scopes: Scopes | None = None) -> int:
@@ -217,7 +221,7 @@ def lay_out(
     segment: Segment,
     bind: Bindings,
     index_of: Callable[[Tensor, Bindings], int],
-    clock: Clock | None,
+    clock: WorkClock | None,
 ) -> TimelineSegment:
     """A segment with its sizes bound, its tensors numbered by `index_of`, and its work priced."""
     events: list[tuple[str, int]] = []
@@ -233,12 +237,7 @@ def lay_out(
         else:
             events.append((TAKE, len(pairs)))
             pairs.append((index_of(payload[0], bind), index_of(payload[1], bind)))
+    seconds = sum(k.seconds for k in kernels)
     return TimelineSegment(
-        segment.name,
-        segment.phase,
-        segment.repeat,
-        events,
-        pairs,
-        kernels,
-        sum(k.seconds for k in kernels),
+        segment.name, segment.phase, segment.repeat, events, pairs, kernels, seconds
     )

@@ -9,21 +9,18 @@ Several orders are replayed.
 from __future__ import annotations
 
 from napkinmath.base.expr import Bindings
-from napkinmath.config.parallel_config import DataParallel
 from napkinmath.ir.timeline import Stamp, TensorInfo, Timeline, TimelineSegment
-from napkinmath.memory.allocator import Replay, replay
-from napkinmath.memory.simulate import lay_out
-from napkinmath.timing.flops import model_flops
-from napkinmath.timing.schedule import phase_times
+from napkinmath.memory.replay import Replay, replay
+from napkinmath.memory.simulate import bound_tensor, lay_out
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from napkinmath.ir.ledger import Phase, Tensor
+    from napkinmath.ir.clock import WorkClock
+    from napkinmath.ir.ledger import Tensor
     from napkinmath.ir.step import Segment, Step
-    from napkinmath.memory.allocator import AllocatorSettings
-    from napkinmath.timing.schedule import Clock, PhaseTime
+    from napkinmath.memory.allocator_settings import AllocatorSettings
 
 NUM_ORDERS = 3
 NUM_MICRO_STEPS = 32
@@ -88,7 +85,7 @@ def replays(
 def timeline_of(step: Step, lengths: Sequence[int]) -> Timeline:
     """Loading, then a micro-step of each length; the optimizer steps as accumulation says, but
     after the fourth at the latest."""
-    layout = _Layout(step)
+    layout = VariedLayout(step)
     layout.add([*step.load, *step.workspaces], lengths[0])
     turns = _turns(step)
     every = len(turns)
@@ -116,73 +113,11 @@ def _turns(step: Step) -> list[list[Segment]]:
     return kinds if len(kinds) <= LONGEST_STEP else [*kinds[: LONGEST_STEP - 1], kinds[-1]]
 
 
-def varied_time(
-    step: Step, timeline: Timeline, clock: Clock, start: int
-) -> tuple[tuple[PhaseTime, ...], int, int, int]:
-    """Mean over micro-steps padded to their longest: (phases, tokens that are not padding, model
-    FLOP, hardware FLOP) of a step.
-
-    Where ranks meet in every micro-step, all of them take the time of the longest sequence of all.
-
-    `timeline` is the step at its longest, whose update from segment `start` on does not depend on
-    lengths.
-    """
-    config = step.policy.config
-    batch = config.micro_batch_size
-    assert isinstance(batch, int)
-    drawn = micro_step_lengths(config.batch.lengths, batch, 0)
-    parallel = config.parallel
-    gathers = parallel.data_parallel.is_fsdp or parallel.data_parallel is DataParallel.ZERO3
-    if parallel.data_parallel_size > 1 and (gathers or config.gradient_accumulation_steps == 1):
-        drawn = longest_lengths(
-            config.batch.lengths, batch * parallel.data_parallel_size
-        )  # ranks meet in every micro-step
-    spent: dict[Phase, PhaseTime] = {}
-    done = 0.0
-    for repeat, segments in step.micro_steps:
-        layout, share = _Layout(step, clock), repeat / len(drawn)
-        for length in drawn:
-            layout.add(segments, length)
-        for found in phase_times(
-            Timeline(layout.infos, layout.order, Stamp(origin="analytic")),
-            clock.speed,
-            first_segment=0,
-        ):
-            spent[found.phase] = _added(spent.get(found.phase), found, share)
-        done += share * sum(
-            segment.repeat * sum(kernel.flops for kernel in segment.kernels)
-            for segment in layout.order
-        )
-    phases = list(spent.values())
-    phases += [
-        found
-        for found in phase_times(timeline, clock.speed, first_segment=start)
-        if found.phase not in spent
-    ]
-    tokens = (
-        round(sum(config.batch.lengths) / len(config.batch.lengths) * batch)
-        * config.gradient_accumulation_steps
-    )
-    needed = sum(model_flops(step, length) for length in drawn) // len(drawn)
-    return tuple(phases), tokens, needed, round(done)
-
-
-def _added(before: PhaseTime | None, found: PhaseTime, share: float) -> PhaseTime:
-    """A share of a phase's time on top of what other micro-steps spent in it."""
-    times = {name: getattr(found, name) * share for name in ("device_s", "host_s", "waited_s")}
-    return found.replace(
-        **{
-            name: value + (getattr(before, name) if before is not None else 0.0)
-            for name, value in times.items()
-        }
-    )
-
-
-class _Layout:
+class VariedLayout:
     """Segments bound to one length after the other; a tensor whose size changes with the length is
     a tensor of its own."""
 
-    def __init__(self, step: Step, clock: Clock | None = None) -> None:
+    def __init__(self, step: Step, clock: WorkClock | None = None) -> None:
         self.step, self.clock = step, clock
         self.infos: list[TensorInfo] = []
         self.order: list[TimelineSegment] = []
@@ -206,16 +141,5 @@ class _Layout:
         found = self._index.get((tensor, nbytes))
         if found is None:
             found = self._index[tensor, nbytes] = len(self.infos)
-            self.infos.append(
-                TensorInfo(
-                    tensor.name,
-                    tensor.role,
-                    tensor.module,
-                    nbytes,
-                    bind(tensor.requested),
-                    tensor.dtype.name,
-                    tensor.axes,
-                    tensor.source,
-                )
-            )
+            self.infos.append(bound_tensor(tensor, bind))
         return found

@@ -7,10 +7,12 @@ bits) goes through `estimate` job by job.
 
 from __future__ import annotations
 
+from napkinmath.answers.estimate import Estimate
+from napkinmath.answers.figures import Verdict
 from napkinmath.base import values
 from napkinmath.base.errors import InputError
 from napkinmath.config.train_config import TrainConfig
-from napkinmath.estimate import Estimate, Verdict, estimate
+from napkinmath.estimate import estimate
 from napkinmath.inputs.several import OPEN, expand, inner_values, several
 
 TYPE_CHECKING = False

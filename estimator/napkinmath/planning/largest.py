@@ -8,11 +8,12 @@ allocator at every size instead (napkinmath.planning.search).
 
 from __future__ import annotations
 
+from napkinmath.answers.estimate import Estimate
+from napkinmath.answers.figures import Verdict
 from napkinmath.base.expr import Bindings
-from napkinmath.estimate import Estimate, Verdict, steps_priced
 from napkinmath.ir.step import build_step
 from napkinmath.lowering.choices import resolve
-from napkinmath.memory.simulate import simulate
+from napkinmath.memory.simulate import simulate, steps_priced
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

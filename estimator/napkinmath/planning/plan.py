@@ -11,10 +11,12 @@ from __future__ import annotations
 from enum import Enum
 from itertools import product
 
+from napkinmath.answers.estimate import Estimate
+from napkinmath.answers.figures import Verdict
 from napkinmath.answers.ranges import ALLOCATED
 from napkinmath.base.errors import InputError
 from napkinmath.base.record import Record
-from napkinmath.estimate import Estimate, Verdict, estimate
+from napkinmath.estimate import estimate
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 from itertools import product
 
+from napkinmath.answers.estimate import Estimate
+from napkinmath.answers.figures import Verdict
 from napkinmath.base.errors import InputError
 from napkinmath.base.record import Record
-from napkinmath.estimate import Estimate, Verdict, estimate
+from napkinmath.estimate import estimate
 from napkinmath.planning.mesh_bounds import Bounds
 from napkinmath.planning.meshes import MeshPrice, fastest, meshes
 

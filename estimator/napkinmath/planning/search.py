@@ -3,9 +3,11 @@ verified by one step more that does not fit."""
 
 from __future__ import annotations
 
+from napkinmath.answers.estimate import Estimate
+from napkinmath.answers.figures import Verdict
 from napkinmath.base.errors import InputError, shown
 from napkinmath.base.record import Record
-from napkinmath.estimate import Estimate, Verdict, estimate
+from napkinmath.estimate import estimate
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

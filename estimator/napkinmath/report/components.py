@@ -6,6 +6,7 @@ and device context they sum to the device figure.
 
 from __future__ import annotations
 
+from napkinmath.answers.figures import Range
 from napkinmath.base.record import Record
 from napkinmath.base.units import format_bytes
 from napkinmath.ir.ledger import Role
@@ -14,7 +15,7 @@ from napkinmath.report.parts import LABELS, component_key
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.estimate import Estimate, Range
+    from napkinmath.answers.estimate import Estimate
     from napkinmath.ir.timeline import Point, Timeline
     from napkinmath.report.origins import Held
 
@@ -112,8 +113,6 @@ def components_of(estimate: Estimate) -> tuple[Component, ...]:
 def headroom(estimate: Estimate) -> Range | None:
     """Bytes left beside tensors and context once the allocator has returned its cache, and its
     range; None where no device is named."""
-    from napkinmath.estimate import Range
-
     hardware, allocated = estimate.hardware, estimate.memory.allocated
     if hardware is None:
         return None

@@ -12,6 +12,7 @@ from napkinmath.base.record import Record
 from napkinmath.ir.ledger import Role
 from napkinmath.ir.timeline import Point, Timeline, TimelineSegment
 from napkinmath.report.curve import Span, step_range
+from napkinmath.report.lump import lumped
 from napkinmath.report.palette import STACK
 
 TYPE_CHECKING = False
@@ -42,8 +43,6 @@ def shown(timeline: Timeline, *, most_events: int = MOST_EVENTS) -> Shown:
     `most_events`."""
     found = _kept_segments(timeline, most_events)
     if num_events(timeline, found.segments) > most_events:
-        from napkinmath.report.lump import lumped
-
         found = _kept_segments(
             lumped(timeline, found.segments, found.counts, found.peak, most_events), 1 << 62
         ).replace(left_out=found.left_out)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from napkinmath.base.expr import SYMBOLS, Bindings, Expr, product, render
 from napkinmath.base.units import format_bytes, format_count, format_seconds
 from napkinmath.ir.ledger import Phase, Work
+from napkinmath.memory.simulate import run_order
 from napkinmath.report import words
 from napkinmath.report.components import components_of, held_by_component, held_on_host
 from napkinmath.report.formula import simplify
@@ -23,13 +24,15 @@ from napkinmath.report.screen import (
     wrap,
 )
 from napkinmath.report.tensors import stored_type, tensor_axes
+from napkinmath.timing.schedule import Clock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, TextIO
 
+    from napkinmath.answers.estimate import Estimate
+    from napkinmath.answers.figures import Range
     from napkinmath.base.expr import Size
-    from napkinmath.estimate import Estimate, Range
     from napkinmath.ir.costs import Cost
     from napkinmath.ir.step import Segment
     from napkinmath.ir.timeline import TensorInfo
@@ -369,9 +372,6 @@ def _time(screen: Screen, e: Estimate) -> None:
 def cost_entries(e: Estimate) -> dict[str, list[Entry]]:
     """For each phase of a steady step every distinct operation and formula with its seconds, the
     most expensive first."""
-    from napkinmath.memory.simulate import run_order
-    from napkinmath.timing.schedule import Clock
-
     assert e.speed is not None
     clock, top = Clock(e.speed, e.step.policy), Bindings(e.step.symbols)
     order, starts = run_order(e.step, steps=2)

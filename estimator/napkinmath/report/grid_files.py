@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import os
 
 from napkinmath.base.errors import InputError, shown
@@ -46,8 +48,6 @@ def refuse_existing(path: str, force: bool) -> None:
 
 
 def _csv(grid: Grid, rows: Iterable[tuple[Any, ...]], path: str) -> int:
-    import csv
-
     count = 0
     with open(path, "w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
@@ -59,8 +59,6 @@ def _csv(grid: Grid, rows: Iterable[tuple[Any, ...]], path: str) -> int:
 
 
 def _jsonl(grid: Grid, rows: Iterable[tuple[Any, ...]], path: str) -> int:
-    import json
-
     count = 0
     with open(path, "w", encoding="utf-8") as file:
         for row in rows:

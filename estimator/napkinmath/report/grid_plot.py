@@ -4,6 +4,7 @@ one; GPU capacities drawn in."""
 from __future__ import annotations
 
 import os
+from importlib import import_module
 
 from napkinmath.base.errors import InputError, shown
 from napkinmath.base.units import GIB
@@ -275,8 +276,6 @@ def _lines(
 
 def load_matplotlib(module: str) -> Any:
     """A module of matplotlib; InputError names the extra where it is missing."""
-    from importlib import import_module
-
     try:
         return import_module(f"matplotlib.{module}")
     except ImportError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from napkinmath.base.units import GIB, format_seconds
 from napkinmath.planning.grid import MONEY
+from napkinmath.report.columns import print_columns
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
 
 def print_grid(grid: Grid, rows: Sequence[tuple[Any, ...]]) -> None:
     """Prints rows with bytes in GiB; columns that say nothing in any row are left out."""
-    from napkinmath.report.columns import print_columns
-
     shown = [i for i in range(len(grid.names)) if any(row[i] is not None for row in rows)]
     heads = [_head(grid.names[i]) for i in shown]
     cells = [[_cell(grid.names[i], row[i]) for i in shown] for row in rows]

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from enum import Enum
 
+from napkinmath.base.json_text import dumps
 from napkinmath.base.record import Record
-from napkinmath.memory.allocator import UNLIMITED
+from napkinmath.memory.allocator_settings import UNLIMITED
 from napkinmath.report import curve
 from napkinmath.report.components import components_of, headroom
 from napkinmath.report.words import operation
@@ -19,8 +20,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from napkinmath.answers.estimate import Estimate
+    from napkinmath.answers.figures import Range
     from napkinmath.config.hardware import Hardware
-    from napkinmath.estimate import Estimate, Range
     from napkinmath.ir.timeline import Point
 
 SCHEMA_VERSION = 1
@@ -30,8 +32,6 @@ BOUNDS = ("compute", "bandwidth", "launch", "host link", "communication")
 
 def to_json(estimate: Estimate) -> str:
     """The estimate as a JSON document in ASCII, a top-level key a line."""
-    from napkinmath.base.json_text import dumps
-
     return (
         "{\n"
         + ",\n".join(f'  "{key}": {dumps(value)}' for key, value in as_mapping(estimate).items())

@@ -3,9 +3,19 @@ what the links are."""
 
 from __future__ import annotations
 
+import json
+
 from napkinmath.base.record import Record
 from napkinmath.base.units import format_bytes, format_seconds
-from napkinmath.timing.collectives import Fabric, algorithms, bus_factor, is_linked, network_of
+from napkinmath.report.listing import print_rows
+from napkinmath.timing.collectives import (
+    Fabric,
+    algorithms,
+    bus_factor,
+    is_linked,
+    network_of,
+    sources,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,12 +64,8 @@ def _message(kind: str, nbytes: int, group: Fabric) -> Message:
 def print_links(table: LinkTable, *, as_json: bool) -> None:
     """Prints the table as text or JSON."""
     if as_json:
-        import json
-
         print(json.dumps(_plain(table), indent=1))
         return
-    from napkinmath.cli.listing import print_rows
-
     for line in described(table):
         print(line)
     heads = ("collective", "message", "time", "bus GB/s", "algorithm")
@@ -109,8 +115,6 @@ def described(table: LinkTable) -> list[str]:
 
 
 def _plain(table: LinkTable) -> dict[str, Any]:
-    from napkinmath.timing.collectives import sources
-
     group = table.group
     return {
         "gpu": table.cluster.hardware.gpu.name,

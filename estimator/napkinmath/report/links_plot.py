@@ -4,6 +4,7 @@ or PNG."""
 from __future__ import annotations
 
 import os
+from math import ceil, floor, log10
 
 from napkinmath.base.errors import InputError, shown
 from napkinmath.base.units import format_bytes, format_seconds
@@ -78,8 +79,6 @@ def link_svg(table: LinkTable) -> str:
 def _panel(
     left: int, series: Sequence[Sequence[Point]], title: str, label: Callable[[float], str]
 ) -> list[str]:
-    from math import ceil, floor, log10
-
     xs = [log10(x) for points in series for x, _ in points]
     ys = [log10(max(y, 1e-12)) for points in series for _, y in points]
     low_x, high_x = min(xs), max(max(xs), min(xs) + 1e-9)

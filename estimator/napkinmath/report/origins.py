@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from napkinmath.answers.parameters import count_parameters
+from napkinmath.base.expr import Bindings
 from napkinmath.base.record import Record
 from napkinmath.base.units import format_bytes, format_count
-from napkinmath.estimate import count_parameters
 from napkinmath.report.parts import RESIDUAL_NAMES, in_layer, is_norm
 from napkinmath.report.tensors import num_elements, shape_text, type_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.estimate import Estimate
+    from napkinmath.answers.estimate import Estimate
     from napkinmath.ir.timeline import TensorInfo
 
     Held = list[tuple[TensorInfo, int]]  # tensors and how many copies are alive
@@ -41,8 +42,6 @@ NO_FACTS = Facts()
 
 def facts_of(estimate: Estimate) -> Facts:
     """The facts of an analytic estimate."""
-    from napkinmath.base.expr import Bindings
-
     step = estimate.step
     top = Bindings(step.symbols)
     weights: dict[str, tuple[str, int]] = {}

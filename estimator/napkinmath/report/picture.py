@@ -14,7 +14,7 @@ from napkinmath.report.screen import wrap
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.estimate import Estimate
+    from napkinmath.answers.estimate import Estimate
     from napkinmath.ir.timeline import Timeline
 
 LARGEST_PARTS = 5

@@ -4,11 +4,12 @@ it."""
 from __future__ import annotations
 
 from napkinmath.base.units import GIB, format_bytes, format_count
+from napkinmath.planning.guidelines import guidelines
 from napkinmath.report.columns import aligned
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.estimate import Estimate
+    from napkinmath.answers.estimate import Estimate
     from napkinmath.planning.plan import Candidate, Plan, Trade
 
 _WORTH_A_LINE = 0.01
@@ -96,8 +97,6 @@ def _print_trades(best: Candidate, traded: tuple[Trade, ...]) -> None:
 
 def print_advice(best: Estimate) -> None:
     """The field's guidelines that the numbers contradict here."""
-    from napkinmath.answers.guidelines import guidelines
-
     if best.time is None:
         return
     rows = [

@@ -6,10 +6,13 @@ import os
 
 from napkinmath.base.errors import InputError, shown
 from napkinmath.ir.timeline import Timeline
+from napkinmath.report.timeline_html import timeline_html
+from napkinmath.report.timeline_png import timeline_png
+from napkinmath.report.timeline_svg import timeline_svg
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.estimate import Estimate
+    from napkinmath.answers.estimate import Estimate
 
 SUFFIXES = (".svg", ".html", ".png")
 
@@ -56,15 +59,9 @@ def _refuse_existing(name: str, force: bool) -> None:
 
 def _drawing(suffix: str, timeline: Timeline, estimate: Estimate | None, title: str) -> bytes:
     if suffix == ".svg":
-        from napkinmath.report.timeline_svg import timeline_svg
-
         return timeline_svg(timeline, estimate, title=title).encode()
     if suffix == ".html":
-        from napkinmath.report.timeline_html import timeline_html
-
         return timeline_html(timeline, estimate, title=title).encode()
-    from napkinmath.report.timeline_png import timeline_png
-
     return timeline_png(timeline, estimate, title=title)
 
 

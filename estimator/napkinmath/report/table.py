@@ -3,8 +3,9 @@ change; in that order."""
 
 from __future__ import annotations
 
+from napkinmath.answers.figures import Verdict
 from napkinmath.base.units import GIB, MIB, format_bytes, format_seconds
-from napkinmath.estimate import Verdict
+from napkinmath.catalog.gpus import load_gpus
 from napkinmath.ir.ledger import Phase, Role
 from napkinmath.report import curve, words
 from napkinmath.report.components import components_of, headroom
@@ -24,7 +25,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import TextIO
 
-    from napkinmath.estimate import Change, Estimate, Fit, Range
+    from napkinmath.answers.estimate import Estimate
+    from napkinmath.answers.figures import Change, Fit, Range
     from napkinmath.report.components import Component
 
 INDENT = 13
@@ -353,8 +355,6 @@ def _fits(screen: Screen, e: Estimate) -> None:
 def _by_size(fits: list[Fit]) -> list[str]:
     """'16 GiB T4, A16 +9': GPUs of one size together, those with the shortest names first, the
     smallest few sizes."""
-    from napkinmath.catalog.gpus import load_gpus
-
     nominal = {gpu.name: gpu.nominal_bytes for gpu in load_gpus()}
     sizes: dict[int, list[str]] = {}
     for fit in fits:

@@ -8,6 +8,7 @@ and its content policy forbids fetching anything.
 
 from __future__ import annotations
 
+import json
 import os
 
 from napkinmath.report import drawn
@@ -20,7 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from napkinmath.estimate import Estimate
+    from napkinmath.answers.estimate import Estimate
     from napkinmath.ir.ledger import Role
     from napkinmath.ir.timeline import TensorInfo, Timeline, TimelineSegment
     from napkinmath.report.drawn import Shown
@@ -51,8 +52,6 @@ def timeline_html(timeline: Timeline, estimate: Estimate | None = None, *, title
 
 def page_data(timeline: Timeline, still: Picture) -> str:
     """The page's data as JSON that cannot end its script element."""
-    import json
-
     found = drawn.shown(timeline)
     data = {
         "lines": [

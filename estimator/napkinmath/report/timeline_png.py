@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import warnings
+from importlib import import_module
+
 from napkinmath.base.errors import InputError
 from napkinmath.base.units import format_bytes
 from napkinmath.report import words
@@ -12,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from napkinmath.estimate import Estimate
+    from napkinmath.answers.estimate import Estimate
     from napkinmath.ir.timeline import Timeline
 
 COLUMNS, PANEL_CHARACTERS = 1400, 36
@@ -22,9 +26,6 @@ INK, FAINT, GRID = "#1d2733", "#5c6873", "#dfe4e8"
 def timeline_png(timeline: Timeline, estimate: Estimate | None = None, *, title: str = "") -> bytes:
     """The drawing as PNG bytes; InputError names the extra where matplotlib is missing."""
     canvas, figures = _matplotlib("backends.backend_agg"), _matplotlib("figure")
-    import io
-    import warnings
-
     p = picture(timeline, estimate, title=title, num_columns=COLUMNS)
     figure = figures.Figure(figsize=(12, 6.4), dpi=150, facecolor="white")
     canvas.FigureCanvasAgg(figure)
@@ -134,8 +135,6 @@ def _halo() -> list[Any]:
 
 def _matplotlib(module: str) -> Any:
     """A module of matplotlib; InputError names the extra where it is missing."""
-    from importlib import import_module
-
     try:
         return import_module(f"matplotlib.{module}")
     except ImportError:

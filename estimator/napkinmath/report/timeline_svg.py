@@ -10,7 +10,7 @@ from napkinmath.report.picture import Picture, amount, beside, number, picture, 
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.estimate import Estimate
+    from napkinmath.answers.estimate import Estimate
     from napkinmath.ir.timeline import Timeline
 
 WIDTH, HEIGHT = 1200, 620

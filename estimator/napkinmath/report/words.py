@@ -12,11 +12,11 @@ from napkinmath.ops.attention import MATH_PATH
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from napkinmath.answers.estimate import Estimate
     from napkinmath.answers.throughput import Throughput
     from napkinmath.config.hardware import Hardware
     from napkinmath.config.parallel_config import ParallelConfig
     from napkinmath.config.train_config import TrainConfig
-    from napkinmath.estimate import Estimate
     from napkinmath.ir.timeline import Point, Timeline, TimelineSegment
 
 _ADAPTERS = {
@@ -241,9 +241,7 @@ PHASE_WORDS = {Phase.CLIP: "clipping", Phase.STEP: "step"}
 def measured_memory(estimate: Estimate) -> list[str]:
     """What real layers, carried over to the whole model, say of its peak beside what was priced;
     nothing where they cannot."""
-    from napkinmath.calibration.calibrated_time import measured_peaks
-
-    peaks = measured_peaks(estimate)
+    peaks = estimate.measured_peaks
     if not peaks:
         return []
     highest, priced = max(peaks.values()), estimate.peak.nbytes

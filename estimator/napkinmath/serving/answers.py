@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-    from napkinmath.estimate import Estimate
+    from napkinmath.answers.estimate import Estimate
 
 MOST_FORMULAS = 12  # a component
 MOST_OPERATIONS = 10  # a phase

@@ -8,6 +8,8 @@ turns them into seconds for a size.
 
 from __future__ import annotations
 
+import math
+
 from napkinmath.base.record import Record
 from napkinmath.config.hardware import Gpu
 
@@ -249,6 +251,4 @@ def _memory_class(gpu: Gpu) -> str:
 
 
 def _log2(value: float) -> float:
-    import math
-
     return math.log2(value)

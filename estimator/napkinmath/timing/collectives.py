@@ -20,6 +20,7 @@ from napkinmath.catalog.links import (
     default_network,
 )
 from napkinmath.config.cluster import Cluster, NetworkLink
+from napkinmath.timing.efficiency import larger, smaller
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -338,7 +339,7 @@ def _sharp_s(nbytes: Sizes, group: Fabric) -> Seconds:
     wire = nbytes * (1 + 1 / per_node) / group.sharp_bytes_per_s
     hops = _SHARP_CHUNK_S
     if group.nodes > 1:
-        wire = _larger(
+        wire = larger(
             wire,
             nbytes * (1.0 if group.nodes == 2 else 2.0) / group.network_bytes_per_s / _TREE_SHARE,
         )
@@ -383,17 +384,5 @@ def _pipelined(wire: Seconds, hops: Seconds) -> Seconds:
 def _fastest(found: dict[str, Seconds]) -> Seconds:
     best: Seconds = None
     for seconds in found.values():
-        best = seconds if best is None else _smaller(best, seconds)
+        best = seconds if best is None else smaller(best, seconds)
     return best
-
-
-def _smaller(a: Any, b: Any) -> Any:
-    if isinstance(a, (int, float)) and isinstance(b, (int, float)):
-        return a if a <= b else b
-    import numpy
-
-    return numpy.minimum(a, b)
-
-
-def _larger(a: Any, b: Any) -> Any:
-    return -_smaller(-a, -b)

@@ -58,16 +58,6 @@ _KERNEL_START_S = 2.5e-6
 # Of a kernel's traffic the reads can hit what the kernel before left in L2, the writes drain to
 # memory.
 _L2_HIT_SHARE = 0.5
-# Loading, the last rescaling and storing of one tile of queries cost what this many more keys
-# would. Forward: FA2 causal on H100 reaches 298, 319, 335 TFLOP/s at 2k, 4k, 16k (FlashAttention-3
-# paper). Backward: 190, 239, 264, 280, 299 at 512 to 8k on H100,
-# 53, 63, 70, 75, 77 on RTX A5000 (flash-attention PR 2688, gpu-mode/ring-attention issue 10).
-_ATTENTION_TILE = 128
-_TILE_START_KEYS = 100.0
-_TILE_START_KEYS_BACKWARD = 250.0
-# Tiles of unequal length leave SMs idle at the end: causal against full at 16k, FA2 335 of 370,
-# cuDNN 539 of 595, FA3 616 of 648.
-_CAUSAL_BALANCE = 0.94
 # Instructions per value of the decoding kernels, counted in their sm_90 code: bitsandbytes 0.50
 # with its lookup table 26.5 and a gather from a table in registers 8.8; the select tree before
 # bitsandbytes PR 1746 took 1.36-2.07x as long. int4 and int8: shift, mask, convert, scale, on
@@ -164,21 +154,23 @@ def default_efficiency(gpu: Gpu) -> Efficiency:
             raise InputError(
                 f"{gpu.name} has no known speed, only memory; name a GPU with --gpu to get times"
             )
-        found = _defaults[gpu.name] = Efficiency(
-            gpu=gpu,
-            matmul_flops_per_s=tuple(
-                (k, attainable.matmul_flops_per_s(gpu, k))
-                for k in ("fp32", "tf32", "fp16", "bf16", "fp8", "int8")
-            ),
-            attention=tuple(attainable.attention_curves(gpu).items()),
-            attention_hz=attainable.attention_hz(gpu),
-            stream_bytes_per_s=attainable.stream_bytes_per_s(gpu),
-            l2_bytes_per_s=attainable.l2_bytes_per_s(gpu),
-            decode_instructions_per_s=attainable.instructions_per_s(gpu),
-            pinned_bytes_per_s=attainable.pinned_bytes_per_s(gpu),
-            pageable_bytes_per_s=attainable.pageable_bytes_per_s(gpu),
-        )
+        found = _defaults[gpu.name] = _by_datasheet(gpu)
     return found
+
+
+def _by_datasheet(gpu: Gpu) -> Efficiency:
+    formats = ("fp32", "tf32", "fp16", "bf16", "fp8", "int8")
+    return Efficiency(
+        gpu=gpu,
+        matmul_flops_per_s=tuple((k, attainable.matmul_flops_per_s(gpu, k)) for k in formats),
+        attention=tuple(attainable.attention_curves(gpu).items()),
+        attention_hz=attainable.attention_hz(gpu),
+        stream_bytes_per_s=attainable.stream_bytes_per_s(gpu),
+        l2_bytes_per_s=attainable.l2_bytes_per_s(gpu),
+        decode_instructions_per_s=attainable.instructions_per_s(gpu),
+        pinned_bytes_per_s=attainable.pinned_bytes_per_s(gpu),
+        pageable_bytes_per_s=attainable.pageable_bytes_per_s(gpu),
+    )
 
 
 def gemm_s(
@@ -195,57 +187,19 @@ def gemm_s(
 
     `aligned` says whether every row starts on 16 bytes; left out, it is read off n and k.
     """
-    e = _efficiency(gpu)
-    element_bytes = _element_bytes(dtype)
+    e = efficiency_of(gpu)
+    element_bytes = bytes_of(dtype)
     compute = _tiled_s(m, n, k, batch, e, dtype) * _misalignment(n, k, element_bytes, aligned, e)
     if element_bytes == 2 and aligned is None and not attainable.has_wgmma(e.gpu):
-        lanes = 2.0 * batch * m * n * k / (_UNALIGNED_BATCH_SHARE * e.gpu.dense_flops_per_s("fp32"))
-        compute = _larger(
-            compute, lanes * (batch > 1) * (1.0 - 1.0 * _rows_aligned(n, k, element_bytes))
-        )
+        unaligned = (batch > 1) * (1.0 - 1.0 * _rows_aligned(n, k, element_bytes))
+        compute = larger(compute, _on_lanes_s(m, n, k, batch, e) * unaligned)
     moved = element_bytes * batch * (m * k + k * n + m * n)
-    return e.gemm_start_s + _larger(compute, moved / e.stream_bytes_per_s)
+    return e.gemm_start_s + larger(compute, moved / e.stream_bytes_per_s)
 
 
-def attention_s(
-    kind: str,
-    b: Sizes,
-    heads: Sizes,
-    kv_heads: Sizes,
-    s_q: Sizes,
-    s_kv: Sizes,
-    head_dim: Sizes,
-    causal: bool,
-    window: Sizes | None,
-    dtype: DType | str,
-    backward: bool,
-    gpu: Gpu | Efficiency,
-) -> Seconds:
-    """Seconds of scaled dot-product attention by a kernel: flash (or flash2), flash3, efficient,
-    cudnn, math.
-
-    `window` is the number of keys a query sees, itself included. `backward` is backward alone, not
-    both.
-    """
-    e = _efficiency(gpu)
-    if kind in ("math", "eager"):
-        return _math_attention_s(b * heads, s_q, s_kv, head_dim, causal, dtype, backward, e)
-    clocks = _clocks_per_score(e, kind, head_dim, dtype, backward)
-    keys = _mean_keys(s_q, s_kv, causal, window) + (
-        _TILE_START_KEYS_BACKWARD if backward else _TILE_START_KEYS
-    )
-    tiles = b * heads * -(-s_q // _ATTENTION_TILE)
-    busy = _wave_share(tiles, e.gpu.num_sms) * (_CAUSAL_BALANCE if causal else 1.0)
-    compute = tiles * _ATTENTION_TILE * keys * clocks / (e.gpu.num_sms * e.attention_hz * busy)
-    kernels = 3 if backward else 1  # row sums of dO·O, the gradients, the conversion of dQ
-    moved = (
-        _element_bytes(dtype)
-        * (2 if backward else 1)
-        * b
-        * head_dim
-        * (2 * heads * s_q + 2 * kv_heads * s_kv)
-    )
-    return kernels * e.kernel_start_s + _larger(compute, moved / e.stream_bytes_per_s)
+def _on_lanes_s(m: Sizes, n: Sizes, k: Sizes, batch: Sizes, e: Efficiency) -> Seconds:
+    """Seconds of products that leave the matrix units for the fp32 lanes."""
+    return 2.0 * batch * m * n * k / (_UNALIGNED_BATCH_SHARE * e.gpu.dense_flops_per_s("fp32"))
 
 
 def elementwise_s(
@@ -257,9 +211,9 @@ def elementwise_s(
     `launches` kernels share the bytes. `fused` says they were written to stream (copies, foreach
     and fused optimizers, Liger, compiled code), not torch's general pointwise kernels.
     """
-    e = _efficiency(gpu)
+    e = efficiency_of(gpu)
     stream = e.stream_bytes_per_s * (1.0 if fused else e.eager_share)
-    fits = _larger(1.0 - bytes_moved / _larger(launches, 1) / e.gpu.l2_bytes, 0.0)
+    fits = larger(1.0 - bytes_moved / larger(launches, 1) / e.gpu.l2_bytes, 0.0)
     hit = _L2_HIT_SHARE * fits
     return launches * e.kernel_start_s + bytes_moved * (
         hit / e.l2_bytes_per_s + (1.0 - hit) / stream
@@ -281,7 +235,7 @@ def dequantize_s(
     `nested` constants take two small kernels before (bitsandbytes 0.50, MatMul4Bit: dequantize
     absmax, add the offset).
     """
-    e = _efficiency(gpu)
+    e = efficiency_of(gpu)
     if kind == "int4-ops":
         return UNPACKING_OPERATIONS * e.kernel_start_s + elements * _OPERATION_BYTES_PER_VALUE / (
             e.stream_bytes_per_s * e.eager_share
@@ -289,7 +243,7 @@ def dequantize_s(
     instructions = INSTRUCTIONS_PER_VALUE.get(kind, INSTRUCTIONS_PER_VALUE["int4"])
     decode = elements * instructions / e.decode_instructions_per_s
     move = elements * (packed_bits / 8 + output_bytes) / e.stream_bytes_per_s
-    return (3 if nested else 1) * e.kernel_start_s + _larger(decode, move)
+    return (3 if nested else 1) * e.kernel_start_s + larger(decode, move)
 
 
 def dequantize_nf4_s(elements: Sizes, gpu: Gpu | Efficiency) -> Seconds:
@@ -299,7 +253,7 @@ def dequantize_nf4_s(elements: Sizes, gpu: Gpu | Efficiency) -> Seconds:
 
 def host_copy_s(bytes_moved: Sizes, pinned: bool, gpu: Gpu | Efficiency) -> Seconds:
     """Seconds of one copy between host and device, either direction."""
-    e = _efficiency(gpu)
+    e = efficiency_of(gpu)
     return e.host_copy_start_s + bytes_moved / (
         e.pinned_bytes_per_s if pinned else e.pageable_bytes_per_s
     )
@@ -310,7 +264,7 @@ def dispatch_s(
 ) -> Seconds:
     """Seconds the host needs to issue kernels one by one in eager mode; the device waits where this
     is the longer time."""
-    e = _efficiency(gpu)
+    e = efficiency_of(gpu)
     if update:
         return kernels * e.dispatch_forward_s * _UPDATE_SHARE
     return kernels * (e.dispatch_backward_s if backward else e.dispatch_forward_s)
@@ -334,12 +288,12 @@ def _tiled_s(
     best: Seconds = None
     for rows, columns in TILES:
         feed = (1.0 + feed_cost * (1.0 / rows + 1.0 / columns)) / (1.0 + feed_cost * _LARGEST_FEED)
-        tiles = _larger(batch * -(-m // rows) * -(-n // columns), 1)
-        split = _smaller(_larger(sms // tiles, 1), _larger(k // _MIN_K_PER_SPLIT, 1))
+        tiles = larger(batch * -(-m // rows) * -(-n // columns), 1)
+        split = smaller(larger(sms // tiles, 1), larger(k // _MIN_K_PER_SPLIT, 1))
         waves = -(-tiles * split // sms)
         one = 2.0 * rows * columns * k / rate * feed
         time = waves * (one / split + e.wave_start_s) + (split > 1) * e.split_s
-        best = time if best is None else _smaller(best, time)
+        best = time if best is None else smaller(best, time)
     return best
 
 
@@ -358,79 +312,23 @@ def _rows_aligned(n: Sizes, k: Sizes, element_bytes: int) -> Sizes:
     return (n % multiple == 0) & (k % multiple == 0)
 
 
-def _clocks_per_score(
-    e: Efficiency, kind: str, head_dim: Sizes, dtype: DType | str, backward: bool
-) -> Sizes:
-    """Clocks of one SM per query-key pair: 2 products forward, 5 backward, and what does not
-    overlap with them."""
-    curve = e.attention_curve(kind)
-    ops = attainable.matmul_ops(e.gpu, matmul_key(dtype))
-    if backward:
-        return (
-            10 * head_dim / min(curve.backward_share * ops, curve.backward_cap)
-            + curve.backward_other
-        )
-    return 4 * head_dim / min(curve.share * ops, curve.cap) + curve.other
-
-
-def _mean_keys(s_q: Sizes, s_kv: Sizes, causal: bool, window: Sizes | None) -> Sizes:
-    """Keys that the tiles of queries visit on average, masked ones in partly masked tiles
-    included."""
-    if window is None:
-        return s_kv - s_q / 2.0 + _ATTENTION_TILE / 2.0 if causal else s_kv * 1.0
-    seen = _smaller(window, s_kv)
-    if not causal:
-        return _smaller(2.0 * seen, s_kv)
-    # Query i of s sees min(i, w) keys: s·w - w²/2 in all where the sequence is square.
-    return seen - seen * seen / (2.0 * s_kv) + _ATTENTION_TILE / 2.0
-
-
-def _wave_share(tiles: Sizes, sms: int) -> Sizes:
-    """Busy share of the SMs: half of the loss of whole waves, since tiles differ in length and SMs
-    hold two."""
-    waves = tiles / sms
-    return waves / (0.5 * (waves + -(-tiles // sms)))
-
-
-def _math_attention_s(
-    batch: Sizes,
-    s_q: Sizes,
-    s_kv: Sizes,
-    head_dim: Sizes,
-    causal: bool,
-    dtype: DType | str,
-    backward: bool,
-    e: Efficiency,
-) -> Seconds:
-    """Scores as a tensor: batched products, and passes over batch·s_q·s_kv elements for mask,
-    softmax and their gradients."""
-    scores = gemm_s(s_q, s_kv, head_dim, dtype, e, batch=batch)
-    values = gemm_s(s_q, head_dim, s_kv, dtype, e, batch=batch)
-    passes = 5 if backward else 4 if causal else 2
-    softmax = elementwise_s(
-        passes * _element_bytes(dtype) * batch * s_q * s_kv, e, launches=passes // 2
-    )
-    return (2 if backward else 1) * (scores + values) + softmax
-
-
-def _efficiency(gpu: Gpu | Efficiency) -> Efficiency:
+def efficiency_of(gpu: Gpu | Efficiency) -> Efficiency:
+    """What a GPU attains, by its datasheet unless its efficiency is given."""
     return gpu if isinstance(gpu, Efficiency) else default_efficiency(gpu)
 
 
-def _element_bytes(dtype: DType | str) -> int:
+def bytes_of(dtype: DType | str) -> int:
+    """Bytes of one element of a format."""
     key = str(dtype)
-    return (
-        4
-        if "32" in key
-        else 8
-        if "64" in key
-        else 1
-        if key.startswith("fp8") or key == "int8"
-        else 2
-    )
+    if "32" in key:
+        return 4
+    if "64" in key:
+        return 8
+    return 1 if key.startswith("fp8") or key == "int8" else 2
 
 
-def _larger(a: Any, b: Any) -> Any:
+def larger(a: Any, b: Any) -> Any:
+    """The larger of two numbers, or of each pair in arrays of them."""
     if isinstance(a, (int, float)) and isinstance(b, (int, float)):
         return a if a >= b else b
     import numpy
@@ -438,7 +336,8 @@ def _larger(a: Any, b: Any) -> Any:
     return numpy.maximum(a, b)
 
 
-def _smaller(a: Any, b: Any) -> Any:
+def smaller(a: Any, b: Any) -> Any:
+    """The smaller of two numbers, or of each pair in arrays of them."""
     if isinstance(a, (int, float)) and isinstance(b, (int, float)):
         return a if a <= b else b
     import numpy

@@ -8,6 +8,7 @@ from napkinmath.ir.costs import Attention, Collective, Dequantize, Dispatch, Gem
 from napkinmath.ir.ledger import Phase
 from napkinmath.ir.timeline import Kernel
 from napkinmath.timing import efficiency
+from napkinmath.timing.attention import attention_s
 from napkinmath.timing.overlap import (
     COMMUNICATION,
     COMMUNICATION_STREAM,
@@ -62,32 +63,25 @@ class Clock:
     def _kernel(self, name: str, module: str, cost: Cost, bind: Bindings) -> Kernel:
         seconds, launches = self.seconds(cost, bind)
         flops, moved = bind(cost.flops), bind(cost.moved)
-        bound = (
-            (COPY_STREAM if cost.overlaps else HOST_LINK)
-            if isinstance(cost, HostCopy)
-            else (
-                (COMMUNICATION_STREAM if cost.overlaps else COMMUNICATION)
-                if isinstance(cost, Collective)
-                else (
-                    COMPUTE
-                    if isinstance(cost, (Gemm, Attention))
-                    and not self._memory_bound(seconds, moved)
-                    else BANDWIDTH
-                )
-            )
-        )
-        if isinstance(cost, Collective):
-            name = cost.kind
         return Kernel(
-            name,
+            cost.kind if isinstance(cost, Collective) else name,
             module,
             seconds,
             flops,
             moved,
-            bound,
+            self._bound(cost, seconds, moved),
             launches,
             waits=isinstance(cost, Move) and cost.waits,
         )
+
+    def _bound(self, cost: Cost, seconds: Any, moved: Any) -> str:
+        """What bounds a cost, or the stream that it has for itself."""
+        if isinstance(cost, HostCopy):
+            return COPY_STREAM if cost.overlaps else HOST_LINK
+        if isinstance(cost, Collective):
+            return COMMUNICATION_STREAM if cost.overlaps else COMMUNICATION
+        computes = isinstance(cost, (Gemm, Attention)) and not self._memory_bound(seconds, moved)
+        return COMPUTE if computes else BANDWIDTH
 
     def _memory_bound(self, seconds: Any, moved: Any) -> bool:
         return moved / self.speed.stream_bytes_per_s > 0.8 * seconds
@@ -104,44 +98,12 @@ class Clock:
     def _price(self, cost: Cost, bind: Bindings) -> tuple[Any, int]:
         speed = self.speed
         if isinstance(cost, Gemm):
-            return (
-                efficiency.gemm_s(
-                    bind(cost.m),
-                    bind(cost.n),
-                    bind(cost.k),
-                    self._gemm_dtype or cost.dtype,
-                    speed,
-                    batch=bind(cost.batch),
-                ),
-                1,
-            )
+            return self._product_s(cost, bind), 1
         if isinstance(cost, Move):
             launches = bind(cost.launches)
             return efficiency.elementwise_s(bind(cost.moved), speed, launches=launches), launches
         if isinstance(cost, Attention):
-            window = bind(cost.window) if cost.window is not None else None
-            kernel = (
-                "flash1"
-                if cost.kernel == "flash" and self.policy.config.attention is FlashAttention.FLASH1
-                else cost.kernel
-            )
-            return (
-                efficiency.attention_s(
-                    kernel,
-                    bind(cost.rows),
-                    bind(cost.heads),
-                    bind(cost.kv_heads),
-                    bind(cost.s_q),
-                    bind(cost.s_kv),
-                    bind(cost.head_dim),
-                    cost.causal,
-                    window,
-                    cost.dtype,
-                    cost.backward,
-                    speed,
-                ),
-                _ATTENTION_KERNELS[cost.backward],
-            )
+            return self._attention_s(cost, bind), _ATTENTION_KERNELS[cost.backward]
         if isinstance(cost, Dequantize):
             launches = (
                 efficiency.UNPACKING_OPERATIONS if cost.kind == "int4-ops" else _DEQUANTIZE_KERNELS
@@ -152,6 +114,27 @@ class Clock:
         if isinstance(cost, Dispatch):
             return 0.0, cost.count
         return efficiency.host_copy_s(bind(cost.moved), cost.pinned, speed), 1
+
+    def _product_s(self, cost: Gemm, bind: Bindings) -> Any:
+        m, n, k, batch = bind(cost.m), bind(cost.n), bind(cost.k), bind(cost.batch)
+        return efficiency.gemm_s(m, n, k, self._gemm_dtype or cost.dtype, self.speed, batch=batch)
+
+    def _attention_s(self, cost: Attention, bind: Bindings) -> Any:
+        first = self.policy.config.attention is FlashAttention.FLASH1
+        return attention_s(
+            "flash1" if cost.kernel == "flash" and first else cost.kernel,
+            bind(cost.rows),
+            bind(cost.heads),
+            bind(cost.kv_heads),
+            bind(cost.s_q),
+            bind(cost.s_kv),
+            bind(cost.head_dim),
+            cost.causal,
+            bind(cost.window) if cost.window is not None else None,
+            cost.dtype,
+            cost.backward,
+            self.speed,
+        )
 
 
 class PhaseTime(Record):
@@ -284,6 +267,22 @@ def _host_s(segment: TimelineSegment, speed: Efficiency) -> tuple[float, float]:
     return issued, waited_s(queue, each, max) * segment.repeat
 
 
+def _host_by_phase(
+    segments: Sequence[TimelineSegment], speed: Efficiency
+) -> tuple[dict[Phase, float], dict[Phase, float]]:
+    """(seconds of issuing, seconds of waiting for results) of the host by phase."""
+    issued: dict[Phase, float] = {}
+    waited: dict[Phase, float] = {}
+    known: dict[int, tuple[float, float]] = {}  # a step repeats the same segments
+    for segment in segments:
+        found = known.get(id(segment))
+        if found is None:
+            found = known[id(segment)] = _host_s(segment, speed)
+        issued[segment.phase] = issued.get(segment.phase, 0.0) + found[0]
+        waited[segment.phase] = waited.get(segment.phase, 0.0) + found[1]
+    return issued, waited
+
+
 def phase_times(
     timeline: Timeline, speed: Efficiency, *, first_segment: int
 ) -> tuple[PhaseTime, ...]:
@@ -291,16 +290,7 @@ def phase_times(
     segments = [
         segment for segment in timeline.segments[first_segment:] if segment.phase is not Phase.SAVE
     ]
-    host: dict[Phase, float] = {}
-    waited: dict[Phase, float] = {}
-    known: dict[int, tuple[float, float]] = {}  # a step repeats the same segments
-    for segment in segments:
-        found = known.get(id(segment))
-        if found is None:
-            found = known[id(segment)] = _host_s(segment, speed)
-        host[segment.phase] = host.get(segment.phase, 0.0) + found[0]
-        if found[1]:
-            waited[segment.phase] = waited.get(segment.phase, 0.0) + found[1]
+    host, waited = _host_by_phase(segments, speed)
     times: list[PhaseTime] = []
     for phase, by_bound in seconds_by_phase(segments).items():
         exposed = by_bound.pop(COPY_STREAM, 0.0) - sum(by_bound.values())
@@ -308,13 +298,14 @@ def phase_times(
             by_bound[HOST_LINK] = by_bound.get(HOST_LINK, 0.0) + exposed
         total = sum(by_bound.values())
         if total:
+            shares = tuple((name, value / total) for name, value in by_bound.items())
             times.append(
                 PhaseTime(
                     phase=phase,
                     device_s=total,
                     host_s=host[phase],
-                    waited_s=waited.get(phase, 0.0),
-                    shares=tuple((name, value / total) for name, value in by_bound.items()),
+                    waited_s=waited[phase],
+                    shares=shares,
                 )
             )
     return tuple(times)

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from napkinmath.base.units import format_bytes
 from napkinmath.timing import efficiency
+from napkinmath.timing.attention import attention_s
 from napkinmath.timing.efficiency import Efficiency
 
 from napkinmath_profiler.calibration.devices import Device
@@ -191,7 +192,7 @@ def attention(
         return lambda: torch.autograd.grad(out, (q, k, v), gradient, retain_graph=True)
 
     def predict(e: Efficiency) -> float:
-        return efficiency.attention_s(
+        return attention_s(
             kernel,
             rows,
             heads,

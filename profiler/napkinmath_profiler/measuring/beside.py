@@ -15,7 +15,7 @@ from napkinmath.config.train_config import TrainConfig
 from napkinmath.estimate import Estimate, estimate
 from napkinmath.ir.ledger import Phase
 from napkinmath.ir.timeline import Timeline
-from napkinmath.memory.allocator import replay
+from napkinmath.memory.replay import replay
 
 from napkinmath_profiler.measuring.cpu_choices import cpu_choices
 from napkinmath_profiler.trace import TraceOptions, build, optimizer_of, prepared, trace_options

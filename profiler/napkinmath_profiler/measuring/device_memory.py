@@ -17,7 +17,8 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 import torch
-from napkinmath.memory.allocator import AllocatorSettings, Block, CachingAllocator, OutOfMemory
+from napkinmath.memory.allocator import Block, CachingAllocator, OutOfMemory
+from napkinmath.memory.allocator_settings import AllocatorSettings
 from torch.utils._python_dispatch import TorchDispatchMode
 
 MAX_HISTORY_ENTRIES = (

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from napkinmath.memory.allocator import replay
+from napkinmath.memory.replay import replay
 from torch import nn
 
 from napkinmath_profiler.measuring.device_memory import (

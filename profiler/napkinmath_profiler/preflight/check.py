@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from napkinmath.answers.figures import Finding
 from napkinmath.base.errors import DoesNotFit, InputError
 from napkinmath.base.units import GIB, MIB, format_bytes
 from napkinmath.catalog.gpus import find_hardware
 from napkinmath.config.hardware import Hardware
 from napkinmath.config.train_config import Loss, RecomputeConfig, RecomputeKind, TrainConfig
 from napkinmath.config.workload_config import WorkloadKind
-from napkinmath.estimate import Estimate, Finding, Verdict, estimate
+from napkinmath.estimate import Estimate, Verdict, estimate
 from napkinmath.ir.ledger import Role
 from torch import nn
 

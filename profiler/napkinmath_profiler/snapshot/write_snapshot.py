@@ -8,7 +8,8 @@ import pickle
 from typing import Any, BinaryIO
 
 from napkinmath.ir.timeline import TensorInfo, Timeline
-from napkinmath.memory.allocator import AllocatorSettings, Block, CachingAllocator
+from napkinmath.memory.allocator import Block, CachingAllocator
+from napkinmath.memory.allocator_settings import AllocatorSettings
 
 from napkinmath_profiler.snapshot.whole_file import write_whole
 

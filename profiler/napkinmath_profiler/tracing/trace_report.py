@@ -9,7 +9,7 @@ from typing import Any
 from napkinmath.base.units import GIB, MIB, format_bytes
 from napkinmath.config.hardware import Hardware
 from napkinmath.ir.timeline import Timeline
-from napkinmath.memory.allocator import Replay
+from napkinmath.memory.replay import Replay
 from napkinmath.report import curve
 from napkinmath.report.palette import BAD, COLORS, GOOD, UNSURE
 from napkinmath.report.screen import Screen, bar, sparkline

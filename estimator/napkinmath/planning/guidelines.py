@@ -3,9 +3,12 @@ they disagree, the numbers say by how much."""
 
 from __future__ import annotations
 
+from napkinmath.answers.estimate import Estimate
+from napkinmath.answers.figures import Verdict
 from napkinmath.base.errors import InputError
 from napkinmath.base.record import Record
 from napkinmath.base.units import format_bytes
+from napkinmath.config.lengths import padded_share
 from napkinmath.config.parallel_config import DataParallel, ParallelConfig
 from napkinmath.config.train_config import (
     AdapterConfig,
@@ -16,7 +19,6 @@ from napkinmath.config.train_config import (
     RecomputeKind,
     TrainConfig,
 )
-from napkinmath.estimate import Estimate, Verdict
 from napkinmath.ir.ledger import Role
 from napkinmath.planning.search import same_but
 from napkinmath.timing.schedule import BANDWIDTH, COMPUTE, LAUNCH
@@ -218,8 +220,6 @@ def packing(e: Estimate) -> Advice | None:
     lengths, batch = e.config.batch.lengths, e.config.micro_batch_size
     if not lengths or not isinstance(batch, int):
         return None
-    from napkinmath.config.lengths import padded_share
-
     share = padded_share(lengths, batch)
     return Advice(
         name="packing",

@@ -1,0 +1,34 @@
+"""What was assumed: every value that the configuration leaves open."""
+
+from __future__ import annotations
+
+from napkinmath.config.train_config import Attention
+from napkinmath.ir.step import reads_tokens
+from napkinmath.lowering.precision import PRECISIONS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from napkinmath.answers.estimate import Estimate
+
+
+def assumptions(e: Estimate) -> tuple[str, ...]:
+    """What the configuration leaves open, with the value taken."""
+    config, policy = e.config, e.step.policy
+    found = [
+        f"stack {policy.stack.name}: {policy.stack.meaning}",
+        f"precision {config.precision.value}: {PRECISIONS[config.precision].meaning}",
+    ]
+    if config.optimizer == "auto":
+        found.append(f"optimizer {e.step.update.optimizer.name}: the stack's default")
+    if config.attention in (Attention.AUTO, Attention.SDPA):
+        found.append(f"attention: the {policy.sdpa_choice.value} kernel where its inputs allow")
+    if config.adapter is not None and config.adapter.dtype == "auto":
+        sharded = config.parallel.data_parallel.is_fsdp and policy.loaded_rule.autocast is not None
+        how = "stored as PEFT makes them, gathered in" if sharded else "in"
+        found.append(
+            f"adapters {how} {policy.adapter_dtype}: what"
+            f" {'FSDP with mixed precision' if sharded else 'PEFT'} does"
+        )
+    if not config.batch.lengths and reads_tokens(e.step):
+        found.append("every sequence is as long as the context")
+    return tuple(found)

@@ -1,0 +1,221 @@
+"""What would help: changes of the configuration that lower the peak, and the speed each leaves."""
+
+from __future__ import annotations
+
+from napkinmath.answers.figures import Change
+from napkinmath.base.errors import InputError
+from napkinmath.base.expr import Bindings
+from napkinmath.base.units import MIB
+from napkinmath.config.parallel_config import DataParallel
+from napkinmath.config.train_config import (
+    AdapterConfig,
+    Attention,
+    Kernels,
+    Loss,
+    Precision,
+    QuantizationConfig,
+    RecomputeConfig,
+    RecomputeKind,
+    TrainConfig,
+)
+from napkinmath.lowering.optimizer import chosen_optimizer
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from napkinmath.answers.estimate import Estimate
+    from napkinmath.lowering.policy import Policy
+
+LEAST_SAVING = 0.02  # share of the peak below which a change is not worth a line
+MOST_CHANGES = 5
+
+
+class Candidate:
+    """A change to try: the flag, what it means, and the configuration it makes (None where it does
+    not apply)."""
+
+    __slots__ = ("apply", "flag", "meaning")
+
+    def __init__(
+        self, flag: str, meaning: str, apply: Callable[[TrainConfig], TrainConfig | None]
+    ) -> None:
+        self.flag, self.meaning, self.apply = flag, meaning, apply
+
+
+def _checkpointing(c: TrainConfig) -> TrainConfig | None:
+    return (
+        c.replace(recompute=RecomputeConfig(kind=RecomputeKind.FULL))
+        if c.recompute.kind is RecomputeKind.NONE
+        else None
+    )
+
+
+def _training_mode(c: TrainConfig) -> TrainConfig | None:
+    return (
+        c.replace(training_mode=True)
+        if not c.training_mode and c.recompute.kind is not RecomputeKind.NONE
+        else None
+    )
+
+
+def _chunked(c: TrainConfig) -> TrainConfig | None:
+    return c.replace(loss=Loss.CHUNKED) if c.loss is Loss.HF and c.kernels is Kernels.HF else None
+
+
+def _flash(c: TrainConfig) -> TrainConfig | None:
+    return (
+        c.replace(attention=Attention.AUTO)
+        if c.attention in (Attention.EAGER, Attention.MATH)
+        else None
+    )
+
+
+def adapter_bf16(c: TrainConfig) -> TrainConfig | None:
+    """Adapters in bf16, where fp32 ones were not needed."""
+    return (
+        c.replace(adapter=c.adapter.replace(dtype="bf16"))
+        if c.adapter is not None
+        and c.adapter.dtype in ("auto", "fp32")
+        and c.precision is not Precision.FP32
+        else None
+    )
+
+
+def _eight_bit(c: TrainConfig) -> TrainConfig | None:
+    return (
+        c.replace(optimizer="adamw-8bit")
+        if "8bit" not in c.optimizer and c.adapter is None
+        else None
+    )
+
+
+def _fused(c: TrainConfig) -> TrainConfig | None:
+    return (
+        c.replace(optimizer="adamw-fused")
+        if c.optimizer in ("adamw", "adamw-foreach", "adamw_torch")
+        else None
+    )
+
+
+def _lora(c: TrainConfig) -> TrainConfig | None:
+    return c.replace(adapter=AdapterConfig()) if c.adapter is None else None
+
+
+def _qlora(c: TrainConfig) -> TrainConfig | None:
+    return (
+        c.replace(quantization=QuantizationConfig())
+        if c.adapter is not None and c.quantization is None
+        else None
+    )
+
+
+def _halved(c: TrainConfig) -> TrainConfig | None:
+    b = c.micro_batch_size
+    return (
+        c.replace(
+            micro_batch_size=b // 2, gradient_accumulation_steps=c.gradient_accumulation_steps * 2
+        )
+        if isinstance(b, int)
+        and b > 1
+        and not b % 2
+        and not c.optimizer_in_backward
+        and c.workload.sequences == 1
+        else None
+    )
+
+
+def _in_backward(c: TrainConfig) -> TrainConfig | None:
+    return (
+        c.replace(optimizer_in_backward=True, clip_gradients=False)
+        if c.adapter is None
+        and c.gradient_accumulation_steps == 1
+        and not c.optimizer_in_backward
+        and not c.offload.optimizer
+        and c.parallel.data_parallel is DataParallel.NONE
+        else None
+    )
+
+
+def _double_quant(c: TrainConfig) -> TrainConfig | None:
+    q = c.quantization
+    return (
+        c.replace(quantization=q.replace(double_quant=True))
+        if q is not None and not q.double_quant and q.format in ("nf4", "fp4")
+        else None
+    )
+
+
+def _sharded(c: TrainConfig) -> TrainConfig | None:
+    parallel = c.parallel
+    if parallel.data_parallel not in (DataParallel.DP, DataParallel.DDP):
+        return None
+    return c.replace(parallel=parallel.replace(data_parallel=DataParallel.FSDP2))
+
+
+CANDIDATES = (
+    Candidate("--fsdp", "parameters, gradients and states in shards over the ranks", _sharded),
+    Candidate(
+        "--train-mode", "call model.train(): checkpointing is inactive in eval mode", _training_mode
+    ),
+    Candidate("--checkpointing full", "gradient checkpointing", _checkpointing),
+    Candidate("--attention auto", "a fused attention kernel instead of stored scores", _flash),
+    Candidate("--loss chunked", "chunked loss: never all logits at once", _chunked),
+    Candidate("--adapter-dtype bf16", "adapters in bf16", adapter_bf16),
+    Candidate("--optimizer adamw-fused", "fused optimizer: no parameter-sized temporary", _fused),
+    Candidate("--optimizer adamw-8bit", "8-bit optimizer states", _eight_bit),
+    Candidate(
+        "--optimizer-in-backward", "update in the backward: gradients never all alive", _in_backward
+    ),
+    Candidate("--double-quant", "double quantization of the constants", _double_quant),
+    Candidate("--qlora", "4-bit base weights", _qlora),
+    Candidate("--lora", "LoRA instead of full fine-tuning", _lora),
+    Candidate("--bs {bs} --grad-accum {accum}", "half the batch, twice the accumulation", _halved),
+)
+
+
+def changes(e: Estimate) -> tuple[Change, ...]:
+    """The candidates that lower the peak, largest saving first, each with the speed it leaves."""
+    found: list[tuple[int, Candidate, TrainConfig]] = []
+    for candidate in CANDIDATES:
+        changed = candidate.apply(e.config)
+        if changed is None:
+            continue
+        try:
+            saved = e.compared(changed)[0]
+        except InputError:
+            continue  # the family refuses this change (no fused attention, say)
+        if saved >= max(LEAST_SAVING * e.peak.nbytes, 16 * MIB):
+            found.append((saved, candidate, changed))
+    found.sort(key=lambda item: -item[0])
+    return tuple(_change(e, *item) for item in found[:MOST_CHANGES])
+
+
+def _change(e: Estimate, saved: int, candidate: Candidate, changed: TrainConfig) -> Change:
+    ratio = None
+    if e.priced_time is not None:
+        other = _tokens_per_s(e, changed, e.compared(changed)[1])
+        ratio = other / e.priced_time.tokens_per_s if other is not None else None
+    flag = candidate.flag.format(
+        bs=changed.micro_batch_size, accum=changed.gradient_accumulation_steps
+    )
+    return Change(flag=flag, meaning=candidate.meaning, saved_bytes=saved, speed_ratio=ratio)
+
+
+def _tokens_per_s(e: Estimate, changed: TrainConfig, policy: Policy) -> float | None:
+    """What another configuration leaves; of a pipeline out of its stages' kernels alone, where
+    neither lengths nor pages have a part in it."""
+    parallel = changed.parallel
+    apart = changed.batch.lengths or chosen_optimizer(policy).paged
+    if (parallel.pipeline_parallel_size == 1 or e.speed is None or e.cluster is None) or apart:
+        other = e.under(changed, policy).time
+        return None if other is None else other.tokens_per_s
+    from napkinmath.answers.step_time import clock_on
+    from napkinmath.timing.pipeline_time import pipelined_tokens_per_s
+
+    tokens = (
+        Bindings(e.step.symbols)(changed.micro_batch_size * changed.sequence_length)
+        * changed.gradient_accumulation_steps
+    )
+    clock = clock_on(e.cluster, parallel, e.speed, policy)
+    return pipelined_tokens_per_s(e.spec, policy, clock, tokens)

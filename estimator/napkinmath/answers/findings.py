@@ -1,0 +1,190 @@
+"""What is off about a configuration: what costs memory without being asked for, or would fail."""
+
+from __future__ import annotations
+
+from napkinmath.answers.changes import LEAST_SAVING, adapter_bf16
+from napkinmath.answers.figures import Finding
+from napkinmath.base.dtypes import BF16, FP32
+from napkinmath.base.expr import Bindings
+from napkinmath.base.units import format_bytes
+from napkinmath.config.train_config import Attention, Loss, Precision, RecomputeKind
+from napkinmath.ir.ledger import Phase, Role
+from napkinmath.ops.attention import MATH_PATH, MATH_PATH_SINGLE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from napkinmath.answers.estimate import Estimate
+
+
+def findings(e: Estimate) -> tuple[Finding, ...]:
+    """What costs memory without being asked for, most expensive first."""
+    found = [
+        finding
+        for rule in (
+            _too_long,
+            _no_flash,
+            _inactive_checkpointing,
+            _no_bf16,
+            _whole_experts,
+            _wide_adapters,
+            _step_peak,
+            _scores,
+            _logits,
+        )
+        if (finding := rule(e)) is not None
+    ]
+    return tuple(sorted(found, key=lambda f: -f.nbytes))
+
+
+def _too_long(e: Estimate) -> Finding | None:
+    length, longest = Bindings(e.step.symbols)(e.config.sequence_length), e.spec.longest_sequence
+    if not 0 < longest < length:
+        return None
+    return Finding(
+        text=(
+            f"{e.spec.name} has learned positions for {longest:,} tokens: a sequence of {length:,}"
+            " fails with an index error"
+        )
+    )
+
+
+def _no_flash(e: Estimate) -> Finding | None:
+    if e.config.attention is not Attention.FLASH2:
+        return None
+    policy = e.step.policy
+    if policy.attended_dtype(policy.rule.parameters) is FP32:
+        return Finding(
+            text=(
+                "flash-attn takes fp16 and bf16 alone and q, k, v are fp32, so a run fails; priced"
+                " with SDPA's kernels"
+            )
+        )
+    gpu = e.hardware.gpu if e.hardware is not None else None
+    if gpu is None or gpu.vendor != "nvidia" or not gpu.compute_capability:
+        return None
+    if int(gpu.compute_capability.split(".")[0]) >= 8:
+        return None
+    return Finding(
+        text=(
+            f"flash-attn 2 needs compute capability 8.0 and {gpu.name} has"
+            f" {gpu.compute_capability}: use --attention sdpa"
+        )
+    )
+
+
+def _inactive_checkpointing(e: Estimate) -> Finding | None:
+    config = e.config
+    if config.training_mode or config.recompute.kind is RecomputeKind.NONE:
+        return None
+    cost = e.compared(config.replace(training_mode=True))[0]
+    return Finding(
+        text=(
+            "checkpointing was requested but the model is in eval mode, so it is inactive:"
+            f" {format_bytes(cost)} more; call model.train()"
+        ),
+        nbytes=cost,
+    )
+
+
+def _no_bf16(e: Estimate) -> Finding | None:
+    if e.hardware is None or not e.hardware.gpu.dense_flops or e.hardware.gpu.supports("bf16"):
+        return None
+    if (e.step.policy.autocast or e.step.policy.loaded_dtype) is not BF16:
+        return None
+    return Finding(
+        text=(
+            f"{e.hardware.gpu.name} has no matrix units for bf16, which runs without them or fails:"
+            " use --precision fp16-amp"
+        )
+    )
+
+
+def _whole_experts(e: Estimate) -> Finding | None:
+    if e.config.quantization is None:
+        return None
+    bind, held, dtype = Bindings(e.step.symbols), 0, ""
+    for run in e.step.runs:
+        for weight in run.block.weights:
+            if weight.kind == "experts" and not weight.constants and not weight.trainable:
+                held += run.count * bind.extended(dict(run.stage.symbols))(weight.tensor.nbytes)
+                dtype = weight.tensor.dtype.name
+    if not held:
+        return None
+    return Finding(
+        text=(
+            "experts are 3-D parameters, which quantization leaves alone (it replaces nn.Linear):"
+            f" they take {format_bytes(held)} in {dtype}"
+        ),
+        nbytes=held,
+    )
+
+
+def _wide_adapters(e: Estimate) -> Finding | None:
+    changed = adapter_bf16(e.config)
+    if changed is None:
+        return None
+    cost = e.compared(changed)[0]
+    if cost < LEAST_SAVING * e.peak.nbytes:
+        return None
+    return Finding(
+        text=(
+            "adapters are fp32, so the input of each adapted linear is kept in fp32 too: bf16"
+            f" adapters save {format_bytes(cost)}"
+        ),
+        nbytes=cost,
+    )
+
+
+def _step_peak(e: Estimate) -> Finding | None:
+    winner = next(iter(e.phase_peaks))
+    copies = e.step.update.optimizer.foreach_copies
+    if winner is not Phase.STEP or not copies:
+        return None
+    peaks = list(e.phase_peaks.values())
+    cost = peaks[0].nbytes - peaks[1].nbytes
+    return Finding(
+        text=(
+            "the optimizer step, not the backward, sets the peak: a fused optimizer saves up to"
+            f" {format_bytes(cost)}"
+        ),
+        nbytes=cost,
+    )
+
+
+def _scores(e: Estimate) -> Finding | None:
+    config, policy = e.config, e.step.policy
+    if config.attention in (Attention.EAGER, Attention.MATH):
+        return None
+    products = {op.name for run in e.step.runs for op in run.block.ops}
+    if MATH_PATH_SINGLE in products:
+        return Finding(
+            text=(
+                "a single key/value head is broadcast, which no fused kernel takes, so SDPA falls"
+                " to the math path and holds b·a·s² scores"
+            )
+        )
+    if MATH_PATH not in products or policy.sdpa_choice is Attention.MATH:
+        return None
+    scores = "SDPA falls to the math path and holds b·a·s² scores"
+    if policy.sdpa_choice is Attention.EFFICIENT:
+        text = f"the memory-efficient kernel takes no grouped heads, so {scores}"
+        cost, way = e.compared(config.replace(attention=Attention.AUTO))[0], "--attention auto"
+    else:
+        text = f"q, k, v are fp32 with grouped heads, so {scores}"
+        cost, way = e.compared(config.replace(precision=Precision.BF16_AUTOCAST))[0], "autocast"
+    return Finding(
+        text=f"{text}: {way} saves {format_bytes(cost)}" if cost > 0 else text, nbytes=max(cost, 0)
+    )
+
+
+def _logits(e: Estimate) -> Finding | None:
+    held = e.breakdown.get(Role.LOGITS, 0)
+    if held < 0.25 * e.peak.nbytes or e.config.loss is not Loss.HF:
+        return None
+    return Finding(
+        text=(
+            f"logits and their copies are {held / e.peak.nbytes:.0%} of the peak"
+            f" ({format_bytes(held)}): a chunked or fused loss never holds them all"
+        ),
+        nbytes=held,
+    )

@@ -1,0 +1,69 @@
+"""Does it fit: on the hardware named, and on every catalogued GPU."""
+
+from __future__ import annotations
+
+from napkinmath.answers.figures import Fit, Verdict
+from napkinmath.catalog.gpus import load_gpus
+from napkinmath.config.hardware import Hardware
+from napkinmath.memory.replay import replay
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from napkinmath.answers.estimate import Estimate
+
+
+def verdict_on(e: Estimate, hardware: Hardware) -> Verdict:
+    """Fits, does not, or the range straddles what the device offers.
+
+    The allocator returns cached segments before it gives up, so what must fit is not its peak
+    reservation but the replay under the device's limit; that is tried with the range's upper end,
+    then with its lower end.
+    """
+    return _verdict(e, hardware, _passes)
+
+
+def _verdict(e: Estimate, hardware: Hardware, passes: Callable[[Estimate, float], bool]) -> Verdict:
+    allocated = e.memory.allocated
+    low_usable, high_usable = hardware.usable_range
+    if passes(e, low_usable * allocated.value / allocated.high):
+        return Verdict.FITS
+    return (
+        Verdict.UNKNOWN
+        if passes(e, high_usable * allocated.value / allocated.low)
+        else Verdict.DOES_NOT_FIT
+    )
+
+
+def _passes(e: Estimate, limit: float) -> bool:
+    """Whether the replay goes through with so many bytes to reserve."""
+    if limit >= e.replay.peak_reserved:
+        return True
+    if limit < e.replay.peak_allocated:
+        return False
+    return not replay(e.timeline, e.settings.replace(limit_bytes=int(limit))).out_of_memory
+
+
+def _would_pass(e: Estimate, limit: float) -> bool:
+    """The same without another replay: whether what could not have been returned stays below the
+    limit."""
+    return limit >= e.replay.peak_unreturnable
+
+
+def fits_on(e: Estimate) -> tuple[Fit, ...]:
+    """Every catalogued GPU, from small to large."""
+    allocated = int(e.memory.allocated.value)
+    found: list[Fit] = []
+    for gpu in sorted(load_gpus(), key=lambda g: (g.memory_bytes, g.name)):
+        hardware = Hardware(gpu=gpu, memory_bytes=gpu.memory_bytes)
+        headroom = gpu.memory_bytes - allocated - hardware.context_bytes
+        found.append(
+            Fit(
+                gpu=gpu.name,
+                capacity_bytes=gpu.memory_bytes,
+                headroom_bytes=headroom,
+                verdict=_verdict(e, hardware, _would_pass),
+            )
+        )
+    return tuple(found)

@@ -1,0 +1,142 @@
+"""Replay of a timeline through the caching allocator: what it books and holds over loading and
+steps."""
+
+from __future__ import annotations
+
+from napkinmath.base.record import Record
+from napkinmath.ir.timeline import segment_profile
+from napkinmath.memory.allocator import CachingAllocator, OutOfMemory
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from napkinmath.ir.timeline import Timeline, TimelineSegment
+    from napkinmath.memory.allocator import Block
+    from napkinmath.memory.allocator_settings import AllocatorSettings
+
+
+class Replay(Record):
+    """What a timeline costs in the allocator's books."""
+
+    peak_allocated: int
+    peak_reserved: int
+    peak_unreturnable: int
+    """Least reservation that would have done, had the cache been emptied all the time: what a full
+    device comes down to."""
+    end_allocated: int
+    end_reserved: int
+    inactive_split_bytes: int
+    num_segments: int
+    num_retries: int
+    out_of_memory: str = ""
+    """The failed request, if a limit was set and hit; the peaks are then those reached before."""
+
+
+STEADY = 6  # repetitions of equal micro-steps after which the books are taken to repeat too
+
+
+def rows(segments: list[TimelineSegment]) -> Iterator[tuple[list[TimelineSegment], int]]:
+    """(row of segments, how often it comes in a row), in order; what comes once comes alone."""
+    after: dict[int, int] = {}  # where a segment comes next
+    periods = [0] * len(segments)
+    for at in range(len(segments) - 1, -1, -1):
+        periods[at] = after.get(id(segments[at]), at) - at
+        after[id(segments[at])] = at
+    at = 0
+    while at < len(segments):
+        period, times = periods[at] or 1, 1
+        row = segments[at : at + period]
+        while periods[at] and segments[at + times * period : at + (times + 1) * period] == row:
+            times += 1
+        if times == 1:
+            row = row[:1]
+        at += times * len(row)
+        yield row, times
+
+
+class Books:
+    """An allocator under a timeline's events, and the blocks that each tensor has of it."""
+
+    def __init__(self, sizes: list[int], settings: AllocatorSettings | None) -> None:
+        self.allocator, self.sizes = CachingAllocator(settings), sizes
+        self.held: list[list[Block]] = [[] for _ in sizes]
+        self._booked: dict[TimelineSegment, list[tuple[str, int]]] = {}
+
+    def play(self, row: list[TimelineSegment]) -> None:
+        """Books the events of segments; tensors of no bytes take none. Raises OutOfMemory."""
+        sizes, held, allocator = self.sizes, self.held, self.allocator
+        malloc, free = allocator.malloc, allocator.free
+        for segment in row:
+            pairs, events = segment.pairs, self._booked_events(segment)
+            for _ in range(segment.repeat):
+                for action, index in events:
+                    if action == "+":
+                        held[index].append(malloc(sizes[index]))
+                    elif action == "-":
+                        free(held[index].pop())
+                    else:
+                        old, new = pairs[index]
+                        held[new].append(held[old].pop())
+
+    def _booked_events(self, segment: TimelineSegment) -> list[tuple[str, int]]:
+        """The events of a segment that the allocator sees."""
+        events, sizes, pairs = self._booked.get(segment), self.sizes, segment.pairs
+        if events is None:
+            events = self._booked[segment] = [
+                (action, index)
+                for action, index in segment.events
+                if (action in "+-" and sizes[index]) or (action == "=" and sizes[pairs[index][0]])
+            ]
+        return events
+
+    def state(self) -> object:
+        """All that decides what follows; where old segments are collected, which goes by age, no
+        two states are alike."""
+        allocator = self.allocator
+        if allocator.settings.garbage_collection_threshold:
+            return object()
+        return (
+            allocator.free_keys(),
+            allocator.reserved,
+            allocator.num_retries,
+            [[b.address for b in blocks] for blocks in self.held],
+        )
+
+    def play_on(self, timeline: Timeline) -> None:
+        """Books a timeline; a row of segments that follows itself and leaves the books as it found
+        them is through, however often it comes.
+
+        One that leaves as many bytes as it found, elsewhere, is through after STEADY times.
+        """
+        for row, times in rows(timeline.segments):
+            grows = times > STEADY and self._grows(row)
+            for _ in range(times if grows else min(times, STEADY)):
+                before = self.state() if times > 1 else None
+                self.play(row)
+                if times > 1 and before == self.state():
+                    break
+
+    def _grows(self, row: list[TimelineSegment]) -> bool:
+        return sum(segment.repeat * segment_profile(segment, self.sizes)[2] for segment in row) != 0
+
+
+def replay(timeline: Timeline, settings: AllocatorSettings | None = None) -> Replay:
+    """Replays a timeline's events in order."""
+    books = Books([t.nbytes for t in timeline.tensors], settings)
+    allocator, failed = books.allocator, ""
+    try:
+        books.play_on(timeline)
+    except OutOfMemory as error:
+        failed = str(error)
+    return Replay(
+        peak_allocated=allocator.peak_allocated,
+        peak_reserved=allocator.peak_reserved,
+        peak_unreturnable=allocator.peak_unreturnable,
+        end_allocated=allocator.allocated,
+        end_reserved=allocator.reserved,
+        inactive_split_bytes=allocator.inactive_split_bytes(),
+        num_segments=len(allocator.segments),
+        num_retries=allocator.num_retries,
+        out_of_memory=failed,
+    )
