@@ -17,6 +17,7 @@ from napkinmath.config.hardware import Hardware
 from napkinmath.estimate import estimate
 from napkinmath.report.screen import is_unicode, standard_output, terminal_width, wants_color
 
+from napkinmath_profiler.cli.trace import headline, model_mapping
 from napkinmath_profiler.measuring.beside import Side, analytic_side, side_of_timeline, traced_side
 from napkinmath_profiler.measuring.device_names import device_named
 from napkinmath_profiler.measuring.measurement import Measurement
@@ -31,7 +32,6 @@ from napkinmath_profiler.measuring.report import MeasureReport, as_mapping, repo
 from napkinmath_profiler.measuring.room import free_bytes
 from napkinmath_profiler.measuring.runner import MeasureOptions, measure_step
 from napkinmath_profiler.trace import TraceOptions
-from napkinmath_profiler.trace_cli import headline, model_mapping
 from napkinmath_profiler.tracing.meta_model import config_from
 from napkinmath_profiler.tracing.trace_options import options_from
 from napkinmath_profiler.tracing.traced_timeline import timeline_of

@@ -272,6 +272,6 @@ def _write_chrome(report: TraceReport, path: str, force: bool) -> None:
 
 
 if __name__ == "__main__":  # the trace printed raw, for people who write rules
-    from napkinmath_profiler.oracle_cli import main
+    from napkinmath_profiler.cli.oracle import main
 
     main()

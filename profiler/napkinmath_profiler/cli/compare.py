@@ -12,7 +12,7 @@ from napkinmath.cli.flags import ON, SHARED, TEXT
 from napkinmath.cli.parser import Parser
 from napkinmath.ir.timeline import Timeline
 
-from napkinmath_profiler.comparison import as_mapping, compare, picture, table
+from napkinmath_profiler.measuring.comparison import as_mapping, compare, picture, table
 from napkinmath_profiler.snapshot.whole_file import write_whole
 
 OWN = (
@@ -71,7 +71,7 @@ def _timeline(side: str, options: dict[str, Any]) -> Timeline:
 
         return make_estimates(options, [])[0].timeline
     if side == "traced":
-        from napkinmath_profiler.trace_cli import traced_timeline
+        from napkinmath_profiler.cli.trace import traced_timeline
 
         return traced_timeline(options)
     if side.endswith((".pickle", ".pkl")):

@@ -129,7 +129,7 @@ def named_model(
     from napkinmath.inputs.model_options import model_spec
     from napkinmath.inputs.options import train_config
 
-    from napkinmath_profiler.trace_cli import model_mapping
+    from napkinmath_profiler.cli.trace import model_mapping
 
     if not device.is_cuda and "precision" not in given:
         given = {**given, "precision": CPU_PRECISION}

@@ -18,7 +18,6 @@ from napkinmath.config.hardware import Hardware
 from napkinmath.estimate import Estimate, estimate
 from napkinmath.timing.efficiency import Efficiency, default_efficiency
 
-from napkinmath_profiler.calibrate_cli import DEFAULT_SHARE, allowance_of, named_model
 from napkinmath_profiler.calibration.device_facts import gpu_of
 from napkinmath_profiler.calibration.devices import choose_device
 from napkinmath_profiler.calibration.op_curves import fitted
@@ -27,6 +26,7 @@ from napkinmath_profiler.calibration.op_points import OpPoint, measure_ops
 from napkinmath_profiler.calibration.progress import progress
 from napkinmath_profiler.calibration.roofline import ModelOp, model_ops_of, write_roofline
 from napkinmath_profiler.calibration.stamp import stamp_of
+from napkinmath_profiler.cli.calibrate import DEFAULT_SHARE, allowance_of, named_model
 
 DEFAULT_BUDGET_S = 60.0
 MOST_OPS = 12
