@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from napkinmath.base.errors import InputError, NapkinError, shown
 from napkinmath.base.units import format_bytes
@@ -15,6 +15,10 @@ from napkinmath.cli.flags import SHARED
 from napkinmath.cli.parser import Parser
 
 from napkinmath_profiler.snapshot.oom_message import OutOfMemoryMessage, read_message
+
+if TYPE_CHECKING:
+    from napkinmath.estimate import Estimate
+    from napkinmath.ir.timeline import Timeline
 
 MAX_MESSAGE_BYTES = 1 << 20
 MOST_TENSORS = 5
@@ -29,16 +33,8 @@ MODEL_OPTIONS = ("model", "arch", "config", "job")
 
 def run(argv: Sequence[str]) -> int:
     """Reads, explains, prints."""
-    parser = Parser(
-        "estimate oom",
-        DESCRIPTION,
-        SHARED,
-        positional=(
-            "file",
-            "FILE",
-            "message text, or a snapshot (.pickle); '-' or nothing: standard input",
-        ),
-    )
+    what = "message text, or a snapshot (.pickle); '-' or nothing: standard input"
+    parser = Parser("estimate oom", DESCRIPTION, SHARED, positional=("file", "FILE", what))
     options: dict[str, Any] = parser.parse(argv)
     source = options.pop("file", "-")
     if source.endswith((".pickle", ".pkl")):
@@ -48,11 +44,8 @@ def run(argv: Sequence[str]) -> int:
         lines = explain(message)
         if any(key in options for key in MODEL_OPTIONS):
             lines += explain_with_model(message, options)
-    print(
-        json.dumps({"schema": 1, "lines": lines}, indent=2)
-        if "json" in options
-        else "\n".join(lines)
-    )
+    as_json = json.dumps({"schema": 1, "lines": lines}, indent=2)
+    print(as_json if "json" in options else "\n".join(lines))
     return 0
 
 
@@ -124,22 +117,8 @@ def explain_with_model(message: OutOfMemoryMessage, options: dict[str, Any]) -> 
     from napkinmath.cli.estimate_command import make_estimates
 
     estimate = make_estimates(options, [])[0]
-    near = [
-        t
-        for t in estimate.timeline.tensors
-        if t.requested and abs(t.requested - message.tried) <= SAME_SIZE * message.tried
-    ]
-    names: dict[str, int] = {}
-    for tensor in near:
-        place = ".".join(
-            "*" if part.isdigit() else part for part in tensor.module.split(".") if part
-        )
-        names[f"{tensor.name} of {place}" if place else tensor.name] = tensor.requested
-    lines = (
-        [f"a request of that size in this step: {', '.join(list(names)[:MOST_TENSORS])}"]
-        if names
-        else []
-    )
+    names = _tensors_of_size(estimate, message.tried)[:MOST_TENSORS]
+    lines = [f"a request of that size in this step: {', '.join(names)}"] if names else []
     needed, room = estimate.peak.nbytes, message.room
     beside = "" if room is None else f", of {format_bytes(room)} that PyTorch can have"
     lines.append(f"the step needs {format_bytes(needed)} requested at its peak{beside}")
@@ -154,6 +133,17 @@ def explain_with_model(message: OutOfMemoryMessage, options: dict[str, Any]) -> 
     return lines
 
 
+def _tensors_of_size(estimate: Estimate, num_bytes: int) -> list[str]:
+    """Names of the step's tensors of about this size, those of like layers once."""
+    names: dict[str, None] = {}
+    for tensor in estimate.timeline.tensors:
+        if tensor.requested and abs(tensor.requested - num_bytes) <= SAME_SIZE * num_bytes:
+            parts = ["*" if part.isdigit() else part for part in tensor.module.split(".") if part]
+            place = ".".join(parts)
+            names[f"{tensor.name} of {place}" if place else tensor.name] = None
+    return list(names)
+
+
 def explain_snapshot(path: str) -> list[str]:
     """What was alive when a recorded run failed, or at its peak."""
     from napkinmath_profiler.snapshot.read_snapshot import read_snapshot
@@ -165,23 +155,26 @@ def explain_snapshot(path: str) -> list[str]:
             f"{shown(path)} holds no events; record with torch.cuda.memory._record_memory_history()"
             " before the step"
         )
-    point = timeline.peak()
     lines = []
     for event in recorded.out_of_memory:
         free = event.get("device_free")
-        lines.append(
-            f"out of memory: asked for {format_bytes(event['size'])}"
-            + (f" with {format_bytes(free)} free" if free is not None else "")
-        )
+        beside = f" with {format_bytes(free)} free" if free is not None else ""
+        lines.append(f"out of memory: asked for {format_bytes(event['size'])}{beside}")
     lines.append(
-        f"at the peak {format_bytes(point.nbytes)} were requested,"
+        f"at the peak {format_bytes(timeline.peak().nbytes)} were requested,"
         f" {format_bytes(recorded.peak_reserved)} reserved; the largest, by call stack:"
     )
+    return lines + _largest_at_peak(timeline)
+
+
+def _largest_at_peak(timeline: Timeline) -> list[str]:
+    """Bytes and tensors alive at the peak by call stack, the largest first."""
     groups: dict[str, list[int]] = {}
-    for tensor, count in zip(timeline.tensors, timeline.live_counts(point), strict=True):
+    counts = timeline.live_counts(timeline.peak())
+    for tensor, count in zip(timeline.tensors, counts, strict=True):
         if count:
             group = groups.setdefault(tensor.name, [0, 0])
             group[0] += count
             group[1] += count * tensor.requested
     ranked = sorted(groups.items(), key=lambda item: -item[1][1])[: 2 * MOST_TENSORS]
-    return lines + [f"  {format_bytes(size)} in {count}  {name}" for name, (count, size) in ranked]
+    return [f"  {format_bytes(size)} in {count}  {name}" for name, (count, size) in ranked]
