@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 from agreement.tiny_configs import TINY
 from analytic_vs_traced import Case, catalogue, phase_peaks, traced_phase_peaks
 from napkinmath.ir.ledger import Phase
-from napkinmath_profiler.comparison import compare as compare_timelines
+from napkinmath_profiler.measuring.comparison import compare as compare_timelines
 from napkinmath_profiler.tracing.traced_timeline import timeline_of
 
 METHODS = ("full", "lora", "qlora")

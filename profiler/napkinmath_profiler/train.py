@@ -25,10 +25,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 from torch import nn
 
-from napkinmath_profiler.measuring.device_names import device_named
-from napkinmath_profiler.train_corpus import VOCABULARY, arithmetic_text, batches_of, manual_text
-from napkinmath_profiler.train_loop import Progress, run_steps, train_step
-from napkinmath_profiler.train_model import (
+from napkinmath_profiler.example.corpus import VOCABULARY, arithmetic_text, batches_of, manual_text
+from napkinmath_profiler.example.loop import Progress, run_steps, train_step
+from napkinmath_profiler.example.model import (
     ModelSize,
     add_adapters,
     base_config,
@@ -37,7 +36,7 @@ from napkinmath_profiler.train_model import (
     load_base,
     quantize_linears,
 )
-from napkinmath_profiler.train_report import (
+from napkinmath_profiler.example.report import (
     comparison_lines,
     draw_losses,
     named_gpu,
@@ -45,6 +44,7 @@ from napkinmath_profiler.train_report import (
     predicted_peak,
     predicted_step,
 )
+from napkinmath_profiler.measuring.device_names import device_named
 
 SEED = 0
 

@@ -8,10 +8,10 @@ import re
 import pytest
 import torch
 from napkinmath_profiler import train
+from napkinmath_profiler.example.corpus import arithmetic_text, batches_of, manual_text
+from napkinmath_profiler.example.loop import Progress, load_checkpoint, run_steps
+from napkinmath_profiler.example.report import MemoryFigure, comparison_lines
 from napkinmath_profiler.train import main
-from napkinmath_profiler.train_corpus import arithmetic_text, batches_of, manual_text
-from napkinmath_profiler.train_loop import Progress, load_checkpoint, run_steps
-from napkinmath_profiler.train_report import MemoryFigure, comparison_lines
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 SMALL = [

@@ -158,7 +158,7 @@ def run_by_two(first: Case, *others: Case) -> list[dict[str, object]]:
         "--master-port",
         str(port),
         "-m",
-        "napkinmath_profiler.parallel_ranks",
+        "napkinmath_profiler.real_ranks.parallel_ranks",
         json.dumps(LLAMA),
         *flags(first),
         *(f"--then={' '.join(flags(case))}" for case in others),

@@ -240,7 +240,7 @@ def test_nothing_of_a_step_outlives_it(kind: DataParallel, accumulation: int, me
 
 # (stage, checkpointing) -> peak bytes of the second step of two ranks: DeepSpeed 0.19.8, torch
 # 2.13, gloo on CPUs, tiny Llama of spread_llama.py; DS_ACCELERATOR=cpu torchrun --nproc-per-node 2
-# -m napkinmath_profiler.deepspeed_ranks CONFIG --stage N [--checkpointing]
+# -m napkinmath_profiler.real_ranks.deepspeed_ranks CONFIG --stage N [--checkpointing]
 RECORDED = {
     (1, False): 56_671_232,
     (2, False): 56_671_232,

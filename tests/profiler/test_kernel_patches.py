@@ -129,7 +129,7 @@ def test_the_command_takes_kernels_and_loss(
     capsys: pytest.CaptureFixture[str], tmp_path: object
 ) -> None:
     pytest.importorskip("trl")
-    from napkinmath_profiler.trace_cli import run
+    from napkinmath_profiler.cli.trace import run
 
     assert run(["--arch", "L2 h64 a4 f128 v8192", "--loss", "chunked", "--ctx", "256"]) in (0, None)
     assert "trl" in capsys.readouterr().out

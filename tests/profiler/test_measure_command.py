@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from napkinmath.base.errors import InputError
 from napkinmath.cli.main import main
-from napkinmath_profiler import measure_cli
+from napkinmath_profiler.cli import measure as measure_cli
 from napkinmath_profiler.measuring.partial import plan_layers
 from napkinmath_profiler.snapshot.read_snapshot import read_snapshot
 from napkinmath_profiler.trace import TraceOptions

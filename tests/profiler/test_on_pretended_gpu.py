@@ -15,9 +15,9 @@ import pytest
 import torch
 from campaign_parts import accuracy, cases
 from napkinmath.cli.main import main
-from napkinmath_profiler import calibrate_cli
 from napkinmath_profiler.calibration import layer_runs, op_classes, op_plan
 from napkinmath_profiler.calibration.layer_runs import LayerOptions
+from napkinmath_profiler.cli import calibrate as calibrate_cli
 from napkinmath_profiler.measuring.device_memory import CudaMemory
 from napkinmath_profiler.snapshot.read_snapshot import read_snapshot
 from napkinmath_profiler.watch import watch

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from napkinmath.base.errors import InputError
 from napkinmath.cli.main import main
-from napkinmath_profiler.comparison import compare, module_group
+from napkinmath_profiler.measuring.comparison import compare, module_group
 from napkinmath_profiler.snapshot.oom_message import read_message
 from napkinmath_profiler.trace import trace_config
 from napkinmath_profiler.tracing.traced_timeline import timeline_of
@@ -178,7 +178,7 @@ def test_allocator_replays_a_snapshot(
 
 
 def test_a_trace_keeps_to_learned_positions() -> None:
-    from napkinmath_profiler.trace_cli import within_positions
+    from napkinmath_profiler.cli.trace import within_positions
 
     notes: list[str] = []
     assert (

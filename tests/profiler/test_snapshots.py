@@ -17,7 +17,7 @@ from napkinmath.ir.ledger import Phase, Role
 from napkinmath.ir.timeline import Stamp, TensorInfo, Timeline, TimelineSegment
 from napkinmath.memory.allocator_settings import AllocatorSettings
 from napkinmath.memory.replay import replay
-from napkinmath_profiler.allocator_cli import replays
+from napkinmath_profiler.cli.allocator import replays
 from napkinmath_profiler.snapshot.chrome_trace import chrome_events, write_chrome_trace
 from napkinmath_profiler.snapshot.read_snapshot import read_snapshot, read_snapshot_bytes
 from napkinmath_profiler.snapshot.streamed_pickle import StreamedPickle

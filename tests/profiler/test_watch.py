@@ -14,11 +14,11 @@ import torch
 from napkinmath import estimate
 from napkinmath.base.errors import InputError
 from napkinmath.base.units import format_bytes
+from napkinmath_profiler.cli.watch import run, split
 from napkinmath_profiler.measuring import drift
 from napkinmath_profiler.measuring.device_memory import CpuMemory, CudaMemory
 from napkinmath_profiler.measuring.drift import StepRecord
 from napkinmath_profiler.watch import Watching, lightning_callback, trainer_callback, watch
-from napkinmath_profiler.watch_cli import run, split
 from torch import nn
 
 MIB = 1 << 20

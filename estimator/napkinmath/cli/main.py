@@ -21,29 +21,29 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "gpus": ("napkinmath.cli.list_gpus:run", "list the catalog of GPUs"),
     "version": ("napkinmath.cli.version:run", "print the version"),
     "trace": (
-        "napkinmath_profiler.trace_cli:run",
+        "napkinmath_profiler.cli.trace:run",
         "run the real libraries on tensors without storage",
     ),
-    "allocator": ("napkinmath_profiler.allocator_cli:run", "what allocator settings would do"),
-    "oom": ("napkinmath_profiler.oom_cli:run", "explain an out-of-memory message or snapshot"),
+    "allocator": ("napkinmath_profiler.cli.allocator:run", "what allocator settings would do"),
+    "oom": ("napkinmath_profiler.cli.oom:run", "explain an out-of-memory message or snapshot"),
     "compare": (
-        "napkinmath_profiler.compare_cli:run",
+        "napkinmath_profiler.cli.compare:run",
         "analytic, traced and measured side by side",
     ),
     "calibrate": (
-        "napkinmath_profiler.calibrate_cli:run",
+        "napkinmath_profiler.cli.calibrate:run",
         "measure this device and real layers of a model",
     ),
     "calibration": (
         "napkinmath.cli.calibration_command:run",
         "show, compare or remove calibrations",
     ),
-    "measure": ("napkinmath_profiler.measure_cli:run", "measure a training step on this GPU"),
+    "measure": ("napkinmath_profiler.cli.measure:run", "measure a training step on this GPU"),
     "bench": (
-        "napkinmath_profiler.bench_cli:run",
+        "napkinmath_profiler.cli.bench:run",
         "ceilings of this device, and a model's operations under them",
     ),
-    "watch": ("napkinmath_profiler.watch_cli:run", "follow a running training's memory"),
+    "watch": ("napkinmath_profiler.cli.watch:run", "follow a running training's memory"),
     "links": ("napkinmath.cli.links:run", "time and bandwidth of collectives by message size"),
     "plan": (
         "napkinmath.cli.plan:run",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -99,22 +100,28 @@ def calibrate(
     gpu, facts = gpu_of(device, points)
     speed = fitted(default_efficiency(gpu), points)
     advance("host's part of a step")
-    try:
+    # libraries, drivers and compilers have errors of their own types: what was measured is kept
+    with _noted("the host's part of a step was not measured", notes):
         speed = measured_dispatch(speed, device, allowed, notes)
-    except Exception as reason:  # of libraries, drivers and compilers, each with types of its own
-        notes.append(f"the host's part of a step was not measured: {_said(reason)}")
     layers = None
     if model is not None:
         priced = priced or _priced(model, gpu)
         assert priced is not None
         options = options_from(model.train, compute_capability=_capability(gpu))
-        try:
+        with _noted("no layers were measured", notes):
             layers = measure_layers(
                 model.config, options, priced, device, allowed, notes, how=how, advance=advance
             )
-        except Exception as reason:  # what was measured of single operations is kept
-            notes.append(f"no layers were measured: {_said(reason)}")
     return Calibrated(device, gpu, facts, points, speed, layers, stamp_of(device), notes)
+
+
+@contextmanager
+def _noted(what: str, notes: list[str]) -> Iterator[None]:
+    """An error inside the block becomes a note."""
+    try:
+        yield
+    except Exception as reason:
+        notes.append(f"{what}: {_said(reason)}")
 
 
 def _said(reason: Exception) -> str:

@@ -21,13 +21,9 @@ COUNTED_DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8", "int8")
 
 def device_facts(device: Device, points: Sequence[OpPoint]) -> dict[str, Any]:
     """The `device` object of a calibration file."""
-    copies = [p.bytes_per_s for p in points if p.case.op == "copy" and p.timing is not None]
-    largest = max(
-        (p for p in points if p.case.op == "copy" and p.timing is not None),
-        key=lambda p: p.case.moved,
-        default=None,
-    )
-    bandwidth = largest.bytes_per_s if largest is not None else max(copies, default=1e10)
+    copies = [p for p in points if p.case.op == "copy" and p.timing is not None]
+    largest = max(copies, key=lambda p: p.case.moved, default=None)
+    bandwidth = largest.bytes_per_s if largest is not None else 1e10
     links = [
         p.bytes_per_s
         for p in points
@@ -42,16 +38,16 @@ def device_facts(device: Device, points: Sequence[OpPoint]) -> dict[str, Any]:
         "dense_flops": _dense(points),
         "host_bytes_per_s": max(links, default=bandwidth / 2),
     }
-    return found | (
-        _of_gpu(device)
-        if device.is_cuda
-        else {
-            "vendor": "cpu",
-            "num_sms": torch.get_num_threads(),
-            "hz": _cpu_hz(),
-            "l2_bytes": _cpu_cache(),
-        }
-    )
+    return found | (_of_gpu(device) if device.is_cuda else _of_cpu())
+
+
+def _of_cpu() -> dict[str, Any]:
+    return {
+        "vendor": "cpu",
+        "num_sms": torch.get_num_threads(),
+        "hz": _cpu_hz(),
+        "l2_bytes": _cpu_cache(),
+    }
 
 
 def gpu_of(device: Device, points: Sequence[OpPoint]) -> tuple[Gpu, dict[str, Any]]:

@@ -68,8 +68,7 @@ def choose_device(text: str | None) -> Device:
     InputError says what to do."""
     if text is not None and text.lower() == "cpu":
         return Device(torch.device("cpu"), cpu_name())
-    name = (text or "cuda").lower()
-    kind, _, number = name.partition(":")
+    kind, _, number = (text or "cuda").lower().partition(":")
     if kind != "cuda" or not (number.isdigit() or not number):
         raise InputError(f"--device {shown(text)} is unknown; write cuda, cuda:0 or cpu")
     if not torch.cuda.is_available():
@@ -77,12 +76,11 @@ def choose_device(text: str | None) -> Device:
             f"no GPU can be used: {why_no_gpu()}; to try the whole way out on the CPU, add"
             " --device cpu"
         )
-    index = int(number or 0)
-    count = torch.cuda.device_count()
+    index, count = int(number or 0), torch.cuda.device_count()
     if index >= count:
+        there = "is one GPU" if count == 1 else f"are {count} GPUs"
         raise InputError(
-            f"--device {shown(text)} does not exist: there"
-            f" {'is one GPU' if count == 1 else f'are {count} GPUs'}, cuda:0 to cuda:{count - 1}"
+            f"--device {shown(text)} does not exist: there {there}, cuda:0 to cuda:{count - 1}"
         )
     torch.cuda.set_device(index)
     return Device(torch.device("cuda", index), torch.cuda.get_device_name(index))

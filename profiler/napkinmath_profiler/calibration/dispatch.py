@@ -11,10 +11,12 @@ from napkinmath.estimate import estimate
 from napkinmath.ir.ledger import Phase
 from napkinmath.models.families import read_config
 from napkinmath.timing.efficiency import Efficiency
+from napkinmath.timing.schedule import PhaseTime
 
 from napkinmath_profiler.calibration.allowance import Allowance
 from napkinmath_profiler.calibration.devices import Device
 from napkinmath_profiler.calibration.layer_runs import NUM_WARMUP_STEPS, medians
+from napkinmath_profiler.measuring.measurement import Measurement
 from napkinmath_profiler.measuring.runner import MeasureOptions, measure_step
 from napkinmath_profiler.tracing.trace_options import options_from
 
@@ -44,40 +46,39 @@ def measured_dispatch(
     if allowed.seconds_left < 2.0:
         notes.append("the host's part of a step was not measured, the budget was spent")
         return speed
-    train = TrainConfig(
-        micro_batch_size=1,
-        sequence_length=8,
-        precision=Precision.BF16 if device.is_cuda else Precision.FP32,
-    )
+    precision = Precision.BF16 if device.is_cuda else Precision.FP32
+    train = TrainConfig(micro_batch_size=1, sequence_length=8, precision=precision)
+    found = measured_tiny(train, device)
+    if found.failure is not None:
+        notes.append("the host's part of a step was not measured: out of memory")
+        return speed
+    seconds = medians(found.steps[NUM_WARMUP_STEPS:])
+    seconds[Phase.FORWARD] += seconds.get(Phase.LOSS, 0.0)
+    priced = _priced_phases(train, speed)
+    changes: dict[str, float] = {}
+    for phase in (Phase.FORWARD, Phase.BACKWARD):
+        name = f"dispatch_{phase.value}_s"
+        kernels = priced[phase].host_s / getattr(speed, name)
+        own = 0.0 if device.is_cuda else priced[phase].device_s
+        changes[name] = max(LEAST_S, (seconds[phase] - own) / kernels)
+    return speed.replace(**changes)
+
+
+def measured_tiny(train: TrainConfig, device: Device) -> Measurement:
+    """Steps of the tiny Llama, timed alone."""
     how = MeasureOptions(
         device=str(device.torch_device),
         attribute=False,
         num_steps=NUM_STEPS,
         num_warmup_steps=NUM_WARMUP_STEPS,
     )
-    found = measure_step(dict(TINY), options_from(train), how)
-    if found.failure is not None:
-        notes.append("the host's part of a step was not measured: out of memory")
-        return speed
-    seconds = medians(found.steps[NUM_WARMUP_STEPS:])
-    priced = estimate(
-        read_config(dict(TINY)),
-        train,
-        hardware=Hardware(gpu=speed.gpu, memory_bytes=speed.gpu.memory_bytes),
-        efficiency=speed,
-    ).time
+    return measure_step(dict(TINY), options_from(train), how)
+
+
+def _priced_phases(train: TrainConfig, speed: Efficiency) -> dict[Phase, PhaseTime]:
+    """The phases of the tiny Llama's step, as priced."""
+    hardware = Hardware(gpu=speed.gpu, memory_bytes=speed.gpu.memory_bytes)
+    model = read_config(dict(TINY))
+    priced = estimate(model, train, hardware=hardware, efficiency=speed).time
     assert priced is not None
-    phases = {phase.phase: phase for phase in priced.phases}
-    measured = {
-        "dispatch_forward_s": seconds[Phase.FORWARD] + seconds.get(Phase.LOSS, 0.0),
-        "dispatch_backward_s": seconds[Phase.BACKWARD],
-    }
-    changes: dict[str, float] = {}
-    for name, phase in (
-        ("dispatch_forward_s", Phase.FORWARD),
-        ("dispatch_backward_s", Phase.BACKWARD),
-    ):
-        kernels = phases[phase].host_s / getattr(speed, name)
-        own = 0.0 if device.is_cuda else phases[phase].device_s
-        changes[name] = max(LEAST_S, (measured[name] - own) / kernels)
-    return speed.replace(**changes)
+    return {phase.phase: phase for phase in priced.phases}

@@ -4,6 +4,7 @@ three layers."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy
 from napkinmath.calibration.measured_layers import KindStretches, LayerMemory, Linear, Stretch, Turn
@@ -24,7 +25,7 @@ def fit_linear(
     again.
     """
     rows = numpy.array([[1.0, *row] for row in counts])
-    solution = numpy.linalg.lstsq(rows, numpy.array(found, dtype=float), rcond=None)[0]
+    solution = _least_squares(rows, found)
     if not_negative and (solution < 0).any():
         keep = solution[1:] > 0
         if keep.any() and not keep.all():
@@ -32,11 +33,14 @@ def fit_linear(
         elif not keep.any():
             solution[1:] = 0.0
         else:
-            kept = rows[:, 1:]
-            slopes = numpy.linalg.lstsq(kept, numpy.array(found, dtype=float), rcond=None)[0]
+            slopes = _least_squares(rows[:, 1:], found)
             return Linear(intercept=0.0, slopes=tuple(float(max(0.0, s)) for s in slopes))
         solution[0] = max(0.0, float(numpy.mean(numpy.array(found) - rows[:, 1:] @ solution[1:])))
     return Linear(intercept=float(solution[0]), slopes=tuple(float(s) for s in solution[1:]))
+
+
+def _least_squares(rows: Any, found: Sequence[float]) -> Any:
+    return numpy.linalg.lstsq(rows, numpy.array(found, dtype=float), rcond=None)[0]
 
 
 def fit_seconds(
@@ -82,6 +86,26 @@ class NotAligned(Exception):
     """The runs' pieces do not correspond; their memory cannot be carried over to other depths."""
 
 
+class _Lines:
+    """Lines through the runs' values, and by how much the worst run misses its line."""
+
+    def __init__(self, counts: Sequence[Sequence[int]]) -> None:
+        self._counts = counts
+        self.missed = 0.0
+
+    def through(self, values: Sequence[int]) -> Linear:
+        """The line through one value a run."""
+        fit = fit_linear(self._counts, values)
+        misses = (abs(fit.at(row) - value) for row, value in zip(self._counts, values, strict=True))
+        self.missed = max([self.missed, *misses])
+        return fit
+
+    def stretch(self, runs: Sequence[Bytes]) -> Stretch:
+        """The lines of a stretch's two figures."""
+        net = self.through([found.net for found in runs])
+        return Stretch(net=net, high=self.through([found.high for found in runs]))
+
+
 def fit_memory(plan: LayerPlan, runs: Mapping[tuple[int, ...], CutRun]) -> tuple[LayerMemory, int]:
     """The bytes of a whole model from short runs, and by how many bytes the runs themselves miss
     the fit; raises NotAligned.
@@ -93,38 +117,20 @@ def fit_memory(plan: LayerPlan, runs: Mapping[tuple[int, ...], CutRun]) -> tuple
     if deepest not in runs:
         raise NotAligned(f"no run had {len(deepest)} layers")
     deep = {run: found for run, found in runs.items() if len(run) > 1 or len(deepest) == 1}
-    counts = [plan.counts(run) for run in deep]
-    missed = 0.0
-
-    def line(values: Sequence[int]) -> Linear:
-        nonlocal missed
-        fit = fit_linear(counts, values)
-        missed = max(
-            [missed, *(abs(fit.at(row) - value) for row, value in zip(counts, values, strict=True))]
-        )
-        return fit
-
+    lines = _Lines([plan.counts(run) for run in deep])
     turns: list[Turn] = []
     for pieces in _aligned([found.pieces for found in deep.values()]):
         whole = pieces[list(deep).index(deepest)]
+        turn = Turn(step=whole.step, phase=whole.phase.value)
         if whole.outside is not None:
-            stretches = [piece.outside or Bytes() for piece in pieces]
-            outside = Stretch(
-                net=line([b.net for b in stretches]), high=line([b.high for b in stretches])
-            )
-            turns.append(Turn(step=whole.step, phase=whole.phase.value, outside=outside))
+            outside = lines.stretch([piece.outside or Bytes() for piece in pieces])
+            turns.append(turn.replace(outside=outside))
         else:
+            descending = any(piece.descending for piece in pieces)
             layers = _layers(plan, deepest, whole)
-            turns.append(
-                Turn(
-                    step=whole.step,
-                    phase=whole.phase.value,
-                    layers=layers,
-                    descending=any(piece.descending for piece in pieces),
-                )
-            )
-    base = line([found.base for found in deep.values()])
-    return LayerMemory(base=base, turns=tuple(turns)), round(missed)
+            turns.append(turn.replace(layers=layers, descending=descending))
+    base = lines.through([found.base for found in deep.values()])
+    return LayerMemory(base=base, turns=tuple(turns)), round(lines.missed)
 
 
 def _layers(plan: LayerPlan, run: tuple[int, ...], piece: Piece) -> tuple[KindStretches, ...]:
@@ -132,26 +138,18 @@ def _layers(plan: LayerPlan, run: tuple[int, ...], piece: Piece) -> tuple[KindSt
     sweep leaves a layer out."""
     found = dict(piece.layers)
     flat = (0.0,) * len(set(plan.order))
+
+    def stretch(position: int) -> Stretch:
+        own = found.get(position, Bytes())
+        net = Linear(intercept=own.net, slopes=flat)
+        return Stretch(net=net, high=Linear(intercept=own.high, slopes=flat))
+
     kinds: list[KindStretches] = []
     for kind in range(len(flat)):
-        own = [
-            found.get(position, Bytes())
-            for position, layer in enumerate(run)
-            if plan.order[layer] == kind
-        ]
-        stretches = [
-            Stretch(
-                net=Linear(intercept=b.net, slopes=flat), high=Linear(intercept=b.high, slopes=flat)
-            )
-            for b in own
-        ]
-        kinds.append(
-            KindStretches(
-                first=stretches[0],
-                between=stretches[1] if len(stretches) > 2 else None,
-                last=stretches[-1],
-            )
-        )
+        places = [position for position, layer in enumerate(run) if plan.order[layer] == kind]
+        first, last = stretch(places[0]), stretch(places[-1])
+        between = stretch(places[1]) if len(places) > 2 else None
+        kinds.append(KindStretches(first=first, between=between, last=last))
     return tuple(kinds)
 
 

@@ -43,10 +43,8 @@ def plan_layers(config: Any, options: TraceOptions) -> LayerPlan:
             " `estimate measure`"
         )
     stack = stacks[0]
-    places = [
-        [layer for layer, kind in enumerate(stack.kinds) if kind == number]
-        for number in range(len(set(stack.kinds)))
-    ]
+    numbers = range(len(set(stack.kinds)))
+    places = [[layer for layer, kind in enumerate(stack.kinds) if kind == n] for n in numbers]
     between = {layers[1] for layers in places if len(layers) > 2}
     full = between | {layers[0] for layers in places} | {layers[-1] for layers in places}
     runs = [tuple(sorted(full - {layer})) for layer in sorted(between)] + [tuple(sorted(full))]

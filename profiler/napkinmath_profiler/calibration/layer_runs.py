@@ -13,7 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from napkinmath.calibration.measured_layers import LayerPoint, MeasuredLayers, layers_key
+from napkinmath.calibration.measured_layers import (
+    LayerMemory,
+    LayerPoint,
+    MeasuredLayers,
+    layers_key,
+)
 from napkinmath.estimate import Estimate
 from napkinmath.ir.ledger import Phase
 
@@ -193,20 +198,8 @@ class _LayerRunner:
             if point.failed or self._allowed.seconds_left < self._longest_s:
                 return
             self._advance(f"{len(run)} layers, {point.name}, kinds of operation")
-            options = dataclasses.replace(
-                self._options,
-                micro_batch_size=point.micro_batch_size,
-                sequence_length=point.sequence_length,
-            )
             try:
-                with exhaustion_as_one_error():
-                    point.classes[run] = joined(
-                        profiled(
-                            short_config(self._config, run, len(self._plan.order)),
-                            options,
-                            self._device,
-                        )
-                    )
+                point.classes[run] = self._classes(point, run)
             except torch.OutOfMemoryError:
                 self._notes.append(
                     f"{point.name}: {len(run)} layers under the profiler ran out of memory; the"
@@ -221,12 +214,27 @@ class _LayerRunner:
                     f"kinds of operation were not measured: {type(reason).__name__}: {said}; the"
                     " rest is kept"
                 )
-                self._has_classes = True
-                return
-            finally:
-                gc.collect()
-                self._device.release()
+                break
         self._has_classes = True
+
+    def _classes(self, point: _Point, run: tuple[int, ...]) -> OpClasses:
+        try:
+            with exhaustion_as_one_error():
+                return joined(profiled(self._cut(run), self._options_at(point), self._device))
+        finally:
+            gc.collect()
+            self._device.release()
+
+    def _cut(self, run: tuple[int, ...]) -> Any:
+        """The config with the layers of one run."""
+        return short_config(self._config, run, len(self._plan.order))
+
+    def _options_at(self, point: _Point) -> TraceOptions:
+        return dataclasses.replace(
+            self._options,
+            micro_batch_size=point.micro_batch_size,
+            sequence_length=point.sequence_length,
+        )
 
     def _measure(
         self, point: _Point, run: tuple[int, ...], *, attribute: bool, num_steps: int
@@ -234,43 +242,36 @@ class _LayerRunner:
         """One run; None where it did not fit the budget or the memory."""
         if point.failed or self._allowed.seconds_left < self._longest_s:
             return None
-        self._advance(
-            f"{len(run)} layer{'s' * (len(run) > 1)}, {point.name},"
-            f" {'memory' if attribute else 'time'}"
-        )
+        layers = f"{len(run)} layer{'s' * (len(run) > 1)}"
+        self._advance(f"{layers}, {point.name}, {'memory' if attribute else 'time'}")
         started = time.monotonic()
-        options = dataclasses.replace(
-            self._options,
-            micro_batch_size=point.micro_batch_size,
-            sequence_length=point.sequence_length,
-        )
-        how = MeasureOptions(
-            device=str(self._device.torch_device),
-            num_steps=num_steps,
-            num_warmup_steps=NUM_WARMUP_STEPS,
-            attribute=attribute,
-            memory_share=self._how.share,
-            stand_in=self._how.stand_in() if self._how.stand_in is not None and attribute else None,
-        )
+        measured, failure = None, "while it was built"
         try:
-            measured = measure_step(
-                short_config(self._config, run, len(self._plan.order)), options, how
-            )
-            failure = (
-                None
-                if measured.failure is None
-                else f"in the {measured.failure.phase or measured.failure.stage}"
-            )
+            how = self._how_to_measure(attribute=attribute, num_steps=num_steps)
+            measured = measure_step(self._cut(run), self._options_at(point), how)
+            stopped = measured.failure
+            failure = f"in the {stopped.phase or stopped.stage}" if stopped is not None else ""
         except torch.OutOfMemoryError:
-            measured, failure = None, "while it was built"
+            pass
         self._longest_s = max(self._longest_s, time.monotonic() - started)
-        if failure is not None:
+        if failure:
             point.failed = True
             self._notes.append(
                 f"{point.name}: {len(run)} layers ran out of memory {failure}; what fewer layers"
                 " showed is kept"
             )
-        return measured if failure is None else None
+        return None if failure else measured
+
+    def _how_to_measure(self, *, attribute: bool, num_steps: int) -> MeasureOptions:
+        has_stand_in = self._how.stand_in is not None and attribute
+        return MeasureOptions(
+            device=str(self._device.torch_device),
+            num_steps=num_steps,
+            num_warmup_steps=NUM_WARMUP_STEPS,
+            attribute=attribute,
+            memory_share=self._how.share,
+            stand_in=self._how.stand_in() if has_stand_in else None,
+        )
 
     def _note_scatter(self, point: _Point) -> None:
         widest = 0.0
@@ -292,28 +293,29 @@ class _LayerRunner:
             self._plan,
             {run: medians(settled(rounds, self._device)) for run, rounds in point.rounds.items()},
         )
-        memory = None
-        try:
-            memory, missed = fit_memory(self._plan, point.cuts)
-            if missed:
-                self._notes.append(
-                    f"{point.name}: bytes are not exactly linear in the layers; the fit misses a"
-                    f" run by {missed} bytes"
-                )
-        except NotAligned as reason:
-            self._notes.append(f"{point.name}: no memory of the whole model, since {reason}")
+        memory = self._fitted_memory(point)
+        has_classes = len(point.classes) == len(self._plan.runs)
         return LayerPoint(
             micro_batch_size=point.micro_batch_size,
             sequence_length=point.sequence_length,
             seconds=tuple(seconds.items()),
             memory=memory,
             num_runs=len(point.rounds),
-            classes=(
-                fit_classes(self._plan, point.classes)
-                if len(point.classes) == len(self._plan.runs)
-                else ()
-            ),
+            classes=fit_classes(self._plan, point.classes) if has_classes else (),
         )
+
+    def _fitted_memory(self, point: _Point) -> LayerMemory | None:
+        try:
+            memory, missed = fit_memory(self._plan, point.cuts)
+        except NotAligned as reason:
+            self._notes.append(f"{point.name}: no memory of the whole model, since {reason}")
+            return None
+        if missed:
+            self._notes.append(
+                f"{point.name}: bytes are not exactly linear in the layers; the fit misses a run by"
+                f" {missed} bytes"
+            )
+        return memory
 
 
 def settled(rounds: Sequence[Sequence[StepFigures]], device: Device) -> list[StepFigures]:

@@ -107,6 +107,11 @@ class _Cutter:
                 self._waiting = Bytes()
             self._waiting.take(self.size(event))
             return
+        self._turn_to(layer)
+        self._sweep[-1][1].take(self.size(event))
+
+    def _turn_to(self, layer: int) -> None:
+        """The sweep goes on with this layer, or a new one begins."""
         if self._sweep and (layer == self._sweep[-1][0] or self._continues(layer)):
             if self._waiting is not None:
                 self._sweep[-1][1].then(self._waiting)
@@ -116,7 +121,6 @@ class _Cutter:
         else:
             self.close()
             self._sweep.append((layer, Bytes()))
-        self._sweep[-1][1].take(self.size(event))
 
     def close(self) -> None:
         """The sweep is over; what came after its last layer stands outside."""

@@ -8,15 +8,19 @@ that sets can be rotated and freed.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
+import torch.cuda.nccl as nccl
 import torch.nn.functional as F
 from napkinmath.base.units import format_bytes
 from napkinmath.timing import efficiency
 from napkinmath.timing.attention import attention_s
 from napkinmath.timing.efficiency import Efficiency
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from napkinmath_profiler.calibration.devices import Device
 
@@ -87,23 +91,29 @@ def copy(nbytes: int) -> OpCase:
     )
 
 
+def _random(device: Device, *shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.randn(*shape, device=device.torch_device).to(dtype)
+
+
+# Kind -> bytes read and written a number of bf16 (an addition's operands are one tensor), the call.
+ELEMENTWISE: dict[str, tuple[int, Callable[[torch.Tensor], torch.Tensor]]] = {
+    "cast": (6, lambda x: x.to(torch.float32)),
+    "add": (4, lambda x: x + x),
+    "silu": (4, F.silu),
+    "softmax": (4, lambda x: torch.softmax(x, -1)),
+}
+
+
 def elementwise(kind: str, rows: int, columns: int) -> OpCase:
     """One of torch's pointwise or reducing kernels on bf16 of (rows, columns): cast, add, silu,
     softmax."""
     count = rows * columns
-    moved = {"cast": 6, "add": 6, "silu": 4, "softmax": 4}[kind] * count
+    bytes_each, run = ELEMENTWISE[kind]
+    moved = bytes_each * count
 
     def make(device: Device) -> Call:
-        x = torch.randn(rows, columns, device=device.torch_device).to(torch.bfloat16)
-        calls: dict[str, Call] = {
-            "cast": lambda: x.to(torch.float32),
-            "add": lambda: x + x,
-            "silu": lambda: F.silu(x),
-            "softmax": lambda: torch.softmax(x, -1),
-        }
-        return calls[kind]
+        return partial(run, _random(device, rows, columns))
 
-    moved = 4 * count if kind == "add" else moved  # both operands are the same tensor
     return OpCase(
         "elementwise",
         {"kind": kind, "rows": rows, "columns": columns},
@@ -121,13 +131,9 @@ def gemm(m: int, n: int, k: int, dtype: str, batch: int = 1) -> OpCase:
 
     def make(device: Device) -> Call:
         if batch == 1:
-            x, w = (
-                torch.randn(rows, k, device=device.torch_device).to(DTYPES[dtype])
-                for rows in (m, n)
-            )
+            x, w = (_random(device, rows, k, dtype=DTYPES[dtype]) for rows in (m, n))
             return _in_tf32(lambda: F.linear(x, w)) if dtype == "tf32" else lambda: F.linear(x, w)
-        a = torch.randn(batch, m, k, device=device.torch_device).to(DTYPES[dtype])
-        b = torch.randn(batch, k, n, device=device.torch_device).to(DTYPES[dtype])
+        a, b = (_random(device, batch, *of, dtype=DTYPES[dtype]) for of in ((m, k), (k, n)))
         return lambda: torch.bmm(a, b)
 
     arguments = {"dtype": dtype, "m": m, "n": n, "k": k, **({"batch": batch} if batch > 1 else {})}
@@ -172,40 +178,12 @@ def attention(
     moved = (2 if backward else 1) * 2 * rows * length * head_dim * (2 * heads + 2 * kv_heads)
 
     def make(device: Device) -> Call:
-        q, k, v = (
-            torch.randn(rows, count, length, head_dim, device=device.torch_device)
-            .to(torch.bfloat16)
-            .requires_grad_(backward)
-            for count in (heads, kv_heads, kv_heads)
-        )
-
-        def forward() -> torch.Tensor:
-            with _only(kernel, device):
-                return F.scaled_dot_product_attention(
-                    q, k, v, is_causal=causal, enable_gqa=heads != kv_heads
-                )
-
-        if not backward:
-            return forward
-        out = forward()
-        gradient = torch.ones_like(out)
-        return lambda: torch.autograd.grad(out, (q, k, v), gradient, retain_graph=True)
+        shapes = [(rows, count, length, head_dim) for count in (heads, kv_heads, kv_heads)]
+        return _attention_call(kernel, shapes, device, causal=causal, backward=backward)
 
     def predict(e: Efficiency) -> float:
-        return attention_s(
-            kernel,
-            rows,
-            heads,
-            kv_heads,
-            length,
-            length,
-            head_dim,
-            causal,
-            None,
-            "bf16",
-            backward,
-            e,
-        )
+        sizes = (rows, heads, kv_heads, length, length, head_dim)
+        return attention_s(kernel, *sizes, causal, None, "bf16", backward, e)
 
     arguments = {
         "kernel": kernel,
@@ -216,21 +194,28 @@ def attention(
         "causal": causal,
         "backward": backward,
     }
-    return OpCase(
-        "attention",
-        arguments,
-        make,
-        predict,
-        flops=5 * scores // 2 if backward else scores,
-        moved=moved,
-        held=4 * moved,
-    )
+    flops = 5 * scores // 2 if backward else scores
+    return OpCase("attention", arguments, make, predict, flops, moved, held=4 * moved)
+
+
+def _attention_call(
+    kernel: str, shapes: list[tuple[int, ...]], device: Device, *, causal: bool, backward: bool
+) -> Call:
+    q, k, v = (_random(device, *shape).requires_grad_(backward) for shape in shapes)
+    grouped = shapes[0] != shapes[1]
+
+    def forward() -> torch.Tensor:
+        with _only(kernel, device):
+            return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
+
+    if not backward:
+        return forward
+    out = forward()
+    gradient = torch.ones_like(out)
+    return lambda: torch.autograd.grad(out, (q, k, v), gradient, retain_graph=True)
 
 
 def _only(kernel: str, device: Device) -> Any:
-    from contextlib import nullcontext
-
-    from torch.nn.attention import SDPBackend, sdpa_kernel
 
     backends = {
         "flash": SDPBackend.FLASH_ATTENTION,
@@ -252,23 +237,23 @@ def launches(*, graphed: bool) -> OpCase:
             for _ in range(count):
                 x.add_(1.0)
 
-        if not graphed:
-            return run
-        run()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            run()
-        return graph.replay
+        return _graphed(run) if graphed else run
 
-    return OpCase(
-        "launch",
-        {"how": "graph" if graphed else "eager", "count": count},
-        make,
-        None,
-        held=512,
-        needs_cuda=graphed,
-    )
+    arguments = {"how": "graph" if graphed else "eager", "count": count}
+    return OpCase("launch", arguments, make, None, held=512, needs_cuda=graphed)
+
+
+def _graphed(run: Call) -> Call:
+    """The replay of what was captured from ``run``."""
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return graph.replay
+
+
+ADAMW_FLAGS = {"fused": {"fused": True}, "foreach": {"foreach": True}, "loop": {"foreach": False}}
 
 
 def adamw(count: int, flavour: str) -> OpCase:
@@ -282,26 +267,14 @@ def adamw(count: int, flavour: str) -> OpCase:
         ]
         for parameter in parameters:
             parameter.grad = torch.ones_like(parameter)
-        flags = {
-            "fused": {"fused": True},
-            "foreach": {"foreach": True},
-            "loop": {"foreach": False},
-        }[flavour]
-        return torch.optim.AdamW(parameters, lr=1e-6, **flags).step
+        return torch.optim.AdamW(parameters, lr=1e-6, **ADAMW_FLAGS[flavour]).step
 
-    predict = (
-        (lambda e: efficiency.elementwise_s(moved, e, launches=4, fused=True))
-        if flavour == "fused"
-        else None
-    )
-    return OpCase(
-        "adamw",
-        {"flavour": flavour, "count": count},
-        make,
-        predict,
-        moved=moved,
-        held=4 * 4 * count,
-    )
+    def predict(e: Efficiency) -> float:
+        return efficiency.elementwise_s(moved, e, launches=4, fused=True)
+
+    arguments = {"flavour": flavour, "count": count}
+    known = predict if flavour == "fused" else None
+    return OpCase("adamw", arguments, make, known, moved=moved, held=4 * 4 * count)
 
 
 def host_copy(nbytes: int, *, to_host: bool, pinned: bool) -> OpCase:
@@ -313,14 +286,11 @@ def host_copy(nbytes: int, *, to_host: bool, pinned: bool) -> OpCase:
         target, source = (host, there) if to_host else (there, host)
         return lambda: target.copy_(source, non_blocking=pinned)
 
-    arguments = {
-        "nbytes": nbytes,
-        "direction": "to host" if to_host else "to device",
-        "memory": "pinned" if pinned else "pageable",
-    }
+    direction = "to host" if to_host else "to device"
+    memory = "pinned" if pinned else "pageable"
     return OpCase(
         "host copy",
-        arguments,
+        {"nbytes": nbytes, "direction": direction, "memory": memory},
         make,
         lambda e: efficiency.host_copy_s(nbytes, pinned, e),
         moved=nbytes,
@@ -336,31 +306,33 @@ def dequantize(rows: int, columns: int, provider: str) -> OpCase:
     moved = count // 2 + 2 * count + count // 64
 
     def make(device: Device) -> Call:
-        if provider == "napkinmath":
-            from napkinmath_kernels import dequantize as expand
-            from napkinmath_kernels import quantize
+        weights = _random(device, rows, columns)
+        return _our_expansion(weights) if provider == "napkinmath" else _their_expansion(weights)
 
-            ours = quantize(
-                torch.randn(rows, columns, device=device.torch_device).to(torch.bfloat16)
-            )
-            return lambda: expand(ours)
-        import bitsandbytes.functional as bnb
+    def predict(e: Efficiency) -> float:
+        return efficiency.dequantize_nf4_s(count, e)
 
-        weights = torch.randn(rows, columns, device=device.torch_device).to(torch.bfloat16)
-        packed, state = bnb.quantize_4bit(weights, quant_type="nf4", compress_statistics=True)
-        return lambda: bnb.dequantize_4bit(packed, state)
-
-    predict = (
-        (lambda e: efficiency.dequantize_nf4_s(count, e)) if provider == "bitsandbytes" else None
-    )
     return OpCase(
         "dequantize",
         {"provider": provider, "rows": rows, "columns": columns},
         make,
-        predict,
+        predict if provider == "bitsandbytes" else None,
         moved=moved,
         held=moved + 2 * count,
     )
+
+
+def _our_expansion(weights: torch.Tensor) -> Call:
+    from napkinmath_kernels import dequantize, quantize
+
+    return partial(dequantize, quantize(weights))
+
+
+def _their_expansion(weights: torch.Tensor) -> Call:
+    import bitsandbytes.functional as bnb
+
+    packed, state = bnb.quantize_4bit(weights, quant_type="nf4", compress_statistics=True)
+    return partial(bnb.dequantize_4bit, packed, state)
 
 
 def between_gpus(nbytes: int, operation: str) -> OpCase:
@@ -373,7 +345,6 @@ def between_gpus(nbytes: int, operation: str) -> OpCase:
         ]
         if operation == "peer copy":
             return lambda: others[1].copy_(others[0], non_blocking=True)
-        import torch.cuda.nccl as nccl
 
         return lambda: nccl.all_reduce(others)
 

@@ -58,15 +58,12 @@ def profiled(config: Any, options: TraceOptions, device: Device) -> OpClasses:
 
     The profiler slows the host down, so these are shares to be read, not speeds.
     """
-    options = dataclasses.replace(
-        options, loop=dataclasses.replace(options.loop, device_type=device.torch_device.type)
-    )
-    where = str(device.torch_device)
-    with real_model(config, options, where) as model:
-        inputs = real_inputs(model, config, options, where)
-        loop = MeasuredLoop(
-            model, optimizer_of(model, options), inputs, options.loop, device=device.torch_device
-        )
+    where = device.torch_device
+    how = dataclasses.replace(options.loop, device_type=where.type)
+    options = dataclasses.replace(options, loop=how)
+    with real_model(config, options, str(where)) as model:
+        inputs = real_inputs(model, config, options, str(where))
+        loop = MeasuredLoop(model, optimizer_of(model, options), inputs, how, device=where)
         loop.timed_steps(2)
         marks = _Marks()
         loop.listeners.append(marks.begin)

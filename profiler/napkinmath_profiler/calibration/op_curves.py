@@ -22,9 +22,8 @@ SMOOTH = 0.02  # errors below this count less and less, so that the descent does
 STEPS = (2.0, 1.4, 1.15, 1.05, 1.015, 1.004)
 ROUNDS = 12
 LEAST, MOST = 1e-18, 1e18
-MOST_L2_OVER_STREAM = (
-    10.0  # caches of GPUs read 3 to 5 times as fast as their memory, those of processors up to 8
-)
+# Caches of GPUs read 3 to 5 times as fast as their memory, those of processors up to 8.
+MOST_L2_OVER_STREAM = 10.0
 
 Setter = Callable[[Efficiency, float], Efficiency]
 
@@ -68,60 +67,56 @@ def curve(kernel: str, name: str, *, high: float = MOST) -> Constant:
     return Constant(lambda e: getattr(dict(e.attention)[kernel], name), write, high=high)
 
 
-def fitted(prior: Efficiency, points: Sequence[OpPoint]) -> Efficiency:
-    """The speeds that agree best with the points."""
-    usable = [
-        point for point in points if point.timing is not None and point.case.predict is not None
-    ]
+class _Fit:
+    """The speeds as fitted so far, and the points that they are to agree with."""
 
-    def of(op: str, **arguments: Any) -> list[OpPoint]:
-        return [
-            p
-            for p in usable
-            if p.case.op == op
-            and all(p.case.arguments.get(key) == value for key, value in arguments.items())
+    def __init__(self, prior: Efficiency, points: Sequence[OpPoint]) -> None:
+        self.speed = _started(prior, points)
+        self._prior = prior
+        self._usable = [
+            point for point in points if point.timing is not None and point.case.predict is not None
         ]
 
-    e = _started(prior, points)
-    e = fit(
-        e,
-        prior,
-        [field("stream_bytes_per_s"), field("l2_bytes_per_s"), field("kernel_start_s")],
-        of("copy"),
-    )
-    if (
-        e.l2_bytes_per_s > MOST_L2_OVER_STREAM * e.stream_bytes_per_s
-    ):  # more of the small copies hits than the model grants
-        e = e.replace(l2_bytes_per_s=MOST_L2_OVER_STREAM * e.stream_bytes_per_s)
-        e = fit(e, prior, [field("stream_bytes_per_s"), field("kernel_start_s")], of("copy"))
-    e = fit(e, prior, [field("eager_share", high=1.0)], of("elementwise"))
-    dtypes = sorted({p.case.arguments["dtype"] for p in of("gemm")})
-    shape = [
-        field("gemm_start_s"),
-        field("wave_start_s"),
-        field("feed_cost"),
-        field("unaligned_share", high=1.0),
-    ]
-    e = fit(e, prior, [*(matmul_rate(dtype) for dtype in dtypes), *shape], of("gemm"))
-    for kernel in sorted({p.case.arguments["kernel"] for p in of("attention")}):
-        e = fit(
-            e,
-            prior,
-            [curve(kernel, "share"), curve(kernel, "other")],
-            of("attention", kernel=kernel, backward=False),
-        )
-        backward = [curve(kernel, "backward_share"), curve(kernel, "backward_other")]
-        e = fit(e, prior, backward, of("attention", kernel=kernel, backward=True))
-    e = fit(
-        e, prior, [field("decode_instructions_per_s")], of("dequantize", provider="bitsandbytes")
-    )
-    host = [p for p in of("host copy")]
-    return fit(
-        e,
-        prior,
-        [field("pinned_bytes_per_s"), field("pageable_bytes_per_s"), field("host_copy_start_s")],
-        host,
-    )
+    def points(self, op: str, **arguments: Any) -> list[OpPoint]:
+        """Those of an operation with these arguments."""
+        return [
+            point
+            for point in self._usable
+            if point.case.op == op
+            and all(point.case.arguments.get(key) == value for key, value in arguments.items())
+        ]
+
+    def values_of(self, op: str, argument: str) -> list[str]:
+        """What an argument of an operation is in the points."""
+        return sorted({point.case.arguments[argument] for point in self.points(op)})
+
+    def move(self, constants: Sequence[Constant], op: str, **arguments: Any) -> None:
+        """Fits the constants to the points of an operation."""
+        points = self.points(op, **arguments)
+        self.speed = fit(self.speed, self._prior, constants, points)
+
+
+def fitted(prior: Efficiency, points: Sequence[OpPoint]) -> Efficiency:
+    """The speeds that agree best with the points."""
+    found = _Fit(prior, points)
+    stream, start = field("stream_bytes_per_s"), field("kernel_start_s")
+    found.move([stream, field("l2_bytes_per_s"), start], "copy")
+    most = MOST_L2_OVER_STREAM * found.speed.stream_bytes_per_s
+    if found.speed.l2_bytes_per_s > most:  # more of the small copies hits than the model grants
+        found.speed = found.speed.replace(l2_bytes_per_s=most)
+        found.move([stream, start], "copy")
+    found.move([field("eager_share", high=1.0)], "elementwise")
+    rates = [matmul_rate(dtype) for dtype in found.values_of("gemm", "dtype")]
+    shape = [field(name) for name in ("gemm_start_s", "wave_start_s", "feed_cost")]
+    found.move([*rates, *shape, field("unaligned_share", high=1.0)], "gemm")
+    for kernel in found.values_of("attention", "kernel"):
+        for backward, prefix in ((False, ""), (True, "backward_")):
+            constants = [curve(kernel, f"{prefix}share"), curve(kernel, f"{prefix}other")]
+            found.move(constants, "attention", kernel=kernel, backward=backward)
+    found.move([field("decode_instructions_per_s")], "dequantize", provider="bitsandbytes")
+    host = ("pinned_bytes_per_s", "pageable_bytes_per_s", "host_copy_start_s")
+    found.move([field(name) for name in host], "host copy")
+    return found.speed
 
 
 def _started(e: Efficiency, points: Sequence[OpPoint]) -> Efficiency:

@@ -18,6 +18,7 @@ from napkinmath_profiler.calibration.op_cases import OpCase
 
 MOST_MODEL_OPS = 10
 _LAYER_SHAPES = ((4096, 4096), (11008, 4096), (4096, 11008), (1024, 4096))
+_CPU_PRODUCTS = ((64, 64, 64), (64, 256, 256), (256, 768, 256), (512, 256, 768), (512, 512, 512))
 
 
 def planned(device: Device, model: Estimate | None = None) -> list[OpCase]:
@@ -44,17 +45,25 @@ def _on_gpu(device: Device) -> Iterator[OpCase]:
         yield op_cases.gemm(4096, 4096, 4096, dtype)
     yield op_cases.gemm(256, 1024, 1024, "bf16")
     yield op_cases.gemm(4096, 4097, 4096, "bf16")
-    for to_host in (False, True):
-        for pinned in (True, False):
-            for nbytes in (1 << 20, 1 << 27):
-                yield op_cases.host_copy(nbytes, to_host=to_host, pinned=pinned)
+    yield from _host_copies()
     yield from _dequantize(((4096, 4096), (11008, 4096)))
     for flavour in ("fused", "foreach"):
         yield op_cases.adamw(1 << 26, flavour)
     if torch.cuda.device_count() > 1:
-        for operation in ("peer copy", "all-reduce"):
-            for nbytes in (1 << 20, 1 << 28):
-                yield op_cases.between_gpus(nbytes, operation)
+        yield from _between_gpus()
+
+
+def _host_copies() -> Iterator[OpCase]:
+    for to_host in (False, True):
+        for pinned in (True, False):
+            for nbytes in (1 << 20, 1 << 27):
+                yield op_cases.host_copy(nbytes, to_host=to_host, pinned=pinned)
+
+
+def _between_gpus() -> Iterator[OpCase]:
+    for operation in ("peer copy", "all-reduce"):
+        for nbytes in (1 << 20, 1 << 28):
+            yield op_cases.between_gpus(nbytes, operation)
 
 
 def _attention(device: Device) -> Iterator[OpCase]:
@@ -83,13 +92,7 @@ def _on_cpu() -> Iterator[OpCase]:
     yield op_cases.gemm(256, 256, 256, "bf16")
     for nbytes in (1 << 16, 1 << 20, 1 << 23):
         yield op_cases.copy(nbytes)
-    for m, n, k in (
-        (64, 64, 64),
-        (64, 256, 256),
-        (256, 768, 256),
-        (512, 256, 768),
-        (512, 512, 512),
-    ):
+    for m, n, k in _CPU_PRODUCTS:
         yield op_cases.gemm(m, n, k, "fp32")
     for kind in ("cast", "add", "silu", "softmax"):
         for rows in (64, 1024):
@@ -142,16 +145,8 @@ def _case_of(cost: object, bind: Bindings, rule: str) -> OpCase | None:
         and cost.kernel in ("flash", "efficient", "cudnn")
         and cost.window is None
     ):
-        sizes = (
-            bind(cost.rows),
-            bind(cost.heads),
-            bind(cost.kv_heads),
-            bind(cost.s_q),
-            bind(cost.head_dim),
-        )
-        return (
-            op_cases.attention(cost.kernel, *sizes, causal=cost.causal, backward=cost.backward)
-            if bind(cost.s_kv) == sizes[3]
-            else None
-        )
+        if bind(cost.s_kv) != bind(cost.s_q):
+            return None
+        sizes = map(bind, (cost.rows, cost.heads, cost.kv_heads, cost.s_q, cost.head_dim))
+        return op_cases.attention(cost.kernel, *sizes, causal=cost.causal, backward=cost.backward)
     return None

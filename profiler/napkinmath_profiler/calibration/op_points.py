@@ -74,15 +74,12 @@ def measure_ops(
         advance(f"{case.op} {case.label}")
         seconds = SECONDS_A_CASE
         if case.op in SUSTAINED and not sustained:
-            sustained, seconds = (
-                True,
-                min(SUSTAINED_S, max(SECONDS_A_CASE, allowed.seconds_left / 10)),
-            )
+            sustained = True
+            seconds = min(SUSTAINED_S, max(SECONDS_A_CASE, allowed.seconds_left / 10))
         point = measure_op(case, device, allowed, seconds)
         if point.timing is not None and seconds > SECONDS_A_CASE:
             said = throttling(point.timing)
-            if said is not None:
-                notes.append(f"{case.op} {case.label} {said}")
+            notes += [f"{case.op} {case.label} {said}"] if said is not None else []
         found.append(point)
     return found
 
@@ -99,22 +96,14 @@ def measure_op(
         return OpPoint(case, None, f"needs {case.held >> 20} MiB, more than the allowance")
     try:
         with exhaustion_as_one_error():
-            return OpPoint(
-                case,
-                time_calls(
-                    _rotated(case, device, allowed),
-                    device,
-                    seconds=min(seconds, max(0.02, allowed.seconds_left)),
-                ),
-            )
+            calls = _rotated(case, device, allowed)
+            most = min(seconds, max(0.02, allowed.seconds_left))
+            return OpPoint(case, time_calls(calls, device, seconds=most))
     except torch.OutOfMemoryError:
         return OpPoint(case, None, "out of memory")
     except Exception as error:  # an operation that this build lacks must not cost the others
-        return OpPoint(
-            case,
-            None,
-            f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:160],
-        )
+        first = next(iter(str(error).splitlines()), "")
+        return OpPoint(case, None, f"{type(error).__name__}: {first}"[:160])
     finally:
         device.release()
 

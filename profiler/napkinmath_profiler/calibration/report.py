@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from napkinmath.base.units import format_bytes, format_seconds
-from napkinmath.calibration.measured_layers import MeasuredLayers, counts_of
+from napkinmath.calibration.measured_layers import LayerPoint, MeasuredLayers, counts_of
 from napkinmath.timing.efficiency import Efficiency, default_efficiency
 from rich import box
 from rich.console import Console
@@ -103,41 +103,28 @@ def _rate(name: str, value: float) -> str:
 def layers_table(layers: MeasuredLayers) -> Table:
     """Seconds and bytes of each phase as intercept + slope, and the whole model that follows."""
     kinds = len(set(layers.order))
-    counts = counts_of(layers.order, kinds)
     names = ["a layer"] if kinds == 1 else [f"a layer of kind {kind}" for kind in range(kinds)]
     title = f"layers of {layers.model} ({layers.what}); {len(layers.order)} in the whole model"
-    made = table(
-        title,
-        "batch x length",
-        "phase",
-        "besides",
-        *names,
-        "whole model",
-        "peak",
-        numbers=4 + kinds - 1,
-    )
+    columns = ("batch x length", "phase", "besides", *names, "whole model", "peak")
+    made = table(title, *columns, numbers=4 + kinds - 1)
     for point in layers.points:
-        peaks = point.memory.phase_peaks(layers.order) if point.memory is not None else {}
-        place = f"{point.micro_batch_size} x {point.sequence_length}"
-        for phase, fit in point.seconds:
-            peak = format_bytes(peaks[phase]) if phase in peaks else ""
-            made.add_row(
-                place,
-                phase,
-                *(format_seconds(s) for s in (fit.intercept, *fit.slopes, fit.at(counts))),
-                peak,
-            )
-            place = ""
-        total = sum(fit.at(counts) for _, fit in point.seconds)
-        made.add_row(
-            "",
-            "whole step",
-            *[""] * (1 + kinds),
-            format_seconds(total),
-            format_bytes(max(peaks.values())) if peaks else "",
-            end_section=True,
-        )
+        _add_point(made, point, layers.order)
     return made
+
+
+def _add_point(made: Table, point: LayerPoint, order: tuple[int, ...]) -> None:
+    """The phases of one batch and length, and the step that they make."""
+    kinds = len(set(order))
+    counts = counts_of(order, kinds)
+    peaks = point.memory.phase_peaks(order) if point.memory is not None else {}
+    place = f"{point.micro_batch_size} x {point.sequence_length}"
+    for phase, fit in point.seconds:
+        seconds = [format_seconds(s) for s in (fit.intercept, *fit.slopes, fit.at(counts))]
+        made.add_row(place, phase, *seconds, format_bytes(peaks[phase]) if phase in peaks else "")
+        place = ""
+    total = format_seconds(sum(fit.at(counts) for _, fit in point.seconds))
+    highest = format_bytes(max(peaks.values())) if peaks else ""
+    made.add_row("", "whole step", *[""] * (1 + kinds), total, highest, end_section=True)
 
 
 def classes_table(layers: MeasuredLayers) -> Table | None:
@@ -148,13 +135,9 @@ def classes_table(layers: MeasuredLayers) -> Table | None:
         return None
     kinds = sorted({kind for _, own in point.classes for kind, _ in own})
     phases = [phase for phase, _ in point.classes]
-    made = table(
-        f"kinds of operation, {point.micro_batch_size} x {point.sequence_length}, by torch's"
-        " profiler",
-        "share of the phase",
-        *phases,
-        numbers=len(phases),
-    )
+    place = f"{point.micro_batch_size} x {point.sequence_length}"
+    title = f"kinds of operation, {place}, by torch's profiler"
+    made = table(title, "share of the phase", *phases, numbers=len(phases))
     shares: dict[str, list[str]] = {kind: [] for kind in kinds}
     for _, own in point.classes:
         seconds = {kind: fit.at(counts) for kind, fit in own}
@@ -169,33 +152,23 @@ def classes_table(layers: MeasuredLayers) -> Table | None:
 def ops_table(points: Sequence[OpPoint], speed: Efficiency | None = None) -> Table:
     """Every operation with its spread and what it attains; ``speed`` adds what the time model says
     over what was measured."""
-    columns = (
-        "operation",
-        "size (mxnxk)",
-        "median",
-        "spread",
-        "TFLOP/s",
-        "GB/s",
-        *(("model",) if speed is not None else ()),
-    )
+    columns = ["operation", "size (mxnxk)", "median", "spread", "TFLOP/s", "GB/s"]
+    columns += ["model"] if speed is not None else []
     made = table("operations", *columns, numbers=len(columns) - 2)
     for point in points:
-        if point.timing is None:
-            made.add_row(point.case.op, point.case.label, "-")
+        case, timing = point.case, point.timing
+        if timing is None:
+            made.add_row(case.op, case.label, "-")
             continue
         cells = [
-            format_seconds(point.timing.median_s),
-            f"{point.timing.spread:.0%}",
-            f"{point.flops_per_s / 1e12:.3g}" if point.case.flops else "",
-            f"{point.bytes_per_s / 1e9:.4g}" if point.case.moved else "",
+            format_seconds(timing.median_s),
+            f"{timing.spread:.0%}",
+            f"{point.flops_per_s / 1e12:.3g}" if case.flops else "",
+            f"{point.bytes_per_s / 1e9:.4g}" if case.moved else "",
         ]
         if speed is not None:
-            cells.append(
-                f"{point.case.predict(speed) / point.timing.median_s:.2f}"
-                if point.case.predict is not None
-                else ""
-            )
-        made.add_row(point.case.op, point.case.label, *cells)
+            cells.append(f"{case.predict(speed) / timing.median_s:.2f}" if case.predict else "")
+        made.add_row(case.op, case.label, *cells)
     return made
 
 

@@ -17,6 +17,7 @@ from napkinmath_profiler.calibration.op_points import OpPoint
 
 # Two of the colours of the Okabe-Ito palette a kind; black for what was measured of the model.
 COLORS = {"gemm": "#0072B2", "attention": "#D55E00", "other": "#009E73"}
+ROOF = "#444444"
 MARKS = {"gemm": "o", "attention": "s", "other": "^"}
 WIDTH_IN, HEIGHT_IN, DPI = 10.0, 6.2, 120
 MOST_LABELS = 6
@@ -37,6 +38,18 @@ class ModelOp:
     def intensity(self) -> float:
         """FLOPs a byte."""
         return self.flops / self.moved if self.moved else 0.0
+
+    def as_row(self) -> dict[str, Any]:
+        """The operation as JSON."""
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "phase": self.phase,
+            "flops": self.flops,
+            "moved": self.moved,
+            "intensity": self.intensity,
+            "seconds": self.seconds,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,26 +121,31 @@ def write_roofline(
     figure = Figure(figsize=(WIDTH_IN, HEIGHT_IN), dpi=DPI, layout="constrained")
     axes = figure.add_subplot()
     ceilings = ceilings_of(points)
-    _draw_roof(axes, ceilings, *_span(ceilings, points, ops))
+    left, right = _span(ceilings, points, ops)
+    _draw_roof(axes, ceilings, left, right)
     _draw_points(axes, points)
     _draw_model(axes, ops)
+    top = max(ceilings.flops_per_s.values())
+    lowest = min(p.flops_per_s for p in points if p.timing is not None and p.case.flops)
+    _set_axes(axes, (left, right), (min(lowest, ceilings.bytes_per_s * left) / 2, top * 2.5))
+    axes.set_title(title, loc="left", fontsize=11)
+    axes.legend(loc="lower right", fontsize=8, frameon=True, framealpha=0.9)
+    figure.savefig(path)
+
+
+def _set_axes(axes: Any, across: tuple[float, float], up: tuple[float, float]) -> None:
+    """Both axes logarithmic, from and to these values."""
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    top = max(ceilings.flops_per_s.values())
-    left, right = _span(ceilings, points, ops)
-    axes.set_xlim(left, right)
-    lowest = min(p.flops_per_s for p in points if p.timing is not None and p.case.flops)
-    axes.set_ylim(min(lowest, ceilings.bytes_per_s * left) / 2, top * 2.5)
+    axes.set_xlim(*across)
+    axes.set_ylim(*up)
     axes.xaxis.set_major_formatter(
         lambda value, _: f"{value:g}" if value >= 1 else f"1/{1 / value:g}"
     )
     axes.set_xlabel("arithmetic intensity, FLOP / byte")
     axes.set_ylabel("attained, FLOP/s")
-    axes.set_title(title, loc="left", fontsize=11)
     axes.grid(True, which="major", color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)
-    axes.legend(loc="lower right", fontsize=8, frameon=True, framealpha=0.9)
-    figure.savefig(path)
 
 
 def _span(
@@ -147,43 +165,19 @@ def _span(
 
 def _draw_roof(axes: Any, ceilings: Ceilings, left: float, right: float) -> None:
     """The slope of the memory, and a flat line for each type of product."""
-    for number, (dtype, rate) in enumerate(
-        sorted(ceilings.flops_per_s.items(), key=lambda item: -item[1])
-    ):
-        ridge = rate / ceilings.bytes_per_s
-        axes.plot(
-            [ridge, right],
-            [rate, rate],
-            color="#444444",
-            linewidth=1.4,
-            linestyle=("-", "--", ":", "-.")[number % 4],
-        )
-        axes.annotate(
-            f"{dtype}  {rate / 1e12:.3g} TFLOP/s",
-            (right, rate),
-            xytext=(-4, 4),
-            textcoords="offset points",
-            ha="right",
-            fontsize=8,
-            color="#444444",
-        )
-    ridge = max(ceilings.flops_per_s.values()) / ceilings.bytes_per_s
-    start = left
-    axes.plot(
-        [start, ridge],
-        [ceilings.bytes_per_s * start, ceilings.bytes_per_s * ridge],
-        color="#444444",
-        linewidth=1.4,
-    )
-    axes.annotate(
-        f"copy  {ceilings.bytes_per_s / 1e9:.3g} GB/s",
-        (start, ceilings.bytes_per_s * start),
-        xytext=(10, 2),
-        textcoords="offset points",
-        fontsize=8,
-        color="#444444",
-        rotation=0,
-    )
+    rate_of_copy = ceilings.bytes_per_s
+    line: dict[str, Any] = {"color": ROOF, "linewidth": 1.4}
+    text: dict[str, Any] = {"textcoords": "offset points", "fontsize": 8, "color": ROOF}
+    ranked = sorted(ceilings.flops_per_s.items(), key=lambda item: -item[1])
+    for number, (dtype, rate) in enumerate(ranked):
+        style = ("-", "--", ":", "-.")[number % 4]
+        axes.plot([rate / rate_of_copy, right], [rate, rate], linestyle=style, **line)
+        label = f"{dtype}  {rate / 1e12:.3g} TFLOP/s"
+        axes.annotate(label, (right, rate), xytext=(-4, 4), ha="right", **text)
+    ridge = max(ceilings.flops_per_s.values()) / rate_of_copy
+    axes.plot([left, ridge], [rate_of_copy * left, rate_of_copy * ridge], **line)
+    label = f"copy  {rate_of_copy / 1e9:.3g} GB/s"
+    axes.annotate(label, (left, rate_of_copy * left), xytext=(10, 2), rotation=0, **text)
 
 
 def _draw_points(axes: Any, points: Sequence[OpPoint]) -> None:
@@ -211,11 +205,10 @@ def _draw_model(axes: Any, ops: Sequence[ModelOp]) -> None:
     for kind in ("gemm", "attention"):
         here = [op for op in counted if op.kind == kind]
         if here:
-            sizes = [24 + 900 * op.seconds / total for op in here]
             axes.scatter(
                 [op.intensity for op in here],
                 [op.flops / op.seconds for op in here],
-                s=sizes,
+                s=[24 + 900 * op.seconds / total for op in here],
                 marker=MARKS[kind],
                 facecolors="none",
                 edgecolors=COLORS[kind],
@@ -226,13 +219,14 @@ def _draw_model(axes: Any, ops: Sequence[ModelOp]) -> None:
     if moving:
         share = sum(op.seconds for op in moving) / total
         axes.plot([], [], " ", label=f"no FLOPs, bytes only: {share:.0%} of the model's step")
-    lines = [f"{op.seconds / total:4.0%}  {op.name}, {op.phase}" for op in counted[:MOST_LABELS]]
-    if lines:
-        text = "share of the step, priced\n" + "\n".join(lines)
-        box = {
-            "facecolor": "white",
-            "edgecolor": "#cccccc",
-            "alpha": 0.9,
-            "boxstyle": "round,pad=0.4",
-        }
-        axes.text(0.012, 0.98, text, transform=axes.transAxes, va="top", fontsize=8, bbox=box)
+    _list_shares(axes, [f"{op.seconds / total:4.0%}  {op.name}, {op.phase}" for op in counted])
+
+
+def _list_shares(axes: Any, shares: Sequence[str]) -> None:
+    """A box with the largest shares of the step."""
+    if not shares:
+        return
+    text = "\n".join(["share of the step, priced", *shares[:MOST_LABELS]])
+    padded = "round,pad=0.4"
+    box = {"facecolor": "white", "edgecolor": "#cccccc", "alpha": 0.9, "boxstyle": padded}
+    axes.text(0.012, 0.98, text, transform=axes.transAxes, va="top", fontsize=8, bbox=box)

@@ -23,14 +23,9 @@ def save(content: dict[str, Any], path: str) -> None:
     InputError where the disk is full or the folder cannot be written; what stood at ``path`` before
     is still there then.
     """
-    folder = os.path.dirname(os.path.abspath(path))
     partial = ""
     try:
-        os.makedirs(folder, exist_ok=True)
-        _sweep(folder, os.path.basename(path))
-        handle, partial = tempfile.mkstemp(
-            dir=folder, prefix=f"{os.path.basename(path)}.", suffix=PARTIAL
-        )
+        handle, partial = _beside(path)
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             json.dump(content, file, indent=1, allow_nan=False)
             file.write("\n")
@@ -44,6 +39,14 @@ def save(content: dict[str, Any], path: str) -> None:
             f"calibration could not be written to {shown(path)}: {_reason(error)}; nothing that was"
             " there is lost"
         ) from error
+
+
+def _beside(path: str) -> tuple[int, str]:
+    """A new file in the same folder, which is made if it is not there: its handle and name."""
+    folder, name = os.path.split(os.path.abspath(path))
+    os.makedirs(folder, exist_ok=True)
+    _sweep(folder, name)
+    return tempfile.mkstemp(dir=folder, prefix=f"{name}.", suffix=PARTIAL)
 
 
 def merged_layers(content: dict[str, Any], path: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from napkinmath.report import curve
 from napkinmath.report.palette import BAD, GOOD, UNSURE
 from napkinmath.report.screen import Screen, sparkline
 
-from napkinmath_profiler import comparison
+from napkinmath_profiler.measuring import comparison
 from napkinmath_profiler.measuring.beside import Side
 from napkinmath_profiler.measuring.measurement import Measurement
 from napkinmath_profiler.measuring.partial import WholeModel

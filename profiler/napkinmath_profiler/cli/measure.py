@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
@@ -15,8 +16,8 @@ from napkinmath.cli.flags import ON, SHARED, TEXT
 from napkinmath.cli.parser import Parser
 from napkinmath.config.hardware import Hardware
 from napkinmath.estimate import estimate
-from napkinmath.report.screen import is_unicode, standard_output, terminal_width, wants_color
 
+from napkinmath_profiler.cli.trace import headline, model_mapping, print_text
 from napkinmath_profiler.measuring.beside import Side, analytic_side, side_of_timeline, traced_side
 from napkinmath_profiler.measuring.device_names import device_named
 from napkinmath_profiler.measuring.measurement import Measurement
@@ -31,7 +32,6 @@ from napkinmath_profiler.measuring.report import MeasureReport, as_mapping, repo
 from napkinmath_profiler.measuring.room import free_bytes
 from napkinmath_profiler.measuring.runner import MeasureOptions, measure_step
 from napkinmath_profiler.trace import TraceOptions
-from napkinmath_profiler.trace_cli import headline, model_mapping
 from napkinmath_profiler.tracing.meta_model import config_from
 from napkinmath_profiler.tracing.trace_options import options_from
 from napkinmath_profiler.tracing.traced_timeline import timeline_of
@@ -66,12 +66,7 @@ DESCRIPTION = (
 
 def run(argv: Sequence[str]) -> int:
     """Parses the flags, measures, prints; returns 1 where memory ran out."""
-    given: dict[str, Any] = Parser(
-        "estimate measure",
-        DESCRIPTION,
-        (*SHARED, ("measure", OWN)),
-        positional=("job", "JOB", "a job file, as for `estimate`"),
-    ).parse(argv)
+    given: dict[str, Any] = _parser().parse(argv)
     notes: list[str] = []
     if "job" in given:
         from napkinmath.inputs.job_file import with_job_file
@@ -82,14 +77,18 @@ def run(argv: Sequence[str]) -> int:
     if "json" in given:
         print(json.dumps(as_mapping(report), indent=2))
     else:
-        out = standard_output()
-        out.write(
-            report_text(
-                report, width=terminal_width(out), color=wants_color(out), unicode=is_unicode(out)
-            )
-        )
+        print_text(report_text, report)
     _write_files(report, given)  # last: a disk that is full costs the files alone
     return report.exit_code
+
+
+def _parser() -> Parser:
+    return Parser(
+        "estimate measure",
+        DESCRIPTION,
+        (*SHARED, ("measure", OWN)),
+        positional=("job", "JOB", "a job file, as for `estimate`"),
+    )
 
 
 def make_report(options: Mapping[str, Any], notes: list[str]) -> MeasureReport:
@@ -160,8 +159,6 @@ def _measure(
 ) -> tuple[Measurement, LayerPlan]:
     """The measurement of the planned layers, or of fewer where memory ran out before anything was
     learned."""
-    import dataclasses
-
     while True:
         found = measure_step(config, chosen, dataclasses.replace(how, kept=plan.kept))
         if found.failure is None or found.result is not None or len(plan.kept) == 1:
@@ -173,8 +170,6 @@ def _measure(
 def _whole(
     config: Any, chosen: TraceOptions, how: MeasureOptions, plan: LayerPlan, found: Measurement
 ) -> WholeModel | None:
-    import dataclasses
-
     if plan.is_whole or found.failure is not None:
         return None
     shorter = (
@@ -187,14 +182,8 @@ def _whole(
 
 def _measured_side(found: Measurement, whole: WholeModel | None) -> Side | None:
     """The column of what was measured, whole where it was written out."""
-    import dataclasses
-
     if whole is not None:
-        if whole.result is not None:
-            side = side_of_timeline("measured", timeline_of(whole.result, origin="measured"))
-            return dataclasses.replace(side, seconds=whole.seconds)
-        peak = max(whole.phase_peaks.values(), default=0)
-        return Side("measured", None, peak, 0, 0, None, whole.phase_peaks, whole.seconds)
+        return _whole_side(whole)
     seconds = {phase: summary.seconds.median_s for phase, summary in found.phases.items()}
     if found.timeline is not None:
         side = side_of_timeline("measured", found.timeline)
@@ -211,6 +200,15 @@ def _measured_side(found: Measurement, whole: WholeModel | None) -> Side | None:
     )
 
 
+def _whole_side(whole: WholeModel) -> Side:
+    """The column of the whole model, written out from the layers that were measured."""
+    if whole.result is not None:
+        side = side_of_timeline("measured", timeline_of(whole.result, origin="measured"))
+        return dataclasses.replace(side, seconds=whole.seconds)
+    peak = max(whole.phase_peaks.values(), default=0)
+    return Side("measured", None, peak, 0, 0, None, whole.phase_peaks, whole.seconds)
+
+
 def _predictions(
     config: Any,
     train: Any,
@@ -221,31 +219,38 @@ def _predictions(
 ) -> list[Side]:
     from napkinmath.inputs.hardware_options import calibration_on
 
-    sides: list[Side] = []
     machine = _hardware(device, notes)
     calibration = calibration_on(machine, options, notes) if machine is not None else None
     analytic, reason = analytic_side(
         config.to_dict(), train, hardware=machine, calibration=calibration
     )
-    if analytic is not None:
-        sides.append(analytic)
-    elif reason:
+    if analytic is None and reason:
         notes.append(reason)
-    try:
-        workspace = machine.gpu.cublas_workspace_bytes if machine is not None else 0
-        sides.append(traced_side(config, chosen, device, workspace_bytes=workspace))
-    except (
-        NapkinError,
-        RuntimeError,
-    ) as error:  # torch refuses what has no code for tensors without storage
-        notes.append(f"not traced: {' '.join(str(error).split())[:300]}")
+    traced = _traced(config, chosen, device, machine, notes)
     if device.type == "cpu":
         notes.append(
             "the trace makes this CPU's choices; the analytic column is of a GPU, whose kernels"
             " keep other tensors"
         )
-        sides.reverse()
-    return sides
+    sides = (traced, analytic) if device.type == "cpu" else (analytic, traced)
+    return [side for side in sides if side is not None]
+
+
+def _traced(
+    config: Any,
+    chosen: TraceOptions,
+    device: torch.device,
+    machine: Hardware | None,
+    notes: list[str],
+) -> Side | None:
+    """The traced column; None, and a note, where the step cannot be traced."""
+    workspace = machine.gpu.cublas_workspace_bytes if machine is not None else 0
+    try:
+        return traced_side(config, chosen, device, workspace_bytes=workspace)
+    # torch refuses what has no code for tensors without storage
+    except (NapkinError, RuntimeError) as error:
+        notes.append(f"not traced: {' '.join(str(error).split())[:300]}")
+        return None
 
 
 def _hardware(device: torch.device, notes: list[str]) -> Hardware | None:
@@ -274,7 +279,6 @@ def _refuse_existing(given: Mapping[str, Any]) -> None:
 
 def _write_files(report: MeasureReport, given: Mapping[str, Any]) -> None:
     force = "force" in given
-    measurement = report.measurement
     if "timeline" in given and report.measured is not None and report.measured.timeline is not None:
         from napkinmath.report.plot import write_timeline
 
@@ -283,21 +287,26 @@ def _write_files(report: MeasureReport, given: Mapping[str, Any]) -> None:
         return
     if not given["snapshot"]:
         raise InputError(f"--snapshot {shown(given['snapshot'])} is not a file name")
-    if measurement.timeline is None or measurement.result is None:
+    index = torch.device(_how(given).device).index
+    _write_snapshot(report.measurement, given["snapshot"], device_index=index or 0, force=force)
+
+
+def _write_snapshot(found: Measurement, path: str, *, device_index: int, force: bool) -> None:
+    """What the allocator recorded, labelled; on a CPU, which records nothing, the timeline."""
+    if found.timeline is None or found.result is None:
         print("note: no snapshot was written, since nothing was recorded", file=sys.stderr)
-    elif measurement.snapshot is not None:
+    elif found.snapshot is not None:
         from napkinmath_profiler.measuring.labelled_snapshot import write_labelled
 
-        index = torch.device(_how(given).device).index
         write_labelled(
-            measurement.snapshot,
-            measurement.result,
-            given["snapshot"],
-            measurement.present,
-            device_index=index or 0,
+            found.snapshot,
+            found.result,
+            path,
+            found.present,
+            device_index=device_index,
             force=force,
         )
     else:
         from napkinmath_profiler.snapshot.write_snapshot import write_snapshot
 
-        write_snapshot(measurement.timeline, given["snapshot"], force=force)
+        write_snapshot(found.timeline, path, force=force)

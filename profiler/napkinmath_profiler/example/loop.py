@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from napkinmath_profiler.train_model import load_trained_state, trained_state
+from napkinmath_profiler.example.model import load_trained_state, trained_state
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""``python -m napkinmath_profiler.oracle_cli``: a traced step printed for people who write and
+"""``python -m napkinmath_profiler.cli.oracle``: a traced step printed for people who write and
 check rules."""
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ATTENTION = {
 def parser() -> argparse.ArgumentParser:
     """The flags."""
     p = argparse.ArgumentParser(
-        prog="python -m napkinmath_profiler.oracle_cli", description=__doc__
+        prog="python -m napkinmath_profiler.cli.oracle", description=__doc__
     )
     p.add_argument("--config", required=True, help="a config.json, or the JSON itself")
     p.add_argument("--method", choices=[m.value for m in TrainMethod], default="full")

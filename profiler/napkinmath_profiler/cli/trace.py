@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from napkinmath.base import values
@@ -26,6 +26,7 @@ from napkinmath_profiler.tracing.meta_model import config_from
 from napkinmath_profiler.tracing.trace_findings import findings
 from napkinmath_profiler.tracing.trace_options import options_from
 from napkinmath_profiler.tracing.trace_report import TraceReport, as_mapping, report_text
+from napkinmath_profiler.tracing.trace_result import TraceResult
 from napkinmath_profiler.tracing.traced_timeline import timeline_of
 
 DEFAULT_CAPABILITY = (8, 0)
@@ -65,64 +66,66 @@ def run(argv: Sequence[str]) -> int:
     if "json" in given:
         print(json.dumps(as_mapping(report), indent=2))
     else:
-        out = standard_output()
-        out.write(
-            report_text(
-                report, width=terminal_width(out), color=wants_color(out), unicode=is_unicode(out)
-            )
-        )
+        print_text(report_text, report)
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     return report.exit_code
 
 
+def print_text(text_of: Callable[..., str], report: object) -> None:
+    """Prints a report as wide and as colourful as the terminal takes it."""
+    out = standard_output()
+    width, color, unicode = terminal_width(out), wants_color(out), is_unicode(out)
+    out.write(text_of(report, width=width, color=color, unicode=unicode))
+
+
 def make_report(options: Mapping[str, Any], hardware: Hardware | None = None) -> TraceReport:
     """Traces what ``options`` (flag names without dashes) describe."""
-    from napkinmath.inputs.options import train_config
-
-    _quieten()
-    train = train_config(options)
-    chosen = options_from(train, compute_capability=_capability(hardware))
-    name, mapping = model_mapping(options)
-    all_layers = bool(options.get("all_layers", False))
-    plain = trace_options(config_from(mapping), chosen, all_layers=all_layers)
+    name, mapping, chosen, plain = _traced(options, hardware)
     result = with_product_workspaces(plain, _workspace_bytes(hardware))
     timeline = timeline_of(result)
-    text = config_from(mapping).get_text_config()
-    found = findings(
-        plain,
-        chosen,
-        lambda changed: trace_options(config_from(mapping), changed, all_layers=False),
-        vocabulary=getattr(text, "vocab_size", 0),
-    )
     return TraceReport(
         title=f"{name}, traced",
         what=headline(chosen),
         result=result,
         timeline=timeline,
         books=replay(timeline, parse_settings(str(options.get("allocator", "")))),
-        findings=found,
-        hardware=hardware,
-        num_layers_traced=(
-            "every layer traced"
-            if result.num_layers_written == 0
-            else f"{result.num_layers_written} layers written out from like ones"
+        findings=findings(
+            plain,
+            chosen,
+            lambda changed: trace_options(config_from(mapping), changed, all_layers=False),
+            vocabulary=getattr(config_from(mapping).get_text_config(), "vocab_size", 0),
         ),
+        hardware=hardware,
+        num_layers_traced=_layers_text(result.num_layers_written),
     )
+
+
+def _traced(
+    options: Mapping[str, Any], hardware: Hardware | None
+) -> tuple[str, dict[str, Any], TraceOptions, TraceResult]:
+    """The model's name and config, its step as the tracer takes it, and what was recorded."""
+    from napkinmath.inputs.options import train_config
+
+    _quieten()
+    chosen = options_from(train_config(options), compute_capability=_capability(hardware))
+    name, mapping = model_mapping(options)
+    all_layers = bool(options.get("all_layers", False))
+    return name, mapping, chosen, trace_options(config_from(mapping), chosen, all_layers=all_layers)
+
+
+def _layers_text(num_written: int) -> str:
+    if num_written == 0:
+        return "every layer traced"
+    return f"{num_written} layers written out from like ones"
 
 
 def traced_timeline(options: Mapping[str, Any]) -> Timeline:
     """The timeline of what ``options`` describe, without a report."""
-    from napkinmath.inputs.options import train_config
-
     _quieten()
     options = within_positions(options, [])
     hardware = _machine(options)
-    chosen = options_from(train_config(options), compute_capability=_capability(hardware))
-    _, mapping = model_mapping(options)
-    result = trace_options(
-        config_from(mapping), chosen, all_layers=bool(options.get("all_layers", False))
-    )
+    *_, result = _traced(options, hardware)
     return timeline_of(with_product_workspaces(result, _workspace_bytes(hardware)))
 
 
@@ -217,18 +220,14 @@ def _capability(hardware: Hardware | None) -> tuple[int, int]:
 
 def model_mapping(options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Name and Hugging Face config of the model that options name, as ``estimate`` finds it."""
-    from napkinmath.catalog.models import find_row, unknown_model
-    from napkinmath.models import config_file
-
     if "config" in options:
         return "config", dict(values.mapping(options["config"], "config"))
     if "arch" in options:
         from napkinmath.models.arch_string import read_arch
 
         text = values.text(options["arch"], "--arch")
-        return text, dict(
-            read_arch(text, [], positions=values.count(options.get("ctx", 2048), "--ctx"))
-        )
+        positions = values.count(options.get("ctx", 2048), "--ctx")
+        return text, dict(read_arch(text, [], positions=positions))
     if "model" not in options:
         raise InputError(
             "no model was named; give --model NAME (list: `estimate models`), --arch, or a job file"
@@ -238,6 +237,14 @@ def model_mapping(options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         from napkinmath.inputs.hub import fetch_config
 
         return name, dict(fetch_config(name))
+    return _model_named(name)
+
+
+def _model_named(name: str) -> tuple[str, dict[str, Any]]:
+    """A row of the catalog, or a config file of that name."""
+    from napkinmath.catalog.models import find_row, unknown_model
+    from napkinmath.models import config_file
+
     row = find_row(name)
     if row is not None:
         return str(row["name"]), dict(row["config"])
@@ -273,6 +280,6 @@ def _write_chrome(report: TraceReport, path: str, force: bool) -> None:
 
 
 if __name__ == "__main__":  # the trace printed raw, for people who write rules
-    from napkinmath_profiler.oracle_cli import main
+    from napkinmath_profiler.cli.oracle import main
 
     main()

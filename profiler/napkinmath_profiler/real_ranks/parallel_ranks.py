@@ -1,7 +1,7 @@
 """A training step run by real ranks: DDP or FSDP2 over gloo on CPUs (every storage tracked) or NCCL
 on GPUs (the allocator's peak).
 
-    torchrun --nproc-per-node 2 -m napkinmath_profiler.parallel_ranks CONFIG [--strategy fsdp2] [--bs 2] [--ctx 128]
+    torchrun --nproc-per-node 2 -m napkinmath_profiler.real_ranks.parallel_ranks CONFIG [--strategy fsdp2] [--bs 2] [--ctx 128]
 
 CONFIG is a config.json, its folder, or JSON text. Rank 0 prints one JSON object a run: peak bytes
 of a rank (the most over all), by phase where storages are tracked, and the collectives of the

@@ -14,8 +14,8 @@ from napkinmath.base.errors import InputError
 from napkinmath.catalog.gpus import find_hardware
 from torch import nn
 
+from napkinmath_profiler.example.loop import Progress
 from napkinmath_profiler.trace import trace
-from napkinmath_profiler.train_loop import Progress
 
 MIB = 2**20
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import runpy
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -15,7 +16,8 @@ from napkinmath.cli.flags import SHARED, TEXT
 from napkinmath.cli.parser import Parser
 from napkinmath.estimate import Estimate
 
-from napkinmath_profiler.measuring.device_memory import CpuMemory, DeviceMemory
+from napkinmath_profiler.measuring.device_memory import CpuMemory, CudaMemory, DeviceMemory
+from napkinmath_profiler.measuring.device_names import device_named
 from napkinmath_profiler.watch import DEFAULT_REPORT, watch
 
 MODEL_OPTIONS = ("model", "arch", "config")
@@ -40,27 +42,17 @@ DESCRIPTION = (
 def run(argv: Sequence[str]) -> int:
     """Runs the script; its exit code, or 1 where memory ran out."""
     own, script = split(argv)
-    parser = Parser(
-        "estimate watch",
-        DESCRIPTION,
-        (*SHARED, ("watch", OWN)),
-        usage="estimate watch [flags] SCRIPT.py [ARGS ...]",
-    )
+    usage = "estimate watch [flags] SCRIPT.py [ARGS ...]"
+    parser = Parser("estimate watch", DESCRIPTION, (*SHARED, ("watch", OWN)), usage=usage)
     options: dict[str, Any] = parser.parse(own)
     if not script:
-        raise InputError("no script was named; write estimate watch [flags] SCRIPT.py [ARGS ...]")
+        raise InputError(f"no script was named; write {usage}")
     limit = values.size(options["limit"], "--limit") if "limit" in options else None
     books, note = _books(options, limit)
     if note:
         _say(note)
-    predicted = _predicted(options)
-    with watch(
-        memory=books,
-        predicted=predicted,
-        limit_bytes=limit,
-        report=options.get("report", DEFAULT_REPORT),
-        warn=_say,
-    ) as watching:
+    how: dict[str, Any] = {"predicted": _predicted(options), "limit_bytes": limit, "warn": _say}
+    with watch(memory=books, report=options.get("report", DEFAULT_REPORT), **how) as watching:
         try:
             code = _execute(script)
         except torch.OutOfMemoryError as error:
@@ -85,7 +77,6 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _is_module(name: str) -> bool:
     """-m is also the short --model; a dotted name that can be imported is a module."""
-    from importlib.util import find_spec
 
     try:
         return all(part.isidentifier() for part in name.split(".")) and find_spec(name) is not None
@@ -116,9 +107,6 @@ def _execute(script: list[str]) -> int:
 
 
 def _books(options: dict[str, Any], limit: int | None) -> tuple[DeviceMemory, str]:
-    from napkinmath_profiler.measuring.device_memory import CudaMemory
-    from napkinmath_profiler.measuring.device_names import device_named
-
     if "device" not in options and not torch.cuda.is_available():
         return (
             CpuMemory(limit_bytes=limit),

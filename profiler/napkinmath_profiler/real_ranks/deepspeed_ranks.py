@@ -1,6 +1,6 @@
 """A step of real DeepSpeed ranks with every storage tracked: ZeRO 1 to 3 over gloo on CPUs.
 
-    DS_ACCELERATOR=cpu torchrun --nproc-per-node 2 -m napkinmath_profiler.deepspeed_ranks CONFIG [--stage 2] [--bucket 500000]
+    DS_ACCELERATOR=cpu torchrun --nproc-per-node 2 -m napkinmath_profiler.real_ranks.deepspeed_ranks CONFIG [--stage 2] [--bucket 500000]
 
 CONFIG is a config.json, its folder, or JSON text. Needs `pip install deepspeed`. Rank 0 prints one
 JSON object with the peak bytes of the second step, the first being the one in which stage 3 learns

@@ -15,6 +15,7 @@ from napkinmath.base.errors import InputError, shown
 from napkinmath.calibration.calibration import cache_path
 from napkinmath.cli.flags import SHARED, TEXT
 from napkinmath.cli.parser import Parser
+from rich.console import Console
 
 from napkinmath_profiler.calibration.allowance import Allowance, allowance, hold_to
 from napkinmath_profiler.calibration.calibrate import Calibrated, ModelToMeasure, calibrate
@@ -46,29 +47,41 @@ DESCRIPTION = (
 
 def run(argv: Sequence[str]) -> int:
     """Parses the flags, measures, writes the calibration, prints what was found."""
-    from rich.console import Console
-
     given = Parser("estimate calibrate", DESCRIPTION, (*SHARED, ("calibration", OWN))).parse(argv)
-    for library in ("transformers", "bitsandbytes"):
-        logging.getLogger(library).setLevel(logging.ERROR)
+    quieten_libraries()
     notes: list[str] = []
-    device = choose_device(values.text(given["device"], "--device") if "device" in given else None)
-    allowed = allowance_of(given, device, notes)
-    found = measured(given, device, allowed, notes)
-    path = values.text(given["out"], "--out") if "out" in given else cache_path(found.gpu.name)
-    content = merged_layers(found.content(), path)
-    refused = ""
-    try:
-        save(content, path)
-    except InputError as reason:
-        refused, path = f"{reason}; it is in", elsewhere(content, path, reason)
+    device = chosen_device(given)
+    found = measured(given, device, allowance_of(given, device, notes), notes)
+    wanted = values.text(given["out"], "--out") if "out" in given else cache_path(found.gpu.name)
+    content = merged_layers(found.content(), wanted)
+    path, refused = _written(content, wanted)
     if "json" in given:
         print(json.dumps({**content, "path": path}, indent=1))
     else:
         print_calibrated(found, Console(), path, in_cache="out" not in given and not refused)
     if refused:
-        raise InputError(f"{refused} {shown(path, limit=200)}")
+        raise InputError(f"{refused}; it is in {shown(path, limit=200)}")
     return 0
+
+
+def quieten_libraries() -> None:
+    """What the libraries say below an error is no news to who measures them."""
+    for library in ("transformers", "bitsandbytes"):
+        logging.getLogger(library).setLevel(logging.ERROR)
+
+
+def chosen_device(given: Mapping[str, Any]) -> Device:
+    """The device of --device."""
+    return choose_device(values.text(given["device"], "--device") if "device" in given else None)
+
+
+def _written(content: dict[str, Any], path: str) -> tuple[str, InputError | None]:
+    """Where the calibration lies, and why that is not ``path``."""
+    try:
+        save(content, path)
+    except InputError as reason:
+        return elsewhere(content, path, reason), reason
+    return path, None
 
 
 def elsewhere(content: Mapping[str, Any], path: str, reason: InputError) -> str:
@@ -129,7 +142,7 @@ def named_model(
     from napkinmath.inputs.model_options import model_spec
     from napkinmath.inputs.options import train_config
 
-    from napkinmath_profiler.trace_cli import model_mapping
+    from napkinmath_profiler.cli.trace import model_mapping
 
     if not device.is_cuda and "precision" not in given:
         given = {**given, "precision": CPU_PRECISION}

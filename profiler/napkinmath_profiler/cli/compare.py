@@ -12,7 +12,13 @@ from napkinmath.cli.flags import ON, SHARED, TEXT
 from napkinmath.cli.parser import Parser
 from napkinmath.ir.timeline import Timeline
 
-from napkinmath_profiler.comparison import as_mapping, compare, picture, table
+from napkinmath_profiler.measuring.comparison import (
+    Comparison,
+    as_mapping,
+    compare,
+    picture,
+    table,
+)
 from napkinmath_profiler.snapshot.whole_file import write_whole
 
 OWN = (
@@ -36,6 +42,15 @@ def run(argv: Sequence[str]) -> int:
     )
     options: dict[str, Any] = parser.parse(argv)
     sides = options.pop("sides", None) or ["analytic", "traced"]
+    _refuse_sides(sides)
+    comparison = compare({_name(side): _timeline(side, options) for side in sides})
+    if "picture" in options:
+        _draw(comparison, options["picture"], force="force" in options)
+    print(json.dumps(as_mapping(comparison), indent=2) if "json" in options else table(comparison))
+    return 0
+
+
+def _refuse_sides(sides: Sequence[str]) -> None:
     if not 2 <= len(sides) <= 3:
         raise InputError(
             f"{len(sides)} sides cannot be compared; name two or three of analytic, traced and a"
@@ -43,16 +58,15 @@ def run(argv: Sequence[str]) -> int:
         )
     if len(set(sides)) < len(sides):
         raise InputError(f"{shown(sides)} names one side twice; name different ones")
-    comparison = compare({_name(side): _timeline(side, options) for side in sides})
-    if "picture" in options:
-        drawing = picture(comparison).encode()
 
-        def write(file: BinaryIO) -> None:
-            file.write(drawing)
 
-        write_whole(options["picture"], write, force="force" in options)
-    print(json.dumps(as_mapping(comparison), indent=2) if "json" in options else table(comparison))
-    return 0
+def _draw(comparison: Comparison, path: str, *, force: bool) -> None:
+    drawing = picture(comparison).encode()
+
+    def write(file: BinaryIO) -> None:
+        file.write(drawing)
+
+    write_whole(path, write, force=force)
 
 
 def _name(side: str) -> str:
@@ -71,7 +85,7 @@ def _timeline(side: str, options: dict[str, Any]) -> Timeline:
 
         return make_estimates(options, [])[0].timeline
     if side == "traced":
-        from napkinmath_profiler.trace_cli import traced_timeline
+        from napkinmath_profiler.cli.trace import traced_timeline
 
         return traced_timeline(options)
     if side.endswith((".pickle", ".pkl")):

@@ -1,0 +1,1 @@
+"""One file a command of `estimate` that needs torch, and the oracle that prints a traced step."""

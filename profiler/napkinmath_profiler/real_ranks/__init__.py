@@ -1,0 +1,1 @@
+"""Steps run by several real processes, recorded beside those that pretended ranks trace."""
