@@ -85,7 +85,8 @@ def spec_of(name: str) -> ModuleSpec | None:
         return None
     from importlib.machinery import ModuleSpec
 
-    return ModuleSpec(name, Forwarding(), is_package=True)
+    loader = Forwarding()
+    return ModuleSpec(name, loader, is_package=True)  # pyright: ignore[reportArgumentType]
 
 
 class Forwarding:
