@@ -12,9 +12,13 @@ from napkinmath.ir.ledger import Phase, Role
 from napkinmath.ir.model_spec import ModelSpec
 from napkinmath.ir.step import Step
 from napkinmath.ir.timeline import Point, Timeline
-from napkinmath.lowering.policy import Policy
 from napkinmath.memory.allocator import AllocatorSettings, Replay, replay
-from napkinmath.memory.pipeline_ranks import StageFigures, WholeModel, stage_figures, worst_step
+from napkinmath.memory.pipeline_ranks import (
+    PipelineRanks,
+    StageFigures,
+    WholeModel,
+    stage_figures,
+)
 from napkinmath.memory.simulate import simulate
 from napkinmath.timing.schedule import Clock, StepTime, phase_times
 
@@ -99,7 +103,7 @@ class Estimate:
 
     def __init__(
         self,
-        spec: ModelSpec,
+        ranks: PipelineRanks,
         config: TrainConfig,
         step: Step,
         timeline: Timeline,
@@ -109,13 +113,14 @@ class Estimate:
         settings: AllocatorSettings,
         cluster: Cluster | None = None,
     ) -> None:
-        self.spec, self.config, self.step, self.timeline = spec, config, step, timeline
+        self.ranks, self.spec = ranks, ranks.spec
+        self.config, self.step, self.timeline = config, step, timeline
         self.hardware, self.speed, self.settings, self.cluster = hardware, speed, settings, cluster
         self.calibration: Calibration | None = None
         self.price_per_gpu_hour: float | None = None
         self._cache: dict[str, Any] = {}
         # What other configurations would save, and how they are lowered, as the answers ask for it.
-        self.compared: dict[TrainConfig, tuple[int, Policy]] = {}
+        self.compared: dict[TrainConfig, tuple[int, PipelineRanks]] = {}
 
     def _once(self, key: str, make: Any) -> Any:
         if key not in self._cache:
@@ -219,7 +224,7 @@ class Estimate:
         return self._once(
             "parameters",
             lambda: count_parameters(
-                WholeModel(self.spec, self.step.policy) if spread else self.step
+                WholeModel(self.spec, self.ranks.policy) if spread else self.step
             ),
         )
 
@@ -229,7 +234,7 @@ class Estimate:
         memory."""
         return self._once(
             "stages",
-            lambda: stage_figures(self.spec, self.step.policy, steps=steps_priced(self.config)),
+            lambda: stage_figures(self.ranks, steps=steps_priced(self.config)),
         )
 
     # ------------------------------------------------------------ time
@@ -314,10 +319,9 @@ class Estimate:
             return self._paced(phase_times(self.timeline, self.speed, first_segment=start)), 0.0
         from napkinmath.timing.pipeline_time import pipeline_time
 
-        policy = self.step.policy
-        phases, bubble = pipeline_time(
-            self.spec, policy, Clock(self.speed, policy, _network(self.cluster, self.config))
-        )
+        network = _network(self.cluster, self.config)
+        clock = Clock(self.speed, self.step.policy, network)
+        phases, bubble = pipeline_time(self.ranks, clock)
         return self._paced(phases), bubble
 
     def _paced(self, phases: tuple[PhaseTime, ...]) -> tuple[PhaseTime, ...]:
@@ -408,6 +412,7 @@ def estimate(
     read of one) prices on the device it was measured on. `efficiency` replaces the GPU's default
     speeds by calibrated ones. Raises InputError for anything that cannot be understood.
     """
+    from napkinmath.catalog.models import read_teacher
     from napkinmath.lowering.choices import resolve
     from napkinmath.memory.allocator import parse_settings
 
@@ -430,10 +435,10 @@ def estimate(
         else _default_speed(machine)
     )
     settings = parse_settings(allocator) if isinstance(allocator, str) else allocator
+    policy = resolve(spec, config, machine, teacher=read_teacher(config))
     found = estimate_of(
-        spec,
+        PipelineRanks(spec, policy),
         config,
-        resolve(spec, config, machine),
         hardware=machine,
         speed=speed,
         settings=settings,
@@ -444,22 +449,21 @@ def estimate(
 
 
 def estimate_of(
-    spec: ModelSpec,
+    ranks: PipelineRanks,
     config: TrainConfig,
-    policy: Policy,
     *,
     hardware: Hardware | None,
     speed: Efficiency | None,
     settings: AllocatorSettings,
     cluster: Cluster | None,
 ) -> Estimate:
-    """The estimate of a configuration under the policy it resolves to; what that has recorded and
-    built of a pipeline serves again."""
-    step = worst_step(spec, policy, steps=steps_priced(config))
-    clock = Clock(speed, policy, _network(cluster, config)) if speed is not None else None
+    """The estimate of a configuration whose model is spread over these ranks; what they have
+    recorded and built of a pipeline serves again."""
+    step = ranks.worst_step(steps=steps_priced(config))
+    clock = Clock(speed, ranks.policy, _network(cluster, config)) if speed is not None else None
     timeline = simulate(step, clock, steps=steps_priced(config))
     return Estimate(
-        spec,
+        ranks,
         config,
         step,
         timeline,

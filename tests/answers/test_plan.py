@@ -120,7 +120,7 @@ def priced(
         _known[key] = estimate(SPEC, config, hardware=hardware.gpu)
     e = _known[key]
     cut = Estimate(
-        SPEC, config, e.step, e.timeline, hardware=hardware, speed=e.speed, settings=e.settings
+        e.ranks, config, e.step, e.timeline, hardware=hardware, speed=e.speed, settings=e.settings
     )
     cut._once("replays", lambda: e.replays)  # with all the memory it wants
     return cut

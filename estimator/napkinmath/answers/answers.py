@@ -6,6 +6,7 @@ from __future__ import annotations
 from napkinmath.base.dtypes import BF16, FP32
 from napkinmath.base.expr import Bindings
 from napkinmath.base.units import MIB, format_bytes
+from napkinmath.catalog.models import read_teacher
 from napkinmath.config.parallel_config import DataParallel
 from napkinmath.config.train_config import (
     AdapterConfig,
@@ -23,7 +24,7 @@ from napkinmath.ir.ledger import Phase, Role
 from napkinmath.ir.step import reads_tokens
 from napkinmath.lowering.choices import resolve
 from napkinmath.memory.allocator import replay
-from napkinmath.memory.pipeline_ranks import worst_peak
+from napkinmath.memory.pipeline_ranks import PipelineRanks
 from napkinmath.ops.attention import MATH_PATH, MATH_PATH_SINGLE
 
 TYPE_CHECKING = False
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from napkinmath.config.hardware import Hardware
-    from napkinmath.lowering.policy import Policy
 
 LEAST_SAVING = 0.02  # share of the peak below which a change is not worth a line
 MOST_CHANGES = 5
@@ -265,8 +265,7 @@ def changes(e: Estimate) -> tuple[Change, ...]:
 def _change(e: Estimate, saved: int, candidate: Candidate, changed: TrainConfig) -> Change:
     ratio = None
     if e.priced_time is not None:
-        policy = _compared(e, changed)[1]
-        other = _tokens_per_s(e, changed, policy)
+        other = _tokens_per_s(e, changed, _compared(e, changed)[1])
         ratio = other / e.priced_time.tokens_per_s if other is not None else None
     flag = candidate.flag.format(
         bs=changed.micro_batch_size, accum=changed.gradient_accumulation_steps
@@ -274,13 +273,13 @@ def _change(e: Estimate, saved: int, candidate: Candidate, changed: TrainConfig)
     return Change(flag=flag, meaning=candidate.meaning, saved_bytes=saved, speed_ratio=ratio)
 
 
-def _tokens_per_s(e: Estimate, changed: TrainConfig, policy: Policy) -> float | None:
+def _tokens_per_s(e: Estimate, changed: TrainConfig, ranks: PipelineRanks) -> float | None:
     """What another configuration leaves; of a pipeline out of its stages' kernels alone, where
     neither lengths nor pages have a part in it."""
     from napkinmath.estimate import estimate_of
     from napkinmath.lowering.optimizer import chosen_optimizer
 
-    apart = changed.batch.lengths or chosen_optimizer(policy).paged
+    apart = changed.batch.lengths or chosen_optimizer(ranks.policy).paged
     if (
         changed.parallel.pipeline_parallel_size > 1
         and e.speed is not None
@@ -295,13 +294,11 @@ def _tokens_per_s(e: Estimate, changed: TrainConfig, policy: Policy) -> float | 
             Bindings(e.step.symbols)(changed.micro_batch_size * changed.sequence_length)
             * changed.gradient_accumulation_steps
         )
-        return pipelined_tokens_per_s(
-            e.spec, policy, Clock(e.speed, policy, network_on(e.cluster, changed.parallel)), tokens
-        )
+        clock = Clock(e.speed, ranks.policy, network_on(e.cluster, changed.parallel))
+        return pipelined_tokens_per_s(ranks, clock, tokens)
     other = estimate_of(
-        e.spec,
+        ranks,
         changed,
-        policy,
         hardware=e.hardware,
         speed=e.speed,
         settings=e.settings,
@@ -315,14 +312,13 @@ def _saved(e: Estimate, changed: TrainConfig) -> int:
     return _compared(e, changed)[0]
 
 
-def _compared(e: Estimate, changed: TrainConfig) -> tuple[int, Policy]:
+def _compared(e: Estimate, changed: TrainConfig) -> tuple[int, PipelineRanks]:
     found = e.compared.get(changed)
     if found is None:
-        policy = resolve(e.spec, changed, e.hardware)
-        found = e.compared[changed] = (
-            e.peak.nbytes - worst_peak(e.spec, policy, steps=steps_priced(changed)),
-            policy,
-        )
+        policy = resolve(e.spec, changed, e.hardware, teacher=read_teacher(changed))
+        ranks = PipelineRanks(e.spec, policy)
+        peak = ranks.worst_peak(steps=steps_priced(changed))
+        found = e.compared[changed] = (e.peak.nbytes - peak, ranks)
     return found
 
 

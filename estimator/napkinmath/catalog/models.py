@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
+    from napkinmath.config.train_config import TrainConfig
     from napkinmath.ir.model_spec import ModelSpec
 
 CATALOG = os.path.join(os.path.dirname(__file__), "models.json")
@@ -74,6 +75,20 @@ def read_model(
     return read_config(
         config_file.read(path), name=name or config_file.model_name(path), source=path
     )
+
+
+def read_teacher(config: TrainConfig) -> ModelSpec | None:
+    """The model that teaches, or that scores rollouts; None where there is none.
+
+    It is one of the catalog: a path is none, so that a configuration never opens a file. Raises
+    InputError for other names.
+    """
+    name = config.workload.teacher
+    if not name:
+        return None
+    if find_row(name) is None:
+        raise InputError(f"--teacher {shown(name)} is not in the catalog; list: estimate models")
+    return read_model(name.rpartition("/")[2])
 
 
 def find_row(name: str) -> dict[str, Any] | None:

@@ -15,6 +15,17 @@ from napkinmath.ir.ledger import ALLOC, Phase, Role
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from typing import Protocol
+
+    from napkinmath.base.expr import Bindings
+    from napkinmath.ir.ledger import Work
+
+    class Pricing(Protocol):
+        """What prices the work of a step (timing/schedule.py Clock)."""
+
+        def kernels(self, work: Work, bind: Bindings) -> list[Kernel]:
+            """The kernels of an event with their seconds."""
+            ...
 
 
 class TensorInfo:

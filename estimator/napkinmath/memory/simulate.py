@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from napkinmath.base.expr import Size
     from napkinmath.ir.step import Segment, Step
-    from napkinmath.timing.schedule import Clock
+    from napkinmath.ir.timeline import Pricing
 
 
 def run_order(step: Step, *, steps: int = 2) -> tuple[list[Segment], tuple[int, ...]]:
@@ -94,7 +94,7 @@ class Scopes:
         return found
 
 
-def simulate(step: Step, clock: Clock | None = None, *, steps: int = 2) -> Timeline:
+def simulate(step: Step, clock: Pricing | None = None, *, steps: int = 2) -> Timeline:
     """The timeline of loading the model and running `steps` steps."""
     scopes = Scopes(step.symbols)
     table: dict[Tensor, int] = {}
@@ -133,7 +133,7 @@ def simulate(step: Step, clock: Clock | None = None, *, steps: int = 2) -> Timel
     return Timeline(infos, ordered, Stamp(origin="analytic"), starts)
 
 
-def running(step: Step, clock: Clock, scopes: Scopes | None = None) -> Timeline:
+def running(step: Step, clock: Pricing, scopes: Scopes | None = None) -> Timeline:
     """The kernels of one later step without its tensors: all that its time is read off. Ranks of
     one job may share their `scopes`."""
     scopes = scopes or Scopes(step.symbols)
@@ -217,7 +217,7 @@ def lay_out(
     segment: Segment,
     bind: Bindings,
     index_of: Callable[[Tensor, Bindings], int],
-    clock: Clock | None,
+    clock: Pricing | None,
 ) -> TimelineSegment:
     """A segment with its sizes bound, its tensors numbered by `index_of`, and its work priced."""
     events: list[tuple[str, int]] = []

@@ -9,8 +9,9 @@ allocator at every size instead (napkinmath.planning.search).
 from __future__ import annotations
 
 from napkinmath.base.expr import Bindings
+from napkinmath.catalog.models import read_teacher
 from napkinmath.estimate import Estimate, Verdict, steps_priced
-from napkinmath.ir.step import build_step
+from napkinmath.lowering.build import build_step
 from napkinmath.lowering.choices import resolve
 from napkinmath.memory.simulate import simulate
 
@@ -87,7 +88,8 @@ class Largest:
         if step is None:
             e = self.e
             config = e.config.replace(micro_batch_size=batch, sequence_length=length)
-            step = self._steps[side] = build_step(e.spec, resolve(e.spec, config, e.hardware))
+            policy = resolve(e.spec, config, e.hardware, teacher=read_teacher(config))
+            step = self._steps[side] = build_step(e.spec, policy)
         before = step.symbols
         target = self.e.config.batch.target_length
         step.symbols = {**before, "b": batch, "s": length, "st": target or length}
@@ -98,7 +100,7 @@ class Largest:
 
     def _side(self, batch: int, length: int) -> tuple[bool, ...]:
         """On which side of each size at which the library runs other operations."""
-        thresholds = self.step.policy.thresholds
+        thresholds = self.step.thresholds
         sizes = {"b": batch, "s": length}
         return tuple(
             sizes[symbol] >= value
