@@ -32,8 +32,8 @@ from napkinmath.config.train_config import (
     TrainConfig,
 )
 from napkinmath.ir.ledger import Phase
-from napkinmath.ir.step import build_step
 from napkinmath.ir.timeline import Timeline
+from napkinmath.lowering.build import build_step
 from napkinmath.lowering.patching import settle_patch
 from napkinmath.lowering.policy import Policy
 from napkinmath.memory.simulate import simulate

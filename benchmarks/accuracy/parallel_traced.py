@@ -43,8 +43,8 @@ from napkinmath.config.train_config import (
     TrainConfig,
 )
 from napkinmath.ir.ledger import Tensor
-from napkinmath.ir.step import build_step
 from napkinmath.ir.timeline import Timeline
+from napkinmath.lowering.build import build_step
 from napkinmath.lowering.policy import Policy
 from napkinmath.memory.replay import replay
 from napkinmath.memory.simulate import simulate

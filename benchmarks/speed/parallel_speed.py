@@ -22,9 +22,9 @@ from pathlib import Path
 from statistics import median
 
 from napkinmath.catalog.gpus import find_hardware
-from napkinmath.catalog.models import read_model
 from napkinmath.config.cluster import Cluster, NetworkLink
 from napkinmath.config.train_config import Precision, RecomputeConfig, RecomputeKind, TrainConfig
+from napkinmath.models.read import read_model
 from napkinmath.planning.meshes import fastest, meshes, price_mesh
 from napkinmath.timing.efficiency import default_efficiency
 

@@ -13,7 +13,7 @@ import json
 import time
 
 from napkinmath.catalog.gpus import find_hardware
-from napkinmath.catalog.models import read_model
+from napkinmath.models.read import read_model
 from napkinmath.planning.plan import Goal, Machine, open_space, plan
 
 WANTED = 100_000

@@ -12,7 +12,6 @@ import time
 
 import numpy as np
 from napkinmath.catalog.gpus import find_hardware
-from napkinmath.catalog.models import read_model
 from napkinmath.config.train_config import (
     AdapterConfig,
     QuantizationConfig,
@@ -21,6 +20,7 @@ from napkinmath.config.train_config import (
     TrainConfig,
 )
 from napkinmath.estimate import estimate
+from napkinmath.models.read import read_model
 from napkinmath.planning.sweep import sweep
 
 FULL_RECOMPUTE = RecomputeConfig(kind=RecomputeKind.FULL)

@@ -14,7 +14,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.base.errors import InputError as InputError
     from napkinmath.catalog.gpus import find_hardware as find_hardware
-    from napkinmath.catalog.models import read_model as read_model
     from napkinmath.config.cluster import Cluster as Cluster
     from napkinmath.config.hardware import Hardware as Hardware
     from napkinmath.config.parallel_config import DataParallel as DataParallel
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from napkinmath.estimate import estimate as estimate
     from napkinmath.ir.model_spec import ModelSpec as ModelSpec
     from napkinmath.ir.timeline import Timeline as Timeline
+    from napkinmath.models.read import read_model as read_model
 
 __version__ = "0.1.0"
 __all__ = [
@@ -71,7 +71,7 @@ __all__ = [
 ]
 _HOMES = {
     "catalog.gpus": ("find_hardware",),
-    "catalog.models": ("read_model",),
+    "models.read": ("read_model",),
     "config.cluster": ("Cluster",),
     "base.errors": ("InputError",),
     "estimate": ("Estimate", "Verdict", "estimate"),

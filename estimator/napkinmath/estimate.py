@@ -7,13 +7,14 @@ from napkinmath.answers.estimate import as_accumulated, estimate_of
 from napkinmath.answers.figures import Verdict as Verdict
 from napkinmath.base.errors import InputError, shown
 from napkinmath.catalog.gpus import find_hardware
-from napkinmath.catalog.models import read_model
 from napkinmath.config.hardware import Gpu, Hardware
 from napkinmath.config.parallel_config import largest_divisor
 from napkinmath.config.train_config import TrainConfig
 from napkinmath.ir.model_spec import ModelSpec
 from napkinmath.lowering.choices import resolve
 from napkinmath.memory.allocator_settings import parse_settings
+from napkinmath.memory.pipeline_ranks import PipelineRanks
+from napkinmath.models.read import read_model, read_teacher
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -61,10 +62,10 @@ def estimate(
         else _default_speed(machine)
     )
     settings = parse_settings(allocator) if isinstance(allocator, str) else allocator
+    policy = resolve(spec, config, machine, teacher=read_teacher(config))
     return estimate_of(
-        spec,
+        PipelineRanks(spec, policy),
         config,
-        resolve(spec, config, machine),
         hardware=machine,
         speed=speed,
         settings=settings,

@@ -21,7 +21,7 @@ from analytic_vs_traced import Case, _traced_attention, phase_peaks, traced_phas
 from napkinmath.base.errors import InputError
 from napkinmath.config.train_config import AdapterConfig, Kernels, TrainConfig
 from napkinmath.estimate import estimate
-from napkinmath.ir.step import build_step
+from napkinmath.lowering.build import build_step
 from napkinmath.lowering.choices import resolve
 from napkinmath.memory.simulate import simulate
 from napkinmath.models.families import read_config

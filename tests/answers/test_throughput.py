@@ -29,7 +29,6 @@ from napkinmath.config.train_config import (
 from napkinmath.estimate import Estimate
 from napkinmath.ir.costs import Collective
 from napkinmath.ir.step import STAGE_ENTRANCE
-from napkinmath.memory.pipeline_ranks import rank_step
 from napkinmath.planning.scaling import scaling_curve
 from napkinmath.timing.pipeline_time import waiting_s
 from napkinmath.timing.stragglers import slowest_factor
@@ -107,7 +106,7 @@ def test_megatrons_tensor_ranks_share_what_a_stage_passes_on() -> None:
             config(mesh, gradient_accumulation_steps=4, stack=stack),
             hardware=machines,
         )
-        step = rank_step(found.spec, found.step.policy, 1)
+        step = found.ranks.step(1)
         costs = [
             c
             for run in step.runs

@@ -8,11 +8,11 @@ from cli.runs import run
 from napkinmath.answers.inference import kv_cache_bytes
 from napkinmath.base.errors import InputError
 from napkinmath.catalog.gpus import find_hardware
-from napkinmath.catalog.models import read_model
 from napkinmath.estimate import Estimate, estimate
 from napkinmath.inputs.options import train_config
 from napkinmath.ir.ledger import Phase, Role
 from napkinmath.models.families import read_config
+from napkinmath.models.read import read_model
 from napkinmath.planning.grid import Grid
 from napkinmath.planning.plan import Goal, Machine, open_space, plan
 from napkinmath.planning.search import largest_batch

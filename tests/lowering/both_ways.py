@@ -9,8 +9,8 @@ from analytic_vs_traced import phase_peaks, traced_phase_peaks
 from napkinmath.catalog.stacks import STACKS
 from napkinmath.config.train_config import Attention, Precision, TrainConfig
 from napkinmath.ir.ledger import Phase
-from napkinmath.ir.step import build_step
 from napkinmath.ir.timeline import Timeline
+from napkinmath.lowering.build import build_step
 from napkinmath.lowering.policy import Policy
 from napkinmath.memory.simulate import simulate
 from napkinmath.models.families import read_config

@@ -7,7 +7,7 @@ import pytest
 from napkinmath.base.expr import Bindings
 from napkinmath.config.train_config import AdapterConfig, Precision, TrainConfig
 from napkinmath.ir.ledger import ALLOC, Op
-from napkinmath.ir.step import build_step
+from napkinmath.lowering.build import build_step
 from napkinmath.lowering.choices import resolve
 from napkinmath.models.families import read_config
 

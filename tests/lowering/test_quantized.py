@@ -9,7 +9,7 @@ import torch
 from lowering.both_ways import CLOSE, by_rules, differences, traced, train_config
 from napkinmath.base.dtypes import FP16, INT8, INT32
 from napkinmath.base.errors import InputError
-from napkinmath.catalog.quantization import FORMATS, find_format
+from napkinmath.catalog.quantization import FORMATS, find_format, weight_format
 from napkinmath.config.train_config import (
     AdapterConfig,
     Precision,
@@ -20,8 +20,8 @@ from napkinmath.config.train_config import (
 )
 from napkinmath.estimate import estimate
 from napkinmath.ir.ledger import ALLOC, FREE, Op, Phase
-from napkinmath.ir.step import build_step
-from napkinmath.lowering.quantized import stored_bits_per_element, weight_format
+from napkinmath.ir.weight_format import stored_bits_per_element
+from napkinmath.lowering.build import build_step
 from napkinmath_profiler.tracing.meta_model import AdapterOptions, TrainMethod
 
 

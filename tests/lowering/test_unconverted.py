@@ -18,7 +18,7 @@ from napkinmath.config.train_config import (
     RecomputeKind,
     TrainConfig,
 )
-from napkinmath.ir.step import build_step
+from napkinmath.lowering.build import build_step
 from napkinmath.lowering.policy import Policy
 from napkinmath.models.families import read_config
 from napkinmath_profiler.tracing.meta_model import build_model, config_from

@@ -29,8 +29,8 @@ from napkinmath.config.train_config import (
 )
 from napkinmath.estimate import estimate
 from napkinmath.ir.ledger import Phase
-from napkinmath.ir.step import build_step
 from napkinmath.ir.timeline import Timeline
+from napkinmath.lowering.build import build_step
 from napkinmath.lowering.choices import resolve
 from napkinmath.memory.simulate import simulate
 from napkinmath.models.families import read_config

@@ -10,7 +10,7 @@ from napkinmath.answers.parameters import count_parameters
 from napkinmath.base.errors import InputError
 from napkinmath.catalog.stacks import STACKS
 from napkinmath.config.train_config import TrainConfig
-from napkinmath.ir.step import build_step
+from napkinmath.lowering.build import build_step
 from napkinmath.lowering.policy import Policy
 from napkinmath.models.families import FAMILIES, read_config
 from recount_models import read_catalog

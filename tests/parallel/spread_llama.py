@@ -18,7 +18,8 @@ from napkinmath.config.train_config import (
 )
 from napkinmath.ir.costs import Collective
 from napkinmath.ir.ledger import RUN, Work
-from napkinmath.ir.step import Step, build_step
+from napkinmath.ir.step import Step
+from napkinmath.lowering.build import build_step
 from napkinmath.lowering.policy import Policy
 from napkinmath.models.families import read_config
 

@@ -22,7 +22,8 @@ from napkinmath.config.parallel_config import (
 from napkinmath.config.train_config import Attention, Precision, TrainConfig
 from napkinmath.ir.costs import Collective
 from napkinmath.ir.ledger import ALLOC, RUN, Phase, Work
-from napkinmath.ir.step import Step, build_step
+from napkinmath.ir.step import Step
+from napkinmath.lowering.build import build_step
 from napkinmath.lowering.policy import Policy
 from napkinmath.memory.replay import replay
 from napkinmath.memory.simulate import simulate

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 from napkinmath.base.expr import Bindings
+from napkinmath.catalog.stacks import find_stack
 from napkinmath.config.parallel_config import DataParallel, ParallelConfig, PipelineSchedule
 from napkinmath.config.train_config import (
     Attention,
@@ -15,8 +16,8 @@ from napkinmath.config.train_config import (
 )
 from napkinmath.ir.costs import Collective
 from napkinmath.ir.ledger import ALLOC, Phase, Tensor, Work
-from napkinmath.ir.step import Step, build_step
-from napkinmath.lowering.choices import find_stack
+from napkinmath.ir.step import Step
+from napkinmath.lowering.build import build_step
 from napkinmath.lowering.parallel.stage_order import (
     bubble_fraction,
     in_flight,

@@ -15,7 +15,7 @@ pytest.importorskip("transformers")
 from napkinmath.catalog.stacks import STACKS
 from napkinmath.config.parallel_config import DataParallel, ParallelConfig, PipelineSchedule
 from napkinmath.config.train_config import Precision, TrainConfig
-from napkinmath.ir.step import build_step
+from napkinmath.lowering.build import build_step
 from napkinmath.lowering.policy import Policy
 from napkinmath.memory.simulate import simulate
 from napkinmath.models.families import read_config

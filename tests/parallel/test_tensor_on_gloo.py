@@ -20,7 +20,7 @@ from napkinmath.catalog.stacks import STACKS
 from napkinmath.config.parallel_config import ParallelConfig
 from napkinmath.config.train_config import Attention, Precision, TrainConfig
 from napkinmath.ir.costs import Collective
-from napkinmath.ir.step import build_step
+from napkinmath.lowering.build import build_step
 from napkinmath.lowering.policy import Policy
 from napkinmath.memory.simulate import simulate
 from napkinmath.models.families import read_config

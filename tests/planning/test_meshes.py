@@ -9,11 +9,11 @@ import pytest
 from napkinmath import estimate
 from napkinmath.base.errors import InputError
 from napkinmath.catalog.gpus import find_hardware
-from napkinmath.catalog.models import read_model
 from napkinmath.config.cluster import Cluster, NetworkLink
 from napkinmath.config.parallel_config import DataParallel, ParallelConfig, PipelineSchedule
 from napkinmath.config.train_config import Precision, RecomputeConfig, RecomputeKind, TrainConfig
 from napkinmath.lowering.parallel.stage_order import FORWARD, in_flight, stage_order
+from napkinmath.models.read import read_model
 from napkinmath.planning.mesh_bounds import Bounds
 from napkinmath.planning.meshes import fastest, meshes, price_mesh
 from napkinmath.timing.efficiency import default_efficiency

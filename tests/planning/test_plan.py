@@ -15,7 +15,6 @@ from cli.runs import run
 from napkinmath.base.errors import InputError
 from napkinmath.base.units import MIB
 from napkinmath.catalog.gpus import find_hardware
-from napkinmath.catalog.models import read_model
 from napkinmath.config.cluster import Cluster
 from napkinmath.config.hardware import Hardware
 from napkinmath.config.train_config import TrainConfig
@@ -23,6 +22,7 @@ from napkinmath.estimate import Estimate, Verdict, estimate
 from napkinmath.inputs.options import train_config
 from napkinmath.ir.model_spec import ModelSpec
 from napkinmath.models.families import read_config
+from napkinmath.models.read import read_model
 from napkinmath.planning.meshes import meshes, price_mesh
 from napkinmath.planning.plan import SAME_SPEED, Goal, Machine, Space, plan, pointless
 from napkinmath.planning.search import largest_batch, last_that, longest_context
@@ -120,7 +120,7 @@ def priced(
         _known[key] = estimate(SPEC, config, hardware=hardware.gpu)
     e = _known[key]
     cut = Estimate(
-        SPEC, config, e.step, e.timeline, hardware=hardware, speed=e.speed, settings=e.settings
+        e.ranks, config, e.step, e.timeline, hardware=hardware, speed=e.speed, settings=e.settings
     )
     cut.replays = e.replays  # with all the memory it wants
     return cut

@@ -8,11 +8,11 @@ import json
 import pytest
 from napkinmath.base.errors import InputError
 from napkinmath.catalog.gpus import find_hardware
-from napkinmath.catalog.models import read_model
 from napkinmath.cli.main import main
 from napkinmath.config.cluster import Cluster
 from napkinmath.estimate import Verdict, estimate
 from napkinmath.inputs.options import train_config
+from napkinmath.models.read import read_model
 from napkinmath.planning.meshes import meshes
 from napkinmath.planning.plan_cluster import plan_cluster
 from napkinmath.timing.efficiency import default_efficiency

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from napkinmath import TrainConfig, estimate
 from napkinmath.catalog.gpus import find_gpu
-from napkinmath.catalog.models import read_model
 from napkinmath.config.hardware import Hardware
+from napkinmath.models.read import read_model
 from napkinmath.planning.sweep import sweep
 from napkinmath.timing.efficiency import default_efficiency
 from napkinmath.timing.schedule import HOST_LINK

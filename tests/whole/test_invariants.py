@@ -27,8 +27,9 @@ from napkinmath.config.train_config import (
     TrainConfig,
 )
 from napkinmath.ir.ledger import Role, Tensor
-from napkinmath.ir.step import Step, build_step
+from napkinmath.ir.step import Step
 from napkinmath.ir.timeline import Point, Timeline
+from napkinmath.lowering.build import build_step
 from napkinmath.lowering.policy import Policy
 from napkinmath.lowering.saved_offload import STYLES
 from napkinmath.memory.simulate import run_order, simulate

@@ -8,9 +8,9 @@ from napkinmath.base.errors import InputError
 from napkinmath.base.units import GIB
 from napkinmath.catalog.gpus import find_hardware, load_gpus
 from napkinmath.catalog.models import find_row
+from napkinmath.catalog.stacks import find_stack
 from napkinmath.config.hardware import Hardware
 from napkinmath.ir.model_spec import ModelSpec
-from napkinmath.lowering.choices import find_stack
 from napkinmath.models.arch_string import read_arch
 from napkinmath.models.families import read_config
 

@@ -11,8 +11,8 @@ import re
 
 from napkinmath.config.train_config import TrainConfig
 from napkinmath.ir.model_spec import ModelSpec
-from napkinmath.ir.step import record_runs
 from napkinmath.lowering.choices import resolve
+from napkinmath.lowering.record import record_runs
 
 from published.rows import Unreadable
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from napkinmath.answers.estimate import Estimate
-    from napkinmath.lowering.policy import Policy
+    from napkinmath.memory.pipeline_ranks import PipelineRanks
 
 LEAST_SAVING = 0.02  # share of the peak below which a change is not worth a line
 MOST_CHANGES = 5
@@ -202,13 +202,13 @@ def _change(e: Estimate, saved: int, candidate: Candidate, changed: TrainConfig)
     return Change(flag=flag, meaning=candidate.meaning, saved_bytes=saved, speed_ratio=ratio)
 
 
-def _tokens_per_s(e: Estimate, changed: TrainConfig, policy: Policy) -> float | None:
+def _tokens_per_s(e: Estimate, changed: TrainConfig, ranks: PipelineRanks) -> float | None:
     """What another configuration leaves; of a pipeline out of its stages' kernels alone, where
     neither lengths nor pages have a part in it."""
     parallel = changed.parallel
-    apart = changed.batch.lengths or chosen_optimizer(policy).paged
+    apart = changed.batch.lengths or chosen_optimizer(ranks.policy).paged
     if (parallel.pipeline_parallel_size == 1 or e.speed is None or e.cluster is None) or apart:
-        other = e.under(changed, policy).time
+        other = e.under(changed, ranks).time
         return None if other is None else other.tokens_per_s
     from napkinmath.answers.step_time import clock_on
     from napkinmath.timing.pipeline_time import pipelined_tokens_per_s
@@ -217,5 +217,5 @@ def _tokens_per_s(e: Estimate, changed: TrainConfig, policy: Policy) -> float | 
         Bindings(e.step.symbols)(changed.micro_batch_size * changed.sequence_length)
         * changed.gradient_accumulation_steps
     )
-    clock = clock_on(e.cluster, parallel, e.speed, policy)
-    return pipelined_tokens_per_s(e.spec, policy, clock, tokens)
+    clock = clock_on(e.cluster, parallel, e.speed, ranks.policy)
+    return pipelined_tokens_per_s(ranks, clock, tokens)

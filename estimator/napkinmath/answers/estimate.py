@@ -13,9 +13,10 @@ from napkinmath.answers.ranges import memory_ranges
 from napkinmath.answers.verdict import fits_on, verdict_on
 from napkinmath.config.parallel_config import PipelineSchedule
 from napkinmath.lowering.choices import resolve
-from napkinmath.memory.pipeline_ranks import WholeModel, stage_figures, worst_peak, worst_step
+from napkinmath.memory.pipeline_ranks import PipelineRanks, WholeModel, stage_figures
 from napkinmath.memory.replay import replay
 from napkinmath.memory.simulate import simulate, steps_priced
+from napkinmath.models.read import read_teacher
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,10 +29,8 @@ if TYPE_CHECKING:
     from napkinmath.config.hardware import Hardware
     from napkinmath.config.train_config import TrainConfig
     from napkinmath.ir.ledger import Phase, Role
-    from napkinmath.ir.model_spec import ModelSpec
     from napkinmath.ir.step import Step
     from napkinmath.ir.timeline import Point, Timeline
-    from napkinmath.lowering.policy import Policy
     from napkinmath.memory.allocator_settings import AllocatorSettings
     from napkinmath.memory.pipeline_ranks import StageFigures
     from napkinmath.memory.replay import Replay
@@ -44,7 +43,7 @@ class Estimate:
 
     def __init__(
         self,
-        spec: ModelSpec,
+        ranks: PipelineRanks,
         config: TrainConfig,
         step: Step,
         timeline: Timeline,
@@ -56,10 +55,11 @@ class Estimate:
         calibration: Calibration | None = None,
         price_per_gpu_hour: float | None = None,
     ) -> None:
-        self.spec, self.config, self.step, self.timeline = spec, config, step, timeline
+        self.ranks, self.spec = ranks, ranks.spec
+        self.config, self.step, self.timeline = config, step, timeline
         self.hardware, self.speed, self.settings, self.cluster = hardware, speed, settings, cluster
         self.calibration, self.price_per_gpu_hour = calibration, price_per_gpu_hour
-        self._compared: dict[TrainConfig, tuple[int, Policy]] = {}
+        self._compared: dict[TrainConfig, tuple[int, PipelineRanks]] = {}
 
     def with_price(self, per_gpu_hour: float) -> Estimate:
         """The same estimate with money for one hour of one GPU; it keeps what was computed."""
@@ -154,13 +154,13 @@ class Estimate:
             or parallel.pipeline_parallel_size > 1
             or parallel.expert_parallel_size > 1
         )
-        return count_parameters(WholeModel(self.spec, self.step.policy) if spread else self.step)
+        return count_parameters(WholeModel(self.spec, self.ranks.policy) if spread else self.step)
 
     @cached_property
     def stages(self) -> tuple[StageFigures, ...]:
         """Figures of every pipeline rank; this estimate is that of the one that needs the most
         memory."""
-        return stage_figures(self.spec, self.step.policy, steps=steps_priced(self.config))
+        return stage_figures(self.ranks, steps=steps_priced(self.config))
 
     # ------------------------------------------------------------ time
 
@@ -178,8 +178,7 @@ class Estimate:
     def _time_alone(self, config: TrainConfig) -> StepTime | None:
         """The time of another configuration as its operations add up, without a network."""
         config = as_accumulated(config)
-        policy = resolve(self.spec, config, self.hardware)
-        return self._like(config, policy, None).priced_time
+        return self._like(self._ranks_under(config), config, None).priced_time
 
     @cached_property
     def priced_time(self) -> StepTime | None:
@@ -248,26 +247,29 @@ class Estimate:
 
     # ------------------------------------------------------------ other configurations
 
-    def compared(self, config: TrainConfig) -> tuple[int, Policy]:
+    def compared(self, config: TrainConfig) -> tuple[int, PipelineRanks]:
         """(bytes that the peak would be lower, or, negative, higher, under another configuration,
-        and how that is lowered). Raises InputError where the model's family refuses it."""
+        and its ranks). Raises InputError where the model's family refuses it."""
         found = self._compared.get(config)
         if found is None:
-            policy = resolve(self.spec, config, self.hardware)
-            other = worst_peak(self.spec, policy, steps=steps_priced(config))
-            found = self._compared[config] = self.peak.nbytes - other, policy
+            ranks = self._ranks_under(config)
+            other = ranks.worst_peak(steps=steps_priced(config))
+            found = self._compared[config] = self.peak.nbytes - other, ranks
         return found
 
-    def under(self, config: TrainConfig, policy: Policy) -> Estimate:
-        """The same model on the same machine under another configuration, lowered by `policy`; no
+    def under(self, config: TrainConfig, ranks: PipelineRanks) -> Estimate:
+        """The same model on the same machine under another configuration, spread over `ranks`; no
         calibration's layers are of it."""
-        return self._like(config, policy, self.cluster)
+        return self._like(ranks, config, self.cluster)
 
-    def _like(self, config: TrainConfig, policy: Policy, cluster: Cluster | None) -> Estimate:
+    def _ranks_under(self, config: TrainConfig) -> PipelineRanks:
+        policy = resolve(self.spec, config, self.hardware, teacher=read_teacher(config))
+        return PipelineRanks(self.spec, policy)
+
+    def _like(self, ranks: PipelineRanks, config: TrainConfig, cluster: Cluster | None) -> Estimate:
         return estimate_of(
-            self.spec,
+            ranks,
             config,
-            policy,
             hardware=self.hardware,
             speed=self.speed,
             settings=self.settings,
@@ -276,9 +278,8 @@ class Estimate:
 
 
 def estimate_of(
-    spec: ModelSpec,
+    ranks: PipelineRanks,
     config: TrainConfig,
-    policy: Policy,
     *,
     hardware: Hardware | None,
     speed: Efficiency | None,
@@ -286,16 +287,16 @@ def estimate_of(
     cluster: Cluster | None,
     calibration: Calibration | None = None,
 ) -> Estimate:
-    """The estimate of a configuration under the policy it resolves to; what that has recorded and
-    built of a pipeline serves again."""
-    step = worst_step(spec, policy, steps=steps_priced(config))
+    """The estimate of a configuration whose model is spread over these ranks; what they have
+    recorded and built of a pipeline serves again."""
+    step = ranks.worst_step(steps=steps_priced(config))
     clock = None
     if speed is not None:
         from napkinmath.answers.step_time import clock_on
 
-        clock = clock_on(cluster, config.parallel, speed, policy)
+        clock = clock_on(cluster, config.parallel, speed, ranks.policy)
     return Estimate(
-        spec,
+        ranks,
         config,
         step,
         simulate(step, clock, steps=steps_priced(config)),

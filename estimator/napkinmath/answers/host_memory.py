@@ -93,7 +93,7 @@ def _loaded_bits(weight: Weight, fsdp: bool, e: Estimate) -> int:
     if weight.constants:
         return CHECKPOINT_BITS
     if fsdp and weight.trainable:
-        return max(stored_dtype(weight, e.step.policy).bits, CHECKPOINT_BITS)
+        return max(stored_dtype(weight, e.ranks.policy).bits, CHECKPOINT_BITS)
     return max(e.step.policy.loaded_rule.parameters.bits, CHECKPOINT_BITS)
 
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 from napkinmath.base.dtypes import BF16, DType
 from napkinmath.base.errors import InputError, shown
 from napkinmath.base.expr import Bindings
-from napkinmath.catalog.models import read_model
 from napkinmath.ir.model_spec import ModelSpec
 from napkinmath.models.layers.attention import GroupedQueryAttention
+from napkinmath.models.read import read_model
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -58,7 +58,7 @@ def _phases(e: Estimate, clock: Clock, start: int) -> tuple[tuple[PhaseTime, ...
         return phase_times(e.timeline, clock.speed, first_segment=start), 0.0
     from napkinmath.timing.pipeline_time import pipeline_time
 
-    return pipeline_time(e.spec, e.step.policy, clock)
+    return pipeline_time(e.ranks, clock)
 
 
 def _paced(phases: tuple[PhaseTime, ...], ranks: int) -> tuple[PhaseTime, ...]:

@@ -1,4 +1,4 @@
-"""read_model: a ModelSpec from a catalogued name, a config.json, its folder, or a mapping.
+"""The catalog of models: rows by name, alias or hub id.
 
 models.json is a JSON array with one row a line. A name is found by scanning for its line and
 parsing only that one; the last part of a path, in lower case, with each run of punctuation as one
@@ -13,10 +13,7 @@ from napkinmath.base.errors import InputError, shown, suggest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from typing import Any
-
-    from napkinmath.ir.model_spec import ModelSpec
 
 CATALOG = os.path.join(os.path.dirname(__file__), "models.json")
 # Endings that say how a checkpoint was tuned or packed; its shapes are those of the model without
@@ -41,39 +38,6 @@ _TUNINGS = (
     "sft",
     "preview",
 )
-
-
-def read_model(
-    given: str | os.PathLike[str] | Mapping[str, object], *, name: str = ""
-) -> ModelSpec:
-    """The model of a catalogued name, a config file, a folder with one, or a config as a mapping.
-
-    A name that is in the catalog wins over a folder of that name unless it is written as a path
-    ("./gpt2"). Raises InputError for anything that cannot be read, with the nearest names.
-    """
-    from napkinmath.models.families import read_config
-
-    if not isinstance(given, (str, os.PathLike)):
-        if not hasattr(given, "keys"):
-            raise InputError(
-                f"model {shown(given)} is neither a name, a path nor a config's mapping; write e.g."
-                " 'llama-7b'"
-            )
-        return read_config(given, name=name, source="a mapping")
-    text = os.fspath(given)
-    if "\0" in text:
-        raise InputError(f"model {shown(text)} is not a name; remove its null character")
-    row = None if _is_path(given, text) else find_row(text)
-    if row is not None:
-        return read_config(row["config"], name=name or row["name"], source=row["source"])
-    from napkinmath.models import config_file
-
-    path = config_file.find(text)
-    if path is None:
-        raise unknown_model(text)
-    return read_config(
-        config_file.read(path), name=name or config_file.model_name(path), source=path
-    )
 
 
 def find_row(name: str) -> dict[str, Any] | None:
@@ -122,16 +86,6 @@ def unknown_model(name: str) -> InputError:
     return InputError(
         f"model {shown(name)} is unknown{nearest} (a config.json, its folder, --arch or --hub with"
         " a hub id also work)"
-    )
-
-
-def _is_path(given: object, text: str) -> bool:
-    if not isinstance(given, str):
-        return True
-    return (
-        text.startswith((".", "/", "~", "\\"))
-        or text.endswith((".json", os.sep))
-        or (os.sep in text and os.path.exists(text))
     )
 
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from napkinmath.base.dtypes import BF16, FP8_E4M3, FP16, UINT8
 from napkinmath.base.errors import InputError, shown, suggest
-from napkinmath.lowering.quantized import Grouping, WeightFormat
+from napkinmath.ir.weight_format import Grouping, WeightFormat
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from napkinmath.config.train_config import QuantizationConfig
 
 _BNB = "bitsandbytes 0.50 functional.py quantize_4bit, QuantState"
 
@@ -140,3 +144,17 @@ def find_format(name: str) -> WeightFormat:
             f" {', '.join(FORMATS)}{suggest(name, list(FORMATS))}"
         )
     return row
+
+
+def weight_format(config: QuantizationConfig | None) -> WeightFormat | None:
+    """The row for a configuration, with its group size and double quantization; None where weights
+    are not quantized."""
+    if config is None:
+        return None
+    row = find_format(config.format)
+    changes: dict[str, object] = {}
+    if config.group_size:
+        changes["group_size"] = config.group_size
+    if config.double_quant and row.dequantize_kernel == "nf4":
+        changes["double_quant"] = True
+    return row.replace(**changes) if changes else row

@@ -3,6 +3,7 @@ field of a row here."""
 
 from __future__ import annotations
 
+from napkinmath.base.errors import InputError, shown, suggest
 from napkinmath.base.record import Record
 
 
@@ -375,3 +376,14 @@ STACKS.update(
         for name in ("hf-4.45", "hf-4.45-foak", "hf-4.45-trl")
     }
 )
+
+
+def find_stack(name: str) -> Stack:
+    """The row of that name; raises InputError with the nearest names."""
+    row = STACKS.get(name)
+    if row is None:
+        raise InputError(
+            f"stack {shown(name)} is unknown; use one of"
+            f" {', '.join(STACKS)}{suggest(name, list(STACKS))}"
+        )
+    return row

@@ -75,7 +75,7 @@ def read_back(content: Content, kind: str) -> TrainConfig:
 def settled(config: TrainConfig) -> TrainConfig:
     """The same step with what 'auto' means spelled out and what has no price left at its
     default."""
-    from napkinmath.lowering.choices import find_stack
+    from napkinmath.catalog.stacks import find_stack
 
     if config.optimizer == "auto":
         config = config.replace(optimizer=find_stack(config.stack).default_optimizer)

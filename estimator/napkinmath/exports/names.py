@@ -4,8 +4,8 @@ switched on."""
 from __future__ import annotations
 
 from napkinmath.base.errors import InputError, shown
+from napkinmath.catalog.stacks import find_stack
 from napkinmath.config.train_config import AdapterKind, Attention, Precision, TrainConfig
-from napkinmath.lowering.choices import find_stack
 
 # our row -> `optim` of transformers' TrainingArguments (transformers 5.23 training_args.py
 # OptimizerNames)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from napkinmath.base.errors import InputError, shown
+from napkinmath.catalog.stacks import find_stack
 from napkinmath.config.train_config import (
     AdapterConfig,
     AdapterKind,
@@ -13,7 +14,6 @@ from napkinmath.config.train_config import (
     TrainConfig,
 )
 from napkinmath.exports.names import lora_only, number
-from napkinmath.lowering.choices import find_stack
 
 # catalogued name -> (module under torchtune.models, builder)
 _BUILDERS = {

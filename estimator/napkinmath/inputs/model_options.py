@@ -35,7 +35,7 @@ def model_spec(options: Mapping[str, object], notes: list[str]) -> ModelSpec:
         from napkinmath.models.families import read_config
 
         return read_config(fetch_config(name), name=name, source=f"{name} on the hub")
-    from napkinmath.catalog.models import read_model
+    from napkinmath.models.read import read_model
 
     spec = read_model(name)
     if spec.name.lower() != name.rpartition("/")[2].lower() and not spec.source.endswith(".json"):
@@ -59,6 +59,6 @@ def _from_arch(options: Mapping[str, object], notes: list[str]) -> ModelSpec:
 
 
 def _from_mapping(config: object) -> ModelSpec:
-    from napkinmath.catalog.models import read_model
+    from napkinmath.models.read import read_model
 
     return read_model(values.mapping(config, "config"))

@@ -535,6 +535,6 @@ def _optimizer(value: object) -> str:
 
 
 def _stack(value: object) -> str:
-    from napkinmath.lowering.choices import find_stack
+    from napkinmath.catalog.stacks import find_stack
 
     return find_stack(values.text(value, "--stack")).name

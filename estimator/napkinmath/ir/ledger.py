@@ -317,9 +317,8 @@ class Block:
             output,
         )
         self.externals, self.last_use, self.symbols = externals, last_use, symbols
-        self.cached: frozenset[Tensor] = (
-            frozenset()
-        )  # weight casts that live as long as the autocast region
+        # weight casts that live as long as the autocast region, in the order of their making
+        self.cached: tuple[Tensor, ...] = ()
         self.returned: Tensor | None = (
             None  # a second result, which the model's loop over layers holds
         )
@@ -327,3 +326,19 @@ class Block:
             Tensor, int
         ] = {}  # the last operation up to which a graph that is thrown away holds a tensor
         self.gradients: list[Tensor] = []  # what its backward leaves in `.grad`
+
+    def copy(self) -> Block:
+        """The same record, to be marked apart."""
+        found = Block(
+            self.name,
+            self.ops,
+            self.weights,
+            self.input,
+            self.output,
+            self.externals,
+            self.last_use,
+            self.symbols,
+        )
+        found.cached, found.returned = self.cached, self.returned
+        found.graph_use, found.gradients = self.graph_use, self.gradients
+        return found

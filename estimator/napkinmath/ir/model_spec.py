@@ -6,9 +6,15 @@ from napkinmath.base.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from napkinmath.base.expr import Size
     from napkinmath.ir.ledger import Value
+    from napkinmath.ir.recording import RecordingPolicy
     from napkinmath.ir.tape import Tape
-    from napkinmath.lowering.policy import Policy
+
+DECODER_TOKENS = "before the decoder's"
+"""Virtual tokens of a prompt go before the embeddings, those of a prefix before keys and values."""
+ENCODER_TOKENS = "before the encoder's"
+"""Virtual tokens of a prompt go before the embeddings that the encoder alone reads."""
 
 
 class Part(Record):
@@ -26,10 +32,35 @@ class Part(Record):
         """
         raise NotImplementedError
 
-    def output_needs_grad(self, policy: Policy) -> bool:
+    def output_needs_grad(self, policy: RecordingPolicy) -> bool:
         """Whether the output of a part that reads the model's input is made to need a gradient, so
         that checkpoints have one."""
         return policy.inputs_require_grad
+
+    @property
+    def virtual_tokens(self) -> str:
+        """Where virtual tokens go that the part can take: DECODER_TOKENS, ENCODER_TOKENS, or ''
+        where it takes none."""
+        return ""
+
+    @property
+    def cached_heads(self) -> tuple[Size, int] | None:
+        """(key/value heads, window or 0 for all tokens) that a layer caches while it generates;
+        None where it caches something else."""
+        return None
+
+    def scoring(self) -> Part | None:
+        """The head of a reward model or a critic in the place of this one; None where it is no
+        causal language model's."""
+        return None
+
+    def student(self) -> Part | None:
+        """The same head with its divergence from a teacher's logits for a loss, or None."""
+        return None
+
+    def teacher(self) -> Part | None:
+        """The same head with its logits and no loss, or None."""
+        return None
 
     @property
     def longest_sequence(self) -> int:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from napkinmath.ir.costs import Cost
-    from napkinmath.lowering.policy import Policy
+    from napkinmath.ir.recording import RecordingPolicy
 
 # How the gradient of an input comes about; `None` in a list of gradients means that none is
 # computed.
@@ -94,7 +94,7 @@ class Tape:
     """Records the operations of one block under a policy (precision, what is trained, how linears
     are lowered)."""
 
-    def __init__(self, policy: Policy, sizes: Mapping[str, int] | None = None) -> None:
+    def __init__(self, policy: RecordingPolicy, sizes: Mapping[str, int] | None = None) -> None:
         self.policy = policy
         self.sizes = sizes or {}  # the model's own symbols, on which a choice of kernel may turn
         self._kept: list[Tensor] = []
@@ -107,14 +107,16 @@ class Tape:
         self.entered: dict[
             int, Value
         ] = {}  # what tensor parallelism has gathered for the linears that read one value
+        self.regathered: dict[int, Value] = {}  # whose gathering in the backward is counted
         self.cast_once: dict[
             int, Value
         ] = {}  # inputs of FP8 linears, which a compiler casts once for all that read them
         self.returned: Tensor | None = None  # a layer's second result
-        self.outliving: list[
-            Tensor
-            # results that the model's caller holds until the forward is over (a key/value cache)
-        ] = []
+        # results that the model's caller holds until the forward is over (a key/value cache)
+        self.outliving: list[Tensor] = []
+        self.thresholds: dict[str, set[int]] = {}  # sizes of b and s that turned a choice
+        self.decoded = 0  # bytes of the buffer that patched operations decode weights into
+        self.left_whole = ""  # module of the part that the quantizer leaves
 
     # ------------------------------------------------------------ structure
 
@@ -138,6 +140,16 @@ class Tape:
         self.keep(value)
         self.returned = value.tensor
 
+    def at_least(self, symbol: str, value: int) -> bool:
+        """Whether b or s reaches a value at which the library runs other operations (a batch of 2,
+        an attention window).
+
+        The values asked for are kept in `thresholds`: between two of them one record holds for
+        every size.
+        """
+        self.thresholds.setdefault(symbol, set()).add(value)
+        return self.policy.reaches(symbol, value)
+
     def known(self, size: Size) -> int:
         """The value of a size made of the model's own symbols (a head size); KeyError where b or s
         is in it."""
@@ -158,8 +170,9 @@ class Tape:
         path = joined(self.module, name)
         if (known := self.declared(path)) is not None:
             return known
+        whole = bool(self.left_whole) and f".{path}".endswith(f".{self.left_whole}.weight")
         made = self.policy.make_weight(
-            path, axes, kind=kind, dtype=dtype, buffer=buffer, tied_to=tied_to
+            path, axes, kind=kind, dtype=dtype, buffer=buffer, tied_to=tied_to, whole=whole
         )
         self.weights.append(made)
         if not tied_to and self.policy.keeps_original(made):
@@ -208,6 +221,8 @@ class Tape:
             symbols or {},
         )
         block.graph_use, block.returned = self.graph_use, self.returned
+        casts = (value.tensor for value in self.casts.values())
+        block.cached = tuple(dict.fromkeys((*casts, *self.outliving)))
         return block
 
     # ------------------------------------------------------------ operations

@@ -13,6 +13,7 @@ from napkinmath.ir.costs import Gemm, Move, traffic
 from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value, Weight
 from napkinmath.ir.tape import LIKE
 from napkinmath.ops.elementwise import add, cast, copy, dropout, scale
+from napkinmath.ops.index import embedding, input_leaf
 from napkinmath.ops.matmul import dense_linear
 
 TYPE_CHECKING = False
@@ -113,8 +114,6 @@ def adapted_embedding(t: Tape, ids: Value, base: Value, rows: Size) -> Value:
     Source: peft 0.21 tuners/lora/layer.py Embedding.forward (lora_embedding_A, lora_embedding_B);
     no dropout there.
     """
-    from napkinmath.ops.index import embedding, input_leaf
-
     base = input_leaf(t, base)  # the hook sits on the embedding inside
     config = t.policy.adapter
     assert config is not None

@@ -25,7 +25,7 @@ from napkinmath.ir.ledger import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from napkinmath.ir.costs import Cost
     from napkinmath.ir.ledger import Event
@@ -81,9 +81,9 @@ def forward_events(
     *,
     keep: bool,
     holds_input: bool,
-    cached: frozenset[Tensor] = frozenset(),
+    cached: Collection[Tensor] = (),
     stop_early: bool = False,
-    selected: frozenset[Tensor] = frozenset(),
+    selected: Collection[Tensor] = (),
     replay: bool = False,
     offload: SavedOffload | None = None,
     is_layer: bool = False,
@@ -103,7 +103,7 @@ def forward_events(
         if keep
         else set[Tensor]()
     )
-    held = kept | cached if replay else kept | cached | selected
+    held = kept.union(cached, () if replay else selected)
     if block.input is not None and holds_input:
         held = held | {block.input.tensor}
     not_before = offload.released_after() if offload is not None else {}

@@ -3,20 +3,27 @@ that the step is recorded under."""
 
 from __future__ import annotations
 
-from napkinmath.base.errors import InputError, shown, suggest
+from napkinmath.catalog.stacks import find_stack
 from napkinmath.config.train_config import AdapterKind, Attention, Kernels, TrainConfig
 from napkinmath.lowering.policy import Policy
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.catalog.stacks import Stack
     from napkinmath.config.hardware import Hardware
     from napkinmath.ir.model_spec import ModelSpec
 
 
-def resolve(spec: ModelSpec, config: TrainConfig, hardware: Hardware | None) -> Policy:
-    """The policy of a configuration; raises InputError where model, method and hardware contradict
-    each other."""
+def resolve(
+    spec: ModelSpec,
+    config: TrainConfig,
+    hardware: Hardware | None,
+    *,
+    teacher: ModelSpec | None = None,
+) -> Policy:
+    """The policy of a configuration; `teacher` is the model that its workload names.
+
+    Raises InputError where model, method and hardware contradict each other.
+    """
     config = settle_adapter(spec, settle_batch(config))
     patch = None
     if config.kernels is not Kernels.HF:
@@ -29,6 +36,7 @@ def resolve(spec: ModelSpec, config: TrainConfig, hardware: Hardware | None) -> 
         sdpa_choice=sdpa_choice(config, hardware),
         patch=patch,
         processors=(hardware.gpu.num_sms if hardware is not None else 0) or 132,
+        teacher=teacher,
         product_workspace_bytes=hardware.gpu.cublas_workspace_bytes if hardware is not None else 0,
     )
 
@@ -67,19 +75,6 @@ def settle_batch(config: TrainConfig) -> TrainConfig:
     if batch.packing and config.attention is Attention.AUTO:
         config = config.replace(attention=Attention.FLASH2)
     return config
-
-
-def find_stack(name: str) -> Stack:
-    """The row of that name; raises InputError with the nearest names."""
-    from napkinmath.catalog.stacks import STACKS
-
-    row = STACKS.get(name)
-    if row is None:
-        raise InputError(
-            f"stack {shown(name)} is unknown; use one of"
-            f" {', '.join(STACKS)}{suggest(name, list(STACKS))}"
-        )
-    return row
 
 
 def sdpa_choice(config: TrainConfig, hardware: Hardware | None) -> Attention:

@@ -11,11 +11,11 @@ from napkinmath.base.dtypes import FP32, DType
 from napkinmath.base.expr import Size, ceil_div, maximum
 from napkinmath.ir.costs import Move
 from napkinmath.ir.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Weight, Work
+from napkinmath.ir.step import Run, Segment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.ir.ledger import Event
-    from napkinmath.ir.step import Run, Segment
     from napkinmath.lowering.policy import Policy
 
 FOREACH_CHUNK = (
@@ -60,7 +60,6 @@ def _moves(weights: list[Weight], passes: int, launches: int) -> Event:
 def _norms(owners: list[Run], dtype: DType) -> list[Segment]:
     """Partial norms of a type's gradients (freed at once), one norm a tensor, their stack and the
     total."""
-    from napkinmath.ir.step import Segment
     from napkinmath.lowering.optimizer import trained
 
     count, chunks = 0, list[Size]()
@@ -94,8 +93,6 @@ def _norms(owners: list[Run], dtype: DType) -> list[Segment]:
 
 
 def _norms_released(made: list[Segment]) -> list[Segment]:
-    from napkinmath.ir.step import Segment
-
     alive: dict[Tensor, None] = {}
     for segment in made:
         if segment.name.startswith("norms of"):
@@ -111,8 +108,6 @@ def _norms_released(made: list[Segment]) -> list[Segment]:
 def _scaler(owners: list[Run]) -> list[Segment]:
     """Four fp32 scalars: scale and growth tracker stay, the inverse scale and the found-inf flag
     are made each step."""
-    from napkinmath.ir.step import Segment
-
     made = [
         Tensor(name, (1,), FP32, Role.WORKSPACE) for name in ("inverse loss scale", "found inf")
     ]

@@ -14,6 +14,7 @@ from napkinmath.ir.ledger import ALLOC, FREE, Value
 from napkinmath.ir.tape import LIKE, PASS
 from napkinmath.lowering.adapters import lora_weight, low_rank_pair
 from napkinmath.lowering.mixed_products import mul_mixed
+from napkinmath.lowering.quantized import unpacked
 from napkinmath.ops.elementwise import add, cast, dropout, scale, shift
 from napkinmath.ops.index import constant
 from napkinmath.ops.matmul import autocast_weight, dense_linear
@@ -139,13 +140,13 @@ def _whole_weight(t: Tape, weight: Weight) -> Value:
     if not weight.constants or fmt is None:
         return Value(weight.tensor, weight.axes, weight.tensor.dtype)
     compute = t.policy.compute_dtype
-    *temporaries, unpacked = fmt.unpacked(t, weight, compute, whole=True)
+    *temporaries, dense = unpacked(t, fmt, weight, compute, whole=True)
     steps = (
         *((ALLOC, y) for y in temporaries),
-        (ALLOC, unpacked),
+        (ALLOC, dense),
         *((FREE, y) for y in temporaries),
     )
-    out = Value(unpacked, weight.axes, compute)
+    out = Value(dense, weight.axes, compute)
     t.append(
         "dequantize",
         (weight.value,),

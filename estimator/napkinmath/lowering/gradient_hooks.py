@@ -12,6 +12,7 @@ from napkinmath.base.dtypes import FP32
 from napkinmath.base.expr import product
 from napkinmath.ir.costs import HostCopy, Move
 from napkinmath.ir.ledger import FREE, RUN, Tensor, Weight, Work
+from napkinmath.lowering.optimizer import chosen_optimizer, update_events, updates_in_backward
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,12 +37,8 @@ class GradientHook:
 
 def gradient_hook(policy: Policy) -> GradientHook | None:
     """The hook of a configuration; None where every gradient stays until zero_grad."""
-    from napkinmath.lowering.optimizer import chosen_optimizer, update_events, updates_in_backward
-
     if policy.shards:  # the engine takes the gradients
-        from napkinmath.lowering.data_parallel.main_gradients import keeps_main_gradients
-
-        return GradientHook(_to_main_gradient, _is_16_bit) if keeps_main_gradients(policy) else None
+        return GradientHook(_to_main_gradient, _is_16_bit) if policy.keeps_main_gradients else None
     row = chosen_optimizer(policy)
     if policy.config.offload.optimizer:
         pinned = policy.config.offload.pinned

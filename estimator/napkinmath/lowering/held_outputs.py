@@ -4,11 +4,7 @@ anew."""
 from __future__ import annotations
 
 from napkinmath.ir.ledger import ALLOC, FREE, Phase, Tensor
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from napkinmath.ir.step import Run
-    from napkinmath.lowering.optimizer import Update
+from napkinmath.ir.step import Run, Segment, Update
 
 RETURNED = "returned logits"
 
@@ -16,8 +12,6 @@ RETURNED = "returned logits"
 def hold_through_update(update: Update, runs: list[Run]) -> None:
     """Keeps the logits that the head returned from clipping to zero_grad. Source: litgpt 0.4
     finetune/full.py, lora.py fit."""
-    from napkinmath.ir.step import Segment
-
     made = next(
         (v.tensor for op in runs[-1].block.ops for v in op.outputs if v.tensor.name == RETURNED),
         None,

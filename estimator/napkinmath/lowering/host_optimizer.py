@@ -11,12 +11,12 @@ from __future__ import annotations
 from napkinmath.base.dtypes import FP32
 from napkinmath.ir.costs import HostCopy
 from napkinmath.ir.ledger import ALLOC, RUN, Phase, Role, Tensor, Weight, Work
-from napkinmath.lowering.optimizer import Update, applied_to, segments, trained
+from napkinmath.ir.step import Run, Update
+from napkinmath.lowering.optimizer import applied_to, segments, trained
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.catalog.optimizers import Optimizer
-    from napkinmath.ir.step import Run
     from napkinmath.lowering.policy import Policy
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from napkinmath.ir.costs import Cost
     from napkinmath.ir.ledger import Steps, Tensor, Weight
     from napkinmath.ir.tape import Tape
-    from napkinmath.lowering.quantized import WeightFormat
+    from napkinmath.ir.weight_format import WeightFormat
 
 # Kernels between which the host reads a result: two fills, zeros, the maxima and the running sum of
 # outliers, whose last it reads; three zeros, the quantization and torch.unique, whose length it

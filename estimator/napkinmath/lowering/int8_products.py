@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from napkinmath.base.expr import Size
     from napkinmath.ir.ledger import Tensor, Weight
     from napkinmath.ir.tape import Tape
-    from napkinmath.lowering.quantized import WeightFormat
+    from napkinmath.ir.weight_format import WeightFormat
 
 # One input in a thousand is an outlier column where a model has them (LLM.int8(), arXiv 2208.07339,
 # section 4: about 0.1%).

@@ -6,11 +6,11 @@ from napkinmath.base.dtypes import BF16, FP16, FP32, INT64
 from napkinmath.base.expr import Size
 from napkinmath.ir.costs import HostCopy
 from napkinmath.ir.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Weight, Work
+from napkinmath.ir.step import Run, Segment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.ir.ledger import Event
-    from napkinmath.ir.step import Run, Segment
     from napkinmath.lowering.policy import Policy
 
 
@@ -22,8 +22,6 @@ def load_segments(runs: list[Run], policy: Policy) -> list[Segment]:
     transformers 5.23 core_model_loading.py; bitsandbytes 0.50 nn/modules.py Params4bit._quantize;
     peft 0.21 utils/other.py prepare_model_for_kbit_training.
     """
-    from napkinmath.ir.step import Segment
-
     loaded: list[Segment] = []
     prepared: list[Segment] = []
     for run in runs:
@@ -101,8 +99,6 @@ def nearest_code_search(weight: Weight) -> list[Event]:
 def save_segments(runs: list[Run], policy: Policy) -> list[Segment]:
     """Saving what was trained: tensors are copied to the host one by one, the device holds nothing
     more."""
-    from napkinmath.ir.step import Segment
-
     segments: list[Segment] = []
     for run in runs:
         moved: Size = 0

@@ -11,6 +11,7 @@ from napkinmath.base.expr import Bindings, Size, ceil_div, maximum, minimum
 from napkinmath.catalog.optimizers import PAGED, Optimizer, State, Temporary, find_optimizer
 from napkinmath.ir.costs import Gemm, Move
 from napkinmath.ir.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Weight, Work
+from napkinmath.ir.step import Run, Segment, Update
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,34 +19,7 @@ if TYPE_CHECKING:
 
     from napkinmath.ir.costs import Cost
     from napkinmath.ir.ledger import Event
-    from napkinmath.ir.step import Run, Segment
     from napkinmath.lowering.policy import Policy
-
-
-class Update:
-    """What happens around the optimizer, as segments: masters at load, clipping, states (first step
-    only), the update, zero_grad."""
-
-    __slots__ = ("clip", "load", "optimizer", "states", "work", "zero")
-
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        *,
-        load: list[Segment],
-        clip: list[Segment],
-        states: list[Segment],
-        work: list[Segment],
-        zero: list[Segment],
-    ) -> None:
-        self.optimizer, self.load, self.clip, self.states, self.work, self.zero = (
-            optimizer,
-            load,
-            clip,
-            states,
-            work,
-            zero,
-        )
 
 
 def trained(run: Run) -> list[Weight]:
@@ -98,8 +72,6 @@ def segments(
     label: str, phase: Phase, owners: list[Run], events_of: Callable[[Run], list[Event]]
 ) -> list[Segment]:
     """One segment a run of equal blocks, repeated for each of them."""
-    from napkinmath.ir.step import Segment
-
     return [
         Segment(f"{label} of {run.name}", phase, events, run.count, run.stage.symbols)
         for run in owners
@@ -188,8 +160,6 @@ class States:
 
     def shared_segment(self, owners: list[Run]) -> list[Segment]:
         """Tables that all parameters share, made once; call after `of` has seen every parameter."""
-        from napkinmath.ir.step import Segment
-
         events: list[Event] = [(ALLOC, tensor) for tensor in self.shared.values()]
         return [Segment("shared tables", Phase.STEP, events)] if events else []
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from napkinmath.ir.costs import HostCopy
 from napkinmath.ir.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Work
+from napkinmath.ir.step import Run, Segment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.ir.ledger import Event
-    from napkinmath.ir.step import Run, Segment
     from napkinmath.lowering.policy import Policy
 
 
@@ -33,8 +33,6 @@ def streamed_tensors(run: Run) -> list[Tensor]:
 
 def load_on_host(load: list[Segment], runs: list[Run]) -> list[Segment]:
     """The loading segments with streamed weights in host memory."""
-    from napkinmath.ir.step import Segment
-
     moved = {
         t: Tensor(t.name, t.axes, t.dtype, t.role, t.module, t.source, host=True)
         for run in runs
@@ -55,8 +53,6 @@ def load_on_host(load: list[Segment], runs: list[Run]) -> list[Segment]:
 def stream(segments: list[Segment], runs: list[Run], policy: Policy) -> list[Segment]:
     """A micro-step's segments with every streamed layer's weights brought in before and dropped
     after it."""
-    from napkinmath.ir.step import Segment
-
     offload = policy.config.offload
     by_name = {run.name: streamed_tensors(run) for run in runs if streamed_tensors(run)}
     found: list[Segment] = []

@@ -3,13 +3,20 @@ configuration."""
 
 from __future__ import annotations
 
+from napkinmath.base.dtypes import UINT8
 from napkinmath.base.errors import InputError
+from napkinmath.catalog.stacks import find_stack
 from napkinmath.config.train_config import AdapterKind, TrainConfig
+from napkinmath.ir.ledger import ALLOC, FREE, Role
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from napkinmath.base.expr import Size
     from napkinmath.catalog.kernels import KernelSet
+    from napkinmath.ir.ledger import Steps
     from napkinmath.ir.model_spec import ModelSpec
+    from napkinmath.ir.recording import RecordingPatch
+    from napkinmath.ir.tape import Tape
 
 
 def settle_patch(spec: ModelSpec, config: TrainConfig) -> tuple[KernelSet, TrainConfig]:
@@ -20,7 +27,6 @@ def settle_patch(spec: ModelSpec, config: TrainConfig) -> tuple[KernelSet, Train
     prepare_model_for_training).
     """
     from napkinmath.catalog.kernels import KERNEL_SETS
-    from napkinmath.lowering.choices import find_stack
 
     row = KERNEL_SETS[config.kernels.value]
     if spec.family not in row.families:
@@ -51,3 +57,17 @@ def settle_patch(spec: ModelSpec, config: TrainConfig) -> tuple[KernelSet, Train
     if spec.family in row.fresh_norms:
         row = row.replace(norm_in_place=False)
     return row, config
+
+
+def active(t: Tape) -> RecordingPatch:
+    """The set that patches the model; only called where there is one."""
+    assert t.policy.patch is not None
+    return t.policy.patch
+
+
+def scratch(t: Tape, name: str, nbytes: Size) -> tuple[Steps, Steps]:
+    """The events that make and drop what an operation needs for a while; none for no bytes."""
+    if nbytes == 0:
+        return (), ()
+    tensor = t.tensor(name, (nbytes,), UINT8, Role.WORKSPACE)
+    return ((ALLOC, tensor),), ((FREE, tensor),)

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from napkinmath.base.dtypes import BF16, FP32, DType, find_dtype
 from napkinmath.base.expr import Size
-from napkinmath.config.parallel_config import PipelineSchedule
+from napkinmath.catalog.quantization import weight_format
+from napkinmath.config.parallel_config import DataParallel, PipelineSchedule
 from napkinmath.config.train_config import (
     AdapterConfig,
     AdapterKind,
@@ -14,19 +15,20 @@ from napkinmath.config.train_config import (
     TrainConfig,
 )
 from napkinmath.ir.ledger import Role, Tensor, Value, Weight
+from napkinmath.lowering.adapters import adapted_embedding, adapted_linear
 from napkinmath.lowering.precision import PRECISIONS, computed_rule
+from napkinmath.lowering.quantized import quantized_linear
+from napkinmath.ops.matmul import dense_linear
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.catalog.kernels import KernelSet
     from napkinmath.catalog.stacks import Stack
     from napkinmath.ir.model_spec import ModelSpec
-    from napkinmath.ir.step import Run, Step
     from napkinmath.ir.tape import Tape
     from napkinmath.lowering.parallel.context import ContextSplit
     from napkinmath.lowering.parallel.expert import ExpertSplit
     from napkinmath.lowering.parallel.tensor import TensorSplit
-    from napkinmath.lowering.quantized import WeightFormat
 
 # What quantizers pack and what all-linear adapts: both every nn.Linear, but for projections whose
 # names PEFT moves to the experts, and for classifiers and subclasses of nn.Linear (some routers),
@@ -37,7 +39,7 @@ ADAPTED_KINDS = ("linear", "unquantized linear")
 
 class Policy:
     """Precision, training mode, what is trained, and how linears are lowered; made once per
-    estimate from a TrainConfig."""
+    estimate from a TrainConfig, and never changed."""
 
     def __init__(
         self,
@@ -46,33 +48,20 @@ class Policy:
         *,
         sdpa_choice: Attention = Attention.FLASH,
         product_workspace_bytes: int = 0,
-        recording_weights_only: bool = False,
         patch: KernelSet | None = None,
         processors: int = 132,
+        teacher: ModelSpec | None = None,
     ) -> None:
-        self.loaded_rule = PRECISIONS[
-            config.precision
-        ]  # types as loaded; a sharded engine may compute in another
-        rule = computed_rule(self.loaded_rule, config.parallel)
-        self.config, self.stack, self.rule = config, stack, rule
-        self.autocast: DType | None = rule.autocast
+        self.config, self.stack, self.patch, self.teacher = config, stack, patch, teacher
+        self.sdpa_choice, self.processors = sdpa_choice, processors
+        self.product_workspace_bytes = product_workspace_bytes
+        # types as loaded; a sharded engine may compute in another
+        self.loaded_rule = PRECISIONS[config.precision]
+        self.rule = computed_rule(self.loaded_rule, config.parallel)
+        self.autocast: DType | None = self.rule.autocast
         self.training = config.training_mode
         self.adapter: AdapterConfig | None = config.adapter
-        self.sdpa_choice = sdpa_choice
-        self.product_workspace_bytes = product_workspace_bytes
-        self.thresholds: dict[str, set[int]] = {}
-        self.patch = patch
-        self.processors = processors
-        self.recorded: tuple[ModelSpec, list[Run], dict[str, Value]] | None = (
-            None  # of a pipeline, whose ranks are cut from it
-        )
-        self.rank_steps: dict[int, tuple[ModelSpec, Step]] = {}  # what stages.rank_step has built
-        # module of the part being recorded that the quantizer leaves (lowering/unconverted.py)
-        self.left_whole = ""
-        self.decoded: list[
-            int
-        ] = []  # bytes of the weights that patched operations decode into one buffer
-        self.format: WeightFormat | None = None
+        self.format = weight_format(config.quantization)
         self.experts: ExpertSplit | None = None
         if config.parallel.expert_parallel_size > 1:
             from napkinmath.lowering.parallel.expert import ExpertSplit
@@ -88,10 +77,24 @@ class Policy:
             from napkinmath.lowering.parallel.tensor import tensor_split
 
             self.tensor = tensor_split(config, stack)
-        if config.quantization is not None:
-            from napkinmath.lowering.quantized import weight_format
+        self._settled = True
 
-            self.format = weight_format(config.quantization)
+    def __setattr__(self, name: str, value: object) -> None:
+        if getattr(self, "_settled", False):
+            raise AttributeError(f"a Policy is never changed; make another for {name}")
+        object.__setattr__(self, name, value)
+
+    def under(self, config: TrainConfig) -> Policy:
+        """The same decisions for another configuration."""
+        return Policy(
+            config,
+            self.stack,
+            sdpa_choice=self.sdpa_choice,
+            product_workspace_bytes=self.product_workspace_bytes,
+            patch=self.patch,
+            processors=self.processors,
+            teacher=self.teacher,
+        )
 
     @property
     def recomputes(self) -> bool:
@@ -109,6 +112,16 @@ class Policy:
         ZeRO)."""
         kind = self.config.parallel.data_parallel
         return kind.is_fsdp or kind.is_zero
+
+    @property
+    def keeps_main_gradients(self) -> bool:
+        """Whether gradients end in fp32 buffers: of the stack that has them, under its own
+        engines."""
+        return (
+            self.stack.main_gradients
+            and not self.config.offload.optimizer
+            and (not self.shards or self.config.parallel.data_parallel is DataParallel.ZERO1)
+        )
 
     @property
     def quant_storage(self) -> str:
@@ -166,9 +179,10 @@ class Policy:
         dtype: DType | None,
         buffer: bool,
         tied_to: str,
+        whole: bool = False,
     ) -> Weight:
         """Storage of a named parameter: its type after loading and k-bit preparation, packed if
-        quantized, trained or frozen."""
+        quantized (and not left `whole`), trained or frozen."""
         name = path.rpartition(".")[2]
         trainable = not buffer and kind != "statistics" and self.is_trained(path)
         role = Role.ADAPTERS if self.adapter is not None and trainable else Role.WEIGHTS
@@ -178,6 +192,7 @@ class Policy:
         if (
             self.format is not None
             and (kind in QUANTIZED_KINDS or (kind == "experts" and self.format.packs_experts))
+            and not whole
             and not self._kept_whole(path)
             and not trainable
         ):
@@ -251,8 +266,6 @@ class Policy:
 
     def _kept_whole(self, path: str) -> bool:
         quantization = self.config.quantization
-        if self.left_whole and f".{path}".endswith(f".{self.left_whole}.weight"):
-            return True
         if quantization is None:
             return False
         outer, module = path.split(".")[:-2], path.split(".")[-2:][0]
@@ -286,7 +299,15 @@ class Policy:
         )
         return pipelined and not self.stack.name.startswith("megatron")
 
-    # ------------------------------------------------------------ linears
+    # ------------------------------------------------------------ embeddings and linears
+
+    def embedding(self, t: Tape, ids: Value, found: Value, rows: Size) -> Value:
+        """What an embedding returns of the rows it found: with its adapter, summed over ranks that
+        share the table."""
+        if self.targets(t.module, "embedding"):
+            return adapted_embedding(t, ids, found, rows)
+        split = self.tensor
+        return split.embedded(t, found) if split is not None and split.splits(rows) else found
 
     def linear(
         self,
@@ -320,10 +341,8 @@ class Policy:
         role: Role,
         weight: Weight | None,
     ) -> Value:
-        from napkinmath.ops.matmul import dense_linear
-
         if self.patch is not None and self.patch.adapters and kind != "head":
-            from napkinmath.models.layers.patched_linears import single_linear
+            from napkinmath.lowering.patched_linears import single_linear
 
             out = single_linear(t, x, outputs, bias=bias, kind=kind, weight=weight)
             if out is not None:
@@ -339,7 +358,7 @@ class Policy:
 
         def base(source: Value) -> Value:
             if w.constants and self.format is not None:
-                return self.format.linear(t, source, w, b, role=role)
+                return quantized_linear(t, self.format, source, w, b, role=role)
             if self.rule.fp8_block is not None and kind in ADAPTED_KINDS + QUANTIZED_KINDS:
                 from napkinmath.lowering.fp8_products import fp8_linear
 
@@ -347,8 +366,6 @@ class Policy:
             return dense_linear(t, source, w.value, b, role=role)
 
         if self.adapter is not None and self.targets(t.module, kind):
-            from napkinmath.lowering.adapters import adapted_linear
-
             return adapted_linear(t, x, outputs, base, self.adapter, role=role, weight=w, bias=b)
         return base(x)
 
@@ -387,14 +404,8 @@ class Policy:
         """Positions of a sequence that one rank holds."""
         return self.config.sequence_length // self.config.parallel.context_parallel_size
 
-    def at_least(self, symbol: str, value: int) -> bool:
-        """Whether b or s reaches a value at which the library runs other operations (a batch of 2,
-        an attention window).
-
-        The values asked for are kept in `thresholds`: between two of them one record holds for
-        every size.
-        """
-        self.thresholds.setdefault(symbol, set()).add(value)
+    def reaches(self, symbol: str, value: int) -> bool:
+        """Whether b or s is at least a value; a symbolic size is taken to be."""
         size = self.config.micro_batch_size if symbol == "b" else self.sequence_length
         return not isinstance(size, int) or size >= value
 

@@ -1,251 +1,112 @@
-"""Linears over packed weights: what is stored, and what each forward and backward unpacks.
+"""Linears over packed weights: what each forward and backward unpacks.
 
 The formats are rows of catalog/quantization.py; this file is how any of them is multiplied.
 """
 
 from __future__ import annotations
 
-from enum import Enum
-
-from napkinmath.base.dtypes import FP16, FP32, INT8, INT32, UINT8, DType
-from napkinmath.base.expr import Size, ceil_div, product
-from napkinmath.base.record import Record
+from napkinmath.base.dtypes import FP16, FP32, DType
+from napkinmath.base.expr import product
 from napkinmath.ir.costs import Dequantize, Gemm
 from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value, Weight
+from napkinmath.ir.weight_format import WeightFormat
 from napkinmath.ops.elementwise import add, cast
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from napkinmath.catalog.stacks import Stack
-    from napkinmath.config.train_config import QuantizationConfig
+    from napkinmath.ir.recording import RecordingStack
     from napkinmath.ir.tape import Tape
 
 
-class Grouping(str, Enum):
-    """Which elements share a scale."""
+def quantized_linear(
+    t: Tape, fmt: WeightFormat, x: Value, w: Weight, bias: Value | None, *, role: Role
+) -> Value:
+    """y = x·W^T with W unpacked into the compute type for the product, forward and again
+    backward; x is not kept."""
+    if fmt.multiplies_integers:
+        from napkinmath.lowering.int8_products import int8_linear
 
-    FLAT = "flat"
-    """`group_size` neighbours of the flattened tensor."""
-    INPUT = "input"
-    """`group_size` inputs of one output: every row begins a group."""
-    ROW = "row"
-    """A whole row."""
-
-
-class WeightFormat(Record):
-    """A quantized storage format: packed bits, scales for each group, and how a product unpacks
-    it."""
-
-    name: str
-    meaning: str
-    source: str
-    bits: int
-    group_size: int
-    grouping: Grouping = Grouping.FLAT
-    words: str = ""
-    """'inputs' or 'outputs': values packed into int32 words along that axis, zero points along the
-    outputs; '' packs bytes."""
-    scale_dtype: DType = FP32
-    zero_point_bits: int = 0
-    """Bits of the zero point of each group, 0 where the format is symmetric."""
-    table_elements: int = 0
-    """fp32 entries of a code table stored with every tensor."""
-    tensor_scales: int = 0
-    """fp32 scales of the whole tensor."""
-    group_index: bool = False
-    """An int32 for each input says which group it belongs to."""
-    double_quant: bool = False
-    """Scales themselves quantized to 8 bits in blocks of 256 with an fp32 scale each, a 256-entry
-    table and one offset a tensor."""
-    dequantize_kernel: str = "nf4"
-    unpacks_whole: bool = True
-    """A full-size copy of the weight exists while it is multiplied (false: the kernel unpacks
-    tiles)."""
-    multiplies_integers: bool = False
-    """The forward quantizes the activations and multiplies int8 by int8 (LLM.int8())."""
-    packs_experts: bool = False
-    """The library packs experts held as 3-D parameters too (bitsandbytes packs only nn.Linear)."""
-    widened_rest: bool = True
-    """k-bit preparation makes what is left unquantized fp32 (peft utils/other.py
-    prepare_model_for_kbit_training leaves GPTQ and HQQ models alone)."""
-    output_is_cloned: bool = False
-    """PEFT copies the output of the product before it adds an adapter's (4-bit layers of
-    bitsandbytes)."""
-
-    @property
-    def of_bitsandbytes(self) -> bool:
-        """Whether transformers packs the weights by bitsandbytes, module by module."""
-        return self.source.startswith("bitsandbytes")
-
-    def decoder(self, stack: Stack) -> str:
-        """The kernel that unpacks: libraries of 2023 unpacked GPTQ's int32 words by torch
-        operations where they trained.
-
-        Source: AutoGPTQ 0.4 nn_modules/qlinear/qlinear_cuda_old.py forward; its fused kernels had
-        no backward.
-        """
-        by_operations = self.words == "inputs" and (0, 0) < stack.transformers < (4, 38)
-        return "int4-ops" if by_operations else self.dequantize_kernel
-
-    def pack(
-        self, name: str, axes: tuple[Size, ...], path: str
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The packed tensor of a weight (..., outputs, inputs), and its constants."""
-        packed = Tensor(name, *self._packed(axes), Role.WEIGHTS, path, self.source)
-        return packed, tuple(
-            Tensor(label, size, dtype, Role.QUANTIZATION, path, self.source)
-            for label, size, dtype in self._constants(axes)
-        )
-
-    def _packed(self, axes: tuple[Size, ...]) -> tuple[tuple[Size, ...], DType]:
-        *stack, outputs, inputs = axes
-        if self.words == "inputs":
-            return (*stack, ceil_div(inputs * self.bits, 32), outputs), INT32
-        if self.words == "outputs":
-            return (*stack, inputs, ceil_div(outputs * self.bits, 32)), INT32
-        if self.bits == 8:
-            return axes, INT8
-        return (ceil_div(product(axes) * self.bits, 8),), UINT8
-
-    def groups(self, axes: tuple[Size, ...]) -> Size:
-        """Groups of a weight: each has a scale."""
-        if self.grouping is Grouping.ROW:
-            return product(axes[:-1])
-        return (
-            product(axes[:-1]) * ceil_div(axes[-1], self.group_size)
-            if self.grouping is Grouping.INPUT
-            else ceil_div(product(axes), self.group_size)
-        )
-
-    def _constants(self, axes: tuple[Size, ...]) -> Iterator[tuple[str, tuple[Size, ...], DType]]:
-        groups = self.groups(axes)
-        if self.double_quant:
-            yield "absmax", (groups,), UINT8
-            yield "nested absmax", (ceil_div(groups, 256),), FP32
-            yield "nested code", (256,), FP32
-            yield "offset", (1,), FP32
-        else:
-            yield "scales", (groups,), self.scale_dtype
-        if self.zero_point_bits:
-            yield self._zero_points(axes, groups)
-        if self.table_elements:
-            yield "code", (self.table_elements,), FP32
-        if self.tensor_scales:
-            yield "scale of the tensor", (self.tensor_scales,), FP32
-        if self.group_index:
-            yield "group of each input", (*axes[:-2], axes[-1]), INT32
-
-    def _zero_points(
-        self, axes: tuple[Size, ...], groups: Size
-    ) -> tuple[str, tuple[Size, ...], DType]:
-        if not self.words:
-            return "zero points", (ceil_div(groups * self.zero_point_bits, 8),), UINT8
-        return (
-            "zero points",
-            (
-                *axes[:-2],
-                ceil_div(axes[-1], self.group_size),
-                ceil_div(axes[-2] * self.zero_point_bits, 32),
-            ),
-            INT32,
-        )
-
-    def linear(self, t: Tape, x: Value, w: Weight, bias: Value | None, *, role: Role) -> Value:
-        """y = x·W^T with W unpacked into the compute type for the product, forward and again
-        backward; x is not kept."""
-        if self.multiplies_integers:
-            from napkinmath.lowering.int8_products import int8_linear
-
-            return int8_linear(t, self, x, w, bias, role=role)
-        compute = t.policy.product_dtype
-        source_dtype = x.dtype
-        if t.policy.autocast is not None or x.dtype is not compute:
-            x = cast(t, x, compute)
-        rows, outputs, inputs = product(x.axes[:-1]), w.axes[0], w.axes[1]
-        axes = (*x.axes[:-1], outputs)
-        tensor = t.tensor("output", axes, compute, role)
-        out = Value(tensor, axes, compute, x.requires_grad)
-        temporaries = self.unpacked(t, w, compute)
-        allocs, frees = [(ALLOC, y) for y in temporaries], [(FREE, y) for y in temporaries]
-        again, gone = self._unpacked_again(t, w, compute, allocs, frees)
-        unpack = Dequantize(self.decoder(t.policy.stack), w.elements, self.bits, compute)
-        gradient = Gradient(x, t.gradient_of(x)) if x.requires_grad else None
-        backward = (
-            (*again, (ALLOC, gradient.tensor), *gone)
-            if gradient is not None and gradient.tensor is not None
-            else ()
-        )
-        t.append(
-            f"{self.name} linear",
-            (x, w.value),
-            (out,),
-            forward=(*allocs, (ALLOC, tensor), *frees),
-            costs=(unpack, Gemm(rows, outputs, inputs, compute)),
-            saves=(x.tensor,) if t.policy.stack.quantized_keeps_input and x.requires_grad else (),
-            backward=backward,
-            gradients=(gradient,) if gradient else (),
-            backward_costs=(unpack, Gemm(rows, inputs, outputs, compute)),
-        )
-        if bias is not None and bias.requires_grad:  # a frozen bias is added by the product itself
-            out = add(t, out, Value(bias.tensor, axes, compute, bias.requires_grad))
-        return cast(
-            t, out, source_dtype
-        )  # Linear4bit.forward returns the type it was given, under autocast too
-
-    def _unpacked_again(
-        self,
-        t: Tape,
-        w: Weight,
-        compute: DType,
-        allocs: list[tuple[str, Tensor]],
-        frees: list[tuple[str, Tensor]],
-    ) -> tuple[list[tuple[str, Tensor]], list[tuple[str, Tensor]]]:
-        """What the backward unpacks: into the type that the weight was quantized from, then into
-        that of the product."""
-        stored = t.policy.compute_dtype
-        if stored is compute or not self.unpacks_whole:
-            return allocs, frees
-        *scales, whole = self.unpacked(t, w, stored)
-        wide = t.tensor("unpacked weight", w.axes, compute, Role.WORKSPACE)
-        return [
-            *((ALLOC, y) for y in (*scales, whole)),
-            *((FREE, y) for y in scales),
-            (ALLOC, wide),
-            (FREE, whole),
-        ], [(FREE, wide)]
-
-    def unpacked(self, t: Tape, w: Weight, compute: DType, *, whole: bool = False) -> list[Tensor]:
-        """What exists while a weight is unpacked: nested scales in fp32, before and after adding
-        the offset, then the weight."""
-        made: list[Tensor] = []
-        if self.double_quant:
-            made.append(t.tensor("scales in fp32", (self.groups(w.axes),), FP32, Role.WORKSPACE))
-        if self.unpacks_whole or whole:
-            made.append(t.tensor("unpacked weight", w.axes, compute, Role.WORKSPACE))
-            if t.policy.stack.unpacks_by_half:
-                made.append(t.tensor("unpacked weight in fp16", w.axes, FP16, Role.WORKSPACE))
-        return made
+        return int8_linear(t, fmt, x, w, bias, role=role)
+    compute = t.policy.product_dtype
+    source_dtype = x.dtype
+    if t.policy.autocast is not None or x.dtype is not compute:
+        x = cast(t, x, compute)
+    rows, outputs, inputs = product(x.axes[:-1]), w.axes[0], w.axes[1]
+    axes = (*x.axes[:-1], outputs)
+    tensor = t.tensor("output", axes, compute, role)
+    out = Value(tensor, axes, compute, x.requires_grad)
+    temporaries = unpacked(t, fmt, w, compute)
+    allocs, frees = [(ALLOC, y) for y in temporaries], [(FREE, y) for y in temporaries]
+    again, gone = _unpacked_again(t, fmt, w, compute, allocs, frees)
+    unpack = Dequantize(decoder(fmt, t.policy.stack), w.elements, fmt.bits, compute)
+    gradient = Gradient(x, t.gradient_of(x)) if x.requires_grad else None
+    backward = (
+        (*again, (ALLOC, gradient.tensor), *gone)
+        if gradient is not None and gradient.tensor is not None
+        else ()
+    )
+    t.append(
+        f"{fmt.name} linear",
+        (x, w.value),
+        (out,),
+        forward=(*allocs, (ALLOC, tensor), *frees),
+        costs=(unpack, Gemm(rows, outputs, inputs, compute)),
+        saves=(x.tensor,) if t.policy.stack.quantized_keeps_input and x.requires_grad else (),
+        backward=backward,
+        gradients=(gradient,) if gradient else (),
+        backward_costs=(unpack, Gemm(rows, inputs, outputs, compute)),
+    )
+    if bias is not None and bias.requires_grad:  # a frozen bias is added by the product itself
+        out = add(t, out, Value(bias.tensor, axes, compute, bias.requires_grad))
+    return cast(
+        t, out, source_dtype
+    )  # Linear4bit.forward returns the type it was given, under autocast too
 
 
-def weight_format(config: QuantizationConfig) -> WeightFormat:
-    """The catalog's row for a configuration, with its group size and double quantization."""
-    from napkinmath.catalog.quantization import find_format
+def _unpacked_again(
+    t: Tape,
+    fmt: WeightFormat,
+    w: Weight,
+    compute: DType,
+    allocs: list[tuple[str, Tensor]],
+    frees: list[tuple[str, Tensor]],
+) -> tuple[list[tuple[str, Tensor]], list[tuple[str, Tensor]]]:
+    """What the backward unpacks: into the type that the weight was quantized from, then into
+    that of the product."""
+    stored = t.policy.compute_dtype
+    if stored is compute or not fmt.unpacks_whole:
+        return allocs, frees
+    *scales, whole = unpacked(t, fmt, w, stored)
+    wide = t.tensor("unpacked weight", w.axes, compute, Role.WORKSPACE)
+    return [
+        *((ALLOC, y) for y in (*scales, whole)),
+        *((FREE, y) for y in scales),
+        (ALLOC, wide),
+        (FREE, whole),
+    ], [(FREE, wide)]
 
-    row = find_format(config.format)
-    changes: dict[str, object] = {}
-    if config.group_size:
-        changes["group_size"] = config.group_size
-    if config.double_quant and row.dequantize_kernel == "nf4":
-        changes["double_quant"] = True
-    return row.replace(**changes) if changes else row
+
+def unpacked(
+    t: Tape, fmt: WeightFormat, w: Weight, compute: DType, *, whole: bool = False
+) -> list[Tensor]:
+    """What exists while a weight is unpacked: nested scales in fp32, before and after adding
+    the offset, then the weight."""
+    made: list[Tensor] = []
+    if fmt.double_quant:
+        made.append(t.tensor("scales in fp32", (fmt.groups(w.axes),), FP32, Role.WORKSPACE))
+    if fmt.unpacks_whole or whole:
+        made.append(t.tensor("unpacked weight", w.axes, compute, Role.WORKSPACE))
+        if t.policy.stack.unpacks_by_half:
+            made.append(t.tensor("unpacked weight in fp16", w.axes, FP16, Role.WORKSPACE))
+    return made
 
 
-def stored_bits_per_element(fmt: WeightFormat, axes: tuple[int, int] = (4096, 4096)) -> float:
-    """Bits a parameter of a weight of that shape costs with all its constants: 4.127 for NF4 with
-    double quantization."""
-    packed, constants = fmt.pack("weight", axes, "")
-    stored = sum(t.nbytes for t in (packed, *constants))
-    assert isinstance(stored, int)
-    return 8 * stored / (axes[0] * axes[1])
+def decoder(fmt: WeightFormat, stack: RecordingStack) -> str:
+    """The kernel that unpacks: libraries of 2023 unpacked GPTQ's int32 words by torch operations
+    where they trained.
+
+    Source: AutoGPTQ 0.4 nn_modules/qlinear/qlinear_cuda_old.py forward; its fused kernels had no
+    backward.
+    """
+    by_operations = fmt.words == "inputs" and (0, 0) < stack.transformers < (4, 38)
+    return "int4-ops" if by_operations else fmt.dequantize_kernel

@@ -121,8 +121,9 @@ def own_results(op: Op) -> list[Tensor]:
     return [t for action, t in op.forward if action == ALLOC and t not in freed]
 
 
-def selected(block: Block, config: RecomputeConfig) -> frozenset[Tensor]:
-    """The tensors of a block that selective checkpointing keeps from its forward."""
+def selected(block: Block, config: RecomputeConfig) -> dict[Tensor, None]:
+    """The tensors of a block that selective checkpointing keeps from its forward, in the order of
+    their making."""
     if config.kind is not RecomputeKind.SELECTIVE:
-        return frozenset()
-    return frozenset(t for op in block.ops if is_kept(op, config.keep) for t in own_results(op))
+        return {}
+    return {t: None for op in block.ops if is_kept(op, config.keep) for t in own_results(op)}

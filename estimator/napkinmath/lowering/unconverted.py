@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from napkinmath.ir.ledger import Value, Weight
 from napkinmath.ir.model_spec import ModelSpec, Part, Stage
+from napkinmath.ir.step import Run
 from napkinmath.lowering.policy import QUANTIZED_KINDS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.ir.step import Run
+    from napkinmath.base.expr import Size
     from napkinmath.ir.tape import Tape
     from napkinmath.lowering.policy import Policy
 
@@ -29,18 +30,17 @@ class PartLeftWhole(Part):
     module: str
 
     @property
-    def attention(self) -> object:
-        """The attention of the part, where it has one."""
-        return getattr(self.part, "attention", None)
+    def cached_heads(self) -> tuple[Size, int] | None:
+        return self.part.cached_heads
 
     @property
     def longest_sequence(self) -> int:
         return self.part.longest_sequence
 
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
-        t.policy.left_whole = self.module
+        t.left_whole = self.module
         out = self.part.record(t, x, shared)
-        t.policy.left_whole = ""
+        t.left_whole = ""
         return out
 
 

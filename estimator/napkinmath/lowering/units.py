@@ -43,7 +43,7 @@ class Unit:
         self.pipelined = policy.keeps_stage_buffers
         self.is_layer = stage.checkpointed
         self.checkpointed = policy.recomputes and stage.checkpointed
-        self.selected = self._selected(policy) if self.checkpointed else frozenset[Tensor]()
+        self.selected = self._selected(policy) if self.checkpointed else {}
         self.offload = (
             self._saved_offload(policy) if offload.activations and not self.checkpointed else None
         )
@@ -66,13 +66,14 @@ class Unit:
             else None
         )
 
-    def _selected(self, policy: Policy) -> frozenset[Tensor]:
+    def _selected(self, policy: Policy) -> dict[Tensor, None]:
         output = self.block.output
         if output is not None and not output.requires_grad:  # no graph holds what would be kept
-            return frozenset()
-        return selected(self.block, policy.config.recompute) - (
-            {output.tensor} if output is not None else set()
-        )
+            return {}
+        kept = selected(self.block, policy.config.recompute)
+        if output is not None:
+            kept.pop(output.tensor, None)
+        return kept
 
     def _saved_offload(self, policy: Policy) -> SavedOffload | None:
         if self.block.output is None or not self.block.output.requires_grad:
@@ -104,9 +105,9 @@ class Unit:
             ]
         return forward
 
-    def _outliving(self) -> frozenset[Tensor]:
+    def _outliving(self) -> tuple[Tensor, ...]:
         returned = self.block.returned
-        return self.block.cached if returned is None else self.block.cached | {returned}
+        return self.block.cached if returned is None else (*self.block.cached, returned)
 
     def backward(
         self,

@@ -16,6 +16,7 @@ from napkinmath.base.errors import InputError
 from napkinmath.base.expr import Size, symbol
 from napkinmath.config.train_config import AdapterConfig, AdapterKind, RecomputeKind, TrainConfig
 from napkinmath.ir.ledger import ALLOC, Gradient, Value
+from napkinmath.ir.model_spec import DECODER_TOKENS, ENCODER_TOKENS
 from napkinmath.lowering.adapters import lora_weight
 from napkinmath.ops.elementwise import cast, copy
 from napkinmath.ops.index import concatenate, constant, embedding, slice_of
@@ -34,8 +35,9 @@ def settle_virtual_tokens(
     """The configuration with a prompt's tokens counted in; InputError for models and settings that
     the library or the record has not."""
     method = adapter.kind.value
-    encodes = _is_t5(spec) and adapter.kind is AdapterKind.PROMPT
-    if not encodes and not _is_known(spec):
+    encodes = adapter.kind is AdapterKind.PROMPT
+    encodes = encodes and spec.stages[0].part.virtual_tokens == ENCODER_TOKENS
+    if not encodes and not _all_before_decoder(spec):
         raise InputError(
             f"{method} tuning is priced for decoders alone whose attention has plain heads, not for"
             f" {spec.family}; use --lora"
@@ -58,24 +60,11 @@ def settle_virtual_tokens(
     return config
 
 
-def _is_t5(spec: ModelSpec) -> bool:
-    from napkinmath.models.layers.t5 import T5Embedding
-
-    return isinstance(spec.stages[0].part, T5Embedding)
-
-
-def _is_known(spec: ModelSpec) -> bool:
-    from napkinmath.models.layers.attention import GroupedQueryAttention
-    from napkinmath.models.layers.embedding import TokenEmbedding
-    from napkinmath.models.layers.packed_attention import PackedAttention
-    from napkinmath.models.layers.positions import PositionedEmbedding
-
-    attentions = [
-        getattr(stage.part, "attention", None) for stage in spec.stages if stage.checkpointed
-    ]
-    return isinstance(spec.stages[0].part, (TokenEmbedding, PositionedEmbedding)) and all(
-        isinstance(attention, (GroupedQueryAttention, PackedAttention)) for attention in attentions
-    )
+def _all_before_decoder(spec: ModelSpec) -> bool:
+    """Whether embeddings and layers are those of a decoder alone whose attention has plain
+    heads."""
+    parts = [stage.part for stage in spec.stages if stage.checkpointed]
+    return all(part.virtual_tokens == DECODER_TOKENS for part in (spec.stages[0].part, *parts))
 
 
 def with_virtual_tokens(t: Tape, x: Value, shared: dict[str, Value]) -> Value:

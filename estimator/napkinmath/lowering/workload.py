@@ -1,4 +1,4 @@
-"""workload_step: the step of a workload: pairs, references, teachers, critics, rollouts, and
+"""The step of a workload: pairs, references, teachers, critics, rollouts, and
 evaluation or generation in the middle.
 
 Sources: trl 0.2x to 1.x dpo_trainer.py (concatenated_forward, then compute_ref_log_probs under
@@ -10,8 +10,6 @@ logits; an evaluation and a reference leave out the adapters' own products.
 
 from __future__ import annotations
 
-import copy
-
 from napkinmath.base.dtypes import FP32
 from napkinmath.base.errors import InputError, shown
 from napkinmath.base.expr import Size, ceil_div, minimum, product, symbol
@@ -20,8 +18,11 @@ from napkinmath.config.workload_config import Workload, WorkloadKind
 from napkinmath.ir.costs import Move
 from napkinmath.ir.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Work
 from napkinmath.ir.model_spec import ModelSpec
+from napkinmath.ir.step import Run, Segment, Step
 from napkinmath.lowering.lifecycle import load_segments
+from napkinmath.lowering.micro_step import lower_micro_step
 from napkinmath.lowering.policy import Policy
+from napkinmath.lowering.record import record_runs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,12 +30,10 @@ if TYPE_CHECKING:
 
     from napkinmath.ir.ledger import Event
     from napkinmath.ir.model_spec import Part
-    from napkinmath.ir.step import Run, Segment, Step
-    from napkinmath.models.layers.head import CausalLmHead
 
     Symbols = tuple[tuple[str, Size], ...]
 
-_b, _s, _v, _k, _dh = (symbol(name) for name in ("b", "s", "v", "k", "dh"))
+_b, _s, _v, _dh = (symbol(name) for name in ("b", "s", "v", "dh"))
 _TEACHING = {
     same: same for same in (Precision.BF16, Precision.FP16, Precision.FP32, Precision.TF32)
 }  # a teacher is loaded as it runs
@@ -59,92 +58,70 @@ class ForwardPolicy(Policy):
         return False
 
 
-def workload_step(spec: ModelSpec, policy: Policy) -> Step:
-    """The step of `policy.config.workload`; raises InputError where it is spread over several GPUs
-    or the model has no such head."""
-    from napkinmath.ir.step import build_step
+def trained_models(spec: ModelSpec, config: TrainConfig) -> list[ModelSpec]:
+    """What the workload trains: the model with the head that it asks for, and a critic beside it.
 
-    config, workload = policy.config, policy.config.workload
+    Raises InputError where it is spread over several GPUs or the model has no such head.
+    """
+    kind = config.workload.kind
     if config.parallel.world_size > 1:
-        raise InputError(f"workload {workload.kind.value} is priced on one GPU; leave --gpus out")
-    plain = copy.copy(policy)
-    plain.config = config.replace(workload=Workload())
-    own = (
-        scored(spec)
-        if workload.kind is WorkloadKind.REWARD
-        else taught(spec, config)
-        if workload.kind is WorkloadKind.DISTILL
-        else spec
-    )
-    step = build_step(own, plain)
-    if workload.kind is WorkloadKind.PPO:
-        _join(step, build_step(scored(spec), plain))
+        raise InputError(f"workload {kind.value} is priced on one GPU; leave --gpus out")
+    if kind is WorkloadKind.REWARD:
+        return [scored(spec)]
+    if kind is WorkloadKind.DISTILL:
+        return [taught(spec, config)]
+    return [spec, scored(spec)] if kind is WorkloadKind.PPO else [spec]
+
+
+def surround(step: Step, spec: ModelSpec, own: ModelSpec, policy: Policy) -> None:
+    """Adds to the step of what is trained (`own`) what the workload does before, within and after
+    it."""
+    config, workload = policy.config, policy.config.workload
     before, after = _beside(spec, policy, step)
     step.micro_steps = [
         _surrounded(repeat, segments, before, after) for repeat, segments in step.micro_steps
     ]
     if workload.rolls_out:
         repeat, segments = step.micro_steps[0]
-        rows = (
-            _b * config.gradient_accumulation_steps
-        )  # generated at once for all micro-steps: trl grpo_config.py steps_per_generation
+        # generated at once for all micro-steps: trl grpo_config.py steps_per_generation
+        rows = _b * config.gradient_accumulation_steps
         tokens = workload.completion_tokens or ceil_div(_s, 2)
         prompt = _s - tokens + 1 - minimum(_s - tokens, 1)  # one token at least
-        prefill = _prefill(spec, policy, "rollout", (("b", rows), ("s", prompt)))
+        prefill = _prefill(step, spec, policy, "rollout", (("b", rows), ("s", prompt)))
         rollout = _generation(step.runs, policy, tokens, "rollout", rows, prefill, timed=True)
         step.micro_steps[:1] = [
             (1, rollout + segments),
             *([(repeat - 1, segments)] if repeat > 1 else []),
         ]
     step.save = _in_the_middle(own, policy, step) + step.save
-    step.policy = policy
-    return step
 
 
 def scored(spec: ModelSpec) -> ModelSpec:
     """The same model with a score for its head."""
-    from napkinmath.models.layers.score_head import ScoreHead
-
-    head = _causal_head(spec)
-    return _ending_in(spec, ScoreHead(norm=head.norm, norm_name=head.norm_name))
+    return _ending_in(spec, spec.stages[-1].part.scoring())
 
 
 def taught(spec: ModelSpec, config: TrainConfig) -> ModelSpec:
     """The same model whose loss is its divergence from a teacher; a chunked or fused loss holds no
     logits, a divergence's no more than another's."""
-    from napkinmath.models.layers.distillation_head import DistillationHead
-
-    return (
-        _ending_in(spec, DistillationHead(head=_causal_head(spec)))
-        if config.loss is Loss.HF
-        else spec
-    )
+    return _ending_in(spec, spec.stages[-1].part.student()) if config.loss is Loss.HF else spec
 
 
 def without_loss(spec: ModelSpec, config: TrainConfig) -> ModelSpec:
     """The same model whose logits leave it; as it is where the loss never holds them all."""
-    from napkinmath.models.layers.distillation_head import LogitsHead
-
-    return _ending_in(spec, LogitsHead(head=_causal_head(spec))) if config.loss is Loss.HF else spec
+    return _ending_in(spec, spec.stages[-1].part.teacher()) if config.loss is Loss.HF else spec
 
 
-def _ending_in(spec: ModelSpec, part: Part) -> ModelSpec:
-    return spec.replace(stages=(*spec.stages[:-1], spec.stages[-1].replace(part=part)))
-
-
-def _causal_head(spec: ModelSpec) -> CausalLmHead:
-    from napkinmath.models.layers.head import CausalLmHead
-
-    part = spec.stages[-1].part
-    if not isinstance(part, CausalLmHead):
+def _ending_in(spec: ModelSpec, part: Part | None) -> ModelSpec:
+    if part is None:
         raise InputError(
             f"{shown(spec.name)} ends in no causal language-model head that another could replace;"
             " use a decoder"
         )
-    return part
+    return spec.replace(stages=(*spec.stages[:-1], spec.stages[-1].replace(part=part)))
 
 
-def _join(step: Step, other: Step) -> None:
+def join(step: Step, other: Step) -> None:
     """A second model trained in the same step: its micro-step after the first's, its update beside
     it."""
     step.load += other.load
@@ -156,6 +133,12 @@ def _join(step: Step, other: Step) -> None:
     for part in ("clip", "states", "work", "zero"):
         setattr(step.update, part, getattr(step.update, part) + getattr(other.update, part))
     step.save = step.save + other.save
+    _note(step, other.thresholds)
+
+
+def _note(step: Step, thresholds: dict[str, set[int]]) -> None:
+    for name, values in thresholds.items():
+        step.thresholds.setdefault(name, set()).update(values)
 
 
 # ---------------------------------------------------------------- forwards of other models
@@ -171,12 +154,13 @@ def _beside(spec: ModelSpec, policy: Policy, step: Step) -> tuple[list[Segment],
         workload.kind in (WorkloadKind.DPO, WorkloadKind.GRPO, WorkloadKind.PPO)
         and workload.reference
     ):
-        loaded, forward = _forward(spec, policy, config, "reference")
+        loaded, forward = _forward(step, spec, policy, config, "reference")
         if config.adapter is None:
             step.load += loaded
         (after if workload.kind is WorkloadKind.DPO else before).extend(forward)
     if workload.teacher:
-        teacher = _catalogued(workload.teacher)
+        teacher = policy.teacher
+        assert teacher is not None  # read by whoever made the policy
         frozen = config.replace(
             adapter=None,
             quantization=None,
@@ -184,6 +168,7 @@ def _beside(spec: ModelSpec, policy: Policy, step: Step) -> tuple[list[Segment],
         )
         name = "teacher" if workload.kind is WorkloadKind.DISTILL else "reward model"
         loaded, forward = _forward(
+            step,
             without_loss(teacher, config) if name == "teacher" else scored(teacher),
             policy,
             frozen,
@@ -194,16 +179,8 @@ def _beside(spec: ModelSpec, policy: Policy, step: Step) -> tuple[list[Segment],
     return before, after
 
 
-def _catalogued(name: str) -> ModelSpec:
-    """A model of the catalog; a path is none, so that a configuration never opens a file."""
-    from napkinmath.catalog.models import find_row, read_model
-
-    if find_row(name) is None:
-        raise InputError(f"--teacher {shown(name)} is not in the catalog; list: estimate models")
-    return read_model(name.rpartition("/")[2])
-
-
 def _forward(
+    step: Step,
     spec: ModelSpec,
     policy: Policy,
     config: TrainConfig,
@@ -212,9 +189,8 @@ def _forward(
     phase: Phase = Phase.FORWARD,
     more: Symbols = (),
 ) -> tuple[list[Segment], list[Segment]]:
-    """(loading, forward without gradients) of a model, under its own sizes."""
-    from napkinmath.ir.step import lower_micro_step, record_runs
-
+    """(loading, forward without gradients) of a model, under its own sizes; the step notes the
+    thresholds of its record."""
     still = config.replace(
         workload=Workload(),
         recompute=RecomputeConfig(),
@@ -222,10 +198,10 @@ def _forward(
         gradient_accumulation_steps=1,
     )
     quiet = ForwardPolicy(still, policy.stack, sdpa_choice=policy.sdpa_choice)
-    quiet.thresholds = policy.thresholds
-    runs, shared = record_runs(spec, quiet)
-    forward = lower_micro_step(runs, shared, quiet, accumulate=False)
-    loaded = load_segments(runs, quiet)
+    found = record_runs(spec, quiet)
+    _note(step, found.thresholds)
+    forward = lower_micro_step(found.runs, found.shared, quiet, accumulate=False)
+    loaded = load_segments(found.runs, quiet)
     for segment in (*loaded, *forward):
         segment.name = f"{name}: {segment.name}"
         segment.symbols = (*spec.symbols, *segment.symbols, *more)
@@ -259,6 +235,7 @@ def _in_the_middle(own: ModelSpec, policy: Policy, step: Step) -> list[Segment]:
     if workload.eval_batch:
         found += _untimed(
             _forward(
+                step,
                 own,
                 policy,
                 policy.config,
@@ -268,7 +245,7 @@ def _in_the_middle(own: ModelSpec, policy: Policy, step: Step) -> list[Segment]:
             )[1]
         )
     if workload.generate_tokens:
-        prefill = _untimed(_prefill(own, policy, "generation", ()))
+        prefill = _untimed(_prefill(step, own, policy, "generation", ()))
         found += _generation(
             step.runs, policy, workload.generate_tokens, "generation", _b, prefill, timed=False
         )
@@ -281,14 +258,15 @@ def _untimed(segments: list[Segment]) -> list[Segment]:
     return segments
 
 
-def _prefill(spec: ModelSpec, policy: Policy, name: str, sizes: Symbols) -> list[Segment]:
+def _prefill(
+    step: Step, spec: ModelSpec, policy: Policy, name: str, sizes: Symbols
+) -> list[Segment]:
     """The prompts' forward: transformers' generate keeps the last position's logits alone, so the
     head is next to nothing."""
-    from napkinmath.models.layers.head import CausalLmHead
-
-    shown_last = scored(spec) if isinstance(spec.stages[-1].part, CausalLmHead) else spec
+    shown_last = spec if spec.stages[-1].part.scoring() is None else scored(spec)
+    label = f"{name}: prompt"
     return _forward(
-        shown_last, policy, policy.config, f"{name}: prompt", phase=Phase.EVALUATE, more=sizes
+        step, shown_last, policy, policy.config, label, phase=Phase.EVALUATE, more=sizes
     )[1]
 
 
@@ -308,8 +286,6 @@ def _generation(
     A layer's cache grows by concatenation, so one layer's is there twice. Raises InputError for
     layers that cache something else.
     """
-    from napkinmath.ir.step import Segment
-
     length = _s if name == "rollout" else _s + tokens
     opened: list[Segment] = []
     closed: list[Segment] = []
@@ -361,12 +337,10 @@ def _generation(
 
 def _cache_axes(run: Run, rows: Size, length: Size) -> tuple[Size, ...]:
     """(sequences, key/value heads, tokens kept, head size) of one layer's cache."""
-    from napkinmath.models.layers.attention import GroupedQueryAttention
-
-    attention = getattr(run.stage.part, "attention", None)
-    if not isinstance(attention, GroupedQueryAttention):
+    cached = run.stage.part.cached_heads
+    if cached is None:
         raise InputError(
             "generation is priced for grouped-query attention; this model caches something else"
         )
-    heads = _k if attention.grouped else symbol("a")
-    return rows, heads, minimum(length, attention.window) if attention.window else length, _dh
+    heads, window = cached
+    return rows, heads, minimum(length, window) if window else length, _dh

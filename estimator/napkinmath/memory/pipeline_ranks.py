@@ -5,14 +5,16 @@ from __future__ import annotations
 
 from napkinmath.base.record import Record
 from napkinmath.config.parallel_config import ParallelConfig
-from napkinmath.ir.step import build_step, record_runs
+from napkinmath.lowering.build import build_step, record_model
+from napkinmath.lowering.policy import Policy
+from napkinmath.lowering.record import record_runs
 from napkinmath.memory.simulate import Scopes, peak_bytes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.ir.model_spec import ModelSpec
     from napkinmath.ir.step import Run, Step
-    from napkinmath.lowering.policy import Policy
+    from napkinmath.lowering.record import Recording
 
 
 class StageFigures(Record):
@@ -29,42 +31,59 @@ class StageFigures(Record):
     """Holds what comes after them."""
 
 
-def worst_step(spec: ModelSpec, policy: Policy, *, steps: int = 2) -> Step:
-    """The step of the rank that needs the most memory; the only one where nothing is pipelined."""
-    return _worst(spec, policy, steps)[1]
+class PipelineRanks:
+    """A model under a policy, spread over the ranks of a pipeline (or whole, as its rank 0).
 
+    The model is recorded once and each rank's step built once: its memory and its time are asked
+    for apart.
+    """
 
-def worst_peak(spec: ModelSpec, policy: Policy, *, steps: int = 2) -> int:
-    """The highest requested bytes of any rank."""
-    peak, step = _worst(spec, policy, steps)
-    return peak or peak_bytes(step, steps=steps)
+    __slots__ = ("_recording", "_steps", "policy", "spec")
 
+    def __init__(self, spec: ModelSpec, policy: Policy) -> None:
+        self.spec, self.policy = spec, policy
+        self._recording: Recording | None = None
+        self._steps: dict[int, Step] = {}
 
-def _worst(spec: ModelSpec, policy: Policy, steps: int) -> tuple[int, Step]:
-    """(peak, step) of the rank with the highest; the peak is left 0 where there is nothing to
-    compare."""
-    parallel = policy.config.parallel
-    if parallel.pipeline_parallel_size == 1:
-        return 0, build_step(spec, policy)
-    from napkinmath.lowering.parallel.pipeline import num_micro_batches
+    def step(self, rank: int = 0) -> Step:
+        """The step of one rank; one that is not pipelined is built anew each time."""
+        config = self.policy.config
+        if config.parallel.pipeline_parallel_size == 1 or not config.workload.is_plain:
+            return build_step(self.spec, self.policy)
+        if rank not in self._steps:
+            if self._recording is None:
+                self._recording = record_model(self.spec, self.policy)
+            self._steps[rank] = build_step(
+                self.spec, self.policy, pipeline_rank=rank, recording=self._recording
+            )
+        return self._steps[rank]
 
-    ranks = distinct_ranks(parallel, spec.num_layers, num_micro_batches(policy))
-    built = [rank_step(spec, policy, rank) for rank in ranks]
-    scopes = Scopes(built[0].symbols)
-    return max(
-        ((peak_bytes(step, steps=steps, scopes=scopes), step) for step in built),
-        key=lambda item: item[0],
-    )
+    def worst_step(self, *, steps: int = 2) -> Step:
+        """The step of the rank that needs the most memory; the only one where nothing is
+        pipelined."""
+        return self._worst(steps)[1]
 
+    def worst_peak(self, *, steps: int = 2) -> int:
+        """The highest requested bytes of any rank."""
+        peak, step = self._worst(steps)
+        return peak or peak_bytes(step, steps=steps)
 
-def rank_step(spec: ModelSpec, policy: Policy, rank: int) -> Step:
-    """The step of one pipeline rank, built once for a policy: its memory and its time are asked for
-    apart."""
-    known, found = policy.rank_steps.get(rank, (None, None))
-    if found is None or known is not spec:
-        found = build_step(spec, policy, pipeline_rank=rank)
-        policy.rank_steps[rank] = (spec, found)
-    return found
+    def _worst(self, steps: int) -> tuple[int, Step]:
+        """(peak, step) of the rank with the highest; the peak is left 0 where there is nothing to
+        compare."""
+        parallel = self.policy.config.parallel
+        if parallel.pipeline_parallel_size == 1:
+            return 0, self.step()
+        from napkinmath.lowering.parallel.pipeline import num_micro_batches
+
+        count = num_micro_batches(self.policy)
+        ranks = distinct_ranks(parallel, self.spec.num_layers, count)
+        built = [self.step(rank) for rank in ranks]
+        scopes = Scopes(built[0].symbols)
+        return max(
+            ((peak_bytes(step, steps=steps, scopes=scopes), step) for step in built),
+            key=lambda item: item[0],
+        )
 
 
 def distinct_ranks(parallel: ParallelConfig, num_layers: int, micro_batches: int) -> list[int]:
@@ -95,21 +114,21 @@ def layers_of_ranks(parallel: ParallelConfig, num_layers: int) -> list[int]:
     return [sum(counts[rank::stages]) for rank in range(stages)]
 
 
-def stage_figures(spec: ModelSpec, policy: Policy, *, steps: int = 2) -> tuple[StageFigures, ...]:
+def stage_figures(ranks: PipelineRanks, *, steps: int = 2) -> tuple[StageFigures, ...]:
     """Every pipeline rank's figures."""
     from napkinmath.lowering.parallel.pipeline import num_micro_batches
     from napkinmath.lowering.parallel.stage_order import in_flight, stage_order
 
-    parallel = policy.config.parallel
-    stages, count = parallel.pipeline_parallel_size, num_micro_batches(policy)
-    layers = layers_of_ranks(parallel, spec.num_layers) if stages > 1 else [spec.num_layers]
+    parallel, num_layers = ranks.policy.config.parallel, ranks.spec.num_layers
+    stages, count = parallel.pipeline_parallel_size, num_micro_batches(ranks.policy)
+    layers = layers_of_ranks(parallel, num_layers) if stages > 1 else [num_layers]
     found: dict[tuple[int, int, bool, bool], int] = {}
     rows: list[StageFigures] = []
     for rank in range(stages):
         held = max(in_flight(stage_order(parallel, rank, count)).values()) if stages > 1 else 1
         key = (layers[rank], held, rank == 0, rank == stages - 1)
         if key not in found:
-            found[key] = peak_bytes(rank_step(spec, policy, rank), steps=steps)
+            found[key] = peak_bytes(ranks.step(rank), steps=steps)
         rows.append(
             StageFigures(
                 rank=rank,
@@ -130,11 +149,9 @@ class WholeModel:
     __slots__ = ("runs", "symbols")
 
     def __init__(self, spec: ModelSpec, policy: Policy) -> None:
-        from napkinmath.lowering.policy import Policy as Alone
-
         config = policy.config.replace(parallel=ParallelConfig())
-        alone = Alone(config, policy.stack, sdpa_choice=policy.sdpa_choice)
-        self.runs: list[Run] = record_runs(spec, alone)[0]
+        alone = Policy(config, policy.stack, sdpa_choice=policy.sdpa_choice)
+        self.runs: list[Run] = record_runs(spec, alone).runs
         self.symbols: dict[str, object] = {
             **dict(spec.symbols),
             "b": config.micro_batch_size,

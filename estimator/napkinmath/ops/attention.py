@@ -103,8 +103,23 @@ def fused(
     aten/src/ATen/native/transformers/cuda/attention_backward.cu.
     """
     context = t.policy.context
-    if context is not None and not context.inside:
+    if context is not None:
         return context.attention(t, kernel, q, k, v, causal=causal, window=window)
+    return fused_on_rank(t, kernel, q, k, v, causal=causal, window=window, bias=bias)
+
+
+def fused_on_rank(
+    t: Tape,
+    kernel: str,
+    q: Value,
+    k: Value,
+    v: Value,
+    *,
+    causal: bool,
+    window: Size | None,
+    bias: Value | None = None,
+) -> Value:
+    """The kernel on what this rank has of the sequence."""
     rows, heads, s_q, _ = q.axes
     s_kv, v_size = k.axes[2], v.axes[3]
     axes = (rows, s_q, heads, v_size)
@@ -336,14 +351,14 @@ def scaled_masked_softmax(t: Tape, scores: Value) -> Value:
 def dense_operand(t: Tape, x: Value, *, dense: bool) -> Value:
     """x as matmul folds rows and heads into one batch axis: a copy where the heads lie inside the
     rows and there are several rows."""
-    return x if dense or not t.policy.at_least("b", 2) else copy(t, x, name="operand of matmul")
+    return x if dense or not t.at_least("b", 2) else copy(t, x, name="operand of matmul")
 
 
 def rows_first(t: Tape, out: Value) -> Value:
     """(rows, heads, length, size) of a matmul made contiguous as (rows, length, heads, size); the
     gradient is copied back likewise."""
     rows, heads, length, size = out.axes
-    viewed = t.view(out, out.axes, copies_gradient=True) if t.policy.at_least("b", 2) else out
+    viewed = t.view(out, out.axes, copies_gradient=True) if t.at_least("b", 2) else out
     return copy(t, viewed, (rows, length, heads, size))
 
 

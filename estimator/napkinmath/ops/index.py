@@ -72,12 +72,7 @@ def embedding(
             gradients=gradients,
             backward_costs=(Move(moved, 6),) if w.requires_grad else (),
         )
-        if t.policy.targets(t.module, "embedding"):
-            from napkinmath.lowering.adapters import adapted_embedding
-
-            return adapted_embedding(t, ids, out, rows)
-        split = t.policy.tensor
-        return split.embedded(t, ids, out) if split is not None and split.splits(rows) else out
+        return t.policy.embedding(t, ids, out, rows)
 
 
 def input_leaf(t: Tape, x: Value) -> Value:

@@ -29,11 +29,9 @@ def cross_entropy(t: Tape, logits: Value, *, upcast: bool = True, shifted: bool 
         else logits
     )
     split = t.policy.tensor
-    if split is not None and split.style.splits_loss and split.splits(logits.axes[-1]):
-        from napkinmath.lowering.parallel.vocabulary import vocabulary_loss
-
+    if split is not None and split.splits_loss(logits):
         targets = next_token_labels(t, wide) if shifted else None
-        loss = vocabulary_loss(t, wide, split)
+        loss = split.loss(t, wide)
         t.touch(wide.tensor, *(() if targets is None else (targets.tensor,)))
         return loss
     rows = product(wide.axes[:-1])

@@ -11,9 +11,10 @@ from __future__ import annotations
 from napkinmath.answers.estimate import Estimate
 from napkinmath.answers.figures import Verdict
 from napkinmath.base.expr import Bindings
-from napkinmath.ir.step import build_step
+from napkinmath.lowering.build import build_step
 from napkinmath.lowering.choices import resolve
 from napkinmath.memory.simulate import simulate, steps_priced
+from napkinmath.models.read import read_teacher
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -88,7 +89,8 @@ class Largest:
         if step is None:
             e = self.e
             config = e.config.replace(micro_batch_size=batch, sequence_length=length)
-            step = self._steps[side] = build_step(e.spec, resolve(e.spec, config, e.hardware))
+            policy = resolve(e.spec, config, e.hardware, teacher=read_teacher(config))
+            step = self._steps[side] = build_step(e.spec, policy)
         before = step.symbols
         target = self.e.config.batch.target_length
         step.symbols = {**before, "b": batch, "s": length, "st": target or length}
@@ -99,7 +101,7 @@ class Largest:
 
     def _side(self, batch: int, length: int) -> tuple[bool, ...]:
         """On which side of each size at which the library runs other operations."""
-        thresholds = self.step.policy.thresholds
+        thresholds = self.step.thresholds
         sizes = {"b": batch, "s": length}
         return tuple(
             sizes[symbol] >= value

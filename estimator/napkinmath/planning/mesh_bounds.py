@@ -12,10 +12,11 @@ from napkinmath.base.errors import InputError
 from napkinmath.config.parallel_config import DataParallel, PipelineSchedule
 from napkinmath.ir.costs import Collective
 from napkinmath.ir.ledger import ALLOC, Phase, Tensor, Work
-from napkinmath.ir.step import build_step
+from napkinmath.lowering.build import build_step
 from napkinmath.lowering.choices import resolve
 from napkinmath.lowering.parallel.stage_order import in_flight, layers_per_stage, stage_order
 from napkinmath.memory.simulate import Scopes
+from napkinmath.models.read import read_teacher
 from napkinmath.timing.collectives import network_on
 from napkinmath.timing.efficiency import dispatch_s
 from napkinmath.timing.overlap import COMMUNICATION_STREAM, COPY_STREAM
@@ -259,6 +260,7 @@ class Bounds:
             self.spec,
             config.replace(parallel=whole, gradient_accumulation_steps=steps),
             self.cluster.hardware,
+            teacher=read_teacher(config),
         )
         step = build_step(self.spec, policy)
         return split_of(step, Clock(self.speed, policy, network_on(self.cluster, parallel)))

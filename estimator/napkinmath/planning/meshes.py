@@ -13,12 +13,12 @@ from napkinmath.base.errors import InputError
 from napkinmath.base.record import Record
 from napkinmath.config.parallel_config import DataParallel, ParallelConfig, PipelineSchedule
 from napkinmath.ir.ledger import Phase
-from napkinmath.ir.step import build_step
 from napkinmath.lowering.choices import resolve
 from napkinmath.lowering.parallel.pipeline import num_micro_batches
 from napkinmath.lowering.parallel.tensor import valid_degrees
-from napkinmath.memory.pipeline_ranks import distinct_ranks
+from napkinmath.memory.pipeline_ranks import PipelineRanks, distinct_ranks
 from napkinmath.memory.simulate import Scopes, managed_bytes, peak_bytes, running
+from napkinmath.models.read import read_teacher
 from napkinmath.planning.mesh_bounds import Bounds, fineness, num_tokens
 from napkinmath.timing.collectives import network_on
 from napkinmath.timing.paging import paging_s
@@ -162,7 +162,7 @@ def price_mesh(
 ) -> MeshPrice:
     """Peak and time of a step: of the rank that needs most, of the slowest stage with its
     waiting."""
-    policy = resolve(spec, config, cluster.hardware)
+    policy = resolve(spec, config, cluster.hardware, teacher=read_teacher(config))
     parallel = config.parallel
     clock = Clock(speed, policy, network_on(cluster, parallel) if cluster.num_gpus > 1 else None)
     stages = parallel.pipeline_parallel_size
@@ -172,7 +172,8 @@ def price_mesh(
         if stages > 1
         else timed
     )
-    built = {rank: build_step(spec, policy, pipeline_rank=rank) for rank in ranks}
+    spread = PipelineRanks(spec, policy)
+    built = {rank: spread.step(rank) for rank in ranks}
     scopes = Scopes(built[0].symbols)
     peak = max(peak_bytes(step, scopes=scopes) for step in built.values())
     managed = max(managed_bytes(built[rank], scopes) for rank in timed)

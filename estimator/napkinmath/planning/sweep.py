@@ -149,7 +149,7 @@ class _Structure:
     """A step recorded at some sizes, with the sizes at which the library would have run other
     operations.
 
-    `Policy.thresholds` notes those (a batch of 2, an attention window): the record holds for the
+    `Step.thresholds` notes those (a batch of 2, an attention window): the record holds for the
     cells on the same side of all of them. Where the optimizer's states turn on a parameter's size,
     it holds for one rank.
     """
@@ -172,7 +172,7 @@ class _Structure:
             sizes,
             turns_on_rank,
         )
-        self.sides = {name: tuple(step.policy.thresholds.get(name, ())) for name in ("b", "s")}
+        self.sides = {name: tuple(step.thresholds.get(name, ())) for name in ("b", "s")}
 
     def covers(self, b: Ints, s: Ints, r: Ints) -> Bools:
         """Which cells the record holds for."""
@@ -194,21 +194,21 @@ def _recorded(
     speed: Efficiency | None,
     sizes: tuple[int, int, int],
 ) -> _Structure:
-    from napkinmath.ir.step import build_step
+    from napkinmath.lowering.build import build_step
     from napkinmath.lowering.choices import resolve
     from napkinmath.lowering.optimizer import chosen_optimizer
+    from napkinmath.models.read import read_teacher
     from napkinmath.timing.schedule import Clock
 
     first = config.replace(micro_batch_size=sizes[0], sequence_length=sizes[1])
-    paged = False
+    paged, teacher = False, read_teacher(config)
     if config.adapter is not None:
-        paged = chosen_optimizer(
-            resolve(spec, first, hardware)
-        ).paged  # which states are paged turns on a parameter's size
+        # which states are paged turns on a parameter's size
+        paged = chosen_optimizer(resolve(spec, first, hardware)).paged
         first = first.replace(
             adapter=config.adapter.replace(rank=sizes[2] if paged else symbol("r"))
         )
-    policy = resolve(spec, first, hardware)
+    policy = resolve(spec, first, hardware, teacher=teacher)
     step = build_step(spec, policy)
     return _Structure(
         step,

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from napkinmath.config.parallel_config import PipelineSchedule
 from napkinmath.ir.ledger import Phase
-from napkinmath.memory.pipeline_ranks import rank_step
 from napkinmath.memory.simulate import Scopes, running
 from napkinmath.timing.schedule import Clock, StepTime, phase_times
 from napkinmath.timing.stragglers import at_the_slowest_pace
@@ -19,43 +18,34 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from napkinmath.ir.model_spec import ModelSpec
-    from napkinmath.lowering.policy import Policy
+    from napkinmath.memory.pipeline_ranks import PipelineRanks
     from napkinmath.timing.schedule import PhaseTime
 
 _ZERO_BUBBLE_SHARE = 1 / 3
 _PIPELINED = (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD)
 
 
-def pipeline_time(
-    spec: ModelSpec, policy: Policy, clock: Clock
-) -> tuple[tuple[PhaseTime, ...], float]:
+def pipeline_time(ranks: PipelineRanks, clock: Clock) -> tuple[tuple[PhaseTime, ...], float]:
     """(phases of the slowest stage, seconds in which it waits for the others)."""
     from napkinmath.lowering.parallel.pipeline import num_micro_batches
 
-    parallel = policy.config.parallel
+    parallel, count = ranks.policy.config.parallel, num_micro_batches(ranks.policy)
     stages = parallel.pipeline_parallel_size
-    built = {rank: rank_step(spec, policy, rank) for rank in timed_ranks(stages)}
+    built = {rank: ranks.step(rank) for rank in timed_ranks(stages)}
     scopes = Scopes(built[0].symbols)
     priced = {
         rank: phase_times(running(step, clock, scopes), clock.speed, first_segment=0)
         for rank, step in built.items()
     }
     slowest = slowest_stage(priced.values(), parallel.world_size)
-    usual = _busy_s(priced[stages // 2]) / num_micro_batches(policy)
-    return slowest, waiting_s(
-        parallel.pipeline_schedule,
-        stages,
-        parallel.virtual_pipeline_size,
-        num_micro_batches(policy),
-        usual,
-    )
+    usual, chunks = _busy_s(priced[stages // 2]) / count, parallel.virtual_pipeline_size
+    return slowest, waiting_s(parallel.pipeline_schedule, stages, chunks, count, usual)
 
 
-def pipelined_tokens_per_s(spec: ModelSpec, policy: Policy, clock: Clock, tokens: int) -> float:
+def pipelined_tokens_per_s(ranks: PipelineRanks, clock: Clock, tokens: int) -> float:
     """Tokens of a step over its seconds at the pace of the slowest rank."""
-    phases, bubble = pipeline_time(spec, policy, clock)
-    return _step(phases, policy.config.parallel.world_size, bubble, tokens).tokens_per_s
+    phases, bubble = pipeline_time(ranks, clock)
+    return _step(phases, ranks.policy.config.parallel.world_size, bubble, tokens).tokens_per_s
 
 
 def _step(

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from napkinmath.base.expr import Bindings
     from napkinmath.ir.costs import Cost
     from napkinmath.ir.ledger import Work
+    from napkinmath.ir.recording import RecordingPolicy
     from napkinmath.ir.timeline import Timeline, TimelineSegment
-    from napkinmath.lowering.policy import Policy
     from napkinmath.timing.efficiency import Efficiency
 
 COMPUTE, BANDWIDTH, LAUNCH, HOST_LINK = "compute", "bandwidth", "launch", "host link"
@@ -41,7 +41,7 @@ class Clock:
     def __init__(
         self,
         speed: Efficiency,
-        policy: Policy,
+        policy: RecordingPolicy,
         network: Callable[[Collective, Bindings], float] | None = None,
     ) -> None:
         self.speed, self.policy = speed, policy

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from napkinmath.catalog.stacks import find_stack
 from napkinmath.config.train_config import (
     AdapterKind,
     Attention,
@@ -15,7 +16,6 @@ from napkinmath.config.train_config import (
     RecomputeKind,
     TrainConfig,
 )
-from napkinmath.lowering.choices import find_stack
 
 from napkinmath_profiler.tracing.attention_choice import AttentionBackend
 from napkinmath_profiler.tracing.meta_model import AdapterOptions, QuantizationOptions, TrainMethod

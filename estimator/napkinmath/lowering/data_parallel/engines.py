@@ -6,125 +6,100 @@ from __future__ import annotations
 from napkinmath.base.errors import InputError
 from napkinmath.config.parallel_config import DataParallel
 from napkinmath.ir.ledger import ALLOC, FREE, Phase, Role, Tensor, Weight
+from napkinmath.ir.step import Run, Segment, Step, Update
+from napkinmath.lowering.data_parallel.fsdp2 import FullyShard
+from napkinmath.lowering.data_parallel.fsdp2_stages import ShardedStages
+from napkinmath.lowering.data_parallel.host import update_on_host
 from napkinmath.lowering.data_parallel.main_gradients import (
     distributed_optimizer_step,
-    keeps_main_gradients,
 )
+from napkinmath.lowering.data_parallel.saving import save_sharded
 from napkinmath.lowering.data_parallel.stored import is_sharded, on_host, shadow, stored_dtype
+from napkinmath.lowering.data_parallel.zero import whole_parameters_step
+from napkinmath.lowering.data_parallel.zero3 import partitioned_step
+from napkinmath.lowering.micro_step import lower_micro_step
+from napkinmath.lowering.optimizer import lower_update
+from napkinmath.lowering.parallel.pipeline import pipelined, waiting_buffers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.ir.ledger import Event, Value
-    from napkinmath.ir.model_spec import ModelSpec
-    from napkinmath.ir.step import Run, Segment, Step
-    from napkinmath.lowering.optimizer import Update
+    from napkinmath.ir.ledger import Event
     from napkinmath.lowering.policy import Policy
+    from napkinmath.lowering.record import RankModel
 
 
-def sharded_step(
-    spec: ModelSpec,
-    policy: Policy,
-    runs: list[Run],
-    shared: dict[str, Value],
-    chunks: list[list[Run]],
-    pipeline_rank: int,
-) -> Step:
+def sharded_step(model: RankModel, policy: Policy) -> Step:
     """The step under the configured engine, of a pipeline's rank if there are `chunks`; raises
     InputError for what that engine does not do."""
     kind = policy.config.parallel.data_parallel
-    if kind is DataParallel.ZERO1 and keeps_main_gradients(policy):
-        turns = pipelined_steps(chunks, shared, policy, pipeline_rank) if chunks else None
-        return distributed_optimizer_step(spec, policy, runs, shared, turns)
-    if chunks and kind is DataParallel.ZERO1:
-        from napkinmath.lowering.data_parallel.zero import whole_parameters_step
-
-        return whole_parameters_step(
-            spec, policy, runs, shared, pipelined_steps(chunks, shared, policy, pipeline_rank)
-        )
-    if chunks and kind is DataParallel.FSDP2:
-        return staged_step(spec, policy, runs, shared, chunks, pipeline_rank)
-    if chunks:
-        raise InputError(
-            f"{kind.value} within a pipeline: no engine runs it (DeepSpeed's take ZeRO 1 at most);"
-            " use fsdp2, zero1 or ddp with it"
-        )
+    if model.chunks:
+        return _staged_engine_step(model, policy)
+    if kind is DataParallel.ZERO1 and policy.keeps_main_gradients:
+        return distributed_optimizer_step(model, policy)
     if policy.config.optimizer_in_backward:
         raise InputError(
             f"optimizer_in_backward is not priced with {kind.value}; leave it out, or use ddp"
         )
-    if kind.is_zero:
-        from napkinmath.lowering.data_parallel.zero import zero_step
-
-        return zero_step(spec, policy, runs, shared)
     offload = policy.config.offload
+    if kind is DataParallel.ZERO3:
+        return partitioned_step(model, policy)
+    if kind.is_zero:
+        if offload.parameters:
+            raise InputError(
+                f"offloading parameters needs ZeRO stage 3, not {kind.value}; use --zero 3, or"
+                " --offload optimizer"
+            )
+        return whole_parameters_step(model, policy)
     if offload.optimizer and not offload.parameters:
         raise InputError(
             f"{kind.value} offloads parameters, gradients and optimizer together; use --offload"
             " optimizer,parameters"
         )
-    return fully_sharded_step(spec, policy, runs, shared)
+    return fully_sharded_step(model, policy)
 
 
-def pipelined_steps(
-    chunks: list[list[Run]], shared: dict[str, Value], policy: Policy, pipeline_rank: int
-) -> list[tuple[int, list[Segment]]]:
+def _staged_engine_step(model: RankModel, policy: Policy) -> Step:
+    """The step of an engine within a pipeline."""
+    kind = policy.config.parallel.data_parallel
+    if kind is DataParallel.FSDP2:
+        return staged_step(model, policy)
+    if kind is not DataParallel.ZERO1:
+        raise InputError(
+            f"{kind.value} within a pipeline: no engine runs it (DeepSpeed's take ZeRO 1 at most);"
+            " use fsdp2, zero1 or ddp with it"
+        )
+    if policy.keeps_main_gradients:
+        return distributed_optimizer_step(model, policy, pipelined_steps(model, policy))
+    return whole_parameters_step(model, policy, pipelined_steps(model, policy))
+
+
+def pipelined_steps(model: RankModel, policy: Policy) -> list[tuple[int, list[Segment]]]:
     """A pipeline rank's turns in its schedule's order, the last one by itself."""
-    from napkinmath.lowering.parallel.pipeline import pipelined
-
-    turns = pipelined(chunks, shared, policy, pipeline_rank)
+    turns = pipelined(model, policy)
     times, last = turns[-1]
     return turns if times == 1 else [*turns[:-1], (times - 1, last), (1, last)]
 
 
-def fully_sharded_step(
-    spec: ModelSpec, policy: Policy, runs: list[Run], shared: dict[str, Value]
-) -> Step:
+def fully_sharded_step(model: RankModel, policy: Policy) -> Step:
     """FSDP's, of either generation: they differ in what a unit's pieces are."""
-    from napkinmath.ir.step import Step, lower_micro_step
-    from napkinmath.lowering.data_parallel.fsdp2 import FullyShard
-    from napkinmath.lowering.data_parallel.saving import save_sharded
-
+    runs = model.runs
     walker = FullyShard(runs, policy)
 
     def lowered(*, accumulate: bool, reduces: bool, first: bool) -> list[Segment]:
-        segments = lower_micro_step(runs, shared, policy, accumulate=accumulate and not walker.sums)
-        return walker.micro_step(
-            segments, reduces=reduces, first=first, held=accumulate and walker.sums
-        )
+        adds = accumulate and not walker.sums
+        segments = lower_micro_step(runs, model.shared, policy, accumulate=adds)
+        held = accumulate and walker.sums
+        return walker.micro_step(segments, reduces=reduces, first=first, held=held)
 
     micro_steps = accumulated(policy, lowered)
-    pieces = {piece.name: piece for unit in walker.units for piece in unit.pieces}
-    owned = [owned_by_rank(run, pieces.get(run.name), policy) for run in runs]
-    load = load_whole_units(runs, owned, pieces, policy)
-    update = update_of(owned, policy, dict(spec.symbols))
-    return Step(
-        spec,
-        policy,
-        runs,
-        load + update.load,
-        micro_steps,
-        update,
-        save_sharded(runs, owned, policy),
-    )
+    return _step_of_pieces(model, policy, [walker], micro_steps, [])
 
 
-def staged_step(
-    spec: ModelSpec,
-    policy: Policy,
-    runs: list[Run],
-    shared: dict[str, Value],
-    chunks: list[list[Run]],
-    pipeline_rank: int,
-) -> Step:
+def staged_step(model: RankModel, policy: Policy) -> Step:
     """FSDP2 within a pipeline: each chunk of a rank's model is gathered once and its gradients
     reduced once."""
-    from napkinmath.ir.step import Step
-    from napkinmath.lowering.data_parallel.fsdp2_stages import ShardedStages
-    from napkinmath.lowering.data_parallel.saving import save_sharded
-    from napkinmath.lowering.parallel.pipeline import waiting_buffers
-
-    parallel, config = policy.config.parallel, policy.config
-    if parallel.reshards:
+    config = policy.config
+    if config.parallel.reshards:
         raise InputError(
             "reshard_after_forward within a pipeline would gather every micro-batch's parameters"
             " anew; leave it out"
@@ -134,28 +109,26 @@ def staged_step(
             "fsdp2 within a pipeline is not priced with offloading or optimizer_in_backward; leave"
             " them out"
         )
-    stages = ShardedStages(chunks, shared, policy, pipeline_rank)
-    pieces = {
-        piece.name: piece
-        for walker in stages.walkers
-        for unit in walker.units
-        for piece in unit.pieces
-    }
+    stages = ShardedStages(model, policy)
+    micro_steps, waiting = stages.micro_steps(), waiting_buffers(model, policy)
+    return _step_of_pieces(model, policy, stages.walkers, micro_steps, waiting)
+
+
+def _step_of_pieces(
+    model: RankModel,
+    policy: Policy,
+    walkers: list[FullyShard],
+    micro_steps: list[tuple[int, list[Segment]]],
+    waiting: list[Segment],
+) -> Step:
+    """Loading, update and saving of what a rank stores, around its micro-steps."""
+    runs = model.runs
+    pieces = {piece.name: piece for w in walkers for unit in w.units for piece in unit.pieces}
     owned = [owned_by_rank(run, pieces.get(run.name), policy) for run in runs]
-    load = load_whole_units(runs, owned, pieces, policy) + waiting_buffers(
-        chunks, policy, pipeline_rank
-    )
-    micro_steps = stages.micro_steps()
-    update = update_of(owned, policy, dict(spec.symbols))
-    return Step(
-        spec,
-        policy,
-        runs,
-        load + update.load,
-        micro_steps,
-        update,
-        save_sharded(runs, owned, policy),
-    )
+    load = load_whole_units(runs, owned, pieces, policy) + waiting
+    update = update_of(owned, policy, model.sizes)
+    saved = save_sharded(runs, owned, policy)
+    return Step(model.spec, policy, runs, load + update.load, micro_steps, update, saved)
 
 
 def owned_by_rank(run: Run, piece: Piece | None, policy: Policy) -> Run:
@@ -211,8 +184,6 @@ def load_whole_units(
     distributed/fsdp/_fully_shard/ _fsdp_init.py _move_states_to_device, _fsdp_param.py
     _init_sharded_param; _flat_param.py _init_flat_param_and_metadata.
     """
-    from napkinmath.ir.step import Segment
-
     flat = policy.config.parallel.data_parallel is DataParallel.FSDP1
     found: list[Segment] = []
     for run, mine in zip(runs, owned, strict=True):
@@ -265,12 +236,8 @@ def is_part(weight: Weight, piece: Piece | None) -> bool:
 
 def update_of(owned: list[Run], policy: Policy, sizes: dict[str, int]) -> Update:
     """Clipping, states and update of the rank's parts, on the device or all in host memory."""
-    from napkinmath.lowering.optimizer import lower_update
-
     if not policy.config.offload.parameters:
         return lower_update(owned, policy, sizes)
-    from napkinmath.lowering.data_parallel.host import update_on_host
-
     return update_on_host(owned, policy)
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from napkinmath.base.dtypes import FP32, DType
 from napkinmath.base.expr import Size
 from napkinmath.ir.ledger import Role, Tensor, Weight
+from napkinmath.ir.step import Run
 from napkinmath.lowering.data_parallel.holders import own_elements
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.config.parallel_config import ParallelConfig
-    from napkinmath.ir.step import Run
 
 
 def elements_of(weights: list[Weight]) -> Size:

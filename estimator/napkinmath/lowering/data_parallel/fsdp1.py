@@ -14,6 +14,7 @@ from napkinmath.base.dtypes import UINT8, find_dtype
 from napkinmath.base.expr import Size, ceil_div
 from napkinmath.ir.costs import HostCopy, Move
 from napkinmath.ir.ledger import ALLOC, FREE, RUN, TAKE, Role, Tensor, Weight, Work
+from napkinmath.ir.step import Run
 from napkinmath.lowering.data_parallel.flat import elements_of
 from napkinmath.lowering.data_parallel.fsdp1_hooks import has_flat_adapters
 from napkinmath.lowering.data_parallel.pieces import Piece, Symbols
@@ -22,7 +23,6 @@ from napkinmath.lowering.data_parallel.stored import is_sharded, on_host, stored
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.ir.ledger import Event
-    from napkinmath.ir.step import Run
     from napkinmath.lowering.data_parallel.pieces import Both
     from napkinmath.lowering.policy import Policy
 

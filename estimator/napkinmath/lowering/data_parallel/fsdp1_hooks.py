@@ -17,12 +17,12 @@ from __future__ import annotations
 
 from napkinmath.config.parallel_config import DataParallel
 from napkinmath.ir.ledger import ALLOC, FREE, Role, Tensor
+from napkinmath.ir.step import Run
 from napkinmath.lowering.data_parallel.stored import is_sharded
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.ir.ledger import Event, Weight
-    from napkinmath.ir.step import Run
     from napkinmath.lowering.policy import Policy
 
 _CHECKPOINTS_WITHIN = (4, 53)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from napkinmath.config.parallel_config import DataParallel
 from napkinmath.ir.ledger import ALLOC, FREE, Phase, Tensor
+from napkinmath.ir.step import Run, Segment
 from napkinmath.lowering.data_parallel.fsdp1_hooks import (
     has_units_within,
     held_by_hook,
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from napkinmath.ir.ledger import Event, Op
-    from napkinmath.ir.step import Run, Segment
     from napkinmath.lowering.data_parallel.pieces import Piece
     from napkinmath.lowering.policy import Policy
 
@@ -142,8 +142,6 @@ class FullyShard:
     def reduced(self) -> list[Segment]:
         """The reductions of what all backwards left, unit by unit as modules are listed: the root's
         first."""
-        from napkinmath.ir.step import Segment
-
         self.reduces, self.first, self.held, self.out = True, True, self.sums, []
         self.gradients = {index: _weight_gradients(run) for index, run in enumerate(self.runs)}
         for unit in sorted(self.units, key=lambda u: not u.outer):
@@ -182,8 +180,6 @@ class FullyShard:
 
     def _emit(self, like: Segment, chunks: list[Chunk]) -> None:
         """Segments of the chunks; neighbours whose symbols are bound alike are one."""
-        from napkinmath.ir.step import Segment
-
         merged: list[Chunk] = []
         for symbols, events in chunks:
             if not events:
@@ -388,8 +384,6 @@ class FullyShard:
         self._tail("end of the backward", Phase.BACKWARD, chunks + self.later)
 
     def _tail(self, name: str, phase: Phase, chunks: list[Chunk]) -> None:
-        from napkinmath.ir.step import Segment
-
         self._emit(Segment(name, phase, []), chunks)
 
 

@@ -14,6 +14,7 @@ from napkinmath.base.expr import Size, ceil_div
 from napkinmath.config.parallel_config import DataParallel
 from napkinmath.ir.costs import Collective
 from napkinmath.ir.ledger import Phase
+from napkinmath.ir.step import Run, Segment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
     from napkinmath.config.parallel_config import ParallelConfig
     from napkinmath.ir.ledger import Tensor, Weight
-    from napkinmath.ir.step import Run, Segment
 
 EXPERT_AXES = {"shard": "expert shard", "replica": "expert replica", "data": "expert data"}
 
@@ -137,8 +137,6 @@ def with_every_run(last: list[Segment], runs: list[Run]) -> list[Segment]:
 
     Their gradients are summed while the last turn runs.
     """
-    from napkinmath.ir.step import Segment
-
     present = {segment.name for segment in last if segment.phase is Phase.BACKWARD}
     trained = [run for run in runs if any(w.trainable and not w.tied_to for w in run.block.weights)]
     return [

@@ -6,13 +6,13 @@ from __future__ import annotations
 from napkinmath.base.dtypes import BF16, FP32
 from napkinmath.ir.costs import HostCopy
 from napkinmath.ir.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Work
+from napkinmath.ir.step import Run, Update
 from napkinmath.lowering.data_parallel.holders import collectives, part_of, split_bytes
-from napkinmath.lowering.optimizer import Update, applied_to, chosen_optimizer, segments, trained
+from napkinmath.lowering.optimizer import applied_to, chosen_optimizer, segments, trained
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.ir.ledger import Event
-    from napkinmath.ir.step import Run
     from napkinmath.lowering.policy import Policy
 
 

@@ -12,32 +12,24 @@ from __future__ import annotations
 
 from napkinmath.base.dtypes import FP32
 from napkinmath.base.expr import Size
-from napkinmath.config.parallel_config import DataParallel
 from napkinmath.ir.costs import Move
 from napkinmath.ir.ledger import ALLOC, RUN, Phase, Role, Tensor, Work
+from napkinmath.ir.step import Run, Segment, Step
 from napkinmath.lowering.data_parallel.flat import master_of, trained_weights
 from napkinmath.lowering.data_parallel.holders import collectives, is_spread, with_every_run
 from napkinmath.lowering.data_parallel.stored import shadow
+from napkinmath.lowering.lifecycle import load_segments, save_segments
+from napkinmath.lowering.micro_step import lower_micro_steps
+from napkinmath.lowering.optimizer import lower_update, segments
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.config.parallel_config import ParallelConfig
-    from napkinmath.ir.ledger import Event, Value
-    from napkinmath.ir.model_spec import ModelSpec
-    from napkinmath.ir.step import Run, Segment, Step
+    from napkinmath.ir.ledger import Event
     from napkinmath.lowering.policy import Policy
+    from napkinmath.lowering.record import RankModel
 
 MicroSteps = list[tuple[int, "list[Segment]"]]
-
-
-def keeps_main_gradients(policy: Policy) -> bool:
-    """Whether gradients end in fp32 buffers: of the stack that has them, under its own engines."""
-    kind = policy.config.parallel.data_parallel
-    return (
-        policy.stack.main_gradients
-        and not policy.config.offload.optimizer
-        and (not policy.shards or kind is DataParallel.ZERO1)
-    )
 
 
 def summed_in_buffers(
@@ -80,60 +72,46 @@ def _fp32_bytes(run: Run, parallel: ParallelConfig) -> tuple[Size, Size]:
 
 
 def distributed_optimizer_step(
-    spec: ModelSpec,
-    policy: Policy,
-    runs: list[Run],
-    shared: dict[str, Value],
-    turns: MicroSteps | None = None,
+    model: RankModel, policy: Policy, turns: MicroSteps | None = None
 ) -> Step:
     """One rank's step; `turns` are those of a pipeline's rank."""
-    from napkinmath.ir.step import Step, lower_micro_step
-    from napkinmath.lowering.data_parallel.saving import save_partitions
-    from napkinmath.lowering.lifecycle import load_segments
-    from napkinmath.lowering.optimizer import lower_update, segments
-
-    parallel, steps = policy.config.parallel, policy.config.gradient_accumulation_steps
+    runs, parallel = model.runs, policy.config.parallel
     masters = [master_of(run, parallel) for run in runs]
     owned = [
         shadow(run, [master] if master is not None else [], [])
         for run, master in zip(runs, masters, strict=True)
     ]
-    if turns is None:
-        turns = [(1, lower_micro_step(runs, shared, policy, accumulate=False))]
-        if steps > 1:
-            turns.append((steps - 1, lower_micro_step(runs, shared, policy, accumulate=True)))
+    turns = turns or lower_micro_steps(runs, model.shared, policy)
     micro_steps = summed_in_buffers(turns, runs, parallel, "reduce-scatter")
-
-    def buffers(run: Run) -> list[Event]:
-        return [
-            (
-                ALLOC,
-                Tensor(
-                    f"main gradient of {w.tensor.name}",
-                    w.axes,
-                    FP32,
-                    Role.GRADIENTS,
-                    w.path,
-                    policy.stack.source,
-                ),
-            )
-            for w in trained_weights(run)
-        ]
-
-    load = load_segments(runs, policy) + segments("gradient buffers", Phase.LOAD, runs, buffers)
-    load += segments(
-        "fp32 partition",
-        Phase.LOAD,
-        owned,
-        lambda run: [(ALLOC, w.tensor) for w in run.block.weights],
-    )
-    update = lower_update(owned, policy, dict(spec.symbols))
+    source = policy.stack.source
+    load = [
+        *load_segments(runs, policy),
+        *segments("gradient buffers", Phase.LOAD, runs, lambda run: _buffers(run, source)),
+        *segments(
+            "fp32 partition",
+            Phase.LOAD,
+            owned,
+            lambda run: [(ALLOC, w.tensor) for w in run.block.weights],
+        ),
+    ]
+    update = lower_update(owned, policy, model.sizes)
     update.work = update.work + segments(
         "new parameters", Phase.STEP, runs, lambda run: _gathered(run, parallel)
     )
-    return Step(
-        spec, policy, runs, load + update.load, micro_steps, update, save_partitions(owned, policy)
-    )
+    saved = save_segments(owned, policy)  # every rank writes its partitions as they are
+    return Step(model.spec, policy, runs, load + update.load, micro_steps, update, saved)
+
+
+def _buffers(run: Run, source: str) -> list[Event]:
+    return [
+        (
+            ALLOC,
+            Tensor(
+                f"main gradient of {w.tensor.name}", w.axes, FP32, Role.GRADIENTS, w.path, source
+            ),
+        )
+        for w in trained_weights(run)
+    ]
 
 
 def _gathered(run: Run, parallel: ParallelConfig) -> list[Event]:

@@ -13,6 +13,7 @@ from napkinmath.base.expr import Size, ceil_div
 from napkinmath.config.parallel_config import DataParallel
 from napkinmath.ir.costs import HostCopy, Move
 from napkinmath.ir.ledger import ALLOC, FREE, RUN, TAKE, Role, Tensor, Work
+from napkinmath.ir.step import Run
 from napkinmath.lowering.data_parallel.holders import (
     collectives,
     is_spread,
@@ -24,7 +25,6 @@ from napkinmath.lowering.data_parallel.stored import on_host, ranks_of, row_shar
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.ir.ledger import Event
-    from napkinmath.ir.step import Run
     from napkinmath.lowering.policy import Policy
 
 if TYPE_CHECKING:

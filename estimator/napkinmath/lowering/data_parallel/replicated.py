@@ -13,6 +13,7 @@ from napkinmath.base.units import MIB
 from napkinmath.config.parallel_config import DataParallel
 from napkinmath.ir.costs import Collective, Move
 from napkinmath.ir.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Work
+from napkinmath.ir.step import Run, Segment, Update
 from napkinmath.lowering.data_parallel.holders import (
     collectives,
     data_ranks,
@@ -20,13 +21,11 @@ from napkinmath.lowering.data_parallel.holders import (
     split_bytes,
     with_every_run,
 )
-from napkinmath.lowering.data_parallel.main_gradients import keeps_main_gradients, summed_in_buffers
+from napkinmath.lowering.data_parallel.main_gradients import summed_in_buffers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.ir.ledger import Event
-    from napkinmath.ir.step import Run, Segment
-    from napkinmath.lowering.optimizer import Update
     from napkinmath.lowering.policy import Policy
 
 MicroSteps = list[tuple[int, "list[Segment]"]]
@@ -52,7 +51,7 @@ def replicate(
             (times, _gathered_on_first(segments, runs, policy)) for times, segments in micro_steps
         ]
     load = [*load, *_broadcast(runs, policy, sizes), *_buckets(runs)]
-    if keeps_main_gradients(policy):
+    if policy.keeps_main_gradients:
         micro_steps = summed_in_buffers(micro_steps, runs, policy.config.parallel, "all-reduce")
     viewed = policy.config.parallel.gradient_as_bucket_view
     *earlier, (times, last) = micro_steps
@@ -70,8 +69,6 @@ def _trained(run: Run) -> list[Tensor]:
 
 def _buckets(runs: list[Run]) -> list[Segment]:
     """One buffer as large as each gradient: buckets hold all of them, however they are cut."""
-    from napkinmath.ir.step import Segment
-
     found: list[Segment] = []
     for run in runs:
         events: list[Event] = [
@@ -99,7 +96,6 @@ def _buckets(runs: list[Run]) -> list[Segment]:
 def _broadcast(runs: list[Run], policy: Policy, sizes: dict[str, int]) -> list[Segment]:
     """The flat copy in which parameters of one broadcast travel, there while the engine is made."""
     from napkinmath.base.dtypes import UINT8
-    from napkinmath.ir.step import Segment
 
     total = 0
     for run in runs:
@@ -220,8 +216,6 @@ def _gathered_on_first(segments: list[Segment], runs: list[Run], policy: Policy)
     Source: torch 2.13 nn/parallel/data_parallel.py, replicate.py, scatter_gather.py gather; the
     Trainer asks for loss and logits.
     """
-    from napkinmath.ir.step import Segment
-
     ranks = policy.config.parallel.data_parallel_size
     parameters: Size = 0
     for run in runs:

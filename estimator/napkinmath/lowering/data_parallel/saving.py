@@ -9,21 +9,19 @@ from __future__ import annotations
 
 from napkinmath.ir.costs import HostCopy
 from napkinmath.ir.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Work
+from napkinmath.ir.step import Run, Segment
 from napkinmath.lowering.data_parallel.holders import collectives, split_bytes
 from napkinmath.lowering.data_parallel.stored import stored_dtype
+from napkinmath.lowering.lifecycle import save_segments
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.ir.ledger import Event
-    from napkinmath.ir.step import Run, Segment
     from napkinmath.lowering.policy import Policy
 
 
 def save_sharded(runs: list[Run], owned: list[Run], policy: Policy) -> list[Segment]:
     """The segments of saving what was trained."""
-    from napkinmath.ir.step import Segment
-    from napkinmath.lowering.lifecycle import save_segments
-
     if not policy.config.parallel.full_state_dict:
         return save_segments(owned, policy)
     parallel = policy.config.parallel
@@ -55,10 +53,3 @@ def save_sharded(runs: list[Run], owned: list[Run], policy: Policy) -> list[Segm
                 Segment(f"saving {run.name}", Phase.SAVE, events, run.count, run.stage.symbols)
             )
     return found
-
-
-def save_partitions(owned: list[Run], policy: Policy) -> list[Segment]:
-    """DeepSpeed's checkpoint: every rank writes its fp32 partitions and states as they are."""
-    from napkinmath.lowering.lifecycle import save_segments
-
-    return save_segments(owned, policy)

@@ -7,11 +7,11 @@ from napkinmath.base.dtypes import FP32, UINT8, DType, find_dtype
 from napkinmath.base.expr import Size, ceil_div, product
 from napkinmath.config.parallel_config import DataParallel
 from napkinmath.ir.ledger import Block, Role, Tensor, Weight
+from napkinmath.ir.step import Run
 from napkinmath.lowering.data_parallel.holders import is_spread, shard_ranks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.ir.step import Run
     from napkinmath.lowering.policy import Policy
 
 # packed 4-bit weights are stored as bf16 numbers, so that they can be sharded like any parameter
@@ -107,8 +107,6 @@ def _part(weight: Weight, policy: Policy, ranks: int) -> Weight:
 
 def shadow(run: Run, weights: list[Weight], gradients: list[Tensor]) -> Run:
     """A run that computes nothing and owns what the rank stores of another's weights."""
-    from napkinmath.ir.step import Run
-
     block = Block(run.block.name, [], weights, None, None, (), {}, run.block.symbols)
     block.gradients = gradients
     return Run(block, run.count, run.stage, run.first)

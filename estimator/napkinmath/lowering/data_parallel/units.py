@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from napkinmath.config.parallel_config import DataParallel
 from napkinmath.ir.ledger import RUN
+from napkinmath.ir.step import Run
+from napkinmath.lowering.data_parallel.fsdp1 import FlatPiece
 from napkinmath.lowering.data_parallel.pieces import Piece
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.base.expr import Size
     from napkinmath.ir.ledger import Event
-    from napkinmath.ir.step import Run
     from napkinmath.lowering.data_parallel.fsdp2 import Chunk
     from napkinmath.lowering.data_parallel.pieces import Both
     from napkinmath.lowering.policy import Policy
@@ -95,8 +96,6 @@ def units_of(runs: list[Run], policy: Policy) -> list[Unit]:
     parallel = policy.config.parallel
     flat = parallel.data_parallel is DataParallel.FSDP1
     if flat:
-        from napkinmath.lowering.data_parallel.fsdp1 import FlatPiece
-
         pieces: list[Piece] = [FlatPiece(run, policy) for run in runs]
     else:
         pieces = [Piece(run, policy) for run in runs]

@@ -10,11 +10,11 @@ partitioned_param_coordinator.py; ZeRO (arXiv 1910.02054), ZeRO-Offload (2101.06
 from __future__ import annotations
 
 from napkinmath.base.dtypes import FP32
-from napkinmath.base.errors import InputError
 from napkinmath.base.expr import Size
 from napkinmath.config.parallel_config import DataParallel
 from napkinmath.ir.costs import HostCopy, Move
 from napkinmath.ir.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Work
+from napkinmath.ir.step import Run, Segment, Step, Update
 from napkinmath.lowering.data_parallel.flat import master_of, partition, trained_weights
 from napkinmath.lowering.data_parallel.holders import (
     collectives,
@@ -23,105 +23,45 @@ from napkinmath.lowering.data_parallel.holders import (
     split_bytes,
     with_every_run,
 )
+from napkinmath.lowering.data_parallel.host import partitions_updated_on_host
 from napkinmath.lowering.data_parallel.stored import shadow
+from napkinmath.lowering.lifecycle import load_segments, save_segments
+from napkinmath.lowering.micro_step import lower_micro_step
+from napkinmath.lowering.optimizer import lower_update, segments
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from napkinmath.base.dtypes import DType
+    from napkinmath.config.parallel_config import ParallelConfig
     from napkinmath.ir.costs import Collective
-    from napkinmath.ir.ledger import Event, Value
-    from napkinmath.ir.model_spec import ModelSpec
-    from napkinmath.ir.step import Run, Segment, Step
-    from napkinmath.lowering.optimizer import Update
+    from napkinmath.ir.ledger import Event
     from napkinmath.lowering.policy import Policy
+    from napkinmath.lowering.record import RankModel
 
 SOURCE = "DeepSpeed runtime/zero"
 
 
-def zero_step(spec: ModelSpec, policy: Policy, runs: list[Run], shared: dict[str, Value]) -> Step:
-    """One rank's step under a ZeRO stage."""
-    kind, offload = policy.config.parallel.data_parallel, policy.config.offload
-    if offload.parameters and kind is not DataParallel.ZERO3:
-        raise InputError(
-            f"offloading parameters needs ZeRO stage 3, not {kind.value}; use --zero 3, or"
-            " --offload optimizer"
-        )
-    if kind is DataParallel.ZERO3:
-        from napkinmath.lowering.data_parallel.zero3 import partitioned_step
-
-        return partitioned_step(spec, policy, runs, shared)
-    return whole_parameters_step(spec, policy, runs, shared)
-
-
 def whole_parameters_step(
-    spec: ModelSpec,
-    policy: Policy,
-    runs: list[Run],
-    shared: dict[str, Value],
-    turns: list[tuple[int, list[Segment]]] | None = None,
+    model: RankModel, policy: Policy, turns: list[tuple[int, list[Segment]]] | None = None
 ) -> Step:
     """Stages 1 and 2; `turns` are those of a pipeline's rank, whose gradients are reduced after the
     last one."""
-    from napkinmath.ir.step import Segment, Step, lower_micro_step
-    from napkinmath.lowering.data_parallel.saving import save_partitions
-    from napkinmath.lowering.lifecycle import load_segments
-
-    parallel = policy.config.parallel
-    partitioned = parallel.data_parallel is DataParallel.ZERO2
+    runs, parallel = model.runs, policy.config.parallel
     on_host = policy.config.offload.optimizer
     masters = [master_of(run, parallel, host=on_host) for run in runs]
     owned = [
         shadow(run, [master] if master is not None else [], [])
         for run, master in zip(runs, masters, strict=True)
     ]
-    averaged = [
-        (
-            partition(
-                "averaged gradients",
-                trained,
-                parallel,
-                trained[0].tensor.dtype,
-                Role.GRADIENTS,
-                run,
-            )
-            if (trained := trained_weights(run))
-            else None
-        )
-        for run in runs
-    ]
-    steps = policy.config.gradient_accumulation_steps
-
-    def micro_step(*, first: bool, last: bool) -> list[Segment]:
-        lowered = lower_micro_step(runs, shared, policy, accumulate=not first and not partitioned)
-        return _reducing(
-            lowered,
-            runs,
-            averaged,
-            policy,
-            first=first,
-            last=last,
-            partitioned=partitioned,
-            on_host=on_host,
-        )
-
-    if turns is not None:
-        reduced = _reducing(
-            with_every_run(turns[-1][1], runs),
-            runs,
-            averaged,
-            policy,
-            first=False,
-            last=True,
-            partitioned=False,
-            on_host=on_host,
-        )
-        micro_steps = [*turns[:-1], (1, reduced)]
-        steps = 1
+    averaged = [_averaged(run, parallel) for run in runs]
+    if turns is None:
+        micro_steps = _accumulated(model, averaged, policy)
     else:
-        micro_steps = [(1, micro_step(first=True, last=steps == 1))]
-    if steps > 2:
-        micro_steps.append((steps - 2, micro_step(first=False, last=False)))
-    if steps > 1:
-        micro_steps.append((1, micro_step(first=False, last=True)))
+        last = with_every_run(turns[-1][1], runs)
+        reduced = _reducing(last, runs, averaged, policy, first=False, last=True)
+        micro_steps = [*turns[:-1], (1, reduced)]
     load = load_segments(runs, policy)
     load += [
         Segment(
@@ -130,10 +70,38 @@ def whole_parameters_step(
         for r, m in zip(runs, masters, strict=True)
         if m is not None
     ]
-    update = zero_update(owned, runs, averaged, policy, dict(spec.symbols))
-    return Step(
-        spec, policy, runs, load + update.load, micro_steps, update, save_partitions(owned, policy)
-    )
+    update = zero_update(owned, runs, averaged, policy, model.sizes)
+    saved = save_segments(owned, policy)  # every rank writes its partitions as they are
+    return Step(model.spec, policy, runs, load + update.load, micro_steps, update, saved)
+
+
+def _averaged(run: Run, parallel: ParallelConfig) -> Tensor | None:
+    """A rank's part of the averaged gradients of a run."""
+    trained = trained_weights(run)
+    if not trained:
+        return None
+    dtype = trained[0].tensor.dtype
+    return partition("averaged gradients", trained, parallel, dtype, Role.GRADIENTS, run)
+
+
+def _accumulated(
+    model: RankModel, averaged: list[Tensor | None], policy: Policy
+) -> list[tuple[int, list[Segment]]]:
+    """(times, segments) of the micro-steps: the first finds no gradients, the last reduces them."""
+    steps, runs = policy.config.gradient_accumulation_steps, model.runs
+    partitioned = policy.config.parallel.data_parallel is DataParallel.ZERO2
+
+    def micro_step(*, first: bool, last: bool) -> list[Segment]:
+        adds = not first and not partitioned
+        lowered = lower_micro_step(runs, model.shared, policy, accumulate=adds)
+        return _reducing(lowered, runs, averaged, policy, first=first, last=last)
+
+    found = [(1, micro_step(first=True, last=steps == 1))]
+    if steps > 2:
+        found.append((steps - 2, micro_step(first=False, last=False)))
+    if steps > 1:
+        found.append((1, micro_step(first=False, last=True)))
+    return found
 
 
 def bucket_elements(policy: Policy, runs: list[Run]) -> int | Size:
@@ -181,17 +149,15 @@ def _reducing(
     *,
     first: bool,
     last: bool,
-    partitioned: bool,
-    on_host: bool,
 ) -> list[Segment]:
     """Gradients leave for the buckets as they are made (stage 2), or all stay whole until the last
     micro-step is over (stage 1)."""
-    from napkinmath.ir.step import Segment
-
-    overlap = policy.config.parallel.zero.overlap_comm
-    held = buckets(policy, runs, count=2 if overlap else 1)
+    config = policy.config
+    partitioned = config.parallel.data_parallel is DataParallel.ZERO2
+    held = buckets(policy, runs, count=2 if config.parallel.zero.overlap_comm else 1)
     by_name = {run.name: index for index, run in enumerate(runs)}
     found: list[Segment] = []
+    opening: list[Event] = [(ALLOC, t) for t in held]  # the first gradient of all finds no buckets
     opened = False
     for segment in segments:
         index = by_name.get(segment.name, -1)
@@ -204,63 +170,49 @@ def _reducing(
         if partitioned or last:
             ends.append((RUN, Work(None, _reduction(run, policy, partitioned=partitioned), True)))
         if partitioned:
-            ends += [
-                *([] if on_host else [(ALLOC, mine)]),
-                *((FREE, g) for g in run.block.gradients),
-            ]
-            if on_host:
-                ends.append((RUN, Work(None, (HostCopy(mine.nbytes, to_host=True),), True)))
-            elif not first:
-                ends.append((FREE, mine))  # added to what earlier micro-steps left
-        copies = (
-            [(1, True), (segment.repeat - 1, False)] if not opened else [(segment.repeat, False)]
-        )
+            ends += _to_partition(run, mine, policy, first=first)
+        if not opened:
+            found.append(segment.copy(events=[*segment.events, *opening, *ends], repeat=1))
+        if segment.repeat > 1 or opened:
+            found.append(
+                segment.copy(events=[*segment.events, *ends], repeat=segment.repeat - (not opened))
+            )
         opened = True
-        for repeat, opens in copies:
-            if repeat:  # the first gradient of all finds no buckets yet
-                found.append(
-                    segment.copy(
-                        events=[
-                            *segment.events,
-                            *(((ALLOC, t) for t in held) if opens else ()),
-                            *ends,
-                        ],
-                        repeat=repeat,
-                    )
-                )
     if not partitioned and last:
-        found += _whole_to_partitions(runs, averaged, on_host=on_host)
+        found += _whole_to_partitions(runs, averaged, policy)
     if opened:
         found.append(Segment("reduce buckets released", Phase.BACKWARD, [(FREE, t) for t in held]))
     return found
 
 
+def _to_partition(run: Run, mine: Tensor, policy: Policy, *, first: bool = True) -> list[Event]:
+    """Of each gradient only the rank's part is kept, or added to what earlier micro-steps left; on
+    the host where the optimizer is there."""
+    on_host = policy.config.offload.optimizer
+    events: list[Event] = [] if on_host else [(ALLOC, mine)]
+    events += [(FREE, g) for g in run.block.gradients]
+    if on_host:
+        events.append((RUN, Work(None, (HostCopy(mine.nbytes, to_host=True),), True)))
+    elif not first:
+        events.append((FREE, mine))
+    return events
+
+
 def _whole_to_partitions(
-    runs: list[Run], averaged: list[Tensor | None], *, on_host: bool
+    runs: list[Run], averaged: list[Tensor | None], policy: Policy
 ) -> list[Segment]:
     """Stage 1 after the last backward: of each gradient only the rank's part is kept."""
-    from napkinmath.ir.step import Segment
-
-    found: list[Segment] = []
-    for run, mine in zip(runs, averaged, strict=True):
-        if mine is None:
-            continue
-        events: list[Event] = [
-            *([] if on_host else [(ALLOC, mine)]),
-            *((FREE, g) for g in run.block.gradients),
-        ]
-        if on_host:
-            events.append((RUN, Work(None, (HostCopy(mine.nbytes, to_host=True),), True)))
-        found.append(
-            Segment(
-                f"partition of the gradients of {run.name}",
-                Phase.BACKWARD,
-                events,
-                run.count,
-                run.stage.symbols,
-            )
+    return [
+        Segment(
+            f"partition of the gradients of {run.name}",
+            Phase.BACKWARD,
+            _to_partition(run, mine, policy),
+            run.count,
+            run.stage.symbols,
         )
-    return found
+        for run, mine in zip(runs, averaged, strict=True)
+        if mine is not None
+    ]
 
 
 def _reduction(run: Run, policy: Policy, *, partitioned: bool) -> tuple[Move | Collective, ...]:
@@ -291,48 +243,39 @@ def zero_update(
 ) -> Update:
     """The fp32 gradient of the partition, clipping and update on it, and the all-gather of new
     16-bit parameters."""
-    from napkinmath.lowering.data_parallel.host import partitions_updated_on_host
-    from napkinmath.lowering.optimizer import lower_update, segments
-
     if policy.config.offload.optimizer:
         return partitions_updated_on_host(owned, runs, policy)
     update = lower_update(owned, policy, sizes)
-    before: list[Segment] = []
-    after: list[Segment] = []
     by_index = {
         id(mine): (run, grad)
         for mine, run, grad in zip(owned, runs, averaged, strict=True)
         if grad is not None
     }
-    mine_with = [mine for mine in owned if id(mine) in by_index]
-    flats = {
-        id(mine): Tensor("flat gradients", g.axes, g.dtype, Role.GRADIENTS, g.module, SOURCE)
-        for mine in mine_with
-        for _, g in [by_index[id(mine)]]
-    }
-    wides = {
-        id(mine): Tensor("fp32 gradients", g.axes, FP32, Role.GRADIENTS, g.module, SOURCE)
-        for mine in mine_with
-        for _, g in [by_index[id(mine)]]
-    }
-    before += segments("flat gradients", Phase.STEP, mine_with, lambda r: [(ALLOC, flats[id(r)])])
-    before += segments("fp32 gradients", Phase.STEP, mine_with, lambda r: [(ALLOC, wides[id(r)])])
-    before += segments(
-        "flat gradients released", Phase.STEP, mine_with, lambda r: [(FREE, flats[id(r)])]
-    )
-    before += segments(
-        "averaged gradients released", Phase.STEP, mine_with, lambda r: [(FREE, by_index[id(r)][1])]
-    )
-    after += segments(
-        "fp32 gradients released", Phase.STEP, mine_with, lambda r: [(FREE, wides[id(r)])]
-    )
-    after += segments(
-        "new parameters",
-        Phase.STEP,
-        mine_with,
-        lambda r: [(RUN, Work(None, gathered_again(by_index[id(r)][0], policy), False))],
-    )
-    update.work = before + update.work + after
+    trained = [mine for mine in owned if id(mine) in by_index]
+
+    def like_averaged(name: str, dtype: DType | None) -> dict[int, Tensor]:
+        gradients = {key: gradient for key, (_, gradient) in by_index.items()}
+        return {
+            key: Tensor(name, g.axes, dtype or g.dtype, Role.GRADIENTS, g.module, SOURCE)
+            for key, g in gradients.items()
+        }
+
+    def each(label: str, events_of: Callable[[Run], list[Event]]) -> list[Segment]:
+        return segments(label, Phase.STEP, trained, events_of)
+
+    flats, wides = like_averaged("flat gradients", None), like_averaged("fp32 gradients", FP32)
+    update.work = [
+        *each("flat gradients", lambda r: [(ALLOC, flats[id(r)])]),
+        *each("fp32 gradients", lambda r: [(ALLOC, wides[id(r)])]),
+        *each("flat gradients released", lambda r: [(FREE, flats[id(r)])]),
+        *each("averaged gradients released", lambda r: [(FREE, by_index[id(r)][1])]),
+        *update.work,
+        *each("fp32 gradients released", lambda r: [(FREE, wides[id(r)])]),
+        *each(
+            "new parameters",
+            lambda r: [(RUN, Work(None, gathered_again(by_index[id(r)][0], policy), False))],
+        ),
+    ]
     return update
 
 

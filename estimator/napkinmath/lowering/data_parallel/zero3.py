@@ -13,6 +13,7 @@ from napkinmath.base.dtypes import FP32, UINT8
 from napkinmath.base.expr import Bindings, Size, minimum
 from napkinmath.ir.costs import HOOK_DISPATCHES, Collective, Dispatch, HostCopy, Move
 from napkinmath.ir.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Weight, Work
+from napkinmath.ir.step import Run, Segment, Step, Update
 from napkinmath.lowering.data_parallel.flat import (
     elements_of,
     master_of,
@@ -21,14 +22,14 @@ from napkinmath.lowering.data_parallel.flat import (
 )
 from napkinmath.lowering.data_parallel.stored import shadow
 from napkinmath.lowering.data_parallel.zero import SOURCE, buckets
+from napkinmath.lowering.lifecycle import save_segments
+from napkinmath.lowering.micro_step import lower_micro_step
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.ir.ledger import Event, Value
-    from napkinmath.ir.model_spec import ModelSpec
-    from napkinmath.ir.step import Run, Segment, Step
-    from napkinmath.lowering.optimizer import Update
+    from napkinmath.ir.ledger import Event
     from napkinmath.lowering.policy import Policy
+    from napkinmath.lowering.record import RankModel
 
 PERSISTENCE_FACTOR, PREFETCH_SHARE = (
     10,
@@ -174,26 +175,18 @@ def _shared(axis: Size, ranks: int) -> Size:
     return ceil_div(axis, ranks)
 
 
-def partitioned_step(
-    spec: ModelSpec, policy: Policy, runs: list[Run], shared: dict[str, Value]
-) -> Step:
+def partitioned_step(model: RankModel, policy: Policy) -> Step:
     """Stage 3."""
-    from napkinmath.ir.step import Segment, Step, lower_micro_step
-    from napkinmath.lowering.data_parallel.saving import save_partitions
-
-    sizes = dict(spec.symbols)
-    zero = policy.config.parallel.zero
-    hidden = sizes.get("h", 4096)
+    runs, sizes, config = model.runs, model.sizes, policy.config
+    zero, hidden = config.parallel.zero, sizes.get("h", 4096)
     threshold = zero.param_persistence_threshold or PERSISTENCE_FACTOR * hidden
     pieces = [Partitioned(run, policy, sizes, threshold) for run in runs]
     keep_for_reuse(pieces, policy, sizes)
     prefetch = zero.prefetch_bucket_size or int(PREFETCH_SHARE * hidden * hidden)
-    micro_steps = []
-    steps = policy.config.gradient_accumulation_steps
-    lowered = lower_micro_step(runs, shared, policy, accumulate=False)
-    micro_steps = [(steps, gathering(lowered, pieces, policy, prefetch))]
-    on_host = policy.config.offload.optimizer
-    masters = [master_of(run, policy.config.parallel, host=on_host) for run in runs]
+    lowered = lower_micro_step(runs, model.shared, policy, accumulate=False)
+    gathered = gathering(lowered, pieces, policy, prefetch)
+    micro_steps = [(config.gradient_accumulation_steps, gathered)]
+    masters = [master_of(run, config.parallel, host=config.offload.optimizer) for run in runs]
     owned = [
         shadow(run, [m] if m is not None else [], []) for run, m in zip(runs, masters, strict=True)
     ]
@@ -202,13 +195,11 @@ def partitioned_step(
         for piece, master in zip(pieces, masters, strict=True)
         for s in loading(piece, master, policy)
     ]
-    load.append(
-        Segment("reduce buckets", Phase.LOAD, [(ALLOC, t) for t in buckets(policy, runs, count=1)])
-    )
+    held = buckets(policy, runs, count=1)
+    load.append(Segment("reduce buckets", Phase.LOAD, [(ALLOC, t) for t in held]))
     update = stage3_update(owned, pieces, policy, sizes)
-    return Step(
-        spec, policy, runs, load + update.load, micro_steps, update, save_partitions(owned, policy)
-    )
+    saved = save_segments(owned, policy)  # every rank writes its partitions as they are
+    return Step(model.spec, policy, runs, load + update.load, micro_steps, update, saved)
 
 
 def keep_for_reuse(pieces: list[Partitioned], policy: Policy, sizes: dict[str, int]) -> None:
@@ -242,8 +233,6 @@ def keep_for_reuse(pieces: list[Partitioned], policy: Policy, sizes: dict[str, i
 def loading(piece: Partitioned, master: Weight | None, policy: Policy) -> list[Segment]:
     """deepspeed.zero.Init: each parameter is whole on the device until its partition is made; then
     fp32 partitions and gradients' ones."""
-    from napkinmath.ir.step import Segment
-
     run = piece.run
     wholes = [
         Tensor(f"whole {t.name.removeprefix('gathered ')}", t.axes, t.dtype, Role.WEIGHTS, t.module)
@@ -290,8 +279,6 @@ def gathering(
 ) -> list[Segment]:
     """Every run's segments with its parameters gathered before and released after, but for the
     copies that are used again soon."""
-    from napkinmath.ir.step import Segment
-
     by_name = {piece.run.name: piece for piece in pieces}
     left: dict[tuple[str, Phase], int] = {}
     found: list[Segment] = []
@@ -417,7 +404,6 @@ def stage3_update(
 ) -> Update:
     """Sub-groups of partitions one after the other: an fp32 gradient, the update, the 16-bit
     partition."""
-    from napkinmath.ir.step import Segment
     from napkinmath.lowering.data_parallel.host import partitions_updated_on_host
     from napkinmath.lowering.optimizer import lower_update
 

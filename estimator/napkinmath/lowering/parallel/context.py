@@ -18,6 +18,7 @@ from napkinmath.base.expr import Expr, Size, ceil_div, maximum
 from napkinmath.config.parallel_config import ContextParallel
 from napkinmath.ir.costs import Attention, Collective, Move, traffic
 from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value
+from napkinmath.ops.attention import fused_on_rank
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class ContextSplit:
     """How attention reads what other ranks hold; `degree` ranks share a sequence."""
 
     def __init__(self, degree: int, kind: ContextParallel) -> None:
-        self.degree, self.kind, self.inside = degree, kind, False
+        self.degree, self.kind = degree, kind
 
     def attention(
         self,
@@ -64,12 +65,8 @@ class ContextSplit:
         causal: bool,
         window: Size | None,
     ) -> Value:
-        from napkinmath.ops.attention import fused
-
         q, k, v = (self._exchanged(t, x, self._by_heads(x)) for x in (q, k, v))
-        self.inside = True
-        out = fused(t, kernel, q, k, v, causal=causal, window=window)
-        self.inside = False
+        out = fused_on_rank(t, kernel, q, k, v, causal=causal, window=window)
         rows, length, heads, size = out.axes
         return self._exchanged(t, out, (rows, self._part(length), heads * self.degree, size))
 

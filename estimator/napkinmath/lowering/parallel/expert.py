@@ -17,14 +17,17 @@ from napkinmath.base.errors import InputError
 from napkinmath.base.expr import Size, ceil_div
 from napkinmath.ir.costs import Collective, Move, traffic
 from napkinmath.ir.ledger import ALLOC, Gradient, Value
+from napkinmath.ir.step import Run
+from napkinmath.ir.symbols import e
 from napkinmath.ir.tape import LIKE
 from napkinmath.lowering.data_parallel.holders import check_spread_engine
+from napkinmath.ops.index import constant
+from napkinmath.ops.routing import sort_by_expert, take_rows
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.config.parallel_config import ParallelConfig
     from napkinmath.ir.model_spec import ModelSpec
-    from napkinmath.ir.step import Run
     from napkinmath.ir.tape import Scope, Tape
 
 AXIS = "expert"
@@ -49,9 +52,6 @@ class ExpertSplit:
         self, t: Tape, frame: Scope, x: Value, indices: Value, rows: Size, count: Size
     ) -> tuple[Value, Value]:
         """(received rows, the order in which rows were sent) for x of axes (tokens, h)."""
-        from napkinmath.ops.index import constant
-        from napkinmath.ops.routing import sort_by_expert, take_rows
-
         with t.scope() as inner:
             sorted_ids, order = sort_by_expert(t, Value(indices.tensor, (rows,), INT64))
             tokens = constant(t, "token of each row", (rows,), INT64)
@@ -141,8 +141,6 @@ def check_experts(spec: ModelSpec, parallel: ParallelConfig) -> None:
 def check_spread(runs: list[Run], name: str) -> None:
     """Raises InputError for experts that are one product over all of them, which no rank can do
     alone."""
-    from napkinmath.models.layers.symbols import e
-
     if any(
         weight.kind == "experts" and e in weight.axes
         for run in runs

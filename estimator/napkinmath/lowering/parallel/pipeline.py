@@ -12,6 +12,9 @@ from napkinmath.base.errors import InputError
 from napkinmath.config.parallel_config import PipelineSchedule
 from napkinmath.ir.costs import Collective, traffic
 from napkinmath.ir.ledger import ALLOC, BATCH, Block, Op, Phase, Role, Tensor, Value, Weight
+from napkinmath.ir.model_spec import Part, Stage
+from napkinmath.ir.step import STAGE_ENTRANCE, Run, Segment
+from napkinmath.lowering.micro_step import lower_micro_step
 from napkinmath.lowering.parallel.stage_order import (
     FORWARD,
     check_micro_batches,
@@ -22,8 +25,10 @@ from napkinmath.lowering.parallel.stage_order import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.ir.step import Run, Segment
+    from napkinmath.ir.ledger import Event
+    from napkinmath.lowering.parallel.stage_order import Turn
     from napkinmath.lowering.policy import Policy
+    from napkinmath.lowering.record import RankModel, Recording
 
     Halves = tuple[list[Segment], list[Segment]]  # a micro-batch's forward and backward
 
@@ -64,8 +69,6 @@ class Pieces:
 
     def between(self, start: int, stop: int) -> list[Run]:
         """The runs of layers start to stop."""
-        from napkinmath.ir.step import Run
-
         found: list[Run] = []
         for run, offset in zip(self.layers[start:stop], self.offsets[start:stop], strict=True):
             last = found[-1] if found else None
@@ -76,12 +79,10 @@ class Pieces:
         return found
 
 
-def stage_chunks(
-    runs: list[Run], shared: dict[str, Value], policy: Policy, rank: int, name: str
-) -> list[list[Run]]:
+def stage_chunks(recording: Recording, policy: Policy, rank: int) -> list[list[Run]]:
     """The runs of each model chunk that a pipeline rank holds, in the order of the model."""
-    parallel = policy.config.parallel
-    pieces = Pieces(runs, name)
+    parallel, shared = policy.config.parallel, recording.shared
+    pieces = Pieces(recording.runs, recording.spec.name)
     counts = layers_per_stage(len(pieces.layers), parallel)
     check_micro_batches(parallel, num_micro_batches(policy))
     chunks: list[list[Run]] = []
@@ -91,13 +92,9 @@ def stage_chunks(
         before = (
             pieces.before if index == 0 else [entrance(pieces.before, inner[0], shared, policy)]
         )
-        after = (
-            [untied(run) for run in pieces.after]
-            if index == len(counts) - 1 and index > 0
-            else pieces.after
-            if index == len(counts) - 1
-            else []
-        )
+        after = pieces.after if index == len(counts) - 1 else []
+        if index > 0:
+            after = [untied(run) for run in after]
         chunks.append([*before, *inner, *after])
     return chunks
 
@@ -116,9 +113,6 @@ def untied(run: Run) -> Run:
 def entrance(before: list[Run], first: Run, shared: dict[str, Value], policy: Policy) -> Run:
     """The start of a stage that embeds nothing: hidden states are received, tables and masks are
     made."""
-    from napkinmath.ir.model_spec import Part, Stage
-    from napkinmath.ir.step import STAGE_ENTRANCE, Run
-
     given = first.block.input
     assert given is not None
     kept, weights, last_use = _tables(before, shared)
@@ -212,23 +206,19 @@ def _tables(
 # ---------------------------------------------------------------- order
 
 
-def pipelined(
-    chunks: list[list[Run]], shared: dict[str, Value], policy: Policy, rank: int
-) -> list[tuple[int, list[Segment]]]:
+def pipelined(model: RankModel, policy: Policy) -> list[tuple[int, list[Segment]]]:
     """The step's forwards and backwards in the schedule's order; a chunk's first backward makes
     gradients, later ones add to them."""
-    from napkinmath.ir.step import lower_micro_step
 
-    own = [made_by(chunk, shared) for chunk in chunks]
-    first = [
-        _halves(lower_micro_step(chunk, made, policy, accumulate=False))
-        for chunk, made in zip(chunks, own, strict=True)
-    ]
-    later = [
-        _halves(lower_micro_step(chunk, made, policy, accumulate=True))
-        for chunk, made in zip(chunks, own, strict=True)
-    ]
-    return scheduled(policy, rank, first, later)
+    def halves(*, accumulate: bool) -> list[Halves]:
+        own = [(chunk, made_by(chunk, model.shared)) for chunk in model.chunks]
+        return [
+            _halves(lower_micro_step(chunk, made, policy, accumulate=accumulate))
+            for chunk, made in own
+        ]
+
+    first = halves(accumulate=False)
+    return scheduled(policy, model.pipeline_rank, first, halves(accumulate=True))
 
 
 def scheduled(
@@ -238,30 +228,23 @@ def scheduled(
     segments)."""
     seen: set[tuple[str, int]] = set()
     found: list[tuple[int, list[Segment]]] = []
+
+    def add(times: int, turns: list[Turn], fresh: set[Turn]) -> None:
+        """Turns in a row; of fresh ones the first micro-batch's half."""
+        segments: list[Segment] = []
+        for turn in turns:
+            half = (first if turn in fresh else later)[turn[1]]
+            segments += half[turn[0] != FORWARD]
+        found.append((times, segments))
+
     for times, turns in stage_order(policy.config.parallel, rank, num_micro_batches(policy)):
         fresh = set(turns) - seen  # a chunk's first forward and first backward belong together
         if fresh:
-            found.append(
-                (
-                    1,
-                    [
-                        segment
-                        for turn in turns
-                        for segment in (first if turn in fresh else later)[turn[1]][
-                            turn[0] != FORWARD
-                        ]
-                    ],
-                )
-            )
+            add(1, turns, fresh)
             seen |= fresh
             times -= 1
         if times:
-            found.append(
-                (
-                    times,
-                    [segment for what, chunk in turns for segment in later[chunk][what != FORWARD]],
-                )
-            )
+            add(times, turns, set())
     return found
 
 
@@ -285,46 +268,30 @@ def _halves(segments: list[Segment]) -> Halves:
     return segments[:start], segments[start:]
 
 
-def waiting_buffers(chunks: list[list[Run]], policy: Policy, rank: int) -> list[Segment]:
+def waiting_buffers(model: RankModel, policy: Policy) -> list[Segment]:
     """torch's stages make a buffer for every micro-batch they will receive, forward and backward;
     those in use are counted where they are used.
 
     Source: torch 2.13 distributed/pipelining/stage.py PipelineStage._create_act_recv_info,
     _create_grad_recv_info.
     """
-    from napkinmath.ir.step import STAGE_ENTRANCE, Segment
-
     parallel, count = policy.config.parallel, num_micro_batches(policy)
     if not policy.keeps_stage_buffers:
         return []
-    held = max(in_flight(stage_order(parallel, rank, count)).values())
-    events: list[tuple[str, Tensor]] = []
-    for runs in chunks:
+    held = max(in_flight(stage_order(parallel, model.pipeline_rank, count)).values())
+    events: list[Event] = []
+    for runs in model.chunks:
         received, sent = runs[0].block.output, runs[-1].block.output
         if runs[0].name == STAGE_ENTRANCE and received is not None:
-            events += [(ALLOC, _buffer("activations", received))] * (count - held)
-            if (
-                received.requires_grad and parallel.pipeline_schedule is not PipelineSchedule.GPIPE
-            ):  # waited for with the next one
-                events.append(
-                    (
-                        ALLOC,
-                        Tensor(
-                            "gradient on its way to the stage before",
-                            received.axes,
-                            received.dtype,
-                            Role.COMMUNICATION,
-                        ),
-                    )
-                )
+            events += [(ALLOC, _buffer("receive buffer of activations", received))] * (count - held)
+            waits = parallel.pipeline_schedule is not PipelineSchedule.GPIPE
+            if received.requires_grad and waits:  # for the next one
+                events.append((ALLOC, _buffer("gradient on its way to the stage before", received)))
         if sent is not None and runs[-1].stage.checkpointed and sent.requires_grad:
-            events += [(ALLOC, _buffer("gradients", sent))] * (count - 1)
-    return (
-        [Segment("receive buffers of waiting micro-batches", Phase.LOAD, list(events))]
-        if events
-        else []
-    )
+            events += [(ALLOC, _buffer("receive buffer of gradients", sent))] * (count - 1)
+    name = "receive buffers of waiting micro-batches"
+    return [Segment(name, Phase.LOAD, events)] if events else []
 
 
-def _buffer(what: str, like: Value) -> Tensor:
-    return Tensor(f"receive buffer of {what}", like.axes, like.dtype, Role.COMMUNICATION)
+def _buffer(name: str, like: Value) -> Tensor:
+    return Tensor(name, like.axes, like.dtype, Role.COMMUNICATION)

@@ -19,6 +19,8 @@ from napkinmath.base.expr import Expr, Size, ceil_div
 from napkinmath.base.record import Record
 from napkinmath.ir.costs import Collective, Move, traffic
 from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value
+from napkinmath.ir.step import Run
+from napkinmath.lowering.parallel.vocabulary import vocabulary_loss
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
     from napkinmath.config.train_config import TrainConfig
     from napkinmath.ir.ledger import Weight
     from napkinmath.ir.model_spec import ModelSpec
-    from napkinmath.ir.step import Run
     from napkinmath.ir.tape import Tape
 
 SPLIT = ("a", "k", "f", "fe", "fs", "v")  # symbols that a rank has a share of
@@ -131,8 +132,6 @@ class TensorSplit:
     def __init__(self, degree: int, style: TensorStyle, *, sequence: bool) -> None:
         self.degree, self.style, self.sequence = degree, style, sequence
         self._known: dict[Size, bool] = {}
-        self._regathered: set[int] = set()
-        self._alive: list[Value] = []  # values whose ids are remembered
 
     def splits(self, size: Size) -> bool:
         """Whether an extent is counted in something that ranks share."""
@@ -198,9 +197,8 @@ class TensorSplit:
             op.saves = tuple(x.tensor if kept is read.tensor else kept for kept in op.saves)
             again = t.tensor("input gathered again", read.axes, read.dtype, Role.COMMUNICATION)
             op.backward = ((ALLOC, again), *op.backward, (FREE, again))
-            if id(x) not in self._regathered:
-                self._regathered.add(id(x))
-                self._alive.append(x)
+            if id(x) not in t.regathered:
+                t.regathered[id(x)] = x
                 gather = Collective(
                     "all-gather", traffic(read), ranks=self.degree, axis=AXIS, overlaps=True
                 )
@@ -328,10 +326,18 @@ class TensorSplit:
 
     # ------------------------------------------------------------ vocabulary
 
-    def embedded(self, t: Tape, ids: Value, x: Value) -> Value:
+    def embedded(self, t: Tape, x: Value) -> Value:
         """What a rank finds of the ids in its rows of the table, summed over ranks; ids of others'
         rows are masked out."""
         return self.leave(t, x)
+
+    def splits_loss(self, logits: Value) -> bool:
+        """Whether the loss is computed on each rank's share of these logits."""
+        return self.style.splits_loss and self.splits(logits.axes[-1])
+
+    def loss(self, t: Tape, logits: Value) -> Value:
+        """Mean cross-entropy of fp32 logits of axes (..., v/t)."""
+        return vocabulary_loss(t, logits, self)
 
     def head(self, t: Tape, logits: Value) -> Value:
         """Logits as the loss reads them: each rank's share, or gathered."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from napkinmath.ir.model_spec import ModelSpec, Part, Stage
+from napkinmath.ir.symbols import b, s
 from napkinmath.models.families.config import Config
 from napkinmath.models.layers.encoder import (
     BertLayer,
@@ -10,7 +11,6 @@ from napkinmath.models.layers.encoder import (
     DistilBertLayer,
     EncoderEmbedding,
 )
-from napkinmath.models.layers.symbols import b, s
 from napkinmath.models.layers.task_heads import ClassificationHead, MaskedLmHead, MeanOutput
 
 SEQUENCE_CLASSIFICATION = "ForSequenceClassification"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from napkinmath.base.errors import InputError
 from napkinmath.ir.model_spec import ModelSpec, Part, Stage
+from napkinmath.ir.symbols import b
 from napkinmath.models.families.bert import (
     SEQUENCE_CLASSIFICATION,
     encoder_symbols,
@@ -13,7 +14,6 @@ from napkinmath.models.families.bert import (
 from napkinmath.models.families.config import Config
 from napkinmath.models.layers.deberta import DebertaEmbedding, DisentangledAttention
 from napkinmath.models.layers.encoder import BertLayer
-from napkinmath.models.layers.symbols import b
 from napkinmath.models.layers.task_heads import ClassificationHead, MaskedLmHead, MeanOutput
 
 

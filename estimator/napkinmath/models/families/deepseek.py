@@ -4,6 +4,7 @@ routed experts."""
 from __future__ import annotations
 
 from napkinmath.ir.model_spec import ModelSpec, Stage
+from napkinmath.ir.symbols import fs
 from napkinmath.models.families.config import Config, runs
 from napkinmath.models.families.moe import (
     QWEN_MODULES,
@@ -20,7 +21,6 @@ from napkinmath.models.layers.head import CausalLmHead
 from napkinmath.models.layers.latent_attention import LatentAttention
 from napkinmath.models.layers.mlp import GatedMlp
 from napkinmath.models.layers.moe import Experts, MixtureOfExperts, Router, SharedExpert
-from napkinmath.models.layers.symbols import fs
 
 
 def deepseek_v2(c: Config) -> ModelSpec:

@@ -4,6 +4,7 @@ transposed."""
 from __future__ import annotations
 
 from napkinmath.ir.model_spec import ModelSpec, Stage
+from napkinmath.ir.symbols import dh
 from napkinmath.models.families.config import Config, runs
 from napkinmath.models.families.llama import dense_symbols
 from napkinmath.models.families.moe import expert_symbols, tied
@@ -13,7 +14,6 @@ from napkinmath.models.layers.head import CausalLmHead
 from napkinmath.models.layers.moe import Experts, MixtureOfExperts, Router, Scoring
 from napkinmath.models.layers.norm import Norm, NormKind
 from napkinmath.models.layers.sinks import SinkAttention
-from napkinmath.models.layers.symbols import dh
 
 
 def gpt_oss(c: Config) -> ModelSpec:

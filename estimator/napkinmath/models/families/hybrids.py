@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from napkinmath.base.errors import InputError, shown
 from napkinmath.ir.model_spec import ModelSpec, Part
+from napkinmath.ir.symbols import fs
 from napkinmath.models.families.config import Config
 from napkinmath.models.families.llama import attention_fields, decoder, dense_symbols
 from napkinmath.models.families.moe import sigmoid_router
@@ -18,7 +19,6 @@ from napkinmath.models.layers.mlp import FusedGatedMlp, GatedMlp, PlainMlp
 from napkinmath.models.layers.moe import Experts, MixtureOfExperts, Router, Scoring, SharedExpert
 from napkinmath.models.layers.norm import Norm, NormKind
 from napkinmath.models.layers.short_convolution import ShortConvolution
-from napkinmath.models.layers.symbols import fs
 
 MAMBA_NAMES = ("mamba", "linear_attention")  # of transformers 4 and 5
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from napkinmath.ir.model_spec import ModelSpec, Part, Stage
+from napkinmath.ir.symbols import fe
 from napkinmath.models.families.config import Config
 from napkinmath.models.families.llama import decoder, dense_symbols
 from napkinmath.models.families.vision_language import image
@@ -18,7 +19,6 @@ from napkinmath.models.layers.llama4 import (
 )
 from napkinmath.models.layers.mlp import GatedMlp
 from napkinmath.models.layers.norm import Norm, NormKind
-from napkinmath.models.layers.symbols import fe
 from napkinmath.models.layers.vision_towers import (
     LinearProjector,
     TowerLayer,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from napkinmath.ir.model_spec import ModelSpec, Part
+from napkinmath.ir.symbols import fs
 from napkinmath.models.families.config import Config
 from napkinmath.models.families.llama import attention_fields, decoder, dense_symbols
 from napkinmath.models.layers.attention import GroupedQueryAttention
@@ -12,7 +13,6 @@ from napkinmath.models.layers.head import CausalLmHead
 from napkinmath.models.layers.mlp import GatedMlp
 from napkinmath.models.layers.moe import Experts, MixtureOfExperts, Router, Scoring, SharedExpert
 from napkinmath.models.layers.norm import Norm, NormKind
-from napkinmath.models.layers.symbols import fs
 
 # Names of transformers 4 that PEFT 0.21 translates, by the pattern of the model type
 # (utils/transformers_weight_conversion.py with transformers' conversion_mapping.py); model types

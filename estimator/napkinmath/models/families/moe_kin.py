@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from napkinmath.base.errors import InputError, shown
 from napkinmath.ir.model_spec import ModelSpec, Part
+from napkinmath.ir.symbols import fs
 from napkinmath.models.families.config import Config
 from napkinmath.models.families.deepseek import latent_attention
 from napkinmath.models.families.llama import attention_fields, decoder, dense_symbols
@@ -23,7 +24,6 @@ from napkinmath.models.layers.head import CausalLmHead
 from napkinmath.models.layers.mlp import FusedGatedMlp
 from napkinmath.models.layers.moe import Experts, MixtureOfExperts, Router, Scoring, SharedExpert
 from napkinmath.models.layers.norm import Norm, NormKind
-from napkinmath.models.layers.symbols import fs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from napkinmath.ir.model_spec import ModelSpec, Part
+from napkinmath.ir.symbols import fs
 from napkinmath.models.families.config import Config
 from napkinmath.models.families.llama import attention_fields, decoder, dense_symbols
 from napkinmath.models.families.moe import QWEN_NAMES, ROUTER_NAME, expert_symbols, unadapted
@@ -14,7 +15,6 @@ from napkinmath.models.layers.head import CausalLmHead
 from napkinmath.models.layers.mlp import GatedMlp
 from napkinmath.models.layers.moe import Experts, MixtureOfExperts, Router, SharedExpert
 from napkinmath.models.layers.norm import Norm, NormKind
-from napkinmath.models.layers.symbols import fs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -6,11 +6,11 @@ from napkinmath.base.dtypes import BOOL, FP32
 from napkinmath.base.expr import Size
 from napkinmath.ir.ledger import Value
 from napkinmath.ir.model_spec import Part
+from napkinmath.ir.symbols import a, b, h, s, v
 from napkinmath.ir.tape import Tape
 from napkinmath.models.layers.embedding import token_ids
 from napkinmath.models.layers.masks import causal_masks
 from napkinmath.models.layers.norm import Norm
-from napkinmath.models.layers.symbols import a, b, h, s, v
 from napkinmath.ops.index import constant, embedding, input_leaf
 
 

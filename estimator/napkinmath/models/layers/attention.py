@@ -11,10 +11,11 @@ from napkinmath.base.record import Record
 from napkinmath.config.train_config import Attention
 from napkinmath.ir.costs import Move, traffic
 from napkinmath.ir.ledger import Value
+from napkinmath.ir.model_spec import DECODER_TOKENS
+from napkinmath.ir.symbols import a, b, dh, h, k, s
 from napkinmath.ir.tape import LIKE, Scope, Tape
 from napkinmath.models.layers.masks import mask_name
 from napkinmath.models.layers.norm import Norm
-from napkinmath.models.layers.symbols import a, b, dh, h, k, s
 from napkinmath.ops.attention import eager_attention, sdpa
 from napkinmath.ops.elementwise import cast, clamp_, dropout, scale
 from napkinmath.ops.fused import rotary_fused
@@ -31,6 +32,10 @@ from napkinmath.ops.rotary import (
     rotary_partial,
 )
 from napkinmath.ops.routing import chunk
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import ClassVar
 
 
 class Rotation(str, Enum):
@@ -120,12 +125,19 @@ class GroupedQueryAttention(Record):
         patch = t.policy.patch
         if patch is None or not patch.adapters:
             return []
-        from napkinmath.models.layers.patched_linears import fused_projections
+        from napkinmath.lowering.patched_linears import fused_projections
 
         widths = (a * dh, self.kv_heads * dh, self.kv_heads * dh)
         return fused_projections(
             t, x, tuple(zip(self.names[:3], widths, strict=True)), bias=self.bias
         )
+
+    virtual_tokens: ClassVar[str] = DECODER_TOKENS
+
+    @property
+    def cached_heads(self) -> tuple[Size, int]:
+        """(key/value heads, window) of the cache that generation keeps."""
+        return self.kv_heads, self.window
 
     @property
     def kv_heads(self) -> Size:

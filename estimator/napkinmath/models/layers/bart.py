@@ -12,10 +12,10 @@ from napkinmath.base.expr import Size
 from napkinmath.config.train_config import Attention
 from napkinmath.ir.ledger import Role, Value
 from napkinmath.ir.model_spec import Part
+from napkinmath.ir.symbols import a, b, dh, h, s, v
 from napkinmath.ir.tape import Tape
 from napkinmath.models.layers.encoder import add_broadcast
 from napkinmath.models.layers.mlp import activate
-from napkinmath.models.layers.symbols import a, b, dh, h, s, v
 from napkinmath.models.layers.t5 import st
 from napkinmath.ops.attention import eager_attention, sdpa
 from napkinmath.ops.elementwise import add, dropout, scale

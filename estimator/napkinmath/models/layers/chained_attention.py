@@ -6,9 +6,9 @@ from __future__ import annotations
 from napkinmath.base.dtypes import BOOL, FP32, INT64
 from napkinmath.base.record import Record
 from napkinmath.ir.ledger import Value
+from napkinmath.ir.symbols import a, b, dh, h, s
 from napkinmath.ir.tape import Scope, Tape
 from napkinmath.models.layers.attention import split_heads
-from napkinmath.models.layers.symbols import a, b, dh, h, s
 from napkinmath.ops.attention_chains import (
     bloom_attention,
     clamped_scores,

@@ -12,11 +12,12 @@ from napkinmath.base.expr import Size, maximum, minimum
 from napkinmath.ir.costs import Move, traffic
 from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value, Weight
 from napkinmath.ir.model_spec import Part
+from napkinmath.ir.symbols import b, dh, h, s, v
 from napkinmath.ir.tape import Tape
 from napkinmath.lowering.held_outputs import RETURNED
+from napkinmath.lowering.quantized import unpacked
 from napkinmath.models.layers.fused_qkv import fp32_tables
 from napkinmath.models.layers.norm import Norm
-from napkinmath.models.layers.symbols import b, dh, h, s, v
 from napkinmath.ops.elementwise import copy, scale, tanh
 from napkinmath.ops.index import embedding, model_input, slice_of
 from napkinmath.ops.matmul import linear
@@ -130,16 +131,16 @@ def chunked_loss(t: Tape, logits: Value, head: Weight | None) -> Value:
     steps: list[tuple[str, Tensor]] = [(ALLOC, first), (ALLOC, second), (FREE, first), (FREE, last)]
     if head is not None:
         half = _chunk(t, "gradient of a chunk in 16 bits", logits, BF16)
-        unpacked = (
-            t.policy.format.unpacked(t, head, t.policy.compute_dtype)
+        dense = (
+            unpacked(t, t.policy.format, head, t.policy.compute_dtype)
             if head.constants and t.policy.format is not None
             else []
         )
         steps += [
             (ALLOC, half),
             (FREE, second),
-            *((ALLOC, x) for x in unpacked),
-            *((FREE, x) for x in unpacked),
+            *((ALLOC, x) for x in dense),
+            *((FREE, x) for x in dense),
             (FREE, half),
             (FREE, others),
         ]

@@ -12,9 +12,9 @@ from napkinmath.base.record import Record
 from napkinmath.ir.costs import Move, traffic
 from napkinmath.ir.ledger import Value
 from napkinmath.ir.model_spec import Part
+from napkinmath.ir.symbols import a, b, dh, h, s, v
 from napkinmath.ir.tape import LIKE, Scope, Tape
 from napkinmath.models.layers.encoder import add_broadcast
-from napkinmath.models.layers.symbols import a, b, dh, h, s, v
 from napkinmath.ops.elementwise import add, add_, copy, dropout, mul, scale, softmax
 from napkinmath.ops.index import constant, embedding, input_leaf, model_input
 from napkinmath.ops.matmul import bmm, linear

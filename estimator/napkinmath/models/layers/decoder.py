@@ -14,6 +14,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Protocol
 
+    from napkinmath.base.expr import Size
+
     class Sublayer(Protocol):
         """Attention or feed-forward: reads the normed hidden states, returns what is added to the
         residual."""
@@ -21,11 +23,24 @@ if TYPE_CHECKING:
         def record(self, t: Tape, x: Value, shared: dict[str, Value]) -> Value: ...
 
 
-class DecoderLayer(Part):
+class AttentionLayer(Part):
+    """A layer that takes the virtual tokens, and caches the heads, that its attention does."""
+
+    attention: Sublayer
+
+    @property
+    def virtual_tokens(self) -> str:
+        return getattr(self.attention, "virtual_tokens", "")
+
+    @property
+    def cached_heads(self) -> tuple[Size, int] | None:
+        return getattr(self.attention, "cached_heads", None)
+
+
+class DecoderLayer(AttentionLayer):
     """residual + attention(norm), then residual + feed-forward(norm), as LlamaDecoderLayer.forward
     and its kin."""
 
-    attention: Sublayer
     mlp: Sublayer
     norm: Norm = Norm()
     names: tuple[str, str] = ("input_layernorm", "post_attention_layernorm")
@@ -85,11 +100,10 @@ class DecoderLayer(Part):
             return self.norm.record(t, total, self.names[which]) if self.norms_last else total
 
 
-class ParallelLayer(Part):
+class ParallelLayer(AttentionLayer):
     """residual + attention(norm) + feed-forward(norm), both reading the same input (GPT-J, Phi,
     Cohere, GPT-NeoX)."""
 
-    attention: Sublayer
     mlp: Sublayer
     norm: Norm = Norm()
     names: tuple[str, ...] = ("input_layernorm",)

@@ -7,10 +7,10 @@ from napkinmath.base.dtypes import FP32, INT32, INT64, DType
 from napkinmath.base.expr import Size, ceil_div
 from napkinmath.config.train_config import AdapterKind
 from napkinmath.ir.ledger import Role, Value
-from napkinmath.ir.model_spec import Part
+from napkinmath.ir.model_spec import DECODER_TOKENS, Part
+from napkinmath.ir.symbols import b, dh, h, s, v
 from napkinmath.ir.tape import Tape
 from napkinmath.models.layers.masks import causal_masks
-from napkinmath.models.layers.symbols import b, dh, h, s, v
 from napkinmath.ops.elementwise import cast, dropout, scale
 from napkinmath.ops.index import constant, embedding, input_leaf, model_input
 
@@ -46,6 +46,10 @@ class TokenEmbedding(Part):
     """Windows of sliding layers, each with a mask of its own."""
     full_mask: bool = True
     """Some layer sees everything before it."""
+
+    @property
+    def virtual_tokens(self) -> str:
+        return DECODER_TOKENS
 
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         ids = token_ids(t, shared)

@@ -9,9 +9,9 @@ from napkinmath.config.train_config import Attention
 from napkinmath.ir.costs import Move, traffic
 from napkinmath.ir.ledger import Value
 from napkinmath.ir.model_spec import Part
+from napkinmath.ir.symbols import a, b, dh, f, h, s, v
 from napkinmath.ir.tape import LIKE, PASS, Tape
 from napkinmath.models.layers.mlp import activate
-from napkinmath.models.layers.symbols import a, b, dh, f, h, s, v
 from napkinmath.ops.attention import eager_attention, sdpa
 from napkinmath.ops.elementwise import add, dropout
 from napkinmath.ops.index import constant, embedding, input_leaf, model_input

@@ -12,10 +12,10 @@ from __future__ import annotations
 from napkinmath.base.dtypes import INT64
 from napkinmath.base.expr import Size, ceil_div, product
 from napkinmath.ir.ledger import Value
+from napkinmath.ir.symbols import b, e, s, topk
 from napkinmath.ir.tape import Tape
 from napkinmath.models.layers.activations import activate
 from napkinmath.models.layers.patched_experts import add_rows
-from napkinmath.models.layers.symbols import b, e, s, topk
 from napkinmath.ops import routing
 from napkinmath.ops.elementwise import cast, mul
 from napkinmath.ops.index import constant

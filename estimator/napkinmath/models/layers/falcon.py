@@ -10,13 +10,13 @@ from napkinmath.base.expr import Size
 from napkinmath.base.record import Record
 from napkinmath.ir.ledger import Value
 from napkinmath.ir.model_spec import Part
+from napkinmath.ir.symbols import a, b, dh, h, k, s, v
 from napkinmath.ir.tape import Scope, Tape
 from napkinmath.models.layers.attention import attend, runs_eager
 from napkinmath.models.layers.embedding import rotary_tables, token_ids
 from napkinmath.models.layers.masks import causal_masks, visible_positions
 from napkinmath.models.layers.mlp import PlainMlp
 from napkinmath.models.layers.norm import Norm
-from napkinmath.models.layers.symbols import a, b, dh, h, k, s, v
 from napkinmath.ops.attention import math_attention
 from napkinmath.ops.attention_chains import falcon_attention
 from napkinmath.ops.elementwise import add, add_, copy, dropout

@@ -11,9 +11,9 @@ from napkinmath.base.expr import Size
 from napkinmath.base.record import Record
 from napkinmath.ir.costs import Move, traffic
 from napkinmath.ir.ledger import ALLOC, Gradient, Role, Value
+from napkinmath.ir.symbols import a, b, dh, h, k, s
 from napkinmath.ir.tape import Tape
 from napkinmath.lowering.adapters import lora_weight
-from napkinmath.models.layers.symbols import a, b, dh, h, k, s
 from napkinmath.ops.attention import eager_attention, sdpa
 from napkinmath.ops.elementwise import add, cast, copy, dropout, scale
 from napkinmath.ops.index import constant, repeat_heads, rotary, slice_of

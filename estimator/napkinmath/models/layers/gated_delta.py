@@ -15,12 +15,12 @@ from napkinmath.base.record import Record
 from napkinmath.config.train_config import Attention
 from napkinmath.ir.costs import Gemm, Move, traffic
 from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Value
+from napkinmath.ir.symbols import a, b, dh, h, k, s
 from napkinmath.ir.tape import LIKE, REDUCE, Tape
 from napkinmath.models.layers.mamba import outer
 from napkinmath.models.layers.mamba2 import pad
 from napkinmath.models.layers.masks import mask_name
 from napkinmath.models.layers.norm import Norm, NormKind
-from napkinmath.models.layers.symbols import a, b, dh, h, k, s
 from napkinmath.ops.attention import eager_attention, sdpa
 from napkinmath.ops.convolution import causal_convolution
 from napkinmath.ops.elementwise import (

@@ -8,9 +8,9 @@ from napkinmath.config.train_config import Loss
 from napkinmath.ir.costs import Move, traffic
 from napkinmath.ir.ledger import ALLOC, FREE, Role, Value, Weight
 from napkinmath.ir.model_spec import Part
+from napkinmath.ir.symbols import v
 from napkinmath.ir.tape import Tape
 from napkinmath.models.layers.norm import Norm
-from napkinmath.models.layers.symbols import v
 from napkinmath.ops.elementwise import cast, copy, scale, tanh
 from napkinmath.ops.index import slice_of
 from napkinmath.ops.loss import cross_entropy, cross_entropy_in_place, output_chunks_cross_entropy
@@ -63,6 +63,21 @@ class CausalLmHead(Part):
             if self.scaled or self.capped:
                 found = self._rescaled(t, found)
             return cast(t, found, FP32, role=Role.LOGITS) if self.upcast else found
+
+    def scoring(self) -> Part:
+        from napkinmath.models.layers.score_head import ScoreHead
+
+        return ScoreHead(norm=self.norm, norm_name=self.norm_name)
+
+    def student(self) -> Part:
+        from napkinmath.models.layers.distillation_head import DistillationHead
+
+        return DistillationHead(head=self)
+
+    def teacher(self) -> Part:
+        from napkinmath.models.layers.distillation_head import LogitsHead
+
+        return LogitsHead(head=self)
 
     def _narrowed(self, t: Tape, x: Value) -> Value:
         with t.scope() as frame:

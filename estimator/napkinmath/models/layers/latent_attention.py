@@ -8,9 +8,9 @@ from napkinmath.base.record import Record
 from napkinmath.config.train_config import Attention
 from napkinmath.ir.costs import Move, traffic
 from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value
+from napkinmath.ir.symbols import a, b, h, s
 from napkinmath.ir.tape import Tape
 from napkinmath.models.layers.norm import Norm
-from napkinmath.models.layers.symbols import a, b, h, s
 from napkinmath.ops.attention import eager_attention, fused, math_attention
 from napkinmath.ops.index import concatenate, rotary
 from napkinmath.ops.matmul import linear

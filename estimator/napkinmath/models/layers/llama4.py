@@ -13,12 +13,12 @@ from napkinmath.config.train_config import Attention
 from napkinmath.ir.costs import Gemm, Move, traffic
 from napkinmath.ir.ledger import Value
 from napkinmath.ir.model_spec import Part
+from napkinmath.ir.symbols import a, b, dh, e, fe, h, k, s, topk
 from napkinmath.ir.tape import LIKE, PASS, Tape
 from napkinmath.models.layers.encoder import BidirectionalAttention
 from napkinmath.models.layers.masks import mask_name
 from napkinmath.models.layers.mlp import ACTIVATIONS, GatedMlp, activate
 from napkinmath.models.layers.moe import TOKENS
-from napkinmath.models.layers.symbols import a, b, dh, e, fe, h, k, s, topk
 from napkinmath.models.layers.vision_towers import Patches
 from napkinmath.ops import routing
 from napkinmath.ops.attention import eager_attention, sdpa

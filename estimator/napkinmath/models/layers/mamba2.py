@@ -12,9 +12,9 @@ from napkinmath.base.expr import Size, ceil_div
 from napkinmath.base.record import Record
 from napkinmath.ir.costs import Gemm, Move, traffic
 from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value
+from napkinmath.ir.symbols import b, h, s
 from napkinmath.ir.tape import LIKE, PASS, REDUCE, Tape
 from napkinmath.models.layers.mamba import outer
-from napkinmath.models.layers.symbols import b, h, s
 from napkinmath.ops.convolution import causal_convolution
 from napkinmath.ops.elementwise import add, cast, copy, mul, neg, rsqrt, shift, silu, unary
 from napkinmath.ops.index import constant, slice_of

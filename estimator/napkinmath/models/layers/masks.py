@@ -6,8 +6,8 @@ from napkinmath.base.dtypes import BOOL, INT64, DType
 from napkinmath.base.expr import Size
 from napkinmath.config.train_config import AdapterKind, Attention
 from napkinmath.ir.ledger import Value
+from napkinmath.ir.symbols import b, s
 from napkinmath.ir.tape import Tape
-from napkinmath.models.layers.symbols import b, s
 from napkinmath.ops.index import constant
 
 
@@ -51,9 +51,7 @@ def causal_masks(
             shared[mask_name(window)] = constant(t, "mask of packed sequences", (b, 1, s, s), BOOL)
             t.touch(ends.tensor, allowed.tensor)
         elif (
-            window
-            and t.policy.config.attention is not Attention.FLASH2
-            and t.policy.at_least("s", window)
+            window and t.policy.config.attention is not Attention.FLASH2 and t.at_least("s", window)
         ):
             visible = visible_positions(t, window)
             shared[mask_name(window)] = Value(visible.tensor, (b, 1, s, s), BOOL)

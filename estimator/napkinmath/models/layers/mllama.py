@@ -13,13 +13,14 @@ from napkinmath.base.record import Record
 from napkinmath.ir.costs import Move, traffic
 from napkinmath.ir.ledger import Value
 from napkinmath.ir.model_spec import Part
+from napkinmath.ir.symbols import a, b, dh, h, k, s
 from napkinmath.ir.tape import LIKE, REDUCE, Tape
 from napkinmath.models.layers.attention import GroupedQueryAttention, runs_eager, split_heads
+from napkinmath.models.layers.decoder import AttentionLayer
 from napkinmath.models.layers.embedding import TokenEmbedding
 from napkinmath.models.layers.encoder import add_broadcast
 from napkinmath.models.layers.mlp import GatedMlp
 from napkinmath.models.layers.norm import Norm, NormKind
-from napkinmath.models.layers.symbols import a, b, dh, h, k, s
 from napkinmath.models.layers.vision_towers import TowerLayer
 from napkinmath.ops.attention import eager_attention, sdpa
 from napkinmath.ops.convolution import patch_projection
@@ -262,7 +263,7 @@ class WithCrossMask(Part):
         return self.text.record(t, x, shared)
 
 
-class CrossAttentionLayer(Part):
+class CrossAttentionLayer(AttentionLayer):
     """residual + gate · attention from text to image features, residual + gate · feed-forward."""
 
     attention: GroupedQueryAttention

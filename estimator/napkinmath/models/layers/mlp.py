@@ -5,10 +5,10 @@ from __future__ import annotations
 from napkinmath.base.expr import Size
 from napkinmath.base.record import Record
 from napkinmath.ir.ledger import Value
+from napkinmath.ir.symbols import f
 from napkinmath.ir.tape import Tape
 from napkinmath.models.layers.activations import ACTIVATIONS as ACTIVATIONS
 from napkinmath.models.layers.activations import activate
-from napkinmath.models.layers.symbols import f
 from napkinmath.ops.elementwise import dropout, mul
 from napkinmath.ops.fused import gated_activation
 from napkinmath.ops.matmul import linear
@@ -52,8 +52,9 @@ class GatedMlp(Record):
     def _patched(self, t: Tape, x: Value) -> Value:
         """One operation where the projections can be fused, else the patched gate between them, or
         the library's."""
-        from napkinmath.models.layers.patched import active, patched_gate
-        from napkinmath.models.layers.patched_linears import fused_feed_forward
+        from napkinmath.lowering.patched_linears import fused_feed_forward
+        from napkinmath.lowering.patching import active
+        from napkinmath.models.layers.patched import patched_gate
 
         whole = (
             fused_feed_forward(t, x, self.names, self.width, bias=self.bias, kind=self.kind)

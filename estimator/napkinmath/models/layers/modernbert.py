@@ -11,13 +11,13 @@ from napkinmath.base.dtypes import BOOL, FP32, INT64, DType
 from napkinmath.config.train_config import Attention
 from napkinmath.ir.ledger import Value
 from napkinmath.ir.model_spec import Part
+from napkinmath.ir.symbols import a, b, dh, f, h, s, v
 from napkinmath.ir.tape import Tape
 from napkinmath.models.layers.attention import runs_eager, split_heads
 from napkinmath.models.layers.embedding import rotary_tables
 from napkinmath.models.layers.masks import mask_name
 from napkinmath.models.layers.mlp import activate
 from napkinmath.models.layers.norm import Norm, NormKind
-from napkinmath.models.layers.symbols import a, b, dh, f, h, s, v
 from napkinmath.ops.attention import eager_attention, sdpa
 from napkinmath.ops.elementwise import add, cast, dropout, mul
 from napkinmath.ops.index import constant, embedding, input_leaf, model_input, rotate_half
@@ -52,7 +52,7 @@ class ModernBertEmbedding(Part):
 
     def _mask(self, t: Tape, shared: dict[str, Value], dtype: DType) -> None:
         """Pairs no further apart than the window, unless the sequence is shorter than it."""
-        if t.policy.config.attention is Attention.FLASH2 or not t.policy.at_least("s", self.window):
+        if t.policy.config.attention is Attention.FLASH2 or not t.at_least("s", self.window):
             return
         with t.scope():
             distance = constant(t, "distance", (s, s), INT64)

@@ -9,9 +9,9 @@ from napkinmath.base.dtypes import BOOL, FP32, INT64
 from napkinmath.base.expr import Size
 from napkinmath.base.record import Record
 from napkinmath.ir.ledger import Value, Weight
+from napkinmath.ir.symbols import b, e, fe, h, s, topk
 from napkinmath.ir.tape import Scope, Tape
 from napkinmath.models.layers.mlp import ACTIVATIONS
-from napkinmath.models.layers.symbols import b, e, fe, h, s, topk
 from napkinmath.ops import routing
 from napkinmath.ops.elementwise import add, add_, cast, mul, scale, sigmoid, softmax
 from napkinmath.ops.index import concatenate, constant, slice_of
@@ -24,7 +24,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Protocol
 
-    from napkinmath.lowering.parallel.tensor import TensorSplit
+    from napkinmath.ir.recording import SplitTensors
 
     class FeedForward(Protocol):
         """Any feed-forward that reads hidden states and returns what is added to them."""
@@ -429,7 +429,7 @@ class MixtureOfExperts(Record):
                 common = self.shared.weigh(t, flat, common)
             return t.view(add(t, out, common), x.axes)
 
-    def _split(self, t: Tape, x: Value, split: TensorSplit, shared: dict[str, Value]) -> Value:
+    def _split(self, t: Tape, x: Value, split: SplitTensors, shared: dict[str, Value]) -> Value:
         """Every tensor-parallel rank runs all experts on its share of their width, on all tokens;
         the parts are summed."""
         with t.scope() as frame:

@@ -8,12 +8,17 @@ from enum import Enum
 from napkinmath.base.expr import Size
 from napkinmath.base.record import Record
 from napkinmath.ir.ledger import Value
+from napkinmath.ir.model_spec import DECODER_TOKENS
+from napkinmath.ir.symbols import a, b, dh, s
 from napkinmath.ir.tape import Tape
 from napkinmath.models.layers.attention import GroupedQueryAttention, split_heads
-from napkinmath.models.layers.symbols import a, b, dh, s
 from napkinmath.ops.index import slice_of
 from napkinmath.ops.matmul import linear
 from napkinmath.ops.routing import chunk
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import ClassVar
 
 
 class Packing(str, Enum):
@@ -35,6 +40,7 @@ class PackedAttention(Record):
     cached_before: tuple[int, int] = (0, 0)
     """Version of transformers before which training built a key/value cache of views, checkpointing
     or not: the packed projections live until the forward is over."""
+    virtual_tokens: ClassVar[str] = DECODER_TOKENS
 
     def record(self, t: Tape, x: Value, shared: dict[str, Value]) -> Value:
         """Attention over x of axes (b, s, h)."""

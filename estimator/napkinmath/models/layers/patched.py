@@ -1,19 +1,20 @@
 """Norm, rotation, gate and loss as a set of patched operations runs them: recorded from the rows of
 catalog/kernels.py.
 
-The fused projections are in patched_linears.py.
+The fused projections are in lowering/patched_linears.py.
 """
 
 from __future__ import annotations
 
-from napkinmath.base.dtypes import FP32, UINT8
+from napkinmath.base.dtypes import FP32
 from napkinmath.base.expr import Size, ceil_div, minimum, power_of_two, product
 from napkinmath.catalog import kernels
-from napkinmath.catalog.kernels import KernelCost, KernelSet
+from napkinmath.catalog.kernels import KernelCost
 from napkinmath.ir.costs import Gemm, Move, traffic
 from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value
+from napkinmath.ir.symbols import s
 from napkinmath.ir.tape import Tape
-from napkinmath.models.layers.symbols import s
+from napkinmath.lowering.patching import active, scratch
 from napkinmath.ops.elementwise import cast, copy
 from napkinmath.ops.loss import linear_cross_entropy, next_token_labels
 from napkinmath.ops.matmul import autocast_weight
@@ -21,20 +22,6 @@ from napkinmath.ops.matmul import autocast_weight
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.ir.ledger import Steps
-
-
-def active(t: Tape) -> KernelSet:
-    """The set that patches the model; only called where there is one."""
-    assert t.policy.patch is not None
-    return t.policy.patch
-
-
-def scratch(t: Tape, name: str, nbytes: Size) -> tuple[Steps, Steps]:
-    """The events that make and drop what an operation needs for a while; none for no bytes."""
-    if nbytes == 0:
-        return (), ()
-    tensor = t.tensor(name, (nbytes,), UINT8, Role.WORKSPACE)
-    return ((ALLOC, tensor),), ((FREE, tensor),)
 
 
 def patched_norm(t: Tape, x: Value, *, name: str, width: Size) -> Value:

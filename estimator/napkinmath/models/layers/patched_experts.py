@@ -11,9 +11,9 @@ from napkinmath.base.dtypes import INT64
 from napkinmath.base.expr import ceil_div, product
 from napkinmath.ir.costs import Move, traffic
 from napkinmath.ir.ledger import ALLOC, Gradient, Value
+from napkinmath.ir.symbols import b, e, s, topk
 from napkinmath.ir.tape import Tape
 from napkinmath.models.layers.patched import patched_gate
-from napkinmath.models.layers.symbols import b, e, s, topk
 from napkinmath.ops import routing
 from napkinmath.ops.elementwise import cast
 from napkinmath.ops.index import constant, slice_of

@@ -6,12 +6,12 @@ from napkinmath.base.dtypes import BOOL, INT64
 from napkinmath.base.expr import Size
 from napkinmath.ir.costs import Move, traffic
 from napkinmath.ir.ledger import Value
-from napkinmath.ir.model_spec import Part
+from napkinmath.ir.model_spec import DECODER_TOKENS, Part
+from napkinmath.ir.symbols import b, h, s, v
 from napkinmath.ir.tape import LIKE, PASS, Tape
 from napkinmath.models.layers.embedding import behind_virtual_tokens, token_ids
 from napkinmath.models.layers.masks import causal_masks
 from napkinmath.models.layers.norm import Norm
-from napkinmath.models.layers.symbols import b, h, s, v
 from napkinmath.ops.elementwise import dropout, scale
 from napkinmath.ops.index import constant, embedding, input_leaf
 from napkinmath.ops.matmul import linear
@@ -47,6 +47,10 @@ class PositionedEmbedding(Part):
     def longest_sequence(self) -> int:
         return 0 if self.sines else self.rows - self.offset
 
+    @property
+    def virtual_tokens(self) -> str:
+        return DECODER_TOKENS
+
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         ids = token_ids(t, shared)
         if self.triangle:
@@ -78,7 +82,7 @@ class PositionedEmbedding(Part):
 def add_positions(t: Tape, x: Value, positions: Value) -> Value:
     """x + positions, the same for every sequence unless they have a batch axis of their own; their
     gradient is summed over the batch."""
-    summed = positions.axes[0] == 1 and t.policy.at_least("b", 2)
+    summed = positions.axes[0] == 1 and t.at_least("b", 2)
     return t.op(
         "add",
         (x, positions),

@@ -7,9 +7,9 @@ from napkinmath.base.dtypes import FP32
 from napkinmath.ir.costs import Move, traffic
 from napkinmath.ir.ledger import Role, Value
 from napkinmath.ir.model_spec import Part
+from napkinmath.ir.symbols import b
 from napkinmath.ir.tape import LIKE, Tape
 from napkinmath.models.layers.norm import Norm
-from napkinmath.models.layers.symbols import b
 from napkinmath.ops.index import slice_of
 from napkinmath.ops.matmul import linear
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from napkinmath.base.record import Record
 from napkinmath.ir.ledger import Value
+from napkinmath.ir.symbols import b, h, s
 from napkinmath.ir.tape import Tape
-from napkinmath.models.layers.symbols import b, h, s
 from napkinmath.ops.convolution import causal_convolution
 from napkinmath.ops.elementwise import copy, mul
 from napkinmath.ops.matmul import linear

@@ -9,9 +9,9 @@ from napkinmath.base.record import Record
 from napkinmath.config.train_config import Attention
 from napkinmath.ir.costs import Move, traffic
 from napkinmath.ir.ledger import ALLOC, Gradient, Role, Value
+from napkinmath.ir.symbols import a, b, dh, h, k, s
 from napkinmath.ir.tape import LIKE, Tape
 from napkinmath.models.layers.masks import mask_name
-from napkinmath.models.layers.symbols import a, b, dh, h, k, s
 from napkinmath.ops.attention import fused
 from napkinmath.ops.elementwise import add, cast, copy, dropout, scale, softmax
 from napkinmath.ops.index import concatenate, repeat_heads, slice_of

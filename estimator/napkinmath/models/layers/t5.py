@@ -13,10 +13,10 @@ from napkinmath.base.record import Record
 from napkinmath.config.train_config import AdapterKind, Attention
 from napkinmath.ir.costs import Move, traffic
 from napkinmath.ir.ledger import Role, Value
-from napkinmath.ir.model_spec import Part
+from napkinmath.ir.model_spec import ENCODER_TOKENS, Part
+from napkinmath.ir.symbols import a, b, dh, f, h, s, v
 from napkinmath.ir.tape import LIKE, PASS, Tape
 from napkinmath.models.layers.mlp import activate
-from napkinmath.models.layers.symbols import a, b, dh, f, h, s, v
 from napkinmath.ops.attention import dense_operand, rows_first, sdpa
 from napkinmath.ops.elementwise import add, copy, dropout, mul, rsqrt, scale, shift, softmax
 from napkinmath.ops.elementwise import cast as cast_to
@@ -46,6 +46,10 @@ class T5Embedding(Part):
 
     decoder: bool = False
     dropout: float = 0.1
+
+    @property
+    def virtual_tokens(self) -> str:
+        return ENCODER_TOKENS
 
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         stack = "decoder" if self.decoder else "encoder"

@@ -8,9 +8,9 @@ from napkinmath.base.expr import Size
 from napkinmath.ir.costs import Move, traffic
 from napkinmath.ir.ledger import Role, Value
 from napkinmath.ir.model_spec import Part
+from napkinmath.ir.symbols import b, h, v
 from napkinmath.ir.tape import LIKE, Tape
 from napkinmath.models.layers.mlp import activate
-from napkinmath.models.layers.symbols import b, h, v
 from napkinmath.ops.elementwise import dropout, tanh
 from napkinmath.ops.index import slice_of
 from napkinmath.ops.loss import cross_entropy

@@ -5,10 +5,10 @@ from __future__ import annotations
 from napkinmath.base.dtypes import INT64
 from napkinmath.ir.ledger import Value
 from napkinmath.ir.model_spec import Part
+from napkinmath.ir.symbols import b
 from napkinmath.ir.tape import Tape
 from napkinmath.models.layers.encoder import BidirectionalAttention, add_broadcast
 from napkinmath.models.layers.mlp import activate
-from napkinmath.models.layers.symbols import b
 from napkinmath.ops.convolution import patch_projection
 from napkinmath.ops.elementwise import add, dropout
 from napkinmath.ops.index import concatenate, input_leaf, model_input
@@ -17,7 +17,7 @@ from napkinmath.ops.norm import layer_norm
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.lowering.policy import Policy
+    from napkinmath.ir.recording import RecordingPolicy
 
 
 class PatchEmbedding(Part):
@@ -35,7 +35,7 @@ class PatchEmbedding(Part):
         """Patches and the class token."""
         return (self.image[0] // self.patch[0]) * (self.image[1] // self.patch[1]) + 1
 
-    def output_needs_grad(self, policy: Policy) -> bool:
+    def output_needs_grad(self, policy: RecordingPolicy) -> bool:
         return policy.pixels_require_grad
 
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:

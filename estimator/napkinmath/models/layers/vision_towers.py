@@ -15,11 +15,11 @@ from napkinmath.config.train_config import Attention
 from napkinmath.ir.costs import Gemm, Move, traffic
 from napkinmath.ir.ledger import Value
 from napkinmath.ir.model_spec import Part
+from napkinmath.ir.symbols import b, s
 from napkinmath.ir.tape import LIKE, Tape
 from napkinmath.models.layers.encoder import add_broadcast
 from napkinmath.models.layers.mlp import activate
 from napkinmath.models.layers.norm import Norm, NormKind
-from napkinmath.models.layers.symbols import b, s
 from napkinmath.ops.attention import eager_attention, sdpa
 from napkinmath.ops.convolution import patch_projection
 from napkinmath.ops.elementwise import add, cast, copy, mul

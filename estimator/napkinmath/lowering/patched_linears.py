@@ -18,7 +18,7 @@ from napkinmath.ir.costs import Dequantize, Gemm, Move
 from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value, Weight
 from napkinmath.ir.tape import Tape
 from napkinmath.lowering.adapters import low_rank_pair
-from napkinmath.models.layers.patched import active, scratch
+from napkinmath.lowering.patching import active, scratch
 from napkinmath.ops.elementwise import cast
 
 TYPE_CHECKING = False
@@ -283,7 +283,7 @@ def note_buffers(t: Tape, group: Sequence[Branch], dtype: DType) -> None:
     the first forward."""
     for one in group:
         if one.shape.stored:
-            t.policy.decoded.append(t.known(one.shape.elements) * dtype.bits // 8)
+            t.decoded = max(t.decoded, t.known(one.shape.elements) * dtype.bits // 8)
 
 
 def fused_mlp(t: Tape, x: Value, group: Sequence[Branch]) -> Value:

@@ -1,0 +1,354 @@
+"""One micro-step: the forward of every run, then their backwards in reverse, as segments of
+events."""
+
+from __future__ import annotations
+
+from napkinmath.ir.ledger import ALLOC, BATCH, FREE, TAKE, Block, Phase, Role, Tensor, Value
+from napkinmath.ir.step import STAGE_ENTRANCE, Run, Segment
+from napkinmath.lowering.autograd import Backward, Forward, made_again, saved_tensors
+from napkinmath.lowering.units import Unit
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from napkinmath.ir.ledger import Event
+    from napkinmath.lowering.policy import Policy
+
+    Releases = dict[tuple[Phase, int], list[Tensor]]  # before which run a tensor is dropped
+
+END = (Phase.STEP, 0)  # of the micro-step, in a table of releases
+
+
+def lower_micro_step(
+    runs: list[Run], shared: dict[str, Value], policy: Policy, *, accumulate: bool
+) -> list[Segment]:
+    """Forward of every run, then backward in reverse; `accumulate` adds to the gradients of an
+    earlier one."""
+    units = [Unit(run.block, run.stage, policy) for run in runs]
+    releases = shared_releases(runs, shared, policy)
+    forwards = _Forwards(runs, units, releases)
+    for index in range(len(runs)):
+        forwards.add(index)
+    segments = forwards.segments + forwards.cached
+    if policy.stack.holds_last_step and policy.stack.quantized_keeps_input:
+        segments = _with_graph_before(segments, runs)
+    segments += _lower_backward(runs, units, releases, accumulate=accumulate)
+    ends: list[Event] = [(FREE, tensor) for tensor in releases.get(END, ())]
+    if forwards.chain.held is not None:
+        ends.append((FREE, forwards.chain.held))  # the loss
+    return [*segments, Segment("end of the micro-step", Phase.BACKWARD, ends)]
+
+
+def lower_micro_steps(
+    runs: list[Run], shared: dict[str, Value], policy: Policy
+) -> list[tuple[int, list[Segment]]]:
+    """(times, segments) of a step's micro-steps: the first makes gradients, the others add to
+    them."""
+    found = [(1, lower_micro_step(runs, shared, policy, accumulate=False))]
+    more = policy.config.gradient_accumulation_steps - 1
+    if more > 0:
+        found.append((more, lower_micro_step(runs, shared, policy, accumulate=True)))
+    return found
+
+
+class Chain:
+    """The tensor handed from block to block: one slot for each shape and type, so that a slot has
+    one size."""
+
+    __slots__ = ("_name", "_role", "_slots", "held")
+
+    def __init__(self, name: str, role: Role) -> None:
+        self._name, self._role = name, role
+        self._slots: dict[tuple[object, ...], Tensor] = {}
+        self.held: Tensor | None = None
+
+    def give(self, tensor: Tensor, value: Value | Tensor) -> Event:
+        """The event that hands a block's result on."""
+        key = (value.axes, value.dtype)
+        slot = self._slots.get(key)
+        if slot is None:
+            slot = self._slots[key] = Tensor(self._name, value.axes, value.dtype, self._role)
+        self.held = slot
+        return TAKE, (tensor, slot)
+
+    def replace(self, tensor: Tensor) -> list[Event]:
+        """The events that drop what is held and hold the tensor."""
+        return [*self.drop(), self.give(tensor, tensor)]
+
+    def drop(self) -> list[Event]:
+        """The event that drops what is held, if anything is."""
+        dropped: list[Event] = [] if self.held is None else [(FREE, self.held)]
+        self.held = None
+        return dropped
+
+    def take(self, tensor: Tensor) -> Event:
+        """The event that makes the handed-on tensor the reader's own."""
+        assert self.held is not None
+        return TAKE, (self.held, tensor)
+
+
+# ---------------------------------------------------------------- forward
+
+
+class _Forwards:
+    """Lowers the forwards in order; `cached` are the segments that end autocast after the last."""
+
+    def __init__(self, runs: list[Run], units: list[Unit], releases: Releases) -> None:
+        self.runs, self.units, self.releases = runs, units, releases
+        self.segments: list[Segment] = []
+        self.cached: list[Segment] = []
+        self.chain = Chain("hidden states between blocks", Role.ACTIVATIONS)
+        # until the model's loop has the next layer's
+        self.second = Chain("second result of the layer before", Role.ACTIVATIONS)
+
+    def add(self, index: int) -> None:
+        """The forward of one run."""
+        run, forward = self.runs[index], self.units[index].forward()
+        events = self._events(index, forward)
+        returned = run.block.returned if run.block.returned in forward.until_end else None
+        self._hold_until_end(run, [t for t in forward.until_end if t is not returned])
+        is_last = index == len(self.runs) - 1
+        opening = self.second.drop() if returned is None or is_last else []
+        embedded = self._held_entrance(index, forward)
+        first_differs = opening or embedded or (returned is not None and self.second.held is None)
+        for repeat in [1, run.count - 1] if first_differs and run.count > 1 else [run.count]:
+            closing = [] if returned is None else self.second.replace(returned)
+            if embedded is not None:
+                closing, embedded = [(ALLOC, embedded), *closing], None
+            whole = opening + events + closing
+            self.segments.append(Segment(run.name, Phase.FORWARD, whole, repeat, run.stage.symbols))
+            opening = []
+
+    def _events(self, index: int, forward: Forward) -> list[Event]:
+        """What ends before the run, its own forward, and the handing over on both sides."""
+        run = self.runs[index]
+        block = run.block
+        released = self.releases.get((Phase.FORWARD, index), ())
+        events: list[Event] = [(FREE, tensor) for tensor in released]
+        if block.input is not None:
+            events.append(self.chain.take(block.input.tensor))
+        events += forward.events
+        if block.output is not None and not run.stage.publishes:
+            events.append(self.chain.give(block.output.tensor, block.output))
+        return events
+
+    def _hold_until_end(self, run: Run, tensors: list[Tensor]) -> None:
+        """Tensors that live to the end of the forward pass: autocast's weight casts."""
+        if tensors:
+            name = f"end of autocast, {run.name}"
+            self.cached.append(_for_run(name, run, [(FREE, t) for t in tensors]))
+
+    def _held_entrance(self, index: int, forward: Forward) -> Tensor | None:
+        """The embeddings that are held from here on, noted where they are released."""
+        unit = self.units[index]
+        held = held_entrance(self.runs, index, unit, forward)
+        if held is not None:
+            until = END if unit.pipelined else (Phase.FORWARD, len(self.runs) - 1)
+            self.releases.setdefault(until, []).append(held)
+        return held
+
+
+def held_entrance(runs: list[Run], index: int, unit: Unit, forward: Forward) -> Tensor | None:
+    """A stand-in for the embeddings that the model's own forward holds, made after the first layer
+    where that keeps them not.
+
+    On a later pipeline stage of torch it is the buffer that the hidden states were received in.
+    """
+    value = unit.block.input
+    if (
+        index != 1
+        or (unit.pipelined and runs[0].name != STAGE_ENTRANCE)
+        or value is None
+        or (index == len(runs) - 1 and not unit.pipelined)
+        or not unit.is_layer
+        or unit.checkpointed
+        or value.tensor in forward.kept
+        or runs[0].stage.publishes
+    ):
+        return None
+    name, module = "embeddings held by the model's forward", runs[0].block.name
+    return Tensor(name, value.axes, value.dtype, Role.ACTIVATIONS, module)
+
+
+def _with_graph_before(segments: list[Segment], runs: list[Run]) -> list[Segment]:
+    """A forward during which the inputs that the last backward's nodes keep are still there."""
+    held = [(run, tensors) for run in runs if (tensors := inputs_kept_by_nodes(run.block))]
+    name = "graph of the step before"
+    return [
+        *(_for_run(name, run, [(ALLOC, t) for t in tensors]) for run, tensors in held),
+        *segments,
+        *(_for_run(f"{name} dropped", run, [(FREE, t) for t in tensors]) for run, tensors in held),
+    ]
+
+
+def _for_run(name: str, run: Run, events: list[Event]) -> Segment:
+    return Segment(name, Phase.FORWARD, events, run.count, run.stage.symbols)
+
+
+def inputs_kept_by_nodes(block: Block) -> list[Tensor]:
+    """Stand-ins for the inputs of quantized products that the nodes of a finished backward still
+    hold (bitsandbytes' ctx.tensors)."""
+    kept = {
+        tensor: None
+        for op in block.ops
+        if op.inputs[1:] and op.inputs[1].weight is not None and op.inputs[1].weight.constants
+        for tensor in op.saves
+    }
+    return [
+        Tensor("input kept by the step before", t.axes, t.dtype, t.role, t.module) for t in kept
+    ]
+
+
+# ---------------------------------------------------------------- what all blocks share
+
+
+def shared_releases(runs: list[Run], shared: dict[str, Value], policy: Policy) -> Releases:
+    """Where each shared tensor dies: with the backward of the first run that keeps it, or as the
+    head starts; inputs stay.
+
+    A checkpointed run holds what it reads until it is recomputed, and makes anew what it made; a
+    leaf with a gradient is held by its node. The model's own forward holds the rest until it
+    returns.
+    """
+    found: Releases = {}
+    for name, value in shared.items():
+        found.setdefault(_release_of(name, value, runs, policy), []).append(value.tensor)
+    return found
+
+
+def _release_of(name: str, value: Value, runs: list[Run], policy: Policy) -> tuple[Phase, int]:
+    tensor, last = value.tensor, runs[-1]
+    leaf = value.requires_grad and any(
+        value in op.outputs and not op.inputs for run in runs for op in run.block.ops
+    )
+    stays = tensor.source == BATCH or tensor in last.block.last_use or last.stage.checkpointed
+    if leaf or stays:
+        return END
+    loss = last.block.output
+    if loss is not None and loss.requires_grad:
+        keepers = (i for i, run in enumerate(runs) if _keeps(run, tensor, policy))
+        first = next(keepers, None)
+        if first is not None:
+            return Phase.BACKWARD, first
+    closed = [i + 1 for i, run in enumerate(runs[:-1]) if name in run.stage.closes]
+    return Phase.FORWARD, closed[-1] if closed else len(runs) - 1
+
+
+def _keeps(run: Run, tensor: Tensor, policy: Policy) -> bool:
+    """Whether a run keeps a shared tensor for its backward."""
+    if policy.recomputes and run.stage.checkpointed:
+        return tensor in run.block.last_use and tensor not in made_again(run.block)
+    return tensor in saved_tensors(run.block)
+
+
+# ---------------------------------------------------------------- backward
+
+
+def _lower_backward(
+    runs: list[Run], units: list[Unit], releases: Releases, *, accumulate: bool
+) -> list[Segment]:
+    loss = runs[-1].block.output
+    if loss is None or not loss.requires_grad:
+        return []
+    backwards = _Backwards(loss, accumulate=accumulate)
+    for index in range(len(runs) - 1, -1, -1):
+        run = runs[index]
+        if backwards.reaches(run):
+            backwards.add(run, units[index])
+        elif backwards.reaches_shared(run.block):
+            backwards.add_shared(run, units[index])
+        if (released := releases.get((Phase.BACKWARD, index))) is not None:
+            events: list[Event] = [(FREE, tensor) for tensor in released]
+            backwards.segments.append(Segment("shared tensors released", Phase.BACKWARD, events))
+    return backwards.segments
+
+
+class _Backwards:
+    """Lowers the backwards from the last run to the first.
+
+    `filled` are gradients of tied weights that a later block has made, `opened` the ids of the
+    shared values that have a gradient waiting.
+    """
+
+    def __init__(self, loss: Value, *, accumulate: bool) -> None:
+        self.accumulate = accumulate
+        self.chain = Chain("gradient between blocks", Role.ACTIVATION_GRADIENTS)
+        self.filled: dict[str, Tensor] = {}
+        self.opened: set[int] = set()
+        name = "gradient of the loss"
+        seed = Tensor(name, loss.axes, loss.dtype, Role.ACTIVATION_GRADIENTS)
+        started: list[Event] = [(ALLOC, seed), self.chain.give(seed, loss)]
+        self.segments = [Segment(name, Phase.BACKWARD, started)]
+
+    def reaches(self, run: Run) -> bool:
+        """Whether the run's output has a gradient."""
+        output = run.block.output
+        if output is None or not output.requires_grad:
+            return False
+        return not run.stage.publishes or id(output) in self.opened
+
+    def reaches_shared(self, block: Block) -> bool:
+        """Whether only what the block shares has one: a trained prefix."""
+        return any(id(out) in self.opened for op in block.ops for out in op.outputs)
+
+    def add(self, run: Run, unit: Unit) -> None:
+        """The backward of a run, its first copy apart where that opens shared gradients."""
+        block = run.block
+        readers = {id(value) for value in shared_readers(block)}
+        apart = readers - self.opened and run.count > 1
+        for repeat in [1, run.count - 1] if apart else [run.count]:
+            events, backward = self._events(run, unit)
+            self._append(run, events, backward, repeat)
+            self.opened |= readers
+            for path in (w.tied_to for w in block.weights):
+                if path and path in backward.made:
+                    self.filled[path] = backward.made[path]
+
+    def add_shared(self, run: Run, unit: Unit) -> None:
+        """The backward of a block of which only what it shares needs a gradient."""
+        engine = Backward(
+            run.block,
+            accumulate=self.accumulate,
+            filled=self.filled,
+            opened=frozenset(self.opened),
+            hook=unit.hook,
+        )
+        engine.run(None)
+        self._append(run, engine.events, engine, run.count)
+
+    def _append(self, run: Run, events: list[Event], engine: Backward, repeat: int) -> None:
+        if not self.accumulate:
+            run.block.gradients = engine.persistent
+        self.segments.append(Segment(run.name, Phase.BACKWARD, events, repeat, run.stage.symbols))
+
+    def _events(self, run: Run, unit: Unit) -> tuple[list[Event], Backward]:
+        """One block's backward: its events, and the engine that made them."""
+        block, output = run.block, run.block.output
+        assert output is not None
+        role = Role.ACTIVATION_GRADIENTS
+        incoming = Tensor("incoming gradient", output.axes, output.dtype, role, block.name)
+        taken = (
+            (TAKE, (output.shared_gradient(), incoming))
+            if run.stage.publishes
+            else self.chain.take(incoming)
+        )
+        backward, result = unit.backward(
+            incoming,
+            accumulate=self.accumulate,
+            filled=self.filled,
+            opened=frozenset(self.opened),
+        )
+        events: list[Event] = [taken, *backward.events]
+        if result is not None and block.input is not None:
+            events.append(self.chain.give(result, block.input))
+        return events, backward
+
+
+def shared_readers(block: Block) -> list[Value]:
+    """The shared values needing a gradient that a block reads and did not make."""
+    made = {id(out) for op in block.ops for out in op.outputs}
+    read = {id(value) for op in block.ops for value in op.inputs}
+    return [
+        value
+        for value in block.externals
+        if value.requires_grad and id(value) in read and id(value) not in made
+    ]
