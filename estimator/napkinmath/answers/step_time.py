@@ -32,7 +32,7 @@ def clock_on(
 def step_time(e: Estimate, speed: Efficiency, hardware: Hardware) -> StepTime:
     """The steady step's time as its operations add up."""
     config, start = e.config, e.timeline.step_starts[-1]
-    clock = clock_on(e.cluster, config.parallel, speed, e.step.policy)
+    clock = clock_on(e.cluster, config.parallel, speed, e.ranks.policy)
     peak, bubble = _peak_flops_per_s(e, hardware), 0.0
     if e.lengths_change and config.parallel.pipeline_parallel_size == 1:
         from napkinmath.timing.varied_time import varied_time
