@@ -4,6 +4,7 @@ commands are parsed with."""
 from __future__ import annotations
 
 from napkinmath.base.errors import InputError, shown
+from napkinmath.cli.commands import COMMANDS, DEFAULT
 from napkinmath.cli.parser import Parser
 
 TYPE_CHECKING = False
@@ -36,8 +37,6 @@ def flags_by_command() -> dict[str, dict[str, str]]:
     itself."""
     from importlib.util import find_spec
 
-    from napkinmath.cli.main import COMMANDS
-
     found = {"": _flags("")}
     for name, (target, _) in COMMANDS.items():
         module = target.partition(":")[0]
@@ -49,8 +48,6 @@ def flags_by_command() -> dict[str, dict[str, str]]:
 def late_commands() -> tuple[str, ...]:
     """Commands of the other packages: they import torch, so their flags are asked for at the first
     Tab and not in every new shell."""
-    from napkinmath.cli.main import COMMANDS
-
     return tuple(
         name for name, (target, _) in COMMANDS.items() if not target.startswith("napkinmath.")
     )
@@ -61,11 +58,11 @@ def _flags(command: str) -> dict[str, str]:
     import contextlib
     import io
 
-    from napkinmath.cli.main import main
-
+    module, _, function = (COMMANDS[command][0] if command else DEFAULT).partition(":")
+    run = getattr(__import__(module, fromlist=[function]), function)
     out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        main([command, "--help"] if command else ["--help"])
+    with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
+        run(["--help"])
     found: dict[str, str] = {}
     waiting: list[str] = []
     for line in out.getvalue().splitlines():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from napkinmath.base.errors import InputError, shown
+from napkinmath.cli.commands import COMMANDS
 from napkinmath.cli.flags import SHARED, TEXT
 from napkinmath.cli.parser import Parser
 
@@ -92,8 +93,6 @@ def _parser() -> Parser:
 def _ending() -> str:
     """The commands that are there, and the exit codes."""
     from importlib.util import find_spec
-
-    from napkinmath.cli.main import COMMANDS
 
     names: list[str] = []
     for name, (target, meaning) in COMMANDS.items():

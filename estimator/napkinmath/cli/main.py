@@ -9,55 +9,13 @@ from __future__ import annotations
 import sys
 
 from napkinmath.base.errors import InputError, NapkinError, shown, suggest
+from napkinmath.cli.commands import COMMANDS, DEFAULT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-# name -> ("module:function", what it does); imported when called. A function takes the remaining
-# arguments and returns an exit code (None: 0).
-COMMANDS: dict[str, tuple[str, str]] = {
-    "models": ("napkinmath.cli.list_models:run", "list the catalog of models"),
-    "gpus": ("napkinmath.cli.list_gpus:run", "list the catalog of GPUs"),
-    "version": ("napkinmath.cli.version:run", "print the version"),
-    "trace": (
-        "napkinmath_profiler.cli.trace:run",
-        "run the real libraries on tensors without storage",
-    ),
-    "allocator": ("napkinmath_profiler.cli.allocator:run", "what allocator settings would do"),
-    "oom": ("napkinmath_profiler.cli.oom:run", "explain an out-of-memory message or snapshot"),
-    "compare": (
-        "napkinmath_profiler.cli.compare:run",
-        "analytic, traced and measured side by side",
-    ),
-    "calibrate": (
-        "napkinmath_profiler.cli.calibrate:run",
-        "measure this device and real layers of a model",
-    ),
-    "calibration": (
-        "napkinmath.cli.calibration_command:run",
-        "show, compare or remove calibrations",
-    ),
-    "measure": ("napkinmath_profiler.cli.measure:run", "measure a training step on this GPU"),
-    "bench": (
-        "napkinmath_profiler.cli.bench:run",
-        "ceilings of this device, and a model's operations under them",
-    ),
-    "watch": ("napkinmath_profiler.cli.watch:run", "follow a running training's memory"),
-    "links": ("napkinmath.cli.links:run", "time and bandwidth of collectives by message size"),
-    "plan": (
-        "napkinmath.cli.plan:run",
-        "what to run: the fastest, longest, cheapest configuration that fits",
-    ),
-    "check": ("napkinmath.cli.check:run", "fail a build or a SLURM job that would not fit"),
-    "sweep": ("napkinmath.cli.sweep:run", "every combination of options with several values"),
-    "batch": ("napkinmath.cli.batch:run", "many jobs from a file of JSON lines"),
-    "serve": ("napkinmath.cli.serve:run", "the report in a browser"),
-    "doctor": ("napkinmath.cli.doctor:run", "what is installed and what works here"),
-    "completion": ("napkinmath.cli.completion:run", "tab completion for bash, zsh or fish"),
-}
 DEFECT = 70  # EX_SOFTWARE of sysexits.h
-DEFAULT = "napkinmath.cli.estimate_command:run"
 EXTRAS = {"napkinmath_profiler": "profiler", "napkinmath_kernels": "kernels"}
 
 

@@ -8,6 +8,7 @@ import sys
 from napkinmath.base.errors import InputError, shown
 from napkinmath.cli.flags import DEBUG, ON, REPEAT, TEXT
 from napkinmath.cli.parser import Parser
+from napkinmath.cli.prices import price_of, price_of_name
 from napkinmath.cli.sweep import several_flags
 
 TYPE_CHECKING = False
@@ -204,26 +205,6 @@ def _machines(
             raise InputError(
                 f"--price {shown(text)} is of a GPU that is not asked about; add --gpu {name}"
             )
-    return found
-
-
-def price_of_name(name: str) -> str:
-    """The catalogued name of a GPU in --price NAME=P."""
-    from napkinmath.catalog.gpus import find_gpu
-
-    return find_gpu(name).name
-
-
-def price_of(gpu: str, prices: Sequence[str]) -> float | None:
-    """The price of a GPU's hour: of its name, or the one given without a name."""
-    from napkinmath.base import values
-
-    found: float | None = None
-    for text in prices:
-        name, _, amount = text.rpartition("=")
-        price = values.number(amount.strip().lstrip("$€"), f"--price {name}".strip(), high=1e6)
-        if not name or price_of_name(name) == gpu.partition(" MIG ")[0]:
-            found = price
     return found
 
 

@@ -36,7 +36,7 @@ def plan_on_cluster(
     """Plans for --goal tokens/s or cheapest, which are the same on one kind of GPU; returns 0 where
     something fits, else 1."""
     from napkinmath.base import values
-    from napkinmath.cli.plan import price_of
+    from napkinmath.cli.prices import price_of
     from napkinmath.inputs.hardware_options import calibration_on, cluster_of, machines
     from napkinmath.inputs.several import several
     from napkinmath.planning.plan_cluster import plan_cluster
