@@ -8,14 +8,8 @@ from fractions import Fraction
 
 import pytest
 from napkinmath.report.components import components_at, held_by_component
-from napkinmath.report.explain import (
-    Scopes,
-    cost_entries,
-    explanation_text,
-    formula_of,
-    stored_bytes,
-    tensor_entries,
-)
+from napkinmath.report.entries import Scopes, cost_entries, formula_of, stored_bytes, tensor_entries
+from napkinmath.report.explain import explanation_text
 from priced import CONFIGS, priced
 
 

@@ -74,38 +74,21 @@ def components_of(estimate: Estimate) -> tuple[Component, ...]:
     """The rows of an estimate's peak with allocator slack and device context; they sum to the
     device figure."""
     rows = list(components_at(estimate.timeline, estimate.peak, facts_of(estimate)))
-    memory = estimate.memory
-    requested, allocated, reserved, device = (
-        sum(r.nbytes for r in rows),
-        int(memory.allocated.value),
-        int(memory.reserved.value),
-        int(memory.device.value),
-    )
-    hardware = estimate.hardware
-    held = (
-        min(reserved, device - hardware.context_bytes) if hardware is not None else reserved
-    )  # a full device holds less than it once did
-    rows.append(
-        _extra(
-            "slack",
-            Role.SLACK,
-            held - requested,
-            f"rounding {format_bytes(allocated - requested)} + cache"
-            f" {format_bytes(held - allocated)}",
-        )
-    )
-    outside = device - held
-    context = min(outside, hardware.context_bytes) if hardware is not None else outside
+    memory, hardware = estimate.memory, estimate.hardware
+    requested = sum(r.nbytes for r in rows)
+    allocated, device = int(memory.allocated.value), int(memory.device.value)
+    held, where = int(memory.reserved.value), "no GPU named"
+    outside = context = device - held
+    if hardware is not None:
+        held = min(held, device - hardware.context_bytes)  # a full device holds less than it did
+        outside, where = device - held, hardware.gpu.name
+        context = min(outside, hardware.context_bytes)
+    rounding, cache = format_bytes(allocated - requested), format_bytes(held - allocated)
+    slack = f"rounding {rounding} + cache {cache}"
+    rows.append(_extra("slack", Role.SLACK, held - requested, slack))
     if outside > context:
-        rows.append(
-            _extra(
-                "managed",
-                Role.OPTIMIZER,
-                outside - context,
-                "unified memory, on the device while there is room",
-            )
-        )
-    where = hardware.gpu.name if hardware is not None else "no GPU named"
+        paged = "unified memory, on the device while there is room"
+        rows.append(_extra("managed", Role.OPTIMIZER, outside - context, paged))
     rows.append(_extra("context", Role.CONTEXT, context, f"CUDA context, kernels: {where}"))
     return tuple(rows)
 

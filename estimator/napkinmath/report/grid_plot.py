@@ -60,34 +60,45 @@ def write_plot(
     ]
     if not numeric:
         raise InputError("--plot needs a number that varies; give e.g. --bs 1..64 or --ctx 1k..64k")
-    figures = load_matplotlib("figure")
-    agg = load_matplotlib("backends.backend_agg")
-    figure = figures.Figure(figsize=(9.6, 6.0), dpi=150, facecolor="white")
-    agg.FigureCanvasAgg(figure)
-    axes = figure.add_axes((0.09, 0.11, 0.86, 0.76))
+    figure, axes = new_figure(width=0.86)
     value, label = _value(grid, rows, show)
     cards = _cards(grid)
     if len(numeric) > 1 and len(grid.keys) == 2:
-        _heat(
-            figure,
-            axes,
-            grid,
-            rows,
-            ["ctx", *[k for k in numeric if k != "ctx"]][:2] if "ctx" in numeric else numeric[:2],
-            value,
-            show,
-            cards,
-        )
+        keys = ["ctx", *[k for k in numeric if k != "ctx"]] if "ctx" in numeric else numeric
+        _heat(figure, axes, grid, rows, keys[:2], value, show, cards)
     else:
         _lines(axes, grid, rows, numeric[-1], value, show, cards)
-    figure.text(0.09, 0.94, label, fontsize=13, fontweight="bold", color=INK)
     lines = "; lines: where a GPU is full, its CUDA context taken off" if show == "memory" else ""
-    figure.text(
-        0.09, 0.9, (grid.summary + lines)[:150], fontsize=8.5, color=FAINT, parse_math=False
-    )
-    figure.savefig(
-        path, metadata={"Date": None} if path.lower().endswith(".svg") else {"Software": None}
-    )
+    figure.text(0.09, 0.94, label, fontsize=13, fontweight="bold", color=INK)
+    subtitle(figure, (grid.summary + lines)[:150])
+    save(figure, path)
+
+
+def new_figure(*, width: float) -> tuple[Any, Any]:
+    """(an empty figure, its axes, as wide as that share of it)."""
+    figures, agg = load_matplotlib("figure"), load_matplotlib("backends.backend_agg")
+    figure = figures.Figure(figsize=(9.6, 6.0), dpi=150, facecolor="white")
+    agg.FigureCanvasAgg(figure)
+    return figure, figure.add_axes((0.09, 0.11, width, 0.76))
+
+
+def subtitle(figure: Any, text: str) -> None:
+    """The line under a figure's title."""
+    figure.text(0.09, 0.9, text, fontsize=8.5, color=FAINT, parse_math=False)
+
+
+def open_frame(axes: Any) -> None:
+    """A faint grid behind what is drawn, and no frame above it and on its right."""
+    axes.grid(color=GRID_LINE, linewidth=0.8)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+
+
+def save(figure: Any, path: str) -> None:
+    """Writes a figure without the date and the program's name."""
+    unstamped = {"Date": None} if path.lower().endswith(".svg") else {"Software": None}
+    figure.savefig(path, metadata=unstamped)
 
 
 def _value(grid: Grid, rows: Sequence[tuple[Any, ...]], show: str) -> tuple[list[float], str]:
@@ -120,20 +131,11 @@ def _heat(
     field: Any = np.full((len(ys), len(xs)), np.nan)
     for row, number in zip(rows, value, strict=True):
         field[ys.index(row[y_at]), xs.index(row[x_at])] = number
-    colors = load_matplotlib("colors")
     positive = field[np.isfinite(field)]
-    norm = (
-        colors.LogNorm(positive.min(), positive.max())
-        if show == "memory" and positive.max() > 4 * positive.min()
-        else None
-    )
-    image = axes.imshow(
-        field,
-        origin="lower",
-        aspect="auto",
-        cmap="YlGnBu" if show == "memory" else "viridis",
-        norm=norm,
-    )
+    wide = show == "memory" and positive.max() > 4 * positive.min()
+    norm = load_matplotlib("colors").LogNorm(positive.min(), positive.max()) if wide else None
+    palette = "YlGnBu" if show == "memory" else "viridis"
+    image = axes.imshow(field, origin="lower", aspect="auto", cmap=palette, norm=norm)
     if show == "memory" and min(len(xs), len(ys)) > 1:
         _contours(axes, field, cards)
     _ticks(axes.set_xticks, xs)
@@ -142,10 +144,15 @@ def _heat(
     axes.set_ylabel(_TITLES.get(keys[1], keys[1]), color=FAINT)
     if field.size <= 120:
         _cell_numbers(axes, field, norm)
+    _color_bar(figure, axes, image)
+
+
+def _color_bar(figure: Any, axes: Any, image: Any) -> None:
+    ticker = load_matplotlib("ticker")
     bar = figure.colorbar(image, ax=axes, pad=0.015, fraction=0.045)
     bar.ax.tick_params(colors=FAINT, labelsize=8)
-    bar.ax.yaxis.set_major_formatter(load_matplotlib("ticker").FormatStrFormatter("%g"))
-    bar.ax.yaxis.set_minor_formatter(load_matplotlib("ticker").NullFormatter())
+    bar.ax.yaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
+    bar.ax.yaxis.set_minor_formatter(ticker.NullFormatter())
     bar.outline.set_visible(False)
 
 
@@ -223,48 +230,13 @@ def _lines(
             f"{len(series)} lines would not be told apart; vary two numbers for a heat map, or"
             " fewer options"
         )
-    for number, (name, points) in enumerate(series.items()):
-        points.sort()
-        color = _LINE_COLORS[number % len(_LINE_COLORS)]
-        style = ("-", "--", ":")[number // len(_LINE_COLORS) % 3]
-        axes.plot(
-            [p[0] for p in points],
-            [p[1] for p in points],
-            style,
-            color=color,
-            linewidth=1.8,
-            marker="o" if len(points) < 20 else None,
-            markersize=3.5,
-            label=", ".join(map(str, name)),
-        )
-    top = max(value)
+    _draw_series(axes, series)
     if show == "memory":
-        for name, level in cards.items():
-            if 0.25 * min(value) < level < 1.15 * top:
-                axes.axhline(level, color=FAINT, linewidth=0.8, linestyle=(0, (5, 4)))
-                axes.annotate(
-                    name,
-                    (1, level),
-                    xycoords=("axes fraction", "data"),
-                    xytext=(-4, 3),
-                    textcoords="offset points",
-                    ha="right",
-                    fontsize=8,
-                    color=FAINT,
-                )
-    numbers = sorted({row[x_at] for row in rows})
-    ticks = numbers if len(numbers) <= 12 else numbers[:: -(-len(numbers) // 10)]
-    if numbers[-1] >= 8 * numbers[0] and numbers[0] > 0:
-        axes.set_xscale("log", base=2)
-        ticks = [number for number in numbers if not number & (number - 1)] or ticks
-    axes.set_xticks(ticks, [_short(n) for n in ticks])
-    axes.minorticks_off()
+        _draw_capacities(axes, cards, 0.25 * min(value), 1.15 * max(value))
+    _number_axis(axes, sorted({row[x_at] for row in rows}))
     axes.set_ylim(0, None)
     axes.set_xlabel(_TITLES.get(key, key), color=FAINT)
-    axes.grid(color=GRID_LINE, linewidth=0.8)
-    axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    open_frame(axes)
     if len(series) > 1:
         axes.legend(
             frameon=False,
@@ -272,6 +244,48 @@ def _lines(
             title=", ".join(grid.names[i] for i in others),
             title_fontsize=8.5,
         )
+
+
+def _draw_series(axes: Any, series: dict[tuple[Any, ...], list[tuple[int, float]]]) -> None:
+    for number, (name, points) in enumerate(series.items()):
+        points.sort()
+        axes.plot(
+            [p[0] for p in points],
+            [p[1] for p in points],
+            ("-", "--", ":")[number // len(_LINE_COLORS) % 3],
+            color=_LINE_COLORS[number % len(_LINE_COLORS)],
+            linewidth=1.8,
+            marker="o" if len(points) < 20 else None,
+            markersize=3.5,
+            label=", ".join(map(str, name)),
+        )
+
+
+def _draw_capacities(axes: Any, cards: dict[str, float], low: float, high: float) -> None:
+    """A line at the capacity of each card that is about as large as what is drawn."""
+    for name, level in cards.items():
+        if low < level < high:
+            axes.axhline(level, color=FAINT, linewidth=0.8, linestyle=(0, (5, 4)))
+            axes.annotate(
+                name,
+                (1, level),
+                xycoords=("axes fraction", "data"),
+                xytext=(-4, 3),
+                textcoords="offset points",
+                ha="right",
+                fontsize=8,
+                color=FAINT,
+            )
+
+
+def _number_axis(axes: Any, numbers: Sequence[int]) -> None:
+    """Ticks at the numbers there are, or some of them; powers of two where they span three."""
+    ticks = numbers if len(numbers) <= 12 else numbers[:: -(-len(numbers) // 10)]
+    if numbers[-1] >= 8 * numbers[0] and numbers[0] > 0:
+        axes.set_xscale("log", base=2)
+        ticks = [number for number in numbers if not number & (number - 1)] or ticks
+    axes.set_xticks(ticks, [_short(n) for n in ticks])
+    axes.minorticks_off()
 
 
 def load_matplotlib(module: str) -> Any:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
+    from napkinmath.report.links import Message
+
     Point = tuple[float, float]
 
 _COLOURS = ("#3b6fb6", "#d1722f", "#3f9a58", "#a8457a", "#7a6bb0", "#8a8a2a", "#555555")
@@ -90,19 +92,21 @@ def _panel(
         up = (log10(max(y, 1e-12)) - low_y) / (high_y - low_y) * _PANEL_HEIGHT
         return f"{left + across:.1f},{bottom - up:.1f}"
 
-    lines = [f'<text x="{left}" y="{_TOP - 10}">{title}</text>']
-    for power in range(low_y, high_y + 1):
+    def number(power: int) -> list[str]:
         y = bottom - (power - low_y) / (high_y - low_y) * _PANEL_HEIGHT
-        lines.append(f'<path d="M{left} {y:.1f}h{_PANEL_WIDTH}" stroke="#dddddd"/>')
-        lines.append(
-            f'<text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end">{label(10.0**power)}</text>'
-        )
+        return [
+            f'<path d="M{left} {y:.1f}h{_PANEL_WIDTH}" stroke="#dddddd"/>',
+            f'<text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end">{label(10.0**power)}</text>',
+        ]
+
+    def size(nbytes: float) -> str:
+        x = place(nbytes, 10.0**low_y).partition(",")[0]
+        return f'<text x="{x}" y="{bottom + 18}" text-anchor="middle">{format_bytes(nbytes)}</text>'
+
+    lines = [f'<text x="{left}" y="{_TOP - 10}">{title}</text>']
+    lines += [line for power in range(low_y, high_y + 1) for line in number(power)]
     sizes = sorted({x for points in series for x, _ in points})
-    for size in sizes[:: max(1, len(sizes) // 4)]:
-        x = place(size, 10.0**low_y).partition(",")[0]
-        lines.append(
-            f'<text x="{x}" y="{bottom + 18}" text-anchor="middle">{format_bytes(size)}</text>'
-        )
+    lines += [size(nbytes) for nbytes in sizes[:: max(1, len(sizes) // 4)]]
     for index, points in enumerate(series):
         path = " ".join(place(x, y) for x, y in points)
         lines.append(
@@ -122,24 +126,25 @@ def _write_png(table: LinkTable, path: str) -> None:
         ) from None
     figure: Any = Figure(figsize=(9.8, 4.2))
     FigureCanvasAgg(figure)
-    for place, (title, scale) in enumerate((("time, s", 0), ("bus bandwidth, GB/s", 1)), start=1):
-        axis = figure.add_subplot(1, 2, place)
-        for index, kind in enumerate(dict.fromkeys(m.kind for m in table.messages)):
-            points = [
-                (m.nbytes, m.bus_bytes_per_s / 1e9 if scale else m.seconds)
-                for m in table.messages
-                if m.kind == kind
-            ]
-            axis.loglog(
-                [x for x, _ in points],
-                [y for _, y in points],
-                color=_COLOURS[index % len(_COLOURS)],
-                label=kind,
-            )
-        axis.set_title(title)
-        axis.set_xlabel("message, bytes")
-        axis.grid(alpha=0.3)
+    _png_panel(figure.add_subplot(1, 2, 1), table, "time, s", lambda m: m.seconds)
+    _png_panel(
+        figure.add_subplot(1, 2, 2),
+        table,
+        "bus bandwidth, GB/s",
+        lambda m: m.bus_bytes_per_s / 1e9,
+    )
     figure.axes[0].legend()
     figure.suptitle(described(table)[0])
     figure.tight_layout()
     figure.savefig(path, dpi=110)
+
+
+def _png_panel(axis: Any, table: LinkTable, title: str, value: Callable[[Message], float]) -> None:
+    """A line for each collective, by message size."""
+    for index, kind in enumerate(dict.fromkeys(m.kind for m in table.messages)):
+        own = [m for m in table.messages if m.kind == kind]
+        color = _COLOURS[index % len(_COLOURS)]
+        axis.loglog([m.nbytes for m in own], [value(m) for m in own], color=color, label=kind)
+    axis.set_title(title)
+    axis.set_xlabel("message, bytes")
+    axis.grid(alpha=0.3)

@@ -29,6 +29,9 @@ class Line(Record):
     nbytes: int
 
 
+_UNITS = ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"), (1, "B"))
+
+
 class Picture(Record):
     """Everything a drawing needs, with bytes still in bytes."""
 
@@ -55,26 +58,14 @@ def picture(
 ) -> Picture:
     """The picture of a timeline, with the estimate's names and figures where there is one."""
     found = drawn.shown(timeline)
-    columns = drawn.columns(found, num_columns)
-    peak = found.peak
-    rows = sorted(
-        components_at(
-            found.timeline, peak, facts_of(estimate) if estimate is not None else NO_FACTS
-        ),
-        key=lambda row: -row.nbytes,
-    )
+    columns, peak = drawn.columns(found, num_columns), found.peak
+    facts = facts_of(estimate) if estimate is not None else NO_FACTS
+    rows = sorted(components_at(found.timeline, peak, facts), key=lambda row: -row.nbytes)
     by_role: dict[Role, int] = {}
     for row in rows:
         by_role[row.role] = by_role.get(row.role, 0) + row.nbytes
     lines = [line for line in _lines(estimate) if line.nbytes <= FAR * peak.nbytes]
-    unit, name = next(
-        (
-            (size, text)
-            for size, text in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"))
-            if peak.nbytes >= size
-        ),
-        (1, "B"),
-    )
+    unit, name = next((size, text) for size, text in _UNITS if peak.nbytes >= size or size == 1)
     operation = words.operation(found.timeline, peak)
     return Picture(
         title=title or default_title(timeline, estimate),

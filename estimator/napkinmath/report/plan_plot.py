@@ -5,13 +5,22 @@ from __future__ import annotations
 
 from napkinmath.base.units import GIB
 from napkinmath.report.grid_files import refuse_existing
-from napkinmath.report.grid_plot import FAINT, GRID_LINE, INK, load_matplotlib
+from napkinmath.report.grid_plot import (
+    FAINT,
+    INK,
+    load_matplotlib,
+    new_figure,
+    open_frame,
+    save,
+    subtitle,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
+    from napkinmath.config.hardware import Hardware
     from napkinmath.planning.plan import Plan
 
 _COLORS = {"full": "#3b6fb6", "lora": "#c8781e", "qlora": "#3f8f4f"}
@@ -32,26 +41,31 @@ def write_plan_plot(plan: Plan, path: str, *, force: bool = False) -> None:
     """Draws the first machine's candidates into a .png or .svg; raises InputError where matplotlib
     is missing or the file is there."""
     refuse_existing(path, force)
-    figures, agg = load_matplotlib("figure"), load_matplotlib("backends.backend_agg")
-    machine = plan.best[0].machine if plan.best else plan.space.machines[0]
-    context, capacity = machine.hardware.context_bytes / GIB, machine.hardware.memory_bytes / GIB
-    figure = figures.Figure(figsize=(9.6, 6.0), dpi=150, facecolor="white")
-    agg.FigureCanvasAgg(figure)
-    axes = figure.add_axes((0.09, 0.11, 0.87, 0.76))
-    inside: list[tuple[float, float]] = []
-    groups: dict[str, list[tuple[float, float]]] = {}
-    for cloud in plan.clouds:
-        if cloud.gpu != machine.hardware.gpu.name:
-            continue
-        points = [
-            (n / GIB + context, speed)
-            for n, speed in zip(cloud.requested, cloud.tokens_per_s, strict=True)
-            if speed
-        ]
-        groups.setdefault(str(dict(cloud.options).get("method", "full")), []).extend(
-            p for p in points if p[0] < 2 * capacity
-        )
-        inside += [p for p in points if p[0] <= capacity]
+    figure, axes = new_figure(width=0.87)
+    hardware = (plan.best[0].machine if plan.best else plan.space.machines[0]).hardware
+    _draw_candidates(axes, plan, hardware)
+    _draw_capacity(axes, hardware)
+    _mark(axes, plan)
+    name = plan.space.spec.name
+    title: dict[str, Any] = {"fontsize": 13, "fontweight": "bold", "color": INK}
+    figure.text(0.09, 0.94, f"{name}: speed against memory", parse_math=False, **title)
+    subtitle(
+        figure,
+        f"{plan.num_candidates:,} candidates; each dot a batch of one combination, its requested"
+        " bytes and the CUDA context",
+    )
+    axes.set_xlabel("GiB at the peak", color=FAINT)
+    axes.set_ylabel("tokens/s", color=FAINT)
+    axes.set_xlim(0, None)
+    open_frame(axes)
+    _legend(axes)
+    save(figure, path)
+
+
+def _draw_candidates(axes: Any, plan: Plan, hardware: Hardware) -> None:
+    """A dot for each candidate, coloured by its method, and the line of those that nothing is
+    faster than in less."""
+    groups = _by_method(plan, hardware)
     for method, points in groups.items():
         axes.plot(
             [p[0] for p in points],
@@ -63,7 +77,8 @@ def write_plan_plot(plan: Plan, path: str, *, force: bool = False) -> None:
             label=method,
             markeredgewidth=0,
         )
-    line = pareto(inside)
+    capacity = hardware.memory_bytes / GIB
+    line = pareto([p for points in groups.values() for p in points if p[0] <= capacity])
     axes.step(
         [p[0] for p in line],
         [p[1] for p in line],
@@ -72,9 +87,29 @@ def write_plan_plot(plan: Plan, path: str, *, force: bool = False) -> None:
         linewidth=1.2,
         label="nothing is faster in less",
     )
+
+
+def _by_method(plan: Plan, hardware: Hardware) -> dict[str, list[tuple[float, float]]]:
+    """(GiB with the context, tokens/s) of the candidates on a GPU, up to twice its memory."""
+    context, limit = hardware.context_bytes / GIB, 2 * (hardware.memory_bytes / GIB)
+    groups: dict[str, list[tuple[float, float]]] = {}
+    for cloud in plan.clouds:
+        if cloud.gpu == hardware.gpu.name:
+            points = (
+                (n / GIB + context, speed)
+                for n, speed in zip(cloud.requested, cloud.tokens_per_s, strict=True)
+                if speed
+            )
+            method = str(dict(cloud.options).get("method", "full"))
+            groups.setdefault(method, []).extend(p for p in points if p[0] < limit)
+    return groups
+
+
+def _draw_capacity(axes: Any, hardware: Hardware) -> None:
+    capacity = hardware.memory_bytes / GIB
     axes.axvline(capacity, color=FAINT, linewidth=1, linestyle=(0, (5, 4)))
     axes.annotate(
-        f"{machine.hardware.gpu.name}, {capacity:.1f} GiB",
+        f"{hardware.gpu.name}, {capacity:.1f} GiB",
         (capacity, 0.015),
         xycoords=("data", "axes fraction"),
         xytext=(5, 0),
@@ -82,40 +117,16 @@ def write_plan_plot(plan: Plan, path: str, *, force: bool = False) -> None:
         fontsize=8.5,
         color=FAINT,
     )
-    _mark(axes, plan)
-    figure.text(
-        0.09,
-        0.94,
-        f"{plan.space.spec.name}: speed against memory",
-        fontsize=13,
-        fontweight="bold",
-        color=INK,
-        parse_math=False,
-    )
-    figure.text(
-        0.09,
-        0.9,
-        f"{plan.num_candidates:,} candidates; each dot a batch of one combination, its requested"
-        " bytes and the CUDA context",
-        fontsize=8.5,
-        color=FAINT,
-    )
-    axes.set_xlabel("GiB at the peak", color=FAINT)
-    axes.set_ylabel("tokens/s", color=FAINT)
-    axes.set_xlim(0, None)
-    axes.grid(color=GRID_LINE, linewidth=0.8)
-    axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+
+
+def _legend(axes: Any) -> None:
+    """The methods, with dots that can be seen."""
     legend = axes.legend(
         frameon=True, framealpha=0.9, edgecolor="none", fontsize=8.5, loc="lower right"
     )
     for handle in legend.legend_handles:
         handle.set_alpha(1)
         handle.set_markersize(7)
-    figure.savefig(
-        path, metadata={"Date": None} if path.lower().endswith(".svg") else {"Software": None}
-    )
 
 
 def _mark(axes: Any, plan: Plan) -> None:

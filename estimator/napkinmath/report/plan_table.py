@@ -29,17 +29,17 @@ def print_plan(plan: Plan, traded: tuple[Trade, ...], *, tokens: float) -> None:
             " model or less context"
         )
         return
-    heads = [
-        "#",
-        "GPU",
-        "bs",
-        "ctx",
-        "GiB",
-        "headroom",
-        "tokens/s",
-        f"hours for {format_count(tokens)}",
-        "set",
-    ]
+    print("\n".join(_table(plan, tokens)))
+    _print_trades(plan.best[0], traded)
+    print_advice(plan.best[0].estimate)
+    print(f"run it:      estimate --model {space.spec.name} {command_flags(plan.best[0])}")
+
+
+def _table(plan: Plan, tokens: float) -> list[str]:
+    """The best plans, a line each; the GPU only where there are several, money where it has a
+    price."""
+    hours = f"hours for {format_count(tokens)}"
+    heads = ["#", "GPU", "bs", "ctx", "GiB", "headroom", "tokens/s", hours, "set"]
     priced = any(candidate.price(tokens) is not None for candidate in plan.best)
     if priced:
         heads.insert(8, "money")
@@ -47,22 +47,10 @@ def print_plan(plan: Plan, traded: tuple[Trade, ...], *, tokens: float) -> None:
         _row(number, candidate, tokens, priced=priced)
         for number, candidate in enumerate(plan.best, 1)
     ]
-    several = len(space.machines) > 1
-    drop = None if several else 1
+    drop = None if len(plan.space.machines) > 1 else 1
     shown = [[cell for i, cell in enumerate(row) if i != drop] for row in (heads, *rows)]
-    print(
-        "\n".join(
-            aligned(
-                shown[0],
-                shown[1:],
-                right=[h for h in heads if h not in ("GPU", "set")],
-                indent="  ",
-            )
-        )
-    )
-    _print_trades(plan.best[0], traded)
-    print_advice(plan.best[0].estimate)
-    print(f"run it:      estimate --model {space.spec.name} {command_flags(plan.best[0])}")
+    right = [head for head in heads if head not in ("GPU", "set")]
+    return aligned(shown[0], shown[1:], right=right, indent="  ")
 
 
 def _row(number: int, candidate: Candidate, tokens: float, *, priced: bool) -> list[str]:

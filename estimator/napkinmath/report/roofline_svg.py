@@ -156,6 +156,7 @@ class _Plane:
         whole = sum(p.seconds for p in points)
         found: list[str] = []
         taken: list[tuple[float, float]] = []
+        labelled = min(MOST_LABELS, len(points))
         for number, p in enumerate(points):
             x, y, radius = self.x(p.intensity), self.y(p.rate), 3 + 26 * (p.seconds / whole) ** 0.5
             colour = COLOURS.get(p.phase, OTHER)
@@ -163,31 +164,30 @@ class _Plane:
                 f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}" fill="{colour}"'
                 f' fill-opacity="0.55" stroke="{colour}"/>'
             )
-            if number >= MOST_LABELS:
+            if number >= labelled:
                 continue
-            beside = y + 4
-            while any(
-                abs(beside - other) < 11 and abs(x + radius - near) < 20 for near, other in taken
-            ):
-                beside -= 11
+            beside = _free_height(x + radius, y + 4, taken)
             taken.append((x + radius, beside))
             found.append(_text(x + radius + 3, beside, str(number + 1), size=10))
-            text = (
-                f"{number + 1}  {printable(p.name)}, {p.phase.value}: {p.seconds / whole:.0%} of"
-                f" the time, {p.rate / self.peak:.0%} of peak"
-            )
-            legend = HEIGHT - BOTTOM - 8 - 14 * (min(MOST_LABELS, len(points)) - 1 - number)
-            found.append(
-                _text(
-                    WIDTH - RIGHT - 4,
-                    legend,
-                    text,
-                    anchor="end",
-                    size=10,
-                    colour=colour if p.phase is Phase.FORWARD else "#9a4a0b",
-                )
-            )
+            legend = HEIGHT - BOTTOM - 8 - 14 * (labelled - 1 - number)
+            found.append(self._legend(number + 1, p, p.seconds / whole, legend))
         return found
+
+    def _legend(self, number: int, p: RooflinePoint, share: float, y: float) -> str:
+        """What the numbered circle is, at the right edge."""
+        text = (
+            f"{number}  {printable(p.name)}, {p.phase.value}: {share:.0%} of the time,"
+            f" {p.rate / self.peak:.0%} of peak"
+        )
+        colour = COLOURS.get(p.phase, OTHER) if p.phase is Phase.FORWARD else "#9a4a0b"
+        return _text(WIDTH - RIGHT - 4, y, text, anchor="end", size=10, colour=colour)
+
+
+def _free_height(x: float, y: float, taken: Sequence[tuple[float, float]]) -> float:
+    """The height at or above `y` at which a number stands on no other."""
+    while any(abs(y - other) < 11 and abs(x - near) < 20 for near, other in taken):
+        y -= 11
+    return y
 
 
 def _flops(rate: float) -> str:

@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 
     from napkinmath.answers.estimate import Estimate
     from napkinmath.answers.figures import Change, Fit, Range
+    from napkinmath.answers.throughput import Throughput
+    from napkinmath.config.hardware import Hardware
     from napkinmath.report.components import Component
+    from napkinmath.timing.schedule import StepTime
 
 INDENT = 13
 LEAST_SHARE = (
@@ -107,62 +110,59 @@ def _verdict(screen: Screen, e: Estimate) -> None:
     text, style = _VERDICTS[e.verdict]
     spare = headroom(e)
     if e.hardware is not None and spare is not None:
-        cached = e.hardware.usable_bytes - e.memory.reserved.value
-        of = f"of {_gib(e.hardware.memory_bytes)} GiB"
-        if e.verdict is not Verdict.FITS and spare.low >= 0:
-            how = (
-                f"tensors would leave {_gib(spare.value)} {of}, but in pieces too small"
-                " (fragmentation)"
-            )
-            more = (
-                "" if e.settings.expandable_segments else "try --allocator expandable_segments:True"
-            )
-        elif e.verdict is Verdict.UNKNOWN:
-            how, more = (
-                f"between {_gib(-spare.low)} GiB too much and {_gib(spare.high)} GiB to spare {of}",
-                "",
-            )
-        elif e.verdict is Verdict.FITS:
-            how = f"{_gib(spare.value)} GiB to spare {of} ({_gib(spare.low)}-{_gib(spare.high)})"
-            more = (
-                f"{_gib(cached)} beside the allocator's cache"
-                if cached >= 0
-                else "only where the allocator returns its cache, which costs time"
-            )
-        else:
-            how, more = (
-                f"{_gib(-spare.value)} GiB too much for {_gib(e.hardware.memory_bytes)} GiB",
-                "",
-            )
+        how, more = _margin(e, e.hardware, spare)
         fitting = len(text) + len(how) + len(more) + 8 <= screen.width
         screen.line(
             "  ", (text, f"bold {style}"), f"   {how}", (f"   {more}" if fitting else "", "dim")
         )
-    memory = e.memory
-    figures = [
-        _figure(name, value)
-        for name, value in (
-            ("allocated", memory.allocated),
-            ("reserved", memory.reserved),
-            ("device", memory.device),
-        )
-    ]
-    managed = (
-        "unified memory, in and out in every step:"
-        if e.time is not None and e.time.paging_s
-        else "unified memory"
-    )
-    elsewhere = [
-        f"{what} {format_bytes(size)}"
-        for what, size in (("host memory", e.host_bytes), (managed, e.managed_bytes))
-        if size
-    ]
-    screen.flow("  memory", [*figures[:-1], figures[-1] + " GiB", *elsewhere], indent=INDENT)
+    screen.flow("  memory", _memory(e), indent=INDENT)
     if host := words.host_memory(e):
         screen.flow("  host RAM", host, indent=INDENT)
-    measured = words.measured_memory(e)
-    if measured:
+    if measured := words.measured_memory(e):
         screen.flow("  measured", measured, indent=INDENT)
+
+
+def _margin(e: Estimate, hardware: Hardware, spare: Range) -> tuple[str, str]:
+    """(by how much it fits or does not, what is said besides where there is room)."""
+    capacity = f"{_gib(hardware.memory_bytes)} GiB"
+    if e.verdict is not Verdict.FITS and spare.low >= 0:
+        advice = (
+            "" if e.settings.expandable_segments else "try --allocator expandable_segments:True"
+        )
+        return (
+            f"tensors would leave {_gib(spare.value)} of {capacity}, but in pieces too small"
+            " (fragmentation)",
+            advice,
+        )
+    if e.verdict is Verdict.UNKNOWN:
+        return (
+            f"between {_gib(-spare.low)} GiB too much and {_gib(spare.high)} GiB to spare of"
+            f" {capacity}",
+            "",
+        )
+    if e.verdict is not Verdict.FITS:
+        return f"{_gib(-spare.value)} GiB too much for {capacity}", ""
+    cached = hardware.usable_bytes - e.memory.reserved.value
+    return (
+        f"{_gib(spare.value)} GiB to spare of {capacity} ({_gib(spare.low)}-{_gib(spare.high)})",
+        f"{_gib(cached)} beside the allocator's cache"
+        if cached >= 0
+        else "only where the allocator returns its cache, which costs time",
+    )
+
+
+def _memory(e: Estimate) -> list[str]:
+    """The allocator's and the device's figures, and what lies elsewhere."""
+    memory = e.memory
+    pages = e.time is not None and e.time.paging_s
+    managed = "unified memory, in and out in every step:" if pages else "unified memory"
+    elsewhere = (("host memory", e.host_bytes), (managed, e.managed_bytes))
+    return [
+        _figure("allocated", memory.allocated),
+        _figure("reserved", memory.reserved),
+        _figure("device", memory.device) + " GiB",
+        *(f"{what} {format_bytes(size)}" for what, size in elsewhere if size),
+    ]
 
 
 def _figure(name: str, value: Range) -> str:
@@ -212,17 +212,12 @@ def _components(screen: Screen, components: tuple[Component, ...]) -> None:
 def _folded(rows: tuple[Component, ...], total: int) -> list[Component]:
     """The rows with bytes, in the order of the table; parts of the activations too small to see
     become one row."""
-    shown: list[Component] = []
-    small: list[Component] = []
-    for row in rows:
-        if row.nbytes:
-            (
-                small
-                if row.role is Role.ACTIVATIONS and row.nbytes < LEAST_SHARE * total
-                else shown
-            ).append(row)
+    small = [
+        row for row in rows if row.role is Role.ACTIVATIONS and 0 < row.nbytes < LEAST_SHARE * total
+    ]
+    shown = [row for row in rows if row.nbytes]
     if len(small) < 2:
-        return [row for row in rows if row.nbytes]
+        return shown
     number, nbytes = sum(row.num_tensors for row in small), sum(row.nbytes for row in small)
     parts = ", ".join(row.label.partition(": ")[2] for row in small)
     folded = small[0].replace(
@@ -233,7 +228,8 @@ def _folded(rows: tuple[Component, ...], total: int) -> list[Component]:
         origin=f"{number} tensors: {parts}",
     )
     order = list(LABELS)
-    return sorted([*shown, folded], key=lambda row: order.index(row.key))
+    whole = [row for row in shown if row not in small]
+    return sorted([*whole, folded], key=lambda row: order.index(row.key))
 
 
 def _amount(nbytes: int, unit: int) -> str:
@@ -248,26 +244,29 @@ def _step(screen: Screen, e: Estimate) -> None:
     drawn = curve.envelope(e.timeline, columns)
     screen.line(("  one step".ljust(INDENT), "dim"), (sparkline(drawn.values), COLORS_OF_SPARK))
     seconds = {p.phase: p.seconds for p in e.time.phases} if e.time is not None else {}
-    ruler, left, named = [" "] * columns, dict[Phase, str](), set[Phase]()
-    for span in drawn.spans:
-        start, end = (int(x / drawn.extent * columns) for x in (span.start, span.end))
-        name = words.phase_word(span.phase)
-        text = (
-            f"|{name} {format_seconds(seconds[span.phase])}"
-            if span.phase in seconds
-            else f"|{name}"
-        )
-        if len(text) < end - start:
-            ruler[start : start + len(text)] = text
-            named.add(span.phase)
-        elif span.phase in seconds:
-            left[span.phase] = text[1:]
-    screen.line(" " * INDENT, ("".join(ruler).rstrip(), "dim"))
+    ruler, short = _ruler(drawn, columns, seconds)
+    screen.line(" " * INDENT, (ruler, "dim"))
     span = f"between {format_bytes(min(drawn.values))} and {format_bytes(max(drawn.values))}"
-    short = [text for phase, text in left.items() if phase not in named]
     screen.flow(
         "", [span, *(["too short to draw: " + ", ".join(short)] if short else [])], indent=INDENT
     )
+
+
+def _ruler(
+    drawn: curve.Envelope, columns: int, seconds: dict[Phase, float]
+) -> tuple[str, list[str]]:
+    """(phases under the columns they take, those with seconds that have no room)."""
+    ruler, left, named = [" "] * columns, dict[Phase, str](), set[Phase]()
+    for span in drawn.spans:
+        start, end = (int(x / drawn.extent * columns) for x in (span.start, span.end))
+        took = f" {format_seconds(seconds[span.phase])}" if span.phase in seconds else ""
+        text = f"|{words.phase_word(span.phase)}{took}"
+        if len(text) < end - start:
+            ruler[start : start + len(text)] = text
+            named.add(span.phase)
+        elif took:
+            left[span.phase] = text[1:]
+    return "".join(ruler).rstrip(), [text for phase, text in left.items() if phase not in named]
 
 
 COLORS_OF_SPARK = GOOD
@@ -278,7 +277,6 @@ def _speed(screen: Screen, e: Estimate) -> None:
     if time is None:
         screen.flow("  speed", ["name a GPU with --gpu to price time"], indent=INDENT)
         return
-    source = words.speed_source(e)
     whole = e.throughput
     several = whole is not None and whole.gpus > 1
     speed = (
@@ -291,14 +289,21 @@ def _speed(screen: Screen, e: Estimate) -> None:
         speed,
         f"MFU {time.mfu:.0%}",
         f"HFU {time.hfu:.0%}",
+        f"bound by {_bounds(time, whole)}",
+        words.speed_source(e),
     ]
+    screen.flow("  speed", rates, indent=INDENT)
+    if whole is not None and (several or e.price_per_gpu_hour is not None):
+        screen.flow("  in all", words.in_all(whole, e.price_per_gpu_hour), indent=INDENT)
+
+
+def _bounds(time: StepTime, whole: Throughput | None) -> str:
+    """What the step's seconds are spent on, by share."""
     bounds = ("compute", "bandwidth", "launch", "host link", "communication")
     shares = [f"{bound} {time.share(bound):.0%}" for bound in bounds if time.share(bound) >= 0.005]
     if whole is not None and whole.bubble_share >= 0.005:
         shares.append(f"pipeline bubble {whole.bubble_share:.0%}")
-    screen.flow("  speed", [*rates, "bound by " + ", ".join(shares), source], indent=INDENT)
-    if whole is not None and (several or e.price_per_gpu_hour is not None):
-        screen.flow("  in all", words.in_all(whole, e.price_per_gpu_hour), indent=INDENT)
+    return ", ".join(shares)
 
 
 # ---------------------------------------------------------------- what to change, and where it fits
@@ -363,10 +368,8 @@ def _by_size(fits: list[Fit]) -> list[str]:
     texts: list[str] = []
     for size in order[:MOST_SIZES]:
         names = sorted(sizes[size], key=len)
-        texts.append(
-            f"{size} GiB"
-            f" {', '.join(names[:MOST_NAMES])}{f' +{len(names) - MOST_NAMES}' if len(names) > MOST_NAMES else ''}"
-        )
+        more = f" +{len(names) - MOST_NAMES}" if len(names) > MOST_NAMES else ""
+        texts.append(f"{size} GiB {', '.join(names[:MOST_NAMES])}{more}")
     larger = sum(len(sizes[size]) for size in order[MOST_SIZES:])
     if not larger:
         return texts

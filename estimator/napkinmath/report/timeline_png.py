@@ -41,10 +41,9 @@ def timeline_png(timeline: Timeline, estimate: Estimate | None = None, *, title:
 
 def _draw(axes: Any, p: Picture) -> None:
     columns = p.columns
-    number_of_columns = columns.number
     scale, name = time_unit(columns.extent) if columns.in_seconds else (1.0, "events")
-    edges = [columns.extent / scale * i / number_of_columns for i in range(number_of_columns + 1)]
-    lower = [0.0] * number_of_columns
+    edges = [columns.extent / scale * i / columns.number for i in range(columns.number + 1)]
+    lower = [0.0] * columns.number
     for role, heights in zip(columns.roles, columns.heights, strict=True):
         upper = [low + height / p.unit for low, height in zip(lower, heights, strict=True)]
         axes.stairs(upper, edges, baseline=lower, fill=True, color=COLORS[role], linewidth=0)
@@ -52,33 +51,36 @@ def _draw(axes: Any, p: Picture) -> None:
     for span in columns.spans[1:]:
         axes.axvline(span.start / scale, color=FAINT, linewidth=0.7, linestyle=(0, (2, 3)))
     for line in p.lines:
-        axes.axhline(line.nbytes / p.unit, color="white", linewidth=2.5, alpha=0.75)
-        axes.axhline(line.nbytes / p.unit, color=INK, linewidth=1, linestyle=(0, (6, 3)))
-        label = f"{line.label}: {format_bytes(line.nbytes)}"
-        axes.annotate(
-            label,
-            (1, line.nbytes / p.unit),
-            xycoords=("axes fraction", "data"),
-            xytext=(-5, 4),
-            textcoords="offset points",
-            ha="right",
-            fontsize=8.5,
-            color=INK,
-            path_effects=_halo(),
-        )
-    axes.set_xlim(0, columns.extent / scale)
-    axes.set_ylim(0, p.top / p.unit)
-    axes.set_yticks(values := ticks(p.top / p.unit), [number(v) for v in values])
-    axes.set_xticks(values := ticks(columns.extent / scale, most=9), [number(v) for v in values])
-    axes.set_xlabel(
-        (
-            f"time within the step, {name}"
-            if columns.in_seconds
-            else "events in order (no times known)"
-        ),
-        color=FAINT,
-        fontsize=9,
+        _capacity(axes, line.nbytes / p.unit, f"{line.label}: {format_bytes(line.nbytes)}")
+    timed = f"time within the step, {name}"
+    along = timed if columns.in_seconds else "events in order (no times known)"
+    _frame(axes, columns.extent / scale, p.top / p.unit, along)
+
+
+def _capacity(axes: Any, height: float, label: str) -> None:
+    """A line across the drawing, and its name."""
+    axes.axhline(height, color="white", linewidth=2.5, alpha=0.75)
+    axes.axhline(height, color=INK, linewidth=1, linestyle=(0, (6, 3)))
+    axes.annotate(
+        label,
+        (1, height),
+        xycoords=("axes fraction", "data"),
+        xytext=(-5, 4),
+        textcoords="offset points",
+        ha="right",
+        fontsize=8.5,
+        color=INK,
+        path_effects=_halo(),
     )
+
+
+def _frame(axes: Any, extent: float, top: float, along: str) -> None:
+    """Limits, ticks and grid; `along` names the horizontal axis."""
+    axes.set_xlim(0, extent)
+    axes.set_ylim(0, top)
+    axes.set_yticks(values := ticks(top), [number(v) for v in values])
+    axes.set_xticks(values := ticks(extent, most=9), [number(v) for v in values])
+    axes.set_xlabel(along, color=FAINT, fontsize=9)
     axes.tick_params(colors=FAINT, labelsize=9)
     axes.grid(axis="y", color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
@@ -87,15 +89,12 @@ def _draw(axes: Any, p: Picture) -> None:
 
 
 def _words(figure: Any, axes: Any, p: Picture) -> None:
-    halo = _halo()
+    title, below = words.printable(p.title), words.printable(p.subtitle)[:150]
+    figure.text(0.062, 0.945, title, fontsize=13, fontweight="bold", color=INK, parse_math=False)
+    figure.text(0.062, 0.905, below, fontsize=8.5, color=FAINT, parse_math=False)
+    figure.text(0.055, 0.852, p.unit_name, fontsize=9, color=FAINT, ha="right")
     columns = p.columns
     scale = time_unit(columns.extent)[0] if columns.in_seconds else 1.0
-    plain: dict[str, Any] = {"parse_math": False}
-    figure.text(
-        0.062, 0.945, words.printable(p.title), fontsize=13, fontweight="bold", color=INK, **plain
-    )
-    figure.text(0.062, 0.905, words.printable(p.subtitle)[:150], fontsize=8.5, color=FAINT, **plain)
-    figure.text(0.055, 0.852, p.unit_name, fontsize=9, color=FAINT, ha="right")
     for span in columns.spans:
         if (span.end - span.start) / columns.extent > 0.0095 * len(words.phase_word(span.phase)):
             axes.annotate(
@@ -107,25 +106,27 @@ def _words(figure: Any, axes: Any, p: Picture) -> None:
                 fontsize=9,
                 color=FAINT,
             )
-    x, y = columns.peak_x / scale, p.peak_nbytes / p.unit
-    late = columns.peak_x > 0.88 * columns.extent
+    _peak(axes, p, columns.peak_x / scale)
+    _panel(figure, p)
+
+
+def _peak(axes: Any, p: Picture, x: float) -> None:
+    """A dot at the peak, and its bytes where there is room beside it."""
+    y = p.peak_nbytes / p.unit
+    late = p.columns.peak_x > 0.88 * p.columns.extent
     crowded = any(0 <= line.nbytes - p.peak_nbytes < 0.045 * p.top for line in p.lines)
     axes.plot([x], [y], "o", color=INK, markersize=5, clip_on=False)
-    beside_dot = {
-        "xytext": (-8 if late else 8, -13 if crowded else 4),
-        "textcoords": "offset points",
-        "ha": "right" if late else "left",
-    }
     axes.annotate(
         f"peak {format_bytes(p.peak_nbytes)}",
         (x, y),
         fontsize=9,
         fontweight="bold",
         color=INK,
-        path_effects=halo,
-        **beside_dot,
+        path_effects=_halo(),
+        xytext=(-8 if late else 8, -13 if crowded else 4),
+        textcoords="offset points",
+        ha="right" if late else "left",
     )
-    _panel(figure, p)
 
 
 def _halo() -> list[Any]:
@@ -154,25 +155,11 @@ def _panel(figure: Any, p: Picture) -> None:
         figure.text(left + 0.018, y, role.value, fontsize=9, color=INK)
         figure.text(right, y, amount(nbytes, p.unit), fontsize=9, color=INK, ha="right")
     y -= 0.035
-    figure.text(left + 0.018, y, "all tensors", fontsize=9, color=INK, fontweight="bold")
-    figure.text(
-        right,
-        y,
-        amount(p.peak_nbytes, p.unit),
-        fontsize=9,
-        color=INK,
-        ha="right",
-        fontweight="bold",
-    )
+    strong: dict[str, Any] = {"fontsize": 9, "color": INK, "fontweight": "bold"}
+    figure.text(left + 0.018, y, "all tensors", **strong)
+    figure.text(right, y, amount(p.peak_nbytes, p.unit), ha="right", **strong)
     y -= 0.022
+    light: dict[str, Any] = {"fontsize": 8.5, "color": INK, "fontweight": "normal"}
     for row, heading in beside(p, PANEL_CHARACTERS):
         y -= 0.036 if heading else 0.028
-        figure.text(
-            left,
-            y,
-            row,
-            fontsize=9 if heading else 8.5,
-            color=INK,
-            fontweight="bold" if heading else "normal",
-            parse_math=False,
-        )
+        figure.text(left, y, row, parse_math=False, **(strong if heading else light))

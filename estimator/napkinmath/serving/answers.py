@@ -157,7 +157,7 @@ def formulas(e: Estimate) -> dict[str, list[dict[str, Any]]]:
     """For each component its largest tensors: bytes, formula with symbols and numbers, and where it
     is from."""
     from napkinmath.report.components import held_by_component
-    from napkinmath.report.explain import Scopes, tensor_entries
+    from napkinmath.report.entries import Scopes, tensor_entries
 
     scopes = Scopes(e)
     return {
@@ -174,7 +174,7 @@ def operations(e: Estimate) -> list[dict[str, Any]]:
     without a known speed."""
     if e.speed is None or e.config.parallel.pipeline_parallel_size > 1:
         return []
-    from napkinmath.report.explain import cost_entries
+    from napkinmath.report.entries import cost_entries
 
     return [
         {
