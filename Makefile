@@ -4,13 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 MODEL ?= llama-7b --qlora --bs 4 --ctx 2048
 
-.PHONY: estimate test lint types unit install install-test docs notebooks gpu clean
+.PHONY: estimate test lint types quick unit alone kernels install-test constraints docs notebooks gpu clean
 
 estimate: $(VENV)/.light          ## install the light estimator and price a QLoRA step
 	$(BIN)/estimate --model $(MODEL)
 	@echo; echo "'. $(BIN)/activate' makes it 'estimate': try 'estimate plan --model llama-3.1-8b --gpu rtx4090', 'estimate serve --open', 'estimate --help'"
 
-test: lint types unit             ## install everything, then lint, type-check and test
+test: lint types quick unit alone kernels  ## install everything, then lint, type-check and test: what fails early comes first
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -50,9 +50,22 @@ lint: $(VENV)/.test
 types: $(VENV)/.test
 	$(BIN)/pyright
 
-unit: $(VENV)/.test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore=tests/kernels
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/kernels  # apart: Triton's interpreter is chosen when triton is first imported
+# one worker a core, eight at most; PYTEST_WORKERS=0 runs everything in one process; tests move to the worker that has none left
+PYTEST_WORKERS ?= logical
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+PARALLEL := $(PYTEST) --numprocesses $(PYTEST_WORKERS) --maxprocesses 8 --dist worksteal
+
+quick: $(VENV)/.test              ## under a minute: the tests that need no torch, up to the first failure
+	$(PARALLEL) --lane quick --exitfirst
+
+unit: $(VENV)/.test               ## the tests that the quick lane leaves out
+	$(PARALLEL) --lane rest -m "not alone" --ignore=tests/kernels
+
+alone: $(VENV)/.test              ## the tests that bring processes of their own, without any beside them
+	$(PYTEST) -m alone --ignore=tests/kernels
+
+kernels: $(VENV)/.test            ## apart: Triton's interpreter is chosen when triton is first imported
+	$(PARALLEL) tests/kernels
 
 docs: $(VENV)/.test               ## the documentation site in build/site; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import random
 import shlex
-from pathlib import Path
 
 import pytest
 from cli.runs import run
 from napkinmath.base.errors import InputError
 from napkinmath.catalog.gpus import find_hardware
 from napkinmath.config.cluster import Cluster
-from napkinmath.config.lengths import SAMPLE, padded_share, read_lengths, thinned
 from napkinmath.estimate import estimate
 from napkinmath.inputs.options import train_config
 from napkinmath.planning.guidelines import Advice, guidelines
@@ -85,6 +82,7 @@ ROWS: list[tuple[str, str, str, dict[str, object], bool, str]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "model", "gpu", "options", "agrees", "word"), ROWS, ids=lambda value: str(value)[:24]
 )
@@ -109,6 +107,7 @@ def test_figures_are_those_of_two_estimates() -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_recipe_for_several_gpus_is_priced_beside_what_is_run() -> None:
     four = Cluster(hardware=find_hardware("rtx4090"), gpus_per_node=4)
     runs: tuple[dict[str, object], ...] = (
@@ -161,58 +160,3 @@ def test_those_that_disagree_come_first_and_a_gpu_is_needed() -> None:
         guidelines(estimate("gpt2"))
     done = run("plan", "--model", "llama-3.2-1b", "--lora", "--gpu", "rtx3060-12", "--ctx", "1k")
     assert "8-bit optimizer" in done.out
-
-
-def test_padding_is_what_drawn_batches_have() -> None:
-    draw = random.Random(2)
-    lengths = [draw.choice((40, 90, 300, 1500)) for _ in range(500)]
-    for batch in (1, 2, 8):
-        longest = [max(draw.choices(lengths, k=batch)) for _ in range(20_000)]
-        drawn = 1 - sum(lengths) / len(lengths) / (sum(longest) / len(longest))
-        assert padded_share(lengths, batch) == pytest.approx(drawn, abs=0.02)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "512\n1024\n2048\n",
-        "512, 1024, 2048",
-        "[512, 1024, 2048]",
-        '{"length": 512}\n{"length": 1024}\n{"length": 2048}\n',
-    ],
-)
-def test_lengths_from_a_file(text: str, tmp_path: Path) -> None:
-    file = tmp_path / "lengths.txt"
-    file.write_text(text)
-    assert read_lengths(str(file)) == (512, 1024, 2048)
-    done = run("--model", "gpt2", "--lengths", str(file), "--json")
-    assert (
-        done.code == 0
-        and done.out == run("--model", "gpt2", "--lengths", "512,1024,2048", "--json").out
-    )
-    assert run("sweep", "--model", "gpt2", "--lengths", str(file), "--bs", "1,2").code == 0
-    with pytest.raises(InputError):
-        train_config(
-            {"lengths": str(file)}
-        )  # a path in options that came from elsewhere is not read
-
-
-@pytest.mark.parametrize(
-    "text", ["", "12,x", "0", "-4", "1.5", '{"len": 3}', '{"length": 3}\nnonsense']
-)
-def test_files_without_lengths_are_refused(text: str, tmp_path: Path) -> None:
-    file = tmp_path / "lengths.txt"
-    file.write_text(text)
-    with pytest.raises(InputError, match="--lengths"):
-        read_lengths(str(file))
-    with pytest.raises(InputError, match="no-such-file"):
-        read_lengths(str(tmp_path / "no-such-file"))
-
-
-def test_a_long_sample_is_thinned_without_losing_its_ends() -> None:
-    draw = random.Random(3)
-    lengths = [int(draw.lognormvariate(6, 1)) + 1 for _ in range(100_000)]
-    few = thinned(lengths)
-    assert len(few) == SAMPLE and min(few) == min(lengths) and max(few) == max(lengths)
-    assert sum(few) / len(few) == pytest.approx(sum(lengths) / len(lengths), rel=0.02)
-    assert padded_share(few, 8) == pytest.approx(padded_share(lengths, 8), abs=0.01)

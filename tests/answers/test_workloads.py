@@ -229,6 +229,7 @@ def test_evaluation_can_be_the_peak_and_takes_no_step_time() -> None:
     assert grown >= 64 * 512 * 5000 * (2 + 4)  # 16-bit logits and their fp32 copy at least
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["full", "lora"])
 @pytest.mark.parametrize("name", KINDS)
 def test_nothing_leaks_and_a_sweep_agrees(name: str, method: str) -> None:
@@ -250,6 +251,7 @@ def test_nothing_leaks_and_a_sweep_agrees(name: str, method: str) -> None:
     assert found.tokens_per_s[1] == pytest.approx(one.time.tokens_per_s, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_batches_of_pairs_are_counted_as_pairs_everywhere() -> None:
     options = {"model": "gpt2", "workload": "dpo", "bs": "1,3", "gpu": "l4", "ctx": 256}
     fast, exact = (

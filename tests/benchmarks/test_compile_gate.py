@@ -12,6 +12,7 @@ import pytest
 import triton
 
 ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.slow
 TABLE = ROOT / "benchmarks" / "results" / "compile_gate.csv"
 GATE = ROOT / "benchmarks" / "kernels" / "compile_gate.py"
 

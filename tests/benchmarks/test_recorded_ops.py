@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+pytest.importorskip("torch")
+
 from campaign_parts import accuracy
 from campaign_parts.foreign_ops import op_lines, points_of
 from napkinmath.catalog.gpus import find_gpu

@@ -10,6 +10,9 @@ import statistics
 from pathlib import Path
 
 import pytest
+
+pytest.importorskip("torch")
+
 from campaign_parts import accuracy
 from campaign_parts.foreign_rows import case_name, config_of, flags_of, translated
 from campaign_parts.histories import BUILDING, History, read_histories, replayed

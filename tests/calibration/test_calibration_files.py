@@ -422,6 +422,7 @@ def test_a_driver_is_not_compared_with_another_machines(
     assert staleness(load_calibration(path), find_gpu("H100")) == ()
 
 
+@pytest.mark.torch
 def test_the_driver_is_read_where_the_kernel_tells_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -604,6 +605,7 @@ def test_a_device_however_slow_has_a_time(
     assert json.loads(capsys.readouterr().out)["time"]["seconds"] > 1e12 / flops
 
 
+@pytest.mark.slow
 def test_a_calibration_that_finds_no_place_is_kept_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,6 +7,7 @@ import json
 import tempfile
 from pathlib import Path
 
+import pytest
 from cli.runs import TINY, Done, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -108,12 +109,14 @@ def check(done: Done) -> None:
     assert "Traceback" not in done.err
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.lists(flags(), max_size=4))
 def test_any_flags(lines: list[list[str]]) -> None:
     check(run(*TINY, *(word for line in lines for word in line), "--json"))
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.text(max_size=15), max_size=4))
 def test_any_words(words: list[str]) -> None:
@@ -155,6 +158,7 @@ FIELDS = [
 ]
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     st.dictionaries(st.sampled_from(FIELDS), st.one_of(anything, st.integers(1, 512)), max_size=3)
@@ -287,6 +291,7 @@ def test_every_reader_is_tried() -> None:
     assert set(FOREIGN_KEYS) == set(STARTS) == set(_KINDS)
 
 
+@pytest.mark.slow
 @settings(max_examples=250, deadline=None)
 @given(st.data())
 def test_any_foreign_job(data: st.DataObject) -> None:

@@ -35,6 +35,7 @@ def test_worst_of_several_gpus_decides() -> None:
     assert run("--model", "llama-7b", "--lora", "--gpu", "H200", "--gpu", "T4", "--json").code == 1
 
 
+@pytest.mark.slow
 def test_straddled_capacity_cannot_be_told() -> None:
     """Between the least memory that surely fits and the most that surely does not lies a band of
     exit code 3."""

@@ -26,6 +26,7 @@ def job(tmp_path: Path) -> str:
     return str(file)
 
 
+@pytest.mark.slow
 def test_gate_has_the_exit_codes_of_the_estimate(job: str) -> None:
     assert run("check", job, "--gpu", "rtx4090").code == 0
     done = run("check", job, "--gpu", "rtx4090", "--gpu", "rtx3060-12")
@@ -126,6 +127,7 @@ def test_every_flag_of_the_tables_is_completed() -> None:
             ), flag
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash here")
 def test_bash_completes(tmp_path: Path) -> None:
     tool = tmp_path / "estimate"

@@ -89,6 +89,7 @@ def figures(line: str, model: str = "llama-3.2-1b") -> tuple[object, ...]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("base", "turned"), TURNS, ids=[turned for _, turned in TURNS])
 def test_knob_moves_a_figure(base: str, turned: str) -> None:
     assert figures(base) != figures(turned)

@@ -182,6 +182,7 @@ def test_what_a_tool_cannot_run_is_refused(options: dict[str, object], kind: str
         export(train_config(options), "gpt2", kind)
 
 
+@pytest.mark.torch
 @pytest.mark.filterwarnings(
     "ignore:`gradient_checkpointing:FutureWarning"
 )  # transformers 5.23 renames it; both names are read back
@@ -211,6 +212,7 @@ def test_transformers_and_peft_take_the_arguments(name: str, tmp_path: Path) -> 
         )
 
 
+@pytest.mark.torch
 def test_optimizer_names_are_the_trainers() -> None:
     training_args = pytest.importorskip("transformers.training_args")
     known = {member.value for member in training_args.OptimizerNames}
@@ -219,6 +221,7 @@ def test_optimizer_names_are_the_trainers() -> None:
         assert train_config({"optimizer": theirs}).optimizer == ours
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize(
     "options",
     [
@@ -288,6 +291,7 @@ def test_an_accelerate_file_is_read_back_as_the_same_rank(
     )
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize(
     "options",
     [
@@ -326,6 +330,7 @@ def test_a_deepspeed_file_is_read_by_accelerate_and_by_us(
     )
 
 
+@pytest.mark.torch
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", [*CASES, "chunked"])
 def test_trls_own_command_takes_the_file(name: str, tmp_path: Path) -> None:

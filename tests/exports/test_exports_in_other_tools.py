@@ -21,7 +21,7 @@ from napkinmath.exports import export
 from napkinmath.exports.torchtune import _BUILDERS
 from napkinmath.inputs.options import train_config
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
 
 AXOLOTL_CASES: dict[str, dict[str, object]] = {
     **CASES,

@@ -80,6 +80,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     thread.join()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "path"),
     [
@@ -106,6 +107,7 @@ def test_token_goes_to_the_hub_and_no_further(hub: str, monkeypatch: pytest.Monk
     assert [token for _, token in Hub.asked] == ["Bearer secret", None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "said"),
     [
@@ -124,6 +126,7 @@ def test_refusal_is_one_line(hub: str, name: str, said: str) -> None:
     assert name in done.err and said in done.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("endpoint", ["http://127.0.0.1:9", "ftp://example.org", "nonsense"])
 def test_no_hub_there(hub: str, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", endpoint)

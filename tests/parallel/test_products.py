@@ -142,12 +142,14 @@ def assert_books_balance(model: str, fields: dict[str, Any]) -> None:
     assert e.time.seconds > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("model", MODELS)
 def test_every_engine_balances_its_books_over_every_kind_of_model(model: str, way: str) -> None:
     assert_books_balance(model, WAYS[way])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CLUSTERS)
 def test_products_balance_their_books(name: str) -> None:
     assert_books_balance(*CLUSTERS[name])

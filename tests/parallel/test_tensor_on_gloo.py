@@ -25,6 +25,7 @@ from napkinmath.lowering.policy import Policy
 from napkinmath.memory.simulate import simulate
 from napkinmath.models.families import read_config
 
+pytestmark = pytest.mark.alone
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = Path(__file__).with_name("tensor_step_on_gloo.py")
 TOLERANCE = 0.01

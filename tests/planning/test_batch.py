@@ -179,6 +179,7 @@ def whole_run(folder: Path, count: int) -> tuple[Path, bytes, bytes]:
     return source, out.read_bytes(), Path(f"{out}.bad.jsonl").read_bytes()
 
 
+@pytest.mark.slow
 def test_cut_at_random_bytes_and_taken_up_it_is_one_run(tmp_path: Path) -> None:
     source, answers, bad = whole_run(tmp_path, 500)
     draw = random.Random(5)
@@ -231,6 +232,7 @@ def begin_state(source: Path, out: Path) -> None:
     Path(f"{out}.state").write_text(json.dumps(wanted))
 
 
+@pytest.mark.slow
 def test_killed_for_real_and_taken_up(tmp_path: Path) -> None:
     source, out, once = tmp_path / "jobs.jsonl", tmp_path / "out.jsonl", tmp_path / "once.jsonl"
     with open(source, "w") as file:
@@ -285,6 +287,7 @@ def test_the_jobs_themselves_are_never_written_over(out: str, tmp_path: Path) ->
     assert source.read_text() == bad.read_text() == '{"model": "gpt2"}\n'
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     """The most memory of a run over eight times the lines is within 30 MB of the shorter run's."""
     code = (

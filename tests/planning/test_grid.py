@@ -90,6 +90,7 @@ def test_fast_and_exact_rows_are_those_of_estimate() -> None:
         assert {name: b[name] for name in EXACT} == one
 
 
+@pytest.mark.slow
 def test_verdict_of_requested_bytes_never_contradicts_the_replay() -> None:
     grid = {
         "model": "llama-3.2-1b",
@@ -168,6 +169,7 @@ def test_dataframe() -> None:
     assert (found.groupby("ctx")["requested_bytes"].diff().dropna() >= 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "flags",
     [

@@ -45,6 +45,7 @@ def priced(case: str, **changes: Any) -> Estimate:
     return estimate(model, config.replace(**changes), hardware=gpu)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_one_more_is_too_many(case: str) -> None:
     e = priced(case)

@@ -128,6 +128,7 @@ INTERLEAVED = {
 KEPT = {"stack": "hf", "recompute": RecomputeConfig()}  # DDP of torch, no checkpointing
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "memory", "changes"),
     [
@@ -223,6 +224,7 @@ def test_the_winner_is_priced_as_its_estimate() -> None:
         assert found.peak.nbytes == price.peak_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["llama-3.1-70b", "mixtral-8x22b"])
 def test_a_thousand_gpus_are_searched_in_two_seconds(model: str) -> None:
     spec, machines = read_model(model), cluster(1024)

@@ -156,6 +156,7 @@ def exhaustive(space: Space, goal: Goal) -> tuple[float, ...] | None:
     return best
 
 
+@pytest.mark.slow
 def test_plan_is_the_exhaustive_answer_on_200_random_spaces(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -216,6 +217,7 @@ def test_ranks_count_as_changes_and_are_searched() -> None:
     assert dict(plan(space, Goal.FEWEST_CHANGES, top=1).best[0].options)["rank"] == 64
 
 
+@pytest.mark.slow
 def test_limits_fit_and_one_step_more_does_not() -> None:
     e = estimate(
         "llama-3.2-1b",
@@ -250,6 +252,7 @@ def test_search_finds_the_last_that_holds(true_limit: int) -> None:
     assert len(asked) < 20 and max(asked) <= 100
 
 
+@pytest.mark.slow
 def test_command_prints_a_row_that_estimates_the_same() -> None:
     done = run(
         "plan",
@@ -345,12 +348,14 @@ def test_cheapest_needs_prices_and_names_them() -> None:
     ][0]["gpu"].startswith("A100")
 
 
+@pytest.mark.slow
 def test_nothing_fits_is_exit_code_1() -> None:
     done = run("plan", "--model", "llama-2-70b", "--full", "--gpu", "t4")
     assert done.code == 1 and "nothing fits" in done.out
     assert run("plan", "--model", "gpt2").code == 2
 
 
+@pytest.mark.slow
 def test_limits_on_the_command_line() -> None:
     done = run(
         "plan", "--model", "llama-3.2-1b", "--lora", "--gpu", "rtx3060-12", "--max-bs", "--max-ctx"
@@ -368,6 +373,7 @@ def test_pareto_points_are_beaten_by_none() -> None:
         assert ((m, v) in line) is not beaten
 
 
+@pytest.mark.slow
 def test_plot_is_written(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     file = tmp_path / "plan.svg"
@@ -386,6 +392,7 @@ def test_plot_is_written(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_meshes_of_several_gpus_are_ranked_and_fit() -> None:
     """The first row is the fastest that a plain search over the same meshes finds; a mesh's own
     flags give the same estimate."""

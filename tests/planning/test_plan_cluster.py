@@ -39,6 +39,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
     return code, printed.out, printed.err
 
 
+@pytest.mark.slow
 def test_a_row_estimates_the_same_by_its_flags(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "plan", *GIVEN, "--json", "--top", "6")
     rows = json.loads(out)
@@ -65,6 +66,7 @@ def test_a_row_estimates_the_same_by_its_flags(capsys: pytest.CaptureFixture[str
         )
 
 
+@pytest.mark.slow
 def test_the_first_row_is_the_fastest_of_all() -> None:
     spec, hardware = (
         read_model("llama-3.2-1b"),

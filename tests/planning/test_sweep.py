@@ -50,6 +50,7 @@ CONFIGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_cell_equals_the_scalar_estimate(name: str) -> None:
     config, spec, hardware = CONFIGS[name], read_config(LLAMA), find_hardware("l4")

@@ -25,6 +25,7 @@ def test_columns_reach_the_peak_and_never_exceed_it(timeline: Timeline, number: 
     assert all(height >= 0 for heights in columns.heights for height in heights)
 
 
+@pytest.mark.slow
 @given(timelines())
 def test_with_a_column_an_event_the_columns_are_the_run(timeline: Timeline) -> None:
     found = drawn.shown(timeline)

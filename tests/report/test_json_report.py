@@ -41,6 +41,7 @@ def validate(document: dict[str, Any], schema: dict[str, Any]) -> None:
     jsonschema.validators.Draft202012Validator(strict(schema)).validate(document)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("gpu", ["RTX 4090", "MI300X", None])
 def test_every_estimate_is_valid(name: str, gpu: str | None, schema: dict[str, Any]) -> None:

@@ -123,6 +123,7 @@ def test_the_data_of_the_page_spell_out_to_the_timeline(timeline: Timeline) -> N
     assert totals == spelled_out(timeline, found.segments[0])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="needs Chromium")
 def test_the_page_works_by_keyboard_and_pointer(tmp_path: Path) -> None:
     e = priced("qlora")
@@ -151,6 +152,7 @@ def test_the_page_works_by_keyboard_and_pointer(tmp_path: Path) -> None:
     assert "visibility: visible" in tip
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="needs Chromium")
 def test_names_cannot_run_scripts_in_the_page(tmp_path: Path) -> None:
     page = tmp_path / "nasty.html"
@@ -162,6 +164,7 @@ def test_names_cannot_run_scripts_in_the_page(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- files
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".svg", ".html", ".png", ".SVG"])
 @pytest.mark.parametrize("source", ["estimate", "timeline", "nasty"])
 def test_a_file_is_written_for_estimates_and_any_timeline(
@@ -179,6 +182,7 @@ def test_a_file_is_written_for_estimates_and_any_timeline(
     assert os.listdir(tmp_path) == [path.name]
 
 
+@pytest.mark.slow
 def test_a_png_is_large_enough_to_read(tmp_path: Path) -> None:
     write_timeline(priced("qlora"), tmp_path / "a.png")
     header = (tmp_path / "a.png").read_bytes()[16:24]

@@ -116,6 +116,7 @@ def test_limits_hold_and_one_more_does_not(server: Server) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_plan_keeps_what_is_given_and_fits_the_page(server: Server) -> None:
     asked = {
         "model": "smollm2-1.7b",
@@ -379,6 +380,7 @@ def test_an_answer_that_nobody_waits_for_is_not_made(server: Server) -> None:
     thread.join()
 
 
+@pytest.mark.slow
 def test_moves_do_not_wait_for_searches(server: Server) -> None:
     lane = server.workers.long
     searching = threading.Thread(
@@ -499,6 +501,7 @@ const until = async (holds) => { for (let i = 0; i < 400 && !holds(); i++) await
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium here")
 def test_a_person_goes_from_model_to_copied_config(tmp_path: Path) -> None:
     walked = Server(0)

@@ -144,6 +144,7 @@ def ends_of_steps(timeline: Timeline) -> list[Point]:
     ]
 
 
+@pytest.mark.slow
 @slow
 @given(model=models, config=train_configs(), kernel=st.sampled_from(KERNELS))
 def test_books_balance(model: str, config: TrainConfig, kernel: Attention) -> None:
@@ -201,6 +202,7 @@ def test_books_balance(model: str, config: TrainConfig, kernel: Attention) -> No
         assert not left
 
 
+@pytest.mark.slow
 @slow
 @given(
     model=models,
@@ -219,6 +221,7 @@ def test_more_tokens_never_take_less(
     assert small <= large + THRESHOLD_SLACK
 
 
+@pytest.mark.slow
 @slow
 @given(model=models, config=train_configs(), kernel=st.sampled_from(KERNELS))
 def test_the_formula_is_the_number(model: str, config: TrainConfig, kernel: Attention) -> None:
@@ -238,6 +241,7 @@ def test_the_formula_is_the_number(model: str, config: TrainConfig, kernel: Atte
                 assert elements >= 0, payload
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", sorted(TINY))
 @pytest.mark.parametrize("kind", [k for k in RecomputeKind if k is not RecomputeKind.NONE])
 def test_recompute_never_raises_what_the_forward_leaves(model: str, kind: RecomputeKind) -> None:
