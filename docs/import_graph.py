@@ -48,6 +48,7 @@ class Kind(Enum):
     LOADED = "when the module is loaded"
     CALLED = "when a function is called"
     TYPES = "for the type checker"
+    NAMED = "by a name in a string"
 
 
 class Import(NamedTuple):
@@ -101,9 +102,9 @@ def imports_of(path: Path) -> Iterator[Import]:
         for name in _named(node):
             target = known(name)
             if target is not None and target != source:
-                is_import = isinstance(node, (ast.Import, ast.ImportFrom))
-                kind = Kind.CALLED if id(node) in called or not is_import else Kind.LOADED
+                kind = Kind.CALLED if id(node) in called else Kind.LOADED
                 kind = Kind.TYPES if id(node) in for_types else kind
+                kind = Kind.NAMED if isinstance(node, ast.Constant) else kind
                 yield Import(source, target, kind, getattr(node, "lineno", 0))
 
 
@@ -137,10 +138,11 @@ def all_imports() -> tuple[Import, ...]:
 
 
 def circles() -> list[tuple[str, ...]]:
-    """Groups of modules that import each other at run time, directly or around."""
+    """Groups of modules that import each other at run time, directly or around; a table that names
+    modules does not depend on them."""
     after: dict[str, set[str]] = {name: set() for name in modules()}
     for found in all_imports():
-        if found.kind is not Kind.TYPES and found.source not in DOORS:
+        if found.kind in (Kind.LOADED, Kind.CALLED) and found.source not in DOORS:
             after[found.source].add(found.target)
     reach = {name: _reachable(name, after) for name in after}
     groups = {tuple(sorted(m for m in reach[n] if n in reach[m])) for n in after}

@@ -13,7 +13,7 @@ END = "0.3.0"
 # name is in the first that has it.
 MOVED: dict[str, tuple[str, ...]] = {
     "accuracy": ("answers.ranges",),
-    "allocator": ("memory.allocator",),
+    "allocator": ("memory.allocator", "memory.replay", "memory.allocator_settings"),
     "attainable": ("timing.attainable",),
     "batch": ("planning.batch",),
     "batch_lines": ("planning.batch_lines",),
@@ -26,7 +26,7 @@ MOVED: dict[str, tuple[str, ...]] = {
     "collectives": ("timing.collectives",),
     "costs": ("ir.costs",),
     "dtypes": ("base.dtypes",),
-    "efficiency": ("timing.efficiency",),
+    "efficiency": ("timing.efficiency", "timing.attention"),
     "errors": ("base.errors",),
     "expr": ("base.expr",),
     "flops": ("timing.flops",),

@@ -84,7 +84,7 @@ def test_lazy_names_and_typed_names_agree() -> None:
         for node in ast.walk(ast.parse(SOURCE.read_text()))
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("napkinmath.")
     ]
-    typed = {alias.asname: node.module for node in imports for alias in node.names}
+    typed = {alias.asname: node.module for node in imports for alias in node.names if alias.asname}
     assert set(typed) == set(napkinmath.__all__) - {"__version__"}
     for name, module in typed.items():
         assert getattr(napkinmath, name) is getattr(sys.modules[str(module)], name)
