@@ -8,6 +8,7 @@ its sources).
 from __future__ import annotations
 
 from napkinmath.base.errors import InputError, shown, suggest
+from napkinmath.base.json_text import loads
 from napkinmath.base.record import Record
 from napkinmath.config.cluster import NetworkLink
 
@@ -124,8 +125,6 @@ def attained_on_pcie(*, ranks: int, through_host: bool) -> Attained:
 def _table() -> dict[str, Any]:
     if not _tables:
         import os
-
-        from napkinmath.base.json_text import loads
 
         with open(os.path.join(os.path.dirname(__file__), "links.json"), encoding="utf-8") as file:
             _tables.update(loads(file.read()))

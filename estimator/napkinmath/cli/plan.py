@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import sys
 
+from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown
+from napkinmath.base.values import listed
 from napkinmath.cli.flags import DEBUG, ON, REPEAT, TEXT
 from napkinmath.cli.parser import Parser
 from napkinmath.cli.prices import price_of, price_of_name
@@ -82,7 +84,6 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _limits(options: dict[str, object], own: Mapping[str, Any], notes: list[str]) -> int:
-    from napkinmath.base.values import listed
     from napkinmath.cli.limits import print_limits
     from napkinmath.inputs.jobs import priced
 
@@ -96,7 +97,6 @@ def _limits(options: dict[str, object], own: Mapping[str, Any], notes: list[str]
 
 
 def _plan(options: dict[str, object], own: Mapping[str, Any], notes: list[str]) -> int:
-    from napkinmath.base import values
     from napkinmath.cli.plan_cluster import plan_on_cluster
     from napkinmath.inputs.hardware_options import allocator_text
     from napkinmath.inputs.model_options import model_spec
@@ -163,7 +163,6 @@ def _machines(
 ) -> list[Machine]:
     """The GPUs named, each with its calibrated speeds and its price; their options are taken
     out."""
-    from napkinmath.base.values import listed
     from napkinmath.inputs.hardware_options import calibration_on, machines
     from napkinmath.planning.plan import Machine
 

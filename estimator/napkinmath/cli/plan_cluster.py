@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from napkinmath.base import values
 from napkinmath.base.errors import InputError
 from napkinmath.base.units import GIB, format_count
+from napkinmath.cli.prices import price_of
+from napkinmath.inputs.hardware_options import calibration_on, cluster_of, machines
+from napkinmath.inputs.several import several
+from napkinmath.report.columns import aligned
+from napkinmath.report.plan_table import print_advice
+from napkinmath.timing.efficiency import default_efficiency
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,12 +42,7 @@ def plan_on_cluster(
 ) -> int:
     """Plans for --goal tokens/s or cheapest, which are the same on one kind of GPU; returns 0 where
     something fits, else 1."""
-    from napkinmath.base import values
-    from napkinmath.cli.prices import price_of
-    from napkinmath.inputs.hardware_options import calibration_on, cluster_of, machines
-    from napkinmath.inputs.several import several
     from napkinmath.planning.plan_cluster import plan_cluster
-    from napkinmath.timing.efficiency import default_efficiency
 
     if own["goal"] not in (None, "tokens/s", "cheapest"):
         raise InputError(
@@ -103,9 +105,6 @@ def _print(
     tokens: float,
     price: float | None,
 ) -> None:
-    from napkinmath.report.columns import aligned
-    from napkinmath.report.plan_table import print_advice
-
     print(
         f"{spec.name} on {cluster.num_gpus} x {cluster.hardware.gpu.name}: the fastest meshes"
         " that fit"

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import sys
 
+from napkinmath.cli.flags import DEBUG
+from napkinmath.cli.parser import Parser
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -12,8 +15,6 @@ if TYPE_CHECKING:
 def run(argv: Sequence[str]) -> int:
     """Prints one line."""
     from napkinmath import __version__
-    from napkinmath.cli.flags import DEBUG
-    from napkinmath.cli.parser import Parser
 
     Parser("estimate version", "Print the version.", (("output", (DEBUG,)),)).parse(argv)
     print(f"napkinmath {__version__} (Python {'.'.join(map(str, sys.version_info[:3]))})")

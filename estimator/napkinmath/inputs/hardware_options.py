@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown, suggest
+from napkinmath.catalog.gpus import find_hardware
+from napkinmath.config.hardware import Display, Hardware
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -78,7 +80,6 @@ def _network(options: Options, gpus_per_node: int) -> NetworkLink | None:
 def _calibrated_machine(file: str, options: Options) -> Hardware:
     """The machine that a calibration file was measured on."""
     from napkinmath.calibration.calibration import device_gpu, load_calibration
-    from napkinmath.config.hardware import Hardware
 
     gpu = device_gpu(load_calibration(file))
     return Hardware(gpu=gpu, memory_bytes=gpu.memory_bytes, display=_display(options))
@@ -125,8 +126,6 @@ def calibration_on(
 
 
 def _machine(name: str | None, options: Options) -> Hardware:
-    from napkinmath.catalog.gpus import find_hardware
-
     if "mig" in options:
         profile = values.text(options["mig"], "--mig")
         if name is None:
@@ -139,8 +138,6 @@ def _machine(name: str | None, options: Options) -> Hardware:
 
 
 def _display(options: Options) -> tuple[int, int, int]:
-    from napkinmath.config.hardware import Display
-
     kinds = {
         "none": Display.NONE,
         "linux": Display.LINUX_DESKTOP,

@@ -7,6 +7,7 @@ from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown, suggest
 from napkinmath.inputs.foreign import ForeignJob
 from napkinmath.inputs.options import ADAPTER_OPTIONS, KEYS, QUANT_OPTIONS
+from napkinmath.models import config_file
 from napkinmath.models.config_file import quoted
 
 TYPE_CHECKING = False
@@ -107,8 +108,6 @@ def kind_of(content: Mapping[str, object], path: str) -> str:
 
 def _load(path: str) -> dict[str, object]:
     """The file's mapping, from JSON or YAML."""
-    from napkinmath.models import config_file
-
     text = config_file.read_text(path, what=WHAT)
     if not text.strip():
         raise InputError(f"{WHAT} {quoted(path)} is empty; write e.g. model: llama-7b")

@@ -4,6 +4,16 @@ from __future__ import annotations
 
 from napkinmath.base.errors import InputError, shown
 from napkinmath.config.train_config import RecomputeKind
+from napkinmath.estimate import estimate
+from napkinmath.inputs.hardware_options import (
+    allocator_text,
+    calibration_on,
+    cluster_of,
+    machines,
+)
+from napkinmath.inputs.model_options import model_spec
+from napkinmath.inputs.options import train_config
+from napkinmath.lowering.recompute import is_kept
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,16 +25,6 @@ if TYPE_CHECKING:
 def priced(options: Mapping[str, object], notes: list[str]) -> list[Estimate]:
     """One estimate, or one for each GPU named; `notes` receives what was decided for the user.
     Raises InputError."""
-    from napkinmath.estimate import estimate
-    from napkinmath.inputs.hardware_options import (
-        allocator_text,
-        calibration_on,
-        cluster_of,
-        machines,
-    )
-    from napkinmath.inputs.model_options import model_spec
-    from napkinmath.inputs.options import train_config
-
     config = train_config(options)
     spec = model_spec(options, notes)
     longest = spec.longest_sequence
@@ -64,8 +64,6 @@ def _refuse_idle(e: Estimate, options: Mapping[str, object]) -> None:
             f"--images {shown(options['images'])}: {e.spec.name} reads no images; leave it out"
         )
     if e.config.recompute.kind is RecomputeKind.SELECTIVE and e.step.policy.recomputes:
-        from napkinmath.lowering.recompute import is_kept
-
         keep = e.config.recompute.keep
         if not any(
             is_kept(op, keep)

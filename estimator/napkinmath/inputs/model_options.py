@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown
+from napkinmath.models.families import read_config
+from napkinmath.models.read import read_model
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,10 +34,8 @@ def model_spec(options: Mapping[str, object], notes: list[str]) -> ModelSpec:
     name = values.text(options["model"], "--model")
     if values.switch(options.get("hub", False), "--hub"):
         from napkinmath.inputs.hub import fetch_config
-        from napkinmath.models.families import read_config
 
         return read_config(fetch_config(name), name=name, source=f"{name} on the hub")
-    from napkinmath.models.read import read_model
 
     spec = read_model(name)
     if spec.name.lower() != name.rpartition("/")[2].lower() and not spec.source.endswith(".json"):
@@ -45,7 +45,6 @@ def model_spec(options: Mapping[str, object], notes: list[str]) -> ModelSpec:
 
 def _from_arch(options: Mapping[str, object], notes: list[str]) -> ModelSpec:
     from napkinmath.models.arch_string import read_arch
-    from napkinmath.models.families import read_config
 
     if "hub" in options:
         raise InputError(
@@ -59,6 +58,4 @@ def _from_arch(options: Mapping[str, object], notes: list[str]) -> ModelSpec:
 
 
 def _from_mapping(config: object) -> ModelSpec:
-    from napkinmath.models.read import read_model
-
     return read_model(values.mapping(config, "config"))

@@ -10,6 +10,9 @@ from __future__ import annotations
 
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown, suggest
+from napkinmath.catalog.optimizers import find_optimizer
+from napkinmath.catalog.quantization import find_format
+from napkinmath.catalog.stacks import find_stack
 from napkinmath.config.train_config import (
     AdapterConfig,
     AdapterKind,
@@ -400,7 +403,6 @@ def _quantization(
             f"--quant {shown(given)} with --full: a quantized base cannot be trained itself; use"
             f" --qlora, or --lora --quant {name}"
         )
-    from napkinmath.catalog.quantization import find_format
 
     row = find_format(name)
     fields: dict[str, Any] = {"format": row.name, "double_quant": row.name in ("nf4", "fp4")}
@@ -520,8 +522,6 @@ def _batch(options: Options) -> Batch:
 
 
 def _optimizer(value: object) -> str:
-    from napkinmath.catalog.optimizers import find_optimizer
-
     name = values.text(value, "--optimizer")
     if name == "auto":
         return name
@@ -535,6 +535,4 @@ def _optimizer(value: object) -> str:
 
 
 def _stack(value: object) -> str:
-    from napkinmath.catalog.stacks import find_stack
-
     return find_stack(values.text(value, "--stack")).name

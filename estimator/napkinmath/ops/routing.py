@@ -8,12 +8,12 @@ index_put_with_sort_kernel.
 
 from __future__ import annotations
 
-from napkinmath.base.dtypes import INT32, INT64
+from napkinmath.base.dtypes import FP32, INT32, INT64
 from napkinmath.base.expr import Size, ceil_div
 from napkinmath.ir.costs import Gemm, Move, traffic
 from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value
 from napkinmath.ir.tape import LIKE, PASS, Tape
-from napkinmath.ops.elementwise import cast
+from napkinmath.ops.elementwise import cast, promote
 from napkinmath.ops.index import constant
 
 
@@ -196,8 +196,6 @@ def row_sum(t: Tape, x: Value) -> Value:
 
 
 def _wide(t: Tape, x: Value) -> Value:
-    from napkinmath.base.dtypes import FP32
-
     return cast(t, x, FP32)
 
 
@@ -238,8 +236,6 @@ def divide_rows_(t: Tape, x: Value, rows: Value) -> Value:
 def weigh_rows(t: Tape, x: Value, weights: Value) -> Value:
     """x times one routing weight a row, in the wider type of the two; both products exist before
     they are cast and summed."""
-    from napkinmath.ops.elementwise import promote
-
     dtype = promote(x.dtype, weights.dtype)
     out = Value(
         t.tensor("weighted output", x.axes, dtype),

@@ -13,6 +13,7 @@ from napkinmath.base import values
 from napkinmath.base.errors import InputError
 from napkinmath.config.train_config import TrainConfig
 from napkinmath.estimate import estimate
+from napkinmath.inputs.jobs import priced
 from napkinmath.inputs.several import OPEN, expand, inner_values, several
 
 TYPE_CHECKING = False
@@ -50,8 +51,6 @@ class Family:
     decided for the user."""
 
     def __init__(self, options: Mapping[str, object], notes: list[str]) -> None:
-        from napkinmath.inputs.jobs import priced
-
         found = priced(options, notes)
         if len(found) > 1:
             raise InputError("several GPUs in one job; give one job for each")

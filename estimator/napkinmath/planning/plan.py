@@ -14,9 +14,12 @@ from itertools import product
 from napkinmath.answers.estimate import Estimate
 from napkinmath.answers.figures import Verdict
 from napkinmath.answers.ranges import ALLOCATED
+from napkinmath.base import values as read
 from napkinmath.base.errors import InputError
 from napkinmath.base.record import Record
 from napkinmath.estimate import estimate
+from napkinmath.inputs.options import ADAPTER_OPTIONS, QUANT_OPTIONS, train_config
+from napkinmath.planning.sweep import Sweeper, SweepResult
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -206,8 +209,6 @@ def open_space(
 
     For the fewest changes a value given is where to start from, and every knob may turn.
     """
-    from napkinmath.base import values as read
-
     fewest = goal is Goal.FEWEST_CHANGES
     base: dict[str, object] = {}
     knobs: dict[str, tuple[object, ...]] = {}
@@ -253,9 +254,6 @@ def open_space(
 def _combinations(space: Space) -> Iterator[_Combination]:
     """Every combination of knobs that does not contradict itself, on every machine; equal
     configurations once."""
-    from napkinmath.inputs.options import train_config
-    from napkinmath.planning.sweep import Sweeper
-
     names = [name for name, _ in space.knobs]
     seen: set[tuple[str, TrainConfig]] = set()
     for machine in space.machines:
@@ -346,8 +344,6 @@ def _price(combination: _Combination, sizes: tuple[Any, Any, Any], space: Space)
     """Requested bytes and tokens/s of every cell; what a combination cannot run at all has no
     cell."""
     import numpy as np
-
-    from napkinmath.planning.sweep import SweepResult
 
     try:
         b, s, r = (size[_cells(combination, sizes)] for size in sizes)
@@ -544,8 +540,6 @@ class Trade(Record):
 
 def trades(space: Space, best: Candidate) -> tuple[Trade, ...]:
     """What each knob that the plan turns is worth: the plan with that knob alone put back."""
-    from napkinmath.inputs.options import train_config
-
     found: list[Trade] = []
     options = dict(best.options)
     defaults = {
@@ -587,8 +581,6 @@ def trades(space: Space, best: Candidate) -> tuple[Trade, ...]:
 
 
 def _put_back(options: Mapping[str, object], name: str, default: object) -> dict[str, object]:
-    from napkinmath.inputs.options import ADAPTER_OPTIONS, QUANT_OPTIONS
-
     back = {key: value for key, value in options.items() if key != name}
     if default is not None:
         back[name] = default

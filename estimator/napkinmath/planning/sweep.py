@@ -11,13 +11,19 @@ from __future__ import annotations
 
 import numpy as np
 
+from napkinmath.base.errors import InputError, shown
 from napkinmath.base.expr import Bindings, symbol
 from napkinmath.base.record import Record
 from napkinmath.ir.costs import HostCopy, Move
 from napkinmath.ir.ledger import ALLOC, Phase, Tensor, Work
+from napkinmath.lowering.build import build_step
+from napkinmath.lowering.choices import resolve
+from napkinmath.lowering.optimizer import chosen_optimizer
 from napkinmath.memory.simulate import run_order
+from napkinmath.models.read import read_teacher
+from napkinmath.timing.efficiency import default_efficiency
 from napkinmath.timing.paging import paging_s
-from napkinmath.timing.schedule import issue_s, waited_s
+from napkinmath.timing.schedule import Clock, issue_s, waited_s
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -194,12 +200,6 @@ def _recorded(
     speed: Efficiency | None,
     sizes: tuple[int, int, int],
 ) -> _Structure:
-    from napkinmath.lowering.build import build_step
-    from napkinmath.lowering.choices import resolve
-    from napkinmath.lowering.optimizer import chosen_optimizer
-    from napkinmath.models.read import read_teacher
-    from napkinmath.timing.schedule import Clock
-
     first = config.replace(micro_batch_size=sizes[0], sequence_length=sizes[1])
     paged, teacher = False, read_teacher(config)
     if config.adapter is not None:
@@ -220,8 +220,6 @@ def _recorded(
 
 
 def _positive(name: str, values: Any) -> Ints:
-    from napkinmath.base.errors import InputError, shown
-
     array = np.asarray(values)
     if array.dtype.kind not in "iu" or (array < 1).any():
         raise InputError(
@@ -234,7 +232,6 @@ def _positive(name: str, values: Any) -> Ints:
 def _default_speed(hardware: Hardware | None) -> Efficiency | None:
     if hardware is None or not hardware.gpu.dense_flops or not hardware.gpu.bandwidth_bytes_per_s:
         return None
-    from napkinmath.timing.efficiency import default_efficiency
 
     return default_efficiency(hardware.gpu)
 

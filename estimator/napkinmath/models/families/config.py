@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from napkinmath.base.errors import InputError, shown
 from napkinmath.ir.model_spec import ModelSpec, Stage
+from napkinmath.models.layers.activations import ACTIVATIONS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -136,8 +137,6 @@ class Config:
 
     def activation(self, field: str, default: str) -> str:
         """The name of an activation function that the layers know."""
-        from napkinmath.models.layers.activations import ACTIVATIONS
-
         name = self.text(field, default)
         if name not in ACTIVATIONS:
             raise InputError(

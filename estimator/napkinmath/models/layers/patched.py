@@ -7,7 +7,7 @@ The fused projections are in lowering/patched_linears.py.
 from __future__ import annotations
 
 from napkinmath.base.dtypes import FP32
-from napkinmath.base.expr import Size, ceil_div, minimum, power_of_two, product
+from napkinmath.base.expr import Size, ceil_div, maximum, minimum, power_of_two, product
 from napkinmath.catalog import kernels
 from napkinmath.catalog.kernels import KernelCost
 from napkinmath.ir.costs import Gemm, Move, traffic
@@ -217,8 +217,6 @@ def liger_loss(t: Tape, hidden: Value, weight: Value) -> Value:
 def maximum_rows(rows: Size, width: int, vocabulary: int, least: int) -> Size:
     """unsloth_zoo's fused_linear_rows: a power of two not above rows · width / vocabulary, and at
     least `least`."""
-    from napkinmath.base.expr import maximum
-
     return maximum(min(least, 4096), power_of_two((rows * width) // vocabulary + 1) // 2)
 
 
