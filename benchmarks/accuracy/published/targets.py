@@ -96,7 +96,7 @@ class Linears:
         self.roles: dict[str, frozenset[str]] = {}
         self.embeddings: list[str] = []
         self.heads: list[str] = []
-        runs, _ = record_runs(spec, resolve(spec, TrainConfig(), None))
+        runs = record_runs(spec, resolve(spec, TrainConfig(), None)).runs
         for run in runs:
             for weight in run.block.weights:
                 leaf = weight.path.split(".")[-2] if "." in weight.path else weight.path
