@@ -5,8 +5,8 @@ it.
     python benchmarks/accuracy/frozen_answers.py compare FOLDER
 
 A change that moves code and no figure leaves every answer as it was: exit code, standard output,
-standard error and files. `record` writes one text file for each answer. `compare` prints which
-differ, the first line that does, and exits with 1. The cases are made from the catalogs: each model
+standard error and files. `record` writes one text file for each answer. `compare` asks the recorded
+questions again, prints which answers differ and the first line that does, and exits with 1. The cases are made from the catalogs: each model
 type, method, format, optimizer, precision, stack, mesh, workload and output.
 """
 
@@ -20,12 +20,13 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 ROOT = next(
     folder for folder in Path(__file__).resolve().parents if (folder / "estimator").is_dir()
 )
+PROMPT = "$ estimate "
 SMALL = "--model tinyllama --ctx 512 --bs 2"
 MESHES = (
     "--gpus 4xA100-80 --ddp",
@@ -272,29 +273,30 @@ def answer(line: str, folder: Path) -> str:
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = main(words)
-    parts = [f"$ estimate {line}", f"exit {code}", out.getvalue(), "--- stderr", err.getvalue()]
+    parts = [PROMPT + line, f"exit {code}", out.getvalue(), "--- stderr", err.getvalue()]
     for file in sorted(folder.iterdir()):
         if file != jobs:
             parts += [f"--- {file.name}", file.read_text(errors="replace")]
     return SPEED.sub("N a second", "\n".join(parts).replace(str(folder), "FOLDER"))
 
 
-def answers() -> Iterator[tuple[str, str]]:
-    """(file name, answer) of every case."""
+def answers(lines: Iterable[str]) -> Iterator[str]:
+    """What each command line gives, in their order."""
     os.environ |= {"COLUMNS": "100", "NO_COLOR": "1", "HF_HUB_OFFLINE": "1"}
     os.chdir(ROOT)
     with tempfile.TemporaryDirectory() as cache, tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = cache
-        for number, line in enumerate(cases()):
-            yield f"{number:03d}.txt", answer(line, Path(folder))
+        for line in lines:
+            yield answer(line, Path(folder))
 
 
 def compare(folder: Path) -> int:
     """Prints the answers that differ from the recorded ones; 1 where any does."""
+    recorded = {file.name: file.read_text() for file in sorted(folder.glob("*.txt"))}
+    lines = [before.partition("\n")[0].removeprefix(PROMPT) for before in recorded.values()]
     different = count = 0
-    for name, text in answers():
+    for (name, before), text in zip(recorded.items(), answers(lines), strict=True):
         count += 1
-        before = (folder / name).read_text() if (folder / name).exists() else ""
         if before != text:
             different += 1
             pairs = zip(before.splitlines(), text.splitlines(), strict=False)
@@ -310,8 +312,8 @@ def record(folder: Path) -> int:
     """Writes one file for each answer."""
     folder.mkdir(parents=True, exist_ok=True)
     count = 0
-    for name, text in answers():
-        (folder / name).write_text(text)
+    for number, text in enumerate(answers(cases())):
+        (folder / f"{number:03d}.txt").write_text(text)
         count += 1
     print(f"{count} answers in {folder}")
     return 0

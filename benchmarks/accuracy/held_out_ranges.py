@@ -20,7 +20,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "estimator"))
 
-from napkinmath.answers.ranges import doubt, largest_logits, memory_ranges, within_device
+from napkinmath.answers.ranges import largest_logits, memory_ranges, within_device
+from published.doubts import doubt
 from published.predict import Outcome, measured_speed
 from published.rows import ALLOCATED, DEVICE, Row, Unreadable, read_rows
 from published.understand import understand

@@ -6,6 +6,7 @@ from __future__ import annotations
 from napkinmath import estimate
 from napkinmath.config.train_config import Attention, Precision
 from napkinmath.memory.allocator import LARGE_ROUNDING
+from published.stacks import PUBLISHED
 
 BATCH, LENGTH = 4, 512
 
@@ -37,7 +38,8 @@ def test_an_added_token_costs_a_whole_copy_of_the_logits_under_the_loss_in_place
     assert (
         (BATCH * LENGTH * 32001 * 4) % LARGE_ROUNDING < LARGE_ROUNDING // 2
     )  # the whole just spills into one more unit, the shifted copy does not
-    in_place = reserved(32001, "hf-4.45-foak") - reserved(32000, "hf-4.45-foak")
+    foak = PUBLISHED["hf-4.45-foak"].name
+    in_place = reserved(32001, foak) - reserved(32000, foak)
     plain = reserved(32001, "hf-4.45") - reserved(32000, "hf-4.45")
     assert 0.95 * logits < in_place < 1.1 * logits
     assert abs(plain) < 0.1 * logits

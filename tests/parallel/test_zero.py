@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from napkinmath.base.errors import InputError
 from napkinmath.catalog.gpus import find_hardware
+from napkinmath.catalog.stacks import Stack
 from napkinmath.config.cluster import Cluster
 from napkinmath.config.parallel_config import DataParallel, ParallelConfig, Sharding, ZeroConfig
 from napkinmath.config.train_config import (
@@ -21,6 +22,7 @@ from napkinmath.ir.ledger import Phase, Role
 from napkinmath.ir.timeline import Point
 from napkinmath.memory.simulate import simulate
 from parallel.spread_llama import spread
+from published.stacks import PUBLISHED
 
 STATES = (Role.WEIGHTS, Role.GRADIENTS, Role.OPTIMIZER, Role.MASTER)
 CHECKPOINTED = RecomputeConfig(kind=RecomputeKind.FULL)
@@ -313,17 +315,19 @@ def test_hooks_of_stage_3_take_the_host_as_long_without_other_ranks() -> None:
     """Qwen-1.8B's full steps under finetune_ds.sh on one A100: 2.1 s for eight micro-steps of 256
     tokens (QwenLM/Qwen README)."""
 
-    def priced_on_one(stack: str) -> Estimate:
+    def priced_on_one(row: Stack) -> Estimate:
         config = TrainConfig(
             sequence_length=256,
             gradient_accumulation_steps=8,
             recompute=CHECKPOINTED,
-            stack=stack,
+            stack=row.name,
             precision=Precision.BF16,
         )
         return estimate("qwen-1.8b", config, hardware="A100-80")
 
-    hooked, plain = priced_on_one("deepspeed-2023-zero3"), priced_on_one("deepspeed-2023")
+    hooked, plain = (
+        priced_on_one(PUBLISHED[name]) for name in ("deepspeed-2023-zero3", "deepspeed-2023")
+    )
     assert hooked.time is not None and plain.time is not None
     assert hooked.time.seconds == pytest.approx(2.1, rel=0.3) and plain.time.seconds < 0.5 * 2.1
     assert hooked.memory.allocated.value == plain.memory.allocated.value

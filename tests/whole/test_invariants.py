@@ -34,6 +34,7 @@ from napkinmath.lowering.policy import Policy
 from napkinmath.lowering.saved_offload import STYLES
 from napkinmath.memory.simulate import run_order, simulate
 from napkinmath.models.families import read_config
+from published.stacks import PUBLISHED
 
 # Past a size at which the library runs other operations (a batch of 2), some tiny tensors are no
 # longer made: a few granules of 512 B.
@@ -100,7 +101,7 @@ def train_configs(draw: st.DrawFn) -> TrainConfig:
         "clip_gradients": draw(st.booleans()),
         "attention": draw(st.sampled_from([Attention.EAGER, Attention.SDPA, Attention.SDPA])),
         "loss": draw(st.sampled_from(Loss)),
-        "stack": draw(st.sampled_from(sorted(STACKS))),
+        "stack": draw(st.sampled_from(sorted(STACKS | PUBLISHED))),
         "training_mode": draw(st.booleans()),
     }
     try:

@@ -12,6 +12,7 @@ from napkinmath.config.lengths import padded_share
 from napkinmath.estimate import Estimate, Verdict, estimate
 
 from published.data_sets import counts_padding
+from published.doubts import doubt, doubt_of_seconds
 from published.identify import gpu_memory
 from published.rows import ALLOCATED, DEVICE, RESERVED, SPEED, Row, Unreadable
 from published.understand import Job
@@ -80,7 +81,7 @@ class Outcome:
 
     def memory(self) -> list[Prediction]:
         """Predictions of every memory figure the row has."""
-        row, memory = self.job.row, memory_ranges(self.estimate, self.doubts)
+        row, memory = self.job.row, memory_ranges(self.estimate, doubt(self.doubts))
         ranges = {ALLOCATED: memory.allocated, RESERVED: memory.reserved, DEVICE: memory.device}
         ranks = row.whole("n_gpus", 1) if row.words("mem_scope").startswith(("sum", "total")) else 1
         return [
@@ -100,7 +101,7 @@ class Outcome:
                 - padded_share(self.job.config.batch.lengths, self.job.row.whole("micro_batch", 1))
             )
         measured = measured_speed(self.job.row, share)
-        span = tokens_range(self.estimate, self.doubts)
+        span = tokens_range(self.estimate, doubt_of_seconds(self.doubts))
         if measured is None:
             return []
         if span is None:

@@ -16,8 +16,6 @@ from napkinmath.memory.replay import replay
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from napkinmath.answers.estimate import Estimate
     from napkinmath.memory.replay import Replay
 
@@ -44,35 +42,16 @@ RESERVED_BY_LENGTHS = Spread(base=0.05, cache_below=0.4, cache_above=0.65)
 # few, so a little more; where the host is the slower side the CPU, which no table names, makes up
 # to 40% of the difference (13 to 35 us a kernel, napkinmath.timing.efficiency).
 _SECONDS_BELOW, _SECONDS_ABOVE, _HOST_SHARE = 0.13, 0.16, 0.4
-# What a doubt adds (below, above), as a share of the figure. Of the first four the tables tell:
-# stack is the blind mode's 90th percentile of allocated where no tool is named; sequence
-# torchtune's tutorials; weights whether full training keeps fp32 beside 16 bits (2.2 times the
-# bytes: QwenLM/Qwen, DeepSpeed). The others are reasoned: a wrong unit is 1.074, checkpointing
-# unstated leaves a half or less.
-DOUBTS: dict[str, tuple[float, float]] = {
-    "stack": (0.07, 0.07),
-    "gpu": (0.03, 0.02),
-    "sequence": (0.03, 0.08),
-    "weights": (0.05, 1.2),
-    "unit": (0.07, 0.0),
-    "checkpointing": (0.5, 0.05),
-    "rank": (0.02, 0.02),
-    "targets": (0.05, 0.05),
-    "method": (0.10, 0.13),
-    "model": (0.15, 0.15),
-    "optimizer": (0.03, 0.03),
-    "unknown optimizer": (0.25, 0.1),
-    "offload": (0.3, 0.5),
-    "attention": (0.05, 0.05),
-}
 
 
-def memory_ranges(e: Estimate, doubts: Iterable[str] = ()) -> Memory:
-    """Requested, allocated, reserved and device peaks, each with its span; `doubts` name what was
-    assumed (keys of DOUBTS)."""
+def memory_ranges(e: Estimate, doubt: tuple[float, float] = (0.0, 0.0)) -> Memory:
+    """Requested, allocated, reserved and device peaks, each with its span.
+
+    `doubt` is what assumptions add below and above, as shares of the figure.
+    """
     books = within_device(e)
     context = e.hardware.context_bytes if e.hardware is not None else 0
-    below, above = doubt(doubts)
+    below, above = doubt
     allocated = books.peak_allocated
     several = len(e.replays) > 1
     spread = RESERVED_BY_LENGTHS if several else RESERVED
@@ -121,13 +100,6 @@ def lasting_range(e: Estimate, books: Replay, reserved: Range, below: float, abo
     return found.replace(high=max(found.high, float(books.peak_reserved)))
 
 
-def doubt(doubts: Iterable[str]) -> tuple[float, float]:
-    """(below, above) of several independent doubts: the root of the sum of squares; an unknown one
-    counts nothing."""
-    known = [DOUBTS[name] for name in doubts if name in DOUBTS]
-    return sum(low * low for low, _ in known) ** 0.5, sum(high * high for _, high in known) ** 0.5
-
-
 def largest_logits(e: Estimate) -> int:
     """Bytes of the largest tensor of logits and loss; the head's weight is not one."""
     return max((t.nbytes for t in e.timeline.tensors if t.role is Role.LOGITS), default=0)
@@ -157,13 +129,13 @@ def within_orders(e: Estimate) -> list[int]:
     ]
 
 
-def seconds_range(e: Estimate, doubts: Iterable[str] = ()) -> Range | None:
+def seconds_range(e: Estimate, doubt: tuple[float, float] = (0.0, 0.0)) -> Range | None:
     """Seconds of a steady step with their span; None where the hardware has no known speed."""
     found = e.time
     if found is None:
         return None
     value, waiting = found.seconds, _HOST_SHARE * found.share("launch")
-    below, above = doubt(name for name in doubts if name in ("stack", "attention", "targets"))
+    below, above = doubt
     return Range(
         low=value * max(0.1, 1 - _SECONDS_BELOW - below - waiting),
         value=value,
@@ -171,9 +143,9 @@ def seconds_range(e: Estimate, doubts: Iterable[str] = ()) -> Range | None:
     )
 
 
-def tokens_range(e: Estimate, doubts: Iterable[str] = ()) -> Range | None:
+def tokens_range(e: Estimate, doubt: tuple[float, float] = (0.0, 0.0)) -> Range | None:
     """Tokens a second, from the span of the seconds."""
-    seconds, found = seconds_range(e, doubts), e.time
+    seconds, found = seconds_range(e, doubt), e.time
     return (
         None
         if seconds is None or found is None

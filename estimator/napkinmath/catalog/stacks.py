@@ -101,35 +101,6 @@ class Stack(Record):
     step: flatten_dense_tensors_aligned of its single partition)."""
 
 
-def _with_foak(row: Stack) -> Stack:
-    """The same libraries with fms-acceleration's fused operations and kernels."""
-    return row.replace(
-        name=f"{row.name}-foak",
-        meaning=(
-            f"{row.meaning}, with unsloth's loss, norm, rotary and adapter kernels patched in by"
-            " fms-acceleration"
-        ),
-        source=(
-            f"{row.source}; foundation-model-stack/fms-acceleration plugins/fused-ops-and-kernels,"
-            " configs/fast_*.yaml"
-        ),
-        cross_entropy="in place",
-        rms_norm="in place",
-        rotary="in place",
-        fused_adapters=True,
-    )
-
-
-def _with_trl(row: Stack) -> Stack:
-    """The same libraries with TRL preparing the quantized model."""
-    return row.replace(
-        name=f"{row.name}-trl",
-        meaning=f"{row.meaning}, quantized models prepared by TRL",
-        source=f"{row.source}; trl 0.11 to 0.13 trainer/utils.py peft_module_casting_to_bf16",
-        half_embeddings=True,
-    )
-
-
 _HF_445 = Stack(
     name="hf-4.45",
     scan_kernels=True,
@@ -244,56 +215,7 @@ STACKS: dict[str, Stack] = {
             transformers=(4, 32),
             quantized_keeps_input=True,
         ),
-        _HF_445.replace(
-            name="hf-2023-torch2.0",
-            meaning="transformers 4.30 to 4.37 with its Trainer on torch 2.0",
-            source=(
-                "transformers 4.32 trainer.py; peft 0.5; accelerate 0.21; torch 2.0 optim/adamw.py"
-            ),
-            transformers=(4, 32),
-            quantized_keeps_input=True,
-            default_optimizer="adamw-foreach-2.0",
-        ),
-        _HF_445.replace(
-            name="deepspeed-2023",
-            meaning="transformers 4.30 to 4.37 with its Trainer under DeepSpeed",
-            source=(
-                "transformers 4.32 trainer.py; DeepSpeed 0.10 runtime/zero/stage_1_and_2.py"
-                " ipg_buffer: two of reduce_bucket_size 2e8 with overlap_comm"
-            ),
-            transformers=(4, 32),
-            bucket_bytes=2 * 200_000_000 * 2,
-            default_optimizer="adamw-fused",
-            master_weights=True,
-            step_gradients_fp32=True,
-            outputs_to_fp32=False,
-        ),
         _HF_445.replace(name="hf-2024", meaning="transformers 4.3x to 4.45 with its Trainer"),
-        _HF_445.replace(
-            name="hf-2024-fsdp",
-            meaning=(
-                "transformers 4.38 to 4.45 with its Trainer, checkpointing switched on in"
-                " accelerate's FSDP settings"
-            ),
-            source=(
-                "accelerate 0.33 accelerator.py prepare_model (activation_checkpointing:"
-                " apply_activation_checkpointing)"
-            ),
-            reentrant_checkpointing=False,
-            checkpoints_within=True,
-        ),
-        _HF_445.replace(
-            name="hf-2024-loop",
-            meaning=(
-                "a plain loop over transformers 4.38 whose variable keeps the outputs, with torch's"
-                " own FSDP and checkpointing"
-            ),
-            source="AnswerDotAI/fsdp_qlora of March 2024 train.py fsdp_main",
-            outputs_to_fp32=False,
-            logits_held=True,
-            reentrant_checkpointing=False,
-            checkpoints_within=True,
-        ),
         Stack(
             name="hf-loop",
             meaning=(
@@ -318,18 +240,6 @@ STACKS: dict[str, Stack] = {
             holds_last_step=True,
         ),
         Stack(
-            name="litgpt-2023",
-            meaning="lit-gpt's fine-tuning scripts of 2023, which run the longest sample first",
-            source="lit-gpt of October 2023 finetune/lora.py train, get_batch(longest_seq_ix)",
-            transformers=(0, 0),
-            modelling="litgpt",
-            flat_adapters=True,
-            default_optimizer="adamw-foreach",
-            quantized_keeps_input=True,
-            unpacks_by_half=True,
-            int8_by_columns=True,
-        ),
-        Stack(
             name="torchtune",
             meaning="torchtune's single-device recipes since late 2024",
             source=(
@@ -340,42 +250,10 @@ STACKS: dict[str, Stack] = {
             default_optimizer="adamw-fused",
             output_chunks=8,
         ),
-        Stack(
-            name="torchtune-2024-04",
-            meaning="torchtune's single-device recipes of April 2024",
-            source="torchtune 0.0.1 recipes/lora_finetune_single_device.py",
-            transformers=(0, 0),
-            default_optimizer="adamw-foreach",
-            logits_shift_copy=True,
-            slices_whole=True,
-            logits_held=True,
-            quantizes_by_search=True,
-        ),
         _HF_445,
-        _with_foak(_HF_445),
-        _with_trl(_HF_445),
         _HF_448,
-        _with_foak(_HF_448),
-        _with_trl(_HF_448),
     )
 }
-STACKS["deepspeed-2023-zero3"] = STACKS["deepspeed-2023"].replace(
-    name="deepspeed-2023-zero3",
-    meaning="transformers 4.30 to 4.37 with its Trainer under DeepSpeed's ZeRO stage 3",
-    source=(
-        "transformers 4.32 trainer.py; DeepSpeed 0.10 runtime/zero/parameter_offload.py"
-        " _register_hooks_recursively"
-    ),
-    parameter_hooks=True,
-)
-STACKS.update(
-    {
-        name.replace("4.45", "4.44"): (
-            STACKS[name].replace(name=name.replace("4.45", "4.44"), transformers=(4, 44))
-        )
-        for name in ("hf-4.45", "hf-4.45-foak", "hf-4.45-trl")
-    }
-)
 
 
 def find_stack(name: str) -> Stack:

@@ -1,0 +1,40 @@
+"""How much wider a range is for each thing that a table does not say and that had to be assumed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+# What a doubt adds (below, above), as a share of the figure. Of the first four the tables tell:
+# stack is the blind mode's 90th percentile of allocated where no tool is named; sequence
+# torchtune's tutorials; weights whether full training keeps fp32 beside 16 bits (2.2 times the
+# bytes: QwenLM/Qwen, DeepSpeed). The others are reasoned: a wrong unit is 1.074, checkpointing
+# unstated leaves a half or less.
+DOUBTS: dict[str, tuple[float, float]] = {
+    "stack": (0.07, 0.07),
+    "gpu": (0.03, 0.02),
+    "sequence": (0.03, 0.08),
+    "weights": (0.05, 1.2),
+    "unit": (0.07, 0.0),
+    "checkpointing": (0.5, 0.05),
+    "rank": (0.02, 0.02),
+    "targets": (0.05, 0.05),
+    "method": (0.10, 0.13),
+    "model": (0.15, 0.15),
+    "optimizer": (0.03, 0.03),
+    "unknown optimizer": (0.25, 0.1),
+    "offload": (0.3, 0.5),
+    "attention": (0.05, 0.05),
+}
+_OF_SECONDS = ("stack", "attention", "targets")
+
+
+def doubt(doubts: Iterable[str]) -> tuple[float, float]:
+    """(below, above) of several independent doubts: the root of the sum of squares; an unknown one
+    counts nothing."""
+    known = [DOUBTS[name] for name in doubts if name in DOUBTS]
+    return sum(low * low for low, _ in known) ** 0.5, sum(high * high for _, high in known) ** 0.5
+
+
+def doubt_of_seconds(doubts: Iterable[str]) -> tuple[float, float]:
+    """(below, above) of those doubts that change how long a step takes."""
+    return doubt(name for name in doubts if name in _OF_SECONDS)
