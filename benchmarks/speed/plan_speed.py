@@ -14,7 +14,8 @@ import time
 
 from napkinmath.catalog.gpus import find_hardware
 from napkinmath.models.read import read_model
-from napkinmath.planning.plan import Goal, Machine, open_space, plan
+from napkinmath.planning.plan import plan
+from napkinmath.planning.space import Goal, Machine, open_space
 
 WANTED = 100_000
 

@@ -49,7 +49,7 @@ MOVED: dict[str, tuple[str, ...]] = {
     "paging": ("timing.paging",),
     "parallel_config": ("config.parallel_config",),
     "pipeline_time": ("timing.pipeline_time",),
-    "plan": ("planning.plan",),
+    "plan": ("planning.plan", "planning.space", "planning.trades"),
     "plan_cluster": ("planning.plan_cluster",),
     "record": ("base.record",),
     "scaling": ("planning.scaling",),

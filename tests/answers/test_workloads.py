@@ -14,8 +14,9 @@ from napkinmath.ir.ledger import Phase, Role
 from napkinmath.models.families import read_config
 from napkinmath.models.read import read_model
 from napkinmath.planning.grid import Grid
-from napkinmath.planning.plan import Goal, Machine, open_space, plan
+from napkinmath.planning.plan import plan
 from napkinmath.planning.search import largest_batch
+from napkinmath.planning.space import Goal, Machine, open_space
 from napkinmath.planning.sweep import sweep
 
 SPEC = read_config(

@@ -24,8 +24,9 @@ from napkinmath.ir.model_spec import ModelSpec
 from napkinmath.models.families import read_config
 from napkinmath.models.read import read_model
 from napkinmath.planning.meshes import meshes, price_mesh
-from napkinmath.planning.plan import SAME_SPEED, Goal, Machine, Space, plan, pointless
+from napkinmath.planning.plan import plan
 from napkinmath.planning.search import largest_batch, last_that, longest_context
+from napkinmath.planning.space import SAME_SPEED, Goal, Machine, Space, pointless
 from napkinmath.planning.sweep import Sweeper
 from napkinmath.report.plan_plot import pareto
 from napkinmath.timing.efficiency import Efficiency, default_efficiency

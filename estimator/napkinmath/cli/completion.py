@@ -85,7 +85,7 @@ def choices() -> dict[str, tuple[str, ...]]:
     from napkinmath.config.train_config import Attention, Kernels, Loss, Precision
     from napkinmath.exports import KINDS
     from napkinmath.inputs.options import METHODS
-    from napkinmath.planning.plan import Goal
+    from napkinmath.planning.space import Goal
 
     return {
         "--precision": tuple(p.value for p in Precision),

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from napkinmath.cli.flags import Row
-    from napkinmath.planning.plan import Goal, Machine, Plan
+    from napkinmath.planning.plan import Plan
+    from napkinmath.planning.space import Goal, Machine
 
 _OWN: tuple[Row, ...] = (
     (("--goal",), TEXT, "NAME", "tokens/s, context, batch, cheapest, fewest-changes [tokens/s]"),
@@ -102,7 +103,9 @@ def _plan(options: dict[str, object], own: Mapping[str, Any], notes: list[str]) 
     from napkinmath.inputs.model_options import model_spec
     from napkinmath.inputs.parallel_options import number_and_type
     from napkinmath.inputs.several import several
-    from napkinmath.planning.plan import Goal, open_space, plan, trades
+    from napkinmath.planning.plan import plan
+    from napkinmath.planning.space import Goal, open_space
+    from napkinmath.planning.trades import trades
     from napkinmath.report.plan_table import print_plan
 
     goal = values.choice(own["goal"] or "tokens/s", Goal, "--goal")
@@ -164,7 +167,7 @@ def _machines(
     """The GPUs named, each with its calibrated speeds and its price; their options are taken
     out."""
     from napkinmath.inputs.hardware_options import calibration_on, machines
-    from napkinmath.planning.plan import Machine
+    from napkinmath.planning.space import Machine
 
     keys = (
         "gpu",

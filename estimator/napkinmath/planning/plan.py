@@ -8,69 +8,21 @@ best first, and the first that pass are those an exhaustive search would find.
 
 from __future__ import annotations
 
-from enum import Enum
-from itertools import product
-
 from napkinmath.answers.estimate import Estimate
 from napkinmath.answers.figures import Verdict
 from napkinmath.answers.ranges import ALLOCATED
-from napkinmath.base import values as read
 from napkinmath.base.errors import InputError
 from napkinmath.base.record import Record
 from napkinmath.estimate import estimate
-from napkinmath.inputs.options import ADAPTER_OPTIONS, QUANT_OPTIONS, train_config
-from napkinmath.planning.sweep import Sweeper, SweepResult
+from napkinmath.planning.space import SAME_SPEED, Goal, Machine, Space, Combination, combinations_of
+from napkinmath.planning.sweep import SweepResult
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
     from typing import Any
 
-    from napkinmath.config.hardware import Hardware
     from napkinmath.config.train_config import TrainConfig
-    from napkinmath.ir.model_spec import ModelSpec
-    from napkinmath.planning.sweep import Sweeper
-    from napkinmath.timing.efficiency import Efficiency
-
-SAME_SPEED = (
-    0.005  # speeds closer than this count as equal: fewer changes, then less memory, decide
-)
-
-
-class Goal(str, Enum):
-    """What is best."""
-
-    TOKENS = "tokens/s"
-    CONTEXT = "context"
-    BATCH = "batch"
-    CHEAPEST = "cheapest"
-    FEWEST_CHANGES = "fewest-changes"
-
-
-class Machine(Record):
-    """A GPU to run on: its speeds, and what an hour of it costs (None: not known)."""
-
-    hardware: Hardware
-    efficiency: Efficiency | None = None
-    price_per_hour: float | None = None
-
-
-class Space(Record):
-    """What may be run: `base` holds the options that are given, `knobs` the values of each option
-    left open, the first being the default.
-
-    `batches`, `lengths` and `ranks` are tried with each combination; the first batch and the first
-    rank are the defaults.
-    """
-
-    spec: ModelSpec
-    machines: tuple[Machine, ...]
-    base: tuple[tuple[str, object], ...]
-    knobs: tuple[tuple[str, tuple[object, ...]], ...]
-    batches: tuple[int, ...] = (1,)
-    lengths: tuple[int, ...] = (2048,)
-    ranks: tuple[int, ...] = (16,)
-    allocator: str = ""
 
 
 class Candidate(Record):
@@ -119,30 +71,6 @@ class Plan(Record):
     space: Space
 
 
-class _Combination:
-    """One combination of knobs on one machine, with its cells priced as arrays."""
-
-    __slots__ = ("changes", "config", "machine", "options", "requested", "speed", "sweeper")
-
-    def __init__(
-        self,
-        options: dict[str, object],
-        changes: tuple[str, ...],
-        config: TrainConfig,
-        machine: Machine,
-        sweeper: Sweeper,
-    ) -> None:
-        self.options, self.changes, self.config, self.machine, self.sweeper = (
-            options,
-            changes,
-            config,
-            machine,
-            sweeper,
-        )
-        self.requested: Any = None
-        self.speed: Any = None
-
-
 def plan(space: Space, goal: Goal = Goal.TOKENS, *, top: int = 8, clouds: bool = False) -> Plan:
     """The `top` combinations that fit, each with its best batch, length and rank. Raises InputError
     where a price or speed is missing."""
@@ -153,7 +81,7 @@ def plan(space: Space, goal: Goal = Goal.TOKENS, *, top: int = 8, clouds: bool =
             "--goal cheapest needs the price of an hour of each GPU; add --price 2.5, or --price"
             " NAME=2.5 for each"
         )
-    combinations = list(_combinations(space))
+    combinations = list(combinations_of(space))
     b, s, r = np.meshgrid(space.batches, space.lengths, space.ranks, indexing="ij")
     sizes = b.ravel(), s.ravel(), r.ravel()
     keys: list[Any] = []
@@ -177,170 +105,11 @@ def plan(space: Space, goal: Goal = Goal.TOKENS, *, top: int = 8, clouds: bool =
 
 # ---------------------------------------------------------------- what is left open
 
-# Values that are tried for an option nobody gave; None leaves it to its default.
-OPEN_KNOBS: tuple[tuple[str, tuple[object, ...]], ...] = (
-    ("method", ("full", "lora", "qlora")),
-    ("precision", (None, "bf16-amp", "fp16-amp", "fp16-autocast")),
-    ("checkpointing", (None, "none", "full", "selective")),
-    ("optimizer", (None, "adamw-8bit", "paged-adamw-8bit", "adafactor")),
-    ("optimizer_in_backward", (None, True)),
-    ("loss", (None, "chunked")),
-    ("kernels", (None, "liger")),
-)
-BATCHES = (*range(1, 33), *range(36, 65, 4), *range(72, 129, 8), 160, 192, 224, 256)
-LENGTHS = (
-    *range(256, 8193, 256),
-    *range(9216, 32769, 1024),
-    *range(36864, 131073, 4096),
-    *range(147456, 1048577, 16384),
-)
-
-
-def open_space(
-    spec: ModelSpec,
-    machines: Sequence[Machine],
-    given: Mapping[str, Sequence[object]],
-    goal: Goal,
-    *,
-    allocator: str = "",
-) -> Space:
-    """The space around options of which some are given: one value stays, several are tried, none
-    leaves the knob to OPEN_KNOBS.
-
-    For the fewest changes a value given is where to start from, and every knob may turn.
-    """
-    fewest = goal is Goal.FEWEST_CHANGES
-    base: dict[str, object] = {}
-    knobs: dict[str, tuple[object, ...]] = {}
-    for name, known in OPEN_KNOBS:
-        asked = tuple(given.get(name, ()))
-        if fewest:
-            knobs[name] = tuple(dict.fromkeys((*asked, *known)))
-        elif len(asked) > 1 or not asked:
-            knobs[name] = asked or known
-        else:
-            base[name] = asked[0]
-    for name, asked in given.items():
-        if name in knobs or name in base or name in ("bs", "ctx", "rank"):
-            continue
-        if len(asked) > 1:
-            knobs[name] = tuple(asked)
-        else:
-            base[name] = asked[0]
-    sizes = {
-        name: tuple(read.count(value, f"--{name}") for value in given.get(name, ()))
-        for name in ("bs", "ctx", "rank")
-    }
-    default_batches = BATCHES if goal is not Goal.CONTEXT else (1,)
-    return Space(
-        spec=spec,
-        machines=tuple(machines),
-        base=tuple(base.items()),
-        knobs=tuple(knobs.items()),
-        batches=(
-            tuple(dict.fromkeys((*sizes["bs"], *BATCHES)))
-            if fewest
-            else sizes["bs"] or default_batches
-        ),
-        lengths=sizes["ctx"] or (LENGTHS if goal is Goal.CONTEXT else (2048,)),
-        ranks=sizes["rank"] or (16,),
-        allocator=allocator,
-    )
-
 
 # ---------------------------------------------------------------- pricing
 
 
-def _combinations(space: Space) -> Iterator[_Combination]:
-    """Every combination of knobs that does not contradict itself, on every machine; equal
-    configurations once."""
-    names = [name for name, _ in space.knobs]
-    seen: set[tuple[str, TrainConfig]] = set()
-    for machine in space.machines:
-        for values in product(*(values for _, values in space.knobs)):
-            options = {
-                **dict(space.base),
-                **{
-                    name: value
-                    for name, value in zip(names, values, strict=True)
-                    if value is not None
-                },
-            }
-            if pointless(options, dict(space.base)):
-                continue
-            if options.get("optimizer_in_backward"):
-                options.setdefault("clip", False)  # no gradients are left to clip
-            try:
-                config = train_config(options)
-            except InputError:
-                continue
-            key = (machine.hardware.gpu.name, config)
-            if key in seen or not _runs(
-                config, machine.hardware, given="precision" in dict(space.base)
-            ):
-                continue
-            seen.add(key)
-            changes = tuple(
-                _flag(name, value)
-                for (name, known), value in zip(space.knobs, values, strict=True)
-                if value != known[0]
-            )
-            yield _Combination(
-                options,
-                changes,
-                config,
-                machine,
-                Sweeper(space.spec, config, machine.hardware, machine.efficiency),
-            )
-
-
-def pointless(options: Mapping[str, object], given: Mapping[str, object]) -> bool:
-    """Whether options that nobody gave make no sense together: fp32 masters of a frozen base, a
-    second fused loss."""
-    full = options.get("method", "full") == "full"
-    if (
-        not full
-        and "precision" not in given
-        and options.get("precision") in ("bf16-amp", "fp16-amp")
-    ):
-        return True
-    if full and "precision" not in given and options.get("precision") == "fp16-autocast":
-        return True
-    if not full and "optimizer_in_backward" not in given and options.get("optimizer_in_backward"):
-        return True  # adapters' gradients are too few to matter
-    if (
-        not full
-        and "optimizer" not in given
-        and options.get("optimizer") not in (None, "adamw-8bit")
-    ):
-        return True
-    return (
-        "loss" not in given
-        and "kernels" not in given
-        and "loss" in options
-        and "kernels" in options
-    )
-
-
-def _runs(config: TrainConfig, hardware: Hardware, *, given: bool) -> bool:
-    """Whether the GPU computes in the configuration's type: bf16 where it has it, else fp16, unless
-    the precision was given."""
-    if given or not hardware.gpu.dense_flops:
-        return True
-    return not config.precision.value.startswith(
-        "fp16" if hardware.gpu.supports("bf16") else "bf16"
-    )
-
-
-def _flag(name: str, value: object) -> str:
-    if name == "method":
-        return f"--{value}"
-    if isinstance(value, bool):
-        return f"--{'' if value else 'no-'}{name.replace('_', '-')}"
-    return f"--{name.replace('_', '-')} {value}"
-
-
-def _price(combination: _Combination, sizes: tuple[Any, Any, Any], space: Space) -> None:
+def _price(combination: Combination, sizes: tuple[Any, Any, Any], space: Space) -> None:
     """Requested bytes and tokens/s of every cell; what a combination cannot run at all has no
     cell."""
     import numpy as np
@@ -358,7 +127,7 @@ def _price(combination: _Combination, sizes: tuple[Any, Any, Any], space: Space)
     )
 
 
-def _cells(combination: _Combination, sizes: tuple[Any, Any, Any]) -> Any:
+def _cells(combination: Combination, sizes: tuple[Any, Any, Any]) -> Any:
     """Indices of the cells that are different for this combination: without adapters all ranks are
     one."""
     import numpy as np
@@ -371,7 +140,7 @@ def _cells(combination: _Combination, sizes: tuple[Any, Any, Any]) -> Any:
 
 
 def _key(
-    space: Space, goal: Goal, combination: _Combination, number: int, sizes: tuple[Any, Any, Any]
+    space: Space, goal: Goal, combination: Combination, number: int, sizes: tuple[Any, Any, Any]
 ) -> Any:
     """Columns to sort by, best first: three keys of the goal, requested bytes, then combination and
     cell. Cells that cannot fit are gone."""
@@ -426,7 +195,7 @@ def speed_step(tokens_per_s: Any) -> Any:
 
 def _verified(
     space: Space,
-    combinations: Sequence[_Combination],
+    combinations: Sequence[Combination],
     sizes: tuple[Any, Any, Any],
     order: Any,
     goal: Goal,
@@ -465,7 +234,7 @@ def _verified(
 
 
 def _adds_nothing(
-    combination: _Combination, speed: float, found: Sequence[Candidate], goal: Goal
+    combination: Combination, speed: float, found: Sequence[Candidate], goal: Goal
 ) -> bool:
     """Whether something better was found that changes less: the same changes without one that
     brings no speed."""
@@ -497,7 +266,7 @@ def price_at(
 
 
 def _candidate(
-    space: Space, combination: _Combination, sizes: tuple[int, int, int], e: Estimate
+    space: Space, combination: Combination, sizes: tuple[int, int, int], e: Estimate
 ) -> Candidate:
     b, s, r = sizes
     own: dict[str, object] = {"bs": b, "ctx": s}
@@ -516,7 +285,7 @@ def _candidate(
     )
 
 
-def _clouds(combinations: Sequence[_Combination]) -> Iterator[Cloud]:
+def _clouds(combinations: Sequence[Combination]) -> Iterator[Cloud]:
     for combination in combinations:
         yield Cloud(
             options=tuple(combination.options.items()),
@@ -527,67 +296,3 @@ def _clouds(combinations: Sequence[_Combination]) -> Iterator[Cloud]:
 
 
 # ---------------------------------------------------------------- what each change trades
-
-
-class Trade(Record):
-    """One change of a plan: bytes the peak would grow by without it (negative: shrink), and the
-    speed the plan has of that without it."""
-
-    flag: str
-    saved_bytes: int
-    speed_ratio: float | None
-
-
-def trades(space: Space, best: Candidate) -> tuple[Trade, ...]:
-    """What each knob that the plan turns is worth: the plan with that knob alone put back."""
-    found: list[Trade] = []
-    options = dict(best.options)
-    defaults = {
-        **{name: known[0] for name, known in space.knobs},
-        "bs": space.batches[0],
-        "rank": space.ranks[0],
-    }
-    for flag in best.changes:
-        name = (
-            "method"
-            if flag.lstrip("-") == str(options.get("method"))
-            else flag.split()[0].lstrip("-").removeprefix("no-").replace("-", "_")
-        )
-        back = _put_back(options, name, defaults.get(name))
-        try:
-            config = train_config({**back, "grad_accum": options.get("grad_accum", 1)})
-            other = estimate(
-                space.spec,
-                config,
-                hardware=best.machine.hardware,
-                efficiency=best.machine.efficiency,
-                allocator=space.allocator,
-            )
-        except InputError:
-            continue
-        ratio = (
-            best.tokens_per_s / other.time.tokens_per_s
-            if other.time is not None and best.tokens_per_s
-            else None
-        )
-        found.append(
-            Trade(
-                flag=flag,
-                saved_bytes=other.peak.nbytes - best.estimate.peak.nbytes,
-                speed_ratio=ratio,
-            )
-        )
-    return tuple(found)
-
-
-def _put_back(options: Mapping[str, object], name: str, default: object) -> dict[str, object]:
-    back = {key: value for key, value in options.items() if key != name}
-    if default is not None:
-        back[name] = default
-    if name == "method" and default in (None, "full"):
-        back = {
-            key: value
-            for key, value in back.items()
-            if key not in (*ADAPTER_OPTIONS, "quant", *QUANT_OPTIONS)
-        }
-    return back

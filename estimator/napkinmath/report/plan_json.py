@@ -7,7 +7,8 @@ import json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.planning.plan import Candidate, Plan, Trade
+    from napkinmath.planning.plan import Candidate, Plan
+    from napkinmath.planning.trades import Trade
 
 
 def plan_json(plan: Plan, traded: tuple[Trade, ...], *, tokens: float) -> str:

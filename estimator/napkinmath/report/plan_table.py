@@ -10,7 +10,8 @@ from napkinmath.report.columns import aligned
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.answers.estimate import Estimate
-    from napkinmath.planning.plan import Candidate, Plan, Trade
+    from napkinmath.planning.plan import Candidate, Plan
+    from napkinmath.planning.trades import Trade
 
 _WORTH_A_LINE = 0.01
 

@@ -99,7 +99,9 @@ def best(options: Mapping[str, Any]) -> dict[str, Any]:
     its default are searched."""
     from napkinmath.inputs.hardware_options import machines
     from napkinmath.inputs.model_options import model_spec
-    from napkinmath.planning.plan import Goal, Machine, open_space, plan, trades
+    from napkinmath.planning.plan import plan
+    from napkinmath.planning.space import Goal, Machine, open_space
+    from napkinmath.planning.trades import trades
     from napkinmath.report.plan_json import plan_mapping
 
     kept = {

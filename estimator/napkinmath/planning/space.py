@@ -1,0 +1,253 @@
+"""What may be run: the options given, the values tried for those left open, and which of their
+combinations make sense."""
+
+from __future__ import annotations
+
+from enum import Enum
+from itertools import product
+
+from napkinmath.base import values as read
+from napkinmath.base.errors import InputError
+from napkinmath.base.record import Record
+from napkinmath.inputs.options import train_config
+from napkinmath.planning.sweep import Sweeper
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from typing import Any
+
+    from napkinmath.config.hardware import Hardware
+    from napkinmath.config.train_config import TrainConfig
+    from napkinmath.ir.model_spec import ModelSpec
+    from napkinmath.planning.sweep import Sweeper
+    from napkinmath.timing.efficiency import Efficiency
+
+
+SAME_SPEED = (
+    0.005  # speeds closer than this count as equal: fewer changes, then less memory, decide
+)
+
+
+class Goal(str, Enum):
+    """What is best."""
+
+    TOKENS = "tokens/s"
+    CONTEXT = "context"
+    BATCH = "batch"
+    CHEAPEST = "cheapest"
+    FEWEST_CHANGES = "fewest-changes"
+
+
+class Machine(Record):
+    """A GPU to run on: its speeds, and what an hour of it costs (None: not known)."""
+
+    hardware: Hardware
+    efficiency: Efficiency | None = None
+    price_per_hour: float | None = None
+
+
+class Space(Record):
+    """What may be run: `base` holds the options that are given, `knobs` the values of each option
+    left open, the first being the default.
+
+    `batches`, `lengths` and `ranks` are tried with each combination; the first batch and the first
+    rank are the defaults.
+    """
+
+    spec: ModelSpec
+    machines: tuple[Machine, ...]
+    base: tuple[tuple[str, object], ...]
+    knobs: tuple[tuple[str, tuple[object, ...]], ...]
+    batches: tuple[int, ...] = (1,)
+    lengths: tuple[int, ...] = (2048,)
+    ranks: tuple[int, ...] = (16,)
+    allocator: str = ""
+
+
+class Combination:
+    """One combination of knobs on one machine, with its cells priced as arrays."""
+
+    __slots__ = ("changes", "config", "machine", "options", "requested", "speed", "sweeper")
+
+    def __init__(
+        self,
+        options: dict[str, object],
+        changes: tuple[str, ...],
+        config: TrainConfig,
+        machine: Machine,
+        sweeper: Sweeper,
+    ) -> None:
+        self.options, self.changes, self.config, self.machine, self.sweeper = (
+            options,
+            changes,
+            config,
+            machine,
+            sweeper,
+        )
+        self.requested: Any = None
+        self.speed: Any = None
+
+
+# Values that are tried for an option nobody gave; None leaves it to its default.
+OPEN_KNOBS: tuple[tuple[str, tuple[object, ...]], ...] = (
+    ("method", ("full", "lora", "qlora")),
+    ("precision", (None, "bf16-amp", "fp16-amp", "fp16-autocast")),
+    ("checkpointing", (None, "none", "full", "selective")),
+    ("optimizer", (None, "adamw-8bit", "paged-adamw-8bit", "adafactor")),
+    ("optimizer_in_backward", (None, True)),
+    ("loss", (None, "chunked")),
+    ("kernels", (None, "liger")),
+)
+
+
+BATCHES = (*range(1, 33), *range(36, 65, 4), *range(72, 129, 8), 160, 192, 224, 256)
+
+
+LENGTHS = (
+    *range(256, 8193, 256),
+    *range(9216, 32769, 1024),
+    *range(36864, 131073, 4096),
+    *range(147456, 1048577, 16384),
+)
+
+
+def open_space(
+    spec: ModelSpec,
+    machines: Sequence[Machine],
+    given: Mapping[str, Sequence[object]],
+    goal: Goal,
+    *,
+    allocator: str = "",
+) -> Space:
+    """The space around options of which some are given: one value stays, several are tried, none
+    leaves the knob to OPEN_KNOBS.
+
+    For the fewest changes a value given is where to start from, and every knob may turn.
+    """
+    fewest = goal is Goal.FEWEST_CHANGES
+    base: dict[str, object] = {}
+    knobs: dict[str, tuple[object, ...]] = {}
+    for name, known in OPEN_KNOBS:
+        asked = tuple(given.get(name, ()))
+        if fewest:
+            knobs[name] = tuple(dict.fromkeys((*asked, *known)))
+        elif len(asked) > 1 or not asked:
+            knobs[name] = asked or known
+        else:
+            base[name] = asked[0]
+    for name, asked in given.items():
+        if name in knobs or name in base or name in ("bs", "ctx", "rank"):
+            continue
+        if len(asked) > 1:
+            knobs[name] = tuple(asked)
+        else:
+            base[name] = asked[0]
+    sizes = {
+        name: tuple(read.count(value, f"--{name}") for value in given.get(name, ()))
+        for name in ("bs", "ctx", "rank")
+    }
+    default_batches = BATCHES if goal is not Goal.CONTEXT else (1,)
+    return Space(
+        spec=spec,
+        machines=tuple(machines),
+        base=tuple(base.items()),
+        knobs=tuple(knobs.items()),
+        batches=(
+            tuple(dict.fromkeys((*sizes["bs"], *BATCHES)))
+            if fewest
+            else sizes["bs"] or default_batches
+        ),
+        lengths=sizes["ctx"] or (LENGTHS if goal is Goal.CONTEXT else (2048,)),
+        ranks=sizes["rank"] or (16,),
+        allocator=allocator,
+    )
+
+
+def combinations_of(space: Space) -> Iterator[Combination]:
+    """Every combination of knobs that does not contradict itself, on every machine; equal
+    configurations once."""
+    names = [name for name, _ in space.knobs]
+    seen: set[tuple[str, TrainConfig]] = set()
+    for machine in space.machines:
+        for values in product(*(values for _, values in space.knobs)):
+            options = {
+                **dict(space.base),
+                **{
+                    name: value
+                    for name, value in zip(names, values, strict=True)
+                    if value is not None
+                },
+            }
+            if pointless(options, dict(space.base)):
+                continue
+            if options.get("optimizer_in_backward"):
+                options.setdefault("clip", False)  # no gradients are left to clip
+            try:
+                config = train_config(options)
+            except InputError:
+                continue
+            key = (machine.hardware.gpu.name, config)
+            if key in seen or not _runs(
+                config, machine.hardware, given="precision" in dict(space.base)
+            ):
+                continue
+            seen.add(key)
+            changes = tuple(
+                _flag(name, value)
+                for (name, known), value in zip(space.knobs, values, strict=True)
+                if value != known[0]
+            )
+            yield Combination(
+                options,
+                changes,
+                config,
+                machine,
+                Sweeper(space.spec, config, machine.hardware, machine.efficiency),
+            )
+
+
+def pointless(options: Mapping[str, object], given: Mapping[str, object]) -> bool:
+    """Whether options that nobody gave make no sense together: fp32 masters of a frozen base, a
+    second fused loss."""
+    full = options.get("method", "full") == "full"
+    if (
+        not full
+        and "precision" not in given
+        and options.get("precision") in ("bf16-amp", "fp16-amp")
+    ):
+        return True
+    if full and "precision" not in given and options.get("precision") == "fp16-autocast":
+        return True
+    if not full and "optimizer_in_backward" not in given and options.get("optimizer_in_backward"):
+        return True  # adapters' gradients are too few to matter
+    if (
+        not full
+        and "optimizer" not in given
+        and options.get("optimizer") not in (None, "adamw-8bit")
+    ):
+        return True
+    return (
+        "loss" not in given
+        and "kernels" not in given
+        and "loss" in options
+        and "kernels" in options
+    )
+
+
+def _runs(config: TrainConfig, hardware: Hardware, *, given: bool) -> bool:
+    """Whether the GPU computes in the configuration's type: bf16 where it has it, else fp16, unless
+    the precision was given."""
+    if given or not hardware.gpu.dense_flops:
+        return True
+    return not config.precision.value.startswith(
+        "fp16" if hardware.gpu.supports("bf16") else "bf16"
+    )
+
+
+def _flag(name: str, value: object) -> str:
+    if name == "method":
+        return f"--{value}"
+    if isinstance(value, bool):
+        return f"--{'' if value else 'no-'}{name.replace('_', '-')}"
+    return f"--{name.replace('_', '-')} {value}"
