@@ -34,8 +34,9 @@ from napkinmath.config.train_config import (
 )
 from napkinmath.config.workload_config import Workload, WorkloadKind
 from napkinmath.inputs.hardware_options import allocator_text, machines
+from napkinmath.inputs.method_options import METHODS
 from napkinmath.inputs.model_options import model_spec
-from napkinmath.inputs.options import KEYS, METHODS, train_config
+from napkinmath.inputs.options import KEYS, train_config
 
 PARSER = Parser("estimate", "", SHARED)
 

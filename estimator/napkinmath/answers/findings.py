@@ -9,7 +9,7 @@ from napkinmath.base.expr import Bindings
 from napkinmath.base.units import format_bytes
 from napkinmath.config.train_config import Attention, Loss, Precision, RecomputeKind
 from napkinmath.ir.ledger import Phase, Role
-from napkinmath.ops.attention import MATH_PATH, MATH_PATH_SINGLE
+from napkinmath.ops.whole_scores import MATH_PATH, MATH_PATH_SINGLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -10,53 +10,18 @@ inputs, results and saved tensors.
 
 from __future__ import annotations
 
-from napkinmath.base.dtypes import FP32, INT64, DType
-from napkinmath.base.expr import Size, ceil_div, maximum, minimum, product
+from napkinmath.base.dtypes import FP32, DType
+from napkinmath.base.expr import Size, ceil_div, maximum, minimum
 from napkinmath.base.record import Record
+from napkinmath.catalog.kernel_cost import KernelCost, Saved, stored_bytes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    pass
 
 CHUNK_BYTES = 256 * 2**20
 _CHUNK_COLUMNS, _CHUNK_ROWS = 64, 128
 DEFAULT_PROCESSORS = 132  # of an H100 or H200, where no GPU is named
-
-
-class Saved(Record):
-    """A tensor held from forward to backward; `is_new` if the operation made it for that, not if it
-    is an input, parameter or result."""
-
-    name: str
-    axes: tuple[Size, ...]
-    dtype: DType
-    is_new: bool
-
-    @property
-    def nbytes(self) -> Size:
-        """Its bytes."""
-        return product(self.axes) * (self.dtype.bits // 8)
-
-
-class KernelCost(Record):
-    """One operation, forward and backward."""
-
-    saved: tuple[Saved, ...]
-    forward_flops: Size
-    backward_flops: Size
-    forward_moved: Size
-    backward_moved: Size
-    forward_temporary: Size = 0
-    backward_temporary: Size = 0
-
-    @property
-    def new(self) -> tuple[Saved, ...]:
-        """What exists only because the operation saved it."""
-        return tuple(saved for saved in self.saved if saved.is_new)
-
-
-def _nbytes(dtype: DType) -> int:
-    return dtype.bits // 8
 
 
 def rms_norm(
@@ -71,7 +36,7 @@ def rms_norm(
 ) -> KernelCost:
     """x (or x + residual, which is a result) and the row's 1/rms in fp32; with a trained weight the
     backward leaves partial sums."""
-    item, values = _nbytes(dtype), rows * hidden
+    item, values = stored_bytes(dtype), rows * hidden
     saved = (
         Saved(
             name="x + residual" if residual else "x", axes=(rows, hidden), dtype=dtype, is_new=False
@@ -103,7 +68,7 @@ def layer_norm(
     processors: int = DEFAULT_PROCESSORS,
 ) -> KernelCost:
     """With a bias: x, and the row's mean and 1/deviation in fp32."""
-    item, values = _nbytes(dtype), rows * hidden
+    item, values = stored_bytes(dtype), rows * hidden
     saved = (
         Saved(name="x", axes=(rows, hidden), dtype=dtype, is_new=False),
         Saved(name="weight", axes=(hidden,), dtype=dtype, is_new=False),
@@ -139,7 +104,7 @@ def rope(
     """Queries and keys in one launch: cos and sin, which every layer shares."""
     table = (1, tokens, size)
     values = batch * (q_heads + k_heads) * tokens * size
-    moved = 2 * values * _nbytes(dtype) + 2 * tokens * size * _nbytes(table_dtype)
+    moved = 2 * values * stored_bytes(dtype) + 2 * tokens * size * stored_bytes(table_dtype)
     saved = tuple(
         Saved(name=name, axes=table, dtype=table_dtype, is_new=False) for name in ("cos", "sin")
     )
@@ -158,7 +123,7 @@ def gated(rows: Size, width: Size, dtype: DType) -> KernelCost:
     saved = tuple(
         Saved(name=name, axes=(rows, width), dtype=dtype, is_new=False) for name in ("gate", "up")
     )
-    item = _nbytes(dtype)
+    item = stored_bytes(dtype)
     return KernelCost(
         saved=saved,
         forward_flops=6 * values,
@@ -173,7 +138,7 @@ def flash_attention(
 ) -> KernelCost:
     """q, k, v, o and the log-sum-exp; the backward computes the scores in both of its kernels: 7
     products against the forward's 2."""
-    item = _nbytes(dtype)
+    item = stored_bytes(dtype)
     q_bytes, kv_bytes = batch * heads * queries * size * item, batch * kv_heads * keys * size * item
     statistics = batch * heads * queries * 4
     one = 2 * batch * heads * queries * keys * size
@@ -198,7 +163,7 @@ def loss_chunk_limit(vocabulary: int, dtype: DType, chunk_bytes: int = CHUNK_BYT
     """Rows whose logits fit a chunk, where there are as many: a multiple of 128 if that many
     fit."""
     padded = -(-vocabulary // _CHUNK_COLUMNS) * _CHUNK_COLUMNS
-    rows = max(1, chunk_bytes // (padded * _nbytes(dtype)))
+    rows = max(1, chunk_bytes // (padded * stored_bytes(dtype)))
     return rows - rows % _CHUNK_ROWS if rows >= _CHUNK_ROWS else rows
 
 
@@ -220,7 +185,7 @@ def linear_cross_entropy(
     gradients and of their labels; the head in the type of the products where it is stored in
     another; fp32 sums of its gradient where there is more than one chunk; a count.
     """
-    item, some_ignored = _nbytes(dtype), valid is not None
+    item, some_ignored = stored_bytes(dtype), valid is not None
     valid = rows if valid is None else valid
     stored = head_dtype or dtype
     padded = -(-vocabulary // _CHUNK_COLUMNS) * _CHUNK_COLUMNS
@@ -248,210 +213,6 @@ def linear_cross_entropy(
         + (2 + trains_head) * num_chunks * head * item,
         backward_moved=2 * (rows * hidden + (head if trains_head else 0)) * item,
         forward_temporary=chunk * padded * item + valid * 4 + gathered + sums + cast,
-    )
-
-
-class FrozenLinear(Record):
-    """A frozen linear of a fused adapter operation: its size, its adapter's rank (0: none), and the
-    stored tensors of a packed weight."""
-
-    outputs: Size
-    inputs: Size
-    rank: Size
-    stored: tuple[Saved, ...] = ()
-
-    @property
-    def elements(self) -> Size:
-        """Weights."""
-        return self.outputs * self.inputs
-
-    @property
-    def stored_bytes(self) -> Size:
-        """Bytes read to decode it."""
-        return _sum(saved.nbytes for saved in self.stored)
-
-    def flops(self, rows: Size) -> tuple[Size, Size]:
-        """Forward and backward, decoding included."""
-        base = 2 * rows * self.elements
-        thin = 2 * rows * self.rank * (self.outputs + self.inputs)
-        decode = self.elements if self.stored else 0
-        return base + thin + decode, base + 2 * thin + decode
-
-    def forward_temporary(
-        self, rows: Size, dtype: DType, adapter_dtype: DType, *, dropout: bool
-    ) -> Size:
-        """The dropped x and A in x's type while x A^T is made; B in x's type after that."""
-        if not self.rank:
-            return 0
-        cast = 0 if adapter_dtype is dtype else self.rank * _nbytes(dtype)
-        dropped = rows * self.inputs * _nbytes(dtype) if dropout else 0
-        return maximum(dropped + cast * self.inputs, cast * self.outputs)
-
-    def backward_temporary(
-        self, rows: Size, dtype: DType, adapter_dtype: DType, *, dropout: bool, before: Size = 0
-    ) -> Size:
-        """dy B, and beside it B or A in x's type, with dropout the adapter's share of dx or the
-        dropped x.
-
-        `before` is the rank of the linear ahead, whose dy B is dropped as this one's has been made.
-        """
-        if not self.rank:
-            return 0
-        item = _nbytes(dtype)
-        cast = 0 if adapter_dtype is dtype else self.rank * item
-        share = rows * self.inputs * item if dropout else 0
-        return rows * self.rank * item + maximum(
-            rows * before * item + cast * self.outputs, share + cast * self.inputs
-        )
-
-
-def _sum(sizes: Iterable[Size]) -> Size:
-    total: Size = 0
-    for size in sizes:
-        total = total + size
-    return total
-
-
-def _adapter_tensors(linears: tuple[FrozenLinear, ...], dtype: DType) -> tuple[Saved, ...]:
-    first = [
-        Saved(name="A", axes=(x.rank, x.inputs) if x.rank else (0,), dtype=dtype, is_new=False)
-        for x in linears
-    ]
-    return (
-        *first,
-        *(
-            Saved(name="B", axes=(x.outputs, x.rank) if x.rank else (0,), dtype=dtype, is_new=False)
-            for x in linears
-        ),
-    )
-
-
-def _projections(rows: Size, linears: tuple[FrozenLinear, ...], dtype: DType) -> tuple[Saved, ...]:
-    return tuple(
-        Saved(name="x A^T", axes=(rows, x.rank) if x.rank else (0,), dtype=dtype, is_new=True)
-        for x in linears
-    )
-
-
-def _seed(dropout: bool) -> tuple[Saved, ...]:
-    return (Saved(name="seed", axes=(1,), dtype=INT64, is_new=True),) if dropout else ()
-
-
-def qlora_linears(
-    rows: Size,
-    linears: tuple[FrozenLinear, ...],
-    dtype: DType,
-    *,
-    adapter_dtype: DType = FP32,
-    dropout: bool = False,
-) -> KernelCost:
-    """Linears that read one x, which is saved once: each adapter's projection beside it, and with
-    dropout a seed.
-
-    The decoded weight lies in a buffer that all operations share and is not counted among the
-    temporaries.
-    """
-    item, x_bytes = _nbytes(dtype), rows * linears[0].inputs * _nbytes(dtype)
-    saved = (
-        Saved(name="x", axes=(rows, linears[0].inputs), dtype=dtype, is_new=False),
-        *(tensor for x in linears for tensor in x.stored),
-        *_adapter_tensors(linears, adapter_dtype),
-        *_projections(rows, linears, dtype),
-        *_seed(dropout),
-    )
-    flops = [x.flops(rows) for x in linears]
-    decoded, y_bytes = (
-        _sum(x.elements for x in linears) * item,
-        _sum(x.outputs for x in linears) * rows * item,
-    )
-    stored = _sum(x.stored_bytes for x in linears)
-    forward = backward = before = 0
-    for x in linears:
-        forward = maximum(forward, x.forward_temporary(rows, dtype, adapter_dtype, dropout=dropout))
-        backward = maximum(
-            backward,
-            x.backward_temporary(rows, dtype, adapter_dtype, dropout=dropout, before=before),
-        )
-        before = x.rank
-    return KernelCost(
-        saved=saved,
-        forward_flops=_sum(x for x, _ in flops),
-        backward_flops=_sum(x for _, x in flops),
-        forward_moved=stored + 2 * decoded + 2 * len(linears) * x_bytes + 3 * y_bytes,
-        backward_moved=stored + 2 * decoded + 4 * len(linears) * x_bytes + 3 * y_bytes,
-        forward_temporary=forward,
-        backward_temporary=backward,
-    )
-
-
-def qlora_mlp(
-    rows: Size,
-    linears: tuple[FrozenLinear, FrozenLinear, FrozenLinear],
-    dtype: DType,
-    *,
-    adapter_dtype: DType = FP32,
-    dropout: bool = False,
-    recompute: bool = False,
-) -> KernelCost:
-    """Gate, up and down in one operation: x, both outputs of the first two unless `recompute`,
-    projections, and a seed with dropout.
-
-    Temporaries of the backward: the gradients of the product and of up, and the product again,
-    beside the last linear's own.
-    """
-    gate, up, down = linears
-    item, width = _nbytes(dtype), gate.outputs
-    wide = (
-        ()
-        if recompute
-        else tuple(
-            Saved(name=name, axes=(rows, width), dtype=dtype, is_new=True)
-            for name in ("gate", "up")
-        )
-    )
-    biases = (
-        tuple(Saved(name="bias", axes=(0,), dtype=dtype, is_new=False) for _ in range(2))
-        if recompute
-        else ()
-    )
-    saved = (
-        Saved(name="x", axes=(rows, gate.inputs), dtype=dtype, is_new=False),
-        *_seed(dropout),
-        *(wide or biases),
-        *_projections(rows, linears, dtype),
-        *_adapter_tensors(linears, adapter_dtype),
-        *(tensor for x in linears for tensor in x.stored),
-    )
-    first, second, third = (x.flops(rows) for x in linears)
-    values, x_bytes = rows * width, rows * gate.inputs * item
-    decoded, stored = (
-        _sum(x.elements for x in linears) * item,
-        _sum(x.stored_bytes for x in linears),
-    )
-    again = first[0] + second[0] if recompute else 0
-    h_bytes = values * item
-    recomputed = 2 * h_bytes if recompute else 0
-    options = {"dropout": dropout}
-    thin = rows * down.rank * item
-    last = 3 * h_bytes + down.backward_temporary(rows, dtype, adapter_dtype, **options)
-    others = maximum(
-        gate.backward_temporary(rows, dtype, adapter_dtype, **options),
-        up.backward_temporary(rows, dtype, adapter_dtype, before=gate.rank, **options),
-    )
-    return KernelCost(
-        saved=saved,
-        forward_flops=first[0] + second[0] + third[0] + 6 * values,
-        backward_flops=first[1] + second[1] + third[1] + again + 12 * values,
-        forward_moved=stored
-        + 2 * decoded
-        + 5 * x_bytes
-        + 3 * (2 * h_bytes + x_bytes)
-        + 5 * h_bytes,
-        backward_moved=stored + 2 * decoded + 12 * x_bytes + 15 * h_bytes + 4 * recomputed,
-        forward_temporary=h_bytes
-        + recomputed
-        + down.forward_temporary(rows, dtype, adapter_dtype, **options),
-        backward_temporary=recomputed + maximum(last, 2 * h_bytes + thin + others),
     )
 
 

@@ -84,7 +84,7 @@ def choices() -> dict[str, tuple[str, ...]]:
     from napkinmath.catalog.stacks import STACKS
     from napkinmath.config.train_config import Attention, Kernels, Loss, Precision
     from napkinmath.exports import KINDS
-    from napkinmath.inputs.options import METHODS
+    from napkinmath.inputs.method_options import METHODS
     from napkinmath.planning.space import Goal
 
     return {

@@ -6,7 +6,8 @@ from __future__ import annotations
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown, suggest
 from napkinmath.inputs.foreign import ForeignJob
-from napkinmath.inputs.options import ADAPTER_OPTIONS, KEYS, QUANT_OPTIONS
+from napkinmath.inputs.method_options import ADAPTER_OPTIONS, QUANT_OPTIONS
+from napkinmath.inputs.options import KEYS
 from napkinmath.models import config_file
 from napkinmath.models.config_file import quoted
 

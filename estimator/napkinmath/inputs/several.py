@@ -8,7 +8,7 @@ from itertools import product
 from napkinmath.base.errors import InputError, shown
 from napkinmath.base.units import parse_count
 from napkinmath.base.values import listed
-from napkinmath.inputs.options import ADAPTER_OPTIONS, QUANT_OPTIONS, flag
+from napkinmath.inputs.method_options import ADAPTER_OPTIONS, QUANT_OPTIONS, flag
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

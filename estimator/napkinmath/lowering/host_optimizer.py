@@ -16,7 +16,7 @@ from napkinmath.lowering.optimizer import applied_to, segments, trained
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.catalog.optimizers import Optimizer
+    from napkinmath.catalog.optimizer_states import Optimizer
     from napkinmath.lowering.policy import Policy
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from napkinmath.base.dtypes import BF16, FP32
 from napkinmath.base.expr import Bindings, Size, ceil_div, maximum, minimum
-from napkinmath.catalog.optimizers import PAGED, Optimizer, State, Temporary, find_optimizer
+from napkinmath.catalog.optimizer_states import PAGED, Optimizer, State, Temporary
+from napkinmath.catalog.optimizers import find_optimizer
 from napkinmath.ir.costs import Gemm, Move
 from napkinmath.ir.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Weight, Work
 from napkinmath.ir.step import Run, Segment, Update

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from napkinmath.base.dtypes import BOOL, INT64, DType
 from napkinmath.base.expr import Size, product
-from napkinmath.catalog import kernels
-from napkinmath.catalog.kernels import FrozenLinear, Saved
+from napkinmath.catalog import adapter_kernels
+from napkinmath.catalog.adapter_kernels import FrozenLinear
+from napkinmath.catalog.kernel_cost import Saved
 from napkinmath.config.train_config import AdapterKind
 from napkinmath.ir.costs import Dequantize, Gemm, Move
 from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value, Weight
@@ -157,7 +158,9 @@ def _record(t: Tape, x: Value, group: Sequence[Branch]) -> list[Value]:
     dtype, rows, dropped = x.dtype, product(x.axes[:-1]), drops(t)
     adapter_dtype = t.policy.adapter_dtype if t.policy.adapter is not None else dtype
     shapes = tuple(one.shape for one in group)
-    cost = kernels.qlora_linears(rows, shapes, dtype, adapter_dtype=adapter_dtype, dropout=dropped)
+    cost = adapter_kernels.qlora_linears(
+        rows, shapes, dtype, adapter_dtype=adapter_dtype, dropout=dropped
+    )
     in_place = active(t).adapters_only
     pairs = [value for one in group if one.pair is not None for value in one.pair]
     needs = x.requires_grad or bool(pairs)
@@ -302,7 +305,7 @@ def _record_mlp(t: Tape, x: Value, group: Sequence[Branch]) -> Value:
     )
     adapter_dtype = t.policy.adapter_dtype if t.policy.adapter is not None else dtype
     gate, up, down = group
-    cost = kernels.qlora_mlp(
+    cost = adapter_kernels.qlora_mlp(
         rows,
         (gate.shape, up.shape, down.shape),
         dtype,

@@ -8,10 +8,10 @@ from napkinmath.base.expr import Size
 from napkinmath.ir.costs import Gemm, Move, traffic
 from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value
 from napkinmath.ir.tape import LIKE, PASS, Scope, Tape
-from napkinmath.ops.attention import dense_operand, rows_first
 from napkinmath.ops.elementwise import add, cast, dropout, promote, scale, softmax
 from napkinmath.ops.index import expand_head
 from napkinmath.ops.matmul import bmm
+from napkinmath.ops.whole_scores import dense_operand, rows_first
 
 
 def fp32_scores(

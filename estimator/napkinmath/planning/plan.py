@@ -14,7 +14,7 @@ from napkinmath.answers.ranges import ALLOCATED
 from napkinmath.base.errors import InputError
 from napkinmath.base.record import Record
 from napkinmath.estimate import estimate
-from napkinmath.planning.space import SAME_SPEED, Goal, Machine, Space, Combination, combinations_of
+from napkinmath.planning.space import SAME_SPEED, Combination, Goal, Machine, Space, combinations_of
 from napkinmath.planning.sweep import SweepResult
 
 TYPE_CHECKING = False

@@ -5,7 +5,8 @@ from __future__ import annotations
 from napkinmath.base.errors import InputError
 from napkinmath.base.record import Record
 from napkinmath.estimate import estimate
-from napkinmath.inputs.options import ADAPTER_OPTIONS, QUANT_OPTIONS, train_config
+from napkinmath.inputs.method_options import ADAPTER_OPTIONS, QUANT_OPTIONS
+from napkinmath.inputs.options import train_config
 from napkinmath.planning.plan import Candidate
 from napkinmath.planning.space import Space
 

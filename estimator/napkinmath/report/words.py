@@ -8,7 +8,7 @@ from napkinmath.config.parallel_config import PipelineSchedule
 from napkinmath.config.train_config import AdapterKind, Kernels, Loss, RecomputeKind
 from napkinmath.ir.ledger import Phase
 from napkinmath.ir.step import reads_tokens
-from napkinmath.ops.attention import MATH_PATH
+from napkinmath.ops.whole_scores import MATH_PATH
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

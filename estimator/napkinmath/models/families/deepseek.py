@@ -20,7 +20,8 @@ from napkinmath.models.layers.embedding import TokenEmbedding
 from napkinmath.models.layers.head import CausalLmHead
 from napkinmath.models.layers.latent_attention import LatentAttention
 from napkinmath.models.layers.mlp import GatedMlp
-from napkinmath.models.layers.moe import Experts, MixtureOfExperts, Router, SharedExpert
+from napkinmath.models.layers.moe import Experts, MixtureOfExperts, SharedExpert
+from napkinmath.models.layers.router import Router
 
 
 def deepseek_v2(c: Config) -> ModelSpec:

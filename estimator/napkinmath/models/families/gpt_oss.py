@@ -11,8 +11,9 @@ from napkinmath.models.families.moe import expert_symbols, tied
 from napkinmath.models.layers.decoder import DecoderLayer
 from napkinmath.models.layers.embedding import TokenEmbedding
 from napkinmath.models.layers.head import CausalLmHead
-from napkinmath.models.layers.moe import Experts, MixtureOfExperts, Router, Scoring
+from napkinmath.models.layers.moe import Experts, MixtureOfExperts
 from napkinmath.models.layers.norm import Norm, NormKind
+from napkinmath.models.layers.router import Router, Scoring
 from napkinmath.models.layers.sinks import SinkAttention
 
 

@@ -16,8 +16,9 @@ from napkinmath.models.layers.head import CausalLmHead
 from napkinmath.models.layers.mamba import MambaMixer
 from napkinmath.models.layers.mamba2 import Mamba2Mixer
 from napkinmath.models.layers.mlp import FusedGatedMlp, GatedMlp, PlainMlp
-from napkinmath.models.layers.moe import Experts, MixtureOfExperts, Router, Scoring, SharedExpert
+from napkinmath.models.layers.moe import Experts, MixtureOfExperts, SharedExpert
 from napkinmath.models.layers.norm import Norm, NormKind
+from napkinmath.models.layers.router import Router, Scoring
 from napkinmath.models.layers.short_convolution import ShortConvolution
 
 MAMBA_NAMES = ("mamba", "linear_attention")  # of transformers 4 and 5

@@ -11,8 +11,9 @@ from napkinmath.models.layers.decoder import DecoderLayer
 from napkinmath.models.layers.embedding import TokenEmbedding
 from napkinmath.models.layers.head import CausalLmHead
 from napkinmath.models.layers.mlp import GatedMlp
-from napkinmath.models.layers.moe import Experts, MixtureOfExperts, Router, Scoring, SharedExpert
+from napkinmath.models.layers.moe import Experts, MixtureOfExperts, SharedExpert
 from napkinmath.models.layers.norm import Norm, NormKind
+from napkinmath.models.layers.router import Router, Scoring
 
 # Names of transformers 4 that PEFT 0.21 translates, by the pattern of the model type
 # (utils/transformers_weight_conversion.py with transformers' conversion_mapping.py); model types

@@ -22,8 +22,9 @@ from napkinmath.models.layers.decoder import DecoderLayer
 from napkinmath.models.layers.embedding import TokenEmbedding
 from napkinmath.models.layers.head import CausalLmHead
 from napkinmath.models.layers.mlp import FusedGatedMlp
-from napkinmath.models.layers.moe import Experts, MixtureOfExperts, Router, Scoring, SharedExpert
+from napkinmath.models.layers.moe import Experts, MixtureOfExperts, SharedExpert
 from napkinmath.models.layers.norm import Norm, NormKind
+from napkinmath.models.layers.router import Router, Scoring
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -7,14 +7,15 @@ from napkinmath.ir.symbols import fs
 from napkinmath.models.families.config import Config
 from napkinmath.models.families.llama import attention_fields, decoder, dense_symbols
 from napkinmath.models.families.moe import QWEN_NAMES, ROUTER_NAME, expert_symbols, unadapted
-from napkinmath.models.families.vision_language import qwen3_tower
+from napkinmath.models.families.qwen_vl import qwen3_tower
 from napkinmath.models.layers.decoder import DecoderLayer
 from napkinmath.models.layers.embedding import TokenEmbedding
 from napkinmath.models.layers.gated_delta import GatedAttention, GatedDeltaNet
 from napkinmath.models.layers.head import CausalLmHead
 from napkinmath.models.layers.mlp import GatedMlp
-from napkinmath.models.layers.moe import Experts, MixtureOfExperts, Router, SharedExpert
+from napkinmath.models.layers.moe import Experts, MixtureOfExperts, SharedExpert
 from napkinmath.models.layers.norm import Norm, NormKind
+from napkinmath.models.layers.router import Router
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

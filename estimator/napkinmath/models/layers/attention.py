@@ -5,18 +5,16 @@ from __future__ import annotations
 
 from enum import Enum
 
-from napkinmath.base.dtypes import FP32, DType
+from napkinmath.base.dtypes import FP32
 from napkinmath.base.expr import Size
 from napkinmath.base.record import Record
-from napkinmath.config.train_config import Attention
 from napkinmath.ir.costs import Move, traffic
 from napkinmath.ir.ledger import Value
 from napkinmath.ir.model_spec import DECODER_TOKENS
 from napkinmath.ir.symbols import a, b, dh, h, k, s
 from napkinmath.ir.tape import LIKE, Scope, Tape
-from napkinmath.models.layers.masks import mask_name
+from napkinmath.models.layers.attend import attend, dense_gradients, repeats_keys
 from napkinmath.models.layers.norm import Norm
-from napkinmath.ops.attention import eager_attention, sdpa
 from napkinmath.ops.elementwise import cast, clamp_, dropout, scale
 from napkinmath.ops.fused import rotary_fused
 from napkinmath.ops.index import concatenate, constant, repeat_heads, rotary
@@ -330,85 +328,3 @@ def split_heads(t: Tape, projected: Value, heads: Size, *, copies: bool) -> Valu
     """(b, s, heads·dh) seen as (b, heads, s, dh); `copies`: the gradient comes back laid out that
     way and is copied."""
     return t.view(projected, (b, heads, s, dh), copies_gradient=copies and t.known(heads) > 1)
-
-
-def repeats_keys(t: Tape, flash_before: tuple[int, int], eager_only: bool) -> bool:
-    """Whether this version repeats keys and values per query head before a fused kernel.
-
-    SDPA got `enable_gqa` with transformers 4.53; FlashAttention takes grouped heads as they are,
-    but some families repeated them until 4.48 all the same (models/mistral/modeling_mistral.py
-    MistralFlashAttention2 of 4.45).
-    """
-    if runs_eager(t, eager_only):
-        return False
-    flash = t.policy.config.attention is Attention.FLASH2
-    return t.policy.stack.transformers < (flash_before if flash else (4, 53))
-
-
-def runs_eager(t: Tape, eager_only: bool) -> bool:
-    """Whether transformers' own chain of operations runs instead of SDPA."""
-    return eager_only or t.policy.config.attention is Attention.EAGER
-
-
-def dense_gradients(
-    t: Tape,
-    dtype: DType,
-    shared: dict[str, Value],
-    *,
-    grouped: bool,
-    window: int = 0,
-    eager_only: bool = False,
-) -> bool:
-    """Whether attention returns gradients with the heads outside the rows, as matmul does and the
-    fused kernels do not."""
-    if runs_eager(t, eager_only):
-        return True
-    masked = shared.get(mask_name(window)) is not None
-    kernel = t.policy.sdpa_kernel(
-        t.policy.attended_dtype(dtype), head_size=dh, masked=masked, grouped=grouped and not masked
-    )
-    return kernel == "math" or (masked and grouped)
-
-
-def attend(
-    t: Tape,
-    q: Value,
-    key: Value,
-    value: Value,
-    shared: dict[str, Value],
-    *,
-    groups: Size,
-    window: int = 0,
-    dropout_p: float = 0.0,
-    capped: bool = False,
-    eager_only: bool = False,
-    contiguous: bool = False,
-    wide_softmax: bool = True,
-) -> Value:
-    """Attention as configured, over q, k, v of axes (b, heads, s, dh); returns (b, s, heads,
-    dh)."""
-    mask = shared.get(mask_name(window)) or shared.get("mask")
-    if runs_eager(t, eager_only):
-        return eager_attention(
-            t,
-            q,
-            key,
-            value,
-            groups=groups,
-            mask=mask,
-            dropout_p=dropout_p,
-            capped=capped,
-            contiguous=contiguous,
-            fp32_softmax=wide_softmax,
-        )
-    return sdpa(
-        t,
-        q,
-        key,
-        value,
-        groups=groups,
-        mask=mask,
-        window=window or None,
-        dropout_p=dropout_p,
-        contiguous=contiguous,
-    )

@@ -17,12 +17,13 @@ from napkinmath.ir.tape import Tape
 from napkinmath.models.layers.encoder import add_broadcast
 from napkinmath.models.layers.mlp import activate
 from napkinmath.models.layers.t5 import st
-from napkinmath.ops.attention import eager_attention, sdpa
+from napkinmath.ops.attention import sdpa
 from napkinmath.ops.elementwise import add, dropout, scale
 from napkinmath.ops.index import constant, embedding, input_leaf, model_input
 from napkinmath.ops.loss import cross_entropy
 from napkinmath.ops.matmul import linear
 from napkinmath.ops.norm import layer_norm
+from napkinmath.ops.whole_scores import eager_attention
 
 
 class BartEmbedding(Part):

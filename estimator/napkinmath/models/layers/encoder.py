@@ -12,12 +12,13 @@ from napkinmath.ir.model_spec import Part
 from napkinmath.ir.symbols import a, b, dh, f, h, s, v
 from napkinmath.ir.tape import LIKE, PASS, Tape
 from napkinmath.models.layers.mlp import activate
-from napkinmath.ops.attention import eager_attention, sdpa
+from napkinmath.ops.attention import sdpa
 from napkinmath.ops.elementwise import add, dropout
 from napkinmath.ops.index import constant, embedding, input_leaf, model_input
 from napkinmath.ops.index import rotary as turned
 from napkinmath.ops.matmul import linear
 from napkinmath.ops.norm import layer_norm
+from napkinmath.ops.whole_scores import eager_attention
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -12,16 +12,16 @@ from napkinmath.ir.ledger import Value
 from napkinmath.ir.model_spec import Part
 from napkinmath.ir.symbols import a, b, dh, h, k, s, v
 from napkinmath.ir.tape import Scope, Tape
-from napkinmath.models.layers.attention import attend, runs_eager
+from napkinmath.models.layers.attend import attend, runs_eager
 from napkinmath.models.layers.embedding import rotary_tables, token_ids
 from napkinmath.models.layers.masks import causal_masks, visible_positions
 from napkinmath.models.layers.mlp import PlainMlp
 from napkinmath.models.layers.norm import Norm
-from napkinmath.ops.attention import math_attention
 from napkinmath.ops.attention_chains import falcon_attention
 from napkinmath.ops.elementwise import add, add_, copy, dropout
 from napkinmath.ops.index import constant, embedding, input_leaf, rotary, slice_of
 from napkinmath.ops.matmul import linear
+from napkinmath.ops.whole_scores import math_attention
 
 # FalconLinear is a subclass of nn.Linear, and transformers 5 quantizes modules of exactly that
 # class (integrations/bitsandbytes.py).

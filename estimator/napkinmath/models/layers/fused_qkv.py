@@ -14,10 +14,11 @@ from napkinmath.ir.ledger import ALLOC, Gradient, Role, Value
 from napkinmath.ir.symbols import a, b, dh, h, k, s
 from napkinmath.ir.tape import Tape
 from napkinmath.lowering.adapters import lora_weight
-from napkinmath.ops.attention import eager_attention, sdpa
+from napkinmath.ops.attention import sdpa
 from napkinmath.ops.elementwise import add, cast, copy, dropout, scale
 from napkinmath.ops.index import constant, repeat_heads, rotary, slice_of
 from napkinmath.ops.matmul import dense_linear, linear
+from napkinmath.ops.whole_scores import eager_attention
 
 PROJECTIONS = ("query", "key", "value")
 

@@ -21,7 +21,7 @@ from napkinmath.models.layers.mamba import outer
 from napkinmath.models.layers.mamba2 import pad
 from napkinmath.models.layers.masks import mask_name
 from napkinmath.models.layers.norm import Norm, NormKind
-from napkinmath.ops.attention import eager_attention, sdpa
+from napkinmath.ops.attention import sdpa
 from napkinmath.ops.convolution import causal_convolution
 from napkinmath.ops.elementwise import (
     cast,
@@ -40,6 +40,7 @@ from napkinmath.ops.matmul import bmm, linear
 from napkinmath.ops.norm import mean_square
 from napkinmath.ops.rotary import rotary_partial
 from napkinmath.ops.routing import chunk, row_sum, weigh_rows
+from napkinmath.ops.whole_scores import eager_attention
 
 CHUNK = 64  # torch_chunk_gated_delta_rule's default
 

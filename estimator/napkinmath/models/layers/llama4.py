@@ -18,15 +18,16 @@ from napkinmath.ir.tape import LIKE, PASS, Tape
 from napkinmath.models.layers.encoder import BidirectionalAttention
 from napkinmath.models.layers.masks import mask_name
 from napkinmath.models.layers.mlp import ACTIVATIONS, GatedMlp, activate
-from napkinmath.models.layers.moe import TOKENS
+from napkinmath.models.layers.router import TOKENS
 from napkinmath.models.layers.vision_towers import Patches
 from napkinmath.ops import routing
-from napkinmath.ops.attention import eager_attention, sdpa
+from napkinmath.ops.attention import sdpa
 from napkinmath.ops.elementwise import add_, cast, copy, mul, rsqrt, shift, sigmoid
 from napkinmath.ops.index import constant, input_leaf, model_input
 from napkinmath.ops.matmul import linear
 from napkinmath.ops.norm import mean_square
 from napkinmath.ops.rotary import rotary_complex
+from napkinmath.ops.whole_scores import eager_attention
 
 
 class Llama4Attention(Record):

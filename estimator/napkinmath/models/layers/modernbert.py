@@ -13,16 +13,18 @@ from napkinmath.ir.ledger import Value
 from napkinmath.ir.model_spec import Part
 from napkinmath.ir.symbols import a, b, dh, f, h, s, v
 from napkinmath.ir.tape import Tape
-from napkinmath.models.layers.attention import runs_eager, split_heads
+from napkinmath.models.layers.attend import runs_eager
+from napkinmath.models.layers.attention import split_heads
 from napkinmath.models.layers.embedding import rotary_tables
 from napkinmath.models.layers.masks import mask_name
 from napkinmath.models.layers.mlp import activate
 from napkinmath.models.layers.norm import Norm, NormKind
-from napkinmath.ops.attention import eager_attention, sdpa
+from napkinmath.ops.attention import sdpa
 from napkinmath.ops.elementwise import add, cast, dropout, mul
 from napkinmath.ops.index import constant, embedding, input_leaf, model_input, rotate_half
 from napkinmath.ops.matmul import linear
 from napkinmath.ops.routing import chunk
+from napkinmath.ops.whole_scores import eager_attention
 
 NORM = Norm(kind=NormKind.LAYER_NO_BIAS)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from napkinmath.base.dtypes import FP32
 from napkinmath.base.expr import Size, ceil_div, maximum, minimum, power_of_two, product
 from napkinmath.catalog import kernels
-from napkinmath.catalog.kernels import KernelCost
+from napkinmath.catalog.kernel_cost import KernelCost
 from napkinmath.ir.costs import Gemm, Move, traffic
 from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value
 from napkinmath.ir.symbols import s

@@ -17,7 +17,7 @@ from napkinmath.ir.model_spec import ENCODER_TOKENS, Part
 from napkinmath.ir.symbols import a, b, dh, f, h, s, v
 from napkinmath.ir.tape import LIKE, PASS, Tape
 from napkinmath.models.layers.mlp import activate
-from napkinmath.ops.attention import dense_operand, rows_first, sdpa
+from napkinmath.ops.attention import sdpa
 from napkinmath.ops.elementwise import add, copy, dropout, mul, rsqrt, scale, shift, softmax
 from napkinmath.ops.elementwise import cast as cast_to
 from napkinmath.ops.index import constant, embedding, input_leaf, model_input
@@ -25,6 +25,7 @@ from napkinmath.ops.loss import cross_entropy
 from napkinmath.ops.matmul import bmm, linear
 from napkinmath.ops.norm import mean_square
 from napkinmath.ops.routing import weigh_rows
+from napkinmath.ops.whole_scores import dense_operand, rows_first
 
 st = symbol("st")
 

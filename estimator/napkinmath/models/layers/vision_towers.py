@@ -20,7 +20,7 @@ from napkinmath.ir.tape import LIKE, Tape
 from napkinmath.models.layers.encoder import add_broadcast
 from napkinmath.models.layers.mlp import activate
 from napkinmath.models.layers.norm import Norm, NormKind
-from napkinmath.ops.attention import eager_attention, sdpa
+from napkinmath.ops.attention import sdpa
 from napkinmath.ops.convolution import patch_projection
 from napkinmath.ops.elementwise import add, cast, copy, mul
 from napkinmath.ops.index import (
@@ -33,6 +33,7 @@ from napkinmath.ops.index import (
     slice_of,
 )
 from napkinmath.ops.matmul import linear
+from napkinmath.ops.whole_scores import eager_attention
 
 TYPE_CHECKING = False
 
