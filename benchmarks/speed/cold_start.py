@@ -2,11 +2,17 @@
 library and its peers.
 
     python benchmarks/speed/cold_start.py [--runs 15] [--json FILE] [--peer-python PYTHON]
+    python benchmarks/speed/cold_start.py --gate [FILE]
 
 Commands take turns, so that a busy machine slows all of them; the fastest run of each counts, and
 for memory the largest. A peer that is not installed or does not answer here (accelerate asks the
 hub for the config) is listed with the reason. `--peer-python` names another interpreter that has
 the peers.
+
+`--gate` compares with a baseline that `--json` wrote, and exits with 1 where a figure is more than
+5% above it. What is compared are ratios of two commands of one run: milliseconds change with the
+machine, for both commands by about as much. They are ratios of processor time, which a command
+that waits for a busy machine does not use up.
 """
 
 from __future__ import annotations
@@ -14,8 +20,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import platform
+import resource
 import subprocess
 import sys
 import tempfile
@@ -41,6 +49,9 @@ ENVIRONMENT = {
     "PYTHONPATH": str(ROOT / "estimator"),
     "HF_HUB_OFFLINE": "1",
 }
+BASELINE = ROOT / "benchmarks" / "results" / "cpu" / "cold_start.json"
+TOLERANCE = 0.05
+GATE_RUNS = 30
 MEMORY_RUNS = 3
 MOST_TABLE_RATIO, MOST_JSON_RATIO, MOST_JSON_MIB = 2.5, 8.0, 40.0
 
@@ -53,20 +64,50 @@ class Command(NamedTuple):
 
 class Timing(NamedTuple):
     seconds: float
+    processor_seconds: float
     peak_mib: float
+
+
+class Ratio(NamedTuple):
+    """One command's figure (a field of Timing) over another's."""
+
+    of: str
+    over: str
+    field: str = "seconds"
+
+    def __str__(self) -> str:
+        return f"{self.field}, {self.of} / {self.over}"
+
+    def value(self, best: dict[str, Timing]) -> float:
+        """NaN where a command of it was not measured."""
+        if self.of not in best or self.over not in best:
+            return float("nan")
+        return getattr(best[self.of], self.field) / getattr(best[self.over], self.field)
+
+
+BARE, TABLES, REPORT, JSON = (
+    "python -c pass",
+    "import rich.console, rich.table",
+    "estimate, report",
+    "estimate --json",
+)
+TABLE_RATIO, JSON_RATIO = Ratio(REPORT, TABLES), Ratio(JSON, BARE)
+GATED = (
+    Ratio(REPORT, TABLES, "processor_seconds"),
+    Ratio(JSON, BARE, "processor_seconds"),
+    Ratio("import napkinmath", BARE, "processor_seconds"),
+    Ratio(REPORT, BARE, "peak_mib"),
+)
 
 
 def commands(peer_python: str, config: str) -> list[Command]:
     """What is compared; a peer's first word is a program beside its interpreter."""
     bin_folder = Path(peer_python).parent
     return [
-        Command("python -c pass", (sys.executable, "-c", "pass")),
-        Command(
-            "import rich.console, rich.table",
-            (sys.executable, "-c", "import rich.console, rich.table"),
-        ),
-        Command("estimate, report", (sys.executable, "-c", MAIN, *FLAGS)),
-        Command("estimate --json", (sys.executable, "-c", MAIN, *FLAGS, "--json")),
+        Command(BARE, (sys.executable, "-c", "pass")),
+        Command(TABLES, (sys.executable, "-c", TABLES)),
+        Command(REPORT, (sys.executable, "-c", MAIN, *FLAGS)),
+        Command(JSON, (sys.executable, "-c", MAIN, *FLAGS, "--json")),
         Command(
             "estimate --gpu, report", (sys.executable, "-c", MAIN, *FLAGS, "--gpu", "RTX 4090")
         ),
@@ -95,17 +136,31 @@ def commands(peer_python: str, config: str) -> list[Command]:
     ]
 
 
-def run_once(argv: Sequence[str]) -> tuple[float, int, str]:
-    """Wall time of one process, its exit code and the last line it complained with."""
+class Once(NamedTuple):
+    """One process: its times, its exit code and the last line it complained with."""
+
+    seconds: float
+    processor_seconds: float
+    code: int
+    complaint: str
+
+
+def run_once(argv: Sequence[str]) -> Once:
     with tempfile.TemporaryFile() as errors:
-        started = time.perf_counter()
+        before, started = processor_seconds(), time.perf_counter()
         code = subprocess.run(
             argv, stdout=subprocess.DEVNULL, stderr=errors, env=ENVIRONMENT
         ).returncode
-        seconds = time.perf_counter() - started
+        seconds, used = time.perf_counter() - started, processor_seconds() - before
         errors.seek(0)
         lines = errors.read().decode(errors="replace").strip().splitlines()
-    return seconds, code, lines[-1] if lines else ""
+    return Once(seconds, used, code, lines[-1] if lines else "")
+
+
+def processor_seconds() -> float:
+    """What all processes that have ended used, in user and system."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def peak_mib(argv: Sequence[str]) -> float:
@@ -131,60 +186,78 @@ def reason_to_skip(command: Command) -> str:
     """Why a command cannot be timed here; empty where it can."""
     if not Path(command.argv[0]).exists():
         return f"not installed ({Path(command.argv[0]).name})"
-    _, code, complaint = run_once(command.argv)
-    return (
-        ""
-        if code in (0, 1) and "Traceback" not in complaint and "Error" not in complaint
-        else f"does not answer here: {complaint[:100]}"
+    tried = run_once(command.argv)
+    failed = tried.code not in (0, 1) or any(
+        word in tried.complaint for word in ("Traceback", "Error")
     )
+    return f"does not answer here: {tried.complaint[:100]}" if failed else ""
 
 
 def measure(chosen: list[Command], runs: int) -> dict[str, Timing]:
     """The fastest and the largest of `runs` turns."""
-    seconds = {command.name: float("inf") for command in chosen}
+    turns: dict[str, list[Once]] = {command.name: [] for command in chosen}
     for _ in range(runs):
         for command in chosen:
-            seconds[command.name] = min(seconds[command.name], run_once(command.argv)[0])
+            turns[command.name].append(run_once(command.argv))
     return {
         command.name: Timing(
-            seconds[command.name], max(peak_mib(command.argv) for _ in range(MEMORY_RUNS))
+            min(turn.seconds for turn in turns[command.name]),
+            min(turn.processor_seconds for turn in turns[command.name]),
+            max(peak_mib(command.argv) for _ in range(MEMORY_RUNS)),
         )
         for command in chosen
     }
 
 
 def main() -> int:
-    """Prints the table and the three budgets; 1 where one is exceeded."""
+    """Prints the table and the budgets, or the gate; 1 where one is exceeded."""
+    arguments = parsed()
+    with tempfile.TemporaryDirectory() as folder:
+        every = commands(os.path.abspath(arguments.peer_python), write_config(folder))
+        if arguments.gate:
+            every = [command for command in every if not command.peer]
+        skipped = {command.name: reason_to_skip(command) for command in every}
+        runs = arguments.runs or (GATE_RUNS if arguments.gate else 15)
+        best = measure([command for command in every if not skipped[command.name]], runs)
+    report(every, best, skipped)
+    if arguments.json:
+        Path(arguments.json).write_text(written(best, skipped, runs))
+    return gate(best, arguments.gate) if arguments.gate else budgets(best)
+
+
+def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--runs", type=int, default=15)
+    parser.add_argument("--runs", type=int, metavar="N", help=f"turns [15; {GATE_RUNS} of --gate]")
     parser.add_argument("--json", metavar="FILE", help="also write the figures there")
+    parser.add_argument(
+        "--gate",
+        nargs="?",
+        type=Path,
+        const=BASELINE,
+        metavar="FILE",
+        help="compare with the ratios of FILE, without peers [the committed one]",
+    )
     parser.add_argument(
         "--peer-python",
         default=sys.executable,
         metavar="PYTHON",
         help="interpreter that has the peers installed",
     )
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        every = commands(os.path.abspath(arguments.peer_python), write_config(folder))
-        skipped = {command.name: reason_to_skip(command) for command in every}
-        best = measure([command for command in every if not skipped[command.name]], arguments.runs)
-    report(every, best, skipped)
-    if arguments.json:
-        Path(arguments.json).write_text(
-            json.dumps(
-                {
-                    "machine": machine(),
-                    "runs": arguments.runs,
-                    "commands": {k: v._asdict() for k, v in best.items()},
-                    "skipped": {k: v for k, v in skipped.items() if v},
-                },
-                indent=1,
-            )
-        )
-    return budgets(best)
+    return parser.parse_args()
+
+
+def written(best: dict[str, Timing], skipped: dict[str, str], runs: int) -> str:
+    """The figures as JSON; `ratios` are what the gate reads again."""
+    figures = {
+        "machine": machine(),
+        "runs": runs,
+        "ratios": {str(ratio): round(ratio.value(best), 4) for ratio in GATED},
+        "commands": {name: timing._asdict() for name, timing in best.items()},
+        "skipped": {name: reason for name, reason in skipped.items() if reason},
+    }
+    return json.dumps(figures, indent=1)
 
 
 def write_config(folder: str) -> str:
@@ -218,7 +291,7 @@ def machine() -> str:
 
 def report(every: list[Command], best: dict[str, Timing], skipped: dict[str, str]) -> None:
     print(machine())
-    bare = best["python -c pass"].seconds
+    bare = best[BARE].seconds
     print(f"{'':34}{'ms':>8}{'x python':>10}{'peak MiB':>10}")
     for command in every:
         if skipped[command.name]:
@@ -233,25 +306,33 @@ def report(every: list[Command], best: dict[str, Timing], skipped: dict[str, str
 def budgets(best: dict[str, Timing]) -> int:
     """Prints each budget with what was measured; 1 where one is exceeded."""
     rows = [
-        (
-            "estimate --json / python -c pass",
-            best["estimate --json"].seconds / best["python -c pass"].seconds,
-            MOST_JSON_RATIO,
-        ),
-        ("peak MiB of estimate --json", best["estimate --json"].peak_mib, MOST_JSON_MIB),
+        (str(TABLE_RATIO), TABLE_RATIO.value(best), MOST_TABLE_RATIO),
+        (str(JSON_RATIO), JSON_RATIO.value(best), MOST_JSON_RATIO),
+        (f"peak MiB of {JSON}", best[JSON].peak_mib, MOST_JSON_MIB),
     ]
-    if "import rich.console, rich.table" in best:
-        rows.insert(
-            0,
-            (
-                "estimate / import rich.console, rich.table",
-                best["estimate, report"].seconds / best["import rich.console, rich.table"].seconds,
-                MOST_TABLE_RATIO,
-            ),
-        )
     for name, value, most in rows:
-        print(f"{name:44}{value:8.2f}  of {most:g}  {'ok' if value <= most else 'EXCEEDED'}")
+        print(f"{name:62}{value:8.2f}  of {most:g}  {said(value, most)}")
     return int(any(value > most for _, value, most in rows))
+
+
+def gate(best: dict[str, Timing], baseline: Path) -> int:
+    """Prints each ratio beside the baseline's; 1 where one is too far above it or was not measured,
+    2 for a baseline without it."""
+    before: dict[str, float] = json.loads(baseline.read_text()).get("ratios", {})
+    if missing := [str(ratio) for ratio in GATED if str(ratio) not in before]:
+        print(f"{baseline} has no ratio {missing[0]!r}: record it by --json", file=sys.stderr)
+        return 2
+    verdicts: list[str] = []
+    for ratio in GATED:
+        value, was = ratio.value(best), before[str(ratio)]
+        verdicts.append(said(value, was * (1 + TOLERANCE)))
+        print(f"{ratio!s:74}{value:8.2f}  was {was:.2f}, {value / was - 1:+.1%}  {verdicts[-1]}")
+    return int(any(verdict != "ok" for verdict in verdicts))
+
+
+def said(value: float, most: float) -> str:
+    """Whether a figure is within its limit; NaN is one that was not measured."""
+    return "not measured" if math.isnan(value) else "ok" if value <= most else "EXCEEDED"
 
 
 if __name__ == "__main__":
