@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from napkinmath.base.errors import InputError
 from napkinmath_kernels.checkpoint import Recompute
-from napkinmath_kernels.patching import patch
+from napkinmath_kernels.patching import patch, unpatch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
@@ -128,7 +128,6 @@ def fine_tune(
     options: argparse.Namespace, model: nn.Module, device: torch.device, console: Console
 ) -> tuple[Progress, nn.Module, torch.optim.Optimizer, Callable[[int], torch.Tensor]]:
     """The second stage: adapters over the frozen 4-bit base, on arithmetic."""
-    from napkinmath_kernels.patching import unpatch
 
     unpatch(model)
     if can_quantize():

@@ -178,7 +178,7 @@ def test_a_report_says_what_is_kept_by_module(tmp_path: Path) -> None:
 def test_a_graph_that_cannot_be_read_costs_only_its_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from napkinmath_profiler import watch as watching
+    from napkinmath_profiler.measuring import watching
 
     def broken(*_: object) -> Live:
         raise AttributeError("another torch")

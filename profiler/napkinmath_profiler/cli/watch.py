@@ -77,7 +77,6 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _is_module(name: str) -> bool:
     """-m is also the short --model; a dotted name that can be imported is a module."""
-
     try:
         return all(part.isidentifier() for part in name.split(".")) and find_spec(name) is not None
     except (ImportError, ValueError):

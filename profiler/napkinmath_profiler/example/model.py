@@ -3,6 +3,7 @@ NF4 with LoRA adapters on top."""
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -90,8 +91,6 @@ def quantize_linears(model: nn.Module, dtype: torch.dtype, device: torch.device)
 
 def add_adapters(model: nn.Module, *, rank: int, dropout: float, seed: int) -> nn.Module:
     """PEFT's LoRA on every linear of the layers."""
-    import warnings
-
     import peft
 
     config = peft.LoraConfig(

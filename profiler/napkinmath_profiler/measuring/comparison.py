@@ -15,6 +15,7 @@ from napkinmath.report.palette import COLORS, STACK
 
 UNEXPLAINED = "UNEXPLAINED"
 MOST_MODULES = 24
+WIDTH, ROW, LEFT = 900, 46, 110  # of the picture, of a timeline in it, of its name
 # Wrappers, and parts that one side names and the other books on the module around them.
 DROPPED_PARTS = frozenset(
     {"base_model", "model", "module", "transformer", "base_layer", "default", "lora", "act_fn", ""}
@@ -100,14 +101,9 @@ def _block(
 ) -> str:
     shown = dict(list(rows.items())[: most - 1]) if len(rows) > most else dict(rows)
     if len(rows) > len(shown):
-        rest = [
-            values for name, values in rows.items() if name not in shown and name != UNEXPLAINED
-        ]
-        shown["(smaller)"] = (
-            tuple(sum(column) for column in zip(*rest, strict=True))
-            if rest
-            else tuple(0 for _ in comparison.names)
-        )
+        rest = [rows[name] for name in rows if name not in shown and name != UNEXPLAINED]
+        none = (0,) * len(comparison.names)
+        shown["(smaller)"] = tuple(sum(column) for column in zip(none, *rest, strict=True))
         shown[UNEXPLAINED] = rows[UNEXPLAINED]
     width = max(len(title) + len(unit_name) + 2, *(len(name) for name in shown))
     lines = [
@@ -149,39 +145,44 @@ def as_mapping(comparison: Comparison) -> dict[str, Any]:
 
 def picture(comparison: Comparison) -> str:
     """A bar a timeline, stacked by role, as SVG."""
-    width, row, left = 900, 46, 110
-    largest = max(comparison.totals) or 1
-    order = [role.value if role is not Role.UNEXPLAINED else UNEXPLAINED for role in STACK]
-    colors = {
-        (role.value if role is not Role.UNEXPLAINED else UNEXPLAINED): color
-        for role, color in COLORS.items()
-    }
-    height = 30 + row * len(comparison.names) + 22 * (1 + len(comparison.by_role) // 4)
+    rows = len(comparison.names)
+    height = 30 + ROW * rows + 22 * (1 + len(comparison.by_role) // 4)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}"'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}"'
         ' font-family="sans-serif" font-size="13">'
     ]
-    for column, name in enumerate(comparison.names):
-        y, x = 20 + row * column, float(left)
-        parts.append(f'<text x="0" y="{y + 18}">{escape(name)}</text>')
-        for role in order:
-            size = comparison.by_role.get(role, (0,) * len(comparison.names))[column]
-            bar = size / largest * (width - left - 90)
-            if bar > 0:
-                title = f"<title>{escape(role)}: {size / GIB:.3f} GiB</title>"
-                parts.append(
-                    f'<rect x="{x:.2f}" y="{y}" width="{bar:.2f}" height="28"'
-                    f' fill="{colors[role]}">{title}</rect>'
-                )
-                x += bar
-        parts.append(
-            f'<text x="{x + 6:.1f}" y="{y + 18}">{comparison.totals[column] / GIB:.2f} GiB</text>'
-        )
-    used = [role for role in order if any(comparison.by_role.get(role, ()))]
+    for column in range(rows):
+        parts += _bar(comparison, column)
+    used = [_name(role) for role in STACK if any(comparison.by_role.get(_name(role), ()))]
+    colors = {_name(role): color for role, color in COLORS.items()}
     for index, role in enumerate(used):
-        x, y = 10 + 220 * (index % 4), 30 + row * len(comparison.names) + 22 * (index // 4)
+        x, y = 10 + 220 * (index % 4), 30 + ROW * rows + 22 * (index // 4)
         parts.append(
             f'<rect x="{x}" y="{y}" width="12" height="12" fill="{colors[role]}"/><text'
             f' x="{x + 18}" y="{y + 11}">{escape(role)}</text>'
         )
     return "\n".join([*parts, "</svg>\n"])
+
+
+def _bar(comparison: Comparison, column: int) -> list[str]:
+    """One timeline: its name, a piece a role, its bytes."""
+    y, x = 20 + ROW * column, float(LEFT)
+    largest = max(comparison.totals) or 1
+    parts = [f'<text x="0" y="{y + 18}">{escape(comparison.names[column])}</text>']
+    for role in STACK:
+        sizes = comparison.by_role.get(_name(role))
+        size = sizes[column] if sizes else 0
+        width = size / largest * (WIDTH - LEFT - 90)
+        if width > 0:
+            title = f"<title>{escape(_name(role))}: {size / GIB:.3f} GiB</title>"
+            parts.append(
+                f'<rect x="{x:.2f}" y="{y}" width="{width:.2f}" height="28"'
+                f' fill="{COLORS[role]}">{title}</rect>'
+            )
+            x += width
+    total = comparison.totals[column]
+    return [*parts, f'<text x="{x + 6:.1f}" y="{y + 18}">{total / GIB:.2f} GiB</text>']
+
+
+def _name(role: Role) -> str:
+    return role.value if role is not Role.UNEXPLAINED else UNEXPLAINED

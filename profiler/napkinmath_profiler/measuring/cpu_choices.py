@@ -48,23 +48,22 @@ def _attention(
 ) -> torch.Tensor:
     """Attention by the kernel that PyTorch itself picks for CPU tensors of these shapes (query (b,
     a, s, d))."""
-    like = [
-        torch.empty(t.shape, dtype=t.dtype, requires_grad=t.requires_grad)
-        for t in (query, key, value)
-    ]
+    like = [_like(tensor) for tensor in (query, key, value)]
     mask = None if attn_mask is None else torch.empty(attn_mask.shape, dtype=attn_mask.dtype)
     choice = torch._fused_sdp_choice(
         *like, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
     )
-    if (
-        attn_mask is not None and attn_mask.dtype == torch.bool
-    ):  # attention.cpp: convert_boolean_attn_mask
-        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(
-            attn_mask.logical_not(), -math.inf
-        )
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        # attention.cpp: convert_boolean_attn_mask
+        zeros = torch.zeros_like(attn_mask, dtype=query.dtype)
+        attn_mask = zeros.masked_fill_(attn_mask.logical_not(), -math.inf)
     if choice == FLASH_ON_CPU:
         kernel = aten._scaled_dot_product_flash_attention_for_cpu
         return kernel(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
     return aten._scaled_dot_product_attention_math(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
     )[0]
+
+
+def _like(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, requires_grad=tensor.requires_grad)

@@ -13,9 +13,8 @@ def device_named(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise InputError(
-            f"device {shown(name)} is unknown to PyTorch; use cuda, cuda:N or cpu"
-        ) from None
+        known = "use cuda, cuda:N or cpu"
+        raise InputError(f"device {shown(name)} is unknown to PyTorch; {known}") from None
     if device.type == "cpu":
         return device
     if device.type != "cuda":

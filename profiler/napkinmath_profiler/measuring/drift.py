@@ -57,10 +57,9 @@ def leak(records: Sequence[StepRecord], limit: int | None) -> DriftWarning | Non
     window = [r for r in records if r.step >= SETTLING_STEPS][-WINDOW:]
     if len(window) < WINDOW:
         return None
-    growth = [
-        after.end_allocated - before.end_allocated for before, after in itertools.pairwise(window)
-    ]
-    total = window[-1].end_allocated - window[0].end_allocated
+    ends = [record.end_allocated for record in window]
+    growth = [after - before for before, after in itertools.pairwise(ends)]
+    total = ends[-1] - ends[0]
     if total < SMALLEST_GROWTH or sum(g > 0 for g in growth) < GROWING_SHARE * len(growth):
         return None
     each = max(1, round(statistics.median(growth)))
@@ -71,12 +70,11 @@ def leak(records: Sequence[StepRecord], limit: int | None) -> DriftWarning | Non
     if limit:
         left = max(0, limit - max(r.peak for r in window)) // each
         text += f"; at this rate memory runs out in about {left:,} steps"
-    return DriftWarning(
-        "leak",
-        window[-1].step,
-        text + ". Something keeps tensors, or a graph through them: losses summed without .item(),"
-        " outputs in a list",
+    text += (
+        ". Something keeps tensors, or a graph through them: losses summed without .item(), outputs"
+        " in a list"
     )
+    return DriftWarning("leak", window[-1].step, text)
 
 
 def fragmentation(records: Sequence[StepRecord]) -> DriftWarning | None:
@@ -117,17 +115,13 @@ def longer_batch(
         f"a batch of {tokens:,} tokens, the longest so far had {longest.largest:,} and peaked at"
         f" {format_bytes(longest.peak)}; about {format_bytes(expected)} expected"
     )
-    if limit and expected > limit:
-        return DriftWarning(
-            "longer batch",
-            records[-1].step + 1,
-            f"{text}, {format_bytes(expected - limit)} more than there is",
-        )
-    if limit and expected > 0.95 * limit:
-        return DriftWarning(
-            "longer batch", records[-1].step + 1, f"{text}, within 5% of what there is"
-        )
-    return None
+    if not limit or expected <= 0.95 * limit:
+        return None
+    over = expected - limit
+    text += (
+        f", {format_bytes(over)} more than there is" if over > 0 else ", within 5% of what there is"
+    )
+    return DriftWarning("longer batch", records[-1].step + 1, text)
 
 
 def _bytes_a_token(records: Sequence[StepRecord]) -> float:

@@ -49,13 +49,8 @@ class HistoryPass:
         """``foreign_bytes`` were allocated before the model was built, and are no part of what is
         measured."""
         self._foreign_bytes = foreign_bytes
-        self._model, self._loop, self._inputs, self._optimizer, self._memory = (
-            model,
-            loop,
-            inputs,
-            optimizer,
-            memory,
-        )
+        self._model, self._loop, self._inputs = model, loop, inputs
+        self._optimizer, self._memory = optimizer, memory
         self._marks = HistoryMarks(model, memory)
         self._events: list[BlockEvent] = []
         self._allocated_before = 0

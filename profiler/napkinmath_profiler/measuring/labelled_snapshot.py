@@ -17,6 +17,7 @@ from napkinmath_profiler.tracing.trace_result import TraceResult
 from napkinmath_profiler.tracing.traced_timeline import ROLES
 
 Frames = list[dict[str, Any]]
+OF_BLOCKS = ("alloc", "free_requested", "free_completed")
 
 
 def label_snapshot(
@@ -31,9 +32,7 @@ def label_snapshot(
 
     ``present`` says by address what was there before the recording, which has no event.
     """
-    live: dict[int, Frames] = {
-        address: _frames(record) for address, record in (present or {}).items()
-    }
+    live = {address: _frames(record) for address, record in (present or {}).items()}
     recorded = iter([r for r in result.records if r.phase.value != "setup"])
     trace: list[dict[str, Any]] = []
     for entry in snapshot["device_traces"][device_index]:
@@ -42,21 +41,15 @@ def label_snapshot(
             record = next(recorded, None)
             if record is not None:
                 live[address] = _frames(record)
-        label = (
-            live.get(address, []) if action in ("alloc", "free_requested", "free_completed") else []
-        )
-        trace.append(
-            {**entry, "frames": [*label, *(entry.get("frames") or [])]} if label else entry
-        )
+        label = live.get(address, []) if action in OF_BLOCKS else []
+        frames = {"frames": [*label, *(entry.get("frames") or [])]} if label else {}
+        trace.append({**entry, **frames})
         if action == "free_completed":
             live.pop(address, None)
     traces = list(snapshot["device_traces"])
     traces[device_index] = trace
-    return {
-        **snapshot,
-        "device_traces": traces,
-        "segments": [_labelled_segment(s, live) for s in snapshot["segments"]],
-    }
+    segments = [_labelled_segment(s, live) for s in snapshot["segments"]]
+    return {**snapshot, "device_traces": traces, "segments": segments}
 
 
 def _labelled_segment(segment: dict[str, Any], live: dict[int, Frames]) -> dict[str, Any]:

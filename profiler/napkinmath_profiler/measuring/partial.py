@@ -4,12 +4,13 @@ out the rest."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from napkinmath.base.errors import InputError
 from napkinmath.ir.ledger import Phase
+from napkinmath.ir.timeline import Timeline
 
 from napkinmath_profiler.measuring.measurement import Measurement
 from napkinmath_profiler.trace import TraceOptions, build
@@ -17,6 +18,7 @@ from napkinmath_profiler.tracing.extrapolation import NotRepeating, extrapolated
 from napkinmath_profiler.tracing.layer_stacks import LayerStack, find_stacks, kept_layers
 from napkinmath_profiler.tracing.meta_model import config_from
 from napkinmath_profiler.tracing.trace_result import TraceResult
+from napkinmath_profiler.tracing.traced_timeline import timeline_of
 
 
 def num_layers_of(config: Any) -> int:
@@ -115,35 +117,22 @@ def whole_model(measured: Measurement, shorter: Measurement | None, plan: LayerP
     """What ``measured`` says of all layers; ``shorter`` gives the slope of seconds and, where
     events do not repeat, of bytes."""
     assert plan.stack is not None and measured.result is not None and measured.timeline is not None
-    total, count = len(plan.stack.kinds), len(plan.kept)
-    missing = total - count
-    seconds = _lines(
-        {p: s.seconds.median_s for p, s in measured.phases.items()},
-        shorter and _seconds(shorter),
-        count,
-        plan,
-        missing,
-    )
+    missing = len(plan.stack.kinds) - len(plan.kept)
+    seconds = _lines(_seconds(measured), shorter and _seconds(shorter), plan, missing)
     try:
         result = extrapolated(measured.result, plan.stack, plan.kept)
-        from napkinmath_profiler.tracing.traced_timeline import timeline_of
-
-        peaks = {phase: point.nbytes for phase, point in timeline_of(result).phase_peaks().items()}
-        return WholeModel(result, peaks, seconds, missing)
+        return WholeModel(result, _peaks(timeline_of(result)), seconds, missing)
     except NotRepeating:
-        here = {
-            phase: float(point.nbytes) for phase, point in measured.timeline.phase_peaks().items()
-        }
         there = None
         if shorter is not None and shorter.timeline is not None:
-            there = {
-                phase: float(point.nbytes)
-                for phase, point in shorter.timeline.phase_peaks().items()
-            }
-        lines = _lines(here, there, count, plan, missing)
-        return WholeModel(
-            None, {phase: round(value) for phase, value in lines.items()}, seconds, missing
-        )
+            there = _peaks(shorter.timeline)
+        lines = _lines(_peaks(measured.timeline), there, plan, missing)
+        peaks = {phase: round(value) for phase, value in lines.items()}
+        return WholeModel(None, peaks, seconds, missing)
+
+
+def _peaks(timeline: Timeline) -> dict[Phase, int]:
+    return {phase: point.nbytes for phase, point in timeline.phase_peaks().items()}
 
 
 def _seconds(measurement: Measurement) -> dict[Phase, float]:
@@ -151,9 +140,8 @@ def _seconds(measurement: Measurement) -> dict[Phase, float]:
 
 
 def _lines(
-    here: dict[Phase, float],
-    shorter: dict[Phase, float] | None,
-    count: int,
+    here: Mapping[Phase, float],
+    shorter: Mapping[Phase, float] | None,
     plan: LayerPlan,
     missing: int,
 ) -> dict[Phase, float]:
@@ -162,9 +150,9 @@ def _lines(
 
     More layers never take less: where noise says so, the line is level.
     """
-    if not shorter or not plan.slope or count == len(plan.slope):
+    step = len(plan.kept) - len(plan.slope)
+    if not shorter or not plan.slope or step == 0:
         return {}
-    step = count - len(plan.slope)
     return {
         phase: value + missing * max(0.0, value - shorter.get(phase, value)) / step
         for phase, value in here.items()

@@ -67,6 +67,9 @@ def real_inputs(
 ) -> dict[str, Any]:
     """A random batch with labels, of the shapes that the trace takes."""
     generator = torch.Generator().manual_seed(SEED)
+    text = config.get_text_config()
+    num_ids = int(getattr(text, "vocab_size", 0) or 2)
+    num_classes = int(getattr(config, "num_labels", 2) or 2)
     shaped = example_inputs(
         model,
         config,
@@ -74,7 +77,6 @@ def real_inputs(
         sequence_length=options.sequence_length,
         attention_mask=options.attention_mask,
     )
-    vocabulary = int(getattr(config.get_text_config(), "vocab_size", 0) or 2)
     batch: dict[str, Any] = {}
     for name, like in shaped.items():
         if name == "attention_mask":
@@ -82,11 +84,7 @@ def real_inputs(
         elif like.is_floating_point():
             made = torch.randn(like.shape, generator=generator).to(like.dtype)
         else:
-            limit = (
-                vocabulary
-                if name == "input_ids" or like.dim() > 1
-                else int(getattr(config, "num_labels", 2) or 2)
-            )
+            limit = num_ids if name == "input_ids" or like.dim() > 1 else num_classes
             made = torch.randint(0, limit, like.shape, generator=generator, dtype=like.dtype)
         batch[name] = made.to(device)
     return {**batch, **forward_arguments(options.loss)}

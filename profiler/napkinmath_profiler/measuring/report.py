@@ -14,12 +14,13 @@ from napkinmath.report.screen import Screen, sparkline
 
 from napkinmath_profiler.measuring import comparison
 from napkinmath_profiler.measuring.beside import Side
-from napkinmath_profiler.measuring.measurement import Measurement
+from napkinmath_profiler.measuring.measurement import Measurement, OutOfMemoryReport
 from napkinmath_profiler.measuring.partial import WholeModel
 
 SCHEMA_VERSION = 1
 INDENT = 13
 COLUMN = 14
+STAMPED = ("torch", "transformers", "peft", "bitsandbytes", "driver", "cuda")
 # The estimate prices the loss as part of the forward.
 STEP_PHASES = {
     "forward and loss": (Phase.FORWARD, Phase.LOSS),
@@ -75,20 +76,19 @@ def report_text(report: MeasureReport, *, width: int, color: bool, unicode: bool
         _memory(screen, report)
         _phases(screen, report)
         _seconds(screen, report)
-        timeline = report.measured.timeline
-        if timeline is not None:
-            values = curve.envelope(timeline, width - INDENT - 1).values
-            screen.line(("  one step".ljust(INDENT), "dim"), (sparkline(values), GOOD))
+        _curve(screen, report.measured.timeline, width - INDENT - 1)
         _tables(screen, report)
     for note in (*report.measurement.notes, *report.notes):
         screen.flow("  note", [note], indent=INDENT, style=UNSURE)
-    stamps = [
-        f"{k} {v}"
-        for k, v in report.measurement.environment.items()
-        if k in ("torch", "transformers", "peft", "bitsandbytes", "driver", "cuda")
-    ]
+    stamps = [f"{k} {v}" for k, v in report.measurement.environment.items() if k in STAMPED]
     screen.flow("  ran", stamps, indent=INDENT, separator=", ")
     return screen.text()
+
+
+def _curve(screen: Screen, timeline: Timeline | None, columns: int) -> None:
+    if timeline is not None:
+        values = curve.envelope(timeline, columns).values
+        screen.line(("  one step".ljust(INDENT), "dim"), (sparkline(values), GOOD))
 
 
 def _extent(screen: Screen, report: MeasureReport) -> None:
@@ -179,13 +179,8 @@ def _seconds(screen: Screen, report: MeasureReport) -> None:
         return
     _header(screen, "milliseconds", sides)
     for name, phases in STEP_PHASES.items():
-        _row(
-            screen,
-            name,
-            [sum(side.seconds.get(phase, 0.0) for phase in phases) or None for side in sides],
-            1e-3,
-            2,
-        )
+        values = [sum(side.seconds.get(p, 0.0) for p in phases) or None for side in sides]
+        _row(screen, name, values, 1e-3, 2)
     _row(screen, "step", [sum(side.seconds.values()) for side in sides], 1e-3, 2)
     step = report.measurement.step
     if step is not None:
@@ -228,20 +223,20 @@ def as_mapping(report: MeasureReport) -> dict[str, Any]:
         "step_seconds": None if m.step is None else _spread(m.step),
         "tokens_per_s": report.tokens_per_s,
         "comparison": comparison.as_mapping(comparison.compare(timelines)) if timelines else None,
-        "out_of_memory": (
-            None
-            if failure is None
-            else {
-                "message": failure.message,
-                "stage": failure.stage,
-                "phase": failure.phase,
-                "step": failure.step,
-                "figures": failure.figures,
-                "held_by_role": failure.held_by_role,
-            }
-        ),
+        "out_of_memory": None if failure is None else _failure_mapping(failure),
         "notes": [*m.notes, *report.notes],
         "environment": m.environment,
+    }
+
+
+def _failure_mapping(failure: OutOfMemoryReport) -> dict[str, Any]:
+    return {
+        "message": failure.message,
+        "stage": failure.stage,
+        "phase": failure.phase,
+        "step": failure.step,
+        "figures": failure.figures,
+        "held_by_role": failure.held_by_role,
     }
 
 

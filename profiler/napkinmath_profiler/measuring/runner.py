@@ -119,12 +119,9 @@ class _Run:
         self._device = device_named(how.device)
         config = config_from(config)
         self._total = num_layers_of(config)
-        kept = (
-            how.kept
-            if how.kept is not None
-            else range(self._total if how.num_layers is None else how.num_layers)
-        )
-        self._config, self._num_layers = with_kept(config, tuple(kept)), len(kept)
+        wanted = range(self._total if how.num_layers is None else how.num_layers)
+        kept = how.kept if how.kept is not None else tuple(wanted)
+        self._config, self._num_layers = with_kept(config, kept), len(kept)
         loop = dataclasses.replace(options.loop, device_type=self._device.type)
         self._options = dataclasses.replace(options, loop=loop)
         self._memory: DeviceMemory | None = (
@@ -213,24 +210,22 @@ class _Run:
                 device_type="cpu",
             )
         else:
-            foreign = self._before.allocated if self._before is not None else 0
-            recording = HistoryPass(
-                self._model,
-                loop,
-                self._inputs,
-                self._optimizer,
-                self._memory,
-                foreign_bytes=foreign,
-            )
-            try:
-                recording.run(NUM_ATTRIBUTED_STEPS, stacks=self._how.stacks)
-            finally:
-                self._result = recording.result
-                self._snapshot, self._present = (
-                    self._memory.recorded,
-                    recording.present_in(self._result),
-                )
+            self._attribute_history(self._model, loop, self._memory)
         self._start_over()
+
+    def _attribute_history(
+        self, model: nn.Module, loop: MeasuredLoop, memory: DeviceMemory
+    ) -> None:
+        foreign = self._before.allocated if self._before is not None else 0
+        recording = HistoryPass(
+            model, loop, self._inputs, self._optimizer, memory, foreign_bytes=foreign
+        )
+        try:
+            recording.run(NUM_ATTRIBUTED_STEPS, stacks=self._how.stacks)
+        finally:
+            self._result = recording.result
+            self._snapshot = memory.recorded
+            self._present = recording.present_in(self._result)
 
     def _start_over(self) -> None:
         """Take the attributed steps back: no gradients, no optimizer states, nothing cached."""

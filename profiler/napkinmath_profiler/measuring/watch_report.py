@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from napkinmath.base.units import format_bytes
@@ -14,6 +15,10 @@ from napkinmath_profiler.measuring.drift import DriftWarning, StepRecord
 from napkinmath_profiler.measuring.held import held_by_role
 from napkinmath_profiler.measuring.live_tensors import Live, LiveTensor
 
+WITHOUT_A_MODEL = (
+    "  a smaller micro-batch with more gradient accumulation, or activation checkpointing;"
+    " `estimate --model ...` prices each"
+)
 MOST_MODULES = 12
 MOST_CHANGES = 6
 MOST_STEPS = 5
@@ -64,57 +69,67 @@ def predicted_bytes(predicted: Estimate | int | None) -> int | None:
     return round(predicted.memory.allocated.value) if isinstance(predicted, Estimate) else predicted
 
 
-def out_of_memory_lines(
-    asked: int | None,
-    figures: MemoryFigures,
-    *,
-    phase: str,
-    record: StepRecord,
-    records: Sequence[StepRecord],
-    warnings: Sequence[DriftWarning],
-    model: nn.Module | None,
-    optimizer: torch.optim.Optimizer | None,
-    predicted: Estimate | int | None,
-    limit: int | None,
-    module: str,
-    live: Live | None = None,
-) -> list[str]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutOfMemory:
+    """What was going on when memory ran out: the bytes asked for, the step and phase, what is alive,
+    what was predicted."""
+
+    asked: int | None
+    figures: MemoryFigures
+    phase: str
+    record: StepRecord
+    records: Sequence[StepRecord]
+    warnings: Sequence[DriftWarning]
+    model: nn.Module | None
+    optimizer: torch.optim.Optimizer | None
+    predicted: Estimate | int | None
+    limit: int | None
+    module: str
+    live: Live | None = None
+
+
+def out_of_memory_lines(found: OutOfMemory) -> list[str]:
     """The report: the request, what was there by role and module, what was predicted, what went
     before, what to change."""
-    asked_for = f"asked for {format_bytes(asked)} " if asked is not None else "ran out "
-    lines = [f"{asked_for}in step {record.step}, {phase}" + (f", {module}" if module else "")]
-    lines.append(
+    live = found.live
+    lines = _request(found)
+    lines += ["", "what was there, by role"]
+    lines += _roles(found.figures, found.model, found.optimizer, live)
+    if live is not None and live.saved:
+        lines += ["", "what is kept for the backward, by module", *_kept(live.saved)]
+    if live is not None and live.in_use:
+        lines += ["", "what the running code holds", *_in_use(live.in_use)]
+    if found.model is not None:
+        lines += ["", "what the model holds, by module", *_modules(found.model)]
+    lines += _prediction(found.predicted, found.phase)
+    if found.records:
+        lines += ["", "the steps before"]
+        lines += [
+            f"  step {r.step}: {r.tokens:,} tokens, peak {format_bytes(r.peak)},"
+            f" {format_bytes(r.end_allocated)} left, {format_bytes(r.peak_reserved)} reserved"
+            for r in found.records[-MOST_STEPS:]
+        ]
+    lines += [f"  warned at step {w.step}: {w.kind}: {w.text}" for w in found.warnings]
+    return [*lines, "", "what to change", *_changes(found)]
+
+
+def _request(found: OutOfMemory) -> list[str]:
+    """What was asked for and when, what is allocated and what the device has."""
+    figures = found.figures
+    asked = f"asked for {format_bytes(found.asked)} " if found.asked is not None else "ran out "
+    module = f", {found.module}" if found.module else ""
+    limit = f", may take {format_bytes(found.limit)}" if found.limit else ""
+    lines = [
+        f"{asked}in step {found.record.step}, {found.phase}{module}",
         f"allocated {format_bytes(figures.allocated)}, reserved {format_bytes(figures.reserved)}"
-        + (f", may take {format_bytes(limit)}" if limit else "")
-    )
+        + limit,
+    ]
     if figures.device_total is not None and figures.device_used is not None:
         others = figures.device_used - figures.reserved
         lines.append(
             f"the device has {format_bytes(figures.device_total)}; {format_bytes(others)} of it are"
             " the context's and other processes'"
         )
-    lines += ["", "what was there, by role"]
-    lines += _roles(figures, model, optimizer, live)
-    if live is not None and live.saved:
-        lines += ["", "what is kept for the backward, by module"]
-        lines += _kept(live.saved)
-    if live is not None and live.in_use:
-        lines += ["", "what the running code holds"]
-        lines += _in_use(live.in_use)
-    if model is not None:
-        lines += ["", "what the model holds, by module"]
-        lines += _modules(model)
-    lines += _prediction(predicted, phase)
-    if records:
-        lines += ["", "the steps before"]
-        lines += [
-            f"  step {r.step}: {r.tokens:,} tokens, peak {format_bytes(r.peak)},"
-            f" {format_bytes(r.end_allocated)} left, {format_bytes(r.peak_reserved)} reserved"
-            for r in records[-MOST_STEPS:]
-        ]
-    lines += [f"  warned at step {w.step}: {w.kind}: {w.text}" for w in warnings]
-    lines += ["", "what to change"]
-    lines += _changes(figures, record, records, predicted)
     return lines
 
 
@@ -213,33 +228,23 @@ def _prediction(predicted: Estimate | int | None, phase: str) -> list[str]:
     ]
 
 
-def _changes(
-    figures: MemoryFigures,
-    record: StepRecord,
-    records: Sequence[StepRecord],
-    predicted: Estimate | int | None,
-) -> list[str]:
+def _changes(found: OutOfMemory) -> list[str]:
     lines: list[str] = []
-    cached = figures.reserved - figures.allocated
-    if cached > 0.05 * max(1, figures.reserved):
+    cached = found.figures.reserved - found.figures.allocated
+    if cached > 0.05 * max(1, found.figures.reserved):
         lines.append(
             f"  {format_bytes(cached)} are cached but in pieces:"
             " PYTORCH_ALLOC_CONF=expandable_segments:True lets pieces grow together"
         )
-    longest = max((r.largest for r in records), default=0)
-    if longest and record.largest > longest:
+    longest, here = max((r.largest for r in found.records), default=0), found.record.largest
+    if longest and here > longest:
         lines.append(
-            f"  this batch had {record.largest:,} tokens, {record.largest / longest:.1f} times the"
-            " longest before: cap the length, or sort and pack"
+            f"  this batch had {here:,} tokens, {here / longest:.1f} times the longest before: cap"
+            " the length, or sort and pack"
         )
-    if isinstance(predicted, Estimate):
+    if isinstance(found.predicted, Estimate):
         lines += [
             f"  {change.flag}: {change.meaning}, saves {format_bytes(change.saved_bytes)}"
-            for change in predicted.changes[:MOST_CHANGES]
+            for change in found.predicted.changes[:MOST_CHANGES]
         ]
-    if not lines:
-        lines.append(
-            "  a smaller micro-batch with more gradient accumulation, or activation checkpointing;"
-            " `estimate --model ...` prices each"
-        )
-    return lines
+    return lines or [WITHOUT_A_MODEL]

@@ -173,18 +173,17 @@ def _machine(
     except InputError:
         machine = find_hardware(vram=total)
     others = max(0, total - free - torch.cuda.memory_reserved() - machine.context_bytes)
-    copies = (
-        2
-        if config.workload.kind is WorkloadKind.DPO
-        and config.workload.reference
-        and config.adapter is None
-        else 1
-    )
-    own = max(
-        0, torch.cuda.memory_allocated() - copies * live.device_bytes - state_bytes(optimizer)
-    )
+    ours = _num_copies(config) * live.device_bytes + state_bytes(optimizer)
+    own = max(0, torch.cuda.memory_allocated() - ours)
     gone = others + own
     return machine.replace(display=(gone, gone, gone)), others, own
+
+
+def _num_copies(config: TrainConfig) -> int:
+    """The model, and DPO's reference where that is not the model without its adapters."""
+    workload = config.workload
+    has_reference = workload.kind is WorkloadKind.DPO and workload.reference
+    return 2 if has_reference and config.adapter is None else 1
 
 
 # ---------------------------------------------------------------- what is found

@@ -87,30 +87,7 @@ def read_model(
             f"{type(base).__name__} has no transformers config, so its layers are not known by"
             " rule; trace its own step: napkinmath_profiler.trace.trace(model=..., step=...)"
         )
-    checkpointing, reentrant = _checkpointing(base)
-    quantized = _quantized(base)
-    computed = (
-        quantized[1] if quantized is not None and quantized[1] is not None else _weight_dtype(base)
-    )
-    trained = [p for p in inner.parameters() if p.requires_grad]
-    settings: dict[str, Any] = {
-        "precision": _precision(computed, autocast_dtype),
-        "training_mode": base.training,
-        "recompute": (
-            RecomputeConfig(kind=RecomputeKind.FULL, reentrant=reentrant)
-            if checkpointing
-            else RecomputeConfig()
-        ),
-        "attention": ATTENTION.get(
-            getattr(config, "_attn_implementation", None) or "", Attention.AUTO
-        ),
-    }
-    if adapters is not None:
-        settings["adapter"] = _adapter(inner, adapters)
-    if quantized is not None:
-        settings["quantization"] = quantized[0].replace(kbit_preparation=_is_widened(base))
-    if adapters is None and quantized is None:
-        settings["frozen"] = _frozen(base)
+    settings = _settings(inner, base, adapters, autocast_dtype)
     parallel = _parallel(wrappers, model, shards)
     if parallel is not None:
         settings["parallel"] = parallel
@@ -120,12 +97,36 @@ def read_model(
         settings=settings,
         wrappers=wrappers,
         num_parameters=sum(_count(p) for n, p in base.named_parameters() if not _is_adapter(n)),
-        num_trained=sum(_count(p) for p in trained),
+        num_trained=sum(_count(p) for p in inner.parameters() if p.requires_grad),
         weight_bytes=sum(p.numel() * p.element_size() for p in inner.parameters()),
         device_bytes=_device_bytes(inner),
-        requested_checkpointing=checkpointing,
+        requested_checkpointing=_checkpointing(base)[0],
         uses_cache=bool(getattr(config.get_text_config(), "use_cache", False)),
     )
+
+
+def _settings(
+    inner: nn.Module, base: Any, adapters: Any, autocast_dtype: torch.dtype | None
+) -> dict[str, Any]:
+    """The fields of a TrainConfig that the model itself shows."""
+    checkpointing, reentrant = _checkpointing(base)
+    full = RecomputeConfig(kind=RecomputeKind.FULL, reentrant=reentrant)
+    quantized = _quantized(base)
+    computed = quantized[1] if quantized is not None else None
+    attention = getattr(base.config, "_attn_implementation", None) or ""
+    settings: dict[str, Any] = {
+        "precision": _precision(computed or _weight_dtype(base), autocast_dtype),
+        "training_mode": base.training,
+        "recompute": full if checkpointing else RecomputeConfig(),
+        "attention": ATTENTION.get(attention, Attention.AUTO),
+    }
+    if adapters is not None:
+        settings["adapter"] = _adapter(inner, adapters)
+    if quantized is not None:
+        settings["quantization"] = quantized[0].replace(kbit_preparation=_is_widened(base))
+    if adapters is None and quantized is None:
+        settings["frozen"] = _frozen(base)
+    return settings
 
 
 def unwrapped(model: nn.Module) -> tuple[Any, tuple[str, ...]]:
@@ -219,29 +220,27 @@ def _quantized(base: nn.Module) -> tuple[QuantizationConfig, torch.dtype | None]
     for module in base.modules():
         kind = type(module).__name__
         if kind == "Linear4bit":
-            weight: Any = module.weight
-            state = getattr(weight, "quant_state", None)
-            nested = (
-                bool(state.nested)
-                if state is not None
-                else bool(getattr(weight, "compress_statistics", True))
-            )
-            computed = getattr(module, "compute_dtype", None) or getattr(state, "dtype", None)
-            keep = _kept(base, kind)
-            settings = QuantizationConfig(
-                format=getattr(weight, "quant_type", "nf4"), double_quant=nested, keep=keep
-            )
-            return (
-                (settings.replace(compute_dtype="fp32"), torch.bfloat16)
-                if computed is torch.float32
-                else (settings, computed)
-            )
+            return _four_bit(module, _kept(base, kind))
         if kind == "Linear8bitLt":
-            return (
-                QuantizationConfig(format="int8", double_quant=False, keep=_kept(base, kind)),
-                torch.float16,
-            )
+            keep = _kept(base, kind)
+            settings = QuantizationConfig(format="int8", double_quant=False, keep=keep)
+            return settings, torch.float16
     return None
+
+
+def _four_bit(module: Any, keep: tuple[str, ...]) -> tuple[QuantizationConfig, torch.dtype | None]:
+    weight = module.weight
+    state = getattr(weight, "quant_state", None)
+    asked = getattr(weight, "compress_statistics", True)
+    settings = QuantizationConfig(
+        format=getattr(weight, "quant_type", "nf4"),
+        double_quant=bool(state.nested if state is not None else asked),
+        keep=keep,
+    )
+    computed = getattr(module, "compute_dtype", None) or getattr(state, "dtype", None)
+    if computed is torch.float32:
+        return settings.replace(compute_dtype="fp32"), torch.bfloat16
+    return settings, computed
 
 
 def _kept(base: nn.Module, quantized: str) -> tuple[str, ...]:
@@ -274,15 +273,6 @@ def _adapter(model: nn.Module, config: Any) -> AdapterConfig:
     if kind in (AdapterKind.PROMPT, AdapterKind.PREFIX):
         return AdapterConfig(kind=kind, num_virtual_tokens=config.num_virtual_tokens)
     dtypes = {p.dtype for n, p in model.named_parameters() if "lora_" in n or "ia3_" in n}
-    adapted = tuple(
-        sorted(
-            {
-                name.rpartition(".lora_A")[0].rpartition(".")[2]
-                for name, _ in model.named_modules()
-                if name.endswith(".lora_A")
-            }
-        )
-    )
     dtype = find_dtype(str(next(iter(dtypes)))).name if len(dtypes) == 1 else "auto"
     if kind is AdapterKind.IA3:
         return AdapterConfig(kind=kind, dtype=dtype)
@@ -292,11 +282,17 @@ def _adapter(model: nn.Module, config: Any) -> AdapterConfig:
         alpha=int(config.lora_alpha),
         dropout=float(config.lora_dropout),
         dtype=dtype,
-        targets=adapted or ("all-linear",),
+        targets=_adapted(model) or ("all-linear",),
         rank_stabilized=bool(getattr(config, "use_rslora", False)),
         trained_modules=tuple(getattr(config, "modules_to_save", None) or ()),
         num_adapters=len(getattr(model, "peft_config", {})) or 1,
     )
+
+
+def _adapted(model: nn.Module) -> tuple[str, ...]:
+    """Last names of the modules with LoRA adapters."""
+    names = (name for name, _ in model.named_modules() if name.endswith(".lora_A"))
+    return tuple(sorted({name.removesuffix(".lora_A").rpartition(".")[2] for name in names}))
 
 
 def _frozen(base: nn.Module) -> tuple[str, ...]:

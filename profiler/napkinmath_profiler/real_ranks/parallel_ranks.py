@@ -24,6 +24,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, fully_shard
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
@@ -294,8 +298,6 @@ def spread(
 ) -> tuple[Any, Callable[..., TrainingLoop]]:
     """The model under its engine, and the loop that goes with it."""
     if strategy.startswith("ddp"):
-        from torch.nn.parallel import DistributedDataParallel
-
         ids = None if device == "cpu" else [torch.device(device)]
         return (
             DistributedDataParallel(
@@ -303,13 +305,8 @@ def spread(
             ),
             UnsyncedLoop,
         )
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
 
     if strategy == "fsdp1":
-        from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision
-        from torch.distributed.fsdp.wrap import ModuleWrapPolicy
-
         names = getattr(model, "_no_split_modules", None) or ()
         policy: Any = ModuleWrapPolicy(
             {type(m) for m in model.modules() if type(m).__name__ in names}

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+from itertools import chain, repeat
 from typing import Any, BinaryIO
 
 from napkinmath.ir.timeline import Timeline
@@ -42,32 +43,28 @@ def chrome_events(timeline: Timeline) -> list[dict[str, Any]]:
     clock = 0
     for segment in timeline.segments:
         start = clock
-        for _ in range(segment.repeat):
-            for action, index in segment.events:
-                if action == "!":
-                    continue
-                clock += 1
-                old, new = segment.pairs[index] if action == "=" else (index, index)
-                if action != "+":
-                    lives.append((old, born[old].pop(), clock))
-                    _add(totals, timeline, old, -1)
-                if action != "-":
-                    born.setdefault(new, []).append(clock)
-                    _add(totals, timeline, new, 1)
-                samples.append((clock, dict(totals)))
+        for action, index in chain.from_iterable(repeat(segment.events, segment.repeat)):
+            if action == "!":
+                continue
+            clock += 1
+            old, new = segment.pairs[index] if action == "=" else (index, index)
+            if action != "+":
+                lives.append((old, born[old].pop(), clock))
+                _add(totals, timeline, old, -1)
+            if action != "-":
+                born.setdefault(new, []).append(clock)
+                _add(totals, timeline, new, 1)
+            samples.append((clock, dict(totals)))
         if clock > start:
-            bar = {
-                "ph": "X",
-                "pid": PHASES,
-                "tid": 1,
-                "name": segment.name,
-                "cat": segment.phase.value,
-                "ts": start,
-                "dur": clock - start,
-            }
-            found.append(bar)
+            what = {"name": segment.name, "cat": segment.phase.value}
+            found.append(_bar(PHASES, 1, what, start, clock))
     lives += [(index, moment, clock) for index, moments in born.items() for moment in moments]
     return found + _counters(samples) + _tensors(timeline, lives)
+
+
+def _bar(group: int, row: int, what: dict[str, Any], start: int, end: int) -> dict[str, Any]:
+    """Something that lasts, on one row of a group."""
+    return {"ph": "X", "pid": group, "tid": row, **what, "ts": start, "dur": end - start}
 
 
 def _add(totals: dict[str, int], timeline: Timeline, index: int, sign: int) -> None:
@@ -105,15 +102,6 @@ def _tensors(timeline: Timeline, lives: list[tuple[int, int, int]]) -> list[dict
             "module": tensor.module,
             "dtype": tensor.dtype,
         }
-        found.append(
-            {
-                "ph": "X",
-                "pid": TENSORS,
-                "tid": row + 1,
-                "name": tensor.name or tensor.source,
-                "ts": start,
-                "dur": end - start,
-                "args": details,
-            }
-        )
+        bar = _bar(TENSORS, row + 1, {"name": tensor.name or tensor.source}, start, end)
+        found.append({**bar, "args": details})
     return found

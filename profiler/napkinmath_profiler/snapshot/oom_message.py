@@ -94,9 +94,7 @@ def read_message(text: str) -> OutOfMemoryMessage:
         capacity=found["capacity"],
         free=found["free"],
         this_process=found["this_process"],
-        other_processes=sum(
-            _bytes(number, unit) for _, number, unit in OTHER_PROCESS.findall(text)
-        ),
+        other_processes=sum(_bytes(size, unit) for _, size, unit in OTHER_PROCESS.findall(text)),
         allocated=found["allocated"],
         unallocated=unallocated,
         limit=found["limit"],

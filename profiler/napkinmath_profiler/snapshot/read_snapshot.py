@@ -206,17 +206,9 @@ def _meaning(frames: list[Any]) -> tuple[str, Role, Phase]:
     if texts and texts[0][1] == "napkinmath" and len(texts) > 1:  # a predicted step written by us
         role = next((r for r in Role if r.value == texts[1][0]), Role.UNEXPLAINED)
         return f"{texts[-1][0]} {texts[0][0]}", role, Phase.FORWARD
-    label = next(
-        (
-            f"{file.rpartition('/')[2]}:{line} {name}"
-            for name, file, line in texts
-            if not _is_library(file)
-        ),
-        "",
-    )
-    label = label or next(
-        (f"{file.rpartition('/')[2]}:{line} {name}" for name, file, line in texts), "no call stack"
-    )
+    own = [frame for frame in texts if not _is_library(frame[1])]
+    lines = (f"{file.rpartition('/')[2]}:{line} {name}" for name, file, line in own or texts)
+    label = next(lines, "no call stack")
     joined = " ".join(f"{file} {name}" for name, file, _ in texts)
     if "/torch/optim/" in joined or "optimizer" in joined.lower():
         return label, Role.OPTIMIZER, Phase.STEP

@@ -20,6 +20,8 @@ Listener = Callable[[dict[Any, Any]], bool]
 """Called with every dict as soon as it is complete; True drops it."""
 MAX_DEPTH = 10_000_000
 
+# What reading a byte that is not what was written there raises.
+_DAMAGE = (struct.error, UnicodeDecodeError, TypeError, ValueError, AttributeError, KeyError)
 _MARK = object()
 _CODE = {
     b"c"[0]: "GLOBAL",
@@ -71,9 +73,8 @@ class StreamedPickle:
         self._memo: list[Any] = []
         self._lists: dict[bytes, list[Any]] = {}
         self._text_indices: dict[str, int] = {}
-        self._layout: tuple[
-            str, ...
-        ] = ()  # keys of the dicts that the listener takes, and what their bytes look like
+        # keys of the dicts that the listener takes, and what their bytes look like
+        self._layout: tuple[str, ...] = ()
         self._taken: list[tuple[str, int]] = []
         self._like: re.Pattern[bytes] | None = None
 
@@ -97,14 +98,7 @@ class StreamedPickle:
                 f"{self._name} ends at offset {len(data)} in the middle of a value; it is"
                 " truncated: record the snapshot again"
             ) from None
-        except (
-            struct.error,
-            UnicodeDecodeError,
-            TypeError,
-            ValueError,
-            AttributeError,
-            KeyError,
-        ) as error:
+        except _DAMAGE as error:
             if isinstance(error, InputError):
                 raise
             raise InputError(
@@ -256,37 +250,6 @@ class StreamedPickle:
         stack.append(False)
         return at
 
-    def _text(self, data: Any, at: int, stack: list[Any], width: int) -> int:
-        start = at + width
-        end = start + int.from_bytes(data[at:start], "little")
-        if end > len(data):
-            raise IndexError
-        stack.append(data[start:end].decode("utf-8", "surrogatepass"))
-        return end
-
-    def _text1(self, data: Any, at: int, stack: list[Any]) -> int:
-        return self._text(data, at, stack, 1)
-
-    def _text4(self, data: Any, at: int, stack: list[Any]) -> int:
-        return self._text(data, at, stack, 4)
-
-    def _text8(self, data: Any, at: int, stack: list[Any]) -> int:
-        return self._text(data, at, stack, 8)
-
-    def _bytes(self, data: Any, at: int, stack: list[Any], width: int) -> int:
-        start = at + width
-        end = start + int.from_bytes(data[at:start], "little")
-        if end > len(data):
-            raise IndexError
-        stack.append(bytes(data[start:end]))
-        return end
-
-    def _bytes1(self, data: Any, at: int, stack: list[Any]) -> int:
-        return self._bytes(data, at, stack, 1)
-
-    def _bytes4(self, data: Any, at: int, stack: list[Any]) -> int:
-        return self._bytes(data, at, stack, 4)
-
     def _int1(self, data: Any, at: int, stack: list[Any]) -> int:
         stack.append(data[at])
         return at + 1
@@ -345,29 +308,8 @@ class StreamedPickle:
         target = stack[mark - 1]
         if type(target) is not list:
             raise ValueError("items are appended to what is no list")
-        target.extend(
-            value for value in stack[mark + 1 :] if value != {}
-        )  # dropped dicts are empty
+        target.extend(value for value in stack[mark + 1 :] if value != {})  # dropped ones are empty
         del stack[mark:]
-        return at
-
-    def _tuple(self, stack: list[Any], count: int) -> None:
-        if len(stack) < count:
-            raise IndexError
-        values = tuple(stack[-count:])
-        del stack[-count:]
-        stack.append(values)
-
-    def _tuple1(self, data: Any, at: int, stack: list[Any]) -> int:
-        self._tuple(stack, 1)
-        return at
-
-    def _tuple2(self, data: Any, at: int, stack: list[Any]) -> int:
-        self._tuple(stack, 2)
-        return at
-
-    def _tuple3(self, data: Any, at: int, stack: list[Any]) -> int:
-        self._tuple(stack, 3)
         return at
 
     def _tuple_of_mark(self, data: Any, at: int, stack: list[Any]) -> int:
@@ -378,6 +320,45 @@ class StreamedPickle:
         del stack[mark:]
         stack.append(values)
         return at
+
+
+def _span(data: Any, at: int, width: int) -> tuple[int, int]:
+    """Where bytes begin and end whose number stands before them in ``width`` bytes."""
+    start = at + width
+    end = start + int.from_bytes(data[at:start], "little")
+    if end > len(data):
+        raise IndexError
+    return start, end
+
+
+def _text_after(width: int) -> Any:
+    def read(_: StreamedPickle, data: Any, at: int, stack: list[Any]) -> int:
+        start, end = _span(data, at, width)
+        stack.append(data[start:end].decode("utf-8", "surrogatepass"))
+        return end
+
+    return read
+
+
+def _bytes_after(width: int) -> Any:
+    def read(_: StreamedPickle, data: Any, at: int, stack: list[Any]) -> int:
+        start, end = _span(data, at, width)
+        stack.append(bytes(data[start:end]))
+        return end
+
+    return read
+
+
+def _tuple_of(count: int) -> Any:
+    def read(_: StreamedPickle, data: Any, at: int, stack: list[Any]) -> int:
+        if len(stack) < count:
+            raise IndexError
+        values = tuple(stack[-count:])
+        del stack[-count:]
+        stack.append(values)
+        return at
+
+    return read
 
 
 _BY_CODE: dict[int, Any] = {
@@ -395,11 +376,11 @@ _BY_CODE: dict[int, Any] = {
     0x4E: StreamedPickle._none,
     0x88: StreamedPickle._true,
     0x89: StreamedPickle._false,
-    0x8C: StreamedPickle._text1,
-    0x58: StreamedPickle._text4,
-    0x8D: StreamedPickle._text8,
-    0x43: StreamedPickle._bytes1,
-    0x42: StreamedPickle._bytes4,
+    0x8C: _text_after(1),
+    0x58: _text_after(4),
+    0x8D: _text_after(8),
+    0x43: _bytes_after(1),
+    0x42: _bytes_after(4),
     0x4B: StreamedPickle._int1,
     0x4D: StreamedPickle._int2,
     0x4A: StreamedPickle._int4,
@@ -409,9 +390,9 @@ _BY_CODE: dict[int, Any] = {
     0x75: StreamedPickle._setitems,
     0x61: StreamedPickle._append,
     0x65: StreamedPickle._appends,
-    0x85: StreamedPickle._tuple1,
-    0x86: StreamedPickle._tuple2,
-    0x87: StreamedPickle._tuple3,
+    0x85: _tuple_of(1),
+    0x86: _tuple_of(2),
+    0x87: _tuple_of(3),
     0x74: StreamedPickle._tuple_of_mark,
 }
 _HANDLERS: list[Any] = [_BY_CODE.get(code) for code in range(256)]

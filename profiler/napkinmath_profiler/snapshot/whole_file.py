@@ -15,12 +15,11 @@ def write_whole(
     """Call ``write`` on a temporary neighbour of ``path`` and rename it; raises InputError for an
     existing file without ``force``."""
     name = os.fspath(path)
+    said = shown(name, limit=200)
     if os.path.isdir(name):
-        raise InputError(f"{shown(name, limit=200)} is a folder; name a file in it")
+        raise InputError(f"{said} is a folder; name a file in it")
     if os.path.lexists(name) and not force:
-        raise InputError(
-            f"{shown(name, limit=200)} exists; add --force to replace it, or name another"
-        )
+        raise InputError(f"{said} exists; add --force to replace it, or name another")
     folder, base = os.path.split(os.path.abspath(name))
     temporary = os.path.join(folder, f".{base[:100]}.{os.getpid()}.part")
     try:
@@ -28,9 +27,9 @@ def write_whole(
             write(file)
         os.replace(temporary, name)
     except OSError as error:
+        reason = error.strerror or error
         raise InputError(
-            f"{shown(name, limit=200)} cannot be written: {error.strerror or error}; check the"
-            " folder and the disk"
+            f"{said} cannot be written: {reason}; check the folder and the disk"
         ) from None
     finally:
         if os.path.lexists(temporary):

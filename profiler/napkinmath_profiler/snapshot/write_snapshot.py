@@ -125,22 +125,22 @@ class _Recorder:
             }
         )
 
+    def _block(self, block: Block) -> dict[str, Any]:
+        owner = None if block.free else self._owner.get(block.address)
+        return {
+            "address": BASE_ADDRESS + block.address,
+            "size": block.size,
+            "requested_size": 0 if owner is None else self._timeline.tensors[owner].nbytes,
+            "state": "inactive" if block.free else "active_allocated",
+            "frames": [] if owner is None else self._frames[owner],
+        }
+
     def _segment(self, address: int) -> dict[str, Any]:
         segment = self._allocator.segments[address]
         blocks: list[dict[str, Any]] = []
         block = segment.last
         while block is not None:
-            owner = None if block.free else self._owner.get(block.address)
-            requested = 0 if owner is None else self._timeline.tensors[owner].nbytes
-            blocks.append(
-                {
-                    "address": BASE_ADDRESS + block.address,
-                    "size": block.size,
-                    "requested_size": requested,
-                    "state": "inactive" if block.free else "active_allocated",
-                    "frames": [] if owner is None else self._frames[owner],
-                }
-            )
+            blocks.append(self._block(block))
             block = block.before
         blocks.reverse()
         active = sum(b["size"] for b in blocks if b["state"] == "active_allocated")

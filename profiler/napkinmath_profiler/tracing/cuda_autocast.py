@@ -21,6 +21,7 @@ from unittest import mock
 
 import torch
 from torch._C import DispatchKey, DispatchKeySet
+from torch.utils import checkpoint
 
 AUTOCAST_HEADER = "ATen/autocast_mode.h"
 AUTOCAST_KEYS = DispatchKeySet(DispatchKey.AutocastCUDA)
@@ -185,7 +186,6 @@ def _asked_of_cuda(ask: Callable[..., Any]) -> Callable[..., Any]:
 def _treat_meta_as_cuda(stack: ExitStack) -> None:
     """Code that asks a tensor's device for its autocast state must hear CUDA's: checkpointing,
     RoPE, parametrizations."""
-    from torch.utils import checkpoint
 
     initialize = torch.autocast.__init__
 

@@ -163,22 +163,19 @@ def cuda_choices(
     ``AutogradMeta`` key because a function mode is off while backward runs.
     """
     library = torch.library.Library("aten", "IMPL")
-    attention = sdpa_function(backend, capability, applied.attention)
-    library.impl("scaled_dot_product_attention", attention, "AutogradMeta")
-    library.impl("dropout", _dropout_function(applied), "AutogradMeta")
-    library.impl("softmax.int", _softmax_function(applied, aten._softmax), "AutogradMeta")
-    library.impl("log_softmax.int", _softmax_function(applied, aten._log_softmax), "AutogradMeta")
+    for name, function in {
+        "scaled_dot_product_attention": sdpa_function(backend, capability, applied.attention),
+        "dropout": _dropout_function(applied),
+        "softmax.int": _softmax_function(applied, aten._softmax),
+        "log_softmax.int": _softmax_function(applied, aten._log_softmax),
+    }.items():
+        library.impl(name, function, "AutogradMeta")
     with ExitStack() as stack:
         autocast = stack.enter_context(meta_autocast())
         stack.enter_context(triton_launches(applied.counts))
         stack.enter_context(trl_on_cuda())
         stack.enter_context(liger_on_cuda())
-        for module in ("torch.optim.optimizer", "torch.utils._foreach_utils"):
-            for name in (
-                "_get_foreach_kernels_supported_devices",
-                "_get_fused_kernels_supported_devices",
-            ):
-                stack.enter_context(mock.patch(f"{module}.{name}", lambda: ["cuda", "meta"]))
+        _allow_fused_updates(stack)
         _page_optimizer_states(stack, applied, mark_managed)
         try:
             yield
@@ -186,6 +183,14 @@ def cuda_choices(
             library._destroy()
             applied.counts["sdpa"] += applied.attention.total()
             applied.counts["autocast"] += autocast.num_casting_calls
+
+
+def _allow_fused_updates(stack: ExitStack) -> None:
+    """Optimizers ask which devices have multi-tensor and fused kernels: on meta as on CUDA."""
+    for module in ("torch.optim.optimizer", "torch.utils._foreach_utils"):
+        for kind in ("foreach", "fused"):
+            asked = f"{module}._get_{kind}_kernels_supported_devices"
+            stack.enter_context(mock.patch(asked, lambda: ["cuda", "meta"]))
 
 
 def _page_optimizer_states(
@@ -209,10 +214,7 @@ def _page_optimizer_states(
     def nothing(*_: object, **__: object) -> None:
         """Filling and prefetching move pages, not tensors."""
 
-    for name, replacement in (
-        ("get_paged", get_paged),
-        ("fill", nothing),
-        ("prefetch_tensor", nothing),
-    ):
+    replacements = {"get_paged": get_paged, "fill": nothing, "prefetch_tensor": nothing}
+    for name, replacement in replacements.items():
         if hasattr(functional, name):
             stack.enter_context(mock.patch.object(functional, name, replacement))

@@ -9,12 +9,14 @@ every storage of a layer ``d`` places away becomes that of the layer ``d`` place
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from operator import attrgetter
 
 from napkinmath_profiler.tracing.kernel_workspaces import FOREACH_NORM_PARTIALS
 from napkinmath_profiler.tracing.layer_stacks import WINDOW, LayerStack, contexts
+from napkinmath_profiler.tracing.layer_sweeps import Chunk, LayerPaths, Sweep, parts_of
 from napkinmath_profiler.tracing.storage_events import (
     StorageEvent,
     StorageRecord,
@@ -28,34 +30,7 @@ class NotRepeating(Exception):
     """The events do not repeat as extrapolation needs; the whole model must be traced."""
 
 
-@dataclass(slots=True)
-class _Chunk:
-    layer: int
-    events: list[int] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class _Sweep:
-    chunks: list[_Chunk]
-
-    @property
-    def is_descending(self) -> bool:
-        return len(self.chunks) > 1 and self.chunks[1].layer < self.chunks[0].layer
-
-
-_Part = _Sweep | int  # a sweep, or the index of an event outside any
-_UNSEEN = object()
 _VALUES = attrgetter(*(entry.name for entry in fields(StorageRecord)))
-TURNS: dict[TracePhase, int] = {
-    TracePhase.FORWARD: 1,
-    TracePhase.LOSS: 1,
-    TracePhase.BACKWARD: 2,
-    TracePhase.RECOMPUTE: 2,
-    TracePhase.CLIP: 3,
-    TracePhase.OPTIMIZER: 4,
-    TracePhase.ZERO_GRAD: 5,
-    TracePhase.BETWEEN: 5,
-}
 
 
 def extrapolated(result: TraceResult, stack: LayerStack, kept: Sequence[int]) -> TraceResult:
@@ -64,41 +39,23 @@ def extrapolated(result: TraceResult, stack: LayerStack, kept: Sequence[int]) ->
     return _Extrapolation(result, stack, kept).run()
 
 
-def _turn(event: StorageEvent) -> tuple[object, ...]:
-    """Events of different turns are never of one sweep; a multi-tensor operation allocates, and
-    frees, all layers in one."""
-    turn = (TURNS.get(event.phase, 0), event.step, event.micro_step)
-    if event.phase in (TracePhase.CLIP, TracePhase.OPTIMIZER) and (
-        "_foreach" in event.op or "_fused" in event.op
-    ):
-        return (*turn, event.op, event.is_allocation)
-    return turn
-
-
 class _Extrapolation:
     def __init__(self, result: TraceResult, stack: LayerStack, kept: Sequence[int]) -> None:
         self._old, self._stack, self._kept = result, stack, list(kept)
-        self._prefix = f"{stack.path}."
+        self._paths = LayerPaths(stack.path)
         self._total = len(stack.kinds)
-        self._number_cache: dict[str, object] = {}
-        self._renames: dict[
-            tuple[str, int], str
-        ] = {}  # path and how many layers further -> the path there
-        self._twins: list[
-            tuple[int, int]
-        ] = []  # kept positions in equal contexts, whose events must be alike
+        # kept positions in equal contexts, whose events must be alike
+        self._twins: list[tuple[int, int]] = []
         self._sample_of = self._samples()
         self._records: list[StorageRecord] = []
         self._events: list[StorageEvent] = []
-        self._moved: dict[
-            int, int
-        ] = {}  # event index: short -> whole, for events outside and of kept layers
+        # event index: short -> whole, for events outside and of kept layers
+        self._moved: dict[int, int] = {}
         self._born: dict[tuple[int, int, int], int] = {}  # (sweep, layer, birth in chunk) -> record
         self._outside: dict[int, int] = {}  # record outside any sweep: short -> whole
         self._num_gradients: dict[int, int] = {}
-        self._home: dict[
-            int, tuple[int, int, int]
-        ] = {}  # short record -> (sweep, kept position, birth in chunk)
+        # short record -> (sweep, kept position, birth in chunk)
+        self._home: dict[int, tuple[int, int, int]] = {}
 
     def _samples(self) -> list[int]:
         """For each layer of the whole, the position of the kept layer whose chunks it copies: its
@@ -119,108 +76,34 @@ class _Extrapolation:
         }
         return [own.get(layer, by_context[whole[layer]]) for layer in range(self._total)]
 
-    # ------------------------------------------------------------ cutting the short trace into sweeps
-
-    def _number_at(self, path: str) -> tuple[int, int] | None:
-        """Where in ``path`` the layer's number stands, and where it ends; wrappers such as PEFT's
-        may stand before the stack."""
-        start = 0 if path.startswith(self._prefix) else path.find(f".{self._prefix}") + 1
-        if start == 0 and not path.startswith(self._prefix):
-            return None
-        begin = start + len(self._prefix)
-        end = path.find(".", begin)
-        end = len(path) if end < 0 else end
-        return (begin, end) if path[begin:end].isdigit() else None
-
-    def _layer_in(self, path: str) -> int | None:
-        found = self._number_cache.get(path, _UNSEEN)
-        if found is _UNSEEN:
-            at = self._number_at(path)
-            found = self._number_cache[path] = None if at is None else int(path[at[0] : at[1]])
-        return found  # type: ignore[return-value]
-
-    def _layer_of(self, event: StorageEvent) -> int | None:
-        layer = self._layer_in(event.module)
-        if layer is not None:
-            return layer
-        record = self._old.records[event.storage_id]
-        if not event.is_allocation and event.phase in (TracePhase.FORWARD, TracePhase.LOSS):
-            return self._layer_in(
-                record.owner or record.module
-            )  # autocast's cache of cast weights goes at its exit
-        return None if event.module else self._layer_in(record.owner)
-
-    def _parts(self) -> list[_Part]:
-        parts: list[_Part] = []
-        sweep: list[_Chunk] = []
-        waiting: list[
-            int
-        ] = []  # events outside layers since the last chunk: its tail, if the sweep goes on
-        turn: tuple[object, ...] = ()
-
-        def close() -> None:
-            if sweep:
-                parts.append(_Sweep(list(sweep)))
-                sweep.clear()
-            parts.extend(waiting)
-            waiting.clear()
-
-        for index, event in enumerate(self._old.events):
-            if (now := _turn(event)) != turn:
-                close()
-                turn = now
-            layer = self._layer_of(event)
-            if layer is None:
-                waiting.append(index)
-                continue
-            if sweep and layer == sweep[-1].layer:
-                sweep[-1].events += [*waiting, index]
-                waiting.clear()
-            elif sweep and self._continues(sweep, layer):
-                sweep[-1].events += waiting
-                waiting.clear()
-                sweep.append(_Chunk(layer, [index]))
-            else:
-                close()
-                sweep.append(_Chunk(layer, [index]))
-        close()
-        return parts
-
-    def _continues(self, sweep: list[_Chunk], layer: int) -> bool:
-        return len(sweep) == 1 or (layer > sweep[-1].layer) == (sweep[-1].layer > sweep[-2].layer)
-
     # ------------------------------------------------------------ writing the whole
 
     def run(self) -> TraceResult:
-        parts = self._parts()
+        """The trace of all layers."""
+        parts = parts_of(self._old, self._paths)
         for number, part in enumerate(parts):
-            if isinstance(part, _Sweep):
+            if isinstance(part, Sweep):
                 self._note_homes(number, part)
         for number, part in enumerate(parts):
-            if isinstance(part, _Sweep):
+            if isinstance(part, Sweep):
                 self._write_sweep(number, part)
             else:
                 self._write_outside(part)
         self._check()
-        old = self._old
-        return TraceResult(
+        return dataclasses.replace(
+            self._old,
             records=self._records,
             events=self._events,
-            num_ops=old.num_ops,
-            seconds=old.seconds,
-            choices=old.choices,
-            attention=old.attention,
             marks={
                 name: self._moved[index]
-                for name, index in old.marks.items()
+                for name, index in self._old.marks.items()
                 if index in self._moved
             },
-            versions=old.versions,
-            device_type=old.device_type,
-            num_layers_written=old.num_layers_written + self._total - len(self._kept),
+            num_layers_written=self._old.num_layers_written + self._total - len(self._kept),
+            _cache={},
         )
 
-    def _note_homes(self, number: int, sweep: _Sweep) -> None:
+    def _note_homes(self, number: int, sweep: Sweep) -> None:
         shapes: dict[int, list[tuple[bool, int]]] = {}
         for chunk in sweep.chunks:
             births = 0
@@ -241,7 +124,7 @@ class _Extrapolation:
                     f" ({event.phase.value})"
                 )
 
-    def _write_sweep(self, number: int, sweep: _Sweep) -> None:
+    def _write_sweep(self, number: int, sweep: Sweep) -> None:
         by_layer = {chunk.layer: chunk for chunk in sweep.chunks}
         order = range(self._total - 1, -1, -1) if sweep.is_descending else range(self._total)
         for layer in order:
@@ -249,7 +132,7 @@ class _Extrapolation:
             if chunk is not None:
                 self._write_chunk(number, chunk, layer)
 
-    def _write_chunk(self, number: int, chunk: _Chunk, layer: int) -> None:
+    def _write_chunk(self, number: int, chunk: Chunk, layer: int) -> None:
         sample, births = chunk.layer, 0
         is_own = self._is_own(sample, layer)
         for index in chunk.events:
@@ -301,69 +184,58 @@ class _Extrapolation:
         return self._kept[sample] == layer
 
     def _target(self, storage_id: int, sample: int, layer: int, is_own: bool) -> int:
+        """The whole's record that a layer frees where its sample frees ``storage_id``."""
+        op = self._old.records[storage_id].op
         home = self._home.get(storage_id)
         if home is None:
             if not is_own:
-                raise NotRepeating(
-                    f"every layer would free {self._old.records[storage_id].op} made outside the"
-                    " layers"
-                )
+                raise NotRepeating(f"every layer would free {op} made outside the layers")
             return self._outside[storage_id]
         number, owner, birth = home
         source = layer + owner - sample
-        if (
-            abs(owner - sample) > WINDOW
-        ):  # from one end of the stack to the other, such as a gradient summed over all layers
-            if not is_own or self._sample_of[self._kept[owner]] != owner:
-                raise NotRepeating(
-                    f"layer {layer} frees {self._old.records[storage_id].op} of a layer far away"
-                )
+        # from one end of the stack to the other, such as a gradient summed over all layers
+        if abs(owner - sample) > WINDOW:
+            if not is_own or not self._is_own_sample(owner):
+                raise NotRepeating(f"layer {layer} frees {op} of a layer far away")
             source = self._kept[owner]
         found = self._born.get((number, source, birth))
         if found is None:
-            raise NotRepeating(
-                f"layer {layer} frees {self._old.records[storage_id].op} of a layer that has none"
-            )
+            raise NotRepeating(f"layer {layer} frees {op} of a layer that has none")
         return found
 
     def _write_outside(self, index: int) -> None:
         event = self._old.events[index]
+        old = self._old.records[event.storage_id]
         if event.is_allocation:
-            record = self._copy(self._old.records[event.storage_id], 0, 0)
+            record = self._copy(old, 0, 0)
             if event.phase is TracePhase.CLIP:
                 self._resize(record)
             self._outside[event.storage_id] = record.storage_id
             self._append(event, record, 0, 0)
         else:
-            home = self._home.get(event.storage_id)
-            target = (
-                self._outside.get(event.storage_id)
-                if home is None
-                else self._born.get((home[0], self._kept[home[1]], home[2]))
-            )
-            if target is None or (
-                home is not None and self._sample_of[self._kept[home[1]]] != home[1]
-            ):
-                raise NotRepeating(
-                    f"{self._old.records[event.storage_id].op} is freed outside the layers, for one"
-                    " of many"
-                )
-            self._bury(event, self._records[target], self._old.records[event.storage_id], 0, 0)
+            target = self._freed_outside(event.storage_id)
+            if target is None:
+                raise NotRepeating(f"{old.op} is freed outside the layers, for one of many")
+            self._bury(event, self._records[target], old, 0, 0)
         self._moved[index] = len(self._events) - 1
 
+    def _freed_outside(self, storage_id: int) -> int | None:
+        """The whole's record that is freed outside the layers where the short trace frees
+        ``storage_id``; None where it would be one of several."""
+        home = self._home.get(storage_id)
+        if home is None:
+            return self._outside.get(storage_id)
+        number, owner, birth = home
+        if not self._is_own_sample(owner):
+            return None
+        return self._born.get((number, self._kept[owner], birth))
+
+    def _is_own_sample(self, position: int) -> bool:
+        """Whether the kept layer at ``position`` is written out of its own events."""
+        return self._sample_of[self._kept[position]] == position
+
     def _renamed(self, path: str, sample: int, layer: int) -> str:
-        if sample == layer or not path:
-            return path
-        found = self._renames.get((path, layer - sample))
-        if found is None:
-            at = self._number_at(path)
-            found = (
-                path
-                if at is None
-                else f"{path[: at[0]]}{int(path[at[0] : at[1]]) + layer - sample}{path[at[1] :]}"
-            )
-            self._renames[path, layer - sample] = found
-        return found
+        return self._paths.moved(path, layer - sample)
 
     def _copy(self, old: StorageRecord, sample: int, layer: int) -> StorageRecord:
         record = StorageRecord(*_VALUES(old))

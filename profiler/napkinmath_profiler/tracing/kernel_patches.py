@@ -7,6 +7,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from types import ModuleType
 from typing import Any
 from unittest import mock
 
@@ -25,6 +26,7 @@ LIGER_LOSS_ONLY = {
     "cross_entropy": False,
     "layer_norm": False,
 }
+LIGER_WITHOUT_LOSS = {"fused_linear_cross_entropy": False, "cross_entropy": False}
 TRL_OUTPUTS = ("log_probs", "entropy", "is_top1")  # trl/trainer/sft_trainer.py SFTTrainer.__init__
 
 
@@ -40,14 +42,7 @@ def patch_library(model: nn.Module, kernels: Kernels, loss: Loss) -> None:
             " kernels=unsloth"
         )
     if kernels is Kernels.LIGER:
-        _apply_liger(
-            model,
-            (
-                {"fused_linear_cross_entropy": False, "cross_entropy": False}
-                if loss is Loss.CHUNKED
-                else {}
-            ),
-        )
+        _apply_liger(model, LIGER_WITHOUT_LOSS if loss is Loss.CHUNKED else {})
     elif loss is Loss.FUSED and kernels is Kernels.HF:
         _apply_liger(model, {**LIGER_LOSS_ONLY, "fused_linear_cross_entropy": True})
     if loss is Loss.CHUNKED:
@@ -122,20 +117,21 @@ def _apply_trl_head(model: nn.Module) -> None:
     add_fused_lm_head(model, outputs=TRL_OUTPUTS)  # type: ignore[arg-type]
 
 
+def _modeling_modules(model: nn.Module) -> set[ModuleType]:
+    """transformers' modules that define the parts of ``model``."""
+    names = {type(part).__module__ for part in model.modules()}
+    return {
+        sys.modules[name]
+        for name in names
+        if name in sys.modules and sys.modules[name].__name__.startswith("transformers.models.")
+    }
+
+
 @contextmanager
 def libraries_restored(model: nn.Module) -> Iterator[None]:
     """Undoes afterwards what a trace changed beyond its model: names and forwards in the modeling
     modules, bitsandbytes' tables."""
-    modules = {
-        sys.modules[kind.__module__]
-        for kind in map(type, model.modules())
-        if kind.__module__ in sys.modules
-    }
-    names = [
-        (module, dict(vars(module)))
-        for module in modules
-        if module.__name__.startswith("transformers.models.")
-    ]
+    names = [(module, dict(vars(module))) for module in _modeling_modules(model)]
     classes = [
         value
         for _, known in names

@@ -40,36 +40,51 @@ def with_product_workspaces(result: TraceResult, nbytes: int) -> TraceResult:
     if not nbytes or not firsts:
         return result
     places = [place for place, _ in firsts]
+    made = [
+        _workspace(result, place, number, name, nbytes)
+        for number, (place, name) in enumerate(firsts)
+    ]
     events = list(result.events)
-    made: list[StorageRecord] = []
-    for number, (place, name) in reversed(list(enumerate(firsts))):
-        before = result.events[place]
-        record = StorageRecord(
-            storage_id=len(result.records) + number,
-            requested_bytes=nbytes,
-            shape=(nbytes,),
-            dtype="uint8",
-            op="cuBLAS",
-            module="",
-            phase=before.phase,
-            step=before.step,
-            micro_step=before.micro_step,
-            born=place + number,
-            scope=result.records[before.storage_id].scope,
-            role=StorageRole.WORKSPACE,
-            name=f"cuBLAS workspace, {name}",
-        )
-        made.append(record)
-        events.insert(
-            place,
-            StorageEvent(
-                True, record.storage_id, before.phase, "", record.op, before.step, before.micro_step
-            ),
-        )
+    for place, record in reversed(list(zip(places, made, strict=True))):
+        events.insert(place, _birth(record))
     moved = [_moved(record, places) for record in result.records]
     marks = {name: index + bisect_right(places, index) for name, index in result.marks.items()}
     return dataclasses.replace(
-        result, records=[*moved, *reversed(made)], events=events, marks=marks, _cache={}
+        result, records=[*moved, *made], events=events, marks=marks, _cache={}
+    )
+
+
+def _workspace(
+    result: TraceResult, place: int, number: int, name: str, nbytes: int
+) -> StorageRecord:
+    """A workspace born right before the event at ``place``, after ``number`` others."""
+    before = result.events[place]
+    return StorageRecord(
+        storage_id=len(result.records) + number,
+        requested_bytes=nbytes,
+        shape=(nbytes,),
+        dtype="uint8",
+        op="cuBLAS",
+        module="",
+        phase=before.phase,
+        step=before.step,
+        micro_step=before.micro_step,
+        born=place + number,
+        scope=result.records[before.storage_id].scope,
+        role=StorageRole.WORKSPACE,
+        name=f"cuBLAS workspace, {name}",
+    )
+
+
+def _birth(record: StorageRecord) -> StorageEvent:
+    return StorageEvent(
+        True,
+        record.storage_id,
+        record.phase,
+        record.module,
+        record.op,
+        record.step,
+        record.micro_step,
     )
 
 

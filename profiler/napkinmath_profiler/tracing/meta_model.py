@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
 import warnings
@@ -152,7 +153,6 @@ def _keep_in_float32(model: nn.Module, dtype: torch.dtype) -> None:
 def bitsandbytes_package() -> Any:
     """bitsandbytes, imported without its remarks on this machine's lack of a GPU; TraceError where
     it is not installed."""
-    import logging
 
     logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)
     try:
@@ -188,18 +188,22 @@ def quantize_4bit(
     model = replace_with_bnb_linear(model, skipped, settings)
     for module in model.modules():
         if isinstance(module, bitsandbytes.nn.Linear4bit):
-            if device != "meta":
-                _give_data(module, DTYPES[compute_dtype], device)
-            weight = module.weight
-            weight.data = weight.data.to(DTYPES[compute_dtype])
-            weight.module = module
-            weight._quantize(torch.device(device))
-            if module.bias is not None:
-                module.bias.data = module.bias.data.to(DTYPES[compute_dtype])
+            _quantize_linear(module, DTYPES[compute_dtype], device)
     forget_meta_tables()
     model.is_loaded_in_4bit = True
     model.is_quantized = True
     return model
+
+
+def _quantize_linear(module: Any, dtype: torch.dtype, device: str) -> None:
+    if device != "meta":
+        _give_data(module, dtype, device)
+    weight = module.weight
+    weight.data = weight.data.to(dtype)
+    weight.module = module
+    weight._quantize(torch.device(device))
+    if module.bias is not None:
+        module.bias.data = module.bias.data.to(dtype)
 
 
 def forget_meta_tables() -> None:
@@ -303,28 +307,25 @@ def example_inputs(
     *,
     micro_batch_size: int,
     sequence_length: int,
-    attention_mask: bool,
+    attention_mask: bool = False,
 ) -> dict[str, Any]:
     """Meta inputs and labels for the loss of ``model``."""
     with torch.device("meta"):
         if getattr(model, "main_input_name", "input_ids") == "pixel_values":
-            size = config.image_size
-            height, width = size if isinstance(size, (tuple, list)) else (size, size)
             dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
-            return {
-                "pixel_values": torch.empty(
-                    micro_batch_size, config.num_channels, height, width, dtype=dtype
-                ),
-                "labels": torch.empty(micro_batch_size, dtype=torch.long),
-            }
+            return _image_inputs(config, micro_batch_size, dtype)
         shape = (micro_batch_size, sequence_length)
-        inputs = {
-            "input_ids": torch.empty(shape, dtype=torch.long),
-            "labels": torch.empty(shape, dtype=torch.long),
-        }
-        if attention_mask:
-            inputs["attention_mask"] = torch.empty(shape, dtype=torch.long)
-    return inputs
+        names = ("input_ids", "labels", *(("attention_mask",) if attention_mask else ()))
+        return {name: torch.empty(shape, dtype=torch.long) for name in names}
+
+
+def _image_inputs(config: Any, count: int, dtype: torch.dtype) -> dict[str, Any]:
+    size = config.image_size
+    height, width = size if isinstance(size, (tuple, list)) else (size, size)
+    return {
+        "pixel_values": torch.empty(count, config.num_channels, height, width, dtype=dtype),
+        "labels": torch.empty(count, dtype=torch.long),
+    }
 
 
 def configs_of(model: nn.Module) -> list[Any]:

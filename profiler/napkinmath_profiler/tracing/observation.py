@@ -63,18 +63,7 @@ def observe(
     """
     applied, paths = AppliedChoices(), ModulePaths()
     paths.name_modules(model)
-    handlers = (
-        OpHandlers(applied.counts).table(cuda=settings is not None)
-        if device_type == "meta"
-        else None
-    )
-    tracker = StorageTracker(
-        device_type,
-        paths,
-        handlers,
-        WORKSPACES if settings and settings.kernel_workspaces else None,
-    )
-    tracker.sums_in_place = settings is not None and settings.sums_in_place
+    tracker = _tracker(device_type, paths, applied, settings)
     started = time.perf_counter()
     mark_persistent(model, inputs or {}, tracker)
     with ExitStack() as stack:
@@ -90,25 +79,12 @@ def observe(
             )
         stack.enter_context(paths.followed())
         stack.enter_context(StepPhases(model, tracker, paths).followed())
-        StorageTracker.active = tracker
-        with tracker:
-            try:
-                loop()
-            except Exception as error:
-                told = explained(error, tracker) if device_type == "meta" else None
-                if told is None:
-                    raise
-                raise told from error
-            finally:
-                StorageTracker.active = None
-                tracker.stop()
+        _run(loop, tracker)
     applied.counts["kernel workspaces"] += tracker.num_workspaces
     applied.counts["gradient sums"] += tracker.num_sums_in_place
     head = output_head(model)
-    attribute(
-        tracker.records,
-        next((path for path, module in model.named_modules() if module is head), None),
-    )
+    paths_of_head = (path for path, module in model.named_modules() if module is head)
+    attribute(tracker.records, next(paths_of_head, None))
     return TraceResult(
         records=tracker.records,
         events=tracker.events,
@@ -120,6 +96,34 @@ def observe(
         versions=installed_versions(),
         device_type=device_type,
     )
+
+
+def _tracker(
+    device_type: str, paths: ModulePaths, applied: AppliedChoices, settings: CudaSettings | None
+) -> StorageTracker:
+    handlers = None
+    if device_type == "meta":
+        handlers = OpHandlers(applied.counts).table(cuda=settings is not None)
+    workspaces = WORKSPACES if settings and settings.kernel_workspaces else None
+    tracker = StorageTracker(device_type, paths, handlers, workspaces)
+    tracker.sums_in_place = settings is not None and settings.sums_in_place
+    return tracker
+
+
+def _run(loop: Callable[[], None], tracker: StorageTracker) -> None:
+    """The loop under the tracker; an error on the meta device says which operation raised it."""
+    StorageTracker.active = tracker
+    with tracker:
+        try:
+            loop()
+        except Exception as error:
+            told = explained(error, tracker) if tracker.device_type == "meta" else None
+            if told is None:
+                raise
+            raise told from error
+        finally:
+            StorageTracker.active = None
+            tracker.stop()
 
 
 def mark_persistent(model: nn.Module, inputs: Mapping[str, Any], tracker: StorageTracker) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch._library.custom_ops import OPDEFS
 
 from napkinmath_profiler.tracing.storage_events import TracePhase
 
@@ -50,7 +51,6 @@ class OpHandlers:
     def opened(self) -> dict[Any, Any]:
         """Our own kernels' ops, run from inside: their fakes give outputs, their bodies the buffers
         between launches too."""
-        from torch._library.custom_ops import OPDEFS
 
         ours = {
             name: definition

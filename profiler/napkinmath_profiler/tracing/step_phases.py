@@ -14,6 +14,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
+from torch.utils.hooks import RemovableHandle
 
 from napkinmath_profiler.tracing.module_paths import ModulePaths
 from napkinmath_profiler.tracing.storage_events import StorageRole, TracePhase
@@ -36,40 +37,32 @@ class StepPhases:
     @contextmanager
     def followed(self) -> Iterator[None]:
         """Follow the loop inside the block."""
-        tracker = self._tracker
         with ExitStack() as stack:
             stack.enter_context(mock.patch.object(self._paths, "on_root_call", self._root_called))
-            head = output_head(self._model)
-            if head is not None:
-                stack.callback(
-                    head.register_forward_hook(
-                        lambda *_: None if torch.compiler.is_compiling() else self._head_done()
-                    ).remove
-                )
-            for name, parameter in self._model.named_parameters():
-                if parameter.requires_grad:
-                    stack.callback(
-                        parameter.register_post_accumulate_grad_hook(
-                            self._gradient_marker(name)
-                        ).remove
-                    )
-            stack.callback(
-                register_optimizer_step_pre_hook(
-                    lambda *_: tracker.set_phase(TracePhase.OPTIMIZER)
-                ).remove
-            )
-            stack.callback(
-                register_optimizer_step_post_hook(
-                    lambda optimizer, *_: self._optimizer_done(optimizer)
-                ).remove
-            )
+            for hook in self._hooks():
+                stack.callback(hook.remove)
             for owner in (nn.utils, nn.utils.clip_grad):
-                stack.enter_context(
-                    mock.patch.object(
-                        owner, "clip_grad_norm_", self._clipping(owner.clip_grad_norm_)
-                    )
-                )
+                clipping = self._clipping(owner.clip_grad_norm_)
+                stack.enter_context(mock.patch.object(owner, "clip_grad_norm_", clipping))
             yield
+
+    def _hooks(self) -> Iterator[RemovableHandle]:
+        """Registered one by one, as they are asked for."""
+        head = output_head(self._model)
+        if head is not None:
+            yield head.register_forward_hook(
+                lambda *_: None if torch.compiler.is_compiling() else self._head_done()
+            )
+        for name, parameter in self._model.named_parameters():
+            if parameter.requires_grad:
+                mark = self._gradient_marker(name)
+                yield parameter.register_post_accumulate_grad_hook(mark)
+        yield register_optimizer_step_pre_hook(
+            lambda *_: self._tracker.set_phase(TracePhase.OPTIMIZER)
+        )
+        yield register_optimizer_step_post_hook(
+            lambda optimizer, *_: self._optimizer_done(optimizer)
+        )
 
     def _root_called(self) -> None:
         tracker = self._tracker

@@ -24,6 +24,8 @@ PER_PARAMETER_PHASES = frozenset({TracePhase.CLIP, TracePhase.OPTIMIZER})
 # Wrappers around a collective's result: on a real device another view of it, on meta an empty copy.
 IDENTITIES = frozenset({"_c10d_functional._wrap_tensor_autograd.default"})
 Handler = Callable[["StorageTracker", Any, tuple[Any, ...], dict[str, Any]], Any]
+# (arguments, result) of an operation -> names and bytes of the buffers inside its kernel.
+Workspaces = Callable[[tuple[Any, ...], Any], list[tuple[str, int]]]
 
 
 @dataclass(slots=True)
@@ -52,9 +54,7 @@ class StorageTracker(TorchDispatchMode):
         device_type: str,
         paths: ModulePaths,
         handlers: dict[Any, Handler] | None = None,
-        workspaces: (
-            dict[Any, Callable[[tuple[Any, ...], Any], list[tuple[str, int]]]] | None
-        ) = None,
+        workspaces: dict[Any, Workspaces] | None = None,
     ) -> None:
         super().__init__()
         self.device_type = device_type
@@ -106,42 +106,34 @@ class StorageTracker(TorchDispatchMode):
     def _locate(self, node: Any) -> None:
         """Settle the phase, module and scope of the op being run; a scope is one backward node or
         one recompute."""
-        paths = self.paths
         phase = self.phase
-        in_loss = False
         if phase is TracePhase.BACKWARD:
-            in_engine = torch._C._current_graph_task_id() != -1
-            if paths.depth or (
-                in_engine and torch.is_grad_enabled()
-            ):  # a checkpointed forward may be called without its module
-                phase = TracePhase.RECOMPUTE
-                self._module = (
-                    paths.current
-                    if paths.depth
-                    else repeated_module(paths.of_node(node))
-                    if node is not None
-                    else ""
-                )
-                key: tuple[Any, ...] = (phase, torch._C._current_graph_task_id())
-            elif node is not None:
-                self._module = paths.of_node(node)
-                key = (phase, node._sequence_nr(), node.name())
-                in_loss = self.paths.is_of_loss(node)
-            elif not in_engine:
-                phase, self._module, key = (
-                    TracePhase.BETWEEN,
-                    "",
-                    (TracePhase.BETWEEN, self.micro_step),
-                )
-            else:
-                self._module, key = "", (phase,)
+            phase, self._module, key = self._place_in_backward(node)
         else:
-            self._module, key = paths.current, (phase, self.micro_step)
+            self._module, key = self.paths.current, (phase, self.micro_step)
         if key != self._scope_key:
             self._scope_key = key
             self._scope += 1
         self._op_phase = phase
-        self._op_in_loss = in_loss
+        is_of_node = phase is TracePhase.BACKWARD and node is not None
+        self._op_in_loss = is_of_node and self.paths.is_of_loss(node)
+
+    def _place_in_backward(self, node: Any) -> tuple[TracePhase, str, tuple[Any, ...]]:
+        """Phase, module and key of the scope of an op that is run while the backward is."""
+        paths = self.paths
+        task = torch._C._current_graph_task_id()
+        in_engine = task != -1
+        # a checkpointed forward may be called without its module
+        if paths.depth or (in_engine and torch.is_grad_enabled()):
+            again = repeated_module(paths.of_node(node)) if node is not None else ""
+            module = paths.current if paths.depth else again
+            return TracePhase.RECOMPUTE, module, (TracePhase.RECOMPUTE, task)
+        if node is not None:
+            key = (TracePhase.BACKWARD, node._sequence_nr(), node.name())
+            return TracePhase.BACKWARD, paths.of_node(node), key
+        if not in_engine:
+            return TracePhase.BETWEEN, "", (TracePhase.BETWEEN, self.micro_step)
+        return TracePhase.BACKWARD, "", (TracePhase.BACKWARD,)
 
     def __torch_dispatch__(
         self,
@@ -155,7 +147,6 @@ class StorageTracker(TorchDispatchMode):
             hasattr(kind, "__tensor_flatten__") and kind.__name__ == "DTensor" for kind in types
         ):
             return NotImplemented  # it runs its operations on the local tensors, which come by here
-        kwargs = kwargs or {}
         self.num_ops += 1
         self.paths.note_sequence()
         before = self._module
@@ -168,17 +159,9 @@ class StorageTracker(TorchDispatchMode):
         self._sum = None
         if self._op_phase in PER_PARAMETER_PHASES:
             self._module = self._updated_module(args, before)
-        handler = self.handlers.get(func)
-        if str(func) in IDENTITIES and self.device_type == "meta":
-            out = args[0]
-        else:
-            out = func(*args, **kwargs) if handler is None else handler(self, func, args, kwargs)
-        if (
-            func is ADD
-            and self.sums_in_place
-            and self._op_phase is TracePhase.BACKWARD
-            and in_backward
-        ):
+        out = self._run(func, args, kwargs or {})
+        is_sum = func is ADD and self.sums_in_place and in_backward
+        if is_sum and self._op_phase is TracePhase.BACKWARD:
             self._register_sum(out, args[0], is_python_node=isinstance(node, BackwardCFunction))
         elif self._op_phase in PER_PARAMETER_PHASES:
             self._register_owned(out, args)
@@ -189,6 +172,12 @@ class StorageTracker(TorchDispatchMode):
             self._record_workspaces(workspace(args, out))
         return out
 
+    def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._op in IDENTITIES and self.device_type == "meta":
+            return args[0]
+        handler = self.handlers.get(func)
+        return func(*args, **kwargs) if handler is None else handler(self, func, args, kwargs)
+
     def _register_sum(self, out: torch.Tensor, first: Any, *, is_python_node: bool) -> None:
         """The engine adds a gradient to another: in place, if nobody but the engine holds that one
         (see ``_died``).
@@ -196,23 +185,16 @@ class StorageTracker(TorchDispatchMode):
         Formulas of autograd's own nodes add nothing out of place; a Python function may, but to
         what it made itself.
         """
-        before = (
-            self._live.get(first.untyped_storage()._cdata)
-            if isinstance(first, torch.Tensor)
-            else None
-        )
+        before = None
+        if isinstance(first, torch.Tensor):
+            before = self._live.get(first.untyped_storage()._cdata)
         record = self._register(out)
-        if (
-            before is None
-            or record is None
-            or record is before
-            or record.born != len(self.events) - 1
-            or not _is_dense(first)
-        ):
+        if before is None or record is None or record is before:
             return
-        if is_python_node and before.scope == self._scope:
-            return
-        self._sum = _PendingSum(out.untyped_storage()._cdata, before, record)
+        is_new = record.born == len(self.events) - 1
+        made_here = is_python_node and before.scope == self._scope
+        if is_new and not made_here and _is_dense(first):
+            self._sum = _PendingSum(out.untyped_storage()._cdata, before, record)
 
     def _take_over(self, pending: _PendingSum) -> None:
         """Undo the sum's birth: its storage is the first operand's, which lives on."""
@@ -337,6 +319,19 @@ class StorageTracker(TorchDispatchMode):
         for record in made:
             self._bury(record)
 
+    def _note(self, record: StorageRecord, *, is_allocation: bool) -> None:
+        self.events.append(
+            StorageEvent(
+                is_allocation,
+                record.storage_id,
+                self._op_phase,
+                self._module,
+                self._op,
+                self.step,
+                self.micro_step,
+            )
+        )
+
     def _new_record(
         self, num_bytes: int, shape: tuple[int, ...], dtype: str, name: str = ""
     ) -> StorageRecord:
@@ -356,34 +351,14 @@ class StorageTracker(TorchDispatchMode):
             of_loss=self._op_in_loss,
         )
         self.records.append(record)
-        self.events.append(
-            StorageEvent(
-                True,
-                record.storage_id,
-                record.phase,
-                record.module,
-                record.op,
-                self.step,
-                self.micro_step,
-            )
-        )
+        self._note(record, is_allocation=True)
         return record
 
     def _bury(self, record: StorageRecord) -> None:
         record.died = len(self.events)
         record.died_phase, record.died_scope = self._op_phase, self._scope
         record.died_op, record.died_module = self._op, self._module
-        self.events.append(
-            StorageEvent(
-                False,
-                record.storage_id,
-                self._op_phase,
-                self._module,
-                self._op,
-                self.step,
-                self.micro_step,
-            )
-        )
+        self._note(record, is_allocation=False)
 
     def stop(self) -> None:
         """Forget the storages still alive, so that what is freed later is not part of the trace."""

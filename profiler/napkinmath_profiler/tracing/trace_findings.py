@@ -3,10 +3,12 @@ says it costs."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
 
+import torch
 from napkinmath.base.units import format_bytes
 
 from napkinmath_profiler.tracing.meta_model import TrainMethod
@@ -81,7 +83,6 @@ def _math_attention(
 ) -> Finding | None:
     if not result.attention.get("math") or options.loop.autocast_dtype is not None:
         return None
-    import torch
 
     changed = again(replace(options, loop=replace(options.loop, autocast_dtype=torch.bfloat16)))
     if changed.attention.get("math"):
@@ -95,31 +96,31 @@ def _math_attention(
 
 
 def _adapter_type(result: TraceResult, options: TraceOptions, again: TraceAgain) -> Finding | None:
+    adapters = options.adapters
     if (
         options.method is TrainMethod.FULL
-        or options.adapters.adapter_dtype is not None
+        or adapters.adapter_dtype is not None
         or options.dtype == "fp32"
     ):
         return None
-    layers: dict[str, int] = {}
-    for record in result.saved_records():
-        if (
-            record.dtype == "float32"
-            and record.op == "aten._to_copy.default"
-            and record.role is StorageRole.SAVED_ACTIVATIONS
-        ):
-            layer = _layer_of(record)
-            layers[layer] = layers.get(layer, 0) + 1
-    layers.pop("", None)
-    saving = _saving(
-        result,
-        again(replace(options, adapters=replace(options.adapters, adapter_dtype=options.dtype))),
-    )
+    layers = Counter(_layer_of(record) for record in result.saved_records() if _is_widened(record))
+    del layers[""]
+    narrow = replace(options, adapters=replace(adapters, adapter_dtype=options.dtype))
+    saving = _saving(result, again(narrow))
     times = f" and x is saved {max(layers.values())} times a layer" if layers else ""
     return Finding(
         f"LoRA adapters are float32{times}: {options.dtype} adapters would save"
         f" {format_bytes(saving)}",
         saving,
+    )
+
+
+def _is_widened(record: StorageRecord) -> bool:
+    """Whether a saved activation is a float32 copy of another."""
+    return (
+        record.dtype == "float32"
+        and record.op == "aten._to_copy.default"
+        and record.role is StorageRole.SAVED_ACTIVATIONS
     )
 
 

@@ -90,50 +90,53 @@ def options_from(
     _refuse_untraceable(config)
     dtype, autocast = PRECISIONS[config.precision]
     attention, backend = ATTENTION[config.attention]
-    adapter, quantization = config.adapter, config.quantization
-    method = (
-        TrainMethod.FULL
-        if adapter is None
-        else TrainMethod.LORA
-        if quantization is None
-        else TrainMethod.QLORA
-    )
-    is_trainer = config.stack == "hf"
+    recompute = config.recompute
     return TraceOptions(
-        method=method,
+        method=_method(config),
         micro_batch_size=_whole(config.micro_batch_size),
         sequence_length=_whole(config.sequence_length),
         dtype=dtype,
-        checkpointing=config.recompute.kind in (RecomputeKind.FULL, RecomputeKind.EVERY),
-        checkpoint_every=(
-            config.recompute.every if config.recompute.kind is RecomputeKind.EVERY else 1
-        ),
-        use_reentrant=config.recompute.reentrant,
+        checkpointing=recompute.kind in (RecomputeKind.FULL, RecomputeKind.EVERY),
+        checkpoint_every=recompute.every if recompute.kind is RecomputeKind.EVERY else 1,
+        use_reentrant=recompute.reentrant,
         attention=attention,
         attention_backend=backend,
         compute_capability=compute_capability,
         optimizer=_optimizer(config),
         adapters=_adapters(config),
-        quantization=(
-            QuantizationOptions()
-            if quantization is None
-            else QuantizationOptions(
-                quant_type=quantization.format,
-                double_quant=quantization.double_quant,
-                kbit_preparation=quantization.kbit_preparation,
-            )
-        ),
-        loop=LoopOptions(
-            gradient_accumulation_steps=config.gradient_accumulation_steps,
-            max_grad_norm=TRAINER_MAX_GRAD_NORM if config.clip_gradients else None,
-            autocast_dtype=autocast,
-            convert_outputs_to_fp32=is_trainer and autocast is not None,
-            keep_outputs=find_stack(config.stack).logits_held,
-            compile=config.compile,
-        ),
+        quantization=_quantization(config),
+        loop=_loop(config, autocast),
         training=config.training_mode,
         kernels=config.kernels,
         loss=config.loss,
+    )
+
+
+def _method(config: TrainConfig) -> TrainMethod:
+    if config.adapter is None:
+        return TrainMethod.FULL
+    return TrainMethod.LORA if config.quantization is None else TrainMethod.QLORA
+
+
+def _quantization(config: TrainConfig) -> QuantizationOptions:
+    quantization = config.quantization
+    if quantization is None:
+        return QuantizationOptions()
+    return QuantizationOptions(
+        quant_type=quantization.format,
+        double_quant=quantization.double_quant,
+        kbit_preparation=quantization.kbit_preparation,
+    )
+
+
+def _loop(config: TrainConfig, autocast: torch.dtype | None) -> LoopOptions:
+    return LoopOptions(
+        gradient_accumulation_steps=config.gradient_accumulation_steps,
+        max_grad_norm=TRAINER_MAX_GRAD_NORM if config.clip_gradients else None,
+        autocast_dtype=autocast,
+        convert_outputs_to_fp32=config.stack == "hf" and autocast is not None,
+        keep_outputs=find_stack(config.stack).logits_held,
+        compile=config.compile,
     )
 
 

@@ -11,12 +11,21 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, _flat_param, fully_shard
+from torch.distributed.fsdp._fully_shard import _fsdp_param
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
+from torch.utils._python_dispatch import _disable_current_modes
 
 from napkinmath_profiler.trace import build, optimizer_of, prepared
 from napkinmath_profiler.tracing.meta_model import DTYPES, config_from, example_inputs
 from napkinmath_profiler.tracing.observation import observe
-from napkinmath_profiler.tracing.parallel.pretended_ranks import meta_mesh, pretended_ranks
+from napkinmath_profiler.tracing.parallel.pretended_ranks import (
+    meta_mesh,
+    meta_positions,
+    pretended_ranks,
+)
 from napkinmath_profiler.tracing.storage_tracker import StorageTracker
 from napkinmath_profiler.tracing.trace_options import TraceOptions
 from napkinmath_profiler.tracing.trace_result import TraceResult
@@ -64,19 +73,11 @@ def trace_fully_sharded(
             config,
             micro_batch_size=options.micro_batch_size,
             sequence_length=options.sequence_length,
-            attention_mask=False,
         )
-        inputs["position_ids"] = torch.empty(
-            (1, options.sequence_length), dtype=torch.int64, device="meta"
-        )
+        inputs["position_ids"] = meta_positions(options.sequence_length)
         shard(model, sharding)
-        loop = SyncingLoop(
-            model,
-            optimizer_of(model, options),
-            inputs,
-            options.loop,
-            each_batch=sharding.sync_each_batch,
-        )
+        optimizer, each = optimizer_of(model, options), sharding.sync_each_batch
+        loop = SyncingLoop(model, optimizer, inputs, options.loop, each_batch=each)
         with resizes_seen(), planning_unseen():
             return observe(model, loop.run, inputs=inputs, settings=options.settings), traffic
 
@@ -114,8 +115,6 @@ def shard(model: nn.Module, sharding: ShardingOptions) -> None:
 
 def _types(sharding: ShardingOptions) -> Any:
     """torch's policy of the types that are gathered, reduced and returned."""
-    from torch.distributed.fsdp import MixedPrecisionPolicy
-
     dtype = DTYPES[sharding.mixed_dtype] if sharding.mixed_dtype else None
     reduce_dtype = DTYPES[sharding.reduce_dtype] if sharding.reduce_dtype else dtype
     return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=reduce_dtype, output_dtype=dtype)
@@ -124,8 +123,6 @@ def _types(sharding: ShardingOptions) -> Any:
 def shard_by_layers(model: nn.Module, mesh: Any, sharding: ShardingOptions) -> None:
     """The decoder layers and the model, as in torch's tutorials; under mixed precision parts are
     fp32."""
-    from torch.distributed.fsdp import fully_shard
-
     policy = _types(sharding)
     if sharding.mixed_dtype:
         for parameter in model.parameters():
@@ -162,9 +159,9 @@ def by_accelerate(model: nn.Module, mesh: Any, policy: Any, sharding: ShardingOp
         mixed_precision=sharding.mixed_dtype or "no",
         device=torch.device("meta"),
     )
-    with mock.patch(
-        "bitsandbytes.functional.QuantState.as_dict", lambda self, packed=False: {}
-    ):  # its values are asked for only to be saved
+    # the values of a quantization's state are asked for only to be saved
+    state = "bitsandbytes.functional.QuantState.as_dict"
+    with mock.patch(state, lambda self, packed=False: {}):
         fsdp2_prepare_model(accelerator, model)
 
 
@@ -211,7 +208,6 @@ class _Event:
 @contextmanager
 def counted(traffic: Traffic) -> Iterator[None]:
     """Collectives over tensors without data: nothing is exchanged, bytes are counted."""
-    import torch.distributed as dist
 
     def gather(output: torch.Tensor, *_: Any, **__: Any) -> None:
         traffic.add("all-gather", output)
@@ -234,36 +230,34 @@ def counted(traffic: Traffic) -> Iterator[None]:
 def resizes_seen() -> Iterator[None]:
     """Gathered parameters keep their storage object and change its size: each time a death or a
     birth for the tracker."""
-    from torch.distributed.fsdp import _flat_param
-    from torch.distributed.fsdp._fully_shard import _fsdp_param
-
-    def seen(resize: Callable[..., Any]) -> Callable[..., Any]:
-        def resized(tensor: torch.Tensor, *arguments: Any) -> Any:
-            before = tensor.untyped_storage().size()
-            result = resize(tensor, *arguments)
-            if StorageTracker.active is not None and before != tensor.untyped_storage().size():
-                StorageTracker.active.note_resize(tensor)
-            return result
-
-        return resized
-
     with ExitStack() as stack:
         for module, names in (
             (_fsdp_param, ("alloc_storage", "free_storage")),
             (_flat_param, ("_alloc_storage", "_free_storage")),
         ):
             for name in names:
-                stack.enter_context(mock.patch.object(module, name, seen(getattr(module, name))))
+                seen = _seen(getattr(module, name))
+                stack.enter_context(mock.patch.object(module, name, seen))
         yield
+
+
+def _seen(resize: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with the tracker told of the tensor that it resized."""
+
+    def resized(tensor: torch.Tensor, *arguments: Any) -> Any:
+        before = tensor.untyped_storage().size()
+        result = resize(tensor, *arguments)
+        if StorageTracker.active is not None and before != tensor.untyped_storage().size():
+            StorageTracker.active.note_resize(tensor)
+        return result
+
+    return resized
 
 
 @contextmanager
 def planning_unseen() -> Iterator[None]:
     """DTensor tries an operation on whole fake tensors to learn the shape of its result: no memory
     of any device."""
-    from torch.distributed.tensor._sharding_prop import ShardingPropagator
-    from torch.utils._python_dispatch import _disable_current_modes
-
     plan = ShardingPropagator._propagate_tensor_meta_non_cached
 
     def unseen(self: Any, *args: Any, **kwargs: Any) -> Any:

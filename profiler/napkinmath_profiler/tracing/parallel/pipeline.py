@@ -4,10 +4,12 @@ process group that only pretends."""
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.distributed import pipelining
 
 from napkinmath_profiler.trace import build, optimizer_of
 from napkinmath_profiler.tracing.meta_model import config_from, example_inputs
@@ -67,7 +69,6 @@ def trace_pipeline(
 ) -> TraceResult:
     """Two steps of the rank that holds ``stage``; ``layers`` counts the layers of every stage,
     ``sharding`` puts FSDP2 over its ranks."""
-    from torch.distributed import pipelining
     from transformers.loss.loss_utils import ForCausalLMLoss
 
     degree = sharding.shard_degree if sharding is not None else 1
@@ -82,52 +83,59 @@ def trace_pipeline(
             for context in (meta_streams(), counted(Traffic()), resizes_seen(), planning_unseen()):
                 seen.enter_context(context)
             shard_by_layers(module, mesh["shard"], sharding)
-        rows, length = options.micro_batch_size, options.sequence_length
         batch = example_inputs(
             model,
             config,
-            micro_batch_size=rows * num_micro_batches,
-            sequence_length=length,
-            attention_mask=False,
+            micro_batch_size=options.micro_batch_size * num_micro_batches,
+            sequence_length=options.sequence_length,
         )
-        hidden = torch.empty(
-            (rows, length, config.hidden_size), dtype=dtype, device="meta", requires_grad=True
-        )
-        logits = torch.empty((rows, length, config.vocab_size), dtype=dtype, device="meta")
-        ids = batch["input_ids"][:rows]
-        is_last = stage == len(layers) - 1
-        part = pipelining.PipelineStage(
-            module,
-            stage,
-            len(layers),
-            torch.device("meta"),
-            input_args=ids if stage == 0 else hidden,
-            output_args=logits if is_last else hidden,
-            group=mesh["pipeline"].get_group(),
-        )
-        run = getattr(pipelining, SCHEDULES[schedule])(
-            part,
-            num_micro_batches,
-            loss_fn=lambda out, labels: ForCausalLMLoss(out, labels, config.vocab_size),
-            scale_grads=False,
-        )
-        optimizer = optimizer_of(module, options)
-        given = [batch["input_ids"]] if stage == 0 else []
-
-        def loop() -> None:
-            for _ in range(2):
-                run.step(
-                    *given, **({"target": batch["labels"]} if is_last else {}), return_outputs=False
-                )
-                if optimizer is not None:
-                    optimizer.step()
-                    optimizer.zero_grad(set_to_none=True)
-
-        kept = (
-            {"input_ids": batch["input_ids"]}
-            if stage == 0
-            else {"labels": batch["labels"]}
-            if is_last
-            else {}
-        )
+        exchanged = _exchanged(config, options, dtype, batch["input_ids"])
+        part = _stage_of(module, stage, len(layers), exchanged, mesh["pipeline"].get_group())
+        loss = partial(ForCausalLMLoss, vocab_size=config.vocab_size)
+        schedule_of = getattr(pipelining, SCHEDULES[schedule])
+        run = schedule_of(part, num_micro_batches, loss_fn=loss, scale_grads=False)
+        given = {"input_ids": batch["input_ids"]} if stage == 0 else {}
+        target = {"target": batch["labels"]} if stage == len(layers) - 1 else {}
+        loop = partial(_two_steps, run, optimizer_of(module, options), [*given.values()], target)
+        kept = given or ({"labels": batch["labels"]} if target else {})
         return observe(module, loop, inputs=kept, settings=options.settings)
+
+
+class Exchanged(NamedTuple):
+    """What one micro-batch is at a stage's ends: (b, s), (b, s, h) and (b, s, v)."""
+
+    ids: torch.Tensor
+    hidden: torch.Tensor
+    logits: torch.Tensor
+
+
+def _exchanged(
+    config: Any, options: TraceOptions, dtype: torch.dtype, ids: torch.Tensor
+) -> Exchanged:
+    shape = (options.micro_batch_size, options.sequence_length)
+    meta: dict[str, Any] = {"dtype": dtype, "device": "meta"}
+    hidden = torch.empty((*shape, config.hidden_size), requires_grad=True, **meta)
+    logits = torch.empty((*shape, config.vocab_size), **meta)
+    return Exchanged(ids[: options.micro_batch_size], hidden, logits)
+
+
+def _stage_of(
+    module: nn.Module, stage: int, num_stages: int, exchanged: Exchanged, group: Any
+) -> Any:
+    return pipelining.PipelineStage(
+        module,
+        stage,
+        num_stages,
+        torch.device("meta"),
+        input_args=exchanged.ids if stage == 0 else exchanged.hidden,
+        output_args=exchanged.logits if stage == num_stages - 1 else exchanged.hidden,
+        group=group,
+    )
+
+
+def _two_steps(run: Any, optimizer: Any, given: list[Any], target: dict[str, Any]) -> None:
+    for _ in range(2):
+        run.step(*given, **target, return_outputs=False)
+        if optimizer is not None:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)

@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 
 @contextmanager
 def pretended_ranks(world_size: int, *, rank: int = 0) -> Iterator[None]:
     """torch's ``fake`` backend with ``world_size`` ranks, of which this process is ``rank``; meta
     counts as a device."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
     had_meta = hasattr(torch, "meta")
     if not had_meta:
         torch.meta = SimpleNamespace(
@@ -40,6 +40,9 @@ def pretended_ranks(world_size: int, *, rank: int = 0) -> Iterator[None]:
 
 def meta_mesh(sizes: tuple[int, ...], names: tuple[str, ...]) -> Any:
     """A device mesh of meta devices."""
-    from torch.distributed.device_mesh import init_device_mesh
-
     return init_device_mesh("meta", sizes, mesh_dim_names=names)
+
+
+def meta_positions(length: int) -> torch.Tensor:
+    """Position ids of one sequence, (1, s)."""
+    return torch.empty((1, length), dtype=torch.int64, device="meta")

@@ -7,13 +7,25 @@ import re
 from contextlib import nullcontext
 from typing import Any
 
-import torch
 from torch import nn
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    loss_parallel,
+    parallelize_module,
+)
 
 from napkinmath_profiler.trace import build, optimizer_of, prepared
 from napkinmath_profiler.tracing.meta_model import config_from, example_inputs
 from napkinmath_profiler.tracing.observation import observe
-from napkinmath_profiler.tracing.parallel.pretended_ranks import meta_mesh, pretended_ranks
+from napkinmath_profiler.tracing.parallel.pretended_ranks import (
+    meta_mesh,
+    meta_positions,
+    pretended_ranks,
+)
 from napkinmath_profiler.tracing.trace_options import TraceOptions
 from napkinmath_profiler.tracing.trace_result import TraceResult
 from napkinmath_profiler.tracing.training_step import TrainingLoop
@@ -26,8 +38,6 @@ def trace_tensor_parallel(
 ) -> TraceResult:
     """Two steps of rank 0 of ``degree``, by transformers' ``tp_plan``, or with ``sequence`` by
     torch's styles and ``loss_parallel``."""
-    from torch.distributed.tensor.parallel import loss_parallel
-
     with pretended_ranks(degree):
         mesh = meta_mesh((degree,), ("tp",))
         config = config_from(config)
@@ -37,13 +47,10 @@ def trace_tensor_parallel(
             config,
             micro_batch_size=options.micro_batch_size,
             sequence_length=options.sequence_length,
-            attention_mask=False,
         )
         if sequence:
             split_with_sequence(model, mesh)
-            inputs["position_ids"] = torch.empty(
-                (1, options.sequence_length), dtype=torch.int64, device="meta"
-            )
+            inputs["position_ids"] = meta_positions(options.sequence_length)
         else:
             split_by_plan(model, mesh)
         model = prepared(model, options)
@@ -78,15 +85,6 @@ def split_by_plan(model: Any, mesh: Any) -> None:
 def split_with_sequence(model: nn.Module, mesh: Any) -> None:
     """torch's styles as torchtitan composes them for Llama: norms and residuals on a share of the
     sequence, logits on one of the vocabulary."""
-    from torch.distributed.tensor import Replicate, Shard
-    from torch.distributed.tensor.parallel import (
-        ColwiseParallel,
-        PrepareModuleInput,
-        RowwiseParallel,
-        SequenceParallel,
-        parallelize_module,
-    )
-
     top = {
         "model.embed_tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
         "model.norm": SequenceParallel(use_local_output=True),
@@ -95,24 +93,25 @@ def split_with_sequence(model: nn.Module, mesh: Any) -> None:
         ),
     }
     parallelize_module(model, mesh, top)
-    whole = {"hidden_states": Shard(1)}, {"hidden_states": Replicate()}
     for layer in model.model.layers:  # type: ignore[union-attr]
-        plan: dict[str, Any] = {
-            "input_layernorm": SequenceParallel(use_local_output=True),
-            "post_attention_layernorm": SequenceParallel(use_local_output=True),
-            "self_attn": PrepareModuleInput(
-                input_kwarg_layouts=whole[0], desired_input_kwarg_layouts=whole[1]
-            ),
-            "mlp": PrepareModuleInput(
-                input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)
-            ),
-        }
-        for scope in ("self_attn", "mlp"):
-            for name, child in getattr(layer, scope).named_children():
-                if isinstance(child, nn.Linear):
-                    plan[f"{scope}.{name}"] = (
-                        ColwiseParallel()
-                        if name in COLUMNS
-                        else RowwiseParallel(output_layouts=Shard(1))
-                    )
-        parallelize_module(layer, mesh, plan)
+        parallelize_module(layer, mesh, _sequence_plan(layer))
+
+
+def _sequence_plan(layer: Any) -> dict[str, Any]:
+    """The styles of one decoder layer."""
+    part, whole = {"hidden_states": Shard(1)}, {"hidden_states": Replicate()}
+    plan: dict[str, Any] = {
+        "input_layernorm": SequenceParallel(use_local_output=True),
+        "post_attention_layernorm": SequenceParallel(use_local_output=True),
+        "self_attn": PrepareModuleInput(
+            input_kwarg_layouts=part, desired_input_kwarg_layouts=whole
+        ),
+        "mlp": PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)),
+    }
+    for scope in ("self_attn", "mlp"):
+        for name, child in getattr(layer, scope).named_children():
+            if isinstance(child, nn.Linear):
+                by_rows = name not in COLUMNS
+                style = RowwiseParallel(output_layouts=Shard(1)) if by_rows else ColwiseParallel()
+                plan[f"{scope}.{name}"] = style
+    return plan
