@@ -12,7 +12,8 @@ the peers.
 `--gate` compares with a baseline that `--json` wrote, and exits with 1 where a figure is more than
 5% above it. What is compared are ratios of two commands of one run: milliseconds change with the
 machine, for both commands by about as much. They are ratios of processor time, which a command
-that waits for a busy machine does not use up.
+that waits for a busy machine does not use up. A ratio above its limit is measured twice more: what
+else a machine does only adds to a time, so that the fastest of all turns counts.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ ENVIRONMENT = {
 }
 BASELINE = ROOT / "benchmarks" / "results" / "cpu" / "cold_start.json"
 TOLERANCE = 0.05
-GATE_RUNS = 30
+GATE_RUNS, GATE_ROUNDS = 30, 3
 MEMORY_RUNS = 3
 MOST_TABLE_RATIO, MOST_JSON_RATIO, MOST_JSON_MIB = 2.5, 8.0, 40.0
 
@@ -212,17 +213,17 @@ def measure(chosen: list[Command], runs: int) -> dict[str, Timing]:
 def main() -> int:
     """Prints the table and the budgets, or the gate; 1 where one is exceeded."""
     arguments = parsed()
+    if arguments.gate:
+        return gate(arguments.gate, arguments.runs or GATE_RUNS)
+    runs = arguments.runs or 15
     with tempfile.TemporaryDirectory() as folder:
         every = commands(os.path.abspath(arguments.peer_python), write_config(folder))
-        if arguments.gate:
-            every = [command for command in every if not command.peer]
         skipped = {command.name: reason_to_skip(command) for command in every}
-        runs = arguments.runs or (GATE_RUNS if arguments.gate else 15)
         best = measure([command for command in every if not skipped[command.name]], runs)
     report(every, best, skipped)
     if arguments.json:
         Path(arguments.json).write_text(written(best, skipped, runs))
-    return gate(best, arguments.gate) if arguments.gate else budgets(best)
+    return budgets(best)
 
 
 def parsed() -> argparse.Namespace:
@@ -315,19 +316,33 @@ def budgets(best: dict[str, Timing]) -> int:
     return int(any(value > most for _, value, most in rows))
 
 
-def gate(best: dict[str, Timing], baseline: Path) -> int:
+def gate(baseline: Path, runs: int) -> int:
     """Prints each ratio beside the baseline's; 1 where one is too far above it or was not measured,
     2 for a baseline without it."""
     before: dict[str, float] = json.loads(baseline.read_text()).get("ratios", {})
     if missing := [str(ratio) for ratio in GATED if str(ratio) not in before]:
         print(f"{baseline} has no ratio {missing[0]!r}: record it by --json", file=sys.stderr)
         return 2
-    verdicts: list[str] = []
-    for ratio in GATED:
+    limits = {ratio: before[str(ratio)] * (1 + TOLERANCE) for ratio in GATED}
+    chosen = [command for command in commands(sys.executable, "") if not command.peer]
+    best = measure([command for command in chosen if not reason_to_skip(command)], runs)
+    for _ in range(GATE_ROUNDS - 1):
+        if any(ratio.value(best) > most for ratio, most in limits.items()):
+            best = fastest(best, measure([c for c in chosen if c.name in best], runs))
+    for ratio, most in limits.items():
         value, was = ratio.value(best), before[str(ratio)]
-        verdicts.append(said(value, was * (1 + TOLERANCE)))
-        print(f"{ratio!s:74}{value:8.2f}  was {was:.2f}, {value / was - 1:+.1%}  {verdicts[-1]}")
-    return int(any(verdict != "ok" for verdict in verdicts))
+        print(
+            f"{ratio!s:74}{value:8.2f}  was {was:.2f}, {value / was - 1:+.1%}  {said(value, most)}"
+        )
+    return int(any(said(ratio.value(best), most) != "ok" for ratio, most in limits.items()))
+
+
+def fastest(best: dict[str, Timing], again: dict[str, Timing]) -> dict[str, Timing]:
+    """The least of every figure."""
+    return {
+        name: Timing(*(min(pair) for pair in zip(timing, again[name], strict=True)))
+        for name, timing in best.items()
+    }
 
 
 def said(value: float, most: float) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from napkinmath_kernels import costs
@@ -43,96 +44,112 @@ def _backward(function: Any) -> Any:
     return call
 
 
+class RowWise(NamedTuple):
+    """An operation on `num_inputs` matrices of bf16, and who computes it."""
+
+    op: str
+    rows: int
+    columns: int
+    num_inputs: int
+    cost: costs.Cost
+    ours: Callable[..., Any]
+    of_torch: Callable[..., Any]
+    of_liger: Callable[..., Any] | None = None
+    without_liger: str = ""
+    """Why Liger's is absent."""
+
+    def contestants(self) -> dict[str, Callable[..., Any]]:
+        known = {"napkinmath": self.ours, "torch": self.of_torch}
+        return known | ({"liger": self.of_liger} if self.of_liger else {})
+
+    def forward(self, device: torch.device) -> Case:
+        calls = {name: lambda inputs, f=f: f(*inputs) for name, f in self.contestants().items()}
+        traffic = self.cost.forward_traffic_bytes
+        return self._case("forward", self._maker(device, trained=False), calls, 1, traffic)
+
+    def both_ways(self, device: torch.device) -> Case:
+        """Forward and backward."""
+        calls = {name: _backward(f) for name, f in self.contestants().items()}
+        traffic = self.cost.forward_traffic_bytes + self.cost.backward_traffic_bytes
+        return self._case("fwd+bwd", self._maker(device, trained=True), calls, 2, traffic)
+
+    def _maker(self, device: torch.device, *, trained: bool) -> Callable[[], tuple[Any, ...]]:
+        """Makes fresh inputs; with the upstream gradient behind them where they are `trained`."""
+
+        def matrix() -> torch.Tensor:
+            return torch.randn(self.rows, self.columns, device=device).bfloat16()
+
+        def make() -> tuple[Any, ...]:
+            inputs = tuple(matrix().requires_grad_(trained) for _ in range(self.num_inputs))
+            return (*inputs, matrix()) if trained else inputs
+
+        return make
+
+    def _case(
+        self, way: str, make: Callable[[], Any], calls: dict[str, Any], passes: int, traffic: int
+    ) -> Case:
+        return Case(
+            f"{self.op} {way}",
+            f"{self.rows}x{self.columns}",
+            make,
+            calls,
+            passes * self.rows * self.columns * 2 * self.num_inputs,
+            traffic,
+            goals=ELEMENTWISE[self.op],
+            absent={"liger": self.without_liger} if self.without_liger else {},
+            graphed=True,
+        )
+
+
 def cases(device: torch.device, tiny: bool) -> list[Case]:
     """Forward and forward + backward at 8,192 tokens of an 8B model."""
     rows, hidden, width = (8, 64, 128) if tiny else (NORM_ROWS, NORM_HIDDEN, GATED_WIDTH)
-    found = []
-    x = lambda n: torch.randn(rows, n, device=device).bfloat16()  # noqa: E731
     weight = torch.randn(hidden, device=device).bfloat16()
-    norm = costs.rms_norm(rows, hidden, "bf16", trains_weight=False)
-    layer = costs.layer_norm(rows, hidden, "bf16", trains_parameters=False)
-    gate = costs.gated(rows, width, "bf16")
-    liger_norm, no_norm = _liger("liger_kernel.ops.rms_norm", "LigerRMSNormFunction")
-    liger_swiglu, no_swiglu = _liger("liger_kernel.ops.swiglu", "LigerSiLUMulFunction")
-    torch_norm = lambda x: torch.nn.functional.rms_norm(x, (hidden,), weight, 1e-6)  # noqa: E731
-    torch_layer = lambda x: torch.nn.functional.layer_norm(x, (hidden,), weight)  # noqa: E731
-    plain_swiglu = lambda g, u: torch.nn.functional.silu(g) * u  # noqa: E731
-    table = (
-        (
-            "rms_norm",
-            hidden,
-            1,
-            norm,
-            lambda x: rms_norm(x, weight),
-            {"torch": torch_norm},
-            liger_norm and (lambda x: liger_norm.apply(x, weight, 1e-6)),
-            no_norm,
-        ),
-        (
-            "layer_norm",
-            hidden,
-            1,
-            layer,
-            lambda x: layer_norm(x, weight),
-            {"torch": torch_layer},
-            None,
-            "",
-        ),
-        (
-            "swiglu",
-            width,
-            2,
-            gate,
-            swiglu,
-            {"torch": plain_swiglu},
-            liger_swiglu and liger_swiglu.apply,
-            no_swiglu,
-        ),
+    operations = (*_norms(rows, weight), _swiglu(rows, width))
+    found = [case for op in operations for case in (op.forward(device), op.both_ways(device))]
+    return [*found, _rope_case(device, tiny)]
+
+
+def _norms(rows: int, weight: torch.Tensor) -> tuple[RowWise, RowWise]:
+    """RMSNorm, and LayerNorm without bias; neither trains its weight."""
+    hidden = len(weight)
+    liger, reason = _liger("liger_kernel.ops.rms_norm", "LigerRMSNormFunction")
+    rms = RowWise(
+        "rms_norm",
+        rows,
+        hidden,
+        1,
+        costs.rms_norm(rows, hidden, "bf16", trains_weight=False),
+        lambda x: rms_norm(x, weight),
+        lambda x: torch.nn.functional.rms_norm(x, (hidden,), weight, 1e-6),
+        liger and (lambda x: liger.apply(x, weight, 1e-6)),
+        reason,
     )
-    for op, columns, num_inputs, cost, ours, peers, liger, reason in table:
-        contestants = {"napkinmath": ours, **peers, **({"liger": liger} if liger else {})}
-        absent = {"liger": reason} if reason else {}
-        goals = ELEMENTWISE[op]
+    layer = RowWise(
+        "layer_norm",
+        rows,
+        hidden,
+        1,
+        costs.layer_norm(rows, hidden, "bf16", trains_parameters=False),
+        lambda x: layer_norm(x, weight),
+        lambda x: torch.nn.functional.layer_norm(x, (hidden,), weight),
+    )
+    return rms, layer
 
-        def make(
-            columns: int = columns, num_inputs: int = num_inputs, upstream: bool = False
-        ) -> Any:
-            inputs = tuple(x(columns).requires_grad_(upstream) for _ in range(num_inputs))
-            return (*inputs, x(columns)) if upstream else inputs
 
-        forward = {name: lambda inputs, f=f: f(*inputs) for name, f in contestants.items()}
-        both = {name: _backward(f) for name, f in contestants.items()}
-        size = rows * columns * 2 * num_inputs
-        found.append(
-            Case(
-                f"{op} forward",
-                f"{rows}x{columns}",
-                make,
-                forward,
-                size,
-                cost.forward_traffic_bytes,
-                goals=goals,
-                absent=absent,
-                graphed=True,
-            )
-        )
-        traffic = cost.forward_traffic_bytes + cost.backward_traffic_bytes
-        make_both = lambda make=make: make(upstream=True)  # noqa: E731
-        found.append(
-            Case(
-                f"{op} fwd+bwd",
-                f"{rows}x{columns}",
-                make_both,
-                both,
-                2 * size,
-                traffic,
-                goals=goals,
-                absent=absent,
-                graphed=True,
-            )
-        )
-    found.append(_rope_case(device, tiny))
-    return found
+def _swiglu(rows: int, width: int) -> RowWise:
+    liger, reason = _liger("liger_kernel.ops.swiglu", "LigerSiLUMulFunction")
+    return RowWise(
+        "swiglu",
+        rows,
+        width,
+        2,
+        costs.gated(rows, width, "bf16"),
+        swiglu,
+        lambda gate, up: torch.nn.functional.silu(gate) * up,
+        liger and liger.apply,
+        reason,
+    )
 
 
 def _rope_case(device: torch.device, tiny: bool) -> Case:
