@@ -73,6 +73,12 @@ class Optimizer(Record):
     in_backward: bool = False
     """Updates each parameter as its gradient is made, whatever is configured."""
 
+    def applied_to(self, axes: Axes, kind: str) -> Optimizer:
+        """The optimizer itself, or its fallback for a weight that is no hidden matrix."""
+        if self.matrix_only and (len(axes) != 2 or kind in ("embedding", "head")):
+            return find_optimizer(self.fallback)
+        return self
+
 
 def blocks_of_256(axes: Axes) -> Size:
     """fp32 scales of an 8-bit state: one for every 256 elements."""
