@@ -431,3 +431,10 @@ def find_optimizer(name: str) -> Optimizer:
             f" {', '.join(OPTIMIZERS)}{suggest(name, [*OPTIMIZERS, *ALIASES])}"
         )
     return row
+
+
+def applied_to(row: Optimizer, axes: Axes, kind: str) -> Optimizer:
+    """The optimizer itself, or its fallback for a weight that is no hidden matrix."""
+    if row.matrix_only and (len(axes) != 2 or kind in ("embedding", "head")):
+        return find_optimizer(row.fallback)
+    return row

@@ -205,6 +205,16 @@ BATCH = "batch"  # source of a tensor that the caller made and holds: token ids,
 ALLOC, FREE, TAKE, RUN = "+", "-", "=", "!"
 
 
+def allocs(*tensors: Tensor) -> Steps:
+    """The events that allocate tensors, in that order."""
+    return tuple((ALLOC, tensor) for tensor in tensors)
+
+
+def frees(*tensors: Tensor) -> Steps:
+    """The events that free tensors, in that order."""
+    return tuple((FREE, tensor) for tensor in tensors)
+
+
 class Work:
     """Kernels that an event runs: the operation they belong to (None: the engine's or the
     optimizer's own) and their costs."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from napkinmath.base.expr import Size
-    from napkinmath.ir.ledger import Block, Event, Phase
+    from napkinmath.ir.ledger import Block, Event, Phase, Weight
     from napkinmath.ir.model_spec import ModelSpec, Stage
     from napkinmath.ir.recording import ChosenOptimizer, RecordingPolicy
 
@@ -49,6 +51,15 @@ class Run:
         self.label = ""  # its name where several runs would have the same
 
     @property
+    def trained(self) -> list[Weight]:
+        """The weights of the block that get a gradient, tied ones once."""
+        return [w for w in self.block.weights if w.trainable and not w.tied_to and not w.buffer]
+
+    def segment(self, name: str, phase: Phase, events: list[Event]) -> Segment:
+        """Events that each copy of the block has."""
+        return Segment(name, phase, events, self.count, self.stage.symbols)
+
+    @property
     def name(self) -> str:
         """'model.layers.0..31', or the path of a single block."""
         if self.label:
@@ -67,6 +78,17 @@ class Run:
             if self.count == 1
             else f"{self.path}.{self.first}..{self.first + self.count - 1}"
         )
+
+
+def segments(
+    label: str, phase: Phase, owners: list[Run], events_of: Callable[[Run], list[Event]]
+) -> list[Segment]:
+    """One segment a run of equal blocks, repeated for each of them; none without events."""
+    return [
+        run.segment(f"{label} of {run.name}", phase, events)
+        for run in owners
+        if (events := events_of(run))
+    ]
 
 
 def tell_apart(runs: list[Run]) -> None:

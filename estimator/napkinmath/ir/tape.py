@@ -20,6 +20,8 @@ from napkinmath.ir.ledger import (
     Tensor,
     Value,
     Weight,
+    allocs,
+    frees,
 )
 
 TYPE_CHECKING = False
@@ -104,13 +106,11 @@ class Tape:
         self.last_use: dict[Tensor, int] = {}
         self.graph_use: dict[Tensor, int] = {}
         self.casts: dict[tuple[int, DType], Value] = {}  # autocast's cache of weight casts
-        self.entered: dict[
-            int, Value
-        ] = {}  # what tensor parallelism has gathered for the linears that read one value
+        # what tensor parallelism has gathered for the linears that read one value
+        self.entered: dict[int, Value] = {}
         self.regathered: dict[int, Value] = {}  # whose gathering in the backward is counted
-        self.cast_once: dict[
-            int, Value
-        ] = {}  # inputs of FP8 linears, which a compiler casts once for all that read them
+        # inputs of FP8 linears, which a compiler casts once for all that read them
+        self.cast_once: dict[int, Value] = {}
         self.returned: Tensor | None = None  # a layer's second result
         # results that the model's caller holds until the forward is over (a key/value cache)
         self.outliving: list[Tensor] = []
@@ -176,18 +176,16 @@ class Tape:
         )
         self.weights.append(made)
         if not tied_to and self.policy.keeps_original(made):
-            original = Tensor(
-                f"{name} before training",
-                axes,
-                made.tensor.dtype,
-                Role.WEIGHTS,
-                path,
-                "peft utils/other.py ModulesToSaveWrapper",
-            )
-            self.weights.append(
-                Weight(f"{path}.original", axes, original, trainable=False, kind=kind, buffer=True)
-            )
+            self._keep_original(made, name)
         return made
+
+    def _keep_original(self, weight: Weight, name: str) -> None:
+        """The untrained original beside a module that is trained whole."""
+        path, axes, dtype = weight.path, weight.axes, weight.tensor.dtype
+        source = "peft utils/other.py ModulesToSaveWrapper"
+        kept = Tensor(f"{name} before training", axes, dtype, Role.WEIGHTS, path, source)
+        copy, kind = f"{path}.original", weight.kind
+        self.weights.append(Weight(copy, axes, kept, trainable=False, kind=kind, buffer=True))
 
     def declared(self, path: str) -> Weight | None:
         """The weight of that path where this block has it already: a module that runs twice has its
@@ -210,16 +208,8 @@ class Tape:
     ) -> Block:
         """Closes the record."""
         self.touch(*self._kept)
-        block = Block(
-            name,
-            self.ops,
-            self.weights,
-            input,
-            output,
-            tuple(externals),
-            self.last_use,
-            symbols or {},
-        )
+        values, ends = tuple(externals), self.last_use
+        block = Block(name, self.ops, self.weights, input, output, values, ends, symbols or {})
         block.graph_use, block.returned = self.graph_use, self.returned
         casts = (value.tensor for value in self.casts.values())
         block.cached = tuple(dict.fromkeys((*casts, *self.outliving)))
@@ -305,33 +295,28 @@ class Tape:
         one; `saves` lists what the backward reads, given that some input needs a gradient (None
         entries are skipped). Temporaries live during the op.
         """
-        needs = [x.requires_grad for x in inputs]
+        needs = any(x.requires_grad for x in inputs) and dtype.floating
         tensor = Tensor(label or name, axes, dtype, role, self.module)
-        out = Value(tensor, axes, dtype, any(needs) and dtype.floating)
-        forward = (
-            *((ALLOC, t) for t in temporaries),
-            (ALLOC, tensor),
-            *((FREE, t) for t in temporaries),
-        )
-        if not out.requires_grad:
+        out = Value(tensor, axes, dtype, needs)
+        forward = (*allocs(*temporaries, tensor), *frees(*temporaries))
+        if not needs:
             self.append(name, inputs, (out,), forward=forward, costs=costs)
             return out
-        backward: list[tuple[str, Tensor]] = [(ALLOC, t) for t in backward_temporaries]
+        backward: list[tuple[str, Tensor]] = list(allocs(*backward_temporaries))
         sums: list[tuple[str, Tensor]] = []
-        made: list[Gradient] = []
-        for x, need, how in zip(inputs, needs, gradients, strict=True):
-            if need and how is not None:
-                made.append(self._gradient(x, how, out, backward, sums))
-        backward += [(FREE, t) for t in backward_temporaries]
-        kept = [s.tensor if isinstance(s, Value) else s for s in saves if s is not None]
+        made = [
+            self._gradient(x, how, out, backward, sums)
+            for x, how in zip(inputs, gradients, strict=True)
+            if x.requires_grad and how is not None
+        ]
         self.append(
             name,
             inputs,
             (out,),
             forward=forward,
-            saves=kept,
+            saves=[s.tensor if isinstance(s, Value) else s for s in saves if s is not None],
             costs=costs,
-            backward=tuple(backward),
+            backward=(*backward, *frees(*backward_temporaries)),
             gradients=made,
             backward_costs=backward_costs,
         )

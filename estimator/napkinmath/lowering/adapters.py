@@ -1,4 +1,4 @@
-"""Adapters around a linear, op by op as PEFT runs them.
+"""Low-rank adapters, op by op as PEFT runs them.
 
 Source: peft 0.21 tuners/lora/layer.py Linear.forward (dense base) and tuners/lora/bnb.py
 Linear4bit.forward.
@@ -10,9 +10,19 @@ from napkinmath.base.errors import InputError
 from napkinmath.base.expr import Size, product
 from napkinmath.config.train_config import AdapterConfig, AdapterKind
 from napkinmath.ir.costs import Gemm, Move, traffic
-from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value, Weight
+from napkinmath.ir.ledger import (
+    ALLOC,
+    FREE,
+    Gradient,
+    Role,
+    Tensor,
+    Value,
+    Weight,
+    allocs,
+    frees,
+)
 from napkinmath.ir.tape import LIKE
-from napkinmath.ops.elementwise import add, cast, copy, dropout, scale
+from napkinmath.ops.elementwise import add, cast, dropout, scale
 from napkinmath.ops.index import embedding, input_leaf
 from napkinmath.ops.matmul import dense_linear
 
@@ -25,54 +35,7 @@ if TYPE_CHECKING:
 DEFAULT_GROUP = 16  # peft 0.21 tuners/lora/config.py qalora_group_size
 
 
-def adapted_linear(
-    t: Tape,
-    x: Value,
-    outputs: Size,
-    base: Callable[[Value], Value],
-    config: AdapterConfig,
-    *,
-    role: Role,
-    weight: Weight,
-    bias: Value | None = None,
-) -> Value:
-    """The linear with its adapter: base output plus scaling · B(A(dropout(x))), or what the
-    adapter's kind makes of it.
-
-    Whether the weight is quantized says which of PEFT's two forwards runs.
-    """
-    quantized = bool(weight.constants)
-    if config.kind is AdapterKind.IA3:
-        from napkinmath.lowering.ia3 import ia3_linear
-
-        return ia3_linear(t, x, outputs, base, quantized=quantized)
-    if t.policy.stack.fused_adapters and quantized:
-        return fused_adapted_linear(t, x, outputs, base, config)
-    with t.scope() as frame:
-        frame.local(x)
-        result = base(x)
-        if quantized and t.policy.format is not None and t.policy.format.output_is_cloned:
-            result = copy(
-                t, result, name="clone"
-            )  # PEFT's guard against backward through views of 4-bit outputs
-        dtype = result.dtype
-        source = x
-        if not quantized or t.policy.autocast is None:
-            source = cast(
-                t, source, t.policy.adapter_dtype
-            )  # _cast_input_dtype; the caller's arguments hold the original
-            frame.local(source)
-        if config.kind is AdapterKind.DORA:
-            from napkinmath.lowering.dora import dora_update
-
-            return cast(t, dora_update(t, result, source, weight, bias, outputs, config), dtype)
-        update = _update(t, source, outputs, config, role)
-        if quantized and t.policy.autocast is None:
-            update = cast(t, update, dtype)
-        return cast(t, add(t, result, update), dtype)
-
-
-def _update(t: Tape, source: Value, outputs: Size, config: AdapterConfig, role: Role) -> Value:
+def lora_update(t: Tape, source: Value, outputs: Size, config: AdapterConfig, role: Role) -> Value:
     """scaling · B(A(dropout(x))); QA-LoRA averages x over the groups of the quantized weight first
     and scales the averages."""
     x = dropout(t, source, config.dropout, of_adapter=True)
@@ -126,18 +89,22 @@ def adapted_embedding(t: Tape, ids: Value, base: Value, rows: Size) -> Value:
         frame.local(base)
         a = lora_weight(t, "lora_embedding_A", (config.rank, rows))
         b = lora_weight(t, "lora_embedding_B", (base.axes[-1], config.rank))
-        assert a.weight is not None
         looked = embedding(t, ids, "lora_embedding_A", rows, config.rank, weight=a.weight)
-        op = t.ops[-1]
-        gradient = op.gradients[0].tensor
-        assert gradient is not None
-        laid = Tensor("gradient of the transposed view", a.axes, a.dtype, Role.WORKSPACE, t.module)
-        op.backward = tuple(
-            (action, laid if tensor is gradient else tensor) for action, tensor in op.backward
-        )
-        op.fitting = ((ALLOC, gradient), (FREE, laid))
+        _lay_gradient_anew(t, a)
         update = scale(t, dense_linear(t, looked, b, None, label="A[ids] B"))
         return cast(t, add(t, base, update), base.dtype)
+
+
+def _lay_gradient_anew(t: Tape, a: Value) -> None:
+    """The gradient that the look-up makes is that of a transposed view."""
+    op = t.ops[-1]
+    gradient = op.gradients[0].tensor
+    assert gradient is not None
+    laid = Tensor("gradient of the transposed view", a.axes, a.dtype, Role.WORKSPACE, t.module)
+    op.backward = tuple(
+        (action, laid if tensor is gradient else tensor) for action, tensor in op.backward
+    )
+    op.fitting = ((ALLOC, gradient), (FREE, laid))
 
 
 def low_rank_pair(
@@ -163,34 +130,26 @@ def fused_adapted_linear(
     result = base(x)
     a, b = low_rank_pair(t, x.axes[-1], outputs, config)
     rows, dtype = product(x.axes[:-1]), result.dtype
-    dropped = t.tensor("dropped input", x.axes, dtype) if config.dropout else None
+    dropped = (t.tensor("dropped input", x.axes, dtype),) if config.dropout else ()
     low = t.tensor("A x", (*x.axes[:-1], config.rank), dtype, Role.WORKSPACE)
     update = t.tensor("B A x", (*x.axes[:-1], outputs), dtype, Role.WORKSPACE)
-    forward = (
-        *(((ALLOC, dropped),) if dropped else ()),
-        (ALLOC, low),
-        (ALLOC, update),
-        (FREE, update),
-        (FREE, low),
-    )
-    gradients = tuple(Gradient(w, t.gradient_of(w)) for w in (a, b))
+    made = [t.gradient_of(w) for w in (a, b)]
     share = t.tensor("adapter's share of the gradient", x.axes, dtype, Role.WORKSPACE)
-    made = tuple(g.tensor for g in gradients if g.tensor is not None)
     out = Value(result.tensor, result.axes, dtype, True)
     gemms = (Gemm(rows, config.rank, x.axes[-1], dtype), Gemm(rows, outputs, config.rank, dtype))
     t.append(
         "adapter in one node",
         (x, result, a, b),
         (out,),
-        forward=forward,
-        saves=(x.tensor, *((dropped,) if dropped else ())),
+        forward=(*allocs(*dropped, low, update), *frees(update, low)),
+        saves=(x.tensor, *dropped),
         costs=(*gemms, Move(3 * traffic(result))),
-        backward=(*((ALLOC, m) for m in made), (ALLOC, share), (FREE, share)),
-        gradients=(Gradient(result, None), *gradients),
+        backward=(*allocs(*made, share), *frees(share)),
+        gradients=(Gradient(result, None), Gradient(a, made[0]), Gradient(b, made[1])),
         backward_costs=(*gemms, *gemms, Move(3 * traffic(x))),
     )
-    if dropped is not None:
-        t.last_use[dropped] = len(t.ops) - 1
+    for tensor in dropped:
+        t.last_use[tensor] = len(t.ops) - 1
     return out
 
 
@@ -201,25 +160,15 @@ def lora_weight(t: Tape, name: str, axes: tuple[Size, ...]) -> Value:
     assert config is not None
     if (known := t.declared(f"{t.module}.{name}")) is not None:
         return known.value
-    dtype = t.policy.adapter_dtype
-    weight = Weight(
-        f"{t.module}.{name}",
-        axes,
-        Tensor(name, axes, dtype, Role.ADAPTERS, t.module),
-        trainable=True,
-        kind="adapter",
-    )
-    t.weights.append(weight)
+    weight = _adapter_weight(t, name, axes, trainable=True)
     if config.num_adapters > 1:
         idle = (config.num_adapters - 1, *axes)
-        label = f"{name} of the other adapters"
-        t.weights.append(
-            Weight(
-                f"{t.module}.{label}",
-                idle,
-                Tensor(label, idle, dtype, Role.ADAPTERS, t.module),
-                trainable=False,
-                kind="adapter",
-            )
-        )
+        _adapter_weight(t, f"{name} of the other adapters", idle, trainable=False)
     return weight.value
+
+
+def _adapter_weight(t: Tape, name: str, axes: tuple[Size, ...], *, trainable: bool) -> Weight:
+    tensor = Tensor(name, axes, t.policy.adapter_dtype, Role.ADAPTERS, t.module)
+    path = f"{t.module}.{name}"
+    t.weights.append(Weight(path, axes, tensor, trainable=trainable, kind="adapter"))
+    return t.weights[-1]

@@ -58,8 +58,22 @@ def build_step(
 def record_model(spec: ModelSpec, policy: Policy) -> Recording:
     """The model recorded as a rank has it: its share of split layers, of sequences and of
     experts."""
+    recording = record_runs(_rank_share(spec, policy), policy)
     if policy.tensor is not None:
-        from napkinmath.lowering.parallel.tensor import rank_share
+        from napkinmath.lowering.parallel.tensor_share import check_layers
+
+        check_layers(recording.runs, policy.tensor.splits, spec.name)
+    if policy.experts is not None:
+        from napkinmath.lowering.parallel.expert import check_spread
+
+        check_spread(recording.runs, spec.name)
+    return recording
+
+
+def _rank_share(spec: ModelSpec, policy: Policy) -> ModelSpec:
+    """The model with a rank's sizes; InputError where they do not divide."""
+    if policy.tensor is not None:
+        from napkinmath.lowering.parallel.tensor_share import rank_share
 
         spec = rank_share(spec, policy.tensor.degree, policy.tensor.style)
     if policy.context is not None:
@@ -70,16 +84,7 @@ def record_model(spec: ModelSpec, policy: Policy) -> Recording:
         from napkinmath.lowering.parallel.expert import check_experts
 
         check_experts(spec, policy.config.parallel)
-    recording = record_runs(spec, policy)
-    if policy.tensor is not None:
-        from napkinmath.lowering.parallel.tensor import check_layers
-
-        check_layers(recording.runs, policy.tensor, spec.name)
-    if policy.experts is not None:
-        from napkinmath.lowering.parallel.expert import check_spread
-
-        check_spread(recording.runs, spec.name)
-    return recording
+    return spec
 
 
 def _rank_model(recording: Recording, policy: Policy, pipeline_rank: int) -> RankModel:
@@ -138,12 +143,8 @@ def _gradient_buckets(policy: Policy) -> list[Segment]:
 def _kept_gradients(runs: list[Run]) -> list[Segment]:
     """Gradients that are made once and zeroed in place."""
     return [
-        Segment(
-            f"gradients of {run.name}",
-            Phase.LOAD,
-            [(ALLOC, t) for t in run.block.gradients],
-            run.count,
-            run.stage.symbols,
+        run.segment(
+            f"gradients of {run.name}", Phase.LOAD, [(ALLOC, t) for t in run.block.gradients]
         )
         for run in runs
         if run.block.gradients

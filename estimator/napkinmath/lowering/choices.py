@@ -25,7 +25,7 @@ def resolve(
     Raises InputError where model, method and hardware contradict each other.
     """
     config = settle_adapter(spec, settle_batch(config))
-    patch = None
+    patch, gpu = None, hardware.gpu if hardware is not None else None
     if config.kernels is not Kernels.HF:
         from napkinmath.lowering.patching import settle_patch
 
@@ -35,9 +35,9 @@ def resolve(
         find_stack(config.stack),
         sdpa_choice=sdpa_choice(config, hardware),
         patch=patch,
-        processors=(hardware.gpu.num_sms if hardware is not None else 0) or 132,
+        processors=(gpu.num_sms if gpu is not None else 0) or 132,
         teacher=teacher,
-        product_workspace_bytes=hardware.gpu.cublas_workspace_bytes if hardware is not None else 0,
+        product_workspace_bytes=gpu.cublas_workspace_bytes if gpu is not None else 0,
     )
 
 

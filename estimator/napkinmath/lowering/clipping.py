@@ -11,7 +11,7 @@ from napkinmath.base.dtypes import FP32, DType
 from napkinmath.base.expr import Size, ceil_div, maximum
 from napkinmath.ir.costs import Move
 from napkinmath.ir.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Weight, Work
-from napkinmath.ir.step import Run, Segment
+from napkinmath.ir.step import Run, Segment, segments
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,27 +24,17 @@ FOREACH_CHUNK = (
 
 
 def lower_clipping(owners: list[Run], policy: Policy) -> list[Segment]:
-    """The segments of unscaling and clipping; none where a hook updates each parameter in the
-    backward."""
-    from napkinmath.lowering.optimizer import (
-        chosen_optimizer,
-        segments,
-        trained,
-        updates_in_backward,
-    )
-
-    if updates_in_backward(chosen_optimizer(policy), policy):
-        return []
+    """The segments of unscaling and clipping."""
     found: list[Segment] = []
     if policy.rule.loss_scaling:
         found += _scaler(owners)
-        found += segments("unscaling", Phase.CLIP, owners, lambda run: [_moves(trained(run), 2, 1)])
+        found += segments("unscaling", Phase.CLIP, owners, lambda run: [_moves(run.trained, 2, 1)])
     if policy.config.clip_gradients:
-        dtypes = dict.fromkeys(w.tensor.dtype for run in owners for w in trained(run))
+        dtypes = dict.fromkeys(w.tensor.dtype for run in owners for w in run.trained)
         for dtype in dtypes:
             found += _norms(owners, dtype)
         found += segments(
-            "gradient norm", Phase.CLIP, owners, lambda run: [_moves(trained(run), 3, 2)]
+            "gradient norm", Phase.CLIP, owners, lambda run: [_moves(run.trained, 3, 2)]
         )
         found += _norms_released(found)
     return found
@@ -60,35 +50,21 @@ def _moves(weights: list[Weight], passes: int, launches: int) -> Event:
 def _norms(owners: list[Run], dtype: DType) -> list[Segment]:
     """Partial norms of a type's gradients (freed at once), one norm a tensor, their stack and the
     total."""
-    from napkinmath.lowering.optimizer import trained
-
     count, chunks = 0, list[Size]()
     for run in owners:
-        weights = [w for w in trained(run) if w.tensor.dtype is dtype]
+        weights = [w for w in run.trained if w.tensor.dtype is dtype]
         count += run.count * len(weights)
-        if (
-            not run.stage.symbols
-        ):  # a tower's own sizes are not bound here; the text tower has the largest tensors
+        # a tower's own sizes are not bound here; the text tower has the largest tensors
+        if not run.stage.symbols:
             chunks += [ceil_div(w.elements, FOREACH_CHUNK) for w in weights]
     widest: Size = 1
     for chunk in dict.fromkeys(chunks):
         widest = maximum(widest, chunk)
     partials = Tensor("partial norms", (count, widest), FP32, Role.WORKSPACE)
-    norms = [
-        Tensor(name, axes, dtype, Role.WORKSPACE)
-        for name, axes in (
-            ("norms", (count,)),
-            ("stacked norms", (count,)),
-            ("total norm", (1,)),
-            ("clipping factor", (1,)),
-        )
-    ]
-    events: list[Event] = [
-        (ALLOC, partials),
-        (ALLOC, norms[0]),
-        (FREE, partials),
-        *((ALLOC, t) for t in norms[1:]),
-    ]
+    named = (("norms", count), ("stacked norms", count), ("total norm", 1), ("clipping factor", 1))
+    norms, *later = (Tensor(name, (n,), dtype, Role.WORKSPACE) for name, n in named)
+    events: list[Event] = [(ALLOC, partials), (ALLOC, norms), (FREE, partials)]
+    events += [(ALLOC, t) for t in later]
     return [Segment(f"norms of {dtype} gradients", Phase.CLIP, events)]
 
 

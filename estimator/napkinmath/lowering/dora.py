@@ -48,27 +48,16 @@ def dora_update(
         with t.scope("lora_magnitude_vector"):
             magnitude = lora_weight(t, "weight", (outputs,))
         x = dropout(t, source, config.dropout, of_adapter=True)
-        dropped = x is not source
         caller.local(x, result)
         with t.scope() as frame:
             matrix, norm = _matrix_and_norm(t, frame, x, a, b, weight)
-            ratio = t.op(
-                "div",
-                (magnitude, norm),
-                (outputs,),
-                magnitude.dtype,
-                saves=(norm,),
-                gradients=(LIKE, None),
-                costs=(Move(3 * traffic(magnitude)),),
-                backward_costs=(Move(3 * traffic(magnitude)),),
-            )
+            ratio = _ratio(t, magnitude, norm)
             low = dense_linear(t, dense_linear(t, x, a, None, label="A x"), b, None, label="B A x")
             frame.local(ratio, low)
-            base = (
-                dense_linear(t, x, matrix, None, label="base product of the dropped input")
-                if dropped
-                else _without_bias(t, result, bias)
-            )
+            if x is not source:
+                base = dense_linear(t, x, matrix, None, label="base product of the dropped input")
+            else:
+                base = _without_bias(t, result, bias)
             frame.local(base)
             rescaled = mul_mixed(t, shift(t, ratio), base)
             update = add(t, rescaled, scale(t, mul_mixed(t, ratio, low)))
@@ -88,6 +77,21 @@ def _without_bias(t: Tape, result: Value, bias: Value | None) -> Value:
     )
 
 
+def _ratio(t: Tape, magnitude: Value, norm: Value) -> Value:
+    """m / |W + B·A|, whose norm is a constant."""
+    cost = Move(3 * traffic(magnitude))
+    return t.op(
+        "div",
+        (magnitude, norm),
+        magnitude.axes,
+        magnitude.dtype,
+        saves=(norm,),
+        gradients=(LIKE, None),
+        costs=(cost,),
+        backward_costs=(cost,),
+    )
+
+
 def _matrix_and_norm(
     t: Tape, frame: Scope, x: Value, a: Value, b: Value, weight: Weight
 ) -> tuple[Value, Value]:
@@ -103,16 +107,13 @@ def _matrix_and_norm(
     matrix = cast(t, _whole_weight(t, weight), x.dtype)
     frame.local(delta, matrix)
     with t.scope() as inner:
-        total = add(
-            t,
-            Value(matrix.tensor, weight.axes, matrix.dtype),
-            scale(t, Value(delta.tensor, weight.axes, delta.dtype)),
-        )
+        whole = Value(matrix.tensor, weight.axes, matrix.dtype)
+        scaled = scale(t, Value(delta.tensor, weight.axes, delta.dtype))
+        total = add(t, whole, scaled)
         inner.local(total)
-        narrowest = FP32 if t.policy.autocast is not None else total.dtype
-        norm = t.op(
-            "norm of each row", (total,), (outputs,), narrowest, costs=(Move(traffic(total)),)
-        )
+        dtype = FP32 if t.policy.autocast is not None else total.dtype
+        cost = Move(traffic(total))
+        norm = t.op("norm of each row", (total,), (outputs,), dtype, costs=(cost,))
         norm = cast(t, norm, total.dtype)
     frame.local(norm)
     return matrix, norm

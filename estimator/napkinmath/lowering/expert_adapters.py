@@ -48,32 +48,25 @@ def adapted_experts(
 
 def fold(t: Tape, weight: Weight, right: Value, left: Value) -> Value:
     """`baddbmm`: the adapted weight as a new tensor; keeps both factors."""
-    out = Value(
-        t.tensor("adapted weight", weight.axes, weight.tensor.dtype),
-        weight.axes,
-        weight.tensor.dtype,
-        True,
-    )
+    dtype, costs = weight.tensor.dtype, _costs(weight, right.axes[-1])
+    out = Value(t.tensor("adapted weight", weight.axes, dtype), weight.axes, dtype, True)
     backward: list[tuple[str, Tensor]] = []
     gradients: list[Gradient] = []
     for factor in (right, left):
-        product, scaled = (
-            t.tensor("product", factor.axes, factor.dtype, Role.WORKSPACE),
-            t.gradient_of(factor),
-        )
+        product = t.tensor("product", factor.axes, factor.dtype, Role.WORKSPACE)
+        scaled = t.gradient_of(factor)
         backward += [(ALLOC, product), (ALLOC, scaled), (FREE, product)]
         gradients.append(Gradient(factor, scaled))
-    rank = right.axes[-1]
     t.append(
         "baddbmm",
         (weight.value, right, left),
         (out,),
         forward=((ALLOC, out.tensor),),
         saves=(right.tensor, left.tensor),
-        costs=_costs(weight, rank),
+        costs=costs,
         backward=tuple(backward),
         gradients=gradients,
-        backward_costs=_costs(weight, rank) * 2,
+        backward_costs=costs * 2,
     )
     return out
 

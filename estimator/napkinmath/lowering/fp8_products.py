@@ -15,7 +15,7 @@ from __future__ import annotations
 from napkinmath.base.dtypes import BF16, FP8_E4M3, FP8_E5M2, FP32, DType
 from napkinmath.base.expr import Size, ceil_div, product
 from napkinmath.ir.costs import Gemm, Move, traffic
-from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value, Weight
+from napkinmath.ir.ledger import Gradient, Role, Tensor, Value, Weight, allocs, frees
 from napkinmath.ir.tape import Tape
 from napkinmath.ops.elementwise import add, cast
 
@@ -51,20 +51,16 @@ class Casts:
         `made`: compiled, it is there from another product.
         """
         rows, columns = axes
-        scales: tuple[Size, ...] = (
-            (ceil_div(rows, groups[0]), ceil_div(columns, groups[1])) if self.block else (1,)
-        )
-        self.made += [
-            self.tensor(f"{name} in FP8", axes, dtype),
-            self.tensor(f"scales of {name}", scales, FP32),
-        ]
-        if self.compiled and made:
-            return
-        passes = (
-            1 if self.block or self.compiled else 2
-        )  # a block's largest value is found where it is cast
-        self.moved = self.moved + rows * columns * (passes * (source.bits // 8) + 1)
-        self.launches += passes
+        scales: tuple[Size, ...] = (1,)
+        if self.block:
+            scales = (ceil_div(rows, groups[0]), ceil_div(columns, groups[1]))
+        self.made.append(self.tensor(f"{name} in FP8", axes, dtype))
+        self.made.append(self.tensor(f"scales of {name}", scales, FP32))
+        if not (self.compiled and made):
+            # a block's largest value is found where it is cast
+            passes = 1 if self.block or self.compiled else 2
+            self.moved = self.moved + rows * columns * (passes * (source.bits // 8) + 1)
+            self.launches += passes
 
     def tensor(self, name: str, axes: tuple[Size, ...], dtype: DType) -> Tensor:
         """A temporary."""
@@ -90,95 +86,82 @@ def fp8_linear(
     dtype, rows, (outputs, inputs) = x.dtype, product(x.axes[:-1]), w.axes
     axes = (*x.axes[:-1], outputs)
     tensor = t.tensor("output", axes, dtype, role)
-    needs = x.requires_grad or w.trainable
-    out = Value(tensor, axes, dtype, needs)
-    forward = Casts(t, block)
-    forward.cast("input", (rows, inputs), dtype, groups=(1, block), made=read_before)
-    forward.cast("weight", (outputs, inputs), w.tensor.dtype, groups=(block, block))
-    steps = (
-        *((ALLOC, c) for c in forward.made),
-        (ALLOC, tensor),
-        *((FREE, c) for c in forward.made),
+    out = Value(tensor, axes, dtype, x.requires_grad or w.trainable)
+    casts = Casts(t, block)
+    casts.cast("input", (rows, inputs), dtype, groups=(1, block), made=read_before)
+    casts.cast("weight", (outputs, inputs), w.tensor.dtype, groups=(block, block))
+    back = _Backward(t, x, w, rows, block)
+    if out.requires_grad:
+        back.run(read_before=read_before)
+    t.append(
+        "FP8 linear",
+        (x, w.value),
+        (out,),
+        forward=(*allocs(*casts.made, tensor), *frees(*casts.made)),
+        saves=(x.tensor,),
+        costs=(Move(casts.moved, casts.launches), Gemm(rows, outputs, inputs, FP8_E4M3)),
+        backward=tuple(back.steps),
+        gradients=back.gradients,
+        backward_costs=back.costs,
     )
-    costs = (Move(forward.moved, forward.launches), Gemm(rows, outputs, inputs, FP8_E4M3))
-    if not needs:
-        t.append("FP8 linear", (x, w.value), (out,), forward=steps, costs=costs)
-    else:
-        gradients, backward, back = _backward(t, x, w, rows, block, read_before=read_before)
-        t.append(
-            "FP8 linear",
-            (x, w.value),
-            (out,),
-            forward=steps,
-            saves=(x.tensor,),
-            costs=costs,
-            backward=backward,
-            gradients=gradients,
-            backward_costs=back,
-        )
     if bias is None:
         return out
-    return add(
-        t,
-        out,
-        cast(t, Value(bias.tensor, axes, bias.dtype, bias.requires_grad, bias.weight), dtype),
-    )
+    wide = Value(bias.tensor, axes, bias.dtype, bias.requires_grad, bias.weight)
+    return add(t, out, cast(t, wide, dtype))
 
 
-def _backward(
-    t: Tape, x: Value, w: Weight, rows: Size, block: int, *, read_before: bool
-) -> tuple[list[Gradient], tuple[tuple[str, Tensor], ...], tuple[Cost, ...]]:
+class _Backward:
     """The gradient of x, then of the weight: every cast lives until both are there, a transposed
     copy as long as its product."""
-    (outputs, inputs), dtype = w.axes, x.dtype
-    casts = Casts(t, block)
-    casts.cast(
-        "gradient", (rows, outputs), dtype, dtype=FP8_E4M3 if block else FP8_E5M2, groups=(1, block)
-    )
-    casts.cast("weight", (outputs, inputs), w.tensor.dtype, groups=(block, block))
-    steps: list[tuple[str, Tensor]] = [(ALLOC, c) for c in casts.made]
-    costs: list[Cost] = []
-    gradients: list[Gradient] = []
-    if x.requires_grad:
-        laid = [] if block else [casts.transpose("weight", (outputs, inputs))]
-        gradients.append(Gradient(x, t.gradient_of(x)))
-        steps += [
-            *((ALLOC, c) for c in laid),
-            (ALLOC, gradients[-1].tensor),
-            *((FREE, c) for c in laid),
-        ]  # type: ignore[list-item]
-        costs.append(Gemm(rows, inputs, outputs, FP8_E4M3))
-    if w.trainable:
-        first = len(casts.made)
-        casts.cast(
-            "gradient again",
-            (outputs, rows),
-            dtype,
-            dtype=FP8_E4M3 if block else FP8_E5M2,
-            groups=(1, block),
-            made=True,
-        )
-        casts.cast("input", (rows, inputs), dtype, groups=(block, 1), made=read_before)
-        laid = (
-            []
-            if block
-            else [
-                casts.transpose("gradient again", (outputs, rows)),
-                casts.transpose("input", (rows, inputs), made=read_before),
-            ]
-        )
-        own = t.tensor("weight's gradient before its cast", w.axes, dtype, Role.GRADIENTS)
-        gradient = t.gradient_of(w.value)
-        narrow = w.tensor.dtype is not dtype
-        gradients.append(Gradient(w.value, gradient))
-        steps += [(ALLOC, c) for c in (*casts.made[first:], *laid, own if narrow else gradient)]
-        steps += [(FREE, c) for c in laid]
-        steps += [(FREE, c) for c in casts.made]
-        steps += [(ALLOC, gradient), (FREE, own)] if narrow else []
-        costs += [
-            Gemm(outputs, inputs, rows, FP8_E4M3),
-            *([Move(3 * traffic(w.value))] if narrow else []),
-        ]
-    else:
-        steps += [(FREE, c) for c in casts.made]
-    return gradients, tuple(steps), (Move(casts.moved, casts.launches), *costs)
+
+    def __init__(self, t: Tape, x: Value, w: Weight, rows: Size, block: int) -> None:
+        self.t, self.x, self.w, self.rows = t, x, w, rows
+        self.outputs, self.inputs = w.axes
+        self.casts = Casts(t, block)
+        self.block, self.narrow = block, FP8_E4M3 if block else FP8_E5M2
+        self.gradients: list[Gradient] = []
+        self.steps: list[tuple[str, Tensor]] = []
+        self.costs: list[Cost] = []
+
+    def run(self, *, read_before: bool) -> None:
+        """Records both; `read_before`: another linear has cast x already."""
+        casts, block, (outputs, inputs) = self.casts, self.block, self.w.axes
+        groups = (1, block)
+        casts.cast("gradient", (self.rows, outputs), self.x.dtype, dtype=self.narrow, groups=groups)
+        casts.cast("weight", (outputs, inputs), self.w.tensor.dtype, groups=(block, block))
+        self.steps += allocs(*casts.made)
+        if self.x.requires_grad:
+            self._of_input()
+        if self.w.trainable:
+            self._of_weight(read_before=read_before)
+        else:
+            self.steps += frees(*casts.made)
+        self.costs.insert(0, Move(casts.moved, casts.launches))
+
+    def _of_input(self) -> None:
+        size = (self.outputs, self.inputs)
+        laid = [] if self.block else [self.casts.transpose("weight", size)]
+        made = self.t.gradient_of(self.x)
+        self.gradients.append(Gradient(self.x, made))
+        self.steps += (*allocs(*laid, made), *frees(*laid))
+        self.costs.append(Gemm(self.rows, self.inputs, self.outputs, FP8_E4M3))
+
+    def _of_weight(self, *, read_before: bool) -> None:
+        t, w, casts, dtype, block = self.t, self.w, self.casts, self.x.dtype, self.block
+        first, turned = len(casts.made), (self.outputs, self.rows)
+        own_groups, groups = (1, block), (block, 1)
+        again = "gradient again"
+        casts.cast(again, turned, dtype, dtype=self.narrow, groups=own_groups, made=True)
+        casts.cast("input", (self.rows, self.inputs), dtype, groups=groups, made=read_before)
+        laid: list[Tensor] = []
+        if not block:
+            laid.append(casts.transpose(again, turned))
+            laid.append(casts.transpose("input", (self.rows, self.inputs), made=read_before))
+        own = made = t.gradient_of(w.value)
+        self.costs.append(Gemm(self.outputs, self.inputs, self.rows, FP8_E4M3))
+        if w.tensor.dtype is not dtype:
+            own = t.tensor("weight's gradient before its cast", w.axes, dtype, Role.GRADIENTS)
+            self.costs.append(Move(3 * traffic(w.value)))
+        self.gradients.append(Gradient(w.value, made))
+        self.steps += (*allocs(*casts.made[first:], *laid, own), *frees(*laid, *casts.made))
+        self.steps += (*allocs(made), *frees(own)) if own is not made else ()

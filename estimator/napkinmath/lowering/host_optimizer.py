@@ -9,75 +9,62 @@ ops/adam/cpu_adam.py; torchao optim/cpu_offload.py.
 from __future__ import annotations
 
 from napkinmath.base.dtypes import FP32
+from napkinmath.catalog.optimizers import applied_to
 from napkinmath.ir.costs import HostCopy
 from napkinmath.ir.ledger import ALLOC, RUN, Phase, Role, Tensor, Weight, Work
-from napkinmath.ir.step import Run, Update
-from napkinmath.lowering.optimizer import applied_to, segments, trained
+from napkinmath.ir.step import Run, Update, segments
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.catalog.optimizer_states import Optimizer
+    from napkinmath.ir.ledger import Event
     from napkinmath.lowering.policy import Policy
 
 
 def lower_host_update(row: Optimizer, owners: list[Run], policy: Policy) -> Update:
     """Host tensors at load and at the first step, and the copies of updated parameters."""
-    pinned = policy.config.offload.pinned
 
-    def kept(run: Run) -> list[Tensor]:
-        return [
-            t
-            for w in trained(run)
-            for t in (
-                _host("master", w),
-                Tensor(
-                    f"gradient of {w.tensor.name}",
-                    w.axes,
-                    w.tensor.dtype,
-                    Role.GRADIENTS,
-                    w.path,
-                    host=True,
-                ),
-            )
-        ]
+    def kept(run: Run) -> list[Event]:
+        found = [(_host("master", w), _gradient(w)) for w in run.trained]
+        return [(ALLOC, t) for pair in found for t in pair]
 
-    def states(run: Run) -> list[Tensor]:
-        return [
-            _host(state.name, w)
-            for w in trained(run)
-            for state in applied_to(row, w).states
-            if state.elements is None and not state.below
-        ]
+    def states(run: Run) -> list[Event]:
+        return [(ALLOC, t) for t in _states(run, row)]
+
+    def updated(run: Run) -> list[Event]:
+        return _copied_back(run, policy)
 
     return Update(
         row,
         clip=[],
         zero=[],
-        load=segments(
-            "host copies", Phase.LOAD, owners, lambda run: [(ALLOC, t) for t in kept(run)]
-        ),
-        states=segments(
-            "states on the host", Phase.STEP, owners, lambda run: [(ALLOC, t) for t in states(run)]
-        ),
-        work=segments(
-            "updated parameters",
-            Phase.STEP,
-            owners,
-            lambda run: (
-                [
-                    (
-                        RUN,
-                        Work(
-                            None, (HostCopy(w.tensor.nbytes, to_host=False, pinned=pinned),), False
-                        ),
-                    )
-                    for w in trained(run)
-                ]
-                if not (policy.config.offload.parameters and run.stage.checkpointed)
-                else []
-            ),
-        ),
+        load=segments("host copies", Phase.LOAD, owners, kept),
+        states=segments("states on the host", Phase.STEP, owners, states),
+        work=segments("updated parameters", Phase.STEP, owners, updated),
     )
+
+
+def _states(run: Run, row: Optimizer) -> list[Tensor]:
+    return [
+        _host(state.name, w)
+        for w in run.trained
+        for state in applied_to(row, w.axes, w.kind).states
+        if state.elements is None and not state.below
+    ]
+
+
+def _gradient(weight: Weight) -> Tensor:
+    name, dtype = f"gradient of {weight.tensor.name}", weight.tensor.dtype
+    return Tensor(name, weight.axes, dtype, Role.GRADIENTS, weight.path, host=True)
+
+
+def _copied_back(run: Run, policy: Policy) -> list[Event]:
+    """Updated parameters on their way to the device, but for layers that are streamed."""
+    offload = policy.config.offload
+    if offload.parameters and run.stage.checkpointed:
+        return []
+    copies = (HostCopy(w.tensor.nbytes, to_host=False, pinned=offload.pinned) for w in run.trained)
+    return [(RUN, Work(None, (copy,), False)) for copy in copies]
 
 
 def _host(name: str, weight: Weight) -> Tensor:

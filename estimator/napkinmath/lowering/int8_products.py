@@ -11,14 +11,17 @@ from __future__ import annotations
 from napkinmath.base.dtypes import BOOL, FP16, FP32, INT8, INT32, INT64
 from napkinmath.base.expr import ceil_div, product
 from napkinmath.ir.costs import Dequantize, Gemm, Move, traffic
-from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Value
+from napkinmath.ir.ledger import Gradient, Role, Value, allocs, frees
 from napkinmath.ops.elementwise import add
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from napkinmath.base.dtypes import DType
     from napkinmath.base.expr import Size
-    from napkinmath.ir.ledger import Tensor, Weight
+    from napkinmath.ir.costs import Cost
+    from napkinmath.ir.ledger import Steps, Tensor, Weight
     from napkinmath.ir.tape import Tape
     from napkinmath.ir.weight_format import WeightFormat
 
@@ -31,6 +34,16 @@ INPUTS_PER_OUTLIER = 1000
 _LAUNCHES = (3, 4, 7, 2)
 
 
+class ProductSizes:
+    """Rows of x, inputs and outputs of W, and the columns of x that are outliers."""
+
+    __slots__ = ("inputs", "outliers", "outputs", "rows")
+
+    def __init__(self, x: Value, w: Weight) -> None:
+        self.rows, self.outputs, self.inputs = product(x.axes[:-1]), w.axes[-2], w.axes[-1]
+        self.outliers = ceil_div(self.inputs, INPUTS_PER_OUTLIER)
+
+
 def int8_linear(
     t: Tape, fmt: WeightFormat, x: Value, w: Weight, bias: Value | None, *, role: Role
 ) -> Value:
@@ -40,115 +53,109 @@ def int8_linear(
     The sum in int32 and its 16-bit copies exist while they are made: 4 + 2 bytes an output, 2 more
     where x is not fp16.
     """
-    if t.policy.stack.int8_by_columns:
-        from napkinmath.lowering.int8_by_columns import int8_linear_by_columns
-
-        return int8_linear_by_columns(t, fmt, x, w, bias, role=role)
-    outputs, inputs = w.axes[-2], w.axes[-1]
-    rows = product(x.axes[:-1])
-    outliers = ceil_div(inputs, INPUTS_PER_OUTLIER)
-    out = Value(
-        t.tensor("output", (*x.axes[:-1], outputs), x.dtype, role),
-        (*x.axes[:-1], outputs),
-        x.dtype,
-        x.requires_grad,
+    n = ProductSizes(x, w)
+    axes = (*x.axes[:-1], n.outputs)
+    out = Value(t.tensor("output", axes, x.dtype, role), axes, x.dtype, x.requires_grad)
+    saved = (
+        t.tensor("outlier columns of x", (n.rows, n.outliers), x.dtype),
+        t.tensor("outlier column numbers", (n.outliers,), INT64),
     )
-    sub = t.tensor("outlier columns of x", (rows, outliers), x.dtype)
-    index = t.tensor("outlier column numbers", (outliers,), INT64)
-    gradient = Gradient(x, t.gradient_of(x)) if x.requires_grad else None
-    kept = (x.tensor, sub, index) if gradient else ()
-    forward = _forward(t, x, rows, inputs, outputs, outliers, sub, index, out.tensor)
-    if not gradient:
-        forward = (*forward, (FREE, sub), (FREE, index))
     unpacked = t.tensor("unpacked weight", w.axes, x.dtype, Role.WORKSPACE)
-    backward = (
-        ((ALLOC, unpacked), (ALLOC, gradient.tensor), (FREE, unpacked))
-        if gradient is not None and gradient.tensor is not None
-        else ()
+    append_int8(
+        t,
+        fmt,
+        (x, w, out),
+        forward=_forward(t, x, n, saved, out.tensor),
+        saved=saved,
+        costs=_costs(x, out, n),
+        backward=lambda made: (*allocs(unpacked, made), *frees(unpacked)),
     )
-    narrow = traffic(Value(x.tensor, x.axes, INT8))
-    costs = (
-        Move(4 * traffic(x), _LAUNCHES[0], waits=True),
-        Move(traffic(x), _LAUNCHES[1], waits=True),
-        Move(3 * traffic(x) + narrow, _LAUNCHES[2]),
-        Gemm(rows, outputs, inputs, INT8),
-        Move(5 * traffic(out), _LAUNCHES[3]),
-        Gemm(rows, outputs, outliers, x.dtype),
-    )
+    return with_bias(t, out, bias)
+
+
+def append_int8(
+    t: Tape,
+    fmt: WeightFormat,
+    values: tuple[Value, Weight, Value],
+    *,
+    forward: Steps,
+    saved: tuple[Tensor, ...],
+    costs: Sequence[Cost],
+    backward: Callable[[Tensor], Steps],
+    backward_costs: Sequence[Cost] = (),
+) -> None:
+    """Records the product of (x, W, output): the node keeps x and what is `saved`, and its backward
+    unpacks W for the gradient of x."""
+    x, w, out = values
+    n = ProductSizes(x, w)
+    made = t.gradient_of(x) if x.requires_grad else None
     t.append(
         "int8 linear",
         (x, w.value),
         (out,),
-        forward=forward,
-        saves=kept,
+        forward=forward if made is not None else (*forward, *frees(*saved)),
+        saves=(x.tensor, *saved) if made is not None else (),
         costs=costs,
-        backward=backward,
-        gradients=(gradient,) if gradient else (),
+        backward=backward(made) if made is not None else (),
+        gradients=(Gradient(x, made),) if made is not None else (),
         backward_costs=(
+            *backward_costs,
             Dequantize(fmt.dequantize_kernel, w.elements, fmt.bits, x.dtype),
-            Gemm(rows, inputs, outputs, x.dtype),
+            Gemm(n.rows, n.inputs, n.outputs, x.dtype),
         ),
     )
-    for tensor in (sub, index):
-        if gradient:
+    if made is not None:
+        for tensor in saved:
             t.last_use[tensor] = len(t.ops) - 1
-    if bias is not None and bias.requires_grad:  # a frozen bias is added by the product itself
-        out = add(t, out, Value(bias.tensor, out.axes, out.dtype, True))
-    return out
 
 
-def _forward(
-    t: Tape,
-    x: Value,
-    rows: Size,
-    inputs: Size,
-    outputs: Size,
-    outliers: Size,
-    sub: Tensor,
-    index: Tensor,
-    out: Tensor,
-) -> tuple[tuple[str, Tensor], ...]:
+def with_bias(t: Tape, out: Value, bias: Value | None) -> Value:
+    """A frozen bias is added by the product itself."""
+    if bias is None or not bias.requires_grad:
+        return out
+    return add(t, out, Value(bias.tensor, out.axes, out.dtype, True))
+
+
+def _costs(x: Value, out: Value, n: ProductSizes) -> tuple[Cost, ...]:
+    narrow = traffic(Value(x.tensor, x.axes, INT8))
+    return (
+        Move(4 * traffic(x), _LAUNCHES[0], waits=True),
+        Move(traffic(x), _LAUNCHES[1], waits=True),
+        Move(3 * traffic(x) + narrow, _LAUNCHES[2]),
+        Gemm(n.rows, n.outputs, n.inputs, INT8),
+        Move(5 * traffic(out), _LAUNCHES[3]),
+        Gemm(n.rows, n.outputs, n.outliers, x.dtype),
+    )
+
+
+def _forward(t: Tape, x: Value, n: ProductSizes, saved: tuple[Tensor, ...], out: Tensor) -> Steps:
     def made(name: str, axes: tuple[Size, ...], dtype: DType) -> Tensor:
         return t.tensor(name, axes, dtype, Role.WORKSPACE)
 
-    half = made("x in fp16", (rows, inputs), FP16) if x.dtype is not FP16 else None
-    quantized, scales = (
-        made("x in int8", (rows, inputs), INT8),
-        made("scale of each row", (rows,), FP32),
+    sub, index = saved
+    narrow = made("output in fp16", (n.rows, n.outputs), FP16)
+    half, cast = (), ()
+    if x.dtype is not FP16:
+        half = (made("x in fp16", (n.rows, n.inputs), FP16),)
+        cast = (made("output before the outliers", (n.rows, n.outputs), x.dtype),)
+    quantized = made("x in int8", (n.rows, n.inputs), INT8)
+    scales = made("scale of each row", (n.rows,), FP32)
+    size, mask = (
+        made(name, (n.rows, n.inputs), dtype) for name, dtype in (("|x|", FP16), ("outliers", BOOL))
     )
-    size, mask = made("|x|", (rows, inputs), FP16), made("outliers", (rows, inputs), BOOL)
-    columns, matrix = (
-        made("int8 outlier columns of W", (outputs, outliers), INT8),
-        made("outlier columns of W", (outputs, outliers), x.dtype),
-    )
-    total, narrow = (
-        made("sum in int32", (rows, outputs), INT32),
-        made("output in fp16", (rows, outputs), FP16),
-    )
-    cast = made("output before the outliers", (rows, outputs), x.dtype) if half else None
-    first = ((ALLOC, half),) if half else ()
-    converted = ((ALLOC, cast), (FREE, narrow)) if cast else ()
+    columns = made("int8 outlier columns of W", (n.outputs, n.outliers), INT8)
+    matrix = made("outlier columns of W", (n.outputs, n.outliers), x.dtype)
+    total = made("sum in int32", (n.rows, n.outputs), INT32)
     return (
-        *first,
-        (ALLOC, scales),
-        (ALLOC, quantized),
-        (ALLOC, size),
-        (ALLOC, mask),
-        (FREE, size),
-        (ALLOC, index),
-        (FREE, mask),
-        *((FREE, y) for _, y in first),
-        (ALLOC, sub),
-        (ALLOC, columns),
-        (ALLOC, matrix),
-        (FREE, columns),
-        (ALLOC, total),
-        (ALLOC, narrow),
-        *converted,
-        (FREE, total),
-        (ALLOC, out),
-        (FREE, cast or narrow),
-        (FREE, matrix),
-        (FREE, quantized),
-        (FREE, scales),
+        *allocs(*half, scales, quantized, size, mask),
+        *frees(size),
+        *allocs(index),
+        *frees(mask, *half),
+        *allocs(sub, columns, matrix),
+        *frees(columns),
+        *allocs(total, narrow, *cast),
+        *(frees(narrow) if cast else ()),
+        *frees(total),
+        *allocs(out),
+        *frees(*(cast or (narrow,)), matrix, quantized, scales),
     )

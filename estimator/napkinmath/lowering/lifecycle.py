@@ -5,12 +5,12 @@ from __future__ import annotations
 from napkinmath.base.dtypes import BF16, FP16, FP32, INT64
 from napkinmath.base.expr import Size
 from napkinmath.ir.costs import HostCopy
-from napkinmath.ir.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Weight, Work
+from napkinmath.ir.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Weight, Work, allocs, frees
 from napkinmath.ir.step import Run, Segment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.ir.ledger import Event
+    from napkinmath.ir.ledger import Event, Steps
     from napkinmath.lowering.policy import Policy
 
 
@@ -26,19 +26,9 @@ def load_segments(runs: list[Run], policy: Policy) -> list[Segment]:
     prepared: list[Segment] = []
     for run in runs:
         here, later = _load_block(run.block.weights, policy)
-        loaded.append(
-            Segment(f"weights of {run.name}", Phase.LOAD, here, run.count, run.stage.symbols)
-        )
+        loaded.append(run.segment(f"weights of {run.name}", Phase.LOAD, here))
         if later:
-            prepared.append(
-                Segment(
-                    f"k-bit preparation of {run.name}",
-                    Phase.LOAD,
-                    later,
-                    run.count,
-                    run.stage.symbols,
-                )
-            )
+            prepared.append(run.segment(f"k-bit preparation of {run.name}", Phase.LOAD, later))
     return loaded + prepared
 
 
@@ -47,30 +37,24 @@ def _load_block(weights: list[Weight], policy: Policy) -> tuple[list[Event], lis
     preparing = quantization is not None and quantization.kbit_preparation
     now: list[Event] = []
     later: list[Event] = []
-    for weight in weights:
-        if weight.tied_to:
-            continue
-        stored = [(ALLOC, t) for t in (weight.tensor, *weight.constants)]
-        if weight.kind == "adapter" or weight.buffer or weight.tensor.dtype in (BF16, FP16):
+    for weight in (w for w in weights if not w.tied_to):
+        dtype, stored = weight.tensor.dtype, allocs(weight.tensor, *weight.constants)
+        if weight.kind == "adapter" or weight.buffer or dtype in (BF16, FP16):
             now += stored
             continue
-        arrived = Tensor(
-            f"{weight.tensor.name} as loaded", weight.axes, BF16, Role.WEIGHTS, weight.path
-        )
-        if preparing and not weight.constants and weight.tensor.dtype is FP32:
+        name = f"{weight.tensor.name} as loaded"
+        arrived = Tensor(name, weight.axes, BF16, Role.WEIGHTS, weight.path)
+        if preparing and not weight.constants and dtype is FP32:
             now.append((ALLOC, arrived))
             later += [*stored, (FREE, arrived)]
-        else:
-            search = (
-                nearest_code_search(weight)
-                if weight.constants and policy.stack.quantizes_by_search
-                else []
-            )
-            now += [(ALLOC, arrived), *search, *stored, (FREE, arrived)]
+            continue
+        searches = weight.constants and policy.stack.quantizes_by_search
+        search = nearest_code_search(weight) if searches else ()
+        now += [(ALLOC, arrived), *search, *stored, (FREE, arrived)]
     return now, later
 
 
-def nearest_code_search(weight: Weight) -> list[Event]:
+def nearest_code_search(weight: Weight) -> Steps:
     """torchao's NF4 before it went by chunks: every element beside all 16 codes, twice, then the
     index of the nearest.
 
@@ -84,16 +68,12 @@ def nearest_code_search(weight: Weight) -> list[Event]:
         Tensor(name, (*weight.axes, 16), BF16, Role.WORKSPACE, weight.path)
         for name in ("differences from the codes", "distances from the codes")
     )
-    return [
-        (ALLOC, scaled),
-        (ALLOC, apart),
-        (ALLOC, distance),
-        (FREE, apart),
-        (ALLOC, codes),
-        (FREE, distance),
-        (FREE, codes),
-        (FREE, scaled),
-    ]
+    return (
+        *allocs(scaled, apart, distance),
+        *frees(apart),
+        *allocs(codes),
+        *frees(distance, codes, scaled),
+    )
 
 
 def save_segments(runs: list[Run], policy: Policy) -> list[Segment]:
@@ -107,9 +87,5 @@ def save_segments(runs: list[Run], policy: Policy) -> list[Segment]:
                 moved = moved + weight.tensor.nbytes
         if not isinstance(moved, int) or moved:
             work = Work(None, (HostCopy(moved, to_host=True, pinned=False),), False)
-            segments.append(
-                Segment(
-                    f"saving {run.name}", Phase.SAVE, [(RUN, work)], run.count, run.stage.symbols
-                )
-            )
+            segments.append(run.segment(f"saving {run.name}", Phase.SAVE, [(RUN, work)]))
     return segments

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from napkinmath.ir.ledger import ALLOC, BATCH, FREE, TAKE, Block, Phase, Role, Tensor, Value
 from napkinmath.ir.step import STAGE_ENTRANCE, Run, Segment
-from napkinmath.lowering.autograd import Backward, Forward, made_again, saved_tensors
+from napkinmath.lowering.autograd import Backward
+from napkinmath.lowering.forward import Forward, made_again, saved_tensors
 from napkinmath.lowering.units import Unit
 
 TYPE_CHECKING = False
@@ -135,7 +136,7 @@ class _Forwards:
         """Tensors that live to the end of the forward pass: autocast's weight casts."""
         if tensors:
             name = f"end of autocast, {run.name}"
-            self.cached.append(_for_run(name, run, [(FREE, t) for t in tensors]))
+            self.cached.append(run.segment(name, Phase.FORWARD, [(FREE, t) for t in tensors]))
 
     def _held_entrance(self, index: int, forward: Forward) -> Tensor | None:
         """The embeddings that are held from here on, noted where they are released."""
@@ -174,14 +175,13 @@ def _with_graph_before(segments: list[Segment], runs: list[Run]) -> list[Segment
     held = [(run, tensors) for run in runs if (tensors := inputs_kept_by_nodes(run.block))]
     name = "graph of the step before"
     return [
-        *(_for_run(name, run, [(ALLOC, t) for t in tensors]) for run, tensors in held),
+        *(run.segment(name, Phase.FORWARD, [(ALLOC, t) for t in tensors]) for run, tensors in held),
         *segments,
-        *(_for_run(f"{name} dropped", run, [(FREE, t) for t in tensors]) for run, tensors in held),
+        *(
+            run.segment(f"{name} dropped", Phase.FORWARD, [(FREE, t) for t in tensors])
+            for run, tensors in held
+        ),
     ]
-
-
-def _for_run(name: str, run: Run, events: list[Event]) -> Segment:
-    return Segment(name, Phase.FORWARD, events, run.count, run.stage.symbols)
 
 
 def inputs_kept_by_nodes(block: Block) -> list[Tensor]:

@@ -9,23 +9,18 @@ from __future__ import annotations
 from napkinmath.base.dtypes import BF16, FP32
 from napkinmath.base.expr import Bindings, Size, ceil_div, maximum, minimum
 from napkinmath.catalog.optimizer_states import PAGED, Optimizer, State, Temporary
-from napkinmath.catalog.optimizers import find_optimizer
+from napkinmath.catalog.optimizers import applied_to, find_optimizer
 from napkinmath.ir.costs import Gemm, Move
 from napkinmath.ir.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Weight, Work
-from napkinmath.ir.step import Run, Segment, Update
+from napkinmath.ir.step import Run, Segment, Update, segments
+from napkinmath.lowering.clipping import lower_clipping
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from napkinmath.base.dtypes import DType
     from napkinmath.ir.costs import Cost
     from napkinmath.ir.ledger import Event
     from napkinmath.lowering.policy import Policy
-
-
-def trained(run: Run) -> list[Weight]:
-    """The weights of a block that get a gradient, tied ones once."""
-    return [w for w in run.block.weights if w.trainable and not w.tied_to and not w.buffer]
 
 
 def chosen_optimizer(policy: Policy) -> Optimizer:
@@ -37,47 +32,34 @@ def chosen_optimizer(policy: Policy) -> Optimizer:
 def lower_update(runs: list[Run], policy: Policy, sizes: dict[str, int]) -> Update:
     """Segments of clipping, first and later optimizer steps, and zero_grad; `sizes` are the
     model's, for rules that turn on them."""
-    from napkinmath.lowering.clipping import lower_clipping
-
     row = chosen_optimizer(policy)
-    owners = [run for run in runs if trained(run)]
+    owners = [run for run in runs if run.trained]
     if policy.config.offload.optimizer:
         from napkinmath.lowering.host_optimizer import lower_host_update
 
         return lower_host_update(row, owners, policy)
     states = States(row, policy, sizes)
+
+    def masters(run: Run) -> list[Event]:
+        return [(ALLOC, t) for w in run.trained for t in states.masters(w)]
+
+    def own(run: Run) -> list[Event]:
+        return [(ALLOC, t) for w in run.trained for t in states.of(run, w)]
+
+    made = segments("states", Phase.STEP, owners, own)
     return Update(
         row,
-        load=segments(
-            "master weights",
-            Phase.LOAD,
-            owners,
-            lambda run: [(ALLOC, t) for w in trained(run) for t in states.masters(w)],
-        ),
-        clip=lower_clipping(owners, policy),
-        states=segments(
-            "states",
-            Phase.STEP,
-            owners,
-            lambda run: [(ALLOC, t) for w in trained(run) for t in states.of(run, w)],
-        )
-        + states.shared_segment(owners),
+        load=segments("master weights", Phase.LOAD, owners, masters),
+        clip=[] if updates_in_backward(row, policy) else lower_clipping(owners, policy),
+        states=made + states.shared_segment(owners),
         work=_work(row, owners, policy),
-        zero=segments(
-            "zero_grad", Phase.STEP, runs, lambda run: [(FREE, t) for t in run.block.gradients]
-        ),
+        zero=segments("zero_grad", Phase.STEP, runs, gradients_freed),
     )
 
 
-def segments(
-    label: str, phase: Phase, owners: list[Run], events_of: Callable[[Run], list[Event]]
-) -> list[Segment]:
-    """One segment a run of equal blocks, repeated for each of them."""
-    return [
-        Segment(f"{label} of {run.name}", phase, events, run.count, run.stage.symbols)
-        for run in owners
-        if (events := events_of(run))
-    ]
+def gradients_freed(run: Run) -> list[Event]:
+    """zero_grad(set_to_none) of a run."""
+    return [(FREE, t) for t in run.block.gradients]
 
 
 # ---------------------------------------------------------------- states
@@ -94,70 +76,46 @@ class States:
     def masters(self, weight: Weight) -> list[Tensor]:
         """The fp32 copy that a half-precision parameter is updated through, and its fp32 gradient
         buffer."""
-        stack, found = self.policy.stack, list[Tensor]()
-        if stack.master_weights and weight.tensor.dtype is not FP32:
-            found.append(
-                Tensor(
-                    f"master of {weight.tensor.name}",
-                    weight.axes,
-                    FP32,
-                    Role.MASTER,
-                    weight.path,
-                    stack.source,
-                )
-            )
-        if stack.main_gradients and weight.tensor.dtype is not FP32:
-            found.append(
-                Tensor(
-                    f"main gradient of {weight.tensor.name}",
-                    weight.axes,
-                    FP32,
-                    Role.GRADIENTS,
-                    weight.path,
-                    stack.source,
-                )
-            )
-        return found
+        stack = self.policy.stack
+        if weight.tensor.dtype is FP32:
+            return []
+        kinds = [("master", Role.MASTER)] if stack.master_weights else []
+        kinds += [("main gradient", Role.GRADIENTS)] if stack.main_gradients else []
+        name, axes, path = weight.tensor.name, weight.axes, weight.path
+        return [Tensor(f"{k} of {name}", axes, FP32, role, path, stack.source) for k, role in kinds]
 
     def of(self, run: Run, weight: Weight) -> list[Tensor]:
         """The states of one parameter; sizes that decide its form are the model's."""
-        row = applied_to(self.row, weight)
+        row = applied_to(self.row, weight.axes, weight.kind)
         known = self._known(run, weight.elements)
-        dtype = FP32 if self.policy.stack.master_weights else weight.tensor.dtype
         found: list[Tensor] = []
         for state in row.states:
             count = state.elements(weight.axes) if state.elements else weight.elements
             present = _present(state, weight.elements, known)
             if state.shared:
-                if present != 0:
-                    self.shared.setdefault(
-                        state.name,
-                        Tensor(
-                            state.name,
-                            (count,),
-                            state.dtype or dtype,
-                            Role.OPTIMIZER,
-                            "",
-                            row.source,
-                        ),
-                    )
-                continue
-            if present != 0 and count != 0:
-                count = count * present
+                if present != 0 and state.name not in self.shared:
+                    self.shared[state.name] = self._tensor(state, state.name, weight, count, "")
+            elif present != 0 and count != 0:
                 paged = row.paged and state.pageable and (known is None or known >= PAGED)
-                found.append(
-                    Tensor(
-                        f"{state.name} of {weight.tensor.name}",
-                        (count,),
-                        state.dtype or dtype,
-                        Role.OPTIMIZER,
-                        weight.path,
-                        row.source,
-                        host=paged,
-                        managed=paged,
-                    )
-                )
+                name, size = f"{state.name} of {weight.tensor.name}", count * present
+                found.append(self._tensor(state, name, weight, size, weight.path, paged=paged))
         return found
+
+    def _tensor(
+        self,
+        state: State,
+        name: str,
+        weight: Weight,
+        count: Size,
+        module: str,
+        *,
+        paged: bool = False,
+    ) -> Tensor:
+        """A state of so many elements, in its own type or that of what is updated."""
+        updated = FP32 if self.policy.stack.master_weights else weight.tensor.dtype
+        source = applied_to(self.row, weight.axes, weight.kind).source
+        dtype, role = state.dtype or updated, Role.OPTIMIZER
+        return Tensor(name, (count,), dtype, role, module, source, host=paged, managed=paged)
 
     def shared_segment(self, owners: list[Run]) -> list[Segment]:
         """Tables that all parameters share, made once; call after `of` has seen every parameter."""
@@ -169,13 +127,6 @@ class States:
             return int(Bindings({**self.sizes, **dict(run.stage.symbols)})(count))
         except KeyError:
             return None
-
-
-def applied_to(row: Optimizer, weight: Weight) -> Optimizer:
-    """The optimizer itself, or its fallback for what is not a hidden matrix."""
-    if row.matrix_only and (len(weight.axes) != 2 or weight.kind in ("embedding", "head")):
-        return find_optimizer(row.fallback)
-    return row
 
 
 def _present(state: State, elements: Size, known: int | None) -> Size:
@@ -196,12 +147,16 @@ def _work(row: Optimizer, owners: list[Run], policy: Policy) -> list[Segment]:
         return []
     if row.foreach_copies:
         return _foreach(row, owners)
-    update = segments("update", Phase.STEP, owners, lambda run: update_events(row, trained(run)))
-    if not policy.stack.step_gradients_fp32:
-        return update
-    narrow = {id(run): [w for w in trained(run) if w.tensor.dtype is not FP32] for run in owners}
-    flat, wide = (
-        {
+    update = segments("update", Phase.STEP, owners, lambda run: update_events(row, run.trained))
+    return _through_fp32(update, owners) if policy.stack.step_gradients_fp32 else update
+
+
+def _through_fp32(update: list[Segment], owners: list[Run]) -> list[Segment]:
+    """flatten_dense_tensors_aligned(averaged_gradients).to(fp32): the flat 16-bit copy lives until
+    the cast is done."""
+
+    def copies(name: str, dtype: DType | None) -> dict[int, list[Tensor]]:
+        return {
             id(run): [
                 Tensor(
                     f"{name} of {w.tensor.name}",
@@ -210,26 +165,27 @@ def _work(row: Optimizer, owners: list[Run], policy: Policy) -> list[Segment]:
                     Role.GRADIENTS,
                     w.path,
                 )
-                for w in narrow[id(run)]
+                for w in run.trained
+                if w.tensor.dtype is not FP32
             ]
             for run in owners
         }
-        for name, dtype in (("flattened gradient", None), ("fp32 gradient", FP32))
-    )
 
-    def moved(name: str, action: str, tensors: dict[int, list[Tensor]]) -> list[Segment]:
-        return segments(
-            name, Phase.STEP, owners, lambda run: [(action, t) for t in tensors[id(run)]]
-        )
-
-    # flatten_dense_tensors_aligned(averaged_gradients).to(fp32): the flat 16-bit copy lives until
-    # the cast is done.
-    cast = [
-        *moved("flattened gradients", ALLOC, flat),
-        *moved("fp32 gradients", ALLOC, wide),
-        *moved("flattened gradients released", FREE, flat),
+    flat, wide = copies("flattened gradient", None), copies("fp32 gradient", FP32)
+    return [
+        *_moved("flattened gradients", ALLOC, flat, owners),
+        *_moved("fp32 gradients", ALLOC, wide, owners),
+        *_moved("flattened gradients released", FREE, flat, owners),
+        *update,
+        *_moved("fp32 gradients released", FREE, wide, owners),
     ]
-    return [*cast, *update, *moved("fp32 gradients released", FREE, wide)]
+
+
+def _moved(
+    name: str, action: str, tensors: dict[int, list[Tensor]], owners: list[Run]
+) -> list[Segment]:
+    """The allocation, or the end, of each run's tensors."""
+    return segments(name, Phase.STEP, owners, lambda run: [(action, t) for t in tensors[id(run)]])
 
 
 def updates_in_backward(row: Optimizer, policy: Policy) -> bool:
@@ -242,39 +198,29 @@ def _foreach(row: Optimizer, owners: list[Run]) -> list[Segment]:
     rebound variable)."""
     made: list[Segment] = []
     last: list[Segment] = []
-    for dtype in dict.fromkeys(w.tensor.dtype for run in owners for w in trained(run)):
+    for dtype in dict.fromkeys(w.tensor.dtype for run in owners for w in run.trained):
+        own = {id(run): [w for w in run.trained if w.tensor.dtype is dtype] for run in owners}
         held = {
-            id(run): [
+            key: [
                 Tensor("foreach temporary", w.axes, dtype, Role.WORKSPACE, w.path)
-                for w in trained(run)
-                if w.tensor.dtype is dtype
+                for w in weights
                 for _ in range(row.foreach_copies)
             ]
-            for run in owners
+            for key, weights in own.items()
         }
-        made += segments(
-            "foreach temporaries",
-            Phase.STEP,
-            owners,
-            lambda run, held=held: [(ALLOC, t) for t in held[id(run)]],
-        )
+        works = {
+            key: [Work(None, costs(row, w), False) for w in weights] for key, weights in own.items()
+        }
+        made += _moved("foreach temporaries", ALLOC, held, owners)
         made += last
-        made += segments(
-            "update",
-            Phase.STEP,
-            owners,
-            lambda run, dtype=dtype: [
-                (RUN, Work(None, costs(row, w), False))
-                for w in trained(run)
-                if w.tensor.dtype is dtype
-            ],
-        )
-        last = segments(
-            "foreach temporaries released",
-            Phase.STEP,
-            owners,
-            lambda run, held=held: [(FREE, t) for t in held[id(run)]],
-        )
+        made += [
+            run.segment(
+                f"update of {run.name}", Phase.STEP, [(RUN, work) for work in works[id(run)]]
+            )
+            for run in owners
+            if works[id(run)]
+        ]
+        last = _moved("foreach temporaries released", FREE, held, owners)
     return made + last
 
 
@@ -284,7 +230,7 @@ def update_events(row: Optimizer, weights: list[Weight]) -> list[Event]:
     events: list[Event] = []
     bound: dict[str, Tensor] = {}
     for weight in weights:
-        applied = applied_to(row, weight)
+        applied = applied_to(row, weight.axes, weight.kind)
         for line in applied.script:
             if isinstance(line, str):
                 if line in bound:
@@ -317,7 +263,7 @@ def _temporary(line: Temporary, weight: Weight) -> Tensor | None:
 def costs(row: Optimizer, weight: Weight) -> list[Cost]:
     """Bytes that the update of one parameter moves (parameter, gradient, states read and written),
     and the products Muon runs."""
-    row = applied_to(row, weight)
+    row = applied_to(row, weight.axes, weight.kind)
     states: Size = 0
     for state in row.states:
         if state.below or state.shared:

@@ -66,40 +66,25 @@ def stream(segments: list[Segment], runs: list[Run], policy: Policy) -> list[Seg
             for t in tensors
             for _ in range(offload.prefetch)
         ]
-        copies: list[Event] = [
-            (
-                RUN,
-                Work(
-                    None,
-                    (HostCopy(t.nbytes, to_host=False, pinned=offload.pinned),),
-                    segment.phase is Phase.BACKWARD,
-                ),
-            )
-            for t in tensors
+        found += [
+            _beside(segment, "prefetch", [(ALLOC, t) for t in ahead]),
+            segment.copy(events=_around(segment, tensors, policy), repeat=segment.repeat),
+            _beside(segment, "end of the prefetch", [(FREE, t) for t in ahead]),
         ]
-        events: list[Event] = [
-            *((ALLOC, t) for t in tensors),
-            *copies,
-            *segment.events,
-            *((FREE, t) for t in tensors),
-        ]
-        found.append(
-            Segment(
-                f"prefetch of {segment.name}",
-                segment.phase,
-                [(ALLOC, t) for t in ahead],
-                1,
-                segment.symbols,
-            )
-        )
-        found.append(Segment(segment.name, segment.phase, events, segment.repeat, segment.symbols))
-        found.append(
-            Segment(
-                f"end of the prefetch of {segment.name}",
-                segment.phase,
-                [(FREE, t) for t in ahead],
-                1,
-                segment.symbols,
-            )
-        )
     return found
+
+
+def _beside(segment: Segment, what: str, events: list[Event]) -> Segment:
+    return Segment(f"{what} of {segment.name}", segment.phase, events, 1, segment.symbols)
+
+
+def _around(segment: Segment, tensors: list[Tensor], policy: Policy) -> list[Event]:
+    """A layer's events between the arrival of its weights and their end."""
+    pinned, backward = policy.config.offload.pinned, segment.phase is Phase.BACKWARD
+    copies = (HostCopy(t.nbytes, to_host=False, pinned=pinned) for t in tensors)
+    return [
+        *((ALLOC, t) for t in tensors),
+        *((RUN, Work(None, (copy,), backward)) for copy in copies),
+        *segment.events,
+        *((FREE, t) for t in tensors),
+    ]

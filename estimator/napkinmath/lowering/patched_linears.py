@@ -15,7 +15,7 @@ from napkinmath.catalog import adapter_kernels
 from napkinmath.catalog.adapter_kernels import FrozenLinear
 from napkinmath.catalog.kernel_cost import Saved
 from napkinmath.config.train_config import AdapterKind
-from napkinmath.ir.costs import Dequantize, Gemm, Move
+from napkinmath.ir.costs import Dequantize, Gemm
 from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value, Weight
 from napkinmath.ir.tape import Tape
 from napkinmath.lowering.adapters import low_rank_pair
@@ -117,18 +117,6 @@ def fused_projections(
     return [] if group is None else fused_linears(t, x, group)
 
 
-def fused_feed_forward(
-    t: Tape, x: Value, names: tuple[str, str, str], width: Size, *, bias: bool, kind: str
-) -> Value | None:
-    """The whole feed-forward as one operation, or None: a dense one without adapters has nothing to
-    fuse."""
-    middle = Value(x.tensor, (*x.axes[:-1], width), x.dtype, x.requires_grad)
-    found = [branch(t, x, name, width, bias=bias, kind=kind) for name in names[:2]]
-    found.append(branch(t, middle, names[2], x.axes[-1], bias=bias, kind=kind))
-    group = as_group(t, found) if any(is_worth_fusing(one) for one in found) else None
-    return None if group is None else fused_mlp(t, x, group)
-
-
 def single_linear(
     t: Tape, x: Value, outputs: Size, *, bias: bool, kind: str, weight: Weight | None
 ) -> Value | None:
@@ -140,7 +128,7 @@ def single_linear(
     return None if group is None else fused_linears(t, x, group)[0]
 
 
-def _product_input(t: Tape, x: Value, packed: bool) -> Value:
+def product_input(t: Tape, x: Value, packed: bool) -> Value:
     """x in the type of a packed base's products, and in autocast's."""
     if packed and not active(t).adapters_only:
         x = cast(t, x, t.policy.product_dtype)
@@ -149,7 +137,7 @@ def _product_input(t: Tape, x: Value, packed: bool) -> Value:
 
 def fused_linears(t: Tape, x: Value, group: Sequence[Branch]) -> list[Value]:
     """The outputs of linears that read one x, each in the type of x."""
-    source = _product_input(t, x, bool(group[0].shape.stored))
+    source = product_input(t, x, bool(group[0].shape.stored))
     outs = _record(t, source, group)
     return [cast(t, out, x.dtype) for out in outs] if group[0].shape.stored else outs
 
@@ -166,11 +154,11 @@ def _record(t: Tape, x: Value, group: Sequence[Branch]) -> list[Value]:
     needs = x.requires_grad or bool(pairs)
     outputs = [t.tensor("output", (*x.axes[:-1], one.shape.outputs), dtype) for one in group]
     outs = [Value(tensor, tensor.axes, dtype, needs) for tensor in outputs]
-    kept = _kept(t, x, cost.new, group, in_place=in_place)
+    kept = made_to_keep(t, x, cost.new, group, in_place=in_place)
     made, gone = scratch(t, "adapter inputs in the products' type", cost.forward_temporary)
     forward = (*((ALLOC, k) for k in kept), *((ALLOC, y) for y in outputs), *made, *gone)
     forward = forward if needs else (*forward, *((FREE, k) for k in kept))
-    costs = [c for one in group for c in _products(one, rows, dtype)]
+    costs = [c for one in group for c in forward_products(one, rows, dtype)]
     note_buffers(t, group, dtype)
     if not needs:
         t.append("fused linears", (x,), outs, forward=forward, costs=costs)
@@ -178,7 +166,7 @@ def _record(t: Tape, x: Value, group: Sequence[Branch]) -> list[Value]:
     # three projections write over what the attention's norm made for them, the last keeps its own
     # gradient
     reuse = in_place and len(group) > 1
-    backward, gradients = _backward(
+    backward, gradients = adapters_backward(
         t, x, group, cost.backward_temporary, dtype, in_place=reuse, casts=in_place
     )
     t.append(
@@ -190,14 +178,14 @@ def _record(t: Tape, x: Value, group: Sequence[Branch]) -> list[Value]:
         costs=costs,
         backward=backward,
         gradients=gradients,
-        backward_costs=[c for one in group for c in _backward_products(one, rows, dtype)],
+        backward_costs=[c for one in group for c in backward_products(one, rows, dtype)],
     )
     for tensor in kept:
         t.last_use[tensor] = len(t.ops) - 1
     return outs
 
 
-def _kept(
+def made_to_keep(
     t: Tape, x: Value, new: Sequence[Saved], group: Sequence[Branch], *, in_place: bool
 ) -> list[Tensor]:
     """What is made to be saved: ours projections and a seed; unsloth's the masks of dropout."""
@@ -212,7 +200,7 @@ def _kept(
     ] + [t.tensor(s.name, s.axes, s.dtype) for s in new if s.dtype is INT64]
 
 
-def _backward(
+def adapters_backward(
     t: Tape,
     x: Value,
     group: Sequence[Branch],
@@ -252,7 +240,7 @@ def _backward(
     return tuple(steps), gradients
 
 
-def _products(one: Branch, rows: Size, dtype: DType) -> list[Cost]:
+def forward_products(one: Branch, rows: Size, dtype: DType) -> list[Cost]:
     shape = one.shape
     costs: list[Cost] = [Dequantize("nf4", shape.elements, 4, dtype)] if shape.stored else []
     costs.append(Gemm(rows, shape.outputs, shape.inputs, dtype))
@@ -264,7 +252,7 @@ def _products(one: Branch, rows: Size, dtype: DType) -> list[Cost]:
     return costs
 
 
-def _backward_products(one: Branch, rows: Size, dtype: DType) -> list[Cost]:
+def backward_products(one: Branch, rows: Size, dtype: DType) -> list[Cost]:
     shape = one.shape
     costs: list[Cost] = [Dequantize("nf4", shape.elements, 4, dtype)] if shape.stored else []
     costs.append(Gemm(rows, shape.inputs, shape.outputs, dtype))
@@ -287,124 +275,3 @@ def note_buffers(t: Tape, group: Sequence[Branch], dtype: DType) -> None:
     for one in group:
         if one.shape.stored:
             t.decoded = max(t.decoded, t.known(one.shape.elements) * dtype.bits // 8)
-
-
-def fused_mlp(t: Tape, x: Value, group: Sequence[Branch]) -> Value:
-    """down(act(gate(x)) * up(x)) as one node, in the type of x."""
-    source = _product_input(t, x, bool(group[0].shape.stored))
-    out = _record_mlp(t, source, group)
-    return cast(t, out, x.dtype) if group[0].shape.stored else out
-
-
-def _record_mlp(t: Tape, x: Value, group: Sequence[Branch]) -> Value:
-    dtype, rows, dropped, in_place = (
-        x.dtype,
-        product(x.axes[:-1]),
-        drops(t),
-        active(t).adapters_only,
-    )
-    adapter_dtype = t.policy.adapter_dtype if t.policy.adapter is not None else dtype
-    gate, up, down = group
-    cost = adapter_kernels.qlora_mlp(
-        rows,
-        (gate.shape, up.shape, down.shape),
-        dtype,
-        adapter_dtype=adapter_dtype,
-        dropout=dropped,
-    )
-    pairs = [value for one in group if one.pair is not None for value in one.pair]
-    output = t.tensor("output", (*x.axes[:-1], down.shape.outputs), dtype)
-    out = Value(output, output.axes, dtype, x.requires_grad or bool(pairs))
-    wide = [t.tensor(name, (*x.axes[:-1], gate.shape.outputs), dtype) for name in ("gate", "up")]
-    new = [s for s in cost.new if s.name not in ("gate", "up")]
-    kept = [*wide, *_kept(t, x, new, (gate, up), in_place=in_place)]
-    if in_place and dropped and down.pair is not None:
-        kept.append(t.tensor("dropout mask", wide[0].axes, BOOL))
-    made, gone = scratch(t, "the gated product", cost.forward_temporary)
-    forward = (*((ALLOC, k) for k in kept), *made, (ALLOC, output), *gone)
-    note_buffers(t, group, dtype)
-    gate_moved = product(wide[0].axes) * (dtype.bits // 8)
-    costs: list[Cost] = [c for one in group for c in _products(one, rows, dtype)]
-    costs.append(Move(3 * gate_moved))
-    if not out.requires_grad:
-        t.append(
-            "fused feed-forward",
-            (x,),
-            (out,),
-            forward=(*forward, *((FREE, k) for k in kept)),
-            costs=costs,
-        )
-        return out
-    backward, gradients = (_unsloth_mlp_backward if in_place else _mlp_backward)(
-        t, x, group, wide, dtype
-    )
-    back: list[Cost] = [c for one in group for c in _backward_products(one, rows, dtype)]
-    t.append(
-        "fused feed-forward",
-        (x, *pairs),
-        (out,),
-        forward=forward,
-        saves=(x.tensor, *kept),
-        costs=costs,
-        backward=backward,
-        gradients=gradients,
-        backward_costs=[*back, Move(6 * gate_moved)],
-    )
-    for tensor in kept:
-        t.last_use[tensor] = len(t.ops) - 1
-    return out
-
-
-def _mlp_backward(
-    t: Tape, x: Value, group: Sequence[Branch], wide: Sequence[Tensor], dtype: DType
-) -> tuple[tuple[tuple[str, Tensor], ...], list[Gradient]]:
-    """The down projection's adapter with the product made again; then the product is dropped, and
-    gate and up follow."""
-    rows = product(x.axes[:-1])
-    adapter_dtype = t.policy.adapter_dtype if t.policy.adapter is not None else dtype
-    of_h, of_up, again = (
-        t.tensor(n, wide[0].axes, dtype, Role.WORKSPACE)
-        for n in ("gradient of the product", "gradient of up", "the product again")
-    )
-    steps: list[tuple[str, Tensor]] = [(ALLOC, of_h), (ALLOC, of_up), (ALLOC, again)]
-    gradients: list[Gradient] = []
-    through, closed = scratch(
-        t, "gradient through down's adapter", rows * group[2].shape.rank * (dtype.bits // 8)
-    )
-    for which in (2, 0, 1):
-        one = group[which]
-        before = group[0].shape.rank if which == 1 else 0
-        need = one.shape.backward_temporary(
-            rows, dtype, adapter_dtype, dropout=drops(t), before=before
-        )
-        if which == 2:
-            need = need - rows * one.shape.rank * (dtype.bits // 8)
-            steps += through
-        made, gone = scratch(t, "gradients through the adapter", need)
-        steps += made
-        for value in one.pair or ():
-            gradients.append(Gradient(value, t.gradient_of(value)))
-            steps.append((ALLOC, gradients[-1].tensor))  # type: ignore[arg-type]
-        steps += gone
-        if which == 2:
-            steps.append((FREE, again))
-            if x.requires_grad:
-                gradients.append(Gradient(x, t.gradient_of(x)))
-                steps.append((ALLOC, gradients[-1].tensor))  # type: ignore[arg-type]
-    return (*steps, *closed, (FREE, of_h), (FREE, of_up)), gradients
-
-
-def _unsloth_mlp_backward(
-    t: Tape, x: Value, group: Sequence[Branch], wide: Sequence[Tensor], dtype: DType
-) -> tuple[tuple[tuple[str, Tensor], ...], list[Gradient]]:
-    """One new tensor as wide as the product; gate and up are overwritten by their gradients, and x
-    by its own."""
-    product_gradient = t.tensor("gradient of the product", wide[0].axes, dtype, Role.WORKSPACE)
-    largest = (
-        t.tensor("unpacked weight", group[1].weight.axes, dtype, Role.WORKSPACE)
-        if group[1].shape.stored
-        else None
-    )
-    steps, gradients = _backward(t, x, group, 0, dtype, in_place=True, casts=True)
-    unpack = ((ALLOC, largest), (FREE, largest)) if largest is not None else ()
-    return ((ALLOC, product_gradient), *steps, *unpack, (FREE, product_gradient)), gradients

@@ -29,6 +29,15 @@ def settle_patch(spec: ModelSpec, config: TrainConfig) -> tuple[KernelSet, Train
     from napkinmath.catalog.kernels import KERNEL_SETS
 
     row = KERNEL_SETS[config.kernels.value]
+    _check(row, spec, config)
+    if row.adapters_only and config.quantization is not None:
+        config = config.replace(quantization=config.quantization.replace(kbit_preparation=False))
+    if spec.family in row.fresh_norms:
+        row = row.replace(norm_in_place=False)
+    return row, config
+
+
+def _check(row: KernelSet, spec: ModelSpec, config: TrainConfig) -> None:
     if spec.family not in row.families:
         raise InputError(
             f"--kernels {row.name} does not know {spec.family} models, only"
@@ -44,19 +53,12 @@ def settle_patch(spec: ModelSpec, config: TrainConfig) -> tuple[KernelSet, Train
             f"--kernels {row.name} with --compile: the compiler fuses these operations itself; drop"
             " one of the two"
         )
-    if row.adapters_only:
-        if config.adapter is None or config.adapter.kind is not AdapterKind.LORA:
-            raise InputError(
-                f"--kernels {row.name} fuses LoRA adapters and nothing else here; add --lora or"
-                " --qlora, or use --kernels hf"
-            )
-        if config.quantization is not None:
-            config = config.replace(
-                quantization=config.quantization.replace(kbit_preparation=False)
-            )
-    if spec.family in row.fresh_norms:
-        row = row.replace(norm_in_place=False)
-    return row, config
+    is_lora = config.adapter is not None and config.adapter.kind is AdapterKind.LORA
+    if row.adapters_only and not is_lora:
+        raise InputError(
+            f"--kernels {row.name} fuses LoRA adapters and nothing else here; add --lora or"
+            " --qlora, or use --kernels hf"
+        )
 
 
 def active(t: Tape) -> RecordingPatch:

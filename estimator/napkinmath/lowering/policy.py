@@ -15,10 +15,9 @@ from napkinmath.config.train_config import (
     TrainConfig,
 )
 from napkinmath.ir.ledger import Role, Tensor, Value, Weight
-from napkinmath.lowering.adapters import adapted_embedding, adapted_linear
+from napkinmath.lowering.adapters import adapted_embedding
+from napkinmath.lowering.linears import ADAPTED_KINDS, QUANTIZED_KINDS, whole_linear
 from napkinmath.lowering.precision import PRECISIONS, computed_rule
-from napkinmath.lowering.quantized import quantized_linear
-from napkinmath.ops.matmul import dense_linear
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,12 +28,6 @@ if TYPE_CHECKING:
     from napkinmath.lowering.parallel.context import ContextSplit
     from napkinmath.lowering.parallel.expert import ExpertSplit
     from napkinmath.lowering.parallel.tensor import TensorSplit
-
-# What quantizers pack and what all-linear adapts: both every nn.Linear, but for projections whose
-# names PEFT moves to the experts, and for classifiers and subclasses of nn.Linear (some routers),
-# which bitsandbytes leaves whole.
-QUANTIZED_KINDS = ("linear", "linear without adapter")
-ADAPTED_KINDS = ("linear", "unquantized linear")
 
 
 class Policy:
@@ -189,34 +182,26 @@ class Policy:
         if self.adapter is not None and trainable:
             # ModulesToSaveWrapper trains a copy of the module, which is tied to nothing
             tied_to = ""
-        if (
-            self.format is not None
-            and (kind in QUANTIZED_KINDS or (kind == "experts" and self.format.packs_experts))
-            and not whole
-            and not self._kept_whole(path)
-            and not trainable
-        ):
-            packed, constants = self.format.pack(name, axes, path)
-            return Weight(
-                path,
-                axes,
-                packed,
-                trainable=False,
-                kind=kind,
-                constants=constants,
-                buffer=buffer,
-                tied_to=tied_to,
-            )
-        stored = dtype or self.parameter_dtype(kind)
+        constants: tuple[Tensor, ...] = ()
+        if self.format is not None and not trainable and not whole and self._packs(path, kind):
+            tensor, constants = self.format.pack(name, axes, path)
+        else:
+            tensor = Tensor(name, axes, dtype or self.parameter_dtype(kind), role, path)
         return Weight(
             path,
             axes,
-            Tensor(name, axes, stored, role, path),
+            tensor,
             trainable=trainable,
             kind=kind,
+            constants=constants,
             buffer=buffer,
             tied_to=tied_to,
         )
+
+    def _packs(self, path: str, kind: str) -> bool:
+        """Whether the quantizer packs a frozen weight."""
+        experts = kind == "experts" and self.format is not None and self.format.packs_experts
+        return (experts or kind in QUANTIZED_KINDS) and not self._kept_whole(path)
 
     def parameter_dtype(self, kind: str) -> DType:
         """Type of an unquantized parameter: k-bit preparation makes what is left unquantized
@@ -320,54 +305,14 @@ class Policy:
         role: Role,
         weight: Weight | None,
     ) -> Value:
-        """Lowers one linear of the model: dense or dequantized, with its adapters around it."""
-        if self.tensor is not None:
-            return self.tensor.linear(
-                t,
-                x,
-                outputs,
-                kind,
-                lambda source: self._whole_linear(t, source, outputs, bias, kind, role, weight),
-            )
-        return self._whole_linear(t, x, outputs, bias, kind, role, weight)
+        """Lowers one linear of the model, split over ranks where tensor parallelism does so."""
 
-    def _whole_linear(
-        self,
-        t: Tape,
-        x: Value,
-        outputs: Size,
-        bias: bool,
-        kind: str,
-        role: Role,
-        weight: Weight | None,
-    ) -> Value:
-        if self.patch is not None and self.patch.adapters and kind != "head":
-            from napkinmath.lowering.patched_linears import single_linear
+        def whole(source: Value) -> Value:
+            return whole_linear(t, source, outputs, bias=bias, kind=kind, role=role, weight=weight)
 
-            out = single_linear(t, x, outputs, bias=bias, kind=kind, weight=weight)
-            if out is not None:
-                return out
-        w = weight or t.weight("weight", (outputs, x.axes[-1]), kind=kind)
-        b = (
-            t.weight(
-                "bias", (outputs,), kind="bias", dtype=self.product_dtype if w.constants else None
-            ).value
-            if bias
-            else None
-        )  # Linear4bit.forward casts it for good
-
-        def base(source: Value) -> Value:
-            if w.constants and self.format is not None:
-                return quantized_linear(t, self.format, source, w, b, role=role)
-            if self.rule.fp8_block is not None and kind in ADAPTED_KINDS + QUANTIZED_KINDS:
-                from napkinmath.lowering.fp8_products import fp8_linear
-
-                return fp8_linear(t, source, w, b, role=role, block=self.rule.fp8_block)
-            return dense_linear(t, source, w.value, b, role=role)
-
-        if self.adapter is not None and self.targets(t.module, kind):
-            return adapted_linear(t, x, outputs, base, self.adapter, role=role, weight=w, bias=b)
-        return base(x)
+        if self.tensor is None:
+            return whole(x)
+        return self.tensor.linear(t, x, outputs, kind, whole)
 
     def targets(self, path: str, kind: str) -> bool:
         """Whether an adapter sits on the linear of that path."""

@@ -8,12 +8,13 @@ from __future__ import annotations
 from napkinmath.base.dtypes import FP16, FP32, DType
 from napkinmath.base.expr import product
 from napkinmath.ir.costs import Dequantize, Gemm
-from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value, Weight
+from napkinmath.ir.ledger import ALLOC, Gradient, Role, Tensor, Value, Weight, allocs, frees
 from napkinmath.ir.weight_format import WeightFormat
 from napkinmath.ops.elementwise import add, cast
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from napkinmath.ir.ledger import Steps
     from napkinmath.ir.recording import RecordingStack
     from napkinmath.ir.tape import Tape
 
@@ -23,67 +24,58 @@ def quantized_linear(
 ) -> Value:
     """y = x·W^T with W unpacked into the compute type for the product, forward and again
     backward; x is not kept."""
+    if fmt.multiplies_integers and t.policy.stack.int8_by_columns:
+        from napkinmath.lowering.int8_by_columns import int8_linear_by_columns
+
+        return int8_linear_by_columns(t, fmt, x, w, bias, role=role)
     if fmt.multiplies_integers:
         from napkinmath.lowering.int8_products import int8_linear
 
         return int8_linear(t, fmt, x, w, bias, role=role)
-    compute = t.policy.product_dtype
-    source_dtype = x.dtype
-    if t.policy.autocast is not None or x.dtype is not compute:
+    given, compute = x.dtype, t.policy.product_dtype
+    if t.policy.autocast is not None or given is not compute:
         x = cast(t, x, compute)
-    rows, outputs, inputs = product(x.axes[:-1]), w.axes[0], w.axes[1]
+    out = _product(t, fmt, x, w, role)
+    if bias is not None and bias.requires_grad:  # a frozen bias is added by the product itself
+        out = add(t, out, Value(bias.tensor, out.axes, compute, True))
+    # Linear4bit.forward returns the type it was given, under autocast too
+    return cast(t, out, given)
+
+
+def _product(t: Tape, fmt: WeightFormat, x: Value, w: Weight, role: Role) -> Value:
+    """The product in the type of x as one node."""
+    compute, rows, (outputs, inputs) = x.dtype, product(x.axes[:-1]), w.axes
     axes = (*x.axes[:-1], outputs)
-    tensor = t.tensor("output", axes, compute, role)
-    out = Value(tensor, axes, compute, x.requires_grad)
+    out = Value(t.tensor("output", axes, compute, role), axes, compute, x.requires_grad)
     temporaries = unpacked(t, fmt, w, compute)
-    allocs, frees = [(ALLOC, y) for y in temporaries], [(FREE, y) for y in temporaries]
-    again, gone = _unpacked_again(t, fmt, w, compute, allocs, frees)
     unpack = Dequantize(decoder(fmt, t.policy.stack), w.elements, fmt.bits, compute)
-    gradient = Gradient(x, t.gradient_of(x)) if x.requires_grad else None
-    backward = (
-        (*again, (ALLOC, gradient.tensor), *gone)
-        if gradient is not None and gradient.tensor is not None
-        else ()
-    )
+    made = t.gradient_of(x) if x.requires_grad else None
+    again, gone = _unpacked_again(t, fmt, w, compute, temporaries)
     t.append(
         f"{fmt.name} linear",
         (x, w.value),
         (out,),
-        forward=(*allocs, (ALLOC, tensor), *frees),
+        forward=(*allocs(*temporaries, out.tensor), *frees(*temporaries)),
         costs=(unpack, Gemm(rows, outputs, inputs, compute)),
         saves=(x.tensor,) if t.policy.stack.quantized_keeps_input and x.requires_grad else (),
-        backward=backward,
-        gradients=(gradient,) if gradient else (),
+        backward=(*again, (ALLOC, made), *gone) if made is not None else (),
+        gradients=(Gradient(x, made),) if made is not None else (),
         backward_costs=(unpack, Gemm(rows, inputs, outputs, compute)),
     )
-    if bias is not None and bias.requires_grad:  # a frozen bias is added by the product itself
-        out = add(t, out, Value(bias.tensor, axes, compute, bias.requires_grad))
-    return cast(
-        t, out, source_dtype
-    )  # Linear4bit.forward returns the type it was given, under autocast too
+    return out
 
 
 def _unpacked_again(
-    t: Tape,
-    fmt: WeightFormat,
-    w: Weight,
-    compute: DType,
-    allocs: list[tuple[str, Tensor]],
-    frees: list[tuple[str, Tensor]],
-) -> tuple[list[tuple[str, Tensor]], list[tuple[str, Tensor]]]:
-    """What the backward unpacks: into the type that the weight was quantized from, then into
-    that of the product."""
+    t: Tape, fmt: WeightFormat, w: Weight, compute: DType, temporaries: list[Tensor]
+) -> tuple[Steps, Steps]:
+    """What the backward unpacks: into the type that the weight was quantized from, then into that
+    of the product."""
     stored = t.policy.compute_dtype
     if stored is compute or not fmt.unpacks_whole:
-        return allocs, frees
+        return allocs(*temporaries), frees(*temporaries)
     *scales, whole = unpacked(t, fmt, w, stored)
     wide = t.tensor("unpacked weight", w.axes, compute, Role.WORKSPACE)
-    return [
-        *((ALLOC, y) for y in (*scales, whole)),
-        *((FREE, y) for y in scales),
-        (ALLOC, wide),
-        (FREE, whole),
-    ], [(FREE, wide)]
+    return (*allocs(*scales, whole), *frees(*scales), *allocs(wide), *frees(whole)), frees(wide)
 
 
 def unpacked(

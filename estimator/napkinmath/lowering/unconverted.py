@@ -14,7 +14,7 @@ from __future__ import annotations
 from napkinmath.ir.ledger import Value, Weight
 from napkinmath.ir.model_spec import ModelSpec, Part, Stage
 from napkinmath.ir.step import Run
-from napkinmath.lowering.policy import QUANTIZED_KINDS
+from napkinmath.lowering.linears import QUANTIZED_KINDS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

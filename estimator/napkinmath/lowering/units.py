@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from napkinmath.ir.costs import CHECKPOINT_DISPATCHES, HOOK_DISPATCHES, Dispatch, HostCopy
 from napkinmath.ir.ledger import ALLOC, FREE, RUN, Block, Role, Tensor, Work
-from napkinmath.lowering.autograd import Backward, Forward, forward_events, saved_tensors
+from napkinmath.lowering.autograd import Backward
+from napkinmath.lowering.forward import Forward, forward_events, saved_tensors
 from napkinmath.lowering.gradient_hooks import gradient_hook
 from napkinmath.lowering.recompute import selected
 
@@ -47,24 +48,17 @@ class Unit:
         self.offload = (
             self._saved_offload(policy) if offload.activations and not self.checkpointed else None
         )
-        to_host = (
-            self.checkpointed
-            and block.output is not None
-            and block.output.requires_grad
-            and (offload.checkpoints or offload.activations)
-        )
-        self.host_input = (
-            Tensor(
-                "checkpoint in host memory",
-                block.input.axes,
-                block.input.dtype,
-                Role.ACTIVATIONS,
-                block.name,
-                host=True,
-            )
-            if to_host and block.input is not None
-            else None
-        )
+        self.host_input = self._host_input(policy) if self.checkpointed else None
+
+    def _host_input(self, policy: Policy) -> Tensor | None:
+        """The checkpoint in host memory, where offload sends it there."""
+        given, output, offload = self.block.input, self.block.output, policy.config.offload
+        if not (offload.checkpoints or offload.activations):
+            return None
+        if given is None or output is None or not output.requires_grad:
+            return None
+        name, role, module = "checkpoint in host memory", Role.ACTIVATIONS, self.block.name
+        return Tensor(name, given.axes, given.dtype, role, module, host=True)
 
     def _selected(self, policy: Policy) -> dict[Tensor, None]:
         output = self.block.output
@@ -119,23 +113,10 @@ class Unit:
     ) -> tuple[Backward, Tensor | None]:
         """The block's backward from the gradient of its output; returns it with the gradient of its
         input."""
-        block, checkpointed = self.block, self.checkpointed
-        recompute: list[Event] = []
-        unreached: list[Tensor] = []
-        held = True
-        if checkpointed:
-            again = forward_events(
-                block,
-                keep=True,
-                holds_input=True,
-                stop_early=not self.reentrant,
-                selected=self.selected,
-                replay=True,
-            )
-            recompute, held = self._fetched(again.events)
-            unreached = again.unreached
+        checkpointed, output = self.checkpointed, self.block.output
+        recompute, unreached, held = self._run_again() if checkpointed else ([], [], True)
         backward = Backward(
-            block,
+            self.block,
             accumulate=accumulate,
             filled=filled,
             opened=opened,
@@ -149,14 +130,26 @@ class Unit:
         if self.reentrant:  # CheckpointFunction.backward runs the forward first
             backward.events += recompute
         result = backward.run(incoming)
-        backward.events += [
-            (FREE, tensor) for tensor in unreached
-        ]  # the cache of kept results goes with the graph
-        if (
-            checkpointed and self.reentrant and block.output is not None
-        ):  # the recomputed output is a local of CheckpointFunction.backward
-            backward.events.append((FREE, block.output.tensor))
+        # the cache of kept results goes with the graph
+        backward.events += [(FREE, tensor) for tensor in unreached]
+        # the recomputed output is a local of CheckpointFunction.backward
+        if checkpointed and self.reentrant and output is not None:
+            backward.events.append((FREE, output.tensor))
         return backward, result
+
+    def _run_again(self) -> tuple[list[Event], list[Tensor], bool]:
+        """(the recomputation, what of it goes with the graph, whether the input stays to the
+        end)."""
+        again = forward_events(
+            self.block,
+            keep=True,
+            holds_input=True,
+            stop_early=not self.reentrant,
+            selected=self.selected,
+            replay=True,
+        )
+        recompute, held = self._fetched(again.events)
+        return recompute, again.unreached, held
 
     def _fetched(self, recompute: list[Event]) -> tuple[list[Event], bool]:
         """The recomputation with its input brought back first; whether the input stays to the end

@@ -34,30 +34,28 @@ def settle_virtual_tokens(
 ) -> TrainConfig:
     """The configuration with a prompt's tokens counted in; InputError for models and settings that
     the library or the record has not."""
-    method = adapter.kind.value
     encodes = adapter.kind is AdapterKind.PROMPT
     encodes = encodes and spec.stages[0].part.virtual_tokens == ENCODER_TOKENS
     if not encodes and not _all_before_decoder(spec):
         raise InputError(
-            f"{method} tuning is priced for decoders alone whose attention has plain heads, not for"
-            f" {spec.family}; use --lora"
+            f"{adapter.kind.value} tuning is priced for decoders alone whose attention has plain"
+            f" heads, not for {spec.family}; use --lora"
         )
-    if (
-        adapter.kind is AdapterKind.PREFIX
-        and config.recompute.kind is not RecomputeKind.NONE
-        and config.training_mode
-    ):
+    length, batch = config.sequence_length, config.batch
+    if adapter.kind is AdapterKind.PREFIX:
+        _refuse_checkpointing(config)
+        return config
+    if encodes and not batch.target_length:  # the prompt lengthens what the encoder reads alone
+        config = config.replace(batch=batch.replace(target_length=length))
+    return config.replace(sequence_length=length + adapter.num_virtual_tokens)
+
+
+def _refuse_checkpointing(config: TrainConfig) -> None:
+    if config.recompute.kind is not RecomputeKind.NONE and config.training_mode:
         raise InputError(
             "prefix tuning does not work with gradient checkpointing (peft refuses it); add"
             " --checkpointing none"
         )
-    if (
-        encodes and not config.batch.target_length
-    ):  # the prompt lengthens what the encoder reads alone
-        config = config.replace(batch=config.batch.replace(target_length=config.sequence_length))
-    if adapter.kind is AdapterKind.PROMPT:
-        return config.replace(sequence_length=config.sequence_length + adapter.num_virtual_tokens)
-    return config
 
 
 def _all_before_decoder(spec: ModelSpec) -> bool:
@@ -75,20 +73,17 @@ def with_virtual_tokens(t: Tape, x: Value, shared: dict[str, Value]) -> Value:
         found = _looked_up(t, (*batch, count), width)
         with t.scope() as frame:
             frame.local(x, shared["labels"])
-            shared["labels"] = constant(
-                t, "labels with virtual tokens", (*batch, length + count), INT64
-            )
+            longer = (*batch, length + count)
+            shared["labels"] = constant(t, "labels with virtual tokens", longer, INT64)
             return concatenate(t, (cast(t, found, x.dtype), x), (*batch, symbol("s"), width))
     count = t.policy.virtual_tokens(AdapterKind.PREFIX)
     if count:
         k, dh, layers = symbol("k"), symbol("dh"), symbol("L")
-        found = cast(
-            t, _looked_up(t, (x.axes[0], count), 2 * layers * k * dh), t.policy.loaded_dtype
-        )
+        looked = _looked_up(t, (x.axes[0], count), 2 * layers * k * dh)
+        found = cast(t, looked, t.policy.loaded_dtype)
         split = t.view(found, (x.axes[0], count, 2 * layers, k, dh))
-        shared[PREFIX] = copy(
-            t, split, name="prefix by layer"
-        )  # the cache copies each layer's part
+        # the cache copies each layer's part
+        shared[PREFIX] = copy(t, split, name="prefix by layer")
     return x
 
 

@@ -16,7 +16,7 @@ from napkinmath.base.expr import Size, ceil_div, minimum, product, symbol
 from napkinmath.config.train_config import Loss, Precision, RecomputeConfig, TrainConfig
 from napkinmath.config.workload_config import Workload, WorkloadKind
 from napkinmath.ir.costs import Move
-from napkinmath.ir.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Work
+from napkinmath.ir.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Work, allocs, frees
 from napkinmath.ir.model_spec import ModelSpec
 from napkinmath.ir.step import Run, Segment, Step
 from napkinmath.lowering.lifecycle import load_segments
@@ -150,33 +150,30 @@ def _beside(spec: ModelSpec, policy: Policy, step: Step) -> tuple[list[Segment],
     config, workload = policy.config, policy.config.workload
     before: list[Segment] = []
     after: list[Segment] = []
-    if (
-        workload.kind in (WorkloadKind.DPO, WorkloadKind.GRPO, WorkloadKind.PPO)
-        and workload.reference
-    ):
+    referring = workload.kind in (WorkloadKind.DPO, WorkloadKind.GRPO, WorkloadKind.PPO)
+    if referring and workload.reference:
         loaded, forward = _forward(step, spec, policy, config, "reference")
         if config.adapter is None:
             step.load += loaded
         (after if workload.kind is WorkloadKind.DPO else before).extend(forward)
     if workload.teacher:
-        teacher = policy.teacher
-        assert teacher is not None  # read by whoever made the policy
-        frozen = config.replace(
-            adapter=None,
-            quantization=None,
-            precision=_TEACHING.get(config.precision, Precision.BF16_AUTOCAST),
-        )
-        name = "teacher" if workload.kind is WorkloadKind.DISTILL else "reward model"
-        loaded, forward = _forward(
-            step,
-            without_loss(teacher, config) if name == "teacher" else scored(teacher),
-            policy,
-            frozen,
-            name,
-        )
-        step.load += loaded
-        (after if name == "teacher" else before).extend(forward)
+        (after if workload.kind is WorkloadKind.DISTILL else before).extend(_taught(policy, step))
     return before, after
+
+
+def _taught(policy: Policy, step: Step) -> list[Segment]:
+    """The forward of a teacher, or of a reward model; the step loads it."""
+    config, teacher = policy.config, policy.teacher
+    assert teacher is not None  # read by whoever made the policy
+    precision = _TEACHING.get(config.precision, Precision.BF16_AUTOCAST)
+    frozen = config.replace(adapter=None, quantization=None, precision=precision)
+    if config.workload.kind is WorkloadKind.DISTILL:
+        name, model = "teacher", without_loss(teacher, config)
+    else:
+        name, model = "reward model", scored(teacher)
+    loaded, forward = _forward(step, model, policy, frozen, name)
+    step.load += loaded
+    return forward
 
 
 def _forward(
@@ -233,17 +230,10 @@ def _in_the_middle(own: ModelSpec, policy: Policy, step: Step) -> list[Segment]:
     workload = policy.config.workload
     found: list[Segment] = []
     if workload.eval_batch:
-        found += _untimed(
-            _forward(
-                step,
-                own,
-                policy,
-                policy.config,
-                "evaluation",
-                phase=Phase.EVALUATE,
-                more=(("b", workload.eval_batch),),
-            )[1]
-        )
+        rows: Symbols = (("b", workload.eval_batch),)
+        how, name = policy.config, "evaluation"
+        forward = _forward(step, own, policy, how, name, phase=Phase.EVALUATE, more=rows)[1]
+        found += _untimed(forward)
     if workload.generate_tokens:
         prefill = _untimed(_prefill(step, own, policy, "generation", ()))
         found += _generation(
@@ -290,49 +280,35 @@ def _generation(
     opened: list[Segment] = []
     closed: list[Segment] = []
     decoded: list[Segment] = []
-    dtype = policy.autocast or policy.loaded_dtype
     for run in runs:
-        moved: Size = 0
+        read: Size = 0
         for weight in run.block.weights:
-            moved = moved + weight.tensor.nbytes
+            read = read + weight.tensor.nbytes
         events: list[Event] = []
         if run.stage.checkpointed:
-            axes = _cache_axes(run, rows, length)
-            pair = [
-                Tensor(f"{what} cache", axes, dtype, Role.ACTIVATIONS, run.block.name)
-                for what in ("key", "value")
-            ]
-            grown = Tensor("grown cache", axes, dtype, Role.WORKSPACE, run.block.name)
-            opened.append(
-                Segment(
-                    f"{name}: cache of {run.name}",
-                    Phase.EVALUATE,
-                    [(ALLOC, t) for t in pair],
-                    run.count,
-                    run.stage.symbols,
-                )
-            )
-            closed.append(
-                Segment(
-                    f"{name}: cache of {run.name} dropped",
-                    Phase.EVALUATE,
-                    [(FREE, t) for t in pair],
-                    run.count,
-                    run.stage.symbols,
-                )
-            )
-            moved = moved + 3 * product(axes) * dtype.bits // 8
+            pair, grown = _caches(run, policy, rows, length)
+            label = f"{name}: cache of {run.name}"
+            opened.append(run.segment(label, Phase.EVALUATE, list(allocs(*pair))))
+            closed.append(run.segment(f"{label} dropped", Phase.EVALUATE, list(frees(*pair))))
+            read = read + 3 * product(grown.axes) * grown.dtype.bits // 8
             events = [(ALLOC, grown), (FREE, grown)]
         if timed:
-            events.append((RUN, Work(None, (Move(tokens * moved, tokens * _LAUNCHES),), False)))
-        decoded.append(
-            Segment(f"{name}: {run.name}", Phase.EVALUATE, events, run.count, run.stage.symbols)
-        )
+            events.append((RUN, Work(None, (Move(tokens * read, tokens * _LAUNCHES),), False)))
+        decoded.append(run.segment(f"{name}: {run.name}", Phase.EVALUATE, events))
     logits = Tensor("logits of the next token", (rows, _v), FP32, Role.LOGITS)
-    decoded.append(
-        Segment(f"{name}: next token", Phase.EVALUATE, [(ALLOC, logits), (FREE, logits)])
-    )
+    next_token: list[Event] = [(ALLOC, logits), (FREE, logits)]
+    decoded.append(Segment(f"{name}: next token", Phase.EVALUATE, next_token))
     return opened + prefill + decoded + closed
+
+
+def _caches(run: Run, policy: Policy, rows: Size, length: Size) -> tuple[list[Tensor], Tensor]:
+    """(keys and values of one layer, either of them while it grows)."""
+    axes, module = _cache_axes(run, rows, length), run.block.name
+    dtype = policy.autocast or policy.loaded_dtype
+    pair = [
+        Tensor(f"{what} cache", axes, dtype, Role.ACTIVATIONS, module) for what in ("key", "value")
+    ]
+    return pair, Tensor("grown cache", axes, dtype, Role.WORKSPACE, module)
 
 
 def _cache_axes(run: Run, rows: Size, length: Size) -> tuple[Size, ...]:

@@ -129,16 +129,15 @@ def stage_figures(ranks: PipelineRanks, *, steps: int = 2) -> tuple[StageFigures
         key = (layers[rank], held, rank == 0, rank == stages - 1)
         if key not in found:
             found[key] = peak_bytes(ranks.step(rank), steps=steps)
-        rows.append(
-            StageFigures(
-                rank=rank,
-                num_layers=layers[rank],
-                in_flight=held,
-                peak_bytes=found[key],
-                embeds=key[2],
-                computes_loss=key[3],
-            )
+        figures = StageFigures(
+            rank=rank,
+            num_layers=layers[rank],
+            in_flight=held,
+            peak_bytes=found[key],
+            embeds=rank == 0,
+            computes_loss=rank == stages - 1,
         )
+        rows.append(figures)
     return tuple(rows)
 
 

@@ -74,14 +74,7 @@ def fused(
     window: Size | None,
     bias: Value | None = None,
 ) -> Value:
-    """One fused kernel (flash, efficient, cudnn): keeps q, k, v, the output and the fp32
-    log-sum-exp of each row.
-
-    Backward of flash accumulates dq in fp32 over rows rounded to 128 and head size to 32, and with
-    grouped heads writes dk and dv per query head before summing. Source: flash-attention
-    csrc/flash_attn/flash_api.cpp mha_bwd; torch
-    aten/src/ATen/native/transformers/cuda/attention_backward.cu.
-    """
+    """One fused kernel over whole sequences, of which other ranks may hold parts."""
     context = t.policy.context
     if context is not None:
         return context.attention(t, kernel, q, k, v, causal=causal, window=window)
@@ -99,7 +92,14 @@ def fused_on_rank(
     window: Size | None,
     bias: Value | None = None,
 ) -> Value:
-    """The kernel on what this rank has of the sequence."""
+    """One fused kernel (flash, efficient, cudnn): keeps q, k, v, the output and the fp32
+    log-sum-exp of each row.
+
+    Backward of flash accumulates dq in fp32 over rows rounded to 128 and head size to 32, and with
+    grouped heads writes dk and dv per query head before summing. Source: flash-attention
+    csrc/flash_attn/flash_api.cpp mha_bwd; torch
+    aten/src/ATen/native/transformers/cuda/attention_backward.cu.
+    """
     rows, heads, s_q, _ = q.axes
     s_kv, v_size = k.axes[2], v.axes[3]
     axes = (rows, s_q, heads, v_size)

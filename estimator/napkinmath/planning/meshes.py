@@ -15,7 +15,7 @@ from napkinmath.config.parallel_config import DataParallel, ParallelConfig, Pipe
 from napkinmath.ir.ledger import Phase
 from napkinmath.lowering.choices import resolve
 from napkinmath.lowering.parallel.pipeline import num_micro_batches
-from napkinmath.lowering.parallel.tensor import valid_degrees
+from napkinmath.lowering.parallel.tensor_share import valid_degrees
 from napkinmath.memory.pipeline_ranks import PipelineRanks, distinct_ranks
 from napkinmath.memory.simulate import Scopes, managed_bytes, peak_bytes, running
 from napkinmath.models.read import read_teacher

@@ -9,6 +9,7 @@ from napkinmath.ir.ledger import ALLOC, FREE, Phase, Role, Tensor, Weight
 from napkinmath.ir.step import Run, Segment, Step, Update
 from napkinmath.lowering.data_parallel.fsdp2 import FullyShard
 from napkinmath.lowering.data_parallel.fsdp2_stages import ShardedStages
+from napkinmath.lowering.data_parallel.holders import last_apart
 from napkinmath.lowering.data_parallel.host import update_on_host
 from napkinmath.lowering.data_parallel.main_gradients import (
     distributed_optimizer_step,
@@ -23,9 +24,18 @@ from napkinmath.lowering.parallel.pipeline import pipelined, waiting_buffers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Protocol
+
     from napkinmath.ir.ledger import Event
+    from napkinmath.lowering.data_parallel.pieces import Piece
     from napkinmath.lowering.policy import Policy
     from napkinmath.lowering.record import RankModel
+
+    class Lowered(Protocol):
+        """The segments of one kind of micro-step."""
+
+        def __call__(self, *, accumulate: bool, reduces: bool, first: bool) -> list[Segment]: ...
 
 
 def sharded_step(model: RankModel, policy: Policy) -> Step:
@@ -75,9 +85,7 @@ def _staged_engine_step(model: RankModel, policy: Policy) -> Step:
 
 def pipelined_steps(model: RankModel, policy: Policy) -> list[tuple[int, list[Segment]]]:
     """A pipeline rank's turns in its schedule's order, the last one by itself."""
-    turns = pipelined(model, policy)
-    times, last = turns[-1]
-    return turns if times == 1 else [*turns[:-1], (times - 1, last), (1, last)]
+    return last_apart(pipelined(model, policy))
 
 
 def fully_sharded_step(model: RankModel, policy: Policy) -> Step:
@@ -117,7 +125,7 @@ def staged_step(model: RankModel, policy: Policy) -> Step:
 def _step_of_pieces(
     model: RankModel,
     policy: Policy,
-    walkers: list[FullyShard],
+    walkers: Sequence[FullyShard],
     micro_steps: list[tuple[int, list[Segment]]],
     waiting: list[Segment],
 ) -> Step:
@@ -184,47 +192,45 @@ def load_whole_units(
     distributed/fsdp/_fully_shard/ _fsdp_init.py _move_states_to_device, _fsdp_param.py
     _init_sharded_param; _flat_param.py _init_flat_param_and_metadata.
     """
-    flat = policy.config.parallel.data_parallel is DataParallel.FSDP1
     found: list[Segment] = []
     for run, mine in zip(runs, owned, strict=True):
+        split = [w for w in run.block.weights if is_sharded(w, policy)]
         stay = [
             t
             for w in run.block.weights
             if not w.tied_to
-            for t in ((w.tensor, *w.constants) if not is_sharded(w, policy) else w.constants)
+            for t in (w.constants if w in split else (w.tensor, *w.constants))
         ]
-        wholes = [
-            Tensor(
-                f"whole {w.tensor.name}",
-                w.tensor.axes,
-                w.tensor.dtype if w.constants else stored_dtype(w, policy),
-                Role.WEIGHTS,
-                w.path,
-            )
-            for w in run.block.weights
-            if is_sharded(w, policy)
-        ]
+        wholes = [_whole(w, policy) for w in split]
         parts = [w.tensor for w in mine.block.weights if is_part(w, pieces.get(run.name))]
         events: list[Event] = [(ALLOC, t) for t in stay + wholes]
-        if flat:
-            joined = [Tensor(f"{t.name}, flat", t.axes, t.dtype, t.role, t.module) for t in wholes]
-            events += [
-                *((ALLOC, t) for t in joined),
-                *((FREE, t) for t in wholes),
-                *((ALLOC, t) for t in parts),
-                *((FREE, t) for t in joined),
-            ]
-        else:
-            events += [
-                e
-                for part, whole in zip(parts, wholes, strict=True)
-                for e in ((ALLOC, part), (FREE, whole))
-            ]
+        events += _cut(
+            wholes, parts, flat=policy.config.parallel.data_parallel is DataParallel.FSDP1
+        )
         if events:
-            found.append(
-                Segment(f"weights of {run.name}", Phase.LOAD, events, run.count, run.stage.symbols)
-            )
+            found.append(run.segment(f"weights of {run.name}", Phase.LOAD, events))
     return found
+
+
+def _whole(weight: Weight, policy: Policy) -> Tensor:
+    """A weight as it comes to the device before it is split."""
+    stored = weight.tensor
+    dtype = stored.dtype if weight.constants else stored_dtype(weight, policy)
+    return Tensor(f"whole {stored.name}", stored.axes, dtype, Role.WEIGHTS, weight.path)
+
+
+def _cut(wholes: list[Tensor], parts: list[Tensor], *, flat: bool) -> list[Event]:
+    """The rank's parts of whole parameters, which go: one by one, or out of their `flat` row."""
+    if not flat:
+        pairs = zip(parts, wholes, strict=True)
+        return [event for part, whole in pairs for event in ((ALLOC, part), (FREE, whole))]
+    joined = [Tensor(f"{t.name}, flat", t.axes, t.dtype, t.role, t.module) for t in wholes]
+    return [
+        *((ALLOC, t) for t in joined),
+        *((FREE, t) for t in wholes),
+        *((ALLOC, t) for t in parts),
+        *((FREE, t) for t in joined),
+    ]
 
 
 def is_part(weight: Weight, piece: Piece | None) -> bool:
@@ -239,12 +245,3 @@ def update_of(owned: list[Run], policy: Policy, sizes: dict[str, int]) -> Update
     if not policy.config.offload.parameters:
         return lower_update(owned, policy, sizes)
     return update_on_host(owned, policy)
-
-
-if TYPE_CHECKING:
-    from typing import Protocol
-
-    from napkinmath.lowering.data_parallel.pieces import Piece
-
-    class Lowered(Protocol):
-        def __call__(self, *, accumulate: bool, reduces: bool, first: bool) -> list[Segment]: ...

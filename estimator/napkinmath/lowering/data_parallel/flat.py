@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from napkinmath.base.dtypes import FP32, DType
 from napkinmath.base.expr import Size
-from napkinmath.ir.ledger import Role, Tensor, Weight
-from napkinmath.ir.step import Run
+from napkinmath.ir.ledger import ALLOC, Phase, Role, Tensor, Weight
+from napkinmath.ir.step import Run, Segment, segments
 from napkinmath.lowering.data_parallel.holders import own_elements
+from napkinmath.lowering.data_parallel.stored import shadow
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.config.parallel_config import ParallelConfig
+    from napkinmath.ir.ledger import Event
 
 
 def elements_of(weights: list[Weight]) -> Size:
@@ -43,15 +45,28 @@ def partition(
     )
 
 
-def trained_weights(run: Run) -> list[Weight]:
-    """The weights of a run that get a gradient, tied ones once."""
-    return [w for w in run.block.weights if w.trainable and not w.tied_to and not w.buffer]
-
-
 def master_of(run: Run, parallel: ParallelConfig, *, host: bool = False) -> Weight | None:
     """The fp32 part that the optimizer updates, as a parameter of its own."""
-    trained = trained_weights(run)
+    trained = run.trained
     if not trained:
         return None
     tensor = partition("fp32 partition", trained, parallel, FP32, Role.MASTER, run, host=host)
     return Weight(f"{run.block.name}.fp32", tensor.axes, tensor, trainable=True, kind="partition")
+
+
+def own_partitions(runs: list[Run], parallel: ParallelConfig, *, host: bool = False) -> list[Run]:
+    """Each run with the rank's fp32 part for its weight; without any where nothing is trained."""
+    masters = [master_of(run, parallel, host=host) for run in runs]
+    return [
+        shadow(run, [] if master is None else [master], [])
+        for run, master in zip(runs, masters, strict=True)
+    ]
+
+
+def partitions_loaded(owned: list[Run]) -> list[Segment]:
+    """The fp32 parts, made as the engine is."""
+
+    def made(run: Run) -> list[Event]:
+        return [(ALLOC, w.tensor) for w in run.block.weights]
+
+    return segments("fp32 partition", Phase.LOAD, owned, made)

@@ -22,6 +22,7 @@ from napkinmath.lowering.data_parallel.stored import is_sharded, on_host, stored
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from napkinmath.base.dtypes import DType
     from napkinmath.ir.ledger import Event
     from napkinmath.lowering.data_parallel.pieces import Both
     from napkinmath.lowering.policy import Policy
@@ -35,29 +36,32 @@ class FlatPiece(Piece):
     __slots__ = ("flat_gradient", "kept_gradient", "zeros")
 
     def __init__(self, run: Run, policy: Policy) -> None:
-        parallel, offload = policy.config.parallel, policy.config.offload
-        self.parallel = parallel
+        parallel = self.parallel = policy.config.parallel
         self.ranks, self.replicas = parallel.shard_degree, parallel.replica_degree
         self.symbols: Symbols = run.stage.symbols
         self.name, self.copies = run.name, run.count
         self.output = self.reduce_input = None
-        self.zeros: Tensor | None = (
-            # gradients of frozen views, which the split's backward fills in
-            # (split_with_sizes_backward)
-            None
-        )
+        # gradients of frozen views, which the split's backward fills in (split_with_sizes_backward)
+        self.zeros: Tensor | None = None
         self.parts: list[Weight] = []
         self.gathered: list[Tensor] = []
         self.casts: list[Tensor] = []
         self.flat_gradient = self.reduced = self.gradient = self.host_gradient = None
-        self.kept_gradient: Tensor | None = (
-            None  # the whole gradient that micro-steps without a reduction add up
-        )
+        # the whole gradient that micro-steps without a reduction add up
+        self.kept_gradient: Tensor | None = None
+        self._flatten_all(run, policy)
+        self.sent = self.own_bytes()
+        if policy.config.offload.parameters:
+            self.casts += [
+                _buffer("part from the host", p.tensor.axes, p.tensor, run) for p in self.parts
+            ]
+            self.host_gradient = on_host(self.gradient) if self.gradient is not None else None
+
+    def _flatten_all(self, run: Run, policy: Policy) -> None:
+        """Flat parameters of what is frozen and of what is trained, or one of both."""
         weights = [w for w in run.block.weights if is_sharded(w, policy)]
-        frozen, trained = (
-            [w for w in weights if not w.trainable and not w.constants],
-            [w for w in weights if w.trainable],
-        )
+        frozen = [w for w in weights if not w.trainable and not w.constants]
+        trained = [w for w in weights if w.trainable]
         if frozen and trained and has_flat_adapters(policy):
             self._flatten(frozen + trained, run, policy)
             self._split(frozen, trained)
@@ -67,111 +71,53 @@ class FlatPiece(Piece):
         for weight in weights:
             if weight.constants:
                 self._packed(weight)
-        self.sent = self.own_bytes()
-        if offload.parameters:
-            self.casts += [
-                _buffer("part from the host", p.tensor.axes, p.tensor, run) for p in self.parts
-            ]
-            self.host_gradient = on_host(self.gradient) if self.gradient is not None else None
 
     def _split(self, frozen: list[Weight], trained: list[Weight]) -> None:
         """The rank's part of a flat parameter that adapters share: the optimizer sees what is
         trained in it."""
-        whole = self.parts.pop()
-        assert self.flat_gradient is not None
-        like = self.flat_gradient
-        self.zeros = Tensor(
-            "zeros for frozen weights",
-            (elements_of(frozen),),
-            like.dtype,
-            Role.GRADIENTS,
-            like.module,
-            SOURCE,
-        )
+        whole, like = self.parts.pop().tensor, self.flat_gradient
+        assert like is not None
+        size, module = (elements_of(frozen),), like.module
+        name = "zeros for frozen weights"
+        self.zeros = Tensor(name, size, like.dtype, Role.GRADIENTS, module, SOURCE)
         for group, name in ((frozen, "frozen"), (trained, "trained")):
             axes = (ceil_div(elements_of(group), self.ranks),)
-            tensor = Tensor(
-                whole.tensor.name,
-                axes,
-                whole.tensor.dtype,
-                group[0].tensor.role,
-                whole.tensor.module,
-                SOURCE,
-            )
-            self.parts.append(
-                Weight(
-                    f"{whole.tensor.module}.{name}",
-                    axes,
-                    tensor,
-                    trainable=group is trained,
-                    kind="flat",
-                )
-            )
+            role, module = group[0].tensor.role, whole.module
+            tensor = Tensor(whole.name, axes, whole.dtype, role, module, SOURCE)
+            path, trains = f"{module}.{name}", group is trained
+            self.parts.append(Weight(path, axes, tensor, trainable=trains, kind="flat"))
 
     def _flatten(self, group: list[Weight], run: Run, policy: Policy) -> None:
         computed, stored = group[0].tensor.dtype, stored_dtype(group[0], policy)
-        elements = elements_of(group)
-        part = ceil_div(elements, self.ranks)
-        trainable = group[-1].trainable
-        tensor = Tensor(
-            "flat parameter", (part,), stored, group[0].tensor.role, run.block.name, SOURCE
-        )
-        self.parts.append(
-            Weight(
-                f"{run.block.name}.{'trained' if trainable else 'frozen'}",
-                (part,),
-                tensor,
-                trainable=trainable,
-                kind="flat",
-            )
-        )
+        role, module, trains = group[0].tensor.role, run.block.name, group[-1].trainable
+        part = ceil_div(elements_of(group), self.ranks)
+        tensor = Tensor("flat parameter", (part,), stored, role, module, SOURCE)
+        path = f"{module}.{'trained' if trains else 'frozen'}"
+        self.parts.append(Weight(path, (part,), tensor, trainable=trains, kind="flat"))
         if stored is not computed:
-            self.casts.append(
-                Tensor(
-                    "part to gather", (part,), computed, Role.COMMUNICATION, run.block.name, SOURCE
-                )
-            )
+            name, role_of_cast = "part to gather", Role.COMMUNICATION
+            self.casts.append(Tensor(name, (part,), computed, role_of_cast, module, SOURCE))
         if self.ranks > 1 or stored is not computed:
-            self.gathered.append(
-                Tensor(
-                    "gathered flat parameter",
-                    (self.ranks * part,),
-                    computed,
-                    group[0].tensor.role,
-                    run.block.name,
-                    SOURCE,
-                )
-            )
-        if trainable:
-            wanted = policy.config.parallel.reduce_dtype
-            reduced = computed if wanted == "auto" else find_dtype(wanted)
-            self.flat_gradient = Tensor(
-                "gradient of the flat parameter",
-                (self.ranks * part,),
-                computed,
-                Role.GRADIENTS,
-                run.block.name,
-                SOURCE,
-            )
-            self.reduced = Tensor(
-                "reduced gradients", (part,), reduced, Role.GRADIENTS, run.block.name, SOURCE
-            )
-            self.gradient = (
-                self.reduced
-                if reduced is stored
-                else Tensor(
-                    "sharded gradients", (part,), stored, Role.GRADIENTS, run.block.name, SOURCE
-                )
-            )
-            if reduced is not computed:
-                self.reduce_input = Tensor(
-                    "gradients to reduce",
-                    (self.ranks * part,),
-                    reduced,
-                    Role.COMMUNICATION,
-                    run.block.name,
-                    SOURCE,
-                )
+            name, size = "gathered flat parameter", (self.ranks * part,)
+            self.gathered.append(Tensor(name, size, computed, role, module, SOURCE))
+        if trains:
+            self._flat_gradients(part, computed, stored, module)
+
+    def _flat_gradients(self, part: Size, computed: DType, stored: DType, module: str) -> None:
+        """The whole gradient of a flat parameter, and what its reduction makes of it."""
+        wanted, whole = self.parallel.reduce_dtype, self.ranks * part
+        reduced = computed if wanted == "auto" else find_dtype(wanted)
+
+        def gradient(name: str, size: Size, dtype: DType) -> Tensor:
+            return Tensor(name, (size,), dtype, Role.GRADIENTS, module, SOURCE)
+
+        self.flat_gradient = gradient("gradient of the flat parameter", whole, computed)
+        self.reduced = self.gradient = gradient("reduced gradients", part, reduced)
+        if reduced is not stored:
+            self.gradient = gradient("sharded gradients", part, stored)
+        if reduced is not computed:
+            name, role = "gradients to reduce", Role.COMMUNICATION
+            self.reduce_input = Tensor(name, (whole,), reduced, role, module, SOURCE)
 
     def _packed(self, weight: Weight) -> None:
         part = ceil_div(weight.tensor.nbytes, self.ranks)

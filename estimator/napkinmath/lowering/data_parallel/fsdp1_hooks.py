@@ -40,22 +40,10 @@ def held_by_hook(run: Run, policy: Policy) -> tuple[Tensor, Tensor] | None:
         or any(w.trainable for w in own)
     ):
         return None
-    name = run.block.name
+    name, axes, dtype = run.block.name, entered.axes, entered.dtype
     return (
-        Tensor(
-            "recomputed input held by FSDP's hook",
-            entered.axes,
-            entered.dtype,
-            Role.ACTIVATIONS,
-            name,
-        ),
-        Tensor(
-            "gradient held by FSDP's hook",
-            entered.axes,
-            entered.dtype,
-            Role.ACTIVATION_GRADIENTS,
-            name,
-        ),
+        Tensor("recomputed input held by FSDP's hook", axes, dtype, Role.ACTIVATIONS, name),
+        Tensor("gradient held by FSDP's hook", axes, dtype, Role.ACTIVATION_GRADIENTS, name),
     )
 
 
@@ -91,21 +79,11 @@ def sums_of_views(runs: list[Run], index: int, events: list[Event], policy: Poli
         return events
     found: list[Event] = []
     for action, payload in events:
-        if (
-            action == FREE
-            and isinstance(payload, Tensor)
-            and payload.role is Role.GRADIENTS
-            and payload.axes == shared[0].axes
-        ):
-            total = Tensor(
-                "sum of tied gradients",
-                payload.axes,
-                payload.dtype,
-                payload.role,
-                payload.module,
-                payload.source,
-            )
-            found += [(ALLOC, total), (FREE, total)]
+        if action == FREE and isinstance(payload, Tensor) and payload.axes == shared[0].axes:
+            t, name = payload, "sum of tied gradients"
+            if t.role is Role.GRADIENTS:
+                total = Tensor(name, t.axes, t.dtype, t.role, t.module, t.source)
+                found += [(ALLOC, total), (FREE, total)]
         found.append((action, payload))  # type: ignore[arg-type]
     return found
 

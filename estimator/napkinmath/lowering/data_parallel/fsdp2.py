@@ -70,11 +70,7 @@ class FullyShard:
         self._reset()
         self.reduces, self.first, self.held = reduces, first, held
         self.out: list[Segment] = []
-        left = {
-            Phase.FORWARD: self._copies(segments, Phase.FORWARD),
-            Phase.BACKWARD: self._copies(segments, Phase.BACKWARD),
-        }
-        self.steps_back = left[Phase.BACKWARD].copy()
+        left = {phase: self._copies(segments, phase) for phase in (Phase.FORWARD, Phase.BACKWARD)}
         backward = False
         for segment in segments:
             index = self.index_of.get(segment.name, -1)
@@ -83,7 +79,7 @@ class FullyShard:
                 self._end_of_forward()
             if segment.name == "end of the micro-step":
                 self._end_of_backward()
-            if index < 0 or index not in self.unit_of or segment.phase not in left:
+            if index not in self.unit_of or segment.phase not in left:
                 self.out.append(segment)
                 continue
             copies = left[segment.phase]
@@ -98,63 +94,6 @@ class FullyShard:
             if segment.phase is phase and index >= 0:
                 found[index] = found.get(index, 0) + segment.repeat
         return found
-
-    # ------------------------------------------------------------ many micro-batches without a gather or a reduction between them
-
-    def gathered_once(self, forward: list[Segment]) -> list[Segment]:
-        """A first forward, whose units stay gathered."""
-        self._reset()
-        self.out = []
-        left = self._copies(forward, Phase.FORWARD)
-        for segment in forward:
-            index = self.index_of.get(segment.name, -1)
-            if index not in self.unit_of or segment.phase is not Phase.FORWARD:
-                self.out.append(segment)
-                continue
-            left[index] -= segment.repeat
-            self._spread(segment, index, ends=left[index] == 0)
-        self._end_of_forward()
-        return self.out
-
-    def summed(self, backward: list[Segment], *, held: bool) -> list[Segment]:
-        """A backward whose gradients stay; `held`: sums of earlier ones are there."""
-        if not self.sums:
-            return backward
-        self.reduces, self.held, self.out = False, held, []
-        for segment in backward:
-            index = self.index_of.get(segment.name, -1)
-            if segment.name == "end of the micro-step":
-                for unit in (unit for unit in self.units if unit.ending):
-                    self._tail("gradients kept", Phase.BACKWARD, self._collect(unit))
-            collected: list[Chunk] = []
-            if index in self.unit_of and segment.phase is Phase.BACKWARD:
-                self.gradients[index] = _weight_gradients(self.runs[index])
-                if not self.unit_of[index].ending:
-                    collected = self._collect(self.unit_of[index])
-            kept = [event for _, events in collected for event in events]
-            self.out.append(
-                segment.copy(events=[*segment.events, *kept], repeat=segment.repeat)
-                if kept
-                else segment
-            )
-        return self.out
-
-    def reduced(self) -> list[Segment]:
-        """The reductions of what all backwards left, unit by unit as modules are listed: the root's
-        first."""
-        self.reduces, self.first, self.held, self.out = True, True, self.sums, []
-        self.gradients = {index: _weight_gradients(run) for index, run in enumerate(self.runs)}
-        for unit in sorted(self.units, key=lambda u: not u.outer):
-            run = self.runs[unit.runs[0]]
-            counts = [1, run.count - 1] if unit.is_layer and run.count > 1 else [1]
-            for place, repeat in enumerate(counts, start=1):
-                self.times = repeat
-                chunks = self._reshard(unit, last=place == len(counts)) + self._reduce(unit)
-                before = len(self.out)
-                self._emit(Segment(f"reduction of {run.name}", Phase.BACKWARD, []), chunks)
-                self.out[before:] = [segment.copy(repeat=repeat) for segment in self.out[before:]]
-        self._end_of_reductions()
-        return self.out
 
     def _spread(self, segment: Segment, index: int, *, ends: bool) -> None:
         """A segment's first copy, those in between, which are alike, and its last one, after which
@@ -232,37 +171,39 @@ class FullyShard:
     # ------------------------------------------------------------ backward
 
     def _backward(self, segment: Segment, index: int, *, last: bool) -> list[Chunk]:
-        unit = self.unit_of[index]
+        unit, run = self.unit_of[index], self.runs[index]
         outer = self.units[-1] if self.units[-1].outer else None
         at = self._entry(unit, index, segment)
-        late = unit.is_layer and has_units_within(self.runs[index], self.policy)
-        chunks: list[Chunk] = []
-        if outer is not None and index == len(self.runs) - 1:
-            chunks += self._prefetch(outer, last=True)
+        late = unit.is_layer and has_units_within(run, self.policy)
+        begins = outer is not None and index == len(self.runs) - 1
+        chunks = self._prefetch(outer, last=True) if outer is not None and begins else []
         chunks.append((segment.symbols, segment.events[:at]))
         if not unit.outer:
             chunks += self._unshard_backward(unit)
-            if regathers(self.runs[index], self.policy):
+            if regathers(run, self.policy):
                 chunks += _each(unit, lambda p: p.gather_again())
             if index == unit.runs[-1] and not late:  # the first of its runs to go backward
                 chunks += self._prefetch(unit, last=last)
-        chunks.append(
-            (segment.symbols, sums_of_views(self.runs, index, segment.events[at:], self.policy))
-        )
+        events = sums_of_views(self.runs, index, segment.events[at:], self.policy)
+        chunks.append((segment.symbols, events))
         if late:
             chunks += self._prefetch(unit, last=last)
-        self.gradients[index] = _weight_gradients(self.runs[index])
+        self.gradients[index] = weight_gradients(run)
         if not unit.ending:
             chunks += self._post_backward(unit, last=last)
-        if unit.is_layer and (held := held_by_hook(self.runs[index], self.policy)) is not None:
-            kept = (
-                list(held) if self.hooked else [held[0]]
-            )  # the gradient of the last layer's input is still on its way
-            self.hooked = True
-            chunks.append((segment.symbols, [(ALLOC, tensor) for tensor in kept]))
-            dropped: Chunk = (segment.symbols, [(FREE, tensor) for tensor in kept])
-            self.later += [dropped] * self.times
-        return chunks
+        return chunks + (self._held_by_hook(segment, run) if unit.is_layer else [])
+
+    def _held_by_hook(self, segment: Segment, run: Run) -> list[Chunk]:
+        """What the hook of a recomputed layer holds to the end of the backward."""
+        held = held_by_hook(run, self.policy)
+        if held is None:
+            return []
+        # the gradient of the last layer's input is still on its way
+        kept = list(held) if self.hooked else [held[0]]
+        self.hooked = True
+        dropped: Chunk = (segment.symbols, [(FREE, tensor) for tensor in kept])
+        self.later += [dropped] * self.times
+        return [(segment.symbols, [(ALLOC, tensor) for tensor in kept])]
 
     def _entry(self, unit: Unit, index: int, segment: Segment) -> int:
         """Position at which the gradient of the unit's output is there: of the head, after the loss
@@ -300,20 +241,17 @@ class FullyShard:
         parallel = self.policy.config.parallel
         if parallel.data_parallel is DataParallel.FSDP1 and not parallel.backward_prefetch:
             return []
+        target = unit
         if unit.is_layer and not last:
             if unit.resident:
                 return []
-            target = unit
         else:
             position = self.units.index(unit)
-            if position == 0:
-                return []
             target = self.units[position - 1]
-            if id(target) in self.whole:
+            if position == 0 or id(target) in self.whole:
                 return []
-        if target in self.fetched or (
-            target.is_layer and is_recomputed_around(self.runs[target.runs[0]], self.policy)
-        ):
+        around = target.is_layer and is_recomputed_around(self.runs[target.runs[0]], self.policy)
+        if target in self.fetched or around:
             # the first forward made no graph, and so no hook that would ask for the parameters
             return []
         self.fetched.append(target)
@@ -396,7 +334,7 @@ def _each(unit: Unit, events_of: Callable[[Piece], list[Event]]) -> list[Chunk]:
     ]
 
 
-def _weight_gradients(run: Run) -> list[Tensor]:
+def weight_gradients(run: Run) -> list[Tensor]:
     return run.block.gradients
 
 

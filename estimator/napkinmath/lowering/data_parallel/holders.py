@@ -98,17 +98,9 @@ def collectives(
     ranks_of = {"shard": shard_ranks, "replica": replica_ranks, "data": data_ranks}[axis]
     found: list[Collective] = []
     for nbytes, spread in zip(moved, (False, True), strict=True):
-        ranks = ranks_of(parallel, spread=spread)
+        ranks, own = ranks_of(parallel, spread=spread), EXPERT_AXES[axis] if spread else axis
         if ranks > 1 and not (isinstance(nbytes, int) and nbytes == 0):
-            found.append(
-                Collective(
-                    kind,
-                    nbytes,
-                    ranks=ranks,
-                    axis=EXPERT_AXES[axis] if spread else axis,
-                    overlaps=overlaps,
-                )
-            )
+            found.append(Collective(kind, nbytes, ranks=ranks, axis=own, overlaps=overlaps))
     return found
 
 
@@ -140,9 +132,7 @@ def with_every_run(last: list[Segment], runs: list[Run]) -> list[Segment]:
     present = {segment.name for segment in last if segment.phase is Phase.BACKWARD}
     trained = [run for run in runs if any(w.trainable and not w.tied_to for w in run.block.weights)]
     return [
-        Segment(run.name, Phase.BACKWARD, [], run.count, run.stage.symbols)
-        for run in trained
-        if run.name not in present
+        run.segment(run.name, Phase.BACKWARD, []) for run in trained if run.name not in present
     ] + last
 
 
@@ -164,3 +154,11 @@ __all__ = [
     "split_bytes",
     "with_every_run",
 ]
+
+
+def last_apart(
+    micro_steps: list[tuple[int, list[Segment]]],
+) -> list[tuple[int, list[Segment]]]:
+    """(times, segments) with the last micro-step by itself, for what follows it alone."""
+    *earlier, (times, last) = micro_steps
+    return [*earlier, *([(times - 1, last)] if times > 1 else []), (1, last)]

@@ -4,15 +4,18 @@ ZeRO-Infinity)."""
 from __future__ import annotations
 
 from napkinmath.base.dtypes import BF16, FP32
+from napkinmath.catalog.optimizers import applied_to
 from napkinmath.ir.costs import HostCopy
-from napkinmath.ir.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Work
-from napkinmath.ir.step import Run, Update
+from napkinmath.ir.ledger import ALLOC, RUN, Phase, Role, Tensor, Work
+from napkinmath.ir.step import Run, Update, segments
 from napkinmath.lowering.data_parallel.holders import collectives, part_of, split_bytes
-from napkinmath.lowering.optimizer import applied_to, chosen_optimizer, segments, trained
+from napkinmath.lowering.optimizer import chosen_optimizer, gradients_freed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.ir.ledger import Event
+    from napkinmath.base.dtypes import DType
+    from napkinmath.ir.costs import Cost
+    from napkinmath.ir.ledger import Event, Weight
     from napkinmath.lowering.policy import Policy
 
 
@@ -21,19 +24,11 @@ def update_on_host(owned: list[Run], policy: Policy) -> Update:
     arithmetic there is not priced."""
     row = chosen_optimizer(policy)
 
-    def states(run: Run) -> list[Tensor]:
+    def states(run: Run) -> list[Event]:
+        found = ((w, s) for w in run.trained for s in applied_to(row, w.axes, w.kind).states)
         return [
-            Tensor(
-                f"{s.name} of {w.tensor.name}",
-                w.axes,
-                s.dtype or FP32,
-                Role.OPTIMIZER,
-                w.path,
-                row.source,
-                host=True,
-            )
-            for w in trained(run)
-            for s in applied_to(row, w).states
+            (ALLOC, _state(f"{s.name} of {w.tensor.name}", w, s.dtype or FP32, row.source))
+            for w, s in found
             if s.elements is None and not s.below
         ]
 
@@ -42,13 +37,13 @@ def update_on_host(owned: list[Run], policy: Policy) -> Update:
         load=[],
         clip=[],
         work=[],
-        states=segments(
-            "states on the host", Phase.STEP, owned, lambda run: [(ALLOC, t) for t in states(run)]
-        ),
-        zero=segments(
-            "zero_grad", Phase.STEP, owned, lambda run: [(FREE, t) for t in run.block.gradients]
-        ),
+        states=segments("states on the host", Phase.STEP, owned, states),
+        zero=segments("zero_grad", Phase.STEP, owned, gradients_freed),
     )
+
+
+def _state(name: str, weight: Weight, dtype: DType, source: str) -> Tensor:
+    return Tensor(name, weight.axes, dtype, Role.OPTIMIZER, weight.path, source, host=True)
 
 
 def partitions_updated_on_host(
@@ -61,65 +56,51 @@ def partitions_updated_on_host(
     param_buffer_of_bit16_for_cpu_offload_groups.
     """
     row = chosen_optimizer(policy)
-    pinned, parallel = policy.config.offload.pinned, policy.config.parallel
 
-    def kept(run: Run) -> list[Tensor]:
+    def states(run: Run) -> list[Event]:
+        found = ((w, s) for w in run.trained for s in row.states)
         return [
-            t
-            for w in trained(run)
-            for t in (
-                Tensor(
-                    "fp32 gradients on the host", w.axes, FP32, Role.GRADIENTS, w.path, host=True
-                ),
-                *(
-                    [
-                        Tensor(
-                            "16-bit copy on the host", w.axes, BF16, Role.WEIGHTS, w.path, host=True
-                        )
-                    ]
-                    if gradients
-                    else []
-                ),
-            )
-        ]
-
-    def states(run: Run) -> list[Tensor]:
-        return [
-            Tensor(
-                f"{s.name} of the partition",
-                w.axes,
-                FP32,
-                Role.OPTIMIZER,
-                w.path,
-                row.source,
-                host=True,
-            )
-            for w in trained(run)
-            for s in row.states
+            (ALLOC, _state(f"{s.name} of the partition", w, FP32, row.source))
+            for w, s in found
             if s.elements is None and not s.below
         ]
 
     def back(run: Run) -> list[Event]:
-        if not trained(run):
-            return []
-        moved = split_bytes((weight.tensor for weight in trained(run)), parallel)
-        dense, spread = part_of(moved, parallel)
-        copy = HostCopy(dense + spread, to_host=False, pinned=pinned)
-        gathers = (
-            collectives("all-gather", moved, parallel, "shard", overlaps=False) if gradients else []
-        )
-        return [(RUN, Work(None, (copy, *gathers), False))]
+        return _copied_back(run, policy, gathers=gradients)
 
     on_device = not policy.config.offload.parameters
     return Update(
         row,
         clip=[],
         zero=[],
-        load=segments(
-            "host copies", Phase.LOAD, owned, lambda run: [(ALLOC, t) for t in kept(run)]
-        ),
-        states=segments(
-            "states on the host", Phase.STEP, owned, lambda run: [(ALLOC, t) for t in states(run)]
-        ),
+        load=segments("host copies", Phase.LOAD, owned, lambda run: _kept(run, whole=gradients)),
+        states=segments("states on the host", Phase.STEP, owned, states),
         work=segments("updated parameters", Phase.STEP, runs, back) if on_device else [],
     )
+
+
+def _kept(run: Run, *, whole: bool) -> list[Event]:
+    """fp32 gradients on the host, and 16-bit copies of `whole` parameters."""
+    kinds = [("fp32 gradients on the host", FP32, Role.GRADIENTS)]
+    if whole:
+        kinds.append(("16-bit copy on the host", BF16, Role.WEIGHTS))
+    return [
+        (ALLOC, Tensor(name, w.axes, dtype, role, w.path, host=True))
+        for w in run.trained
+        for name, dtype, role in kinds
+    ]
+
+
+def _copied_back(run: Run, policy: Policy, *, gathers: bool) -> list[Event]:
+    """New 16-bit parameters on their way to the device, and to the other ranks."""
+    if not run.trained:
+        return []
+    parallel = policy.config.parallel
+    moved = split_bytes((weight.tensor for weight in run.trained), parallel)
+    dense, spread = part_of(moved, parallel)
+    costs: list[Cost] = [
+        HostCopy(dense + spread, to_host=False, pinned=policy.config.offload.pinned)
+    ]
+    if gathers:
+        costs += collectives("all-gather", moved, parallel, "shard", overlaps=False)
+    return [(RUN, Work(None, costs, False))]

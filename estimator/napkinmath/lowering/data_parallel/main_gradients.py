@@ -14,13 +14,17 @@ from napkinmath.base.dtypes import FP32
 from napkinmath.base.expr import Size
 from napkinmath.ir.costs import Move
 from napkinmath.ir.ledger import ALLOC, RUN, Phase, Role, Tensor, Work
-from napkinmath.ir.step import Run, Segment, Step
-from napkinmath.lowering.data_parallel.flat import master_of, trained_weights
-from napkinmath.lowering.data_parallel.holders import collectives, is_spread, with_every_run
-from napkinmath.lowering.data_parallel.stored import shadow
+from napkinmath.ir.step import Run, Segment, Step, segments
+from napkinmath.lowering.data_parallel.flat import own_partitions, partitions_loaded
+from napkinmath.lowering.data_parallel.holders import (
+    collectives,
+    is_spread,
+    last_apart,
+    with_every_run,
+)
 from napkinmath.lowering.lifecycle import load_segments, save_segments
 from napkinmath.lowering.micro_step import lower_micro_steps
-from napkinmath.lowering.optimizer import lower_update, segments
+from napkinmath.lowering.optimizer import lower_update
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,31 +43,22 @@ def summed_in_buffers(
     runs."""
     by_name = {run.name: run for run in runs}
     axis = "shard" if kind == "reduce-scatter" else "data"
-    *earlier, (times, last) = micro_steps
-    if times > 1:
-        earlier.append((times - 1, last))
+    *earlier, (_, last) = last_apart(micro_steps)
     found: list[Segment] = []
     for segment in with_every_run(last, runs):
         run = by_name.get(segment.name)
-        costs = (
-            collectives(kind, _fp32_bytes(run, parallel), parallel, axis)
-            if run is not None and segment.phase is Phase.BACKWARD
-            else []
-        )
-        found.append(
-            segment.copy(
-                events=[*segment.events, (RUN, Work(None, costs, True))], repeat=segment.repeat
-            )
-            if costs
-            else segment
-        )
+        if run is not None and segment.phase is Phase.BACKWARD:
+            costs = collectives(kind, _fp32_bytes(run, parallel), parallel, axis)
+            reduced: list[Event] = [(RUN, Work(None, costs, True))] if costs else []
+            segment = segment.copy(events=[*segment.events, *reduced], repeat=segment.repeat)
+        found.append(segment)
     return [*earlier, (1, found)]
 
 
 def _fp32_bytes(run: Run, parallel: ParallelConfig) -> tuple[Size, Size]:
     dense: Size = 0
     spread: Size = 0
-    for weight in trained_weights(run):
+    for weight in run.trained:
         if is_spread(weight.path, parallel):
             spread = spread + 4 * weight.elements
         else:
@@ -76,23 +71,14 @@ def distributed_optimizer_step(
 ) -> Step:
     """One rank's step; `turns` are those of a pipeline's rank."""
     runs, parallel = model.runs, policy.config.parallel
-    masters = [master_of(run, parallel) for run in runs]
-    owned = [
-        shadow(run, [master] if master is not None else [], [])
-        for run, master in zip(runs, masters, strict=True)
-    ]
+    owned = own_partitions(runs, parallel)
     turns = turns or lower_micro_steps(runs, model.shared, policy)
     micro_steps = summed_in_buffers(turns, runs, parallel, "reduce-scatter")
     source = policy.stack.source
     load = [
         *load_segments(runs, policy),
         *segments("gradient buffers", Phase.LOAD, runs, lambda run: _buffers(run, source)),
-        *segments(
-            "fp32 partition",
-            Phase.LOAD,
-            owned,
-            lambda run: [(ALLOC, w.tensor) for w in run.block.weights],
-        ),
+        *partitions_loaded(owned),
     ]
     update = lower_update(owned, policy, model.sizes)
     update.work = update.work + segments(
@@ -110,14 +96,14 @@ def _buffers(run: Run, source: str) -> list[Event]:
                 f"main gradient of {w.tensor.name}", w.axes, FP32, Role.GRADIENTS, w.path, source
             ),
         )
-        for w in trained_weights(run)
+        for w in run.trained
     ]
 
 
 def _gathered(run: Run, parallel: ParallelConfig) -> list[Event]:
     """Every rank's updated part, cast to 16 bits, reaches all others."""
     dense, spread = _fp32_bytes(run, parallel)
-    if not trained_weights(run):
+    if not run.trained:
         return []
     costs = collectives("all-gather", (dense // 2, spread // 2), parallel, "shard", overlaps=False)
     return [(RUN, Work(None, (Move((dense + spread) // parallel.shard_degree), *costs), False))]

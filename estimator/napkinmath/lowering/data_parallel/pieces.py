@@ -8,7 +8,7 @@ post_backward.
 
 from __future__ import annotations
 
-from napkinmath.base.dtypes import DType, find_dtype
+from napkinmath.base.dtypes import UINT8, DType, find_dtype
 from napkinmath.base.expr import Size, ceil_div
 from napkinmath.config.parallel_config import DataParallel
 from napkinmath.ir.costs import HostCopy, Move
@@ -24,10 +24,9 @@ from napkinmath.lowering.data_parallel.stored import on_host, ranks_of, row_shar
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.ir.ledger import Event
+    from napkinmath.ir.ledger import Event, Weight
     from napkinmath.lowering.policy import Policy
 
-if TYPE_CHECKING:
     Both = tuple[Size, Size]  # of what all ranks hold, of experts that are spread
 
 SOURCE = "torch distributed/fsdp/_fully_shard"
@@ -81,46 +80,16 @@ class Piece:
         self.name, self.copies = run.name, run.count
         pairs = row_shards(run, policy)
         self.parts = [part for _, part in pairs]
-        offloaded = policy.config.offload.parameters
-        self.casts: list[Tensor] = []
         self.sums: dict[Tensor, Tensor] = {}  # of micro-steps that are not reduced, by gradient
-        gathered_bytes: Size = 0
-        cast_elements: Size = 0
-        cast_dtype: DType | None = None
         self.gathered: list[Tensor] = []
+        gathered_bytes: Size = 0
         for weight, part in pairs:
-            dtype = part.tensor.dtype if weight.constants else weight.tensor.dtype
             whole = (ranks_of(weight, policy) * part.axes[0], *part.axes[1:])
-            self.gathered.append(
-                Tensor(
-                    f"gathered {weight.tensor.name}",
-                    whole,
-                    dtype,
-                    weight.tensor.role,
-                    weight.path,
-                    SOURCE,
-                )
-            )
+            name, role = f"gathered {weight.tensor.name}", weight.tensor.role
+            dtype = _gathered_dtype(weight, part)
+            self.gathered.append(Tensor(name, whole, dtype, role, weight.path, SOURCE))
             gathered_bytes = gathered_bytes + self.gathered[-1].nbytes
-            if offloaded:
-                self.casts.append(
-                    _buffer(
-                        f"{weight.tensor.name} from the host",
-                        part.axes,
-                        part.tensor.dtype,
-                        weight.path,
-                    )
-                )
-            if part.tensor.dtype is not dtype and offloaded:
-                self.casts.append(
-                    _buffer(f"{weight.tensor.name} to gather", part.axes, dtype, weight.path)
-                )
-            elif part.tensor.dtype is not dtype:
-                cast_elements, cast_dtype = cast_elements + part.elements, dtype
-        if cast_dtype is not None:
-            self.casts.append(
-                _buffer("rows to gather", (cast_elements,), cast_dtype, run.block.name)
-            )
+        self.casts = _casts(pairs, run, offloaded=policy.config.offload.parameters)
         self.output = _flat("all-gather output", gathered_bytes, run) if self.ranks > 1 else None
         self._reduction(run, policy)
         self.sent = self.own_bytes()
@@ -137,8 +106,8 @@ class Piece:
         return gathered, (self.ranks * dense, ranks * spread), (dense, spread)
 
     def _reduction(self, run: Run, policy: Policy) -> None:
+        self.reduce_input = self.reduced = self.gradient = self.host_gradient = None
         trained = [(w, part) for w, part in row_shards(run, policy) if w.trainable]
-        wanted = policy.config.parallel.reduce_dtype
         dense: Size = 0
         spread: Size = 0
         for weight, part in trained:
@@ -146,33 +115,20 @@ class Piece:
                 spread = spread + part.elements
             else:
                 dense = dense + part.elements
-        self.widths, elements = (dense, spread), dense + spread
-        self.reduce_input = self.reduced = self.gradient = self.host_gradient = None
+        self.widths = (dense, spread)
         if not trained:
             return
-        weight, part = trained[0]
-        dtype = weight.tensor.dtype if wanted == "auto" else find_dtype(wanted)
-        self.reduce_input = _buffer(
-            "reduce-scatter input",
-            (self.ranks * dense + shard_ranks(self.parallel, spread=True) * spread,),
-            dtype,
-            run.block.name,
+        stored, wanted = trained[0][1].tensor.dtype, self.parallel.reduce_dtype
+        dtype = trained[0][0].tensor.dtype if wanted == "auto" else find_dtype(wanted)
+        held = self.ranks * dense + shard_ranks(self.parallel, spread=True) * spread
+        module, size = run.block.name, (dense + spread,)
+        self.reduce_input = _buffer("reduce-scatter input", (held,), dtype, module)
+        self.reduced = self.gradient = Tensor(
+            "reduced gradients", size, dtype, Role.GRADIENTS, module, SOURCE
         )
-        self.reduced = Tensor(
-            "reduced gradients", (elements,), dtype, Role.GRADIENTS, run.block.name, SOURCE
-        )
-        self.gradient = (
-            self.reduced
-            if dtype is part.tensor.dtype
-            else Tensor(
-                "sharded gradients",
-                (elements,),
-                part.tensor.dtype,
-                Role.GRADIENTS,
-                run.block.name,
-                SOURCE,
-            )
-        )
+        if dtype is not stored:
+            name = "sharded gradients"
+            self.gradient = Tensor(name, size, stored, Role.GRADIENTS, module, SOURCE)
         if policy.config.offload.parameters:
             self.host_gradient = on_host(self.gradient)
 
@@ -244,27 +200,24 @@ class Piece:
         Source: torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param.py
         to_accumulated_grad_if_needed, accumulate_unsharded_grad_if_needed.
         """
+        if self.reduced is None:
+            return []
         events: list[Event] = []
-        for gradient in gradients if self.reduced is not None else ():
-            dtype = self.reduced.dtype if self.reduced is not None else gradient.dtype
-            total = self.sums.get(gradient)
-            if total is None:
-                total = self.sums[gradient] = Tensor(
-                    f"sum of {gradient.name}",
-                    gradient.axes,
-                    dtype,
-                    Role.GRADIENTS,
-                    gradient.module,
-                    SOURCE,
-                )
+        for gradient in gradients:
+            total = self._sum_of(gradient, self.reduced.dtype)
             moved = Work(None, (Move(gradient.nbytes + (2 if held else 1) * total.nbytes),), True)
-            if held:
-                events += [(RUN, moved), (FREE, gradient)]
-            elif dtype is gradient.dtype:
+            if not held and total.dtype is gradient.dtype:
                 events.append((TAKE, (gradient, total)))
-            else:
-                events += [(ALLOC, total), (RUN, moved), (FREE, gradient)]
+                continue
+            made: list[Event] = [] if held else [(ALLOC, total)]
+            events += [*made, (RUN, moved), (FREE, gradient)]
         return events
+
+    def _sum_of(self, gradient: Tensor, dtype: DType) -> Tensor:
+        if gradient not in self.sums:
+            name, module = f"sum of {gradient.name}", gradient.module
+            self.sums[gradient] = Tensor(name, gradient.axes, dtype, Role.GRADIENTS, module, SOURCE)
+        return self.sums[gradient]
 
     def copy_in(self, gradients: list[Tensor], *, held: bool = False) -> list[Event]:
         """All gradients, or their `held` sums, are copied into the reduce-scatter's input and go;
@@ -301,22 +254,42 @@ class Piece:
             events.append((ALLOC, self.gradient))
             (later if self.replicas > 1 else events).append((FREE, self.reduced))
         if self.host_gradient is not None:
-            copy = Work(None, (HostCopy(self.gradient.nbytes, to_host=True),), True)
-            events += [
-                *([(ALLOC, self.host_gradient)] if first else []),
-                (RUN, copy),
-                (FREE, self.gradient),
-            ]
+            cost = HostCopy(self.gradient.nbytes, to_host=True)
+            events += [(ALLOC, self.host_gradient)] if first else []
         elif not first:  # added to the gradients of earlier micro-steps
-            events += [
-                (RUN, Work(None, (Move(3 * self.gradient.nbytes),), True)),
-                (FREE, self.gradient),
-            ]
-        return events, later
+            cost = Move(3 * self.gradient.nbytes)
+        else:
+            return events, later
+        return [*events, (RUN, Work(None, (cost,), True)), (FREE, self.gradient)], later
 
     def drop_reduce_input(self) -> list[Event]:
         """The reduce-scatter's input goes."""
         return [(FREE, self.reduce_input)] if self.reduce_input is not None else []
+
+
+def _gathered_dtype(weight: Weight, part: Weight) -> DType:
+    """Packed weights travel as they are stored, others in the type of computation."""
+    return part.tensor.dtype if weight.constants else weight.tensor.dtype
+
+
+def _casts(pairs: list[tuple[Weight, Weight]], run: Run, *, offloaded: bool) -> list[Tensor]:
+    """What a gather copies in: rows from the host, and rows in the type that is gathered, together
+    where they are on the device."""
+    found: list[Tensor] = []
+    elements: Size = 0
+    wanted: DType | None = None
+    for weight, part in pairs:
+        name, stored, path = weight.tensor.name, part.tensor.dtype, weight.path
+        dtype = _gathered_dtype(weight, part)
+        if offloaded:
+            found.append(_buffer(f"{name} from the host", part.axes, stored, path))
+        if stored is not dtype and offloaded:
+            found.append(_buffer(f"{name} to gather", part.axes, dtype, path))
+        elif stored is not dtype:
+            elements, wanted = elements + part.elements, dtype
+    if wanted is not None:
+        found.append(_buffer("rows to gather", (elements,), wanted, run.block.name))
+    return found
 
 
 def _buffer(name: str, axes: tuple[Size, ...], dtype: DType, module: str) -> Tensor:
@@ -324,6 +297,4 @@ def _buffer(name: str, axes: tuple[Size, ...], dtype: DType, module: str) -> Ten
 
 
 def _flat(name: str, nbytes: Size, run: Run) -> Tensor:
-    from napkinmath.base.dtypes import UINT8
-
     return _buffer(name, (nbytes,), UINT8, run.block.name)

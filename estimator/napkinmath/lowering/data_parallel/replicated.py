@@ -8,6 +8,7 @@ mark_variable_ready_dense, finalize_bucket_dense: copies in and out, or gradient
 
 from __future__ import annotations
 
+from napkinmath.base.dtypes import UINT8
 from napkinmath.base.expr import Bindings, Size
 from napkinmath.base.units import MIB
 from napkinmath.config.parallel_config import DataParallel
@@ -18,6 +19,7 @@ from napkinmath.lowering.data_parallel.holders import (
     collectives,
     data_ranks,
     is_spread,
+    last_apart,
     split_bytes,
     with_every_run,
 )
@@ -46,17 +48,14 @@ def replicate(
 ) -> tuple[list[Segment], MicroSteps]:
     """(loading, micro-steps) with what replicas add; `update` keeps its gradients only where they
     are no views of buckets."""
-    if policy.config.parallel.data_parallel is DataParallel.DP:
-        return load, [
-            (times, _gathered_on_first(segments, runs, policy)) for times, segments in micro_steps
-        ]
+    parallel = policy.config.parallel
+    if parallel.data_parallel is DataParallel.DP:
+        return load, [(n, _gathered_on_first(step, runs, policy)) for n, step in micro_steps]
     load = [*load, *_broadcast(runs, policy, sizes), *_buckets(runs)]
     if policy.keeps_main_gradients:
-        micro_steps = summed_in_buffers(micro_steps, runs, policy.config.parallel, "all-reduce")
-    viewed = policy.config.parallel.gradient_as_bucket_view
-    *earlier, (times, last) = micro_steps
-    if times > 1:
-        earlier.append((times - 1, last))
+        micro_steps = summed_in_buffers(micro_steps, runs, parallel, "all-reduce")
+    viewed = parallel.gradient_as_bucket_view
+    *earlier, (_, last) = last_apart(micro_steps)
     reduced = _reduced(with_every_run(last, runs), runs, policy, sizes, releases=viewed)
     if viewed:
         update.zero = []
@@ -70,33 +69,19 @@ def _trained(run: Run) -> list[Tensor]:
 def _buckets(runs: list[Run]) -> list[Segment]:
     """One buffer as large as each gradient: buckets hold all of them, however they are cut."""
     found: list[Segment] = []
+    role = Role.COMMUNICATION
     for run in runs:
         events: list[Event] = [
-            (
-                ALLOC,
-                Tensor(
-                    f"bucket of {g.name}", g.axes, g.dtype, Role.COMMUNICATION, g.module, SOURCE
-                ),
-            )
+            (ALLOC, Tensor(f"bucket of {g.name}", g.axes, g.dtype, role, g.module, SOURCE))
             for g in _trained(run)
         ]
         if events:
-            found.append(
-                Segment(
-                    f"gradient buckets of {run.name}",
-                    Phase.LOAD,
-                    events,
-                    run.count,
-                    run.stage.symbols,
-                )
-            )
+            found.append(run.segment(f"gradient buckets of {run.name}", Phase.LOAD, events))
     return found
 
 
 def _broadcast(runs: list[Run], policy: Policy, sizes: dict[str, int]) -> list[Segment]:
     """The flat copy in which parameters of one broadcast travel, there while the engine is made."""
-    from napkinmath.base.dtypes import UINT8
-
     total = 0
     for run in runs:
         bind = Bindings({**sizes, **dict(run.stage.symbols)})
@@ -109,24 +94,10 @@ def _broadcast(runs: list[Run], policy: Policy, sizes: dict[str, int]) -> list[S
         "",
         "torch distributed/utils.py _sync_module_states",
     )
-    work = Work(
-        None,
-        (
-            Collective(
-                "broadcast",
-                total,
-                ranks=data_ranks(policy.config.parallel, spread=False),
-                axis="data",
-                overlaps=False,
-            ),
-        ),
-        False,
-    )
-    return [
-        Segment(
-            "broadcast of the parameters", Phase.LOAD, [(ALLOC, flat), (RUN, work), (FREE, flat)]
-        )
-    ]
+    ranks = data_ranks(policy.config.parallel, spread=False)
+    sent = Collective("broadcast", total, ranks=ranks, axis="data", overlaps=False)
+    events: list[Event] = [(ALLOC, flat), (RUN, Work(None, (sent,), False)), (FREE, flat)]
+    return [Segment("broadcast of the parameters", Phase.LOAD, events)]
 
 
 def _reduced(
@@ -141,38 +112,39 @@ def _reduced(
     no memory of their own."""
     by_name = {run.name: run for run in runs}
     closing = closed_buckets(segments, by_name, policy, sizes)
-    parallel = policy.config.parallel
     found: list[Segment] = []
     for position, segment in enumerate(segments):
-        calls, moved = closing.get(position, (0, 0))
         run = by_name.get(segment.name)
         gradients = _trained(run) if run is not None and segment.phase is Phase.BACKWARD else []
         if not gradients:
             found.append(segment)
             continue
-        total: Size = 0
-        for gradient in gradients:
-            total = total + gradient.nbytes
-        copies: list[Event] = [
-            (RUN, Work(None, (Move((2 if releases else 4) * total, len(gradients)),), True))
-        ]
-        freed: list[Event] = [(FREE, gradient) for gradient in gradients] if releases else []
+        calls, moved = closing.get(position, (0, 0))
         each, more = divmod(calls, segment.repeat)
         for repeat, number in ((more, each + 1), (segment.repeat - more, each)):
             if repeat:
-                reduce = [
-                    c
-                    for _ in range(number)
-                    for c in collectives("all-reduce", (moved // calls, 0), parallel, "data")
-                ]
-                reduce += collectives(
-                    "all-reduce", (0, split_bytes(gradients, parallel)[1]), parallel, "data"
-                )
-                work: list[Event] = [(RUN, Work(None, reduce, True))] if reduce else []
-                found.append(
-                    segment.copy(events=[*segment.events, *copies, *work, *freed], repeat=repeat)
-                )
+                sent = [moved // calls] * number if number else []
+                events = _into_buckets(gradients, sent, policy, releases=releases)
+                found.append(segment.copy(events=[*segment.events, *events], repeat=repeat))
     return found
+
+
+def _into_buckets(
+    gradients: list[Tensor], sent: list[int], policy: Policy, *, releases: bool
+) -> list[Event]:
+    """Gradients copied in, buckets of so many bytes reduced that they fill, and copied out."""
+    parallel = policy.config.parallel
+    total: Size = 0
+    for gradient in gradients:
+        total = total + gradient.nbytes
+    copies = Move((2 if releases else 4) * total, len(gradients))
+    spread = split_bytes(gradients, parallel)[1]
+    reduced = [(nbytes, 0) for nbytes in sent] + [(0, spread)]
+    costs = [c for moved in reduced for c in collectives("all-reduce", moved, parallel, "data")]
+    events: list[Event] = [(RUN, Work(None, (copies,), True))]
+    if costs:
+        events.append((RUN, Work(None, costs, True)))
+    return events + ([(FREE, gradient) for gradient in gradients] if releases else [])
 
 
 def closed_buckets(
@@ -185,27 +157,27 @@ def closed_buckets(
     Source: torch csrc/distributed/c10d/reducer.cpp compute_bucket_assignment_by_size,
     rebuild_buckets.
     """
-    caps, filled = [FIRST_BUCKET, policy.config.parallel.bucket_mb * MIB], 0
+    parallel = policy.config.parallel
+    caps, filled, last = [FIRST_BUCKET, parallel.bucket_mb * MIB], 0, -1
     found: dict[int, tuple[int, int]] = {}
-    last = -1
+
+    def close(position: int) -> None:
+        calls, moved = found.get(position, (0, 0))
+        found[position] = calls + 1, moved + filled
+
     for position, segment in enumerate(segments):
         run = by_name.get(segment.name)
         if run is None or segment.phase is not Phase.BACKWARD or not _trained(run):
             continue
-        last = position
-        bind = Bindings({**sizes, **dict(segment.symbols)})
-        gradients = [
-            bind(g.nbytes) for g in _trained(run) if not is_spread(g.module, policy.config.parallel)
-        ]
-        for nbytes in gradients * segment.repeat:
+        last, bind = position, Bindings({**sizes, **dict(segment.symbols)})
+        own = [bind(g.nbytes) for g in _trained(run) if not is_spread(g.module, parallel)]
+        for nbytes in own * segment.repeat:
             filled += nbytes
             if filled >= caps[0]:
-                calls, moved = found.get(position, (0, 0))
-                found[position] = calls + 1, moved + filled
+                close(position)
                 caps, filled = caps[-1:], 0
     if filled:
-        calls, moved = found.get(last, (0, 0))
-        found[last] = calls + 1, moved + filled
+        close(last)
     return found
 
 
@@ -217,42 +189,38 @@ def _gathered_on_first(segments: list[Segment], runs: list[Run], policy: Policy)
     Trainer asks for loss and logits.
     """
     ranks = policy.config.parallel.data_parallel_size
-    parameters: Size = 0
+    moved: Size = 0
     for run in runs:
         for weight in run.block.weights:
             if not weight.tied_to and not run.stage.symbols:
-                parameters = parameters + run.count * weight.tensor.nbytes
-    out = Work(
-        None,
-        (Collective("broadcast", parameters, ranks=ranks, axis="data", overlaps=False),),
-        False,
+                moved = moved + run.count * weight.tensor.nbytes
+    out, back = (
+        (RUN, Work(None, (_exchanged(kind, moved, ranks),), kind == "reduce"))
+        for kind in ("broadcast", "reduce")
     )
-    back = Work(
-        None, (Collective("reduce", parameters, ranks=ranks, axis="data", overlaps=False),), True
-    )
-    logits = [
-        Tensor(
-            "logits of all replicas",
-            (ranks * t.axes[0], *t.axes[1:]),
-            t.dtype,
-            Role.LOGITS,
-            t.module,
-            "torch nn/parallel/scatter_gather.py",
-        )
-        for t in _logits(runs[-1])
-    ]
-    gathered = Segment(
-        "outputs of the replicas",
-        Phase.FORWARD,
-        [*((ALLOC, t) for t in logits), *((FREE, t) for t in reversed(logits))],
-    )
+    logits = _logits_of_all(runs[-1], ranks)
+    held: list[Event] = [(ALLOC, t) for t in logits]
+    held += [(FREE, t) for t in reversed(logits)]
     position = next((i for i, s in enumerate(segments) if s.phase is Phase.BACKWARD), len(segments))
     return [
-        Segment("parameters to the replicas", Phase.FORWARD, [(RUN, out)]),
+        Segment("parameters to the replicas", Phase.FORWARD, [out]),
         *segments[:position],
-        gathered,
+        Segment("outputs of the replicas", Phase.FORWARD, held),
         *segments[position:],
-        Segment("gradients of the replicas", Phase.BACKWARD, [(RUN, back)]),
+        Segment("gradients of the replicas", Phase.BACKWARD, [back]),
+    ]
+
+
+def _exchanged(kind: str, moved: Size, ranks: int) -> Collective:
+    return Collective(kind, moved, ranks=ranks, axis="data", overlaps=False)
+
+
+def _logits_of_all(head: Run, ranks: int) -> list[Tensor]:
+    """The logits of all replicas on the first GPU."""
+    name, source = "logits of all replicas", "torch nn/parallel/scatter_gather.py"
+    return [
+        Tensor(name, (ranks * t.axes[0], *t.axes[1:]), t.dtype, Role.LOGITS, t.module, source)
+        for t in _logits(head)
     ]
 
 

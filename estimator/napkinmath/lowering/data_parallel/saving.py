@@ -16,7 +16,7 @@ from napkinmath.lowering.lifecycle import save_segments
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.ir.ledger import Event
+    from napkinmath.ir.ledger import Event, Weight
     from napkinmath.lowering.policy import Policy
 
 
@@ -24,32 +24,26 @@ def save_sharded(runs: list[Run], owned: list[Run], policy: Policy) -> list[Segm
     """The segments of saving what was trained."""
     if not policy.config.parallel.full_state_dict:
         return save_segments(owned, policy)
-    parallel = policy.config.parallel
     found: list[Segment] = []
     for run in runs:
-        events: list[Event] = []
-        for weight in run.block.weights:
-            if not weight.trainable or weight.tied_to:
-                continue
-            whole = Tensor(
-                f"whole {weight.tensor.name}",
-                weight.axes,
-                stored_dtype(weight, policy),
-                Role.WEIGHTS,
-                weight.path,
-            )
-            gathers = collectives(
-                "all-gather", split_bytes([whole], parallel), parallel, "shard", overlaps=False
-            )
-            copy = Work(None, (HostCopy(whole.nbytes, to_host=True, pinned=False),), False)
-            events += [
-                (ALLOC, whole),
-                (RUN, Work(None, gathers, False)),
-                (RUN, copy),
-                (FREE, whole),
-            ]
+        trained = [w for w in run.block.weights if w.trainable and not w.tied_to]
+        events = [event for weight in trained for event in _gathered_to_host(weight, policy)]
         if events:
-            found.append(
-                Segment(f"saving {run.name}", Phase.SAVE, events, run.count, run.stage.symbols)
-            )
+            found.append(run.segment(f"saving {run.name}", Phase.SAVE, events))
     return found
+
+
+def _gathered_to_host(weight: Weight, policy: Policy) -> list[Event]:
+    """A parameter gathered whole, copied to the host and dropped."""
+    name, dtype = f"whole {weight.tensor.name}", stored_dtype(weight, policy)
+    whole = Tensor(name, weight.axes, dtype, Role.WEIGHTS, weight.path)
+    parallel = policy.config.parallel
+    moved = split_bytes([whole], parallel)
+    gathers = collectives("all-gather", moved, parallel, "shard", overlaps=False)
+    copy = HostCopy(whole.nbytes, to_host=True, pinned=False)
+    return [
+        (ALLOC, whole),
+        (RUN, Work(None, gathers, False)),
+        (RUN, Work(None, (copy,), False)),
+        (FREE, whole),
+    ]

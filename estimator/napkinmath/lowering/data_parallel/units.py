@@ -95,56 +95,38 @@ def units_of(runs: list[Run], policy: Policy) -> list[Unit]:
     """The units in the order in which they finish their forward: the enclosing one last."""
     parallel = policy.config.parallel
     flat = parallel.data_parallel is DataParallel.FSDP1
-    if flat:
-        pieces: list[Piece] = [FlatPiece(run, policy) for run in runs]
-    else:
-        pieces = [Piece(run, policy) for run in runs]
+    pieces: list[Piece] = [(FlatPiece if flat else Piece)(run, policy) for run in runs]
     wrap = parallel.wrap if parallel.wrap != "auto" else "layer" if flat else "carved"
-    paths = {
-        run.path for run in runs if run.stage.checkpointed or run.stage.count > 1
-    }  # a layer that is not checkpointed is one too
-    layers: set[int] = (
-        set() if wrap == "none" else {i for i, run in enumerate(runs) if run.path in paths}
-    )
-    last = len(runs) - 1
-    rest = [i for i in range(len(runs)) if i not in layers]
-    carved = wrap == "carved" and bool(layers)
-    tied = any(w.tied_to for w in runs[last].block.weights)
-    head = (
-        ([0, last] if tied and 0 not in layers else [last]) if carved and last not in layers else []
-    )
-    entrance = [0] if carved and 0 not in layers and 0 not in head else []
-    root = [i for i in rest if i not in head and i not in entrance]
+    layers = _layers(runs, wrap)
+    head, entrance = _carved(runs, layers) if wrap == "carved" and layers else ([], [])
     resident = not parallel.reshards
     found: list[Unit] = []
-    for index in range(len(runs)):
+    for index, piece in enumerate(pieces):
         if index in layers:
-            found.append(
-                Unit([index], [pieces[index]], is_layer=True, resident=resident, ending=False)
-            )
+            found.append(Unit([index], [piece], is_layer=True, resident=resident, ending=False))
         elif entrance == [index]:
-            found.append(
-                Unit([index], [pieces[index]], is_layer=False, resident=resident, ending=True)
-            )
-        elif head and index == last:
-            found.append(
-                Unit(
-                    head,
-                    [pieces[i] for i in head],
-                    is_layer=False,
-                    resident=True,
-                    ending=len(head) > 1,
-                )
-            )
+            found.append(Unit([index], [piece], is_layer=False, resident=resident, ending=True))
+        elif head and index == head[-1]:
+            own, both = [pieces[i] for i in head], len(head) > 1
+            found.append(Unit(head, own, is_layer=False, resident=True, ending=both))
+    root = [i for i in range(len(runs)) if i not in (*layers, *head, *entrance)]
     if root:
-        found.append(
-            Unit(
-                root,
-                [pieces[i] for i in root],
-                is_layer=False,
-                resident=True,
-                ending=True,
-                outer=True,
-            )
-        )
+        own = [pieces[i] for i in root]
+        found.append(Unit(root, own, is_layer=False, resident=True, ending=True, outer=True))
     return [unit for unit in found if unit.pieces]
+
+
+def _layers(runs: list[Run], wrap: str) -> set[int]:
+    """The runs that are units for themselves; a layer that is not checkpointed is one too."""
+    if wrap == "none":
+        return set()
+    paths = {run.path for run in runs if run.stage.checkpointed or run.stage.count > 1}
+    return {i for i, run in enumerate(runs) if run.path in paths}
+
+
+def _carved(runs: list[Run], layers: set[int]) -> tuple[list[int], list[int]]:
+    """(runs of the head's unit, with the embedding that it is tied to; those of the entrance's)."""
+    last = len(runs) - 1
+    tied = any(w.tied_to for w in runs[last].block.weights)
+    head = [] if last in layers else [0, last] if tied and 0 not in layers else [last]
+    return head, [0] if 0 not in layers and 0 not in head else []

@@ -14,26 +14,23 @@ from napkinmath.base.expr import Size
 from napkinmath.config.parallel_config import DataParallel
 from napkinmath.ir.costs import HostCopy, Move
 from napkinmath.ir.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Work
-from napkinmath.ir.step import Run, Segment, Step, Update
-from napkinmath.lowering.data_parallel.flat import master_of, partition, trained_weights
+from napkinmath.ir.step import Run, Segment, Step, Update, segments
+from napkinmath.lowering.data_parallel.flat import own_partitions, partition, partitions_loaded
 from napkinmath.lowering.data_parallel.holders import (
     collectives,
-    is_spread,
     part_of,
     split_bytes,
     with_every_run,
 )
 from napkinmath.lowering.data_parallel.host import partitions_updated_on_host
-from napkinmath.lowering.data_parallel.stored import shadow
 from napkinmath.lowering.lifecycle import load_segments, save_segments
 from napkinmath.lowering.micro_step import lower_micro_step
-from napkinmath.lowering.optimizer import lower_update, segments
+from napkinmath.lowering.optimizer import lower_update
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from napkinmath.base.dtypes import DType
     from napkinmath.config.parallel_config import ParallelConfig
     from napkinmath.ir.costs import Collective
     from napkinmath.ir.ledger import Event
@@ -49,12 +46,7 @@ def whole_parameters_step(
     """Stages 1 and 2; `turns` are those of a pipeline's rank, whose gradients are reduced after the
     last one."""
     runs, parallel = model.runs, policy.config.parallel
-    on_host = policy.config.offload.optimizer
-    masters = [master_of(run, parallel, host=on_host) for run in runs]
-    owned = [
-        shadow(run, [master] if master is not None else [], [])
-        for run, master in zip(runs, masters, strict=True)
-    ]
+    owned = own_partitions(runs, parallel, host=policy.config.offload.optimizer)
     averaged = [_averaged(run, parallel) for run in runs]
     if turns is None:
         micro_steps = _accumulated(model, averaged, policy)
@@ -62,14 +54,7 @@ def whole_parameters_step(
         last = with_every_run(turns[-1][1], runs)
         reduced = _reducing(last, runs, averaged, policy, first=False, last=True)
         micro_steps = [*turns[:-1], (1, reduced)]
-    load = load_segments(runs, policy)
-    load += [
-        Segment(
-            f"fp32 partition of {r.name}", Phase.LOAD, [(ALLOC, m.tensor)], r.count, r.stage.symbols
-        )
-        for r, m in zip(runs, masters, strict=True)
-        if m is not None
-    ]
+    load = load_segments(runs, policy) + partitions_loaded(owned)
     update = zero_update(owned, runs, averaged, policy, model.sizes)
     saved = save_segments(owned, policy)  # every rank writes its partitions as they are
     return Step(model.spec, policy, runs, load + update.load, micro_steps, update, saved)
@@ -77,7 +62,7 @@ def whole_parameters_step(
 
 def _averaged(run: Run, parallel: ParallelConfig) -> Tensor | None:
     """A rank's part of the averaged gradients of a run."""
-    trained = trained_weights(run)
+    trained = run.trained
     if not trained:
         return None
     dtype = trained[0].tensor.dtype
@@ -124,7 +109,7 @@ def bucket_elements(policy: Policy, runs: list[Run]) -> int | Size:
 
 def buckets(policy: Policy, runs: list[Run], *, count: int) -> list[Tensor]:
     """The contiguous buffers in which gradients are gathered before they are reduced."""
-    trained = [w for run in runs for w in trained_weights(run)]
+    trained = [w for run in runs for w in run.trained]
     if not trained or not policy.config.parallel.zero.contiguous_gradients:
         return []
     size = bucket_elements(policy, runs)
@@ -152,37 +137,43 @@ def _reducing(
 ) -> list[Segment]:
     """Gradients leave for the buckets as they are made (stage 2), or all stay whole until the last
     micro-step is over (stage 1)."""
-    config = policy.config
-    partitioned = config.parallel.data_parallel is DataParallel.ZERO2
-    held = buckets(policy, runs, count=2 if config.parallel.zero.overlap_comm else 1)
+    parallel = policy.config.parallel
+    partitioned = parallel.data_parallel is DataParallel.ZERO2
+    held = buckets(policy, runs, count=2 if parallel.zero.overlap_comm else 1)
     by_name = {run.name: index for index, run in enumerate(runs)}
+    opening: list[Event] = [(ALLOC, t) for t in held]
     found: list[Segment] = []
-    opening: list[Event] = [(ALLOC, t) for t in held]  # the first gradient of all finds no buckets
-    opened = False
+    opened = False  # the first gradient of all finds no buckets
     for segment in segments:
         index = by_name.get(segment.name, -1)
         mine = averaged[index] if index >= 0 and segment.phase is Phase.BACKWARD else None
         if mine is None:
             found.append(segment)
             continue
-        run = runs[index]
-        ends: list[Event] = []
-        if partitioned or last:
-            ends.append((RUN, Work(None, _reduction(run, policy, partitioned=partitioned), True)))
-        if partitioned:
-            ends += _to_partition(run, mine, policy, first=first)
-        if not opened:
-            found.append(segment.copy(events=[*segment.events, *opening, *ends], repeat=1))
-        if segment.repeat > 1 or opened:
-            found.append(
-                segment.copy(events=[*segment.events, *ends], repeat=segment.repeat - (not opened))
-            )
-        opened = True
+        ends = _leaving(runs[index], mine, policy, first=first, last=last)
+        for repeat in [segment.repeat] if opened else [1, segment.repeat - 1]:
+            if repeat:
+                begins = [] if opened else opening
+                events = [*segment.events, *begins, *ends]
+                found.append(segment.copy(events=events, repeat=repeat))
+                opened = True
     if not partitioned and last:
         found += _whole_to_partitions(runs, averaged, policy)
     if opened:
         found.append(Segment("reduce buckets released", Phase.BACKWARD, [(FREE, t) for t in held]))
     return found
+
+
+def _leaving(run: Run, mine: Tensor, policy: Policy, *, first: bool, last: bool) -> list[Event]:
+    """What follows the making of a run's gradients: their reduction, and in stage 2 their way to
+    the rank's part."""
+    partitioned = policy.config.parallel.data_parallel is DataParallel.ZERO2
+    events: list[Event] = []
+    if partitioned or last:
+        events.append((RUN, Work(None, _reduction(run, policy, partitioned=partitioned), True)))
+    if partitioned:
+        events += _to_partition(run, mine, policy, first=first)
+    return events
 
 
 def _to_partition(run: Run, mine: Tensor, policy: Policy, *, first: bool = True) -> list[Event]:
@@ -203,12 +194,10 @@ def _whole_to_partitions(
 ) -> list[Segment]:
     """Stage 1 after the last backward: of each gradient only the rank's part is kept."""
     return [
-        Segment(
+        run.segment(
             f"partition of the gradients of {run.name}",
             Phase.BACKWARD,
             _to_partition(run, mine, policy),
-            run.count,
-            run.stage.symbols,
         )
         for run, mine in zip(runs, averaged, strict=True)
         if mine is not None
@@ -246,47 +235,37 @@ def zero_update(
     if policy.config.offload.optimizer:
         return partitions_updated_on_host(owned, runs, policy)
     update = lower_update(owned, policy, sizes)
-    by_index = {
+    of_mine = {
         id(mine): (run, grad)
         for mine, run, grad in zip(owned, runs, averaged, strict=True)
         if grad is not None
     }
-    trained = [mine for mine in owned if id(mine) in by_index]
-
-    def like_averaged(name: str, dtype: DType | None) -> dict[int, Tensor]:
-        gradients = {key: gradient for key, (_, gradient) in by_index.items()}
-        return {
+    trained = [mine for mine in owned if id(mine) in of_mine]
+    flats, wides = (
+        {
             key: Tensor(name, g.axes, dtype or g.dtype, Role.GRADIENTS, g.module, SOURCE)
-            for key, g in gradients.items()
+            for key, (_, g) in of_mine.items()
         }
+        for name, dtype in (("flat gradients", None), ("fp32 gradients", FP32))
+    )
 
-    def each(label: str, events_of: Callable[[Run], list[Event]]) -> list[Segment]:
-        return segments(label, Phase.STEP, trained, events_of)
+    def each(label: str, event_of: Callable[[int], Event]) -> list[Segment]:
+        return segments(label, Phase.STEP, trained, lambda run: [event_of(id(run))])
 
-    flats, wides = like_averaged("flat gradients", None), like_averaged("fp32 gradients", FP32)
     update.work = [
-        *each("flat gradients", lambda r: [(ALLOC, flats[id(r)])]),
-        *each("fp32 gradients", lambda r: [(ALLOC, wides[id(r)])]),
-        *each("flat gradients released", lambda r: [(FREE, flats[id(r)])]),
-        *each("averaged gradients released", lambda r: [(FREE, by_index[id(r)][1])]),
+        *each("flat gradients", lambda key: (ALLOC, flats[key])),
+        *each("fp32 gradients", lambda key: (ALLOC, wides[key])),
+        *each("flat gradients released", lambda key: (FREE, flats[key])),
+        *each("averaged gradients released", lambda key: (FREE, of_mine[key][1])),
         *update.work,
-        *each("fp32 gradients released", lambda r: [(FREE, wides[id(r)])]),
-        *each(
-            "new parameters",
-            lambda r: [(RUN, Work(None, gathered_again(by_index[id(r)][0], policy), False))],
-        ),
+        *each("fp32 gradients released", lambda key: (FREE, wides[key])),
+        *each("new parameters", lambda key: (RUN, gathered_again(of_mine[key][0], policy))),
     ]
     return update
 
 
-def gathered_again(run: Run, policy: Policy) -> tuple[Collective, ...]:
+def gathered_again(run: Run, policy: Policy) -> Work:
     """The all-gather that brings every rank the others' updated 16-bit parameters."""
     parallel = policy.config.parallel
-    dense: Size = 0
-    spread: Size = 0
-    for weight in trained_weights(run):
-        if is_spread(weight.path, parallel):
-            spread = spread + weight.tensor.nbytes
-        else:
-            dense = dense + weight.tensor.nbytes
-    return tuple(collectives("all-gather", (dense, spread), parallel, "shard", overlaps=False))
+    moved = split_bytes((w.tensor for w in run.trained), parallel)
+    return Work(None, collectives("all-gather", moved, parallel, "shard", overlaps=False), False)

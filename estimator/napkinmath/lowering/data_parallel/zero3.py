@@ -11,22 +11,23 @@ from __future__ import annotations
 
 from napkinmath.base.dtypes import FP32, UINT8
 from napkinmath.base.expr import Bindings, Size, minimum
-from napkinmath.ir.costs import HOOK_DISPATCHES, Collective, Dispatch, HostCopy, Move
-from napkinmath.ir.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Weight, Work
+from napkinmath.ir.costs import Collective, HostCopy, Move
+from napkinmath.ir.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Work, allocs
 from napkinmath.ir.step import Run, Segment, Step, Update
 from napkinmath.lowering.data_parallel.flat import (
     elements_of,
-    master_of,
-    partition,
-    trained_weights,
+    own_partitions,
 )
-from napkinmath.lowering.data_parallel.stored import shadow
+from napkinmath.lowering.data_parallel.host import partitions_updated_on_host
 from napkinmath.lowering.data_parallel.zero import SOURCE, buckets
+from napkinmath.lowering.data_parallel.zero3_partitions import Partitioned, loading
 from napkinmath.lowering.lifecycle import save_segments
 from napkinmath.lowering.micro_step import lower_micro_step
+from napkinmath.lowering.optimizer import lower_update
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from napkinmath.ir.costs import Cost
     from napkinmath.ir.ledger import Event
     from napkinmath.lowering.policy import Policy
     from napkinmath.lowering.record import RankModel
@@ -35,144 +36,6 @@ PERSISTENCE_FACTOR, PREFETCH_SHARE = (
     10,
     0.9,
 )  # of the hidden size and of its square: transformers integrations/deepspeed.py, where 'auto'
-
-
-class Partitioned:
-    """What stage 3 makes of one run's weights: partitions that stay, and the buffers of a
-    gather."""
-
-    __slots__ = (
-        "gathered",
-        "gradients",
-        "kept",
-        "moved",
-        "output",
-        "parts",
-        "run",
-        "small",
-        "stay",
-    )
-
-    def __init__(self, run: Run, policy: Policy, sizes: dict[str, int], threshold: int) -> None:
-        parallel = policy.config.parallel
-        ranks, on_host = parallel.shard_degree, policy.config.offload.parameters
-        self.run = run
-        bind = Bindings({**sizes, **dict(run.stage.symbols)})
-        weights = [w for w in run.block.weights if not w.buffer and not w.tied_to]
-        self.stay = [w for w in run.block.weights if w.buffer and not w.tied_to]
-        self.small = [w for w in weights if not w.constants and bind(w.elements) <= threshold]
-        large = [w for w in weights if w not in self.small]
-        stored = [w for w in weights if not w.constants]
-        dtypes = dict.fromkeys(w.tensor.dtype for w in stored)
-        self.parts = [
-            partition(
-                f"{d} partition",
-                [w for w in stored if w.tensor.dtype is d],
-                parallel,
-                d,
-                Role.WEIGHTS,
-                run,
-                host=on_host,
-            )
-            for d in dtypes
-        ]
-        packed = [w for w in weights if w.constants]
-        self.parts += [
-            Tensor(
-                w.tensor.name,
-                tuple(
-                    -(-a // ranks) if isinstance(a, int) else _shared(a, ranks)
-                    for a in w.tensor.axes[:1]
-                )
-                + w.tensor.axes[1:],
-                w.tensor.dtype,
-                Role.WEIGHTS,
-                w.path,
-                SOURCE,
-                host=on_host,
-            )
-            for w in packed
-        ]
-        self.gathered = [
-            Tensor(
-                f"gathered {w.tensor.name}",
-                w.tensor.axes,
-                w.tensor.dtype,
-                w.tensor.role,
-                w.path,
-                SOURCE,
-            )
-            for w in large
-        ]
-        moved: Size = 0
-        for tensor in self.gathered:
-            moved = moved + tensor.nbytes
-        self.moved = moved
-        self.output = Tensor(
-            "all-gather output", (moved,), UINT8, Role.COMMUNICATION, run.block.name, SOURCE
-        )
-        trained = trained_weights(run)
-        self.gradients = (
-            partition(
-                "gradient partition",
-                trained,
-                parallel,
-                trained[0].tensor.dtype,
-                Role.GRADIENTS,
-                run,
-                host=policy.config.offload.optimizer,
-            )
-            if trained
-            else None
-        )
-        self.kept = 0  # copies of the run, its last ones, that stay gathered until their backward
-
-    def gather(self, policy: Policy, *, backward: bool) -> list[Event]:
-        """Partitions are gathered into a flat output, from which each parameter is copied."""
-        if not self.gathered:
-            return []
-        parallel = policy.config.parallel
-        zero = parallel.zero
-        ranks = (
-            zero.hpz_partition_size
-            if backward and zero.hpz_partition_size > 1
-            else parallel.shard_degree
-        )
-        moved = self.moved // 2 if zero.quantized_weights else self.moved
-        costs: list[Collective | HostCopy | Move] = [
-            Collective("all-gather", moved, ranks=ranks, axis="shard"),
-            Move(2 * self.moved),
-        ]
-        if policy.config.offload.parameters:
-            costs.insert(
-                0,
-                HostCopy(
-                    self.moved // parallel.shard_degree,
-                    to_host=False,
-                    pinned=policy.config.offload.pinned,
-                ),
-            )
-        return [
-            (ALLOC, self.output),
-            *((ALLOC, t) for t in self.gathered),
-            (RUN, Work(None, costs, backward)),
-            (FREE, self.output),
-        ]
-
-    def hooks(self, *, backward: bool) -> Event:
-        """The host's bookkeeping of every parameter, in hooks of its module."""
-        count = sum(not w.buffer and not w.tied_to for w in self.run.block.weights)
-        return RUN, Work(None, (Dispatch(HOOK_DISPATCHES[backward] * count),), backward)
-
-    def release(self) -> list[Event]:
-        """Gathered parameters go."""
-        return [(FREE, t) for t in self.gathered]
-
-
-def _shared(axis: Size, ranks: int) -> Size:
-    from napkinmath.base.expr import ceil_div
-
-    return ceil_div(axis, ranks)
 
 
 def partitioned_step(model: RankModel, policy: Policy) -> Step:
@@ -186,17 +49,11 @@ def partitioned_step(model: RankModel, policy: Policy) -> Step:
     lowered = lower_micro_step(runs, model.shared, policy, accumulate=False)
     gathered = gathering(lowered, pieces, policy, prefetch)
     micro_steps = [(config.gradient_accumulation_steps, gathered)]
-    masters = [master_of(run, config.parallel, host=config.offload.optimizer) for run in runs]
-    owned = [
-        shadow(run, [m] if m is not None else [], []) for run, m in zip(runs, masters, strict=True)
-    ]
-    load = [
-        s
-        for piece, master in zip(pieces, masters, strict=True)
-        for s in loading(piece, master, policy)
-    ]
-    held = buckets(policy, runs, count=1)
-    load.append(Segment("reduce buckets", Phase.LOAD, [(ALLOC, t) for t in held]))
+    owned = own_partitions(runs, config.parallel, host=config.offload.optimizer)
+    both = zip(pieces, owned, strict=True)
+    load = [segment for piece, mine in both for segment in loading(piece, mine, policy)]
+    held = allocs(*buckets(policy, runs, count=1))
+    load.append(Segment("reduce buckets", Phase.LOAD, list(held)))
     update = stage3_update(owned, pieces, policy, sizes)
     saved = save_segments(owned, policy)  # every rank writes its partitions as they are
     return Step(model.spec, policy, runs, load + update.load, micro_steps, update, saved)
@@ -208,16 +65,12 @@ def keep_for_reuse(pieces: list[Partitioned], policy: Policy, sizes: dict[str, i
     zero = policy.config.parallel.zero
     used, room = 0, zero.max_live_parameters
     for piece in reversed(pieces):
-        bind = Bindings({**sizes, **dict(piece.run.stage.symbols)})
-        each = bind(
-            elements_of(
-                [
-                    w
-                    for w in piece.run.block.weights
-                    if not w.buffer and not w.tied_to and w not in piece.small
-                ]
-            )
+        bind, weights = (
+            Bindings({**sizes, **dict(piece.run.stage.symbols)}),
+            piece.run.block.weights,
         )
+        large = [w for w in weights if not w.buffer and not w.tied_to and w not in piece.small]
+        each = bind(elements_of(large))
         while (
             piece.kept < piece.run.count
             and each
@@ -230,125 +83,67 @@ def keep_for_reuse(pieces: list[Partitioned], policy: Policy, sizes: dict[str, i
             return
 
 
-def loading(piece: Partitioned, master: Weight | None, policy: Policy) -> list[Segment]:
-    """deepspeed.zero.Init: each parameter is whole on the device until its partition is made; then
-    fp32 partitions and gradients' ones."""
-    run = piece.run
-    wholes = [
-        Tensor(f"whole {t.name.removeprefix('gathered ')}", t.axes, t.dtype, Role.WEIGHTS, t.module)
-        for t in piece.gathered
-    ]
-    events: list[Event] = [(ALLOC, t) for t in piece.parts]
-    events += [e for t in wholes for e in ((ALLOC, t), (FREE, t))]
-    events += [(ALLOC, t) for w in run.block.weights if not w.tied_to for t in w.constants]
-    events += [(ALLOC, w.tensor) for w in piece.stay]
-    events += [
-        (
-            ALLOC,
-            Tensor(
-                f"{w.tensor.name}, always whole",
-                w.axes,
-                w.tensor.dtype,
-                Role.WEIGHTS,
-                w.path,
-                SOURCE,
-            ),
-        )
-        for w in piece.small
-    ]
-    events += [
-        (ALLOC, t)
-        for t in ([master.tensor] if master is not None else [])
-        + ([piece.gradients] if piece.gradients is not None else [])
-    ]
-    if policy.config.parallel.zero.hpz_partition_size > 1 and piece.gathered:
-        second = Tensor(
-            "secondary partition",
-            (piece.moved // policy.config.parallel.zero.hpz_partition_size,),
-            UINT8,
-            Role.WEIGHTS,
-            run.block.name,
-            f"{SOURCE} zero_hpz_partition_size",
-        )
-        events.append((ALLOC, second))
-    return [Segment(f"partitions of {run.name}", Phase.LOAD, events, run.count, run.stage.symbols)]
-
-
 def gathering(
     segments: list[Segment], pieces: list[Partitioned], policy: Policy, prefetch: int
 ) -> list[Segment]:
     """Every run's segments with its parameters gathered before and released after, but for the
     copies that are used again soon."""
     by_name = {piece.run.name: piece for piece in pieces}
-    left: dict[tuple[str, Phase], int] = {}
+    done: dict[tuple[str, Phase], int] = {}
     found: list[Segment] = []
     for segment in segments:
         piece = by_name.get(segment.name)
         if piece is None or segment.phase not in (Phase.FORWARD, Phase.BACKWARD):
             found.append(segment)
             continue
-        backward = segment.phase is Phase.BACKWARD
-        done = left.get((segment.name, segment.phase), 0)
-        left[segment.name, segment.phase] = done + segment.repeat
-        ahead = Tensor(
-            "prefetched parameters",
-            (minimum(piece.moved, prefetch * 2),),
-            UINT8,
-            Role.COMMUNICATION,
-            piece.run.block.name,
-            SOURCE,
-        )
-        gathers_next = (
-            piece is not pieces[-1]
-            if not backward
-            else piece is not pieces[0] and piece.kept < piece.run.count
-        )
-        held = [ahead] if gathers_next else []
-        found.append(
-            Segment(
-                f"prefetch of {segment.name}",
-                segment.phase,
-                [(ALLOC, t) for t in held],
-                1,
-                segment.symbols,
-            )
-        )
-        for repeat, kept in _split(segment.repeat, done, piece, backward=backward):
-            events = [
-                piece.hooks(backward=backward),
-                *([] if backward and kept else piece.gather(policy, backward=backward)),
-                *segment.events,
-            ]
-            if backward:
-                events += _reduced(piece, policy)
-            if backward or not kept:
-                events += piece.release()
-            found.append(segment.copy(events=events, repeat=repeat))
-        found.append(
-            Segment(
-                f"end of the prefetch of {segment.name}",
-                segment.phase,
-                [(FREE, t) for t in held],
-                1,
-                segment.symbols,
-            )
-        )
-    idle = [
-        piece
-        for piece in pieces
-        if piece.kept
-        and not any(s.phase is Phase.BACKWARD and s.name == piece.run.name for s in segments)
-    ]
-    found += [
-        Segment(
-            f"parameters of {p.run.name} released",
-            Phase.BACKWARD,
-            p.release(),
-            p.kept,
-            p.run.stage.symbols,
-        )
-        for p in idle
-    ]
+        key = segment.name, segment.phase
+        held = _prefetched(piece, pieces, prefetch, backward=segment.phase is Phase.BACKWARD)
+        found += [
+            _beside(segment, "prefetch", [(ALLOC, t) for t in held]),
+            *_gathered_copies(segment, piece, policy, done.get(key, 0)),
+            _beside(segment, "end of the prefetch", [(FREE, t) for t in held]),
+        ]
+        done[key] = done.get(key, 0) + segment.repeat
+    backwards = {s.name for s in segments if s.phase is Phase.BACKWARD}
+    for piece in pieces:
+        run = piece.run
+        if piece.kept and run.name not in backwards:
+            name, symbols = f"parameters of {run.name} released", run.stage.symbols
+            found.append(Segment(name, Phase.BACKWARD, piece.release(), piece.kept, symbols))
+    return found
+
+
+def _beside(segment: Segment, what: str, events: list[Event]) -> Segment:
+    return Segment(f"{what} of {segment.name}", segment.phase, events, 1, segment.symbols)
+
+
+def _prefetched(
+    piece: Partitioned, pieces: list[Partitioned], prefetch: int, *, backward: bool
+) -> list[Tensor]:
+    """What of the next module's parameters is on its way while one runs."""
+    is_last = piece is pieces[0] if backward else piece is pieces[-1]
+    if is_last or (backward and piece.kept >= piece.run.count):
+        return []
+    name, size = "prefetched parameters", (minimum(piece.moved, prefetch * 2),)
+    return [Tensor(name, size, UINT8, Role.COMMUNICATION, piece.run.block.name, SOURCE)]
+
+
+def _gathered_copies(
+    segment: Segment, piece: Partitioned, policy: Policy, done: int
+) -> list[Segment]:
+    """A run's segment, those of its copies apart that stay gathered from forward to backward."""
+    backward = segment.phase is Phase.BACKWARD
+    found: list[Segment] = []
+    for repeat, kept in _split(segment.repeat, done, piece, backward=backward):
+        events = [piece.hooks(backward=backward)]
+        if not (backward and kept):
+            events += piece.gather(policy, backward=backward)
+        events += segment.events
+        if backward:
+            events += _reduced(piece, policy)
+        if backward or not kept:
+            events += piece.release()
+        found.append(segment.copy(events=events, repeat=repeat))
     return found
 
 
@@ -365,37 +160,21 @@ def _reduced(piece: Partitioned, policy: Policy) -> list[Event]:
     gradients = piece.run.block.gradients
     if not gradients:
         return []
-    parallel = policy.config.parallel
+    parallel, offload = policy.config.parallel, policy.config.offload
     moved: Size = 0
     for gradient in gradients:
         moved = moved + gradient.nbytes
-    sent = moved // 4 if parallel.zero.quantized_gradients else moved
-    kind = "all-to-all" if parallel.zero.quantized_gradients else "reduce-scatter"
-    costs: list[Collective | HostCopy | Move] = [
-        Move(4 * moved),
-        Collective(
-            kind,
-            sent,
-            ranks=parallel.shard_degree,
-            axis="shard",
-            overlaps=parallel.zero.overlap_comm is not False,
-        ),
-    ]
-    if parallel.replica_degree > 1:
-        costs.append(
-            Collective(
-                "all-reduce",
-                moved // parallel.shard_degree,
-                ranks=parallel.replica_degree,
-                axis="replica",
-            )
-        )
-    if policy.config.offload.optimizer:
-        costs.append(
-            HostCopy(
-                moved // parallel.shard_degree, to_host=True, pinned=policy.config.offload.pinned
-            )
-        )
+    own, ranks = moved // parallel.shard_degree, parallel.shard_degree
+    kind, sent = "reduce-scatter", moved
+    if parallel.zero.quantized_gradients:
+        kind, sent = "all-to-all", moved // 4
+    overlaps = parallel.zero.overlap_comm is not False
+    costs: list[Cost] = [Move(4 * moved)]
+    costs.append(Collective(kind, sent, ranks=ranks, axis="shard", overlaps=overlaps))
+    if (copies := parallel.replica_degree) > 1:
+        costs.append(Collective("all-reduce", own, ranks=copies, axis="replica"))
+    if offload.optimizer:
+        costs.append(HostCopy(own, to_host=True, pinned=offload.pinned))
     return [(RUN, Work(None, costs, True)), *((FREE, g) for g in gradients)]
 
 
@@ -404,27 +183,23 @@ def stage3_update(
 ) -> Update:
     """Sub-groups of partitions one after the other: an fp32 gradient, the update, the 16-bit
     partition."""
-    from napkinmath.lowering.data_parallel.host import partitions_updated_on_host
-    from napkinmath.lowering.optimizer import lower_update
-
     if policy.config.offload.optimizer:
         return partitions_updated_on_host(owned, [p.run for p in pieces], policy, gradients=False)
     update = lower_update(owned, policy, sizes)
+    trained = [(p.run, p.gradients) for p in pieces if p.gradients is not None]
     total = 0
-    for piece in pieces:
-        if piece.gradients is not None:
-            total += piece.run.count * Bindings({**sizes, **dict(piece.run.stage.symbols)})(
-                piece.gradients.axes[0]
-            )
-    group = min(policy.config.parallel.zero.sub_group_size or total, total)
-    source = f"{SOURCE}/stage3.py _prepare_fp32_grad_for_sub_group"
-    half = next((piece.gradients.dtype for piece in pieces if piece.gradients is not None), FP32)
-    flat = Tensor("flat gradients of a sub-group", (group,), half, Role.GRADIENTS, "", source)
-    wide = Tensor("fp32 gradients of a sub-group", (group,), FP32, Role.GRADIENTS, "", source)
-    if total:
-        update.work = [
-            Segment("fp32 gradients", Phase.STEP, [(ALLOC, flat), (ALLOC, wide), (FREE, flat)]),
-            *update.work,
-            Segment("fp32 gradients released", Phase.STEP, [(FREE, wide)]),
-        ]
+    for run, gradients in trained:
+        bind = Bindings({**sizes, **dict(run.stage.symbols)})
+        total += run.count * bind(gradients.axes[0])
+    if not total:
+        return update
+    size = (min(policy.config.parallel.zero.sub_group_size or total, total),)
+    source, half = f"{SOURCE}/stage3.py _prepare_fp32_grad_for_sub_group", trained[0][1].dtype
+    flat = Tensor("flat gradients of a sub-group", size, half, Role.GRADIENTS, "", source)
+    wide = Tensor("fp32 gradients of a sub-group", size, FP32, Role.GRADIENTS, "", source)
+    update.work = [
+        Segment("fp32 gradients", Phase.STEP, [(ALLOC, flat), (ALLOC, wide), (FREE, flat)]),
+        *update.work,
+        Segment("fp32 gradients released", Phase.STEP, [(FREE, wide)]),
+    ]
     return update

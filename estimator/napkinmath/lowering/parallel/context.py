@@ -16,13 +16,16 @@ from napkinmath.base.dtypes import FP32
 from napkinmath.base.errors import InputError
 from napkinmath.base.expr import Expr, Size, ceil_div, maximum
 from napkinmath.config.parallel_config import ContextParallel
+from napkinmath.config.train_config import Attention as Choice
 from napkinmath.ir.costs import Attention, Collective, Move, traffic
 from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value
+from napkinmath.lowering.parallel.exchange import exchange
 from napkinmath.ops.attention import fused_on_rank
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.config.train_config import TrainConfig
+    from napkinmath.ir.ledger import Steps
     from napkinmath.ir.model_spec import ModelSpec
     from napkinmath.ir.tape import Tape
 
@@ -86,30 +89,21 @@ class ContextSplit:
     def _exchanged(self, t: Tape, x: Value, axes: tuple[Size, ...]) -> Value:
         """An all-to-all: a copy in the order of the ranks, what comes back, and its copy in the
         order of the tensor."""
-        out = Value(t.tensor("exchanged", axes, x.dtype), axes, x.dtype, x.requires_grad)
-        both = [
-            [
-                t.tensor(n, y.axes, x.dtype, Role.COMMUNICATION)
+
+        def making(made: Tensor, given: Value) -> Steps:
+            first, second = (
+                t.tensor(n, made.axes, made.dtype, Role.COMMUNICATION)
                 for n in ("parts to send", "parts received")
-            ]
-            for y in (out, x)
-        ]
+            )
+            return (ALLOC, first), (ALLOC, second), (FREE, first), (ALLOC, made), (FREE, second)
+
+        out = t.tensor("exchanged", axes, x.dtype)
+        moved = traffic(Value(out, axes, x.dtype))
         cost = (
-            Collective("all-to-all", traffic(out), ranks=self.degree, axis=AXIS, overlaps=False),
-            Move(4 * traffic(out), 2),
+            Collective("all-to-all", moved, ranks=self.degree, axis=AXIS, overlaps=False),
+            Move(4 * moved, 2),
         )
-        made = t.gradient_of(x) if x.requires_grad else None
-        t.append(
-            "all-to-all",
-            (x,),
-            (out,),
-            forward=_through(both[0], out.tensor),
-            costs=cost,
-            backward=_through(both[1], made) if made is not None else (),
-            gradients=(Gradient(x, made),) if made is not None else (),
-            backward_costs=cost,
-        )
-        return out
+        return exchange(t, "all-to-all", x, out, making=making, costs=cost, backward_costs=cost)
 
     # ------------------------------------------------------------ ring
 
@@ -129,116 +123,115 @@ class ContextSplit:
 
         Backward sends them round again, and their fp32 gradients with them.
         """
-        rows, heads, length, size = q.axes
+        rows, heads, length, _ = q.axes
         axes = (rows, length, heads, v.axes[3])
-        tensor, lse = (
-            t.tensor("attention output", axes, q.dtype),
-            t.tensor("log-sum-exp", (rows, heads, length), FP32),
-        )
+        tensor = t.tensor("attention output", axes, q.dtype)
+        lse = t.tensor("log-sum-exp", (rows, heads, length), FP32)
         out = Value(tensor, axes, q.dtype, any(x.requires_grad for x in (q, k, v)))
+        needs = out.requires_grad
         coming = [
             t.tensor(n, x.axes, x.dtype, Role.COMMUNICATION)
             for n, x in (("keys received", k), ("values received", v))
         ]
-        merged = [
-            t.tensor(n, axes, FP32, Role.WORKSPACE)
-            for n in ("merged output", "its part from a step", "their difference")
-        ]
-        block = t.tensor("output of a step", axes, q.dtype, Role.WORKSPACE)
-        temporaries = [*coming, merged[0], block, *merged[1:]]
-        forward = (
-            *((ALLOC, x) for x in temporaries),
-            *((FREE, x) for x in reversed(temporaries[1:])),
-            (ALLOC, tensor),
-            (ALLOC, lse),
-            (FREE, temporaries[0]),
-        )
-        # A rank has one part from the front of the sequence and one from its end, so that its
-        # queries see half of all keys on average (torch
-        # distributed/tensor/experimental/_context_parallel/_attention.py, load balancing).
-        seen, masked = (
-            (ceil_div(length * self.degree, 2), False)
-            if causal and window is None
-            else (length * self.degree, causal)
-        )
-        cost = Attention(
-            kernel,
-            rows,
-            heads,
-            k.axes[1],
-            length,
-            seen,
-            size,
-            causal=masked,
-            window=window,
-            dtype=q.dtype,
-            backward=False,
-        )
-        round_trip = Collective(
-            "send", (self.degree - 1) * traffic(k, v), ranks=self.degree, axis=AXIS
-        )
+        forward = _ring_forward(t, out, lse, coming)
+        made = tuple(Gradient(x, t.gradient_of(x)) for x in (q, k, v) if x.requires_grad)
         merging = Move(self.degree * 5 * traffic(Value(tensor, axes, FP32)), 4 * self.degree)
-        made = [(x, t.gradient_of(x)) for x in (q, k, v) if x.requires_grad]
-        backward, saves = (), ()
-        if out.requires_grad:
-            sums = [
-                t.tensor(f"fp32 gradient of {n}", x.axes, FP32, Role.WORKSPACE)
-                for n, x in (("queries", q), ("keys", k), ("values", v))
-            ]
-            arriving = [
-                t.tensor(f"fp32 gradient of {n} received", x.axes, FP32, Role.COMMUNICATION)
-                for n, x in (("keys", k), ("values", v))
-            ]
-            steps = [
-                t.tensor(f"gradient of {n} from a step", x.axes, x.dtype, Role.WORKSPACE)
-                for n, x in (("queries", q), ("keys", k), ("values", v))
-            ]
-            work = [*coming, *steps, *sums, *arriving]
-            backward = (
-                *((ALLOC, x) for x in work),
-                *((ALLOC, g) for _, g in made),
-                *((FREE, x) for x in work),
-            )
-            saves = (q.tensor, k.tensor, v.tensor, tensor, lse)
-        else:
-            forward = (*forward, (FREE, lse))
-        again = Attention(
-            kernel,
-            rows,
-            heads,
-            k.axes[1],
-            length,
-            seen,
-            size,
-            causal=masked,
-            window=window,
-            dtype=q.dtype,
-            backward=True,
-        )
-        gradients = Value(k.tensor, k.axes, FP32), Value(v.tensor, v.axes, FP32)
+        again = (self._sends(self.degree - 1, k, v), *self._gradient_sends(k, v), merging)
         t.append(
             f"sdpa ring {kernel}",
             (q, k, v),
             (out,),
-            forward=forward,
-            saves=saves,
-            costs=(cost, round_trip, merging),
-            backward=backward,
-            gradients=tuple(Gradient(x, g) for x, g in made),
-            backward_costs=(
-                again,
-                round_trip,
-                Collective("send", self.degree * traffic(*gradients), ranks=self.degree, axis=AXIS),
+            forward=forward if needs else (*forward, (FREE, lse)),
+            saves=(q.tensor, k.tensor, v.tensor, tensor, lse) if needs else (),
+            costs=(
+                self._kernel(kernel, q, k, causal=causal, window=window, backward=False),
+                self._sends(self.degree - 1, k, v),
                 merging,
+            ),
+            backward=_ring_backward(t, q, k, v, coming, made) if needs else (),
+            gradients=made,
+            backward_costs=(
+                self._kernel(kernel, q, k, causal=causal, window=window, backward=True),
+                *again,
             ),
         )
         t.last_use[lse] = len(t.ops) - 1
         return out
 
+    def _sends(self, times: int, *sent: Value) -> Collective:
+        return Collective("send", times * traffic(*sent), ranks=self.degree, axis=AXIS)
 
-def _through(buffers: list[Tensor], result: Tensor) -> tuple[tuple[str, Tensor], ...]:
-    first, second = buffers
-    return (ALLOC, first), (ALLOC, second), (FREE, first), (ALLOC, result), (FREE, second)
+    def _gradient_sends(self, k: Value, v: Value) -> tuple[Collective, ...]:
+        """The fp32 gradients of keys and values go all the way round."""
+        gradients = Value(k.tensor, k.axes, FP32), Value(v.tensor, v.axes, FP32)
+        return (self._sends(self.degree, *gradients),)
+
+    def _kernel(
+        self, kernel: str, q: Value, k: Value, *, causal: bool, window: Size | None, backward: bool
+    ) -> Attention:
+        """All steps of a rank's kernel together.
+
+        A rank has one part from the front of the sequence and one from its end, so that its queries
+        see half of all keys on average (torch
+        distributed/tensor/experimental/_context_parallel/_attention.py, load balancing).
+        """
+        rows, heads, length, size = q.axes
+        seen, masked = length * self.degree, causal
+        if causal and window is None:
+            seen, masked = ceil_div(seen, 2), False
+        return Attention(
+            kernel,
+            rows,
+            heads,
+            k.axes[1],
+            length,
+            seen,
+            size,
+            causal=masked,
+            window=window,
+            dtype=q.dtype,
+            backward=backward,
+        )
+
+
+def _ring_forward(
+    t: Tape, out: Value, lse: Tensor, coming: list[Tensor]
+) -> tuple[tuple[str, Tensor], ...]:
+    """The parts of the output that are merged in fp32, beside the keys and values that arrive."""
+    merged, part, difference = (
+        t.tensor(n, out.axes, FP32, Role.WORKSPACE)
+        for n in ("merged output", "its part from a step", "their difference")
+    )
+    block = t.tensor("output of a step", out.axes, out.dtype, Role.WORKSPACE)
+    temporaries = [*coming, merged, block, part, difference]
+    return (
+        *((ALLOC, x) for x in temporaries),
+        *((FREE, x) for x in reversed(temporaries[1:])),
+        (ALLOC, out.tensor),
+        (ALLOC, lse),
+        (FREE, temporaries[0]),
+    )
+
+
+def _ring_backward(
+    t: Tape, q: Value, k: Value, v: Value, coming: list[Tensor], made: tuple[Gradient, ...]
+) -> tuple[tuple[str, Tensor], ...]:
+    """The gradients of each step, their fp32 sums, and those that arrive."""
+    named = (("queries", q), ("keys", k), ("values", v))
+    steps = [
+        t.tensor(f"gradient of {n} from a step", x.axes, x.dtype, Role.WORKSPACE) for n, x in named
+    ]
+    sums = [t.tensor(f"fp32 gradient of {n}", x.axes, FP32, Role.WORKSPACE) for n, x in named]
+    arriving = [
+        t.tensor(f"fp32 gradient of {n} received", x.axes, FP32, Role.COMMUNICATION)
+        for n, x in named[1:]
+    ]
+    work = [*coming, *steps, *sums, *arriving]
+    return (
+        *((ALLOC, x) for x in work),
+        *((ALLOC, g.tensor) for g in made if g.tensor is not None),
+        *((FREE, x) for x in work),
+    )
 
 
 def context_split(config: TrainConfig) -> ContextSplit | None:
@@ -254,8 +247,6 @@ def context_split(config: TrainConfig) -> ContextSplit | None:
 def check_context(spec: ModelSpec, config: TrainConfig) -> None:
     """Raises InputError where sequences or heads cannot be shared; `spec` is a tensor-parallel
     rank's."""
-    from napkinmath.config.train_config import Attention as Choice
-
     degree, length = config.parallel.context_parallel_size, config.sequence_length
     if any(stage.publishes for stage in spec.stages):
         raise InputError(

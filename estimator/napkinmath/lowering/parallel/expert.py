@@ -16,11 +16,12 @@ from napkinmath.base.dtypes import INT64
 from napkinmath.base.errors import InputError
 from napkinmath.base.expr import Size, ceil_div
 from napkinmath.ir.costs import Collective, Move, traffic
-from napkinmath.ir.ledger import ALLOC, Gradient, Value
+from napkinmath.ir.ledger import ALLOC, Value
 from napkinmath.ir.step import Run
 from napkinmath.ir.symbols import e
 from napkinmath.ir.tape import LIKE
 from napkinmath.lowering.data_parallel.holders import check_spread_engine
+from napkinmath.lowering.parallel.exchange import exchange
 from napkinmath.ops.index import constant
 from napkinmath.ops.routing import sort_by_expert, take_rows
 
@@ -65,24 +66,21 @@ class ExpertSplit:
 
     def exchanged(self, t: Tape, x: Value, rows: Size) -> Value:
         """Rows sent to the ranks of their experts, or back."""
-        axes = (rows, *x.axes[1:])
-        out = Value(t.tensor("exchanged rows", axes, x.dtype), axes, x.dtype, x.requires_grad)
-        larger = out if self.percent >= 100 and rows is not x.axes[0] else x
-        cost = Collective(
-            "all-to-all", traffic(larger), ranks=self.degree, axis=AXIS, overlaps=False
-        )
-        made = t.gradient_of(x) if x.requires_grad else None
-        t.append(
+        out = t.tensor("exchanged rows", (rows, *x.axes[1:]), x.dtype)
+        larger = x
+        if self.percent >= 100 and rows is not x.axes[0]:
+            larger = Value(out, out.axes, x.dtype)
+        moved = traffic(larger)
+        cost = (Collective("all-to-all", moved, ranks=self.degree, axis=AXIS, overlaps=False),)
+        return exchange(
+            t,
             "all-to-all",
-            (x,),
-            (out,),
-            forward=((ALLOC, out.tensor),),
-            costs=(cost,),
-            backward=((ALLOC, made),) if made is not None else (),
-            gradients=(Gradient(x, made),) if made is not None else (),
-            backward_costs=(cost,),
+            x,
+            out,
+            making=lambda made, given: ((ALLOC, made),),
+            costs=cost,
+            backward_costs=cost,
         )
-        return out
 
     def combine(
         self, t: Tape, x: Value, weights: Value, order: Value, rows: Size, tokens: Size
@@ -90,27 +88,9 @@ class ExpertSplit:
         """Expert outputs back at the ranks of their tokens, in order, weighed and summed."""
         with t.scope() as frame:
             back = self.exchanged(t, x, rows)
-            ordered = t.op(
-                "index_put",
-                (back,),
-                back.axes,
-                back.dtype,
-                saves=(order,),
-                gradients=(LIKE,),
-                costs=(Move(2 * traffic(back), 2),),
-                backward_costs=(Move(2 * traffic(back)),),
-            )
+            ordered = _in_order(t, back, order)
             frame.local(back, ordered)
-            weighed = t.op(
-                "mul routing weights",
-                (ordered, t.view(weights, (rows, 1))),
-                ordered.axes,
-                ordered.dtype,
-                saves=(ordered, weights),
-                gradients=(LIKE, "reduce"),
-                costs=(Move(2 * traffic(ordered)),),
-                backward_costs=(Move(4 * traffic(ordered), 3),),
-            )
+            weighed = _weighed(t, ordered, weights, rows)
             return t.op(
                 "sum over choices",
                 (weighed,),
@@ -119,6 +99,34 @@ class ExpertSplit:
                 gradients=("pass",),
                 costs=(Move(traffic(weighed)),),
             )
+
+
+def _in_order(t: Tape, x: Value, order: Value) -> Value:
+    """Rows in the order of their tokens."""
+    return t.op(
+        "index_put",
+        (x,),
+        x.axes,
+        x.dtype,
+        saves=(order,),
+        gradients=(LIKE,),
+        costs=(Move(2 * traffic(x), 2),),
+        backward_costs=(Move(2 * traffic(x)),),
+    )
+
+
+def _weighed(t: Tape, x: Value, weights: Value, rows: Size) -> Value:
+    """Each row times the weight of its choice."""
+    return t.op(
+        "mul routing weights",
+        (x, t.view(weights, (rows, 1))),
+        x.axes,
+        x.dtype,
+        saves=(x, weights),
+        gradients=(LIKE, "reduce"),
+        costs=(Move(2 * traffic(x)),),
+        backward_costs=(Move(4 * traffic(x), 3),),
+    )
 
 
 def check_experts(spec: ModelSpec, parallel: ParallelConfig) -> None:

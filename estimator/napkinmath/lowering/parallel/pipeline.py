@@ -44,11 +44,8 @@ class Pieces:
     comes after."""
 
     def __init__(self, runs: list[Run], name: str) -> None:
-        layers = [
-            i
-            for i, run in enumerate(runs)
-            if run.stage.checkpointed and not run.stage.modality and run.block.ops
-        ]
+        cut = [run.stage.checkpointed and not run.stage.modality for run in runs]
+        layers = [i for i, run in enumerate(runs) if cut[i] and run.block.ops]
         if not layers:
             raise InputError(
                 f"{name} has no row of equal layers to cut into pipeline stages; use"
@@ -62,10 +59,9 @@ class Pieces:
                 " pipeline_parallel_size=1"
             )
         self.before, self.after = runs[: layers[0]], runs[layers[-1] + 1 :]
-        self.layers = [run for i in layers for run in [runs[i]] * runs[i].count]
-        self.offsets = [
-            run.first + k for i in layers for run in [runs[i]] for k in range(run.count)
-        ]
+        copies = [(runs[i], k) for i in layers for k in range(runs[i].count)]
+        self.layers = [run for run, _ in copies]
+        self.offsets = [run.first + k for run, k in copies]
 
     def between(self, start: int, stop: int) -> list[Run]:
         """The runs of layers start to stop."""
@@ -116,42 +112,26 @@ def entrance(before: list[Run], first: Run, shared: dict[str, Value], policy: Po
     given = first.block.input
     assert given is not None
     kept, weights, last_use = _tables(before, shared)
-    received = Value(
-        Tensor("received hidden states", given.axes, given.dtype, Role.ACTIVATIONS),
-        given.axes,
-        given.dtype,
-        given.requires_grad,
-    )
+    states = Tensor("received hidden states", given.axes, given.dtype, Role.ACTIVATIONS)
+    received = Value(states, given.axes, given.dtype, given.requires_grad)
     costs = _passing_on(received, policy)
     receive = Op(
         "receive",
         "",
         (),
         (received,),
-        forward=((ALLOC, received.tensor),),
+        forward=((ALLOC, states),),
         saves=(),
         costs=costs,
         backward=(),
         gradients=(),
         backward_costs=costs if received.requires_grad else (),
     )
-    last_use = {tensor: index + 1 for tensor, index in last_use.items()} | {received.tensor: 0}
-    block = Block(
-        STAGE_ENTRANCE,
-        [receive, *kept],
-        weights,
-        None,
-        received,
-        tuple(shared.values()),
-        last_use,
-        {},
-    )
-    return Run(
-        block,
-        1,
-        Stage(part=Part(), path=STAGE_ENTRANCE, symbols=before[-1].stage.symbols if before else ()),
-        0,
-    )
+    last_use = {tensor: index + 1 for tensor, index in last_use.items()} | {states: 0}
+    made, ops = tuple(shared.values()), [receive, *kept]
+    block = Block(STAGE_ENTRANCE, ops, weights, None, received, made, last_use, {})
+    symbols = before[-1].stage.symbols if before else ()
+    return Run(block, 1, Stage(part=Part(), path=STAGE_ENTRANCE, symbols=symbols), 0)
 
 
 def _passing_on(received: Value, policy: Policy) -> tuple[Collective, ...]:
@@ -180,27 +160,30 @@ def _tables(
     wanted = {value.tensor for value in shared.values() if value.tensor.source != BATCH}
     kept: list[Op] = []
     last_use: dict[Tensor, int] = {}
-    buffers: list[Weight] = []
-    for run in before:
-        block, marred, places = run.block, set[int](), list[int]()
+    for block in (run.block for run in before):
+        marred, places = set[int](), list[int]()
         for op in block.ops:
-            reads = any(
-                id(value) in marred or (value.weight is not None and not value.weight.buffer)
-                for value in op.inputs
-            )
-            batch = any(value.tensor.source == BATCH for value in op.outputs)
-            if reads or batch or not (op.outputs and op.forward):
-                marred |= {id(value) for value in op.outputs}
-            else:
+            if _can_be_made_again(op, marred):
                 kept.append(op)
+            else:
+                marred |= {id(value) for value in op.outputs}
             places.append(len(kept) - 1)
         for tensor, index in block.last_use.items():
-            last_use[tensor] = (
-                max(places[index], 0) if tensor not in wanted else max(len(kept) - 1, 0)
-            )
-        buffers += [weight for weight in block.weights if weight.buffer]
+            last_use[tensor] = max(len(kept) - 1 if tensor in wanted else places[index], 0)
     made = {tensor for op in kept for _, tensor in op.forward}
+    buffers = [weight for run in before for weight in run.block.weights if weight.buffer]
     return kept, buffers, {tensor: index for tensor, index in last_use.items() if tensor in made}
+
+
+def _can_be_made_again(op: Op, marred: set[int]) -> bool:
+    """Whether an operation reads neither the batch nor a parameter; `marred` are the ids of values
+    made of those."""
+    reads = any(
+        id(value) in marred or (value.weight is not None and not value.weight.buffer)
+        for value in op.inputs
+    )
+    batch = any(value.tensor.source == BATCH for value in op.outputs)
+    return bool(op.outputs and op.forward) and not reads and not batch
 
 
 # ---------------------------------------------------------------- order
@@ -226,25 +209,21 @@ def scheduled(
 ) -> list[tuple[int, list[Segment]]]:
     """Halves of each chunk's first micro-batch and of later ones, in a rank's order: (times,
     segments)."""
-    seen: set[tuple[str, int]] = set()
+    seen: set[Turn] = set()
     found: list[tuple[int, list[Segment]]] = []
 
-    def add(times: int, turns: list[Turn], fresh: set[Turn]) -> None:
-        """Turns in a row; of fresh ones the first micro-batch's half."""
-        segments: list[Segment] = []
-        for turn in turns:
-            half = (first if turn in fresh else later)[turn[1]]
-            segments += half[turn[0] != FORWARD]
-        found.append((times, segments))
+    def half(turn: Turn, fresh: set[Turn]) -> list[Segment]:
+        what, chunk = turn
+        return (first if turn in fresh else later)[chunk][what != FORWARD]
 
     for times, turns in stage_order(policy.config.parallel, rank, num_micro_batches(policy)):
         fresh = set(turns) - seen  # a chunk's first forward and first backward belong together
         if fresh:
-            add(1, turns, fresh)
+            found.append((1, [segment for turn in turns for segment in half(turn, fresh)]))
             seen |= fresh
             times -= 1
         if times:
-            add(times, turns, set())
+            found.append((times, [segment for turn in turns for segment in half(turn, set())]))
     return found
 
 
@@ -275,9 +254,10 @@ def waiting_buffers(model: RankModel, policy: Policy) -> list[Segment]:
     Source: torch 2.13 distributed/pipelining/stage.py PipelineStage._create_act_recv_info,
     _create_grad_recv_info.
     """
-    parallel, count = policy.config.parallel, num_micro_batches(policy)
+    parallel = policy.config.parallel
     if not policy.keeps_stage_buffers:
         return []
+    count = num_micro_batches(policy)
     held = max(in_flight(stage_order(parallel, model.pipeline_rank, count)).values())
     events: list[Event] = []
     for runs in model.chunks:

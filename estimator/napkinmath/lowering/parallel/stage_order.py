@@ -26,21 +26,14 @@ def stage_order(
     stages, kind = parallel.pipeline_parallel_size, parallel.pipeline_schedule
     one: list[Turn] = [(FORWARD, 0), (BACKWARD, 0)]
     if parallel.virtual_pipeline_size > 1:
-        return [
-            (1, [turn])
-            for turn in interleaved_turns(
-                stages, parallel.virtual_pipeline_size, rank, num_micro_batches
-            )
-        ]
+        chunks = parallel.virtual_pipeline_size
+        turns = interleaved_turns(stages, chunks, rank, num_micro_batches)
+        return [(1, [turn]) for turn in turns]
     if kind is PipelineSchedule.NAIVE:
         return [(num_micro_batches, one)]
-    ahead = (
-        num_micro_batches
-        if kind is PipelineSchedule.GPIPE
-        else stages
-        if kind is PipelineSchedule.ZERO_BUBBLE
-        else stages - rank
-    )
+    ahead = stages - rank
+    if kind in (PipelineSchedule.GPIPE, PipelineSchedule.ZERO_BUBBLE):
+        ahead = num_micro_batches if kind is PipelineSchedule.GPIPE else stages
     ahead = min(ahead, num_micro_batches)
     blocks = [(ahead - 1, one[:1]), (num_micro_batches - ahead + 1, one), (ahead - 1, one[1:])]
     return [(times, turns) for times, turns in blocks if times]
@@ -105,11 +98,8 @@ def layers_per_stage(num_layers: int, parallel: ParallelConfig) -> list[int]:
     """
     stages = parallel.pipeline_parallel_size * parallel.virtual_pipeline_size
     if stages > num_layers:
-        chunks = (
-            f" with virtual_pipeline_size={parallel.virtual_pipeline_size}"
-            if parallel.virtual_pipeline_size > 1
-            else ""
-        )
+        virtual = parallel.virtual_pipeline_size
+        chunks = f" with virtual_pipeline_size={virtual}" if virtual > 1 else ""
         raise InputError(
             f"pipeline_parallel_size={parallel.pipeline_parallel_size}{chunks} leaves stages"
             f" without layers: the model has {num_layers}; use at most {num_layers} stages in all"

@@ -16,10 +16,11 @@ from __future__ import annotations
 
 from napkinmath.base.errors import InputError
 from napkinmath.base.expr import Expr, Size, ceil_div
-from napkinmath.base.record import Record
 from napkinmath.ir.costs import Collective, Move, traffic
 from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value
-from napkinmath.ir.step import Run
+from napkinmath.lowering.parallel.exchange import exchange, through
+from napkinmath.lowering.parallel.tensor_share import SPLIT
+from napkinmath.lowering.parallel.tensor_style import TensorStyle, tensor_style
 from napkinmath.lowering.parallel.vocabulary import vocabulary_loss
 
 TYPE_CHECKING = False
@@ -28,92 +29,9 @@ if TYPE_CHECKING:
 
     from napkinmath.catalog.stacks import Stack
     from napkinmath.config.train_config import TrainConfig
-    from napkinmath.ir.ledger import Weight
-    from napkinmath.ir.model_spec import ModelSpec
+    from napkinmath.ir.ledger import Steps
     from napkinmath.ir.tape import Tape
-
-SPLIT = ("a", "k", "f", "fe", "fs", "v")  # symbols that a rank has a share of
 AXIS = "tensor"
-NAMES = {
-    "a": "num_attention_heads",
-    "k": "num_key_value_heads",
-    "f": "intermediate_size",
-    "fe": "moe_intermediate_size",
-    "fs": "shared_expert_intermediate_size",
-}
-MATRICES = ("linear", "linear without adapter", "unquantized linear", "conv")
-# Linears that every rank holds whole: down-projections of latent attention, gates and projections
-# around experts.
-WHOLE = (
-    "q_a_proj",
-    "kv_a_proj_with_mqa",
-    "shared_expert_gate",
-    "fc1_latent_proj",
-    "fc2_latent_proj",
-    "router",
-    "gate",
-)
-
-
-class TensorStyle(Record):
-    """How a library writes the borders of the split region."""
-
-    name: str
-    source: str
-    enters_once: bool
-    """Linears that read the same tensor share one border (a module's input is prepared, or q, k, v
-    are one linear)."""
-    new_buffers: bool
-    """Reductions write to a new tensor (torch's functional collectives) instead of in place."""
-    gathers_again: bool = False
-    """The gathered input is not kept: its shard is, and gathered again for the weight's gradient
-    (Megatron-LM)."""
-    splits_loss: bool = True
-    """The loss is computed on each rank's share of the vocabulary; otherwise logits are
-    gathered."""
-    copies_heads: bool = False
-    """Key/value heads that are fewer than ranks are held by several of them."""
-    gathers_rows: bool = True
-    """Gathering along the sequence makes rank-major rows first and copies them into order (torch's
-    functional collectives)."""
-
-
-TRANSFORMERS = TensorStyle(
-    name="transformers",
-    source="transformers 5.23 distributed/tensor_parallel.py (tp_plan)",
-    enters_once=False,
-    new_buffers=True,
-    splits_loss=False,
-)
-DTENSOR = TensorStyle(
-    name="dtensor",
-    source=(
-        "torch 2.13 distributed/tensor/parallel (ColwiseParallel, RowwiseParallel,"
-        " SequenceParallel, loss_parallel)"
-    ),
-    enters_once=True,
-    new_buffers=True,
-)
-MEGATRON = TensorStyle(
-    name="megatron",
-    source=(
-        "Megatron-LM core/tensor_parallel/layers.py"
-        " LinearWithGradAccumulationAndAsyncCommunication, cross_entropy.py"
-    ),
-    enters_once=True,
-    new_buffers=False,
-    gathers_again=True,
-    gathers_rows=False,
-    copies_heads=True,
-)
-
-
-def tensor_style(config: TrainConfig, stack: str) -> TensorStyle:
-    """Whose borders run: Megatron's own, transformers' plan where norms are whole, torch's styles
-    with a split sequence."""
-    if stack.startswith("megatron"):
-        return MEGATRON
-    return DTENSOR if config.parallel.sequence_parallel else TRANSFORMERS
 
 
 def tensor_split(config: TrainConfig, stack: Stack) -> TensorSplit:
@@ -263,66 +181,35 @@ class TensorSplit:
         return out
 
     def _gathered(self, t: Tape, x: Value) -> Value:
-        axes = self.whole(x.axes)
-        out = Value(t.tensor("gathered input", axes, x.dtype), axes, x.dtype, x.requires_grad)
-        cost = Collective("all-gather", traffic(out), ranks=self.degree, axis=AXIS, overlaps=False)
-        back = Collective(
-            "reduce-scatter", traffic(out), ranks=self.degree, axis=AXIS, overlaps=False
-        )
-        rows, chunks = (self._reordered(t, out, n) for n in ("gathered rows", "rows to scatter"))
-        made = t.gradient_of(x) if x.requires_grad else None
-        t.append(
-            "all-gather",
-            (x,),
-            (out,),
-            forward=(*((ALLOC, r) for r in rows), (ALLOC, out.tensor), *((FREE, r) for r in rows)),
-            costs=(cost, *self._copies(rows, out)),
-            backward=(
-                (*((ALLOC, c) for c in chunks), (ALLOC, made), *((FREE, c) for c in chunks))
-                if made is not None
-                else ()
-            ),
-            gradients=(Gradient(x, made),) if made is not None else (),
-            backward_costs=(back, *self._copies(chunks, out)),
-        )
-        return out
+        """All positions, of each rank's share of them."""
+        out = t.tensor("gathered input", self.whole(x.axes), x.dtype)
+        moved = traffic(Value(out, out.axes, x.dtype))
+        return self._reordered(t, x, out, moved, ("all-gather", "reduce-scatter"))
 
     def _scattered(self, t: Tape, x: Value) -> Value:
-        axes = self.shard(x.axes)
-        out = Value(t.tensor("scattered output", axes, x.dtype), axes, x.dtype, x.requires_grad)
-        cost = Collective(
-            "reduce-scatter", traffic(x), ranks=self.degree, axis=AXIS, overlaps=False
-        )
-        back = Collective("all-gather", traffic(x), ranks=self.degree, axis=AXIS, overlaps=False)
-        chunks, rows = (self._reordered(t, x, n) for n in ("rows to scatter", "gathered rows"))
-        made = t.gradient_of(x) if x.requires_grad else None
-        t.append(
-            "reduce-scatter",
-            (x,),
-            (out,),
-            forward=(
-                *((ALLOC, c) for c in chunks),
-                (ALLOC, out.tensor),
-                *((FREE, c) for c in chunks),
-            ),
-            costs=(cost, *self._copies(chunks, x)),
-            backward=(
-                (*((ALLOC, r) for r in rows), (ALLOC, made), *((FREE, r) for r in rows))
-                if made is not None
-                else ()
-            ),
-            gradients=(Gradient(x, made),) if made is not None else (),
-            backward_costs=(back, *self._copies(rows, x)),
-        )
-        return out
+        """Each rank's share of the positions, summed over ranks."""
+        out = t.tensor("scattered output", self.shard(x.axes), x.dtype)
+        return self._reordered(t, x, out, traffic(x), ("reduce-scatter", "all-gather"))
 
-    def _reordered(self, t: Tape, x: Value, name: str) -> list[Tensor]:
-        return (
-            [t.tensor(name, x.axes, x.dtype, Role.COMMUNICATION)] if self.style.gathers_rows else []
-        )
+    def _reordered(
+        self, t: Tape, x: Value, out: Tensor, moved: Size, kinds: tuple[str, str]
+    ) -> Value:
+        """A collective along the sequence and its opposite; a style may copy rows into the order of
+        the ranks before or after."""
+        longer = x.axes if kinds[0] == "reduce-scatter" else out.axes
+        rows = self.style.gathers_rows
 
-    def _copies(self, made: list[Tensor], x: Value) -> tuple[Move, ...]:
-        return (Move(2 * traffic(x)),) if made else ()
+        def making(made: Tensor, given: Value) -> Steps:
+            name = "gathered rows" if made.axes == longer else "rows to scatter"
+            copied = [t.tensor(name, longer, x.dtype, Role.COMMUNICATION)] if rows else []
+            return through(copied, made)
+
+        copies = (Move(2 * moved),) if rows else ()
+        there, back = (
+            (Collective(kind, moved, ranks=self.degree, axis=AXIS, overlaps=False), *copies)
+            for kind in kinds
+        )
+        return exchange(t, kinds[0], x, out, making=making, costs=there, backward_costs=back)
 
     # ------------------------------------------------------------ vocabulary
 
@@ -337,117 +224,23 @@ class TensorSplit:
 
     def loss(self, t: Tape, logits: Value) -> Value:
         """Mean cross-entropy of fp32 logits of axes (..., v/t)."""
-        return vocabulary_loss(t, logits, self)
+        return vocabulary_loss(t, logits, self.degree, in_place=self.style.gathers_again)
 
     def head(self, t: Tape, logits: Value) -> Value:
         """Logits as the loss reads them: each rank's share, or gathered."""
         if self.style.splits_loss:
             return logits
-        axes = (*logits.axes[:-1], logits.axes[-1] * self.degree)
-        out = Value(
-            t.tensor("gathered logits", axes, logits.dtype, Role.LOGITS),
-            axes,
-            logits.dtype,
-            logits.requires_grad,
-        )
-        rows = t.tensor("gathered rows", axes, logits.dtype, Role.LOGITS)
-        made = t.gradient_of(logits) if logits.requires_grad else None
-        if made is not None:
-            made.role = Role.LOGITS
-        cost = Collective("all-gather", traffic(out), ranks=self.degree, axis=AXIS, overlaps=False)
-        t.append(
+        dtype, axes = logits.dtype, (*logits.axes[:-1], logits.axes[-1] * self.degree)
+        out = t.tensor("gathered logits", axes, dtype, Role.LOGITS)
+        rows = t.tensor("gathered rows", axes, dtype, Role.LOGITS)
+        moved = traffic(Value(out, axes, dtype))
+        gather = Collective("all-gather", moved, ranks=self.degree, axis=AXIS, overlaps=False)
+        return exchange(
+            t,
             "gather logits",
-            (logits,),
-            (out,),
-            forward=((ALLOC, rows), (ALLOC, out.tensor), (FREE, rows)),
-            costs=(cost, Move(2 * traffic(out))),
-            backward=((ALLOC, made),) if made else (),
-            gradients=(Gradient(logits, made),) if made else (),
+            logits,
+            out,
+            making=lambda made, given: through([rows] if made is out else [], made),
+            costs=(gather, Move(2 * moved)),
             backward_costs=(Move(2 * traffic(logits)),),
         )
-        return out
-
-
-# ---------------------------------------------------------------- a rank's share
-
-
-def rank_share(spec: ModelSpec, degree: int, style: TensorStyle = MEGATRON) -> ModelSpec:
-    """The model with the sizes of one tensor-parallel rank; raises InputError where they do not
-    divide."""
-    check_degree(spec, degree, copies_heads=style.copies_heads)
-    stages = tuple(stage.replace(symbols=_share(stage.symbols, degree)) for stage in spec.stages)
-    return spec.replace(symbols=_share(spec.symbols, degree), stages=stages)
-
-
-def _share(symbols: tuple[tuple[str, int], ...], degree: int) -> tuple[tuple[str, int], ...]:
-    """Heads, widths and vocabulary over ranks; key/value heads that are fewer than ranks are on
-    several of them."""
-    return tuple(
-        (name, max(1, -(-value // degree)) if name in SPLIT else value) for name, value in symbols
-    )
-
-
-def divides(symbols: dict[str, int], degree: int, *, copies_heads: bool) -> str:
-    """The symbol that a degree does not divide; '' where it divides all. The vocabulary is padded,
-    key/value heads fewer than ranks may be copied."""
-    for name in ("a", "f", "fe", "fs"):
-        if symbols.get(name, 0) % degree:
-            return name
-    heads = symbols.get("k", degree)
-    return "k" if heads % degree and (degree % heads or not copies_heads) else ""
-
-
-def valid_degrees(spec: ModelSpec, limit: int = 1024, *, copies_heads: bool = True) -> list[int]:
-    """The tensor-parallel degrees that divide a model's heads and widths."""
-    symbols = dict(spec.symbols)
-    return [
-        n
-        for n in range(1, min(limit, symbols.get("a", 1)) + 1)
-        if not divides(symbols, n, copies_heads=copies_heads)
-    ]
-
-
-def check_degree(spec: ModelSpec, degree: int, *, copies_heads: bool) -> None:
-    """Raises InputError, naming the valid degrees, where the model's sizes do not divide."""
-    symbols = dict(spec.symbols)
-    failed = divides(symbols, degree, copies_heads=copies_heads)
-    if failed:
-        raise InputError(
-            f"{NAMES[failed]}={symbols[failed]} of {spec.name} does not divide by"
-            f" tensor_parallel_size={degree}; use"
-            f" {listed(valid_degrees(spec, copies_heads=copies_heads))}"
-        )
-
-
-def listed(numbers: list[int]) -> str:
-    """'1, 2, 4 or 8'."""
-    texts = [str(n) for n in numbers]
-    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} or {texts[-1]}"
-
-
-def check_layers(runs: list[Run], split: TensorSplit, name: str) -> None:
-    """Raises InputError for layers that hold a matrix which is neither split nor meant to be whole
-    on every rank."""
-    for run in runs:
-        if not run.stage.checkpointed or run.stage.modality:
-            continue
-        for weight in run.block.weights:
-            if _unsplit(weight, split):
-                module = weight.path.rpartition(".")[0]
-                why = (
-                    "normalizes over all heads"
-                    if weight.kind == "norm"
-                    else "is not counted in heads or feed-forward"
-                )
-                raise InputError(
-                    f"{name} cannot be split by tensor parallelism: {module} {why}; use"
-                    " tensor_parallel_size=1"
-                )
-
-
-def _unsplit(weight: Weight, split: TensorSplit) -> bool:
-    if weight.kind == "norm":  # a norm over all heads needs the sums of every rank
-        return len(weight.axes) == 1 and split.splits(weight.axes[0])
-    if weight.kind not in MATRICES or any(split.splits(axis) for axis in weight.axes):
-        return False
-    return not any(part in WHOLE for part in weight.path.split("."))

@@ -15,57 +15,62 @@ from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Value
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.base.expr import Size
+    from napkinmath.ir.ledger import Steps, Tensor
     from napkinmath.ir.tape import Tape
-    from napkinmath.lowering.parallel.tensor import TensorSplit
 
+NAME = "vocabulary-parallel cross_entropy"
 EXCHANGES = 3  # of one number a row: the maximum, the sum of exponentials, the logit of the label
 
 
-def vocabulary_loss(t: Tape, logits: Value, split: TensorSplit) -> Value:
-    """Mean cross-entropy of fp32 logits of axes (..., v/t), as the style's library computes it."""
+def vocabulary_loss(t: Tape, logits: Value, degree: int, *, in_place: bool) -> Value:
+    """Mean cross-entropy of fp32 logits of axes (..., v/t) over `degree` ranks; `in_place` as
+    Megatron-LM computes it, else as torch does."""
     rows, width = product(logits.axes[:-1]), logits.axes[-1]
     flat = t.view(logits, (rows, width))
-    return (
-        _in_place(t, flat, rows, split)
-        if split.style.gathers_again
-        else _chain(t, flat, rows, split)
-    )
+    return (_in_place if in_place else _chain)(t, flat, rows, degree)
 
 
-def _exchanges(rows: Size, split: TensorSplit) -> tuple[Collective, ...]:
+def _exchanges(rows: Size, degree: int) -> tuple[Collective, ...]:
     return tuple(
-        Collective("all-reduce", rows * 4, ranks=split.degree, axis="tensor", overlaps=False)
+        Collective("all-reduce", rows * 4, ranks=degree, axis="tensor", overlaps=False)
         for _ in range(EXCHANGES)
     )
 
 
-def _chain(t: Tape, x: Value, rows: Size, split: TensorSplit) -> Value:
+def _chain(t: Tape, x: Value, rows: Size, degree: int) -> Value:
     """loss_parallel: logits minus their maximum, exponentials, log-probabilities; the first and the
     last are alive together."""
-    shifted, powers = (
-        t.tensor(n, x.axes, FP32, Role.LOGITS) for n in ("logits minus maximum", "exponentials")
-    )
-    kept, loss = (
-        t.tensor("log-probabilities", x.axes, FP32, Role.LOGITS),
-        t.tensor("loss", (1,), FP32, Role.LOGITS),
-    )
-    out = Value(loss, (1,), FP32, x.requires_grad)
-    forward = (
-        (ALLOC, shifted),
-        (ALLOC, powers),
-        (FREE, powers),
-        (ALLOC, kept),
-        (FREE, shifted),
-        (ALLOC, loss),
-    )
-    steps = [
+    shifted, powers, kept = (
         t.tensor(n, x.axes, FP32, Role.LOGITS)
-        for n in ("gradient of the label", "exponentials", "gradient before its factor")
-    ]
+        for n in ("logits minus maximum", "exponentials", "log-probabilities")
+    )
+    loss = t.tensor("loss", (1,), FP32, Role.LOGITS)
+    made = ((ALLOC, shifted), (ALLOC, powers), (FREE, powers), (ALLOC, kept), (FREE, shifted))
+    out = Value(loss, (1,), FP32, x.requires_grad)
     gradient = t.gradient_of(x)
     gradient.role = Role.LOGITS
-    label, again, summed = steps
-    backward = (
+    moved = traffic(x)
+    t.append(
+        NAME,
+        (x,),
+        (out,),
+        forward=(*made, (ALLOC, loss)),
+        saves=(kept,),
+        costs=(*_exchanges(rows, degree), Move(8 * moved, 8)),
+        backward=_chain_backward(t, x, gradient) if x.requires_grad else (),
+        gradients=(Gradient(x, gradient),) if x.requires_grad else (),
+        backward_costs=(Move(9 * moved, 5),),
+    )
+    t.last_use[kept] = len(t.ops) - 1
+    return out
+
+
+def _chain_backward(t: Tape, x: Value, gradient: Tensor) -> Steps:
+    label, again, summed = (
+        t.tensor(n, x.axes, FP32, Role.LOGITS)
+        for n in ("gradient of the label", "exponentials", "gradient before its factor")
+    )
+    return (
         (ALLOC, label),
         (ALLOC, again),
         (ALLOC, summed),
@@ -74,39 +79,23 @@ def _chain(t: Tape, x: Value, rows: Size, split: TensorSplit) -> Value:
         (FREE, summed),
         (FREE, label),
     )
-    moved = traffic(x)
-    t.append(
-        "vocabulary-parallel cross_entropy",
-        (x,),
-        (out,),
-        forward=forward,
-        saves=(kept,),
-        costs=(*_exchanges(rows, split), Move(8 * moved, 8)),
-        backward=backward if x.requires_grad else (),
-        gradients=(Gradient(x, gradient),) if x.requires_grad else (),
-        backward_costs=(Move(9 * moved, 5),),
-    )
-    t.last_use[kept] = len(t.ops) - 1
-    return out
 
 
-def _in_place(t: Tape, x: Value, rows: Size, split: TensorSplit) -> Value:
+def _in_place(t: Tape, x: Value, rows: Size, degree: int) -> Value:
     """Megatron's: the fp32 logits become their exponentials and then the gradient; two masks of one
     number a row are kept."""
-    small = tuple(
-        t.tensor(n, (rows,), INT64, Role.LOGITS)
-        for n in ("labels of this rank", "labels of other ranks")
-    )
+    names = ("labels of this rank", "labels of other ranks")
+    small = tuple(t.tensor(n, (rows,), INT64, Role.LOGITS) for n in names)
     losses = t.tensor("loss of each row", (rows,), FP32, Role.LOGITS)
     out = Value(losses, (rows,), FP32, x.requires_grad)
     moved = traffic(x)
     t.append(
-        "vocabulary-parallel cross_entropy",
+        NAME,
         (x,),
         (out,),
         forward=(*((ALLOC, s) for s in small), (ALLOC, losses)),
         saves=(x.tensor, *small),
-        costs=(*_exchanges(rows, split), Move(6 * moved, 6)),
+        costs=(*_exchanges(rows, degree), Move(6 * moved, 6)),
         gradients=(Gradient(x, x.tensor),) if x.requires_grad else (),
         backward_costs=(Move(2 * moved, 2),),
     )

@@ -52,7 +52,7 @@ class GatedMlp(Record):
     def _patched(self, t: Tape, x: Value) -> Value:
         """One operation where the projections can be fused, else the patched gate between them, or
         the library's."""
-        from napkinmath.lowering.patched_linears import fused_feed_forward
+        from napkinmath.lowering.patched_feed_forward import fused_feed_forward
         from napkinmath.lowering.patching import active
         from napkinmath.models.layers.patched import patched_gate
 

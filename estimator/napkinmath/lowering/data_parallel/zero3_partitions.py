@@ -1,0 +1,148 @@
+"""What ZeRO stage 3 stores of a run's parameters: partitions that stay, and what gathers make of
+them.
+
+Source: DeepSpeed 0.19 runtime/zero/partition_parameters.py.
+"""
+
+from __future__ import annotations
+
+from napkinmath.base.dtypes import UINT8
+from napkinmath.base.expr import Bindings, Size, ceil_div
+from napkinmath.ir.costs import HOOK_DISPATCHES, Collective, Dispatch, HostCopy, Move
+from napkinmath.ir.ledger import ALLOC, FREE, RUN, Phase, Role, Tensor, Weight, Work, allocs
+from napkinmath.ir.step import Run, Segment
+from napkinmath.lowering.data_parallel.flat import partition
+from napkinmath.lowering.data_parallel.zero import SOURCE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from napkinmath.ir.costs import Cost
+    from napkinmath.ir.ledger import Event
+    from napkinmath.lowering.policy import Policy
+
+
+class Partitioned:
+    """What stage 3 makes of one run's weights: partitions that stay, and the buffers of a
+    gather."""
+
+    __slots__ = (
+        "gathered",
+        "gradients",
+        "kept",
+        "moved",
+        "output",
+        "parts",
+        "run",
+        "small",
+        "stay",
+    )
+
+    def __init__(self, run: Run, policy: Policy, sizes: dict[str, int], threshold: int) -> None:
+        self.run = run
+        bind = Bindings({**sizes, **dict(run.stage.symbols)})
+        weights = [w for w in run.block.weights if not w.buffer and not w.tied_to]
+        self.stay = [w for w in run.block.weights if w.buffer and not w.tied_to]
+        self.small = [w for w in weights if not w.constants and bind(w.elements) <= threshold]
+        self.parts = _parts(run, weights, policy)
+        self.gathered = [
+            _tensor(f"gathered {w.tensor.name}", w, w.tensor.axes, w.tensor.role)
+            for w in weights
+            if w not in self.small
+        ]
+        self.moved: Size = 0
+        for tensor in self.gathered:
+            self.moved = self.moved + tensor.nbytes
+        self.output = Tensor(
+            "all-gather output", (self.moved,), UINT8, Role.COMMUNICATION, run.block.name, SOURCE
+        )
+        self.gradients = _gradient_partition(run, policy)
+        self.kept = 0  # copies of the run, its last ones, that stay gathered until their backward
+
+    def gather(self, policy: Policy, *, backward: bool) -> list[Event]:
+        """Partitions are gathered into a flat output, from which each parameter is copied."""
+        if not self.gathered:
+            return []
+        ranks = policy.config.parallel.shard_degree
+        zero, offload = policy.config.parallel.zero, policy.config.offload
+        costs: list[Cost] = []
+        if offload.parameters:
+            costs.append(HostCopy(self.moved // ranks, to_host=False, pinned=offload.pinned))
+        if backward and zero.hpz_partition_size > 1:
+            ranks = zero.hpz_partition_size
+        sent = self.moved // 2 if zero.quantized_weights else self.moved
+        costs += [Collective("all-gather", sent, ranks=ranks, axis="shard"), Move(2 * self.moved)]
+        return [
+            (ALLOC, self.output),
+            *((ALLOC, t) for t in self.gathered),
+            (RUN, Work(None, costs, backward)),
+            (FREE, self.output),
+        ]
+
+    def hooks(self, *, backward: bool) -> Event:
+        """The host's bookkeeping of every parameter, in hooks of its module."""
+        count = sum(not w.buffer and not w.tied_to for w in self.run.block.weights)
+        return RUN, Work(None, (Dispatch(HOOK_DISPATCHES[backward] * count),), backward)
+
+    def release(self) -> list[Event]:
+        """Gathered parameters go."""
+        return [(FREE, t) for t in self.gathered]
+
+
+def _parts(run: Run, weights: list[Weight], policy: Policy) -> list[Tensor]:
+    """A flat partition of each type, and the rank's rows of packed weights."""
+    parallel, on_host = policy.config.parallel, policy.config.offload.parameters
+    stored = [w for w in weights if not w.constants]
+    found: list[Tensor] = []
+    for dtype in dict.fromkeys(w.tensor.dtype for w in stored):
+        own = [w for w in stored if w.tensor.dtype is dtype]
+        name, role = f"{dtype} partition", Role.WEIGHTS
+        found.append(partition(name, own, parallel, dtype, role, run, host=on_host))
+    for w in weights:
+        if w.constants:
+            rows = ceil_div(w.tensor.axes[0], parallel.shard_degree)
+            axes = (rows, *w.tensor.axes[1:])
+            found.append(_tensor(w.tensor.name, w, axes, Role.WEIGHTS, host=on_host))
+    return found
+
+
+def _gradient_partition(run: Run, policy: Policy) -> Tensor | None:
+    """The rank's part of the gradients of a run."""
+    trained = run.trained
+    if not trained:
+        return None
+    parallel, on_host = policy.config.parallel, policy.config.offload.optimizer
+    dtype = trained[0].tensor.dtype
+    name = "gradient partition"
+    return partition(name, trained, parallel, dtype, Role.GRADIENTS, run, host=on_host)
+
+
+def _tensor(
+    name: str, weight: Weight, axes: tuple[Size, ...], role: Role, *, host: bool = False
+) -> Tensor:
+    """Something made of a weight, in its type."""
+    return Tensor(name, axes, weight.tensor.dtype, role, weight.path, SOURCE, host=host)
+
+
+def loading(piece: Partitioned, mine: Run, policy: Policy) -> list[Segment]:
+    """deepspeed.zero.Init: each parameter is whole on the device until its partition is made; then
+    fp32 partitions (`mine`) and gradients' ones."""
+    run, shards = piece.run, policy.config.parallel.zero.hpz_partition_size
+    wholes = [
+        Tensor(f"whole {t.name.removeprefix('gathered ')}", t.axes, t.dtype, Role.WEIGHTS, t.module)
+        for t in piece.gathered
+    ]
+    stay = [t for w in run.block.weights if not w.tied_to for t in w.constants]
+    stay += [w.tensor for w in piece.stay]
+    stay += [
+        _tensor(f"{w.tensor.name}, always whole", w, w.axes, Role.WEIGHTS) for w in piece.small
+    ]
+    stay += [w.tensor for w in mine.block.weights]
+    stay += [piece.gradients] if piece.gradients is not None else []
+    if shards > 1 and piece.gathered:
+        source, name = f"{SOURCE} zero_hpz_partition_size", "secondary partition"
+        size, module = (piece.moved // shards,), run.block.name
+        stay.append(Tensor(name, size, UINT8, Role.WEIGHTS, module, source))
+    events: list[Event] = [(ALLOC, t) for t in piece.parts]
+    events += [e for t in wholes for e in ((ALLOC, t), (FREE, t))]
+    events += allocs(*stay)
+    return [run.segment(f"partitions of {run.name}", Phase.LOAD, events)]

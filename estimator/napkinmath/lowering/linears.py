@@ -1,0 +1,114 @@
+"""One linear of the model as it runs on a rank: dense or quantized, patched, with its adapter."""
+
+from __future__ import annotations
+
+from napkinmath.config.train_config import AdapterKind
+from napkinmath.ir.ledger import Role, Value, Weight
+from napkinmath.lowering.adapters import fused_adapted_linear, lora_update
+from napkinmath.lowering.quantized import quantized_linear
+from napkinmath.ops.elementwise import add, cast, copy
+from napkinmath.ops.matmul import dense_linear
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from napkinmath.base.expr import Size
+    from napkinmath.config.train_config import AdapterConfig
+    from napkinmath.ir.tape import Tape
+
+# What quantizers pack and what all-linear adapts: both every nn.Linear, but for projections whose
+# names PEFT moves to the experts, and for classifiers and subclasses of nn.Linear (some routers),
+# which bitsandbytes leaves whole.
+QUANTIZED_KINDS = ("linear", "linear without adapter")
+ADAPTED_KINDS = ("linear", "unquantized linear")
+
+
+def whole_linear(
+    t: Tape,
+    x: Value,
+    outputs: Size,
+    *,
+    bias: bool,
+    kind: str,
+    role: Role,
+    weight: Weight | None,
+) -> Value:
+    """x·W^T + b with the adapter around it, in one node where a patch fuses them."""
+    policy = t.policy
+    if policy.patch is not None and policy.patch.adapters and kind != "head":
+        from napkinmath.lowering.patched_linears import single_linear
+
+        out = single_linear(t, x, outputs, bias=bias, kind=kind, weight=weight)
+        if out is not None:
+            return out
+    w = weight or t.weight("weight", (outputs, x.axes[-1]), kind=kind)
+    b = None
+    if bias:  # Linear4bit.forward casts it for good
+        stored = policy.product_dtype if w.constants else None
+        b = t.weight("bias", (outputs,), kind="bias", dtype=stored).value
+
+    def base(source: Value) -> Value:
+        return _product(t, source, w, b, kind=kind, role=role)
+
+    if policy.adapter is not None and policy.targets(t.module, kind):
+        return adapted_linear(t, x, outputs, base, policy.adapter, role=role, weight=w, bias=b)
+    return base(x)
+
+
+def _product(t: Tape, x: Value, w: Weight, bias: Value | None, *, kind: str, role: Role) -> Value:
+    """The linear itself, by the format of its weight and the precision of products."""
+    policy = t.policy
+    if w.constants and policy.format is not None:
+        return quantized_linear(t, policy.format, x, w, bias, role=role)
+    if policy.rule.fp8_block is not None and kind in ADAPTED_KINDS + QUANTIZED_KINDS:
+        from napkinmath.lowering.fp8_products import fp8_linear
+
+        return fp8_linear(t, x, w, bias, role=role, block=policy.rule.fp8_block)
+    return dense_linear(t, x, w.value, bias, role=role)
+
+
+def adapted_linear(
+    t: Tape,
+    x: Value,
+    outputs: Size,
+    base: Callable[[Value], Value],
+    config: AdapterConfig,
+    *,
+    role: Role,
+    weight: Weight,
+    bias: Value | None = None,
+) -> Value:
+    """The linear with its adapter: base output plus scaling · B(A(dropout(x))), or what the
+    adapter's kind makes of it.
+
+    Whether the weight is quantized says which of PEFT's two forwards runs.
+    """
+    quantized = bool(weight.constants)
+    if config.kind is AdapterKind.IA3:
+        from napkinmath.lowering.ia3 import ia3_linear
+
+        return ia3_linear(t, x, outputs, base, quantized=quantized)
+    if t.policy.stack.fused_adapters and quantized:
+        return fused_adapted_linear(t, x, outputs, base, config)
+    with t.scope() as frame:
+        frame.local(x)
+        result, source = _base_output(t, x, base, quantized=quantized), x
+        dtype, narrows = result.dtype, quantized and t.policy.autocast is None
+        if not quantized or narrows:
+            # _cast_input_dtype; the caller's arguments hold the original
+            source = cast(t, source, t.policy.adapter_dtype)
+            frame.local(source)
+        if config.kind is AdapterKind.DORA:
+            from napkinmath.lowering.dora import dora_update
+
+            return cast(t, dora_update(t, result, source, weight, bias, outputs, config), dtype)
+        update = lora_update(t, source, outputs, config, role)
+        return cast(t, add(t, result, cast(t, update, dtype) if narrows else update), dtype)
+
+
+def _base_output(t: Tape, x: Value, base: Callable[[Value], Value], *, quantized: bool) -> Value:
+    """The base product; of 4-bit weights a copy, PEFT's guard against backward through views."""
+    out, fmt = base(x), t.policy.format
+    cloned = quantized and fmt is not None and fmt.output_is_cloned
+    return copy(t, out, name="clone") if cloned else out

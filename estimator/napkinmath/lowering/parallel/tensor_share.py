@@ -1,0 +1,123 @@
+"""A tensor-parallel rank's share of a model: which sizes are split, over how many ranks, and which
+layers cannot be.
+
+A rank's share of a layer is the same layer with fewer heads, a narrower feed-forward and a shorter
+vocabulary.
+"""
+
+from __future__ import annotations
+
+from napkinmath.base.errors import InputError
+from napkinmath.lowering.parallel.tensor_style import MEGATRON, TensorStyle
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from napkinmath.base.expr import Size
+    from napkinmath.ir.ledger import Weight
+    from napkinmath.ir.model_spec import ModelSpec
+    from napkinmath.ir.step import Run
+
+SPLIT = ("a", "k", "f", "fe", "fs", "v")  # symbols that a rank has a share of
+NAMES = {
+    "a": "num_attention_heads",
+    "k": "num_key_value_heads",
+    "f": "intermediate_size",
+    "fe": "moe_intermediate_size",
+    "fs": "shared_expert_intermediate_size",
+}
+MATRICES = ("linear", "linear without adapter", "unquantized linear", "conv")
+# Linears that every rank holds whole: down-projections of latent attention, gates and projections
+# around experts.
+WHOLE = (
+    "q_a_proj",
+    "kv_a_proj_with_mqa",
+    "shared_expert_gate",
+    "fc1_latent_proj",
+    "fc2_latent_proj",
+    "router",
+    "gate",
+)
+
+
+def rank_share(spec: ModelSpec, degree: int, style: TensorStyle = MEGATRON) -> ModelSpec:
+    """The model with the sizes of one tensor-parallel rank; raises InputError where they do not
+    divide."""
+    check_degree(spec, degree, copies_heads=style.copies_heads)
+    stages = tuple(stage.replace(symbols=_share(stage.symbols, degree)) for stage in spec.stages)
+    return spec.replace(symbols=_share(spec.symbols, degree), stages=stages)
+
+
+def _share(symbols: tuple[tuple[str, int], ...], degree: int) -> tuple[tuple[str, int], ...]:
+    """Heads, widths and vocabulary over ranks; key/value heads that are fewer than ranks are on
+    several of them."""
+    return tuple(
+        (name, max(1, -(-value // degree)) if name in SPLIT else value) for name, value in symbols
+    )
+
+
+def divides(symbols: dict[str, int], degree: int, *, copies_heads: bool) -> str:
+    """The symbol that a degree does not divide; '' where it divides all. The vocabulary is padded,
+    key/value heads fewer than ranks may be copied."""
+    for name in ("a", "f", "fe", "fs"):
+        if symbols.get(name, 0) % degree:
+            return name
+    heads = symbols.get("k", degree)
+    return "k" if heads % degree and (degree % heads or not copies_heads) else ""
+
+
+def valid_degrees(spec: ModelSpec, limit: int = 1024, *, copies_heads: bool = True) -> list[int]:
+    """The tensor-parallel degrees that divide a model's heads and widths."""
+    symbols = dict(spec.symbols)
+    return [
+        n
+        for n in range(1, min(limit, symbols.get("a", 1)) + 1)
+        if not divides(symbols, n, copies_heads=copies_heads)
+    ]
+
+
+def check_degree(spec: ModelSpec, degree: int, *, copies_heads: bool) -> None:
+    """Raises InputError, naming the valid degrees, where the model's sizes do not divide."""
+    symbols = dict(spec.symbols)
+    failed = divides(symbols, degree, copies_heads=copies_heads)
+    if failed:
+        raise InputError(
+            f"{NAMES[failed]}={symbols[failed]} of {spec.name} does not divide by"
+            f" tensor_parallel_size={degree}; use"
+            f" {listed(valid_degrees(spec, copies_heads=copies_heads))}"
+        )
+
+
+def listed(numbers: list[int]) -> str:
+    """'1, 2, 4 or 8'."""
+    texts = [str(n) for n in numbers]
+    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} or {texts[-1]}"
+
+
+def check_layers(runs: list[Run], splits: Callable[[Size], bool], name: str) -> None:
+    """Raises InputError for layers that hold a matrix which is neither split nor meant to be whole
+    on every rank; `splits` says whether an extent is counted in what ranks share."""
+    for run in runs:
+        if not run.stage.checkpointed or run.stage.modality:
+            continue
+        for weight in run.block.weights:
+            if _unsplit(weight, splits):
+                module = weight.path.rpartition(".")[0]
+                why = (
+                    "normalizes over all heads"
+                    if weight.kind == "norm"
+                    else "is not counted in heads or feed-forward"
+                )
+                raise InputError(
+                    f"{name} cannot be split by tensor parallelism: {module} {why}; use"
+                    " tensor_parallel_size=1"
+                )
+
+
+def _unsplit(weight: Weight, splits: Callable[[Size], bool]) -> bool:
+    if weight.kind == "norm":  # a norm over all heads needs the sums of every rank
+        return len(weight.axes) == 1 and splits(weight.axes[0])
+    if weight.kind not in MATRICES or any(splits(axis) for axis in weight.axes):
+        return False
+    return not any(part in WHOLE for part in weight.path.split("."))

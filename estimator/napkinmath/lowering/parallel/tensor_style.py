@@ -1,0 +1,70 @@
+"""How libraries write the borders of the region that tensor parallelism splits, one row each."""
+
+from __future__ import annotations
+
+from napkinmath.base.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from napkinmath.config.train_config import TrainConfig
+
+
+class TensorStyle(Record):
+    """How a library writes the borders of the split region."""
+
+    name: str
+    source: str
+    enters_once: bool
+    """Linears that read the same tensor share one border (a module's input is prepared, or q, k, v
+    are one linear)."""
+    new_buffers: bool
+    """Reductions write to a new tensor (torch's functional collectives) instead of in place."""
+    gathers_again: bool = False
+    """The gathered input is not kept: its shard is, and gathered again for the weight's gradient
+    (Megatron-LM)."""
+    splits_loss: bool = True
+    """The loss is computed on each rank's share of the vocabulary; otherwise logits are
+    gathered."""
+    copies_heads: bool = False
+    """Key/value heads that are fewer than ranks are held by several of them."""
+    gathers_rows: bool = True
+    """Gathering along the sequence makes rank-major rows first and copies them into order (torch's
+    functional collectives)."""
+
+
+TRANSFORMERS = TensorStyle(
+    name="transformers",
+    source="transformers 5.23 distributed/tensor_parallel.py (tp_plan)",
+    enters_once=False,
+    new_buffers=True,
+    splits_loss=False,
+)
+DTENSOR = TensorStyle(
+    name="dtensor",
+    source=(
+        "torch 2.13 distributed/tensor/parallel (ColwiseParallel, RowwiseParallel,"
+        " SequenceParallel, loss_parallel)"
+    ),
+    enters_once=True,
+    new_buffers=True,
+)
+MEGATRON = TensorStyle(
+    name="megatron",
+    source=(
+        "Megatron-LM core/tensor_parallel/layers.py"
+        " LinearWithGradAccumulationAndAsyncCommunication, cross_entropy.py"
+    ),
+    enters_once=True,
+    new_buffers=False,
+    gathers_again=True,
+    gathers_rows=False,
+    copies_heads=True,
+)
+
+
+def tensor_style(config: TrainConfig, stack: str) -> TensorStyle:
+    """Whose borders run: Megatron's own, transformers' plan where norms are whole, torch's styles
+    with a split sequence."""
+    if stack.startswith("megatron"):
+        return MEGATRON
+    return DTENSOR if config.parallel.sequence_parallel else TRANSFORMERS
