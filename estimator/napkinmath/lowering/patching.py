@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from napkinmath.base.dtypes import UINT8
 from napkinmath.base.errors import InputError
+from napkinmath.catalog.kernels import KERNEL_SETS
 from napkinmath.catalog.stacks import find_stack
 from napkinmath.config.train_config import AdapterKind, TrainConfig
 from napkinmath.ir.ledger import ALLOC, FREE, Role
@@ -26,8 +27,6 @@ def settle_patch(spec: ModelSpec, config: TrainConfig) -> tuple[KernelSet, Train
     unsloth prepares a quantized model itself and widens nothing (models/_utils.py
     prepare_model_for_training).
     """
-    from napkinmath.catalog.kernels import KERNEL_SETS
-
     row = KERNEL_SETS[config.kernels.value]
     _check(row, spec, config)
     if row.adapters_only and config.quantization is not None:
