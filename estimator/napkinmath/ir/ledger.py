@@ -207,12 +207,12 @@ ALLOC, FREE, TAKE, RUN = "+", "-", "=", "!"
 
 def allocs(*tensors: Tensor) -> Steps:
     """The events that allocate tensors, in that order."""
-    return tuple((ALLOC, tensor) for tensor in tensors)
+    return tuple([(ALLOC, tensor) for tensor in tensors])
 
 
 def frees(*tensors: Tensor) -> Steps:
     """The events that free tensors, in that order."""
-    return tuple((FREE, tensor) for tensor in tensors)
+    return tuple([(FREE, tensor) for tensor in tensors])
 
 
 class Work:

@@ -1,0 +1,45 @@
+"""A Policy is made once and never changed; what recording finds is the recording's."""
+
+from __future__ import annotations
+
+import pytest
+from napkinmath import TrainConfig, read_model
+from napkinmath.config.parallel_config import ParallelConfig
+from napkinmath.config.train_config import Attention
+from napkinmath.lowering.build import build_step, record_model
+from napkinmath.lowering.choices import resolve
+from napkinmath.memory.pipeline_ranks import PipelineRanks
+
+SPEC = read_model("tinyllama")
+
+
+def test_a_policy_refuses_changes() -> None:
+    policy = resolve(SPEC, TrainConfig(), None)
+    with pytest.raises(AttributeError, match="never changed"):
+        policy.config = TrainConfig(micro_batch_size=2)
+    assert policy.under(TrainConfig(micro_batch_size=2)).config.micro_batch_size == 2
+
+
+def test_two_recordings_under_one_policy_find_the_same() -> None:
+    policy = resolve(SPEC, TrainConfig(attention=Attention.EAGER), None)
+    first, second = (record_model(SPEC, policy) for _ in range(2))
+    assert first.thresholds == second.thresholds and first.thresholds
+    assert [run.name for run in first.runs] == [run.name for run in second.runs]
+    assert build_step(SPEC, policy).thresholds == first.thresholds
+
+
+def test_ranks_of_a_pipeline_are_built_once_from_one_recording() -> None:
+    parallel = ParallelConfig(pipeline_parallel_size=2)
+    config = TrainConfig(parallel=parallel, gradient_accumulation_steps=4)
+    ranks = PipelineRanks(SPEC, resolve(SPEC, config, None))
+    assert ranks.step(0) is ranks.step(0) and ranks.step(0) is not ranks.step(1)
+    alone = build_step(SPEC, ranks.policy, pipeline_rank=1)
+    assert [run.name for run in ranks.step(1).runs] == [run.name for run in alone.runs]
+
+
+def test_what_ends_with_autocast_is_freed_in_the_order_of_its_making() -> None:
+    recording = record_model(SPEC, resolve(SPEC, TrainConfig(), None))
+    for run in recording.runs:
+        made = [t for op in run.block.ops for _, t in op.forward]
+        places = [made.index(t) for t in run.block.cached if t in made]
+        assert places == sorted(places)
