@@ -97,6 +97,7 @@ def test_formulas_add_up_to_their_components(server: Server) -> None:
     )
 
 
+@pytest.mark.slow
 def test_limits_hold_and_one_more_does_not(server: Server) -> None:
     limits = post(server, "/api/limits", {**SMALL, "gpu": None, "vram": "2GiB"})[1]
     assert limits["batch"] >= 1
