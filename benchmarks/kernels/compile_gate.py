@@ -13,6 +13,7 @@ nvdisasm come inside the Triton wheel. Must run without TRITON_INTERPRET.
 from __future__ import annotations
 
 import argparse
+import ast
 import csv
 import hashlib
 import importlib
@@ -80,7 +81,7 @@ def _texts(kernel: Any) -> list[tuple[str, str]]:
     waiting = [kernel]
     while waiting:
         function = waiting.pop()
-        found[function.__name__] = function.src
+        found[function.__name__] = _code(function.src)
         for name in function.fn.__code__.co_names:
             value = function.fn.__globals__.get(name)
             if isinstance(value, JITFunction) and value.__name__ not in found:
@@ -88,6 +89,15 @@ def _texts(kernel: Any) -> list[tuple[str, str]]:
             elif type(value).__name__ == "constexpr":
                 found[name] = repr(value)
     return sorted(found.items())
+
+
+def _code(source: str) -> str:
+    """A function's code without comments, docstring and layout, which change no machine code."""
+    tree = ast.parse(source)
+    body = tree.body[0].body if isinstance(tree.body[0], ast.FunctionDef) else []
+    if body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
+        del body[0]
+    return ast.unparse(tree)
 
 
 def source_hash(config: Shipped, triton_version: str) -> str:
