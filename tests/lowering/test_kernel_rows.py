@@ -18,6 +18,7 @@ pytest.importorskip("triton")
 import torch
 from napkinmath.base.dtypes import BF16, FP32, find_dtype
 from napkinmath.base.expr import Bindings, symbol
+from napkinmath.catalog import adapter_kernels as adapter_rows
 from napkinmath.catalog import kernels as rows
 from napkinmath_kernels import costs
 from napkinmath_kernels.backend import Backend, use_backend
@@ -48,14 +49,14 @@ BIND = Bindings({"rows": R})
 
 def described(
     out_features: int, in_features: int, rank: int = RANK
-) -> tuple[costs.Linear, rows.FrozenLinear]:
+) -> tuple[costs.Linear, adapter_rows.FrozenLinear]:
     stored = costs.four_bit_storage(out_features, in_features)
     mirrored = tuple(
         rows.Saved(name=s.name, axes=s.shape, dtype=find_dtype(s.dtype), is_new=False)
         for s in stored
     )
     theirs = costs.Linear(out_features, in_features, rank, stored)
-    return theirs, rows.FrozenLinear(
+    return theirs, adapter_rows.FrozenLinear(
         outputs=out_features, inputs=in_features, rank=rank, stored=mirrored
     )
 
@@ -105,7 +106,7 @@ CELLS: dict[str, Any] = {
     **{
         f"qkv {adapter} {dropout}": lambda d, adapter=adapter, dropout=dropout: (
             costs.qlora_linears(R, pair(QKV)[0], d, adapter_dtype=adapter, dropout=dropout),
-            rows.qlora_linears(
+            adapter_rows.qlora_linears(
                 r, pair(QKV)[1], find_dtype(d), adapter_dtype=find_dtype(adapter), dropout=dropout
             ),
         )
@@ -115,7 +116,9 @@ CELLS: dict[str, Any] = {
     **{
         f"mlp {dropout} {recompute}": lambda d, dropout=dropout, recompute=recompute: (
             costs.qlora_mlp(R, *pair(MLP)[0], d, dropout=dropout, recompute=recompute),
-            rows.qlora_mlp(r, pair(MLP)[1], find_dtype(d), dropout=dropout, recompute=recompute),
+            adapter_rows.qlora_mlp(
+                r, pair(MLP)[1], find_dtype(d), dropout=dropout, recompute=recompute
+            ),
         )
         for dropout in (False, True)
         for recompute in (False, True)
@@ -189,14 +192,14 @@ def cases(name: str) -> tuple[Any, list[Any], rows.KernelCost]:
         return (
             lambda x: qlora_linears(x, found, dropout=0.1),
             [leaf(R, H)],
-            rows.qlora_linears(r, pair(QKV)[1], BF16, adapter_dtype=BF16, dropout=True),
+            adapter_rows.qlora_linears(r, pair(QKV)[1], BF16, adapter_dtype=BF16, dropout=True),
         )
     if name == "mlp":
         found = linears(MLP)
         return (
             lambda x: qlora_mlp(x, *found),
             [leaf(R, H)],
-            rows.qlora_mlp(r, pair(MLP)[1], BF16, adapter_dtype=BF16),
+            adapter_rows.qlora_mlp(r, pair(MLP)[1], BF16, adapter_dtype=BF16),
         )
     head, targets = leaf(V, H), torch.randint(0, V, (R,))
     return (
@@ -286,7 +289,7 @@ def test_temporaries_of_the_fused_linears(dropout: float) -> None:
     x = torch.zeros(R, H, dtype=torch.bfloat16)
     arguments = flatten(linears(QKV), x)
     seed = torch.ones(1, dtype=torch.int64) if dropout else None
-    row = rows.qlora_linears(r, pair(QKV)[1], BF16, adapter_dtype=BF16, dropout=dropout > 0)
+    row = adapter_rows.qlora_linears(r, pair(QKV)[1], BF16, adapter_dtype=BF16, dropout=dropout > 0)
     assert temporaries(_qlora_linears_op._init_fn, x, *arguments, dropout, seed) == BIND(
         row.forward_temporary
     )
@@ -303,7 +306,7 @@ def test_temporaries_of_the_fused_feed_forward(dropout: float, recompute: bool) 
     x = torch.zeros(R, H, dtype=torch.bfloat16)
     arguments = flatten(linears(MLP), x)
     seed = torch.ones(1, dtype=torch.int64) if dropout else None
-    row = rows.qlora_mlp(
+    row = adapter_rows.qlora_mlp(
         r, pair(MLP)[1], BF16, adapter_dtype=BF16, dropout=dropout > 0, recompute=recompute
     )
     assert temporaries(_qlora_mlp_op._init_fn, x, *arguments, dropout, seed, 0, recompute) == BIND(
