@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from napkinmath.answers.figures import Fit, Verdict
+from napkinmath.answers.ranges import ALLOCATED
 from napkinmath.catalog.gpus import load_gpus
 from napkinmath.config.hardware import Hardware
 from napkinmath.memory.replay import replay
@@ -14,6 +15,13 @@ if TYPE_CHECKING:
     from napkinmath.answers.estimate import Estimate
 
 
+def room_for(hardware: Hardware, *, sure: bool) -> int:
+    """Bytes that the allocator may reserve so that a step surely fits, or, not `sure`, beyond which
+    it surely does not: what the device offers, less the doubt about allocated bytes."""
+    low, high = hardware.usable_range
+    return int(low / (1 + ALLOCATED.base) if sure else high / (1 - ALLOCATED.base))
+
+
 def verdict_on(e: Estimate, hardware: Hardware) -> Verdict:
     """Fits, does not, or the range straddles what the device offers.
 
@@ -21,31 +29,26 @@ def verdict_on(e: Estimate, hardware: Hardware) -> Verdict:
     reservation but the replay under the device's limit; that is tried with the range's upper end,
     then with its lower end.
     """
-    return _verdict(e, hardware, _passes)
+    return _verdict(e, hardware, passes)
 
 
-def _verdict(e: Estimate, hardware: Hardware, passes: Callable[[Estimate, float], bool]) -> Verdict:
-    allocated = e.memory.allocated
-    low_usable, high_usable = hardware.usable_range
-    if passes(e, low_usable * allocated.value / allocated.high):
+def _verdict(e: Estimate, hardware: Hardware, fits: Callable[[Estimate, int], bool]) -> Verdict:
+    if fits(e, room_for(hardware, sure=True)):
         return Verdict.FITS
-    return (
-        Verdict.UNKNOWN
-        if passes(e, high_usable * allocated.value / allocated.low)
-        else Verdict.DOES_NOT_FIT
-    )
+    may_fit = fits(e, room_for(hardware, sure=False))
+    return Verdict.UNKNOWN if may_fit else Verdict.DOES_NOT_FIT
 
 
-def _passes(e: Estimate, limit: float) -> bool:
+def passes(e: Estimate, limit: int) -> bool:
     """Whether the replay goes through with so many bytes to reserve."""
     if limit >= e.replay.peak_reserved:
         return True
     if limit < e.replay.peak_allocated:
         return False
-    return not replay(e.timeline, e.settings.replace(limit_bytes=int(limit))).out_of_memory
+    return not replay(e.timeline, e.settings.replace(limit_bytes=limit)).out_of_memory
 
 
-def _would_pass(e: Estimate, limit: float) -> bool:
+def _would_pass(e: Estimate, limit: int) -> bool:
     """The same without another replay: whether what could not have been returned stays below the
     limit."""
     return limit >= e.replay.peak_unreturnable

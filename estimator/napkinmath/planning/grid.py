@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from napkinmath.answers.estimate import Estimate
 from napkinmath.answers.figures import Verdict
+from napkinmath.answers.verdict import room_for
 from napkinmath.base import values
 from napkinmath.base.errors import InputError
 from napkinmath.config.train_config import TrainConfig
@@ -56,7 +57,6 @@ class Family:
             raise InputError("several GPUs in one job; give one job for each")
         self.options, self.template = dict(options), found[0]
         self._sweeper: Sweeper | None = None
-        self._known_limits: tuple[float, float] | None = None
 
     @property
     def config(self) -> TrainConfig:
@@ -169,12 +169,6 @@ class Family:
         return found.value
 
     @property
-    def _limits(self) -> tuple[float, float]:
-        if self._known_limits is None:
-            self._known_limits = limits(self.template)
-        return self._known_limits
-
-    @property
     def sweeper(self) -> Sweeper:
         """The record of the step with its sizes open, made when first used."""
         if self._sweeper is None:
@@ -190,9 +184,10 @@ class Family:
         MOST_HELD of it surely do."""
         import numpy as np
 
-        if self.template.hardware is None:
+        hardware = self.template.hardware
+        if hardware is None:
             return np.full(len(requested), None)
-        low, high = self._limits
+        low, high = (room_for(hardware, sure=sure) for sure in (True, False))
         names = np.array(
             [Verdict.UNKNOWN.value, Verdict.FITS.value, Verdict.DOES_NOT_FIT.value], object
         )
@@ -203,19 +198,6 @@ def number(size: Size) -> int:
     """A size that is a number, not a symbol."""
     assert isinstance(size, int)
     return size
-
-
-def limits(e: Estimate) -> tuple[float, float]:
-    """Bytes that surely are there for the allocator, and bytes beyond which nothing fits, each with
-    the figure's own range taken off."""
-    assert e.hardware is not None
-    low, high = e.hardware.usable_range
-    allocated = e.memory.allocated
-    shares = (
-        round(allocated.value / allocated.high, 9),
-        round(allocated.value / allocated.low, 9),
-    )  # the same for every job, to the last bit
-    return low * shares[0], high * shares[1]
 
 
 def tokens_per_s(e: Estimate) -> float | None:
