@@ -25,7 +25,7 @@ from napkinmath.models.families import read_config
 from napkinmath.models.read import read_model
 from napkinmath.planning.meshes import meshes, price_mesh
 from napkinmath.planning.plan import plan
-from napkinmath.planning.search import largest_batch, last_that, longest_context
+from napkinmath.planning.search import largest_batch, longest_context
 from napkinmath.planning.space import SAME_SPEED, Goal, Machine, Space, pointless
 from napkinmath.planning.sweep import Sweeper
 from napkinmath.report.plan_plot import pareto
@@ -239,18 +239,6 @@ def test_limits_fit_and_one_step_more_does_not() -> None:
             e.spec, e.config.replace(**{size: limit.may_fit + 1}), hardware=e.hardware
         )
         assert beyond.verdict is Verdict.DOES_NOT_FIT
-
-
-@pytest.mark.parametrize("true_limit", [0, 1, 2, 3, 7, 64, 99, 100])
-def test_search_finds_the_last_that_holds(true_limit: int) -> None:
-    asked: list[int] = []
-
-    def holds(size: int) -> bool:
-        asked.append(size)
-        return size <= true_limit
-
-    assert last_that(holds, 100) == true_limit
-    assert len(asked) < 20 and max(asked) <= 100
 
 
 @pytest.mark.slow

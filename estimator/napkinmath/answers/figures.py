@@ -45,7 +45,8 @@ class Fit(Record):
 
     gpu: str
     capacity_bytes: int
-    headroom_bytes: int
+    headroom_bytes: int | None
+    """None where the step fills the GPU up to its limit: name the GPU to have it replayed."""
     verdict: Verdict
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from napkinmath.answers.estimate import Estimate
 from napkinmath.answers.figures import Verdict
+from napkinmath.answers.ranges import headroom_bytes
 from napkinmath.answers.verdict import room_for
 from napkinmath.base import values
 from napkinmath.base.errors import InputError
@@ -156,17 +157,15 @@ class Family:
         return requested, phase, seconds, speed, self._verdict(requested)
 
     def _verdict(self, requested: int) -> str | None:
-        if self.template.hardware is None:
+        """What requested bytes alone tell: more than the device has surely do not fit, 1 /
+        MOST_HELD of it surely do."""
+        hardware = self.template.hardware
+        if hardware is None:
             return None
-        low, high = self._limits
-        found = (
-            Verdict.DOES_NOT_FIT
-            if requested > high
-            else Verdict.FITS
-            if requested * MOST_HELD <= low
-            else Verdict.UNKNOWN
-        )
-        return found.value
+        if requested > room_for(hardware, sure=False):
+            return Verdict.DOES_NOT_FIT.value
+        surely = requested * MOST_HELD <= room_for(hardware, sure=True)
+        return (Verdict.FITS if surely else Verdict.UNKNOWN).value
 
     @property
     def sweeper(self) -> Sweeper:
@@ -180,8 +179,7 @@ class Family:
         return self._sweeper
 
     def verdicts(self, requested: Any) -> Any:
-        """What requested bytes alone tell: more than the device has surely do not fit, 1 /
-        MOST_HELD of it surely do."""
+        """The same of many."""
         import numpy as np
 
         hardware = self.template.hardware
@@ -210,13 +208,12 @@ def tokens_per_s(e: Estimate) -> float | None:
 def figures(e: Estimate) -> dict[str, Any]:
     """The figures of an estimate under the names of EXACT."""
     time, memory = e.time, e.memory
-    capacity = e.hardware.memory_bytes if e.hardware is not None else None
     return {
         "requested_bytes": e.peak.nbytes,
         "allocated_bytes": int(memory.allocated.value),
         "reserved_bytes": int(memory.reserved.value),
         "device_bytes": int(memory.device.value),
-        "headroom_bytes": None if capacity is None else capacity - int(memory.device.value),
+        "headroom_bytes": headroom_bytes(e),
         "peak_phase": next(iter(e.phase_peaks)).value,
         "seconds": None if time is None else time.seconds,
         "tokens_per_s": None if time is None else tokens_per_s(e),

@@ -25,7 +25,6 @@ from napkinmath.models.read import read_teacher
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-
     from napkinmath.answers.estimate import Estimate
     from napkinmath.config.train_config import TrainConfig
     from napkinmath.ir.step import Step
@@ -134,9 +133,13 @@ class _Search:
     def __init__(self, e: Estimate, what: str, *, sure: bool, low: int = 0) -> None:
         assert e.hardware is not None
         self.e, self.what, self.sure = e, what, sure
-        self.most = MOST_BATCH if what == "batch" else (e.spec.longest_sequence or MOST_CONTEXT)
+        self.most: int = (
+            MOST_BATCH if what == "batch" else (e.spec.longest_sequence or MOST_CONTEXT)
+        )
         self.limit = room_for(e.hardware, sure=sure)
-        self.low, self.high = low, self.most + 1  # the one fits or is 0, the other does not
+        self.low: int = low
+        """Fits, or is 0; `high` does not fit."""
+        self.high: int = self.most + 1
         self._steps = _BoundSteps(e) if is_asked(e) else None
         self._tried: dict[int, Trial] = {}
         self._mark_own_size()
