@@ -60,6 +60,15 @@ class Change(Record):
     speed_ratio: float | None = None
 
 
+class Remedy(Record):
+    """The smallest set of changes that is enough to fit: flags, what they leave of the device, and
+    the speed (ratio of tokens/s; None without known speeds)."""
+
+    flags: tuple[str, ...]
+    headroom_bytes: int
+    speed_ratio: float | None = None
+
+
 class Finding(Record):
     """Something off about the configuration, in one sentence, with the bytes it costs where
     known."""

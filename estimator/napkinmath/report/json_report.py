@@ -82,6 +82,7 @@ def advice(e: Estimate) -> dict[str, Any]:
             for f in e.fits_on
         ],
         "largest": _largest(e),
+        "remedy": plain(e.remedy),
         "changes": [
             {
                 "flag": c.flag,

@@ -75,6 +75,7 @@ def report_text(
     _components(screen, components_of(estimate))
     _step(screen, estimate)
     _speed(screen, estimate)
+    _remedy(screen, estimate)
     _changes(screen, estimate.changes)
     _fits(screen, estimate)
     for finding in estimate.findings:
@@ -276,6 +277,18 @@ def _bounds(time: StepTime, whole: Throughput | None) -> str:
 
 
 # ---------------------------------------------------------------- what to change, and where it fits
+
+
+def _remedy(screen: Screen, e: Estimate) -> None:
+    if e.verdict in (Verdict.FITS, Verdict.NOT_ASKED):
+        return
+    found = e.remedy
+    if found is None:
+        text = ["no set of the changes known is enough: a larger GPU, more GPUs or a smaller model"]
+    else:
+        speed = "" if found.speed_ratio is None else f", {_tempo(found.speed_ratio)}"
+        text = [f"{' '.join(found.flags)}   leaves {in_gib(found.headroom_bytes)} GiB{speed}"]
+    screen.flow("  enough", text, indent=INDENT)
 
 
 def _changes(screen: Screen, changes: tuple[Change, ...]) -> None:
