@@ -13,7 +13,12 @@ from napkinmath.answers.ranges import headroom_bytes
 from napkinmath.answers.verdict import room_for
 from napkinmath.base.errors import InputError
 from napkinmath.config.parallel_config import DataParallel
-from napkinmath.config.train_config import AdapterConfig, QuantizationConfig
+from napkinmath.config.train_config import (
+    AdapterConfig,
+    QuantizationConfig,
+    RecomputeConfig,
+    RecomputeKind,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,7 +42,11 @@ def _smallest_batch(c: TrainConfig) -> TrainConfig | None:
 def _quantized(c: TrainConfig) -> TrainConfig | None:
     if c.quantization is not None:
         return None
-    return c.replace(adapter=c.adapter or AdapterConfig(), quantization=QuantizationConfig())
+    return c.replace(
+        adapter=c.adapter or AdapterConfig(),
+        quantization=QuantizationConfig(),
+        recompute=RecomputeConfig(kind=RecomputeKind.FULL),
+    )
 
 
 def _offloaded(c: TrainConfig) -> TrainConfig | None:
@@ -52,7 +61,7 @@ _KEEPING = (
 )
 _METHODS = (
     *(candidate for candidate in CANDIDATES if candidate.flag == "--lora"),
-    Candidate("--qlora", "4-bit base weights under adapters", _quantized),
+    Candidate("--qlora --checkpointing full", "4-bit base weights under adapters", _quantized),
 )
 _OFFLOADING = (
     Candidate("--offload optimizer,parameters", "states and weights in host memory", _offloaded),
@@ -151,6 +160,6 @@ def _flags(changes: tuple[Candidate, ...], config: TrainConfig) -> tuple[str, ..
     make."""
     sizes = {"bs": config.micro_batch_size, "accum": config.gradient_accumulation_steps}
     found = [candidate.flag.format(**sizes) for candidate in changes]
-    if "--qlora" in found:
-        found = [flag for flag in found if flag != "--lora"]
-    return tuple(sorted(found, key=lambda flag: flag not in METHODS))
+    if any(flag.startswith("--qlora") for flag in found):
+        found = [flag for flag in found if flag not in ("--lora", "--checkpointing full")]
+    return tuple(sorted(found, key=lambda flag: not flag.startswith(METHODS)))
