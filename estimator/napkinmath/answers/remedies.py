@@ -29,7 +29,7 @@ MOST_CHANGES = 5
 GROWN = 4  # sets of each size that are grown further
 VERIFIED = 3  # sets of each size whose allocator is replayed, fastest first
 METHODS = ("--lora", "--qlora")
-_SHARDED = (DataParallel.FSDP1, DataParallel.FSDP2, DataParallel.ZERO3)
+_WHOLE = (DataParallel.DP, DataParallel.DDP)  # engines that have no offloading of their own
 
 
 def _smallest_batch(c: TrainConfig) -> TrainConfig | None:
@@ -50,7 +50,7 @@ def _quantized(c: TrainConfig) -> TrainConfig | None:
 
 
 def _offloaded(c: TrainConfig) -> TrainConfig | None:
-    if c.parallel.data_parallel not in _SHARDED or c.offload.parameters:
+    if c.parallel.data_parallel in _WHOLE or c.offload.parameters:
         return None
     return c.replace(offload=c.offload.replace(optimizer=True, parameters=True))
 

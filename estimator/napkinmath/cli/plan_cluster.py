@@ -112,8 +112,8 @@ def _print(
     )
     if not best:
         print(
-            "nothing fits: no mesh of these GPUs does; name more or larger GPUs, a smaller model or"
-            " less context"
+            "nothing fits: no mesh of these GPUs does, host memory included (--offload); not"
+            " searched: more or larger GPUs, other models and formats, less context"
         )
         return
     heads = [
