@@ -428,5 +428,5 @@ def test_meshes_of_several_gpus_are_ranked_and_fit() -> None:
     assert found[0]["price"] == pytest.approx(0.5 * 4 * found[0]["hours"])
     table = run(*argv)
     assert table.code == 0 and "--gpus 4" in table.out and "money" in table.out
-    assert run("plan", "--model", "llama-2-70b", "--full", "--gpus", "2xL4").code == 1
+    assert run("plan", "--model", "llama-3.1-405b", "--full", "--gpus", "2xT4").code == 1
     assert run("plan", "--model", "gpt2", "--gpus", "2xL4", "--goal", "context").code == 2
