@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-SCHEMA = ROOT / "estimator" / "napkinmath" / "report" / "schema" / "estimate-1.json"
+SCHEMA = ROOT / "estimator" / "napkinmath" / "report" / "schema" / "estimate-2.json"
 PAGE = ROOT / "docs" / "json_schema.md"
 
 HEAD = """# The JSON of `estimate --json`
 
 `estimate ... --json` prints one JSON object (a list of them where `--gpu` is given several times). This page is made by
-`python docs/generate_json_schema.py` from [`estimate-1.json`](../estimator/napkinmath/report/schema/estimate-1.json), a JSON Schema
+`python docs/generate_json_schema.py` from [`estimate-2.json`](../estimator/napkinmath/report/schema/estimate-2.json), a JSON Schema
 (draft 2020-12) that the tests validate every kind of estimate against.
 
 {about}
@@ -29,10 +29,14 @@ new version, so check `schema` first.
 import json, subprocess
 
 priced = json.loads(subprocess.run(["estimate", "--model", "llama-7b", "--qlora", "--json"], capture_output=True, check=True).stdout)
-assert priced["schema"] == 1
+assert priced["schema"] == 2
 print(priced["memory"]["device"]["value"] / 2**30, "GiB;", priced["verdict"])
 assert sum(row["nbytes"] for row in priced["components"]) == priced["memory"]["device"]["value"]
 ```
+
+From schema 1 (napkinmath 0.1): `headroom` and `fits_on[].headroom_bytes` are the device's memory less the device figure, which counts
+the allocator's cache as taken. Schema 1 counted that cache as free; add `returnable_bytes` for nearly that number. `largest` and
+`returnable_bytes` are new.
 
 """
 
@@ -52,6 +56,7 @@ def rows(path: str, part: dict[str, Any]) -> list[str]:
     """The row of a key, then those of what is inside it; items of a list are written `key[]`."""
     found = [f"| `{path}` | {kind(part)} | {part.get('description', '')} |\n"]
     inner, prefix = (part["items"], f"{path}[]") if "items" in part else (part, path)
+    inner = next((form for form in inner.get("anyOf", ()) if "properties" in form), inner)
     for name, child in inner.get("properties", {}).items():
         found += rows(f"{prefix}.{name}", child)
     return found

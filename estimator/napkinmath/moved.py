@@ -37,7 +37,7 @@ MOVED: dict[str, tuple[str, ...]] = {
     "inference": ("answers.inference",),
     "inputs.values": ("base.values",),
     "json_text": ("base.json_text",),
-    "largest": ("planning.largest",),
+    "largest": ("planning.search",),
     "ledger": ("ir.ledger",),
     "lengths": ("config.lengths",),
     "local_machine": ("calibration.local_machine",),

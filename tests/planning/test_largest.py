@@ -1,85 +1,138 @@
-"""The report's largest sizes: by requested bytes, exact to one more, and never below what the step
-at hand shows."""
+"""The largest sizes: what every door prints fits when it is run, and one more does not."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-from napkinmath.config.train_config import (
-    AdapterConfig,
-    AdapterKind,
-    Attention,
-    Batch,
-    QuantizationConfig,
-    RecomputeConfig,
-    RecomputeKind,
-    TrainConfig,
+from napkinmath.base.units import GIB, MIB
+from napkinmath.config.train_config import Batch, TrainConfig
+from napkinmath.estimate import Verdict, estimate
+from napkinmath.inputs.jobs import priced
+from napkinmath.planning.search import (
+    Reach,
+    Trial,
+    _Search,
+    largest_batch,
+    longest_context,
+    reaches,
 )
-from napkinmath.estimate import Estimate, Verdict, estimate
-from napkinmath.planning.largest import Largest, largest
-from napkinmath.planning.search import largest_batch
-from napkinmath.report.words import headline, largest_sizes, rate
-
-FULL = RecomputeConfig(kind=RecomputeKind.FULL)
-CASES: dict[str, tuple[str, TrainConfig, str]] = {
-    "qlora": (
-        "llama-3.2-1b",
-        TrainConfig(adapter=AdapterConfig(), quantization=QuantizationConfig(), recompute=FULL),
-        "RTX-4090",
-    ),
-    "full": ("llama-3.2-1b", TrainConfig(), "A100-80"),
-    "window": ("gemma-3-1b", TrainConfig(adapter=AdapterConfig()), "RTX-4090"),
-    "eager": ("gpt2", TrainConfig(attention=Attention.EAGER, sequence_length=512), "T4"),
-    "prompt": (
-        "llama-3.2-1b",
-        TrainConfig(adapter=AdapterConfig(kind=AdapterKind.PROMPT), sequence_length=1000),
-        "RTX-4090",
-    ),
-    "too large": ("llama-3.1-8b", TrainConfig(sequence_length=4096), "RTX-4090"),
-}
+from napkinmath.report.json_report import as_mapping
+from napkinmath.report.words import headline, largest_sizes, largest_text, rate
 
 
-def priced(case: str, **changes: Any) -> Estimate:
-    model, config, gpu = CASES[case]
-    return estimate(model, config.replace(**changes), hardware=gpu)
+def holds(options: dict[str, object], reach: Reach) -> bool:
+    """Whether the size fits when it is run by its own flag, and one more does not."""
+
+    def fits(size: int) -> bool:
+        flag = {"batch": "bs", "context": "ctx"}[reach.what]
+        return priced({**options, flag: str(size)}, [])[0].verdict is Verdict.FITS
+
+    below = not reach.size or fits(reach.size)
+    return below and (reach.size == reach.most or not fits(reach.size + 1))
+
+
+def command(line: str) -> dict[str, object]:
+    """The options of 'gpt2 --method lora ...' without the model's own flag."""
+    words = line.replace("--", "").split()
+    options: dict[str, object] = dict(zip(words[1::2], words[2::2], strict=True))
+    return {**options, "model": words[0], "gpu": [options.get("gpu", "t4")]}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "gpt2 --method full --ctx 512 --vram 4GiB",
+        "gpt2 --method lora --ctx 300 --bs 3 --vram 3GiB --attention eager",
+        "pythia-70m --method full --vram 2GiB --loss chunked",
+        "qwen3-0.6b --method qlora --vram 6GiB --checkpointing full",
+        "tinyllama --method lora --vram 4GiB",
+        "smollm2-135m --method full --vram 3GiB --workload dpo",
+        "smollm2-135m --method full --vram 3GiB --allocator expandable_segments:True",
+        "t5-small --method full --vram 3GiB --ctx 256",
+        "bert-base --method full --vram 3GiB --ctx 128",
+        "gemma-3-270m --method lora --vram 3GiB",
+        "vit-base --method full --vram 3GiB --bs 8",
+    ],
+)
+def test_what_is_printed_fits_and_one_more_does_not(line: str) -> None:
+    options = command(line)
+    found = reaches(priced(options, [])[0])
+    assert found and any(reach.size for reach in found)
+    assert all(holds(options, reach) for reach in found), found
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
-def test_one_more_is_too_many(case: str) -> None:
-    e = priced(case)
-    found = largest(e)
-    assert found is not None
-    limit = Largest(e)._limit
-    for name, size in zip(("micro_batch_size", "sequence_length"), found, strict=True):
-        assert size == 0 or priced(case, **{name: size}).memory.requested <= limit
-        at_the_end = name == "sequence_length" and size == e.spec.longest_sequence
-        assert at_the_end or priced(case, **{name: size + 1}).memory.requested > limit
+@pytest.mark.parametrize(
+    "line",
+    [
+        "llama-7b --method qlora --bs 4 --gpu a100-80",
+        "llama-3.1-8b --method full --gpu h100",
+        "llama-3.1-8b --method qlora --gpu rtx4090 --loss chunked",
+        "qwen3-30b-a3b --method lora --gpu h200",
+        "gemma-2-9b --method lora --gpu a100-80",
+        "llama-3.2-1b --method lora --gpu t4",
+        "llama-3.1-8b --method qlora --gpu rtx3090 --optimizer paged-adamw-8bit",
+        "mistral-7b --method qlora --gpu rtx4090 --kernels liger",
+        "qwen2.5-7b --method lora --gpu a100-40 --checkpointing full",
+        "llama-3.1-8b --method full --gpu mi300x --checkpointing full --optimizer adafactor",
+        "phi-3-mini --method full --gpu a100-80 --precision bf16",
+        "falcon-mamba-7b --method lora --gpu h100",
+    ],
+)
+def test_what_is_printed_holds_for_large_models(line: str) -> None:
+    options = command(line)
+    assert all(holds(options, reach) for reach in reaches(priced(options, [])[0]))
 
 
-def test_what_fits_is_within_the_largest() -> None:
-    e = priced("qlora")
-    found = largest(e)
-    assert e.verdict is Verdict.FITS
-    assert found is not None
-    assert found[0] >= largest_batch(e).fits >= 1
-    assert found[1] >= 2048
+def test_every_door_says_the_same_limits() -> None:
+    options = command("gpt2 --method full --ctx 512 --vram 4GiB")
+    e = priced(options, [])[0]
+    batch, context = (reach.size for reach in reaches(e))
+    assert largest_batch(e).fits == batch and longest_context(e).fits == context
+    assert as_mapping(e)["largest"] == {"batch": batch, "context": context, "uneven": []}
+    assert largest_sizes(e) == [
+        f"batch up to {batch:,} at 512",
+        f"context up to {context:,} at batch 1",
+    ]
 
 
-def test_the_estimate_is_left_as_it_was() -> None:
-    e = priced("full")
-    before = dict(e.step.symbols)
-    largest(e)
-    assert e.step.symbols == before
+def test_where_the_allocator_is_uneven_the_lowest_failing_size_bounds() -> None:
+    """Sizes that fit below a failing one and again above it: what is found is below it."""
+
+    class Uneven(_Search):
+        def _try(self, size: int) -> Trial:
+            fits = size <= 90 or 97 <= size <= 100
+            return Trial(fits=fits, left=(100 - size or 1) * MIB)
+
+        _slope = 32 * MIB
+
+    e = priced(command("gpt2 --method full --ctx 512 --vram 4GiB"), [])[0]
+    search = Uneven(e, "context", sure=True)
+    search.low, search.high, search._tried = 0, 1025, {}
+    found = search.reach()
+    assert found.size == 90 and found.uneven
+    assert largest_text(e, found) == "context up to 90 at batch 1 (some larger ones fit too)"
+
+
+@pytest.mark.parametrize("limit", [0, 1, 2, 3, 7, 64, 99, 1000])
+def test_the_search_finds_any_limit_in_few_trials(limit: int) -> None:
+    class Even(_Search):
+        def _try(self, size: int) -> Trial:
+            return Trial(fits=size <= limit, left=(limit - size) * GIB + GIB // 3)
+
+        _slope = GIB
+
+    e = priced(command("gpt2 --method full --ctx 512 --vram 4GiB"), [])[0]
+    search = Even(e, "context", sure=True)
+    search.low, search.high, search._tried = 0, 1025, {}
+    assert search.reach().size == limit
+    assert len(search._tried) < 20 and max(search._tried) <= 1024
 
 
 def test_nothing_is_said_without_a_gpu_or_with_several_lengths() -> None:
-    assert largest(estimate("gpt2")) is None
+    assert reaches(estimate("gpt2")) == ()
     assert largest_sizes(estimate("gpt2")) == []
-    assert (
-        largest(estimate("gpt2", TrainConfig(batch=Batch(lengths=(10, 20))), hardware="T4")) is None
-    )
+    varied = TrainConfig(batch=Batch(lengths=(10, 20)))
+    assert reaches(estimate("gpt2", varied, hardware="T4")) == ()
 
 
 def test_a_model_of_images_has_no_sequence_length() -> None:

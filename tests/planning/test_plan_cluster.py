@@ -145,3 +145,55 @@ def test_nothing_that_fits_is_said(capsys: pytest.CaptureFixture[str]) -> None:
         "1k",
     )
     assert code == 1 and "nothing fits" in out
+
+
+def test_host_memory_is_searched_before_nothing_is_said_to_fit(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """What `estimate` says fits with offloading, the plan finds; and its own command fits."""
+    argv = [
+        "--model",
+        "qwen3-0.6b",
+        "--gpus",
+        "2xT4",
+        "--vram",
+        "2GiB",
+        "--ctx",
+        "512",
+        "--precision",
+        "fp32",
+    ]
+    code, out, _ = run(capsys, "plan", *argv, "--method", "full", "--top", "1", "--json")
+    (best,) = json.loads(out)
+    assert code == 0 and "offload" in best["options"]
+    flags = [
+        word
+        for key, value in best["options"].items()
+        for word in (f"--{key.replace('_', '-')}", str(value))
+        if key not in ("gpus", "ctx", "precision", "tp", "pp", "cp", "data_parallel")
+    ]
+    mesh = best["mesh"].replace("--gpus 2xT4", "").split()
+    assert run(capsys, *argv, *flags, *mesh)[0] == 0
+
+
+def test_a_global_batch_is_divided_mesh_by_mesh(capsys: pytest.CaptureFixture[str]) -> None:
+    """64 GPUs and 16 sequences: no mesh of 64 data-parallel ranks, many of fewer."""
+    argv = [
+        "plan",
+        "--model",
+        "llama-3.2-1b",
+        "--gpus",
+        "64xH100",
+        "--global-batch",
+        "16",
+        "--method",
+        "full",
+        "--bs",
+        "1",
+    ]
+    code, out, _ = run(capsys, *argv, "--ctx", "512", "--top", "2", "--json")
+    rows = json.loads(out)
+    assert code == 0 and rows
+    assert all(row["options"]["global_batch"] == 16 for row in rows)
+    code, _, err = run(capsys, *argv, "--grad-accum", "2")
+    assert code == 2 and "twice" in err

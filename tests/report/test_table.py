@@ -6,10 +6,14 @@ import io
 import re
 
 import pytest
-from napkinmath.answers.figures import Range
+from napkinmath.answers.ranges import headroom_bytes
 from napkinmath.base.units import GIB
 from napkinmath.estimate import Verdict
+from napkinmath.inputs.jobs import priced as priced_options
+from napkinmath.planning.grid import figures
 from napkinmath.report.components import components_of
+from napkinmath.report.json_report import as_mapping
+from napkinmath.report.margin import in_gib
 from napkinmath.report.screen import (
     PIPE_WIDTH,
     bar,
@@ -102,13 +106,13 @@ def test_without_a_gpu_the_list_of_gpus_answers() -> None:
     [
         (Verdict.FITS, "RTX 4090", "to spare of 23.6 GiB"),
         (Verdict.DOES_NOT_FIT, "RTX 3060 Ti", "GiB too much for 7."),
-        (Verdict.UNKNOWN, "RTX 3060 Ti", "GiB too much and"),
+        (Verdict.UNKNOWN, "RTX 3060 Ti", "if the allocator keeps its cache"),
         (
             Verdict.DOES_NOT_FIT,
             "RTX 4090",
-            "but in pieces too small (fragmentation)   try --allocator expandable_segments:True",
+            "(fragmentation); try --allocator expandable_segments:True",
         ),
-        (Verdict.UNKNOWN, "RTX 4090", "but in pieces too small"),
+        (Verdict.UNKNOWN, "RTX 4090", "in pieces"),
         (Verdict.NOT_ASKED, "RTX 4090", "memory"),
     ],
 )
@@ -120,12 +124,35 @@ def test_each_verdict_has_its_words(
     assert words in report_text(e, width=160)
 
 
-def test_a_fit_that_needs_the_cache_back_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    e = priced("qlora")
-    full = e.memory.replace(reserved=Range(low=30 * GIB, value=31 * GIB, high=32 * GIB))
-    monkeypatch.setattr(e, "memory", full)
-    monkeypatch.setattr(e, "verdict", Verdict.FITS)
+def test_a_fit_that_needs_the_cache_back_says_so() -> None:
+    options = {
+        "model": "llama-7b",
+        "method": "qlora",
+        "bs": "4",
+        "ctx": "17000",
+        "gpu": ["a100-80"],
+    }
+    e = priced_options(options, [])[0]
+    assert e.hardware is not None
+    assert e.verdict is Verdict.FITS and e.replay.peak_reserved > e.hardware.usable_bytes
     assert "only where the allocator returns its cache" in report_text(e, width=120)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("gpu", ["RTX 4090", "A100-80", "T4"])
+def test_one_headroom_in_every_answer(name: str, gpu: str) -> None:
+    e = priced(name, gpu)
+    assert e.hardware is not None
+    left = e.hardware.memory_bytes - int(e.memory.device.value)
+    document = as_mapping(e)
+    assert (
+        headroom_bytes(e) == figures(e)["headroom_bytes"] == document["headroom"]["value"] == left
+    )
+    own = next(fit for fit in e.fits_on if fit.gpu == e.hardware.gpu.name)
+    assert own.headroom_bytes == left and own.verdict is e.verdict
+    assert e.verdict is not Verdict.FITS or min(document["headroom"].values()) >= 0
+    shown = f"{in_gib(abs(left))} GiB"
+    assert e.verdict is Verdict.UNKNOWN or shown in report_text(e, width=120).split("memory")[0]
 
 
 # ---------------------------------------------------------------- colours and encodings

@@ -110,7 +110,8 @@ def _qlora(c: TrainConfig) -> TrainConfig | None:
     )
 
 
-def _halved(c: TrainConfig) -> TrainConfig | None:
+def halved(c: TrainConfig) -> TrainConfig | None:
+    """Half the micro-batch in twice the accumulation steps: the same step."""
     b = c.micro_batch_size
     return (
         c.replace(
@@ -170,7 +171,7 @@ CANDIDATES = (
     Candidate("--double-quant", "double quantization of the constants", _double_quant),
     Candidate("--qlora", "4-bit base weights", _qlora),
     Candidate("--lora", "LoRA instead of full fine-tuning", _lora),
-    Candidate("--bs {bs} --grad-accum {accum}", "half the batch, twice the accumulation", _halved),
+    Candidate("--bs {bs} --grad-accum {accum}", "half the batch, twice the accumulation", halved),
 )
 
 

@@ -20,7 +20,7 @@ from napkinmath.models.read import read_teacher
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from napkinmath.answers.figures import Change, Finding, Fit, Memory
+    from napkinmath.answers.figures import Change, Finding, Fit, Memory, Remedy
     from napkinmath.answers.host_memory import HostMemory
     from napkinmath.answers.throughput import Throughput
     from napkinmath.calibration.calibration import Calibration
@@ -234,6 +234,14 @@ class Estimate:
     def changes(self) -> tuple[Change, ...]:
         """The changes that would save most at the peak, best first."""
         return changes(self)
+
+    @cached_property
+    def remedy(self) -> Remedy | None:
+        """The smallest set of changes under which it fits; None where it fits as it is, or where
+        none is enough."""
+        from napkinmath.answers.remedies import remedy
+
+        return remedy(self)
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:

@@ -45,7 +45,8 @@ class Fit(Record):
 
     gpu: str
     capacity_bytes: int
-    headroom_bytes: int
+    headroom_bytes: int | None
+    """None where the step fills the GPU up to its limit: name the GPU to have it replayed."""
     verdict: Verdict
 
 
@@ -56,6 +57,15 @@ class Change(Record):
     flag: str
     meaning: str
     saved_bytes: int
+    speed_ratio: float | None = None
+
+
+class Remedy(Record):
+    """The smallest set of changes that is enough to fit: flags, what they leave of the device, and
+    the speed (ratio of tokens/s; None without known speeds)."""
+
+    flags: tuple[str, ...]
+    headroom_bytes: int
     speed_ratio: float | None = None
 
 

@@ -9,7 +9,7 @@ widens all of it. `benchmarks/accuracy/held_out_ranges.py` prints the quantiles 
 
 from __future__ import annotations
 
-from napkinmath.answers.figures import Memory, Range
+from napkinmath.answers.figures import Memory, Range, Verdict
 from napkinmath.base.record import Record
 from napkinmath.ir.ledger import Role
 from napkinmath.memory.replay import replay
@@ -66,11 +66,41 @@ def memory_ranges(e: Estimate, doubt: tuple[float, float] = (0.0, 0.0)) -> Memor
             value=allocated,
             high=allocated * (1 + ALLOCATED.base + above),
         ),
-        reserved=reserved,
-        device=Range(
-            low=shown.low + context, value=shown.value + context, high=shown.high + context
-        ),
+        reserved=_held_by_device(e, reserved, 0),
+        device=_held_by_device(e, shown, context),
     )
+
+
+def _held_by_device(e: Estimate, span: Range, context: int) -> Range:
+    """A span with what lies outside the allocator; what surely fits never holds more than there
+    is, since a full device makes the allocator return its cache."""
+    found = Range(low=span.low + context, value=span.value + context, high=span.high + context)
+    if e.hardware is None or e.verdict is not Verdict.FITS:
+        return found
+    most = e.hardware.usable_bytes + context
+    return found.replace(high=max(found.value, min(found.high, float(most))))
+
+
+def headroom(e: Estimate) -> Range | None:
+    """Bytes of the device that the step leaves: its memory less the device figure; negative where
+    it is too small, None where no device is named."""
+    if e.hardware is None:
+        return None
+    capacity, device = e.hardware.memory_bytes, e.memory.device
+    return Range(
+        low=capacity - device.high, value=capacity - device.value, high=capacity - device.low
+    )
+
+
+def headroom_bytes(e: Estimate) -> int | None:
+    """The middle of the headroom, in whole bytes."""
+    found = headroom(e)
+    return None if found is None else int(found.value)
+
+
+def returnable_bytes(e: Estimate) -> int:
+    """What the allocator holds beside tensors at its highest, and could give back: its cache."""
+    return max(0, int(e.memory.reserved.value - e.memory.allocated.value))
 
 
 def reserved_range(books: Replay, logits: int, spread: Spread, below: float, above: float) -> Range:
@@ -164,10 +194,10 @@ def within_device(e: Estimate) -> Replay:
     A full device makes the allocator return its cached segments and try again, so that reservation
     never shows more than there is.
     """
-    free = e.replay
-    if e.hardware is None or free.peak_reserved <= e.hardware.usable_bytes or free.out_of_memory:
+    free, hardware = e.replay, e.hardware
+    if hardware is None or free.peak_reserved <= hardware.usable_bytes or free.out_of_memory:
         return free
-    if free.peak_allocated > e.hardware.usable_bytes:
+    if free.peak_allocated > hardware.usable_bytes:
         return free
-    limited = replay(e.timeline, e.settings.replace(limit_bytes=e.hardware.usable_bytes))
+    limited = replay(e.timeline, e.settings.replace(limit_bytes=hardware.usable_bytes))
     return free if limited.out_of_memory else limited

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from napkinmath.answers.figures import Fit, Verdict
+from napkinmath.answers.ranges import ALLOCATED, headroom_bytes
 from napkinmath.catalog.gpus import load_gpus
 from napkinmath.config.hardware import Hardware
 from napkinmath.memory.replay import replay
@@ -13,6 +14,17 @@ if TYPE_CHECKING:
 
     from napkinmath.answers.estimate import Estimate
 
+# The least limit that a replay passes is at most 0.3% above what could not have been returned (8B
+# in 16 bits; seven steps of five models tried).
+CLOSE = 0.01
+
+
+def room_for(hardware: Hardware, *, sure: bool) -> int:
+    """Bytes that the allocator may reserve so that a step surely fits, or, not `sure`, beyond which
+    it surely does not: what the device offers, less the doubt about allocated bytes."""
+    low, high = hardware.usable_range
+    return int(low / (1 + ALLOCATED.base) if sure else high / (1 - ALLOCATED.base))
+
 
 def verdict_on(e: Estimate, hardware: Hardware) -> Verdict:
     """Fits, does not, or the range straddles what the device offers.
@@ -21,49 +33,55 @@ def verdict_on(e: Estimate, hardware: Hardware) -> Verdict:
     reservation but the replay under the device's limit; that is tried with the range's upper end,
     then with its lower end.
     """
-    return _verdict(e, hardware, _passes)
+    return _verdict(e, hardware, passes)
 
 
-def _verdict(e: Estimate, hardware: Hardware, passes: Callable[[Estimate, float], bool]) -> Verdict:
-    allocated = e.memory.allocated
-    low_usable, high_usable = hardware.usable_range
-    if passes(e, low_usable * allocated.value / allocated.high):
+def _verdict(e: Estimate, hardware: Hardware, fits: Callable[[Estimate, int], bool]) -> Verdict:
+    if fits(e, room_for(hardware, sure=True)):
         return Verdict.FITS
-    return (
-        Verdict.UNKNOWN
-        if passes(e, high_usable * allocated.value / allocated.low)
-        else Verdict.DOES_NOT_FIT
-    )
+    may_fit = fits(e, room_for(hardware, sure=False))
+    return Verdict.UNKNOWN if may_fit else Verdict.DOES_NOT_FIT
 
 
-def _passes(e: Estimate, limit: float) -> bool:
+def _passes_quickly(e: Estimate, limit: int) -> bool:
+    """`passes`, without another replay where what could not have been returned is far from the
+    limit."""
+    unreturnable = e.replay.peak_unreturnable
+    if abs(limit - unreturnable) > CLOSE * unreturnable:
+        return limit >= unreturnable
+    return passes(e, limit)
+
+
+def passes(e: Estimate, limit: int) -> bool:
     """Whether the replay goes through with so many bytes to reserve."""
     if limit >= e.replay.peak_reserved:
         return True
     if limit < e.replay.peak_allocated:
         return False
-    return not replay(e.timeline, e.settings.replace(limit_bytes=int(limit))).out_of_memory
-
-
-def _would_pass(e: Estimate, limit: float) -> bool:
-    """The same without another replay: whether what could not have been returned stays below the
-    limit."""
-    return limit >= e.replay.peak_unreturnable
+    return not replay(e.timeline, e.settings.replace(limit_bytes=limit)).out_of_memory
 
 
 def fits_on(e: Estimate) -> tuple[Fit, ...]:
     """Every catalogued GPU, from small to large."""
-    allocated = int(e.memory.allocated.value)
     found: list[Fit] = []
     for gpu in sorted(load_gpus(), key=lambda g: (g.memory_bytes, g.name)):
         hardware = Hardware(gpu=gpu, memory_bytes=gpu.memory_bytes)
-        headroom = gpu.memory_bytes - allocated - hardware.context_bytes
+        is_own = hardware == e.hardware
         found.append(
             Fit(
                 gpu=gpu.name,
                 capacity_bytes=gpu.memory_bytes,
-                headroom_bytes=headroom,
-                verdict=_verdict(e, hardware, _would_pass),
+                headroom_bytes=headroom_bytes(e) if is_own else _headroom_on(e, hardware),
+                verdict=e.verdict if is_own else _verdict(e, hardware, _passes_quickly),
             )
         )
     return tuple(found)
+
+
+def _headroom_on(e: Estimate, hardware: Hardware) -> int | None:
+    """Bytes that the device figure leaves of a GPU; None where the step fills it up to its limit,
+    which takes a replay of its own."""
+    reserved = e.replay.peak_reserved
+    if e.replay.peak_allocated <= hardware.usable_bytes < reserved or len(e.replays) > 1:
+        return None
+    return hardware.memory_bytes - reserved - hardware.context_bytes

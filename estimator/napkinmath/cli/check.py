@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 
+from napkinmath.answers.ranges import headroom_bytes
 from napkinmath.base.errors import InputError
 from napkinmath.base.units import GIB
 from napkinmath.cli.flags import DEBUG, ON, SHARED, TEXT
@@ -90,12 +91,7 @@ def _code(e: Estimate, room: int, *, lenient: bool) -> int:
     code = e.verdict.exit_code
     if code == 3 and lenient:
         code = 0
-    return 1 if code == 0 and room and _left(e) < room else code
-
-
-def _left(e: Estimate) -> int:
-    assert e.hardware is not None
-    return e.hardware.memory_bytes - int(e.memory.device.value)
+    return 1 if code == 0 and room and (headroom_bytes(e) or 0) < room else code
 
 
 def _line(job: object, e: Estimate, code: int, room: int) -> str:

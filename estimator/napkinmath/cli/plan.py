@@ -104,7 +104,7 @@ def _plan(options: dict[str, object], own: Mapping[str, Any], notes: list[str]) 
     from napkinmath.inputs.parallel_options import number_and_type
     from napkinmath.inputs.several import several
     from napkinmath.planning.plan import plan
-    from napkinmath.planning.space import Goal, open_space
+    from napkinmath.planning.space import Goal, open_space, wider
     from napkinmath.planning.trades import trades
     from napkinmath.report.plan_table import print_plan
 
@@ -125,12 +125,13 @@ def _plan(options: dict[str, object], own: Mapping[str, Any], notes: list[str]) 
     machines = _machines(options, own["price"] or [], notes, goal)
     given = {key: several(key, value) for key, value in options.items()}
     space = open_space(spec, machines, given, goal, allocator=allocator_text(names))
-    found = plan(
-        space,
-        goal,
-        top=values.count(own["top"] or 8, "--top", high=1000),
-        clouds=own["plot"] is not None,
-    )
+    top = values.count(own["top"] or 8, "--top", high=1000)
+    clouds = own["plot"] is not None
+    found = plan(space, goal, top=top, clouds=clouds)
+    if not found.best and (with_host := wider(space)) is not None:
+        notes.append("nothing fits the GPU alone: host memory is tried too (--offload)")
+        space = with_host
+        found = plan(space, goal, top=top, clouds=clouds)
     traded = trades(space, found.best[0]) if found.best else ()
     if own["json"]:
         from napkinmath.report.plan_json import plan_json

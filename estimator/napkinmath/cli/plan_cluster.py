@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from napkinmath.answers.ranges import headroom_bytes
 from napkinmath.base import values
 from napkinmath.base.errors import InputError
 from napkinmath.base.units import GIB, format_count
@@ -91,7 +92,7 @@ def _row(
         "options": dict(candidate.options),
         "mesh": mesh_flags(candidate, cluster.hardware.gpu.name),
         "device_bytes": device,
-        "headroom_bytes": cluster.hardware.memory_bytes - device,
+        "headroom_bytes": headroom_bytes(candidate.estimate),
         "tokens_per_s": candidate.price.tokens_per_s,
         "hours": hours,
         "price": None if price is None else hours * price * cluster.num_gpus,
@@ -111,8 +112,8 @@ def _print(
     )
     if not best:
         print(
-            "nothing fits: no mesh of these GPUs does; name more or larger GPUs, a smaller model or"
-            " less context"
+            "nothing fits: no mesh of these GPUs does, host memory included (--offload); not"
+            " searched: more or larger GPUs, other models and formats, less context"
         )
         return
     heads = [

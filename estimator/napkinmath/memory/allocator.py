@@ -39,6 +39,11 @@ class OutOfMemory(Exception):
             limit,
         )
 
+    @property
+    def missing(self) -> int:
+        """Bytes by which the request is above what the device could still give."""
+        return max(1, self.reserved + self.requested - self.limit)
+
 
 class Block:
     """A range of a segment: free or booked, with its neighbours."""

@@ -31,6 +31,8 @@ class Replay(Record):
     num_retries: int
     out_of_memory: str = ""
     """The failed request, if a limit was set and hit; the peaks are then those reached before."""
+    bytes_missing: int = 0
+    """By how much that request was above what the device could still give."""
 
 
 STEADY = 6  # repetitions of equal micro-steps after which the books are taken to repeat too
@@ -103,13 +105,13 @@ class Books:
             [[b.address for b in blocks] for blocks in self.held],
         )
 
-    def play_on(self, timeline: Timeline) -> None:
-        """Books a timeline; a row of segments that follows itself and leaves the books as it found
+    def play_on(self, segments: list[TimelineSegment]) -> None:
+        """Books segments in order; a row of segments that follows itself and leaves the books as it found
         them is through, however often it comes.
 
         One that leaves as many bytes as it found, elsewhere, is through after STEADY times.
         """
-        for row, times in rows(timeline.segments):
+        for row, times in rows(segments):
             grows = times > STEADY and self._grows(row)
             for _ in range(times if grows else min(times, STEADY)):
                 before = self.state() if times > 1 else None
@@ -123,12 +125,19 @@ class Books:
 
 def replay(timeline: Timeline, settings: AllocatorSettings | None = None) -> Replay:
     """Replays a timeline's events in order."""
-    books = Books([t.nbytes for t in timeline.tensors], settings)
-    allocator, failed = books.allocator, ""
+    return replayed(timeline.segments, [t.nbytes for t in timeline.tensors], settings)
+
+
+def replayed(
+    segments: list[TimelineSegment], sizes: list[int], settings: AllocatorSettings | None = None
+) -> Replay:
+    """The same of segments whose tensors have these bytes."""
+    books = Books(sizes, settings)
+    allocator, failed, missing = books.allocator, "", 0
     try:
-        books.play_on(timeline)
+        books.play_on(segments)
     except OutOfMemory as error:
-        failed = str(error)
+        failed, missing = str(error), error.missing
     return Replay(
         peak_allocated=allocator.peak_allocated,
         peak_reserved=allocator.peak_reserved,
@@ -139,4 +148,5 @@ def replay(timeline: Timeline, settings: AllocatorSettings | None = None) -> Rep
         num_segments=len(allocator.segments),
         num_retries=allocator.num_retries,
         out_of_memory=failed,
+        bytes_missing=missing,
     )

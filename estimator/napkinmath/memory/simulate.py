@@ -104,21 +104,40 @@ class Scopes:
 def simulate(step: Step, clock: WorkClock | None = None, *, steps: int = 2) -> Timeline:
     """The timeline of loading the model and running `steps` steps."""
     scopes = Scopes(step.symbols)
-    table: dict[Tensor, int] = {}
-    infos: list[TensorInfo] = []
+    layout = Layout(step, scopes, clock, steps=steps)
+    infos = [bound_tensor(tensor, scopes.of(own)) for tensor, own in layout.tensors.items()]
+    return Timeline(infos, layout.segments, Stamp(origin="analytic"), layout.starts)
 
-    def index_of(tensor: Tensor, bind: Bindings) -> int:
-        found = table.get(tensor)
-        if found is None:
-            found = table[tensor] = len(infos)
-            infos.append(bound_tensor(tensor, bind))
-        return found
 
-    def laid_out(segment: Segment) -> TimelineSegment:
-        return lay_out(segment, scopes.of(segment.symbols), index_of, clock)
+class Layout:
+    """A step's events in order, its tensors numbered: what stays as it is when sizes are bound
+    anew."""
 
-    order, starts = run_order(step, steps=steps)
-    return Timeline(infos, _each_once(order, laid_out), Stamp(origin="analytic"), starts)
+    __slots__ = ("segments", "starts", "tensors")
+
+    def __init__(
+        self, step: Step, scopes: Scopes, clock: WorkClock | None = None, *, steps: int = 2
+    ) -> None:
+        self.tensors: dict[Tensor, tuple[tuple[str, Size], ...]] = {}
+        """Each with the symbols of the segment it first comes in."""
+        numbers: dict[Tensor, int] = {}
+
+        def laid_out(segment: Segment) -> TimelineSegment:
+            def index_of(tensor: Tensor, _: Bindings) -> int:
+                found = numbers.get(tensor)
+                if found is None:
+                    found = numbers[tensor] = len(numbers)
+                    self.tensors[tensor] = segment.symbols
+                return found
+
+            return lay_out(segment, scopes.of(segment.symbols), index_of, clock)
+
+        order, self.starts = run_order(step, steps=steps)
+        self.segments = _each_once(order, laid_out)
+
+    def nbytes(self, scopes: Scopes) -> list[int]:
+        """The bytes of each tensor under other sizes, by number."""
+        return [scopes.of(own)(tensor.nbytes) for tensor, own in self.tensors.items()]
 
 
 def bound_tensor(tensor: Tensor, bind: Bindings) -> TensorInfo:

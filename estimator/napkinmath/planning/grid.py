@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from napkinmath.answers.estimate import Estimate
 from napkinmath.answers.figures import Verdict
+from napkinmath.answers.ranges import headroom_bytes
+from napkinmath.answers.verdict import room_for
 from napkinmath.base import values
 from napkinmath.base.errors import InputError
 from napkinmath.config.train_config import TrainConfig
@@ -56,7 +58,6 @@ class Family:
             raise InputError("several GPUs in one job; give one job for each")
         self.options, self.template = dict(options), found[0]
         self._sweeper: Sweeper | None = None
-        self._known_limits: tuple[float, float] | None = None
 
     @property
     def config(self) -> TrainConfig:
@@ -156,23 +157,15 @@ class Family:
         return requested, phase, seconds, speed, self._verdict(requested)
 
     def _verdict(self, requested: int) -> str | None:
-        if self.template.hardware is None:
+        """What requested bytes alone tell: more than the device has surely do not fit, 1 /
+        MOST_HELD of it surely do."""
+        hardware = self.template.hardware
+        if hardware is None:
             return None
-        low, high = self._limits
-        found = (
-            Verdict.DOES_NOT_FIT
-            if requested > high
-            else Verdict.FITS
-            if requested * MOST_HELD <= low
-            else Verdict.UNKNOWN
-        )
-        return found.value
-
-    @property
-    def _limits(self) -> tuple[float, float]:
-        if self._known_limits is None:
-            self._known_limits = limits(self.template)
-        return self._known_limits
+        if requested > room_for(hardware, sure=False):
+            return Verdict.DOES_NOT_FIT.value
+        surely = requested * MOST_HELD <= room_for(hardware, sure=True)
+        return (Verdict.FITS if surely else Verdict.UNKNOWN).value
 
     @property
     def sweeper(self) -> Sweeper:
@@ -186,13 +179,13 @@ class Family:
         return self._sweeper
 
     def verdicts(self, requested: Any) -> Any:
-        """What requested bytes alone tell: more than the device has surely do not fit, 1 /
-        MOST_HELD of it surely do."""
+        """The same of many."""
         import numpy as np
 
-        if self.template.hardware is None:
+        hardware = self.template.hardware
+        if hardware is None:
             return np.full(len(requested), None)
-        low, high = self._limits
+        low, high = (room_for(hardware, sure=sure) for sure in (True, False))
         names = np.array(
             [Verdict.UNKNOWN.value, Verdict.FITS.value, Verdict.DOES_NOT_FIT.value], object
         )
@@ -205,19 +198,6 @@ def number(size: Size) -> int:
     return size
 
 
-def limits(e: Estimate) -> tuple[float, float]:
-    """Bytes that surely are there for the allocator, and bytes beyond which nothing fits, each with
-    the figure's own range taken off."""
-    assert e.hardware is not None
-    low, high = e.hardware.usable_range
-    allocated = e.memory.allocated
-    shares = (
-        round(allocated.value / allocated.high, 9),
-        round(allocated.value / allocated.low, 9),
-    )  # the same for every job, to the last bit
-    return low * shares[0], high * shares[1]
-
-
 def tokens_per_s(e: Estimate) -> float | None:
     """Of all GPUs together."""
     if e.config.parallel.world_size > 1 and e.throughput is not None:
@@ -228,13 +208,12 @@ def tokens_per_s(e: Estimate) -> float | None:
 def figures(e: Estimate) -> dict[str, Any]:
     """The figures of an estimate under the names of EXACT."""
     time, memory = e.time, e.memory
-    capacity = e.hardware.memory_bytes if e.hardware is not None else None
     return {
         "requested_bytes": e.peak.nbytes,
         "allocated_bytes": int(memory.allocated.value),
         "reserved_bytes": int(memory.reserved.value),
         "device_bytes": int(memory.device.value),
-        "headroom_bytes": None if capacity is None else capacity - int(memory.device.value),
+        "headroom_bytes": headroom_bytes(e),
         "peak_phase": next(iter(e.phase_peaks)).value,
         "seconds": None if time is None else time.seconds,
         "tokens_per_s": None if time is None else tokens_per_s(e),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from napkinmath.answers.estimate import Estimate
 from napkinmath.answers.figures import Verdict
-from napkinmath.answers.ranges import ALLOCATED
+from napkinmath.answers.verdict import room_for
 from napkinmath.base.errors import InputError
 from napkinmath.base.record import Record
 from napkinmath.estimate import estimate
@@ -151,7 +151,7 @@ def _key(
     config = combination.config
     # What surely fits has its allocated bytes, which are no less than the requested ones, within
     # their range's upper end.
-    room = combination.machine.hardware.usable_range[0] / (1 + ALLOCATED.base)
+    room = room_for(combination.machine.hardware, sure=True)
     changes = (
         len(combination.changes)
         + (b != space.batches[0])

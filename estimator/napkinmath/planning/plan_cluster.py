@@ -9,6 +9,7 @@ from napkinmath.answers.estimate import Estimate
 from napkinmath.answers.figures import Verdict
 from napkinmath.base.errors import InputError
 from napkinmath.base.record import Record
+from napkinmath.base.values import count
 from napkinmath.estimate import estimate
 from napkinmath.planning.mesh_bounds import Bounds
 from napkinmath.planning.meshes import MeshPrice, fastest, meshes
@@ -23,11 +24,21 @@ if TYPE_CHECKING:
     from napkinmath.timing.efficiency import Efficiency
 
 # Tried where nothing is given; what a mesh decides (parallel degrees, sharding) is not among them.
-OPEN_KNOBS: tuple[tuple[str, tuple[object, ...]], ...] = (
+Knobs = tuple[tuple[str, tuple[object, ...]], ...]
+OPEN_KNOBS: Knobs = (
     ("method", ("full", "lora", "qlora")),
     ("checkpointing", (None, "full")),
     ("data_parallel", ("ddp", "zero1", "zero3", "fsdp2")),
     ("bs", (1, 2, 4)),
+)
+# Tried beside these where nothing fits: what takes least memory, however slow.
+WIDER_KNOBS: Knobs = (
+    ("method", ("full", "lora", "qlora")),
+    ("checkpointing", ("full",)),
+    ("data_parallel", ("zero3", "fsdp2")),
+    ("bs", (1,)),
+    ("loss", (None, "chunked")),
+    ("offload", ("optimizer", "optimizer,parameters")),
 )
 _EACH = 2  # meshes of one combination that are verified
 _SPARE = 2  # times as many as are wanted are kept, for some will not fit
@@ -56,13 +67,26 @@ def plan_cluster(
     top: int = 8,
 ) -> list[ClusterCandidate]:
     """The fastest combinations and meshes that fit, fastest first; options given stay, the rest of
-    OPEN_KNOBS is tried.
+    OPEN_KNOBS is tried, and of WIDER_KNOBS where nothing of it fits.
 
     Combinations are searched in the order of what they could reach, and left out once enough is
     known to be faster. Raises InputError where the options given contradict each other or the
     cluster in every combination.
     """
-    waiting, refused = _combinations(spec, cluster, given, speed)
+    found = _planned(spec, cluster, given, speed, OPEN_KNOBS, top)
+    return found or _planned(spec, cluster, given, speed, WIDER_KNOBS, top)
+
+
+def _planned(
+    spec: ModelSpec,
+    cluster: Cluster,
+    given: Mapping[str, Sequence[object]],
+    speed: Efficiency,
+    open_knobs: Knobs,
+    top: int,
+) -> list[ClusterCandidate]:
+    """The fastest that fit, over the values of some knobs."""
+    waiting, refused = _combinations(spec, cluster, given, speed, open_knobs)
     if not waiting and refused is not None:
         raise refused
     priced: list[tuple[MeshPrice, dict[str, object]]] = []
@@ -128,12 +152,16 @@ class _Combination(Record):
 
 
 def _combinations(
-    spec: ModelSpec, cluster: Cluster, given: Mapping[str, Sequence[object]], speed: Efficiency
+    spec: ModelSpec,
+    cluster: Cluster,
+    given: Mapping[str, Sequence[object]],
+    speed: Efficiency,
+    open_knobs: Knobs,
 ) -> tuple[list[tuple[float, _Combination]], InputError | None]:
     """(tokens/s that it cannot exceed, combination), best first, and the first refusal."""
     from napkinmath.inputs.options import train_config
 
-    knobs = {name: tuple(given.get(name) or known) for name, known in OPEN_KNOBS}
+    knobs = {name: tuple(given.get(name) or known) for name, known in open_knobs}
     knobs |= {name: tuple(values) for name, values in given.items() if name not in knobs}
     found: list[tuple[float, _Combination]] = []
     refused: InputError | None = None
@@ -143,9 +171,14 @@ def _combinations(
         }
         options["gpus"] = str(cluster.num_gpus)
         try:
+            whole = count(options.get("global_batch", 0), "--global-batch", low=0)
+            if "grad_accum" not in options:  # else their contradiction is what is to be said
+                options = {key: v for key, v in options.items() if key != "global_batch"}
             config = train_config(options)
             among = [
-                mesh for mesh in meshes(spec, cluster, config) if _keeps(mesh, config, options)
+                mesh
+                for mesh in meshes(spec, cluster, config, global_batch=whole)
+                if _keeps(mesh, config, options)
             ]
             if not among:
                 raise InputError(
@@ -157,6 +190,8 @@ def _combinations(
         except InputError as error:
             refused = refused or error
             continue
+        if whole:
+            options["global_batch"] = whole
         found.append(
             (ceiling, _Combination(options=options, config=config, meshes=among, bounds=bounds))
         )

@@ -1,22 +1,59 @@
-"""Largest batch and longest context that fit: guessed by requested bytes, bracketed and halved,
-verified by one step more that does not fit."""
+"""Largest batch and longest context that fit: the one search behind the report, `--json`, `plan
+--max-bs`, the page and Python.
+
+Each size that is tried is judged by the verdict's own rule, a replay under the device's limit. So
+the size found fits when it is run, and one more does not.
+"""
 
 from __future__ import annotations
 
-from napkinmath.answers.estimate import Estimate
+from functools import cached_property
+
 from napkinmath.answers.figures import Verdict
+from napkinmath.answers.verdict import passes, room_for
 from napkinmath.base.errors import InputError, shown
+from napkinmath.base.expr import Bindings
 from napkinmath.base.record import Record
+from napkinmath.base.units import MIB
 from napkinmath.estimate import estimate
+from napkinmath.ir.step import reads_tokens
+from napkinmath.lowering.build import build_step
+from napkinmath.lowering.choices import resolve
+from napkinmath.memory.replay import replayed
+from napkinmath.memory.simulate import Layout, Scopes, peak_bytes, steps_priced
+from napkinmath.models.read import read_teacher
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from napkinmath.answers.estimate import Estimate
     from napkinmath.config.train_config import TrainConfig
+    from napkinmath.ir.step import Step
 
 MOST_BATCH, MOST_CONTEXT = 1 << 16, 1 << 24
-MOST_SECANTS = 4
+# Which holes the allocator finds differs from size to size by some segments: this far below a limit
+# a smaller size can fail where a larger one fits (8B in 16 bits on 80 GB: 130 MiB).
+UNEVEN_BYTES = 1024 * MIB
+PROBES = 4
+
+
+class Trial(Record):
+    """One size tried: whether it fits, and the bytes that were left, or, negative, missing."""
+
+    fits: bool
+    left: int
+
+
+class Reach(Record):
+    """How far a size can go: `size` fits (0: not even 1), and one more does not, unless it is the
+    `most` that is asked about.
+
+    `uneven`: a larger size fits again, which the allocator makes so; every size tried below fits.
+    """
+
+    what: str
+    size: int
+    most: int
+    uneven: bool = False
 
 
 class Limit(Record):
@@ -26,6 +63,7 @@ class Limit(Record):
     what: str
     fits: int
     may_fit: int
+    uneven: bool = False
     at: Estimate | None = None
     """The estimate at `fits`."""
     beyond: Estimate | None = None
@@ -34,23 +72,33 @@ class Limit(Record):
 
 
 def largest_batch(e: Estimate) -> Limit:
-    """The largest micro-batch that fits the estimate's GPU, everything else as it is."""
-    return _limit(
-        e,
-        "batch",
-        lambda config, size: config.replace(micro_batch_size=size * config.workload.sequences),
-        MOST_BATCH,
-    )
+    """The largest batch that fits the estimate's GPU, everything else as it is."""
+    return _limit(e, "batch")
 
 
 def longest_context(e: Estimate) -> Limit:
     """The longest sequence that fits the estimate's GPU, to the token."""
-    return _limit(
-        e,
-        "context",
-        lambda config, size: config.replace(sequence_length=size),
-        e.spec.longest_sequence or MOST_CONTEXT,
-    )
+    return _limit(e, "context")
+
+
+def reaches(e: Estimate) -> tuple[Reach, ...]:
+    """What surely fits of batch and context, each with the other as it is.
+
+    Empty where the question has no one answer (no GPU, several ranks, lengths that change), and
+    without the context where the model reads no tokens.
+    """
+    if not is_asked(e):
+        return ()
+    names = ("batch", "context") if reads_tokens(e.step) else ("batch",)
+    return tuple(_Search(e, what, sure=True).reach() for what in names)
+
+
+def is_asked(e: Estimate) -> bool:
+    """Whether there is one GPU, and sizes that are numbers: else the question has no one answer."""
+    config, parallel = e.config, e.config.parallel
+    numbers = isinstance(config.micro_batch_size, int) and isinstance(config.sequence_length, int)
+    one = parallel.world_size * parallel.context_parallel_size == 1
+    return e.hardware is not None and numbers and one and not config.batch.lengths
 
 
 def same_but(e: Estimate, config: TrainConfig) -> Estimate:
@@ -60,97 +108,201 @@ def same_but(e: Estimate, config: TrainConfig) -> Estimate:
     )
 
 
-def _limit(
-    e: Estimate, what: str, sized: Callable[[TrainConfig, int], TrainConfig], most: int
-) -> Limit:
+def _limit(e: Estimate, what: str) -> Limit:
     if e.hardware is None:
         raise InputError(
             f"the largest {shown(what)} that fits is a question about a GPU; add --gpu NAME"
         )
-    seen: dict[int, Estimate] = {}
-
-    def at(size: int) -> Estimate:
-        if size not in seen:
-            seen[size] = same_but(e, sized(e.config, size))
-        return seen[size]
-
-    sure, last = _guesses(e, what, at)
-    fits = last_that(lambda size: at(size).verdict is Verdict.FITS, most, guess=sure)
-    may_fit = last_that(
-        lambda size: at(size).verdict is not Verdict.DOES_NOT_FIT, most, low=fits, guess=last
-    )
+    search = _Search(e, what, sure=True)
+    found = search.reach()
+    may_fit = _Search(e, what, sure=False, low=found.size).reach().size
+    size = found.size
     return Limit(
         what=what,
-        fits=fits,
+        fits=size,
         may_fit=may_fit,
-        at=at(fits) if fits else None,
-        beyond=at(fits + 1) if fits < most else None,
+        uneven=found.uneven,
+        at=search.estimate(size) if size else None,
+        beyond=search.estimate(size + 1) if size < found.most else None,
     )
 
 
-def _guesses(e: Estimate, what: str, at: Callable[[int], Estimate]) -> tuple[int, int]:
-    """Where both limits should be, 0 where that is no quick question: a wrong guess costs time,
-    never the answer.
+class _Search:
+    """One size of an estimate varied, everything else as it is, until the step no longer fits."""
 
-    From requested bytes alone, then along the chord of what an empty cache would leave reserved,
-    which grows nearly straight.
-    """
-    from napkinmath.planning.largest import Largest, is_asked
-
-    if not is_asked(e) or e.hardware is None:
-        return 0, 0
-    largest = Largest(e)
-    start = max(1, largest.batch() if what == "batch" else largest.context())
-    low_usable, high_usable = e.hardware.usable_range
-    allocated = at(start).memory.allocated
-    ratios = allocated.value / allocated.high, allocated.value / allocated.low
-    sure = _on_chord(lambda size: at(size).replay.peak_unreturnable, low_usable * ratios[0], start)
-    return sure, _on_chord(
-        lambda size: at(size).replay.peak_unreturnable, high_usable * ratios[1], max(start, sure)
-    )
-
-
-def _on_chord(held: Callable[[int], int], limit: float, start: int) -> int:
-    """The size at which `held` reaches the limit, by a few secants."""
-    before, size = max(1, start - start // 16), start
-    for _ in range(MOST_SECANTS):
-        rise = held(size) - held(before)
-        if size == before or rise <= 0:
-            break
-        before, size = (
-            size,
-            max(1, min(2 * size, int(size + (limit - held(size)) * (size - before) / rise))),
+    def __init__(self, e: Estimate, what: str, *, sure: bool, low: int = 0) -> None:
+        assert e.hardware is not None
+        self.e, self.what, self.sure = e, what, sure
+        self.most: int = (
+            MOST_BATCH if what == "batch" else (e.spec.longest_sequence or MOST_CONTEXT)
         )
-    return size
+        self.limit = room_for(e.hardware, sure=sure)
+        self.low: int = low
+        """Fits, or is 0; `high` does not fit."""
+        self.high: int = self.most + 1
+        self._steps = _BoundSteps(e) if is_asked(e) else None
+        self._tried: dict[int, Trial] = {}
+        self._mark_own_size()
+
+    def reach(self) -> Reach:
+        """The size at which the limit is crossed; where the allocator makes the crossing uneven,
+        the lowest that was found."""
+        self._close()
+        uneven = False
+        while failing := self._failing_below():
+            uneven = True
+            self.low, self.high = self._last_good_below(failing), failing
+            self._close()
+        return Reach(what=self.what, size=self.low, most=self.most, uneven=uneven)
+
+    def estimate(self, size: int) -> Estimate:
+        """The whole answer at a size."""
+        return same_but(self.e, self._sized(size))
+
+    # ------------------------------------------------------------ one size
+
+    def _sized(self, size: int) -> TrainConfig:
+        config = self.e.config
+        if self.what == "context":
+            return config.replace(sequence_length=size)
+        return config.replace(micro_batch_size=size * config.workload.sequences)
+
+    def _trial(self, size: int) -> Trial:
+        found = self._tried.get(size)
+        if found is None:
+            found = self._tried[size] = self._try(size)
+        return found
+
+    def _try(self, size: int) -> Trial:
+        try:
+            config = self._sized(size)
+            if self._steps is not None:
+                return self._steps.trial(config, self.limit)
+            e = same_but(self.e, config)
+        except InputError:  # a size that the model or the mesh refuses
+            return Trial(fits=False, left=0)
+        return Trial(fits=passes(e, self.limit), left=self.limit - e.replay.peak_unreturnable)
+
+    def _mark_own_size(self) -> None:
+        """The estimate at hand has been judged already."""
+        config, own = self.e.config, None
+        sequences = config.workload.sequences
+        own = config.sequence_length if self.what == "context" else config.micro_batch_size
+        if not isinstance(own, int) or (self.what == "batch" and own % sequences):
+            return
+        own = own if self.what == "context" else own // sequences
+        good = (Verdict.FITS,) if self.sure else (Verdict.FITS, Verdict.UNKNOWN)
+        fits = self.e.verdict in good
+        self._tried[own] = Trial(fits=fits, left=self.limit - self.e.replay.peak_unreturnable)
+        if fits and own <= self.most:
+            self.low = max(self.low, own)
+        elif not fits:
+            self.high = min(self.high, own)
+
+    # ------------------------------------------------------------ the search
+
+    def _close(self) -> None:
+        """Narrows the bracket until its ends are neighbours: each trial moves on by the bytes that
+        it left or lacked, twice as far each time that the same end moves again."""
+        size, stride, before = self._guess(), 1, None
+        while self.high - self.low > 1:
+            if not self.low < size < self.high:
+                size = (self.low + self.high) // 2
+            trial = self._trial(size)
+            if trial.fits:
+                self.low = size
+            else:
+                self.high = size
+            stride, before = (stride * 2 if trial.fits is before else 1), trial.fits
+            steps = max(1, abs(trial.left) // self._bytes_each()) * stride
+            size = min(size + steps, self.most) if trial.fits else max(size - steps, 1)
+
+    def _bytes_each(self) -> int:
+        """Bytes that one more takes: along the chord between both ends, as soon as there is one."""
+        low, high = self._tried.get(self.low), self._tried.get(self.high)
+        if low is None or high is None or low.left <= 0 or high.left >= 0:
+            return self._slope
+        return max(1, (low.left - high.left) // (self.high - self.low))
+
+    @cached_property
+    def _slope(self) -> int:
+        """Bytes that one more requests, at least 1."""
+        at = max(self.low, min(self.high, self.most) // 2, 1)
+        wider = at + max(1, at // 16)
+        rise = self._requested(wider) - self._requested(at)
+        return max(1, rise // (wider - at))
+
+    def _requested(self, size: int) -> int:
+        """Requested bytes at the peak of a step of that size."""
+        config = self._sized(size)
+        return self._steps.peak(config) if self._steps else same_but(self.e, config).peak.nbytes
+
+    def _guess(self) -> int:
+        """Where the limit should be, from the estimate at hand along its slope."""
+        for size in (self.low, self.high):
+            if (trial := self._tried.get(size)) is not None:
+                return min(self.most, max(1, size + trial.left // self._slope))
+        return max(1, self.low)
+
+    def _failing_below(self) -> int:
+        """The lowest size that fails of a few tried below the size found, as far as the allocator's
+        unevenness reaches; 0 where all fit."""
+        reach = max(0, min(UNEVEN_BYTES // self._slope, self.low - 1))
+        sizes = {self.low - (reach >> k) for k in range(0, 2 * PROBES, 2) if reach >> k}
+        return min((size for size in sizes if not self._trial(size).fits), default=0)
+
+    def _last_good_below(self, failing: int) -> int:
+        return max((n for n, t in self._tried.items() if t.fits and n < failing), default=0)
 
 
-def last_that(holds: Callable[[int], bool], most: int, *, low: int = 0, guess: int = 0) -> int:
-    """The largest whole number up to `most` for which a predicate that turns false once still
-    holds.
+class _BoundSteps:
+    """The step of an estimate at other sizes: recorded and laid out once, its sizes bound anew."""
 
-    `low` is known to hold; from `guess` the search steps outwards until the answer is bracketed,
-    then halves.
-    """
-    guess = min(max(guess, low + 1), most)
-    high, step = most + 1, 1
-    if guess > low + 1 and not holds(guess):
-        high = guess
-        while high - step > low:
-            if holds(high - step):
-                low = high - step
-                break
-            high, step = high - step, step * 4
-    else:
-        low, step = (guess, step) if guess > low + 1 else (low, 1)
-        while low + step <= most:
-            if not holds(low + step):
-                high = low + step
-                break
-            low, step = low + step, step * 4
-    while high - low > 1:
-        middle = (low + high) // 2
-        if holds(middle):
-            low = middle
-        else:
-            high = middle
-    return low
+    def __init__(self, e: Estimate) -> None:
+        self.e, self._steps_priced = e, steps_priced(e.config)
+        bind = Bindings(e.step.symbols)
+        batch, length = bind(e.step.symbols["b"]), bind(e.step.symbols["s"])
+        own = e.config.sequence_length
+        self._virtual = length - own if isinstance(own, int) else 0  # a prompt's tokens
+        self._recorded: dict[tuple[bool, ...], Step] = {self._side(batch, length): e.step}
+        self._laid_out: dict[tuple[bool, ...], Layout] = {}
+
+    def trial(self, config: TrainConfig, limit: int) -> Trial:
+        """The step of a configuration under the limit, as the verdict replays it."""
+        step, side, scopes = self._at(config)
+        layout = self._laid_out.get(side)
+        if layout is None:
+            layout = self._laid_out[side] = Layout(step, scopes, steps=self._steps_priced)
+        settings = self.e.settings.replace(limit_bytes=limit)
+        found = replayed(layout.segments, layout.nbytes(scopes), settings)
+        if found.out_of_memory:
+            return Trial(fits=False, left=-found.bytes_missing)
+        return Trial(fits=True, left=limit - found.peak_unreturnable)
+
+    def peak(self, config: TrainConfig) -> int:
+        """Requested bytes at the peak."""
+        step, _, scopes = self._at(config)
+        return peak_bytes(step, steps=self._steps_priced, scopes=scopes)
+
+    def _at(self, config: TrainConfig) -> tuple[Step, tuple[bool, ...], Scopes]:
+        """A configuration's step, its side of the thresholds, and its sizes bound."""
+        batch, length = config.micro_batch_size, config.sequence_length
+        assert isinstance(batch, int) and isinstance(length, int)
+        length += self._virtual
+        side = self._side(batch, length)
+        step = self._recorded.get(side)
+        if step is None:
+            e = self.e
+            policy = resolve(e.spec, config, e.hardware, teacher=read_teacher(config))
+            step = self._recorded[side] = build_step(e.spec, policy)
+        target = config.batch.target_length or length
+        return step, side, Scopes({**step.symbols, "b": batch, "s": length, "st": target})
+
+    def _side(self, batch: int, length: int) -> tuple[bool, ...]:
+        """On which side of each size at which the library runs other operations."""
+        thresholds, sizes = self.e.step.thresholds, {"b": batch, "s": length}
+        return tuple(
+            sizes[symbol] >= value
+            for symbol in sorted(thresholds)
+            for value in sorted(thresholds[symbol])
+        )

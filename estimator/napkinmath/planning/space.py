@@ -101,6 +101,10 @@ OPEN_KNOBS: tuple[tuple[str, tuple[object, ...]], ...] = (
 )
 
 
+# Tried only where nothing else fits.
+OFFLOADS = ("optimizer", "optimizer,parameters")
+
+
 BATCHES = (*range(1, 33), *range(36, 65, 4), *range(72, 129, 8), 160, 192, 224, 256)
 
 
@@ -162,6 +166,15 @@ def open_space(
         ranks=sizes["rank"] or (16,),
         allocator=allocator,
     )
+
+
+def wider(space: Space) -> Space | None:
+    """The space with what takes least memory, however slow: host memory for states and weights.
+    None where its offloading is given."""
+    known = {name for name, _ in (*space.base, *space.knobs)}
+    if "offload" in known:
+        return None
+    return space.replace(knobs=(*space.knobs, ("offload", OFFLOADS)))
 
 
 def combinations_of(space: Space) -> Iterator[Combination]:

@@ -6,7 +6,6 @@ and device context they sum to the device figure.
 
 from __future__ import annotations
 
-from napkinmath.answers.figures import Range
 from napkinmath.base.record import Record
 from napkinmath.base.units import format_bytes
 from napkinmath.ir.ledger import Role
@@ -91,20 +90,6 @@ def components_of(estimate: Estimate) -> tuple[Component, ...]:
         rows.append(_extra("managed", Role.OPTIMIZER, outside - context, paged))
     rows.append(_extra("context", Role.CONTEXT, context, f"CUDA context, kernels: {where}"))
     return tuple(rows)
-
-
-def headroom(estimate: Estimate) -> Range | None:
-    """Bytes left beside tensors and context once the allocator has returned its cache, and its
-    range; None where no device is named."""
-    hardware, allocated = estimate.hardware, estimate.memory.allocated
-    if hardware is None:
-        return None
-    low, high = hardware.usable_range
-    return Range(
-        low=low - allocated.high,
-        value=hardware.usable_bytes - allocated.value,
-        high=high - allocated.low,
-    )
 
 
 def _extra(key: str, role: Role, nbytes: int, origin: str) -> Component:

@@ -1,5 +1,5 @@
 """--json: everything the table has, as one JSON object of a versioned schema
-(report/schema/estimate-1.json, docs/json_schema.md).
+(report/schema/estimate-2.json, docs/json_schema.md).
 
 Bytes are ints, seconds floats, shares between 0 and 1; keys keep their order; what is not known is
 null.
@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from enum import Enum
 
+from napkinmath.answers.ranges import headroom, returnable_bytes
 from napkinmath.base.json_text import dumps
 from napkinmath.base.record import Record
 from napkinmath.memory.allocator_settings import UNLIMITED
 from napkinmath.report import curve
-from napkinmath.report.components import components_of, headroom
+from napkinmath.report.components import components_of
 from napkinmath.report.words import operation
 
 TYPE_CHECKING = False
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from napkinmath.config.hardware import Hardware
     from napkinmath.ir.timeline import Point
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 CURVE_COLUMNS = 64
 BOUNDS = ("compute", "bandwidth", "launch", "host link", "communication")
 
@@ -56,6 +57,7 @@ def figures(e: Estimate) -> dict[str, Any]:
         "verdict": e.verdict.value,
         "exit_code": e.verdict.exit_code,
         "headroom": _range(spare) if (spare := headroom(e)) is not None else None,
+        "returnable_bytes": returnable_bytes(e),
         "memory": _memory(e),
         "peak": {**_point(e, e.peak), "operation": operation(e.timeline, e.peak) or None},
         "phase_peaks": [_point(e, point) for point in e.phase_peaks.values()],
@@ -79,6 +81,8 @@ def advice(e: Estimate) -> dict[str, Any]:
             }
             for f in e.fits_on
         ],
+        "largest": _largest(e),
+        "remedy": plain(e.remedy),
         "changes": [
             {
                 "flag": c.flag,
@@ -90,6 +94,19 @@ def advice(e: Estimate) -> dict[str, Any]:
         ],
         "findings": [{"text": f.text, "nbytes": f.nbytes} for f in e.findings],
         "assumptions": list(e.assumptions),
+    }
+
+
+def _largest(e: Estimate) -> dict[str, Any] | None:
+    """The largest sizes that surely fit; null where the question has no one answer."""
+    from napkinmath.planning.search import reaches
+
+    found = {reach.what: reach for reach in reaches(e)}
+    if not found:
+        return None
+    return {
+        **{name: found[name].size if name in found else None for name in ("batch", "context")},
+        "uneven": [name for name, reach in found.items() if reach.uneven],
     }
 
 

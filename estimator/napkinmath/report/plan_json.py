@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 
+from napkinmath.answers.ranges import headroom_bytes
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.planning.plan import Candidate, Plan
@@ -42,7 +44,7 @@ def _row(candidate: Candidate, tokens: float) -> dict[str, object]:
         "requested_bytes": e.peak.nbytes,
         "allocated_bytes": int(e.memory.allocated.value),
         "device_bytes": device,
-        "headroom_bytes": hardware.memory_bytes - device,
+        "headroom_bytes": headroom_bytes(e),
         "tokens_per_s": candidate.tokens_per_s or None,
         "hours": candidate.hours(tokens) if candidate.tokens_per_s else None,
         "price": candidate.price(tokens),

@@ -26,8 +26,8 @@ def print_plan(plan: Plan, traded: tuple[Trade, ...], *, tokens: float) -> None:
     )
     if not plan.best:
         print(
-            "nothing fits: no combination of what is left open does; name a larger GPU, a smaller"
-            " model or less context"
+            "nothing fits: no combination of what is left open does, host memory included; not"
+            " searched: other models and formats, several GPUs (--gpus N), less context"
         )
         return
     print("\n".join(_table(plan, tokens)))

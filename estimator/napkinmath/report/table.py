@@ -8,7 +8,8 @@ from napkinmath.base.units import GIB, MIB, format_bytes, format_seconds
 from napkinmath.catalog.gpus import load_gpus
 from napkinmath.ir.ledger import Phase, Role
 from napkinmath.report import curve, words
-from napkinmath.report.components import components_of, headroom
+from napkinmath.report.components import components_of
+from napkinmath.report.margin import in_gib, margin
 from napkinmath.report.palette import BAD, COLORS, GOOD, UNSURE
 from napkinmath.report.parts import LABELS
 from napkinmath.report.screen import (
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from napkinmath.answers.estimate import Estimate
     from napkinmath.answers.figures import Change, Fit, Range
     from napkinmath.answers.throughput import Throughput
-    from napkinmath.config.hardware import Hardware
     from napkinmath.report.components import Component
     from napkinmath.timing.schedule import StepTime
 
@@ -75,6 +75,7 @@ def report_text(
     _components(screen, components_of(estimate))
     _step(screen, estimate)
     _speed(screen, estimate)
+    _remedy(screen, estimate)
     _changes(screen, estimate.changes)
     _fits(screen, estimate)
     for finding in estimate.findings:
@@ -108,47 +109,16 @@ def _head(screen: Screen, e: Estimate) -> None:
 
 def _verdict(screen: Screen, e: Estimate) -> None:
     text, style = _VERDICTS[e.verdict]
-    spare = headroom(e)
-    if e.hardware is not None and spare is not None:
-        how, more = _margin(e, e.hardware, spare)
-        fitting = len(text) + len(how) + len(more) + 8 <= screen.width
-        screen.line(
-            "  ", (text, f"bold {style}"), f"   {how}", (f"   {more}" if fitting else "", "dim")
-        )
+    if e.hardware is not None:
+        how, more = margin(e)
+        screen.line("  ", (text, f"bold {style}"), f"   {how}")
+        if more:
+            screen.flow("", [more], indent=INDENT, style="dim")
     screen.flow("  memory", _memory(e), indent=INDENT)
     if host := words.host_memory(e):
         screen.flow("  host RAM", host, indent=INDENT)
     if measured := words.measured_memory(e):
         screen.flow("  measured", measured, indent=INDENT)
-
-
-def _margin(e: Estimate, hardware: Hardware, spare: Range) -> tuple[str, str]:
-    """(by how much it fits or does not, what is said besides where there is room)."""
-    capacity = f"{_gib(hardware.memory_bytes)} GiB"
-    if e.verdict is not Verdict.FITS and spare.low >= 0:
-        advice = (
-            "" if e.settings.expandable_segments else "try --allocator expandable_segments:True"
-        )
-        return (
-            f"tensors would leave {_gib(spare.value)} of {capacity}, but in pieces too small"
-            " (fragmentation)",
-            advice,
-        )
-    if e.verdict is Verdict.UNKNOWN:
-        return (
-            f"between {_gib(-spare.low)} GiB too much and {_gib(spare.high)} GiB to spare of"
-            f" {capacity}",
-            "",
-        )
-    if e.verdict is not Verdict.FITS:
-        return f"{_gib(-spare.value)} GiB too much for {capacity}", ""
-    cached = hardware.usable_bytes - e.memory.reserved.value
-    return (
-        f"{_gib(spare.value)} GiB to spare of {capacity} ({_gib(spare.low)}-{_gib(spare.high)})",
-        f"{_gib(cached)} beside the allocator's cache"
-        if cached >= 0
-        else "only where the allocator returns its cache, which costs time",
-    )
 
 
 def _memory(e: Estimate) -> list[str]:
@@ -166,7 +136,7 @@ def _memory(e: Estimate) -> list[str]:
 
 
 def _figure(name: str, value: Range) -> str:
-    return f"{name} {_gib(value.value)} ({_gib(value.low)}-{_gib(value.high)})"
+    return f"{name} {in_gib(value.value)} ({in_gib(value.low)}-{in_gib(value.high)})"
 
 
 def _peak(screen: Screen, e: Estimate) -> None:
@@ -309,6 +279,18 @@ def _bounds(time: StepTime, whole: Throughput | None) -> str:
 # ---------------------------------------------------------------- what to change, and where it fits
 
 
+def _remedy(screen: Screen, e: Estimate) -> None:
+    if e.verdict in (Verdict.FITS, Verdict.NOT_ASKED):
+        return
+    found = e.remedy
+    if found is None:
+        text = ["no set of the changes known is enough: a larger GPU, more GPUs or a smaller model"]
+    else:
+        speed = "" if found.speed_ratio is None else f", {_tempo(found.speed_ratio)}"
+        text = [f"{' '.join(found.flags)}   leaves {in_gib(found.headroom_bytes)} GiB{speed}"]
+    screen.flow("  enough", text, indent=INDENT)
+
+
 def _changes(screen: Screen, changes: tuple[Change, ...]) -> None:
     flags = max((len(change.flag) for change in changes), default=0)
     timed = 13 if any(change.speed_ratio is not None for change in changes) else 0
@@ -381,11 +363,6 @@ def _by_size(fits: list[Fit]) -> list[str]:
 
 
 # ---------------------------------------------------------------- numbers
-
-
-def _gib(value: float) -> str:
-    """GiB with as many decimals as a reader needs."""
-    return f"{value / GIB:,.{1 if abs(value) >= 10 * GIB else 2}f}"
 
 
 def _difference(nbytes: int) -> str:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from napkinmath.config.parallel_config import ParallelConfig
     from napkinmath.config.train_config import TrainConfig
     from napkinmath.ir.timeline import Point, Timeline, TimelineSegment
+    from napkinmath.planning.search import Reach
 
 _ADAPTERS = {
     AdapterKind.LORA: "LoRA",
@@ -182,24 +183,21 @@ def rate(estimate: Estimate) -> str:
 
 
 def largest_sizes(estimate: Estimate) -> list[str]:
-    """'batch up to 9 at 2048', 'context up to 18,000 at batch 1': by requested bytes; nothing
-    without a GPU."""
-    if estimate.hardware is None:
-        return []
-    from napkinmath.planning.largest import largest
+    """'batch up to 9 at 2048', 'context up to 18,000 at batch 1': each fits when it is run, one
+    more does not; nothing without a GPU."""
+    from napkinmath.planning.search import reaches
 
-    found = largest(estimate)
-    if found is None:
-        return []
+    return [largest_text(estimate, reach) for reach in reaches(estimate)]
+
+
+def largest_text(estimate: Estimate, reach: Reach) -> str:
+    """One of them."""
     config = estimate.config
-    batch, context = found
-    if not reads_tokens(estimate.step):
-        return [f"batch up to {batch:,}"]
-    largest_batch = f"batch up to {batch:,}" if batch else "no batch"
-    return [
-        f"{largest_batch} at {config.sequence_length}",
-        f"context up to {context:,} at batch {config.micro_batch_size}",
-    ]
+    at = f" at batch {config.micro_batch_size}"
+    if reach.what == "batch":
+        at = f" at {config.sequence_length}" if reads_tokens(estimate.step) else ""
+    text = f"{reach.what} up to {reach.size:,}" if reach.size else f"no {reach.what}"
+    return f"{text}{at}" + (" (some larger ones fit too)" if reach.uneven else "")
 
 
 def _recompute(config: TrainConfig) -> str:

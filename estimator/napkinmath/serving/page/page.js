@@ -114,7 +114,7 @@ function show({ report }) {
   const words = { "fits": ["FITS", "fits"], "does not fit": ["DOES NOT FIT", "not"], "cannot tell": ["CANNOT TELL", "unknown"], "no device named": ["no GPU named", ""] }[report.verdict];
   $("verdict").textContent = `${words[0]}${machine}${spare(report)}`;
   $("verdict").className = words[1];
-  $("spare").textContent = report.headroom ? "What is too much or to spare counts what only the allocator's cache holds as given back." : "";
+  $("spare").textContent = report.headroom && report.returnable_bytes ? `The allocator's cache could give back ${gib(report.returnable_bytes)} GiB more.` : "";
   fill($("figures"), ...["allocated", "reserved", "device"].flatMap((n) => { const d = make("div"); d.append(make("dt", `${n}, GiB`), make("dd", span(report.memory[n]))); return [d]; }));
   components(report.components);
   const t = report.time;
@@ -124,8 +124,7 @@ function show({ report }) {
 
 function spare({ headroom, verdict }) {
   if (!headroom) return "";
-  if (verdict !== "fits" && headroom.low >= 0) return `: tensors would leave ${gib(headroom.value)} GiB, but in pieces too small`;
-  if (verdict === "cannot tell") return `: between ${gib(-headroom.low)} GiB too much and ${gib(headroom.high)} GiB to spare`;
+  if (verdict === "cannot tell" && headroom.low < 0 && headroom.high > 0) return `: between ${gib(-headroom.low)} GiB too much and ${gib(headroom.high)} GiB to spare`;
   return `, ${gib(Math.abs(headroom.value))} GiB ${headroom.value < 0 ? "too much" : "to spare"}`;
 }
 
@@ -187,7 +186,7 @@ function details(more) {
   fill($("operations"), ...more.operations.map((o) => { const li = make("li"); li.append(make("code", `${(1e3 * o.seconds).toPrecision(3)} ms ${o.phase}: ${o.formula}`), make("span", o.what, { class: "what" })); return li; }));
   fill($("changes").tBodies[0], ...more.changes.map((c) => { const tr = make("tr"), first = make("td", c.meaning); first.append(make("span", c.flag, { class: "what" })); tr.append(first, make("td", gib(c.saved_bytes), { class: "number" }), make("td", c.speed_ratio ? percent(c.speed_ratio - 1) : "", { class: "number" }), user(`Use ${c.flag}`, () => { setFlags(c.flag); settle(); })); return tr; }));
   fill($("findings"), ...more.findings.map((f) => make("li", f.text)));
-  const fitting = more.fits_on.filter((f) => f.verdict === "fits").map((f) => `${f.gpu} (+${gib(f.headroom_bytes)})`);
+  const fitting = more.fits_on.filter((f) => f.verdict === "fits").map((f) => f.headroom_bytes === null ? f.gpu : `${f.gpu} (+${gib(f.headroom_bytes)})`);
   $("fits").textContent = fitting.slice(0, 12).join(", ") + (fitting.length > 12 ? ` and ${fitting.length - 12} larger ones` : "") || "none of the catalogued GPUs alone";
 }
 

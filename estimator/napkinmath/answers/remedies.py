@@ -1,0 +1,165 @@
+"""What would make a step fit: the smallest set of changes that is enough, and what it costs.
+
+Sets grow by one change at a time. Of each size the few with the lowest peaks are grown further, so
+sets of one are all tried and larger ones almost all that could do. Changes that keep what is
+trained come first, other methods next, offloading last.
+"""
+
+from __future__ import annotations
+
+from napkinmath.answers.changes import CANDIDATES, Candidate, halved
+from napkinmath.answers.figures import Remedy, Verdict
+from napkinmath.answers.ranges import headroom_bytes
+from napkinmath.answers.verdict import room_for
+from napkinmath.base.errors import InputError
+from napkinmath.config.parallel_config import DataParallel
+from napkinmath.config.train_config import (
+    AdapterConfig,
+    QuantizationConfig,
+    RecomputeConfig,
+    RecomputeKind,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from napkinmath.answers.estimate import Estimate
+    from napkinmath.config.train_config import TrainConfig
+
+MOST_CHANGES = 5
+GROWN = 4  # sets of each size that are grown further
+VERIFIED = 3  # sets of each size whose allocator is replayed, fastest first
+METHODS = ("--lora", "--qlora")
+_WHOLE = (DataParallel.DP, DataParallel.DDP)  # engines that have no offloading of their own
+
+
+def _smallest_batch(c: TrainConfig) -> TrainConfig | None:
+    found = None
+    while (smaller := halved(found or c)) is not None:
+        found = smaller
+    return found
+
+
+def _quantized(c: TrainConfig) -> TrainConfig | None:
+    if c.quantization is not None:
+        return None
+    return c.replace(
+        adapter=c.adapter or AdapterConfig(),
+        quantization=QuantizationConfig(),
+        recompute=RecomputeConfig(kind=RecomputeKind.FULL),
+    )
+
+
+def _offloaded(c: TrainConfig) -> TrainConfig | None:
+    if c.parallel.data_parallel in _WHOLE or c.offload.parameters:
+        return None
+    return c.replace(offload=c.offload.replace(optimizer=True, parameters=True))
+
+
+_KEEPING = (
+    *(c for c in CANDIDATES if c.flag not in METHODS and not c.flag.startswith("--bs")),
+    Candidate("--bs {bs} --grad-accum {accum}", "a smaller batch, accumulated", _smallest_batch),
+)
+_METHODS = (
+    *(candidate for candidate in CANDIDATES if candidate.flag == "--lora"),
+    Candidate("--qlora --checkpointing full", "4-bit base weights under adapters", _quantized),
+)
+_OFFLOADING = (
+    Candidate("--offload optimizer,parameters", "states and weights in host memory", _offloaded),
+)
+LEVELS = (_KEEPING, (*_KEEPING, *_METHODS), (*_KEEPING, *_METHODS, *_OFFLOADING))
+
+
+class _Tried:
+    """A set of changes: the configuration it makes and its peak in requested bytes."""
+
+    __slots__ = ("changes", "config", "peak")
+
+    def __init__(self, changes: tuple[Candidate, ...], config: TrainConfig, peak: int) -> None:
+        self.changes, self.config, self.peak = changes, config, peak
+
+
+def remedy(e: Estimate) -> Remedy | None:
+    """The smallest set of changes under which the step surely fits its GPU; None where it fits as
+    it is, where no GPU is named, or where no set of those known is enough."""
+    if e.verdict in (Verdict.FITS, Verdict.NOT_ASKED):
+        return None
+    for candidates in LEVELS:
+        sets = [_Tried((), e.config, e.peak.nbytes)]
+        for _ in range(MOST_CHANGES):
+            sets = _grown(e, sets, candidates)
+            found = _first_that_fits(e, sets)
+            if found is not None:
+                return found
+            sets = sets[:GROWN]
+    return None
+
+
+def _grown(e: Estimate, sets: list[_Tried], candidates: tuple[Candidate, ...]) -> list[_Tried]:
+    """Each set with one change more, lowest peak first; the same configuration once."""
+    found: dict[TrainConfig, _Tried] = {}
+    for tried in sets:
+        for candidate in candidates:
+            config = None if candidate in tried.changes else candidate.apply(tried.config)
+            if config is None or config in found:
+                continue
+            try:
+                saved = e.compared(config)[0]
+            except InputError:
+                continue  # the family or the mesh refuses this change
+            peak = e.peak.nbytes - saved
+            if peak < tried.peak:
+                found[config] = _Tried((*tried.changes, candidate), config, peak)
+    return sorted(found.values(), key=lambda tried: tried.peak)
+
+
+def _first_that_fits(e: Estimate, sets: list[_Tried]) -> Remedy | None:
+    """The fastest of the sets whose requested bytes would go in, as far as a replay confirms it."""
+    assert e.hardware is not None
+    room = room_for(e.hardware, sure=True)
+    likely = [tried for tried in sets if tried.peak <= room][: 2 * VERIFIED]
+    answers = [(e.under(t.config, e.compared(t.config)[1]), t.changes) for t in likely]
+    before = e.priced_time.tokens_per_s if e.priced_time is not None else None
+    answers.sort(key=lambda item: -(_speed(item[0], before) or 0))
+    for other, changes in answers:
+        if other.verdict is Verdict.FITS:
+            other = _with_largest_batch(e, other)
+            return Remedy(
+                flags=_flags(changes, other.config),
+                headroom_bytes=headroom_bytes(other) or 0,
+                speed_ratio=_speed(other, before),
+            )
+    return None
+
+
+def _speed(e: Estimate, before: float | None) -> float | None:
+    """Tokens a second as a ratio."""
+    time = e.priced_time
+    return time.tokens_per_s / before if before and time is not None else None
+
+
+def _with_largest_batch(e: Estimate, fitting: Estimate) -> Estimate:
+    """The same set with the largest batch that still fits, where the batch is one of its changes:
+    the estimate's own, halved as often as it takes."""
+    halves, found = e.config, fitting.config
+    while (
+        smaller := halved(halves)
+    ) is not None and smaller.micro_batch_size != found.micro_batch_size:
+        halves = smaller
+        config = found.replace(
+            micro_batch_size=smaller.micro_batch_size,
+            gradient_accumulation_steps=smaller.gradient_accumulation_steps,
+        )
+        other = e.under(config, e.compared(config)[1])
+        if other.verdict is Verdict.FITS:
+            return other
+    return fitting
+
+
+def _flags(changes: tuple[Candidate, ...], config: TrainConfig) -> tuple[str, ...]:
+    """The changes as flags, the method first, with the sizes of the configuration that they
+    make."""
+    sizes = {"bs": config.micro_batch_size, "accum": config.gradient_accumulation_steps}
+    found = [candidate.flag.format(**sizes) for candidate in changes]
+    if any(flag.startswith("--qlora") for flag in found):
+        found = [flag for flag in found if flag not in ("--lora", "--checkpointing full")]
+    return tuple(sorted(found, key=lambda flag: not flag.startswith(METHODS)))

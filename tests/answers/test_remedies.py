@@ -1,0 +1,92 @@
+"""What would make a step fit: the flags printed, added to the command, do; no smaller set does."""
+
+from __future__ import annotations
+
+import pytest
+from napkinmath.answers.remedies import LEVELS
+from napkinmath.base.errors import InputError
+from napkinmath.cli.main import main
+from napkinmath.estimate import Verdict
+from napkinmath.inputs.jobs import priced
+
+COMMANDS = {
+    "full on one card": "--model llama-3.1-8b --gpu rtx4090",
+    "a large batch": "--model llama-3.1-8b --lora --gpu rtx4090 --bs 8",
+    "over two cards": "--model llama-3.1-70b --gpus 2xrtx3090 --ctx 512",
+    "small model, large batch": "--model gpt2 --gpu t4 --bs 64",
+    "scores kept": "--model qwen3-0.6b --lora --attention eager --gpu rtx3060-12 --bs 4 --ctx 2048",
+    "cannot tell": "--model llama-3.1-8b --gpu h100 --ctx 3600",
+}
+
+
+def options_of(words: list[str]) -> dict[str, object]:
+    found: dict[str, object] = {}
+    at = 0
+    while at < len(words):
+        name = words[at].removeprefix("--").replace("-", "_")
+        if name in ("lora", "qlora"):
+            found["method"] = name
+        elif at + 1 < len(words) and not words[at + 1].startswith("--"):
+            found[name] = words[at + 1]
+            at += 1
+        else:
+            found[name] = True
+        at += 1
+    return found
+
+
+def replaced(words: list[str], flags: list[str]) -> list[str]:
+    """The command with the flags in the place of those of the same name."""
+    names = {flag for flag in flags if flag.startswith("--")}
+    kept: list[str] = []
+    for at, word in enumerate(words):
+        owner = word if word.startswith("--") else words[at - 1]
+        is_method = word in ("--lora", "--full") and names & {"--lora", "--qlora"}
+        if owner not in names and not is_method:
+            kept.append(word)
+    return [*kept, *flags]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_flags_printed_are_enough(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = COMMANDS[name].split()
+    assert main(words) in (1, 3)
+    line = next(x for x in capsys.readouterr().out.splitlines() if x.startswith("  enough"))
+    flags = line.removeprefix("  enough").split("   leaves")[0].split()
+    assert main(replaced(words, flags)) == 0
+    left = line.split("leaves ")[1].split(" GiB")[0]
+    assert f"{left} GiB to spare" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_single_change_of_its_kind_is_enough_where_several_are_said(name: str) -> None:
+    options = options_of(COMMANDS[name].split())
+    if "gpu" in options:
+        options["gpu"] = [options["gpu"]]
+    e = priced(options, [])[0]
+    assert e.remedy is not None
+    if len(e.remedy.flags) == 1:
+        return
+    level = next(level for level in LEVELS if any(_names(c.flag, e.remedy.flags) for c in level))
+    for candidate in level:
+        config = candidate.apply(e.config)
+        if config is None:
+            continue
+        try:
+            other = e.under(config, e.compared(config)[1])
+        except InputError:
+            continue
+        assert other.verdict is not Verdict.FITS, candidate.flag
+
+
+def _names(flag: str, flags: tuple[str, ...]) -> bool:
+    return any(found.split()[0] == flag.split()[0] for found in flags)
+
+
+def test_nothing_is_advised_where_it_fits_or_nothing_helps(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert priced({"model": "gpt2", "gpu": ["h100"]}, [])[0].remedy is None
+    assert priced({"model": "gpt2"}, [])[0].remedy is None
+    assert main(["--model", "llama-3.1-405b", "--gpu", "rtx4090"]) == 1
+    assert "no set of the changes known is enough" in capsys.readouterr().out
