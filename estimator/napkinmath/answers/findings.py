@@ -21,6 +21,7 @@ def findings(e: Estimate) -> tuple[Finding, ...]:
     found = [
         finding
         for rule in (
+            _withheld,
             _too_long,
             _no_flash,
             _inactive_checkpointing,
@@ -34,6 +35,17 @@ def findings(e: Estimate) -> tuple[Finding, ...]:
         if (finding := rule(e)) is not None
     ]
     return tuple(sorted(found, key=lambda f: -f.nbytes))
+
+
+def _withheld(e: Estimate) -> Finding | None:
+    if not e.withheld:
+        return None
+    way = (
+        "measure the speeds again on an idle device with `estimate calibrate`"
+        if e.calibration is not None
+        else "report this configuration"
+    )
+    return Finding(text=f"time is withheld: {e.withheld}; {way}")
 
 
 def _too_long(e: Estimate) -> Finding | None:

@@ -66,11 +66,20 @@ def memory_ranges(e: Estimate, doubt: tuple[float, float] = (0.0, 0.0)) -> Memor
             value=allocated,
             high=allocated * (1 + ALLOCATED.base + above),
         ),
-        reserved=reserved,
-        device=Range(
-            low=shown.low + context, value=shown.value + context, high=shown.high + context
+        reserved=_held(reserved, e.hardware.usable_range[1] if e.hardware is not None else None),
+        device=_held(
+            Range(low=shown.low + context, value=shown.value + context, high=shown.high + context),
+            e.hardware.memory_bytes if e.hardware is not None else None,
         ),
     )
+
+
+def _held(span: Range, most: int | None) -> Range:
+    """No device holds more than it has, so the span of a figure that it has room for ends there; a
+    figure beyond says what a run would need."""
+    if most is None or span.value > most:
+        return span
+    return span.replace(high=min(span.high, float(most)))
 
 
 def reserved_range(books: Replay, logits: int, spread: Spread, below: float, above: float) -> Range:

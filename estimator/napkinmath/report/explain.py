@@ -177,7 +177,7 @@ def _time(screen: Screen, e: Estimate) -> None:
     screen.line("")
     screen.line(("time", "bold"), " of one step: seconds = calls x FLOP or bytes moved a call")
     if time is None:
-        screen.line("  name a GPU with --gpu to price time")
+        screen.flow("", [words.no_time(e)], indent=2)
         return
     seconds = {p.phase.value: p for p in time.phases}
     for phase, entries in cost_entries(e).items():

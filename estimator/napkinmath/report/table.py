@@ -275,7 +275,7 @@ COLORS_OF_SPARK = GOOD
 def _speed(screen: Screen, e: Estimate) -> None:
     time = e.time
     if time is None:
-        screen.flow("  speed", ["name a GPU with --gpu to price time"], indent=INDENT)
+        screen.flow("  speed", [words.no_time(e)], indent=INDENT)
         return
     whole = e.throughput
     several = whole is not None and whole.gpus > 1

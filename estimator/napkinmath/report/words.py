@@ -171,6 +171,15 @@ def _batch(estimate: Estimate) -> str:
     )
 
 
+def no_time(estimate: Estimate) -> str:
+    """Why an estimate has no time."""
+    if estimate.withheld:
+        return f"withheld: {estimate.withheld}"
+    if estimate.hardware is not None:
+        return f"{printable(estimate.hardware.gpu.name)} has no known speed"
+    return "name a GPU with --gpu to price time"
+
+
 def rate(estimate: Estimate) -> str:
     """Tokens a second, or images where the model reads nothing else."""
     time = estimate.time
