@@ -226,7 +226,7 @@ def test_wrapping_breaks_between_words_and_inside_endless_ones() -> None:
     assert cut([("abc", ""), ("defgh", "bold")], 6) == [("abc", ""), ("de…", "bold")]
 
 
-@pytest.mark.parametrize("precision", [Precision.BF16, Precision.FP16_AMP])
+@pytest.mark.parametrize("precision", [Precision.BF16, Precision.FP16])
 def test_a_gpu_without_bf16_is_never_named_unmarked_for_it(precision: Precision) -> None:
     """'also fits' and 'perhaps' name such GPUs after the others of their size, with a mark."""
     config = TrainConfig(adapter=AdapterConfig(), precision=precision, sequence_length=64)
