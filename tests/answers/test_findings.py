@@ -87,3 +87,31 @@ def test_flash_attn_refuses_fp32_and_old_gpus() -> None:
     assert "compute capability" not in said(
         estimate("mistral-7b", attention=Attention.FLASH2, hardware="a100-80")
     )
+
+
+@pytest.mark.parametrize("gpu", ["T4", "V100"])
+@pytest.mark.parametrize(
+    ("adapter", "advised"), [(None, "fp16-amp"), (AdapterConfig(), "fp16-autocast")]
+)
+def test_a_gpu_without_bf16_is_told_the_fp16_that_runs_and_needs_least(
+    gpu: str, adapter: AdapterConfig | None, advised: str
+) -> None:
+    config = TrainConfig(adapter=adapter, sequence_length=64)
+    texts = [f.text for f in estimate("tinyllama-1.1b", config, hardware=gpu).findings]
+    text = next(t for t in texts if "no matrix units for bf16" in t)
+    assert f"--precision {advised}," in text
+    assert "scaled" in text
+    assert "65,504" in text
+    followed = config.replace(precision=Precision(advised))
+    again = [f.text for f in estimate("tinyllama-1.1b", followed, hardware=gpu).findings]
+    assert not any("matrix units" in t or "loss scaling" in t for t in again)
+
+
+def test_fp16_gradients_without_scaling_are_named() -> None:
+    def named(config: TrainConfig) -> bool:
+        e = estimate("tinyllama-1.1b", config.replace(sequence_length=64), hardware="V100")
+        return any("no loss scaling" in f.text for f in e.findings)
+
+    assert named(TrainConfig(precision=Precision.FP16))
+    assert not named(TrainConfig(precision=Precision.FP16_AMP))
+    assert not named(TrainConfig(precision=Precision.FP16, adapter=AdapterConfig()))

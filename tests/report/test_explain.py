@@ -5,12 +5,19 @@ from __future__ import annotations
 import math
 import re
 from fractions import Fraction
+from typing import Any
 
 import pytest
-from napkinmath.report.components import components_at, held_by_component
+from napkinmath.base.expr import Bindings
+from napkinmath.config.train_config import TrainConfig
+from napkinmath.config.workload_config import Workload, WorkloadKind
+from napkinmath.estimate import Estimate, estimate
+from napkinmath.memory.simulate import run_order, steps_priced
+from napkinmath.models.families import read_config
+from napkinmath.report.components import components_at, components_of, held_by_component
 from napkinmath.report.entries import Scopes, cost_entries, formula_of, stored_bytes, tensor_entries
 from napkinmath.report.explain import explanation_text
-from priced import CONFIGS, priced
+from priced import CONFIGS, LLAMA_7B, priced
 
 
 def evaluate(numbers: str) -> Fraction:
@@ -112,3 +119,60 @@ def test_the_explanation_without_a_gpu_has_no_times() -> None:
 
 def test_ascii_terminals_get_ascii() -> None:
     assert explanation_text(priced("qlora"), unicode=False).isascii()
+
+
+# two models of equal sizes by other letters: a·dh, k·dh and h·h are the same numbers
+NARROW_HEADS = {"num_attention_heads": 64}
+WIDE = {"hidden_size": 5120, "num_attention_heads": 40, "intermediate_size": 13824}
+
+
+def taught(**own: int) -> Estimate:
+    """A student with numbers of its own beside a teacher with 32 heads of 128."""
+    workload = Workload(kind=WorkloadKind.DISTILL, teacher="llama-7b")
+    return estimate({**LLAMA_7B, **own}, TrainConfig(workload=workload), hardware="H200")
+
+
+def two_towers() -> Estimate:
+    """One model whose second half has heads of its own, of the same size in all."""
+    spec = read_config(LLAMA_7B)
+    at, layers = next((i, s) for i, s in enumerate(spec.stages) if s.count == 32)
+    own = (("a", 64), ("k", 64), ("dh", 64))
+    towers = layers.replace(count=16), layers.replace(count=16, path="tower.layers", symbols=own)
+    stages = (*spec.stages[:at], *towers, *spec.stages[at + 1 :])
+    return estimate(spec.replace(stages=stages), hardware="H200")
+
+
+def test_of_two_models_of_equal_sizes_each_is_explained_by_its_own_letters() -> None:
+    for e in (taught(**NARROW_HEADS), two_towers()):
+        held = held_by_component(e.timeline, e.peak)["weights.layers"]
+        projections = [t for t, _ in held if "q_proj" in t.module]
+        numbers = {formula_of(t, Scopes(e))[1] for t in projections}
+        assert {text.partition(" ")[0] for text in numbers} == {"32·128·4096", "64·64·4096"}
+        assert "another model or tower: a = " in explanation_text(e)
+
+
+@pytest.mark.parametrize("model", ["two models", "two towers", "images", "plain"])
+def test_a_tensor_keeps_the_bindings_of_its_segment(model: str) -> None:
+    if model == "two models":
+        e = taught(**NARROW_HEADS)
+    else:
+        e = two_towers() if model == "two towers" else estimate(ONE_TOWER[model])
+    top = Bindings(e.step.symbols)
+    order, _ = run_order(e.step, steps=steps_priced(e.config))
+    for segment, drawn in zip(order, e.timeline.segments, strict=True):
+        own = top.extended(dict(segment.symbols)).values
+        for action, index in drawn.events:
+            if action == "+":
+                bindings = e.timeline.tensors[index].bindings
+                assert bindings is not None
+                assert bindings.values == own, (segment.name, index)
+
+
+ONE_TOWER: dict[str, Any] = {"images": "pixtral-12b", "plain": LLAMA_7B}
+
+
+def test_a_row_counts_the_elements_of_every_model() -> None:
+    """A teacher of another width has parameters of the student's names."""
+    rows = components_of(taught(**WIDE))
+    row = next(row for row in rows if row.key == "weights.layers")
+    assert row.origin.endswith(" x 2 B"), row.origin

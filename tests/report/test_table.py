@@ -8,7 +8,8 @@ import re
 import pytest
 from napkinmath.answers.ranges import headroom_bytes
 from napkinmath.base.units import GIB
-from napkinmath.estimate import Verdict
+from napkinmath.config.train_config import AdapterConfig, Precision, TrainConfig
+from napkinmath.estimate import Verdict, estimate
 from napkinmath.inputs.jobs import priced as priced_options
 from napkinmath.planning.grid import figures
 from napkinmath.report.components import components_of
@@ -120,6 +121,7 @@ def test_each_verdict_has_its_words(
     verdict: Verdict, gpu: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     e = priced("qlora", gpu)
+    assert e.memory  # cached under its own verdict, for whoever prices the same
     monkeypatch.setattr(e, "verdict", verdict)
     assert words in report_text(e, width=160)
 
@@ -250,3 +252,14 @@ def test_wrapping_breaks_between_words_and_inside_endless_ones() -> None:
     assert wrap("x" * 10, 4) == ["xxxx", "xxxx", "xx"]
     assert wrap("", 4) == [""]
     assert cut([("abc", ""), ("defgh", "bold")], 6) == [("abc", ""), ("de…", "bold")]
+
+
+@pytest.mark.parametrize("precision", [Precision.BF16, Precision.FP16])
+def test_a_gpu_without_bf16_is_never_named_unmarked_for_it(precision: Precision) -> None:
+    """'also fits' and 'perhaps' name such GPUs after the others of their size, with a mark."""
+    config = TrainConfig(adapter=AdapterConfig(), precision=precision, sequence_length=64)
+    said = report_text(estimate("tinyllama-1.1b", config, hardware="H100"), width=200)
+    without = ("RTX 2060", "RTX 2080 Ti")
+    for name in without:
+        assert name in said
+        assert (f"{name} (no bf16)" in said) == (precision is Precision.BF16)

@@ -9,8 +9,10 @@ from napkinmath.answers.changes import changes
 from napkinmath.answers.figures import Verdict
 from napkinmath.answers.findings import findings
 from napkinmath.answers.parameters import count_parameters
+from napkinmath.answers.possible import impossible_memory, impossible_time
 from napkinmath.answers.ranges import memory_ranges
 from napkinmath.answers.verdict import fits_on, verdict_on
+from napkinmath.base.errors import ImpossibleFigure
 from napkinmath.config.parallel_config import PipelineSchedule
 from napkinmath.lowering.choices import resolve
 from napkinmath.memory.pipeline_ranks import PipelineRanks, WholeModel, stage_figures
@@ -109,8 +111,12 @@ class Estimate:
 
     @cached_property
     def memory(self) -> Memory:
-        """Requested, allocated, reserved and device peaks with their ranges."""
-        return memory_ranges(self)
+        """Requested, allocated, reserved and device peaks with their ranges. Raises
+        ImpossibleFigure for what no memory can be."""
+        found = memory_ranges(self)
+        if broken := impossible_memory(found):
+            raise ImpossibleFigure(f"memory of {self.spec.name} is withheld: {broken}")
+        return found
 
     @cached_property
     def breakdown(self) -> dict[Role, int]:
@@ -167,7 +173,16 @@ class Estimate:
     @cached_property
     def time(self) -> StepTime | None:
         """The steady step's time, by its measured layers where a calibration has them; None where
-        the hardware has no known speed."""
+        the hardware has no known speed, or where the time is impossible (`withheld`)."""
+        return None if self.withheld else self._time
+
+    @cached_property
+    def withheld(self) -> str:
+        """Why the time is withheld: the rule that it breaks; empty where it is possible."""
+        return impossible_time(self._time) if self._time is not None else ""
+
+    @cached_property
+    def _time(self) -> StepTime | None:
         priced, layers = self.priced_time, self.measured_layers
         if priced is None or layers is None:
             return priced

@@ -21,10 +21,12 @@ def findings(e: Estimate) -> tuple[Finding, ...]:
     found = [
         finding
         for rule in (
+            _withheld,
             _too_long,
             _no_flash,
             _inactive_checkpointing,
             _no_bf16,
+            _scaled_loss,
             _whole_experts,
             _wide_adapters,
             _step_peak,
@@ -34,6 +36,17 @@ def findings(e: Estimate) -> tuple[Finding, ...]:
         if (finding := rule(e)) is not None
     ]
     return tuple(sorted(found, key=lambda f: -f.nbytes))
+
+
+def _withheld(e: Estimate) -> Finding | None:
+    if not e.withheld:
+        return None
+    way = (
+        "measure the speeds again on an idle device with `estimate calibrate`"
+        if e.calibration is not None
+        else "report this configuration"
+    )
+    return Finding(text=f"time is withheld: {e.withheld}; {way}")
 
 
 def _too_long(e: Estimate) -> Finding | None:
@@ -94,7 +107,30 @@ def _no_bf16(e: Estimate) -> Finding | None:
     return Finding(
         text=(
             f"{e.hardware.gpu.name} has no matrix units for bf16, which runs without them or fails:"
-            " use --precision fp16-amp"
+            f" use --precision {_in_fp16(e)}, whose loss is scaled, since fp16 ends at 65,504 and"
+            " loses gradients below 6e-8"
+        )
+    )
+
+
+def _in_fp16(e: Estimate) -> str:
+    """The fp16 precision that needs least: the scaler refuses fp16 gradients, so whole fine-tuning
+    keeps fp32 weights (torch amp/grad_scaler.py unscale_, "Attempting to unscale FP16 gradients").
+    """
+    config = e.config
+    light = config.adapter is not None and config.adapter.dtype not in ("bf16", "fp16")
+    return Precision.FP16_AUTOCAST.value if light else Precision.FP16_AMP.value
+
+
+def _scaled_loss(e: Estimate) -> Finding | None:
+    if e.config.precision is not Precision.FP16 or e.config.quantization is not None:
+        return None
+    if e.config.adapter is not None:
+        return None
+    return Finding(
+        text=(
+            "fp16 weights with fp16 gradients take no loss scaling, so gradients below 6e-8 are"
+            " lost and values above 65,504 overflow: --precision fp16-amp scales the loss"
         )
     )
 

@@ -3,6 +3,7 @@ way out.
 
 NapkinError            base; library code raises, only the command line prints
 ├── InputError         bad input (exit code 2)
+├── ImpossibleFigure  a figure that cannot be, withheld (exit code 2)
 └── DoesNotFit         raised by the pre-flight check when even the optimistic end of the range cannot fit (exit code 1)
 """
 
@@ -17,6 +18,10 @@ class NapkinError(Exception):
 
 class InputError(NapkinError, ValueError):
     """The input cannot be understood or contradicts itself."""
+
+
+class ImpossibleFigure(NapkinError):
+    """A figure came out as nothing can be; the message names the rule that it breaks."""
 
 
 class DoesNotFit(NapkinError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 
+from napkinmath.base.installing import pip_install
 from napkinmath.base.record import Record
 from napkinmath.cli.flags import DEBUG, ON
 from napkinmath.cli.parser import Parser
@@ -22,20 +23,20 @@ _PARSER = Parser(
 _WANTED = {
     "yaml": ("job files in YAML", "pip install pyyaml", "PyYAML"),
     "numpy": ("sweep, batch, plan", "pip install numpy", "numpy"),
-    "matplotlib": ("PNG and plots", "pip install 'napkinmath[plots]'", "matplotlib"),
-    "pandas": ("DataFrames", "pip install 'napkinmath[plots]'", "pandas"),
+    "matplotlib": ("PNG and plots", pip_install("plots"), "matplotlib"),
+    "pandas": ("DataFrames", pip_install("plots"), "pandas"),
     "pyarrow": ("Parquet", "pip install pyarrow", "pyarrow"),
     "rich": ("the profiler's tables", "pip install rich", "rich"),
-    "torch": ("trace, measure, calibrate", "pip install 'napkinmath[profiler]'", "torch"),
-    "transformers": ("trace, measure", "pip install 'napkinmath[profiler]'", "transformers"),
-    "peft": ("tracing adapters", "pip install 'napkinmath[profiler]'", "peft"),
+    "torch": ("trace, measure, calibrate", pip_install("profiler"), "torch"),
+    "transformers": ("trace, measure", pip_install("profiler"), "transformers"),
+    "peft": ("tracing adapters", pip_install("profiler"), "peft"),
     "bitsandbytes": (
         "tracing 4- and 8-bit weights",
-        "pip install 'napkinmath[profiler]'",
+        pip_install("profiler"),
         "bitsandbytes",
     ),
-    "accelerate": ("tracing the Trainer", "pip install 'napkinmath[profiler]'", "accelerate"),
-    "triton": ("the training kernels", "pip install 'napkinmath[kernels]'", "triton"),
+    "accelerate": ("tracing the Trainer", pip_install("profiler"), "accelerate"),
+    "triton": ("the training kernels", pip_install("kernels"), "triton"),
 }
 
 

@@ -6,7 +6,7 @@ import sys
 
 from napkinmath.base.errors import InputError, shown
 from napkinmath.cli.commands import COMMANDS
-from napkinmath.cli.flags import SHARED, TEXT
+from napkinmath.cli.flags import ON, SHARED, TEXT
 from napkinmath.cli.parser import Parser
 
 TYPE_CHECKING = False
@@ -20,6 +20,7 @@ _DESCRIPTION = (
     "What one training step of a language model costs in memory and time, what it is made of, and"
     " on which GPUs it fits."
 )
+_FILES = ("files", ((("--force",), ON, "", "replace the --timeline file if it is there"),))
 _MONEY = (
     "money",
     (
@@ -39,14 +40,14 @@ def run(argv: Sequence[str]) -> int:
     options = _parser().parse(argv)
     _check_output(options)
     notes: list[str] = []
-    price = options.pop("price", None)
+    price, force = options.pop("price", None), bool(options.pop("force", False))
     estimates = make_estimates(options, notes)
     if price is not None:
         from napkinmath.base import values
 
         each = values.number(price, "--price", low=0.0, high=1e6)
         estimates = [e.with_price(each) for e in estimates]
-    _print(estimates, options)
+    _print(estimates, options, force=force)
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     return _exit_code(estimates)
@@ -76,7 +77,7 @@ def _parser() -> Parser:
     return Parser(
         "estimate",
         _DESCRIPTION,
-        (*SHARED, _MONEY),
+        (*SHARED, _FILES, _MONEY),
         positional=(
             "job",
             "JOB",
@@ -115,7 +116,7 @@ def _check_output(options: dict[str, Any]) -> None:
         raise InputError(f"--timeline {shown(file)} shows one step; give one --gpu")
 
 
-def _print(estimates: list[Estimate], options: dict[str, Any]) -> None:
+def _print(estimates: list[Estimate], options: dict[str, Any], *, force: bool) -> None:
     if "export" in options:
         from napkinmath.cli.exporting import write_export
 
@@ -130,7 +131,7 @@ def _print(estimates: list[Estimate], options: dict[str, Any]) -> None:
     if "timeline" in options:
         from napkinmath.report.plot import write_timeline
 
-        write_timeline(estimates[0], options["timeline"])
+        write_timeline(estimates[0], options["timeline"], force=force)
     if "json" in options:
         from napkinmath.report.json_report import to_json
 

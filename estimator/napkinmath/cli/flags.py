@@ -120,7 +120,7 @@ STEP: tuple[Row, ...] = (
         TEXT,
         "NAME",
         (
-            "bf16, bf16-amp, bf16-autocast, fp16, fp16-amp, fp32, tf32, fp8, fp8-block"
+            "bf16, bf16-amp, bf16-autocast, fp16, fp16-amp, fp16-autocast, fp32, tf32, fp8, fp8-block"
             " [bf16-autocast: the Trainer's bf16=True]"
         ),
     ),

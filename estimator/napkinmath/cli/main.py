@@ -112,9 +112,11 @@ def _load(name: str, target: str) -> Callable[[list[str]], int | None]:
                 " what is"
             ) from None
         if package in EXTRAS:
+            from napkinmath.base.installing import pip_install
+
             raise InputError(
-                f"command {shown(name)} needs {missing or package}; install it with: pip install"
-                f" 'napkinmath[{EXTRAS[package]}]'"
+                f"command {shown(name)} needs {missing or package}; install it with:"
+                f" {pip_install(EXTRAS[package])}"
             ) from None
         raise
     except AttributeError:

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from napkinmath.answers.estimate import Estimate
 
 
+_KEPT = ("sdpa", "linear", "o_proj")  # what is worth keeping, and is named alike in many models
+
+
 def priced(options: Mapping[str, object], notes: list[str]) -> list[Estimate]:
     """One estimate, or one for each GPU named; `notes` receives what was decided for the user.
     Raises InputError."""
@@ -64,18 +67,25 @@ def _refuse_idle(e: Estimate, options: Mapping[str, object]) -> None:
             f"--images {shown(options['images'])}: {e.spec.name} reads no images; leave it out"
         )
     if e.config.recompute.kind is RecomputeKind.SELECTIVE and e.step.policy.recomputes:
-        keep = e.config.recompute.keep
-        if not any(
-            is_kept(op, keep)
-            for run in e.step.runs
-            if run.stage.checkpointed
-            for op in run.block.ops
-        ):
-            *others, last = (word for word in ("sdpa", "linear", "o_proj") if word not in keep)
-            raise InputError(
-                f"--checkpointing selective:{','.join(keep)} names no operation of {e.spec.name};"
-                f" use e.g. {', '.join(others)} or {last}"
-            )
+        _refuse_nothing_kept(e)
+
+
+def _refuse_nothing_kept(e: Estimate) -> None:
+    """Raises where selective checkpointing names no operation of the model; the hint names those
+    that it has."""
+    ops = [op for run in e.step.runs if run.stage.checkpointed for op in run.block.ops]
+
+    def is_there(*names: str) -> bool:
+        return any(is_kept(op, names) for op in ops)
+
+    keep = e.config.recompute.keep
+    if is_there(*keep):
+        return
+    others = [f"--checkpointing selective:{name}" for name in _KEPT if is_there(name)]
+    raise InputError(
+        f"selective checkpointing keeps {shown(', '.join(keep))}, which {e.spec.name} does not run"
+        f" here; use {' or '.join([*others, '--checkpointing full'])}"
+    )
 
 
 def _refuse_untrained(e: Estimate) -> None:

@@ -16,13 +16,17 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from napkinmath.base.expr import Bindings
+
 
 class TensorInfo:
     """A row of the tensor table: `requested` is `nbytes` rounded up to 512 B; `host_bytes` is what
-    it takes of the host's memory, or of unified memory if `managed`."""
+    it takes of the host's memory, or of unified memory if `managed`; `bindings` are those under which
+    `axes` give its bytes, None where no axes are known."""
 
     __slots__ = (
         "axes",
+        "bindings",
         "dtype",
         "host_bytes",
         "managed",
@@ -46,8 +50,9 @@ class TensorInfo:
         source: str = "",
         host_bytes: int = 0,
         managed: bool = False,
+        bindings: Bindings | None = None,
     ) -> None:
-        self.host_bytes, self.managed = host_bytes, managed
+        self.host_bytes, self.managed, self.bindings = host_bytes, managed, bindings
         (
             self.name,
             self.role,

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from napkinmath.base.expr import Size
     from napkinmath.config.train_config import TrainConfig
     from napkinmath.ir.clock import WorkClock
+    from napkinmath.ir.ledger import Event
     from napkinmath.ir.step import Segment, Step
 
 
@@ -49,23 +50,20 @@ def run_order(step: Step, *, steps: int = 2) -> tuple[list[Segment], tuple[int, 
 
 
 def with_workspaces(segments: list[Segment], step: Step) -> list[Segment]:
-    """The first step: each thread that multiplies, the caller's and autograd's, gets its cuBLAS
-    workspace just before and keeps it."""
+    """The first step: what a thread makes before its first product, and keeps, is put there: a
+    cuBLAS workspace for the caller's and for autograd's, the buffer of decoded weights."""
     found: list[Segment] = []
-    waiting = {
-        phase: segment
-        for phase, segment in zip((Phase.FORWARD, Phase.BACKWARD), step.workspaces, strict=False)
-    }
+    waiting: dict[Phase, list[Event]] = {}
+    for workspace in step.workspaces:
+        waiting.setdefault(workspace.phase, []).extend(workspace.events)
     for segment in segments:
         at = first_product(segment) if segment.phase in waiting else -1
         if at < 0:
             found.append(segment)
             continue
-        workspace = waiting.pop(segment.phase)
+        made = waiting.pop(segment.phase)
         found.append(
-            segment.copy(
-                events=[*segment.events[:at], *workspace.events, *segment.events[at:]], repeat=1
-            )
+            segment.copy(events=[*segment.events[:at], *made, *segment.events[at:]], repeat=1)
         )
         if segment.repeat > 1:
             found.append(segment.copy(repeat=segment.repeat - 1))
@@ -153,6 +151,7 @@ def bound_tensor(tensor: Tensor, bind: Bindings) -> TensorInfo:
         tensor.source,
         bind(tensor.host_bytes),
         tensor.managed,
+        bind,
     )
 
 

@@ -13,6 +13,7 @@ from napkinmath.answers.ranges import headroom_bytes
 from napkinmath.answers.verdict import room_for
 from napkinmath.base import values
 from napkinmath.base.errors import InputError
+from napkinmath.base.installing import pip_install
 from napkinmath.config.train_config import TrainConfig
 from napkinmath.estimate import estimate
 from napkinmath.inputs.jobs import priced
@@ -332,6 +333,6 @@ def frame(options: Mapping[str, object], *, exact: bool = False) -> Any:
     try:
         import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
     except ImportError:
-        raise InputError("a DataFrame needs pandas: pip install 'napkinmath[plots]'") from None
+        raise InputError(f"a DataFrame needs pandas: {pip_install('plots')}") from None
     grid = Grid(options, [], exact=exact, exact_below=0)
     return pd.DataFrame(grid.rows(), columns=list(grid.names))

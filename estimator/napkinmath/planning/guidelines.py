@@ -47,7 +47,8 @@ def guidelines(e: Estimate) -> tuple[Advice, ...]:
     """Every guideline that bears on the configuration, those that disagree first. Needs a GPU with
     known speeds."""
     if e.hardware is None or e.time is None:
-        raise InputError("guidelines compare speeds; add --gpu NAME")
+        way = f"the time is withheld: {e.withheld}" if e.withheld else "add --gpu NAME"
+        raise InputError(f"guidelines compare speeds; {way}")
     found: list[Advice] = []
     for rule in _RULES:
         try:
@@ -66,7 +67,8 @@ def _saved(e: Estimate, without: Estimate) -> int:
 
 def _faster(e: Estimate, other: Estimate) -> float:
     """How much faster the configuration is than another: 0.2 is 20%; negative is slower."""
-    assert e.time is not None and other.time is not None
+    if e.time is None or other.time is None:
+        raise InputError("one of two configurations has no time to compare; add --gpu NAME")
     return e.time.tokens_per_s / other.time.tokens_per_s - 1
 
 

@@ -42,17 +42,24 @@ class Scopes:
     tower)."""
 
     def __init__(self, estimate: Estimate) -> None:
-        step = estimate.step
-        self.top = Bindings(step.symbols)
-        own = {stage.symbols for stage in estimate.spec.stages if stage.symbols}
-        self._others = [self.top.extended(dict(symbols)) for symbols in own]
+        self.top = Bindings(estimate.step.symbols)
+
+    def others(self, held: Held) -> list[tuple[tuple[str, Any], ...]]:
+        """The values of other models and towers, each where they differ from the model's own."""
+        found = (self._differing(bindings) for t, _ in held if (bindings := self.of(t)))
+        return [own for own in dict.fromkeys(found) if own]
+
+    def _differing(self, bindings: Bindings) -> tuple[tuple[str, Any], ...]:
+        usual = self.top.values
+        return tuple((n, v) for n, v in bindings.values.items() if usual.get(n) != v)
 
     def of(self, tensor: TensorInfo) -> Bindings | None:
-        """The values under which a tensor's axes give its bytes; None where no formula is known."""
-        for bindings in (self.top, *self._others):
-            if formula_bytes(tensor, bindings) == stored_bytes(tensor):
-                return bindings
-        return None
+        """The values that the tensor was bound by, where its axes give its bytes under them; None
+        where no formula is known."""
+        bindings = tensor.bindings
+        if bindings is None or formula_bytes(tensor, bindings) != stored_bytes(tensor):
+            return None
+        return bindings
 
 
 def stored_bytes(tensor: TensorInfo) -> int:

@@ -24,11 +24,13 @@ from napkinmath.report.screen import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from typing import TextIO
 
     from napkinmath.answers.estimate import Estimate
     from napkinmath.answers.figures import Range
     from napkinmath.report.entries import Entry
+    from napkinmath.report.origins import Held
     from napkinmath.timing.schedule import StepTime
 
 
@@ -58,8 +60,9 @@ def explanation_text(
     """The explanation as text."""
     screen = Screen(width, color=color, unicode=unicode)
     scopes = Scopes(estimate)
-    _symbols(screen, scopes)
-    _memory(screen, estimate, scopes)
+    held = held_by_component(estimate.timeline, estimate.peak)
+    _symbols(screen, scopes, [member for members in held.values() for member in members])
+    _memory(screen, estimate, held, scopes)
     _host(screen, estimate, scopes)
     _totals(screen, estimate)
     _time(screen, estimate)
@@ -69,19 +72,19 @@ def explanation_text(
 # ---------------------------------------------------------------- memory
 
 
-def _symbols(screen: Screen, scopes: Scopes) -> None:
+def _symbols(screen: Screen, scopes: Scopes, held: Held) -> None:
     screen.line(("symbols", "bold"))
-    screen.flow(
-        "",
-        [
-            f"{name} = {value} {SYMBOLS.get(name, '')}".rstrip()
-            for name, value in scopes.top.values.items()
-        ],
-        indent=2,
-    )
+    screen.flow("", _valued(scopes.top.values.items()), indent=2)
+    for values in scopes.others(held):
+        first, *more = _valued(values)
+        screen.flow("", [f"another model or tower: {first}", *more], indent=2)
 
 
-def _memory(screen: Screen, e: Estimate, scopes: Scopes) -> None:
+def _valued(values: Iterable[tuple[str, object]]) -> list[str]:
+    return [f"{name} = {value} {SYMBOLS.get(name, '')}".rstrip() for name, value in values]
+
+
+def _memory(screen: Screen, e: Estimate, found: dict[str, Held], scopes: Scopes) -> None:
     screen.line("")
     screen.line(
         ("memory", "bold"),
@@ -89,7 +92,7 @@ def _memory(screen: Screen, e: Estimate, scopes: Scopes) -> None:
         " numbers",
     )
     rows = {row.key: row for row in components_of(e)}
-    for key, held in held_by_component(e.timeline, e.peak).items():
+    for key, held in found.items():
         screen.line("")
         sources = {t.source for t, _ in held}
         said_once = len(sources) == 1 and any(sources)
@@ -174,7 +177,7 @@ def _time(screen: Screen, e: Estimate) -> None:
     screen.line("")
     screen.line(("time", "bold"), " of one step: seconds = calls x FLOP or bytes moved a call")
     if time is None:
-        screen.line("  name a GPU with --gpu to price time")
+        screen.flow("", [words.no_time(e)], indent=2)
         return
     seconds = {p.phase.value: p for p in time.phases}
     for phase, entries in cost_entries(e).items():

@@ -7,6 +7,7 @@ import os
 from importlib import import_module
 
 from napkinmath.base.errors import InputError, shown
+from napkinmath.base.installing import pip_install
 from napkinmath.base.units import GIB
 from napkinmath.report.grid_files import refuse_existing
 
@@ -293,4 +294,4 @@ def load_matplotlib(module: str) -> Any:
     try:
         return import_module(f"matplotlib.{module}")
     except ImportError:
-        raise InputError("--plot needs matplotlib: pip install 'napkinmath[plots]'") from None
+        raise InputError(f"--plot needs matplotlib: {pip_install('plots')}") from None

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from napkinmath.answers.parameters import count_parameters
+from napkinmath.base.dtypes import UINT8
 from napkinmath.base.expr import Bindings
 from napkinmath.base.record import Record
 from napkinmath.base.units import format_bytes, format_count
 from napkinmath.report.parts import RESIDUAL_NAMES, in_layer, is_norm
-from napkinmath.report.tensors import num_elements, shape_text, type_name
+from napkinmath.report.tensors import num_elements, shape_text, stored_type, type_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -74,7 +75,8 @@ def _layers_origin(held: Held, nbytes: int, facts: Facts) -> str:
     kinds: dict[str, int] = {}
     for tensor, count in held:
         kind, size = facts.weights.get(tensor.module, ("", 0))
-        elements += size * count
+        packed = stored_type(tensor) in (UINT8, None)  # else each element is there as it is
+        elements += (size if packed else num_elements(tensor)) * count
         word = next((plural for stem, plural in _KINDS if stem in kind), "others")
         kinds[word] = kinds.get(word, 0) + count
     if any(

@@ -6,12 +6,13 @@ from __future__ import annotations
 from napkinmath.answers.figures import Verdict
 from napkinmath.base.units import GIB, MIB, format_bytes, format_seconds
 from napkinmath.catalog.gpus import load_gpus
-from napkinmath.ir.ledger import Phase, Role
+from napkinmath.ir.ledger import Role
 from napkinmath.report import curve, words
 from napkinmath.report.components import components_of
 from napkinmath.report.margin import in_gib, margin
 from napkinmath.report.palette import BAD, COLORS, GOOD, UNSURE
 from napkinmath.report.parts import LABELS
+from napkinmath.report.ruler import ruler
 from napkinmath.report.screen import (
     Screen,
     bar,
@@ -214,29 +215,12 @@ def _step(screen: Screen, e: Estimate) -> None:
     drawn = curve.envelope(e.timeline, columns)
     screen.line(("  one step".ljust(INDENT), "dim"), (sparkline(drawn.values), COLORS_OF_SPARK))
     seconds = {p.phase: p.seconds for p in e.time.phases} if e.time is not None else {}
-    ruler, short = _ruler(drawn, columns, seconds)
-    screen.line(" " * INDENT, (ruler, "dim"))
+    under, short = ruler(drawn, columns, seconds)
+    screen.line(" " * INDENT, (under, "dim"))
     span = f"between {format_bytes(min(drawn.values))} and {format_bytes(max(drawn.values))}"
     screen.flow(
         "", [span, *(["too short to draw: " + ", ".join(short)] if short else [])], indent=INDENT
     )
-
-
-def _ruler(
-    drawn: curve.Envelope, columns: int, seconds: dict[Phase, float]
-) -> tuple[str, list[str]]:
-    """(phases under the columns they take, those with seconds that have no room)."""
-    ruler, left, named = [" "] * columns, dict[Phase, str](), set[Phase]()
-    for span in drawn.spans:
-        start, end = (int(x / drawn.extent * columns) for x in (span.start, span.end))
-        took = f" {format_seconds(seconds[span.phase])}" if span.phase in seconds else ""
-        text = f"|{words.phase_word(span.phase)}{took}"
-        if len(text) < end - start:
-            ruler[start : start + len(text)] = text
-            named.add(span.phase)
-        elif took:
-            left[span.phase] = text[1:]
-    return "".join(ruler).rstrip(), [text for phase, text in left.items() if phase not in named]
 
 
 COLORS_OF_SPARK = GOOD
@@ -245,7 +229,7 @@ COLORS_OF_SPARK = GOOD
 def _speed(screen: Screen, e: Estimate) -> None:
     time = e.time
     if time is None:
-        screen.flow("  speed", ["name a GPU with --gpu to price time"], indent=INDENT)
+        screen.flow("  speed", [words.no_time(e)], indent=INDENT)
         return
     whole = e.throughput
     several = whole is not None and whole.gpus > 1
@@ -320,10 +304,11 @@ def _fits(screen: Screen, e: Estimate) -> None:
     own = e.hardware.gpu.name if e.hardware is not None else ""
     good = [fit for fit in e.fits_on if fit.verdict is Verdict.FITS and fit.gpu != own]
     unsure = [fit for fit in e.fits_on if fit.verdict is Verdict.UNKNOWN and fit.gpu != own]
+    lacking = words.without_bf16(e)
     label = "  also fits" if e.verdict is Verdict.FITS else "  fits"
     screen.flow(
         label,
-        _by_size(good)
+        _by_size(good, lacking)
         or [
             (
                 f"none of the other {len(e.fits_on)} GPUs in the catalog"
@@ -334,14 +319,14 @@ def _fits(screen: Screen, e: Estimate) -> None:
         indent=INDENT,
     )
     if unsure:
-        screen.flow("  perhaps", _by_size(unsure), indent=INDENT)
+        screen.flow("  perhaps", _by_size(unsure, lacking), indent=INDENT)
     if sizes := words.largest_sizes(e):
         screen.flow("  largest", sizes, indent=INDENT)
 
 
-def _by_size(fits: list[Fit]) -> list[str]:
-    """'16 GiB T4, A16 +9': GPUs of one size together, those with the shortest names first, the
-    smallest few sizes."""
+def _by_size(fits: list[Fit], lacking: frozenset[str]) -> list[str]:
+    """'16 GiB A16, T4 (no bf16) +9': GPUs of one size together, those with the shortest names
+    first, but those `lacking` the type that is computed in last; the smallest few sizes."""
     nominal = {gpu.name: gpu.nominal_bytes for gpu in load_gpus()}
     sizes: dict[int, list[str]] = {}
     for fit in fits:
@@ -349,7 +334,9 @@ def _by_size(fits: list[Fit]) -> list[str]:
     order = sorted(sizes)
     texts: list[str] = []
     for size in order[:MOST_SIZES]:
-        names = sorted(sizes[size], key=len)
+        able = sorted((name for name in sizes[size] if name not in lacking), key=len)
+        unable = sorted((name for name in sizes[size] if name in lacking), key=len)
+        names = [*able, *(f"{name} (no bf16)" for name in unable)]
         more = f" +{len(names) - MOST_NAMES}" if len(names) > MOST_NAMES else ""
         texts.append(f"{size} GiB {', '.join(names[:MOST_NAMES])}{more}")
     larger = sum(len(sizes[size]) for size in order[MOST_SIZES:])

@@ -7,6 +7,7 @@ import warnings
 from importlib import import_module
 
 from napkinmath.base.errors import InputError
+from napkinmath.base.installing import pip_install
 from napkinmath.base.units import format_bytes
 from napkinmath.report import words
 from napkinmath.report.palette import COLORS
@@ -140,8 +141,7 @@ def _matplotlib(module: str) -> Any:
         return import_module(f"matplotlib.{module}")
     except ImportError:
         raise InputError(
-            "a PNG needs matplotlib: pip install 'napkinmath[plots]'; .svg and .html need nothing"
-            " more"
+            f"a PNG needs matplotlib: {pip_install('plots')}; .svg and .html need nothing more"
         ) from None
 
 

@@ -3,7 +3,9 @@ moments too."""
 
 from __future__ import annotations
 
+from napkinmath.base.dtypes import BF16
 from napkinmath.base.units import GIB, format_bytes, format_count
+from napkinmath.catalog.gpus import load_gpus
 from napkinmath.config.parallel_config import PipelineSchedule
 from napkinmath.config.train_config import AdapterKind, Kernels, Loss, RecomputeKind
 from napkinmath.ir.ledger import Phase
@@ -170,6 +172,23 @@ def _batch(estimate: Estimate) -> str:
         + (f", {steps} micro-steps" if steps > 1 else "")
         + (", packed" if config.batch.packing else "")
     )
+
+
+def without_bf16(estimate: Estimate) -> frozenset[str]:
+    """The GPUs whose matrix units take no bf16, where the step computes in it; else none."""
+    policy = estimate.step.policy
+    if (policy.autocast or policy.loaded_dtype) is not BF16:
+        return frozenset()
+    return frozenset(g.name for g in load_gpus() if g.dense_flops and not g.supports(BF16))
+
+
+def no_time(estimate: Estimate) -> str:
+    """Why an estimate has no time."""
+    if estimate.withheld:
+        return f"withheld: {estimate.withheld}"
+    if estimate.hardware is not None:
+        return f"{printable(estimate.hardware.gpu.name)} has no known speed"
+    return "name a GPU with --gpu to price time"
 
 
 def rate(estimate: Estimate) -> str:

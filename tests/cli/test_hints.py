@@ -1,0 +1,184 @@
+"""Every hint that a message gives can be typed: its flags are those of the command that says it, a
+command in backticks parses, and what it says to install is a package that we depend on."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import napkinmath
+import pytest
+from napkinmath.base.installing import EXTRAS
+from napkinmath.cli.commands import COMMANDS, DEFAULT
+from napkinmath.cli.completion import flags_by_command
+from napkinmath.cli.main import main
+from napkinmath.cli.parser import Parser
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SOURCE = Path(napkinmath.__file__).parent
+ROOT = SOURCE.parent.parent
+MODULES = sorted(str(path.relative_to(SOURCE)) for path in SOURCE.rglob("*.py"))
+# Modules that other commands than the estimate reach, and those commands; what is not here is
+# reached by the estimate, and cli/X.py by its own command.
+SAID_BY: dict[str, tuple[str, ...]] = {
+    "planning/batch.py": ("batch",),
+    "planning/plan.py": ("plan",),
+    "planning/plan_cluster.py": ("plan",),
+    "cli/plan_cluster.py": ("plan",),
+    "report/grid_files.py": ("sweep", "plan"),
+    "report/grid_plot.py": ("sweep",),
+    "report/links_plot.py": ("links",),
+    "report/plot.py": ("",),
+    "cli/doctor.py": ("",),  # it says what to run next
+}
+# Whose words these are: other programs' flags, and parts of a flag that code puts together.
+OTHERS = {"inputs/megatron.py", "cli/parser.py", "cli/completion.py"}
+FLAG = re.compile(r"(?<![\w{}-])--[a-z][a-z0-9-]*[a-z0-9]")
+INSTALLED_ELSEWHERE = {"pyyaml", "pyarrow"}  # optional for one file format, in no extra
+
+
+@cache
+def texts(module: str) -> list[tuple[int, str]]:
+    return list(strings(module))
+
+
+def strings(module: str) -> Iterator[tuple[int, str]]:
+    """(line, text) of every string of a module that is no docstring; {} stands for what is filled
+    in."""
+    tree = ast.parse((SOURCE / module).read_text(encoding="utf-8"))
+    left = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            left |= {id(value) for value in node.values}
+    for node in ast.walk(tree):
+        if id(node) in left:
+            continue
+        if isinstance(node, ast.JoinedStr):
+            parts = (v.value if isinstance(v, ast.Constant) else "{}" for v in node.values)
+            yield node.lineno, "".join(map(str, parts))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.lineno, node.value
+
+
+@cache
+def flags(command: str) -> frozenset[str]:
+    return frozenset(flags_by_command()[command])
+
+
+def commands_of(module: str) -> tuple[str, ...]:
+    own = [
+        name
+        for name, (target, _) in COMMANDS.items()
+        if target.partition(":")[0] == "napkinmath." + module[:-3].replace("/", ".")
+    ]
+    return SAID_BY.get(module) or tuple(own) or ("",)
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if module not in OTHERS])
+def test_a_flag_is_one_of_the_command_that_names_it(module: str) -> None:
+    for line, text in texts(module):
+        for flag in FLAG.findall(text) if " " in text else ():
+            plain = flag.replace("--no-", "--", 1)
+            named = re.search(rf"estimate ([a-z]+)[^;`]*{re.escape(flag)}", text)
+            command = named[1] if named and named[1] in COMMANDS else None
+            if command is not None and not COMMANDS[command][0].startswith("napkinmath."):
+                continue  # the profiler's commands have tests of their own
+            for one in (command,) if command is not None else commands_of(module):
+                assert {flag, plain} & flags(one), f"{module}:{line}: {one or 'estimate'} {flag}"
+
+
+def command_lines() -> list[tuple[str, str]]:
+    found = [
+        (f"{module}:{line}", words)
+        for module in MODULES
+        for line, text in texts(module)
+        for words in re.findall(r"`(estimate\b[^`]*)`", text)
+    ]
+    assert len(found) > 10  # else the search is at fault
+    return found
+
+
+@pytest.mark.parametrize(("where", "words"), command_lines())
+def test_a_command_in_backticks_parses(
+    where: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to what it would do: the parser takes every word of it."""
+    _, *rest = words.replace("{}", "x").split()
+    name = rest[0] if rest and not rest[0].startswith("-") else ""
+    if name.isupper() or name in ("", "x", "x.yaml", "JOB.yaml"):
+        name = ""
+    else:
+        assert name in COMMANDS, where
+        if not COMMANDS[name][0].startswith("napkinmath."):
+            return  # the profiler is not installed everywhere
+    taken: list[object] = []
+    real = Parser.parse
+
+    def parse(parser: Parser, argv: list[str]) -> dict[str, object]:
+        taken.append(real(parser, argv))
+        raise SystemExit(0)
+
+    monkeypatch.setattr(Parser, "parse", parse)
+    module, _, function = (COMMANDS[name][0] if name else DEFAULT).partition(":")
+    run = getattr(__import__(module, fromlist=[function]), function)
+    with pytest.raises(SystemExit):
+        run(rest[1:] if name else rest)
+    assert taken or "--help" in rest, where
+
+
+def packages_of(extra: str) -> set[str]:
+    """The names of an extra in pyproject.toml."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    line = re.search(rf"^{extra} = \[(.*)\]$", text, re.MULTILINE)
+    assert line is not None
+    return {re.split(r"[^A-Za-z0-9_-]", one)[0] for one in re.findall(r'"([^"]+)"', line[1])}
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_what_is_to_be_installed_is_what_the_extra_needs(extra: str) -> None:
+    assert set(EXTRAS[extra].split()) == packages_of(extra)
+
+
+def test_an_installation_is_said_by_packages_that_pip_finds_from_a_checkout_too() -> None:
+    known = {"numpy", *INSTALLED_ELSEWHERE}.union(
+        *(packages.split() for packages in EXTRAS.values())
+    )
+    for module in MODULES:
+        for line, text in texts(module):
+            for words in re.findall(r"pip install ([^;:,.(){}]*)", text):
+                assert set(words.split()) <= known, f"{module}:{line}: {words}"
+
+
+# ---------------------------------------------------------------- hints, followed
+
+
+def test_the_hint_of_an_existing_timeline_file_works(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "t.svg"
+    argv = ["--model", "tinyllama-1.1b", "--ctx", "64", "--timeline", str(path)]
+    assert main(argv) == 0
+    assert main(argv) == 2
+    assert "add --force" in capsys.readouterr().err
+    assert main([*argv, "--force"]) == 0
+
+
+@pytest.mark.parametrize("model", ["gpt2", "llama-7b", "mamba-130m", "bert-base"])
+@pytest.mark.parametrize("keep", ["selective", "selective:nothing"])
+def test_the_hint_of_selective_checkpointing_works(
+    model: str, keep: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["--model", model, "--ctx", "64", "--attention", "eager", "--checkpointing"]
+    if main([*argv, keep]) == 0:
+        assert keep == "selective"
+        return
+    said = capsys.readouterr().err
+    ways = re.findall(r"--checkpointing ([\w:]+)", said)
+    assert ways, said
+    for way in ways:
+        assert main([*argv, way]) == 0, (said, way)
