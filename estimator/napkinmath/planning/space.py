@@ -7,6 +7,7 @@ from enum import Enum
 from itertools import product
 
 from napkinmath.base import values as read
+from napkinmath.base.command_line import flags
 from napkinmath.base.errors import InputError
 from napkinmath.base.record import Record
 from napkinmath.inputs.options import train_config
@@ -166,9 +167,10 @@ def open_space(
 
 def combinations_of(space: Space) -> Iterator[Combination]:
     """Every combination of knobs that does not contradict itself, on every machine; equal
-    configurations once."""
+    configurations once. Raises InputError, the first refusal, where every one is refused."""
     names = [name for name, _ in space.knobs]
     seen: set[tuple[str, TrainConfig]] = set()
+    refused: InputError | None = None
     for machine in space.machines:
         for values in product(*(values for _, values in space.knobs)):
             options = {
@@ -185,7 +187,8 @@ def combinations_of(space: Space) -> Iterator[Combination]:
                 options.setdefault("clip", False)  # no gradients are left to clip
             try:
                 config = train_config(options)
-            except InputError:
+            except InputError as error:
+                refused = refused or error
                 continue
             key = (machine.hardware.gpu.name, config)
             if key in seen or not _runs(
@@ -194,7 +197,7 @@ def combinations_of(space: Space) -> Iterator[Combination]:
                 continue
             seen.add(key)
             changes = tuple(
-                _flag(name, value)
+                flags({name: value})
                 for (name, known), value in zip(space.knobs, values, strict=True)
                 if value != known[0]
             )
@@ -205,6 +208,8 @@ def combinations_of(space: Space) -> Iterator[Combination]:
                 machine,
                 Sweeper(space.spec, config, machine.hardware, machine.efficiency),
             )
+    if refused is not None and not seen:
+        raise refused
 
 
 def pointless(options: Mapping[str, object], given: Mapping[str, object]) -> bool:
@@ -243,11 +248,3 @@ def _runs(config: TrainConfig, hardware: Hardware, *, given: bool) -> bool:
     return not config.precision.value.startswith(
         "fp16" if hardware.gpu.supports("bf16") else "bf16"
     )
-
-
-def _flag(name: str, value: object) -> str:
-    if name == "method":
-        return f"--{value}"
-    if isinstance(value, bool):
-        return f"--{'' if value else 'no-'}{name.replace('_', '-')}"
-    return f"--{name.replace('_', '-')} {value}"
