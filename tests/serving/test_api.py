@@ -15,7 +15,7 @@ from napkinmath.serving import answers
 from napkinmath.serving.requests import KNOWN, NUMBERS, SWITCHES, WORDS, options_of
 from napkinmath.serving.wording import SHORT, for_the_page, is_on_the_page
 
-REQUESTS = int(os.environ.get("NAPKINMATH_API_REQUESTS", "400"))
+REQUESTS = int(os.environ.get("NAPKINMATH_API_REQUESTS", "150"))
 SEED = int(os.environ.get("NAPKINMATH_API_SEED", "0"))
 HOSTILE = ("", " ", "-1", "0", "1,2", "nan", "1e309", "--hub", "$(id)", "x" * 200, "é٣", ":", "x")
 TEXTS: dict[str, tuple[str, ...]] = {
@@ -49,12 +49,12 @@ TEXTS: dict[str, tuple[str, ...]] = {
 }
 # What takes longer is asked less often.
 PATHS = (
-    *("/api/estimate",) * 60,
-    *("/api/command",) * 20,
-    *(f"/api/export/{kind}" for kind in KINDS for _ in range(4)),
+    *("/api/estimate",) * 120,
+    *("/api/command",) * 60,
+    *(f"/api/export/{kind}" for kind in KINDS for _ in range(6)),
     *("/api/details",) * 6,
-    *("/api/limits",) * 3,
-    *("/api/plan",) * 3,
+    "/api/limits",
+    *("/api/plan",) * 2,
 )
 
 
@@ -76,6 +76,8 @@ def value_of(chance: random.Random, name: str) -> object:
         return chance.choice((*HOSTILE, None, True, 1.5, [], {}, ["a", "b"], 1 << 70))
     if name in SWITCHES:
         return chance.random() < 0.5
+    if name == "grad_accum":
+        return chance.choice((1, 2, 16))  # each is replayed: the server ends what takes too long
     if name in NUMBERS:
         return chance.choice((1, 2, 3, 4, 8, 16, 64, 1000, 1 << 24))
     if name == "gpu":

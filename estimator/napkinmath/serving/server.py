@@ -7,8 +7,8 @@ import json
 import os
 from http import HTTPStatus
 from http.server import ThreadingHTTPServer
-from socket import MSG_PEEK
-from threading import BoundedSemaphore
+from socket import MSG_PEEK, SHUT_WR
+from threading import BoundedSemaphore, Thread
 
 from napkinmath.base.errors import NapkinError
 from napkinmath.serving import answers
@@ -32,6 +32,8 @@ FILES = {
 }
 QUEUE = 512
 MOST_CONNECTIONS = 512  # open at once, each with its thread; descriptors are often 1024
+MOST_TURNED_AWAY = 64  # at once with an answer; beyond it connections are closed
+SECONDS_TO_TURN_AWAY = 1
 
 
 class Server(ThreadingHTTPServer):
@@ -47,23 +49,31 @@ class Server(ThreadingHTTPServer):
         self.hosts = {f"{name}:{self.server_port}" for name in ("127.0.0.1", "localhost", "[::1]")}
         self.files = {path: (_read(name), kind) for path, (name, kind) in FILES.items()}
         self._room = BoundedSemaphore(MOST_CONNECTIONS)
+        self._hall = BoundedSemaphore(MOST_TURNED_AWAY)
         self.workers.warm(answers.begun)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """A thread for the connection, where there is room for one more; else an answer that says
-        so."""
-        if not self._room.acquire(blocking=False):
-            return self._refuse(request)
-        super().process_request(request, client_address)
+        """A thread for the connection, where there is room for one more; else for an answer that
+        says so."""
+        if self._room.acquire(blocking=False):
+            return super().process_request(request, client_address)
+        if not self._hall.acquire(blocking=False):
+            return self.shutdown_request(request)
+        Thread(target=self._turn_away, args=(request,), daemon=True).start()
 
-    def _refuse(self, request: socket.socket) -> None:
+    def _turn_away(self, request: socket.socket) -> None:
+        """Says that there is no room, and reads what was sent: left unread it takes the answer
+        back."""
         try:
-            request.setblocking(False)
-            request.send(_FULL)
-            request.recv(1 << 16)  # what is left unread would take the answer back
-        except OSError:  # it went away, or has said nothing yet
+            request.settimeout(SECONDS_TO_TURN_AWAY)
+            request.sendall(_FULL)
+            request.shutdown(SHUT_WR)
+            request.recv(1 << 16)
+        except OSError:  # it went away, or says nothing
             pass
-        self.shutdown_request(request)
+        finally:
+            self.shutdown_request(request)
+            self._hall.release()
 
     def process_request_thread(
         self, request: socket.socket | tuple[bytes, socket.socket], client_address: Any
