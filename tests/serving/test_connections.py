@@ -227,9 +227,8 @@ def test_what_would_wait_too_long_is_refused_before_it_waits() -> None:
     lane.close()
 
 
-def test_a_turn_that_does_not_come_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "SECONDS_TO_WAIT", 0.05)
-    lane = Lane(1)
+def test_a_turn_that_does_not_come_is_given_up() -> None:
+    lane = Lane(1, wait=0.05)
     lane._turns.acquire()
     with pytest.raises(Busy):
         lane.run(bytes, wanted=lambda: True)

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 MOST_QUICK = 4  # processes for moves
 SECONDS_TO_MOVE, SECONDS_TO_SEARCH = 4, 8  # of a processor, for one answer
 SLOWDOWN = 2  # times as long by the clock, since processors are shared; then the process is ended
-SECONDS_TO_WAIT = 4  # for a turn; more is refused at once
+SECONDS_TO_WAIT = 4  # for a move's turn; more is refused at once
+SECONDS_TO_WAIT_LATER = 8  # for the turn of anything else
 MOST_WAITING = 512  # answers asked for and not yet made, in one lane
 SECONDS_AT_FIRST = 0.03  # of an answer, before any was made
 SECONDS_TO_START = 30  # of a new process, with its imports
@@ -52,8 +53,15 @@ class Failed(Exception):
 class Lane:
     """Some processes, how many answers they owe and how long an answer takes them."""
 
-    def __init__(self, size: int, *, nice: int = 0, seconds: float = SECONDS_TO_MOVE) -> None:
-        self._size, self._nice, self._seconds = size, nice, seconds
+    def __init__(
+        self,
+        size: int,
+        *,
+        nice: int = 0,
+        seconds: float = SECONDS_TO_MOVE,
+        wait: float = SECONDS_TO_WAIT,
+    ) -> None:
+        self._size, self._nice, self._seconds, self._wait = size, nice, seconds, wait
         self._lock, self._owed, self._mean = Lock(), 0, SECONDS_AT_FIRST
         self._turns = Semaphore(size)
         self._pool = self._started()
@@ -90,14 +98,14 @@ class Lane:
         """One answer more is owed, unless those owed already take too long."""
         with self._lock:
             ahead = max(0, self._owed - self._size + 1) * self._mean / self._size
-            if self._owed >= MOST_WAITING or ahead > SECONDS_TO_WAIT:
+            if self._owed >= MOST_WAITING or ahead > self._wait:
                 raise Busy("too many answers are being waited for; ask again in a moment")
             self._owed += 1
 
     def _in_turn(
         self, make: Callable[..., bytes], arguments: tuple[object, ...], wanted: Callable[[], bool]
     ) -> tuple[str, bytes]:
-        if not self._turns.acquire(timeout=SECONDS_TO_WAIT):
+        if not self._turns.acquire(timeout=self._wait):
             raise Busy("answers take long at the moment; ask again in a while")
         try:
             if not wanted():
@@ -152,8 +160,8 @@ class Workers:
 
     def __init__(self) -> None:
         self.quick = Lane(max(1, min(MOST_QUICK, os.cpu_count() or 1)))
-        self.later = Lane(1, nice=NICENESS // 2)
-        self.long = Lane(1, nice=NICENESS, seconds=SECONDS_TO_SEARCH)
+        self.later = Lane(1, nice=NICENESS // 2, wait=SECONDS_TO_WAIT_LATER)
+        self.long = Lane(1, nice=NICENESS, seconds=SECONDS_TO_SEARCH, wait=SECONDS_TO_WAIT_LATER)
 
     def warm(self, begin: Callable[[], bytes]) -> None:
         """Starts every lane's processes."""

@@ -68,9 +68,15 @@ function remember(found) {
   history.replaceState(null, "", "#" + link);
 }
 
-async function post(path, body, signal) {
+const TRIES = 4; // where the server is busy
+async function post(path, body, signal, tries = TRIES) {
   const response = await fetch(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), signal });
   const answer = await response.json();
+  if (response.status === 503 && tries > 1) {
+    const seconds = Number(response.headers.get("Retry-After")) || 1;
+    await new Promise((resolve) => setTimeout(resolve, 1000 * seconds * (1 + Math.random()))); // not all at once
+    if (!signal || !signal.aborted) return post(path, body, signal, tries - 1);
+  }
   if (!response.ok) throw new Error(answer.error);
   return answer;
 }
