@@ -123,3 +123,61 @@ def foreign_words(line: str, options: object) -> list[str]:
 def test_every_text_option_is_generated() -> None:
     assert WORDS | frozenset().union(*answers.WORDS.values()) == TEXTS.keys()
     assert SHORT.isdisjoint(KNOWN)
+
+
+SMALL = {"arch": TEXTS["arch"][0], "gpu": "T4", "ctx": 64, "method": "lora", "bs": 2}
+
+
+@pytest.mark.parametrize(
+    "asked_for",
+    [
+        {"adapters": 2},
+        {"gpus": "2", "adapters": 2, "targets": "q_proj", "dropout": "0.1"},
+        {"gpus": "2xT4", "gpu": None, "method": "qlora", "checkpointing": "full"},
+    ],
+)
+def test_plans_of_adapters_on_one_and_on_several_gpus(asked_for: dict[str, object]) -> None:
+    wanted = {**SMALL, **asked_for}
+    given = options_of(json.dumps(wanted).encode())
+    found = json.loads(answers.encoded("/api/plan", given))
+    assert found["best"] and found["num_verified"] >= len(found["best"])
+    for row in found["best"]:
+        machine = {name: wanted[name] for name in ("arch", "gpu") if wanted[name] is not None}
+        taken = options_of(json.dumps({**machine, **row["options"]}).encode())
+        report = json.loads(answers.encoded("/api/estimate", taken))["report"]
+        assert report["verdict"] == "fits", "a row that is taken over is what was planned"
+        assert report["memory"]["requested"] == row["requested_bytes"]
+        kept = {"adapters", "gpus", "targets", "method"} & asked_for.keys()
+        assert all(str(row["options"].get(name, "1")) == str(wanted[name]) for name in kept)
+
+
+@pytest.mark.parametrize(
+    ("asked_for", "words"),
+    [
+        ({"tp": 2}, "does not divide"),
+        ({"nodes": 2}, "does not divide"),
+        ({"gpus": "2", "goal": "batch"}, "on one GPU"),
+        ({"gpus": "2", "gpu": ["T4", "L4"]}, "choose one"),
+        ({"goal": "cheapest"}, "prices"),
+        ({"gpu": None}, "choose one"),
+        ({"method": "full", "adapters": 2}, "no meaning"),
+    ],
+)
+def test_a_plan_that_no_combination_can_run_says_why(
+    asked_for: dict[str, object], words: str
+) -> None:
+    assert words in answered("/api/plan", {**SMALL, **asked_for})
+
+
+@pytest.mark.parametrize(
+    ("message", "worded"),
+    [
+        ("use --lora, or --no-clip", "use --lora, or --no-clip"),
+        ("add --force", "add the command line's --force"),
+        ("use `estimate sweep`", "use the command line's `estimate sweep`"),
+        ("--hub 'x'\nand --fsdp", "the command line's --hub 'x' and --fsdp"),
+        ("model '--hub' is unknown", "model '--hub' is unknown"),
+    ],
+)
+def test_messages_name_what_the_page_has(message: str, worded: str) -> None:
+    assert for_the_page(message) == worded

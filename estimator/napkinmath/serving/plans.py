@@ -8,6 +8,7 @@ from napkinmath.inputs.hardware_options import cluster_of, machines
 from napkinmath.inputs.model_options import model_spec
 from napkinmath.inputs.parallel_options import gpus_and_nodes
 from napkinmath.planning.space import Goal
+from napkinmath.serving.requests import NUMBERS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,9 +43,20 @@ def planned(options: Mapping[str, Any]) -> dict[str, Any]:
     given: dict[str, Sequence[object]] = {
         name: (value,) for name, value in options.items() if name not in away
     }
-    if gpus_and_nodes(options)[0] > 1:
-        return _on_several(spec, found, given, options, goal)
-    return _on_one(spec, found, given, goal)
+    several = gpus_and_nodes(options)[0] > 1
+    made = (
+        _on_several(spec, found, given, options, goal)
+        if several
+        else _on_one(spec, found, given, goal)
+    )
+    for row in made["best"]:
+        row["options"] = {name: _as_asked(name, value) for name, value in row["options"].items()}
+    return made
+
+
+def _as_asked(name: str, value: object) -> object:
+    """A number as a request gives it: a row may be the next request."""
+    return int(str(value)) if name in NUMBERS else value
 
 
 def _on_one(
@@ -105,10 +117,14 @@ def _row(
     from napkinmath.planning.plan_cluster import mesh_options
 
     chosen = {**dict(candidate.options), **mesh_options(candidate)}
-    chosen |= {"gpus": options["gpus"], "bs": int(str(chosen["bs"]))}
+    chosen["gpus"] = options["gpus"]
     chosen["ctx"] = candidate.estimate.config.sequence_length
     device = int(candidate.estimate.memory.device.value)
-    changed = {n: v for n, v in chosen.items() if options.get(n) != v and n not in ("ctx", "bs")}
+    changed = {
+        name: value
+        for name, value in chosen.items()
+        if str(options.get(name)) != str(value) and name not in ("ctx", "bs")
+    }
     return {
         "gpu": hardware.gpu.name,
         "options": chosen,
