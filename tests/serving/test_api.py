@@ -6,13 +6,16 @@ import json
 import os
 import random
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
+from napkinmath.answers.changes import CANDIDATES
 from napkinmath.base.errors import NapkinError
 from napkinmath.exports import KINDS
 from napkinmath.serving import answers
 from napkinmath.serving.requests import KNOWN, NUMBERS, SWITCHES, WORDS, options_of
+from napkinmath.serving.server import PAGE
 from napkinmath.serving.wording import SHORT, for_the_page, is_on_the_page
 
 REQUESTS = int(os.environ.get("NAPKINMATH_API_REQUESTS", "150"))
@@ -181,3 +184,11 @@ def test_a_plan_that_no_combination_can_run_says_why(
 )
 def test_messages_name_what_the_page_has(message: str, worded: str) -> None:
     assert for_the_page(message) == worded
+
+
+def test_every_change_that_is_shown_can_be_used() -> None:
+    flags = [name for c in CANDIDATES for name in re.findall(r"--([a-z0-9-]+)", c.flag)]
+    assert len(flags) >= len(CANDIDATES) and all(map(is_on_the_page, flags))
+    script = (Path(PAGE) / "page.js").read_text()
+    table = re.search(r"const SHORT = \{(.*)\};", script)
+    assert table and set(re.findall(r"(\w+): \[", table[1])) == SHORT
