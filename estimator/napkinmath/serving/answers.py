@@ -165,6 +165,7 @@ LATER, SEARCHES = (
     frozenset(("/api/details",)),
     frozenset(("/api/limits", "/api/plan")),
 )  # anything else is what a move waits for
+AT_ONCE = frozenset(("/api/command",))  # prices nothing: no process is needed
 WORDS = {
     "/api/plan": frozenset(("goal",)),
     "/api/command": frozenset(("shell",)),
