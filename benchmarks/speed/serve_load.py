@@ -1,7 +1,7 @@
 """How the page's server holds up: many users at once, each moving sliders and waiting for what the
 page then asks.
 
-    python benchmarks/speed/serve_load.py [--users 200] [--moves 6] [--pause 4] [--own-pause 12] [--out FILE]
+    python benchmarks/speed/serve_load.py [--users 200] [--moves 6] [--pause 4] [--own-pause 12] [--rounds 5] [--out FILE]
 
 A move is one POST to /api/estimate: what the sliders wait for. Half a second after it, where the
 user has not moved again, the page asks for the command, the details and the limits, and drops what
@@ -11,6 +11,12 @@ two moves of any two users are alike, and every answer is priced anew: two cores
 second, which is what bounds the users. The server is `estimate serve` with its defaults, in
 processes of its own; this program uses one more. "alone" is one user whose moves are all new. The
 goals: a 95th percentile of 300 ms on two cores, and 100 ms for one who is alone.
+
+"together": all users ask at the same moment, each on a connection of its own, for the page's script
+and then for an estimate, in turns against one server; its estimates are met again after an unmeasured
+round, those of "together_new" are priced anew. `estimate_over_file` is the ratio of the 95th
+percentiles; the goal is 5 for "together". "together_new" is bound by the processors' pricing, and what
+would wait longer than the server's limit is refused with 503: refusals are counted in `failures`.
 """
 
 from __future__ import annotations
@@ -25,6 +31,8 @@ import random
 import subprocess
 import sys
 import time
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 STARTS = [
@@ -39,15 +47,18 @@ Waits = dict[str, list[float]]
 
 
 async def post(port: int, path: str, options: dict[str, Any]) -> int:
+    """The status of one answer on a connection of its own."""
+    body = json.dumps(options).encode()
+    head = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+    return await request(port, f"POST /api/{path}", head, body)
+
+
+async def request(port: int, what: str, head: str = "", body: bytes = b"") -> int:
     """The status of one request on a connection of its own."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
-        body = json.dumps(options).encode()
-        head = (
-            f"POST /api/{path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type:"
-            f" application/json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-        )
-        writer.write(head.encode() + body)
+        rest = f" HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nConnection: close\r\n{head}\r\n"
+        writer.write((what + rest).encode() + body)
         answer = await reader.read(-1)
         return int(answer.split(b" ", 2)[1])
     finally:
@@ -59,15 +70,18 @@ class Load:
 
     def __init__(self, port: int, *, own: bool) -> None:
         self.port, self.own = port, own
-        self.waits: Waits = {name: [] for name in ("estimate", *FOLLOWING)}
+        self.waits: Waits = {name: [] for name in ("file", "estimate", *FOLLOWING)}
         self.failures: dict[str, int] = {}
         self.dropped = 0
         self.lengths = itertools.count(1024)
 
     async def asked(self, path: str, options: dict[str, Any]) -> None:
+        await self.waited(path, post(self.port, path, options))
+
+    async def waited(self, path: str, answer: Coroutine[Any, Any, int]) -> None:
         started = time.perf_counter()
         try:
-            status = str(await post(self.port, path, options))
+            status = str(await answer)
         except (OSError, IndexError, ValueError) as error:
             status = type(error).__name__
         self.waits[path].append(time.perf_counter() - started)
@@ -111,12 +125,33 @@ class Load:
         await asyncio.gather(*(self.user(i, moves, pause) for i in range(users)))
         return time.perf_counter() - started
 
+    async def together(self, users: int, rounds: int) -> None:
+        """Everybody at once, in turns for a file and for an estimate."""
+        for turn in range(rounds + 1):
+            if turn == 1:  # the first was to get warm
+                self.waits = {"file": [], "estimate": []}
+            file = (self.waited("file", request(self.port, "GET /page.js")) for _ in range(users))
+            await asyncio.gather(*file)
+            await asyncio.gather(*(self.asked("estimate", self.met(i)) for i in range(users)))
+
+    def met(self, user: int) -> dict[str, Any]:
+        """Options that somebody asked for before, or, where users are on their own, nobody."""
+        model, method, gpu = STARTS[user % len(STARTS)]
+        length = next(self.lengths) if self.own else 1024 + 512 * (user // len(STARTS) % 4)
+        return {"model": model, "method": method, "gpu": gpu, "bs": 2, "ctx": length}
+
+    def compared(self) -> dict[str, Any]:
+        """Both waits of `together`, and the estimate's over the file's."""
+        found = {path: quantiles(self.waits[path]) for path in ("file", "estimate")}
+        ratio = found["estimate"]["p95_ms"] / found["file"]["p95_ms"]
+        return {"failures": self.failures, **found, "estimate_over_file": round(ratio, 2)}
+
     def summary(self, seconds: float) -> dict[str, Any]:
         return {
             "moves_per_s": round(len(self.waits["estimate"]) / seconds, 1),
             "failures": self.failures,
             "follow_ups_dropped": self.dropped,
-            **{path: quantiles(waits) for path, waits in self.waits.items()},
+            **{path: quantiles(self.waits[path]) for path in ("estimate", *FOLLOWING)},
         }
 
 
@@ -131,18 +166,33 @@ def quantiles(waits: list[float]) -> dict[str, Any]:
     return {"count": len(waits), **{name: round(1e3 * value, 1) for name, value in picked.items()}}
 
 
-def measured(users: int, moves: int, pause: float, *, own: bool) -> dict[str, Any]:
-    """One run against a fresh server."""
+@contextmanager
+def served() -> Iterator[int]:
+    """The port of a fresh server."""
     command = [sys.executable, "-m", "napkinmath", "serve", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         port = int(server.stdout.readline().partition("127.0.0.1:")[2].partition("/")[0])
         time.sleep(2)  # its workers start
-        load = Load(port, own=own)
         try:
-            return load.summary(asyncio.run(load.everybody(users, moves, pause)))
+            yield port
         finally:
             server.terminate()
+
+
+def measured(users: int, moves: int, pause: float, *, own: bool) -> dict[str, Any]:
+    """One run of users who move and pause."""
+    with served() as port:
+        load = Load(port, own=own)
+        return load.summary(asyncio.run(load.everybody(users, moves, pause)))
+
+
+def measured_together(users: int, rounds: int, *, own: bool) -> dict[str, Any]:
+    """One run of users who ask at the same moment."""
+    with served() as port:
+        load = Load(port, own=own)
+        asyncio.run(load.together(users, rounds))
+        return load.compared()
 
 
 def main() -> None:
@@ -155,6 +205,7 @@ def main() -> None:
         "--pause", type=float, default=4.0, help="mean seconds between a user's moves, shared"
     )
     parser.add_argument("--own-pause", type=float, default=12.0, help="the same, own")
+    parser.add_argument("--rounds", type=int, default=5, help="of all users at once")
     parser.add_argument("--out")
     options = parser.parse_args()
     result: dict[str, Any] = {
@@ -170,6 +221,8 @@ def main() -> None:
             "mean_pause_s": pause,
             **measured(options.users, options.moves, pause, own=name == "own"),
         }
+    for name in ("together", "together_new"):
+        result[name] = measured_together(options.users, options.rounds, own=name != "together")
     text = json.dumps(result, indent=1)
     print(text)
     if options.out:

@@ -136,8 +136,10 @@ def _refuse_unknown(name: str) -> None:
 
     row = find_row(name)
     if row is not None:
+        from napkinmath.base.command_line import command
+
         raise InputError(
-            f"{shown(name)} is a model, not a command; write `estimate --model {name}`"
+            f"{shown(name)} is a model, not a command; write `{command({'model': name})}`"
         )
     raise InputError(
         f"command {shown(name)} is unknown{suggest(name, list(COMMANDS))}; commands:"

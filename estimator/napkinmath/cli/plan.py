@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 
 from napkinmath.base import values
+from napkinmath.base.command_line import flags
 from napkinmath.base.errors import InputError, shown
 from napkinmath.base.values import listed
 from napkinmath.cli.flags import DEBUG, ON, REPEAT, TEXT
@@ -206,7 +207,8 @@ def _machines(
         name = text.rpartition("=")[0]
         if name and price_of_name(name) not in [m.hardware.gpu.name for m in found]:
             raise InputError(
-                f"--price {shown(text)} is of a GPU that is not asked about; add --gpu {name}"
+                f"--price {shown(text)} is of a GPU that is not asked about; add"
+                f" {flags({'gpu': name})}"
             )
     return found
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from napkinmath.answers.ranges import headroom_bytes
 from napkinmath.base import values
+from napkinmath.base.command_line import flags
 from napkinmath.base.errors import InputError
 from napkinmath.base.units import GIB, format_count
 from napkinmath.cli.prices import price_of
 from napkinmath.inputs.hardware_options import calibration_on, cluster_of, machines
 from napkinmath.inputs.several import several
 from napkinmath.report.columns import aligned
-from napkinmath.report.plan_table import print_advice
+from napkinmath.report.plan_table import print_advice, run_line
 from napkinmath.timing.efficiency import default_efficiency
 
 TYPE_CHECKING = False
@@ -32,6 +33,7 @@ _MACHINE = (
     "calibration",
     "allow_stale_calibration",
 )
+_OF_THE_MESH = ("gpus", "data_parallel", "tp", "pp", "cp", "ep", "pp_schedule")
 
 
 def plan_on_cluster(
@@ -130,17 +132,7 @@ def _print(
     rows: list[list[str]] = []
     for number, candidate in enumerate(best, 1):
         row: dict[str, Any] = _row(candidate, cluster, tokens, price)
-        options = {
-            key: value
-            for key, value in row["options"].items()
-            if key not in ("gpus", "data_parallel", "method", "tp", "pp", "cp", "ep", "pp_schedule")
-        }
-        flags = " ".join(
-            [
-                f"--method {row['options'].get('method', 'full')}",
-                *(f"--{key.replace('_', '-')} {value}" for key, value in options.items()),
-            ]
-        )
+        options = {key: value for key, value in row["options"].items() if key not in _OF_THE_MESH}
         rows.append(
             [
                 str(number),
@@ -151,9 +143,9 @@ def _print(
                 f"{row['hours']:,.2f}",
                 *([f"{row['price']:,.2f}"] if price is not None else []),
                 row["mesh"],
-                flags,
+                flags({"method": "full", **options}),
             ]
         )
     print("\n".join(aligned(heads, rows, right=heads[:-2], indent="  ")))
     print_advice(best[0].estimate)
-    print(f"run it:      estimate --model {spec.name} {rows[0][-2]} {rows[0][-1]}")
+    print(run_line(spec, f"{rows[0][-2]} {rows[0][-1]}"))

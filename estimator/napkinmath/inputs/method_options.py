@@ -166,13 +166,12 @@ def quantization_of(
                     " add --qlora or --quant nf4"
                 )
         return None
+    row = find_format(name)
     if kind is None:
         raise InputError(
             f"--quant {shown(given)} with --full: a quantized base cannot be trained itself; use"
-            f" --qlora, or --lora --quant {name}"
+            f" --qlora, or --lora --quant {row.name}"
         )
-
-    row = find_format(name)
     fields: dict[str, Any] = {"format": row.name, "double_quant": row.name in ("nf4", "fp4")}
     if "double_quant" in options:
         fields["double_quant"] = values.switch(options["double_quant"], "--double-quant")

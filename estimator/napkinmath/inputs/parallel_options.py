@@ -70,12 +70,13 @@ def number_and_type(options: Options) -> tuple[int, str]:
     given = str(options["gpus"])
     number = given.lower().partition("x")[0]
     kind = given[len(number) + 1 :].strip()
-    if number and len(given) > len(number) and not kind:
+    gpus = values.count(number or given, "--gpus", high=MAX_RANKS)
+    if len(given) > len(number) and not kind:
         raise InputError(
-            f"--gpus {shown(given)} names no GPU after the x; write e.g. --gpus {number}xA100-80,"
-            f" or --gpus {number}"
+            f"--gpus {shown(given)} names no GPU after the x; write e.g. --gpus {gpus}xA100-80,"
+            f" or --gpus {gpus}"
         )
-    return values.count(number or given, "--gpus", high=MAX_RANKS), kind
+    return gpus, kind
 
 
 def gpus_and_nodes(options: Options) -> tuple[int, int]:

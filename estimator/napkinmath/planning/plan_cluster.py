@@ -7,6 +7,7 @@ from itertools import product
 
 from napkinmath.answers.estimate import Estimate
 from napkinmath.answers.figures import Verdict
+from napkinmath.base.command_line import flags
 from napkinmath.base.errors import InputError
 from napkinmath.base.record import Record
 from napkinmath.base.values import count
@@ -207,22 +208,25 @@ def _keeps(mesh: TrainConfig, config: TrainConfig, options: dict[str, object]) -
     )
 
 
-def mesh_flags(candidate: ClusterCandidate, gpu: str) -> str:
-    """The mesh as flags of `estimate`: '--gpus 8xH100 --data-parallel fsdp2', '--gpus 8xH100 --tp 2
-    --data-parallel zero3'."""
+def mesh_options(candidate: ClusterCandidate) -> dict[str, object]:
+    """The mesh as options, without the GPUs it is laid over."""
     parallel = candidate.price.parallel
-    name = f"{parallel.world_size}x{gpu}"
-    words = [f'--gpus "{name}"' if " " in name else f"--gpus {name}"]
-    for flag, degree in (
-        ("tp", parallel.tensor_parallel_size),
-        ("pp", parallel.pipeline_parallel_size),
-        ("cp", parallel.context_parallel_size),
-        ("ep", parallel.expert_parallel_size),
-    ):
-        if degree > 1:
-            words.append(f"--{flag} {degree}")
+    degrees = {
+        "tp": parallel.tensor_parallel_size,
+        "pp": parallel.pipeline_parallel_size,
+        "cp": parallel.context_parallel_size,
+        "ep": parallel.expert_parallel_size,
+    }
+    found: dict[str, object] = {name: degree for name, degree in degrees.items() if degree > 1}
     if parallel.pipeline_parallel_size > 1:
-        words.append(f"--pp-schedule {parallel.pipeline_schedule.value}")
+        found["pp_schedule"] = parallel.pipeline_schedule.value
     if parallel.data_parallel_size > 1:
-        words.append(f"--data-parallel {parallel.data_parallel.value}")
-    return " ".join(words)
+        found["data_parallel"] = parallel.data_parallel.value
+    return found
+
+
+def mesh_flags(candidate: ClusterCandidate, gpu: str) -> str:
+    """The mesh as flags of `estimate`, quoted for a POSIX shell: '--gpus 8xH100 --tp 2
+    --data-parallel zero3'."""
+    gpus = f"{candidate.price.parallel.world_size}x{gpu}"
+    return flags({"gpus": gpus, **mesh_options(candidate)})

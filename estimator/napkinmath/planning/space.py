@@ -7,6 +7,7 @@ from enum import Enum
 from itertools import product
 
 from napkinmath.base import values as read
+from napkinmath.base.command_line import flags
 from napkinmath.base.errors import InputError
 from napkinmath.base.record import Record
 from napkinmath.inputs.options import train_config
@@ -179,9 +180,10 @@ def wider(space: Space) -> Space | None:
 
 def combinations_of(space: Space) -> Iterator[Combination]:
     """Every combination of knobs that does not contradict itself, on every machine; equal
-    configurations once."""
+    configurations once. Raises InputError, the first refusal, where every one is refused."""
     names = [name for name, _ in space.knobs]
     seen: set[tuple[str, TrainConfig]] = set()
+    refused: InputError | None = None
     for machine in space.machines:
         for values in product(*(values for _, values in space.knobs)):
             options = {
@@ -198,7 +200,8 @@ def combinations_of(space: Space) -> Iterator[Combination]:
                 options.setdefault("clip", False)  # no gradients are left to clip
             try:
                 config = train_config(options)
-            except InputError:
+            except InputError as error:
+                refused = refused or error
                 continue
             key = (machine.hardware.gpu.name, config)
             if key in seen or not _runs(
@@ -207,7 +210,7 @@ def combinations_of(space: Space) -> Iterator[Combination]:
                 continue
             seen.add(key)
             changes = tuple(
-                _flag(name, value)
+                flags({name: value})
                 for (name, known), value in zip(space.knobs, values, strict=True)
                 if value != known[0]
             )
@@ -218,6 +221,8 @@ def combinations_of(space: Space) -> Iterator[Combination]:
                 machine,
                 Sweeper(space.spec, config, machine.hardware, machine.efficiency),
             )
+    if refused is not None and not seen:
+        raise refused
 
 
 def pointless(options: Mapping[str, object], given: Mapping[str, object]) -> bool:
@@ -256,11 +261,3 @@ def _runs(config: TrainConfig, hardware: Hardware, *, given: bool) -> bool:
     return not config.precision.value.startswith(
         "fp16" if hardware.gpu.supports("bf16") else "bf16"
     )
-
-
-def _flag(name: str, value: object) -> str:
-    if name == "method":
-        return f"--{value}"
-    if isinstance(value, bool):
-        return f"--{'' if value else 'no-'}{name.replace('_', '-')}"
-    return f"--{name.replace('_', '-')} {value}"

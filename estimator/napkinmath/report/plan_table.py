@@ -3,6 +3,7 @@ it."""
 
 from __future__ import annotations
 
+from napkinmath.base.command_line import command, flags
 from napkinmath.base.units import GIB, format_bytes, format_count
 from napkinmath.planning.guidelines import guidelines
 from napkinmath.report.columns import aligned
@@ -10,6 +11,7 @@ from napkinmath.report.columns import aligned
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.answers.estimate import Estimate
+    from napkinmath.ir.model_spec import ModelSpec
     from napkinmath.planning.plan import Candidate, Plan
     from napkinmath.planning.trades import Trade
 
@@ -33,7 +35,7 @@ def print_plan(plan: Plan, traded: tuple[Trade, ...], *, tokens: float) -> None:
     print("\n".join(_table(plan, tokens)))
     _print_trades(plan.best[0], traded)
     print_advice(plan.best[0].estimate)
-    print(f"run it:      estimate --model {space.spec.name} {command_flags(plan.best[0])}")
+    print(run_line(space.spec, command_flags(plan.best[0])))
 
 
 def _table(plan: Plan, tokens: float) -> list[str]:
@@ -119,17 +121,21 @@ def _faster(trade: Trade) -> str:
     )
 
 
+def run_line(spec: ModelSpec, flags: str) -> str:
+    """The command that prices a model under flags, which are quoted already."""
+    return f"run it:      {command(_model_options(spec))} {flags}"
+
+
 def command_flags(candidate: Candidate) -> str:
-    """The flags of `estimate` that price the candidate."""
-    words: list[str] = []
-    for key, value in dict(candidate.options).items():
-        name = key.replace("_", "-")
-        if key == "method":
-            words.append(
-                f"--{value}" if value in ("full", "lora", "qlora") else f"--method {value}"
-            )
-        elif isinstance(value, bool):
-            words.append(f"--{name}" if value else f"--no-{name}")
-        else:
-            words.append(f"--{name} {value}")
-    return " ".join([*words, f'--gpu "{candidate.machine.hardware.gpu.name}"'])
+    """The flags of `estimate` that price the candidate, quoted for a POSIX shell."""
+    return flags({**dict(candidate.options), "gpu": candidate.machine.hardware.gpu.name})
+
+
+def _model_options(spec: ModelSpec) -> dict[str, object]:
+    """The options that name a model: bare numbers, a config file, or a name."""
+    if spec.source == "--arch":
+        return {"arch": spec.name}
+    if spec.source.endswith("on the hub"):
+        return {"model": spec.name, "hub": True}
+    is_file = spec.source.endswith(".json") and "://" not in spec.source
+    return {"model": spec.source if is_file else spec.name}

@@ -3,19 +3,18 @@ and job files."""
 
 from __future__ import annotations
 
-from napkinmath.base import values
-from napkinmath.base.errors import InputError
+from napkinmath.base.errors import InputError, shown
+from napkinmath.serving.requests import KNOWN
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
     from typing import Any
 
     from napkinmath.answers.estimate import Estimate
 
 MOST_FORMULAS = 12  # a component
 MOST_OPERATIONS = 10  # a phase
-BATCHES = tuple(1 << power for power in range(9))  # of the page's slider
 
 
 def encoded(path: str, options: Mapping[str, Any]) -> bytes:
@@ -52,6 +51,7 @@ def catalogue() -> dict[str, Any]:
         "losses": [x.value for x in Loss],
         "kernels": [k.value for k in Kernels],
         "exports": list(KINDS),
+        "options": sorted(KNOWN),
     }
 
 
@@ -81,8 +81,14 @@ def details(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def command_line(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The command that asks the same."""
-    return {"command": command(options)}
+    """The command that asks the same, quoted for the `shell` asked for: posix or powershell."""
+    from napkinmath.base.command_line import SHELLS, command
+
+    asked = dict(options)
+    shell = str(asked.pop("shell", "posix"))
+    if shell not in SHELLS:
+        raise InputError(f"shell {shown(shell)} is unknown; use {' or '.join(SHELLS)}")
+    return {"command": command(asked, SHELLS[shell])}
 
 
 def job_file(options: Mapping[str, Any], kind: str) -> dict[str, Any]:
@@ -95,64 +101,10 @@ def job_file(options: Mapping[str, Any], kind: str) -> dict[str, Any]:
 
 
 def best(options: Mapping[str, Any]) -> dict[str, Any]:
-    """What to run: the options given stay, `goal` says what is best, the batch and what was left at
-    its default are searched."""
-    from napkinmath.inputs.hardware_options import machines
-    from napkinmath.inputs.model_options import model_spec
-    from napkinmath.planning.plan import plan
-    from napkinmath.planning.space import Goal, Machine, open_space
-    from napkinmath.planning.trades import trades
-    from napkinmath.report.plan_json import plan_mapping
+    """What to run: on one GPU the best by `goal`, on several the fastest meshes that fit."""
+    from napkinmath.serving.plans import planned
 
-    kept = {
-        name: value
-        for name, value in options.items()
-        if name not in ("goal", "bs", "grad_accum", "gpu", "vram", "mig")
-    }
-    spec = model_spec({name: kept.pop(name) for name in ("model", "arch") if name in kept}, [])
-    found = [
-        hardware
-        for hardware in machines(
-            {name: options[name] for name in ("gpu", "vram", "mig") if name in options}
-        )
-        if hardware
-    ]
-    if not found:
-        raise InputError("a plan is for a GPU; choose one")
-    goal = values.choice(str(options.get("goal", Goal.TOKENS.value)), Goal, "goal")
-    if goal is Goal.CONTEXT:
-        kept.pop("ctx", None)
-    # Powers of two, and nothing that the page has no field for.
-    given: dict[str, Sequence[object]] = {
-        **{name: (value,) for name, value in kept.items()},
-        "bs": BATCHES,
-        "optimizer_in_backward": (kept.get("optimizer_in_backward", False),),
-    }
-    planned = plan(open_space(spec, [Machine(hardware=h) for h in found], given, goal), goal)
-    return plan_mapping(
-        planned, trades(planned.space, planned.best[0]) if planned.best else (), tokens=1e9
-    )
-
-
-def command(options: Mapping[str, Any]) -> str:
-    """The command line that asks the same."""
-    words = ["estimate"]
-    for name, value in options.items():
-        flag = "--" + name.replace("_", "-")
-        if name == "method" and value in ("full", "lora", "qlora"):
-            words.append(f"--{value}")
-        else:
-            words += [
-                (
-                    flag
-                    if one is True
-                    else f"--no-{flag[2:]}"
-                    if one is False
-                    else f"{flag} {_quoted(one)}"
-                )
-                for one in values.listed(value)
-            ]
-    return " ".join(words)
+    return planned(options)
 
 
 def formulas(e: Estimate) -> dict[str, list[dict[str, Any]]]:
@@ -213,18 +165,17 @@ LATER, SEARCHES = (
     frozenset(("/api/details",)),
     frozenset(("/api/limits", "/api/plan")),
 )  # anything else is what a move waits for
-WORDS = {"/api/plan": frozenset(("goal",))}  # that an answer takes besides the options
-
-
-def _quoted(value: object) -> str:
-    text = str(value)
-    return f'"{text}"' if " " in text else text
+AT_ONCE = frozenset(("/api/command",))  # prices nothing: no process is needed
+WORDS = {
+    "/api/plan": frozenset(("goal",)),
+    "/api/command": frozenset(("shell",)),
+}  # that an answer takes besides the options
 
 
 def _priced(options: Mapping[str, Any]) -> tuple[Estimate, list[str]]:
     from napkinmath.inputs.jobs import priced
 
     if "model" not in options and "arch" not in options:
-        raise InputError("no model was chosen; give model, or arch for bare numbers")
+        raise InputError("no model was chosen; give its name, or --arch among the further options")
     notes: list[str] = []
     return priced(options, notes)[0], notes

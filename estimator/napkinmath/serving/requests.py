@@ -31,8 +31,10 @@ SWITCHES = frozenset(
         "rslora",
         "optimizer_in_backward",
         "reference",
+        "train_mode",
     )
 )
+ON_ONLY = frozenset(("eval", "train_mode"))  # switched off they are not given
 NUMBERS = frozenset(
     (
         "bs",
@@ -51,6 +53,8 @@ NUMBERS = frozenset(
         "completion",
         "eval_bs",
         "generate",
+        "alpha",
+        "global_batch",
     )
 )
 WORDS = frozenset(
@@ -74,6 +78,12 @@ WORDS = frozenset(
         "mig",
         "dropout",
         "workload",
+        "teacher",
+        "train_modules",
+        "freeze",
+        "display",
+        "allocator",
+        "pp_schedule",
     )
 )
 KNOWN = frozenset(("model", "gpu")) | SWITCHES | NUMBERS | WORDS
@@ -94,7 +104,7 @@ def options_of(body: bytes, *, more: frozenset[str] = frozenset()) -> dict[str, 
     found = {
         name: value
         for name, value in asked
-        if value not in (None, "") and (value is not False or name in SWITCHES - {"eval"})
+        if value not in (None, "") and (value is not False or name in SWITCHES - ON_ONLY)
     }
     return {
         name: _text(name, value) if name in more else _value(name, value)
@@ -138,7 +148,7 @@ def _catalogued(value: object) -> str:
     if row is None:
         raise InputError(
             f"model {shown(value)} is not in the catalogue; the page takes catalogued names, or"
-            " arch for bare numbers"
+            " bare numbers: --arch among the further options"
         )
     return str(row["name"])
 

@@ -6,14 +6,16 @@ from __future__ import annotations
 import json
 import os
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from socket import MSG_PEEK
-from threading import BoundedSemaphore
+from http.server import ThreadingHTTPServer
+from socket import MSG_PEEK, SHUT_WR
+from threading import BoundedSemaphore, Thread
 
 from napkinmath.base.errors import NapkinError
 from napkinmath.serving import answers
 from napkinmath.serving.cache import Cache
-from napkinmath.serving.requests import MAX_BODY_BYTES, options_of
+from napkinmath.serving.connections import Connection, whole_answer
+from napkinmath.serving.requests import options_of
+from napkinmath.serving.wording import for_the_page
 from napkinmath.serving.workers import Busy, Gone, Workers
 
 TYPE_CHECKING = False
@@ -28,23 +30,10 @@ FILES = {
     "/page.css": ("page.css", "text/css; charset=utf-8"),
     "/page.js": ("page.js", "text/javascript; charset=utf-8"),
 }
-# Nothing from anywhere but here, in no frame; the timeline is an image of this very answer.
-HEADERS = {
-    "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src"
-        " data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    ),
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
-    "Cache-Control": "no-store",
-}
-SECONDS_TO_SPEAK = 10  # for a client to send what it announced
 QUEUE = 512
-MOST_CONNECTIONS = 1024  # open at once, each with its thread
+MOST_CONNECTIONS = 512  # open at once, each with its thread; descriptors are often 1024
+MOST_TURNED_AWAY = 64  # at once with an answer; beyond it connections are closed
+SECONDS_TO_TURN_AWAY = 1
 
 
 class Server(ThreadingHTTPServer):
@@ -60,13 +49,31 @@ class Server(ThreadingHTTPServer):
         self.hosts = {f"{name}:{self.server_port}" for name in ("127.0.0.1", "localhost", "[::1]")}
         self.files = {path: (_read(name), kind) for path, (name, kind) in FILES.items()}
         self._room = BoundedSemaphore(MOST_CONNECTIONS)
+        self._hall = BoundedSemaphore(MOST_TURNED_AWAY)
         self.workers.warm(answers.begun)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """A thread for the connection, where there is room for one more."""
-        if not self._room.acquire(blocking=False):
+        """A thread for the connection, where there is room for one more; else for an answer that
+        says so."""
+        if self._room.acquire(blocking=False):
+            return super().process_request(request, client_address)
+        if not self._hall.acquire(blocking=False):
             return self.shutdown_request(request)
-        super().process_request(request, client_address)
+        Thread(target=self._turn_away, args=(request,), daemon=True).start()
+
+    def _turn_away(self, request: socket.socket) -> None:
+        """Says that there is no room, and reads what was sent: left unread it takes the answer
+        back."""
+        try:
+            request.settimeout(SECONDS_TO_TURN_AWAY)
+            request.sendall(_FULL)
+            request.shutdown(SHUT_WR)
+            request.recv(1 << 16)
+        except OSError:  # it went away, or says nothing
+            pass
+        finally:
+            self.shutdown_request(request)
+            self._hall.release()
 
     def process_request_thread(
         self, request: socket.socket | tuple[bytes, socket.socket], client_address: Any
@@ -105,16 +112,11 @@ def _read(name: str) -> bytes:
         return file.read()
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(Connection):
     """GET the page's three files and the catalogue; POST options to one of ANSWERS or
     export/KIND."""
 
     server: Server  # pyright: ignore[reportIncompatibleVariableOverride]
-    protocol_version = "HTTP/1.1"
-    timeout = SECONDS_TO_SPEAK
-    disable_nagle_algorithm = True
-    wbufsize = 1 << 16  # headers and answer leave together
-    server_version, sys_version = "napkinmath", ""
 
     def do_GET(self) -> None:
         """The page and the catalogue."""
@@ -127,9 +129,9 @@ class Handler(BaseHTTPRequestHandler):
             )
         elif path in self.server.files:
             content, kind = self.server.files[path]
-            self._send(HTTPStatus.OK, content, kind)
+            self.send(HTTPStatus.OK, content, kind)
         else:
-            self._fail(HTTPStatus.NOT_FOUND, f"there is no page {path[:80]!r} here")
+            self.fail(HTTPStatus.NOT_FOUND, f"there is no page {path[:80]!r} here")
 
     do_HEAD = do_GET
 
@@ -140,37 +142,43 @@ class Handler(BaseHTTPRequestHandler):
         path = self.path
         if not _is_answered(path):
             known = ", ".join(answers.ANSWERS)
-            return self._fail(
+            return self.fail(
                 HTTPStatus.NOT_FOUND,
                 f"there is no answer at {path[:80]!r}; ask {known} or /api/export/KIND",
             )
-        body = self._body()
-        if body is None:
-            return
-
-        def answer() -> bytes:
-            options = options_of(body, more=answers.WORDS.get(path, frozenset()))
-            key = (path, tuple(sorted((name, str(value)) for name, value in options.items())))
-            workers = self.server.workers
-            lane = (
-                workers.later
-                if path in answers.LATER
-                else workers.long
-                if path in answers.SEARCHES
-                else workers.quick
+        if self.headers.get("Content-Type", "").partition(";")[0].strip() != "application/json":
+            return self.fail(
+                HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "send the options as application/json"
             )
-            return self.server.cache.get(
-                key, lambda: lane.run(answers.encoded, path, options, wanted=self._is_there)
+        if "Content-Length" not in self.headers:
+            return self.fail(
+                HTTPStatus.LENGTH_REQUIRED, "say how long the options are (Content-Length)"
             )
+        self._answer(lambda: self._made(path))
 
-        self._answer(answer)
+    def _made(self, path: str) -> bytes:
+        options = options_of(self.body, more=answers.WORDS.get(path, frozenset()))
+        if path in answers.AT_ONCE:
+            return answers.encoded(path, options)
+        key = (path, tuple(sorted((name, str(value)) for name, value in options.items())))
+        workers = self.server.workers
+        lane = (
+            workers.later
+            if path in answers.LATER
+            else workers.long
+            if path in answers.SEARCHES
+            else workers.quick
+        )
+        return self.server.cache.get(
+            key, lambda: lane.run(answers.encoded, path, options, wanted=self._is_there)
+        )
 
     def _is_local(self) -> bool:
         """Only a browser that was told this very address: another name that resolves here may be
         somebody else's page."""
         if self.headers.get("Host") in self.server.hosts:
             return True
-        self._fail(HTTPStatus.MISDIRECTED_REQUEST, f"this page is at {self.server.url} only")
+        self.fail(HTTPStatus.MISDIRECTED_REQUEST, f"this page is at {self.server.url} only")
         return False
 
     def _is_there(self) -> bool:
@@ -183,22 +191,6 @@ class Handler(BaseHTTPRequestHandler):
         except (OSError, ValueError):
             return False
 
-    def _body(self) -> bytes | None:
-        if self.headers.get("Content-Type", "").partition(";")[0].strip() != "application/json":
-            self._fail(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "send the options as application/json")
-            return None
-        announced = self.headers.get("Content-Length", "")
-        if not announced.isdigit():
-            self._fail(HTTPStatus.LENGTH_REQUIRED, "say how long the options are (Content-Length)")
-            return None
-        if int(announced) > MAX_BODY_BYTES:
-            self._fail(
-                HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-                f"options of {announced[:20]} bytes are too large; at most {MAX_BODY_BYTES}",
-            )
-            return None
-        return self.rfile.read(int(announced))
-
     def _answer(self, make: Callable[[], bytes]) -> None:
         try:
             content = make()
@@ -206,37 +198,30 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         except Busy as error:
-            return self._fail(HTTPStatus.SERVICE_UNAVAILABLE, str(error), keep=True)
+            return self.fail(
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                str(error),
+                keep=True,
+                more={"Retry-After": str(error.seconds)},
+            )
         except NapkinError as error:
-            return self._fail(HTTPStatus.UNPROCESSABLE_ENTITY, str(error), keep=True)
+            return self.fail(HTTPStatus.UNPROCESSABLE_ENTITY, for_the_page(str(error)), keep=True)
         except Exception as error:  # our own mistake: said without its insides
             self.log_error("%s: %s", type(error).__name__, error)
-            return self._fail(
+            return self.fail(
                 HTTPStatus.INTERNAL_SERVER_ERROR,
                 f"this configuration could not be priced ({type(error).__name__}); please"
                 " report it",
             )
-        self._send(HTTPStatus.OK, content, "application/json")
-
-    def _fail(self, status: HTTPStatus, message: str, *, keep: bool = False) -> None:
-        self.close_connection = self.close_connection or not keep
-        self._send(status, _encoded({"error": message}), "application/json")
-
-    def _send(self, status: HTTPStatus, content: bytes, kind: str) -> None:
-        self.send_response(status)
-        for name, value in HEADERS.items():
-            self.send_header(name, value)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(content)))
-        if self.close_connection:
-            self.send_header("Connection", "close")
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(content)
-
-    def log_request(self, code: Any = "-", size: Any = "-") -> None:
-        """Nothing for a request that went well; errors are told by log_error."""
+        self.send(HTTPStatus.OK, content, "application/json")
 
 
 def _encoded(content: Mapping[str, Any]) -> bytes:
     return json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
+
+
+_FULL = whole_answer(
+    HTTPStatus.SERVICE_UNAVAILABLE,
+    _encoded({"error": "too many connections are open; ask again in a moment"}),
+    {"Retry-After": "1"},
+)

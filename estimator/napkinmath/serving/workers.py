@@ -6,7 +6,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import time
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
+from concurrent.futures import TimeoutError as NotInTime
 from threading import Lock, Semaphore, Thread
 
 from napkinmath.base.errors import NapkinError
@@ -17,8 +19,14 @@ if TYPE_CHECKING:
     from types import FrameType
 
 MOST_QUICK = 4  # processes for moves
-SECONDS_TO_PRICE = 20  # of one answer; nothing on the page takes as long
+SECONDS_TO_MOVE, SECONDS_TO_SEARCH = 4, 8  # of a processor, for one answer
+SLOWDOWN = 2  # times as long by the clock, since processors are shared; then the process is ended
+SECONDS_TO_WAIT = 4  # for a move's turn; more is refused at once
+SECONDS_TO_WAIT_LATER = 8  # for the turn of anything else
 MOST_WAITING = 512  # answers asked for and not yet made, in one lane
+SECONDS_AT_FIRST = 0.03  # of an answer, before any was made
+SECONDS_TO_START = 30  # of a new process, with its imports
+WEIGHT = 0.1  # of the latest answer in the mean
 NICENESS = 10  # of long answers, so that moves go first where processors are few
 MOST_BYTES = 4 << 30  # address space of a process
 MADE, REFUSED, FAILED = "made", "refused", "failed"
@@ -26,6 +34,8 @@ MADE, REFUSED, FAILED = "made", "refused", "failed"
 
 class Busy(NapkinError):
     """More is asked than can be answered soon."""
+
+    seconds = 1  # after which to ask again
 
 
 class TooLong(NapkinError):
@@ -41,10 +51,18 @@ class Failed(Exception):
 
 
 class Lane:
-    """Some processes and how many answers they owe."""
+    """Some processes, how many answers they owe and how long an answer takes them."""
 
-    def __init__(self, size: int, *, nice: int = 0) -> None:
-        self._size, self._nice, self._lock, self._owed = size, nice, Lock(), 0
+    def __init__(
+        self,
+        size: int,
+        *,
+        nice: int = 0,
+        seconds: float = SECONDS_TO_MOVE,
+        wait: float = SECONDS_TO_WAIT,
+    ) -> None:
+        self._size, self._nice, self._seconds, self._wait = size, nice, seconds, wait
+        self._lock, self._owed, self._mean = Lock(), 0, SECONDS_AT_FIRST
         self._turns = Semaphore(size)
         self._pool = self._started()
 
@@ -61,17 +79,12 @@ class Lane:
         """The answer, made in one of the processes when its turn has come and if it is `wanted`
         then.
 
-        Raises Busy, Gone, Failed, or NapkinError where `make` does.
+        Raises Busy where the turn would not come soon, Gone, TooLong, Failed, or NapkinError where
+        `make` does.
         """
-        with self._lock:
-            if self._owed >= MOST_WAITING:
-                raise Busy("too many answers are being waited for; ask again in a moment")
-            self._owed += 1
+        self._enter()
         try:
-            with self._turns:
-                if not wanted():
-                    raise Gone("the client went away")
-                outcome, content = self._submitted(make, *arguments)
+            outcome, content = self._in_turn(make, arguments, wanted)
         finally:
             with self._lock:
                 self._owed -= 1
@@ -81,23 +94,60 @@ class Lane:
             raise Failed(content.decode())
         return content
 
+    def _enter(self) -> None:
+        """One answer more is owed, unless those owed already take too long."""
+        with self._lock:
+            ahead = max(0, self._owed - self._size + 1) * self._mean / self._size
+            if self._owed >= MOST_WAITING or ahead > self._wait:
+                raise Busy("too many answers are being waited for; ask again in a moment")
+            self._owed += 1
+
+    def _in_turn(
+        self, make: Callable[..., bytes], arguments: tuple[object, ...], wanted: Callable[[], bool]
+    ) -> tuple[str, bytes]:
+        if not self._turns.acquire(timeout=self._wait):
+            raise Busy("answers take long at the moment; ask again in a while")
+        try:
+            if not wanted():
+                raise Gone("the client went away")
+            begun = time.monotonic()
+            try:
+                return self._submitted(make, *arguments)
+            finally:
+                with self._lock:
+                    self._mean += WEIGHT * (time.monotonic() - begun - self._mean)
+        finally:
+            self._turns.release()
+
     def _submitted(self, make: Callable[..., bytes], *arguments: object) -> tuple[str, bytes]:
         pool = self._pool
         try:
-            return pool.submit(_made, make, *arguments).result()
+            made = pool.submit(_made, self._seconds, make, *arguments)
+            return made.result(SLOWDOWN * self._seconds)
+        except NotInTime:
+            self._replace(pool)
+            raise _too_long(self._seconds) from None
         except (
             BrokenExecutor
         ) as error:  # killed from outside, for memory perhaps: the next one gets new processes
-            with self._lock:
-                if self._pool is pool:
-                    self._pool = self._started()
+            self._replace(pool)
             raise Busy("the process that priced this was ended; ask again") from error
+
+    def _replace(self, pool: ProcessPoolExecutor) -> None:
+        """New processes for those of a pool, which are ended if they still run."""
+        with self._lock:
+            if self._pool is not pool:
+                return
+            self._pool = self._started()
+        for process in list((pool._processes or {}).values()):  # pyright: ignore[reportPrivateUsage]
+            process.kill()
+        pool.shutdown(wait=False, cancel_futures=True)
 
     def warm(self, begin: Callable[[], bytes]) -> None:
         """Starts the processes with something to do, so that the first to ask does not wait for
         them."""
         for _ in range(self._size):
-            self._pool.submit(_made, begin)
+            self._pool.submit(_made, SECONDS_TO_START, begin)
 
     def close(self) -> None:
         """Ends the processes; answers that nobody has begun are dropped."""
@@ -110,8 +160,8 @@ class Workers:
 
     def __init__(self) -> None:
         self.quick = Lane(max(1, min(MOST_QUICK, os.cpu_count() or 1)))
-        self.later = Lane(1, nice=NICENESS // 2)
-        self.long = Lane(1, nice=NICENESS)
+        self.later = Lane(1, nice=NICENESS // 2, wait=SECONDS_TO_WAIT_LATER)
+        self.long = Lane(1, nice=NICENESS, seconds=SECONDS_TO_SEARCH, wait=SECONDS_TO_WAIT_LATER)
 
     def warm(self, begin: Callable[[], bytes]) -> None:
         """Starts every lane's processes."""
@@ -134,8 +184,8 @@ def _begin(nice: int) -> None:
     gc.set_threshold(100_000, 20, 100)
     if hasattr(os, "nice"):
         os.nice(nice)
-    if hasattr(signal, "SIGALRM"):
-        signal.signal(signal.SIGALRM, _too_long)
+    if hasattr(signal, "SIGPROF"):
+        signal.signal(signal.SIGPROF, _out_of_time)
     try:
         import resource
 
@@ -158,18 +208,25 @@ def _end_with_the_server() -> None:
         os._exit(1)
 
 
-def _too_long(signum: int, frame: FrameType | None) -> None:
-    raise TooLong(
-        f"this takes longer than {SECONDS_TO_PRICE} s; ask for less, or use the command line"
-    )
+def _out_of_time(signum: int, frame: FrameType | None) -> None:
+    raise _too_long(_allowed)
 
 
-def _made(make: Callable[..., bytes], *arguments: object) -> tuple[str, bytes]:
-    """(how it went, the answer or the reason): exceptions are not sent, since not every one
-    survives being pickled."""
+def _too_long(seconds: float) -> TooLong:
+    return TooLong(f"this takes longer than {seconds:g} s; ask for less, or use the command line")
+
+
+_allowed: float = SECONDS_TO_MOVE  # what the answer in the making may take; one at a time
+
+
+def _made(seconds: float, make: Callable[..., bytes], *arguments: object) -> tuple[str, bytes]:
+    """(how it went, the answer or the reason) after so many seconds of a processor at most:
+    exceptions are not sent, since not every one survives being pickled."""
+    global _allowed
+    _allowed = seconds
     timed = hasattr(signal, "setitimer")
     if timed:
-        signal.setitimer(signal.ITIMER_REAL, SECONDS_TO_PRICE)
+        signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         return MADE, make(*arguments)
     except NapkinError as error:
@@ -180,4 +237,4 @@ def _made(make: Callable[..., bytes], *arguments: object) -> tuple[str, bytes]:
         return FAILED, f"{type(error).__name__}: {error}".encode()
     finally:
         if timed:
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.setitimer(signal.ITIMER_PROF, 0)

@@ -30,7 +30,7 @@ function put(name, value) { // an exact value was given: the slider follows as w
 }
 
 function options() {
-  const found = { model: form.model.value.trim() };
+  const found = extra.arch ? {} : { model: form.model.value.trim() };
   if (form.gpu.value) found.gpu = form.gpu.value;
   found.method = form.elements.method.value;
   for (const name of ["bs", "ctx", "grad_accum"]) found[name] = size(name);
@@ -68,9 +68,15 @@ function remember(found) {
   history.replaceState(null, "", "#" + link);
 }
 
-async function post(path, body, signal) {
+const TRIES = 4; // where the server is busy
+async function post(path, body, signal, tries = TRIES) {
   const response = await fetch(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), signal });
   const answer = await response.json();
+  if (response.status === 503 && tries > 1) {
+    const seconds = Number(response.headers.get("Retry-After")) || 1;
+    await new Promise((resolve) => setTimeout(resolve, 1000 * seconds * (1 + Math.random()))); // not all at once
+    if (!signal || !signal.aborted) return post(path, body, signal, tries - 1);
+  }
   if (!response.ok) throw new Error(answer.error);
   return answer;
 }
@@ -79,7 +85,8 @@ function changed() {
   for (const name of Object.keys(POWERS)) form[name].setAttribute("aria-valuetext", size(name).toLocaleString("en"));
   form.rank.disabled = exact("rank").disabled = form.elements.method.value === "full";
   $("extra").hidden = !Object.keys(extra).length;
-  $("extra-text").textContent = Object.entries(extra).map(([name, value]) => `--${value === false ? "no-" : ""}${name.replaceAll("_", "-")}${typeof value === "boolean" ? "" : ` ${value}`}`).join(" ");
+  // Not as flags: commands are the server's to make, which quotes their words.
+  $("extra-text").textContent = Object.entries(extra).map(([name, value]) => `${name}: ${value === true ? "on" : value === false ? "off" : value}`).join(", ");
   clearTimeout(timer);
   timer = setTimeout(ask, 30);
 }
@@ -201,12 +208,13 @@ function user(label, use) { // a cell with a button that takes a row over
   return cell;
 }
 
-function setFlags(flags) { // "--bs 2 --grad-accum 2" into the fields
-  for (const [, no, flag, value] of flags.matchAll(/--(no-)?([a-z0-9-]+)(?:\s+([^-\s]\S*))?/g)) {
-    const name = flag.replaceAll("-", "_");
-    if (["full", "lora", "qlora"].includes(name)) set("method", name);
+const SHORT = { full: ["method", "full"], lora: ["method", "lora"], qlora: ["method", "qlora"], ddp: ["data_parallel", "ddp"], fsdp: ["data_parallel", "fsdp2"] };
+function setFlags(flags) { // "--bs 2 --targets 'q_proj, v_proj'" into the fields
+  for (const [, no, flag, value] of flags.matchAll(/(?<!\S)--(no-)?([a-z0-9-]+)(?:[\s=]+('[^']*'|"[^"]*"|[^-\s]\S*))?/g)) {
+    const name = flag.replaceAll("-", "_"), short = Object.hasOwn(SHORT, name) ? SHORT[name] : null;
+    if (short) set(...short);
     else if (name === "train_mode") delete extra.eval;
-    else set(name, value === undefined ? !no : read(value));
+    else set(name, value === undefined ? !no : read(value.replace(/^(['"])(.*)\1$/, "$2")));
   }
 }
 
@@ -230,7 +238,7 @@ async function plan() {
 }
 
 function showPlan(found) {
-  $("plan-said").textContent = `${found.num_candidates.toLocaleString("en")} candidates priced, ${found.num_verified} replayed in the allocator${found.best.length ? "" : ": nothing fits"}`;
+  $("plan-said").textContent = `${found.num_candidates ? `${found.num_candidates.toLocaleString("en")} candidates priced, ${found.num_verified} replayed in the allocator` : `${found.num_verified} meshes that fit`}${found.best.length ? "" : ": nothing fits"}`;
   $("plan").hidden = !found.best.length;
   fill($("plan").tBodies[0], ...found.best.map((row) => {
     const line = make("tr"), last = user(`Use batch ${row.options.bs}, ${row.changes.join(", ") || "as it is"}`, () => take(row.options));
@@ -249,8 +257,9 @@ function take(chosen) {
 async function showConfig(signal) {
   const kind = $("kind").value;
   try {
-    const answer = kind ? await post(`/api/export/${kind}`, latest, signal) : await post("/api/command", latest, signal);
-    $("config").textContent = kind ? answer.text + answer.notes.map((n) => `# ${n}\n`).join("") : answer.command;
+    const isCommand = kind === "" || kind === "powershell";
+    const answer = isCommand ? await post("/api/command", kind ? { ...latest, shell: kind } : latest, signal) : await post(`/api/export/${kind}`, latest, signal);
+    $("config").textContent = answer.text !== undefined ? answer.text + answer.notes.map((n) => `# ${n}\n`).join("") : answer.command;
   } catch (error) { if (error.name !== "AbortError") $("config").textContent = error.message; }
 }
 
@@ -268,10 +277,13 @@ async function begin() {
   form.gpu.value = "RTX 4090";
   restore();
   form.addEventListener("input", ({ target }) => {
+    if (target.id === "further") return; // until it is entered
     if (Object.hasOwn(POWERS, target.id)) slid(target.id);
     else if (target.id.endsWith("-number")) put(target.id.slice(0, -"-number".length), size(target.id.slice(0, -"-number".length)));
     changed();
   });
+  $("further-names").append(...lists.options.map((v) => make("option", undefined, { value: `--${v.replaceAll("_", "-")} ` })));
+  $("further").addEventListener("change", () => { setFlags($("further").value); $("further").value = ""; changed(); });
   $("extra-clear").addEventListener("click", () => { extra = {}; changed(); });
   form.addEventListener("submit", (event) => event.preventDefault());
   $("kind").addEventListener("change", () => showConfig());

@@ -1,0 +1,70 @@
+"""Options as a command to paste: every word is quoted for the shell that will read it, whatever text
+an option holds."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+from napkinmath.base.errors import InputError, shown
+from napkinmath.base.values import listed
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    Quote = Callable[[str], str]
+
+METHOD_FLAGS = ("full", "lora", "qlora")  # values of --method with a flag of their own
+# PowerShell takes typographic quotation marks for ' as well, and a bare 2k or a,b for its own values.
+_SINGLE_QUOTES = re.compile("(['\u2018\u2019\u201a\u201b])")
+_PLAIN_FOR_POWERSHELL = re.compile(r"(?:--)?[A-Za-z_][A-Za-z0-9_-]*|[0-9]+")
+
+posix: Quote = shlex.quote
+
+
+def powershell(word: str) -> str:
+    """A word for PowerShell: in single quotes, those inside doubled. Raises InputError for a double
+    quote or a backslash, at which PowerShell before 7.3 splits what it hands to a program."""
+    if _PLAIN_FOR_POWERSHELL.fullmatch(word):
+        return word
+    if '"' in word or "\\" in word:
+        raise InputError(
+            f"{shown(word)} has a double quote or a backslash, which PowerShell does not hand over"
+            " whole; leave it out, or take the command for a POSIX shell"
+        )
+    return "'" + _SINGLE_QUOTES.sub(r"\1\1", word) + "'"
+
+
+SHELLS: dict[str, Quote] = {"posix": posix, "powershell": powershell}
+
+
+def words(options: Mapping[str, object]) -> list[str]:
+    """The flags that give these options, unquoted."""
+    return [
+        word
+        for name, value in options.items()
+        for one in listed(value)
+        for word in _flag(name, one)
+    ]
+
+
+def flags(options: Mapping[str, object], quote: Quote = posix) -> str:
+    """The same as text for a shell."""
+    return " ".join(quote(word) for word in words(options))
+
+
+def command(options: Mapping[str, object], quote: Quote = posix) -> str:
+    """The command that prices these options."""
+    return " ".join(["estimate", *(quote(word) for word in words(options))])
+
+
+def _flag(name: str, value: object) -> list[str]:
+    if name == "method" and value in METHOD_FLAGS:
+        return [f"--{value}"]
+    name = name.replace("_", "-")
+    if isinstance(value, bool):
+        return [f"--{name}" if value else f"--no-{name}"]
+    text = str(value)
+    # A value that looks like a flag stays with its own.
+    return [f"--{name}={text}"] if text.startswith("-") else [f"--{name}", text]

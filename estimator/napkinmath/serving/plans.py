@@ -1,0 +1,138 @@
+"""What the page should run: options given stay, the batch and what is at its default are searched."""
+
+from __future__ import annotations
+
+from napkinmath.base import values
+from napkinmath.base.errors import InputError, shown
+from napkinmath.inputs.hardware_options import cluster_of, machines
+from napkinmath.inputs.model_options import model_spec
+from napkinmath.inputs.parallel_options import gpus_and_nodes
+from napkinmath.planning.space import Goal
+from napkinmath.serving.requests import NUMBERS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+    from napkinmath.config.hardware import Hardware
+    from napkinmath.ir.model_spec import ModelSpec
+    from napkinmath.planning.plan_cluster import ClusterCandidate
+
+BATCHES = tuple(1 << power for power in range(9))  # of the page's slider
+_MACHINE = ("gpu", "vram", "mig", "display", "gpus", "nodes")
+_MODEL = ("model", "arch")
+_MESH_ROWS = 4  # each is an estimate of the whole cluster
+
+
+def planned(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The plan as the page shows it. Raises InputError where the options contradict each other or
+    name no GPU."""
+    goal = values.choice(str(options.get("goal", Goal.TOKENS.value)), Goal, "goal")
+    if goal is Goal.CHEAPEST:
+        raise InputError("goal 'cheapest' needs prices; the command line's plan takes them")
+    spec = model_spec({name: options[name] for name in _MODEL if name in options}, [])
+    found = [
+        hardware
+        for hardware in machines({name: options[name] for name in _MACHINE if name in options})
+        if hardware
+    ]
+    if not found:
+        raise InputError("a plan is for a GPU; choose one")
+    away = ("goal", *_MACHINE, *_MODEL)
+    given: dict[str, Sequence[object]] = {
+        name: (value,) for name, value in options.items() if name not in away
+    }
+    several = gpus_and_nodes(options)[0] > 1
+    made = (
+        _on_several(spec, found, given, options, goal)
+        if several
+        else _on_one(spec, found, given, goal)
+    )
+    for row in made["best"]:
+        row["options"] = {name: _as_asked(name, value) for name, value in row["options"].items()}
+    return made
+
+
+def _as_asked(name: str, value: object) -> object:
+    """A number as a request gives it: a row may be the next request."""
+    return int(str(value)) if name in NUMBERS else value
+
+
+def _on_one(
+    spec: ModelSpec, found: list[Hardware], given: dict[str, Sequence[object]], goal: Goal
+) -> dict[str, Any]:
+    from napkinmath.planning.plan import plan
+    from napkinmath.planning.space import Machine, open_space
+    from napkinmath.planning.trades import trades
+    from napkinmath.report.plan_json import plan_mapping
+
+    given.pop("grad_accum", None)
+    if goal is Goal.CONTEXT:
+        given.pop("ctx", None)
+    # Powers of two, and nothing that the page has no field for.
+    given["bs"] = BATCHES
+    given.setdefault("optimizer_in_backward", (False,))
+    result = plan(open_space(spec, [Machine(hardware=h) for h in found], given, goal), goal)
+    traded = trades(result.space, result.best[0]) if result.best else ()
+    return plan_mapping(result, traded, tokens=1e9)
+
+
+def _on_several(
+    spec: ModelSpec,
+    found: list[Hardware],
+    given: dict[str, Sequence[object]],
+    options: Mapping[str, Any],
+    goal: Goal,
+) -> dict[str, Any]:
+    """The fastest meshes, in the shape of a plan on one GPU."""
+    from napkinmath.planning.plan_cluster import plan_cluster
+    from napkinmath.timing.efficiency import default_efficiency
+
+    if goal is not Goal.TOKENS:
+        raise InputError(f"goal {shown(goal.value)} is searched on one GPU; on several tokens/s is")
+    if len(found) > 1:
+        raise InputError(f"{len(found)} kinds of GPU make no cluster; choose one")
+    hardware = found[0]
+    if not hardware.gpu.dense_flops:
+        raise InputError("meshes are ranked by speed; choose a GPU whose speed is known")
+    cluster: Any = cluster_of(hardware, options)
+    given.setdefault("bs", ("1",))  # one, since each makes the search longer
+    best = plan_cluster(spec, cluster, given, default_efficiency(hardware.gpu), top=_MESH_ROWS)
+    return {
+        "model": spec.name,
+        "goal": goal.value,
+        "num_candidates": None,
+        "num_verified": len(best),
+        "best": [_row(candidate, hardware, options) for candidate in best],
+        "trades": [],
+    }
+
+
+def _row(
+    candidate: ClusterCandidate, hardware: Hardware, options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """One mesh as the options that give it, of the machines as they were asked for."""
+    from napkinmath.base.command_line import flags
+    from napkinmath.planning.plan_cluster import mesh_options
+
+    chosen = {**dict(candidate.options), **mesh_options(candidate)}
+    chosen["gpus"] = options["gpus"]
+    chosen["ctx"] = candidate.estimate.config.sequence_length
+    device = int(candidate.estimate.memory.device.value)
+    changed = {
+        name: value
+        for name, value in chosen.items()
+        if str(options.get(name)) != str(value) and name not in ("ctx", "bs")
+    }
+    return {
+        "gpu": hardware.gpu.name,
+        "options": chosen,
+        "changes": [flags({name: value}) for name, value in changed.items()],
+        "requested_bytes": candidate.estimate.peak.nbytes,
+        "allocated_bytes": int(candidate.estimate.memory.allocated.value),
+        "device_bytes": device,
+        "headroom_bytes": hardware.memory_bytes - device,
+        "tokens_per_s": candidate.price.tokens_per_s,
+        "verdict": candidate.estimate.verdict.value,
+    }

@@ -1,0 +1,28 @@
+"""Messages of the library, which name flags, worded for the page."""
+
+from __future__ import annotations
+
+import re
+
+from napkinmath.serving.requests import KNOWN
+
+# What the page's field of further options takes besides the names of options.
+SHORT = frozenset(("full", "lora", "qlora", "ddp", "fsdp"))
+_FLAG = re.compile(r"(?<![\w'\"-])--(?:no-)?([a-z][a-z0-9-]*)")
+_COMMAND = re.compile(r"`estimate [^`]+`")
+
+
+def for_the_page(message: str) -> str:
+    """The message in one line; a flag or command that the page has not is said to be the command
+    line's."""
+    text = _COMMAND.sub(lambda found: f"the command line's {found[0]}", " ".join(message.split()))
+    return _FLAG.sub(_placed, text)
+
+
+def is_on_the_page(flag: str) -> bool:
+    """Whether the page takes a flag, given without its dashes."""
+    return flag in SHORT or flag.replace("-", "_") in KNOWN
+
+
+def _placed(found: re.Match[str]) -> str:
+    return found[0] if is_on_the_page(found[1]) else f"the command line's {found[0]}"
