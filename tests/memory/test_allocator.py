@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from napkinmath.base.errors import InputError
 from napkinmath.base.units import MIB
+from napkinmath.config.train_config import TrainConfig
+from napkinmath.estimate import Verdict, estimate
 from napkinmath.ir.ledger import ALLOC, FREE, Phase, Role
 from napkinmath.ir.timeline import Stamp, TensorInfo, Timeline, TimelineSegment
 from napkinmath.memory.allocator import Block, CachingAllocator, OutOfMemory
@@ -312,3 +314,16 @@ def test_what_follows_books_that_are_alike_is_left_out(
         allocator.inactive_split_bytes(),
     )
     assert (found.num_segments, found.out_of_memory) == (len(allocator.segments), "")
+
+
+@pytest.mark.parametrize("bits", [20, 24, 30, 36])
+def test_steps_of_any_size_are_booked(bits: int) -> None:
+    """Addresses and limits hold more than the largest step that can be asked for."""
+    e = estimate(
+        "smollm2-135m",
+        TrainConfig(micro_batch_size=1 << bits, sequence_length=1 << bits),
+        hardware="H100",
+    )
+    assert e.peak.nbytes > 1 << (2 * bits)
+    assert e.peak.nbytes <= e.replay.peak_allocated <= e.replay.peak_reserved
+    assert not e.replay.out_of_memory and e.verdict is Verdict.DOES_NOT_FIT

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 MOST_CHANGES = 5
 GROWN = 4  # sets of each size that are grown further
+MOST_ACCUMULATION = 1024  # micro-steps: more than anyone runs
 VERIFIED = 3  # sets of each size whose allocator is replayed, fastest first
 METHODS = ("--lora", "--qlora")
 _WHOLE = (DataParallel.DP, DataParallel.DDP)  # engines that have no offloading of their own
@@ -35,6 +36,8 @@ _WHOLE = (DataParallel.DP, DataParallel.DDP)  # engines that have no offloading 
 def _smallest_batch(c: TrainConfig) -> TrainConfig | None:
     found = None
     while (smaller := halved(found or c)) is not None:
+        if smaller.gradient_accumulation_steps > MOST_ACCUMULATION:
+            break
         found = smaller
     return found
 

@@ -20,7 +20,7 @@ SMALL_LIMIT = MIB
 SMALL_SEGMENT = 2 * MIB
 LARGE_LIMIT = 10 * MIB
 LARGE_ROUNDING = 2 * MIB
-_ADDRESS_BITS = 80  # more than any batch that can be asked for
+_ADDRESS_BITS = 160  # more than any batch that can be asked for: 2^40 sequences of 2^40 tokens
 _ADDRESS_MASK = (1 << _ADDRESS_BITS) - 1
 
 

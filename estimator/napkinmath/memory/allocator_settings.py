@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 LARGE_SEGMENT = 20 * MIB
-UNLIMITED = 1 << 62
+UNLIMITED = 1 << 150  # above any step of counts up to 2^40
 
 
 class AllocatorSettings(Record):
