@@ -75,6 +75,6 @@ def test_what_disagrees_with_the_layers_is_named(kind: str, field: str, value: l
     """Two layers, as wide as a test needs."""
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "head_dim": 16}
     sizes |= {"num_key_value_heads": 2, "vocab_size": 100, "num_hidden_layers": 2}
-    sizes |= {"num_experts": 8, "num_local_experts": 8, "moe_intermediate_size": 32}
+    sizes |= {"num_experts": 16, "num_local_experts": 16, "moe_intermediate_size": 32}
     with pytest.raises(InputError, match=field):
         read_config({"model_type": kind, **sizes, field: value})
