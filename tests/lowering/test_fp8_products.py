@@ -98,3 +98,19 @@ def test_every_cast_is_dropped_by_the_end_of_its_pass(precision: Precision) -> N
             if action != ALLOC:
                 alive.remove(t)
         assert not any("FP8" in t.name or "scales" in t.name for t in alive)
+
+
+def test_gradient_of_a_bias_is_as_large_as_the_bias() -> None:
+    """Whatever the batch: it is summed over the rows."""
+    config = {"model_type": "gpt2", "n_embd": 64, "n_head": 4, "n_layer": 2, "vocab_size": 100}
+
+    def gradients(batch: int) -> dict[str, int]:
+        settings = TrainConfig(micro_batch_size=batch, sequence_length=64, precision=Precision.FP8)
+        spec = read_config(config)
+        step = build_step(spec, resolve(spec, settings, None))
+        bind = Bindings(step.symbols)
+        return {
+            f"{g.module} {g.name}": bind(g.nbytes) for r in step.runs for g in r.block.gradients
+        }
+
+    assert gradients(1) == gradients(4)

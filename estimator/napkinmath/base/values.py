@@ -26,7 +26,7 @@ def count(value: object, what: str, *, low: int = 1, high: int = 1 << 40) -> int
         isinstance(value, bool)
         or not isinstance(value, (int, float))
         or value != value
-        or abs(value) == float("inf")
+        or value in (float("inf"), float("-inf"))
         or value != int(value)
     ):
         raise InputError(f"{what} {shown(value)} is not a whole number; write e.g. 2048 or 2k")

@@ -33,12 +33,22 @@ def read_lengths(path: str) -> tuple[int, ...]:
     """
     try:
         with open(path, encoding="utf-8") as file:
-            text = file.read(MOST_LENGTHS * 8)
+            text = file.read(MOST_LENGTHS * 8 + 1)
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"--lengths {shown(path, limit=200)} is not text in UTF-8 (byte {error.start}); give a"
+            " text file of numbers"
+        ) from None
     except OSError as error:
         raise InputError(
             f"--lengths {shown(path, limit=200)}: {error.strerror}; name a file of numbers, or give"
             " numbers"
         ) from None
+    if len(text) > MOST_LENGTHS * 8:
+        raise InputError(
+            f"--lengths {shown(path, limit=200)} has more than {MOST_LENGTHS * 8} characters; give"
+            " a sample of its lengths"
+        )
     found = (
         _jsonl(text, path)
         if text.lstrip().startswith("{")
@@ -80,7 +90,7 @@ def _jsonl(text: str, path: str) -> list[int]:
         if line.strip():
             try:
                 found.append(_number(json.loads(line)["length"], path))
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, RecursionError):
                 raise InputError(
                     f"--lengths {shown(path, limit=200)} has the line {shown(line, limit=50)};"
                     ' write {"length": 512} a line'

@@ -8,6 +8,7 @@ from napkinmath.base.errors import InputError, shown
 from napkinmath.base.record import Record
 
 MAX_RANKS = 1 << 20
+MAX_MICRO_STEPS = 1 << 14  # every one is laid out: a 7B model takes 20 s at this many
 ASSUMED_NODE = 8  # GPUs of a node where no cluster says otherwise
 MIXED_DTYPES = ("auto", "fp32", "bf16", "fp16")
 
@@ -118,6 +119,15 @@ class ZeroConfig(Record):
             raise InputError(
                 "hpz_partition_size is 1 (off) or more, mics_shard_size 0 (off) or more"
             )
+
+
+def check_micro_steps(name: str, number: int) -> None:
+    """Raises InputError above MAX_MICRO_STEPS."""
+    if number > MAX_MICRO_STEPS:
+        raise InputError(
+            f"{name}={number} is more than the {MAX_MICRO_STEPS} micro-steps that are priced; use"
+            " larger micro-batches or more data-parallel ranks"
+        )
 
 
 class ParallelConfig(Record):
@@ -264,6 +274,7 @@ class ParallelConfig(Record):
                 "virtual_pipeline_size is 1 or more, num_micro_batches 0 (the accumulation steps)"
                 " or more"
             )
+        check_micro_steps("num_micro_batches", self.num_micro_batches)
         if self.virtual_pipeline_size > 1 and self.pipeline_schedule not in (
             PipelineSchedule.INTERLEAVED,
             PipelineSchedule.ZERO_BUBBLE,

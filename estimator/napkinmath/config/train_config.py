@@ -6,7 +6,7 @@ from enum import Enum
 
 from napkinmath.base.errors import InputError, shown
 from napkinmath.base.record import Record
-from napkinmath.config.parallel_config import ParallelConfig
+from napkinmath.config.parallel_config import ParallelConfig, check_micro_steps
 from napkinmath.config.workload_config import Workload
 
 TYPE_CHECKING = False
@@ -323,6 +323,7 @@ class TrainConfig(Record):
                 raise InputError(
                     f"{name} {shown(value)} is not a positive whole number; use 1 or more"
                 )
+        check_micro_steps("gradient_accumulation_steps", self.gradient_accumulation_steps)
         if self.quantization is not None and self.adapter is None:
             raise InputError(
                 "a quantized base cannot be trained itself; add an adapter (--qlora, or"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown, suggest
+from napkinmath.inputs import yaml_text
 from napkinmath.inputs.foreign import ForeignJob
 from napkinmath.inputs.method_options import ADAPTER_OPTIONS, QUANT_OPTIONS
 from napkinmath.inputs.options import KEYS
@@ -15,7 +16,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-MAX_VALUES = 100_000
 WHAT = "job file"
 _MODEL_KEYS = ("model", "arch", "config")
 # Other spellings of an option's key in our own job files.
@@ -120,60 +120,14 @@ def _load(path: str) -> dict[str, object]:
     value = (
         config_file.parse(text, path, what=WHAT)
         if path.endswith(".json")
-        else _parse_yaml(text, path)
+        else yaml_text.load(text, path, what=WHAT)
     )
     if not values.is_mapping(value):
         raise InputError(
             f"{WHAT} {quoted(path)} holds {shown(value, limit=40)} at its top level, not keys and"
             " values; write e.g. model: llama-7b"
         )
-    _refuse_explosion(value, path)
     return values.mapping(value, WHAT)
-
-
-def _parse_yaml(text: str, path: str) -> object:
-    try:
-        import yaml
-    except ImportError:
-        raise InputError(
-            f"{WHAT} {quoted(path)} is YAML, which needs PyYAML; pip install pyyaml, or write it as"
-            " .json"
-        ) from None
-    try:
-        return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        place = f" at line {mark.line + 1} column {mark.column + 1}" if mark else ""
-        raise InputError(
-            f"{WHAT} {quoted(path)} is not plain YAML: {error.problem or error.context}{place};"
-            " repair it"
-        ) from None
-    except (yaml.YAMLError, ValueError) as error:
-        raise InputError(
-            f"{WHAT} {quoted(path)} is not plain YAML: {str(error).splitlines()[0]}; repair it"
-        ) from None
-    except RecursionError:
-        raise InputError(
-            f"{WHAT} {quoted(path)} is nested too deeply; write plain keys and values"
-        ) from None
-
-
-def _refuse_explosion(value: object, path: str) -> None:
-    """Raises where aliases multiply a small file into a huge or endless one, before anything walks
-    or shows it."""
-    waiting, seen = [value], 0
-    while waiting:
-        item = waiting.pop()
-        seen += 1
-        if seen > MAX_VALUES:
-            raise InputError(
-                f"{WHAT} {quoted(path)} expands to more than {MAX_VALUES} values; remove the"
-                " aliases that multiply it"
-            )
-        if values.is_mapping(item):
-            waiting.extend(values.mapping(item, WHAT).values())
-        elif isinstance(item, (list, tuple, set)):
-            waiting.extend(item)  # pyright: ignore[reportUnknownArgumentType]
 
 
 def own_options(content: Mapping[str, object], path: str) -> dict[str, object]:

@@ -3,6 +3,7 @@ TrainingArguments (its src/llamafactory/hparams)."""
 
 from __future__ import annotations
 
+from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown, suggest
 from napkinmath.inputs.foreign import ForeignJob, attention_word
 from napkinmath.inputs.trainer import read_batch, read_step
@@ -61,14 +62,15 @@ def _read_quantization(job: ForeignJob) -> bool:
     nested = job.switch("double_quantization", default=True)
     if bits is None:
         return False
-    if bits not in (4, 8, "4", "8"):
+    width = values.count(bits, "quantization_bit")
+    if width not in (4, 8):
         raise InputError(f"quantization_bit {shown(bits)} is not modelled; use 4 or 8")
     if str(method) not in _METHODS:
         raise InputError(
             f"quantization_method {shown(method)} is not modelled; use bnb, hqq, gptq or awq"
         )
     bnb = _METHODS[str(method)] == "nf4"
-    if int(str(bits)) == 8:
+    if width == 8:
         job.give("quant", "int8" if bnb else "gptq-int8")
         return True
     job.give("quant", str(kind) if bnb else _METHODS[str(method)])

@@ -259,8 +259,8 @@ def _first(job: ForeignJob, names: tuple[str, ...]) -> int | None:
     found: int | None = None
     for name in names:
         value = job.take(name)
-        if found is None and value is not None and str(value).isdigit():
-            found = int(str(value))
+        if found is None and value is not None and str(value).isdecimal():
+            found = values.count(str(value), f"--{name.replace('_', '-')}", low=0)
     return found
 
 
@@ -271,7 +271,8 @@ def _chunks(job: ForeignJob, pipeline: int) -> None:
         _count(job, "num_virtual_stages_per_pipeline_rank"),
     )
     if each is not None:
-        chunks = int(str(job.content.get("num_layers"))) // (pipeline * each)
+        layers = values.count(job.content.get("num_layers"), "--num-layers")
+        chunks = layers // (pipeline * each)
     if chunks and chunks > 1:
         job.give("pp_chunks", chunks)
         job.give("pp_schedule", "interleaved")

@@ -17,7 +17,7 @@ from napkinmath.base.expr import Size, ceil_div, product
 from napkinmath.ir.costs import Gemm, Move, traffic
 from napkinmath.ir.ledger import Gradient, Role, Tensor, Value, Weight, allocs, frees
 from napkinmath.ir.tape import Tape
-from napkinmath.ops.elementwise import add, cast
+from napkinmath.ops.elementwise import add_bias, cast
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -106,8 +106,7 @@ def fp8_linear(
     )
     if bias is None:
         return out
-    wide = Value(bias.tensor, axes, bias.dtype, bias.requires_grad, bias.weight)
-    return add(t, out, cast(t, wide, dtype))
+    return add_bias(t, out, cast(t, bias, dtype))
 
 
 class _Backward:

@@ -29,7 +29,7 @@ def lower_micro_step(
     forwards = _Forwards(runs, units, releases)
     for index in range(len(runs)):
         forwards.add(index)
-    segments = forwards.segments + forwards.cached
+    segments = forwards.segments + forwards.end() + forwards.cached
     if policy.stack.holds_last_step and policy.stack.quantized_keeps_input:
         segments = _with_graph_before(segments, runs)
     segments += _lower_backward(runs, units, releases, accumulate=accumulate)
@@ -109,6 +109,7 @@ class _Forwards:
         self._hold_until_end(run, [t for t in forward.until_end if t is not returned])
         is_last = index == len(self.runs) - 1
         opening = self.second.drop() if returned is None or is_last else []
+        opening += self._released(index)
         embedded = self._held_entrance(index, forward)
         first_differs = opening or embedded or (returned is not None and self.second.held is None)
         for repeat in [1, run.count - 1] if first_differs and run.count > 1 else [run.count]:
@@ -120,17 +121,24 @@ class _Forwards:
             opening = []
 
     def _events(self, index: int, forward: Forward) -> list[Event]:
-        """What ends before the run, its own forward, and the handing over on both sides."""
+        """The run's own forward, and the handing over on both sides."""
         run = self.runs[index]
-        block = run.block
-        released = self.releases.get((Phase.FORWARD, index), ())
-        events: list[Event] = [(FREE, tensor) for tensor in released]
+        block, events = run.block, list["Event"]()
         if block.input is not None:
             events.append(self.chain.take(block.input.tensor))
         events += forward.events
         if block.output is not None and not run.stage.publishes:
             events.append(self.chain.give(block.output.tensor, block.output))
         return events
+
+    def _released(self, index: int) -> list[Event]:
+        """What ends before a run, once whatever its count."""
+        return [(FREE, tensor) for tensor in self.releases.get((Phase.FORWARD, index), ())]
+
+    def end(self) -> list[Segment]:
+        """What the model's forward held until it returned, on a stage without a head."""
+        events = self._released(len(self.runs))
+        return [Segment("end of the forward", Phase.FORWARD, events)] if events else []
 
     def _hold_until_end(self, run: Run, tensors: list[Tensor]) -> None:
         """Tensors that live to the end of the forward pass: autocast's weight casts."""
@@ -143,8 +151,9 @@ class _Forwards:
         unit = self.units[index]
         held = held_entrance(self.runs, index, unit, forward)
         if held is not None:
-            until = END if unit.pipelined else (Phase.FORWARD, len(self.runs) - 1)
-            self.releases.setdefault(until, []).append(held)
+            has_head = not self.units[-1].is_layer
+            returns = Phase.FORWARD, len(self.runs) - has_head
+            self.releases.setdefault(END if unit.pipelined else returns, []).append(held)
         return held
 
 

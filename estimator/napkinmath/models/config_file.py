@@ -80,7 +80,11 @@ def parse(text: str, path: str, *, what: str) -> dict[str, Any]:
 
     shown_path = quoted(path)
     try:
-        value = json.loads(text)
+        value = json.loads(text, object_pairs_hook=_without_twins)
+    except _Twice as error:
+        raise InputError(
+            f"{what} {shown_path} gives the key {shown(error.args[0])} twice; keep one"
+        ) from None
     except RecursionError:
         raise InputError(
             f"{what} {shown_path} is nested too deeply; give a plain config.json"
@@ -101,6 +105,19 @@ def parse(text: str, path: str, *, what: str) -> dict[str, Any]:
             " Hugging Face config.json"
         )
     return value  # pyright: ignore[reportUnknownVariableType]
+
+
+class _Twice(Exception):
+    """A key that one JSON object gives twice; json alone would keep its last value unsaid."""
+
+
+def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise _Twice(key)
+        found[key] = value
+    return found
 
 
 def quoted(path: str) -> str:

@@ -201,6 +201,20 @@ def add(t: Tape, x: Value, y: Value) -> Value:
     )
 
 
+def add_bias(t: Tape, x: Value, bias: Value) -> Value:
+    """x + bias of x's type and last axis: the incoming gradient goes to x, its sum over the rows to
+    the bias."""
+    return t.op(
+        "add",
+        (x, bias),
+        x.axes,
+        x.dtype,
+        gradients=(PASS, LIKE),
+        costs=(Move(2 * traffic(x)),),
+        backward_costs=(Move(traffic(x)),) if bias.requires_grad else (),
+    )
+
+
 def add_(t: Tape, x: Value, y: Value) -> Value:
     """x += y in place: no new storage."""
     out = Value(x.tensor, x.axes, x.dtype, x.requires_grad or y.requires_grad)

@@ -52,6 +52,10 @@ def run(argv: Sequence[str]) -> int:
 def _text(source: str) -> str:
     try:
         if source == "-":
+            if sys.stdin is None:  # pyright: ignore[reportUnnecessaryComparison]  # closed: `<&-`
+                raise InputError(
+                    "standard input is closed; give a file or the message itself, as one argument"
+                )
             if sys.stdin.isatty():
                 print("paste the message, then end the input (Ctrl-D):", file=sys.stderr)
             return sys.stdin.read(MAX_MESSAGE_BYTES)

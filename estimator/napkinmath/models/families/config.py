@@ -8,7 +8,7 @@ from napkinmath.models.layers.activations import ACTIVATIONS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 MAX_EXTENT = 1 << 31
 MAX_LAYERS = 10_000
@@ -154,18 +154,43 @@ class Config:
             )
         return value
 
+    def layer_names(self, field: str, layers: int, known: tuple[str, ...]) -> tuple[str, ...]:
+        """What each layer is, of the kinds that are known; empty where absent."""
+        found = self.names(field)
+        unknown = [name for name in found if name not in known]
+        if unknown:
+            raise InputError(
+                f"config field {field} has {shown(unknown[0])}; this family knows"
+                f" {' and '.join(known)}"
+            )
+        if found:
+            self.same_length(field, len(found), layers)
+        return found
+
+    def layer_sizes(self, field: str, layers: int) -> tuple[int, ...]:
+        """A whole number of each layer; empty where absent."""
+        found = self.sizes(field)
+        if found:
+            self.same_length(field, len(found), layers)
+        return found
+
+    def layer_indices(self, field: str, layers: int, default: Iterable[int] = ()) -> set[int]:
+        """The layers that a field numbers from 0; the default where it is absent."""
+        if field not in self:
+            return set(default)
+        found = set(self.sizes(field))
+        if found and max(found) >= layers:
+            raise InputError(
+                f"config field {field} names layer {max(found)} but the model has {layers} layers,"
+                " counted from 0; make them agree"
+            )
+        return found
+
     def sliding_layers(self, count: int, default: list[bool]) -> list[bool]:
         """Which layers see a window only, from `layer_types`."""
         if "layer_types" not in self:
             return default
-        types = self.names("layer_types")
-        unknown = [name for name in types if name not in ("full_attention", "sliding_attention")]
-        if unknown:
-            raise InputError(
-                f"config field layer_types has {shown(unknown[0])}; this family knows"
-                " full_attention and sliding_attention"
-            )
-        self.same_length("layer_types", len(types), count)
+        types = self.layer_names("layer_types", count, ("full_attention", "sliding_attention"))
         return [name == "sliding_attention" for name in types]
 
     def rotated(self, head_size: int, default: float = 1.0) -> int:

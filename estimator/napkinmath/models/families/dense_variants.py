@@ -108,14 +108,13 @@ def smollm3(c: Config) -> ModelSpec:
     """SmolLM3ForCausalLM: every fourth layer does not rotate (transformers models/smollm3)."""
     symbols = dense_symbols(c, kv_default=4)
     layers, interval = symbols["L"], c.size("no_rope_layer_interval", 4)
-    rotates = [flag != 0 for flag in c.sizes("no_rope_layers")] or [
+    rotates = [flag != 0 for flag in c.layer_sizes("no_rope_layers", layers)] or [
         (index + 1) % interval != 0 for index in range(layers)
     ]
     fields = attention_fields(c, symbols)
     mlp = GatedMlp(activation=c.activation("hidden_act", "silu"), bias=c.flag("mlp_bias"))
     window = c.size("sliding_window", 0, low=0) if c.flag("use_sliding_window") else 0
     sliding = c.sliding_layers(layers, [window > 0 and not flag for flag in rotates])
-    c.same_length("no_rope_layers", len(rotates), layers)
 
     def layer(index: int) -> Part:
         attention = GroupedQueryAttention(

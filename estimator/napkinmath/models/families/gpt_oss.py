@@ -25,7 +25,7 @@ def gpt_oss(c: Config) -> ModelSpec:
         **expert_symbols(c, experts="num_local_experts", width="intermediate_size", topk_default=4),
     }
     window, layers = c.size("sliding_window", 128), symbols["L"]
-    types = c.names("layer_types") or tuple(
+    types = c.layer_names("layer_types", layers, ("full_attention", "sliding_attention")) or tuple(
         "sliding_attention" if i % 2 == 0 else "full_attention" for i in range(layers)
     )
     norm = Norm(kind=NormKind.RMS_CAST_LAST)

@@ -82,7 +82,9 @@ def granitemoehybrid(c: Config) -> ModelSpec:
         "fs": c.size("shared_intermediate_size", 1024),
     }
     types = c.names("layer_types") or c.names("layers_block_type") or ("mamba",) * symbols["L"]
-    c.same_length("layer_types", len(types), symbols["L"])
+    c.same_length(
+        "layer_types" if "layer_types" in c else "layers_block_type", len(types), symbols["L"]
+    )
     heads = c.size("mamba_n_heads", 128)
     size = (
         c.size("mamba_d_head")
@@ -240,7 +242,7 @@ def bamba(c: Config) -> ModelSpec:
     attention = GroupedQueryAttention(
         rotary_size=rotated, **attention_fields(c, symbols, bias=False)
     )
-    attends = set(c.sizes("attn_layer_indices"))
+    attends = c.layer_indices("attn_layer_indices", symbols["L"])
     mlp = GatedMlp(activation=activation, bias=c.flag("mlp_bias"), scope="feed_forward")
     layers: list[Part] = [
         DecoderLayer(
@@ -273,17 +275,10 @@ def lfm2(c: Config) -> ModelSpec:
             c.size("block_multiple_of", 256),
         )
         symbols["f"] = -(-width // multiple) * multiple
-    attends = set(c.sizes("full_attn_idxs") if "full_attn_idxs" in c else range(symbols["L"]))
-    kinds = c.names("layer_types") or tuple(
+    attends = c.layer_indices("full_attn_idxs", symbols["L"], range(symbols["L"]))
+    kinds = c.layer_names("layer_types", symbols["L"], ("full_attention", "conv")) or tuple(
         "full_attention" if i in attends else "conv" for i in range(symbols["L"])
     )
-    c.same_length("layer_types", len(kinds), symbols["L"])
-    unknown = [kind for kind in kinds if kind not in ("full_attention", "conv")]
-    if unknown:
-        raise InputError(
-            f"config field layer_types has {shown(unknown[0])}; this family knows full_attention"
-            " and conv"
-        )
     attention = GroupedQueryAttention(
         grouped=symbols["k"] != symbols["a"],
         head_norm=Norm(),

@@ -42,9 +42,11 @@ def llama4_text(c: Config) -> ModelSpec:
         c.activation("hidden_act", "silu"),
     )
     every = c.size("no_rope_layer_interval", 4)
-    turned = c.sizes("no_rope_layers") or tuple(int((i + 1) % every != 0) for i in range(layers))
+    turned = c.layer_sizes("no_rope_layers", layers) or tuple(
+        int((i + 1) % every != 0) for i in range(layers)
+    )
     step = c.size("interleave_moe_layer_step", 1)
-    sparse = set(c.sizes("moe_layers") if "moe_layers" in c else range(step - 1, layers, step))
+    sparse = c.layer_indices("moe_layers", layers, range(step - 1, layers, step))
     expert = AllExperts(
         shared=GatedMlp(activation=activation, width=fe, scope="shared_expert"),
         activation=activation,

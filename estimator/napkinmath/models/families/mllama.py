@@ -51,11 +51,7 @@ def _text(c: Config, path: str, tiles: int, patches: int) -> tuple[Stage, ...]:
         GroupedQueryAttention(**fields),
         GatedMlp(activation=c.activation("hidden_act", "silu")),
     )
-    across = set(
-        c.sizes("cross_attention_layers")
-        if "cross_attention_layers" in c
-        else range(3, symbols["L"], 5)
-    )
+    across = c.layer_indices("cross_attention_layers", symbols["L"], range(3, symbols["L"], 5))
     layer = Stage(
         part=DecoderLayer(attention=attention, mlp=mlp), path=f"{path}.layers", checkpointed=True
     )

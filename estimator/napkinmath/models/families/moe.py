@@ -146,7 +146,7 @@ def sparse_layers(
 ) -> list[Part]:
     """Qwen's rule: layer i is sparse unless listed in mlp_only_layers or (i + 1) is not a multiple
     of decoder_sparse_step."""
-    dense_only, every = c.sizes("mlp_only_layers"), c.size("decoder_sparse_step", 1)
+    dense_only, every = c.layer_indices("mlp_only_layers", layers), c.size("decoder_sparse_step", 1)
     plain, sparse = (
         DecoderLayer(attention=attention, mlp=dense),
         DecoderLayer(attention=attention, mlp=mixture),

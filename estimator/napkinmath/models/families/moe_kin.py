@@ -3,7 +3,6 @@ Solar Open, FlexOlmo, Granite's shared expert."""
 
 from __future__ import annotations
 
-from napkinmath.base.errors import InputError, shown
 from napkinmath.ir.model_spec import ModelSpec, Part
 from napkinmath.ir.symbols import fs
 from napkinmath.models.families.config import Config
@@ -34,17 +33,8 @@ if TYPE_CHECKING:
 def layer_kinds(c: Config, layers: int, first_sparse: int) -> list[bool]:
     """Which layers hold experts, from `mlp_layer_types`; without it, those from `first_sparse`
     on."""
-    if "mlp_layer_types" not in c:
-        return [index >= first_sparse for index in range(layers)]
-    kinds = c.names("mlp_layer_types")
-    c.same_length("mlp_layer_types", len(kinds), layers)
-    unknown = [kind for kind in kinds if kind not in ("dense", "sparse")]
-    if unknown:
-        raise InputError(
-            f"config field mlp_layer_types has {shown(unknown[0])}; this family knows dense and"
-            " sparse"
-        )
-    return [kind == "sparse" for kind in kinds]
+    kinds = c.layer_names("mlp_layer_types", layers, ("dense", "sparse"))
+    return [kind == "sparse" for kind in kinds] or [i >= first_sparse for i in range(layers)]
 
 
 def _sigmoid_mixture(c: Config, activation: str) -> MixtureOfExperts:

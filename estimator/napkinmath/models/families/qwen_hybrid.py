@@ -29,7 +29,10 @@ def qwen3_next(c: Config) -> ModelSpec:
     activation = c.activation("hidden_act", "silu")
     symbols = {**_symbols(c), **_expert_symbols(c, topk=10)}
     mixture = _mixture(c, activation, translated=True)
-    every, dense_only = c.size("decoder_sparse_step", 1), c.sizes("mlp_only_layers")
+    every, dense_only = (
+        c.size("decoder_sparse_step", 1),
+        c.layer_indices("mlp_only_layers", symbols["L"]),
+    )
     dense = unadapted(activation)
     mlps: list[Sublayer] = [
         mixture if i not in dense_only and (i + 1) % every == 0 else dense
@@ -118,10 +121,11 @@ def _hybrid(
     )
     c.divides("linear_num_value_heads", "linear_num_key_heads", delta.value_heads, delta.key_heads)
     every = c.size("full_attention_interval", 4)
-    types = c.names("layer_types") or tuple(
+    types = c.layer_names(
+        "layer_types", symbols["L"], ("full_attention", "linear_attention")
+    ) or tuple(
         "linear_attention" if (i + 1) % every else "full_attention" for i in range(symbols["L"])
     )
-    c.same_length("layer_types", len(types), symbols["L"])
     layers: list[Part] = [
         DecoderLayer(
             attention=delta if kind == "linear_attention" else attention, mlp=mlp, norm=NORM
