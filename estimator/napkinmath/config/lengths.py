@@ -34,10 +34,10 @@ def read_lengths(path: str) -> tuple[int, ...]:
     try:
         with open(path, encoding="utf-8") as file:
             text = file.read(MOST_LENGTHS * 8)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: bytes that are no UTF-8, a null in a path
+        reason = error.strerror if isinstance(error, OSError) else "it is not a text file"
         raise InputError(
-            f"--lengths {shown(path, limit=200)}: {error.strerror}; name a file of numbers, or give"
-            " numbers"
+            f"--lengths {shown(path, limit=200)}: {reason}; name a file of numbers, or give numbers"
         ) from None
     found = (
         _jsonl(text, path)
