@@ -80,12 +80,14 @@ def _layers(rng: Random) -> dict[str, Any]:
 
 
 def make(rng: Random) -> Case:
-    """Some rates within a factor of two of the GPU's own, then up to two changes of anything."""
+    """Some rates near the GPU's own, then up to two changes of anything."""
     rates = _rates()
     kept = {key: rates[key] for key in rng.sample(list(rates), rng.randrange(5))}
     for key, value in kept.items():
         if isinstance(value, float):
-            kept[key] = value * rng.uniform(0.5, 2)
+            kept[key] = value * 10 ** (
+                rng.gauss(0, 8) if rng.random() < 0.03 else rng.gauss(0, 0.2)
+            )
     content: Any = {
         "napkinmath_calibration": 1,
         "gpu": find_gpu(GPU).name,

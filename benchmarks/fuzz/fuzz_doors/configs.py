@@ -10,6 +10,7 @@ from napkinmath.catalog.models import load_rows
 from fuzz_doors.door import Case, Door
 from fuzz_doors.draw import as_json, changed_tree, often, tree
 from fuzz_doors.flags import form
+from fuzz_doors.vocabulary import with_known_keys
 
 _SIZES = ("num_hidden_layers", "num_layers", "n_layer", "num_decoder_layers")
 
@@ -26,6 +27,8 @@ def make(rng: Random) -> Case:
         config = {**rng.choice(load_rows())["config"], **config}
     for _ in range(rng.choice((0, 1, 1, 1, 2, 4))):
         config = changed_tree(rng, config)
+    if rng.random() < 0.15:
+        config = with_known_keys(rng, config, "models")
     if rng.random() < 0.01:
         config = tree(rng)
     argv = ["--model", "@config.json", "--ctx", rng.choice(("1", "16", "500", "2048"))]

@@ -6,8 +6,20 @@ import json
 from random import Random
 from typing import Any
 
-NUMBERS = (0, 1, 2, 3, 4, 7, 8, 16, 64, 100, 128, 512, 1024, 4096, 65536, -1, -8, 1 << 31)
-ODD_NUMBERS = (1 << 63, 10**30, 0.5, 1.5, -0.0, 1e-300, 1e300, float("nan"), float("inf"))
+NUMBERS = (0, 1, 2, 3, 4, 7, 8, 16, 64, 100, 128, 512, 1024, 4096, 65536, -1, -8, 1 << 20, 1 << 31)
+ODD_NUMBERS = (
+    1 << 40,
+    1 << 60,
+    1 << 63,
+    10**30,
+    0.5,
+    1.5,
+    -0.0,
+    1e-300,
+    1e300,
+    float("nan"),
+    float("inf"),
+)
 TEXTS = ("", " ", "0", "1", "-1", "true", "null", "auto", "none", "nan", "bf16", "x" * 300)
 UNUSUAL = ("\x00", "\n", "模型", "\udcff", "é", "🦙", "%s", "{}", "'", '"', "\\", "..", "--")
 TINY_ARCH = ("--arch", "L2 h64 a4 kv2 f128 v256", "--ctx", "64")

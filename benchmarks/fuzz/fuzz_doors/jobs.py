@@ -18,13 +18,12 @@ from fuzz_doors.draw import (
     as_json,
     changed_text,
     changed_tree,
-    often,
     scalar,
 )
-from fuzz_doors.flags import KNOWN
+from fuzz_doors.flags import KNOWN, ROWS, words
+from fuzz_doors.vocabulary import with_known_keys
 
 FOLDER = Path(__file__).resolve().parents[3] / "tests" / "cli" / "jobs"
-_WORKLOADS = ("--workload", "dpo"), ("--bs", "2"), ("--ctx", "128"), ("--gpus", "8xH100")
 
 
 @functools.cache
@@ -47,7 +46,8 @@ def own(rng: Random) -> dict[str, Any]:
 def make(rng: Random) -> Case:
     """One of the files with up to four changes, as YAML, JSON or the text itself."""
     name, text = rng.choice(seeds())
-    more = (*often(rng, 0.1, *rng.choice(_WORKLOADS)), "--json")
+    flags = [words(rng, row) for row in rng.sample(ROWS, rng.choice((0, 0, 0, 1, 2)))]
+    more = (*(word for line in flags for word in line), "--json")
     if rng.random() < 0.3:
         return Case(("@job.json", *more), (("job.json", as_json(rng, own(rng))),))
     if name.endswith(".sh") or rng.random() < 0.2:
@@ -56,6 +56,8 @@ def make(rng: Random) -> Case:
     content = yaml.safe_load(text)
     for _ in range(rng.choice((0, 1, 1, 2, 4))):
         content = changed_tree(rng, content)
+    if rng.random() < 0.4:
+        content = with_known_keys(rng, content, "inputs")
     if rng.random() < 0.5:
         return Case(("@job.json", *more), (("job.json", as_json(rng, content)),))
     try:
