@@ -28,6 +28,8 @@ def untidy(done: Done) -> str:
         return f"exit code {done.code}"
     if "Traceback" in done.err:
         return "a traceback on standard error"
+    if "is withheld: " in done.err:  # an ImpossibleFigure: refused, but a mistake of ours
+        return "an impossible figure is withheld"
     if done.code == 2 and (done.out or len(done.err.splitlines()) != 1):
         return f"a refusal of {len(done.err.splitlines())} lines, {len(done.out)} letters printed"
     return ""

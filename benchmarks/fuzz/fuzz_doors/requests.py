@@ -12,7 +12,7 @@ from napkinmath.cli.main import DEFECT
 from napkinmath.exports import KINDS
 from napkinmath.serving import answers
 from napkinmath.serving.requests import NUMBERS, SWITCHES, WORDS, options_of
-from napkinmath.serving.workers import SECONDS_TO_PRICE
+from napkinmath.serving.workers import SECONDS_TO_SEARCH
 
 from fuzz_doors.door import Case, Done, Door, signature
 from fuzz_doors.draw import GPUS, MODELS, TINY_ARCH, argument, as_json, changed_tree, often, text
@@ -65,4 +65,4 @@ def answered(case: Case, folder: Path) -> Done:
     return Done(0, json.dumps(report) if report else "", "")
 
 
-DOOR = Door("requests", make, answered, is_command=False, seconds=SECONDS_TO_PRICE)
+DOOR = Door("requests", make, answered, is_command=False, seconds=SECONDS_TO_SEARCH)
