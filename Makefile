@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 MODEL ?= llama-7b --qlora --bs 4 --ctx 2048
 
-.PHONY: estimate test lint types quick unit alone kernels install-test constraints docs notebooks gpu clean
+.PHONY: estimate test lint types quick unit alone kernels install-test constraints docs notebooks fuzz gpu clean
 
 estimate: $(VENV)/.light          ## install the light estimator and price a QLoRA step
 	$(BIN)/estimate --model $(MODEL)
@@ -72,6 +72,9 @@ docs: $(VENV)/.test               ## the documentation site in build/site; a war
 
 notebooks: $(VENV)/.test          ## run the notebooks and write what they print and draw back into them
 	$(BIN)/python notebooks/execute.py
+
+fuzz: $(VENV)/.test               ## hours: seeded inputs at every door; goes on where it was stopped
+	nice $(BIN)/python benchmarks/fuzz/run.py --count 500000 --json benchmarks/results/cpu/fuzz.json
 
 gpu:                              ## ten minutes on a GPU: calibration, whole steps, kernels
 	$(PYTHON) benchmarks/campaign/campaign.py --budget 540 --out benchmarks/results/new

@@ -377,6 +377,10 @@ def pipe(path: Path) -> None:
 
 
 CONFIG_VALUES = [
+    *(
+        _config("c2p", model_type="deberta-v2", relative_attention=True, pos_att_type=kinds)
+        for kinds in ("p2p", "", [], ["p2p"])
+    ),
     _config("-64", hidden_size=-64),
     _config("0", hidden_size=0),
     _config("64.5", hidden_size=64.5),

@@ -59,6 +59,16 @@ def test_files_without_lengths_are_refused(text: str, tmp_path: Path) -> None:
         read_lengths(str(tmp_path / "no-such-file"))
 
 
+@pytest.mark.parametrize("content", [b"[21, \x8c12]", b"\xff\xfe1\x00", b"12\x8012"])
+def test_files_that_are_no_text_are_refused(content: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "lengths.txt"
+    file.write_bytes(content)
+    with pytest.raises(InputError, match="not a text file"):
+        read_lengths(str(file))
+    with pytest.raises(InputError, match="not a text file"):
+        read_lengths(str(file) + "\0")
+
+
 def test_a_long_sample_is_thinned_without_losing_its_ends() -> None:
     draw = random.Random(3)
     lengths = [int(draw.lognormvariate(6, 1)) + 1 for _ in range(100_000)]

@@ -19,6 +19,7 @@ from napkinmath.memory.allocator_settings import AllocatorSettings
 from napkinmath.memory.replay import replay
 from napkinmath_profiler.cli.allocator import replays
 from napkinmath_profiler.snapshot.chrome_trace import chrome_events, write_chrome_trace
+from napkinmath_profiler.snapshot.oom_message import read_message
 from napkinmath_profiler.snapshot.read_snapshot import read_snapshot, read_snapshot_bytes
 from napkinmath_profiler.snapshot.streamed_pickle import StreamedPickle
 from napkinmath_profiler.snapshot.write_snapshot import snapshot_of, write_snapshot
@@ -275,6 +276,44 @@ def test_other_files_are_named(content: bytes, match: str, tmp_path: Path) -> No
     file.write_bytes(content)
     with pytest.raises(InputError, match=match):
         read_snapshot(file)
+
+
+NO_SIZES = ("7", 1.5, None, [7], -1, 1 << 70, True)
+
+
+@pytest.mark.parametrize("size", NO_SIZES)
+@pytest.mark.parametrize("place", ["event", "block", "segment", "device_free"])
+def test_sizes_that_are_none_are_refused(place: str, size: object) -> None:
+    """Also where a pickle itself is whole; what a device has free need not be there."""
+    if place == "device_free" and size is None:
+        return
+    event = {"action": "oom" if place == "device_free" else "alloc", "addr": 1, "size": 512}
+    block = {"state": "active_allocated", "size": size if place == "block" else 512}
+    total = size if place == "segment" else 2 << 20
+    content = {
+        "segments": [{"address": 0, "total_size": total, "blocks": [block]}],
+        "device_traces": [[event | ({place: size} if place == "device_free" else {})]],
+    }
+    if place == "event":
+        event["size"] = size
+        content["device_traces"] = [[event]]
+    with pytest.raises(InputError, match=r"^s\.pickle "):
+        read_snapshot_bytes(pickle.dumps(content), "s.pickle")
+
+
+@pytest.mark.parametrize("segments", [7, "x", None, {"a": 1}, [7], [{"blocks": [7]}]])
+def test_segments_of_another_layout_are_refused(segments: object) -> None:
+    content = pickle.dumps({"segments": segments, "device_traces": []})
+    with pytest.raises(InputError, match="another layout"):
+        read_snapshot_bytes(content, "s.pickle")
+
+
+@pytest.mark.parametrize(
+    "unit", ["bytes", "B", *(f"{k}{i}B" for k in "KMGT" for i in ("i", "")), "gib"]
+)
+def test_a_message_is_read_in_every_unit(unit: str) -> None:
+    read = read_message(f"CUDA out of memory. Tried to allocate 3.00 {unit}. 2.00 {unit} free")
+    assert read.tried > (read.free or 0) > 0 and read.tried * 2 == (read.free or 0) * 3
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from napkinmath.base.errors import InputError
 from napkinmath.base.units import GIB, MIB
-from napkinmath.catalog.gpus import find_hardware
+from napkinmath.catalog.gpus import find_hardware, load_gpus
 from napkinmath.config.cluster import Cluster, NetworkLink
 from napkinmath.timing.collectives import (
     KINDS,
@@ -199,6 +199,14 @@ def test_slow_ways_are_slower() -> None:
 
 def test_one_rank_alone_takes_no_time() -> None:
     assert collective_s("all-reduce", GIB, fabric(node("H100"), 1)) == 0
+
+
+@pytest.mark.parametrize("gpu", [gpu.name for gpu in load_gpus()])
+def test_ranks_that_are_alone_in_their_nodes_talk_over_the_network(gpu: str) -> None:
+    cluster = Cluster(hardware=find_hardware(gpu), num_nodes=4, gpus_per_node=8)
+    for kind in KINDS:
+        seconds = collective_s(kind, GIB, fabric(cluster, 4, 8))
+        assert 0 < seconds < 60, (kind, seconds)
 
 
 def test_communicators_hold_buffers() -> None:

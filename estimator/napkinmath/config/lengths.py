@@ -39,10 +39,10 @@ def read_lengths(path: str) -> tuple[int, ...]:
             f"--lengths {shown(path, limit=200)} is not text in UTF-8 (byte {error.start}); give a"
             " text file of numbers"
         ) from None
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a null in a path
+        reason = error.strerror if isinstance(error, OSError) else "it is no path"
         raise InputError(
-            f"--lengths {shown(path, limit=200)}: {error.strerror}; name a file of numbers, or give"
-            " numbers"
+            f"--lengths {shown(path, limit=200)}: {reason}; name a file of numbers, or give numbers"
         ) from None
     if len(text) > MOST_LENGTHS * 8:
         raise InputError(

@@ -184,7 +184,8 @@ def has_peer_access(gpu: Gpu) -> bool:
 
 def _links_used(gpu: Gpu, ranks: int) -> float:
     """Share of a GPU's links that lead to members of the group."""
-    if is_switched(gpu) or gpu.gpu_link is None:
+    alone = ranks == 1  # its messages leave the node, and these links do not slow them
+    if alone or is_switched(gpu) or gpu.gpu_link is None:
         return 1.0
     if gpu.gpu_link.kind == "infinity-fabric":
         return min(1.0, (ranks - 1) / 7)

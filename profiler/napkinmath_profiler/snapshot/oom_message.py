@@ -14,6 +14,7 @@ UNITS = {
     "mib": 1 << 20,
     "gib": 1 << 30,
     "tib": 1 << 40,
+    "tb": 1 << 40,
     "kb": 1 << 10,
     "mb": 1 << 20,
     "gb": 1 << 30,
@@ -112,7 +113,7 @@ def _first(patterns: tuple[str, ...], text: str) -> int | None:
 def _bytes(number: str, unit: str) -> int:
     try:
         return round(float(number) * UNITS[unit.lower()])
-    except ValueError:
+    except (ValueError, OverflowError):  # '1.2.3', and digits beyond what a float holds
         raise InputError(
             f"{shown(number)} {unit} is no size; paste the message as PyTorch printed it"
         ) from None

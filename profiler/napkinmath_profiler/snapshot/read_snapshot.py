@@ -21,6 +21,7 @@ from napkinmath.ir.timeline import Stamp, TensorInfo, Timeline, TimelineSegment
 from napkinmath_profiler.snapshot.streamed_pickle import StreamedPickle
 
 GRANULE = 512
+MOST_BYTES = 1 << 60  # of one allocation
 TRACE_KEYS = ("action", "addr", "size", "frames")
 GROWS, SHRINKS = ("segment_alloc", "segment_map"), ("segment_free", "segment_unmap")
 LIBRARY_FOLDERS = (
@@ -77,7 +78,13 @@ def read_snapshot_bytes(data: bytes | mmap, name: str) -> RecordedSnapshot:
             f"{name} is a pickle, but no memory snapshot (no segments and device_traces); dump one"
             " with torch.cuda.memory._dump_snapshot"
         )
-    return builder.finish(snapshot)
+    try:
+        return builder.finish(snapshot)
+    except (TypeError, AttributeError, ValueError) as error:
+        raise InputError(
+            f"{name} has segments or device_traces of another layout ({error}); dump one with"
+            " torch.cuda.memory._dump_snapshot"
+        ) from None
 
 
 class _Builder:
@@ -98,16 +105,17 @@ class _Builder:
         action = entry.get("action")
         if action is None or "size" not in entry:
             return False
-        address = entry.get("addr", 0)
+        address, size = entry.get("addr", 0), _bytes(entry["size"])
         if action == "alloc":
-            self._allocate(address, entry["size"], entry.get("frames") or [])
+            self._allocate(address, size, entry.get("frames") or [])
         elif action in ("free_completed", "free"):
-            self._free(address, entry["size"])
+            self._free(address, size)
         elif action in GROWS:
-            self._reserved.append(self._reserved[-1] + entry["size"])
+            self._reserved.append(self._reserved[-1] + size)
         elif action in SHRINKS:
-            self._reserved.append(self._reserved[-1] - entry["size"])
+            self._reserved.append(self._reserved[-1] - size)
         elif action == "oom":
+            _bytes(entry.get("device_free") or 0)
             self._out_of_memory.append(dict(entry))
         return True
 
@@ -138,7 +146,7 @@ class _Builder:
         segments = snapshot["segments"]
         for block in _active_blocks(segments):
             if block.get("address") not in self._live:
-                size = block.get("requested_size", block.get("size", 0))
+                size = _bytes(block.get("requested_size", block.get("size", 0)))
                 self._before.append(len(self._tensors))
                 frames = block.get("frames")
                 label, role = (
@@ -147,7 +155,7 @@ class _Builder:
                     else ("allocated before the recording", Role.UNEXPLAINED)
                 )
                 self._tensors.append(_tensor(label, role, size))
-        end_reserved = sum(segment.get("total_size", 0) for segment in segments)
+        end_reserved = sum(_bytes(segment.get("total_size", 0)) for segment in segments)
         start = end_reserved - self._reserved[-1]
         settings = snapshot.get("allocator_settings")
         return RecordedSnapshot(
@@ -182,6 +190,15 @@ class _Builder:
         return found
 
 
+def _bytes(size: object) -> int:
+    """A number of bytes; raises TypeError or ValueError for what is none."""
+    if type(size) is not int:
+        raise TypeError(f"a size is {shown(size)}")
+    if not 0 <= size <= MOST_BYTES:
+        raise ValueError(f"a size is {size}")
+    return size
+
+
 def _tensor(label: str, role: Role, size: int) -> TensorInfo:
     return TensorInfo(label, role, label.partition(" ")[0], size, round_up(size, GRANULE))
 
@@ -192,7 +209,7 @@ def _active_blocks(segments: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any
         for block in segment.get("blocks", ()):
             if block.get("state") == "active_allocated":
                 yield {"address": address, **block}
-            address += block.get("size", 0)
+            address += _bytes(block.get("size", 0))
 
 
 def _meaning(frames: list[Any]) -> tuple[str, Role, Phase]:

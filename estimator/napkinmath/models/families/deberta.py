@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from napkinmath.base.errors import InputError
+from napkinmath.base.errors import InputError, shown
 from napkinmath.ir.model_spec import ModelSpec, Part, Stage
 from napkinmath.ir.symbols import b
 from napkinmath.models.families.bert import (
@@ -80,10 +80,16 @@ def deberta_v2(c: Config) -> ModelSpec:
 
 
 def _types(c: Config) -> tuple[str, ...]:
-    """pos_att_type, a list or names joined by |."""
+    """pos_att_type, a list or names joined by |; InputError where it has neither of the two."""
     value = c.values.get("pos_att_type")
-    return (
+    found = (
         tuple(part.strip() for part in value.split("|"))
         if isinstance(value, str)
         else c.names("pos_att_type")
     )
+    if not {"c2p", "p2c"}.intersection(found):
+        raise InputError(
+            f"config field pos_att_type={shown(value)} has neither c2p nor p2c, without which"
+            " relative_attention adds nothing; give one or both"
+        )
+    return found

@@ -1,0 +1,150 @@
+"""Does any input break napkinmath? Seeded inputs for every door, answers held to what must be true.
+
+    python benchmarks/fuzz/run.py --count 500000 --seed 0 --state FILE [--json FILE] [--seconds S]
+
+Goes on from the state file where it was stopped. One input in 250 runs as a process of its own, one
+in 200 has its limits priced anew, one in 20 is held against the JSON schema. An input that fails is
+made smaller and written to the corpus, once for each way to fail; `tests/benchmarks/test_fuzz.py`
+replays the corpus. Doors and their inputs are in `fuzz_doors/`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import resource
+import subprocess
+import sys
+import time
+from datetime import datetime, timezone
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / name) for name in ("estimator", "profiler", "benchmarks/fuzz")]
+
+from fuzz_doors import DOORS, corpus, tally  # noqa: E402
+from fuzz_doors.door import Case, Door  # noqa: E402
+from fuzz_doors.trial import Trial, case_of, limit_process, tried  # noqa: E402
+
+CHUNK = 500  # inputs a process: what it keeps of them ends with it
+SECONDS_TO_SHRINK = 1.0  # inputs that take longer are kept as they are
+
+
+def chunk(seed: int, first: int, last: int, folder: Path, results: Connection) -> None:
+    """Inputs first to last, round robin over the doors, in a process of its own."""
+    limit_process()
+    tallies = {door.name: tally.empty() for door in DOORS}
+    for index in range(first, last):
+        door, number = DOORS[index % len(DOORS)], index // len(DOORS)
+        case = case_of(door, seed, number)
+        found = tried(door, case, number)
+        is_new = found.defect not in tallies[door.name]["defects"]
+        tally.count(tallies[door.name], found, number)
+        if found.defect and is_new:
+            keep(door, case, found, folder)
+    results.send(tallies)
+
+
+def keep(door: Door, case: Case, found: Trial, folder: Path) -> None:
+    """Writes an input that failed, made smaller, unless another one failed in the same way."""
+    if found.defect in {
+        json.loads(path.read_text(encoding="utf-8"))["found"] for path in folder.glob("*.json")
+    }:
+        return
+    if found.seconds < SECONDS_TO_SHRINK:
+        case = corpus.smaller(case, lambda less: tried(door, less).defect == found.defect)
+    corpus.write(folder, door.name, case, found.defect)
+
+
+def in_process(seed: int, first: int, last: int, folder: Path) -> dict[str, Any]:
+    """The tallies of a chunk; a process that dies is a defect of its own."""
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    child = context.Process(target=chunk, args=(seed, first, last, folder, sender))
+    child.start()
+    sender.close()
+    try:
+        return receiver.recv()
+    except EOFError:
+        died = tally.empty()
+        died[tally.DEFECT] = last - first
+        died["defects"] = {f"the process of inputs {first} to {last - 1} died": last - first}
+        return {DOORS[0].name: died}
+    finally:
+        child.join()
+
+
+def read_state(file: Path, seed: int) -> dict[str, Any]:
+    """What was tried before; exits where it is of another seed."""
+    if not file.exists():
+        doors = {door.name: tally.empty() for door in DOORS}
+        return {"seed": seed, "inputs": 0, "processor_seconds": 0.0, "runs": [], "doors": doors}
+    state = json.loads(file.read_text(encoding="utf-8"))
+    if state["seed"] != seed:
+        sys.exit(f"{file} is of seed {state['seed']}; use that seed, or another file")
+    return state
+
+
+def write(file: Path, state: dict[str, Any]) -> None:
+    """Replaces the file at once, so that a killed run leaves the one before."""
+    temporary = file.with_suffix(".part")
+    temporary.write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
+    temporary.replace(file)
+
+
+def run(state: dict[str, Any], file: Path, count: int, folder: Path, seconds: float) -> None:
+    """Tries inputs from where the state stands up to `count`, or until the time is over."""
+    end, commit, runs = time.monotonic() + seconds, _commit(), state["runs"]
+    while state["inputs"] < count and time.monotonic() < end:
+        first, last = state["inputs"], min(count, state["inputs"] + CHUNK)
+        if not runs or runs[-1]["commit"] != commit:
+            runs.append({"commit": commit, "first": first})
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        for name, more in in_process(state["seed"], first, last, folder).items():
+            state["doors"][name] = tally.merged(state["doors"][name], more)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        state["processor_seconds"] = round(
+            state["processor_seconds"] + after.ru_utime - before.ru_utime, 1
+        )
+        runs[-1] |= {"last": last - 1, "date": datetime.now(timezone.utc).date().isoformat()}
+        state["inputs"] = last
+        write(file, state)
+        print(f"{last} inputs, {_defects(state)} defects", flush=True)
+
+
+def _defects(state: dict[str, Any]) -> int:
+    return sum(each[tally.DEFECT] for each in state["doors"].values())
+
+
+def _commit() -> str:
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=10"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
+
+
+def main() -> int:
+    """Returns 1 where a defect was found."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--count", type=int, default=500_000, help="inputs of all doors")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--state", type=Path, default=ROOT / "build" / "fuzz-state.json")
+    parser.add_argument("--json", type=Path, help="write the result to this file")
+    parser.add_argument("--corpus", type=Path, default=corpus.FOLDER)
+    parser.add_argument("--seconds", type=float, default=1e9, help="stop after so long")
+    options = parser.parse_args()
+    file = options.state.resolve()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    state = read_state(file, options.seed)
+    run(state, file, options.count, options.corpus.resolve(), options.seconds)
+    if options.json:
+        write(options.json, state)
+    return int(_defects(state) > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
