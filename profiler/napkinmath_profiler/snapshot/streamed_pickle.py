@@ -18,10 +18,22 @@ from napkinmath.base.errors import InputError
 
 Listener = Callable[[dict[Any, Any]], bool]
 """Called with every dict as soon as it is complete; True drops it."""
-MAX_DEPTH = 10_000_000
+MAX_DEPTH = 64
+"""Containers within each other; a snapshot has seven. Code in C that recurses into more may crash
+the interpreter."""
+KEY_TYPES = frozenset({str, int, float, bool, type(None)})
+"""Of a dict; a tuple as a key would be hashed by recursion."""
 
 # What reading a byte that is not what was written there raises.
-_DAMAGE = (struct.error, UnicodeDecodeError, TypeError, ValueError, AttributeError, KeyError)
+_DAMAGE = (
+    struct.error,
+    UnicodeDecodeError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    KeyError,
+    OverflowError,
+)
 _MARK = object()
 _CODE = {
     b"c"[0]: "GLOBAL",
@@ -90,7 +102,8 @@ class StreamedPickle:
                 handler = _HANDLERS[code]
                 if handler is None:
                     if code == 0x2E:  # STOP
-                        return stack.pop()
+                        _require_shallow(stack[-1])
+                        return stack[-1]
                     raise self._refusal(code, position)
                 position = handler(self, data, position + 1, stack)
         except IndexError:
@@ -275,6 +288,8 @@ class StreamedPickle:
 
     def _setitem(self, data: Any, at: int, stack: list[Any]) -> int:
         value, key = stack.pop(), stack.pop()
+        if type(stack[-1]) is not dict or type(key) not in KEY_TYPES:
+            raise ValueError("an item is set on what is no dict, or under what is no key")
         stack[-1][key] = value
         return at
 
@@ -285,6 +300,8 @@ class StreamedPickle:
         target = stack[mark - 1]
         if type(target) is not dict:
             raise ValueError("items are set on what is no dict")
+        if any(type(key) not in KEY_TYPES for key in stack[mark + 1 :: 2]):
+            raise ValueError("a key is neither a text nor a number")
         target.update(zip(stack[mark + 1 :: 2], stack[mark + 2 :: 2], strict=True))
         del stack[mark:]
         if self._listener is not None:
@@ -297,7 +314,9 @@ class StreamedPickle:
 
     def _append(self, data: Any, at: int, stack: list[Any]) -> int:
         value = stack.pop()
-        if value != {}:
+        if type(stack[-1]) is not list:
+            raise ValueError("an item is appended to what is no list")
+        if type(value) is not dict or value:
             stack[-1].append(value)
         return at
 
@@ -308,7 +327,8 @@ class StreamedPickle:
         target = stack[mark - 1]
         if type(target) is not list:
             raise ValueError("items are appended to what is no list")
-        target.extend(value for value in stack[mark + 1 :] if value != {})  # dropped ones are empty
+        # dropped ones are empty
+        target.extend(v for v in stack[mark + 1 :] if type(v) is not dict or v)
         del stack[mark:]
         return at
 
@@ -320,6 +340,23 @@ class StreamedPickle:
         del stack[mark:]
         stack.append(values)
         return at
+
+
+def _require_shallow(value: Any) -> None:
+    """Raises ValueError where ``value`` is nested deeper than MAX_DEPTH, without recursion."""
+    seen: set[int] = set()
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        inner: list[Any] = []
+        for container in level:
+            if type(container) not in (dict, list, tuple) or id(container) in seen:
+                continue
+            seen.add(id(container))
+            inner.extend(container.values() if type(container) is dict else container)
+        if not inner:
+            return
+        level = inner
+    raise ValueError(f"values are nested deeper than {MAX_DEPTH}")
 
 
 def _span(data: Any, at: int, width: int) -> tuple[int, int]:
