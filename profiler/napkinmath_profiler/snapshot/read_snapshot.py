@@ -275,7 +275,9 @@ def _meaning(frames: list[Any]) -> tuple[str, Role, Phase]:
 
 def _text(frame: dict[str, Any], key: str) -> str:
     value = frame.get(key, "")
-    return value if isinstance(value, str) else ""
+    if not isinstance(value, str):
+        return ""
+    return value.encode("utf-8", "replace").decode()  # half a surrogate pair cannot be printed
 
 
 def _is_library(file: str) -> bool:

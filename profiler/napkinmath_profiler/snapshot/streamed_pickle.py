@@ -16,14 +16,10 @@ from typing import Any
 
 from napkinmath.base.errors import InputError
 
+from napkinmath_profiler.snapshot.plain_values import KEY_TYPES, RUNS_CODE, require_shallow
+
 Listener = Callable[[dict[Any, Any]], bool]
 """Called with every dict as soon as it is complete; True drops it."""
-MAX_DEPTH = 64
-"""Containers within each other; a snapshot has seven. Code in C that recurses into more may crash
-the interpreter."""
-KEY_TYPES = frozenset({str, int, float, bool, type(None)})
-"""Of a dict; a tuple as a key would be hashed by recursion."""
-
 # What reading a byte that is not what was written there raises.
 _DAMAGE = (
     struct.error,
@@ -35,21 +31,6 @@ _DAMAGE = (
     OverflowError,
 )
 _MARK = object()
-_CODE = {
-    b"c"[0]: "GLOBAL",
-    b"\x93"[0]: "STACK_GLOBAL",
-    b"R"[0]: "REDUCE",
-    b"b"[0]: "BUILD",
-    b"i"[0]: "INST",
-    b"o"[0]: "OBJ",
-    b"\x81"[0]: "NEWOBJ",
-    b"\x92"[0]: "NEWOBJ_EX",
-    b"P"[0]: "PERSID",
-    b"Q"[0]: "BINPERSID",
-    b"\x82"[0]: "EXT1",
-    b"\x83"[0]: "EXT2",
-    b"\x84"[0]: "EXT4",
-}
 # A list of nothing but references to earlier objects: the frames of a call stack seen before.
 _REFERENCES = re.compile(rb"\](\x94|q.|r....)\(((?:h.|j....)+)e", re.DOTALL)
 _REFERENCE = re.compile(rb"h(.)|j(....)", re.DOTALL)
@@ -102,7 +83,7 @@ class StreamedPickle:
                 handler = _HANDLERS[code]
                 if handler is None:
                     if code == 0x2E:  # STOP
-                        _require_shallow(stack[-1])
+                        require_shallow(stack[-1])
                         return stack[-1]
                     raise self._refusal(code, position)
                 position = handler(self, data, position + 1, stack)
@@ -119,9 +100,9 @@ class StreamedPickle:
             ) from None
 
     def _refusal(self, code: int, position: int) -> InputError:
-        if code in _CODE:
+        if code in RUNS_CODE:
             return InputError(
-                f"{self._name} wants code run at offset {position} ({_CODE[code]}); a memory"
+                f"{self._name} wants code run at offset {position} ({RUNS_CODE[code]}); a memory"
                 " snapshot is plain data, so this file is refused"
             )
         return InputError(
@@ -340,23 +321,6 @@ class StreamedPickle:
         del stack[mark:]
         stack.append(values)
         return at
-
-
-def _require_shallow(value: Any) -> None:
-    """Raises ValueError where ``value`` is nested deeper than MAX_DEPTH, without recursion."""
-    seen: set[int] = set()
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        inner: list[Any] = []
-        for container in level:
-            if type(container) not in (dict, list, tuple) or id(container) in seen:
-                continue
-            seen.add(id(container))
-            inner.extend(container.values() if type(container) is dict else container)
-        if not inner:
-            return
-        level = inner
-    raise ValueError(f"values are nested deeper than {MAX_DEPTH}")
 
 
 def _span(data: Any, at: int, width: int) -> tuple[int, int]:
