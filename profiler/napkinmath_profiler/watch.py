@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -101,7 +101,7 @@ class WholeTraining:
         """Enters what `watch` returned, or says why there is nothing to watch."""
         try:
             self.watching = block.__enter__()
-        except InputError as reason:
+        except Exception as reason:  # nothing here may end a training
             log.warning("not watched: %s", reason)
         else:
             self._block = block
@@ -110,9 +110,12 @@ class WholeTraining:
         """Leaves it, with what ended the training, and logs its summary."""
         block, self._block = self._block, None
         if block is not None and self.watching is not None:
-            with suppress(RuntimeError, MemoryError):  # the trainer raises it itself
+            try:
                 block.__exit__(type(error) if error is not None else None, error, None)
-            log.info("memory of the training:\n%s", self.watching.summary())
+                log.info("memory of the training:\n%s", self.watching.summary())
+            except Exception as reason:  # the trainer raises its own error itself
+                if reason is not error:
+                    log.warning("the watch could not end: %s", reason)
 
 
 def trainer_callback(**options: Any) -> Any:

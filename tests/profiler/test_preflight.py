@@ -29,7 +29,7 @@ from napkinmath.config.train_config import (
 )
 from napkinmath.estimate import Verdict
 from napkinmath_profiler.preflight import preflight
-from napkinmath_profiler.preflight.batch_shape import longest_of
+from napkinmath_profiler.preflight.batch_shape import ROWS_AT_ONCE, _all_over, longest_of
 from napkinmath_profiler.preflight.live_optimizer import optimizer_name
 from napkinmath_profiler.tracing.trace_errors import TraceError
 from peft import LoraConfig, get_peft_model
@@ -573,3 +573,55 @@ def test_gpt2_is_read_too() -> None:
     model = GPT2LMHeadModel(GPT2Config(n_embd=64, n_layer=2, n_head=4, vocab_size=512))
     found = preflight(model, "adamw-fused", (1, 32), train_config=TrainConfig(stack="hf-bare"))
     assert found.live.num_parameters == found.estimate.num_parameters
+
+
+def test_an_optimizer_of_another_model_is_told() -> None:
+    model = llama()
+    wrong = preflight(model, torch.optim.SGD(llama().parameters(), lr=0.1), (1, 64))
+    right = preflight(model, torch.optim.SGD(model.parameters(), lr=0.1), (1, 64))
+    assert "no parameter of this model" in texts(wrong)
+    assert "no parameter of this model" not in texts(right)
+
+
+def test_nothing_trained_and_eval_mode_are_told() -> None:
+    frozen = llama()
+    frozen.requires_grad_(False)
+    assert "nothing is trained" in texts(preflight(frozen, "sgd", (1, 64)))
+    assert "eval mode" in texts(preflight(llama().eval(), "sgd", (1, 64)))
+    plain = texts(preflight(llama(), "sgd", (1, 64)))
+    assert "eval mode" not in plain and "nothing is trained" not in plain
+
+
+def test_a_model_in_fp32_hears_of_no_16_bit_copy() -> None:
+    for length in (64, 512, 4096):
+        assert "16-bit copy" not in texts(preflight(llama(torch.float32), "sgd", (1, length)))
+
+
+def test_the_way_out_is_kept_where_nothing_is_raised() -> None:
+    found = preflight(llama(), "adamw-fused", (4096, 8192), hardware="t4", raises=False)
+    assert "; try " in texts(found)
+
+
+class Endless:
+    """A dataset of 10^12 rows that counts how many were read."""
+
+    num_read = 0
+
+    def __len__(self) -> int:
+        return 10**12
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        self.num_read += 1
+        return {"input_ids": [0] * (1 + index % 7)}
+
+
+def test_a_dataset_without_end_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("napkinmath_profiler.preflight.batch_shape.SECONDS_TO_READ", 0.02)
+    rows = Endless()
+    found = longest_of(rows, 1)
+    assert 0 < rows.num_read < 10**7 and found.num_rows == 10**12 and found.sequence_length == 7
+
+
+def test_every_piece_of_a_dataset_comes_once() -> None:
+    for num_rows in (0, 1, ROWS_AT_ONCE, ROWS_AT_ONCE + 1, 97 * ROWS_AT_ONCE, 1000 * ROWS_AT_ONCE):
+        assert sorted(_all_over(num_rows)) == list(range(0, num_rows, ROWS_AT_ONCE))

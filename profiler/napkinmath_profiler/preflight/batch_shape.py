@@ -3,8 +3,9 @@ longest sequence counts."""
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,7 +92,7 @@ def _lengths(dataset: Any) -> list[int]:
         dataset = dataset.select_columns(wanted).with_format("arrow")
     until = time.perf_counter() + SECONDS_TO_READ
     found: list[int] = []
-    for start in _all_over(range(0, len(dataset), ROWS_AT_ONCE)):
+    for start in _all_over(len(dataset)):
         for i in (start,) if by_table else range(start, min(start + ROWS_AT_ONCE, len(dataset))):
             found += _of_table(dataset[i : i + ROWS_AT_ONCE]) if by_table else _of_row(dataset[i])
             if time.perf_counter() > until:
@@ -108,12 +109,17 @@ def _columns(columns: set[str]) -> list[str]:
     return []
 
 
-def _all_over(starts: Sequence[int]) -> Iterator[int]:
-    """Every start, neighbours far apart: by the golden ratio, which leaves the largest gap smallest
-    whenever one stops."""
-    return iter(
-        sorted(starts, key=lambda start: (start // ROWS_AT_ONCE * 0.6180339887498949) % 1.0)
-    )
+def _all_over(num_rows: int) -> Iterator[int]:
+    """Starts of pieces, neighbours far apart: by the golden ratio, which leaves the largest gap
+    smallest whenever one stops. Each is made when asked for; no list of them all."""
+    pieces = -(-num_rows // ROWS_AT_ONCE)
+    if not pieces:
+        return
+    stride = max(1, round(pieces * 0.6180339887498949))
+    while math.gcd(stride, pieces) != 1:  # coprime: every piece comes once
+        stride += 1
+    for turn in range(pieces):
+        yield turn * stride % pieces * ROWS_AT_ONCE
 
 
 def _of_table(table: Any) -> list[int]:

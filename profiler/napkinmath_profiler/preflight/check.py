@@ -3,7 +3,7 @@ optimistic end cannot fit."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,13 +12,20 @@ from napkinmath.base.errors import DoesNotFit, InputError
 from napkinmath.base.units import GIB, MIB, format_bytes
 from napkinmath.catalog.gpus import find_hardware
 from napkinmath.config.hardware import Hardware
-from napkinmath.config.train_config import Loss, RecomputeConfig, RecomputeKind, TrainConfig
+from napkinmath.config.train_config import (
+    Loss,
+    Precision,
+    RecomputeConfig,
+    RecomputeKind,
+    TrainConfig,
+)
 from napkinmath.config.workload_config import WorkloadKind
 from napkinmath.estimate import Estimate, Verdict, estimate
 from napkinmath.ir.ledger import Role
 from torch import nn
 
 from napkinmath_profiler.preflight.batch_shape import BatchShape, longest_of, shape_of
+from napkinmath_profiler.preflight.live_findings import live_findings
 from napkinmath_profiler.preflight.live_model import LiveModel, read_model, settled
 from napkinmath_profiler.preflight.live_optimizer import optimizer_name, state_bytes
 from napkinmath_profiler.preflight.random_states import random_states_kept
@@ -113,7 +120,11 @@ def preflight(
     )
     machine, others, own = _machine(hardware, live, optimizer, config)
     priced = estimate(live.config, config, hardware=machine)
-    findings = [*_findings(priced, live, shape, others, asked=asked), *_held_here(own)]
+    findings = [
+        *live_findings(model, optimizer, priced.config),
+        *_findings(priced, live, shape, others, asked=asked),
+        *_held_here(own),
+    ]
     found = Preflight(
         estimate=priced,
         live=live,
@@ -122,9 +133,11 @@ def preflight(
         held_here=own,
         findings=tuple(findings),
     )
-    if raises and priced.verdict is Verdict.DOES_NOT_FIT:
+    if priced.verdict is not Verdict.DOES_NOT_FIT:
+        return found
+    if raises:
         raise DoesNotFit(_refusal(found))
-    return found
+    return replace(found, findings=(Finding(text=_refusal(found)), *found.findings))
 
 
 def _shape(batch: Any, dataset: Any, max_length: int, config: TrainConfig) -> BatchShape:
@@ -299,6 +312,8 @@ def _longest(e: Estimate, shape: BatchShape) -> Finding | None:
 def _upcast(e: Estimate) -> Finding | None:
     """Logits in fp32 of a model in 16 bits, where they are part of the peak."""
     held = e.breakdown.get(Role.LOGITS, 0)
+    if e.config.precision in (Precision.FP32, Precision.TF32):
+        return None  # no 16-bit copy is made
     if e.config.loss is not Loss.HF or not 0.1 * e.peak.nbytes <= held < 0.25 * e.peak.nbytes:
         return None
     return Finding(

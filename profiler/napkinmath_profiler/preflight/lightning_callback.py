@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 import torch
+from napkinmath.base.errors import DoesNotFit
 from napkinmath.config.hardware import Hardware
 from napkinmath.config.train_config import TrainConfig
 from torch import nn
@@ -54,7 +55,9 @@ class PreflightLightning(Callback):
                 ),
                 raises=self.raises,
             )
-        except TraceError as unread:
+        except DoesNotFit:
+            raise
+        except Exception as unread:  # a mistake of the check ends no training
             logger.warning("pre-flight check left out: %s", unread)
             return
         logger.warning("%s", self.found)

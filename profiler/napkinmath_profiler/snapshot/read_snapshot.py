@@ -8,10 +8,11 @@ first, as a tensor of its own.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+import stat
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from mmap import ACCESS_READ, mmap
-from typing import Any
+from typing import Any, BinaryIO
 
 from napkinmath.base.errors import InputError, shown
 from napkinmath.base.units import round_up
@@ -21,7 +22,8 @@ from napkinmath.ir.timeline import Stamp, TensorInfo, Timeline, TimelineSegment
 from napkinmath_profiler.snapshot.streamed_pickle import StreamedPickle
 
 GRANULE = 512
-MOST_BYTES = 1 << 60  # of one allocation
+MAX_SIZE = 1 << 48  # bytes; more than any device addresses
+NUMBERS = ("addr", "size", "device_free", "total_size", "requested_size", "address")
 TRACE_KEYS = ("action", "addr", "size", "frames")
 GROWS, SHRINKS = ("segment_alloc", "segment_map"), ("segment_free", "segment_unmap")
 LIBRARY_FOLDERS = (
@@ -54,7 +56,7 @@ def read_snapshot(path: str | os.PathLike[str]) -> RecordedSnapshot:
     wants code run."""
     name = shown(os.fspath(path), limit=200)
     try:
-        with open(path, "rb") as file:
+        with _opened(path, name) as file:
             if not os.fstat(file.fileno()).st_size:
                 raise InputError(f"{name} is empty; record the snapshot again")
             with mmap(file.fileno(), 0, access=ACCESS_READ) as data:
@@ -65,9 +67,16 @@ def read_snapshot(path: str | os.PathLike[str]) -> RecordedSnapshot:
         ) from None
 
 
+def _opened(path: str | os.PathLike[str], name: str) -> BinaryIO:
+    """The file, where it is one: opening a pipe would wait for whoever writes into it."""
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise InputError(f"{name} is a folder, a pipe or a device; name a file with a snapshot")
+    return open(path, "rb")
+
+
 def read_snapshot_bytes(data: bytes | mmap, name: str) -> RecordedSnapshot:
     """The same from bytes."""
-    builder = _Builder()
+    builder = _Builder(name)
     snapshot = StreamedPickle(data, name, builder.listen, TRACE_KEYS).load()
     if (
         not isinstance(snapshot, dict)
@@ -78,19 +87,14 @@ def read_snapshot_bytes(data: bytes | mmap, name: str) -> RecordedSnapshot:
             f"{name} is a pickle, but no memory snapshot (no segments and device_traces); dump one"
             " with torch.cuda.memory._dump_snapshot"
         )
-    try:
-        return builder.finish(snapshot)
-    except (TypeError, AttributeError, ValueError) as error:
-        raise InputError(
-            f"{name} has segments or device_traces of another layout ({error}); dump one with"
-            " torch.cuda.memory._dump_snapshot"
-        ) from None
+    return builder.finish(snapshot)
 
 
 class _Builder:
     """Turns trace entries into events as they are read."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self._name = name
         self._tensors: list[TensorInfo] = []
         self._events: list[tuple[bool, int, Phase]] = []
         self._live: dict[int, int] = {}  # address -> tensor
@@ -105,17 +109,17 @@ class _Builder:
         action = entry.get("action")
         if action is None or "size" not in entry:
             return False
-        address, size = entry.get("addr", 0), _bytes(entry["size"])
+        self._require_numbers(entry)
+        address = entry.get("addr", 0)
         if action == "alloc":
-            self._allocate(address, size, entry.get("frames") or [])
+            self._allocate(address, entry["size"], self._frames(entry))
         elif action in ("free_completed", "free"):
-            self._free(address, size)
+            self._free(address, entry["size"])
         elif action in GROWS:
-            self._reserved.append(self._reserved[-1] + size)
+            self._reserved.append(self._reserved[-1] + entry["size"])
         elif action in SHRINKS:
-            self._reserved.append(self._reserved[-1] - size)
+            self._reserved.append(self._reserved[-1] - entry["size"])
         elif action == "oom":
-            _bytes(entry.get("device_free") or 0)
             self._out_of_memory.append(dict(entry))
         return True
 
@@ -141,21 +145,72 @@ class _Builder:
             found = self._labels[id(frames)] = (*_meaning(frames), frames)
         return found[:3]
 
+    def _require_numbers(self, entry: dict[Any, Any]) -> None:
+        """Sizes and addresses are whole numbers, and a size is one that memory can have."""
+        for key in NUMBERS:
+            value = entry.get(key, 0)
+            limit = 1 << 64 if key.startswith("addr") else MAX_SIZE
+            if type(value) is not int or not 0 <= value < limit:
+                raise self._refusal(key, value)
+
+    def _refusal(self, key: str, value: object) -> InputError:
+        told = shown(value) if isinstance(value, (str, int, float)) else type(value).__name__
+        return InputError(
+            f"{self._name} is corrupt: {key} is {told}, which no memory snapshot has; record it"
+            " again"
+        )
+
+    def _frames(self, entry: dict[Any, Any]) -> list[Any]:
+        return self._listed(entry, "frames") if entry.get("frames") else []
+
+    def _listed(self, owner: dict[Any, Any], key: str) -> list[Any]:
+        value = owner.get(key, [])
+        if type(value) not in (list, tuple):
+            raise self._refusal(key, value)
+        return value
+
+    def _records(self, owner: dict[Any, Any], key: str) -> list[dict[Any, Any]]:
+        """A list of dicts whose numbers are sound."""
+        for record in (found := self._listed(owner, key)):
+            if type(record) is not dict:
+                raise self._refusal(key, record)
+            self._require_numbers(record)
+        return found
+
+    def _active_blocks(self, segments: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        lists: set[int] = set()  # one list in many segments would be read for ever
+        for segment in segments:
+            address = segment.get("address", 0)
+            blocks = self._records(segment, "blocks")
+            if blocks and id(blocks) in lists:
+                raise self._refusal("blocks", "shared by segments")
+            lists.add(id(blocks))
+            for block in blocks:
+                if block.get("state") == "active_allocated":
+                    yield {"address": address, **block}
+                address += block.get("size", 0)
+
     def finish(self, snapshot: dict[str, Any]) -> RecordedSnapshot:
         """The timeline, with what the segments say was there all along."""
-        segments = snapshot["segments"]
-        for block in _active_blocks(segments):
+        self._listed(snapshot, "device_traces")
+        segments = self._records(snapshot, "segments")
+        for block in self._active_blocks(segments):
             if block.get("address") not in self._live:
-                size = _bytes(block.get("requested_size", block.get("size", 0)))
+                size = block.get("requested_size", block.get("size", 0))
                 self._before.append(len(self._tensors))
-                frames = block.get("frames")
+                frames = self._frames(block)
                 label, role = (
                     self._read_frames(frames)[:2]
                     if frames
                     else ("allocated before the recording", Role.UNEXPLAINED)
                 )
                 self._tensors.append(_tensor(label, role, size))
-        end_reserved = sum(_bytes(segment.get("total_size", 0)) for segment in segments)
+        if not self._tensors and not self._out_of_memory:
+            raise InputError(
+                f"{self._name}: nothing was recorded; call"
+                " torch.cuda.memory._record_memory_history() before the step"
+            )
+        end_reserved = sum(segment.get("total_size", 0) for segment in segments)
         start = end_reserved - self._reserved[-1]
         settings = snapshot.get("allocator_settings")
         return RecordedSnapshot(
@@ -190,33 +245,15 @@ class _Builder:
         return found
 
 
-def _bytes(size: object) -> int:
-    """A number of bytes; raises TypeError or ValueError for what is none."""
-    if type(size) is not int:
-        raise TypeError(f"a size is {shown(size)}")
-    if not 0 <= size <= MOST_BYTES:
-        raise ValueError(f"a size is {size}")
-    return size
-
-
 def _tensor(label: str, role: Role, size: int) -> TensorInfo:
     return TensorInfo(label, role, label.partition(" ")[0], size, round_up(size, GRANULE))
-
-
-def _active_blocks(segments: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
-    for segment in segments:
-        address = segment.get("address", 0)
-        for block in segment.get("blocks", ()):
-            if block.get("state") == "active_allocated":
-                yield {"address": address, **block}
-            address += _bytes(block.get("size", 0))
 
 
 def _meaning(frames: list[Any]) -> tuple[str, Role, Phase]:
     """What a call stack says: the user's innermost line, and the role and phase of what is
     allocated there."""
     texts = [
-        (str(f.get("name", "")), str(f.get("filename", "")), f.get("line", 0))
+        (_text(f, "name"), _text(f, "filename"), f["line"] if type(f.get("line")) is int else 0)
         for f in frames
         if isinstance(f, dict)
     ]
@@ -234,6 +271,13 @@ def _meaning(frames: list[Any]) -> tuple[str, Role, Phase]:
     if "/nn/modules/" in joined or "modeling_" in joined or "forward" in joined:
         return label, Role.ACTIVATIONS, Phase.FORWARD
     return label, Role.UNEXPLAINED, Phase.FORWARD
+
+
+def _text(frame: dict[str, Any], key: str) -> str:
+    value = frame.get(key, "")
+    if not isinstance(value, str):
+        return ""
+    return value.encode("utf-8", "replace").decode()  # half a surrogate pair cannot be printed
 
 
 def _is_library(file: str) -> bool:

@@ -16,28 +16,21 @@ from typing import Any
 
 from napkinmath.base.errors import InputError
 
+from napkinmath_profiler.snapshot.plain_values import KEY_TYPES, RUNS_CODE, require_shallow
+
 Listener = Callable[[dict[Any, Any]], bool]
 """Called with every dict as soon as it is complete; True drops it."""
-MAX_DEPTH = 10_000_000
-
 # What reading a byte that is not what was written there raises.
-_DAMAGE = (struct.error, UnicodeDecodeError, TypeError, ValueError, AttributeError, KeyError)
+_DAMAGE = (
+    struct.error,
+    UnicodeDecodeError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    KeyError,
+    OverflowError,
+)
 _MARK = object()
-_CODE = {
-    b"c"[0]: "GLOBAL",
-    b"\x93"[0]: "STACK_GLOBAL",
-    b"R"[0]: "REDUCE",
-    b"b"[0]: "BUILD",
-    b"i"[0]: "INST",
-    b"o"[0]: "OBJ",
-    b"\x81"[0]: "NEWOBJ",
-    b"\x92"[0]: "NEWOBJ_EX",
-    b"P"[0]: "PERSID",
-    b"Q"[0]: "BINPERSID",
-    b"\x82"[0]: "EXT1",
-    b"\x83"[0]: "EXT2",
-    b"\x84"[0]: "EXT4",
-}
 # A list of nothing but references to earlier objects: the frames of a call stack seen before.
 _REFERENCES = re.compile(rb"\](\x94|q.|r....)\(((?:h.|j....)+)e", re.DOTALL)
 _REFERENCE = re.compile(rb"h(.)|j(....)", re.DOTALL)
@@ -90,7 +83,8 @@ class StreamedPickle:
                 handler = _HANDLERS[code]
                 if handler is None:
                     if code == 0x2E:  # STOP
-                        return stack.pop()
+                        require_shallow(stack[-1])
+                        return stack[-1]
                     raise self._refusal(code, position)
                 position = handler(self, data, position + 1, stack)
         except IndexError:
@@ -106,9 +100,9 @@ class StreamedPickle:
             ) from None
 
     def _refusal(self, code: int, position: int) -> InputError:
-        if code in _CODE:
+        if code in RUNS_CODE:
             return InputError(
-                f"{self._name} wants code run at offset {position} ({_CODE[code]}); a memory"
+                f"{self._name} wants code run at offset {position} ({RUNS_CODE[code]}); a memory"
                 " snapshot is plain data, so this file is refused"
             )
         return InputError(
@@ -275,6 +269,8 @@ class StreamedPickle:
 
     def _setitem(self, data: Any, at: int, stack: list[Any]) -> int:
         value, key = stack.pop(), stack.pop()
+        if type(stack[-1]) is not dict or type(key) not in KEY_TYPES:
+            raise ValueError("an item is set on what is no dict, or under what is no key")
         stack[-1][key] = value
         return at
 
@@ -285,6 +281,8 @@ class StreamedPickle:
         target = stack[mark - 1]
         if type(target) is not dict:
             raise ValueError("items are set on what is no dict")
+        if any(type(key) not in KEY_TYPES for key in stack[mark + 1 :: 2]):
+            raise ValueError("a key is neither a text nor a number")
         target.update(zip(stack[mark + 1 :: 2], stack[mark + 2 :: 2], strict=True))
         del stack[mark:]
         if self._listener is not None:
@@ -297,7 +295,9 @@ class StreamedPickle:
 
     def _append(self, data: Any, at: int, stack: list[Any]) -> int:
         value = stack.pop()
-        if value != {}:
+        if type(stack[-1]) is not list:
+            raise ValueError("an item is appended to what is no list")
+        if type(value) is not dict or value:
             stack[-1].append(value)
         return at
 
@@ -308,7 +308,8 @@ class StreamedPickle:
         target = stack[mark - 1]
         if type(target) is not list:
             raise ValueError("items are appended to what is no list")
-        target.extend(value for value in stack[mark + 1 :] if value != {})  # dropped ones are empty
+        # dropped ones are empty
+        target.extend(v for v in stack[mark + 1 :] if type(v) is not dict or v)
         del stack[mark:]
         return at
 
