@@ -212,7 +212,7 @@ CONTRADICTIONS = _flags(
     ("--offload parameters", "offload.optimizer"),
     ("--offload checkpoints", "--checkpointing offload"),
     ("--images 1", "reads no images"),
-    ("--checkpointing selective:nothing", "selective:nothing"),
+    ("--checkpointing selective:nothing", "'nothing'"),
     ("--gpus 8x", "8x"),
     ("--qlora --group-size 63", "63"),
     ("--mig 3g.40gb", "3g.40gb"),

@@ -99,6 +99,8 @@ def advice(e: Estimate) -> dict[str, Any]:
 
 def _largest(e: Estimate) -> dict[str, Any] | None:
     """The largest sizes that surely fit; null where the question has no one answer."""
+    if e.hardware is None:
+        return None
     from napkinmath.planning.search import reaches
 
     found = {reach.what: reach for reach in reaches(e)}

@@ -204,6 +204,8 @@ def rate(estimate: Estimate) -> str:
 def largest_sizes(estimate: Estimate) -> list[str]:
     """'batch up to 9 at 2048', 'context up to 18,000 at batch 1': each fits when it is run, one
     more does not; nothing without a GPU."""
+    if estimate.hardware is None:
+        return []
     from napkinmath.planning.search import reaches
 
     return [largest_text(estimate, reach) for reach in reaches(estimate)]
