@@ -6,11 +6,11 @@ from __future__ import annotations
 from napkinmath.base.dtypes import FP32, INT64
 from napkinmath.base.expr import Size, ceil_div, minimum, round_up_to
 from napkinmath.ir.costs import Attention
-from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Steps, Tensor, Value
+from napkinmath.ir.ledger import Gradient, Role, Steps, Tensor, Value
 from napkinmath.ir.tape import Tape
 from napkinmath.ops.elementwise import cast, copy
-from napkinmath.ops.index import repeat_heads
-from napkinmath.ops.whole_scores import additive_mask, expanded, math_attention
+from napkinmath.ops.nodes import freed, gradients_of, made, meanwhile, result
+from napkinmath.ops.whole_scores import additive_mask, math_attention, repeated
 
 
 def sdpa(
@@ -29,17 +29,11 @@ def sdpa(
     """`scaled_dot_product_attention` with the kernel that the policy says CUDA picks; returns axes
     (rows, length, heads, head size)."""
     q, k, v = (cast(t, x, t.policy.attended_dtype(x.dtype)) for x in (q, k, v))
-    kernel = t.policy.sdpa_kernel(
-        q.dtype, head_size=q.axes[-1], masked=mask is not None, grouped=groups != 1
-    )
-    if (
-        groups != 1 and mask is not None
-    ):  # transformers' use_gqa_in_sdpa: grouped heads are SDPA's own only without a mask
-        k, v = (
-            repeat_heads(t, k, groups, expanded(q, k)),
-            repeat_heads(t, v, groups, expanded(q, v)),
-        )
-        groups = 1
+    grouped, masked = groups != 1, mask is not None
+    kernel = t.policy.sdpa_kernel(q.dtype, head_size=q.axes[-1], masked=masked, grouped=grouped)
+    # transformers' use_gqa_in_sdpa: grouped heads are SDPA's own only without a mask
+    if grouped and masked:
+        k, v, groups = repeated(t, k, groups, q), repeated(t, v, groups, q), 1
     if kernel == "math":
         return math_attention(
             t,
@@ -52,14 +46,27 @@ def sdpa(
             dropout_p=dropout_p,
             contiguous=contiguous,
         )
-    bias = additive_mask(t, mask, q.dtype) if mask is not None else None
-    out = fused(t, kernel, q, k, v, bias=bias, causal=causal and mask is None, window=window)
-    if bias is not None:
-        t.touch(bias.tensor)
-    if (
-        contiguous and kernel != "efficient"
-    ):  # the output is laid out as q is: at::empty_like(q) in flash_api.cpp mha_fwd
-        out = copy(t, out)
+    out = _by_kernel(t, kernel, q, k, v, mask=mask, causal=causal, window=window)
+    # the output is laid out as q is: at::empty_like(q) in flash_api.cpp mha_fwd
+    return copy(t, out) if contiguous and kernel != "efficient" else out
+
+
+def _by_kernel(
+    t: Tape,
+    kernel: str,
+    q: Value,
+    k: Value,
+    v: Value,
+    *,
+    mask: Value | None,
+    causal: bool,
+    window: Size | None,
+) -> Value:
+    if mask is None:
+        return fused(t, kernel, q, k, v, causal=causal, window=window)
+    bias = additive_mask(t, mask, q.dtype)
+    out = fused(t, kernel, q, k, v, bias=bias, causal=False, window=window)
+    t.touch(bias.tensor)
     return out
 
 
@@ -101,83 +108,56 @@ def fused_on_rank(
     aten/src/ATen/native/transformers/cuda/attention_backward.cu.
     """
     rows, heads, s_q, _ = q.axes
-    s_kv, v_size = k.axes[2], v.axes[3]
-    axes = (rows, s_q, heads, v_size)
-    tensor = t.tensor("attention output", axes, q.dtype)
-    lse = t.tensor(
-        "log-sum-exp", (rows, heads, round_up_to(s_q, 32) if kernel == "efficient" else s_q), FP32
-    )
-    seeds = tuple(t.tensor(n, (1,), INT64) for n in ("philox seed", "philox offset"))
     inputs = (q, k, v) if bias is None else (q, k, v, bias)
-    out = Value(tensor, axes, q.dtype, any(x.requires_grad for x in inputs))
-    forward = ((ALLOC, tensor), (ALLOC, lse), *((ALLOC, x) for x in seeds))
-    cost = _cost(t, kernel, q, k, causal=causal, window=window, backward=False)
-    if not out.requires_grad:
-        t.append(
-            f"sdpa {kernel}",
-            inputs,
-            (out,),
-            forward=(*forward, *((FREE, x) for x in (lse, *seeds))),
-            costs=(cost,),
-        )
-        return out
-    made = [(x, t.gradient_of(x)) for x in inputs if x.requires_grad]
-    gradients = tuple(Gradient(x, gradient) for x, gradient in made)
-    temporaries = (
-        _efficient_workspace(t, q)
-        if kernel == "efficient"
-        else _flash_workspace(t, q, k)
-        if kernel == "flash"
-        else []
-    )
-    backward: Steps = (
-        *((ALLOC, gradient) for x, gradient in made if x is not bias),
-        *((ALLOC, x) for x in temporaries),
-        *((FREE, x) for x in temporaries),
-    )
-    if (
-        bias is not None and bias.requires_grad
-    ):  # the kernel writes it for every row and head; it is then summed to the bias's own axes
-        whole = t.tensor(
-            "grad of the bias before the sum", (rows, heads, s_q, s_kv), q.dtype, Role.WORKSPACE
-        )
-        backward = (
-            *backward[:3],
-            (ALLOC, whole),
-            *backward[3:],
-            (ALLOC, made[-1][1]),
-            (FREE, whole),
-        )
-    backward_cost = _cost(t, kernel, q, k, causal=causal, window=window, backward=True)
+    out = result(t, "attention output", (rows, s_q, heads, v.axes[3]), q.dtype, inputs)
+    padded = round_up_to(s_q, 32) if kernel == "efficient" else s_q
+    seeds = (t.tensor(n, (1,), INT64) for n in ("philox seed", "philox offset"))
+    statistics = (t.tensor("log-sum-exp", (rows, heads, padded), FP32), *seeds)
+    gradients = gradients_of(t, inputs)
+    forward_cost, backward_cost = _costs(t, kernel, q, k, causal=causal, window=window)
+    needed = out.requires_grad
     t.append(
         f"sdpa {kernel}",
         inputs,
         (out,),
-        forward=forward,
-        saves=(
-            q.tensor,
-            k.tensor,
-            v.tensor,
-            *((bias.tensor,) if bias is not None else ()),
-            tensor,
-            lse,
-            *seeds,
-        ),
-        costs=(cost,),
-        backward=backward,
+        forward=(*made(out.tensor, *statistics), *(() if needed else freed(*statistics))),
+        saves=(*(x.tensor for x in (*inputs, out)), *statistics),
+        costs=(forward_cost,),
+        backward=_fused_backward(t, kernel, q, k, bias, gradients) if needed else (),
         gradients=gradients,
-        backward_costs=(backward_cost,),
+        backward_costs=(backward_cost,) if needed else (),
     )
-    for x in (lse, *seeds):
-        t.last_use[x] = len(t.ops) - 1
+    if needed:
+        t.touch(*statistics)
     return out
 
 
-def _cost(
-    t: Tape, kernel: str, q: Value, k: Value, *, causal: bool, window: Size | None, backward: bool
-) -> Attention:
-    """The kernel's work; packed sequences see only themselves: heads of one shorter row, as many as
-    hold the same tokens."""
+def _fused_backward(
+    t: Tape, kernel: str, q: Value, k: Value, bias: Value | None, gradients: tuple[Gradient, ...]
+) -> Steps:
+    temporaries: list[Tensor] = []
+    if kernel == "efficient":
+        temporaries = _efficient_workspace(t, q)
+    elif kernel == "flash":
+        temporaries = _flash_workspace(t, q, k)
+    backward = (
+        *made(*(g.tensor for g in gradients if g.of is not bias)),
+        *meanwhile(*temporaries),
+    )
+    if bias is None or not bias.requires_grad:
+        return backward
+    # the kernel writes it for every row and head; it is then summed to the bias's own axes
+    axes = (*q.axes[:3], k.axes[2])
+    whole = t.tensor("grad of the bias before the sum", axes, q.dtype, Role.WORKSPACE)
+    summed = (*made(gradients[-1].tensor), *freed(whole))
+    return (*backward[:3], *made(whole), *backward[3:], *summed)
+
+
+def _costs(
+    t: Tape, kernel: str, q: Value, k: Value, *, causal: bool, window: Size | None
+) -> tuple[Attention, Attention]:
+    """The kernel's work forward and backward; packed sequences see only themselves: heads of one
+    shorter row, as many as hold the same tokens."""
     rows, heads, s_q, size = q.axes
     kv_heads, s_kv, packed = k.axes[1], k.axes[2], t.policy.packed_length
     if packed and s_q is s_kv:
@@ -185,19 +165,12 @@ def _cost(
             (rows * s_q * count + packed // 2) // packed for count in (heads, kv_heads)
         )
         rows, s_q, s_kv = 1, packed, packed
-    return Attention(
-        kernel,
-        rows,
-        heads,
-        kv_heads,
-        s_q,
-        s_kv,
-        size,
-        causal=causal,
-        window=window,
-        dtype=q.dtype,
-        backward=backward,
+    shape = (rows, heads, kv_heads, s_q, s_kv, size)
+    forward, backward = (
+        Attention(kernel, *shape, causal=causal, window=window, dtype=q.dtype, backward=back)
+        for back in (False, True)
     )
+    return forward, backward
 
 
 def _flash_workspace(t: Tape, q: Value, k: Value) -> list[Tensor]:

@@ -4,14 +4,22 @@ their own."""
 from __future__ import annotations
 
 from napkinmath.base.dtypes import BOOL, FP32, DType
-from napkinmath.base.expr import Size
 from napkinmath.ir.costs import Gemm, Move, traffic
-from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value
+from napkinmath.ir.ledger import Gradient, Steps, Value
 from napkinmath.ir.tape import LIKE, PASS, Scope, Tape
-from napkinmath.ops.elementwise import add, cast, dropout, promote, scale, softmax
+from napkinmath.ops.elementwise import cast, dropout, promote, scale, softmax
 from napkinmath.ops.index import expand_head
-from napkinmath.ops.matmul import bmm
-from napkinmath.ops.whole_scores import dense_operand, rows_first
+from napkinmath.ops.matmul import score_product, value_product
+from napkinmath.ops.nodes import (
+    freed,
+    made,
+    node,
+    read_by_gradients,
+    result,
+    same_storage,
+    workspaces,
+)
+from napkinmath.ops.whole_scores import add_mask, dense_operand, rows_first
 
 
 def fp32_scores(
@@ -32,60 +40,42 @@ def fp32_scores(
     `triangle`: a bool table that `where` applies before the mask is added (GPT-Neo). Returns (rows,
     length, heads, size).
     """
-    rows, heads, length, size = q.axes
-    scores = (rows, heads, length, k.axes[2])
     with t.scope() as frame:
         frame.local(q, k, v)
-        wide_q, wide_k = cast(t, q, FP32), cast(t, k, FP32)
-        frame.local(wide_q, wide_k)
-        weights = bmm(
-            t,
-            dense_operand(t, wide_q, dense=contiguous),
-            dense_operand(t, wide_k, dense=contiguous),
-            rows * heads,
-            length,
-            k.axes[2],
-            size,
-            scores,
-            name="q k^T",
-        )
+        wide = cast(t, q, FP32), cast(t, k, FP32)
+        frame.local(*wide)
+        left, right = (dense_operand(t, x, dense=contiguous) for x in wide)
+        weights = score_product(t, left, right)
         if triangle is not None:
-            weights = t.op(
-                "where",
-                (weights,),
-                scores,
-                FP32,
-                saves=(triangle,),
-                gradients=(LIKE,),
-                costs=(Move(2 * traffic(weights)),),
-                backward_costs=(Move(2 * traffic(weights)),),
-            )
+            weights = _where(t, "where", (weights,), triangle, FP32)
         if scaled:
             weights = scale(t, weights)
         if mask is not None:
-            weights = _masked(t, weights, mask)
+            weights = add_mask(t, weights, mask)
         weights = cast(t, softmax(t, weights), v.dtype)
-        weights = dropout(t, weights, dropout_p)
-        frame.local(weights)
-        t.hand_back(weights)
-        return rows_first(
-            t,
-            bmm(
-                t,
-                weights,
-                dense_operand(t, v, dense=False),
-                rows * heads,
-                length,
-                size,
-                k.axes[2],
-                q.axes,
-                name="scores v",
-            ),
-        )
+        return _handed_back(t, frame, dropout(t, weights, dropout_p), v)
 
 
-def _masked(t: Tape, weights: Value, mask: Value) -> Value:
-    return add(t, weights, Value(mask.tensor, weights.axes, mask.dtype))
+def _where(t: Tape, name: str, inputs: tuple[Value, ...], table: Value, dtype: DType) -> Value:
+    """Scores, the first of the inputs, where a table that is kept lets them stand."""
+    weights, moved = inputs[0], Move(2 * traffic(inputs[0]))
+    return t.op(
+        name,
+        inputs,
+        weights.axes,
+        dtype,
+        saves=(table,),
+        gradients=(LIKE, None)[: len(inputs)],
+        costs=(moved,),
+        backward_costs=(moved,),
+    )
+
+
+def _handed_back(t: Tape, frame: Scope, probabilities: Value, v: Value) -> Value:
+    """Probabilities, a local that the layer gives back beside its output, times the values."""
+    frame.local(probabilities)
+    t.hand_back(probabilities)
+    return rows_first(t, value_product(t, probabilities, dense_operand(t, v, dense=False)))
 
 
 def bloom_attention(
@@ -101,48 +91,41 @@ def bloom_attention(
 ) -> Value:
     """BLOOM: ALiBi enters the score product as its addend; softmax in fp32 (models/bloom
     BloomAttention.forward, whose locals `frame` holds)."""
-    rows, heads, length, size = q.axes
     left, right, values = (dense_operand(t, x, dense=False) for x in (q, k, v))
     frame.local(left, right, values)
-    weights = _baddbmm(t, alibi, left, right, (rows, heads, length, length))
+    weights = _baddbmm(t, alibi, left, right)
     frame.local(weights)
     if mask is not None:
-        weights = _masked(t, weights, mask)
+        weights = add_mask(t, weights, mask)
         frame.local(weights)
     probabilities = dropout(t, cast(t, softmax(t, weights, dtype=FP32), q.dtype), dropout_p)
     frame.local(probabilities)
     t.hand_back(probabilities)
-    out = bmm(t, probabilities, values, rows * heads, length, size, length, q.axes, name="scores v")
-    return rows_first(t, out)
+    return rows_first(t, value_product(t, probabilities, values))
 
 
-def _baddbmm(t: Tape, addend: Value, x: Value, y: Value, axes: tuple[Size, ...]) -> Value:
+def _baddbmm(t: Tape, addend: Value, x: Value, y: Value) -> Value:
     """addend + alpha · x y^T: the gradients of the factors are scaled after the product, one more
     tensor each."""
     rows, heads, length, size = x.axes
-    out = Value(
-        t.tensor("alibi + q k^T", axes, x.dtype), axes, x.dtype, x.requires_grad or y.requires_grad
-    )
+    out = result(t, "alibi + q k^T", (rows, heads, length, length), x.dtype, (x, y))
     gradients: list[Gradient] = []
-    backward: list[tuple[str, Tensor]] = []
+    backward: Steps = ()
     for factor in (x, y):
         if factor.requires_grad:
-            product, scaled = (
-                t.tensor("gradient before scaling", factor.axes, factor.dtype, Role.WORKSPACE),
-                t.gradient_of(factor),
-            )
-            backward += [(ALLOC, product), (ALLOC, scaled), (FREE, product)]
+            scaled = t.gradient_of(factor)
+            (product,) = workspaces(t, factor.axes, factor.dtype, ("gradient before scaling",))
+            backward = (*backward, *made(product, scaled), *freed(product))
             gradients.append(Gradient(factor, scaled))
     cost = Gemm(length, length, size, x.dtype, rows * heads)
-    kept = [factor.tensor for factor, other in ((x, y), (y, x)) if other.requires_grad]
     t.append(
         "alibi + q k^T",
         (addend, x, y),
         (out,),
-        forward=((ALLOC, out.tensor),),
-        saves=kept,
+        forward=made(out.tensor),
+        saves=read_by_gradients(x, y),
         costs=(cost,),
-        backward=tuple(backward),
+        backward=backward,
         gradients=gradients,
         backward_costs=(cost, cost),
     )
@@ -162,52 +145,16 @@ def mpt_attention(
 ) -> Value:
     """MPT: scaled scores plus an fp32 ALiBi bias, filled by a bool mask, softmax in fp32
     (models/mpt MptAttention.forward, whose locals `frame` holds)."""
-    rows, heads, length, size = q.axes
-    scores = (rows, heads, length, length)
     frame.local(q, k, v)
-    weights = scale(
-        t,
-        bmm(
-            t,
-            dense_operand(t, q, dense=False),
-            dense_operand(t, k, dense=False),
-            rows * heads,
-            length,
-            length,
-            size,
-            scores,
-            name="q k^T",
-        ),
-    )
+    left, right = dense_operand(t, q, dense=False), dense_operand(t, k, dense=False)
+    weights = scale(t, score_product(t, left, right))
     if alibi is not None:
         weights = _add_alibi(t, weights, alibi)
     if mask is not None:
-        weights = t.op(
-            "masked_fill",
-            (weights, mask),
-            scores,
-            weights.dtype,
-            saves=(mask,),
-            gradients=(LIKE, None),
-            costs=(Move(2 * traffic(weights)),),
-            backward_costs=(Move(2 * traffic(weights)),),
-        )
+        weights = _where(t, "masked_fill", (weights, mask), mask, weights.dtype)
     frame.local(weights)
     probabilities = dropout(t, cast(t, softmax(t, cast(t, weights, FP32)), v.dtype), dropout_p)
-    frame.local(probabilities)
-    t.hand_back(probabilities)
-    out = bmm(
-        t,
-        probabilities,
-        dense_operand(t, v, dense=False),
-        rows * heads,
-        length,
-        size,
-        length,
-        q.axes,
-        name="scores v",
-    )
-    return rows_first(t, out)
+    return _handed_back(t, frame, probabilities, v)
 
 
 def _add_alibi(t: Tape, weights: Value, alibi: Value) -> Value:
@@ -237,13 +184,11 @@ def falcon_attention(
 ) -> Value:
     """Falcon's eager chain: softmax in `dtype`, that of the layer's input; with ALiBi the scores
     pass through fp32 (models/falcon FalconAttention.forward)."""
-    rows, heads, length, size = q.axes
-    scores = (rows, heads, length, length)
     frame.local(q, k, v)
-    single = k.axes[1] is not heads
+    single = k.axes[1] is not q.axes[1]
     keys = expand_head(t, k, q.axes) if single else k
     left, right = dense_operand(t, q, dense=False), dense_operand(t, keys, dense=False)
-    weights = bmm(t, left, right, rows * heads, length, length, size, scores, name="q k^T")
+    weights = score_product(t, left, right)
     if alibi is not None:
         frame.local(weights)
         wide = cast(t, weights, FP32)
@@ -252,41 +197,20 @@ def falcon_attention(
     weights = _scale_in_place(t, weights)
     frame.local(weights)
     with t.scope() as argument:
-        total = _masked(t, weights, mask)
+        total = add_mask(t, weights, mask)
         argument.local(total)
         probabilities = softmax(t, total, dtype=dtype)
     probabilities = dropout(t, probabilities, dropout_p)
     frame.local(probabilities)
     t.hand_back(probabilities)
     values = expand_head(t, v, q.axes) if single else v
-    out = bmm(
-        t,
-        probabilities,
-        dense_operand(t, values, dense=False),
-        rows * heads,
-        length,
-        size,
-        length,
-        q.axes,
-        name="scores v",
-    )
-    return rows_first(t, out)
+    return rows_first(t, value_product(t, probabilities, dense_operand(t, values, dense=False)))
 
 
 def _scale_in_place(t: Tape, x: Value) -> Value:
     """x times a number in place; its gradient is a scaled copy."""
-    out = Value(x.tensor, x.axes, x.dtype, x.requires_grad)
-    made = t.gradient_of(x) if x.requires_grad else None
-    t.append(
-        "mul_ scalar",
-        (x,),
-        (out,),
-        forward=(),
-        costs=(Move(2 * traffic(x)),),
-        backward=((ALLOC, made),) if made else (),
-        gradients=(Gradient(x, made),) if made else (),
-        backward_costs=(Move(2 * traffic(x)),),
-    )
+    out, moved = same_storage(x), Move(2 * traffic(x))
+    node(t, "mul_ scalar", (x,), (out,), costs=(moved,), backward_costs=(moved,))
     return out
 
 
@@ -295,47 +219,35 @@ def clamped_scores(
 ) -> Value:
     """XGLM: unscaled scores plus mask, no less than the type's least number; softmax in the model's
     type (models/xglm XGLMAttention.forward)."""
-    rows, heads, length, size = q.axes
-    scores = (rows, heads, length, length)
     with t.scope() as frame:
         left, right, values = (dense_operand(t, x, dense=False) for x in (q, k, v))
         frame.local(left, right, values)
-        weights = bmm(t, left, right, rows * heads, length, length, size, scores, name="q k^T")
+        weights = score_product(t, left, right)
         if mask is not None:
-            weights = _masked(t, weights, mask)
-            halves = (
-                t.tensor("equal", scores, BOOL, Role.WORKSPACE),
-                t.tensor("less", scores, BOOL, Role.WORKSPACE),
-                t.tensor("half of the gradient", scores, weights.dtype, Role.WORKSPACE),
-            )
-            weights = t.op(
-                "maximum",
-                (weights,),
-                scores,
-                weights.dtype,
-                saves=(weights,),
-                gradients=(LIKE,),
-                backward_temporaries=halves,
-                costs=(Move(2 * traffic(weights)),),
-                backward_costs=(Move(6 * traffic(weights), 4),),
-            )
+            weights = _at_least_lowest(t, add_mask(t, weights, mask))
         frame.local(weights)
         clamped, weights = weights, softmax(t, weights)
         frame.release(clamped)
         t.keep(weights)
         probabilities = dropout(t, weights, dropout_p)
         frame.local(weights, probabilities)
-        return rows_first(
-            t,
-            bmm(
-                t,
-                probabilities,
-                values,
-                rows * heads,
-                length,
-                size,
-                length,
-                q.axes,
-                name="scores v",
-            ),
-        )
+        return rows_first(t, value_product(t, probabilities, values))
+
+
+def _at_least_lowest(t: Tape, weights: Value) -> Value:
+    """torch.max with the type's least number: the gradient is halved where the two are equal."""
+    comparisons = workspaces(t, weights.axes, BOOL, ("equal", "less"))
+    return t.op(
+        "maximum",
+        (weights,),
+        weights.axes,
+        weights.dtype,
+        saves=(weights,),
+        gradients=(LIKE,),
+        backward_temporaries=(
+            *comparisons,
+            *workspaces(t, weights.axes, weights.dtype, ("half of the gradient",)),
+        ),
+        costs=(Move(2 * traffic(weights)),),
+        backward_costs=(Move(6 * traffic(weights), 4),),
+    )

@@ -13,6 +13,7 @@ from napkinmath.ir.costs import Gemm, Move, traffic
 from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Steps, Tensor, Value
 from napkinmath.ir.tape import Tape
 from napkinmath.ops.index import constant, slice_of
+from napkinmath.ops.nodes import freed, gradients_of, made, result, workspaces
 
 TOKENS_A_TILE = 4096  # kernels/chunked_logprob.py TOKEN_CHUNK_SIZE
 WORDS_A_TILE = 32768  # trainer/utils.py _CHUNKED_LOGPROB_CHUNK_SIZE
@@ -35,26 +36,28 @@ def chunked_log_probabilities(t: Tape, hidden: Value, w: Value) -> Value:
         chosen = _selected(t, slice_of(t, hidden, (*scored, hidden.axes[-1])), mask, rows)
         frame.local(chosen)
         targets = _positions_then(t, "targets to score", (rows,), INT64, scored)
-        log_probabilities = _projected(t, chosen, w, targets, rows)
-        outputs = [
-            t.tensor(f"output {i + 1} in the batch's shape", scored, FP32, Role.LOGITS)
-            for i in range(NUM_OUTPUTS)
-        ]
-        loss = t.tensor("loss", (1,), FP32, Role.LOGITS)
-        out = Value(loss, (1,), FP32, log_probabilities.requires_grad)
-        gradient = t.tensor("gradient of the log-probabilities", (rows,), FP32, Role.LOGITS)
-        t.append(
-            "loss of the scored labels",
-            (log_probabilities,),
-            (out,),
-            forward=(*((ALLOC, x) for x in outputs), (ALLOC, loss)),
-            saves=(mask.tensor,) if out.requires_grad else (),
-            costs=(Move(6 * 4 * rows),),
-            backward=((ALLOC, gradient),),
-            gradients=(Gradient(log_probabilities, gradient),) if out.requires_grad else (),
-            backward_costs=(Move(8 * rows),),
-        )
-        t.touch(*outputs)
+        return _loss(t, _projected(t, chosen, w, targets, rows), mask)
+
+
+def _loss(t: Tape, log_probabilities: Value, mask: Value) -> Value:
+    """The outputs put back into the batch's shape, and the loss of those that the mask chose."""
+    (rows,), scored = log_probabilities.axes, mask.axes
+    names = [f"output {i + 1} in the batch's shape" for i in range(NUM_OUTPUTS)]
+    outputs = workspaces(t, scored, FP32, names, Role.LOGITS)
+    out = result(t, "loss", (1,), FP32, (log_probabilities,), Role.LOGITS)
+    gradient = t.tensor("gradient of the log-probabilities", (rows,), FP32, Role.LOGITS)
+    t.append(
+        "loss of the scored labels",
+        (log_probabilities,),
+        (out,),
+        forward=made(*outputs, out.tensor),
+        saves=(mask.tensor,),
+        costs=(Move(6 * 4 * rows),),
+        backward=made(gradient),
+        gradients=(Gradient(log_probabilities, gradient),) if out.requires_grad else (),
+        backward_costs=(Move(8 * rows),),
+    )
+    t.touch(*outputs)
     return out
 
 
@@ -95,70 +98,55 @@ def _projected(t: Tape, x: Value, w: Value, targets: Value, rows: Size) -> Value
     gradients in fp32 backward."""
     vocabulary, width = w.axes
     computed = x.dtype if t.policy.autocast is None else t.policy.autocast
-    statistics = [
-        t.tensor(f"statistic {i + 1} of each token", (rows,), FP32, Role.LOGITS)
-        for i in range(NUM_STATISTICS)
-    ]
-    normalizer, entropy, made = (
-        t.tensor(n, (rows,), FP32, Role.LOGITS)
-        for n in ("log of the sum of exponentials", "entropy", "log-probabilities")
-    )
-    out = Value(made, (rows,), FP32, x.requires_grad or w.requires_grad)
-    kept = (x.tensor, targets.tensor, normalizer, entropy)
-    into, away = _tile(t, rows, computed, x, w, keeps_last_weights=False)
-    forward = (
-        *((ALLOC, s) for s in statistics),
-        *into,
-        *((ALLOC, s) for s in (normalizer, made, entropy)),
-        *((FREE, s) for s in statistics),
-        *away,
-    )
-    tokens = Gemm(rows, vocabulary, width, computed)
+    out = result(t, "log-probabilities", (rows,), FP32, (x, w), Role.LOGITS)
+    names = ("log of the sum of exponentials", "entropy")
+    normalizer, entropy = workspaces(t, (rows,), FP32, names, Role.LOGITS)
+    names = [f"statistic {i + 1} of each token" for i in range(NUM_STATISTICS)]
+    statistics = workspaces(t, (rows,), FP32, names, Role.LOGITS)
+    tile = _tile(t, rows, computed, x, w, keeps_last_weights=False)
+    outputs = made(normalizer, out.tensor, entropy)
+    gradients, backward = _gradients(t, rows, computed, x, w)
+    product = Gemm(rows, vocabulary, width, computed)
     read = rows * vocabulary * (computed.bits // 8)  # each tile once by the kernel that folds it
-    backward: list[tuple[str, Tensor]] = []
-    gradients: list[Gradient] = []
-    sums: list[tuple[Tensor, Tensor]] = []
-    for value in (x, w):
-        if value.requires_grad:
-            final = t.gradient_of(value)
-            wide = (
-                final
-                if value.dtype is FP32
-                else t.tensor(f"{final.name} in fp32", value.axes, FP32, final.role)
-            )
-            backward.append((ALLOC, wide))
-            sums.append((wide, final))
-            gradients.append(Gradient(value, final))
-    into, away = _tile(t, rows, computed, x, w, keeps_last_weights=True)
-    narrowed = [(wide, final) for wide, final in sums if wide is not final]
-    steps: Steps = (
-        *backward,
-        *into,
-        *((ALLOC, final) for _, final in narrowed),
-        *((FREE, wide) for wide, _ in narrowed),
-        *away,
-    )
-    products = [Gemm(rows, width, vocabulary, computed)] * x.requires_grad + [
-        Gemm(vocabulary, width, rows, computed)
-    ] * w.requires_grad
+    products = [Gemm(rows, width, vocabulary, computed)] * x.requires_grad
+    products += [Gemm(vocabulary, width, rows, computed)] * w.requires_grad
     t.append(
         "chunked_log_probabilities",
         (x, w),
         (out,),
-        forward=forward,
-        saves=kept if out.requires_grad else (),
-        costs=(tokens, Move(read)),
-        backward=steps,
+        forward=(*made(*statistics, *tile), *outputs, *freed(*statistics, *tile)),
+        saves=(x.tensor, targets.tensor, normalizer, entropy),
+        costs=(product, Move(read)),
+        backward=backward,
         gradients=gradients,
-        backward_costs=(tokens, Move(2 * read), *products),
+        backward_costs=(product, Move(2 * read), *products),
     )
     t.touch(targets.tensor, normalizer, entropy)
     return out
 
 
+def _gradients(
+    t: Tape, rows: Size, computed: DType, x: Value, w: Value
+) -> tuple[tuple[Gradient, ...], Steps]:
+    """Gradients are summed in fp32 over the tiles, then cast."""
+    gradients = gradients_of(t, (x, w))
+    sums: list[Tensor] = []
+    narrowed: list[Tensor] = []
+    for g in gradients:
+        assert g.tensor is not None
+        if g.of.dtype is FP32:
+            sums.append(g.tensor)
+        else:
+            sums.append(t.tensor(f"{g.tensor.name} in fp32", g.of.axes, FP32, g.tensor.role))
+            narrowed.append(g.tensor)
+    tile = _tile(t, rows, computed, x, w, keeps_last_weights=True)
+    wide = [x for x, g in zip(sums, gradients, strict=True) if x is not g.tensor]
+    return gradients, (*made(*sums, *tile, *narrowed), *freed(*wide, *tile))
+
+
 def _tile(
     t: Tape, rows: Size, computed: DType, x: Value, w: Value, *, keeps_last_weights: bool
-) -> tuple[Steps, Steps]:
+) -> list[Tensor]:
     """What the loop over tiles makes, and lets go at its end: logits of a tile, and casts of the
     hidden states and weights in it.
 
@@ -166,25 +154,15 @@ def _tile(
     there are two tiles.
     """
     vocabulary, width = w.axes
-    buffer = t.tensor(
-        "logits of a tile", (minimum(rows, TOKENS_A_TILE), WORDS_A_TILE), computed, Role.LOGITS
-    )
-    made: list[Tensor] = [buffer]
+    axes = (minimum(rows, TOKENS_A_TILE), WORDS_A_TILE)
+    made = [t.tensor("logits of a tile", axes, computed, Role.LOGITS)]
     if x.dtype is not computed:
-        made += _in_turn(
-            t, "hidden states of a tile", rows, TOKENS_A_TILE, width, computed, both=True
-        )
+        name = "hidden states of a tile"
+        made += _in_turn(t, name, rows, TOKENS_A_TILE, width, computed, both=True)
     if w.dtype is not computed:
-        made += _in_turn(
-            t,
-            "weights of a tile",
-            vocabulary,
-            WORDS_A_TILE,
-            width,
-            computed,
-            both=keeps_last_weights,
-        )
-    return tuple((ALLOC, x) for x in made), tuple((FREE, x) for x in made)
+        name, both = "weights of a tile", keeps_last_weights
+        made += _in_turn(t, name, vocabulary, WORDS_A_TILE, width, computed, both=both)
+    return made
 
 
 def _in_turn(

@@ -5,8 +5,11 @@ from __future__ import annotations
 
 from napkinmath.base.expr import Size, product
 from napkinmath.ir.costs import Gemm, Move, traffic
-from napkinmath.ir.ledger import ALLOC, Gradient, Value
+from napkinmath.ir.ledger import Value
 from napkinmath.ir.tape import Tape
+from napkinmath.ops.elementwise import silu
+from napkinmath.ops.index import slice_of
+from napkinmath.ops.nodes import node, result
 
 
 def patch_projection(
@@ -26,30 +29,30 @@ def patch_projection(
     `out` has the axes of the output. The pixels need no gradient: it keeps them for the weight's
     gradient.
     """
-    with t.scope(name):
-        weight = t.weight("weight", (width, channels, *kernel), kind="conv").value
-        parameters = [weight] + ([t.weight("bias", (width,), kind="bias").value] if bias else [])
-    needs = weight.requires_grad
-    tensor = t.tensor("patches", out, weight.dtype)
-    result = Value(tensor, out, weight.dtype, needs)
-    gradients = [Gradient(p, t.gradient_of(p)) for p in parameters if p.requires_grad]
-    rows: Size = product(out[:-1])
-    inner: Size = channels * product(kernel)
-    cost = Gemm(rows, width, inner, weight.dtype)
-    t.append(
+    parameters = _parameters(t, name, (width, channels, *kernel), bias=bias)
+    dtype = parameters[0].dtype
+    patches = result(t, "patches", out, dtype, parameters[:1])
+    rows, inner = product(out[:-1]), channels * product(kernel)
+    of_weight = (Gemm(width, inner, rows, dtype), Move(traffic(patches)))
+    node(
+        t,
         "convolution",
         (pixels, *parameters),
-        (result,),
-        forward=((ALLOC, tensor),),
-        saves=(pixels.tensor,) if needs else (),
-        costs=(cost,),
-        backward=tuple((ALLOC, g.tensor) for g in gradients if g.tensor),
-        gradients=gradients,
-        backward_costs=(
-            (Gemm(width, inner, rows, weight.dtype), Move(traffic(result))) if needs else ()
-        ),
+        (patches,),
+        new=(patches.tensor,),
+        saves=(pixels.tensor,),
+        costs=(Gemm(rows, width, inner, dtype),),
+        differentiated=parameters,
+        backward_costs=of_weight if patches.requires_grad else (),
     )
-    return result
+    return patches
+
+
+def _parameters(t: Tape, name: str, axes: tuple[Size, ...], *, bias: bool) -> list[Value]:
+    """A convolution's weight and, where it has one, its bias."""
+    with t.scope(name):
+        weight = t.weight("weight", axes, kind="conv").value
+        return [weight] + ([t.weight("bias", axes[:1], kind="bias").value] if bias else [])
 
 
 def causal_convolution(
@@ -68,32 +71,22 @@ def causal_convolution(
     x has axes (rows, channels, length); the convolution's output is `kernel` - 1 longer and is
     kept, as SiLU's input.
     """
-    from napkinmath.ops.elementwise import silu
-    from napkinmath.ops.index import slice_of
-
     rows, _, length = x.axes
+    inputs = [x, *_parameters(t, name, (channels, 1, kernel), bias=bias)]
+    weight, cost = inputs[1], Move((1 + kernel) * traffic(x))
     with t.scope(name):
-        weight = t.weight("weight", (channels, 1, kernel), kind="conv").value
-        parameters = [weight] + ([t.weight("bias", (channels,), kind="bias").value] if bias else [])
         axes = (rows, channels, length + (kernel - 1))
-        inputs = [x, *parameters]
-        needing = [v for v in (x, *parameters) if v.requires_grad]
-        padded = Value(t.tensor("convolved", axes, weight.dtype), axes, weight.dtype, bool(needing))
-        gradients = [Gradient(v, t.gradient_of(v)) for v in needing]
-        saves = (
-            (x.tensor, weight.tensor) if needing else ()
-        )  # one formula for all three gradients: both, trained or not
-        cost = Move((1 + kernel) * traffic(x))
-        t.append(
+        padded = result(t, "convolved", axes, weight.dtype, inputs)
+        node(
+            t,
             "conv1d",
             inputs,
             (padded,),
-            forward=((ALLOC, padded.tensor),),
-            saves=saves,
+            new=(padded.tensor,),
+            # one formula for all three gradients: both, trained or not
+            saves=(x.tensor, weight.tensor),
             costs=(cost,),
-            backward=tuple((ALLOC, g.tensor) for g in gradients if g.tensor),
-            gradients=gradients,
-            backward_costs=(cost, cost) if needing else (),
+            backward_costs=(cost, cost) if padded.requires_grad else (),
         )
     cut = slice_of(t, padded, x.axes)
     return silu(t, cut) if activated else cut

@@ -27,31 +27,33 @@ def reverse_kl(t: Tape, student: Value, teacher: Value) -> Value:
         own, taught = (log_softmax(t, logits) for logits in scaled)
         frame.local(own, taught)
         probabilities = unary(t, "exp", own, saves=OUTPUT)
-        moved = 3 * traffic(own)
-        difference = t.op(
-            "sub", (own, taught), axes, own.dtype, gradients=(PASS, PASS), costs=(Move(moved),)
-        )
-        divergence = mul(t, probabilities, difference)
-        masked = t.op(
-            "index by mask",
-            (divergence,),
-            axes,
-            own.dtype,
-            gradients=(LIKE,),
-            costs=(Move(moved),),
-            backward_costs=(Move(moved, 2),),
-        )
+        masked = _masked(t, mul(t, probabilities, _difference(t, own, taught)))
         frame.local(masked)
-        loss = t.op(
-            "sum", (masked,), (1,), own.dtype, gradients=(PASS,), costs=(Move(traffic(own)),)
-        )
+        cost = Move(traffic(own))
+        loss = t.op("sum", (masked,), (1,), own.dtype, gradients=(PASS,), costs=(cost,))
     for op in t.ops[first:]:
-        for value in op.outputs:
-            value.tensor.role = Role.LOGITS
-        for gradient in op.gradients:
-            if gradient.tensor is not None:
-                gradient.tensor.role = Role.LOGITS
+        for tensor in (*(v.tensor for v in op.outputs), *(g.tensor for g in op.gradients)):
+            if tensor is not None:
+                tensor.role = Role.LOGITS
     return loss
+
+
+def _difference(t: Tape, own: Value, taught: Value) -> Value:
+    both, cost = (own, taught), Move(3 * traffic(own))
+    return t.op("sub", both, own.axes, own.dtype, gradients=(PASS, PASS), costs=(cost,))
+
+
+def _masked(t: Tape, divergence: Value) -> Value:
+    moved = 3 * traffic(divergence)
+    return t.op(
+        "index by mask",
+        (divergence,),
+        divergence.axes,
+        divergence.dtype,
+        gradients=(LIKE,),
+        costs=(Move(moved),),
+        backward_costs=(Move(moved, 2),),
+    )
 
 
 def log_softmax(t: Tape, x: Value) -> Value:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from napkinmath.base.dtypes import BOOL, FP16, FP32, DType
 from napkinmath.base.expr import Size
 from napkinmath.ir.costs import Move, traffic
-from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Value
+from napkinmath.ir.ledger import Role, Value
 from napkinmath.ir.tape import LIKE, PASS, REDUCE, Tape
+from napkinmath.ops.nodes import freed, gradients_of, made, passed, same_storage, workspaces
 
 INPUT, OUTPUT, NOTHING = "input", "output", "nothing"
 
@@ -42,7 +43,11 @@ def unary(
         backward_costs=(Move(moved + (traffic(x) if saves != NOTHING else 0)),),
         role=role,
     )
-    if saves == OUTPUT and out.requires_grad:
+    return _keeping_output(t, out) if saves == OUTPUT else out
+
+
+def _keeping_output(t: Tape, out: Value) -> Value:
+    if out.requires_grad:
         t.ops[-1].saves = (out.tensor,)
     return out
 
@@ -104,8 +109,7 @@ def _power(t: Tape, x: Value, names: tuple[str, str]) -> Value:
     gradient in one expression."""
     if t.policy.autocast is not None:
         x = cast(t, x, FP32)
-    power, doubled = (t.tensor(n, x.axes, x.dtype, Role.WORKSPACE) for n in names)
-    out = t.op(
+    return t.op(
         "pow",
         (x,),
         x.axes,
@@ -114,25 +118,12 @@ def _power(t: Tape, x: Value, names: tuple[str, str]) -> Value:
         gradients=(LIKE,),
         costs=(Move(2 * traffic(x)),),
         backward_costs=(Move(7 * traffic(x), 3),),
+        backward_temporaries=workspaces(t, x.axes, x.dtype, names),
     )
-    if out.requires_grad:
-        gradient = t.ops[-1].gradients[0].tensor
-        assert gradient is not None
-        t.ops[-1].backward = (
-            (ALLOC, power),
-            (ALLOC, doubled),
-            (ALLOC, gradient),
-            (FREE, power),
-            (FREE, doubled),
-        )
-    return out
 
 
 def rsqrt(t: Tape, x: Value) -> Value:
     """1 / sqrt(x); keeps its output; its backward cubes it and scales it on the way."""
-    temporaries = tuple(
-        t.tensor(n, x.axes, x.dtype, Role.WORKSPACE) for n in ("y ** 3", "-y ** 3 / 2")
-    )
     out = t.op(
         "rsqrt",
         (x,),
@@ -141,11 +132,9 @@ def rsqrt(t: Tape, x: Value) -> Value:
         gradients=(LIKE,),
         costs=(Move(2 * traffic(x)),),
         backward_costs=(Move(7 * traffic(x), 3),),
-        backward_temporaries=temporaries,
+        backward_temporaries=workspaces(t, x.axes, x.dtype, ("y ** 3", "-y ** 3 / 2")),
     )
-    if out.requires_grad:
-        t.ops[-1].saves = (out.tensor,)
-    return out
+    return _keeping_output(t, out)
 
 
 def cast(t: Tape, x: Value, dtype: DType, *, role: Role = Role.ACTIVATIONS) -> Value:
@@ -218,38 +207,32 @@ def add_bias(t: Tape, x: Value, bias: Value) -> Value:
 def add_(t: Tape, x: Value, y: Value) -> Value:
     """x += y in place: no new storage."""
     out = Value(x.tensor, x.axes, x.dtype, x.requires_grad or y.requires_grad)
-    gradients = [Gradient(v, None) for v in (x, y) if v.requires_grad]
-    t.append(
-        "add_", (x, y), (out,), forward=(), gradients=gradients, costs=(Move(traffic(x, x, y)),)
-    )
+    cost = Move(traffic(x, x, y))
+    t.append("add_", (x, y), (out,), forward=(), gradients=passed(x, y), costs=(cost,))
     return out
 
 
 def clamp_(t: Tape, x: Value) -> Value:
     """x clamped in place: a copy of x is kept for the backward, which makes a mask and the
     gradient."""
-    kept = t.tensor("x before clamping", x.axes, x.dtype)
-    out = Value(x.tensor, x.axes, x.dtype, x.requires_grad)
+    out = same_storage(x)
     if not x.requires_grad:
         t.append("clamp_", (x,), (out,), forward=(), costs=(Move(2 * traffic(x)),))
         return out
-    gradient = t.gradient_of(x)
-    mask = tuple(
-        t.tensor(n, x.axes, BOOL, Role.WORKSPACE) for n in ("x >= low", "x <= high", "inside")
-    )
-    backward = (*((ALLOC, m) for m in mask), (ALLOC, gradient), *((FREE, m) for m in mask))
+    kept, gradients = t.tensor("x before clamping", x.axes, x.dtype), gradients_of(t, (x,))
+    mask = workspaces(t, x.axes, BOOL, ("x >= low", "x <= high", "inside"))
     t.append(
         "clamp_",
         (x,),
         (out,),
-        forward=((ALLOC, kept),),
+        forward=made(kept),
         saves=(kept,),
         costs=(Move(4 * traffic(x), 2),),
-        backward=backward,
-        gradients=(Gradient(x, gradient),),
+        backward=(*made(*mask, gradients[0].tensor), *freed(*mask)),
+        gradients=gradients,
         backward_costs=(Move(5 * traffic(x), 4),),
     )
-    t.last_use[kept] = len(t.ops) - 1
+    t.touch(kept)
     return out
 
 
@@ -297,7 +280,7 @@ def dropout(t: Tape, x: Value, probability: float, *, of_adapter: bool = False) 
     if probability == 0 or not (t.policy.training or of_adapter):
         return x
     mask = t.tensor("dropout mask", x.axes, BOOL)
-    out_bytes = traffic(x)
+    cost = Move(2 * traffic(x) + traffic(Value(mask, x.axes, BOOL)))
     out = t.op(
         "dropout",
         (x,),
@@ -305,14 +288,10 @@ def dropout(t: Tape, x: Value, probability: float, *, of_adapter: bool = False) 
         x.dtype,
         saves=(mask,),
         gradients=(LIKE,),
-        costs=(Move(2 * out_bytes + traffic(Value(mask, x.axes, BOOL))),),
-        backward_costs=(Move(2 * out_bytes + traffic(Value(mask, x.axes, BOOL))),),
+        costs=(cost,),
+        backward_costs=(cost,),
     )
     op = t.ops[-1]
-    op.forward = (
-        (*op.forward, (ALLOC, mask))
-        if out.requires_grad
-        else (*op.forward, (ALLOC, mask), (FREE, mask))
-    )
-    t.last_use[mask] = len(t.ops) - 1
+    op.forward = (*op.forward, *made(mask), *(() if out.requires_grad else freed(mask)))
+    t.touch(mask)
     return out

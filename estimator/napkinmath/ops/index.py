@@ -6,9 +6,10 @@ from __future__ import annotations
 from napkinmath.base.dtypes import FP32, INT64, DType
 from napkinmath.base.expr import Size, minimum, product
 from napkinmath.ir.costs import Move, traffic
-from napkinmath.ir.ledger import ALLOC, BATCH, FREE, Gradient, Role, Tensor, Value, Weight
+from napkinmath.ir.ledger import ALLOC, BATCH, Role, Tensor, Value, Weight
 from napkinmath.ir.tape import PASS, Tape
 from napkinmath.ops.elementwise import add, mul, neg
+from napkinmath.ops.nodes import node, result, same_storage, workspaces
 
 # aten/src/ATen/native/cuda/Embedding.cu: fewer are added up without a sort, unless one id pads
 MAX_UNSORTED_INDICES = 3072
@@ -34,45 +35,44 @@ def embedding(
     """
     with t.scope(name):
         w = (weight or t.weight("weight", (rows, width), kind=kind)).value
-        axes = (*ids.axes, width)
-        tensor = t.tensor("embedding", axes, w.dtype)
-        out = Value(tensor, axes, w.dtype, w.requires_grad)
-        gradients: list[Gradient] = []
-        backward: list[tuple[str, Tensor]] = []
-        if w.requires_grad:
-            made = t.gradient_of(w)
-            count = product(ids.axes)
-            if not padded:
-                count = count * minimum(1, count // (MAX_UNSORTED_INDICES + 1))
-            tables = (
-                "sorted ids",
-                "sorted positions",
-                "segment offsets",
-                "partials per segment",
-                "partial offsets",
-                "partial segments",
-            )
-            temporaries = [t.tensor(n, (count,), INT64, Role.WORKSPACE) for n in tables]
-            temporaries.append(t.tensor("partial sums", (count, width), FP32, Role.WORKSPACE))
-            backward = [
-                (ALLOC, made),
-                *((ALLOC, x) for x in temporaries),
-                *((FREE, x) for x in temporaries),
-            ]
-            gradients = [Gradient(w, made)]
-        moved = 2 * traffic(out)
-        t.append(
-            "embedding",
-            (ids, w),
-            (out,),
-            forward=((ALLOC, tensor),),
-            saves=(ids.tensor,) if w.requires_grad else (),
-            costs=(Move(moved),),
-            backward=tuple(backward),
-            gradients=gradients,
-            backward_costs=(Move(moved, 6),) if w.requires_grad else (),
-        )
+        out = _looked_up(t, ids, w, width, padded)
         return t.policy.embedding(t, ids, out, rows)
+
+
+def _looked_up(t: Tape, ids: Value, w: Value, width: Size, padded: bool) -> Value:
+    out = result(t, "embedding", (*ids.axes, width), w.dtype, (w,))
+    moved, needed = 2 * traffic(out), w.requires_grad
+    node(
+        t,
+        "embedding",
+        (ids, w),
+        (out,),
+        new=(out.tensor,),
+        saves=(ids.tensor,),
+        costs=(Move(moved),),
+        differentiated=(w,),
+        backward_workspace=_sorting(t, ids, width, padded) if needed else (),
+        backward_costs=(Move(moved, 6),) if needed else (),
+    )
+    return out
+
+
+def _sorting(t: Tape, ids: Value, width: Size, padded: bool) -> tuple[Tensor, ...]:
+    """What the dense gradient of a table sorts and adds up in: few ids need nothing, unless one
+    pads."""
+    count = product(ids.axes)
+    if not padded:
+        count = count * minimum(1, count // (MAX_UNSORTED_INDICES + 1))
+    tables = (
+        "sorted ids",
+        "sorted positions",
+        "segment offsets",
+        "partials per segment",
+        "partial offsets",
+        "partial segments",
+    )
+    partial_sums = t.tensor("partial sums", (count, width), FP32, Role.WORKSPACE)
+    return (*workspaces(t, (count,), INT64, tables), partial_sums)
 
 
 def input_leaf(t: Tape, x: Value) -> Value:
@@ -98,19 +98,19 @@ def concatenate(
 def slice_of(t: Tape, x: Value, axes: tuple[Size, ...]) -> Value:
     """A slice: a view forward; backward writes the slice's gradient into zeros as large as the
     whole (slice_backward)."""
-    out = Value(x.tensor, axes, x.dtype, x.requires_grad)
+    out = same_storage(x, axes=axes)
     if x.requires_grad:
-        whole = t.gradient_of(x)
-        t.append(
-            "slice",
-            (x,),
-            (out,),
-            forward=(),
-            backward=((ALLOC, whole),),
-            gradients=(Gradient(x, whole),),
-            backward_costs=(Move(traffic(x) + traffic(out), 2),),
-        )
+        node(t, "slice", (x,), (out,), backward_costs=(Move(traffic(x) + traffic(out), 2),))
     return out
+
+
+def chunk(t: Tape, x: Value, sizes: tuple[Size, ...], name: str = "chunk") -> tuple[Value, ...]:
+    """`torch.chunk` or `split` of the last axis: views; the gradients of the parts are
+    concatenated."""
+    parts = tuple(same_storage(x, axes=(*x.axes[:-1], size)) for size in sizes)
+    if x.requires_grad:
+        node(t, name, (x,), parts, backward_costs=(Move(2 * traffic(x)),))
+    return parts
 
 
 def rotate_half(t: Tape, x: Value) -> Value:
@@ -136,17 +136,14 @@ def repeat_heads(
         return x
     if single_head(t, x) and not copies:
         return expand_head(t, x, axes)
-    summed = t.gradient_of(x) if x.requires_grad else None
-    tensor = t.tensor("repeated heads", axes, x.dtype)
-    out = Value(tensor, axes, x.dtype, x.requires_grad)
-    t.append(
+    out = result(t, "repeated heads", axes, x.dtype, (x,))
+    node(
+        t,
         "repeat_kv",
         (x,),
         (out,),
-        forward=((ALLOC, tensor),),
+        new=(out.tensor,),
         costs=(Move(2 * traffic(out)),),
-        backward=((ALLOC, summed),) if summed else (),
-        gradients=(Gradient(x, summed),) if summed else (),
         backward_costs=(Move(traffic(out, x)),),
     )
     return out
@@ -159,17 +156,8 @@ def single_head(t: Tape, x: Value) -> bool:
 
 def expand_head(t: Tape, x: Value, axes: tuple[Size, ...]) -> Value:
     """One head seen by all queries: a view; the gradient is summed over the heads."""
-    out = Value(x.tensor, axes, x.dtype, x.requires_grad)
-    summed = t.gradient_of(x) if x.requires_grad else None
-    t.append(
-        "expand",
-        (x,),
-        (out,),
-        forward=(),
-        backward=((ALLOC, summed),) if summed else (),
-        gradients=(Gradient(x, summed),) if summed else (),
-        backward_costs=(Move(traffic(out, x)),),
-    )
+    out = same_storage(x, axes=axes)
+    node(t, "expand", (x,), (out,), backward_costs=(Move(traffic(out, x)),))
     return out
 
 

@@ -6,10 +6,11 @@ from __future__ import annotations
 from napkinmath.base.dtypes import FP32, INT64, DType
 from napkinmath.base.expr import Size, ceil_div, minimum, product
 from napkinmath.ir.costs import Gemm, Move, traffic
-from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value
+from napkinmath.ir.ledger import Gradient, Role, Steps, Tensor, Value
 from napkinmath.ir.tape import Tape
 from napkinmath.ops.elementwise import cast
 from napkinmath.ops.index import constant
+from napkinmath.ops.nodes import freed, gradients_of, made, meanwhile, result, workspaces
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,19 +24,21 @@ def cross_entropy(t: Tape, logits: Value, *, upcast: bool = True, shifted: bool 
     nll_loss's backward fills a zero tensor, log_softmax's backward makes the gradient, the upcast's
     backward casts it.
     """
-    wide = (
-        cast(t, logits, FP32, role=Role.LOGITS)
-        if upcast or t.policy.autocast is not None
-        else logits
-    )
+    upcast = upcast or t.policy.autocast is not None
+    wide = cast(t, logits, FP32, role=Role.LOGITS) if upcast else logits
     split = t.policy.tensor
     if split is not None and split.splits_loss(logits):
         targets = next_token_labels(t, wide) if shifted else None
         loss = split.loss(t, wide)
         t.touch(wide.tensor, *(() if targets is None else (targets.tensor,)))
         return loss
-    rows = product(wide.axes[:-1])
-    flat = t.view(wide, (rows, wide.axes[-1]))
+    loss = _log_softmax_and_nll(t, wide, shifted)
+    t.touch(wide.tensor)  # the fp32 logits are a local of the loss function
+    return loss
+
+
+def _log_softmax_and_nll(t: Tape, wide: Value, shifted: bool) -> Value:
+    flat = t.view(wide, (product(wide.axes[:-1]), wide.axes[-1]))
     targets = next_token_labels(t, wide) if shifted else None
     log_probabilities = t.op(
         "log_softmax",
@@ -48,23 +51,26 @@ def cross_entropy(t: Tape, logits: Value, *, upcast: bool = True, shifted: bool 
         role=Role.LOGITS,
     )
     if log_probabilities.requires_grad:
-        op = t.ops[-1]
-        op.saves = (log_probabilities.tensor,)
-        _as_logits(op.gradients)
+        t.ops[-1].saves = (log_probabilities.tensor,)
+        _as_logits(t.ops[-1].gradients)
+    return _nll(t, log_probabilities, targets)
+
+
+def _nll(t: Tape, log_probabilities: Value, targets: Value | None) -> Value:
+    moved = traffic(log_probabilities)
     loss = t.op(
         "nll_loss",
         (log_probabilities,),
         (1,),
-        flat.dtype,
+        log_probabilities.dtype,
         saves=(log_probabilities, targets),
         gradients=("like",),
-        costs=(Move(traffic(flat) // 64),),
-        backward_costs=(Move(traffic(flat)),),
+        costs=(Move(moved // 64),),
+        backward_costs=(Move(moved),),
         role=Role.LOGITS,
     )
     if loss.requires_grad:
         _as_logits(t.ops[-1].gradients)
-    t.touch(wide.tensor)  # the fp32 logits are a local of the loss function
     return loss
 
 
@@ -76,25 +82,20 @@ def cross_entropy_in_place(t: Tape, logits: Value) -> Value:
     """
     rows = product(logits.axes[:-1])
     flat = t.view(logits, (rows, logits.axes[-1]))
-    losses, sums = (
-        t.tensor(n, (rows,), FP32, Role.LOGITS)
-        for n in ("loss of each row", "log-sum-exp of each row")
-    )
-    out = Value(losses, (rows,), FP32, flat.requires_grad)
-    moved = traffic(flat)
+    out = result(t, "loss of each row", (rows,), FP32, (flat,), Role.LOGITS)
+    sums = t.tensor("log-sum-exp of each row", (rows,), FP32, Role.LOGITS)
     t.append(
         "cross_entropy in place",
         (flat,),
         (out,),
-        forward=((ALLOC, losses), (ALLOC, sums)),
+        forward=made(out.tensor, sums),
         saves=(flat.tensor, sums),
-        costs=(Move(moved),),
+        costs=(Move(traffic(flat)),),
         gradients=(Gradient(flat, flat.tensor),) if flat.requires_grad else (),
-        backward_costs=(Move(2 * moved),),
+        backward_costs=(Move(2 * traffic(flat)),),
     )
-    t.last_use[sums] = len(t.ops) - 1
-    total = t.op("mean of losses", (out,), (1,), FP32, gradients=("like",), role=Role.LOGITS)
-    return total
+    t.touch(sums)
+    return t.op("mean of losses", (out,), (1,), FP32, gradients=("like",), role=Role.LOGITS)
 
 
 def next_token_labels(t: Tape, logits: Value) -> Value:
@@ -130,44 +131,27 @@ def linear_cross_entropy(
     during a chunk, and the temporaries given.
     """
     rows, vocabulary, width = product(x.axes[:-1]), w.axes[0], w.axes[1]
-    chunk = minimum(
-        rows, chunk_rows if chunk_rows is not None else ceil_div(rows * width, vocabulary)
-    )
-    chunks = [
-        *temporaries,
-        *(
-            t.tensor(
-                f"logits of a chunk, copy {i + 1}", (chunk, vocabulary), chunk_dtype, Role.LOGITS
-            )
-            for i in range(chunk_copies)
-        ),
-    ]
-    loss = t.tensor("loss", (1,), FP32, Role.LOGITS)
-    out = Value(loss, (1,), FP32, x.requires_grad or w.requires_grad)
-    made = [Gradient(v, t.gradient_of(v)) for v in (x, w) if v.requires_grad]
-    kept = [g.tensor for g in made if g.tensor is not None]
-    forward = (
-        (ALLOC, loss),
-        *((ALLOC, g) for g in kept),
-        *((ALLOC, c) for c in chunks),
-        *((FREE, c) for c in chunks),
-    )
-    costs = [Gemm(rows, vocabulary, width, x.dtype), Move(4 * rows * vocabulary * 2)]
-    costs += [Gemm(rows, width, vocabulary, x.dtype)] * x.requires_grad + [
-        Gemm(vocabulary, width, rows, x.dtype)
-    ] * w.requires_grad
-    for tensor in (loss, *kept):
+    if chunk_rows is None:
+        chunk_rows = ceil_div(rows * width, vocabulary)
+    names = [f"logits of a chunk, copy {i + 1}" for i in range(chunk_copies)]
+    axes = (minimum(rows, chunk_rows), vocabulary)
+    chunks = workspaces(t, axes, chunk_dtype, names, Role.LOGITS)
+    out, gradients = result(t, "loss", (1,), FP32, (x, w), Role.LOGITS), gradients_of(t, (x, w))
+    kept = [g.tensor for g in gradients if g.tensor is not None]
+    products = [Gemm(rows, width, vocabulary, x.dtype)] * x.requires_grad
+    products += [Gemm(vocabulary, width, rows, x.dtype)] * w.requires_grad
+    forward_product = Gemm(rows, vocabulary, width, x.dtype)
+    for tensor in (out.tensor, *kept):
         t.last_use[tensor] = len(t.ops)
     t.append(
         "linear_cross_entropy",
         (x, w),
         (out,),
-        forward=forward,
+        forward=(*made(out.tensor, *kept), *meanwhile(*temporaries, *chunks)),
         saves=kept,
-        costs=costs,
-        backward=(),
-        gradients=made,
-        backward_costs=tuple(Move(2 * traffic(g.of)) for g in made),
+        costs=(forward_product, Move(4 * rows * vocabulary * 2), *products),
+        gradients=gradients,
+        backward_costs=tuple(Move(2 * traffic(g.of)) for g in gradients),
     )
     return out
 
@@ -180,47 +164,44 @@ def output_chunks_cross_entropy(t: Tape, logits: Value, head: Value, chunks: int
     sum of those before. Source: torchtune modules/loss/ce_chunked_output_loss.py
     CEWithChunkedOutputLoss, modules/transformer.py chunked_output.
     """
-    *batch, length, vocabulary = logits.axes
-    chunk = (*batch, ceil_div(length, chunks), vocabulary)
-    compiled = t.policy.config.compile
-    kept = (
-        logits.tensor
-        if compiled
-        else t.tensor("log-probabilities of all chunks", logits.axes, FP32, Role.LOGITS)
-    )
-    wide = t.tensor("logits of a chunk in fp32", chunk, FP32, Role.LOGITS)
-    loss = t.tensor("loss", (1,), FP32, Role.LOGITS)
-    out = Value(loss, (1,), FP32, logits.requires_grad)
-    forward = ((ALLOC, loss), *(() if compiled else ((ALLOC, wide), (ALLOC, kept), (FREE, wide))))
-    first, second = (
-        t.tensor(n, chunk, FP32, Role.LOGITS)
-        for n in ("gradient of log-probabilities", "gradient of a chunk in fp32")
-    )
-    grad = t.tensor("gradient of a chunk", chunk, logits.dtype, Role.LOGITS)
-    both = (
-        [
-            t.tensor(n, head.axes, head.dtype, Role.GRADIENTS)
-            for n in ("head's gradient so far", "head's gradient from a chunk")
-        ]
-        if head.requires_grad
-        else []
-    )
-    steps = (
-        []
-        if compiled
-        else [(ALLOC, first), (ALLOC, second), (FREE, first), (ALLOC, grad), (FREE, second)]
-    )
-    steps += [*((ALLOC, x) for x in both), *((FREE, x) for x in both)]
-    moved = traffic(logits)
+    loss = result(t, "loss", (1,), FP32, (logits,), Role.LOGITS)
+    if t.policy.config.compile:
+        kept = gradient = logits.tensor
+        forward, backward = made(loss.tensor), ()
+    else:
+        kept, gradient, forward, backward = _eager_chunks(t, logits, chunks, loss)
+    sums = ("head's gradient so far", "head's gradient from a chunk")
+    names = sums if head.requires_grad else ()
+    both = workspaces(t, head.axes, head.dtype, names, Role.GRADIENTS)
+    cost = Move(2 * traffic(logits))
     t.append(
         "cross_entropy of output chunks",
         (logits,),
-        (out,),
+        (loss,),
         forward=forward,
         saves=(kept,),
-        costs=(Move(2 * moved),),
-        backward=tuple(steps),
-        gradients=(Gradient(logits, kept if compiled else grad),) if logits.requires_grad else (),
-        backward_costs=(Move(2 * moved),),
+        costs=(cost,),
+        backward=(*backward, *meanwhile(*both)),
+        gradients=(Gradient(logits, gradient),) if logits.requires_grad else (),
+        backward_costs=(cost,),
     )
-    return out
+    return loss
+
+
+def _eager_chunks(
+    t: Tape, logits: Value, chunks: int, loss: Value
+) -> tuple[Tensor, Tensor, Steps, Steps]:
+    """(what is kept, the last chunk's gradient, forward, backward) without a compiler."""
+    *batch, length, vocabulary = logits.axes
+    chunk = (*batch, ceil_div(length, chunks), vocabulary)
+    kept = t.tensor("log-probabilities of all chunks", logits.axes, FP32, Role.LOGITS)
+    names = (
+        "logits of a chunk in fp32",
+        "gradient of log-probabilities",
+        "gradient of a chunk in fp32",
+    )
+    wide, first, second = workspaces(t, chunk, FP32, names, Role.LOGITS)
+    gradient = t.tensor("gradient of a chunk", chunk, logits.dtype, Role.LOGITS)
+    forward = (*made(loss.tensor, wide, kept), *freed(wide))
+    backward = (*made(first, second), *freed(first), *made(gradient), *freed(second))
+    return kept, gradient, forward, backward

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from napkinmath.base.expr import Size, product
 from napkinmath.ir.costs import Gemm, Move, traffic
-from napkinmath.ir.ledger import ALLOC, Gradient, Role, Value, Weight
+from napkinmath.ir.ledger import Role, Value, Weight
 from napkinmath.ir.tape import Tape
 from napkinmath.ops.elementwise import cast
+from napkinmath.ops.nodes import node, read_by_gradients, result
 
 
 def linear(
@@ -55,36 +56,36 @@ def dense_linear(
         x = cast(t, x, t.policy.autocast)
         w = autocast_weight(t, w)
         bias = autocast_weight(t, bias) if bias is not None else None
-    rows, inputs, outputs = product(x.axes[:-1]), w.axes[1], w.axes[0]
-    axes = (*x.axes[:-1], outputs)
-    tensor = t.tensor(label or "output", axes, x.dtype, role)
-    inputs_list = [v for v in (x, w, bias) if v is not None]
-    out = Value(tensor, axes, x.dtype, any(v.requires_grad for v in inputs_list))
-    gradients: list[Gradient] = []
-    costs: list[Gemm | Move] = []
-    if w.requires_grad:
-        gradients.append(Gradient(w, t.gradient_of(w)))
-        costs.append(Gemm(outputs, inputs, rows, x.dtype))
-    if x.requires_grad:
-        gradients.append(Gradient(x, t.gradient_of(x)))
-        costs.append(Gemm(rows, inputs, outputs, x.dtype))
-    if bias is not None and bias.requires_grad:
-        gradients.append(Gradient(bias, t.gradient_of(bias)))
-        costs.append(Move(traffic(out)))
-    saves = [v.tensor for v, kept in ((x, w.requires_grad), (w, x.requires_grad)) if kept]
-    backward = tuple((ALLOC, g.tensor) for g in gradients if g.tensor is not None)
-    t.append(
+    inputs = [v for v in (x, w, bias) if v is not None]
+    out = result(t, label or "output", (*x.axes[:-1], w.axes[0]), x.dtype, inputs, role)
+    forward, of_gradients = _linear_costs(x, w, bias, out)
+    node(
+        t,
         "linear",
-        inputs_list,
+        inputs,
         (out,),
-        forward=((ALLOC, tensor),),
-        saves=saves,
-        costs=(Gemm(rows, outputs, inputs, x.dtype),),
-        backward=backward,
-        gradients=gradients,
-        backward_costs=costs,
+        new=(out.tensor,),
+        saves=read_by_gradients(x, w),
+        costs=(forward,),
+        differentiated=(w, x, *inputs[2:]),
+        backward_costs=of_gradients,
     )
     return out
+
+
+def _linear_costs(
+    x: Value, w: Value, bias: Value | None, out: Value
+) -> tuple[Gemm, list[Gemm | Move]]:
+    """The product, and those of the gradients: of the weight, of x and the bias's sum."""
+    rows, inputs, outputs = product(x.axes[:-1]), w.axes[1], w.axes[0]
+    backward: list[Gemm | Move] = []
+    if w.requires_grad:
+        backward.append(Gemm(outputs, inputs, rows, x.dtype))
+    if x.requires_grad:
+        backward.append(Gemm(rows, inputs, outputs, x.dtype))
+    if bias is not None and bias.requires_grad:
+        backward.append(Move(traffic(out)))
+    return Gemm(rows, outputs, inputs, x.dtype), backward
 
 
 def bmm(
@@ -103,14 +104,27 @@ def bmm(
     gradient is made first."""
     if t.policy.autocast is not None:
         x, y = cast(t, x, t.policy.autocast), cast(t, y, t.policy.autocast)
-    saves = (y if x.requires_grad else None, x if y.requires_grad else None)
     return t.op(
         name,
         (y, x),
         axes,
         x.dtype,
-        saves=saves,
+        saves=(y if x.requires_grad else None, x if y.requires_grad else None),
         gradients=("like", "like"),
         costs=(Gemm(m, n, k, x.dtype, batch),),
         backward_costs=(Gemm(m, k, n, x.dtype, batch), Gemm(k, n, m, x.dtype, batch)),
     )
+
+
+def score_product(t: Tape, q: Value, k: Value, *, name: str = "q k^T") -> Value:
+    """The scores of heads: q and k of axes (rows, heads, length, head size)."""
+    rows, heads, s_q, size = q.axes
+    s_kv = k.axes[2]
+    return bmm(t, q, k, rows * heads, s_q, s_kv, size, (rows, heads, s_q, s_kv), name=name)
+
+
+def value_product(t: Tape, probabilities: Value, v: Value) -> Value:
+    """Values (rows, heads, keys, size) weighed by probabilities (rows, heads, length, keys)."""
+    rows, heads, s_q, s_kv = probabilities.axes
+    axes = (rows, heads, s_q, v.axes[3])
+    return bmm(t, probabilities, v, rows * heads, s_q, v.axes[3], s_kv, axes, name="scores v")

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from napkinmath.base.dtypes import FP32
+from napkinmath.base.dtypes import FP32, DType
 from napkinmath.base.expr import Size
 from napkinmath.ir.costs import Move, traffic
-from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Value
+from napkinmath.ir.ledger import Value
 from napkinmath.ir.tape import LIKE, PASS, REDUCE, Tape
 from napkinmath.ops.elementwise import cast, mul, rsqrt, shift, square
+from napkinmath.ops.nodes import freed, gradients_of, made, passed, result
 
 
 def mean_square(t: Tape, x: Value) -> Value:
     """`x.pow(2).mean(-1, keepdim=True)`: the backward of the mean expands the row gradient to the
     full shape."""
-    squared = square(t, x)
+    return _row_mean(t, square(t, x), x.dtype)
+
+
+def _row_mean(t: Tape, x: Value, dtype: DType) -> Value:
+    cost = Move(traffic(Value(x.tensor, x.axes, dtype)))
     return t.op(
         "mean",
-        (squared,),
+        (x,),
         (*x.axes[:-1], 1),
-        x.dtype,
+        dtype,
         gradients=(LIKE,),
-        costs=(Move(traffic(x)),),
-        backward_costs=(Move(traffic(x)),),
+        costs=(cost,),
+        backward_costs=(cost,),
     )
 
 
@@ -43,18 +48,14 @@ def rms_norm_eager(
     GemmaRMSNorm.forward.
     """
     with t.scope(name) as frame:
-        weight = t.weight(
-            "weight", (width if width is not None else x.axes[-1],), kind="norm"
-        ).value
+        weight = t.weight("weight", (x.axes[-1] if width is None else width,), kind="norm").value
         wide = cast(t, x, FP32)
         frame.local(wide)
         variance = mean_square(t, wide)
         frame.local(variance)
-        inverse = rsqrt(t, shift(t, variance))
-        normed = _row_scale(t, wide, inverse)
+        normed = _row_scale(t, wide, rsqrt(t, shift(t, variance)))
         if scale_in_fp32:
-            factor = shift(t, cast(t, weight, FP32))
-            return cast(t, mul(t, normed, factor), x.dtype)
+            return cast(t, mul(t, normed, shift(t, cast(t, weight, FP32))), x.dtype)
         frame.local(normed)
         frame.release(wide)
         if cast_last:
@@ -83,15 +84,7 @@ def layer_norm_eager(t: Tape, x: Value, *, name: str, axes: tuple[Size, ...]) ->
         weight = t.weight("weight", axes, kind="norm").value
         wide = cast(t, x, FP32)
         frame.local(wide)
-        mean = t.op(
-            "mean",
-            (wide,),
-            (*x.axes[:-1], 1),
-            FP32,
-            gradients=(LIKE,),
-            costs=(Move(traffic(wide)),),
-            backward_costs=(Move(traffic(wide)),),
-        )
+        mean = _row_mean(t, wide, FP32)
         frame.local(mean)
         variance = mean_square(t, _subtract_rows(t, wide, mean))
         frame.local(variance)
@@ -198,26 +191,20 @@ def _normalize(
 ) -> Value:
     with t.scope():
         rows = tuple(t.tensor(s, (*x.axes[:-1], 1), FP32) for s in statistics)
-        tensor = t.tensor(op, x.axes, x.dtype)
         values = [x, *parameters]
-        out = Value(tensor, x.axes, x.dtype, any(v.requires_grad for v in values))
-        gradients = [Gradient(v, t.gradient_of(v)) for v in values if v.requires_grad]
-        forward = ((ALLOC, tensor), *((ALLOC, r) for r in rows))
-        if not out.requires_grad:
-            forward = (*forward, *((FREE, r) for r in rows))
+        out, gradients = result(t, op, x.axes, x.dtype, values), gradients_of(t, values)
         t.append(
             op,
             values,
             (out,),
-            forward=forward,
-            saves=(x.tensor, *rows) if out.requires_grad else (),
+            forward=(*made(out.tensor, *rows), *(() if out.requires_grad else freed(*rows))),
+            saves=(x.tensor, *rows),
             costs=(Move(2 * traffic(x)),),
-            backward=tuple((ALLOC, g.tensor) for g in gradients if g.tensor),
+            backward=made(*(g.tensor for g in gradients)),
             gradients=gradients,
             backward_costs=(Move(4 * traffic(x), 2),),
         )
-        for row in rows:
-            t.last_use[row] = len(t.ops) - 1
+        t.touch(*rows)
         return out
 
 
@@ -228,22 +215,19 @@ def rms_norm_in_place(t: Tape, x: Value, *, name: str, width: Size | None = None
     Source: unsloth kernels/rms_layernorm.py Fast_RMS_Layernorm, as carried by fms-acceleration.
     """
     with t.scope(name):
-        weight = t.weight("weight", (width if width is not None else x.axes[-1],), kind="norm")
+        weight = t.weight("weight", (x.axes[-1] if width is None else width,), kind="norm")
         weight.trainable = False
-        tensor, rows = (
-            t.tensor("rms_norm", x.axes, x.dtype),
-            t.tensor("rstd", (*x.axes[:-1], 1), FP32),
-        )
-        out = Value(tensor, x.axes, x.dtype, x.requires_grad)
+        rows = t.tensor("rstd", (*x.axes[:-1], 1), FP32)
+        out = result(t, "rms_norm", x.axes, x.dtype, (x,))
         t.append(
             "rms_norm in place",
             (x, weight.value),
             (out,),
-            forward=((ALLOC, tensor), (ALLOC, rows)),
-            saves=(x.tensor, rows) if x.requires_grad else (),
+            forward=made(out.tensor, rows),
+            saves=(x.tensor, rows),
             costs=(Move(2 * traffic(x)),),
-            gradients=(Gradient(x, None),) if x.requires_grad else (),
+            gradients=passed(x),
             backward_costs=(Move(3 * traffic(x)),),
         )
-        t.last_use[rows] = len(t.ops) - 1
+        t.touch(rows)
         return out

@@ -6,11 +6,11 @@ from __future__ import annotations
 from napkinmath.base.dtypes import FP32
 from napkinmath.base.expr import Size
 from napkinmath.ir.costs import Move, traffic
-from napkinmath.ir.ledger import Gradient, Value
+from napkinmath.ir.ledger import Value
 from napkinmath.ir.tape import LIKE, PASS, Tape
 from napkinmath.ops.elementwise import add, cast, mul, neg
-from napkinmath.ops.index import concatenate, constant, rotary, slice_of
-from napkinmath.ops.routing import chunk
+from napkinmath.ops.index import chunk, concatenate, constant, rotary, slice_of
+from napkinmath.ops.nodes import passed, same_storage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -67,23 +67,26 @@ def rotary_complex(t: Tape, q: Value, key: Value, table: Value) -> tuple[Value, 
     A complex product is as large as its fp32 operand. Source: models/deepseek_v2 apply_rotary_emb.
     """
     with t.scope() as frame:
-        wide = tuple(cast(t, x, FP32) for x in (q, key))
-        frame.local(*wide)
-        out: list[Value] = []
-        for x, source in zip(wide, (q, key), strict=True):
-            turned = t.op(
-                "mul complex",
-                (x, table),
-                x.axes,
-                FP32,
-                saves=(table,),
-                gradients=(LIKE, None),
-                costs=(Move(2 * traffic(x)),),
-                backward_costs=(Move(2 * traffic(x), 2),),
-            )
-            out.append(cast(t, turned, source.dtype))
-            frame.local(out[-1])
-        return out[0], out[1]
+        wide_q, wide_key = cast(t, q, FP32), cast(t, key, FP32)
+        frame.local(wide_q, wide_key)
+        turned_q = cast(t, _complex_product(t, wide_q, table), q.dtype)
+        frame.local(turned_q)
+        turned_key = cast(t, _complex_product(t, wide_key, table), key.dtype)
+        frame.local(turned_key)
+        return turned_q, turned_key
+
+
+def _complex_product(t: Tape, x: Value, table: Value) -> Value:
+    return t.op(
+        "mul complex",
+        (x, table),
+        x.axes,
+        FP32,
+        saves=(table,),
+        gradients=(LIKE, None),
+        costs=(Move(2 * traffic(x)),),
+        backward_costs=(Move(2 * traffic(x), 2),),
+    )
 
 
 def rotary_interleaved(t: Tape, x: Value, cos: Value, sin: Value) -> Value:
@@ -165,14 +168,14 @@ def rotary_partial(
 def rotary_in_place(t: Tape, x: Value) -> Value:
     """unsloth's kernel: turns the heads where they lie, forward and backward; keeps nothing but the
     tables (kernels/rope_embedding.py)."""
-    out = Value(x.tensor, x.axes, x.dtype, x.requires_grad)
+    out, cost = same_storage(x), Move(2 * traffic(x))
     t.append(
         "rotary in place",
         (x,),
         (out,),
         forward=(),
-        costs=(Move(2 * traffic(x)),),
-        gradients=(Gradient(x, None),) if x.requires_grad else (),
-        backward_costs=(Move(2 * traffic(x)),),
+        costs=(cost,),
+        gradients=passed(x),
+        backward_costs=(cost,),
     )
     return out

@@ -11,34 +11,40 @@ from __future__ import annotations
 from napkinmath.base.dtypes import FP32, INT32, INT64
 from napkinmath.base.expr import Size, ceil_div
 from napkinmath.ir.costs import Gemm, Move, traffic
-from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value
+from napkinmath.ir.ledger import Gradient, Role, Steps, Tensor, Value
 from napkinmath.ir.tape import LIKE, PASS, Tape
 from napkinmath.ops.elementwise import cast, promote
 from napkinmath.ops.index import constant
+from napkinmath.ops.nodes import (
+    freed,
+    gradients_of,
+    made,
+    meanwhile,
+    node,
+    read_by_gradients,
+    result,
+    same_storage,
+    workspaces,
+)
 
 
 def top_k(t: Tape, x: Value, count: Size) -> tuple[Value, Value]:
     """The `count` largest of each row, and where they are; the gradient is scattered into zeros
     like x."""
     axes = (*x.axes[:-1], count)
-    values, indices = (
-        t.tensor("top-k values", axes, x.dtype),
-        t.tensor("top-k indices", axes, INT64),
-    )
-    outputs = Value(values, axes, x.dtype, x.requires_grad), Value(indices, axes, INT64)
-    gradient = t.gradient_of(x) if x.requires_grad else None
-    t.append(
+    values = result(t, "top-k values", axes, x.dtype, (x,))
+    indices = result(t, "top-k indices", axes, INT64, ())
+    node(
+        t,
         "topk",
         (x,),
-        outputs,
-        forward=((ALLOC, values), (ALLOC, indices)),
-        saves=(indices,) if gradient else (),
+        (values, indices),
+        new=(values.tensor, indices.tensor),
+        saves=(indices.tensor,),
         costs=(Move(2 * traffic(x)),),
-        backward=((ALLOC, gradient),) if gradient else (),
-        gradients=(Gradient(x, gradient),) if gradient else (),
-        backward_costs=(Move(traffic(x) + traffic(*outputs), 2),),
+        backward_costs=(Move(traffic(x) + traffic(values, indices), 2),),
     )
-    return outputs
+    return values, indices
 
 
 def gather(t: Tape, x: Value, indices: Value) -> Value:
@@ -63,32 +69,18 @@ def take_rows(t: Tape, x: Value, indices: Value, name: str = "rows") -> Value:
     Backward adds rows into zeros like x; CUDA sorts the indices for that, which holds three int64
     copies of them.
     """
-    axes = (indices.axes[0], *x.axes[1:])
-    sorting = (
-        [
-            t.tensor(n, indices.axes, INT64, Role.WORKSPACE)
-            for n in ("linear index", "sorted index", "positions")
-        ]
-        if x.requires_grad
-        else []
-    )
-    out = Value(t.tensor(name, axes, x.dtype), axes, x.dtype, x.requires_grad)
-    gradient = t.gradient_of(x) if x.requires_grad else None
-    backward = (
-        ((ALLOC, gradient), *((ALLOC, w) for w in sorting), *((FREE, w) for w in sorting))
-        if gradient
-        else ()
-    )
+    sorting = ("linear index", "sorted index", "positions") if x.requires_grad else ()
+    out = result(t, name, (indices.axes[0], *x.axes[1:]), x.dtype, (x,))
     moved = 2 * traffic(out)
-    t.append(
+    node(
+        t,
         "index",
         (x, indices),
         (out,),
-        forward=((ALLOC, out.tensor),),
-        saves=(indices.tensor,) if gradient else (),
+        new=(out.tensor,),
+        saves=(indices.tensor,),
         costs=(Move(moved),),
-        backward=backward,
-        gradients=(Gradient(x, gradient),) if gradient else (),
+        backward_workspace=workspaces(t, indices.axes, INT64, sorting),
         backward_costs=(Move(moved + traffic(x), 5),),
     )
     return out
@@ -97,23 +89,17 @@ def take_rows(t: Tape, x: Value, indices: Value, name: str = "rows") -> Value:
 def sort_by_expert(t: Tape, experts: Value) -> tuple[Value, Value]:
     """`torch.sort` of the flat expert numbers: sorted numbers and the permutation, with its double
     buffers while it runs."""
-    buffers = [
-        t.tensor(n, experts.axes, INT64, Role.WORKSPACE) for n in ("sort keys", "sort values")
-    ]
-    made = [t.tensor(n, experts.axes, INT64) for n in ("sorted experts", "permutation")]
-    outputs = Value(made[0], experts.axes, INT64), Value(made[1], experts.axes, INT64)
+    buffers = workspaces(t, experts.axes, INT64, ("sort keys", "sort values"))
+    numbers = result(t, "sorted experts", experts.axes, INT64, ())
+    order = result(t, "permutation", experts.axes, INT64, ())
     t.append(
         "sort",
         (experts,),
-        outputs,
-        forward=(
-            *((ALLOC, m) for m in made),
-            *((ALLOC, w) for w in buffers),
-            *((FREE, w) for w in buffers),
-        ),
+        (numbers, order),
+        forward=(*made(numbers.tensor, order.tensor), *meanwhile(*buffers)),
         costs=(Move(8 * traffic(experts), 4),),
     )
-    return outputs
+    return numbers, order
 
 
 def group_offsets(t: Tape, experts: Value, num_experts: Size) -> tuple[Value, Value, Value]:
@@ -134,57 +120,28 @@ def grouped_mm(t: Tape, x: Value, w: Value, offsets: Value, outputs: Size, exper
     """
     x = cast(t, x, w.dtype)
     rows, inputs = x.axes
-    axes = (rows, outputs)
-    each = ceil_div(rows, experts)
-    out = Value(
-        t.tensor("expert output", axes, x.dtype), axes, x.dtype, x.requires_grad or w.requires_grad
-    )
-    made = [Gradient(v, t.gradient_of(v)) for v in (w, x) if v.requires_grad]
-    costs = [Gemm(inputs, outputs, each, x.dtype, experts)] * w.requires_grad + [
-        Gemm(each, inputs, outputs, x.dtype, experts)
-    ] * x.requires_grad
-    saves = [
-        v.tensor
-        for v, kept in ((x, w.requires_grad), (w, x.requires_grad), (offsets, out.requires_grad))
-        if kept
-    ]
-    backward = tuple((ALLOC, g.tensor) for g in made if g.tensor is not None)
-    t.append(
+    each, dtype = ceil_div(rows, experts), x.dtype
+    out = result(t, "expert output", (rows, outputs), dtype, (x, w))
+    costs = [Gemm(inputs, outputs, each, dtype, experts)] * w.requires_grad
+    costs += [Gemm(each, inputs, outputs, dtype, experts)] * x.requires_grad
+    node(
+        t,
         "grouped_mm",
         (x, w, offsets),
         (out,),
-        forward=((ALLOC, out.tensor),),
-        saves=saves,
-        costs=(Gemm(each, outputs, inputs, x.dtype, experts),),
-        backward=backward,
-        gradients=made,
+        new=(out.tensor,),
+        saves=(*read_by_gradients(x, w), offsets.tensor),
+        costs=(Gemm(each, outputs, inputs, dtype, experts),),
+        differentiated=(w, x),
         backward_costs=costs,
     )
     return out
 
 
-def chunk(t: Tape, x: Value, sizes: tuple[Size, ...], name: str = "chunk") -> tuple[Value, ...]:
-    """`torch.chunk` or `split` of the last axis: views; the gradients of the parts are
-    concatenated."""
-    parts = tuple(Value(x.tensor, (*x.axes[:-1], size), x.dtype, x.requires_grad) for size in sizes)
-    if x.requires_grad:
-        whole = t.gradient_of(x)
-        t.append(
-            name,
-            (x,),
-            parts,
-            forward=(),
-            backward=((ALLOC, whole),),
-            gradients=(Gradient(x, whole),),
-            backward_costs=(Move(2 * traffic(x)),),
-        )
-    return parts
-
-
 def row_sum(t: Tape, x: Value) -> Value:
     """Sum over the last axis, kept as an axis of one; the gradient is an expanded view. Autocast
     makes it fp32."""
-    source = x if t.policy.autocast is None else _wide(t, x)
+    source = x if t.policy.autocast is None else cast(t, x, FP32)
     return t.op(
         "sum",
         (source,),
@@ -195,37 +152,24 @@ def row_sum(t: Tape, x: Value) -> Value:
     )
 
 
-def _wide(t: Tape, x: Value) -> Value:
-    return cast(t, x, FP32)
-
-
 def divide_rows_(t: Tape, x: Value, rows: Value) -> Value:
     """`x /= rows` in place, one divisor a row: autograd keeps a copy of the old x and the
     divisor."""
     if not x.requires_grad:
         t.append("div_", (x, rows), (x,), forward=(), costs=(Move(2 * traffic(x)),))
         return x
-    old = t.tensor("x before div_", x.axes, x.dtype)
-    out = Value(x.tensor, x.axes, x.dtype, True)
-    work = [t.tensor(n, x.axes, x.dtype, Role.WORKSPACE) for n in ("x / d", "x / d / d", "-g")]
-    summed = t.tensor("product before the sum", x.axes, x.dtype, Role.WORKSPACE)
+    old, out = t.tensor("x before div_", x.axes, x.dtype), same_storage(x)
+    names = ("x / d", "x / d / d", "-g", "product before the sum")
+    *work, summed = workspaces(t, x.axes, x.dtype, names)
     to_x, to_rows = t.gradient_of(x), t.gradient_of(rows)
-    backward = (
-        *((ALLOC, w) for w in work),
-        (ALLOC, summed),
-        *((FREE, w) for w in work),
-        (ALLOC, to_x),
-        (ALLOC, to_rows),
-        (FREE, summed),
-    )
     t.append(
         "div_",
         (x, rows),
         (out,),
-        forward=((ALLOC, old),),
+        forward=made(old),
         saves=(old, rows.tensor),
         costs=(Move(4 * traffic(x), 2),),
-        backward=backward,
+        backward=(*made(*work, summed), *freed(*work), *made(to_x, to_rows), *freed(summed)),
         gradients=(Gradient(x, to_x), Gradient(rows, to_rows)),
         backward_costs=(Move(12 * traffic(x), 6),),
     )
@@ -237,53 +181,46 @@ def weigh_rows(t: Tape, x: Value, weights: Value) -> Value:
     """x times one routing weight a row, in the wider type of the two; both products exist before
     they are cast and summed."""
     dtype = promote(x.dtype, weights.dtype)
-    out = Value(
-        t.tensor("weighted output", x.axes, dtype),
-        x.axes,
-        dtype,
-        x.requires_grad or weights.requires_grad,
-    )
-    full = [Gradient(v, t.gradient_of(v)) for v in (x, weights) if v.requires_grad]
-    products = {
-        id(g.of): t.tensor("product", x.axes, dtype, Role.WORKSPACE)
-        for g in full
-        if g.of is weights or x.dtype is not dtype
-    }
-    backward: list[tuple[str, Tensor]] = []
-    for g in reversed(full):
-        first = products.get(id(g.of), g.tensor)
-        if first is not None:
-            backward.append((ALLOC, first))
-    fitting: list[
-        tuple[str, Tensor]
-    ] = []  # the engine's casts and sums, once both products are there
-    for g in full:
-        product = products.get(id(g.of))
-        if product is not None and g.tensor is not None:
-            fitting += [(ALLOC, g.tensor), (FREE, product)]
-    saves = [
-        v.tensor for v, kept in ((weights, x.requires_grad), (x, weights.requires_grad)) if kept
-    ]
+    out = result(t, "weighted output", x.axes, dtype, (x, weights))
+    gradients = gradients_of(t, (x, weights))
+    products, fitting = _products_and_sums(t, gradients, out, weights)
     t.append(
         "mul routing weights",
         (x, weights),
         (out,),
-        forward=((ALLOC, out.tensor),),
-        saves=saves,
+        forward=made(out.tensor),
+        saves=read_by_gradients(weights, x),
         costs=(Move(traffic(x, out)),),
-        backward=tuple(backward),
-        gradients=full,
+        backward=products,
+        gradients=gradients,
         backward_costs=(Move(3 * traffic(x, out), 3),),
     )
     if out.requires_grad:
-        t.ops[-1].fitting = tuple(fitting)
+        t.ops[-1].fitting = fitting
     return out
+
+
+def _products_and_sums(
+    t: Tape, gradients: tuple[Gradient, ...], out: Value, weights: Value
+) -> tuple[Steps, Steps]:
+    """The products as large as the output, the last input's first, and the engine's casts and sums
+    to the gradients once all are there."""
+    products: list[Tensor | None] = []
+    fitting: Steps = ()
+    for g in gradients:
+        if g.of is not weights and g.of.dtype is out.dtype:
+            products.append(g.tensor)
+            continue
+        product = t.tensor("product", out.axes, out.dtype, Role.WORKSPACE)
+        products.append(product)
+        fitting = (*fitting, *made(g.tensor), *freed(product))
+    return made(*reversed(products)), fitting
 
 
 def sum_over_choices(t: Tape, x: Value, tokens: Size, choices: Size) -> Value:
     """(tokens · choices, h) summed over a token's choices; the expanded gradient is copied by the
     view's backward. Autocast makes it fp32."""
-    source = x if t.policy.autocast is None else _wide(t, x)
+    source = x if t.policy.autocast is None else cast(t, x, FP32)
     return t.op(
         "sum over choices",
         (source,),

@@ -6,10 +6,10 @@ from napkinmath.base.dtypes import BOOL, FP32, DType
 from napkinmath.base.expr import Size
 from napkinmath.ir.costs import Move, traffic
 from napkinmath.ir.ledger import ALLOC, Gradient, Value
-from napkinmath.ir.tape import Tape
+from napkinmath.ir.tape import Scope, Tape
 from napkinmath.ops.elementwise import add, add_, cast, copy, dropout, scale, softmax, tanh
 from napkinmath.ops.index import constant, expand_head, repeat_heads, single_head
-from napkinmath.ops.matmul import bmm
+from napkinmath.ops.matmul import score_product, value_product
 
 # Names of the products of SDPA's math path, by which reports know it: heads as they are, or one
 # head broadcast to all queries.
@@ -39,50 +39,50 @@ def eager_attention(
     until it returns. Source: transformers 5.23 models/llama/modeling_llama.py and
     models/gemma2/modeling_gemma2.py eager_attention_forward.
     """
-    rows, heads, s_q, size = q.axes
-    s_kv, scores = k.axes[2], (rows, heads, s_q, k.axes[2])
     with t.scope() as frame:
-        keys, values = (
-            repeat_heads(t, k, groups, expanded(q, k)),
-            repeat_heads(t, v, groups, expanded(q, v)),
-        )
+        keys, values = repeated(t, k, groups, q), repeated(t, v, groups, q)
         frame.local(keys, values)
         copied = groups != 1 and not single_head(t, k)
+        dense_keys = copied or (contiguous and groups == 1)
         left, right = (
             dense_operand(t, q, dense=contiguous),
-            dense_operand(t, keys, dense=copied or (contiguous and groups == 1)),
+            dense_operand(t, keys, dense=dense_keys),
         )
-        weights = bmm(t, left, right, rows * heads, s_q, s_kv, size, scores, name="q k^T")
+        weights = score_product(t, left, right)
         if t.policy.stack.fused_softmax and not capped:
             weights = scaled_masked_softmax(t, weights)
         else:
-            if scaled:
-                weights = scale(t, weights)
-            if capped:
-                weights = scale(t, tanh(t, scale(t, weights)))
-            if mask is not None:
-                weights = add(t, weights, Value(mask.tensor, scores, mask.dtype))
-            frame.local(weights)  # bound to its name until the softmax and its cast are done
-            scored, weights = (
-                weights,
-                cast(t, softmax(t, weights, dtype=FP32 if fp32_softmax else None), q.dtype),
-            )
-            frame.release(scored)
+            weights = _masked_scores(t, weights, mask, scaled=scaled, capped=capped)
+            weights = _probabilities(t, frame, weights, q.dtype, FP32 if fp32_softmax else None)
         weights = dropout(t, weights, dropout_p)
         frame.local(weights)
         t.keep(weights)
-        out = bmm(
-            t,
-            weights,
-            dense_operand(t, values, dense=copied),
-            rows * heads,
-            s_q,
-            v.axes[3],
-            s_kv,
-            (rows, heads, s_q, v.axes[3]),
-            name="scores v",
-        )
-        return rows_first(t, out)
+        return rows_first(t, value_product(t, weights, dense_operand(t, values, dense=copied)))
+
+
+def _masked_scores(
+    t: Tape, weights: Value, mask: Value | None, *, scaled: bool, capped: bool
+) -> Value:
+    if scaled:
+        weights = scale(t, weights)
+    if capped:
+        weights = scale(t, tanh(t, scale(t, weights)))
+    return weights if mask is None else add_mask(t, weights, mask)
+
+
+def add_mask(t: Tape, weights: Value, mask: Value) -> Value:
+    """Scores plus a mask that is broadcast to them."""
+    return add(t, weights, Value(mask.tensor, weights.axes, mask.dtype))
+
+
+def _probabilities(
+    t: Tape, frame: Scope, weights: Value, dtype: DType, softmax_dtype: DType | None
+) -> Value:
+    """The scores are bound to their name until the softmax and its cast are done."""
+    frame.local(weights)
+    made = cast(t, softmax(t, weights, dtype=softmax_dtype), dtype)
+    frame.release(weights)
+    return made
 
 
 def scaled_masked_softmax(t: Tape, scores: Value) -> Value:
@@ -139,43 +139,21 @@ def math_attention(
 
     Source: aten/src/ATen/native/transformers/attention.cpp _scaled_dot_product_attention_math.
     """
-    rows, heads, s_q, size = q.axes
-    s_kv, scores = k.axes[2], (rows, heads, s_q, k.axes[2])
     dtype = q.dtype
     with t.scope() as frame:
         frame.local(q, k, v)
         if mask is not None:
             mask = additive_mask(t, mask, dtype)
             frame.local(mask)
-        q, k, v = (
-            cast(t, x, FP32) for x in (q, k, v)
-        )  # reduced-precision reductions are off by default
+        # reduced-precision reductions are off by default
+        q, k, v = (cast(t, x, FP32) for x in (q, k, v))
         scaled_q = scale(t, q)
-        bias = mask if mask is not None or not causal else _causal_bias(t, s_q, s_kv)
-        keys, values = (
-            repeat_heads(t, k, groups, expanded(q, k), copies=True),
-            repeat_heads(t, v, groups, expanded(q, v), copies=True),
-        )
+        bias = mask if mask is not None or not causal else _causal_bias(t, q.axes[2], k.axes[2])
+        keys, values = (repeated(t, x, groups, q, copies=True) for x in (k, v))
         frame.local(q, keys, values, scaled_q)
-        alone = groups == 1 and keys.axes[1] is not heads and single_head(t, keys)
-        right = scale(t, keys)
-        if alone:
-            right = expand_head(t, right, q.axes)
-        left, right = (
-            dense_operand(t, scaled_q, dense=contiguous),
-            dense_operand(t, right, dense=not alone and (contiguous or groups != 1)),
-        )
-        weights = bmm(
-            t,
-            left,
-            right,
-            rows * heads,
-            s_q,
-            s_kv,
-            size,
-            scores,
-            name=MATH_PATH_SINGLE if alone else MATH_PATH,
-        )
+        alone = groups == 1 and keys.axes[1] is not q.axes[1] and single_head(t, keys)
+        dense_keys = not alone and (contiguous or groups != 1)
+        weights = _math_scores(t, scaled_q, keys, alone, contiguous, dense_keys)
         if bias is not None:
             frame.local(bias)
             weights = _add_bias(t, weights, bias)
@@ -183,21 +161,22 @@ def math_attention(
         frame.local(weights)
         if alone:
             values = expand_head(t, values, q.axes)
-        out = bmm(
-            t,
-            weights,
-            dense_operand(t, values, dense=groups != 1),
-            rows * heads,
-            s_q,
-            v.axes[3],
-            s_kv,
-            (rows, heads, s_q, v.axes[3]),
-            name="scores v",
-        )
+        out = value_product(t, weights, dense_operand(t, values, dense=groups != 1))
         result = cast(t, out, dtype)
         frame.local(result)
         cast(t, weights, dtype)  # the probabilities are returned too, and dropped by the caller
     return rows_first(t, result)
+
+
+def _math_scores(
+    t: Tape, q: Value, keys: Value, alone: bool, dense_q: bool, dense_keys: bool
+) -> Value:
+    """Products of scaled queries and scaled keys; `alone`: one key head, seen by all queries."""
+    right = scale(t, keys)
+    if alone:
+        right = expand_head(t, right, q.axes)
+    left, right = dense_operand(t, q, dense=dense_q), dense_operand(t, right, dense=dense_keys)
+    return score_product(t, left, right, name=MATH_PATH_SINGLE if alone else MATH_PATH)
 
 
 def _add_bias(t: Tape, weights: Value, bias: Value) -> Value:
@@ -223,11 +202,6 @@ def _causal_bias(t: Tape, length: Size, keys: Size) -> Value:
     return out
 
 
-def mask_traffic(x: Value) -> Move:
-    """Cost of reading a mask once."""
-    return Move(traffic(x))
-
-
 def additive_mask(t: Tape, mask: Value, dtype: DType) -> Value:
     """convert_boolean_attn_mask: zeros and minus infinity for each row (attention.cpp); an additive
     mask stays as it is."""
@@ -240,5 +214,6 @@ def additive_mask(t: Tape, mask: Value, dtype: DType) -> Value:
         return out
 
 
-def expanded(q: Value, k: Value) -> tuple[Size, ...]:
-    return (k.axes[0], q.axes[1], k.axes[2], k.axes[3])
+def repeated(t: Tape, x: Value, groups: Size, q: Value, *, copies: bool = False) -> Value:
+    """Keys or values with a head for each of q's."""
+    return repeat_heads(t, x, groups, (x.axes[0], q.axes[1], *x.axes[2:]), copies=copies)

@@ -17,7 +17,7 @@ from napkinmath.models.layers.attend import attend, dense_gradients, repeats_key
 from napkinmath.models.layers.norm import Norm
 from napkinmath.ops.elementwise import cast, clamp_, dropout, scale
 from napkinmath.ops.fused import rotary_fused
-from napkinmath.ops.index import concatenate, constant, repeat_heads, rotary
+from napkinmath.ops.index import chunk, concatenate, constant, repeat_heads, rotary
 from napkinmath.ops.matmul import linear
 from napkinmath.ops.norm import layer_norm
 from napkinmath.ops.rotary import (
@@ -29,7 +29,6 @@ from napkinmath.ops.rotary import (
     rotary_interleaved_wide,
     rotary_partial,
 )
-from napkinmath.ops.routing import chunk
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

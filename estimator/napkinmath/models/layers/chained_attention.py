@@ -16,10 +16,9 @@ from napkinmath.ops.attention_chains import (
     mpt_attention,
 )
 from napkinmath.ops.elementwise import add, cast, clamp_, copy, dropout, mul, scale
-from napkinmath.ops.index import concatenate, constant, slice_of
+from napkinmath.ops.index import chunk, concatenate, constant, slice_of
 from napkinmath.ops.matmul import linear
 from napkinmath.ops.rotary import rotate_pairs
-from napkinmath.ops.routing import chunk
 
 
 class GptNeoAttention(Record):

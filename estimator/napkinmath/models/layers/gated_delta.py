@@ -35,11 +35,11 @@ from napkinmath.ops.elementwise import (
     silu,
     unary,
 )
-from napkinmath.ops.index import concatenate, constant, rotary
+from napkinmath.ops.index import chunk, concatenate, constant, rotary
 from napkinmath.ops.matmul import bmm, linear
 from napkinmath.ops.norm import mean_square
 from napkinmath.ops.rotary import rotary_partial
-from napkinmath.ops.routing import chunk, row_sum, weigh_rows
+from napkinmath.ops.routing import row_sum, weigh_rows
 from napkinmath.ops.whole_scores import eager_attention
 
 CHUNK = 64  # torch_chunk_gated_delta_rule's default
@@ -164,24 +164,7 @@ class GatedDeltaNet(Record):
             frame.local(q, k, v, beta, decay, v_beta, k_beta)
             upper = constant(t, "upper triangle", (CHUNK, CHUNK), BOOL)
             running = unary(t, "cumsum", decay, saves="nothing")
-            pairs = t.op(
-                "sub pairs",
-                (running,),
-                square,
-                FP32,
-                gradients=(REDUCE,),
-                costs=(Move(2 * traffic(running)),),
-            )
-            masked = t.op(
-                "masked_fill",
-                (pairs, upper),
-                square,
-                FP32,
-                saves=(upper,),
-                gradients=(LIKE, None),
-                costs=(Move(2 * traffic(pairs)),),
-            )
-            between = unary(t, "exp", masked, saves="output")
+            between = _decay_between(t, running, upper, square)
             frame.local(upper, running, between)
             system = mul(
                 t,
@@ -395,3 +378,25 @@ class GatedAttention(Record):
                 t, q, key, value, groups=a // k, mask=mask, dropout_p=self.dropout
             )
         return sdpa(t, q, key, value, groups=a // k, mask=mask, dropout_p=self.dropout)
+
+
+def _decay_between(t: Tape, running: Value, upper: Value, square: tuple[Size, ...]) -> Value:
+    """exp of the differences of running sums, for the pairs of a chunk that are in order."""
+    pairs = t.op(
+        "sub pairs",
+        (running,),
+        square,
+        FP32,
+        gradients=(REDUCE,),
+        costs=(Move(2 * traffic(running)),),
+    )
+    masked = t.op(
+        "masked_fill",
+        (pairs, upper),
+        square,
+        FP32,
+        saves=(upper,),
+        gradients=(LIKE, None),
+        costs=(Move(2 * traffic(pairs)),),
+    )
+    return unary(t, "exp", masked, saves="output")

@@ -12,10 +12,9 @@ from napkinmath.ir.symbols import a, b, h, s
 from napkinmath.ir.tape import Tape
 from napkinmath.models.layers.norm import Norm
 from napkinmath.ops.attention import fused
-from napkinmath.ops.index import concatenate, rotary
+from napkinmath.ops.index import chunk, concatenate, rotary
 from napkinmath.ops.matmul import linear
 from napkinmath.ops.rotary import rotary_complex, rotary_pairs
-from napkinmath.ops.routing import chunk
 from napkinmath.ops.whole_scores import eager_attention, math_attention
 
 

@@ -23,7 +23,7 @@ from napkinmath.models.layers.vision_towers import Patches
 from napkinmath.ops import routing
 from napkinmath.ops.attention import sdpa
 from napkinmath.ops.elementwise import add_, cast, copy, mul, rsqrt, shift, sigmoid
-from napkinmath.ops.index import constant, input_leaf, model_input
+from napkinmath.ops.index import chunk, constant, input_leaf, model_input
 from napkinmath.ops.matmul import linear
 from napkinmath.ops.norm import mean_square
 from napkinmath.ops.rotary import rotary_complex
@@ -167,7 +167,7 @@ class AllExperts(Record):
             up = t.weight("gate_up_proj", (e, h, 2 * fe), kind="experts").value
             down = t.weight("down_proj", (e, fe, h), kind="experts").value
             both = batched(t, t.view(x, (e, TOKENS, h)), up, (e, TOKENS, 2 * fe))
-            gate, other = routing.chunk(t, both, (fe, fe))
+            gate, other = chunk(t, both, (fe, fe))
             frame.local(x, both)
             middle = mul(t, other, ACTIVATIONS[self.activation](t, gate))
             return batched(t, middle, down, (e, TOKENS, h))

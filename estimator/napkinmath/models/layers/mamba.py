@@ -17,8 +17,9 @@ from napkinmath.ir.tape import LIKE, PASS, REDUCE, Tape
 from napkinmath.models.layers.norm import Norm
 from napkinmath.ops.convolution import causal_convolution
 from napkinmath.ops.elementwise import add, cast, copy, mul, neg, silu, unary
+from napkinmath.ops.index import chunk
 from napkinmath.ops.matmul import linear
-from napkinmath.ops.routing import chunk
+from napkinmath.ops.nodes import autograd_function, result, workspaces
 
 # tokens between the states that selective_scan_cuda keeps (csrc/selective_scan/selective_scan.cpp)
 KERNEL_CHUNK = 2048
@@ -142,7 +143,33 @@ class MambaMixer(Record):
     def _fused(self, t: Tape, both: Value, decay: Value, skip: Value) -> Value:
         """mamba_inner_fn: one autograd function from the first projection's output to the last's;
         x_proj, dt_proj and out_proj run inside it."""
-        axes = {
+        weights = self._inner_weights(t)
+        inputs = (both, decay, skip, *weights)
+        dtype, row = both.dtype, (b, self.inner, s)
+        saved = self._kept(t, dtype)
+        passing = workspaces(t, row, dtype, ("convolved", "steps", "gated output"))
+        out = result(t, "output", (b, s, h), dtype, inputs)
+        autograd_function(
+            t,
+            "mamba_inner",
+            inputs,
+            out,
+            new=(*saved, *passing, out.tensor),
+            passing=passing,
+            saved=saved,
+            saves=(*saved, decay.tensor, skip.tensor, *(w.tensor for w in weights)),
+            again=self._made_again(t, dtype),
+            costs=(
+                Gemm(b * s, self.rank + 2 * self.state, self.inner, dtype),
+                Gemm(b * s, self.inner, self.rank, dtype),
+                Gemm(b * s, h, self.inner, dtype),
+                Move(10 * traffic(both), 3),
+            ),
+        )
+        return out
+
+    def _inner_weights(self, t: Tape) -> list[Value]:
+        axes: dict[str, tuple[Size, ...]] = {
             "conv1d.weight": (self.inner, 1, self.kernel),
             "x_proj.weight": (self.rank + 2 * self.state, self.inner),
             "dt_proj.weight": (self.inner, self.rank),
@@ -151,97 +178,43 @@ class MambaMixer(Record):
         }
         axes |= {"conv1d.bias": (self.inner,)} if self.conv_bias else {}
         axes |= {"out_proj.bias": (h,)} if self.bias else {}
-        weights = [t.weight(name, shape, kind="scan").value for name, shape in axes.items()]
-        row, low, narrow = (
-            (b, self.inner, s),
-            (b * s, self.rank + 2 * self.state),
-            (b, 1, self.state, s),
-        )
+        return [t.weight(name, shape, kind="scan").value for name, shape in axes.items()]
 
-        def made(
-            name: str,
-            shape: tuple[Size, ...],
-            dtype: DType = both.dtype,
-            role: Role = Role.ACTIVATIONS,
-        ) -> Tensor:
-            return t.tensor(name, shape, dtype, role)
+    @property
+    def _narrow(self) -> tuple[Size, ...]:
+        return (b, 1, self.state, s)
 
-        pair = (b, 2 * self.inner, s)
-        saved = [
-            made("hidden and gate, contiguous", pair),
-            made("steps, B and C", low),
-            made("B", narrow),
-            made("C", narrow),
-            made("scan output", row),
+    def _kept(self, t: Tape, dtype: DType) -> list[Tensor]:
+        """What the whole function keeps for its backward, in the order in which it is made."""
+        shapes: dict[str, tuple[Size, ...]] = {
+            "hidden and gate, contiguous": (b, 2 * self.inner, s),
+            "steps, B and C": (b * s, self.rank + 2 * self.state),
+            "B": self._narrow,
+            "C": self._narrow,
+            "scan output": (b, self.inner, s),
+        }
+        states = (b, self.inner, ceil_div(s, KERNEL_CHUNK), 2 * self.state)
+        return [
+            *(t.tensor(name, axes, dtype, Role.ACTIVATIONS) for name, axes in shapes.items()),
+            t.tensor("states of each chunk", states, FP32, Role.ACTIVATIONS),
         ]
-        saved.append(
-            made(
-                "states of each chunk",
-                (b, self.inner, ceil_div(s, KERNEL_CHUNK), 2 * self.state),
-                FP32,
-            )
+
+    def _made_again(self, t: Tape, dtype: DType) -> list[Tensor]:
+        """What lives while its backward runs, beside the gradients."""
+        rows = (
+            "convolved again",
+            "steps again",
+            "grad of scan output",
+            "grad of convolved",
+            "grad of steps",
+            "gated output again",
         )
-        passing = [
-            made(name, row, role=Role.WORKSPACE) for name in ("convolved", "steps", "gated output")
+        low = (b * s, self.rank + 2 * self.state)
+        return [
+            *workspaces(t, (b, self.inner, s), dtype, rows),
+            *workspaces(t, self._narrow, FP32, ("grad of B", "grad of C")),
+            *workspaces(t, low, dtype, ("grad of steps, B and C",)),
         ]
-        out = Value(made("output", (b, s, h)), (b, s, h), both.dtype, True)
-        forward = (
-            *((ALLOC, x) for x in saved),
-            *((ALLOC, x) for x in passing),
-            (ALLOC, out.tensor),
-            *((FREE, x) for x in passing),
-        )
-        needing = [v for v in (both, decay, skip, *weights) if v.requires_grad]
-        out.requires_grad = bool(needing)
-        costs = (
-            Gemm(b * s, self.rank + 2 * self.state, self.inner, both.dtype),
-            Gemm(b * s, self.inner, self.rank, both.dtype),
-            Gemm(b * s, h, self.inner, both.dtype),
-            Move(10 * traffic(both), 3),
-        )
-        if not needing:
-            t.append(
-                "mamba_inner",
-                (both, decay, skip, *weights),
-                (out,),
-                forward=(*forward, *((FREE, x) for x in saved)),
-                costs=costs,
-            )
-            return out
-        gradients = [Gradient(v, t.gradient_of(v)) for v in needing]
-        work = [
-            made(name, row, role=Role.WORKSPACE)
-            for name in (
-                "convolved again",
-                "steps again",
-                "grad of scan output",
-                "grad of convolved",
-                "grad of steps",
-                "gated output again",
-            )
-        ]
-        work += [made(f"grad of {name}", narrow, FP32, Role.WORKSPACE) for name in ("B", "C")] + [
-            made("grad of steps, B and C", low, role=Role.WORKSPACE)
-        ]
-        backward = (
-            *((ALLOC, x) for x in work),
-            *((ALLOC, g.tensor) for g in gradients if g.tensor),
-            *((FREE, x) for x in work),
-        )
-        t.append(
-            "mamba_inner",
-            (both, decay, skip, *weights),
-            (out,),
-            forward=forward,
-            saves=(*saved, decay.tensor, skip.tensor, *(w.tensor for w in weights)),
-            costs=costs,
-            backward=backward,
-            gradients=gradients,
-            backward_costs=costs * 3,
-        )
-        for tensor in saved:
-            t.touch(tensor)
-        return out
 
 
 def outer(t: Tape, name: str, factors: tuple[Value, Value], axes: tuple[Size, ...]) -> Value:

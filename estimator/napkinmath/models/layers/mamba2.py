@@ -7,20 +7,21 @@ projection's output, the scan's output and the norm's row factors, and recompute
 
 from __future__ import annotations
 
-from napkinmath.base.dtypes import BOOL, FP32
+from napkinmath.base.dtypes import BOOL, FP32, DType
 from napkinmath.base.expr import Size, ceil_div
 from napkinmath.base.record import Record
 from napkinmath.ir.costs import Gemm, Move, traffic
-from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value
+from napkinmath.ir.ledger import Role, Tensor, Value
 from napkinmath.ir.symbols import b, h, s
 from napkinmath.ir.tape import LIKE, PASS, REDUCE, Tape
 from napkinmath.models.layers.mamba import outer
 from napkinmath.ops.convolution import causal_convolution
 from napkinmath.ops.elementwise import add, cast, copy, mul, neg, rsqrt, shift, silu, unary
-from napkinmath.ops.index import constant, slice_of
+from napkinmath.ops.index import chunk, constant, slice_of
 from napkinmath.ops.matmul import bmm, linear
+from napkinmath.ops.nodes import autograd_function, result, workspaces
 from napkinmath.ops.norm import mean_square
-from napkinmath.ops.routing import chunk, weigh_rows
+from napkinmath.ops.routing import weigh_rows
 
 
 class Mamba2Mixer(Record):
@@ -141,22 +142,7 @@ class Mamba2Mixer(Record):
         batch = b * chunks * self.heads
         per_chunk: tuple[Size, ...] = (b, chunks, self.heads, self.size, self.state)
         with t.scope() as frame:
-            step = unary(
-                t,
-                "clamp",
-                unary(
-                    t,
-                    "softplus",
-                    t.op(
-                        "add bias",
-                        (steps, step_bias),
-                        steps.axes,
-                        steps.dtype,
-                        gradients=(PASS, LIKE),
-                        costs=(Move(2 * traffic(steps)),),
-                    ),
-                ),
-            )
+            step = _step_sizes(t, steps, step_bias)
             wide = cast(t, x, FP32)
             keys, queries = (self._spread(t, v) for v in (inputs, outputs))
             residual = outer(t, "D x", (skip, pad(t, wide, rows)), rows)
@@ -251,6 +237,35 @@ class Mamba2Mixer(Record):
     def _kernel(self, t: Tape, whole: Value, decay: Value, skip: Value, step_bias: Value) -> Value:
         """mamba_split_conv1d_scan_combined: everything after the first projection, out_proj
         included, as one autograd function."""
+        weights = self._inner_weights(t)
+        inputs = (whole, decay, skip, step_bias, *weights)
+        dtype, chunks = whole.dtype, ceil_div(s, self.chunk)
+        passing = self._passing(t, dtype)
+        saved = [
+            t.tensor("scan output", (b, s, self.inner), dtype, Role.ACTIVATIONS),
+            t.tensor("row factors of the norm", (b, s, self.norm_groups), FP32, Role.ACTIVATIONS),
+        ]
+        out = result(t, "output", (b, s, h), dtype, inputs)
+        autograd_function(
+            t,
+            "mamba2_split_conv1d_scan",
+            inputs,
+            out,
+            new=(*passing, *saved, out.tensor),
+            passing=passing,
+            saved=saved,
+            saves=(whole.tensor, *saved, decay.tensor, *(w.tensor for w in weights)),
+            again=self._made_again(t, dtype, passing),
+            costs=(
+                Move(6 * traffic(whole), 8),
+                Gemm(self.chunk, self.chunk, self.state, dtype, b * chunks * self.groups),
+                Gemm(self.chunk, self.size, self.chunk, dtype, b * chunks * self.heads),
+                Gemm(b * s, h, self.inner, dtype),
+            ),
+        )
+        return out
+
+    def _inner_weights(self, t: Tape) -> list[Value]:
         axes: dict[str, tuple[Size, ...]] = {
             "conv1d.weight": (self.convolved, 1, self.kernel),
             "norm.weight": (self.inner,),
@@ -258,80 +273,36 @@ class Mamba2Mixer(Record):
         }
         axes |= {"conv1d.bias": (self.convolved,)} if self.conv_bias else {}
         axes |= {"out_proj.bias": (h,)} if self.bias else {}
-        weights = [t.weight(name, shape, kind="scan").value for name, shape in axes.items()]
-        inputs = (whole, decay, skip, step_bias, *weights)
+        return [t.weight(name, shape, kind="scan").value for name, shape in axes.items()]
+
+    @property
+    def _states(self) -> tuple[Size, ...]:
+        """Axes of the states at the starts of chunks."""
+        return (b, ceil_div(s, self.chunk), self.heads, self.size, self.state)
+
+    def _passing(self, t: Tape, dtype: DType) -> list[Tensor]:
+        """What lives while the forward runs, in the order in which it is made."""
         chunks = ceil_div(s, self.chunk)
-        row, dtype = (b, s, self.inner), whole.dtype
-
-        def made(
-            name: str, shape: tuple[Size, ...], wide: bool = False, role: Role = Role.WORKSPACE
-        ) -> Tensor:
-            return t.tensor(name, shape, FP32 if wide else dtype, role)
-
-        states = (b, chunks, self.heads, self.size, self.state)
+        sums = (2, b, self.heads, chunks, self.chunk)
         pairs = (b, chunks, self.groups, self.chunk, self.chunk)
-        passing = [
-            made("convolved", (b, self.convolved, s)),
-            made("steps and their sums", (2, b, self.heads, chunks, self.chunk), True),
-            made("states", states, True),
-            made("C B", pairs, True),
-            made("normed", row),
+        return [
+            t.tensor("convolved", (b, self.convolved, s), dtype, Role.WORKSPACE),
+            t.tensor("steps and their sums", sums, FP32, Role.WORKSPACE),
+            t.tensor("states", self._states, FP32, Role.WORKSPACE),
+            t.tensor("C B", pairs, FP32, Role.WORKSPACE),
+            t.tensor("normed", (b, s, self.inner), dtype, Role.WORKSPACE),
         ]
-        saved = [
-            made("scan output", row, role=Role.ACTIVATIONS),
-            made("row factors of the norm", (b, s, self.norm_groups), True, Role.ACTIVATIONS),
+
+    def _made_again(self, t: Tape, dtype: DType, passing: list[Tensor]) -> list[Tensor]:
+        """What lives while the backward runs: all but the forward's last tensor, made again."""
+        again = [t.tensor(x.name, x.axes, x.dtype, Role.WORKSPACE) for x in passing[:4]]
+        rows = ("scan output again", "grad of scan output")
+        return [
+            *again,
+            *workspaces(t, (b, s, self.inner), dtype, rows),
+            t.tensor("grad of convolved", (b, self.convolved, s), dtype, Role.WORKSPACE),
+            t.tensor("grads of states", (2, *self._states), FP32, Role.WORKSPACE),
         ]
-        needing = [v for v in inputs if v.requires_grad]
-        out = Value(t.tensor("output", (b, s, h), dtype), (b, s, h), dtype, bool(needing))
-        costs = (
-            Move(6 * traffic(whole), 8),
-            Gemm(self.chunk, self.chunk, self.state, dtype, b * chunks * self.groups),
-            Gemm(self.chunk, self.size, self.chunk, dtype, b * chunks * self.heads),
-            Gemm(b * s, h, self.inner, dtype),
-        )
-        forward = (
-            *((ALLOC, x) for x in passing),
-            *((ALLOC, x) for x in saved),
-            (ALLOC, out.tensor),
-            *((FREE, x) for x in passing),
-        )
-        if not needing:
-            t.append(
-                "mamba2_split_conv1d_scan",
-                inputs,
-                (out,),
-                forward=(*forward, *((FREE, x) for x in saved)),
-                costs=costs,
-            )
-            return out
-        gradients = [Gradient(v, t.gradient_of(v)) for v in needing]
-        work = [
-            *passing[:4],
-            made("scan output again", row),
-            made("grad of scan output", row),
-            made("grad of convolved", (b, self.convolved, s)),
-            made("grads of states", (2, *states), True),
-        ]
-        again = [t.tensor(x.name, x.axes, x.dtype, Role.WORKSPACE) for x in work]
-        backward = (
-            *((ALLOC, x) for x in again),
-            *((ALLOC, g.tensor) for g in gradients if g.tensor),
-            *((FREE, x) for x in again),
-        )
-        t.append(
-            "mamba2_split_conv1d_scan",
-            inputs,
-            (out,),
-            forward=forward,
-            saves=(whole.tensor, *saved, decay.tensor, *(w.tensor for w in weights)),
-            costs=costs,
-            backward=backward,
-            gradients=gradients,
-            backward_costs=costs * 3,
-        )
-        for tensor in saved:
-            t.touch(tensor)
-        return out
 
 
 def pad(t: Tape, x: Value, axes: tuple[Size, ...]) -> Value:
@@ -387,3 +358,16 @@ def segment_decays(t: Tape, x: Value, square: tuple[Size, ...]) -> Value:
             costs=(Move(2 * traffic(running)),),
         )
         return unary(t, "exp", second, saves="output")
+
+
+def _step_sizes(t: Tape, steps: Value, bias: Value) -> Value:
+    """clamp(softplus(steps + bias))."""
+    biased = t.op(
+        "add bias",
+        (steps, bias),
+        steps.axes,
+        steps.dtype,
+        gradients=(PASS, LIKE),
+        costs=(Move(2 * traffic(steps)),),
+    )
+    return unary(t, "clamp", unary(t, "softplus", biased))

@@ -11,8 +11,8 @@ from napkinmath.models.layers.activations import ACTIVATIONS as ACTIVATIONS
 from napkinmath.models.layers.activations import activate
 from napkinmath.ops.elementwise import dropout, mul
 from napkinmath.ops.fused import gated_activation
+from napkinmath.ops.index import chunk
 from napkinmath.ops.matmul import linear
-from napkinmath.ops.routing import chunk
 
 
 class GatedMlp(Record):

@@ -21,9 +21,8 @@ from napkinmath.models.layers.mlp import activate
 from napkinmath.models.layers.norm import Norm, NormKind
 from napkinmath.ops.attention import sdpa
 from napkinmath.ops.elementwise import add, cast, dropout, mul
-from napkinmath.ops.index import constant, embedding, input_leaf, model_input, rotate_half
+from napkinmath.ops.index import chunk, constant, embedding, input_leaf, model_input, rotate_half
 from napkinmath.ops.matmul import linear
-from napkinmath.ops.routing import chunk
 from napkinmath.ops.whole_scores import eager_attention
 
 NORM = Norm(kind=NormKind.LAYER_NO_BIAS)

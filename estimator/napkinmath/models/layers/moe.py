@@ -13,7 +13,7 @@ from napkinmath.models.layers.mlp import ACTIVATIONS
 from napkinmath.models.layers.router import TOKENS, Router
 from napkinmath.ops import routing
 from napkinmath.ops.elementwise import add, add_, cast, mul, scale, sigmoid
-from napkinmath.ops.index import constant, slice_of
+from napkinmath.ops.index import chunk, constant, slice_of
 from napkinmath.ops.matmul import linear
 
 TYPE_CHECKING = False
@@ -189,7 +189,7 @@ class Experts(Record):
         if self.clamped:
             return _clamped_gate(t, both, self.width)
         with t.scope() as frame:
-            gate, up = routing.chunk(t, both, (self.width, self.width))
+            gate, up = chunk(t, both, (self.width, self.width))
             frame.local(both)
             return mul(t, ACTIVATIONS[self.activation](t, gate), up)
 

@@ -12,9 +12,8 @@ from napkinmath.ir.model_spec import DECODER_TOKENS
 from napkinmath.ir.symbols import a, b, dh, s
 from napkinmath.ir.tape import Tape
 from napkinmath.models.layers.attention import GroupedQueryAttention, split_heads
-from napkinmath.ops.index import slice_of
+from napkinmath.ops.index import chunk, slice_of
 from napkinmath.ops.matmul import linear
-from napkinmath.ops.routing import chunk
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from napkinmath.ir.tape import Tape
 from napkinmath.models.layers.patched import patched_gate
 from napkinmath.ops import routing
 from napkinmath.ops.elementwise import cast
-from napkinmath.ops.index import constant, slice_of
+from napkinmath.ops.index import chunk, constant, slice_of
 from napkinmath.ops.matmul import dense_linear
 
 TYPE_CHECKING = False
@@ -40,7 +40,7 @@ def experts_in_turn(t: Tape, x: Value, weights: Value, stacks: tuple[Stack, Stac
                 turn.local(token, place)
                 rows = routing.take_rows(t, x, token, "rows of an expert")
                 both = dense_linear(t, rows, _one(t, matrices[0]), None)
-                gate, up = routing.chunk(t, both, (both.axes[-1] // 2, both.axes[-1] // 2))
+                gate, up = chunk(t, both, (both.axes[-1] // 2, both.axes[-1] // 2))
                 turn.local(gate, up)
                 y = dense_linear(
                     t, patched_gate(t, gate, up, joint=True), _one(t, matrices[1]), None

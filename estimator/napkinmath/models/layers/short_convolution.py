@@ -12,8 +12,8 @@ from napkinmath.ir.symbols import b, h, s
 from napkinmath.ir.tape import Tape
 from napkinmath.ops.convolution import causal_convolution
 from napkinmath.ops.elementwise import copy, mul
+from napkinmath.ops.index import chunk
 from napkinmath.ops.matmul import linear
-from napkinmath.ops.routing import chunk
 
 
 class ShortConvolution(Record):
