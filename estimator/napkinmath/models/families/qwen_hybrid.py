@@ -10,7 +10,8 @@ from napkinmath.models.families.moe import QWEN_NAMES, ROUTER_NAME, expert_symbo
 from napkinmath.models.families.qwen_vl import qwen3_tower
 from napkinmath.models.layers.decoder import DecoderLayer
 from napkinmath.models.layers.embedding import TokenEmbedding
-from napkinmath.models.layers.gated_delta import GatedAttention, GatedDeltaNet
+from napkinmath.models.layers.gated_attention import GatedAttention
+from napkinmath.models.layers.gated_delta import GatedDeltaNet
 from napkinmath.models.layers.head import CausalLmHead
 from napkinmath.models.layers.mlp import GatedMlp
 from napkinmath.models.layers.moe import Experts, MixtureOfExperts, SharedExpert

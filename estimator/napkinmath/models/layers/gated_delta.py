@@ -1,5 +1,4 @@
-"""Gated delta networks (Qwen 3 Next, Qwen 3.5): the chunked rule as transformers runs it in torch,
-and attention with an output gate.
+"""Gated delta networks (Qwen 3 Next, Qwen 3.5): the chunked rule as transformers runs it in torch.
 
 The torch form is what is priced; fla's fused kernel (`chunk_gated_delta_rule`), which transformers
 takes where it is installed, keeps less. Sources: transformers 5.23
@@ -12,16 +11,12 @@ from __future__ import annotations
 from napkinmath.base.dtypes import BOOL, FP32
 from napkinmath.base.expr import Size, ceil_div
 from napkinmath.base.record import Record
-from napkinmath.config.train_config import Attention
 from napkinmath.ir.costs import Gemm, Move, traffic
 from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Value
-from napkinmath.ir.symbols import a, b, dh, h, k, s
+from napkinmath.ir.symbols import b, h, s
 from napkinmath.ir.tape import LIKE, REDUCE, Tape
 from napkinmath.models.layers.mamba import outer
 from napkinmath.models.layers.mamba2 import pad
-from napkinmath.models.layers.masks import mask_name
-from napkinmath.models.layers.norm import Norm, NormKind
-from napkinmath.ops.attention import sdpa
 from napkinmath.ops.convolution import causal_convolution
 from napkinmath.ops.elementwise import (
     cast,
@@ -35,12 +30,10 @@ from napkinmath.ops.elementwise import (
     silu,
     unary,
 )
-from napkinmath.ops.index import chunk, concatenate, constant, rotary
+from napkinmath.ops.index import chunk, concatenate, constant
 from napkinmath.ops.matmul import bmm, linear
 from napkinmath.ops.norm import mean_square
-from napkinmath.ops.rotary import rotary_partial
 from napkinmath.ops.routing import row_sum, weigh_rows
-from napkinmath.ops.whole_scores import eager_attention
 
 CHUNK = 64  # torch_chunk_gated_delta_rule's default
 
@@ -336,48 +329,6 @@ def solve(t: Tape, system: Value, right: Value, axes: tuple[Size, ...]) -> Value
     if out.requires_grad:
         t.ops[-1].saves = (*t.ops[-1].saves, out.tensor)
     return out
-
-
-class GatedAttention(Record):
-    """Grouped-query attention whose query projection also yields a sigmoid gate on the output
-    (Qwen3NextAttention)."""
-
-    bias: bool = False
-    rotary_size: int = 0
-    dropout: float = 0.0
-    norm: Norm = Norm(kind=NormKind.RMS_GEMMA)
-
-    def record(self, t: Tape, x: Value, shared: dict[str, Value]) -> Value:
-        """Attention over x of axes (b, s, h)."""
-        with t.scope("self_attn") as frame:
-            frame.local(x)
-            both = t.view(linear(t, x, "q_proj", 2 * a * dh, bias=self.bias), (b, s, a, 2 * dh))
-            q, gate = chunk(t, both, (dh, dh))
-            gate = copy(t, gate, (b, s, a * dh), name="reshape")
-            q = self.norm.record(t, q, "q_norm")
-            key = self.norm.record(
-                t, t.view(linear(t, x, "k_proj", k * dh, bias=self.bias), (b, s, k, dh)), "k_norm"
-            )
-            value = t.view(linear(t, x, "v_proj", k * dh, bias=self.bias), (b, k, s, dh))
-            q, key = t.view(q, (b, a, s, dh)), t.view(key, (b, k, s, dh))
-            cos, sin = shared["cos"], shared["sin"]
-            if self.rotary_size:
-                q, key = rotary_partial(t, q, key, cos, sin, self.rotary_size, rotary, None)
-            else:
-                q, key = rotary(t, q, cos, sin), rotary(t, key, cos, sin)
-            frame.local(gate, q, key, value)
-            out = self._attend(t, q, key, value, shared.get(mask_name(0)))
-            frame.local(out)
-            gated = mul(t, t.view(out, (b, s, a * dh)), sigmoid(t, gate))
-            frame.local(gated)
-            return linear(t, gated, "o_proj", h, bias=self.bias)
-
-    def _attend(self, t: Tape, q: Value, key: Value, value: Value, mask: Value | None) -> Value:
-        if t.policy.config.attention is Attention.EAGER:
-            return eager_attention(
-                t, q, key, value, groups=a // k, mask=mask, dropout_p=self.dropout
-            )
-        return sdpa(t, q, key, value, groups=a // k, mask=mask, dropout_p=self.dropout)
 
 
 def _decay_between(t: Tape, running: Value, upper: Value, square: tuple[Size, ...]) -> Value:
