@@ -304,7 +304,7 @@ def test_sizes_that_are_none_are_refused(place: str, size: object) -> None:
 @pytest.mark.parametrize("segments", [7, "x", None, {"a": 1}, [7], [{"blocks": [7]}]])
 def test_segments_of_another_layout_are_refused(segments: object) -> None:
     content = pickle.dumps({"segments": segments, "device_traces": []})
-    with pytest.raises(InputError, match="is corrupt|another layout"):
+    with pytest.raises(InputError, match=r"is corrupt|another layout"):
         read_snapshot_bytes(content, "s.pickle")
 
 
