@@ -144,6 +144,8 @@ def _with_largest_batch(e: Estimate, fitting: Estimate) -> Estimate:
     """The same set with the largest batch that still fits, where the batch is one of its changes:
     the estimate's own, halved as often as it takes."""
     halves, found = e.config, fitting.config
+    if found.micro_batch_size == halves.micro_batch_size:
+        return fitting
     while (
         smaller := halved(halves)
     ) is not None and smaller.micro_batch_size != found.micro_batch_size:

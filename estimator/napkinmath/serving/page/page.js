@@ -121,7 +121,7 @@ function show({ report }) {
   const words = { "fits": ["FITS", "fits"], "does not fit": ["DOES NOT FIT", "not"], "cannot tell": ["CANNOT TELL", "unknown"], "no device named": ["no GPU named", ""] }[report.verdict];
   $("verdict").textContent = `${words[0]}${machine}${spare(report)}`;
   $("verdict").className = words[1];
-  $("spare").textContent = report.headroom && report.returnable_bytes ? `The allocator's cache could give back ${gib(report.returnable_bytes)} GiB more.` : "";
+  $("spare").textContent = report.verdict === "fits" && report.returnable_bytes ? `The allocator's cache could give back ${gib(report.returnable_bytes)} GiB more.` : "";
   fill($("figures"), ...["allocated", "reserved", "device"].flatMap((n) => { const d = make("div"); d.append(make("dt", `${n}, GiB`), make("dd", span(report.memory[n]))); return [d]; }));
   components(report.components);
   const t = report.time;
@@ -191,7 +191,9 @@ function details(more) {
   $("roofline").hidden = !more.roofline_svg;
   if (more.roofline_svg) $("roofline").src = "data:image/svg+xml;charset=utf-8," + encodeURIComponent(more.roofline_svg);
   fill($("operations"), ...more.operations.map((o) => { const li = make("li"); li.append(make("code", `${(1e3 * o.seconds).toPrecision(3)} ms ${o.phase}: ${o.formula}`), make("span", o.what, { class: "what" })); return li; }));
-  fill($("changes").tBodies[0], ...more.changes.map((c) => { const tr = make("tr"), first = make("td", c.meaning); first.append(make("span", c.flag, { class: "what" })); tr.append(first, make("td", gib(c.saved_bytes), { class: "number" }), make("td", c.speed_ratio ? percent(c.speed_ratio - 1) : "", { class: "number" }), user(`Use ${c.flag}`, () => { setFlags(c.flag); settle(); })); return tr; }));
+  const change = (meaning, flags, saved, ratio) => { const tr = make("tr"), first = make("td", meaning); first.append(make("span", flags, { class: "what" })); tr.append(first, make("td", saved, { class: "number" }), make("td", ratio ? percent(ratio - 1) : "", { class: "number" }), user(`Use ${flags}`, () => { setFlags(flags); settle(); })); return tr; };
+  const enough = more.remedy ? [change(`enough to fit, with ${gib(more.remedy.headroom_bytes)} GiB to spare`, more.remedy.flags.join(" "), "", more.remedy.speed_ratio)] : [];
+  fill($("changes").tBodies[0], ...enough, ...more.changes.map((c) => change(c.meaning, c.flag, gib(c.saved_bytes), c.speed_ratio)));
   fill($("findings"), ...more.findings.map((f) => make("li", f.text)));
   const fitting = more.fits_on.filter((f) => f.verdict === "fits").map((f) => f.headroom_bytes === null ? f.gpu : `${f.gpu} (+${gib(f.headroom_bytes)})`);
   $("fits").textContent = fitting.slice(0, 12).join(", ") + (fitting.length > 12 ? ` and ${fitting.length - 12} larger ones` : "") || "none of the catalogued GPUs alone";
