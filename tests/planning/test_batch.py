@@ -309,3 +309,24 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
         )
         peaks.append(int(done.stdout))
     assert peaks[1] - peaks[0] < 30_000, peaks
+
+
+@pytest.mark.parametrize("force", [False, True])
+@pytest.mark.parametrize("by", ["name", "link"])
+def test_a_second_run_on_one_output_is_refused(by: str, force: bool, tmp_path: Path) -> None:
+    source, answers, bad = whole_run(tmp_path, 300)
+    out, link = tmp_path / "out.jsonl", tmp_path / "link.jsonl"
+    link.symlink_to(out)
+    second = ["batch", str(source), "--out", str(out if by == "name" else link)]
+    codes: list[tuple[int, str]] = []
+
+    def meanwhile(read: int, lines: int) -> None:
+        done = run(*second, *(["--force"] if force else []))
+        codes.append((done.code, done.err))
+
+    run_batch(str(source), str(out), {}, progress=meanwhile)
+    assert len(codes) == 5
+    assert all(c == 2 and e.count("\n") == 1 and "another run" in e for c, e in codes), codes
+    assert out.read_bytes() == answers and Path(f"{out}.bad.jsonl").read_bytes() == bad
+    run_batch(str(source), str(out), {}, force=True)  # the lock ended with the run
+    assert out.read_bytes() == answers

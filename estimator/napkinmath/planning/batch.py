@@ -12,6 +12,7 @@ import json
 import os
 
 from napkinmath.base.errors import InputError, shown
+from napkinmath.base.file_lock import try_lock
 from napkinmath.planning.batch_lines import BatchLines, Jobs
 from napkinmath.planning.grid import EXACT
 
@@ -46,7 +47,8 @@ def run_batch(
     """Prices every line of `source` into `out`; bad lines go with their reason to `out`.bad.jsonl.
 
     A run that was killed is taken up by the same call; `force` starts again. `progress` gets bytes
-    read and lines done. Raises InputError where the output belongs to another run.
+    read and lines done. Raises InputError where the output belongs to another run, or where one
+    writes it at this moment.
     """
     result = BatchResult()
     state, bad = out + ".state", out + ".bad.jsonl"
@@ -62,41 +64,60 @@ def run_batch(
             raise InputError(
                 f"{shown(written)} would be written over the jobs that are read; name another --out"
             )
-    resumed = _is_resumable(out, state, wanted, force=force)
     reader = BatchLines(given, result.notes)
-    with (
-        open(source, "rb") as lines,
-        open(out, "r+b" if resumed else "wb") as answers,
-        open(bad, "r+b" if resumed and os.path.exists(bad) else "wb") as rejects,
-    ):
-        if not resumed:
-            with open(state, "w", encoding="utf-8") as file:
-                json.dump(wanted, file)
-        done = result.taken_over = _take_up(lines, answers, rejects) if resumed else 0
-        while chunk := list(_take(lines, CHUNK_LINES)):
-            good, wrong = _price(chunk, done, reader, exact=exact)
-            rejects.write("".join(wrong).encode())
-            rejects.flush()
-            answers.write("".join(good).encode())
-            answers.flush()
-            done += len(chunk)
-            result.priced, result.bad = result.priced + len(good), result.bad + len(wrong)
-            if progress is not None:
-                progress(lines.tell(), done)
-    if not os.path.getsize(bad):
-        os.unlink(bad)
-    os.unlink(state)
+    with open(source, "rb") as lines, _locked(out) as answers:
+        resumed = _is_resumable(out, state, wanted, force=force)
+        if not resumed and os.path.getsize(out):
+            answers.truncate(0)
+        with open(bad, "r+b" if resumed and os.path.exists(bad) else "wb") as rejects:
+            if not resumed:
+                with open(state, "w", encoding="utf-8") as file:
+                    json.dump(wanted, file)
+            done = result.taken_over = _take_up(lines, answers, rejects) if resumed else 0
+            while chunk := list(_take(lines, CHUNK_LINES)):
+                good, wrong = _price(chunk, done, reader, exact=exact)
+                rejects.write("".join(wrong).encode())
+                rejects.flush()
+                answers.write("".join(good).encode())
+                answers.flush()
+                done += len(chunk)
+                result.priced, result.bad = result.priced + len(good), result.bad + len(wrong)
+                if progress is not None:
+                    progress(lines.tell(), done)
+        if not os.path.getsize(bad):
+            os.unlink(bad)
+        os.unlink(state)  # under the lock: the next run must not find a state that is going
     return result
+
+
+def _locked(out: str) -> BinaryIO:
+    """The output, opened and left as it is, with no other run writing it; closing ends that."""
+    file = os.fdopen(
+        os.open(out, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666), "r+b"
+    )
+    try:
+        free = try_lock(file)
+    except BaseException:
+        file.close()
+        raise
+    if free:
+        return file
+    file.close()
+    raise InputError(
+        f"--out {shown(out)} is being written by another run; wait for it, or name another file"
+    )
 
 
 def _is_resumable(out: str, state: str, wanted: dict[str, object], *, force: bool) -> bool:
     """Whether an earlier run of the same jobs left its output; InputError where the output is of
     another run, or whole."""
-    if force or not os.path.exists(out):
-        return False
+    bad = out + ".bad.jsonl"
+    if force or not (os.path.getsize(out) or os.path.exists(bad)):
+        return False  # nothing was written: the lock made the file, or a run ended before its state
     if not os.path.exists(state):
+        out = out if os.path.getsize(out) else bad
         raise InputError(
-            f"--out {shown(out)} exists; add --force to replace it, or name another file"
+            f"output {shown(out)} exists; add --force to replace it, or name another file"
         )
     try:
         with open(state, encoding="utf-8") as file:
