@@ -14,8 +14,11 @@ from napkinmath.cli.commands import COMMANDS, DEFAULT
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from typing import TextIO
 
 DEFECT = 70  # EX_SOFTWARE of sysexits.h
+# What these print is their whole answer, and may be long: they end where nobody reads on.
+STREAMING = (["sweep"], ["batch"])
 EXTRAS = {"napkinmath_profiler": "profiler", "napkinmath_kernels": "kernels"}
 
 
@@ -23,13 +26,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command line; returns the exit code and never raises, unless --debug asks for it."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     _settle_output()
+    code, stdout = 0, sys.stdout
+    if arguments[:1] not in STREAMING:
+        sys.stdout = _Unread(stdout)  # pyright: ignore[reportAttributeAccessIssue]
     try:
         code = _run(arguments)
         sys.stdout.flush()
         return code
-    except BrokenPipeError:  # the reader has seen enough: `estimate ... | head`
+    except BrokenPipeError:  # the reader has seen enough: `estimate sweep ... | head`
         _discard_output()
-        return 0
+        return code
     except KeyboardInterrupt:
         return 130
     except SystemExit as stop:  # --help
@@ -38,6 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if "--debug" in arguments:
             raise
         return _explained(error)
+    finally:
+        sys.stdout = stdout
 
 
 def entry() -> None:
@@ -159,8 +167,14 @@ def _complain(message: str, code: int) -> int:
 
 
 def _settle_output() -> None:
-    """Gives a closed standard output a place to go, and lets a narrow encoding replace what it
-    lacks."""
+    """Gives closed outputs a place to go, and lets a narrow encoding replace what it lacks.
+
+    Without standard error, `print` would put notes among the answers.
+    """
+    if sys.stderr is None:  # pyright: ignore[reportUnnecessaryComparison]
+        import os
+
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     if sys.stdout is None:  # pyright: ignore[reportUnnecessaryComparison]
         import os
 
@@ -169,6 +183,30 @@ def _settle_output() -> None:
         "-", ""
     ) != "utf8" and hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # pyright: ignore[reportUnknownMemberType, reportAttributeAccessIssue]
+
+
+class _Unread:
+    """Standard output that a reader may close at any time: the answer is worked out all the same,
+    for its exit code."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except BrokenPipeError:
+            _discard_output()
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except BrokenPipeError:
+            _discard_output()
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._stream, name)
 
 
 def _discard_output() -> None:
