@@ -49,7 +49,10 @@ def replaced(words: list[str], flags: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_flags_printed_are_enough(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_flags_printed_are_enough(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     words = COMMANDS[name].split()
     assert main(words) in (1, 3)
     line = next(x for x in capsys.readouterr().out.splitlines() if x.startswith("  enough"))

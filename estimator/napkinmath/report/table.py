@@ -270,8 +270,8 @@ def _remedy(screen: Screen, e: Estimate) -> None:
     if found is None:
         text = ["no set of the changes known is enough: a larger GPU, more GPUs or a smaller model"]
     else:
-        speed = "" if found.speed_ratio is None else f", {_tempo(found.speed_ratio)}"
-        text = [f"{' '.join(found.flags)}   leaves {in_gib(found.headroom_bytes)} GiB{speed}"]
+        text = [" ".join(found.flags), f"leaves {in_gib(found.headroom_bytes)} GiB"]
+        text += [] if found.speed_ratio is None else [_tempo(found.speed_ratio)]
     screen.flow("  enough", text, indent=INDENT)
 
 
