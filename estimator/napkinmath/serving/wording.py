@@ -9,7 +9,7 @@ from napkinmath.serving.requests import KNOWN
 # What the page's field of further options takes besides the names of options.
 SHORT = frozenset(("full", "lora", "qlora", "ddp", "fsdp"))
 _FLAG = re.compile(r"(?<![\w'\"-])--(?:no-)?([a-z][a-z0-9-]*)")
-_COMMAND = re.compile(r"`estimate [^`]+`")
+_COMMAND = re.compile(r"`(?:estimate) [^`]+`")
 
 
 def for_the_page(message: str) -> str:
