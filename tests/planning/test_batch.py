@@ -19,8 +19,8 @@ from cli.runs import run
 from napkinmath.base.errors import InputError
 from napkinmath.estimate import estimate
 from napkinmath.inputs.options import train_config
-from napkinmath.planning.batch import run_batch
-from napkinmath.planning.batch_lines import BatchLines
+from napkinmath.planning.batch import MOST_PIECE, _pieces, _run_of, run_batch
+from napkinmath.planning.batch_lines import MOST_BYTES, BatchLines
 
 ROOT = Path(__file__).resolve().parents[2]
 GOOD = (
@@ -222,13 +222,7 @@ def test_lost_rejections_mean_another_start(tmp_path: Path) -> None:
 
 def begin_state(source: Path, out: Path) -> None:
     """The state file that a run of this source leaves behind when it is killed."""
-    wanted = {
-        "format": 1,
-        "exact": False,
-        "input": str(source),
-        "input_bytes": source.stat().st_size,
-        "flags": {},
-    }
+    wanted = _run_of(str(source), {}, exact=False)
     Path(f"{out}.state").write_text(json.dumps(wanted))
 
 
@@ -330,3 +324,38 @@ def test_a_second_run_on_one_output_is_refused(by: str, force: bool, tmp_path: P
     assert out.read_bytes() == answers and Path(f"{out}.bad.jsonl").read_bytes() == bad
     run_batch(str(source), str(out), {}, force=True)  # the lock ended with the run
     assert out.read_bytes() == answers
+
+
+def test_jobs_that_changed_are_no_resumed_run(tmp_path: Path) -> None:
+    """Of the same path and size: the answers there are of other jobs."""
+    source, answers, _ = whole_run(tmp_path, 40)
+    out = tmp_path / "half.jsonl"
+    out.write_bytes(answers[: len(answers) // 2])
+    begin_state(source, out)
+    text = source.read_bytes()
+    changed = text[:-3] + bytes([text[-3] ^ 1]) + text[-2:]
+    assert changed != text and len(changed) == len(text)
+    source.write_bytes(changed)
+    with pytest.raises(InputError, match="other jobs or flags"):
+        run_batch(str(source), str(out), {})
+
+
+def test_a_chunk_holds_few_bytes_however_long_its_lines(tmp_path: Path) -> None:
+    file = tmp_path / "long.jsonl"
+    job = b'{"model": "gpt2", "note": "' + b"x" * (1 << 19) + b'"}\n'
+    file.write_bytes(job * 40 + b"y" * (5 << 20) + b"\n" + job)
+    with open(file, "rb") as lines:
+        sizes = [[len(line) for line in piece] for piece in _pieces(lines)]
+    assert sum(map(len, sizes)) == 42 and len(sizes) > 1
+    assert max(map(sum, sizes)) <= MOST_PIECE + MOST_BYTES + 2
+    assert max(map(max, sizes)) <= MOST_BYTES + 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/stdin")
+def test_a_pipe_is_refused_before_a_byte_is_written(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    fifo = tmp_path / "jobs"
+    os.mkfifo(fifo)
+    with pytest.raises(InputError, match="no regular file"):
+        run_batch(str(fifo), str(out), {})
+    assert not out.exists()

@@ -8,12 +8,14 @@ on at the start of that chunk, and so evaluates exactly what a run without a bre
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 
+from napkinmath import __version__
 from napkinmath.base.errors import InputError, shown
 from napkinmath.base.file_lock import try_lock
-from napkinmath.planning.batch_lines import BatchLines, Jobs
+from napkinmath.planning.batch_lines import MOST_BYTES, BatchLines, Jobs
 from napkinmath.planning.grid import EXACT
 
 TYPE_CHECKING = False
@@ -22,7 +24,8 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
 CHUNK_LINES = 1 << 15
-_FORMAT = 1
+MOST_PIECE = 1 << 24  # bytes of lines held at a time
+_FORMAT = 2
 
 
 class BatchResult:
@@ -52,13 +55,12 @@ def run_batch(
     """
     result = BatchResult()
     state, bad = out + ".state", out + ".bad.jsonl"
-    wanted: dict[str, object] = {
-        "format": _FORMAT,
-        "exact": exact,
-        "input": os.path.abspath(source),
-        "input_bytes": os.path.getsize(source),
-        "flags": dict(given),
-    }
+    if os.path.exists(source) and not os.path.isfile(source):
+        raise InputError(
+            f"{shown(source)} is no regular file, and a run could not be taken up; write the jobs to"
+            " a file first"
+        )
+    wanted = _run_of(source, given, exact=exact)
     for written in (out, f"{out}.bad.jsonl"):
         if os.path.exists(written) and os.path.samefile(source, written):
             raise InputError(
@@ -74,13 +76,15 @@ def run_batch(
                 with open(state, "w", encoding="utf-8") as file:
                     json.dump(wanted, file)
             done = result.taken_over = _take_up(lines, answers, rejects) if resumed else 0
-            while chunk := list(_take(lines, CHUNK_LINES)):
-                good, wrong = _price(chunk, done, reader, exact=exact)
+            while True:
+                count, good, wrong = _price_chunk(lines, done, reader, exact=exact)
+                if not count:
+                    break
                 rejects.write("".join(wrong).encode())
                 rejects.flush()
                 answers.write("".join(good).encode())
                 answers.flush()
-                done += len(chunk)
+                done += count
                 result.priced, result.bad = result.priced + len(good), result.bad + len(wrong)
                 if progress is not None:
                     progress(lines.tell(), done)
@@ -88,6 +92,23 @@ def run_batch(
             os.unlink(bad)
         os.unlink(state)  # under the lock: the next run must not find a state that is going
     return result
+
+
+def _run_of(source: str, given: Mapping[str, object], *, exact: bool) -> dict[str, object]:
+    """What must be the same for a run to be taken up: the jobs themselves, the flags, the
+    program."""
+    with open(source, "rb") as file:
+        digest = hashlib.sha256()
+        while piece := file.read(MOST_PIECE):
+            digest.update(piece)
+    return {
+        "format": _FORMAT,
+        "version": __version__,
+        "exact": exact,
+        "input": os.path.abspath(source),
+        "input_sha256": digest.hexdigest(),
+        "flags": dict(given),
+    }
 
 
 def _locked(out: str) -> BinaryIO:
@@ -133,11 +154,29 @@ def _is_resumable(out: str, state: str, wanted: dict[str, object], *, force: boo
 
 
 def _take(lines: BinaryIO, count: int) -> Iterator[bytes]:
+    """So many lines; of one that is longer than any job only the beginning, which is refused."""
     for _ in range(count):
-        line = lines.readline()
+        line = lines.readline(MOST_BYTES + 2)
         if not line:
             return
+        rest = line
+        while rest and not rest.endswith(b"\n"):
+            rest = lines.readline(MOST_BYTES)
         yield line
+
+
+def _pieces(lines: BinaryIO) -> Iterator[list[bytes]]:
+    """The next chunk in pieces that hold few bytes, however long its lines are."""
+    piece: list[bytes] = []
+    held = 0
+    for line in _take(lines, CHUNK_LINES):
+        piece.append(line)
+        held += len(line)
+        if held >= MOST_PIECE:
+            yield piece
+            piece, held = [], 0
+    if piece:
+        yield piece
 
 
 # ---------------------------------------------------------------- going on
@@ -210,6 +249,21 @@ def _line_number(line: bytes) -> int | None:
 
 
 # ---------------------------------------------------------------- a chunk
+
+
+def _price_chunk(
+    lines: BinaryIO, done: int, reader: BatchLines, *, exact: bool
+) -> tuple[int, list[str], list[str]]:
+    """(lines, answers, rejections) of the next chunk."""
+    count = 0
+    answers: list[str] = []
+    rejects: list[str] = []
+    for piece in _pieces(lines):
+        good, wrong = _price(piece, done + count, reader, exact=exact)
+        answers += good
+        rejects += wrong
+        count += len(piece)
+    return count, answers, rejects
 
 
 def _price(

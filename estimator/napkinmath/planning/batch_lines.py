@@ -152,9 +152,7 @@ class BatchLines:
     def _parse(self, line: bytes) -> tuple[Family, tuple[int, int, int], str]:
         """A line through the JSON parser."""
         if len(line) > MOST_BYTES:
-            raise InputError(
-                f"the line has {len(line)} bytes; a job takes no more than {MOST_BYTES}"
-            )
+            raise InputError(f"the line has more than {MOST_BYTES} bytes, which no job takes")
         try:
             content = json.loads(line)
         except RecursionError:
