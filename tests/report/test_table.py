@@ -14,7 +14,6 @@ from napkinmath.inputs.jobs import priced as priced_options
 from napkinmath.planning.grid import figures
 from napkinmath.report.components import components_of
 from napkinmath.report.json_report import as_mapping
-from napkinmath.report.margin import in_gib
 from napkinmath.report.screen import (
     PIPE_WIDTH,
     bar,
@@ -25,6 +24,7 @@ from napkinmath.report.screen import (
     wrap,
 )
 from napkinmath.report.table import print_report, report_text
+from napkinmath.report.words import in_gib
 from priced import CONFIGS, priced, tiny
 
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")

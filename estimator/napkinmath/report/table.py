@@ -9,7 +9,6 @@ from napkinmath.catalog.gpus import load_gpus
 from napkinmath.ir.ledger import Role
 from napkinmath.report import curve, words
 from napkinmath.report.components import components_of
-from napkinmath.report.margin import in_gib, margin
 from napkinmath.report.palette import BAD, COLORS, GOOD, UNSURE
 from napkinmath.report.parts import LABELS
 from napkinmath.report.ruler import ruler
@@ -22,6 +21,7 @@ from napkinmath.report.screen import (
     terminal_width,
     wants_color,
 )
+from napkinmath.report.words import in_gib, margin
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ def _speed(screen: Screen, e: Estimate) -> None:
     ]
     screen.flow("  speed", rates, indent=INDENT)
     if whole is not None and (several or e.price_per_gpu_hour is not None):
-        screen.flow("  in all", words.in_all(whole, e.price_per_gpu_hour), indent=INDENT)
+        screen.flow("  in all", _in_all(whole, e.price_per_gpu_hour), indent=INDENT)
 
 
 def _bounds(time: StepTime, whole: Throughput | None) -> str:
@@ -354,3 +354,24 @@ def _by_size(fits: list[Fit], lacking: frozenset[str]) -> list[str]:
 
 def _difference(nbytes: int) -> str:
     return f"{nbytes / GIB:+.2f} GiB" if abs(nbytes) >= 0.01 * GIB else f"{nbytes / MIB:+.1f} MiB"
+
+
+def _in_all(whole: Throughput, price_per_gpu_hour: float | None) -> list[str]:
+    """All GPUs together: tokens a second, and what a billion tokens take."""
+    parts = [
+        (
+            f"{whole.tokens_per_s:,.0f} tokens/s on {whole.gpus:,} GPUs"
+            if whole.gpus > 1
+            else f"{whole.tokens_per_s:,.0f} tokens/s"
+        )
+    ]
+    parts.append(
+        f"a billion tokens: {whole.gpu_hours_per_billion:,.1f} GPU-hours, at most"
+        f" {whole.kwh_per_billion:,.0f} kWh"
+    )
+    if price_per_gpu_hour is not None:
+        parts.append(
+            f"{whole.price_per_billion(price_per_gpu_hour):,.2f} at {price_per_gpu_hour:g} a"
+            " GPU-hour"
+        )
+    return parts

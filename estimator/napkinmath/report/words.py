@@ -3,8 +3,10 @@ moments too."""
 
 from __future__ import annotations
 
+from napkinmath.answers.figures import Verdict
+from napkinmath.answers.ranges import headroom, returnable_bytes
 from napkinmath.base.dtypes import BF16
-from napkinmath.base.units import GIB, format_bytes, format_count
+from napkinmath.base.units import GIB, MIB, format_bytes, format_count
 from napkinmath.catalog.gpus import load_gpus
 from napkinmath.config.parallel_config import PipelineSchedule
 from napkinmath.config.train_config import AdapterKind, Kernels, Loss, RecomputeKind
@@ -15,13 +17,14 @@ from napkinmath.ops.whole_scores import MATH_PATH
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.answers.estimate import Estimate
-    from napkinmath.answers.throughput import Throughput
+    from napkinmath.answers.figures import Range
     from napkinmath.config.hardware import Hardware
     from napkinmath.config.parallel_config import ParallelConfig
     from napkinmath.config.train_config import TrainConfig
     from napkinmath.ir.timeline import Point, Timeline, TimelineSegment
     from napkinmath.planning.search import Reach
 
+SMALL_CACHE = 64 * MIB  # not worth a word
 _ADAPTERS = {
     AdapterKind.LORA: "LoRA",
     AdapterKind.DORA: "DoRA",
@@ -201,6 +204,64 @@ def rate(estimate: Estimate) -> str:
     return f"{config.micro_batch_size * config.gradient_accumulation_steps / time.seconds:,.0f} images/s"  # type: ignore[operator]
 
 
+def margin(estimate: Estimate) -> tuple[str, str]:
+    """(by how much the step fits its GPU or does not, what else is to be said of the room)."""
+    spare, hardware = headroom(estimate), estimate.hardware
+    assert spare is not None and hardware is not None
+    of = f"of {in_gib(hardware.memory_bytes)} GiB"
+    if estimate.verdict is Verdict.DOES_NOT_FIT:
+        lacking = f"{in_gib(-spare.value)} GiB too much for {of[3:]}"
+        pieces = f"the allocator's pieces do not go into {of[3:]}"
+        return lacking if spare.value < 0 else pieces, _in_pieces(estimate)
+    if estimate.verdict is Verdict.UNKNOWN:
+        return _unsure_margin(spare, of), _in_pieces(estimate)
+    return (
+        f"{in_gib(spare.value)} GiB to spare {of} ({in_gib(spare.low)}-{in_gib(spare.high)})",
+        _cache(estimate, hardware),
+    )
+
+
+def _cache(estimate: Estimate, hardware: Hardware) -> str:
+    if estimate.replay.peak_reserved > hardware.usable_bytes:
+        return "only where the allocator returns its cache, which costs time"
+    cache = returnable_bytes(estimate)
+    return (
+        f"the allocator's cache could give back {in_gib(cache)} GiB more"
+        if cache >= SMALL_CACHE
+        else ""
+    )
+
+
+def _unsure_margin(spare: Range, of: str) -> str:
+    if spare.low < 0 < spare.high:
+        return (
+            f"between {in_gib(-spare.low)} GiB too much and {in_gib(spare.high)} GiB to spare {of}"
+        )
+    if spare.high <= 0:
+        return f"{in_gib(-spare.value)} GiB too much for {of[3:]}, if the allocator keeps its cache"
+    return f"{in_gib(spare.value)} GiB to spare {of} ({in_gib(spare.low)}-{in_gib(spare.high)}), in pieces"
+
+
+def _in_pieces(estimate: Estimate) -> str:
+    """Said where the tensors alone would go in, and the allocator's pieces do not."""
+    hardware, allocated = estimate.hardware, estimate.memory.allocated.high
+    assert hardware is not None
+    left = hardware.usable_bytes - allocated
+    if left < 0:
+        return ""
+    advice = (
+        ""
+        if estimate.settings.expandable_segments
+        else "; try --allocator expandable_segments:True"
+    )
+    return f"tensors alone would leave {in_gib(left)} (fragmentation){advice}"
+
+
+def in_gib(value: float) -> str:
+    """GiB with as many decimals as a reader needs."""
+    return f"{value / GIB:,.{1 if abs(value) >= 10 * GIB else 2}f}"
+
+
 def largest_sizes(estimate: Estimate) -> list[str]:
     """'batch up to 9 at 2048', 'context up to 18,000 at batch 1': each fits when it is run, one
     more does not; nothing without a GPU."""
@@ -329,24 +390,3 @@ def operation(timeline: Timeline, point: Point) -> str:
     earlier = [index for action, index in segment.events[: point.event + 1] if action == "!"]
     index = later[0] if later else earlier[-1] if earlier else None
     return printable(segment.kernels[index].name) if index is not None else ""
-
-
-def in_all(whole: Throughput, price_per_gpu_hour: float | None) -> list[str]:
-    """All GPUs together: tokens a second, and what a billion tokens take."""
-    parts = [
-        (
-            f"{whole.tokens_per_s:,.0f} tokens/s on {whole.gpus:,} GPUs"
-            if whole.gpus > 1
-            else f"{whole.tokens_per_s:,.0f} tokens/s"
-        )
-    ]
-    parts.append(
-        f"a billion tokens: {whole.gpu_hours_per_billion:,.1f} GPU-hours, at most"
-        f" {whole.kwh_per_billion:,.0f} kWh"
-    )
-    if price_per_gpu_hour is not None:
-        parts.append(
-            f"{whole.price_per_billion(price_per_gpu_hour):,.2f} at {price_per_gpu_hour:g} a"
-            " GPU-hour"
-        )
-    return parts
