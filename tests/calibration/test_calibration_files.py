@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -573,13 +572,11 @@ def test_reading_a_calibration_loads_no_torch(tmp_path: Path) -> None:
         f" calibration={path!r}).time\nassert 'torch' not in sys.modules and 'numpy' not in"
         " sys.modules"
     )
-    started = time.perf_counter()
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "estimator")}
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment
     )
     assert done.returncode == 0, done.stderr
-    assert time.perf_counter() - started < 20
 
 
 @pytest.mark.parametrize("flops", [1e6, 1e9, 1e12])
