@@ -46,10 +46,15 @@ BASE = TrainConfig(
 def old_bitsandbytes(*, logits_held: bool = False) -> str:
     """The stack of 2024 with a bitsandbytes up to 0.43.1, whose 4-bit products keep their input; in
     a loop that may hold the outputs."""
+    row = STACKS["hf-2024"]
     name = f"hf-2024, bitsandbytes 0.43.1{', outputs held' * logits_held}"
     STACKS.setdefault(
         name,
-        STACKS["hf-2024"].replace(name=name, quantized_keeps_input=True, logits_held=logits_held),
+        row.replace(
+            name=name,
+            quantizer=row.quantizer.replace(keeps_input=True),
+            loss=row.loss.replace(holds_logits=logits_held),
+        ),
     )
     return name
 

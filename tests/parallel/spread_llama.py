@@ -18,6 +18,7 @@ from napkinmath.config.train_config import (
 )
 from napkinmath.ir.costs import Collective
 from napkinmath.ir.ledger import RUN, Work
+from napkinmath.ir.stack import EngineCode, ModelCode
 from napkinmath.ir.step import Step
 from napkinmath.lowering.build import build_step
 from napkinmath.lowering.policy import Policy
@@ -86,9 +87,9 @@ def spread(
         parallel=parallel,
     )
     stack = (
-        STACKS["hf-bare"].replace(transformers=(4, 48))
+        STACKS["hf-bare"].replace(model=ModelCode(transformers=(4, 48)))
         if around
-        else STACKS["hf-bare"].replace(flat_adapters=flat)
+        else STACKS["hf-bare"].replace(engine=EngineCode(flat_adapters=flat))
     )
     return build_step(read_config({**model, "tie_word_embeddings": tied}), Policy(config, stack))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from napkinmath.base.errors import InputError
 from napkinmath.catalog.gpus import find_hardware
-from napkinmath.catalog.stacks import Stack
 from napkinmath.config.cluster import Cluster
 from napkinmath.config.parallel_config import DataParallel, ParallelConfig, Sharding, ZeroConfig
 from napkinmath.config.train_config import (
@@ -19,6 +18,7 @@ from napkinmath.config.train_config import (
 )
 from napkinmath.estimate import Estimate, estimate
 from napkinmath.ir.ledger import Phase, Role
+from napkinmath.ir.stack import Stack
 from napkinmath.ir.timeline import Point
 from napkinmath.memory.simulate import simulate
 from parallel.spread_llama import spread

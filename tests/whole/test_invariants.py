@@ -190,7 +190,10 @@ def test_books_balance(model: str, config: TrainConfig, kernel: Attention) -> No
     assert sum(timeline.breakdown(peak).values()) == peak.nbytes
     assert live == timeline.end_bytes()
     # Old libraries fill gradients with zeros instead of dropping them.
-    lasting = {*PERSISTENT, *([Role.GRADIENTS] if step.policy.stack.gradients_kept else [])}
+    lasting = {
+        *PERSISTENT,
+        *([Role.GRADIENTS] if step.policy.stack.optimizer.keeps_gradients else []),
+    }
     for point in ends_of_steps(timeline):
         left = {
             (t.role.value, t.module, t.name)

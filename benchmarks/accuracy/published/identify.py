@@ -67,7 +67,7 @@ def model_of(row: Row, era: Era, assumed: dict[str, str]) -> tuple[ModelSpec, Ke
     key = (
         row["model"].strip(),
         completed_arch(row, assumed),
-        find_stack(era.stack).modelling,
+        find_stack(era.stack).model.library,
         era.adds_tokens,
     )
     if key not in _specs:

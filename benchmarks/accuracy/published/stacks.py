@@ -6,7 +6,16 @@ months.
 
 from __future__ import annotations
 
-from napkinmath.catalog.stacks import STACKS, Stack
+from napkinmath.catalog.stacks import STACKS
+from napkinmath.ir.stack import (
+    EngineCode,
+    LoopCode,
+    LossCode,
+    ModelCode,
+    OptimizerCode,
+    QuantizerCode,
+    Stack,
+)
 
 
 def _with_foak(row: Stack) -> Stack:
@@ -21,10 +30,10 @@ def _with_foak(row: Stack) -> Stack:
             f"{row.source}; foundation-model-stack/fms-acceleration plugins/fused-ops-and-kernels,"
             " configs/fast_*.yaml"
         ),
-        cross_entropy="in place",
-        rms_norm="in place",
-        rotary="in place",
-        fused_adapters=True,
+        model=row.model.replace(rms_norm="in place"),
+        attention=row.attention.replace(rotary="in place"),
+        loss=row.loss.replace(cross_entropy="in place"),
+        quantizer=row.quantizer.replace(fused_adapters=True),
     )
 
 
@@ -34,12 +43,14 @@ def _with_trl(row: Stack) -> Stack:
         name=f"{row.name}-trl",
         meaning=f"{row.meaning}, quantized models prepared by TRL",
         source=f"{row.source}; trl 0.11 to 0.13 trainer/utils.py peft_module_casting_to_bf16",
-        half_embeddings=True,
+        quantizer=row.quantizer.replace(half_embeddings=True),
     )
 
 
-_HF_444 = STACKS["hf-4.45"].replace(name="hf-4.44", transformers=(4, 44))
 _HF_445, _HF_448 = STACKS["hf-4.45"], STACKS["hf-4.48"]
+_HF_444 = _HF_445.replace(name="hf-4.44", model=_HF_445.model.replace(transformers=(4, 44)))
+_HF_432 = _HF_445.model.replace(transformers=(4, 32))
+_LITGPT = STACKS["litgpt"]
 _DEEPSPEED_2023 = _HF_445.replace(
     name="deepspeed-2023",
     meaning="transformers 4.30 to 4.37 with its Trainer under DeepSpeed",
@@ -47,12 +58,10 @@ _DEEPSPEED_2023 = _HF_445.replace(
         "transformers 4.32 trainer.py; DeepSpeed 0.10 runtime/zero/stage_1_and_2.py"
         " ipg_buffer: two of reduce_bucket_size 2e8 with overlap_comm"
     ),
-    transformers=(4, 32),
-    bucket_bytes=2 * 200_000_000 * 2,
-    default_optimizer="adamw-fused",
-    master_weights=True,
-    step_gradients_fp32=True,
-    outputs_to_fp32=False,
+    model=_HF_432,
+    loss=_HF_445.loss.replace(outputs_to_fp32=False),
+    optimizer=OptimizerCode(master_weights=True, casts_gradients=True),
+    engine=EngineCode(bucket_bytes=2 * 200_000_000 * 2),
 )
 
 PUBLISHED: dict[str, Stack] = {
@@ -64,9 +73,9 @@ PUBLISHED: dict[str, Stack] = {
             source=(
                 "transformers 4.32 trainer.py; peft 0.5; accelerate 0.21; torch 2.0 optim/adamw.py"
             ),
-            transformers=(4, 32),
-            quantized_keeps_input=True,
-            default_optimizer="adamw-foreach-2.0",
+            model=_HF_432,
+            optimizer=OptimizerCode(default="adamw-foreach-2.0"),
+            quantizer=_HF_445.quantizer.replace(keeps_input=True),
         ),
         _DEEPSPEED_2023,
         _DEEPSPEED_2023.replace(
@@ -76,7 +85,7 @@ PUBLISHED: dict[str, Stack] = {
                 "transformers 4.32 trainer.py; DeepSpeed 0.10 runtime/zero/parameter_offload.py"
                 " _register_hooks_recursively"
             ),
-            parameter_hooks=True,
+            engine=_DEEPSPEED_2023.engine.replace(parameter_hooks=True),
         ),
         _HF_445.replace(
             name="hf-2024-fsdp",
@@ -88,8 +97,7 @@ PUBLISHED: dict[str, Stack] = {
                 "accelerate 0.33 accelerator.py prepare_model (activation_checkpointing:"
                 " apply_activation_checkpointing)"
             ),
-            reentrant_checkpointing=False,
-            checkpoints_within=True,
+            loop=LoopCode(checkpoints_within=True),
         ),
         _HF_445.replace(
             name="hf-2024-loop",
@@ -98,33 +106,26 @@ PUBLISHED: dict[str, Stack] = {
                 " own FSDP and checkpointing"
             ),
             source="AnswerDotAI/fsdp_qlora of March 2024 train.py fsdp_main",
-            outputs_to_fp32=False,
-            logits_held=True,
-            reentrant_checkpointing=False,
-            checkpoints_within=True,
+            loss=_HF_445.loss.replace(outputs_to_fp32=False, holds_logits=True),
+            loop=LoopCode(checkpoints_within=True),
         ),
         Stack(
             name="litgpt-2023",
             meaning="lit-gpt's fine-tuning scripts of 2023, which run the longest sample first",
             source="lit-gpt of October 2023 finetune/lora.py train, get_batch(longest_seq_ix)",
-            transformers=(0, 0),
-            modelling="litgpt",
-            flat_adapters=True,
-            default_optimizer="adamw-foreach",
-            quantized_keeps_input=True,
-            unpacks_by_half=True,
-            int8_by_columns=True,
+            model=_LITGPT.model,
+            optimizer=_LITGPT.optimizer,
+            quantizer=_LITGPT.quantizer,
+            engine=_LITGPT.engine,
         ),
         Stack(
             name="torchtune-2024-04",
             meaning="torchtune's single-device recipes of April 2024",
             source="torchtune 0.0.1 recipes/lora_finetune_single_device.py",
-            transformers=(0, 0),
-            default_optimizer="adamw-foreach",
-            logits_shift_copy=True,
-            slices_whole=True,
-            logits_held=True,
-            quantizes_by_search=True,
+            model=ModelCode(transformers=(0, 0)),
+            optimizer=OptimizerCode(default="adamw-foreach"),
+            loss=LossCode(shift_copy=True, slices_whole=True, holds_logits=True),
+            quantizer=QuantizerCode(searches=True),
         ),
         _HF_444,
         *(change(row) for row in (_HF_444, _HF_445, _HF_448) for change in (_with_foak, _with_trl)),

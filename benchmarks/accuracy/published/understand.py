@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass, field
 
 from napkinmath.base.errors import InputError
+from napkinmath.catalog.stacks import find_stack
 from napkinmath.config.cluster import Cluster
 from napkinmath.config.hardware import Hardware
 from napkinmath.config.train_config import (
@@ -205,7 +206,8 @@ def _recompute(row: Row, era: Era, assumed: dict[str, str], *, prepared: bool) -
         else ""
     )
     if not text and (
-        era.recomputes or (era.stack.startswith("litgpt") and row.whole("n_gpus", 1) > 1)
+        era.recomputes
+        or (find_stack(era.stack).model.library == "litgpt" and row.whole("n_gpus", 1) > 1)
     ):  # lit-gpt finetune/lora.py: FSDPStrategy(activation_checkpointing_policy={Block})
         assumed["checkpointing"] = "full checkpointing: not stated, the tool's default"
         return RecomputeConfig(kind=RecomputeKind.FULL)

@@ -78,7 +78,7 @@ def settled(config: TrainConfig) -> TrainConfig:
     from napkinmath.catalog.stacks import find_stack
 
     if config.optimizer == "auto":
-        config = config.replace(optimizer=find_stack(config.stack).default_optimizer)
+        config = config.replace(optimizer=find_stack(config.stack).optimizer.default)
     if config.adapter is not None:
         config = config.replace(adapter=config.adapter.replace(alpha=0))
     return config

@@ -42,7 +42,7 @@ _ATTENTION = {
 def optimizer_name(config: TrainConfig) -> str:
     """The Trainer's name of the optimizer; raises InputError where it has none."""
     name = (
-        find_stack(config.stack).default_optimizer
+        find_stack(config.stack).optimizer.default
         if config.optimizer == "auto"
         else config.optimizer
     )

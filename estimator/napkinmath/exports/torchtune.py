@@ -79,7 +79,7 @@ def write(config: TrainConfig, model: str) -> dict[str, object]:
             " or fp32"
         )
     name = (
-        find_stack(config.stack).default_optimizer
+        find_stack(config.stack).optimizer.default
         if config.optimizer == "auto"
         else config.optimizer
     )

@@ -46,7 +46,7 @@ def build_step(
         step = sharded_step(model, policy)
     else:
         step = _whole_parameters_step(model, policy)
-    if policy.stack.holds_last_step:
+    if policy.stack.loop.holds_last_step:
         from napkinmath.lowering.held_outputs import hold_through_update
 
         hold_through_update(step.update, step.runs)
@@ -121,7 +121,7 @@ def _whole_parameters_step(model: RankModel, policy: Policy) -> Step:
 
         load, micro_steps = replicate(runs, policy, load, micro_steps, update, model.sizes)
     load += _gradient_buckets(policy)
-    if policy.stack.gradients_kept and not config.optimizer_in_backward:
+    if policy.stack.optimizer.keeps_gradients and not config.optimizer_in_backward:
         load += _kept_gradients(runs)
         again = lower_micro_step(runs, model.shared, policy, accumulate=True)
         micro_steps = [(config.gradient_accumulation_steps, again)]
@@ -133,9 +133,9 @@ def _whole_parameters_step(model: RankModel, policy: Policy) -> Step:
 def _gradient_buckets(policy: Policy) -> list[Segment]:
     """The buckets that a stack makes even for one GPU."""
     stack = policy.stack
-    if not stack.bucket_bytes:
+    if not stack.engine.bucket_bytes:
         return []
-    name, size = "gradient buckets", (stack.bucket_bytes,)
+    name, size = "gradient buckets", (stack.engine.bucket_bytes,)
     bucket = Tensor(name, size, UINT8, Role.COMMUNICATION, source=stack.source)
     return [Segment(name, Phase.LOAD, [(ALLOC, bucket)])]
 

@@ -52,7 +52,7 @@ def gradient_hook(policy: Policy) -> GradientHook | None:
         return GradientHook(
             lambda weight, gradient: [*update_events(row, [weight]), (FREE, gradient)]
         )
-    if policy.stack.main_gradients:
+    if policy.stack.optimizer.main_gradients:
         return GradientHook(_to_main_gradient, _is_16_bit)
     return None
 

@@ -48,7 +48,7 @@ def _load_block(weights: list[Weight], policy: Policy) -> tuple[list[Event], lis
             now.append((ALLOC, arrived))
             later += [*stored, (FREE, arrived)]
             continue
-        searches = weight.constants and policy.stack.quantizes_by_search
+        searches = weight.constants and policy.stack.quantizer.searches
         search = nearest_code_search(weight) if searches else ()
         now += [(ALLOC, arrived), *search, *stored, (FREE, arrived)]
     return now, later

@@ -89,7 +89,7 @@ def adapted_linear(
         from napkinmath.lowering.ia3 import ia3_linear
 
         return ia3_linear(t, x, outputs, base, quantized=quantized)
-    if t.policy.stack.fused_adapters and quantized:
+    if t.policy.stack.quantizer.fused_adapters and quantized:
         return fused_adapted_linear(t, x, outputs, base, config)
     with t.scope() as frame:
         frame.local(x)

@@ -30,7 +30,7 @@ def lower_micro_step(
     for index in range(len(runs)):
         forwards.add(index)
     segments = forwards.segments + forwards.end() + forwards.cached
-    if policy.stack.holds_last_step and policy.stack.quantized_keeps_input:
+    if policy.stack.loop.holds_last_step and policy.stack.quantizer.keeps_input:
         segments = _with_graph_before(segments, runs)
     segments += _lower_backward(runs, units, releases, accumulate=accumulate)
     ends: list[Event] = [(FREE, tensor) for tensor in releases.get(END, ())]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def chosen_optimizer(policy: Policy) -> Optimizer:
     """The configured optimizer, or the stack's own."""
     name = policy.config.optimizer
-    return find_optimizer(policy.stack.default_optimizer if name == "auto" else name)
+    return find_optimizer(policy.stack.optimizer.default if name == "auto" else name)
 
 
 def lower_update(runs: list[Run], policy: Policy, sizes: dict[str, int]) -> Update:
@@ -79,8 +79,8 @@ class States:
         stack = self.policy.stack
         if weight.tensor.dtype is FP32:
             return []
-        kinds = [("master", Role.MASTER)] if stack.master_weights else []
-        kinds += [("main gradient", Role.GRADIENTS)] if stack.main_gradients else []
+        kinds = [("master", Role.MASTER)] if stack.optimizer.master_weights else []
+        kinds += [("main gradient", Role.GRADIENTS)] if stack.optimizer.main_gradients else []
         name, axes, path = weight.tensor.name, weight.axes, weight.path
         return [Tensor(f"{k} of {name}", axes, FP32, role, path, stack.source) for k, role in kinds]
 
@@ -112,7 +112,7 @@ class States:
         paged: bool = False,
     ) -> Tensor:
         """A state of so many elements, in its own type or that of what is updated."""
-        updated = FP32 if self.policy.stack.master_weights else weight.tensor.dtype
+        updated = FP32 if self.policy.stack.optimizer.master_weights else weight.tensor.dtype
         source = applied_to(self.row, weight.axes, weight.kind).source
         dtype, role = state.dtype or updated, Role.OPTIMIZER
         return Tensor(name, (count,), dtype, role, module, source, host=paged, managed=paged)
@@ -148,7 +148,7 @@ def _work(row: Optimizer, owners: list[Run], policy: Policy) -> list[Segment]:
     if row.foreach_copies:
         return _foreach(row, owners)
     update = segments("update", Phase.STEP, owners, lambda run: update_events(row, run.trained))
-    return _through_fp32(update, owners) if policy.stack.step_gradients_fp32 else update
+    return _through_fp32(update, owners) if policy.stack.optimizer.casts_gradients else update
 
 
 def _through_fp32(update: list[Segment], owners: list[Run]) -> list[Segment]:

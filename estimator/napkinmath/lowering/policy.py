@@ -22,8 +22,8 @@ from napkinmath.lowering.precision import PRECISIONS, computed_rule
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.catalog.kernels import KernelSet
-    from napkinmath.catalog.stacks import Stack
     from napkinmath.ir.model_spec import ModelSpec
+    from napkinmath.ir.stack import Stack
     from napkinmath.ir.tape import Tape
     from napkinmath.lowering.parallel.context import ContextSplit
     from napkinmath.lowering.parallel.expert import ExpertSplit
@@ -97,7 +97,7 @@ class Policy:
     @property
     def reentrant(self) -> bool:
         """Whether the reentrant form of checkpointing runs."""
-        return self.config.recompute.reentrant or self.stack.reentrant_checkpointing
+        return self.config.recompute.reentrant or self.stack.loop.reentrant_checkpointing
 
     @property
     def shards(self) -> bool:
@@ -111,7 +111,7 @@ class Policy:
         """Whether gradients end in fp32 buffers: of the stack that has them, under its own
         engines."""
         return (
-            self.stack.main_gradients
+            self.stack.optimizer.main_gradients
             and not self.config.offload.optimizer
             and (not self.shards or self.config.parallel.data_parallel is DataParallel.ZERO1)
         )
@@ -208,7 +208,7 @@ class Policy:
         fp32."""
         quantization = self.config.quantization
         if quantization is not None:
-            cast_back = self.stack.half_embeddings and kind in ("embedding", "head")
+            cast_back = self.stack.quantizer.half_embeddings and kind in ("embedding", "head")
             widened = (
                 quantization.kbit_preparation
                 and not self.shards
@@ -271,7 +271,7 @@ class Policy:
     def holds_logits(self) -> bool:
         """Whether logits live until the micro-batch's backward is over: the caller keeps them, or
         torch's last pipeline stage does."""
-        return self.stack.logits_held or self.keeps_stage_buffers
+        return self.stack.loss.holds_logits or self.keeps_stage_buffers
 
     @property
     def keeps_stage_buffers(self) -> bool:
@@ -282,7 +282,7 @@ class Policy:
             parallel.pipeline_parallel_size > 1
             and parallel.pipeline_schedule is not PipelineSchedule.NAIVE
         )
-        return pipelined and not self.stack.name.startswith("megatron")
+        return pipelined and not self.stack.engine.own_stages
 
     # ------------------------------------------------------------ embeddings and linears
 

@@ -15,7 +15,7 @@ from napkinmath.ops.elementwise import add, cast
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.ir.ledger import Steps
-    from napkinmath.ir.recording import RecordingStack
+    from napkinmath.ir.stack import Stack
     from napkinmath.ir.tape import Tape
 
 
@@ -24,7 +24,7 @@ def quantized_linear(
 ) -> Value:
     """y = x·W^T with W unpacked into the compute type for the product, forward and again
     backward; x is not kept."""
-    if fmt.multiplies_integers and t.policy.stack.int8_by_columns:
+    if fmt.multiplies_integers and t.policy.stack.quantizer.int8_by_columns:
         from napkinmath.lowering.int8_by_columns import int8_linear_by_columns
 
         return int8_linear_by_columns(t, fmt, x, w, bias, role=role)
@@ -57,7 +57,7 @@ def _product(t: Tape, fmt: WeightFormat, x: Value, w: Weight, role: Role) -> Val
         (out,),
         forward=(*allocs(*temporaries, out.tensor), *frees(*temporaries)),
         costs=(unpack, Gemm(rows, outputs, inputs, compute)),
-        saves=(x.tensor,) if t.policy.stack.quantized_keeps_input and x.requires_grad else (),
+        saves=(x.tensor,) if t.policy.stack.quantizer.keeps_input and x.requires_grad else (),
         backward=(*again, (ALLOC, made), *gone) if made is not None else (),
         gradients=(Gradient(x, made),) if made is not None else (),
         backward_costs=(unpack, Gemm(rows, inputs, outputs, compute)),
@@ -88,17 +88,17 @@ def unpacked(
         made.append(t.tensor("scales in fp32", (fmt.groups(w.axes),), FP32, Role.WORKSPACE))
     if fmt.unpacks_whole or whole:
         made.append(t.tensor("unpacked weight", w.axes, compute, Role.WORKSPACE))
-        if t.policy.stack.unpacks_by_half:
+        if t.policy.stack.quantizer.unpacks_by_half:
             made.append(t.tensor("unpacked weight in fp16", w.axes, FP16, Role.WORKSPACE))
     return made
 
 
-def decoder(fmt: WeightFormat, stack: RecordingStack) -> str:
+def decoder(fmt: WeightFormat, stack: Stack) -> str:
     """The kernel that unpacks: libraries of 2023 unpacked GPTQ's int32 words by torch operations
     where they trained.
 
     Source: AutoGPTQ 0.4 nn_modules/qlinear/qlinear_cuda_old.py forward; its fused kernels had no
     backward.
     """
-    by_operations = fmt.words == "inputs" and (0, 0) < stack.transformers < (4, 38)
+    by_operations = fmt.words == "inputs" and stack.model.is_transformers_before((4, 38))
     return "int4-ops" if by_operations else fmt.dequantize_kernel

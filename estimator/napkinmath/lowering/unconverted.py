@@ -47,14 +47,14 @@ class PartLeftWhole(Part):
 def with_last_linear_whole(spec: ModelSpec, runs: list[Run], policy: Policy) -> ModelSpec | None:
     """The model with its last linear marked, given how it was recorded with all of them packed;
     None where nothing is to be marked."""
-    if policy.format is None or policy.stack.modelling:
+    if policy.format is None or policy.stack.model.library:
         return None
     run, last = _last_parameter(runs)
     if run is None or last is None:
         return None
     named, _, ending = last.path.rpartition(".")
     by_name = policy.format.of_bitsandbytes
-    if (ending != "weight" and by_name and policy.stack.transformers >= (5, 0)) or (
+    if (ending != "weight" and by_name and policy.stack.model.transformers >= (5, 0)) or (
         not by_name and run.stage.checkpointed
     ):
         return None

@@ -39,7 +39,7 @@ class Unit:
         offload = policy.config.offload
         self.block, self.reentrant, self.pinned = block, policy.reentrant, offload.pinned
         self.hook = gradient_hook(policy)
-        alone = policy.stack.parameter_hooks and policy.config.parallel.world_size == 1
+        alone = policy.stack.engine.parameter_hooks and policy.config.parallel.world_size == 1
         self.hooked = sum(not w.buffer and not w.tied_to for w in block.weights) if alone else 0
         self.pipelined = policy.keeps_stage_buffers
         self.is_layer = stage.checkpointed

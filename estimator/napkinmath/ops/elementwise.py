@@ -265,7 +265,7 @@ def softmax(t: Tape, x: Value, *, dtype: DType | None = None) -> Value:
     wanted = dtype or (FP32 if t.policy.autocast is not None else x.dtype)
     source = x if x.dtype is FP16 and wanted is FP32 else cast(t, x, wanted)
     out = unary(t, "softmax", source, saves=OUTPUT, dtype=wanted)
-    if t.policy.stack.softmax_keeps_input and out.requires_grad:
+    if t.policy.stack.attention.softmax_keeps_input and out.requires_grad:
         t.ops[-1].saves = (source.tensor, out.tensor)
     return out
 

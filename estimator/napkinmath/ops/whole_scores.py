@@ -49,7 +49,7 @@ def eager_attention(
             dense_operand(t, keys, dense=dense_keys),
         )
         weights = score_product(t, left, right)
-        if t.policy.stack.fused_softmax and not capped:
+        if t.policy.stack.attention.fused_softmax and not capped:
             weights = scaled_masked_softmax(t, weights)
         else:
             weights = _masked_scores(t, weights, mask, scaled=scaled, capped=capped)

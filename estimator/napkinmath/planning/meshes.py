@@ -16,6 +16,7 @@ from napkinmath.ir.ledger import Phase
 from napkinmath.lowering.choices import resolve
 from napkinmath.lowering.parallel.pipeline import num_micro_batches
 from napkinmath.lowering.parallel.tensor_share import valid_degrees
+from napkinmath.lowering.parallel.tensor_style import configured_style
 from napkinmath.memory.pipeline_ranks import PipelineRanks, distinct_ranks
 from napkinmath.memory.simulate import Scopes, managed_bytes, peak_bytes, running
 from napkinmath.models.read import read_teacher
@@ -79,9 +80,8 @@ def _meshes(
 ) -> Iterator[TrainConfig]:
     gpus, base = cluster.num_gpus, config.parallel
     experts = dict(spec.symbols).get("e", 1) or 1
-    for tensor in valid_degrees(
-        spec, cluster.gpus_per_node, copies_heads=config.stack.startswith("megatron")
-    ):
+    style = configured_style(config)
+    for tensor in valid_degrees(spec, cluster.gpus_per_node, copies_heads=style.copies_heads):
         if gpus % tensor or cluster.gpus_per_node % tensor:
             continue
         for pipeline in divisors_of(gpus // tensor, spec.num_layers // base.virtual_pipeline_size):

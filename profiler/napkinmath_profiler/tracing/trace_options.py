@@ -130,12 +130,13 @@ def _quantization(config: TrainConfig) -> QuantizationOptions:
 
 
 def _loop(config: TrainConfig, autocast: torch.dtype | None) -> LoopOptions:
+    stack = find_stack(config.stack)
     return LoopOptions(
         gradient_accumulation_steps=config.gradient_accumulation_steps,
         max_grad_norm=TRAINER_MAX_GRAD_NORM if config.clip_gradients else None,
         autocast_dtype=autocast,
-        convert_outputs_to_fp32=config.stack == "hf" and autocast is not None,
-        keep_outputs=find_stack(config.stack).logits_held,
+        convert_outputs_to_fp32=stack.loss.outputs_to_fp32 and autocast is not None,
+        keep_outputs=stack.loss.holds_logits,
         compile=config.compile,
     )
 
@@ -152,7 +153,7 @@ def _whole(value: Any) -> int:
 def _optimizer(config: TrainConfig) -> str:
     name = config.optimizer
     if name == "auto":
-        name = "adamw-fused" if config.stack == "hf" else "adamw-foreach"
+        name = find_stack(config.stack).optimizer.default
     if name not in OPTIMIZERS:
         raise TraceError(
             f"optimizer {name!r} cannot be traced; known: {', '.join(sorted(OPTIMIZERS))}"

@@ -57,9 +57,9 @@ def is_recomputed_around(run: Run, policy: Policy) -> bool:
     """Whether reentrant checkpointing runs an FSDP1 unit's hooks a second time."""
     fsdp1 = policy.config.parallel.data_parallel is DataParallel.FSDP1
     within = (
-        policy.stack.checkpoints_within
-        or bool(policy.stack.modelling)
-        or policy.stack.transformers >= _CHECKPOINTS_WITHIN
+        policy.stack.loop.checkpoints_within
+        or bool(policy.stack.model.library)
+        or policy.stack.model.transformers >= _CHECKPOINTS_WITHIN
     )
     return (
         fsdp1 and policy.reentrant and not within and policy.recomputes and run.stage.checkpointed
@@ -103,7 +103,7 @@ def has_flat_adapters(policy: Policy) -> bool:
     Source: lightning fabric/strategies/fsdp.py FSDPStrategy; litgpt finetune/lora.py
     auto_wrap_policy={Block}.
     """
-    return policy.stack.flat_adapters
+    return policy.stack.engine.flat_adapters
 
 
 def own_weights(run: Run, policy: Policy) -> list[Weight]:

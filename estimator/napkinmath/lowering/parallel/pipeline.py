@@ -144,7 +144,7 @@ def _passing_on(received: Value, policy: Policy) -> tuple[Collective, ...]:
     parallel, moved = policy.config.parallel, traffic(received)
     overlaps = parallel.pipeline_schedule is not PipelineSchedule.NAIVE
     ranks = parallel.tensor_parallel_size
-    if ranks == 1 or parallel.sequence_parallel or not policy.stack.name.startswith("megatron"):
+    if ranks == 1 or parallel.sequence_parallel or not policy.stack.engine.own_stages:
         return (Collective("send", moved, ranks=2, axis="pipeline", overlaps=overlaps),)
     return (
         Collective("send", moved // ranks, ranks=2, axis="pipeline", overlaps=overlaps),

@@ -27,9 +27,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from napkinmath.catalog.stacks import Stack
     from napkinmath.config.train_config import TrainConfig
     from napkinmath.ir.ledger import Steps
+    from napkinmath.ir.stack import Stack
     from napkinmath.ir.tape import Tape
 AXIS = "tensor"
 
@@ -39,7 +39,7 @@ def tensor_split(config: TrainConfig, stack: Stack) -> TensorSplit:
     parallel = config.parallel
     return TensorSplit(
         parallel.tensor_parallel_size,
-        tensor_style(config, stack.name),
+        tensor_style(config, stack),
         sequence=parallel.sequence_parallel,
     )
 

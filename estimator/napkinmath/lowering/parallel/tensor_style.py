@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from napkinmath.base.record import Record
+from napkinmath.catalog.stacks import find_stack
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.config.train_config import TrainConfig
+    from napkinmath.ir.stack import Stack
 
 
 class TensorStyle(Record):
@@ -60,11 +62,17 @@ MEGATRON = TensorStyle(
     gathers_rows=False,
     copies_heads=True,
 )
+_OWN = {row.name: row for row in (MEGATRON,)}  # of libraries whose stack names it
 
 
-def tensor_style(config: TrainConfig, stack: str) -> TensorStyle:
-    """Whose borders run: Megatron's own, transformers' plan where norms are whole, torch's styles
+def tensor_style(config: TrainConfig, stack: Stack) -> TensorStyle:
+    """Whose borders run: the library's own, transformers' plan where norms are whole, torch's styles
     with a split sequence."""
-    if stack.startswith("megatron"):
-        return MEGATRON
+    if stack.engine.tensor_style:
+        return _OWN[stack.engine.tensor_style]
     return DTENSOR if config.parallel.sequence_parallel else TRANSFORMERS
+
+
+def configured_style(config: TrainConfig) -> TensorStyle:
+    """The same for the stack that a configuration names."""
+    return tensor_style(config, find_stack(config.stack))

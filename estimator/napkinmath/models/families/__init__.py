@@ -126,7 +126,7 @@ FAMILIES: dict[str, str] = {
 }
 
 
-# Libraries with modelling code of their own for many architectures (Stack.modelling).
+# Libraries with modelling code of their own for many architectures (ModelCode.library).
 MODELLING: dict[str, str] = {
     "litgpt": "litgpt:litgpt",
 }

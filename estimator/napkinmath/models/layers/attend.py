@@ -23,7 +23,7 @@ def repeats_keys(t: Tape, flash_before: tuple[int, int], eager_only: bool) -> bo
     if runs_eager(t, eager_only):
         return False
     flash = t.policy.config.attention is Attention.FLASH2
-    return t.policy.stack.transformers < (flash_before if flash else (4, 53))
+    return t.policy.stack.model.transformers < (flash_before if flash else (4, 53))
 
 
 def runs_eager(t: Tape, eager_only: bool) -> bool:

@@ -236,7 +236,7 @@ class GroupedQueryAttention(Record):
             return self.norm_transposed or (
                 dense and (t.policy.patch.rope == "new" or not self.rotary)
             )
-        return (self.rotary and t.policy.stack.rotary == "eager") or dense
+        return (self.rotary and t.policy.stack.attention.rotary == "eager") or dense
 
     def _rotate_patched(
         self, t: Tape, q: Value, key: Value, shared: dict[str, Value], caller: Scope
@@ -262,7 +262,7 @@ class GroupedQueryAttention(Record):
             Rotation.HALVES_FP32: rotary_fp32_tables,
         }[self.rotation]
         if (
-            t.policy.stack.rotary == "in place"
+            t.policy.stack.attention.rotary == "in place"
             and self.rotation is Rotation.HALVES
             and not self.rotary_size
         ):

@@ -35,7 +35,7 @@ class LoopEmbedding(Part):
     def record(self, t: Tape, x: Value | None, shared: dict[str, Value]) -> Value | None:
         ids = shared["input_ids"] = model_input(t, "input ids", (b, s), INT64)
         shared["labels"] = model_input(t, "labels", (b, s), INT64)
-        if t.policy.stack.holds_last_step:
+        if t.policy.stack.loop.holds_last_step:
             held = t.tensor(PREVIOUS, (b, s, v), FP32, Role.LOGITS)
             shared[PREVIOUS] = Value(held, held.axes, FP32)
             t.append(PREVIOUS, (), (shared[PREVIOUS],), forward=((ALLOC, held),))

@@ -28,7 +28,7 @@ FIRST_FUSED = (5, 0)
 def runs_experts_as_modules(t: Tape) -> bool:
     """Whether the stack's transformers is one that held each expert as a module."""
     return (
-        (0, 0) < t.policy.stack.transformers < FIRST_FUSED
+        t.policy.stack.model.is_transformers_before(FIRST_FUSED)
         and t.policy.patch is None
         and t.policy.experts is None
     )

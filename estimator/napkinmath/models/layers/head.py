@@ -95,7 +95,7 @@ class CausalLmHead(Part):
         stack = t.policy.stack
         with t.scope() as frame:
             frame.local(hidden)
-            if t.policy.config.loss is Loss.CHUNKED and stack.output_chunks:
+            if t.policy.config.loss is Loss.CHUNKED and stack.loss.chunks:
                 logits = linear(
                     t,
                     hidden,
@@ -107,7 +107,7 @@ class CausalLmHead(Part):
                     weight=self._tied(t, hidden),
                 )
                 head = next(w for w in t.weights if w.kind == "head")
-                return output_chunks_cross_entropy(t, logits, head.value, stack.output_chunks)
+                return output_chunks_cross_entropy(t, logits, head.value, stack.loss.chunks)
             if t.policy.config.loss is not Loss.HF:
                 if t.policy.tensor is not None:
                     hidden = t.policy.tensor.enter(t, hidden)
@@ -123,9 +123,9 @@ class CausalLmHead(Part):
             if t.policy.patch is not None and (loss := self._patched(t, hidden)) is not None:
                 return loss
             if (
-                stack.slices_whole
+                stack.loss.slices_whole
                 and self.own_loss_upcasts
-                and stack.transformers >= KEEPS_SOME_LOGITS
+                and stack.model.transformers >= KEEPS_SOME_LOGITS
             ):
                 for _ in hidden.axes:
                     hidden = slice_of(t, hidden, hidden.axes)
@@ -141,14 +141,18 @@ class CausalLmHead(Part):
             )
             if self.scaled or self.capped:
                 logits = self._rescaled(t, logits)
-            own = stack.transformers < self.shared_loss_since
+            own = stack.model.transformers < self.shared_loss_since
             if self.upcast or (own and self.own_loss_upcasts):
                 logits = cast(t, logits, FP32, role=Role.LOGITS)
             frame.local(logits)
-            if t.policy.holds_logits and not stack.logits_shift_copy:
+            if t.policy.holds_logits and not stack.loss.shift_copy:
                 shared["returned logits"] = logits
-            loss = self._loss(t, logits, shared, upcast=not own and stack.logits_upcast)
-            if stack.outputs_to_fp32 and t.policy.autocast is not None and logits.dtype is not FP32:
+            loss = self._loss(t, logits, shared, upcast=not own)
+            if (
+                stack.loss.outputs_to_fp32
+                and t.policy.autocast is not None
+                and logits.dtype is not FP32
+            ):
                 wide_outputs(t, logits)
         return loss
 
@@ -173,18 +177,18 @@ class CausalLmHead(Part):
             if upcast:
                 logits = cast(t, logits, FP32, role=Role.LOGITS)
                 frame.local(logits)
-            if stack.logits_shift_copy:
+            if stack.loss.shift_copy:
                 *batch, length, vocabulary = logits.axes
                 shifted = slice_of(t, logits, (*batch, length - 1, vocabulary))
-                if stack.slices_whole:
+                if stack.loss.slices_whole:
                     shifted = slice_of(t, shifted, shifted.axes)
                 logits = copy(t, shifted, name="shifted logits", role=Role.LOGITS)
                 frame.local(logits)
                 if t.policy.holds_logits:
                     shared["returned logits"] = logits
-            if stack.cross_entropy == "in place":
+            if stack.loss.cross_entropy == "in place":
                 return cross_entropy_in_place(t, logits)
-            return cross_entropy(t, logits, upcast=False, shifted=not stack.logits_shift_copy)
+            return cross_entropy(t, logits, upcast=False, shifted=not stack.loss.shift_copy)
 
     def _rescaled(self, t: Tape, logits: Value) -> Value:
         steps = (scale, tanh, scale) if self.capped else (scale,)

@@ -1,6 +1,6 @@
 """Mamba's selective scan: transformers' torch loop over time, and mamba_ssm's fused kernel.
 
-`Stack.scan_kernels` says whether the kernels (mamba_ssm, causal_conv1d) are installed. Sources:
+`ModelCode.scan_kernels` says whether the kernels (mamba_ssm, causal_conv1d) are installed. Sources:
 transformers 5.23 models/mamba/modeling_mamba.py MambaMixer, mamba_selective_scan; mamba_ssm
 ops/selective_scan_interface.py MambaInnerFn.
 """
@@ -53,7 +53,7 @@ class MambaMixer(Record):
             decay = neg(t, unary(t, "exp", cast(t, log, FP32), saves="output"))
             skip = t.weight("D", (self.inner,)).value
             frame.local(decay)
-            if t.policy.stack.scan_kernels and self.norm is None:
+            if t.policy.stack.model.scan_kernels and self.norm is None:
                 return self._fused(t, both, decay, skip)
             hidden, gate = chunk(t, both, (self.inner, self.inner))
             hidden, gate = (t.view(v, (b, self.inner, s), "transpose") for v in (hidden, gate))

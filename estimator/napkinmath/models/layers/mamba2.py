@@ -72,7 +72,7 @@ class Mamba2Mixer(Record):
                 t.weight("D", (self.heads,)).value,
                 t.weight("dt_bias", (self.heads,)).value,
             )
-            if t.policy.stack.scan_kernels and self.fused:
+            if t.policy.stack.model.scan_kernels and self.fused:
                 return self._kernel(t, whole, decay, skip, step_bias)
             gate, mixed, steps = chunk(t, whole, (self.inner, self.convolved, self.heads), "split")
             mixed = causal_convolution(

@@ -34,7 +34,7 @@ class GatedMlp(Record):
             if t.policy.patch is not None:
                 return dropout(t, self._patched(t, x), self.dropout)
             gate = linear(t, x, self.names[0], self.width, bias=self.bias, kind=self.kind)
-            if t.policy.config.compile or t.policy.stack.fused_gate:
+            if t.policy.config.compile or t.policy.stack.model.fused_gate:
                 product = gated_activation(
                     t, gate, linear(t, x, self.names[1], self.width, bias=self.bias, kind=self.kind)
                 )

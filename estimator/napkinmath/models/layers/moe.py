@@ -71,7 +71,7 @@ class Experts(Record):
         (tokens, topk)."""
         rows = TOKENS * topk
         inputs = x.axes[-1]
-        if self.modules is not None and (0, 0) < t.policy.stack.transformers < (5, 0):
+        if self.modules is not None and t.policy.stack.model.is_transformers_before((5, 0)):
             from napkinmath.models.layers.expert_modules import (
                 experts_by_module,
                 runs_experts_as_modules,

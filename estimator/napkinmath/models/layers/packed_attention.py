@@ -47,10 +47,7 @@ class PackedAttention(Record):
         with t.scope(core.scope) as frame:
             frame.local(x)
             packed = linear(t, x, core.names[0], (a + 2 * core.kv_heads) * dh, bias=core.bias)
-            if t.policy.stack.transformers < self.cached_before and t.policy.stack.transformers > (
-                0,
-                0,
-            ):
+            if t.policy.stack.model.is_transformers_before(self.cached_before):
                 t.outliving.append(packed.tensor)
             q, key, value = self.parts(t, packed, dense=core.dense_gradients(t, x, shared))
             return core.finish(t, frame, q, key, value, shared)

@@ -1,0 +1,151 @@
+"""Stack: whose training code runs, and when. Each quirk of a library or era that moves memory or
+time is one field, in the record of the part of the code that has it.
+
+Whoever asks for a behaviour asks for its field; nothing asks for a stack by its name.
+"""
+
+from __future__ import annotations
+
+from napkinmath.base.record import Record
+
+
+class ModelCode(Record):
+    """The model's classes and the kernels that they call."""
+
+    transformers: tuple[int, int] = (5, 23)
+    """Version of transformers whose modelling code runs; (0, 0) where another library's does."""
+    library: str = ""
+    """Library with model classes of its own (a row of MODELLING in models/families); '' is
+    transformers."""
+    scan_kernels: bool = False
+    """The optional kernels of state-space layers (mamba_ssm, causal_conv1d, fla) are installed."""
+    rms_norm: str = "eager"
+    """'eager' is the chain of small ops, 'fused' is F.rms_norm, 'in place' unsloth's kernel: its
+    gradient overwrites the incoming one and the weight gets none."""
+    fused_gate: bool = False
+    """act(gate) * up runs as one operation that keeps its two inputs (Megatron-LM
+    core/fusions/fused_bias_swiglu.py)."""
+
+    def is_transformers_before(self, version: tuple[int, int]) -> bool:
+        """Whether transformers runs, in a version before the given one."""
+        return (0, 0) < self.transformers < version
+
+
+class AttentionCode(Record):
+    """Rotary embedding, scores and softmax."""
+
+    rotary: str = "eager"
+    """'eager' is the chain of small ops, 'in place' unsloth's kernel, which turns queries and keys
+    where they lie."""
+    fused_softmax: bool = False
+    """Scale, mask and softmax of scores are one kernel that keeps its result; its backward is in
+    place (Megatron-LM core/fusions/fused_softmax.py)."""
+    softmax_keeps_input: bool = False
+    """softmax saves its input beside its output, whose type alone its backward asks for (torch
+    before 1.11, derivatives.yaml _softmax)."""
+
+
+class LossCode(Record):
+    """From the head's logits to the loss, and what becomes of the logits."""
+
+    cross_entropy: str = "chain"
+    """'chain' is log_softmax and nll_loss; 'in place' one kernel each way that writes the gradient
+    over the logits (unsloth's)."""
+    shift_copy: bool = False
+    """`logits[..., :-1, :].contiguous()` before the loss (transformers before 4.50)."""
+    slices_whole: bool = False
+    """`:` inside `x[..., :-1, :]` runs as a slice of its own, whose backward writes zeros and a
+    copy (torch before ATen/TensorIndexing.h applySlice compared by `<=`; pytorch issue 63921)."""
+    chunks: int = 0
+    """A chunked loss gets the logits as a list of so many chunks (torchtune); 0: head and loss run
+    chunk by chunk in one operation."""
+    outputs_to_fp32: bool = False
+    """Under autocast the returned 16-bit logits are copied to fp32 after the forward (accelerate,
+    and so the Trainer)."""
+    holds_logits: bool = False
+    """The caller keeps the returned logits through the backward."""
+
+
+class OptimizerCode(Record):
+    """Gradients and the update: how many copies of a parameter there are, and in which type."""
+
+    default: str = "adamw-fused"
+    """What `--optimizer auto` means: a row of catalog/optimizers."""
+    master_weights: bool = False
+    """Half-precision parameters are updated through an fp32 copy that stays; states are fp32."""
+    main_gradients: bool = False
+    """Gradients are added as they are made to fp32 buffers that stay (Megatron's main_grad)."""
+    keeps_gradients: bool = False
+    """zero_grad fills gradients with zeros and keeps them (torch before 2.0)."""
+    casts_gradients: bool = False
+    """The update flattens all gradients and casts them to fp32 first (DeepSpeed stage_1_and_2.py
+    step: flatten_dense_tensors_aligned of its single partition)."""
+
+
+class QuantizerCode(Record):
+    """What runs around quantized weights."""
+
+    keeps_input: bool = False
+    """A 4-bit product keeps its input as an attribute of its autograd node (bitsandbytes up to
+    0.43.1): until the graph is dropped."""
+    int8_by_columns: bool = False
+    """LLM.int8() quantizes x by rows and by columns, which it keeps, and reorders both factors into
+    tiles (bitsandbytes before 0.45)."""
+    searches: bool = False
+    """Loading compares every element with all 16 codes at once (torchao's NF4 in early 2024)."""
+    unpacks_by_half: bool = False
+    """Weights were quantized from fp16 and unpack to it, then to the compute type: two copies
+    (lightning plugins/precision/bitsandbytes.py)."""
+    half_embeddings: bool = False
+    """After k-bit preparation the trainer casts embeddings and head back to the compute type; norms
+    stay fp32 (TRL peft_module_casting_to_bf16)."""
+    fused_adapters: bool = False
+    """Adapters over quantized weights run as one autograd node a projection that keeps x and its
+    dropped copy (unsloth's)."""
+
+
+class LoopCode(Record):
+    """The training loop: checkpointing, and what its variables hold."""
+
+    reentrant_checkpointing: bool = False
+    """Checkpointing defaults to the reentrant form."""
+    checkpoints_within: bool = False
+    """Checkpointing is put around layers that are FSDP units already, and so runs within them
+    (torch's apply_activation_checkpointing)."""
+    holds_last_step: bool = False
+    """The loop's variables keep loss and logits, and by them the graph, until the next step binds
+    them anew."""
+
+
+class EngineCode(Record):
+    """What spreads a model over ranks."""
+
+    tensor_style: str = ""
+    """A row of lowering/parallel/tensor_style that is this library's own; '': transformers' plan,
+    or torch's styles where the sequence is split too."""
+    own_stages: bool = False
+    """Pipeline stages are the library's: without torch's receive buffers for every micro-batch, and
+    tensor-parallel ranks send a part each (Megatron-LM core/pipeline_parallel/schedules.py)."""
+    bucket_bytes: int = 0
+    """Buffers in which gradients are gathered before they are reduced, there on one GPU too."""
+    parameter_hooks: bool = False
+    """Parameters are fetched, released and reduced in hooks of their modules on one GPU too (ZeRO
+    stage 3 without other ranks)."""
+    flat_adapters: bool = False
+    """Under FSDP1 adapters share their layer's flat parameter, whose gradient is then as large as
+    the layer (use_orig_params, no policy for them)."""
+
+
+class Stack(Record):
+    """How a library of an era runs the same model, part by part."""
+
+    name: str
+    meaning: str
+    source: str
+    model: ModelCode = ModelCode()
+    attention: AttentionCode = AttentionCode()
+    loss: LossCode = LossCode()
+    optimizer: OptimizerCode = OptimizerCode()
+    quantizer: QuantizerCode = QuantizerCode()
+    loop: LoopCode = LoopCode()
+    engine: EngineCode = EngineCode()
