@@ -12,8 +12,9 @@ from napkinmath.base.dtypes import UINT8
 from napkinmath.config.workload_config import Workload
 from napkinmath.ir.ledger import ALLOC, Phase, Role, Tensor
 from napkinmath.ir.step import Segment, Step, tell_apart
+from napkinmath.lowering.gradient_hooks import keeps_gradients
 from napkinmath.lowering.lifecycle import load_segments, save_segments
-from napkinmath.lowering.micro_step import lower_micro_step, lower_micro_steps
+from napkinmath.lowering.micro_step import lower_micro_steps
 from napkinmath.lowering.optimizer import lower_update
 from napkinmath.lowering.record import RankModel, Recording, record_runs
 
@@ -121,10 +122,8 @@ def _whole_parameters_step(model: RankModel, policy: Policy) -> Step:
 
         load, micro_steps = replicate(runs, policy, load, micro_steps, update, model.sizes)
     load += _gradient_buckets(policy)
-    if policy.stack.optimizer.keeps_gradients and not config.optimizer_in_backward:
+    if keeps_gradients(policy):
         load += _kept_gradients(runs)
-        again = lower_micro_step(runs, model.shared, policy, accumulate=True)
-        micro_steps = [(config.gradient_accumulation_steps, again)]
         update.zero = []
     save = save_segments(runs, policy)
     return Step(model.spec, policy, runs, load + update.load, micro_steps, update, save)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from napkinmath.base.dtypes import FP32
 from napkinmath.base.expr import product
+from napkinmath.config.parallel_config import DataParallel
 from napkinmath.ir.costs import HostCopy, Move
 from napkinmath.ir.ledger import FREE, RUN, Tensor, Weight, Work
 from napkinmath.lowering.optimizer import chosen_optimizer, update_events, updates_in_backward
@@ -55,6 +56,19 @@ def gradient_hook(policy: Policy) -> GradientHook | None:
     if policy.stack.optimizer.main_gradients:
         return GradientHook(_to_main_gradient, _is_16_bit)
     return None
+
+
+def keeps_gradients(policy: Policy) -> bool:
+    """Whether gradients are made once and zeroed in place: the stack does so, no hook or engine
+    takes them, and they are no views of DDP's buckets."""
+    parallel = policy.config.parallel
+    viewed = parallel.data_parallel is DataParallel.DDP and parallel.gradient_as_bucket_view
+    return (
+        policy.stack.optimizer.keeps_gradients
+        and not policy.shards
+        and not (parallel.replicates and viewed)
+        and gradient_hook(policy) is None
+    )
 
 
 def _is_16_bit(weight: Weight) -> bool:

@@ -7,6 +7,7 @@ from napkinmath.ir.ledger import ALLOC, BATCH, FREE, TAKE, Block, Phase, Role, T
 from napkinmath.ir.step import STAGE_ENTRANCE, Run, Segment
 from napkinmath.lowering.autograd import Backward
 from napkinmath.lowering.forward import Forward, made_again, saved_tensors
+from napkinmath.lowering.gradient_hooks import keeps_gradients
 from napkinmath.lowering.units import Unit
 
 TYPE_CHECKING = False
@@ -42,12 +43,14 @@ def lower_micro_step(
 def lower_micro_steps(
     runs: list[Run], shared: dict[str, Value], policy: Policy
 ) -> list[tuple[int, list[Segment]]]:
-    """(times, segments) of a step's micro-steps: the first makes gradients, the others add to
-    them."""
+    """(times, segments) of a step's micro-steps: the first makes gradients, unless those of the
+    step before are kept; the others add to them."""
+    steps = policy.config.gradient_accumulation_steps
     found = [(1, lower_micro_step(runs, shared, policy, accumulate=False))]
-    more = policy.config.gradient_accumulation_steps - 1
-    if more > 0:
-        found.append((more, lower_micro_step(runs, shared, policy, accumulate=True)))
+    kept = keeps_gradients(policy)  # what was lowered has then said which gradients there are
+    if kept or steps > 1:
+        later = lower_micro_step(runs, shared, policy, accumulate=True)
+        found = [(steps, later)] if kept else [*found, (steps - 1, later)]
     return found
 
 

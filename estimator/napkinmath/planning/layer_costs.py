@@ -120,9 +120,11 @@ def _cost(run: Run, step: Step, clock: Clock, scopes: Scopes, *, backward: bool)
         sum(s.repeat * _net(s, scopes) for s in (*step.load, *step.update.states) if _is_of(s, run))
         // run.count,
     )
-    if not step.policy.stack.optimizer.keeps_gradients and not step.policy.shards:
+    if not step.policy.shards:
         bind = scopes.of(run.stage.symbols)
-        found.gradient_bytes = sum(bind(t.requested) for t in run.block.gradients)
+        stored = {payload for s in step.load for action, payload in s.events if action == ALLOC}
+        made = (t for t in run.block.gradients if t not in stored)
+        found.gradient_bytes = sum(bind(t.requested) for t in made)
     return found
 
 

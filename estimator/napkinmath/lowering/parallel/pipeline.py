@@ -14,6 +14,7 @@ from napkinmath.ir.costs import Collective, traffic
 from napkinmath.ir.ledger import ALLOC, BATCH, Block, Op, Phase, Role, Tensor, Value, Weight
 from napkinmath.ir.model_spec import Part, Stage
 from napkinmath.ir.step import STAGE_ENTRANCE, Run, Segment
+from napkinmath.lowering.gradient_hooks import keeps_gradients
 from napkinmath.lowering.micro_step import lower_micro_step
 from napkinmath.lowering.parallel.stage_order import (
     FORWARD,
@@ -191,7 +192,7 @@ def _can_be_made_again(op: Op, marred: set[int]) -> bool:
 
 def pipelined(model: RankModel, policy: Policy) -> list[tuple[int, list[Segment]]]:
     """The step's forwards and backwards in the schedule's order; a chunk's first backward makes
-    gradients, later ones add to them."""
+    gradients, unless those of the step before are kept; later ones add to them."""
 
     def halves(*, accumulate: bool) -> list[Halves]:
         own = [(chunk, made_by(chunk, model.shared)) for chunk in model.chunks]
@@ -200,8 +201,10 @@ def pipelined(model: RankModel, policy: Policy) -> list[tuple[int, list[Segment]
             for chunk, made in own
         ]
 
-    first = halves(accumulate=False)
-    return scheduled(policy, model.pipeline_rank, first, halves(accumulate=True))
+    first, later = halves(accumulate=False), halves(accumulate=True)
+    return scheduled(
+        policy, model.pipeline_rank, later if keeps_gradients(policy) else first, later
+    )
 
 
 def scheduled(
