@@ -27,6 +27,15 @@ class Spread(Record):
     base: float
     cache_below: float = 0.0
     cache_above: float = 0.0
+    rests_on: int = 0
+    """How many sources the shares were measured on, where these are few; 0: so many that one more
+    would not move them."""
+
+    @property
+    def widening(self) -> float:
+        """How much farther a source lies that is none of the few: the variance of one more draw
+        around the mean of n is 1 + 1/n of that among the n."""
+        return (1 + 1 / self.rests_on) ** 0.5 if self.rests_on else 1.0
 
 
 # From held_out_ranges.py, "all sources". Of allocated the 95th percentile over sources of equal
@@ -35,9 +44,9 @@ class Spread(Record):
 # memory that was not expected ends a run.
 ALLOCATED = Spread(base=0.025)
 RESERVED = Spread(base=0.025, cache_below=0.3, cache_above=0.5)
-# Lengths that change from batch to batch: one source (ms-swift), whose 10th and 90th percentile
-# these are, around the mean over orders.
-RESERVED_BY_LENGTHS = Spread(base=0.05, cache_below=0.4, cache_above=0.65)
+# Lengths that change from batch to batch: ms-swift's tables, whose 10th and 90th percentile these
+# are, around the mean over orders.
+RESERVED_BY_LENGTHS = Spread(base=0.05, cache_below=0.4, cache_above=0.65, rests_on=1)
 # Seconds of a step: the 90th percentile either way is 0.10 and 0.11 over four sources, which is
 # few, so a little more; where the host is the slower side the CPU, which no table names, makes up
 # to 40% of the difference (13 to 35 us a kernel, napkinmath.timing.efficiency).
@@ -106,13 +115,13 @@ def returnable_bytes(e: Estimate) -> int:
 def reserved_range(books: Replay, logits: int, spread: Spread, below: float, above: float) -> Range:
     """The span of reserved bytes: the cache that was predicted may be half there, or grow by as
     much as logits leave behind."""
-    value = books.peak_reserved
+    value, wider = books.peak_reserved, spread.widening
     cache = value - books.peak_allocated
-    low = value * (1 - spread.base - below) - spread.cache_below * cache
+    base, left = wider * spread.base, cache + logits
     return Range(
-        low=max(low, 0.0),
+        low=max(value * (1 - base - below) - wider * spread.cache_below * cache, 0.0),
         value=value,
-        high=value * (1 + spread.base + above) + spread.cache_above * (cache + logits),
+        high=value * (1 + base + above) + wider * spread.cache_above * left,
     )
 
 

@@ -1,0 +1,32 @@
+"""Ranges: what few sources say is said with more doubt."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from napkinmath.answers import ranges
+from napkinmath.answers.ranges import Spread, reserved_range
+from napkinmath.estimate import estimate
+
+SPREADS = {name: value for name, value in vars(ranges).items() if isinstance(value, Spread)}
+
+
+@pytest.mark.parametrize("spread", SPREADS.values(), ids=SPREADS)
+def test_a_span_encloses_that_of_more_sources(spread: Spread) -> None:
+    books = estimate("tinyllama", sequence_length=128).replay
+    few = [
+        reserved_range(books, 1 << 28, spread.replace(rests_on=n), 0.0, 0.0)
+        for n in (1, 2, 4, 9, 0)
+    ]
+    for wide, narrow in pairwise(few):
+        assert wide.value == narrow.value == books.peak_reserved
+        assert wide.low < narrow.low
+        assert wide.high > narrow.high
+
+
+def test_one_source_says_less_than_its_own_quantiles() -> None:
+    spread = ranges.RESERVED_BY_LENGTHS
+    assert spread.rests_on == 1
+    assert spread.widening == pytest.approx(2**0.5)
+    assert Spread(base=0.1).widening == 1.0
