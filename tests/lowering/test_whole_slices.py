@@ -4,8 +4,8 @@ and odd vocabularies round to segments of two sizes."""
 from __future__ import annotations
 
 from napkinmath import estimate
+from napkinmath.base.cuda import LARGE_ROUNDING
 from napkinmath.config.train_config import Attention, Precision
-from napkinmath.memory.allocator import LARGE_ROUNDING
 from published.stacks import PUBLISHED
 
 BATCH, LENGTH = 4, 512

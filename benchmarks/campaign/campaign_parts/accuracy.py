@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from napkinmath.base.errors import InputError
+from napkinmath.base.units import GIB, MIB
 from napkinmath.calibration.calibration import read_calibration
 from napkinmath.config.hardware import Hardware
 from napkinmath.timing.efficiency import Efficiency
@@ -23,8 +24,6 @@ from campaign_parts.foreign_rows import is_foreign, translated
 from campaign_parts.histories import History, Replayed, read_histories, replayed
 from campaign_parts.kernel_goals import kernel_lines
 from campaign_parts.ledger import Row, Rows, read_rows
-
-GIB, MIB = 1 << 30, 1 << 20
 
 
 @dataclass(frozen=True, slots=True)

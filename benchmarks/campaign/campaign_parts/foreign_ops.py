@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from napkinmath.base.dtypes import dtype_name
 from napkinmath.calibration.calibration import VERSION
 from napkinmath.config.hardware import Gpu
 from napkinmath.timing import efficiency
@@ -26,7 +27,6 @@ from napkinmath_profiler.calibration.timing import Timing
 from campaign_parts.ledger import Row, read_rows
 
 OPS = "ops.jsonl"
-DTYPES = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32"}
 KERNELS = {
     "FLASH_ATTENTION": "flash",
     "EFFICIENT_ATTENTION": "efficient",
@@ -78,7 +78,7 @@ def _case(row: Row) -> OpCase | None:
         case "copy":
             return op_cases.copy(row["n"])
         case "linear":
-            return op_cases.gemm(row["m"], row["n"], row["k"], DTYPES[row["dtype"]])
+            return op_cases.gemm(row["m"], row["n"], row["k"], dtype_name(row["dtype"]))
         case "attention" if row["backend"] in KERNELS:
             shape = (row["batch"], row["heads"], row["kv"], row["seq"], row["dim"])
             return op_cases.attention(

@@ -7,9 +7,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from napkinmath.base.units import GIB, MIB
+
 from campaign_parts.histories import History, read_histories
 
-GIB, MIB = 1 << 30, 1 << 20
 DECADE = 10  # a logarithmic axis below this spread has no room for its labels
 COLORS = {"traced": "tab:blue", "analytic": "tab:orange", "calibrated": "tab:green"}
 PHASE_COLORS = {

@@ -11,9 +11,9 @@ from __future__ import annotations
 from hashlib import sha256
 
 from napkinmath.base import values
+from napkinmath.base.cuda import ALLOCATION_GRANULE
 from napkinmath.base.errors import InputError, shown
 from napkinmath.base.record import Record
-from napkinmath.ir.ledger import ALLOCATION_GRANULE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from napkinmath.base.errors import InputError, shown
-from napkinmath.base.units import MIB, parse_bytes
+from napkinmath.base.units import GIB, MIB, parse_bytes
 from napkinmath.config.hardware import Display, Gpu, GpuLink, Hardware, HostLink
 
 TYPE_CHECKING = False
@@ -75,7 +75,7 @@ def memory_only_gpu(memory_bytes: int) -> Gpu:
     """A GPU of which only the memory is known: it has no rates, and the context of a mid-sized
     card."""
     return Gpu(
-        name=f"{memory_bytes / (1 << 30):g} GiB",
+        name=f"{memory_bytes / GIB:g} GiB",
         vendor="unknown",
         architecture="unknown",
         compute_capability="",
@@ -92,7 +92,7 @@ def memory_only_gpu(memory_bytes: int) -> Gpu:
 
 
 def _gpu_of_row(row: dict[str, Any], sources: dict[str, str]) -> Gpu:
-    nominal = int(row["nominal_gib"] * (1 << 30))
+    nominal = int(row["nominal_gib"] * GIB)
     smi = row.get("smi_mib")
     cuda = row.get("cuda_mib") or smi
     link = row.get("gpu_link")
@@ -212,7 +212,7 @@ def _mig_slice(gpu: Gpu, profile: str) -> Gpu:
         (4, 4) if gpu.name == "A30" or gpu.compute_capability == "12.0" else (8, 7)
     )
     compute = int(compute_text)
-    memory_slices = max(1, round(int(memory_number) / (gpu.nominal_bytes / (1 << 30)) * num_slices))
+    memory_slices = max(1, round(int(memory_number) / (gpu.nominal_bytes / GIB) * num_slices))
     if not 1 <= compute <= compute_slices or memory_slices > num_slices:
         raise InputError(
             f"MIG profile {shown(profile)} does not exist on {gpu.name}; compute slices are 1 to"

@@ -10,18 +10,19 @@ inputs, results and saved tensors.
 
 from __future__ import annotations
 
+from napkinmath.base.cuda import DEFAULT_PROCESSORS
 from napkinmath.base.dtypes import FP32, DType
 from napkinmath.base.expr import Size, ceil_div, maximum, minimum
 from napkinmath.base.record import Record
+from napkinmath.base.units import MIB
 from napkinmath.catalog.kernel_cost import KernelCost, Saved, stored_bytes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     pass
 
-CHUNK_BYTES = 256 * 2**20
+CHUNK_BYTES = 256 * MIB
 _CHUNK_COLUMNS, _CHUNK_ROWS = 64, 128
-DEFAULT_PROCESSORS = 132  # of an H100 or H200, where no GPU is named
 
 
 def rms_norm(

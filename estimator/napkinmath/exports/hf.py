@@ -3,6 +3,7 @@ keyword arguments of the classes."""
 
 from __future__ import annotations
 
+from napkinmath.base.dtypes import BF16, DTYPES, FP16
 from napkinmath.config.train_config import AdapterKind, Kernels, Loss, RecomputeKind, TrainConfig
 from napkinmath.exports.names import (
     attention_name,
@@ -81,15 +82,13 @@ def quantization_config(config: TrainConfig) -> dict[str, object] | None:
     lora_only(config, "hf")
     if quantization.format == "int8":
         return {"load_in_8bit": True}
-    dtype = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}.get(
-        quantization.compute_dtype
-    )
-    compute = dtype or ("float16" if config.precision.value.startswith("fp16") else "bfloat16")
+    half = FP16 if config.precision.value.startswith("fp16") else BF16
+    compute = DTYPES.get(quantization.compute_dtype, half)
     return {
         "load_in_4bit": True,
         "bnb_4bit_quant_type": quantization.format,
         "bnb_4bit_use_double_quant": quantization.double_quant,
-        "bnb_4bit_compute_dtype": compute,
+        "bnb_4bit_compute_dtype": compute.torch,
     }
 
 

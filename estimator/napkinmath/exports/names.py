@@ -3,6 +3,7 @@ switched on."""
 
 from __future__ import annotations
 
+from napkinmath.base.dtypes import BF16, FP16, FP32
 from napkinmath.base.errors import InputError, shown
 from napkinmath.catalog.stacks import find_stack
 from napkinmath.config.train_config import AdapterKind, Attention, Precision, TrainConfig
@@ -62,13 +63,13 @@ def attention_name(config: TrainConfig) -> str | None:
 def precision_switches(config: TrainConfig) -> tuple[dict[str, bool], str]:
     """(bf16, fp16, tf32 as far as they are on or must be off, type in which weights are loaded)."""
     found: dict[Precision, tuple[dict[str, bool], str]] = {
-        Precision.BF16_AUTOCAST: ({"bf16": True}, "bfloat16"),
-        Precision.BF16_AMP: ({"bf16": True}, "float32"),
-        Precision.FP16_AUTOCAST: ({"bf16": False, "fp16": True}, "float16"),
-        Precision.FP16_AMP: ({"bf16": False, "fp16": True}, "float32"),
-        Precision.BF16: ({"bf16": False}, "bfloat16"),
-        Precision.FP16: ({"bf16": False, "fp16": False}, "float16"),
-        Precision.FP32: ({"bf16": False}, "float32"),
+        Precision.BF16_AUTOCAST: ({"bf16": True}, BF16.torch),
+        Precision.BF16_AMP: ({"bf16": True}, FP32.torch),
+        Precision.FP16_AUTOCAST: ({"bf16": False, "fp16": True}, FP16.torch),
+        Precision.FP16_AMP: ({"bf16": False, "fp16": True}, FP32.torch),
+        Precision.BF16: ({"bf16": False}, BF16.torch),
+        Precision.FP16: ({"bf16": False, "fp16": False}, FP16.torch),
+        Precision.FP32: ({"bf16": False}, FP32.torch),
         Precision.TF32: ({"bf16": False, "tf32": True}, ""),
     }
     if config.precision not in found:

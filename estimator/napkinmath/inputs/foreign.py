@@ -4,6 +4,7 @@ took can be said aloud."""
 from __future__ import annotations
 
 from napkinmath.base import values
+from napkinmath.base.dtypes import dtype_name
 from napkinmath.base.errors import InputError
 
 TYPE_CHECKING = False
@@ -217,21 +218,20 @@ def precision_of(
     """Our precision for a Trainer's bf16 / fp16 switches and the type weights are loaded in."""
     if bf16 and fp16:
         raise InputError("bf16 and fp16 are both true; keep one of them")
-    full = weights in ("float32", "fp32", "torch.float32")
+    kind = dtype_word(weights)
+    full = kind == "fp32"
     if bf16:
         return "bf16-amp" if full and not quantized else "bf16-autocast"
     if fp16:
         return "fp16-autocast" if quantized or (adapter and not full) else "fp16-amp"
-    if weights in ("bfloat16", "bf16", "torch.bfloat16"):
-        return "bf16"
-    if weights in ("float16", "fp16", "torch.float16", "half"):
-        return "fp16"
+    if kind in ("bf16", "fp16"):
+        return kind
     return "tf32" if tf32 else "fp32"
 
 
 def dtype_word(value: object) -> str:
-    """A dtype's name in lower case without torch's prefix; empty for None."""
-    return "" if value is None else str(value).lower().removeprefix("torch.")
+    """Our name of a dtype, other words in lower case; empty for None."""
+    return "" if value is None else dtype_name(str(value))
 
 
 def attention_word(value: object) -> str | None:

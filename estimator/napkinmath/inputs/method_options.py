@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from napkinmath.base import values
+from napkinmath.base.dtypes import dtype_name
 from napkinmath.base.errors import InputError, shown, suggest
 from napkinmath.catalog.quantization import find_format
 from napkinmath.config.train_config import (
@@ -131,10 +132,7 @@ def adapter_of(options: Options, method: str, kind: AdapterKind | None) -> Adapt
     if "dropout" in options:
         fields["dropout"] = values.number(options["dropout"], "--dropout")
     if "adapter_dtype" in options:
-        dtype = values.text(options["adapter_dtype"], "--adapter-dtype").lower()
-        fields["dtype"] = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}.get(
-            dtype, dtype
-        )
+        fields["dtype"] = dtype_name(values.text(options["adapter_dtype"], "--adapter-dtype"))
     if "rslora" in options:
         fields["rank_stabilized"] = values.switch(options["rslora"], "--rslora")
     if "train_modules" in options:
@@ -185,15 +183,11 @@ def quantization_of(
     if "kbit" in options:
         fields["kbit_preparation"] = values.switch(options["kbit"], "--kbit")
     if "quant_compute_dtype" in options:
-        dtype = values.text(options["quant_compute_dtype"], "--quant-compute-dtype").lower()
-        fields["compute_dtype"] = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}.get(
-            dtype, dtype
+        fields["compute_dtype"] = dtype_name(
+            values.text(options["quant_compute_dtype"], "--quant-compute-dtype")
         )
     if "quant_storage" in options:
-        dtype = values.text(options["quant_storage"], "--quant-storage").lower()
-        fields["storage"] = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}.get(
-            dtype, dtype
-        )
+        fields["storage"] = dtype_name(values.text(options["quant_storage"], "--quant-storage"))
     if "keep_modules" in options:
         fields["keep"] = values.names(options["keep_modules"], "--keep-modules")
     return QuantizationConfig(**fields)

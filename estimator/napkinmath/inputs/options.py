@@ -9,6 +9,7 @@ typed value of a job file; an absent key is not given. What is decided for the u
 from __future__ import annotations
 
 from napkinmath.base import values
+from napkinmath.base.dtypes import ALIASES
 from napkinmath.base.errors import InputError, shown, suggest
 from napkinmath.catalog.optimizers import find_optimizer
 from napkinmath.catalog.stacks import find_stack
@@ -124,10 +125,7 @@ KEYS = (
 )
 """Every option a job file of ours can give."""
 _PRECISION_ALIASES = {
-    "bfloat16": "bf16",
-    "float16": "fp16",
-    "float32": "fp32",
-    "half": "fp16",
+    **ALIASES,
     "amp": "bf16-amp",
     "bf16-mixed": "bf16-amp",
     "fp16-mixed": "fp16-amp",

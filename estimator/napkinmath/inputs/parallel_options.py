@@ -4,6 +4,7 @@ them."""
 from __future__ import annotations
 
 from napkinmath.base import values
+from napkinmath.base.dtypes import dtype_name
 from napkinmath.base.errors import InputError, shown
 from napkinmath.config.parallel_config import (
     ASSUMED_NODE,
@@ -59,7 +60,6 @@ _CHOICES: tuple[tuple[str, str, type[Enum]], ...] = (
     ("sharding", "sharding", Sharding),
 )
 _LEAST_CHUNKS = 2  # with one on each rank nothing is interleaved
-_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 _STRATEGY_ALIASES = {"fsdp": "fsdp2", "zero": "zero3", "data-parallel": "dp"}
 
 
@@ -119,8 +119,7 @@ def parallel_config(options: Options) -> ParallelConfig:
             fields[field] = values.choice(options[key], kind, _flag(key))
     for key in ("sharded_dtype", "reduce_dtype"):
         if key in options:
-            dtype = values.text(options[key], _flag(key)).lower()
-            fields[key] = _DTYPES.get(dtype, dtype)
+            fields[key] = dtype_name(values.text(options[key], _flag(key)))
     if "wrap" in options:
         fields["wrap"] = values.text(options["wrap"], "--wrap").lower()
     if "nvme" in options:

@@ -53,10 +53,7 @@ def read(job: ForeignJob) -> dict[str, object]:
     loss = str(job.mapping("loss").get("_component_", "")).lower()
     if "chunked" in loss or "linearcrossentropy" in loss:
         job.give("loss", "chunked")
-    dtype = dtype_word(job.take("dtype")) or "fp32"
-    job.give(
-        "precision", {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}.get(dtype, dtype)
-    )
+    job.give("precision", dtype_word(job.take("dtype")) or "fp32")
     job.give("checkpointing", "full" if job.switch("enable_activation_checkpointing") else "none")
     if job.switch("enable_activation_offloading"):
         job.give("offload", "activations")
@@ -116,9 +113,7 @@ def _read_adapter(job: ForeignJob, model: Mapping[str, object], builder: str) ->
     job.give("rank", model.get("lora_rank", 8))
     job.give("alpha", model.get("lora_alpha"))
     job.give("dropout", model.get("lora_dropout"))
-    job.give(
-        "adapter_dtype", "bf16" if dtype_word(job.take("dtype")) in ("bf16", "bfloat16") else None
-    )
+    job.give("adapter_dtype", "bf16" if dtype_word(job.take("dtype")) == "bf16" else None)
     attention = model.get("lora_attn_modules") or ()
     if isinstance(attention, str):
         raise InputError(

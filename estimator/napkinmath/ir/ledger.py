@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from enum import Enum
 
+from napkinmath.base.cuda import ALLOCATION_GRANULE
 from napkinmath.base.dtypes import DType
 from napkinmath.base.expr import Size, ceil_div, product, round_up_to
 
@@ -22,7 +23,6 @@ else:
     Steps = Event = object  # named in annotations only
 
 # bytes; kMinBlockSize of c10/cuda/CUDACachingAllocator.cpp: every request is rounded up to it
-ALLOCATION_GRANULE = 512
 
 
 class Role(str, Enum):

@@ -3,6 +3,7 @@ that the step is recorded under."""
 
 from __future__ import annotations
 
+from napkinmath.base.cuda import DEFAULT_PROCESSORS
 from napkinmath.catalog.stacks import find_stack
 from napkinmath.config.train_config import AdapterKind, Attention, Kernels, TrainConfig
 from napkinmath.lowering.policy import Policy
@@ -35,7 +36,7 @@ def resolve(
         find_stack(config.stack),
         sdpa_choice=sdpa_choice(config, hardware),
         patch=patch,
-        processors=(gpu.num_sms if gpu is not None else 0) or 132,
+        processors=(gpu.num_sms if gpu is not None else 0) or DEFAULT_PROCESSORS,
         teacher=teacher,
         product_workspace_bytes=gpu.cublas_workspace_bytes if gpu is not None else 0,
     )

@@ -3,6 +3,7 @@ one place."""
 
 from __future__ import annotations
 
+from napkinmath.base.cuda import DEFAULT_PROCESSORS
 from napkinmath.base.dtypes import BF16, FP32, DType, find_dtype
 from napkinmath.base.expr import Size
 from napkinmath.catalog.quantization import weight_format
@@ -42,7 +43,7 @@ class Policy:
         sdpa_choice: Attention = Attention.FLASH,
         product_workspace_bytes: int = 0,
         patch: KernelSet | None = None,
-        processors: int = 132,
+        processors: int = DEFAULT_PROCESSORS,
         teacher: ModelSpec | None = None,
     ) -> None:
         self.config, self.stack, self.patch, self.teacher = config, stack, patch, teacher

@@ -12,14 +12,17 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 
-from napkinmath.base.units import GIB, MIB, format_bytes
-from napkinmath.memory.allocator_settings import LARGE_SEGMENT, UNLIMITED, AllocatorSettings
+from napkinmath.base.cuda import (
+    ALLOCATION_GRANULE,
+    LARGE_LIMIT,
+    LARGE_ROUNDING,
+    LARGE_SEGMENT,
+    SMALL_LIMIT,
+    SMALL_SEGMENT,
+)
+from napkinmath.base.units import GIB, format_bytes
+from napkinmath.memory.allocator_settings import UNLIMITED, AllocatorSettings
 
-GRANULE = 512
-SMALL_LIMIT = MIB
-SMALL_SEGMENT = 2 * MIB
-LARGE_LIMIT = 10 * MIB
-LARGE_ROUNDING = 2 * MIB
 _ADDRESS_BITS = 160  # more than any batch that can be asked for: 2^40 sequences of 2^40 tokens
 _ADDRESS_MASK = (1 << _ADDRESS_BITS) - 1
 
@@ -104,7 +107,11 @@ class CachingAllocator:
 
     def malloc(self, nbytes: int) -> Block:
         """Books a block of at least `nbytes` > 0; raises OutOfMemory."""
-        size = self._round(nbytes) if self._rounds_by_powers else (nbytes + GRANULE - 1) & -GRANULE
+        size = (
+            self._round(nbytes)
+            if self._rounds_by_powers
+            else (nbytes + ALLOCATION_GRANULE - 1) & -ALLOCATION_GRANULE
+        )
         small = size <= SMALL_LIMIT
         free = self._free[small]
         index = bisect_left(free, size << _ADDRESS_BITS)
@@ -207,11 +214,11 @@ class CachingAllocator:
 
     def _round(self, nbytes: int) -> int:
         divisions = self.settings.roundup_power2_divisions
-        if divisions > 1 and nbytes > GRANULE * divisions:
+        if divisions > 1 and nbytes > ALLOCATION_GRANULE * divisions:
             floor = 1 << (nbytes.bit_length() - 1)
             step = floor // divisions
             return nbytes if nbytes == floor else floor + -(-(nbytes - floor) // step) * step
-        return (nbytes + GRANULE - 1) // GRANULE * GRANULE
+        return (nbytes + ALLOCATION_GRANULE - 1) // ALLOCATION_GRANULE * ALLOCATION_GRANULE
 
     def _may_take(self, found: int, size: int) -> bool:
         """max_split_size_mb: blocks above it serve no smaller request, and larger requests only

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from napkinmath.base.cuda import LARGE_SEGMENT
 from napkinmath.base.errors import InputError, shown
 from napkinmath.base.record import Record
 from napkinmath.base.units import MIB
@@ -11,7 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-LARGE_SEGMENT = 20 * MIB
 UNLIMITED = 1 << 150  # above any step of counts up to 2^40
 
 

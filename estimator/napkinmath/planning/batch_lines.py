@@ -12,6 +12,7 @@ import re
 
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown
+from napkinmath.base.units import MIB
 from napkinmath.inputs.several import OPEN
 from napkinmath.planning.grid import Family
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 MOST_FAMILIES = 512
-MOST_BYTES = 1 << 20  # of one line
+MOST_BYTES = MIB  # of one line
 MOST_RANK = 1 << 16
 _OPEN_FIELDS = re.compile(rb'"(bs|ctx|rank|id)": ?("[ !#-\[\]-~]*"|0|[1-9][0-9]{0,11})')
 _NAMES = {b"bs": 0, b"ctx": 1, b"rank": 2}

@@ -7,6 +7,7 @@ bytes moved are the expressions that the clock prices.
 
 from __future__ import annotations
 
+from napkinmath.base.cuda import ALLOCATION_GRANULE
 from napkinmath.base.expr import SYMBOLS
 from napkinmath.base.units import format_bytes, format_seconds
 from napkinmath.report import words
@@ -145,7 +146,7 @@ def _totals(screen: Screen, e: Estimate) -> None:
     settings = f" with {changed}" if changed else ""
     screen.line("")
     screen.line(("  from requested to device", "bold"))
-    requested = "the sum of the tensors above, each rounded up to 512 B"
+    requested = f"the sum of the tensors above, each rounded up to {ALLOCATION_GRANULE} B"
     _line(screen, format_bytes(memory.requested), "requested", requested)
     for name, value, what in (
         (

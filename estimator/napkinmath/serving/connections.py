@@ -12,6 +12,7 @@ import time
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 
+from napkinmath.base.units import MIB
 from napkinmath.serving.requests import MAX_BODY_BYTES
 
 TYPE_CHECKING = False
@@ -39,7 +40,7 @@ HEADERS = {
 SECONDS_TO_SPEAK = 10  # for a client to send a whole request, the wait for it included
 SECONDS_TO_LISTEN = 10  # for a client to take a whole answer
 SECONDS_OF_CONNECTION = 300  # after which an answer is the connection's last
-MOST_READ_AWAY = 1 << 20  # of a body that is refused
+MOST_READ_AWAY = MIB  # of a body that is refused
 WRITE_BYTES = 1 << 16  # headers and answer leave together
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, token
 _DIGITS = re.compile(r"[0-9]{1,9}")

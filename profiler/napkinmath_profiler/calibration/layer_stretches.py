@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from napkinmath.ir.ledger import ALLOCATION_GRANULE, Phase
+from napkinmath.base.cuda import ALLOCATION_GRANULE
+from napkinmath.ir.ledger import Phase
 
 from napkinmath_profiler.tracing.storage_events import StorageEvent, TracePhase
 from napkinmath_profiler.tracing.trace_result import TraceResult

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from napkinmath.base.errors import InputError, NapkinError, shown
-from napkinmath.base.units import format_bytes
+from napkinmath.base.units import MIB, format_bytes
 from napkinmath.cli.flags import SHARED
 from napkinmath.cli.parser import Parser
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from napkinmath.estimate import Estimate
     from napkinmath.ir.timeline import Timeline
 
-MAX_MESSAGE_BYTES = 1 << 20
+MAX_MESSAGE_BYTES = MIB
 MOST_TENSORS = 5
 SAME_SIZE = 0.005  # sizes in a message are printed with two decimals
 DESCRIPTION = (

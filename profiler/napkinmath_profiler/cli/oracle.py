@@ -8,6 +8,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from napkinmath.base.units import MIB
+
 from napkinmath_profiler.trace import TraceOptions, trace_config
 from napkinmath_profiler.tracing.attention_choice import AttentionBackend
 from napkinmath_profiler.tracing.meta_model import (
@@ -21,7 +23,6 @@ from napkinmath_profiler.tracing.storage_events import StorageRecord
 from napkinmath_profiler.tracing.trace_result import PeakMoment, TraceResult
 from napkinmath_profiler.tracing.training_step import LoopOptions
 
-MIB = 1 << 20
 ATTENTION = {
     "auto": (None, AttentionBackend.AUTO),
     "eager": ("eager", AttentionBackend.AUTO),

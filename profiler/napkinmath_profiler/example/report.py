@@ -11,13 +11,12 @@ from typing import Any
 import napkinmath
 import torch
 from napkinmath.base.errors import InputError
+from napkinmath.base.units import MIB
 from napkinmath.catalog.gpus import find_hardware
 from torch import nn
 
 from napkinmath_profiler.example.loop import Progress
 from napkinmath_profiler.trace import trace
-
-MIB = 2**20
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,9 @@ from napkinmath.config.train_config import (
 )
 from torch import nn
 
+from napkinmath_profiler.tracing.meta_model import DTYPES
 from napkinmath_profiler.tracing.trace_errors import TraceError
+from napkinmath_profiler.tracing.trace_options import PRECISIONS as TRACED
 
 ATTENTION = {
     "eager": Attention.EAGER,
@@ -34,13 +36,9 @@ ATTENTION = {
 }
 # (type of the weights that take part in products, type of the autocast region) -> precision
 PRECISIONS = {
-    (torch.float32, None): Precision.FP32,
-    (torch.float32, torch.bfloat16): Precision.BF16_AMP,
-    (torch.float32, torch.float16): Precision.FP16_AMP,
-    (torch.bfloat16, None): Precision.BF16,
-    (torch.bfloat16, torch.bfloat16): Precision.BF16_AUTOCAST,
-    (torch.float16, None): Precision.FP16,
-    (torch.float16, torch.float16): Precision.FP16_AUTOCAST,
+    (DTYPES[stored], autocast): precision
+    for precision, (stored, autocast) in TRACED.items()
+    if precision is not Precision.TF32  # a switch of torch's, not a type
 }
 ADAPTER_KINDS = {
     "LORA": AdapterKind.LORA,

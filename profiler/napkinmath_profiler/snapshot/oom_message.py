@@ -6,18 +6,19 @@ import re
 from dataclasses import dataclass
 
 from napkinmath.base.errors import InputError, shown
+from napkinmath.base.units import GIB, KIB, MIB
 
 UNITS = {
     "bytes": 1,
     "b": 1,
-    "kib": 1 << 10,
-    "mib": 1 << 20,
-    "gib": 1 << 30,
-    "tib": 1 << 40,
-    "tb": 1 << 40,
-    "kb": 1 << 10,
-    "mb": 1 << 20,
-    "gb": 1 << 30,
+    "kib": KIB,
+    "mib": MIB,
+    "gib": GIB,
+    "tib": KIB * GIB,
+    "tb": KIB * GIB,
+    "kb": KIB,
+    "mb": MIB,
+    "gb": GIB,
 }
 SIZE = r"([\d.]+)\s*(bytes|[KMGT]i?B|B)"
 # What each phrase of the message says; wordings of torch 1.x to 2.13, and of HIP builds.

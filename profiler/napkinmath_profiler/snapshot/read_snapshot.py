@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from mmap import ACCESS_READ, mmap
 from typing import Any, BinaryIO
 
+from napkinmath.base.cuda import ALLOCATION_GRANULE
 from napkinmath.base.errors import InputError, shown
 from napkinmath.base.units import round_up
 from napkinmath.ir.ledger import Phase, Role
@@ -21,7 +22,6 @@ from napkinmath.ir.timeline import Stamp, TensorInfo, Timeline, TimelineSegment
 
 from napkinmath_profiler.snapshot.streamed_pickle import StreamedPickle
 
-GRANULE = 512
 MAX_SIZE = 1 << 48  # bytes; more than any device addresses
 NUMBERS = ("addr", "size", "device_free", "total_size", "requested_size", "address")
 TRACE_KEYS = ("action", "addr", "size", "frames")
@@ -246,7 +246,9 @@ class _Builder:
 
 
 def _tensor(label: str, role: Role, size: int) -> TensorInfo:
-    return TensorInfo(label, role, label.partition(" ")[0], size, round_up(size, GRANULE))
+    return TensorInfo(
+        label, role, label.partition(" ")[0], size, round_up(size, ALLOCATION_GRANULE)
+    )
 
 
 def _meaning(frames: list[Any]) -> tuple[str, Role, Phase]:

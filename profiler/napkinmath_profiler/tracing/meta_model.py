@@ -12,11 +12,14 @@ from enum import Enum
 from typing import Any
 
 import torch
+from napkinmath.base.dtypes import BF16, FP16, FP32
 from torch import nn
 
 from napkinmath_profiler.tracing.trace_errors import TraceError
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES: dict[str, torch.dtype] = {
+    dtype.name: getattr(torch, dtype.torch) for dtype in (FP32, BF16, FP16)
+}
 LANGUAGE_LOSS_CLASSES = (
     "AutoModelForCausalLM",
     "AutoModelForImageTextToText",

@@ -7,17 +7,14 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-ALLOCATION_GRANULARITY_BYTES = 512  # c10/cuda/CUDACachingAllocator.cpp: kMinBlockSize
+from napkinmath.base.cuda import ALLOCATION_GRANULE
+from napkinmath.base.units import round_up
 
 
 def rounded_bytes(num_bytes: int) -> int:
-    """Bytes the CUDA caching allocator books for a request: the next multiple of 512, and nothing
-    for nothing."""
-    return (
-        (num_bytes + ALLOCATION_GRANULARITY_BYTES - 1)
-        // ALLOCATION_GRANULARITY_BYTES
-        * ALLOCATION_GRANULARITY_BYTES
-    )
+    """Bytes the CUDA caching allocator books for a request: the next multiple of its granule, and
+    nothing for nothing."""
+    return round_up(num_bytes, ALLOCATION_GRANULE)
 
 
 class TracePhase(str, Enum):

@@ -16,9 +16,15 @@ from napkinmath.config.train_config import (
     RecomputeKind,
     TrainConfig,
 )
+from napkinmath.lowering.precision import PRECISIONS as RULES
 
 from napkinmath_profiler.tracing.attention_choice import AttentionBackend
-from napkinmath_profiler.tracing.meta_model import AdapterOptions, QuantizationOptions, TrainMethod
+from napkinmath_profiler.tracing.meta_model import (
+    DTYPES,
+    AdapterOptions,
+    QuantizationOptions,
+    TrainMethod,
+)
 from napkinmath_profiler.tracing.observation import CudaSettings
 from napkinmath_profiler.tracing.optimizer_choices import OPTIMIZERS
 from napkinmath_profiler.tracing.trace_errors import TraceError
@@ -34,15 +40,11 @@ ATTENTION: dict[Attention, tuple[str | None, AttentionBackend]] = {
     Attention.FLASH2: ("flash_attention_2", AttentionBackend.AUTO),
     Attention.CUDNN: ("sdpa", AttentionBackend.CUDNN),
 }
-# Type of the loaded weights, and type of the autocast region if there is one.
+# Type of the loaded weights, and type of the autocast region if there is one: what torch alone runs.
 PRECISIONS: dict[Precision, tuple[str, torch.dtype | None]] = {
-    Precision.BF16: ("bf16", None),
-    Precision.BF16_AMP: ("fp32", torch.bfloat16),
-    Precision.BF16_AUTOCAST: ("bf16", torch.bfloat16),
-    Precision.FP16: ("fp16", None),
-    Precision.FP16_AMP: ("fp32", torch.float16),
-    Precision.FP32: ("fp32", None),
-    Precision.TF32: ("fp32", None),
+    precision: (rule.parameters.name, None if rule.autocast is None else DTYPES[rule.autocast.name])
+    for precision, rule in RULES.items()
+    if rule.fp8_block is None
 }
 TRAINER_MAX_GRAD_NORM = 1.0  # transformers TrainingArguments.max_grad_norm
 
@@ -90,7 +92,7 @@ def options_from(
     _refuse_untraceable(config)
     dtype, autocast = PRECISIONS[config.precision]
     attention, backend = ATTENTION[config.attention]
-    recompute = config.recompute
+    recompute, stack = config.recompute, find_stack(config.stack)
     return TraceOptions(
         method=_method(config),
         micro_batch_size=_whole(config.micro_batch_size),
@@ -98,7 +100,7 @@ def options_from(
         dtype=dtype,
         checkpointing=recompute.kind in (RecomputeKind.FULL, RecomputeKind.EVERY),
         checkpoint_every=recompute.every if recompute.kind is RecomputeKind.EVERY else 1,
-        use_reentrant=recompute.reentrant,
+        use_reentrant=recompute.reentrant or stack.loop.reentrant_checkpointing,
         attention=attention,
         attention_backend=backend,
         compute_capability=compute_capability,
