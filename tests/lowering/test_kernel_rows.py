@@ -147,6 +147,26 @@ def test_a_row_is_that_of_the_kernels_own_table(cell: str, dtype: str) -> None:
         assert BIND(ours.backward_temporary) == theirs.backward_temporary_bytes
 
 
+def test_every_row_of_the_kernels_own_table_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = {
+        name: function
+        for name, function in vars(costs).items()
+        if callable(function) and getattr(function, "__annotations__", {}).get("return") == "Cost"
+    }
+    called: set[str] = set()
+    for name, function in table.items():
+
+        def counted(*given: Any, _name: str = name, _run: Any = function, **named: Any) -> Any:
+            called.add(_name)
+            return _run(*given, **named)
+
+        monkeypatch.setattr(costs, name, counted)
+    for cell in CELLS.values():
+        cell("bf16")
+    # decoding alone is a cost of every product here (ir/costs.py Dequantize)
+    assert set(table) - called == {"dequantize"}
+
+
 def leaf(*shape: int, dtype: Any = torch.bfloat16) -> Any:
     return torch.randn(*shape).to(dtype).requires_grad_()
 

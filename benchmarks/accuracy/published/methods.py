@@ -6,7 +6,13 @@ from __future__ import annotations
 import re
 
 from napkinmath.config.hardware import Hardware
-from napkinmath.config.train_config import AdapterConfig, AdapterKind, Precision, QuantizationConfig
+from napkinmath.config.train_config import (
+    BITSANDBYTES_4BIT,
+    AdapterConfig,
+    AdapterKind,
+    Precision,
+    QuantizationConfig,
+)
 from napkinmath.config.workload_config import Workload, WorkloadKind
 from napkinmath.ir.model_spec import ModelSpec
 
@@ -188,7 +194,7 @@ def quantization_of(row: Row, adapter: AdapterConfig | None, era: Era) -> Quanti
         form = "fp4"
     return QuantizationConfig(
         format=form,
-        double_quant=double and form in ("nf4", "fp4"),
+        double_quant=double and form in BITSANDBYTES_4BIT,
         kbit_preparation=era.prepares,
         keep=era.unquantized,
     )

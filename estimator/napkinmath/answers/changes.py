@@ -8,6 +8,7 @@ from napkinmath.base.expr import Bindings
 from napkinmath.base.units import MIB
 from napkinmath.config.parallel_config import DataParallel
 from napkinmath.config.train_config import (
+    BITSANDBYTES_4BIT,
     AdapterConfig,
     Attention,
     Kernels,
@@ -142,7 +143,7 @@ def _double_quant(c: TrainConfig) -> TrainConfig | None:
     q = c.quantization
     return (
         c.replace(quantization=q.replace(double_quant=True))
-        if q is not None and not q.double_quant and q.format in ("nf4", "fp4")
+        if q is not None and not q.double_quant and q.format in BITSANDBYTES_4BIT
         else None
     )
 

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from napkinmath.base.expr import Size
 
 MAX_SIZE = 1 << 40
+TRAINER_MAX_GRAD_NORM = 1.0  # transformers TrainingArguments.max_grad_norm
+BITSANDBYTES_4BIT = ("nf4", "fp4")  # what Params4bit stores; their scales can be quantized too
 BITSANDBYTES_BLOCKS = (
     32,
     64,
@@ -191,7 +193,7 @@ class QuantizationConfig(Record):
                 f"group_size={self.group_size} is negative; use 0 for the format's own, or 16 to"
                 " 1024"
             )
-        if self.format in ("nf4", "fp4") and self.group_size not in (0, *BITSANDBYTES_BLOCKS):
+        if self.format in BITSANDBYTES_4BIT and self.group_size not in (0, *BITSANDBYTES_BLOCKS):
             raise InputError(
                 f"group_size={self.group_size} is no block of {self.format}; use"
                 f" {', '.join(map(str, BITSANDBYTES_BLOCKS))}"

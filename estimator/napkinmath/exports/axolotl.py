@@ -4,6 +4,7 @@ for what its types mean)."""
 from __future__ import annotations
 
 from napkinmath.config.train_config import (
+    TRAINER_MAX_GRAD_NORM,
     AdapterConfig,
     AdapterKind,
     Attention,
@@ -41,7 +42,7 @@ def write(config: TrainConfig, model: str) -> dict[str, object]:
         "gradient_accumulation_steps": config.gradient_accumulation_steps,
         **_precision(config),
         "optimizer": optimizer_name(config),
-        "max_grad_norm": 1.0 if config.clip_gradients else 0.0,
+        "max_grad_norm": TRAINER_MAX_GRAD_NORM if config.clip_gradients else 0.0,
         "gradient_checkpointing": config.recompute.kind is not RecomputeKind.NONE,
     }
     if config.recompute.kind is not RecomputeKind.NONE:

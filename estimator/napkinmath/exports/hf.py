@@ -4,7 +4,14 @@ keyword arguments of the classes."""
 from __future__ import annotations
 
 from napkinmath.base.dtypes import BF16, DTYPES, FP16
-from napkinmath.config.train_config import AdapterKind, Kernels, Loss, RecomputeKind, TrainConfig
+from napkinmath.config.train_config import (
+    TRAINER_MAX_GRAD_NORM,
+    AdapterKind,
+    Kernels,
+    Loss,
+    RecomputeKind,
+    TrainConfig,
+)
 from napkinmath.exports.names import (
     attention_name,
     lora_only,
@@ -41,7 +48,7 @@ def training_arguments(config: TrainConfig) -> dict[str, object]:
         "gradient_accumulation_steps": config.gradient_accumulation_steps,
         **precision_switches(config)[0],
         "optim": optimizer_name(config),
-        "max_grad_norm": 1.0 if config.clip_gradients else 0.0,
+        "max_grad_norm": TRAINER_MAX_GRAD_NORM if config.clip_gradients else 0.0,
         "gradient_checkpointing": checkpointing,
     }
     if checkpointing:

@@ -6,7 +6,13 @@ from __future__ import annotations
 from napkinmath.base.dtypes import BF16, FP16, FP32
 from napkinmath.base.errors import InputError, shown
 from napkinmath.catalog.stacks import find_stack
-from napkinmath.config.train_config import AdapterKind, Attention, Precision, TrainConfig
+from napkinmath.config.train_config import (
+    BITSANDBYTES_4BIT,
+    AdapterKind,
+    Attention,
+    Precision,
+    TrainConfig,
+)
 
 # our row -> `optim` of transformers' TrainingArguments (transformers 5.23 training_args.py
 # OptimizerNames)
@@ -90,7 +96,10 @@ def lora_only(config: TrainConfig, tool: str) -> None:
             f"{tool}'s file knows no {config.adapter.kind.value} adapters; use --lora or --method"
             " dora"
         )
-    if config.quantization is not None and config.quantization.format not in ("nf4", "fp4", "int8"):
+    if config.quantization is not None and config.quantization.format not in (
+        *BITSANDBYTES_4BIT,
+        "int8",
+    ):
         raise InputError(
             f"{tool}'s file cannot load {config.quantization.format} weights; use nf4 or int8"
         )

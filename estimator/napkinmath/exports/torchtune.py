@@ -6,6 +6,7 @@ from __future__ import annotations
 from napkinmath.base.errors import InputError, shown
 from napkinmath.catalog.stacks import find_stack
 from napkinmath.config.train_config import (
+    TRAINER_MAX_GRAD_NORM,
     AdapterConfig,
     AdapterKind,
     Loss,
@@ -105,7 +106,7 @@ def write(config: TrainConfig, model: str) -> dict[str, object]:
                 _CHUNKED_LOSS if config.loss is Loss.CHUNKED else "torch.nn.CrossEntropyLoss"
             )
         },
-        "clip_grad_norm": 1.0 if config.clip_gradients else None,
+        "clip_grad_norm": TRAINER_MAX_GRAD_NORM if config.clip_gradients else None,
         "compile": config.compile,
         "dtype": _DTYPES[config.precision],
         "enable_activation_checkpointing": config.recompute.kind is not RecomputeKind.NONE,

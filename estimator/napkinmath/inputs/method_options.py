@@ -7,6 +7,7 @@ from napkinmath.base.dtypes import dtype_name
 from napkinmath.base.errors import InputError, shown, suggest
 from napkinmath.catalog.quantization import find_format
 from napkinmath.config.train_config import (
+    BITSANDBYTES_4BIT,
     AdapterConfig,
     AdapterKind,
     QuantizationConfig,
@@ -170,10 +171,10 @@ def quantization_of(
             f"--quant {shown(given)} with --full: a quantized base cannot be trained itself; use"
             f" --qlora, or --lora --quant {row.name}"
         )
-    fields: dict[str, Any] = {"format": row.name, "double_quant": row.name in ("nf4", "fp4")}
+    fields: dict[str, Any] = {"format": row.name, "double_quant": row.name in BITSANDBYTES_4BIT}
     if "double_quant" in options:
         fields["double_quant"] = values.switch(options["double_quant"], "--double-quant")
-        if fields["double_quant"] and row.name not in ("nf4", "fp4"):
+        if fields["double_quant"] and row.name not in BITSANDBYTES_4BIT:
             raise InputError(
                 f"--double-quant has no meaning with --quant {shown(given)}; it belongs to nf4"
                 " and fp4"

@@ -14,7 +14,7 @@ from napkinmath.base.expr import Size, product
 from napkinmath.catalog import adapter_kernels
 from napkinmath.catalog.adapter_kernels import FrozenLinear
 from napkinmath.catalog.kernel_cost import Saved
-from napkinmath.config.train_config import AdapterKind
+from napkinmath.config.train_config import BITSANDBYTES_4BIT, AdapterKind
 from napkinmath.ir.costs import Dequantize, Gemm
 from napkinmath.ir.ledger import ALLOC, FREE, Gradient, Role, Tensor, Value, Weight
 from napkinmath.ir.tape import Tape
@@ -56,7 +56,7 @@ def branch_here(
     weight = weight or t.weight("weight", (outputs, x.axes[-1]), kind=kind)
     packed = bool(weight.constants)
     if weight.trainable or (
-        packed and (policy.format is None or policy.format.name not in ("nf4", "fp4"))
+        packed and (policy.format is None or policy.format.name not in BITSANDBYTES_4BIT)
     ):
         return None
     pair, rank = None, 0

@@ -9,7 +9,13 @@ from napkinmath.base.dtypes import BF16
 from napkinmath.base.units import GIB, MIB, format_bytes, format_count
 from napkinmath.catalog.gpus import load_gpus
 from napkinmath.config.parallel_config import PipelineSchedule
-from napkinmath.config.train_config import AdapterKind, Kernels, Loss, RecomputeKind
+from napkinmath.config.train_config import (
+    BITSANDBYTES_4BIT,
+    AdapterKind,
+    Kernels,
+    Loss,
+    RecomputeKind,
+)
 from napkinmath.ir.ledger import Phase
 from napkinmath.ir.step import reads_tokens
 from napkinmath.ops.whole_scores import MATH_PATH
@@ -140,7 +146,7 @@ def model_name(estimate: Estimate) -> str:
 def _method(config: TrainConfig) -> str:
     adapter, quantization = config.adapter, config.quantization
     stored = (
-        f"{quantization.format}{' + double quant' if quantization.double_quant and quantization.format in ('nf4', 'fp4') else ''}"
+        f"{quantization.format}{' + double quant' if quantization.double_quant and quantization.format in BITSANDBYTES_4BIT else ''}"
         if quantization is not None
         else ""
     )

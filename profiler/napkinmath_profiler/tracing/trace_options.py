@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from napkinmath.catalog.stacks import find_stack
 from napkinmath.config.train_config import (
+    BITSANDBYTES_4BIT,
+    TRAINER_MAX_GRAD_NORM,
     AdapterKind,
     Attention,
     Kernels,
@@ -46,7 +48,6 @@ PRECISIONS: dict[Precision, tuple[str, torch.dtype | None]] = {
     for precision, rule in RULES.items()
     if rule.fp8_block is None
 }
-TRAINER_MAX_GRAD_NORM = 1.0  # transformers TrainingArguments.max_grad_norm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +194,7 @@ def _refuse_untraceable(config: TrainConfig) -> None:
             f"adapter {config.adapter.kind.value} is not traced from a config; wrap the model"
             " yourself and trace the live module"
         )
-    if config.quantization is not None and config.quantization.format not in ("nf4", "fp4"):
+    if config.quantization is not None and config.quantization.format not in BITSANDBYTES_4BIT:
         raise TraceError(
             f"quantization {config.quantization.format!r} is not traced; nf4 and fp4 run real"
             " bitsandbytes modules"
