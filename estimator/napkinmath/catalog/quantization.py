@@ -27,6 +27,7 @@ FORMATS: dict[str, WeightFormat] = {
             group_size=64,
             table_elements=16,
             output_is_cloned=True,
+            of_bitsandbytes=True,
         ),
         WeightFormat(
             name="fp4",
@@ -36,6 +37,7 @@ FORMATS: dict[str, WeightFormat] = {
             group_size=64,
             table_elements=16,
             output_is_cloned=True,
+            of_bitsandbytes=True,
         ),
         WeightFormat(
             name="int8",
@@ -47,6 +49,7 @@ FORMATS: dict[str, WeightFormat] = {
             dequantize_kernel="int8",
             unpacks_whole=False,
             multiplies_integers=True,
+            of_bitsandbytes=True,
         ),
         WeightFormat(
             name="gptq-int4",

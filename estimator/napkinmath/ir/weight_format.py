@@ -64,11 +64,8 @@ class WeightFormat(Record):
     output_is_cloned: bool = False
     """PEFT copies the output of the product before it adds an adapter's (4-bit layers of
     bitsandbytes)."""
-
-    @property
-    def of_bitsandbytes(self) -> bool:
-        """Whether transformers packs the weights by bitsandbytes, module by module."""
-        return self.source.startswith("bitsandbytes")
+    of_bitsandbytes: bool = False
+    """transformers packs the weights by bitsandbytes, module by module."""
 
     def pack(
         self, name: str, axes: tuple[Size, ...], path: str
