@@ -128,6 +128,7 @@ def test_no_two_gpus_share_a_name():
         ("AMD Instinct MI300X", "MI300X"),
         ("7900 xtx", "Radeon RX 7900 XTX"),
         ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "RTX PRO 6000 Blackwell"),
+        ("NVIDIA RTX PRO 5000 Blackwell", "RTX PRO 5000 Blackwell"),
         ("NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada"),
         ("A6000", "RTX A6000"),
         ("3080", "RTX 3080 10GB"),
