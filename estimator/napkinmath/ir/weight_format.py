@@ -64,6 +64,8 @@ class WeightFormat(Record):
     output_is_cloned: bool = False
     """PEFT copies the output of the product before it adds an adapter's (4-bit layers of
     bitsandbytes)."""
+    saves_input: bool = False
+    """The product's node saves its input, though a frozen weight's backward does not read it."""
     of_bitsandbytes: bool = False
     """transformers packs the weights by bitsandbytes, module by module."""
 

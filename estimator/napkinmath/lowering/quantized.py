@@ -23,7 +23,7 @@ def quantized_linear(
     t: Tape, fmt: WeightFormat, x: Value, w: Weight, bias: Value | None, *, role: Role
 ) -> Value:
     """y = x·W^T with W unpacked into the compute type for the product, forward and again
-    backward; x is not kept."""
+    backward; x is not kept, unless the format or the stack does."""
     if fmt.multiplies_integers and t.policy.stack.quantizer.int8_by_columns:
         from napkinmath.lowering.int8_by_columns import int8_linear_by_columns
 
@@ -50,6 +50,7 @@ def _product(t: Tape, fmt: WeightFormat, x: Value, w: Weight, role: Role) -> Val
     temporaries = unpacked(t, fmt, w, compute)
     unpack = Dequantize(decoder(fmt, t.policy.stack), w.elements, fmt.bits, compute)
     made = t.gradient_of(x) if x.requires_grad else None
+    keeps = x.requires_grad and (fmt.saves_input or t.policy.stack.quantizer.keeps_input)
     again, gone = _unpacked_again(t, fmt, w, compute, temporaries)
     t.append(
         f"{fmt.name} linear",
@@ -57,7 +58,7 @@ def _product(t: Tape, fmt: WeightFormat, x: Value, w: Weight, role: Role) -> Val
         (out,),
         forward=(*allocs(*temporaries, out.tensor), *frees(*temporaries)),
         costs=(unpack, Gemm(rows, outputs, inputs, compute)),
-        saves=(x.tensor,) if t.policy.stack.quantizer.keeps_input and x.requires_grad else (),
+        saves=(x.tensor,) if keeps else (),
         backward=(*again, (ALLOC, made), *gone) if made is not None else (),
         gradients=(Gradient(x, made),) if made is not None else (),
         backward_costs=(unpack, Gemm(rows, inputs, outputs, compute)),
