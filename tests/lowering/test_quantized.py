@@ -98,6 +98,23 @@ def test_hqq_keeps_scale_and_zero_point_in_half_precision() -> None:
     assert stored("hqq-int4", (4096, 4096)) == 4096 * 4096 * (0.5 + 2 * 2 / 64)
 
 
+def test_quanto_keeps_scale_shift_and_the_input_of_each_product() -> None:
+    """A scale and a shift in bf16 for each 128 inputs of a row; QuantizedLinearFunction saves x."""
+    assert stored("quanto-int4", (4096, 4096)) == 4096 * 4096 // 2 + 2 * 2 * 4096 * (4096 // 128)
+    assert stored_bits_per_element(FORMATS["quanto-int4"]) == 4.25
+    config = TrainConfig(
+        micro_batch_size=1,
+        sequence_length=64,
+        adapter=AdapterConfig(),
+        quantization=QuantizationConfig(format="quanto-int4"),
+        stack="hf-bare",
+    )
+    ops = [op for run in estimate("llama-7b", config).step.runs for op in run.block.ops]
+    products = [op for op in ops if op.name == "quanto-int4 linear" and op.inputs[0].requires_grad]
+    assert products
+    assert all(op.saves == (op.inputs[0].tensor,) for op in products)
+
+
 def test_microscaling_groups_begin_anew_in_every_row() -> None:
     assert stored("mxfp4", (8, 40)) == 8 * 40 // 2 + 8 * 2
     assert stored("nvfp4", (8, 40)) == 8 * 40 // 2 + 8 * 3 + 4

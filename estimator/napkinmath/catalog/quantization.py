@@ -103,6 +103,21 @@ FORMATS: dict[str, WeightFormat] = {
             widened_rest=False,
         ),
         WeightFormat(
+            name="quanto-int4",
+            meaning="grouped int4 with a shift in half precision",
+            source=(
+                "optimum-quanto (github.com/huggingface/optimum-quanto) nn/qmodule.py QModuleMixin,"
+                " tensor/optimizers/affine_optimizer.py, tensor/function.py QuantizedLinearFunction"
+            ),
+            bits=4,
+            group_size=128,
+            grouping=Grouping.INPUT,
+            scale_dtype=BF16,
+            zero_point_bits=16,
+            dequantize_kernel="int4",
+            saves_input=True,
+        ),
+        WeightFormat(
             name="mxfp4",
             meaning="4-bit float, blocks of 32 inputs with an 8-bit power-of-two scale",
             source="OCP Microscaling Formats v1.0",
