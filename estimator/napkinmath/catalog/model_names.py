@@ -15,11 +15,48 @@ if TYPE_CHECKING:
 
 # Words that leave every shape as it is: how a checkpoint was tuned, served or rounded.
 _TUNED = frozenset(
-    ["hf", "instruct", "chat", "base", "it", "pt", "dpo", "sft", "rl", "rlhf", "rlvr", "grpo", "ppo", "orpo", "kto", "simpo", "preview", "thinking", "reasoning", "turbo", "maas", "tput", "bf16", "fp16", "fp32", "16bit", "f16", "sharded", "merged", "unquantized", "dequantized", "dynamic", "unsloth", "linearized"]
+    [
+        "hf",
+        "instruct",
+        "chat",
+        "base",
+        "it",
+        "pt",
+        "dpo",
+        "sft",
+        "rl",
+        "rlhf",
+        "rlvr",
+        "grpo",
+        "ppo",
+        "orpo",
+        "kto",
+        "simpo",
+        "preview",
+        "thinking",
+        "reasoning",
+        "turbo",
+        "maas",
+        "tput",
+        "bf16",
+        "fp16",
+        "fp32",
+        "16bit",
+        "f16",
+        "sharded",
+        "merged",
+        "unquantized",
+        "dequantized",
+        "dynamic",
+        "unsloth",
+        "linearized",
+    ]
 )
 _DATE = re.compile(r"2[3-6](0[1-9]|1[0-2])")  # 2507: July 2025
 # Words that only tell what a quantized checkpoint was made with.
-_STORAGE_DETAIL = frozenset(["4bit", "8bit", "int4", "int8", "128g", "64g", "32g", "block", "g128", "actorder"])
+_STORAGE_DETAIL = frozenset(
+    ["4bit", "8bit", "int4", "int8", "128g", "64g", "32g", "block", "g128", "actorder"]
+)
 # The formats of the catalog by the word that names them. "" means that trainers widen the weights.
 _STORAGE = (
     (frozenset({"nf4"}), "nf4"),
@@ -39,7 +76,70 @@ _STORAGE = (
 _STORED_WORDS = frozenset(word for words, _ in _STORAGE for word in words) | _STORAGE_DETAIL
 # Words of another architecture, of other sizes or of another vocabulary than the name beside them.
 _RESHAPED = frozenset(
-    ["vl", "vlm", "vision", "v", "omni", "audio", "speech", "tts", "asr", "ocr", "moe", "mamba", "hybrid", "linear", "bitnet", "llava", "clip", "tiny", "mini", "nano", "small", "large", "pruned", "prune", "sparse", "width", "depth", "upscaled", "expanded", "pro", "merge", "moes", "passthrough", "embed", "embedding", "embeddings", "reranker", "rerank", "classifier", "seq", "cls", "gme", "colbert", "retriever", "encoder", "bidirectional", "llm2vec", "distill", "distilled", "student", "guard", "judge", "diffusion", "layers", "layer", "extended", "random", "debug", "test", "dummy", "untied", "resized"]
+    [
+        "vl",
+        "vlm",
+        "vision",
+        "v",
+        "omni",
+        "audio",
+        "speech",
+        "tts",
+        "asr",
+        "ocr",
+        "moe",
+        "mamba",
+        "hybrid",
+        "linear",
+        "bitnet",
+        "llava",
+        "clip",
+        "tiny",
+        "mini",
+        "nano",
+        "small",
+        "large",
+        "pruned",
+        "prune",
+        "sparse",
+        "width",
+        "depth",
+        "upscaled",
+        "expanded",
+        "pro",
+        "merge",
+        "moes",
+        "passthrough",
+        "embed",
+        "embedding",
+        "embeddings",
+        "reranker",
+        "rerank",
+        "classifier",
+        "seq",
+        "cls",
+        "gme",
+        "colbert",
+        "retriever",
+        "encoder",
+        "bidirectional",
+        "llm2vec",
+        "distill",
+        "distilled",
+        "student",
+        "guard",
+        "judge",
+        "diffusion",
+        "layers",
+        "layer",
+        "extended",
+        "random",
+        "debug",
+        "test",
+        "dummy",
+        "untied",
+        "resized",
+    ]
 )
 _SIZE = re.compile(r"\d+[bm]|[ae]\d+[bm]|\d+x\d+[bm]|\d+k|\d+m")
 
@@ -110,6 +210,12 @@ def is_open(words: list[str]) -> bool:
 def bare(words: list[str]) -> list[str]:
     """The words without those that say how the weights are stored."""
     return [word for word in words if word not in _STORED_WORDS]
+
+
+def plain(words: list[str]) -> str:
+    """The words without those of a tuning and of storage, wherever they stand, as one key; dates
+    stay, since they may tell generations apart."""
+    return "-".join(word for word in bare(words) if word not in _TUNED)
 
 
 def shorter(words: list[str]) -> Iterator[list[str]]:

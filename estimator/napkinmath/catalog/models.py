@@ -108,20 +108,33 @@ def _tolerant_line(text: str, name: str) -> int:
 
     if model_names.refusal(name):
         return -1
-    heads = _heads(text)
+    heads, words = _heads(text), model_names.words_of(name)
+    start = _same_words(heads, words)
+    if start < 0:
+        start = _tuned_line(heads, name)
+    return -1 if model_names.is_open(words) and not _is_qwen(text, start) else start
+
+
+def _same_words(heads: list[tuple[str, list[str], int]], words: list[str]) -> int:
+    """Where the line begins of the model with these words, dashes joined, or without words of a
+    tuning or of a quantized format; -1 if none, or if two have them."""
+    from napkinmath.catalog import model_names
+
     by_key: dict[str, int] = {}
-    by_joined: dict[str, int] = {}
+    by_plain: dict[str, int] = {}
     for _, names, start in heads:
         for known in names:
-            by_key.setdefault(name_key(known), start)
-            by_joined.setdefault(joined_key(name_key(known)), start)
-    words = model_names.words_of(name)
+            key = name_key(known)
+            by_key.setdefault(key, start)
+            by_key.setdefault(joined_key(key), start)
+            untuned = model_names.plain(key.split("-"))
+            by_plain[untuned] = start if by_plain.get(untuned, start) == start else -1
     for candidate in (*model_names.shorter(words), *model_names.shorter(model_names.bare(words))):
         key = "-".join(candidate)
-        start = by_key.get(key, by_joined.get(joined_key(key), -1))
+        start = by_key.get(key, by_key.get(joined_key(key), -1))
         if start >= 0:
-            return -1 if model_names.is_open(words) and not _is_qwen(text, start) else start
-    return _tuned_line(heads, name)
+            return start
+    return by_plain.get(model_names.plain(words), -1)
 
 
 def _tuned_line(heads: list[tuple[str, list[str], int]], name: str) -> int:
@@ -139,10 +152,7 @@ def _tuned_line(heads: list[tuple[str, list[str], int]], name: str) -> int:
         for known in filter(model_names.is_versioned, names):
             versioned.setdefault(joined_key(name_key(known)), start)
     published = name.strip().rpartition("/")[0].lower() in owners
-    words = model_names.bare(model_names.words_of(name))
-    if model_names.is_open(model_names.words_of(name)):
-        return -1
-    for run, rest in model_names.spans(words):
+    for run, rest in model_names.spans(model_names.bare(model_names.words_of(name))):
         start = versioned.get(joined_key("-".join(run)), -1)
         if start >= 0 and (not published or model_names.all_tunings(rest)):
             return start
