@@ -16,41 +16,31 @@ if TYPE_CHECKING:
     from typing import Any
 
 CATALOG = os.path.join(os.path.dirname(__file__), "models.json")
-# Endings that say how a checkpoint was tuned or packed; its shapes are those of the model without
-# them.
-_TUNINGS = (
-    "hf",
-    "instruct",
-    "chat",
-    "base",
-    "it",
-    "bnb-4bit",
-    "unsloth",
-    "gptq",
-    "awq",
-    "gguf",
-    "fp8",
-    "int4",
-    "int8",
-    "4bit",
-    "8bit",
-    "dpo",
-    "sft",
-    "preview",
-)
 
 
 def find_row(name: str) -> dict[str, Any] | None:
-    """The catalog's row of a name, alias or hub id; None if there is none."""
-    key = name_key(name)
-    if not key:
+    """The catalog's row of a name, alias or hub id, or of the model that a name's words say was
+    tuned or quantized; None if there is none."""
+    last = name.strip().rpartition("/")[2].lower()
+    if not name_key(name):
         return None
-    with open(CATALOG, encoding="utf-8") as file:
-        text = file.read()
-    start = _exact_line(text, name.rpartition("/")[2].strip().lower())
+    text = _text()
+    start = _exact_line(text, last)
     if start < 0:
-        start = _tolerant_line(text, key)
+        start = _tolerant_line(text, name)
     return None if start < 0 else _parse(text[start : text.index("\n", start)])
+
+
+def stored_format(name: str) -> str:
+    """The quantized format in which a catalogued name's weights are stored, as its words say: nf4
+    of '...-bnb-4bit'; '' where they are plain, and for FP8, which trainers widen."""
+    from napkinmath.catalog.model_names import storage, words_of
+
+    words = words_of(name)
+    row = find_row(name)
+    if row is None or name_key(row["name"]) == name_key(name):
+        return ""
+    return storage(words, gptq=str(row["family"]).startswith("qwen")) or ""
 
 
 def load_rows() -> list[dict[str, Any]]:
@@ -80,7 +70,13 @@ def joined_key(key: str) -> str:
 
 
 def unknown_model(name: str) -> InputError:
-    """The error for a name that is neither catalogued nor a path, with the nearest names."""
+    """The error for a name that is neither catalogued nor a path: why it can be none, or the
+    nearest names."""
+    from napkinmath.catalog.model_names import refusal
+
+    reason = refusal(name)
+    if reason:
+        return InputError(f"model {shown(name)} {reason}; list: `estimate models`")
     names = [row_name for row_name, _, _ in _heads(_text())]
     nearest = suggest(name_key(name), names) or "; see `estimate models`"
     return InputError(
@@ -105,21 +101,66 @@ def _exact_line(text: str, name: str) -> int:
     return -1
 
 
-def _tolerant_line(text: str, key: str) -> int:
-    """Where the line begins whose name, alias or hub id has that key, as written, with dashes
-    joined, or without a tuning's ending; -1 if none."""
+def _tolerant_line(text: str, name: str) -> int:
+    """Where the line begins of the model that a name's words mean: as written, without words of a
+    tuning or of a quantized format, or as part of a fine-tune's name; -1 if none."""
+    from napkinmath.catalog import model_names
+
+    if model_names.refusal(name):
+        return -1
+    heads, words = _heads(text), model_names.words_of(name)
+    start = _same_words(heads, words)
+    if start < 0:
+        start = _tuned_line(heads, name)
+    return -1 if model_names.is_open(words) and not _is_qwen(text, start) else start
+
+
+def _same_words(heads: list[tuple[str, list[str], int]], words: list[str]) -> int:
+    """Where the line begins of the model with these words, dashes joined, or without words of a
+    tuning or of a quantized format; -1 if none, or if two have them."""
+    from napkinmath.catalog import model_names
+
     by_key: dict[str, int] = {}
-    by_joined: dict[str, int] = {}
-    for _, names, start in _heads(text):
-        for name in names:
-            found = name_key(name)
-            by_key.setdefault(found, start)
-            by_joined.setdefault(joined_key(found), start)
-    for candidate in _without_tunings(key):
-        for index, wanted in ((by_key, candidate), (by_joined, joined_key(candidate))):
-            if wanted in index:
-                return index[wanted]
+    by_plain: dict[str, int] = {}
+    for _, names, start in heads:
+        for known in names:
+            key = name_key(known)
+            by_key.setdefault(key, start)
+            by_key.setdefault(joined_key(key), start)
+            untuned = model_names.plain(key.split("-"))
+            by_plain[untuned] = start if by_plain.get(untuned, start) == start else -1
+    for candidate in (*model_names.shorter(words), *model_names.shorter(model_names.bare(words))):
+        key = "-".join(candidate)
+        start = by_key.get(key, by_key.get(joined_key(key), -1))
+        if start >= 0:
+            return start
+    return by_plain.get(model_names.plain(words), -1)
+
+
+def _tuned_line(heads: list[tuple[str, list[str], int]], name: str) -> int:
+    """Where the line begins of the model whose versioned name is part of a fine-tune's; -1 if none.
+
+    What a publisher of catalogued models names anew may have other sizes: it counts only where the
+    other words are those of a tuning.
+    """
+    from napkinmath.catalog import model_names
+
+    versioned: dict[str, int] = {}
+    owners: set[str] = set()
+    for _, names, start in heads:
+        owners |= {known.partition("/")[0].lower() for known in names if "/" in known}
+        for known in filter(model_names.is_versioned, names):
+            versioned.setdefault(joined_key(name_key(known)), start)
+    published = name.strip().rpartition("/")[0].lower() in owners
+    for run, rest in model_names.spans(model_names.bare(model_names.words_of(name))):
+        start = versioned.get(joined_key("-".join(run)), -1)
+        if start >= 0 and (not published or model_names.all_tunings(rest)):
+            return start
     return -1
+
+
+def _is_qwen(text: str, start: int) -> bool:
+    return text.startswith('{"name":"qwen', start)
 
 
 def _heads(text: str) -> list[tuple[str, list[str], int]]:
@@ -133,20 +174,6 @@ def _heads(text: str) -> list[tuple[str, list[str], int]]:
             heads.append((names[0], names, start))
         start += len(line)
     return heads
-
-
-def _without_tunings(key: str) -> list[str]:
-    """The key, then with endings like '-instruct' and '-bnb-4bit' taken off one after the other,
-    and 'meta-' from its front."""
-    candidates = [key]
-    shorter = key
-    while True:
-        ending = next((e for e in _TUNINGS if shorter.endswith("-" + e)), "")
-        if not ending:
-            break
-        shorter = shorter[: -len(ending) - 1]
-        candidates.append(shorter)
-    return candidates + [c[5:] for c in candidates if c.startswith("meta-")]
 
 
 def _parse(line: str) -> dict[str, Any]:

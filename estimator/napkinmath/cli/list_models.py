@@ -62,7 +62,7 @@ def _print(rows: list[dict[str, Any]], *, as_json: bool) -> None:
             row["name"],
             format_count(row["parameters"]),
             row["family"],
-            row["config"]["model_type"],
+            _model_type(row),
             row["hub_id"] or "",
             ", ".join(row["aliases"]),
         )
@@ -73,3 +73,11 @@ def _print(rows: list[dict[str, Any]], *, as_json: bool) -> None:
         table,
         right=("parameters",),
     )
+
+
+def _model_type(row: dict[str, Any]) -> str:
+    """The model type, with what knows its layers where no family's rules do."""
+    from napkinmath.models.families import FAMILIES
+
+    kind = row["config"]["model_type"]
+    return kind if kind in FAMILIES else f"{kind} (trace only)"

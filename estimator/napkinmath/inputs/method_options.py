@@ -75,6 +75,9 @@ QUANT_OPTIONS = (
 )
 
 
+_FORMAT_WORDS = ("bit", "awq", "gptq", "fp4", "nf4", "bnb", "int")  # parts of names, to ask further
+
+
 def flag(key: str) -> str:
     """'grad_accum' -> '--grad-accum', as messages name an option."""
     return "--" + key.replace("_", "-")
@@ -150,7 +153,8 @@ def adapter_of(options: Options, method: str, kind: AdapterKind | None) -> Adapt
 def quantization_of(
     options: Options, method: str, kind: AdapterKind | None, default_format: str
 ) -> QuantizationConfig | None:
-    given = options.get("quant", default_format)
+    stored = _stored(options, kind)
+    given = stored or options.get("quant", default_format)
     name = given.strip().lower() if isinstance(given, str) else values.text(given, "--quant")
     if name in ("", "none", "off"):
         if default_format:
@@ -192,3 +196,22 @@ def quantization_of(
     if "keep_modules" in options:
         fields["keep"] = values.names(options["keep_modules"], "--keep-modules")
     return QuantizationConfig(**fields)
+
+
+def _stored(options: Options, kind: AdapterKind | None) -> str:
+    """The format in which the named model is stored; transformers keeps it whatever else is asked
+    for. Raises InputError where the weights themselves are to be trained."""
+    model = options.get("model")
+    if not isinstance(model, str) or not any(word in model.lower() for word in _FORMAT_WORDS):
+        return ""
+    from napkinmath.catalog.models import find_row, stored_format
+
+    found = stored_format(model)
+    if found and kind is None:
+        row = find_row(model)
+        base = row["name"] if row else "its base"
+        raise InputError(
+            f"model {shown(model)} is stored in {found}, which cannot be trained itself; add"
+            f" --lora, or give {base}"
+        )
+    return found

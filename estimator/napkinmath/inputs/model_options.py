@@ -3,6 +3,8 @@ or a hub id."""
 
 from __future__ import annotations
 
+import os
+
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown
 from napkinmath.models.families import read_config
@@ -38,9 +40,22 @@ def model_spec(options: Mapping[str, object], notes: list[str]) -> ModelSpec:
         return read_config(fetch_config(name), name=name, source=f"{name} on the hub")
 
     spec = read_model(name)
-    if spec.name.lower() != name.rpartition("/")[2].lower() and not spec.source.endswith(".json"):
-        notes.append(f"model {shown(name)} taken as {spec.name} of the catalog")
+    last = name.rstrip("/").rpartition("/")[2].lower()
+    if spec.name.lower() != last and not os.path.exists(spec.source):
+        notes.append(f"model {shown(name)} taken as {spec.name} of the catalog{_storage(name)}")
     return spec
+
+
+def _storage(name: str) -> str:
+    """How the named weights are stored, as a note says it; '' where they are plain."""
+    from napkinmath.catalog.models import stored_format
+
+    found = stored_format(name)
+    if found:
+        return f", weights stored in {found}"
+    if "fp8" in name.lower():
+        return "; its FP8 weights are widened for training"
+    return ""
 
 
 def _from_arch(options: Mapping[str, object], notes: list[str]) -> ModelSpec:

@@ -11,6 +11,7 @@ from napkinmath.models.families import read_config
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import Any
 
     from napkinmath.config.train_config import TrainConfig
     from napkinmath.ir.model_spec import ModelSpec
@@ -36,15 +37,40 @@ def read_model(
         raise InputError(f"model {shown(text)} is not a name; remove its null character")
     row = None if _is_path(given, text) else find_row(text)
     if row is not None:
-        return read_config(row["config"], name=name or row["name"], source=row["source"])
+        return _read_row(row, name)
     from napkinmath.models import config_file
 
-    path = config_file.find(text)
+    path = config_file.find(text) if not _is_away(text) else None
     if path is None:
-        raise unknown_model(text)
+        row = find_row(text)
+        if row is None:
+            raise unknown_model(text)
+        return _read_row(row, name)
     return read_config(
         config_file.read(path), name=name or config_file.model_name(path), source=path
     )
+
+
+def _read_row(row: Mapping[str, Any], name: str) -> ModelSpec:
+    """The model of a catalogued row; raises InputError with the way out where only a trace knows
+    its architecture."""
+    from napkinmath.models.families import FAMILIES
+
+    kind = row["config"]["model_type"]
+    if kind not in FAMILIES:
+        raise InputError(
+            f"model {shown(row['name'])} is catalogued ({row['parameters'] / 1e9:.2f}B parameters,"
+            f" model_type {kind}), but its family has no rules yet; run `estimate trace --model"
+            f" {row['name']}`"
+        )
+    return read_config(row["config"], name=name or row["name"], source=row["source"])
+
+
+def _is_away(text: str) -> bool:
+    """Whether a path leads to a folder that another machine has, named like a catalogued model:
+    a training file that was written there still says which model it is."""
+    path = os.path.expanduser(text)
+    return not text.endswith(".json") and not os.path.lexists(path) and find_row(text) is not None
 
 
 def read_teacher(config: TrainConfig) -> ModelSpec | None:

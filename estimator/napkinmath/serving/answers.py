@@ -38,11 +38,13 @@ def catalogue() -> dict[str, Any]:
     from napkinmath.catalog.optimizers import OPTIMIZERS
     from napkinmath.config.train_config import Attention, Kernels, Loss, Precision
     from napkinmath.exports import KINDS
+    from napkinmath.models.families import FAMILIES
 
     return {
         "models": [
             {"name": row["name"], "parameters": row["parameters"], "family": row["family"]}
             for row in load_rows()
+            if row["config"]["model_type"] in FAMILIES
         ],
         "gpus": [{"name": gpu.name, "memory_bytes": gpu.memory_bytes} for gpu in load_gpus()],
         "optimizers": list(OPTIMIZERS),

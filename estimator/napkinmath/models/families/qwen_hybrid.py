@@ -69,7 +69,7 @@ def qwen3_5(c: Config) -> ModelSpec:
             text.source,
         )
     spec = qwen3_5_moe_text(text) if "num_experts" in text else qwen3_5_text(text)
-    return qwen3_tower(c, spec, spec.family)
+    return qwen3_tower(c, spec, spec.family, deep_features=False)
 
 
 def _symbols(c: Config, *, width: str = "intermediate_size") -> dict[str, int]:

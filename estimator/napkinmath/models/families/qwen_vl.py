@@ -58,7 +58,9 @@ def _qwen3_vl(c: Config, text: str, family: str) -> ModelSpec:
     return qwen3_tower(c, text_spec(c, text), family)
 
 
-def qwen3_tower(c: Config, text: ModelSpec, family: str) -> ModelSpec:
+def qwen3_tower(
+    c: Config, text: ModelSpec, family: str, *, deep_features: bool = True
+) -> ModelSpec:
     """Qwen 3 VL's tower before a text model."""
     v = c.nested("vision_config")
     width = v.size("hidden_size", 1152)
@@ -84,7 +86,11 @@ def qwen3_tower(c: Config, text: ModelSpec, family: str) -> ModelSpec:
         linears=("linear_fc1", "linear_fc2"),
     )
     deep = merger.replace(norm_merged=True)
-    depths = len(v.sizes("deepstack_visual_indexes")) if "deepstack_visual_indexes" in v else 3
+    if not deep_features:
+        depths = 0
+    else:
+        named = "deepstack_visual_indexes" in v
+        depths = len(v.sizes("deepstack_visual_indexes")) if named else 3
     extra = (
         [
             Stage(

@@ -1,0 +1,260 @@
+"""What the words of a model's name say: how its weights are stored, what was tuned, and what is no
+model that can be trained.
+
+A name is its last part in lower case, split into words at every punctuation mark. All rules are
+about words, so that a new fine-tune needs no row.
+"""
+
+from __future__ import annotations
+
+import re
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# Words that leave every shape as it is: how a checkpoint was tuned, served or rounded.
+_TUNED = frozenset(
+    [
+        "hf",
+        "instruct",
+        "chat",
+        "base",
+        "it",
+        "pt",
+        "dpo",
+        "sft",
+        "rl",
+        "rlhf",
+        "rlvr",
+        "grpo",
+        "ppo",
+        "orpo",
+        "kto",
+        "simpo",
+        "preview",
+        "thinking",
+        "reasoning",
+        "turbo",
+        "maas",
+        "tput",
+        "bf16",
+        "fp16",
+        "fp32",
+        "16bit",
+        "f16",
+        "sharded",
+        "merged",
+        "unquantized",
+        "dequantized",
+        "dynamic",
+        "unsloth",
+        "linearized",
+    ]
+)
+_DATE = re.compile(r"2[3-6](0[1-9]|1[0-2])")  # 2507: July 2025
+# Words that only tell what a quantized checkpoint was made with.
+_STORAGE_DETAIL = frozenset(
+    ["4bit", "8bit", "int4", "int8", "128g", "64g", "32g", "block", "g128", "actorder"]
+)
+# The formats of the catalog by the word that names them. "" means that trainers widen the weights.
+_STORAGE = (
+    (frozenset({"nf4"}), "nf4"),
+    (frozenset({"bnb", "8bit"}), "int8"),
+    (frozenset({"bnb", "int8"}), "int8"),
+    (frozenset({"bnb"}), "nf4"),
+    (frozenset({"gptq", "int8"}), "gptq-int8"),
+    (frozenset({"gptq", "8bit"}), "gptq-int8"),
+    (frozenset({"gptq"}), "gptq-int4"),
+    (frozenset({"awq"}), "awq-int4"),
+    (frozenset({"mxfp4"}), "mxfp4"),
+    (frozenset({"nvfp4"}), "nvfp4"),
+    (frozenset({"fp8"}), ""),
+    (frozenset({"4bit"}), "nf4"),
+    (frozenset({"8bit"}), "int8"),
+)
+_STORED_WORDS = frozenset(word for words, _ in _STORAGE for word in words) | _STORAGE_DETAIL
+# Words of another architecture, of other sizes or of another vocabulary than the name beside them.
+_RESHAPED = frozenset(
+    [
+        "vl",
+        "vlm",
+        "vision",
+        "v",
+        "omni",
+        "audio",
+        "speech",
+        "tts",
+        "asr",
+        "ocr",
+        "moe",
+        "mamba",
+        "hybrid",
+        "linear",
+        "bitnet",
+        "llava",
+        "clip",
+        "tiny",
+        "mini",
+        "nano",
+        "small",
+        "large",
+        "pruned",
+        "prune",
+        "sparse",
+        "width",
+        "depth",
+        "upscaled",
+        "expanded",
+        "pro",
+        "merge",
+        "moes",
+        "passthrough",
+        "embed",
+        "embedding",
+        "embeddings",
+        "reranker",
+        "rerank",
+        "classifier",
+        "seq",
+        "cls",
+        "gme",
+        "colbert",
+        "retriever",
+        "encoder",
+        "bidirectional",
+        "llm2vec",
+        "distill",
+        "distilled",
+        "student",
+        "guard",
+        "judge",
+        "diffusion",
+        "layers",
+        "layer",
+        "extended",
+        "random",
+        "debug",
+        "test",
+        "dummy",
+        "untied",
+        "resized",
+    ]
+)
+_SIZE = re.compile(r"\d+[bm]|[ae]\d+[bm]|\d+x\d+[bm]|\d+k|\d+m")
+
+_GGUF = "is a GGUF file for llama.cpp, which no trainer loads; give the model it was made of"
+_OTHER_FORMAT = (
+    "is stored for an inference engine, which no trainer loads; give the model it was made of"
+)
+_ADAPTER = "is an adapter, not a model; give its base model and --lora with its rank"
+_DRAFT = "is a draft head of speculative decoding, not a model of its own; give its config.json"
+_REWARD = "is a reward model: a score stands in the place of its base's head; give its config.json"
+_TOKENIZER = "is a tokenizer; give a model"
+_CLOSED = "has no public weights; give a model that can be downloaded"
+_PICTURES = "makes pictures by diffusion; give a transformer over tokens"
+_SOUND = "is a codec or encoder of sound; give a transformer over tokens"
+_REFUSED: tuple[tuple[str, str], ...] = (
+    (r"(gguf|ggml|q\d k [msl]|q\d [01k])", _GGUF),
+    (r"(onnx|openvino|ov|coreml|litert|tflite|exl2|exl3|mlx|tensorrt|trtllm)", _OTHER_FORMAT),
+    (r"(aqlm|eetq|quip|vptq|spqr|hqq|torchao|w4a16|w8a8|w8a16|w4a8|w4afp8)", _OTHER_FORMAT),
+    (r"(lora|qlora|loras|adapter|adapters|peft)", _ADAPTER),
+    (r"(eagle|eagle2|eagle3|medusa|draft|drafter|dflash|dspark|speculator|assistant)", _DRAFT),
+    (r"(reward|rm|prm|orm|genrm)", _REWARD),
+    (r"tokenizer", _TOKENIZER),
+    (r"(gpt 3 5|gpt 4|gpt 4o|gpt 4 1|gpt 5|claude|gemini|davinci|o[134] mini)", _CLOSED),
+    (r"(flux|stable diffusion|sdxl|wan2|wan 2|ltx|hunyuanvideo|qwen image|z image)", _PICTURES),
+    (r"(fastpitch|hifigan|parakeet|canary|sortformer|titanet|wavlm|bark|codec)", _SOUND),
+    (r"(snac|xcodec|xcodec2|tacotron|vits|kokoro|parler|encodec)", _SOUND),
+)
+
+
+def words_of(name: str) -> list[str]:
+    """'unsloth/Llama-3.1_8B' -> ['llama', '3', '1', '8b']."""
+    last = name.strip().rstrip("/\\").replace("\\", "/").rpartition("/")[2].lower()
+    return "".join(c if c.isalnum() else " " for c in last).split()
+
+
+def refusal(name: str) -> str:
+    """Why a name can be none of a model that is trained, in words that follow it; '' if it can."""
+    words = words_of(name)
+    text = " ".join(words)
+    if name.lower().startswith("mlx-community/") and _STORED_WORDS & set(words):
+        return _OTHER_FORMAT
+    for pattern, reason in _REFUSED:
+        if re.search(rf"(^| ){pattern}($| )", text):
+            return reason
+    return ""
+
+
+def storage(words: list[str], *, gptq: bool = False) -> str | None:
+    """The quantized format that the words mean; '' for FP8, which trainers widen, None where the
+    weights are plain or the words leave the format open. `gptq`: bare int4 and int8 mean GPTQ, as
+    Qwen's publisher writes them."""
+    given = set(words)
+    if "unquantized" in given or "dequantized" in given:
+        return None
+    if gptq and given & {"int4", "int8"}:
+        given.add("gptq")
+    for needed, found in _STORAGE:
+        if needed <= given:
+            return found
+    return None
+
+
+def is_open(words: list[str]) -> bool:
+    """Whether the words say integers without the format that stores them."""
+    return bool({"int4", "int8"} & set(words)) and storage(words) is None
+
+
+def bare(words: list[str]) -> list[str]:
+    """The words without those that say how the weights are stored."""
+    return [word for word in words if word not in _STORED_WORDS]
+
+
+def plain(words: list[str]) -> str:
+    """The words without those of a tuning and of storage, wherever they stand, as one key; dates
+    stay, since they may tell generations apart."""
+    return "-".join(word for word in bare(words) if word not in _TUNED)
+
+
+def shorter(words: list[str]) -> Iterator[list[str]]:
+    """The words, then without 'meta' in front, then with every last word of a tuning taken off."""
+    while words:
+        yield words
+        if words[0] == "meta":
+            yield words[1:]
+        if not _is_tuning(words[-1]):
+            return
+        words = words[:-1]
+
+
+def spans(words: list[str]) -> Iterator[tuple[list[str], list[str]]]:
+    """(a run of words, the words around it), longest first, where the rest names no other shape:
+    what a fine-tune of some model may be called."""
+    count = len(words)
+    for length in range(count - 1, 1, -1):
+        for start in range(count - length + 1):
+            run, rest = words[start : start + length], words[:start] + words[start + length :]
+            if not any(_is_reshaping(word) for word in rest):
+                yield run, rest
+
+
+def all_tunings(words: list[str]) -> bool:
+    """Whether each word only says how a checkpoint was tuned."""
+    return all(_is_tuning(word) for word in words)
+
+
+def _is_tuning(word: str) -> bool:
+    return word in _TUNED or _DATE.fullmatch(word) is not None
+
+
+def is_versioned(name: str) -> bool:
+    """Whether a catalogued name has a size and a version beside it: 'qwen2.5-7b', not 'qwen-7b',
+    which three generations were called."""
+    rest, sizes = re.subn(r"(?<![\w.])\d+(\.\d+)?[bm](?!\w)", "", name.lower())
+    return sizes > 0 and any(c.isdigit() for c in rest)
+
+
+def _is_reshaping(word: str) -> bool:
+    return word in _RESHAPED or _SIZE.fullmatch(word) is not None

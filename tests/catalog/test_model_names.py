@@ -1,0 +1,131 @@
+"""Names that people write: fine-tunes and quantized checkpoints mean their base, near-misses and
+what is no model mean nothing."""
+
+from __future__ import annotations
+
+import pytest
+from napkinmath.base.errors import InputError
+from napkinmath.catalog.model_names import refusal
+from napkinmath.catalog.models import find_row, load_rows, stored_format, unknown_model
+from napkinmath.catalog.quantization import FORMATS
+from napkinmath.inputs.jobs import priced
+from napkinmath.models.families import FAMILIES
+from napkinmath.models.read import read_model
+
+UNDERSTOOD = {
+    "unsloth/Llama-3.2-1B-Instruct-bnb-4bit": ("llama-3.2-1b", "nf4"),
+    "unsloth/Qwen3-4B-unsloth-bnb-4bit": ("qwen3-4b", "nf4"),
+    "unsloth/Meta-Llama-3.1-8B-bnb-8bit": ("llama-3.1-8b", "int8"),
+    "hugging-quants/Meta-Llama-3.1-405B-BNB-NF4-BF16": ("llama-3.1-405b", "nf4"),
+    "NousResearch/Meta-Llama-3-8B": ("llama-3-8b", ""),
+    "TheBloke/Mistral-7B-v0.1-GPTQ": ("mistral-7b-v0.1", "gptq-int4"),
+    "TheBloke/Mistral-7B-Instruct-v0.2-AWQ": ("mistral-7b-v0.2", "awq-int4"),
+    "Qwen/Qwen2.5-7B-Instruct-GPTQ-Int8": ("qwen2.5-7b", "gptq-int8"),
+    "Qwen/Qwen-7B-Chat-Int4": ("qwen-7b", "gptq-int4"),
+    "/data/models/Qwen3-8B-AWQ/": ("qwen3-8b", "awq-int4"),
+    "C:\\models\\Qwen3-8B": ("qwen3-8b", ""),
+    "RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8-dynamic": ("llama-3.1-8b", ""),
+    "nvidia/Qwen3-30B-A3B-NVFP4": ("qwen3-30b-a3b", "nvfp4"),
+    "openai/gpt-oss-20b-mxfp4": ("gpt-oss-20b", "mxfp4"),
+    "mlx-community/Llama-3.2-3B-Instruct-bf16": ("llama-3.2-3b", ""),
+    "mistralai/Mistral-7B-Instruct-v0.3": ("mistral-7b-v0.3", ""),
+    "Qwen/Qwen3-30B-A3B-Thinking-2507": ("qwen3-30b-a3b", ""),
+    "someone/Qwen2.5-7B-Instruct-RLVR": ("qwen2.5-7b", ""),
+    "someone/sudoku-grpo-Qwen3-1.7B": ("qwen3-1.7b", ""),
+    "my-llama-3.1-8b-customer-sft": ("llama-3.1-8b", ""),
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-32B": ("qwen2.5-32b", ""),
+    "llama2-7b": ("llama-2-7b", ""),
+}
+UNKNOWN = [
+    "Qwen/Qwen2.5-7B-1M",
+    "Qwen/Qwen2.5-7B-Instruct-1M",
+    "Qwen/Qwen3-8B-Foo",  # what a publisher names anew may have other sizes
+    "someone/pirate-qwen-14B",  # of three generations
+    "someone/dolphin-mistral-7b",
+    "someone/cogito-v1-preview-llama-3B",
+    "someone/tiny_qwen3_moe_2.8B_0.7B",
+    "someone/llama3-8b-pro",
+    "someone/Llama-3-8B-Distill-Foo-1B",
+    "someone/Llama-3.1-8B-Vision",
+    "someone/Llama-3.1-8B-Omni",
+    "someone/Qwen3-8B-Embedding",
+    "someone/Qwen3-4B-pruned",
+    "someone/Llama-3.1-Minitron-4B-Width-Base",
+    "llama-3.2-1b-int8",  # of which of four formats
+    "CohereForAI/c4ai-command-r-08-2024",
+    "qwen3",
+    "8b",
+]
+REFUSED = {
+    "unsloth/Qwen3-8B-GGUF": "GGUF",
+    "someone/llama-3-8b.Q4_K_M.gguf": "GGUF",
+    "mlx-community/Llama-3.2-3B-Instruct-4bit": "inference engine",
+    "RedHatAI/Llama-3.2-1B-Instruct-quantized.w8a8": "inference engine",
+    "turboderp/Llama-3.1-8B-Instruct-exl2": "inference engine",
+    "someone/opt-6.7b-lora": "adapter",
+    "someone/zephyr-7b-sft-qlora": "adapter",
+    "someone/Qwen3-1.7B_eagle3": "draft head",
+    "someone/Qwen3-4B-DFlash-b16": "draft head",
+    "someone/Skywork-Reward-V2-Qwen3-8B": "reward model",
+    "openai/gpt-5.2": "no public weights",
+    "stabilityai/stable-diffusion-2-1": "pictures",
+    "black-forest-labs/FLUX.1-dev": "pictures",
+}
+
+
+@pytest.mark.parametrize("name", UNDERSTOOD)
+def test_a_fine_tune_means_its_base_and_how_it_is_stored(name: str) -> None:
+    row = find_row(name)
+    assert row is not None
+    assert (row["name"], stored_format(name)) == UNDERSTOOD[name]
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_a_near_miss_is_no_other_model(name: str) -> None:
+    assert find_row(name) is None
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_no_model_is_refused_by_its_reason(name: str) -> None:
+    assert find_row(name) is None
+    message = str(unknown_model(name))
+    assert REFUSED[name] in message and "\n" not in message and "list:" in message
+
+
+def test_every_row_answers_to_its_own_names_and_to_their_usual_endings() -> None:
+    """No rule about words takes a catalogued name for another model."""
+    for row in load_rows():
+        for name in [row["name"], *row["aliases"], *filter(None, [row["hub_id"]])]:
+            found = find_row(name)
+            assert found is not None and found["name"] == row["name"], name
+            assert stored_format(name) in ("", *FORMATS)
+            if not refusal(name):
+                quantized = find_row(name + "-unsloth-bnb-4bit")
+                assert quantized is not None and quantized["name"] == row["name"], name
+
+
+def test_the_stored_format_is_priced_and_never_trained_itself() -> None:
+    notes: list[str] = []
+    named = {"model": "unsloth/SmolLM2-135M-bnb-4bit", "ctx": 128}
+    (found,) = priced({**named, "method": "lora"}, notes)
+    (asked,) = priced({"model": "smollm2-135m", "ctx": 128, "method": "lora", "quant": "nf4"}, [])
+    assert found.memory.allocated == asked.memory.allocated
+    assert any("nf4" in note and "smollm2-135m" in note for note in notes)
+    with pytest.raises(InputError, match="--lora, or give smollm2-135m"):
+        priced(named, [])
+
+
+def test_a_path_of_another_machine_says_which_model_it_was() -> None:
+    notes: list[str] = []
+    (found,) = priced({"model": "/cluster/models/SmolLM2-135M-Instruct", "ctx": 128}, notes)
+    assert found.spec.name == "smollm2-135m" and any("smollm2-135m" in note for note in notes)
+    for path in ("/cluster/models/mine", "./qwen3-8b/config.json"):
+        with pytest.raises(InputError, match="does not exist"):
+            read_model(path)
+
+
+def test_a_row_without_rules_says_the_way_out() -> None:
+    rows = [row for row in load_rows() if row["config"]["model_type"] not in FAMILIES]
+    for row in rows:
+        with pytest.raises(InputError, match=f"estimate trace --model {row['name']}"):
+            read_model(row["name"])
