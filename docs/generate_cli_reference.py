@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from napkinmath.cli.flags import ON, REPEAT, SHARED, SWITCH
+from napkinmath.cli.flag_rows import ON, REPEAT, SWITCH, meaning
+from napkinmath.cli.flags import SHARED
 from napkinmath.cli.main import COMMANDS, DEFAULT
 from napkinmath.cli.parser import Parser
 
@@ -99,14 +100,16 @@ def section(name: str, parser: Parser) -> list[str]:
 def table(rows: Any) -> list[str]:
     """Rows of flags as a table."""
     lines = ["| flag | meaning |\n|---|---|\n"]
-    for names, kind, metavar, meaning in rows:
+    for row in rows:
+        names, kind, metavar, _ = row
+        said = meaning(row)
         value = f" {metavar}" if metavar and kind not in (ON, SWITCH) else ""
         spelled = [f"`{name}{value}`" for name in names] + (
             [f"`--no-{names[0].removeprefix('--')}`"] if kind == SWITCH else []
         )
-        repeated = "; may be repeated" if kind == REPEAT and "repeated" not in meaning else ""
+        repeated = "; may be repeated" if kind == REPEAT and "repeated" not in said else ""
         lines.append(
-            f"| {', '.join(spelled).replace('|', chr(92) + '|')} | {escaped(meaning)}{repeated} |\n"
+            f"| {', '.join(spelled).replace('|', chr(92) + '|')} | {escaped(said)}{repeated} |\n"
         )
     return lines
 

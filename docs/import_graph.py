@@ -37,7 +37,7 @@ ROOMS = (
     "serving",
     "cli",
 )
-LOOSE = {"estimate": "answers"}  # loose modules and the room whose rank they have
+LOOSE = {"estimate": "inputs"}  # loose modules and the room whose rank they have
 DOORS = ("napkinmath", "napkinmath.__main__", "napkinmath.moved")  # name what is anywhere
 NAMED = re.compile(r"napkinmath(\.[a-z_0-9]+)+")
 

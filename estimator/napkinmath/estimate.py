@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def estimate(
-    model: str | Mapping[str, object] | ModelSpec,
+    model: str | Mapping[str, object] | ModelSpec | None = None,
     config: TrainConfig | None = None,
     *,
     hardware: str | Gpu | Hardware | Cluster | None = None,
@@ -44,10 +44,74 @@ def estimate(
     ModelSpec. `config` or its fields as keywords say how it is trained; `hardware` is a GPU by
     name, or the Cluster whose GPUs train together; without it, a `calibration` (a file, or what was
     read of one) prices on the device it was measured on. `efficiency` replaces the GPU's default
-    speeds by calibrated ones. Raises InputError for anything that cannot be understood.
+    speeds by calibrated ones. Every flag of the command is a keyword too (`method="qlora", bs=4,
+    gpu="A100-80"`) and means there what it means as a flag; keys of TrainConfig stay its fields.
+    Raises InputError for anything that cannot be understood.
     """
+    if model is None or any(not _is_field(name, changes[name]) for name in changes):
+        return _of_options(model, config, hardware, efficiency, allocator, calibration, changes)
     spec = model if isinstance(model, ModelSpec) else read_model(model)
     config = (config or TrainConfig()).replace(**changes) if changes else config or TrainConfig()
+    return _priced(spec, config, hardware, efficiency, allocator, calibration)
+
+
+def _is_field(name: str, value: object) -> bool:
+    from napkinmath.inputs.keywords import is_field
+
+    return is_field(name, value)
+
+
+def _of_options(
+    model: str | Mapping[str, object] | ModelSpec | None,
+    config: TrainConfig | None,
+    hardware: str | Gpu | Hardware | Cluster | None,
+    efficiency: Efficiency | None,
+    allocator: str | AllocatorSettings,
+    calibration: str | Calibration | None,
+    keywords: dict[str, Any],
+) -> Estimate:
+    """The estimate where keywords are options of the command."""
+    from warnings import warn
+
+    from napkinmath.inputs.asked import refuse_idle
+    from napkinmath.inputs.keywords import read_keywords
+
+    name = next(iter(keywords), "model")
+    if config is not None:
+        raise InputError(
+            f"config= and the option {name}= both say how it is trained; give fields of"
+            " TrainConfig beside config=, or options alone"
+        )
+    said = {"allocator": allocator, "calibration": calibration}
+    texts = {name: value for name, value in said.items() if value and isinstance(value, str)}
+    asked = read_keywords(model, {**keywords, **texts})
+    if hardware is not None and asked.hardware is not None:
+        raise InputError(
+            f"hardware={shown(hardware)} and the options of the machine both name the GPU; give"
+            " one of them"
+        )
+    for note in asked.notes:
+        warn(note, stacklevel=3)
+    found = _priced(
+        asked.spec,
+        asked.config,
+        hardware if asked.hardware is None else asked.hardware,
+        efficiency,
+        asked.allocator if isinstance(allocator, str) else allocator,
+        calibration if asked.calibration is None else asked.calibration,
+    )
+    refuse_idle(found, asked.options)
+    return found
+
+
+def _priced(
+    spec: ModelSpec,
+    config: TrainConfig,
+    hardware: str | Gpu | Hardware | Cluster | None,
+    efficiency: Efficiency | None,
+    allocator: str | AllocatorSettings,
+    calibration: str | Calibration | None,
+) -> Estimate:
     machine, cluster = _hardware(hardware)
     if machine is None and calibration is not None:
         machine = _measured_hardware(calibration)

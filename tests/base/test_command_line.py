@@ -11,7 +11,8 @@ import sys
 import pytest
 from napkinmath.base.command_line import METHOD_FLAGS, command, flags, posix, powershell, words
 from napkinmath.base.errors import InputError
-from napkinmath.cli.flags import SHARED, TEXT
+from napkinmath.cli.flag_rows import TEXT
+from napkinmath.cli.flags import SHARED
 from napkinmath.cli.main import main
 from napkinmath.cli.parser import Parser
 

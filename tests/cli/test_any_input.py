@@ -12,22 +12,16 @@ from cli.runs import TINY, Done, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from napkinmath.base.errors import InputError
-from napkinmath.cli.flags import (
-    BATCH,
-    HARDWARE,
-    METHOD,
-    PARALLEL,
-    QUANTIZATION,
-    REPEAT,
-    STEP,
-    SWITCH,
-    TEXT,
-)
+from napkinmath.cli.flag_rows import REPEAT, SWITCH, TEXT
+from napkinmath.cli.flags import SHARED
 from napkinmath.inputs.job_file import _KINDS, read_job
-from napkinmath.inputs.options import KEYS, train_config
+from napkinmath.inputs.option_table import BY_KEY
+from napkinmath.inputs.options import train_config
 from napkinmath.models.arch_string import read_arch
 
-ROWS = [row for group in (METHOD, QUANTIZATION, BATCH, STEP, HARDWARE, PARALLEL) for row in group]
+ROWS = [
+    row for title, rows in SHARED if title not in ("model", "workload", "output") for row in rows
+]
 # Words that some flag understands, so that random lines get past the first check.
 WORDS = [
     "0",
@@ -172,7 +166,9 @@ def test_any_config_value(changes: dict[str, object]) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(
-    st.dictionaries(st.sampled_from(KEYS), st.one_of(anything, st.sampled_from(WORDS)), max_size=5)
+    st.dictionaries(
+        st.sampled_from(sorted(BY_KEY)), st.one_of(anything, st.sampled_from(WORDS)), max_size=5
+    )
 )
 def test_any_option_value(options: dict[str, object]) -> None:
     """Typed values of a job file either make a configuration or an InputError."""

@@ -18,20 +18,14 @@ import pytest
 import yaml
 from cli.runs import run
 from napkinmath.catalog.models import load_rows
-from napkinmath.cli.flags import (
-    BATCH,
-    HARDWARE,
-    METHOD,
-    PARALLEL,
-    QUANTIZATION,
-    REPEAT,
-    STEP,
-    TEXT,
-)
+from napkinmath.cli.flag_rows import REPEAT, TEXT, meaning
+from napkinmath.cli.flags import SHARED
 
 TIMES = int(os.environ.get("NAPKINMATH_FUZZ", "1"))
 JOBS = Path(__file__).parent / "jobs"
-FLAGS = [row for group in (METHOD, QUANTIZATION, BATCH, STEP, HARDWARE, PARALLEL) for row in group]
+FLAGS = [
+    row for title, rows in SHARED if title not in ("model", "workload", "output") for row in rows
+]
 HUGE = 1 << 60
 ODD: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1, 2, 3, 4.0, 8.0, 0.5, 7, HUGE, -HUGE, 10**400, 1e308, -1.5),
@@ -140,7 +134,9 @@ def flag(chance: random.Random) -> tuple[str, ...]:
     name = chance.choice(row[0])
     if row[1] not in (TEXT, REPEAT):
         return (name,)
-    words = [word.strip("(),;:'\"") for word in f"{row[2]} {row[3]}".replace("|", " ").split()]
+    words = [
+        word.strip("(),;:'\"") for word in f"{row[2]} {meaning(row)}".replace("|", " ").split()
+    ]
     return name, chance.choice([*words, *("1", "2", "4", "8", "0", "1k"), str(HUGE)])
 
 

@@ -22,10 +22,9 @@ import pytest
 from napkinmath.base.errors import InputError
 from napkinmath.cli.serve import make_server
 from napkinmath.estimate import estimate
-from napkinmath.inputs.options import KEYS
 from napkinmath.serving import answers, workers
 from napkinmath.serving.cache import Cache
-from napkinmath.serving.requests import KNOWN, MAX_BODY_BYTES
+from napkinmath.serving.requests import KNOWN, MAX_BODY_BYTES, options_of
 from napkinmath.serving.server import FILES, PAGE, Server
 from napkinmath.serving.workers import Gone
 
@@ -205,16 +204,13 @@ def test_the_catalogue_has_what_the_page_offers(server: Server) -> None:
     )
 
 
-def test_every_option_of_the_page_means_something() -> None:
-    assert set(KEYS) >= KNOWN
-    assert not KNOWN & {
-        "config",
-        "hub",
-        "calibration",
-        "allow_stale_calibration",
-        "nvme",
-        "lengths",
-    }, "options that name files"
+def test_no_option_of_the_page_names_a_file_or_reaches_the_network() -> None:
+    assert not KNOWN & {"config", "hub", "calibration", "allow_stale_calibration"}
+    for asked in ({"lengths": "/etc/passwd"}, {"nvme": "/dev/nvme0"}, {"network": "/etc/hosts"}):
+        with pytest.raises(InputError, match=r"whole number|unknown"):
+            answers.answer(
+                options_of(json.dumps({**SMALL, "gpus": "16", "nodes": 2, **asked}).encode())
+            )
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING
 from napkinmath.catalog.gpus import load_gpus
 from napkinmath.catalog.models import load_rows
 from napkinmath.catalog.optimizers import OPTIMIZERS
-from napkinmath.cli.flags import SHARED, SWITCH, TEXT
+from napkinmath.cli.flag_rows import SWITCH, TEXT
+from napkinmath.cli.flags import SHARED
 from napkinmath.config.train_config import Attention, Kernels, Loss, Precision
 
 from fuzz_doors.door import Case, Door
 from fuzz_doors.draw import MODELS, NUMBERS, TINY_ARCH, argument, often
 
 if TYPE_CHECKING:
-    from napkinmath.cli.flags import Row
+    from napkinmath.cli.flag_rows import Row
 
 _SMALL = ("1", "2", "3", "4", "8", "16")
 _LENGTHS = ("1", "17", "64", "512", "2k", "4096", "128k")

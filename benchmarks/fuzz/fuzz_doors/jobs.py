@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 import yaml
-from napkinmath.inputs.options import KEYS
+from napkinmath.inputs.option_table import BY_KEY
 
 from fuzz_doors.door import Case, Door
 from fuzz_doors.draw import (
@@ -36,7 +36,7 @@ def seeds() -> tuple[tuple[str, str], ...]:
 def own(rng: Random) -> dict[str, Any]:
     """A job file of ours: a model and up to five options as text, number or anything."""
     found: dict[str, Any] = {"model": rng.choice(MODELS)}
-    for key in rng.sample(KEYS, rng.randrange(6)):
+    for key in rng.sample(tuple(BY_KEY), rng.randrange(6)):
         known = KNOWN.get("--" + key.replace("_", "-"))
         found[key] = argument(rng, *known) if known else rng.choice((*NUMBERS, True, scalar(rng)))
     found.pop("hub", None)

@@ -7,14 +7,15 @@ import sys
 import time
 
 from napkinmath.base.errors import InputError
-from napkinmath.cli.flags import DEBUG, ON, SHARED, TEXT
+from napkinmath.cli.flag_rows import DEBUG, ON, TEXT
+from napkinmath.cli.flags import SHARED
 from napkinmath.cli.parser import Parser
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from napkinmath.cli.flags import Row
+    from napkinmath.cli.flag_rows import Row
 
 _OUTPUT: tuple[Row, ...] = (
     (

@@ -17,7 +17,7 @@ from napkinmath.calibration.calibration import (
     load_calibration,
     staleness,
 )
-from napkinmath.cli.flags import DEBUG, ON
+from napkinmath.cli.flag_rows import DEBUG, ON
 from napkinmath.cli.parser import Parser
 
 TYPE_CHECKING = False

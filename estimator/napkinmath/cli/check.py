@@ -8,7 +8,8 @@ import sys
 from napkinmath.answers.ranges import headroom_bytes
 from napkinmath.base.errors import InputError
 from napkinmath.base.units import GIB
-from napkinmath.cli.flags import DEBUG, ON, SHARED, TEXT
+from napkinmath.cli.flag_rows import DEBUG, ON, TEXT
+from napkinmath.cli.flags import SHARED
 from napkinmath.cli.parser import Parser
 
 TYPE_CHECKING = False
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from napkinmath.answers.estimate import Estimate
-    from napkinmath.cli.flags import Row
+    from napkinmath.cli.flag_rows import Row
 
 _OWN: tuple[Row, ...] = (
     (

@@ -80,26 +80,15 @@ def _flags(command: str) -> dict[str, str]:
 
 def choices() -> dict[str, tuple[str, ...]]:
     """flag -> its values, for the flags with a fixed list of them."""
-    from napkinmath.catalog.optimizers import OPTIMIZERS
-    from napkinmath.catalog.stacks import STACKS
-    from napkinmath.config.train_config import Attention, Kernels, Loss, Precision
     from napkinmath.exports import KINDS
-    from napkinmath.inputs.method_options import METHODS
+    from napkinmath.inputs.option_table import OPTIONS
     from napkinmath.planning.space import Goal
 
-    return {
-        "--precision": tuple(p.value for p in Precision),
-        "--attention": tuple(a.value for a in Attention),
-        "--loss": tuple(x.value for x in Loss),
-        "--kernels": tuple(k.value for k in Kernels),
-        "--method": tuple(METHODS),
-        "--optimizer": ("auto", *OPTIMIZERS),
-        "--stack": tuple(STACKS),
-        "--checkpointing": ("none", "full", "sqrt", "selective", "offload"),
-        "--goal": tuple(g.value for g in Goal),
-        "--export": tuple(KINDS),
-        "--display": ("none", "linux", "windows"),
-        "--adapter-dtype": ("auto", "fp32", "bf16", "fp16"),
+    own = {"--goal": tuple(g.value for g in Goal), "--export": tuple(KINDS)}
+    return own | {
+        option.flag: tuple(name for name in option.named_choices() if ":" not in name)
+        for option in OPTIONS
+        if option.named_choices()
     }
 
 

@@ -7,7 +7,7 @@ import sys
 
 from napkinmath.base.installing import pip_install
 from napkinmath.base.record import Record
-from napkinmath.cli.flags import DEBUG, ON
+from napkinmath.cli.flag_rows import DEBUG, ON
 from napkinmath.cli.parser import Parser
 
 TYPE_CHECKING = False

@@ -6,7 +6,8 @@ import sys
 
 from napkinmath.base.errors import InputError, shown
 from napkinmath.cli.commands import COMMANDS
-from napkinmath.cli.flags import ON, SHARED, TEXT
+from napkinmath.cli.flag_rows import ON, TEXT
+from napkinmath.cli.flags import SHARED
 from napkinmath.cli.parser import Parser
 
 TYPE_CHECKING = False

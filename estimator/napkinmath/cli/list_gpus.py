@@ -4,7 +4,7 @@ architecture."""
 from __future__ import annotations
 
 from napkinmath.base.errors import InputError, shown
-from napkinmath.cli.flags import DEBUG, ON, TEXT
+from napkinmath.cli.flag_rows import DEBUG, ON, TEXT
 from napkinmath.cli.parser import Parser
 
 TYPE_CHECKING = False

@@ -7,13 +7,13 @@ argparse takes 6 ms to load and fill with these flags, a tenth of the whole comm
 from __future__ import annotations
 
 from napkinmath.base.errors import InputError, shown, suggest
-from napkinmath.cli.flags import ON, REPEAT, SWITCH, TEXT
+from napkinmath.cli.flag_rows import ON, REPEAT, SWITCH, TEXT, meaning
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from napkinmath.cli.flags import Group, Row
+    from napkinmath.cli.flag_rows import Group, Row
 
 _WIDTH = 110
 _HELP_COLUMN = 34
@@ -94,7 +94,7 @@ class Parser:
         for title, rows in self.groups:
             lines += ["", f"{title}:"]
             for row in rows:
-                lines += _entry(_signature(row), row[3])
+                lines += _entry(_signature(row), meaning(row))
         lines += _entry("-h, --help", "show this")
         return "\n".join([*lines, "", self.ending()] if self.ending else lines)
 

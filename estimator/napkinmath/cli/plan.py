@@ -9,22 +9,35 @@ from napkinmath.base import values
 from napkinmath.base.command_line import flags
 from napkinmath.base.errors import InputError, shown
 from napkinmath.base.values import listed
-from napkinmath.cli.flags import DEBUG, ON, REPEAT, TEXT
+from napkinmath.cli.flag_rows import DEBUG, ON, REPEAT, TEXT
 from napkinmath.cli.parser import Parser
 from napkinmath.cli.prices import price_of, price_of_name
 from napkinmath.cli.sweep import several_flags
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from typing import Any
 
-    from napkinmath.cli.flags import Row
+    from napkinmath.cli.flag_rows import Row
     from napkinmath.planning.plan import Plan
     from napkinmath.planning.space import Goal, Machine
 
+
+def _goals() -> list[str]:
+    from napkinmath.planning.space import Goal
+
+    return [goal.value for goal in Goal]
+
+
+def _kinds() -> Iterable[str]:
+    from napkinmath.exports import KINDS
+
+    return KINDS
+
+
 _OWN: tuple[Row, ...] = (
-    (("--goal",), TEXT, "NAME", "tokens/s, context, batch, cheapest, fewest-changes [tokens/s]"),
+    (("--goal",), TEXT, "NAME", lambda: f"{', '.join(_goals())} [tokens/s]"),
     (("--tokens",), TEXT, "N", "tokens of the whole run, for hours and money: 1b, 300m [1b]"),
     (
         ("--price",),
@@ -36,12 +49,7 @@ _OWN: tuple[Row, ...] = (
     (("--max-bs",), ON, "", "the largest batch of the configuration given, instead of a search"),
     (("--max-ctx",), ON, "", "the longest context of the configuration given, instead of a search"),
     (("--plot",), TEXT, "FILE", "draw speed against memory as .png or .svg"),
-    (
-        ("--export",),
-        TEXT,
-        "KIND",
-        "print the best as a config: hf, axolotl, torchtune, accelerate, deepspeed",
-    ),
+    (("--export",), TEXT, "KIND", lambda: f"print the best as a config: {', '.join(_kinds())}"),
     (("--out", "-o"), TEXT, "FILE", "write the exported config here"),
     (("--json",), ON, "", "the ranked rows as JSON"),
     (("--force",), ON, "", "replace a file that is there"),
@@ -102,6 +110,7 @@ def _plan(options: dict[str, object], own: Mapping[str, Any], notes: list[str]) 
     from napkinmath.cli.plan_cluster import plan_on_cluster
     from napkinmath.inputs.hardware_options import allocator_text
     from napkinmath.inputs.model_options import model_spec
+    from napkinmath.inputs.option_table import MODEL_KEYS
     from napkinmath.inputs.parallel_options import number_and_type
     from napkinmath.inputs.several import several
     from napkinmath.planning.plan import plan
@@ -111,11 +120,7 @@ def _plan(options: dict[str, object], own: Mapping[str, Any], notes: list[str]) 
 
     goal = values.choice(own["goal"] or "tokens/s", Goal, "--goal")
     tokens = read_tokens(own["tokens"] or "1b")
-    names = {
-        key: options.pop(key)
-        for key in ("model", "arch", "config", "hub", "allocator")
-        if key in options
-    }
+    names = {key: options.pop(key) for key in (*MODEL_KEYS, "hub", "allocator") if key in options}
     names = {
         key: several(key, value)[0] if key != "arch" else values.listed(value)[0]
         for key, value in names.items()
@@ -169,21 +174,10 @@ def _machines(
     """The GPUs named, each with its calibrated speeds and its price; their options are taken
     out."""
     from napkinmath.inputs.hardware_options import calibration_on, machines
+    from napkinmath.inputs.option_table import MACHINE_KEYS
     from napkinmath.planning.space import Machine
 
-    keys = (
-        "gpu",
-        "gpus",
-        "nodes",
-        "vram",
-        "mig",
-        "display",
-        "calibration",
-        "allow_stale_calibration",
-        "network",
-        "host_ram",
-    )
-    own = {key: options.pop(key) for key in keys if key in options}
+    own = {key: options.pop(key) for key in MACHINE_KEYS if key in options}
     own = {key: value if key == "gpu" else listed(value)[0] for key, value in own.items()}
     if "gpu" in own:
         own["gpu"] = [name.strip() for text in listed(own["gpu"]) for name in str(text).split(",")]

@@ -9,6 +9,7 @@ from napkinmath.base.errors import InputError
 from napkinmath.base.units import GIB, format_count
 from napkinmath.cli.prices import price_of
 from napkinmath.inputs.hardware_options import calibration_on, cluster_of, machines
+from napkinmath.inputs.option_table import MACHINE_KEYS
 from napkinmath.inputs.several import several
 from napkinmath.report.columns import aligned
 from napkinmath.report.plan_table import print_advice, run_line
@@ -23,16 +24,6 @@ if TYPE_CHECKING:
     from napkinmath.ir.model_spec import ModelSpec
     from napkinmath.planning.plan_cluster import ClusterCandidate
 
-_MACHINE = (
-    "gpu",
-    "vram",
-    "mig",
-    "display",
-    "network",
-    "host_ram",
-    "calibration",
-    "allow_stale_calibration",
-)
 _OF_THE_MESH = ("gpus", "data_parallel", "tp", "pp", "cp", "ep", "pp_schedule")
 
 
@@ -51,12 +42,9 @@ def plan_on_cluster(
         raise InputError(
             f"--goal {own['goal']} is searched on one GPU; on several use tokens/s or cheapest"
         )
-    machine = {key: options.pop(key) for key in _MACHINE if key in options}
+    machine = {key: options.pop(key) for key in MACHINE_KEYS if key in options}
     machine = {
         key: value if key == "gpu" else values.listed(value)[0] for key, value in machine.items()
-    }
-    machine |= {
-        key: values.listed(options.pop(key))[0] for key in ("gpus", "nodes") if key in options
     }
     hardware = machines(machine)[0]
     cluster: Any = cluster_of(hardware, machine)

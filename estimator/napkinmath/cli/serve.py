@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from napkinmath.base.errors import InputError, shown
-from napkinmath.cli.flags import ON, TEXT
+from napkinmath.cli.flag_rows import ON, TEXT
 from napkinmath.cli.parser import Parser
 
 TYPE_CHECKING = False

@@ -6,7 +6,8 @@ from __future__ import annotations
 import sys
 
 from napkinmath.base.errors import InputError, shown
-from napkinmath.cli.flags import DEBUG, ON, REPEAT, SHARED, TEXT
+from napkinmath.cli.flag_rows import DEBUG, ON, REPEAT, TEXT
+from napkinmath.cli.flags import SHARED
 from napkinmath.cli.parser import Parser
 
 TYPE_CHECKING = False
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from typing import Any
 
-    from napkinmath.cli.flags import Group, Row
+    from napkinmath.cli.flag_rows import Group, Row
     from napkinmath.planning.grid import Grid
 
 _OUTPUT: tuple[Row, ...] = (

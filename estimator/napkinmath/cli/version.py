@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from napkinmath.cli.flags import DEBUG
+from napkinmath.cli.flag_rows import DEBUG
 from napkinmath.cli.parser import Parser
 
 TYPE_CHECKING = False

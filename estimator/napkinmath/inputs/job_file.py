@@ -4,11 +4,12 @@ accelerate and DeepSpeed spread them."""
 from __future__ import annotations
 
 from napkinmath.base import values
-from napkinmath.base.errors import InputError, shown, suggest
+from napkinmath.base.errors import InputError, shown
 from napkinmath.inputs import yaml_text
 from napkinmath.inputs.foreign import ForeignJob
 from napkinmath.inputs.method_options import ADAPTER_OPTIONS, QUANT_OPTIONS
-from napkinmath.inputs.options import KEYS
+from napkinmath.inputs.option_table import MODEL_KEYS, find_option, nearest
+from napkinmath.inputs.option_table.option import JOB
 from napkinmath.models import config_file
 from napkinmath.models.config_file import quoted
 
@@ -17,21 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 WHAT = "job file"
-_MODEL_KEYS = ("model", "arch", "config")
-# Other spellings of an option's key in our own job files.
-_OTHER_NAMES = {
-    "micro_batch_size": "bs",
-    "batch_size": "bs",
-    "sequence_length": "ctx",
-    "seq_len": "ctx",
-    "context": "ctx",
-    "gradient_accumulation_steps": "grad_accum",
-    "gradient_checkpointing": "checkpointing",
-    "recompute": "checkpointing",
-    "quantization": "quant",
-    "adapter_rank": "rank",
-    "gradient_clipping": "clip",
-}
 _KINDS: dict[str, tuple[str, str]] = {
     "torchtune": ("napkinmath.inputs.torchtune", "torchtune"),
     "axolotl": ("napkinmath.inputs.axolotl", "axolotl"),
@@ -135,14 +121,13 @@ def own_options(content: Mapping[str, object], path: str) -> dict[str, object]:
     refused."""
     options: dict[str, object] = {}
     for given, value in content.items():
-        key = given.strip().lower().replace("-", "_")
-        key = _OTHER_NAMES.get(key, key)
-        if key not in KEYS:
+        option = find_option(given)
+        if option is None or not option.is_at(JOB):
             raise InputError(
-                f"{WHAT} {quoted(path)} has the unknown key"
-                f" {shown(given)}{suggest(key, [*KEYS, *_OTHER_NAMES])}; keys are the flags of"
-                " `estimate --help`"
+                f"{WHAT} {quoted(path)} has the unknown key {shown(given)}{nearest(given, JOB)};"
+                " keys are the flags of `estimate --help`"
             )
+        key = option.key
         if key in options:
             raise InputError(
                 f"{WHAT} {quoted(path)} gives {key} twice, again as {shown(given)}; keep one"
@@ -155,8 +140,8 @@ def own_options(content: Mapping[str, object], path: str) -> dict[str, object]:
 def _make_way(from_file: dict[str, object], given: Mapping[str, object], notes: list[str]) -> None:
     """Drops what a file says where the command line says something else about the same thing."""
     dropped: list[str] = []
-    if any(key in given for key in _MODEL_KEYS):
-        dropped += [key for key in _MODEL_KEYS if key in from_file and key not in given]
+    if any(key in given for key in MODEL_KEYS):
+        dropped += [key for key in MODEL_KEYS if key in from_file and key not in given]
     if "method" in given:
         methods = values.listed(given["method"])
         if "full" in methods:

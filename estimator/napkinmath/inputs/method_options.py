@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from napkinmath.base import values
-from napkinmath.base.dtypes import dtype_name
 from napkinmath.base.errors import InputError, shown, suggest
 from napkinmath.catalog.quantization import find_format
 from napkinmath.config.train_config import (
@@ -12,6 +11,9 @@ from napkinmath.config.train_config import (
     AdapterKind,
     QuantizationConfig,
 )
+from napkinmath.inputs.option_table import fields_of, keys_of
+from napkinmath.inputs.option_table.model_and_method import METHODS, SPELLINGS
+from napkinmath.inputs.option_table.option import flag_of as flag
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,66 +23,13 @@ if TYPE_CHECKING:
     Options = Mapping[str, object]
 
 
-# name -> (adapter, default quantization format)
-METHODS: dict[str, tuple[AdapterKind | None, str]] = {
-    "full": (None, ""),
-    "lora": (AdapterKind.LORA, ""),
-    "qlora": (AdapterKind.LORA, "nf4"),
-    "dora": (AdapterKind.DORA, ""),
-    "qdora": (AdapterKind.DORA, "nf4"),
-    "qalora": (AdapterKind.QALORA, "gptq-int4"),
-    "ia3": (AdapterKind.IA3, ""),
-    "prompt": (AdapterKind.PROMPT, ""),
-    "prefix": (AdapterKind.PREFIX, ""),
-}
-
-
-_METHOD_ALIASES = {
-    "pretrain": "full",
-    "full-finetune": "full",
-    "fft": "full",
-    "qa-lora": "qalora",
-    "(ia)3": "ia3",
-    "prompt-tuning": "prompt",
-    "prefix-tuning": "prefix",
-}
-
-
 _LOW_RANK = (AdapterKind.LORA, AdapterKind.DORA, AdapterKind.QALORA)
-
-
-ADAPTER_OPTIONS = (
-    "rank",
-    "alpha",
-    "targets",
-    "dropout",
-    "adapter_dtype",
-    "rslora",
-    "train_modules",
-    "adapters",
-    "virtual_tokens",
-)
-
-
+ADAPTER_OPTIONS = tuple(key for key in keys_of("adapter") if key != "method")
+QUANT_OPTIONS = tuple(key for key in keys_of("quantization") if key != "quant")
 _LOW_RANK_OPTIONS = ("rank", "alpha", "dropout", "rslora")
 
 
-QUANT_OPTIONS = (
-    "double_quant",
-    "group_size",
-    "quant_compute_dtype",
-    "quant_storage",
-    "kbit",
-    "keep_modules",
-)
-
-
 _FORMAT_WORDS = ("bit", "awq", "gptq", "fp4", "nf4", "bnb", "int")  # parts of names, to ask further
-
-
-def flag(key: str) -> str:
-    """'grad_accum' -> '--grad-accum', as messages name an option."""
-    return "--" + key.replace("_", "-")
 
 
 def read_method(options: Options) -> tuple[str, AdapterKind | None, str]:
@@ -94,11 +43,11 @@ def read_method(options: Options) -> tuple[str, AdapterKind | None, str]:
             f"{' '.join('--' + name for name in chosen)} exclude each other; give one of them"
         )
     name = chosen[0].strip().lower().replace("_", "-")
-    name = _METHOD_ALIASES.get(name, name)
+    name = SPELLINGS.get(name, name)
     if name not in METHODS:
         raise InputError(
             f"--method {shown(chosen[0])} is unknown; use one of"
-            f" {', '.join(METHODS)}{suggest(name, [*METHODS, *_METHOD_ALIASES])}"
+            f" {', '.join(METHODS)}{suggest(name, [*METHODS, *SPELLINGS])}"
         )
     return name, *METHODS[name]
 
@@ -118,36 +67,7 @@ def adapter_of(options: Options, method: str, kind: AdapterKind | None) -> Adapt
                 f"{flag(key)} {shown(options[key])} has no meaning with --method {method}; leave"
                 " it out"
             )
-    fields: dict[str, Any] = {"kind": kind}
-    if "rank" in options:
-        fields["rank"] = values.count(options["rank"], "--rank", high=1 << 16)
-    if "alpha" in options:
-        fields["alpha"] = values.count(options["alpha"], "--alpha", low=0, high=1 << 20)
-    if "targets" in options:
-        targets = values.names(options["targets"], "--targets")
-        fields["targets"] = (
-            ("all-linear",) if targets in (("all",), ("all-linear",), ("all_linear",)) else targets
-        )
-        if len(targets) > 1 and "all-linear" in targets:
-            raise InputError(
-                f"--targets {shown(options['targets'])} mixes all-linear with names; give one or"
-                " the other"
-            )
-    if "dropout" in options:
-        fields["dropout"] = values.number(options["dropout"], "--dropout")
-    if "adapter_dtype" in options:
-        fields["dtype"] = dtype_name(values.text(options["adapter_dtype"], "--adapter-dtype"))
-    if "rslora" in options:
-        fields["rank_stabilized"] = values.switch(options["rslora"], "--rslora")
-    if "train_modules" in options:
-        fields["trained_modules"] = values.names(options["train_modules"], "--train-modules")
-    if "adapters" in options:
-        fields["num_adapters"] = values.count(options["adapters"], "--adapters", high=1 << 16)
-    if "virtual_tokens" in options:
-        fields["num_virtual_tokens"] = values.count(
-            options["virtual_tokens"], "--virtual-tokens", high=1 << 20
-        )
-    return AdapterConfig(**fields)
+    return AdapterConfig(kind=kind, **_typed(fields_of(options, "adapter")))
 
 
 def quantization_of(
@@ -175,27 +95,13 @@ def quantization_of(
             f"--quant {shown(given)} with --full: a quantized base cannot be trained itself; use"
             f" --qlora, or --lora --quant {row.name}"
         )
-    fields: dict[str, Any] = {"format": row.name, "double_quant": row.name in BITSANDBYTES_4BIT}
-    if "double_quant" in options:
-        fields["double_quant"] = values.switch(options["double_quant"], "--double-quant")
-        if fields["double_quant"] and row.name not in BITSANDBYTES_4BIT:
-            raise InputError(
-                f"--double-quant has no meaning with --quant {shown(given)}; it belongs to nf4"
-                " and fp4"
-            )
-    if "group_size" in options:
-        fields["group_size"] = values.count(options["group_size"], "--group-size", high=1 << 20)
-    if "kbit" in options:
-        fields["kbit_preparation"] = values.switch(options["kbit"], "--kbit")
-    if "quant_compute_dtype" in options:
-        fields["compute_dtype"] = dtype_name(
-            values.text(options["quant_compute_dtype"], "--quant-compute-dtype")
+    two_levels = row.name in BITSANDBYTES_4BIT
+    fields = {"double_quant": two_levels, **fields_of(options, "quantization")}
+    if fields["double_quant"] and not two_levels:
+        raise InputError(
+            f"--double-quant has no meaning with --quant {shown(given)}; it belongs to nf4 and fp4"
         )
-    if "quant_storage" in options:
-        fields["storage"] = dtype_name(values.text(options["quant_storage"], "--quant-storage"))
-    if "keep_modules" in options:
-        fields["keep"] = values.names(options["keep_modules"], "--keep-modules")
-    return QuantizationConfig(**fields)
+    return QuantizationConfig(format=row.name, **_typed(fields))
 
 
 def _stored(options: Options, kind: AdapterKind | None) -> str:
@@ -215,3 +121,8 @@ def _stored(options: Options, kind: AdapterKind | None) -> str:
             f" --lora, or give {base}"
         )
     return found
+
+
+def _typed(fields: dict[str, object]) -> dict[str, Any]:
+    """The same for a constructor, which checks what it is given."""
+    return fields

@@ -7,6 +7,7 @@ import os
 
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown
+from napkinmath.inputs.option_table import MODEL_KEYS
 from napkinmath.models.families import read_config
 from napkinmath.models.read import read_model
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 def model_spec(options: Mapping[str, object], notes: list[str]) -> ModelSpec:
     """Reads the model; exactly one of --model, --arch and a job file's config must say which."""
-    ways = [key for key in ("model", "arch", "config") if key in options]
+    ways = [key for key in MODEL_KEYS if key in options]
     if not ways:
         raise InputError(
             "no model was named; give --model NAME (list: `estimate models`), --arch, or a job file"

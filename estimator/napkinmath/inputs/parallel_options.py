@@ -4,63 +4,27 @@ them."""
 from __future__ import annotations
 
 from napkinmath.base import values
-from napkinmath.base.dtypes import dtype_name
 from napkinmath.base.errors import InputError, shown
 from napkinmath.config.parallel_config import (
     ASSUMED_NODE,
     MAX_RANKS,
-    ContextParallel,
     DataParallel,
     ParallelConfig,
     PipelineSchedule,
-    Sharding,
     ZeroConfig,
     divisors,
     largest_divisor,
 )
+from napkinmath.inputs.option_table import BY_KEY, fields_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from enum import Enum
     from typing import Any
 
     Options = Mapping[str, object]
 
-_DEGREES = (
-    ("tp", "tensor_parallel_size"),
-    ("pp", "pipeline_parallel_size"),
-    ("cp", "context_parallel_size"),
-    ("ep", "expert_parallel_size"),
-)
-_COUNTS = (
-    ("micro_batches", "num_micro_batches"),
-    ("pp_chunks", "virtual_pipeline_size"),
-    ("shard_size", "shard_size"),
-    ("bucket_mb", "bucket_mb"),
-)
-_SWITCHES = (
-    ("sequence_parallel", "sequence_parallel"),
-    ("reshard", "reshard_after_forward"),
-    ("forward_prefetch", "forward_prefetch"),
-    ("backward_prefetch", "backward_prefetch"),
-    ("limit_all_gathers", "limit_all_gathers"),
-    ("sync_each_batch", "sync_each_batch"),
-    ("bucket_view", "gradient_as_bucket_view"),
-    ("broadcast_loading", "broadcast_loading"),
-    ("full_state_dict", "full_state_dict"),
-)
-_FACTORS = (
-    ("expert_imbalance", 1.0),
-    ("expert_capacity", 0.0),
-)  # with the least value that means anything
-_CHOICES: tuple[tuple[str, str, type[Enum]], ...] = (
-    ("cp_kind", "context_parallel", ContextParallel),
-    ("pp_schedule", "pipeline_schedule", PipelineSchedule),
-    ("sharding", "sharding", Sharding),
-)
 _LEAST_CHUNKS = 2  # with one on each rank nothing is interleaved
-_STRATEGY_ALIASES = {"fsdp": "fsdp2", "zero": "zero3", "data-parallel": "dp"}
 
 
 def number_and_type(options: Options) -> tuple[int, str]:
@@ -101,29 +65,7 @@ def parallel_config(options: Options) -> ParallelConfig:
     """The mesh and its strategy; the data-parallel axis takes the GPUs that the other axes
     leave."""
     gpus, _ = gpus_and_nodes(options)
-    fields: dict[str, Any] = {}
-    for key, field in _DEGREES:
-        if key in options:
-            fields[field] = values.count(options[key], "--" + key, high=MAX_RANKS)
-    for key, field in _COUNTS:
-        if key in options:
-            fields[field] = values.count(options[key], _flag(key), high=MAX_RANKS)
-    for key, low in _FACTORS:
-        if key in options:
-            fields[key] = values.number(options[key], _flag(key), low=low, high=1e6)
-    for key, field in _SWITCHES:
-        if key in options:
-            fields[field] = values.switch(options[key], _flag(key))
-    for key, field, kind in _CHOICES:
-        if key in options:
-            fields[field] = values.choice(options[key], kind, _flag(key))
-    for key in ("sharded_dtype", "reduce_dtype"):
-        if key in options:
-            fields[key] = dtype_name(values.text(options[key], _flag(key)))
-    if "wrap" in options:
-        fields["wrap"] = values.text(options["wrap"], "--wrap").lower()
-    if "nvme" in options:
-        fields["nvme"] = values.names(options["nvme"], "--nvme")
+    fields: dict[str, Any] = fields_of(options, "parallel")
     fields["zero"] = _zero(options)
     inner = (
         fields.get("tensor_parallel_size", 1)
@@ -152,11 +94,7 @@ def _zero(options: Options) -> ZeroConfig:
     """DeepSpeed's settings: those of its own file, with what flags say."""
     found = options.get("zero_options", ZeroConfig())
     assert isinstance(found, ZeroConfig)
-    changes = {
-        field: values.count(options[key], _flag(key), high=MAX_RANKS)
-        for key, field in (("hpz", "hpz_partition_size"), ("mics", "mics_shard_size"))
-        if key in options
-    }
+    changes = fields_of(options, "parallel.zero")
     return found.replace(**changes) if changes else found
 
 
@@ -176,7 +114,9 @@ def _strategy(options: Options, size: int) -> DataParallel:
         named.append(f"zero{stage}" if stage else "ddp")
     found = list(
         dict.fromkeys(
-            values.choice(name, DataParallel, "--data-parallel", _STRATEGY_ALIASES)
+            values.choice(
+                name, DataParallel, "--data-parallel", dict(BY_KEY["data_parallel"].spellings)
+            )
             for name in named
         )
     )
@@ -188,7 +128,3 @@ def _strategy(options: Options, size: int) -> DataParallel:
     if found:
         return found[0]
     return DataParallel.DDP if size > 1 else DataParallel.NONE
-
-
-def _flag(key: str) -> str:
-    return "--" + key.replace("_", "-")

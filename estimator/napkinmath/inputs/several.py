@@ -9,48 +9,13 @@ from napkinmath.base.errors import InputError, shown
 from napkinmath.base.units import parse_count
 from napkinmath.base.values import listed
 from napkinmath.inputs.method_options import ADAPTER_OPTIONS, QUANT_OPTIONS, flag
+from napkinmath.inputs.option_table import COUNTS, LISTS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 MAX_VALUES = 1 << 20
-# A comma is part of one value of these; several are divided by ';'.
-LISTS = frozenset(
-    {
-        "targets",
-        "lengths",
-        "offload",
-        "train_modules",
-        "keep_modules",
-        "freeze",
-        "allocator",
-        "nvme",
-    }
-)
-# Whole numbers, which a range may run over.
-NUMBERS = frozenset(
-    {
-        "bs",
-        "ctx",
-        "rank",
-        "grad_accum",
-        "global_batch",
-        "target_ctx",
-        "alpha",
-        "adapters",
-        "virtual_tokens",
-        "images",
-        "group_size",
-        "prefetch",
-        "gpus",
-        "tp",
-        "pp",
-        "cp",
-        "ep",
-        "nodes",
-    }
-)
 # What a sweep leaves open within one record of the step.
 OPEN = ("bs", "ctx", "rank")
 
@@ -71,7 +36,7 @@ def several(key: str, given: object) -> list[object]:
                     f"{flag(key)} {shown(text)} has an empty value between its separators; write"
                     " e.g. 1,2,4"
                 )
-            found += _range(key, part) if ".." in part and key in NUMBERS else [part]
+            found += _range(key, part) if ".." in part and key in COUNTS else [part]
     return list({repr(value): value for value in found}.values())
 
 

@@ -32,12 +32,11 @@ def begun() -> bytes:
 
 
 def catalogue() -> dict[str, Any]:
-    """Names of models and GPUs, and the choices of every option that has some."""
+    """Names of models and GPUs, and of every option its name and its choices."""
     from napkinmath.catalog.gpus import load_gpus
     from napkinmath.catalog.models import load_rows
-    from napkinmath.catalog.optimizers import OPTIMIZERS
-    from napkinmath.config.train_config import Attention, Kernels, Loss, Precision
     from napkinmath.exports import KINDS
+    from napkinmath.inputs.option_table import BY_KEY, BY_NAME, SHORTHANDS
     from napkinmath.models.families import FAMILIES
 
     return {
@@ -47,13 +46,15 @@ def catalogue() -> dict[str, Any]:
             if row["config"]["model_type"] in FAMILIES
         ],
         "gpus": [{"name": gpu.name, "memory_bytes": gpu.memory_bytes} for gpu in load_gpus()],
-        "optimizers": list(OPTIMIZERS),
-        "precisions": [p.value for p in Precision],
-        "attentions": [a.value for a in Attention],
-        "losses": [x.value for x in Loss],
-        "kernels": [k.value for k in Kernels],
         "exports": list(KINDS),
         "options": sorted(KNOWN),
+        "choices": {
+            key: [name.replace(":K", ":2") for name in BY_KEY[key].named_choices()]
+            for key in sorted(KNOWN)
+            if BY_KEY[key].named_choices()
+        },
+        "shorthands": SHORTHANDS,
+        "aliases": {n: o.key for n, o in BY_NAME.items() if n != o.key and o.key in KNOWN},
     }
 
 

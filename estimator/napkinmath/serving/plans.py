@@ -6,6 +6,7 @@ from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown
 from napkinmath.inputs.hardware_options import cluster_of, machines
 from napkinmath.inputs.model_options import model_spec
+from napkinmath.inputs.option_table import MACHINE_KEYS, MODEL_KEYS
 from napkinmath.inputs.parallel_options import gpus_and_nodes
 from napkinmath.planning.space import Goal
 from napkinmath.serving.requests import NUMBERS
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from napkinmath.planning.plan_cluster import ClusterCandidate
 
 BATCHES = tuple(1 << power for power in range(9))  # of the page's slider
-_MACHINE = ("gpu", "vram", "mig", "display", "gpus", "nodes")
-_MODEL = ("model", "arch")
 _MESH_ROWS = 4  # each is an estimate of the whole cluster
 
 
@@ -31,15 +30,15 @@ def planned(options: Mapping[str, Any]) -> dict[str, Any]:
     goal = values.choice(str(options.get("goal", Goal.TOKENS.value)), Goal, "goal")
     if goal is Goal.CHEAPEST:
         raise InputError("goal 'cheapest' needs prices; the command line's plan takes them")
-    spec = model_spec({name: options[name] for name in _MODEL if name in options}, [])
+    spec = model_spec({name: options[name] for name in MODEL_KEYS if name in options}, [])
     found = [
         hardware
-        for hardware in machines({name: options[name] for name in _MACHINE if name in options})
+        for hardware in machines({name: options[name] for name in MACHINE_KEYS if name in options})
         if hardware
     ]
     if not found:
         raise InputError("a plan is for a GPU; choose one")
-    away = ("goal", *_MACHINE, *_MODEL)
+    away = ("goal", *MACHINE_KEYS, *MODEL_KEYS)
     given: dict[str, Sequence[object]] = {
         name: (value,) for name, value in options.items() if name not in away
     }

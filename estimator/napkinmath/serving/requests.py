@@ -6,87 +6,27 @@ from __future__ import annotations
 import json
 
 from napkinmath.base import values
-from napkinmath.base.errors import InputError, shown, suggest
+from napkinmath.base.errors import InputError, shown
+from napkinmath.inputs.option_table import BY_KEY, OPTIONS, keys_at, nearest
+from napkinmath.inputs.option_table.option import COUNT, ON, PAGE, SWITCH
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from napkinmath.inputs.option_table.option import Option
+
 MAX_BODY_BYTES = 16 * 1024
 MAX_TEXT = 200
 MAX_GPUS = 4
 MAX_TOKENS = 1 << 24  # batch, context: beyond it a page has no use for the answer
-MAX_MICRO_STEPS = 1024  # each is replayed
-
-SWITCHES = frozenset(
-    (
-        "double_quant",
-        "kbit",
-        "clip",
-        "reentrant",
-        "eval",
-        "compile",
-        "packing",
-        "pinned",
-        "rslora",
-        "optimizer_in_backward",
-        "reference",
-        "train_mode",
-    )
-)
-ON_ONLY = frozenset(("eval", "train_mode"))  # switched off they are not given
-NUMBERS = frozenset(
-    (
-        "bs",
-        "ctx",
-        "grad_accum",
-        "rank",
-        "nodes",
-        "zero",
-        "tp",
-        "pp",
-        "cp",
-        "ep",
-        "virtual_tokens",
-        "adapters",
-        "group_size",
-        "completion",
-        "eval_bs",
-        "generate",
-        "alpha",
-        "global_batch",
-    )
-)
-WORDS = frozenset(
-    (
-        "arch",
-        "method",
-        "gpus",
-        "data_parallel",
-        "targets",
-        "adapter_dtype",
-        "quant",
-        "precision",
-        "optimizer",
-        "checkpointing",
-        "attention",
-        "loss",
-        "kernels",
-        "stack",
-        "offload",
-        "vram",
-        "mig",
-        "dropout",
-        "workload",
-        "teacher",
-        "train_modules",
-        "freeze",
-        "display",
-        "allocator",
-        "pp_schedule",
-    )
-)
-KNOWN = frozenset(("model", "gpu")) | SWITCHES | NUMBERS | WORDS
+KNOWN = keys_at(PAGE)
+_OPTIONS = tuple(option for option in OPTIONS if option.key in KNOWN)
+ON_ONLY = frozenset(option.key for option in _OPTIONS if option.kind == ON)
+"""Switches that are not given where they are off."""
+SWITCHES = frozenset(option.key for option in _OPTIONS if option.kind == SWITCH) | ON_ONLY
+NUMBERS = frozenset(option.key for option in _OPTIONS if option.kind == COUNT)
+WORDS = KNOWN - SWITCHES - NUMBERS - {"model", "gpu"}
 
 
 def options_of(body: bytes, *, more: frozenset[str] = frozenset()) -> dict[str, Any]:
@@ -114,9 +54,7 @@ def options_of(body: bytes, *, more: frozenset[str] = frozenset()) -> dict[str, 
 
 def _value(name: str, value: Any) -> Any:
     if name not in KNOWN:
-        raise InputError(
-            f"option {shown(name)} is not one of the page's{suggest(str(name), sorted(KNOWN))}"
-        )
+        raise InputError(f"option {shown(name)} is not one of the page's{nearest(str(name), PAGE)}")
     if name == "model":
         return _catalogued(value)
     if name == "gpu":
@@ -126,11 +64,19 @@ def _value(name: str, value: Any) -> Any:
             raise InputError(f"{name} {shown(value)} is not true or false")
         return value
     if name in NUMBERS:
-        most = MAX_MICRO_STEPS if name == "grad_accum" else MAX_TOKENS
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-            raise InputError(f"{name} {shown(value)} is not a whole number from 1 to {most}")
-        return str(value)
-    return _text(name, value)
+        return _count(BY_KEY[name], value)
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return _text(name, f"{value}" if is_number else value)
+
+
+def _count(option: Option, value: Any) -> str:
+    """A whole number, or the text of one, within what a page has a use for."""
+    low, most = int(option.low), option.page_high or min(MAX_TOKENS, int(option.high))
+    if isinstance(value, str):
+        value = values.count(_text(option.key, value), option.key, low=low, high=most)
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= most:
+        raise InputError(f"{option.key} {shown(value)} is not a whole number from {low} to {most}")
+    return str(value)
 
 
 def _text(name: str, value: object) -> str:

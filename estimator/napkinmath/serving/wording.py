@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 
+from napkinmath.inputs.option_table import SHORTHANDS, find_option
 from napkinmath.serving.requests import KNOWN
 
 # What the page's field of further options takes besides the names of options.
-SHORT = frozenset(("full", "lora", "qlora", "ddp", "fsdp"))
+SHORT = frozenset(SHORTHANDS)
 _FLAG = re.compile(r"(?<![\w'\"-])--(?:no-)?([a-z][a-z0-9-]*)")
 _COMMAND = re.compile(r"`(?:estimate) [^`]+`")
 
@@ -21,7 +22,8 @@ def for_the_page(message: str) -> str:
 
 def is_on_the_page(flag: str) -> bool:
     """Whether the page takes a flag, given without its dashes."""
-    return flag in SHORT or flag.replace("-", "_") in KNOWN
+    option = find_option(flag)
+    return flag in SHORT or (option is not None and option.key in KNOWN)
 
 
 def _placed(found: re.Match[str]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from napkinmath.base.errors import InputError
 from napkinmath.base.units import GIB, format_bytes, parse_bytes
-from napkinmath.cli.flags import DEBUG, ON, REPEAT, TEXT
+from napkinmath.cli.flag_rows import DEBUG, ON, REPEAT, TEXT
 from napkinmath.cli.parser import Parser
 from napkinmath.memory.allocator_settings import UNLIMITED, parse_settings
 from napkinmath.memory.replay import Replay, replay

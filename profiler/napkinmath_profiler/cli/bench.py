@@ -11,7 +11,8 @@ from typing import Any
 
 from napkinmath.base.errors import InputError, shown
 from napkinmath.base.units import format_seconds
-from napkinmath.cli.flags import SHARED, TEXT
+from napkinmath.cli.flag_rows import TEXT
+from napkinmath.cli.flags import SHARED
 from napkinmath.cli.parser import Parser
 from napkinmath.config.hardware import Hardware
 from napkinmath.estimate import Estimate, estimate

@@ -13,7 +13,8 @@ from typing import Any
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown
 from napkinmath.calibration.calibration import cache_path
-from napkinmath.cli.flags import SHARED, TEXT
+from napkinmath.cli.flag_rows import TEXT
+from napkinmath.cli.flags import SHARED
 from napkinmath.cli.parser import Parser
 from rich.console import Console
 

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import Any, BinaryIO
 
 from napkinmath.base.errors import InputError, shown
-from napkinmath.cli.flags import ON, SHARED, TEXT
+from napkinmath.cli.flag_rows import ON, TEXT
+from napkinmath.cli.flags import SHARED
 from napkinmath.cli.parser import Parser
 from napkinmath.ir.timeline import Timeline
 

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, NapkinError, shown
-from napkinmath.cli.flags import ON, SHARED, TEXT
+from napkinmath.cli.flag_rows import ON, TEXT
+from napkinmath.cli.flags import SHARED
 from napkinmath.cli.parser import Parser
 from napkinmath.config.hardware import Hardware
 from napkinmath.estimate import estimate

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown
-from napkinmath.cli.flags import SHARED, TEXT
+from napkinmath.cli.flag_rows import TEXT
+from napkinmath.cli.flags import SHARED
 from napkinmath.cli.parser import Parser
 from napkinmath.estimate import Estimate
 

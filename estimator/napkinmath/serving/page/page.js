@@ -5,7 +5,7 @@ const POWERS = { bs: 2, ctx: 2, rank: 2, grad_accum: 2 };
 const $ = (id) => document.getElementById(id);
 const form = $("form");
 const QUIET_MS = 500; // without another move, before the page asks for what takes longer
-const SELECTS = ["checkpointing", "precision", "optimizer", "attention", "loss", "kernels", "workload"];
+const SELECTS = [...form.querySelectorAll("[data-list]")].map((select) => select.name);
 let asked = 0, latest = null, timer = 0, waiting = null;
 let extra = {}; // options without a field here, from a link, a row of the plan or a change
 
@@ -210,10 +210,10 @@ function user(label, use) { // a cell with a button that takes a row over
   return cell;
 }
 
-const SHORT = { full: ["method", "full"], lora: ["method", "lora"], qlora: ["method", "qlora"], ddp: ["data_parallel", "ddp"], fsdp: ["data_parallel", "fsdp2"] };
+let lists = { shorthands: {}, aliases: {} }; // of the catalogue
 function setFlags(flags) { // "--bs 2 --targets 'q_proj, v_proj'" into the fields
   for (const [, no, flag, value] of flags.matchAll(/(?<!\S)--(no-)?([a-z0-9-]+)(?:[\s=]+('[^']*'|"[^"]*"|[^-\s]\S*))?/g)) {
-    const name = flag.replaceAll("-", "_"), short = Object.hasOwn(SHORT, name) ? SHORT[name] : null;
+    const word = flag.replaceAll("-", "_"), name = Object.hasOwn(lists.aliases, word) ? lists.aliases[word] : word, short = Object.hasOwn(lists.shorthands, name) ? lists.shorthands[name] : null;
     if (short) set(...short);
     else if (name === "train_mode") delete extra.eval;
     else set(name, value === undefined ? !no : read(value.replace(/^(['"])(.*)\1$/, "$2")));
@@ -271,10 +271,10 @@ async function copy(text, what) {
 }
 
 async function begin() {
-  const lists = await (await fetch("/api/catalogue")).json();
+  lists = await (await fetch("/api/catalogue")).json();
   fill($("models"), ...lists.models.map((m) => make("option", `${(m.parameters / 1e9).toFixed(2)}B`, { value: m.name })));
   $("gpu").append(...lists.gpus.map((g) => make("option", `${g.name} (${gib(g.memory_bytes)} GiB)`, { value: g.name })));
-  for (const select of form.querySelectorAll("[data-list]")) select.append(...lists[select.dataset.list].map((v) => make("option", v, { value: v })));
+  for (const select of form.querySelectorAll("[data-list]")) select.append(...lists.choices[select.name].map((v) => make("option", v, { value: v })));
   $("kind").append(...lists.exports.map((v) => make("option", v, { value: v })));
   form.gpu.value = "RTX 4090";
   restore();

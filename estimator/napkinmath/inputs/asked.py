@@ -1,0 +1,98 @@
+"""What options ask for, before it is priced: the model and the training, and afterwards whether
+everything that was asked for means something there."""
+
+from __future__ import annotations
+
+from napkinmath.base.errors import InputError, shown
+from napkinmath.config.train_config import RecomputeKind
+from napkinmath.inputs.model_options import model_spec
+from napkinmath.inputs.options import train_config
+from napkinmath.lowering.recompute import is_kept
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from napkinmath.answers.estimate import Estimate
+    from napkinmath.config.train_config import TrainConfig
+    from napkinmath.ir.model_spec import ModelSpec
+
+_KEPT = ("sdpa", "linear", "o_proj")  # what is worth keeping, and is named alike in many models
+
+
+def model_and_training(
+    options: Mapping[str, object], notes: list[str], model: ModelSpec | None = None
+) -> tuple[ModelSpec, TrainConfig]:
+    """The model (`model`, where it is read already) and the training that options say; `notes`
+    receives what was decided for the user. Raises InputError."""
+    config = train_config(options)
+    spec = model_spec(options, notes) if model is None else model
+    longest = spec.longest_sequence
+    if (
+        "ctx" not in options
+        and isinstance(config.sequence_length, int)
+        and 0 < longest < config.sequence_length
+    ):
+        notes.append(f"--ctx {longest}: {spec.name} has learned positions for no more")
+        config = config.replace(sequence_length=longest)
+    return spec, config
+
+
+def refuse_idle(e: Estimate, options: Mapping[str, object]) -> None:
+    """Raises where something was asked for that this model has not, or nothing of it is trained."""
+    _refuse_untrained(e)
+    _refuse_absent(e, options)
+
+
+def _refuse_absent(e: Estimate, options: Mapping[str, object]) -> None:
+    """Raises where something was asked for that this model has not."""
+    if (
+        "images" in options
+        and e.config.batch.images
+        and not any(stage.modality == "image" for stage in e.spec.stages)
+    ):
+        raise InputError(
+            f"--images {shown(options['images'])}: {e.spec.name} reads no images; leave it out"
+        )
+    if e.config.recompute.kind is RecomputeKind.SELECTIVE and e.step.policy.recomputes:
+        _refuse_nothing_kept(e)
+
+
+def _refuse_nothing_kept(e: Estimate) -> None:
+    """Raises where selective checkpointing names no operation of the model; the hint names those
+    that it has."""
+    ops = [op for run in e.step.runs if run.stage.checkpointed for op in run.block.ops]
+
+    def is_there(*names: str) -> bool:
+        return any(is_kept(op, names) for op in ops)
+
+    keep = e.config.recompute.keep
+    if is_there(*keep):
+        return
+    others = [f"--checkpointing selective:{name}" for name in _KEPT if is_there(name)]
+    raise InputError(
+        f"selective checkpointing keeps {shown(', '.join(keep))}, which {e.spec.name} does not run"
+        f" here; use {' or '.join([*others, '--checkpointing full'])}"
+    )
+
+
+def _refuse_untrained(e: Estimate) -> None:
+    """Raises where the names given leave nothing that is trained."""
+    if e.num_trained:
+        return
+    adapter = e.config.adapter
+    if adapter is None:
+        raise InputError(
+            f"--freeze {shown(','.join(e.config.frozen))} leaves nothing of {e.spec.name} to train;"
+            " freeze less"
+        )
+    if adapter.targets == ("all-linear",):
+        raise InputError(
+            f"--method {adapter.kind.value} leaves nothing of {e.spec.name} to train; use --lora,"
+            " or --full"
+        )
+    names = shown(",".join(adapter.targets))
+    raise InputError(
+        f"--targets {names} matches no module of {e.spec.name}; use all-linear, or names such as"
+        " q_proj,v_proj"
+    )

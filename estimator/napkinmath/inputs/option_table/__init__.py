@@ -1,0 +1,75 @@
+"""The one table of options: flags, `--help`, keys of job files, Python keywords and the page's
+fields follow from it. A new option is a record in one of these files and a row of its test."""
+
+from __future__ import annotations
+
+from napkinmath.base.errors import suggest
+from napkinmath.inputs.option_table.machines import HARDWARE, PARALLEL
+from napkinmath.inputs.option_table.model_and_method import METHOD, MODEL, QUANTIZATION
+from napkinmath.inputs.option_table.option import COUNT, DOORS, NAMES, ON, Option
+from napkinmath.inputs.option_table.training_step import BATCH, STEP, WORKLOAD
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+GROUPS: tuple[tuple[str, tuple[Option, ...]], ...] = (
+    ("model", MODEL),
+    ("what is trained", METHOD),
+    ("quantization of the base", QUANTIZATION),
+    ("batch", BATCH),
+    ("training step", STEP),
+    ("workload", WORKLOAD),
+    ("hardware", HARDWARE),
+    ("many GPUs", PARALLEL),
+)
+OPTIONS = tuple(option for _, options in GROUPS for option in options)
+BY_KEY = {option.key: option for option in OPTIONS}
+BY_NAME = BY_KEY | {alias: option for option in OPTIONS for alias in option.aliases}
+SHORTHANDS = {name: (o.key, value) for o in OPTIONS for name, value, _ in o.shorthands}
+"""Flags that are one value of an option."""
+MODEL_KEYS = tuple(o.key for o in MODEL if o.kind != ON)
+"""Ways to name a model."""
+MACHINE_KEYS = (
+    "gpus",
+    *(o.key for o in OPTIONS if o.sets.startswith(("hardware.", "cluster.", "estimate.calib"))),
+)
+"""What says which machine it is."""
+# Whole numbers, which a range of a sweep may run over, and what divides several of them by ';'.
+COUNTS = frozenset(o.key for o in OPTIONS if o.kind == COUNT) | {"gpus"}
+LISTS = frozenset(o.key for o in OPTIONS if o.kind == NAMES or o.commas)
+
+
+def find_option(name: str) -> Option | None:
+    """The option of a key or alias, written with dashes or underscores."""
+    return BY_NAME.get(name.strip().lower().replace("-", "_"))
+
+
+def keys_at(door: str) -> frozenset[str]:
+    """Keys of the options that a door has."""
+    assert door in DOORS
+    return frozenset(option.key for option in OPTIONS if option.is_at(door))
+
+
+def nearest(name: str, door: str, more: Iterable[str] = ()) -> str:
+    """'; did you mean rank?' for a misspelt name at a door, or ''."""
+    known = [known for known, option in BY_NAME.items() if option.is_at(door)]
+    return suggest(name.replace("-", "_"), [*known, *more])
+
+
+def fields_of(options: Mapping[str, object], record: str) -> dict[str, object]:
+    """The fields of a record ('adapter', 'parallel.zero', '' for the TrainConfig itself) that
+    single options set. Raises InputError for a value that cannot be understood."""
+    found: dict[str, object] = {}
+    for key, value in options.items():
+        option = BY_KEY.get(key)
+        if option is not None and not option.joint:
+            path, _, field = option.sets.rpartition(".")
+            if path == record:
+                found[field] = option.read(value)
+    return found
+
+
+def keys_of(record: str) -> tuple[str, ...]:
+    """Keys of the options that set fields of a record or of its parts."""
+    return tuple(o.key for o in OPTIONS if o.sets.startswith(f"{record}."))

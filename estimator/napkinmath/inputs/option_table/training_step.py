@@ -1,0 +1,337 @@
+"""Options of the batch, of the training step, and of what happens beside it."""
+
+from __future__ import annotations
+
+from napkinmath.base import values
+from napkinmath.base.dtypes import ALIASES
+from napkinmath.base.errors import InputError
+from napkinmath.catalog.optimizers import OPTIMIZERS, find_optimizer
+from napkinmath.catalog.stacks import STACKS, find_stack
+from napkinmath.config.train_config import Attention, Kernels, Loss, Precision, RecomputeKind
+from napkinmath.config.workload_config import WorkloadKind
+from napkinmath.inputs.option_table.option import (
+    CHOICE,
+    COUNT,
+    NAMES,
+    ON,
+    SWITCH,
+    Option,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+MOST_MICRO_STEPS_OF_THE_PAGE = 1024  # each is replayed
+OFFLOADED = ("optimizer", "parameters", "activations", "checkpoints")
+
+
+def _lengths(value: object, what: str) -> tuple[int, ...]:
+    items = values.names(value, what) if isinstance(value, str) else values.listed(value)
+    return tuple(values.count(item, what) for item in items)
+
+
+def _optimizer(value: object, what: str) -> str:
+    name = values.text(value, what)
+    if name == "auto":
+        return name
+    try:
+        return find_optimizer(name).name
+    except InputError:
+        dashed = name.lower().replace("_", "-")
+        if dashed == name:
+            raise
+        return find_optimizer(dashed).name
+
+
+def _stack(value: object, what: str) -> str:
+    return find_stack(values.text(value, what)).name
+
+
+def _style(value: object, what: str) -> str:
+    from napkinmath.lowering.saved_offload import find_style
+
+    return find_style(values.text(value, what).lower().replace("-", "_")).name
+
+
+def _styles() -> Iterable[str]:
+    from napkinmath.lowering.saved_offload import STYLES
+
+    return STYLES
+
+
+def _checkpointing() -> Iterable[str]:
+    stepped = (RecomputeKind.EVERY, RecomputeKind.INTERLEAVED)
+    return (*(k.value + (":K" if k in stepped else "") for k in RecomputeKind), "offload")
+
+
+BATCH = (
+    Option(
+        key="bs",
+        help="micro-batch per GPU [1]",
+        kind=COUNT,
+        metavar="B",
+        sets="micro_batch_size",
+        aliases=("micro_batch_size", "batch_size"),
+        short="-b",
+    ),
+    Option(
+        key="ctx",
+        help="sequence length; 1k = 1024 [2048]",
+        kind=COUNT,
+        metavar="S",
+        sets="sequence_length",
+        aliases=("sequence_length", "seq_len", "context"),
+        short="-s",
+    ),
+    Option(
+        key="grad_accum",
+        help="micro-steps per optimizer step [1]",
+        kind=COUNT,
+        metavar="N",
+        sets="gradient_accumulation_steps",
+        aliases=("gradient_accumulation_steps",),
+        page_high=MOST_MICRO_STEPS_OF_THE_PAGE,
+    ),
+    Option(
+        key="global_batch",
+        help="samples per optimizer step over all GPUs, instead of --grad-accum",
+        kind=COUNT,
+        metavar="N",
+        sets="gradient_accumulation_steps",
+        aliases=("global_batch_size",),
+        joint=True,
+    ),
+    Option(
+        key="target_ctx",
+        help="decoder length of an encoder-decoder model [the sequence length]",
+        kind=COUNT,
+        metavar="S",
+        sets="batch.target_length",
+    ),
+    Option(
+        key="packing",
+        help="fill sequences with several samples",
+        kind=SWITCH,
+        sets="batch.packing",
+    ),
+    Option(
+        key="lengths",
+        help="a sample of sequence lengths, or a file of them",
+        kind=NAMES,
+        metavar="N,N,...|FILE",
+        sets="batch.lengths",
+        reader=_lengths,
+    ),
+    Option(
+        key="images",
+        help="images in each sequence of a vision-language model [1]",
+        kind=COUNT,
+        metavar="N",
+        sets="batch.images",
+        low=0,
+        high=1 << 16,
+    ),
+)
+STEP = (
+    Option(
+        key="precision",
+        help="{choices} [bf16-autocast: the Trainer's bf16=True]",
+        kind=CHOICE,
+        metavar="NAME",
+        sets="precision",
+        members=Precision,
+        spellings={
+            **ALIASES,
+            "amp": "bf16-amp",
+            "bf16-mixed": "bf16-amp",
+            "fp16-mixed": "fp16-amp",
+            "bf16-true": "bf16",
+            "fp16-true": "fp16",
+            "fp32-true": "fp32",
+            "float8": "fp8",
+        },
+    ),
+    Option(
+        key="optimizer",
+        help="{choices} [auto: the stack's]",
+        kind=CHOICE,
+        metavar="NAME",
+        sets="optimizer",
+        choices=lambda: ("auto", *OPTIMIZERS),
+        reader=_optimizer,
+    ),
+    Option(
+        key="optimizer_in_backward",
+        help="update each parameter as its gradient is ready",
+        kind=SWITCH,
+        sets="optimizer_in_backward",
+    ),
+    Option(
+        key="clip",
+        help="clip gradients by their norm [on]",
+        kind=SWITCH,
+        sets="clip_gradients",
+        aliases=("gradient_clipping",),
+    ),
+    Option(
+        key="checkpointing",
+        help="{choices} [QLoRA: full, else none]",
+        kind=CHOICE,
+        metavar="NAME",
+        sets="recompute.kind",
+        aliases=("gradient_checkpointing", "recompute"),
+        choices=_checkpointing,
+        joint=True,
+    ),
+    Option(
+        key="reentrant",
+        help="the reentrant form of checkpointing",
+        kind=SWITCH,
+        sets="recompute.reentrant",
+    ),
+    Option(
+        key="offload",
+        help="what is kept in host memory, comma-separated: {choices}",
+        kind=NAMES,
+        metavar="NAMES",
+        sets="offload.optimizer",
+        choices=OFFLOADED,
+        spellings={
+            "optim": "optimizer",
+            "params": "parameters",
+            "param": "parameters",
+            "weights": "parameters",
+        },
+        joint=True,
+    ),
+    Option(
+        key="pinned",
+        help="page-locked host memory for offloading [on]",
+        kind=SWITCH,
+        sets="offload.pinned",
+    ),
+    Option(
+        key="offload_style",
+        help="whose activation offloading: {choices} [trl]",
+        kind=CHOICE,
+        metavar="NAME",
+        sets="offload.style",
+        choices=_styles,
+        reader=_style,
+    ),
+    Option(
+        key="prefetch",
+        help="layers whose offloaded weights are on their way ahead [1]",
+        kind=COUNT,
+        metavar="N",
+        sets="offload.prefetch",
+        low=0,
+        high=1 << 16,
+    ),
+    Option(
+        key="attention",
+        help="{choices} [auto]",
+        kind=CHOICE,
+        metavar="NAME",
+        sets="attention",
+        members=Attention,
+        spellings={
+            "flash-attention-2": "flash2",
+            "flash-attn": "flash2",
+            "fa2": "flash2",
+            "flash-attention": "flash2",
+            "mem-efficient": "efficient",
+            "xformers": "efficient",
+        },
+    ),
+    Option(
+        key="loss",
+        help="{choices} [hf]",
+        kind=CHOICE,
+        metavar="NAME",
+        sets="loss",
+        members=Loss,
+    ),
+    Option(
+        key="kernels",
+        help="{choices} [hf]",
+        kind=CHOICE,
+        metavar="NAME",
+        sets="kernels",
+        members=Kernels,
+    ),
+    Option(
+        key="stack",
+        help="library and era that is priced: {choices} [hf]",
+        kind=CHOICE,
+        metavar="NAME",
+        sets="stack",
+        choices=lambda: STACKS,
+        reader=_stack,
+    ),
+    Option(
+        key="eval",
+        help=(
+            "price a model left in eval mode, as loading leaves it: checkpointing inactive, no"
+            " dropout but the adapters'"
+        ),
+        kind=ON,
+        sets="training_mode",
+        joint=True,
+    ),
+    Option(
+        key="train_mode",
+        help="the model is in training mode (the default)",
+        kind=ON,
+        sets="training_mode",
+        joint=True,
+    ),
+    Option(key="compile", help="torch.compile", kind=SWITCH, sets="compile"),
+)
+WORKLOAD = (
+    Option(
+        key="workload",
+        help="{choices}; --bs counts pairs of dpo and reward [sft]",
+        kind=CHOICE,
+        metavar="NAME",
+        sets="workload.kind",
+        members=WorkloadKind,
+        spellings={"rm": "reward", "distillation": "distill", "gkd": "distill"},
+    ),
+    Option(
+        key="teacher",
+        help="the model that teaches (distill) or scores rollouts (grpo, ppo)",
+        metavar="MODEL",
+        sets="workload.teacher",
+    ),
+    Option(
+        key="reference",
+        help=(
+            "the reference's forward in the step (dpo, grpo, ppo) [on]; off: precomputed, or beta 0"
+        ),
+        kind=SWITCH,
+        sets="workload.reference",
+    ),
+    Option(
+        key="completion",
+        help="tokens that a rollout generates [half the sequence]",
+        kind=COUNT,
+        metavar="N",
+        sets="workload.completion_tokens",
+    ),
+    Option(
+        key="eval_bs",
+        help="evaluate so many sequences at once in the middle of training [no evaluation]",
+        kind=COUNT,
+        metavar="B",
+        sets="workload.eval_batch",
+    ),
+    Option(
+        key="generate",
+        help="generate N tokens for a batch in the middle of training [none]",
+        kind=COUNT,
+        metavar="N",
+        sets="workload.generate_tokens",
+    ),
+)
