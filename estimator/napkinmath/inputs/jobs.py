@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from napkinmath.base.errors import InputError, shown
-from napkinmath.config.train_config import RecomputeKind
+from napkinmath.config.job_keys import Difference, JobKey, JobKeys, KeyUse
+from napkinmath.config.train_config import Kernels, RecomputeKind
 from napkinmath.estimate import estimate
 from napkinmath.inputs.hardware_options import (
     allocator_text,
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from napkinmath.answers.estimate import Estimate
+    from napkinmath.config.train_config import TrainConfig
+    from napkinmath.ir.model_spec import ModelSpec
 
 
 _KEPT = ("sdpa", "linear", "o_proj")  # what is worth keeping, and is named alike in many models
@@ -30,6 +33,9 @@ def priced(options: Mapping[str, object], notes: list[str]) -> list[Estimate]:
     Raises InputError."""
     config = train_config(options)
     spec = model_spec(options, notes)
+    keys = options.get("job_keys")
+    assert keys is None or isinstance(keys, JobKeys)
+    config, keys = _with_known_kernels(spec, config, keys)
     longest = spec.longest_sequence
     if (
         "ctx" not in options
@@ -51,9 +57,33 @@ def priced(options: Mapping[str, object], notes: list[str]) -> list[Estimate]:
                 calibration=calibration,
             )
         )
+    if keys is not None:
+        found = [e.of_job(keys) for e in found]
     _refuse_untrained(found[0])
     _refuse_idle(found[0], options)
     return found
+
+
+def _with_known_kernels(
+    spec: ModelSpec, config: TrainConfig, keys: JobKeys | None
+) -> tuple[TrainConfig, JobKeys | None]:
+    """A job file's kernels where they know the model; else without them, which its tool does too,
+    or without what they would save."""
+    from napkinmath.catalog.kernels import KERNEL_SETS
+
+    if keys is None or config.kernels is Kernels.HF:
+        return config, keys
+    row = KERNEL_SETS[config.kernels.value]
+    if spec.family in row.families:
+        return config, keys
+    left_out = JobKey(
+        name=f"kernels {row.name}",
+        use=KeyUse.NOT_PRICED,
+        why=f"they are not modelled for {spec.family} models",
+        memory=Difference.LESS,
+        time=Difference.LESS,
+    )
+    return config.replace(kernels=Kernels.HF), keys.replace(keys=(*keys.keys, left_out))
 
 
 def _refuse_idle(e: Estimate, options: Mapping[str, object]) -> None:
