@@ -295,7 +295,7 @@ EXPECTED: dict[str, tuple[str, dict[str, object]]] = {
 # What each file must say aloud.
 SAID: dict[str, tuple[str, ...]] = {
     "own.yaml": (),
-    "axolotl_qlora.yaml": ("axolotl", "deepspeed not priced"),
+    "axolotl_qlora.yaml": ("axolotl", "ZeRO 2 taken from its name"),
     "trl_defaults.yaml": (
         "taken as 8",
         "taken as 1024",

@@ -11,8 +11,9 @@ from napkinmath.answers.findings import findings
 from napkinmath.answers.parameters import count_parameters
 from napkinmath.answers.possible import impossible_memory, impossible_time
 from napkinmath.answers.ranges import memory_ranges
-from napkinmath.answers.verdict import fits_on, verdict_on
+from napkinmath.answers.verdict import as_priced, fits_on, verdict_on
 from napkinmath.base.errors import ImpossibleFigure
+from napkinmath.config.job_keys import Difference
 from napkinmath.config.parallel_config import PipelineSchedule
 from napkinmath.lowering.choices import resolve
 from napkinmath.memory.pipeline_ranks import PipelineRanks, WholeModel, stage_figures
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from napkinmath.calibration.measured_layers import MeasuredLayers
     from napkinmath.config.cluster import Cluster
     from napkinmath.config.hardware import Hardware
+    from napkinmath.config.job_keys import JobKeys
     from napkinmath.config.train_config import TrainConfig
     from napkinmath.ir.ledger import Phase, Role
     from napkinmath.ir.step import Step
@@ -61,12 +63,31 @@ class Estimate:
         self.config, self.step, self.timeline = config, step, timeline
         self.hardware, self.speed, self.settings, self.cluster = hardware, speed, settings, cluster
         self.calibration, self.price_per_gpu_hour = calibration, price_per_gpu_hour
+        self.job_keys: JobKeys | None = None
         self._compared: dict[TrainConfig, tuple[int, PipelineRanks]] = {}
 
     def with_price(self, per_gpu_hour: float) -> Estimate:
         """The same estimate with money for one hour of one GPU; it keeps what was computed."""
         found = Estimate.__new__(Estimate)
         vars(found).update(vars(self), price_per_gpu_hour=per_gpu_hour)
+        return found
+
+    def of_job(self, keys: JobKeys) -> Estimate:
+        """The same estimate as that of a job file, whose keys that are not priced leave the verdict
+        open; nothing that was computed is kept."""
+        found = Estimate(
+            self.ranks,
+            self.config,
+            self.step,
+            self.timeline,
+            hardware=self.hardware,
+            speed=self.speed,
+            settings=self.settings,
+            cluster=self.cluster,
+            calibration=self.calibration,
+            price_per_gpu_hour=self.price_per_gpu_hour,
+        )
+        found.job_keys = keys
         return found
 
     # ------------------------------------------------------------ memory
@@ -237,7 +258,17 @@ class Estimate:
 
     @cached_property
     def verdict(self) -> Verdict:
-        """Whether it fits the hardware named."""
+        """Whether it fits the hardware named; open where what is not priced could change it."""
+        return as_priced(self.priced_verdict, self.job_keys)
+
+    @property
+    def takes_more(self) -> bool:
+        """Whether its job file asks for memory that is not priced."""
+        return self.job_keys is not None and Difference.MORE in self.job_keys.changes("memory")
+
+    @cached_property
+    def priced_verdict(self) -> Verdict:
+        """Whether what is priced fits the hardware named."""
         return Verdict.NOT_ASKED if self.hardware is None else verdict_on(self, self.hardware)
 
     @cached_property

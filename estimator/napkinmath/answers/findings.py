@@ -7,6 +7,7 @@ from napkinmath.answers.figures import Finding
 from napkinmath.base.dtypes import BF16, FP32
 from napkinmath.base.expr import Bindings
 from napkinmath.base.units import format_bytes
+from napkinmath.config.job_keys import Difference, KeyUse
 from napkinmath.config.train_config import Attention, Loss, Precision, RecomputeKind
 from napkinmath.ir.ledger import Phase, Role
 from napkinmath.ops.whole_scores import MATH_PATH, MATH_PATH_SINGLE
@@ -14,6 +15,7 @@ from napkinmath.ops.whole_scores import MATH_PATH, MATH_PATH_SINGLE
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from napkinmath.answers.estimate import Estimate
+    from napkinmath.config.job_keys import JobKey
 
 
 def findings(e: Estimate) -> tuple[Finding, ...]:
@@ -35,7 +37,27 @@ def findings(e: Estimate) -> tuple[Finding, ...]:
         )
         if (finding := rule(e)) is not None
     ]
-    return tuple(sorted(found, key=lambda f: -f.nbytes))
+    return (*_not_priced(e), *sorted(found, key=lambda f: -f.nbytes))
+
+
+def _not_priced(e: Estimate) -> list[Finding]:
+    """The keys of a job file that change memory or time and are left out of the figures."""
+    if e.job_keys is None:
+        return []
+    return [
+        Finding(text=f"{key.name} is not priced: {key.why}{_differs(key)}")
+        for key in e.job_keys.of(KeyUse.NOT_PRICED)
+    ]
+
+
+def _differs(key: JobKey) -> str:
+    """'; a run takes more memory, less time'."""
+    parts = [
+        f"{change.value} {what}"
+        for change, what in ((key.memory, "memory"), (key.time, "time"))
+        if change is not Difference.NONE
+    ]
+    return f"; a run takes {', '.join(parts)}" if parts else ""
 
 
 def _withheld(e: Estimate) -> Finding | None:

@@ -84,7 +84,7 @@ class _Tried:
 def remedy(e: Estimate) -> Remedy | None:
     """The smallest set of changes under which the step surely fits its GPU; None where it fits as
     it is, where no GPU is named, or where no set of those known is enough."""
-    if e.verdict in (Verdict.FITS, Verdict.NOT_ASKED):
+    if e.priced_verdict in (Verdict.FITS, Verdict.NOT_ASKED) or e.takes_more:
         return None
     for candidates in LEVELS:
         sets = [_Tried((), e.config, e.peak.nbytes)]

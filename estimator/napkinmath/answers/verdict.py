@@ -6,6 +6,7 @@ from napkinmath.answers.figures import Fit, Verdict
 from napkinmath.answers.ranges import ALLOCATED, headroom_bytes
 from napkinmath.catalog.gpus import load_gpus
 from napkinmath.config.hardware import Hardware
+from napkinmath.config.job_keys import Difference
 from napkinmath.memory.replay import replay
 
 TYPE_CHECKING = False
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from napkinmath.answers.estimate import Estimate
+    from napkinmath.config.job_keys import JobKeys
 
 # The least limit that a replay passes is at most 0.3% above what could not have been returned (8B
 # in 16 bits; seven steps of five models tried).
@@ -34,6 +36,14 @@ def verdict_on(e: Estimate, hardware: Hardware) -> Verdict:
     then with its lower end.
     """
     return _verdict(e, hardware, passes)
+
+
+def as_priced(verdict: Verdict, keys: JobKeys | None) -> Verdict:
+    """A verdict over what is priced, where a job file's other keys leave it standing; else
+    unknown."""
+    against = {Verdict.FITS: Difference.MORE, Verdict.DOES_NOT_FIT: Difference.LESS}.get(verdict)
+    opened = keys is not None and against in keys.changes("memory")
+    return Verdict.UNKNOWN if opened else verdict
 
 
 def _verdict(e: Estimate, hardware: Hardware, fits: Callable[[Estimate, int], bool]) -> Verdict:
@@ -72,7 +82,10 @@ def fits_on(e: Estimate) -> tuple[Fit, ...]:
                 gpu=gpu.name,
                 capacity_bytes=gpu.memory_bytes,
                 headroom_bytes=headroom_bytes(e) if is_own else _headroom_on(e, hardware),
-                verdict=e.verdict if is_own else _verdict(e, hardware, _passes_quickly),
+                verdict=as_priced(
+                    e.priced_verdict if is_own else _verdict(e, hardware, _passes_quickly),
+                    e.job_keys,
+                ),
             )
         )
     return tuple(found)

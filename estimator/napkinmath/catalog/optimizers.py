@@ -493,6 +493,7 @@ ALIASES = {
     "adamw_torch_fused": "adamw-fused",
     "adamw_bnb_8bit": "adamw-8bit",
     "adamw_8bit": "adamw-8bit",
+    "adamw_torch_8bit": "adamw-8bit-torchao",
     "paged_adamw_8bit": "paged-adamw-8bit",
     "paged_adamw_32bit": "paged-adamw",
     "adam": "adamw",

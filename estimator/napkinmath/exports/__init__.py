@@ -66,7 +66,7 @@ def read_back(content: Content, kind: str) -> TrainConfig:
     read: Callable[[ForeignJob], dict[str, object]] = __import__(
         f"napkinmath.inputs.{module}", fromlist=["read"]
     ).read
-    options = read(ForeignJob(kind, content, []))
+    options = read(ForeignJob(kind, content, [], keys=module))
     return train_config(
         {key: value for key, value in options.items() if key not in ("model", "config")}
     )

@@ -5,9 +5,18 @@ from __future__ import annotations
 
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown, suggest
+from napkinmath.config.job_keys import Difference
 from napkinmath.inputs.foreign import ForeignJob, attention_word
+from napkinmath.inputs.sharding import read_mesh, read_sharding
+from napkinmath.inputs.trained_by import give_workload
 
 _ADAPTERS = ("lora", "qlora")
+_MESH = {
+    "tp": ("tensor_parallel_size",),
+    "cp": ("context_parallel_size", "sequence_parallel_degree"),
+    "replicas": ("dp_replicate_size",),
+    "shards": ("dp_shard_size",),
+}
 _LORA_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
 
 
@@ -23,7 +32,10 @@ def read(job: ForeignJob) -> dict[str, object]:
         job.assume("ctx", 512, "axolotl's sequence_len")
     if job.take("sample_packing") is not None:
         job.give("packing", job.switch("sample_packing"))
-    job.take("pad_to_sequence_len", "eval_sample_packing", "strict")
+    job.take("pad_to_sequence_len")
+    _read_workload(job)
+    read_sharding(job)
+    read_mesh(job, _MESH)
     adapter = job.take("adapter")
     quantized = _read_quantization(job, adapter)
     _read_adapter(job, adapter, quantized=quantized)
@@ -38,6 +50,18 @@ def read(job: ForeignJob) -> dict[str, object]:
         job.give("compile", str(job.take("torch_compile")).lower() != "false")
     _read_precision(job)
     return job.finish()
+
+
+def _read_workload(job: ForeignJob) -> None:
+    for key, word in (("reward_model", "reward"), ("process_reward_model", "prm")):
+        if job.switch(key):
+            give_workload(job, key, word)
+    rl = job.take("rl")
+    if rl is not None:
+        give_workload(job, "rl", rl)
+    if job.switch("precompute_ref_log_probs"):
+        job.give("reference", False)
+    job.give("completion", job.section("trl").take("max_completion_length"))
 
 
 def _read_quantization(job: ForeignJob, adapter: object) -> bool:
@@ -66,14 +90,17 @@ def _read_adapter(job: ForeignJob, adapter: object, *, quantized: bool) -> None:
         job.take("lora_modules_to_save"),
     )
     dora, rslora = job.switch("peft_use_dora"), job.switch("peft_use_rslora")
+    autocast_adapters = job.take("peft_autocast_adapter_dtype")
     if adapter is None:
         if quantized:
             raise InputError("a quantized base needs an adapter to train; set adapter: qlora")
         unfrozen = job.take("unfrozen_parameters")
         if unfrozen:
-            job.note(
-                f"unfrozen_parameters {shown(unfrozen)} not priced: every parameter is trained;"
-                " give --freeze for what is not"
+            job.leave_out(
+                "unfrozen_parameters",
+                "every parameter is priced as trained; give --freeze for what is not",
+                memory=Difference.LESS,
+                time=Difference.LESS,
             )
         return
     if adapter not in _ADAPTERS:
@@ -95,9 +122,7 @@ def _read_adapter(job: ForeignJob, adapter: object, *, quantized: bool) -> None:
         job.give(
             "kbit", False
         )  # loaders/model.py makes embeddings, head and norms half precision again after the k-bit preparation
-    if job.take("peft_autocast_adapter_dtype") is not None and not job.switch(
-        "peft_autocast_adapter_dtype"
-    ):
+    if autocast_adapters is not None and not job.switch("peft_autocast_adapter_dtype"):
         job.give("adapter_dtype", "bf16")
 
 
@@ -112,8 +137,12 @@ def _read_checkpointing(job: ForeignJob) -> None:
     else:
         job.give("checkpointing", "none")
         job.give("offload", "activations" if offloading else None)
-    if "use_reentrant" in keywords:
-        job.give("reentrant", keywords["use_reentrant"])
+    if job.options["checkpointing"] == "none":
+        return
+    # utils/config normalize_config: reentrant unless something of this is given
+    others = ("unfrozen_parameters", "rl", "gradient_checkpointing_kwargs")
+    by_default = all(job.content.get(key) is None for key in others)
+    job.give("reentrant", keywords.get("use_reentrant", by_default))
 
 
 def _read_attention(job: ForeignJob) -> None:
@@ -178,6 +207,7 @@ def _read_precision(job: ForeignJob) -> None:
     """Its switches settle the type of the weights too, whatever torch_dtype says (utils/config
     resolve_dtype)."""
     bf16, fp16 = job.take("bf16"), job.take("fp16")
+    job.take("bfloat16", "float32")
     half = job.switch("float16")
     if job.take("torch_dtype", "dtype") is not None:
         job.note("torch_dtype is not read by axolotl: bf16 and fp16 settle the type of the weights")

@@ -41,69 +41,6 @@ _SWITCHES = {
     "zero_quantized_weights": "quantized_weights",
     "zero_quantized_gradients": "quantized_gradients",
 }
-# Understood, and without effect on what is priced.
-_ZERO_OTHER = (
-    "stage",
-    "offload_optimizer",
-    "offload_param",
-    "cpu_offload",
-    "reduce_scatter",
-    "allgather_partitions",
-    "use_multi_rank_bucket_allreduce",
-    "load_from_fp32_weights",
-    "elastic_checkpoint",
-    "stage3_gather_16bit_weights_on_model_save",
-    "gather_16bit_weights_on_model_save",
-    "stage3_gather_fp16_weights_on_model_save",
-    "ignore_unused_parameters",
-    "legacy_stage1",
-    "memory_efficient_linear",
-    "pipeline_loading_checkpoint",
-    "override_module_apply",
-    "zero_quantized_nontrainable_weights",
-    "mics_hierarchical_params_gather",
-    "log_trace_cache_warnings",
-    "model_persistence_threshold",
-    "stage3_model_persistence_threshold",
-    "use_all_reduce_for_fetch_params",
-    "stage3_use_all_reduce_for_fetch_params",
-    "module_granularity_threshold",
-    "stage3_module_granularity_threshold",
-    "leaf_module",
-)
-_TOP = (
-    "scheduler",
-    "steps_per_print",
-    "wall_clock_breakdown",
-    "dump_state",
-    "zero_allow_untested_optimizer",
-    "zero_force_ds_cpu_optimizer",
-    "communication_data_type",
-    "prescale_gradients",
-    "gradient_predivide_factor",
-    "flops_profiler",
-    "tensorboard",
-    "wandb",
-    "comet",
-    "csv_monitor",
-    "comms_logger",
-    "aio",
-    "seq_parallel_communication_data_type",
-    "sparse_gradients",
-    "memory_breakdown",
-    "checkpoint",
-    "data_types",
-    "amp",
-    "monitor_config",
-    "graph_harvesting",
-    "zero_load_from_fp32_weights",
-    "activation_checkpointing",
-    "disable_allgather",
-    "fp32_allreduce",
-    "data_efficiency",
-    "compile",
-    "hybrid_engine",
-)
 _OPTIMIZERS = {
     "adam": "adamw-fused",
     "adamw": "adamw-fused",
@@ -117,31 +54,16 @@ DEVICES = ("none", "cpu", "nvme")
 
 def read(job: ForeignJob) -> dict[str, object]:
     """Options of a DeepSpeed config."""
-    known = [
-        "zero_optimization",
-        "bf16",
-        "bfloat16",
-        "fp16",
-        "optimizer",
-        "train_micro_batch_size_per_gpu",
-        "train_batch_size",
-        "gradient_accumulation_steps",
-        "gradient_clipping",
-        *_TOP,
-    ]
-    _refuse_unknown(job.content, known, "DeepSpeed key")
     _read_batch(job)
     clipping = job.take("gradient_clipping")
     if clipping is not None and clipping != AUTO:
         job.give("clip", clipping != 0)
     _read_precision(job)
-    optimizer = job.mapping("optimizer").get("type")
+    optimizer = job.section("optimizer").take("type")
     if optimizer is not None and optimizer != AUTO:
         name = str(optimizer).lower()
         job.give("optimizer", _OPTIMIZERS.get(name, name))
-    read_zero(job, job.mapping("zero_optimization"))
-    for key in _TOP:
-        job.take(key)
+    read_zero(job, job.section("zero_optimization"))
     return job.finish()
 
 
@@ -176,7 +98,7 @@ def give_number(job: ForeignJob, option: str, value: object) -> None:
 
 
 def _read_precision(job: ForeignJob) -> None:
-    half = {key: _enabled(job.mapping(key)) for key in ("bf16", "bfloat16", "fp16")}
+    half = {key: _enabled(job.section(key)) for key in ("bf16", "bfloat16", "fp16")}
     if (half["bf16"] or half["bfloat16"]) is True and half["fp16"] is True:
         raise InputError("bf16 and fp16 are both enabled; keep one of them")
     if True in half.values():
@@ -187,17 +109,20 @@ def _read_precision(job: ForeignJob) -> None:
         job.give("precision", "fp32")
 
 
-def _enabled(section: Mapping[str, object]) -> object:
-    value = section.get("enabled", False)
+def _enabled(section: ForeignJob) -> object:
+    value = section.take("enabled")
+    if value is None:
+        return False
     return AUTO if value == AUTO else values.switch(value, "enabled")
 
 
-def read_zero(job: ForeignJob, zero: Mapping[str, object]) -> None:
+def read_zero(job: ForeignJob, section: ForeignJob) -> None:
     """The section 'zero_optimization'."""
+    zero = section.content
     if not zero:
         job.give("data_parallel", ["ddp"])
         return
-    _refuse_unknown(zero, [*_SIZES, *_COUNTS, *_SWITCHES, *_ZERO_OTHER], "zero_optimization key")
+    section.take("stage", *_SIZES, *_COUNTS, *_SWITCHES)
     stage = zero.get("stage", 0)
     if isinstance(stage, bool) or stage not in (0, 1, 2, 3):
         raise InputError(f"zero_optimization stage {shown(stage)} is unknown; use 0, 1, 2 or 3")
@@ -216,8 +141,8 @@ def read_zero(job: ForeignJob, zero: Mapping[str, object]) -> None:
     read_offload(
         job,
         {
-            name: device_of(zero, name, section)
-            for name, section in (
+            name: device_of(section, name, key)
+            for name, key in (
                 ("optimizer", "offload_optimizer"),
                 ("parameters", "offload_param"),
             )
@@ -225,15 +150,16 @@ def read_zero(job: ForeignJob, zero: Mapping[str, object]) -> None:
     )
 
 
-def device_of(zero: Mapping[str, object], name: str, section: str) -> str:
+def device_of(zero: ForeignJob, name: str, key: str) -> str:
     """Where states or parameters are kept: none, cpu or nvme."""
-    given = zero.get(section)
+    older = zero.take("cpu_offload") if name == "optimizer" else None
+    given = zero.take(key)
     if given is None:
-        return "cpu" if name == "optimizer" and zero.get("cpu_offload") is True else "none"
-    device = str(values.mapping(given, section).get("device", "none")).lower()
+        return "cpu" if older is True else "none"
+    device = str(values.mapping(given, key).get("device", "none")).lower()
     if device not in DEVICES:
         raise InputError(
-            f"{section} device {shown(device)} is unknown; use one of"
+            f"{key} device {shown(device)} is unknown; use one of"
             f" {', '.join(DEVICES)}{suggest(device, list(DEVICES))}"
         )
     return device
@@ -245,12 +171,3 @@ def read_offload(job: ForeignJob, devices: Mapping[str, str]) -> None:
         job.give("offload", ",".join(moved))
     if stored := [name for name, device in devices.items() if device == "nvme"]:
         job.give("nvme", ",".join(stored))
-
-
-def _refuse_unknown(section: Mapping[str, object], known: list[str], what: str) -> None:
-    for key in section:
-        if key not in known:
-            near = suggest(key, known)
-            raise InputError(
-                f"{what} {shown(key)} is unknown{near or '; see deepspeed.ai/docs/config-json'}"
-            )

@@ -1,157 +1,40 @@
-"""What the readers of other tools' job files share: keys taken one by one, so that those nobody
-took can be said aloud."""
+"""What the readers of other tools' job files share: keys taken one by one, so that what became of
+each can be told."""
 
 from __future__ import annotations
 
 from napkinmath.base import values
 from napkinmath.base.dtypes import dtype_name
 from napkinmath.base.errors import InputError
+from napkinmath.config.job_keys import Difference, JobKey, JobKeys, KeyUse
+from napkinmath.inputs.known_keys import KnownKeys, known_keys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-# Keys that change neither memory nor time of a training step, by their beginning or whole.
-_HARMLESS_STARTS = (
-    "adam_",
-    "chat_template",
-    "checkpoint_",
-    "comet_",
-    "dataset",
-    "data_",
-    "ddp_",
-    "debug",
-    "early_stopping",
-    "eval",
-    "hf_",
-    "hub_",
-    "include_",
-    "key_",
-    "load_best",
-    "logging",
-    "log_",
-    "loss_watchdog",
-    "lr_",
-    "mlflow_",
-    "neptune",
-    "num_train",
-    "output_",
-    "plot_",
-    "push_to",
-    "report_to",
-    "resume",
-    "save",
-    "seed",
-    "special_",
-    "strict",
-    "swanlab",
-    "test_",
-    "tokenizer",
-    "tokens",
-    "train_on",
-    "trust_",
-    "val_",
-    "wandb",
-    "warmup",
-    "ray_",
-    "profiler",
-    "metric",
-    "preprocessing",
-    "preview",
-)
-_HARMLESS = frozenset(
-    {
-        "base_model_config",
-        "base_model_ignore_patterns",
-        "bnb_config_kwargs",
-        "cache_dir",
-        "cosine_min_lr_ratio",
-        "do_eval",
-        "do_predict",
-        "do_train",
-        "epochs",
-        "experimental_skip_move_to_device",
-        "extra_special_tokens",
-        "group_by_length",
-        "hub",
-        "is_falcon_derived_model",
-        "is_llama_derived_model",
-        "is_mistral_derived_model",
-        "is_qwen_derived_model",
-        "learning_rate",
-        "length_column_name",
-        "local_rank",
-        "lora_fan_in_fan_out",
-        "lora_model_dir",
-        "max_samples",
-        "max_steps",
-        "max_steps_per_epoch",
-        "model_revision",
-        "model_type",
-        "momentum",
-        "num_epochs",
-        "optim_args",
-        "overwrite_cache",
-        "overwrite_output_dir",
-        "remove_unused_columns",
-        "revision_of_model",
-        "run_name",
-        "shuffle",
-        "shuffle_dataset",
-        "shuffle_merged_datasets",
-        "split_batches",
-        "stage",
-        "template",
-        "torchdistx_path",
-        "weight_decay",
-        "xpu",
-        "device",
-        "name",
-        "version",
-        "type_of_model",
-        "preprocess_num_proc",
-        "label_names",
-        "mask_history",
-        "eos_token",
-        "pad_token",
-        "role_field",
-        "padding_side",
-        "metrics",
-        "rl_beta",
-        "disable_tqdm",
-        "fsdp_cpu_ram_efficient_loading",
-        "packing_strategy",
-        "neftune_noise_alpha",
-        "flash_attn_fuse_qkv",
-        "ddp",
-        "bos_token",
-        "unk_token",
-        "average_tokens_across_devices",
-        "completion_only_loss",
-        "assistant_only_loss",
-        "truncation_mode",
-    }
-)
-_SHARDING = (
-    "deepspeed",
-    "fsdp",
-    "fsdp_config",
-    "fsdp_version",
-    "context_parallel_size",
-    "tensor_parallel_size",
-    "tensor_parallel_dim",
-    "dp_shard_size",
-    "sequence_parallel_degree",
-)
+    from collections.abc import Iterator, Mapping
 
 
 class ForeignJob:
     """Another tool's job file: keys are taken, options and notes are given."""
 
-    def __init__(self, tool: str, content: Mapping[str, object], notes: list[str]) -> None:
+    def __init__(
+        self,
+        tool: str,
+        content: Mapping[str, object],
+        notes: list[str],
+        *,
+        keys: str,
+        path: str = "",
+        text: str = "",
+    ) -> None:
         self.tool, self.content, self.notes = tool, content, notes
+        self.path, self.text = path, text
         self.options: dict[str, object] = {}
+        self._keys, self._prefix = keys, ""
         self._taken: set[str] = set()
+        self._left_out: dict[str, JobKey] = {}
+        self._sections: list[ForeignJob] = []
+        self._adopted: list[tuple[ForeignJob, str]] = []
 
     def take(self, *keys: str) -> object:
         """The first of these keys that has a value; None where none has."""
@@ -173,6 +56,31 @@ class ForeignJob:
         value = self.take(key)
         return {} if value is None else values.mapping(value, key)
 
+    def section(self, key: str) -> ForeignJob:
+        """A nested mapping, empty where absent, whose keys are taken one by one as well: dotted
+        'key.name' where they are told."""
+        found = ForeignJob(self.tool, self.mapping(key), self.notes, keys=self._keys)
+        found.options, found._prefix = self.options, f"{self._prefix}{key}."
+        self._sections.append(found)
+        return found
+
+    def adopt(self, inner: ForeignJob, key: str) -> None:
+        """The keys of a file that this one names, as its own: 'key.name'."""
+        self._adopted.append((inner, key))
+
+    def leave_out(
+        self,
+        key: str,
+        why: str,
+        *,
+        memory: Difference = Difference.NONE,
+        time: Difference = Difference.NONE,
+    ) -> None:
+        """Says that a key changes the run and is not priced with the value it has."""
+        self._left_out[key] = JobKey(
+            name=f"{self._prefix}{key}", use=KeyUse.NOT_PRICED, why=why, memory=memory, time=time
+        )
+
     def give(self, option: str, value: object) -> None:
         """Sets an option unless the value is None."""
         if value is not None:
@@ -188,21 +96,26 @@ class ForeignJob:
         self.note(f"{option} not given, taken as {value} ({why})")
 
     def finish(self) -> dict[str, object]:
-        """The options; keys that nobody took and that may matter are said aloud."""
-        sharding = [key for key in _SHARDING if self.content.get(key) and key not in self._taken]
-        if sharding:
-            self.note(f"{', '.join(sharding)} not priced: this is one GPU without sharding")
-        ignored = [
-            key
-            for key, value in self.content.items()
-            if key not in self._taken
-            and key not in _SHARDING
-            and _may_matter(key)
-            and value not in (None, False, "", [], {})
-        ]
-        if ignored:
-            self.note(f"ignored: {', '.join(ignored)}")
+        """The options, among them `job_keys`: what became of every key."""
+        keys = tuple(self._accounted(known_keys(self._keys)))
+        self.options["job_keys"] = JobKeys(tool=self.tool, path=self.path, keys=keys)
         return self.options
+
+    def _accounted(self, known: KnownKeys) -> Iterator[JobKey]:
+        inner = {section._prefix[len(self._prefix) : -1] for section in self._sections}
+        for key, value in self.content.items():
+            name = f"{self._prefix}{key}"
+            if key in self._left_out:
+                yield self._left_out[key]
+            elif key not in self._taken:
+                yield known.of(name, value, self.content)
+            elif key not in inner or not value:
+                yield JobKey(name=name, use=KeyUse.PRICED)
+        for section in self._sections:
+            yield from section._accounted(known)
+        for job, key in self._adopted:
+            for found in job._accounted(known_keys(job._keys)):
+                yield found.replace(name=f"{key}.{found.name}")
 
 
 def precision_of(
@@ -248,7 +161,3 @@ def attention_word(value: object) -> str | None:
         "auto": "auto",
         "flex_attention": "sdpa",
     }.get(word, word)
-
-
-def _may_matter(key: str) -> bool:
-    return key not in _HARMLESS and not key.startswith(_HARMLESS_STARTS)

@@ -3,13 +3,17 @@ accelerate and DeepSpeed spread them."""
 
 from __future__ import annotations
 
+import os
+
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown
+from napkinmath.config.job_keys import Difference, JobKey, JobKeys, KeyUse
 from napkinmath.inputs import yaml_text
 from napkinmath.inputs.foreign import ForeignJob
 from napkinmath.inputs.method_options import ADAPTER_OPTIONS, QUANT_OPTIONS
 from napkinmath.inputs.option_table import MODEL_KEYS, find_option, nearest
 from napkinmath.inputs.option_table.option import JOB
+from napkinmath.inputs.options import PARALLEL_OPTIONS
 from napkinmath.models import config_file
 from napkinmath.models.config_file import quoted
 
@@ -18,10 +22,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 WHAT = "job file"
+# Keys that only LLaMA-Factory 1 has beside `model`.
+_LLAMA_FACTORY_1 = ("model_class", "peft_config", "dist_config", "kernel_config", "init_config")
 _KINDS: dict[str, tuple[str, str]] = {
     "torchtune": ("napkinmath.inputs.torchtune", "torchtune"),
     "axolotl": ("napkinmath.inputs.axolotl", "axolotl"),
     "llama-factory": ("napkinmath.inputs.llama_factory", "LLaMA-Factory"),
+    "llama-factory-1": ("napkinmath.inputs.llama_factory_v1", "LLaMA-Factory"),
     "trainer": ("napkinmath.inputs.trainer", "Trainer"),
     "deepspeed": ("napkinmath.inputs.deepspeed", "DeepSpeed"),
     "accelerate": ("napkinmath.inputs.accelerate", "accelerate"),
@@ -39,21 +46,92 @@ def with_job_file(given: Mapping[str, object], notes: list[str]) -> dict[str, ob
         raise InputError(f"{WHAT} {shown(path)} is not a path")
     from_file = read_job(path, notes)
     _make_way(from_file, options, notes)
-    return {**from_file, **options}
+    merged = _on_one_gpu({**from_file, **options}, from_file, notes)
+    if "model" in from_file and "model" not in options:
+        merged["model"] = _named(merged["model"], path, notes)
+    return merged
+
+
+def _named(model: object, job: str, notes: list[str]) -> object:
+    """The model that a file names, or, where it names a checkpoint that is not here, the last part
+    of its path ('/tmp/Qwen3-8B')."""
+    if not isinstance(model, str) or "/" not in model.replace("\\", "/"):
+        return model
+    from napkinmath.catalog.models import find_row
+
+    beside = os.path.join(os.path.dirname(job), model)
+    if os.path.exists(beside):
+        return beside
+    last = model.replace("\\", "/").rstrip("/").rpartition("/")[2]
+    is_path = model.startswith(("/", ".", "~")) or model.count("/") != 1
+    known = find_row(last) is not None
+    if os.path.exists(model) or not known or (not is_path and find_row(model) is not None):
+        return model
+    notes.append(f"model {shown(model)} is not here: taken as {last}, the last part of its path")
+    return last
+
+
+def _on_one_gpu(
+    options: dict[str, object], from_file: Mapping[str, object], notes: list[str]
+) -> dict[str, object]:
+    """Without the sharding of a file that does not say over how many GPUs: one GPU holds less of
+    it, so the answer is what it holds at most."""
+    sharded = [
+        key for key in PARALLEL_OPTIONS if key in from_file and options[key] is from_file[key]
+    ]
+    sharded += ["zero_options"] if "zero_options" in from_file else []
+    keys = options.get("job_keys")
+    if not sharded or "gpus" in options or not isinstance(keys, JobKeys):
+        return options
+    notes.append(
+        f"{keys.tool}: the file shards the model over GPUs and does not say how many: one GPU is"
+        " priced, which holds all of it; add --gpus N"
+    )
+    sharding = JobKey(
+        name="sharding",
+        use=KeyUse.NOT_PRICED,
+        why="the file does not say how many GPUs share the model; add --gpus N",
+        memory=Difference.LESS,
+        time=Difference.EITHER,
+    )
+    return {key: value for key, value in options.items() if key not in sharded} | {
+        "job_keys": keys.replace(keys=(*keys.keys, sharding))
+    }
 
 
 def read_job(path: str, notes: list[str]) -> dict[str, object]:
     """The options a job file gives; `notes` receives what was assumed and what was ignored."""
-    content = _load(path)
+    twice: list[str] = []
+    content, text = _load(path, twice)
     kind = kind_of(content, path)
     if kind == "model config":
         return {"model": path}
+    if kind == "own" and twice:
+        raise InputError(f"{twice[0]}; keep one")
+    notes += [f"{sentence}: the last one is taken" for sentence in twice]
     if kind == "own":
         return own_options(content, path)
     module, tool = _KINDS[kind]
     read: Callable[[ForeignJob], dict[str, object]] = __import__(module, fromlist=["read"]).read
     notes.append(f"{quoted(path)} read as a job file of {tool}")
-    return read(ForeignJob(tool, content, notes))
+    job = ForeignJob(tool, content, notes, keys=module.rpartition(".")[2], path=path, text=text)
+    options = read(job)
+    notes += said(options["job_keys"])
+    return options
+
+
+def said(keys: object) -> list[str]:
+    """The keys that an answer leaves out, a line for each use; noise stays out of sight."""
+    assert isinstance(keys, JobKeys)
+    lines = (
+        (KeyUse.NOT_PRICED, "not priced"),
+        (KeyUse.UNKNOWN, "unknown, and left out"),
+    )
+    return [
+        f"{keys.tool}: {words}: {', '.join(key.name for key in found)}"
+        for use, words in lines
+        if (found := keys.of(use))
+    ]
 
 
 def kind_of(content: Mapping[str, object], path: str) -> str:
@@ -65,6 +143,8 @@ def kind_of(content: Mapping[str, object], path: str) -> str:
         return "torchtune"
     if "megatron_arguments" in content:
         return "megatron"
+    if "model" in content and any(key in content for key in _LLAMA_FACTORY_1):
+        return "llama-factory-1"
     if "base_model" in content:
         return "axolotl"
     if (
@@ -75,7 +155,7 @@ def kind_of(content: Mapping[str, object], path: str) -> str:
         return "llama-factory"
     if "train_micro_batch_size_per_gpu" in content or "zero_optimization" in content:
         return "deepspeed"
-    if "compute_environment" in content:
+    if "compute_environment" in content or "distributed_type" in content:
         return "accelerate"
     if "peft_type" in content:
         raise InputError(
@@ -93,27 +173,30 @@ def kind_of(content: Mapping[str, object], path: str) -> str:
     return "own"
 
 
-def _load(path: str) -> dict[str, object]:
-    """The file's mapping, from JSON or YAML."""
+def _load(path: str, twice: list[str]) -> tuple[dict[str, object], str]:
+    """(the file's mapping, from JSON or YAML; its text)."""
     text = config_file.read_text(path, what=WHAT)
     if not text.strip():
         raise InputError(f"{WHAT} {quoted(path)} is empty; write e.g. model: llama-7b")
     if "--" in text and not path.endswith(".json"):
-        from napkinmath.inputs.megatron import arguments, is_arguments
+        from napkinmath.inputs.megatron import arguments, arguments_of_yaml, is_arguments
 
+        if "MODEL_ARGS:" in text:
+            loaded = yaml_text.load(text, path, what=WHAT, twice=twice)
+            return arguments_of_yaml(loaded), text
         if is_arguments(text):
-            return arguments(text)
+            return arguments(text), text
     value = (
         config_file.parse(text, path, what=WHAT)
         if path.endswith(".json")
-        else yaml_text.load(text, path, what=WHAT)
+        else yaml_text.load(text, path, what=WHAT, twice=twice)
     )
     if not values.is_mapping(value):
         raise InputError(
             f"{WHAT} {quoted(path)} holds {shown(value, limit=40)} at its top level, not keys and"
             " values; write e.g. model: llama-7b"
         )
-    return values.mapping(value, WHAT)
+    return values.mapping(value, WHAT), text
 
 
 def own_options(content: Mapping[str, object], path: str) -> dict[str, object]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from napkinmath.config.job_keys import Difference, JobKey, JobKeys, KeyUse
+from napkinmath.config.train_config import Kernels
 from napkinmath.estimate import estimate
 from napkinmath.inputs.asked import model_and_training, refuse_idle
 from napkinmath.inputs.hardware_options import (
@@ -16,12 +18,17 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from napkinmath.answers.estimate import Estimate
+    from napkinmath.config.train_config import TrainConfig
+    from napkinmath.ir.model_spec import ModelSpec
 
 
 def priced(options: Mapping[str, object], notes: list[str]) -> list[Estimate]:
     """One estimate, or one for each GPU named; `notes` receives what was decided for the user.
     Raises InputError."""
     spec, config = model_and_training(options, notes)
+    keys = options.get("job_keys")
+    assert keys is None or isinstance(keys, JobKeys)
+    config, keys = _with_known_kernels(spec, config, keys)
     allocator = allocator_text(options)
     found: list[Estimate] = []
     for machine in machines(options):
@@ -35,5 +42,29 @@ def priced(options: Mapping[str, object], notes: list[str]) -> list[Estimate]:
                 calibration=calibration,
             )
         )
+    if keys is not None:
+        found = [e.of_job(keys) for e in found]
     refuse_idle(found[0], options)
     return found
+
+
+def _with_known_kernels(
+    spec: ModelSpec, config: TrainConfig, keys: JobKeys | None
+) -> tuple[TrainConfig, JobKeys | None]:
+    """A job file's kernels where they know the model; else without them, which its tool does too,
+    or without what they would save."""
+    from napkinmath.catalog.kernels import KERNEL_SETS
+
+    if keys is None or config.kernels is Kernels.HF:
+        return config, keys
+    row = KERNEL_SETS[config.kernels.value]
+    if spec.family in row.families:
+        return config, keys
+    left_out = JobKey(
+        name=f"kernels {row.name}",
+        use=KeyUse.NOT_PRICED,
+        why=f"they are not modelled for {spec.family} models",
+        memory=Difference.LESS,
+        time=Difference.LESS,
+    )
+    return config.replace(kernels=Kernels.HF), keys.replace(keys=(*keys.keys, left_out))

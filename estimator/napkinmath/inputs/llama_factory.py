@@ -5,7 +5,10 @@ from __future__ import annotations
 
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown, suggest
+from napkinmath.config.job_keys import Difference
 from napkinmath.inputs.foreign import ForeignJob, attention_word
+from napkinmath.inputs.sharding import read_sharding
+from napkinmath.inputs.trained_by import give_workload
 from napkinmath.inputs.trainer import read_batch, read_step
 
 _KINDS = ("lora", "full", "freeze", "oft")
@@ -29,6 +32,8 @@ def read(job: ForeignJob) -> dict[str, object]:
         job.give("ctx", length)
     if job.switch("packing", "neat_packing"):
         job.give("packing", True)
+    _read_workload(job)
+    read_sharding(job)
     kind = job.take("finetuning_type") or "lora"
     quantized = _read_quantization(job)
     if kind not in _KINDS:
@@ -54,6 +59,19 @@ def read(job: ForeignJob) -> dict[str, object]:
         job.give("kernels", "liger")
     _read_precision(job, kind=str(kind), quantized=quantized)
     return job.finish()
+
+
+def _read_workload(job: ForeignJob) -> None:
+    stage = str(job.take("stage") or "sft")
+    loss = job.take("pref_loss")
+    give_workload(job, "stage", (loss or "sigmoid") if stage == "dpo" else stage)
+    if (reference := job.take("ref_model")) is not None:
+        job.leave_out(
+            "ref_model",
+            f"the reference {shown(reference)} is priced as a copy of the model itself",
+            memory=Difference.EITHER,
+            time=Difference.EITHER,
+        )
 
 
 def _read_quantization(job: ForeignJob) -> bool:
@@ -84,13 +102,18 @@ def _read_adapter(job: ForeignJob, kind: str) -> None:
     targets, saved = job.take("lora_target"), job.take("additional_target")
     dora, rslora = job.switch("use_dora"), job.switch("use_rslora")
     frozen = job.take("freeze_trainable_layers"), job.take("freeze_trainable_modules")
+    frozen_parts = _frozen_parts(job)
     if kind == "freeze":
-        job.note(
-            f"finetuning_type freeze ({frozen[0] or 2} trained layers) is priced as full; give"
-            " --freeze for the modules that stay fixed"
+        job.leave_out(
+            "finetuning_type",
+            f"freeze trains {shown(frozen[0] or 2)} layers and is priced as full; give --freeze for"
+            " the modules that stay fixed",
+            memory=Difference.LESS,
+            time=Difference.LESS,
         )
     if kind != "lora":
         job.give("method", "full")
+        job.give("freeze", frozen_parts or None)
         return
     job.give("method", "dora" if dora else "lora")
     job.give("rank", 8 if rank is None else rank)
@@ -102,9 +125,20 @@ def _read_adapter(job: ForeignJob, kind: str) -> None:
         job.give("rslora", True)
 
 
+def _frozen_parts(job: ForeignJob) -> list[str]:
+    """Modules of an image-text model that stay fixed: the tower and the projector, unless said
+    (hparams/finetuning_args.py; the modules' names are those of model/model_utils/visual.py)."""
+    parts = (
+        ("freeze_vision_tower", ("visual", "vision_tower", "vision_model", "audio_tower")),
+        ("freeze_multi_modal_projector", ("multi_modal_projector", "merger")),
+    )
+    return [name for key, names in parts if job.switch(key, default=True) for name in names]
+
+
 def _read_checkpointing(job: ForeignJob) -> None:
     """On unless disabled, whatever gradient_checkpointing says; reentrant by default."""
-    job.take("gradient_checkpointing")
+    job.take("gradient_checkpointing", "gradient_checkpointing_kwargs")
+    job.take("activation_checkpointing", "activation_checkpointing_kwargs")
     off = job.switch("disable_gradient_checkpointing")
     job.give(
         "checkpointing", "none" if off else "offload" if job.switch("use_unsloth_gc") else "full"
@@ -128,6 +162,7 @@ def _not_modelled(key: str) -> str:
 
 
 def _read_precision(job: ForeignJob, *, kind: str, quantized: bool) -> None:
+    job.take("tf32")
     bf16, fp16, pure = job.switch("bf16"), job.switch("fp16"), job.switch("pure_bf16")
     if bf16 and fp16:
         raise InputError("bf16 and fp16 are both true; keep one of them")

@@ -69,6 +69,20 @@ def arguments(text: str) -> dict[str, object]:
     return {"megatron_arguments": True, **found}
 
 
+def arguments_of_yaml(content: object) -> dict[str, object]:
+    """The arguments of a model_config.yaml, whose MODEL_ARGS hold '--name: value'; switches that are
+    false are left out."""
+    given = values.mapping(
+        values.mapping(content, "job file").get("MODEL_ARGS") or {}, "MODEL_ARGS"
+    )
+    found = {
+        key.removeprefix("--").replace("-", "_"): value
+        for key, value in given.items()
+        if value is not False
+    }
+    return {"megatron_arguments": True, **found}
+
+
 def _number(text: str) -> object:
     try:
         return int(text)
@@ -121,7 +135,8 @@ def _model(job: ForeignJob) -> dict[str, object]:
     if groups is None:
         job.take("num_query_groups")
     experts, chosen = _count(job, "num_experts"), _count(job, "moe_router_topk")
-    width = _count(job, "moe_ffn_hidden_size") or width if experts else width
+    inner = _count(job, "moe_ffn_hidden_size")
+    width = inner or width if experts else width
     multiple = (_count(job, "make_vocab_size_divisible_by") or 128) * (
         _count(job, "tensor_model_parallel_size") or 1
     )
@@ -130,6 +145,7 @@ def _model(job: ForeignJob) -> dict[str, object]:
     )  # training/global_vars.py _vocab_size_with_padding
     for name in (
         "normalization",
+        "add_bias_linear",
         "disable_bias_linear",
         "position_embedding_type",
         "kv_channels",
@@ -224,20 +240,22 @@ def _mesh(job: ForeignJob, rows: int) -> None:
     expert = _count(job, "expert_model_parallel_size")
     each, nodes = _first(job, _GPUS_PER_NODE), _first(job, _NODES)
     inner = tensor * pipeline * context
+    least = inner * max(1, (expert or 1) // context)
     gpus = (each or 1) * (nodes or 1)
     if each is None or gpus % inner:
         job.note(
-            f"the number of GPUs not given, taken as {inner} (one data-parallel rank); add --gpus N"
+            f"the number of GPUs not given, taken as {least} (as few as the degrees take); add"
+            " --gpus N"
         )
-        gpus = inner
+        gpus = least
     job.give("gpus", gpus)
     if nodes is not None and each is not None and gpus == each * nodes:
         job.give("nodes", nodes)
     for option, degree in (("tp", tensor), ("pp", pipeline), ("cp", context), ("ep", expert)):
         if degree and degree > 1:
             job.give(option, degree)
-    if tensor > 1:
-        job.give("sequence_parallel", bool(job.take("sequence_parallel")))
+    sequence = bool(job.take("sequence_parallel"))
+    job.give("sequence_parallel", sequence if tensor > 1 else None)
     _chunks(job, pipeline)
     data = gpus // inner
     whole = _count(job, "global_batch_size")

@@ -3,9 +3,14 @@ activations (torchtune recipes/configs)."""
 
 from __future__ import annotations
 
+import os
+
 from napkinmath.base import values
 from napkinmath.base.errors import InputError, shown
+from napkinmath.config.job_keys import Difference
 from napkinmath.inputs.foreign import ForeignJob, dtype_word
+from napkinmath.inputs.sharding import read_mesh
+from napkinmath.inputs.trained_by import give_workload
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,6 +29,7 @@ _OPTIMIZERS = {
     "adamwfp8": "adamw-8bit",
     "cpuoffloadoptimizer": "adamw-fused",
 }
+_NO_TRAINING = ("eleuther_eval", "generate", "quantize")
 _KNOBS = (
     "lora_attn_modules",
     "apply_lora_to_mlp",
@@ -50,9 +56,12 @@ def read(job: ForeignJob) -> dict[str, object]:
     clip = job.take("clip_grad_norm")
     job.give("clip", clip is not None)
     _read_optimizer(job)
-    loss = str(job.mapping("loss").get("_component_", "")).lower()
-    if "chunked" in loss or "linearcrossentropy" in loss:
+    loss = str(job.section("loss").take("_component_") or "").lower()
+    if "chunked" in loss or "linearcrossentropy" in loss or "lineargrpo" in loss:
         job.give("loss", "chunked")
+    _read_recipe(job)
+    _read_workload(job, loss)
+    _read_mesh(job)
     job.give("precision", dtype_word(job.take("dtype")) or "fp32")
     job.give("checkpointing", "full" if job.switch("enable_activation_checkpointing") else "none")
     if job.switch("enable_activation_offloading"):
@@ -61,6 +70,63 @@ def read(job: ForeignJob) -> dict[str, object]:
     compiled = job.take("compile")
     job.give("compile", values.is_mapping(compiled) or bool(compiled))
     return job.finish()
+
+
+def _read_recipe(job: ForeignJob) -> None:
+    """What the header says to run: `tune run --nproc_per_node 4 full_finetune_distributed`."""
+    import re
+
+    found = re.search(r"tune run ((?:--\S+ +\S+ +)*)([a-z][\w/]*)", job.text)
+    words, recipe = (found[1], found[2]) if found else ("", os.path.basename(job.path))
+    for name in _NO_TRAINING:
+        if name in recipe:
+            raise InputError(
+                f"torchtune's recipe {shown(recipe)} trains nothing; give one that does"
+            )
+    if "qat" in recipe:
+        job.leave_out(
+            "quantizer",
+            "quantization-aware training keeps fake-quantized copies",
+            memory=Difference.MORE,
+            time=Difference.MORE,
+        )
+    if "distributed" not in recipe:
+        return
+    job.give("data_parallel", ["fsdp2"])
+    gpus = re.search(r"--nproc_per_node +(\d+)", words)
+    nodes = re.search(r"--nnodes +(\d+)", words)
+    if gpus:
+        machines = int(nodes[1]) if nodes else 1
+        job.give("gpus", int(gpus[1]) * machines)
+        job.give("nodes", machines if machines > 1 else None)
+
+
+def _read_workload(job: ForeignJob, loss: str) -> None:
+    teacher = job.section("teacher_model").take("_component_")
+    job.take("kd_loss", "quantizer")
+    if teacher is not None:
+        give_workload(job, "teacher_model", "kd")
+        job.give("teacher", str(teacher).rpartition(".")[2])
+        return
+    for word in ("dpo", "simpo", "grpo", "ppo"):
+        if f"{word}loss" in loss or f"{word}simple" in loss:
+            give_workload(job, "loss", word)
+            return
+
+
+def _read_mesh(job: ForeignJob) -> None:
+    read_mesh(
+        job,
+        {
+            "tp": ("tensor_parallel_dim",),
+            "cp": ("context_parallel_dim",),
+            "replicas": ("data_parallel_replicate_dim",),
+            "shards": ("data_parallel_shard_dim",),
+        },
+    )
+    section = job.section("fsdp")
+    if section.take("cpu_offload") or job.switch("fsdp_cpu_offload"):
+        job.give("offload", "optimizer,parameters")
 
 
 def _read_model(job: ForeignJob, model: Mapping[str, object], builder: str) -> None:
@@ -131,12 +197,12 @@ def _read_adapter(job: ForeignJob, model: Mapping[str, object], builder: str) ->
 
 
 def _read_length(job: ForeignJob) -> None:
-    length = job.mapping("tokenizer").get("max_seq_len")
-    dataset = job.take("dataset")
-    if values.is_mapping(dataset):
-        job.give(
-            "packing", True if values.mapping(dataset, "dataset").get("packed") is True else None
-        )
+    length = job.section("tokenizer").take("max_seq_len")
+    if values.is_mapping(job.content.get("dataset")):
+        packed = job.section("dataset").take("packed")
+        job.give("packing", True if packed is True else None)
+    else:
+        job.take("dataset")
     if length is None:
         job.note(
             "tokenizer.max_seq_len not given, sequence length taken as 2048; give --ctx for another"
@@ -145,16 +211,17 @@ def _read_length(job: ForeignJob) -> None:
 
 
 def _read_optimizer(job: ForeignJob) -> None:
-    optimizer = job.mapping("optimizer")
-    name = str(optimizer.get("_component_", "torch.optim.AdamW")).rpartition(".")[2].lower()
+    optimizer = job.section("optimizer")
+    given = optimizer.take("_component_") or "torch.optim.AdamW"
+    fused = optimizer.take("fused")
+    name = str(given).rpartition(".")[2].lower()
     if name in ("adamw", "adam"):
-        job.give("optimizer", "adamw-fused" if optimizer.get("fused") else "adamw-foreach")
+        job.give("optimizer", "adamw-fused" if fused else "adamw-foreach")
     elif name in _OPTIMIZERS:
         job.give("optimizer", _OPTIMIZERS[name])
     else:
         raise InputError(
-            f"optimizer {shown(optimizer.get('_component_'))} is not modelled; give --optimizer"
-            " NAME beside the recipe"
+            f"optimizer {shown(given)} is not modelled; give --optimizer NAME beside the recipe"
         )
     if job.switch("optimizer_in_bwd"):
         job.give("optimizer_in_backward", True)

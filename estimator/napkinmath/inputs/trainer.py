@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from napkinmath.base.errors import InputError, shown
 from napkinmath.inputs.foreign import ForeignJob, attention_word, dtype_word, precision_of
+from napkinmath.inputs.sharding import read_sharding
+from napkinmath.inputs.trained_by import give_workload, told_by_keys
 
 _TRL_KEYS = (
     "max_length",
@@ -28,6 +30,14 @@ def read(job: ForeignJob) -> dict[str, object]:
     """Options of a Trainer's or TRL's arguments."""
     trl = any(key in job.content for key in _TRL_KEYS)
     job.give("model", job.take("model_name_or_path", "model"))
+    trained_by = told_by_keys(job)
+    give_workload(job, "the trainer", trained_by)
+    trl = trl or trained_by != "sft"
+    teacher = job.take("teacher_model_name_or_path")
+    job.give("teacher", teacher)
+    if job.switch("precompute_ref_log_probs", "reference_free"):
+        job.give("reference", False)
+    job.give("completion", job.take("max_completion_length"))
     read_batch(job)
     length = job.take("max_length", "max_seq_length", "model_max_length", "block_size")
     if length is not None:
@@ -47,21 +57,20 @@ def read(job: ForeignJob) -> dict[str, object]:
     if job.switch("activation_offloading"):
         job.give("offload", "activations")
     read_step(job)
-    _read_loss(job)
+    _read_loss(job, trained_by)
+    loading, given = job.section("model_init_kwargs"), job.take("dtype", "torch_dtype")
+    attention = job.take("attn_implementation") or loading.take("attn_implementation")
+    read_sharding(job)
     job.give(
         "attention",
-        (
-            "flash2"
-            if job.switch("use_flash_attention_2")
-            else attention_word(job.take("attn_implementation"))
-        ),
+        ("flash2" if job.switch("use_flash_attention_2") else attention_word(attention)),
     )
     bf16 = job.take("bf16")
     fp16 = job.switch("fp16")
     use_bf16 = bool(trl and not fp16) if bf16 is None else job.switch("bf16")
     if bf16 is None and use_bf16:
         job.note("bf16 not given, taken as true (SFTConfig's default)")
-    weights = dtype_word(job.take("dtype", "torch_dtype"))
+    weights = dtype_word(given if given is not None else loading.take("dtype", "torch_dtype"))
     if not weights and not use_bf16 and not fp16:
         job.note("neither bf16 nor fp16 is set: weights taken as float32")
     job.give(
@@ -86,7 +95,6 @@ def read_batch(job: ForeignJob) -> None:
         job.assume("bs", 8, "the Trainer's per_device_train_batch_size")
     else:
         job.give("bs", batch)
-    job.take("per_device_eval_batch_size", "auto_find_batch_size")
     job.give("grad_accum", job.take("gradient_accumulation_steps"))
 
 
@@ -164,9 +172,10 @@ def _read_lora(job: ForeignJob, *, adapter: bool, quantized: bool) -> None:
         job.give("rslora", True)
 
 
-def _read_loss(job: ForeignJob) -> None:
+def _read_loss(job: ForeignJob, trained_by: str) -> None:
+    """SFT's loss may run in pieces; the losses of preferences are of the same tensors."""
     kind = job.take("loss_type")
-    if kind is None:
+    if kind is None or trained_by != "sft":
         return
     if kind == "chunked_nll":
         job.give("loss", "chunked")

@@ -14,8 +14,12 @@ MAX_DEPTH = 64
 MAX_NODES = 100_000
 
 
-def load(text: str, path: str, *, what: str) -> object:
-    """The value of a YAML text; InputError, one line, where it is broken, tagged or too large."""
+def load(text: str, path: str, *, what: str, twice: list[str] | None = None) -> object:
+    """The value of a YAML text; InputError, one line, where it is broken, tagged or too large.
+
+    A key given twice is an error too, unless `twice` receives a sentence for each: then the last
+    value stands, as with the YAML readers of other tools.
+    """
     try:
         import yaml
     except ImportError:
@@ -26,7 +30,7 @@ def load(text: str, path: str, *, what: str) -> object:
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     untyped: Any = yaml
     try:
-        measured = _Measured(f"{what} {quoted(path)}")
+        measured = _Measured(f"{what} {quoted(path)}", twice)
         for event in untyped.parse(text, Loader=loader):
             measured.take(yaml, event)
         return yaml.load(text, Loader=loader)
@@ -55,8 +59,8 @@ class _Measured:
     """How deep the events read so far go, and to how many values they expand with every alias
     counted as what it names; refuses the first event above a limit."""
 
-    def __init__(self, file: str) -> None:
-        self.file = file
+    def __init__(self, file: str, twice: list[str] | None) -> None:
+        self.file, self.twice = file, twice
         self.open: list[_Collection] = [_Collection(None, is_mapping=False)]
         self.sizes: dict[str, int] = {}
 
@@ -98,9 +102,10 @@ class _Measured:
         if not is_key or key is None or mapping.keys is None:
             return
         if key in mapping.keys:
-            raise InputError(
-                f"{self.file} gives the key {shown(key)} twice, again at line {line}; keep one"
-            )
+            said = f"{self.file} gives the key {shown(key)} twice, again at line {line}"
+            if self.twice is None:
+                raise InputError(f"{said}; keep one")
+            self.twice.append(said)
         mapping.keys.add(key)
 
     def _add(self, anchor: str | None, size: int, line: int) -> None:

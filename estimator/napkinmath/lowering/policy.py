@@ -19,6 +19,7 @@ from napkinmath.ir.ledger import Role, Tensor, Value, Weight
 from napkinmath.lowering.adapters import adapted_embedding
 from napkinmath.lowering.linears import ADAPTED_KINDS, QUANTIZED_KINDS, whole_linear
 from napkinmath.lowering.precision import PRECISIONS, computed_rule
+from napkinmath.lowering.target_names import is_named
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -322,7 +323,7 @@ class Policy:
             return False
         if adapter.targets == ("all-linear",):
             return kind in ADAPTED_KINDS
-        return any(path == name or path.endswith("." + name) for name in adapter.targets)
+        return any(is_named(path, name) for name in adapter.targets)
 
     def adapts_parameter(self, names: tuple[str, ...]) -> bool:
         """Whether LoRA sits on a parameter that replaced modules of these names (peft

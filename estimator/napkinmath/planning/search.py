@@ -84,10 +84,10 @@ def longest_context(e: Estimate) -> Limit:
 def reaches(e: Estimate) -> tuple[Reach, ...]:
     """What surely fits of batch and context, each with the other as it is.
 
-    Empty where the question has no one answer (no GPU, several ranks, lengths that change), and
-    without the context where the model reads no tokens.
+    Empty where the question has no one answer (no GPU, several ranks, lengths that change, memory
+    of a job file that is not priced), and without the context where the model reads no tokens.
     """
-    if not is_asked(e):
+    if not is_asked(e) or e.takes_more:
         return ()
     names = ("batch", "context") if reads_tokens(e.step) else ("batch",)
     return tuple(_Search(e, what, sure=True).reach() for what in names)
@@ -192,7 +192,7 @@ class _Search:
             return
         own = own if self.what == "context" else own // sequences
         good = (Verdict.FITS,) if self.sure else (Verdict.FITS, Verdict.UNKNOWN)
-        fits = self.e.verdict in good
+        fits = self.e.priced_verdict in good
         self._tried[own] = Trial(fits=fits, left=self.limit - self.e.replay.peak_unreturnable)
         if fits and own <= self.most:
             self.low = max(self.low, own)

@@ -12,6 +12,7 @@ from enum import Enum
 from napkinmath.answers.ranges import headroom, returnable_bytes
 from napkinmath.base.json_text import dumps
 from napkinmath.base.record import Record
+from napkinmath.config.job_keys import KeyUse
 from napkinmath.memory.allocator_settings import UNLIMITED
 from napkinmath.report import curve
 from napkinmath.report.components import components_of
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from napkinmath.answers.estimate import Estimate
     from napkinmath.answers.figures import Range
     from napkinmath.config.hardware import Hardware
+    from napkinmath.config.job_keys import JobKeys
     from napkinmath.ir.timeline import Point
 
 SCHEMA_VERSION = 2
@@ -94,6 +96,30 @@ def advice(e: Estimate) -> dict[str, Any]:
         ],
         "findings": [{"text": f.text, "nbytes": f.nbytes} for f in e.findings],
         "assumptions": list(e.assumptions),
+        "inputs": _inputs(e.job_keys),
+    }
+
+
+def _inputs(keys: JobKeys | None) -> dict[str, Any] | None:
+    """The job file that was read, and what became of its keys."""
+    if keys is None:
+        return None
+
+    def said(use: KeyUse) -> list[dict[str, str]]:
+        return [
+            {"name": k.name, "why": k.why, "memory": k.memory.value, "time": k.time.value}
+            for k in keys.of(use)
+        ]
+
+    return {
+        "tool": keys.tool,
+        "path": keys.path,
+        "keys": {
+            "priced": [key.name for key in keys.of(KeyUse.PRICED)],
+            "no_effect": said(KeyUse.NO_EFFECT),
+            "not_priced": said(KeyUse.NOT_PRICED),
+            "unknown": [key.name for key in keys.of(KeyUse.UNKNOWN)],
+        },
     }
 
 

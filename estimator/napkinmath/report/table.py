@@ -264,7 +264,7 @@ def _bounds(time: StepTime, whole: Throughput | None) -> str:
 
 
 def _remedy(screen: Screen, e: Estimate) -> None:
-    if e.verdict in (Verdict.FITS, Verdict.NOT_ASKED):
+    if e.priced_verdict in (Verdict.FITS, Verdict.NOT_ASKED) or e.takes_more:
         return
     found = e.remedy
     if found is None:

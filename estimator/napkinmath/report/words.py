@@ -8,6 +8,7 @@ from napkinmath.answers.ranges import headroom, returnable_bytes
 from napkinmath.base.dtypes import BF16
 from napkinmath.base.units import GIB, MIB, format_bytes, format_count
 from napkinmath.catalog.gpus import load_gpus
+from napkinmath.config.job_keys import KeyUse
 from napkinmath.config.parallel_config import PipelineSchedule
 from napkinmath.config.train_config import (
     BITSANDBYTES_4BIT,
@@ -215,6 +216,10 @@ def margin(estimate: Estimate) -> tuple[str, str]:
     spare, hardware = headroom(estimate), estimate.hardware
     assert spare is not None and hardware is not None
     of = f"of {in_gib(hardware.memory_bytes)} GiB"
+    if estimate.verdict is not estimate.priced_verdict and estimate.job_keys is not None:
+        keys = (k.name for k in estimate.job_keys.of(KeyUse.NOT_PRICED) if k.memory.value)
+        left = f"{in_gib(abs(spare.value))} GiB {'to spare' if spare.value >= 0 else 'too much'}"
+        return f"{left} {of}, without what is not priced", ", ".join(keys)
     if estimate.verdict is Verdict.DOES_NOT_FIT:
         lacking = f"{in_gib(-spare.value)} GiB too much for {of[3:]}"
         pieces = f"the allocator's pieces do not go into {of[3:]}"

@@ -1,0 +1,74 @@
+"""What is known of the keys of a tool's job files: those without effect, and those that change
+memory or time and are not priced (keys/*.json, each with its source).
+
+A key is named in full; nothing is swallowed by how it begins. What a reader takes is priced, and
+stands in no table.
+"""
+
+from __future__ import annotations
+
+import os
+
+from napkinmath.base.json_text import loads
+from napkinmath.config.job_keys import Difference, JobKey, KeyUse
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+FOLDER = os.path.join(os.path.dirname(__file__), "keys")
+_OFF = ("", "false", "no", "none", "null", "off")
+
+
+class KnownKeys:
+    """The tables of one tool and of those whose keys it takes too."""
+
+    def __init__(self, name: str) -> None:
+        self.known: dict[str, JobKey] = {}
+        self.needs: dict[str, str] = {}
+        """Keys that mean something only with another one."""
+        self._read(name)
+
+    def _read(self, name: str) -> None:
+        with open(os.path.join(FOLDER, f"{name}.json"), encoding="utf-8") as file:
+            table: dict[str, Any] = loads(file.read())
+        for other in table.get("extends", ()):
+            self._read(other)
+        for why, names in table["no_effect"].items():
+            for key in names:
+                self.known[key] = JobKey(name=key, use=KeyUse.NO_EFFECT, why=why)
+        for group in table["not_priced"]:
+            memory, time = Difference(group["memory"]), Difference(group["time"])
+            for key in group["keys"]:
+                self.known[key] = JobKey(
+                    name=key, use=KeyUse.NOT_PRICED, why=group["why"], memory=memory, time=time
+                )
+                self.needs[key] = group.get("with", "")
+
+    def of(self, name: str, value: object, content: Mapping[str, object]) -> JobKey:
+        """What becomes of a key that no reader took, with its value, among the others of its
+        file."""
+        if is_off(value):
+            return JobKey(name=name, use=KeyUse.NO_EFFECT, why="given as off")
+        needed = self.needs.get(name)
+        if needed and is_off(content.get(needed)):
+            return JobKey(name=name, use=KeyUse.NO_EFFECT, why=f"{needed} is off")
+        return self.known.get(name) or JobKey(name=name, use=KeyUse.UNKNOWN)
+
+
+_read: dict[str, KnownKeys] = {}
+
+
+def known_keys(name: str) -> KnownKeys:
+    """The tables of a tool, read once."""
+    if name not in _read:
+        _read[name] = KnownKeys(name)
+    return _read[name]
+
+
+def is_off(value: object) -> bool:
+    """Whether a value says that its key is not used: null, false, 0, no, [] or {}."""
+    if isinstance(value, str):
+        return value.strip().lower() in _OFF
+    return value is None or value is False or value in (0, [], {}, ())

@@ -1,0 +1,198 @@
+"""How the trainers' files shard a step: FSDP's section, DeepSpeed's file, degrees of a mesh.
+
+Keys: accelerate 1.14 utils/dataclasses.py FullyShardedDataParallelPlugin, ParallelismConfig;
+transformers 5.23 training_args.py (fsdp, fsdp_config, deepspeed); axolotl 0.19
+utils/schemas/fsdp.py, config.py.
+"""
+
+from __future__ import annotations
+
+import os
+
+from napkinmath.base import values
+from napkinmath.base.errors import InputError, shown
+from napkinmath.config.job_keys import Difference
+from napkinmath.inputs.foreign import ForeignJob
+from napkinmath.inputs.known_keys import is_off
+from napkinmath.models import config_file
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+STRATEGIES = {
+    "full_shard": "full",
+    "shard_grad_op": "grad-op",
+    "no_shard": "no-shard",
+    "hybrid_shard": "hybrid",
+    "hybrid_shard_zero2": "hybrid-grad-op",
+    "1": "full",
+    "2": "grad-op",
+    "3": "no-shard",
+    "4": "hybrid",
+    "5": "hybrid-grad-op",
+}
+# What the words of a Trainer's `fsdp` mean beside a strategy.
+_WORDS = ("auto_wrap", "offload")
+_PREFIX = "fsdp_"
+
+
+def read_sharding(job: ForeignJob) -> None:
+    """`deepspeed`, or `fsdp` with `fsdp_config`, of a Trainer's file."""
+    deepspeed = job.take("deepspeed")
+    if not is_off(deepspeed):
+        read_deepspeed(job, deepspeed)
+        return
+    words = _words(job.take("fsdp"))
+    section = job.section("fsdp_config")
+    version = job.take("fsdp_version")
+    if words or section.content or version is not None:
+        read_fsdp(job, section, version=version, words=words)
+
+
+def _words(given: object) -> list[str]:
+    """'full_shard auto_wrap', ['full_shard', 'auto_wrap'] or true as words."""
+    if is_off(given):
+        return []
+    if given is True:
+        return ["full_shard"]
+    texts = given.replace(",", " ").split() if isinstance(given, str) else values.listed(given)
+    words = [str(text).strip().lower() for text in texts]
+    for word in words:
+        if word not in STRATEGIES and word not in _WORDS:
+            raise InputError(f"fsdp {shown(word)} is unknown; use e.g. 'full_shard auto_wrap'")
+    return words
+
+
+def read_fsdp(
+    job: ForeignJob, section: ForeignJob, *, version: object = None, words: list[str] | None = None
+) -> None:
+    """FSDP's section, whose keys begin with fsdp_ or not; `words` are those of a Trainer's
+    `fsdp`."""
+
+    def take(key: str) -> object:
+        return section.take(key, _PREFIX + key)
+
+    def on(key: str) -> bool:
+        value = take(key)
+        return value is not None and values.switch(value, _PREFIX + key)
+
+    words = words or []
+    own = take("version")
+    number = values.count(own if own is not None else version or 1, "fsdp_version", high=2)
+    job.give("data_parallel", [f"fsdp{number}"])
+    _strategy(job, take("sharding_strategy"), take("reshard_after_forward"), words)
+    if on("offload_params") or "offload" in words:
+        job.give("offload", "optimizer,parameters")
+    if on("activation_checkpointing"):
+        job.give("checkpointing", "full")
+    for key, option in (
+        ("forward_prefetch", "forward_prefetch"),
+        ("cpu_ram_efficient_loading", "broadcast_loading"),
+    ):
+        if on(key):
+            job.give(option, True)
+    prefetch = take("backward_prefetch")
+    if number == 1 and prefetch is not None:
+        job.give("backward_prefetch", str(prefetch).upper() in ("BACKWARD_PRE", "1"))
+    if str(take("state_dict_type") or "").upper() == "FULL_STATE_DICT":
+        job.give("full_state_dict", True)
+    if str(take("auto_wrap_policy") or "").upper() == "NO_WRAP":
+        job.give("wrap", "none")
+
+
+def _strategy(job: ForeignJob, given: object, reshard: object, words: list[str]) -> None:
+    named = next((word for word in words if word in STRATEGIES), None)
+    if isinstance(reshard, str) and reshard.lower() in STRATEGIES:
+        named, reshard = reshard.lower(), None
+    if given is not None:
+        named = str(given).lower()
+    if named is None:
+        if reshard is not None:
+            job.give("reshard", values.switch(reshard, "fsdp_reshard_after_forward"))
+        return
+    if named not in STRATEGIES:
+        raise InputError(
+            f"fsdp_sharding_strategy {shown(given)} is unknown; use FULL_SHARD, SHARD_GRAD_OP,"
+            " NO_SHARD, HYBRID_SHARD or HYBRID_SHARD_ZERO2"
+        )
+    job.give("sharding", STRATEGIES[named])
+
+
+def read_mesh(job: ForeignJob, names: Mapping[str, tuple[str, ...]]) -> None:
+    """Degrees of a mesh by the names that a tool gives them: tp, cp, ulysses, replicas, shards."""
+
+    def degree(which: str) -> int:
+        value = job.take(*names[which]) if which in names else None
+        if is_off(value) or value == -1:  # -1: what the other axes leave
+            return 1
+        return values.count(value, names[which][0])
+
+    for option in ("tp", "cp"):
+        if (size := degree(option)) > 1:
+            job.give(option, size)
+    if (size := degree("ulysses")) > 1:
+        job.give("cp", size)
+        job.give("cp_kind", "ulysses")
+    if degree("replicas") > 1:
+        job.give("sharding", "hybrid")
+        job.give("shard_size", degree("shards"))
+    elif "shards" in names:
+        degree("shards")
+
+
+# ---------------------------------------------------------------- DeepSpeed's file
+
+
+def read_deepspeed(job: ForeignJob, given: object) -> None:
+    """ZeRO of the file that a Trainer's file names, or of the mapping in it; the Trainer's own
+    batch, precision and optimizer stay."""
+    from napkinmath.inputs import deepspeed
+
+    content = given if values.is_mapping(given) else _file_of(job, str(given))
+    if content is None:
+        _guess_stage(job, str(given))
+        return
+    inner = ForeignJob(
+        "DeepSpeed", values.mapping(content, "deepspeed"), job.notes, keys="deepspeed"
+    )
+    deepspeed.read(inner)
+    kept = ("data_parallel", "zero_options", "offload", "nvme")
+    for option in kept:
+        job.give(option, inner.options.get(option))
+    job.adopt(inner, "deepspeed")
+
+
+def _file_of(job: ForeignJob, name: str) -> object:
+    """The contents of a file named beside the job file, or from where the command runs; None where
+    it is not there."""
+    for folder in (os.path.dirname(job.path), ""):
+        path = os.path.join(folder, name)
+        if os.path.isfile(path):
+            return config_file.parse(
+                config_file.read_text(path, what="DeepSpeed's file"), path, what="DeepSpeed's file"
+            )
+    return None
+
+
+def _guess_stage(job: ForeignJob, name: str) -> None:
+    """ZeRO's stage from a file's name ('zero3_bf16.json', 'ds_z2_config.json'); a file that is not
+    there and says none leaves memory open."""
+    base = os.path.basename(name).lower()
+    stages = [
+        base[base.index(mark) + len(mark)]
+        for mark in ("zero", "zero_", "zero-", "stage", "stage_", "stage-", "_z", "-z")
+        if mark in base and base[base.index(mark) + len(mark) :][:1] in ("1", "2", "3")
+    ]
+    if not stages:
+        job.leave_out(
+            "deepspeed",
+            f"the file {shown(name)} is not there; give it beside this one, or --zero STAGE",
+            memory=Difference.LESS,
+            time=Difference.EITHER,
+        )
+        return
+    job.give("data_parallel", [f"zero{stages[0]}"])
+    if "offload" in base:
+        job.give("offload", "optimizer,parameters" if stages[0] == "3" else "optimizer")
+    job.note(f"the file {shown(name)} is not there: ZeRO {stages[0]} taken from its name")

@@ -1,0 +1,89 @@
+"""Which workload a trainer's file asks for: by its own word for it, or by the keys that only one
+trainer has."""
+
+from __future__ import annotations
+
+from napkinmath.base.errors import InputError, shown
+from napkinmath.config.workload_config import WorkloadKind
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from napkinmath.inputs.foreign import ForeignJob
+
+_SFT = "sft"
+# A tool's word -> our workload, by the names that --workload has or will have.
+WORDS = {
+    "sft": _SFT,
+    "pt": _SFT,
+    "pretrain": _SFT,
+    "dpo": "dpo",
+    "ipo": "dpo",
+    "sigmoid": "dpo",
+    "hinge": "dpo",
+    "kto_pair": "dpo",
+    "gdpo": "grpo",
+    "grpo": "grpo",
+    "dapo": "grpo",
+    "orpo": "orpo",
+    "simpo": "simpo",
+    "kto": "kto",
+    "rm": "reward",
+    "reward": "reward",
+    "prm": "prm",
+    "ppo": "ppo",
+    "rloo": "rloo",
+    "gkd": "distill",
+    "kd": "distill",
+}
+# Keys of TRL's configs that only these trainers have, the most telling first.
+_TELLING = (
+    ("ppo", ("num_ppo_epochs", "kl_coef", "cliprange", "vf_coef")),
+    ("rloo", ("normalize_advantages", "reward_clip_range")),
+    ("grpo", ("num_generations", "reward_funcs", "epsilon_high", "scale_rewards", "use_vllm")),
+    ("kto", ("desirable_weight", "undesirable_weight")),
+    ("simpo", ("simpo_gamma", "cpo_alpha")),
+    ("gkd", ("teacher_model_name_or_path", "lmbda")),
+    ("prm", ("step_separator", "train_on_last_step_only")),
+    ("reward", ("center_rewards_coefficient",)),
+    (
+        "dpo",
+        (
+            "precompute_ref_log_probs",
+            "rpo_alpha",
+            "f_divergence_type",
+            "reference_free",
+            "ld_alpha",
+        ),
+    ),
+)
+_BY_PATH = ("dpo", "orpo", "kto", "grpo", "simpo", "reward", "gkd", "ppo", "rloo")
+
+
+def give_workload(job: ForeignJob, key: str, word: object) -> None:
+    """Sets the workload of a tool's word for it. Raises InputError where it is not priced."""
+    name = str(word).strip().lower()
+    found = WORDS.get(name)
+    known = {kind.value for kind in WorkloadKind}
+    if found == _SFT:
+        return
+    if found is None or found not in known:
+        raise InputError(
+            f"{key} {shown(word)} of {job.tool} is not priced: its step is another than those of"
+            f" --workload {', '.join(sorted(known))}; add --workload sft for the model's own step"
+        )
+    job.give("workload", found)
+
+
+def told_by_keys(job: ForeignJob) -> str:
+    """Which of TRL's trainers reads the file: by keys of its own, else, where there are numbers of
+    a preference loss, by the words of the path; sft where nothing says another."""
+    content = job.content
+    for word, keys in _TELLING:
+        if any(content.get(key) is not None for key in keys):
+            return word
+    if content.get("beta") is None and content.get("max_prompt_length") is None:
+        return _SFT
+    parts = job.path.lower().replace("\\", "/").replace("-", "/").replace("_", "/").split("/")
+    found = next((word for word in _BY_PATH if word in parts or f"{word}.yaml" in parts), "dpo")
+    job.note(f"beta without a trainer's name: taken as {found}; add --workload for another")
+    return found

@@ -1,0 +1,46 @@
+"""Whether a name that an adapter's targets give is that of a module: the end of its path, or, as
+PEFT takes a single string, a pattern of the whole path (peft tuners/tuners_utils.py
+check_target_module_exists)."""
+
+from __future__ import annotations
+
+from napkinmath.base.errors import InputError, shown
+
+_PATTERN = frozenset("\\[](){}|^$*+?")
+_LISTS = (".layers.", ".blocks.", ".h.", ".block.")
+_ENDS = ("0", "9999")  # the first layer, and one that no model has
+
+
+def is_named(path: str, name: str) -> bool:
+    """Whether `name` means the module at `path`, whose layer is written `*` or left out."""
+    if path == name or path.endswith("." + name):
+        return True
+    return not _PATTERN.isdisjoint(name) and _matches(path, name)
+
+
+def _matches(path: str, pattern: str) -> bool:
+    import re
+
+    try:
+        found = {bool(re.fullmatch(pattern, _numbered(path, number))) for number in _ENDS}
+    except re.error as error:
+        raise InputError(
+            f"--targets {shown(pattern)} is no pattern: {error}; write e.g. q_proj,v_proj"
+        ) from None
+    if len(found) > 1:
+        raise InputError(
+            f"--targets {shown(pattern)} names some layers of {path.partition('*')[0]} and not"
+            " others, which is not modelled; name modules of all layers"
+        )
+    return found.pop()
+
+
+def _numbered(path: str, number: str) -> str:
+    """The path in one layer."""
+    if ".*" in path:
+        return path.replace("*", number)
+    for mark in _LISTS:
+        before, found, after = path.partition(mark)
+        if found and not after[:1].isdigit():
+            return f"{before}{mark}{number}.{after}"
+    return path

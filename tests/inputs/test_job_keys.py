@@ -1,0 +1,335 @@
+"""No key of another tool's file falls away in silence: each is priced, without effect, not priced
+or unknown, and what is not priced leaves the answer open."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli.runs import run
+from napkinmath.answers.figures import Verdict
+from napkinmath.base.errors import InputError
+from napkinmath.config.job_keys import Difference, JobKeys, KeyUse
+from napkinmath.inputs.foreign import ForeignJob
+from napkinmath.inputs.job_file import _KINDS, read_job, with_job_file
+from napkinmath.inputs.jobs import priced
+from napkinmath.inputs.known_keys import FOLDER, KnownKeys
+
+LISTS: dict[str, dict[str, Any]] = json.loads(
+    (Path(__file__).parent / "option_lists.json").read_text(encoding="utf-8")
+)["tools"]
+MODULES = {module.rpartition(".")[2]: module for module, _ in _KINDS.values()}
+GIVEN = (True, 2, "name", {"name": 1}, ["name"])
+TABLES = sorted(path.stem for path in Path(FOLDER).glob("*.json"))
+
+
+def keys_of(tool: str, content: dict[str, object]) -> JobKeys:
+    read = __import__(MODULES[tool], fromlist=["read"]).read
+    found = read(ForeignJob(tool, content, [], keys=tool))["job_keys"]
+    assert isinstance(found, JobKeys)
+    return found
+
+
+def set_at(content: dict[str, Any], name: str, value: object) -> dict[str, Any]:
+    """The content with a dotted key set."""
+    first, _, rest = name.partition(".")
+    if not rest:
+        return {**content, first: value}
+    inner = content.get(first)
+    return {**content, first: set_at(inner if isinstance(inner, dict) else {}, rest, value)}
+
+
+def uses_of(found: JobKeys, name: str) -> set[KeyUse]:
+    """What a key is, or the section that holds it; a section whose keys are told one by one is
+    read."""
+    exact = {key.use for key in found.keys if f"{name}.".startswith(f"{key.name}.")}
+    inner = any(key.name.startswith(f"{name}.") for key in found.keys)
+    assert exact or inner, f"{name} is told of nowhere"
+    return exact or {KeyUse.PRICED}
+
+
+@pytest.mark.parametrize("tool", LISTS)
+def test_every_key_of_the_tools_own_list_is_known(tool: str) -> None:
+    """A key that none of the values suits is refused by name, which is no silence either."""
+    unknown: list[str] = []
+    for name in LISTS[tool]["keys"]:
+        uses: set[KeyUse] = set()
+        for value in GIVEN:
+            try:
+                found = keys_of(tool, set_at(LISTS[tool]["minimal"], name, value))
+            except InputError:
+                continue
+            uses.update(uses_of(found, name))
+            if uses != {KeyUse.UNKNOWN}:
+                break
+        if uses == {KeyUse.UNKNOWN}:
+            unknown.append(name)
+    assert not unknown, " ".join(unknown)
+
+
+@pytest.mark.parametrize("tool", LISTS)
+def test_a_key_nobody_has_is_named(tool: str) -> None:
+    found = keys_of(tool, {**LISTS[tool]["minimal"], "ray_nobody_has_this": 3})
+    assert [key.name for key in found.of(KeyUse.UNKNOWN)] == ["ray_nobody_has_this"]
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_a_key_stands_in_one_list_with_its_source(table: str) -> None:
+    text = (Path(FOLDER) / f"{table}.json").read_text(encoding="utf-8")
+    content = json.loads(text)
+    assert content["source"] and content["commit"] and content["licence"]
+    harmless = [key for keys in content["no_effect"].values() for key in keys]
+    changing = [key for group in content["not_priced"] for key in group["keys"]]
+    assert sorted({*harmless, *changing}) == sorted([*harmless, *changing])
+    assert all(group["why"] for group in content["not_priced"])
+    assert not [key for key in [*harmless, *changing] if key.endswith("*")], "no prefixes"
+
+
+def test_a_switch_that_is_off_has_no_effect() -> None:
+    known = KnownKeys("axolotl")
+    for value in (None, False, 0, "", "false", [], {}):
+        assert known.of("relora", value, {}).use is KeyUse.NO_EFFECT
+    assert known.of("qat", {"group_size": 32}, {}).use is KeyUse.NOT_PRICED
+
+
+def priced_of(tmp_path: Path, text: str, **flags: object) -> Any:
+    job = tmp_path / "job.yaml"
+    job.write_text(text, encoding="utf-8")
+    notes: list[str] = []
+    return priced(with_job_file({**flags, "job": str(job)}, notes), notes)[0]
+
+
+AXOLOTL = "base_model: llama-3.2-1b\nsequence_len: 512\nadapter: lora\nlora_target_linear: true\n"
+
+
+def test_memory_that_is_not_priced_leaves_the_verdict_open(tmp_path: Path) -> None:
+    plain = priced_of(tmp_path, AXOLOTL, gpu="A100-80")
+    more = priced_of(tmp_path, AXOLOTL + "qat: {group_size: 32}\n", gpu="A100-80")
+    assert (plain.verdict, more.priced_verdict, more.verdict) == (
+        Verdict.FITS,
+        Verdict.FITS,
+        Verdict.UNKNOWN,
+    )
+    assert any("qat is not priced" in finding.text for finding in more.findings)
+    assert more.memory.device == plain.memory.device and more.remedy is None
+
+
+def test_memory_that_is_saved_and_not_priced_opens_a_refusal(tmp_path: Path) -> None:
+    text = "base_model: llama-3.1-70b\nsequence_len: 4096\n"
+    assert priced_of(tmp_path, text, gpu="rtx4090").verdict is Verdict.DOES_NOT_FIT
+    fewer = priced_of(tmp_path, text + "tiled_mlp: true\n", gpu="rtx4090")
+    assert fewer.verdict is Verdict.UNKNOWN
+
+
+def test_all_four_lists_are_in_the_json(tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text(AXOLOTL + "wandb_project: x\nqat: {group_size: 32}\nnonsense: 1\n")
+    done = run(str(job), "--gpu", "A100-80", "--json")
+    assert done.code == 3, done.err
+    inputs = json.loads(done.out)["inputs"]
+    assert inputs["tool"] == "axolotl" and inputs["path"] == str(job)
+    keys = inputs["keys"]
+    assert "sequence_len" in keys["priced"] and keys["unknown"] == ["nonsense"]
+    assert [key["name"] for key in keys["no_effect"]] == ["wandb_project"]
+    assert keys["not_priced"][0] == {
+        "name": "qat",
+        "why": "quantization-aware training keeps fake-quantized copies",
+        "memory": "more",
+        "time": "more",
+    }
+    assert "not priced: qat" in done.err and "unknown, and left out: nonsense" in done.err
+    assert "wandb" not in done.err
+
+
+# What used to fall away: file -> (fields of the options, keys that are named as not priced).
+SILENT: dict[str, tuple[str, dict[str, object], tuple[str, ...]]] = {
+    "LLaMA-Factory's DPO": (
+        "model_name_or_path: llama-3.2-1b\nfinetuning_type: lora\nstage: dpo\n",
+        {"workload": "dpo"},
+        (),
+    ),
+    "LLaMA-Factory's reward model": (
+        "model_name_or_path: llama-3.2-1b\nfinetuning_type: lora\nstage: rm\n",
+        {"workload": "reward"},
+        (),
+    ),
+    "LLaMA-Factory's frozen towers": (
+        "model_name_or_path: qwen2.5-vl-3b\nfinetuning_type: full\nstage: sft\n",
+        {"freeze": ["visual", "vision_tower", "vision_model", "audio_tower"]},
+        (),
+    ),
+    "LLaMA-Factory's DeepSpeed": (
+        "model_name_or_path: llama-3.2-1b\nfinetuning_type: full\nstage: sft\ndeepspeed:"
+        " examples/deepspeed/ds_z3_config.json\n",
+        {"data_parallel": ["zero3"]},
+        (),
+    ),
+    "LLaMA-Factory 1": (
+        "model: Qwen/Qwen3-0.6B\nmodel_class: llm\ndist_config:\n  name: fsdp2\npeft_config:\n"
+        "  name: lora\n  r: 16\n",
+        {"data_parallel": ["fsdp2"], "rank": 16, "checkpointing": "full"},
+        (),
+    ),
+    "axolotl's DPO": (AXOLOTL + "rl: dpo\n", {"workload": "dpo"}, ()),
+    "axolotl's reward model": (AXOLOTL + "reward_model: true\n", {"workload": "reward"}, ()),
+    "axolotl's FSDP": (
+        AXOLOTL + "fsdp_version: 2\nfsdp_config:\n  offload_params: true\n",
+        {"data_parallel": ["fsdp2"], "offload": "optimizer,parameters"},
+        (),
+    ),
+    "axolotl's reentrant checkpoints": (
+        AXOLOTL + "gradient_checkpointing: true\n",
+        {"reentrant": True},
+        (),
+    ),
+    "axolotl's checkpoints under RL": (
+        AXOLOTL + "gradient_checkpointing: true\nrl: dpo\n",
+        {"reentrant": False},
+        (),
+    ),
+    "axolotl's Ray": (AXOLOTL + "ray_num_workers: 4\n", {}, ("ray_num_workers",)),
+    "axolotl's frozen parameters": (
+        "base_model: llama-3.2-1b\nunfrozen_parameters: [lm_head]\n",
+        {},
+        ("unfrozen_parameters",),
+    ),
+    "torchtune's DPO": (
+        "model:\n  _component_: torchtune.models.llama3_2.llama3_2_1b\nloss:\n  _component_:"
+        " torchtune.rlhf.loss.DPOLoss\n",
+        {"workload": "dpo"},
+        (),
+    ),
+    "torchtune's distributed recipe": (
+        "# tune run --nnodes 1 --nproc_per_node 4 full_finetune_distributed --config x\n"
+        "model:\n  _component_: torchtune.models.llama3_2.llama3_2_1b\n",
+        {"data_parallel": ["fsdp2"], "gpus": 4},
+        (),
+    ),
+    "TRL's DPO": (
+        "model_name_or_path: llama-3.2-1b\nper_device_train_batch_size: 1\nbeta: 0.1\n"
+        "loss_type: sigmoid\n",
+        {"workload": "dpo"},
+        (),
+    ),
+    "TRL's GRPO": (
+        "model_name_or_path: llama-3.2-1b\nper_device_train_batch_size: 1\nnum_generations: 8\n",
+        {"workload": "grpo"},
+        ("num_generations",),
+    ),
+    "the Trainer's FSDP": (
+        "model_name_or_path: llama-3.2-1b\nper_device_train_batch_size: 1\nfsdp: full_shard"
+        " auto_wrap\n",
+        {"data_parallel": ["fsdp1"], "sharding": "full"},
+        (),
+    ),
+    "DeepSpeed's types": (
+        "zero_optimization: {stage: 2}\nbf16: {enabled: true, bf16_master_weights_and_grads:"
+        " true}\ndata_types: {grad_accum_dtype: fp32}\n",
+        {"data_parallel": ["zero2"]},
+        ("bf16.bf16_master_weights_and_grads", "data_types"),
+    ),
+    "accelerate's mesh": (
+        "distributed_type: FSDP\nfsdp_config: {fsdp_version: 2}\nparallelism_config:\n"
+        "  parallelism_config_tp_size: 2\n  parallelism_config_cp_size: 2\n",
+        {"tp": 2, "cp": 2},
+        (),
+    ),
+    "Megatron's latent attention": (
+        "MODEL_ARGS:\n  --num-layers: 4\n  --hidden-size: 64\n  --num-attention-heads: 4\n"
+        "  --seq-length: 64\n  --multi-latent-attention: true\n  --kv-lora-rank: 16\n",
+        {"stack": "megatron"},
+        ("multi_latent_attention", "kv_lora_rank"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SILENT)
+def test_what_used_to_fall_away_is_read_or_named(name: str, tmp_path: Path) -> None:
+    text, expected, named = SILENT[name]
+    job = tmp_path / "job.yaml"
+    job.write_text(text, encoding="utf-8")
+    options = read_job(str(job), [])
+    found = {key: options.get(key) for key in expected}
+    if name == "LLaMA-Factory's frozen towers":
+        found["freeze"] = found["freeze"][:4]  # type: ignore[index]
+    assert found == expected
+    keys = options["job_keys"]
+    assert isinstance(keys, JobKeys)
+    assert set(named) <= {key.name for key in keys.of(KeyUse.NOT_PRICED)}
+
+
+def test_a_deepspeed_file_beside_the_job_is_read(tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text(
+        '{"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}},'
+        ' "data_types": {"grad_accum_dtype": "fp32"}}'
+    )
+    job = tmp_path / "job.yaml"
+    job.write_text(AXOLOTL + "deepspeed: ds.json\n")
+    options = with_job_file({"job": str(job), "gpus": 8}, [])
+    assert (options["data_parallel"], options["offload"]) == (["zero3"], "optimizer")
+    keys = options["job_keys"]
+    assert isinstance(keys, JobKeys)
+    assert "deepspeed.data_types" in {key.name for key in keys.of(KeyUse.NOT_PRICED)}
+
+
+def test_sharding_over_nobody_knows_how_many_is_at_most_one_gpu(tmp_path: Path) -> None:
+    text = AXOLOTL + "fsdp_version: 2\nfsdp_config: {reshard_after_forward: true}\n"
+    alone = priced_of(tmp_path, text, gpu="A100-80")
+    assert alone.config.parallel.world_size == 1
+    assert alone.job_keys.changes("memory") == {Difference.LESS}
+    eight = priced_of(tmp_path, text, gpu="A100-80", gpus=8)
+    assert eight.config.parallel.world_size == 8 and not eight.job_keys.changes("memory")
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [
+        ("/tmp/nowhere/Llama-3.2-1B", "Llama-3.2-1B"),
+        ("./models/Llama-3.2-1B/", "Llama-3.2-1B"),
+        ("meta-llama/Llama-3.2-1B", "meta-llama/Llama-3.2-1B"),
+        ("/tmp/nowhere/what-is-this", "/tmp/nowhere/what-is-this"),
+    ],
+)
+def test_a_checkpoints_path_means_its_last_part(tmp_path: Path, given: str, taken: str) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text(f"base_model: {given}\n")
+    assert with_job_file({"job": str(job)}, [])["model"] == taken
+
+
+def test_a_key_given_twice_is_said_and_the_last_is_taken(tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text(AXOLOTL + "micro_batch_size: 2\nmicro_batch_size: 4\n")
+    notes: list[str] = []
+    assert read_job(str(job), notes)["bs"] == 4
+    assert any("'micro_batch_size' twice" in note for note in notes)
+    job.write_text("model: llama-7b\nbs: 2\nbs: 4\n")
+    with pytest.raises(InputError, match="twice, again at line 3; keep one"):
+        read_job(str(job), [])
+
+
+@pytest.mark.parametrize(
+    ("pattern", "fits"),
+    [
+        (r"model.layers.[\d]+.self_attn.(q|v)_proj", True),
+        (r".*\.(q|v)_proj", True),
+        (r"model.layers.(0|1).self_attn.q_proj", False),
+    ],
+)
+def test_a_pattern_of_targets_is_pefts(pattern: str, fits: bool, tmp_path: Path) -> None:
+    text = AXOLOTL.replace("lora_target_linear: true\n", f"lora_target_modules: '{pattern}'\n")
+    if not fits:
+        with pytest.raises(InputError, match="names some layers"):
+            priced_of(tmp_path, text)
+        return
+    named = AXOLOTL.replace("lora_target_linear: true\n", "lora_target_modules: [q_proj, v_proj]\n")
+    assert priced_of(tmp_path, text).num_trained == priced_of(tmp_path, named).num_trained
+
+
+def test_the_page_has_the_tables_of_keys() -> None:
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run([sys.executable, str(root / "docs" / "generate_job_files.py"), "--check"])
+    assert done.returncode == 0, "run python docs/generate_job_files.py"
