@@ -25,7 +25,7 @@ from torch import nn
 
 from napkinmath_profiler.tracing.meta_model import DTYPES
 from napkinmath_profiler.tracing.trace_errors import TraceError
-from napkinmath_profiler.tracing.trace_options import PRECISIONS as TRACED
+from napkinmath_profiler.tracing.trace_options import TYPES
 
 ATTENTION = {
     "eager": Attention.EAGER,
@@ -37,7 +37,7 @@ ATTENTION = {
 # (type of the weights that take part in products, type of the autocast region) -> precision
 PRECISIONS = {
     (DTYPES[stored], autocast): precision
-    for precision, (stored, autocast) in TRACED.items()
+    for precision, (stored, autocast) in TYPES.items()
     if precision is not Precision.TF32  # a switch of torch's, not a type
 }
 ADAPTER_KINDS = {

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from napkinmath.base.dtypes import FP16
 from napkinmath.catalog.stacks import find_stack
 from napkinmath.config.train_config import (
     BITSANDBYTES_4BIT,
@@ -42,11 +43,18 @@ ATTENTION: dict[Attention, tuple[str | None, AttentionBackend]] = {
     Attention.FLASH2: ("flash_attention_2", AttentionBackend.AUTO),
     Attention.CUDNN: ("sdpa", AttentionBackend.CUDNN),
 }
-# Type of the loaded weights, and type of the autocast region if there is one: what torch alone runs.
-PRECISIONS: dict[Precision, tuple[str, torch.dtype | None]] = {
+# Type of the loaded weights, and type of the autocast region if there is one.
+TYPES: dict[Precision, tuple[str, torch.dtype | None]] = {
     precision: (rule.parameters.name, None if rule.autocast is None else DTYPES[rule.autocast.name])
     for precision, rule in RULES.items()
     if rule.fp8_block is None
+}
+# What the libraries run by themselves: torch's GradScaler refuses gradients of 16 bits
+# (amp/grad_scaler.py _unscale_grads_), which a trained parameter of a 16-bit model has.
+PRECISIONS = {
+    precision: types
+    for precision, types in TYPES.items()
+    if not (RULES[precision].loss_scaling and RULES[precision].parameters is FP16)
 }
 
 

@@ -1,0 +1,67 @@
+"""What a configuration means to a trace follows from the estimator's own tables."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from napkinmath.catalog.stacks import STACKS
+from napkinmath.config.train_config import AdapterConfig, Precision, TrainConfig
+from napkinmath.lowering.precision import PRECISIONS as RULES
+from napkinmath_profiler.trace import trace
+from napkinmath_profiler.tracing.meta_model import DTYPES
+from napkinmath_profiler.tracing.optimizer_choices import OPTIMIZERS
+from napkinmath_profiler.tracing.trace_errors import TraceError
+from napkinmath_profiler.tracing.trace_options import PRECISIONS, options_from
+
+LLAMA = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "vocab_size": 64,
+    "max_position_embeddings": 64,
+}
+SMALL = TrainConfig(micro_batch_size=1, sequence_length=16)
+UNTRACED = {Precision.FP8, Precision.FP8_BLOCK, Precision.FP16_AUTOCAST}
+
+
+@pytest.mark.parametrize("precision", Precision)
+@pytest.mark.parametrize("adapter", [None, AdapterConfig()], ids=["full", "lora"])
+def test_a_precision_is_traced_by_its_rule_or_refused(
+    precision: Precision, adapter: AdapterConfig | None
+) -> None:
+    config = SMALL.replace(precision=precision, adapter=adapter)
+    if precision in UNTRACED:
+        with pytest.raises(TraceError, match=precision.value):
+            options_from(config)
+        return
+    options, rule = options_from(config), RULES[precision]
+    assert options.dtype == rule.parameters.name
+    wanted = None if rule.autocast is None else DTYPES[rule.autocast.name]
+    assert options.loop.autocast_dtype is wanted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_the_libraries_run_a_traced_precision(precision: Precision) -> None:
+    config = SMALL.replace(precision=precision, adapter=AdapterConfig())
+    assert trace(LLAMA, config).peak().nbytes > 0
+
+
+def test_every_precision_is_one_or_the_other() -> None:
+    assert set(PRECISIONS) | UNTRACED == set(Precision)
+    assert {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16} == DTYPES
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_a_stack_means_the_same_to_a_trace(name: str) -> None:
+    row = STACKS[name]
+    options = options_from(SMALL.replace(stack=name, precision=Precision.BF16_AUTOCAST))
+    assert options.optimizer == row.optimizer.default
+    assert options.optimizer in OPTIMIZERS
+    assert options.use_reentrant == row.loop.reentrant_checkpointing
+    assert options.loop.convert_outputs_to_fp32 == row.loss.outputs_to_fp32
+    assert options.loop.keep_outputs == row.loss.holds_logits
