@@ -35,10 +35,16 @@ UNDERSTOOD = {
     "my-llama-3.1-8b-customer-sft": ("llama-3.1-8b", ""),
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-32B": ("qwen2.5-32b", ""),
     "llama2-7b": ("llama-2-7b", ""),
+    "Qwen/Qwen2.5-7B-Instruct-1M": ("qwen2.5-7b-1m", ""),
+    "Qwen/Qwen3-Embedding-4B": ("qwen3-embedding-4b", ""),
+    "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-Base-BF16": ("nemotron-3-nano-30b-a3b", ""),
+    "meta-llama/Llama-3.2-11B-Vision-Instruct": ("llama-3.2-11b-vision", ""),
+    "allenai/Llama-3.1-Tulu-3-8B-SFT": ("llama-3.1-tulu-3-8b", ""),
+    "someone/llama-3-1-8b-math-orca-10k-ep1": ("llama-3.1-8b", ""),
 }
 UNKNOWN = [
-    "Qwen/Qwen2.5-7B-1M",
-    "Qwen/Qwen2.5-7B-Instruct-1M",
+    "Qwen/Qwen2.5-3B-1M",
+    "someone/Qwen3-8B-1M",
     "Qwen/Qwen3-8B-Foo",  # what a publisher names anew may have other sizes
     "someone/pirate-qwen-14B",  # of three generations
     "someone/dolphin-mistral-7b",
@@ -68,6 +74,8 @@ REFUSED = {
     "someone/Qwen3-4B-DFlash-b16": "draft head",
     "someone/Skywork-Reward-V2-Qwen3-8B": "reward model",
     "openai/gpt-5.2": "no public weights",
+    "microsoft/Phi-3-vision-128k-instruct": "code of its own repository",
+    "mistralai/Mistral-Medium-3.5-128B": "no public source",
     "stabilityai/stable-diffusion-2-1": "pictures",
     "black-forest-labs/FLUX.1-dev": "pictures",
 }
@@ -129,3 +137,20 @@ def test_a_row_without_rules_says_the_way_out() -> None:
     for row in rows:
         with pytest.raises(InputError, match=f"estimate trace --model {row['name']}"):
             read_model(row["name"])
+
+
+def test_vocabularies_tell_near_namesakes_apart() -> None:
+    """Names that differ by a word and models that differ by their tokens."""
+    sizes = {
+        name: (found := find_row(name)) and found["config"]["vocab_size"]
+        for name in (
+            "Mistral-7B-v0.1",
+            "Mistral-7B-v0.3",
+            "Qwen3-4B",
+            "Qwen3-Embedding-4B",
+            "Qwen3-Reranker-4B",
+            "Llama-3.1-8B",
+            "Llama-3.1-Tulu-3-8B",
+        )
+    }
+    assert list(sizes.values()) == [32000, 32768, 151936, 151665, 151669, 128256, 128264]

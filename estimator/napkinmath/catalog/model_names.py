@@ -141,7 +141,7 @@ _RESHAPED = frozenset(
         "resized",
     ]
 )
-_SIZE = re.compile(r"\d+[bm]|[ae]\d+[bm]|\d+x\d+[bm]|\d+k|\d+m")
+_SIZE = re.compile(r"[ae]?\d+[bm]|\d+x\d+[bm]")
 
 _GGUF = "is a GGUF file for llama.cpp, which no trainer loads; give the model it was made of"
 _OTHER_FORMAT = (
@@ -154,6 +154,13 @@ _TOKENIZER = "is a tokenizer; give a model"
 _CLOSED = "has no public weights; give a model that can be downloaded"
 _PICTURES = "makes pictures by diffusion; give a transformer over tokens"
 _SOUND = "is a codec or encoder of sound; give a transformer over tokens"
+_REMOTE = (
+    "runs modelling code of its own repository, for which there are no rules; give its sizes by"
+    " --arch"
+)
+_UNSOURCED = (
+    "is known, but no public source of its sizes was found for the catalog; give its config.json"
+)
 _REFUSED: tuple[tuple[str, str], ...] = (
     (r"(gguf|ggml|q\d k [msl]|q\d [01k])", _GGUF),
     (r"(onnx|openvino|ov|coreml|litert|tflite|exl2|exl3|mlx|tensorrt|trtllm)", _OTHER_FORMAT),
@@ -166,6 +173,22 @@ _REFUSED: tuple[tuple[str, str], ...] = (
     (r"(flux|stable diffusion|sdxl|wan2|wan 2|ltx|hunyuanvideo|qwen image|z image)", _PICTURES),
     (r"(fastpitch|hifigan|parakeet|canary|sortformer|titanet|wavlm|bark|codec)", _SOUND),
     (r"(snac|xcodec|xcodec2|tacotron|vits|kokoro|parler|encodec)", _SOUND),
+    (r"phi 3( 5)? (vision|small)", _REMOTE),
+    (
+        r"(moss vl|minicpm (v|o)|keye vl|ovis2?|ovis2 5|dots ocr|deepseek (ocr|vl2)|molmo 7b)",
+        _REMOTE,
+    ),
+    (
+        r"(yuan2|telechat2|hymba|bagel|emu3|xgen|replit code|btlm|intern s1|kimi (vl|k2 5|k3))",
+        _REMOTE,
+    ),
+    (r"nemotron (super 49b|flash|labs diffusion|parse)", _REMOTE),
+    (r"(mimo (vl )?7b|step 3 5|ling (mini|flash|1t)|llada|xverse|minicpm[45])", _REMOTE),
+    (r"(qwen2 5|qwen3|nano) omni", _UNSOURCED),
+    (r"(gemma 3n|gemma 4 12b|diffusiongemma|embeddinggemma|qwen2 audio)", _UNSOURCED),
+    (r"(mistral medium 3 5|qwen3 8 2|k exaone|laguna s|hy mt2|inkling|north micro)", _UNSOURCED),
+    (r"(paddleocr vl|glm (4 5v|4 6v|ocr)|dbrx|phi 4 multimodal|qwen3 (asr|tts))", _UNSOURCED),
+    (r"(orpheus|llasa|outetts|csm) ", _UNSOURCED),
 )
 
 

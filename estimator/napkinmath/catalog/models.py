@@ -8,6 +8,7 @@ dash, is what is compared.
 from __future__ import annotations
 
 import os
+from functools import lru_cache
 
 from napkinmath.base.errors import InputError, shown, suggest
 
@@ -21,14 +22,8 @@ CATALOG = os.path.join(os.path.dirname(__file__), "models.json")
 def find_row(name: str) -> dict[str, Any] | None:
     """The catalog's row of a name, alias or hub id, or of the model that a name's words say was
     tuned or quantized; None if there is none."""
-    last = name.strip().rpartition("/")[2].lower()
-    if not name_key(name):
-        return None
-    text = _text()
-    start = _exact_line(text, last)
-    if start < 0:
-        start = _tolerant_line(text, name)
-    return None if start < 0 else _parse(text[start : text.index("\n", start)])
+    line = _line(name) if name_key(name) else ""
+    return _parse(line) if line else None
 
 
 def stored_format(name: str) -> str:
@@ -88,6 +83,16 @@ def unknown_model(name: str) -> InputError:
 def _text() -> str:
     with open(CATALOG, encoding="utf-8") as file:
         return file.read()
+
+
+@lru_cache(maxsize=64)
+def _line(name: str) -> str:
+    """The row's line; '' if there is none. One command asks for its model several times."""
+    text = _text()
+    start = _exact_line(text, name.strip().rpartition("/")[2].lower())
+    if start < 0:
+        start = _tolerant_line(text, name)
+    return "" if start < 0 else text[start : text.index("\n", start)]
 
 
 def _exact_line(text: str, name: str) -> int:

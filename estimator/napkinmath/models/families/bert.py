@@ -53,7 +53,7 @@ def encoder_symbols(
 
 
 def bert(c: Config) -> ModelSpec:
-    """BertForMaskedLM and BertForSequenceClassification (transformers models/bert)."""
+    """BertForMaskedLM, BertForSequenceClassification and BertModel (transformers models/bert)."""
     mlm = MaskedLmHead(
         tied_to="bert.embeddings.word_embeddings.weight", activation=c.text("hidden_act", "gelu")
     )
@@ -104,7 +104,7 @@ def _bert(
         activation=c.text("hidden_act", "gelu"),
         dropout=hidden_dropout,
     )
-    head: Part = mlm if kind == "ForMaskedLM" else MeanOutput()
+    head: Part = mlm if kind == "ForMaskedLM" else MeanOutput(pooler=f"{name}.pooler.dense")
     if classified:
         last = "classifier.out_proj" if from_ids else "classifier"
         head = ClassificationHead(

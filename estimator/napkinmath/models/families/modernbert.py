@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from napkinmath.ir.model_spec import ModelSpec, Stage
-from napkinmath.models.families.bert import encoder_symbols
+from napkinmath.ir.model_spec import ModelSpec, Part, Stage
+from napkinmath.models.families.bert import encoder_symbols, head_class
 from napkinmath.models.families.config import Config, runs
 from napkinmath.models.layers.modernbert import ModernBertEmbedding, ModernBertEnd, ModernBertLayer
 from napkinmath.models.layers.norm import Norm, NormKind
-from napkinmath.models.layers.task_heads import MaskedLmHead
+from napkinmath.models.layers.task_heads import MaskedLmHead, MeanOutput
 
 
 def modernbert(c: Config) -> ModelSpec:
-    """ModernBertForMaskedLM (transformers models/modernbert)."""
+    """ModernBertForMaskedLM and ModernBertModel (transformers models/modernbert)."""
     symbols = encoder_symbols(c)
     layers, every, half = (
         symbols["L"],
@@ -43,7 +43,7 @@ def modernbert(c: Config) -> ModelSpec:
         )
         for index, slide in enumerate(slides)
     ]
-    head = MaskedLmHead(
+    head: Part = MaskedLmHead(
         dense="head.dense",
         norm="head.norm",
         decoder="decoder",
@@ -56,6 +56,8 @@ def modernbert(c: Config) -> ModelSpec:
         decoder_bias=c.flag("decoder_bias", True),
         upcast=True,
     )
+    if head_class(c, "ForMaskedLM") == "Model":
+        head = MeanOutput()
     stages = (
         Stage(part=entrance, path="model"),
         *runs([Stage(part=part, path="model.layers", checkpointed=True) for part in body]),
