@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any
 
 import torch
@@ -62,13 +63,13 @@ def watch(
     with books:
         if model is not None:
             books.adopt([*model.parameters(), *model.buffers()])
-        watching.start()
         try:
+            watching.start()
             yield watching
         except (RuntimeError, MemoryError) as error:
             # of whoever asks past the allocator, too: it tells no observer
             if is_exhaustion(error):
-                watching.write_report(None, books.figures())
+                watching.report_exhaustion()
             raise
         finally:
             watching.stop()
@@ -118,6 +119,22 @@ class WholeTraining:
                     log.warning("the watch could not end: %s", reason)
 
 
+def _harmless(hook: Callable[..., None]) -> Callable[..., None]:
+    """A callback's method that never ends the training: its first failure ends the watch."""
+
+    @wraps(hook)
+    def guarded(self: WholeTraining, *args: Any, **kwargs: Any) -> None:
+        try:
+            hook(self, *args, **kwargs)
+        except Exception as reason:  # of what the framework hands over, which may be anything
+            if self.watching is None:
+                log.warning("not watched: %s: %s", type(reason).__name__, reason)
+            elif self.watching.failure is None:
+                self.watching.give_up(reason)
+
+    return guarded
+
+
 def trainer_callback(**options: Any) -> Any:
     """A ``transformers.TrainerCallback`` that watches a Trainer's run; ``options`` are those of
     ``watch``.
@@ -129,9 +146,11 @@ def trainer_callback(**options: Any) -> Any:
     class WatchCallback(WholeTraining, TrainerCallback):
         """Follows the training between on_train_begin and on_train_end."""
 
+        @_harmless
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             self.begin(watch(kwargs.get("model"), kwargs.get("optimizer"), **options))
 
+        @_harmless
         def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             self.end(None)
 
@@ -146,10 +165,12 @@ class _WatchedFit(WholeTraining):
         super().__init__()
         self._options = options
 
+    @_harmless
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         optimizer = trainer.optimizers[0] if trainer.optimizers else None
         self.begin(watch(pl_module, optimizer, told=True, **self._options))
 
+    @_harmless
     def on_train_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
     ) -> None:
@@ -158,17 +179,21 @@ class _WatchedFit(WholeTraining):
             is_many = isinstance(batch, (list, tuple, Mapping))
             self.watching.forward_begins([*named.values()] or batch if is_many else (batch,), named)
 
+    @_harmless
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
         if self.watching is not None and self.is_open:
             self.watching.forward_ends()
 
+    @_harmless
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         if self.watching is not None and self.is_open:
             self.watching.update_begins()
 
+    @_harmless
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         self.end(None)
 
+    @_harmless
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         self.end(exception)
 

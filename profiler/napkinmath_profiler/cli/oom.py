@@ -14,7 +14,7 @@ from napkinmath.base.units import MIB, format_bytes
 from napkinmath.cli.flags import SHARED
 from napkinmath.cli.parser import Parser
 
-from napkinmath_profiler.snapshot.oom_message import OutOfMemoryMessage, read_message
+from napkinmath_profiler.snapshot.oom_message import OutOfMemoryMessage, read_messages
 
 if TYPE_CHECKING:
     from napkinmath.estimate import Estimate
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 MAX_MESSAGE_BYTES = MIB
 MOST_TENSORS = 5
+MOST_MESSAGES = 8
 SAME_SIZE = 0.005  # sizes in a message are printed with two decimals
 DESCRIPTION = (
     "Explain a pasted CUDA out-of-memory message (from FILE or standard input) or a"
@@ -40,10 +41,7 @@ def run(argv: Sequence[str]) -> int:
     if source.endswith((".pickle", ".pkl")):
         lines = explain_snapshot(source)
     else:
-        message = read_message(_text(source))
-        lines = explain(message)
-        if any(key in options for key in MODEL_OPTIONS):
-            lines += explain_with_model(message, options)
+        lines = _explained(read_messages(_text(source)), options)
     as_json = json.dumps({"schema": 1, "lines": lines}, indent=2)
     print(as_json if "json" in options else "\n".join(lines))
     return 0
@@ -69,6 +67,21 @@ def _text(source: str) -> str:
         ) from None
 
 
+def _explained(messages: list[OutOfMemoryMessage], options: dict[str, Any]) -> list[str]:
+    """Every message under its rank; the model's part is about the largest request."""
+    lines: list[str] = []
+    for message in messages[:MOST_MESSAGES]:
+        if len(messages) > 1:
+            rank = "" if message.rank is None else f"rank {message.rank}, "
+            lines.append(f"{rank}GPU {'?' if message.gpu is None else message.gpu}:")
+        lines += explain(message)
+    if len(messages) > MOST_MESSAGES:
+        lines.append(f"{len(messages) - MOST_MESSAGES} more messages are left out")
+    if any(key in options for key in MODEL_OPTIONS):
+        lines += explain_with_model(max(messages, key=lambda message: message.tried), options)
+    return lines
+
+
 def explain(message: OutOfMemoryMessage) -> list[str]:
     """The message's figures in plain words, and the first thing to try."""
     lines = [f"asked for {format_bytes(message.tried)} in one piece"]
@@ -80,6 +93,7 @@ def explain(message: OutOfMemoryMessage) -> list[str]:
             "this process holds outside PyTorch (CUDA context, NCCL, other libraries)",
             message.outside_pytorch,
         ),
+        ("the driver keeps in the host's memory", message.paged_to_host or None),
         ("other processes hold", message.other_processes or None),
         ("a memory limit of this process allows", message.limit),
         ("free", message.free),
@@ -91,10 +105,23 @@ def explain(message: OutOfMemoryMessage) -> list[str]:
 
 def _verdict(message: OutOfMemoryMessage) -> str:
     free, cached = message.free or 0, message.unallocated or 0
+    if message.paged_to_host:
+        return (
+            f"{format_bytes(message.paged_to_host)} more than the GPU has are in the host's memory"
+            " already, which is slow: what is held has to shrink by that and by the request"
+        )
     if message.limit is not None and free >= message.tried:
         return (
             "the GPU has the memory; the limit set by set_per_process_memory_fraction is what"
             " stops it"
+        )
+    if message.kind == "mps" and message.missing:
+        return f"{format_bytes(message.missing)} too little below the limit, which Metal recommends"
+    if free >= message.tried:
+        return (
+            f"more is free than the {format_bytes(message.tried)} asked for, yet the driver refused"
+            " one piece of that size: a limit of the driver or of the system, or another process"
+            " gave memory back meanwhile"
         )
     if cached + free >= message.tried and cached > free:
         return (

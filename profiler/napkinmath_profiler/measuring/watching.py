@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import wraps
 from typing import Any
 
 import torch
@@ -39,6 +40,21 @@ TOKENS = ("input_ids", "inputs_embeds", "pixel_values")
 DEFAULT_REPORT = "napkinmath-out-of-memory.txt"
 
 
+def harmless(hook: Callable[..., None]) -> Callable[..., None]:
+    """A method of `Watching` that never ends the training it is called from: the first failure
+    switches the watch off, and it does nothing from then on."""
+
+    @wraps(hook)
+    def guarded(self: Watching, *args: Any, **kwargs: Any) -> None:
+        if self.failure is None:
+            try:
+                hook(self, *args, **kwargs)
+            except Exception as reason:  # the training has no part in it
+                self.give_up(reason)
+
+    return guarded
+
+
 class Watching:
     """What ``watch`` records; ``records`` has one entry a step, ``warnings`` what was warned of."""
 
@@ -62,6 +78,8 @@ class Watching:
         self.seconds_spent = 0.0
         """Spent in here, of the training's time."""
         self.report_path: str | None = None
+        self.failure: Exception | None = None
+        """Why the watch was switched off before the training's end; None where it was not."""
         self._memory, self._model, self._optimizer = memory, model, optimizer
         self._predicted = predicted
         self._limit, self._report, self._warn = limit_bytes or _device_limit(memory), report, warn
@@ -110,8 +128,28 @@ class Watching:
 
     def stop(self) -> None:
         """Follow no longer."""
-        self._hooks.close()
+        try:
+            self._hooks.close()  # which goes on to the next hook where one cannot be removed
+        except Exception as reason:
+            self._say_failed(reason)
 
+    def give_up(self, reason: Exception) -> None:
+        """Switch the watch off for good and say why, once; the training goes on."""
+        self._say_failed(reason)
+        self.stop()
+
+    def _say_failed(self, reason: Exception) -> None:
+        if self.failure is None:
+            self.failure = reason
+            log.warning(
+                "the watch is switched off, in step %d, %s: %s: %s; the training goes on",
+                self._record.step,
+                self._phase,
+                type(reason).__name__,
+                reason,
+            )
+
+    @harmless
     def _find_model(self, module: nn.Module, _: Any) -> None:
         if torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters()):
             self._finder.remove()
@@ -125,12 +163,14 @@ class Watching:
         )
         self._hooks.callback(model.register_forward_hook(lambda *_: self.forward_ends()).remove)
 
+    @harmless
     def _model_called(self, _: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         if (
             torch._C._current_graph_task_id() == -1 and torch.is_grad_enabled()
         ):  # neither a recompute nor an evaluation
             self.forward_begins(args, kwargs)
 
+    @harmless
     def forward_begins(self, args: Any, kwargs: dict[str, Any]) -> None:
         """A training forward over these inputs begins."""
         self._enter(FORWARD)
@@ -141,11 +181,13 @@ class Watching:
         self._tell(drift.longer_batch(self.records, tokens, self._limit))
         self.seconds_spent += time.perf_counter() - started
 
+    @harmless
     def forward_ends(self) -> None:
         """What follows is the backward, or another forward."""
         if self._phase == FORWARD:
             self._enter(BACKWARD)
 
+    @harmless
     def update_begins(self) -> None:
         """The optimizer's step begins."""
         self._enter(OPTIMIZER)
@@ -161,11 +203,13 @@ class Watching:
         self._phase = phase
         self.seconds_spent += time.perf_counter() - started
 
+    @harmless
     def _optimizer_done(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._optimizer = optimizer
         self._enter(BETWEEN)
         self.end_step()
 
+    @harmless
     def end_step(self) -> None:
         """A step is over: note what is left, look for drift, begin the next."""
         started = time.perf_counter()
@@ -191,9 +235,16 @@ class Watching:
 
     # ------------------------------------------------------------ out of memory
 
+    @harmless
     def _ran_out(self, asked: int) -> None:
         self.write_report(asked, self._memory.figures())
 
+    @harmless
+    def report_exhaustion(self) -> None:
+        """Memory ran out past the allocator, which told nobody."""
+        self.write_report(None, self._memory.figures())
+
+    @harmless
     def write_report(self, asked: int | None, figures: MemoryFigures) -> None:
         """What was there and what to change, into the report file; only once, and never an error of
         its own."""
